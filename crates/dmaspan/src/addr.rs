@@ -1,0 +1,70 @@
+//! Addresses, one type for each address space.
+//!
+//! 0 is an ordinary address in all of them, never "none".
+
+use core::fmt;
+
+macro_rules! address {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[repr(transparent)]
+        pub struct $name(u64);
+
+        impl $name {
+            /// The address with this value.
+            #[inline(always)]
+            pub const fn new(value: u64) -> Self {
+                Self(value)
+            }
+
+            /// The address as a number.
+            #[inline(always)]
+            pub const fn get(self) -> u64 {
+                self.0
+            }
+
+            /// The address `bytes` further on, or `None` beyond the top of the space.
+            #[inline(always)]
+            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+                match self.0.checked_add(bytes) {
+                    Some(value) => Some(Self(value)),
+                    None => None,
+                }
+            }
+
+            /// The address `bytes` further on, modulo 2^64.
+            ///
+            /// For cursors, whose position behind the last byte may be the top of the space.
+            #[inline(always)]
+            pub const fn wrapping_add(self, bytes: u64) -> Self {
+                Self(self.0.wrapping_add(bytes))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    };
+}
+
+address! {
+    /// An address that a device uses and an IOMMU translates.
+    Iova
+}
+address! {
+    /// An address behind the IOMMU: of memory, of a device's registers or of a page table.
+    PhysAddr
+}
+address! {
+    /// An address in the address space of whoever asked for a mapping: a process, a guest, a client.
+    UserAddr
+}

@@ -1,0 +1,3 @@
+//! Domains.
+mod ops;
+pub use ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};

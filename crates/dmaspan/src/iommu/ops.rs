@@ -1,0 +1,76 @@
+//! The hooks through which a domain tells hardware what changed.
+
+use crate::range::IovaRange;
+
+/// Hardware did not do what it was told in the time it had, or said that it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} (status {status:#x})")]
+pub struct HardwareError {
+    /// What was waited for or went wrong, lower-case.
+    pub what: &'static str,
+    /// The register or status word that says so; 0 where there is none.
+    pub status: u64,
+}
+
+/// Where translations were taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope<'a> {
+    /// In these ranges and nowhere else.
+    Ranges(&'a [IovaRange]),
+    /// In more ranges than [`IommuOps::max_ranges`]: forget everything about the domain.
+    All,
+}
+
+/// What hardware must forget before anything that was unmapped may be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Invalidation<'a> {
+    /// Where.
+    pub scope: Scope<'a>,
+    /// The sizes of the leaves taken away, bit n for 2^n bytes; for commands that name a page size.
+    pub leaf_sizes: u64,
+    /// Whether tables were taken away too: then cached walks must be forgotten, not only leaves.
+    pub tables: Tables,
+}
+
+/// Whether an invalidation concerns page tables besides leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tables {
+    /// All tables are still in place.
+    Kept,
+    /// Tables were detached: hardware may hold walks that lead into them.
+    Detached,
+}
+
+/// The invalidation hooks of an IOMMU driver, for one domain.
+///
+/// # Safety
+///
+/// When [`invalidate`](Self::invalidate) returns `Ok`, no device of the domain uses a translation or
+/// a cached walk in the scope that it read before the call, and every access made through one has
+/// completed. Memory is freed on the strength of that.
+#[expect(unsafe_code, reason = "a contract about what devices reach; nothing here is unsafe")]
+pub unsafe trait IommuOps: Send + Sync {
+    /// Makes hardware forget, and waits until it has.
+    ///
+    /// # Context
+    ///
+    /// May run with interrupts off and concurrently with itself. Does not allocate.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError`] where completion was not seen in bounded time. What was to be forgotten may
+    /// be in use: the caller frees nothing of it.
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError>;
+
+    /// Tells hardware that caches absent or less permissive entries that `range` was mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError`] where completion was not seen in bounded time; the mapping is taken back.
+    fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    /// How many ranges are worth naming. With more, [`Scope::All`] is asked for.
+    fn max_ranges(&self) -> usize;
+}

@@ -1,0 +1,122 @@
+//! Pinning: memory that stays where it is, as spans.
+
+use core::fmt;
+
+use crate::error::Errno;
+use crate::prot::Prot;
+use crate::range::UserRange;
+use crate::span::{Full, Span, SpanBuf};
+
+/// Takes spans as a [`Pinner`] finds them, in the order of the user's addresses.
+pub trait SpanSink {
+    /// Takes the next span. It may be part of a longer run: sinks coalesce.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`] where no more are wanted; the pinner then undoes what it did and returns at once.
+    fn push(&mut self, span: Span) -> Result<(), Stopped>;
+}
+
+/// A [`SpanSink`] wants no more spans; it knows why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
+impl SpanSink for SpanBuf<'_> {
+    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+        SpanBuf::push(self, span).map_err(|Full| Stopped)
+    }
+}
+
+impl SpanSink for alloc::vec::Vec<Span> {
+    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+        match self.last_mut().and_then(|last| Some((last.join(span)?, last))) {
+            Some((joined, last)) => *last = joined,
+            None => self.push(span),
+        }
+        Ok(())
+    }
+}
+
+/// Why memory was not pinned. Nothing stays pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinError<E> {
+    /// The sink stopped the pinner.
+    Stopped,
+    /// The pinner's own reason.
+    Failed(E),
+}
+
+impl<E> From<Stopped> for PinError<E> {
+    fn from(Stopped: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+/// Whether a device may have written pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dirty {
+    /// No device could write it.
+    Clean,
+    /// A device could write it: what backs the memory must be told before it goes.
+    Written,
+}
+
+impl Dirty {
+    /// What a mapping with this `prot` leaves behind.
+    pub const fn after(prot: Prot) -> Self {
+        if prot.contains(Prot::WRITE) { Self::Written } else { Self::Clean }
+    }
+}
+
+/// Supplies memory that devices may use: pins a user's range and says where it is.
+///
+/// A kernel pins pages and releases them frame by frame; io_uring pins a registration and releases
+/// only the whole. Both fit: [`unpin`](Self::unpin) names frames that no device reaches any more,
+/// and [`release`](Self::release) ends the pin.
+///
+/// # Safety
+///
+/// From the moment that a span is pushed until it is passed to [`unpin`](Self::unpin), or the pin to
+/// [`release`](Self::release), every byte of it
+///
+/// 1. stays the memory of the user's range: neither moved, freed nor given another use; and
+/// 2. may be read and, where `prot` has [`Prot::WRITE`], written by a device at any time. No code
+///    holds a Rust reference to it that a device's write would make untrue.
+///
+/// Pushed spans cover the range exactly, in its order.
+#[expect(
+    unsafe_code,
+    reason = "a contract about memory that devices write; nothing here is unsafe"
+)]
+pub unsafe trait Pinner: Send + Sync {
+    /// Whose memory: an address space, a guest, a client's memory regions.
+    type Space: ?Sized;
+    /// What must be kept while the memory is pinned. Dropping it leaks the pin, never ends it.
+    type Pin: Send + fmt::Debug;
+    /// Why pinning failed.
+    type Error: core::error::Error + Send + Sync + 'static;
+
+    /// Pins `range` of `space`, for a device that may use it as `prot` says, and pushes its spans.
+    ///
+    /// # Errors
+    ///
+    /// All or nothing: on an error nothing of the range stays pinned by this call.
+    fn pin(
+        &self,
+        space: &Self::Space,
+        range: UserRange,
+        prot: Prot,
+        sink: &mut dyn SpanSink,
+    ) -> Result<Self::Pin, PinError<Self::Error>>;
+
+    /// Says that no device reaches `spans` of this pin any more. Cannot fail.
+    ///
+    /// Called batch by batch, each span of the pin once, cut and joined as the page table gives them.
+    fn unpin(&self, pin: &mut Self::Pin, spans: &[Span], dirty: Dirty);
+
+    /// Ends the pin, all of whose spans were unpinned. Cannot fail.
+    fn release(&self, pin: Self::Pin);
+
+    /// The errno of an error, for front ends that answer as Linux does.
+    fn errno(&self, error: &Self::Error) -> Errno;
+}

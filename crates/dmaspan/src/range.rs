@@ -1,0 +1,185 @@
+//! Inclusive address ranges, valid by construction.
+//!
+//! The top of an address space is an address, so a range is `start..=last`: a half-open range cannot
+//! end there without wrapping to 0. No range is empty.
+
+use core::fmt;
+
+use crate::addr::{Iova, UserAddr};
+use crate::error::Errno;
+
+/// Why no range has this start and length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// The length is 0.
+    #[error("the range at {start:#x} is empty")]
+    Empty {
+        /// Where it would start.
+        start: u64,
+    },
+    /// The last byte would lie beyond 2^64 - 1, or before the start.
+    #[error("the range at {start:#x} of {len:#x} bytes wraps beyond {:#x}", u64::MAX)]
+    Wraps {
+        /// Where it would start.
+        start: u64,
+        /// How many bytes it would have.
+        len: u64,
+    },
+}
+
+impl RangeError {
+    /// What Linux's VFIO answers: `EINVAL` for an empty range, `EOVERFLOW` for one that wraps
+    /// (drivers/vfio/vfio_iommu_type1.c, `vfio_dma_do_map`).
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Empty { .. } => Errno::EINVAL,
+            Self::Wraps { .. } => Errno::EOVERFLOW,
+        }
+    }
+}
+
+macro_rules! range {
+    ($(#[$doc:meta])* $name:ident of $addr:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        pub struct $name {
+            start: $addr,
+            last: $addr,
+        }
+
+        impl $name {
+            /// The range from `start` to `last`, both included; `None` where `last` is below.
+            #[inline]
+            pub const fn new(start: $addr, last: $addr) -> Option<Self> {
+                if start.get() <= last.get() { Some(Self { start, last }) } else { None }
+            }
+
+            /// The range of `len` bytes from `start`.
+            ///
+            /// # Errors
+            ///
+            /// [`RangeError`] where `len` is 0 or the last byte has no address.
+            #[inline]
+            pub const fn from_len(start: $addr, len: u64) -> Result<Self, RangeError> {
+                let start_value = start.get();
+                let Some(above) = len.checked_sub(1) else {
+                    return Err(RangeError::Empty { start: start_value });
+                };
+                match start.checked_add(above) {
+                    Some(last) => Ok(Self { start, last }),
+                    None => Err(RangeError::Wraps { start: start_value, len }),
+                }
+            }
+
+            /// The first address.
+            #[inline(always)]
+            pub const fn start(self) -> $addr {
+                self.start
+            }
+
+            /// The last address, which belongs to the range.
+            #[inline(always)]
+            pub const fn last(self) -> $addr {
+                self.last
+            }
+
+            /// The bytes behind the first one: the length less one, which always fits.
+            #[inline(always)]
+            pub const fn len_less_one(self) -> u64 {
+                self.last.get() - self.start.get()
+            }
+
+            /// The length in bytes; `None` for the whole space, whose length is 2^64.
+            #[inline(always)]
+            pub const fn checked_len(self) -> Option<u64> {
+                self.len_less_one().checked_add(1)
+            }
+
+            /// Whether `address` lies in the range.
+            #[inline(always)]
+            pub const fn contains(self, address: $addr) -> bool {
+                self.start.get() <= address.get() && address.get() <= self.last.get()
+            }
+
+            /// Whether every address of `other` lies in the range.
+            #[inline(always)]
+            pub const fn covers(self, other: Self) -> bool {
+                self.start.get() <= other.start.get() && other.last.get() <= self.last.get()
+            }
+
+            /// The addresses that both ranges have.
+            #[inline]
+            pub fn intersection(self, other: Self) -> Option<Self> {
+                Self::new(self.start.max(other.start), self.last.min(other.last))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x}..={:#x})"), self.start.get(), self.last.get())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}..={:#x}", self.start.get(), self.last.get())
+            }
+        }
+    };
+}
+
+range! {
+    /// Addresses that a device uses.
+    ///
+    /// ```
+    /// use dmaspan::{Iova, IovaRange, RangeError};
+    ///
+    /// let top = IovaRange::from_len(Iova::new(u64::MAX - 0xfff), 0x1000)?;
+    /// assert_eq!(top.last(), Iova::new(u64::MAX));
+    /// assert!(IovaRange::from_len(Iova::new(u64::MAX), 2).is_err());
+    /// # Ok::<(), RangeError>(())
+    /// ```
+    IovaRange of Iova
+}
+range! {
+    /// Memory that somebody says is theirs: an allegation. Only a [`Pinner`](crate::pin::Pinner)
+    /// turns it into memory that a device may use.
+    UserRange of UserAddr
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, last: u64) -> IovaRange {
+        IovaRange::new(Iova::new(start), Iova::new(last)).unwrap()
+    }
+
+    #[test]
+    fn the_last_byte_of_the_space_belongs_to_a_range() {
+        let whole = range(0, u64::MAX);
+        assert_eq!(whole.checked_len(), None);
+        assert_eq!(whole.len_less_one(), u64::MAX);
+        assert!(whole.contains(Iova::new(u64::MAX)));
+        assert_eq!(IovaRange::from_len(Iova::new(u64::MAX), 1).unwrap(), range(u64::MAX, u64::MAX));
+    }
+
+    #[test]
+    fn no_range_is_empty_backward_or_wrapping() {
+        assert_eq!(IovaRange::new(Iova::new(2), Iova::new(1)), None);
+        assert_eq!(IovaRange::from_len(Iova::new(5), 0), Err(RangeError::Empty { start: 5 }));
+        let error = IovaRange::from_len(Iova::new(u64::MAX - 1), 3).unwrap_err();
+        assert_eq!(error, RangeError::Wraps { start: u64::MAX - 1, len: 3 });
+        assert_eq!(error.errno(), Errno::EOVERFLOW);
+    }
+
+    #[test]
+    fn covering_and_intersecting_include_both_ends() {
+        assert!(range(1, 9).covers(range(1, 9)));
+        assert!(!range(1, 9).covers(range(0, 9)));
+        assert!(!range(1, 9).covers(range(1, 10)));
+        assert_eq!(range(1, 9).intersection(range(9, 20)), Some(range(9, 9)));
+        assert_eq!(range(1, 8).intersection(range(9, 20)), None);
+    }
+}

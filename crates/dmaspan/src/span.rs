@@ -1,0 +1,285 @@
+//! The currency between all layers: physically contiguous bytes.
+
+use core::fmt;
+
+use crate::addr::PhysAddr;
+use crate::lg2;
+use crate::range::RangeError;
+
+/// Physically contiguous bytes. Never empty, and its last byte has an address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Span {
+    paddr: PhysAddr,
+    /// Bytes behind the first one.
+    above: u64,
+}
+
+impl Span {
+    /// The span of `len` bytes from `paddr`.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError`] where `len` is 0 or the last byte has no address.
+    #[inline]
+    pub const fn new(paddr: PhysAddr, len: u64) -> Result<Self, RangeError> {
+        let Some(above) = len.checked_sub(1) else {
+            return Err(RangeError::Empty { start: paddr.get() });
+        };
+        match paddr.checked_add(above) {
+            Some(_) => Ok(Self { paddr, above }),
+            None => Err(RangeError::Wraps { start: paddr.get(), len }),
+        }
+    }
+
+    /// The span of one aligned block of `2^lg2` bytes (`lg2` ≤ 63): it cannot wrap.
+    #[inline(always)]
+    pub(crate) const fn block(paddr: PhysAddr, lg2: u32) -> Self {
+        debug_assert!(lg2::is_aligned(paddr.get(), lg2));
+        Self { paddr, above: lg2::mask(lg2) }
+    }
+
+    /// The first address.
+    #[inline(always)]
+    pub const fn paddr(self) -> PhysAddr {
+        self.paddr
+    }
+
+    /// The last address, which belongs to the span.
+    #[inline(always)]
+    pub const fn last(self) -> PhysAddr {
+        self.paddr.wrapping_add(self.above)
+    }
+
+    /// The length in bytes. A span of the whole space, 2^64 bytes, cannot be made.
+    #[inline(always)]
+    pub const fn len(self) -> u64 {
+        self.above + 1
+    }
+
+    /// Never: a span has at least one byte.
+    pub const fn is_empty(self) -> bool {
+        false
+    }
+
+    /// Both spans as one where `next` starts right behind this one.
+    ///
+    /// Wherever memory ends up contiguous the spans join: over folio borders, over kinds of page.
+    #[inline(always)]
+    pub const fn join(self, next: Self) -> Option<Self> {
+        // The sum of the lengths may not be 2^64, and nothing lies behind the top address.
+        let Some(len) = self.len().checked_add(next.len()) else { return None };
+        match self.paddr.checked_add(self.len()) {
+            Some(behind) if behind.get() == next.paddr.get() => {
+                Some(Self { paddr: self.paddr, above: len - 1 })
+            }
+            _ => None,
+        }
+    }
+
+    /// The part from byte `offset` on; `None` where the span is not longer than that.
+    #[inline(always)]
+    pub const fn skip(self, offset: u64) -> Option<Self> {
+        if offset > self.above {
+            return None;
+        }
+        Some(Self { paddr: self.paddr.wrapping_add(offset), above: self.above - offset })
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Span({:#x}..={:#x})", self.paddr.get(), self.last().get())
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}..={:#x}", self.paddr.get(), self.last().get())
+    }
+}
+
+/// A [`SpanBuf`] has no room for the span; it was left as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// Spans in a caller's fixed buffer, coalesced as they come. Nothing here allocates.
+///
+/// ```
+/// use dmaspan::{PhysAddr, RangeError, Span, SpanBuf};
+///
+/// let mut room = SpanBuf::room::<8>();
+/// let mut buf = SpanBuf::new(&mut room);
+/// buf.push(Span::new(PhysAddr::new(0x1000), 0x1000)?).unwrap();
+/// buf.push(Span::new(PhysAddr::new(0x2000), 0x3000)?).unwrap(); // right behind: joins
+/// assert_eq!(buf.spans(), &[Span::new(PhysAddr::new(0x1000), 0x4000)?]);
+/// # Ok::<(), RangeError>(())
+/// ```
+#[derive(Debug)]
+pub struct SpanBuf<'a> {
+    spans: &'a mut [Span],
+    len: usize,
+}
+
+impl<'a> SpanBuf<'a> {
+    /// Room for `N` spans, to put a buffer over.
+    pub const fn room<const N: usize>() -> [Span; N] {
+        [Span { paddr: PhysAddr::new(0), above: 0 }; N]
+    }
+
+    /// An empty buffer over `room`, whose content does not matter.
+    pub fn new(room: &'a mut [Span]) -> Self {
+        Self { spans: room, len: 0 }
+    }
+
+    /// Adds a span, joined to the last one where it starts right behind that.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] where it neither joins nor has a place.
+    #[inline(always)]
+    pub fn push(&mut self, span: Span) -> Result<(), Full> {
+        if let Some(last) = self.last_mut()
+            && let Some(joined) = last.join(span)
+        {
+            *last = joined;
+            return Ok(());
+        }
+        let place = self.spans.get_mut(self.len).ok_or(Full)?;
+        *place = span;
+        self.len += 1;
+        Ok(())
+    }
+
+    /// The spans so far, each maximal.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans[..self.len]
+    }
+
+    /// How many spans are in the buffer.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no span is in the buffer.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many spans have a place.
+    pub fn capacity(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Empties the buffer.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Where the buffer stands, for [`rewind`](Self::rewind).
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { len: self.len, last: self.spans().last().copied() }
+    }
+
+    /// Forgets what was pushed since `mark`.
+    pub(crate) fn rewind(&mut self, mark: Mark) {
+        self.len = mark.len;
+        if let (Some(place), Some(last)) = (self.last_mut(), mark.last) {
+            *place = last;
+        }
+    }
+
+    /// Takes out all spans but the last, which the next one may still join, through `take`.
+    pub(crate) fn drain_closed<E>(
+        &mut self,
+        take: impl FnOnce(&[Span]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(&open) = self.spans().last() else { return Ok(()) };
+        take(&self.spans()[..self.len - 1])?;
+        self.spans[0] = open;
+        self.len = 1;
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn last_mut(&mut self) -> Option<&mut Span> {
+        self.spans[..self.len].last_mut()
+    }
+}
+
+/// A state of a [`SpanBuf`] to go back to: joining may have changed the last span.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    len: usize,
+    last: Option<Span>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(paddr: u64, len: u64) -> Span {
+        Span::new(PhysAddr::new(paddr), len).unwrap()
+    }
+
+    #[test]
+    fn spans_reach_the_top_of_the_space_and_not_beyond() {
+        assert_eq!(span(u64::MAX, 1).last(), PhysAddr::new(u64::MAX));
+        assert!(Span::new(PhysAddr::new(u64::MAX), 2).is_err());
+        assert!(Span::new(PhysAddr::new(0), 0).is_err());
+        // Behind the top lies nothing, not address 0.
+        assert_eq!(span(u64::MAX, 1).join(span(0, 1)), None);
+    }
+
+    #[test]
+    fn only_neighbours_join() {
+        assert_eq!(span(0, 5).join(span(5, 2)), Some(span(0, 7)));
+        assert_eq!(span(0, 5).join(span(6, 2)), None);
+        assert_eq!(span(5, 2).join(span(0, 5)), None);
+    }
+
+    #[test]
+    fn skipping_leaves_at_least_one_byte() {
+        assert_eq!(span(10, 3).skip(0), Some(span(10, 3)));
+        assert_eq!(span(10, 3).skip(2), Some(span(12, 1)));
+        assert_eq!(span(10, 3).skip(3), None);
+    }
+
+    #[test]
+    fn a_full_buffer_refuses_and_still_joins() {
+        let mut room = SpanBuf::room::<2>();
+        let mut buf = SpanBuf::new(&mut room);
+        buf.push(span(0, 1)).unwrap();
+        buf.push(span(2, 1)).unwrap();
+        assert_eq!(buf.push(span(4, 1)), Err(Full));
+        buf.push(span(3, 1)).unwrap();
+        assert_eq!(buf.spans(), &[span(0, 1), span(2, 2)]);
+    }
+
+    #[test]
+    fn rewinding_undoes_a_join() {
+        let mut room = SpanBuf::room::<3>();
+        let mut buf = SpanBuf::new(&mut room);
+        buf.push(span(0, 1)).unwrap();
+        let mark = buf.mark();
+        buf.push(span(1, 1)).unwrap();
+        buf.push(span(8, 1)).unwrap();
+        buf.rewind(mark);
+        assert_eq!(buf.spans(), &[span(0, 1)]);
+    }
+
+    #[test]
+    fn draining_keeps_the_span_that_may_still_grow() {
+        let mut room = SpanBuf::room::<3>();
+        let mut buf = SpanBuf::new(&mut room);
+        for start in [0, 2, 4] {
+            buf.push(span(start, 1)).unwrap();
+        }
+        buf.drain_closed(|closed| {
+            assert_eq!(closed, &[span(0, 1), span(2, 1)]);
+            Ok::<(), ()>(())
+        })
+        .unwrap();
+        buf.push(span(5, 1)).unwrap();
+        assert_eq!(buf.spans(), &[span(4, 2)]);
+    }
+}

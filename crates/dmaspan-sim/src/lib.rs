@@ -1,1 +1,83 @@
-//! x
+//! What tests of DMA-mapping code stand on: memory, tables, IOMMUs and devices, simulated.
+//!
+//! - [`walker`]: table walks written from the manuals. They catch encodings that only their own
+//!   decoder understands.
+//! - [`iotlb`]: an IOTLB that keeps every entry it may. It catches missing, late and too narrow
+//!   invalidations.
+//! - [`device`] and [`bus`]: a device that reads and writes through the IOTLB. They catch data that
+//!   arrives elsewhere.
+//! - [`memory`]: physical memory with pins and dirty frames, user spaces and a pinner. It catches
+//!   memory that is freed, unpinned or touched too early.
+//! - [`model`]: an interval map, and the fewest leaves by brute force. It catches wrong look-ups
+//!   and wasteful leaves.
+//! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
+//!   that, or leaked.
+//! - [`fault`]: failures on demand. They catch operations that do not undo themselves.
+//!
+//! Nothing here shares code with what it checks, beyond addresses, ranges and spans. What a real
+//! machine would corrupt in silence is an error, a fault or an entry in a list that a test asserts
+//! to be empty.
+//!
+//! # Example
+//!
+//! A device behind tables written by hand: it reads through a page, goes on doing so after the page
+//! was taken out of the tables, and faults once the IOTLB was told.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::iommu::{Invalidation, IommuOps, Scope, Tables};
+//! use dmaspan::{Iova, IovaRange, PhysAddr};
+//! use dmaspan_sim::device::{Device, DmaError};
+//! use dmaspan_sim::iotlb::Iotlb;
+//! use dmaspan_sim::memory::SimMemory;
+//! use dmaspan_sim::walker::TableImage;
+//! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // 4K pages, 16 bits of input address (T0SZ = 48), 48 bits of output address (IPS = 0b101): one
+//! // table of sixteen pages. Byte 1 of MAIR is write-back memory.
+//! let registers =
+//!     ArmS1Registers { ttbr: 0, tcr: 5 << 32 | 48, mair: 0xff00, ..Default::default() };
+//! let tables = Arc::new(TableImage::new());
+//! tables.add_table(PhysAddr::new(0), 16);
+//! // Page 1 is at 0x10_0000: AF, inner shareable, AP[1], AttrIndx 1, and 0b11 for a page.
+//! tables.set(PhysAddr::new(8), 0x10_0000 | 0x747)?;
+//!
+//! let memory = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 0x4000, 12)?);
+//! let frame = memory.allocate(0x1000, 12)?;
+//! memory.pin_frames(&[frame]);
+//! memory.cpu_write(frame.paddr(), b"hello")?;
+//!
+//! let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers)?, Arc::clone(&tables));
+//! let device = Device::new(iotlb.clone(), Arc::clone(&memory));
+//! let mut buf = [0; 5];
+//! device.read(Iova::new(0x1000), &mut buf)?;
+//! assert_eq!(&buf, b"hello");
+//!
+//! // The entry is gone, but nobody told the IOTLB.
+//! tables.set(PhysAddr::new(8), 0)?;
+//! let page = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
+//! assert!(device.read(Iova::new(0x1000), &mut buf).is_ok());
+//! assert_eq!(iotlb.stale_leaves(page).len(), 1);
+//!
+//! let scope = Scope::Ranges(&[page]);
+//! iotlb.invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept })?;
+//! let refused = device.read(Iova::new(0x1000), &mut buf);
+//! assert!(matches!(refused, Err(DmaError::Fault { done: 0, .. })));
+//! assert!(memory.violations().is_empty());
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod arena;
+pub mod bus;
+pub mod device;
+pub mod fault;
+pub mod iotlb;
+pub mod memory;
+pub mod model;
+mod rng;
+pub mod walker;
+
+pub use arena::Arena;

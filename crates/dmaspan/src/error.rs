@@ -37,6 +37,7 @@ errnos! {
     EBUSY = 16: "In use.",
     EEXIST = 17: "Something is there already.",
     EINVAL = 22: "Invalid argument.",
+    ENOSPC = 28: "No room for another.",
     ERANGE = 34: "Out of the range that can be represented.",
     EOVERFLOW = 75: "The range wraps.",
 }

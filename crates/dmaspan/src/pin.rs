@@ -13,7 +13,7 @@ pub trait SpanSink {
     ///
     /// # Errors
     ///
-    /// [`Stopped`] where no more are wanted; the pinner then undoes what it did and returns at once.
+    /// [`Stopped`] where no more are wanted, this one included: the pinner returns at once.
     fn push(&mut self, span: Span) -> Result<(), Stopped>;
 }
 
@@ -37,13 +37,23 @@ impl SpanSink for alloc::vec::Vec<Span> {
     }
 }
 
-/// Why memory was not pinned. Nothing stays pinned.
+/// Why memory was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinError<E> {
     /// The sink stopped the pinner.
     Stopped,
     /// The pinner's own reason.
     Failed(E),
+}
+
+/// A pin that failed, perhaps in the middle.
+#[derive(Debug)]
+pub struct PinFailed<Pin, E> {
+    /// Why.
+    pub error: PinError<E>,
+    /// What keeps the spans pinned that the sink took before: a device may reach them by now. The caller
+    /// unpins them and releases this as after a success. `None` where the sink took none.
+    pub pin: Option<Pin>,
 }
 
 impl<E> From<Stopped> for PinError<E> {
@@ -100,14 +110,14 @@ pub unsafe trait Pinner: Send + Sync {
     ///
     /// # Errors
     ///
-    /// All or nothing: on an error nothing of the range stays pinned by this call.
+    /// [`PinFailed`]. What the sink took stays pinned by the pin in it, and nothing else does.
     fn pin(
         &self,
         space: &Self::Space,
         range: UserRange,
         prot: Prot,
         sink: &mut dyn SpanSink,
-    ) -> Result<Self::Pin, PinError<Self::Error>>;
+    ) -> Result<Self::Pin, PinFailed<Self::Pin, Self::Error>>;
 
     /// Says that no device reaches `spans` of this pin any more. Cannot fail.
     ///

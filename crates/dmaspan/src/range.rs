@@ -72,6 +72,12 @@ macro_rules! range {
                 }
             }
 
+            /// The range of one address.
+            #[inline(always)]
+            pub const fn point(address: $addr) -> Self {
+                Self { start: address, last: address }
+            }
+
             /// The first address.
             #[inline(always)]
             pub const fn start(self) -> $addr {
@@ -106,6 +112,14 @@ macro_rules! range {
             #[inline(always)]
             pub const fn covers(self, other: Self) -> bool {
                 self.start.get() <= other.start.get() && other.last.get() <= self.last.get()
+            }
+
+            /// Both ranges as one, where they overlap or are neighbours.
+            #[inline]
+            pub fn join(self, other: Self) -> Option<Self> {
+                let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
+                let meet = low.last >= high.start || low.last.checked_add(1) == Some(high.start);
+                meet.then_some(Self { start: low.start, last: low.last.max(high.last) })
             }
 
             /// The addresses that both ranges have.
@@ -172,6 +186,15 @@ mod tests {
         let error = IovaRange::from_len(Iova::new(u64::MAX - 1), 3).unwrap_err();
         assert_eq!(error, RangeError::Wraps { start: u64::MAX - 1, len: 3 });
         assert_eq!(error.errno(), Errno::EOVERFLOW);
+    }
+
+    #[test]
+    fn only_ranges_that_meet_join() {
+        assert_eq!(range(1, 4).join(range(5, 9)), Some(range(1, 9)));
+        assert_eq!(range(5, 9).join(range(1, 4)), Some(range(1, 9)));
+        assert_eq!(range(1, 9).join(range(3, 4)), Some(range(1, 9)));
+        assert_eq!(range(1, 4).join(range(6, 9)), None);
+        assert_eq!(range(0, 0).join(range(u64::MAX, u64::MAX)), None);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use core::fmt;
 
 use crate::addr::PhysAddr;
-use crate::lg2;
 use crate::range::RangeError;
 
 /// Physically contiguous bytes. Never empty, and its last byte has an address.
@@ -31,11 +30,11 @@ impl Span {
         }
     }
 
-    /// The span of one aligned block of `2^lg2` bytes (`lg2` ≤ 63): it cannot wrap.
+    /// The span of `above` bytes behind the one at `paddr`, of memory that a table maps: it cannot wrap.
     #[inline(always)]
-    pub(crate) const fn block(paddr: PhysAddr, lg2: u32) -> Self {
-        debug_assert!(lg2::is_aligned(paddr.get(), lg2));
-        Self { paddr, above: lg2::mask(lg2) }
+    pub(crate) const fn covering(paddr: PhysAddr, above: u64) -> Self {
+        debug_assert!(paddr.checked_add(above).is_some() && above != u64::MAX);
+        Self { paddr, above }
     }
 
     /// The first address.
@@ -144,6 +143,16 @@ impl<'a> SpanBuf<'a> {
             *last = joined;
             return Ok(());
         }
+        self.push_apart(span)
+    }
+
+    /// Adds a span that is known not to join the last one.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] where it has no place.
+    #[inline(always)]
+    pub(crate) fn push_apart(&mut self, span: Span) -> Result<(), Full> {
         let place = self.spans.get_mut(self.len).ok_or(Full)?;
         *place = span;
         self.len += 1;

@@ -1,0 +1,480 @@
+//! Table memory for user space: one arena that all tables of a domain come from.
+//!
+//! It is the reference for implementing [`TableMemory`] and what the software IOMMU walks. A table's
+//! physical address is its place in the arena behind a base that the caller chooses, so tests can put
+//! tables where a format can or cannot reach them.
+//!
+//! The arena knows the state of every table, and [`TableWords::read_u64`] refuses to read one that was
+//! freed: a walk through a table that was freed too early is found when it happens.
+
+use std::alloc::{self, Layout};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::{PhysAddr, lg2};
+use parking_lot::Mutex;
+
+use crate::walker::{NotATable, TableWords};
+
+/// log2 of the smallest piece that the arena hands out.
+const UNIT_LG2: u32 = 10;
+/// log2 of the largest table, and the alignment of the arena's memory.
+const LARGEST_LG2: u32 = 21;
+const CLASSES: usize = (LARGEST_LG2 - UNIT_LG2) as usize + 1;
+/// The end of a list of units.
+const NONE: u32 = u32::MAX;
+
+/// What a table is at the moment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// No table, or one that was freed.
+    Free = 0,
+    /// In a list or being filled: no hardware reads it.
+    Reserved = 1,
+    /// Part of a tree.
+    Published = 2,
+    /// Detached; hardware may still read it.
+    Retired = 3,
+}
+
+/// Memory for tables of all sizes. Clones share it.
+#[derive(Clone)]
+pub struct Arena {
+    // Copied out of `shared`, so that finding a table reads no other memory.
+    base: u64,
+    bytes: u64,
+    memory: Memory,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// What was allocated; the arena's memory lies within.
+    block: NonNull<u8>,
+    layout: Layout,
+    /// For each unit, the next one of its list: never stored in the tables.
+    next: Box<[AtomicU32]>,
+    /// For each unit that begins a table, a [`State`].
+    state: Box<[AtomicU8]>,
+    /// For each unit, log2 of the size of the table that it belongs to; 0 while it never did. A unit
+    /// never changes its size again.
+    size: Box<[AtomicU8]>,
+    free: Mutex<Free>,
+}
+
+struct Free {
+    /// By size, the first unit of the table freed last: its lines are still in the cache.
+    heads: [u32; CLASSES],
+    /// The first unit that was never used.
+    unused: u32,
+    /// Tables handed out, by size.
+    in_use: [usize; CLASSES],
+}
+
+/// The arena's first byte.
+#[derive(Clone, Copy)]
+struct Memory(NonNull<u8>);
+
+#[expect(unsafe_code, reason = "the pointers are to memory that all threads may use")]
+mod threads {
+    use super::{Memory, Shared};
+
+    // SAFETY: 1. The pointer is only used through `Arena`'s methods, which reach published tables by
+    // atomics and unpublished ones through the one `Fresh` that owns them. 2. `Shared` frees the memory
+    // when no `Arena` is left.
+    unsafe impl Send for Memory {}
+    // SAFETY: as for `Send`.
+    unsafe impl Sync for Memory {}
+    // SAFETY: its pointer is only used to free the memory when it is dropped.
+    unsafe impl Send for Shared {}
+    // SAFETY: as for `Send`.
+    unsafe impl Sync for Shared {}
+}
+
+impl Drop for Shared {
+    #[expect(unsafe_code, reason = "gives the memory back that the constructor took")]
+    fn drop(&mut self) {
+        // SAFETY: 1. `block` was allocated with `layout` by `Arena::new`. 2. Nothing borrows from it:
+        // entries and fresh tables borrow from an `Arena`, which keeps `Shared` alive.
+        unsafe { alloc::dealloc(self.block.as_ptr(), self.layout) }
+    }
+}
+
+impl Arena {
+    /// An arena of at least `bytes`, whose first table is at `base` or above. Memory is only used once
+    /// tables lie in it.
+    ///
+    /// `base` is rounded up to 2 MiB and the size to whole units; at most 2 TiB.
+    #[expect(unsafe_code, reason = "table memory is shared by plain and by atomic access")]
+    pub fn new(base: PhysAddr, bytes: u64) -> Self {
+        let most = lg2::size(UNIT_LG2 + 31);
+        let bytes = lg2::align_up(bytes.clamp(1, most), UNIT_LG2).unwrap_or(most);
+        let base = lg2::align_up(base.get(), LARGEST_LG2).unwrap_or(0);
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX >> 1);
+        let units = size >> UNIT_LG2;
+        // Zeroed memory of a small alignment is memory that the system backs when it is touched; of a
+        // large one it is all written at once. So the tables' alignment comes from room to spare; and
+        // with as much behind the arena, a table that begins in it never ends outside.
+        let layout = Layout::from_size_align(size + (2 << LARGEST_LG2), 16)
+            .expect("2 TiB and some fit in a 64-bit size");
+        // SAFETY: the layout's size is not 0.
+        let block = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
+        let Some(block) = block else { alloc::handle_alloc_error(layout) };
+        let to_alignment = block.align_offset(1 << LARGEST_LG2);
+        // SAFETY: the offset is below 2 MiB, and the block is larger than that.
+        let memory = Memory(unsafe { block.add(to_alignment) });
+        let free = Free { heads: [NONE; CLASSES], unused: 0, in_use: [0; CLASSES] };
+        let shared = Shared {
+            block,
+            layout,
+            next: zeroed(units),
+            state: zeroed(units),
+            size: zeroed(units),
+            free: Mutex::new(free),
+        };
+        Self { base, bytes, memory, shared: Arc::new(shared) }
+    }
+
+    /// How many tables are handed out, of all sizes.
+    pub fn tables(&self) -> usize {
+        self.shared.free.lock().in_use.iter().sum()
+    }
+
+    /// The bytes of the tables that are handed out.
+    pub fn table_bytes(&self) -> u64 {
+        let free = self.shared.free.lock();
+        (UNIT_LG2..).zip(free.in_use).map(|(lg2, tables)| (tables as u64) << lg2).sum()
+    }
+
+    /// The offset of a table in the arena. Behind every offset there is room for the largest table.
+    #[inline(always)]
+    fn offset_of(&self, paddr: PhysAddr) -> Option<u64> {
+        let offset = lg2::align_down(paddr.get().wrapping_sub(self.base), 6);
+        (offset < self.bytes).then_some(offset)
+    }
+
+    fn paddr_of(&self, unit: u32) -> PhysAddr {
+        PhysAddr::new(self.base + (u64::from(unit) << UNIT_LG2))
+    }
+
+    fn unit_of(&self, paddr: PhysAddr) -> u32 {
+        u32::try_from(paddr.get().wrapping_sub(self.base) >> UNIT_LG2).unwrap_or(NONE)
+    }
+
+    /// A pointer to a place in the arena; `offset` is within it.
+    #[expect(unsafe_code, reason = "a place in the arena's memory")]
+    #[inline(always)]
+    fn pointer(&self, offset: u64) -> NonNull<u8> {
+        debug_assert!(offset < self.bytes);
+        let offset = usize::try_from(offset).unwrap_or(0);
+        // SAFETY: every caller got `offset` from `offset_of` or from a unit of the arena, so it lies in
+        // the one allocation that `memory` points to.
+        unsafe { self.memory.0.add(offset) }
+    }
+}
+
+impl Shared {
+    fn set(&self, unit: u32, state: State) {
+        self.state[unit as usize].store(state as u8, Ordering::Relaxed);
+    }
+
+    /// Takes one table of a size, of those freed before or from memory never used.
+    fn take_free(&self, free: &mut Free, lg2_size: u32) -> Option<u32> {
+        let class = class_of(lg2_size);
+        let unit = free.heads[class];
+        if unit != NONE {
+            free.heads[class] = self.next[unit as usize].load(Ordering::Relaxed);
+            return Some(unit);
+        }
+        let units = 1u32 << (lg2_size - UNIT_LG2);
+        let unit = free.unused.checked_next_multiple_of(units)?;
+        let behind = unit.checked_add(units).filter(|&end| end as usize <= self.next.len())?;
+        let lg2_size = u8::try_from(lg2_size).unwrap_or(0);
+        for unit in unit..behind {
+            self.size[unit as usize].store(lg2_size, Ordering::Relaxed);
+        }
+        free.unused = behind;
+        Some(unit)
+    }
+
+    fn put_free(&self, free: &mut Free, lg2_size: u32, unit: u32) {
+        let head = &mut free.heads[class_of(lg2_size)];
+        self.next[unit as usize].store(*head, Ordering::Relaxed);
+        self.set(unit, State::Free);
+        *head = unit;
+    }
+}
+
+/// Tables in no tree. Dropped, it leaks them.
+#[derive(Debug)]
+pub struct ArenaList {
+    first: u32,
+    last: u32,
+}
+
+impl Default for ArenaList {
+    fn default() -> Self {
+        Self { first: NONE, last: NONE }
+    }
+}
+
+impl ArenaList {
+    fn push(&mut self, shared: &Shared, unit: u32) {
+        shared.next[unit as usize].store(self.first, Ordering::Relaxed);
+        if self.first == NONE {
+            self.last = unit;
+        }
+        self.first = unit;
+    }
+
+    fn pop(&mut self, shared: &Shared) -> Option<u32> {
+        let unit = self.first;
+        if unit == NONE {
+            return None;
+        }
+        self.first = shared.next[unit as usize].load(Ordering::Relaxed);
+        Some(unit)
+    }
+}
+
+#[expect(unsafe_code, reason = "the arena keeps the contract of table memory")]
+// SAFETY: 1. A fresh table is a unit that was in no other list and is in none now, its memory is the
+// arena's at its address, and its size and alignment are the shape's: units of a size begin at
+// multiples of it, and the base is aligned to the largest. 2. `entries` computes the place from the
+// address alone; tables of the arena do not overlap, since a unit keeps its size. 3. Lists are linked
+// through `next`, not through the tables. 4. Freed units are handed out as tables only. 5. A dropped
+// list leaves its units in no list.
+unsafe impl<W: Word> TableMemory<W> for Arena {
+    type List = ArenaList;
+
+    fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
+        let lg2_size = shape.lg2_size.max(UNIT_LG2);
+        let mut list = ArenaList::default();
+        if count == 0 {
+            return Ok(list);
+        }
+        if lg2_size > LARGEST_LG2 || shape.lg2_align > LARGEST_LG2 {
+            return Err(NoTables { asked: count });
+        }
+        // An alignment above the size takes the smallest larger table.
+        let lg2_size = lg2_size.max(shape.lg2_align);
+        let mut free = self.shared.free.lock();
+        for _ in 0..count {
+            let unit = self.shared.take_free(&mut free, lg2_size);
+            if let Some(unit) = unit {
+                self.shared.set(unit, State::Reserved);
+                list.push(&self.shared, unit);
+            }
+            let last = unit.and_then(|unit| self.paddr_of(unit).checked_add(lg2::mask(lg2_size)));
+            if last.is_none_or(|last| last > shape.max_paddr) {
+                while let Some(unit) = list.pop(&self.shared) {
+                    self.shared.put_free(&mut free, lg2_size, unit);
+                }
+                return Err(NoTables { asked: count });
+            }
+        }
+        free.in_use[class_of(lg2_size)] += count;
+        Ok(list)
+    }
+
+    fn take(&self, shape: TableShape, list: &mut ArenaList) -> Option<Fresh<'_, W>> {
+        let unit = list.pop(&self.shared)?;
+        let words = 1usize << (shape.lg2_size - W::LG2_BYTES);
+        let start = self.pointer(u64::from(unit) << UNIT_LG2).cast::<W>();
+        // SAFETY: 1. The unit was in `list` and is in no list now: the table is this call's alone until
+        // it is published or given back, which ends the borrow. 2. It lies in the arena whole, aligned
+        // to its size. 3. The arena's memory was zeroed when it was allocated.
+        let words = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), words) };
+        Some(Fresh::new(self.paddr_of(unit), words))
+    }
+
+    fn give_back(&self, list: &mut ArenaList, fresh: Fresh<'_, W>) {
+        list.push(&self.shared, self.unit_of(fresh.paddr()));
+    }
+
+    #[inline]
+    fn publish(&self, fresh: Fresh<'_, W>) {
+        self.shared.set(self.unit_of(fresh.paddr()), State::Published);
+    }
+
+    #[inline(always)]
+    fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
+        let Some(offset) = self.offset_of(table.paddr()) else { return &[] };
+        let start = self.pointer(offset).cast::<W::Atomic>();
+        let words = 1usize << (table.lg2_size() - W::LG2_BYTES);
+        // SAFETY: 1. `reserve` gives no table larger than 2 MiB, so it lies in the allocation whole, and it
+        // is aligned to 64 bytes. 2. It is published,
+        // so all access to it is atomic; where the address is that of no table, which takes a corrupt
+        // entry, it may be one that is being filled: no worse than what the entry does to hardware.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), words) }
+    }
+
+    fn retire(&self, list: &mut ArenaList, table: TableAddr) {
+        let unit = self.unit_of(table.paddr());
+        if (unit as usize) < self.shared.next.len() {
+            self.shared.set(unit, State::Retired);
+            list.push(&self.shared, unit);
+        }
+    }
+
+    fn append(&self, list: &mut ArenaList, other: ArenaList) {
+        if list.first == NONE {
+            *list = other;
+        } else if other.first != NONE {
+            self.shared.next[list.last as usize].store(other.first, Ordering::Relaxed);
+            list.last = other.last;
+        }
+    }
+
+    fn free(&self, shape: TableShape, mut list: ArenaList) {
+        if list.first == NONE {
+            return;
+        }
+        let lg2_size = shape.lg2_size.max(UNIT_LG2).max(shape.lg2_align);
+        let mut free = self.shared.free.lock();
+        while let Some(unit) = list.pop(&self.shared) {
+            self.shared.put_free(&mut free, lg2_size, unit);
+            free.in_use[class_of(lg2_size)] -= 1;
+        }
+    }
+}
+
+impl TableWords for Arena {
+    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
+        let outside = NotATable::Outside { paddr };
+        let unit = self.unit_of(paddr);
+        let size = self.shared.size.get(unit as usize).ok_or(outside)?.load(Ordering::Relaxed);
+        if size == 0 || !lg2::is_aligned(paddr.get(), 3) {
+            return Err(outside);
+        }
+        let first = unit & !((1 << (u32::from(size) - UNIT_LG2)) - 1);
+        let state = self.shared.state[first as usize].load(Ordering::Relaxed);
+        if state != State::Published as u8 && state != State::Retired as u8 {
+            return Err(NotATable::Freed { paddr });
+        }
+        let table = self.offset_of(self.paddr_of(first)).ok_or(outside)?;
+        let word = self.pointer(table + (paddr.get() & lg2::mask(size.into()))).cast::<AtomicU64>();
+        #[expect(unsafe_code, reason = "a word of a table, read as hardware reads it")]
+        // SAFETY: 1. The word lies in the table, which lies in the arena, and is aligned. 2. The table is
+        // published or retired, so all access to it is atomic.
+        let word = unsafe { word.as_ref() };
+        Ok(word.load(Ordering::Acquire))
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arena({:#x}, {} tables)", self.base, self.tables())
+    }
+}
+
+/// The index of a table size in the free lists.
+fn class_of(lg2_size: u32) -> usize {
+    ((lg2_size - UNIT_LG2) as usize).min(CLASSES - 1)
+}
+
+/// Zeroes that are backed by memory when they are written.
+fn zeroed<T: Default>(count: usize) -> Box<[T]> {
+    (0..count).map(|_| T::default()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: TableShape =
+        TableShape { lg2_size: 12, lg2_align: 12, max_paddr: PhysAddr::new(lg2::mask(48)) };
+
+    fn arena() -> Arena {
+        Arena::new(PhysAddr::new(0x4000_0000), 1 << 20)
+    }
+
+    fn reserve(arena: &Arena, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
+        TableMemory::<u64>::reserve(arena, shape, count)
+    }
+
+    fn free(arena: &Arena, shape: TableShape, list: ArenaList) {
+        TableMemory::<u64>::free(arena, shape, list);
+    }
+
+    fn take<'a>(arena: &'a Arena, shape: TableShape, list: &mut ArenaList) -> Fresh<'a, u64> {
+        TableMemory::<u64>::take(arena, shape, list).unwrap()
+    }
+
+    #[test]
+    fn the_table_freed_last_is_the_next_one_taken() {
+        let arena = arena();
+        let mut list = reserve(&arena, PAGE, 3).unwrap();
+        let paddr = take(&arena, PAGE, &mut list).paddr();
+        free(&arena, PAGE, list);
+        let mut list = ArenaList::default();
+        list.push(&arena.shared, arena.unit_of(paddr));
+        free(&arena, PAGE, list);
+        assert_eq!(arena.tables(), 0);
+        let mut list = reserve(&arena, PAGE, 1).unwrap();
+        assert_eq!(take(&arena, PAGE, &mut list).paddr(), paddr);
+    }
+
+    #[test]
+    fn a_reservation_is_all_or_nothing() {
+        let arena = arena();
+        let held = reserve(&arena, PAGE, 250).unwrap();
+        assert_eq!(reserve(&arena, PAGE, 7).unwrap_err(), NoTables { asked: 7 });
+        assert_eq!(arena.tables(), 250);
+        assert_eq!(arena.table_bytes(), 250 << 12);
+        let rest = reserve(&arena, PAGE, 6).unwrap();
+        free(&arena, PAGE, rest);
+        free(&arena, PAGE, held);
+        assert_eq!(arena.tables(), 0);
+    }
+
+    #[test]
+    fn tables_lie_where_hardware_reaches_them() {
+        let arena = arena();
+        let low = TableShape { max_paddr: PhysAddr::new(0x4000_1fff), ..PAGE };
+        assert!(reserve(&arena, low, 3).is_err());
+        let list = reserve(&arena, low, 2).unwrap();
+        assert!(reserve(&arena, low, 1).is_err());
+        assert!(reserve(&arena, PAGE, 1).is_ok());
+        free(&arena, low, list);
+        assert!(reserve(&arena, low, 2).is_ok());
+    }
+
+    #[test]
+    fn tables_of_all_sizes_are_aligned_and_disjoint() {
+        let arena = arena();
+        let mut ranges = Vec::new();
+        for lg2_size in [6, 10, 16, 12, 14, 10, 17] {
+            let shape = TableShape { lg2_size, lg2_align: lg2_size, ..PAGE };
+            let mut list = reserve(&arena, shape, 1).unwrap();
+            let mut fresh = take(&arena, shape, &mut list);
+            assert!(lg2::is_aligned(fresh.paddr().get(), lg2_size));
+            assert_eq!(fresh.words().len() << 3, 1 << lg2_size);
+            fresh.words().fill(lg2_size.into());
+            ranges.push((fresh.paddr().get(), lg2_size));
+            TableMemory::<u64>::publish(&arena, fresh);
+        }
+        for (paddr, lg2_size) in ranges {
+            for word in (paddr..paddr + lg2::size(lg2_size)).step_by(8) {
+                assert_eq!(arena.read_u64(PhysAddr::new(word)), Ok(lg2_size.into()));
+            }
+        }
+    }
+
+    #[test]
+    fn reading_a_freed_table_is_refused() {
+        let arena = arena();
+        let mut list = reserve(&arena, PAGE, 1).unwrap();
+        let fresh = take(&arena, PAGE, &mut list);
+        let paddr = fresh.paddr();
+        TableMemory::<u64>::publish(&arena, fresh);
+        assert!(arena.read_u64(paddr).is_ok());
+        list.push(&arena.shared, arena.unit_of(paddr));
+        free(&arena, PAGE, list);
+        assert_eq!(arena.read_u64(paddr), Err(NotATable::Freed { paddr }));
+        let outside = PhysAddr::new(0x1000);
+        assert_eq!(arena.read_u64(outside), Err(NotATable::Outside { paddr: outside }));
+    }
+}

@@ -1,0 +1,119 @@
+//! A device that does DMA through an [`Iotlb`].
+
+use dmaspan::{Iova, IovaRange, PhysAddr};
+
+use crate::bus::{Bus, BusError};
+use crate::iotlb::Iotlb;
+use crate::walker::{Access, Fault, TableWords, Walker};
+
+/// Why a device's access ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DmaError {
+    /// An address did not translate.
+    #[error("dma stopped after {done} bytes: {fault}")]
+    Fault {
+        /// Bytes done before.
+        done: usize,
+        /// What was refused, and at which address.
+        fault: Fault,
+    },
+    /// An address translated to where nothing answers.
+    #[error("dma at iova {iova} stopped after {done} bytes: {error}")]
+    Bus {
+        /// The address that the device used for the failed part.
+        iova: Iova,
+        /// Bytes done before the failed part.
+        done: usize,
+        /// What the bus answered.
+        error: BusError,
+    },
+    /// The access would wrap beyond the top of the address space. Nothing was done.
+    #[error("dma of {len} bytes at iova {iova} wraps")]
+    Wraps {
+        /// Where it would begin.
+        iova: Iova,
+        /// How many bytes it would have.
+        len: usize,
+    },
+}
+
+/// A device behind an IOMMU.
+#[derive(Clone, Debug)]
+pub struct Device<W, T, B> {
+    iotlb: Iotlb<W, T>,
+    bus: B,
+}
+
+impl<W: Walker, T: TableWords, B: Bus> Device<W, T, B> {
+    /// A device whose addresses `iotlb` translates to addresses of `bus`.
+    pub fn new(iotlb: Iotlb<W, T>, bus: B) -> Self {
+        Self { iotlb, bus }
+    }
+
+    /// The device's IOTLB.
+    pub fn iotlb(&self) -> &Iotlb<W, T> {
+        &self.iotlb
+    }
+
+    /// Reads memory from `iova` on.
+    ///
+    /// # Errors
+    ///
+    /// [`DmaError`], with the bytes that were read before.
+    pub fn read(&self, iova: Iova, buf: &mut [u8]) -> Result<(), DmaError> {
+        self.pieces(iova, buf.len(), Access::Read, |paddr, from, to| {
+            self.bus.read(paddr, &mut buf[from..to])
+        })
+    }
+
+    /// Writes memory from `iova` on.
+    ///
+    /// # Errors
+    ///
+    /// [`DmaError`], with the bytes that were written before.
+    pub fn write(&self, iova: Iova, buf: &[u8]) -> Result<(), DmaError> {
+        self.pieces(iova, buf.len(), Access::Write, |paddr, from, to| {
+            self.bus.write(paddr, &buf[from..to])
+        })
+    }
+
+    /// Where an access to `iova` would go, if anywhere. Fills the IOTLB as an access does.
+    pub fn probe(&self, iova: Iova, access: Access) -> Option<PhysAddr> {
+        self.iotlb.translate(iova, access).ok().map(|hit| hit.paddr)
+    }
+
+    /// Does an access in pieces that end where an IOTLB entry ends. An access of no bytes does
+    /// nothing.
+    fn pieces(
+        &self,
+        iova: Iova,
+        len: usize,
+        access: Access,
+        mut piece: impl FnMut(PhysAddr, usize, usize) -> Result<(), BusError>,
+    ) -> Result<(), DmaError> {
+        let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
+        if len > 0 && IovaRange::from_len(iova, len_bytes).is_err() {
+            return Err(DmaError::Wraps { iova, len });
+        }
+        let (mut at, mut done) = (iova, 0);
+        while done < len {
+            let accessed = self.iotlb.with_translation(at, access, |hit| {
+                let above = hit.block.last().get() - at.get();
+                let left_above = len - done - 1;
+                let step = usize::try_from(above).unwrap_or(usize::MAX).min(left_above) + 1;
+                piece(hit.paddr, done, done + step).map(|()| step)
+            });
+            let step = accessed
+                .map_err(|fault| DmaError::Fault { done, fault })?
+                .map_err(|error| DmaError::Bus { iova: at, done, error })?;
+            done += step;
+            // The position behind the last byte may be the top of the space.
+            at = at.wrapping_add(u64::try_from(step).unwrap_or(u64::MAX));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

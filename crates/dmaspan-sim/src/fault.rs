@@ -1,0 +1,256 @@
+//! Fault injection: the n-th fallible step fails.
+//!
+//! One [`Faults`] counts the fallible steps of everything that is wrapped with it. A sweep runs an
+//! operation with the first step failing, then with the second, and so on until none fires, and looks
+//! after each whether everything is as before.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::iommu::{HardwareError, Invalidation, IommuOps};
+use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::{Errno, IovaRange, Prot, Span, UserRange};
+
+/// Decides which step fails. Clones count together.
+#[derive(Clone, Debug)]
+pub struct Faults {
+    /// Steps until the one that fails; 0 or below: none will.
+    left: Arc<AtomicI64>,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { left: Arc::new(AtomicI64::new(0)) }
+    }
+}
+
+impl Faults {
+    /// Nothing fails.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Makes the `n`-th step from now on fail; `n` counts from 1.
+    pub fn arm(&self, n: u32) {
+        self.left.store(n.into(), Ordering::Relaxed);
+    }
+
+    /// Lets everything succeed again, and says whether the armed step was reached.
+    pub fn disarm(&self) -> Fired {
+        match self.left.swap(0, Ordering::Relaxed) {
+            ..=0 => Fired::Yes,
+            _ => Fired::No,
+        }
+    }
+
+    /// Counts a step: whether it is the one that fails.
+    fn fails(&self) -> bool {
+        self.left.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    /// Runs `attempt` with its first step failing, its second, … until it has no more steps.
+    ///
+    /// `attempt` gets the number of the failing step; it sees for itself what a failure means.
+    /// Returns how many steps failed.
+    pub fn sweep(&self, mut attempt: impl FnMut(u32)) -> u32 {
+        for n in 1.. {
+            self.arm(n);
+            attempt(n);
+            if self.disarm() == Fired::No {
+                return n - 1;
+            }
+        }
+        unreachable!("an attempt has finitely many steps")
+    }
+}
+
+/// Whether an armed fault was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fired {
+    /// A step failed.
+    Yes,
+    /// There were fewer steps.
+    No,
+}
+
+/// Something whose fallible steps fail when [`Faults`] says so.
+#[derive(Clone, Debug)]
+pub struct Faulty<T> {
+    inner: T,
+    faults: Faults,
+}
+
+impl<T> Faulty<T> {
+    /// `inner`, failing as `faults` says.
+    pub fn new(inner: T, faults: &Faults) -> Self {
+        Self { inner, faults: faults.clone() }
+    }
+
+    /// What is wrapped.
+    pub fn inner(&self) -> &T {
+        &self.inner
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the counting is the inner memory's")]
+// SAFETY: every table comes from the inner memory and goes back to it.
+unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for Faulty<M> {
+    type List = M::List;
+
+    fn reserve(&self, shape: TableShape, count: usize) -> Result<M::List, NoTables> {
+        if self.faults.fails() {
+            return Err(NoTables { asked: count });
+        }
+        self.inner.reserve(shape, count)
+    }
+
+    fn take(&self, shape: TableShape, list: &mut M::List) -> Option<Fresh<'_, W>> {
+        self.inner.take(shape, list)
+    }
+
+    fn give_back(&self, list: &mut M::List, fresh: Fresh<'_, W>) {
+        self.inner.give_back(list, fresh);
+    }
+
+    fn publish(&self, fresh: Fresh<'_, W>) {
+        self.inner.publish(fresh);
+    }
+
+    fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
+        self.inner.entries(table)
+    }
+
+    fn written(&self, entries: &[W::Atomic]) {
+        self.inner.written(entries);
+    }
+
+    fn retire(&self, list: &mut M::List, table: TableAddr) {
+        self.inner.retire(list, table);
+    }
+
+    fn append(&self, list: &mut M::List, other: M::List) {
+        self.inner.append(list, other);
+    }
+
+    fn free(&self, shape: TableShape, list: M::List) {
+        self.inner.free(shape, list);
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the counting is the inner hooks'")]
+// SAFETY: `Ok` comes from the inner hooks only.
+unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        if self.faults.fails() {
+            return Err(HardwareError { what: "injected failure of an invalidation", status: 0 });
+        }
+        self.inner.invalidate(what)
+    }
+
+    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
+        if self.faults.fails() {
+            return Err(HardwareError { what: "injected failure of a map sync", status: 0 });
+        }
+        self.inner.sync_map(range)
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.inner.max_ranges()
+    }
+}
+
+/// Why a [`Faulty`] pinner failed.
+#[derive(Debug, thiserror::Error)]
+pub enum FaultyPinError<E: std::error::Error> {
+    /// On request.
+    #[error("injected failure of a pin")]
+    Injected,
+    /// For a reason of its own.
+    #[error(transparent)]
+    Inner(E),
+}
+
+/// Fails in the middle of pinning, after spans were pushed.
+struct FaultySink<'a> {
+    inner: &'a mut dyn SpanSink,
+    faults: &'a Faults,
+    injected: bool,
+}
+
+impl SpanSink for FaultySink<'_> {
+    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+        if self.faults.fails() {
+            self.injected = true;
+            return Err(Stopped);
+        }
+        self.inner.push(span)
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the counting is the inner pinner's")]
+// SAFETY: pins and spans are the inner pinner's; an injected failure stops it as a full sink would.
+unsafe impl<P: Pinner> Pinner for Faulty<P> {
+    type Space = P::Space;
+    type Pin = P::Pin;
+    type Error = FaultyPinError<P::Error>;
+
+    fn pin(
+        &self,
+        space: &P::Space,
+        range: UserRange,
+        prot: Prot,
+        sink: &mut dyn SpanSink,
+    ) -> Result<P::Pin, PinFailed<P::Pin, Self::Error>> {
+        if self.faults.fails() {
+            let error = PinError::Failed(FaultyPinError::Injected);
+            return Err(PinFailed { error, pin: None });
+        }
+        let mut sink = FaultySink { inner: sink, faults: &self.faults, injected: false };
+        self.inner.pin(space, range, prot, &mut sink).map_err(|failed| {
+            let error = match failed.error {
+                PinError::Stopped if sink.injected => PinError::Failed(FaultyPinError::Injected),
+                PinError::Stopped => PinError::Stopped,
+                PinError::Failed(error) => PinError::Failed(FaultyPinError::Inner(error)),
+            };
+            PinFailed { error, pin: failed.pin }
+        })
+    }
+
+    fn unpin(&self, pin: &mut P::Pin, spans: &[Span], dirty: Dirty) {
+        self.inner.unpin(pin, spans, dirty);
+    }
+
+    fn release(&self, pin: P::Pin) {
+        self.inner.release(pin);
+    }
+
+    fn errno(&self, error: &Self::Error) -> Errno {
+        match error {
+            FaultyPinError::Injected => Errno::ENOMEM,
+            FaultyPinError::Inner(error) => self.inner.errno(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_fails_every_step_once_and_then_none() {
+        let faults = Faults::none();
+        let mut failed = Vec::new();
+        let steps = faults.sweep(|n| {
+            for step in 1..=3 {
+                if faults.fails() {
+                    failed.push((n, step));
+                    return;
+                }
+            }
+        });
+        assert_eq!(steps, 3);
+        assert_eq!(failed, [(1, 1), (2, 2), (3, 3)]);
+        assert!(!faults.fails(), "nothing fails behind a sweep");
+    }
+}

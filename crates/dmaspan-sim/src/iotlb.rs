@@ -1,0 +1,513 @@
+//! An IOTLB that keeps every translation that hardware may keep.
+//!
+//! Real IOTLBs are small and forget soon, so a driver that forgets an invalidation mostly gets away
+//! with it. This one never forgets anything by itself:
+//!
+//! - Every leaf that a walk found stays, a contiguous group as one entry, until an invalidation
+//!   names an address of it. A leaf that refused an access stays too, since its entry is valid.
+//! - Every table that a walk found stays as a link, also where the walk ended in a fault. A later
+//!   miss goes on from the deepest link without reading the levels above, into a table that may
+//!   have been detached or freed. Only an invalidation with [`Tables::Detached`] drops links.
+//! - An absent entry is not kept, as Arm requires (DDI 0487, D8.16, "Translation Lookaside
+//!   Buffers"), unless [`AbsentEntries::Cached`] asks for what VT-d may do in caching mode. Then
+//!   [`IommuOps::sync_map`] must drop it.
+//!
+//! Where blocks of several sizes have an address, which breaks the rules of most architectures, the
+//! smallest is used.
+//!
+//! Lock order: the accesses in flight before the state. An invalidation waits for every access that
+//! runs inside [`Iotlb::with_translation`], as the contract of [`IommuOps`] demands.
+
+use std::fmt;
+use std::sync::Arc;
+
+use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
+use parking_lot::{Mutex, RwLock};
+
+use crate::walker::{
+    Access, Fault, FaultKind, NotATable, TableLink, TableWords, Translation, WalkPath, Walker,
+    block_around,
+};
+
+mod blocks;
+#[cfg(test)]
+mod tests;
+
+use blocks::{BlockMap, CachedLeaf, PackedLeaf};
+
+/// Whether absent entries are cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum AbsentEntries {
+    /// They are not: what was mapped is seen at once.
+    #[default]
+    NotCached,
+    /// They are, as in VT-d's caching mode: what was mapped is seen after `sync_map`.
+    Cached,
+}
+
+/// A bug of the hardware, for tests of those who should notice it: invalidations that answer `Ok`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Planted {
+    /// No bug.
+    #[default]
+    None,
+    /// Leaves are not forgotten.
+    IgnoreLeaves,
+    /// Links to tables are not forgotten.
+    IgnoreTables,
+    /// Nothing is forgotten.
+    IgnoreAll,
+}
+
+/// What an [`Iotlb`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IotlbConfig {
+    /// Whether absent entries are cached.
+    pub absent: AbsentEntries,
+    /// What [`IommuOps::max_ranges`] answers.
+    pub max_ranges: usize,
+}
+
+impl Default for IotlbConfig {
+    fn default() -> Self {
+        Self { absent: AbsentEntries::NotCached, max_ranges: 64 }
+    }
+}
+
+/// What an [`Iotlb`] did so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Translations answered from a cached leaf or a cached absent entry.
+    pub hits: u64,
+    /// Translations that were not.
+    pub misses: u64,
+    /// Walks, each of which read at least one entry or failed to.
+    pub walks: u64,
+    /// Walks that began at a cached link.
+    pub walks_from_link: u64,
+    /// Translations that faulted.
+    pub faults: u64,
+    /// Invalidations asked for with ranges.
+    pub invalidations_by_range: u64,
+    /// Invalidations asked for with everything.
+    pub invalidations_of_all: u64,
+    /// Invalidations of either kind that were for detached tables too.
+    pub invalidations_of_tables: u64,
+    /// Invalidations that failed, as asked for.
+    pub invalidations_failed: u64,
+    /// Ranges named in invalidations.
+    pub ranges_invalidated: u64,
+    /// Leaves dropped.
+    pub leaves_dropped: u64,
+    /// Links dropped.
+    pub links_dropped: u64,
+    /// `sync_map` calls.
+    pub sync_maps: u64,
+}
+
+/// An answer of the IOTLB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// What the address translates to.
+    pub paddr: PhysAddr,
+    /// Everything that the entry covers; it is contiguous in physical memory.
+    pub block: IovaRange,
+    /// What the entry permits.
+    pub prot: Prot,
+}
+
+/// A cached leaf that the tables contradict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StaleLeaf {
+    /// The first address where they do.
+    pub iova: Iova,
+    /// What the cached entry covers.
+    pub block: IovaRange,
+    /// What the cached entry says of `iova`.
+    pub cached: PhysAddr,
+    /// What the tables say; a different permission may be all that differs.
+    pub tables: Result<PhysAddr, Fault>,
+}
+
+/// An IOTLB over a walker and the tables that it reads. Clones share everything.
+///
+/// It is the IOMMU of one domain, for the domain as [`IommuOps`] and for devices as
+/// [`translate`](Self::translate).
+pub struct Iotlb<W, T> {
+    shared: Arc<Shared<W, T>>,
+}
+
+struct Shared<W, T> {
+    walker: W,
+    tables: T,
+    config: IotlbConfig,
+    /// Held for reading while an access uses its translation, and for writing by invalidations.
+    in_flight: RwLock<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    leaves: BlockMap<PackedLeaf>,
+    links: BlockMap<TableLink>,
+    /// The level of each absent entry.
+    absent: BlockMap<u8>,
+    counters: Counters,
+    invalidations_to_fail: u64,
+    sync_maps_to_fail: u64,
+    planted: Planted,
+}
+
+/// How often an entry may change under a walk that updates it. More is no race but a bug.
+const UPDATE_TRIES: u32 = 1000;
+
+impl<W: Walker, T: TableWords> Iotlb<W, T> {
+    /// An empty IOTLB that behaves as Arm's may.
+    pub fn new(walker: W, tables: T) -> Self {
+        Self::with_config(walker, tables, IotlbConfig::default())
+    }
+
+    /// An empty IOTLB.
+    pub fn with_config(walker: W, tables: T, config: IotlbConfig) -> Self {
+        let (in_flight, state) = (RwLock::new(()), Mutex::default());
+        Self { shared: Arc::new(Shared { walker, tables, config, in_flight, state }) }
+    }
+
+    /// The walker.
+    pub fn walker(&self) -> &W {
+        &self.shared.walker
+    }
+
+    /// What the walker reads.
+    pub fn tables(&self) -> &T {
+        &self.shared.tables
+    }
+
+    /// Translates, from the caches where they have the address.
+    ///
+    /// The answer may be stale as soon as this returns; an access that must not outlive an
+    /// invalidation goes through [`with_translation`](Self::with_translation).
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`].
+    pub fn translate(&self, iova: Iova, access: Access) -> Result<Hit, Fault> {
+        let mut state = self.shared.state.lock();
+        let answer = self.translate_locked(&mut state, iova, access);
+        if answer.is_err() {
+            state.counters.faults += 1;
+        }
+        answer
+    }
+
+    /// Translates and calls `f` with the answer. No invalidation returns while `f` runs.
+    ///
+    /// # Context
+    ///
+    /// `f` must neither translate nor invalidate: it may wait for itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`]; then `f` is not called.
+    pub fn with_translation<R>(
+        &self,
+        iova: Iova,
+        access: Access,
+        f: impl FnOnce(Hit) -> R,
+    ) -> Result<R, Fault> {
+        let _accessing = self.shared.in_flight.read();
+        self.translate(iova, access).map(f)
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.state.lock().counters
+    }
+
+    /// How many leaves are cached.
+    pub fn cached_leaves(&self) -> usize {
+        self.shared.state.lock().leaves.len()
+    }
+
+    /// How many links to tables are cached.
+    pub fn cached_links(&self) -> usize {
+        self.shared.state.lock().links.len()
+    }
+
+    /// Makes the next `count` invalidations fail and forget nothing.
+    pub fn fail_next_invalidations(&self, count: u64) {
+        self.shared.state.lock().invalidations_to_fail = count;
+    }
+
+    /// Makes the next `count` calls of `sync_map` fail and do nothing.
+    pub fn fail_next_sync_maps(&self, count: u64) {
+        self.shared.state.lock().sync_maps_to_fail = count;
+    }
+
+    /// Plants a bug: from now on invalidations answer `Ok` and do less than they say.
+    pub fn drop_invalidations(&self, planted: Planted) {
+        self.shared.state.lock().planted = planted;
+    }
+
+    /// The cached leaves in `range` that the tables contradict: absent now, elsewhere, or
+    /// permitting less. In the order of their addresses.
+    ///
+    /// Between an unmap and its sync there may be some; after it there may be none.
+    pub fn stale_leaves(&self, range: IovaRange) -> Vec<StaleLeaf> {
+        let state = self.shared.state.lock();
+        let mut stale: Vec<StaleLeaf> = state
+            .leaves
+            .blocks_in(range)
+            .filter_map(|(block, leaf)| self.contradiction(block, &leaf.unpack()))
+            .collect();
+        stale.sort_unstable_by_key(|leaf| (leaf.iova, leaf.block.start()));
+        stale
+    }
+
+    /// The cached links to tables for addresses of `range` that no walk from the root finds there
+    /// any more. In the order of their addresses.
+    pub fn stale_links(&self, range: IovaRange) -> Vec<TableLink> {
+        let state = self.shared.state.lock();
+        let is_stale = |link: &TableLink| {
+            let mut path = WalkPath::new();
+            // A fault behind the link does not matter; the path has what was read before it.
+            let _ = self.fresh_walk(link.block.start(), &mut path);
+            !path.iter().any(|step| step.link == *link)
+        };
+        let links = state.links.blocks_in(range).map(|(_, link)| *link);
+        let mut stale: Vec<TableLink> = links.filter(is_stale).collect();
+        stale.sort_unstable_by_key(|link| (link.block.start(), link.level));
+        stale
+    }
+
+    fn fresh_walk(&self, iova: Iova, path: &mut WalkPath) -> Result<Translation, Fault> {
+        let root = self.shared.walker.root(iova, Access::Read)?;
+        self.shared.walker.walk_from(&self.shared.tables, root, iova, Access::Read, path)
+    }
+
+    fn contradiction(&self, block: IovaRange, cached: &CachedLeaf) -> Option<StaleLeaf> {
+        let mut next = Some(block.start());
+        while let Some(iova) = next.filter(|iova| block.contains(*iova)) {
+            let offset = iova.get() - block.start().get();
+            let expected = PhysAddr::new(cached.paddr).wrapping_add(offset);
+            let walked = self.fresh_walk(iova, &mut WalkPath::new());
+            let agreed = walked.ok().filter(|leaf| {
+                leaf.paddr == expected && leaf.prot.contains(cached.prot - Prot::NOEXEC)
+            });
+            let Some(leaf) = agreed else {
+                let tables = walked.map(|leaf| leaf.paddr);
+                return Some(StaleLeaf { iova, block, cached: expected, tables });
+            };
+            next = leaf.leaf.last().checked_add(1);
+        }
+        None
+    }
+
+    fn translate_locked(
+        &self,
+        state: &mut State,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Hit, Fault> {
+        if let Some((lg2, leaf)) = state.leaves.get(iova) {
+            let leaf = leaf.unpack();
+            // A clean entry cannot answer the first write: hardware goes to the tables to mark it.
+            let marks_dirty = leaf.clean && access == Access::Write;
+            if !marks_dirty || !self.shared.walker.permits(leaf.prot, access) {
+                state.counters.hits += 1;
+                return self.answer(&leaf, lg2, iova, access);
+            }
+        } else if let Some((_, &level)) = state.absent.get(iova) {
+            state.counters.hits += 1;
+            return Err(Fault { kind: FaultKind::Translation, level, iova, access });
+        }
+        state.counters.misses += 1;
+        let translation = self.walk_and_keep(state, iova, access)?;
+        let written =
+            access == Access::Write && self.shared.walker.permits(translation.prot, access);
+        let leaf = CachedLeaf {
+            paddr: lg2::align_down(translation.paddr.get(), translation.group_lg2),
+            prot: translation.prot,
+            level: translation.level,
+            clean: translation.clean && !written,
+        };
+        if let Some(packed) = PackedLeaf::new(leaf) {
+            state.leaves.insert(iova, translation.group_lg2, packed);
+        }
+        self.answer(&leaf, translation.group_lg2, iova, access)
+    }
+
+    fn answer(
+        &self,
+        leaf: &CachedLeaf,
+        lg2: u32,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Hit, Fault> {
+        if !self.shared.walker.permits(leaf.prot, access) {
+            return Err(Fault { kind: FaultKind::Permission, level: leaf.level, iova, access });
+        }
+        let paddr = PhysAddr::new(leaf.paddr).wrapping_add(iova.get() & lg2::mask(lg2));
+        Ok(Hit { paddr, block: block_around(iova, lg2), prot: leaf.prot })
+    }
+
+    /// Walks from the deepest link that is cached, and caches what may be cached on the way.
+    fn walk_and_keep(
+        &self,
+        state: &mut State,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault> {
+        let from = match state.links.get(iova) {
+            Some((_, link)) => {
+                state.counters.walks_from_link += 1;
+                *link
+            }
+            None => self.shared.walker.root(iova, access)?,
+        };
+        let mut not_updated = None;
+        for _ in 0..UPDATE_TRIES {
+            state.counters.walks += 1;
+            let mut path = WalkPath::new();
+            let walked =
+                self.shared.walker.walk_from(&self.shared.tables, from, iova, access, &mut path);
+            self.keep_path(state, from, &path, &walked);
+            let translation = walked?;
+            let Some(update) = translation.update else { return Ok(translation) };
+            let (kind, level) = (FaultKind::ExternalAbort, translation.level);
+            match self.shared.tables.exchange_u64(update.entry_paddr, update.old, update.new) {
+                Ok(found) if found == update.old => return Ok(translation),
+                // Software changed the entry since it was read.
+                Ok(_) => {
+                    let why = NotATable::ReadOnly { paddr: update.entry_paddr };
+                    not_updated = Some(Fault { kind: kind(why), level, iova, access });
+                }
+                Err(why) => return Err(Fault { kind: kind(why), level, iova, access }),
+            }
+        }
+        let level = from.level;
+        Err(not_updated.unwrap_or(Fault { kind: FaultKind::Translation, level, iova, access }))
+    }
+
+    /// Caches the links of a walk and, where that is asked for, the absent entry at its end.
+    fn keep_path(
+        &self,
+        state: &mut State,
+        from: TableLink,
+        path: &WalkPath,
+        walked: &Result<Translation, Fault>,
+    ) {
+        for link in path.iter().map(|step| step.link).filter(|link| *link != from) {
+            state.links.insert(link.block.start(), block_lg2(link.block), link);
+        }
+        if self.shared.config.absent == AbsentEntries::Cached
+            && let Err(Fault { kind: FaultKind::Translation, iova, level, .. }) = walked
+            && let Some(step) = path.last()
+        {
+            state.absent.insert(*iova, step.entry_lg2, *level);
+        }
+    }
+}
+
+impl<W, T> Clone for Iotlb<W, T> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<W: fmt::Debug, T> fmt::Debug for Iotlb<W, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.state.lock();
+        f.debug_struct("Iotlb")
+            .field("walker", &self.shared.walker)
+            .field("config", &self.shared.config)
+            .field("cached_leaves", &state.leaves.len())
+            .field("cached_links", &state.links.len())
+            .field("counters", &state.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+// SAFETY:
+// 1. Where `invalidate` returns `Ok`, every cached leaf and absent entry that intersects the scope
+//    was removed under the state's lock, and every such link where tables were detached; links to
+//    tables that are still in place lead to what is true. Walks run under that lock: none that began
+//    before can add an entry afterwards. A planted bug breaks this on purpose, for tests.
+// 2. Accesses use a translation while they hold `in_flight` for reading, and `invalidate` holds it
+//    for writing, so every access through an older translation has completed.
+#[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
+unsafe impl<W, T> IommuOps for Iotlb<W, T>
+where
+    W: Walker + Send + Sync,
+    T: TableWords + Send + Sync,
+{
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        let _accesses_done = self.shared.in_flight.write();
+        self.shared.state.lock().invalidate(what)
+    }
+
+    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
+        let state = &mut *self.shared.state.lock();
+        state.counters.sync_maps += 1;
+        take_failure(&mut state.sync_maps_to_fail, "the simulated sync of a mapping failed")?;
+        state.absent.remove(range);
+        Ok(())
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.shared.config.max_ranges
+    }
+}
+
+impl State {
+    fn invalidate(&mut self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        match what.scope {
+            Scope::Ranges(ranges) => {
+                self.counters.invalidations_by_range += 1;
+                let count = u64::try_from(ranges.len()).unwrap_or(u64::MAX);
+                self.counters.ranges_invalidated += count;
+            }
+            Scope::All => self.counters.invalidations_of_all += 1,
+        }
+        if what.tables == Tables::Detached {
+            self.counters.invalidations_of_tables += 1;
+        }
+        if self.invalidations_to_fail > 0 {
+            self.counters.invalidations_failed += 1;
+        }
+        take_failure(&mut self.invalidations_to_fail, "the simulated invalidation failed")?;
+        if !matches!(self.planted, Planted::IgnoreLeaves | Planted::IgnoreAll) {
+            self.counters.leaves_dropped += forget(&mut self.leaves, what.scope);
+            forget(&mut self.absent, what.scope);
+        }
+        // Everything about the domain includes its links, whatever was taken away.
+        let concerns_links = what.tables == Tables::Detached || what.scope == Scope::All;
+        if concerns_links && !matches!(self.planted, Planted::IgnoreTables | Planted::IgnoreAll) {
+            self.counters.links_dropped += forget(&mut self.links, what.scope);
+        }
+        Ok(())
+    }
+}
+
+fn forget<V>(blocks: &mut BlockMap<V>, scope: Scope<'_>) -> u64 {
+    match scope {
+        Scope::Ranges(ranges) => ranges.iter().map(|range| blocks.remove(*range)).sum(),
+        Scope::All => blocks.clear(),
+    }
+}
+
+fn take_failure(left: &mut u64, what: &'static str) -> Result<(), HardwareError> {
+    match left.checked_sub(1) {
+        Some(fewer) => {
+            *left = fewer;
+            Err(HardwareError { what, status: 1 })
+        }
+        None => Ok(()),
+    }
+}
+
+/// log2 of the size of an aligned block; 64 for the whole space.
+fn block_lg2(block: IovaRange) -> u32 {
+    64 - block.len_less_one().leading_zeros()
+}

@@ -1,0 +1,277 @@
+//! TTBR, TCR and MAIR as software gives them to the hardware, and what they say.
+//!
+//! Arm Architecture Reference Manual for A-profile architecture (DDI 0487, issue K.a): chapter D24,
+//! registers TCR_EL1, TTBR0_EL1, TTBR1_EL1 and MAIR_EL1; D8.2, "Translation process", for address
+//! sizes, the alignment of the base and the start level with each granule. An SMMUv3 context
+//! descriptor (IHI 0070, 5.4) has the same fields in other places.
+
+use dmaspan::lg2;
+
+/// Which half of the address space the tables are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Half {
+    /// Addresses whose upper bits are all 0: TTBR0, T0SZ, TG0, EPD0, HPD0.
+    #[default]
+    Lower,
+    /// Addresses whose upper bits are all 1: TTBR1, T1SZ, TG1, EPD1, HPD1.
+    Upper,
+}
+
+/// As whom a device accesses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Privilege {
+    /// As EL0 does.
+    #[default]
+    Unprivileged,
+    /// As EL1 does.
+    Privileged,
+}
+
+/// The registers of a stage 1 translation regime, EL1&0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ArmS1Registers {
+    /// TTBR0_EL1 or TTBR1_EL1, as `half` says.
+    pub ttbr: u64,
+    /// TCR_EL1.
+    pub tcr: u64,
+    /// MAIR_EL1.
+    pub mair: u64,
+    /// Which half of the address space.
+    pub half: Half,
+    /// As whom the device accesses memory.
+    pub privilege: Privilege,
+}
+
+/// Why registers describe no tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadRegisters {
+    /// TG0 or TG1 is reserved.
+    #[error("the granule field of {tcr:#x} is reserved")]
+    Granule {
+        /// TCR_EL1.
+        tcr: u64,
+    },
+    /// IPS is reserved.
+    #[error("the IPS field of {tcr:#x} is reserved")]
+    OutputSize {
+        /// TCR_EL1.
+        tcr: u64,
+    },
+    /// T0SZ or T1SZ is too small or too large for the granule.
+    #[error("TxSZ {txsz} is not in {min}..={max}")]
+    InputSize {
+        /// The field.
+        txsz: u32,
+        /// The smallest for the granule.
+        min: u32,
+        /// The largest for the granule.
+        max: u32,
+    },
+    /// The table base is not aligned to the size of the root table, or to 64 bytes.
+    #[error("the base in {ttbr:#x} is not aligned to 2^{align_lg2} bytes")]
+    Base {
+        /// The register.
+        ttbr: u64,
+        /// log2 of the alignment.
+        align_lg2: u32,
+    },
+    /// A field asks for something that this walker does not do.
+    #[error("{field} in {tcr:#x} is not supported")]
+    Unsupported {
+        /// The field.
+        field: &'static str,
+        /// TCR_EL1.
+        tcr: u64,
+    },
+}
+
+/// What the registers say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Config {
+    pub(super) granule_lg2: u32,
+    /// Bits of an input address.
+    pub(super) input_lg2: u32,
+    /// Bits of an output or table address.
+    pub(super) output_lg2: u32,
+    pub(super) start_level: u8,
+    pub(super) base: u64,
+    pub(super) walks: Walks,
+    pub(super) hierarchical: Hierarchical,
+    pub(super) access_flag: FlagUpdate,
+    pub(super) dirty: FlagUpdate,
+}
+
+/// EPD0 and EPD1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Walks {
+    Enabled,
+    Disabled,
+}
+
+/// HPD0 and HPD1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hierarchical {
+    Honoured,
+    Disabled,
+}
+
+/// HA and HD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FlagUpdate {
+    Hardware,
+    Software,
+}
+
+/// Bits `high..=low` of a word.
+pub(super) const fn field(word: u64, high: u32, low: u32) -> u64 {
+    (word >> low) & lg2::mask(high - low + 1)
+}
+const _: () = assert!(field(0x1234, 11, 4) == 0x23 && field(u64::MAX, 63, 0) == u64::MAX);
+
+/// Whether a bit of a word is set.
+pub(super) const fn bit(word: u64, number: u32) -> bool {
+    field(word, number, number) == 1
+}
+
+impl Config {
+    pub(super) fn parse(registers: &ArmS1Registers) -> Result<Self, BadRegisters> {
+        let tcr = registers.tcr;
+        // DS (FEAT_LPA2), TBI0 and TBI1 change what an address is; a wrong walk would be silent.
+        for (field, number) in [("DS", 59), ("TBI0", 37), ("TBI1", 38)] {
+            if bit(tcr, number) {
+                return Err(BadRegisters::Unsupported { field, tcr });
+            }
+        }
+        let granule_lg2 = granule_lg2(registers)?;
+        let output_lg2 = output_lg2(tcr, granule_lg2)?;
+        let input_lg2 = input_lg2(registers, granule_lg2)?;
+        let (epd, hpd) = match registers.half {
+            Half::Lower => (7, 41),
+            Half::Upper => (23, 42),
+        };
+        let start_level = start_level(input_lg2, granule_lg2);
+        let update = |number| {
+            if bit(tcr, number) { FlagUpdate::Hardware } else { FlagUpdate::Software }
+        };
+        let access_flag = update(39);
+        Ok(Self {
+            granule_lg2,
+            input_lg2,
+            output_lg2,
+            start_level,
+            base: base(registers.ttbr, granule_lg2, output_lg2, input_lg2, start_level)?,
+            walks: if bit(tcr, epd) { Walks::Disabled } else { Walks::Enabled },
+            hierarchical: if bit(tcr, hpd) {
+                Hierarchical::Disabled
+            } else {
+                Hierarchical::Honoured
+            },
+            access_flag,
+            // Hardware manages dirty state only where it manages the access flag (D8.5).
+            dirty: match access_flag {
+                FlagUpdate::Hardware => update(40),
+                FlagUpdate::Software => FlagUpdate::Software,
+            },
+        })
+    }
+
+    /// Address bits that one level resolves: a table is one granule of 8-byte descriptors.
+    pub(super) const fn stride_lg2(granule_lg2: u32) -> u32 {
+        granule_lg2 - 3
+    }
+
+    /// log2 of what one entry of a table at `level` covers.
+    pub(super) fn entry_lg2(&self, level: u8) -> u32 {
+        self.granule_lg2 + Self::stride_lg2(self.granule_lg2) * u32::from(3 - level.min(3))
+    }
+
+    /// log2 of what a whole table at `level` covers.
+    pub(super) fn table_lg2(&self, level: u8) -> u32 {
+        if level <= self.start_level { self.input_lg2 } else { self.entry_lg2(level - 1) }
+    }
+}
+
+/// TG0 and TG1 have different encodings.
+fn granule_lg2(registers: &ArmS1Registers) -> Result<u32, BadRegisters> {
+    let tcr = registers.tcr;
+    match (registers.half, registers.half.granule_field(tcr)) {
+        (Half::Lower, 0b00) | (Half::Upper, 0b10) => Ok(12),
+        (Half::Lower, 0b10) | (Half::Upper, 0b01) => Ok(14),
+        (Half::Lower, 0b01) | (Half::Upper, 0b11) => Ok(16),
+        _ => Err(BadRegisters::Granule { tcr }),
+    }
+}
+
+impl Half {
+    fn granule_field(self, tcr: u64) -> u64 {
+        match self {
+            Self::Lower => field(tcr, 15, 14),
+            Self::Upper => field(tcr, 31, 30),
+        }
+    }
+}
+
+/// IPS. 52 bits need the 64K granule where DS is 0; with others the size is 48 bits.
+fn output_lg2(tcr: u64, granule_lg2: u32) -> Result<u32, BadRegisters> {
+    match field(tcr, 34, 32) {
+        0b000 => Ok(32),
+        0b001 => Ok(36),
+        0b010 => Ok(40),
+        0b011 => Ok(42),
+        0b100 => Ok(44),
+        0b101 => Ok(48),
+        0b110 => Ok(if granule_lg2 == 16 { 52 } else { 48 }),
+        _ => Err(BadRegisters::OutputSize { tcr }),
+    }
+}
+
+/// T0SZ and T1SZ. 52-bit input needs the 64K granule (FEAT_LVA); small tables as FEAT_TTST has
+/// them.
+fn input_lg2(registers: &ArmS1Registers, granule_lg2: u32) -> Result<u32, BadRegisters> {
+    let txsz = match registers.half {
+        Half::Lower => field(registers.tcr, 5, 0),
+        Half::Upper => field(registers.tcr, 21, 16),
+    };
+    let (min, max) = if granule_lg2 == 16 { (12, 47) } else { (16, 48) };
+    // A field of six bits fits.
+    let txsz = u32::try_from(txsz).unwrap_or(u32::MAX);
+    if (min..=max).contains(&txsz) {
+        Ok(64 - txsz)
+    } else {
+        Err(BadRegisters::InputSize { txsz, min, max })
+    }
+}
+
+/// As many levels as the input address needs, the last one being level 3.
+fn start_level(input_lg2: u32, granule_lg2: u32) -> u8 {
+    match (input_lg2 - granule_lg2).div_ceil(Config::stride_lg2(granule_lg2)) {
+        0 | 1 => 3,
+        2 => 2,
+        3 => 1,
+        _ => 0,
+    }
+}
+
+/// BADDR. For 52-bit output addresses its bits 51:48 are in bits 5:2 of the register.
+fn base(
+    ttbr: u64,
+    granule_lg2: u32,
+    output_lg2: u32,
+    input_lg2: u32,
+    start_level: u8,
+) -> Result<u64, BadRegisters> {
+    let below = granule_lg2 + Config::stride_lg2(granule_lg2) * u32::from(3 - start_level);
+    // The root table has 2^(input - below) descriptors of 8 bytes, and at least 64 bytes'
+    // alignment.
+    let align_lg2 = (input_lg2 - below + 3).max(6);
+    // Bits 63:48 are the ASID and bit 0 is CnP.
+    let low = field(ttbr, 47, 1) << 1;
+    let (low, high) =
+        if output_lg2 == 52 { (low & !0b11_1100, field(ttbr, 5, 2) << 48) } else { (low, 0) };
+    if lg2::is_aligned(low, align_lg2) {
+        Ok(low | high)
+    } else {
+        Err(BadRegisters::Base { ttbr, align_lg2 })
+    }
+}

@@ -1,0 +1,315 @@
+//! Table walkers written from the manuals, not from an encoder.
+//!
+//! A walker reads tables word by word through [`TableWords`] and answers as hardware with the same
+//! registers would: a [`Translation`] or a [`Fault`]. It shares no code with the page tables of the
+//! core, so that a misread manual shows as a disagreement between the two.
+//!
+//! Levels are numbered as the manual of the format numbers them, since faults report them.
+//!
+//! A walk is cut in two for the sake of walk caches: [`Walker::root`] says where it begins, and
+//! [`Walker::walk_from`] goes on from any table that an earlier walk found. What was found on the
+//! way is left in a [`WalkPath`], also where the walk ends in a fault: hardware may keep valid
+//! links that lead to an invalid entry.
+
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
+
+pub mod arm_lpae;
+mod image;
+
+pub use image::TableImage;
+
+/// Why a word cannot be read from, or written to, a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotATable {
+    /// No table memory is at this address, or the address is not that of a word.
+    #[error("no table memory at {paddr}")]
+    Outside {
+        /// The word's address.
+        paddr: PhysAddr,
+    },
+    /// The address lies in a table that was freed.
+    #[error("the table at {paddr} was freed")]
+    Freed {
+        /// The word's address.
+        paddr: PhysAddr,
+    },
+    /// The tables cannot be updated by hardware.
+    #[error("the table at {paddr} cannot be updated")]
+    ReadOnly {
+        /// The word's address.
+        paddr: PhysAddr,
+    },
+}
+
+/// What a walker reads tables from: the memory that table pointers lead to, as the hardware sees
+/// it.
+pub trait TableWords {
+    /// The little-endian word at `paddr`, read with one access.
+    ///
+    /// # Errors
+    ///
+    /// [`NotATable`] where hardware would read something that is no table of this domain.
+    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable>;
+
+    /// Replaces the word at `paddr` by `new` where it is `old`, in one atomic access, and returns
+    /// the word found. For hardware that updates access flags and dirty bits.
+    ///
+    /// # Errors
+    ///
+    /// [`NotATable`]; tables that implement only reading answer [`NotATable::ReadOnly`].
+    fn exchange_u64(&self, paddr: PhysAddr, _old: u64, _new: u64) -> Result<u64, NotATable> {
+        Err(NotATable::ReadOnly { paddr })
+    }
+}
+
+impl<T: TableWords + ?Sized> TableWords for &T {
+    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
+        (**self).read_u64(paddr)
+    }
+
+    fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
+        (**self).exchange_u64(paddr, old, new)
+    }
+}
+
+impl<T: TableWords + ?Sized> TableWords for std::sync::Arc<T> {
+    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
+        (**self).read_u64(paddr)
+    }
+
+    fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
+        (**self).exchange_u64(paddr, old, new)
+    }
+}
+
+/// What a device does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// It reads.
+    Read,
+    /// It writes.
+    Write,
+}
+
+/// What kind of fault ended a translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// Nothing is mapped, or the address is outside what the tables can map.
+    Translation,
+    /// The entry's access flag is clear and hardware does not set it.
+    AccessFlag,
+    /// The entry does not permit the access.
+    Permission,
+    /// A table or output address, or the table base, is larger than the configured size.
+    AddressSize,
+    /// A table could not be read.
+    ExternalAbort(NotATable),
+}
+
+/// A translation that hardware would refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind:?} fault at level {level}: {access:?} of iova {iova}")]
+pub struct Fault {
+    /// What kind.
+    pub kind: FaultKind,
+    /// The level whose entry is to blame, in the numbering of the format's manual.
+    pub level: u8,
+    /// The address that the device used.
+    pub iova: Iova,
+    /// What the device did.
+    pub access: Access,
+}
+
+/// Who can see writes to a page, as its entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shareability {
+    /// Only the observer itself.
+    NonShareable,
+    /// The encoding is reserved.
+    Reserved,
+    /// The outer shareable domain.
+    Outer,
+    /// The inner shareable domain.
+    Inner,
+}
+
+/// A table that a walk found, with all that is needed to go on from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableLink {
+    /// Where the table is.
+    pub table: PhysAddr,
+    /// Everything that it translates.
+    pub block: IovaRange,
+    /// Its level.
+    pub level: u8,
+    /// What the upper levels took away from everything below them, in the bits of the format.
+    pub inherited: u64,
+}
+
+/// One entry that a walk read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableStep {
+    /// The table that it is in.
+    pub link: TableLink,
+    /// log2 of the bytes that one entry of this table covers.
+    pub entry_lg2: u32,
+    /// Where the entry is.
+    pub entry_paddr: PhysAddr,
+    /// The entry.
+    pub entry: u64,
+}
+
+/// How many levels a walk can have at most.
+pub const MAX_LEVELS: usize = 6;
+
+/// The entries that a walk read, from the table where it began.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct WalkPath {
+    steps: [Option<TableStep>; MAX_LEVELS],
+    len: usize,
+}
+
+impl WalkPath {
+    /// An empty path.
+    pub const fn new() -> Self {
+        Self { steps: [None; MAX_LEVELS], len: 0 }
+    }
+
+    /// The steps, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &TableStep> + '_ {
+        self.steps.iter().flatten()
+    }
+
+    /// The entry at which the walk ended.
+    pub fn last(&self) -> Option<&TableStep> {
+        self.steps[..self.len].last()?.as_ref()
+    }
+
+    /// How many entries were read.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no entry was read.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a step. A walk deeper than [`MAX_LEVELS`] keeps its first steps.
+    pub fn push(&mut self, step: TableStep) {
+        if let Some(place) = self.steps.get_mut(self.len) {
+            *place = Some(step);
+            self.len += 1;
+        }
+    }
+}
+
+impl std::fmt::Debug for WalkPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// A change that hardware makes to the leaf's entry before it uses it: the access flag, dirty
+/// state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryUpdate {
+    /// Where the entry is.
+    pub entry_paddr: PhysAddr,
+    /// What the walk read there.
+    pub old: u64,
+    /// What hardware writes there.
+    pub new: u64,
+}
+
+/// What an address translates to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// The address that was translated.
+    pub iova: Iova,
+    /// What it translates to.
+    pub paddr: PhysAddr,
+    /// Everything that the leaf's own entry covers.
+    pub leaf: IovaRange,
+    /// log2 of the leaf's size.
+    pub leaf_lg2: u32,
+    /// Everything that an IOTLB may cover with one entry: the leaf, or its contiguous group.
+    pub group: IovaRange,
+    /// log2 of the group's size; `leaf_lg2` where there is no group.
+    pub group_lg2: u32,
+    /// The level of the leaf.
+    pub level: u8,
+    /// What is permitted. `CACHE` and `MMIO` follow from the memory attributes.
+    pub prot: Prot,
+    /// Whether the first write makes hardware mark the entry dirty: it was not written yet.
+    pub clean: bool,
+    /// The memory attributes, as the format's attribute register has them.
+    pub attributes: u8,
+    /// The shareability that the entry says.
+    pub shareability: Shareability,
+    /// What hardware writes into the entry for this access, where it writes.
+    pub update: Option<EntryUpdate>,
+    /// The entries read, for walk caches and checks.
+    pub tables: WalkPath,
+}
+
+/// A format's table walk.
+pub trait Walker {
+    /// Where the walk for `iova` begins: the root table.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`] where the address is out of reach of the tables, or the registers disable them.
+    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault>;
+
+    /// Goes on from the table `from`, whose block has `iova`, to the leaf.
+    ///
+    /// Does not ask whether the leaf permits the access, because hardware may cache leaves that do
+    /// not: see [`permits`](Self::permits). Every entry that was read is added to `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`] of every kind but [`FaultKind::Permission`].
+    fn walk_from<T: TableWords + ?Sized>(
+        &self,
+        tables: &T,
+        from: TableLink,
+        iova: Iova,
+        access: Access,
+        path: &mut WalkPath,
+    ) -> Result<Translation, Fault>;
+
+    /// Whether a leaf with these permissions permits the access.
+    fn permits(&self, prot: Prot, access: Access) -> bool;
+
+    /// The whole translation, as a device's access gets it when nothing is cached.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`].
+    fn walk<T: TableWords + ?Sized>(
+        &self,
+        tables: &T,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault> {
+        let root = self.root(iova, access)?;
+        let translation = self.walk_from(tables, root, iova, access, &mut WalkPath::new())?;
+        if self.permits(translation.prot, access) {
+            Ok(translation)
+        } else {
+            Err(Fault { kind: FaultKind::Permission, level: translation.level, iova, access })
+        }
+    }
+}
+
+/// The aligned block of `2^lg2` addresses that has `iova`.
+pub(crate) fn block_around(iova: Iova, lg2: u32) -> IovaRange {
+    let start = lg2::align_down(iova.get(), lg2);
+    let last = start | lg2::mask(lg2);
+    // `last` is `start` with more bits set, so it is not below.
+    IovaRange::new(Iova::new(start), Iova::new(last))
+        .unwrap_or_else(|| unreachable!("{last:#x} is {start:#x} with bits set"))
+}

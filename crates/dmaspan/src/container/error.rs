@@ -1,0 +1,146 @@
+//! What a container refuses.
+
+use crate::account::OverLimit;
+use crate::addr::{Iova, UserAddr};
+use crate::error::Errno;
+use crate::iommu::{self, HardwareError};
+use crate::prot::Prot;
+use crate::range::{IovaRange, RangeError, UserRange};
+
+/// Why a container refused an operation, with the range that offends and the limit. `E` is the
+/// pinner's error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error<E: core::error::Error> {
+    /// An empty range, or one that wraps.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// An address or a length is not a multiple of the smallest page.
+    #[error("mapping {user} at {iova} is not aligned to pages of {granule:#x} bytes")]
+    Misaligned {
+        /// Where it was to be mapped.
+        iova: Iova,
+        /// The memory.
+        user: UserRange,
+        /// The smallest page, in bytes.
+        granule: u64,
+    },
+    /// The mapping would permit nothing.
+    #[error("mapping {user} with {prot:?} permits neither reads nor writes")]
+    NoAccess {
+        /// The memory.
+        user: UserRange,
+        /// What was asked for.
+        prot: Prot,
+    },
+    /// Devices cannot be given addresses there.
+    #[error("{range} is not within {aperture}, where mappings may lie")]
+    OutsideAperture {
+        /// Where it was to be mapped.
+        range: IovaRange,
+        /// Where mappings may lie.
+        aperture: IovaRange,
+    },
+    /// There is a mapping already.
+    #[error("{range} overlaps the mapping at {existing}")]
+    Exists {
+        /// Where it was to be mapped.
+        range: IovaRange,
+        /// What is mapped.
+        existing: IovaRange,
+    },
+    /// Another operation works on a mapping there. Try again when it is done.
+    #[error("{range} overlaps {busy}, which is being mapped or unmapped")]
+    Busy {
+        /// What was asked for.
+        range: IovaRange,
+        /// What the other operation works on.
+        busy: IovaRange,
+    },
+    /// Hardware may still use the range, since an invalidation failed: it is out of use for ever.
+    #[error(
+        "{range} overlaps {quarantined}, which a device may still use: its invalidation failed"
+    )]
+    Quarantined {
+        /// What was asked for.
+        range: IovaRange,
+        /// What is out of use.
+        quarantined: IovaRange,
+    },
+    /// The range begins or ends inside a mapping.
+    #[error("{range} would cut the mapping at {mapping}")]
+    Bisects {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// The mapping.
+        mapping: IovaRange,
+    },
+    /// There are as many mappings as there may be.
+    #[error("{limit} mappings are in use, as many as there may be")]
+    TooManyMappings {
+        /// How many there may be.
+        limit: usize,
+    },
+    /// The owner may not pin so much.
+    #[error("pinning {user}: {source}")]
+    OverLimit {
+        /// The memory.
+        user: UserRange,
+        /// The charge and the limit.
+        source: OverLimit,
+    },
+    /// The memory could not be pinned.
+    #[error("pinning {user} failed: {source}")]
+    Pin {
+        /// The memory.
+        user: UserRange,
+        /// The pinner's reason.
+        source: E,
+    },
+    /// The pinner found less or more memory than the range has.
+    #[error("the pinner found {found:#x} bytes for {user}")]
+    PinnedLen {
+        /// The memory.
+        user: UserRange,
+        /// How many bytes the spans had.
+        found: u64,
+    },
+    /// The memory cannot be mapped: of two addresses that belong together one is aligned and one is not.
+    #[error("the memory behind {user} cannot be mapped: {source}")]
+    Map {
+        /// The memory, from the first byte that could not be mapped on.
+        user: UserAddr,
+        /// The domain's reason.
+        source: iommu::Error,
+    },
+    /// Hardware did not confirm that it forgot the range. Its memory stays pinned for ever.
+    #[error("{range} stays pinned, since a device may still use it: {source}")]
+    NotForgotten {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// What hardware said.
+        source: HardwareError,
+    },
+}
+
+impl<E: core::error::Error> Error<E> {
+    /// What a front end that looks like Linux's VFIO answers (drivers/vfio/vfio_iommu_type1.c); `pin`
+    /// gives the number for the pinner's own errors.
+    pub fn errno(&self, pin: impl FnOnce(&E) -> Errno) -> Errno {
+        match self {
+            Self::Range(error) => error.errno(),
+            Self::Misaligned { .. }
+            | Self::NoAccess { .. }
+            | Self::OutsideAperture { .. }
+            | Self::Bisects { .. } => Errno::EINVAL,
+            Self::Exists { .. } => Errno::EEXIST,
+            Self::Busy { .. } | Self::Quarantined { .. } => Errno::EBUSY,
+            Self::TooManyMappings { .. } => Errno::ENOSPC,
+            Self::OverLimit { source, .. } => source.errno(),
+            Self::Pin { source, .. } => pin(source),
+            Self::PinnedLen { .. } => Errno::EFAULT,
+            Self::Map { source, .. } => source.errno(),
+            Self::NotForgotten { .. } => Errno::EIO,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What page-table operations refuse.
+
+use crate::addr::{Iova, PhysAddr};
+use crate::error::Errno;
+use crate::range::{IovaRange, RangeError};
+use crate::span::Span;
+
+/// Why a page-table operation was refused, with the range that offends and the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An empty range, or one that wraps.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The list of spans is empty.
+    #[error("no spans to map at {iova}")]
+    NoSpans {
+        /// Where they would have been mapped.
+        iova: Iova,
+    },
+    /// The page size is not one of the table's.
+    #[error("pages of {page_size:#x} bytes are not among the table's sizes {page_sizes:#x}")]
+    PageSize {
+        /// The size asked for, in bytes.
+        page_size: u64,
+        /// The sizes there are, one bit each.
+        page_sizes: u64,
+    },
+    /// An IOVA or length is not a multiple of the page.
+    #[error("the range {range} is not aligned to pages of {page_size:#x} bytes")]
+    Misaligned {
+        /// The range asked for.
+        range: IovaRange,
+        /// The page, in bytes.
+        page_size: u64,
+    },
+    /// A physical address or length is not a multiple of the page.
+    #[error("the memory {span} is not aligned to pages of {page_size:#x} bytes")]
+    MisalignedSpan {
+        /// The memory that was to be mapped.
+        span: Span,
+        /// The page, in bytes.
+        page_size: u64,
+    },
+    /// Part of the range has no translation in this table, ever.
+    #[error("the range {range} is not within the table's aperture {aperture}")]
+    OutsideAperture {
+        /// The range asked for.
+        range: IovaRange,
+        /// What the table translates.
+        aperture: IovaRange,
+    },
+    /// Part of the range does not belong to the caller.
+    #[error("the range {range} is not within {owned}, which the caller owns")]
+    NotOwned {
+        /// The range asked for.
+        range: IovaRange,
+        /// What was claimed.
+        owned: IovaRange,
+    },
+    /// Part of the memory cannot be expressed by an entry.
+    #[error("the memory {span} reaches beyond {last}, the last that entries can express")]
+    OutsideOutput {
+        /// The memory that was to be mapped.
+        span: Span,
+        /// The last physical address there is.
+        last: PhysAddr,
+    },
+    /// Neither reading nor writing is permitted: hardware would take the entry for an empty one.
+    #[error("a mapping at {iova} that permits neither reads nor writes")]
+    NoAccess {
+        /// Where it would start.
+        iova: Iova,
+    },
+    /// Something is mapped there.
+    #[error("{leaf} is mapped already")]
+    Occupied {
+        /// The leaf in the way.
+        leaf: IovaRange,
+    },
+    /// A table without leaves stands where a larger leaf would go.
+    ///
+    /// Reclaim the range, sync, and map again; [`Domain`](crate::iommu::Domain) does.
+    #[error("an empty table stands in the way of a leaf at {block}")]
+    EmptyTable {
+        /// What the table translates.
+        block: IovaRange,
+    },
+    /// Nothing is mapped there.
+    #[error("nothing is mapped at {hole}")]
+    Hole {
+        /// The first hole in the range, as far as the table tells at once.
+        hole: IovaRange,
+    },
+    /// The range begins or ends inside a leaf.
+    #[error("the range ends inside the leaf {leaf}, which would have to be split")]
+    WouldSplit {
+        /// The leaf.
+        leaf: IovaRange,
+    },
+    /// The table memory is used up.
+    #[error("{asked} tables are needed for {range} and the table memory has not so many")]
+    NoTables {
+        /// What was to be mapped.
+        range: IovaRange,
+        /// How many tables it takes.
+        asked: usize,
+    },
+    /// An entry that no operation of this table wrote.
+    #[error("the entry for {iova} at level {level} is none that this table wrote")]
+    Corrupt {
+        /// An address that it translates.
+        iova: Iova,
+        /// Its level; level 0 has the smallest leaves.
+        level: u32,
+    },
+}
+
+impl Error {
+    /// What a front end that looks like Linux answers.
+    ///
+    /// Linux's own page tables do not agree among themselves; where they differ it is the number that
+    /// io-pgtable-arm uses for overlap (`EEXIST`), and generic_pt for holes and wrapping ranges.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Range(error) => error.errno(),
+            Self::NoSpans { .. }
+            | Self::PageSize { .. }
+            | Self::Misaligned { .. }
+            | Self::MisalignedSpan { .. }
+            | Self::NotOwned { .. }
+            | Self::NoAccess { .. }
+            | Self::WouldSplit { .. } => Errno::EINVAL,
+            Self::OutsideAperture { .. } | Self::OutsideOutput { .. } => Errno::ERANGE,
+            Self::Occupied { .. } | Self::EmptyTable { .. } => Errno::EEXIST,
+            Self::Hole { .. } => Errno::ENOENT,
+            Self::NoTables { .. } => Errno::ENOMEM,
+            Self::Corrupt { .. } => Errno::EIO,
+        }
+    }
+}

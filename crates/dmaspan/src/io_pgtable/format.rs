@@ -1,0 +1,141 @@
+//! How a format encodes its entries: all that the walker does not know.
+
+use core::fmt::Debug;
+
+use super::memory::TableShape;
+use super::word::Word;
+use crate::addr::PhysAddr;
+use crate::lg2;
+use crate::prot::Prot;
+use crate::range::IovaRange;
+
+/// The most levels of any format.
+pub const MAX_LEVELS: usize = 6;
+
+/// How the entries of a leaf that fills several of them look.
+///
+/// A leaf of a size between two levels' blocks is a *group* of `2^n` neighbouring entries of the lower
+/// level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Groups {
+    /// Each entry has its own address, and a hint that its neighbours belong to it (Arm's contiguous
+    /// bit).
+    Consecutive,
+    /// All entries are the same word, with the address of the whole leaf (Arm's short descriptors,
+    /// AMD v1, RISC-V Svnapot).
+    Repeated,
+}
+
+/// The shape of a table tree: what the walker needs to know besides the entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Which IOVAs the tree can translate.
+    pub aperture: IovaRange,
+    /// Physical addresses of leaves have this many bits.
+    pub output_bits: u32,
+    /// The level of the root; level 0 has the smallest leaves.
+    pub top_level: u32,
+    /// The leaf sizes that calls may use and choose from, bit n for 2^n bytes.
+    pub page_sizes: u64,
+    /// What the root looks like.
+    pub root: TableShape,
+    /// What every other table looks like.
+    pub table: TableShape,
+}
+
+/// What an entry means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Nothing is mapped.
+    Empty,
+    /// Leads to a table of the next lower level.
+    Table(PhysAddr),
+    /// A leaf, or one entry of a group that is one.
+    Leaf(Leaf),
+    /// No word that this format writes.
+    Invalid,
+}
+
+/// What a leaf entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// The address in the entry: of the entry's block ([`Groups::Consecutive`]) or of the whole leaf
+    /// ([`Groups::Repeated`]). Rounded down to the leaf's size it is the leaf's in both.
+    pub paddr: PhysAddr,
+    /// The size of the whole leaf, log2 of bytes.
+    pub lg2: u32,
+}
+
+/// An IO page-table format: how entries are encoded. One generic walker does the rest.
+///
+/// A format is a value: its fields are what may differ between two tables of it. Its methods are
+/// small, inlined into the walker's loops and free of branches where the format is.
+pub trait Format: Debug + Send + Sync + 'static {
+    /// What an entry is.
+    type Word: Word;
+
+    /// log2 of the smallest leaf, that of level 0.
+    const GRANULE_LG2: u32;
+    /// log2 of the entries of every table but the root.
+    const LG2_ENTRIES: u32;
+    /// How leaves of several entries look.
+    const GROUPS: Groups;
+
+    /// The shape of the tree.
+    fn geometry(&self) -> Geometry;
+
+    /// All of a leaf entry but its address, for leaves of `2^lg2` bytes at `level`.
+    ///
+    /// `lg2` is one of the page sizes, `level` the level of its entries, and `prot` permits access.
+    fn template(&self, level: u32, lg2: u32, prot: Prot) -> Self::Word;
+
+    /// A leaf entry from its template and address. `paddr` is aligned and within the output bits.
+    fn leaf(&self, template: Self::Word, paddr: PhysAddr) -> Self::Word;
+
+    /// The leaf entry with the same attributes whose address is `bytes` further on: one addition in most
+    /// formats. The address stays within the output bits, or the entry is only compared with.
+    fn advance(&self, leaf: Self::Word, bytes: u64) -> Self::Word;
+
+    /// An entry that leads to a table.
+    fn link(&self, table: PhysAddr) -> Self::Word;
+
+    /// What an entry at `level` means.
+    fn decode(&self, level: u32, word: Self::Word) -> Entry;
+
+    /// The table that an entry at `level`, above 0, leads to: what [`decode`](Self::decode) says, at the
+    /// price of a test. Every step down the tree is this.
+    #[inline(always)]
+    fn table_of(&self, level: u32, word: Self::Word) -> Option<PhysAddr> {
+        match self.decode(level, word) {
+            Entry::Table(paddr) => Some(paddr),
+            _ => None,
+        }
+    }
+
+    /// What a leaf entry permits.
+    fn prot(&self, level: u32, leaf: Self::Word) -> Prot;
+
+    /// log2 of the bytes that one entry at `level` covers.
+    #[inline(always)]
+    fn shift(level: u32) -> u32 {
+        Self::GRANULE_LG2 + level * Self::LG2_ENTRIES
+    }
+
+    /// The level at which leaves of `2^lg2` bytes (at least the granule) have their entries.
+    #[inline(always)]
+    fn level_of(lg2: u32) -> u32 {
+        (lg2 - Self::GRANULE_LG2) / Self::LG2_ENTRIES
+    }
+}
+
+/// The shape of a tree that translates `input_bits` by `F`: its top level and its root's entries
+/// (log2). `input_bits` is above the granule's bits.
+pub(super) fn tree_of<F: Format>(input_bits: u32) -> (u32, u32) {
+    let top = (input_bits - F::GRANULE_LG2).div_ceil(F::LG2_ENTRIES) - 1;
+    (top, input_bits - F::shift(top))
+}
+
+/// The leaf sizes that a tree with this top level can have at all, of those in `page_sizes`.
+pub(super) fn sizes_within(page_sizes: u64, input_bits: u32) -> u64 {
+    page_sizes & lg2::mask(input_bits + 1)
+}

@@ -1,0 +1,156 @@
+//! Where tables live.
+
+use core::fmt;
+
+use super::word::Word;
+use crate::addr::PhysAddr;
+
+/// Size and place of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableShape {
+    /// log2 of its bytes.
+    pub lg2_size: u32,
+    /// log2 of its alignment, in physical addresses.
+    pub lg2_align: u32,
+    /// Where its last byte may lie at the highest.
+    pub max_paddr: PhysAddr,
+}
+
+/// No tables are left; none was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoTables {
+    /// How many were asked for.
+    pub asked: usize,
+}
+
+/// The address of a table that is part of a tree.
+///
+/// Only the walker makes them, of tables that it published and did not retire: whoever gets one may
+/// rely on that.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TableAddr {
+    paddr: PhysAddr,
+    lg2_size: u32,
+}
+
+impl TableAddr {
+    #[inline(always)]
+    pub(super) const fn new(paddr: PhysAddr, lg2_size: u32) -> Self {
+        Self { paddr, lg2_size }
+    }
+
+    /// Its physical address.
+    #[inline(always)]
+    pub const fn paddr(&self) -> PhysAddr {
+        self.paddr
+    }
+
+    /// log2 of its bytes, as in the [`TableShape`] that it was taken with.
+    #[inline(always)]
+    pub const fn lg2_size(&self) -> u32 {
+        self.lg2_size
+    }
+}
+
+/// A table that nothing leads to yet: the caller's alone.
+///
+/// Its words are anything at first. It is filled through plain stores, which the compiler makes wide,
+/// and zeroed only where it stays empty.
+pub struct Fresh<'m, W> {
+    paddr: PhysAddr,
+    words: &'m mut [W],
+}
+
+impl<'m, W: Word> Fresh<'m, W> {
+    /// A table at `paddr` whose memory is `words`, all of it.
+    pub fn new(paddr: PhysAddr, words: &'m mut [W]) -> Self {
+        Self { paddr, words }
+    }
+
+    /// Its physical address.
+    pub fn paddr(&self) -> PhysAddr {
+        self.paddr
+    }
+
+    /// Its entries.
+    pub fn words(&mut self) -> &mut [W] {
+        self.words
+    }
+}
+
+impl<W> fmt::Debug for Fresh<'_, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fresh({})", self.paddr)
+    }
+}
+
+/// Gives tables and takes them back, and turns their physical addresses into memory.
+///
+/// A kernel implements it with its page allocator and direct map, a user-space program with an arena.
+/// The walker takes what an operation needs in one [`reserve`](Self::reserve) and returns what was
+/// detached in one [`free`](Self::free), after hardware forgot it.
+///
+/// # Safety
+///
+/// The implementer promises:
+///
+/// 1. A [`Fresh`] is exclusive, of the shape asked for, and its memory is really what hardware reads
+///    at its physical address.
+/// 2. [`entries`](Self::entries) returns the words of exactly that table, for a table that was
+///    published and not freed. Different tables do not overlap.
+/// 3. Nothing but the walker writes published tables, hardware's access flags and dirty bits aside;
+///    [`retire`](Self::retire), [`append`](Self::append) and a dropped list leave a table's words as
+///    they are: hardware may still read them. Lists are linked through other memory.
+/// 4. A freed table may become another table at once, and nothing but a table while the memory serves
+///    any tree.
+/// 5. A list that is dropped leaks its tables.
+///
+/// The caller, which is only the walker, promises that a [`TableAddr`] is of this memory, that no
+/// table is retired twice, and that a retired table is freed only when no hardware can read it.
+#[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
+pub unsafe trait TableMemory<W: Word>: Send + Sync {
+    /// Tables in no tree: reserved for one or detached from one. Owned, and linked by the memory's own
+    /// metadata.
+    type List: Default + Send + fmt::Debug;
+
+    /// Sets `count` tables aside.
+    ///
+    /// # Errors
+    ///
+    /// [`NoTables`] where there are not so many, none taken.
+    fn reserve(&self, shape: TableShape, count: usize) -> Result<Self::List, NoTables>;
+
+    /// Takes a table out of a list that was reserved with `shape`; `None` where it is empty.
+    fn take(&self, shape: TableShape, list: &mut Self::List) -> Option<Fresh<'_, W>>;
+
+    /// Puts a table that was not needed back into a list.
+    fn give_back(&self, list: &mut Self::List, fresh: Fresh<'_, W>);
+
+    /// Ends the exclusive access: hardware may read the table from now on. Where hardware does not see
+    /// the CPU's caches, the whole table is written back to memory here.
+    fn publish(&self, _fresh: Fresh<'_, W>) {}
+
+    /// The entries of a table.
+    ///
+    /// A memory that can tell returns no entries for an address that is no table of its own, which
+    /// ends the walk with an error; a direct map cannot tell.
+    fn entries(&self, table: &TableAddr) -> &[W::Atomic];
+
+    /// Entries that are next to each other in one published table were written. Where hardware does
+    /// not see the CPU's caches, their cache lines are written back here, each once.
+    #[inline(always)]
+    fn written(&self, _entries: &[W::Atomic]) {}
+
+    /// Adds a table that was detached from a tree.
+    fn retire(&self, list: &mut Self::List, table: TableAddr);
+
+    /// Moves all tables of `other` to `list`.
+    fn append(&self, list: &mut Self::List, other: Self::List);
+
+    /// Takes back all tables of a list, all of that shape.
+    ///
+    /// # Context
+    ///
+    /// May run with interrupts off. Does not allocate and cannot fail.
+    fn free(&self, shape: TableShape, list: Self::List);
+}

@@ -1,0 +1,534 @@
+//! IO page tables: one generic walker for all formats.
+//!
+//! A [`Format`] says how entries are encoded, a [`TableMemory`] where tables live, and [`PageTable`]
+//! does the rest, compiled anew for each pair. Level 0 is that of the smallest leaves, whatever the
+//! architecture's manual counts.
+//!
+//! # Owning ranges
+//!
+//! There is no lock around a table: disjoint ranges are mapped, unmapped and looked up in parallel.
+//! Whoever works on a range must own it, which is what [`Owned`] says. It comes from `&mut PageTable`
+//! safely ([`PageTable::whole`]), or from a promise ([`PageTable::claim`]).
+//!
+//! # When tables come and go
+//!
+//! A missing table is filled while nobody sees it and then installed by compare-and-swap, since
+//! neighbours may need the same one. Unmapping detaches the tables that its range covers whole; those at
+//! the range's ends may be in a neighbour's use and stay, empty, until [`Owned::reclaim`]. Detached
+//! tables are in [`Retired`] and freed by the sync.
+//!
+//! ```
+//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+//! use dmaspan_sim::Arena;
+//!
+//! let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//! let mut table = PageTable::new(format, tables)?;
+//! let whole = table.whole();
+//!
+//! // 4 MiB of contiguous memory and one page elsewhere: two leaves of 2 MiB, one of 4 KiB.
+//! let spans = [Span::new(PhysAddr::new(0x8000_0000), 4 << 20)?, Span::new(PhysAddr::new(0x5000), 4096)?];
+//! whole.map_spans(Iova::new(0), &spans, Prot::READ_WRITE).map_err(|failed| failed.error)?;
+//! assert_eq!(whole.iova_to_phys(Iova::new(0x40_0123)), Some(PhysAddr::new(0x5123)));
+//!
+//! let mut room = SpanBuf::room::<8>();
+//! let mut removed = SpanBuf::new(&mut room);
+//! let range = IovaRange::from_len(Iova::new(0), (4 << 20) + 4096)?;
+//! let unmapped = whole.unmap(range, &mut removed)?;
+//! assert_eq!(removed.spans(), spans);
+//! # drop(unmapped);
+//! # Ok::<(), dmaspan::io_pgtable::Error>(())
+//! ```
+
+mod arm_lpae;
+mod cursor;
+mod error;
+mod format;
+mod map;
+mod memory;
+mod retired;
+mod runs;
+mod scan;
+mod unmap;
+mod walk;
+mod word;
+
+pub use arm_lpae::{
+    ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers, ConfigError as ArmConfigError, Half,
+};
+pub use error::Error;
+pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
+pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
+pub use retired::Retired;
+pub use unmap::{Rest, Unmapped};
+pub use walk::{LeafCensus, Mapped, Walk};
+pub use word::Word;
+
+use core::fmt;
+use core::iter;
+use core::mem;
+
+use crate::addr::{Iova, PhysAddr};
+use crate::lg2;
+use crate::prot::Prot;
+use crate::range::IovaRange;
+use crate::span::{Span, SpanBuf};
+use runs::{Run, Runs};
+use unmap::{Ahead, Covered};
+
+/// A tree of tables of one format.
+///
+/// Dropping it frees all its tables.
+///
+/// # Context
+///
+/// It may be dropped only when no hardware walks it any more; [`Domain`](crate::iommu::Domain) sees to
+/// that.
+pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
+    format: F,
+    memory: M,
+    geometry: Geometry,
+    root: TableAddr,
+    root_mask: u64,
+    /// The last physical address that a leaf can have.
+    last_paddr: PhysAddr,
+    /// Whether leaves of several entries can occur.
+    has_groups: bool,
+    /// Whether hardware may use the tables for ever.
+    leaked: bool,
+}
+
+/// A range of a [`PageTable`] that the holder alone works on.
+pub struct Owned<'t, F: Format, M: TableMemory<F::Word>> {
+    table: &'t PageTable<F, M>,
+    range: IovaRange,
+    /// The part of it that the table translates: where operations may be.
+    within: Option<IovaRange>,
+}
+
+/// A mapping that was refused. Translations and tables are as before.
+#[derive(Debug)]
+#[must_use = "hardware may have seen what was taken back: sync it"]
+pub struct MapFailed<L> {
+    /// Why.
+    pub error: Error,
+    /// What was mapped before the error was found and taken back. Empty in most cases.
+    pub retired: Retired<L>,
+}
+
+/// What [`Owned::unmap_pages`] did.
+#[derive(Debug)]
+#[must_use = "hardware may still use what was retired"]
+pub struct UnmappedPages<L> {
+    /// Bytes taken away, from the start of the range on.
+    pub bytes: u64,
+    /// Why it stopped before the end of the range.
+    pub result: Result<(), Error>,
+    /// What to sync.
+    pub retired: Retired<L>,
+}
+
+impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
+    /// An empty table: a root without entries.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoTables`] where `memory` has no place for the root.
+    pub fn new(format: F, memory: M) -> Result<Self, Error> {
+        let geometry = format.geometry();
+        let no_root = Error::NoTables { range: geometry.aperture, asked: 1 };
+        let mut list = memory.reserve(geometry.root, 1).map_err(|NoTables { .. }| no_root)?;
+        let mut fresh = memory.take(geometry.root, &mut list).ok_or(no_root)?;
+        fresh.words().fill(F::Word::EMPTY);
+        let root = TableAddr::new(fresh.paddr(), geometry.root.lg2_size);
+        memory.publish(fresh);
+        let root_mask = lg2::mask(geometry.root.lg2_size - F::Word::LG2_BYTES);
+        let has_groups = (0..64)
+            .filter(|&lg2| geometry.page_sizes & lg2::size(lg2) != 0)
+            .any(|lg2| F::shift(F::level_of(lg2)) != lg2);
+        let last_paddr = PhysAddr::new(lg2::mask(geometry.output_bits));
+        Ok(Self {
+            format,
+            memory,
+            geometry,
+            root,
+            root_mask,
+            last_paddr,
+            has_groups,
+            leaked: false,
+        })
+    }
+
+    /// The format, which knows the values of hardware's registers.
+    pub fn format(&self) -> &F {
+        &self.format
+    }
+
+    /// Where the tables live.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// The physical address of the root table.
+    pub fn root(&self) -> PhysAddr {
+        self.root.paddr()
+    }
+
+    /// The shape of the tree: aperture, page sizes, levels.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// All of the table, whose exclusive reference proves that nobody else works on it.
+    pub fn whole(&mut self) -> Owned<'_, F, M> {
+        self.owned(self.geometry.aperture)
+    }
+
+    /// A range of the table that the caller owns.
+    ///
+    /// # Safety
+    ///
+    /// While the result is used, nobody else maps, unmaps, reclaims or looks up anything in `range`:
+    /// a table that an unmap detaches is freed and filled anew, and a walk that is still in it would
+    /// race with that.
+    #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    pub unsafe fn claim(&self, range: IovaRange) -> Owned<'_, F, M> {
+        self.owned(range)
+    }
+
+    /// [`claim`](Self::claim) for the parts of this crate that keep the promise.
+    #[inline(always)]
+    pub(crate) fn owned(&self, range: IovaRange) -> Owned<'_, F, M> {
+        Owned { table: self, range, within: range.intersection(self.geometry.aperture) }
+    }
+
+    /// Frees what was retired.
+    ///
+    /// # Safety
+    ///
+    /// No hardware uses what was retired: none walks this table, or all that do have forgotten it.
+    /// [`Domain::sync`](crate::iommu::Domain::sync) is this with the proof.
+    #[expect(unsafe_code, reason = "the caller promises that hardware is done with the tables")]
+    pub unsafe fn free(&self, retired: Retired<M::List>) {
+        if let Some(tables) = retired.tables {
+            self.free_tables(tables);
+        }
+    }
+
+    /// Frees detached tables that no hardware uses.
+    pub(crate) fn free_tables(&self, tables: M::List) {
+        self.memory.free(self.geometry.table, tables);
+    }
+
+    /// What hardware must forget before the table may be dropped.
+    pub(crate) fn everything(&self) -> Retired<M::List> {
+        Retired {
+            range: Some(self.geometry.aperture),
+            leaf_sizes: self.geometry.page_sizes,
+            tables: Some(M::List::default()),
+        }
+    }
+
+    /// Lets the tables outlive this: hardware may still walk them.
+    pub(crate) fn leak(&mut self) {
+        self.leaked = true;
+    }
+
+    /// The index of the entry for `iova` in the table of `level` that translates it.
+    #[inline(always)]
+    fn index(&self, level: u32, iova: u64) -> usize {
+        let mask = if level == self.geometry.top_level {
+            self.root_mask
+        } else {
+            lg2::mask(F::LG2_ENTRIES)
+        };
+        to_index((iova >> F::shift(level)) & mask)
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for PageTable<F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageTable")
+            .field("format", &self.format)
+            .field("root", &self.root)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for Owned<'_, F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owned").field("table", self.table).field("range", &self.range).finish()
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> Drop for PageTable<F, M> {
+    fn drop(&mut self) {
+        if self.leaked {
+            return;
+        }
+        let mut tables = M::List::default();
+        let entries = self.memory.entries(&self.root);
+        self.retire_children(entries, self.geometry.top_level, &mut tables);
+        self.memory.free(self.geometry.table, tables);
+        let mut root = M::List::default();
+        let addr = TableAddr::new(self.root.paddr(), self.root.lg2_size());
+        self.memory.retire(&mut root, addr);
+        self.memory.free(self.geometry.root, root);
+    }
+}
+
+impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
+    /// What the holder owns.
+    pub fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// Maps `page_count` pages of `page_size` bytes from `iova` to contiguous memory at `paddr`, and
+    /// returns how many bytes it mapped and why it stopped, if it did before the end. In one walk,
+    /// whatever the count; never by leaves of another size.
+    ///
+    /// What was mapped before an error stays: partial progress is the caller's to keep or unmap, as in
+    /// Linux's `map_pages` (include/linux/io-pgtable.h).
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`]; a bad argument maps nothing.
+    #[inline]
+    pub fn map_pages(
+        &self,
+        iova: Iova,
+        paddr: PhysAddr,
+        page_size: u64,
+        page_count: u64,
+        prot: Prot,
+    ) -> (u64, Result<(), Error>) {
+        let bytes = match self.check_pages(iova, page_size, page_count) {
+            Ok((_, bytes)) => bytes,
+            Err(error) => return (0, Err(error)),
+        };
+        let lg2 = lg2::alignment(page_size);
+        if let Err(error) = self.check_memory(iova, paddr, bytes, lg2, prot) {
+            return (0, Err(error));
+        }
+        let run = Run { iova: iova.get(), paddr: paddr.get(), bytes, lg2 };
+        let Err(rest) = self.table.map_in_table(run, prot) else { return (bytes, Ok(())) };
+        let (at, result) = self.table.map_runs(iter::once(rest), rest.iova, prot);
+        (at.wrapping_sub(iova.get()), result)
+    }
+
+    /// Maps `spans`, one behind the other from `iova` on, by the fewest leaves that their addresses
+    /// allow. One walk, all or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`MapFailed`], whose `retired` is to be synced: see [`Error`] for the reasons.
+    #[inline]
+    pub fn map_spans(
+        &self,
+        iova: Iova,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<(), MapFailed<M::List>> {
+        let refuse = |error| MapFailed { error, retired: Retired::nothing() };
+        self.check_spans(iova, spans, prot).map_err(refuse)?;
+        let runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);
+        let (at, result) = self.table.map_runs(runs, iova.get(), prot);
+        result.map_err(|error| MapFailed { error, retired: self.withdraw(iova, at) })
+    }
+
+    /// Takes away up to `page_count` pages of `page_size` bytes from `iova` on, whatever leaves map
+    /// them, in one walk. It stops at the first hole.
+    ///
+    /// # Errors
+    ///
+    /// In the result's `result`, beside what was done before: [`Error::Hole`], and
+    /// [`Error::WouldSplit`] for a leaf that reaches out of the range, which stays.
+    #[inline]
+    pub fn unmap_pages(
+        &self,
+        iova: Iova,
+        page_size: u64,
+        page_count: u64,
+    ) -> UnmappedPages<M::List> {
+        let mut retired = Retired::nothing();
+        match self.check_pages(iova, page_size, page_count) {
+            Ok((range, bytes)) => {
+                if self.table.sweep_in_table(range, &mut retired) {
+                    return UnmappedPages { bytes, result: Ok(()), retired };
+                }
+                let (at, result) = self.table.sweep::<true>(range, Covered::Detach, &mut retired);
+                let done = if result.is_ok() { bytes } else { at.wrapping_sub(iova.get()) };
+                UnmappedPages { bytes: done, result, retired }
+            }
+            Err(error) => UnmappedPages { bytes: 0, result: Err(error), retired },
+        }
+    }
+
+    /// Takes the translations of `range` away and adds the spans of memory that they led to to `buf`,
+    /// in the order of IOVAs.
+    ///
+    /// Where the buffer becomes full it stops there: sync, release the spans, clear the buffer and go on
+    /// with [`resume`](Self::resume). A buffer without room makes no progress.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Hole`] and [`Error::WouldSplit`] anywhere in the range, and bad arguments: nothing is
+    /// changed and nothing added to `buf`.
+    #[inline]
+    pub fn unmap(
+        &self,
+        range: IovaRange,
+        buf: &mut SpanBuf<'_>,
+    ) -> Result<Unmapped<M::List>, Error> {
+        self.check_range(range, F::GRANULE_LG2)?;
+        self.table.unmap_spans(range, buf, Ahead::Check)
+    }
+
+    /// Goes on with an unmap whose buffer became full. Cannot be refused.
+    pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unmapped<M::List> {
+        let range = rest.range();
+        match self.table.unmap_spans(range, buf, Ahead::Checked) {
+            Ok(unmapped) => unmapped,
+            // Only where somebody else unmapped in the range, against the contract.
+            Err(_) => Unmapped { retired: Retired::nothing(), rest: None },
+        }
+    }
+
+    /// Takes all translations of `range` away: what the caller just mapped there.
+    pub(crate) fn remove(&self, range: IovaRange) -> Retired<M::List> {
+        let mut retired = Retired::nothing();
+        let _ = self.table.sweep::<true>(range, Covered::Detach, &mut retired);
+        retired
+    }
+
+    /// Detaches the tables that lie in `range` whole and have no leaves.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotOwned`] and [`Error::OutsideAperture`].
+    pub fn reclaim(&self, range: IovaRange) -> Result<Retired<M::List>, Error> {
+        self.check_range(range, 0)?;
+        Ok(self.table.reclaim_tables(range))
+    }
+
+    /// Takes back what was mapped from `iova` up to before `at`. Its tables were all there before.
+    fn withdraw(&self, iova: Iova, at: u64) -> Retired<M::List> {
+        let mut retired = Retired::nothing();
+        if let Ok(range) = IovaRange::from_len(iova, at.wrapping_sub(iova.get())) {
+            // Whole leaves that this caller just mapped: nothing refuses them.
+            let _ = self.table.sweep::<true>(range, Covered::Keep, &mut retired);
+        }
+        retired
+    }
+
+    #[inline(always)]
+    fn check_range(&self, range: IovaRange, page_lg2: u32) -> Result<(), Error> {
+        if !self.within.is_some_and(|within| within.covers(range)) {
+            return Err(self.outside(range));
+        }
+        let unaligned = range.start().get() | range.last().get().wrapping_add(1);
+        if !lg2::is_aligned(unaligned, page_lg2) {
+            return Err(Error::Misaligned { range, page_size: lg2::size(page_lg2) });
+        }
+        Ok(())
+    }
+
+    /// Why `range` is not where operations may be.
+    #[cold]
+    fn outside(&self, range: IovaRange) -> Error {
+        let aperture = self.table.geometry.aperture;
+        if aperture.covers(range) {
+            Error::NotOwned { range, owned: self.range }
+        } else {
+            Error::OutsideAperture { range, aperture }
+        }
+    }
+
+    /// The range of some pages and its length.
+    #[inline(always)]
+    fn check_pages(
+        &self,
+        iova: Iova,
+        page_size: u64,
+        page_count: u64,
+    ) -> Result<(IovaRange, u64), Error> {
+        let page_sizes = self.table.geometry.page_sizes;
+        if !page_size.is_power_of_two() || page_sizes & page_size == 0 {
+            return Err(Error::PageSize { page_size, page_sizes });
+        }
+        let page_lg2 = lg2::alignment(page_size);
+        // A count whose bytes have no number wraps any range.
+        let bytes =
+            if page_count > u64::MAX >> page_lg2 { u64::MAX } else { page_count << page_lg2 };
+        let range = IovaRange::from_len(iova, bytes)?;
+        self.check_range(range, page_lg2)?;
+        Ok((range, bytes))
+    }
+
+    #[inline(always)]
+    fn check_memory(
+        &self,
+        iova: Iova,
+        paddr: PhysAddr,
+        bytes: u64,
+        page_lg2: u32,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        if !prot.permits_access() {
+            return Err(Error::NoAccess { iova });
+        }
+        let span = Span::new(paddr, bytes)?;
+        let last = self.table.last_paddr;
+        if span.last() > last {
+            return Err(Error::OutsideOutput { span, last });
+        }
+        if !lg2::is_aligned(paddr.get() | bytes, page_lg2) {
+            return Err(Error::MisalignedSpan { span, page_size: lg2::size(page_lg2) });
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn check_spans(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Error> {
+        if !prot.permits_access() {
+            return Err(Error::NoAccess { iova });
+        }
+        if spans.is_empty() {
+            return Err(Error::NoSpans { iova });
+        }
+        let last = self.table.last_paddr;
+        let mut bytes = 0u64;
+        for span in spans {
+            let (start, len) = (span.paddr().get(), span.len());
+            if !lg2::is_aligned(start | len, F::GRANULE_LG2) || span.last() > last {
+                let (span, page_size) = (*span, lg2::size(F::GRANULE_LG2));
+                return Err(if span.last() > last {
+                    Error::OutsideOutput { span, last }
+                } else {
+                    Error::MisalignedSpan { span, page_size }
+                });
+            }
+            // Saturated, the range wraps wherever it starts, but at 0 and there no format reaches it.
+            bytes = bytes.saturating_add(len);
+        }
+        self.check_range(IovaRange::from_len(iova, bytes)?, F::GRANULE_LG2)
+    }
+}
+
+/// The aligned block of `2^lg2` bytes around `iova`.
+#[inline(always)]
+fn block_of(iova: u64, lg2: u32) -> IovaRange {
+    let start = Iova::new(lg2::align_down(iova, lg2));
+    let last = Iova::new(iova | lg2::mask(lg2));
+    // The block contains the address, so the range is valid; the fallback is never taken.
+    IovaRange::new(start, last).unwrap_or(IovaRange::point(Iova::new(iova)))
+}
+
+/// An index or count of entries, which a table's size bounds far below `usize`. What would be cut is
+/// saturated.
+#[inline(always)]
+fn to_index(value: u64) -> usize {
+    const { assert!(mem::size_of::<usize>() <= mem::size_of::<u64>()) };
+    usize::try_from(value).unwrap_or(usize::MAX)
+}

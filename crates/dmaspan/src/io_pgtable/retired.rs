@@ -1,0 +1,53 @@
+//! What an operation took out of a tree and hardware may still use.
+
+use crate::range::IovaRange;
+
+/// Translations and tables that were taken away and not yet forgotten by hardware.
+///
+/// Pass it to [`Domain::sync`](crate::iommu::Domain::sync): until then nothing that was mapped there
+/// may be freed, and the tables are not. Dropped, it leaks the tables and never frees them.
+#[derive(Debug)]
+#[must_use = "hardware may still use what was retired: sync it"]
+pub struct Retired<L> {
+    pub(crate) range: Option<IovaRange>,
+    pub(crate) leaf_sizes: u64,
+    pub(crate) tables: Option<L>,
+}
+
+impl<L> Retired<L> {
+    pub(super) const fn nothing() -> Self {
+        Self { range: None, leaf_sizes: 0, tables: None }
+    }
+
+    /// Where translations were taken away: one range that covers all of them.
+    pub fn range(&self) -> Option<IovaRange> {
+        self.range
+    }
+
+    /// The sizes of the leaves, bit n for 2^n bytes.
+    pub fn leaf_sizes(&self) -> u64 {
+        self.leaf_sizes
+    }
+
+    /// Whether tables were detached.
+    pub fn has_tables(&self) -> bool {
+        self.tables.is_some()
+    }
+
+    /// Whether there is nothing to sync.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_none() && self.tables.is_none()
+    }
+
+    /// Widens the range by `more`.
+    pub(super) fn cover(&mut self, more: IovaRange) {
+        self.range = Some(match self.range {
+            None => more,
+            Some(range) => {
+                let start = range.start().min(more.start());
+                let last = range.last().max(more.last());
+                IovaRange::new(start, last).unwrap_or(more)
+            }
+        });
+    }
+}

@@ -1,0 +1,144 @@
+//! Which leaves a mapping gets: arithmetic on the bitmap of page sizes, once a span and not once a
+//! page.
+
+use crate::lg2;
+use crate::span::Span;
+
+/// Leaves of one size, next to each other in IOVAs and in physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) iova: u64,
+    pub(super) paddr: u64,
+    pub(super) bytes: u64,
+    /// log2 of a leaf's bytes.
+    pub(super) lg2: u32,
+}
+
+impl Run {
+    /// The first leaves of `bytes` bytes at `iova` and `paddr`: as large as both addresses, the length
+    /// and `page_sizes` allow, and as many of them as come before larger ones do.
+    ///
+    /// The addresses and the length are multiples of the smallest page.
+    #[inline(always)]
+    fn first(page_sizes: u64, iova: u64, paddr: u64, bytes: u64) -> Self {
+        let aligned = lg2::alignment(iova | paddr).min(63);
+        let largest = aligned.min(lg2::floor(bytes));
+        let lg2 = lg2::floor(page_sizes & lg2::mask(largest + 1));
+        let above = page_sizes & !lg2::mask(lg2 + 1);
+        let whole = lg2::align_down(bytes, lg2);
+        if above == 0 {
+            return Self { iova, paddr, bytes: whole, lg2 };
+        }
+        // Larger leaves come as soon as both addresses are aligned to them, if they ever are at once
+        // and one still fits then. If not the next size, then no larger one either.
+        let next = lg2::alignment(above);
+        let to_boundary = iova.wrapping_neg() & lg2::mask(next);
+        let congruent = lg2::is_aligned(iova ^ paddr, next);
+        let fits = bytes > to_boundary && bytes - to_boundary >= lg2::size(next);
+        let bytes = if congruent && fits { to_boundary } else { whole };
+        Self { iova, paddr, bytes, lg2 }
+    }
+
+    /// What remains when the first `bytes` are done; `None` where nothing does.
+    #[inline(always)]
+    pub(super) fn skip(self, bytes: u64) -> Option<Self> {
+        if bytes >= self.bytes {
+            return None;
+        }
+        Some(Self {
+            iova: self.iova.wrapping_add(bytes),
+            paddr: self.paddr.wrapping_add(bytes),
+            bytes: self.bytes - bytes,
+            lg2: self.lg2,
+        })
+    }
+}
+
+/// The runs of a list of spans mapped one behind the other. Spans that happen to be neighbours are
+/// taken as one, so that the leaves are the largest possible however the list was cut.
+#[derive(Clone, Debug)]
+pub(super) struct Runs<'s> {
+    page_sizes: u64,
+    spans: &'s [Span],
+    iova: u64,
+    /// What is left of the span at hand.
+    paddr: u64,
+    bytes: u64,
+}
+
+impl<'s> Runs<'s> {
+    pub(super) fn new(page_sizes: u64, iova: u64, spans: &'s [Span]) -> Self {
+        Self { page_sizes, spans, iova, paddr: 0, bytes: 0 }
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = Run;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Run> {
+        if self.bytes == 0 {
+            let (first, mut rest) = self.spans.split_first()?;
+            let mut span = *first;
+            while let Some((next, after)) = rest.split_first()
+                && let Some(joined) = span.join(*next)
+            {
+                span = joined;
+                rest = after;
+            }
+            self.spans = rest;
+            self.paddr = span.paddr().get();
+            self.bytes = span.len();
+        }
+        let run = Run::first(self.page_sizes, self.iova, self.paddr, self.bytes);
+        self.iova = self.iova.wrapping_add(run.bytes);
+        self.paddr = self.paddr.wrapping_add(run.bytes);
+        self.bytes -= run.bytes;
+        Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::PhysAddr;
+    use alloc::vec::Vec;
+
+    const SIZES: u64 = 1 << 12 | 1 << 21 | 1 << 30;
+
+    fn runs(iova: u64, spans: &[(u64, u64)]) -> Vec<(u32, u64)> {
+        let spans: Vec<Span> =
+            spans.iter().map(|&(p, n)| Span::new(PhysAddr::new(p), n).unwrap()).collect();
+        Runs::new(SIZES, iova, &spans).map(|run| (run.lg2, run.bytes >> run.lg2)).collect()
+    }
+
+    #[test]
+    fn generic_pt_mixed_case_has_twenty_leaves() {
+        let leaves = runs(0x3fe40_0000, &[(0x3fe40_0000, 0x4c060_0000 - 0x3fe40_0000)]);
+        assert_eq!(leaves, [(21, 14), (30, 3), (21, 3)]);
+    }
+
+    #[test]
+    fn incongruent_addresses_get_small_leaves_only() {
+        assert_eq!(runs(0xfef8_0000, &[(0x20_8b95_d000, 0x2_0000)]), [(12, 32)]);
+        assert_eq!(runs(0x20_0000, &[(0x40_1000, 0x40_0000)]), [(12, 1024)]);
+    }
+
+    #[test]
+    fn a_larger_leaf_that_does_not_fit_is_not_waited_for() {
+        assert_eq!(runs(0x1ff000, &[(0x1ff000, 0x200000)]), [(12, 512)]);
+        assert_eq!(runs(0x1ff000, &[(0x1ff000, 0x202000)]), [(12, 1), (21, 1), (12, 1)]);
+    }
+
+    #[test]
+    fn neighbouring_spans_share_a_leaf() {
+        assert_eq!(runs(0, &[(0, 0x100000), (0x100000, 0x100000)]), [(21, 1)]);
+        assert_eq!(runs(0, &[(0, 0x1000), (0x3000, 0x1000), (0x4000, 0x1000)]), [(12, 1), (12, 2)]);
+    }
+
+    #[test]
+    fn a_run_may_end_at_the_top_of_the_space() {
+        assert_eq!(runs(u64::MAX - 0x1fff, &[(0, 0x2000)]), [(12, 2)]);
+        assert_eq!(runs(0u64.wrapping_sub(1 << 30), &[(0, 1 << 30)]), [(30, 1)]);
+    }
+}

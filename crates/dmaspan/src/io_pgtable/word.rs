@@ -1,0 +1,75 @@
+//! Table entries as machine words.
+
+use core::fmt::Debug;
+use core::ops::BitOr;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u32 {}
+    impl Sealed for u64 {}
+}
+
+/// The word that an entry fills: `u32` or `u64`.
+///
+/// An all-zero word is an empty entry in every format.
+pub trait Word:
+    sealed::Sealed + Copy + Eq + BitOr<Output = Self> + Debug + Send + Sync + 'static
+{
+    /// The word in a table that hardware and other CPUs read at the same time.
+    type Atomic: Debug + Send + Sync + 'static;
+
+    /// The empty entry.
+    const EMPTY: Self;
+    /// log2 of the word's bytes.
+    const LG2_BYTES: u32;
+
+    /// Reads an entry whose meaning does not depend on other memory: a leaf.
+    fn load(cell: &Self::Atomic) -> Self;
+
+    /// Reads an entry that may lead to a table, whose entries are visible then.
+    fn load_link(cell: &Self::Atomic) -> Self;
+
+    /// Writes an entry.
+    fn store(cell: &Self::Atomic, word: Self);
+
+    /// Makes an empty entry lead to a table, whose entries are visible to whoever sees the link.
+    ///
+    /// # Errors
+    ///
+    /// What the entry held, where it was not empty.
+    fn install(cell: &Self::Atomic, link: Self) -> Result<(), Self>;
+}
+
+macro_rules! word {
+    ($word:ident, $atomic:ident, $lg2_bytes:literal) => {
+        impl Word for $word {
+            type Atomic = $atomic;
+            const EMPTY: Self = 0;
+            const LG2_BYTES: u32 = $lg2_bytes;
+
+            #[inline(always)]
+            fn load(cell: &$atomic) -> Self {
+                cell.load(Ordering::Relaxed)
+            }
+
+            #[inline(always)]
+            fn load_link(cell: &$atomic) -> Self {
+                cell.load(Ordering::Acquire)
+            }
+
+            #[inline(always)]
+            fn store(cell: &$atomic, word: Self) {
+                cell.store(word, Ordering::Relaxed);
+            }
+
+            #[inline(always)]
+            fn install(cell: &$atomic, link: Self) -> Result<(), Self> {
+                cell.compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+            }
+        }
+    };
+}
+
+word!(u32, AtomicU32, 2);
+word!(u64, AtomicU64, 3);

@@ -1,0 +1,329 @@
+//! A domain: a page table, the hardware that walks it, and the order in which things are released.
+
+use core::fmt;
+
+use super::gather::{Gather, SyncFailed, Synced};
+use super::ops::{HardwareError, IommuOps};
+use crate::addr::{Iova, PhysAddr};
+use crate::error::Errno;
+use crate::io_pgtable::{
+    self, Format, Geometry, LeafCensus, Owned, PageTable, Rest, Retired, TableMemory, Unmapped,
+};
+use crate::prot::Prot;
+use crate::range::IovaRange;
+use crate::span::{Span, SpanBuf};
+
+/// Why a domain refused an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The page table did.
+    #[error(transparent)]
+    Table(#[from] io_pgtable::Error),
+    /// Hardware could not be told about {range}.
+    #[error("the IOMMU could not be told about {range}: {source}")]
+    Hardware {
+        /// What it was to be told about.
+        range: IovaRange,
+        /// What it said.
+        source: HardwareError,
+    },
+}
+
+impl Error {
+    /// What a front end that looks like Linux answers; `EIO` for hardware.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Table(error) => error.errno(),
+            Self::Hardware { .. } => Errno::EIO,
+        }
+    }
+}
+
+/// A mapping that a domain refused. Translations and tables are as before.
+#[derive(Debug)]
+pub struct MapFailed<L> {
+    /// Why.
+    pub error: Error,
+    /// What hardware may use still: set only where taking the mapping back could not be synced. Then the
+    /// memory stays pinned until a sync of it succeeds.
+    pub unsynced: Option<Gather<L>>,
+}
+
+/// A page table that devices use.
+///
+/// Nothing that a device could still reach is released before a sync: tables leave through
+/// [`sync`](Self::sync), and owners of memory and IOVAs wait for the [`Synced`] that it gives. Dropped,
+/// the domain makes hardware forget all of it and frees its tables; where hardware does not answer, the
+/// tables leak.
+pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
+    table: PageTable<F, M>,
+    ops: O,
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
+    /// A domain over `table`, whose hardware is told through `ops`.
+    pub fn new(table: PageTable<F, M>, ops: O) -> Self {
+        Self { table, ops }
+    }
+
+    /// The format, which knows the values of hardware's registers.
+    pub fn format(&self) -> &F {
+        self.table.format()
+    }
+
+    /// The physical address of the root table.
+    pub fn root(&self) -> PhysAddr {
+        self.table.root()
+    }
+
+    /// The aperture, the page sizes and the rest of the table's shape.
+    pub fn geometry(&self) -> &Geometry {
+        self.table.geometry()
+    }
+
+    /// Where the tables live.
+    pub fn memory(&self) -> &M {
+        self.table.memory()
+    }
+
+    /// The invalidation hooks.
+    pub fn ops(&self) -> &O {
+        &self.ops
+    }
+
+    /// Maps `spans`, one behind the other from `iova` on, by the fewest leaves, in one walk, and tells
+    /// hardware that caches absent entries. All or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`MapFailed`]; what was published in between has been taken back and synced, unless its
+    /// `unsynced` says otherwise.
+    ///
+    /// # Safety
+    ///
+    /// 1. The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up
+    ///    anything there.
+    /// 2. Until the range has been unmapped *and* synced, a device may read the spans and, with
+    ///    [`Prot::WRITE`], write them at any time: they stay allocated, and no Rust reference to them
+    ///    exists that this would break.
+    #[expect(unsafe_code, reason = "lets a device at raw physical addresses")]
+    pub unsafe fn map_spans(
+        &self,
+        iova: Iova,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<(), MapFailed<M::List>> {
+        let range = self.map_pinned(iova, spans, prot)?;
+        self.sync_map(range)
+    }
+
+    /// Takes the translations of `range` away and adds the spans that they led to to `buf`: see
+    /// [`Owned::unmap`](io_pgtable::Owned::unmap). The result syncs when it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Table`] for a hole or a leaf that would be split anywhere in the range, with nothing
+    /// changed.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up anything
+    /// there.
+    #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    pub unsafe fn unmap(
+        &self,
+        range: IovaRange,
+        buf: &mut SpanBuf<'_>,
+    ) -> Result<Unsynced<'_, F, M, O>, Error> {
+        Ok(self.guard(self.all().unmap(range, buf)?))
+    }
+
+    /// Goes on with an unmap whose buffer became full; cannot be refused.
+    ///
+    /// # Safety
+    ///
+    /// As for [`unmap`](Self::unmap), for the rest of its range.
+    #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    pub unsafe fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unsynced<'_, F, M, O> {
+        self.guard(self.all().resume(rest, buf))
+    }
+
+    /// An empty gather for this domain's hardware.
+    pub fn gather(&self) -> Gather<M::List> {
+        Gather::new(self.ops.max_ranges())
+    }
+
+    /// Adds what an operation retired to a gather of this domain.
+    pub fn add(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
+        gather.add_with(retired, |list, more| self.table.memory().append(list, more));
+    }
+
+    /// Makes hardware forget what was gathered, frees the tables in it, and proves both.
+    ///
+    /// # Context
+    ///
+    /// May run with interrupts off. Does not allocate.
+    ///
+    /// # Errors
+    ///
+    /// [`SyncFailed`] with the gather, of which nothing was released.
+    pub fn sync(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
+        let synced = gather.synced();
+        if !gather.is_empty() {
+            if let Err(error) = self.ops.invalidate(&gather.invalidation()) {
+                return Err(SyncFailed { gather, error });
+            }
+            if let Some(tables) = gather.tables {
+                self.table.free_tables(tables);
+            }
+        }
+        Ok(synced)
+    }
+
+    /// [`map_spans`](Self::map_spans) up to the sync, for callers that keep its contract.
+    pub(crate) fn map_pinned(
+        &self,
+        iova: Iova,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<IovaRange, MapFailed<M::List>> {
+        let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
+        let range = IovaRange::from_len(iova, bytes)
+            .map_err(|error| MapFailed { error: Error::Table(error.into()), unsynced: None })?;
+        let mut result = self.all().map_spans(iova, spans, prot);
+        if let Err(io_pgtable::MapFailed { error: io_pgtable::Error::EmptyTable { .. }, retired }) =
+            result
+        {
+            // Arm demands that an entry is broken, synced and then made when a table becomes a block
+            // (DDI 0487, D8.16.1), and no format is hurt by it.
+            self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired)
+                .and_then(|error| match self.all().reclaim(range) {
+                    Ok(retired) => self.take_back(error, retired),
+                    Err(error) => Err(MapFailed { error: error.into(), unsynced: None }),
+                })?;
+            result = self.all().map_spans(iova, spans, prot);
+        }
+        match result {
+            Ok(()) => Ok(range),
+            Err(failed) => self
+                .take_back(failed.error.into(), failed.retired)
+                .and_then(|error| Err(MapFailed { error, unsynced: None })),
+        }
+    }
+
+    /// Tells hardware that caches absent entries about a new mapping, and takes it back where that
+    /// fails.
+    pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
+        let Err(source) = self.ops.sync_map(range) else { return Ok(()) };
+        let mut gather = self.gather();
+        self.add(&mut gather, self.all().remove(range));
+        let error = Error::Hardware { range, source };
+        let unsynced = self.sync(gather).err().map(|failed| failed.gather);
+        Err(MapFailed { error, unsynced })
+    }
+
+    /// Syncs what a failed operation took back, and hands its error on.
+    fn take_back(
+        &self,
+        error: Error,
+        retired: Retired<M::List>,
+    ) -> Result<Error, MapFailed<M::List>> {
+        let mut gather = self.gather();
+        self.add(&mut gather, retired);
+        match self.sync(gather) {
+            Ok(_) => Ok(error),
+            Err(failed) => Err(MapFailed { error, unsynced: Some(failed.gather) }),
+        }
+    }
+
+    /// Detaches empty tables in `range`, which the caller owns, and frees them through a sync.
+    pub(crate) fn reclaim(&self, range: IovaRange) -> Result<(), SyncFailed<M::List>> {
+        let Ok(retired) = self.all().reclaim(range) else { return Ok(()) };
+        let mut gather = self.gather();
+        self.add(&mut gather, retired);
+        self.sync(gather).map(|_| ())
+    }
+
+    /// The leaves in `range`, which the caller owns.
+    pub(crate) fn census(&self, range: IovaRange) -> LeafCensus {
+        self.all().census(range)
+    }
+
+    /// The next spans of a range that the caller owns and that is known to be mapped without holes.
+    pub(crate) fn unmap_next(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unmapped<M::List> {
+        self.all().resume(rest, buf)
+    }
+
+    /// The table, for callers that own what they work on.
+    fn all(&self) -> Owned<'_, F, M> {
+        self.table.owned(self.table.geometry().aperture)
+    }
+
+    fn guard(&self, unmapped: Unmapped<M::List>) -> Unsynced<'_, F, M, O> {
+        let mut gather = self.gather();
+        self.add(&mut gather, unmapped.retired);
+        Unsynced { domain: self, gather: Some(gather), rest: unmapped.rest }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Domain<F, M, O> {
+    fn drop(&mut self) {
+        let mut gather = Gather::<M::List>::new(0);
+        gather.add_with(self.table.everything(), |_, _| ());
+        if self.ops.invalidate(&gather.invalidation()).is_err() {
+            self.table.leak();
+        }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> fmt::Debug for Domain<F, M, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain").field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+/// Translations that were taken away and are synced when this is dropped.
+#[must_use = "dropping it syncs at once; `sync` says whether that succeeded"]
+pub struct Unsynced<'d, F: Format, M: TableMemory<F::Word>, O: IommuOps> {
+    domain: &'d Domain<F, M, O>,
+    gather: Option<Gather<M::List>>,
+    rest: Option<Rest>,
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Unsynced<'_, F, M, O> {
+    /// Syncs: only with the [`Synced`] may the spans be released. Beside it what is still to be unmapped,
+    /// where the buffer became full.
+    ///
+    /// # Errors
+    ///
+    /// [`SyncFailed`]: the spans may still be in use.
+    pub fn sync(mut self) -> Result<(Synced, Option<Rest>), SyncFailed<M::List>> {
+        let gather = self.gather.take().unwrap_or_else(|| self.domain.gather());
+        Ok((self.domain.sync(gather)?, self.rest.take()))
+    }
+
+    /// The gather, to sync together with others, and what is still to be unmapped.
+    pub fn into_gather(mut self) -> (Gather<M::List>, Option<Rest>) {
+        let gather = self.gather.take().unwrap_or_else(|| self.domain.gather());
+        (gather, self.rest.take())
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Unsynced<'_, F, M, O> {
+    fn drop(&mut self) {
+        if let Some(gather) = self.gather.take() {
+            // A failure leaks the tables, and the spans' owner has no `Synced` to release them with.
+            let _ = self.domain.sync(gather);
+        }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> fmt::Debug for Unsynced<'_, F, M, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unsynced")
+            .field("gather", &self.gather)
+            .field("rest", &self.rest)
+            .finish_non_exhaustive()
+    }
+}

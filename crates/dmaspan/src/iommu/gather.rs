@@ -1,0 +1,201 @@
+//! Collecting what hardware must forget, so that it is told once.
+
+use super::ops::{HardwareError, Invalidation, Scope, Tables};
+use crate::addr::Iova;
+use crate::io_pgtable::Retired;
+use crate::range::IovaRange;
+
+/// How many ranges a gather has places for. A driver's own bound may be lower.
+const PLACES: usize = 8;
+
+/// Ranges without gaps between neighbours joined, up to a bound; past it, everything.
+#[derive(Clone, Copy, Debug)]
+struct Ranges {
+    places: [IovaRange; PLACES],
+    len: usize,
+    bound: usize,
+    overflowed: bool,
+}
+
+impl Ranges {
+    #[inline]
+    fn new(max_ranges: usize) -> Self {
+        Self {
+            places: [IovaRange::point(Iova::new(0)); PLACES],
+            len: 0,
+            bound: max_ranges.min(PLACES),
+            overflowed: false,
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, range: IovaRange) {
+        if let Some(last) = self.places[..self.len].last_mut()
+            && let Some(joined) = last.join(range)
+        {
+            *last = joined;
+        } else if self.len < self.bound {
+            self.places[self.len] = range;
+            self.len += 1;
+        } else {
+            self.overflowed = true;
+        }
+    }
+
+    #[inline]
+    fn scope(&self) -> Scope<'_> {
+        if self.overflowed { Scope::All } else { Scope::Ranges(&self.places[..self.len]) }
+    }
+
+    fn any(&self, is_so: impl Fn(IovaRange) -> bool) -> bool {
+        match self.scope() {
+            Scope::All => true,
+            Scope::Ranges(ranges) => ranges.iter().any(|&range| is_so(range)),
+        }
+    }
+}
+
+/// What was retired from one domain and is to be synced together.
+///
+/// Any number of ranges and leaf sizes go into one gather; none forces a sync in between. Past the
+/// bound that the driver sets ([`IommuOps::max_ranges`](super::IommuOps::max_ranges)) it asks for
+/// everything to be forgotten. Dropped, it leaks the tables in it.
+#[derive(Debug)]
+#[must_use = "hardware may still use what was retired: sync it"]
+pub struct Gather<L> {
+    ranges: Ranges,
+    leaf_sizes: u64,
+    pub(super) tables: Option<L>,
+}
+
+impl<L> Gather<L> {
+    /// An empty gather that names at most `max_ranges` ranges.
+    #[inline]
+    pub fn new(max_ranges: usize) -> Self {
+        Self { ranges: Ranges::new(max_ranges), leaf_sizes: 0, tables: None }
+    }
+
+    /// Adds what an operation retired; `append` puts two lists of tables together.
+    #[inline]
+    pub(super) fn add_with(&mut self, retired: Retired<L>, append: impl FnOnce(&mut L, L)) {
+        if let Some(range) = retired.range {
+            self.ranges.add(range);
+        }
+        self.leaf_sizes |= retired.leaf_sizes;
+        match (&mut self.tables, retired.tables) {
+            (Some(tables), Some(more)) => append(tables, more),
+            (tables @ None, more) => *tables = more,
+            (Some(_), None) => {}
+        }
+    }
+
+    /// Adds ranges without tables: what a page-at-a-time unmap retires.
+    ///
+    /// # Errors
+    ///
+    /// Gives back what has tables; those go through [`Domain::gather`](super::Domain::gather).
+    #[inline]
+    pub fn add(&mut self, retired: Retired<L>) -> Result<(), Retired<L>> {
+        if retired.has_tables() {
+            return Err(retired);
+        }
+        self.add_with(retired, |_, _| ());
+        Ok(())
+    }
+
+    /// Whether there is nothing to sync.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.len == 0 && !self.ranges.overflowed && self.tables.is_none()
+    }
+
+    /// What hardware must forget.
+    pub fn invalidation(&self) -> Invalidation<'_> {
+        Invalidation {
+            scope: self.ranges.scope(),
+            leaf_sizes: self.leaf_sizes,
+            tables: if self.tables.is_some() { Tables::Detached } else { Tables::Kept },
+        }
+    }
+
+    pub(super) fn synced(&self) -> Synced {
+        Synced { ranges: self.ranges }
+    }
+}
+
+/// The proof that a sync happened: hardware has forgotten what was gathered.
+///
+/// Owners release pins and IOVAs only against it.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "what was synced can be released now"]
+pub struct Synced {
+    ranges: Ranges,
+}
+
+impl Synced {
+    /// Whether the sync covered `range`.
+    pub fn covers(&self, range: IovaRange) -> bool {
+        self.ranges.any(|synced| synced.covers(range))
+    }
+
+    /// Whether the sync covered any part of `range`.
+    pub fn meets(&self, range: IovaRange) -> bool {
+        self.ranges.any(|synced| synced.intersection(range).is_some())
+    }
+}
+
+/// A sync that hardware did not complete. What was gathered may still be in use.
+///
+/// Sync the gather again, or drop it: then its tables leak, and whoever owns memory that was mapped
+/// there keeps it pinned for ever.
+#[derive(Debug, thiserror::Error)]
+#[error("the invalidation did not complete: {error}")]
+pub struct SyncFailed<L> {
+    /// What was not synced.
+    pub gather: Gather<L>,
+    /// What hardware said.
+    pub error: HardwareError,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, last: u64) -> IovaRange {
+        IovaRange::new(Iova::new(start), Iova::new(last)).unwrap()
+    }
+
+    fn retired(range: IovaRange) -> Retired<()> {
+        Retired { range: Some(range), leaf_sizes: 1 << 12, tables: None }
+    }
+
+    #[test]
+    fn neighbouring_ranges_are_one_whichever_comes_first() {
+        let mut gather = Gather::new(8);
+        gather.add(retired(range(0x2000, 0x2fff))).unwrap();
+        gather.add(retired(range(0x3000, 0x3fff))).unwrap();
+        gather.add(retired(range(0x1000, 0x1fff))).unwrap();
+        gather.add(retired(range(0x8000, u64::MAX))).unwrap();
+        let expected = [range(0x1000, 0x3fff), range(0x8000, u64::MAX)];
+        assert_eq!(gather.invalidation().scope, Scope::Ranges(&expected));
+    }
+
+    #[test]
+    fn past_the_bound_everything_is_forgotten() {
+        let mut gather = Gather::new(2);
+        for n in 0..3 {
+            assert!(matches!(gather.invalidation().scope, Scope::Ranges(_)));
+            gather.add(retired(range(n * 0x10000, n * 0x10000))).unwrap();
+        }
+        assert_eq!(gather.invalidation().scope, Scope::All);
+        assert!(gather.synced().covers(range(0, u64::MAX)));
+    }
+
+    #[test]
+    fn tables_make_an_invalidation_one_of_walks_too() {
+        let mut gather = Gather::new(8);
+        assert!(gather.is_empty());
+        gather.add_with(Retired { tables: Some(()), ..retired(range(0, 0)) }, |_, _| ());
+        assert_eq!(gather.invalidation().tables, Tables::Detached);
+        assert!(gather.add(Retired { tables: Some(()), ..retired(range(0, 0)) }).is_err());
+    }
+}

@@ -1,0 +1,141 @@
+//! Tables to try, and ways to look at them.
+
+use dmaspan::io_pgtable::{
+    ArmLpaeS1, ArmLpaeS1Config, Error, Format, MapFailed, PageTable, Retired, TableMemory,
+};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+use dmaspan_sim::Arena;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, Half};
+
+pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
+
+/// Instantiates generic tests for the three granules.
+macro_rules! for_all_granules {
+    ($($test:ident),* $(,)?) => {
+        mod granule_4k { $(#[test] fn $test() { super::$test::<12>(); })* }
+        mod granule_16k { $(#[test] fn $test() { super::$test::<14>(); })* }
+        mod granule_64k { $(#[test] fn $test() { super::$test::<16>(); })* }
+    };
+}
+pub(crate) use for_all_granules;
+
+pub(crate) type Table<const G: u32> = PageTable<ArmLpaeS1<G>, Arena>;
+
+pub(crate) fn arena() -> Arena {
+    Arena::new(PhysAddr::new(0x4000_0000), 64 << 20)
+}
+
+pub(crate) fn format<const G: u32>(input_bits: u32, output_bits: u32) -> ArmLpaeS1<G> {
+    ArmLpaeS1::new(ArmLpaeS1Config::new(input_bits, output_bits)).unwrap()
+}
+
+pub(crate) fn table<const G: u32>() -> Table<G> {
+    PageTable::new(format(48, 48), arena()).unwrap()
+}
+
+/// A format with contiguous groups among its page sizes.
+pub(crate) fn with_groups<const G: u32>() -> ArmLpaeS1<G> {
+    let singles = ArmLpaeS1::<G>::new(ArmLpaeS1Config::new(48, 48)).unwrap().geometry().page_sizes;
+    let page_sizes = Some(singles | ArmLpaeS1::<G>::CONTIGUOUS_SIZES);
+    ArmLpaeS1::new(ArmLpaeS1Config { page_sizes, ..ArmLpaeS1Config::new(48, 48) }).unwrap()
+}
+
+pub(crate) fn walker<const G: u32>(format: &ArmLpaeS1<G>, root: PhysAddr) -> ArmLpaeS1Walker {
+    let registers = format.registers(root);
+    ArmLpaeS1Walker::new(ArmS1Registers {
+        ttbr: registers.ttbr,
+        tcr: registers.tcr,
+        mair: registers.mair,
+        half: if registers.tcr & (1 << 7) != 0 { Half::Upper } else { Half::Lower },
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+pub(crate) fn range(start: u64, len: u64) -> IovaRange {
+    IovaRange::from_len(Iova::new(start), len).unwrap()
+}
+
+pub(crate) fn span(paddr: u64, len: u64) -> Span {
+    Span::new(PhysAddr::new(paddr), len).unwrap()
+}
+
+/// Frees what was retired from a table that no hardware walks.
+pub(crate) fn free<F: Format, M: TableMemory<F::Word>>(
+    table: &PageTable<F, M>,
+    retired: Retired<M::List>,
+) {
+    // SAFETY: no hardware walks the tables of these tests.
+    unsafe { table.free(retired) }
+}
+
+/// Maps, and frees what a failure retired.
+pub(crate) fn map<F: Format, M: TableMemory<F::Word>>(
+    table: &mut PageTable<F, M>,
+    iova: u64,
+    spans: &[Span],
+    prot: Prot,
+) -> Result<(), Error> {
+    let result = table.whole().map_spans(Iova::new(iova), spans, prot);
+    result.map_err(|MapFailed { error, retired }| {
+        free(table, retired);
+        error
+    })
+}
+
+/// Maps, reclaiming empty tables that stand in the way, as a domain does.
+pub(crate) fn map_over_empty_tables<F: Format, M: TableMemory<F::Word>>(
+    table: &mut PageTable<F, M>,
+    iova: u64,
+    spans: &[Span],
+    prot: Prot,
+) -> Result<(), Error> {
+    match map(table, iova, spans, prot) {
+        Err(Error::EmptyTable { .. }) => {
+            let len = spans.iter().map(|span| span.len()).sum();
+            let retired = table.whole().reclaim(range(iova, len)).unwrap();
+            assert!(retired.has_tables());
+            free(table, retired);
+            map(table, iova, spans, prot)
+        }
+        result => result,
+    }
+}
+
+/// Unmaps through a buffer of `ROOM` spans, batch after batch, and returns all spans.
+pub(crate) fn unmap_by<const ROOM: usize, F: Format, M: TableMemory<F::Word>>(
+    table: &mut PageTable<F, M>,
+    range: IovaRange,
+) -> Result<Vec<Span>, Error> {
+    let mut room = SpanBuf::room::<ROOM>();
+    let mut buf = SpanBuf::new(&mut room);
+    let mut spans = Vec::new();
+    let mut unmapped = table.whole().unmap(range, &mut buf)?;
+    loop {
+        for &span in buf.spans() {
+            dmaspan::pin::SpanSink::push(&mut spans, span).unwrap();
+        }
+        buf.clear();
+        free(table, unmapped.retired);
+        match unmapped.rest {
+            Some(rest) => unmapped = table.whole().resume(rest, &mut buf),
+            None => return Ok(spans),
+        }
+    }
+}
+
+pub(crate) fn unmap<F: Format, M: TableMemory<F::Word>>(
+    table: &mut PageTable<F, M>,
+    range: IovaRange,
+) -> Result<Vec<Span>, Error> {
+    unmap_by::<64, F, M>(table, range)
+}
+
+/// All that a table says: its maximal runs and its leaves by size.
+pub(crate) fn contents<F: Format, M: TableMemory<F::Word>>(
+    table: &mut PageTable<F, M>,
+) -> (Vec<dmaspan::io_pgtable::Mapped>, Vec<(u32, u64)>) {
+    let whole = table.whole();
+    let runs = whole.walk(whole.range()).collect();
+    (runs, whole.census(whole.range()).sizes().collect())
+}

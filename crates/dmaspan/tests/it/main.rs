@@ -1,0 +1,12 @@
+//! What the core promises, tried from outside.
+#![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
+
+mod common;
+mod concurrency;
+mod container;
+mod domain;
+mod errors;
+mod failures;
+mod random;
+mod self_test;
+mod walker;

@@ -1,1 +1,59 @@
-//! x
+//! Real Linux memory for `dmaspan`: of every page size, pinned for the long term, with its frames.
+//!
+//! The core maps *spans*. On a Linux system without VFIO they come from here: [`Memory`] is memory
+//! of this process of one [kind](MemoryKind), and [`LinuxPinner`] pins ranges of it and says where
+//! they are.
+//!
+//! ```text
+//! Memory ──register (io_uring) or mlock──► LinuxPin ──/proc/self/pagemap──► spans ──► dmaspan
+//!    ▲                                                                                   │
+//!    └────────── FrameMap: what a simulated device reaches by physical address ◄─────────┘
+//! ```
+//!
+//! | module | what |
+//! |---|---|
+//! | [`mem`] | memory of one page size, and access to it that a device may race with |
+//! | [`hugetlb`] | raising the number of hugetlb pages, and giving them back |
+//! | [`registration`] | what makes a pin: registered io_uring buffers, or locks |
+//! | [`pagemap`] | where memory is: one look-up for each page, or one for each huge leaf |
+//! | [`pinner`] | the [`Pinner`](dmaspan::pin::Pinner) that joins them |
+//! | [`framemap`] | the way back, from a physical address to the memory |
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::Prot;
+//! use dmaspan::pin::{Dirty, Pinner};
+//! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
+//!
+//! let memory = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);
+//! let pinner = LinuxPinner::new()?;
+//! let mut spans = Vec::new();
+//! let mut pin = pinner
+//!     .pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans)
+//!     .map_err(|failed| format!("{:?}", failed.error))?;
+//! assert_eq!(spans.iter().map(|span| span.len()).sum::<u64>(), 1 << 20);
+//! pinner.unpin(&mut pin, &spans, Dirty::Written);
+//! pinner.release(pin);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("dmaspan-linux needs 64-bit Linux");
+
+pub mod framemap;
+pub mod hugetlb;
+pub mod mem;
+pub mod pagemap;
+pub mod pinner;
+pub mod registration;
+
+mod os;
+mod sys;
+
+pub use framemap::FrameMap;
+pub use hugetlb::HugetlbReservation;
+pub use mem::{Memory, MemoryKind};
+pub use pagemap::{FrameMode, FrameSource, Lookup};
+pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
+pub use registration::PinMethod;

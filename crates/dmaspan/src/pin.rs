@@ -110,7 +110,7 @@ pub unsafe trait Pinner: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PinFailed`]. What the sink took stays pinned by the pin in it, and nothing else does.
+    /// [`PinFailed`]. The pin in it keeps at least what the sink took pinned; without one nothing is.
     fn pin(
         &self,
         space: &Self::Space,

@@ -100,6 +100,14 @@ impl<Pin> Mapping<Pin> {
         // The tree holds valid ranges only; the fallback is never taken.
         IovaRange::new(start, self.last).unwrap_or(IovaRange::point(start))
     }
+
+    /// Makes the mapping its unmapper's, if it is mapped.
+    fn doom(&mut self) {
+        self.state = match core::mem::replace(&mut self.state, State::Busy) {
+            State::Mapped(pinned) => State::Doomed(pinned),
+            other => other,
+        };
+    }
 }
 
 impl<P: Pinner, L: RawMutex> Container<P, L> {
@@ -360,9 +368,7 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
             }
         }
         for (_, mapping) in mappings.range_mut(range.start()..=range.last()) {
-            if let State::Mapped(pinned) = core::mem::replace(&mut mapping.state, State::Busy) {
-                mapping.state = State::Doomed(pinned);
-            }
+            mapping.doom();
         }
         Ok(())
     }
@@ -553,9 +559,7 @@ impl<P: Pinner, L: RawMutex + Send + Sync> DmaSpace for Container<P, L> {
 impl<P: Pinner, L: RawMutex> Drop for Container<P, L> {
     fn drop(&mut self) {
         for mapping in self.mappings.get_mut().values_mut() {
-            if let State::Mapped(pinned) = core::mem::replace(&mut mapping.state, State::Busy) {
-                mapping.state = State::Doomed(pinned);
-            }
+            mapping.doom();
         }
         let aperture = self.domain.geometry().aperture;
         while let Some((range, prot, pinned)) = self.take_doomed(aperture) {

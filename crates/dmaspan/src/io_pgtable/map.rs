@@ -253,6 +253,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         above: u32,
         fill: Fill<F::Word>,
     ) -> Result<usize, Error> {
+        let cell = cursor.entries_from(above, run.iova).first();
+        if cell.is_none_or(|cell| F::Word::load_link(cell) != F::Word::EMPTY) {
+            // Another CPU installed the table, perhaps before the survey, which then did not count it.
+            return Ok(0);
+        }
         let list = reserved.0.get_or_insert_default();
         let Some(mut fresh) = self.memory.take(self.geometry.table, list) else {
             // Only if somebody unmaps in the caller's range, against the contract.
@@ -283,11 +288,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ) -> bool {
         let Some(cell) = cursor.entries_from(above, iova).first() else { return false };
         let paddr = fresh.paddr();
-        // A loser gives back a table that was published for nothing, so look before.
-        if F::Word::load_link(cell) != F::Word::EMPTY {
-            self.memory.give_back(list, fresh);
-            return false;
-        }
         debug_assert!(fresh.words().len() == 1 << F::LG2_ENTRIES);
         self.memory.publish(fresh);
         if F::Word::install(cell, self.format.link(paddr)).is_err() {

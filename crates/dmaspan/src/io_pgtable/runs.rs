@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn generic_pt_mixed_case_has_twenty_leaves() {
-        let leaves = runs(0x3fe40_0000, &[(0x3fe40_0000, 0x4c060_0000 - 0x3fe40_0000)]);
+        let leaves = runs(0x3_fe40_0000, &[(0x3_fe40_0000, 0x4_c060_0000 - 0x3_fe40_0000)]);
         assert_eq!(leaves, [(21, 14), (30, 3), (21, 3)]);
     }
 

@@ -159,6 +159,11 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         gather.add_with(retired, |list, more| self.table.memory().append(list, more));
     }
 
+    /// Adds one gather of this domain to another.
+    pub fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
+        gather.merge_with(more, |list, more| self.table.memory().append(list, more));
+    }
+
     /// Makes hardware forget what was gathered, frees the tables in it, and proves both.
     ///
     /// # Context

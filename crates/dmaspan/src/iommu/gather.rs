@@ -82,7 +82,22 @@ impl<L> Gather<L> {
             self.ranges.add(range);
         }
         self.leaf_sizes |= retired.leaf_sizes;
-        match (&mut self.tables, retired.tables) {
+        self.add_tables(retired.tables, append);
+    }
+
+    /// Adds all of another gather.
+    pub(super) fn merge_with(&mut self, more: Self, append: impl FnOnce(&mut L, L)) {
+        match more.ranges.scope() {
+            Scope::All => self.ranges.overflowed = true,
+            Scope::Ranges(ranges) => ranges.iter().for_each(|&range| self.ranges.add(range)),
+        }
+        self.leaf_sizes |= more.leaf_sizes;
+        self.add_tables(more.tables, append);
+    }
+
+    #[inline]
+    fn add_tables(&mut self, more: Option<L>, append: impl FnOnce(&mut L, L)) {
+        match (&mut self.tables, more) {
             (Some(tables), Some(more)) => append(tables, more),
             (tables @ None, more) => *tables = more,
             (Some(_), None) => {}

@@ -1,0 +1,328 @@
+//! Reserving hugetlb pages: the pool of the system is raised, and lowered again by the same number.
+//!
+//! The files are those of Documentation/admin-guide/mm/hugetlbpage.rst below
+//! `/sys/kernel/mm/hugepages`. The kernel answers a request for more pages than it finds contiguous
+//! memory for by granting fewer and saying nothing, so the number is read back.
+//!
+//! Other processes may change the pool at the same time, and the files have no compare and
+//! exchange: a change of theirs between our reading and our writing is overwritten. Within this
+//! process reservations are made one at a time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dmaspan::Errno;
+
+use crate::mem::MemoryKind;
+use crate::os;
+
+/// Held while the pool is read and written.
+static POOL: Mutex<()> = Mutex::new(());
+
+/// Why hugetlb pages were not reserved. The pool is as before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReservationError {
+    /// The kernel has no pool for this size.
+    #[error("this kernel has no hugetlb pages of {page_size} bytes: use another kind of memory")]
+    NoPool {
+        /// The size asked for, in bytes.
+        page_size: u64,
+    },
+    /// The pool may not be changed.
+    #[error(
+        "{pages} free hugetlb pages of {page_size} bytes are needed and {free} are there, and this \
+         process may not raise the number ({}): {}",
+        os::words(*errno), advice(*page_size, *pages)
+    )]
+    NotPermitted {
+        /// The size asked for, in bytes.
+        page_size: u64,
+        /// The number of free pages asked for.
+        pages: u64,
+        /// How many are free.
+        free: u64,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The kernel found less contiguous memory than that.
+    #[error(
+        "the kernel found contiguous memory for {granted} of {pages} hugetlb pages of {page_size} \
+         bytes: ask for less, reserve early after boot, or try \
+         `echo 1 > /proc/sys/vm/compact_memory` as root first"
+    )]
+    NotGranted {
+        /// The size asked for, in bytes.
+        page_size: u64,
+        /// The number of free pages asked for.
+        pages: u64,
+        /// How many were free at last.
+        granted: u64,
+    },
+    /// The pool could not be read or written.
+    #[error("the hugetlb pool of {page_size} byte pages cannot be read: {}", os::words(*errno))]
+    Unreadable {
+        /// The size asked for, in bytes.
+        page_size: u64,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+}
+
+impl ReservationError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::NoPool { .. } => Errno::EINVAL,
+            Self::NotGranted { .. } => Errno::ENOMEM,
+            Self::NotPermitted { errno, .. } | Self::Unreadable { errno, .. } => *errno,
+        }
+    }
+}
+
+/// Hugetlb pages that were made free, until it is dropped.
+///
+/// Drop it after the memory that uses the pages. If it goes first, the kernel keeps pages in use as
+/// surplus ones and frees each when its memory goes.
+#[derive(Debug)]
+#[must_use = "dropping a reservation gives the pages back"]
+pub struct HugetlbReservation {
+    pool: Pool,
+    added: u64,
+}
+
+impl HugetlbReservation {
+    /// Sees to it that `pages` pages of `page_size` bytes are free. Changes nothing where they are.
+    ///
+    /// # Errors
+    ///
+    /// [`ReservationError`] where the pool cannot be raised so far; what was raised is given back.
+    pub fn new(page_size: u64, pages: u64) -> Result<Self, ReservationError> {
+        Self::from_pool(Pool::of(page_size)?, pages)
+    }
+
+    fn from_pool(pool: Pool, pages: u64) -> Result<Self, ReservationError> {
+        let page_size = pool.page_size;
+        let _guard = lock();
+        let before = pool.counts()?;
+        let missing = pages.saturating_sub(before.free);
+        if missing == 0 {
+            return Ok(Self { pool, added: 0 });
+        }
+        let not_granted = |granted| ReservationError::NotGranted { page_size, pages, granted };
+        let target = before.total.checked_add(missing).ok_or(not_granted(before.free))?;
+        if let Err(errno) = pool.set(target) {
+            return Err(match errno {
+                Errno::EPERM | os::EACCES => {
+                    ReservationError::NotPermitted { page_size, pages, free: before.free, errno }
+                }
+                // More pages than the number of pages can say.
+                Errno::EINVAL | Errno::ERANGE => not_granted(before.free),
+                _ => ReservationError::Unreadable { page_size, errno },
+            });
+        }
+        let after = pool.counts()?;
+        let added = after.persistent.saturating_sub(before.persistent);
+        if after.free < pages {
+            pool.lower(added);
+            return Err(not_granted(after.free));
+        }
+        Ok(Self { pool, added })
+    }
+
+    /// What memory of this kind and length needs; `None` where it needs no hugetlb pages.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn for_memory(kind: MemoryKind, len_bytes: u64) -> Result<Option<Self>, ReservationError> {
+        if !kind.is_hugetlb() {
+            return Ok(None);
+        }
+        let page_size = kind.page_size();
+        Self::new(page_size, len_bytes.div_ceil(page_size)).map(Some)
+    }
+
+    /// By how many pages the pool was raised, and will be lowered.
+    pub fn added(&self) -> u64 {
+        self.added
+    }
+}
+
+impl Drop for HugetlbReservation {
+    fn drop(&mut self) {
+        let _guard = lock();
+        self.pool.lower(self.added);
+    }
+}
+
+/// What a user does who needs `pages` more free pages.
+pub(crate) fn advice(page_size: u64, pages: u64) -> String {
+    let path = pool_dir(page_size).join("nr_hugepages");
+    let counts = Pool::of(page_size).and_then(|pool| pool.counts());
+    let target =
+        counts.map_or(pages, |now| now.total.saturating_add(pages.saturating_sub(now.free)));
+    format!("`echo {target} > {}` as root", path.display())
+}
+
+fn pool_dir(page_size: u64) -> PathBuf {
+    PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page_size / 1024))
+}
+
+fn lock() -> MutexGuard<'static, ()> {
+    // The lock guards files, which a panic does not leave half written.
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The pages of one size.
+#[derive(Debug)]
+struct Pool {
+    dir: PathBuf,
+    page_size: u64,
+}
+
+/// How many pages a pool has.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    /// All pages, with surplus ones.
+    total: u64,
+    /// Those that stay in the pool when they are freed: what `nr_hugepages` sets.
+    persistent: u64,
+    /// Free ones that no mapping has a claim on.
+    free: u64,
+}
+
+impl Pool {
+    fn of(page_size: u64) -> Result<Self, ReservationError> {
+        let dir = pool_dir(page_size);
+        if page_size < 1024 || !dir.is_dir() {
+            return Err(ReservationError::NoPool { page_size });
+        }
+        Ok(Self { dir, page_size })
+    }
+
+    fn counts(&self) -> Result<Counts, ReservationError> {
+        let read = |name: &str| {
+            os::read_number(&self.dir.join(name)).map_err(|error| ReservationError::Unreadable {
+                page_size: self.page_size,
+                errno: os::errno(&error),
+            })
+        };
+        let total = read("nr_hugepages")?;
+        Ok(Counts {
+            total,
+            persistent: total.saturating_sub(read("surplus_hugepages")?),
+            free: read("free_hugepages")?.saturating_sub(read("resv_hugepages")?),
+        })
+    }
+
+    fn set(&self, pages: u64) -> Result<(), Errno> {
+        let path: &Path = &self.dir.join("nr_hugepages");
+        fs::write(path, pages.to_string()).map_err(|error| os::errno(&error))
+    }
+
+    /// Takes `added` pages from the number there is now, which others may have changed meanwhile.
+    fn lower(&self, added: u64) {
+        if added == 0 {
+            return;
+        }
+        if let Ok(now) = self.counts() {
+            // Destroying cannot fail: what cannot be written stays raised.
+            let _ = self.set(now.persistent.saturating_sub(added));
+        }
+    }
+}
+
+/// Held by tests that use the pool, which is one for the whole system.
+#[cfg(test)]
+pub(crate) static TESTS: Mutex<()> = Mutex::new(());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memory;
+
+    const SIZE: u64 = 2 << 20;
+
+    fn exclusive() -> MutexGuard<'static, ()> {
+        TESTS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[test]
+    fn reservation_gives_back_what_it_took() {
+        let _exclusive = exclusive();
+        let Ok(pool) = Pool::of(SIZE) else { return eprintln!("SKIP: no pool of 2 MiB pages") };
+        let before = pool.counts().unwrap();
+        let reservation = match HugetlbReservation::new(SIZE, before.free + 4) {
+            Ok(reservation) => reservation,
+            Err(error) => return eprintln!("SKIP: {error}"),
+        };
+        assert_eq!(reservation.added(), 4);
+        assert!(pool.counts().unwrap().free >= before.free + 4);
+        drop(reservation);
+        assert_eq!(pool.counts().unwrap().persistent, before.persistent);
+    }
+
+    #[test]
+    fn pages_that_are_free_already_are_not_reserved_again() {
+        let _exclusive = exclusive();
+        let first = match HugetlbReservation::new(SIZE, 2) {
+            Ok(first) => first,
+            Err(error) => return eprintln!("SKIP: {error}"),
+        };
+        let second = HugetlbReservation::new(SIZE, 2).unwrap();
+        assert_eq!(second.added(), 0);
+        drop(second);
+        assert!(first.pool.counts().unwrap().free >= 2);
+    }
+
+    #[test]
+    fn more_than_the_kernel_grants_is_refused_and_given_back() {
+        // Plain files stand for a kernel that grants nothing: asking a real one for more than there
+        // is would take the memory of the whole system meanwhile.
+        let dir = std::env::temp_dir().join(format!("dmaspan-pool-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for (name, count) in [("nr", "5"), ("free", "3"), ("resv", "1"), ("surplus", "0")] {
+            fs::write(dir.join(format!("{name}_hugepages")), count).unwrap();
+        }
+        let pool = Pool { dir: dir.clone(), page_size: SIZE };
+        let error = HugetlbReservation::from_pool(pool, 10).unwrap_err();
+        let pool = Pool { dir: dir.clone(), page_size: SIZE };
+        assert_eq!(pool.counts().unwrap().total, 5);
+        fs::remove_dir_all(dir).unwrap();
+        let expected = ReservationError::NotGranted { page_size: SIZE, pages: 10, granted: 2 };
+        assert_eq!(error, expected);
+        assert_eq!(error.errno(), Errno::ENOMEM);
+    }
+
+    #[test]
+    fn a_reservation_that_goes_first_leaves_the_memory_its_pages() {
+        let _exclusive = exclusive();
+        let reservation = match HugetlbReservation::for_memory(MemoryKind::Hugetlb2M, 2 * SIZE) {
+            Ok(reservation) => reservation.unwrap(),
+            Err(error) => return eprintln!("SKIP: {error}"),
+        };
+        let before = reservation.pool.counts().unwrap().persistent - reservation.added();
+        let memory = Memory::new(MemoryKind::Hugetlb2M, 2 * SIZE).unwrap();
+        memory.fill_words(0, 2 * SIZE, |n| n).unwrap();
+        drop(reservation);
+        memory.check_words(0, 2 * SIZE, |n| n).unwrap();
+        drop(memory);
+        assert_eq!(Pool::of(SIZE).unwrap().counts().unwrap().total, before);
+    }
+
+    #[test]
+    fn a_size_without_a_pool_is_refused() {
+        let error = HugetlbReservation::new(12345, 1).unwrap_err();
+        assert_eq!(error, ReservationError::NoPool { page_size: 12345 });
+        assert!(HugetlbReservation::for_memory(MemoryKind::Base, 4096).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_advice_names_the_file_and_the_number() {
+        let text = advice(SIZE, 1 << 30);
+        assert!(text.starts_with("`echo "), "{text}");
+        assert!(text.contains("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"), "{text}");
+    }
+}

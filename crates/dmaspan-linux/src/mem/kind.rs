@@ -1,0 +1,121 @@
+//! The kinds of memory.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{os, sys};
+
+/// What pages memory has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Private memory with transparent huge pages, as far as the kernel finds them
+    /// (`MADV_HUGEPAGE`); see [`huge_bytes`](crate::pagemap::huge_bytes).
+    Thp,
+    /// Private memory with base pages alone (`MADV_NOHUGEPAGE`).
+    Base,
+    /// Private memory with hugetlb pages of 2 MiB (`MAP_HUGETLB`).
+    Hugetlb2M,
+    /// Private memory with hugetlb pages of 1 GiB.
+    Hugetlb1G,
+    /// A file in memory (memfd_create(2)), mapped shared.
+    Memfd,
+    /// A file in memory with hugetlb pages of 2 MiB, mapped shared.
+    MemfdHugetlb2M,
+}
+
+const SIZE_2M: u64 = 2 << 20;
+const SIZE_1G: u64 = 1 << 30;
+
+impl MemoryKind {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Thp,
+        Self::Base,
+        Self::Hugetlb2M,
+        Self::Hugetlb1G,
+        Self::Memfd,
+        Self::MemfdHugetlb2M,
+    ];
+
+    /// The name on a command line: `thp`, `base`, `hugetlb`, `hugetlb-1g`, `memfd` or
+    /// `memfd-hugetlb`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Thp => "thp",
+            Self::Base => "base",
+            Self::Hugetlb2M => "hugetlb",
+            Self::Hugetlb1G => "hugetlb-1g",
+            Self::Memfd => "memfd",
+            Self::MemfdHugetlb2M => "memfd-hugetlb",
+        }
+    }
+
+    /// The page size in bytes, which lengths are multiples of. For [`Thp`](Self::Thp) that of a
+    /// huge page, though some of the memory may get base pages.
+    pub fn page_size(self) -> u64 {
+        match self {
+            Self::Thp => os::thp_size(),
+            Self::Base | Self::Memfd => sys::page_size(),
+            Self::Hugetlb2M | Self::MemfdHugetlb2M => SIZE_2M,
+            Self::Hugetlb1G => SIZE_1G,
+        }
+    }
+
+    /// The largest leaf, in bytes, that the CPU's page table can have for such memory. A file in
+    /// memory gets transparent huge pages where the system's settings say so.
+    pub fn leaf_size(self) -> u64 {
+        match self {
+            Self::Memfd => os::thp_size(),
+            _ => self.page_size(),
+        }
+    }
+
+    /// Whether its pages come from the hugetlb pool.
+    pub const fn is_hugetlb(self) -> bool {
+        matches!(self, Self::Hugetlb2M | Self::Hugetlb1G | Self::MemfdHugetlb2M)
+    }
+
+    /// The flags for memfd_create(2); `None` for memory without a file.
+    pub(super) const fn memfd_flags(self) -> Option<libc::c_uint> {
+        match self {
+            Self::Memfd => Some(0),
+            Self::MemfdHugetlb2M => Some(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB),
+            _ => None,
+        }
+    }
+
+    /// The flags for mmap(2) of memory without a file.
+    pub(super) const fn map_flags(self) -> libc::c_int {
+        match self {
+            Self::Hugetlb2M => libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
+            Self::Hugetlb1G => libc::MAP_HUGETLB | libc::MAP_HUGE_1GB,
+            _ => 0,
+        }
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No kind of memory has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no kind of memory is called {name:?}: thp, base, hugetlb, hugetlb-1g, memfd or memfd-hugetlb"
+)]
+pub struct UnknownKind {
+    /// The name that was asked for.
+    pub name: String,
+}
+
+impl FromStr for MemoryKind {
+    type Err = UnknownKind;
+
+    fn from_str(name: &str) -> Result<Self, UnknownKind> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        found.ok_or_else(|| UnknownKind { name: name.to_owned() })
+    }
+}

@@ -1,0 +1,183 @@
+//! Memory of this process, of one page size.
+//!
+//! [`Memory`] is what devices read and write, so Rust code never gets a `&[u8]` of it: bytes are
+//! copied in and out. Inside, memory is words that are accessed atomically (relaxed), all of the
+//! same size, so a device or another thread that writes meanwhile is no data race: a load yields a
+//! value that the word has had. Order between accesses is the caller's business.
+//!
+//! Every page is there when [`Memory::new`] returns: too little memory is an error then, never a
+//! signal later.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use dmaspan::{Errno, UserAddr, UserRange};
+
+use crate::os;
+use crate::sys::mapping::{Advice, Backing, Mapping};
+use crate::sys::{self};
+
+mod access;
+mod error;
+mod kind;
+
+pub use access::{AccessError, CheckError};
+pub use error::{MemoryError, OutsideMemory};
+pub use kind::{MemoryKind, UnknownKind};
+
+/// Memory of one [`MemoryKind`], unmapped on drop.
+///
+/// ```
+/// use dmaspan_linux::{Memory, MemoryKind};
+///
+/// let memory = Memory::new(MemoryKind::Base, 0x4000)?;
+/// memory.write(0x1003, b"hello")?;
+/// let mut bytes = [0; 5];
+/// memory.read(0x1003, &mut bytes)?;
+/// assert_eq!(&bytes, b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Memory {
+    mapping: Mapping,
+    kind: MemoryKind,
+    range: UserRange,
+}
+
+impl Memory {
+    /// Maps `len_bytes` of memory and allocates all of its pages, zeroed.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError`]: a length of 0 or that is no multiple of
+    /// [`page_size`](MemoryKind::page_size), more than the system has available, a kind that the
+    /// kernel does not have, or too few hugetlb pages (see
+    /// [`HugetlbReservation`](crate::HugetlbReservation)). A limit of a memory cgroup is not seen
+    /// in advance.
+    pub fn new(kind: MemoryKind, len_bytes: u64) -> Result<Self, MemoryError> {
+        let page_size = kind.page_size();
+        if len_bytes == 0 {
+            return Err(MemoryError::Empty { kind });
+        }
+        if !len_bytes.is_multiple_of(page_size) {
+            return Err(MemoryError::Length { kind, len: len_bytes, page_size });
+        }
+        if !kind.is_hugetlb()
+            && let Some(available) = os::available_bytes()
+            && len_bytes > available
+        {
+            return Err(MemoryError::TooMuch { kind, len: len_bytes, available });
+        }
+        let failed = |errno| MemoryError::mapping(kind, len_bytes, errno);
+        let mapping = map(kind, len_bytes).map_err(failed)?;
+        let start = u64::try_from(mapping.addr()).map_err(|_| failed(Errno::ENOMEM))?;
+        let range = UserRange::from_len(UserAddr::new(start), len_bytes)
+            .map_err(|error| failed(error.errno()))?;
+        Ok(Self { mapping, kind, range })
+    }
+
+    /// What kind of memory it is.
+    pub fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    /// The length in bytes, never 0.
+    #[expect(clippy::len_without_is_empty, reason = "memory has at least one page")]
+    pub fn len(&self) -> u64 {
+        self.range.len_less_one() + 1
+    }
+
+    /// The page size that was asked for, in bytes; see [`MemoryKind::page_size`].
+    pub fn page_size(&self) -> u64 {
+        self.kind.page_size()
+    }
+
+    /// Where it is in this process.
+    pub fn user_range(&self) -> UserRange {
+        self.range
+    }
+
+    /// Where `len` bytes from `offset` are in this process.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::OutOfBounds`] where they are not all in the memory, or none.
+    pub fn sub_range(&self, offset: u64, len: u64) -> Result<UserRange, AccessError> {
+        let outside = AccessError::OutOfBounds { offset, len, memory_len: self.len() };
+        let start = self.range.start().checked_add(offset).ok_or(outside)?;
+        let range = UserRange::from_len(start, len).map_err(|_| outside)?;
+        if self.range.covers(range) { Ok(range) } else { Err(outside) }
+    }
+
+    /// How far `range` begins behind the start of the memory, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`OutsideMemory`] where the range is not all in the memory.
+    pub fn offset_of(&self, range: UserRange) -> Result<u64, OutsideMemory> {
+        if !self.range.covers(range) {
+            return Err(OutsideMemory { range, memory: self.range });
+        }
+        Ok(range.start().get() - self.range.start().get())
+    }
+
+    /// The mapping, for the system calls of this crate.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+/// Maps and populates memory.
+fn map(kind: MemoryKind, len_bytes: u64) -> Result<Mapping, Errno> {
+    let to_usize = |value: u64| usize::try_from(value).map_err(|_| Errno::ENOMEM);
+    let len = to_usize(len_bytes)?;
+    // Only memory that holds a whole leaf gains from being aligned to leaves.
+    let leaf_size = kind.leaf_size();
+    let align = to_usize(if leaf_size <= len_bytes { leaf_size } else { sys::page_size() })?;
+    let file = match kind.memfd_flags() {
+        Some(flags) => {
+            let file = File::from(sys::memfd(c"dmaspan", flags)?);
+            file.set_len(len_bytes).map_err(|error| os::errno(&error))?;
+            Some(file)
+        }
+        None => None,
+    };
+    let backing = match &file {
+        Some(file) => Backing::Shared(file.as_fd()),
+        None => Backing::Anonymous(kind.map_flags()),
+    };
+    let mapping = Mapping::new(backing, len, align)?;
+    match kind {
+        MemoryKind::Thp => mapping.advise(0, len, Advice::Huge)?,
+        // A kernel without transparent huge pages does not know the advice: nothing to forbid.
+        MemoryKind::Base => match mapping.advise(0, len, Advice::NoHuge) {
+            Ok(()) | Err(Errno::EINVAL) => {}
+            Err(errno) => return Err(errno),
+        },
+        _ => {}
+    }
+    populate(&mapping)?;
+    Ok(mapping)
+}
+
+/// Allocates every page.
+fn populate(mapping: &Mapping) -> Result<(), Errno> {
+    loop {
+        match mapping.advise(0, mapping.len(), Advice::PopulateWrite) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EINTR | os::EAGAIN) => {}
+            Err(Errno::EINVAL) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    // Linux before 5.14. hugetlb pages are reserved since mmap(2), so a touch finds them.
+    let page_words = usize::try_from(sys::page_size() / 8).map_err(|_| Errno::EINVAL)?;
+    for word in mapping.words().iter().step_by(page_words) {
+        word.fetch_or(0, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! What `/proc` and `/sys` say, and errors of system calls in words.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use dmaspan::Errno;
+
+/// The size of transparent huge pages where the kernel does not say: x86-64's, and Arm's with 4 KiB
+/// pages.
+const THP_SIZE_DEFAULT: u64 = 2 << 20;
+
+/// `CAP_IPC_LOCK` (include/uapi/linux/capability.h): no limit of locked memory.
+const CAP_IPC_LOCK: u32 = 14;
+
+/// Errors that the core has no name for (include/uapi/asm-generic/errno.h and errno-base.h).
+pub(crate) const EAGAIN: Errno = Errno::from_raw(libc::EAGAIN);
+pub(crate) const EACCES: Errno = Errno::from_raw(libc::EACCES);
+pub(crate) const ENOSYS: Errno = Errno::from_raw(libc::ENOSYS);
+pub(crate) const ENOTTY: Errno = Errno::from_raw(libc::ENOTTY);
+
+/// The errno of an error that a system call gave.
+pub(crate) fn errno(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+/// The errno of the system call that failed last on this thread.
+pub(crate) fn last_errno() -> Errno {
+    errno(&io::Error::last_os_error())
+}
+
+/// The system's sentence for an errno.
+pub(crate) fn words(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno.get())
+}
+
+/// The number that a file of `/sys` or `/proc` holds.
+pub(crate) fn read_number(path: &Path) -> io::Result<u64> {
+    let text = fs::read_to_string(path)?;
+    text.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// The size of a transparent huge page, which a PMD entry maps.
+pub(crate) fn thp_size() -> u64 {
+    static SIZE: OnceLock<u64> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        read_number(Path::new("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"))
+            .ok()
+            .filter(|size| size.is_power_of_two())
+            .unwrap_or(THP_SIZE_DEFAULT)
+    })
+}
+
+/// Bytes that can be allocated without swapping; `None` where the kernel does not say
+/// (`MemAvailable` of proc(5)).
+pub(crate) fn available_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib: u64 = field(&text, "MemAvailable:")?.trim_end_matches(" kB").parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Whether this thread may lock memory without limit.
+pub(crate) fn may_lock_without_limit() -> bool {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    effective.is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0)
+}
+
+/// The value of a line `name value`.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// The start of the block of `size` bytes, a power of two, around `value`.
+pub(crate) const fn align_down(value: u64, size: u64) -> u64 {
+    value & !(size - 1)
+}
+
+const _: () = assert!(align_down(0x1fff, 0x1000) == 0x1000);
+const _: () = assert!(align_down(0x2000, 0x1000) == 0x2000);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let text = "Cap:\t1\nCapEff:\t00ff\n";
+        assert_eq!(field(text, "CapEff:"), Some("00ff"));
+        assert_eq!(field(text, "Missing:"), None);
+    }
+
+    #[test]
+    fn the_kernel_says_what_is_available() {
+        assert!(available_bytes().unwrap() > 1 << 20);
+        assert!(thp_size().is_power_of_two());
+    }
+}

@@ -1,0 +1,213 @@
+use dmaspan::pin::Stopped;
+
+use super::*;
+use crate::hugetlb::{self, HugetlbReservation};
+use crate::mem::MemoryKind;
+use crate::registration::Registrar;
+use crate::sys::mapping::Advice;
+
+const SIZE_2M: u64 = 2 << 20;
+
+fn source() -> Option<FrameSource> {
+    FrameSource::physical().inspect_err(|why| eprintln!("SKIP: {why}")).ok()
+}
+
+/// Pins memory until the registrar is dropped: frames only stay the same while it is pinned.
+fn pinned(memory: &Memory) -> Option<Registrar> {
+    let registrar = Registrar::io_uring().ok()?;
+    // Closing the ring ends its registrations.
+    let _slots = registrar.register(memory, memory.user_range(), 0).unwrap();
+    Some(registrar)
+}
+
+fn spans(source: &FrameSource, memory: &Memory, range: UserRange, lookup: Lookup) -> Vec<Span> {
+    let mut spans = Vec::new();
+    source.frames(memory, range, lookup, &mut spans).unwrap();
+    spans
+}
+
+/// The spans as one frame for each page gives them, without any other code of the walk.
+fn reference(source: &FrameSource, memory: &Memory, range: UserRange) -> Vec<Span> {
+    let mut pages = Vec::new();
+    source.page_frames(memory, range, &mut pages).unwrap();
+    let page = sys::page_size();
+    let (mut spans, mut at) = (Vec::new(), range.start().get());
+    for paddr in pages {
+        let skip = at % page;
+        let len = (page - skip).min(range.last().get() - at + 1);
+        let span = Span::new(PhysAddr::new(paddr.get() + skip), len).unwrap();
+        SpanSink::push(&mut spans, span).unwrap();
+        at += len;
+    }
+    spans
+}
+
+fn assert_agreement(source: &FrameSource, memory: &Memory) {
+    let page = sys::page_size();
+    let len = memory.len();
+    let mut parts = vec![(0, len), (0, 1), (len - 1, 1), (page - 1, 2)];
+    if len > 2 * SIZE_2M {
+        parts.extend([(page, len - 2 * page), (SIZE_2M - 5, 10), (SIZE_2M + 123, SIZE_2M)]);
+    }
+    for (offset, len) in parts {
+        let range = memory.sub_range(offset, len).unwrap();
+        let expected = reference(source, memory, range);
+        assert_eq!(expected.iter().map(|span| span.len()).sum::<u64>(), len);
+        for lookup in [Lookup::EveryPage, Lookup::HugeLeaves, Lookup::Auto] {
+            let found = spans(source, memory, range, lookup);
+            assert_eq!(found, expected, "{lookup:?} of {len:#x} at {offset:#x}");
+        }
+    }
+}
+
+fn entries(source: &FrameSource, memory: &Memory, lookup: Lookup) -> u64 {
+    source.frames(memory, memory.user_range(), lookup, &mut Vec::new()).unwrap().entries
+}
+
+#[test]
+fn both_lookups_agree_on_memory_without_hugetlb() {
+    let Some(source) = source() else { return };
+    for kind in [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Memfd] {
+        let memory = Memory::new(kind, 64 << 20).unwrap();
+        let _pinned = pinned(&memory);
+        assert_agreement(&source, &memory);
+    }
+}
+
+#[test]
+fn both_lookups_agree_on_hugetlb_and_a_leaf_takes_one_entry() {
+    let Some(source) = source() else { return };
+    let _exclusive = hugetlb::TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let kinds =
+        [(MemoryKind::Hugetlb2M, 8), (MemoryKind::MemfdHugetlb2M, 8), (MemoryKind::Hugetlb1G, 1)];
+    for (kind, count) in kinds {
+        let len = count * kind.page_size();
+        let _reserved = match HugetlbReservation::for_memory(kind, len) {
+            Ok(reservation) => reservation,
+            Err(error) => {
+                eprintln!("SKIP: {error}");
+                continue;
+            }
+        };
+        let memory = Memory::new(kind, len).unwrap();
+        assert_eq!(huge_bytes(&memory), Ok(len));
+        assert_agreement(&source, &memory);
+        assert_eq!(entries(&source, &memory, Lookup::HugeLeaves), count);
+        let pages = len / sys::page_size();
+        assert_eq!(entries(&source, &memory, Lookup::EveryPage), pages);
+    }
+}
+
+#[test]
+fn both_lookups_agree_on_huge_pages_of_which_some_are_split() {
+    let Some(source) = source() else { return };
+    let memory = Memory::new(MemoryKind::Thp, 32 << 20).unwrap();
+    let page = usize::try_from(sys::page_size()).unwrap();
+    let size = usize::try_from(SIZE_2M).unwrap();
+    let mapping = memory.mapping();
+    // One page in the middle of a huge page goes and another frame comes in its place.
+    mapping.advise(3 * size + 7 * page, page, Advice::Discard).unwrap();
+    // Two huge pages and the base pages around their border go, and come back as base pages.
+    mapping.advise(6 * size - page, 2 * size, Advice::NoHuge).unwrap();
+    mapping.advise(6 * size - page, 2 * size, Advice::Discard).unwrap();
+    // The first and the last page of the memory go as well.
+    mapping.advise(0, page, Advice::Discard).unwrap();
+    mapping.advise(memory.mapping().len() - page, page, Advice::Discard).unwrap();
+    memory.fill_words(0, memory.len(), |n| n).unwrap();
+    let _pinned = pinned(&memory);
+    let huge = huge_bytes(&memory).unwrap();
+    assert!(huge <= memory.len() - 5 * SIZE_2M, "{huge:#x}");
+    assert_agreement(&source, &memory);
+    // Where there are leaves, fewer entries are read than pages are there.
+    let read = entries(&source, &memory, Lookup::HugeLeaves);
+    let expected = (memory.len() - huge) / sys::page_size() + huge / SIZE_2M;
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn more_regions_than_one_scan_holds_are_all_found() {
+    let Some(source) = source() else { return };
+    // Every second huge page is split, so each leaf is a region of its own: more than a batch.
+    let memory = Memory::new(MemoryKind::Thp, 300 * SIZE_2M).unwrap();
+    let page = usize::try_from(sys::page_size()).unwrap();
+    let size = usize::try_from(SIZE_2M).unwrap();
+    for leaf in (0..300).step_by(2) {
+        memory.mapping().advise(leaf * size, page, Advice::Discard).unwrap();
+        memory.write(u64::try_from(leaf * size).unwrap(), &[1]).unwrap();
+    }
+    let whole = memory.user_range();
+    let by_leaves = spans(&source, &memory, whole, Lookup::HugeLeaves);
+    assert_eq!(by_leaves, spans(&source, &memory, whole, Lookup::EveryPage));
+    if huge_bytes(&memory).unwrap() == 150 * SIZE_2M {
+        assert_eq!(entries(&source, &memory, Lookup::Auto), 150 * 512 + 150);
+    } else {
+        eprintln!("SKIP: the kernel found fewer huge pages, so the entries are not counted");
+    }
+}
+
+#[test]
+fn a_page_that_is_not_there_is_an_error_and_no_frame() {
+    let Some(source) = source() else { return };
+    let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
+    let page = usize::try_from(sys::page_size()).unwrap();
+    memory.mapping().advise(5 * page, page, Advice::Discard).unwrap();
+    let address = memory.user_range().start().wrapping_add(5 * sys::page_size());
+    let whole = memory.user_range();
+    let expected = PagemapError::NotPresent { address };
+    let mut pages = vec![PhysAddr::new(1)];
+    assert_eq!(source.page_frames(&memory, whole, &mut pages), Err(expected));
+    assert_eq!(pages.len(), 1);
+    let result = source.frames(&memory, whole, Lookup::Auto, &mut Vec::new());
+    assert_eq!(result, Err(PinError::Failed(expected)));
+    assert_eq!(expected.errno(), Errno::EFAULT);
+}
+
+#[test]
+fn a_sink_that_wants_no_more_stops_the_walk() {
+    struct Refuses;
+    impl SpanSink for Refuses {
+        fn push(&mut self, _span: Span) -> Result<(), Stopped> {
+            Err(Stopped)
+        }
+    }
+    let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
+    for source in [FrameSource::detect(), FrameSource::virtual_addresses(NoFrames::Asked)] {
+        let result = source.frames(&memory, memory.user_range(), Lookup::Auto, &mut Refuses);
+        assert_eq!(result, Err(PinError::Stopped));
+    }
+}
+
+#[test]
+fn virtual_addresses_are_those_of_the_process() {
+    let source = FrameSource::virtual_addresses(NoFrames::NotPermitted);
+    assert_eq!(source.mode(), FrameMode::Virtual);
+    assert_eq!(source.why_virtual(), Some(NoFrames::NotPermitted));
+    let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
+    let range = memory.sub_range(3, 0x5000).unwrap();
+    let expected = Span::new(PhysAddr::new(range.start().get()), 0x5000).unwrap();
+    assert_eq!(spans(&source, &memory, range, Lookup::Auto), [expected]);
+    let mut pages = Vec::new();
+    assert_eq!(source.page_frames(&memory, range, &mut pages), Ok(6));
+    assert_eq!(pages[0].get(), range.start().get() - 3);
+}
+
+#[test]
+fn a_range_outside_the_memory_is_refused() {
+    let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
+    let range = UserRange::from_len(memory.user_range().start(), (1 << 20) + 1).unwrap();
+    let source = FrameSource::detect();
+    let result = source.frames(&memory, range, Lookup::Auto, &mut Vec::new());
+    assert!(matches!(result, Err(PinError::Failed(PagemapError::Outside(_)))));
+    assert!(source.page_frames(&memory, range, &mut Vec::new()).is_err());
+}
+
+#[test]
+fn without_a_scan_leaves_are_an_error_only_where_they_were_asked_for() {
+    let none = Some(os::ENOTTY);
+    let choose = |lookup, why| walk::Leaves::choose(MemoryKind::Thp, lookup, why);
+    assert_eq!(choose(Lookup::Auto, none), Ok(walk::Leaves::None));
+    assert_eq!(choose(Lookup::HugeLeaves, none), Err(os::ENOTTY));
+    assert_eq!(choose(Lookup::EveryPage, none), Ok(walk::Leaves::None));
+    let hugetlb = walk::Leaves::choose(MemoryKind::Hugetlb2M, Lookup::Auto, none);
+    assert_eq!(hugetlb, Ok(walk::Leaves::Everywhere(SIZE_2M)));
+}

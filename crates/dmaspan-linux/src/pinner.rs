@@ -1,0 +1,319 @@
+//! The pinner: ranges of [`Memory`], pinned for real, as spans.
+
+use std::mem::{self, ManuallyDrop};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::{Errno, Prot, Span, UserRange};
+
+use crate::mem::{Memory, OutsideMemory};
+use crate::pagemap::{FrameMode, FrameSource, Lookup, NoFrames, PagemapError};
+use crate::registration::{PinMethod, RegisterError, Registrar, Registration};
+
+/// Why memory was not pinned, or a pinner not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinuxPinError {
+    /// The range is not all in the memory.
+    #[error(transparent)]
+    Outside(#[from] OutsideMemory),
+    /// The kernel did not pin it.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// It was pinned, and its frames not found.
+    #[error(transparent)]
+    Frames(#[from] PagemapError),
+    /// Physical addresses were asked for, and there are none.
+    #[error("no physical addresses: {0}")]
+    NoFrames(#[from] NoFrames),
+}
+
+impl LinuxPinError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Outside(error) => error.errno(),
+            Self::Register(error) => error.errno(),
+            Self::Frames(error) => error.errno(),
+            Self::NoFrames(error) => error.errno(),
+        }
+    }
+}
+
+/// What a [`LinuxPinner`] shall use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PinnerOptions {
+    /// How to pin. `None`: by io_uring, or by mlock where io_uring is forbidden.
+    pub method: Option<PinMethod>,
+    /// What the addresses of spans shall be. `None`: physical where they can be.
+    pub frames: Option<FrameMode>,
+    /// How frames are looked up.
+    pub lookup: Lookup,
+}
+
+/// What pinning cost so far, over all threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PinnerStats {
+    /// Nanoseconds that the kernel took to pin.
+    pub pin_ns: u64,
+    /// Nanoseconds that looking frames up took, without those of the sinks.
+    pub lookup_ns: u64,
+    /// Nanoseconds that the kernel took to unpin.
+    pub unpin_ns: u64,
+    /// Pagemap entries that were read.
+    pub lookups: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    pin_ns: AtomicU64,
+    lookup_ns: AtomicU64,
+    unpin_ns: AtomicU64,
+    lookups: AtomicU64,
+}
+
+/// Pins ranges of [`Memory`].
+///
+/// Pins by io_uring stay at their frames. Locked memory may move, so where memory is locked the
+/// addresses of spans are virtual ones, which always hold; see [`frame_mode`](Self::frame_mode).
+///
+/// # Context
+///
+/// Any number of threads pin and release at once. A process that forks keeps its pins in the
+/// parent.
+#[derive(Debug)]
+pub struct LinuxPinner {
+    registrar: Arc<Registrar>,
+    frames: FrameSource,
+    lookup: Lookup,
+    why_mlock: Option<RegisterError>,
+    counters: Counters,
+}
+
+impl LinuxPinner {
+    /// A pinner with the best that this system has.
+    ///
+    /// # Errors
+    ///
+    /// [`LinuxPinError::Register`] where io_uring fails for another reason than that it is missing
+    /// or forbidden.
+    pub fn new() -> Result<Self, LinuxPinError> {
+        Self::with(PinnerOptions::default())
+    }
+
+    /// A pinner with these options.
+    ///
+    /// # Errors
+    ///
+    /// [`LinuxPinError`] where what was asked for cannot be had. Physical addresses cannot be had
+    /// of memory that is only locked.
+    pub fn with(options: PinnerOptions) -> Result<Self, LinuxPinError> {
+        let (registrar, why_mlock) = match options.method {
+            Some(PinMethod::Mlock) => (Registrar::Mlock, None),
+            Some(PinMethod::IoUring) => (Registrar::io_uring()?, None),
+            None => match Registrar::io_uring() {
+                Ok(registrar) => (registrar, None),
+                Err(error) if error.is_missing() => (Registrar::Mlock, Some(error)),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let may_move = registrar.method() == PinMethod::Mlock;
+        let frames = match (options.frames, may_move) {
+            (Some(FrameMode::Virtual), _) => FrameSource::virtual_addresses(NoFrames::Asked),
+            (Some(FrameMode::Physical), true) => return Err(NoFrames::MayMove.into()),
+            (None, true) => FrameSource::virtual_addresses(NoFrames::MayMove),
+            (Some(FrameMode::Physical), false) => FrameSource::physical()?,
+            (None, false) => FrameSource::detect(),
+        };
+        Ok(Self {
+            registrar: Arc::new(registrar),
+            frames,
+            lookup: options.lookup,
+            why_mlock,
+            counters: Counters::default(),
+        })
+    }
+
+    /// How memory is pinned.
+    pub fn method(&self) -> PinMethod {
+        self.registrar.method()
+    }
+
+    /// Why memory is locked though io_uring would be better; `None` where it is not, or where
+    /// locking was asked for.
+    pub fn why_mlock(&self) -> Option<RegisterError> {
+        self.why_mlock
+    }
+
+    /// What the addresses of spans are.
+    pub fn frame_mode(&self) -> FrameMode {
+        self.frames.mode()
+    }
+
+    /// Why the addresses are virtual; `None` where they are physical.
+    pub fn why_virtual(&self) -> Option<NoFrames> {
+        self.frames.why_virtual()
+    }
+
+    /// Where the spans come from, for look-ups without pinning.
+    pub fn frames(&self) -> &FrameSource {
+        &self.frames
+    }
+
+    /// What pinning cost since the pinner was made or the statistics were reset.
+    pub fn stats(&self) -> PinnerStats {
+        self.read_counters(|counter| counter.load(Ordering::Relaxed))
+    }
+
+    /// As [`stats`](Self::stats), and begins anew.
+    pub fn reset_stats(&self) -> PinnerStats {
+        self.read_counters(|counter| counter.swap(0, Ordering::Relaxed))
+    }
+
+    fn read_counters(&self, read: impl Fn(&AtomicU64) -> u64) -> PinnerStats {
+        let Counters { pin_ns, lookup_ns, unpin_ns, lookups } = &self.counters;
+        PinnerStats {
+            pin_ns: read(pin_ns),
+            lookup_ns: read(lookup_ns),
+            unpin_ns: read(unpin_ns),
+            lookups: read(lookups),
+        }
+    }
+
+    /// Ends a pin. Where the kernel does not, the memory is leaked with it.
+    fn end(&self, held: Held) {
+        let begin = Instant::now();
+        let Held { memory, registrar, registration } = held;
+        if registrar.unregister(&memory, registration).is_err() {
+            mem::forget((memory, registrar));
+        }
+        self.counters.unpin_ns.fetch_add(ns_since(begin), Ordering::Relaxed);
+    }
+}
+
+/// A pin of a [`LinuxPinner`]: it keeps the memory.
+///
+/// Dropping it leaks the memory and the pin, as a device may still use them; only
+/// [`release`](Pinner::release) ends it. A pin that comes with an error keeps the whole range
+/// pinned too, not only what the sink took of it.
+#[derive(Debug)]
+#[must_use = "dropping a pin leaks the memory and keeps it pinned"]
+pub struct LinuxPin {
+    held: ManuallyDrop<Held>,
+    range: UserRange,
+}
+
+impl LinuxPin {
+    /// The range that is pinned.
+    pub fn user_range(&self) -> UserRange {
+        self.range
+    }
+
+    /// The memory that it keeps.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.held.memory
+    }
+}
+
+/// What a pin keeps. The ring as well: it would end its registrations with itself.
+#[derive(Debug)]
+struct Held {
+    memory: Arc<Memory>,
+    registrar: Arc<Registrar>,
+    registration: Registration,
+}
+
+// SAFETY:
+// 1. Pushed spans are memory of the user's range until the pin is released: the pin keeps the
+//    `Memory`, which nothing unmaps, and dropping the pin leaks it. Physical addresses are pushed
+//    only of memory that is registered with io_uring, which keeps its frames until its slot is
+//    emptied (`release` does that) or the ring is closed (the pin keeps it). Virtual addresses do
+//    not change when the frames do.
+// 2. A device may write the memory: all of `Memory` is readable and writable, and Rust code reaches
+//    it through atomic words alone.
+// 3. Spans cover the range exactly and in order, which the walk of `pagemap` sees to: each step
+//    begins where the last one ended, and the first and last spans are cut to the range.
+#[expect(unsafe_code, reason = "promises that pinned memory stays where it is")]
+unsafe impl Pinner for LinuxPinner {
+    type Space = Arc<Memory>;
+    type Pin = LinuxPin;
+    type Error = LinuxPinError;
+
+    fn pin(
+        &self,
+        space: &Arc<Memory>,
+        range: UserRange,
+        _prot: Prot,
+        sink: &mut dyn SpanSink,
+    ) -> Result<LinuxPin, PinFailed<LinuxPin, LinuxPinError>> {
+        let refused =
+            |error: LinuxPinError| PinFailed { error: PinError::Failed(error), pin: None };
+        let offset = space.offset_of(range).map_err(|error| refused(error.into()))?;
+        let begin = Instant::now();
+        let registration = self.registrar.register(space, range, offset);
+        self.counters.pin_ns.fetch_add(ns_since(begin), Ordering::Relaxed);
+        let registration = registration.map_err(|error| refused(error.into()))?;
+        let held = Held {
+            memory: Arc::clone(space),
+            registrar: Arc::clone(&self.registrar),
+            registration,
+        };
+        // From here on a sink that panics leaks the pin, as a device may reach what it took.
+        let pin = LinuxPin { held: ManuallyDrop::new(held), range };
+        let mut sink = Watched { sink, took: Took::Nothing };
+        let error = match self.frames.frames(space, range, self.lookup, &mut sink) {
+            Ok(cost) => {
+                self.counters.lookup_ns.fetch_add(cost.ns, Ordering::Relaxed);
+                self.counters.lookups.fetch_add(cost.entries, Ordering::Relaxed);
+                return Ok(pin);
+            }
+            Err(PinError::Stopped) => PinError::Stopped,
+            Err(PinError::Failed(error)) => PinError::Failed(error.into()),
+        };
+        let pin = match sink.took {
+            Took::Something => Some(pin),
+            Took::Nothing => {
+                self.release(pin);
+                None
+            }
+        };
+        Err(PinFailed { error, pin })
+    }
+
+    /// Nothing to do: the kernel releases only the whole pin, and marks every page of it written.
+    fn unpin(&self, _pin: &mut LinuxPin, _spans: &[Span], _dirty: Dirty) {}
+
+    fn release(&self, pin: LinuxPin) {
+        self.end(ManuallyDrop::into_inner(pin.held));
+    }
+
+    fn errno(&self, error: &LinuxPinError) -> Errno {
+        error.errno()
+    }
+}
+
+/// Whether a sink took a span, which a device may reach from then on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Took {
+    Nothing,
+    Something,
+}
+
+struct Watched<'a> {
+    sink: &'a mut dyn SpanSink,
+    took: Took,
+}
+
+impl SpanSink for Watched<'_> {
+    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+        self.sink.push(span)?;
+        self.took = Took::Something;
+        Ok(())
+    }
+}
+
+fn ns_since(begin: Instant) -> u64 {
+    u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,127 @@
+use super::*;
+use crate::MemoryKind;
+
+fn memory(pages: u64) -> Memory {
+    Memory::new(MemoryKind::Base, pages * sys::page_size()).unwrap()
+}
+
+fn removed(counts: &mut LockCounts, start: u64, end: u64) -> Vec<(u64, u64)> {
+    let mut ranges = Vec::new();
+    counts.remove(start, end, |start, end| ranges.push((start, end)));
+    ranges
+}
+
+#[test]
+fn only_pages_that_no_pin_has_are_unlocked() {
+    let mut counts = LockCounts::default();
+    counts.add(0, 10);
+    counts.add(4, 6);
+    counts.add(8, 20);
+    assert_eq!(removed(&mut counts, 0, 10), [(0, 4), (6, 8)]);
+    assert_eq!(removed(&mut counts, 4, 6), [(4, 6)]);
+    assert_eq!(removed(&mut counts, 8, 20), [(8, 20)]);
+    assert!(counts.edges.is_empty(), "{counts:?}");
+}
+
+#[test]
+fn neighbouring_locks_keep_the_edge_between_them() {
+    let mut counts = LockCounts::default();
+    counts.add(0, 5);
+    counts.add(5, 9);
+    assert_eq!(removed(&mut counts, 0, 5), [(0, 5)]);
+    assert_eq!(removed(&mut counts, 5, 9), [(5, 9)]);
+    assert!(counts.edges.is_empty(), "{counts:?}");
+}
+
+#[test]
+fn lock_counts_agree_with_one_count_for_each_page() {
+    let (mut counts, mut model) = (LockCounts::default(), [0_u32; 32]);
+    let (mut held, mut seed) = (Vec::new(), 12345_u64);
+    let mut random = |bound: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % bound
+    };
+    for _ in 0..5000 {
+        if held.is_empty() || (held.len() < 12 && random(2) == 0) {
+            let start = random(31);
+            let end = start + 1 + random(32 - start - 1).min(9);
+            counts.add(start, end);
+            model[usize::try_from(start).unwrap()..usize::try_from(end).unwrap()]
+                .iter_mut()
+                .for_each(|count| *count += 1);
+            held.push((start, end));
+        } else {
+            let place = random(u64::try_from(held.len()).unwrap());
+            let (start, end) = held.swap_remove(usize::try_from(place).unwrap());
+            let mut expected = Vec::new();
+            for page in start..end {
+                let count = &mut model[usize::try_from(page).unwrap()];
+                *count -= 1;
+                if *count == 0 {
+                    expected.push(page);
+                }
+            }
+            let pages = removed(&mut counts, start, end).into_iter().flat_map(|(s, e)| s..e);
+            assert_eq!(pages.collect::<Vec<_>>(), expected);
+        }
+    }
+    while let Some((start, end)) = held.pop() {
+        let _ = removed(&mut counts, start, end);
+    }
+    assert!(counts.edges.is_empty(), "{counts:?}");
+}
+
+#[test]
+fn a_full_table_is_refused_and_says_how_many_are_free() {
+    let slots = Slots::new();
+    let taken = slots.take(SLOTS - 1).unwrap();
+    assert_eq!(slots.take(2), Err(1));
+    slots.give_back(&taken);
+    assert_eq!(slots.take(SLOTS).unwrap().len(), 1 << 14);
+}
+
+#[test]
+fn slots_of_a_failed_registration_are_free_again() {
+    let registrar = match Registrar::io_uring() {
+        Ok(registrar) => registrar,
+        Err(error) => return eprintln!("SKIP: {error}"),
+    };
+    let memory = memory(4);
+    let Registrar::IoUring { slots, table } = &registrar else { unreachable!() };
+    let free = || slots.free.lock().unwrap().len();
+    let before = free();
+    // The kernel refuses what is not mapped; this range starts in the memory and ends beyond it.
+    let whole = memory.user_range();
+    let beyond = UserRange::from_len(whole.start(), 3 << 30).unwrap();
+    let error = fill_slots(table, slots, &memory, beyond).unwrap_err();
+    assert!(matches!(error, RegisterError::Refused { errno: Errno::EFAULT, .. }), "{error}");
+    assert_eq!(free(), before);
+    let registration = registrar.register(&memory, whole, 0).unwrap();
+    assert_eq!(free(), before - registration.slots.len());
+    registrar.unregister(&memory, registration).unwrap();
+    assert_eq!(free(), before);
+}
+
+#[test]
+fn every_setup_error_says_what_to_do() {
+    for errno in [Errno::EPERM, os::ENOSYS, Errno::EINVAL, Errno::ENOMEM, Errno::EIO] {
+        let text = RegisterError::Unavailable { errno }.to_string();
+        assert!(text.starts_with("io_uring cannot be used"), "{text}");
+        assert!(!setup_advice(errno).is_empty());
+    }
+    let text = RegisterError::Unavailable { errno: Errno::EPERM }.to_string();
+    assert!(text.contains("/proc/sys/kernel/io_uring_disabled"), "{text}");
+}
+
+#[test]
+fn refusals_name_the_range_and_the_reason() {
+    let range = memory(1).user_range();
+    for (errno, part) in [
+        (Errno::EFAULT, "Bad address"),
+        (Errno::from_raw(libc::EOPNOTSUPP), "not supported"),
+        (Errno::ENOMEM, ""),
+    ] {
+        let text = RegisterError::of(range, errno).to_string();
+        assert!(text.contains(&range.to_string()) && text.contains(part), "{text}");
+    }
+}

@@ -1,0 +1,53 @@
+//! System calls, each wrapped so that nothing unsafe is left for its caller.
+//!
+//! The only module of the crate with unsafe code. [`mapping`] owns memory, [`uring`] pins it, and
+//! [`scan`] asks the kernel which of it huge leaves map.
+
+#![expect(unsafe_code, reason = "system calls of the C library")]
+
+use std::ffi::CStr;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use dmaspan::Errno;
+
+use crate::os;
+
+pub(crate) mod mapping;
+pub(crate) mod scan;
+pub(crate) mod uring;
+
+/// The size of a base page, in bytes.
+pub(crate) fn page_size() -> u64 {
+    static SIZE: OnceLock<u64> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        // SAFETY:
+        // 1. sysconf(3) takes a number and touches no memory of ours.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        // POSIX requires the value; 4 KiB is the smallest page of every 64-bit Linux.
+        u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+    })
+}
+
+/// The soft limit of locked memory in bytes (`RLIMIT_MEMLOCK` of getrlimit(2)); `None` without one.
+pub(crate) fn memlock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY:
+    // 1. `limit` is a live rlimit that the call may write, and nothing else refers to it.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// A file in memory without a name in any directory (memfd_create(2)), closed on exec.
+pub(crate) fn memfd(name: &CStr, flags: libc::c_uint) -> Result<OwnedFd, Errno> {
+    // SAFETY:
+    // 1. `name` is a string that ends in 0 and lives until the call returns.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), flags | libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(os::last_errno());
+    }
+    // SAFETY:
+    // 1. The kernel has just opened `fd` for us, and nobody else knows it.
+    // 2. It is an ordinary file descriptor, which close(2) closes.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

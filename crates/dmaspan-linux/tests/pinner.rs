@@ -1,0 +1,351 @@
+//! Pins of real memory, against what the kernel says about them.
+//!
+//! The tests read counters of the whole process, so they take turns.
+
+use std::env;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::{Errno, Prot, Span, UserRange};
+use dmaspan_linux::pagemap::NoFrames;
+use dmaspan_linux::pinner::LinuxPinError;
+use dmaspan_linux::registration::RegisterError;
+use dmaspan_linux::{
+    FrameMap, FrameMode, LinuxPin, LinuxPinner, Lookup, Memory, MemoryKind, PinMethod,
+    PinnerOptions,
+};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A size that `/proc/self/status` gives in KiB, in bytes.
+fn status(name: &str) -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn memory(kind: MemoryKind, len: u64) -> Arc<Memory> {
+    Arc::new(Memory::new(kind, len).unwrap())
+}
+
+fn with(method: PinMethod) -> Option<LinuxPinner> {
+    let options = PinnerOptions { method: Some(method), ..PinnerOptions::default() };
+    LinuxPinner::with(options).inspect_err(|error| eprintln!("SKIP: {error}")).ok()
+}
+
+fn pin(pinner: &LinuxPinner, memory: &Arc<Memory>, range: UserRange) -> (LinuxPin, Vec<Span>) {
+    let mut spans = Vec::new();
+    let pin = pinner.pin(memory, range, Prot::READ_WRITE, &mut spans).unwrap();
+    assert_eq!(Some(spans.iter().map(|span| span.len()).sum()), range.checked_len());
+    (pin, spans)
+}
+
+fn end(pinner: &LinuxPinner, mut pin: LinuxPin, spans: &[Span]) {
+    pinner.unpin(&mut pin, spans, Dirty::Written);
+    pinner.release(pin);
+}
+
+/// Takes so many spans and no more.
+struct Takes(usize);
+
+impl SpanSink for Takes {
+    fn push(&mut self, _span: Span) -> Result<(), Stopped> {
+        self.0 = self.0.checked_sub(1).ok_or(Stopped)?;
+        Ok(())
+    }
+}
+
+#[test]
+fn the_kernel_counts_what_is_pinned_and_nothing_after() {
+    let _turn = turn();
+    let Some(pinner) = with(PinMethod::IoUring) else { return };
+    let before = status("VmPin");
+    for (kind, len) in [(MemoryKind::Thp, 64 << 20), (MemoryKind::Base, 5 << 20)] {
+        let memory = memory(kind, len);
+        let (held, spans) = pin(&pinner, &memory, memory.user_range());
+        assert_eq!(status("VmPin") - before, len, "{kind}");
+        end(&pinner, held, &spans);
+        assert_eq!(status("VmPin"), before, "{kind}");
+    }
+}
+
+#[test]
+fn a_pin_over_several_chunks_is_pinned_and_released_whole() {
+    let _turn = turn();
+    let Some(pinner) = with(PinMethod::IoUring) else { return };
+    let before = status("VmPin");
+    let len = (2 << 30) + (6 << 20);
+    let memory = memory(MemoryKind::Thp, len);
+    let range = memory.sub_range(4096, len - 8192).unwrap();
+    let (held, spans) = pin(&pinner, &memory, range);
+    assert!(status("VmPin") - before >= len - 8192);
+    end(&pinner, held, &spans);
+    assert_eq!(status("VmPin"), before);
+}
+
+#[test]
+fn registration_is_undone_when_the_sink_stops() {
+    let _turn = turn();
+    for (method, counter) in [(PinMethod::IoUring, "VmPin"), (PinMethod::Mlock, "VmLck")] {
+        let Some(pinner) = with(method) else { continue };
+        let before = status(counter);
+        let memory = memory(MemoryKind::Base, 1 << 20);
+        let range = memory.user_range();
+        let failed = pinner.pin(&memory, range, Prot::READ_WRITE, &mut Takes(0)).unwrap_err();
+        assert_eq!(failed.error, PinError::Stopped);
+        assert!(failed.pin.is_none());
+        assert_eq!(status(counter), before);
+        assert_eq!(Arc::strong_count(&memory), 1);
+    }
+}
+
+#[test]
+fn what_a_sink_took_before_it_stopped_stays_pinned_until_it_is_released() {
+    let _turn = turn();
+    let Some(pinner) = with(PinMethod::IoUring) else { return };
+    let before = status("VmPin");
+    let memory = memory(MemoryKind::Base, 8 << 20);
+    let whole = memory.user_range();
+    let (held, spans) = pin(&pinner, &memory, whole);
+    end(&pinner, held, &spans);
+    if spans.len() < 2 {
+        return eprintln!("SKIP: all of the memory is contiguous");
+    }
+    let failed = pinner.pin(&memory, whole, Prot::READ_WRITE, &mut Takes(1)).unwrap_err();
+    assert_eq!(failed.error, PinError::Stopped);
+    assert_eq!(status("VmPin") - before, 8 << 20);
+    end(&pinner, failed.pin.unwrap(), &spans[..1]);
+    assert_eq!(status("VmPin"), before);
+}
+
+#[test]
+fn pinned_frames_survive_compaction() {
+    let _turn = turn();
+    let Some(pinner) = with(PinMethod::IoUring) else { return };
+    if pinner.frame_mode() != FrameMode::Physical {
+        return eprintln!("SKIP: {}", pinner.why_virtual().unwrap());
+    }
+    let memory = memory(MemoryKind::Base, 32 << 20);
+    let range = memory.user_range();
+    let (held, spans) = pin(&pinner, &memory, range);
+    if let Err(error) = fs::write("/proc/sys/vm/compact_memory", "1") {
+        eprintln!("SKIP: compaction cannot be asked for: {error}");
+    }
+    let mut after = Vec::new();
+    pinner.frames().frames(&memory, range, Lookup::EveryPage, &mut after).unwrap();
+    assert_eq!(after, spans);
+    end(&pinner, held, &spans);
+}
+
+#[test]
+fn a_dropped_pin_leaks_and_outlives_its_pinner_and_memory() {
+    let _turn = turn();
+    let Some(pinner) = with(PinMethod::IoUring) else { return };
+    let before = status("VmPin");
+    let memory = memory(MemoryKind::Base, 1 << 20);
+    let weak = Arc::downgrade(&memory);
+    let (held, _spans) = pin(&pinner, &memory, memory.user_range());
+    drop(held);
+    drop(pinner);
+    drop(memory);
+    assert!(weak.upgrade().is_some());
+    assert_eq!(status("VmPin") - before, 1 << 20);
+}
+
+#[test]
+fn overlapping_pins_end_one_by_one() {
+    let _turn = turn();
+    for (method, counter) in [(PinMethod::IoUring, "VmPin"), (PinMethod::Mlock, "VmLck")] {
+        let (Some(one), Some(two)) = (with(method), with(method)) else { continue };
+        let before = status(counter);
+        let memory = memory(MemoryKind::Base, 1 << 20);
+        let (first, first_spans) = pin(&one, &memory, memory.user_range());
+        let (second, second_spans) = pin(&two, &memory, memory.sub_range(0x1800, 0x2000).unwrap());
+        end(&one, first, &first_spans);
+        assert_eq!(status(counter) - before, 0x3000, "{method}");
+        end(&two, second, &second_spans);
+        assert_eq!(status(counter), before, "{method}");
+    }
+}
+
+#[test]
+fn locked_memory_has_virtual_addresses_as_it_may_move() {
+    let _turn = turn();
+    let Some(pinner) = with(PinMethod::Mlock) else { return };
+    assert_eq!(pinner.method(), PinMethod::Mlock);
+    assert_eq!(pinner.why_virtual(), Some(NoFrames::MayMove));
+    let memory = memory(MemoryKind::Base, 1 << 20);
+    let (held, spans) = pin(&pinner, &memory, memory.user_range());
+    assert_eq!(spans.len(), 1);
+    assert_eq!(spans[0].paddr().get(), memory.user_range().start().get());
+    end(&pinner, held, &spans);
+    let physical = PinnerOptions {
+        method: Some(PinMethod::Mlock),
+        frames: Some(FrameMode::Physical),
+        ..PinnerOptions::default()
+    };
+    let error = LinuxPinner::with(physical).unwrap_err();
+    assert_eq!(error, LinuxPinError::NoFrames(NoFrames::MayMove));
+}
+
+#[test]
+fn a_range_outside_the_memory_is_refused_and_named() {
+    let _turn = turn();
+    let pinner = LinuxPinner::new().unwrap();
+    let memory = memory(MemoryKind::Base, 1 << 20);
+    let start = memory.user_range().start();
+    let beyond = UserRange::from_len(start, (1 << 20) + 1).unwrap();
+    let failed = pinner.pin(&memory, beyond, Prot::READ, &mut Vec::new()).unwrap_err();
+    assert!(failed.pin.is_none());
+    let PinError::Failed(error) = failed.error else { panic!("{failed:?}") };
+    assert!(matches!(error, LinuxPinError::Outside(_)));
+    assert_eq!(pinner.errno(&error), Errno::EFAULT);
+}
+
+#[test]
+fn statistics_count_and_are_reset() {
+    let _turn = turn();
+    let pinner = LinuxPinner::new().unwrap();
+    let memory = memory(MemoryKind::Base, 8 << 20);
+    let (held, spans) = pin(&pinner, &memory, memory.user_range());
+    end(&pinner, held, &spans);
+    let stats = pinner.reset_stats();
+    assert!(stats.pin_ns > 0 && stats.unpin_ns > 0, "{stats:?}");
+    if pinner.frame_mode() == FrameMode::Physical {
+        assert_eq!(stats.lookups, (8 << 20) / 4096);
+        assert!(stats.lookup_ns > 0);
+    }
+    assert_eq!(pinner.stats().lookups, 0);
+    assert_eq!(pinner.stats().pin_ns, 0);
+}
+
+#[test]
+fn pins_of_many_threads_do_not_disturb_each_other() {
+    let _turn = turn();
+    let pinner = LinuxPinner::new().unwrap();
+    let before = status("VmPin");
+    let memory = memory(MemoryKind::Base, 4 << 20);
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (pinner, memory) = (&pinner, &memory);
+            scope.spawn(move || {
+                for n in 0..50 {
+                    let range = memory.sub_range(thread << 20, (n + 1) * 4096).unwrap();
+                    let (held, spans) = pin(pinner, memory, range);
+                    end(pinner, held, &spans);
+                }
+            });
+        }
+    });
+    assert_eq!(status("VmPin"), before);
+    assert_eq!(Arc::strong_count(&memory), 1);
+}
+
+#[test]
+fn a_frame_map_finds_every_page_of_pinned_memory() {
+    let _turn = turn();
+    let pinner = LinuxPinner::new().unwrap();
+    for kind in [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Memfd] {
+        let memory = memory(kind, 16 << 20);
+        let range = memory.user_range();
+        let (held, spans) = pin(&pinner, &memory, range);
+        let map = FrameMap::new(&memory, range, &spans).unwrap();
+        let mut pages = Vec::new();
+        pinner.frames().page_frames(&memory, range, &mut pages).unwrap();
+        for (number, paddr) in (0..).zip(&pages) {
+            let (offset, left) = map.locate(*paddr).unwrap();
+            assert_eq!(offset, number * 4096);
+            assert!(left >= 4096);
+        }
+        end(&pinner, held, &spans);
+    }
+}
+
+/// Names the part that this program plays when a test starts it again as another user.
+const ROLE: &str = "DMASPAN_TEST_ROLE";
+
+/// The user `nobody`.
+const NOBODY: u32 = 65534;
+
+/// Runs the test `name` of this program again as an ordinary user, with `ROLE` set, and passes as it
+/// does. `None` in that second run, which is to do the work.
+fn again_unprivileged(name: &str) -> Option<()> {
+    if env::var_os(ROLE).is_some() {
+        return None;
+    }
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(ROLE, name).uid(NOBODY).gid(NOBODY);
+    match command.output() {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{text}\n{errors}");
+            assert!(text.contains("1 passed"), "{text}");
+            eprintln!("{errors}");
+        }
+        Err(error) => eprintln!("SKIP: cannot start a program as another user: {error}"),
+    }
+    Some(())
+}
+
+#[test]
+fn without_privilege_pins_are_real_and_addresses_virtual() {
+    let _turn = turn();
+    if again_unprivileged("without_privilege_pins_are_real_and_addresses_virtual").is_some() {
+        return;
+    }
+    let pinner = LinuxPinner::new().unwrap();
+    assert_eq!(pinner.frame_mode(), FrameMode::Virtual);
+    if pinner.method() == PinMethod::IoUring {
+        assert_eq!(pinner.why_virtual(), Some(NoFrames::NotPermitted));
+    }
+    let memory = memory(MemoryKind::Base, 64 << 10);
+    let range = memory.user_range();
+    let before = status("VmPin") + status("VmLck");
+    let (held, spans) = pin(&pinner, &memory, range);
+    assert_eq!(status("VmPin") + status("VmLck") - before, 64 << 10);
+    let expected = Span::new(dmaspan::PhysAddr::new(range.start().get()), 64 << 10).unwrap();
+    assert_eq!(spans, [expected]);
+    let physical = PinnerOptions { frames: Some(FrameMode::Physical), ..PinnerOptions::default() };
+    assert!(matches!(LinuxPinner::with(physical), Err(LinuxPinError::NoFrames(_))));
+    end(&pinner, held, &spans);
+}
+
+#[test]
+fn more_than_the_limit_of_locked_memory_is_an_error_that_says_what_to_do() {
+    let _turn = turn();
+    let name = "more_than_the_limit_of_locked_memory_is_an_error_that_says_what_to_do";
+    if again_unprivileged(name).is_some() {
+        return;
+    }
+    for method in [PinMethod::IoUring, PinMethod::Mlock] {
+        let Some(pinner) = with(method) else { continue };
+        let before = status("VmPin") + status("VmLck");
+        let memory = memory(MemoryKind::Thp, 1 << 30);
+        let mut spans = Vec::new();
+        let error = match pinner.pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans) {
+            Ok(pin) => {
+                pinner.release(pin);
+                return eprintln!("SKIP: this system does not limit locked memory");
+            }
+            Err(PinFailed {
+                error: PinError::Failed(LinuxPinError::Register(error)),
+                pin: None,
+            }) => error,
+            Err(failed) => panic!("{method}: {failed:?}"),
+        };
+        assert!(matches!(error, RegisterError::MemlockExceeded { .. }), "{method}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("ulimit -l 1048576"), "{text}");
+        assert_eq!(error.errno(), Errno::ENOMEM);
+        assert!(spans.is_empty());
+        assert_eq!(status("VmPin") + status("VmLck"), before, "{method}");
+    }
+}

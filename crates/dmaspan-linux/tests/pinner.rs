@@ -274,8 +274,8 @@ const ROLE: &str = "DMASPAN_TEST_ROLE";
 /// The user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Runs the test `name` of this program again as an ordinary user, with `ROLE` set, and passes as it
-/// does. `None` in that second run, which is to do the work.
+/// Runs the test `name` of this program again as an ordinary user, with `ROLE` set, and passes as
+/// it does. `None` in that second run, which is to do the work.
 fn again_unprivileged(name: &str) -> Option<()> {
     if env::var_os(ROLE).is_some() {
         return None;

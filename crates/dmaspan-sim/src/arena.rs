@@ -1,11 +1,11 @@
 //! Table memory for user space: one arena that all tables of a domain come from.
 //!
-//! It is the reference for implementing [`TableMemory`] and what the software IOMMU walks. A table's
-//! physical address is its place in the arena behind a base that the caller chooses, so tests can put
-//! tables where a format can or cannot reach them.
+//! It is the reference for implementing [`TableMemory`] and what the software IOMMU walks. A
+//! table's physical address is its place in the arena behind a base that the caller chooses, so
+//! tests can put tables where a format can or cannot reach them.
 //!
-//! The arena knows the state of every table, and [`TableWords::read_u64`] refuses to read one that was
-//! freed: a walk through a table that was freed too early is found when it happens.
+//! The arena knows the state of every table, and [`TableWords::read_u64`] refuses to read one that
+//! was freed: a walk through a table that was freed too early is found when it happens.
 
 use std::alloc::{self, Layout};
 use std::fmt;
@@ -58,8 +58,8 @@ struct Shared {
     next: Box<[AtomicU32]>,
     /// For each unit that begins a table, a [`State`].
     state: Box<[AtomicU8]>,
-    /// For each unit, log2 of the size of the table that it belongs to; 0 while it never did. A unit
-    /// never changes its size again.
+    /// For each unit, log2 of the size of the table that it belongs to; 0 while it never did. A
+    /// unit never changes its size again.
     size: Box<[AtomicU8]>,
     free: Mutex<Free>,
 }
@@ -81,9 +81,9 @@ struct Memory(NonNull<u8>);
 mod threads {
     use super::{Memory, Shared};
 
-    // SAFETY: 1. The pointer is only used through `Arena`'s methods, which reach published tables by
-    // atomics and unpublished ones through the one `Fresh` that owns them. 2. `Shared` frees the memory
-    // when no `Arena` is left.
+    // SAFETY: 1. The pointer is only used through `Arena`'s methods, which reach published tables
+    // by atomics and unpublished ones through the one `Fresh` that owns them. 2. `Shared` frees the
+    // memory when no `Arena` is left.
     unsafe impl Send for Memory {}
     // SAFETY: as for `Send`.
     unsafe impl Sync for Memory {}
@@ -96,15 +96,15 @@ mod threads {
 impl Drop for Shared {
     #[expect(unsafe_code, reason = "gives the memory back that the constructor took")]
     fn drop(&mut self) {
-        // SAFETY: 1. `block` was allocated with `layout` by `Arena::new`. 2. Nothing borrows from it:
-        // entries and fresh tables borrow from an `Arena`, which keeps `Shared` alive.
+        // SAFETY: 1. `block` was allocated with `layout` by `Arena::new`. 2. Nothing borrows from
+        // it: entries and fresh tables borrow from an `Arena`, which keeps `Shared` alive.
         unsafe { alloc::dealloc(self.block.as_ptr(), self.layout) }
     }
 }
 
 impl Arena {
-    /// An arena of at least `bytes`, whose first table is at `base` or above. Memory is only used once
-    /// tables lie in it.
+    /// An arena of at least `bytes`, whose first table is at `base` or above. Memory is only used
+    /// once tables lie in it.
     ///
     /// `base` is rounded up to 2 MiB and the size to whole units; at most 2 TiB.
     #[expect(unsafe_code, reason = "table memory is shared by plain and by atomic access")]
@@ -114,9 +114,9 @@ impl Arena {
         let base = lg2::align_up(base.get(), LARGEST_LG2).unwrap_or(0);
         let size = usize::try_from(bytes).unwrap_or(usize::MAX >> 1);
         let units = size >> UNIT_LG2;
-        // Zeroed memory of a small alignment is memory that the system backs when it is touched; of a
-        // large one it is all written at once. So the tables' alignment comes from room to spare; and
-        // with as much behind the arena, a table that begins in it never ends outside.
+        // Zeroed memory of a small alignment is memory that the system backs when it is touched; of
+        // a large one it is all written at once. So the tables' alignment comes from room to spare;
+        // and with as much behind the arena, a table that begins in it never ends outside.
         let layout = Layout::from_size_align(size + (2 << LARGEST_LG2), 16)
             .expect("2 TiB and some fit in a 64-bit size");
         // SAFETY: the layout's size is not 0.
@@ -169,8 +169,8 @@ impl Arena {
     fn pointer(&self, offset: u64) -> NonNull<u8> {
         debug_assert!(offset < self.bytes);
         let offset = usize::try_from(offset).unwrap_or(0);
-        // SAFETY: every caller got `offset` from `offset_of` or from a unit of the arena, so it lies in
-        // the one allocation that `memory` points to.
+        // SAFETY: every caller got `offset` from `offset_of` or from a unit of the arena, so it
+        // lies in the one allocation that `memory` points to.
         unsafe { self.memory.0.add(offset) }
     }
 }
@@ -240,12 +240,12 @@ impl ArenaList {
 }
 
 #[expect(unsafe_code, reason = "the arena keeps the contract of table memory")]
-// SAFETY: 1. A fresh table is a unit that was in no other list and is in none now, its memory is the
-// arena's at its address, and its size and alignment are the shape's: units of a size begin at
+// SAFETY: 1. A fresh table is a unit that was in no other list and is in none now, its memory is
+// the arena's at its address, and its size and alignment are the shape's: units of a size begin at
 // multiples of it, and the base is aligned to the largest. 2. `entries` computes the place from the
-// address alone; tables of the arena do not overlap, since a unit keeps its size. 3. Lists are linked
-// through `next`, not through the tables. 4. Freed units are handed out as tables only. 5. A dropped
-// list leaves its units in no list.
+// address alone; tables of the arena do not overlap, since a unit keeps its size. 3. Lists are
+// linked through `next`, not through the tables. 4. Freed units are handed out as tables only. 5. A
+// dropped list leaves its units in no list.
 unsafe impl<W: Word> TableMemory<W> for Arena {
     type List = ArenaList;
 
@@ -283,9 +283,9 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         let unit = list.pop(&self.shared)?;
         let words = 1usize << (shape.lg2_size - W::LG2_BYTES);
         let start = self.pointer(u64::from(unit) << UNIT_LG2).cast::<W>();
-        // SAFETY: 1. The unit was in `list` and is in no list now: the table is this call's alone until
-        // it is published or given back, which ends the borrow. 2. It lies in the arena whole, aligned
-        // to its size. 3. The arena's memory was zeroed when it was allocated.
+        // SAFETY: 1. The unit was in `list` and is in no list now: the table is this call's alone
+        // until it is published or given back, which ends the borrow. 2. It lies in the arena
+        // whole, aligned to its size. 3. The arena's memory was zeroed when it was allocated.
         let words = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), words) };
         Some(Fresh::new(self.paddr_of(unit), words))
     }
@@ -301,13 +301,13 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
 
     #[inline(always)]
     fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
-        let Some(offset) = self.offset_of(table.paddr()) else { return &[] };
+        let Some(offset) = self.offset_of(table.paddr()) else { return no_table::<W>() };
         let start = self.pointer(offset).cast::<W::Atomic>();
         let words = 1usize << (table.lg2_size() - W::LG2_BYTES);
-        // SAFETY: 1. `reserve` gives no table larger than 2 MiB, so it lies in the allocation whole, and it
-        // is aligned to 64 bytes. 2. It is published,
-        // so all access to it is atomic; where the address is that of no table, which takes a corrupt
-        // entry, it may be one that is being filled: no worse than what the entry does to hardware.
+        // SAFETY: 1. `reserve` gives no table larger than 2 MiB, so it lies in the allocation
+        // whole, and it is aligned to 64 bytes. 2. It is published, so all access to it is atomic;
+        // where the address is that of no table, which takes a corrupt entry, it may be one that is
+        // being filled: no worse than what the entry does to hardware.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), words) }
     }
 
@@ -357,8 +357,8 @@ impl TableWords for Arena {
         let table = self.offset_of(self.paddr_of(first)).ok_or(outside)?;
         let word = self.pointer(table + (paddr.get() & lg2::mask(size.into()))).cast::<AtomicU64>();
         #[expect(unsafe_code, reason = "a word of a table, read as hardware reads it")]
-        // SAFETY: 1. The word lies in the table, which lies in the arena, and is aligned. 2. The table is
-        // published or retired, so all access to it is atomic.
+        // SAFETY: 1. The word lies in the table, which lies in the arena, and is aligned. 2. The
+        // table is published or retired, so all access to it is atomic.
         let word = unsafe { word.as_ref() };
         Ok(word.load(Ordering::Acquire))
     }
@@ -368,6 +368,14 @@ impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Arena({:#x}, {} tables)", self.base, self.tables())
     }
+}
+
+/// No entries. Out of line, so that a walk guesses that there are some and goes on: computed
+/// without a branch, the choice would delay each of its steps.
+#[cold]
+#[inline(never)]
+fn no_table<'a, W: Word>() -> &'a [W::Atomic] {
+    &[]
 }
 
 /// The index of a table size in the free lists.

@@ -1,8 +1,8 @@
 //! Fault injection: the n-th fallible step fails.
 //!
 //! One [`Faults`] counts the fallible steps of everything that is wrapped with it. A sweep runs an
-//! operation with the first step failing, then with the second, and so on until none fires, and looks
-//! after each whether everything is as before.
+//! operation with the first step failing, then with the second, and so on until none fires, and
+//! looks after each whether everything is as before.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -432,8 +432,8 @@ impl<W: fmt::Debug, T> fmt::Debug for Iotlb<W, T> {
 // SAFETY:
 // 1. Where `invalidate` returns `Ok`, every cached leaf and absent entry that intersects the scope
 //    was removed under the state's lock, and every such link where tables were detached; links to
-//    tables that are still in place lead to what is true. Walks run under that lock: none that began
-//    before can add an entry afterwards. A planted bug breaks this on purpose, for tests.
+//    tables that are still in place lead to what is true. Walks run under that lock: none that
+//    began before can add an entry afterwards. A planted bug breaks this on purpose, for tests.
 // 2. Accesses use a translation while they hold `in_flight` for reading, and `invalidate` holds it
 //    for writing, so every access through an older translation has completed.
 #[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]

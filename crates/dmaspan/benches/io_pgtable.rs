@@ -1,14 +1,16 @@
 //! What one range costs: nanoseconds to map and unmap it in tables that exist.
 //!
-//! The cases are those of the harness that times Linux's own page tables in user space, so the two can
-//! be run side by side: 64-bit LPAE stage 1, 4K granule, coherent walks, no hardware to invalidate.
-//! Each measurement goes over many ranges, so that the tables do not stay in the first-level cache.
+//! The cases are those of the harness that times Linux's own page tables in user space, so the two
+//! can be run side by side: 64-bit LPAE stage 1, 4K granule, coherent walks, no hardware to
+//! invalidate. Each measurement goes over many ranges, so that the tables do not stay in the
+//! first-level cache.
 #![expect(unsafe_code, reason = "tables are freed without hardware that could walk them")]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable, Retired};
 use dmaspan::iommu::Gather;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
@@ -111,8 +113,8 @@ impl Bench {
         (mapped, start.elapsed())
     }
 
-    /// The same where the map finds its tables, whole and empty: they are unmapped in halves, neither of
-    /// which covers a table.
+    /// The same where the map finds its tables, whole and empty: they are unmapped in halves,
+    /// neither of which covers a table.
     fn round_in_halves(&mut self) -> (Duration, Duration) {
         let start = Instant::now();
         for n in 0..self.ranges() {
@@ -130,7 +132,8 @@ impl Bench {
     }
 }
 
-/// What a driver does with what was retired, but for the hardware: it gathers, and tables are freed.
+/// What a driver does with what was retired, but for the hardware: it gathers, and tables are
+/// freed.
 fn sync(table: &Table, retired: Retired<ArenaList>) {
     if retired.has_tables() {
         // SAFETY: no hardware walks this table.
@@ -142,38 +145,31 @@ fn sync(table: &Table, retired: Retired<ArenaList>) {
     }
 }
 
+/// Times `round` as often as criterion wants, and reports the median round each time: what else
+/// runs on the machine hits single rounds.
+fn measure(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    mut bench: Bench,
+    mut round: impl FnMut(&mut Bench) -> Duration,
+) {
+    group.bench_function(name, |b| {
+        b.iter_custom(|iterations| {
+            let mut rounds: Vec<_> = (0..iterations).map(|_| round(&mut bench)).collect();
+            rounds.sort_unstable();
+            rounds[rounds.len() / 2].mul_f64(iterations as f64 / bench.ranges() as f64)
+        });
+    });
+}
+
 fn bench_case(c: &mut Criterion, name: &str, how: How, page_size: u64, pages: u64) {
     let mut group = c.benchmark_group(name);
-    let per_range = |total: Duration, ranges: u64| total.div_f64(ranges as f64);
-    for half in ["map", "unmap"] {
-        group.bench_function(half, |b| {
-            let mut bench = Bench::new(how, page_size, pages);
-            b.iter_custom(|iterations| {
-                let mut total = Duration::ZERO;
-                for _ in 0..iterations {
-                    let (map, unmap) = bench.round();
-                    total += per_range(if half == "map" { map } else { unmap }, bench.ranges());
-                }
-                total
-            });
-        });
-    }
+    let bench = || Bench::new(how, page_size, pages);
+    measure(&mut group, "map", bench(), |bench| bench.round().0);
+    measure(&mut group, "unmap", bench(), |bench| bench.round().1);
     if pages > 1 {
-        for half in ["map_present", "unmap_halves"] {
-            group.bench_function(half, |b| {
-                let mut bench = Bench::new(how, page_size, pages);
-                bench.round_in_halves();
-                b.iter_custom(|iterations| {
-                    let mut total = Duration::ZERO;
-                    for _ in 0..iterations {
-                        let (map, unmap) = bench.round_in_halves();
-                        let time = if half == "map_present" { map } else { unmap };
-                        total += per_range(time, bench.ranges());
-                    }
-                    total
-                });
-            });
-        }
+        measure(&mut group, "map_present", bench(), |bench| bench.round_in_halves().0);
+        measure(&mut group, "unmap_halves", bench(), |bench| bench.round_in_halves().1);
     }
     group.finish();
 }

@@ -65,6 +65,7 @@ address! {
     PhysAddr
 }
 address! {
-    /// An address in the address space of whoever asked for a mapping: a process, a guest, a client.
+    /// An address in the address space of whoever asked for a mapping: a process, a guest, a
+    /// client.
     UserAddr
 }

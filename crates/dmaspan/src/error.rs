@@ -1,8 +1,8 @@
 //! What errors have in common: each system has one enum, and each of its variants an errno.
 //!
 //! The errno lets a VFIO or iommufd front end answer as Linux does. One meaning each, over all
-//! systems: overlap is `EEXIST`, out of reach is `ERANGE`, wrapping is `EOVERFLOW`, nothing there is
-//! `ENOENT`, and no memory, tables or charge left is `ENOMEM`.
+//! systems: overlap is `EEXIST`, out of reach is `ERANGE`, wrapping is `EOVERFLOW`, nothing there
+//! is `ENOENT`, and no memory, tables or charge left is `ENOMEM`.
 
 use core::fmt;
 

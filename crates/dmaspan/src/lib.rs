@@ -1,5 +1,80 @@
-//! dmaspan
+//! DMA mapping by contiguous spans, for everything that maps memory for devices outside the Linux
+//! kernel.
+//!
+//! The currency between all layers is the [`Span`]: a maximal run of physically contiguous bytes.
+//! Every operation costs as much as there are spans and page-table entries to write, never as much
+//! as there are 4 KiB pages.
+//!
+//! ```text
+//!  user range ──pin──► spans ──coalesce──► spans ──map──► IO page table ──► device
+//!  (container)         (Pinner)            (span.rs)      (io_pgtable)
+//!                         │                                   │ unmap yields spans
+//!                         │◄────── unpin after IOTLB sync ────┘ (iommu::Gather)
+//! ```
+//!
+//! Every folder is one system, and every plain file is shared by the systems:
+//!
+//! - [`io_pgtable`]: IO page tables. A format says how entries look, one walker does the rest.
+//! - [`iommu`]: domains. What was unmapped is released only against the proof that hardware has
+//!   forgotten it.
+//! - [`container`]: user memory, pinned, mapped and kept account of, as Linux's VFIO does.
+//! - [`addr`], [`range`](mod@range), [`span`], [`lg2`]: addresses and what they span. Ranges are
+//!   inclusive, so that the top of an address space is an address.
+//! - [`prot`], [`pin`], [`account`], [`space`], [`error`]: permissions, who supplies pinned memory,
+//!   what an owner may pin, what a driver maps into, and an errno for each error.
+//!
+//! The crate has no operating system, no clock, no randomness and no globals: memory, locks and
+//! hardware come through traits. It contains no unsafe block;
+//! [`TableMemory`](io_pgtable::TableMemory), [`IommuOps`](iommu::IommuOps) and
+//! [`Pinner`](pin::Pinner) are unsafe to implement, and
+//! [`PageTable::claim`](io_pgtable::PageTable::claim) and the raw operations of
+//! [`Domain`](iommu::Domain) are unsafe to call, each with its contract.
+//!
+//! What maps memory most simply is a [`Container`]:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::iommu::Domain;
+//! use dmaspan::{Account, Container, Iova, PhysAddr, Prot, UserAddr};
+//! use dmaspan_sim::Arena;
+//! use dmaspan_sim::iotlb::Iotlb;
+//! use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+//! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A page table, and an IOMMU that walks it: here a simulated one.
+//! let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//! let table = PageTable::new(format, tables.clone())?;
+//! let registers = table.format().registers(table.root());
+//! let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+//!     ttbr: registers.ttbr,
+//!     tcr: registers.tcr,
+//!     mair: registers.mair,
+//!     ..Default::default()
+//! })?;
+//! let iommu = Iotlb::new(walker, tables);
+//! let domain = Arc::new(Domain::new(table, iommu.clone()));
+//!
+//! // A user's memory: 3 MiB of it, in one piece.
+//! let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
+//! let space = SimSpace::new(Arc::clone(&memory));
+//! let frames = memory.allocate(3 << 20, 21)?;
+//! let user = space.map(UserAddr::new(0x7f00_0000_0000), &[frames]).ok_or("mapped already")?;
+//!
+//! let container: Container<_, parking_lot::RawMutex> =
+//!     Container::new(SimPinner::new(memory), domain, Account::new(64 << 20));
+//! container.map(&space, user, Iova::new(0), Prot::READ_WRITE)?;
+//! let leaves: Vec<_> = container.census().sizes().collect();
+//! assert_eq!(leaves, [(12, 256), (21, 1)]); // 2 MiB by one leaf, 1 MiB by pages
+//! assert_eq!(container.unmap_all()?, 3 << 20);
+//! # Ok(())
+//! # }
+//! ```
 #![no_std]
+
 extern crate alloc;
 
 pub mod account;

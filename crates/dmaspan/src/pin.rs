@@ -51,8 +51,8 @@ pub enum PinError<E> {
 pub struct PinFailed<Pin, E> {
     /// Why.
     pub error: PinError<E>,
-    /// What keeps the spans pinned that the sink took before: a device may reach them by now. The caller
-    /// unpins them and releases this as after a success. `None` where the sink took none.
+    /// What keeps the spans pinned that the sink took before: a device may reach them by now. The
+    /// caller unpins them and releases this as after a success. `None` where the sink took none.
     pub pin: Option<Pin>,
 }
 
@@ -86,8 +86,8 @@ impl Dirty {
 ///
 /// # Safety
 ///
-/// From the moment that a span is pushed until it is passed to [`unpin`](Self::unpin), or the pin to
-/// [`release`](Self::release), every byte of it
+/// From the moment that a span is pushed until it is passed to [`unpin`](Self::unpin), or the pin
+/// to [`release`](Self::release), every byte of it
 ///
 /// 1. stays the memory of the user's range: neither moved, freed nor given another use; and
 /// 2. may be read and, where `prot` has [`Prot::WRITE`], written by a device at any time. No code
@@ -110,7 +110,8 @@ pub unsafe trait Pinner: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PinFailed`]. The pin in it keeps at least what the sink took pinned; without one nothing is.
+    /// [`PinFailed`]. The pin in it keeps at least what the sink took pinned; without one nothing
+    /// is.
     fn pin(
         &self,
         space: &Self::Space,
@@ -121,7 +122,8 @@ pub unsafe trait Pinner: Send + Sync {
 
     /// Says that no device reaches `spans` of this pin any more. Cannot fail.
     ///
-    /// Called batch by batch, each span of the pin once, cut and joined as the page table gives them.
+    /// Called batch by batch, each span of the pin once, cut and joined as the page table gives
+    /// them.
     fn unpin(&self, pin: &mut Self::Pin, spans: &[Span], dirty: Dirty);
 
     /// Ends the pin, all of whose spans were unpinned. Cannot fail.

@@ -5,7 +5,8 @@ bitflags::bitflags! {
     /// (include/linux/iommu.h).
     ///
     /// A format that cannot express a wish grants more, never less: Arm's stage 1 has no write-only
-    /// entry, so `WRITE` alone maps as `READ | WRITE` there. What was granted is what a walk reports.
+    /// entry, so `WRITE` alone maps as `READ | WRITE` there. What was granted is what a walk
+    /// reports.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub struct Prot: u32 {
         /// The device may read.

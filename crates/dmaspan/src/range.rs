@@ -1,7 +1,7 @@
 //! Inclusive address ranges, valid by construction.
 //!
-//! The top of an address space is an address, so a range is `start..=last`: a half-open range cannot
-//! end there without wrapping to 0. No range is empty.
+//! The top of an address space is an address, so a range is `start..=last`: a half-open range
+//! cannot end there without wrapping to 0. No range is empty.
 
 use core::fmt;
 
@@ -117,7 +117,8 @@ macro_rules! range {
             /// Both ranges as one, where they overlap or are neighbours.
             #[inline]
             pub fn join(self, other: Self) -> Option<Self> {
-                let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
+                let in_order = self.start <= other.start;
+                let (low, high) = if in_order { (self, other) } else { (other, self) };
                 let meet = low.last >= high.start || low.last.checked_add(1) == Some(high.start);
                 meet.then_some(Self { start: low.start, last: low.last.max(high.last) })
             }
@@ -131,7 +132,7 @@ macro_rules! range {
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "({:#x}..={:#x})"), self.start.get(), self.last.get())
+                write!(f, "{}({self})", stringify!($name))
             }
         }
 

@@ -10,8 +10,8 @@ use crate::range::{IovaRange, UserRange};
 pub struct Limits {
     /// Where mappings may lie, sorted and disjoint.
     pub apertures: alloc::vec::Vec<IovaRange>,
-    /// The leaf sizes, a bit each: bit n for pages of 2^n bytes. The lowest is the granule, to which
-    /// every mapping is aligned.
+    /// The leaf sizes, a bit each: bit n for pages of 2^n bytes. The lowest is the granule, to
+    /// which every mapping is aligned.
     pub page_sizes: u64,
     /// How many more mappings there may be; `None` where nothing limits them.
     pub mappings_left: Option<u64>,
@@ -26,9 +26,9 @@ impl Limits {
 
 /// A device's address space: user memory is mapped into it and unmapped from it.
 ///
-/// The container of this crate implements it by pinning and writing page tables itself; clients of a
-/// kernel's VFIO implement it by asking the kernel. Planners, registries and drivers stand on this
-/// trait and need not know which.
+/// The container of this crate implements it by pinning and writing page tables itself; clients of
+/// a kernel's VFIO implement it by asking the kernel. Planners, registries and drivers stand on
+/// this trait and need not know which.
 pub trait DmaSpace {
     /// Whose memory a mapping names; see [`Pinner::Space`](crate::pin::Pinner::Space).
     type Memory: ?Sized;

@@ -30,7 +30,8 @@ impl Span {
         }
     }
 
-    /// The span of `above` bytes behind the one at `paddr`, of memory that a table maps: it cannot wrap.
+    /// The span of `above` bytes behind the one at `paddr`, of memory that a table maps: it cannot
+    /// wrap.
     #[inline(always)]
     pub(crate) const fn covering(paddr: PhysAddr, above: u64) -> Self {
         debug_assert!(paddr.checked_add(above).is_some() && above != u64::MAX);

@@ -134,8 +134,8 @@ impl SimPinner {
         })
     }
 
-    /// Pins the spans of a range and pushes them. Where the sink stops, the pin of those that it took
-    /// is in the error.
+    /// Pins the spans of a range and pushes them. Where the sink stops, the pin of those that it
+    /// took is in the error.
     fn pin_spans(
         &self,
         range: UserRange,

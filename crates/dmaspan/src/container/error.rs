@@ -105,7 +105,8 @@ pub enum Error<E: core::error::Error> {
         /// How many bytes the spans had.
         found: u64,
     },
-    /// The memory cannot be mapped: of two addresses that belong together one is aligned and one is not.
+    /// The memory cannot be mapped: of two addresses that belong together one is aligned and one is
+    /// not.
     #[error("the memory behind {user} cannot be mapped: {source}")]
     Map {
         /// The memory, from the first byte that could not be mapped on.
@@ -124,8 +125,8 @@ pub enum Error<E: core::error::Error> {
 }
 
 impl<E: core::error::Error> Error<E> {
-    /// What a front end that looks like Linux's VFIO answers (drivers/vfio/vfio_iommu_type1.c); `pin`
-    /// gives the number for the pinner's own errors.
+    /// What a front end that looks like Linux's VFIO answers (drivers/vfio/vfio_iommu_type1.c);
+    /// `pin` gives the number for the pinner's own errors.
     pub fn errno(&self, pin: impl FnOnce(&E) -> Errno) -> Errno {
         match self {
             Self::Range(error) => error.errno(),

@@ -1,20 +1,22 @@
 //! The container: user memory, pinned and mapped into a domain.
 //!
-//! It does the work of Linux's VFIO type1 (drivers/vfio/vfio_iommu_type1.c): pin a range, map its spans,
-//! keep account, and take all of it back in the order that keeps devices out of freed memory. Unmapping
-//! follows type1 version 2: a range may hold many mappings and may not cut one.
+//! It does the work of Linux's VFIO type1 (drivers/vfio/vfio_iommu_type1.c): pin a range, map its
+//! spans, keep account, and take all of it back in the order that keeps devices out of freed
+//! memory. Unmapping follows type1 version 2: a range may hold many mappings and may not cut one.
 //!
 //! # Who owns what
 //!
-//! A mapping enters the tree of mappings *before* it is built and leaves it after it is gone, and no
-//! mapping overlaps another: whoever put one there, or took one over to unmap it, owns its IOVAs. The lock
-//! around the tree is held for that. Memory is pinned and tables are written without it, so many
-//! threads map at once, and a range that another thread works on answers [`Error::Busy`].
+//! A mapping enters the tree of mappings *before* it is built and leaves it after it is gone, and
+//! no mapping overlaps another: whoever put one there, or took one over to unmap it, owns its
+//! IOVAs. The lock around the tree is held for that. Memory is pinned and tables are written
+//! without it, so many threads map at once, and a range that another thread works on answers
+//! [`Error::Busy`].
 //!
 //! # When memory is unpinned
 //!
-//! Only in the closure that [`Paging::unmap`] calls with the proof that hardware has forgotten the spans.
-//! Where hardware does not confirm that, the mapping stays in the tree for ever, pinned and charged.
+//! Only in the closure that `Paging::unmap` calls with the proof that hardware has forgotten the
+//! spans. Where hardware does not confirm that, the mapping stays in the tree for ever, pinned and
+//! charged.
 
 mod error;
 mod paging;
@@ -40,8 +42,8 @@ use crate::space::{DmaSpace, Limits};
 use crate::span::{Span, SpanBuf};
 use paging::{Paging, Reach};
 
-/// Spans that go into the table, or come out of it, at once: 4 KiB of stack. A sync of an unmap covers
-/// as many at most.
+/// Spans that go into the table, or come out of it, at once: 4 KiB of stack. A sync of an unmap
+/// covers as many at most.
 const BATCH: usize = 256;
 
 /// How many mappings a container has by default: `dma_entry_limit` of type1.
@@ -57,8 +59,8 @@ pub struct Container<P: Pinner, L: RawMutex> {
     domain: Box<dyn Paging>,
     account: Arc<Account>,
     max_mappings: usize,
-    /// By first IOVA. The lock guards nothing else and is the only one. It is not held while memory is
-    /// pinned or mapped, but while the empty tables around a mapping that is gone are taken out.
+    /// By first IOVA. The lock guards nothing else and is the only one. It is not held while memory
+    /// is pinned or mapped, but while the empty tables around a mapping that is gone are taken out.
     mappings: Mutex<L, BTreeMap<Iova, Mapping<P::Pin>>>,
 }
 
@@ -111,7 +113,8 @@ impl<Pin> Mapping<Pin> {
 }
 
 impl<P: Pinner, L: RawMutex> Container<P, L> {
-    /// An empty container that maps into `domain`, which nobody else maps into, and charges `account`.
+    /// An empty container that maps into `domain`, which nobody else maps into, and charges
+    /// `account`.
     pub fn new<F, M, O>(pinner: P, domain: Arc<Domain<F, M, O>>, account: Arc<Account>) -> Self
     where
         F: Format,
@@ -202,9 +205,8 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
     ///
     /// # Errors
     ///
-    /// [`Error::Bisects`] and [`Error::Busy`] with nothing changed.
-    /// [`Error::NotForgotten`] for the first mapping that hardware may still use; all others in the range
-    /// are gone.
+    /// [`Error::Bisects`] and [`Error::Busy`] with nothing changed. [`Error::NotForgotten`] for the
+    /// first mapping that hardware may still use; all others in the range are gone.
     pub fn unmap(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
         self.doom(range)?;
         let mut unmapped = 0u64;
@@ -271,7 +273,8 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
         Ok(())
     }
 
-    /// Pins and maps; on an error nothing stays mapped and pinned, unless hardware may still use it.
+    /// Pins and maps; on an error nothing stays mapped and pinned, unless hardware may still use
+    /// it.
     fn build(
         &self,
         space: &P::Space,
@@ -419,8 +422,8 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
 
     /// Takes a mapping out of the tree, and with it the tables that it leaves empty.
     ///
-    /// Those at its ends may hold entries of neighbours. The gap between its neighbours, under the lock
-    /// and so nobody else's, says which.
+    /// Those at its ends may hold entries of neighbours. The gap between its neighbours, under the
+    /// lock and so nobody else's, says which.
     fn forget(&self, range: IovaRange) {
         let mut mappings = self.mappings.lock();
         let aperture = self.domain.geometry().aperture;
@@ -441,7 +444,8 @@ fn overlapping<Pin>(
     mappings: &BTreeMap<Iova, Mapping<Pin>>,
     range: IovaRange,
 ) -> impl Iterator<Item = (IovaRange, &Mapping<Pin>)> {
-    // Mappings are disjoint, so of those that begin before the range only the last can reach into it.
+    // Mappings are disjoint, so of those that begin before the range only the last can reach into
+    // it.
     let before = mappings.range(..range.start()).next_back();
     before
         .into_iter()
@@ -476,8 +480,8 @@ impl Mapper<'_> {
         }
     }
 
-    /// Maps all spans in the buffer but the last, which the next one may still join: so the leaves do not
-    /// depend on the size of the batches.
+    /// Maps all spans in the buffer but the last, which the next one may still join: so the leaves
+    /// do not depend on the size of the batches.
     fn flush_closed(&mut self) -> Result<(), Stopped> {
         if self.exceeds() {
             return Err(Stopped);

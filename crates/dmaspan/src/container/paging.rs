@@ -1,7 +1,7 @@
 //! A domain of any format, as the container uses it.
 //!
-//! The container owns every range that it works on: a mapping in its tree keeps others out. So these
-//! methods are safe to call from it, and from nowhere else.
+//! The container owns every range that it works on: a mapping in its tree keeps others out. So
+//! these methods are safe to call from it, and from nowhere else.
 
 use alloc::sync::Arc;
 
@@ -38,9 +38,9 @@ pub(super) trait Paging: Send + Sync {
     /// Tells hardware that caches absent entries about a mapping.
     fn announce(&self, range: IovaRange) -> Result<(), HardwareError>;
 
-    /// Unmaps a range that is mapped without holes, a batch of spans after the other: each is passed to
-    /// `release` when the sync of its IOVAs is done. Nothing is released behind a sync that failed, and
-    /// nothing more unmapped.
+    /// Unmaps a range that is mapped without holes, a batch of spans after the other: each is
+    /// passed to `release` when the sync of its IOVAs is done. Nothing is released behind a sync
+    /// that failed, and nothing more unmapped.
     fn unmap(
         &self,
         range: IovaRange,

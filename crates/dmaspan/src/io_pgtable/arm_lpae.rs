@@ -1,9 +1,9 @@
 //! Arm's 64-bit translation tables (VMSAv8-64), stage 1, with granules of 4K, 16K and 64K.
 //!
-//! Source: Arm Architecture Reference Manual for A-profile, DDI 0487, chapter D8 "The AArch64 Virtual
-//! Memory System Architecture": D8.3 "Translation table descriptor formats", D8.2 "Translation
-//! process", and the registers TCR_EL1, TTBR0_EL1 and MAIR_EL1 in D24. The SMMU's context descriptor
-//! takes the same values (IHI 0070, 5.4).
+//! Source: Arm Architecture Reference Manual for A-profile, DDI 0487, chapter D8 "The AArch64
+//! Virtual Memory System Architecture": D8.3 "Translation table descriptor formats", D8.2
+//! "Translation process", and the registers TCR_EL1, TTBR0_EL1 and MAIR_EL1 in D24. The SMMU's
+//! context descriptor takes the same values (IHI 0070, 5.4).
 //!
 //! Level 0 here is the manual's level 3.
 
@@ -38,8 +38,8 @@ const CONTIGUOUS: u64 = 1 << 52;
 /// Bits 54:53, UXN and PXN: no instruction fetches (D8.4.3).
 const EXECUTE_NEVER: u64 = 0b11 << 53;
 
-/// What the descriptors' attribute indices mean in MAIR: 0 normal non-cacheable, 1 normal write-back,
-/// 2 device nGnRE, 3 normal inner non-cacheable and outer write-back.
+/// What the descriptors' attribute indices mean in MAIR: 0 normal non-cacheable, 1 normal
+/// write-back, 2 device nGnRE, 3 normal inner non-cacheable and outer write-back.
 const MAIR: u64 = 0x44 | 0xff << 8 | 0x04 << 16 | 0xf4 << 24;
 const ATTR_NON_CACHEABLE: u64 = 0 << ATTR_SHIFT;
 const ATTR_WRITE_BACK: u64 = 1 << ATTR_SHIFT;
@@ -61,8 +61,8 @@ pub struct ArmLpaeS1Config {
     pub input_bits: u32,
     /// Bits of physical addresses: 32, 36, 40, 42, 44, 48, and 52 with the 64K granule.
     pub output_bits: u32,
-    /// The leaf sizes to use, bit n for 2^n bytes; `None` for the granule and the blocks. Contiguous
-    /// groups ([`ArmLpaeS1::CONTIGUOUS_SIZES`]) are for hardware that has them.
+    /// The leaf sizes to use, bit n for 2^n bytes; `None` for the granule and the blocks.
+    /// Contiguous groups ([`ArmLpaeS1::CONTIGUOUS_SIZES`]) are for hardware that has them.
     pub page_sizes: Option<u64>,
     /// Which half of the input space.
     pub half: Half,
@@ -155,8 +155,8 @@ impl<const G: u32> ArmLpaeS1<G> {
         _ => 1 << 16 | 1 << 29 | 1 << 42,
     };
 
-    /// Leaves that are a group of contiguous descriptors (D8.7.1): 16 of them with 4K; 128 pages or 32
-    /// blocks with 16K; 32 with 64K.
+    /// Leaves that are a group of contiguous descriptors (D8.7.1): 16 of them with 4K; 128 pages or
+    /// 32 blocks with 16K; 32 with 64K.
     pub const CONTIGUOUS_SIZES: u64 = match G {
         12 => 1 << 16 | 1 << 25 | 1 << 34,
         14 => 1 << 21 | 1 << 30,
@@ -202,8 +202,8 @@ impl<const G: u32> ArmLpaeS1<G> {
 
     /// The register values for a table whose root is at `root`.
     ///
-    /// TCR's fields by half: TxSZ, EPDx, IRGNx, ORGNx, SHx and TGx at bits 0 to 15 or 16 to 31, IPS at
-    /// bits 34:32.
+    /// TCR's fields by half: TxSZ, EPDx, IRGNx, ORGNx, SHx and TGx at bits 0 to 15 or 16 to 31, IPS
+    /// at bits 34:32.
     pub fn registers(&self, root: PhysAddr) -> ArmS1Registers {
         let (cacheable, shareable) = match self.config.walks {
             Coherency::Coherent => (0b01, 0b11),

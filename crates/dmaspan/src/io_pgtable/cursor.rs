@@ -84,8 +84,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
 }
 
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
-    /// The entries from the one for `iova` on, in the table at `level` that translates it: the walk of
-    /// an operation that stays in one table. `None` where that table does not exist.
+    /// The entries from the one for `iova` on, in the table at `level` that translates it: the walk
+    /// of an operation that stays in one table. `None` where that table does not exist.
     #[inline(always)]
     pub(super) fn find(&self, iova: u64, level: u32) -> Option<&[Cell<F>]> {
         let mut at = self.geometry.top_level;

@@ -119,8 +119,9 @@ pub enum Error {
 impl Error {
     /// What a front end that looks like Linux answers.
     ///
-    /// Linux's own page tables do not agree among themselves; where they differ it is the number that
-    /// io-pgtable-arm uses for overlap (`EEXIST`), and generic_pt for holes and wrapping ranges.
+    /// Linux's own page tables do not agree among themselves; where they differ it is the number
+    /// that io-pgtable-arm uses for overlap (`EEXIST`), and generic_pt for holes and wrapping
+    /// ranges.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Range(error) => error.errno(),

@@ -14,12 +14,12 @@ pub const MAX_LEVELS: usize = 6;
 
 /// How the entries of a leaf that fills several of them look.
 ///
-/// A leaf of a size between two levels' blocks is a *group* of `2^n` neighbouring entries of the lower
-/// level.
+/// A leaf of a size between two levels' blocks is a *group* of `2^n` neighbouring entries of the
+/// lower level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Groups {
-    /// Each entry has its own address, and a hint that its neighbours belong to it (Arm's contiguous
-    /// bit).
+    /// Each entry has its own address, and a hint that its neighbours belong to it (Arm's
+    /// contiguous bit).
     Consecutive,
     /// All entries are the same word, with the address of the whole leaf (Arm's short descriptors,
     /// AMD v1, RISC-V Svnapot).
@@ -59,8 +59,8 @@ pub enum Entry {
 /// What a leaf entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// The address in the entry: of the entry's block ([`Groups::Consecutive`]) or of the whole leaf
-    /// ([`Groups::Repeated`]). Rounded down to the leaf's size it is the leaf's in both.
+    /// The address in the entry: of the entry's block ([`Groups::Consecutive`]) or of the whole
+    /// leaf ([`Groups::Repeated`]). Rounded down to the leaf's size it is the leaf's in both.
     pub paddr: PhysAddr,
     /// The size of the whole leaf, log2 of bytes.
     pub lg2: u32,
@@ -92,8 +92,8 @@ pub trait Format: Debug + Send + Sync + 'static {
     /// A leaf entry from its template and address. `paddr` is aligned and within the output bits.
     fn leaf(&self, template: Self::Word, paddr: PhysAddr) -> Self::Word;
 
-    /// The leaf entry with the same attributes whose address is `bytes` further on: one addition in most
-    /// formats. The address stays within the output bits, or the entry is only compared with.
+    /// The leaf entry with the same attributes whose address is `bytes` further on: one addition in
+    /// most formats. The address stays within the output bits, or the entry is only compared with.
     fn advance(&self, leaf: Self::Word, bytes: u64) -> Self::Word;
 
     /// An entry that leads to a table.
@@ -102,8 +102,8 @@ pub trait Format: Debug + Send + Sync + 'static {
     /// What an entry at `level` means.
     fn decode(&self, level: u32, word: Self::Word) -> Entry;
 
-    /// The table that an entry at `level`, above 0, leads to: what [`decode`](Self::decode) says, at the
-    /// price of a test. Every step down the tree is this.
+    /// The table that an entry at `level`, above 0, leads to: what [`decode`](Self::decode) says,
+    /// at the price of a test. Every step down the tree is this.
     #[inline(always)]
     fn table_of(&self, level: u32, word: Self::Word) -> Option<PhysAddr> {
         match self.decode(level, word) {

@@ -1,10 +1,10 @@
 //! Mapping: one walk, each entry checked and stored in one pass.
 //!
-//! Checking a table of 512 entries before storing costs more than the stores themselves, so entries of
-//! tables that exist are checked as they are stored; a collision found late takes back what was
+//! Checking a table of 512 entries before storing costs more than the stores themselves, so entries
+//! of tables that exist are checked as they are stored; a collision found late takes back what was
 //! stored. Before the first *new* table is installed, though, the rest of the range is surveyed:
-//! collisions there are found, and exactly the tables that it lacks are reserved. From then on nothing
-//! can fail, so a failed call never leaves a table behind.
+//! collisions there are found, and exactly the tables that it lacks are reserved. From then on
+//! nothing can fail, so a failed call never leaves a table behind.
 
 use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
@@ -116,8 +116,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Leaves { template, level, group: lg2 - F::shift(level) }
     }
 
-    /// Maps as much of a run as one table takes that exists. The rest, whatever stands in its way, is for
-    /// [`map_runs`](Self::map_runs).
+    /// Maps as much of a run as one table takes that exists. The rest, whatever stands in its way,
+    /// is for [`map_runs`](Self::map_runs).
     #[inline(always)]
     pub(super) fn map_in_table(&self, run: Run, prot: Prot) -> Result<(), Run> {
         let leaves = self.leaves_of(run.lg2, prot);
@@ -130,8 +130,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         if done == count { Ok(()) } else { Err(run.skip((done as u64) << shift).unwrap_or(run)) }
     }
 
-    /// Goes on with a run whose table is missing or cannot be: installs one table on the way there and
-    /// returns how many entries of the run that mapped.
+    /// Goes on with a run whose table is missing or cannot be: installs one table on the way there
+    /// and returns how many entries of the run that mapped.
     #[cold]
     #[inline(never)]
     fn map_missing<R>(
@@ -155,14 +155,16 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// Writes entries that other CPUs see, unless they are occupied; returns how many, whole leaves.
+    /// Writes entries that other CPUs see, unless they are occupied; returns how many, whole
+    /// leaves.
     #[inline(always)]
     fn fill_shared(&self, entries: &[Cell<F>], fill: Fill<F::Word>) -> usize {
         if fill.leaves.group != 0 {
             return self.fill_shared_groups(entries, fill);
         }
         let first = self.format.leaf(fill.leaves.template, PhysAddr::new(fill.paddr));
-        // With a constant step the entries of a line are computed side by side, not one from the other.
+        // With a constant step the entries of a line are computed side by side, not one from the
+        // other.
         match fill.leaves.level {
             0 => self.fill_cells(entries, first, lg2::size(F::GRANULE_LG2)),
             level => self.fill_cells(entries, first, lg2::size(F::shift(level))),
@@ -242,9 +244,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// Installs one table below the empty entry at level `above`, filled with the run's leaves where it
-    /// is their table. Returns how many entries of the run that mapped: 0 for a table on the way, or
-    /// where another CPU installed one first.
+    /// Installs one table below the empty entry at level `above`, filled with the run's leaves
+    /// where it is their table. Returns how many entries of the run that mapped: 0 for a table on
+    /// the way, or where another CPU installed one first.
     fn install_below(
         &self,
         cursor: &mut Cursor<'_, F, M>,
@@ -255,7 +257,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ) -> Result<usize, Error> {
         let cell = cursor.entries_from(above, run.iova).first();
         if cell.is_none_or(|cell| F::Word::load_link(cell) != F::Word::EMPTY) {
-            // Another CPU installed the table, perhaps before the survey, which then did not count it.
+            // Another CPU installed the table, perhaps before the survey, which then did not count
+            // it.
             return Ok(0);
         }
         let list = reserved.0.get_or_insert_default();
@@ -277,7 +280,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Ok(if installed { mapped } else { 0 })
     }
 
-    /// Makes the empty entry at level `above` lead to `fresh`; false where it is not empty any more.
+    /// Makes the empty entry at level `above` lead to `fresh`; false where it is not empty any
+    /// more.
     fn install(
         &self,
         cursor: &mut Cursor<'_, F, M>,
@@ -300,8 +304,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         true
     }
 
-    /// Surveys what is left of `run` and everything behind it, and reserves the tables that it lacks.
-    /// Once an operation has done so it cannot fail any more.
+    /// Surveys what is left of `run` and everything behind it, and reserves the tables that it
+    /// lacks. Once an operation has done so it cannot fail any more.
     fn reserve_rest<R>(
         &self,
         reserved: &mut Reserved<M::List>,
@@ -337,7 +341,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// What the entry at `iova` and `level`, in a table that the cursor reached, is in the way with.
+    /// What the entry at `iova` and `level`, in a table that the cursor reached, is in the way
+    /// with.
     #[cold]
     fn collision(&self, cursor: &Cursor<'_, F, M>, iova: u64, level: u32) -> Error {
         let mut iova = iova;

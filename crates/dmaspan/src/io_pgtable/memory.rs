@@ -54,8 +54,8 @@ impl TableAddr {
 
 /// A table that nothing leads to yet: the caller's alone.
 ///
-/// Its words are anything at first. It is filled through plain stores, which the compiler makes wide,
-/// and zeroed only where it stays empty.
+/// Its words are anything at first. It is filled through plain stores, which the compiler makes
+/// wide, and zeroed only where it stays empty.
 pub struct Fresh<'m, W> {
     paddr: PhysAddr,
     words: &'m mut [W],
@@ -86,31 +86,31 @@ impl<W> fmt::Debug for Fresh<'_, W> {
 
 /// Gives tables and takes them back, and turns their physical addresses into memory.
 ///
-/// A kernel implements it with its page allocator and direct map, a user-space program with an arena.
-/// The walker takes what an operation needs in one [`reserve`](Self::reserve) and returns what was
-/// detached in one [`free`](Self::free), after hardware forgot it.
+/// A kernel implements it with its page allocator and direct map, a user-space program with an
+/// arena. The walker takes what an operation needs in one [`reserve`](Self::reserve) and returns
+/// what was detached in one [`free`](Self::free), after hardware forgot it.
 ///
 /// # Safety
 ///
 /// The implementer promises:
 ///
-/// 1. A [`Fresh`] is exclusive, of the shape asked for, and its memory is really what hardware reads
-///    at its physical address.
+/// 1. A [`Fresh`] is exclusive, of the shape asked for, and its memory is really what hardware
+///    reads at its physical address.
 /// 2. [`entries`](Self::entries) returns the words of exactly that table, for a table that was
 ///    published and not freed. Different tables do not overlap.
 /// 3. Nothing but the walker writes published tables, hardware's access flags and dirty bits aside;
-///    [`retire`](Self::retire), [`append`](Self::append) and a dropped list leave a table's words as
-///    they are: hardware may still read them. Lists are linked through other memory.
-/// 4. A freed table may become another table at once, and nothing but a table while the memory serves
-///    any tree.
+///    [`retire`](Self::retire), [`append`](Self::append) and a dropped list leave a table's words
+///    as they are: hardware may still read them. Lists are linked through other memory.
+/// 4. A freed table may become another table at once, and nothing but a table while the memory
+///    serves any tree.
 /// 5. A list that is dropped leaks its tables.
 ///
 /// The caller, which is only the walker, promises that a [`TableAddr`] is of this memory, that no
 /// table is retired twice, and that a retired table is freed only when no hardware can read it.
 #[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
 pub unsafe trait TableMemory<W: Word>: Send + Sync {
-    /// Tables in no tree: reserved for one or detached from one. Owned, and linked by the memory's own
-    /// metadata.
+    /// Tables in no tree: reserved for one or detached from one. Owned, and linked by the memory's
+    /// own metadata.
     type List: Default + Send + fmt::Debug;
 
     /// Sets `count` tables aside.
@@ -126,8 +126,8 @@ pub unsafe trait TableMemory<W: Word>: Send + Sync {
     /// Puts a table that was not needed back into a list.
     fn give_back(&self, list: &mut Self::List, fresh: Fresh<'_, W>);
 
-    /// Ends the exclusive access: hardware may read the table from now on. Where hardware does not see
-    /// the CPU's caches, the whole table is written back to memory here.
+    /// Ends the exclusive access: hardware may read the table from now on. Where hardware does not
+    /// see the CPU's caches, the whole table is written back to memory here.
     fn publish(&self, _fresh: Fresh<'_, W>) {}
 
     /// The entries of a table.

@@ -1,34 +1,38 @@
 //! IO page tables: one generic walker for all formats.
 //!
-//! A [`Format`] says how entries are encoded, a [`TableMemory`] where tables live, and [`PageTable`]
-//! does the rest, compiled anew for each pair. Level 0 is that of the smallest leaves, whatever the
-//! architecture's manual counts.
+//! A [`Format`] says how entries are encoded, a [`TableMemory`] where tables live, and
+//! [`PageTable`] does the rest, compiled anew for each pair. Level 0 is that of the smallest
+//! leaves, whatever the architecture's manual counts.
 //!
 //! # Owning ranges
 //!
 //! There is no lock around a table: disjoint ranges are mapped, unmapped and looked up in parallel.
-//! Whoever works on a range must own it, which is what [`Owned`] says. It comes from `&mut PageTable`
-//! safely ([`PageTable::whole`]), or from a promise ([`PageTable::claim`]).
+//! Whoever works on a range must own it, which is what [`Owned`] says. It comes from `&mut
+//! PageTable` safely ([`PageTable::whole`]), or from a promise ([`PageTable::claim`]).
 //!
 //! # When tables come and go
 //!
 //! A missing table is filled while nobody sees it and then installed by compare-and-swap, since
-//! neighbours may need the same one. Unmapping detaches the tables that its range covers whole; those at
-//! the range's ends may be in a neighbour's use and stay, empty, until [`Owned::reclaim`]. Detached
-//! tables are in [`Retired`] and freed by the sync.
+//! neighbours may need the same one. Unmapping detaches the tables that its range covers whole;
+//! those at the range's ends may be in a neighbour's use and stay, empty, until [`Owned::reclaim`].
+//! Detached tables are in [`Retired`] and freed by the sync.
 //!
 //! ```
 //! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 //! use dmaspan_sim::Arena;
 //!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
 //! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 //! let mut table = PageTable::new(format, tables)?;
 //! let whole = table.whole();
 //!
-//! // 4 MiB of contiguous memory and one page elsewhere: two leaves of 2 MiB, one of 4 KiB.
-//! let spans = [Span::new(PhysAddr::new(0x8000_0000), 4 << 20)?, Span::new(PhysAddr::new(0x5000), 4096)?];
+//! // 4 MiB of contiguous memory and one page elsewhere: two leaves of 2 MiB and one of 4 KiB.
+//! let spans = [
+//!     Span::new(PhysAddr::new(0x8000_0000), 4 << 20)?,
+//!     Span::new(PhysAddr::new(0x5000), 4096)?,
+//! ];
 //! whole.map_spans(Iova::new(0), &spans, Prot::READ_WRITE).map_err(|failed| failed.error)?;
 //! assert_eq!(whole.iova_to_phys(Iova::new(0x40_0123)), Some(PhysAddr::new(0x5123)));
 //!
@@ -37,8 +41,9 @@
 //! let range = IovaRange::from_len(Iova::new(0), (4 << 20) + 4096)?;
 //! let unmapped = whole.unmap(range, &mut removed)?;
 //! assert_eq!(removed.spans(), spans);
-//! # drop(unmapped);
-//! # Ok::<(), dmaspan::io_pgtable::Error>(())
+//! assert_eq!(unmapped.retired.range(), Some(range)); // what hardware must forget now
+//! # Ok(())
+//! # }
 //! ```
 
 mod arm_lpae;
@@ -83,8 +88,8 @@ use unmap::{Ahead, Covered};
 ///
 /// # Context
 ///
-/// It may be dropped only when no hardware walks it any more; [`Domain`](crate::iommu::Domain) sees to
-/// that.
+/// It may be dropped only when no hardware walks it any more; [`Domain`](crate::iommu::Domain) sees
+/// to that.
 pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     format: F,
     memory: M,
@@ -189,9 +194,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ///
     /// # Safety
     ///
-    /// While the result is used, nobody else maps, unmaps, reclaims or looks up anything in `range`:
-    /// a table that an unmap detaches is freed and filled anew, and a walk that is still in it would
-    /// race with that.
+    /// While the result is used, nobody else maps, unmaps, reclaims or looks up anything in
+    /// `range`: a table that an unmap detaches is freed and filled anew, and a walk that is still
+    /// in it would race with that.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
     pub unsafe fn claim(&self, range: IovaRange) -> Owned<'_, F, M> {
         self.owned(range)
@@ -284,12 +289,12 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         self.range
     }
 
-    /// Maps `page_count` pages of `page_size` bytes from `iova` to contiguous memory at `paddr`, and
-    /// returns how many bytes it mapped and why it stopped, if it did before the end. In one walk,
-    /// whatever the count; never by leaves of another size.
+    /// Maps `page_count` pages of `page_size` bytes from `iova` to contiguous memory at `paddr`,
+    /// and returns how many bytes it mapped and why it stopped, if it did before the end. In one
+    /// walk, whatever the count; never by leaves of another size.
     ///
-    /// What was mapped before an error stays: partial progress is the caller's to keep or unmap, as in
-    /// Linux's `map_pages` (include/linux/io-pgtable.h).
+    /// What was mapped before an error stays: partial progress is the caller's to keep or unmap, as
+    /// in Linux's `map_pages` (include/linux/io-pgtable.h).
     ///
     /// # Errors
     ///
@@ -365,16 +370,16 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         }
     }
 
-    /// Takes the translations of `range` away and adds the spans of memory that they led to to `buf`,
-    /// in the order of IOVAs.
+    /// Takes the translations of `range` away and adds the spans of memory that they led to to
+    /// `buf`, in the order of IOVAs.
     ///
-    /// Where the buffer becomes full it stops there: sync, release the spans, clear the buffer and go on
-    /// with [`resume`](Self::resume). A buffer without room makes no progress.
+    /// Where the buffer becomes full it stops there: sync, release the spans, clear the buffer and
+    /// go on with [`resume`](Self::resume). A buffer without room makes no progress.
     ///
     /// # Errors
     ///
-    /// [`Error::Hole`] and [`Error::WouldSplit`] anywhere in the range, and bad arguments: nothing is
-    /// changed and nothing added to `buf`.
+    /// [`Error::Hole`] and [`Error::WouldSplit`] anywhere in the range, and bad arguments: nothing
+    /// is changed and nothing added to `buf`.
     #[inline]
     pub fn unmap(
         &self,
@@ -509,7 +514,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
                     Error::MisalignedSpan { span, page_size }
                 });
             }
-            // Saturated, the range wraps wherever it starts, but at 0 and there no format reaches it.
+            // Saturated, the range wraps wherever it starts, but at 0 and there no format reaches
+            // it.
             bytes = bytes.saturating_add(len);
         }
         self.check_range(IovaRange::from_len(iova, bytes)?, F::GRANULE_LG2)
@@ -525,8 +531,8 @@ fn block_of(iova: u64, lg2: u32) -> IovaRange {
     IovaRange::new(start, last).unwrap_or(IovaRange::point(Iova::new(iova)))
 }
 
-/// An index or count of entries, which a table's size bounds far below `usize`. What would be cut is
-/// saturated.
+/// An index or count of entries, which a table's size bounds far below `usize`. What would be cut
+/// is saturated.
 #[inline(always)]
 fn to_index(value: u64) -> usize {
     const { assert!(mem::size_of::<usize>() <= mem::size_of::<u64>()) };

@@ -4,8 +4,8 @@ use crate::range::IovaRange;
 
 /// Translations and tables that were taken away and not yet forgotten by hardware.
 ///
-/// Pass it to [`Domain::sync`](crate::iommu::Domain::sync): until then nothing that was mapped there
-/// may be freed, and the tables are not. Dropped, it leaks the tables and never frees them.
+/// Pass it to [`Domain::sync`](crate::iommu::Domain::sync): until then nothing that was mapped
+/// there may be freed, and the tables are not. Dropped, it leaks the tables and never frees them.
 #[derive(Debug)]
 #[must_use = "hardware may still use what was retired: sync it"]
 pub struct Retired<L> {

@@ -15,8 +15,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// The first leaves of `bytes` bytes at `iova` and `paddr`: as large as both addresses, the length
-    /// and `page_sizes` allow, and as many of them as come before larger ones do.
+    /// The first leaves of `bytes` bytes at `iova` and `paddr`: as large as both addresses, the
+    /// length and `page_sizes` allow, and as many of them as come before larger ones do.
     ///
     /// The addresses and the length are multiples of the smallest page.
     #[inline(always)]
@@ -29,8 +29,8 @@ impl Run {
         if above == 0 {
             return Self { iova, paddr, bytes: whole, lg2 };
         }
-        // Larger leaves come as soon as both addresses are aligned to them, if they ever are at once
-        // and one still fits then. If not the next size, then no larger one either.
+        // Larger leaves come as soon as both addresses are aligned to them, if they ever are at
+        // once and one still fits then. If not the next size, then no larger one either.
         let next = lg2::alignment(above);
         let to_boundary = iova.wrapping_neg() & lg2::mask(next);
         let congruent = lg2::is_aligned(iova ^ paddr, next);

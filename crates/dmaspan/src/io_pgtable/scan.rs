@@ -16,8 +16,8 @@ use crate::range::IovaRange;
 pub(super) enum Piece<W> {
     /// Nothing is mapped.
     Hole(IovaRange),
-    /// Leaves of one size in one table, with the same attributes and contiguous addresses. Clipped to
-    /// the range of the scan, so the first and the last may be parts of leaves.
+    /// Leaves of one size in one table, with the same attributes and contiguous addresses. Clipped
+    /// to the range of the scan, so the first and the last may be parts of leaves.
     Leaves {
         range: IovaRange,
         /// Of the range's first byte.
@@ -57,8 +57,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// Visits entries of one table up to the first that leads to another table; returns the last IOVA
-    /// visited.
+    /// Visits entries of one table up to the first that leads to another table; returns the last
+    /// IOVA visited.
     #[inline(always)]
     pub(super) fn scan_table<B>(
         &self,

@@ -68,8 +68,8 @@ pub(super) enum Ahead {
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Puts the spans of `range` into `buf`, as many as fit, and takes those translations away.
     ///
-    /// With [`Ahead::Check`], a hole or a leaf that reaches out of the range anywhere refuses the whole
-    /// range.
+    /// With [`Ahead::Check`], a hole or a leaf that reaches out of the range anywhere refuses the
+    /// whole range.
     #[inline(always)]
     pub(super) fn unmap_spans(
         &self,
@@ -167,7 +167,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// Adds the spans of pages up to the first entry that is none, and returns how many pages it took.
+    /// Adds the spans of pages up to the first entry that is none, and returns how many pages it
+    /// took.
     ///
     /// The span at hand stays in registers: with scattered memory this loop is what an unmap costs.
     #[inline(always)]
@@ -218,8 +219,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// What a piece of a range that is to be unmapped adds to its spans: the IOVAs, the address and the
-    /// leaves' size. A refusal where it is none of whole leaves.
+    /// What a piece of a range that is to be unmapped adds to its spans: the IOVAs, the address and
+    /// the leaves' size. A refusal where it is none of whole leaves.
     #[inline(always)]
     fn check_piece(
         &self,
@@ -241,8 +242,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// Takes the translations of `range` away where they are pages of one table that it does not cover
-    /// whole, and says whether it did. Otherwise it is for [`sweep`](Self::sweep).
+    /// Takes the translations of `range` away where they are pages of one table that it does not
+    /// cover whole, and says whether it did. Otherwise it is for [`sweep`](Self::sweep).
     #[inline(always)]
     pub(super) fn sweep_in_table(&self, range: IovaRange, retired: &mut Retired<M::List>) -> bool {
         let (first, last) = (range.start().get(), range.last().get());
@@ -264,11 +265,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         true
     }
 
-    /// Takes the translations of `range` away, in order, and returns where it stopped: behind the last
-    /// byte that was taken away, modulo 2^64.
+    /// Takes the translations of `range` away, in order, and returns where it stopped: behind the
+    /// last byte that was taken away, modulo 2^64.
     ///
-    /// With `VERIFY` it stops at the first hole and at a leaf that reaches out of the range. Without, the
-    /// range is known to consist of whole leaves whose sizes are in `retired` already.
+    /// With `VERIFY` it stops at the first hole and at a leaf that reaches out of the range.
+    /// Without, the range is known to consist of whole leaves whose sizes are in `retired` already.
     #[inline(never)]
     pub(super) fn sweep<const VERIFY: bool>(
         &self,
@@ -279,7 +280,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut cursor = Cursor::new(self);
         let (first, last) = (range.start().get(), range.last().get());
         let mut at = first;
-        // Lowered where a covered table turns out to have holes, so that its leaves are taken one by one.
+        // Lowered where a covered table turns out to have holes, so that its leaves are taken one
+        // by one.
         let mut cap = match covered {
             Covered::Detach => self.geometry.top_level,
             Covered::Keep => 0,
@@ -312,8 +314,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         (at, result)
     }
 
-    /// The level of the highest table around `at` that `at..=last` does not cover whole: entries are
-    /// taken out of that one.
+    /// The level of the highest table around `at` that `at..=last` does not cover whole: entries
+    /// are taken out of that one.
     #[inline(always)]
     fn uncovered_level(&self, at: u64, last: u64) -> u32 {
         let mut level = 0;
@@ -425,8 +427,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let entries = self.memory.entries(&self.child(table));
         if level == 0 && !self.has_groups {
             *leaf_sizes |= lg2::size(F::GRANULE_LG2);
-            return !entries.is_empty()
-                && entries.iter().all(|cell| F::Word::load(cell) != F::Word::EMPTY);
+            // By lines of eight, of which every table but a root is made: one branch each.
+            let full = |line: &[Cell<F>]| {
+                line.iter().fold(true, |full, cell| full & (F::Word::load(cell) != F::Word::EMPTY))
+            };
+            return !entries.is_empty() && entries.chunks_exact(8).all(full);
         }
         !entries.is_empty()
             && entries.iter().all(|cell| {

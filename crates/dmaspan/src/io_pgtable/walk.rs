@@ -134,8 +134,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         Some(leaf.paddr.wrapping_add(offset))
     }
 
-    /// What is mapped in `range`, as maximal runs with their permissions. The part of the range that is
-    /// not owned counts as a hole.
+    /// What is mapped in `range`, as maximal runs with their permissions. The part of the range
+    /// that is not owned counts as a hole.
     pub fn walk(&self, range: IovaRange) -> Walk<'t, F, M> {
         Walk { table: self.table, rest: self.range.intersection(range) }
     }

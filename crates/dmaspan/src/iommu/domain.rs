@@ -20,7 +20,7 @@ pub enum Error {
     /// The page table did.
     #[error(transparent)]
     Table(#[from] io_pgtable::Error),
-    /// Hardware could not be told about {range}.
+    /// Hardware could not be told about a new mapping.
     #[error("the IOMMU could not be told about {range}: {source}")]
     Hardware {
         /// What it was to be told about.
@@ -45,17 +45,17 @@ impl Error {
 pub struct MapFailed<L> {
     /// Why.
     pub error: Error,
-    /// What hardware may use still: set only where taking the mapping back could not be synced. Then the
-    /// memory stays pinned until a sync of it succeeds.
+    /// What hardware may use still: set only where taking the mapping back could not be synced.
+    /// Then the memory stays pinned until a sync of it succeeds.
     pub unsynced: Option<Gather<L>>,
 }
 
 /// A page table that devices use.
 ///
 /// Nothing that a device could still reach is released before a sync: tables leave through
-/// [`sync`](Self::sync), and owners of memory and IOVAs wait for the [`Synced`] that it gives. Dropped,
-/// the domain makes hardware forget all of it and frees its tables; where hardware does not answer, the
-/// tables leak.
+/// [`sync`](Self::sync), and owners of memory and IOVAs wait for the [`Synced`] that it gives.
+/// Dropped, the domain makes hardware forget all of it and frees its tables; where hardware does
+/// not answer, the tables leak.
 pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
     table: PageTable<F, M>,
     ops: O,
@@ -92,8 +92,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         &self.ops
     }
 
-    /// Maps `spans`, one behind the other from `iova` on, by the fewest leaves, in one walk, and tells
-    /// hardware that caches absent entries. All or nothing.
+    /// Maps `spans`, one behind the other from `iova` on, by the fewest leaves, in one walk, and
+    /// tells hardware that caches absent entries. All or nothing.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// 1. The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up
     ///    anything there.
     /// 2. Until the range has been unmapped *and* synced, a device may read the spans and, with
-    ///    [`Prot::WRITE`], write them at any time: they stay allocated, and no Rust reference to them
-    ///    exists that this would break.
+    ///    [`Prot::WRITE`], write them at any time: they stay allocated, and no Rust reference to
+    ///    them exists that this would break.
     #[expect(unsafe_code, reason = "lets a device at raw physical addresses")]
     pub unsafe fn map_spans(
         &self,
@@ -123,13 +123,13 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// # Errors
     ///
-    /// [`Error::Table`] for a hole or a leaf that would be split anywhere in the range, with nothing
-    /// changed.
+    /// [`Error::Table`] for a hole or a leaf that would be split anywhere in the range, with
+    /// nothing changed.
     ///
     /// # Safety
     ///
-    /// The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up anything
-    /// there.
+    /// The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up
+    /// anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
     pub unsafe fn unmap(
         &self,
@@ -200,8 +200,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         if let Err(io_pgtable::MapFailed { error: io_pgtable::Error::EmptyTable { .. }, retired }) =
             result
         {
-            // Arm demands that an entry is broken, synced and then made when a table becomes a block
-            // (DDI 0487, D8.16.1), and no format is hurt by it.
+            // Arm demands that an entry is broken, synced and then made when a table becomes a
+            // block (DDI 0487, D8.16.1), and no format is hurt by it.
             self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired)
                 .and_then(|error| match self.all().reclaim(range) {
                     Ok(retired) => self.take_back(error, retired),
@@ -297,8 +297,8 @@ pub struct Unsynced<'d, F: Format, M: TableMemory<F::Word>, O: IommuOps> {
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Unsynced<'_, F, M, O> {
-    /// Syncs: only with the [`Synced`] may the spans be released. Beside it what is still to be unmapped,
-    /// where the buffer became full.
+    /// Syncs: only with the [`Synced`] may the spans be released. Beside it what is still to be
+    /// unmapped, where the buffer became full.
     ///
     /// # Errors
     ///
@@ -318,7 +318,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Unsynced<'_, F, M, O> {
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Unsynced<'_, F, M, O> {
     fn drop(&mut self) {
         if let Some(gather) = self.gather.take() {
-            // A failure leaks the tables, and the spans' owner has no `Synced` to release them with.
+            // A failure leaks the tables, and the spans' owner has no `Synced` to release them
+            // with.
             let _ = self.domain.sync(gather);
         }
     }

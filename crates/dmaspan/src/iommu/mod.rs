@@ -1,9 +1,9 @@
 //! Domains: page tables that devices use, and what must happen before anything of them is released.
 //!
-//! The order is *unmap, sync, release*, and it is in the types: a page table gives what was taken away
-//! as [`Retired`](crate::io_pgtable::Retired), a [`Gather`] collects any number of those,
-//! [`Domain::sync`] makes hardware forget them and gives a [`Synced`], and only against that are pins
-//! and IOVAs released. Detached tables are freed by the sync itself.
+//! The order is *unmap, sync, release*, and it is in the types: a page table gives what was taken
+//! away as [`Retired`](crate::io_pgtable::Retired), a [`Gather`] collects any number of those,
+//! [`Domain::sync`] makes hardware forget them and gives a [`Synced`], and only against that are
+//! pins and IOVAs released. Detached tables are freed by the sync itself.
 
 mod domain;
 mod gather;

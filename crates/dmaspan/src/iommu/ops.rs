@@ -45,9 +45,9 @@ pub enum Tables {
 ///
 /// # Safety
 ///
-/// When [`invalidate`](Self::invalidate) returns `Ok`, no device of the domain uses a translation or
-/// a cached walk in the scope that it read before the call, and every access made through one has
-/// completed. Memory is freed on the strength of that.
+/// When [`invalidate`](Self::invalidate) returns `Ok`, no device of the domain uses a translation
+/// or a cached walk in the scope that it read before the call, and every access made through one
+/// has completed. Memory is freed on the strength of that.
 #[expect(unsafe_code, reason = "a contract about what devices reach; nothing here is unsafe")]
 pub unsafe trait IommuOps: Send + Sync {
     /// Makes hardware forget, and waits until it has.
@@ -58,8 +58,8 @@ pub unsafe trait IommuOps: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`HardwareError`] where completion was not seen in bounded time. What was to be forgotten may
-    /// be in use: the caller frees nothing of it.
+    /// [`HardwareError`] where completion was not seen in bounded time. What was to be forgotten
+    /// may be in use: the caller frees nothing of it.
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError>;
 
     /// Tells hardware that caches absent or less permissive entries that `range` was mapped.

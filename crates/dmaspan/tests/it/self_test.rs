@@ -136,8 +136,8 @@ fn unmapping_many_blocks_over_full_tables_frees_all_of_them<const G: u32>() {
 
 fn unmapping_through_pages_stops_at_the_first_hole<const G: u32>() {
     let (granule, block) = (1u64 << G, 1u64 << (2 * G - 3));
-    // The hole is at the start, in the middle of a table, at a table's first entry, in a table behind a
-    // whole one, and a missing table.
+    // The hole is at the start, in the middle of a table, at a table's first entry, in a table
+    // behind a whole one, and a missing table.
     for hole in [0, 5 * granule, block, block + 7 * granule, 2 * block] {
         let mut table = table::<G>();
         let total = 3 * block;

@@ -19,7 +19,11 @@ use crate::prot::Prot;
 use crate::range::IovaRange;
 
 /// The tables that an operation reserved and did not use yet.
-struct Reserved<L>(Option<L>);
+struct Reserved<L> {
+    tables: Option<L>,
+    /// The last IOVA that the operation maps.
+    last: u64,
+}
 
 /// What leaves of one size have in common.
 #[derive(Clone, Copy)]
@@ -39,19 +43,25 @@ struct Fill<W> {
 }
 
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
-    /// Maps `runs`, which follow each other in IOVAs, and returns where it stopped: behind the last
-    /// byte mapped, modulo 2^64.
+    /// Maps `runs`, which follow each other in IOVAs from `start` to `last`, and returns where it
+    /// stopped: behind the last byte mapped, modulo 2^64.
     ///
     /// The runs were checked against the aperture and the output bits, and `prot` permits access.
     #[inline(never)]
-    pub(super) fn map_runs<R>(&self, runs: R, start: u64, prot: Prot) -> (u64, Result<(), Error>)
+    pub(super) fn map_runs<R>(
+        &self,
+        runs: R,
+        start: u64,
+        last: u64,
+        prot: Prot,
+    ) -> (u64, Result<(), Error>)
     where
         R: Iterator<Item = Run> + Clone,
     {
-        let mut reserved = Reserved(None);
+        let mut reserved = Reserved { tables: None, last };
         let mut at = start;
         let result = self.map_each(runs, &mut at, prot, &mut reserved);
-        if let Some(list) = reserved.0 {
+        if let Some(list) = reserved.tables {
             self.memory.free(self.geometry.table, list);
         }
         (at, result)
@@ -72,7 +82,27 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut cursor = Cursor::new(self);
         let mut leaves = self.leaves_of(F::GRANULE_LG2, prot);
         let mut lg2 = F::GRANULE_LG2;
+        let pages = leaves;
+        // The level-0 table at hand, and the number of the block that it translates: no block has the
+        // number that it begins with, which no address shifted right can be.
+        let mut table: &[Cell<F>] = &[];
+        let mut block = u64::MAX;
         while let Some(mut run) = runs.next() {
+            if run.lg2 == F::GRANULE_LG2 && run.iova >> F::shift(1) == block {
+                // Scattered pages cost what this costs.
+                let first = self.index(0, run.iova);
+                let count = to_index(run.bytes >> F::GRANULE_LG2);
+                if let Some(here) = table.get(first..first.saturating_add(count)) {
+                    let done = self.fill_shared(here, Fill { paddr: run.paddr, leaves: pages });
+                    self.memory.written(&here[..done]);
+                    if done == count {
+                        continue;
+                    }
+                    *at = run.iova.wrapping_add((done as u64) << F::GRANULE_LG2);
+                    cursor.reach(*at, 0);
+                    return Err(self.collision(&cursor, *at, 0));
+                }
+            }
             if run.lg2 != lg2 {
                 lg2 = run.lg2;
                 leaves = self.leaves_of(lg2, prot);
@@ -103,8 +133,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                     None => break,
                 }
             }
-            *at = run.iova.wrapping_add(run.bytes);
+            if leaves.level == 0 {
+                (table, block) = (cursor.table_at(0, run.iova).1, run.iova >> F::shift(1));
+            }
         }
+        *at = reserved.last.wrapping_add(1);
         Ok(())
     }
 
@@ -261,7 +294,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             // it.
             return Ok(0);
         }
-        let list = reserved.0.get_or_insert_default();
+        let list = reserved.tables.get_or_insert_default();
         let Some(mut fresh) = self.memory.take(self.geometry.table, list) else {
             // Only if somebody unmaps in the caller's range, against the contract.
             return Err(self.no_tables(run.iova, run.bytes, 1));
@@ -304,8 +337,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         true
     }
 
-    /// Surveys what is left of `run` and everything behind it, and reserves the tables that it
-    /// lacks. Once an operation has done so it cannot fail any more.
+    /// Reserves the tables that what is left of `run` and everything behind it lack, after looking
+    /// for what they collide with. Once an operation has done so it cannot fail any more.
     fn reserve_rest<R>(
         &self,
         reserved: &mut Reserved<M::List>,
@@ -315,22 +348,69 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     where
         R: Iterator<Item = Run> + Clone,
     {
-        if reserved.0.is_some() {
+        if reserved.tables.is_some() {
+            return Ok(());
+        }
+        // Many spans lack about as many tables as small leaves all over the range would. To reserve
+        // those is cheaper than to ask for every span what it lacks, as long as nothing is in the way.
+        let shape = self.geometry.table;
+        let most = self.tables_within(run.iova, reserved.last);
+        if most <= behind.size_hint().0
+            && self.is_clear(run.iova, reserved.last)
+            && let Ok(list) = self.memory.reserve(shape, most)
+        {
+            reserved.tables = Some(list);
             return Ok(());
         }
         let mut survey = Survey { cursor: Cursor::new(self), count: 0, last: [None; MAX_LEVELS] };
         survey.run(self, run)?;
-        let mut bytes = run.bytes;
         for next in behind.clone() {
             survey.run(self, next)?;
-            bytes = bytes.saturating_add(next.bytes);
         }
-        let list = self
-            .memory
-            .reserve(self.geometry.table, survey.count)
-            .map_err(|_| self.no_tables(run.iova, bytes, survey.count))?;
-        reserved.0 = Some(list);
+        let list = self.memory.reserve(shape, survey.count).map_err(|_| {
+            let bytes = (reserved.last - run.iova).saturating_add(1);
+            self.no_tables(run.iova, bytes, survey.count)
+        })?;
+        reserved.tables = Some(list);
         Ok(())
+    }
+
+    /// The most tables below the root that leaves all over `first..=last` need.
+    fn tables_within(&self, first: u64, last: u64) -> usize {
+        let at_level = |level| (last >> F::shift(level)) - (first >> F::shift(level)) + 1;
+        (1..=self.geometry.top_level)
+            .fold(0usize, |sum, level| sum.saturating_add(to_index(at_level(level))))
+    }
+
+    /// Whether nothing can be in the way of any leaf in `first..=last`: no leaf, and no table that the
+    /// range covers whole.
+    fn is_clear(&self, first: u64, last: u64) -> bool {
+        let mut cursor = Cursor::new(self);
+        let mut at = first;
+        loop {
+            // An empty entry and its table, or the part of a table of pages.
+            let (level, table_level, is_empty) = match cursor.reach(at, 0) {
+                Reached::Stopped { level, word } => (level, level, word == F::Word::EMPTY),
+                Reached::Table => {
+                    let entries = cursor.entries_from(0, at);
+                    let count = to_index((last - at) >> F::GRANULE_LG2).saturating_add(1);
+                    let here = entries.get(..count).unwrap_or(entries);
+                    let empty = here.iter().all(|cell| F::Word::load(cell) == F::Word::EMPTY);
+                    (1, 0, empty && !here.is_empty())
+                }
+            };
+            let is_root = table_level == self.geometry.top_level;
+            let table = super::block_of(at, F::shift(table_level + 1));
+            let covered = first <= table.start().get() && table.last().get() <= last;
+            if !is_empty || (covered && !is_root) {
+                return false;
+            }
+            let block_last = super::block_of(at, F::shift(level)).last().get();
+            if block_last >= last {
+                return true;
+            }
+            at = block_last + 1;
+        }
     }
 
     #[cold]

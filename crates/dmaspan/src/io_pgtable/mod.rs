@@ -318,7 +318,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         }
         let run = Run { iova: iova.get(), paddr: paddr.get(), bytes, lg2 };
         let Err(rest) = self.table.map_in_table(run, prot) else { return (bytes, Ok(())) };
-        let (at, result) = self.table.map_runs(iter::once(rest), rest.iova, prot);
+        let last = iova.get().wrapping_add(bytes - 1);
+        let (at, result) = self.table.map_runs(iter::once(rest), rest.iova, last, prot);
         (at.wrapping_sub(iova.get()), result)
     }
 
@@ -336,9 +337,9 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         prot: Prot,
     ) -> Result<(), MapFailed<M::List>> {
         let refuse = |error| MapFailed { error, retired: Retired::nothing() };
-        self.check_spans(iova, spans, prot).map_err(refuse)?;
+        let range = self.check_spans(iova, spans, prot).map_err(refuse)?;
         let runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);
-        let (at, result) = self.table.map_runs(runs, iova.get(), prot);
+        let (at, result) = self.table.map_runs(runs, iova.get(), range.last().get(), prot);
         result.map_err(|error| MapFailed { error, retired: self.withdraw(iova, at) })
     }
 
@@ -495,7 +496,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     }
 
     #[inline(always)]
-    fn check_spans(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Error> {
+    fn check_spans(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<IovaRange, Error> {
         if !prot.permits_access() {
             return Err(Error::NoAccess { iova });
         }
@@ -518,7 +519,9 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
             // it.
             bytes = bytes.saturating_add(len);
         }
-        self.check_range(IovaRange::from_len(iova, bytes)?, F::GRANULE_LG2)
+        let range = IovaRange::from_len(iova, bytes)?;
+        self.check_range(range, F::GRANULE_LG2)?;
+        Ok(range)
     }
 }
 

@@ -59,6 +59,9 @@ impl Run {
 #[derive(Clone, Debug)]
 pub(super) struct Runs<'s> {
     page_sizes: u64,
+    /// The smallest page, log2, and the bytes that the next larger one has.
+    smallest_lg2: u32,
+    larger: u64,
     spans: &'s [Span],
     iova: u64,
     /// What is left of the span at hand.
@@ -68,7 +71,10 @@ pub(super) struct Runs<'s> {
 
 impl<'s> Runs<'s> {
     pub(super) fn new(page_sizes: u64, iova: u64, spans: &'s [Span]) -> Self {
-        Self { page_sizes, spans, iova, paddr: 0, bytes: 0 }
+        let smallest_lg2 = lg2::alignment(page_sizes);
+        let above = page_sizes & !lg2::mask(smallest_lg2 + 1);
+        let larger = if above == 0 { u64::MAX } else { above & above.wrapping_neg() };
+        Self { page_sizes, smallest_lg2, larger, spans, iova, paddr: 0, bytes: 0 }
     }
 }
 
@@ -90,11 +96,21 @@ impl Iterator for Runs<'_> {
             self.paddr = span.paddr().get();
             self.bytes = span.len();
         }
-        let run = Run::first(self.page_sizes, self.iova, self.paddr, self.bytes);
+        let (iova, paddr, bytes) = (self.iova, self.paddr, self.bytes);
+        let run = if bytes < self.larger {
+            Run { iova, paddr, bytes, lg2: self.smallest_lg2 }
+        } else {
+            Run::first(self.page_sizes, iova, paddr, bytes)
+        };
         self.iova = self.iova.wrapping_add(run.bytes);
         self.paddr = self.paddr.wrapping_add(run.bytes);
         self.bytes -= run.bytes;
         Some(run)
+    }
+
+    /// At least one run for each span that was not begun.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.spans.len(), None)
     }
 }
 

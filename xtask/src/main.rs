@@ -1,1 +1,60 @@
-fn main() {}
+//! `cargo xtask tidy | no-std | ci`.
+
+use std::process::ExitCode;
+
+use xtask::problem::Problem;
+use xtask::tree::Tree;
+use xtask::{ci, no_std, tidy};
+
+const USAGE: &str = "\
+usage: cargo xtask <command>
+
+  tidy    check the rules about the source tree
+  no-std  prove that the core links and runs without the standard library
+  ci      check everything that must hold before a change lands";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["tidy"] => run_tidy(),
+        ["no-std"] => match no_std::check() {
+            Ok(said) => {
+                println!("{said}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("no-std: {error}");
+                ExitCode::FAILURE
+            }
+        },
+        ["ci"] => {
+            if ci::run() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run_tidy() -> ExitCode {
+    let problems = match Tree::read(&xtask::root()) {
+        Ok(tree) => tidy::check(&tree),
+        Err(error) => vec![Problem::of_file(".", format!("the tree cannot be read: {error}"))],
+    };
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    if problems.is_empty() {
+        println!("tidy: {} rules hold", tidy::RULES.len());
+        ExitCode::SUCCESS
+    } else {
+        eprintln!("tidy: {} problems", problems.len());
+        ExitCode::FAILURE
+    }
+}

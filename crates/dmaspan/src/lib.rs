@@ -98,3 +98,8 @@ pub use prot::{Coherency, Direction, Prot};
 pub use range::{IovaRange, RangeError, UserRange};
 pub use space::{DmaSpace, Limits};
 pub use span::{Full, Span, SpanBuf};
+
+/// The README's examples, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

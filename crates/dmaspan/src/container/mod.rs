@@ -433,7 +433,7 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
         let next = behind.and_then(|at| mappings.range(at..).next().map(|(&start, _)| start));
         let last = next.map_or(aperture.last(), |start| start.wrapping_add(u64::MAX));
         if let Some(gap) = start.and_then(|start| IovaRange::new(start, last)) {
-            self.domain.reclaim(gap);
+            self.domain.reclaim(range, gap);
         }
         mappings.remove(&range.start());
     }

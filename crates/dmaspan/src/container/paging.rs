@@ -48,8 +48,8 @@ pub(super) trait Paging: Send + Sync {
         release: &mut dyn FnMut(&[Span], Synced),
     ) -> Result<(), HardwareError>;
 
-    /// Frees empty tables in a range. Failure leaks them.
-    fn reclaim(&self, range: IovaRange);
+    /// Frees the tables that unmapping `range` left empty, of those in `owned`. Failure leaks them.
+    fn reclaim(&self, range: IovaRange, owned: IovaRange);
 
     fn census(&self, range: IovaRange) -> LeafCensus;
 }
@@ -86,9 +86,9 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Arc<Domain<F, M
         Ok(())
     }
 
-    fn reclaim(&self, range: IovaRange) {
+    fn reclaim(&self, range: IovaRange, owned: IovaRange) {
         // A failed sync hands its tables back, and they leak: hardware may still walk them.
-        let _ = Domain::reclaim(self, range);
+        let _ = Domain::reclaim(self, range, owned);
     }
 
     fn census(&self, range: IovaRange) -> LeafCensus {

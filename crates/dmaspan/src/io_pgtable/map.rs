@@ -83,8 +83,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut leaves = self.leaves_of(F::GRANULE_LG2, prot);
         let mut lg2 = F::GRANULE_LG2;
         let pages = leaves;
-        // The level-0 table at hand, and the number of the block that it translates: no block has the
-        // number that it begins with, which no address shifted right can be.
+        // The level-0 table at hand, and the number of the block that it translates: no block has
+        // the number that it begins with, which no address shifted right can be.
         let mut table: &[Cell<F>] = &[];
         let mut block = u64::MAX;
         while let Some(mut run) = runs.next() {
@@ -352,7 +352,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             return Ok(());
         }
         // Many spans lack about as many tables as small leaves all over the range would. To reserve
-        // those is cheaper than to ask for every span what it lacks, as long as nothing is in the way.
+        // those is cheaper than to ask for every span what it lacks, as long as nothing is in the
+        // way.
         let shape = self.geometry.table;
         let most = self.tables_within(run.iova, reserved.last);
         if most <= behind.size_hint().0
@@ -382,8 +383,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             .fold(0usize, |sum, level| sum.saturating_add(to_index(at_level(level))))
     }
 
-    /// Whether nothing can be in the way of any leaf in `first..=last`: no leaf, and no table that the
-    /// range covers whole.
+    /// Whether nothing can be in the way of any leaf in `first..=last`: no leaf, and no table that
+    /// the range covers whole.
     fn is_clear(&self, first: u64, last: u64) -> bool {
         let mut cursor = Cursor::new(self);
         let mut at = first;

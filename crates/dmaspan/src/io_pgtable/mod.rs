@@ -408,14 +408,15 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         retired
     }
 
-    /// Detaches the tables that lie in `range` whole and have no leaves.
+    /// Detaches the tables that have an address in `range`, lie in the *owned* range whole, and
+    /// have no leaves: what unmapping `range` left empty.
     ///
     /// # Errors
     ///
     /// [`Error::NotOwned`] and [`Error::OutsideAperture`].
     pub fn reclaim(&self, range: IovaRange) -> Result<Retired<M::List>, Error> {
         self.check_range(range, 0)?;
-        Ok(self.table.reclaim_tables(range))
+        Ok(self.table.reclaim_tables(range, self.range))
     }
 
     /// Takes back what was mapped from `iova` up to before `at`. Its tables were all there before.

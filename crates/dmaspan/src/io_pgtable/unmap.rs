@@ -446,17 +446,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             })
     }
 
-    /// Whether a table has no leaves.
-    fn is_empty_tree(&self, entries: &[Cell<F>], level: u32) -> bool {
-        entries.iter().all(|cell| match self.format.decode(level, F::Word::load_link(cell)) {
-            Entry::Empty => true,
-            Entry::Table(child) => {
-                self.is_empty_tree(self.memory.entries(&self.child(child)), level - 1)
-            }
-            Entry::Leaf(_) | Entry::Invalid => false,
-        })
-    }
-
     /// Adds a detached table and all below it to `list`. The tables themselves are only read.
     pub(super) fn retire_tree(&self, table: PhysAddr, level: u32, list: &mut M::List) {
         let addr = self.child(table);
@@ -475,45 +464,48 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
     }
 
-    /// Detaches the tables in `range`, covered by it whole, that have no leaves.
-    pub(super) fn reclaim_tables(&self, range: IovaRange) -> Retired<M::List> {
+    /// Detaches the tables with an address in `range` that lie in `owned` whole and have no leaves.
+    pub(super) fn reclaim_tables(&self, range: IovaRange, owned: IovaRange) -> Retired<M::List> {
         let mut retired = Retired::nothing();
         let root = self.memory.entries(&self.root);
-        self.reclaim_in(root, self.geometry.top_level, range, &mut retired);
+        self.prune(root, self.geometry.top_level, range, owned, &mut retired);
         retired
     }
 
-    /// The same below one table. `range` lies within what it translates.
-    fn reclaim_in(
+    /// The same below one table, of which `range` is a part. Returns whether the table has become,
+    /// or was, empty.
+    fn prune(
         &self,
         entries: &[Cell<F>],
         level: u32,
         range: IovaRange,
+        owned: IovaRange,
         retired: &mut Retired<M::List>,
-    ) {
+    ) -> bool {
         let shift = F::shift(level);
         let mut at = range.start();
-        if level == 0 {
-            return;
-        }
-        while let Some(cell) = entries.get(self.index(level, at.get())) {
+        while level > 0
+            && let Some(cell) = entries.get(self.index(level, at.get()))
+        {
             let block = block_of(at.get(), shift);
-            if let Entry::Table(child) = self.format.decode(level, F::Word::load_link(cell)) {
-                let below = self.memory.entries(&self.child(child));
-                if range.covers(block) && self.is_empty_tree(below, level - 1) {
+            if let (Entry::Table(child), Some(part)) =
+                (self.format.decode(level, F::Word::load_link(cell)), range.intersection(block))
+            {
+                let addr = self.child(child);
+                let below = self.memory.entries(&addr);
+                if self.prune(below, level - 1, part, owned, retired) && owned.covers(block) {
                     F::Word::store(cell, F::Word::EMPTY);
                     self.memory.written(core::slice::from_ref(cell));
-                    self.retire_tree(child, level - 1, retired.tables.get_or_insert_default());
+                    self.memory.retire(retired.tables.get_or_insert_default(), addr);
                     retired.cover(block);
-                } else if let Some(part) = range.intersection(block) {
-                    self.reclaim_in(below, level - 1, part, retired);
                 }
             }
             match block.last().checked_add(1) {
                 Some(next) if next <= range.last() => at = next,
-                _ => return,
+                _ => break,
             }
         }
+        entries.iter().all(|cell| F::Word::load(cell) == F::Word::EMPTY)
     }
 }
 

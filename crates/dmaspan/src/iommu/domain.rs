@@ -203,7 +203,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             // Arm demands that an entry is broken, synced and then made when a table becomes a
             // block (DDI 0487, D8.16.1), and no format is hurt by it.
             self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired)
-                .and_then(|error| match self.all().reclaim(range) {
+                .and_then(|error| match self.table.owned(range).reclaim(range) {
                     Ok(retired) => self.take_back(error, retired),
                     Err(error) => Err(MapFailed { error: error.into(), unsynced: None }),
                 })?;
@@ -242,9 +242,14 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         }
     }
 
-    /// Detaches empty tables in `range`, which the caller owns, and frees them through a sync.
-    pub(crate) fn reclaim(&self, range: IovaRange) -> Result<(), SyncFailed<M::List>> {
-        let Ok(retired) = self.all().reclaim(range) else { return Ok(()) };
+    /// Detaches the tables that unmapping `range` left empty and that lie in `owned` whole, which
+    /// the caller owns, and frees them through a sync.
+    pub(crate) fn reclaim(
+        &self,
+        range: IovaRange,
+        owned: IovaRange,
+    ) -> Result<(), SyncFailed<M::List>> {
+        let Ok(retired) = self.table.owned(owned).reclaim(range) else { return Ok(()) };
         let mut gather = self.gather();
         self.add(&mut gather, retired);
         self.sync(gather).map(|_| ())

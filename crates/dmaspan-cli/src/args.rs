@@ -1,0 +1,168 @@
+//! The command line.
+
+use clap::{Parser, Subcommand, ValueEnum};
+use dmaspan_linux::MemoryKind;
+
+use crate::hold;
+use crate::size::ByteSize;
+
+/// Maps memory for devices one contiguous span at a time: measures, verifies and explains.
+#[derive(Debug, Parser)]
+#[command(name = "dmaspan", version, arg_required_else_help = true)]
+pub(crate) struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Map real memory for a device, check it, and measure how fast that is.
+    #[command(long_about = MAP_ABOUT, after_help = MAP_EXAMPLES)]
+    Map(MapArgs),
+    /// Hold hugetlb pages until standard input ends: what `map` starts.
+    #[command(name = hold::COMMAND, hide = true)]
+    HoldHugetlb {
+        /// The kind of memory that they are for.
+        kind: MemoryKind,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+}
+
+const MAP_ABOUT: &str = "\
+Map real memory for a device, check it, and measure how fast that is.
+
+For each kind of memory in turn: allocates SIZE bytes in this process, pins them, finds the
+physically contiguous spans, and maps them through a software IOMMU. A device behind it writes and
+reads every byte, and after the unmap it tries every page again. Then mapping and unmapping are
+timed.
+
+Neither an IOMMU nor a device is needed. The kernel shows physical addresses only to root
+(CAP_SYS_ADMIN); without them spans are as contiguous as virtual memory is.";
+
+const MAP_EXAMPLES: &str = "\
+Examples:
+  dmaspan map                                1 GiB of each usual kind of memory
+  dmaspan map 4G --memory thp,hugetlb        more of it, of two kinds
+  dmaspan map 512M --granule 64k             with page tables of another granule
+  dmaspan map 64M --format json              for scripts
+
+Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.";
+
+/// What to map and how to say what came of it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MapArgs {
+    /// How much memory of each kind: a number of bytes, or like 512M, 4G or 1.5GiB (K, M, G and T
+    /// are powers of 1024)
+    ///
+    /// [default: 1G, or less where the machine has less]
+    #[arg(verbatim_doc_comment)]
+    pub(crate) size: Option<ByteSize>,
+
+    /// Kinds of memory, one after the other: thp, base, hugetlb,
+    /// hugetlb-1g, memfd, memfd-hugetlb
+    ///
+    /// thp            transparent huge pages
+    /// base           base pages alone
+    /// hugetlb        hugetlb pages of 2 MiB, whose number is raised for the run
+    /// hugetlb-1g     hugetlb pages of 1 GiB, whose number is raised for the run
+    /// memfd          a file in memory
+    /// memfd-hugetlb  a file in memory with hugetlb pages of 2 MiB, as above
+    #[arg(
+        long,
+        verbatim_doc_comment,
+        value_name = "KIND,...",
+        value_delimiter = ',',
+        default_value = "thp,base,hugetlb"
+    )]
+    pub(crate) memory: Vec<MemoryKind>,
+
+    /// The smallest page of the tables
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub(crate) granule: Granule,
+
+    /// How many times all is timed; medians are shown
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+
+    /// How to print the results
+    #[arg(long, default_value = "table")]
+    pub(crate) format: Format,
+}
+
+/// The smallest page of an Arm stage-1 table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Granule {
+    /// 4 KiB, with blocks of 2 MiB and 1 GiB
+    #[value(name = "4k")]
+    K4,
+    /// 16 KiB, with blocks of 32 MiB
+    #[value(name = "16k")]
+    K16,
+    /// 64 KiB, with blocks of 512 MiB
+    #[value(name = "64k")]
+    K64,
+}
+
+impl Granule {
+    /// Its bytes.
+    pub(crate) const fn bytes(self) -> u64 {
+        match self {
+            Self::K4 => 1 << 12,
+            Self::K16 => 1 << 14,
+            Self::K64 => 1 << 16,
+        }
+    }
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Tables for people
+    Table,
+    /// One object for programs
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> MapArgs {
+        let line = ["dmaspan", "map"].iter().chain(args);
+        match Args::try_parse_from(line).unwrap().command {
+            Command::Map(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_the_three_usual_kinds() {
+        let args = parse(&[]);
+        let kinds = [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Hugetlb2M];
+        assert_eq!(args.memory, kinds);
+        assert_eq!(args.size, None);
+        assert_eq!(args.granule, Granule::K4);
+        assert_eq!((args.runs, args.format), (5, Format::Table));
+    }
+
+    #[test]
+    fn everything_can_be_chosen() {
+        let args = parse(&[
+            "8M",
+            "--memory",
+            "memfd,base",
+            "--granule",
+            "64k",
+            "--runs=2",
+            "--format=json",
+        ]);
+        assert_eq!(args.size, Some(ByteSize::new(8 << 20)));
+        assert_eq!(args.memory, [MemoryKind::Memfd, MemoryKind::Base]);
+        assert_eq!(args.granule.bytes(), 65536);
+        assert_eq!((args.runs, args.format), (2, Format::Json));
+    }
+}

@@ -1,0 +1,92 @@
+//! Hugetlb pages that go back to the system however this process ends.
+//!
+//! A reservation raises a number of the whole system and lowers it on drop, which a process that is
+//! killed or interrupted does not come to. So another process holds it: this program again, in a
+//! process group of its own, so that the terminal's interrupt does not reach it. It lets go when
+//! its standard input ends, and that ends with this process at the latest. Where it goes before the
+//! memory does, the kernel frees each page with the memory.
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use dmaspan_linux::{HugetlbReservation, MemoryKind};
+
+/// The subcommand of the holder.
+pub(crate) const COMMAND: &str = "hold-hugetlb";
+
+/// What the holder says when it holds the pages.
+const HELD: &str = "held";
+
+/// Why no pages are held.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HoldError {
+    /// They could not be reserved; the reason is the holder's.
+    #[error("{reason}")]
+    Refused { reason: String },
+    /// There is no holder.
+    #[error("no process could be started that holds hugetlb pages: {0}")]
+    NoHolder(#[from] io::Error),
+}
+
+/// Hugetlb pages held by another process, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct HeldPages {
+    holder: Child,
+}
+
+impl HeldPages {
+    /// The pages for `bytes` of memory of a kind; `None` where it needs none.
+    ///
+    /// # Errors
+    ///
+    /// [`HoldError`]; nothing is reserved.
+    pub(crate) fn for_memory(kind: MemoryKind, bytes: u64) -> Result<Option<Self>, HoldError> {
+        if !kind.is_hugetlb() {
+            return Ok(None);
+        }
+        let mut holder = Command::new(env::current_exe()?)
+            .args([COMMAND, kind.name(), &bytes.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        let answer = holder.stdout.take().map(BufReader::new);
+        // From here on the holder ends with this.
+        let held = Self { holder };
+        let mut line = String::new();
+        if let Some(mut answer) = answer {
+            answer.read_line(&mut line)?;
+        }
+        match line.trim_end() {
+            HELD => Ok(Some(held)),
+            "" => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            reason => Err(HoldError::Refused { reason: reason.to_owned() }),
+        }
+    }
+}
+
+impl Drop for HeldPages {
+    fn drop(&mut self) {
+        drop(self.holder.stdin.take());
+        // A holder that cannot be waited for lets go all the same.
+        let _ = self.holder.wait();
+    }
+}
+
+/// The holder: reserves, says so, and lets go at the end of its input.
+pub(crate) fn hold(kind: MemoryKind, bytes: u64) -> ExitCode {
+    let reservation = HugetlbReservation::for_memory(kind, bytes);
+    let answer = match &reservation {
+        Ok(_) => HELD.to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let heard = writeln!(io::stdout(), "{answer}").is_ok();
+    if heard && reservation.is_ok() {
+        // An error ends it as well.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+    }
+    ExitCode::SUCCESS
+}

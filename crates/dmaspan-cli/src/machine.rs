@@ -1,0 +1,162 @@
+//! What the machine has.
+
+use std::fs;
+use std::path::Path;
+
+use dmaspan_linux::MemoryKind;
+
+/// How much memory a run may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Machine {
+    available: u64,
+    lockable: u64,
+}
+
+/// `CAP_IPC_LOCK` (include/uapi/linux/capability.h): no limit of locked memory.
+const CAP_IPC_LOCK: u32 = 14;
+
+impl Machine {
+    /// This machine. Where the kernel does not say what is available nothing is limited here, and
+    /// the allocation itself will fail.
+    pub(crate) fn read() -> Self {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let available = kib_field(&meminfo, "MemAvailable:").unwrap_or(u64::MAX);
+        let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let allowed = cgroup_left(Path::new("/sys/fs/cgroup"), &cgroup).unwrap_or(u64::MAX);
+        let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let lockable = memlock_limit(&limits, &status).unwrap_or(u64::MAX);
+        Self { available: available.min(allowed), lockable }
+    }
+
+    /// A machine with so many bytes available.
+    #[cfg(test)]
+    pub(crate) const fn with_available(available: u64) -> Self {
+        Self { available, lockable: u64::MAX }
+    }
+
+    /// The same machine for a process that may pin so many bytes.
+    #[cfg(test)]
+    pub(crate) const fn with_lockable(self, lockable: u64) -> Self {
+        Self { lockable, ..self }
+    }
+
+    /// Bytes that can be allocated without swapping, within the limits of the memory cgroup.
+    pub(crate) const fn available(&self) -> u64 {
+        self.available
+    }
+
+    /// Bytes that the process may pin, if nothing of it is pinned yet (`RLIMIT_MEMLOCK`).
+    pub(crate) const fn lockable(&self) -> u64 {
+        self.lockable
+    }
+
+    /// Bytes of a kind that can be had: free pages of its pool too, where it has one.
+    pub(crate) fn available_for(&self, kind: MemoryKind) -> u64 {
+        let pool = if kind.is_hugetlb() { free_pool_bytes(kind.page_size()) } else { 0 };
+        self.available.saturating_add(pool)
+    }
+}
+
+/// The free hugetlb pages of a size, in bytes.
+fn free_pool_bytes(page_size: u64) -> u64 {
+    let dir = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page_size / 1024);
+    let count = |name: &str| -> u64 { read_number(&Path::new(&dir).join(name)).unwrap_or(0) };
+    let free = count("free_hugepages").saturating_sub(count("resv_hugepages"));
+    free.saturating_mul(page_size)
+}
+
+fn read_number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// A field of `/proc/meminfo`, in bytes (proc(5)).
+fn kib_field(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix(" kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The limit of locked memory, in bytes; `None` where there is none (proc(5), capabilities(7)).
+fn memlock_limit(limits: &str, status: &str) -> Option<u64> {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    let capabilities = u64::from_str_radix(effective.trim(), 16).ok()?;
+    if capabilities & (1 << CAP_IPC_LOCK) != 0 {
+        return None;
+    }
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    limit.split_whitespace().next()?.parse().ok()
+}
+
+/// What the limits of the process's cgroup and of those around it leave, in bytes; `None` where
+/// nothing limits it. Version 2 alone (Documentation/admin-guide/cgroup-v2.rst, "Memory").
+///
+/// The kernel ends a process that exceeds them, without an error to catch.
+fn cgroup_left(root: &Path, own_cgroups: &str) -> Option<u64> {
+    let own = own_cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let own = root.join(own);
+    own.ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left_in).min()
+}
+
+fn left_in(dir: &Path) -> Option<u64> {
+    let limit = read_number(&dir.join("memory.max"))?;
+    let used = read_number(&dir.join("memory.current")).unwrap_or(0);
+    // Cached files are counted and go when memory is needed.
+    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    let counter = |name: &str| {
+        let value = stat.lines().find_map(|line| line.strip_prefix(name));
+        value.and_then(|value| value.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let cached = counter("inactive_file ").saturating_add(counter("active_file "));
+    Some(limit.saturating_sub(used.saturating_sub(cached)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_of_meminfo_is_in_bytes() {
+        let text = "MemTotal:       24684084 kB\nMemAvailable:   100 kB\nHugePages_Total:  0\n";
+        assert_eq!(kib_field(text, "MemAvailable:"), Some(102_400));
+        assert_eq!(kib_field(text, "HugePages_Total:"), None);
+        assert_eq!(kib_field(text, "Missing:"), None);
+    }
+
+    #[test]
+    fn the_limit_of_locked_memory_is_for_those_without_the_capability() {
+        let limits =
+            "Max processes  1 1 processes\nMax locked memory   8388608   8388608   bytes\n";
+        assert_eq!(memlock_limit(limits, "CapEff:\t0000000000000000\n"), Some(8 << 20));
+        assert_eq!(memlock_limit(limits, "CapEff:\t0000000000004000\n"), None);
+        let unlimited = "Max locked memory   unlimited   unlimited   bytes\n";
+        assert_eq!(memlock_limit(unlimited, "CapEff:\t0\n"), None);
+        assert_eq!(memlock_limit("", ""), None);
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let machine = Machine::read();
+        assert!(machine.available() > 1 << 20);
+        assert!(
+            machine.available_for(MemoryKind::Hugetlb2M) >= machine.available_for(MemoryKind::Base)
+        );
+    }
+
+    #[test]
+    fn the_tightest_cgroup_counts_without_its_cached_files() {
+        let root = std::env::temp_dir().join(format!("dmaspan-cgroup-{}", std::process::id()));
+        let write = |dir: &str, name: &str, text: &str| {
+            let dir = root.join(dir);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join(name), text).unwrap();
+        };
+        write("a/b", "memory.max", "max\n");
+        write("a", "memory.max", "1000\n");
+        write("a", "memory.current", "700\n");
+        write("a", "memory.stat", "anon 300\ninactive_file 100\nactive_file 300\n");
+        assert_eq!(cgroup_left(&root, "1:cpu:/x\n0::/a/b\n"), Some(700));
+        assert_eq!(cgroup_left(&root, "0::/c\n"), None);
+        assert_eq!(cgroup_left(&root, ""), None);
+        fs::remove_dir_all(root).unwrap();
+    }
+}

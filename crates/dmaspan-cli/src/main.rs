@@ -1,0 +1,152 @@
+//! The program `dmaspan`: maps real memory for a device, measures and verifies.
+//!
+//! ```text
+//! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json)
+//!           ▲                 ├─ soft_iommu: container, tables, IOTLB
+//!        machine              ├─ verify, bus: a device uses what is mapped
+//!                             ├─ per_page: the same table work one page at a time
+//!                             └─ hold: hugetlb pages, given back however the process ends
+//! ```
+//!
+//! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
+
+mod args;
+mod bus;
+mod hold;
+mod machine;
+mod measure;
+mod per_page;
+mod plan;
+mod progress;
+mod report;
+mod run;
+mod size;
+mod soft_iommu;
+mod stats;
+mod verify;
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use args::{Args, Command, Format, MapArgs};
+use machine::Machine;
+use plan::Plan;
+use progress::Progress;
+use report::Report;
+use report::table::Marks;
+
+/// The check or the mapping failed.
+const FAILED: u8 = 1;
+/// The command line asks for what cannot be done.
+const WRONG_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    match Args::try_parse() {
+        Ok(Args { command: Command::Map(args) }) => map(&args),
+        Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
+        Err(error) => not_parsed(&error),
+    }
+}
+
+/// `dmaspan map`.
+fn map(args: &MapArgs) -> ExitCode {
+    let plan = match Plan::new(args, &Machine::read()) {
+        Ok(plan) => plan,
+        Err(error) => return fail(WRONG_USAGE, &error.to_string()),
+    };
+    match run::run(&plan, &Progress::new()) {
+        Ok(report) => print(args.format, &report),
+        Err(error) => fail(FAILED, &error.to_string()),
+    }
+}
+
+/// Prints a report, and says how it ended.
+fn print(format: Format, report: &Report) -> ExitCode {
+    let text = match format {
+        Format::Table => report::table::render(report, Marks::of_stdout()),
+        Format::Json => report::json::render(report),
+    };
+    let mut stderr = io::stderr();
+    // Where nobody listens any more there is nobody to tell.
+    let _ = write_all(&mut io::stdout().lock(), &text);
+    if format == Format::Json {
+        for note in &report.notes {
+            let _ = writeln!(stderr, "note: {note}");
+        }
+    }
+    // On one terminal the table's verdict has just said it.
+    if format == Format::Json || !io::stdout().is_terminal() {
+        for failure in report.failures() {
+            let _ = writeln!(stderr, "error: {failure}");
+        }
+    }
+    if report.passed() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+fn write_all(out: &mut dyn Write, text: &str) -> io::Result<()> {
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+fn fail(code: u8, why: &str) -> ExitCode {
+    let _ = writeln!(io::stderr(), "error: {why}");
+    ExitCode::from(code)
+}
+
+/// What was asked for instead of a run, or why the command line is wrong: that in one line.
+fn not_parsed(error: &clap::Error) -> ExitCode {
+    let is_help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    if is_help {
+        let _ = error.print();
+    } else {
+        let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string()));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE))
+}
+
+/// The lines of a message that say what is wrong, as one.
+fn one_line(message: &str) -> String {
+    let lines = message.lines().map(str::trim);
+    let about_it = lines.take_while(|line| {
+        !line.starts_with("Usage:") && !line.starts_with("For more information")
+    });
+    let words: Vec<&str> = about_it.filter(|line| !line.is_empty()).collect();
+    format!("{} (`dmaspan map --help` says more)", words.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_of_the_command_line_is_one_line() {
+        for line in [
+            &["dmaspan", "map", "--granule", "8k"][..],
+            &["dmaspan", "map", "--memory", "thp,paper"],
+            &["dmaspan", "map", "lots"],
+            &["dmaspan", "map", "--runs", "0"],
+            &["dmaspan", "map", "--speed"],
+            &["dmaspan", "mop"],
+        ] {
+            let error = Args::try_parse_from(line).unwrap_err();
+            assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");
+            let text = one_line(&error.to_string());
+            assert!(text.starts_with("error: ") && !text.contains('\n'), "{text}");
+            assert!(!text.contains("Usage"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,199 @@
+//! What a run does, once it is known that it can be done.
+
+use dmaspan_linux::MemoryKind;
+
+use crate::args::{Granule, MapArgs};
+use crate::machine::Machine;
+use crate::size::ByteSize;
+
+/// How much memory of each kind is mapped where nobody says.
+const DEFAULT_BYTES: u64 = 1 << 30;
+
+/// What `dmaspan map` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Bytes of each kind of memory.
+    pub(crate) bytes: u64,
+    /// The smallest page of the tables.
+    pub(crate) granule: Granule,
+    /// How many times everything is timed.
+    pub(crate) runs: u32,
+    /// The kinds of memory, each once.
+    pub(crate) kinds: Vec<MemoryKind>,
+    /// What is not as a user would expect.
+    pub(crate) notes: Vec<String>,
+}
+
+/// What the command line asks for and cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum UsageError {
+    /// A size of 0.
+    #[error("a size of 0 maps nothing: ask for {} or more", ByteSize::new(*least))]
+    Zero {
+        /// The least that can be mapped, in bytes.
+        least: u64,
+    },
+    /// Not a whole number of pages.
+    #[error(
+        "{size} bytes are no multiple of {}, the pages of {what}: ask for a multiple of it",
+        ByteSize::new(*multiple)
+    )]
+    NotAMultiple {
+        /// The bytes asked for.
+        size: u64,
+        /// What they must be a multiple of.
+        multiple: u64,
+        /// What has pages of that size.
+        what: String,
+    },
+    /// More than the machine has.
+    #[error(
+        "{} of {kind} memory, {} with tables and lists, are more than the {} that are available: \
+         ask for less", ByteSize::new(*bytes), ByteSize::new(*needed), ByteSize::new(*available)
+    )]
+    TooMuch {
+        /// The kind asked for.
+        kind: MemoryKind,
+        /// The bytes asked for.
+        bytes: u64,
+        /// The bytes that a run takes.
+        needed: u64,
+        /// The bytes that there are.
+        available: u64,
+    },
+}
+
+impl Plan {
+    /// What `args` ask for on `machine`.
+    ///
+    /// # Errors
+    ///
+    /// [`UsageError`] where that cannot be done.
+    pub(crate) fn new(args: &MapArgs, machine: &Machine) -> Result<Self, UsageError> {
+        let mut kinds = Vec::new();
+        for kind in &args.memory {
+            if !kinds.contains(kind) {
+                kinds.push(*kind);
+            }
+        }
+        let pages = kinds.iter().map(|kind| (kind.page_size(), format!("{kind} memory")));
+        let granule = (args.granule.bytes(), "the granule".to_owned());
+        // All of them are powers of two, so a multiple of the largest is one of all.
+        let largest = pages.chain([granule.clone()]).max_by_key(|(size, _)| *size);
+        let (multiple, what) = largest.unwrap_or(granule);
+        let mut notes = Vec::new();
+        let bytes = match args.size {
+            Some(size) => size.bytes(),
+            None => default_bytes(multiple, machine, &mut notes),
+        };
+        if bytes == 0 {
+            return Err(UsageError::Zero { least: multiple });
+        }
+        if !bytes.is_multiple_of(multiple) {
+            return Err(UsageError::NotAMultiple { size: bytes, multiple, what });
+        }
+        for &kind in &kinds {
+            let (needed, available) = (needed_bytes(bytes), machine.available_for(kind));
+            if needed > available {
+                return Err(UsageError::TooMuch { kind, bytes, needed, available });
+            }
+        }
+        Ok(Self { bytes, granule: args.granule, runs: args.runs, kinds, notes })
+    }
+}
+
+/// What a run takes for `bytes` of memory. Base pages that lie apart need most: for each two
+/// leaves, an entry in two lists, one in the frame map and one in the IOTLB, about 100 bytes for
+/// 4096.
+fn needed_bytes(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 32).saturating_add(32 << 20)
+}
+
+/// The usual size, or the largest power of two that leaves a quarter of the memory alone, and half
+/// of what the process may pin.
+fn default_bytes(multiple: u64, machine: &Machine, notes: &mut Vec<String>) -> u64 {
+    let (available, lockable) = (machine.available(), machine.lockable());
+    let fits = |budget: u64| budget.checked_ilog2().map_or(0, |lg2| 1u64 << lg2).max(multiple);
+    let by_memory = fits(available.saturating_sub(64 << 20) / 4 * 3);
+    let by_limit = if lockable == u64::MAX { u64::MAX } else { fits(lockable / 2) };
+    let bytes = by_memory.min(by_limit).min(DEFAULT_BYTES.max(multiple));
+    if bytes >= DEFAULT_BYTES {
+        return bytes;
+    }
+    let why = if by_limit < by_memory {
+        format!(
+            "this process may pin only {} (raise the limit with `ulimit -l`, or run as root)",
+            ByteSize::new(lockable)
+        )
+    } else {
+        format!("{} of memory are available", ByteSize::new(available))
+    };
+    let (bytes_shown, usual) = (ByteSize::new(bytes), ByteSize::new(DEFAULT_BYTES));
+    notes.push(format!("{bytes_shown} of each kind instead of {usual}, since {why}"));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Format;
+
+    const GIB: u64 = 1 << 30;
+
+    fn args(size: Option<u64>, memory: &[MemoryKind], granule: Granule) -> MapArgs {
+        let size = size.map(ByteSize::new);
+        MapArgs { size, memory: memory.to_vec(), granule, runs: 3, format: Format::Table }
+    }
+
+    fn plan(size: Option<u64>, kinds: &[MemoryKind], gib: u64) -> Result<Plan, UsageError> {
+        Plan::new(&args(size, kinds, Granule::K4), &Machine::with_available(gib * GIB))
+    }
+
+    #[test]
+    fn a_small_machine_gets_less_and_is_told() {
+        let planned = plan(None, &[MemoryKind::Base], 23).unwrap();
+        assert_eq!((planned.bytes, planned.notes.len()), (GIB, 0));
+        let planned = plan(None, &[MemoryKind::Base], 1).unwrap();
+        assert_eq!(planned.bytes, GIB / 2);
+        assert!(planned.notes[0].contains("512 MiB") && planned.notes[0].contains("1 GiB"));
+    }
+
+    #[test]
+    fn a_process_that_may_pin_little_gets_less_and_is_told() {
+        let machine = Machine::with_available(GIB * 8).with_lockable(8 << 20);
+        let planned = Plan::new(&args(None, &[MemoryKind::Base], Granule::K4), &machine).unwrap();
+        assert_eq!(planned.bytes, 4 << 20);
+        assert!(planned.notes[0].contains("may pin only 8 MiB"), "{:?}", planned.notes);
+        // Who asks for more is told by the kernel, which knows what is pinned already.
+        let asked = args(Some(GIB), &[MemoryKind::Base], Granule::K4);
+        assert_eq!(Plan::new(&asked, &machine).unwrap().bytes, GIB);
+    }
+
+    #[test]
+    fn sizes_are_whole_pages_of_every_kind_and_of_the_granule() {
+        let error = plan(Some(3 << 20), &[MemoryKind::Base, MemoryKind::Hugetlb2M], 8).unwrap_err();
+        assert!(error.to_string().contains("multiple of 2 MiB, the pages of hugetlb memory"));
+        assert!(plan(Some(3 << 20), &[MemoryKind::Base], 8).is_ok());
+        let wanted = args(Some(4096 * 17), &[MemoryKind::Base], Granule::K64);
+        let error = Plan::new(&wanted, &Machine::with_available(GIB)).unwrap_err();
+        assert!(
+            error.to_string().contains("multiple of 64 KiB, the pages of the granule"),
+            "{error}"
+        );
+        assert_eq!(plan(Some(0), &[MemoryKind::Base], 8), Err(UsageError::Zero { least: 4096 }));
+    }
+
+    #[test]
+    fn more_than_there_is_names_both_numbers() {
+        let error = plan(Some(8 * GIB), &[MemoryKind::Base], 4).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("8 GiB of base") && text.contains("the 4 GiB"), "{text}");
+        assert!(plan(Some(!0xfff), &[MemoryKind::Base], 4).is_err());
+    }
+
+    #[test]
+    fn a_kind_named_twice_is_one_row() {
+        let planned = plan(Some(4096), &[MemoryKind::Base, MemoryKind::Base], 1).unwrap();
+        assert_eq!(planned.kinds, [MemoryKind::Base]);
+    }
+}

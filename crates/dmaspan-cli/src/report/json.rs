@@ -1,0 +1,46 @@
+//! For programs: one object, whose names and units are a contract.
+
+use super::Report;
+
+/// The report as pretty JSON, with a newline at its end.
+pub(crate) fn render(report: &Report) -> String {
+    // Serialising numbers, texts and maps with integer keys cannot fail.
+    let mut text = serde_json::to_string_pretty(report).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::report::examples;
+
+    #[test]
+    fn the_shape_is_the_one_that_scripts_use() {
+        let text = render(&examples::report());
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let phase = |total_ns: u64| {
+            json!({"pin_ns": total_ns / 2, "lookup_ns": 41_000, "table_ns": 4100,
+                "total_ns": total_ns, "gibps": 82.6})
+        };
+        let expected = json!({
+            "size_bytes": 1 << 30, "granule": 4096, "runs": 5,
+            "pin": "io_uring", "frames": "physical",
+            "rows": [
+                {
+                    "memory": "thp", "spans": 7, "leaves": {"4096": 3, "2097152": 512},
+                    "table_bytes": 12288, "map": phase(12_100_000), "unmap": phase(4_000_000),
+                    "per_page": {"map_table_ns": 3_100_000, "unmap_table_ns": 2_000_000},
+                    "table_speedup": {"map": 756.1, "unmap": 0.5},
+                    "verified_bytes": 1 << 30,
+                },
+                {"memory": "hugetlb", "skipped": "no pool: do this"},
+            ],
+            "verified_bytes": 1 << 30, "stale_translations": 0,
+        });
+        assert_eq!(value, expected);
+        assert!(text.find("\"4096\"").unwrap() < text.find("\"2097152\"").unwrap());
+    }
+}

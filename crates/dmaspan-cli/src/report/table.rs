@@ -1,0 +1,268 @@
+//! For people.
+
+use std::env;
+use std::fmt::Write;
+use std::io::{self, IsTerminal};
+
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+
+use super::units;
+use super::{Figures, Phase, Report, Row};
+use crate::size::ByteSize;
+
+/// How wide lines may be.
+const WIDTH: usize = 100;
+
+/// Whether the marks of the verdict have a colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marks {
+    /// Plain text.
+    Plain,
+    /// Green and red.
+    Coloured,
+}
+
+impl Marks {
+    /// What suits standard output: colour on a terminal that is not told otherwise (no-color.org).
+    pub(crate) fn of_stdout() -> Self {
+        let forbidden = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = env::var_os("TERM").is_none_or(|value| value == "dumb");
+        if io::stdout().is_terminal() && !forbidden && !dumb { Self::Coloured } else { Self::Plain }
+    }
+
+    const fn right(self) -> &'static str {
+        match self {
+            Self::Plain => "✓",
+            Self::Coloured => "\x1b[32m✓\x1b[0m",
+        }
+    }
+
+    const fn wrong(self) -> &'static str {
+        match self {
+            Self::Plain => "✗",
+            Self::Coloured => "\x1b[31m✗\x1b[0m",
+        }
+    }
+}
+
+/// The report as text, with a newline at its end.
+pub(crate) fn render(report: &Report, marks: Marks) -> String {
+    let mut text = heading(report);
+    let figures: Vec<&Figures> = report
+        .rows
+        .iter()
+        .filter_map(|row| match row {
+            Row::Figures(figures) => Some(&**figures),
+            Row::Skipped(_) => None,
+        })
+        .collect();
+    if !figures.is_empty() {
+        push_table(&mut text, &memory_table(&figures));
+        push_table(&mut text, &times_table(&figures));
+        text.push('\n');
+        push_wrapped(&mut text, "", LEGEND);
+    }
+    text.push('\n');
+    for note in &report.notes {
+        push_wrapped(&mut text, "note: ", note);
+    }
+    for row in &report.rows {
+        if let Row::Skipped(skipped) = row {
+            push_wrapped(&mut text, &format!("skipped {}: ", skipped.memory), &skipped.skipped);
+        }
+    }
+    if !text.ends_with("\n\n") {
+        text.push('\n');
+    }
+    push_verdict(&mut text, report, marks);
+    text
+}
+
+const LEGEND: &str = "total = pin or unpin (the kernel's) + look-up of frame numbers + tables \
+    (dmaspan's). Page at a time: the same table work with one look-up and one call for each page.";
+
+fn heading(report: &Report) -> String {
+    let Report { runs, pin, .. } = report;
+    let (size, granule) = (ByteSize::new(report.size_bytes), ByteSize::new(report.granule));
+    let medians = if *runs == 1 { "one run".to_owned() } else { format!("medians of {runs} runs") };
+    let mut text = String::new();
+    let what = format!(
+        "{size} of each kind of memory, pinned with {pin} and mapped by a software IOMMU (Arm \
+         stage 1, granule {granule}); {medians}"
+    );
+    push_wrapped(&mut text, "", &what);
+    text
+}
+
+/// How each kind of memory lies and is mapped.
+fn memory_table(rows: &[&Figures]) -> Table {
+    let mut table = new_table(["memory", "spans", "leaves", "size of tables"]);
+    for row in rows {
+        let leaves = row.leaves.iter().rev();
+        let leaves: Vec<String> =
+            leaves.map(|(size, count)| format!("{count} × {}", units::page_size(*size))).collect();
+        let tables = ByteSize::new(row.table_bytes).to_string();
+        let cells = [row.memory.to_owned(), row.spans.to_string(), leaves.join(" + "), tables];
+        table.add_row(cells);
+    }
+    align_right(&mut table, 1);
+    table
+}
+
+/// Where the time goes.
+fn times_table(rows: &[&Figures]) -> Table {
+    let header = ["", "total", "GiB/s", "pin", "look-up", "tables", "page at a time", "tables are"];
+    let mut table = new_table(header);
+    table.add_row(["MAP"]);
+    for row in rows {
+        let old = row.per_page.map_table_ns;
+        table.add_row(times(row.memory, &row.map, old, row.table_speedup.map));
+    }
+    table.add_row(["UNMAP"]);
+    for row in rows {
+        let old = row.per_page.unmap_table_ns;
+        table.add_row(times(row.memory, &row.unmap, old, row.table_speedup.unmap));
+    }
+    align_right(&mut table, 1);
+    table
+}
+
+fn times(memory: &str, phase: &Phase, per_page_ns: u64, speedup: f64) -> [String; 8] {
+    let lookup = match phase.lookup_ns {
+        0 => "-".to_owned(),
+        ns => units::time(ns),
+    };
+    [
+        format!("  {memory}"),
+        units::time(phase.total_ns),
+        units::three_digits(phase.gibps),
+        units::time(phase.pin_ns),
+        lookup,
+        units::time(phase.table_ns),
+        units::time(per_page_ns),
+        ratio(speedup),
+    ]
+}
+
+/// How many times faster, or slower, tables are than page at a time.
+fn ratio(speedup: f64) -> String {
+    if speedup >= 1.0 || speedup <= 0.0 {
+        format!("{}× faster", units::three_digits(speedup))
+    } else {
+        format!("{}× slower", units::three_digits(1.0 / speedup))
+    }
+}
+
+/// A table with a line under its header and no other.
+fn new_table<const N: usize>(header: [&str; N]) -> Table {
+    let line = LineStyle::none().fill('─').junction('─');
+    let mut table = Table::new();
+    table.load_style(TableStyle::new().header_separator(line)).set_header(header);
+    table
+}
+
+/// Aligns all columns from `first` on as numbers are.
+fn align_right(table: &mut Table, first: usize) {
+    for column in table.column_iter_mut().skip(first) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+fn push_table(text: &mut String, table: &Table) {
+    text.push('\n');
+    text.push_str(&table.trim_fmt());
+    text.push('\n');
+}
+
+fn push_verdict(text: &mut String, report: &Report, marks: Marks) {
+    for failure in report.failures() {
+        push_wrapped(text, "", &format!("{} {failure}", marks.wrong()));
+    }
+    if report.verified_bytes > 0 && report.mismatches.is_empty() {
+        let bytes = ByteSize::new(report.verified_bytes);
+        let _ = writeln!(
+            text,
+            "{} the device wrote and read back {bytes} through the tables, and the CPU saw the \
+             same",
+            marks.right()
+        );
+        if report.stale_translations == 0 {
+            let _ = writeln!(text, "{} nothing translates after the unmap", marks.right());
+        }
+    }
+}
+
+/// Adds `words` after `label`, broken into lines that are not too wide.
+fn push_wrapped(text: &mut String, label: &str, words: &str) {
+    let indent = if label.is_empty() { "" } else { "  " };
+    let mut line = label.to_owned();
+    let mut is_empty = true;
+    for word in words.split_whitespace() {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            text.push_str(line.trim_end());
+            text.push('\n');
+            line = indent.to_owned();
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::examples;
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal_of_most() {
+        let mut report = examples::report();
+        report.notes.push("word ".repeat(60));
+        for line in render(&report, Marks::Plain).lines() {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+            assert_eq!(line, line.trim_end());
+        }
+    }
+
+    #[test]
+    fn everything_that_was_found_is_there() {
+        let text = render(&examples::report(), Marks::Plain);
+        for part in [
+            "1 GiB of each kind",
+            "io_uring",
+            "granule 4 KiB",
+            "medians of 5 runs",
+            "512 × 2M + 3 × 4K",
+            "12 KiB",
+            "12.1 ms",
+            "82.6",
+            "41.0 µs",
+            "4.10 µs",
+            "3.10 ms",
+            "756× faster",
+            "2.00× slower",
+            "note: a note",
+            "skipped hugetlb: no pool: do this",
+            "✓ the device wrote and read back 1 GiB through the tables",
+            "✓ nothing translates after the unmap",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        assert!(!text.contains('\x1b'));
+    }
+
+    #[test]
+    fn a_failure_is_a_verdict_of_its_own() {
+        let mut report = examples::report();
+        report.mismatches.push("thp: at iova 0x1000 the device reads 5".to_owned());
+        report.stale_translations = 3;
+        let text = render(&report, Marks::Coloured);
+        assert!(text.contains("\x1b[31m✗\x1b[0m thp: at iova 0x1000"), "{text}");
+        assert!(!text.contains("nothing translates") && !text.contains("saw the same"), "{text}");
+    }
+}

@@ -1,0 +1,67 @@
+//! Numbers as people read them: three digits and a unit.
+
+/// A time: `740 ns`, `4.12 µs`, `12.1 ms`, `1.30 s`.
+pub(crate) fn time(ns: u64) -> String {
+    let (unit, lg10) = match ns {
+        0..1000 => return format!("{ns} ns"),
+        1000..999_500 => ("µs", 3),
+        999_500..999_500_000 => ("ms", 6),
+        _ => ("s", 9),
+    };
+    format!("{} {unit}", three_digits(ns as f64 / 10f64.powi(lg10)))
+}
+
+/// A number with three significant digits, more where it is larger.
+pub(crate) fn three_digits(value: f64) -> String {
+    let decimals = match value {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// A size without decimals where it has none: `4K`, `2M`, `1G`.
+pub(crate) fn page_size(bytes: u64) -> String {
+    for (unit, lg2) in [('G', 30), ('M', 20), ('K', 10)] {
+        if bytes != 0 && bytes.trailing_zeros() >= lg2 {
+            return format!("{}{unit}", bytes >> lg2);
+        }
+    }
+    bytes.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_three_digits_in_every_unit() {
+        let shown = [0, 740, 999, 1000, 4123, 41_234, 412_345, 999_499, 999_500, 12_100_000];
+        let expected = [
+            "0 ns", "740 ns", "999 ns", "1.00 µs", "4.12 µs", "41.2 µs", "412 µs", "999 µs",
+            "1.00 ms", "12.1 ms",
+        ];
+        assert_eq!(shown.map(time), expected);
+        assert_eq!(time(999_600_000), "1.00 s");
+        assert_eq!(time(123_000_000_000), "123 s");
+    }
+
+    #[test]
+    fn rounding_never_makes_a_fourth_digit() {
+        assert_eq!(three_digits(9.996), "10.0");
+        assert_eq!(three_digits(99.96), "100");
+        assert_eq!(three_digits(340.4), "340");
+        assert_eq!(three_digits(0.5), "0.50");
+        assert_eq!(three_digits(12345.6), "12346");
+    }
+
+    #[test]
+    fn page_sizes_are_short() {
+        assert_eq!(
+            [4096, 65536, 2 << 20, 512 << 20, 1 << 30].map(page_size),
+            ["4K", "64K", "2M", "512M", "1G"]
+        );
+        assert_eq!(page_size(100), "100");
+    }
+}

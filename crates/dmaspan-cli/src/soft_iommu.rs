@@ -1,0 +1,86 @@
+//! An IOMMU of software: page tables, an IOTLB over them and the container that maps.
+
+use std::sync::Arc;
+
+use dmaspan::io_pgtable::{self, ArmConfigError, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::Domain;
+use dmaspan::{Account, Container, PhysAddr, Prot};
+use dmaspan_linux::LinuxPinner;
+use dmaspan_sim::Arena;
+use dmaspan_sim::iotlb::Iotlb;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, BadRegisters};
+
+/// What a device may do with what is mapped for it.
+pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
+
+/// Bits of IOVAs and of physical addresses.
+const ADDRESS_BITS: u32 = 48;
+
+/// The physical address of the first table: any, since tables and memory are reached separately.
+const TABLES_AT: PhysAddr = PhysAddr::new(1 << 40);
+
+/// The tables as the walker's manual describes them, and what was read from them.
+pub(crate) type TableIotlb = Iotlb<ArmLpaeS1Walker, Arena>;
+
+/// Page tables of the process with a granule of `2^G` bytes.
+pub(crate) type Table<const G: u32> = PageTable<ArmLpaeS1<G>, Arena>;
+
+/// Why there is no software IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BuildError {
+    /// The format has no such tables.
+    #[error(transparent)]
+    Config(#[from] ArmConfigError),
+    /// There is no root table.
+    #[error(transparent)]
+    Table(#[from] io_pgtable::Error),
+    /// The walker knows no such tables.
+    #[error(transparent)]
+    Registers(#[from] BadRegisters),
+}
+
+/// A container over page tables that a device of this process can use.
+#[derive(Debug)]
+pub(crate) struct SoftIommu {
+    /// What maps.
+    pub(crate) container: Container<LinuxPinner, parking_lot::RawMutex>,
+    /// Where its tables are.
+    pub(crate) tables: Arena,
+    /// What a device translates by.
+    pub(crate) iotlb: TableIotlb,
+}
+
+impl SoftIommu {
+    /// One with tables of a granule of `2^G` bytes, for `bytes` of memory.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`], for a granule that Arm does not have.
+    pub(crate) fn new<const G: u32>(pinner: LinuxPinner, bytes: u64) -> Result<Self, BuildError> {
+        let (table, tables) = new_table::<G>(bytes)?;
+        let registers = table.format().registers(table.root());
+        let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+            ttbr: registers.ttbr,
+            tcr: registers.tcr,
+            mair: registers.mair,
+            ..Default::default()
+        })?;
+        let iotlb = Iotlb::new(walker, tables.clone());
+        let domain = Arc::new(Domain::new(table, iotlb.clone()));
+        let container = Container::new(pinner, domain, Account::new(bytes));
+        Ok(Self { container, tables, iotlb })
+    }
+
+    /// Whether nothing is mapped and charged.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.container.mappings() == 0 && self.container.account().used() == 0
+    }
+}
+
+/// An empty table with memory for all tables that `bytes` of memory can need.
+pub(crate) fn new_table<const G: u32>(bytes: u64) -> Result<(Table<G>, Arena), BuildError> {
+    let format = ArmLpaeS1::<G>::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS))?;
+    // An entry of 8 bytes for each page, as much again for upper levels, and some at the ends.
+    let arena = Arena::new(TABLES_AT, ((bytes >> G) << 4) + (64 << G));
+    Ok((PageTable::new(format, arena.clone())?, arena))
+}

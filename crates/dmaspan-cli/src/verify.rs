@@ -1,0 +1,239 @@
+//! Whether a device reaches exactly what was mapped for it, and nothing after the unmap.
+
+use dmaspan::{Iova, IovaRange};
+use dmaspan_linux::Memory;
+use dmaspan_linux::mem::{AccessError, CheckError};
+use dmaspan_sim::bus::Bus;
+use dmaspan_sim::device::{Device, DmaError};
+use dmaspan_sim::walker::{Access, TableWords, Walker};
+
+/// How many bytes a device reads or writes at once.
+const CHUNK: u64 = 1 << 20;
+
+/// How many times each byte is passed over, for those who show how far it is.
+pub(crate) const PASSES: u64 = 4;
+
+/// What was found where something else should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Mismatch {
+    /// The device's access failed.
+    #[error("at iova {iova} the device was refused: {source}")]
+    Refused {
+        /// Where.
+        iova: Iova,
+        /// Why.
+        source: DmaError,
+    },
+    /// The CPU does not find what the device wrote.
+    #[error("at iova {iova} the device wrote {expected:#x} and the CPU sees {found:#x}")]
+    CpuSees {
+        /// Where.
+        iova: Iova,
+        /// What the device wrote.
+        expected: u64,
+        /// What the CPU read.
+        found: u64,
+    },
+    /// The device does not find what the CPU wrote.
+    #[error("at iova {iova} the CPU wrote {expected:#x} and the device reads {found:#x}")]
+    DeviceReads {
+        /// Where.
+        iova: Iova,
+        /// What the CPU wrote.
+        expected: u64,
+        /// What the device read.
+        found: u64,
+    },
+    /// The memory has not so many bytes.
+    #[error("at iova {iova} the CPU was refused: {source}")]
+    NoMemory {
+        /// Where.
+        iova: Iova,
+        /// Why.
+        source: AccessError,
+    },
+}
+
+/// What a check of data found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Checked {
+    /// Bytes that the device wrote and the CPU saw, and the other way round.
+    pub(crate) bytes: u64,
+    /// The first that was not as it should be.
+    pub(crate) mismatch: Option<Mismatch>,
+}
+
+/// Addresses that translate and should not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stale {
+    /// How many translations there are: reads and writes of each page count.
+    pub(crate) translations: u64,
+    /// The first page.
+    pub(crate) first: Option<Iova>,
+}
+
+/// Who wrote a word: the two patterns have no word in common, so that none passes for the other.
+#[derive(Clone, Copy, Debug)]
+enum Writer {
+    Device,
+    Cpu,
+}
+
+/// What is written for the word at an address: a bijection of the address, so that no other address
+/// has the same word, whatever way it is reached.
+fn pattern(writer: Writer, iova: u64) -> u64 {
+    let seed = match writer {
+        Writer::Device => 1 << 63,
+        Writer::Cpu => 0,
+    };
+    // Odd multiplications and shifted exclusive ors can be undone.
+    let product = (iova | seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 29)
+}
+
+/// What is mapped: `range`, whose memory begins `offset` bytes behind the start of `memory`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mapped<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) offset: u64,
+    pub(crate) range: IovaRange,
+}
+
+impl Mapped<'_> {
+    /// Writes every byte as the device and reads it as the CPU, then the other way round. `advance`
+    /// is told of bytes passed over.
+    pub(crate) fn check<W: Walker, T: TableWords, B: Bus>(
+        &self,
+        device: &Device<W, T, B>,
+        advance: &dyn Fn(u64),
+    ) -> Checked {
+        let mut bytes = 0;
+        let done = self.write_as_device(device, advance).and_then(|()| {
+            self.check_as_cpu(advance)?;
+            self.write_as_cpu(advance)?;
+            self.check_as_device(device, &mut bytes, advance)
+        });
+        Checked { bytes, mismatch: done.err() }
+    }
+
+    fn write_as_device<W: Walker, T: TableWords, B: Bus>(
+        &self,
+        device: &Device<W, T, B>,
+        advance: &dyn Fn(u64),
+    ) -> Result<(), Mismatch> {
+        let mut buf = Vec::new();
+        self.chunks(|at, len, iova| {
+            let words = (0..len / 8).map(|n| pattern(Writer::Device, iova.get() + 8 * n));
+            buf.clear();
+            buf.extend(words.flat_map(u64::to_ne_bytes));
+            device.write(iova, &buf).map_err(|source| self.refused(at, source))?;
+            advance(len);
+            Ok(())
+        })
+    }
+
+    fn check_as_cpu(&self, advance: &dyn Fn(u64)) -> Result<(), Mismatch> {
+        self.chunks(|at, len, iova| {
+            let expected = |n| pattern(Writer::Device, iova.get() + 8 * n);
+            let offset = self.offset + at;
+            self.memory.check_words(offset, len, expected).map_err(|error| match error {
+                CheckError::Differs { offset, expected, found } => {
+                    let iova = self.iova(offset - self.offset);
+                    Mismatch::CpuSees { iova, expected, found }
+                }
+                CheckError::Access(source) => Mismatch::NoMemory { iova, source },
+                _ => Mismatch::NoMemory { iova, source: AccessError::Misaligned { offset, len } },
+            })?;
+            advance(len);
+            Ok(())
+        })
+    }
+
+    fn write_as_cpu(&self, advance: &dyn Fn(u64)) -> Result<(), Mismatch> {
+        self.chunks(|at, len, iova| {
+            let value = |n| pattern(Writer::Cpu, iova.get() + 8 * n);
+            let written = self.memory.fill_words(self.offset + at, len, value);
+            written.map_err(|source| Mismatch::NoMemory { iova, source })?;
+            advance(len);
+            Ok(())
+        })
+    }
+
+    fn check_as_device<W: Walker, T: TableWords, B: Bus>(
+        &self,
+        device: &Device<W, T, B>,
+        checked: &mut u64,
+        advance: &dyn Fn(u64),
+    ) -> Result<(), Mismatch> {
+        let mut buf = Vec::new();
+        self.chunks(|at, len, iova| {
+            buf.resize(usize::try_from(len).unwrap_or(0), 0);
+            device.read(iova, &mut buf).map_err(|source| self.refused(at, source))?;
+            let (words, _) = buf.as_chunks::<8>();
+            for (n, word) in (0..).zip(words) {
+                let expected = pattern(Writer::Cpu, iova.get() + 8 * n);
+                let found = u64::from_ne_bytes(*word);
+                if found != expected {
+                    *checked += 8 * n;
+                    let iova = self.iova(at + 8 * n);
+                    return Err(Mismatch::DeviceReads { iova, expected, found });
+                }
+            }
+            *checked += len;
+            advance(len);
+            Ok(())
+        })
+    }
+
+    /// Calls `f` with the distance from the start, the length and the IOVA of each chunk.
+    fn chunks(
+        &self,
+        mut f: impl FnMut(u64, u64, Iova) -> Result<(), Mismatch>,
+    ) -> Result<(), Mismatch> {
+        let bytes = self.range.checked_len().unwrap_or(u64::MAX);
+        let mut at = 0;
+        while at < bytes {
+            let len = CHUNK.min(bytes - at);
+            f(at, len, self.iova(at))?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn iova(&self, at: u64) -> Iova {
+        self.range.start().wrapping_add(at)
+    }
+
+    /// The first byte of a chunk that the device could not access.
+    fn refused(&self, chunk_at: u64, source: DmaError) -> Mismatch {
+        let done = match source {
+            DmaError::Fault { done, .. } | DmaError::Bus { done, .. } => done,
+            _ => 0,
+        };
+        let at = chunk_at + u64::try_from(done).unwrap_or(0);
+        Mismatch::Refused { iova: self.iova(at), source }
+    }
+}
+
+/// Tries to read and to write every page of `page_bytes` in `range`, none of which is mapped.
+pub(crate) fn stale<W: Walker, T: TableWords, B: Bus>(
+    device: &Device<W, T, B>,
+    range: IovaRange,
+    page_bytes: u64,
+) -> Stale {
+    let mut stale = Stale::default();
+    let mut next = Some(range.start());
+    while let Some(iova) = next.filter(|iova| range.contains(*iova)) {
+        for access in [Access::Read, Access::Write] {
+            if device.probe(iova, access).is_some() {
+                stale.translations += 1;
+                stale.first = stale.first.or(Some(iova));
+            }
+        }
+        next = iova.checked_add(page_bytes);
+    }
+    stale
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,279 @@
+//! The program as its users run it.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+fn dmaspan(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dmaspan"));
+    command.args(args).env_remove("NO_COLOR");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    dmaspan(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The object that `--format json` prints, and what the program answered.
+fn json(args: &[&str]) -> (Value, Output) {
+    let output = run(&[&["map", "--format", "json"], args].concat());
+    let value = serde_json::from_slice(&output.stdout);
+    (value.unwrap_or_else(|error| panic!("{error}: {}", stderr(&output))), output)
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn rows(report: &Value) -> &[Value] {
+    report["rows"].as_array().unwrap()
+}
+
+/// Says why a row has no figures, for a test that needs them.
+fn skipped(row: &Value) -> bool {
+    let Some(reason) = row["skipped"].as_str() else { return false };
+    eprintln!("SKIP: {}: {reason}", row["memory"]);
+    true
+}
+
+/// Checks what every measured row promises, of `bytes` of memory.
+fn check_row(row: &Value, bytes: u64) {
+    let leaves = row["leaves"].as_object().unwrap();
+    let leaf_bytes: u64 =
+        leaves.iter().map(|(size, count)| size.parse::<u64>().unwrap() * number(count)).sum();
+    assert_eq!(leaf_bytes, bytes, "{row}");
+    let leaf_count: u64 = leaves.values().map(number).sum();
+    assert!((1..=leaf_count).contains(&number(&row["spans"])), "{row}");
+    assert!(number(&row["table_bytes"]) >= 4096);
+    assert_eq!(number(&row["verified_bytes"]), bytes);
+    for phase in ["map", "unmap"] {
+        let phase = &row[phase];
+        assert!(number(&phase["total_ns"]) > 0 && phase["gibps"].as_f64().unwrap() > 0.0);
+        for part in ["pin_ns", "lookup_ns", "table_ns"] {
+            assert!(number(&phase[part]) <= number(&phase["total_ns"]), "{row}");
+        }
+    }
+    assert_eq!(row["unmap"]["lookup_ns"], 0);
+    assert!(number(&row["per_page"]["map_table_ns"]) > 0);
+    assert!(number(&row["per_page"]["unmap_table_ns"]) > 0);
+    for way in ["map", "unmap"] {
+        assert!(row["table_speedup"][way].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+/// Held by tests that raise the number of hugetlb pages, which is one for the whole system.
+static POOL: Mutex<()> = Mutex::new(());
+
+fn pool_turn() -> MutexGuard<'static, ()> {
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn hugetlb_pages() -> Option<String> {
+    fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages").ok()
+}
+
+#[test]
+fn every_usual_kind_is_mapped_verified_and_gone_after_the_unmap() {
+    let _turn = pool_turn();
+    let pages_before = hugetlb_pages();
+    let (report, output) = json(&["8M", "--runs", "2"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(number(&report["size_bytes"]), 8 * MIB);
+    assert_eq!(number(&report["granule"]), 4096);
+    assert_eq!(number(&report["runs"]), 2);
+    assert!(["io_uring", "mlock"].contains(&report["pin"].as_str().unwrap()));
+    assert!(["physical", "virtual"].contains(&report["frames"].as_str().unwrap()));
+    assert_eq!(number(&report["stale_translations"]), 0);
+    let names: Vec<&str> =
+        rows(&report).iter().map(|row| row["memory"].as_str().unwrap()).collect();
+    assert_eq!(names, ["thp", "base", "hugetlb"]);
+    let mut verified = 0;
+    for row in rows(&report) {
+        if !skipped(row) {
+            check_row(row, 8 * MIB);
+            verified += 8 * MIB;
+        }
+    }
+    assert_eq!(number(&report["verified_bytes"]), verified);
+    assert_eq!(hugetlb_pages(), pages_before);
+}
+
+#[test]
+fn a_run_that_is_killed_gives_hugetlb_pages_back() {
+    let _turn = pool_turn();
+    let before = hugetlb_pages();
+    let args = ["map", "64M", "--memory", "hugetlb", "--runs", "1000"];
+    let mut child = dmaspan(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let begin = Instant::now();
+    while hugetlb_pages() == before {
+        if child.try_wait().unwrap().is_some() {
+            return eprintln!("SKIP: the number of hugetlb pages is not raised here");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "nothing is reserved");
+        thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    while hugetlb_pages() != before {
+        assert!(begin.elapsed() < Duration::from_secs(120), "the pages stay reserved");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn every_granule_maps_memory_of_huge_pages() {
+    for (granule, bytes) in [("4k", 4096), ("16k", 16384), ("64k", 65536)] {
+        let (report, output) = json(&["8M", "--memory", "thp", "--granule", granule, "--runs=1"]);
+        assert_eq!(number(&report["granule"]), bytes);
+        let row = &rows(&report)[0];
+        if !skipped(row) {
+            assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+            check_row(row, 8 * MIB);
+        }
+    }
+}
+
+#[test]
+fn scattered_pages_under_a_larger_granule_say_why_and_others_go_on() {
+    let args = ["32M", "--memory", "base,thp", "--granule", "64k", "--runs", "1"];
+    let (report, output) = json(&args);
+    let [base, thp] = rows(&report) else { panic!("{report}") };
+    let Some(reason) = base["skipped"].as_str() else {
+        check_row(base, 32 * MIB);
+        return eprintln!("SKIP: the base pages happen to be contiguous, or frames are hidden");
+    };
+    assert!(
+        reason.starts_with("scattered 4 KiB frames cannot be mapped with a 64 KiB granule: "),
+        "{reason}"
+    );
+    if !skipped(thp) {
+        check_row(thp, 32 * MIB);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn where_no_kind_can_be_mapped_the_run_failed() {
+    let (report, output) = json(&["32M", "--memory=base", "--granule=64k", "--runs=1"]);
+    if rows(&report)[0]["skipped"].is_null() {
+        return eprintln!("SKIP: the base pages happen to be contiguous, or frames are hidden");
+    }
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    assert_eq!(number(&report["verified_bytes"]), 0);
+}
+
+#[test]
+fn files_in_memory_are_mapped_too() {
+    let (report, output) = json(&["2M", "--memory", "memfd", "--runs", "1"]);
+    let row = &rows(&report)[0];
+    if !skipped(row) {
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        check_row(row, 2 * MIB);
+    }
+}
+
+#[test]
+fn the_table_is_narrow_plain_and_ends_with_a_verdict() {
+    let output = run(&["map", "4M", "--memory", "thp,base", "--runs", "1"]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for line in text.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    assert!(!text.contains('\x1b'), "{text}");
+    let last: Vec<&str> = text.lines().rev().take(2).collect();
+    assert_eq!(last[0], "✓ nothing translates after the unmap", "{text}");
+    assert!(last[1].starts_with("✓ the device wrote and read back 8 MiB"), "{text}");
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn wrong_usage_is_one_line_and_exit_code_2() {
+    for (args, part) in [
+        (&["map", "0"][..], "size of 0"),
+        (&["map", "lots"], "512M, 4G or 1.5GiB"),
+        (&["map", "-5"], "unexpected argument '-5'"),
+        (&["map", "0.3K"], "whole number of bytes"),
+        (&["map", "4097", "--memory", "base"], "multiple of 4 KiB"),
+        (&["map", "1M", "--memory", "base,hugetlb"], "multiple of 2 MiB"),
+        (&["map", "512M", "--memory", "hugetlb-1g"], "multiple of 1 GiB"),
+        (&["map", "900T"], "are available"),
+        (&["map", "99999999999999999999G"], "more than any machine has"),
+        (&["map", "--memory", "paper"], "no kind of memory is called \"paper\""),
+        (&["map", "--granule", "8k"], "4k, 16k, 64k"),
+        (&["map", "--runs", "0"], "0 is not in 1..=1000"),
+        (&["map", "--format", "xml"], "table, json"),
+        (&["map", "1M", "2M"], "unexpected argument '2M'"),
+        (&["mop"], "unrecognized subcommand 'mop'"),
+    ] {
+        let output = run(args);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert_eq!(text.lines().count(), 1, "{args:?}: {text}");
+        assert!(text.starts_with("error: ") && text.contains(part), "{args:?}: {text}");
+        assert_eq!(stdout(&output), "");
+    }
+}
+
+#[test]
+fn help_and_version_are_there() {
+    let output = run(&[]);
+    assert!(stderr(&output).contains("Usage: dmaspan <COMMAND>"), "{}", stderr(&output));
+    let output = run(&["map", "--help"]);
+    let help = stdout(&output);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    for line in help.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    let version = stdout(&run(&["--version"]));
+    assert_eq!(version.trim(), concat!("dmaspan ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn without_privilege_virtual_addresses_stand_for_frames() {
+    let args = ["map", "2M", "--memory", "thp", "--format", "json", "--runs", "1"];
+    // A user who is nobody, where this one may become one.
+    let output = match dmaspan(&args).uid(65534).gid(65534).output() {
+        Ok(output) => output,
+        Err(error) => return eprintln!("SKIP: no run as another user: {error}"),
+    };
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if skipped(&rows(&report)[0]) {
+        return;
+    }
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(report["frames"], "virtual");
+    assert_eq!(rows(&report)[0]["spans"], 1);
+    check_row(&rows(&report)[0], 2 * MIB);
+    assert!(stderr(&output).contains("note: spans are contiguous virtual memory"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    for format in ["table", "json"] {
+        let args = ["map", "2M", "--memory", "thp", "--runs", "1", "--format", format];
+        let mut child =
+            dmaspan(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+    }
+}

@@ -1,0 +1,137 @@
+//! Everything that must hold before a change lands, in one command.
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use crate::{cargo, no_std, report};
+
+/// How a check ended.
+enum Outcome {
+    Passed,
+    /// It could not run here; why.
+    Skipped(String),
+    /// It failed; why.
+    Failed(String),
+}
+
+/// A check and what it is called.
+struct Check {
+    name: &'static str,
+    run: fn() -> Outcome,
+}
+
+const CHECKS: [Check; 8] = [
+    Check { name: "formatting: cargo fmt --all --check", run: formatting },
+    Check { name: "lints: cargo clippy --workspace --all-targets -- -D warnings", run: lints },
+    Check { name: "documentation: cargo doc --workspace --no-deps", run: documentation },
+    Check { name: "tests: cargo test --workspace", run: tests },
+    Check { name: "core without std: cargo xtask no-std", run: core_without_std },
+    Check { name: "dependencies: cargo deny check licenses bans sources", run: dependencies },
+    Check { name: "benchmarks: cargo build --release --benches", run: benchmarks },
+    Check { name: "main job: cargo run --release -q -- map 256M --format json", run: main_job },
+];
+
+const NO_STD: &str = "xtask/no-std/Cargo.toml";
+const MAIN_JOB: [&str; 8] = ["run", "--release", "-q", "--", "map", "256M", "--format", "json"];
+const MAIN_JOB_BYTES: u64 = 256 << 20;
+
+/// Runs all checks, each announced by a line, and returns whether none failed. A check that fails
+/// does not keep the others from running.
+pub fn run() -> bool {
+    let mut failed = Vec::new();
+    let mut skipped = 0;
+    for check in &CHECKS {
+        println!("== {}", check.name);
+        let started = Instant::now();
+        let outcome = (check.run)();
+        let seconds = started.elapsed().as_secs();
+        match outcome {
+            Outcome::Passed => println!("== passed in {seconds} s"),
+            Outcome::Skipped(reason) => {
+                println!("== SKIP: {reason}");
+                skipped += 1;
+            }
+            Outcome::Failed(reason) => {
+                println!("== FAILED: {reason}");
+                failed.push(check.name);
+            }
+        }
+    }
+    let passed = CHECKS.len() - failed.len() - skipped;
+    println!("== ci: {passed} passed, {skipped} skipped, {} failed", failed.len());
+    for name in &failed {
+        println!("   FAILED {name}");
+    }
+    failed.is_empty()
+}
+
+/// Runs commands one after the other, until one fails.
+fn commands<const N: usize>(commands: [&mut Command; N]) -> Outcome {
+    for command in commands {
+        match command.status() {
+            Ok(status) if status.success() => {}
+            Ok(status) => return Outcome::Failed(status.to_string()),
+            Err(error) => return Outcome::Failed(format!("it did not start: {error}")),
+        }
+    }
+    Outcome::Passed
+}
+
+fn formatting() -> Outcome {
+    commands([
+        &mut cargo(&["fmt", "--all", "--check"]),
+        &mut cargo(&["fmt", "--manifest-path", NO_STD, "--check"]),
+    ])
+}
+
+fn lints() -> Outcome {
+    commands([&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])])
+}
+
+fn documentation() -> Outcome {
+    let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
+    commands([doc.env("RUSTDOCFLAGS", "-D warnings")])
+}
+
+fn tests() -> Outcome {
+    commands([&mut cargo(&["test", "--workspace"])])
+}
+
+fn core_without_std() -> Outcome {
+    match no_std::check() {
+        Ok(said) => {
+            println!("{said}");
+            Outcome::Passed
+        }
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+fn dependencies() -> Outcome {
+    let version = cargo(&["deny", "--version"]).stderr(Stdio::null()).output();
+    if !version.is_ok_and(|version| version.status.success()) {
+        let how = "https://github.com/EmbarkStudios/cargo-deny says how to install it";
+        return Outcome::Skipped(format!("cargo-deny is not installed; {how}"));
+    }
+    commands([&mut cargo(&["deny", "check", "licenses", "bans", "sources"])])
+}
+
+fn benchmarks() -> Outcome {
+    commands([&mut cargo(&["build", "--release", "--benches"])])
+}
+
+fn main_job() -> Outcome {
+    let output = match cargo(&MAIN_JOB).stderr(Stdio::inherit()).output() {
+        Ok(output) => output,
+        Err(error) => return Outcome::Failed(format!("it did not start: {error}")),
+    };
+    let json = String::from_utf8_lossy(&output.stdout);
+    print!("{json}");
+    if !output.status.success() {
+        return Outcome::Failed(output.status.to_string());
+    }
+    match report::check(&json, MAIN_JOB_BYTES) {
+        problems if problems.is_empty() => Outcome::Passed,
+        problems => Outcome::Failed(format!("the report is wrong:\n   {}", problems.join("\n   "))),
+    }
+}

@@ -1,0 +1,30 @@
+//! The project's own checks.
+//!
+//! [`tidy`] holds the rules about the source tree, [`no_std`] proves that the core links without
+//! the standard library, and [`ci`] runs everything that must hold before a change lands. The rules
+//! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
+//! violation.
+
+pub mod ci;
+pub mod lexer;
+pub mod no_std;
+pub mod problem;
+pub mod report;
+pub mod tidy;
+pub mod tree;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The directory of the workspace.
+pub fn root() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask).to_path_buf()
+}
+
+/// A call of the cargo that runs this program, in the workspace's directory.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}

@@ -1,0 +1,92 @@
+//! The proof that the core links without the standard library.
+//!
+//! `xtask/no-std` is a program with its own panic handler, allocator and entry point, and without a
+//! C library. If anything that the core depends on brought the standard library in, it would not
+//! link.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+const MANIFEST: &str = "xtask/no-std/Cargo.toml";
+
+/// Builds the program, runs it where this machine can, and builds the core for bare-metal targets
+/// as far as they are installed. Returns one line about what was done.
+///
+/// # Errors
+///
+/// What failed, in one line; the compiler has said more by then.
+pub fn check() -> Result<String, String> {
+    let target = target_directory();
+    cargo(&["build", "--manifest-path", MANIFEST, "--target-dir"], &target)?;
+    let mut said = String::from("no-std: the core links without the standard library");
+    if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        run(&target.join("debug/no-std"))?;
+        said.push_str(" and maps");
+    }
+    for triple in bare_metal_targets() {
+        cargo(&["build", "-p", "dmaspan", "--target", &triple, "--target-dir"], &target)?;
+        said.push_str(&format!("; it builds for {triple}"));
+    }
+    Ok(said)
+}
+
+fn target_directory() -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| OsString::from("target"));
+    crate::root().join(target).join("no-std")
+}
+
+fn cargo(arguments: &[&str], target: &PathBuf) -> Result<(), String> {
+    let call = format!("cargo {} {}", arguments.join(" "), target.display());
+    let status = crate::cargo(arguments).arg(target).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{call}` failed with {status}")),
+        Err(error) => Err(format!("`{call}` did not start: {error}")),
+    }
+}
+
+fn run(program: &PathBuf) -> Result<(), String> {
+    let name = program.display();
+    let status = Command::new(program).status();
+    let status = status.map_err(|error| format!("{name} did not start: {error}"))?;
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(101) => Err(format!("{name} panicked")),
+        Some(step) => Err(format!("{name} failed at step {step} of xtask/no-std/src/main.rs")),
+        None => Err(format!("{name} was ended: {status}")),
+    }
+}
+
+/// The installed targets without an operating system; none where rustup does not manage the
+/// toolchain.
+fn bare_metal_targets() -> Vec<String> {
+    let listed = Command::new("rustup").args(["target", "list", "--installed"]).output();
+    let Some(listed) = listed.ok().filter(|listed| listed.status.success()) else {
+        return Vec::new();
+    };
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    listed.lines().filter(|triple| is_bare_metal(triple)).map(str::to_owned).collect()
+}
+
+fn is_bare_metal(triple: &str) -> bool {
+    triple.split('-').skip(1).any(|part| part.starts_with("none"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bare_metal_targets_are_told_from_others() {
+        for triple in
+            ["aarch64-unknown-none", "riscv64gc-unknown-none-elf", "thumbv7em-none-eabihf"]
+        {
+            assert!(is_bare_metal(triple), "{triple}");
+        }
+        for triple in ["x86_64-unknown-linux-gnu", "x86_64-unknown-uefi", ""] {
+            assert!(!is_bare_metal(triple), "{triple}");
+        }
+    }
+}

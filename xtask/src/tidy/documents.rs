@@ -1,0 +1,107 @@
+//! What the documents must say.
+
+use super::manifests;
+use crate::problem::Problem;
+use crate::tree::Tree;
+
+const MANIFEST: &str = "Cargo.toml";
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
+const GLOSSARY: &str = "docs/glossary.md";
+const TERMS: usize = 60;
+
+/// Finds dependencies of the workspace without a word in the architecture about why they are there.
+pub fn dependencies(tree: &Tree) -> Vec<Problem> {
+    let Some(architecture) = tree.file(ARCHITECTURE) else {
+        let what = "this file is missing; it names every dependency and why it is there";
+        return vec![Problem::of_file(ARCHITECTURE, what.to_owned())];
+    };
+    let Some(manifest) = tree.file(MANIFEST) else {
+        return vec![Problem::of_file(MANIFEST, "the workspace's manifest is missing".to_owned())];
+    };
+    manifests::settings(&manifest.text)
+        // What has a path is a crate of the workspace.
+        .filter(|setting| setting.table == "workspace.dependencies")
+        .filter(|setting| !setting.value.contains("path"))
+        .filter(|setting| !architecture.text.contains(&format!("`{}`", setting.key)))
+        .map(|setting| {
+            let what = format!(
+                "the dependency `{}` has no reason in {ARCHITECTURE}; write there, with its name \
+                 in backticks, what it is for",
+                setting.key
+            );
+            Problem::new(MANIFEST, setting.line, what)
+        })
+        .collect()
+}
+
+/// Finds a glossary that is missing, too long, out of order or repeats a term. A term stands in
+/// bold at the beginning of a list item.
+pub fn glossary(tree: &Tree) -> Vec<Problem> {
+    let Some(glossary) = tree.file(GLOSSARY) else {
+        let what = "this file is missing; it says what the terms of the code mean";
+        return vec![Problem::of_file(GLOSSARY, what.to_owned())];
+    };
+    let terms: Vec<(usize, String)> = (1..)
+        .zip(glossary.text.lines())
+        .filter_map(|(number, line)| {
+            let (term, _) = line.strip_prefix("- **")?.split_once("**")?;
+            Some((number, term.to_lowercase()))
+        })
+        .collect();
+    let mut problems = Vec::new();
+    if terms.is_empty() || terms.len() > TERMS {
+        let what = format!(
+            "{} terms, of 1 to {TERMS}; a term is `- **term**`, and those that nobody needs go",
+            terms.len()
+        );
+        problems.push(Problem::of_file(GLOSSARY, what));
+    }
+    for pair in terms.windows(2).filter(|pair| pair[0].1 >= pair[1].1) {
+        let what = format!("`{}` stands behind `{}`; sort the terms", pair[1].1, pair[0].1);
+        problems.push(Problem::new(GLOSSARY, pair[1].0, what));
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: &str = r#"
+[workspace.dependencies]
+own = { path = "own" }
+serde = "1"
+serde_json = "1"
+[workspace.lints.rust]
+x = 1
+"#;
+
+    #[test]
+    fn a_dependency_without_a_reason_is_found() {
+        let tree = |text| Tree::of(&[("Cargo.toml", ROOT), ("ARCHITECTURE.md", text)]);
+        assert!(dependencies(&tree("`serde` and `serde_json`")).is_empty());
+        let problems = dependencies(&tree("`serde_json` alone"));
+        assert_eq!(problems.len(), 1);
+        assert_eq!(problems[0].line, 4);
+        assert!(problems[0].what.contains("`serde`"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_missing_document_is_found() {
+        let tree = Tree::of(&[("Cargo.toml", ROOT)]);
+        assert_eq!(dependencies(&tree).len(), 1);
+        assert_eq!(glossary(&tree).len(), 1);
+    }
+
+    #[test]
+    fn a_long_or_unsorted_glossary_is_found() {
+        let found = |text: &str| glossary(&Tree::of(&[("docs/glossary.md", text)]));
+        let terms = |count: usize| (0..count).map(|n| format!("- **term {n:02}**: x\n")).collect();
+        let (most, more): (String, String) = (terms(TERMS), terms(TERMS + 1));
+        assert!(found(&most).is_empty());
+        assert_eq!(found(&more).len(), 1);
+        assert_eq!(found("no terms").len(), 1);
+        assert_eq!(found("- **b**: x\n- **a**: x\n")[0].line, 2);
+        assert_eq!(found("- **a**: x\n- **A**: y\n").len(), 1);
+    }
+}

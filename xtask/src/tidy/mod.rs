@@ -1,0 +1,41 @@
+//! The rules about the source tree that no compiler checks.
+//!
+//! Each rule is a function of the [`Tree`], and a test of this crate applied to the workspace;
+//! beside it stand tests that it finds what it is for.
+
+pub mod documents;
+pub mod imports;
+pub mod manifests;
+pub mod size;
+pub mod unsafety;
+pub mod words;
+
+#[cfg(test)]
+mod tests;
+
+use crate::problem::Problem;
+use crate::tree::Tree;
+
+/// What a rule finds in a tree.
+pub type Rule = fn(&Tree) -> Vec<Problem>;
+
+/// All rules.
+pub const RULES: [Rule; 10] = [
+    imports::systems,
+    size::lines_of_code,
+    size::line_width,
+    unsafety::placement,
+    words::leftovers,
+    words::plans,
+    words::machine_paths,
+    documents::dependencies,
+    documents::glossary,
+    manifests::lints,
+];
+
+/// What all rules find in a tree, by place.
+pub fn check(tree: &Tree) -> Vec<Problem> {
+    let mut problems: Vec<Problem> = RULES.iter().flat_map(|rule| rule(tree)).collect();
+    problems.sort();
+    problems
+}

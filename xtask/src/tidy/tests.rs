@@ -1,0 +1,59 @@
+use super::*;
+
+/// Asserts that a rule finds nothing in the workspace.
+fn holds(rule: Rule) {
+    let tree = Tree::read(&crate::root()).unwrap();
+    assert!(tree.file("Cargo.toml").is_some(), "the workspace is not where it was expected");
+    let problems: Vec<String> = rule(&tree).iter().map(Problem::to_string).collect();
+    assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
+}
+
+#[test]
+fn systems_import_only_what_the_design_allows() {
+    holds(imports::systems);
+}
+
+#[test]
+fn no_file_has_too_many_lines_of_code() {
+    holds(size::lines_of_code);
+}
+
+#[test]
+fn no_line_is_too_wide() {
+    holds(size::line_width);
+}
+
+#[test]
+fn unsafe_code_stands_only_where_the_design_has_it() {
+    holds(unsafety::placement);
+}
+
+#[test]
+fn no_unfinished_code_is_left() {
+    holds(words::leftovers);
+}
+
+#[test]
+fn comments_tell_no_plans() {
+    holds(words::plans);
+}
+
+#[test]
+fn no_file_names_a_path_of_one_machine() {
+    holds(words::machine_paths);
+}
+
+#[test]
+fn every_dependency_has_its_reason_in_the_architecture() {
+    holds(documents::dependencies);
+}
+
+#[test]
+fn the_glossary_is_short_sorted_and_without_repetition() {
+    holds(documents::glossary);
+}
+
+#[test]
+fn every_crate_takes_the_workspace_lints() {
+    holds(manifests::lints);
+}

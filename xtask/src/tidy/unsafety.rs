@@ -1,0 +1,110 @@
+//! Where the word `unsafe` may stand.
+//!
+//! That each block has its reason beside it is the compiler's and clippy's to check.
+
+use crate::lexer::Lexed;
+use crate::problem::Problem;
+use crate::tree::Tree;
+
+const CORE: &str = "crates/dmaspan/src/";
+const LINUX: &str = "crates/dmaspan-linux/src/";
+const CLI: &str = "crates/dmaspan-cli/src/";
+
+/// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
+/// functions, in the Linux crate only `sys/` and `mem/` and implementations of `Pinner`, in the
+/// program nothing.
+pub fn placement(tree: &Tree) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (file, rust) in tree.rust("crates/") {
+        let path = file.path.as_str();
+        for index in (0..rust.tokens.len()).filter(|&index| rust.text(index) == "unsafe") {
+            let what = if path.starts_with(CORE) {
+                if matches!(rust.text(index + 1), "trait" | "fn") {
+                    continue;
+                }
+                "the core declares unsafe traits and functions and does nothing unsafe itself; \
+                 take what is needed through such a trait"
+            } else if let Some(inner) = path.strip_prefix(LINUX) {
+                let folder = inner.split('/').next().unwrap_or(inner).trim_end_matches(".rs");
+                if matches!(folder, "sys" | "mem") || implements(rust, index, "Pinner") {
+                    continue;
+                }
+                "unsafe code of this crate stands in `sys/` and `mem/`; move it there behind a \
+                 safe function"
+            } else if path.starts_with(CLI) {
+                "the program has no unsafe code; move it to a library crate behind a safe function"
+            } else {
+                continue;
+            };
+            problems.push(Problem::new(path, rust.tokens[index].line, what.to_owned()));
+        }
+    }
+    problems
+}
+
+/// Whether `unsafe` at `index` begins an implementation of the trait with that name.
+fn implements(rust: &Lexed, index: usize, name: &str) -> bool {
+    if rust.text(index + 1) != "impl" {
+        return false;
+    }
+    // The trait's own name is the last word outside of angle brackets before `for`.
+    let mut depth = 0usize;
+    let mut last = "";
+    for token in &rust.tokens[index + 2..] {
+        match token.text.as_str() {
+            "<" => depth += 1,
+            ">" => depth = depth.saturating_sub(1),
+            "for" if depth == 0 => return last == name,
+            "{" | ";" => return false,
+            word if depth == 0 => last = word,
+            _ => {}
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(path: &str, text: &str) -> Vec<usize> {
+        placement(&Tree::of(&[(path, text)])).iter().map(|problem| problem.line).collect()
+    }
+
+    #[test]
+    fn the_core_only_declares() {
+        let path = "crates/dmaspan/src/iommu/ops.rs";
+        assert!(lines(path, "pub unsafe trait T {}\nunsafe fn f() {}\n// unsafe {}").is_empty());
+        assert_eq!(lines(path, "fn f() {\n unsafe { g() }\n}\nunsafe impl Send for X {}"), [2, 4]);
+        assert_eq!(lines(path, "unsafe extern \"C\" { fn f(); }\n#[unsafe(no_mangle)]"), [1, 2]);
+        assert!(lines(path, "#![expect(unsafe_code, reason = \"unsafe {\")]").is_empty());
+    }
+
+    #[test]
+    fn the_program_has_none() {
+        assert_eq!(lines("crates/dmaspan-cli/src/main.rs", "unsafe fn f() {}"), [1]);
+    }
+
+    #[test]
+    fn the_linux_crate_has_its_two_places() {
+        let text = "fn f() { unsafe { g() } }";
+        assert_eq!(lines("crates/dmaspan-linux/src/pinner.rs", text), [1]);
+        assert_eq!(lines("crates/dmaspan-linux/src/memory/a.rs", text), [1]);
+        for inner in ["sys/mod.rs", "mem/access.rs", "sys.rs", "sys/deep/a.rs"] {
+            assert!(
+                lines(&format!("crates/dmaspan-linux/src/{inner}"), text).is_empty(),
+                "{inner}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_pinner_is_implemented_anywhere_in_the_linux_crate() {
+        let path = "crates/dmaspan-linux/src/pinner.rs";
+        assert!(lines(path, "unsafe impl Pinner for X {}").is_empty());
+        assert!(lines(path, "unsafe impl<T: A<B>> dmaspan::pin::Pinner for X<T> {}").is_empty());
+        assert_eq!(lines(path, "unsafe impl Send for Pinner {}"), [1]);
+        assert_eq!(lines(path, "unsafe impl<T: Pinner> Sync for X<T> {}"), [1]);
+        assert_eq!(lines("crates/dmaspan-cli/src/a.rs", "unsafe impl Pinner for X {}"), [1]);
+    }
+}

@@ -1,7 +1,5 @@
 //! An IOMMU of software: page tables, an IOTLB over them and the container that maps.
 
-use std::sync::Arc;
-
 use dmaspan::io_pgtable::{self, ArmConfigError, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::{Account, Container, PhysAddr, Prot};
@@ -66,7 +64,7 @@ impl SoftIommu {
             ..Default::default()
         })?;
         let iotlb = Iotlb::new(walker, tables.clone());
-        let domain = Arc::new(Domain::new(table, iotlb.clone()));
+        let domain = Domain::new(table, iotlb.clone());
         let container = Container::new(pinner, domain, Account::new(bytes));
         Ok(Self { container, tables, iotlb })
     }

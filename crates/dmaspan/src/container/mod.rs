@@ -113,9 +113,8 @@ impl<Pin> Mapping<Pin> {
 }
 
 impl<P: Pinner, L: RawMutex> Container<P, L> {
-    /// An empty container that maps into `domain`, which nobody else maps into, and charges
-    /// `account`.
-    pub fn new<F, M, O>(pinner: P, domain: Arc<Domain<F, M, O>>, account: Arc<Account>) -> Self
+    /// An empty container that maps into `domain`, which is its alone, and charges `account`.
+    pub fn new<F, M, O>(pinner: P, domain: Domain<F, M, O>, account: Arc<Account>) -> Self
     where
         F: Format,
         M: TableMemory<F::Word> + 'static,

@@ -3,8 +3,6 @@
 //! The container owns every range that it works on: a mapping in its tree keeps others out. So
 //! these methods are safe to call from it, and from nowhere else.
 
-use alloc::sync::Arc;
-
 use crate::addr::Iova;
 use crate::io_pgtable::{Format, Geometry, LeafCensus, Rest, TableMemory};
 use crate::iommu::{self, Domain, HardwareError, IommuOps, MapFailed, Synced};
@@ -54,7 +52,7 @@ pub(super) trait Paging: Send + Sync {
     fn census(&self, range: IovaRange) -> LeafCensus;
 }
 
-impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Arc<Domain<F, M, O>> {
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O> {
     fn geometry(&self) -> &Geometry {
         Domain::geometry(self)
     }
@@ -78,8 +76,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Arc<Domain<F, M
             buf.clear();
             let unmapped = self.unmap_next(next, buf);
             let mut gather = self.gather();
-            self.add(&mut gather, unmapped.retired);
-            let synced = self.sync(gather).map_err(|failed| failed.error)?;
+            self.add_own(&mut gather, unmapped.retired);
+            let synced = self.sync_own(gather).map_err(|failed| failed.error)?;
             release(buf.spans(), synced);
             rest = unmapped.rest;
         }

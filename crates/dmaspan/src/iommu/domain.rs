@@ -154,13 +154,23 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         Gather::new(self.ops.max_ranges())
     }
 
-    /// Adds what an operation retired to a gather of this domain.
-    pub fn add(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
-        gather.add_with(retired, |list, more| self.table.memory().append(list, more));
+    /// Adds what an operation retired to a gather.
+    ///
+    /// # Safety
+    ///
+    /// Both are of this domain: tables of another one would be freed into this one's memory.
+    #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
+    pub unsafe fn add(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
+        self.add_own(gather, retired);
     }
 
-    /// Adds one gather of this domain to another.
-    pub fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
+    /// Adds one gather to another.
+    ///
+    /// # Safety
+    ///
+    /// Both are of this domain.
+    #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
+    pub unsafe fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
         gather.merge_with(more, |list, more| self.table.memory().append(list, more));
     }
 
@@ -173,7 +183,22 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// # Errors
     ///
     /// [`SyncFailed`] with the gather, of which nothing was released.
-    pub fn sync(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
+    ///
+    /// # Safety
+    ///
+    /// What was gathered was retired from this domain: hardware of another one would not forget it.
+    #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
+    pub unsafe fn sync(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
+        self.sync_own(gather)
+    }
+
+    /// [`add`](Self::add), for what is known to be of this domain.
+    pub(crate) fn add_own(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
+        gather.add_with(retired, |list, more| self.table.memory().append(list, more));
+    }
+
+    /// [`sync`](Self::sync), for what is known to be of this domain.
+    pub(crate) fn sync_own(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
         let synced = gather.synced();
         if !gather.is_empty() {
             if let Err(error) = self.ops.invalidate(&gather.invalidation()) {
@@ -222,9 +247,9 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
         let Err(source) = self.ops.sync_map(range) else { return Ok(()) };
         let mut gather = self.gather();
-        self.add(&mut gather, self.all().remove(range));
+        self.add_own(&mut gather, self.all().remove(range));
         let error = Error::Hardware { range, source };
-        let unsynced = self.sync(gather).err().map(|failed| failed.gather);
+        let unsynced = self.sync_own(gather).err().map(|failed| failed.gather);
         Err(MapFailed { error, unsynced })
     }
 
@@ -235,8 +260,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         retired: Retired<M::List>,
     ) -> Result<Error, MapFailed<M::List>> {
         let mut gather = self.gather();
-        self.add(&mut gather, retired);
-        match self.sync(gather) {
+        self.add_own(&mut gather, retired);
+        match self.sync_own(gather) {
             Ok(_) => Ok(error),
             Err(failed) => Err(MapFailed { error, unsynced: Some(failed.gather) }),
         }
@@ -251,8 +276,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ) -> Result<(), SyncFailed<M::List>> {
         let Ok(retired) = self.table.owned(owned).reclaim(range) else { return Ok(()) };
         let mut gather = self.gather();
-        self.add(&mut gather, retired);
-        self.sync(gather).map(|_| ())
+        self.add_own(&mut gather, retired);
+        self.sync_own(gather).map(|_| ())
     }
 
     /// The leaves in `range`, which the caller owns.
@@ -272,7 +297,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     fn guard(&self, unmapped: Unmapped<M::List>) -> Unsynced<'_, F, M, O> {
         let mut gather = self.gather();
-        self.add(&mut gather, unmapped.retired);
+        self.add_own(&mut gather, unmapped.retired);
         Unsynced { domain: self, gather: Some(gather), rest: unmapped.rest }
     }
 }
@@ -310,7 +335,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Unsynced<'_, F, M, O> {
     /// [`SyncFailed`]: the spans may still be in use.
     pub fn sync(mut self) -> Result<(Synced, Option<Rest>), SyncFailed<M::List>> {
         let gather = self.gather.take().unwrap_or_else(|| self.domain.gather());
-        Ok((self.domain.sync(gather)?, self.rest.take()))
+        Ok((self.domain.sync_own(gather)?, self.rest.take()))
     }
 
     /// The gather, to sync together with others, and what is still to be unmapped.
@@ -325,7 +350,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Unsynced<'_, F, M
         if let Some(gather) = self.gather.take() {
             // A failure leaks the tables, and the spans' owner has no `Synced` to release them
             // with.
-            let _ = self.domain.sync(gather);
+            let _ = self.domain.sync_own(gather);
         }
     }
 }

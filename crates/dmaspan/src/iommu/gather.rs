@@ -206,6 +206,22 @@ mod tests {
     }
 
     #[test]
+    fn merging_keeps_all_that_either_gather_has() {
+        let mut gather = Gather::new(2);
+        gather.add(retired(range(0, 1))).unwrap();
+        let mut more = Gather::new(2);
+        more.add(Retired { leaf_sizes: 1 << 21, ..retired(range(8, 9)) }).unwrap();
+        gather.merge_with(more, |_, _| ());
+        let expected = [range(0, 1), range(8, 9)];
+        assert_eq!(gather.invalidation().scope, Scope::Ranges(&expected));
+        assert_eq!(gather.invalidation().leaf_sizes, 1 << 12 | 1 << 21);
+        let mut all = Gather::new(0);
+        all.add(retired(range(0, 1))).unwrap();
+        gather.merge_with(all, |_, _| ());
+        assert_eq!(gather.invalidation().scope, Scope::All);
+    }
+
+    #[test]
     fn tables_make_an_invalidation_one_of_walks_too() {
         let mut gather = Gather::new(8);
         assert!(gather.is_empty());

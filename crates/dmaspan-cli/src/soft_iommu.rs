@@ -1,7 +1,9 @@
 //! An IOMMU of software: page tables, an IOTLB over them and the container that maps.
 
+use std::fmt;
+
 use dmaspan::io_pgtable::{self, ArmConfigError, ArmLpaeS1, ArmLpaeS1Config, PageTable};
-use dmaspan::iommu::Domain;
+use dmaspan::iommu::{self, Domain};
 use dmaspan::{Account, Container, PhysAddr, Prot};
 use dmaspan_linux::LinuxPinner;
 use dmaspan_sim::Arena;
@@ -32,6 +34,9 @@ pub(crate) enum BuildError {
     /// There is no root table.
     #[error(transparent)]
     Table(#[from] io_pgtable::Error),
+    /// There is no domain.
+    #[error(transparent)]
+    Domain(#[from] iommu::Error),
     /// The walker knows no such tables.
     #[error(transparent)]
     Registers(#[from] BadRegisters),
@@ -46,6 +51,50 @@ pub(crate) struct SoftIommu {
     pub(crate) tables: Arena,
     /// What a device translates by.
     pub(crate) iotlb: TableIotlb,
+    /// How many tables there are while nothing is mapped: the root.
+    empty_tables: usize,
+}
+
+/// What is still there though everything was unmapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Mappings that the container has.
+    mappings: usize,
+    /// Leaves of these mappings.
+    leaves: usize,
+    /// Tables below the root.
+    tables: usize,
+    /// Leaves that the IOTLB holds.
+    cached_leaves: usize,
+    /// Links to tables that the IOTLB holds.
+    cached_links: usize,
+}
+
+impl Left {
+    fn parts(&self) -> [(usize, &'static str); 5] {
+        [
+            (self.mappings, "mappings"),
+            (self.leaves, "leaves in the tables"),
+            (self.tables, "tables below the root"),
+            (self.cached_leaves, "leaves in the IOTLB"),
+            (self.cached_links, "links to tables in the IOTLB"),
+        ]
+    }
+
+    /// How much there is of everything together.
+    pub(crate) fn count(&self) -> u64 {
+        let count: usize = self.parts().iter().map(|(count, _)| count).sum();
+        u64::try_from(count).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Display for Left {
+    /// What there is: `2 tables below the root, 1 leaves in the IOTLB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = self.parts().into_iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
+        f.write_str(&parts.join(", "))
+    }
 }
 
 impl SoftIommu {
@@ -64,14 +113,28 @@ impl SoftIommu {
             ..Default::default()
         })?;
         let iotlb = Iotlb::new(walker, tables.clone());
-        let domain = Domain::new(table, iotlb.clone());
+        let domain = Domain::new(table, iotlb.clone())?;
         let container = Container::new(pinner, domain, Account::new(bytes));
-        Ok(Self { container, tables, iotlb })
+        let empty_tables = tables.tables();
+        Ok(Self { container, tables, iotlb, empty_tables })
     }
 
     /// Whether nothing is mapped and charged.
     pub(crate) fn is_empty(&self) -> bool {
         self.container.mappings() == 0 && self.container.account().used() == 0
+    }
+
+    /// What is still there, after everything was unmapped. Ask before addresses are tried again,
+    /// which fills the IOTLB.
+    pub(crate) fn left(&self) -> Left {
+        let leaves: u64 = self.container.census().sizes().map(|(_, count)| count).sum();
+        Left {
+            mappings: self.container.mappings(),
+            leaves: usize::try_from(leaves).unwrap_or(usize::MAX),
+            tables: self.tables.tables().saturating_sub(self.empty_tables),
+            cached_leaves: self.iotlb.cached_leaves(),
+            cached_links: self.iotlb.cached_links(),
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::alloc::{self, Layout};
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -207,16 +207,18 @@ impl Shared {
     }
 }
 
-/// Tables in no tree. Dropped, it leaks them.
+/// Tables in no tree. Dropped, it leaks them; so does an arena that is given another one's list.
 #[derive(Debug)]
 pub struct ArenaList {
     first: u32,
     last: u32,
+    /// The address of the arena's `Shared` while there is a table in the list.
+    owner: usize,
 }
 
 impl Default for ArenaList {
     fn default() -> Self {
-        Self { first: NONE, last: NONE }
+        Self { first: NONE, last: NONE, owner: 0 }
     }
 }
 
@@ -225,13 +227,14 @@ impl ArenaList {
         shared.next[unit as usize].store(self.first, Ordering::Relaxed);
         if self.first == NONE {
             self.last = unit;
+            self.owner = ptr::from_ref(shared).addr();
         }
         self.first = unit;
     }
 
     fn pop(&mut self, shared: &Shared) -> Option<u32> {
         let unit = self.first;
-        if unit == NONE {
+        if unit == NONE || self.owner != ptr::from_ref(shared).addr() {
             return None;
         }
         self.first = shared.next[unit as usize].load(Ordering::Relaxed);
@@ -281,17 +284,18 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
 
     fn take(&self, shape: TableShape, list: &mut ArenaList) -> Option<Fresh<'_, W>> {
         let unit = list.pop(&self.shared)?;
+        let size = self.shared.size[unit as usize].load(Ordering::Relaxed);
+        if u32::from(size) < shape.lg2_size {
+            // Reserved with another shape: it leaks.
+            return None;
+        }
         let words = 1usize << (shape.lg2_size - W::LG2_BYTES);
         let start = self.pointer(u64::from(unit) << UNIT_LG2).cast::<W>();
         // SAFETY: 1. The unit was in `list` and is in no list now: the table is this call's alone
-        // until it is published or given back, which ends the borrow. 2. It lies in the arena
+        // until it is published, which ends the borrow. 2. It lies in the arena
         // whole, aligned to its size. 3. The arena's memory was zeroed when it was allocated.
         let words = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), words) };
         Some(Fresh::new(self.paddr_of(unit), words))
-    }
-
-    fn give_back(&self, list: &mut ArenaList, fresh: Fresh<'_, W>) {
-        list.push(&self.shared, self.unit_of(fresh.paddr()));
     }
 
     #[inline]
@@ -303,7 +307,7 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
     fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
         let Some(offset) = self.offset_of(table.paddr()) else { return no_table::<W>() };
         let start = self.pointer(offset).cast::<W::Atomic>();
-        let words = 1usize << (table.lg2_size() - W::LG2_BYTES);
+        let words = 1usize << (table.lg2_size().min(LARGEST_LG2) - W::LG2_BYTES);
         // SAFETY: 1. `reserve` gives no table larger than 2 MiB, so it lies in the allocation
         // whole, and it is aligned to 64 bytes. 2. It is published, so all access to it is atomic;
         // where the address is that of no table, which takes a corrupt entry, it may be one that is
@@ -322,19 +326,19 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
     fn append(&self, list: &mut ArenaList, other: ArenaList) {
         if list.first == NONE {
             *list = other;
-        } else if other.first != NONE {
+        } else if other.first != NONE && other.owner == list.owner {
             self.shared.next[list.last as usize].store(other.first, Ordering::Relaxed);
             list.last = other.last;
         }
     }
 
-    fn free(&self, shape: TableShape, mut list: ArenaList) {
+    fn free(&self, _shape: TableShape, mut list: ArenaList) {
         if list.first == NONE {
             return;
         }
-        let lg2_size = shape.lg2_size.max(UNIT_LG2).max(shape.lg2_align);
         let mut free = self.shared.free.lock();
         while let Some(unit) = list.pop(&self.shared) {
+            let lg2_size = self.shared.size[unit as usize].load(Ordering::Relaxed).into();
             self.shared.put_free(&mut free, lg2_size, unit);
             free.in_use[class_of(lg2_size)] -= 1;
         }
@@ -383,7 +387,7 @@ fn class_of(lg2_size: u32) -> usize {
     ((lg2_size - UNIT_LG2) as usize).min(CLASSES - 1)
 }
 
-/// Zeroes that are backed by memory when they are written.
+/// As many zeroes.
 fn zeroed<T: Default>(count: usize) -> Box<[T]> {
     (0..count).map(|_| T::default()).collect()
 }

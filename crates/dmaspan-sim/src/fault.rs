@@ -109,10 +109,6 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for Faulty<M> {
         self.inner.take(shape, list)
     }
 
-    fn give_back(&self, list: &mut M::List, fresh: Fresh<'_, W>) {
-        self.inner.give_back(list, fresh);
-    }
-
     fn publish(&self, fresh: Fresh<'_, W>) {
         self.inner.publish(fresh);
     }
@@ -153,6 +149,13 @@ unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
             return Err(HardwareError { what: "injected failure of a map sync", status: 0 });
         }
         self.inner.sync_map(range)
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        if self.faults.fails() {
+            return Err(HardwareError { what: "injected failure of a detach", status: 0 });
+        }
+        self.inner.detach()
     }
 
     fn max_ranges(&self) -> usize {

@@ -157,6 +157,8 @@ struct State {
     invalidations_to_fail: u64,
     sync_maps_to_fail: u64,
     planted: Planted,
+    /// Whether the tables are not this IOMMU's any more: every access faults.
+    detached: bool,
 }
 
 /// How often an entry may change under a walk that updates it. More is no race but a bug.
@@ -194,7 +196,11 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
     /// [`Fault`].
     pub fn translate(&self, iova: Iova, access: Access) -> Result<Hit, Fault> {
         let mut state = self.shared.state.lock();
-        let answer = self.translate_locked(&mut state, iova, access);
+        let answer = if state.detached {
+            Err(Fault { kind: FaultKind::Translation, level: 0, iova, access })
+        } else {
+            self.translate_locked(&mut state, iova, access)
+        };
         if answer.is_err() {
             state.counters.faults += 1;
         }
@@ -452,6 +458,18 @@ where
         state.counters.sync_maps += 1;
         take_failure(&mut state.sync_maps_to_fail, "the simulated sync of a mapping failed")?;
         state.absent.remove(range);
+        Ok(())
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        let _accesses_done = self.shared.in_flight.write();
+        let mut state = self.shared.state.lock();
+        state.invalidate(&Invalidation {
+            scope: Scope::All,
+            leaf_sizes: 0,
+            tables: Tables::Detached,
+        })?;
+        state.detached = true;
         Ok(())
     }
 

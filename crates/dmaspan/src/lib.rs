@@ -56,7 +56,7 @@
 //!     ..Default::default()
 //! })?;
 //! let iommu = Iotlb::new(walker, tables);
-//! let domain = Domain::new(table, iommu.clone());
+//! let domain = Domain::new(table, iommu.clone())?;
 //!
 //! // A user's memory: 3 MiB of it, in one piece.
 //! let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);

@@ -94,10 +94,6 @@ unsafe impl TableMemory<u64> for Tables {
         Some(Fresh::new(paddr_of(index), words))
     }
 
-    fn give_back(&self, list: &mut List, fresh: Fresh<'_, u64>) {
-        list.0 |= 1 << index_of(fresh.paddr());
-    }
-
     fn entries(&self, table: &TableAddr) -> &[AtomicU64] {
         let index = index_of(table.paddr());
         if index >= TABLES {

@@ -27,6 +27,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use lock_api::{Mutex, RawMutex};
 
@@ -59,6 +60,8 @@ pub struct Container<P: Pinner, L: RawMutex> {
     domain: Box<dyn Paging>,
     account: Arc<Account>,
     max_mappings: usize,
+    /// How many unmaps there were.
+    unmaps: AtomicU64,
     /// By first IOVA. The lock guards nothing else and is the only one. It is not held while memory
     /// is pinned or mapped, but while the empty tables around a mapping that is gone are taken out.
     mappings: Mutex<L, BTreeMap<Iova, Mapping<P::Pin>>>,
@@ -76,13 +79,13 @@ enum State<Pin> {
     /// One thread is building it or taking it down, and owns its IOVAs.
     Busy,
     Mapped(Pinned<Pin>),
-    /// One thread will take it down, and owns its IOVAs.
-    Doomed(Pinned<Pin>),
+    /// The unmap with this number will take it down, and owns its IOVAs.
+    Doomed(Pinned<Pin>, u64),
     /// Hardware may use it for ever.
     Quarantined,
 }
 
-/// What a mapping holds: dropped, the pin leaks and the charge stays.
+/// What a mapping holds. Dropped, the pin leaks.
 #[derive(Debug)]
 struct Pinned<Pin> {
     pin: Pin,
@@ -103,10 +106,10 @@ impl<Pin> Mapping<Pin> {
         IovaRange::new(start, self.last).unwrap_or(IovaRange::point(start))
     }
 
-    /// Makes the mapping its unmapper's, if it is mapped.
-    fn doom(&mut self) {
+    /// Makes the mapping the unmap's with this number, if it is mapped.
+    fn doom(&mut self, unmap: u64) {
         self.state = match core::mem::replace(&mut self.state, State::Busy) {
-            State::Mapped(pinned) => State::Doomed(pinned),
+            State::Mapped(pinned) => State::Doomed(pinned, unmap),
             other => other,
         };
     }
@@ -125,6 +128,7 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
             domain: Box::new(domain),
             account,
             max_mappings: DEFAULT_MAPPINGS,
+            unmaps: AtomicU64::new(0),
             mappings: Mutex::new(BTreeMap::new()),
         }
     }
@@ -207,10 +211,13 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
     /// [`Error::Bisects`] and [`Error::Busy`] with nothing changed. [`Error::NotForgotten`] for the
     /// first mapping that hardware may still use; all others in the range are gone.
     pub fn unmap(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
-        self.doom(range)?;
+        let unmap = self.doom(range)?;
         let mut unmapped = 0u64;
         let mut failed = None;
-        while let Some((taken, prot, pinned)) = self.take_doomed(range) {
+        let mut rest = Some(range);
+        while let Some((taken, prot, pinned)) = rest.and_then(|rest| self.take_doomed(rest, unmap))
+        {
+            rest = taken.last().checked_add(1).and_then(|at| IovaRange::new(at, range.last()));
             match self.tear_down(taken, prot, pinned) {
                 Ok(()) => {
                     unmapped = unmapped.wrapping_add(taken.len_less_one()).wrapping_add(1);
@@ -259,7 +266,7 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
         let mut mappings = self.mappings.lock();
         if let Some((existing, mapping)) = overlapping(&mappings, range).next() {
             return Err(match mapping.state {
-                State::Busy | State::Doomed(_) => Error::Busy { range, busy: existing },
+                State::Busy | State::Doomed(..) => Error::Busy { range, busy: existing },
                 State::Mapped(_) => Error::Exists { range, existing },
                 State::Quarantined => Error::Quarantined { range, quarantined: existing },
             });
@@ -337,26 +344,34 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
         pin: Option<P::Pin>,
         reach: Reach,
     ) -> Reach {
-        let Some(mut pin) = pin else { return reach };
         let dirty = Dirty::after(prot);
         if reach == Reach::Possible {
             core::mem::forget(pin);
             return reach;
         }
-        self.pinner.unpin(&mut pin, unmapped.spans(), dirty);
+        let unpin = |pin: &mut Option<P::Pin>, spans: &[Span]| {
+            if let Some(pin) = pin {
+                self.pinner.unpin(pin, spans, dirty);
+            }
+        };
+        let mut pin = pin;
+        unpin(&mut pin, unmapped.spans());
         if let Some(done) = done {
-            let release = &mut |spans: &[Span], _synced| self.pinner.unpin(&mut pin, spans, dirty);
+            let release = &mut |spans: &[Span], _synced| unpin(&mut pin, spans);
             if self.domain.unmap(done, &mut unmapped, release).is_err() {
                 core::mem::forget(pin);
                 return Reach::Possible;
             }
         }
-        self.pinner.release(pin);
+        if let Some(pin) = pin {
+            self.pinner.release(pin);
+        }
         Reach::None
     }
 
-    /// Makes all mappings in `range` the caller's to take down, or none of them.
-    fn doom(&self, range: IovaRange) -> Result<(), Error<P::Error>> {
+    /// Makes all mappings in `range` the caller's to take down, or none of them, and returns the
+    /// number by which it knows them: others may be mapped and doomed in the range meanwhile.
+    fn doom(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
         let mut mappings = self.mappings.lock();
         for (mapped, mapping) in overlapping(&mappings, range) {
             match mapping.state {
@@ -366,21 +381,28 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
                     return Err(Error::Bisects { range, mapping: mapped });
                 }
                 State::Mapped(_) => {}
-                State::Busy | State::Doomed(_) => return Err(Error::Busy { range, busy: mapped }),
+                State::Busy | State::Doomed(..) => return Err(Error::Busy { range, busy: mapped }),
             }
         }
+        let unmap = self.unmaps.fetch_add(1, Ordering::Relaxed);
         for (_, mapping) in mappings.range_mut(range.start()..=range.last()) {
-            mapping.doom();
+            mapping.doom(unmap);
         }
-        Ok(())
+        Ok(unmap)
     }
 
-    /// The next mapping of a range that was doomed.
-    fn take_doomed(&self, range: IovaRange) -> Option<(IovaRange, Prot, Pinned<P::Pin>)> {
+    /// The next mapping of a range that the unmap with this number doomed.
+    fn take_doomed(
+        &self,
+        range: IovaRange,
+        unmap: u64,
+    ) -> Option<(IovaRange, Prot, Pinned<P::Pin>)> {
         let mut mappings = self.mappings.lock();
         for (&start, mapping) in mappings.range_mut(range.start()..=range.last()) {
             match core::mem::replace(&mut mapping.state, State::Busy) {
-                State::Doomed(pinned) => return Some((mapping.range(start), mapping.prot, pinned)),
+                State::Doomed(pinned, by) if by == unmap => {
+                    return Some((mapping.range(start), mapping.prot, pinned));
+                }
                 other => mapping.state = other,
             }
         }
@@ -561,11 +583,10 @@ impl<P: Pinner, L: RawMutex + Send + Sync> DmaSpace for Container<P, L> {
 
 impl<P: Pinner, L: RawMutex> Drop for Container<P, L> {
     fn drop(&mut self) {
-        for mapping in self.mappings.get_mut().values_mut() {
-            mapping.doom();
-        }
+        let unmap = self.unmaps.fetch_add(1, Ordering::Relaxed);
+        self.mappings.get_mut().values_mut().for_each(|mapping| mapping.doom(unmap));
         let aperture = self.domain.geometry().aperture;
-        while let Some((range, prot, pinned)) = self.take_doomed(aperture) {
+        while let Some((range, prot, pinned)) = self.take_doomed(aperture, unmap) {
             // What fails stays pinned for ever, which is all that can be done.
             let _ = self.tear_down(range, prot, pinned);
         }

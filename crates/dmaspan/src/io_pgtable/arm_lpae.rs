@@ -192,8 +192,8 @@ impl<const G: u32> ArmLpaeS1<G> {
         }
         // Without 52-bit addresses the 64K granule has no blocks of 4T.
         let singles = Self::PAGE_SIZES & if output_bits == 52 { u64::MAX } else { lg2::mask(42) };
-        let supported = sizes_within(singles | Self::CONTIGUOUS_SIZES, input_bits);
-        let asked = config.page_sizes.unwrap_or(sizes_within(singles, input_bits));
+        let supported = sizes_within::<Self>(singles | Self::CONTIGUOUS_SIZES, input_bits);
+        let asked = config.page_sizes.unwrap_or(sizes_within::<Self>(singles, input_bits));
         if asked & !supported != 0 || asked & lg2::size(G) == 0 {
             return Err(ConfigError::PageSizes { page_sizes: asked, supported });
         }

@@ -93,13 +93,13 @@ pub enum Error {
         hole: IovaRange,
     },
     /// The range begins or ends inside a leaf.
-    #[error("the range ends inside the leaf {leaf}, which would have to be split")]
+    #[error("the range begins or ends inside the leaf {leaf}, which would have to be split")]
     WouldSplit {
         /// The leaf.
         leaf: IovaRange,
     },
     /// The table memory is used up.
-    #[error("{asked} tables are needed for {range} and the table memory has not so many")]
+    #[error("the table memory has no room for the tables of {range}: {asked} are needed")]
     NoTables {
         /// What was to be mapped.
         range: IovaRange,

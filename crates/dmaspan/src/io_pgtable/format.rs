@@ -135,7 +135,9 @@ pub(super) fn tree_of<F: Format>(input_bits: u32) -> (u32, u32) {
     (top, input_bits - F::shift(top))
 }
 
-/// The leaf sizes that a tree with this top level can have at all, of those in `page_sizes`.
-pub(super) fn sizes_within(page_sizes: u64, input_bits: u32) -> u64 {
-    page_sizes & lg2::mask(input_bits + 1)
+/// Those of `page_sizes` that a tree which translates `input_bits` by `F` can have: no larger than
+/// what it translates, and of entries at its levels.
+pub(super) fn sizes_within<F: Format>(page_sizes: u64, input_bits: u32) -> u64 {
+    let (top, _) = tree_of::<F>(input_bits);
+    page_sizes & lg2::mask(input_bits + 1) & lg2::mask(F::shift(top + 1))
 }

@@ -288,8 +288,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         above: u32,
         fill: Fill<F::Word>,
     ) -> Result<usize, Error> {
-        let cell = cursor.entries_from(above, run.iova).first();
-        if cell.is_none_or(|cell| F::Word::load_link(cell) != F::Word::EMPTY) {
+        let Some(cell) = cursor.entries_from(above, run.iova).first() else {
+            return Err(Error::Corrupt { iova: Iova::new(run.iova), level: above });
+        };
+        if F::Word::load_link(cell) != F::Word::EMPTY {
             // Another CPU installed the table, perhaps before the survey, which then did not count
             // it.
             return Ok(0);
@@ -328,7 +330,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         debug_assert!(fresh.words().len() == 1 << F::LG2_ENTRIES);
         self.memory.publish(fresh);
         if F::Word::install(cell, self.format.link(paddr)).is_err() {
-            // Hardware never saw the table, so it may be reused at once.
+            // Hardware never saw the table, so it may be reused at once. It may not see the
+            // winner's link yet, on which what follows here depends.
+            self.memory.written(core::slice::from_ref(cell));
             self.memory.retire(list, self.child(paddr));
             return false;
         }

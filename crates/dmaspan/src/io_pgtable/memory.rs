@@ -123,9 +123,6 @@ pub unsafe trait TableMemory<W: Word>: Send + Sync {
     /// Takes a table out of a list that was reserved with `shape`; `None` where it is empty.
     fn take(&self, shape: TableShape, list: &mut Self::List) -> Option<Fresh<'_, W>>;
 
-    /// Puts a table that was not needed back into a list.
-    fn give_back(&self, list: &mut Self::List, fresh: Fresh<'_, W>);
-
     /// Ends the exclusive access: hardware may read the table from now on. Where hardware does not
     /// see the CPU's caches, the whole table is written back to memory here.
     fn publish(&self, _fresh: Fresh<'_, W>) {}

@@ -70,14 +70,16 @@ pub use unmap::{Rest, Unmapped};
 pub use walk::{LeafCensus, Mapped, Walk};
 pub use word::Word;
 
+use core::cell::Cell;
 use core::fmt;
 use core::iter;
+use core::marker::PhantomData;
 use core::mem;
 
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
 use crate::prot::Prot;
-use crate::range::IovaRange;
+use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
 use runs::{Run, Runs};
 use unmap::{Ahead, Covered};
@@ -101,7 +103,14 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     /// Whether leaves of several entries can occur.
     has_groups: bool,
     /// Whether hardware may use the tables for ever.
-    leaked: bool,
+    leaked: Leaked,
+}
+
+/// Whether a table is freed when it is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaked {
+    No,
+    Yes,
 }
 
 /// A range of a [`PageTable`] that the holder alone works on.
@@ -110,6 +119,8 @@ pub struct Owned<'t, F: Format, M: TableMemory<F::Word>> {
     range: IovaRange,
     /// The part of it that the table translates: where operations may be.
     within: Option<IovaRange>,
+    /// One thread at a time works on the range, so a reference to this is not for two.
+    not_sync: PhantomData<Cell<()>>,
 }
 
 /// A mapping that was refused. Translations and tables are as before.
@@ -161,7 +172,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             root_mask,
             last_paddr,
             has_groups,
-            leaked: false,
+            leaked: Leaked::No,
         })
     }
 
@@ -205,7 +216,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// [`claim`](Self::claim) for the parts of this crate that keep the promise.
     #[inline(always)]
     pub(crate) fn owned(&self, range: IovaRange) -> Owned<'_, F, M> {
-        Owned { table: self, range, within: range.intersection(self.geometry.aperture) }
+        let within = range.intersection(self.geometry.aperture);
+        Owned { table: self, range, within, not_sync: PhantomData }
     }
 
     /// Frees what was retired.
@@ -226,18 +238,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         self.memory.free(self.geometry.table, tables);
     }
 
-    /// What hardware must forget before the table may be dropped.
-    pub(crate) fn everything(&self) -> Retired<M::List> {
-        Retired {
-            range: Some(self.geometry.aperture),
-            leaf_sizes: self.geometry.page_sizes,
-            tables: Some(M::List::default()),
-        }
-    }
-
-    /// Lets the tables outlive this: hardware may still walk them.
-    pub(crate) fn leak(&mut self) {
-        self.leaked = true;
+    /// Whether the tables outlive this, because hardware may still walk them.
+    pub(crate) fn leak(&mut self, leaked: Leaked) {
+        self.leaked = leaked;
     }
 
     /// The index of the entry for `iova` in the table of `level` that translates it.
@@ -269,7 +272,7 @@ impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for Owned<'_, F, M> {
 
 impl<F: Format, M: TableMemory<F::Word>> Drop for PageTable<F, M> {
     fn drop(&mut self) {
-        if self.leaked {
+        if self.leaked == Leaked::Yes {
             return;
         }
         let mut tables = M::List::default();
@@ -391,14 +394,17 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         self.table.unmap_spans(range, buf, Ahead::Check)
     }
 
-    /// Goes on with an unmap whose buffer became full. Cannot be refused.
+    /// Goes on with an unmap whose buffer became full. Nothing refuses it but a `rest` that is not
+    /// of this table or not of the range owned here, of which nothing is unmapped.
     pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unmapped<M::List> {
         let range = rest.range();
-        match self.table.unmap_spans(range, buf, Ahead::Checked) {
-            Ok(unmapped) => unmapped,
-            // Only where somebody else unmapped in the range, against the contract.
-            Err(_) => Unmapped { retired: Retired::nothing(), rest: None },
+        if rest.is_of(self.table.root.paddr())
+            && self.check_range(range, F::GRANULE_LG2).is_ok()
+            && let Ok(unmapped) = self.table.unmap_spans(range, buf, Ahead::Checked)
+        {
+            return unmapped;
         }
+        Unmapped { retired: Retired::nothing(), rest: Some(rest) }
     }
 
     /// Takes all translations of `range` away: what the caller just mapped there.
@@ -465,9 +471,10 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
             return Err(Error::PageSize { page_size, page_sizes });
         }
         let page_lg2 = lg2::alignment(page_size);
-        // A count whose bytes have no number wraps any range.
-        let bytes =
-            if page_count > u64::MAX >> page_lg2 { u64::MAX } else { page_count << page_lg2 };
+        if page_count > u64::MAX >> page_lg2 {
+            return Err(RangeError::Wraps { start: iova.get(), len: u64::MAX }.into());
+        }
+        let bytes = page_count << page_lg2;
         let range = IovaRange::from_len(iova, bytes)?;
         self.check_range(range, page_lg2)?;
         Ok((range, bytes))

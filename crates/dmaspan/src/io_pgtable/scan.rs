@@ -44,21 +44,19 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let last = range.last().get();
         let mut iova = range.start().get();
         loop {
-            let scanned_to = match cursor.reach(iova, 0) {
-                Reached::Table => self.scan_table(&cursor, 0, iova, last, &mut visit)?,
-                Reached::Stopped { level, .. } => {
-                    self.scan_table(&cursor, level, iova, last, &mut visit)?
-                }
+            let level = match cursor.reach(iova, 0) {
+                Reached::Table => 0,
+                Reached::Stopped { level, .. } => level,
             };
-            if scanned_to >= last {
-                return ControlFlow::Continue(());
+            match self.scan_table(&cursor, level, iova, last, &mut visit)? {
+                Some(next) => iova = next,
+                None => return ControlFlow::Continue(()),
             }
-            iova = scanned_to + 1;
         }
     }
 
-    /// Visits entries of one table up to the first that leads to another table; returns the last
-    /// IOVA visited.
+    /// Visits entries of one table up to the first that leads to another table; returns where to go
+    /// on, if not at the end.
     #[inline(always)]
     pub(super) fn scan_table<B>(
         &self,
@@ -67,7 +65,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         iova: u64,
         last: u64,
         visit: &mut impl FnMut(Piece<F::Word>) -> ControlFlow<B>,
-    ) -> ControlFlow<B, u64> {
+    ) -> ControlFlow<B, Option<u64>> {
         let shift = F::shift(level);
         let entries = cursor.entries_from(level, iova);
         // As many entries as the range has; the last one may reach beyond it.
@@ -102,16 +100,19 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             visit(piece)?;
             at += count;
             if piece_last >= last {
-                return ControlFlow::Continue(last);
+                return ControlFlow::Continue(None);
             }
             iova = piece_last + 1;
         }
-        if at == 0 {
-            // No entries: the memory does not know this table.
+        if entries.is_empty() {
+            // The memory does not know this table.
             visit(Piece::Invalid { iova: Iova::new(iova), level })?;
-            return ControlFlow::Continue(block_of(iova, F::shift(level)).last().get());
+            let block_last = block_of(iova, shift).last().get();
+            return ControlFlow::Continue((block_last < last).then(|| block_last + 1));
         }
-        ControlFlow::Continue(iova - 1)
+        // At an entry that leads to a table: the caller descends, also where a neighbour installed
+        // the table after the caller came here.
+        ControlFlow::Continue(Some(iova))
     }
 
     /// How many of `entries` continue the leaf in the first one, and its address at `iova`.
@@ -146,7 +147,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     }
 
     /// The first leaf in `range`, whole.
-    pub(super) fn first_leaf(&self, range: IovaRange) -> Option<IovaRange> {
+    pub(crate) fn first_leaf(&self, range: IovaRange) -> Option<IovaRange> {
         let found = self.scan(range, |piece| match piece {
             Piece::Leaves { range, lg2, .. } => {
                 ControlFlow::Break(block_of(range.start().get(), lg2))

@@ -33,12 +33,19 @@ pub struct Unmapped<L> {
 #[must_use = "the rest of the range is still mapped"]
 pub struct Rest {
     range: IovaRange,
+    /// The root of the table that it is of.
+    root: PhysAddr,
 }
 
 impl Rest {
     /// A range that is known to be mapped by whole leaves without holes.
-    pub(crate) fn known(range: IovaRange) -> Self {
-        Self { range }
+    pub(crate) fn known(range: IovaRange, root: PhysAddr) -> Self {
+        Self { range, root }
+    }
+
+    /// Whether it is of the table with this root.
+    pub(super) fn is_of(&self, root: PhysAddr) -> bool {
+        self.root == root
     }
 
     /// What is still mapped.
@@ -88,12 +95,17 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         };
         let (taken, rest) = match full_at {
             None => (Some(range), None),
-            Some(at) => (before(range, at), IovaRange::new(at, range.last())),
+            Some(at) => {
+                let taken = (at > range.start()).then(|| before(range, at)).flatten();
+                (taken, IovaRange::new(at, range.last()))
+            }
         };
         if let Some(taken) = taken {
-            self.sweep::<false>(taken, Covered::Detach, &mut retired).1?;
+            // Whole leaves without holes, as was just seen: nothing refuses them. Whatever happens,
+            // what was taken away is in `retired`.
+            let _ = self.sweep::<false>(taken, Covered::Detach, &mut retired);
         }
-        Ok(Unmapped { retired, rest: rest.map(|range| Rest { range }) })
+        Ok(Unmapped { retired, rest: rest.map(|range| Rest { range, root: self.root.paddr() }) })
     }
 
     /// Adds the spans of `range` to `buf` and returns the first IOVA whose span had no place.
@@ -137,13 +149,18 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 Reached::Stopped { level, .. } => level,
             };
             let pages = if level == 0 && !self.has_groups {
-                self.collect_pages(cursor.entries_from(0, at), at, last, buf)?
+                let spans = buf.len();
+                let pages = self.collect_pages(cursor.entries_from(0, at), at, last, buf);
+                if buf.len() > spans || pages.is_continue() {
+                    *leaf_sizes |= lg2::size(F::GRANULE_LG2);
+                }
+                pages?
             } else {
                 0
             };
-            let to = if pages > 0 {
-                *leaf_sizes |= lg2::size(F::GRANULE_LG2);
-                at + (((pages as u64) << F::GRANULE_LG2) - 1)
+            let next = if pages > 0 {
+                let done = at + (((pages as u64) << F::GRANULE_LG2) - 1);
+                (done < last).then(|| done + 1)
             } else {
                 self.scan_table(&cursor, level, at, last, &mut |piece| {
                     match self.check_piece(piece, ahead) {
@@ -160,10 +177,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                     ControlFlow::Continue(())
                 })?
             };
-            if to >= last {
-                return ControlFlow::Continue(());
+            match next {
+                Some(next) => at = next,
+                None => return ControlFlow::Continue(()),
             }
-            at = to + 1;
         }
     }
 
@@ -505,7 +522,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 _ => break,
             }
         }
-        entries.iter().all(|cell| F::Word::load(cell) == F::Word::EMPTY)
+        // A table that the memory does not know is none to take out.
+        !entries.is_empty() && entries.iter().all(|cell| F::Word::load(cell) == F::Word::EMPTY)
     }
 }
 

@@ -112,10 +112,10 @@ impl LeafCensus {
     }
 }
 
-impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
+impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
     /// Where `iova` leads: `None` where nothing is mapped or the address is not owned.
     pub fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
-        if !self.range.contains(iova) {
+        if !self.within?.contains(iova) {
             return None;
         }
         let table = self.table;
@@ -136,14 +136,15 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
 
     /// What is mapped in `range`, as maximal runs with their permissions. The part of the range
     /// that is not owned counts as a hole.
-    pub fn walk(&self, range: IovaRange) -> Walk<'t, F, M> {
-        Walk { table: self.table, rest: self.range.intersection(range) }
+    pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
+        Walk { table: self.table, rest: self.within.and_then(|within| within.intersection(range)) }
     }
 
     /// How many leaves of each size translate `range`. A leaf counts where it begins.
     pub fn census(&self, range: IovaRange) -> LeafCensus {
         let mut census = LeafCensus::default();
-        let Some(range) = self.range.intersection(range) else { return census };
+        let within = self.within.and_then(|within| within.intersection(range));
+        let Some(range) = within else { return census };
         let _: ControlFlow<()> = self.table.scan(range, |piece| {
             if let Piece::Leaves { range, lg2, .. } = piece {
                 // Multiples of the leaf size within the range: one begins at each.

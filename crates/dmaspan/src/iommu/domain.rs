@@ -7,7 +7,8 @@ use super::ops::{HardwareError, IommuOps};
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
 use crate::io_pgtable::{
-    self, Format, Geometry, LeafCensus, Owned, PageTable, Rest, Retired, TableMemory, Unmapped,
+    self, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
+    Unmapped,
 };
 use crate::prot::Prot;
 use crate::range::IovaRange;
@@ -40,7 +41,8 @@ impl Error {
     }
 }
 
-/// A mapping that a domain refused. Translations and tables are as before.
+/// A mapping that a domain refused. Translations are as before, and tables too unless it was
+/// hardware that refused it: then empty tables at the ends of the range may stay.
 #[derive(Debug)]
 pub struct MapFailed<L> {
     /// Why.
@@ -62,9 +64,17 @@ pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
-    /// A domain over `table`, whose hardware is told through `ops`.
-    pub fn new(table: PageTable<F, M>, ops: O) -> Self {
-        Self { table, ops }
+    /// A domain over an empty table, whose hardware is told through `ops`.
+    ///
+    /// # Errors
+    ///
+    /// [`Occupied`](io_pgtable::Error::Occupied) where something is mapped in it: what devices
+    /// reach enters through the domain, with its contracts.
+    pub fn new(table: PageTable<F, M>, ops: O) -> Result<Self, Error> {
+        match table.first_leaf(table.geometry().aperture) {
+            Some(leaf) => Err(io_pgtable::Error::Occupied { leaf }.into()),
+            None => Ok(Self { table, ops }),
+        }
     }
 
     /// The format, which knows the values of hardware's registers.
@@ -304,10 +314,10 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Domain<F, M, O> {
     fn drop(&mut self) {
-        let mut gather = Gather::<M::List>::new(0);
-        gather.add_with(self.table.everything(), |_, _| ());
-        if self.ops.invalidate(&gather.invalidation()).is_err() {
-            self.table.leak();
+        // Leaked unless hardware has let go, also where the hook panics.
+        self.table.leak(Leaked::Yes);
+        if self.ops.detach().is_ok() {
+            self.table.leak(Leaked::No);
         }
     }
 }

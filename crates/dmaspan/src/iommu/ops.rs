@@ -45,9 +45,17 @@ pub enum Tables {
 ///
 /// # Safety
 ///
-/// When [`invalidate`](Self::invalidate) returns `Ok`, no device of the domain uses a translation
-/// or a cached walk in the scope that it read before the call, and every access made through one
-/// has completed. Memory is freed on the strength of that.
+/// Memory is freed on the strength of these:
+///
+/// 1. When [`invalidate`](Self::invalidate) returns `Ok`, no device of the domain uses a
+///    translation or a cached walk in the scope that the tables did not have any more when it was
+///    called, and every access made through one has completed. The hook orders the CPU's stores to
+///    the tables before the invalidation (on Arm, DSB before TLBI).
+/// 2. When [`detach`](Self::detach) returns `Ok`, no device walks the domain's tables any more, and
+///    none uses anything that was read from them.
+///
+/// Where stores to the tables are not ordered before the access that starts a device,
+/// [`sync_map`](Self::sync_map) orders them; a mapping is announced through it before it is used.
 #[expect(unsafe_code, reason = "a contract about what devices reach; nothing here is unsafe")]
 pub unsafe trait IommuOps: Send + Sync {
     /// Makes hardware forget, and waits until it has.
@@ -70,6 +78,13 @@ pub unsafe trait IommuOps: Send + Sync {
     fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
         Ok(())
     }
+
+    /// Takes the domain's tables away from hardware for good, and waits until it has let go.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError`] where that was not seen in bounded time; the tables are never freed.
+    fn detach(&self) -> Result<(), HardwareError>;
 
     /// How many ranges are worth naming. With more, [`Scope::All`] is asked for.
     fn max_ranges(&self) -> usize;

@@ -26,7 +26,7 @@ type SimDomain<const G: u32> = Domain<ArmLpaeS1<G>, Arena, Tlb>;
 fn domain<const G: u32>() -> (SimDomain<G>, Tlb) {
     let table = PageTable::new(format::<G>(48, 48), arena()).unwrap();
     let iotlb = Iotlb::new(walker(table.format(), table.root()), table.memory().clone());
-    (Domain::new(table, iotlb.clone()), iotlb)
+    (Domain::new(table, iotlb.clone()).unwrap(), iotlb)
 }
 
 fn map<const G: u32>(domain: &SimDomain<G>, iova: u64, paddr: u64, len: u64) {

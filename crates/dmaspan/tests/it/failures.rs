@@ -111,7 +111,7 @@ pub(crate) fn faulty_domain<const G: u32>(
     let memory = arena();
     let table = PageTable::new(format::<G>(48, 48), Faulty::new(memory.clone(), faults)).unwrap();
     let iotlb = Iotlb::new(walker(table.format(), table.root()), memory.clone());
-    let domain = Domain::new(table, Faulty::new(iotlb.clone(), faults));
+    let domain = Domain::new(table, Faulty::new(iotlb.clone(), faults)).unwrap();
     (domain, memory, iotlb)
 }
 

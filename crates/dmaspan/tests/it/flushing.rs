@@ -38,10 +38,6 @@ unsafe impl TableMemory<u64> for NonCoherent {
         self.inner.take(shape, list)
     }
 
-    fn give_back(&self, list: &mut ArenaList, fresh: Fresh<'_, u64>) {
-        self.inner.give_back(list, fresh);
-    }
-
     fn publish(&self, mut fresh: Fresh<'_, u64>) {
         let mut seen = self.seen.lock();
         for word in fresh.words() {

@@ -6,6 +6,7 @@ mod common;
 mod concurrency;
 mod container;
 mod domain;
+mod edges;
 mod errors;
 mod failures;
 mod flushing;

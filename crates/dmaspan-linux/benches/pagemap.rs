@@ -20,7 +20,7 @@ fn lookups(c: &mut Criterion) {
     };
     for kind in [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Hugetlb1G] {
         let len = len_of(kind);
-        let _reserved = match HugetlbReservation::for_memory(kind, len) {
+        let mut reserved = match HugetlbReservation::for_memory(kind, len) {
             Ok(reservation) => reservation,
             Err(error) => return eprintln!("SKIP: {error}"),
         };
@@ -28,6 +28,7 @@ fn lookups(c: &mut Criterion) {
             Ok(memory) => memory,
             Err(error) => return eprintln!("SKIP: {error}"),
         };
+        reserved.iter_mut().for_each(HugetlbReservation::mapped);
         let mut group = c.benchmark_group(format!("pagemap/{kind}"));
         group.throughput(Throughput::Bytes(len));
         for lookup in [Lookup::EveryPage, Lookup::HugeLeaves] {

@@ -4,37 +4,47 @@
 //! `/sys/kernel/mm/hugepages`. The kernel answers a request for more pages than it finds contiguous
 //! memory for by granting fewer and saying nothing, so the number is read back.
 //!
-//! Other processes may change the pool at the same time, and the files have no compare and
-//! exchange: a change of theirs between our reading and our writing is overwritten. Within this
-//! process reservations are made one at a time.
+//! A reservation holds a lock of the pool (flock(2) of its file `nr_hugepages`) from the reading of
+//! the number until its pages are mapped, which [`HugetlbReservation::mapped`] says. So nobody who
+//! takes the lock counts pages as free that another one is about to map, and no change is lost
+//! between reading and writing. Programs that do not take the lock may still take pages, and a
+//! change of theirs between the reading and the writing is overwritten.
 
-use std::fs;
+use std::fmt;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use dmaspan::Errno;
 
 use crate::mem::MemoryKind;
-use crate::os;
+use crate::os::{self, Size};
 
-/// Held while the pool is read and written.
-static POOL: Mutex<()> = Mutex::new(());
+/// How long the pool's lock is waited for: longer than mapping memory takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long to wait between two attempts to lock.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why hugetlb pages were not reserved. The pool is as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReservationError {
     /// The kernel has no pool for this size.
-    #[error("this kernel has no hugetlb pages of {page_size} bytes: use another kind of memory")]
+    #[error(
+        "this kernel has no hugetlb pages of {}: use another kind of memory",
+        Size(*page_size)
+    )]
     NoPool {
         /// The size asked for, in bytes.
         page_size: u64,
     },
     /// The pool may not be changed.
     #[error(
-        "{pages} free hugetlb pages of {page_size} bytes are needed and {free} are there, and this \
-         process may not raise the number ({}): {}",
-        os::words(*errno), advice(*page_size, *pages)
+        "{pages} free hugetlb pages of {} are needed and {free} are there, and this process may \
+         not raise the number ({}): {}",
+        Size(*page_size), os::words(*errno), advice(*page_size, *pages)
     )]
     NotPermitted {
         /// The size asked for, in bytes.
@@ -46,11 +56,12 @@ pub enum ReservationError {
         /// What the kernel answered.
         errno: Errno,
     },
-    /// The kernel found less contiguous memory than that.
+    /// Fewer pages are free after the pool was raised than were asked for.
     #[error(
-        "the kernel found contiguous memory for {granted} of {pages} hugetlb pages of {page_size} \
-         bytes: ask for less, reserve early after boot, or try \
-         `echo 1 > /proc/sys/vm/compact_memory` as root first"
+        "{granted} of {pages} hugetlb pages of {} are free: the kernel found no contiguous memory \
+         for more, or another process took them: ask for less, end other programs that use them, \
+         reserve early after boot, or try `echo 1 > /proc/sys/vm/compact_memory` as root first",
+        Size(*page_size)
     )]
     NotGranted {
         /// The size asked for, in bytes.
@@ -60,8 +71,23 @@ pub enum ReservationError {
         /// How many were free at last.
         granted: u64,
     },
-    /// The pool could not be read or written.
-    #[error("the hugetlb pool of {page_size} byte pages cannot be read: {}", os::words(*errno))]
+    /// Another reservation of the pool has not mapped its pages.
+    #[error(
+        "another process, or another reservation of this one, has reserved hugetlb pages of {} and \
+         not mapped them for {} s: wait for it or end it",
+        Size(*page_size), waited.as_secs()
+    )]
+    Busy {
+        /// The size asked for, in bytes.
+        page_size: u64,
+        /// How long its lock was waited for.
+        waited: Duration,
+    },
+    /// The pool could not be read, locked or written.
+    #[error(
+        "the hugetlb pool of {} pages cannot be read, locked or written: {}",
+        Size(*page_size), os::words(*errno)
+    )]
     Unreadable {
         /// The size asked for, in bytes.
         page_size: u64,
@@ -76,6 +102,7 @@ impl ReservationError {
         match self {
             Self::NoPool { .. } => Errno::EINVAL,
             Self::NotGranted { .. } => Errno::ENOMEM,
+            Self::Busy { .. } => Errno::EBUSY,
             Self::NotPermitted { errno, .. } | Self::Unreadable { errno, .. } => *errno,
         }
     }
@@ -85,30 +112,54 @@ impl ReservationError {
 ///
 /// Drop it after the memory that uses the pages. If it goes first, the kernel keeps pages in use as
 /// surplus ones and frees each when its memory goes.
+///
+/// The pool stays locked for other reservations until [`mapped`](Self::mapped) is called or this is
+/// dropped: call it as soon as the memory exists.
+///
+/// A signal that ends the process skips the drop, as do `abort` and `exit`: the pool then stays
+/// raised until somebody lowers `nr_hugepages`. The kernel ends the lock with the process.
+///
+/// ```no_run
+/// use dmaspan_linux::{HugetlbReservation, Memory, MemoryKind};
+///
+/// let mut reservation = HugetlbReservation::new(2 << 20, 8)?;
+/// let memory = Memory::new(MemoryKind::Hugetlb2M, 16 << 20)?;
+/// reservation.mapped();
+/// // ... the memory is used ...
+/// drop(memory);
+/// drop(reservation);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives the pages back"]
 pub struct HugetlbReservation {
     pool: Pool,
     added: u64,
+    /// Until the pages are mapped.
+    lock: Option<PoolLock>,
 }
 
 impl HugetlbReservation {
-    /// Sees to it that `pages` pages of `page_size` bytes are free. Changes nothing where they are.
+    /// Sees to it that `pages` pages of `page_size` bytes are free, and locks the pool until they
+    /// are [`mapped`](Self::mapped). Raises nothing where they are free already.
+    ///
+    /// Waits for up to a minute while another reservation of the pool is not mapped. One of the
+    /// same thread counts too, so two at once of one page size need a call of `mapped` between.
     ///
     /// # Errors
     ///
     /// [`ReservationError`] where the pool cannot be raised so far; what was raised is given back.
     pub fn new(page_size: u64, pages: u64) -> Result<Self, ReservationError> {
-        Self::from_pool(Pool::of(page_size)?, pages)
+        Self::from_pool(Pool::of(page_size)?, pages, PATIENCE)
     }
 
-    fn from_pool(pool: Pool, pages: u64) -> Result<Self, ReservationError> {
+    fn from_pool(pool: Pool, pages: u64, patience: Duration) -> Result<Self, ReservationError> {
         let page_size = pool.page_size;
-        let _guard = lock();
+        let lock = Some(pool.lock(patience)?);
         let before = pool.counts()?;
         let missing = pages.saturating_sub(before.free);
         if missing == 0 {
-            return Ok(Self { pool, added: 0 });
+            return Ok(Self { pool, added: 0, lock });
         }
         let not_granted = |granted| ReservationError::NotGranted { page_size, pages, granted };
         let target = before.total.checked_add(missing).ok_or(not_granted(before.free))?;
@@ -128,7 +179,13 @@ impl HugetlbReservation {
             pool.lower(added);
             return Err(not_granted(after.free));
         }
-        Ok(Self { pool, added })
+        Ok(Self { pool, added, lock })
+    }
+
+    /// Says that the memory that uses the pages exists, so that others may reserve pages of this
+    /// size. They stay reserved until this is dropped.
+    pub fn mapped(&mut self) {
+        self.lock = None;
     }
 
     /// What memory of this kind and length needs; `None` where it needs no hugetlb pages.
@@ -152,7 +209,11 @@ impl HugetlbReservation {
 
 impl Drop for HugetlbReservation {
     fn drop(&mut self) {
-        let _guard = lock();
+        if self.added == 0 {
+            return;
+        }
+        // A pool that cannot be locked is lowered all the same: it would stay raised for ever.
+        let _lock = self.lock.take().or_else(|| self.pool.lock(PATIENCE).ok());
         self.pool.lower(self.added);
     }
 }
@@ -170,9 +231,21 @@ fn pool_dir(page_size: u64) -> PathBuf {
     PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page_size / 1024))
 }
 
-fn lock() -> MutexGuard<'static, ()> {
-    // The lock guards files, which a panic does not leave half written.
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+/// The lock of a pool, until it is dropped.
+struct PoolLock(File);
+
+impl fmt::Debug for PoolLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolLock").finish_non_exhaustive()
+    }
+}
+
+impl Drop for PoolLock {
+    fn drop(&mut self) {
+        // A child that was forked has the open file too, so closing it here may not end the lock.
+        // Unlocking what is locked does not fail.
+        let _ = self.0.unlock();
+    }
 }
 
 /// The pages of one size.
@@ -217,6 +290,25 @@ impl Pool {
         })
     }
 
+    /// Locks the pool against other reservations, of this process and of others (flock(2), which
+    /// needs no permission to write).
+    fn lock(&self, patience: Duration) -> Result<PoolLock, ReservationError> {
+        let page_size = self.page_size;
+        let failed = |error| ReservationError::Unreadable { page_size, errno: os::errno(&error) };
+        let file = File::open(self.dir.join("nr_hugepages")).map_err(failed)?;
+        let begin = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(PoolLock(file)),
+                Err(TryLockError::WouldBlock) if begin.elapsed() < patience => thread::sleep(PAUSE),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(ReservationError::Busy { page_size, waited: patience });
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+            }
+        }
+    }
+
     fn set(&self, pages: u64) -> Result<(), Errno> {
         let path: &Path = &self.dir.join("nr_hugepages");
         fs::write(path, pages.to_string()).map_err(|error| os::errno(&error))
@@ -236,10 +328,12 @@ impl Pool {
 
 /// Held by tests that use the pool, which is one for the whole system.
 #[cfg(test)]
-pub(crate) static TESTS: Mutex<()> = Mutex::new(());
+pub(crate) static TESTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{MutexGuard, PoisonError};
+
     use super::*;
     use crate::Memory;
 
@@ -267,33 +361,75 @@ mod tests {
     #[test]
     fn pages_that_are_free_already_are_not_reserved_again() {
         let _exclusive = exclusive();
-        let first = match HugetlbReservation::new(SIZE, 2) {
+        let mut first = match HugetlbReservation::new(SIZE, 2) {
             Ok(first) => first,
             Err(error) => return eprintln!("SKIP: {error}"),
         };
+        first.mapped();
         let second = HugetlbReservation::new(SIZE, 2).unwrap();
         assert_eq!(second.added(), 0);
         drop(second);
         assert!(first.pool.counts().unwrap().free >= 2);
     }
 
-    #[test]
-    fn more_than_the_kernel_grants_is_refused_and_given_back() {
-        // Plain files stand for a kernel that grants nothing: asking a real one for more than there
-        // is would take the memory of the whole system meanwhile.
-        let dir = std::env::temp_dir().join(format!("dmaspan-pool-{}", std::process::id()));
+    /// Plain files that stand for a pool with 5 pages, of which 2 are free: asking a real one for
+    /// more than there is would take the memory of the whole system meanwhile.
+    fn plain_pool(name: &str) -> Pool {
+        let dir = std::env::temp_dir().join(format!("dmaspan-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         for (name, count) in [("nr", "5"), ("free", "3"), ("resv", "1"), ("surplus", "0")] {
             fs::write(dir.join(format!("{name}_hugepages")), count).unwrap();
         }
-        let pool = Pool { dir: dir.clone(), page_size: SIZE };
-        let error = HugetlbReservation::from_pool(pool, 10).unwrap_err();
-        let pool = Pool { dir: dir.clone(), page_size: SIZE };
+        Pool { dir, page_size: SIZE }
+    }
+
+    fn again(pool: &Pool) -> Pool {
+        Pool { dir: pool.dir.clone(), page_size: pool.page_size }
+    }
+
+    #[test]
+    fn more_than_the_kernel_grants_is_refused_and_given_back() {
+        let pool = plain_pool("grants");
+        let error = HugetlbReservation::from_pool(again(&pool), 10, PATIENCE).unwrap_err();
         assert_eq!(pool.counts().unwrap().total, 5);
-        fs::remove_dir_all(dir).unwrap();
+        fs::remove_dir_all(pool.dir).unwrap();
         let expected = ReservationError::NotGranted { page_size: SIZE, pages: 10, granted: 2 };
         assert_eq!(error, expected);
         assert_eq!(error.errno(), Errno::ENOMEM);
+        let text = error.to_string();
+        assert!(text.contains("2 MiB") && text.contains("another process took them"), "{text}");
+    }
+
+    #[test]
+    fn a_pool_is_locked_until_the_pages_are_mapped() {
+        let pool = plain_pool("locked");
+        let reserve = |patience| HugetlbReservation::from_pool(again(&pool), 2, patience);
+        let mut first = reserve(Duration::ZERO).unwrap();
+        let busy = ReservationError::Busy { page_size: SIZE, waited: Duration::ZERO };
+        assert_eq!(reserve(Duration::ZERO).unwrap_err(), busy);
+        assert_eq!(busy.errno(), Errno::EBUSY);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| reserve(PATIENCE).unwrap());
+            thread::sleep(4 * PAUSE);
+            assert!(!waiting.is_finished());
+            first.mapped();
+            drop(waiting.join().unwrap());
+        });
+        drop(reserve(Duration::ZERO).unwrap());
+        fs::remove_dir_all(pool.dir).unwrap();
+    }
+
+    #[test]
+    fn a_refusal_gives_sizes_and_reasons_in_words() {
+        let error = ReservationError::NotPermitted {
+            page_size: SIZE,
+            pages: 4,
+            free: 0,
+            errno: os::EACCES,
+        };
+        let text = error.to_string();
+        assert!(text.contains("pages of 2 MiB are needed"), "{text}");
+        assert!(text.contains("(Permission denied)"), "{text}");
     }
 
     #[test]

@@ -19,6 +19,10 @@
 //! | [`pinner`] | the [`Pinner`](dmaspan::pin::Pinner) that joins them |
 //! | [`framemap`] | the way back, from a physical address to the memory |
 //!
+//! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
+//! kernels, and where io_uring is forbidden, memory is locked instead, and the addresses of its
+//! spans are virtual ones; see [`PinMethod`].
+//!
 //! ```
 //! use std::sync::Arc;
 //!
@@ -57,3 +61,4 @@ pub use mem::{Memory, MemoryKind};
 pub use pagemap::{FrameMode, FrameSource, Lookup};
 pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
 pub use registration::PinMethod;
+pub use sys::signals;

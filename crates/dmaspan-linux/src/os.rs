@@ -1,5 +1,6 @@
 //! What `/proc` and `/sys` say, and errors of system calls in words.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -17,6 +18,8 @@ const CAP_IPC_LOCK: u32 = 14;
 /// Errors that the core has no name for (include/uapi/asm-generic/errno.h and errno-base.h).
 pub(crate) const EAGAIN: Errno = Errno::from_raw(libc::EAGAIN);
 pub(crate) const EACCES: Errno = Errno::from_raw(libc::EACCES);
+pub(crate) const EMFILE: Errno = Errno::from_raw(libc::EMFILE);
+pub(crate) const ENFILE: Errno = Errno::from_raw(libc::ENFILE);
 pub(crate) const ENOSYS: Errno = Errno::from_raw(libc::ENOSYS);
 pub(crate) const ENOTTY: Errno = Errno::from_raw(libc::ENOTTY);
 
@@ -31,8 +34,30 @@ pub(crate) fn last_errno() -> Errno {
 }
 
 /// The system's sentence for an errno.
-pub(crate) fn words(errno: Errno) -> io::Error {
-    io::Error::from_raw_os_error(errno.get())
+pub(crate) fn words(errno: Errno) -> String {
+    let text = io::Error::from_raw_os_error(errno.get()).to_string();
+    // The standard library adds the number in parentheses.
+    match text.rsplit_once(" (os error ") {
+        Some((words, _)) => words.to_owned(),
+        None => text,
+    }
+}
+
+/// A number of bytes, displayed in the largest unit of which it is a multiple.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0;
+        match [(30, "GiB"), (20, "MiB"), (10, "KiB")]
+            .into_iter()
+            .find(|(lg2, _)| bytes != 0 && bytes.trailing_zeros() >= *lg2)
+        {
+            Some((lg2, unit)) => write!(f, "{} {unit}", bytes >> lg2),
+            None => write!(f, "{bytes} bytes"),
+        }
+    }
 }
 
 /// The number that a file of `/sys` or `/proc` holds.
@@ -89,6 +114,21 @@ mod tests {
         let text = "Cap:\t1\nCapEff:\t00ff\n";
         assert_eq!(field(text, "CapEff:"), Some("00ff"));
         assert_eq!(field(text, "Missing:"), None);
+    }
+
+    #[test]
+    fn sizes_are_in_the_largest_unit_that_is_exact() {
+        let text = |bytes| Size(bytes).to_string();
+        assert_eq!(text(2 << 20), "2 MiB");
+        assert_eq!(text(3 << 30), "3 GiB");
+        assert_eq!(text(1025 << 10), "1025 KiB");
+        assert_eq!(text(1025), "1025 bytes");
+        assert_eq!(text(0), "0 bytes");
+    }
+
+    #[test]
+    fn words_have_no_number() {
+        assert_eq!(words(EACCES), "Permission denied");
     }
 
     #[test]

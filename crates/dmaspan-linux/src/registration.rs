@@ -4,8 +4,9 @@
 //! frames (io_uring_register(2), `IORING_REGISTER_BUFFERS`). All pins of a pinner share one ring,
 //! whose buffer table is filled and emptied slot by slot, so a pin costs no file descriptor.
 //!
-//! Containers often forbid io_uring. Then memory is locked (mlock(2)): it stays resident, and the
-//! kernel may still move it to other frames, so nobody may use its frame numbers.
+//! Sparse tables need Linux 5.19. Older kernels lack them, and containers often forbid io_uring.
+//! Then memory is locked (mlock(2)): it stays resident, and the kernel may still move it to other
+//! frames, so nobody may use its frame numbers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use dmaspan::{Errno, UserRange};
 
 use crate::mem::Memory;
-use crate::os;
+use crate::os::{self, Size};
 use crate::sys::uring::BufferTable;
 use crate::sys::{self};
 
@@ -22,7 +23,8 @@ use crate::sys::{self};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PinMethod {
-    /// Registered as io_uring buffers: neither swapped nor moved.
+    /// Registered as io_uring buffers: neither swapped nor moved. Needs Linux 5.19, for sparse
+    /// tables of buffers.
     IoUring,
     /// Locked with mlock(2): not swapped, but the kernel may move it.
     Mlock,
@@ -57,9 +59,9 @@ pub enum RegisterError {
     },
     /// The process may not lock so much memory.
     #[error(
-        "pinning the {needed} bytes of {range} exceeds the limit of {limit} bytes of locked memory \
-         (RLIMIT_MEMLOCK), of which some may be in use: raise it with `ulimit -l {}` (KiB) or run \
-         with CAP_IPC_LOCK", needed.div_ceil(1024)
+        "pinning the {} of {range} exceeds the limit of {} of locked memory (RLIMIT_MEMLOCK), of \
+         which some may be in use: raise it with `ulimit -l {}` (KiB) or run with CAP_IPC_LOCK",
+        Size(*needed), Size(*limit), needed.div_ceil(1024)
     )]
     MemlockExceeded {
         /// The range asked for.
@@ -148,6 +150,8 @@ fn setup_advice(errno: Errno) -> &'static str {
         os::ENOSYS => "the kernel lacks it, or a seccomp filter of a container hides it",
         Errno::EINVAL => "sparse buffer tables need Linux 5.19",
         Errno::ENOMEM => "raise the limit of locked memory with `ulimit -l`",
+        os::EMFILE => "raise the limit of open files (RLIMIT_NOFILE) with `ulimit -n`",
+        os::ENFILE => "raise the system's limit of open files, /proc/sys/fs/file-max",
         _ => "pin with mlock instead",
     }
 }

@@ -4,14 +4,14 @@ use dmaspan::{Errno, UserRange};
 
 use super::MemoryKind;
 use crate::hugetlb;
-use crate::os;
+use crate::os::{self, Size};
 
 /// Why memory was not mapped. Nothing stays mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// A length of 0.
-    #[error("{kind} memory of 0 bytes was asked for: ask for at least {} bytes", kind.page_size())]
+    #[error("{kind} memory of 0 bytes was asked for: ask for at least {}", Size(kind.page_size()))]
     Empty {
         /// The kind asked for.
         kind: MemoryKind,
@@ -28,8 +28,9 @@ pub enum MemoryError {
     },
     /// More than the system can give.
     #[error(
-        "{len} bytes of {kind} memory are more than the {available} bytes that the system has \
-         available: ask for less or end other programs"
+        "{} of {kind} memory are more than the {} that the system has available: ask for less or \
+         end other programs",
+        Size(*len), Size(*available)
     )]
     TooMuch {
         /// The kind asked for.
@@ -41,8 +42,8 @@ pub enum MemoryError {
     },
     /// The hugetlb pool has too few free pages.
     #[error(
-        "{len} bytes of {kind} memory need {pages} free hugetlb pages of {page_size} bytes: {}",
-        hugetlb::advice(*page_size, *pages)
+        "{} of {kind} memory need {pages} free hugetlb pages of {}: {}",
+        Size(*len), Size(*page_size), hugetlb::advice(*page_size, *pages)
     )]
     NoHugePages {
         /// The kind asked for.
@@ -55,10 +56,7 @@ pub enum MemoryError {
         pages: u64,
     },
     /// The kernel does not have this kind of memory.
-    #[error(
-        "this kernel has no {kind} memory with pages of {page_size} bytes ({}): use another kind",
-        os::words(*errno)
-    )]
+    #[error("{}: use another kind", missing(*kind, *page_size, *errno))]
     Unsupported {
         /// The kind asked for.
         kind: MemoryKind,
@@ -68,7 +66,7 @@ pub enum MemoryError {
         errno: Errno,
     },
     /// A system call failed for another reason.
-    #[error("mapping {len} bytes of {kind} memory failed: {}", os::words(*errno))]
+    #[error("mapping {} of {kind} memory failed: {}", Size(*len), os::words(*errno))]
     System {
         /// The kind asked for.
         kind: MemoryKind,
@@ -102,6 +100,16 @@ impl MemoryError {
             Self::Unsupported { errno, .. } | Self::System { errno, .. } => *errno,
         }
     }
+}
+
+/// What the kernel lacks that does not have this kind of memory.
+fn missing(kind: MemoryKind, page_size: u64, errno: Errno) -> String {
+    if errno == os::ENOSYS && kind.memfd_flags().is_some() {
+        return "this kernel has no memfd_create, or a seccomp filter of a container hides it"
+            .to_owned();
+    }
+    let (size, words) = (Size(page_size), os::words(errno));
+    format!("this kernel has no {kind} memory with pages of {size} ({words})")
 }
 
 /// A range is not all in the memory that it was said to be in.

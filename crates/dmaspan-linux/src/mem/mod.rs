@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use dmaspan::{Errno, UserAddr, UserRange};
 
 use crate::os;
-use crate::sys::mapping::{Advice, Backing, Mapping};
+use crate::sys::mapping::{Advice, Alignment, Backing, Mapping};
 use crate::sys::{self};
 
 mod access;
@@ -132,9 +132,14 @@ impl Memory {
 fn map(kind: MemoryKind, len_bytes: u64) -> Result<Mapping, Errno> {
     let to_usize = |value: u64| usize::try_from(value).map_err(|_| Errno::ENOMEM);
     let len = to_usize(len_bytes)?;
-    // Only memory that holds a whole leaf gains from being aligned to leaves.
     let leaf_size = kind.leaf_size();
-    let align = to_usize(if leaf_size <= len_bytes { leaf_size } else { sys::page_size() })?;
+    // The kernel aligns hugetlb pages. Only memory that holds a whole leaf gains from being
+    // aligned to leaves.
+    let alignment = if kind.is_hugetlb() || leaf_size > len_bytes {
+        Alignment::Kernel
+    } else {
+        Alignment::To(to_usize(leaf_size)?)
+    };
     let file = match kind.memfd_flags() {
         Some(flags) => {
             let file = File::from(sys::memfd(c"dmaspan", flags)?);
@@ -147,7 +152,7 @@ fn map(kind: MemoryKind, len_bytes: u64) -> Result<Mapping, Errno> {
         Some(file) => Backing::Shared(file.as_fd()),
         None => Backing::Anonymous(kind.map_flags()),
     };
-    let mapping = Mapping::new(backing, len, align)?;
+    let mapping = Mapping::new(backing, len, alignment)?;
     match kind {
         MemoryKind::Thp => mapping.advise(0, len, Advice::Huge)?,
         // A kernel without transparent huge pages does not know the advice: nothing to forbid.

@@ -1,6 +1,8 @@
+use std::sync::PoisonError;
 use std::thread;
 
 use super::*;
+use crate::hugetlb;
 
 fn page() -> u64 {
     sys::page_size()
@@ -52,6 +54,43 @@ fn too_few_huge_pages_are_an_error_that_says_what_to_do() {
         let text = error.to_string();
         assert!(text.contains("hugepages-2048kB/nr_hugepages"), "{text}");
     }
+}
+
+#[test]
+fn refused_huge_pages_take_no_memory_of_other_threads() {
+    let _exclusive = hugetlb::TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pages = 16;
+    for kind in [MemoryKind::Hugetlb2M, MemoryKind::MemfdHugetlb2M] {
+        thread::scope(|scope| {
+            let refused = scope.spawn(move || {
+                for _ in 0..10_000 {
+                    if Memory::new(kind, pages * kind.page_size()).is_ok() {
+                        return eprintln!("SKIP: {pages} huge pages are free");
+                    }
+                }
+            });
+            // Many at once, so that gaps elsewhere are used up and a new one is found at once.
+            while !refused.is_finished() {
+                let mut held = Vec::new();
+                for n in 0..200_u64 {
+                    let memory = Memory::new(MemoryKind::Base, page()).unwrap();
+                    memory.fill_words(0, memory.len(), |_| n).unwrap();
+                    held.push((memory, n));
+                }
+                for (memory, n) in held {
+                    memory.check_words(0, memory.len(), |_| n).unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_kernel_without_files_in_memory_is_named_as_such() {
+    let text = MemoryError::mapping(MemoryKind::Memfd, page(), os::ENOSYS).to_string();
+    assert!(text.contains("no memfd_create"), "{text}");
+    let text = MemoryError::mapping(MemoryKind::Hugetlb1G, 1 << 30, Errno::ENOENT).to_string();
+    assert!(text.contains("no hugetlb-1g memory with pages of 1 GiB"), "{text}");
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn both_lookups_agree_on_hugetlb_and_a_leaf_takes_one_entry() {
         [(MemoryKind::Hugetlb2M, 8), (MemoryKind::MemfdHugetlb2M, 8), (MemoryKind::Hugetlb1G, 1)];
     for (kind, count) in kinds {
         let len = count * kind.page_size();
-        let _reserved = match HugetlbReservation::for_memory(kind, len) {
+        let mut reserved = match HugetlbReservation::for_memory(kind, len) {
             Ok(reservation) => reservation,
             Err(error) => {
                 eprintln!("SKIP: {error}");
@@ -90,6 +90,7 @@ fn both_lookups_agree_on_hugetlb_and_a_leaf_takes_one_entry() {
             }
         };
         let memory = Memory::new(kind, len).unwrap();
+        reserved.iter_mut().for_each(HugetlbReservation::mapped);
         assert_eq!(huge_bytes(&memory), Ok(len));
         assert_agreement(&source, &memory);
         assert_eq!(entries(&source, &memory, Lookup::HugeLeaves), count);

@@ -111,6 +111,8 @@ fn every_setup_error_says_what_to_do() {
     }
     let text = RegisterError::Unavailable { errno: Errno::EPERM }.to_string();
     assert!(text.contains("/proc/sys/kernel/io_uring_disabled"), "{text}");
+    let text = RegisterError::Unavailable { errno: os::EMFILE }.to_string();
+    assert!(text.contains("RLIMIT_NOFILE"), "{text}");
 }
 
 #[test]

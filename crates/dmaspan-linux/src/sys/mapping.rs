@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "maps memory and makes a slice of it")]
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -10,6 +11,9 @@ use std::sync::atomic::AtomicU64;
 use dmaspan::Errno;
 
 use crate::os;
+
+/// What memory allows.
+const PROT: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// What backs a mapping.
 #[derive(Clone, Copy, Debug)]
@@ -46,19 +50,84 @@ impl Advice {
     }
 }
 
+/// Where memory begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Alignment {
+    /// Where the kernel puts it: at a multiple of the base page, or of the hugetlb page.
+    Kernel,
+    /// At a multiple of this, a power of two. Not for hugetlb pages.
+    To(usize),
+}
+
+/// A part of the address space, unmapped on drop.
+///
+/// # Invariant
+///
+/// `start..start + len` is mapped, begins and ends between pages, and only this value unmaps it or
+/// maps anything over it.
+#[derive(Debug)]
+struct Region {
+    start: NonNull<libc::c_void>,
+    len: usize,
+}
+
+impl Region {
+    /// Maps `len` bytes where the kernel finds room.
+    fn new(len: usize, prot: libc::c_int, flags: libc::c_int, fd: i32) -> Result<Self, Errno> {
+        debug_assert_eq!(flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE), 0);
+        // SAFETY:
+        // 1. With no address and without `MAP_FIXED`, mmap(2) replaces no mapping, whether it
+        //    succeeds or not. No caller in this file passes `MAP_FIXED`.
+        // 2. An `fd` that is not open is an error and nothing else.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, fd, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(os::last_errno());
+        }
+        // The address is not null: mmap(2) chooses none below vm.mmap_min_addr, nor below a page.
+        NonNull::new(start).map(|start| Self { start, len }).ok_or(Errno::ENOMEM)
+    }
+
+    /// Gives the part before and the part behind `len` bytes from `skip` back, and forgets those
+    /// bytes: whether they are mapped, and by whom, is not known.
+    fn forget_middle(self, skip: usize, len: usize) {
+        let region = ManuallyDrop::new(self);
+        let start = region.start.as_ptr();
+        let behind = skip + len;
+        for (offset, part_len) in [(0, skip), (behind, region.len - behind)] {
+            if part_len != 0 {
+                // SAFETY:
+                // 1. The part is of the region, which is ours, and outside the bytes that are
+                //    forgotten; nobody has a reference to it, as the region has been no `Mapping`.
+                // 2. It is unmapped once: the region is not dropped.
+                // What cannot be unmapped stays reserved, without access.
+                let _ = unsafe { libc::munmap(start.wrapping_byte_add(offset), part_len) };
+            }
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY:
+        // 1. The whole region is mapped and ours (the invariant).
+        // 2. Slices of a `Mapping` borrow it, and it owns its region: there are none any more.
+        let result = unsafe { libc::munmap(self.start.as_ptr(), self.len) };
+        debug_assert_eq!(result, 0, "munmap of a whole region of ours: {}", os::last_errno());
+    }
+}
+
 /// Readable and writable memory of this process, unmapped on drop.
 ///
-/// # Invariants
+/// # Invariant
 ///
-/// 1. `outer` is the start of a mapping of `outer_len` bytes that only this value knows and unmaps.
-/// 2. `start` lies in it, aligned to 8 bytes, and the `words` words from there are readable and
-///    writable until it is unmapped.
+/// `start` lies in `region`, aligned to 8 bytes, and the `words` words from there are readable and
+/// writable until the region is unmapped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    outer: NonNull<libc::c_void>,
-    outer_len: usize,
     start: NonNull<AtomicU64>,
     words: usize,
+    /// Held to be unmapped with this.
+    _region: Region,
 }
 
 // SAFETY:
@@ -71,61 +140,59 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes, aligned to `align`: both multiples of the page size, `align` a power of
-    /// two.
-    pub(crate) fn new(backing: Backing<'_>, len: usize, align: usize) -> Result<Self, Errno> {
-        let outer_len = len.checked_add(align).ok_or(Errno::ENOMEM)?;
-        // SAFETY:
-        // 1. Without an address and `MAP_FIXED`, mmap(2) replaces no mapping.
-        // 2. Nothing can be accessed through it: `PROT_NONE`.
-        let outer = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                outer_len,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if outer == libc::MAP_FAILED {
-            return Err(os::last_errno());
-        }
-        let outer = NonNull::new(outer).ok_or(Errno::ENOMEM)?;
-        // From here on dropping it unmaps it; it has no words yet, so the invariant holds.
-        let mut mapping = Self { outer, outer_len, start: NonNull::dangling(), words: 0 };
-        mapping.place(backing, len, align)?;
-        Ok(mapping)
-    }
-
-    /// Puts the memory over an aligned part of the outer mapping.
-    fn place(&mut self, backing: Backing<'_>, len: usize, align: usize) -> Result<(), Errno> {
-        let skip = self.outer.as_ptr().addr().wrapping_neg() & (align - 1);
-        // `wrapping_byte_add` needs no proof; the result lies in the outer mapping: `skip < align`.
-        let wanted = self.outer.as_ptr().wrapping_byte_add(skip);
+    /// Maps `len` bytes, a multiple of the size of the pages.
+    pub(crate) fn new(
+        backing: Backing<'_>,
+        len: usize,
+        alignment: Alignment,
+    ) -> Result<Self, Errno> {
         let (flags, fd) = match backing {
             Backing::Anonymous(flags) => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags, -1),
             Backing::Shared(fd) => (libc::MAP_SHARED, fd.as_raw_fd()),
         };
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY:
-        // 1. `wanted..wanted + len` lies in `outer..outer + outer_len`, which is ours and has
-        //    nothing in it that anybody refers to, so `MAP_FIXED` replaces no memory in use.
-        // 2. `fd`, where it is one, is open: it is borrowed.
-        let placed = unsafe { libc::mmap(wanted, len, prot, flags | libc::MAP_FIXED, fd, 0) };
-        if placed == libc::MAP_FAILED {
-            return Err(os::last_errno());
+        match alignment {
+            Alignment::Kernel => {
+                let region = Region::new(len, PROT, flags, fd)?;
+                Ok(Self::of(region.start, len, region))
+            }
+            Alignment::To(align) => Self::aligned(flags, fd, len, align),
         }
-        self.start = NonNull::new(placed.cast()).ok_or(Errno::ENOMEM)?;
-        self.words = len / size_of::<AtomicU64>();
-        Ok(())
+    }
+
+    /// Puts the memory over an aligned part of a larger region.
+    fn aligned(flags: libc::c_int, fd: i32, len: usize, align: usize) -> Result<Self, Errno> {
+        let region_len = len.checked_add(align).ok_or(Errno::ENOMEM)?;
+        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let region = Region::new(region_len, libc::PROT_NONE, reserve, -1)?;
+        let skip = region.start.addr().get().wrapping_neg() & (align - 1);
+        // `wrapping_byte_add` needs no proof; the result lies in the region: `skip < align`.
+        let wanted = region.start.as_ptr().wrapping_byte_add(skip);
+        // SAFETY:
+        // 1. `wanted..wanted + len` lies in the region, which is ours and has nothing in it that
+        //    anybody refers to, so `MAP_FIXED` replaces no memory in use.
+        // 2. An `fd` that is not open is an error and nothing else.
+        let placed = unsafe { libc::mmap(wanted, len, PROT, flags | libc::MAP_FIXED, fd, 0) };
+        if placed == libc::MAP_FAILED {
+            let errno = os::last_errno();
+            // The kernel may have unmapped `wanted..wanted + len` before it failed, and another
+            // thread mapped something there since. It touched nothing else of the region.
+            region.forget_middle(skip, len);
+            return Err(errno);
+        }
+        let start = NonNull::new(placed).ok_or(Errno::ENOMEM)?;
+        Ok(Self::of(start, len, region))
+    }
+
+    /// Memory of `len` bytes from `start` of `region`, where they are readable and writable.
+    fn of(start: NonNull<libc::c_void>, len: usize, region: Region) -> Self {
+        Self { start: start.cast(), words: len / size_of::<AtomicU64>(), _region: region }
     }
 
     /// The memory, as words: whoever else writes it, a load is a value that the word has had.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY:
         // 1. `start` is aligned and `words` words from there stay mapped, readable and writable,
-        //    for as long as `self` is borrowed (the second invariant).
+        //    for as long as `self` is borrowed (the invariant).
         // 2. Every bit pattern is a `u64`, and fresh pages are zeroes: initialised.
         // 3. The kernel, devices and other processes may change the words meanwhile: `AtomicU64`
         //    allows it, as an `UnsafeCell` whose loads and stores are atomic.
@@ -181,28 +248,23 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY:
-        // 1. The whole outer mapping is ours (the first invariant).
-        // 2. Slices of its words borrow `self`, so there are none any more.
-        let result = unsafe { libc::munmap(self.outer.as_ptr(), self.outer_len) };
-        debug_assert_eq!(result, 0, "munmap of a whole mapping of ours: {}", os::last_errno());
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::sync::atomic::Ordering;
 
     use super::*;
     use crate::sys;
 
+    const M2: usize = 2 << 20;
+
     #[test]
     fn a_mapping_is_aligned_and_zero() {
         let page = usize::try_from(sys::page_size()).unwrap();
-        for align in [page, 2 << 20] {
-            let mapping = Mapping::new(Backing::Anonymous(0), 3 * page, align).unwrap();
+        for (alignment, align) in
+            [(Alignment::Kernel, page), (Alignment::To(page), page), (Alignment::To(M2), M2)]
+        {
+            let mapping = Mapping::new(Backing::Anonymous(0), 3 * page, alignment).unwrap();
             assert_eq!(mapping.addr() % align, 0);
             assert_eq!(mapping.len(), 3 * page);
             assert!(mapping.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
@@ -212,7 +274,7 @@ mod tests {
     #[test]
     fn a_part_beyond_the_end_is_refused() {
         let page = usize::try_from(sys::page_size()).unwrap();
-        let mapping = Mapping::new(Backing::Anonymous(0), page, page).unwrap();
+        let mapping = Mapping::new(Backing::Anonymous(0), page, Alignment::Kernel).unwrap();
         assert!(mapping.part(0, page).is_ok());
         assert_eq!(mapping.part(1, page), Err(Errno::EFAULT));
         assert_eq!(mapping.part(usize::MAX, 2), Err(Errno::EFAULT));
@@ -221,7 +283,36 @@ mod tests {
     #[test]
     fn more_than_the_address_space_is_an_error() {
         let page = usize::try_from(sys::page_size()).unwrap();
-        assert!(Mapping::new(Backing::Anonymous(0), usize::MAX - 8 * page + 1, page).is_err());
-        assert!(Mapping::new(Backing::Anonymous(0), usize::MAX, page).is_err());
+        for alignment in [Alignment::Kernel, Alignment::To(page)] {
+            for len in [usize::MAX - 8 * page + 1, usize::MAX] {
+                assert!(Mapping::new(Backing::Anonymous(0), len, alignment).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_stays_mapped() {
+        let page = usize::try_from(sys::page_size()).unwrap();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let region = Region::new(5 * page, libc::PROT_NONE, flags, -1).unwrap();
+        let first = region.start.addr().get() + page;
+        region.forget_middle(page, 3 * page);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let hex = |text: &str| usize::from_str_radix(text, 16).unwrap();
+        let covers = maps.lines().any(|line| {
+            let (start, rest) = line.split_once('-').unwrap();
+            let end = rest.split_once(' ').unwrap().0;
+            hex(start) <= first && first + 3 * page <= hex(end)
+        });
+        assert!(covers, "{first:#x}: {maps}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_mapped_is_an_error() {
+        let page = usize::try_from(sys::page_size()).unwrap();
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        for alignment in [Alignment::Kernel, Alignment::To(page), Alignment::To(M2)] {
+            assert!(Mapping::new(Backing::Shared(file.as_fd()), page, alignment).is_err());
+        }
     }
 }

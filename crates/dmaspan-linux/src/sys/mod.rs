@@ -1,7 +1,8 @@
 //! System calls, each wrapped so that nothing unsafe is left for its caller.
 //!
-//! The only module of the crate with unsafe code. [`mapping`] owns memory, [`uring`] pins it, and
-//! [`scan`] asks the kernel which of it huge leaves map.
+//! All unsafe blocks of the crate are here. Outside it there is one unsafe promise, the
+//! implementation of [`Pinner`](dmaspan::pin::Pinner) in `pinner`. [`mapping`] owns memory,
+//! [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
@@ -15,6 +16,7 @@ use crate::os;
 
 pub(crate) mod mapping;
 pub(crate) mod scan;
+pub mod signals;
 pub(crate) mod uring;
 
 /// The size of a base page, in bytes.

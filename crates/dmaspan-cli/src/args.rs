@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_linux::MemoryKind;
+use dmaspan_linux::mem::UnknownKind;
 
 use crate::hold;
 use crate::size::ByteSize;
@@ -75,17 +76,18 @@ pub(crate) struct MapArgs {
         verbatim_doc_comment,
         value_name = "KIND,...",
         value_delimiter = ',',
+        value_parser = memory_kind,
         default_value = "thp,base,hugetlb"
     )]
     pub(crate) memory: Vec<MemoryKind>,
 
     /// The smallest page of the tables
-    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    #[arg(long, value_name = "SIZE", default_value = "4k", ignore_case = true)]
     pub(crate) granule: Granule,
 
     /// How many times all is timed; medians are shown
     #[arg(long, value_name = "N", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(value_parser = run_count)]
     pub(crate) runs: u32,
 
     /// How to print the results
@@ -93,17 +95,29 @@ pub(crate) struct MapArgs {
     pub(crate) format: Format,
 }
 
+/// The most runs: more tell nothing new.
+const MOST_RUNS: u32 = 1000;
+
+fn run_count(text: &str) -> Result<u32, String> {
+    let count = text.trim().parse().ok().filter(|count| (1..=MOST_RUNS).contains(count));
+    count.ok_or_else(|| format!("--runs takes a whole number from 1 to {MOST_RUNS}"))
+}
+
+fn memory_kind(name: &str) -> Result<MemoryKind, UnknownKind> {
+    name.trim().parse()
+}
+
 /// The smallest page of an Arm stage-1 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Granule {
     /// 4 KiB, with blocks of 2 MiB and 1 GiB
-    #[value(name = "4k")]
+    #[value(name = "4k", alias = "4096")]
     K4,
     /// 16 KiB, with blocks of 32 MiB
-    #[value(name = "16k")]
+    #[value(name = "16k", alias = "16384")]
     K16,
     /// 64 KiB, with blocks of 512 MiB
-    #[value(name = "64k")]
+    #[value(name = "64k", alias = "65536")]
     K64,
 }
 
@@ -147,6 +161,16 @@ mod tests {
         assert_eq!(args.size, None);
         assert_eq!(args.granule, Granule::K4);
         assert_eq!((args.runs, args.format), (5, Format::Table));
+    }
+
+    #[test]
+    fn granules_and_kinds_are_read_however_they_are_written() {
+        for (text, granule) in [("4K", Granule::K4), ("16384", Granule::K16), ("64k", Granule::K64)]
+        {
+            assert_eq!(parse(&["--granule", text]).granule, granule);
+        }
+        let kinds = [MemoryKind::Thp, MemoryKind::Base];
+        assert_eq!(parse(&["--memory", "thp, base"]).memory, kinds);
     }
 
     #[test]

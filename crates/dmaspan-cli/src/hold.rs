@@ -2,22 +2,31 @@
 //!
 //! A reservation raises a number of the whole system and lowers it on drop, which a process that is
 //! killed or interrupted does not come to. So another process holds it: this program again, in a
-//! process group of its own, so that the terminal's interrupt does not reach it. It lets go when
-//! its standard input ends, and that ends with this process at the latest. Where it goes before the
-//! memory does, the kernel frees each page with the memory.
+//! process group of its own, so that the terminal's interrupt does not reach it, and deaf to
+//! `SIGTERM`, `SIGINT` and `SIGHUP`. It lets go when its standard input ends, and that ends with
+//! this process at the latest. Where it goes before the memory does, the kernel frees each page
+//! with the memory.
+//!
+//! Nothing gives the pages back where both are ended by `SIGKILL`: then the number stays raised
+//! until somebody writes it to `/sys/kernel/mm/hugepages`.
 
-use std::env;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use dmaspan_linux::{HugetlbReservation, MemoryKind};
+use dmaspan_linux::{HugetlbReservation, MemoryKind, signals};
 
 /// The subcommand of the holder.
 pub(crate) const COMMAND: &str = "hold-hugetlb";
 
+/// This program, also where its file was replaced meanwhile (proc_pid_exe(5)).
+const OWN_EXECUTABLE: &str = "/proc/self/exe";
+
 /// What the holder says when it holds the pages.
 const HELD: &str = "held";
+
+/// What the holder is told once the memory exists: a line.
+const MAPPED: &[u8] = b"mapped\n";
 
 /// Why no pages are held.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +55,8 @@ impl HeldPages {
         if !kind.is_hugetlb() {
             return Ok(None);
         }
-        let mut holder = Command::new(env::current_exe()?)
+        let mut holder = Command::new(OWN_EXECUTABLE)
+            .arg0("dmaspan")
             .args([COMMAND, kind.name(), &bytes.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -68,6 +78,16 @@ impl HeldPages {
     }
 }
 
+impl HeldPages {
+    /// Says that the memory that uses the pages exists, so that others may reserve pages.
+    pub(crate) fn mapped(&mut self) {
+        if let Some(holder) = &mut self.holder.stdin {
+            // A holder that is gone holds nothing from others.
+            let _ = holder.write_all(MAPPED);
+        }
+    }
+}
+
 impl Drop for HeldPages {
     fn drop(&mut self) {
         drop(self.holder.stdin.take());
@@ -78,13 +98,18 @@ impl Drop for HeldPages {
 
 /// The holder: reserves, says so, and lets go at the end of its input.
 pub(crate) fn hold(kind: MemoryKind, bytes: u64) -> ExitCode {
-    let reservation = HugetlbReservation::for_memory(kind, bytes);
+    signals::ignore_termination();
+    let mut reservation = HugetlbReservation::for_memory(kind, bytes);
     let answer = match &reservation {
         Ok(_) => HELD.to_owned(),
         Err(error) => error.to_string(),
     };
     let heard = writeln!(io::stdout(), "{answer}").is_ok();
-    if heard && reservation.is_ok() {
+    if heard && let Ok(reservation) = &mut reservation {
+        let told = io::stdin().lock().read_line(&mut String::new());
+        if let (Ok(1..), Some(reservation)) = (told, reservation) {
+            reservation.mapped();
+        }
         // An error ends it as well.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
     }

@@ -70,8 +70,8 @@ fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// A field of `/proc/meminfo`, in bytes (proc(5)).
-fn kib_field(meminfo: &str, name: &str) -> Option<u64> {
+/// A field of `/proc/meminfo` or `/proc/self/status`, in bytes (proc(5)).
+pub(crate) fn kib_field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -4,6 +4,7 @@
 //! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json)
 //!           ▲                 ├─ soft_iommu: container, tables, IOTLB
 //!        machine              ├─ verify, bus: a device uses what is mapped
+//!                             ├─ pinned: what the kernel counts as pinned
 //!                             ├─ per_page: the same table work one page at a time
 //!                             └─ hold: hugetlb pages, given back however the process ends
 //! ```
@@ -16,6 +17,7 @@ mod hold;
 mod machine;
 mod measure;
 mod per_page;
+mod pinned;
 mod plan;
 mod progress;
 mod report;
@@ -70,8 +72,13 @@ fn print(format: Format, report: &Report) -> ExitCode {
         Format::Json => report::json::render(report),
     };
     let mut stderr = io::stderr();
-    // Where nobody listens any more there is nobody to tell.
-    let _ = write_all(&mut io::stdout().lock(), &text);
+    match write_all(&mut io::stdout().lock(), &text) {
+        // Where nobody listens any more there is nobody to tell.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            return fail(FAILED, &format!("the report cannot be written: {error}"));
+        }
+        _ => {}
+    }
     if format == Format::Json {
         for note in &report.notes {
             let _ = writeln!(stderr, "note: {note}");
@@ -118,7 +125,8 @@ fn one_line(message: &str) -> String {
     let about_it = lines.take_while(|line| {
         !line.starts_with("Usage:") && !line.starts_with("For more information")
     });
-    let words: Vec<&str> = about_it.filter(|line| !line.is_empty()).collect();
+    let words: Vec<&str> =
+        about_it.filter(|line| !line.is_empty() && !line.starts_with("tip:")).collect();
     format!("{} (`dmaspan map --help` says more)", words.join(" "))
 }
 
@@ -134,13 +142,14 @@ mod tests {
             &["dmaspan", "map", "lots"],
             &["dmaspan", "map", "--runs", "0"],
             &["dmaspan", "map", "--speed"],
+            &["dmaspan", "map", "-1"],
             &["dmaspan", "mop"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");
             let text = one_line(&error.to_string());
             assert!(text.starts_with("error: ") && !text.contains('\n'), "{text}");
-            assert!(!text.contains("Usage"), "{text}");
+            assert!(!text.contains("Usage") && !text.contains("tip:"), "{text}");
         }
     }
 

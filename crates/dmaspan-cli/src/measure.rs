@@ -1,11 +1,12 @@
 //! One row: one kind of memory, mapped, checked and measured.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use dmaspan::container;
 use dmaspan::io_pgtable;
-use dmaspan::iommu;
+use dmaspan::iommu::{self, IommuOps};
 use dmaspan::lg2;
 use dmaspan::{Iova, IovaRange, PhysAddr, RangeError, Span, UserRange};
 use dmaspan_linux::framemap::FrameMapError;
@@ -18,12 +19,13 @@ use dmaspan_sim::device::Device;
 use crate::bus::MemoryBus;
 use crate::hold::{HeldPages, HoldError};
 use crate::per_page::{self, PerPage, PerPageError};
+use crate::pinned::{Counted, Counter, NotPinned};
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::size::ByteSize;
-use crate::soft_iommu::{BuildError, PROT, SoftIommu};
+use crate::soft_iommu::{BuildError, Left, PROT, SoftIommu};
 use crate::stats::Series;
-use crate::verify::{self, Checked, PASSES, Stale};
+use crate::verify::{self, Checked, Mismatch, PASSES, Stale};
 
 type ContainerError = container::Error<LinuxPinError>;
 
@@ -39,8 +41,10 @@ pub(crate) struct Measured {
     pub(crate) map: Series,
     pub(crate) unmap: Series,
     pub(crate) per_page: PerPage,
-    pub(crate) checked: Checked,
-    pub(crate) stale: Stale,
+    /// Bytes that the device and the CPU saw alike.
+    pub(crate) verified_bytes: u64,
+    /// What the kernel counts of the pins.
+    pub(crate) counted: Counted,
     /// Bytes that transparent huge pages should have and do not; 0 for other kinds.
     pub(crate) not_huge_bytes: u64,
 }
@@ -79,6 +83,41 @@ pub(crate) enum RowError {
     Build(#[from] BuildError),
     #[error(transparent)]
     PerPage(#[from] PerPageError),
+    #[error(transparent)]
+    NotPinned(#[from] NotPinned),
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    #[error(transparent)]
+    Remains(#[from] Remains),
+}
+
+/// What should be gone after an unmap and is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) struct Remains {
+    /// After which unmap.
+    unmap: &'static str,
+    left: Left,
+    stale: Stale,
+}
+
+impl Remains {
+    /// How many things remain.
+    pub(crate) fn count(&self) -> u64 {
+        self.left.count().saturating_add(self.stale.translations)
+    }
+}
+
+impl fmt::Display for Remains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { unmap, left, stale } = self;
+        write!(f, "left after the {unmap}: ")?;
+        if left.count() > 0 {
+            write!(f, "{left}")?;
+        }
+        let Some(first) = stale.first else { return Ok(()) };
+        let comma = if left.count() > 0 { ", " } else { "" };
+        write!(f, "{comma}{} translations, the first at iova {first}", stale.translations)
+    }
 }
 
 impl RowError {
@@ -104,8 +143,11 @@ pub(crate) fn row<const G: u32>(
     let (bytes, runs) = (plan.bytes, u64::from(plan.runs));
     progress.begin(format!("{kind}: allocating {}", ByteSize::new(bytes)), 1);
     // Declared first, so that the pages go back to the pool before it is lowered.
-    let _reservation = HeldPages::for_memory(kind, bytes)?;
+    let mut reservation = HeldPages::for_memory(kind, bytes)?;
     let subject = Subject::allocate::<G>(kind, bytes)?;
+    if let Some(reservation) = &mut reservation {
+        reservation.mapped();
+    }
     let iommu = SoftIommu::new::<G>(LinuxPinner::new()?, bytes)?;
     let range = IovaRange::from_len(subject.choose_iova::<G>(&iommu), bytes)?;
 
@@ -118,9 +160,12 @@ pub(crate) fn row<const G: u32>(
         subject.timed_run(&iommu, range, &mut map, &mut unmap)?;
         progress.advance(1);
     }
+    subject.last_run(&iommu, range)?;
     progress.begin(format!("{kind}: page at a time, {runs} times"), runs);
-    let per_page =
-        per_page::measure::<G>(&first.frames, range.start(), plan.runs, || progress.advance(1))?;
+    let (iova, max_ranges) = (range.start(), iommu.iotlb.max_ranges());
+    let per_page = per_page::measure::<G>(&first.frames, iova, plan.runs, max_ranges, || {
+        progress.advance(1);
+    })?;
     Ok(Measured {
         spans: first.spans,
         leaves: first.leaves,
@@ -128,8 +173,8 @@ pub(crate) fn row<const G: u32>(
         map,
         unmap,
         per_page,
-        checked: first.checked,
-        stale: first.stale,
+        verified_bytes: first.verified_bytes,
+        counted: first.counted,
         not_huge_bytes: subject.not_huge_bytes(),
     })
 }
@@ -148,8 +193,8 @@ struct FirstRun {
     table_bytes: u64,
     /// Where each granule of the memory is.
     frames: Vec<PhysAddr>,
-    checked: Checked,
-    stale: Stale,
+    verified_bytes: u64,
+    counted: Counted,
 }
 
 impl Subject {
@@ -183,10 +228,12 @@ impl Subject {
         range: IovaRange,
         progress: &Progress,
     ) -> Result<FirstRun, RowError> {
-        let SoftIommu { container, tables, iotlb } = iommu;
+        let SoftIommu { container, tables, iotlb, .. } = iommu;
+        let counter = Counter::before(container.pinner().method(), self.memory.kind());
         container
             .map(&self.memory, self.user, range.start(), PROT)
             .map_err(|error| self.refused(iommu, error))?;
+        let counted = counter.after(self.user.checked_len().unwrap_or(u64::MAX))?;
         let (leaves, table_bytes) = (container.census().sizes().collect(), tables.table_bytes());
 
         let source = container.pinner().frames();
@@ -209,11 +256,39 @@ impl Subject {
         let device = Device::new(iotlb.clone(), bus);
         let offset = self.user.start().get() - self.memory.user_range().start().get();
         let mapped = verify::Mapped { memory: &self.memory, offset, range };
-        let checked = mapped.check(&device, &|bytes| progress.advance(bytes));
+        let Checked { bytes, mismatch } = mapped.check(&device, &|bytes| progress.advance(bytes));
+        if let Some(mismatch) = mismatch {
+            return Err(mismatch.into());
+        }
 
         self.unmap(iommu, range)?;
-        let stale = verify::stale(&device, range, self.granule);
-        Ok(FirstRun { spans: spans.len(), leaves, table_bytes, frames, checked, stale })
+        self.check_gone(iommu, range, "first unmap")?;
+        let verified_bytes = bytes;
+        Ok(FirstRun { spans: spans.len(), leaves, table_bytes, frames, verified_bytes, counted })
+    }
+
+    /// Maps, lets a device reach every granule, and unmaps, after all that was timed: whether the
+    /// last unmap takes away as much as the first.
+    fn last_run(&self, iommu: &SoftIommu, range: IovaRange) -> Result<(), RowError> {
+        let SoftIommu { container, iotlb, .. } = iommu;
+        container.map(&self.memory, self.user, range.start(), PROT).map_err(RowError::Map)?;
+        verify::touch(iotlb, range, self.granule)?;
+        self.unmap(iommu, range)?;
+        self.check_gone(iommu, range, "last unmap")
+    }
+
+    /// Whether nothing is left of `range`, which was unmapped, and of anything else.
+    fn check_gone(
+        &self,
+        iommu: &SoftIommu,
+        range: IovaRange,
+        unmap: &'static str,
+    ) -> Result<(), RowError> {
+        // First what is there: to try an address fills the IOTLB.
+        let left = iommu.left();
+        let stale = verify::stale(&iommu.iotlb, range, self.granule);
+        let remains = Remains { unmap, left, stale };
+        if remains.count() == 0 { Ok(()) } else { Err(remains.into()) }
     }
 
     fn timed_run(
@@ -231,7 +306,9 @@ impl Subject {
         let begin = Instant::now();
         self.unmap(iommu, range)?;
         unmap.add_unmap(begin.elapsed(), container.pinner().reset_stats());
-        Ok(())
+        let (left, stale) = (iommu.left(), Stale::default());
+        let remains = Remains { unmap: "unmap of a timed run", left, stale };
+        if remains.count() == 0 { Ok(()) } else { Err(remains.into()) }
     }
 
     fn unmap(&self, iommu: &SoftIommu, range: IovaRange) -> Result<(), RowError> {
@@ -311,7 +388,10 @@ fn congruent_iova(spans: &[Span], granule_lg2: u32) -> Iova {
 
 #[cfg(test)]
 mod tests {
+    use dmaspan_sim::iotlb::Planted;
+
     use super::*;
+    use crate::pinned::pinning_turn;
 
     fn span(paddr: u64, len: u64) -> Span {
         Span::new(PhysAddr::new(paddr), len).unwrap()
@@ -328,5 +408,72 @@ mod tests {
         let spans = [span(1 << 40, 0x2000), span(0x1000, 0x3000)];
         assert_eq!((congruent_iova(&spans, 12).get() + 0x2000) & lg2::mask(30), 0x1000);
         assert!(lg2::is_aligned(congruent_iova(&spans, 16).get(), 16));
+    }
+
+    const BYTES: u64 = 2 << 20;
+
+    /// Memory, an IOMMU for it, and where to map.
+    fn subject() -> (Subject, SoftIommu, IovaRange) {
+        let subject = Subject::allocate::<12>(MemoryKind::Base, BYTES).unwrap();
+        let iommu = SoftIommu::new::<12>(LinuxPinner::new().unwrap(), 2 * BYTES).unwrap();
+        let range = IovaRange::from_len(Iova::new(FIRST_IOVA), BYTES).unwrap();
+        (subject, iommu, range)
+    }
+
+    fn remains(result: Result<(), RowError>) -> Remains {
+        match result {
+            Err(RowError::Remains(remains)) => remains,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_first_run_counts_pins_and_leaves_nothing() {
+        let _turn = pinning_turn();
+        let (subject, iommu, range) = subject();
+        let first = subject.first_run::<12>(&iommu, range, &Progress::new()).unwrap();
+        assert_eq!(first.verified_bytes, BYTES);
+        assert_eq!(iommu.left(), Left::default());
+    }
+
+    #[test]
+    fn invalidations_that_stop_before_the_last_run_are_found() {
+        let _turn = pinning_turn();
+        let (subject, iommu, range) = subject();
+        subject.first_run::<12>(&iommu, range, &Progress::new()).unwrap();
+        let (mut map, mut unmap) = (Series::default(), Series::default());
+        subject.timed_run(&iommu, range, &mut map, &mut unmap).unwrap();
+        subject.last_run(&iommu, range).unwrap();
+        for planted in [Planted::IgnoreAll, Planted::IgnoreLeaves] {
+            iommu.iotlb.drop_invalidations(planted);
+            let found = remains(subject.last_run(&iommu, range));
+            assert_eq!(found.stale.first, Some(range.start()), "{found}");
+            assert!(found.to_string().contains("512 leaves in the IOTLB"), "{found}");
+        }
+    }
+
+    #[test]
+    fn links_that_are_not_forgotten_are_found() {
+        let _turn = pinning_turn();
+        let (subject, iommu, range) = subject();
+        iommu.iotlb.drop_invalidations(Planted::IgnoreTables);
+        let found = remains(subject.last_run(&iommu, range));
+        assert!(found.to_string().contains("links to tables in the IOTLB"), "{found}");
+    }
+
+    #[test]
+    fn a_page_that_stays_mapped_elsewhere_is_found() {
+        let _turn = pinning_turn();
+        let (subject, iommu, range) = subject();
+        let page = Memory::new(MemoryKind::Base, 4096).map(Arc::new).unwrap();
+        let elsewhere = range.start().wrapping_add(1 << 40);
+        iommu.container.map(&page, page.user_range(), elsewhere, PROT).unwrap();
+        let (mut map, mut unmap) = (Series::default(), Series::default());
+        let found = remains(subject.timed_run(&iommu, range, &mut map, &mut unmap));
+        let text = "left after the unmap of a timed run: 1 mappings, 1 leaves in the tables, \
+            3 tables below the root";
+        assert_eq!(found.to_string(), text);
+        assert_eq!(remains(subject.last_run(&iommu, range)).stale, Stale::default());
+        iommu.container.unmap_all().unwrap();
     }
 }

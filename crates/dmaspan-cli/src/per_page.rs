@@ -8,13 +8,12 @@ use std::time::Instant;
 
 use dmaspan::io_pgtable;
 use dmaspan::iommu::Gather;
+#[cfg(doc)]
+use dmaspan::iommu::IommuOps;
 use dmaspan::{Iova, PhysAddr};
 
 use crate::soft_iommu::{self, BuildError, PROT, Table};
 use crate::stats::{median, nanoseconds};
-
-/// How many ranges the sync at the end names at most, as for the container's.
-const RANGES: usize = 8;
 
 /// Medians of the time that tables took, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +51,8 @@ pub(crate) enum PerPageError {
     },
 }
 
-/// Maps and unmaps `frames`, one for each granule of `2^G` bytes from `iova` on, `runs` times.
+/// Maps and unmaps `frames`, one for each granule of `2^G` bytes from `iova` on, `runs` times. The
+/// sync at the end names `max_ranges` at most, as for the container's ([`IommuOps::max_ranges`]).
 ///
 /// # Errors
 ///
@@ -61,6 +61,7 @@ pub(crate) fn measure<const G: u32>(
     frames: &[PhysAddr],
     iova: Iova,
     runs: u32,
+    max_ranges: usize,
     mut after_run: impl FnMut(),
 ) -> Result<PerPage, PerPageError> {
     let count = u64::try_from(frames.len()).unwrap_or(u64::MAX);
@@ -68,17 +69,17 @@ pub(crate) fn measure<const G: u32>(
     // The first run is not timed: it allocates the tables.
     map::<G>(&mut table, frames, iova)?;
     check::<G>(&mut table, frames, iova)?;
-    unmap::<G>(&mut table, frames.len(), iova)?;
+    unmap::<G>(&mut table, frames.len(), iova, max_ranges)?;
     let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         map_ns.push(map::<G>(&mut table, frames, iova)?);
-        unmap_ns.push(unmap::<G>(&mut table, frames.len(), iova)?);
+        unmap_ns.push(unmap::<G>(&mut table, frames.len(), iova, max_ranges)?);
         after_run();
     }
     Ok(PerPage { map_ns: median(&map_ns), unmap_ns: median(&unmap_ns) })
 }
 
-/// One look-up and one call for each page. Returns nanoseconds.
+/// One call for each page, whose frame number is read from a list. Returns nanoseconds.
 fn map<const G: u32>(
     table: &mut Table<G>,
     frames: &[PhysAddr],
@@ -101,11 +102,12 @@ fn unmap<const G: u32>(
     table: &mut Table<G>,
     pages: usize,
     iova: Iova,
+    max_ranges: usize,
 ) -> Result<u64, PerPageError> {
     let whole = table.whole();
     let mut at = iova;
     let begin = Instant::now();
-    let mut gather = Gather::new(RANGES);
+    let mut gather = Gather::new(max_ranges);
     for _ in 0..pages {
         black_box(whole.iova_to_phys(at));
         let unmapped = whole.unmap_pages(at, 1 << G, 1);
@@ -145,7 +147,7 @@ mod tests {
             // Every second frame, so that no two are contiguous.
             let frames: Vec<PhysAddr> = (0..100).map(|n| PhysAddr::new(n << (G + 1))).collect();
             let mut runs = 0;
-            let times = measure::<G>(&frames, Iova::new(1 << 32), 3, || runs += 1).unwrap();
+            let times = measure::<G>(&frames, Iova::new(1 << 32), 3, 64, || runs += 1).unwrap();
             assert!(times.map_ns > 0 && times.unmap_ns > 0);
             assert_eq!(runs, 3);
         }
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_frame_between_granules_is_refused() {
-        let error = measure::<14>(&[PhysAddr::new(4096)], Iova::new(0), 1, || ()).unwrap_err();
+        let error = measure::<14>(&[PhysAddr::new(4096)], Iova::new(0), 1, 64, || ()).unwrap_err();
         assert!(matches!(error, PerPageError::Table(io_pgtable::Error::MisalignedSpan { .. })));
     }
 }

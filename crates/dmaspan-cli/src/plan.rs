@@ -35,8 +35,8 @@ pub(crate) enum UsageError {
     },
     /// Not a whole number of pages.
     #[error(
-        "{size} bytes are no multiple of {}, the pages of {what}: ask for a multiple of it",
-        ByteSize::new(*multiple)
+        "{} is no multiple of {}, the pages of {what}: ask for a multiple of it{}",
+        exact(*size), ByteSize::new(*multiple), or_base(*size, what)
     )]
     NotAMultiple {
         /// The bytes asked for.
@@ -61,6 +61,21 @@ pub(crate) enum UsageError {
         /// The bytes that there are.
         available: u64,
     },
+}
+
+/// A size that is not rounded.
+fn exact(bytes: u64) -> String {
+    if bytes.is_multiple_of(1 << 20) {
+        ByteSize::new(bytes).to_string()
+    } else {
+        format!("{bytes} bytes")
+    }
+}
+
+/// What else can be done where the kind of memory asks for much.
+fn or_base(bytes: u64, what: &str) -> &'static str {
+    let fits = bytes.is_multiple_of(MemoryKind::Base.page_size());
+    if fits && what.ends_with("memory") { ", or for `--memory base`" } else { "" }
 }
 
 impl Plan {

@@ -7,9 +7,10 @@ use dmaspan_linux::{FrameMode, LinuxPinner, MemoryKind, PinMethod};
 
 use crate::args::Granule;
 use crate::measure::{self, Measured, RowError};
+use crate::pinned::Counted;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::report::{Figures, PerPageTimes, Phase, Report, Row, Skipped, Speedup};
+use crate::report::{Failed, Figures, PerPageTimes, Phase, Report, Row, Skipped, Speedup};
 use crate::size::ByteSize;
 
 /// Does what `plan` says.
@@ -36,9 +37,6 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, LinuxPinEr
         verified_bytes: 0,
         stale_translations: 0,
         notes: plan.notes.clone(),
-        mismatches: Vec::new(),
-        stale: Vec::new(),
-        failed: Vec::new(),
     };
     if let Some(why) = pinner.why_mlock() {
         report.notes.push(format!("memory is locked with mlock: {why}"));
@@ -66,21 +64,22 @@ fn row(plan: &Plan, kind: MemoryKind, progress: &Progress) -> Result<Measured, R
 }
 
 fn add_error(report: &mut Report, kind: MemoryKind, error: &RowError) {
-    if !error.is_skip() {
-        report.failed.push(format!("{kind}: {error}"));
+    let (memory, why) = (kind.name(), error.to_string());
+    if error.is_skip() {
+        return report.rows.push(Row::Skipped(Skipped { memory, skipped: why }));
     }
-    report.rows.push(Row::Skipped(Skipped { memory: kind.name(), skipped: error.to_string() }));
+    if let RowError::Remains(remains) = error {
+        report.stale_translations += remains.count();
+    }
+    report.rows.push(Row::Failed(Failed { memory, failed: why }));
 }
 
 fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
-    let Measured { checked, stale, per_page, .. } = measured;
-    if let Some(mismatch) = checked.mismatch {
-        report.mismatches.push(format!("{kind}: {mismatch}"));
-    }
-    if let Some(first) = stale.first {
-        let count = stale.translations;
-        report.stale.push(format!(
-            "{kind}: {count} translations are left after the unmap, the first at iova {first}"
+    let Measured { per_page, verified_bytes, .. } = measured;
+    if measured.counted == Counted::Untold {
+        report.notes.push(format!(
+            "{kind}: this kernel does not tell how much of such memory is pinned, so that was not \
+             checked"
         ));
     }
     if measured.not_huge_bytes > 0 {
@@ -93,8 +92,7 @@ fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
     let map = Phase::of(&measured.map, report.size_bytes);
     let unmap = Phase::of(&measured.unmap, report.size_bytes);
     let leaves = measured.leaves.iter().map(|&(lg2, count)| (1 << lg2, count));
-    report.verified_bytes += checked.bytes;
-    report.stale_translations += stale.translations;
+    report.verified_bytes += verified_bytes;
     report.rows.push(Row::Figures(Box::new(Figures {
         memory: kind.name(),
         spans: measured.spans,
@@ -104,6 +102,6 @@ fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
         map,
         unmap,
         per_page: PerPageTimes { map_table_ns: per_page.map_ns, unmap_table_ns: per_page.unmap_ns },
-        verified_bytes: checked.bytes,
+        verified_bytes: *verified_bytes,
     })));
 }

@@ -1,10 +1,13 @@
 //! Whether a device reaches exactly what was mapped for it, and nothing after the unmap.
 
+use std::iter;
+
 use dmaspan::{Iova, IovaRange};
 use dmaspan_linux::Memory;
 use dmaspan_linux::mem::{AccessError, CheckError};
 use dmaspan_sim::bus::Bus;
 use dmaspan_sim::device::{Device, DmaError};
+use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::{Access, TableWords, Walker};
 
 /// How many bytes a device reads or writes at once.
@@ -216,23 +219,48 @@ impl Mapped<'_> {
 }
 
 /// Tries to read and to write every page of `page_bytes` in `range`, none of which is mapped.
-pub(crate) fn stale<W: Walker, T: TableWords, B: Bus>(
-    device: &Device<W, T, B>,
+pub(crate) fn stale<W: Walker, T: TableWords>(
+    iotlb: &Iotlb<W, T>,
     range: IovaRange,
     page_bytes: u64,
 ) -> Stale {
     let mut stale = Stale::default();
-    let mut next = Some(range.start());
-    while let Some(iova) = next.filter(|iova| range.contains(*iova)) {
+    for iova in pages(range, page_bytes) {
         for access in [Access::Read, Access::Write] {
-            if device.probe(iova, access).is_some() {
+            if iotlb.translate(iova, access).is_ok() {
                 stale.translations += 1;
                 stale.first = stale.first.or(Some(iova));
             }
         }
-        next = iova.checked_add(page_bytes);
     }
     stale
+}
+
+/// Lets a device reach every page of `page_bytes` in `range`, so that the IOTLB holds them all.
+///
+/// # Errors
+///
+/// [`Mismatch::Refused`] for the first page that is not mapped.
+pub(crate) fn touch<W: Walker, T: TableWords>(
+    iotlb: &Iotlb<W, T>,
+    range: IovaRange,
+    page_bytes: u64,
+) -> Result<(), Mismatch> {
+    for iova in pages(range, page_bytes) {
+        for access in [Access::Read, Access::Write] {
+            iotlb.translate(iova, access).map_err(|fault| {
+                let source = DmaError::Fault { done: 0, fault };
+                Mismatch::Refused { iova, source }
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The first address of each page of `page_bytes` in `range`.
+fn pages(range: IovaRange, page_bytes: u64) -> impl Iterator<Item = Iova> {
+    let next = move |iova: &Iova| iova.checked_add(page_bytes);
+    iter::successors(Some(range.start()), next).take_while(move |iova| range.contains(*iova))
 }
 
 #[cfg(test)]

@@ -15,11 +15,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::report::examples;
+    use crate::report::{Failed, Row, examples};
 
     #[test]
     fn the_shape_is_the_one_that_scripts_use() {
-        let text = render(&examples::report());
+        let mut report = examples::report();
+        report.rows.push(Row::Failed(Failed { memory: "base", failed: "3 left".to_owned() }));
+        let text = render(&report);
         let value: Value = serde_json::from_str(&text).unwrap();
         let phase = |total_ns: u64| {
             json!({"pin_ns": total_ns / 2, "lookup_ns": 41_000, "table_ns": 4100,
@@ -37,6 +39,7 @@ mod tests {
                     "verified_bytes": 1 << 30,
                 },
                 {"memory": "hugetlb", "skipped": "no pool: do this"},
+                {"memory": "base", "failed": "3 left"},
             ],
             "verified_bytes": 1 << 30, "stale_translations": 0,
         });

@@ -24,15 +24,6 @@ pub(crate) struct Report {
     /// What a user should know to understand the figures.
     #[serde(skip)]
     pub(crate) notes: Vec<String>,
-    /// Bytes that were not as they should be, the first of each row.
-    #[serde(skip)]
-    pub(crate) mismatches: Vec<String>,
-    /// Translations that outlived an unmap, a line for each row.
-    #[serde(skip)]
-    pub(crate) stale: Vec<String>,
-    /// Rows without figures that should have them.
-    #[serde(skip)]
-    pub(crate) failed: Vec<String>,
 }
 
 /// One kind of memory.
@@ -41,8 +32,10 @@ pub(crate) struct Report {
 pub(crate) enum Row {
     /// It was measured.
     Figures(Box<Figures>),
-    /// It was not.
+    /// This machine, or this process on it, cannot do it.
     Skipped(Skipped),
+    /// It went wrong.
+    Failed(Failed),
 }
 
 /// Why a kind of memory was not measured.
@@ -50,6 +43,13 @@ pub(crate) enum Row {
 pub(crate) struct Skipped {
     pub(crate) memory: &'static str,
     pub(crate) skipped: String,
+}
+
+/// What went wrong with a kind of memory, the first that did.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Failed {
+    pub(crate) memory: &'static str,
+    pub(crate) failed: String,
 }
 
 /// What was measured with one kind of memory. Times are medians.
@@ -98,12 +98,15 @@ impl Report {
     }
 
     /// Everything that went wrong.
-    pub(crate) fn failures(&self) -> impl Iterator<Item = &str> {
-        let nothing_ran = !self.rows.iter().any(|row| matches!(row, Row::Figures(_)));
-        let nothing = (nothing_ran && self.failed.is_empty())
-            .then_some("nothing was mapped: no kind of memory could be used");
-        let all = self.failed.iter().chain(&self.mismatches).chain(&self.stale);
-        all.map(String::as_str).chain(nothing)
+    pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
+        let nothing_ran = self.rows.iter().all(|row| matches!(row, Row::Skipped(_)));
+        let nothing =
+            nothing_ran.then(|| "nothing was mapped: no kind of memory could be used".to_owned());
+        let failed = self.rows.iter().filter_map(|row| match row {
+            Row::Failed(Failed { memory, failed }) => Some(format!("{memory}: {failed}")),
+            _ => None,
+        });
+        failed.chain(nothing)
     }
 }
 
@@ -163,9 +166,6 @@ pub(crate) mod examples {
             verified_bytes: 1 << 30,
             stale_translations: 0,
             notes: vec!["a note".to_owned()],
-            mismatches: Vec::new(),
-            stale: Vec::new(),
-            failed: Vec::new(),
         }
     }
 }
@@ -200,7 +200,11 @@ mod tests {
         report.rows.remove(0);
         assert!(!report.passed());
         assert_eq!(report.failures().count(), 1);
-        let stale = Report { stale: vec!["thp: 3 left".to_owned()], ..examples::report() };
-        assert_eq!(stale.failures().collect::<Vec<_>>(), ["thp: 3 left"]);
+        let mut report = examples::report();
+        report.rows.push(Row::Failed(Failed { memory: "base", failed: "3 left".to_owned() }));
+        assert_eq!(report.failures().collect::<Vec<_>>(), ["base: 3 left"]);
+        assert!(!report.passed());
+        report.rows.drain(..2);
+        assert_eq!(report.failures().collect::<Vec<_>>(), ["base: 3 left"]);
     }
 }

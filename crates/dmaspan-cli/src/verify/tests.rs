@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use dmaspan::{PhysAddr, Span};
 use dmaspan_linux::{FrameMap, LinuxPinner, Lookup, MemoryKind};
@@ -7,6 +7,7 @@ use dmaspan_sim::iotlb::Planted;
 
 use super::*;
 use crate::bus::MemoryBus;
+use crate::pinned::pinning_turn;
 use crate::soft_iommu::{PROT, SoftIommu, TableIotlb};
 
 const BYTES: u64 = 4 << 20;
@@ -18,10 +19,13 @@ struct Setup {
     memory: Arc<Memory>,
     spans: Vec<Span>,
     range: IovaRange,
+    // The last to go: until then the memory is pinned.
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Setup {
     fn new() -> Self {
+        let turn = pinning_turn();
         let memory = Arc::new(Memory::new(MemoryKind::Base, BYTES + PAGE).unwrap());
         let user = memory.sub_range(PAGE, BYTES).unwrap();
         let iommu = SoftIommu::new::<12>(LinuxPinner::new().unwrap(), BYTES).unwrap();
@@ -30,7 +34,7 @@ impl Setup {
         let mut spans = Vec::new();
         let frames = iommu.container.pinner().frames();
         frames.frames(&memory, user, Lookup::EveryPage, &mut spans).unwrap();
-        Self { iommu, memory, spans, range }
+        Self { iommu, memory, spans, range, _turn: turn }
     }
 
     fn bus(&self) -> MemoryBus {
@@ -92,9 +96,9 @@ fn every_byte_passes_and_nothing_is_left_after_the_unmap() {
     let checked = setup.mapped().check(&device, &|bytes| advanced.set(advanced.get() + bytes));
     assert_eq!(checked, Checked { bytes: BYTES, mismatch: None });
     assert_eq!(advanced.get(), PASSES * BYTES);
-    assert!(stale(&device, setup.range, PAGE).translations == 2 * BYTES / PAGE);
+    assert!(stale(device.iotlb(), setup.range, PAGE).translations == 2 * BYTES / PAGE);
     setup.iommu.container.unmap(setup.range).unwrap();
-    assert_eq!(stale(&device, setup.range, PAGE), Stale::default());
+    assert_eq!(stale(device.iotlb(), setup.range, PAGE), Stale::default());
     assert!(setup.iommu.is_empty());
 }
 
@@ -105,7 +109,7 @@ fn an_unmap_whose_flush_is_left_out_is_found() {
     assert_eq!(setup.mapped().check(&device, &|_| ()).mismatch, None);
     setup.iommu.iotlb.drop_invalidations(Planted::IgnoreAll);
     setup.iommu.container.unmap(setup.range).unwrap();
-    let found = stale(&device, setup.range, PAGE);
+    let found = stale(device.iotlb(), setup.range, PAGE);
     assert!(found.translations > 0);
     assert_eq!(found.first, Some(setup.range.start()));
 }

@@ -89,8 +89,8 @@ const LEGEND: &str = "In each run total = pin or unpin (the kernel's) + look-up 
     + tables (dmaspan's); each figure is a median of its own.";
 const LEGEND_PER_PAGE: &str = "Per page: the same table work one page at a time. To map, one call \
     for each page, its frame number read in bulk before, untimed. To unmap, each page is looked \
-    up and unmapped with one call, and adds one entry to the gather of a single sync. Faster = per page / \
-    tables.";
+    up and unmapped with one call, and adds one entry to the gather of a single sync. Faster = \
+    per page / tables.";
 
 fn heading(report: &Report) -> String {
     let Report { runs, pin, .. } = report;

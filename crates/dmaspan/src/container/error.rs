@@ -105,8 +105,8 @@ pub enum Error<E: core::error::Error> {
         /// How many bytes the spans had.
         found: u64,
     },
-    /// The memory cannot be mapped: of two addresses that belong together one is aligned and one is
-    /// not.
+    /// The domain refused part of it: memory not aligned as its IOVAs, no room for tables, or
+    /// hardware that could not be told.
     #[error("the memory behind {user} cannot be mapped: {source}")]
     Map {
         /// The memory, from the first byte that could not be mapped on.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dmaspan::io_pgtable::{self, ArmConfigError, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{self, ArmLpaeS1, ArmLpaeS1Config, ConfigError, PageTable};
 use dmaspan::iommu::{self, Domain};
 use dmaspan::{Account, Container, PhysAddr, Prot};
 use dmaspan_linux::LinuxPinner;
@@ -30,7 +30,7 @@ pub(crate) type Table<const G: u32> = PageTable<ArmLpaeS1<G>, Arena>;
 pub(crate) enum BuildError {
     /// The format has no such tables.
     #[error(transparent)]
-    Config(#[from] ArmConfigError),
+    Config(#[from] ConfigError),
     /// There is no root table.
     #[error(transparent)]
     Table(#[from] io_pgtable::Error),

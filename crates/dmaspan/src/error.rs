@@ -40,6 +40,7 @@ errnos! {
     ENOSPC = 28: "No room for another.",
     ERANGE = 34: "Out of the range that can be represented.",
     EOVERFLOW = 75: "The range wraps.",
+    EOPNOTSUPP = 95: "Not supported.",
 }
 
 impl Errno {

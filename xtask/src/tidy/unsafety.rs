@@ -7,19 +7,21 @@ use crate::problem::Problem;
 use crate::tree::Tree;
 
 const CORE: &str = "crates/dmaspan/src/";
+const FORMATS: &str = "crates/dmaspan/src/io_pgtable/formats/";
 const LINUX: &str = "crates/dmaspan-linux/src/";
 const CLI: &str = "crates/dmaspan-cli/src/";
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
-/// functions, in the Linux crate only `sys/` and `mem/` and implementations of `Pinner`, in the
-/// program nothing.
+/// functions and the formats' promise, in the Linux crate only `sys/` and `mem/` and
+/// implementations of `Pinner`, in the program nothing.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/") {
         let path = file.path.as_str();
         for index in (0..rust.tokens.len()).filter(|&index| rust.text(index) == "unsafe") {
             let what = if path.starts_with(CORE) {
-                if matches!(rust.text(index + 1), "trait" | "fn") {
+                let declares = matches!(rust.text(index + 1), "trait" | "fn");
+                if declares || (path.starts_with(FORMATS) && implements(rust, index, "Format")) {
                     continue;
                 }
                 "the core declares unsafe traits and functions and does nothing unsafe itself; \
@@ -96,6 +98,15 @@ mod tests {
                 "{inner}"
             );
         }
+    }
+
+    #[test]
+    fn a_format_is_implemented_among_the_formats_alone() {
+        let text = "unsafe impl<const G: u32> Format for X<G> {}";
+        assert!(lines("crates/dmaspan/src/io_pgtable/formats/x.rs", text).is_empty());
+        assert_eq!(lines("crates/dmaspan/src/io_pgtable/x.rs", text), [1]);
+        let other = "unsafe impl Send for X {}";
+        assert_eq!(lines("crates/dmaspan/src/io_pgtable/formats/x.rs", other), [1]);
     }
 
     #[test]

@@ -70,7 +70,19 @@ pub struct Leaf {
 ///
 /// A format is a value: its fields are what may differ between two tables of it. Its methods are
 /// small, inlined into the walker's loops and free of branches where the format is.
-pub trait Format: Debug + Send + Sync + 'static {
+///
+/// # Safety
+///
+/// Memory is read and written where [`table_of`](Self::table_of) says, so:
+///
+/// 1. Of a word that [`link`](Self::link) made for a level, `table_of` and
+///    [`decode`](Self::decode) at that level give the address of the table, and it is not
+///    [`EMPTY`](Word::EMPTY), also with [`WRITTEN_BACK`](Self::WRITTEN_BACK) set.
+/// 2. Of no other word that the format makes do they give a table, nor of an empty one, nor of any
+///    at level 0; neither do they after hardware set accessed and dirty bits.
+/// 3. The answers do not change while a value lives, [`geometry`](Self::geometry) included.
+#[expect(unsafe_code, reason = "a contract: what a format says is dereferenced")]
+pub unsafe trait Format: Debug + Send + Sync + 'static {
     /// What an entry is.
     type Word: Word;
 
@@ -80,24 +92,42 @@ pub trait Format: Debug + Send + Sync + 'static {
     const LG2_ENTRIES: u32;
     /// How leaves of several entries look.
     const GROUPS: Groups;
+    /// A bit that hardware ignores in links, set when a link has been written back from the CPU's
+    /// caches to memory. [`EMPTY`](Word::EMPTY) where the format has none to spare.
+    const WRITTEN_BACK: Self::Word = Self::Word::EMPTY;
+    /// Whether the tree can get more levels while it is used. Then [`Geometry::top_level`] is the
+    /// highest that it can have, and the root has the shape of all other tables.
+    const GROWS: bool = false;
 
     /// The shape of the tree.
     fn geometry(&self) -> Geometry;
 
+    /// The top level of a new tree, for formats that [grow](Self::GROWS).
+    fn first_top_level(&self) -> u32 {
+        self.geometry().top_level
+    }
+
     /// All of a leaf entry but its address, for leaves of `2^lg2` bytes at `level`.
     ///
-    /// `lg2` is one of the page sizes, `level` the level of its entries, and `prot` permits access.
+    /// `lg2` is one of the page sizes, `level` the level of its entries, and `prot` permits access
+    /// and is not [refused](Self::refuses).
     fn template(&self, level: u32, lg2: u32, prot: Prot) -> Self::Word;
 
-    /// A leaf entry from its template and address. `paddr` is aligned and within the output bits.
+    /// Whether the format can neither express these permissions nor grant more instead.
+    fn refuses(&self, _prot: Prot) -> bool {
+        false
+    }
+
+    /// A leaf entry from its template and address. `paddr` is within the output bits and aligned to
+    /// the entry's block; with [`Groups::Repeated`] to the leaf.
     fn leaf(&self, template: Self::Word, paddr: PhysAddr) -> Self::Word;
 
     /// The leaf entry with the same attributes whose address is `bytes` further on: one addition in
     /// most formats. The address stays within the output bits, or the entry is only compared with.
     fn advance(&self, leaf: Self::Word, bytes: u64) -> Self::Word;
 
-    /// An entry that leads to a table.
-    fn link(&self, table: PhysAddr) -> Self::Word;
+    /// An entry at `level`, above 0, that leads to a table of the next lower level.
+    fn link(&self, level: u32, table: PhysAddr) -> Self::Word;
 
     /// What an entry at `level` means.
     fn decode(&self, level: u32, word: Self::Word) -> Entry;
@@ -112,8 +142,37 @@ pub trait Format: Debug + Send + Sync + 'static {
         }
     }
 
+    /// Whether an entry at `level` is a leaf that fills no other entry: what
+    /// [`decode`](Self::decode) says, at the price of a test. Long loops ask this of every entry.
+    #[inline(always)]
+    fn is_single(&self, level: u32, word: Self::Word) -> bool {
+        matches!(self.decode(level, word), Entry::Leaf(leaf) if leaf.lg2 == Self::shift(level))
+    }
+
     /// What a leaf entry permits.
     fn prot(&self, level: u32, leaf: Self::Word) -> Prot;
+
+    /// Whether hardware marks the leaf entries through which it writes.
+    fn tracks_dirty(&self) -> bool {
+        false
+    }
+
+    /// Whether hardware marked this leaf entry. Of a leaf of several entries it may mark any.
+    fn is_dirty(&self, _leaf: Self::Word) -> bool {
+        false
+    }
+
+    /// The leaf entry as it was before hardware marked it.
+    #[inline(always)]
+    fn clean(&self, leaf: Self::Word) -> Self::Word {
+        leaf
+    }
+
+    /// Whether an entry that hardware may have cached must be emptied and hardware made to forget
+    /// it before an entry of another size is written in its place.
+    fn needs_break(&self) -> bool {
+        false
+    }
 
     /// log2 of the bytes that one entry at `level` covers.
     #[inline(always)]

@@ -329,7 +329,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let paddr = fresh.paddr();
         debug_assert!(fresh.words().len() == 1 << F::LG2_ENTRIES);
         self.memory.publish(fresh);
-        if F::Word::install(cell, self.format.link(paddr)).is_err() {
+        if F::Word::install(cell, self.format.link(above, paddr)).is_err() {
             // Hardware never saw the table, so it may be reused at once. It may not see the
             // winner's link yet, on which what follows here depends.
             self.memory.written(core::slice::from_ref(cell));

@@ -46,10 +46,10 @@
 //! # }
 //! ```
 
-mod arm_lpae;
 mod cursor;
 mod error;
 mod format;
+mod formats;
 mod map;
 mod memory;
 mod retired;
@@ -59,11 +59,10 @@ mod unmap;
 mod walk;
 mod word;
 
-pub use arm_lpae::{
-    ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers, ConfigError as ArmConfigError, Half,
-};
 pub use error::Error;
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
+pub use formats::arm_lpae_s1::{ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers};
+pub use formats::{ConfigError, Half};
 pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 pub use retired::Retired;
 pub use unmap::{Rest, Unmapped};

@@ -1,6 +1,6 @@
 //! Bad input: each a typed error that names the range and the limit, with nothing changed.
 
-use dmaspan::io_pgtable::{ArmConfigError, ArmLpaeS1, ArmLpaeS1Config, Error, Format, PageTable};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ConfigError, Error, Format, PageTable};
 use dmaspan::{Errno, Iova, PhysAddr, Prot, RangeError, SpanBuf};
 
 use crate::common::{
@@ -239,19 +239,23 @@ fn configurations_that_the_architecture_lacks_are_refused() {
     let new = |config| ArmLpaeS1::<12>::new(config).map(|_| ());
     let base = ArmLpaeS1Config::new(48, 48);
     for input_bits in [0, 12, 24, 49, 52, 64, u32::MAX] {
-        let expected = ArmConfigError::InputBits { input_bits, least: 25, most: 48 };
+        let expected = ConfigError::InputBits { input_bits, supported: "25 to 48" };
         assert_eq!(new(ArmLpaeS1Config { input_bits, ..base }), Err(expected));
     }
     for output_bits in [0, 31, 39, 47, 49, 52, 64] {
-        let expected = ArmConfigError::OutputBits { output_bits };
+        let supported = "32, 36, 40, 42, 44, 48, and 52 with the 64K granule";
+        let expected = ConfigError::OutputBits { output_bits, supported };
         assert_eq!(new(ArmLpaeS1Config { output_bits, ..base }), Err(expected));
     }
     for page_sizes in [0, 1 << 21, 1 << 12 | 1 << 13] {
         let config = ArmLpaeS1Config { page_sizes: Some(page_sizes), ..base };
-        assert!(matches!(new(config), Err(ArmConfigError::PageSizes { .. })));
+        assert!(matches!(new(config), Err(ConfigError::PageSizes { .. })));
     }
     let other = ArmLpaeS1::<13>::new(base).map(|_| ());
-    assert_eq!(other, Err(ArmConfigError::Granule { granule_lg2: 13 }));
+    assert_eq!(
+        other,
+        Err(ConfigError::Granule { granule_lg2: 13, supported: "2^12, 2^14 and 2^16" })
+    );
     assert!(ArmLpaeS1::<16>::new(ArmLpaeS1Config::new(52, 52)).is_ok());
 }
 

@@ -7,10 +7,10 @@
 //!
 //! Level 0 here is the manual's level 3.
 
-use super::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
-use super::memory::TableShape;
+use super::{ConfigError, Half};
 use crate::addr::{Iova, PhysAddr};
-use crate::error::Errno;
+use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
+use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
 use crate::range::IovaRange;
@@ -38,21 +38,15 @@ const CONTIGUOUS: u64 = 1 << 52;
 /// Bits 54:53, UXN and PXN: no instruction fetches (D8.4.3).
 const EXECUTE_NEVER: u64 = 0b11 << 53;
 
+/// Bit 55: for software, in tables and leaves (D8.3.1).
+const SOFTWARE: u64 = 1 << 55;
+
 /// What the descriptors' attribute indices mean in MAIR: 0 normal non-cacheable, 1 normal
 /// write-back, 2 device nGnRE, 3 normal inner non-cacheable and outer write-back.
 const MAIR: u64 = 0x44 | 0xff << 8 | 0x04 << 16 | 0xf4 << 24;
 const ATTR_NON_CACHEABLE: u64 = 0 << ATTR_SHIFT;
 const ATTR_WRITE_BACK: u64 = 1 << ATTR_SHIFT;
 const ATTR_DEVICE: u64 = 2 << ATTR_SHIFT;
-
-/// Which half of the 64-bit input space a table translates (D8.2.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
-    /// From address 0 up: the table for TTBR0.
-    Lower,
-    /// Up to the highest address: the table for TTBR1, for which the upper IOVA bits are all ones.
-    Upper,
-}
 
 /// What distinguishes one stage-1 table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,51 +74,6 @@ impl ArmLpaeS1Config {
             half: Half::Lower,
             walks: Coherency::Coherent,
         }
-    }
-}
-
-/// A configuration that the architecture does not have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// Not 4K, 16K or 64K.
-    #[error("a granule of 2^{granule_lg2} bytes; there are 2^12, 2^14 and 2^16")]
-    Granule {
-        /// log2 of the granule asked for.
-        granule_lg2: u32,
-    },
-    /// Too few or too many input bits.
-    #[error("{input_bits} input bits; the granule allows {least} to {most}")]
-    InputBits {
-        /// What was asked for.
-        input_bits: u32,
-        /// The fewest.
-        least: u32,
-        /// The most.
-        most: u32,
-    },
-    /// A number of output bits that no register value stands for.
-    #[error(
-        "{output_bits} output bits; there are 32, 36, 40, 42, 44, 48, and 52 with the 64K granule"
-    )]
-    OutputBits {
-        /// What was asked for.
-        output_bits: u32,
-    },
-    /// Leaf sizes that the format does not have, or not the granule among them.
-    #[error("page sizes {page_sizes:#x}; the granule is needed and {supported:#x} are possible")]
-    PageSizes {
-        /// What was asked for, one bit each.
-        page_sizes: u64,
-        /// What there is, one bit each.
-        supported: u64,
-    },
-}
-
-impl ConfigError {
-    /// `EINVAL` always.
-    pub const fn errno(&self) -> Errno {
-        Errno::EINVAL
     }
 }
 
@@ -181,14 +130,17 @@ impl<const G: u32> ArmLpaeS1<G> {
     pub fn new(config: ArmLpaeS1Config) -> Result<Self, ConfigError> {
         let ArmLpaeS1Config { input_bits, output_bits, .. } = config;
         if !matches!(G, 12 | 14 | 16) {
-            return Err(ConfigError::Granule { granule_lg2: G });
+            let supported = "2^12, 2^14 and 2^16";
+            return Err(ConfigError::Granule { granule_lg2: G, supported });
         }
         let most = if G == 16 { 52 } else { 48 };
         if !(25..=most).contains(&input_bits) {
-            return Err(ConfigError::InputBits { input_bits, least: 25, most });
+            let supported = if G == 16 { "25 to 52" } else { "25 to 48" };
+            return Err(ConfigError::InputBits { input_bits, supported });
         }
         if ips(output_bits).is_none() || output_bits > most {
-            return Err(ConfigError::OutputBits { output_bits });
+            let supported = "32, 36, 40, 42, 44, 48, and 52 with the 64K granule";
+            return Err(ConfigError::OutputBits { output_bits, supported });
         }
         // Without 52-bit addresses the 64K granule has no blocks of 4T.
         let singles = Self::PAGE_SIZES & if output_bits == 52 { u64::MAX } else { lg2::mask(42) };
@@ -252,11 +204,15 @@ impl<const G: u32> ArmLpaeS1<G> {
     }
 }
 
-impl<const G: u32> Format for ArmLpaeS1<G> {
+// SAFETY: a link is VALID | TABLE_OR_PAGE with the table's address, which `decode_address` takes
+// out again; no leaf above level 0 has both bits, and no walk asks for a table at level 0.
+#[expect(unsafe_code, reason = "the promise of a format")]
+unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     type Word = u64;
     const GRANULE_LG2: u32 = G;
     const LG2_ENTRIES: u32 = G - 3;
     const GROUPS: Groups = Groups::Consecutive;
+    const WRITTEN_BACK: u64 = SOFTWARE;
 
     fn geometry(&self) -> Geometry {
         let input_bits = self.config.input_bits;
@@ -314,7 +270,7 @@ impl<const G: u32> Format for ArmLpaeS1<G> {
     }
 
     #[inline(always)]
-    fn link(&self, table: PhysAddr) -> u64 {
+    fn link(&self, _level: u32, table: PhysAddr) -> u64 {
         Self::encode(table.get()) | TABLE_OR_PAGE | VALID
     }
 
@@ -336,6 +292,12 @@ impl<const G: u32> Format for ArmLpaeS1<G> {
     fn table_of(&self, _level: u32, word: u64) -> Option<PhysAddr> {
         let is_table = word & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE;
         is_table.then(|| PhysAddr::new(Self::decode_address(word)))
+    }
+
+    #[inline(always)]
+    fn is_single(&self, level: u32, word: u64) -> bool {
+        let kind = if level == 0 { VALID | TABLE_OR_PAGE } else { VALID };
+        word & (VALID | TABLE_OR_PAGE | CONTIGUOUS) == kind
     }
 
     #[inline(always)]

@@ -1,0 +1,66 @@
+//! What the configurations of formats have in common.
+
+use crate::error::Errno;
+
+/// Which half of a 64-bit input space a table translates, where addresses are sign-extended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// From address 0 up.
+    Lower,
+    /// Up to the highest address: the upper IOVA bits are all ones.
+    Upper,
+}
+
+/// A configuration that the architecture does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The format has no such granule.
+    #[error("a granule of 2^{granule_lg2} bytes; there are {supported}")]
+    Granule {
+        /// log2 of the granule asked for.
+        granule_lg2: u32,
+        /// What there is, in words.
+        supported: &'static str,
+    },
+    /// A number of input bits, or of levels, that there is not.
+    #[error("{input_bits} input bits; there are {supported}")]
+    InputBits {
+        /// What was asked for.
+        input_bits: u32,
+        /// What there is, in words.
+        supported: &'static str,
+    },
+    /// A number of output bits that there is not.
+    #[error("{output_bits} output bits; there are {supported}")]
+    OutputBits {
+        /// What was asked for.
+        output_bits: u32,
+        /// What there is, in words.
+        supported: &'static str,
+    },
+    /// Leaf sizes that the format does not have, or not the granule among them.
+    #[error("page sizes {page_sizes:#x}; the granule is needed and {supported:#x} are possible")]
+    PageSizes {
+        /// What was asked for, one bit each.
+        page_sizes: u64,
+        /// What there is, one bit each.
+        supported: u64,
+    },
+    /// Parts of the configuration that do not go together.
+    #[error("{what}")]
+    Unsupported {
+        /// Which, and why.
+        what: &'static str,
+    },
+}
+
+impl ConfigError {
+    /// `EOPNOTSUPP` for a combination, `EINVAL` for a single value.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Unsupported { .. } => Errno::EOPNOTSUPP,
+            _ => Errno::EINVAL,
+        }
+    }
+}

@@ -11,10 +11,10 @@ use std::alloc::{self, Layout};
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::{PhysAddr, lg2};
+use dmaspan::{Coherency, PhysAddr, lg2};
 use parking_lot::Mutex;
 
 use crate::walker::{NotATable, TableWords};
@@ -252,6 +252,11 @@ impl ArenaList {
 unsafe impl<W: Word> TableMemory<W> for Arena {
     type List = ArenaList;
 
+    #[inline(always)]
+    fn coherency(&self) -> Coherency {
+        Coherency::Coherent
+    }
+
     fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
         let lg2_size = shape.lg2_size.max(UNIT_LG2);
         let mut list = ArenaList::default();
@@ -345,12 +350,13 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
     }
 }
 
-impl TableWords for Arena {
-    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
+impl Arena {
+    /// The word at `paddr`, in a table that hardware may read.
+    fn word<W: Word>(&self, paddr: PhysAddr) -> Result<&W::Atomic, NotATable> {
         let outside = NotATable::Outside { paddr };
         let unit = self.unit_of(paddr);
         let size = self.shared.size.get(unit as usize).ok_or(outside)?.load(Ordering::Relaxed);
-        if size == 0 || !lg2::is_aligned(paddr.get(), 3) {
+        if size == 0 || !lg2::is_aligned(paddr.get(), W::LG2_BYTES) {
             return Err(outside);
         }
         let first = unit & !((1 << (u32::from(size) - UNIT_LG2)) - 1);
@@ -359,12 +365,24 @@ impl TableWords for Arena {
             return Err(NotATable::Freed { paddr });
         }
         let table = self.offset_of(self.paddr_of(first)).ok_or(outside)?;
-        let word = self.pointer(table + (paddr.get() & lg2::mask(size.into()))).cast::<AtomicU64>();
+        let word = self.pointer(table + (paddr.get() & lg2::mask(size.into()))).cast::<W::Atomic>();
         #[expect(unsafe_code, reason = "a word of a table, read as hardware reads it")]
         // SAFETY: 1. The word lies in the table, which lies in the arena, and is aligned. 2. The
         // table is published or retired, so all access to it is atomic.
         let word = unsafe { word.as_ref() };
-        Ok(word.load(Ordering::Acquire))
+        Ok(word)
+    }
+}
+
+impl TableWords for Arena {
+    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
+        Ok(self.word::<u64>(paddr)?.load(Ordering::Acquire))
+    }
+
+    fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
+        let word = self.word::<u64>(paddr)?;
+        let exchanged = word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        Ok(exchanged.unwrap_or_else(|found| found))
     }
 }
 

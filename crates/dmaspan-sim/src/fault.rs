@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::iommu::{HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Errno, IovaRange, Prot, Span, UserRange};
+use dmaspan::{Coherency, Errno, IovaRange, Prot, Span, UserRange};
 
 /// Decides which step fails. Clones count together.
 #[derive(Clone, Debug)]
@@ -97,6 +97,10 @@ impl<T> Faulty<T> {
 // SAFETY: every table comes from the inner memory and goes back to it.
 unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for Faulty<M> {
     type List = M::List;
+
+    fn coherency(&self) -> Coherency {
+        self.inner.coherency()
+    }
 
     fn reserve(&self, shape: TableShape, count: usize) -> Result<M::List, NoTables> {
         if self.faults.fails() {

@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::slice;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use dmaspan::PhysAddr;
+use dmaspan::{Coherency, PhysAddr};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 
 const TABLES: usize = 16;
@@ -64,6 +64,10 @@ fn words_of(index: usize) -> *mut u64 {
 //    a number that nobody has any more.
 unsafe impl TableMemory<u64> for Tables {
     type List = List;
+
+    fn coherency(&self) -> Coherency {
+        Coherency::Coherent
+    }
 
     fn reserve(&self, shape: TableShape, count: usize) -> Result<List, NoTables> {
         let none = NoTables { asked: count };

@@ -71,7 +71,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
         buf: &mut SpanBuf<'_>,
         release: &mut dyn FnMut(&[Span], Synced),
     ) -> Result<(), HardwareError> {
-        let mut rest = Some(Rest::known(range, self.root()));
+        let mut rest = Some(Rest::known(range, self.id()));
         while let Some(next) = rest {
             buf.clear();
             let unmapped = self.unmap_next(next, buf);

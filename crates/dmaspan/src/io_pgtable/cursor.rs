@@ -6,6 +6,7 @@ use super::word::Word;
 use super::{PageTable, to_index};
 use crate::addr::PhysAddr;
 use crate::lg2;
+use crate::prot::Coherency;
 
 /// An entry of a format, as hardware and other CPUs see it.
 pub(super) type Cell<F> = <<F as Format>::Word as Word>::Atomic;
@@ -19,6 +20,8 @@ pub(super) struct Cursor<'t, F: Format, M: TableMemory<F::Word>> {
     /// Entries by level; valid from `low` up.
     tables: [&'t [Cell<F>]; MAX_LEVELS],
     low: u32,
+    /// The level of the root.
+    top: u32,
     iova: u64,
 }
 
@@ -34,18 +37,40 @@ pub(super) enum Reached<W> {
 impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
     #[inline(always)]
     pub(super) fn new(table: &'t PageTable<F, M>) -> Self {
-        let root = table.memory.entries(&table.root);
-        Self { table, tables: [root; MAX_LEVELS], low: table.geometry.top_level, iova: 0 }
+        let (root, top) = table.top();
+        let mut tables = [table.memory.entries(&root); MAX_LEVELS];
+        if F::GROWS {
+            // Above the root there is nothing yet.
+            tables[top as usize + 1..].fill(&[]);
+        }
+        Self { table, tables, low: top, top, iova: 0 }
+    }
+
+    /// Begins anew at the root, which was replaced.
+    pub(super) fn restart(&mut self) {
+        *self = Self::new(self.table);
+    }
+
+    /// The level of the root.
+    #[inline(always)]
+    pub(super) fn top(&self) -> u32 {
+        self.top
     }
 
     /// Goes towards the table at `level` that translates `iova`.
+    ///
+    /// Where the tree would first have to grow, it stops at the level that the root would have.
     #[inline(always)]
     pub(super) fn reach(&mut self, iova: u64, level: u32) -> Reached<F::Word> {
         let differing = self.iova ^ iova;
         self.iova = iova;
-        let top = self.table.geometry.top_level;
-        while self.low < top && (self.low < level || differing >> F::shift(self.low + 1) != 0) {
+        while self.low < self.top && (self.low < level || differing >> F::shift(self.low + 1) != 0)
+        {
             self.low += 1;
+        }
+        if F::GROWS && (level > self.top || !self.table.covers(self.top, iova)) {
+            let level = level.max(F::level_of(lg2::floor(iova).max(F::GRANULE_LG2)));
+            return Reached::Stopped { level, word: F::Word::EMPTY };
         }
         while self.low > level {
             let word = self.load_link(self.low, iova);
@@ -55,6 +80,27 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
             }
         }
         Reached::Table
+    }
+
+    /// Whether a table at `level` is one that the tree would first have to grow for.
+    #[inline(always)]
+    pub(super) fn is_above_root(&self, level: u32) -> bool {
+        F::GROWS && level > self.top
+    }
+
+    /// Makes sure that the links from the root down to `level`, which was reached, are in memory
+    /// that is not coherent with the CPU's caches: whoever installed one may not have written it
+    /// back yet, and what is mapped below would not be seen.
+    #[inline(always)]
+    pub(super) fn write_back_links(&self, level: u32) {
+        if self.table.memory.coherency() == Coherency::Coherent {
+            return;
+        }
+        for above in level + 1..=self.top {
+            if let Some(cell) = self.entries_from(above, self.iova).first() {
+                self.table.write_back_link(cell);
+            }
+        }
     }
 
     /// Steps into a table that an entry of the lowest one leads to.
@@ -88,9 +134,12 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// of an operation that stays in one table. `None` where that table does not exist.
     #[inline(always)]
     pub(super) fn find(&self, iova: u64, level: u32) -> Option<&[Cell<F>]> {
-        let mut at = self.geometry.top_level;
+        let (root, mut at) = self.top();
+        if F::GROWS && (level > at || !self.covers(at, iova)) {
+            return None;
+        }
         let mut index = self.index(at, iova);
-        let mut entries = self.memory.entries(&self.root);
+        let mut entries = self.memory.entries(&root);
         while at > level {
             let word = F::Word::load_link(entries.get(index)?);
             let paddr = self.format.table_of(at, word)?;
@@ -99,6 +148,18 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             index = to_index((iova >> F::shift(at)) & lg2::mask(F::LG2_ENTRIES));
         }
         entries.get(index..)
+    }
+
+    /// Writes a link back to memory, unless a bit in it says that somebody did.
+    #[cold]
+    pub(super) fn write_back_link(&self, cell: &Cell<F>) {
+        if F::Word::load(cell) & F::WRITTEN_BACK != F::Word::EMPTY {
+            return;
+        }
+        self.memory.written(core::slice::from_ref(cell));
+        if F::WRITTEN_BACK != F::Word::EMPTY {
+            F::Word::set(cell, F::WRITTEN_BACK);
+        }
     }
 
     /// The table at `paddr` that an entry leads to.

@@ -2,6 +2,7 @@
 
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
+use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::Span;
 
@@ -72,6 +73,35 @@ pub enum Error {
         /// Where it would start.
         iova: Iova,
     },
+    /// The format can neither express these permissions nor grant more instead.
+    #[error("this table has no entries for the permissions {prot:?}, asked for at {iova}")]
+    Unsupported {
+        /// Where the mapping would start.
+        iova: Iova,
+        /// What was asked for.
+        prot: Prot,
+    },
+    /// Hardware does not mark what it writes through this table.
+    #[error("this table has no dirty bits, asked for in {range}")]
+    NoDirtyBits {
+        /// What was asked about.
+        range: IovaRange,
+    },
+    /// The bitmap has no bits for part of the range.
+    #[error("the bitmap has bits for {covered}, not for all of {range}")]
+    OutsideBitmap {
+        /// What was asked about.
+        range: IovaRange,
+        /// What the bitmap has bits for.
+        covered: IovaRange,
+    },
+    /// Hardware demands that the leaf is taken away and forgotten before it is written anew, and
+    /// the caller did not accept that its translation is missing meanwhile.
+    #[error("the leaf {leaf} can only be rewritten with its translation missing for a moment")]
+    NeedsBreak {
+        /// The leaf.
+        leaf: IovaRange,
+    },
     /// Something is mapped there.
     #[error("{leaf} is mapped already")]
     Occupied {
@@ -131,7 +161,10 @@ impl Error {
             | Self::MisalignedSpan { .. }
             | Self::NotOwned { .. }
             | Self::NoAccess { .. }
+            | Self::OutsideBitmap { .. }
             | Self::WouldSplit { .. } => Errno::EINVAL,
+            Self::NoDirtyBits { .. } | Self::Unsupported { .. } => Errno::EOPNOTSUPP,
+            Self::NeedsBreak { .. } => Errno::EBUSY,
             Self::OutsideAperture { .. } | Self::OutsideOutput { .. } => Errno::ERANGE,
             Self::Occupied { .. } | Self::EmptyTable { .. } => Errno::EEXIST,
             Self::Hole { .. } => Errno::ENOENT,

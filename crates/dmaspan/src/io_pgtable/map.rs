@@ -6,23 +6,68 @@
 //! collisions there are found, and exactly the tables that it lacks are reserved. From then on
 //! nothing can fail, so a failed call never leaves a table behind.
 
+use core::sync::atomic::Ordering;
+
 use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
-use super::format::{Entry, Format, Groups, MAX_LEVELS};
+use super::format::{Entry, Format, Groups};
 use super::memory::{Fresh, TableMemory};
 use super::runs::Run;
 use super::word::Word;
-use super::{PageTable, to_index};
+use super::{PageTable, to_index, top_word};
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
-use crate::prot::Prot;
+use crate::prot::{Coherency, Prot};
 use crate::range::IovaRange;
 
 /// The tables that an operation reserved and did not use yet.
-struct Reserved<L> {
-    tables: Option<L>,
+pub(super) struct Reserved<L> {
+    pub(super) tables: Option<L>,
     /// The last IOVA that the operation maps.
-    last: u64,
+    pub(super) last: u64,
+}
+
+/// Entries next to each other in one table that were stored and not yet written back to memory:
+/// however many spans wrote into a cache line, it is written back once.
+struct Unwritten<'t, F: Format> {
+    table: &'t [Cell<F>],
+    from: usize,
+    to: usize,
+}
+
+impl<'t, F: Format> Unwritten<'t, F> {
+    const fn nothing() -> Self {
+        Self { table: &[], from: 0, to: 0 }
+    }
+
+    /// Adds `count` entries of `table` from `first` on.
+    #[inline(always)]
+    fn add<M: TableMemory<F::Word>>(
+        &mut self,
+        memory: &M,
+        table: &'t [Cell<F>],
+        first: usize,
+        count: usize,
+    ) {
+        if memory.coherency() == Coherency::Coherent {
+            return;
+        }
+        if !core::ptr::eq(self.table, table) || self.to != first {
+            self.write_back(memory);
+            (self.table, self.from) = (table, first);
+        }
+        self.to = first + count;
+    }
+
+    #[inline(always)]
+    fn write_back<M: TableMemory<F::Word>>(&mut self, memory: &M) {
+        if let Some(entries) = self.table.get(self.from..self.to)
+            && !entries.is_empty()
+        {
+            memory.written(entries);
+        }
+        (self.from, self.to) = (0, 0);
+    }
 }
 
 /// What leaves of one size have in common.
@@ -59,8 +104,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         R: Iterator<Item = Run> + Clone,
     {
         let mut reserved = Reserved { tables: None, last };
+        let mut unwritten = Unwritten::nothing();
         let mut at = start;
-        let result = self.map_each(runs, &mut at, prot, &mut reserved);
+        let result = self.map_each(runs, &mut at, prot, &mut reserved, &mut unwritten);
+        unwritten.write_back(&self.memory);
         if let Some(list) = reserved.tables {
             self.memory.free(self.geometry.table, list);
         }
@@ -69,12 +116,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
 
     /// The same; `at` follows what is mapped.
     #[inline(always)]
-    fn map_each<R>(
-        &self,
+    fn map_each<'t, R>(
+        &'t self,
         mut runs: R,
         at: &mut u64,
         prot: Prot,
         reserved: &mut Reserved<M::List>,
+        unwritten: &mut Unwritten<'t, F>,
     ) -> Result<(), Error>
     where
         R: Iterator<Item = Run> + Clone,
@@ -94,7 +142,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 let count = to_index(run.bytes >> F::GRANULE_LG2);
                 if let Some(here) = table.get(first..first.saturating_add(count)) {
                     let done = self.fill_shared(here, Fill { paddr: run.paddr, leaves: pages });
-                    self.memory.written(&here[..done]);
+                    unwritten.add(&self.memory, table, first, done);
                     if done == count {
                         continue;
                     }
@@ -111,11 +159,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             loop {
                 let fill = Fill { paddr: run.paddr, leaves };
                 let done = if cursor.reach(run.iova, leaves.level) == Reached::Table {
-                    let entries = cursor.entries_from(leaves.level, run.iova);
+                    cursor.write_back_links(leaves.level);
+                    let (first, table) = cursor.table_at(leaves.level, run.iova);
+                    let entries = table.get(first..).unwrap_or(&[]);
                     let count = to_index(run.bytes >> shift);
                     let here = entries.get(..count).unwrap_or(entries);
                     let done = self.fill_shared(here, fill);
-                    self.memory.written(&here[..done]);
+                    unwritten.add(&self.memory, table, first, done);
                     if done == count {
                         break;
                     }
@@ -155,11 +205,14 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     pub(super) fn map_in_table(&self, run: Run, prot: Prot) -> Result<(), Run> {
         let leaves = self.leaves_of(run.lg2, prot);
         let shift = F::shift(leaves.level);
+        if self.memory.coherency() == Coherency::NonCoherent {
+            // The links on the way may have to be written back.
+            return Err(run);
+        }
         let entries = self.find(run.iova, leaves.level).ok_or(run)?;
         let count = to_index(run.bytes >> shift);
         let here = entries.get(..count).unwrap_or(entries);
         let done = self.fill_shared(here, Fill { paddr: run.paddr, leaves });
-        self.memory.written(&here[..done]);
         if done == count { Ok(()) } else { Err(run.skip((done as u64) << shift).unwrap_or(run)) }
     }
 
@@ -236,26 +289,30 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let per_leaf = 1 << fill.leaves.group;
         let mut done = 0;
         for leaf in entries.chunks_exact(per_leaf) {
-            if leaf.iter().any(|cell| F::Word::load(cell) != F::Word::EMPTY) {
+            let all = leaf.iter().fold(F::Word::EMPTY, |all, cell| all | F::Word::load(cell));
+            if all != F::Word::EMPTY {
                 break;
             }
-            for (n, cell) in leaf.iter().enumerate() {
-                F::Word::store(cell, self.group_word(fill, done + n));
+            let (first, step) = self.group_from(fill, done);
+            for (n, cell) in (0u64..).zip(leaf) {
+                F::Word::store(cell, self.format.advance(first, n * step));
             }
             done += per_leaf;
         }
         done
     }
 
-    /// The `n`-th entry of a run of leaves of several entries.
+    /// The first entry of the leaf that begins with the `n`-th entry of a run of leaves of several
+    /// entries, and the bytes from one entry of it to the next.
     #[inline(always)]
-    fn group_word(&self, fill: Fill<F::Word>, n: usize) -> F::Word {
-        let n = match F::GROUPS {
-            Groups::Consecutive => n as u64,
-            Groups::Repeated => lg2::align_down(n as u64, fill.leaves.group),
+    fn group_from(&self, fill: Fill<F::Word>, n: usize) -> (F::Word, u64) {
+        let shift = F::shift(fill.leaves.level);
+        let paddr = PhysAddr::new(fill.paddr.wrapping_add((n as u64) << shift));
+        let step = match F::GROUPS {
+            Groups::Consecutive => lg2::size(shift),
+            Groups::Repeated => 0,
         };
-        let paddr = fill.paddr.wrapping_add(n << F::shift(fill.leaves.level));
-        self.format.leaf(fill.leaves.template, PhysAddr::new(paddr))
+        (self.format.leaf(fill.leaves.template, paddr), step)
     }
 
     /// Writes the entries of a run into a table that nobody sees yet, and empties the others.
@@ -266,8 +323,12 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         before.fill(F::Word::EMPTY);
         behind.fill(F::Word::EMPTY);
         if fill.leaves.group != 0 {
-            for (n, word) in leaves.iter_mut().enumerate() {
-                *word = self.group_word(fill, n);
+            let per_leaf = 1 << fill.leaves.group;
+            for (leaf, words) in leaves.chunks_exact_mut(per_leaf).enumerate() {
+                let (first, step) = self.group_from(fill, leaf * per_leaf);
+                for (n, word) in (0u64..).zip(words) {
+                    *word = self.format.advance(first, n * step);
+                }
             }
             return;
         }
@@ -288,6 +349,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         above: u32,
         fill: Fill<F::Word>,
     ) -> Result<usize, Error> {
+        if cursor.is_above_root(above) {
+            self.grow(above, reserved, run)?;
+            cursor.restart();
+            return Ok(0);
+        }
         let Some(cell) = cursor.entries_from(above, run.iova).first() else {
             return Err(Error::Corrupt { iova: Iova::new(run.iova), level: above });
         };
@@ -329,97 +395,53 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let paddr = fresh.paddr();
         debug_assert!(fresh.words().len() == 1 << F::LG2_ENTRIES);
         self.memory.publish(fresh);
-        if F::Word::install(cell, self.format.link(above, paddr)).is_err() {
-            // Hardware never saw the table, so it may be reused at once. It may not see the
-            // winner's link yet, on which what follows here depends.
-            self.memory.written(core::slice::from_ref(cell));
+        let installed = F::Word::install(cell, self.format.link(above, paddr)).is_ok();
+        // The winner's link, too: what follows here depends on it, and it may not be in memory yet.
+        if self.memory.coherency() == Coherency::NonCoherent {
+            self.write_back_link(cell);
+        }
+        if installed {
+            cursor.enter(paddr);
+        } else {
+            // Hardware never saw the table, so it may be reused at once.
             self.memory.retire(list, self.child(paddr));
-            return false;
         }
-        self.memory.written(core::slice::from_ref(cell));
-        cursor.enter(paddr);
-        true
+        installed
     }
 
-    /// Reserves the tables that what is left of `run` and everything behind it lack, after looking
-    /// for what they collide with. Once an operation has done so it cannot fail any more.
-    fn reserve_rest<R>(
-        &self,
-        reserved: &mut Reserved<M::List>,
-        run: Run,
-        behind: &R,
-    ) -> Result<(), Error>
-    where
-        R: Iterator<Item = Run> + Clone,
-    {
-        if reserved.tables.is_some() {
-            return Ok(());
-        }
-        // Many spans lack about as many tables as small leaves all over the range would. To reserve
-        // those is cheaper than to ask for every span what it lacks, as long as nothing is in the
-        // way.
-        let shape = self.geometry.table;
-        let most = self.tables_within(run.iova, reserved.last);
-        if most <= behind.size_hint().0
-            && self.is_clear(run.iova, reserved.last)
-            && let Ok(list) = self.memory.reserve(shape, most)
-        {
-            reserved.tables = Some(list);
-            return Ok(());
-        }
-        let mut survey = Survey { cursor: Cursor::new(self), count: 0, last: [None; MAX_LEVELS] };
-        survey.run(self, run)?;
-        for next in behind.clone() {
-            survey.run(self, next)?;
-        }
-        let list = self.memory.reserve(shape, survey.count).map_err(|_| {
-            let bytes = (reserved.last - run.iova).saturating_add(1);
-            self.no_tables(run.iova, bytes, survey.count)
-        })?;
-        reserved.tables = Some(list);
-        Ok(())
-    }
-
-    /// The most tables below the root that leaves all over `first..=last` need.
-    fn tables_within(&self, first: u64, last: u64) -> usize {
-        let at_level = |level| (last >> F::shift(level)) - (first >> F::shift(level)) + 1;
-        (1..=self.geometry.top_level)
-            .fold(0usize, |sum, level| sum.saturating_add(to_index(at_level(level))))
-    }
-
-    /// Whether nothing can be in the way of any leaf in `first..=last`: no leaf, and no table that
-    /// the range covers whole.
-    fn is_clear(&self, first: u64, last: u64) -> bool {
-        let mut cursor = Cursor::new(self);
-        let mut at = first;
+    /// Puts new roots above the root, each with the old one as its first table, up to `level`.
+    ///
+    /// Walks that began at the old root go on undisturbed: it stays where it is.
+    #[cold]
+    fn grow(&self, level: u32, reserved: &mut Reserved<M::List>, run: Run) -> Result<(), Error> {
+        let list = reserved.tables.get_or_insert_default();
         loop {
-            // An empty entry and its table, or the part of a table of pages.
-            let (level, table_level, is_empty) = match cursor.reach(at, 0) {
-                Reached::Stopped { level, word } => (level, level, word == F::Word::EMPTY),
-                Reached::Table => {
-                    let entries = cursor.entries_from(0, at);
-                    let count = to_index((last - at) >> F::GRANULE_LG2).saturating_add(1);
-                    let here = entries.get(..count).unwrap_or(entries);
-                    let empty = here.iter().all(|cell| F::Word::load(cell) == F::Word::EMPTY);
-                    (1, 0, empty && !here.is_empty())
-                }
+            let (root, top) = self.top();
+            if top >= level {
+                return Ok(());
+            }
+            let Some(mut fresh) = self.memory.take(self.geometry.table, list) else {
+                return Err(self.no_tables(run.iova, run.bytes, to_index(u64::from(level - top))));
             };
-            let is_root = table_level == self.geometry.top_level;
-            let table = super::block_of(at, F::shift(table_level + 1));
-            let covered = first <= table.start().get() && table.last().get() <= last;
-            if !is_empty || (covered && !is_root) {
-                return false;
+            let paddr = fresh.paddr();
+            let words = fresh.words();
+            words.fill(F::Word::EMPTY);
+            if let Some(first) = words.first_mut() {
+                // The old root is in memory as this table is going to be.
+                *first = self.format.link(top + 1, root.paddr()) | F::WRITTEN_BACK;
             }
-            let block_last = super::block_of(at, F::shift(level)).last().get();
-            if block_last >= last {
-                return true;
+            self.memory.publish(fresh);
+            let (old, new) = (top_word(root.paddr(), top), top_word(paddr, top + 1));
+            let replaced = self.top.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+            if replaced.is_err() {
+                // Another CPU did the same; hardware never saw this table.
+                self.memory.retire(list, self.child(paddr));
             }
-            at = block_last + 1;
         }
     }
 
     #[cold]
-    fn no_tables(&self, iova: u64, bytes: u64, asked: usize) -> Error {
+    pub(super) fn no_tables(&self, iova: u64, bytes: u64, asked: usize) -> Error {
         match IovaRange::from_len(Iova::new(iova), bytes) {
             Ok(range) => Error::NoTables { range, asked },
             Err(error) => Error::Range(error),
@@ -429,7 +451,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// What the entry at `iova` and `level`, in a table that the cursor reached, is in the way
     /// with.
     #[cold]
-    fn collision(&self, cursor: &Cursor<'_, F, M>, iova: u64, level: u32) -> Error {
+    pub(super) fn collision(&self, cursor: &Cursor<'_, F, M>, iova: u64, level: u32) -> Error {
         let mut iova = iova;
         for cell in cursor.entries_from(level, iova) {
             let word = F::Word::load_link(cell);
@@ -444,7 +466,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
 
     /// The error for an entry that is not empty where a leaf of its level or a lower one would go.
     #[cold]
-    fn blocker(&self, iova: u64, level: u32, word: F::Word) -> Error {
+    pub(super) fn blocker(&self, iova: u64, level: u32, word: F::Word) -> Error {
         match self.format.decode(level, word) {
             Entry::Leaf(leaf) => Error::Occupied { leaf: super::block_of(iova, leaf.lg2) },
             Entry::Table(_) => {
@@ -455,60 +477,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 }
             }
             Entry::Empty | Entry::Invalid => Error::Corrupt { iova: Iova::new(iova), level },
-        }
-    }
-}
-
-/// Counts the tables that runs lack, and finds what they collide with.
-struct Survey<'t, F: Format, M: TableMemory<F::Word>> {
-    cursor: Cursor<'t, F, M>,
-    count: usize,
-    /// By level, the number of the last table counted: two runs may need the same one.
-    last: [Option<u64>; MAX_LEVELS],
-}
-
-impl<F: Format, M: TableMemory<F::Word>> Survey<'_, F, M> {
-    fn run(&mut self, table: &PageTable<F, M>, run: Run) -> Result<(), Error> {
-        let level = F::level_of(run.lg2);
-        let mut left = Some(run);
-        while let Some(run) = left {
-            let bytes = match self.cursor.reach(run.iova, level) {
-                Reached::Table => {
-                    let entries = self.cursor.entries_from(level, run.iova);
-                    let count = to_index(run.bytes >> F::shift(level)).min(entries.len());
-                    let entries = &entries[..count];
-                    if entries.iter().any(|cell| F::Word::load(cell) != F::Word::EMPTY)
-                        || entries.is_empty()
-                    {
-                        return Err(table.collision(&self.cursor, run.iova, level));
-                    }
-                    (count as u64) << F::shift(level)
-                }
-                Reached::Stopped { level: above, word } if word == F::Word::EMPTY => {
-                    let to_end =
-                        lg2::size(F::shift(above)) - (run.iova & lg2::mask(F::shift(above)));
-                    let bytes = run.bytes.min(to_end);
-                    self.count_tables(run.iova, run.iova.wrapping_add(bytes - 1), level, above);
-                    bytes
-                }
-                Reached::Stopped { level: above, word } => {
-                    return Err(table.blocker(run.iova, above, word));
-                }
-            };
-            left = run.skip(bytes);
-        }
-        Ok(())
-    }
-
-    /// Counts the tables from level `low` up to below `above` that translate `first..=last`.
-    #[inline(always)]
-    fn count_tables(&mut self, first: u64, last: u64, low: u32, above: u32) {
-        for level in low..above {
-            let table_shift = F::shift(level + 1);
-            let (first, last) = (first >> table_shift, last >> table_shift);
-            let counted = self.last[level as usize] == Some(first);
-            self.count += to_index(last - first) + usize::from(!counted);
-            self.last[level as usize] = Some(last);
         }
     }
 }

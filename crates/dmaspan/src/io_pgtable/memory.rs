@@ -4,6 +4,7 @@ use core::fmt;
 
 use super::word::Word;
 use crate::addr::PhysAddr;
+use crate::prot::Coherency;
 
 /// Size and place of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,10 @@ pub unsafe trait TableMemory<W: Word>: Send + Sync {
 
     /// Takes a table out of a list that was reserved with `shape`; `None` where it is empty.
     fn take(&self, shape: TableShape, list: &mut Self::List) -> Option<Fresh<'_, W>>;
+
+    /// Whether hardware's walks see the CPU's caches. Where they do not, [`publish`](Self::publish)
+    /// and [`written`](Self::written) write back to memory. The answer does not change.
+    fn coherency(&self) -> Coherency;
 
     /// Ends the exclusive access: hardware may read the table from now on. Where hardware does not
     /// see the CPU's caches, the whole table is written back to memory here.

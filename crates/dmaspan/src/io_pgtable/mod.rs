@@ -46,15 +46,18 @@
 //! # }
 //! ```
 
+mod collect;
 mod cursor;
 mod error;
 mod format;
 mod formats;
 mod map;
 mod memory;
+mod reclaim;
 mod retired;
 mod runs;
 mod scan;
+mod survey;
 mod unmap;
 mod walk;
 mod word;
@@ -74,6 +77,7 @@ use core::fmt;
 use core::iter;
 use core::marker::PhantomData;
 use core::mem;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
@@ -81,7 +85,7 @@ use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
 use runs::{Run, Runs};
-use unmap::{Ahead, Covered};
+use unmap::{Ahead, Below, Covered};
 
 /// A tree of tables of one format.
 ///
@@ -95,7 +99,11 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     format: F,
     memory: M,
     geometry: Geometry,
-    root: TableAddr,
+    /// The root table's address and, in the bits below its alignment, its level: a tree that grows
+    /// replaces both at once.
+    top: AtomicU64,
+    /// The address of the first root: it stays a table of the tree, so no other tree has it.
+    id: PhysAddr,
     root_mask: u64,
     /// The last physical address that a leaf can have.
     last_paddr: PhysAddr,
@@ -151,13 +159,16 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ///
     /// [`Error::NoTables`] where `memory` has no place for the root.
     pub fn new(format: F, memory: M) -> Result<Self, Error> {
-        let geometry = format.geometry();
+        let mut geometry = format.geometry();
+        // Room for the level beside the root's address.
+        geometry.root.lg2_align = geometry.root.lg2_align.max(LEVEL_BITS);
         let no_root = Error::NoTables { range: geometry.aperture, asked: 1 };
         let mut list = memory.reserve(geometry.root, 1).map_err(|NoTables { .. }| no_root)?;
         let mut fresh = memory.take(geometry.root, &mut list).ok_or(no_root)?;
         fresh.words().fill(F::Word::EMPTY);
-        let root = TableAddr::new(fresh.paddr(), geometry.root.lg2_size);
+        let id = fresh.paddr();
         memory.publish(fresh);
+        let format_top = format.first_top_level();
         let root_mask = lg2::mask(geometry.root.lg2_size - F::Word::LG2_BYTES);
         let has_groups = (0..64)
             .filter(|&lg2| geometry.page_sizes & lg2::size(lg2) != 0)
@@ -167,7 +178,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             format,
             memory,
             geometry,
-            root,
+            top: AtomicU64::new(top_word(id, format_top)),
+            id,
             root_mask,
             last_paddr,
             has_groups,
@@ -185,9 +197,16 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         &self.memory
     }
 
-    /// The physical address of the root table.
+    /// The physical address of the root table. It changes where the format's tree grows.
     pub fn root(&self) -> PhysAddr {
-        self.root.paddr()
+        self.top().0.paddr()
+    }
+
+    /// The root table's physical address and its level, which is 0 for a tree of one table. Both
+    /// change where the format's tree [grows](Format::GROWS).
+    pub fn root_and_level(&self) -> (PhysAddr, u32) {
+        let (root, level) = self.top();
+        (root.paddr(), level)
     }
 
     /// The shape of the tree: aperture, page sizes, levels.
@@ -242,6 +261,27 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         self.leaked = leaked;
     }
 
+    /// What tells this table from all others, for as long as it lives.
+    pub(crate) fn id(&self) -> PhysAddr {
+        self.id
+    }
+
+    /// The root table and its level.
+    #[inline(always)]
+    fn top(&self) -> (TableAddr, u32) {
+        // The root's entries are visible to whoever sees its address.
+        let word = self.top.load(Ordering::Acquire);
+        let paddr = PhysAddr::new(lg2::align_down(word, LEVEL_BITS));
+        let root = TableAddr::new(paddr, self.geometry.root.lg2_size);
+        if F::GROWS { (root, level_in(word)) } else { (root, self.geometry.top_level) }
+    }
+
+    /// Whether a tree whose root is at `top` translates `iova`, which is in the aperture.
+    #[inline(always)]
+    fn covers(&self, top: u32, iova: u64) -> bool {
+        top == self.geometry.top_level || iova >> F::shift(top + 1) == 0
+    }
+
     /// The index of the entry for `iova` in the table of `level` that translates it.
     #[inline(always)]
     fn index(&self, level: u32, iova: u64) -> usize {
@@ -258,7 +298,7 @@ impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for PageTable<F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PageTable")
             .field("format", &self.format)
-            .field("root", &self.root)
+            .field("root", &self.root())
             .finish_non_exhaustive()
     }
 }
@@ -275,13 +315,12 @@ impl<F: Format, M: TableMemory<F::Word>> Drop for PageTable<F, M> {
             return;
         }
         let mut tables = M::List::default();
-        let entries = self.memory.entries(&self.root);
-        self.retire_children(entries, self.geometry.top_level, &mut tables);
+        let (root, level) = self.top();
+        self.retire_children(self.memory.entries(&root), level, Below::Anything, &mut tables);
         self.memory.free(self.geometry.table, tables);
-        let mut root = M::List::default();
-        let addr = TableAddr::new(self.root.paddr(), self.root.lg2_size());
-        self.memory.retire(&mut root, addr);
-        self.memory.free(self.geometry.root, root);
+        let mut roots = M::List::default();
+        self.memory.retire(&mut roots, root);
+        self.memory.free(self.geometry.root, roots);
     }
 }
 
@@ -397,7 +436,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     /// of this table or not of the range owned here, of which nothing is unmapped.
     pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unmapped<M::List> {
         let range = rest.range();
-        if rest.is_of(self.table.root.paddr())
+        if rest.is_of(self.table.id)
             && self.check_range(range, F::GRANULE_LG2).is_ok()
             && let Ok(unmapped) = self.table.unmap_spans(range, buf, Ahead::Checked)
         {
@@ -488,9 +527,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         page_lg2: u32,
         prot: Prot,
     ) -> Result<(), Error> {
-        if !prot.permits_access() {
-            return Err(Error::NoAccess { iova });
-        }
+        self.check_prot(iova, prot)?;
         let span = Span::new(paddr, bytes)?;
         let last = self.table.last_paddr;
         if span.last() > last {
@@ -503,10 +540,19 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     }
 
     #[inline(always)]
-    fn check_spans(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<IovaRange, Error> {
+    fn check_prot(&self, iova: Iova, prot: Prot) -> Result<(), Error> {
         if !prot.permits_access() {
             return Err(Error::NoAccess { iova });
         }
+        if self.table.format.refuses(prot) {
+            return Err(Error::Unsupported { iova, prot });
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn check_spans(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<IovaRange, Error> {
+        self.check_prot(iova, prot)?;
         if spans.is_empty() {
             return Err(Error::NoSpans { iova });
         }
@@ -530,6 +576,21 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         self.check_range(range, F::GRANULE_LG2)?;
         Ok(range)
     }
+}
+
+/// Bits for a level, below the alignment of every root.
+const LEVEL_BITS: u32 = 3;
+const _: () = assert!(MAX_LEVELS <= 1 << LEVEL_BITS);
+
+/// A root's address and level as one word.
+fn top_word(root: PhysAddr, level: u32) -> u64 {
+    root.get() | u64::from(level)
+}
+
+/// The level in such a word.
+#[inline(always)]
+fn level_in(word: u64) -> u32 {
+    u32::from(word.to_le_bytes()[0]) & 0b111
 }
 
 /// The aligned block of `2^lg2` bytes around `iova`.

@@ -104,6 +104,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             }
             iova = piece_last + 1;
         }
+        if entries.is_empty() && cursor.is_above_root(level) {
+            let hole = clip(iova, block_of(iova, shift).last().get(), last);
+            visit(Piece::Hole(hole))?;
+            return ControlFlow::Continue(
+                hole.last().checked_add(1).map(Iova::get).filter(|&next| next <= last),
+            );
+        }
         if entries.is_empty() {
             // The memory does not know this table.
             visit(Piece::Invalid { iova: Iova::new(iova), level })?;
@@ -134,11 +141,12 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             return (left.min(entries.len()), PhysAddr::new(base + offset));
         }
         let first = leaf.paddr.get();
-        let mut next = word;
+        let mut next = self.format.clean(word);
         let mut count = 1;
         for cell in &entries[1..] {
             next = self.format.advance(next, lg2::size(shift));
-            if F::Word::load(cell) != next {
+            // Whatever hardware marked, it is the same run.
+            if self.format.clean(F::Word::load(cell)) != next {
                 break;
             }
             count += 1;

@@ -1,7 +1,7 @@
 //! Table entries as machine words.
 
 use core::fmt::Debug;
-use core::ops::BitOr;
+use core::ops::{BitAnd, BitOr};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 mod sealed {
@@ -14,7 +14,15 @@ mod sealed {
 ///
 /// An all-zero word is an empty entry in every format.
 pub trait Word:
-    sealed::Sealed + Copy + Eq + BitOr<Output = Self> + Debug + Send + Sync + 'static
+    sealed::Sealed
+    + Copy
+    + Eq
+    + BitAnd<Output = Self>
+    + BitOr<Output = Self>
+    + Debug
+    + Send
+    + Sync
+    + 'static
 {
     /// The word in a table that hardware and other CPUs read at the same time.
     type Atomic: Debug + Send + Sync + 'static;
@@ -39,6 +47,19 @@ pub trait Word:
     ///
     /// What the entry held, where it was not empty.
     fn install(cell: &Self::Atomic, link: Self) -> Result<(), Self>;
+
+    /// Writes an entry and returns what was there, also what hardware added to it meanwhile.
+    fn exchange(cell: &Self::Atomic, word: Self) -> Self;
+
+    /// Writes an entry where it is still `old`.
+    ///
+    /// # Errors
+    ///
+    /// What the entry held, where it was something else.
+    fn replace(cell: &Self::Atomic, old: Self, new: Self) -> Result<(), Self>;
+
+    /// Sets bits of an entry.
+    fn set(cell: &Self::Atomic, bits: Self);
 }
 
 macro_rules! word {
@@ -66,6 +87,22 @@ macro_rules! word {
             #[inline(always)]
             fn install(cell: &$atomic, link: Self) -> Result<(), Self> {
                 cell.compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+            }
+
+            #[inline(always)]
+            fn exchange(cell: &$atomic, word: Self) -> Self {
+                cell.swap(word, Ordering::Relaxed)
+            }
+
+            #[inline(always)]
+            fn replace(cell: &$atomic, old: Self, new: Self) -> Result<(), Self> {
+                // Release, for links: where a leaf is split, a table takes its place.
+                cell.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+            }
+
+            #[inline(always)]
+            fn set(cell: &$atomic, bits: Self) {
+                cell.fetch_or(bits, Ordering::Relaxed);
             }
         }
     };

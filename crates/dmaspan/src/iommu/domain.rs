@@ -290,6 +290,11 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.sync_own(gather).map(|_| ())
     }
 
+    /// What tells the domain's table from all others.
+    pub(crate) fn id(&self) -> PhysAddr {
+        self.table.id()
+    }
+
     /// The leaves in `range`, which the caller owns.
     pub(crate) fn census(&self, range: IovaRange) -> LeafCensus {
         self.all().census(range)

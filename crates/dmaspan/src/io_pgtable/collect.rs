@@ -1,0 +1,204 @@
+//! The spans that a range leads to: what an unmap returns.
+
+use core::ops::ControlFlow;
+
+use super::cursor::{Cell, Cursor, Reached};
+use super::error::Error;
+use super::format::{Entry, Format};
+use super::memory::TableMemory;
+use super::scan::Piece;
+use super::unmap::{Ahead, whole_entries};
+use super::word::Word;
+use super::{PageTable, block_of};
+use crate::addr::{Iova, PhysAddr};
+use crate::lg2;
+use crate::range::IovaRange;
+use crate::span::{Full, Span, SpanBuf};
+
+impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
+    /// Adds the spans of `range` to `buf` and returns the first IOVA whose span had no place.
+    #[inline(always)]
+    pub(super) fn collect(
+        &self,
+        range: IovaRange,
+        buf: &mut SpanBuf<'_>,
+        ahead: Ahead,
+        leaf_sizes: &mut u64,
+    ) -> Result<Option<Iova>, Error> {
+        let full_at = match self.collect_until(range, buf, ahead, leaf_sizes) {
+            ControlFlow::Continue(()) => return Ok(None),
+            ControlFlow::Break(Stop::Refused(error)) => return Err(error),
+            ControlFlow::Break(Stop::Full(at)) => at,
+        };
+        if let (Ahead::Check, Some(rest)) = (ahead, IovaRange::new(full_at, range.last())) {
+            let refused = self.scan(rest, |piece| match self.check_piece(piece, ahead) {
+                Ok(_) => ControlFlow::Continue(()),
+                Err(error) => ControlFlow::Break(error),
+            });
+            refused.break_value().map_or(Ok(()), Err)?;
+        }
+        Ok(Some(full_at))
+    }
+
+    #[inline(always)]
+    fn collect_until(
+        &self,
+        range: IovaRange,
+        buf: &mut SpanBuf<'_>,
+        ahead: Ahead,
+        leaf_sizes: &mut u64,
+    ) -> ControlFlow<Stop> {
+        let mut cursor = Cursor::new(self);
+        let last = range.last().get();
+        let mut at = range.start().get();
+        loop {
+            let level = match cursor.reach(at, 0) {
+                Reached::Table => 0,
+                Reached::Stopped { level, .. } => level,
+            };
+            let shift = F::shift(level);
+            let entries = whole_entries(cursor.entries_from(level, at), at, last, shift);
+            let spans = buf.len();
+            let taken = self.collect_singles(entries, level, at, buf);
+            if buf.len() > spans || matches!(taken, ControlFlow::Continue(1..)) {
+                *leaf_sizes |= lg2::size(shift);
+            }
+            let taken = taken?;
+            let next = if taken > 0 {
+                let done = at + (((taken as u64) << shift) - 1);
+                (done < last).then(|| done + 1)
+            } else {
+                self.scan_table(&cursor, level, at, last, &mut |piece| {
+                    match self.check_piece(piece, ahead) {
+                        Err(error) => return ControlFlow::Break(Stop::Refused(error)),
+                        Ok(None) => {}
+                        Ok(Some((leaves, paddr, lg2))) => {
+                            let span = Span::covering(paddr, leaves.len_less_one());
+                            if buf.push(span) == Err(Full) {
+                                return ControlFlow::Break(Stop::Full(leaves.start()));
+                            }
+                            *leaf_sizes |= lg2::size(lg2);
+                        }
+                    }
+                    ControlFlow::Continue(())
+                })?
+            };
+            match next {
+                Some(next) => at = next,
+                None => return ControlFlow::Continue(()),
+            }
+        }
+    }
+
+    /// Adds the spans of leaves up to the first entry that is none of a single entry, and returns
+    /// how many leaves it took.
+    ///
+    /// The span at hand stays in registers: with scattered memory this loop is what an unmap costs.
+    #[inline(always)]
+    fn collect_singles(
+        &self,
+        entries: &[Cell<F>],
+        level: u32,
+        at: u64,
+        buf: &mut SpanBuf<'_>,
+    ) -> ControlFlow<Stop, usize> {
+        let shift = F::shift(level);
+        let size = lg2::size(shift);
+        let paddr_of = |cell| match self.format.decode(level, F::Word::load(cell)) {
+            Entry::Leaf(leaf) if leaf.lg2 == shift => Some(leaf.paddr.get()),
+            _ => None,
+        };
+        let Some(first) = entries.first().and_then(paddr_of) else {
+            return ControlFlow::Continue(0);
+        };
+        let full = |n: usize| {
+            ControlFlow::Break(Stop::Full(Iova::new(at.wrapping_add((n as u64) << shift))))
+        };
+        let span = |start: u64, next: u64| Span::covering(PhysAddr::new(start), next - start - 1);
+        // The last span of the buffer may be one that the first of these joins.
+        let (mut start, mut next, mut start_n) = (first, first + size, 0);
+        let mut n = 1;
+        while let Some(paddr) = entries.get(n).and_then(paddr_of) {
+            n += 1;
+            if paddr == next {
+                let more = self.lines_behind(&entries[n - 1..], size);
+                n += more;
+                next += ((more as u64) << shift) + size;
+                continue;
+            }
+            let pushed = if start_n == 0 {
+                buf.push(span(start, next))
+            } else {
+                buf.push_apart(span(start, next))
+            };
+            if pushed == Err(Full) {
+                return full(start_n);
+            }
+            (start, start_n) = (paddr, n - 1);
+            next = paddr + size;
+        }
+        match buf.push(span(start, next)) {
+            Ok(()) => ControlFlow::Continue(n),
+            Err(Full) => full(start_n),
+        }
+    }
+
+    /// How many entries behind the first one continue it, `size` bytes each, as far as they do by
+    /// lines of eight: contiguous memory is read without a branch an entry.
+    #[inline(always)]
+    fn lines_behind(&self, entries: &[Cell<F>], size: u64) -> usize {
+        let [first, behind @ ..] = entries else { return 0 };
+        let first = self.format.clean(F::Word::load(first));
+        let mut done = 0;
+        for line in behind.chunks_exact(8) {
+            let start = self.format.advance(first, (done as u64 + 1).wrapping_mul(size));
+            let continues = (0u64..).zip(line).fold(true, |all, (n, cell)| {
+                let expected = self.format.advance(start, n.wrapping_mul(size));
+                all & (self.format.clean(F::Word::load(cell)) == expected)
+            });
+            if !continues {
+                break;
+            }
+            done += 8;
+        }
+        done
+    }
+
+    /// What a piece of a range that is to be unmapped adds to its spans: the IOVAs, the address and
+    /// the leaves' size. A refusal where it is none of whole leaves.
+    #[inline(always)]
+    pub(super) fn check_piece(
+        &self,
+        piece: Piece<F::Word>,
+        ahead: Ahead,
+    ) -> Result<Option<(IovaRange, PhysAddr, u32)>, Error> {
+        match (piece, ahead) {
+            (Piece::Leaves { range, paddr, lg2, .. }, _) => {
+                let ends = range.start().get() | range.last().get().wrapping_add(1);
+                if !lg2::is_aligned(ends, lg2) {
+                    return Err(split_of(range, lg2));
+                }
+                Ok(Some((range, paddr, lg2)))
+            }
+            // Somebody unmapped in the caller's range, against the contract: nothing is left to do.
+            (_, Ahead::Checked) => Ok(None),
+            (Piece::Hole(hole), _) => Err(Error::Hole { hole }),
+            (Piece::Invalid { iova, level }, _) => Err(Error::Corrupt { iova, level }),
+        }
+    }
+}
+
+/// Why no more spans are collected.
+enum Stop {
+    /// The one at this IOVA has no place.
+    Full(Iova),
+    Refused(Error),
+}
+
+/// The error for leaves of `2^lg2` bytes of which `part` cuts the first or the last.
+#[cold]
+fn split_of(part: IovaRange, lg2: u32) -> Error {
+    let cut_first = !lg2::is_aligned(part.start().get(), lg2);
+    let at = if cut_first { part.start() } else { part.last() };
+    Error::WouldSplit { leaf: block_of(at.get(), lg2) }
+}

@@ -87,6 +87,16 @@ pub enum Error {
         /// What was asked about.
         range: IovaRange,
     },
+    /// A bitmap's granule is no power of two, or there are too few words for its range.
+    #[error("a bitmap of {words} words with bits for {granule:#x} bytes each is none for {range}")]
+    Bitmap {
+        /// What it should have bits for.
+        range: IovaRange,
+        /// What a bit stands for, in bytes.
+        granule: u64,
+        /// How many words of 64 bits there are.
+        words: usize,
+    },
     /// The bitmap has no bits for part of the range.
     #[error("the bitmap has bits for {covered}, not for all of {range}")]
     OutsideBitmap {
@@ -161,6 +171,7 @@ impl Error {
             | Self::MisalignedSpan { .. }
             | Self::NotOwned { .. }
             | Self::NoAccess { .. }
+            | Self::Bitmap { .. }
             | Self::OutsideBitmap { .. }
             | Self::WouldSplit { .. } => Errno::EINVAL,
             Self::NoDirtyBits { .. } | Self::Unsupported { .. } => Errno::EOPNOTSUPP,

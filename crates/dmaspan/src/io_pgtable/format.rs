@@ -168,6 +168,12 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
         leaf
     }
 
+    /// The leaf entry as hardware marks it.
+    #[inline(always)]
+    fn dirtied(&self, leaf: Self::Word) -> Self::Word {
+        leaf
+    }
+
     /// Whether an entry that hardware may have cached must be emptied and hardware made to forget
     /// it before an entry of another size is written in its place.
     fn needs_break(&self) -> bool {

@@ -48,26 +48,33 @@
 
 mod collect;
 mod cursor;
+mod dirty;
 mod error;
 mod format;
 mod formats;
+mod leaves;
 mod map;
 mod memory;
+mod protect;
 mod reclaim;
 mod retired;
 mod runs;
 mod scan;
+mod split;
 mod survey;
 mod unmap;
 mod walk;
 mod word;
 
+pub use dirty::DirtyBitmap;
 pub use error::Error;
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
 pub use formats::arm_lpae_s1::{ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers};
 pub use formats::{ConfigError, Half};
 pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 pub use retired::Retired;
+pub use split::Gap;
+pub(crate) use split::SplitFailed;
 pub use unmap::{Rest, Unmapped};
 pub use walk::{LeafCensus, Mapped, Walk};
 pub use word::Word;
@@ -264,6 +271,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// What tells this table from all others, for as long as it lives.
     pub(crate) fn id(&self) -> PhysAddr {
         self.id
+    }
+
+    /// The root and its level as one word, which is another one after the tree has grown.
+    pub(crate) fn root_word(&self) -> u64 {
+        self.top.load(Ordering::Acquire)
     }
 
     /// The root table and its level.

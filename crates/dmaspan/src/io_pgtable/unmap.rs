@@ -81,6 +81,22 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         buf: &mut SpanBuf<'_>,
         ahead: Ahead,
     ) -> Result<Unmapped<M::List>, Error> {
+        self.unmap_by(range, buf, ahead, |taken, retired| {
+            // Whole leaves without holes, as was just seen: nothing refuses them. Whatever happens,
+            // what was taken away is in `retired`.
+            let _ = self.sweep::<false>(taken, Covered::Detach, retired);
+        })
+    }
+
+    /// The same; `take` takes the translations of a range of whole leaves away.
+    #[inline(always)]
+    pub(super) fn unmap_by(
+        &self,
+        range: IovaRange,
+        buf: &mut SpanBuf<'_>,
+        ahead: Ahead,
+        take: impl FnOnce(IovaRange, &mut Retired<M::List>),
+    ) -> Result<Unmapped<M::List>, Error> {
         let mark = buf.mark();
         let mut retired = Retired::nothing();
         let full_at = match self.collect(range, buf, ahead, &mut retired.leaf_sizes) {
@@ -98,9 +114,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             }
         };
         if let Some(taken) = taken {
-            // Whole leaves without holes, as was just seen: nothing refuses them. Whatever happens,
-            // what was taken away is in `retired`.
-            let _ = self.sweep::<false>(taken, Covered::Detach, &mut retired);
+            take(taken, &mut retired);
         }
         Ok(Unmapped { retired, rest: rest.map(|range| Rest { range, table: self.id }) })
     }

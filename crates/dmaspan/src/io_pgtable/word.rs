@@ -91,13 +91,13 @@ macro_rules! word {
 
             #[inline(always)]
             fn exchange(cell: &$atomic, word: Self) -> Self {
-                cell.swap(word, Ordering::Relaxed)
+                // Both, since a leaf may give way to a table.
+                cell.swap(word, Ordering::AcqRel)
             }
 
             #[inline(always)]
             fn replace(cell: &$atomic, old: Self, new: Self) -> Result<(), Self> {
-                // Release, for links: where a leaf is split, a table takes its place.
-                cell.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+                cell.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).map(|_| ())
             }
 
             #[inline(always)]

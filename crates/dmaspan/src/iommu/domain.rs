@@ -1,6 +1,7 @@
 //! A domain: a page table, the hardware that walks it, and the order in which things are released.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::gather::{Gather, SyncFailed, Synced};
 use super::ops::{HardwareError, IommuOps};
@@ -61,6 +62,8 @@ pub struct MapFailed<L> {
 pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
     table: PageTable<F, M>,
     ops: O,
+    /// Which root hardware was told of last, as [`PageTable::root_word`] has it.
+    told: AtomicU64,
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
@@ -73,7 +76,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub fn new(table: PageTable<F, M>, ops: O) -> Result<Self, Error> {
         match table.first_leaf(table.geometry().aperture) {
             Some(leaf) => Err(io_pgtable::Error::Occupied { leaf }.into()),
-            None => Ok(Self { table, ops }),
+            None => Ok(Self { told: AtomicU64::new(table.root_word()), table, ops }),
         }
     }
 
@@ -82,9 +85,15 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.table.format()
     }
 
-    /// The physical address of the root table.
+    /// The physical address of the root table. Where the format's tree grows it changes, and
+    /// hardware is told through [`IommuOps::root_changed`].
     pub fn root(&self) -> PhysAddr {
         self.table.root()
+    }
+
+    /// The root table's physical address and its level; level 0 has the smallest leaves.
+    pub fn root_and_level(&self) -> (PhysAddr, u32) {
+        self.table.root_and_level()
     }
 
     /// The aperture, the page sizes and the rest of the table's shape.
@@ -255,12 +264,25 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// Tells hardware that caches absent entries about a new mapping, and takes it back where that
     /// fails.
     pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
-        let Err(source) = self.ops.sync_map(range) else { return Ok(()) };
+        let told = if F::GROWS { self.tell_root() } else { Ok(()) };
+        let Err(source) = told.and_then(|()| self.ops.sync_map(range)) else { return Ok(()) };
         let mut gather = self.gather();
         self.add_own(&mut gather, self.all().remove(range));
         let error = Error::Hardware { range, source };
         let unsynced = self.sync_own(gather).err().map(|failed| failed.gather);
         Err(MapFailed { error, unsynced })
+    }
+
+    /// Tells hardware about a new root, unless it knows.
+    #[cold]
+    fn tell_root(&self) -> Result<(), HardwareError> {
+        let root = self.table.root_word();
+        if self.told.load(Ordering::Acquire) != root {
+            self.ops.root_changed(&|| self.table.root_and_level())?;
+            // An older root that overtakes a newer one here makes the hook be called once more.
+            self.told.store(root, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Syncs what a failed operation took back, and hands its error on.
@@ -305,12 +327,17 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.all().resume(rest, buf)
     }
 
+    /// The table itself.
+    pub(super) fn table(&self) -> &PageTable<F, M> {
+        &self.table
+    }
+
     /// The table, for callers that own what they work on.
-    fn all(&self) -> Owned<'_, F, M> {
+    pub(super) fn all(&self) -> Owned<'_, F, M> {
         self.table.owned(self.table.geometry().aperture)
     }
 
-    fn guard(&self, unmapped: Unmapped<M::List>) -> Unsynced<'_, F, M, O> {
+    pub(super) fn guard(&self, unmapped: Unmapped<M::List>) -> Unsynced<'_, F, M, O> {
         let mut gather = self.gather();
         self.add_own(&mut gather, unmapped.retired);
         Unsynced { domain: self, gather: Some(gather), rest: unmapped.rest }

@@ -8,6 +8,7 @@
 mod domain;
 mod gather;
 mod ops;
+mod rewrite;
 
 pub use domain::{Domain, Error, MapFailed, Unsynced};
 pub use gather::{Gather, SyncFailed, Synced};

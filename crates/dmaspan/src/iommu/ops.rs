@@ -1,5 +1,6 @@
 //! The hooks through which a domain tells hardware what changed.
 
+use crate::addr::PhysAddr;
 use crate::range::IovaRange;
 
 /// Hardware did not do what it was told in the time it had, or said that it failed.
@@ -54,6 +55,9 @@ pub enum Tables {
 /// 2. When [`detach`](Self::detach) returns `Ok`, no device walks the domain's tables any more, and
 ///    none uses anything that was read from them.
 ///
+/// 3. When [`root_changed`](Self::root_changed) returns `Ok`, hardware walks from a root that was
+///    current during the call.
+///
 /// Where stores to the tables are not ordered before the access that starts a device,
 /// [`sync_map`](Self::sync_map) orders them; a mapping is announced through it before it is used.
 #[expect(unsafe_code, reason = "a contract about what devices reach; nothing here is unsafe")]
@@ -77,6 +81,21 @@ pub unsafe trait IommuOps: Send + Sync {
     /// [`HardwareError`] where completion was not seen in bounded time; the mapping is taken back.
     fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
         Ok(())
+    }
+
+    /// The tree has a new root, above the old one: hardware that walks the old one translates no
+    /// address beyond its reach. Called before a mapping that needs the new root is used.
+    ///
+    /// `current` gives the root and its level, 0 for that of the smallest leaves, at any time. As
+    /// the hook may run concurrently with itself, it asks under the lock under which it programs
+    /// hardware, so that a newer root is never replaced by an older one.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError`] where hardware does not take it, which is what a driver without this hook
+    /// says; the mapping is taken back.
+    fn root_changed(&self, _current: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
+        Err(HardwareError { what: "this driver cannot change the root of its tables", status: 0 })
     }
 
     /// Takes the domain's tables away from hardware for good, and waits until it has let go.

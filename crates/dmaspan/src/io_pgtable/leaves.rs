@@ -1,0 +1,93 @@
+//! Visiting the entries of leaves, to change them where they are.
+
+use core::ops::ControlFlow;
+
+use super::cursor::{Cell, Cursor, Reached};
+use super::format::{Entry, Format};
+use super::memory::TableMemory;
+use super::word::Word;
+use super::{PageTable, block_of};
+use crate::lg2;
+use crate::range::IovaRange;
+
+/// A leaf and all its entries.
+pub(super) struct LeafEntries<'t, F: Format> {
+    /// What it translates.
+    pub(super) range: IovaRange,
+    /// log2 of its bytes.
+    pub(super) lg2: u32,
+    pub(super) level: u32,
+    pub(super) cells: &'t [Cell<F>],
+}
+
+impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
+    /// Visits every leaf with an address in `range`, whole, in the order of IOVAs. Holes are passed
+    /// over.
+    pub(super) fn each_leaf<'t, B>(
+        &'t self,
+        range: IovaRange,
+        mut visit: impl FnMut(LeafEntries<'t, F>) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        let mut cursor = Cursor::new(self);
+        let last = range.last().get();
+        let mut at = range.start().get();
+        loop {
+            let level = match cursor.reach(at, 0) {
+                Reached::Table => 0,
+                Reached::Stopped { level, .. } => level,
+            };
+            let (mut index, table) = cursor.table_at(level, at);
+            loop {
+                let shift = F::shift(level);
+                let (lg2, leaf) = match table.get(index).map(F::Word::load_link) {
+                    Some(word) => match self.format.decode(level, word) {
+                        Entry::Leaf(leaf) => (leaf.lg2, true),
+                        // Reached anew.
+                        Entry::Table(_) => break,
+                        Entry::Empty | Entry::Invalid => (shift, false),
+                    },
+                    // A table that the memory does not know, or that the tree would have to grow
+                    // for.
+                    None if table.is_empty() => (shift, false),
+                    None => break,
+                };
+                let block = block_of(at, lg2);
+                let first = index & !((1 << (lg2 - shift)) - 1);
+                let next = first + (1 << (lg2 - shift));
+                if leaf && let Some(cells) = table.get(first..next) {
+                    visit(LeafEntries { range: block, lg2, level, cells })?;
+                }
+                if block.last().get() >= last {
+                    return ControlFlow::Continue(());
+                }
+                at = block.last().get() + 1;
+                index = next;
+                if table.is_empty() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The leaf at an address.
+    pub(super) fn leaf_at(&self, at: u64) -> Option<LeafEntries<'_, F>> {
+        let found = self.each_leaf(block_of(at, 0), ControlFlow::Break);
+        found.break_value()
+    }
+
+    /// The words of a leaf's entries for a leaf with this template at the address that `leaf` has:
+    /// the first, and the bytes from one to the next.
+    pub(super) fn words_like(
+        &self,
+        leaf: &LeafEntries<'_, F>,
+        template: F::Word,
+    ) -> Option<(F::Word, u64)> {
+        let first = leaf.cells.first().map(F::Word::load)?;
+        let Entry::Leaf(old) = self.format.decode(leaf.level, first) else { return None };
+        let step = match F::GROUPS {
+            super::Groups::Consecutive => lg2::size(F::shift(leaf.level)),
+            super::Groups::Repeated => 0,
+        };
+        Some((self.format.leaf(template, old.paddr), step))
+    }
+}

@@ -11,6 +11,15 @@ pub enum Half {
     Upper,
 }
 
+/// Whether hardware marks the leaf entries through which it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirtyTracking {
+    /// It does not, and writes no entries.
+    Off,
+    /// It does, for [`Format::is_dirty`](crate::io_pgtable::Format::is_dirty) to see.
+    Hardware,
+}
+
 /// A configuration that the architecture does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

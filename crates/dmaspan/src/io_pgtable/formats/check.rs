@@ -1,0 +1,87 @@
+//! What the unit tests of formats with words of 64 bits have in common.
+
+use super::super::format::{Entry, Format, Leaf};
+use crate::addr::PhysAddr;
+use crate::lg2;
+use crate::prot::Prot;
+
+/// A leaf entry and what it was made from.
+pub(super) struct Made {
+    pub level: u32,
+    pub prot: Prot,
+    pub word: u64,
+}
+
+/// All that a caller may ask for.
+pub(super) fn prots() -> impl Iterator<Item = Prot> {
+    (0..=Prot::all().bits()).filter_map(Prot::from_bits).filter(|prot| prot.permits_access())
+}
+
+/// The lowest and the highest address of `bits` bits that `2^lg2` divides, and some between.
+fn addresses(bits: u32, lg2: u32) -> impl Iterator<Item = u64> {
+    let mixed = [0x9e37_79b9_7f4a_7c15, 0x5555_5555_5555_5555, 0xaaaa_aaaa_aaaa_aaaa];
+    [0, u64::MAX].into_iter().chain(mixed).map(move |value| {
+        lg2::align_down(value & lg2::mask(bits), lg2) // 0 where only one block fits
+    })
+}
+
+/// Makes leaf entries of all sizes and permissions at the extremes of addresses, and shows that
+/// they decode to what they were made from and are nothing else. Calls `also` with each.
+pub(super) fn leaves<F: Format<Word = u64>>(format: &F, mut also: impl FnMut(Made)) {
+    let geometry = format.geometry();
+    for lg2 in (0..64).filter(|&lg2| geometry.page_sizes & lg2::size(lg2) != 0) {
+        let level = F::level_of(lg2);
+        for (prot, paddr) in prots()
+            .flat_map(|prot| addresses(geometry.output_bits, lg2).map(move |paddr| (prot, paddr)))
+        {
+            let template = format.template(level, lg2, prot);
+            let paddr = PhysAddr::new(paddr);
+            let word = format.leaf(template, paddr);
+            assert_eq!(format.decode(level, word), Entry::Leaf(Leaf { paddr, lg2 }), "{word:#x}");
+            agrees(format, level, word);
+            let granted = format.prot(level, word);
+            assert!(granted.contains(prot & Prot::READ_WRITE), "{prot:?} as {granted:?}");
+            // What was granted is granted again by the same entry.
+            assert_eq!(format.template(level, lg2, granted), template, "{prot:?}");
+            assert!(!format.is_dirty(word) || !format.tracks_dirty());
+            if let Some(next) = paddr.get().checked_add(lg2::size(lg2))
+                && next <= lg2::mask(geometry.output_bits)
+            {
+                let leaf = format.leaf(template, PhysAddr::new(next));
+                assert_eq!(format.advance(word, lg2::size(lg2)), leaf);
+            }
+            also(Made { level, prot, word });
+        }
+    }
+}
+
+/// Makes links of all levels and shows that they lead where they should, marked or not.
+pub(super) fn links<F: Format<Word = u64>>(format: &F) {
+    let geometry = format.geometry();
+    for level in 1..=geometry.top_level {
+        for paddr in addresses(geometry.output_bits, geometry.table.lg2_align) {
+            let table = PhysAddr::new(paddr);
+            let link = format.link(level, table);
+            for word in [link, link | F::WRITTEN_BACK] {
+                assert_ne!(word, 0);
+                assert_eq!(format.decode(level, word), Entry::Table(table), "{word:#x}");
+                agrees(format, level, word);
+            }
+        }
+    }
+}
+
+/// Shows that the cheap questions have the answers of `decode`.
+pub(super) fn agrees<F: Format<Word = u64>>(format: &F, level: u32, word: u64) {
+    let entry = format.decode(level, word);
+    let single = matches!(entry, Entry::Leaf(leaf) if leaf.lg2 == F::shift(level));
+    assert_eq!(format.is_single(level, word), single, "{word:#x} at {level}: {entry:?}");
+    let table = match entry {
+        Entry::Table(table) => Some(table),
+        _ => None,
+    };
+    if level > 0 {
+        assert_eq!(format.table_of(level, word), table, "{word:#x} at {level}: {entry:?}");
+    }
+    assert!(level > 0 || table.is_none(), "{word:#x}: a table at level 0");
+}

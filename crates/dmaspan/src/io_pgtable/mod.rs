@@ -71,6 +71,9 @@ pub use error::Error;
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
 pub use formats::amd_v1::{AmdV1, AmdV1Config, AmdV1Registers};
 pub use formats::arm_lpae_s1::{ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers};
+pub use formats::riscv::{
+    Riscv, RiscvConfig, RiscvMemoryTypes, RiscvMode, RiscvRegisters, RiscvStage,
+};
 pub use formats::{ConfigError, DirtyTracking, Half};
 pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 pub use retired::Retired;

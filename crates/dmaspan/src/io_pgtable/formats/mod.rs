@@ -5,5 +5,6 @@ pub(super) mod arm_lpae_s1;
 #[cfg(test)]
 mod check;
 mod config;
+pub(super) mod riscv;
 
 pub use config::{ConfigError, DirtyTracking, Half};

@@ -188,7 +188,8 @@ impl AmdV1 {
 
 // SAFETY: a link is PRESENT with its own level as the next level, 1 to 5, and the table's address,
 // from which the encryption bit is taken out again. Leaves have next level 0 or 7, which no link
-// has; hardware's bits 5 and 6 are in neither field. No walk asks for a table at level 0.
+// has; SOFTWARE and hardware's bits 5 and 6 are in none of these fields. No walk asks for a table
+// at level 0.
 #[expect(unsafe_code, reason = "the promise of a format")]
 unsafe impl Format for AmdV1 {
     type Word = u64;

@@ -34,6 +34,25 @@ fn every_leaf_decodes_to_what_it_was_made_from() {
 }
 
 #[test]
+fn leaves_have_the_manuals_bits() {
+    let config = AmdV1Config { dirty: DirtyTracking::Hardware, ..AmdV1Config::new(64, 43) };
+    let config = AmdV1Config { encryption_bit: Some(47), ..config };
+    let leaf = |config, lg2, prot, paddr| {
+        let format = AmdV1::new(config).unwrap();
+        format.leaf(format.template(AmdV1::level_of(lg2), lg2, prot), PhysAddr::new(paddr))
+    };
+    // IW, IR and FC in bits 62:60, PR in bit 0.
+    let coherent = Prot::READ_WRITE | Prot::CACHE;
+    assert_eq!(leaf(PLAIN, 12, coherent, 0x12_3000), 0x7000_0000_0012_3001);
+    assert_eq!(leaf(PLAIN, 21, Prot::WRITE, 0x4020_0000), 0x4000_0000_4020_0001);
+    // The C-bit is 47, and of registers clear; A is bit 5.
+    assert_eq!(leaf(config, 12, Prot::READ, 0x5000), 0x2000_8000_0000_5021);
+    assert_eq!(leaf(config, 12, Prot::READ | Prot::MMIO, 0x5000), 0x2000_0000_0000_5021);
+    // Next level 7 is 0xe00; 64K is 0111b in bits 15:12.
+    assert_eq!(leaf(PLAIN, 16, Prot::READ, 0x5_0000), 0x2000_0000_0005_7e01);
+}
+
+#[test]
 fn links_carry_their_level_and_every_permission() {
     configs().for_each(|format| check::links(&format));
     let format = AmdV1::new(PLAIN).unwrap();
@@ -43,6 +62,8 @@ fn links_carry_their_level_and_every_permission() {
     let link = format.link(3, PhysAddr::new(0x1000));
     assert_eq!(format.decode(4, link), Entry::Invalid);
     assert_eq!(format.decode(0, link), Entry::Invalid);
+    // Hardware ignores bits 4:1.
+    const { assert!(AmdV1::WRITTEN_BACK != 0 && AmdV1::WRITTEN_BACK & !0b1_1110 == 0) };
 }
 
 #[test]
@@ -83,6 +104,8 @@ fn sizes_are_the_manuals_examples() {
     assert_eq!(size_of(3, 0x0003_0000_0000_0001), None);
     assert_eq!(size_of(2, 0x3f_ffff_fe01), None);
     assert_eq!(size_of(5, 1), None);
+    // Nor is 2^52: ones in bits 50:12.
+    assert_eq!(size_of(4, 0x0007_ffff_ffff_fe01), None);
     assert_eq!(size_of(5, ADDRESS | NEXT_SIZE | PRESENT), None);
     // And back: 2^51 is a zero in bit 50 above ones.
     assert_eq!(format.template(4, 51, Prot::READ), 0x2003_ffff_ffff_fe01);

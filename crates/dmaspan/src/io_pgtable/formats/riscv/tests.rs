@@ -70,6 +70,8 @@ fn entries_are_the_manuals() {
 #[test]
 fn links_lead_to_their_tables() {
     configs().for_each(|format| check::links(&format));
+    // Hardware ignores RSW, bits 9:8.
+    const { assert!(Riscv::WRITTEN_BACK != 0 && Riscv::WRITTEN_BACK & !(0b11 << 8) == 0) };
 }
 
 #[test]
@@ -93,6 +95,8 @@ fn reserved_words_are_invalid() {
             let word = page | NAPOT | size << 10;
             assert_eq!(format.decode(level, word), Entry::Invalid, "{size:#x} at {level}");
         }
+        let group = page | NAPOT | NAPOT_64K | 1 << 54;
+        assert_eq!(format.decode(level, group), Entry::Invalid);
     }
     assert_eq!(format.decode(0, format.link(1, PhysAddr::new(0x5000))), Entry::Invalid);
 }

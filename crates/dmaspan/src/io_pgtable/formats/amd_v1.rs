@@ -317,4 +317,9 @@ unsafe impl Format for AmdV1 {
     fn clean(&self, leaf: u64) -> u64 {
         leaf & !DIRTY
     }
+
+    #[inline(always)]
+    fn dirtied(&self, leaf: u64) -> u64 {
+        leaf | DIRTY
+    }
 }

@@ -330,4 +330,9 @@ unsafe impl Format for Riscv {
     fn clean(&self, leaf: u64) -> u64 {
         leaf & !DIRTY
     }
+
+    #[inline(always)]
+    fn dirtied(&self, leaf: u64) -> u64 {
+        leaf | DIRTY
+    }
 }

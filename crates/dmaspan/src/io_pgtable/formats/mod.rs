@@ -2,9 +2,12 @@
 
 pub(super) mod amd_v1;
 pub(super) mod arm_lpae_s1;
+pub(super) mod arm_v7s;
 #[cfg(test)]
 mod check;
 mod config;
 pub(super) mod riscv;
+pub(super) mod vtd_ss;
+pub(super) mod x86_64;
 
 pub use config::{ConfigError, DirtyTracking, Half};

@@ -13,10 +13,21 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
+pub mod amd_v1;
 pub mod arm_lpae;
+mod check;
 mod image;
+pub mod mock;
+mod radix;
+pub mod riscv;
+#[cfg(test)]
+mod testing;
+pub mod vtd_ss;
+pub mod x86_64;
 
+pub use check::{BadTable, Checked};
 pub use image::TableImage;
+pub use radix::{BadRegister, Requester, Switch};
 
 /// Why a word cannot be read from, or written to, a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -92,6 +103,16 @@ pub enum Access {
     Write,
 }
 
+impl Access {
+    /// The permission that the access needs.
+    pub(crate) const fn needs(self) -> Prot {
+        match self {
+            Self::Read => Prot::READ,
+            Self::Write => Prot::WRITE,
+        }
+    }
+}
+
 /// What kind of fault ended a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -104,6 +125,9 @@ pub enum FaultKind {
     Permission,
     /// A table or output address, or the table base, is larger than the configured size.
     AddressSize,
+    /// The entry has reserved bits or values that hardware refuses: also a large page that is not
+    /// aligned.
+    Reserved,
     /// A table could not be read.
     ExternalAbort(NotATable),
 }

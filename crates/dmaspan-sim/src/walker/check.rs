@@ -1,0 +1,186 @@
+//! Checks that hardware does not make, for the formats that share them: bits that software must
+//! leave clear, entries that repeat one leaf, whole tables.
+
+use std::collections::BTreeMap;
+
+use dmaspan::{Iova, IovaRange, PhysAddr};
+
+use super::{
+    Access, Fault, FaultKind, TableStep, TableWords, Translation, WalkPath, Walker, block_around,
+};
+
+/// What is wrong with a table that hardware may nevertheless walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadTable {
+    /// The walk faults.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// Bits are set that software must leave clear.
+    #[error("entry {entry:#x} at {entry_paddr} of level {level} has bits {bits:#x} set")]
+    Reserved {
+        /// Where the entry is.
+        entry_paddr: PhysAddr,
+        /// The entry.
+        entry: u64,
+        /// Its level.
+        level: u8,
+        /// The bits that should be 0.
+        bits: u64,
+    },
+    /// Entries that should repeat one leaf disagree.
+    #[error("entry {entry:#x} at {entry_paddr} does not repeat {expected:#x} of {group}")]
+    Copies {
+        /// What the leaf covers.
+        group: IovaRange,
+        /// Where the first entry that disagrees is.
+        entry_paddr: PhysAddr,
+        /// The entry.
+        entry: u64,
+        /// The entry that the walk found.
+        expected: u64,
+    },
+}
+
+/// A walker whose tables can be checked as a whole.
+pub trait Checked: Walker {
+    /// Every address that the tables can translate, in order.
+    fn input_ranges(&self) -> Vec<IovaRange>;
+
+    /// Bits that hardware may change in one of several entries that repeat a leaf.
+    fn hardware_bits(&self) -> u64;
+
+    /// Bits of a present entry that software must leave clear though hardware takes no offence.
+    fn must_be_clear(&self, _step: &TableStep) -> u64 {
+        0
+    }
+
+    /// Walks to the leaf of `iova` and checks every entry on the way, and all entries that repeat
+    /// the leaf. Accesses are not checked against the permissions.
+    ///
+    /// # Errors
+    ///
+    /// [`BadTable`] for the first entry that is wrong, or with the fault.
+    fn strict_walk<T: TableWords + ?Sized>(
+        &self,
+        tables: &T,
+        iova: Iova,
+    ) -> Result<Translation, BadTable> {
+        let mut path = WalkPath::new();
+        let translation = strict_path(self, tables, iova, &mut path)?;
+        check_copies(self, tables, &translation)?;
+        Ok(translation)
+    }
+
+    /// Walks everything mapped in `range`, checks it as [`strict_walk`](Self::strict_walk) does,
+    /// and calls `visit` with the leaf of each entry in order.
+    ///
+    /// # Errors
+    ///
+    /// [`BadTable`]. Addresses at which nothing is mapped are passed over.
+    fn survey<T: TableWords + ?Sized>(
+        &self,
+        tables: &T,
+        range: IovaRange,
+        mut visit: impl FnMut(&Translation),
+    ) -> Result<(), BadTable> {
+        let reach = self.input_ranges();
+        for range in reach.into_iter().filter_map(|reach| range.intersection(reach)) {
+            let mut checked: Option<IovaRange> = None;
+            let mut next = Some(range.start());
+            while let Some(iova) = next.filter(|iova| range.contains(*iova)) {
+                let mut path = WalkPath::new();
+                let passed = match strict_path(self, tables, iova, &mut path) {
+                    Ok(leaf) => {
+                        if checked != Some(leaf.group) {
+                            check_copies(self, tables, &leaf)?;
+                            checked = Some(leaf.group);
+                        }
+                        visit(&leaf);
+                        leaf.leaf
+                    }
+                    Err(BadTable::Fault(fault)) if fault.kind == FaultKind::Translation => {
+                        let step = path.last().ok_or(BadTable::Fault(fault))?;
+                        block_around(iova, step.entry_lg2)
+                    }
+                    Err(error) => return Err(error),
+                };
+                next = passed.last().checked_add(1);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many translations of each size the tables hold in `range`, by log2 of the size. Entries
+    /// that repeat one leaf count as one of its size.
+    ///
+    /// # Errors
+    ///
+    /// [`BadTable`], as [`survey`](Self::survey).
+    fn census<T: TableWords + ?Sized>(
+        &self,
+        tables: &T,
+        range: IovaRange,
+    ) -> Result<BTreeMap<u32, u64>, BadTable> {
+        let mut census = BTreeMap::new();
+        self.survey(tables, range, |leaf| {
+            if leaf.group.start() == leaf.leaf.start() {
+                *census.entry(leaf.group_lg2).or_default() += 1;
+            }
+        })?;
+        Ok(census)
+    }
+}
+
+/// The walk, with every entry on the way checked.
+fn strict_path<W: Checked + ?Sized, T: TableWords + ?Sized>(
+    walker: &W,
+    tables: &T,
+    iova: Iova,
+    path: &mut WalkPath,
+) -> Result<Translation, BadTable> {
+    let root = walker.root(iova, Access::Read)?;
+    let walked = walker.walk_from(tables, root, iova, Access::Read, path);
+    let present = match walked {
+        Ok(_) => path.len(),
+        // The entry at which the walk ended is absent, or hardware itself found it wrong.
+        Err(_) => path.len().saturating_sub(1),
+    };
+    for step in path.iter().take(present) {
+        let bits = step.entry & walker.must_be_clear(step);
+        if bits != 0 {
+            return Err(BadTable::Reserved {
+                entry_paddr: step.entry_paddr,
+                entry: step.entry,
+                level: step.link.level,
+                bits,
+            });
+        }
+    }
+    Ok(walked?)
+}
+
+/// Compares the entries that repeat a leaf, which are all in one table.
+fn check_copies<W: Checked + ?Sized, T: TableWords + ?Sized>(
+    walker: &W,
+    tables: &T,
+    leaf: &Translation,
+) -> Result<(), BadTable> {
+    let Some(step) = leaf.tables.last() else { return Ok(()) };
+    let before = (leaf.leaf.start().get() - leaf.group.start().get()) >> leaf.leaf_lg2;
+    let count = 1 << (leaf.group_lg2 - leaf.leaf_lg2);
+    let first = step.entry_paddr.get() - before * 8;
+    for paddr in (0..count).map(|index: u64| PhysAddr::new(first + index * 8)) {
+        let entry = tables.read_u64(paddr).map_err(|why| Fault {
+            kind: FaultKind::ExternalAbort(why),
+            level: leaf.level,
+            iova: leaf.iova,
+            access: Access::Read,
+        })?;
+        if (entry ^ step.entry) & !walker.hardware_bits() != 0 {
+            let (group, expected) = (leaf.group, step.entry);
+            return Err(BadTable::Copies { group, entry_paddr: paddr, entry, expected });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! What the formats of 64-bit entries have in common: the way down, and the words of their
+//! registers.
+
+use dmaspan::{Iova, PhysAddr, Prot, lg2};
+
+use super::{
+    Access, EntryUpdate, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords,
+    Translation, WalkPath, Walker, block_around,
+};
+
+/// A bit of a register, or an optional feature of hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Switch {
+    /// The bit is 0; the feature is not there.
+    #[default]
+    Off,
+    /// The bit is 1.
+    On,
+}
+
+impl Switch {
+    /// `bits` where the switch is on.
+    pub(super) fn select(self, bits: u64) -> u64 {
+        match self {
+            Self::On => bits,
+            Self::Off => 0,
+        }
+    }
+}
+
+/// As whom a device accesses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Requester {
+    /// As a user process.
+    #[default]
+    User,
+    /// As the operating system.
+    Supervisor,
+}
+
+/// Why register values describe no tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadRegister {
+    /// A field has a value that is reserved, or asks for something that the walker does not do.
+    #[error("{field} is {value:#x}, which is reserved or not supported")]
+    Reserved {
+        /// The field's name in the manual.
+        field: &'static str,
+        /// Its value, or the bits that should be 0.
+        value: u64,
+    },
+    /// The root table's address is not aligned.
+    #[error("the root {root:#x} is not aligned to 2^{align_lg2} bytes")]
+    Root {
+        /// The address.
+        root: u64,
+        /// log2 of the alignment.
+        align_lg2: u32,
+    },
+}
+
+/// What an entry leads to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Next {
+    Table { table: u64, level: u8, inherited: u64 },
+    Leaf(Leaf),
+}
+
+/// What the format's own code says of a leaf.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaf {
+    /// Where the output of the whole group begins.
+    pub(super) output: u64,
+    /// log2 of what all entries that share this leaf cover.
+    pub(super) group_lg2: u32,
+    pub(super) prot: Prot,
+    pub(super) clean: bool,
+    pub(super) attributes: u8,
+    /// Bits that hardware sets in the entry for this access.
+    pub(super) set: u64,
+}
+
+/// A format whose tables have 8-byte entries, each level resolving some bits of the address.
+pub(super) trait Radix: Walker {
+    /// log2 of what one entry of a table at `level` covers.
+    fn entry_lg2(&self, level: u8) -> u32;
+
+    /// log2 of what a whole table at `level` covers, where it resolves all of its bits.
+    fn table_lg2(&self, level: u8) -> u32;
+
+    /// What an entry leads to.
+    fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind>;
+
+    /// Whether a leaf with `prot` is one that this access writes through.
+    fn writes(&self, prot: Prot, access: Access) -> bool {
+        access == Access::Write && self.permits(prot, access)
+    }
+}
+
+/// The walk of [`Walker::walk_from`].
+pub(super) fn descend<R: Radix, T: TableWords + ?Sized>(
+    format: &R,
+    tables: &T,
+    from: TableLink,
+    iova: Iova,
+    access: Access,
+    path: &mut WalkPath,
+) -> Result<Translation, Fault> {
+    let mut link = from;
+    loop {
+        let level = link.level;
+        let fault = |kind| Fault { kind, level, iova, access };
+        let entry_lg2 = format.entry_lg2(level);
+        let index = (iova.get() & lg2::mask(format.table_lg2(level))) >> entry_lg2;
+        // Table addresses have 56 bits at most and an index 11.
+        let entry_paddr = link.table.wrapping_add(index << 3);
+        let entry =
+            tables.read_u64(entry_paddr).map_err(|why| fault(FaultKind::ExternalAbort(why)))?;
+        let step = TableStep { link, entry_lg2, entry_paddr, entry };
+        path.push(step);
+        match format.decode(&step, iova, access).map_err(fault)? {
+            Next::Table { table, level, inherited } => {
+                // A table of a lower level than the next translates only the low addresses of its
+                // block.
+                let block = block_around(iova, entry_lg2.min(format.table_lg2(level)));
+                link = TableLink { table: PhysAddr::new(table), block, level, inherited };
+            }
+            Next::Leaf(leaf) => {
+                return Ok(Translation { tables: *path, ..translation(&step, leaf, iova) });
+            }
+        }
+    }
+}
+
+fn translation(step: &TableStep, leaf: Leaf, iova: Iova) -> Translation {
+    let (old, new) = (step.entry, step.entry | leaf.set);
+    Translation {
+        iova,
+        paddr: PhysAddr::new(leaf.output | (iova.get() & lg2::mask(leaf.group_lg2))),
+        leaf: block_around(iova, step.entry_lg2),
+        leaf_lg2: step.entry_lg2,
+        group: block_around(iova, leaf.group_lg2),
+        group_lg2: leaf.group_lg2,
+        level: step.link.level,
+        prot: leaf.prot,
+        clean: leaf.clean,
+        attributes: leaf.attributes,
+        // None of these formats has shareability: all memory is shared.
+        shareability: Shareability::Inner,
+        update: (old != new).then_some(EntryUpdate { entry_paddr: step.entry_paddr, old, new }),
+        tables: WalkPath::new(),
+    }
+}
+
+/// `kind` where any of `bits` is set.
+pub(super) fn must_be_zero(bits: u64) -> Result<(), FaultKind> {
+    if bits == 0 { Ok(()) } else { Err(FaultKind::Reserved) }
+}
+
+/// Bits `high..=low`.
+pub(super) const fn bits(high: u32, low: u32) -> u64 {
+    lg2::mask(high + 1) & !lg2::mask(low)
+}
+const _: () = assert!(bits(51, 12) == 0xf_ffff_ffff_f000 && bits(63, 63) == 1 << 63);

@@ -22,6 +22,8 @@ mod radix;
 pub mod riscv;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 pub mod vtd_ss;
 pub mod x86_64;
 

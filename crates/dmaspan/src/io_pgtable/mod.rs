@@ -70,14 +70,14 @@ pub use dirty::DirtyBitmap;
 pub use error::Error;
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
 pub use formats::amd_v1::{AmdV1, AmdV1Config, AmdV1Registers};
-pub use formats::arm_lpae_s1::{ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers};
+pub use formats::arm_lpae_s1::{ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers, OuterWalks};
 pub use formats::arm_v7s::{ArmV7s, ArmV7sConfig, ArmV7sRegisters, ArmV7sVariant};
 pub use formats::riscv::{
     Riscv, RiscvConfig, RiscvMemoryTypes, RiscvMode, RiscvRegisters, RiscvStage,
 };
 pub use formats::vtd_ss::{ReadOnlyLeaves, SnoopControl, VtdSs, VtdSsConfig, VtdSsRegisters};
 pub use formats::x86_64::{ExecuteDisable, X86_64, X86_64Config, X86_64Registers};
-pub use formats::{ConfigError, DirtyTracking, Half};
+pub use formats::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
 pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 pub use retired::Retired;
 pub use split::Gap;

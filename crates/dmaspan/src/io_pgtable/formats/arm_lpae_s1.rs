@@ -7,18 +7,18 @@
 //!
 //! Level 0 here is the manual's level 3.
 
-use super::{ConfigError, Half};
+use super::arm_lpae::{
+    ACCESSED, DIRTY_MODIFIER, Descriptor, ORGN_WRITE_BACK, SH_INNER, SH_OUTER, SOFTWARE,
+    base_address, granule_field, output_size, walk_fields,
+};
+use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
 use crate::addr::{Iova, PhysAddr};
-use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
+use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, tree_of};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
 use crate::range::IovaRange;
 
-/// Bit 0: the descriptor is valid (D8.3.1).
-const VALID: u64 = 1 << 0;
-/// Bit 1: a table above level 0, a page at level 0; a block has it clear (D8.3.1).
-const TABLE_OR_PAGE: u64 = 1 << 1;
 /// Bits 4:2: which attribute of MAIR (D8.3.2).
 const ATTR_SHIFT: u32 = 2;
 const ATTR_MASK: u64 = 0b111 << ATTR_SHIFT;
@@ -26,20 +26,10 @@ const ATTR_MASK: u64 = 0b111 << ATTR_SHIFT;
 const AP_UNPRIVILEGED: u64 = 1 << 6;
 /// Bit 7, AP\[2\]: writes are not permitted (D8.4.1).
 const AP_READ_ONLY: u64 = 1 << 7;
-/// Bits 9:8: shareability (D8.5.2).
-const SH_OUTER: u64 = 0b10 << 8;
-const SH_INNER: u64 = 0b11 << 8;
-/// Bit 10, AF: accessed; a clear one makes hardware fault or set it (D8.5.1).
-const ACCESSED: u64 = 1 << 10;
 /// Bit 11, nG: belongs to one ASID.
 const NOT_GLOBAL: u64 = 1 << 11;
-/// Bit 52: one of a group of contiguous descriptors (D8.7.1).
-const CONTIGUOUS: u64 = 1 << 52;
 /// Bits 54:53, UXN and PXN: no instruction fetches (D8.4.3).
 const EXECUTE_NEVER: u64 = 0b11 << 53;
-
-/// Bit 55: for software, in tables and leaves (D8.3.1).
-const SOFTWARE: u64 = 1 << 55;
 
 /// What the descriptors' attribute indices mean in MAIR: 0 normal non-cacheable, 1 normal
 /// write-back, 2 device nGnRE, 3 normal inner non-cacheable and outer write-back.
@@ -62,6 +52,13 @@ pub struct ArmLpaeS1Config {
     pub half: Half,
     /// Whether hardware's walks see the CPU's caches.
     pub walks: Coherency,
+    /// Whether non-coherent walks may use a cache further out.
+    pub outer_walks: OuterWalks,
+    /// Whether hardware manages dirty state (FEAT_HAFDBS, D8.5).
+    pub dirty: DirtyTracking,
+    /// How leaves of different sizes replace each other (D8, "Using break-before-make when
+    /// updating translation table entries").
+    pub break_before_make: BreakBeforeMake,
 }
 
 impl ArmLpaeS1Config {
@@ -73,8 +70,22 @@ impl ArmLpaeS1Config {
             page_sizes: None,
             half: Half::Lower,
             walks: Coherency::Coherent,
+            outer_walks: OuterWalks::AsInner,
+            dirty: DirtyTracking::Off,
+            break_before_make: BreakBeforeMake::Needed,
         }
     }
+}
+
+/// Which outer cacheability walks have, as Linux's `IO_PGTABLE_QUIRK_ARM_OUTER_WBWA`
+/// (include/linux/io-pgtable.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OuterWalks {
+    /// That of the inner one.
+    AsInner,
+    /// Write-back and write-allocate, although the inner one is non-cacheable: a system cache that
+    /// the CPU's write-backs go to.
+    WriteBack,
 }
 
 /// The values of the registers that a stage-1 table goes with.
@@ -97,23 +108,11 @@ pub struct ArmLpaeS1<const GRANULE_LG2: u32> {
 
 impl<const G: u32> ArmLpaeS1<G> {
     /// Leaves that are one descriptor each: pages, and blocks where the granule has them (D8.3.1).
-    pub const PAGE_SIZES: u64 = match G {
-        12 => 1 << 12 | 1 << 21 | 1 << 30,
-        14 => 1 << 14 | 1 << 25,
-        // Blocks of 4T need 52 output bits.
-        _ => 1 << 16 | 1 << 29 | 1 << 42,
-    };
+    pub const PAGE_SIZES: u64 = Descriptor::<G>::PAGE_SIZES;
 
     /// Leaves that are a group of contiguous descriptors (D8.7.1): 16 of them with 4K; 128 pages or
     /// 32 blocks with 16K; 32 with 64K.
-    pub const CONTIGUOUS_SIZES: u64 = match G {
-        12 => 1 << 16 | 1 << 25 | 1 << 34,
-        14 => 1 << 21 | 1 << 30,
-        _ => 1 << 21 | 1 << 34,
-    };
-
-    /// Bits 47 down to the granule's.
-    const ADDRESS: u64 = lg2::mask(48) & !lg2::mask(G);
+    pub const CONTIGUOUS_SIZES: u64 = Descriptor::<G>::CONTIGUOUS_SIZES;
 
     /// A format with this configuration.
     ///
@@ -129,83 +128,59 @@ impl<const G: u32> ArmLpaeS1<G> {
     /// ```
     pub fn new(config: ArmLpaeS1Config) -> Result<Self, ConfigError> {
         let ArmLpaeS1Config { input_bits, output_bits, .. } = config;
-        if !matches!(G, 12 | 14 | 16) {
-            let supported = "2^12, 2^14 and 2^16";
-            return Err(ConfigError::Granule { granule_lg2: G, supported });
+        Descriptor::<G>::check(input_bits, output_bits)?;
+        if (config.walks, config.outer_walks) == (Coherency::Coherent, OuterWalks::WriteBack) {
+            let what = "coherent walks are outer write-back anyway";
+            return Err(ConfigError::Unsupported { what });
         }
-        let most = if G == 16 { 52 } else { 48 };
-        if !(25..=most).contains(&input_bits) {
-            let supported = if G == 16 { "25 to 52" } else { "25 to 48" };
-            return Err(ConfigError::InputBits { input_bits, supported });
-        }
-        if ips(output_bits).is_none() || output_bits > most {
-            let supported = "32, 36, 40, 42, 44, 48, and 52 with the 64K granule";
-            return Err(ConfigError::OutputBits { output_bits, supported });
-        }
-        // Without 52-bit addresses the 64K granule has no blocks of 4T.
-        let singles = Self::PAGE_SIZES & if output_bits == 52 { u64::MAX } else { lg2::mask(42) };
-        let supported = sizes_within::<Self>(singles | Self::CONTIGUOUS_SIZES, input_bits);
-        let asked = config.page_sizes.unwrap_or(sizes_within::<Self>(singles, input_bits));
-        if asked & !supported != 0 || asked & lg2::size(G) == 0 {
-            return Err(ConfigError::PageSizes { page_sizes: asked, supported });
-        }
-        Ok(Self { config, page_sizes: asked })
+        let (top_level, _) = tree_of::<Self>(input_bits);
+        let page_sizes = Descriptor::<G>::page_sizes::<Self>(
+            config.page_sizes,
+            input_bits,
+            output_bits,
+            top_level,
+        )?;
+        Ok(Self { config, page_sizes })
     }
 
     /// The register values for a table whose root is at `root`.
     ///
-    /// TCR's fields by half: TxSZ, EPDx, IRGNx, ORGNx, SHx and TGx at bits 0 to 15 or 16 to 31, IPS
-    /// at bits 34:32.
+    /// TCR's fields by half: TxSZ, EPDx, IRGNx, ORGNx, SHx and TGx at bits 0 to 15 or 16 to 31; IPS
+    /// at bits 34:32, HA and HD at bits 39 and 40.
     pub fn registers(&self, root: PhysAddr) -> ArmS1Registers {
-        let (cacheable, shareable) = match self.config.walks {
-            Coherency::Coherent => (0b01, 0b11),
-            Coherency::NonCoherent => (0b00, 0b10),
-        };
-        let walks = cacheable << 8 | cacheable << 10 | shareable << 12;
         let size = u64::from(64 - self.config.input_bits);
         let (half, other_disabled, granule) = match self.config.half {
             Half::Lower => (0, 1 << 23, granule_field(G, [0b00, 0b10, 0b01])),
             Half::Upper => (16, 1 << 7, granule_field(G, [0b10, 0b01, 0b11])),
         };
-        let ips = ips(self.config.output_bits).unwrap_or(0);
+        let output_size = output_size(self.config.output_bits).unwrap_or(0);
+        // Hardware manages dirty state only where it manages the access flag too.
+        let managed = if self.tracks_dirty() { 0b11 << 39 } else { 0 };
+        let walked = (size | self.walk_fields() | granule << 14) << half | other_disabled;
         ArmS1Registers {
-            ttbr: ttbr_address(root.get(), self.config.output_bits),
-            tcr: (size | walks | granule << 14) << half | other_disabled | ips << 32,
+            ttbr: base_address(root, self.config.output_bits),
+            tcr: walked | output_size << 32 | managed,
             mair: MAIR,
         }
     }
 
-    /// An address as a descriptor has it. With 64K, bits 51:48 are in bits 15:12 (D8.3.1).
-    #[inline(always)]
-    const fn encode(paddr: u64) -> u64 {
-        if G == 16 { paddr & Self::ADDRESS | (paddr >> 36) & 0xf000 } else { paddr }
+    /// IRGN0, ORGN0 and SH0 of TCR_EL1 and TTBCR.
+    pub(super) const fn walk_fields(&self) -> u64 {
+        let outer = match self.config.outer_walks {
+            OuterWalks::AsInner => 0,
+            OuterWalks::WriteBack => ORGN_WRITE_BACK,
+        };
+        walk_fields(self.config.walks) | outer
     }
 
-    #[inline(always)]
-    const fn decode_address(descriptor: u64) -> u64 {
-        let high = if G == 16 { (descriptor & 0xf000) << 36 } else { 0 };
-        descriptor & Self::ADDRESS | high
-    }
-
-    /// All bits of a descriptor that are its address.
-    const ADDRESS_BITS: u64 = Self::ADDRESS | if G == 16 { 0xf000 } else { 0 };
-
-    /// The highest level that has leaves: with 16K there is only one level of blocks (D8.3.1).
-    const TOP_LEAF: u32 = if G == 14 { 1 } else { 2 };
-
-    /// log2 of the entries of a contiguous group at `level`.
-    #[inline(always)]
-    const fn contiguous_lg2(level: u32) -> u32 {
-        match (G, level) {
-            (12, _) => 4,
-            (14, 0) => 7,
-            _ => 5,
-        }
+    pub(super) const fn config(&self) -> &ArmLpaeS1Config {
+        &self.config
     }
 }
 
-// SAFETY: a link is VALID | TABLE_OR_PAGE with the table's address, which `decode_address` takes
-// out again; no leaf above level 0 has both bits, and no walk asks for a table at level 0.
+// SAFETY: a link is VALID | TABLE_OR_PAGE with the table's address, which `Descriptor::address`
+// takes out again; no leaf above level 0 has both bits, hardware's AF and AP are neither, and no
+// walk asks for a table at level 0.
 #[expect(unsafe_code, reason = "the promise of a format")]
 unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     type Word = u64;
@@ -239,9 +214,13 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
 
     #[inline(always)]
     fn template(&self, level: u32, lg2: u32, prot: Prot) -> u64 {
-        let kind = if level == 0 { TABLE_OR_PAGE } else { 0 };
-        let contiguous = if lg2 > Self::shift(level) { CONTIGUOUS } else { 0 };
-        let write = if prot.contains(Prot::WRITE) { 0 } else { AP_READ_ONLY };
+        let kind = Descriptor::<G>::leaf(level, lg2, Self::shift(level));
+        let write = match (prot.contains(Prot::WRITE), self.config.dirty) {
+            (false, _) => AP_READ_ONLY,
+            (true, DirtyTracking::Off) => 0,
+            // Writable-clean: hardware clears the bit at the first write.
+            (true, DirtyTracking::Hardware) => DIRTY_MODIFIER | AP_READ_ONLY,
+        };
         let privilege = if prot.contains(Prot::PRIV) { 0 } else { AP_UNPRIVILEGED };
         let execute = if prot.contains(Prot::NOEXEC) { EXECUTE_NEVER } else { 0 };
         let memory = if prot.contains(Prot::MMIO) {
@@ -251,91 +230,167 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
         } else {
             ATTR_NON_CACHEABLE | SH_OUTER
         };
-        VALID | kind | contiguous | write | privilege | execute | memory | ACCESSED | NOT_GLOBAL
+        kind | write | privilege | execute | memory | ACCESSED | NOT_GLOBAL
     }
 
     #[inline(always)]
     fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
-        template | Self::encode(paddr.get())
+        template | Descriptor::<G>::encode(paddr)
     }
 
     #[inline(always)]
     fn advance(&self, leaf: u64, bytes: u64) -> u64 {
-        if G == 16 {
-            // Bits 51:48 of the address do not follow bits 47:16 in the descriptor.
-            let paddr = Self::decode_address(leaf).wrapping_add(bytes);
-            return leaf & !Self::ADDRESS_BITS | Self::encode(paddr);
-        }
-        leaf.wrapping_add(bytes)
+        Descriptor::<G>::advance(leaf, bytes)
     }
 
     #[inline(always)]
     fn link(&self, _level: u32, table: PhysAddr) -> u64 {
-        Self::encode(table.get()) | TABLE_OR_PAGE | VALID
+        Descriptor::<G>::link(table)
     }
 
     #[inline(always)]
     fn decode(&self, level: u32, word: u64) -> Entry {
-        let paddr = PhysAddr::new(Self::decode_address(word));
-        match (word & (VALID | TABLE_OR_PAGE), level) {
-            (0b11, 1..) => Entry::Table(paddr),
-            (0b11, 0) | (0b01, 1..) if level <= Self::TOP_LEAF => {
-                let group = if word & CONTIGUOUS != 0 { Self::contiguous_lg2(level) } else { 0 };
-                Entry::Leaf(Leaf { paddr, lg2: Self::shift(level) + group })
-            }
-            _ if word == 0 => Entry::Empty,
-            _ => Entry::Invalid,
-        }
+        Descriptor::<G>::decode(level, Self::shift(level), word)
     }
 
     #[inline(always)]
     fn table_of(&self, _level: u32, word: u64) -> Option<PhysAddr> {
-        let is_table = word & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE;
-        is_table.then(|| PhysAddr::new(Self::decode_address(word)))
+        Descriptor::<G>::table_of(word)
     }
 
     #[inline(always)]
     fn is_single(&self, level: u32, word: u64) -> bool {
-        let kind = if level == 0 { VALID | TABLE_OR_PAGE } else { VALID };
-        word & (VALID | TABLE_OR_PAGE | CONTIGUOUS) == kind
+        Descriptor::<G>::is_single(level, word)
     }
 
     #[inline(always)]
     fn prot(&self, _level: u32, leaf: u64) -> Prot {
         let mut prot = Prot::READ;
-        prot.set(Prot::WRITE, leaf & AP_READ_ONLY == 0);
+        prot.set(Prot::WRITE, leaf & AP_READ_ONLY == 0 || leaf & DIRTY_MODIFIER != 0);
         prot.set(Prot::PRIV, leaf & AP_UNPRIVILEGED == 0);
         prot.set(Prot::NOEXEC, leaf & EXECUTE_NEVER != 0);
         prot.set(Prot::CACHE, leaf & ATTR_MASK == ATTR_WRITE_BACK);
         prot.set(Prot::MMIO, leaf & ATTR_MASK == ATTR_DEVICE);
         prot
     }
-}
 
-/// TCR_EL1.IPS for a number of output bits.
-const fn ips(output_bits: u32) -> Option<u64> {
-    Some(match output_bits {
-        32 => 0,
-        36 => 1,
-        40 => 2,
-        42 => 3,
-        44 => 4,
-        48 => 5,
-        52 => 6,
-        _ => return None,
-    })
-}
+    #[inline(always)]
+    fn tracks_dirty(&self) -> bool {
+        self.config.dirty == DirtyTracking::Hardware
+    }
 
-/// One of the values for 4K, 16K and 64K.
-const fn granule_field(granule_lg2: u32, values: [u64; 3]) -> u64 {
-    match granule_lg2 {
-        12 => values[0],
-        14 => values[1],
-        _ => values[2],
+    /// Writable-dirty is DBM with AP\[2\] clear (D8.5, "Hardware management of dirty state").
+    #[inline(always)]
+    fn is_dirty(&self, leaf: u64) -> bool {
+        leaf & (DIRTY_MODIFIER | AP_READ_ONLY) == DIRTY_MODIFIER
+    }
+
+    #[inline(always)]
+    fn clean(&self, leaf: u64) -> u64 {
+        leaf | read_only_if_managed(leaf)
+    }
+
+    #[inline(always)]
+    fn dirtied(&self, leaf: u64) -> u64 {
+        leaf & !read_only_if_managed(leaf)
+    }
+
+    /// Where entries of different sizes for one address may be cached at once, hardware may do
+    /// anything with them (D8, "Using break-before-make when updating translation table entries").
+    fn needs_break(&self) -> bool {
+        self.config.break_before_make == BreakBeforeMake::Needed
     }
 }
 
-/// TTBR's address field: with 52 output bits, address bits 51:48 are in bits 5:2.
-const fn ttbr_address(root: u64, output_bits: u32) -> u64 {
-    if output_bits == 52 { root & lg2::mask(48) | (root >> 46) & 0b11_1100 } else { root }
+/// AP\[2\] where the leaf has DBM: the bit that hardware changes, if it may.
+#[inline(always)]
+const fn read_only_if_managed(leaf: u64) -> u64 {
+    leaf >> (DIRTY_MODIFIER.ilog2() - AP_READ_ONLY.ilog2()) & AP_READ_ONLY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arm_lpae::tests::{reads_back, writes_are_seen};
+    use super::*;
+
+    /// Stage 1 reads whatever it writes, and a device's registers are not cached.
+    fn granted(mut prot: Prot) -> Prot {
+        prot.set(Prot::CACHE, prot.contains(Prot::CACHE) && !prot.contains(Prot::MMIO));
+        prot | Prot::READ
+    }
+
+    fn with_groups<const G: u32>(config: ArmLpaeS1Config) -> ArmLpaeS1<G> {
+        let singles = ArmLpaeS1::<G>::new(config).unwrap().page_sizes;
+        let page_sizes = Some(singles | ArmLpaeS1::<G>::CONTIGUOUS_SIZES);
+        ArmLpaeS1::new(ArmLpaeS1Config { page_sizes, ..config }).unwrap()
+    }
+
+    fn reads_back_of<const G: u32>(bits: u32) {
+        let config = ArmLpaeS1Config::new(bits, bits);
+        let dirty = DirtyTracking::Hardware;
+        for config in [config, ArmLpaeS1Config { dirty, ..config }] {
+            let format = with_groups::<G>(config);
+            reads_back(&format, granted);
+        }
+        // The first write clears AP[2], bit 7 (D8.5).
+        let format = with_groups::<G>(ArmLpaeS1Config { dirty, ..config });
+        writes_are_seen(&format, |leaf| leaf & !(1 << 7));
+    }
+
+    #[test]
+    fn what_is_encoded_reads_back_and_hardware_marks_writes() {
+        reads_back_of::<12>(48);
+        reads_back_of::<14>(48);
+        reads_back_of::<16>(48);
+        reads_back_of::<16>(52);
+    }
+
+    #[test]
+    fn writable_leaves_start_clean_where_hardware_marks_them() {
+        let dirty = DirtyTracking::Hardware;
+        let config = ArmLpaeS1Config { dirty, ..ArmLpaeS1Config::new(48, 48) };
+        let format = ArmLpaeS1::<12>::new(config).unwrap();
+        let page = |prot| format.leaf(format.template(0, 12, prot), PhysAddr::new(0x5000));
+        // 0b11, AttrIndx 1 in bits 4:2, AP[1] bit 6, AP[2] bit 7, SH 0b11 in bits 9:8, AF bit 10,
+        // nG bit 11, DBM bit 51.
+        let clean = page(Prot::READ_WRITE | Prot::CACHE);
+        assert_eq!(clean, 0x0008_0000_0000_5fc7);
+        assert!(format.is_dirty(0x0008_0000_0000_5f47));
+        // Without DBM a write faults, or none is noted.
+        let read_only = page(Prot::READ | Prot::CACHE);
+        assert_eq!(read_only, 0x5fc7);
+        assert_eq!(format.clean(0x5f47), 0x5f47);
+        assert!(!format.is_dirty(0x5f47) && !format.is_dirty(read_only));
+        assert!(!ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap().tracks_dirty());
+    }
+
+    #[test]
+    fn tcr_enables_dirty_state_and_outer_caches() {
+        let base = ArmLpaeS1Config::new(48, 48);
+        let tcr = |config| {
+            ArmLpaeS1::<12>::new(config).map(|format| format.registers(PhysAddr::new(0)).tcr)
+        };
+        // T0SZ 16, IRGN0 and ORGN0 0b01 (0x500), SH0 0b11 (0x3000), EPD1 bit 23, IPS 0b101 in bits
+        // 34:32, HA bit 39 and HD bit 40 (0x180 in the high word).
+        let dirty = DirtyTracking::Hardware;
+        assert_eq!(tcr(ArmLpaeS1Config { dirty, ..base }), Ok(0x185_0080_3510));
+        // IRGN0 0b00, ORGN0 0b01, SH0 0b10.
+        let (walks, outer_walks) = (Coherency::NonCoherent, OuterWalks::WriteBack);
+        let outer = ArmLpaeS1Config { walks, outer_walks, ..base };
+        assert_eq!(tcr(outer), Ok(0x5_0080_2410));
+        // In the upper half the same fields are 16 bits higher, with TG1 0b10 and EPD0 bit 7.
+        let half = Half::Upper;
+        assert_eq!(tcr(ArmLpaeS1Config { half, ..outer }), Ok(0x5_a410_0080));
+        let coherent = tcr(ArmLpaeS1Config { outer_walks, ..base });
+        assert!(matches!(coherent, Err(ConfigError::Unsupported { .. })));
+    }
+
+    #[test]
+    fn sizes_change_by_break_before_make_but_with_feat_bbm() {
+        let config = ArmLpaeS1Config::new(48, 48);
+        assert!(ArmLpaeS1::<12>::new(config).unwrap().needs_break());
+        let break_before_make = BreakBeforeMake::NotNeeded;
+        let config = ArmLpaeS1Config { break_before_make, ..config };
+        assert!(!ArmLpaeS1::<12>::new(config).unwrap().needs_break());
+    }
 }

@@ -20,6 +20,16 @@ pub enum DirtyTracking {
     Hardware,
 }
 
+/// What it takes to replace a leaf by leaves of another size, or those by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BreakBeforeMake {
+    /// The entry is emptied and hardware made to forget it first: accesses between fail.
+    Needed,
+    /// The entry is simply written: Arm's FEAT_BBM at level 2 (ID_AA64MMFR2_EL1.BBM and
+    /// SMMU_IDR3.BBML).
+    NotNeeded,
+}
+
 /// A configuration that the architecture does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

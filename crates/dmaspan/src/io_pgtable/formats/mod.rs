@@ -1,6 +1,7 @@
 //! The formats, each in a file of its own, from its architecture's manual.
 
 pub(super) mod amd_v1;
+mod arm_lpae;
 pub(super) mod arm_lpae_s1;
 pub(super) mod arm_v7s;
 #[cfg(test)]
@@ -10,4 +11,4 @@ pub(super) mod riscv;
 pub(super) mod vtd_ss;
 pub(super) mod x86_64;
 
-pub use config::{ConfigError, DirtyTracking, Half};
+pub use config::{BreakBeforeMake, ConfigError, DirtyTracking, Half};

@@ -3,6 +3,7 @@
 pub(super) mod amd_v1;
 mod arm_lpae;
 pub(super) mod arm_lpae_s1;
+pub(super) mod arm_lpae_s2;
 pub(super) mod arm_v7s;
 #[cfg(test)]
 mod check;

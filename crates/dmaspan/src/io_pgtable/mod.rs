@@ -70,6 +70,9 @@ pub use dirty::DirtyBitmap;
 pub use error::Error;
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
 pub use formats::amd_v1::{AmdV1, AmdV1Config, AmdV1Registers};
+pub use formats::arm_lpae_32::{
+    ArmLpae32, ArmLpae32S1, ArmLpae32S1Registers, ArmLpae32S2, ArmLpae32S2Registers,
+};
 pub use formats::arm_lpae_s1::{ArmLpaeS1, ArmLpaeS1Config, ArmS1Registers, OuterWalks};
 pub use formats::arm_lpae_s2::{ArmLpaeS2, ArmLpaeS2Config, ArmS2Registers, S2MemoryTypes};
 pub use formats::arm_v7s::{ArmV7s, ArmV7sConfig, ArmV7sRegisters, ArmV7sVariant};

@@ -2,6 +2,7 @@
 
 pub(super) mod amd_v1;
 mod arm_lpae;
+pub(super) mod arm_lpae_32;
 pub(super) mod arm_lpae_s1;
 pub(super) mod arm_lpae_s2;
 pub(super) mod arm_v7s;

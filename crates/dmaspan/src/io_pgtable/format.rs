@@ -78,8 +78,9 @@ pub struct Leaf {
 /// 1. Of a word that [`link`](Self::link) made for a level, `table_of` and
 ///    [`decode`](Self::decode) at that level give the address of the table, and it is not
 ///    [`EMPTY`](Word::EMPTY), also with [`WRITTEN_BACK`](Self::WRITTEN_BACK) set.
-/// 2. Of no other word that the format makes do they give a table, nor of an empty one, nor of any
-///    at level 0; neither do they after hardware set accessed and dirty bits.
+/// 2. Of no other word that the format makes for that level do they give a table, nor of an empty
+///    one; neither do they after hardware set accessed and dirty bits. At level 0 `decode` gives
+///    none for any word, and `table_of` is not asked.
 /// 3. The answers do not change while a value lives, [`geometry`](Self::geometry) included.
 #[expect(unsafe_code, reason = "a contract: what a format says is dereferenced")]
 pub unsafe trait Format: Debug + Send + Sync + 'static {

@@ -8,6 +8,7 @@
 //!   arrives elsewhere.
 //! - [`memory`]: physical memory with pins and dirty frames, user spaces and a pinner. It catches
 //!   memory that is freed, unpinned or touched too early.
+//! - [`suite`]: one suite for every IO page-table format, and [`mock`], a format to try it on.
 //! - [`model`]: an interval map, and the fewest leaves by brute force. It catches wrong look-ups
 //!   and wasteful leaves.
 //! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
@@ -76,8 +77,10 @@ pub mod device;
 pub mod fault;
 pub mod iotlb;
 pub mod memory;
+pub mod mock;
 pub mod model;
 mod rng;
+pub mod suite;
 pub mod walker;
 
 pub use arena::Arena;

@@ -10,6 +10,7 @@ mod edges;
 mod errors;
 mod failures;
 mod flushing;
+mod formats;
 mod layout;
 mod quarantine;
 mod random;

@@ -1,0 +1,137 @@
+//! Table memory whose hardware does not see the CPU's caches.
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::Arc;
+
+use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::{PhysAddr, lg2};
+use parking_lot::Mutex;
+
+use super::space::{range, span};
+use super::tree::{PROT, Tree, arena};
+use super::{Subject, each};
+use crate::arena::{Arena, ArenaList};
+use crate::walker::{NotATable, TableWords};
+
+/// An arena of which hardware sees only what was published or written back.
+#[derive(Clone)]
+struct NonCoherent {
+    inner: Arena,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// What hardware sees, by 8 bytes and their physical address.
+    words: BTreeMap<u64, u64>,
+    /// Where each published table is: its physical address by its address in this process.
+    tables: BTreeMap<usize, u64>,
+}
+
+impl NonCoherent {
+    /// Makes hardware see `bytes` from `paddr` on.
+    fn write_back(&self, seen: &mut Seen, paddr: u64, bytes: u64) {
+        for word in (lg2::align_down(paddr, 3)..paddr + bytes).step_by(8) {
+            let value = self.inner.read_u64(PhysAddr::new(word)).unwrap();
+            seen.words.insert(word, value);
+        }
+    }
+}
+
+impl TableWords for NonCoherent {
+    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
+        // Refuses what is freed.
+        self.inner.read_u64(paddr)?;
+        let seen = self.seen.lock();
+        seen.words.get(&paddr.get()).copied().ok_or(NotATable::Outside { paddr })
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the looking on is the arena's")]
+// SAFETY: every table comes from the arena and goes back to it.
+unsafe impl<W: Word> TableMemory<W> for NonCoherent {
+    type List = ArenaList;
+
+    fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
+        TableMemory::<W>::reserve(&self.inner, shape, count)
+    }
+
+    fn take(&self, shape: TableShape, list: &mut ArenaList) -> Option<Fresh<'_, W>> {
+        self.inner.take(shape, list)
+    }
+
+    fn publish(&self, mut fresh: Fresh<'_, W>) {
+        let paddr = fresh.paddr().get();
+        let bytes = size_of_val(fresh.words()) as u64;
+        let place = ptr::from_ref(&*fresh.words()).addr();
+        self.inner.publish(fresh);
+        let mut seen = self.seen.lock();
+        seen.tables.insert(place, paddr);
+        self.write_back(&mut seen, paddr, bytes);
+    }
+
+    fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
+        TableMemory::<W>::entries(&self.inner, table)
+    }
+
+    fn written(&self, entries: &[W::Atomic]) {
+        let place = ptr::from_ref(entries).addr();
+        let mut seen = self.seen.lock();
+        let table = seen.tables.range(..=place).next_back();
+        let (start, paddr) = table.map(|(start, paddr)| (*start, *paddr)).unwrap();
+        let offset = (place - start) as u64;
+        self.write_back(&mut seen, paddr + offset, size_of_val(entries) as u64);
+    }
+
+    fn retire(&self, list: &mut ArenaList, table: TableAddr) {
+        TableMemory::<W>::retire(&self.inner, list, table);
+    }
+
+    fn append(&self, list: &mut ArenaList, other: ArenaList) {
+        TableMemory::<W>::append(&self.inner, list, other);
+    }
+
+    fn free(&self, shape: TableShape, list: ArenaList) {
+        TableMemory::<W>::free(&self.inner, shape, list);
+    }
+}
+
+/// A walker that does not see the CPU's caches finds after each call what one that does finds.
+pub fn everything_is_written_back_before_a_call_returns<S: Subject>() {
+    each::<S>(|format| {
+        let inner = arena();
+        let memory = NonCoherent { inner: inner.clone(), seen: Arc::default() };
+        let mut tree = Tree::<S, _>::over(format, memory.clone(), inner);
+        let (granule, chunk) = (tree.space.granule(), lg2::size(tree.space.chunk()));
+        let first = tree.space.aperture.start().get();
+        let at = |n: u64| first + n;
+        let [start, border, pages] = [chunk - 5 * granule, chunk, 2 * chunk + granule].map(at);
+        let all_seen = |tree: &Tree<S, NonCoherent>, leaves: Option<usize>| {
+            let found = tree.leaves();
+            assert_eq!(tree.leaves_in(&memory), found);
+            assert!(leaves.is_none_or(|leaves| found.len() == leaves), "{found:?}");
+        };
+        let scattered: Vec<_> = (0..8).map(|n| span((3 * n + 1) * granule, granule)).collect();
+        tree.map(start, &scattered, PROT).unwrap();
+        all_seen(&tree, Some(8));
+        // A large leaf, or a table of pages.
+        let long = [span(4 * chunk, 2 * chunk), span(granule, 3 * granule)];
+        tree.map(at(8 * chunk), &long, PROT).unwrap();
+        all_seen(&tree, None);
+        assert_eq!(tree.map_pages(pages, granule, granule, 4, PROT).1, Ok(()));
+        all_seen(&tree, None);
+        assert_eq!(tree.unmap_pages(pages, granule, 4).bytes, 4 * granule);
+        all_seen(&tree, None);
+        // Refused, and taken back.
+        assert!(tree.map(start - 2 * granule, &scattered, PROT).is_err());
+        all_seen(&tree, None);
+        tree.unmap(range(border - 2 * granule, 4 * granule)).unwrap();
+        all_seen(&tree, None);
+        tree.reclaim();
+        all_seen(&tree, None);
+        tree.unmap(range(at(8 * chunk), 2 * chunk + 3 * granule)).unwrap();
+        tree.reclaim();
+        all_seen(&tree, Some(4));
+    });
+}

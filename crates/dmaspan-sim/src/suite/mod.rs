@@ -1,0 +1,214 @@
+//! One suite for every IO page-table format.
+//!
+//! A [`Subject`] names a format, the configurations to try and the walker that judges it.
+//! [`format_suite!`](crate::format_suite) makes a test of every case for it. No case knows a
+//! granule, a page size or an address: all come from the format's
+//! [`Geometry`](dmaspan::io_pgtable::Geometry), so that a format of 2K pages and 19 bits runs the
+//! same bodies as one of 64K pages and 52 bits.
+//!
+//! The cases are those of Linux's KUnit suites for generic_pt and io-pgtable, random operations
+//! against an interval map, every error, and every failure of the table memory. Choices are drawn
+//! from fixed seeds: a failure repeats, and names its configuration.
+//!
+//! ```
+//! use dmaspan::PhysAddr;
+//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+//! use dmaspan_sim::suite::Subject;
+//! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//!
+//! /// Arm's stage 1 with pages of 4K, and the walker that was written from Arm's manual.
+//! struct Arm4k;
+//!
+//! impl Subject for Arm4k {
+//!     type Format = ArmLpaeS1<12>;
+//!     type Walker = ArmLpaeS1Walker;
+//!
+//!     fn configs() -> Vec<(String, Self::Format)> {
+//!         [36, 48]
+//!             .map(|bits| {
+//!                 let format = ArmLpaeS1::new(ArmLpaeS1Config::new(bits, 48)).unwrap();
+//!                 (format!("{bits} bits"), format)
+//!             })
+//!             .into()
+//!     }
+//!
+//!     fn walker(format: &Self::Format, root: PhysAddr, _top_level: u32) -> Self::Walker {
+//!         let registers = format.registers(root);
+//!         ArmLpaeS1Walker::new(ArmS1Registers {
+//!             ttbr: registers.ttbr,
+//!             tcr: registers.tcr,
+//!             mair: registers.mair,
+//!             ..Default::default()
+//!         })
+//!         .unwrap()
+//!     }
+//! }
+//!
+//! dmaspan_sim::format_suite!(arm_4k, Arm4k);
+//! # fn main() {
+//! # dmaspan_sim::suite::cases::every_size_is_one_leaf::<Arm4k>();
+//! # }
+//! ```
+
+mod boundaries;
+mod codec;
+mod dirty;
+mod errors;
+mod failures;
+mod leaves;
+mod memory;
+mod random;
+mod space;
+mod survey;
+mod threads;
+mod tree;
+
+use dmaspan::io_pgtable::Format;
+use dmaspan::{IovaRange, PhysAddr};
+
+use crate::arena::Arena;
+use crate::walker::Walker;
+
+/// A format on trial.
+pub trait Subject: 'static {
+    /// The format.
+    type Format: Format + Clone;
+    /// What judges it: a walker written from the manual, not from the format.
+    type Walker: Walker;
+
+    /// The configurations to try, each with a name for the report. Widths at both ends of what the
+    /// format has are worth most.
+    fn configs() -> Vec<(String, Self::Format)>;
+
+    /// Hardware that was given what the format computes for its registers, for a tree whose root
+    /// is at `root` and has entries of `top_level`.
+    fn walker(format: &Self::Format, root: PhysAddr, top_level: u32) -> Self::Walker;
+
+    /// What the manual forbids and a walk does not notice, such as reserved bits, looked for in
+    /// everything that is mapped in `range`.
+    ///
+    /// # Errors
+    ///
+    /// What was found.
+    fn strict(_walker: &Self::Walker, _tables: &Arena, _range: IovaRange) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The bodies of the suite. Each runs all configurations of a subject, and panics where the format,
+/// the page table, the model and the walker disagree.
+pub mod cases {
+    pub use super::boundaries::{
+        mappings_go_over_table_borders_with_the_fewest_leaves, the_mixed_case_has_twenty_leaves,
+        the_page_size_boundary_case_maps_every_byte, trees_grow_and_keep_what_they_translate,
+    };
+    pub use super::codec::{
+        addresses_advance_as_they_are_encoded, leaves_decode_as_they_were_encoded,
+        links_decode_as_they_were_encoded, permissions_are_granted_alike_at_all_sizes,
+        the_geometry_is_consistent,
+    };
+    pub use super::dirty::hardware_marks_any_entry_of_a_leaf;
+    pub use super::errors::{
+        bad_arguments_of_map_pages_change_nothing, bad_arguments_of_map_spans_change_nothing,
+        collisions_take_everything_back, nothing_to_unmap_gathers_nothing,
+        owners_stay_in_their_range, unmaps_of_holes_and_parts_change_nothing,
+    };
+    pub use super::failures::{
+        every_failing_allocation_leaves_everything_as_before,
+        unmapping_blocks_over_full_tables_frees_all_of_them, unmapping_needs_no_tables,
+    };
+    pub use super::leaves::{
+        batches_equal_single_pages, every_size_is_one_leaf,
+        large_leaves_replace_emptied_tables_only, leaves_are_never_split_by_an_unmap,
+        permissions_read_back_by_the_walker, the_last_leaf_of_both_spaces_maps,
+        unmapping_stops_at_the_first_hole,
+    };
+    pub use super::memory::everything_is_written_back_before_a_call_returns;
+    pub use super::random::{
+        every_mapping_has_the_fewest_leaves, random_operations_agree_with_an_interval_map,
+    };
+    pub use super::threads::{
+        disjoint_ranges_are_mapped_in_parallel, racing_threads_install_each_table_once,
+    };
+}
+
+/// Makes a module of tests: every case of [`suite::cases`](crate::suite::cases) for a
+/// [`Subject`](crate::suite::Subject).
+///
+/// `format_suite!(name, Type)`; the report says `name::case`.
+#[macro_export]
+macro_rules! format_suite {
+    ($name:ident, $subject:ty) => {
+        $crate::format_suite!(
+            @tests $name, $subject:
+            the_geometry_is_consistent,
+            leaves_decode_as_they_were_encoded,
+            links_decode_as_they_were_encoded,
+            addresses_advance_as_they_are_encoded,
+            permissions_are_granted_alike_at_all_sizes,
+            permissions_read_back_by_the_walker,
+            every_size_is_one_leaf,
+            the_last_leaf_of_both_spaces_maps,
+            large_leaves_replace_emptied_tables_only,
+            leaves_are_never_split_by_an_unmap,
+            batches_equal_single_pages,
+            unmapping_stops_at_the_first_hole,
+            hardware_marks_any_entry_of_a_leaf,
+            mappings_go_over_table_borders_with_the_fewest_leaves,
+            the_page_size_boundary_case_maps_every_byte,
+            the_mixed_case_has_twenty_leaves,
+            trees_grow_and_keep_what_they_translate,
+            bad_arguments_of_map_pages_change_nothing,
+            bad_arguments_of_map_spans_change_nothing,
+            collisions_take_everything_back,
+            unmaps_of_holes_and_parts_change_nothing,
+            nothing_to_unmap_gathers_nothing,
+            owners_stay_in_their_range,
+            every_failing_allocation_leaves_everything_as_before,
+            unmapping_blocks_over_full_tables_frees_all_of_them,
+            unmapping_needs_no_tables,
+            everything_is_written_back_before_a_call_returns,
+            every_mapping_has_the_fewest_leaves,
+            random_operations_agree_with_an_interval_map,
+            disjoint_ranges_are_mapped_in_parallel,
+            racing_threads_install_each_table_once,
+        );
+    };
+    (@tests $name:ident, $subject:ty: $($case:ident,)*) => {
+        #[cfg(test)]
+        mod $name {
+            use super::*;
+            $(
+                #[test]
+                fn $case() {
+                    $crate::suite::cases::$case::<$subject>();
+                }
+            )*
+        }
+    };
+}
+
+/// Runs a case in every configuration; where it panics, the report names the configuration.
+fn each<S: Subject>(mut case: impl FnMut(S::Format)) {
+    for (name, format) in S::configs() {
+        let _named = Named(&name);
+        case(format);
+    }
+}
+
+/// Says where a panic happened, on its way.
+struct Named<'a>(&'a str);
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("in the configuration {}", self.0);
+        }
+    }
+}
+
+/// How often a configuration repeats a random case, where all of a subject's together do it `total`
+/// times.
+fn share<S: Subject>(total: u64) -> u64 {
+    (total / S::configs().len().max(1) as u64).max(2)
+}

@@ -1,0 +1,89 @@
+//! All that a walker finds in a range, entry by entry.
+
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
+
+use crate::walker::{Access, FaultKind, TableWords, Translation, WalkPath, Walker, block_around};
+
+/// A leaf as a walker sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) range: IovaRange,
+    pub(super) paddr: PhysAddr,
+    pub(super) prot: Prot,
+}
+
+/// The translation of one address, whatever it permits.
+pub(super) fn translate<W: Walker, T: TableWords + ?Sized>(
+    walker: &W,
+    tables: &T,
+    iova: Iova,
+) -> Option<Translation> {
+    match step(walker, tables, iova) {
+        Found::Leaf(_, translation) => Some(translation),
+        Found::Hole(_) => None,
+    }
+}
+
+enum Found {
+    Leaf(IovaRange, Translation),
+    Hole(IovaRange),
+}
+
+/// What the entry for `iova` says, and all the IOVAs that this entry is for.
+#[track_caller]
+fn step<W: Walker, T: TableWords + ?Sized>(walker: &W, tables: &T, iova: Iova) -> Found {
+    let root = walker.root(iova, Access::Read).unwrap_or_else(|fault| panic!("{fault}"));
+    let mut path = WalkPath::new();
+    let walked = walker.walk_from(tables, root, iova, Access::Read, &mut path);
+    let entry = path.last().unwrap_or_else(|| panic!("no entry was read for {iova}"));
+    let block = block_around(iova, entry.entry_lg2);
+    match walked {
+        Ok(translation) => Found::Leaf(block, translation),
+        Err(fault) if fault.kind == FaultKind::Translation => Found::Hole(block),
+        Err(fault) => panic!("{fault}, entry {:#x} at {}", entry.entry, entry.entry_paddr),
+    }
+}
+
+/// Calls `visit` with every entry that maps something in `range`, in the order of IOVAs: the IOVAs
+/// that it is for, and what it says. All entries of a leaf must say the same.
+#[track_caller]
+pub(super) fn survey<W: Walker, T: TableWords + ?Sized>(
+    walker: &W,
+    tables: &T,
+    range: IovaRange,
+    mut visit: impl FnMut(IovaRange, &Translation),
+) {
+    let mut leaf: Option<Seen> = None;
+    let mut next = Some(range.start());
+    while let Some(iova) = next.filter(|&iova| iova <= range.last()) {
+        let block = match step(walker, tables, iova) {
+            Found::Leaf(block, found) => {
+                let seen = seen(&found);
+                match leaf.filter(|leaf| leaf.range.contains(iova)) {
+                    Some(leaf) => assert_eq!(seen, leaf, "one leaf, two answers"),
+                    None => leaf = Some(seen),
+                }
+                visit(block, &found);
+                block
+            }
+            Found::Hole(block) => {
+                let inside = leaf.is_some_and(|leaf| leaf.range.contains(block.start()));
+                assert!(!inside, "a hole at {block:?} in the leaf {leaf:?}");
+                block
+            }
+        };
+        next = block.last().checked_add(1);
+    }
+}
+
+/// The leaf of a translation, whole.
+#[track_caller]
+pub(super) fn seen(found: &Translation) -> Seen {
+    let range = found.group;
+    assert!(range.contains(found.iova) && range.covers(found.leaf), "{found:?}");
+    let offset = found.iova.get() - range.start().get();
+    let paddr = found.paddr.get().wrapping_sub(offset);
+    let aligned = lg2::is_aligned(paddr | range.start().get(), found.group_lg2);
+    assert!(aligned && range.len_less_one() == lg2::mask(found.group_lg2), "{found:?}");
+    Seen { range, paddr: PhysAddr::new(paddr), prot: found.prot }
+}

@@ -1,0 +1,233 @@
+//! A page table on trial, and what is done with it.
+
+use std::marker::PhantomData;
+
+use dmaspan::io_pgtable::{
+    Error, Format, MapFailed, Mapped, PageTable, Retired, TableMemory, Word,
+};
+use dmaspan::pin::SpanSink;
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+
+use super::Subject;
+use super::space::{Space, range};
+use super::survey::{self, Seen};
+use crate::arena::Arena;
+use crate::model::IntervalModel;
+use crate::rng::Rng;
+use crate::walker::TableWords;
+
+/// What most mappings permit.
+pub(super) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
+
+/// The format's entry.
+pub(super) type WordOf<S> = <<S as Subject>::Format as Format>::Word;
+
+/// A page table in an arena, or in memory that an arena is behind.
+pub(super) struct Tree<S: Subject, M: TableMemory<WordOf<S>> = Arena> {
+    pub(super) table: PageTable<S::Format, M>,
+    pub(super) arena: Arena,
+    pub(super) space: Space,
+    subject: PhantomData<S>,
+}
+
+/// What [`Tree::unmap_pages`] did: bytes, why it stopped, and what hardware has to forget.
+pub(super) struct Gone {
+    pub(super) bytes: u64,
+    pub(super) result: Result<(), Error>,
+    pub(super) gathered: Option<IovaRange>,
+}
+
+/// Memory for the tables of one tree, where every format can reach it.
+pub(super) fn arena() -> Arena {
+    Arena::new(PhysAddr::new(0x4000_0000), 24 << 20)
+}
+
+/// What the format grants to whom asks for `prot`.
+pub(super) fn granted<F: Format>(format: &F, prot: Prot) -> Prot {
+    let template = format.template(0, F::GRANULE_LG2, prot);
+    format.prot(0, format.leaf(template, PhysAddr::new(0)))
+}
+
+impl<S: Subject> Tree<S> {
+    pub(super) fn new(format: S::Format) -> Self {
+        let arena = arena();
+        Self::over(format, arena.clone(), arena)
+    }
+
+    /// The walker finds exactly what the model has in `range`, and so do look-ups; nothing that the
+    /// manual forbids is in the tables. Permissions of the model are those granted.
+    #[track_caller]
+    pub(super) fn check(&mut self, model: &IntervalModel, range: IovaRange, rng: &mut Rng) {
+        let runs: Vec<_> = self.table.whole().walk(range).collect();
+        let found: Vec<_> = runs.iter().map(|run| (run.range, run.paddr, run.prot)).collect();
+        let expected = model.runs(range);
+        let expected: Vec<_> = expected.iter().map(|run| (run.iova, run.paddr, run.prot)).collect();
+        assert_eq!(found, expected, "the table disagrees with the model");
+        let mut bytes = 0;
+        let walker = self.walker();
+        let mut entries = Vec::new();
+        survey::survey(&walker, &self.arena, range, |block, found| {
+            assert_eq!(
+                model.lookup(found.iova),
+                Some((found.paddr, found.prot)),
+                "the walker disagrees with the model at {}",
+                found.iova
+            );
+            bytes += block.intersection(range).map_or(0, |block| block.len_less_one() + 1);
+            entries.push(block);
+        });
+        let mapped: u64 = expected.iter().map(|(iova, ..)| iova.len_less_one() + 1).sum();
+        assert_eq!(bytes, mapped, "the walker finds less than the model");
+        for block in entries {
+            let offset = rng.next() & block.len_less_one();
+            for iova in [block.last(), block.start().wrapping_add(offset)] {
+                let walked = survey::translate(&walker, &self.arena, iova).map(|found| found.paddr);
+                assert_eq!(walked, self.table.whole().iova_to_phys(iova), "at {iova}");
+                let (paddr, _) = model.lookup(iova).unwrap_or_else(|| panic!("{iova}"));
+                assert_eq!(walked, Some(paddr), "at {iova}");
+            }
+        }
+        if let Err(what) = S::strict(&walker, &self.arena, range) {
+            panic!("{what}");
+        }
+    }
+}
+
+impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
+    /// A tree in `memory`, whose tables come from `arena`.
+    pub(super) fn over(format: S::Format, memory: M, arena: Arena) -> Self {
+        let space = Space::of(&format);
+        let table = PageTable::new(format, memory).unwrap();
+        Self { table, arena, space, subject: PhantomData }
+    }
+
+    /// Hardware that walks this tree.
+    pub(super) fn walker(&self) -> S::Walker {
+        S::walker(self.table.format(), self.table.root(), self.table.geometry().top_level)
+    }
+
+    /// Maps, and frees what a failure retired.
+    pub(super) fn map(&mut self, iova: u64, spans: &[Span], prot: Prot) -> Result<(), Error> {
+        let result = self.table.whole().map_spans(Iova::new(iova), spans, prot);
+        result.map_err(|MapFailed { error, retired }| {
+            free(&self.table, retired);
+            error
+        })
+    }
+
+    /// Maps, and reclaims empty tables that stand in the way, as a domain does.
+    pub(super) fn map_over_empty_tables(
+        &mut self,
+        iova: u64,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<(), Error> {
+        match self.map(iova, spans, prot) {
+            Err(Error::EmptyTable { .. }) => {
+                let len = spans.iter().map(|span| span.len()).sum();
+                let retired = self.table.whole().reclaim(range(iova, len)).unwrap();
+                assert!(retired.has_tables());
+                free(&self.table, retired);
+                self.map(iova, spans, prot)
+            }
+            result => result,
+        }
+    }
+
+    pub(super) fn map_pages(
+        &mut self,
+        iova: u64,
+        paddr: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> (u64, Result<(), Error>) {
+        self.table.whole().map_pages(Iova::new(iova), PhysAddr::new(paddr), size, count, prot)
+    }
+
+    /// Unmaps through a buffer of `ROOM` spans, batch after batch, and returns all spans.
+    pub(super) fn unmap_by<const ROOM: usize>(
+        &mut self,
+        range: IovaRange,
+    ) -> Result<Vec<Span>, Error> {
+        let mut room = SpanBuf::room::<ROOM>();
+        let mut buf = SpanBuf::new(&mut room);
+        let mut spans = Vec::new();
+        let mut unmapped = self.table.whole().unmap(range, &mut buf)?;
+        loop {
+            for &span in buf.spans() {
+                SpanSink::push(&mut spans, span).unwrap();
+            }
+            buf.clear();
+            free(&self.table, unmapped.retired);
+            match unmapped.rest {
+                Some(rest) => unmapped = self.table.whole().resume(rest, &mut buf),
+                None => return Ok(spans),
+            }
+        }
+    }
+
+    pub(super) fn unmap(&mut self, range: IovaRange) -> Result<Vec<Span>, Error> {
+        self.unmap_by::<64>(range)
+    }
+
+    pub(super) fn unmap_pages(&mut self, iova: u64, size: u64, count: u64) -> Gone {
+        let unmapped = self.table.whole().unmap_pages(Iova::new(iova), size, count);
+        let gathered = unmapped.retired.range();
+        free(&self.table, unmapped.retired);
+        Gone { bytes: unmapped.bytes, result: unmapped.result, gathered }
+    }
+
+    /// Reclaims all tables without leaves.
+    pub(super) fn reclaim(&mut self) {
+        let whole = self.space.aperture;
+        let retired = self.table.whole().reclaim(whole).unwrap();
+        free(&self.table, retired);
+    }
+
+    pub(super) fn lookup(&mut self, iova: u64) -> Option<u64> {
+        self.table.whole().iova_to_phys(Iova::new(iova)).map(PhysAddr::get)
+    }
+
+    /// All that the table says: its maximal runs and its leaves by size.
+    pub(super) fn contents(&mut self) -> (Vec<Mapped>, Vec<(u32, u64)>) {
+        let whole = self.table.whole();
+        (whole.walk(whole.range()).collect(), whole.census(whole.range()).sizes().collect())
+    }
+
+    /// The number of leaves of each size, as the table counts them.
+    pub(super) fn census(&mut self) -> Vec<(u32, u64)> {
+        self.contents().1
+    }
+
+    /// All leaves of the aperture, as the walker finds them.
+    #[track_caller]
+    pub(super) fn leaves(&self) -> Vec<Seen> {
+        self.leaves_in(&self.arena)
+    }
+
+    /// All leaves of the aperture, as the walker finds them in `tables`.
+    #[track_caller]
+    pub(super) fn leaves_in<T: TableWords + ?Sized>(&self, tables: &T) -> Vec<Seen> {
+        let mut leaves = Vec::new();
+        survey::survey(&self.walker(), tables, self.space.aperture, |_, found| {
+            let seen = survey::seen(found);
+            if leaves.last() != Some(&seen) {
+                leaves.push(seen);
+            }
+        });
+        leaves
+    }
+}
+
+/// Frees what was retired from a table that no hardware walks.
+#[expect(unsafe_code, reason = "the suite walks tables by itself only")]
+pub(super) fn free<F: Format, M: TableMemory<F::Word>>(
+    table: &PageTable<F, M>,
+    retired: Retired<M::List>,
+) where
+    F::Word: Word,
+{
+    // SAFETY: walkers of the suite keep nothing from one walk to the next.
+    unsafe { table.free(retired) }
+}

@@ -1,10 +1,11 @@
 //! Mappings over the borders of tables and page sizes.
 
+use dmaspan::io_pgtable::Format as _;
 use dmaspan::{Iova, lg2};
 
 use super::space::{range, span};
 use super::survey;
-use super::tree::{PROT, Tree};
+use super::tree::{PROT, Tree, arena};
 use super::{Subject, each};
 use crate::model::optimal_leaf_census;
 
@@ -94,13 +95,15 @@ pub fn the_mixed_case_has_twenty_leaves<S: Subject>() {
 /// look-ups and to the walker (increase_level of generic_pt, where trees grow).
 pub fn trees_grow_and_keep_what_they_translate<S: Subject>() {
     each::<S>(|format| {
-        let mut tree = Tree::<S>::new(format);
+        let (arena, first) = (arena(), format.first_top_level());
+        let mut tree = Tree::<S>::sapling(format, arena.clone(), arena);
         let space = tree.space.clone();
         let granule = space.granule();
         let shifts = (0..=space.top_level).filter_map(|level| space.shift(level));
         let mut pages: Vec<u64> = shifts.filter_map(|shift| space.nth(shift, 1)).collect();
         pages.insert(0, space.aperture.start().get());
         pages.extend(space.nth_back(space.granule_lg2, 0));
+        assert_eq!(tree.table.root_and_level().1, first);
         for n in 0..pages.len() {
             let paddr = |n: usize| (2 * n as u64 + 1) * granule;
             tree.map(pages[n], &[span(paddr(n), granule)], PROT).unwrap();
@@ -111,6 +114,7 @@ pub fn trees_grow_and_keep_what_they_translate<S: Subject>() {
                 assert_eq!(tree.lookup(page + (granule - 1)), Some(paddr(n) + granule - 1));
             }
         }
+        assert_eq!(tree.table.root_and_level().1, space.top_level);
         assert_eq!(tree.leaves().len(), pages.len());
     });
 }

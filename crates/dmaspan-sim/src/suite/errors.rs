@@ -1,6 +1,6 @@
 //! Bad input: one typed error each, with nothing changed.
 
-use dmaspan::io_pgtable::Error;
+use dmaspan::io_pgtable::{Error, Format as _};
 use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, RangeError, Span, SpanBuf, lg2};
 
 use super::space::{Space, range, span};
@@ -117,16 +117,13 @@ pub fn bad_arguments_of_map_pages_change_nothing<S: Subject>() {
             on.refused_pages(expected, Errno::ERANGE, Pages { iova, count, ..good });
         }
         for lg2 in space.sizes() {
-            let (size, far) = (lg2::size(lg2), on.far);
-            let Some(iova) =
-                space.nth(lg2, 0).filter(|_| size <= (space.aperture.last().get() - far))
-            else {
-                continue;
-            };
-            let iova = iova + granule / 2;
-            let expected = Error::Misaligned { range: range(iova, size), page_size: size };
-            on.refused_pages(expected, Errno::EINVAL, Pages { iova, size, ..good });
-            let (paddr, iova) = (size / 2, space.nth(lg2, 0).unwrap());
+            let (size, iova) = (lg2::size(lg2), space.nth(lg2, 0).unwrap());
+            let off = iova + granule / 2;
+            if size <= space.aperture.last().get() - off {
+                let expected = Error::Misaligned { range: range(off, size), page_size: size };
+                on.refused_pages(expected, Errno::EINVAL, Pages { iova: off, size, ..good });
+            }
+            let paddr = size / 2;
             if size <= space.paddr_last() - paddr {
                 let expected = Error::MisalignedSpan { span: span(paddr, size), page_size: size };
                 on.refused_pages(expected, Errno::EINVAL, Pages { iova, paddr, size, ..good });
@@ -139,17 +136,41 @@ pub fn bad_arguments_of_map_pages_change_nothing<S: Subject>() {
             let expected = Error::OutsideOutput { span, last };
             on.refused_pages(expected, Errno::ERANGE, Pages { paddr, count, ..good });
         }
-        for prot in [Prot::empty(), Prot::CACHE | Prot::NOEXEC, Prot::PRIV | Prot::MMIO] {
-            let expected = Error::NoAccess { iova: Iova::new(good.iova) };
-            on.refused_pages(expected, Errno::EINVAL, Pages { prot, ..good });
+    });
+}
+
+/// Permissions that permit nothing, and those that the format cannot express.
+pub fn permissions_without_an_entry_are_refused<S: Subject>() {
+    each::<S>(|format| {
+        let mut on = Refusals::<S>::new(format.clone());
+        let (iova, granule) = (Iova::new(on.far), on.tree.space.granule());
+        for prot in (0..=Prot::all().bits()).filter_map(Prot::from_bits) {
+            let (expected, errno) = if !prot.permits_access() {
+                (Error::NoAccess { iova }, Errno::EINVAL)
+            } else if format.refuses(prot) {
+                (Error::Unsupported { iova, prot }, Errno::EOPNOTSUPP)
+            } else {
+                continue;
+            };
+            let pages = Pages { iova: on.far, paddr: 0, size: granule, count: 1, prot };
+            on.refused_pages(expected, errno, pages);
+            on.refused_spans(expected, errno, (on.far, &[span(0, granule)], prot));
         }
+    });
+}
+
+/// A leaf refuses every page at its start and its end, and one of its own size.
+pub fn pages_over_leaves_change_nothing<S: Subject>() {
+    each::<S>(|format| {
+        let mut on = Refusals::<S>::new(format);
+        let granule = on.tree.space.granule();
         for leaf in [on.page, on.leaf] {
             let occupied = Error::Occupied { leaf };
-            let first = Pages { iova: leaf.start().get(), ..good };
+            let iova = leaf.start().get();
+            let first = Pages { iova, paddr: 0, size: granule, count: 1, prot: PROT };
             on.refused_pages(occupied, Errno::EEXIST, first);
             let iova = leaf.last().get() - (granule - 1);
-            on.refused_pages(occupied, Errno::EEXIST, Pages { iova, ..good });
-            // As large as the leaf: over the page, and over the larger leaf.
+            on.refused_pages(occupied, Errno::EEXIST, Pages { iova, ..first });
             let size = leaf.len_less_one() + 1;
             on.refused_pages(occupied, Errno::EEXIST, Pages { size, ..first });
         }
@@ -183,8 +204,6 @@ pub fn bad_arguments_of_map_spans_change_nothing<S: Subject>() {
         let range = range(far + 8, granule);
         let misaligned = Error::Misaligned { range, page_size: granule };
         on.refused_spans(misaligned, Errno::EINVAL, (far + 8, &[one], PROT));
-        let nothing = Error::NoAccess { iova: Iova::new(far) };
-        on.refused_spans(nothing, Errno::EINVAL, (far, &[one], Prot::NOEXEC));
     });
 }
 

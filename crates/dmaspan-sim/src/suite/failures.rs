@@ -35,12 +35,7 @@ pub fn every_failing_allocation_leaves_everything_as_before<S: Subject>() {
         let space = tree.space.clone();
         let (granule, chunk) = (space.granule(), lg2::size(space.chunk()));
         let start = space.aperture.start().get() + 7 * chunk - 2 * granule;
-        // Part of the tables exist: entries are stored before the first table is found missing. The
-        // last page makes a tree grow that can.
-        let last = space.nth_back(space.granule_lg2, 0).unwrap();
-        tree.map(last, &[span(granule, granule)], PROT).unwrap();
-        tree.unmap(range(last, granule)).unwrap();
-        tree.reclaim();
+        // Part of the tables exist: entries are stored before the first table is found missing.
         tree.map(start - granule, &[span(granule, granule)], PROT).unwrap();
         let before = (tree.contents(), tree.leaves(), tree.arena.tables());
         let spans = spans(&space);

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::{PhysAddr, lg2};
+use dmaspan::{Coherency, PhysAddr, lg2};
 use parking_lot::Mutex;
 
 use super::space::{range, span};
@@ -52,6 +52,10 @@ impl TableWords for NonCoherent {
 // SAFETY: every table comes from the arena and goes back to it.
 unsafe impl<W: Word> TableMemory<W> for NonCoherent {
     type List = ArenaList;
+
+    fn coherency(&self) -> Coherency {
+        Coherency::NonCoherent
+    }
 
     fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
         TableMemory::<W>::reserve(&self.inner, shape, count)

@@ -111,7 +111,8 @@ pub mod cases {
     pub use super::errors::{
         bad_arguments_of_map_pages_change_nothing, bad_arguments_of_map_spans_change_nothing,
         collisions_take_everything_back, nothing_to_unmap_gathers_nothing,
-        owners_stay_in_their_range, unmaps_of_holes_and_parts_change_nothing,
+        owners_stay_in_their_range, pages_over_leaves_change_nothing,
+        permissions_without_an_entry_are_refused, unmaps_of_holes_and_parts_change_nothing,
     };
     pub use super::failures::{
         every_failing_allocation_leaves_everything_as_before,
@@ -160,6 +161,8 @@ macro_rules! format_suite {
             trees_grow_and_keep_what_they_translate,
             bad_arguments_of_map_pages_change_nothing,
             bad_arguments_of_map_spans_change_nothing,
+            permissions_without_an_entry_are_refused,
+            pages_over_leaves_change_nothing,
             collisions_take_everything_back,
             unmaps_of_holes_and_parts_change_nothing,
             nothing_to_unmap_gathers_nothing,

@@ -94,8 +94,22 @@ impl<S: Subject> Tree<S> {
 }
 
 impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
-    /// A tree in `memory`, whose tables come from `arena`.
+    /// A tree in `memory`, whose tables come from `arena`, with all the levels that it can have.
     pub(super) fn over(format: S::Format, memory: M, arena: Arena) -> Self {
+        let mut tree = Self::sapling(format, memory, arena);
+        if S::Format::GROWS {
+            // The highest page makes it grow as far as it can, and leaves its roots.
+            let (granule, last) = (tree.space.granule(), tree.space.granule_lg2);
+            let page = tree.space.nth_back(last, 0).unwrap();
+            tree.map(page, &[super::space::span(0, granule)], PROT).unwrap();
+            tree.unmap(range(page, granule)).unwrap();
+            tree.reclaim();
+        }
+        tree
+    }
+
+    /// A tree as it is made: with its first root, where it grows.
+    pub(super) fn sapling(format: S::Format, memory: M, arena: Arena) -> Self {
         let space = Space::of(&format);
         let table = PageTable::new(format, memory).unwrap();
         Self { table, arena, space, subject: PhantomData }
@@ -103,7 +117,8 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
 
     /// Hardware that walks this tree.
     pub(super) fn walker(&self) -> S::Walker {
-        S::walker(self.table.format(), self.table.root(), self.table.geometry().top_level)
+        let (root, top_level) = self.table.root_and_level();
+        S::walker(self.table.format(), root, top_level)
     }
 
     /// Maps, and frees what a failure retired.

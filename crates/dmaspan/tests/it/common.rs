@@ -33,13 +33,6 @@ pub(crate) fn table<const G: u32>() -> Table<G> {
     PageTable::new(format(48, 48), arena()).unwrap()
 }
 
-/// A format with contiguous groups among its page sizes.
-pub(crate) fn with_groups<const G: u32>() -> ArmLpaeS1<G> {
-    let singles = ArmLpaeS1::<G>::new(ArmLpaeS1Config::new(48, 48)).unwrap().geometry().page_sizes;
-    let page_sizes = Some(singles | ArmLpaeS1::<G>::CONTIGUOUS_SIZES);
-    ArmLpaeS1::new(ArmLpaeS1Config { page_sizes, ..ArmLpaeS1Config::new(48, 48) }).unwrap()
-}
-
 pub(crate) fn walker<const G: u32>(format: &ArmLpaeS1<G>, root: PhysAddr) -> ArmLpaeS1Walker {
     let registers = format.registers(root);
     ArmLpaeS1Walker::new(ArmS1Registers {
@@ -81,25 +74,6 @@ pub(crate) fn map<F: Format, M: TableMemory<F::Word>>(
         free(table, retired);
         error
     })
-}
-
-/// Maps, reclaiming empty tables that stand in the way, as a domain does.
-pub(crate) fn map_over_empty_tables<F: Format, M: TableMemory<F::Word>>(
-    table: &mut PageTable<F, M>,
-    iova: u64,
-    spans: &[Span],
-    prot: Prot,
-) -> Result<(), Error> {
-    match map(table, iova, spans, prot) {
-        Err(Error::EmptyTable { .. }) => {
-            let len = spans.iter().map(|span| span.len()).sum();
-            let retired = table.whole().reclaim(range(iova, len)).unwrap();
-            assert!(retired.has_tables());
-            free(table, retired);
-            map(table, iova, spans, prot)
-        }
-        result => result,
-    }
 }
 
 /// Unmaps through a buffer of `ROOM` spans, batch after batch, and returns all spans.

@@ -2,101 +2,20 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{Error, PageTable};
+use dmaspan::io_pgtable::PageTable;
 use dmaspan::iommu::{Domain, IommuOps};
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, UserAddr, UserRange};
 use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{Holes, SimMemory, SimPinner, SimSpace};
 
-use crate::common::{
-    PROT, arena, contents, for_all_granules, format, free, map, range, span, unmap, walker,
-};
+use crate::common::{PROT, arena, for_all_granules, format, range, span, walker};
 
 for_all_granules!(
-    a_page_table_survives_a_failure_of_every_step,
     a_domain_survives_a_failure_of_every_step,
     a_container_survives_a_failure_of_every_step,
-    unmapping_a_page_table_has_no_step_that_can_fail,
 );
-
-/// Spans of all shapes: scattered pages, blocks, a run over table borders.
-fn spans<const G: u32>() -> Vec<Span> {
-    let (g, block) = (1u64 << G, 1u64 << (2 * G - 3));
-    vec![
-        span(3 * g, g),
-        span(9 * g, 2 * g),
-        span(4 * block, 2 * block),
-        span(16 * block - 3 * g, block),
-        span(32 * block, 3 * block + 5 * g),
-    ]
-}
-
-fn a_page_table_survives_a_failure_of_every_step<const G: u32>() {
-    let faults = Faults::none();
-    let memory = arena();
-    let tables = Faulty::new(memory.clone(), &faults);
-    let mut table = PageTable::new(format::<G>(48, 48), tables).unwrap();
-    let (g, block) = (1u64 << G, 1u64 << (2 * G - 3));
-    // Part of the tables exist: entries are stored before the first table is found missing.
-    let start = 7 * block - 2 * g;
-    map(&mut table, start - g, &[span(g, g)], PROT).unwrap();
-    let (before, tables) = (contents(&mut table), memory.tables());
-    let steps = faults.sweep(|n| {
-        let result = map(&mut table, start, &spans::<G>(), PROT);
-        match result {
-            Ok(()) => {
-                let len = spans::<G>().iter().map(|span| span.len()).sum();
-                assert_eq!(unmap(&mut table, range(start, len)).unwrap(), spans::<G>());
-                let retired = table.whole().reclaim(range(start, 1 << 47)).unwrap();
-                free(&table, retired);
-            }
-            Err(error) => assert!(matches!(error, Error::NoTables { .. }), "step {n}: {error}"),
-        }
-        assert_eq!(contents(&mut table), before, "step {n}");
-        assert_eq!(memory.tables(), tables, "step {n}");
-
-        let (bytes, result) =
-            table.whole().map_pages(Iova::new(start), PhysAddr::new(0), g, 3 * block / g, PROT);
-        if let Err(error) = result {
-            assert!(matches!(error, Error::NoTables { .. }));
-        }
-        // Partial progress is the caller's to unmap.
-        if bytes > 0 {
-            let unmapped = table.whole().unmap_pages(Iova::new(start), g, bytes / g);
-            assert_eq!((unmapped.bytes, unmapped.result), (bytes, Ok(())));
-            free(&table, unmapped.retired);
-        }
-        if result.is_ok() {
-            let retired = table.whole().reclaim(range(start, 1 << 47)).unwrap();
-            free(&table, retired);
-        }
-        assert_eq!(contents(&mut table), before, "step {n}");
-        assert_eq!(memory.tables(), tables, "step {n}");
-    });
-    assert_eq!(steps, 2, "one reservation each");
-}
-
-fn unmapping_a_page_table_has_no_step_that_can_fail<const G: u32>() {
-    let faults = Faults::none();
-    let memory = arena();
-    let tables = Faulty::new(memory.clone(), &faults);
-    let mut table = PageTable::new(format::<G>(48, 48), tables).unwrap();
-    let len: u64 = spans::<G>().iter().map(|span| span.len()).sum();
-    map(&mut table, 0, &spans::<G>(), PROT).unwrap();
-    faults.arm(1);
-    assert_eq!(unmap(&mut table, range(0, len)).unwrap(), spans::<G>());
-    let retired = table.whole().reclaim(table_range()).unwrap();
-    free(&table, retired);
-    assert_eq!(faults.disarm(), dmaspan_sim::fault::Fired::No);
-    drop(table);
-    assert_eq!(memory.tables(), 0);
-}
-
-fn table_range() -> IovaRange {
-    range(0, 1 << 48)
-}
 
 /// A domain over a simulated IOMMU, with faults in its tables and its invalidations.
 pub(crate) type FaultyDomain<const G: u32> = Domain<

@@ -7,6 +7,8 @@ use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
+const WIDTHS: [u32; 6] = [32, 36, 40, 42, 44, 48];
+
 /// Arm's stage 1: widths of every number of levels, both halves, with and without groups.
 struct ArmS1<const G: u32>;
 
@@ -19,18 +21,21 @@ impl<const G: u32> Subject for ArmS1<G> {
         let plain = ArmLpaeS1Config::new(48, 48);
         let sizes = ArmLpaeS1::<G>::PAGE_SIZES & ((1 << 42) - 1);
         let groups = Some(sizes | ArmLpaeS1::<G>::CONTIGUOUS_SIZES);
-        let configs = [
-            ("48 bits", plain),
-            ("48 bits with groups", ArmLpaeS1Config { page_sizes: groups, ..plain }),
-            ("the most bits", ArmLpaeS1Config::new(most, most)),
-            ("36 to 40 bits", ArmLpaeS1Config::new(36, 40)),
-            ("25 to 32 bits", ArmLpaeS1Config::new(25, 32)),
-            (
-                "upper 42 bits",
-                ArmLpaeS1Config { half: Half::Upper, ..ArmLpaeS1Config::new(42, 44) },
-            ),
+        let config = |name: &str, config| (name.to_owned(), ArmLpaeS1::new(config).unwrap());
+        let mut configs = vec![
+            config("48 bits with groups", ArmLpaeS1Config { page_sizes: groups, ..plain }),
+            config("the most bits", ArmLpaeS1Config::new(most, most)),
+            config("25 to 32 bits", ArmLpaeS1Config::new(25, 32)),
+            config("upper half", ArmLpaeS1Config { half: Half::Upper, ..plain }),
         ];
-        configs.map(|(name, config)| (name.to_owned(), ArmLpaeS1::new(config).unwrap())).into()
+        // Those of Linux's self-test.
+        for ias in WIDTHS {
+            for oas in WIDTHS.into_iter().filter(|&oas| oas >= ias) {
+                let name = format!("{ias} to {oas} bits");
+                configs.push(config(&name, ArmLpaeS1Config::new(ias, oas)));
+            }
+        }
+        configs
     }
 
     fn walker(format: &Self::Format, root: PhysAddr, _top_level: u32) -> Self::Walker {

@@ -3,7 +3,6 @@
 
 mod busy;
 mod common;
-mod concurrency;
 mod container;
 mod domain;
 mod edges;
@@ -13,6 +12,4 @@ mod flushing;
 mod formats;
 mod layout;
 mod quarantine;
-mod random;
-mod self_test;
 mod walker;

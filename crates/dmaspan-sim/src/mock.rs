@@ -20,7 +20,9 @@
 //! All other bits are zero. Leaves are at the three lowest levels: 2K, 512K and 128M, and as runs
 //! 32K, 8M and 2G. Runs are aligned to their size.
 
-use dmaspan::io_pgtable::{ConfigError, Entry, Format, Geometry, Groups, Leaf, TableShape};
+use dmaspan::io_pgtable::{
+    ConfigError, DirtyTracking, Entry, Format, Geometry, Groups, Leaf, TableShape,
+};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 const VALID: u64 = 1 << 0;
@@ -39,15 +41,6 @@ const LG2_RUN: u32 = 4;
 /// The highest level that has leaves.
 const TOP_LEAF: u32 = 2;
 
-/// Whether hardware marks the leaves through which it writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DirtyState {
-    /// It does not.
-    Ignored,
-    /// It sets bit 6.
-    Kept,
-}
-
 /// What the hardware of a mock tree is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MockRegisters {
@@ -56,14 +49,14 @@ pub struct MockRegisters {
     /// Bits of input addresses.
     pub input_bits: u32,
     /// What it does with bit 6.
-    pub dirty: DirtyState,
+    pub dirty: DirtyTracking,
 }
 
 /// The format of this module.
 #[derive(Clone, Debug)]
 pub struct MockFormat {
     input_bits: u32,
-    dirty: DirtyState,
+    dirty: DirtyTracking,
 }
 
 impl MockFormat {
@@ -77,7 +70,7 @@ impl MockFormat {
     /// # Errors
     ///
     /// [`ConfigError`] for bits that are not 19 to 43.
-    pub fn new(input_bits: u32, dirty: DirtyState) -> Result<Self, ConfigError> {
+    pub fn new(input_bits: u32, dirty: DirtyTracking) -> Result<Self, ConfigError> {
         if !(19..=43).contains(&input_bits) {
             return Err(ConfigError::InputBits { input_bits, supported: "19 to 43" });
         }
@@ -168,7 +161,7 @@ unsafe impl Format for MockFormat {
     }
 
     fn tracks_dirty(&self) -> bool {
-        self.dirty == DirtyState::Kept
+        self.dirty == DirtyTracking::Hardware
     }
 
     #[inline(always)]
@@ -179,5 +172,10 @@ unsafe impl Format for MockFormat {
     #[inline(always)]
     fn clean(&self, leaf: u64) -> u64 {
         leaf & !DIRTY
+    }
+
+    #[inline(always)]
+    fn dirtied(&self, leaf: u64) -> u64 {
+        leaf | DIRTY
     }
 }

@@ -97,6 +97,42 @@ pub fn permissions_read_back_by_the_walker<S: Subject>() {
     });
 }
 
+/// Other permissions change nothing but the permissions, of leaves of every size; part of a leaf is
+/// refused, and so is a group that hardware wants broken first.
+pub fn protecting_changes_permissions_alone<S: Subject>() {
+    each::<S>(|format| {
+        let prots = [Prot::READ, PROT].map(|prot| (prot, granted(&format, prot)));
+        for lg2 in Tree::<S>::new(format.clone()).space.sizes() {
+            let mut tree = Tree::<S>::new(format.clone());
+            let (size, iova) = (lg2::size(lg2), tree.space.nth(lg2, 0).unwrap());
+            let (all, granule) = (range(iova, size), tree.space.granule());
+            tree.map(iova, &[span(0, size)], Prot::READ_WRITE).unwrap();
+            let hole = tree.protect(range(iova.wrapping_add(size), granule), PROT);
+            assert!(hole.is_err(), "nothing is mapped there");
+            for (prot, grant) in prots.into_iter().filter(|&(prot, _)| !format.refuses(prot)) {
+                let before = tree.leaves();
+                match tree.protect(all, prot) {
+                    Ok(()) => {
+                        let expected = Seen { prot: grant, ..before[0] };
+                        assert_eq!(tree.leaves(), [expected]);
+                        assert_eq!(tree.contents().0[0].prot, grant);
+                    }
+                    Err(Error::NeedsBreak { leaf }) => {
+                        assert!(format.needs_break() && leaf == all);
+                        assert_eq!(tree.leaves(), before);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+                if lg2 > tree.space.granule_lg2 {
+                    let split = Err(Error::WouldSplit { leaf: all });
+                    assert_eq!(tree.protect(range(iova, granule), prot), split);
+                }
+            }
+            assert_eq!(tree.unmap(all).unwrap(), [span(0, size)]);
+        }
+    });
+}
+
 /// A leaf goes where smaller ones were once these are unmapped and their tables reclaimed, and not
 /// before (map_table_to_oa of generic_pt; io-pgtable-arm drops live pages here).
 pub fn large_leaves_replace_emptied_tables_only<S: Subject>() {

@@ -107,7 +107,10 @@ pub mod cases {
         links_decode_as_they_were_encoded, permissions_are_granted_alike_at_all_sizes,
         the_geometry_is_consistent,
     };
-    pub use super::dirty::hardware_marks_any_entry_of_a_leaf;
+    pub use super::dirty::{
+        hardware_marks_any_entry_of_a_leaf, marks_are_read_among_holes_and_in_parts_of_leaves,
+        unmapping_reports_marks,
+    };
     pub use super::errors::{
         bad_arguments_of_map_pages_change_nothing, bad_arguments_of_map_spans_change_nothing,
         collisions_take_everything_back, nothing_to_unmap_gathers_nothing,
@@ -121,8 +124,8 @@ pub mod cases {
     pub use super::leaves::{
         batches_equal_single_pages, every_size_is_one_leaf,
         large_leaves_replace_emptied_tables_only, leaves_are_never_split_by_an_unmap,
-        permissions_read_back_by_the_walker, the_last_leaf_of_both_spaces_maps,
-        unmapping_stops_at_the_first_hole,
+        permissions_read_back_by_the_walker, protecting_changes_permissions_alone,
+        the_last_leaf_of_both_spaces_maps, unmapping_stops_at_the_first_hole,
     };
     pub use super::memory::everything_is_written_back_before_a_call_returns;
     pub use super::random::{
@@ -154,7 +157,10 @@ macro_rules! format_suite {
             leaves_are_never_split_by_an_unmap,
             batches_equal_single_pages,
             unmapping_stops_at_the_first_hole,
+            protecting_changes_permissions_alone,
             hardware_marks_any_entry_of_a_leaf,
+            marks_are_read_among_holes_and_in_parts_of_leaves,
+            unmapping_reports_marks,
             mappings_go_over_table_borders_with_the_fewest_leaves,
             the_page_size_boundary_case_maps_every_byte,
             the_mixed_case_has_twenty_leaves,

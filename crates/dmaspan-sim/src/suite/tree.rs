@@ -193,6 +193,14 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
         Gone { bytes: unmapped.bytes, result: unmapped.result, gathered }
     }
 
+    /// Changes permissions, and syncs.
+    pub(super) fn protect(&mut self, range: IovaRange, prot: Prot) -> Result<(), Error> {
+        let retired = self.table.whole().protect(range, prot)?;
+        assert_eq!(retired.range(), Some(range));
+        free(&self.table, retired);
+        Ok(())
+    }
+
     /// Reclaims all tables without leaves.
     pub(super) fn reclaim(&mut self) {
         let whole = self.space.aperture;

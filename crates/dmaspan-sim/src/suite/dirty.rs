@@ -45,7 +45,7 @@ pub fn hardware_marks_any_entry_of_a_leaf<S: Subject>() {
 pub fn marks_are_read_among_holes_and_in_parts_of_leaves<S: Subject>() {
     each::<S>(|format| {
         let tracks = format.tracks_dirty();
-        let mut tree = Tree::<S>::new(format);
+        let mut tree = Tree::<S>::new(format.clone());
         let (granule, start) = (tree.space.granule(), tree.space.aperture.start().get());
         let pages = range(start, 16 * granule);
         if !tracks {
@@ -65,9 +65,10 @@ pub fn marks_are_read_among_holes_and_in_parts_of_leaves<S: Subject>() {
         assert_eq!(dirty_pages(&mut tree, pages), Ok(1 << 2 | 1 << 15));
         assert_eq!(dirty_pages(&mut tree, pages), Ok(0));
         // In a large leaf.
+        let mut tree = Tree::<S>::new(format);
         let Some(large) = tree.space.large(2) else { return };
         let (leaf, size) = (tree.space.nth(large, 1).unwrap(), lg2::size(large));
-        tree.map_over_empty_tables(leaf, &[span(0, size)], PROT).unwrap();
+        tree.map(leaf, &[span(0, size)], PROT).unwrap();
         write::<S>(&tree, leaf);
         let part = range(leaf + granule, granule);
         for _ in 0..2 {

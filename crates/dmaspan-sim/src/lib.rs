@@ -84,3 +84,8 @@ pub mod suite;
 pub mod walker;
 
 pub use arena::Arena;
+
+/// The example of docs/writing_a_format.md, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/writing_a_format.md")]
+struct WritingAFormat;

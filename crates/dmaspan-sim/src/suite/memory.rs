@@ -1,6 +1,6 @@
 //! Table memory whose hardware does not see the CPU's caches.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ptr;
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ struct NonCoherent {
 #[derive(Default)]
 struct Seen {
     /// What hardware sees, by 8 bytes and their physical address.
-    words: BTreeMap<u64, u64>,
+    words: HashMap<u64, u64>,
     /// Where each published table is: its physical address by its address in this process.
     tables: BTreeMap<usize, u64>,
 }

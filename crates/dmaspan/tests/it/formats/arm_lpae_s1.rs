@@ -1,0 +1,52 @@
+//! Arm's stage 1: widths of every number of levels, both halves, with and without groups.
+
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, Half};
+use dmaspan::{IovaRange, PhysAddr};
+use dmaspan_sim::suite::Subject;
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use dmaspan_sim::{Arena, format_suite};
+
+const WIDTHS: [u32; 6] = [32, 36, 40, 42, 44, 48];
+
+struct ArmS1<const G: u32>;
+
+impl<const G: u32> Subject for ArmS1<G> {
+    type Format = ArmLpaeS1<G>;
+    type Walker = ArmLpaeS1Walker;
+
+    fn configs() -> Vec<(String, Self::Format)> {
+        let most = if G == 16 { 52 } else { 48 };
+        let plain = ArmLpaeS1Config::new(48, 48);
+        let sizes = ArmLpaeS1::<G>::PAGE_SIZES & ((1 << 42) - 1);
+        let groups = Some(sizes | ArmLpaeS1::<G>::CONTIGUOUS_SIZES);
+        let dirty = DirtyTracking::Hardware;
+        let config = |name: &str, config| (name.to_owned(), ArmLpaeS1::new(config).unwrap());
+        let mut configs = vec![
+            config("48 bits with groups", ArmLpaeS1Config { page_sizes: groups, ..plain }),
+            config("dirty", ArmLpaeS1Config { dirty, page_sizes: groups, ..plain }),
+            config("the most bits", ArmLpaeS1Config::new(most, most)),
+            config("25 to 32 bits", ArmLpaeS1Config::new(25, 32)),
+            config("upper half", ArmLpaeS1Config { half: Half::Upper, ..plain }),
+        ];
+        // Those of Linux's self-test.
+        for ias in WIDTHS {
+            for oas in WIDTHS.into_iter().filter(|&oas| oas >= ias) {
+                let name = format!("{ias} to {oas} bits");
+                configs.push(config(&name, ArmLpaeS1Config::new(ias, oas)));
+            }
+        }
+        configs
+    }
+
+    fn walker(format: &Self::Format, root: PhysAddr, _top_level: u32) -> Self::Walker {
+        crate::common::walker(format, root)
+    }
+
+    fn strict(walker: &Self::Walker, tables: &Arena, range: IovaRange) -> Result<(), String> {
+        walker.survey(tables, range, |_| ()).map_err(|bad| bad.to_string())
+    }
+}
+
+format_suite!(granule_4k, ArmS1<12>);
+format_suite!(granule_16k, ArmS1<14>);
+format_suite!(granule_64k, ArmS1<16>);

@@ -1,14 +1,23 @@
-//! Stage 1 of VMSAv8-64: the tables of AArch64 CPUs, and of SMMUs that share their format.
+//! Long descriptors: the tables of Arm CPUs, and of SMMUs that share their formats.
 //!
 //! Source: Arm Architecture Reference Manual for A-profile architecture (DDI 0487, issue K.a),
 //! chapter D8, "The AArch64 Virtual Memory System Architecture". Each use of bits names its
-//! section.
+//! section. VMSAv8-32 has the same descriptors where G5.5, "The VMSAv8-32 Long-descriptor
+//! translation table format", does not differ.
 //!
-//! Supported are the granules of 4, 16 and 64 KiB with every start level, both halves of the
-//! address space, blocks, the Contiguous bit, hierarchical permissions, 52-bit addresses with the
-//! 64K granule, and the access flag and dirty state managed by hardware. Not supported are
-//! FEAT_LPA2 (TCR_EL1.DS), FEAT_D128, top byte ignore, PAN, and the difference between the Secure
-//! and the Non-secure address space: NS and NSTable are ignored, as they are outside Secure state.
+//! | tables | walker | registers |
+//! |---|---|---|
+//! | AArch64, stage 1 | [`ArmLpaeS1Walker`] | [`ArmS1Registers`] |
+//! | AArch64, stage 2 | [`ArmLpaeS2Walker`] | [`ArmS2Registers`] |
+//! | AArch32, stage 1 | [`Arm32LpaeS1Walker`] | [`Arm32S1Registers`] |
+//! | AArch32, stage 2 | [`Arm32LpaeS2Walker`] | [`Arm32S2Registers`] |
+//!
+//! Supported are the granules of 4, 16 and 64 KiB with every start level, concatenated roots of
+//! stage 2, both halves of the address space, blocks, the Contiguous bit, hierarchical permissions,
+//! 52-bit addresses with the 64K granule, and the access flag and dirty state managed by hardware.
+//! Not supported are FEAT_LPA2 (TCR_EL1.DS), FEAT_D128, top byte ignore, PAN, and the difference
+//! between the Secure and the Non-secure address space: NS and NSTable are ignored, as they are
+//! outside Secure state.
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
@@ -17,39 +26,44 @@ use super::{
     Translation, WalkPath, Walker, block_around,
 };
 
+mod aarch32;
 mod registers;
+mod stage;
+mod stage2;
 mod strict;
 #[cfg(test)]
 mod tests;
 
-pub use registers::{ArmS1Registers, BadRegisters, Half, Privilege};
-use registers::{Config, FlagUpdate, Hierarchical, Walks, bit, field};
+pub use aarch32::{Arm32S1Registers, Arm32S2Registers};
+pub use registers::{ArmS1Registers, BadRegisters, Half};
+use registers::{Config, FlagUpdate, Registers, State, Walks, bit, field};
+pub use stage::{ExecuteNever, MemAttr, Privilege};
+pub use stage2::ArmS2Registers;
 pub use strict::BadTable;
 
-/// Attribute bits 63:59 of a table descriptor: NSTable, APTable, UXNTable, PXNTable (D8.3.1).
-const HIERARCHICAL: u64 = 0b1_1111 << 59;
-/// APTable\[1\]: no writes below.
-const AP_TABLE_READ_ONLY: u32 = 62;
-/// APTable\[0\]: no unprivileged accesses below.
-const AP_TABLE_PRIVILEGED: u32 = 61;
-const UXN_TABLE: u32 = 60;
-const PXN_TABLE: u32 = 59;
-
-// Attributes of a block or page descriptor (D8.3.1, "Block descriptor and Page descriptor").
-const AP_UNPRIVILEGED: u32 = 6;
-const AP_READ_ONLY: u32 = 7;
+// Attributes of a block or page descriptor that all stages have (D8.3.1, "Block descriptor and Page
+// descriptor").
+/// AP\[2\] at stage 1, where it forbids writes, and S2AP\[1\] at stage 2, where it permits them.
+const DIRTY_STATE: u32 = 7;
 const ACCESS_FLAG: u32 = 10;
 const DIRTY_MODIFIER: u32 = 51;
 const CONTIGUOUS: u32 = 52;
-const PXN: u32 = 53;
-const UXN: u32 = 54;
 
-/// The walk of one half of a stage 1 address space.
+/// A walk of long descriptors as the registers `R` say.
 #[derive(Clone, Copy, Debug)]
-pub struct ArmLpaeS1Walker {
-    registers: ArmS1Registers,
+pub struct LpaeWalker<R> {
+    registers: R,
     config: Config,
 }
+
+/// The walk of one half of a stage 1 address space of AArch64 state.
+pub type ArmLpaeS1Walker = LpaeWalker<ArmS1Registers>;
+/// The walk of a stage 2 of AArch64 state.
+pub type ArmLpaeS2Walker = LpaeWalker<ArmS2Registers>;
+/// The walk of one half of a stage 1 address space of AArch32 state.
+pub type Arm32LpaeS1Walker = LpaeWalker<Arm32S1Registers>;
+/// The walk of a stage 2 of AArch32 state.
+pub type Arm32LpaeS2Walker = LpaeWalker<Arm32S2Registers>;
 
 /// What a descriptor is (D8.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,18 +73,20 @@ enum Descriptor {
     Leaf(u64),
 }
 
-impl ArmLpaeS1Walker {
+impl<R: Registers> LpaeWalker<R> {
     /// A walker that hardware with these registers would be.
     ///
     /// # Errors
     ///
     /// [`BadRegisters`] for reserved values, misaligned bases and features that are not supported.
-    pub fn new(registers: ArmS1Registers) -> Result<Self, BadRegisters> {
-        Ok(Self { registers, config: Config::parse(&registers)? })
+    pub fn new(registers: R) -> Result<Self, BadRegisters> {
+        Ok(Self { registers, config: registers.parse()? })
     }
+}
 
+impl<R> LpaeWalker<R> {
     /// The registers.
-    pub fn registers(&self) -> &ArmS1Registers {
+    pub fn registers(&self) -> &R {
         &self.registers
     }
 
@@ -86,11 +102,7 @@ impl ArmLpaeS1Walker {
 
     /// Every address that the tables can translate.
     pub fn input_range(&self) -> IovaRange {
-        let some = match self.registers.half {
-            Half::Lower => Iova::new(0),
-            Half::Upper => Iova::new(u64::MAX),
-        };
-        block_around(some, self.config.input_lg2)
+        self.config.input_range
     }
 
     /// Reads the entry for `iova` in the table of `link`.
@@ -160,31 +172,6 @@ impl ArmLpaeS1Walker {
         Some(self.config.entry_lg2(level) + entries_lg2)
     }
 
-    /// Permissions of a leaf (D8.4, "Memory access control"), and whether it is writable-clean
-    /// (D8.5).
-    fn permissions(&self, entry: u64, inherited: u64) -> (Prot, bool) {
-        let marked_clean = self.config.dirty == FlagUpdate::Hardware && bit(entry, DIRTY_MODIFIER);
-        let read_only = bit(entry, AP_READ_ONLY);
-        let writable = !bit(inherited, AP_TABLE_READ_ONLY) && (!read_only || marked_clean);
-        let unprivileged = bit(entry, AP_UNPRIVILEGED) && !bit(inherited, AP_TABLE_PRIVILEGED);
-        let execute_never = match self.registers.privilege {
-            Privilege::Unprivileged => bit(entry, UXN) || bit(inherited, UXN_TABLE),
-            Privilege::Privileged => bit(entry, PXN) || bit(inherited, PXN_TABLE),
-        };
-        let mut prot = Prot::READ;
-        prot.set(Prot::WRITE, writable);
-        prot.set(Prot::PRIV, !unprivileged);
-        prot.set(Prot::NOEXEC, execute_never);
-        (prot, writable && read_only)
-    }
-
-    /// The attribute byte of MAIR that AttrIndx selects (D8.6).
-    fn attributes(&self, entry: u64) -> u8 {
-        let index = field(entry, 4, 2);
-        let [byte, ..] = (self.registers.mair >> (8 * index)).to_le_bytes();
-        byte
-    }
-
     /// The translation by a leaf, whose address was found to fit.
     fn translate(
         &self,
@@ -195,15 +182,17 @@ impl ArmLpaeS1Walker {
     ) -> Result<Translation, Fault> {
         let level = step.link.level;
         let entry = step.entry;
-        let (mut prot, clean) = self.permissions(entry, step.link.inherited);
+        let stage = self.config.stage;
+        let (mut prot, clean) = stage.permissions(entry, step.link.inherited, self.config.dirty);
         let first_write = clean && access == Access::Write && self.permits(prot, access);
-        let update = self.update(step, if first_write { 1 << AP_READ_ONLY } else { 0 });
+        // Clean is AP[2] = 1 at stage 1 and S2AP[1] = 0 at stage 2: either changes.
+        let update = self.update(step, if first_write { 1 << DIRTY_STATE } else { 0 });
         let flag_set = bit(update.map_or(entry, |update| update.new), ACCESS_FLAG);
         if !flag_set {
             return Err(Fault { kind: FaultKind::AccessFlag, level, iova, access });
         }
-        let attributes = self.attributes(entry);
-        prot.insert(memory_type(attributes));
+        let (attributes, memory_type) = stage.memory(entry);
+        prot.insert(memory_type);
         let group_lg2 = match self.group_lg2(level) {
             // A group larger than the tables' input range cannot be cached whole.
             Some(lg2) if bit(entry, CONTIGUOUS) => lg2.min(self.config.input_lg2),
@@ -226,29 +215,33 @@ impl ArmLpaeS1Walker {
         })
     }
 
-    /// What hardware writes into the entry for an access (D8.5): the access flag, and without the
-    /// bits `cleared`, which for the first write is AP\[2\].
-    fn update(&self, step: &TableStep, cleared: u64) -> Option<EntryUpdate> {
+    /// What hardware writes into the entry for an access (D8.5): the access flag, and the bits
+    /// `changed` inverted, which for the first write is the dirty state.
+    fn update(&self, step: &TableStep, changed: u64) -> Option<EntryUpdate> {
         let set = match self.config.access_flag {
             FlagUpdate::Hardware => 1 << ACCESS_FLAG,
             FlagUpdate::Software => 0,
         };
         let old = step.entry;
-        let new = (old | set) & !cleared;
+        let new = (old | set) ^ changed;
         (new != old).then_some(EntryUpdate { entry_paddr: step.entry_paddr, old, new })
     }
 }
 
-impl Walker for ArmLpaeS1Walker {
-    /// Faults of the root are at level 0, whatever the start level (D8.15, fault levels).
+impl<R> Walker for LpaeWalker<R> {
+    /// Faults of the root are at level 0, whatever the start level (D8.15, fault levels); in
+    /// AArch32 state translation faults are at level 1 (G5.10, "Prioritization of MMU faults").
     fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
-        let fault = |kind| Fault { kind, level: 0, iova, access };
         let block = self.input_range();
         if self.config.walks == Walks::Disabled || !block.contains(iova) {
-            return Err(fault(FaultKind::Translation));
+            let level = match self.config.state {
+                State::AArch64 => 0,
+                State::AArch32 => 1,
+            };
+            return Err(Fault { kind: FaultKind::Translation, level, iova, access });
         }
         if self.too_large(self.config.base) {
-            return Err(fault(FaultKind::AddressSize));
+            return Err(Fault { kind: FaultKind::AddressSize, level: 0, iova, access });
         }
         let table = PhysAddr::new(self.config.base);
         Ok(TableLink { table, block, level: self.config.start_level, inherited: 0 })
@@ -280,15 +273,11 @@ impl Walker for ArmLpaeS1Walker {
                     return Ok(Translation { tables: *path, ..translation });
                 }
                 Descriptor::Table(address) => {
-                    let imposed = match self.config.hierarchical {
-                        Hierarchical::Honoured => step.entry & HIERARCHICAL,
-                        Hierarchical::Disabled => 0,
-                    };
                     link = TableLink {
                         table: PhysAddr::new(address),
                         block: block_around(iova, step.entry_lg2),
                         level: level + 1,
-                        inherited: link.inherited | imposed,
+                        inherited: link.inherited | self.config.stage.imposed(step.entry),
                     };
                 }
             }
@@ -296,23 +285,11 @@ impl Walker for ArmLpaeS1Walker {
     }
 
     fn permits(&self, prot: Prot, access: Access) -> bool {
-        let reachable =
-            self.registers.privilege == Privilege::Privileged || !prot.contains(Prot::PRIV);
         let needed = match access {
             Access::Read => Prot::READ,
             Access::Write => Prot::WRITE,
         };
-        reachable && prot.contains(needed)
-    }
-}
-
-/// What an attribute byte says of coherency (MAIR_EL1): device memory has an upper half of 0, and
-/// normal memory is cacheable where neither half is 0b0100, non-cacheable.
-fn memory_type(attributes: u8) -> Prot {
-    match (attributes >> 4, attributes & 0xf) {
-        (0, _) => Prot::MMIO,
-        (0b0100, _) | (_, 0b0100) => Prot::empty(),
-        _ => Prot::CACHE,
+        self.config.stage.reaches(prot) && prot.contains(needed)
     }
 }
 

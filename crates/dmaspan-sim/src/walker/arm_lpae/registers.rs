@@ -1,11 +1,15 @@
-//! TTBR, TCR and MAIR as software gives them to the hardware, and what they say.
+//! What registers say of the tables, and the registers of stage 1 in AArch64 state: TTBR, TCR and
+//! MAIR as software gives them to the hardware.
 //!
 //! Arm Architecture Reference Manual for A-profile architecture (DDI 0487, issue K.a): chapter D24,
 //! registers TCR_EL1, TTBR0_EL1, TTBR1_EL1 and MAIR_EL1; D8.2, "Translation process", for address
 //! sizes, the alignment of the base and the start level with each granule. An SMMUv3 context
 //! descriptor (IHI 0070, 5.4) has the same fields in other places.
 
-use dmaspan::lg2;
+use dmaspan::{Iova, IovaRange, lg2};
+
+use super::stage::{Hierarchical, Privilege, Stage};
+use crate::walker::block_around;
 
 /// Which half of the address space the tables are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -15,16 +19,6 @@ pub enum Half {
     Lower,
     /// Addresses whose upper bits are all 1: TTBR1, T1SZ, TG1, EPD1, HPD1.
     Upper,
-}
-
-/// As whom a device accesses memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Privilege {
-    /// As EL0 does.
-    #[default]
-    Unprivileged,
-    /// As EL1 does.
-    Privileged,
 }
 
 /// The registers of a stage 1 translation regime, EL1&0.
@@ -49,13 +43,30 @@ pub enum BadRegisters {
     /// TG0 or TG1 is reserved.
     #[error("the granule field of {tcr:#x} is reserved")]
     Granule {
-        /// TCR_EL1.
+        /// The control register.
         tcr: u64,
     },
-    /// IPS is reserved.
-    #[error("the IPS field of {tcr:#x} is reserved")]
+    /// IPS or PS is reserved.
+    #[error("the output size in {tcr:#x} is reserved")]
     OutputSize {
-        /// TCR_EL1.
+        /// The control register.
+        tcr: u64,
+    },
+    /// SL0 is reserved, or a stage 2 root at its level would have fewer than two entries or be more
+    /// than 16 tables.
+    #[error("SL0 in {vtcr:#x} is reserved or does not fit {input_lg2} bits of input address")]
+    StartLevel {
+        /// The control register.
+        vtcr: u64,
+        /// Bits of an input address.
+        input_lg2: u32,
+    },
+    /// A bit has the wrong value for the other fields, or for this format.
+    #[error("{field} in {tcr:#x} has a reserved value")]
+    Reserved {
+        /// The field.
+        field: &'static str,
+        /// The control register.
         tcr: u64,
     },
     /// T0SZ or T1SZ is too small or too large for the granule.
@@ -81,25 +92,45 @@ pub enum BadRegisters {
     Unsupported {
         /// The field.
         field: &'static str,
-        /// TCR_EL1.
+        /// The control register.
         tcr: u64,
     },
 }
 
+/// Registers that describe tables of long descriptors. Only this module's kinds do.
+pub trait Registers: Copy {
+    /// What the registers say.
+    ///
+    /// # Errors
+    ///
+    /// [`BadRegisters`].
+    fn parse(&self) -> Result<Config, BadRegisters>;
+}
+
 /// What the registers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Config {
+pub struct Config {
     pub(super) granule_lg2: u32,
     /// Bits of an input address.
     pub(super) input_lg2: u32,
+    /// Every address that the tables translate.
+    pub(super) input_range: IovaRange,
     /// Bits of an output or table address.
     pub(super) output_lg2: u32,
     pub(super) start_level: u8,
     pub(super) base: u64,
     pub(super) walks: Walks,
-    pub(super) hierarchical: Hierarchical,
     pub(super) access_flag: FlagUpdate,
     pub(super) dirty: FlagUpdate,
+    pub(super) stage: Stage,
+    pub(super) state: State,
+}
+
+/// The execution state whose format the tables have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    AArch64,
+    AArch32,
 }
 
 /// EPD0 and EPD1.
@@ -109,11 +140,11 @@ pub(super) enum Walks {
     Disabled,
 }
 
-/// HPD0 and HPD1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hierarchical {
-    Honoured,
-    Disabled,
+impl Walks {
+    /// What the bit `epd` of a control register says.
+    pub(super) fn parse(tcr: u64, epd: u32) -> Self {
+        if bit(tcr, epd) { Self::Disabled } else { Self::Enabled }
+    }
 }
 
 /// HA and HD.
@@ -121,6 +152,18 @@ pub(super) enum Hierarchical {
 pub(super) enum FlagUpdate {
     Hardware,
     Software,
+}
+
+impl FlagUpdate {
+    /// Who sets the access flag and who keeps dirty state, by the bits HA and HD of a control
+    /// register. Hardware manages dirty state only where it manages the access flag (D8.5).
+    pub(super) fn parse(tcr: u64, ha: u32, hd: u32) -> (Self, Self) {
+        match (bit(tcr, ha), bit(tcr, hd)) {
+            (true, true) => (Self::Hardware, Self::Hardware),
+            (true, false) => (Self::Hardware, Self::Software),
+            (false, _) => (Self::Software, Self::Software),
+        }
+    }
 }
 
 /// Bits `high..=low` of a word.
@@ -134,48 +177,52 @@ pub(super) const fn bit(word: u64, number: u32) -> bool {
     field(word, number, number) == 1
 }
 
-impl Config {
-    pub(super) fn parse(registers: &ArmS1Registers) -> Result<Self, BadRegisters> {
-        let tcr = registers.tcr;
+impl Registers for ArmS1Registers {
+    fn parse(&self) -> Result<Config, BadRegisters> {
+        let tcr = self.tcr;
         // DS (FEAT_LPA2), TBI0 and TBI1 change what an address is; a wrong walk would be silent.
         for (field, number) in [("DS", 59), ("TBI0", 37), ("TBI1", 38)] {
             if bit(tcr, number) {
                 return Err(BadRegisters::Unsupported { field, tcr });
             }
         }
-        let granule_lg2 = granule_lg2(registers)?;
-        let output_lg2 = output_lg2(tcr, granule_lg2)?;
-        let input_lg2 = input_lg2(registers, granule_lg2)?;
-        let (epd, hpd) = match registers.half {
-            Half::Lower => (7, 41),
-            Half::Upper => (23, 42),
+        let (txsz, epd, hpd, inside) = match self.half {
+            Half::Lower => (field(tcr, 5, 0), 7, 41, Iova::new(0)),
+            Half::Upper => (field(tcr, 21, 16), 23, 42, Iova::new(u64::MAX)),
         };
+        let granule_lg2 = granule_lg2(self)?;
+        let output_lg2 = output_lg2(tcr, field(tcr, 34, 32), granule_lg2)?;
+        let input_lg2 = input_lg2(txsz, granule_lg2)?;
         let start_level = start_level(input_lg2, granule_lg2);
-        let update = |number| {
-            if bit(tcr, number) { FlagUpdate::Hardware } else { FlagUpdate::Software }
-        };
-        let access_flag = update(39);
-        Ok(Self {
-            granule_lg2,
-            input_lg2,
-            output_lg2,
-            start_level,
-            base: base(registers.ttbr, granule_lg2, output_lg2, input_lg2, start_level)?,
-            walks: if bit(tcr, epd) { Walks::Disabled } else { Walks::Enabled },
+        let (access_flag, dirty) = FlagUpdate::parse(tcr, 39, 40);
+        let stage = Stage::One {
+            mair: self.mair,
+            privilege: self.privilege,
+            state: State::AArch64,
             hierarchical: if bit(tcr, hpd) {
                 Hierarchical::Disabled
             } else {
                 Hierarchical::Honoured
             },
+        };
+        let config = Config {
+            granule_lg2,
+            input_lg2,
+            input_range: block_around(inside, input_lg2),
+            output_lg2,
+            start_level,
+            base: 0,
+            walks: Walks::parse(tcr, epd),
             access_flag,
-            // Hardware manages dirty state only where it manages the access flag (D8.5).
-            dirty: match access_flag {
-                FlagUpdate::Hardware => update(40),
-                FlagUpdate::Software => FlagUpdate::Software,
-            },
-        })
+            dirty,
+            stage,
+            state: State::AArch64,
+        };
+        config.with_base(self.ttbr)
     }
+}
 
+impl Config {
     /// Address bits that one level resolves: a table is one granule of 8-byte descriptors.
     pub(super) const fn stride_lg2(granule_lg2: u32) -> u32 {
         granule_lg2 - 3
@@ -189,6 +236,30 @@ impl Config {
     /// log2 of what a whole table at `level` covers.
     pub(super) fn table_lg2(&self, level: u8) -> u32 {
         if level <= self.start_level { self.input_lg2 } else { self.entry_lg2(level - 1) }
+    }
+
+    /// The same with BADDR of a base register. For 52-bit output addresses its bits 51:48 are in bits 5:2.
+    ///
+    /// The root has as many descriptors of 8 bytes as the input address needs, and in AArch64 state
+    /// at least 64 bytes' alignment.
+    pub(super) fn with_base(self, ttbr: u64) -> Result<Self, BadRegisters> {
+        let size_lg2 = self.input_lg2 - self.entry_lg2(self.start_level) + 3;
+        let align_lg2 = match self.state {
+            State::AArch64 => size_lg2.max(6),
+            State::AArch32 => size_lg2,
+        };
+        // Bits 63:48 are the ASID or VMID and bit 0 is CnP.
+        let low = field(ttbr, 47, 1) << 1;
+        let (low, high) = if self.output_lg2 == 52 {
+            (low & !0b11_1100, field(ttbr, 5, 2) << 48)
+        } else {
+            (low, 0)
+        };
+        if lg2::is_aligned(low, align_lg2) {
+            Ok(Self { base: low | high, ..self })
+        } else {
+            Err(BadRegisters::Base { ttbr, align_lg2 })
+        }
     }
 }
 
@@ -212,9 +283,9 @@ impl Half {
     }
 }
 
-/// IPS. 52 bits need the 64K granule where DS is 0; with others the size is 48 bits.
-fn output_lg2(tcr: u64, granule_lg2: u32) -> Result<u32, BadRegisters> {
-    match field(tcr, 34, 32) {
+/// IPS and PS. 52 bits need the 64K granule where DS is 0; with others the size is 48 bits.
+pub(super) fn output_lg2(tcr: u64, size: u64, granule_lg2: u32) -> Result<u32, BadRegisters> {
+    match size {
         0b000 => Ok(32),
         0b001 => Ok(36),
         0b010 => Ok(40),
@@ -228,11 +299,7 @@ fn output_lg2(tcr: u64, granule_lg2: u32) -> Result<u32, BadRegisters> {
 
 /// T0SZ and T1SZ. 52-bit input needs the 64K granule (FEAT_LVA); small tables as FEAT_TTST has
 /// them.
-fn input_lg2(registers: &ArmS1Registers, granule_lg2: u32) -> Result<u32, BadRegisters> {
-    let txsz = match registers.half {
-        Half::Lower => field(registers.tcr, 5, 0),
-        Half::Upper => field(registers.tcr, 21, 16),
-    };
+pub(super) fn input_lg2(txsz: u64, granule_lg2: u32) -> Result<u32, BadRegisters> {
     let (min, max) = if granule_lg2 == 16 { (12, 47) } else { (16, 48) };
     // A field of six bits fits.
     let txsz = u32::try_from(txsz).unwrap_or(u32::MAX);
@@ -244,34 +311,11 @@ fn input_lg2(registers: &ArmS1Registers, granule_lg2: u32) -> Result<u32, BadReg
 }
 
 /// As many levels as the input address needs, the last one being level 3.
-fn start_level(input_lg2: u32, granule_lg2: u32) -> u8 {
+pub(super) fn start_level(input_lg2: u32, granule_lg2: u32) -> u8 {
     match (input_lg2 - granule_lg2).div_ceil(Config::stride_lg2(granule_lg2)) {
         0 | 1 => 3,
         2 => 2,
         3 => 1,
         _ => 0,
-    }
-}
-
-/// BADDR. For 52-bit output addresses its bits 51:48 are in bits 5:2 of the register.
-fn base(
-    ttbr: u64,
-    granule_lg2: u32,
-    output_lg2: u32,
-    input_lg2: u32,
-    start_level: u8,
-) -> Result<u64, BadRegisters> {
-    let below = granule_lg2 + Config::stride_lg2(granule_lg2) * u32::from(3 - start_level);
-    // The root table has 2^(input - below) descriptors of 8 bytes, and at least 64 bytes'
-    // alignment.
-    let align_lg2 = (input_lg2 - below + 3).max(6);
-    // Bits 63:48 are the ASID and bit 0 is CnP.
-    let low = field(ttbr, 47, 1) << 1;
-    let (low, high) =
-        if output_lg2 == 52 { (low & !0b11_1100, field(ttbr, 5, 2) << 48) } else { (low, 0) };
-    if lg2::is_aligned(low, align_lg2) {
-        Ok(low | high)
-    } else {
-        Err(BadRegisters::Base { ttbr, align_lg2 })
     }
 }

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use dmaspan::{Iova, IovaRange, PhysAddr, lg2};
 
-use super::{ACCESS_FLAG, AP_READ_ONLY, ArmLpaeS1Walker, CONTIGUOUS, DIRTY_MODIFIER, Descriptor};
-use crate::walker::arm_lpae::registers::{FlagUpdate, bit};
+use super::registers::{FlagUpdate, State, bit};
+use super::{ACCESS_FLAG, CONTIGUOUS, DIRTY_MODIFIER, DIRTY_STATE, Descriptor, LpaeWalker};
 use crate::walker::{
-    Access, Fault, FaultKind, Shareability, TableStep, TableWords, Translation, WalkPath, Walker,
-    block_around,
+    Access, Fault, FaultKind, TableStep, TableWords, Translation, WalkPath, Walker, block_around,
 };
 
 /// What is wrong with a table that hardware may nevertheless walk.
@@ -69,7 +68,7 @@ pub enum BadTable {
     },
 }
 
-impl ArmLpaeS1Walker {
+impl<R> LpaeWalker<R> {
     /// Walks to the leaf of `iova` and checks every entry on the way for RES0 bits and reserved
     /// values. Accesses are not checked against the permissions.
     ///
@@ -86,22 +85,24 @@ impl ArmLpaeS1Walker {
         let walked = self.walk_from(tables, root, iova, Access::Read, &mut path);
         path.iter().try_for_each(|step| self.check_reserved(step))?;
         let translation = walked?;
-        if let (Shareability::Reserved, Some(step)) = (translation.shareability, path.last()) {
-            return Err(BadTable::ReservedValue {
+        let Some(step) = path.last() else { return Ok(translation) };
+        match self.config.stage.reserved_value(step.entry) {
+            None => Ok(translation),
+            Some(field) => Err(BadTable::ReservedValue {
                 entry_paddr: step.entry_paddr,
                 entry: step.entry,
                 level: step.link.level,
-                field: "SH",
-            });
+                field,
+            }),
         }
-        Ok(translation)
     }
 
     /// Checks that all entries of the contiguous group around `iova` say the same: either none has
     /// the Contiguous bit, or all have it and map one aligned run with the same attributes (D8.7,
     /// "The Contiguous bit"). Returns the group where there is one.
     ///
-    /// The access flag may differ where hardware sets it, and AP\[2\] where it keeps dirty state.
+    /// The access flag may differ where hardware sets it, and AP\[2\] or S2AP\[1\] where it keeps
+    /// dirty state.
     ///
     /// # Errors
     ///
@@ -210,18 +211,28 @@ impl ArmLpaeS1Walker {
         }
     }
 
-    /// RES0 bits of a valid descriptor without FEAT_LPA2, FEAT_BBM and FEAT_BTI (D8.3.1). A table
-    /// descriptor ignores bits 11:2 and 58:51; a leaf's bits 58:55 are software's, and 63:59 are
-    /// ignored.
+    /// RES0 bits of a valid descriptor without FEAT_LPA2, FEAT_BBM, FEAT_BTI and FEAT_XS (D8.3.1). A
+    /// table descriptor ignores bits 11:2 and 58:51; a leaf's bits 58:55 are software's, and 63:59
+    /// are ignored. In AArch32 state there is no DBM, and a table's bit 51 is reserved too (G5.5).
     fn check_reserved(&self, step: &TableStep) -> Result<(), BadTable> {
         let level = step.link.level;
         // Bits 15:12 belong to the address with the 64K granule.
         let address_low = if self.config.granule_lg2 == 16 { 16 } else { 12 };
-        let above = 0b111 << 48;
+        let above = match self.config.state {
+            State::AArch64 => 0b111 << 48,
+            State::AArch32 => 0b1111 << 48,
+        };
+        let stage = self.config.stage;
         let reserved = match self.decode(step.entry, level) {
             Descriptor::Invalid => 0,
-            Descriptor::Table(_) => above | mask_between(self.config.granule_lg2, address_low),
-            Descriptor::Leaf(_) => above | mask_between(step.entry_lg2, address_low),
+            Descriptor::Table(_) => {
+                let low = mask_between(self.config.granule_lg2, address_low);
+                above | low | stage.reserved_in_table()
+            }
+            Descriptor::Leaf(_) => {
+                let low = mask_between(step.entry_lg2, address_low);
+                above | low | stage.reserved_in_leaf()
+            }
         };
         match step.entry & reserved {
             0 => Ok(()),
@@ -287,7 +298,7 @@ impl ArmLpaeS1Walker {
             ignored |= 1 << ACCESS_FLAG;
         }
         if self.config.dirty == FlagUpdate::Hardware && bit(entry, DIRTY_MODIFIER) {
-            ignored |= 1 << AP_READ_ONLY;
+            ignored |= 1 << DIRTY_STATE;
         }
         entry & !ignored
     }

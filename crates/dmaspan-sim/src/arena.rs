@@ -379,6 +379,10 @@ impl TableWords for Arena {
         Ok(self.word::<u64>(paddr)?.load(Ordering::Acquire))
     }
 
+    fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
+        Ok(self.word::<u32>(paddr)?.load(Ordering::Acquire))
+    }
+
     fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
         let word = self.word::<u64>(paddr)?;
         let exchanged = word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
@@ -490,6 +494,27 @@ mod tests {
             for word in (paddr..paddr + lg2::size(lg2_size)).step_by(8) {
                 assert_eq!(arena.read_u64(PhysAddr::new(word)), Ok(lg2_size.into()));
             }
+        }
+    }
+
+    #[test]
+    fn a_word_of_32_bits_is_half_of_one_of_64() {
+        let arena = arena();
+        let mut list = reserve(&arena, PAGE, 1).unwrap();
+        let mut fresh = take(&arena, PAGE, &mut list);
+        fresh.words()[1] = 0x1122_3344_5566_7788;
+        let paddr = fresh.paddr();
+        TableMemory::<u64>::publish(&arena, fresh);
+        let at = |offset| arena.read_u32(paddr.wrapping_add(offset));
+        assert_eq!((at(4), at(8), at(12)), (Ok(0), Ok(0x5566_7788), Ok(0x1122_3344)));
+        let outside = NotATable::Outside { paddr: paddr.wrapping_add(10) };
+        assert_eq!(at(10), Err(outside));
+        // What has no way of its own to read 32 bits answers the same.
+        let image = crate::walker::TableImage::new();
+        image.add_table(paddr, 2);
+        image.set(paddr.wrapping_add(8), 0x1122_3344_5566_7788).unwrap();
+        for offset in [4, 8, 10, 12] {
+            assert_eq!(image.read_u32(paddr.wrapping_add(offset)), at(offset));
         }
     }
 

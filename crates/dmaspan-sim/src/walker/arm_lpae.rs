@@ -230,7 +230,7 @@ impl<R> LpaeWalker<R> {
 
 impl<R> Walker for LpaeWalker<R> {
     /// Faults of the root are at level 0, whatever the start level (D8.15, fault levels); in
-    /// AArch32 state translation faults are at level 1 (G5.10, "Prioritization of MMU faults").
+    /// AArch32 state translation faults are at level 1 (G5.10, "VMSAv8-32 memory aborts").
     fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         let block = self.input_range();
         if self.config.walks == Walks::Disabled || !block.contains(iova) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dmaspan::PhysAddr;
+use dmaspan::{PhysAddr, lg2};
 use parking_lot::Mutex;
 
 use super::{NotATable, TableWords};
@@ -60,6 +60,23 @@ impl TableImage {
     /// [`NotATable`] where no table was added.
     pub fn set(&self, paddr: PhysAddr, word: u64) -> Result<(), NotATable> {
         self.with(paddr, |place| *place = word)
+    }
+
+    /// Writes a word of 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// [`NotATable`] where no table was added.
+    pub fn set_u32(&self, paddr: PhysAddr, word: u32) -> Result<(), NotATable> {
+        let around = PhysAddr::new(lg2::align_down(paddr.get(), 3));
+        let shift = match paddr.get() - around.get() {
+            0 => 0,
+            4 => 32,
+            _ => return Err(NotATable::Outside { paddr }),
+        };
+        self.with(around, |place| {
+            *place = (*place & !(lg2::mask(32) << shift)) | u64::from(word) << shift;
+        })
     }
 
     /// Calls `f` with the word at `paddr`.

@@ -15,6 +15,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 pub mod amd_v1;
 pub mod arm_lpae;
+pub mod arm_v7s;
 mod check;
 mod image;
 pub mod mock;
@@ -65,6 +66,22 @@ pub trait TableWords {
     /// [`NotATable`] where hardware would read something that is no table of this domain.
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable>;
 
+    /// The little-endian word of 32 bits at `paddr`, read with one access. Half of the word around
+    /// it, unless the tables have a way of their own.
+    ///
+    /// # Errors
+    ///
+    /// [`NotATable`], as [`read_u64`](Self::read_u64).
+    fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
+        if !lg2::is_aligned(paddr.get(), 2) {
+            return Err(NotATable::Outside { paddr });
+        }
+        let around = PhysAddr::new(lg2::align_down(paddr.get(), 3));
+        let [a, b, c, d, e, f, g, h] = self.read_u64(around)?.to_le_bytes();
+        let half = if around == paddr { [a, b, c, d] } else { [e, f, g, h] };
+        Ok(u32::from_le_bytes(half))
+    }
+
     /// Replaces the word at `paddr` by `new` where it is `old`, in one atomic access, and returns
     /// the word found. For hardware that updates access flags and dirty bits.
     ///
@@ -81,6 +98,10 @@ impl<T: TableWords + ?Sized> TableWords for &T {
         (**self).read_u64(paddr)
     }
 
+    fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
+        (**self).read_u32(paddr)
+    }
+
     fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
         (**self).exchange_u64(paddr, old, new)
     }
@@ -89,6 +110,10 @@ impl<T: TableWords + ?Sized> TableWords for &T {
 impl<T: TableWords + ?Sized> TableWords for std::sync::Arc<T> {
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
         (**self).read_u64(paddr)
+    }
+
+    fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
+        (**self).read_u32(paddr)
     }
 
     fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
@@ -183,7 +208,7 @@ pub struct TableStep {
     pub entry_lg2: u32,
     /// Where the entry is.
     pub entry_paddr: PhysAddr,
-    /// The entry.
+    /// The entry, in the lower half where entries have 32 bits.
     pub entry: u64,
 }
 
@@ -271,7 +296,8 @@ pub struct Translation {
     pub prot: Prot,
     /// Whether the first write makes hardware mark the entry dirty: it was not written yet.
     pub clean: bool,
-    /// The memory attributes, as the format's attribute register has them.
+    /// The memory attributes, as the format's attribute register has them, or the entry where there
+    /// is no such register.
     pub attributes: u8,
     /// The shareability that the entry says.
     pub shareability: Shareability,

@@ -238,7 +238,8 @@ impl Config {
         if level <= self.start_level { self.input_lg2 } else { self.entry_lg2(level - 1) }
     }
 
-    /// The same with BADDR of a base register. For 52-bit output addresses its bits 51:48 are in bits 5:2.
+    /// The same with BADDR of a base register. For 52-bit output addresses its bits 51:48 are in
+    /// bits 5:2.
     ///
     /// The root has as many descriptors of 8 bytes as the input address needs, and in AArch64 state
     /// at least 64 bytes' alignment.

@@ -211,9 +211,10 @@ impl<R> LpaeWalker<R> {
         }
     }
 
-    /// RES0 bits of a valid descriptor without FEAT_LPA2, FEAT_BBM, FEAT_BTI and FEAT_XS (D8.3.1). A
-    /// table descriptor ignores bits 11:2 and 58:51; a leaf's bits 58:55 are software's, and 63:59
-    /// are ignored. In AArch32 state there is no DBM, and a table's bit 51 is reserved too (G5.5).
+    /// RES0 bits of a valid descriptor without FEAT_LPA2, FEAT_BBM, FEAT_BTI and FEAT_XS (D8.3.1).
+    /// A table descriptor ignores bits 11:2 and 58:51; a leaf's bits 58:55 are software's, and
+    /// 63:59 are ignored. In AArch32 state there is no DBM, and a table's bit 51 is reserved too
+    /// (G5.5).
     fn check_reserved(&self, step: &TableStep) -> Result<(), BadTable> {
         let level = step.link.level;
         // Bits 15:12 belong to the address with the 64K granule.

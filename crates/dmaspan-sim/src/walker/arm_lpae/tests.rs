@@ -9,6 +9,9 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use super::*;
 use crate::walker::{NotATable, TableImage};
 
+mod aarch32;
+mod stage2;
+
 /// Attribute 0 is normal non-cacheable, 1 write-back, 2 device nGnRE.
 const MAIR: u64 = 0x04_ff_44;
 /// IPS = 0b101, 48 bits.
@@ -32,16 +35,16 @@ fn set(image: &TableImage, words: &[(u64, u64)]) {
     words.iter().for_each(|(paddr, word)| image.set(PhysAddr::new(*paddr), *word).unwrap());
 }
 
-fn read(
-    walker: &ArmLpaeS1Walker,
+fn read<W: Walker>(
+    walker: &W,
     image: &TableImage,
     iova: u64,
 ) -> Result<Translation, (FaultKind, u8)> {
     walker.walk(image, Iova::new(iova), Access::Read).map_err(|fault| (fault.kind, fault.level))
 }
 
-fn write(
-    walker: &ArmLpaeS1Walker,
+fn write<W: Walker>(
+    walker: &W,
     image: &TableImage,
     iova: u64,
 ) -> Result<Translation, (FaultKind, u8)> {

@@ -17,6 +17,8 @@ pub mod amd_v1;
 pub mod arm_lpae;
 pub mod arm_v7s;
 mod check;
+#[cfg(test)]
+mod hostile;
 mod image;
 pub mod mock;
 mod radix;

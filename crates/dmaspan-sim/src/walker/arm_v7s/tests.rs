@@ -5,10 +5,11 @@
 //! access flag AP\[0\] is that flag, AP\[1\] says unprivileged too and AP\[2\] read-only. So 0x43e
 //! is a small page to read and write, shared, with C and B, and 0x1_0c0e a section of that kind.
 
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
+use dmaspan::{Iova, PhysAddr, Prot};
 
 use super::*;
 use crate::walker::arm_lpae::Half;
+use crate::walker::testing::{block, read, write};
 use crate::walker::{NotATable, TableImage};
 
 const SMALL: u32 = 0x43e;
@@ -57,20 +58,6 @@ fn set(image: &TableImage, words: &[(u64, u32)]) {
 /// Sixteen entries that are the same.
 fn repeat(image: &TableImage, at: u64, word: u32) {
     (0..16).for_each(|index| set(image, &[(at + index * 4, word)]));
-}
-
-type Answer = Result<Translation, (FaultKind, u8)>;
-
-fn read(walker: &ArmV7sWalker, image: &TableImage, iova: u64) -> Answer {
-    walker.walk(image, Iova::new(iova), Access::Read).map_err(|fault| (fault.kind, fault.level))
-}
-
-fn write(walker: &ArmV7sWalker, image: &TableImage, iova: u64) -> Answer {
-    walker.walk(image, Iova::new(iova), Access::Write).map_err(|fault| (fault.kind, fault.level))
-}
-
-fn block(start: u64, lg2: u32) -> IovaRange {
-    IovaRange::from_len(Iova::new(start), 1 << lg2).unwrap()
 }
 
 fn strict(walker: &ArmV7sWalker, image: &TableImage, iova: u64) -> Result<Translation, BadTable> {
@@ -245,7 +232,8 @@ mod permissions {
             // The same in a section.
             set(&image, &[(0x4004, 0x1_000e | (ap >> 2) << 15 | (ap & 3) << 10)]);
             let answers = [0, 0x10_0000].map(|iova| {
-                let [may_read, may_write] = [read, write].map(|f| f(&walker, &image, iova));
+                let may_read = read(&walker, &image, iova);
+                let may_write = write(&walker, &image, iova);
                 let mut prot = Prot::empty();
                 prot.set(Prot::READ, may_read.is_ok());
                 prot.set(Prot::WRITE, may_write.is_ok());

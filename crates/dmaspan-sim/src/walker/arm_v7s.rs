@@ -29,7 +29,6 @@ mod tests;
 
 use registers::{AccessFlag, Config, SECTION_LG2, Walks};
 pub use registers::{ArmV7sRegisters, BadRegisters, SCTLR_AFE, SCTLR_TRE, Variant};
-pub use strict::BadTable;
 
 const SMALL_PAGE_LG2: u32 = 12;
 const LARGE_PAGE_LG2: u32 = 16;
@@ -264,14 +263,13 @@ impl ArmV7sWalker {
         }
         let (attributes, memory_type, shareability) = self.memory(&fields);
         prot.insert(memory_type);
-        let block = block_around(iova, leaf.lg2());
         let output = self.leaf_address(entry, leaf) | (iova.get() & lg2::mask(leaf.lg2()));
         Ok(Translation {
             iova,
             paddr: PhysAddr::new(output),
-            leaf: block,
-            leaf_lg2: leaf.lg2(),
-            group: block,
+            leaf: block_around(iova, step.entry_lg2),
+            leaf_lg2: step.entry_lg2,
+            group: block_around(iova, leaf.lg2()),
             group_lg2: leaf.lg2(),
             level,
             prot,

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use dmaspan::{Iova, IovaRange, PhysAddr};
 
 use super::{
-    Access, Fault, FaultKind, TableStep, TableWords, Translation, WalkPath, Walker, block_around,
+    Access, Fault, FaultKind, NotATable, TableStep, TableWords, Translation, WalkPath, Walker,
+    block_around,
 };
 
 /// What is wrong with a table that hardware may nevertheless walk.
@@ -44,6 +45,9 @@ pub enum BadTable {
 
 /// A walker whose tables can be checked as a whole.
 pub trait Checked: Walker {
+    /// log2 of the bytes of an entry.
+    const ENTRY_LG2_BYTES: u32 = 3;
+
     /// Every address that the tables can translate, in order.
     fn input_ranges(&self) -> Vec<IovaRange>;
 
@@ -53,6 +57,19 @@ pub trait Checked: Walker {
     /// Bits of a present entry that software must leave clear though hardware takes no offence.
     fn must_be_clear(&self, _step: &TableStep) -> u64 {
         0
+    }
+
+    /// The entry at `paddr`, read as a walk reads it.
+    ///
+    /// # Errors
+    ///
+    /// [`NotATable`].
+    fn read_entry<T: TableWords + ?Sized>(
+        &self,
+        tables: &T,
+        paddr: PhysAddr,
+    ) -> Result<u64, NotATable> {
+        tables.read_u64(paddr)
     }
 
     /// Walks to the leaf of `iova` and checks every entry on the way, and all entries that repeat
@@ -169,9 +186,9 @@ fn check_copies<W: Checked + ?Sized, T: TableWords + ?Sized>(
     let Some(step) = leaf.tables.last() else { return Ok(()) };
     let before = (leaf.leaf.start().get() - leaf.group.start().get()) >> leaf.leaf_lg2;
     let count = 1 << (leaf.group_lg2 - leaf.leaf_lg2);
-    let first = step.entry_paddr.get() - before * 8;
-    for paddr in (0..count).map(|index: u64| PhysAddr::new(first + index * 8)) {
-        let entry = tables.read_u64(paddr).map_err(|why| Fault {
+    let first = step.entry_paddr.get() - (before << W::ENTRY_LG2_BYTES);
+    for paddr in (0..count).map(|index: u64| PhysAddr::new(first + (index << W::ENTRY_LG2_BYTES))) {
+        let entry = walker.read_entry(tables, paddr).map_err(|why| Fault {
             kind: FaultKind::ExternalAbort(why),
             level: leaf.level,
             iova: leaf.iova,

@@ -8,7 +8,7 @@ use super::arm_lpae::{
     ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers, Half, LpaeWalker, MemAttr, Privilege,
 };
 use super::arm_v7s::{ArmV7sRegisters, ArmV7sWalker, SCTLR_TRE, Variant};
-use super::{Access, NotATable, TableWords, Translation, Walker};
+use super::{Access, Checked as _, NotATable, TableWords, Translation, Walker};
 
 /// A word at every address, mostly one that goes on: each follows from its address and a seed.
 struct Noise(u64);

@@ -10,7 +10,7 @@ use dmaspan::{Iova, PhysAddr, Prot};
 use super::*;
 use crate::walker::arm_lpae::Half;
 use crate::walker::testing::{block, read, write};
-use crate::walker::{NotATable, TableImage};
+use crate::walker::{BadTable, Checked as _, NotATable, TableImage};
 
 const SMALL: u32 = 0x43e;
 const LARGE: u32 = 0x43d;
@@ -97,9 +97,9 @@ mod sizes {
         let page = read(&walker, &image, 0x2_f567).unwrap();
         assert_eq!(
             (page.paddr.get(), page.leaf, page.level),
-            (0x1234_f567, block(0x2_0000, 16), 2)
+            (0x1234_f567, block(0x2_f000, 12), 2)
         );
-        assert_eq!((page.leaf_lg2, page.group_lg2), (16, 16));
+        assert_eq!((page.group, page.leaf_lg2, page.group_lg2), (block(0x2_0000, 16), 12, 16));
         assert!(strict(&walker, &image, 0x2_f567).is_ok());
         assert_eq!(walker.census(&image, walker.input_range()).unwrap(), [(16, 1)].into());
     }
@@ -120,8 +120,8 @@ mod sizes {
         let entry = 0x1200_0000 | 0xa << 20 | 0x5 << 5 | SUPERSECTION;
         repeat(&image, 0x4000 + 0x30 * 4, entry);
         let large = write(&walker, &image, 0x345_6789).unwrap();
-        assert_eq!((large.paddr.get(), large.leaf), (0x5a_1245_6789, block(0x300_0000, 24)));
-        assert_eq!((large.leaf_lg2, large.level), (24, 1));
+        assert_eq!((large.paddr.get(), large.group), (0x5a_1245_6789, block(0x300_0000, 24)));
+        assert_eq!((large.leaf_lg2, large.group_lg2, large.level), (20, 24, 1));
         assert_eq!(walker.census(&image, walker.input_range()).unwrap(), [(24, 1)].into());
         // Bits 8:5 of a section are its domain.
         set(&image, &[(0x4010, 0x10_0000 | 0xf << 5 | SECTION)]);
@@ -417,10 +417,10 @@ mod checks {
         for wrong in [0x1235_0000 | LARGE, 0x1234_0000 | LARGE | 1 << 9, 0] {
             set(&image, &[(0x440 + 7 * 4, wrong)]);
             let found = strict(&walker, &image, 0x1_0000).unwrap_err();
-            let BadTable::Repeated { leaf, entry_paddr, entry, expected } = found else {
+            let BadTable::Copies { group, entry_paddr, entry, expected } = found else {
                 panic!("{found}");
             };
-            assert_eq!((leaf, entry_paddr.get()), (block(0x1_0000, 16), 0x440 + 7 * 4));
+            assert_eq!((group, entry_paddr.get()), (block(0x1_0000, 16), 0x440 + 7 * 4));
             let words = (u64::from(wrong), u64::from(0x1234_0000 | LARGE));
             assert_eq!((entry, expected), words);
             assert!(walker.census(&image, walker.input_range()).is_err());
@@ -432,7 +432,7 @@ mod checks {
         set(&image, &[(0x4040 + 15 * 4, 0x700_0000 | SUPERSECTION | 1 << 20)]);
         for iova in [0x100_0000, 0x1ff_ffff] {
             let found = strict(&walker, &image, iova);
-            assert!(matches!(found, Err(BadTable::Repeated { .. })), "{found:?}");
+            assert!(matches!(found, Err(BadTable::Copies { .. })), "{found:?}");
         }
     }
 
@@ -468,7 +468,7 @@ mod checks {
         let registers = ArmV7sRegisters { sctlr: SCTLR_TRE, ..registers(0x4000, 0) };
         let without = ArmV7sWalker::new(registers).unwrap();
         let found = strict(&without, &image, 0);
-        assert!(matches!(found, Err(BadTable::ReservedPermissions { .. })), "{found:?}");
+        assert!(matches!(found, Err(BadTable::Reserved { bits: 0x200, .. })), "{found:?}");
         assert!(matches!(strict(&with_flag, &image, 0), Err(BadTable::Fault(_))));
     }
 
@@ -478,7 +478,9 @@ mod checks {
         set(&image, &[(0x404, SMALL), (0x7fc, SMALL), (0x4008, SECTION)]);
         repeat(&image, 0x4040, SUPERSECTION);
         let mut leaves = Vec::new();
-        walker.survey(&image, walker.input_range(), |leaf| leaves.push(leaf.leaf)).unwrap();
+        walker.survey(&image, walker.input_range(), |leaf| leaves.push(leaf.group)).unwrap();
+        assert_eq!(leaves.len(), 3 + 16);
+        leaves.dedup();
         let expected =
             [block(0x1000, 12), block(0xf_f000, 12), block(0x20_0000, 20), block(1 << 24, 24)];
         assert_eq!(leaves, expected);

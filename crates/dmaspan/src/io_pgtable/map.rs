@@ -396,10 +396,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         debug_assert!(fresh.words().len() == 1 << F::LG2_ENTRIES);
         self.memory.publish(fresh);
         let installed = F::Word::install(cell, self.format.link(above, paddr)).is_ok();
-        // The winner's link, too: what follows here depends on it, and it may not be in memory yet.
-        if self.memory.coherency() == Coherency::NonCoherent {
-            self.write_back_link(cell);
-        }
+        // The winner's link, too, and those above: what follows here depends on them, and whoever
+        // installed them may not have written them back yet.
+        cursor.write_back_links(above - 1);
         if installed {
             cursor.enter(paddr);
         } else {

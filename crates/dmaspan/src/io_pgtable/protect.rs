@@ -3,7 +3,7 @@
 use core::ops::ControlFlow;
 
 use super::error::Error;
-use super::format::{Format, Groups};
+use super::format::Format;
 use super::leaves::LeafEntries;
 use super::memory::TableMemory;
 use super::retired::Retired;
@@ -59,7 +59,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
 
     /// Whether a leaf's entries may not be rewritten one after the other.
     fn is_to_break(&self, leaf: &LeafEntries<'_, F>) -> bool {
-        F::GROUPS == Groups::Consecutive && leaf.cells.len() > 1 && self.format.needs_break()
+        leaf.cells.len() > 1 && self.format.needs_break()
     }
 
     /// The first leaf in `range` whose entries may not be rewritten one after the other.
@@ -119,6 +119,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let mut places = broken.iter_mut();
             rest = self
                 .each_leaf(range, |leaf| {
+                    let size = lg2::size(leaf.lg2);
                     if !self.is_to_break(&leaf) {
                         self.reprotect(&leaf, prot);
                     } else if let Some(place) = places.next() {
@@ -126,13 +127,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                     } else {
                         return ControlFlow::Break(leaf.range.start());
                     }
+                    retired.leaf_sizes |= size;
                     ControlFlow::Continue(())
                 })
                 .break_value()
                 .and_then(|next| IovaRange::new(next, range.last()));
-            for broken in broken.iter().flatten() {
-                retired.leaf_sizes |= lg2::size(broken.leaf.lg2);
-            }
             // Up to where the next leaves begin, which is behind the first ones.
             let last = rest.map_or(range.last(), |rest| Iova::new(rest.start().get() - 1));
             retired.cover(IovaRange::new(range.start(), last).unwrap_or(range));
@@ -166,11 +165,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let template = self.format.template(leaf.level, leaf.lg2, prot);
             self.format.leaf(template, old.paddr)
         });
-        let first = if *dirty { self.format.dirtied(first) } else { first };
-        for (n, cell) in (0u64..).zip(leaf.cells) {
-            F::Word::store(cell, self.format.advance(first, n << F::shift(leaf.level)));
-        }
-        self.memory.written(leaf.cells);
+        self.restore(leaf, if *dirty { self.format.dirtied(first) } else { first });
     }
 }
 

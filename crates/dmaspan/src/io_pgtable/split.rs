@@ -138,7 +138,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     }
 
     /// Writes the entries of a leaf again, the first of which is `first`.
-    fn restore(&self, leaf: &LeafEntries<'_, F>, first: F::Word) {
+    pub(super) fn restore(&self, leaf: &LeafEntries<'_, F>, first: F::Word) {
         let step = match F::GROUPS {
             super::Groups::Consecutive => lg2::size(F::shift(leaf.level)),
             super::Groups::Repeated => 0,

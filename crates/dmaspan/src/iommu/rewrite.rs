@@ -65,6 +65,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             Err(io_pgtable::Error::NeedsBreak { .. }) if gap == Gap::Accept => self
                 .table()
                 .protect_broken(range, prot, |retired| self.forget(retired))
+                // What was made anew is announced as a new mapping is.
+                .and_then(|()| self.ops().sync_map(range))
                 .map_err(hardware),
             Err(error) => Err(error.into()),
         }

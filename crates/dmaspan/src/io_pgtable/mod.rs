@@ -120,8 +120,11 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     /// The root table's address and, in the bits below its alignment, its level: a tree that grows
     /// replaces both at once.
     top: AtomicU64,
-    /// The address of the first root: it stays a table of the tree, so no other tree has it.
-    id: PhysAddr,
+    /// The root that hardware is known to walk, as one word like `top`: where the tree grew since,
+    /// it is an inner table that must not leave the tree.
+    walked: AtomicU64,
+    /// What no other table has, living or dead: the memory of a root may be used again.
+    id: u64,
     root_mask: u64,
     /// The last physical address that a leaf can have.
     last_paddr: PhysAddr,
@@ -184,7 +187,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut list = memory.reserve(geometry.root, 1).map_err(|NoTables { .. }| no_root)?;
         let mut fresh = memory.take(geometry.root, &mut list).ok_or(no_root)?;
         fresh.words().fill(F::Word::EMPTY);
-        let id = fresh.paddr();
+        let root = fresh.paddr();
         memory.publish(fresh);
         let format_top = format.first_top_level();
         let root_mask = lg2::mask(geometry.root.lg2_size - F::Word::LG2_BYTES);
@@ -196,8 +199,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             format,
             memory,
             geometry,
-            top: AtomicU64::new(top_word(id, format_top)),
-            id,
+            top: AtomicU64::new(top_word(root, format_top)),
+            walked: AtomicU64::new(NO_ROOT),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             root_mask,
             last_paddr,
             has_groups,
@@ -279,14 +283,32 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         self.leaked = leaked;
     }
 
-    /// What tells this table from all others, for as long as it lives.
-    pub(crate) fn id(&self) -> PhysAddr {
+    /// What tells this table from all others.
+    pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
     /// The root and its level as one word, which is another one after the tree has grown.
     pub(crate) fn root_word(&self) -> u64 {
         self.top.load(Ordering::Acquire)
+    }
+
+    /// The root that hardware was told of last, as [`root_word`](Self::root_word) had it.
+    pub(crate) fn walked(&self) -> u64 {
+        self.walked.load(Ordering::Acquire)
+    }
+
+    /// Hardware walks from this root, or from one that was put above it since: those below it may
+    /// leave the tree. To say so of an older root than before is only too careful.
+    pub(crate) fn walks_from(&self, root_word: u64) {
+        self.walked.store(root_word, Ordering::Release);
+    }
+
+    /// Whether the table at `level` for the block that begins at `start` is a root that hardware
+    /// may still begin at: emptied and freed with the tables above it, it would be walked on.
+    #[inline(always)]
+    fn is_walked(&self, level: u32, start: u64) -> bool {
+        F::GROWS && start == 0 && level >= level_in(self.walked())
     }
 
     /// The root table and its level.
@@ -604,6 +626,12 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
 /// Bits for a level, below the alignment of every root.
 const LEVEL_BITS: u32 = 3;
 const _: () = assert!(MAX_LEVELS <= 1 << LEVEL_BITS);
+
+/// The word of no root: its level is above all others.
+const NO_ROOT: u64 = u64::MAX;
+
+/// The id of the next table.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A root's address and level as one word.
 fn top_word(root: PhysAddr, level: u32) -> u64 {

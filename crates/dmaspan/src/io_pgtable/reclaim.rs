@@ -51,7 +51,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             {
                 let addr = self.child(child);
                 let below = self.memory.entries(&addr);
-                if self.prune(below, level - 1, part, owned, retired) && owned.covers(block) {
+                if self.prune(below, level - 1, part, owned, retired)
+                    && owned.covers(block)
+                    && !self.is_walked(level - 1, block.start().get())
+                {
                     F::Word::store(cell, F::Word::EMPTY);
                     self.memory.written(core::slice::from_ref(cell));
                     self.memory.retire(retired.tables.get_or_insert_default(), addr);

@@ -31,17 +31,17 @@ pub struct Unmapped<L> {
 pub struct Rest {
     range: IovaRange,
     /// The table that it is of.
-    table: PhysAddr,
+    table: u64,
 }
 
 impl Rest {
     /// A range that is known to be mapped by whole leaves without holes.
-    pub(crate) fn known(range: IovaRange, table: PhysAddr) -> Self {
+    pub(crate) fn known(range: IovaRange, table: u64) -> Self {
         Self { range, table }
     }
 
     /// Whether it is of the table with this id.
-    pub(super) fn is_of(&self, table: PhysAddr) -> bool {
+    pub(super) fn is_of(&self, table: u64) -> bool {
         self.table == table
     }
 
@@ -279,7 +279,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 if !covers(shift) {
                     return Err(End::Partial);
                 }
-                if VERIFY && !self.is_full(child, level - 1, &mut retired.leaf_sizes) {
+                if self.is_walked(level - 1, at)
+                    || VERIFY && !self.is_full(child, level - 1, &mut retired.leaf_sizes)
+                {
                     return Err(End::Descend);
                 }
                 F::Word::store(cell, F::Word::EMPTY);
@@ -415,7 +417,7 @@ enum End {
     Refused(Error),
     /// At a table that the rest of the range does not cover.
     Partial,
-    /// At a table with holes.
+    /// At a table with holes, or one that must stay.
     Descend,
 }
 

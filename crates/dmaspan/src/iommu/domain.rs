@@ -1,7 +1,6 @@
 //! A domain: a page table, the hardware that walks it, and the order in which things are released.
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::gather::{Gather, SyncFailed, Synced};
 use super::ops::{HardwareError, IommuOps};
@@ -62,8 +61,6 @@ pub struct MapFailed<L> {
 pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
     table: PageTable<F, M>,
     ops: O,
-    /// Which root hardware was told of last, as [`PageTable::root_word`] has it.
-    told: AtomicU64,
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
@@ -76,7 +73,10 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub fn new(table: PageTable<F, M>, ops: O) -> Result<Self, Error> {
         match table.first_leaf(table.geometry().aperture) {
             Some(leaf) => Err(io_pgtable::Error::Occupied { leaf }.into()),
-            None => Ok(Self { told: AtomicU64::new(table.root_word()), table, ops }),
+            None => {
+                table.walks_from(table.root_word());
+                Ok(Self { table, ops })
+            }
         }
     }
 
@@ -247,6 +247,13 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             // Arm demands that an entry is broken, synced and then made when a table becomes a
             // block (DDI 0487, D8.16.1), and no format is hurt by it.
             self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired)
+                .and_then(|error| {
+                    // An empty table may be what was the root until this mapping.
+                    self.told().map(|()| error).map_err(|source| MapFailed {
+                        error: Error::Hardware { range, source },
+                        unsynced: None,
+                    })
+                })
                 .and_then(|error| match self.table.owned(range).reclaim(range) {
                     Ok(retired) => self.take_back(error, retired),
                     Err(error) => Err(MapFailed { error: error.into(), unsynced: None }),
@@ -264,7 +271,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// Tells hardware that caches absent entries about a new mapping, and takes it back where that
     /// fails.
     pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
-        let told = if F::GROWS { self.tell_root() } else { Ok(()) };
+        let told = self.told();
         let Err(source) = told.and_then(|()| self.ops.sync_map(range)) else { return Ok(()) };
         let mut gather = self.gather();
         self.add_own(&mut gather, self.all().remove(range));
@@ -273,14 +280,19 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         Err(MapFailed { error, unsynced })
     }
 
-    /// Tells hardware about a new root, unless it knows.
+    /// Tells hardware about a new root, unless it knows or there is none in this format.
+    #[inline(always)]
+    fn told(&self) -> Result<(), HardwareError> {
+        if F::GROWS { self.tell_root() } else { Ok(()) }
+    }
+
     #[cold]
     fn tell_root(&self) -> Result<(), HardwareError> {
         let root = self.table.root_word();
-        if self.told.load(Ordering::Acquire) != root {
+        if self.table.walked() != root {
             self.ops.root_changed(&|| self.table.root_and_level())?;
             // An older root that overtakes a newer one here makes the hook be called once more.
-            self.told.store(root, Ordering::Release);
+            self.table.walks_from(root);
         }
         Ok(())
     }
@@ -313,7 +325,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// What tells the domain's table from all others.
-    pub(crate) fn id(&self) -> PhysAddr {
+    pub(crate) fn id(&self) -> u64 {
         self.table.id()
     }
 

@@ -13,6 +13,7 @@
 //!   and wasteful leaves.
 //! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
 //!   that, or leaked.
+//! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
 //! - [`fault`]: failures on demand. They catch operations that do not undo themselves.
 //!
 //! Nothing here shares code with what it checks, beyond addresses, ranges and spans. What a real
@@ -81,6 +82,7 @@ pub mod mock;
 pub mod model;
 mod rng;
 pub mod suite;
+pub mod unwalked;
 pub mod walker;
 
 pub use arena::Arena;

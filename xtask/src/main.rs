@@ -1,17 +1,20 @@
-//! `cargo xtask tidy | no-std | ci`.
+//! `cargo xtask tidy | no-std | ci | peers`.
 
 use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{ci, no_std, tidy};
+use xtask::{ci, no_std, peers, tidy};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
   tidy    check the rules about the source tree
   no-std  prove that the core links and runs without the standard library
-  ci      check everything that must hold before a change lands";
+  ci      check everything that must hold before a change lands
+  peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
+          compare with Linux's own page tables; takes its source from the
+          distribution and needs apt, gcc, xz and a network the first time";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,8 +38,25 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         }
+        ["peers", arguments @ ..] => run_peers(arguments),
         _ => {
             eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run_peers(arguments: &[&str]) -> ExitCode {
+    match peers::Options::parse(arguments) {
+        Ok(options) => match peers::run(&options) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("peers: {error}");
+                ExitCode::FAILURE
+            }
+        },
+        Err(error) => {
+            eprintln!("peers: {error}\n\n{USAGE}");
             ExitCode::from(2)
         }
     }

@@ -1,0 +1,424 @@
+//! The cases that Linux's page tables are timed with too, for `cargo xtask peers`.
+//!
+//! `peers [FORMAT [CASE...]]` prints a line `case operation nanoseconds` for each measurement. What
+//! a case is, and what a round, is the same as in `xtask/peers/bench/tables.h`; the addresses are
+//! the same too. Tables are 4K pages of one arena, and the table freed last is taken first.
+#![expect(unsafe_code, reason = "tables are freed without hardware that could walk them")]
+
+use std::env;
+use std::hint::black_box;
+use std::mem;
+use std::process::ExitCode;
+use std::slice;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dmaspan::io_pgtable::{
+    ArmLpaeS1, ArmLpaeS1Config, Format, Owned, PageTable, Retired, TableMemory,
+};
+use dmaspan::iommu::{Gather, Invalidation, Scope, Tables};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+use dmaspan_sim::Arena;
+use dmaspan_sim::arena::ArenaList;
+
+const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
+/// Pages mapped and unmapped a round, where the space has so many.
+const TOUCHED: u64 = 16384;
+/// Timed rounds a result is the median of; two more warm up.
+const ROUNDS: usize = 41;
+/// The same for long rounds, where one warms up.
+const FRESH_ROUNDS: usize = 9;
+/// Scattered spans: one of so many places is used.
+const SCATTER: u64 = 3;
+/// As many invalidations as an SMMUv3-like gather names.
+const MAX_RANGES: usize = 8;
+const SZ_4K: u64 = 4 << 10;
+/// How often a thread goes through its region in a round.
+const PAIR_REPEATS: u64 = 4;
+const SZ_64K: u64 = 64 << 10;
+const SZ_1M: u64 = 1 << 20;
+const SZ_2M: u64 = 2 << 20;
+const SZ_1G: u64 = 1 << 30;
+
+/// How a range is mapped and unmapped.
+#[derive(Clone, Copy)]
+enum How {
+    /// One `map_pages`, one `unmap_pages`.
+    Range,
+    /// The same calls, once a page.
+    Paged,
+    /// One `map_spans` with a span for each page, one `unmap_pages`.
+    Scattered,
+}
+
+const RANGE_CASES: [(&str, How, u64, u64); 11] = [
+    ("4k_1", How::Range, SZ_4K, 1),
+    ("4k_8", How::Range, SZ_4K, 8),
+    ("4k_64", How::Range, SZ_4K, 64),
+    ("4k_512", How::Range, SZ_4K, 512),
+    ("4k_512_paged", How::Paged, SZ_4K, 512),
+    ("64k_512", How::Range, SZ_64K, 512),
+    ("1m_512", How::Range, SZ_1M, 512),
+    ("2m_1", How::Range, SZ_2M, 1),
+    ("2m_512", How::Range, SZ_2M, 512),
+    ("scattered_4k_512", How::Scattered, SZ_4K, 512),
+    ("scattered_2m_8192", How::Scattered, SZ_2M, 8192),
+];
+const FRESH_CASES: [(&str, u64); 2] = [("16g_4k", SZ_4K), ("16g_2m", SZ_2M)];
+/// With the distance of the spans, in 2M.
+const SPANS_CASES: [(&str, u64); 2] = [("spans_1g", SCATTER), ("contiguous_1g", 1)];
+const PAIR_CASES: [(&str, u64, usize); 4] = [
+    ("pair_4k_1_threads_1", 1, 1),
+    ("pair_4k_1_threads_2", 1, 2),
+    ("pair_4k_512_threads_1", 512, 1),
+    ("pair_4k_512_threads_2", 512, 2),
+];
+
+fn main() -> ExitCode {
+    // `cargo bench` adds `--bench`.
+    let arguments: Vec<String> = env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let (formats, cases) = match arguments.split_first() {
+        Some((format, cases)) => (vec![format.as_str()], cases),
+        None => (vec!["lpae"], [].as_slice()),
+    };
+    let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get());
+    // The one CPU of single threads is the second, away from most interrupts.
+    pin(1);
+    for name in formats {
+        match name {
+            "lpae" => {
+                let config = ArmLpaeS1Config::new(48, 48);
+                let format = ArmLpaeS1::<12>::new(config).expect("a valid configuration");
+                Bench::wide(format, cases, cpus).run();
+            }
+            _ => {
+                eprintln!("there is no format `{name}`");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+struct Bench<'c, F> {
+    format: F,
+    arena: Arena,
+    iova: u64,
+    paddr: u64,
+    /// How much of the space behind `iova` may be used.
+    iova_bytes: u64,
+    /// The cases asked for; all where there is none.
+    wanted: &'c [String],
+    /// CPUs for threads.
+    cpus: usize,
+}
+
+impl<'c, F: Format + Clone> Bench<'c, F>
+where
+    Arena: TableMemory<F::Word, List = ArenaList>,
+{
+    /// For formats with at least 47 bits of addresses.
+    fn wide(format: F, wanted: &'c [String], cpus: usize) -> Self {
+        let arena = Arena::new(PhysAddr::new(0x1000_0000), 256 << 20);
+        let (iova, paddr) = (0x40_0000_0000, 0x1000_0000_0000);
+        Self { format, arena, iova, paddr, iova_bytes: 1 << 40, wanted, cpus }
+    }
+
+    fn run(&self) {
+        self.self_check();
+        let (page_sizes, wanted) = (self.format.geometry().page_sizes, |name: &str| {
+            self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == name)
+        });
+        let has = |page_size| page_sizes & page_size != 0;
+        for &(name, how, page_size, pages) in &RANGE_CASES {
+            let ranges = TOUCHED.min(self.iova_bytes / page_size) / pages;
+            if wanted(name) && has(page_size) && ranges > 0 {
+                self.bench_ranges(name, how, page_size, pages, ranges);
+            }
+        }
+        for &(name, page_size) in &FRESH_CASES {
+            if wanted(name) && has(page_size) && self.iova_bytes >= 16 * SZ_1G {
+                self.bench_fresh(name, page_size);
+            }
+        }
+        for &(name, scatter) in &SPANS_CASES {
+            if wanted(name) && has(SZ_2M) {
+                self.bench_spans(name, scatter);
+            }
+        }
+        for &(name, pages, threads) in &PAIR_CASES {
+            if wanted(name) && threads <= self.cpus {
+                self.bench_pairs(name, pages, threads);
+            }
+        }
+    }
+
+    fn table(&self) -> PageTable<F, Arena> {
+        PageTable::new(self.format.clone(), self.arena.clone()).expect("room for the root")
+    }
+
+    /// Spans of `size` bytes, every `scatter`th place.
+    fn spans(&self, size: u64, count: u64, scatter: u64) -> Vec<Span> {
+        let place = |n| PhysAddr::new(self.paddr + scatter * n * size);
+        (0..count).map(|n| Span::new(place(n), size).expect("a valid span")).collect()
+    }
+
+    /// Do these tables translate?
+    fn self_check(&self) {
+        let before = self.arena.tables();
+        let table = self.table();
+        let mapper = Mapper::new(&table, table.geometry().aperture);
+        for pages in [1, 600] {
+            mapper.map(How::Range, self.iova, self.paddr, SZ_4K, pages, &[]);
+            for offset in (7..pages * SZ_4K).step_by(3 * 4096) {
+                let found = mapper.owned.iova_to_phys(Iova::new(self.iova + offset));
+                assert_eq!(found, Some(PhysAddr::new(self.paddr + offset)), "a translation");
+            }
+            mapper.unmap(How::Range, self.iova, SZ_4K, pages);
+            assert_eq!(mapper.owned.iova_to_phys(Iova::new(self.iova)), None, "still mapped");
+        }
+        drop(table);
+        assert_eq!(self.arena.tables(), before, "tables were lost");
+    }
+
+    fn bench_ranges(&self, name: &str, how: How, page_size: u64, pages: u64, ranges: u64) {
+        let table = self.table();
+        let mapper = Mapper::new(&table, table.geometry().aperture);
+        let bytes = page_size * pages;
+        let spans = self.spans(page_size, pages, SCATTER);
+        let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS + 2 {
+            let start = Instant::now();
+            for n in 0..ranges {
+                let (iova, paddr) = (self.iova + n * bytes, self.paddr + n * bytes);
+                mapper.map(how, iova, paddr, page_size, pages, &spans);
+            }
+            let mapped = start.elapsed();
+            for n in 0..ranges {
+                mapper.unmap(how, self.iova + n * bytes, page_size, pages);
+            }
+            let unmapped = start.elapsed() - mapped;
+            if round >= 2 {
+                map_ns.push(nanoseconds(mapped, ranges));
+                unmap_ns.push(nanoseconds(unmapped, ranges));
+            }
+        }
+        print(name, "map", map_ns);
+        print(name, "unmap", unmap_ns);
+    }
+
+    /// 16 GiB in one call, in a table that is empty.
+    fn bench_fresh(&self, name: &str, page_size: u64) {
+        let pages = 16 * SZ_1G / page_size;
+        let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
+        for round in 0..=FRESH_ROUNDS {
+            let table = self.table();
+            let mapper = Mapper::new(&table, table.geometry().aperture);
+            let start = Instant::now();
+            mapper.map(How::Range, self.iova, self.paddr, page_size, pages, &[]);
+            let mapped = start.elapsed();
+            mapper.unmap(How::Range, self.iova, page_size, pages);
+            let unmapped = start.elapsed() - mapped;
+            if round >= 1 {
+                map_ns.push(nanoseconds(mapped, 1));
+                unmap_ns.push(nanoseconds(unmapped, 1));
+            }
+        }
+        print(name, "map", map_ns);
+        print(name, "unmap", unmap_ns);
+    }
+
+    /// 1 GiB of 2M leaves is unmapped, which returns the memory it led to.
+    fn bench_spans(&self, name: &str, scatter: u64) {
+        let table = self.table();
+        let mapper = Mapper::new(&table, table.geometry().aperture);
+        let leaves = self.spans(SZ_2M, SZ_1G / SZ_2M, scatter);
+        let range = IovaRange::from_len(Iova::new(self.iova), SZ_1G).expect("a valid range");
+        let mut room = SpanBuf::room::<512>();
+        let mut unmap_ns = Vec::new();
+        for round in 0..=FRESH_ROUNDS {
+            for (n, leaf) in (0..).zip(&leaves) {
+                let (iova, paddr) = (self.iova + n * SZ_2M, leaf.paddr().get());
+                mapper.map(How::Range, iova, paddr, SZ_2M, 1, &[]);
+            }
+            let start = Instant::now();
+            let mut buf = SpanBuf::new(&mut room);
+            let unmapped = mapper.owned.unmap(range, &mut buf).expect("mapped");
+            mapper.sync(unmapped.retired);
+            if round >= 1 {
+                unmap_ns.push(nanoseconds(start.elapsed(), 1));
+            }
+            let bytes: u64 = buf.spans().iter().map(|span| span.len()).sum();
+            assert!(unmapped.rest.is_none() && bytes == SZ_1G, "the spans of all leaves");
+        }
+        print(name, "unmap", unmap_ns);
+    }
+
+    /// Threads that map and unmap in one table, a region for each.
+    fn bench_pairs(&self, name: &str, pages: u64, threads: usize) {
+        let table = self.table();
+        let mut pair_ns = Vec::new();
+        for round in 0..=ROUNDS {
+            let barrier = Barrier::new(threads);
+            let (table, barrier) = (&table, &barrier);
+            let slowest = thread::scope(|scope| {
+                let run = |nth| scope.spawn(move || self.pairs(table, nth, pages, barrier));
+                let running: Vec<_> = (0..threads).map(run).collect();
+                running.into_iter().map(|thread| thread.join().expect("no panic")).max()
+            });
+            if round >= 1 {
+                let pairs = PAIR_REPEATS * TOUCHED / pages;
+                pair_ns.push(nanoseconds(slowest.unwrap_or_default(), pairs));
+            }
+        }
+        print(name, "pair", pair_ns);
+    }
+
+    fn pairs(
+        &self,
+        table: &PageTable<F, Arena>,
+        nth: usize,
+        pages: u64,
+        barrier: &Barrier,
+    ) -> Duration {
+        pin(nth + 1);
+        let offset = nth as u64 * TOUCHED * SZ_4K;
+        let (iova, paddr) = (self.iova + offset, self.paddr + offset);
+        let region = IovaRange::from_len(Iova::new(iova), TOUCHED * SZ_4K).expect("a valid range");
+        let mapper = Mapper::new(table, region);
+        let bytes = SZ_4K * pages;
+        barrier.wait();
+        let start = Instant::now();
+        for _ in 0..PAIR_REPEATS {
+            for n in 0..TOUCHED / pages {
+                mapper.map(How::Range, iova + n * bytes, paddr + n * bytes, SZ_4K, pages, &[]);
+            }
+            for n in 0..TOUCHED / pages {
+                mapper.unmap(How::Range, iova + n * bytes, SZ_4K, pages);
+            }
+        }
+        start.elapsed()
+    }
+}
+
+/// Who maps and unmaps in one range of a table.
+struct Mapper<'t, F: Format>
+where
+    Arena: TableMemory<F::Word, List = ArenaList>,
+{
+    table: &'t PageTable<F, Arena>,
+    owned: Owned<'t, F, Arena>,
+}
+
+impl<'t, F: Format> Mapper<'t, F>
+where
+    Arena: TableMemory<F::Word, List = ArenaList>,
+{
+    fn new(table: &'t PageTable<F, Arena>, range: IovaRange) -> Self {
+        // SAFETY: all of this program's ranges in one table are disjoint at any time.
+        let owned = unsafe { table.claim(range) };
+        Self { table, owned }
+    }
+
+    #[inline(always)]
+    fn map(&self, how: How, iova: u64, paddr: u64, page_size: u64, pages: u64, spans: &[Span]) {
+        let map_pages = |at, pages| {
+            let (iova, paddr) = (Iova::new(iova + at), PhysAddr::new(paddr + at));
+            let (_, result) = self.owned.map_pages(iova, paddr, page_size, pages, PROT);
+            assert!(result.is_ok());
+        };
+        match how {
+            How::Range => map_pages(0, pages),
+            How::Paged => (0..pages).for_each(|n| map_pages(n * page_size, 1)),
+            How::Scattered => assert!(self.owned.map_spans(Iova::new(iova), spans, PROT).is_ok()),
+        }
+    }
+
+    #[inline(always)]
+    fn unmap(&self, how: How, iova: u64, page_size: u64, pages: u64) {
+        match how {
+            How::Range | How::Scattered => {
+                let unmapped = self.owned.unmap_pages(Iova::new(iova), page_size, pages);
+                assert!(unmapped.bytes == page_size * pages);
+                self.sync(unmapped.retired);
+            }
+            How::Paged => {
+                let mut gather = Gather::new(MAX_RANGES);
+                for n in 0..pages {
+                    let at = Iova::new(iova + n * page_size);
+                    let unmapped = self.owned.unmap_pages(at, page_size, 1);
+                    assert!(unmapped.bytes == page_size);
+                    if let Err(retired) = gather.add(unmapped.retired) {
+                        self.sync(retired);
+                    }
+                }
+                invalidate(&gather.invalidation());
+            }
+        }
+    }
+
+    /// What a driver does with what was retired, but for the hardware: it gathers, hardware
+    /// forgets, and tables are freed.
+    #[inline(always)]
+    fn sync(&self, retired: Retired<ArenaList>) {
+        let mut gather = Gather::new(MAX_RANGES);
+        let Err(retired) = gather.add(retired) else {
+            return invalidate(&gather.invalidation());
+        };
+        let range = retired.range();
+        let scope =
+            range.as_ref().map_or(Scope::All, |range| Scope::Ranges(slice::from_ref(range)));
+        let leaf_sizes = retired.leaf_sizes();
+        invalidate(&Invalidation { scope, leaf_sizes, tables: Tables::Detached });
+        // SAFETY: no hardware walks this table.
+        unsafe { self.table.free(retired) }
+    }
+}
+
+/// The commands to the hardware, of which there is none.
+#[inline(never)]
+fn invalidate(invalidation: &Invalidation<'_>) {
+    black_box(invalidation);
+}
+
+fn nanoseconds(duration: Duration, count: u64) -> f64 {
+    duration.as_nanos() as f64 / count as f64
+}
+
+/// The median, as one line.
+fn print(case: &str, operation: &str, mut ns: Vec<f64>) {
+    ns.sort_by(f64::total_cmp);
+    println!("{case} {operation} {:.3}", ns[ns.len() / 2]);
+}
+
+/// Runs this thread on the nth of the CPUs that were allowed at first, where the system can.
+#[cfg(target_os = "linux")]
+fn pin(nth: usize) {
+    use std::sync::OnceLock;
+    static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
+    let size = size_of::<libc::cpu_set_t>();
+    let allowed = ALLOWED.get_or_init(|| {
+        // SAFETY: a set of CPUs is plain bits; all clear is the empty one.
+        let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+        // SAFETY: the set is writable and of that size.
+        if unsafe { libc::sched_getaffinity(0, size, &mut set) } != 0 {
+            return Vec::new();
+        }
+        // SAFETY: the CPU is below the set's size.
+        let is_set = |&cpu: &usize| unsafe { libc::CPU_ISSET(cpu, &set) };
+        (0..libc::CPU_SETSIZE as usize).filter(is_set).collect()
+    });
+    if allowed.is_empty() {
+        return;
+    }
+    // SAFETY: as above.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: the CPU is below the set's size.
+    unsafe { libc::CPU_SET(allowed[nth % allowed.len()], &mut set) };
+    // SAFETY: the set is readable and of that size.
+    let _ = unsafe { libc::sched_setaffinity(0, size, &set) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn pin(_nth: usize) {}

@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# Builds Linux's page tables in user space: ./build.sh WORKDIR
+#
+# Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable and generic_pt,
+# where BUILD is u or k; a program that this Linux has no code for is not there, and
+# WORKDIR/formats names the formats that are.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+mkdir -p "$1"
+work=$(cd "$1" && pwd)
+tree=$work/linux
+
+# u: as a program of user space; k: with the kernel's options for code that matter here.
+declare -A flags=(
+	[u]="-O2"
+	[k]="-O2 -mgeneral-regs-only -fno-delete-null-pointer-checks -fno-allow-store-data-races -fomit-frame-pointer"
+)
+
+say() { echo "peers: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+# What is compiled, included or cut from; every other kernel header is an empty file.
+members=(
+	drivers/iommu/generic_pt
+	drivers/iommu/io{mmu,-pgtable,-pgtable-arm,-pgtable-arm-v7s}.c
+	drivers/iommu/{iommu-pages,io-pgtable-arm}.h
+	include/linux/generic_pt
+	include/linux/{args,kconfig,list,poison,sizes,stringify}.h
+	include/linux/{io-pgtable,iommu,iova_bitmap}.h
+	include/uapi/linux/iommufd.h
+)
+
+# The newest kernel source package of the suites that this machine's apt has, and of Debian's sid
+# where the same mirror has it. apt gets lists and a cache of its own and runs no hooks: the
+# machine's are not touched.
+fetch() {
+	local apt=$work/apt key=/usr/share/keyrings/debian-archive-keyring.gpg
+	local mirror package archive member
+
+	rm -rf "$apt" "$tree.part"
+	mkdir -p "$apt"/{lists,cache/archives}/partial "$apt/sources" "$tree.part"
+	cp /etc/apt/sources.list.d/* "$apt/sources" 2>/dev/null || true
+	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' |
+		grep -m 1 '/debian/$') || true
+	[ -z "$mirror" ] || [ ! -e $key ] ||
+		echo "deb [signed-by=$key] $mirror sid main" >"$apt/sources/peers-sid.list"
+	cat >"$apt/conf" <<-END
+		#clear APT::Update;
+		Dir::Etc::sourceparts "$apt/sources";
+		Dir::State::lists "$apt/lists";
+		Dir::Cache "$apt/cache";
+		Acquire::Languages "none";
+		APT::Sandbox::User "$(id -un)";
+	END
+
+	# A suite that does not answer is no reason to stop: another one may have the package.
+	apt-get -qq -c "$apt/conf" update >&2 || say "not all of apt's suites could be read"
+	package=$(apt-cache -c "$apt/conf" pkgnames linux-source- |
+		grep -xE 'linux-source-[0-9]+(\.[0-9]+)+' | sort -V | tail -n 1) ||
+		fail "apt has no package linux-source-VERSION; is the network there?"
+	say "fetching $package (about 150 MB)"
+	(cd "$apt" && apt-get -qq -c "$apt/conf" download "$package" >&2) ||
+		fail "$package could not be downloaded"
+	archive=$(echo "$apt/$package"_*.deb)
+	member=$(dpkg-deb --fsys-tarfile "$archive" | tar -tv |
+		awk '/^-.*\/usr\/src\/.*\.tar\.(xz|bz2)$/ { print $NF }')
+	# Not every version has all members.
+	dpkg-deb --fsys-tarfile "$archive" | tar -xO "$member" | decompress "$member" |
+		tar -x -C "$tree.part" --strip-components=1 "${members[@]/#/$package/}" 2>"$work/tar.log" ||
+		[ -e "$tree.part/drivers/iommu/io-pgtable-arm.c" ] ||
+		fail "$package is not as expected: $(tail -n 1 "$work/tar.log")"
+	dpkg-deb -f "$archive" Version >"$tree.part/version"
+	rm -rf "$apt" "$tree"
+	mv "$tree.part" "$tree"
+}
+
+decompress() {
+	case $1 in
+	*.xz) xz -dc -T0 ;;
+	*.bz2) bzip2 -dc ;;
+	esac
+}
+
+# Empty files for the kernel headers that neither the tree nor the host has: shim/kshim.h,
+# included before everything, stands in for them.
+stub_headers() {
+	local header
+
+	rm -rf "$work/stubs"
+	(cd "$tree" && grep -rhoE '^#\s*include <[^>]+>' .) | sed 's/.*<\(.*\)>/\1/' | sort -u |
+		while read -r header; do
+			[ ! -e "$tree/include/$header" ] && [ ! -e "$here/shim/$header" ] || continue
+			echo "#include <$header>" | gcc -E - >/dev/null 2>&1 && continue
+			mkdir -p "$work/stubs/$(dirname "$header")"
+			: >"$work/stubs/$header"
+		done
+}
+
+# Whole functions of iommu.c, from iommu_pgsize() to iommu_unmap_fast().
+cut_core() {
+	mkdir -p "$work/cut"
+	sed -n '/^static size_t iommu_pgsize(/,/^EXPORT_SYMBOL_GPL(iommu_unmap_fast)/p' \
+		"$tree/drivers/iommu/iommu.c" >"$work/cut/iommu_core.inc"
+	grep -q '^EXPORT_SYMBOL_GPL(iommu_unmap_fast)' "$work/cut/iommu_core.inc" ||
+		fail "iommu.c has no iommu_pgsize() to iommu_unmap_fast()"
+}
+
+# Functions start on a cache line, or results would hang on where the linker puts them.
+common=(-std=gnu11 -D_GNU_SOURCE -fno-strict-aliasing -fno-common -fwrapv -falign-functions=64
+	-Werror=implicit-function-declaration)
+include=(-I"$here/shim" -I"$here/bench" -isystem "$work/cut" -isystem "$tree"
+	-isystem "$tree/include" -isystem "$work/stubs" -include kshim.h)
+
+# object BUILD FILE NAME: one measured file; build k gets the kernel's memset and memcpy
+object() {
+	local out=$work/$1/$3.o
+
+	# shellcheck disable=SC2086
+	gcc "${common[@]}" "${include[@]}" ${flags[$1]} -c "$2" -o "$out"
+	[ "$1" != k ] || objcopy --redefine-sym memset=kmemset --redefine-sym memcpy=kmemcpy "$out"
+}
+
+# program BUILD NAME [DEFINE...] -- OBJECT...
+program() {
+	local build=$1 name=$2 defines=()
+	shift 2
+	while [ "$1" != -- ]; do defines+=("$1"); shift; done
+	shift
+	gcc -O2 -Wall "${common[@]}" "${include[@]}" "${defines[@]}" "$here/bench/$name.c" \
+		"$work/$build/runtime.o" "$work/$build/rep.o" "${@/#/$work/$build/}" \
+		-o "$work/$build/$name" -lpthread
+}
+
+build() {
+	local b=$1 iommu=$tree/drivers/iommu fmt formats=()
+
+	mkdir -p "$work/$b"
+	gcc -O2 -Wall "${common[@]}" "${include[@]}" -c "$here/shim/runtime.c" -o "$work/$b/runtime.o"
+	gcc -O2 -Wall -c "$here/shim/rep.c" -o "$work/$b/rep.o"
+	object "$b" "$here/shim/iommu_core.c" iommu_core
+	object "$b" "$iommu/io-pgtable.c" io-pgtable
+	object "$b" "$iommu/io-pgtable-arm.c" io-pgtable-arm
+	object "$b" "$iommu/io-pgtable-arm-v7s.c" io-pgtable-arm-v7s
+	program "$b" io_pgtable -- io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o iommu_core.o
+	echo lpae v7s >"$work/formats"
+
+	for fmt in amdv1 vtdss x86_64; do
+		[ ! -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || formats+=("$fmt")
+	done
+	[ ${#formats[@]} -gt 0 ] || return 0
+	for fmt in "${formats[@]}"; do
+		object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"
+	done
+	program "$b" generic_pt "${formats[@]/#/-DWITH_}" -- "${formats[@]/%/.o}" iommu_core.o
+	echo "${formats[@]}" >>"$work/formats"
+}
+
+[ -e "$tree/version" ] || fetch
+say "building the page tables of Linux $(cat "$tree/version")"
+stub_headers
+cut_core
+for b in u k; do build "$b"; done

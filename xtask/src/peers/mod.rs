@@ -1,0 +1,224 @@
+//! How dmaspan's page tables compare with Linux's own, on this machine.
+//!
+//! `xtask/peers/build.sh` takes Linux's source package from the machine's distribution and builds
+//! its page-table code, unmodified, into programs of their own. They and dmaspan's benchmark take
+//! turns on the same cases. No code of Linux is stored here or linked to anything of this project.
+//! `xtask/peers/README.md` has the method.
+
+mod plan;
+mod samples;
+mod table;
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use plan::{BUILDS, Comparison, Peer, Versus};
+use samples::Samples;
+
+/// The benchmark of the crate `dmaspan`.
+const OWN_BENCHMARK: &str = "peers";
+
+/// How the result is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// For people, with the goals.
+    Table,
+    /// One array of rows.
+    Json,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Processes of each program; the median of their results counts.
+    pub runs: usize,
+    /// Where Linux's files and programs are built and kept.
+    pub work: PathBuf,
+    /// How the result is printed.
+    pub output: Output,
+    /// Only cases whose `format/case` contains this; all where it is empty.
+    pub case: String,
+}
+
+impl Options {
+    /// Reads the command line's arguments behind `peers`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with them, in one line.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        let mut options = Self {
+            runs: 5,
+            work: crate::root().join(target).join("peers"),
+            output: Output::Table,
+            case: String::new(),
+        };
+        let mut arguments = arguments.iter();
+        while let Some(&name) = arguments.next() {
+            let value = arguments.next().ok_or(format!("`{name}` needs a value behind it"))?;
+            match (name, *value) {
+                ("--runs", value) => match value.parse() {
+                    Ok(runs) if runs > 0 => options.runs = runs,
+                    _ => return Err(format!("`{value}` is no number of runs")),
+                },
+                ("--work", value) => options.work = value.into(),
+                ("--format", "table") => options.output = Output::Table,
+                ("--format", "json") => options.output = Output::Json,
+                ("--format", value) => return Err(format!("there is no format `{value}`")),
+                ("--case", value) => options.case = value.to_owned(),
+                _ => return Err(format!("there is no option `{name}`")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Builds everything, measures, and prints the result.
+///
+/// # Errors
+///
+/// What is missing or failed, in one line; the tools called have said more by then.
+pub fn run(options: &Options) -> Result<(), String> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        return Err("Linux's page tables are built and timed on Linux on x86-64 only".to_owned());
+    }
+    let comparisons = plan::comparisons(&options.case);
+    if comparisons.is_empty() {
+        let names: BTreeSet<String> = plan::comparisons("").iter().map(Comparison::name).collect();
+        let names = names.into_iter().collect::<Vec<_>>().join(" ");
+        return Err(format!("no case contains `{}`; there are {names}", options.case));
+    }
+    let own = build_own()?;
+    build_peers(&options.work)?;
+    let built = fs::read_to_string(options.work.join("formats")).unwrap_or_default();
+    let built: BTreeSet<&str> = built.split_whitespace().collect();
+
+    let mut samples = Samples::default();
+    for nth in 1..=options.runs {
+        eprintln!("peers: run {nth} of {}", options.runs);
+        let mut done = BTreeSet::new();
+        for one in &comparisons {
+            if let Versus::Linux(peer) = one.versus
+                && built.contains(peer.format)
+                && done.insert(peer.name)
+            {
+                run_peer(&options.work, peer, &comparisons, &mut samples)?;
+            }
+            if done.insert(one.format) {
+                run_own(&own, one.format, &comparisons, &mut samples)?;
+            }
+        }
+    }
+
+    let rows = table::rows(&comparisons, &samples);
+    match options.output {
+        Output::Json => println!("{}", table::json(&rows)),
+        Output::Table => {
+            let version = fs::read_to_string(options.work.join("linux/version"));
+            let version = version.unwrap_or_default();
+            print!("{}", table::text(&rows, version.trim(), options.runs));
+        }
+    }
+    let peers = comparisons.iter().filter_map(|one| match one.versus {
+        Versus::Linux(peer) if !built.contains(peer.format) => Some(peer.name),
+        _ => None,
+    });
+    for absent in peers.collect::<BTreeSet<_>>() {
+        eprintln!("peers: SKIP: this Linux has no {absent}");
+    }
+    Ok(())
+}
+
+/// Runs the builds of a peer, one behind the other, on all its cases.
+fn run_peer(
+    work: &Path,
+    peer: &'static Peer,
+    comparisons: &[Comparison],
+    samples: &mut Samples,
+) -> Result<(), String> {
+    let cases = comparisons.iter().filter(|one| one.versus == Versus::Linux(peer));
+    let cases: BTreeSet<&str> = cases.map(|one| one.their_case).collect();
+    for build in BUILDS {
+        let mut command = Command::new(work.join(build).join(peer.program));
+        let lines = output_of(command.arg(peer.format).args(&cases))?;
+        samples.read(&format!("{}/{build}", peer.name), &lines)?;
+    }
+    Ok(())
+}
+
+/// Runs dmaspan's benchmark on all cases of a format.
+fn run_own(
+    program: &Path,
+    format: &str,
+    comparisons: &[Comparison],
+    samples: &mut Samples,
+) -> Result<(), String> {
+    let mut cases = BTreeSet::new();
+    for one in comparisons.iter().filter(|one| one.format == format) {
+        cases.insert(one.case);
+        if one.versus == Versus::OneThread {
+            cases.insert(one.their_case);
+        }
+    }
+    let mut command = Command::new(program);
+    // Tables in huge pages, as Linux's: the C library asks for them with this.
+    command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+    let lines = output_of(command.arg(format).args(&cases))?;
+    samples.read(&format!("dmaspan/{format}"), &lines)
+}
+
+fn build_peers(work: &Path) -> Result<(), String> {
+    let script = crate::root().join("xtask/peers/build.sh");
+    let status = Command::new("bash").arg(script).arg(work).stdin(Stdio::null()).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err("Linux's page tables could not be built here; the reason is above".to_owned()),
+        Err(error) => Err(format!("`bash` did not start: {error}")),
+    }
+}
+
+/// Builds dmaspan's benchmark as every user builds it, and returns its program.
+fn build_own() -> Result<PathBuf, String> {
+    eprintln!("peers: building dmaspan's benchmark");
+    let arguments = ["build", "--release", "-q", "-p", "dmaspan", "--bench", OWN_BENCHMARK];
+    let mut cargo = crate::cargo(&arguments);
+    let messages = output_of(cargo.arg("--message-format=json-render-diagnostics"))?;
+    let program = messages.lines().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_own = message["target"]["name"] == OWN_BENCHMARK;
+        message["executable"].as_str().filter(|_| is_own).map(PathBuf::from)
+    });
+    program.ok_or_else(|| "cargo named no program of the benchmark".to_owned())
+}
+
+fn output_of(command: &mut Command) -> Result<String, String> {
+    let name = Path::new(command.get_program()).display().to_string();
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| format!("`{name}` did not start: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("`{name}` failed with {}", output.status));
+    }
+    String::from_utf8(output.stdout).map_err(|_| format!("`{name}` printed no text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_understood_and_bad_ones_refused() {
+        let parse = |line: &str| Options::parse(&line.split_whitespace().collect::<Vec<_>>());
+        let options = parse("--runs 2 --format json --work there --case lpae/4k").unwrap();
+        let expected =
+            Options { runs: 2, work: "there".into(), output: Output::Json, case: "lpae/4k".into() };
+        assert_eq!(options, expected);
+        assert!(parse("").unwrap().work.ends_with("peers"));
+        for wrong in ["--runs", "--runs 0", "--runs x", "--format xml", "--verbose yes", "4k"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What is compared with what, and what the ratio is to be.
+
+/// Linux is built in these ways, and the faster one counts: `u` as a program of user space, `k`
+/// with the kernel's options.
+pub(super) const BUILDS: [&str; 2] = ["u", "k"];
+
+/// One of Linux's page tables.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub(super) name: &'static str,
+    /// The program that times it.
+    pub(super) program: &'static str,
+    /// What the program calls it.
+    pub(super) format: &'static str,
+}
+
+const IO_PGTABLE_ARM: Peer = Peer { name: "io-pgtable-arm", program: "io_pgtable", format: "lpae" };
+const IO_PGTABLE_ARM_V7S: Peer =
+    Peer { name: "io-pgtable-arm-v7s", program: "io_pgtable", format: "v7s" };
+const GENERIC_PT_VTDSS: Peer =
+    Peer { name: "generic_pt vtdss", program: "generic_pt", format: "vtdss" };
+const GENERIC_PT_X86_64: Peer =
+    Peer { name: "generic_pt x86_64", program: "generic_pt", format: "x86_64" };
+const GENERIC_PT_AMDV1: Peer =
+    Peer { name: "generic_pt amdv1", program: "generic_pt", format: "amdv1" };
+
+/// dmaspan's formats, in the order of the table, and what each is compared with.
+const FORMATS: [(&str, &[&Peer]); 1] = [("lpae", &[&IO_PGTABLE_ARM, &GENERIC_PT_VTDSS])];
+
+/// Cases of one map and one unmap, by the bits of addresses that they need.
+const WIDE_CASES: [&str; 11] = [
+    "4k_1",
+    "4k_8",
+    "4k_64",
+    "4k_512",
+    "4k_512_paged",
+    "2m_1",
+    "2m_512",
+    "16g_4k",
+    "16g_2m",
+    "scattered_4k_512",
+    "scattered_2m_8192",
+];
+const V7S_CASES: [&str; 6] = ["4k_1", "4k_8", "4k_64", "4k_512", "64k_512", "1m_512"];
+/// Cases of an unmap that returns spans, and what Linux's side does instead.
+const SPANS_CASES: [(&str, [(&str, &str); 2]); 2] = [
+    ("spans_1g", [("spans_1g_by_4k", "by 4K steps"), ("spans_1g_by_2m", "by 2M steps")]),
+    (
+        "contiguous_1g",
+        [("contiguous_1g_by_4k", "by 4K steps"), ("contiguous_1g_by_2m", "by 2M steps")],
+    ),
+];
+/// Cases of two threads with the same of one.
+const PAIR_CASES: [(&str, &str); 2] = [
+    ("pair_4k_1_threads_2", "pair_4k_1_threads_1"),
+    ("pair_4k_512_threads_2", "pair_4k_512_threads_1"),
+];
+
+/// Formats, case, operation, the beginning of the peer's name, and the least ratio.
+type Goal = (&'static [&'static str], &'static str, &'static str, &'static str, f64);
+
+const BOTH: &[&str] = &["lpae", "vtd_ss"];
+const GOALS: [Goal; 24] = [
+    (BOTH, "4k_512", "map", "io-pgtable-arm", 5.0),
+    (BOTH, "4k_512", "map", "generic_pt", 4.0),
+    (BOTH, "4k_512", "unmap", "io-pgtable-arm", 6.0),
+    (BOTH, "4k_512", "unmap", "generic_pt", 2.0),
+    (BOTH, "4k_1", "map", "", 1.5),
+    (BOTH, "4k_1", "unmap", "", 1.5),
+    (BOTH, "2m_512", "map", "io-pgtable-arm", 4.0),
+    (BOTH, "2m_512", "unmap", "io-pgtable-arm", 6.0),
+    (BOTH, "16g_2m", "map", "io-pgtable-arm", 4.0),
+    (BOTH, "16g_2m", "map", "generic_pt", 2.5),
+    (BOTH, "16g_4k", "map", "io-pgtable-arm", 4.0),
+    (BOTH, "16g_4k", "map", "generic_pt", 2.8),
+    (BOTH, "16g_4k", "unmap", "io-pgtable-arm", 8.0),
+    (BOTH, "16g_4k", "unmap", "generic_pt", 2.5),
+    (BOTH, "scattered_2m_8192", "map", "", 4.0),
+    (BOTH, "scattered_4k_512", "map", "", 4.0),
+    (BOTH, "spans_1g", "unmap", "io-pgtable-arm, by 4K", 1000.0),
+    (BOTH, "spans_1g", "unmap", "io-pgtable-arm, by 2M", 3.0),
+    (BOTH, "contiguous_1g", "unmap", "io-pgtable-arm, by 4K", 1000.0),
+    (BOTH, "contiguous_1g", "unmap", "io-pgtable-arm, by 2M", 3.0),
+    (&["v7s"], "64k_512", "map", "", 5.0),
+    (&["v7s"], "64k_512", "unmap", "", 20.0),
+    (BOTH, "pair_4k_1_threads_2", "pair", "dmaspan", 1.8),
+    (BOTH, "pair_4k_512_threads_2", "pair", "dmaspan", 1.8),
+];
+
+/// What a case is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Versus {
+    Linux(&'static Peer),
+    /// dmaspan itself, which does the same with one thread.
+    OneThread,
+}
+
+/// A row of the table.
+#[derive(Clone, Debug)]
+pub(super) struct Comparison {
+    /// dmaspan's format.
+    pub(super) format: &'static str,
+    /// What dmaspan's benchmark calls it.
+    pub(super) case: &'static str,
+    pub(super) operation: &'static str,
+    pub(super) versus: Versus,
+    /// What the peer's benchmark calls it.
+    pub(super) their_case: &'static str,
+    /// The peer as people read it.
+    pub(super) peer: String,
+    /// The ratio that is to be reached.
+    pub(super) goal: Option<f64>,
+}
+
+impl Comparison {
+    pub(super) fn name(&self) -> String {
+        format!("{}/{}", self.format, self.case)
+    }
+}
+
+/// All comparisons whose `format/case` contains `filter`, those of a format together.
+pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
+    let mut all = Vec::new();
+    for (format, peers) in FORMATS {
+        let cases = if format == "v7s" { V7S_CASES.as_slice() } else { WIDE_CASES.as_slice() };
+        for &case in cases {
+            for operation in ["map", "unmap"] {
+                let versus = peers.iter().map(|&peer| (Versus::Linux(peer), case, ""));
+                all.extend(against(format, case, operation, versus));
+            }
+        }
+        if format == "v7s" {
+            continue;
+        }
+        for (case, steps) in SPANS_CASES {
+            let versus = peers.iter().flat_map(|&peer| {
+                steps.map(|(their_case, how)| (Versus::Linux(peer), their_case, how))
+            });
+            all.extend(against(format, case, "unmap", versus));
+        }
+        for (two, one) in PAIR_CASES {
+            let linux = peers.iter().map(|&peer| (Versus::Linux(peer), two, ""));
+            let versus = [(Versus::OneThread, one, "")].into_iter().chain(linux);
+            all.extend(against(format, two, "pair", versus));
+        }
+    }
+    all.retain(|comparison| comparison.name().contains(filter));
+    all
+}
+
+fn against(
+    format: &'static str,
+    case: &'static str,
+    operation: &'static str,
+    versus: impl Iterator<Item = (Versus, &'static str, &'static str)>,
+) -> impl Iterator<Item = Comparison> {
+    versus.map(move |(versus, their_case, how)| {
+        let peer = match versus {
+            Versus::Linux(peer) if how.is_empty() => peer.name.to_owned(),
+            Versus::Linux(peer) => format!("{}, {how}", peer.name),
+            Versus::OneThread => "dmaspan, one thread".to_owned(),
+        };
+        let goal = GOALS.iter().find(|(formats, of, what, beginning, _)| {
+            let same = (*of, *what) == (case, operation) && formats.contains(&format);
+            same && peer.starts_with(beginning)
+        });
+        let goal = goal.map(|&(.., least)| least);
+        Comparison { format, case, operation, versus, their_case, peer, goal }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_goal_of_a_format_at_hand_belongs_to_a_comparison() {
+        let comparisons = comparisons("");
+        for (formats, case, operation, peer, _) in GOALS {
+            for &format in formats.iter().filter(|f| FORMATS.iter().any(|(has, _)| has == *f)) {
+                let found = comparisons.iter().any(|comparison| {
+                    (comparison.format, comparison.case, comparison.operation)
+                        == (format, case, operation)
+                        && comparison.peer.starts_with(peer)
+                        && comparison.goal.is_some()
+                });
+                assert!(found, "{format}/{case} {operation} {peer}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_filter_keeps_what_contains_it() {
+        let some = comparisons("lpae/4k_1");
+        assert!(!some.is_empty() && some.iter().all(|one| one.case.starts_with("4k_1")));
+        assert!(comparisons("no such case").is_empty());
+    }
+}

@@ -28,7 +28,7 @@ members=(
 	include/linux/generic_pt
 	include/linux/{args,kconfig,list,poison,sizes,stringify}.h
 	include/linux/{io-pgtable,iommu,iova_bitmap}.h
-	include/uapi/linux/iommufd.h
+	include/uapi/linux/{iommu,iommufd}.h
 )
 
 # The newest kernel source package of the suites that this machine's apt has, and of Debian's sid
@@ -158,6 +158,8 @@ build() {
 
 [ -e "$tree/version" ] || fetch
 say "building the page tables of Linux $(cat "$tree/version")"
+# Since Linux 6.3 iommu_map() is told how to allocate.
+! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)
 stub_headers
 cut_core
 for b in u k; do build "$b"; done

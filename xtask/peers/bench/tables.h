@@ -18,6 +18,10 @@ static __always_inline int map_pages(unsigned long iova, phys_addr_t pa, size_t 
 static __always_inline size_t unmap_pages(unsigned long iova, size_t pgsize, size_t n,
 					  struct iommu_iotlb_gather *gather);
 
+#ifndef MAP_TAKES_GFP
+#define iommu_map(domain, iova, pa, size, prot, gfp) iommu_map(domain, iova, pa, size, prot)
+#endif
+
 #define PROT (IOMMU_READ | IOMMU_WRITE | IOMMU_CACHE)
 #define TOUCHED 16384UL	/* pages mapped and unmapped a round, where the space has so many */
 #define SCATTER 3	/* scattered spans: one of so many places is used */
@@ -250,7 +254,7 @@ static void bench_all(void)
 /* Do these tables translate? All page sizes at once, then 4K pages across tables. */
 static void self_check(unsigned long pgsizes, size_t bytes)
 {
-	unsigned long pages_before = kshim_pages_live;
+	long pages_before = kshim_pages_live();
 
 	domain_create(pgsizes);
 	for (int pass = 0; pass < 2; pass++) {
@@ -267,6 +271,6 @@ static void self_check(unsigned long pgsizes, size_t bytes)
 				die("%s: still mapped at offset %#zx", format, off);
 	}
 	domain_destroy();
-	if (kshim_pages_live != pages_before)
-		die("%s: %ld table pages lost", format, (long)(kshim_pages_live - pages_before));
+	if (kshim_pages_live() != pages_before)
+		die("%s: %ld table pages lost", format, kshim_pages_live() - pages_before);
 }

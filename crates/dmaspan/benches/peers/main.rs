@@ -1,13 +1,15 @@
 //! The cases that Linux's page tables are timed with too, for `cargo xtask peers`.
 //!
 //! `peers [FORMAT [CASE...]]` prints a line `case operation nanoseconds` for each measurement. What
-//! a case is, and what a round, is the same as in `xtask/peers/bench/tables.h`; the addresses are
-//! the same too. Tables are 4K pages of one arena, and the table freed last is taken first.
-#![expect(unsafe_code, reason = "tables are freed without hardware that could walk them")]
+//! a case is, and what a round, is the same as in `xtask/peers/bench/tables.h`; so are the
+//! addresses and, in [`memory`], where tables lie.
+#![expect(unsafe_code, reason = "there is no hardware, and tables lie where it would need them")]
+
+mod cpu;
+mod memory;
 
 use std::env;
 use std::hint::black_box;
-use std::mem;
 use std::process::ExitCode;
 use std::slice;
 use std::sync::Barrier;
@@ -19,8 +21,8 @@ use dmaspan::io_pgtable::{
 };
 use dmaspan::iommu::{Gather, Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-use dmaspan_sim::Arena;
-use dmaspan_sim::arena::ArenaList;
+
+use memory::{List, Memory};
 
 const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 /// Pages mapped and unmapped a round, where the space has so many.
@@ -82,15 +84,15 @@ fn main() -> ExitCode {
         Some((format, cases)) => (vec![format.as_str()], cases),
         None => (vec!["lpae"], [].as_slice()),
     };
-    let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get());
     // The one CPU of single threads is the second, away from most interrupts.
-    pin(1);
+    cpu::pin(1);
+    let memory: &'static Memory = Box::leak(Box::new(Memory::new()));
     for name in formats {
         match name {
             "lpae" => {
                 let config = ArmLpaeS1Config::new(48, 48);
                 let format = ArmLpaeS1::<12>::new(config).expect("a valid configuration");
-                Bench::wide(format, cases, cpus).run();
+                Bench::wide(format, memory, cases).run();
             }
             _ => {
                 eprintln!("there is no format `{name}`");
@@ -103,26 +105,23 @@ fn main() -> ExitCode {
 
 struct Bench<'c, F> {
     format: F,
-    arena: Arena,
+    memory: &'static Memory,
     iova: u64,
     paddr: u64,
     /// How much of the space behind `iova` may be used.
     iova_bytes: u64,
     /// The cases asked for; all where there is none.
     wanted: &'c [String],
-    /// CPUs for threads.
-    cpus: usize,
 }
 
 impl<'c, F: Format + Clone> Bench<'c, F>
 where
-    Arena: TableMemory<F::Word, List = ArenaList>,
+    &'static Memory: TableMemory<F::Word, List = List>,
 {
     /// For formats with at least 47 bits of addresses.
-    fn wide(format: F, wanted: &'c [String], cpus: usize) -> Self {
-        let arena = Arena::new(PhysAddr::new(0x1000_0000), 256 << 20);
+    fn wide(format: F, memory: &'static Memory, wanted: &'c [String]) -> Self {
         let (iova, paddr) = (0x40_0000_0000, 0x1000_0000_0000);
-        Self { format, arena, iova, paddr, iova_bytes: 1 << 40, wanted, cpus }
+        Self { format, memory, iova, paddr, iova_bytes: 1 << 40, wanted }
     }
 
     fn run(&self) {
@@ -148,14 +147,14 @@ where
             }
         }
         for &(name, pages, threads) in &PAIR_CASES {
-            if wanted(name) && threads <= self.cpus {
+            if wanted(name) && threads <= cpu::allowed().len() {
                 self.bench_pairs(name, pages, threads);
             }
         }
     }
 
-    fn table(&self) -> PageTable<F, Arena> {
-        PageTable::new(self.format.clone(), self.arena.clone()).expect("room for the root")
+    fn table(&self) -> PageTable<F, &'static Memory> {
+        PageTable::new(self.format.clone(), self.memory).expect("room for the root")
     }
 
     /// Spans of `size` bytes, every `scatter`th place.
@@ -166,7 +165,7 @@ where
 
     /// Do these tables translate?
     fn self_check(&self) {
-        let before = self.arena.tables();
+        let before = self.memory.tables();
         let table = self.table();
         let mapper = Mapper::new(&table, table.geometry().aperture);
         for pages in [1, 600] {
@@ -179,7 +178,7 @@ where
             assert_eq!(mapper.owned.iova_to_phys(Iova::new(self.iova)), None, "still mapped");
         }
         drop(table);
-        assert_eq!(self.arena.tables(), before, "tables were lost");
+        assert_eq!(self.memory.tables(), before, "tables were lost");
     }
 
     fn bench_ranges(&self, name: &str, how: How, page_size: u64, pages: u64, ranges: u64) {
@@ -277,12 +276,12 @@ where
 
     fn pairs(
         &self,
-        table: &PageTable<F, Arena>,
+        table: &PageTable<F, &'static Memory>,
         nth: usize,
         pages: u64,
         barrier: &Barrier,
     ) -> Duration {
-        pin(nth + 1);
+        cpu::pin(nth + 1);
         let offset = nth as u64 * TOUCHED * SZ_4K;
         let (iova, paddr) = (self.iova + offset, self.paddr + offset);
         let region = IovaRange::from_len(Iova::new(iova), TOUCHED * SZ_4K).expect("a valid range");
@@ -305,17 +304,17 @@ where
 /// Who maps and unmaps in one range of a table.
 struct Mapper<'t, F: Format>
 where
-    Arena: TableMemory<F::Word, List = ArenaList>,
+    &'static Memory: TableMemory<F::Word, List = List>,
 {
-    table: &'t PageTable<F, Arena>,
-    owned: Owned<'t, F, Arena>,
+    table: &'t PageTable<F, &'static Memory>,
+    owned: Owned<'t, F, &'static Memory>,
 }
 
 impl<'t, F: Format> Mapper<'t, F>
 where
-    Arena: TableMemory<F::Word, List = ArenaList>,
+    &'static Memory: TableMemory<F::Word, List = List>,
 {
-    fn new(table: &'t PageTable<F, Arena>, range: IovaRange) -> Self {
+    fn new(table: &'t PageTable<F, &'static Memory>, range: IovaRange) -> Self {
         // SAFETY: all of this program's ranges in one table are disjoint at any time.
         let owned = unsafe { table.claim(range) };
         Self { table, owned }
@@ -361,7 +360,7 @@ where
     /// What a driver does with what was retired, but for the hardware: it gathers, hardware
     /// forgets, and tables are freed.
     #[inline(always)]
-    fn sync(&self, retired: Retired<ArenaList>) {
+    fn sync(&self, retired: Retired<List>) {
         let mut gather = Gather::new(MAX_RANGES);
         let Err(retired) = gather.add(retired) else {
             return invalidate(&gather.invalidation());
@@ -391,34 +390,3 @@ fn print(case: &str, operation: &str, mut ns: Vec<f64>) {
     ns.sort_by(f64::total_cmp);
     println!("{case} {operation} {:.3}", ns[ns.len() / 2]);
 }
-
-/// Runs this thread on the nth of the CPUs that were allowed at first, where the system can.
-#[cfg(target_os = "linux")]
-fn pin(nth: usize) {
-    use std::sync::OnceLock;
-    static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
-    let size = size_of::<libc::cpu_set_t>();
-    let allowed = ALLOWED.get_or_init(|| {
-        // SAFETY: a set of CPUs is plain bits; all clear is the empty one.
-        let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-        // SAFETY: the set is writable and of that size.
-        if unsafe { libc::sched_getaffinity(0, size, &mut set) } != 0 {
-            return Vec::new();
-        }
-        // SAFETY: the CPU is below the set's size.
-        let is_set = |&cpu: &usize| unsafe { libc::CPU_ISSET(cpu, &set) };
-        (0..libc::CPU_SETSIZE as usize).filter(is_set).collect()
-    });
-    if allowed.is_empty() {
-        return;
-    }
-    // SAFETY: as above.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: the CPU is below the set's size.
-    unsafe { libc::CPU_SET(allowed[nth % allowed.len()], &mut set) };
-    // SAFETY: the set is readable and of that size.
-    let _ = unsafe { libc::sched_setaffinity(0, size, &set) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn pin(_nth: usize) {}

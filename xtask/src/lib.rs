@@ -1,9 +1,9 @@
 //! The project's own checks.
 //!
 //! [`tidy`] holds the rules about the source tree, [`no_std`] proves that the core links without
-//! the standard library, [`ci`] runs everything that must hold before a change lands, and [`peers`]
-//! compares with Linux's own page tables. The rules of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
-//! violation.
+//! the standard library, and [`ci`] runs everything that must hold before a change lands. The rules
+//! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
+//! violation. [`peers`] compares dmaspan with Linux's own page tables.
 
 pub mod ci;
 pub mod lexer;

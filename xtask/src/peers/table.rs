@@ -66,7 +66,7 @@ pub(super) fn json(rows: &[Row]) -> String {
 /// A table with the goals.
 pub(super) fn text(rows: &[Row], version: &str, runs: usize) -> String {
     let mut text = format!(
-        "Linux {version}, the faster of its builds, against dmaspan; medians of {runs} processes\n\n"
+        "Linux {version}, the faster of its builds, and dmaspan; medians of {runs} processes\n\n"
     );
     let width = |cells: &dyn Fn(&Row) -> usize| rows.iter().map(cells).max().unwrap_or(0);
     let case_width = width(&|row| row.case.chars().count());

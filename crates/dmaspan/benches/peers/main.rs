@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dmaspan::io_pgtable::{
-    ArmLpaeS1, ArmLpaeS1Config, Format, Owned, PageTable, Retired, TableMemory,
+    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, Format, Owned, PageTable, Retired, TableMemory,
 };
 use dmaspan::iommu::{Gather, Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
@@ -82,25 +82,36 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let (formats, cases) = match arguments.split_first() {
         Some((format, cases)) => (vec![format.as_str()], cases),
-        None => (vec!["lpae"], [].as_slice()),
+        None => (FORMATS.to_vec(), [].as_slice()),
     };
     // The one CPU of single threads is the second, away from most interrupts.
     cpu::pin(1);
     let memory: &'static Memory = Box::leak(Box::new(Memory::new()));
     for name in formats {
-        match name {
-            "lpae" => {
-                let config = ArmLpaeS1Config::new(48, 48);
-                let format = ArmLpaeS1::<12>::new(config).expect("a valid configuration");
-                Bench::wide(format, memory, cases).run();
-            }
-            _ => {
-                eprintln!("there is no format `{name}`");
-                return ExitCode::from(2);
-            }
+        if !run(name, memory, cases) {
+            eprintln!("there is no format `{name}`; there are {}", FORMATS.join(" "));
+            return ExitCode::from(2);
         }
     }
     ExitCode::SUCCESS
+}
+
+const FORMATS: [&str; 2] = ["lpae", "amd_v1"];
+
+/// The cases of a format, configured as Linux's drivers configure theirs.
+fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
+    match name {
+        "lpae" => {
+            let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48));
+            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
+        }
+        "amd_v1" => {
+            let format = AmdV1::new(AmdV1Config::new(64, 52));
+            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
+        }
+        _ => return false,
+    }
+    true
 }
 
 struct Bench<'c, F> {

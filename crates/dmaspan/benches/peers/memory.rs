@@ -1,13 +1,13 @@
-//! Memory for tables as the programs with Linux's page tables have it (`xtask/peers/shim/runtime.c`):
-//! huge pages at a fixed low address, pointers that are physical addresses, and for each CPU and
-//! size a list of free tables, last in, first out.
+//! Memory for tables as the programs with Linux's page tables have it, in
+//! `xtask/peers/shim/runtime.c`: huge pages at a fixed low address, pointers that are physical
+//! addresses, and for each CPU and size a list of free tables, last in, first out.
 
 use std::cell::Cell;
 use std::iter;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::{PhysAddr, lg2};
+use dmaspan::{Coherency, PhysAddr};
 use parking_lot::Mutex;
 
 use super::cpu;
@@ -96,8 +96,10 @@ fn class_of(shape: TableShape) -> usize {
     (shape.lg2_size.max(shape.lg2_align).max(UNIT_LG2) - UNIT_LG2) as usize
 }
 
+#[inline(always)]
 fn pointer(paddr: PhysAddr) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut(paddr.get() as usize)
+    let address = usize::try_from(paddr.get()).expect("the address of a table");
+    std::ptr::with_exposed_provenance_mut(address)
 }
 
 /// Tables in no tree.
@@ -134,10 +136,15 @@ impl List {
 
 // SAFETY: 1. A unit is in one list at a time, of one size, and all of it is memory that only this
 // maps; units of a size begin at multiples of it. 2. A table is where its physical address says. 3.
-// Lists are linked outside of the tables. 4. Units are only ever tables. 5. A dropped list leaves its
-// units in no list. The memory lives as long as the program.
+// Lists are linked outside of the tables. 4. Units are only ever tables. 5. A dropped list leaves
+// its units in no list. The memory lives as long as the program.
 unsafe impl<W: Word> TableMemory<W> for &'static Memory {
     type List = List;
+
+    #[inline(always)]
+    fn coherency(&self) -> Coherency {
+        Coherency::Coherent
+    }
 
     fn reserve(&self, shape: TableShape, count: usize) -> Result<List, NoTables> {
         let class = class_of(shape);
@@ -197,5 +204,3 @@ unsafe impl<W: Word> TableMemory<W> for &'static Memory {
         }
     }
 }
-
-const _: () = assert!(lg2::size(UNIT_LG2) == 1024);

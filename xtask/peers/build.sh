@@ -20,6 +20,15 @@ declare -A flags=(
 say() { echo "peers: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
+tools=(gcc objcopy awk)
+[ -e "$tree/version" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
+missing=()
+for tool in "${tools[@]}"; do
+	command -v "$tool" >/dev/null || missing+=("$tool")
+done
+[ ${#missing[@]} = 0 ] || fail "needs ${missing[*]}; Debian and Ubuntu have them in the packages" \
+	"apt, binutils, bzip2, dpkg, gawk, gcc, libc6-dev, tar and xz-utils"
+
 # What is compiled, included or cut from; every other kernel header is an empty file.
 members=(
 	drivers/iommu/generic_pt

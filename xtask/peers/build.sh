@@ -155,12 +155,14 @@ build() {
 	echo lpae v7s >"$work/formats"
 
 	for fmt in amdv1 vtdss x86_64; do
-		[ ! -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || formats+=("$fmt")
+		[ -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || continue
+		if object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"; then
+			formats+=("$fmt")
+		else
+			say "SKIP: generic_pt's $fmt of this Linux does not build with these headers"
+		fi
 	done
 	[ ${#formats[@]} -gt 0 ] || return 0
-	for fmt in "${formats[@]}"; do
-		object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"
-	done
 	program "$b" generic_pt "${formats[@]/#/-DWITH_}" -- "${formats[@]/%/.o}" iommu_core.o
 	echo "${formats[@]}" >>"$work/formats"
 }

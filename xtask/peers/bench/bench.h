@@ -81,7 +81,7 @@ static void bench_init(void)
 		if (CPU_ISSET(cpu, &set))
 			cpu_allowed[cpus_allowed++] = cpu;
 	pin(1);
-	kshim_init(256UL << 20);
+	kshim_init(96UL << 20);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 }
 

@@ -1,5 +1,5 @@
 /*
- * iommu_map() and iommu_unmap() of Linux: run.sh cuts these functions and their
+ * iommu_map() and iommu_unmap() of Linux: build.sh cuts these functions and their
  * helpers out of drivers/iommu/iommu.c. Tracing and debugging are off.
  */
 #include <linux/iommu.h>

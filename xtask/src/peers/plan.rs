@@ -15,14 +15,23 @@ pub(super) struct Peer {
 }
 
 const IO_PGTABLE_ARM: Peer = Peer { name: "io-pgtable-arm", program: "io_pgtable", format: "lpae" };
+const IO_PGTABLE_ARM_V7S: Peer =
+    Peer { name: "io-pgtable-arm-v7s", program: "io_pgtable", format: "v7s" };
 const GENERIC_PT_VTDSS: Peer =
     Peer { name: "generic_pt vtdss", program: "generic_pt", format: "vtdss" };
+const GENERIC_PT_X86_64: Peer =
+    Peer { name: "generic_pt x86_64", program: "generic_pt", format: "x86_64" };
 const GENERIC_PT_AMDV1: Peer =
     Peer { name: "generic_pt amdv1", program: "generic_pt", format: "amdv1" };
 
 /// dmaspan's formats, in the order of the table, and what each is compared with.
-const FORMATS: [(&str, &[&Peer]); 2] =
-    [("lpae", &[&IO_PGTABLE_ARM, &GENERIC_PT_VTDSS]), ("amd_v1", &[&GENERIC_PT_AMDV1])];
+const FORMATS: [(&str, &[&Peer]); 5] = [
+    ("lpae", &[&IO_PGTABLE_ARM, &GENERIC_PT_VTDSS]),
+    ("vtd_ss", &[&IO_PGTABLE_ARM, &GENERIC_PT_VTDSS]),
+    ("v7s", &[&IO_PGTABLE_ARM_V7S]),
+    ("x86_64", &[&GENERIC_PT_X86_64]),
+    ("amd_v1", &[&GENERIC_PT_AMDV1]),
+];
 
 /// Cases of one map and one unmap, by the bits of addresses that they need.
 const WIDE_CASES: [&str; 11] = [

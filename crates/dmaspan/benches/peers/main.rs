@@ -17,7 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dmaspan::io_pgtable::{
-    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, Format, Owned, PageTable, Retired, TableMemory,
+    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, ArmV7s, ArmV7sConfig, Format, Owned, PageTable,
+    Retired, TableMemory, VtdSs, VtdSsConfig, X86_64, X86_64Config,
 };
 use dmaspan::iommu::{Gather, Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
@@ -96,13 +97,29 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-const FORMATS: [&str; 2] = ["lpae", "amd_v1"];
+const FORMATS: [&str; 5] = ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1"];
 
 /// The cases of a format, configured as Linux's drivers configure theirs.
 fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
     match name {
         "lpae" => {
             let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48));
+            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
+        }
+        "v7s" => {
+            let sizes = Some(SZ_4K | SZ_64K | SZ_1M | (16 * SZ_1M));
+            let format =
+                ArmV7s::new(ArmV7sConfig { page_sizes: sizes, ..ArmV7sConfig::new(32, 32) });
+            let format = format.expect("a valid configuration");
+            let (iova, paddr) = (0x4000_0000, 0x5000_0000);
+            Bench { format, memory, iova, paddr, iova_bytes: 2 * SZ_1G, wanted: cases }.run();
+        }
+        "vtd_ss" => {
+            let format = VtdSs::new(VtdSsConfig::new(48, 52));
+            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
+        }
+        "x86_64" => {
+            let format = X86_64::new(X86_64Config::new(48, 52));
             Bench::wide(format.expect("a valid configuration"), memory, cases).run();
         }
         "amd_v1" => {

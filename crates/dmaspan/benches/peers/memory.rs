@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::cpu;
 
 const BASE: usize = 0x1000_0000;
-const BYTES: usize = 256 << 20;
+const BYTES: usize = 96 << 20;
 /// log2 of the smallest table.
 const UNIT_LG2: u32 = 10;
 const CLASSES: usize = 12;

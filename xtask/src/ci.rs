@@ -20,11 +20,12 @@ struct Check {
     run: fn() -> Outcome,
 }
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     Check { name: "formatting: cargo fmt --all --check", run: formatting },
     Check { name: "lints: cargo clippy --workspace --all-targets -- -D warnings", run: lints },
     Check { name: "documentation: cargo doc --workspace --no-deps", run: documentation },
     Check { name: "tests: cargo test --workspace", run: tests },
+    Check { name: "interleavings: cargo test -p dmaspan --test loom", run: interleavings },
     Check { name: "core without std: cargo xtask no-std", run: core_without_std },
     Check { name: "dependencies: cargo deny check licenses bans sources", run: dependencies },
     Check { name: "benchmarks: cargo build --release --benches", run: benchmarks },
@@ -95,6 +96,14 @@ fn documentation() -> Outcome {
 
 fn tests() -> Outcome {
     commands([&mut cargo(&["test", "--workspace"])])
+}
+
+/// The core with loom's atomics in a target directory of its own: everything is built anew for the
+/// flag.
+fn interleavings() -> Outcome {
+    let mut test = cargo(&["test", "-p", "dmaspan", "--test", "loom", "--target-dir"]);
+    let target = crate::target_directory().join("loom");
+    commands([test.arg(target).env("RUSTFLAGS", "--cfg loom")])
 }
 
 fn core_without_std() -> Outcome {

@@ -4,8 +4,6 @@
 //! C library. If anything that the core depends on brought the standard library in, it would not
 //! link.
 
-use std::env;
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -18,7 +16,7 @@ const MANIFEST: &str = "xtask/no-std/Cargo.toml";
 ///
 /// What failed, in one line; the compiler has said more by then.
 pub fn check() -> Result<String, String> {
-    let target = target_directory();
+    let target = crate::target_directory().join("no-std");
     cargo(&["build", "--manifest-path", MANIFEST, "--target-dir"], &target)?;
     let mut said = String::from("no-std: the core links without the standard library");
     if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
@@ -30,11 +28,6 @@ pub fn check() -> Result<String, String> {
         said.push_str(&format!("; it builds for {triple}"));
     }
     Ok(said)
-}
-
-fn target_directory() -> PathBuf {
-    let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| OsString::from("target"));
-    crate::root().join(target).join("no-std")
 }
 
 fn cargo(arguments: &[&str], target: &PathBuf) -> Result<(), String> {

@@ -6,8 +6,7 @@
 //! collisions there are found, and exactly the tables that it lacks are reserved. From then on
 //! nothing can fail, so a failed call never leaves a table behind.
 
-use core::sync::atomic::Ordering;
-
+use super::atomic::Ordering;
 use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
 use super::format::{Entry, Format, Groups};

@@ -46,6 +46,7 @@
 //! # }
 //! ```
 
+mod atomic;
 mod collect;
 mod cursor;
 mod dirty;
@@ -95,13 +96,13 @@ use core::fmt;
 use core::iter;
 use core::marker::PhantomData;
 use core::mem;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
+use atomic::{AtomicU64, Ordering};
 use runs::{Run, Runs};
 use unmap::{Ahead, Below, Covered};
 

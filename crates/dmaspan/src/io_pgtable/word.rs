@@ -2,7 +2,8 @@
 
 use core::fmt::Debug;
 use core::ops::{BitAnd, BitOr};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::atomic::{AtomicU32, AtomicU64, Ordering};
 
 mod sealed {
     pub trait Sealed {}

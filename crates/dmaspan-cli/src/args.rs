@@ -1,5 +1,7 @@
 //! The command line.
 
+mod bench;
+
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_linux::MemoryKind;
 use dmaspan_linux::mem::UnknownKind;
@@ -7,7 +9,9 @@ use dmaspan_linux::mem::UnknownKind;
 use crate::hold;
 use crate::size::ByteSize;
 
-/// Maps memory for devices one contiguous span at a time: measures, verifies and explains.
+pub(crate) use bench::{BenchWhat, IoPgtableArgs};
+
+/// Maps memory for devices one contiguous span at a time, measures and verifies.
 #[derive(Debug, Parser)]
 #[command(name = "dmaspan", version, arg_required_else_help = true)]
 pub(crate) struct Args {
@@ -22,6 +26,12 @@ pub(crate) enum Command {
     /// Map real memory for a device, check it, and measure how fast that is.
     #[command(long_about = MAP_ABOUT, after_help = MAP_EXAMPLES)]
     Map(MapArgs),
+    /// Measure a part of the stack by itself.
+    Bench {
+        /// Which part.
+        #[command(subcommand)]
+        what: BenchWhat,
+    },
     /// Hold hugetlb pages until standard input ends: what `map` starts.
     #[command(name = hold::COMMAND, hide = true)]
     HoldHugetlb {
@@ -35,13 +45,14 @@ pub(crate) enum Command {
 const MAP_ABOUT: &str = "\
 Map real memory for a device, check it, and measure how fast that is.
 
-For each kind of memory in turn: allocates SIZE bytes in this process, pins them, finds the
-physically contiguous spans, and maps them through a software IOMMU. A device behind it writes and
-reads every byte, and after the unmap it tries every page again. Then mapping and unmapping are
-timed.
+For each kind of memory in turn: allocates SIZE bytes in this process, pins
+them, finds the physically contiguous spans, and maps them through a software
+IOMMU. A device behind it writes and reads every byte, and after the unmap it
+tries every page again. Then mapping and unmapping are timed.
 
-Neither an IOMMU nor a device is needed. The kernel shows physical addresses only to root
-(CAP_SYS_ADMIN); without them spans are as contiguous as virtual memory is.";
+Neither an IOMMU nor a device is needed. The kernel shows physical addresses
+only to root (CAP_SYS_ADMIN); without them spans are as contiguous as virtual
+memory is.";
 
 const MAP_EXAMPLES: &str = "\
 Examples:
@@ -55,20 +66,21 @@ Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.";
 /// What to map and how to say what came of it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MapArgs {
-    /// How much memory of each kind: a number of bytes, or like 512M, 4G or 1.5GiB (K, M, G and T
-    /// are powers of 1024)
+    /// How much memory of each kind: a number of bytes, or like 512M,
+    /// 4G or 1.5GiB (K, M, G and T are powers of 1024)
     ///
     /// [default: 1G, or less where the machine has less]
     #[arg(verbatim_doc_comment)]
     pub(crate) size: Option<ByteSize>,
 
-    /// Kinds of memory, one after the other: thp, base, hugetlb,
-    /// hugetlb-1g, memfd, memfd-hugetlb
+    /// Kinds of memory, one after the other: thp, base,
+    /// hugetlb, hugetlb-1g, memfd, memfd-hugetlb
+    /// [default: thp,base,hugetlb]
     ///
     /// thp            transparent huge pages
     /// base           base pages alone
-    /// hugetlb        hugetlb pages of 2 MiB, whose number is raised for the run
-    /// hugetlb-1g     hugetlb pages of 1 GiB, whose number is raised for the run
+    /// hugetlb        hugetlb pages of 2 MiB, reserved for the run
+    /// hugetlb-1g     hugetlb pages of 1 GiB, reserved for the run
     /// memfd          a file in memory
     /// memfd-hugetlb  a file in memory with hugetlb pages of 2 MiB, as above
     #[arg(
@@ -77,21 +89,23 @@ pub(crate) struct MapArgs {
         value_name = "KIND,...",
         value_delimiter = ',',
         value_parser = memory_kind,
-        default_value = "thp,base,hugetlb"
+        default_value = "thp,base,hugetlb",
+        hide_default_value = true
     )]
     pub(crate) memory: Vec<MemoryKind>,
 
-    /// The smallest page of the tables
+    /// The smallest page: 4k, 16k or 64k
     #[arg(long, value_name = "SIZE", default_value = "4k", ignore_case = true)]
+    #[arg(hide_possible_values = true)]
     pub(crate) granule: Granule,
 
-    /// How many times all is timed; medians are shown
+    /// How often all is timed, for medians
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = run_count)]
     pub(crate) runs: u32,
 
-    /// How to print the results
-    #[arg(long, default_value = "table")]
+    /// How to print: table or json
+    #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: Format,
 }
 

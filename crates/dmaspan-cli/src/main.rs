@@ -7,11 +7,13 @@
 //!                             ├─ pinned: what the kernel counts as pinned
 //!                             ├─ per_page: the same table work one page at a time
 //!                             └─ hold: hugetlb pages, given back however the process ends
+//! args ──► bench (page tables alone, by format) ──► report
 //! ```
 //!
 //! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
 
 mod args;
+mod bench;
 mod bus;
 mod hold;
 mod machine;
@@ -27,18 +29,19 @@ mod soft_iommu;
 mod stats;
 mod verify;
 
+use std::env;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Args, Command, Format, MapArgs};
+use args::{Args, BenchWhat, Command, Format, IoPgtableArgs, MapArgs};
 use machine::Machine;
 use plan::Plan;
 use progress::Progress;
 use report::Report;
-use report::table::Marks;
+use report::text::Marks;
 
 /// The check or the mapping failed.
 const FAILED: u8 = 1;
@@ -48,6 +51,9 @@ const WRONG_USAGE: u8 = 2;
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(Args { command: Command::Map(args) }) => map(&args),
+        Ok(Args { command: Command::Bench { what: BenchWhat::IoPgtable(args) } }) => {
+            bench_io_pgtable(&args)
+        }
         Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
         Err(error) => not_parsed(&error),
     }
@@ -65,20 +71,29 @@ fn map(args: &MapArgs) -> ExitCode {
     }
 }
 
+/// `dmaspan bench io-pgtable`.
+fn bench_io_pgtable(args: &IoPgtableArgs) -> ExitCode {
+    let report = match bench::run(args, &Progress::new()) {
+        Ok(report) => report,
+        Err(error) => return fail(FAILED, &error.to_string()),
+    };
+    let text = match args.format {
+        Format::Table => bench::report::render(&report, Marks::of_stdout()),
+        Format::Json => report::json::render(&report),
+    };
+    print_text(&text).unwrap_or(ExitCode::SUCCESS)
+}
+
 /// Prints a report, and says how it ended.
 fn print(format: Format, report: &Report) -> ExitCode {
     let text = match format {
         Format::Table => report::table::render(report, Marks::of_stdout()),
         Format::Json => report::json::render(report),
     };
-    let mut stderr = io::stderr();
-    match write_all(&mut io::stdout().lock(), &text) {
-        // Where nobody listens any more there is nobody to tell.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            return fail(FAILED, &format!("the report cannot be written: {error}"));
-        }
-        _ => {}
+    if let Some(failed) = print_text(&text) {
+        return failed;
     }
+    let mut stderr = io::stderr();
     if format == Format::Json {
         for note in &report.notes {
             let _ = writeln!(stderr, "note: {note}");
@@ -91,6 +106,17 @@ fn print(format: Format, report: &Report) -> ExitCode {
         }
     }
     if report.passed() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+/// Prints a report to standard output; the exit code where that fails.
+fn print_text(text: &str) -> Option<ExitCode> {
+    match write_all(&mut io::stdout().lock(), text) {
+        // Where nobody listens any more there is nobody to tell.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Some(fail(FAILED, &format!("the report cannot be written: {error}")))
+        }
+        _ => None,
+    }
 }
 
 fn write_all(out: &mut dyn Write, text: &str) -> io::Result<()> {
@@ -114,20 +140,25 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
     if is_help {
         let _ = error.print();
     } else {
-        let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string()));
+        let first = env::args_os().nth(1);
+        let command = match first {
+            Some(word) if word == "bench" => "dmaspan bench io-pgtable",
+            _ => "dmaspan map",
+        };
+        let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string(), command));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE))
 }
 
-/// The lines of a message that say what is wrong, as one.
-fn one_line(message: &str) -> String {
+/// The lines of a message that say what is wrong, as one, and whose help says more.
+fn one_line(message: &str, command: &str) -> String {
     let lines = message.lines().map(str::trim);
     let about_it = lines.take_while(|line| {
         !line.starts_with("Usage:") && !line.starts_with("For more information")
     });
     let words: Vec<&str> =
         about_it.filter(|line| !line.is_empty() && !line.starts_with("tip:")).collect();
-    format!("{} (`dmaspan map --help` says more)", words.join(" "))
+    format!("{} (`{command} --help` says more)", words.join(" "))
 }
 
 #[cfg(test)]
@@ -144,10 +175,12 @@ mod tests {
             &["dmaspan", "map", "--speed"],
             &["dmaspan", "map", "-1"],
             &["dmaspan", "mop"],
+            &["dmaspan", "bench", "io-pgtable", "--format-name", "arm"],
+            &["dmaspan", "bench", "io-pgtable", "--threads", "0"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");
-            let text = one_line(&error.to_string());
+            let text = one_line(&error.to_string(), "dmaspan map");
             assert!(text.starts_with("error: ") && !text.contains('\n'), "{text}");
             assert!(!text.contains("Usage") && !text.contains("tip:"), "{text}");
         }

@@ -1,9 +1,9 @@
 //! For programs: one object, whose names and units are a contract.
 
-use super::Report;
+use serde::Serialize;
 
-/// The report as pretty JSON, with a newline at its end.
-pub(crate) fn render(report: &Report) -> String {
+/// A report as pretty JSON, with a newline at its end.
+pub(crate) fn render(report: &impl Serialize) -> String {
     // Serialising numbers, texts and maps with integer keys cannot fail.
     let mut text = serde_json::to_string_pretty(report).unwrap_or_default();
     text.push('\n');

@@ -2,6 +2,7 @@
 
 pub(crate) mod json;
 pub(crate) mod table;
+pub(crate) mod text;
 pub(crate) mod units;
 
 use std::collections::BTreeMap;
@@ -129,7 +130,7 @@ impl Speedup {
 }
 
 /// With three decimals: more would be noise.
-fn rounded(value: f64) -> f64 {
+pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 

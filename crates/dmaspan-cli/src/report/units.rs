@@ -2,13 +2,18 @@
 
 /// A time: `740 ns`, `4.12 µs`, `12.1 ms`, `1.30 s`.
 pub(crate) fn time(ns: u64) -> String {
+    if ns < 1000 { format!("{ns} ns") } else { fine_time(ns as f64) }
+}
+
+/// A time with three digits also where it is short: `14.2 ns`.
+pub(crate) fn fine_time(ns: f64) -> String {
     let (unit, lg10) = match ns {
-        0..1000 => return format!("{ns} ns"),
-        1000..999_500 => ("µs", 3),
-        999_500..999_500_000 => ("ms", 6),
+        ..999.5 => ("ns", 0),
+        ..999_500.0 => ("µs", 3),
+        ..999_500_000.0 => ("ms", 6),
         _ => ("s", 9),
     };
-    format!("{} {unit}", three_digits(ns as f64 / 10f64.powi(lg10)))
+    format!("{} {unit}", three_digits(ns / 10f64.powi(lg10)))
 }
 
 /// A number with three significant digits, more where it is larger.
@@ -44,6 +49,9 @@ mod tests {
         ];
         assert_eq!(shown.map(time), expected);
         assert_eq!(time(999_600_000), "1.00 s");
+        let short = [0.0, 1.25, 14.21, 740.3, 999.4, 999.5, 4123.0];
+        let expected = ["0.00 ns", "1.25 ns", "14.2 ns", "740 ns", "999 ns", "1.00 µs", "4.12 µs"];
+        assert_eq!(short.map(fine_time), expected);
         assert_eq!(time(123_000_000_000), "123 s");
     }
 

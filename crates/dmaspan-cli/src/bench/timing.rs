@@ -1,0 +1,210 @@
+//! How long a case takes: rounds of both ways in turn, and their medians.
+
+use std::panic;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dmaspan::PhysAddr;
+use dmaspan::io_pgtable::{ConfigError, Format};
+use dmaspan_sim::unwalked::Unwalked;
+
+use super::cases::{Case, Extent, Shape};
+use super::work::{BenchError, Way, Worker};
+use crate::stats::{median, nanoseconds};
+
+/// The ways, in the order in which a round takes them.
+const WAYS: [Way; 2] = [Way::PerPage, Way::Batched];
+
+/// Where tables lie: low enough for formats whose tables must lie below 4 GiB.
+const TABLES_AT: PhysAddr = PhysAddr::new(1 << 30);
+
+/// Room for the tables of one thread's pass: 16 GiB by pages of 4 KiB need 33 MiB. Memory is only
+/// used once tables lie in it.
+const TABLE_BYTES: u64 = 48 << 20;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Effort {
+    /// How many times each way is timed.
+    pub(crate) rounds: u32,
+    /// How long threads work in a round, for at least one pass.
+    round: Duration,
+    /// The same where there are more threads than CPUs: long enough for all to have their turn.
+    shared_round: Duration,
+    /// How much a thread maps in each pass.
+    pub(crate) extent: Extent,
+}
+
+impl Effort {
+    /// For figures.
+    pub(crate) const FULL: Self = Self {
+        rounds: 7,
+        round: Duration::from_millis(4),
+        shared_round: Duration::from_millis(16),
+        // The tables of 8192 pages are larger than a first-level cache.
+        extent: Extent { pages_in_pass: 8192, bulk_bytes: 16 << 30 },
+    };
+    /// For seeing that everything works.
+    pub(crate) const QUICK: Self = Self {
+        rounds: 1,
+        round: Duration::ZERO,
+        shared_round: Duration::ZERO,
+        extent: Extent { pages_in_pass: 512, bulk_bytes: 1 << 30 },
+    };
+}
+
+/// How long one range takes, in picoseconds: the median round, and of it the median pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RangeTime {
+    pub(crate) map_ps: u64,
+    pub(crate) unmap_ps: u64,
+}
+
+/// Both ways of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    pub(crate) per_page: RangeTime,
+    pub(crate) batched: RangeTime,
+}
+
+/// Measures a case of a format: each way in a table of its own, and `threads` threads in as many
+/// regions of it.
+///
+/// # Errors
+///
+/// [`BenchError`]: what was mapped leads elsewhere or is there after the unmap, or the tables
+/// refused something.
+pub(crate) fn measure<F: Format>(
+    new_format: fn() -> Result<F, ConfigError>,
+    case: &Case,
+    threads: usize,
+    effort: Effort,
+) -> Result<Times, BenchError> {
+    let region_bytes = Shape::of(&new_format()?).region_bytes(case);
+    let table_bytes = TABLE_BYTES.saturating_mul(u64::try_from(threads).unwrap_or(u64::MAX));
+    let mut tables = Vec::new();
+    for _ in WAYS {
+        tables.push(Unwalked::new(new_format()?, TABLES_AT, table_bytes.min(1 << 30))?);
+    }
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let length = if threads > cpus { effort.shared_round } else { effort.round };
+    let clock_ns = clock_ns();
+    let mut rounds = [Rounds::default(), Rounds::default()];
+    let mut crews = Vec::new();
+    for (table, way) in tables.iter_mut().zip(WAYS) {
+        let regions = table.regions(region_bytes).take(threads);
+        let mut workers: Vec<_> = regions.map(|region| Worker::new(region, case, way)).collect();
+        // This allocates their tables too.
+        workers.iter_mut().try_for_each(Worker::checked_pass)?;
+        crews.push(workers);
+    }
+    for _ in 0..effort.rounds {
+        for (workers, rounds) in crews.iter_mut().zip(&mut rounds) {
+            rounds.add(&round(workers, length)?, case.ranges, clock_ns);
+        }
+    }
+    drop(crews);
+    tables.iter_mut().try_for_each(check_empty)?;
+    let [per_page, batched] = rounds.map(|rounds| rounds.medians());
+    Ok(Times { per_page, batched })
+}
+
+/// Nanoseconds of each pass of a round.
+#[derive(Debug, Default)]
+struct Passes {
+    map_ns: Vec<u64>,
+    unmap_ns: Vec<u64>,
+}
+
+/// The rounds of one way so far, in picoseconds a range.
+#[derive(Debug, Default)]
+struct Rounds {
+    map_ps: Vec<u64>,
+    unmap_ps: Vec<u64>,
+}
+
+impl Rounds {
+    /// Adds a round of passes of so many ranges: the median pass, since those in which a thread
+    /// waited for a CPU say nothing of the tables, without what looking at the clock took.
+    fn add(&mut self, passes: &Passes, ranges: u64, clock_ns: u64) {
+        let per_range = |ns: &[u64]| {
+            let ns = median(ns).saturating_sub(clock_ns);
+            ns.saturating_mul(1000) / ranges.max(1)
+        };
+        self.map_ps.push(per_range(&passes.map_ns));
+        self.unmap_ps.push(per_range(&passes.unmap_ns));
+    }
+
+    fn medians(&self) -> RangeTime {
+        RangeTime { map_ps: median(&self.map_ps), unmap_ps: median(&self.unmap_ps) }
+    }
+}
+
+/// What looking at the clock twice takes.
+fn clock_ns() -> u64 {
+    let looks: Vec<u64> = (0..1001).map(|_| nanoseconds(Instant::now().elapsed())).collect();
+    median(&looks)
+}
+
+/// Maps and unmaps until the time is over, once at least.
+fn passes<F: Format>(worker: &mut Worker<'_, F>, length: Duration) -> Result<Passes, BenchError> {
+    let mut passes = Passes::default();
+    let start = Instant::now();
+    loop {
+        let begin = Instant::now();
+        worker.map_all()?;
+        let mapped = Instant::now();
+        worker.unmap_all()?;
+        let end = Instant::now();
+        passes.map_ns.push(nanoseconds(mapped - begin));
+        passes.unmap_ns.push(nanoseconds(end - mapped));
+        if end - start >= length {
+            return Ok(passes);
+        }
+    }
+}
+
+/// All workers at once, each in a thread of its own.
+fn round<F: Format>(workers: &mut [Worker<'_, F>], length: Duration) -> Result<Passes, BenchError> {
+    thread::scope(|scope| {
+        let mut running = Vec::new();
+        for worker in workers {
+            let thread = thread::Builder::new().spawn_scoped(scope, move || passes(worker, length));
+            running.push(thread.map_err(|error| BenchError::NoThread(error.to_string()))?);
+        }
+        let mut all = Passes::default();
+        for thread in running {
+            let passes = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+            all.map_ns.extend(passes.map_ns);
+            all.unmap_ns.extend(passes.unmap_ns);
+        }
+        Ok(all)
+    })
+}
+
+/// Whether nothing is left in a table.
+fn check_empty<F: Format>(table: &mut Unwalked<F>) -> Result<(), BenchError> {
+    let leaves = table.whole().clean_up()?;
+    // A tree that grew keeps its levels.
+    let tables = if F::GROWS { 0 } else { table.tables() - 1 };
+    if leaves > 0 || tables > 0 {
+        return Err(BenchError::Left { leaves, tables });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_its_median_pass_by_range_without_the_clock() {
+        let mut rounds = Rounds::default();
+        let passes = Passes { map_ns: vec![9_000_000, 2010, 2000], unmap_ns: vec![110] };
+        rounds.add(&passes, 4, 10);
+        assert_eq!(rounds.medians(), RangeTime { map_ps: 500_000, unmap_ps: 25_000 });
+        rounds.add(&Passes { map_ns: vec![3], unmap_ns: vec![3] }, 1, 10);
+        rounds.add(&Passes { map_ns: vec![11], unmap_ns: vec![11] }, 1, 10);
+        assert_eq!(rounds.medians(), RangeTime { map_ps: 1000, unmap_ps: 1000 });
+    }
+}

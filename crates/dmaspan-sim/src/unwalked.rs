@@ -1,7 +1,8 @@
 //! Page tables that no hardware walks: for measuring and checking the tables alone.
 //!
-//! Detached tables wait for a sync because hardware may be walking them. Here nothing can, since
-//! nobody learns where the tables are: a [`Region`] frees what it retired at once.
+//! Detached tables wait for a sync because hardware may be walking them. Here nothing can: the
+//! tables' addresses are made up, and the arena that alone turns them into memory is given to
+//! nobody. So a [`Region`] frees what it retired at once.
 
 use dmaspan::io_pgtable::{Error, Format, Owned, PageTable, Retired};
 use dmaspan::{IovaRange, PhysAddr};
@@ -105,9 +106,10 @@ impl<'t, F: Format> Region<'t, F> {
     #[expect(unsafe_code, reason = "nothing walks these tables")]
     #[inline]
     pub fn free(&self, retired: Retired<ArenaList>) {
-        // SAFETY: 1. No hardware walks this table: neither it nor where its root lies is ever given
-        // out, so hardware cannot have been told. 2. Tables of another arena stay where they are:
-        // an arena takes no other one's list; and no other table lies in this arena.
+        // SAFETY: 1. Nothing walks this table: its arena is made by `Unwalked::new` and given to
+        // nobody, and without it no address of a table leads to memory. 2. Tables of another arena
+        // stay where they are: an arena takes no other one's list; and no other tree lies in this
+        // one.
         unsafe { self.table.free(retired) }
     }
 

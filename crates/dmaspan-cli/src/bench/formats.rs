@@ -1,7 +1,9 @@
 //! The formats that can be measured, by name.
 
 use dmaspan::io_pgtable::{
-    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, ConfigError, Riscv, RiscvConfig, RiscvMode,
+    AmdV1, AmdV1Config, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2,
+    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, ConfigError, Riscv, RiscvConfig, RiscvMode, VtdSs,
+    VtdSsConfig, X86_64, X86_64Config,
 };
 
 use super::Bench;
@@ -24,42 +26,91 @@ pub(crate) static FORMATS: &[NamedFormat] = &[
     NamedFormat {
         name: "arm-lpae",
         about: "Arm 64-bit stage 1, granule 4K",
-        measure: |bench, named| bench.format(named, arm_lpae_s1::<12>),
+        measure: |bench, named| {
+            bench.format(named, || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)))
+        },
     },
     NamedFormat {
         name: "arm-lpae-16k",
         about: "Arm 64-bit stage 1, granule 16K",
-        measure: |bench, named| bench.format(named, arm_lpae_s1::<14>),
+        measure: |bench, named| {
+            bench.format(named, || ArmLpaeS1::<14>::new(ArmLpaeS1Config::new(48, 48)))
+        },
     },
     NamedFormat {
         name: "arm-lpae-64k",
         about: "Arm 64-bit stage 1, granule 64K",
-        measure: |bench, named| bench.format(named, arm_lpae_s1::<16>),
+        measure: |bench, named| {
+            bench.format(named, || ArmLpaeS1::<16>::new(ArmLpaeS1Config::new(48, 48)))
+        },
+    },
+    NamedFormat {
+        name: "arm-lpae-s2",
+        about: "Arm 64-bit stage 2, granule 4K, 40 bits",
+        measure: |bench, named| {
+            bench.format(named, || ArmLpaeS2::<12>::new(ArmLpaeS2Config::new(40, 48)))
+        },
+    },
+    NamedFormat {
+        name: "arm-32-lpae",
+        about: "Arm 32-bit long descriptors, stage 1",
+        measure: |bench, named| {
+            bench.format(named, || ArmLpae32S1::new(ArmLpaeS1Config::new(32, 40)))
+        },
+    },
+    NamedFormat {
+        name: "arm-32-lpae-s2",
+        about: "Arm 32-bit long descriptors, stage 2",
+        measure: |bench, named| {
+            bench.format(named, || ArmLpae32S2::new(ArmLpaeS2Config::new(40, 40)))
+        },
+    },
+    NamedFormat {
+        name: "arm-v7s",
+        about: "Arm short descriptors, with 16M",
+        measure: |bench, named| bench.format(named, arm_v7s),
+    },
+    NamedFormat {
+        name: "vtd-ss",
+        about: "VT-d second stage, 4 levels",
+        measure: |bench, named| bench.format(named, || VtdSs::new(VtdSsConfig::new(48, 52))),
+    },
+    NamedFormat {
+        name: "x86-64",
+        about: "x86-64 first stage, 4 levels",
+        measure: |bench, named| bench.format(named, || X86_64::new(X86_64Config::new(48, 52))),
+    },
+    NamedFormat {
+        name: "x86-64-la57",
+        about: "x86-64 first stage, 5 levels",
+        measure: |bench, named| bench.format(named, || X86_64::new(X86_64Config::new(57, 52))),
     },
     NamedFormat {
         name: "amd-v1",
-        about: "AMD v1, a tree that grows from three levels on",
+        about: "AMD v1, a tree that grows from 3 levels on",
         measure: |bench, named| bench.format(named, || AmdV1::new(AmdV1Config::new(64, 52))),
     },
     NamedFormat {
         name: "riscv-sv39",
-        about: "RISC-V Sv39, lower half",
+        about: "RISC-V Sv39",
         measure: |bench, named| bench.format(named, || riscv(RiscvMode::Sv39)),
     },
     NamedFormat {
         name: "riscv-sv48",
-        about: "RISC-V Sv48, lower half",
+        about: "RISC-V Sv48",
         measure: |bench, named| bench.format(named, || riscv(RiscvMode::Sv48)),
     },
     NamedFormat {
         name: "riscv-sv57",
-        about: "RISC-V Sv57, lower half",
+        about: "RISC-V Sv57",
         measure: |bench, named| bench.format(named, || riscv(RiscvMode::Sv57)),
     },
 ];
 
-fn arm_lpae_s1<const G: u32>() -> Result<ArmLpaeS1<G>, ConfigError> {
-    ArmLpaeS1::new(ArmLpaeS1Config::new(48, 48))
+fn arm_v7s() -> Result<ArmV7s, ConfigError> {
+    // With supersections, as Linux's drivers ask for.
+    let page_sizes = Some(1 << 12 | 1 << 16 | 1 << 20 | 1 << 24);
+    ArmV7s::new(ArmV7sConfig { page_sizes, ..ArmV7sConfig::new(32, 32) })
 }
 
 fn riscv(mode: RiscvMode) -> Result<Riscv, ConfigError> {
@@ -81,7 +132,7 @@ pub(crate) fn by_name(name: &str) -> Result<&'static NamedFormat, String> {
 
 /// All names and what they are, a line each: for the help.
 pub(crate) fn listed() -> String {
-    let lines = FORMATS.iter().map(|format| format!("  {:<14}{}\n", format.name, format.about));
+    let lines = FORMATS.iter().map(|format| format!("  {:<16}{}\n", format.name, format.about));
     lines.collect()
 }
 

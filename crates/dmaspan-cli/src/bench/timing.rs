@@ -195,6 +195,9 @@ fn check_empty<F: Format>(table: &mut Unwalked<F>) -> Result<(), BenchError> {
 
 #[cfg(test)]
 mod tests {
+    use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+    use dmaspan::{Iova, Prot};
+
     use super::*;
 
     #[test]
@@ -206,5 +209,34 @@ mod tests {
         rounds.add(&Passes { map_ns: vec![3], unmap_ns: vec![3] }, 1, 10);
         rounds.add(&Passes { map_ns: vec![11], unmap_ns: vec![11] }, 1, 10);
         assert_eq!(rounds.medians(), RangeTime { map_ps: 1000, unmap_ps: 1000 });
+    }
+
+    #[test]
+    fn leaves_and_tables_that_stay_are_found() {
+        let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+        let mut table = Unwalked::new(format, TABLES_AT, 1 << 20).unwrap();
+        assert_eq!(check_empty(&mut table), Ok(()));
+        let iova = Iova::new(0x5000);
+        let region = table.whole();
+        region.owned().map_pages(iova, PhysAddr::new(0), 4096, 1, Prot::READ).1.unwrap();
+        assert_eq!(check_empty(&mut table), Err(BenchError::Left { leaves: 1, tables: 3 }));
+    }
+
+    #[test]
+    fn a_case_that_meets_another_mapping_is_an_error() {
+        let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+        let case = Shape::of(&format).cases(1, Effort::QUICK.extent).swap_remove(0);
+        let mut table = Unwalked::new(format, TABLES_AT, 1 << 20).unwrap();
+        let region = table.whole();
+        let last = Iova::new(case.bytes * (case.ranges - 1));
+        region.owned().map_pages(last, PhysAddr::new(0), 4096, 1, Prot::READ).1.unwrap();
+        for way in WAYS {
+            let mut worker = Worker::new(table.whole(), &case, way);
+            let error = worker.checked_pass().unwrap_err();
+            assert!(matches!(error, BenchError::Table(_)), "{error}");
+            worker.unmap_all().unwrap();
+            let region = table.whole();
+            region.owned().map_pages(last, PhysAddr::new(0), 4096, 1, Prot::READ).1.unwrap();
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Random operations, against an interval map and brute force.
 
-use dmaspan::io_pgtable::Error;
+use dmaspan::io_pgtable::{Error, Format};
 use dmaspan::{Iova, IovaRange, Prot, Span, lg2};
 
 use super::space::{Space, range, span};
@@ -28,13 +28,17 @@ struct Draw {
     memory: u64,
     /// Leaf sizes to ask for, log2 of granules.
     sizes: Vec<u32>,
+    /// Permissions to ask for.
+    prots: Vec<Prot>,
 }
 
 impl Draw {
     /// Granules that operations reach: five chunks to begin in, and five spans of up to three more.
     const CHUNKS: u64 = 22;
 
-    fn new(space: &Space, seed: u64) -> Self {
+    fn new<F: Format>(format: &F, seed: u64) -> Self {
+        let space = Space::of(format);
+        let some = [Prot::READ, Prot::READ_WRITE, Prot::READ_WRITE | Prot::CACHE];
         let chunk = space.chunk() - space.granule_lg2;
         let sizes = space.sizes().into_iter().map(|lg2| lg2 - space.granule_lg2);
         Self {
@@ -42,6 +46,7 @@ impl Draw {
             chunk: lg2::size(chunk),
             memory: lg2::size(space.output_bits - space.granule_lg2),
             sizes: sizes.filter(|&lg2| lg2 <= chunk).collect(),
+            prots: some.into_iter().filter(|&prot| !format.refuses(prot)).collect(),
         }
     }
 
@@ -63,11 +68,7 @@ impl Draw {
     }
 
     fn prot(&mut self) -> Prot {
-        match self.rng.below(3) {
-            0 => Prot::READ,
-            1 => Prot::READ_WRITE,
-            _ => Prot::READ_WRITE | Prot::CACHE,
-        }
+        self.prots[usize::try_from(self.rng.below(self.prots.len() as u64)).unwrap_or(0)]
     }
 
     /// Memory of `len` granules, or of as many as there are behind it.
@@ -266,9 +267,9 @@ impl<S: Subject> Drop for Pair<S> {
 pub fn random_operations_agree_with_an_interval_map<S: Subject>() {
     each::<S>(|format| {
         let mut rng = Rng::new(5);
-        for seed in 0..share::<S>(120) {
+        for seed in 0..share::<S>(60) {
             let mut pair = Pair::<S>::new(format.clone(), seed % 2);
-            let mut draw = Draw::new(&pair.tree.space, seed);
+            let mut draw = Draw::new(&format, seed);
             for _ in 0..=rng.below(40) {
                 pair.apply(draw.op());
             }
@@ -292,9 +293,9 @@ pub fn every_mapping_has_the_fewest_leaves<S: Subject>() {
     each::<S>(|format| {
         let space = Space::of(&format);
         let chunk = lg2::size(space.chunk() - space.granule_lg2);
-        for seed in 0..share::<S>(120) {
+        for seed in 0..share::<S>(60) {
             let mut pair = Pair::<S>::new(format.clone(), seed % 2);
-            let mut draw = Draw::new(&space, seed);
+            let mut draw = Draw::new(&format, seed);
             let at = draw.at();
             let iova = pair.iova(at);
             let mut next = iova >> space.granule_lg2;

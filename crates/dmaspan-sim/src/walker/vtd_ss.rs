@@ -146,7 +146,9 @@ impl Radix for VtdSsWalker {
         let mut prot = Prot::empty();
         prot.set(Prot::READ, inherited & READ == 0);
         prot.set(Prot::WRITE, inherited & WRITE == 0);
-        prot.set(Prot::CACHE, entry & SNOOP != 0);
+        // Without snoop control a request snoops unless the device asks it not to.
+        let snoops = entry & SNOOP != 0 || self.registers.snoop_control == Switch::Off;
+        prot.set(Prot::CACHE, snoops);
         let dirty = if self.writes(prot, access) { DIRTY } else { 0 };
         let unmarked = self.registers.ssade.select(!entry & DIRTY) != 0;
         Ok(Next::Leaf(Leaf {

@@ -1,7 +1,10 @@
 //! The suite of dmaspan-sim, run on every format of the core.
 
 mod amd_v1;
+mod arm_lpae_32;
 mod arm_lpae_s1;
+mod arm_lpae_s2;
+mod arm_v7s;
 mod riscv;
 mod vtd_ss;
 mod x86_64;
@@ -9,6 +12,14 @@ mod x86_64;
 use dmaspan::IovaRange;
 use dmaspan_sim::Arena;
 use dmaspan_sim::walker::Checked;
+
+/// Bits of input and output addresses that Linux's self-test of io-pgtable-arm tries.
+#[rustfmt::skip]
+pub(crate) const WIDTHS: [(u32, u32); 21] = [
+    (32, 32), (32, 36), (32, 40), (32, 42), (32, 44), (32, 48), (36, 36), (36, 40), (36, 42),
+    (36, 44), (36, 48), (40, 40), (40, 42), (40, 44), (40, 48), (42, 42), (42, 44), (42, 48),
+    (44, 44), (44, 48), (48, 48),
+];
 
 /// What the walkers' own check of whole tables finds.
 pub(crate) fn checked<W: Checked>(

@@ -6,7 +6,7 @@ use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use dmaspan_sim::{Arena, format_suite};
 
-const WIDTHS: [u32; 6] = [32, 36, 40, 42, 44, 48];
+use super::WIDTHS;
 
 struct ArmS1<const G: u32>;
 
@@ -29,11 +29,8 @@ impl<const G: u32> Subject for ArmS1<G> {
             config("upper half", ArmLpaeS1Config { half: Half::Upper, ..plain }),
         ];
         // Those of Linux's self-test.
-        for ias in WIDTHS {
-            for oas in WIDTHS.into_iter().filter(|&oas| oas >= ias) {
-                let name = format!("{ias} to {oas} bits");
-                configs.push(config(&name, ArmLpaeS1Config::new(ias, oas)));
-            }
+        for (ias, oas) in WIDTHS {
+            configs.push(config(&format!("{ias} to {oas} bits"), ArmLpaeS1Config::new(ias, oas)));
         }
         configs
     }

@@ -17,7 +17,7 @@ impl<const G: u32> Subject for ArmS2<G> {
     fn configs() -> Vec<(String, Self::Format)> {
         let most = if G == 16 { 52 } else { 48 };
         let plain = ArmLpaeS2Config::new(40, 44);
-        let singles = ArmLpaeS2::new(plain).unwrap().geometry().page_sizes;
+        let singles = ArmLpaeS2::<G>::new(plain).unwrap().geometry().page_sizes;
         let page_sizes = Some(singles | ArmLpaeS2::<G>::CONTIGUOUS_SIZES);
         let (dirty, memory_types) = (DirtyTracking::Hardware, S2MemoryTypes::Forced);
         let config = |name: &str, config| (name.to_owned(), ArmLpaeS2::new(config).unwrap());

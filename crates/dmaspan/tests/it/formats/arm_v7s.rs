@@ -3,10 +3,10 @@
 use dmaspan::io_pgtable::{ArmV7s, ArmV7sConfig, ArmV7sVariant, Format};
 use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_sim::suite::Subject;
-use dmaspan_sim::walker::arm_v7s::{
-    ArmV7sRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE, Variant,
-};
+use dmaspan_sim::walker::arm_v7s::{ArmV7sRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE, Variant};
 use dmaspan_sim::{Arena, format_suite};
+
+use super::checked;
 
 struct ShortDescriptors;
 
@@ -48,7 +48,7 @@ impl Subject for ShortDescriptors {
     }
 
     fn strict(walker: &Self::Walker, tables: &Arena, range: IovaRange) -> Result<(), String> {
-        walker.survey(tables, range, |_| ()).map_err(|bad| bad.to_string())
+        checked(walker, tables, range)
     }
 }
 

@@ -18,28 +18,24 @@ pub(super) fn translate<W: Walker, T: TableWords + ?Sized>(
     tables: &T,
     iova: Iova,
 ) -> Option<Translation> {
-    match step(walker, tables, iova) {
-        Found::Leaf(_, translation) => Some(translation),
-        Found::Hole(_) => None,
-    }
+    step(walker, tables, iova).1
 }
 
-enum Found {
-    Leaf(IovaRange, Translation),
-    Hole(IovaRange),
-}
-
-/// What the entry for `iova` says, and all the IOVAs that this entry is for.
+/// All the IOVAs that the entry for `iova` is for, and what it says unless it is empty.
 #[track_caller]
-fn step<W: Walker, T: TableWords + ?Sized>(walker: &W, tables: &T, iova: Iova) -> Found {
+fn step<W: Walker, T: TableWords + ?Sized>(
+    walker: &W,
+    tables: &T,
+    iova: Iova,
+) -> (IovaRange, Option<Translation>) {
     let root = walker.root(iova, Access::Read).unwrap_or_else(|fault| panic!("{fault}"));
     let mut path = WalkPath::new();
     let walked = walker.walk_from(tables, root, iova, Access::Read, &mut path);
     let entry = path.last().unwrap_or_else(|| panic!("no entry was read for {iova}"));
     let block = block_around(iova, entry.entry_lg2);
     match walked {
-        Ok(translation) => Found::Leaf(block, translation),
-        Err(fault) if fault.kind == FaultKind::Translation => Found::Hole(block),
+        Ok(translation) => (block, Some(translation)),
+        Err(fault) if fault.kind == FaultKind::Translation => (block, None),
         Err(fault) => panic!("{fault}, entry {:#x} at {}", entry.entry, entry.entry_paddr),
     }
 }
@@ -56,22 +52,18 @@ pub(super) fn survey<W: Walker, T: TableWords + ?Sized>(
     let mut leaf: Option<Seen> = None;
     let mut next = Some(range.start());
     while let Some(iova) = next.filter(|&iova| iova <= range.last()) {
-        let block = match step(walker, tables, iova) {
-            Found::Leaf(block, found) => {
-                let seen = seen(&found);
-                match leaf.filter(|leaf| leaf.range.contains(iova)) {
-                    Some(leaf) => assert_eq!(seen, leaf, "one leaf, two answers"),
-                    None => leaf = Some(seen),
-                }
-                visit(block, &found);
-                block
-            }
-            Found::Hole(block) => {
-                let inside = leaf.is_some_and(|leaf| leaf.range.contains(block.start()));
-                assert!(!inside, "a hole at {block:?} in the leaf {leaf:?}");
-                block
-            }
+        let (block, found) = step(walker, tables, iova);
+        let known = leaf.filter(|leaf| leaf.range.contains(iova));
+        let Some(found) = found else {
+            let inside = leaf.is_some_and(|leaf| leaf.range.contains(block.start()));
+            assert!(!inside, "a hole at {block:?} in the leaf {leaf:?}");
+            next = block.last().checked_add(1);
+            continue;
         };
+        let seen = seen(&found);
+        assert!(known.is_none_or(|leaf| leaf == seen), "one leaf, two answers: {seen:?}");
+        leaf = Some(seen);
+        visit(block, &found);
         next = block.last().checked_add(1);
     }
 }

@@ -2,9 +2,11 @@
 
 use dmaspan::io_pgtable::{
     AmdV1, AmdV1Config, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2,
-    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, ConfigError, Riscv, RiscvConfig, RiscvMode, VtdSs,
-    VtdSsConfig, X86_64, X86_64Config,
+    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, ConfigError, DirtyTracking, Riscv, RiscvConfig,
+    RiscvMode, VtdSs, VtdSsConfig, X86_64, X86_64Config,
 };
+
+use dmaspan_sim::mock::MockFormat;
 
 use super::Bench;
 use super::report::FormatRows;
@@ -104,6 +106,11 @@ pub(crate) static FORMATS: &[NamedFormat] = &[
         name: "riscv-sv57",
         about: "RISC-V Sv57",
         measure: |bench, named| bench.format(named, || riscv(RiscvMode::Sv57)),
+    },
+    NamedFormat {
+        name: "mock",
+        about: "a format for tests, granule 2K",
+        measure: |bench, named| bench.format(named, || MockFormat::new(43, DirtyTracking::Off)),
     },
 ];
 

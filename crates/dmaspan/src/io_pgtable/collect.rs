@@ -59,7 +59,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let shift = F::shift(level);
             let entries = whole_entries(cursor.entries_from(level, at), at, last, shift);
             let spans = buf.len();
-            let taken = self.collect_singles(entries, level, at, buf);
+            // Pages, the most frequent, at the price of a constant level.
+            let taken = match level {
+                0 => self.collect_singles(entries, 0, at, buf),
+                level => self.collect_singles(entries, level, at, buf),
+            };
             if buf.len() > spans || matches!(taken, ControlFlow::Continue(1..)) {
                 *leaf_sizes |= lg2::size(shift);
             }
@@ -104,9 +108,12 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ) -> ControlFlow<Stop, usize> {
         let shift = F::shift(level);
         let size = lg2::size(shift);
-        let paddr_of = |cell| match self.format.decode(level, F::Word::load(cell)) {
-            Entry::Leaf(leaf) if leaf.lg2 == shift => Some(leaf.paddr.get()),
-            _ => None,
+        let paddr_of = |cell| {
+            let word = F::Word::load(cell);
+            match self.format.decode(level, word) {
+                Entry::Leaf(leaf) if self.format.is_single(level, word) => Some(leaf.paddr.get()),
+                _ => None,
+            }
         };
         let Some(first) = entries.first().and_then(paddr_of) else {
             return ControlFlow::Continue(0);

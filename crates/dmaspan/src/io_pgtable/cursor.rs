@@ -131,23 +131,29 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
 
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// The entries from the one for `iova` on, in the table at `level` that translates it: the walk
-    /// of an operation that stays in one table. `None` where that table does not exist.
+    /// of an operation that stays in one table.
+    ///
+    /// # Errors
+    ///
+    /// Where that table does not exist, the level of the table where the walk ended and its entries
+    /// from the one for `iova` on; none where the tree would have to grow.
     #[inline(always)]
-    pub(super) fn find(&self, iova: u64, level: u32) -> Option<&[Cell<F>]> {
+    pub(super) fn find(&self, iova: u64, level: u32) -> Result<&[Cell<F>], (u32, &[Cell<F>])> {
         let (root, mut at) = self.top();
         if F::GROWS && (level > at || !self.covers(at, iova)) {
-            return None;
+            return Err((level, &[]));
         }
         let mut index = self.index(at, iova);
         let mut entries = self.memory.entries(&root);
         while at > level {
-            let word = F::Word::load_link(entries.get(index)?);
-            let paddr = self.format.table_of(at, word)?;
+            let rest = entries.get(index..).unwrap_or(&[]);
+            let word = rest.first().map_or(F::Word::EMPTY, F::Word::load_link);
+            let Some(paddr) = self.format.table_of(at, word) else { return Err((at, rest)) };
             entries = self.memory.entries(&self.child(paddr));
             at -= 1;
             index = to_index((iova >> F::shift(at)) & lg2::mask(F::LG2_ENTRIES));
         }
-        entries.get(index..)
+        Ok(entries.get(index..).unwrap_or(&[]))
     }
 
     /// Writes a link back to memory, unless a bit in it says that somebody did.

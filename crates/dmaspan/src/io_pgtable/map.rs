@@ -24,6 +24,8 @@ pub(super) struct Reserved<L> {
     pub(super) tables: Option<L>,
     /// The last IOVA that the operation maps.
     pub(super) last: u64,
+    /// The lowest level that its leaves can have.
+    pub(super) lowest: u32,
 }
 
 /// Entries next to each other in one table that were stored and not yet written back to memory:
@@ -90,19 +92,20 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Maps `runs`, which follow each other in IOVAs from `start` to `last`, and returns where it
     /// stopped: behind the last byte mapped, modulo 2^64.
     ///
-    /// The runs were checked against the aperture and the output bits, and `prot` permits access.
+    /// The runs were checked against the aperture and the output bits, none of their leaves is
+    /// smaller than `2^smallest` bytes, and `prot` permits access.
     #[inline(never)]
     pub(super) fn map_runs<R>(
         &self,
         runs: R,
-        start: u64,
-        last: u64,
+        (start, last): (u64, u64),
+        smallest: u32,
         prot: Prot,
     ) -> (u64, Result<(), Error>)
     where
         R: Iterator<Item = Run> + Clone,
     {
-        let mut reserved = Reserved { tables: None, last };
+        let mut reserved = Reserved { tables: None, last, lowest: F::level_of(smallest) };
         let mut unwritten = Unwritten::nothing();
         let mut at = start;
         let result = self.map_each(runs, &mut at, prot, &mut reserved, &mut unwritten);
@@ -129,32 +132,31 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut cursor = Cursor::new(self);
         let mut leaves = self.leaves_of(F::GRANULE_LG2, prot);
         let mut lg2 = F::GRANULE_LG2;
-        let pages = leaves;
-        // The level-0 table at hand, and the number of the block that it translates: no block has
-        // the number that it begins with, which no address shifted right can be.
+        let mut shift = lg2;
+        // The table at hand, and the number of the block that it translates.
         let mut table: &[Cell<F>] = &[];
-        let mut block = u64::MAX;
+        let mut block = None;
         while let Some(mut run) = runs.next() {
-            if run.lg2 == F::GRANULE_LG2 && run.iova >> F::shift(1) == block {
-                // Scattered pages cost what this costs.
-                let first = self.index(0, run.iova);
-                let count = to_index(run.bytes >> F::GRANULE_LG2);
+            if run.lg2 == lg2 && block == Some(run.iova.unbounded_shr(shift + F::LG2_ENTRIES)) {
+                // Scattered leaves cost what this costs.
+                let first = to_index(run.iova >> shift) & (table.len().wrapping_sub(1));
+                let count = to_index(run.bytes >> shift);
                 if let Some(here) = table.get(first..first.saturating_add(count)) {
-                    let done = self.fill_shared(here, Fill { paddr: run.paddr, leaves: pages });
+                    let done = self.fill_shared(here, Fill { paddr: run.paddr, leaves });
                     unwritten.add(&self.memory, table, first, done);
                     if done == count {
                         continue;
                     }
-                    *at = run.iova.wrapping_add((done as u64) << F::GRANULE_LG2);
-                    cursor.reach(*at, 0);
-                    return Err(self.collision(&cursor, *at, 0));
+                    *at = run.iova.wrapping_add((done as u64) << shift);
+                    cursor.reach(*at, leaves.level);
+                    return Err(self.collision(&cursor, *at, leaves.level));
                 }
             }
             if run.lg2 != lg2 {
                 lg2 = run.lg2;
                 leaves = self.leaves_of(lg2, prot);
+                shift = F::shift(leaves.level);
             }
-            let shift = F::shift(leaves.level);
             loop {
                 let fill = Fill { paddr: run.paddr, leaves };
                 let done = if cursor.reach(run.iova, leaves.level) == Reached::Table {
@@ -182,9 +184,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                     None => break,
                 }
             }
-            if leaves.level == 0 {
-                (table, block) = (cursor.table_at(0, run.iova).1, run.iova >> F::shift(1));
-            }
+            table = cursor.table_at(leaves.level, run.iova).1;
+            block = Some(run.iova.unbounded_shr(shift + F::LG2_ENTRIES));
         }
         *at = reserved.last.wrapping_add(1);
         Ok(())
@@ -198,8 +199,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Leaves { template, level, group: lg2 - F::shift(level) }
     }
 
-    /// Maps as much of a run as one table takes that exists. The rest, whatever stands in its way,
-    /// is for [`map_runs`](Self::map_runs).
+    /// Maps as much of a run as one table takes that exists, or all of it where it only lacks its
+    /// own table. The rest, whatever stands in its way, is for [`map_runs`](Self::map_runs).
     #[inline(always)]
     pub(super) fn map_in_table(&self, run: Run, prot: Prot) -> Result<(), Run> {
         let leaves = self.leaves_of(run.lg2, prot);
@@ -208,11 +209,47 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             // The links on the way may have to be written back.
             return Err(run);
         }
-        let entries = self.find(run.iova, leaves.level).ok_or(run)?;
         let count = to_index(run.bytes >> shift);
+        let fill = Fill { paddr: run.paddr, leaves };
+        let entries = match self.find(run.iova, leaves.level) {
+            Ok(entries) => entries,
+            Err((above, [cell, ..])) if above == leaves.level + 1 => {
+                return self.map_in_new_table(cell, run, count, fill);
+            }
+            Err(_) => return Err(run),
+        };
         let here = entries.get(..count).unwrap_or(entries);
-        let done = self.fill_shared(here, Fill { paddr: run.paddr, leaves });
+        let done = self.fill_shared(here, fill);
         if done == count { Ok(()) } else { Err(run.skip((done as u64) << shift).unwrap_or(run)) }
+    }
+
+    /// Maps a run of `count` entries that fits into one table, which `cell` is to lead to: a table
+    /// is taken, filled and installed, and nothing needs to be surveyed.
+    fn map_in_new_table(
+        &self,
+        cell: &Cell<F>,
+        run: Run,
+        count: usize,
+        fill: Fill<F::Word>,
+    ) -> Result<(), Run> {
+        let level = fill.leaves.level;
+        let from = self.index(level, run.iova);
+        if from + count > 1 << F::LG2_ENTRIES || F::Word::load_link(cell) != F::Word::EMPTY {
+            return Err(run);
+        }
+        let shape = self.geometry.table;
+        let mut list = self.memory.reserve(shape, 1).map_err(|_| run)?;
+        let mut fresh = self.memory.take(shape, &mut list).ok_or(run)?;
+        let paddr = fresh.paddr();
+        self.fill_fresh(fresh.words(), from, count, fill);
+        self.memory.publish(fresh);
+        if F::Word::install(cell, self.format.link(level + 1, paddr)).is_err() {
+            // Another CPU was first. Hardware never saw this table.
+            self.memory.retire(&mut list, self.child(paddr));
+            self.memory.free(shape, list);
+            return Err(run);
+        }
+        Ok(())
     }
 
     /// Goes on with a run whose table is missing or cannot be: installs one table on the way there

@@ -406,7 +406,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         let run = Run { iova: iova.get(), paddr: paddr.get(), bytes, lg2 };
         let Err(rest) = self.table.map_in_table(run, prot) else { return (bytes, Ok(())) };
         let last = iova.get().wrapping_add(bytes - 1);
-        let (at, result) = self.table.map_runs(iter::once(rest), rest.iova, last, prot);
+        let (at, result) = self.table.map_runs(iter::once(rest), (rest.iova, last), lg2, prot);
         (at.wrapping_sub(iova.get()), result)
     }
 
@@ -424,9 +424,10 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         prot: Prot,
     ) -> Result<(), MapFailed<M::List>> {
         let refuse = |error| MapFailed { error, retired: Retired::nothing() };
-        let range = self.check_spans(iova, spans, prot).map_err(refuse)?;
+        let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
         let runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);
-        let (at, result) = self.table.map_runs(runs, iova.get(), range.last().get(), prot);
+        let ends = (iova.get(), range.last().get());
+        let (at, result) = self.table.map_runs(runs, ends, smallest, prot);
         result.map_err(|error| MapFailed { error, retired: self.withdraw(iova, at) })
     }
 
@@ -447,7 +448,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         let mut retired = Retired::nothing();
         match self.check_pages(iova, page_size, page_count) {
             Ok((range, bytes)) => {
-                if self.table.sweep_in_table(range, &mut retired) {
+                if self.table.sweep_in_table(range, page_size, &mut retired) {
                     return UnmappedPages { bytes, result: Ok(()), retired };
                 }
                 let (at, result) = self.table.sweep::<true>(range, Covered::Detach, &mut retired);
@@ -596,16 +597,24 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         Ok(())
     }
 
+    /// The range that the spans are mapped at, and log2 of the smallest leaf that they can have.
     #[inline(always)]
-    fn check_spans(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<IovaRange, Error> {
+    fn check_spans(
+        &self,
+        iova: Iova,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<(IovaRange, u32), Error> {
         self.check_prot(iova, prot)?;
         if spans.is_empty() {
             return Err(Error::NoSpans { iova });
         }
         let last = self.table.last_paddr;
         let mut bytes = 0u64;
+        let mut all = iova.get();
         for span in spans {
             let (start, len) = (span.paddr().get(), span.len());
+            all |= start | len;
             if !lg2::is_aligned(start | len, F::GRANULE_LG2) || span.last() > last {
                 let (span, page_size) = (*span, lg2::size(F::GRANULE_LG2));
                 return Err(if span.last() > last {
@@ -620,7 +629,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         }
         let range = IovaRange::from_len(iova, bytes)?;
         self.check_range(range, F::GRANULE_LG2)?;
-        Ok(range)
+        let sizes = self.table.geometry.page_sizes & lg2::mask(lg2::alignment(all).min(63) + 1);
+        Ok((range, lg2::floor(sizes)))
     }
 }
 

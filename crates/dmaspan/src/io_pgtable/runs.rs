@@ -62,6 +62,8 @@ pub(super) struct Runs<'s> {
     /// The smallest page, log2, and the bytes that the next larger one has.
     smallest_lg2: u32,
     larger: u64,
+    /// log2 of the leaf that was found last for a whole span: spans of a list are often alike.
+    alike: u32,
     spans: &'s [Span],
     iova: u64,
     /// What is left of the span at hand.
@@ -74,7 +76,16 @@ impl<'s> Runs<'s> {
         let smallest_lg2 = lg2::alignment(page_sizes);
         let above = page_sizes & !lg2::mask(smallest_lg2 + 1);
         let larger = if above == 0 { u64::MAX } else { above & above.wrapping_neg() };
-        Self { page_sizes, smallest_lg2, larger, spans, iova, paddr: 0, bytes: 0 }
+        Self {
+            page_sizes,
+            smallest_lg2,
+            larger,
+            alike: smallest_lg2,
+            spans,
+            iova,
+            paddr: 0,
+            bytes: 0,
+        }
     }
 }
 
@@ -99,8 +110,12 @@ impl Iterator for Runs<'_> {
         let (iova, paddr, bytes) = (self.iova, self.paddr, self.bytes);
         let run = if bytes < self.larger {
             Run { iova, paddr, bytes, lg2: self.smallest_lg2 }
+        } else if bytes == lg2::size(self.alike) && lg2::is_aligned(iova | paddr, self.alike) {
+            Run { iova, paddr, bytes, lg2: self.alike }
         } else {
-            Run::first(self.page_sizes, iova, paddr, bytes)
+            let run = Run::first(self.page_sizes, iova, paddr, bytes);
+            self.alike = run.lg2;
+            run
         };
         self.iova = self.iova.wrapping_add(run.bytes);
         self.paddr = self.paddr.wrapping_add(run.bytes);

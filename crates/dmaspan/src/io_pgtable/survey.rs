@@ -25,12 +25,14 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         if reserved.tables.is_some() {
             return Ok(());
         }
-        // Many spans lack about as many tables as small leaves all over the range would. To reserve
+        // Many spans lack about as many tables as the smallest of their leaves would all over the
+        // range. To reserve
         // those is cheaper than to ask for every span what it lacks, as long as nothing is in the
         // way.
         let shape = self.geometry.table;
         let growth = if F::GROWS { self.geometry.top_level as usize } else { 0 };
-        let most = self.tables_within(run.iova, reserved.last).saturating_add(growth);
+        let most =
+            self.tables_within(run.iova, reserved.last, reserved.lowest).saturating_add(growth);
         if most <= behind.size_hint().0
             && self.is_clear(run.iova, reserved.last)
             && let Ok(list) = self.memory.reserve(shape, most)
@@ -52,10 +54,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Ok(())
     }
 
-    /// The most tables below the root that leaves all over `first..=last` need.
-    fn tables_within(&self, first: u64, last: u64) -> usize {
+    /// The most tables below the root that leaves of `lowest` and higher levels all over
+    /// `first..=last` need.
+    fn tables_within(&self, first: u64, last: u64, lowest: u32) -> usize {
         let at_level = |level| (last >> F::shift(level)) - (first >> F::shift(level)) + 1;
-        (1..=self.geometry.top_level)
+        (lowest + 1..=self.geometry.top_level)
             .fold(0usize, |sum, level| sum.saturating_add(to_index(at_level(level))))
     }
 

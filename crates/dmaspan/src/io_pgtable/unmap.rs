@@ -119,25 +119,39 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Ok(Unmapped { retired, rest: rest.map(|range| Rest { range, table: self.id }) })
     }
 
-    /// Takes the translations of `range` away where they are pages of one table that it does not
-    /// cover whole, and says whether it did. Otherwise it is for [`sweep`](Self::sweep).
+    /// Takes the translations of `range` away where they are leaves of one entry each, of
+    /// `page_size`, in one table that it does not cover whole, and says whether it did. Otherwise
+    /// it is for [`sweep`](Self::sweep).
     #[inline(always)]
-    pub(super) fn sweep_in_table(&self, range: IovaRange, retired: &mut Retired<M::List>) -> bool {
+    pub(super) fn sweep_in_table(
+        &self,
+        range: IovaRange,
+        page_size: u64,
+        retired: &mut Retired<M::List>,
+    ) -> bool {
         let (first, last) = (range.start().get(), range.last().get());
-        let table = F::shift(1);
-        let pages = to_index((last - first) >> F::GRANULE_LG2).saturating_add(1);
-        if self.has_groups || (first ^ last) >> table != 0 || pages == 1 << F::LG2_ENTRIES {
+        let lg2 = lg2::alignment(page_size);
+        let level = F::level_of(lg2);
+        let shift = F::shift(level);
+        let count = to_index((last - first) >> shift).saturating_add(1);
+        if lg2 != shift || count >= 1 << F::LG2_ENTRIES {
             return false;
         }
-        let Some(entries) = self.find(first, 0).and_then(|entries| entries.get(..pages)) else {
+        let Some(entries) = self.find(first, level).ok().and_then(|found| found.get(..count))
+        else {
             return false;
         };
-        if entries.iter().any(|cell| F::Word::load(cell) == F::Word::EMPTY) {
+        // Pages, the most frequent, at the price of a constant level.
+        let singles = match level {
+            0 => self.count_singles(entries, 0),
+            level => self.count_singles(entries, level),
+        };
+        if singles != count {
             return false;
         }
         entries.iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
         self.memory.written(entries);
-        retired.leaf_sizes = lg2::size(F::GRANULE_LG2);
+        retired.leaf_sizes = page_size;
         retired.range = Some(range);
         true
     }
@@ -327,13 +341,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let shift = F::shift(level);
         let mut index = 0;
         while let Some(cell) = entries.get(index) {
-            let singles = self.count_singles(&entries[index..], level);
-            if singles != 0 {
-                *leaf_sizes |= lg2::size(shift);
-                index += singles;
-                continue;
-            }
             match self.format.decode(level, F::Word::load_link(cell)) {
+                Entry::Leaf(leaf) if leaf.lg2 == shift => {
+                    *leaf_sizes |= lg2::size(shift);
+                    index += self.count_singles(&entries[index..], level).max(1);
+                }
                 Entry::Leaf(leaf) => {
                     *leaf_sizes |= lg2::size(leaf.lg2);
                     index += 1 << (leaf.lg2 - shift);

@@ -59,10 +59,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let shift = F::shift(level);
             let entries = whole_entries(cursor.entries_from(level, at), at, last, shift);
             let spans = buf.len();
-            // Pages, the most frequent, at the price of a constant level.
-            let taken = match level {
-                0 => self.collect_singles(entries, 0, at, buf),
-                level => self.collect_singles(entries, level, at, buf),
+            // Pages, the most frequent, are read in the shortest loop.
+            let taken = if level == 0 && !self.has_groups {
+                self.collect_singles::<false>(entries, 0, at, buf)
+            } else {
+                self.collect_singles::<true>(entries, level, at, buf)
             };
             if buf.len() > spans || matches!(taken, ControlFlow::Continue(1..)) {
                 *leaf_sizes |= lg2::size(shift);
@@ -98,8 +99,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// how many leaves it took.
     ///
     /// The span at hand stays in registers: with scattered memory this loop is what an unmap costs.
+    /// Without `GROUPS` there are no leaves of several entries, and no size needs to be looked at.
     #[inline(always)]
-    fn collect_singles(
+    fn collect_singles<const GROUPS: bool>(
         &self,
         entries: &[Cell<F>],
         level: u32,
@@ -108,12 +110,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ) -> ControlFlow<Stop, usize> {
         let shift = F::shift(level);
         let size = lg2::size(shift);
-        let paddr_of = |cell| {
-            let word = F::Word::load(cell);
-            match self.format.decode(level, word) {
-                Entry::Leaf(leaf) if self.format.is_single(level, word) => Some(leaf.paddr.get()),
-                _ => None,
-            }
+        let paddr_of = |cell| match self.format.decode(level, F::Word::load(cell)) {
+            Entry::Leaf(leaf) if !GROUPS || leaf.lg2 == shift => Some(leaf.paddr.get()),
+            _ => None,
         };
         let Some(first) = entries.first().and_then(paddr_of) else {
             return ControlFlow::Continue(0);
@@ -126,49 +125,25 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let (mut start, mut next, mut start_n) = (first, first + size, 0);
         let mut n = 1;
         while let Some(paddr) = entries.get(n).and_then(paddr_of) {
+            if paddr != next {
+                let pushed = if start_n == 0 {
+                    buf.push(span(start, next))
+                } else {
+                    buf.push_apart(span(start, next))
+                };
+                if pushed == Err(Full) {
+                    return full(start_n);
+                }
+                (start, start_n) = (paddr, n);
+                next = paddr;
+            }
+            next += size;
             n += 1;
-            if paddr == next {
-                let more = self.lines_behind(&entries[n - 1..], size);
-                n += more;
-                next += ((more as u64) << shift) + size;
-                continue;
-            }
-            let pushed = if start_n == 0 {
-                buf.push(span(start, next))
-            } else {
-                buf.push_apart(span(start, next))
-            };
-            if pushed == Err(Full) {
-                return full(start_n);
-            }
-            (start, start_n) = (paddr, n - 1);
-            next = paddr + size;
         }
         match buf.push(span(start, next)) {
             Ok(()) => ControlFlow::Continue(n),
             Err(Full) => full(start_n),
         }
-    }
-
-    /// How many entries behind the first one continue it, `size` bytes each, as far as they do by
-    /// lines of eight: contiguous memory is read without a branch an entry.
-    #[inline(always)]
-    fn lines_behind(&self, entries: &[Cell<F>], size: u64) -> usize {
-        let [first, behind @ ..] = entries else { return 0 };
-        let first = self.format.clean(F::Word::load(first));
-        let mut done = 0;
-        for line in behind.chunks_exact(8) {
-            let start = self.format.advance(first, (done as u64 + 1).wrapping_mul(size));
-            let continues = (0u64..).zip(line).fold(true, |all, (n, cell)| {
-                let expected = self.format.advance(start, n.wrapping_mul(size));
-                all & (self.format.clean(F::Word::load(cell)) == expected)
-            });
-            if !continues {
-                break;
-            }
-            done += 8;
-        }
-        done
     }
 
     /// What a piece of a range that is to be unmapped adds to its spans: the IOVAs, the address and

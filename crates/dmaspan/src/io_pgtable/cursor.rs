@@ -34,6 +34,10 @@ pub(super) enum Reached<W> {
     Stopped { level: u32, word: W },
 }
 
+/// Where a walk ended that did not find its table: the level, and the entries from the one for the
+/// address on; none where the tree would have to grow.
+pub(super) type Missing<'t, F> = (u32, &'t [Cell<F>]);
+
 impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
     #[inline(always)]
     pub(super) fn new(table: &'t PageTable<F, M>) -> Self {
@@ -135,10 +139,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ///
     /// # Errors
     ///
-    /// Where that table does not exist, the level of the table where the walk ended and its entries
-    /// from the one for `iova` on; none where the tree would have to grow.
+    /// [`Missing`] where that table does not exist.
     #[inline(always)]
-    pub(super) fn find(&self, iova: u64, level: u32) -> Result<&[Cell<F>], (u32, &[Cell<F>])> {
+    pub(super) fn find(&self, iova: u64, level: u32) -> Result<&[Cell<F>], Missing<'_, F>> {
         let (root, mut at) = self.top();
         if F::GROWS && (level > at || !self.covers(at, iova)) {
             return Err((level, &[]));

@@ -11,7 +11,7 @@ use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
 use super::format::{Entry, Format, Groups};
 use super::memory::{Fresh, TableMemory};
-use super::runs::Run;
+use super::runs::{Run, Source};
 use super::word::Word;
 use super::{PageTable, to_index, top_word};
 use crate::addr::{Iova, PhysAddr};
@@ -103,7 +103,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         prot: Prot,
     ) -> (u64, Result<(), Error>)
     where
-        R: Iterator<Item = Run> + Clone,
+        R: Source,
     {
         let mut reserved = Reserved { tables: None, last, lowest: F::level_of(smallest) };
         let mut unwritten = Unwritten::nothing();
@@ -127,7 +127,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         unwritten: &mut Unwritten<'t, F>,
     ) -> Result<(), Error>
     where
-        R: Iterator<Item = Run> + Clone,
+        R: Source,
     {
         let mut cursor = Cursor::new(self);
         let mut leaves = self.leaves_of(F::GRANULE_LG2, prot);
@@ -145,6 +145,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                     let done = self.fill_shared(here, Fill { paddr: run.paddr, leaves });
                     unwritten.add(&self.memory, table, first, done);
                     if done == count {
+                        let behind = first + count;
+                        if lg2 == shift {
+                            let more = self.fill_alike(&mut runs, table, behind, leaves, lg2);
+                            unwritten.add(&self.memory, table, behind, more);
+                        }
                         continue;
                     }
                     *at = run.iova.wrapping_add((done as u64) << shift);
@@ -189,6 +194,28 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
         *at = reserved.last.wrapping_add(1);
         Ok(())
+    }
+
+    /// Writes scattered leaves of `2^lg2` bytes, an entry each, into `table` from `from` on, up to
+    /// the first that is occupied; returns how many.
+    #[inline(always)]
+    fn fill_alike(
+        &self,
+        runs: &mut impl Source,
+        table: &[Cell<F>],
+        from: usize,
+        leaves: Leaves<F::Word>,
+        lg2: u32,
+    ) -> usize {
+        let mut cells = table.get(from..).unwrap_or(&[]).iter();
+        runs.take_alike(lg2, |paddr| {
+            let Some(cell) = cells.next().filter(|cell| F::Word::load(cell) == F::Word::EMPTY)
+            else {
+                return false;
+            };
+            F::Word::store(cell, self.format.leaf(leaves.template, paddr));
+            true
+        })
     }
 
     /// What leaves of `2^lg2` bytes have in common.
@@ -265,7 +292,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         fill: Fill<F::Word>,
     ) -> Result<usize, Error>
     where
-        R: Iterator<Item = Run> + Clone,
+        R: Source,
     {
         match cursor.reach(run.iova, fill.leaves.level) {
             Reached::Table => Ok(0),

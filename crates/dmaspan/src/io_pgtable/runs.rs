@@ -1,6 +1,7 @@
 //! Which leaves a mapping gets: arithmetic on the bitmap of page sizes, once a span and not once a
 //! page.
 
+use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::span::Span;
 
@@ -89,6 +90,42 @@ impl<'s> Runs<'s> {
     }
 }
 
+/// What a mapping is made of, in the order of IOVAs.
+pub(super) trait Source: Iterator<Item = Run> + Clone {
+    /// Hands the addresses of single leaves of `2^lg2` bytes to `take`, as long as nothing but such
+    /// leaves comes and `take` has a place for them; returns how many. This is the loop of scattered
+    /// memory, which needs none of the arithmetic.
+    fn take_alike(&mut self, lg2: u32, take: impl FnMut(PhysAddr) -> bool) -> usize;
+}
+
+impl Source for core::iter::Once<Run> {
+    fn take_alike(&mut self, _lg2: u32, _take: impl FnMut(PhysAddr) -> bool) -> usize {
+        0
+    }
+}
+
+impl Source for Runs<'_> {
+    #[inline(always)]
+    fn take_alike(&mut self, lg2: u32, mut take: impl FnMut(PhysAddr) -> bool) -> usize {
+        if self.bytes != 0 {
+            return 0;
+        }
+        let mut taken = 0;
+        while let Some((span, rest)) = self.spans.get(taken..).and_then(<[Span]>::split_first) {
+            let paddr = span.paddr().get();
+            let alike = span.len() == lg2::size(lg2) && lg2::is_aligned(paddr, lg2);
+            let joins = rest.first().is_some_and(|next| next.paddr().get() == paddr + span.len());
+            if !alike || joins || !take(span.paddr()) {
+                break;
+            }
+            taken += 1;
+        }
+        self.spans = self.spans.get(taken..).unwrap_or(&[]);
+        self.iova = self.iova.wrapping_add((taken as u64) << lg2);
+        taken
+    }
+}
+
 impl Iterator for Runs<'_> {
     type Item = Run;
 
@@ -132,7 +169,6 @@ impl Iterator for Runs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::PhysAddr;
     use alloc::vec::Vec;
 
     const SIZES: u64 = 1 << 12 | 1 << 21 | 1 << 30;

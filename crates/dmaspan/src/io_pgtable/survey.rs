@@ -5,7 +5,7 @@ use super::error::Error;
 use super::format::{Format, MAX_LEVELS};
 use super::map::Reserved;
 use super::memory::TableMemory;
-use super::runs::Run;
+use super::runs::{Run, Source};
 use super::word::Word;
 use super::{PageTable, to_index};
 use crate::lg2;
@@ -20,7 +20,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         behind: &R,
     ) -> Result<(), Error>
     where
-        R: Iterator<Item = Run> + Clone,
+        R: Source,
     {
         if reserved.tables.is_some() {
             return Ok(());

@@ -305,6 +305,12 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         self.walked.store(root_word, Ordering::Release);
     }
 
+    /// Whether a walk from the root that hardware was told of last comes to what translates `iova`.
+    pub(crate) fn hardware_reaches(&self, iova: Iova) -> bool {
+        let level = level_in(self.walked());
+        level >= self.geometry.top_level || self.covers(level, iova.get())
+    }
+
     /// Whether the table at `level` for the block that begins at `start` is a root that hardware
     /// may still begin at: emptied and freed with the tables above it, it would be walked on.
     #[inline(always)]

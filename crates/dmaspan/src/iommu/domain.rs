@@ -241,19 +241,17 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         let range = IovaRange::from_len(iova, bytes)
             .map_err(|error| MapFailed { error: Error::Table(error.into()), unsynced: None })?;
         let mut result = self.all().map_spans(iova, spans, prot);
+        let mut told = Ok(());
         if let Err(io_pgtable::MapFailed { error: io_pgtable::Error::EmptyTable { .. }, retired }) =
             result
         {
+            if F::GROWS {
+                // The empty table may be the root that hardware walks, which stays while it does.
+                told = self.tell_root();
+            }
             // Arm demands that an entry is broken, synced and then made when a table becomes a
             // block (DDI 0487, D8.16.1), and no format is hurt by it.
             self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired)
-                .and_then(|error| {
-                    // An empty table may be what was the root until this mapping.
-                    self.told().map(|()| error).map_err(|source| MapFailed {
-                        error: Error::Hardware { range, source },
-                        unsynced: None,
-                    })
-                })
                 .and_then(|error| match self.table.owned(range).reclaim(range) {
                     Ok(retired) => self.take_back(error, retired),
                     Err(error) => Err(MapFailed { error: error.into(), unsynced: None }),
@@ -262,16 +260,27 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         }
         match result {
             Ok(()) => Ok(range),
-            Err(failed) => self
-                .take_back(failed.error.into(), failed.retired)
-                .and_then(|error| Err(MapFailed { error, unsynced: None })),
+            Err(failed) => {
+                let error = match (failed.error, told) {
+                    (io_pgtable::Error::EmptyTable { .. }, Err(source)) => {
+                        Error::Hardware { range, source }
+                    }
+                    (error, _) => error.into(),
+                };
+                self.take_back(error, failed.retired)
+                    .and_then(|error| Err(MapFailed { error, unsynced: None }))
+            }
         }
     }
 
     /// Tells hardware that caches absent entries about a new mapping, and takes it back where that
     /// fails.
     pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
-        let told = self.told();
+        let told = if F::GROWS && !self.table.hardware_reaches(range.last()) {
+            self.tell_root()
+        } else {
+            Ok(())
+        };
         let Err(source) = told.and_then(|()| self.ops.sync_map(range)) else { return Ok(()) };
         let mut gather = self.gather();
         self.add_own(&mut gather, self.all().remove(range));
@@ -280,12 +289,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         Err(MapFailed { error, unsynced })
     }
 
-    /// Tells hardware about a new root, unless it knows or there is none in this format.
-    #[inline(always)]
-    fn told(&self) -> Result<(), HardwareError> {
-        if F::GROWS { self.tell_root() } else { Ok(()) }
-    }
-
+    /// Tells hardware about a new root, unless it knows.
     #[cold]
     fn tell_root(&self) -> Result<(), HardwareError> {
         let root = self.table.root_word();

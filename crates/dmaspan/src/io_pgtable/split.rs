@@ -37,8 +37,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ///
     /// # Errors
     ///
-    /// With translations as before: [`Error::Hole`], [`Error::NoTables`], [`Error::NeedsBreak`];
-    /// and what `sync` says.
+    /// With translations as before: [`Error::Hole`], [`Error::NoTables`], [`Error::NeedsBreak`],
+    /// and [`Error::WouldSplit`] where some level has no leaves of a single entry; and what `sync`
+    /// says.
     pub(crate) fn split<E>(
         &self,
         at: Iova,
@@ -57,13 +58,17 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let range = block_of(at, 0);
             return Err(SplitFailed::Table(Error::Misaligned { range, page_size }));
         }
+        // A table for each level down to the one whose leaves begin at `at`.
+        let levels = || (0..leaf.level).filter(|&level| !lg2::is_aligned(at, F::shift(level + 1)));
+        let own = (leaf.cells.len() > 1).then_some(leaf.level);
+        if !levels().chain(own).all(|level| self.has_single(&leaf, level)) {
+            return Err(SplitFailed::Table(Error::WouldSplit { leaf: leaf.range }));
+        }
         let must_break = self.format.needs_break();
         if must_break && gap == Gap::Refuse {
             return Err(SplitFailed::Table(Error::NeedsBreak { leaf: leaf.range }));
         }
-        // A table for each level down to the one whose leaves begin at `at`.
-        let asked = (0..leaf.level).filter(|&level| !lg2::is_aligned(at, F::shift(level + 1)));
-        let asked = asked.count();
+        let asked = levels().count();
         let mut list = self
             .memory
             .reserve(self.geometry.table, asked)
@@ -147,6 +152,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             F::Word::store(cell, self.format.advance(first, n * step));
         }
         self.memory.written(leaf.cells);
+    }
+
+    /// Whether an entry at `level` can be a leaf like this one by itself: not where the format has
+    /// no leaves of that size, as AMD's has none of 512G.
+    fn has_single(&self, leaf: &LeafEntries<'_, F>, level: u32) -> bool {
+        let Some(word) = self.first_of(leaf) else { return false };
+        self.format.is_single(level, self.leaf_like(leaf.level, level, word))
     }
 
     /// The leaf of a single entry at `level` with the address and attributes of `word`.

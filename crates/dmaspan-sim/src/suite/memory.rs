@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread::{self, ThreadId};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::{Coherency, PhysAddr, lg2};
@@ -16,9 +18,19 @@ use crate::walker::{NotATable, TableWords};
 
 /// An arena of which hardware sees only what was published or written back.
 #[derive(Clone)]
-struct NonCoherent {
-    inner: Arena,
+pub(super) struct NonCoherent {
+    pub(super) inner: Arena,
     seen: Arc<Mutex<Seen>>,
+    stall: Arc<Mutex<Option<Stall>>>,
+}
+
+/// A thread that is held up when it is about to write back.
+pub(super) struct Stall {
+    pub(super) thread: ThreadId,
+    /// Told that it has come so far.
+    pub(super) reached: Sender<()>,
+    /// It goes on when it hears from here.
+    pub(super) go_on: Receiver<()>,
 }
 
 #[derive(Default)]
@@ -27,9 +39,39 @@ struct Seen {
     words: HashMap<u64, u64>,
     /// Where each published table is: its physical address by its address in this process.
     tables: BTreeMap<usize, u64>,
+    /// How often each cache line of a published table was written back.
+    lines: BTreeMap<usize, u32>,
 }
 
+/// log2 of the bytes of a cache line.
+const LINE_LG2: u32 = 6;
+
 impl NonCoherent {
+    pub(super) fn new(inner: Arena) -> Self {
+        Self { inner, seen: Arc::default(), stall: Arc::default() }
+    }
+
+    /// How often each cache line was written back since the last call.
+    pub(super) fn lines(&self) -> BTreeMap<usize, u32> {
+        std::mem::take(&mut self.seen.lock().lines)
+    }
+
+    /// Holds a thread up, once.
+    pub(super) fn stall(&self, stall: Stall) {
+        *self.stall.lock() = Some(stall);
+    }
+
+    /// Waits where this thread is one to be held up.
+    fn maybe_stalled(&self) {
+        let mut stall = self.stall.lock();
+        let mine = stall.take_if(|stall| stall.thread == thread::current().id());
+        drop(stall);
+        if let Some(Stall { reached, go_on, .. }) = mine {
+            reached.send(()).unwrap();
+            go_on.recv().unwrap();
+        }
+    }
+
     /// Makes hardware see `bytes` from `paddr` on.
     fn write_back(&self, seen: &mut Seen, paddr: u64, bytes: u64) {
         for word in (lg2::align_down(paddr, 3)..paddr + bytes).step_by(8) {
@@ -45,6 +87,15 @@ impl TableWords for NonCoherent {
         self.inner.read_u64(paddr)?;
         let seen = self.seen.lock();
         seen.words.get(&paddr.get()).copied().ok_or(NotATable::Outside { paddr })
+    }
+
+    fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
+        // An atomic access is seen by both.
+        let found = self.inner.exchange_u64(paddr, old, new)?;
+        if found == old {
+            self.seen.lock().words.insert(paddr.get(), new);
+        }
+        Ok(found)
     }
 }
 
@@ -80,8 +131,13 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
     }
 
     fn written(&self, entries: &[W::Atomic]) {
+        self.maybe_stalled();
         let place = ptr::from_ref(entries).addr();
         let mut seen = self.seen.lock();
+        let last = place + size_of_val(entries) - 1;
+        for line in place >> LINE_LG2..=last >> LINE_LG2 {
+            *seen.lines.entry(line).or_default() += 1;
+        }
         let table = seen.tables.range(..=place).next_back();
         let (start, paddr) = table.map(|(start, paddr)| (*start, *paddr)).unwrap();
         let offset = (place - start) as u64;
@@ -105,7 +161,7 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
 pub fn everything_is_written_back_before_a_call_returns<S: Subject>() {
     each::<S>(|format| {
         let inner = arena();
-        let memory = NonCoherent { inner: inner.clone(), seen: Arc::default() };
+        let memory = NonCoherent::new(inner.clone());
         let mut tree = Tree::<S, _>::over(format, memory.clone(), inner);
         let (granule, chunk) = (tree.space.granule(), lg2::size(tree.space.chunk()));
         let first = tree.space.aperture.start().get();

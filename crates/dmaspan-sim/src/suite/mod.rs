@@ -55,9 +55,14 @@ mod codec;
 mod dirty;
 mod errors;
 mod failures;
+mod growth;
 mod leaves;
+mod marks;
 mod memory;
+mod noncoherent;
 mod random;
+mod rewrite;
+mod rig;
 mod space;
 mod survey;
 mod threads;
@@ -74,7 +79,7 @@ pub trait Subject: 'static {
     /// The format.
     type Format: Format + Clone;
     /// What judges it: a walker written from the manual, not from the format.
-    type Walker: Walker;
+    type Walker: Walker + Send + Sync;
 
     /// The configurations to try, each with a name for the report. Widths at both ends of what the
     /// format has are worth most.
@@ -121,15 +126,36 @@ pub mod cases {
         every_failing_allocation_leaves_everything_as_before,
         unmapping_blocks_over_full_tables_frees_all_of_them, unmapping_needs_no_tables,
     };
+    pub use super::growth::{
+        a_refused_root_leaves_the_old_one_in_use, a_tree_that_cannot_grow_stays_as_it_is,
+        beyond_the_root_is_a_hole, hardware_has_a_new_root_before_it_is_needed,
+        the_first_leaf_may_be_larger_than_the_tree, threads_grow_a_tree_together,
+    };
     pub use super::leaves::{
         batches_equal_single_pages, every_size_is_one_leaf,
         large_leaves_replace_emptied_tables_only, leaves_are_never_split_by_an_unmap,
         permissions_read_back_by_the_walker, protecting_changes_permissions_alone,
         the_last_leaf_of_both_spaces_maps, unmapping_stops_at_the_first_hole,
     };
+    pub use super::marks::{
+        an_unmap_by_batches_loses_no_write, bad_requests_for_marks_change_nothing,
+        bitmaps_are_exact_to_the_leaf, no_write_escapes_a_reader_that_clears,
+        the_last_page_is_reported,
+    };
     pub use super::memory::everything_is_written_back_before_a_call_returns;
+    pub use super::noncoherent::{
+        changes_in_place_are_written_back, new_roots_are_written_back,
+        scattered_pages_write_each_line_back_once,
+        who_maps_below_a_link_in_the_cache_writes_it_back,
+    };
     pub use super::random::{
         every_mapping_has_the_fewest_leaves, random_operations_agree_with_an_interval_map,
+    };
+    pub use super::rewrite::{
+        a_leaf_is_split_as_little_as_a_border_takes, a_refused_protect_changes_nothing,
+        a_refused_split_changes_nothing, a_split_breaks_only_where_hardware_needs_it,
+        a_split_whose_sync_fails_keeps_all_translations, every_permission_becomes_every_other,
+        groups_are_broken_whole_and_by_bounded_batches,
     };
     pub use super::threads::{
         disjoint_ranges_are_mapped_in_parallel, racing_threads_install_each_table_once,
@@ -176,7 +202,29 @@ macro_rules! format_suite {
             every_failing_allocation_leaves_everything_as_before,
             unmapping_blocks_over_full_tables_frees_all_of_them,
             unmapping_needs_no_tables,
+            bitmaps_are_exact_to_the_leaf,
+            the_last_page_is_reported,
+            an_unmap_by_batches_loses_no_write,
+            bad_requests_for_marks_change_nothing,
+            no_write_escapes_a_reader_that_clears,
+            a_leaf_is_split_as_little_as_a_border_takes,
+            a_split_breaks_only_where_hardware_needs_it,
+            a_refused_split_changes_nothing,
+            a_split_whose_sync_fails_keeps_all_translations,
+            every_permission_becomes_every_other,
+            a_refused_protect_changes_nothing,
+            groups_are_broken_whole_and_by_bounded_batches,
+            hardware_has_a_new_root_before_it_is_needed,
+            the_first_leaf_may_be_larger_than_the_tree,
+            a_refused_root_leaves_the_old_one_in_use,
+            beyond_the_root_is_a_hole,
+            a_tree_that_cannot_grow_stays_as_it_is,
+            threads_grow_a_tree_together,
             everything_is_written_back_before_a_call_returns,
+            changes_in_place_are_written_back,
+            new_roots_are_written_back,
+            scattered_pages_write_each_line_back_once,
+            who_maps_below_a_link_in_the_cache_writes_it_back,
             every_mapping_has_the_fewest_leaves,
             random_operations_agree_with_an_interval_map,
             disjoint_ranges_are_mapped_in_parallel,

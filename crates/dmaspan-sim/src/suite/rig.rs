@@ -1,0 +1,205 @@
+//! A domain on trial, its hardware, and somebody who looks on.
+
+use dmaspan::io_pgtable::{DirtyBitmap, Gap, TableMemory};
+use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps, Scope};
+use dmaspan::pin::SpanSink;
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+use parking_lot::Mutex;
+
+use super::Subject;
+use super::space::Space;
+use super::survey::{self, Seen};
+use super::tree::{Tree, WordOf};
+use crate::arena::Arena;
+use crate::iotlb::{Iotlb, IotlbConfig};
+
+/// The IOMMU of a subject's tables, with caches that forget nothing by themselves.
+pub(super) type Tlb<S> = Iotlb<<S as Subject>::Walker, Arena>;
+
+/// An invalidation that was done: where, and for leaves of which sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Forgotten {
+    /// `None` for everything.
+    pub(super) ranges: Option<Vec<IovaRange>>,
+    pub(super) leaf_sizes: u64,
+}
+
+impl Forgotten {
+    pub(super) fn covers(&self, range: IovaRange) -> bool {
+        self.ranges.as_ref().is_none_or(|ranges| ranges.iter().any(|forgot| forgot.covers(range)))
+    }
+}
+
+/// What is called when hardware has forgotten, before the domain goes on.
+type Watch<S> = Box<dyn FnMut(&Tlb<S>) + Send>;
+
+/// The hooks of an IOTLB.
+pub(super) struct Hooks<S: Subject> {
+    pub(super) iotlb: Tlb<S>,
+    watch: Mutex<Option<Watch<S>>>,
+    forgotten: Mutex<Vec<Forgotten>>,
+    /// Which invalidation from now on fails; 0 for none.
+    failing: Mutex<u32>,
+}
+
+impl<S: Subject> Hooks<S> {
+    /// Calls `watch` in every invalidation from now on.
+    pub(super) fn watch(&self, watch: impl FnMut(&Tlb<S>) + Send + 'static) {
+        *self.watch.lock() = Some(Box::new(watch));
+    }
+
+    /// Makes the `n`-th invalidation from now on fail, or none for 0.
+    pub(super) fn fail(&self, n: u32) {
+        *self.failing.lock() = n;
+    }
+
+    /// The invalidations since the last call.
+    pub(super) fn forgotten(&self) -> Vec<Forgotten> {
+        std::mem::take(&mut self.forgotten.lock())
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the looking on is the IOTLB's")]
+// SAFETY: `Ok` comes from the IOTLB only.
+unsafe impl<S: Subject> IommuOps for Hooks<S> {
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        let mut failing = self.failing.lock();
+        let fails = *failing == 1;
+        *failing = failing.saturating_sub(1);
+        drop(failing);
+        if fails {
+            return Err(HardwareError { what: "the simulated invalidation failed", status: 1 });
+        }
+        self.iotlb.invalidate(what)?;
+        let ranges = match what.scope {
+            Scope::All => None,
+            Scope::Ranges(ranges) => Some(ranges.to_vec()),
+        };
+        self.forgotten.lock().push(Forgotten { ranges, leaf_sizes: what.leaf_sizes });
+        if let Some(watch) = &mut *self.watch.lock() {
+            watch(&self.iotlb);
+        }
+        Ok(())
+    }
+
+    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
+        self.iotlb.sync_map(range)
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        self.iotlb.detach()
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.iotlb.max_ranges()
+    }
+}
+
+/// A domain whose tree has all the levels that it can have.
+pub(super) struct Rig<S: Subject, M: TableMemory<WordOf<S>> = Arena> {
+    pub(super) domain: Domain<S::Format, M, Hooks<S>>,
+    pub(super) arena: Arena,
+    pub(super) space: Space,
+}
+
+impl<S: Subject> Rig<S> {
+    pub(super) fn new(format: S::Format) -> Self {
+        Self::with_config(Tree::<S>::new(format), IotlbConfig::default())
+    }
+}
+
+impl<S: Subject, M: TableMemory<WordOf<S>>> Rig<S, M> {
+    /// A domain over the tree, which is empty.
+    pub(super) fn with_config(tree: Tree<S, M>, config: IotlbConfig) -> Self {
+        let iotlb = Iotlb::with_config(tree.walker(), tree.arena.clone(), config);
+        let hooks = Hooks {
+            iotlb,
+            watch: Mutex::new(None),
+            forgotten: Mutex::default(),
+            failing: Mutex::new(0),
+        };
+        let domain = Domain::new(tree.table, hooks).unwrap();
+        Self { domain, arena: tree.arena, space: tree.space }
+    }
+
+    pub(super) fn hooks(&self) -> &Hooks<S> {
+        self.domain.ops()
+    }
+
+    pub(super) fn iotlb(&self) -> &Tlb<S> {
+        &self.hooks().iotlb
+    }
+
+    #[expect(unsafe_code, reason = "devices of the suite reach no memory")]
+    pub(super) fn map(&self, iova: u64, spans: &[Span], prot: Prot) -> Result<(), iommu::Error> {
+        // SAFETY: one thread works on the domain, and its devices only translate.
+        let mapped = unsafe { self.domain.map_spans(Iova::new(iova), spans, prot) };
+        mapped.map_err(|failed| failed.error)
+    }
+
+    #[expect(unsafe_code, reason = "one thread works on the domain")]
+    pub(super) fn split(&self, at: u64, gap: Gap) -> Result<(), iommu::Error> {
+        // SAFETY: nobody else works on the domain.
+        unsafe { self.domain.split(Iova::new(at), gap) }
+    }
+
+    #[expect(unsafe_code, reason = "one thread works on the domain")]
+    pub(super) fn protect(&self, range: IovaRange, prot: Prot) -> Result<(), iommu::Error> {
+        // SAFETY: nobody else works on the domain, and its devices only translate.
+        unsafe { self.domain.protect(range, prot, Gap::Accept) }
+    }
+
+    #[expect(unsafe_code, reason = "one thread works on the domain")]
+    pub(super) fn clear_dirty(
+        &self,
+        range: IovaRange,
+        bitmap: &mut DirtyBitmap<'_>,
+    ) -> Result<(), iommu::Error> {
+        // SAFETY: nobody else works on the domain.
+        unsafe { self.domain.read_and_clear_dirty(range, bitmap) }
+    }
+
+    #[expect(unsafe_code, reason = "one thread works on the domain")]
+    pub(super) fn unmap(&self, range: IovaRange) -> Result<Vec<Span>, iommu::Error> {
+        let mut room = SpanBuf::room::<16>();
+        let mut buf = SpanBuf::new(&mut room);
+        let mut spans = Vec::new();
+        // SAFETY: nobody else works on the domain.
+        let mut unsynced = unsafe { self.domain.unmap(range, &mut buf) }?;
+        loop {
+            let (_, rest) = unsynced.sync().unwrap();
+            for &span in buf.spans() {
+                SpanSink::push(&mut spans, span).unwrap();
+            }
+            buf.clear();
+            let Some(rest) = rest else { return Ok(spans) };
+            // SAFETY: as above.
+            unsynced = unsafe { self.domain.resume(rest, &mut buf) };
+        }
+    }
+
+    /// All leaves in `range`, as hardware finds them that has nothing cached.
+    #[track_caller]
+    pub(super) fn leaves(&self, range: IovaRange) -> Vec<Seen> {
+        leaves::<S>(self.iotlb(), range)
+    }
+
+    /// Where hardware finds `iova`.
+    pub(super) fn translate(&self, iova: u64) -> Option<PhysAddr> {
+        let iotlb = self.iotlb();
+        survey::translate(iotlb.walker(), iotlb.tables(), Iova::new(iova)).map(|found| found.paddr)
+    }
+}
+
+/// All leaves in `range`, as hardware finds them that has nothing cached.
+#[track_caller]
+pub(super) fn leaves<S: Subject>(iotlb: &Tlb<S>, range: IovaRange) -> Vec<Seen> {
+    let mut leaves = Vec::new();
+    survey::survey(iotlb.walker(), iotlb.tables(), range, |_, found| {
+        let seen = survey::seen(found);
+        if leaves.last() != Some(&seen) {
+            leaves.push(seen);
+        }
+    });
+    leaves
+}

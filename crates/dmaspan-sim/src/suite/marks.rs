@@ -100,7 +100,7 @@ pub fn bitmaps_are_exact_to_the_leaf<S: Subject>() {
         let mut tree = Tree::<S>::new(format);
         let whole = mixed(&mut tree);
         let mut written = Written::of(&tree);
-        for _ in 0..share::<S>(400) {
+        for _ in 0..share::<S>(1000) {
             for _ in 0..rng.below(4) {
                 let n = usize::try_from(rng.below(written.leaves.len() as u64)).unwrap();
                 let leaf = written.leaves[n].0.range;

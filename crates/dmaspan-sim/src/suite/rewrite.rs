@@ -11,7 +11,7 @@ use super::rig::{Rig, Tlb, leaves};
 use super::space::{Space, range, span};
 use super::survey::Seen;
 use super::tree::{PROT, Tree, arena, granted};
-use super::{Subject, codec, each};
+use super::{Subject, codec, each, share};
 use crate::fault::{Faults, Faulty};
 use crate::iotlb::{AbsentEntries, IotlbConfig};
 use crate::rng::Rng;
@@ -270,6 +270,8 @@ pub fn a_split_whose_sync_fails_keeps_all_translations<S: Subject>() {
 /// From every permission to every other, for pages, large leaves and groups side by side: hardware
 /// sees the new ones when the call returns, and nothing else changed.
 pub fn every_permission_becomes_every_other<S: Subject>() {
+    let mut rng = Rng::new(19);
+    let most = usize::try_from(share::<S>(500)).unwrap();
     each::<S>(|format| {
         let prots: Vec<_> =
             codec::prots(&format).into_iter().filter(|&prot| !format.refuses(prot)).collect();
@@ -279,7 +281,8 @@ pub fn every_permission_becomes_every_other<S: Subject>() {
         // A sequence in which each permission follows each other one, once for each distance.
         let count = prots.len();
         let steps = (1..count).flat_map(|step| (0..count).map(move |n| (n * step) % count));
-        for prot in steps.take(200).map(|n| prots[n]) {
+        let from = usize::try_from(rng.below(1000)).unwrap();
+        for prot in steps.cycle().skip(from).take(most).map(|n| prots[n]) {
             let before = rig.leaves(all);
             for leaf in &before {
                 // Cached, as it is now.

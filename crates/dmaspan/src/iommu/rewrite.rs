@@ -25,8 +25,9 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// [`OutsideAperture`](io_pgtable::Error::OutsideAperture),
     /// [`NeedsBreak`](io_pgtable::Error::NeedsBreak), and
     /// [`WouldSplit`](io_pgtable::Error::WouldSplit) for a leaf that the format has no smaller ones
-    /// for at some level on the way, as AMD's has none of 512G. [`Error::Hardware`] where hardware was not
-    /// seen to forget the leaf, which it may go on to use: the translations are the same.
+    /// for at some level on the way, as AMD's has none of 512G. [`Error::Hardware`]
+    /// where hardware was not seen to forget the leaf, which it may go on to use: the translations
+    /// are the same.
     ///
     /// # Safety
     ///

@@ -356,9 +356,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             if all != F::Word::EMPTY {
                 break;
             }
-            let (first, step) = self.group_from(fill, done);
+            let first = self.group_from(fill, done);
             for (n, cell) in (0u64..).zip(leaf) {
-                F::Word::store(cell, self.format.advance(first, n * step));
+                F::Word::store(cell, self.in_group(first, n, fill));
             }
             done += per_leaf;
         }
@@ -366,16 +366,21 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     }
 
     /// The first entry of the leaf that begins with the `n`-th entry of a run of leaves of several
-    /// entries, and the bytes from one entry of it to the next.
+    /// entries.
     #[inline(always)]
-    fn group_from(&self, fill: Fill<F::Word>, n: usize) -> (F::Word, u64) {
+    fn group_from(&self, fill: Fill<F::Word>, n: usize) -> F::Word {
         let shift = F::shift(fill.leaves.level);
         let paddr = PhysAddr::new(fill.paddr.wrapping_add((n as u64) << shift));
-        let step = match F::GROUPS {
-            Groups::Consecutive => lg2::size(shift),
-            Groups::Repeated => 0,
-        };
-        (self.format.leaf(fill.leaves.template, paddr), step)
+        self.format.leaf(fill.leaves.template, paddr)
+    }
+
+    /// The `n`-th entry of the leaf with that first entry.
+    #[inline(always)]
+    fn in_group(&self, first: F::Word, n: u64, fill: Fill<F::Word>) -> F::Word {
+        match F::GROUPS {
+            Groups::Consecutive => self.format.advance(first, n << F::shift(fill.leaves.level)),
+            Groups::Repeated => first,
+        }
     }
 
     /// Writes the entries of a run into a table that nobody sees yet, and empties the others.
@@ -388,9 +393,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         if fill.leaves.group != 0 {
             let per_leaf = 1 << fill.leaves.group;
             for (leaf, words) in leaves.chunks_exact_mut(per_leaf).enumerate() {
-                let (first, step) = self.group_from(fill, leaf * per_leaf);
+                let first = self.group_from(fill, leaf * per_leaf);
                 for (n, word) in (0u64..).zip(words) {
-                    *word = self.format.advance(first, n * step);
+                    *word = self.in_group(first, n, fill);
                 }
             }
             return;

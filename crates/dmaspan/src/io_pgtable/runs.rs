@@ -93,8 +93,8 @@ impl<'s> Runs<'s> {
 /// What a mapping is made of, in the order of IOVAs.
 pub(super) trait Source: Iterator<Item = Run> + Clone {
     /// Hands the addresses of single leaves of `2^lg2` bytes to `take`, as long as nothing but such
-    /// leaves comes and `take` has a place for them; returns how many. This is the loop of scattered
-    /// memory, which needs none of the arithmetic.
+    /// leaves comes and `take` has a place for them; returns how many. This is the loop of
+    /// scattered memory, which needs none of the arithmetic.
     fn take_alike(&mut self, lg2: u32, take: impl FnMut(PhysAddr) -> bool) -> usize;
 }
 

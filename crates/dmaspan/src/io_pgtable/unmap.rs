@@ -129,29 +129,34 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         page_size: u64,
         retired: &mut Retired<M::List>,
     ) -> bool {
-        let (first, last) = (range.start().get(), range.last().get());
+        // Pages, the most frequent, at the price of a constant level.
+        if page_size == lg2::size(F::GRANULE_LG2) {
+            return self.sweep_level(0, range, retired);
+        }
         let lg2 = lg2::alignment(page_size);
         let level = F::level_of(lg2);
+        lg2 == F::shift(level) && self.sweep_level(level, range, retired)
+    }
+
+    /// The same for leaves of the size of one entry at `level`.
+    #[inline(always)]
+    fn sweep_level(&self, level: u32, range: IovaRange, retired: &mut Retired<M::List>) -> bool {
+        let (first, last) = (range.start().get(), range.last().get());
         let shift = F::shift(level);
         let count = to_index((last - first) >> shift).saturating_add(1);
-        if lg2 != shift || count >= 1 << F::LG2_ENTRIES {
+        if count >= 1 << F::LG2_ENTRIES {
             return false;
         }
         let Some(entries) = self.find(first, level).ok().and_then(|found| found.get(..count))
         else {
             return false;
         };
-        // Pages, the most frequent, at the price of a constant level.
-        let singles = match level {
-            0 => self.count_singles(entries, 0),
-            level => self.count_singles(entries, level),
-        };
-        if singles != count {
+        if self.count_singles(entries, level) != count {
             return false;
         }
         entries.iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
         self.memory.written(entries);
-        retired.leaf_sizes = page_size;
+        retired.leaf_sizes = lg2::size(shift);
         retired.range = Some(range);
         true
     }

@@ -14,6 +14,7 @@
 //! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
 //!   that, or leaked.
 //! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
+//! - [`fuzz`]: operations, and tables, made of any bytes. They catch what nobody thought of.
 //! - [`fault`]: failures on demand. They catch operations that do not undo themselves.
 //!
 //! Nothing here shares code with what it checks, beyond addresses, ranges and spans. What a real
@@ -76,6 +77,7 @@ pub mod arena;
 pub mod bus;
 pub mod device;
 pub mod fault;
+pub mod fuzz;
 pub mod iotlb;
 pub mod memory;
 pub mod mock;

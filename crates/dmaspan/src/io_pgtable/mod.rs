@@ -647,8 +647,8 @@ const _: () = assert!(MAX_LEVELS <= 1 << LEVEL_BITS);
 /// The word of no root: its level is above all others.
 const NO_ROOT: u64 = u64::MAX;
 
-/// The id of the next table.
-static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+/// The id of the next table: the core's own atomic, since no order of threads depends on it.
+static NEXT_ID: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 /// A root's address and level as one word.
 fn top_word(root: PhysAddr, level: u32) -> u64 {

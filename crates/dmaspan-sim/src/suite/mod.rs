@@ -64,6 +64,7 @@ mod random;
 mod rewrite;
 mod rig;
 mod space;
+mod stress;
 mod survey;
 mod threads;
 mod tree;
@@ -157,6 +158,7 @@ pub mod cases {
         a_split_whose_sync_fails_keeps_all_translations, every_permission_becomes_every_other,
         groups_are_broken_whole_and_by_bounded_batches,
     };
+    pub use super::stress::threads_with_random_operations_keep_to_their_pieces;
     pub use super::threads::{
         disjoint_ranges_are_mapped_in_parallel, racing_threads_install_each_table_once,
     };
@@ -229,6 +231,7 @@ macro_rules! format_suite {
             random_operations_agree_with_an_interval_map,
             disjoint_ranges_are_mapped_in_parallel,
             racing_threads_install_each_table_once,
+            threads_with_random_operations_keep_to_their_pieces,
         );
     };
     (@tests $name:ident, $subject:ty: $($case:ident,)*) => {

@@ -27,7 +27,7 @@ pub(super) struct Tree<S: Subject, M: TableMemory<WordOf<S>> = Arena> {
     pub(super) table: PageTable<S::Format, M>,
     pub(super) arena: Arena,
     pub(super) space: Space,
-    subject: PhantomData<S>,
+    subject: PhantomData<fn() -> S>,
 }
 
 /// What [`Tree::unmap_pages`] did: bytes, why it stopped, and what hardware has to forget.

@@ -32,6 +32,7 @@ const CHECKS: [Check; 9] = [
     Check { name: "main job: cargo run --release -q -- map 256M --format json", run: main_job },
 ];
 
+const FUZZ: &str = "fuzz/Cargo.toml";
 const NO_STD: &str = "xtask/no-std/Cargo.toml";
 const MAIN_JOB: [&str; 8] = ["run", "--release", "-q", "--", "map", "256M", "--format", "json"];
 const MAIN_JOB_BYTES: u64 = 256 << 20;
@@ -82,6 +83,7 @@ fn formatting() -> Outcome {
     commands([
         &mut cargo(&["fmt", "--all", "--check"]),
         &mut cargo(&["fmt", "--manifest-path", NO_STD, "--check"]),
+        &mut cargo(&["fmt", "--manifest-path", FUZZ, "--check"]),
     ])
 }
 

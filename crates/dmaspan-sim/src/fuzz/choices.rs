@@ -45,7 +45,7 @@ impl<'a> Choices<'a> {
 }
 
 /// Words that any bits can be.
-pub(super) trait Bits: Word {
+pub trait Bits: Word {
     /// The word of the lowest bits.
     fn from_bits(bits: u64) -> Self;
 }

@@ -11,7 +11,6 @@ use dmaspan::{Coherency, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 use parking_lot::Mutex;
 
 use super::choices::{Bits, Choices};
-use super::formats::Body;
 use crate::arena::{Arena, ArenaList};
 
 /// Tables beside the root.
@@ -105,27 +104,29 @@ unsafe impl<W: Word> TableMemory<W> for HostileTables<W> {
     }
 }
 
-/// Fills tables, and operates on the tree that they make.
-pub(super) struct Attack<'a>(pub(super) Choices<'a>);
-
-impl Body for Attack<'_> {
-    fn run<F: Format<Word: Bits>>(mut self, format: F) {
-        let memory = HostileTables::new();
-        fill(&format, &memory, &mut self.0);
-        let arena = memory.inner.clone();
-        let table = PageTable::new(format, memory).unwrap();
-        let mut tree = Tree { table, choices: self.0 };
-        for _ in 0..MOST_OPERATIONS {
-            if tree.choices.is_empty() {
-                break;
-            }
-            tree.table.memory().steps.store(0, Ordering::Relaxed);
-            tree.step();
+/// Reads the words of tables from bytes, and then operations on a tree of these tables: entries
+/// that no operation wrote, links to tables that are none, and tables that lead to themselves.
+///
+/// # Panics
+///
+/// Where an operation does, or a table is lost.
+pub fn hostile<F: Format<Word: Bits>>(format: F, bytes: &[u8]) {
+    let mut choices = Choices::new(bytes);
+    let memory = HostileTables::new();
+    fill(&format, &memory, &mut choices);
+    let arena = memory.inner.clone();
+    let table = PageTable::new(format, memory).unwrap();
+    let mut tree = Tree { table, choices };
+    for _ in 0..MOST_OPERATIONS {
+        if tree.choices.is_empty() {
+            break;
         }
-        let memory = tree.table.memory();
-        memory.steps.store(0, Ordering::Relaxed);
-        assert_eq!(memory.tables.lock().len(), arena.tables(), "a table was lost");
+        tree.table.memory().steps.store(0, Ordering::Relaxed);
+        tree.step();
     }
+    let memory = tree.table.memory();
+    memory.steps.store(0, Ordering::Relaxed);
+    assert_eq!(memory.tables.lock().len(), arena.tables(), "a table was lost");
 }
 
 /// Publishes tables with the entries that some bytes choose, and keeps those of the root ready.

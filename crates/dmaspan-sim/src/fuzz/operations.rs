@@ -4,31 +4,30 @@ use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, MapFailed, PageTable, Reti
 use dmaspan::pin::SpanSink;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 
-use super::choices::{Bits, Choices};
-use super::formats::Body;
+use super::choices::Choices;
 use crate::arena::{Arena, ArenaList};
 use crate::model::{Coverage, IntervalModel};
 
 /// More would only take time.
 const MOST_OPERATIONS: usize = 64;
 
-/// Applies the operations that some bytes choose.
-pub(super) struct Apply<'a>(pub(super) Choices<'a>);
-
-impl Body for Apply<'_> {
-    fn run<F: Format<Word: Bits>>(self, format: F) {
-        let arena = Arena::new(PhysAddr::new(0x4000_0000), 16 << 20);
-        let mut pair = Pair::new(format, arena.clone(), self.0);
-        for _ in 0..MOST_OPERATIONS {
-            if pair.choices.is_empty() {
-                break;
-            }
-            pair.step();
+/// Reads operations from bytes and applies them to a page table and to an interval map.
+///
+/// # Panics
+///
+/// Where the two disagree, or a table leaks.
+pub fn operations<F: Format>(format: F, bytes: &[u8]) {
+    let arena = Arena::new(PhysAddr::new(0x4000_0000), 16 << 20);
+    let mut pair = Pair::new(format, arena.clone(), Choices::new(bytes));
+    for _ in 0..MOST_OPERATIONS {
+        if pair.choices.is_empty() {
+            break;
         }
-        pair.finish(&arena);
-        drop(pair);
-        assert_eq!(arena.tables(), 0, "tables leaked");
+        pair.step();
     }
+    pair.finish(&arena);
+    drop(pair);
+    assert_eq!(arena.tables(), 0, "tables leaked");
 }
 
 /// What unmapping is asked for beside the spans.

@@ -1,0 +1,122 @@
+//! The fuzz targets: the first byte chooses a format and its configuration, the others what is
+//! done.
+
+use dmaspan::io_pgtable::{
+    AmdV1, AmdV1Config, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2,
+    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, ArmV7sVariant, DirtyTracking, Format, Half, Riscv,
+    RiscvConfig, RiscvMode, RiscvStage, VtdSs, VtdSsConfig, X86_64, X86_64Config,
+};
+use dmaspan::lg2;
+use dmaspan_sim::fuzz::{self, Bits};
+use dmaspan_sim::mock::MockFormat;
+
+/// Operations on a page table, beside an interval map.
+///
+/// # Panics
+///
+/// Where the two disagree, or a table leaks.
+pub fn operations(bytes: &[u8]) {
+    let (&number, bytes) = bytes.split_first().unwrap_or((&0, &[]));
+    with(number, Operations(bytes));
+}
+
+/// Operations on tables made of any words.
+///
+/// # Panics
+///
+/// Where an operation does, or a table is lost.
+pub fn hostile(bytes: &[u8]) {
+    let (&number, bytes) = bytes.split_first().unwrap_or((&0, &[]));
+    with(number, Hostile(bytes));
+}
+
+/// What is done with a format.
+trait Body {
+    /// Does it.
+    fn run<F: Format<Word: Bits>>(self, format: F);
+}
+
+struct Operations<'a>(&'a [u8]);
+
+impl Body for Operations<'_> {
+    fn run<F: Format<Word: Bits>>(self, format: F) {
+        fuzz::operations(format, self.0);
+    }
+}
+
+struct Hostile<'a>(&'a [u8]);
+
+impl Body for Hostile<'_> {
+    fn run<F: Format<Word: Bits>>(self, format: F) {
+        fuzz::hostile(format, self.0);
+    }
+}
+
+const DIRTY: DirtyTracking = DirtyTracking::Hardware;
+const WIDTHS: [u32; 4] = [32, 48, 39, 44];
+
+/// How many formats and configurations there are.
+pub const FORMATS: u8 = 27;
+
+/// Hands the format with this number to `body`, whatever the number.
+fn with<B: Body>(number: u8, body: B) {
+    let number = number % FORMATS;
+    match number {
+        0..4 => body.run(arm_s1::<12>(number)),
+        4..6 => body.run(arm_s1::<14>(number)),
+        6..8 => body.run(arm_s1::<16>(number)),
+        8 => body.run(arm_s2::<12>()),
+        9 => body.run(arm_s2::<14>()),
+        10 => body.run(arm_s2::<16>()),
+        11 => body.run(ArmLpae32S1::new(ArmLpaeS1Config::new(32, 40)).unwrap()),
+        12 => body.run(ArmLpae32S2::new(ArmLpaeS2Config::new(32, 40)).unwrap()),
+        13 => body.run(ArmV7s::new(ArmV7sConfig::new(32, 32)).unwrap()),
+        14 => body.run(
+            ArmV7s::new(ArmV7sConfig {
+                variant: ArmV7sVariant::MediaTek,
+                ..ArmV7sConfig::new(34, 35)
+            })
+            .unwrap(),
+        ),
+        15 => {
+            body.run(VtdSs::new(VtdSsConfig { dirty: DIRTY, ..VtdSsConfig::new(48, 52) }).unwrap())
+        }
+        16 => body.run(VtdSs::new(VtdSsConfig::new(39, 39)).unwrap()),
+        17 => body
+            .run(X86_64::new(X86_64Config { dirty: DIRTY, ..X86_64Config::new(48, 52) }).unwrap()),
+        18 => body.run(X86_64::new(X86_64Config::new(57, 52)).unwrap()),
+        19 => body.run(AmdV1::new(AmdV1Config::new(48, 48)).unwrap()),
+        20 => body.run(
+            AmdV1::new(AmdV1Config { first_levels: 1, dirty: DIRTY, ..AmdV1Config::new(64, 52) })
+                .unwrap(),
+        ),
+        21 => body.run(riscv(RiscvMode::Sv39, RiscvStage::First(Half::Lower))),
+        22 => body.run(riscv(RiscvMode::Sv48, RiscvStage::First(Half::Upper))),
+        23 => body.run(riscv(RiscvMode::Sv57, RiscvStage::First(Half::Lower))),
+        24 => body.run(riscv(RiscvMode::Sv39, RiscvStage::Second)),
+        25 => body.run(Riscv::new(RiscvConfig::new(RiscvMode::Sv48, 44)).unwrap()),
+        _ => body.run(MockFormat::new(36, DIRTY).unwrap()),
+    }
+}
+
+/// Arm's stage 1 of several widths, the later ones with groups; some in the upper half.
+fn arm_s1<const G: u32>(number: u8) -> ArmLpaeS1<G> {
+    let bits = WIDTHS[usize::from(number % 4)];
+    let groups = ArmLpaeS1::<G>::PAGE_SIZES & lg2::mask(40) | ArmLpaeS1::<G>::CONTIGUOUS_SIZES;
+    let page_sizes = (number % 2 != 0).then_some(groups);
+    let half = if bits == 44 { Half::Upper } else { Half::Lower };
+    let config = ArmLpaeS1Config { page_sizes, half, ..ArmLpaeS1Config::new(bits, 48) };
+    ArmLpaeS1::new(config).unwrap()
+}
+
+/// Arm's stage 2, whose roots are several tables.
+fn arm_s2<const G: u32>() -> ArmLpaeS2<G> {
+    ArmLpaeS2::new(ArmLpaeS2Config { dirty: DIRTY, ..ArmLpaeS2Config::new(40, 40) }).unwrap()
+}
+
+/// RISC-V with Svnapot.
+fn riscv(mode: RiscvMode, stage: RiscvStage) -> Riscv {
+    let page_sizes = Some(Riscv::PAGE_SIZES & lg2::mask(31) | Riscv::NAPOT_SIZES);
+    let config = RiscvConfig { stage, page_sizes, dirty: DIRTY, ..RiscvConfig::new(mode, 56) };
+    Riscv::new(config).unwrap()
+}

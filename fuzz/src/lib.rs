@@ -103,7 +103,7 @@ fn with<B: Body>(number: u8, body: B) {
 fn arm_s1<const G: u32>(number: u8) -> ArmLpaeS1<G> {
     let bits = WIDTHS[usize::from(number % 4)];
     let groups = ArmLpaeS1::<G>::PAGE_SIZES & lg2::mask(40) | ArmLpaeS1::<G>::CONTIGUOUS_SIZES;
-    let page_sizes = (number % 2 != 0).then_some(groups);
+    let page_sizes = (!number.is_multiple_of(2)).then_some(groups);
     let half = if bits == 44 { Half::Upper } else { Half::Lower };
     let config = ArmLpaeS1Config { page_sizes, half, ..ArmLpaeS1Config::new(bits, 48) };
     ArmLpaeS1::new(config).unwrap()

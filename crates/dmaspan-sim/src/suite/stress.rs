@@ -1,5 +1,6 @@
 //! Random operations of many threads in tables that they share, and a checker beside them.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -17,21 +18,25 @@ use crate::rng::Rng;
 const WORKERS: u64 = 4;
 /// Chunks whose granules all threads have a part of.
 const SHARED_CHUNKS: u64 = 2;
+/// Operations of a worker in one round.
+const STEPS: u64 = 60;
 /// Granules next to each other in such a chunk that one thread has.
 const LANE: u64 = 3;
 
 type Table<S> = PageTable<<S as Subject>::Format, Arena>;
 
 /// The pieces of the worker with this number, or of the checker, whose number is behind theirs: a
-/// lane of every few granules in the first chunks, and a chunk of its own.
+/// lane of every few granules of the first chunk, one lane of the second, which is empty now and
+/// then, and a chunk of its own.
 fn pieces(space: &Space, base: u64, owner: u64) -> Vec<IovaRange> {
     let chunk = lg2::size(space.chunk());
-    let lane = LANE * space.granule();
+    // The workers' lanes fit in a chunk, also of the smallest trees.
+    let lane = LANE.min((chunk / WORKERS) >> space.granule_lg2) * space.granule();
     let round = (WORKERS + 1) * lane;
-    let lanes =
-        (0..SHARED_CHUNKS * chunk / round).map(|n| range(base + n * round + owner * lane, lane));
+    let lanes = (0..chunk / round).map(|n| range(base + n * round + owner * lane, lane));
+    let single = (owner < WORKERS).then(|| range(base + chunk + owner * lane, lane));
     let own = range(base + (SHARED_CHUNKS + owner) * chunk, chunk);
-    lanes.chain([own]).collect()
+    lanes.chain(single).chain([own]).collect()
 }
 
 /// One thread's work.
@@ -44,12 +49,24 @@ struct Worker<'t, S: Subject> {
 }
 
 impl<'t, S: Subject> Worker<'t, S> {
-    /// Does something to a part of one of its pieces.
-    fn step(&mut self) {
-        // The last piece, which has tables of its own, half of the time.
-        let last = self.pieces.len() as u64 - 1;
-        let which = if self.rng.below(2) == 0 { last } else { self.rng.below(last) };
-        let piece = self.pieces[usize::try_from(which).unwrap()];
+    /// Begins in a chunk of which all workers need the same table at once, and goes on anywhere.
+    fn work(mut self, start: &Barrier) -> IntervalModel {
+        let single = self.pieces[self.pieces.len() - 2];
+        start.wait();
+        self.step(single);
+        for _ in 0..STEPS {
+            // The last pieces, the single lane and the chunk, most of the time.
+            let count = self.pieces.len() as u64;
+            let back = if self.rng.below(3) == 0 { count } else { 2 };
+            let which = count - 1 - self.rng.below(back);
+            let piece = self.pieces[usize::try_from(which).unwrap()];
+            self.step(piece);
+        }
+        self.model
+    }
+
+    /// Does something to a part of a piece.
+    fn step(&mut self, piece: IovaRange) {
         let owned = claim::<S>(self.table, piece);
         let part = self.part(piece);
         match self.rng.below(8) {
@@ -85,7 +102,7 @@ impl<'t, S: Subject> Worker<'t, S> {
     fn memory(&mut self, part: IovaRange) -> Span {
         let chunk = lg2::size(self.space.chunk());
         let paddr = match self.rng.below(2) {
-            0 => self.rng.below(8 * chunk >> self.space.granule_lg2) << self.space.granule_lg2,
+            0 => self.rng.below((8 * chunk) >> self.space.granule_lg2) << self.space.granule_lg2,
             _ => chunk + part.start().get() % chunk,
         };
         span(paddr, part.len_less_one() + 1)
@@ -214,48 +231,50 @@ pub fn threads_with_random_operations_keep_to_their_pieces<S: Subject>() {
         let border = tree.space.shift(2).and_then(|shift| tree.space.nth(shift, 1));
         let start = tree.space.aperture.start().get();
         let base = border.map_or(start, |border| border.saturating_sub(4 * chunk)).max(start);
-        let watched = pieces(&tree.space, base, WORKERS);
-        for &piece in &watched {
-            let memory = span(place(&tree, piece), piece.len_less_one() + 1);
-            tree.map(piece.start().get(), &[memory], PROT).unwrap();
-        }
-        let steps = share::<S>(12_000);
-        let done = AtomicBool::new(false);
-        let models = thread::scope(|scope| {
-            let (tree, watched, done) = (&tree, &watched, &done);
-            let checker = scope.spawn(move || watch(tree, watched, done));
-            let workers = (0..WORKERS).map(|number| {
-                scope.spawn(move || {
-                    let pieces = pieces(&tree.space, base, number);
-                    let (table, space, rng) = (&tree.table, &tree.space, Rng::new(number));
-                    let model = IntervalModel::new();
-                    let mut worker = Worker::<S> { table, space, pieces, model, rng };
-                    (0..steps).for_each(|_| worker.step());
-                    worker.model
-                })
-            });
-            let workers: Vec<_> = workers.collect();
-            let models: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-            // Also where a worker panicked: the checker waits for it.
-            done.store(true, Ordering::Release);
-            assert!(checker.join().unwrap() > 0);
-            models.into_iter().map(Result::unwrap).collect::<Vec<_>>()
-        });
-        let mut all = IntervalModel::new();
-        let grant = granted(tree.table.format(), PROT);
-        for &piece in &watched {
-            let memory = span(place(&tree, piece), piece.len_less_one() + 1);
-            all.map(piece.start(), &[memory], grant).unwrap();
-        }
         let window = range(base, (SHARED_CHUNKS + WORKERS + 1) * chunk);
-        for run in models.iter().flat_map(|model| model.runs(window)) {
-            let memory = span(run.paddr.get(), run.iova.len_less_one() + 1);
-            all.map(run.iova.start(), &[memory], run.prot).unwrap();
+        for seed in 0..share::<S>(150) {
+            let mut all = IntervalModel::new();
+            let grant = granted(tree.table.format(), PROT);
+            for piece in pieces(&tree.space, base, WORKERS) {
+                let memory = span(place(&tree, piece), piece.len_less_one() + 1);
+                tree.map(piece.start().get(), &[memory], PROT).unwrap();
+                all.map(piece.start(), &[memory], grant).unwrap();
+            }
+            for run in round(&tree, base, seed).iter().flat_map(|model| model.runs(window)) {
+                let memory = span(run.paddr.get(), run.iova.len_less_one() + 1);
+                all.map(run.iova.start(), &[memory], run.prot).unwrap();
+            }
+            tree.check(&all, window, &mut Rng::new(seed));
+            for run in all.runs(window) {
+                tree.unmap(run.iova).unwrap();
+            }
+            tree.reclaim();
+            assert_eq!(tree.arena.tables(), 1, "only the root is left");
         }
-        tree.check(&all, window, &mut Rng::new(WORKERS));
-        let leaves: Vec<IovaRange> = all.runs(window).iter().map(|run| run.iova).collect();
-        leaves.into_iter().for_each(|run| drop(tree.unmap(run).unwrap()));
-        tree.reclaim();
-        assert_eq!(tree.arena.tables(), 1, "only the root is left");
     });
+}
+
+/// All threads at once; returns what the workers left mapped.
+fn round<S: Subject>(tree: &Tree<S>, base: u64, seed: u64) -> Vec<IntervalModel> {
+    let (start, done) = (Barrier::new(5), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let (start, done) = (&start, &done);
+        let checker = scope.spawn(move || {
+            let watched = pieces(&tree.space, base, WORKERS);
+            start.wait();
+            watch(tree, &watched, done)
+        });
+        let workers = [0, 1, 2, 3].map(|number| {
+            let (table, space) = (&tree.table, &tree.space);
+            let pieces = pieces(space, base, number);
+            let (model, rng) = (IntervalModel::new(), Rng::new(seed * WORKERS + number));
+            let worker = Worker::<S> { table, space, pieces, model, rng };
+            scope.spawn(move || worker.work(start))
+        });
+        let models = workers.map(|worker| worker.join());
+        // Also where a worker panicked: the checker waits for it.
+        done.store(true, Ordering::Release);
+        assert!(checker.join().unwrap() > 0);
+        models.into_iter().map(Result::unwrap).collect()
+    })
 }

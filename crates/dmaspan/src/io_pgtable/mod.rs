@@ -124,8 +124,9 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     /// The root that hardware is known to walk, as one word like `top`: where the tree grew since,
     /// it is an inner table that must not leave the tree.
     walked: AtomicU64,
-    /// What no other table has, living or dead: the memory of a root may be used again.
-    id: u64,
+    /// The first root's address, which tells a table from all others at the same time, unless its
+    /// tree grew and let go of that root. It guards against mistakes and is nothing to rely on.
+    id: PhysAddr,
     root_mask: u64,
     /// The last physical address that a leaf can have.
     last_paddr: PhysAddr,
@@ -202,7 +203,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             geometry,
             top: AtomicU64::new(top_word(root, format_top)),
             walked: AtomicU64::new(NO_ROOT),
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: root,
             root_mask,
             last_paddr,
             has_groups,
@@ -284,8 +285,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         self.leaked = leaked;
     }
 
-    /// What tells this table from all others.
-    pub(crate) fn id(&self) -> u64 {
+    /// What tells this table from others.
+    pub(crate) fn id(&self) -> PhysAddr {
         self.id
     }
 
@@ -646,9 +647,6 @@ const _: () = assert!(MAX_LEVELS <= 1 << LEVEL_BITS);
 
 /// The word of no root: its level is above all others.
 const NO_ROOT: u64 = u64::MAX;
-
-/// The id of the next table: the core's own atomic, since no order of threads depends on it.
-static NEXT_ID: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 /// A root's address and level as one word.
 fn top_word(root: PhysAddr, level: u32) -> u64 {

@@ -31,17 +31,17 @@ pub struct Unmapped<L> {
 pub struct Rest {
     range: IovaRange,
     /// The table that it is of.
-    table: u64,
+    table: PhysAddr,
 }
 
 impl Rest {
     /// A range that is known to be mapped by whole leaves without holes.
-    pub(crate) fn known(range: IovaRange, table: u64) -> Self {
+    pub(crate) fn known(range: IovaRange, table: PhysAddr) -> Self {
         Self { range, table }
     }
 
     /// Whether it is of the table with this id.
-    pub(super) fn is_of(&self, table: u64) -> bool {
+    pub(super) fn is_of(&self, table: PhysAddr) -> bool {
         self.table == table
     }
 

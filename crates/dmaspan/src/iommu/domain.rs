@@ -328,8 +328,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.sync_own(gather).map(|_| ())
     }
 
-    /// What tells the domain's table from all others.
-    pub(crate) fn id(&self) -> u64 {
+    /// What tells the domain's table from others.
+    pub(crate) fn id(&self) -> PhysAddr {
         self.table.id()
     }
 

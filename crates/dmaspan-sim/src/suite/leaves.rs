@@ -118,7 +118,7 @@ pub fn protecting_changes_permissions_alone<S: Subject>() {
                         assert_eq!(tree.contents().0[0].prot, grant);
                     }
                     Err(Error::NeedsBreak { leaf }) => {
-                        assert!(format.needs_break() && leaf == all);
+                        assert!(format.breaks_to_change() && leaf == all);
                         assert_eq!(tree.leaves(), before);
                     }
                     Err(error) => panic!("{error}"),

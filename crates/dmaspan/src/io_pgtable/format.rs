@@ -181,6 +181,12 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether a leaf must be emptied, and hardware made to forget it, also before it is rewritten
+    /// with another memory type and, where it fills several entries, with anything else.
+    fn breaks_to_change(&self) -> bool {
+        false
+    }
+
     /// log2 of the bytes that one entry at `level` covers.
     #[inline(always)]
     fn shift(level: u32) -> u32 {

@@ -26,14 +26,14 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
     /// # Errors
     ///
     /// [`Error::Hole`] and [`Error::WouldSplit`] anywhere in the range, [`Error::NoAccess`],
-    /// [`Error::Unsupported`], bad ranges; and [`Error::NeedsBreak`] for a contiguous group of
-    /// hardware that wants all its entries to say the same at any time, which
-    /// [`Domain::protect`](crate::iommu::Domain::protect) can break. Nothing is changed then.
+    /// [`Error::Unsupported`], bad ranges; and [`Error::NeedsBreak`] where hardware wants a leaf
+    /// broken first (Arm: one of several entries, and one whose memory type changes), which
+    /// [`Domain::protect`](crate::iommu::Domain::protect) can do. Nothing is changed then.
     pub fn protect(&self, range: IovaRange, prot: Prot) -> Result<Retired<M::List>, Error> {
         self.check_range(range, F::GRANULE_LG2)?;
         self.check_prot(range.start(), prot)?;
         self.table.check_whole(range)?;
-        if let Some(leaf) = self.table.first_to_break(range) {
+        if let Some(leaf) = self.table.first_to_break(range, prot) {
             return Err(Error::NeedsBreak { leaf });
         }
         let mut retired = Retired::nothing();
@@ -57,18 +57,25 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         refused.break_value().map_or(Ok(()), Err)
     }
 
-    /// Whether a leaf's entries may not be rewritten one after the other.
-    fn is_to_break(&self, leaf: &LeafEntries<'_, F>) -> bool {
-        leaf.cells.len() > 1 && self.format.needs_break()
+    /// Whether a leaf may not be rewritten with these permissions while hardware may use it.
+    fn is_to_break(&self, leaf: &LeafEntries<'_, F>, prot: Prot) -> bool {
+        if !self.format.breaks_to_change() {
+            return false;
+        }
+        let memory = Prot::CACHE | Prot::MMIO;
+        let old = leaf.cells.first().map_or(F::Word::EMPTY, F::Word::load);
+        let new = self.format.template(leaf.level, leaf.lg2, prot);
+        let [old, new] = [old, new].map(|word| self.format.prot(leaf.level, word) & memory);
+        leaf.cells.len() > 1 || old != new
     }
 
-    /// The first leaf in `range` whose entries may not be rewritten one after the other.
-    fn first_to_break(&self, range: IovaRange) -> Option<IovaRange> {
-        if !self.has_groups {
+    /// The first leaf in `range` that may not be rewritten while hardware may use it.
+    fn first_to_break(&self, range: IovaRange, prot: Prot) -> Option<IovaRange> {
+        if !self.format.breaks_to_change() {
             return None;
         }
         let found = self.each_leaf(range, |leaf| {
-            if self.is_to_break(&leaf) {
+            if self.is_to_break(&leaf, prot) {
                 ControlFlow::Break(leaf.range)
             } else {
                 ControlFlow::Continue(())
@@ -120,7 +127,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             rest = self
                 .each_leaf(range, |leaf| {
                     let size = lg2::size(leaf.lg2);
-                    if !self.is_to_break(&leaf) {
+                    if !self.is_to_break(&leaf, prot) {
                         self.reprotect(&leaf, prot);
                     } else if let Some(place) = places.next() {
                         *place = self.take_away(leaf);

@@ -48,7 +48,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// Gives all of `range` the permissions and memory type `prot`, and makes hardware forget the
     /// old ones: see [`Owned::protect`](io_pgtable::Owned::protect). With [`Gap::Accept`]
-    /// contiguous groups are broken and made anew where hardware demands it.
+    /// leaves are broken and made anew where hardware demands it.
     ///
     /// # Errors
     ///

@@ -263,6 +263,10 @@ unsafe impl<F: Format> Format for ArmLpae32<F> {
         self.format.needs_break()
     }
 
+    fn breaks_to_change(&self) -> bool {
+        self.format.breaks_to_change()
+    }
+
     #[inline(always)]
     fn shift(level: u32) -> u32 {
         F::shift(level)

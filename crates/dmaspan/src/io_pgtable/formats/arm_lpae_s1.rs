@@ -300,6 +300,13 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     fn needs_break(&self) -> bool {
         self.config.break_before_make == BreakBeforeMake::Needed
     }
+
+    /// A change of the memory type or cacheability wants it at every level of FEAT_BBM, and the
+    /// entries of a contiguous group must never differ (the same section, and "The Contiguous
+    /// bit").
+    fn breaks_to_change(&self) -> bool {
+        true
+    }
 }
 
 /// AP\[2\] where the leaf has DBM: the bit that hardware changes, if it may.

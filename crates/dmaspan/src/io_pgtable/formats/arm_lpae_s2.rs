@@ -369,6 +369,13 @@ unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
     fn needs_break(&self) -> bool {
         self.config.break_before_make == BreakBeforeMake::Needed
     }
+
+    /// A change of the memory type or cacheability wants it at every level of FEAT_BBM, and the
+    /// entries of a contiguous group must never differ (the same section, and "The Contiguous
+    /// bit").
+    fn breaks_to_change(&self) -> bool {
+        true
+    }
 }
 
 /// S2AP\[1\] where the leaf has DBM: the bit that hardware changes, if it may.

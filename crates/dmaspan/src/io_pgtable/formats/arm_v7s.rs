@@ -337,6 +337,12 @@ unsafe impl Format for ArmV7s {
     fn needs_break(&self) -> bool {
         true
     }
+
+    /// So does a change of the memory type, and the 16 entries of a leaf must be equal (B3.5.1,
+    /// B3.10.1).
+    fn breaks_to_change(&self) -> bool {
+        true
+    }
 }
 
 /// Bits 31:0.

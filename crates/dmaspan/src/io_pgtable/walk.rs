@@ -2,12 +2,12 @@
 
 use core::ops::ControlFlow;
 
+use super::Owned;
 use super::cursor::{Cursor, Reached};
 use super::format::{Entry, Format};
 use super::memory::TableMemory;
 use super::scan::Piece;
 use super::word::Word;
-use super::{Owned, PageTable};
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
 use crate::prot::Prot;
@@ -41,10 +41,23 @@ impl Mapped {
 /// What is mapped in a range, as maximal runs in the order of IOVAs. Holes are left out.
 ///
 /// An entry that no operation of the table wrote is passed over like a hole.
+///
+/// It stays with the thread that owns the range: on another one it could still be in a table that
+/// this one unmaps and frees.
+///
+/// ```compile_fail,E0277
+/// # use dmaspan::io_pgtable::{Format, Owned, TableMemory};
+/// fn in_parallel<F: Format, M: TableMemory<F::Word>>(owned: &Owned<'_, F, M>) {
+///     let walk = owned.walk(owned.range());
+///     std::thread::scope(|scope| {
+///         scope.spawn(move || walk.count());
+///     });
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Walk<'o, F: Format, M: TableMemory<F::Word>> {
-    pub(super) table: &'o PageTable<F, M>,
-    pub(super) rest: Option<IovaRange>,
+    owned: &'o Owned<'o, F, M>,
+    rest: Option<IovaRange>,
 }
 
 impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
@@ -53,7 +66,8 @@ impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
     fn next(&mut self) -> Option<Mapped> {
         let range = self.rest.take()?;
         let mut run: Option<Mapped> = None;
-        let ended = self.table.scan(range, |piece| {
+        let table = self.owned.table;
+        let ended = table.scan(range, |piece| {
             let Piece::Leaves { range, paddr, level, word, .. } = piece else {
                 return match (run, piece) {
                     (Some(_), Piece::Hole(hole)) => ControlFlow::Break(hole.start()),
@@ -61,7 +75,7 @@ impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
                     _ => ControlFlow::Continue(()),
                 };
             };
-            let next = Mapped { range, paddr, prot: self.table.format.prot(level, word) };
+            let next = Mapped { range, paddr, prot: table.format.prot(level, word) };
             match run {
                 None => run = Some(next),
                 Some(so_far) => match so_far.join(next) {
@@ -137,7 +151,7 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
     /// What is mapped in `range`, as maximal runs with their permissions. The part of the range
     /// that is not owned counts as a hole.
     pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
-        Walk { table: self.table, rest: self.within.and_then(|within| within.intersection(range)) }
+        Walk { owned: self, rest: self.within.and_then(|within| within.intersection(range)) }
     }
 
     /// How many leaves of each size translate `range`. A leaf counts where it begins.

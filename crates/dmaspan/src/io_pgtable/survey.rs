@@ -26,9 +26,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             return Ok(());
         }
         // Many spans lack about as many tables as the smallest of their leaves would all over the
-        // range. To reserve
-        // those is cheaper than to ask for every span what it lacks, as long as nothing is in the
-        // way.
+        // range. To reserve those is cheaper than to ask for every span what it lacks, as long as
+        // nothing is in the way.
         let shape = self.geometry.table;
         let growth = if F::GROWS { self.geometry.top_level as usize } else { 0 };
         let most =
@@ -169,7 +168,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Survey<'t, F, M> {
             let table_shift = F::shift(level + 1);
             let (first, last) = (first >> table_shift, last >> table_shift);
             let counted = self.last[level as usize] == Some(first);
-            self.count += to_index(last - first) + usize::from(!counted);
+            let more = to_index(last - first).saturating_add(usize::from(!counted));
+            self.count = self.count.saturating_add(more);
             self.last[level as usize] = Some(last);
         }
     }

@@ -1,7 +1,7 @@
 //! Table memory that runs out, and tables that must not leak.
 
-use dmaspan::io_pgtable::Error;
-use dmaspan::{Iova, Span, lg2};
+use dmaspan::io_pgtable::{Error, Format as _};
+use dmaspan::{Iova, Span, SpanBuf, lg2};
 
 use super::space::{Space, range, span};
 use super::tree::{PROT, Tree, arena, free};
@@ -115,5 +115,71 @@ pub fn unmapping_blocks_over_full_tables_frees_all_of_them<S: Subject>() {
         assert_eq!(tree.arena.tables(), before + 3, "nothing is freed before the sync");
         free(&tree.table, unmapped.retired);
         assert_eq!(tree.arena.tables(), before);
+    });
+}
+
+/// A mapping that is taken back leaves the tables that it filled whole: they were there before.
+pub fn a_mapping_taken_back_leaves_all_tables<S: Subject>() {
+    each::<S>(|format| {
+        let mut tree = Tree::<S>::new(format);
+        let space = tree.space.clone();
+        let Some(lg2) = space.blocks(8).filter(|&lg2| space.page_sizes >> lg2 & 1 == 1) else {
+            return;
+        };
+        let (granule, block) = (space.granule(), lg2::size(lg2));
+        let base = space.aperture.start().get() + 4 * block;
+        tree.map(base + block, &[span(0, granule)], PROT).unwrap();
+        assert_eq!(tree.unmap(range(base + block, granule)).unwrap().len(), 1);
+        tree.map(base + 2 * block, &[span(0, granule)], PROT).unwrap();
+        let before = (tree.contents(), tree.arena.tables());
+        // A block, pages that fill the empty table, and one that is in the way.
+        let spans = [span(block, block), span(3 * block + granule, block + granule)];
+        let error = tree.map(base, &spans, PROT);
+        let leaf = range(base + 2 * block, granule);
+        assert_eq!(error, Err(Error::Occupied { leaf }));
+        assert_eq!((tree.contents(), tree.arena.tables()), before);
+    });
+}
+
+/// What the owner unmaps while the buffer is full is passed over: what comes behind it is unmapped
+/// all the same, and no table below it leaks.
+pub fn an_unmap_passes_over_what_was_unmapped_meanwhile<S: Subject>() {
+    each::<S>(|format| {
+        let mut tree = Tree::<S>::new(format);
+        let space = tree.space.clone();
+        let (granule, start) = (space.granule(), space.aperture.start().get());
+        let sizes = [Some(space.granule_lg2), space.blocks(8)].into_iter().flatten();
+        for lg2 in sizes.filter(|&lg2| space.page_sizes >> lg2 & 1 == 1) {
+            let size = lg2::size(lg2);
+            // With a whole table of the leaves, where there is one, behind the first.
+            let table = space.nth(lg2 + S::Format::LG2_ENTRIES, 1);
+            let behind = table.filter(|_| space.has_memory(lg2, 4 << S::Format::LG2_ENTRIES));
+            let entries = lg2::size(S::Format::LG2_ENTRIES);
+            let (first, count) = behind.map_or((start, 3), |table| (table - size, entries + 1));
+            let spans: Vec<_> = (0..count).map(|n| span(2 * n * size, size)).collect();
+            tree.map(first, &spans, PROT).unwrap();
+            let mut room = SpanBuf::room::<1>();
+            let mut buf = SpanBuf::new(&mut room);
+            let whole = tree.table.whole();
+            let unmapped = whole.unmap(range(first, len(&spans)), &mut buf).unwrap();
+            let rest = unmapped.rest.unwrap();
+            free(&tree.table, unmapped.retired);
+            assert_eq!(tree.unmap(range(first + size, size)).unwrap(), spans[1..2]);
+            if size != granule {
+                // An empty table, where there was a leaf.
+                tree.map(first + size, &[span(0, granule)], PROT).unwrap();
+                tree.unmap(range(first + size, granule)).unwrap();
+            }
+            let mut room = vec![spans[0]; spans.len()];
+            let mut buf = SpanBuf::new(&mut room);
+            let unmapped = tree.table.whole().resume(rest, &mut buf);
+            assert!(unmapped.rest.is_none());
+            assert_eq!(unmapped.retired.range(), Some(range(first + size, len(&spans[1..]))));
+            assert_eq!(buf.spans(), &spans[2..]);
+            free(&tree.table, unmapped.retired);
+            assert_eq!(tree.contents().1, []);
+            tree.reclaim();
+            assert_eq!(tree.arena.tables(), 1, "only the root is left");
+        }
     });
 }

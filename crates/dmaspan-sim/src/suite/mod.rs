@@ -124,6 +124,7 @@ pub mod cases {
         permissions_without_an_entry_are_refused, unmaps_of_holes_and_parts_change_nothing,
     };
     pub use super::failures::{
+        a_mapping_taken_back_leaves_all_tables, an_unmap_passes_over_what_was_unmapped_meanwhile,
         every_failing_allocation_leaves_everything_as_before,
         unmapping_blocks_over_full_tables_frees_all_of_them, unmapping_needs_no_tables,
     };
@@ -204,6 +205,8 @@ macro_rules! format_suite {
             every_failing_allocation_leaves_everything_as_before,
             unmapping_blocks_over_full_tables_frees_all_of_them,
             unmapping_needs_no_tables,
+            a_mapping_taken_back_leaves_all_tables,
+            an_unmap_passes_over_what_was_unmapped_meanwhile,
             bitmaps_are_exact_to_the_leaf,
             the_last_page_is_reported,
             an_unmap_by_batches_loses_no_write,

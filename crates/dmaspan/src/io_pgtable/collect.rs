@@ -76,7 +76,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 self.scan_table(&cursor, level, at, last, &mut |piece| {
                     match self.check_piece(piece, ahead) {
                         Err(error) => return ControlFlow::Break(Stop::Refused(error)),
-                        Ok(None) => {}
+                        // Below a hole there may be empty tables of any level.
+                        Ok(None) => *leaf_sizes |= self.geometry.page_sizes,
                         Ok(Some((leaves, paddr, lg2))) => {
                             let span = Span::covering(paddr, leaves.len_less_one());
                             if buf.push(span) == Err(Full) {
@@ -162,7 +163,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 }
                 Ok(Some((range, paddr, lg2)))
             }
-            // Somebody unmapped in the caller's range, against the contract: nothing is left to do.
+            // Its owner unmapped something here since.
             (_, Ahead::Checked) => Ok(None),
             (Piece::Hole(hole), _) => Err(Error::Hole { hole }),
             (Piece::Invalid { iova, level }, _) => Err(Error::Corrupt { iova, level }),

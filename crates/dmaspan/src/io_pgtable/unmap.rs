@@ -26,6 +26,7 @@ pub struct Unmapped<L> {
 }
 
 /// The rest of a range that is being unmapped. All of it was checked: nothing refuses it any more.
+/// What its owner unmaps in between is passed over.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the rest of the range is still mapped"]
 pub struct Rest {
@@ -165,7 +166,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// last byte that was taken away, modulo 2^64.
     ///
     /// With `VERIFY` it stops at the first hole and at a leaf that reaches out of the range.
-    /// Without, the range is known to consist of whole leaves whose sizes are in `retired` already.
+    /// Without, the range is known to consist of whole leaves whose sizes are in `retired` already,
+    /// and of holes only where all sizes are.
     #[inline(never)]
     pub(super) fn sweep<const VERIFY: bool>(
         &self,
@@ -186,17 +188,28 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let level = self.uncovered_level(at, last).min(cap);
             let level = match cursor.reach(at, level) {
                 Reached::Table => level,
-                Reached::Stopped { level, .. } if cursor.is_above_root(level) => {
-                    break Err(Error::Hole { hole: block_of(at, F::shift(level)) });
-                }
                 Reached::Stopped { level, .. } => level,
             };
-            let step = self.sweep_table::<VERIFY>(&cursor, level, at, last, retired);
+            let step = if cursor.is_above_root(level) {
+                let hole = block_of(at, F::shift(level));
+                Step { next: at, end: Some(End::Refused(Error::Hole { hole })) }
+            } else {
+                self.sweep_table::<VERIFY>(&cursor, (level, covered), at, last, retired)
+            };
             at = step.next;
             match step.end {
                 None => {}
                 Some(End::Done) => break Ok(()),
-                Some(End::Refused(error)) => break Err(error),
+                Some(End::Refused(error @ Error::WouldSplit { .. })) => break Err(error),
+                Some(End::Refused(error)) if VERIFY => break Err(error),
+                Some(End::Refused(_)) => {
+                    // The owner unmapped something here after the range was checked.
+                    let hole = block_of(at, F::shift(level)).last().get();
+                    at = hole.min(last).wrapping_add(1);
+                    if hole >= last {
+                        break Ok(());
+                    }
+                }
                 // The entry leads to a table that the range does not cover, or that has holes.
                 Some(End::Descend) => cap = cap.min(level - 1),
                 Some(End::Partial) => {}
@@ -224,12 +237,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         level
     }
 
-    /// Clears leaves of any size and detaches covered tables, in one table at `level`.
+    /// Clears leaves of any size and detaches covered tables, unless those stay, in one table at
+    /// `level`.
     #[inline(always)]
     fn sweep_table<const VERIFY: bool>(
         &self,
         cursor: &Cursor<'_, F, M>,
-        level: u32,
+        (level, covered): (u32, Covered),
         at: u64,
         last: u64,
         retired: &mut Retired<M::List>,
@@ -256,6 +270,12 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 let corrupt = || End::Refused(Error::Corrupt { iova: Iova::new(at), level });
                 return Step { next: at, end: table.is_empty().then(corrupt) };
             };
+            if covered == Covered::Keep
+                && level > 0
+                && self.format.table_of(level, F::Word::load_link(cell)).is_some()
+            {
+                return Step { next: at, end: Some(End::Partial) };
+            }
             let lg2 =
                 match self.take_entry::<VERIFY>(&table[index..], cell, level, at, last, retired) {
                     Ok(lg2) => lg2,
@@ -432,7 +452,7 @@ enum End {
     /// At the end of the range.
     Done,
     Refused(Error),
-    /// At a table that the rest of the range does not cover.
+    /// At a table that the rest of the range does not cover, or that stays.
     Partial,
     /// At a table with holes, or one that must stay.
     Descend,

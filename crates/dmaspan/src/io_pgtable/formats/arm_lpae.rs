@@ -86,7 +86,9 @@ impl<const G: u32> Descriptor<G> {
         let input_bits = input_bits.min(F::shift(top_level + 1));
         // Without 52-bit addresses the 64K granule has no blocks of 4T (D8.3.1).
         let singles = Self::PAGE_SIZES & if output_bits == 52 { u64::MAX } else { lg2::mask(42) };
-        let supported = sizes_within::<F>(singles | Self::CONTIGUOUS_SIZES, input_bits);
+        // A group of 16G is more than the memory that 32 bits reach.
+        let possible = (singles | Self::CONTIGUOUS_SIZES) & lg2::mask(output_bits + 1);
+        let supported = sizes_within::<F>(possible, input_bits);
         let page_sizes = asked.unwrap_or(sizes_within::<F>(singles, input_bits));
         if page_sizes & !supported != 0 || page_sizes & lg2::size(G) == 0 {
             return Err(ConfigError::PageSizes { page_sizes, supported });

@@ -393,6 +393,15 @@ mod tests {
     }
 
     #[test]
+    fn leaves_larger_than_what_the_outputs_reach_are_refused() {
+        let page_sizes = Some(1 << 12 | 1 << 34);
+        let group = ArmLpaeS1Config { page_sizes, ..ArmLpaeS1Config::new(48, 36) };
+        assert!(ArmLpaeS1::<12>::new(group).is_ok());
+        let refused = ArmLpaeS1::<12>::new(ArmLpaeS1Config { output_bits: 32, ..group });
+        assert!(matches!(refused, Err(ConfigError::PageSizes { .. })));
+    }
+
+    #[test]
     fn sizes_change_by_break_before_make_but_with_feat_bbm() {
         let config = ArmLpaeS1Config::new(48, 48);
         assert!(ArmLpaeS1::<12>::new(config).unwrap().needs_break());

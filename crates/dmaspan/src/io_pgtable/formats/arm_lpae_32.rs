@@ -93,8 +93,9 @@ impl ArmLpae32S1 {
 }
 
 impl ArmLpae32S2 {
-    /// A format with this configuration: 25 to 40 input bits, and 32, 36 or 40 output bits. The
-    /// root is at the manual's level 1 or 2.
+    /// A format with this configuration: 25 to 40 input bits, and 32, 36 or 40 output bits, which
+    /// may be fewer (AArch64.S2MinTxSZ with AArch32 below). The root is at the manual's level 1 or
+    /// 2.
     ///
     /// # Errors
     ///
@@ -116,7 +117,7 @@ impl ArmLpae32S2 {
         if config.start_level == Some(3) {
             return Err(ConfigError::Unsupported { what: "32-bit tables that start at level 3" });
         }
-        Ok(Self { format: ArmLpaeS2::new(config)? })
+        Ok(Self { format: ArmLpaeS2::with_any_input(config)? })
     }
 
     /// The level of the root as the manual counts, 0 at the top.
@@ -349,6 +350,9 @@ mod tests {
         // T0SZ -8 is two tables of level 1 with 512 entries each.
         let format = ArmLpae32S2::new(ArmLpaeS2Config::new(40, 40)).unwrap();
         assert_eq!((format.geometry().root.lg2_size, format.geometry().root.lg2_align), (13, 13));
+        // VTCR does not know how many bits physical addresses have.
+        let few = ArmLpae32S2::new(ArmLpaeS2Config::new(40, 32)).unwrap();
+        assert_eq!(few.geometry().root.lg2_size, 13);
     }
 
     #[test]

@@ -154,11 +154,19 @@ impl<const G: u32> ArmLpaeS2<G> {
     /// ```
     pub fn new(config: ArmLpaeS2Config) -> Result<Self, ConfigError> {
         let ArmLpaeS2Config { input_bits, output_bits, .. } = config;
-        Descriptor::<G>::check(input_bits, output_bits)?;
+        let format = Self::with_any_input(config)?;
         if input_bits > output_bits {
             let supported = "as many as output bits at the most";
             return Err(ConfigError::InputBits { input_bits, supported });
         }
+        Ok(format)
+    }
+
+    /// The same where addresses before translation may be larger than physical ones, as in AArch32
+    /// (AArch64.S2MinTxSZ).
+    pub(super) fn with_any_input(config: ArmLpaeS2Config) -> Result<Self, ConfigError> {
+        let ArmLpaeS2Config { input_bits, output_bits, .. } = config;
+        Descriptor::<G>::check(input_bits, output_bits)?;
         let top_level = match config.start_level {
             Some(level) => Self::top_level(level, input_bits, output_bits)?,
             None => Self::lowest_top_level(input_bits),

@@ -27,6 +27,15 @@ impl<const G: u32> Subject for ArmS2<G> {
             config("the most bits", ArmLpaeS2Config::new(most, most)),
             config("25 to 32 bits", ArmLpaeS2Config::new(25, 32)),
         ];
+        // Start levels that are not chosen unless asked for.
+        for (bits, level) in [(25, 3), (40, 0), (40, 1), (44, 1)] {
+            let chosen = ArmLpaeS2Config::new(bits, 44);
+            let asked = ArmLpaeS2Config { start_level: Some(level), ..chosen };
+            let is_chosen = ArmLpaeS2::<G>::new(chosen).unwrap().start_level() == level;
+            if let (Ok(format), false) = (ArmLpaeS2::new(asked), is_chosen) {
+                configs.push((format!("{bits} bits from level {level}"), format));
+            }
+        }
         // Those of Linux's self-test.
         for (ias, oas) in WIDTHS {
             configs.push(config(&format!("{ias} to {oas} bits"), ArmLpaeS2Config::new(ias, oas)));

@@ -74,6 +74,7 @@ use dmaspan::{IovaRange, PhysAddr};
 
 use crate::arena::Arena;
 use crate::walker::Walker;
+use space::Space;
 
 /// A format on trial.
 pub trait Subject: 'static {
@@ -83,7 +84,7 @@ pub trait Subject: 'static {
     type Walker: Walker + Send + Sync;
 
     /// The configurations to try, each with a name for the report. Widths at both ends of what the
-    /// format has are worth most.
+    /// format has are worth most; each has room for 256 of the smallest leaves.
     fn configs() -> Vec<(String, Self::Format)>;
 
     /// Hardware that was given what the format computes for its registers, for a tree whose root
@@ -251,10 +252,20 @@ macro_rules! format_suite {
     };
 }
 
+/// log2 of the smallest leaves that every configuration has room for: cases lay out their ranges in
+/// that many.
+const LG2_LEAST_LEAVES: u32 = 8;
+
 /// Runs a case in every configuration; where it panics, the report names the configuration.
 fn each<S: Subject>(mut case: impl FnMut(S::Format)) {
     for (name, format) in S::configs() {
         let _named = Named(&name);
+        let Space { input_bits, granule_lg2, .. } = Space::of(&format);
+        let least = granule_lg2 + LG2_LEAST_LEAVES;
+        assert!(
+            input_bits >= least,
+            "{input_bits} bits are too few for the suite: {least} or more"
+        );
         case(format);
     }
 }
@@ -274,4 +285,34 @@ impl Drop for Named<'_> {
 /// times.
 fn share<S: Subject>(total: u64) -> u64 {
     (total / S::configs().len().max(1) as u64).max(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use dmaspan::io_pgtable::{AmdV1, AmdV1Config};
+
+    use super::*;
+    use crate::walker::amd_v1::AmdV1Walker;
+
+    /// A tree of two pages.
+    struct Tiny;
+
+    impl Subject for Tiny {
+        type Format = AmdV1;
+        type Walker = AmdV1Walker;
+
+        fn configs() -> Vec<(String, AmdV1)> {
+            vec![("13 bits".to_owned(), AmdV1::new(AmdV1Config::new(13, 48)).unwrap())]
+        }
+
+        fn walker(_: &AmdV1, _: PhysAddr, _: u32) -> AmdV1Walker {
+            unreachable!("no case begins")
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "13 bits are too few for the suite: 20 or more")]
+    fn a_tree_too_small_for_the_cases_is_named_as_that() {
+        cases::unmapping_stops_at_the_first_hole::<Tiny>();
+    }
 }

@@ -145,6 +145,8 @@ const LEGEND: &str = "Times are of one range: medians, so that waiting for a CPU
     is told. Faster = by page / batched.";
 const NOTE: &str = "the times are this machine's and say nothing by themselves; the ratios are \
     the point";
+const QUICK: &str = "one short round shows that all works, not how fast: leave --quick out for \
+    figures";
 
 /// The report as text, with a newline at its end.
 pub(crate) fn render(report: &Report, marks: Marks) -> String {
@@ -168,7 +170,7 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
     text.push('\n');
     push_wrapped(&mut text, "", LEGEND);
     text.push('\n');
-    push_wrapped(&mut text, "note: ", NOTE);
+    push_wrapped(&mut text, "note: ", if report.rounds == 1 { QUICK } else { NOTE });
     if let Some(most) = report.threads.last().filter(|&&most| most > report.cpus) {
         let crowded = format!("{most} threads share {cpus}: no more of them than that run at once");
         push_wrapped(&mut text, "note: ", &crowded);
@@ -230,7 +232,14 @@ mod tests {
         {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+        assert!(!text.contains("--quick"), "{text}");
         let bulk = text.lines().find(|line| line.starts_with("  16G as 512M")).unwrap();
         assert_eq!(bulk.matches(" -").count(), 3, "{bulk}");
+    }
+
+    #[test]
+    fn one_round_is_no_measurement() {
+        let text = render(&Report { rounds: 1, ..report() }, Marks::Plain);
+        assert!(text.contains("leave --quick out") && !text.contains("ratios are"), "{text}");
     }
 }

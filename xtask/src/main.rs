@@ -14,7 +14,8 @@ usage: cargo xtask <command>
   ci      check everything that must hold before a change lands
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
           compare with Linux's own page tables; takes its source from the
-          distribution and needs apt, gcc, xz and a network the first time";
+          distribution and needs apt, gcc, xz and a network the first time;
+          xtask/peers/README.md says more";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -37,6 +38,10 @@ fn main() -> ExitCode {
             } else {
                 ExitCode::FAILURE
             }
+        }
+        ["help" | "--help" | "-h"] | ["peers", "--help" | "-h"] => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
         }
         ["peers", arguments @ ..] => run_peers(arguments),
         _ => {

@@ -27,6 +27,33 @@ impl Row {
     fn reached(&self) -> Option<bool> {
         self.goal.map(|goal| self.ratio() >= goal)
     }
+
+    /// The format, and the peer without the steps by which it goes.
+    fn group(&self) -> (&str, &str) {
+        let name = |text: &str, end| text.find(end).unwrap_or(text.len());
+        (&self.case[..name(&self.case, "/")], &self.peer[..name(&self.peer, ", by ")])
+    }
+
+    /// A line of its group's table.
+    fn line(&self) -> String {
+        let (format, peer) = self.group();
+        let case = self.case.strip_prefix(format).unwrap_or_default().trim_start_matches('/');
+        let how = self.peer.strip_prefix(peer).unwrap_or_default();
+        let goal = self.goal.map_or(String::new(), |goal| format!("{goal}×"));
+        let mark = match self.reached() {
+            Some(true) => "✓",
+            Some(false) => "missed",
+            None => "",
+        };
+        format!(
+            "  {:27}{:6}{:>9}  {:>9}  {:>7}  {goal:>6}  {mark}",
+            format!("{case}{how}"),
+            self.operation,
+            time(self.peer_ns),
+            time(self.ns),
+            format!("{}×", digits(self.ratio())),
+        )
+    }
 }
 
 /// The rows of all comparisons that both sides measured.
@@ -48,56 +75,48 @@ fn row(comparison: &Comparison, samples: &Samples) -> Option<Row> {
 
 /// One array of `{"case", "op", "peer", "peer_ns", "ns", "ratio"}`.
 pub(super) fn json(rows: &[Row]) -> String {
-    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+    let rounded = |value: f64| json!((value * 1000.0).round() / 1000.0);
+    let text = |value: &str| json!(value).to_string();
     let rows = rows.iter().map(|row| {
-        let row = json!({
-            "case": row.case,
-            "op": row.operation,
-            "peer": row.peer,
-            "peer_ns": rounded(row.peer_ns),
-            "ns": rounded(row.ns),
-            "ratio": rounded(row.ratio()),
-        });
-        format!("  {row}")
+        // One by one: an object of serde_json sorts its keys.
+        format!(
+            r#"  {{"case": {}, "op": {}, "peer": {}, "peer_ns": {}, "ns": {}, "ratio": {}}}"#,
+            text(&row.case),
+            text(row.operation),
+            text(&row.peer),
+            rounded(row.peer_ns),
+            rounded(row.ns),
+            rounded(row.ratio()),
+        )
     });
     format!("[\n{}\n]", rows.collect::<Vec<_>>().join(",\n"))
 }
 
-/// A table with the goals.
+/// Tables with the goals, one for each format and peer.
 pub(super) fn text(rows: &[Row], version: &str, runs: usize) -> String {
-    let mut text = format!(
-        "Linux {version}, the faster of its builds, and dmaspan; medians of {runs} processes\n\n"
-    );
-    let width = |cells: &dyn Fn(&Row) -> usize| rows.iter().map(cells).max().unwrap_or(0);
-    let case_width = width(&|row| row.case.chars().count());
-    let peer_width = width(&|row| row.peer.chars().count());
-    let _ = writeln!(
-        text,
-        "{:case_width$}  {:5}  {:peer_width$}  {:>9}  {:>9}  {:>7}  {:>6}",
-        "case", "op", "peer", "peer", "dmaspan", "faster", "goal"
-    );
-    let mut last = "";
+    let processes = if runs == 1 { "one process" } else { &format!("medians of {runs} processes") };
+    let mut text = format!("Linux {version} and dmaspan\n{processes}; of Linux the faster build\n");
+    let mut groups: Vec<(&str, &str)> = Vec::new();
     for row in rows {
-        if !last.is_empty() && last.split('/').next() != row.case.split('/').next() {
-            text.push('\n');
+        if !groups.contains(&row.group()) {
+            groups.push(row.group());
         }
-        last = &row.case;
-        let goal = row.goal.map_or(String::new(), |goal| format!("{goal}×"));
-        let mark = match row.reached() {
-            Some(true) => "  ✓",
-            Some(false) => "  missed",
-            None => "",
-        };
-        let line = format!(
-            "{:case_width$}  {:5}  {:peer_width$}  {:>9}  {:>9}  {:>7}  {goal:>6}{mark}",
-            row.case,
-            row.operation,
-            row.peer,
-            time(row.peer_ns),
-            time(row.ns),
-            format!("{}×", digits(row.ratio())),
+    }
+    for group in groups {
+        let (format, peer) = group;
+        let _ = writeln!(
+            text,
+            "\n{:29}{:6}{:>9}  {:>9}  {:>7}  {:>6}",
+            format!("{format}, {peer}"),
+            "",
+            "peer",
+            "dmaspan",
+            "faster",
+            "goal"
         );
-        let _ = writeln!(text, "{}", line.trim_end());
+        for row in rows.iter().filter(|row| row.group() == group) {
+            let _ = writeln!(text, "{}", row.line().trim_end());
+        }
     }
     let goals: Vec<bool> = rows.iter().filter_map(Row::reached).collect();
     let reached = goals.iter().filter(|reached| **reached).count();
@@ -154,7 +173,10 @@ mod tests {
 
     #[test]
     fn programs_read_the_same_rows() {
-        let json: serde_json::Value = serde_json::from_str(&json(&measured())).unwrap();
+        let text = json(&measured());
+        let first = r#"  {"case": "lpae/4k_512", "op": "map", "peer": "io-pgtable-arm", "#;
+        assert_eq!(text.lines().nth(1).map(|line| line.starts_with(first)), Some(true), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let expected = json!({
             "case": "lpae/4k_512",
             "op": "map",
@@ -172,6 +194,27 @@ mod tests {
         let text = text(&measured(), "7.0", 2);
         assert!(text.contains("500 ns") && text.contains("1.50 ms"), "{text}");
         assert!(text.contains("4.00×      5×  missed"), "{text}");
+        assert!(text.contains("  spans_1g, by 4K steps"), "{text}");
         assert!(text.ends_with("1 of 3 goals reached\n"), "{text}");
+    }
+
+    #[test]
+    fn the_widest_table_fits_a_terminal() {
+        let rows: Vec<Row> = plan::comparisons("")
+            .into_iter()
+            .map(|one| Row {
+                case: one.name(),
+                operation: one.operation,
+                peer: one.peer,
+                peer_ns: 1e8,
+                ns: 1e5,
+                goal: Some(10_000.0),
+            })
+            .collect();
+        let text = text(&rows, "10.12.345-1~bpo12+1", 100);
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+            assert_eq!(line, line.trim_end());
+        }
     }
 }

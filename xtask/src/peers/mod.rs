@@ -88,9 +88,10 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
     let comparisons = plan::comparisons(&options.case);
     if comparisons.is_empty() {
-        let names: BTreeSet<String> = plan::comparisons("").iter().map(Comparison::name).collect();
-        let names = names.into_iter().collect::<Vec<_>>().join(" ");
-        return Err(format!("no case contains `{}`; there are {names}", options.case));
+        return Err(format!(
+            "no case contains `{}`; they are like lpae/4k_512, and xtask/peers/README.md has all",
+            options.case
+        ));
     }
     let own = build_own()?;
     build_peers(&options.work)?;

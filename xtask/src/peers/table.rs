@@ -120,7 +120,11 @@ pub(super) fn text(rows: &[Row], version: &str, runs: usize) -> String {
     }
     let goals: Vec<bool> = rows.iter().filter_map(Row::reached).collect();
     let reached = goals.iter().filter(|reached| **reached).count();
-    let _ = writeln!(text, "\n{reached} of {} goals reached", goals.len());
+    if goals.is_empty() {
+        let _ = writeln!(text, "\nno goal is set for these cases");
+    } else {
+        let _ = writeln!(text, "\n{reached} of {} goals reached", goals.len());
+    }
     text
 }
 

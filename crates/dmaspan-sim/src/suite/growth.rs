@@ -316,6 +316,12 @@ pub fn a_tree_that_cannot_grow_stays_as_it_is<S: Subject>() {
                 (tree.contents(), arena.tables(), tree.table.root_and_level())
             };
             let before = state(&mut tree);
+            // A leaf larger than the tree over what is mapped is refused before the tree grows.
+            for lg2 in space.sizes().into_iter().filter(|&lg2| lg2 > S::Format::shift(first + 1)) {
+                let occupied = Error::Occupied { leaf: range(start, granule) };
+                assert_eq!(tree.map(start, &[span(0, lg2::size(lg2))], PROT), Err(occupied));
+                assert_eq!(state(&mut tree), before);
+            }
             let steps = faults.sweep(|n| match tree.map(page, &[span(0, granule)], PROT) {
                 Ok(()) => assert_eq!(tree.lookup(page), Some(0)),
                 Err(error) => {
@@ -324,6 +330,11 @@ pub fn a_tree_that_cannot_grow_stays_as_it_is<S: Subject>() {
                 }
             });
             assert!(steps > 0, "tables were missing");
+            // So many spans that their tables are not counted one by one, on both sides.
+            let mut tree = Tree::<S, _>::sapling(format.clone(), arena.clone(), arena.clone());
+            let spans: Vec<_> = (0..64).map(|n| span((2 * n + 1) * granule, granule)).collect();
+            tree.map(page - 32 * granule, &spans, PROT).unwrap();
+            assert_eq!(tree.lookup(page), Some(65 * granule));
         }
     });
 }

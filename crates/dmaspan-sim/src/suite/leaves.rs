@@ -33,7 +33,7 @@ pub fn every_size_is_one_leaf<S: Subject>() {
                 assert_eq!(tree.leaves(), [seen]);
                 let gone = tree.unmap_pages(iova, size, 1);
                 assert_eq!((gone.bytes, gone.result), (size, Ok(())));
-                assert_eq!(gone.gathered, Some(range(iova, size)));
+                assert_eq!((gone.gathered, gone.leaf_sizes), (Some(range(iova, size)), size));
                 assert_eq!(tree.lookup(iova + 42), None);
                 assert_eq!(tree.leaves(), []);
                 tree.reclaim();
@@ -229,6 +229,7 @@ pub fn batches_equal_single_pages<S: Subject>() {
             let gone = batched.unmap_pages(iova, size, count);
             assert_eq!((gone.bytes, gone.result), (count * size, Ok(())));
             assert_eq!(gone.gathered, Some(range(iova, count * size)));
+            assert_eq!(gone.leaf_sizes, size);
             for n in 0..count {
                 let gone = single.unmap_pages(iova + n * size, size, 1);
                 assert_eq!((gone.bytes, gone.result), (size, Ok(())));

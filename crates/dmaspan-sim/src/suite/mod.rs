@@ -68,6 +68,7 @@ mod stress;
 mod survey;
 mod threads;
 mod tree;
+mod whole_tables;
 
 use dmaspan::io_pgtable::Format;
 use dmaspan::{IovaRange, PhysAddr};
@@ -164,6 +165,11 @@ pub mod cases {
     pub use super::threads::{
         disjoint_ranges_are_mapped_in_parallel, racing_threads_install_each_table_once,
     };
+    pub use super::whole_tables::{
+        a_failed_map_keeps_the_tables_as_they_are, a_walk_may_begin_inside_a_leaf,
+        an_unmap_of_exactly_a_table_frees_all_below_it, changes_in_place_check_their_arguments,
+        lists_of_large_spans_are_mapped_by_aligned_leaves,
+    };
 }
 
 /// Makes a module of tests: every case of [`suite::cases`](crate::suite::cases) for a
@@ -236,6 +242,11 @@ macro_rules! format_suite {
             disjoint_ranges_are_mapped_in_parallel,
             racing_threads_install_each_table_once,
             threads_with_random_operations_keep_to_their_pieces,
+            a_failed_map_keeps_the_tables_as_they_are,
+            a_walk_may_begin_inside_a_leaf,
+            an_unmap_of_exactly_a_table_frees_all_below_it,
+            changes_in_place_check_their_arguments,
+            lists_of_large_spans_are_mapped_by_aligned_leaves,
         );
     };
     (@tests $name:ident, $subject:ty: $($case:ident,)*) => {

@@ -35,6 +35,8 @@ pub(super) struct Gone {
     pub(super) bytes: u64,
     pub(super) result: Result<(), Error>,
     pub(super) gathered: Option<IovaRange>,
+    /// The sizes of leaves that a sync would name.
+    pub(super) leaf_sizes: u64,
 }
 
 /// Memory for the tables of one tree, where every format can reach it.
@@ -189,8 +191,9 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
     pub(super) fn unmap_pages(&mut self, iova: u64, size: u64, count: u64) -> Gone {
         let unmapped = self.table.whole().unmap_pages(Iova::new(iova), size, count);
         let gathered = unmapped.retired.range();
+        let leaf_sizes = unmapped.retired.leaf_sizes();
         free(&self.table, unmapped.retired);
-        Gone { bytes: unmapped.bytes, result: unmapped.result, gathered }
+        Gone { bytes: unmapped.bytes, result: unmapped.result, gathered, leaf_sizes }
     }
 
     /// Changes permissions, and syncs.

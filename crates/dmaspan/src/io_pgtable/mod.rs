@@ -153,7 +153,8 @@ pub struct Owned<'t, F: Format, M: TableMemory<F::Word>> {
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// A mapping that was refused. Translations and tables are as before.
+/// A mapping that was refused. Translations and tables are as before, unless a tree grew for a leaf
+/// larger than itself and met [`Error::EmptyTable`]: then it stays grown.
 #[derive(Debug)]
 #[must_use = "hardware may have seen what was taken back: sync it"]
 pub struct MapFailed<L> {
@@ -630,9 +631,9 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
                     Error::MisalignedSpan { span, page_size }
                 });
             }
-            // Saturated, the range wraps wherever it starts, but at 0 and there no format reaches
-            // it.
-            bytes = bytes.saturating_add(len);
+            bytes = bytes
+                .checked_add(len)
+                .ok_or(RangeError::Wraps { start: iova.get(), len: u64::MAX })?;
         }
         let range = IovaRange::from_len(iova, bytes)?;
         self.check_range(range, F::GRANULE_LG2)?;

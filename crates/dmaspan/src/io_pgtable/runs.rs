@@ -96,10 +96,17 @@ pub(super) trait Source: Iterator<Item = Run> + Clone {
     /// leaves comes and `take` has a place for them; returns how many. This is the loop of
     /// scattered memory, which needs none of the arithmetic.
     fn take_alike(&mut self, lg2: u32, take: impl FnMut(PhysAddr) -> bool) -> usize;
+
+    /// How many spans were not begun yet: about as many runs are still to come.
+    fn spans_left(&self) -> usize;
 }
 
 impl Source for core::iter::Once<Run> {
     fn take_alike(&mut self, _lg2: u32, _take: impl FnMut(PhysAddr) -> bool) -> usize {
+        0
+    }
+
+    fn spans_left(&self) -> usize {
         0
     }
 }
@@ -123,6 +130,10 @@ impl Source for Runs<'_> {
         self.spans = self.spans.get(taken..).unwrap_or(&[]);
         self.iova = self.iova.wrapping_add((taken as u64) << lg2);
         taken
+    }
+
+    fn spans_left(&self) -> usize {
+        self.spans.len()
     }
 }
 
@@ -158,11 +169,6 @@ impl Iterator for Runs<'_> {
         self.paddr = self.paddr.wrapping_add(run.bytes);
         self.bytes -= run.bytes;
         Some(run)
-    }
-
-    /// At least one run for each span that was not begun.
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.spans.len(), None)
     }
 }
 

@@ -32,7 +32,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let growth = if F::GROWS { self.geometry.top_level as usize } else { 0 };
         let most =
             self.tables_within(run.iova, reserved.last, reserved.lowest).saturating_add(growth);
-        if most <= behind.size_hint().0
+        if most <= behind.spans_left()
             && self.is_clear(run.iova, reserved.last)
             && let Ok(list) = self.memory.reserve(shape, most)
         {

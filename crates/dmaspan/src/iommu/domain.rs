@@ -237,9 +237,12 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         spans: &[Span],
         prot: Prot,
     ) -> Result<IovaRange, MapFailed<M::List>> {
+        let refused = |error| MapFailed { error: Error::Table(error), unsynced: None };
+        if spans.is_empty() {
+            return Err(refused(io_pgtable::Error::NoSpans { iova }));
+        }
         let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
-        let range = IovaRange::from_len(iova, bytes)
-            .map_err(|error| MapFailed { error: Error::Table(error.into()), unsynced: None })?;
+        let range = IovaRange::from_len(iova, bytes).map_err(|error| refused(error.into()))?;
         let mut result = self.all().map_spans(iova, spans, prot);
         let mut told = Ok(());
         if let Err(io_pgtable::MapFailed { error: io_pgtable::Error::EmptyTable { .. }, retired }) =

@@ -47,8 +47,7 @@ pub fn an_unmap_of_exactly_a_table_frees_all_below_it<S: Subject>() {
             if space.page_sizes & below == 0 {
                 continue;
             }
-            let first = if level == 1 { granule } else { below };
-            let spans = [span(2 * block + granule, first), span(first, block - first)];
+            let spans = [span(2 * block + granule, granule), span(granule, block - granule)];
             tree.map(space.aperture.start().get(), &[span(0, granule)], PROT).unwrap();
             let before = tree.arena.tables();
             for way in 0..3 {

@@ -4,8 +4,8 @@ use core::cell::UnsafeCell;
 use core::slice;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use dmaspan::{Coherency, PhysAddr};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
+use dmaspan::{Coherency, PhysAddr};
 
 const TABLES: usize = 16;
 const WORDS: usize = 512;

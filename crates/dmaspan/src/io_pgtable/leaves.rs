@@ -3,11 +3,11 @@
 use core::ops::ControlFlow;
 
 use super::cursor::{Cell, Cursor, Reached};
-use super::format::{Entry, Format};
+use super::format::{Entry, Format, Groups};
 use super::memory::TableMemory;
 use super::word::Word;
 use super::{PageTable, block_of};
-use crate::lg2;
+use crate::prot::Prot;
 use crate::range::IovaRange;
 
 /// A leaf and all its entries.
@@ -75,19 +75,32 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         found.break_value()
     }
 
-    /// The words of a leaf's entries for a leaf with this template at the address that `leaf` has:
-    /// the first, and the bytes from one to the next.
-    pub(super) fn words_like(
+    /// The `n`-th entry of a leaf at `level` whose first entry is `first`.
+    #[inline(always)]
+    pub(super) fn entry_of(&self, level: u32, first: F::Word, n: u64) -> F::Word {
+        match F::GROUPS {
+            Groups::Consecutive => self.format.advance(first, n << F::shift(level)),
+            Groups::Repeated => first,
+        }
+    }
+
+    /// What the first entry of a leaf would be with other permissions, without hardware's mark.
+    pub(super) fn with_prot(
         &self,
         leaf: &LeafEntries<'_, F>,
-        template: F::Word,
-    ) -> Option<(F::Word, u64)> {
-        let first = leaf.cells.first().map(F::Word::load)?;
+        first: F::Word,
+        prot: Prot,
+    ) -> Option<F::Word> {
         let Entry::Leaf(old) = self.format.decode(leaf.level, first) else { return None };
-        let step = match F::GROUPS {
-            super::Groups::Consecutive => lg2::size(F::shift(leaf.level)),
-            super::Groups::Repeated => 0,
-        };
-        Some((self.format.leaf(template, old.paddr), step))
+        let template = self.format.template(leaf.level, leaf.lg2, prot);
+        Some(self.format.leaf(template, old.paddr))
+    }
+
+    /// Writes all entries of a leaf, the first of which is `first`.
+    pub(super) fn write_leaf(&self, leaf: &LeafEntries<'_, F>, first: F::Word) {
+        for (n, cell) in (0u64..).zip(leaf.cells) {
+            F::Word::store(cell, self.entry_of(leaf.level, first, n));
+        }
+        self.memory.written(leaf.cells);
     }
 }

@@ -3,13 +3,13 @@
 //! Checking a table of 512 entries before storing costs more than the stores themselves, so entries
 //! of tables that exist are checked as they are stored; a collision found late takes back what was
 //! stored. Before the first *new* table is installed, though, the rest of the range is surveyed:
-//! collisions there are found, and exactly the tables that it lacks are reserved. From then on
+//! collisions there are found, and the tables that it lacks are reserved. From then on
 //! nothing can fail, so a failed call never leaves a table behind.
 
 use super::atomic::Ordering;
 use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
-use super::format::{Entry, Format, Groups};
+use super::format::{Entry, Format};
 use super::memory::{Fresh, TableMemory};
 use super::runs::{Run, Source};
 use super::word::Word;
@@ -358,7 +358,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             }
             let first = self.group_from(fill, done);
             for (n, cell) in (0u64..).zip(leaf) {
-                F::Word::store(cell, self.in_group(first, n, fill));
+                F::Word::store(cell, self.entry_of(fill.leaves.level, first, n));
             }
             done += per_leaf;
         }
@@ -374,15 +374,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         self.format.leaf(fill.leaves.template, paddr)
     }
 
-    /// The `n`-th entry of the leaf with that first entry.
-    #[inline(always)]
-    fn in_group(&self, first: F::Word, n: u64, fill: Fill<F::Word>) -> F::Word {
-        match F::GROUPS {
-            Groups::Consecutive => self.format.advance(first, n << F::shift(fill.leaves.level)),
-            Groups::Repeated => first,
-        }
-    }
-
     /// Writes the entries of a run into a table that nobody sees yet, and empties the others.
     #[inline(always)]
     fn fill_fresh(&self, words: &mut [F::Word], from: usize, count: usize, fill: Fill<F::Word>) {
@@ -395,7 +386,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             for (leaf, words) in leaves.chunks_exact_mut(per_leaf).enumerate() {
                 let first = self.group_from(fill, leaf * per_leaf);
                 for (n, word) in (0u64..).zip(words) {
-                    *word = self.in_group(first, n, fill);
+                    *word = self.entry_of(fill.leaves.level, first, n);
                 }
             }
             return;

@@ -87,10 +87,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Rewrites the entries of a leaf, and keeps hardware's marks, also those that it sets
     /// meanwhile.
     fn reprotect(&self, leaf: &LeafEntries<'_, F>, prot: Prot) {
-        let template = self.format.template(leaf.level, leaf.lg2, prot);
-        let Some((first, step)) = self.words_like(leaf, template) else { return };
+        let old = leaf.cells.first().map_or(F::Word::EMPTY, F::Word::load);
+        let Some(first) = self.with_prot(leaf, old, prot) else { return };
         for (n, cell) in (0u64..).zip(leaf.cells) {
-            let new = self.format.advance(first, n * step);
+            let new = self.entry_of(leaf.level, first, n);
             if !self.format.tracks_dirty() {
                 F::Word::store(cell, new);
                 continue;
@@ -167,12 +167,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Writes the entries of a leaf that was taken away, with other permissions or its own.
     fn put_back(&self, broken: &Broken<'_, F>, prot: Option<Prot>) {
         let Broken { leaf, first, dirty } = broken;
-        let super::Entry::Leaf(old) = self.format.decode(leaf.level, *first) else { return };
-        let first = prot.map_or(*first, |prot| {
-            let template = self.format.template(leaf.level, leaf.lg2, prot);
-            self.format.leaf(template, old.paddr)
-        });
-        self.restore(leaf, if *dirty { self.format.dirtied(first) } else { first });
+        let first = prot.and_then(|prot| self.with_prot(leaf, *first, prot)).unwrap_or(*first);
+        self.write_leaf(leaf, if *dirty { self.format.dirtied(first) } else { first });
     }
 }
 

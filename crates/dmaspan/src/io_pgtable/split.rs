@@ -96,7 +96,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         sync: Option<&mut impl FnMut(Retired<M::List>) -> Result<(), E>>,
     ) -> Result<(), E> {
         let Some(old) = self.first_of(leaf) else { return Ok(()) };
-        let single = self.single_like(leaf.level, old);
+        let single = self.leaf_like(leaf.level, leaf.level, old);
         // Which of the entries gets a table: none where `at` is the border of two.
         let (level, shift) = (leaf.level, F::shift(leaf.level));
         let inner = to_index((at - leaf.range.start().get()) >> shift);
@@ -118,7 +118,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             }
             self.memory.written(leaf.cells);
             if let Err(error) = sync(Self::forget(leaf)) {
-                self.restore(leaf, if dirty { self.format.dirtied(old) } else { old });
+                self.write_leaf(leaf, if dirty { self.format.dirtied(old) } else { old });
                 if let Some(table) = table {
                     self.retire_tree(table, level - 1, super::unmap::Below::Anything, list);
                 }
@@ -142,28 +142,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Some(if dirty { self.format.dirtied(first) } else { first })
     }
 
-    /// Writes the entries of a leaf again, the first of which is `first`.
-    pub(super) fn restore(&self, leaf: &LeafEntries<'_, F>, first: F::Word) {
-        let step = match F::GROUPS {
-            super::Groups::Consecutive => lg2::size(F::shift(leaf.level)),
-            super::Groups::Repeated => 0,
-        };
-        for (n, cell) in (0u64..).zip(leaf.cells) {
-            F::Word::store(cell, self.format.advance(first, n * step));
-        }
-        self.memory.written(leaf.cells);
-    }
-
     /// Whether an entry at `level` can be a leaf like this one by itself: not where the format has
     /// no leaves of that size, as AMD's has none of 512G.
     fn has_single(&self, leaf: &LeafEntries<'_, F>, level: u32) -> bool {
         let Some(word) = self.first_of(leaf) else { return false };
         self.format.is_single(level, self.leaf_like(leaf.level, level, word))
-    }
-
-    /// The leaf of a single entry at `level` with the address and attributes of `word`.
-    fn single_like(&self, level: u32, word: F::Word) -> F::Word {
-        self.leaf_like(level, level, word)
     }
 
     /// The leaf of a single entry at `to` with the address and attributes of a leaf at `from`.
@@ -172,7 +155,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let prot = self.format.prot(from, word);
         let template = self.format.template(to, F::shift(to), prot);
         // Of a repeated leaf the address is the whole leaf's, which is the first entry's.
-        let like = self.format.leaf(template, PhysAddr::new(leaf.paddr.get()));
+        let like = self.format.leaf(template, leaf.paddr);
         if self.format.is_dirty(word) { self.format.dirtied(like) } else { like }
     }
 

@@ -8,13 +8,12 @@
 //!
 //! Level 0 here is level 1 of the manual.
 
-use super::{ConfigError, DirtyTracking};
-use crate::addr::{Iova, PhysAddr};
+use super::{ConfigError, DirtyTracking, Half, config};
+use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
-use crate::range::IovaRange;
 
 #[cfg(test)]
 mod tests;
@@ -151,11 +150,9 @@ impl AmdV1 {
         };
         let possible = Self::PAGE_SIZES & lg2::mask(output_bits + 1);
         let supported = sizes_within::<Self>(possible, input_bits);
-        let asked = config.page_sizes.unwrap_or(supported);
-        if asked & !supported != 0 || asked & lg2::size(12) == 0 {
-            return Err(ConfigError::PageSizes { page_sizes: asked, supported });
-        }
-        Ok(Self { config, page_sizes: asked, encrypted })
+        let page_sizes =
+            config::page_sizes(config.page_sizes, supported, supported, Self::GRANULE_LG2)?;
+        Ok(Self { config, page_sizes, encrypted })
     }
 
     /// The device table entry's part for a table whose root is at `root` and whose top level is
@@ -208,8 +205,7 @@ unsafe impl Format for AmdV1 {
             max_paddr: PhysAddr::new(lg2::mask(output_bits)),
         };
         Geometry {
-            aperture: IovaRange::new(Iova::new(0), Iova::new(lg2::mask(input_bits)))
-                .unwrap_or(IovaRange::point(Iova::new(0))),
+            aperture: Half::Lower.aperture(input_bits),
             output_bits,
             top_level: needed.max(first_levels - 1),
             page_sizes: self.page_sizes,

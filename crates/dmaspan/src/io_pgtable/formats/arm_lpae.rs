@@ -4,7 +4,7 @@
 //! Virtual Memory System Architecture", D8.3 "Translation table descriptor formats", and the fields
 //! that TCR_EL1 and VTCR_EL2 share (D24).
 
-use super::ConfigError;
+use super::{ConfigError, config};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Leaf, sizes_within};
 use crate::lg2;
@@ -89,11 +89,7 @@ impl<const G: u32> Descriptor<G> {
         // A group of 16G is more than the memory that 32 bits reach.
         let possible = (singles | Self::CONTIGUOUS_SIZES) & lg2::mask(output_bits + 1);
         let supported = sizes_within::<F>(possible, input_bits);
-        let page_sizes = asked.unwrap_or(sizes_within::<F>(singles, input_bits));
-        if page_sizes & !supported != 0 || page_sizes & lg2::size(G) == 0 {
-            return Err(ConfigError::PageSizes { page_sizes, supported });
-        }
-        Ok(page_sizes)
+        config::page_sizes(asked, sizes_within::<F>(singles, input_bits), supported, G)
     }
 
     /// An address as a descriptor has it. With 64K, bits 51:48 are in bits 15:12 (D8.3.1).

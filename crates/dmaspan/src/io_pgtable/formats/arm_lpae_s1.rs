@@ -12,12 +12,11 @@ use super::arm_lpae::{
     base_address, granule_field, output_size, walk_fields,
 };
 use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
-use crate::addr::{Iova, PhysAddr};
+use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, tree_of};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
-use crate::range::IovaRange;
 
 /// Bits 4:2: which attribute of MAIR (D8.3.2).
 const ATTR_SHIFT: u32 = 2;
@@ -192,18 +191,12 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     fn geometry(&self) -> Geometry {
         let input_bits = self.config.input_bits;
         let (top_level, root_lg2_entries) = tree_of::<Self>(input_bits);
-        let last = lg2::mask(input_bits);
-        let (start, last) = match self.config.half {
-            Half::Lower => (0, last),
-            Half::Upper => (!last, u64::MAX),
-        };
         let max_paddr = PhysAddr::new(lg2::mask(self.config.output_bits));
         let root_size = root_lg2_entries + 3;
         // TTBR's address has at least 64 bytes' alignment (D24, TTBR0_EL1.BADDR).
         let root = TableShape { lg2_size: root_size, lg2_align: root_size.max(6), max_paddr };
         Geometry {
-            aperture: IovaRange::new(Iova::new(start), Iova::new(last))
-                .unwrap_or(IovaRange::point(Iova::new(start))),
+            aperture: self.config.half.aperture(input_bits),
             output_bits: self.config.output_bits,
             top_level,
             page_sizes: self.page_sizes,

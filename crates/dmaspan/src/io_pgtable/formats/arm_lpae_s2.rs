@@ -22,13 +22,12 @@ use super::arm_lpae::{
     ACCESSED, DIRTY_MODIFIER, Descriptor, SH_INNER, SH_OUTER, SOFTWARE, base_address,
     granule_field, output_size, walk_fields,
 };
-use super::{BreakBeforeMake, ConfigError, DirtyTracking};
-use crate::addr::{Iova, PhysAddr};
+use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
+use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
-use crate::range::IovaRange;
 
 /// Bits 5:2, MemAttr: memory type and cacheability (D8.6, "Stage 2 memory type and Cacheability
 /// attributes").
@@ -275,10 +274,8 @@ unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
         // Tables side by side are aligned as one, VTTBR's address to at least 64 bytes (D24,
         // VTTBR_EL2.BADDR).
         let root = TableShape { lg2_size: root_size, lg2_align: root_size.max(6), max_paddr };
-        let start = Iova::new(0);
         Geometry {
-            aperture: IovaRange::new(start, Iova::new(lg2::mask(input_bits)))
-                .unwrap_or(IovaRange::point(start)),
+            aperture: Half::Lower.aperture(input_bits),
             output_bits,
             top_level: self.top_level,
             page_sizes: self.page_sizes,

@@ -9,13 +9,12 @@
 //! The descriptors rely on SCTLR.TRE (attributes remapped by PRRR and NMRR) and SCTLR.AFE (AP\[0\]
 //! is an access flag), both set. Level 0 here is the manual's second level.
 
-use super::ConfigError;
-use crate::addr::{Iova, PhysAddr};
+use super::{ConfigError, Half, config};
+use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
-use crate::range::IovaRange;
 
 #[cfg(test)]
 mod tests;
@@ -192,10 +191,9 @@ impl ArmV7s {
             return Err(ConfigError::OutputBits { output_bits, supported });
         }
         let supported = Self::PAGE_SIZES;
-        let page_sizes = config.page_sizes.unwrap_or(supported & !lg2::size(24));
-        if page_sizes & !supported != 0 || page_sizes & lg2::size(Self::GRANULE_LG2) == 0 {
-            return Err(ConfigError::PageSizes { page_sizes, supported });
-        }
+        let usual = supported & !lg2::size(24);
+        let page_sizes =
+            config::page_sizes(config.page_sizes, usual, supported, Self::GRANULE_LG2)?;
         let (leaf_high, table_high) = match variant {
             ArmV7sVariant::Arm => (0, 0),
             ArmV7sVariant::MediaTek => (HIGH_ADDRESS, 0),
@@ -238,13 +236,12 @@ unsafe impl Format for ArmV7s {
     const GROUPS: Groups = Groups::Repeated;
 
     fn geometry(&self) -> Geometry {
-        let last = Iova::new(lg2::mask(self.config.input_bits));
         let table_bits = if self.table_high == 0 { 32 } else { self.config.output_bits };
         let max_paddr = PhysAddr::new(lg2::mask(table_bits));
         // One word for each MiB; tables are aligned to their size (B3.5.4, TTBR0).
         let root_size = self.config.input_bits - Self::shift(1) + 2;
         Geometry {
-            aperture: IovaRange::new(Iova::new(0), last).unwrap_or(IovaRange::point(last)),
+            aperture: Half::Lower.aperture(self.config.input_bits),
             output_bits: self.config.output_bits,
             top_level: 1,
             page_sizes: self.page_sizes,

@@ -1,6 +1,9 @@
 //! What the configurations of formats have in common.
 
+use crate::addr::Iova;
 use crate::error::Errno;
+use crate::lg2;
+use crate::range::IovaRange;
 
 /// Which half of a 64-bit input space a table translates, where addresses are sign-extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +31,38 @@ pub enum BreakBeforeMake {
     /// The entry is simply written: Arm's FEAT_BBM at level 2 (ID_AA64MMFR2_EL1.BBM and
     /// SMMU_IDR3.BBML).
     NotNeeded,
+}
+
+impl Half {
+    /// The addresses of `2^bits` bytes at this end of the space.
+    pub(super) fn aperture(self, bits: u32) -> IovaRange {
+        let last = lg2::mask(bits);
+        let (start, last) = match self {
+            Self::Lower => (0, last),
+            Self::Upper => (!last, u64::MAX),
+        };
+        // `start` is not above `last`; the fallback is never taken.
+        IovaRange::new(Iova::new(start), Iova::new(last))
+            .unwrap_or(IovaRange::point(Iova::new(start)))
+    }
+}
+
+/// The leaf sizes asked for, or else `usual`: those `supported`, and the granule among them.
+///
+/// # Errors
+///
+/// [`ConfigError::PageSizes`].
+pub(super) fn page_sizes(
+    asked: Option<u64>,
+    usual: u64,
+    supported: u64,
+    granule_lg2: u32,
+) -> Result<u64, ConfigError> {
+    let page_sizes = asked.unwrap_or(usual);
+    if page_sizes & !supported != 0 || page_sizes & lg2::size(granule_lg2) == 0 {
+        return Err(ConfigError::PageSizes { page_sizes, supported });
+    }
+    Ok(page_sizes)
 }
 
 /// A configuration that the architecture does not have.

@@ -8,13 +8,12 @@
 //!
 //! Levels are counted as in the manual.
 
-use super::{ConfigError, DirtyTracking, Half};
-use crate::addr::{Iova, PhysAddr};
+use super::{ConfigError, DirtyTracking, Half, config};
+use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
-use crate::range::IovaRange;
 
 #[cfg(test)]
 mod tests;
@@ -180,11 +179,9 @@ impl Riscv {
         let levels = lg2::mask(Self::shift(mode.top_level() + 1));
         let singles = Self::PAGE_SIZES & levels & lg2::mask(output_bits + 1);
         let supported = singles | Self::NAPOT_SIZES;
-        let asked = config.page_sizes.unwrap_or(singles);
-        if asked & !supported != 0 || asked & lg2::size(12) == 0 {
-            return Err(ConfigError::PageSizes { page_sizes: asked, supported });
-        }
-        Ok(Self { config, page_sizes: asked })
+        let page_sizes =
+            config::page_sizes(config.page_sizes, singles, supported, Self::GRANULE_LG2)?;
+        Ok(Self { config, page_sizes })
     }
 
     /// The register values for a table whose root is at `root`.
@@ -225,14 +222,13 @@ unsafe impl Format for Riscv {
         let table = TableShape { lg2_size: 12, lg2_align: 12, max_paddr };
         let bits = Self::shift(top_level + 1);
         // A second stage's root is 16K at a multiple of 16K ("Guest Physical Address Translation").
-        let (start, last, root_lg2) = match self.config.stage {
-            RiscvStage::First(Half::Lower) => (0, lg2::mask(bits - 1), 12),
-            RiscvStage::First(Half::Upper) => (!lg2::mask(bits - 1), u64::MAX, 12),
-            RiscvStage::Second => (0, lg2::mask(bits + 2), 14),
+        let (aperture, root_lg2) = match self.config.stage {
+            // The top input bit is the sign.
+            RiscvStage::First(half) => (half.aperture(bits - 1), 12),
+            RiscvStage::Second => (Half::Lower.aperture(bits + 2), 14),
         };
         Geometry {
-            aperture: IovaRange::new(Iova::new(start), Iova::new(last))
-                .unwrap_or(IovaRange::point(Iova::new(start))),
+            aperture,
             output_bits,
             top_level,
             page_sizes: self.page_sizes,

@@ -7,13 +7,12 @@
 //! Entries have no present bit: one that permits reads or writes is present. Level 0 here is the
 //! manual's SS-PTE, level 4 its SS-PML5E.
 
-use super::{ConfigError, DirtyTracking};
-use crate::addr::{Iova, PhysAddr};
+use super::{ConfigError, DirtyTracking, Half, config};
+use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
-use crate::range::IovaRange;
 
 #[cfg(test)]
 mod tests;
@@ -143,10 +142,8 @@ impl VtdSs {
             return Err(ConfigError::OutputBits { output_bits, supported: "32 to 52" });
         }
         let supported = sizes_within::<Self>(Self::PAGE_SIZES, input_bits);
-        let page_sizes = config.page_sizes.unwrap_or(supported);
-        if page_sizes & !supported != 0 || page_sizes & lg2::size(Self::GRANULE_LG2) == 0 {
-            return Err(ConfigError::PageSizes { page_sizes, supported });
-        }
+        let page_sizes =
+            config::page_sizes(config.page_sizes, supported, supported, Self::GRANULE_LG2)?;
         Ok(Self { config, page_sizes })
     }
 
@@ -188,9 +185,8 @@ unsafe impl Format for VtdSs {
         let (top_level, _) = tree_of::<Self>(self.config.input_bits);
         let max_paddr = PhysAddr::new(lg2::mask(self.config.output_bits));
         let table = TableShape { lg2_size: 12, lg2_align: 12, max_paddr };
-        let last = Iova::new(lg2::mask(self.config.input_bits));
         Geometry {
-            aperture: IovaRange::new(Iova::new(0), last).unwrap_or(IovaRange::point(last)),
+            aperture: Half::Lower.aperture(self.config.input_bits),
             output_bits: self.config.output_bits,
             top_level,
             page_sizes: self.page_sizes,

@@ -10,13 +10,12 @@
 //!
 //! Level 0 here is the manuals' PTE, level 4 their PML5E. There are no write-only entries.
 
-use super::{ConfigError, DirtyTracking, Half};
-use crate::addr::{Iova, PhysAddr};
+use super::{ConfigError, DirtyTracking, Half, config};
+use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
-use crate::range::IovaRange;
 
 #[cfg(test)]
 mod tests;
@@ -146,10 +145,8 @@ impl X86_64 {
             return Err(ConfigError::OutputBits { output_bits, supported: "32 to 52" });
         }
         let supported = sizes_within::<Self>(Self::PAGE_SIZES, input_bits);
-        let page_sizes = config.page_sizes.unwrap_or(supported);
-        if page_sizes & !supported != 0 || page_sizes & lg2::size(Self::GRANULE_LG2) == 0 {
-            return Err(ConfigError::PageSizes { page_sizes, supported });
-        }
+        let page_sizes =
+            config::page_sizes(config.page_sizes, supported, supported, Self::GRANULE_LG2)?;
         let encrypted = match config.encryption_bit {
             Some(bit) if bit < output_bits || bit > 51 => {
                 let what = "the encryption bit is between the output bits and bit 51";
@@ -195,15 +192,9 @@ unsafe impl Format for X86_64 {
         let (top_level, _) = tree_of::<Self>(self.config.input_bits);
         let max_paddr = PhysAddr::new(lg2::mask(self.config.output_bits));
         let table = TableShape { lg2_size: 12, lg2_align: 12, max_paddr };
-        // The top input bit is the sign.
-        let last = lg2::mask(self.config.input_bits - 1);
-        let (start, last) = match self.config.half {
-            Half::Lower => (0, last),
-            Half::Upper => (!last, u64::MAX),
-        };
         Geometry {
-            aperture: IovaRange::new(Iova::new(start), Iova::new(last))
-                .unwrap_or(IovaRange::point(Iova::new(start))),
+            // The top input bit is the sign.
+            aperture: self.config.half.aperture(self.config.input_bits - 1),
             output_bits: self.config.output_bits,
             top_level,
             page_sizes: self.page_sizes,

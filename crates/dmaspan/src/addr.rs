@@ -69,3 +69,8 @@ address! {
     /// client.
     UserAddr
 }
+address! {
+    /// What a driver gives a device: a translated, direct or bounced address. Only a translated one
+    /// is an IOVA; the driver need not know which it has.
+    DmaAddr
+}

@@ -36,11 +36,14 @@ errnos! {
     EFAULT = 14: "Bad user address.",
     EBUSY = 16: "In use.",
     EEXIST = 17: "Something is there already.",
+    ENODEV = 19: "No such device.",
     EINVAL = 22: "Invalid argument.",
     ENOSPC = 28: "No room for another.",
     ERANGE = 34: "Out of the range that can be represented.",
     EOVERFLOW = 75: "The range wraps.",
     EOPNOTSUPP = 95: "Not supported.",
+    EADDRINUSE = 98: "The addresses are in use.",
+    EREMOTEIO = 121: "Another device cannot be reached.",
 }
 
 impl Errno {

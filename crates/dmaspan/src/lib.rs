@@ -76,24 +76,30 @@
 #![no_std]
 
 extern crate alloc;
+#[cfg(loom)]
+extern crate std;
 
 pub mod account;
 pub mod addr;
+mod atomic;
 pub mod container;
+pub mod dma;
 pub mod error;
 pub mod io_pgtable;
 pub mod iommu;
 pub mod lg2;
 pub mod pin;
+pub mod platform;
 pub mod prot;
 pub mod range;
 pub mod space;
 pub mod span;
 
 pub use account::Account;
-pub use addr::{Iova, PhysAddr, UserAddr};
+pub use addr::{DmaAddr, Iova, PhysAddr, UserAddr};
 pub use container::Container;
 pub use error::Errno;
+pub use platform::Platform;
 pub use prot::{Coherency, Direction, Prot};
 pub use range::{IovaRange, RangeError, UserRange};
 pub use space::{DmaSpace, Limits};

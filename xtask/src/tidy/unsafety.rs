@@ -7,12 +7,18 @@ use crate::problem::Problem;
 use crate::tree::Tree;
 
 const CORE: &str = "crates/dmaspan/src/";
-const FORMATS: &str = "crates/dmaspan/src/io_pgtable/formats/";
+/// Where the core promises something itself: in which files, and by which trait.
+const PROMISES: [(&str, &str); 4] = [
+    ("io_pgtable/formats/", "Format"),
+    ("platform.rs", "RawMutex"),
+    ("dma/memory.rs", "DmaMemory"),
+    ("dma/bounce.rs", "BouncePool"),
+];
 const LINUX: &str = "crates/dmaspan-linux/src/";
 const CLI: &str = "crates/dmaspan-cli/src/";
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
-/// functions and the formats' promise, in the Linux crate only `sys/` and `mem/` and
+/// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
 /// implementations of `Pinner`, in the program nothing.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -21,7 +27,10 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
         for index in (0..rust.tokens.len()).filter(|&index| rust.text(index) == "unsafe") {
             let what = if path.starts_with(CORE) {
                 let declares = matches!(rust.text(index + 1), "trait" | "fn");
-                if declares || (path.starts_with(FORMATS) && implements(rust, index, "Format")) {
+                let promises = PROMISES.iter().any(|(place, name)| {
+                    path[CORE.len()..].starts_with(place) && implements(rust, index, name)
+                });
+                if declares || promises {
                     continue;
                 }
                 "the core declares unsafe traits and functions and does nothing unsafe itself; \

@@ -6,7 +6,6 @@
 //! collisions there are found, and the tables that it lacks are reserved. From then on
 //! nothing can fail, so a failed call never leaves a table behind.
 
-use super::atomic::Ordering;
 use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
 use super::format::{Entry, Format};
@@ -15,6 +14,7 @@ use super::runs::{Run, Source};
 use super::word::Word;
 use super::{PageTable, to_index, top_word};
 use crate::addr::{Iova, PhysAddr};
+use crate::atomic::Ordering;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
 use crate::range::IovaRange;

@@ -46,7 +46,6 @@
 //! # }
 //! ```
 
-mod atomic;
 mod collect;
 mod cursor;
 mod dirty;
@@ -98,11 +97,11 @@ use core::marker::PhantomData;
 use core::mem;
 
 use crate::addr::{Iova, PhysAddr};
+use crate::atomic::{AtomicU64, Ordering};
 use crate::lg2;
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
-use atomic::{AtomicU64, Ordering};
 use runs::{Run, Runs};
 use unmap::{Ahead, Below, Covered};
 

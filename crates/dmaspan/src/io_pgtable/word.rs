@@ -3,7 +3,7 @@
 use core::fmt::Debug;
 use core::ops::{BitAnd, BitOr};
 
-use super::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 
 mod sealed {
     pub trait Sealed {}

@@ -190,7 +190,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// Both are of this domain.
     #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
     pub unsafe fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
-        gather.merge_with(more, |list, more| self.table.memory().append(list, more));
+        self.merge_own(gather, more);
     }
 
     /// Makes hardware forget what was gathered, frees the tables in it, and proves both.
@@ -214,6 +214,11 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// [`add`](Self::add), for what is known to be of this domain.
     pub(crate) fn add_own(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
         gather.add_with(retired, |list, more| self.table.memory().append(list, more));
+    }
+
+    /// [`merge`](Self::merge), for gathers that are known to be of this domain.
+    pub(crate) fn merge_own(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
+        gather.merge_with(more, |list, more| self.table.memory().append(list, more));
     }
 
     /// [`sync`](Self::sync), for what is known to be of this domain.
@@ -352,7 +357,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// The table, for callers that own what they work on.
-    pub(super) fn all(&self) -> Owned<'_, F, M> {
+    pub(crate) fn all(&self) -> Owned<'_, F, M> {
         self.table.owned(self.table.geometry().aperture)
     }
 

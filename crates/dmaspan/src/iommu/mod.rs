@@ -6,7 +6,9 @@
 //! pins and IOVAs released. Detached tables are freed by the sync itself.
 
 mod domain;
+pub mod flush_queue;
 mod gather;
+pub mod iova;
 mod ops;
 mod rewrite;
 

@@ -1,0 +1,8 @@
+//! Atomics: the core's own, or those of loom, which tries all interleavings of a test and all
+//! values that the orderings let a load see.
+
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

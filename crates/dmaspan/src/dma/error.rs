@@ -1,0 +1,108 @@
+//! What the DMA API refuses.
+
+use crate::addr::DmaAddr;
+use crate::error::Errno;
+use crate::iommu::{self, HardwareError, iova};
+use crate::range::IovaRange;
+use crate::span::Span;
+
+/// Why the DMA API refused an operation, with what offends and the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There are no IOVAs for it.
+    #[error(transparent)]
+    Iova(#[from] iova::Error),
+    /// The domain refused to map it.
+    #[error(transparent)]
+    Domain(#[from] iommu::Error),
+    /// The device reaches nothing that could be given to it.
+    #[error(
+        "a device that reaches addresses up to {last:#x} reaches none of {lowest:#x} and above"
+    )]
+    Mask {
+        /// The last address that the device can use.
+        last: u64,
+        /// The first that there could be for it.
+        lowest: u64,
+    },
+    /// A limit of the device cannot be kept.
+    #[error("a device with {what} of {value:#x} cannot be served: {limit:#x} is the limit")]
+    Limit {
+        /// Which.
+        what: &'static str,
+        /// What the device asks for.
+        value: u64,
+        /// What there is.
+        limit: u64,
+    },
+    /// The device does not reach the memory, and there is nothing to bounce it through.
+    #[error("{span} is beyond {last:#x}, the last address of the device, and cannot be bounced")]
+    Unreachable {
+        /// The memory.
+        span: Span,
+        /// The last address that the device can use.
+        last: u64,
+    },
+    /// The memory has to be bounced, and there is no slot for it.
+    #[error("no bounce slot for the {len:#x} bytes of {span}")]
+    NoSlot {
+        /// The memory.
+        span: Span,
+        /// How many bytes the slot would have.
+        len: u64,
+    },
+    /// Registers of a device cannot be bounced.
+    #[error("{span} is no memory and cannot be bounced")]
+    NotMemory {
+        /// The registers.
+        span: Span,
+    },
+    /// What is to be mapped as one piece is not one.
+    #[error("memory of {pieces} pieces cannot be mapped as one")]
+    NotSingle {
+        /// How many pieces it has.
+        pieces: usize,
+    },
+    /// The mapping is not of this device.
+    #[error("what is mapped at {addr} was not mapped for this device")]
+    Foreign {
+        /// Where the mapping begins.
+        addr: DmaAddr,
+    },
+    /// Part of what is to be synced is not in the mapping.
+    #[error("{len:#x} bytes at offset {offset:#x} are not within the {mapped:#x} bytes mapped")]
+    OutsideMapping {
+        /// Where it would begin, in bytes from the mapping's first.
+        offset: u64,
+        /// How many bytes it would be.
+        len: u64,
+        /// How many bytes are mapped.
+        mapped: u64,
+    },
+    /// Hardware was not seen to forget the translations: IOVAs and memory stay in quarantine.
+    #[error("{range} is unmapped but in quarantine: {source}")]
+    Quarantined {
+        /// Where the translations were.
+        range: IovaRange,
+        /// What hardware said.
+        source: HardwareError,
+    },
+}
+
+impl Error {
+    /// What a front end that looks like Linux answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Iova(error) => error.errno(),
+            Self::Domain(error) => error.errno(),
+            Self::Mask { .. } | Self::Unreachable { .. } | Self::Quarantined { .. } => Errno::EIO,
+            Self::NoSlot { .. } => Errno::ENOMEM,
+            Self::NotMemory { .. } => Errno::EPERM,
+            Self::Limit { .. }
+            | Self::NotSingle { .. }
+            | Self::Foreign { .. }
+            | Self::OutsideMapping { .. } => Errno::EINVAL,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Memory that devices may be let at.
+
+use core::slice;
+
+use crate::span::Span;
+
+/// How a device comes to a piece of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Via {
+    /// It is memory.
+    Memory,
+    /// It is registers or memory of another device that are reached through the host bridge, as
+    /// memory is: translated, and never bounced.
+    HostBridge,
+    /// It is of another device and reached below the host bridge: the span is of addresses on
+    /// their common bus, which are passed through.
+    Bus,
+}
+
+/// Contiguous memory and the way to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// Where it is; any bytes.
+    pub span: Span,
+    /// How a device comes to it.
+    pub via: Via,
+}
+
+impl Piece {
+    /// A piece of memory.
+    pub const fn memory(span: Span) -> Self {
+        Self { span, via: Via::Memory }
+    }
+}
+
+/// Memory that may be mapped for devices: a proof that letting them at it harms nobody.
+///
+/// A mapping owns it until no device reaches it any more; a mapping that is dropped leaks it.
+///
+/// # Safety
+///
+/// While the value exists, also after it has been moved,
+///
+/// 1. [`pieces`](Self::pieces) gives the same pieces, and they stay the value's: neither freed nor
+///    given another use; and
+/// 2. a device may read and write all of them at any time: no code holds a Rust reference to them
+///    that this would break.
+#[expect(
+    unsafe_code,
+    reason = "a contract about memory that devices write; nothing here is unsafe"
+)]
+pub unsafe trait DmaMemory: Send {
+    /// Where the memory is, in the order of its bytes.
+    fn pieces(&self) -> &[Piece];
+}
+
+/// A piece of memory that somebody promised to keep.
+///
+/// ```
+/// use dmaspan::dma::{Piece, RawMemory};
+/// use dmaspan::{PhysAddr, Span};
+///
+/// let piece = Piece::memory(Span::new(PhysAddr::new(0x8000_0000), 1500)?);
+/// // SAFETY: this driver owns the frame and frees it only after the mapping has given it back.
+/// let memory = unsafe { RawMemory::new(piece) };
+/// # assert_eq!(memory.piece(), piece);
+/// # Ok::<(), dmaspan::RangeError>(())
+/// ```
+#[derive(Debug, PartialEq, Eq)]
+pub struct RawMemory(Piece);
+
+impl RawMemory {
+    /// The piece, as memory that may be mapped.
+    ///
+    /// # Safety
+    ///
+    /// While the value exists, what [`DmaMemory`] asks for holds for the piece. Where the value is
+    /// leaked, that is for ever.
+    #[expect(unsafe_code, reason = "the caller promises to keep the memory")]
+    pub const unsafe fn new(piece: Piece) -> Self {
+        Self(piece)
+    }
+
+    /// The piece.
+    pub const fn piece(&self) -> Piece {
+        self.0
+    }
+}
+
+#[expect(unsafe_code, reason = "whoever made it promised")]
+// SAFETY: `RawMemory::new` asks for exactly this.
+unsafe impl DmaMemory for RawMemory {
+    #[inline(always)]
+    fn pieces(&self) -> &[Piece] {
+        slice::from_ref(&self.0)
+    }
+}

@@ -1,8 +1,0 @@
-//! Atomics of the tables: the core's own, or those of loom, which tries all interleavings of a test
-//! and all values that the orderings let a load see.
-
-#[cfg(not(loom))]
-pub(super) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-#[cfg(loom)]
-pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};

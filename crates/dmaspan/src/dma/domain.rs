@@ -217,6 +217,9 @@ pub(super) mod translation {
 
         /// Puts IOVAs and memory into quarantine, to what made it necessary.
         fn hold(&self, iovas: Iovas, memory: Self::Memory);
+
+        /// Syncs what is in quarantine, whoever put it there.
+        fn settle(&self) -> Result<(), Error>;
     }
 }
 
@@ -331,6 +334,11 @@ where
 
     fn hold(&self, iovas: Iovas, memory: H) {
         self.queue.quarantine(self.domain.gather(), [Held { iovas, memory }], self);
+    }
+
+    fn settle(&self) -> Result<(), Error> {
+        let range = self.iovas.aperture();
+        self.queue.flush(self).map_err(|source| Error::Quarantined { range, source })
     }
 }
 

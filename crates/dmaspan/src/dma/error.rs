@@ -80,6 +80,34 @@ pub enum Error {
         /// How many bytes are mapped.
         mapped: u64,
     },
+    /// What would be unlinked or linked cuts a piece that is linked.
+    #[error("{len:#x} bytes at offset {offset:#x} are linked, and a link is not cut")]
+    CutsLink {
+        /// Where the linked piece begins, in bytes from the reservation's first.
+        offset: u64,
+        /// How many bytes it has.
+        len: u64,
+    },
+    /// Low bits of an address do not fit its place: translation leaves them as they are.
+    #[error("{offset:#x} does not lie in its granule of {granule:#x} bytes as its place does")]
+    Misplaced {
+        /// The address, or the offset in a granule.
+        offset: u64,
+        /// The granule in bytes.
+        granule: u64,
+    },
+    /// There is no room to keep a record of so many pieces.
+    #[error("no room to keep a record of {pieces} pieces")]
+    NoRoom {
+        /// How many they would be.
+        pieces: usize,
+    },
+    /// What is reached on the bus needs no translation and gets none.
+    #[error("{span} is reached on the bus: give the device its address")]
+    NotTranslated {
+        /// The addresses on the bus.
+        span: Span,
+    },
     /// Hardware was not seen to forget the translations: IOVAs and memory stay in quarantine.
     #[error("{range} is unmapped but in quarantine: {source}")]
     Quarantined {
@@ -96,12 +124,18 @@ impl Error {
         match self {
             Self::Iova(error) => error.errno(),
             Self::Domain(error) => error.errno(),
-            Self::Mask { .. } | Self::Unreachable { .. } | Self::Quarantined { .. } => Errno::EIO,
-            Self::NoSlot { .. } => Errno::ENOMEM,
+            // As `dma_iova_link` for a piece that does not lie on its granule.
+            Self::Misplaced { .. }
+            | Self::Mask { .. }
+            | Self::Unreachable { .. }
+            | Self::Quarantined { .. } => Errno::EIO,
+            Self::NoSlot { .. } | Self::NoRoom { .. } => Errno::ENOMEM,
+            Self::NotTranslated { .. } => Errno::EREMOTEIO,
             Self::NotMemory { .. } => Errno::EPERM,
             Self::Limit { .. }
             | Self::NotSingle { .. }
             | Self::Foreign { .. }
+            | Self::CutsLink { .. }
             | Self::OutsideMapping { .. } => Errno::EINVAL,
         }
     }

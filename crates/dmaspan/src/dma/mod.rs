@@ -8,6 +8,7 @@ mod device;
 mod domain;
 mod error;
 mod memory;
+mod reservation;
 mod single;
 
 pub use bounce::{BouncePool, NoPool, NoSlot, SlotRequest, To};
@@ -15,4 +16,5 @@ pub use device::{Device, DeviceConfig, DeviceLimits, Trust};
 pub use domain::{DmaConfig, DmaDomain, Flush, Translation};
 pub use error::Error;
 pub use memory::{DmaMemory, Piece, RawMemory, Via};
+pub use reservation::{DestroyFailed, Reservation, ReserveRequest};
 pub use single::{Mapping, Refused, UnmapFailed, Unmapped};

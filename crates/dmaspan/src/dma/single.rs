@@ -185,7 +185,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// A slot for a piece that the device must not have itself, filled.
     #[inline(always)]
-    fn bounce(&self, piece: Piece, direction: Direction) -> Result<Option<B::Slot>, Error> {
+    pub(super) fn bounce(
+        &self,
+        piece: Piece,
+        direction: Direction,
+    ) -> Result<Option<B::Slot>, Error> {
         let Piece { span, via } = piece;
         let granule_lg2 = self.translation.granule_lg2();
         let uneven = !lg2::is_aligned(span.paddr().get() | span.len(), granule_lg2);

@@ -1,0 +1,371 @@
+//! Mapping in two steps: IOVAs first, and what they lead to piece by piece.
+//!
+//! Whoever has many pieces, and learns of them one after the other, pays once for the IOVAs and
+//! once for telling hardware (Linux: `dma_iova_try_alloc`, `dma_iova_link`, `dma_iova_sync`,
+//! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
+
+use alloc::vec::Vec;
+use core::{fmt, mem};
+
+use super::bounce::{BouncePool, NoPool, To};
+use super::device::Device;
+use super::domain::Translation;
+use super::error::Error;
+use super::memory::{DmaMemory, Piece, Via};
+use super::single::Refused;
+use crate::addr::{DmaAddr, Iova};
+use crate::iommu::iova::{self, Align, Iovas, Request};
+use crate::lg2;
+use crate::platform::Id;
+use crate::prot::Direction;
+use crate::range::IovaRange;
+use crate::span::Span;
+
+/// A range of addresses for a device, into which memory is linked. It owns that memory.
+///
+/// Dropped, it leaks the memory and the IOVAs, and the device goes on using them: end it by
+/// [`Device::destroy`].
+#[must_use = "a reservation that is dropped is never freed, and its memory leaks"]
+pub struct Reservation<T: Translation, B: BouncePool = NoPool> {
+    addr: DmaAddr,
+    len: u64,
+    direction: Direction,
+    device: Id,
+    iovas: Option<Iovas>,
+    /// By offset.
+    links: Vec<Link<T, B>>,
+    settled: Settled,
+}
+
+/// Whether hardware is known to have forgotten all that is not linked any more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Settled {
+    Yes,
+    No,
+}
+
+/// A piece of memory in a reservation.
+struct Link<T: Translation, B: BouncePool> {
+    /// Its granules.
+    range: IovaRange,
+    offset: u64,
+    len: u64,
+    memory: T::Memory,
+    slot: Option<B::Slot>,
+}
+
+impl<T: Translation, B: BouncePool> Reservation<T, B> {
+    /// What the device is given for the first byte.
+    pub fn addr(&self) -> DmaAddr {
+        self.addr
+    }
+
+    /// How many bytes are reserved.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether nothing is linked.
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// How many pieces are linked.
+    pub fn linked(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Which way the data goes.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The links that lie in `len` bytes from `offset` on, by their places.
+    fn links_in(&self, offset: u64, len: u64) -> Result<core::ops::Range<usize>, Error> {
+        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len);
+        let end = end.ok_or(Error::OutsideMapping { offset, len, mapped: self.len })?;
+        let first = self.links.partition_point(|link| link.offset + link.len <= offset);
+        let behind = self.links.partition_point(|link| link.offset < end);
+        for link in &self.links[first..behind] {
+            if link.offset < offset || link.offset + link.len > end {
+                return Err(Error::CutsLink { offset: link.offset, len: link.len });
+            }
+        }
+        Ok(first..behind)
+    }
+}
+
+impl<T: Translation, B: BouncePool> Drop for Reservation<T, B> {
+    fn drop(&mut self) {
+        // A device may still use the memory. The IOVAs are lost when their handle is.
+        mem::forget(mem::take(&mut self.links));
+    }
+}
+
+impl<T: Translation, B: BouncePool> fmt::Debug for Reservation<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("addr", &self.addr)
+            .field("len", &self.len)
+            .field("linked", &self.links.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is to be reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReserveRequest {
+    /// How many bytes the device will use.
+    pub len: u64,
+    /// Where the first of them lies in its granule: the low bits of the first piece's address.
+    pub offset: u64,
+    /// How many pieces there will be at most. Room is made for them at once.
+    pub pieces: usize,
+    /// Which way the data goes.
+    pub direction: Direction,
+}
+
+/// A reservation that could not be ended: hardware was not seen to forget it.
+#[derive(Debug)]
+pub struct DestroyFailed<T: Translation, B: BouncePool = NoPool> {
+    /// Why.
+    pub error: Error,
+    /// The reservation, as it was. Destroy it again, or drop it: then it leaks.
+    pub reservation: Reservation<T, B>,
+}
+
+impl<T: Translation, B: BouncePool> Device<T, B> {
+    /// Reserves addresses; nothing is mapped there yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misplaced`] for an offset beyond the granule, [`Error::Iova`] where there are no
+    /// IOVAs, and [`Error::NoRoom`] where there is no memory for the records of so many pieces.
+    pub fn reserve(&self, request: ReserveRequest) -> Result<Reservation<T, B>, Error> {
+        let ReserveRequest { len, offset, pieces, direction } = request;
+        let granule_lg2 = self.translation.granule_lg2();
+        if offset > lg2::mask(granule_lg2) {
+            return Err(Error::Misplaced { offset, granule: lg2::size(granule_lg2) });
+        }
+        let mut links = Vec::new();
+        links.try_reserve_exact(pieces).map_err(|_| Error::NoRoom { pieces })?;
+        let whole = IovaRange::from_len(Iova::new(offset), len).map_err(iova::Error::from)?;
+        let limit = Iova::new(self.config.limits.last);
+        let bytes = whole.last().get().saturating_add(1);
+        let iovas = self.translation.alloc(Request { bytes, align: Align::Natural, limit })?;
+        Ok(Reservation {
+            addr: DmaAddr::new(iovas.range().start().get() + offset),
+            len,
+            direction,
+            device: self.id(),
+            iovas: Some(iovas),
+            links,
+            settled: Settled::Yes,
+        })
+    }
+
+    /// Maps memory of one piece at `offset` bytes from the reservation's first. The device may use
+    /// it after [`announce`](Self::announce).
+    ///
+    /// Pieces share no granule: one that begins inside of a granule can only be the first, and one
+    /// that ends inside of one only the last in its place.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], with nothing changed: [`Error::OutsideMapping`], [`Error::Misplaced`] for memory
+    /// whose low bits are not those of its place, [`Error::CutsLink`] where something is linked,
+    /// [`Error::NoRoom`] for more pieces than were announced, [`Error::NotTranslated`] for what is
+    /// reached on the bus, and what the domain refuses.
+    pub fn link(
+        &self,
+        reservation: &mut Reservation<T, B>,
+        offset: u64,
+        memory: T::Memory,
+    ) -> Result<(), Refused<T::Memory>> {
+        let placed = match self.place(reservation, offset, &memory) {
+            Ok(placed) => placed,
+            Err(error) => return Err(Refused { error, memory: Some(memory) }),
+        };
+        let Placed { at, range, whole, piece, slot } = placed;
+        let prot = self.prot(piece.via, reservation.direction);
+        let mapped = self.translation.map(range.start(), &[whole], prot);
+        let link = Link { range, offset, len: piece.span.len(), memory, slot };
+        match mapped {
+            Ok(()) => {
+                // There is room: it was checked, and a push would not need it to be.
+                reservation.links.insert(at, link);
+                Ok(())
+            }
+            Err(error @ Error::Quarantined { .. }) => {
+                // Hardware may use the memory: it stays where it is until that is settled.
+                reservation.settled = Settled::No;
+                reservation.links.insert(at, link);
+                Err(Refused { error, memory: None })
+            }
+            Err(error) => Err(Refused { error, memory: Some(link.memory) }),
+        }
+    }
+
+    /// Tells hardware about everything that was linked. Before this returns, the device must not
+    /// use it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`], and [`Error::Domain`] where hardware does not answer: nothing of the
+    /// reservation is mapped any more, and it can only be destroyed.
+    pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
+        let range = self.own(reservation)?;
+        let announced = self.translation.announce(range);
+        if let Err(Error::Quarantined { .. }) = announced {
+            reservation.settled = Settled::No;
+        }
+        announced
+    }
+
+    /// Unmaps the pieces in `len` bytes from `offset` on, with one sync, and gives their memory to
+    /// `release`, in its order. The addresses stay reserved.
+    ///
+    /// # Errors
+    ///
+    /// With nothing changed, [`Error::Foreign`], [`Error::OutsideMapping`], and
+    /// [`Error::CutsLink`] for a piece that is only partly in the range.
+    /// [`Error::Quarantined`] where hardware was not seen to forget: the pieces stay the
+    /// reservation's, to be destroyed with it.
+    pub fn unlink(
+        &self,
+        reservation: &mut Reservation<T, B>,
+        offset: u64,
+        len: u64,
+        mut release: impl FnMut(T::Memory),
+    ) -> Result<(), Error> {
+        self.own(reservation)?;
+        let places = reservation.links_in(offset, len)?;
+        let links = &reservation.links[places.clone()];
+        let (Some(first), Some(last)) = (links.first(), links.last()) else { return Ok(()) };
+        let range = IovaRange::new(first.range.start(), last.range.last());
+        self.settle(reservation, range)?;
+        for link in reservation.links.drain(places) {
+            release(self.unlinked(link, reservation.direction));
+        }
+        Ok(())
+    }
+
+    /// Ends a reservation: unmaps all of it with one sync, gives the memory to `release`, and frees
+    /// the addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`DestroyFailed`], with the reservation: it is of another device, or hardware was not seen
+    /// to forget.
+    pub fn destroy(
+        &self,
+        mut reservation: Reservation<T, B>,
+        mut release: impl FnMut(T::Memory),
+    ) -> Result<(), DestroyFailed<T, B>> {
+        let ended = self.own(&reservation).and_then(|_| {
+            let links = (reservation.links.first(), reservation.links.last());
+            let range = match links {
+                (Some(first), Some(last)) => IovaRange::new(first.range.start(), last.range.last()),
+                _ => None,
+            };
+            self.settle(&mut reservation, range)
+        });
+        if let Err(error) = ended {
+            return Err(DestroyFailed { error, reservation });
+        }
+        if let Some(iovas) = reservation.iovas.take() {
+            self.translation.free(iovas);
+        }
+        let direction = reservation.direction;
+        for link in mem::take(&mut reservation.links) {
+            release(self.unlinked(link, direction));
+        }
+        Ok(())
+    }
+
+    /// Makes hardware forget `range`, and what an earlier failure left.
+    fn settle(
+        &self,
+        reservation: &mut Reservation<T, B>,
+        range: Option<IovaRange>,
+    ) -> Result<(), Error> {
+        if let Some(range) = range
+            && let Err(error) = self.translation.unlink(range)
+        {
+            reservation.settled = Settled::No;
+            return Err(error);
+        }
+        if reservation.settled == Settled::No {
+            self.translation.settle()?;
+            reservation.settled = Settled::Yes;
+        }
+        Ok(())
+    }
+
+    /// The IOVAs of a reservation of this device.
+    fn own(&self, reservation: &Reservation<T, B>) -> Result<IovaRange, Error> {
+        let own = reservation.iovas.as_ref().filter(|_| reservation.device == self.id());
+        own.map(Iovas::range).ok_or(Error::Foreign { addr: reservation.addr })
+    }
+
+    /// The memory of a piece that no device reaches any more.
+    fn unlinked(&self, link: Link<T, B>, direction: Direction) -> T::Memory {
+        if let Some(slot) = link.slot.filter(|_| direction != Direction::ToDevice) {
+            self.pool.copy(&slot, 0, link.len, To::Original);
+        }
+        link.memory
+    }
+
+    /// Where memory goes in a reservation.
+    fn place(
+        &self,
+        reservation: &Reservation<T, B>,
+        offset: u64,
+        memory: &T::Memory,
+    ) -> Result<Placed<B>, Error> {
+        self.own(reservation)?;
+        let pieces = memory.pieces();
+        let &[piece] = pieces else { return Err(Error::NotSingle { pieces: pieces.len() }) };
+        let (Piece { span, via }, mapped) = (piece, reservation.len);
+        if via == Via::Bus {
+            return Err(Error::NotTranslated { span });
+        }
+        let len = span.len();
+        if offset.checked_add(len).is_none_or(|end| end > mapped) {
+            return Err(Error::OutsideMapping { offset, len, mapped });
+        }
+        let iova = reservation.addr.get() + offset;
+        let granule_lg2 = self.translation.granule_lg2();
+        let start = lg2::align_down(iova, granule_lg2);
+        let last = (iova + (len - 1)) | lg2::mask(granule_lg2);
+        let range = IovaRange::new(Iova::new(start), Iova::new(last));
+        let range = range.ok_or(Error::OutsideMapping { offset, len, mapped })?;
+        let at = reservation.links.partition_point(|link| link.range.last() < range.start());
+        if let Some(link) = reservation.links.get(at)
+            && link.range.intersection(range).is_some()
+        {
+            return Err(Error::CutsLink { offset: link.offset, len: link.len });
+        }
+        if reservation.links.len() == reservation.links.capacity() {
+            return Err(Error::NoRoom { pieces: reservation.links.len() + 1 });
+        }
+        let slot = self.bounce(piece, reservation.direction)?;
+        let span = slot.as_ref().map_or(span, |slot| self.pool.span(slot));
+        let (whole, from) = self.granules(span)?;
+        if from != iova & lg2::mask(granule_lg2) {
+            let granule = lg2::size(granule_lg2);
+            return Err(Error::Misplaced { offset: span.paddr().get(), granule });
+        }
+        Ok(Placed { at, range, whole, piece, slot })
+    }
+}
+
+/// Where a piece goes.
+struct Placed<B: BouncePool> {
+    /// Its place among the links.
+    at: usize,
+    range: IovaRange,
+    whole: Span,
+    piece: Piece,
+    slot: Option<B::Slot>,
+}

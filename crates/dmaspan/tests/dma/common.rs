@@ -1,0 +1,29 @@
+//! Tables and addresses to try.
+
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+use dmaspan::{PhysAddr, Span};
+use dmaspan_sim::Arena;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+
+pub(crate) fn arena() -> Arena {
+    Arena::new(PhysAddr::new(0x4000_0000), 64 << 20)
+}
+
+pub(crate) fn format<const G: u32>(input_bits: u32, output_bits: u32) -> ArmLpaeS1<G> {
+    ArmLpaeS1::new(ArmLpaeS1Config::new(input_bits, output_bits)).unwrap()
+}
+
+pub(crate) fn walker<const G: u32>(format: &ArmLpaeS1<G>, root: PhysAddr) -> ArmLpaeS1Walker {
+    let registers = format.registers(root);
+    ArmLpaeS1Walker::new(ArmS1Registers {
+        ttbr: registers.ttbr,
+        tcr: registers.tcr,
+        mair: registers.mair,
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+pub(crate) fn span(paddr: u64, len: u64) -> Span {
+    Span::new(PhysAddr::new(paddr), len).unwrap()
+}

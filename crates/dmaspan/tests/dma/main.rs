@@ -1,0 +1,6 @@
+//! Domains, IOVAs and the DMA API, tried from outside. A program of its own: that of the formats
+//! takes long to build.
+#![expect(unsafe_code, reason = "the tests promise to keep memory that nobody has")]
+
+mod common;
+mod reservation;

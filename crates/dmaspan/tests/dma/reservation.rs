@@ -1,0 +1,261 @@
+//! Mapping in two steps, with a device that looks on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dmaspan::dma::{
+    Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, NoPool, Piece, Reservation,
+    ReserveRequest, Via,
+};
+use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::iommu::Domain;
+use dmaspan::{Direction, Iova, Platform};
+use dmaspan_sim::Arena;
+use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
+use dmaspan_sim::walker::Access;
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+
+use crate::common::{arena, format, span, walker};
+
+const PAGE: u64 = 4096;
+
+/// One thread without a clock.
+#[derive(Clone, Copy, Debug)]
+struct Alone;
+
+impl Platform for Alone {
+    type Lock = parking_lot::RawMutex;
+
+    fn cpu(&self) -> usize {
+        0
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+/// Memory that counts how many of its kind there are.
+#[derive(Debug)]
+struct Counted {
+    pieces: Vec<Piece>,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: nobody touches the memory but devices that only look where it is.
+unsafe impl DmaMemory for Counted {
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+}
+
+type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
+type Translation = DmaDomain<ArmLpaeS1<12>, Arena, Tlb, Alone, Counted>;
+
+struct Rig {
+    device: Device<Translation>,
+    translation: Arc<Translation>,
+    iotlb: Tlb,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Rig {
+    fn new(absent: AbsentEntries) -> Self {
+        let table = PageTable::new(format::<12>(48, 48), arena()).unwrap();
+        let walker = walker(table.format(), table.root());
+        let config = IotlbConfig { absent, ..IotlbConfig::default() };
+        let iotlb = Iotlb::with_config(walker, table.memory().clone(), config);
+        let domain = Domain::new(table, iotlb.clone()).unwrap();
+        let translation = DmaDomain::new(domain, DmaConfig::new(1), Alone).unwrap();
+        let translation = Arc::new(translation);
+        let config = DeviceConfig::bits(48);
+        let device = Device::new(Arc::clone(&translation), NoPool, config).unwrap();
+        Self { device, translation, iotlb, alive: Arc::default() }
+    }
+
+    fn memory(&self, paddr: u64, len: u64) -> Counted {
+        self.alive.fetch_add(1, Ordering::Relaxed);
+        let pieces = vec![Piece::memory(span(paddr, len))];
+        Counted { pieces, alive: Arc::clone(&self.alive) }
+    }
+
+    fn alive(&self) -> usize {
+        self.alive.load(Ordering::Relaxed)
+    }
+
+    fn reserve(&self, len: u64, offset: u64, pieces: usize) -> Reservation<Translation> {
+        let direction = Direction::Bidirectional;
+        self.device.reserve(ReserveRequest { len, offset, pieces, direction }).unwrap()
+    }
+
+    fn link(
+        &self,
+        reservation: &mut Reservation<Translation>,
+        offset: u64,
+        paddr: u64,
+        len: u64,
+    ) -> Result<(), Error> {
+        let linked = self.device.link(reservation, offset, self.memory(paddr, len));
+        linked.map_err(|refused| refused.error)
+    }
+
+    /// Where the device gets for a byte of a reservation.
+    fn reaches(&self, reservation: &Reservation<Translation>, offset: u64) -> Option<u64> {
+        let iova = Iova::new(reservation.addr().get() + offset);
+        self.iotlb.translate(iova, Access::Write).ok().map(|hit| hit.paddr.get())
+    }
+}
+
+#[test]
+fn pieces_are_linked_one_by_one_and_announced_once() {
+    let rig = Rig::new(AbsentEntries::Cached);
+    let mut reservation = rig.reserve(0x3000 - 0x234, 0x234, 3);
+    assert_eq!(reservation.addr().get() & 0xfff, 0x234);
+    // The device was here before: it keeps that nothing was.
+    assert_eq!(rig.reaches(&reservation, 0), None);
+    rig.link(&mut reservation, 0, 0x8000_0234, 0x1000 - 0x234).unwrap();
+    rig.link(&mut reservation, 0x1000 - 0x234, 0x9000_0000, 0x1000).unwrap();
+    rig.link(&mut reservation, 0x2000 - 0x234, 0xa000_0000, 0x800).unwrap();
+    let before = rig.iotlb.counters();
+    rig.device.announce(&mut reservation).unwrap();
+    assert_eq!(rig.iotlb.counters().sync_maps, before.sync_maps + 1);
+    assert_eq!(rig.reaches(&reservation, 0), Some(0x8000_0234));
+    assert_eq!(rig.reaches(&reservation, 0x1000 - 0x234), Some(0x9000_0000));
+    assert_eq!(rig.reaches(&reservation, 0x27ff - 0x234), Some(0xa000_07ff));
+    let mut released = Vec::new();
+    rig.device.destroy(reservation, |memory| released.push(memory)).unwrap();
+    let at: Vec<u64> = released.iter().map(|m| m.pieces[0].span.paddr().get()).collect();
+    assert_eq!(at, [0x8000_0234, 0x9000_0000, 0xa000_0000]);
+    let invalidations = rig.iotlb.counters().invalidations_by_range;
+    assert_eq!(invalidations, before.invalidations_by_range + 1);
+    assert_eq!(rig.iotlb.cached_leaves(), 0);
+}
+
+#[test]
+fn a_part_is_unlinked_with_one_sync_and_its_place_can_be_used_again() {
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let mut reservation = rig.reserve(4 * PAGE, 0, 4);
+    for n in 0..4 {
+        rig.link(&mut reservation, n * PAGE, 0x8000_0000 + 2 * n * PAGE, PAGE).unwrap();
+    }
+    rig.device.announce(&mut reservation).unwrap();
+    (0..4).for_each(|n| assert!(rig.reaches(&reservation, n * PAGE).is_some()));
+    let mut released = 0;
+    rig.device.unlink(&mut reservation, PAGE, 2 * PAGE, |_| released += 1).unwrap();
+    assert_eq!((released, rig.alive(), reservation.linked()), (2, 2, 2));
+    assert_eq!(rig.iotlb.counters().invalidations_by_range, 1);
+    let reached = [0, 1, 2, 3].map(|n| rig.reaches(&reservation, n * PAGE).is_some());
+    assert_eq!(reached, [true, false, false, true]);
+    rig.link(&mut reservation, PAGE, 0xb000_0000, 2 * PAGE).unwrap();
+    assert_eq!(rig.reaches(&reservation, 2 * PAGE), Some(0xb000_1000));
+    rig.device.destroy(reservation, drop).unwrap();
+    assert_eq!(rig.alive(), 0);
+}
+
+#[test]
+fn what_does_not_fit_its_place_is_refused_and_given_back() {
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let mut reservation = rig.reserve(4 * PAGE, 0, 2);
+    rig.link(&mut reservation, PAGE, 0x8000_0000, PAGE).unwrap();
+    let link = |reservation: &mut _, offset, paddr, len| rig.link(reservation, offset, paddr, len);
+    let refused = [
+        (link(&mut reservation, PAGE, 0x9000_0000, PAGE), "linked, and a link is not cut"),
+        (link(&mut reservation, 0, 0x9000_0000, PAGE + 1), "a link is not cut"),
+        (link(&mut reservation, 3 * PAGE, 0x9000_0000, PAGE + 1), "are not within"),
+        (link(&mut reservation, u64::MAX, 0x9000_0fff, 1), "are not within"),
+        (link(&mut reservation, 2 * PAGE, 0x9000_0010, 16), "does not lie in its granule"),
+    ];
+    for (result, why) in refused {
+        let said = result.unwrap_err().to_string();
+        assert!(said.contains(why), "{said}");
+    }
+    let direction = Direction::Bidirectional;
+    let request = ReserveRequest { len: 1, offset: PAGE, pieces: 1, direction };
+    assert!(matches!(rig.device.reserve(request), Err(Error::Misplaced { .. })));
+    let request = ReserveRequest { len: 0, offset: 0, pieces: 1, direction };
+    assert!(matches!(rig.device.reserve(request), Err(Error::Iova(_))));
+    let mut peer = rig.memory(0x9000_0000, PAGE);
+    peer.pieces[0].via = Via::Bus;
+    let error = rig.device.link(&mut reservation, 0, peer).unwrap_err().error;
+    assert!(matches!(error, Error::NotTranslated { .. }));
+    rig.link(&mut reservation, 3 * PAGE, 0x9000_0000, PAGE).unwrap();
+    let error = rig.link(&mut reservation, 0, 0x9000_0000, PAGE).unwrap_err();
+    assert_eq!(error, Error::NoRoom { pieces: 3 });
+    let unlink =
+        |reservation: &mut _, offset, len| rig.device.unlink(reservation, offset, len, drop);
+    let cuts = Error::CutsLink { offset: PAGE, len: PAGE };
+    assert_eq!(unlink(&mut reservation, PAGE + 1, PAGE), Err(cuts));
+    assert!(unlink(&mut reservation, PAGE, 4 * PAGE).is_err());
+    assert!(unlink(&mut reservation, 0, 0).is_err());
+    unlink(&mut reservation, 0, PAGE).unwrap();
+    assert_eq!((rig.alive(), reservation.linked()), (2, 2), "what was refused was given back");
+    rig.device.destroy(reservation, drop).unwrap();
+    assert_eq!((rig.alive(), rig.iotlb.cached_leaves()), (0, 0));
+}
+
+#[test]
+fn another_device_refuses_a_reservation() {
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let config = DeviceConfig::bits(48);
+    let other = Device::new(Arc::clone(&rig.translation), NoPool, config).unwrap();
+    let mut reservation = rig.reserve(PAGE, 0, 1);
+    let foreign = Error::Foreign { addr: reservation.addr() };
+    let memory = rig.memory(0x8000_0000, PAGE);
+    assert_eq!(other.link(&mut reservation, 0, memory).unwrap_err().error, foreign);
+    assert_eq!(other.announce(&mut reservation), Err(foreign));
+    assert_eq!(other.unlink(&mut reservation, 0, PAGE, drop), Err(foreign));
+    let failed = other.destroy(reservation, drop).unwrap_err();
+    assert_eq!(failed.error, foreign);
+    rig.device.destroy(failed.reservation, drop).unwrap();
+}
+
+#[test]
+fn what_hardware_does_not_forget_is_kept_until_it_does() {
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let mut reservation = rig.reserve(2 * PAGE, 0, 2);
+    rig.link(&mut reservation, 0, 0x8000_0000, 2 * PAGE).unwrap();
+    rig.device.announce(&mut reservation).unwrap();
+    assert!(rig.reaches(&reservation, PAGE).is_some());
+    rig.iotlb.fail_next_invalidations(1000);
+    let unlinked = rig.device.unlink(&mut reservation, 0, 2 * PAGE, drop);
+    assert!(matches!(unlinked, Err(Error::Quarantined { .. })));
+    let failed = rig.device.destroy(reservation, drop).unwrap_err();
+    assert!(matches!(failed.error, Error::Quarantined { .. }));
+    assert_eq!(rig.alive(), 1);
+    assert_eq!(rig.reaches(&failed.reservation, PAGE), Some(0x8000_1000), "it still does");
+    rig.iotlb.fail_next_invalidations(0);
+    rig.device.destroy(failed.reservation, drop).unwrap();
+    assert_eq!((rig.alive(), rig.iotlb.cached_leaves()), (0, 0));
+}
+
+#[test]
+fn a_reservation_that_hardware_was_not_told_of_has_nothing_mapped() {
+    let rig = Rig::new(AbsentEntries::Cached);
+    let mut reservation = rig.reserve(PAGE, 0, 1);
+    rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+    rig.iotlb.fail_next_sync_maps(1);
+    assert!(matches!(rig.device.announce(&mut reservation), Err(Error::Domain(_))));
+    assert_eq!(rig.reaches(&reservation, 0), None);
+    assert_eq!(rig.alive(), 1, "the reservation keeps it");
+    rig.device.destroy(reservation, drop).unwrap();
+    assert_eq!(rig.alive(), 0);
+}
+
+#[test]
+fn a_dropped_reservation_leaks_its_memory() {
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let mut reservation = rig.reserve(PAGE, 0, 1);
+    rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+    let addr = reservation.addr();
+    drop(reservation);
+    assert_eq!(rig.alive(), 1);
+    let hit = rig.iotlb.translate(Iova::new(addr.get()), Access::Read).unwrap();
+    assert_eq!(hit.paddr.get(), 0x8000_0000);
+    assert_ne!(rig.reserve(PAGE, 0, 1).addr(), addr, "nobody else gets its addresses");
+}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds Linux's page tables in user space: ./build.sh WORKDIR
+# Builds Linux's page tables and its allocator of IOVAs in user space: ./build.sh WORKDIR
 #
-# Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable and generic_pt,
-# where BUILD is u or k; a program that this Linux has no code for is not there, and
+# Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt and
+# iova, where BUILD is u or k; a program that this Linux has no code for is not there, and
 # WORKDIR/formats names the formats that are.
 set -euo pipefail
 
@@ -21,7 +21,7 @@ say() { echo "peers: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
 tools=(gcc objcopy awk)
-[ -e "$tree/version" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
+[ -e "$tree/lib/rbtree.c" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
 missing=()
 for tool in "${tools[@]}"; do
 	command -v "$tool" >/dev/null || missing+=("$tool")
@@ -32,12 +32,14 @@ done
 # What is compiled, included or cut from; every other kernel header is an empty file.
 members=(
 	drivers/iommu/generic_pt
-	drivers/iommu/io{mmu,-pgtable,-pgtable-arm,-pgtable-arm-v7s}.c
+	drivers/iommu/io{mmu,va,-pgtable,-pgtable-arm,-pgtable-arm-v7s}.c
 	drivers/iommu/{iommu-pages,io-pgtable-arm}.h
 	include/linux/generic_pt
 	include/linux/{args,kconfig,list,poison,sizes,stringify}.h
-	include/linux/{io-pgtable,iommu,iova_bitmap}.h
+	include/linux/{io-pgtable,iommu,iova,iova_bitmap}.h
+	include/linux/rbtree{,_augmented,_types}.h
 	include/uapi/linux/{iommu,iommufd}.h
+	lib/rbtree.c
 )
 
 # The newest kernel source package of the suites that this machine's apt has, and of Debian's sid
@@ -154,6 +156,13 @@ build() {
 	program "$b" io_pgtable -- io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o iommu_core.o
 	echo lpae v7s >"$work/formats"
 
+	if object "$b" "$iommu/iova.c" iova && object "$b" "$tree/lib/rbtree.c" rbtree; then
+		program "$b" iova -- iova.o rbtree.o
+		echo iova >>"$work/formats"
+	else
+		say "SKIP: the IOVA allocator of this Linux does not build with these headers"
+	fi
+
 	for fmt in amdv1 vtdss x86_64; do
 		[ -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] || continue
 		if object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"; then
@@ -167,7 +176,8 @@ build() {
 	echo "${formats[@]}" >>"$work/formats"
 }
 
-[ -e "$tree/version" ] || fetch
+# A tree that an earlier version of this script left may lack a file.
+[ -e "$tree/version" ] && [ -e "$tree/lib/rbtree.c" ] || fetch
 say "building the page tables of Linux $(cat "$tree/version")"
 # Since Linux 6.3 iommu_map() is told how to allocate.
 ! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)

@@ -102,6 +102,7 @@ static void bench_ranges(const char *name, enum how how, size_t pgsize, size_t n
 	domain_destroy();
 	result(name, "map", median(map_ns, ROUNDS));
 	result(name, "unmap", median(unmap_ns, ROUNDS));
+	result(name, "pair", map_ns[ROUNDS / 2] + unmap_ns[ROUNDS / 2]);
 }
 
 /* ns to map, and to unmap, 16 GiB in one range in a fresh domain */
@@ -173,10 +174,17 @@ static void bench_looked_up(const char *name, enum how how, size_t step)
 
 /* ---- threads in one domain: ns a map and unmap of n pages, a region for each thread ---- */
 
+struct pair {
+	enum how how;
+	size_t n;
+};
+
 static double map_unmap_pairs(int id, void *arg)
 {
 	const int repeats = 4;
-	size_t n = *(size_t *)arg, ranges = TOUCHED / n, bytes = n * SZ_4K;
+	const struct pair *pair = arg;
+	enum how how = pair->how;
+	size_t n = pair->n, ranges = TOUCHED / n, bytes = n * SZ_4K;
 	size_t offset = id * (TOUCHED * SZ_4K);
 	double start;
 
@@ -184,18 +192,18 @@ static double map_unmap_pairs(int id, void *arg)
 	start = now_ns();
 	for (int repeat = 0; repeat < repeats; repeat++) {
 		for (size_t i = 0; i < ranges; i++)
-			map_range(RANGE, iova_base + offset + i * bytes,
+			map_range(how, iova_base + offset + i * bytes,
 				  pa_base + offset + i * bytes, SZ_4K, n);
 		for (size_t i = 0; i < ranges; i++)
-			unmap_range(RANGE, iova_base + offset + i * bytes, SZ_4K, n);
+			unmap_range(how, iova_base + offset + i * bytes, SZ_4K, n);
 	}
 	return (now_ns() - start) / repeats / ranges;
 }
 
-static void bench_threads(const char *name, int threads, size_t n)
+static void bench_threads(const char *name, int threads, struct pair pair)
 {
 	domain_create(SZ_4K);
-	race_result(name, threads, map_unmap_pairs, &n);
+	race_result(name, threads, map_unmap_pairs, &pair);
 	domain_destroy();
 }
 
@@ -209,7 +217,12 @@ static const struct range_case {
 	{ "4k_1", RANGE, SZ_4K, 1 },
 	{ "4k_8", RANGE, SZ_4K, 8 },
 	{ "4k_64", RANGE, SZ_4K, 64 },
+	{ "4k_256", RANGE, SZ_4K, 256 },
 	{ "4k_512", RANGE, SZ_4K, 512 },
+	{ "4k_8_paged", SINGLE, SZ_4K, 8 },
+	{ "4k_32_paged", SINGLE, SZ_4K, 32 },
+	{ "4k_64_paged", SINGLE, SZ_4K, 64 },
+	{ "4k_256_paged", SINGLE, SZ_4K, 256 },
 	{ "4k_512_paged", SINGLE, SZ_4K, 512 },
 	{ "64k_512", RANGE, SZ_64K, 512 },
 	{ "1m_512", RANGE, SZ_1M, 512 },
@@ -217,6 +230,19 @@ static const struct range_case {
 	{ "2m_512", RANGE, SZ_2M, 512 },
 	{ "scattered_4k_512", SCATTERED, SZ_4K, 512 },
 	{ "scattered_2m_8192", SCATTERED, SZ_2M, 8192 },
+};
+
+static const struct pair_case {
+	const char *name;
+	int threads;
+	struct pair pair;
+} pair_cases[] = {
+	{ "pair_4k_1_threads_1", 1, { RANGE, 1 } },
+	{ "pair_4k_1_threads_2", 2, { RANGE, 1 } },
+	{ "pair_4k_512_threads_1", 1, { RANGE, 512 } },
+	{ "pair_4k_512_threads_2", 2, { RANGE, 512 } },
+	{ "pair_4k_64_paged_threads_1", 1, { SINGLE, 64 } },
+	{ "pair_4k_64_paged_threads_2", 2, { SINGLE, 64 } },
 };
 
 static void bench_all(void)
@@ -241,14 +267,9 @@ static void bench_all(void)
 		bench_looked_up("contiguous_1g_by_4k", RANGE, SZ_4K);
 	if (wanted("contiguous_1g_by_2m"))
 		bench_looked_up("contiguous_1g_by_2m", RANGE, SZ_2M);
-	if (wanted("pair_4k_1_threads_1"))
-		bench_threads("pair_4k_1_threads_1", 1, 1);
-	if (wanted("pair_4k_1_threads_2"))
-		bench_threads("pair_4k_1_threads_2", 2, 1);
-	if (wanted("pair_4k_512_threads_1"))
-		bench_threads("pair_4k_512_threads_1", 1, 512);
-	if (wanted("pair_4k_512_threads_2"))
-		bench_threads("pair_4k_512_threads_2", 2, 512);
+	for (size_t i = 0; i < ARRAY_SIZE(pair_cases); i++)
+		if (wanted(pair_cases[i].name))
+			bench_threads(pair_cases[i].name, pair_cases[i].threads, pair_cases[i].pair);
 }
 
 /* Do these tables translate? All page sizes at once, then 4K pages across tables. */

@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use plan::{BUILDS, Comparison, Peer, Versus};
+use plan::{BUILDS, Comparison, Peer, Versus, with_one_thread};
 use samples::Samples;
 
 /// The benchmark of the crate `dmaspan`.
@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         eprintln!("peers: run {nth} of {}", options.runs);
         let mut done = BTreeSet::new();
         for one in &comparisons {
-            if let Versus::Linux(peer) = one.versus
+            if let Versus::Linux(peer) | Versus::GainOfOneThread(peer) = one.versus
                 && built.contains(peer.format)
                 && done.insert(peer.name)
             {
@@ -141,8 +141,19 @@ fn run_peer(
     comparisons: &[Comparison],
     samples: &mut Samples,
 ) -> Result<(), String> {
-    let cases = comparisons.iter().filter(|one| one.versus == Versus::Linux(peer));
-    let cases: BTreeSet<&str> = cases.map(|one| one.their_case).collect();
+    let mut cases = BTreeSet::new();
+    for one in comparisons {
+        match one.versus {
+            Versus::Linux(of) if of == peer => {
+                cases.insert(one.their_case.to_owned());
+            }
+            Versus::GainOfOneThread(of) if of == peer => {
+                cases.insert(one.their_case.to_owned());
+                cases.insert(with_one_thread(one.their_case));
+            }
+            _ => {}
+        }
+    }
     for build in BUILDS {
         let mut command = Command::new(work.join(build).join(peer.program));
         let lines = output_of(command.arg(peer.format).args(&cases))?;
@@ -160,9 +171,15 @@ fn run_own(
 ) -> Result<(), String> {
     let mut cases = BTreeSet::new();
     for one in comparisons.iter().filter(|one| one.format == format) {
-        cases.insert(one.case);
-        if one.versus == Versus::OneThread {
-            cases.insert(one.their_case);
+        cases.insert(one.case.to_owned());
+        match one.versus {
+            Versus::OneThread => {
+                cases.insert(one.their_case.to_owned());
+            }
+            Versus::GainOfOneThread(_) => {
+                cases.insert(with_one_thread(one.case));
+            }
+            Versus::Linux(_) => {}
         }
     }
     let lines = output_of(Command::new(program).arg(format).args(&cases))?;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use super::plan::{Comparison, Versus};
+use super::plan::{Comparison, Versus, with_one_thread};
 use super::samples::Samples;
 
 /// A comparison that was measured.
@@ -68,6 +68,11 @@ fn row(comparison: &Comparison, samples: &Samples) -> Option<Row> {
         Versus::Linux(peer) => (samples.fastest(peer.name, their_case, operation)?, own(case)?),
         // Two threads do two pairs in the time that one of them needs for its own.
         Versus::OneThread => (own(their_case)?, own(case)? / 2.0),
+        Versus::GainOfOneThread(peer) => {
+            let theirs = |case: &str| samples.fastest(peer.name, case, operation);
+            let (one, their_one) = (with_one_thread(case), with_one_thread(their_case));
+            (theirs(their_case)? / theirs(&their_one)? * own(&one)?, own(case)?)
+        }
     };
     let (peer, goal) = (comparison.peer.clone(), comparison.goal);
     Some(Row { case: comparison.name(), operation, peer, peer_ns, ns, goal })

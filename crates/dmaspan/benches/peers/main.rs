@@ -6,6 +6,8 @@
 #![expect(unsafe_code, reason = "there is no hardware, and tables lie where it would need them")]
 
 mod cpu;
+mod domain;
+mod iova;
 mod memory;
 
 use std::env;
@@ -55,10 +57,11 @@ enum How {
     Scattered,
 }
 
-const RANGE_CASES: [(&str, How, u64, u64); 11] = [
+const RANGE_CASES: [(&str, How, u64, u64); 12] = [
     ("4k_1", How::Range, SZ_4K, 1),
     ("4k_8", How::Range, SZ_4K, 8),
     ("4k_64", How::Range, SZ_4K, 64),
+    ("4k_256", How::Range, SZ_4K, 256),
     ("4k_512", How::Range, SZ_4K, 512),
     ("4k_512_paged", How::Paged, SZ_4K, 512),
     ("64k_512", How::Range, SZ_64K, 512),
@@ -97,7 +100,12 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-const FORMATS: [&str; 5] = ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1"];
+const FORMATS: [&str; 6] = ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1", "iova"];
+
+/// Whether a case was asked for: all are where none is named.
+fn is_wanted(cases: &[String], name: &str) -> bool {
+    cases.is_empty() || cases.iter().any(|case| case == name)
+}
 
 /// The cases of a format, configured as Linux's drivers configure theirs.
 fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
@@ -105,7 +113,9 @@ fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
         "lpae" => {
             let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48));
             Bench::wide(format.expect("a valid configuration"), memory, cases).run();
+            domain::run(memory, cases);
         }
+        "iova" => iova::run(cases),
         "v7s" => {
             let sizes = Some(SZ_4K | SZ_64K | SZ_1M | (16 * SZ_1M));
             let format =
@@ -154,9 +164,8 @@ where
 
     fn run(&self) {
         self.self_check();
-        let (page_sizes, wanted) = (self.format.geometry().page_sizes, |name: &str| {
-            self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == name)
-        });
+        let page_sizes = self.format.geometry().page_sizes;
+        let wanted = |name: &str| is_wanted(self.wanted, name);
         let has = |page_size| page_sizes & page_size != 0;
         for &(name, how, page_size, pages) in &RANGE_CASES {
             let ranges = TOUCHED.min(self.iova_bytes / page_size) / pages;

@@ -29,6 +29,12 @@ pub(crate) fn run_on(nth: usize) {
     CPU.set(nth % cpu::MAX);
 }
 
+/// Which CPU this thread says that it runs on.
+#[inline(always)]
+pub(crate) fn cpu() -> usize {
+    CPU.get()
+}
+
 /// The memory, of which there is one: it is at a fixed address.
 pub(crate) struct Memory {
     /// For each unit, the next one of its list.

@@ -173,9 +173,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Errors
     ///
     /// [`Refused`], with nothing changed: [`Error::OutsideMapping`], [`Error::Misplaced`] for
-    /// memory whose low bits are not those of its place, [`Error::CutsLink`] where something is linked,
-    /// [`Error::NoRoom`] for more pieces than were announced, [`Error::NotTranslated`] for what is
-    /// reached on the bus, and what the domain refuses.
+    /// memory whose low bits are not those of its place, [`Error::CutsLink`] where something is
+    /// linked, [`Error::NoRoom`] for more pieces than were announced, [`Error::NotTranslated`] for
+    /// what is reached on the bus, and what the domain refuses.
     pub fn link(
         &self,
         reservation: &mut Reservation<T, B>,

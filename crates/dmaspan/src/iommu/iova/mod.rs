@@ -148,7 +148,8 @@ impl<P: Platform> Space<P> {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for an aperture without a whole granule beside that of 0.
+    /// [`Error::Config`] for an aperture without a whole granule beside that of 0, and
+    /// [`Error::NoMemory`].
     pub fn new(
         aperture: IovaRange,
         granule_lg2: u32,
@@ -164,7 +165,7 @@ impl<P: Platform> Space<P> {
         let behind = aperture.last().get().wrapping_add(1);
         let last = lg2::align_down(behind, granule_lg2).wrapping_sub(1);
         let aperture = IovaRange::new(Iova::new(first), Iova::new(last)).ok_or(config)?;
-        let tree = Tree::new(aperture, granule_lg2);
+        let tree = Tree::new(aperture, granule_lg2)?;
         let tree = Mutex::new(tree);
         Ok(Self { identity: Identity::new(), aperture, granule_lg2, tree, platform })
     }
@@ -203,7 +204,30 @@ impl<P: Platform> Space<P> {
     /// request that is none.
     #[inline]
     pub fn alloc(&self, request: Request) -> Result<Iovas, Error> {
-        let range = self.tree.lock().alloc(request)?;
+        let Request { bytes, align, limit } = request;
+        let len = lg2::align_up(bytes, self.granule_lg2).unwrap_or(u64::MAX);
+        let natural = len.checked_next_power_of_two().unwrap_or(1 << 63);
+        let align = match align {
+            Align::Natural => natural,
+            Align::NaturalAndTo(align) => align.max(natural),
+            Align::To(align) => align,
+        };
+        let exhausted = Error::Exhausted { bytes, align, limit };
+        let found = self.tree.lock().alloc(len, lg2::alignment(align), limit.get())?;
+        let range = found.ok_or(exhausted)?;
+        Ok(Iovas { range, space: self.identity.id() })
+    }
+
+    /// Exactly the IOVAs of `range`, widened to whole granules.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Taken`] with the first range that is in use there, [`Error::NoMemory`].
+    pub fn alloc_at(&self, range: IovaRange) -> Result<Iovas, Error> {
+        let last = Iova::new(range.last().get() | lg2::mask(self.granule_lg2));
+        let start = Iova::new(lg2::align_down(range.start().get(), self.granule_lg2));
+        let range = IovaRange::new(start, last).unwrap_or(range);
+        self.tree.lock().alloc_at(range)?;
         Ok(Iovas { range, space: self.identity.id() })
     }
 
@@ -224,7 +248,15 @@ impl<P: Platform> Space<P> {
 
 impl<P: Platform> fmt::Debug for Space<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Space").field("aperture", &self.aperture).finish_non_exhaustive()
+        let (allocated, reserved) = {
+            let tree = self.tree.lock();
+            (tree.allocated(), tree.reserved())
+        };
+        f.debug_struct("Space")
+            .field("aperture", &self.aperture)
+            .field("allocated", &allocated)
+            .field("reserved", &reserved)
+            .finish_non_exhaustive()
     }
 }
 

@@ -6,6 +6,7 @@ use core::ops::{Deref, DerefMut};
 
 use lock_api::{GuardSend, RawMutex};
 
+#[cfg(not(loom))]
 use crate::atomic::{AtomicBool, Ordering};
 use crate::span::Span;
 
@@ -40,35 +41,14 @@ pub trait Platform: Send + Sync {
 /// It is for what a CPU has of its own, which is only ever *tried*: who finds it taken goes
 /// elsewhere instead of waiting. So it takes part in no deadlock, also not with an interrupt that
 /// comes while it is held. [`lock`](RawMutex::lock) spins.
-pub struct Flag(
-    #[cfg(not(loom))] AtomicBool,
-    // Loom's atomics cannot be made in a constant.
-    #[cfg(loom)] std::sync::OnceLock<AtomicBool>,
-);
+pub struct Flag(#[cfg(not(loom))] AtomicBool, #[cfg(loom)] std::sync::OnceLock<usize>);
 
-impl Flag {
-    #[cfg(not(loom))]
-    #[inline(always)]
-    fn taken(&self) -> &AtomicBool {
-        &self.0
-    }
-
-    #[cfg(loom)]
-    fn taken(&self) -> &AtomicBool {
-        self.0.get_or_init(|| AtomicBool::new(false))
-    }
-}
-
+#[cfg(not(loom))]
 #[expect(unsafe_code, reason = "a lock is a promise to keep others out")]
 // SAFETY: whoever sets the flag that was clear, by an exchange, holds the lock until it clears the
 // flag. The exchange acquires what the clearing store released.
 unsafe impl RawMutex for Flag {
-    const INIT: Self = Self(
-        #[cfg(not(loom))]
-        AtomicBool::new(false),
-        #[cfg(loom)]
-        std::sync::OnceLock::new(),
-    );
+    const INIT: Self = Self(AtomicBool::new(false));
 
     type GuardMarker = GuardSend;
 
@@ -80,12 +60,67 @@ unsafe impl RawMutex for Flag {
 
     #[inline(always)]
     fn try_lock(&self) -> bool {
-        !self.taken().swap(true, Ordering::Acquire)
+        !self.0.swap(true, Ordering::Acquire)
     }
 
     #[inline(always)]
     unsafe fn unlock(&self) {
-        self.taken().store(false, Ordering::Release);
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(loom)]
+#[expect(unsafe_code, reason = "a lock is a promise to keep others out")]
+// SAFETY: the lock is a lock of loom's, whose guard is kept until it is unlocked.
+unsafe impl RawMutex for Flag {
+    const INIT: Self = Self(std::sync::OnceLock::new());
+
+    type GuardMarker = GuardSend;
+
+    fn lock(&self) {
+        let lock = self.lock_of_loom();
+        let guard = lock.mutex.lock().expect("a panic ends the test");
+        lock.guard.replace(Some(guard));
+    }
+
+    fn try_lock(&self) -> bool {
+        let lock = self.lock_of_loom();
+        let guard = lock.mutex.try_lock().ok();
+        let taken = guard.is_some();
+        if taken {
+            lock.guard.replace(guard);
+        }
+        taken
+    }
+
+    unsafe fn unlock(&self) {
+        // Only then may another take it and put its own guard there.
+        let guard = self.lock_of_loom().guard.take();
+        drop(guard);
+    }
+}
+
+/// Loom's locks cannot be made in a constant, and have to be made before any thread meets them: a
+/// [`Flag`] becomes one of these with its first use.
+#[cfg(loom)]
+struct LoomLock {
+    mutex: loom::sync::Mutex<()>,
+    guard: core::cell::RefCell<Option<loom::sync::MutexGuard<'static, ()>>>,
+}
+
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref LOCKS: ([LoomLock; 64], core::cell::Cell<usize>) = {
+        let lock = |_| LoomLock { mutex: loom::sync::Mutex::new(()), guard: None.into() };
+        (core::array::from_fn(lock), 0.into())
+    };
+}
+
+#[cfg(loom)]
+impl Flag {
+    fn lock_of_loom(&self) -> &'static LoomLock {
+        let (locks, used): &'static ([LoomLock; 64], _) = &LOCKS;
+        &locks[*self.0.get_or_init(|| used.replace(used.get() + 1))]
     }
 }
 

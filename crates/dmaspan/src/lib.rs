@@ -92,6 +92,7 @@ pub mod pin;
 pub mod platform;
 pub mod prot;
 pub mod range;
+mod registry;
 pub mod space;
 pub mod span;
 

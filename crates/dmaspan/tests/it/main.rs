@@ -10,6 +10,7 @@ mod errors;
 mod failures;
 mod flushing;
 mod formats;
+mod iova;
 mod layout;
 mod quarantine;
 mod walker;

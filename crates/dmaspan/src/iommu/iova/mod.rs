@@ -1,110 +1,45 @@
 //! Allocating IOVAs.
 //!
 //! A [`Space`] hands out ranges of IOVAs that nobody else has. What was given back lately is kept
-//! in caches by size, one set a CPU; the rest is a tree, under one lock.
+//! in magazines by size, one set a CPU; what is too much for them is in a depot that all CPUs
+//! share; the rest is a tree. A range is found in a magazine in constant time, and in the tree in
+//! logarithmic time, also where there is none.
+//!
+//! Sizes that are cached are rounded up to powers of two inside. Low addresses, of 32 bits, are
+//! handed out first, and kept apart from high ones: whoever needs low ones searches no others.
+//!
+//! ```text
+//!  alloc ──► magazines of the CPU ──► depot ──► tree ──► all caches go to the tree, once more
+//!  free ───► magazines of the CPU ──► depot ──► tree
+//! ```
 
+mod depot;
+mod error;
+mod magazine;
+mod raw;
+mod request;
+mod shared;
 mod tree;
 
-use core::fmt;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 
-use lock_api::Mutex;
+use lock_api::{Mutex, MutexGuard};
 
 use crate::addr::Iova;
-use crate::error::Errno;
+use crate::atomic::AtomicU64;
 use crate::lg2;
-use crate::platform::{Id, Identity, Platform};
-use crate::range::{IovaRange, RangeError};
+use crate::platform::{Apart, Flag, Id, Identity, Platform};
+use crate::range::IovaRange;
+use crate::registry::Registry;
+use depot::Depot;
+pub use error::{Error, Foreign, IntoRawFailed};
+use magazine::{Halves, Magazines, NoMemory, Zone, with_room};
+use raw::Raw;
+pub use request::{Align, Request};
+use request::{UNCACHED, Wanted};
+use shared::{whole_granules, zone_granules};
 use tree::Tree;
-
-/// Why there are no IOVAs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// An empty range, or one that wraps.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// Nothing that long is free below the limit.
-    #[error("no {bytes:#x} bytes of IOVAs, aligned to {align:#x}, are free up to {limit}")]
-    Exhausted {
-        /// How many bytes were asked for.
-        bytes: u64,
-        /// To what they were to be aligned, in bytes.
-        align: u64,
-        /// The last IOVA that would have done.
-        limit: Iova,
-    },
-    /// The alignment is no power of two.
-    #[error("{align:#x} is no power of two to align IOVAs to")]
-    Align {
-        /// What was asked for, in bytes.
-        align: u64,
-    },
-    /// Part of the range is in use or reserved by somebody else.
-    #[error("{range} cannot be reserved: {taken} is in use")]
-    Taken {
-        /// What was to be reserved.
-        range: IovaRange,
-        /// What stands in the way.
-        taken: IovaRange,
-    },
-    /// The range is not what was turned into a raw one, or was turned back before.
-    #[error("{range} is no range that was given out raw")]
-    NotRaw {
-        /// What was to be turned back.
-        range: IovaRange,
-    },
-    /// There is no memory for the records of the space.
-    #[error("no memory to keep a record of {range}")]
-    NoMemory {
-        /// What was to be recorded.
-        range: IovaRange,
-    },
-    /// The granule or the aperture is none.
-    #[error("no IOVAs can be handed out of {aperture} by granules of 2^{granule_lg2} bytes")]
-    Config {
-        /// What IOVAs were to be of.
-        aperture: IovaRange,
-        /// log2 of the granule.
-        granule_lg2: u32,
-    },
-}
-
-impl Error {
-    /// What a front end that looks like Linux answers.
-    pub const fn errno(&self) -> Errno {
-        match self {
-            Self::Range(error) => error.errno(),
-            Self::Exhausted { .. } => Errno::ENOSPC,
-            Self::Align { .. } | Self::NotRaw { .. } | Self::Config { .. } => Errno::EINVAL,
-            Self::Taken { .. } => Errno::EADDRINUSE,
-            Self::NoMemory { .. } => Errno::ENOMEM,
-        }
-    }
-}
-
-/// Which IOVAs are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// How many bytes; rounded up to granules.
-    pub bytes: u64,
-    /// To what they are aligned.
-    pub align: Align,
-    /// The last IOVA that will do: what the device and its bus can address.
-    pub limit: Iova,
-}
-
-/// To what IOVAs are aligned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
-    /// To the next power of two of their length, as Linux aligns them: then whatever divides the
-    /// space into powers of two cuts no buffer that is not longer itself.
-    Natural,
-    /// Naturally, and to so many bytes at least, a power of two: a buffer that is physically
-    /// aligned to it can have leaves as large.
-    NaturalAndTo(u64),
-    /// To so many bytes, a power of two, and no more.
-    To(u64),
-}
 
 /// IOVAs that the holder alone uses: from [`Space::alloc`].
 ///
@@ -114,6 +49,8 @@ pub enum Align {
 pub struct Iovas {
     range: IovaRange,
     space: Id,
+    /// Of what is taken for the range, which may be more.
+    class: u32,
 }
 
 impl Iovas {
@@ -124,12 +61,20 @@ impl Iovas {
     }
 }
 
-/// A space that IOVAs were not of; they are given back.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the IOVAs {} are of another space", iovas.range())]
-pub struct Foreign {
-    /// What was to be freed.
-    pub iovas: Iovas,
+/// How much of a space is where.
+///
+/// It is exact where nobody else works on the space; what moves meanwhile may be counted twice or
+/// not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// How many ranges are handed out, raw ones too.
+    pub live: usize,
+    /// How many free ranges are in caches.
+    pub cached: usize,
+    /// How many bytes are free, without those in caches.
+    pub free: u64,
+    /// How many bytes are reserved.
+    pub reserved: u64,
 }
 
 /// IOVAs that are handed out.
@@ -137,9 +82,16 @@ pub struct Space<P: Platform> {
     identity: Identity,
     aperture: IovaRange,
     granule_lg2: u32,
-    tree: Mutex<P::Lock, Tree>,
+    cpus: Box<[OfCpu]>,
+    /// Which CPUs may have something in their magazines: a bit each, changed under their flag.
+    stocked: Box<[AtomicU64]>,
+    depot: Mutex<P::Lock, Depot>,
+    raw: Registry<P, Raw>,
     platform: P,
 }
+
+/// A CPU's own, held for a few instructions, or under the lock of the depot.
+type OfCpu = Apart<Mutex<Flag, Magazines>>;
 
 impl<P: Platform> Space<P> {
     /// The IOVAs of `aperture`, in granules of `2^granule_lg2` bytes, with caches for `cpus` CPUs.
@@ -148,26 +100,79 @@ impl<P: Platform> Space<P> {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for an aperture without a whole granule beside that of 0, and
+    /// [`Error::Config`] for an aperture without a whole granule beside that of 0,
     /// [`Error::NoMemory`].
     pub fn new(
         aperture: IovaRange,
         granule_lg2: u32,
-        _cpus: usize,
+        cpus: usize,
         platform: P,
     ) -> Result<Self, Error> {
         let config = Error::Config { aperture, granule_lg2 };
-        if granule_lg2 > 62 {
-            return Err(config);
+        let aperture = whole_granules(aperture, granule_lg2).ok_or(config)?;
+        let no_memory = |NoMemory| Error::NoMemory { range: aperture };
+        let cpus = cpus.max(1);
+        let granules = |zone| zone_granules(zone, aperture, granule_lg2);
+        let halves = Halves::new(cpus, [granules(Zone::Low), granules(Zone::High)]);
+
+        let mut own: Vec<OfCpu> = with_room(cpus).map_err(no_memory)?;
+        for cpu in 0..cpus {
+            own.push(Apart(Mutex::new(Magazines::new(cpu, &halves).map_err(no_memory)?)));
         }
-        let first = aperture.start().get().max(1);
-        let first = lg2::align_up(first, granule_lg2).ok_or(config)?;
-        let behind = aperture.last().get().wrapping_add(1);
-        let last = lg2::align_down(behind, granule_lg2).wrapping_sub(1);
-        let aperture = IovaRange::new(Iova::new(first), Iova::new(last)).ok_or(config)?;
+        let words = cpus.div_ceil(64);
+        let mut stocked = with_room(words).map_err(no_memory)?;
+        stocked.resize_with(words, || AtomicU64::new(0));
         let tree = Tree::new(aperture, granule_lg2)?;
-        let tree = Mutex::new(tree);
-        Ok(Self { identity: Identity::new(), aperture, granule_lg2, tree, platform })
+        let depot = Depot::new(tree, granule_lg2, cpus, &halves).map_err(no_memory)?;
+        let raw = Registry::new(cpus).ok_or(NoMemory).map_err(no_memory)?;
+        Ok(Self {
+            identity: Identity::new(),
+            aperture,
+            granule_lg2,
+            cpus: own.into_boxed_slice(),
+            stocked: stocked.into_boxed_slice(),
+            depot: Mutex::new(depot),
+            raw,
+            platform,
+        })
+    }
+
+    /// As [`new`](Self::new), of several apertures, in any order. What lies between them is
+    /// reserved, and what has no whole granule is none.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`new`](Self::new), and [`Error::NoAperture`] for an empty list.
+    pub fn with_apertures(
+        apertures: &[IovaRange],
+        granule_lg2: u32,
+        cpus: usize,
+        platform: P,
+    ) -> Result<Self, Error> {
+        let join = |all: IovaRange, one: &IovaRange| {
+            let (start, last) = (all.start().min(one.start()), all.last().max(one.last()));
+            IovaRange::new(start, last).unwrap_or(all)
+        };
+        let (first, more) = apertures.split_first().ok_or(Error::NoAperture)?;
+        let hull = more.iter().fold(*first, join);
+        let no_memory = |NoMemory| Error::NoMemory { range: hull };
+        let mut sorted = with_room(apertures.len()).map_err(no_memory)?;
+        sorted.extend(apertures.iter().filter_map(|one| whole_granules(*one, granule_lg2)));
+        sorted.sort_unstable_by_key(|one| one.start());
+
+        let config = Error::Config { aperture: hull, granule_lg2 };
+        let first = *sorted.first().ok_or(config)?;
+        let space = Self::new(sorted.iter().fold(first, join), granule_lg2, cpus, platform)?;
+        let mut end = first.last();
+        for one in sorted {
+            // Neighbours have no gap, and overlapping ones are no range this way round.
+            let gap = IovaRange::new(end.wrapping_add(1), one.start().wrapping_add(u64::MAX));
+            if let Some(gap) = gap.filter(|_| one.start() > end) {
+                space.reserve(gap)?;
+            }
+            end = end.max(one.last());
+        }
+        Ok(space)
     }
 
     /// What can be handed out at most, in whole granules.
@@ -185,18 +190,9 @@ impl<P: Platform> Space<P> {
         &self.platform
     }
 
-    /// Keeps `range`, widened to whole granules, from being handed out. What is reserved already
-    /// may be so again.
+    /// IOVAs that nobody else has; low ones, of 32 bits, where there are some at hand.
     ///
-    /// # Errors
-    ///
-    /// [`Error::Taken`] where part of it was handed out, with nothing changed: in Linux it would
-    /// silently grow what is in use. [`Error::NoMemory`].
-    pub fn reserve(&self, range: IovaRange) -> Result<(), Error> {
-        self.tree.lock().reserve(range)
-    }
-
-    /// IOVAs that nobody else has, as low as there are.
+    /// Where a fit is free, one is found, also if it has to be collected from the caches.
     ///
     /// # Errors
     ///
@@ -204,31 +200,13 @@ impl<P: Platform> Space<P> {
     /// request that is none.
     #[inline]
     pub fn alloc(&self, request: Request) -> Result<Iovas, Error> {
-        let Request { bytes, align, limit } = request;
-        let len = lg2::align_up(bytes, self.granule_lg2).unwrap_or(u64::MAX);
-        let natural = len.checked_next_power_of_two().unwrap_or(1 << 63);
-        let align = match align {
-            Align::Natural => natural,
-            Align::NaturalAndTo(align) => align.max(natural),
-            Align::To(align) => align,
-        };
-        let exhausted = Error::Exhausted { bytes, align, limit };
-        let found = self.tree.lock().alloc(len, lg2::alignment(align), limit.get())?;
-        let range = found.ok_or(exhausted)?;
-        Ok(Iovas { range, space: self.identity.id() })
-    }
-
-    /// Exactly the IOVAs of `range`, widened to whole granules.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Taken`] with the first range that is in use there, [`Error::NoMemory`].
-    pub fn alloc_at(&self, range: IovaRange) -> Result<Iovas, Error> {
-        let last = Iova::new(range.last().get() | lg2::mask(self.granule_lg2));
-        let start = Iova::new(lg2::align_down(range.start().get(), self.granule_lg2));
-        let range = IovaRange::new(start, last).unwrap_or(range);
-        self.tree.lock().alloc_at(range)?;
-        Ok(Iovas { range, space: self.identity.id() })
+        let wanted = Wanted::new(request, self.granule_lg2)?;
+        if wanted.class != UNCACHED
+            && let Some(start) = self.own().and_then(|mut own| own.take(&wanted))
+        {
+            return Ok(self.cut(start, &wanted));
+        }
+        self.alloc_shared(wanted, request)
     }
 
     /// Takes IOVAs back. Does not allocate.
@@ -241,28 +219,46 @@ impl<P: Platform> Space<P> {
         if iovas.space != self.identity.id() {
             return Err(Foreign { iovas });
         }
-        self.tree.lock().free(iovas.range);
+        let start = iovas.range.start().get();
+        if let Some(mut own) = self.own()
+            && own.put(start, iovas.class)
+        {
+            self.announce(&mut own);
+        } else {
+            self.free_shared(iovas);
+        }
         Ok(())
     }
-}
 
-impl<P: Platform> fmt::Debug for Space<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (allocated, reserved) = {
-            let tree = self.tree.lock();
-            (tree.allocated(), tree.reserved())
-        };
-        f.debug_struct("Space")
-            .field("aperture", &self.aperture)
-            .field("allocated", &allocated)
-            .field("reserved", &reserved)
-            .finish_non_exhaustive()
+    /// The magazines of this CPU, unless somebody is at them.
+    #[inline(always)]
+    fn own(&self) -> Option<MutexGuard<'_, Flag, Magazines>> {
+        let cpu = self.platform.cpu();
+        // Most numbers are right, and a division costs as much as the rest.
+        let index = if cpu < self.cpus.len() { cpu } else { cpu % self.cpus.len() };
+        self.cpus[index].try_lock()
     }
-}
 
-impl<P: Platform> Drop for Space<P> {
-    fn drop(&mut self) {
-        // Handles that are still out must never fit another space.
-        self.identity.keep();
+    /// The IOVAs that were wanted, from a free range that starts there.
+    #[inline(always)]
+    fn cut(&self, start: u64, wanted: &Wanted) -> Iovas {
+        let start = Iova::new(start);
+        let last = start.wrapping_add(wanted.above);
+        let range = IovaRange::new(start, last).unwrap_or(IovaRange::point(start));
+        self.handle(range, wanted.class)
+    }
+
+    #[inline(always)]
+    fn handle(&self, range: IovaRange, class: u32) -> Iovas {
+        Iovas { range, space: self.identity.id(), class }
+    }
+
+    /// Lets everybody know that there is something in the magazines of this CPU.
+    #[inline(always)]
+    fn announce(&self, own: &mut Magazines) {
+        if !own.is_known {
+            own.is_known = true;
+            self.mark(own.cpu);
+        }
     }
 }

@@ -1,0 +1,110 @@
+//! What is wrong with a request, and what is given back.
+
+use super::Iovas;
+use crate::addr::Iova;
+use crate::error::Errno;
+use crate::range::{IovaRange, RangeError};
+
+/// Why there are no IOVAs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An empty range, or one that wraps.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// Nothing that long is free below the limit.
+    #[error("no {bytes:#x} bytes of IOVAs, aligned to {align:#x}, are free up to {limit}")]
+    Exhausted {
+        /// How many bytes were asked for.
+        bytes: u64,
+        /// To what they were to be aligned, in bytes.
+        align: u64,
+        /// The last IOVA that would have done.
+        limit: Iova,
+    },
+    /// The alignment is no power of two.
+    #[error("{align:#x} is no power of two to align IOVAs to")]
+    Align {
+        /// What was asked for, in bytes.
+        align: u64,
+    },
+    /// Part of the range is in use or reserved by somebody else.
+    #[error("{range} cannot be reserved: {taken} is in use")]
+    Taken {
+        /// What was to be reserved.
+        range: IovaRange,
+        /// What stands in the way.
+        taken: IovaRange,
+    },
+    /// The range is not what was turned into a raw one, or was turned back before.
+    #[error("{range} is no range that was given out raw")]
+    NotRaw {
+        /// What was to be turned back.
+        range: IovaRange,
+    },
+    /// There is no memory for the records of the space.
+    #[error("no memory to keep a record of {range}")]
+    NoMemory {
+        /// What was to be recorded.
+        range: IovaRange,
+    },
+    /// There is no aperture in the list of them.
+    #[error("no aperture to hand IOVAs out of")]
+    NoAperture,
+    /// The granule or the aperture is none.
+    #[error("no IOVAs can be handed out of {aperture} by granules of 2^{granule_lg2} bytes")]
+    Config {
+        /// What IOVAs were to be of.
+        aperture: IovaRange,
+        /// log2 of the granule.
+        granule_lg2: u32,
+    },
+}
+
+impl Error {
+    /// What a front end that looks like Linux answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Range(error) => error.errno(),
+            Self::Exhausted { .. } => Errno::ENOSPC,
+            Self::Align { .. } | Self::NotRaw { .. } | Self::NoAperture | Self::Config { .. } => {
+                Errno::EINVAL
+            }
+            Self::Taken { .. } => Errno::EADDRINUSE,
+            Self::NoMemory { .. } => Errno::ENOMEM,
+        }
+    }
+}
+
+/// A space that IOVAs were not of; they are given back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the IOVAs {} are of another space", iovas.range())]
+pub struct Foreign {
+    /// What was to be freed.
+    pub iovas: Iovas,
+}
+
+/// IOVAs that were not made raw; they are given back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IntoRawFailed {
+    /// They are of another space.
+    #[error(transparent)]
+    Foreign(#[from] Foreign),
+    /// There is no memory for the record of them.
+    #[error("no memory to keep a record of {}", iovas.range())]
+    NoMemory {
+        /// What was to be made raw.
+        iovas: Iovas,
+    },
+}
+
+impl IntoRawFailed {
+    /// What a front end that looks like Linux answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Foreign(_) => Errno::EINVAL,
+            Self::NoMemory { .. } => Errno::ENOMEM,
+        }
+    }
+}

@@ -1,6 +1,5 @@
 //! The allocator of IOVAs, as `xtask/peers/bench/iova.c` has Linux's.
 
-use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -94,8 +93,8 @@ fn pairs(
     barrier.wait();
     let start = Instant::now();
     for _ in 0..PAIRS {
-        let Ok(iovas) = space.alloc(black_box(request)) else { panic!("the space is full") };
-        assert!(space.free(black_box(iovas)).is_ok());
+        let Ok(iovas) = space.alloc(request) else { panic!("the space is full") };
+        assert!(space.free(iovas).is_ok());
     }
     start.elapsed()
 }

@@ -198,15 +198,18 @@ impl<P: Platform> Space<P> {
     ///
     /// [`Error::Exhausted`], [`Error::NoMemory`], and [`Error::Range`] and [`Error::Align`] for a
     /// request that is none.
-    #[inline]
+    #[inline(always)]
     pub fn alloc(&self, request: Request) -> Result<Iovas, Error> {
         let wanted = Wanted::new(request, self.granule_lg2)?;
         if wanted.class != UNCACHED
             && let Some(start) = self.own().and_then(|mut own| own.take(&wanted))
         {
-            return Ok(self.cut(start, &wanted));
+            return Ok(self.handle(wanted.at(start), wanted.class));
         }
-        self.alloc_shared(wanted, request)
+        // Handed back in parts: a handle that is written to memory and read again in larger pieces
+        // costs more than the rest of this.
+        let (range, class) = self.alloc_shared(request)?;
+        Ok(self.handle(range, class))
     }
 
     /// Takes IOVAs back. Does not allocate.
@@ -214,7 +217,7 @@ impl<P: Platform> Space<P> {
     /// # Errors
     ///
     /// [`Foreign`] where they are of another space.
-    #[inline]
+    #[inline(always)]
     pub fn free(&self, iovas: Iovas) -> Result<(), Foreign> {
         if iovas.space != self.identity.id() {
             return Err(Foreign { iovas });
@@ -225,7 +228,7 @@ impl<P: Platform> Space<P> {
         {
             self.announce(&mut own);
         } else {
-            self.free_shared(iovas);
+            self.free_shared(iovas.range, iovas.class);
         }
         Ok(())
     }
@@ -237,15 +240,6 @@ impl<P: Platform> Space<P> {
         // Most numbers are right, and a division costs as much as the rest.
         let index = if cpu < self.cpus.len() { cpu } else { cpu % self.cpus.len() };
         self.cpus[index].try_lock()
-    }
-
-    /// The IOVAs that were wanted, from a free range that starts there.
-    #[inline(always)]
-    fn cut(&self, start: u64, wanted: &Wanted) -> Iovas {
-        let start = Iova::new(start);
-        let last = start.wrapping_add(wanted.above);
-        let range = IovaRange::new(start, last).unwrap_or(IovaRange::point(start));
-        self.handle(range, wanted.class)
     }
 
     #[inline(always)]

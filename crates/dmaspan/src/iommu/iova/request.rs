@@ -4,7 +4,7 @@ use super::error::Error;
 use super::magazine::CLASSES;
 use crate::addr::Iova;
 use crate::lg2;
-use crate::range::RangeError;
+use crate::range::{IovaRange, RangeError};
 
 /// Which IOVAs are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +70,14 @@ impl Wanted {
         let class = if (class as usize) < CLASSES { class } else { UNCACHED };
         let above = above | lg2::mask(granule_lg2);
         Ok(Self { above, class, align_lg2, limit: limit.get() })
+    }
+
+    /// What is handed out of a free range that starts there.
+    #[inline(always)]
+    pub(super) fn at(&self, start: u64) -> IovaRange {
+        let start = Iova::new(start);
+        let last = start.wrapping_add(self.above);
+        IovaRange::new(start, last).unwrap_or(IovaRange::point(start))
     }
 
     /// Whether a free range of the class that starts there will do.

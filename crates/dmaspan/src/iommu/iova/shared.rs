@@ -11,7 +11,7 @@ use super::depot::Depot;
 use super::error::Error;
 use super::magazine::{Magazines, Zone};
 use super::request::{Request, UNCACHED, Wanted};
-use super::{Iovas, Space, Stats};
+use super::{Space, Stats};
 use crate::addr::Iova;
 use crate::atomic::Ordering;
 use crate::lg2;
@@ -56,7 +56,8 @@ impl<P: Platform> Space<P> {
     /// From the depot, the tree, or all that lies in caches.
     #[cold]
     #[inline(never)]
-    pub(super) fn alloc_shared(&self, wanted: Wanted, request: Request) -> Result<Iovas, Error> {
+    pub(super) fn alloc_shared(&self, request: Request) -> Result<(IovaRange, u32), Error> {
+        let mut wanted = Wanted::new(request, self.granule_lg2)?;
         let align = lg2::size(wanted.align_lg2.min(63));
         let exhausted = Error::Exhausted { bytes: request.bytes, align, limit: request.limit };
         let reach = IovaRange::new(self.aperture.start(), self.aperture.last().min(request.limit));
@@ -71,10 +72,9 @@ impl<P: Platform> Space<P> {
                 self.announce(&mut own);
             }
             if let Some(start) = own.take(&wanted) {
-                return Ok(self.cut(start, &wanted));
+                return Ok((wanted.at(start), wanted.class));
             }
         }
-        let mut wanted = wanted;
         let mut found = depot.alloc(&wanted)?;
         if found.is_none() && self.drain(&mut depot) > 0 {
             found = depot.alloc(&wanted)?;
@@ -85,15 +85,14 @@ impl<P: Platform> Space<P> {
             found = depot.alloc(&wanted)?;
         }
         let range = found.ok_or(exhausted)?;
-        Ok(self.cut(range.start().get(), &wanted))
+        Ok((wanted.at(range.start().get()), wanted.class))
     }
 
     /// To the depot or the tree, and room is made in the magazine.
     #[cold]
     #[inline(never)]
-    pub(super) fn free_shared(&self, iovas: Iovas) {
+    pub(super) fn free_shared(&self, range: IovaRange, class: u32) {
         let mut depot = self.depot.lock();
-        let Iovas { range, class, .. } = iovas;
         if class == UNCACHED {
             depot.tree.free(range);
             return;

@@ -3,7 +3,7 @@
 use dmaspan::{Iova, IovaRange, PhysAddr};
 
 use crate::bus::{Bus, BusError};
-use crate::iotlb::Iotlb;
+use crate::iotlb::{Hit, Iotlb};
 use crate::walker::{Access, Fault, TableWords, Walker};
 
 /// Why a device's access ended early.
@@ -83,36 +83,48 @@ impl<W: Walker, T: TableWords, B: Bus> Device<W, T, B> {
         self.iotlb.translate(iova, access).ok().map(|hit| hit.paddr)
     }
 
-    /// Does an access in pieces that end where an IOTLB entry ends. An access of no bytes does
-    /// nothing.
     fn pieces(
         &self,
         iova: Iova,
         len: usize,
         access: Access,
-        mut piece: impl FnMut(PhysAddr, usize, usize) -> Result<(), BusError>,
+        piece: impl FnMut(PhysAddr, usize, usize) -> Result<(), BusError>,
     ) -> Result<(), DmaError> {
-        let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
-        if len > 0 && IovaRange::from_len(iova, len_bytes).is_err() {
-            return Err(DmaError::Wraps { iova, len });
-        }
-        let (mut at, mut done) = (iova, 0);
-        while done < len {
-            let accessed = self.iotlb.with_translation(at, access, |hit| {
-                let above = hit.block.last().get() - at.get();
-                let left_above = len - done - 1;
-                let step = usize::try_from(above).unwrap_or(usize::MAX).min(left_above) + 1;
-                piece(hit.paddr, done, done + step).map(|()| step)
-            });
-            let step = accessed
-                .map_err(|fault| DmaError::Fault { done, fault })?
-                .map_err(|error| DmaError::Bus { iova: at, done, error })?;
-            done += step;
-            // The position behind the last byte may be the top of the space.
-            at = at.wrapping_add(u64::try_from(step).unwrap_or(u64::MAX));
-        }
-        Ok(())
+        let translate = |at, f: Step<'_>| self.iotlb.with_translation(at, access, f);
+        in_pieces(iova, len, translate, piece)
     }
+}
+
+/// What is done with a translation: the bytes done, or why the bus refused.
+pub(crate) type Step<'f> = &'f mut dyn FnMut(Hit) -> Result<usize, BusError>;
+
+/// Does an access in pieces that end where an IOTLB entry ends. An access of no bytes does nothing.
+pub(crate) fn in_pieces(
+    iova: Iova,
+    len: usize,
+    translate: impl Fn(Iova, Step<'_>) -> Result<Result<usize, BusError>, Fault>,
+    mut piece: impl FnMut(PhysAddr, usize, usize) -> Result<(), BusError>,
+) -> Result<(), DmaError> {
+    let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
+    if len > 0 && IovaRange::from_len(iova, len_bytes).is_err() {
+        return Err(DmaError::Wraps { iova, len });
+    }
+    let (mut at, mut done) = (iova, 0);
+    while done < len {
+        let accessed = translate(at, &mut |hit| {
+            let above = hit.block.last().get() - at.get();
+            let left_above = len - done - 1;
+            let step = usize::try_from(above).unwrap_or(usize::MAX).min(left_above) + 1;
+            piece(hit.paddr, done, done + step).map(|()| step)
+        });
+        let step = accessed
+            .map_err(|fault| DmaError::Fault { done, fault })?
+            .map_err(|error| DmaError::Bus { iova: at, done, error })?;
+        done += step;
+        // The position behind the last byte may be the top of the space.
+        at = at.wrapping_add(u64::try_from(step).unwrap_or(u64::MAX));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 //!   invalidations.
 //! - [`device`] and [`bus`]: a device that reads and writes through the IOTLB. They catch data that
 //!   arrives elsewhere.
+//! - [`port`]: a stream of accesses that is attached to domains, or blocked. It catches domains
+//!   that are used after they were detached.
 //! - [`memory`]: physical memory with pins and dirty frames, user spaces and a pinner. It catches
 //!   memory that is freed, unpinned or touched too early.
 //! - [`suite`]: one suite for every IO page-table format, and [`mock`], a format to try it on.
@@ -82,6 +84,7 @@ pub mod iotlb;
 pub mod memory;
 pub mod mock;
 pub mod model;
+pub mod port;
 mod rng;
 pub mod suite;
 pub mod unwalked;

@@ -3,6 +3,7 @@
 //! A [`Device`] maps buffers and gets addresses for the device, translated, direct or bounced; it
 //! need not know which.
 
+mod attach;
 mod bounce;
 mod device;
 mod domain;

@@ -284,17 +284,20 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// Tells hardware that caches absent entries about a new mapping, and takes it back where that
     /// fails.
     pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
-        let told = if F::GROWS && !self.table.hardware_reaches(range.last()) {
-            self.tell_root()
-        } else {
-            Ok(())
-        };
-        let Err(source) = told.and_then(|()| self.ops.sync_map(range)) else { return Ok(()) };
+        let Err(source) = self.tell_mapped(range) else { return Ok(()) };
         let mut gather = self.gather();
         self.add_own(&mut gather, self.all().remove(range));
         let error = Error::Hardware { range, source };
         let unsynced = self.sync_own(gather).err().map(|failed| failed.gather);
         Err(MapFailed { error, unsynced })
+    }
+
+    /// Tells hardware that `range` was mapped, and of the new root where the tree grew for it.
+    pub(super) fn tell_mapped(&self, range: IovaRange) -> Result<(), HardwareError> {
+        if F::GROWS && !self.table.hardware_reaches(range.last()) {
+            self.tell_root()?;
+        }
+        self.ops.sync_map(range)
     }
 
     /// Tells hardware about a new root, unless it knows.

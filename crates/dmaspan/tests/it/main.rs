@@ -1,6 +1,7 @@
 //! What the core promises, tried from outside.
 #![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
 
+mod attach;
 mod busy;
 mod common;
 mod container;
@@ -13,4 +14,5 @@ mod formats;
 mod iova;
 mod layout;
 mod quarantine;
+mod reserved;
 mod walker;

@@ -6,12 +6,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Piece, RawMemory};
 use dmaspan::iommu::{
     AllMemory, AttachError, AttachedTo, Attachment, FaultAccess, FaultHandler, FaultReason,
     FaultReport, FaultResponse, FaultState, Incompatible, Port, Prepared, RegionKind, Relaxable,
     ReservedRegions, Target,
 };
-use dmaspan::{Errno, Iova, PhysAddr, Prot};
+use dmaspan::{Direction, Errno, Iova, PhysAddr, Prot};
 use dmaspan_sim::bus::{Bus, BusError};
 use dmaspan_sim::device::DmaError;
 use dmaspan_sim::memory::SimMemory;
@@ -20,7 +21,7 @@ use dmaspan_sim::walker::Access;
 use parking_lot::Mutex;
 
 use crate::common::PROT;
-use crate::reserved::{SimDomain, domain, map, region, regions};
+use crate::reserved::{OneCpu, SimDomain, domain, map, region, regions};
 
 type SimTarget = Target<SimDomain>;
 
@@ -68,7 +69,8 @@ fn a_stream_is_taken_from_whoever_had_it() {
 #[test]
 fn every_change_leads_where_it_says_or_changes_nothing() {
     let (one, two) = (mapped_to(0x1_0000), mapped_to(0x2_0000));
-    let targets: [(&dyn Fn() -> SimTarget, AttachedTo, Option<u64>); 4] = [
+    type Change<'t> = (&'t dyn Fn() -> SimTarget, AttachedTo, Option<u64>);
+    let targets: [Change<'_>; 4] = [
         (&|| Target::Blocked, AttachedTo::Blocked, None),
         (&identity, AttachedTo::Identity, Some(IOVA)),
         (&|| paging(&one), AttachedTo::Paging, Some(0x1_0000)),
@@ -257,6 +259,36 @@ fn a_domain_without_the_direct_regions_of_a_stream_is_refused() {
     }
     // All memory has them.
     stream.attach(identity()).unwrap();
+}
+
+#[test]
+fn buffers_of_an_attached_device_keep_clear_of_its_regions() {
+    let memory = SimMemory::new(PhysAddr::new(0), 0x1_0000, 12).unwrap();
+    let direct = region(RegionKind::Direct, 0x1000, 0x2000, Prot::READ_WRITE);
+    let list = regions(&[direct, region(RegionKind::Reserved, 0x4000, 0x1000, Prot::empty())]);
+    let dma = Arc::new(DmaDomain::new(domain().0, DmaConfig::new(1), OneCpu).unwrap());
+    list.reserve_in(dma.iovas(), Relaxable::Keep).unwrap();
+    let port = SimPort::new(9, list.clone());
+    let stream = Attachment::new(port.clone()).unwrap();
+    // SAFETY: the test alone uses the domain and the simulated memory.
+    let prepared = unsafe { Prepared::with_direct(Arc::clone(&dma), list, Relaxable::Keep) };
+    stream.attach(Target::Paging(prepared.unwrap())).unwrap();
+
+    let frame = memory.allocate(0x2000, 12).unwrap();
+    memory.pin_frames(&[frame]);
+    memory.cpu_write(frame.paddr(), b"hello").unwrap();
+    let device = Device::new(dma, NoPool, DeviceConfig::bits(15)).unwrap();
+    // SAFETY: only the simulated device touches it.
+    let buffer = unsafe { RawMemory::new(Piece::memory(frame)) };
+    let mapping = device.map_single(buffer, Direction::ToDevice).unwrap();
+    assert_eq!(mapping.addr().get(), 0x6000, "the only aligned IOVAs that no region has");
+    let mut bytes = [0; 5];
+    let at = Iova::new(mapping.addr().get());
+    port.read(&memory, at, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    let _ = device.unmap(mapping).unwrap();
+    assert_eq!(port.probe(at, Access::Read), None);
+    assert_eq!(port.probe(Iova::new(0x2fff), Access::Write), Some(PhysAddr::new(0x2fff)));
 }
 
 /// Two frames that say which they are, and domains that map `IOVA` to one each.

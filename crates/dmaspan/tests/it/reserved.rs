@@ -219,6 +219,19 @@ fn no_address_of_a_region_is_handed_out_and_every_other_is() {
     assert_eq!(granules, expected);
 }
 
+#[test]
+fn a_region_that_is_in_use_is_named_with_what_uses_it() {
+    let space = Space::new(range(0, 64 << 12), 12, 1, OneCpu).unwrap();
+    let request = Request { bytes: 0x1000, align: Align::Natural, limit: Iova::new(0x1fff) };
+    let iovas = space.alloc(request).unwrap();
+    assert_eq!(iovas.range(), range(0x1000, 0x1000));
+    let list = regions(&[region(RegionKind::Msi, 0x1800, 0x100, Prot::WRITE)]);
+    let error = list.reserve_in(&space, Relaxable::Keep).unwrap_err();
+    let iova::Error::Taken { range: asked, taken } = error else { panic!("{error}") };
+    assert!(asked.covers(range(0x1800, 0x100)) && taken.covers(range(0x1000, 0x1000)));
+    space.free(iovas).unwrap();
+}
+
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
 pub(crate) type SimDomain = Domain<ArmLpaeS1<12>, Arena, Tlb>;
 

@@ -1,9 +1,11 @@
 //! Tables and addresses to try.
 
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
-use dmaspan::{PhysAddr, Span};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
 use dmaspan_sim::Arena;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+
+pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 
 pub(crate) fn arena() -> Arena {
     Arena::new(PhysAddr::new(0x4000_0000), 64 << 20)
@@ -26,4 +28,8 @@ pub(crate) fn walker<const G: u32>(format: &ArmLpaeS1<G>, root: PhysAddr) -> Arm
 
 pub(crate) fn span(paddr: u64, len: u64) -> Span {
     Span::new(PhysAddr::new(paddr), len).unwrap()
+}
+
+pub(crate) fn range(start: u64, len: u64) -> IovaRange {
+    IovaRange::from_len(Iova::new(start), len).unwrap()
 }

@@ -2,5 +2,8 @@
 //! takes long to build.
 #![expect(unsafe_code, reason = "the tests promise to keep memory that nobody has")]
 
+mod attach;
 mod common;
+mod iova;
 mod reservation;
+mod reserved;

@@ -1,7 +1,6 @@
 //! What the core promises, tried from outside.
 #![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
 
-mod attach;
 mod busy;
 mod common;
 mod container;
@@ -11,8 +10,6 @@ mod errors;
 mod failures;
 mod flushing;
 mod formats;
-mod iova;
 mod layout;
 mod quarantine;
-mod reserved;
 mod walker;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use dmaspan::dma::{BouncePool, SlotRequest, To};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::iommu::{HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
@@ -164,6 +165,32 @@ unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
 
     fn max_ranges(&self) -> usize {
         self.inner.max_ranges()
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the counting is the inner pool's")]
+// SAFETY: every slot is the inner pool's, and so is every copy.
+unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
+    type Slot = B::Slot;
+
+    fn take(&self, request: SlotRequest) -> Option<B::Slot> {
+        if self.faults.fails() { None } else { self.inner.take(request) }
+    }
+
+    fn span(&self, slot: &B::Slot) -> Span {
+        self.inner.span(slot)
+    }
+
+    fn copy(&self, slot: &B::Slot, offset: u64, len: u64, to: To) {
+        self.inner.copy(slot, offset, len, to);
+    }
+
+    fn reach(&self) -> Option<Span> {
+        self.inner.reach()
+    }
+
+    fn max_len(&self, keep_bits: u64) -> u64 {
+        self.inner.max_len(keep_bits)
     }
 }
 

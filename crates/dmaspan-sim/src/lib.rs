@@ -15,6 +15,7 @@
 //!   and wasteful leaves.
 //! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
 //!   that, or leaked.
+//! - [`bounce`]: a pool of bounce slots. It catches old data in slots and slots that leak.
 //! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
 //! - [`fuzz`]: operations, and tables, made of any bytes. They catch what nobody thought of.
 //! - [`fault`]: failures on demand. They catch operations that do not undo themselves.
@@ -76,6 +77,7 @@
 //! ```
 
 pub mod arena;
+pub mod bounce;
 pub mod bus;
 pub mod device;
 pub mod fault;

@@ -31,8 +31,9 @@ pub trait Platform: Send + Sync {
     /// Nothing, where all devices do.
     fn write_back(&self, _span: Span) {}
 
-    /// Makes the CPU's caches forget `span`, which a device wrote that does not see them. Nothing,
-    /// where all devices do.
+    /// Makes the CPU's caches forget `span`, which a device wrote that does not see them. Lines
+    /// that reach beyond it are written back first, for the neighbour's sake (as arm64's
+    /// `dcache_inval_poc`). Nothing, where all devices do.
     fn invalidate(&self, _span: Span) {}
 }
 

@@ -45,7 +45,11 @@ pub unsafe trait BouncePool: Send + Sync {
     type Slot: Send + fmt::Debug;
 
     /// A slot for a piece of memory, whose padding is zeroed; nothing is copied yet. `None` where
-    /// there is none.
+    /// there is none now, or where no slot can be so.
+    ///
+    /// # Context
+    ///
+    /// Like a slot's drop, may run with interrupts off where mappings are made so.
     fn take(&self, request: SlotRequest) -> Option<Self::Slot>;
 
     /// Where the slot's bytes are: as long as the original.
@@ -53,6 +57,13 @@ pub unsafe trait BouncePool: Send + Sync {
 
     /// Copies `len` bytes at `offset`, which are within the slot.
     fn copy(&self, slot: &Self::Slot, offset: u64, len: u64, to: To);
+
+    /// From the lowest to the highest address that a slot may have; `None` where there is none at
+    /// all.
+    fn reach(&self) -> Option<Span>;
+
+    /// How long a slot can be that has `keep_bits` of the address of its original, in bytes.
+    fn max_len(&self, keep_bits: u64) -> u64;
 }
 
 /// No pool: nothing is bounced.
@@ -78,5 +89,13 @@ unsafe impl BouncePool for NoPool {
 
     fn copy(&self, slot: &NoSlot, _offset: u64, _len: u64, _to: To) {
         match *slot {}
+    }
+
+    fn reach(&self) -> Option<Span> {
+        None
+    }
+
+    fn max_len(&self, _keep_bits: u64) -> u64 {
+        0
     }
 }

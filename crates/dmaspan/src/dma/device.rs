@@ -6,6 +6,7 @@ use core::fmt;
 use super::bounce::{BouncePool, NoPool};
 use super::domain::{Flush, Translation};
 use super::error::Error;
+use super::raw::Records;
 use crate::platform::{Id, Identity};
 use crate::prot::Coherency;
 
@@ -38,7 +39,7 @@ pub enum Trust {
     /// It may see the rest of the granules that its buffers lie in.
     Trusted,
     /// It sees nothing but its buffers: what shares a granule with others is bounced, and no unmap
-    /// is lazy.
+    /// is lazy. That takes a translation: where there is none it is trusted all the same.
     Untrusted,
 }
 
@@ -71,24 +72,29 @@ pub struct Device<T: Translation, B: BouncePool = NoPool> {
     pub(super) translation: Arc<T>,
     pub(super) pool: B,
     pub(super) config: DeviceConfig,
+    pub(super) raw: Records<T, B>,
     identity: Identity,
 }
 
 impl<T: Translation, B: BouncePool> Device<T, B> {
-    /// A device whose addresses `translation` translates.
+    /// A device whose addresses `translation` translates, or lets through.
     ///
     /// # Errors
     ///
-    /// [`Error::Mask`] where it reaches no IOVA, and [`Error::Limit`] for limits that cannot be
-    /// kept.
+    /// [`Error::Mask`] where it reaches no IOVA, or neither memory nor a slot of the pool where
+    /// nothing is translated; [`Error::Limit`] for limits that cannot be kept.
     pub fn new(translation: Arc<T>, pool: B, config: DeviceConfig) -> Result<Self, Error> {
         let DeviceLimits { last, keep_bits, boundary, max_segment } = config.limits;
         let granule = crate::lg2::size(translation.granule_lg2());
         let lowest = translation.aperture().start().get();
-        if last < lowest.saturating_add(granule - 1) {
+        let is_direct = translation.direct_memory().is_some();
+        let slots = pool.reach().filter(|_| is_direct).map(|slots| slots.paddr().get());
+        let reached = slots.map_or(lowest, |slots| slots.min(lowest));
+        if last < reached.saturating_add(granule - 1) {
             return Err(Error::Mask { last, lowest });
         }
-        if keep_bits > granule - 1 {
+        // Low bits of an address are the same behind a translation, up to those of its granule.
+        if keep_bits > granule - 1 && !is_direct {
             let limit = granule - 1;
             return Err(Error::Limit { what: "alignment bits", value: keep_bits, limit });
         }
@@ -99,7 +105,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let value = max_segment;
             return Err(Error::Limit { what: "segments", value, limit: granule });
         }
-        Ok(Self { translation, pool, config, identity: Identity::new() })
+        let raw = Records::new();
+        Ok(Self { translation, pool, config, raw, identity: Identity::new() })
     }
 
     /// What it is like.
@@ -107,15 +114,41 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         &self.config
     }
 
+    /// How many bytes can be mapped at once whatever memory they are (`dma_max_mapping_size`):
+    /// what a slot can have where any of it may be bounced, and otherwise what the device can
+    /// address.
+    pub fn max_mapping_len(&self) -> u64 {
+        let DeviceLimits { last, keep_bits, .. } = self.config.limits;
+        let aperture = self.translation.aperture();
+        let bounces = match self.translation.direct_memory() {
+            Some(memory) => memory.last().get() > last,
+            None => self.config.trust == Trust::Untrusted,
+        };
+        if bounces {
+            return self.pool.max_len(keep_bits);
+        }
+        let last = last.min(aperture.last().get());
+        last.saturating_sub(aperture.start().get()).saturating_add(1)
+    }
+
+    /// Where the ends of a list's pieces have to lie for them to become one segment: at multiples
+    /// of so many bytes. `None` where no pieces become one (`dma_get_merge_boundary` + 1).
+    pub fn merge_boundary(&self) -> Option<u64> {
+        let is_direct = self.translation.direct_memory().is_some();
+        (!is_direct).then(|| crate::lg2::size(self.translation.granule_lg2()))
+    }
+
     /// What tells it from others.
+    #[inline(always)]
     pub(super) fn id(&self) -> Id {
         self.identity.id()
     }
 
-    /// How an unmap is flushed that does not say.
-    pub(super) fn flush(&self) -> Flush {
+    /// How an unmap is flushed of what is not bounced.
+    #[inline(always)]
+    pub(super) fn flush(&self, wish: Option<Flush>) -> Flush {
         match self.config.trust {
-            Trust::Trusted => self.translation.flush_mode(),
+            Trust::Trusted => wish.unwrap_or_else(|| self.translation.flush_mode()),
             Trust::Untrusted => Flush::Strict,
         }
     }

@@ -171,13 +171,25 @@ pub trait Translation: translation::Sealed {}
 impl<T: translation::Sealed> Translation for T {}
 
 pub(super) mod translation {
-    use super::{Error, Flush, IovaRange, Iovas, Prot, Request, Span, Unmapped};
+    use super::{Error, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
     use crate::addr::Iova;
     use crate::dma::memory::DmaMemory;
 
     pub trait Sealed: Send + Sync {
         /// The memory that is mapped.
         type Memory: DmaMemory;
+
+        /// Where it runs.
+        type Platform: Platform;
+
+        /// Whom to ask for locks and caches.
+        fn platform(&self) -> &Self::Platform;
+
+        /// All memory that there is, where nothing is translated: then there are no IOVAs.
+        #[inline(always)]
+        fn direct_memory(&self) -> Option<Span> {
+            None
+        }
 
         fn granule_lg2(&self) -> u32;
 
@@ -268,6 +280,12 @@ where
     H: DmaMemory,
 {
     type Memory = H;
+    type Platform = P;
+
+    #[inline(always)]
+    fn platform(&self) -> &P {
+        self.iovas.platform()
+    }
 
     #[inline(always)]
     fn granule_lg2(&self) -> u32 {

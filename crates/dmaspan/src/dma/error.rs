@@ -3,6 +3,7 @@
 use crate::addr::DmaAddr;
 use crate::error::Errno;
 use crate::iommu::{self, HardwareError, iova};
+use crate::prot::Direction;
 use crate::range::IovaRange;
 use crate::span::Span;
 
@@ -70,6 +71,44 @@ pub enum Error {
         /// Where the mapping begins.
         addr: DmaAddr,
     },
+    /// There is nothing mapped there that was turned into an address: it never was, or was
+    /// unmapped, or is another device's.
+    #[error("nothing that was handed out as an address is mapped at {addr} for this device")]
+    NotMapped {
+        /// What was said to be mapped.
+        addr: DmaAddr,
+    },
+    /// The mapping has another length.
+    #[error("{mapped:#x} bytes are mapped at {addr}, not {len:#x}")]
+    OtherLength {
+        /// Where the mapping begins.
+        addr: DmaAddr,
+        /// The length that was said, in bytes.
+        len: u64,
+        /// How many bytes are mapped.
+        mapped: u64,
+    },
+    /// The mapping has another direction.
+    #[error("what is mapped at {addr} goes {mapped:?}, not {direction:?}")]
+    OtherDirection {
+        /// Where the mapping begins.
+        addr: DmaAddr,
+        /// The direction that was said.
+        direction: Direction,
+        /// The direction that it was mapped for.
+        mapped: Direction,
+    },
+    /// There is no memory to remember a mapping by its address.
+    #[error("no memory to remember the {len:#x} bytes mapped at {addr}")]
+    NoRecord {
+        /// Where the mapping begins.
+        addr: DmaAddr,
+        /// How many bytes are mapped.
+        len: u64,
+    },
+    /// Nothing translates the device's addresses: there are no IOVAs to be had.
+    #[error("the addresses of the device are not translated: there are no IOVAs for it")]
+    Untranslated,
     /// Part of what is to be synced is not in the mapping.
     #[error("{len:#x} bytes at offset {offset:#x} are not within the {mapped:#x} bytes mapped")]
     OutsideMapping {
@@ -129,13 +168,17 @@ impl Error {
             | Self::Mask { .. }
             | Self::Unreachable { .. }
             | Self::Quarantined { .. } => Errno::EIO,
-            Self::NoSlot { .. } | Self::NoRoom { .. } => Errno::ENOMEM,
+            Self::NoSlot { .. } | Self::NoRoom { .. } | Self::NoRecord { .. } => Errno::ENOMEM,
             Self::NotTranslated { .. } => Errno::EREMOTEIO,
             Self::NotMemory { .. } => Errno::EPERM,
+            Self::NotMapped { .. } => Errno::ENOENT,
+            Self::Untranslated => Errno::EOPNOTSUPP,
             Self::Limit { .. }
             | Self::NotSingle { .. }
             | Self::Foreign { .. }
             | Self::CutsLink { .. }
+            | Self::OtherLength { .. }
+            | Self::OtherDirection { .. }
             | Self::OutsideMapping { .. } => Errno::EINVAL,
         }
     }

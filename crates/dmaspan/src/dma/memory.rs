@@ -1,5 +1,7 @@
 //! Memory that devices may be let at.
 
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::slice;
 
 use crate::span::Span;
@@ -93,5 +95,25 @@ unsafe impl DmaMemory for RawMemory {
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
         slice::from_ref(&self.0)
+    }
+}
+
+/// Owners of several kinds in one domain: `Box<dyn DmaMemory>`.
+#[expect(unsafe_code, reason = "the content promises")]
+// SAFETY: a box is moved without its content, which is dropped with it and promised the rest.
+unsafe impl<M: DmaMemory + ?Sized> DmaMemory for Box<M> {
+    #[inline(always)]
+    fn pieces(&self) -> &[Piece] {
+        (**self).pieces()
+    }
+}
+
+/// One buffer in several mappings at a time, or kept by its driver while it is mapped.
+#[expect(unsafe_code, reason = "the content promises")]
+// SAFETY: the content lives as long as any of its handles, is not moved, and promised the rest.
+unsafe impl<M: DmaMemory + Sync + ?Sized> DmaMemory for Arc<M> {
+    #[inline(always)]
+    fn pieces(&self) -> &[Piece] {
+        (**self).pieces()
     }
 }

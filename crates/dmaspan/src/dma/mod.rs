@@ -4,18 +4,26 @@
 //! need not know which.
 
 mod attach;
+mod attrs;
 mod bounce;
 mod device;
+mod direct;
 mod domain;
 mod error;
 mod memory;
+mod raw;
 mod reservation;
+mod scope;
 mod single;
+mod sync;
 
+pub use attrs::{Attrs, CpuSync, Privilege};
 pub use bounce::{BouncePool, NoPool, NoSlot, SlotRequest, To};
 pub use device::{Device, DeviceConfig, DeviceLimits, Trust};
+pub use direct::Direct;
 pub use domain::{DmaConfig, DmaDomain, Flush, Translation};
 pub use error::Error;
 pub use memory::{DmaMemory, Piece, RawMemory, Via};
 pub use reservation::{DestroyFailed, Reservation, ReserveRequest};
+pub use scope::ScopeFailed;
 pub use single::{Mapping, Refused, UnmapFailed, Unmapped};

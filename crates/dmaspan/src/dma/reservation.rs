@@ -7,12 +7,13 @@
 use alloc::vec::Vec;
 use core::{fmt, mem};
 
-use super::bounce::{BouncePool, NoPool, To};
+use super::attrs::{CpuSync, Privilege};
+use super::bounce::{BouncePool, NoPool};
 use super::device::Device;
 use super::domain::Translation;
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
-use super::single::Refused;
+use super::single::{Refused, Way};
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
@@ -175,7 +176,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// [`Refused`], with nothing changed: [`Error::OutsideMapping`], [`Error::Misplaced`] for
     /// memory whose low bits are not those of its place, [`Error::CutsLink`] where something is
     /// linked, [`Error::NoRoom`] for more pieces than were announced, [`Error::NotTranslated`] for
-    /// what is reached on the bus, and what the domain refuses.
+    /// what is reached on the bus, what [`map_single`](Self::map_single) refuses where it would
+    /// bounce, and what the domain refuses.
     pub fn link(
         &self,
         reservation: &mut Reservation<T, B>,
@@ -187,7 +189,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return Err(Refused { error, memory: Some(memory) }),
         };
         let Placed { at, range, whole, piece, slot } = placed;
-        let prot = self.prot(piece.via, reservation.direction);
+        let prot = self.prot(piece.via, reservation.direction, Privilege::Any);
         let mapped = self.translation.map(range.start(), &[whole], prot);
         let link = Link { range, offset, len: piece.span.len(), memory, slot };
         match mapped {
@@ -310,8 +312,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// The memory of a piece that no device reaches any more.
     fn unlinked(&self, link: Link<T, B>, direction: Direction) -> T::Memory {
-        if let Some(slot) = link.slot.filter(|_| direction != Direction::ToDevice) {
-            self.pool.copy(&slot, 0, link.len, To::Original);
+        if let &[piece] = link.memory.pieces() {
+            self.part_for_cpu(piece, link.slot.as_ref(), direction, 0, link.len);
         }
         link.memory
     }
@@ -349,13 +351,19 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if reservation.links.len() == reservation.links.capacity() {
             return Err(Error::NoRoom { pieces: reservation.links.len() + 1 });
         }
-        let slot = self.bounce(piece, reservation.direction)?;
+        let slot = match self.way(piece)? {
+            // As its original it has to lie as its place does.
+            Way::Bounced => Some(self.bounce_keeping(span, lg2::mask(granule_lg2))?),
+            Way::Translated | Way::Straight => None,
+        };
         let span = slot.as_ref().map_or(span, |slot| self.pool.span(slot));
         let (whole, from) = self.granules(span)?;
         if from != iova & lg2::mask(granule_lg2) {
             let granule = lg2::size(granule_lg2);
             return Err(Error::Misplaced { offset: span.paddr().get(), granule });
         }
+        let given = if slot.is_some() { whole } else { span };
+        self.give_caches(Piece { span: given, via }, CpuSync::Sync);
         Ok(Placed { at, range, whole, piece, slot })
     }
 }

@@ -2,8 +2,9 @@
 
 use core::fmt;
 
+use super::attrs::{Attrs, CpuSync, Privilege};
 use super::bounce::{BouncePool, NoPool, SlotRequest, To};
-use super::device::{Device, Trust};
+use super::device::{Device, DeviceLimits, Trust};
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
@@ -11,7 +12,7 @@ use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Id;
-use crate::prot::{Direction, Prot};
+use crate::prot::{Coherency, Direction, Prot};
 use crate::range::IovaRange;
 use crate::span::Span;
 
@@ -20,15 +21,16 @@ use crate::span::Span;
 /// Dropped, it leaks the memory and the IOVAs, and the device goes on using them.
 #[must_use = "a mapping that is dropped is never unmapped, and its memory leaks"]
 pub struct Mapping<T: Translation, B: BouncePool = NoPool> {
-    addr: DmaAddr,
-    len: u64,
-    direction: Direction,
+    pub(super) addr: DmaAddr,
+    pub(super) len: u64,
+    pub(super) direction: Direction,
     flush: Flush,
-    device: Id,
-    slot: Option<B::Slot>,
+    sync: CpuSync,
+    pub(super) device: Id,
+    pub(super) slot: Option<B::Slot>,
     iovas: Option<Iovas>,
     /// Taken by the unmap; leaked where there was none.
-    memory: Option<T::Memory>,
+    pub(super) memory: Option<T::Memory>,
 }
 
 impl<T: Translation, B: BouncePool> Mapping<T, B> {
@@ -52,6 +54,11 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
     /// Which way the data goes.
     pub fn direction(&self) -> Direction {
         self.direction
+    }
+
+    /// When hardware is told about its unmap.
+    pub fn flush(&self) -> Flush {
+        self.flush
     }
 
     /// Whether a slot stands in for the memory.
@@ -87,8 +94,19 @@ pub struct Refused<H> {
     pub memory: Option<H>,
 }
 
+/// How a device comes to a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Through translations.
+    Translated,
+    /// By the piece's own address.
+    Straight,
+    /// By way of a slot, translated or not.
+    Bounced,
+}
+
 impl<T: Translation, B: BouncePool> Device<T, B> {
-    /// Maps memory of one piece.
+    /// Maps memory of one piece, as [`map_single_with`](Self::map_single_with) does by default.
     ///
     /// # Errors
     ///
@@ -99,27 +117,44 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
-        let refuse = |error, memory| Err(Refused { error, memory: Some(memory) });
+        self.map_single_with(memory, direction, Attrs::default())
+    }
+
+    /// Maps memory of one piece: translated, by its own address, or bounced, as the device needs
+    /// it. A slot is filled from the memory whatever the direction, so that what the device does
+    /// not write is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], with nothing changed: [`Error::NotSingle`]; [`Error::Unreachable`],
+    /// [`Error::NoSlot`] and [`Error::NotMemory`] where the device cannot have the memory itself
+    /// and it cannot be bounced; [`Error::Iova`] and [`Error::Domain`] where there are no IOVAs or
+    /// tables; [`Error::Quarantined`] with the memory, and the slot for ever, gone.
+    ///
+    /// # Context
+    ///
+    /// Takes no lock and allocates nothing itself; the pool, the IOVAs and the tables may.
+    #[inline]
+    pub fn map_single_with(
+        &self,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
         let &[piece] = memory.pieces() else {
             let pieces = memory.pieces().len();
             return refuse(Error::NotSingle { pieces }, memory);
         };
-        let mapping = |addr, iovas, slot, memory| Mapping {
-            addr,
-            len: piece.span.len(),
-            direction,
-            flush: self.flush(),
-            device: self.id(),
-            slot,
-            iovas,
-            memory: Some(memory),
-        };
-        if piece.via == Via::Bus {
-            let addr = DmaAddr::new(piece.span.paddr().get());
-            return Ok(mapping(addr, None, None, memory));
-        }
-        let slot = match self.bounce(piece, direction) {
-            Ok(slot) => slot,
+        let slot = match self.way(piece) {
+            Ok(Way::Translated) => None,
+            Ok(Way::Straight) => return Ok(self.straight(piece, None, memory, direction, attrs)),
+            Ok(Way::Bounced) => match self.bounce(piece.span) {
+                Ok(slot) if self.translation.direct_memory().is_some() => {
+                    return Ok(self.straight(piece, Some(slot), memory, direction, attrs));
+                }
+                Ok(slot) => Some(slot),
+                Err(error) => return refuse(error, memory),
+            },
             Err(error) => return refuse(error, memory),
         };
         let span = slot.as_ref().map_or(piece.span, |slot| self.pool.span(slot));
@@ -127,23 +162,39 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Ok(granules) => granules,
             Err(error) => return refuse(error, memory),
         };
+        if self.config.coherency == Coherency::NonCoherent {
+            // A slot always, and its padding too: their content is what the device is to read.
+            let (given, sync) = match &slot {
+                Some(_) => (whole, CpuSync::Sync),
+                None => (span, attrs.sync),
+            };
+            self.give_caches(Piece { span: given, via: piece.via }, sync);
+        }
         let limit = Iova::new(self.config.limits.last);
         let request = Request { bytes: whole.len(), align: Align::Natural, limit };
         let iovas = match self.translation.alloc(request) {
             Ok(iovas) => iovas,
             Err(error) => return refuse(error, memory),
         };
-        let prot = self.prot(piece.via, direction);
+        let prot = self.prot(piece.via, direction, attrs.privilege);
         let fill = |translation: &T, _: &T::Memory, range: IovaRange| {
             translation.map(range.start(), &[whole], prot)
         };
         match map_into(&*self.translation, iovas, memory, fill) {
-            Ok((iovas, memory)) => {
-                let addr = DmaAddr::new(iovas.range().start().get() + offset);
-                Ok(mapping(addr, Some(iovas), slot, memory))
-            }
+            Ok((iovas, memory)) => Ok(Mapping {
+                addr: DmaAddr::new(iovas.range().start().get() + offset),
+                len: piece.span.len(),
+                direction,
+                flush: if slot.is_some() { Flush::Strict } else { self.flush(attrs.flush) },
+                sync: attrs.sync,
+                device: self.id(),
+                slot,
+                iovas: Some(iovas),
+                memory: Some(memory),
+            }),
             Err(refused) => {
                 if refused.memory.is_none() {
+                    // Hardware may use it still.
                     core::mem::forget(slot);
                 }
                 Err(refused)
@@ -151,12 +202,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// Ends a mapping.
+    /// Ends a mapping. What was bounced is copied back when no device can change it any more.
     ///
     /// # Errors
     ///
     /// [`Error::Foreign`] for a mapping of another device, which is given back by
-    /// [`UnmapFailed`]; [`Error::Quarantined`] where hardware does not answer.
+    /// [`UnmapFailed`]; [`Error::Quarantined`] where hardware does not answer: the memory is held
+    /// until a [flush](super::DmaDomain::flush) succeeds, and a slot for ever.
+    ///
+    /// # Context
+    ///
+    /// As [`map_single_with`](Self::map_single_with); and it never fails for want of memory.
     #[inline]
     pub fn unmap(
         &self,
@@ -166,15 +222,20 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let error = Error::Foreign { addr: mapping.addr };
             return Err(UnmapFailed { error, mapping: Some(mapping) });
         }
+        // Every mapping has it until here.
         let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
-        let Some(iovas) = mapping.iovas.take() else { return Ok(Unmapped::Released(memory)) };
+        let Some(iovas) = mapping.iovas.take() else {
+            self.finish(&mut mapping, &memory);
+            return Ok(Unmapped::Released(memory));
+        };
+        if mapping.flush == Flush::Lazy {
+            // The memory is the queue's after the unmap.
+            self.finish(&mut mapping, &memory);
+        }
         match self.translation.unmap(iovas, memory, mapping.flush) {
             Ok(Unmapped::Released(memory)) => {
-                if let Some(slot) = mapping.slot.take() {
-                    if mapping.direction != Direction::ToDevice {
-                        self.pool.copy(&slot, 0, mapping.len, To::Original);
-                    }
-                    drop(slot);
+                if mapping.flush == Flush::Strict {
+                    self.finish(&mut mapping, &memory);
                 }
                 Ok(Unmapped::Released(memory))
             }
@@ -183,31 +244,101 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// A slot for a piece that the device must not have itself, filled.
+    /// Which way a device comes to a piece.
     #[inline(always)]
-    pub(super) fn bounce(
-        &self,
-        piece: Piece,
-        direction: Direction,
-    ) -> Result<Option<B::Slot>, Error> {
+    pub(super) fn way(&self, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
-        let granule_lg2 = self.translation.granule_lg2();
-        let uneven = !lg2::is_aligned(span.paddr().get() | span.len(), granule_lg2);
-        if !uneven || self.config.trust == Trust::Trusted || via != Via::Memory {
-            return Ok(None);
+        let last = self.config.limits.last;
+        if self.translation.direct_memory().is_some() || via == Via::Bus {
+            return match via {
+                _ if span.last().get() <= last => Ok(Way::Straight),
+                Via::Memory => Ok(Way::Bounced),
+                Via::HostBridge => Err(Error::NotMemory { span }),
+                Via::Bus => Err(Error::Unreachable { span, last }),
+            };
         }
+        if self.config.trust == Trust::Trusted {
+            return Ok(Way::Translated);
+        }
+        let ends = span.paddr().get() | span.len();
+        match via {
+            _ if lg2::is_aligned(ends, self.translation.granule_lg2()) => Ok(Way::Translated),
+            Via::Memory => Ok(Way::Bounced),
+            Via::HostBridge | Via::Bus => Err(Error::NotMemory { span }),
+        }
+    }
+
+    /// A slot for memory that the device must not or cannot have itself, filled.
+    #[cold]
+    pub(super) fn bounce(&self, span: Span) -> Result<B::Slot, Error> {
+        self.bounce_keeping(span, self.config.limits.keep_bits)
+    }
+
+    /// As [`bounce`](Self::bounce), with more bits of the address kept than the device needs.
+    #[cold]
+    pub(super) fn bounce_keeping(&self, span: Span, keep_bits: u64) -> Result<B::Slot, Error> {
+        let DeviceLimits { last, boundary, .. } = self.config.limits;
+        let is_direct = self.translation.direct_memory().is_some();
         let request = SlotRequest {
             original: span,
-            keep_bits: self.config.limits.keep_bits,
-            granule: lg2::size(granule_lg2),
-            last: u64::MAX,
-            boundary: None,
+            keep_bits,
+            granule: lg2::size(self.translation.granule_lg2()),
+            last: if is_direct { last } else { u64::MAX },
+            boundary: boundary.filter(|_| is_direct),
         };
-        let slot = self.pool.take(request).ok_or(Error::NoSlot { span, len: span.len() })?;
-        if direction != Direction::FromDevice {
-            self.pool.copy(&slot, 0, span.len(), To::Slot);
+        if is_direct && self.pool.reach().is_none_or(|slots| slots.paddr().get() > last) {
+            return Err(Error::Unreachable { span, last });
         }
-        Ok(Some(slot))
+        let slot = self.pool.take(request).ok_or(Error::NoSlot { span, len: span.len() })?;
+        self.pool.copy(&slot, 0, span.len(), To::Slot);
+        Ok(slot)
+    }
+
+    /// What is used by its own address or by that of its slot.
+    #[cold]
+    fn straight(
+        &self,
+        piece: Piece,
+        slot: Option<B::Slot>,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Mapping<T, B> {
+        let (span, sync) = match &slot {
+            Some(slot) => (self.pool.span(slot), CpuSync::Sync),
+            None => (piece.span, attrs.sync),
+        };
+        self.give_caches(Piece { span, via: piece.via }, sync);
+        Mapping {
+            addr: DmaAddr::new(span.paddr().get()),
+            len: piece.span.len(),
+            direction,
+            flush: Flush::Strict,
+            sync: attrs.sync,
+            device: self.id(),
+            slot,
+            iovas: None,
+            memory: Some(memory),
+        }
+    }
+
+    /// Lets the CPU see what the device wrote, and gives the slot back, when no device uses the
+    /// mapping any more.
+    #[inline(always)]
+    fn finish(&self, mapping: &mut Mapping<T, B>, memory: &T::Memory) {
+        if self.config.coherency == Coherency::NonCoherent || mapping.slot.is_some() {
+            self.finish_slowly(mapping, memory);
+        }
+    }
+
+    #[cold]
+    fn finish_slowly(&self, mapping: &mut Mapping<T, B>, memory: &T::Memory) {
+        let slot = mapping.slot.take();
+        if mapping.sync == CpuSync::Sync
+            && let &[piece] = memory.pieces()
+        {
+            self.part_for_cpu(piece, slot.as_ref(), mapping.direction, 0, mapping.len);
+        }
     }
 
     /// The granules around a span, and where it begins in them.
@@ -223,10 +354,21 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// What the device is permitted.
     #[inline(always)]
-    pub(super) fn prot(&self, via: Via, direction: Direction) -> Prot {
-        let prot = direction.prot(self.config.coherency);
-        if via == Via::HostBridge { prot | Prot::MMIO } else { prot }
+    pub(super) fn prot(&self, via: Via, direction: Direction, privilege: Privilege) -> Prot {
+        let mut prot = direction.prot(self.config.coherency);
+        if via == Via::HostBridge {
+            prot |= Prot::MMIO;
+        }
+        if privilege == Privilege::Privileged {
+            prot |= Prot::PRIV;
+        }
+        prot
     }
+}
+
+#[cold]
+fn refuse<M, H>(error: Error, memory: H) -> Result<M, Refused<H>> {
+    Err(Refused { error, memory: Some(memory) })
 }
 
 /// An unmap that was refused or could not be synced.

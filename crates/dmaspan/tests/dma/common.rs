@@ -2,6 +2,7 @@
 
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
+use dmaspan::{Iova, IovaRange, PhysAddr, Span};
 use dmaspan_sim::Arena;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
 
@@ -33,3 +34,11 @@ pub(crate) fn span(paddr: u64, len: u64) -> Span {
 pub(crate) fn range(start: u64, len: u64) -> IovaRange {
     IovaRange::from_len(Iova::new(start), len).unwrap()
 }
+/// Instantiates generic tests for the smallest and the largest granule.
+macro_rules! for_all_granules {
+    ($($test:ident),* $(,)?) => {
+        mod granule_4k { $(#[test] fn $test() { super::$test::<12>(); })* }
+        mod granule_64k { $(#[test] fn $test() { super::$test::<16>(); })* }
+    };
+}
+pub(crate) use for_all_granules;

@@ -7,3 +7,7 @@ mod common;
 mod iova;
 mod reservation;
 mod reserved;
+mod bounce;
+mod raw;
+mod rig;
+mod single;

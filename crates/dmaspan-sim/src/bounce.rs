@@ -1,0 +1,249 @@
+//! A pool of bounce slots in simulated memory.
+//!
+//! It finds a slot by trying every place, which shows what any pool could have found; and it fills
+//! what is given back with [`POISON`], so that data of former holders shows wherever it leaks.
+
+use std::sync::Arc;
+
+use dmaspan::dma::{BouncePool, SlotRequest, To};
+use dmaspan::{PhysAddr, Span, lg2};
+use parking_lot::Mutex;
+
+use crate::memory::{MemoryError, SimMemory};
+
+/// What the bytes of a slot are before it was filled.
+pub const POISON: u8 = 0xa5;
+
+/// Places are tried at multiples of so many bytes, plus the bits that are kept.
+const STEP: u64 = 64;
+
+/// Slots in a piece of simulated memory. Clones are the same pool.
+#[derive(Clone, Debug)]
+pub struct SimPool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    memory: Arc<SimMemory>,
+    span: Span,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What is held, padding included.
+    held: Vec<Span>,
+    copies: Copies,
+}
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Copies {
+    /// How often into slots.
+    pub to_slots: u64,
+    /// How often out of slots.
+    pub to_originals: u64,
+    /// How many bytes in all.
+    pub bytes: u64,
+}
+
+/// A slot of a [`SimPool`], which gives itself back.
+#[derive(Debug)]
+pub struct SimSlot {
+    pool: Arc<Shared>,
+    span: Span,
+    original: Span,
+    /// The slot with its padding.
+    whole: Span,
+}
+
+impl SimPool {
+    /// A pool of the frames of `span`, which nobody else uses. It allocates and pins them.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError`] where they are not free.
+    pub fn new(memory: Arc<SimMemory>, span: Span) -> Result<Self, MemoryError> {
+        memory.allocate_at(span)?;
+        memory.pin_frames(&[span]);
+        let shared = Shared { memory, span, state: Mutex::default() };
+        shared.fill(span, POISON);
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// Where its slots are.
+    pub fn span(&self) -> Span {
+        self.0.span
+    }
+
+    /// How many slots are held.
+    pub fn held(&self) -> usize {
+        self.0.state.lock().held.len()
+    }
+
+    /// What was copied so far.
+    pub fn copies(&self) -> Copies {
+        self.0.state.lock().copies
+    }
+}
+
+impl Shared {
+    fn fill(&self, span: Span, byte: u8) {
+        let len = usize::try_from(span.len()).unwrap_or(usize::MAX);
+        self.write(span.paddr(), &vec![byte; len]);
+    }
+
+    fn write(&self, paddr: PhysAddr, bytes: &[u8]) {
+        let written = self.memory.cpu_write(paddr, bytes);
+        written.expect("a pool's slots and originals are in its memory");
+    }
+
+    /// A slot at `place` with its padding, where that is legal and free.
+    fn at(&self, place: u64, request: &SlotRequest, held: &[Span]) -> Option<(Span, Span)> {
+        let slot = Span::new(PhysAddr::new(place), request.original.len()).ok()?;
+        let (first, last) = (place, slot.last().get());
+        let first_whole = lg2::align_down(first, request.granule.ilog2());
+        let last_whole = last | (request.granule - 1);
+        let len = (last_whole - first_whole).checked_add(1)?;
+        let whole = Span::new(PhysAddr::new(first_whole), len).ok()?;
+        let is_ours = self.span.paddr() <= whole.paddr() && whole.last() <= self.span.last();
+        let crosses = request.boundary.is_some_and(|bytes| first / bytes != last / bytes);
+        let free = held.iter().all(|h| h.last() < whole.paddr() || whole.last() < h.paddr());
+        (is_ours && last <= request.last && !crosses && free).then_some((slot, whole))
+    }
+}
+
+#[expect(unsafe_code, reason = "slots are of memory that the pool alone uses")]
+// SAFETY: the pool allocated its memory, `take` finds what no other slot has, padding included, and
+// a slot gives it back when it is dropped. `copy` keeps to the slot and its original.
+unsafe impl BouncePool for SimPool {
+    type Slot = SimSlot;
+
+    fn take(&self, request: SlotRequest) -> Option<SimSlot> {
+        let kept = request.original.paddr().get() & request.keep_bits;
+        // Places that have the kept bits lie so far apart at least.
+        let step = (request.keep_bits + 1).next_power_of_two().max(STEP).max(request.granule);
+        let first = lg2::align_down(self.0.span.paddr().get(), step.ilog2());
+        let last = self.0.span.last().get();
+        let mut state = self.0.state.lock();
+        let mut places = (first..=last).step_by(usize::try_from(step).ok()?);
+        let found = places.find_map(|place| self.0.at(place + kept, &request, &state.held));
+        let (span, whole) = found?;
+        state.held.push(whole);
+        drop(state);
+        let before = span.paddr().get() - whole.paddr().get();
+        let after = whole.last().get() - span.last().get();
+        let behind = PhysAddr::new(span.last().get().wrapping_add(1));
+        for (paddr, len) in [(whole.paddr(), before), (behind, after)] {
+            if let Ok(padding) = Span::new(paddr, len) {
+                self.0.fill(padding, 0);
+            }
+        }
+        Some(SimSlot { pool: Arc::clone(&self.0), span, original: request.original, whole })
+    }
+
+    fn span(&self, slot: &SimSlot) -> Span {
+        slot.span
+    }
+
+    fn copy(&self, slot: &SimSlot, offset: u64, len: u64, to: To) {
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= slot.span.len()), "{len} bytes at {offset}");
+        let place = |span: Span| PhysAddr::new(span.paddr().get() + offset);
+        let (from, into) = match to {
+            To::Slot => (place(slot.original), place(slot.span)),
+            To::Original => (place(slot.span), place(slot.original)),
+        };
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        let read = self.0.memory.cpu_read(from, &mut bytes);
+        read.expect("a pool's slots and originals are in its memory");
+        self.0.write(into, &bytes);
+        let copies = &mut self.0.state.lock().copies;
+        match to {
+            To::Slot => copies.to_slots += 1,
+            To::Original => copies.to_originals += 1,
+        }
+        copies.bytes += len;
+    }
+
+    fn reach(&self) -> Option<Span> {
+        Some(self.0.span)
+    }
+
+    fn max_len(&self, keep_bits: u64) -> u64 {
+        self.0.span.len().saturating_sub(keep_bits)
+    }
+}
+
+impl Drop for SimSlot {
+    fn drop(&mut self) {
+        self.pool.fill(self.whole, POISON);
+        let mut state = self.pool.state.lock();
+        let index = state.held.iter().position(|held| *held == self.whole);
+        let index = index.expect("a slot is given back once");
+        state.held.swap_remove(index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(paddr: u64, len: u64) -> Span {
+        Span::new(PhysAddr::new(paddr), len).unwrap()
+    }
+
+    fn pool() -> (SimPool, Arc<SimMemory>) {
+        let memory = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 0x20_0000, 12).unwrap());
+        let pool = SimPool::new(Arc::clone(&memory), span(0x10_0000, 0x8000)).unwrap();
+        (pool, memory)
+    }
+
+    fn request(original: Span) -> SlotRequest {
+        SlotRequest { original, keep_bits: 0, granule: 1, last: u64::MAX, boundary: None }
+    }
+
+    #[test]
+    fn a_slot_keeps_bits_its_boundary_and_its_limit() {
+        let (pool, _) = pool();
+        let original = span(0x20_0234, 0x700);
+        let asked = SlotRequest { keep_bits: 0xfff, boundary: Some(0x800), ..request(original) };
+        assert!(pool.take(asked).is_none(), "0x234 + 0x700 crosses 0x800 wherever it is");
+        let asked = SlotRequest { keep_bits: 0x3ff, ..asked };
+        assert!(pool.take(asked).is_none());
+        let asked = SlotRequest { keep_bits: 0x3f, ..asked };
+        let slot = pool.take(asked).unwrap();
+        assert_eq!(slot.span.paddr().get() & 0x3f, 0x34);
+        assert_eq!(slot.span.paddr().get() / 0x800, slot.span.last().get() / 0x800);
+        let asked = SlotRequest { last: slot.span.last().get(), ..request(span(0x20_0000, 0x900)) };
+        assert!(pool.take(asked).is_none(), "{:?} is in the way", slot.span);
+        drop(slot);
+        assert!(pool.take(SlotRequest { last: 0x10_08fe, ..asked }).is_none());
+        assert!(pool.take(SlotRequest { last: 0x10_08ff, ..asked }).is_some());
+    }
+
+    #[test]
+    fn padding_is_zero_and_what_was_given_back_is_poison() {
+        let (pool, memory) = pool();
+        let original = span(0x20_0100, 0x80);
+        memory.cpu_write(original.paddr(), &[7; 0x80]).unwrap();
+        let asked = SlotRequest { keep_bits: 0x1ff, granule: 0x1000, ..request(original) };
+        let slot = pool.take(asked).unwrap();
+        let mut frame = [0; 0x1000];
+        let mut look = || {
+            memory.cpu_read(PhysAddr::new(0x10_0000), &mut frame).unwrap();
+            frame
+        };
+        let fresh = look();
+        assert!(fresh[..0x100].iter().chain(&fresh[0x180..]).all(|byte| *byte == 0));
+        assert!(fresh[0x100..0x180].iter().all(|byte| *byte == POISON));
+        pool.copy(&slot, 0x10, 0x20, To::Slot);
+        assert_eq!(look()[0x10f..0x131], {
+            let mut part = [7; 0x22];
+            (part[0], part[0x21]) = (POISON, POISON);
+            part
+        });
+        assert_eq!(pool.copies(), Copies { to_slots: 1, to_originals: 0, bytes: 0x20 });
+        drop(slot);
+        assert_eq!((look(), pool.held()), ([POISON; 0x1000], 0));
+    }
+}

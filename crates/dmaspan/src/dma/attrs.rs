@@ -1,0 +1,47 @@
+//! What a single mapping asks for beyond its direction.
+
+use super::domain::Flush;
+
+/// Whether the CPU's caches, and the slot of a bounced buffer, follow a map and an unmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum CpuSync {
+    /// They do: the device sees what the CPU wrote before the map, and the CPU what the device
+    /// wrote before the unmap.
+    #[default]
+    Sync,
+    /// The driver says by [`sync_for_device`](super::Device::sync_for_device) and
+    /// [`sync_for_cpu`](super::Device::sync_for_cpu) what is to be seen, and when
+    /// (`DMA_ATTR_SKIP_CPU_SYNC`). A slot is filled by the map all the same, so that a device never
+    /// reads what was in it before.
+    Skip,
+}
+
+/// Which accesses of a device are permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Privilege {
+    /// All.
+    #[default]
+    Any,
+    /// Only privileged ones, where the format of the tables tells them apart
+    /// (`DMA_ATTR_PRIVILEGED`).
+    Privileged,
+}
+
+/// How a buffer is mapped. By default as its domain says, synced, for all accesses.
+///
+/// ```
+/// use dmaspan::dma::{Attrs, CpuSync, Flush};
+///
+/// let attrs = Attrs { flush: Some(Flush::Strict), ..Attrs::default() };
+/// assert_eq!(attrs.sync, CpuSync::Sync);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Attrs {
+    /// When hardware is told about the unmap; `None` for what the domain does. The unmap of what is
+    /// bounced, and that of an untrusted device, is strict whatever is said here.
+    pub flush: Option<Flush>,
+    /// Whether map and unmap sync the buffer.
+    pub sync: CpuSync,
+    /// Which accesses are permitted.
+    pub privilege: Privilege,
+}

@@ -1,0 +1,210 @@
+//! Mappings that a driver keeps as an address and a length.
+//!
+//! The device keeps the mapping itself, and checks what it is told at the end as Linux's dma-debug
+//! does (kernel/dma/debug.c), only that it refuses what that reports.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::array;
+
+use lock_api::Mutex;
+
+use super::bounce::BouncePool;
+use super::device::Device;
+use super::domain::{Translation, translation::Sealed};
+use super::error::Error;
+use super::single::{Mapping, UnmapFailed, Unmapped};
+use crate::addr::DmaAddr;
+use crate::platform::Platform;
+use crate::prot::Direction;
+
+/// log2 of how many parts the records have.
+const PARTS_LG2: u32 = 6;
+
+type Lock<T> = <<T as Sealed>::Platform as Platform>::Lock;
+type Part<T, B> = Mutex<Lock<T>, Vec<Mapping<T, B>>>;
+
+/// The mappings of a device that were turned into addresses, in parts with a lock each.
+///
+/// Where nothing is translated, several can have one address.
+pub(super) struct Records<T: Translation, B: BouncePool>(Box<[Part<T, B>; 1 << PARTS_LG2]>);
+
+impl<T: Translation, B: BouncePool> Records<T, B> {
+    pub(super) fn new() -> Self {
+        Self(Box::new(array::from_fn(|_| Mutex::new(Vec::new()))))
+    }
+
+    /// Where mappings at `addr` are.
+    fn part(&self, addr: DmaAddr) -> &Part<T, B> {
+        // Buffers of one size have low bits in common: the golden ratio spreads them.
+        let hash = addr.get().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PARTS_LG2);
+        &self.0[usize::try_from(hash).unwrap_or(0) % (1 << PARTS_LG2)]
+    }
+}
+
+/// What of a mapping a driver names besides its address.
+#[derive(Clone, Copy)]
+enum Bytes {
+    /// All: so many.
+    All(u64),
+    /// So many at an offset: `(offset, len)`.
+    Part(u64, u64),
+}
+
+/// Which of the mappings a driver means.
+fn find<T: Translation, B: BouncePool>(
+    mappings: &[Mapping<T, B>],
+    addr: DmaAddr,
+    bytes: Bytes,
+    direction: Direction,
+) -> Result<usize, Error> {
+    let mut error = Error::NotMapped { addr };
+    for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| m.addr == addr) {
+        let mapped = mapping.len;
+        error = match bytes {
+            Bytes::All(len) if len != mapped => Error::OtherLength { addr, len, mapped },
+            _ if direction != mapping.direction => {
+                Error::OtherDirection { addr, direction, mapped: mapping.direction }
+            }
+            Bytes::Part(offset, len) if offset.checked_add(len).is_none_or(|end| end > mapped) => {
+                Error::OutsideMapping { offset, len, mapped }
+            }
+            _ => return Ok(index),
+        };
+    }
+    Err(error)
+}
+
+impl<T: Translation, B: BouncePool> Device<T, B> {
+    /// Keeps a mapping for a driver that itself keeps only its address and its length in bytes.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use dmaspan::dma::{Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
+    /// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+    /// # struct OneThread;
+    /// # impl Platform for OneThread {
+    /// #     type Lock = parking_lot::RawMutex;
+    /// #     fn cpu(&self) -> usize { 0 }
+    /// #     fn now(&self) -> u64 { 0 }
+    /// # }
+    /// # fn main() -> Result<(), Error> {
+    /// # let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
+    /// # let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
+    /// # let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+    /// # let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100).unwrap());
+    /// # // SAFETY: nobody touches the memory.
+    /// # let memory = unsafe { RawMemory::new(piece) };
+    /// let mapping = device.map_single(memory, Direction::ToDevice).map_err(|r| r.error)?;
+    /// let (addr, len) = device.into_raw(mapping).map_err(|failed| failed.error)?;
+    /// let refused = device.unmap_raw(addr, len / 2, Direction::ToDevice);
+    /// assert!(matches!(refused, Err(Error::OtherLength { mapped: 0x100, .. })));
+    /// let _unmapped = device.unmap_raw(addr, len, Direction::ToDevice)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device and [`Error::NoRecord`] where there is
+    /// no memory; the mapping is given back.
+    ///
+    /// # Context
+    ///
+    /// Takes a lock, and may allocate.
+    pub fn into_raw(&self, mapping: Mapping<T, B>) -> Result<(DmaAddr, u64), UnmapFailed<T, B>> {
+        let (addr, len) = (mapping.addr, mapping.len);
+        if mapping.device != self.id() {
+            let error = Error::Foreign { addr };
+            return Err(UnmapFailed { error, mapping: Some(mapping) });
+        }
+        let mut part = self.raw.part(addr).lock();
+        if part.try_reserve(1).is_err() {
+            drop(part);
+            let error = Error::NoRecord { addr, len };
+            return Err(UnmapFailed { error, mapping: Some(mapping) });
+        }
+        part.push(mapping);
+        Ok((addr, len))
+    }
+
+    /// The mapping that [`into_raw`](Self::into_raw) gave an address for.
+    ///
+    /// # Errors
+    ///
+    /// With nothing changed: [`Error::NotMapped`] for an address that was never mapped, was
+    /// unmapped already, or belongs to another device; [`Error::OtherLength`] and
+    /// [`Error::OtherDirection`] where it was mapped otherwise.
+    ///
+    /// # Context
+    ///
+    /// Takes a lock; allocates nothing.
+    pub fn from_raw(
+        &self,
+        addr: DmaAddr,
+        len: u64,
+        direction: Direction,
+    ) -> Result<Mapping<T, B>, Error> {
+        let mut part = self.raw.part(addr).lock();
+        let index = find(&part, addr, Bytes::All(len), direction)?;
+        Ok(part.swap_remove(index))
+    }
+
+    /// Ends a mapping by what a driver kept of it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`from_raw`](Self::from_raw), with nothing changed; and [`Error::Quarantined`] as
+    /// [`unmap`](Self::unmap).
+    pub fn unmap_raw(
+        &self,
+        addr: DmaAddr,
+        len: u64,
+        direction: Direction,
+    ) -> Result<Unmapped<T::Memory>, Error> {
+        let mapping = self.from_raw(addr, len, direction)?;
+        self.unmap(mapping).map_err(|failed| failed.error)
+    }
+
+    /// As [`sync_for_cpu`](Self::sync_for_cpu), of the mapping that begins at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotMapped`], [`Error::OtherDirection`] and [`Error::OutsideMapping`].
+    ///
+    /// # Context
+    ///
+    /// Holds a lock while it copies, so that the mapping cannot end meanwhile.
+    pub fn sync_raw_for_cpu(
+        &self,
+        addr: DmaAddr,
+        offset: u64,
+        len: u64,
+        direction: Direction,
+    ) -> Result<(), Error> {
+        let part = self.raw.part(addr).lock();
+        let index = find(&part, addr, Bytes::Part(offset, len), direction)?;
+        self.sync_for_cpu(&part[index], offset, len)
+    }
+
+    /// As [`sync_for_device`](Self::sync_for_device), of the mapping that begins at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`sync_raw_for_cpu`](Self::sync_raw_for_cpu).
+    ///
+    /// # Context
+    ///
+    /// As of [`sync_raw_for_cpu`](Self::sync_raw_for_cpu).
+    pub fn sync_raw_for_device(
+        &self,
+        addr: DmaAddr,
+        offset: u64,
+        len: u64,
+        direction: Direction,
+    ) -> Result<(), Error> {
+        let part = self.raw.part(addr).lock();
+        let index = find(&part, addr, Bytes::Part(offset, len), direction)?;
+        self.sync_for_device(&part[index], offset, len)
+    }
+}

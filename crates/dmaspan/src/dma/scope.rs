@@ -1,0 +1,71 @@
+//! A buffer that is mapped while a closure runs.
+
+use super::attrs::Attrs;
+use super::bounce::BouncePool;
+use super::device::Device;
+use super::domain::{Flush, Translation};
+use super::error::Error;
+use super::single::{Mapping, Refused, UnmapFailed, Unmapped};
+use crate::prot::Direction;
+
+/// A buffer was not mapped for a closure, or hardware did not forget it behind the closure.
+#[derive(Debug)]
+pub struct ScopeFailed<H, R> {
+    /// Why.
+    pub error: Error,
+    /// What was to be mapped; `None` where it is in quarantine.
+    pub memory: Option<H>,
+    /// What the closure returned; `None` where it did not run.
+    pub result: Option<R>,
+}
+
+/// Unmaps where a closure does not return.
+struct Scope<'a, T: Translation, B: BouncePool> {
+    device: &'a Device<T, B>,
+    mapping: Option<Mapping<T, B>>,
+}
+
+impl<T: Translation, B: BouncePool> Drop for Scope<'_, T, B> {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.mapping.take() {
+            // Where that fails the memory is in quarantine.
+            drop(self.device.unmap(mapping));
+        }
+    }
+}
+
+impl<T: Translation, B: BouncePool> Device<T, B> {
+    /// Maps memory while `run` runs, and gives it back. The unmap is strict: no device reaches the
+    /// memory afterwards. It is unmapped, and dropped, also where `run` panics.
+    ///
+    /// # Errors
+    ///
+    /// [`ScopeFailed`]: what [`map_single_with`](Self::map_single_with) refuses, before `run`; or
+    /// [`Error::Quarantined`] behind it.
+    pub fn with_mapped<R>(
+        &self,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+        run: impl FnOnce(&Mapping<T, B>) -> R,
+    ) -> Result<(T::Memory, R), ScopeFailed<T::Memory, R>> {
+        let attrs = Attrs { flush: Some(Flush::Strict), ..attrs };
+        let mapping = self
+            .map_single_with(memory, direction, attrs)
+            .map_err(|Refused { error, memory }| ScopeFailed { error, memory, result: None })?;
+        let addr = mapping.addr();
+        let mut scope = Scope { device: self, mapping: Some(mapping) };
+        let result = scope.mapping.as_ref().map(run);
+        let unmapped = scope.mapping.take().map(|mapping| self.unmap(mapping));
+        match (unmapped, result) {
+            (Some(Ok(Unmapped::Released(memory))), Some(result)) => Ok((memory, result)),
+            (Some(Err(UnmapFailed { error, .. })), result) => {
+                Err(ScopeFailed { error, memory: None, result })
+            }
+            // Never: the mapping was there, and a strict unmap releases.
+            (_, result) => {
+                Err(ScopeFailed { error: Error::NotMapped { addr }, memory: None, result })
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Handing parts of a mapped buffer to and fro between CPU and device.
+//!
+//! Where caches are not coherent it is done as arm64 does it (arch/arm64/mm/dma-mapping.c): caches
+//! are written back before the device gets the memory, also for a device that only writes, so that
+//! no dirty line is evicted over what it wrote; and they are invalidated before the CPU reads what
+//! the device wrote, since lines may have been fetched in the meantime.
+
+use super::attrs::CpuSync;
+use super::bounce::{BouncePool, To};
+use super::device::Device;
+use super::domain::Translation;
+use super::error::Error;
+use super::memory::{DmaMemory, Piece, Via};
+use super::single::Mapping;
+use crate::platform::Platform as _;
+use crate::prot::{Coherency, Direction};
+use crate::span::Span;
+
+impl<T: Translation, B: BouncePool> Device<T, B> {
+    /// Lets the CPU see what the device has written to `len` bytes at `offset` of the buffer
+    /// (`dma_sync_single_range_for_cpu`). Nothing, where the device only reads.
+    ///
+    /// Of a bounced buffer, these bytes are copied out of the slot and no others.
+    ///
+    /// # Errors
+    ///
+    /// With nothing done: [`Error::Foreign`] for a mapping of another device, and
+    /// [`Error::OutsideMapping`] for no bytes and for such that are not mapped.
+    ///
+    /// # Context
+    ///
+    /// The device does not write the bytes until they are handed back to it.
+    #[inline]
+    pub fn sync_for_cpu(
+        &self,
+        mapping: &Mapping<T, B>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Error> {
+        if let Some(piece) = self.synced_piece(mapping, offset, len)? {
+            self.part_for_cpu(piece, mapping.slot.as_ref(), mapping.direction, offset, len);
+        }
+        Ok(())
+    }
+
+    /// Lets the device see what the CPU has written to `len` bytes at `offset` of the buffer
+    /// (`dma_sync_single_range_for_device`). Of a bounced buffer they are copied into the slot,
+    /// unless the device only writes.
+    ///
+    /// # Errors
+    ///
+    /// As of [`sync_for_cpu`](Self::sync_for_cpu).
+    ///
+    /// # Context
+    ///
+    /// The CPU does not write the bytes until they are handed back to it.
+    #[inline]
+    pub fn sync_for_device(
+        &self,
+        mapping: &Mapping<T, B>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Error> {
+        if let Some(piece) = self.synced_piece(mapping, offset, len)? {
+            self.part_for_device(piece, mapping.slot.as_ref(), mapping.direction, offset, len);
+        }
+        Ok(())
+    }
+
+    /// The memory of a mapping that is synced in part; `None` where that takes no work.
+    #[inline(always)]
+    fn synced_piece(
+        &self,
+        mapping: &Mapping<T, B>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<Piece>, Error> {
+        if mapping.device != self.id() {
+            return Err(Error::Foreign { addr: mapping.addr });
+        }
+        let mapped = mapping.len;
+        if len == 0 || offset.checked_add(len).is_none_or(|end| end > mapped) {
+            return Err(Error::OutsideMapping { offset, len, mapped });
+        }
+        if self.config.coherency == Coherency::Coherent && mapping.slot.is_none() {
+            return Ok(None);
+        }
+        Ok(mapping.memory.as_ref().and_then(|memory| memory.pieces().first()).copied())
+    }
+
+    /// Lets the CPU see a part of a piece, which is `len` bytes long at least from `offset` on.
+    #[cold]
+    pub(super) fn part_for_cpu(
+        &self,
+        piece: Piece,
+        slot: Option<&B::Slot>,
+        direction: Direction,
+        offset: u64,
+        len: u64,
+    ) {
+        if direction == Direction::ToDevice {
+            return;
+        }
+        self.take_caches(self.seen(piece, slot, offset, len));
+        if let Some(slot) = slot {
+            self.pool.copy(slot, offset, len, To::Original);
+        }
+    }
+
+    /// Lets the device see a part of a piece; as [`part_for_cpu`](Self::part_for_cpu).
+    #[cold]
+    pub(super) fn part_for_device(
+        &self,
+        piece: Piece,
+        slot: Option<&B::Slot>,
+        direction: Direction,
+        offset: u64,
+        len: u64,
+    ) {
+        if let Some(slot) = slot.filter(|_| direction != Direction::FromDevice) {
+            self.pool.copy(slot, offset, len, To::Slot);
+        }
+        self.give_caches(self.seen(piece, slot, offset, len), CpuSync::Sync);
+    }
+
+    /// Writes caches back, for a device that does not see them, before it gets the memory.
+    ///
+    /// Not for registers, which are not cached; nor for a mapping that its driver syncs itself.
+    #[inline(always)]
+    pub(super) fn give_caches(&self, piece: Piece, sync: CpuSync) {
+        let follows = self.config.coherency == Coherency::NonCoherent && sync == CpuSync::Sync;
+        if follows && piece.via == Via::Memory {
+            self.translation.platform().write_back(piece.span);
+        }
+    }
+
+    /// Makes caches forget what a device wrote that does not see them.
+    fn take_caches(&self, piece: Piece) {
+        if self.config.coherency == Coherency::NonCoherent && piece.via == Via::Memory {
+            self.translation.platform().invalidate(piece.span);
+        }
+    }
+
+    /// The part of a piece or of its slot that a device uses.
+    fn seen(&self, piece: Piece, slot: Option<&B::Slot>, offset: u64, len: u64) -> Piece {
+        let whole = slot.map_or(piece.span, |slot| self.pool.span(slot));
+        let start = whole.paddr().wrapping_add(offset);
+        Piece { span: Span::new(start, len).unwrap_or(whole), via: piece.via }
+    }
+}

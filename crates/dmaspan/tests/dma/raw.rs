@@ -1,10 +1,14 @@
 //! Mappings kept as addresses: everything that a driver may get wrong is refused.
 
-use dmaspan::dma::{DeviceConfig, Error, Flush, UnmapFailed, Unmapped};
+use std::sync::Arc;
+
+use dmaspan::dma::{
+    Device, DeviceConfig, Direct, Error, Flush, NoPool, Piece, RawMemory, UnmapFailed, Unmapped,
+};
 use dmaspan::{Direction, DmaAddr, Errno};
 
-use crate::common::for_all_granules;
-use crate::rig::{Dma as _, Rig, pattern, untrusted};
+use crate::common::{for_all_granules, span};
+use crate::rig::{Dma as _, Host, Rig, pattern, untrusted};
 
 for_all_granules!(
     what_was_not_mapped_so_is_not_unmapped,
@@ -15,40 +19,31 @@ for_all_granules!(
 
 #[test]
 fn buffers_with_one_address_are_told_apart() {
-    let rig = Rig::<12>::new(Flush::Strict);
-    let device = rig.direct(DeviceConfig::bits(40)).unwrap();
-    let shared = |len| {
-        let buffer = rig.buffer(0, 4096);
-        let span = dmaspan::Span::new(buffer.span().paddr(), len).unwrap();
-        (buffer, span)
-    };
-    let (_keep, span) = shared(100);
-    let direct = std::sync::Arc::new(dmaspan::dma::Direct::<dmaspan::dma::RawMemory, _>::new(
-        span,
-        rig.host.clone(),
-    ));
-    let raw = dmaspan::dma::Device::new(direct, dmaspan::dma::NoPool, *device.config()).unwrap();
-    for len in [100, 50, 100] {
-        let span = dmaspan::Span::new(span.paddr(), len).unwrap();
-        // SAFETY: `_keep` has the memory, and nobody touches it.
-        let memory = unsafe { dmaspan::dma::RawMemory::new(dmaspan::dma::Piece::memory(span)) };
-        let direction = if len == 50 { Direction::ToDevice } else { Direction::FromDevice };
-        raw.into_raw(raw.map_single(memory, direction).unwrap()).unwrap();
+    let ram = span(0x8000_0000, 1 << 20);
+    let direct = Arc::new(Direct::<RawMemory, _>::new(ram, Host::default()));
+    let device = Device::new(direct, NoPool, DeviceConfig::bits(40)).unwrap();
+    let addr = DmaAddr::new(ram.paddr().get());
+    let from = Direction::FromDevice;
+    for (len, direction) in [(100, from), (50, Direction::ToDevice), (100, from)] {
+        let piece = Piece::memory(span(ram.paddr().get(), len));
+        // SAFETY: nobody touches the memory.
+        let memory = unsafe { RawMemory::new(piece) };
+        let raw = device.into_raw(device.map_single(memory, direction).unwrap()).unwrap();
+        assert_eq!(raw, (addr, len));
     }
-    let addr = DmaAddr::new(span.paddr().get());
-    let sync = |len, direction| raw.sync_raw_for_cpu(addr, 0, len, direction);
-    assert_eq!(sync(100, Direction::FromDevice), Ok(()));
+    let sync = |len, direction| device.sync_raw_for_cpu(addr, 0, len, direction);
+    assert_eq!(sync(100, from), Ok(()));
     assert_eq!(sync(50, Direction::ToDevice), Ok(()));
     assert!(sync(60, Direction::ToDevice).is_err());
     for (len, direction, is_ok) in [
-        (50, Direction::FromDevice, false),
+        (50, from, false),
         (50, Direction::ToDevice, true),
         (50, Direction::ToDevice, false),
-        (100, Direction::FromDevice, true),
-        (100, Direction::FromDevice, true),
-        (100, Direction::FromDevice, false),
+        (100, from, true),
+        (100, from, true),
+        (100, from, false),
     ] {
-        assert_eq!(raw.unmap_raw(addr, len, direction).is_ok(), is_ok, "{len} {direction:?}");
+        assert_eq!(device.unmap_raw(addr, len, direction).is_ok(), is_ok, "{len} {direction:?}");
     }
 }
 
@@ -65,7 +60,7 @@ fn what_was_not_mapped_so_is_not_unmapped<const G: u32>() {
     assert_eq!(len, 90);
     let before = rig.state();
     let beside = DmaAddr::new(addr.get() + 1);
-    let wrong = |by: &dmaspan::dma::Device<_, _>, addr, len, direction, error: Error, errno| {
+    let wrong = |by: &Device<_, _>, addr, len, direction, error: Error, errno| {
         assert_eq!(by.unmap_raw(addr, len, direction).unwrap_err(), error);
         assert_eq!(error.errno(), errno);
         assert_eq!(rig.state(), before);

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use dmaspan::dma::{
     Attrs, BouncePool, CpuSync, Device, DeviceConfig, DeviceLimits, Direct, DmaMemory, Error,
-    Flush, NoPool, Piece, RawMemory, Translation, UnmapFailed, Unmapped, Via,
+    Flush, NoPool, Piece, Privilege, RawMemory, Translation, UnmapFailed, Unmapped, Via,
 };
-use dmaspan::{Direction, Errno, PhysAddr, Span};
-use dmaspan_sim::fault::Faulty;
+use dmaspan::{Direction, Errno, Iova, PhysAddr, Prot, Span};
 use dmaspan_sim::memory::FrameState;
+use dmaspan_sim::walker::Access;
 
 use crate::common::{for_all_granules, range, span};
 use crate::rig::{
@@ -25,6 +25,7 @@ for_all_granules!(
     parts_outside_of_a_mapping_are_not_synced,
     caches_follow_devices_that_do_not_see_them,
     a_scope_unmaps_also_where_it_panics,
+    a_device_may_do_what_its_direction_and_attributes_say,
 );
 
 const DIRECTIONS: [Direction; 3] =
@@ -77,7 +78,8 @@ fn data_arrives_on_every_path_in_every_direction<const G: u32>() {
         for (offset, len) in [(0, g), (0, 3 * g), (0, 1), (g - 1, 2), (g / 2 + 3, 2 * g), (7, 100)]
         {
             let buffer = || rig.buffer(offset, len);
-            let is_uneven = |b: &Buffer| (b.span().paddr().get() | b.span().len()) % g != 0;
+            let is_uneven =
+                |b: &Buffer| !(b.span().paddr().get() | b.span().len()).is_multiple_of(g);
             round_trip(&trusted, &rig.behind(), buffer(), direction, |_| false);
             round_trip(&suspect, &rig.behind(), buffer(), direction, is_uneven);
             round_trip(&direct, &rig.beside(), buffer(), direction, |_| false);
@@ -122,10 +124,12 @@ unsafe impl DmaMemory for Pieces {
     }
 }
 
+type DirectPieces = Direct<Box<dyn DmaMemory>, Host>;
+
 fn direct_pieces<B: BouncePool>(
     config: DeviceConfig,
     pool: B,
-) -> Result<Device<Direct<Box<dyn DmaMemory>, Host>, B>, Error> {
+) -> Result<Device<DirectPieces, B>, Error> {
     let direct = Arc::new(Direct::new(span(RAM, BYTES), Host::default()));
     Device::new(direct, pool, config)
 }
@@ -446,6 +450,31 @@ fn a_scope_unmaps_also_where_it_panics<const G: u32>() {
     assert_eq!((rig.memory.pinned_frames(), rig.memory.violations()), (before, vec![]));
 }
 
+fn a_device_may_do_what_its_direction_and_attributes_say<const G: u32>() {
+    let rig = Rig::<G>::new(Flush::Strict);
+    for (config, cached) in [
+        (DeviceConfig::bits(40), Prot::CACHE),
+        (non_coherent(DeviceConfig::bits(40)), Prot::empty()),
+    ] {
+        let device = rig.translated(config);
+        for direction in DIRECTIONS {
+            for privilege in [Privilege::Any, Privilege::Privileged] {
+                let attrs = Attrs { privilege, ..Attrs::default() };
+                let buffer = rig.buffer(0, 64);
+                let mapping = device.map_single_with(buffer, direction, attrs).unwrap();
+                let iova = Iova::new(mapping.addr().get());
+                let prot = rig.iotlb.translate(iova, Access::Read).unwrap().prot;
+                // Stage 1 has no entry that is only written.
+                let writes = direction != Direction::ToDevice;
+                assert_eq!(prot.contains(Prot::WRITE), writes);
+                assert_eq!(prot.contains(Prot::PRIV), privilege == Privilege::Privileged);
+                assert_eq!(prot & Prot::CACHE, cached);
+                drop(unmap(&device, mapping));
+            }
+        }
+    }
+}
+
 #[test]
 fn what_can_be_mapped_at_once_is_what_a_slot_has_where_anything_may_be_bounced() {
     let rig = Rig::<12>::new(Flush::Strict);
@@ -461,5 +490,28 @@ fn what_can_be_mapped_at_once_is_what_a_slot_has_where_anything_may_be_bounced()
     near.limits.last = RAM + BYTES - 2;
     let near: Device<_, Pool> = rig.direct(near).unwrap();
     assert_eq!(near.max_mapping_len(), pool);
-    let _ = Faulty::new((), &rig.faults);
+}
+
+#[test]
+fn one_buffer_may_be_in_several_mappings_and_its_driver_keeps_it() {
+    let direct = Arc::new(Direct::<Arc<Shared>, _>::new(span(RAM, BYTES), Host::default()));
+    let device = Device::new(direct, NoPool, DeviceConfig::bits(40)).unwrap();
+    let buffer = Arc::new(Shared([Piece::memory(span(RAM, 8))]));
+    let map = || device.map_single(Arc::clone(&buffer), Direction::ToDevice).unwrap();
+    let (one, two) = (map(), map());
+    assert_eq!((one.addr(), Arc::strong_count(&buffer)), (two.addr(), 3));
+    let _ = device.unmap(one).unwrap();
+    let _ = device.unmap(two).unwrap();
+    assert_eq!(Arc::strong_count(&buffer), 1);
+}
+
+/// A piece that nobody keeps.
+#[derive(Debug)]
+struct Shared([Piece; 1]);
+
+// SAFETY: no device of these tests touches it.
+unsafe impl DmaMemory for Shared {
+    fn pieces(&self) -> &[Piece] {
+        &self.0
+    }
 }

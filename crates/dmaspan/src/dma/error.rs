@@ -109,6 +109,31 @@ pub enum Error {
     /// Nothing translates the device's addresses: there are no IOVAs to be had.
     #[error("the addresses of the device are not translated: there are no IOVAs for it")]
     Untranslated,
+    /// A list has no pieces.
+    #[error("a list without pieces cannot be mapped")]
+    EmptyList,
+    /// The bytes of a list, or the IOVAs for them, are more than there are addresses.
+    #[error("a list wraps beyond 2^64 bytes at its piece {piece}")]
+    ListWraps {
+        /// The first piece that does not fit, counted from 0.
+        piece: usize,
+    },
+    /// There is no room for the segments of a list.
+    #[error("a list of {needed} segments does not fit into room for {room}")]
+    SegmentRoom {
+        /// How many segments there is room for.
+        room: usize,
+        /// How many the list has.
+        needed: usize,
+    },
+    /// Memory of another device is beyond what the device can address.
+    #[error("{span} of another device is beyond {last:#x}, the last address of the device")]
+    PeerUnreachable {
+        /// Where it is on their common bus.
+        span: Span,
+        /// The last address that the device can use.
+        last: u64,
+    },
     /// Part of what is to be synced is not in the mapping.
     #[error("{len:#x} bytes at offset {offset:#x} are not within the {mapped:#x} bytes mapped")]
     OutsideMapping {
@@ -161,7 +186,11 @@ impl Error {
     /// What a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
+            // As `dma_map_sgtable` says it; who asks for IOVAs alone is told `ENOSPC`.
+            Self::Iova(iova::Error::Exhausted { .. }) => Errno::ENOMEM,
             Self::Iova(error) => error.errno(),
+            Self::ListWraps { .. } => Errno::EOVERFLOW,
+            Self::PeerUnreachable { .. } => Errno::EREMOTEIO,
             Self::Domain(error) => error.errno(),
             // As `dma_iova_link` for a piece that does not lie on its granule.
             Self::Misplaced { .. }
@@ -175,6 +204,8 @@ impl Error {
             Self::Untranslated => Errno::EOPNOTSUPP,
             Self::Limit { .. }
             | Self::NotSingle { .. }
+            | Self::EmptyList
+            | Self::SegmentRoom { .. }
             | Self::Foreign { .. }
             | Self::CutsLink { .. }
             | Self::OtherLength { .. }

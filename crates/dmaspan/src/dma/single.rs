@@ -254,7 +254,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 _ if span.last().get() <= last => Ok(Way::Straight),
                 Via::Memory => Ok(Way::Bounced),
                 Via::HostBridge => Err(Error::NotMemory { span }),
-                Via::Bus => Err(Error::Unreachable { span, last }),
+                Via::Bus => Err(Error::PeerUnreachable { span, last }),
             };
         }
         if self.config.trust == Trust::Trusted {

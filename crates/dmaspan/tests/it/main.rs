@@ -4,6 +4,7 @@
 mod busy;
 mod common;
 mod container;
+mod dma_list;
 mod domain;
 mod edges;
 mod errors;

@@ -1,0 +1,560 @@
+//! Memory of many pieces: scatter lists.
+
+mod layout;
+
+use alloc::vec::Vec;
+use core::{fmt, mem, slice};
+
+use super::attrs::{Attrs, CpuSync};
+use super::bounce::{BouncePool, NoPool};
+use super::device::Device;
+use super::domain::{Flush, Translation, map_into};
+use super::error::Error;
+use super::memory::{DmaMemory, Piece, Via};
+use super::single::{Refused, Unmapped, Way};
+use crate::addr::{DmaAddr, Iova};
+use crate::iommu::iova::{Align, Iovas, Request};
+use crate::platform::Id;
+use crate::prot::{Coherency, Direction};
+use crate::range::IovaRange;
+use crate::span::SpanBuf;
+use layout::{Layout, Need, Part, Placed, Shape};
+
+/// How many physical runs go into one call of the page table, which costs a walk: they take a
+/// kilobyte of stack.
+const STAGE: usize = 64;
+
+/// Bytes of a list that a device uses as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Segment {
+    /// Where the device finds them.
+    pub addr: DmaAddr,
+    /// How many they are.
+    pub len: u64,
+}
+
+/// A list of pieces that a device may use. It owns the memory: [`Device::unmap_list`] gives it
+/// back.
+///
+/// Dropped, it leaks the memory and the IOVAs, and the device goes on using them.
+#[must_use = "a mapping that is dropped is never unmapped, and its memory leaks"]
+pub struct ListMapping<T: Translation, B: BouncePool = NoPool> {
+    len: u64,
+    segments: usize,
+    direction: Direction,
+    flush: Flush,
+    sync: CpuSync,
+    device: Id,
+    /// One for each bounced piece, in their order.
+    slots: Vec<B::Slot>,
+    iovas: Option<Iovas>,
+    /// Taken by the unmap; leaked where there was none.
+    memory: Option<T::Memory>,
+}
+
+impl<T: Translation, B: BouncePool> ListMapping<T, B> {
+    /// How many bytes are mapped, over all pieces.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// No: a mapping has a byte at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// How many segments the device was given.
+    pub fn segment_count(&self) -> usize {
+        self.segments
+    }
+
+    /// Which way the data goes.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// When hardware is told about its unmap.
+    pub fn flush(&self) -> Flush {
+        self.flush
+    }
+
+    /// How many pieces have a slot that stands in for them.
+    pub fn bounced(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Its IOVAs, of which some may be free; `None` where no piece has any.
+    pub fn iovas(&self) -> Option<IovaRange> {
+        self.iovas.as_ref().map(Iovas::range)
+    }
+
+    fn pieces(&self) -> &[Piece] {
+        self.memory.as_ref().map_or(&[], DmaMemory::pieces)
+    }
+}
+
+impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
+    fn drop(&mut self) {
+        // A device may still use them.
+        mem::forget((mem::take(&mut self.slots), self.memory.take()));
+    }
+}
+
+/// The parts of a list, as a device gets them.
+struct Parts<'a, T: Translation, B: BouncePool> {
+    device: &'a Device<T, B>,
+    pieces: slice::Iter<'a, Piece>,
+    slots: slice::Iter<'a, B::Slot>,
+}
+
+impl<T: Translation, B: BouncePool> Iterator for Parts<'_, T, B> {
+    type Item = Part;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Part> {
+        let &piece = self.pieces.next()?;
+        let is_direct = self.device.translation.direct_memory().is_some();
+        Some(match self.device.way(piece) {
+            Ok(Way::Straight) => Part::Passed(piece.span),
+            Ok(Way::Bounced) => {
+                let slot = self.slots.next();
+                let span = slot.map_or(piece.span, |slot| self.device.pool.span(slot));
+                if is_direct { Part::Passed(span) } else { Part::Placed(Piece { span, ..piece }) }
+            }
+            // Refused before anything is given an address.
+            Ok(Way::Translated) | Err(_) => Part::Placed(piece),
+        })
+    }
+}
+
+/// The segments of a list that is mapped: from [`Device::segments`].
+pub struct Segments<'a, T: Translation, B: BouncePool = NoPool> {
+    layout: Layout<Parts<'a, T, B>>,
+    left: usize,
+}
+
+impl<T: Translation, B: BouncePool> Iterator for Segments<'_, T, B> {
+    type Item = Segment;
+
+    #[inline]
+    fn next(&mut self) -> Option<Segment> {
+        let segment = self.layout.next()?;
+        self.left = self.left.saturating_sub(1);
+        Some(segment)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<T: Translation, B: BouncePool> ExactSizeIterator for Segments<'_, T, B> {}
+
+impl<T: Translation, B: BouncePool> fmt::Debug for Segments<'_, T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segments").field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
+impl<T: Translation, B: BouncePool> Device<T, B> {
+    /// Maps all pieces of a memory, as [`map_list_with`](Self::map_list_with) does by default.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], with nothing changed.
+    #[inline]
+    pub fn map_list(
+        &self,
+        memory: T::Memory,
+        direction: Direction,
+        segments: &mut [Segment],
+    ) -> Result<ListMapping<T, B>, Refused<T::Memory>> {
+        self.map_list_with(memory, direction, segments, Attrs::default())
+    }
+
+    /// Maps all pieces of a memory, and writes what the device is to be given to the beginning of
+    /// `segments`: as many as the mapping's [`segment_count`](ListMapping::segment_count), which
+    /// have all bytes of the list in their order.
+    ///
+    /// The list has one range of IOVAs, and hardware is told once. The granules of its pieces
+    /// follow each other there, so that pieces which end and begin on granules become one segment,
+    /// up to the device's [`max_segment`](super::DeviceLimits::max_segment) and
+    /// [`boundary`](super::DeviceLimits::boundary) (Linux's `iommu_dma_map_sg`,
+    /// drivers/iommu/dma-iommu.c). A piece that would cross a boundary is moved behind it; what is
+    /// left out before it leads nowhere, unlike in Linux. What has an address of its own on the bus
+    /// takes no IOVAs and is never joined. Where nothing is translated no pieces are joined.
+    ///
+    /// As many segments as there are pieces are room enough where no piece is longer than
+    /// `max_segment` or the boundary, nor crosses one by an address of its own. A longer piece is
+    /// cut into several, on granules, where Linux hands the device a segment beyond its limits:
+    /// the pieces here are as long as memory is contiguous, and a driver that had to cut them would
+    /// need a list of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], with nothing changed, `segments` neither: [`Error::EmptyList`];
+    /// [`Error::SegmentRoom`] with the room that is needed; [`Error::ListWraps`]; and what
+    /// [`map_single_with`](Self::map_single_with) refuses, for the first piece that it refuses.
+    ///
+    /// # Context
+    ///
+    /// As [`map_single_with`](Self::map_single_with). Allocates where pieces are bounced, to keep
+    /// their slots, and otherwise nothing.
+    pub fn map_list_with(
+        &self,
+        memory: T::Memory,
+        direction: Direction,
+        segments: &mut [Segment],
+        attrs: Attrs,
+    ) -> Result<ListMapping<T, B>, Refused<T::Memory>> {
+        let (slots, need) = match self.prepare(memory.pieces(), segments.len()) {
+            Ok(prepared) => prepared,
+            Err(error) => return Err(Refused { error, memory: Some(memory) }),
+        };
+        if self.config.coherency == Coherency::NonCoherent {
+            self.give_list(memory.pieces(), &slots, attrs.sync);
+        }
+        let (iovas, memory) = match self.place(&slots, need, memory, direction, attrs) {
+            Ok(placed) => placed,
+            Err(refused) => {
+                if refused.memory.is_none() {
+                    // Hardware may use them still.
+                    mem::forget(slots);
+                }
+                return Err(refused);
+            }
+        };
+        let base = iovas.as_ref().map_or(0, |iovas| iovas.range().start().get());
+        for (place, segment) in segments.iter_mut().zip(self.layout(memory.pieces(), &slots, base))
+        {
+            *place = segment;
+        }
+        let flush = if slots.is_empty() && iovas.is_some() {
+            self.flush(attrs.flush)
+        } else {
+            Flush::Strict
+        };
+        Ok(ListMapping {
+            len: need.bytes,
+            segments: need.segments,
+            direction,
+            flush,
+            sync: attrs.sync,
+            device: self.id(),
+            slots,
+            iovas,
+            memory: Some(memory),
+        })
+    }
+
+    /// How many segments a list has, and so how much room [`map_list`](Self::map_list) needs, if
+    /// none of its pieces is bounced to a slot that lies worse than the piece. Nothing is mapped.
+    ///
+    /// # Errors
+    ///
+    /// As of [`map_list_with`](Self::map_list_with), as far as they follow from the list.
+    pub fn list_room(&self, pieces: &[Piece]) -> Result<usize, Error> {
+        for &piece in pieces {
+            self.way(piece)?;
+        }
+        Ok(self.need(pieces, &[])?.segments)
+    }
+
+    /// The segments of a list, once more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device.
+    pub fn segments<'a>(
+        &'a self,
+        mapping: &'a ListMapping<T, B>,
+    ) -> Result<Segments<'a, T, B>, Error> {
+        self.check_list(mapping)?;
+        let base = mapping.iovas().map_or(0, |range| range.start().get());
+        let layout = self.layout(mapping.pieces(), &mapping.slots, base);
+        Ok(Segments { layout, left: mapping.segments })
+    }
+
+    /// Ends the mapping of a list. What was bounced is copied back when no device can change it any
+    /// more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device, which is given back by
+    /// [`UnmapListFailed`]; [`Error::Quarantined`] where hardware does not answer: the memory is
+    /// held until a [flush](super::DmaDomain::flush) succeeds, and slots for ever.
+    ///
+    /// # Context
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_list(
+        &self,
+        mut mapping: ListMapping<T, B>,
+    ) -> Result<Unmapped<T::Memory>, UnmapListFailed<T, B>> {
+        if let Err(error) = self.check_list(&mapping) {
+            return Err(UnmapListFailed { error, mapping: Some(mapping) });
+        }
+        // Every mapping has it until here.
+        let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
+        let Some(iovas) = mapping.iovas.take() else {
+            self.finish_list(&mut mapping, memory.pieces());
+            return Ok(Unmapped::Released(memory));
+        };
+        if mapping.flush == Flush::Lazy {
+            // The memory is the queue's after the unmap.
+            self.finish_list(&mut mapping, memory.pieces());
+        }
+        match self.translation.unmap(iovas, memory, mapping.flush) {
+            Ok(Unmapped::Released(memory)) => {
+                if mapping.flush == Flush::Strict {
+                    self.finish_list(&mut mapping, memory.pieces());
+                }
+                Ok(Unmapped::Released(memory))
+            }
+            Ok(Unmapped::Queued) => Ok(Unmapped::Queued),
+            Err(error) => Err(UnmapListFailed { error, mapping: None }),
+        }
+    }
+
+    /// Lets the CPU see what the device has written to a list (`dma_sync_sg_for_cpu`). Nothing,
+    /// where the device only reads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device, with nothing done.
+    ///
+    /// # Context
+    ///
+    /// The device does not write the list until it is handed back to it.
+    pub fn sync_list_for_cpu(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
+        self.check_list(mapping)?;
+        self.list_for_cpu(mapping.pieces(), &mapping.slots, mapping.direction);
+        Ok(())
+    }
+
+    /// Lets the device see what the CPU has written to a list (`dma_sync_sg_for_device`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device, with nothing done.
+    ///
+    /// # Context
+    ///
+    /// The CPU does not write the list until it is handed back to it.
+    pub fn sync_list_for_device(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
+        self.check_list(mapping)?;
+        if self.cares(&mapping.slots) {
+            for (piece, slot) in self.with_slots(mapping.pieces(), &mapping.slots) {
+                self.part_for_device(piece, slot, mapping.direction, 0, piece.span.len());
+            }
+        }
+        Ok(())
+    }
+
+    fn check_list(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
+        if mapping.device == self.id() {
+            return Ok(());
+        }
+        let own = mapping.pieces().first().map_or(0, |piece| piece.span.paddr().get());
+        let addr = mapping.iovas().map_or(own, |range| range.start().get());
+        Err(Error::Foreign { addr: DmaAddr::new(addr) })
+    }
+
+    /// Slots for what has to be bounced, filled, and what the list needs.
+    #[inline(always)]
+    fn prepare(&self, pieces: &[Piece], room: usize) -> Result<(Vec<B::Slot>, Need), Error> {
+        if pieces.is_empty() {
+            return Err(Error::EmptyList);
+        }
+        let mut slots = Vec::new();
+        for &piece in pieces {
+            if self.way(piece)? == Way::Bounced {
+                let span = piece.span;
+                let no_room = |_| Error::NoSlot { span, len: span.len() };
+                slots.try_reserve(1).map_err(no_room)?;
+                slots.push(self.bounce(span)?);
+            }
+        }
+        let need = self.need(pieces, &slots)?;
+        if need.segments > room {
+            return Err(Error::SegmentRoom { room, needed: need.segments });
+        }
+        Ok((slots, need))
+    }
+
+    #[inline(always)]
+    fn need(&self, pieces: &[Piece], slots: &[B::Slot]) -> Result<Need, Error> {
+        self.layout(pieces, slots, 0).need().map_err(|piece| Error::ListWraps { piece })
+    }
+
+    /// Maps what has IOVAs, in one range of them.
+    #[inline(always)]
+    fn place(
+        &self,
+        slots: &[B::Slot],
+        need: Need,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Result<(Option<Iovas>, T::Memory), Refused<T::Memory>> {
+        if need.iovas == 0 {
+            return Ok((None, memory));
+        }
+        // Aligned naturally, no boundary lies elsewhere than where the layout saw it.
+        let limit = Iova::new(self.config.limits.last);
+        let request = Request { bytes: need.iovas, align: Align::Natural, limit };
+        let iovas = match self.translation.alloc(request) {
+            Ok(iovas) => iovas,
+            Err(error) => return Err(Refused { error, memory: Some(memory) }),
+        };
+        let fill = |translation: &T, memory: &T::Memory, range: IovaRange| {
+            let parts = self.parts(memory.pieces(), slots);
+            self.fill(translation, parts, range.start(), direction, attrs)
+        };
+        let (iovas, memory) = map_into(&*self.translation, iovas, memory, fill)?;
+        Ok((Some(iovas), memory))
+    }
+
+    /// Maps the granules of the parts, by as few calls as there are gaps, changes of permissions
+    /// and full stages.
+    #[inline(always)]
+    fn fill(
+        &self,
+        translation: &T,
+        parts: Parts<'_, T, B>,
+        base: Iova,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Result<(), Error> {
+        let shape = self.shape();
+        let mut room = SpanBuf::room::<STAGE>();
+        let mut stage = SpanBuf::new(&mut room);
+        let (mut start, mut next, mut via) = (0, 0, Via::Memory);
+        let map = |stage: &mut SpanBuf<'_>, start: u64, via| {
+            if stage.is_empty() {
+                return Ok(());
+            }
+            let prot = self.prot(via, direction, attrs.privilege);
+            let mapped = translation.map(base.wrapping_add(start), stage.spans(), prot);
+            stage.clear();
+            mapped
+        };
+        for part in parts {
+            let Part::Placed(piece) = part else { continue };
+            let end = next;
+            // All of them have a place: it was counted.
+            let Some(Placed { at, whole, .. }) = shape.place(&mut next, piece.span) else { break };
+            if at != end || piece.via != via || stage.push(whole).is_err() {
+                map(&mut stage, start, via)?;
+                (start, via) = (at, piece.via);
+                // There is room in an empty stage.
+                let _ = stage.push(whole);
+            }
+        }
+        map(&mut stage, start, via)
+    }
+
+    /// Lets the CPU see what the device wrote, and gives the slots back, when no device uses the
+    /// list any more.
+    #[inline(always)]
+    fn finish_list(&self, mapping: &mut ListMapping<T, B>, pieces: &[Piece]) {
+        if self.cares(&mapping.slots) {
+            let slots = mem::take(&mut mapping.slots);
+            if mapping.sync == CpuSync::Sync {
+                self.list_for_cpu(pieces, &slots, mapping.direction);
+            }
+        }
+    }
+
+    fn list_for_cpu(&self, pieces: &[Piece], slots: &[B::Slot], direction: Direction) {
+        if self.cares(slots) {
+            for (piece, slot) in self.with_slots(pieces, slots) {
+                self.part_for_cpu(piece, slot, direction, 0, piece.span.len());
+            }
+        }
+    }
+
+    /// Writes caches back of all that a device is given, the padding of slots too: its zeros are
+    /// what the device is to read.
+    #[cold]
+    fn give_list(&self, pieces: &[Piece], slots: &[B::Slot], sync: CpuSync) {
+        for (piece, slot) in self.with_slots(pieces, slots) {
+            let padded = |slot| self.granules(self.pool.span(slot)).map(|(whole, _)| whole);
+            let span = slot.and_then(|slot| padded(slot).ok()).unwrap_or(piece.span);
+            self.give_caches(Piece { span, ..piece }, sync);
+        }
+    }
+
+    /// Whether a sync has anything to do.
+    #[inline(always)]
+    fn cares(&self, slots: &[B::Slot]) -> bool {
+        self.config.coherency == Coherency::NonCoherent || !slots.is_empty()
+    }
+
+    /// The pieces, each with its slot.
+    fn with_slots<'a>(
+        &'a self,
+        pieces: &'a [Piece],
+        slots: &'a [B::Slot],
+    ) -> impl Iterator<Item = (Piece, Option<&'a B::Slot>)> {
+        let mut slots = slots.iter();
+        pieces.iter().map(move |&piece| {
+            let bounced = matches!(self.way(piece), Ok(Way::Bounced));
+            (piece, if bounced { slots.next() } else { None })
+        })
+    }
+
+    #[inline(always)]
+    fn parts<'a>(&'a self, pieces: &'a [Piece], slots: &'a [B::Slot]) -> Parts<'a, T, B> {
+        Parts { device: self, pieces: pieces.iter(), slots: slots.iter() }
+    }
+
+    #[inline(always)]
+    fn layout<'a>(
+        &'a self,
+        pieces: &'a [Piece],
+        slots: &'a [B::Slot],
+        base: u64,
+    ) -> Layout<Parts<'a, T, B>> {
+        Layout::new(self.shape(), self.parts(pieces, slots), base)
+    }
+
+    #[inline(always)]
+    fn shape(&self) -> Shape {
+        let limits = &self.config.limits;
+        Shape {
+            granule_lg2: self.translation.granule_lg2(),
+            window: limits.boundary.map_or(u64::MAX, |boundary| boundary - 1),
+            max_segment: limits.max_segment,
+        }
+    }
+}
+
+/// An unmap of a list that was refused or could not be synced.
+pub struct UnmapListFailed<T: Translation, B: BouncePool = NoPool> {
+    /// Why.
+    pub error: Error,
+    /// The mapping, where nothing was changed. `None` where it is in quarantine, memory and all,
+    /// until a [flush](super::DmaDomain::flush) succeeds.
+    pub mapping: Option<ListMapping<T, B>>,
+}
+
+impl<T: Translation, B: BouncePool> fmt::Debug for ListMapping<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListMapping")
+            .field("len", &self.len)
+            .field("segments", &self.segments)
+            .field("direction", &self.direction)
+            .field("iovas", &self.iovas())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Translation, B: BouncePool> fmt::Debug for UnmapListFailed<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnmapListFailed")
+            .field("error", &self.error)
+            .field("mapping", &self.mapping)
+            .finish()
+    }
+}

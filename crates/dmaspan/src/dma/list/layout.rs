@@ -1,0 +1,247 @@
+//! Where the pieces of a list go in its IOVAs, and the segments that they make.
+//!
+//! All of it follows from the pieces and from what the device asks for, so nothing is kept: it is
+//! worked out again wherever it is needed, and no list needs memory of its own.
+
+use super::Segment;
+use crate::addr::{DmaAddr, PhysAddr};
+use crate::dma::memory::Piece;
+use crate::lg2;
+use crate::span::Span;
+
+/// What of a list a device is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// It has IOVAs of its own, whole granules.
+    Placed(Piece),
+    /// It is used by its own address.
+    Passed(Span),
+}
+
+/// What the layout of a list depends on beside its pieces.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    /// log2 of the granule.
+    pub(super) granule_lg2: u32,
+    /// The low bits of addresses that may differ within a segment: all, where no boundary matters.
+    pub(super) window: u64,
+    /// The longest segment: a granule at least.
+    pub(super) max_segment: u64,
+}
+
+/// Granules of a piece and their place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Placed {
+    /// How many bytes behind the first IOVA of the list they begin.
+    pub(super) at: u64,
+    /// How many bytes of the first granule lie before the piece.
+    pub(super) offset: u64,
+    /// The granules themselves.
+    pub(super) whole: Span,
+}
+
+impl Shape {
+    /// The place of a piece behind `next` bytes of IOVAs, which it moves on. `None` where it does
+    /// not fit into 2^64 bytes.
+    ///
+    /// Before a piece that would cross a boundary more often than it has to, IOVAs stay free.
+    #[inline(always)]
+    pub(super) fn place(&self, next: &mut u64, span: Span) -> Option<Placed> {
+        let granule = lg2::mask(self.granule_lg2);
+        let offset = span.paddr().get() & granule;
+        let above = offset.checked_add(span.len() - 1)?;
+        let mut at = *next;
+        let last = at.checked_add(above)?;
+        let crossed = (last & !self.window) - (at & !self.window);
+        if crossed > above & !self.window {
+            at = (at | self.window).checked_add(1)?;
+        }
+        let bytes = (above | granule).checked_add(1)?;
+        *next = at.checked_add(bytes)?;
+        let start = PhysAddr::new(span.paddr().get() - offset);
+        Some(Placed { at, offset, whole: Span::new(start, bytes).ok()? })
+    }
+
+    /// Whether a segment may have these bytes.
+    #[inline(always)]
+    fn holds(&self, addr: u64, len: u64) -> bool {
+        let last = addr.wrapping_add(len - 1);
+        len <= self.max_segment && (addr ^ last) & !self.window == 0
+    }
+
+    /// How many of `len` bytes at `addr`, which are too many for a segment, the first one has. It
+    /// ends where a granule does if it can, so that the next one is aligned.
+    #[cold]
+    fn cut(&self, addr: u64, len: u64) -> u64 {
+        let to_boundary = (self.window - (addr & self.window)).saturating_add(1);
+        let end = lg2::align_down(addr.saturating_add(self.max_segment), self.granule_lg2);
+        let longest = if end > addr { end - addr } else { self.max_segment };
+        to_boundary.min(longest).min(len)
+    }
+
+    /// Skips segments that a run is cut into, none of which is its last, and counts them: pieces
+    /// may be so long that nobody can wait for one after the other.
+    #[inline(always)]
+    fn skip(&self, run: &mut Run) -> u64 {
+        if self.holds(run.addr, run.len) || !lg2::is_aligned(run.addr, self.granule_lg2) {
+            return 0;
+        }
+        self.skip_long(run)
+    }
+
+    #[cold]
+    fn skip_long(&self, run: &mut Run) -> u64 {
+        let step = lg2::align_down(self.max_segment, self.granule_lg2);
+        let above = run.len - 1;
+        let (bytes, segments) = match self.window.checked_add(1) {
+            // From one boundary to the next they are the same.
+            Some(size) if run.addr & self.window == 0 => {
+                let windows = above / size;
+                (windows * size, windows.saturating_mul(size.div_ceil(step)))
+            }
+            _ => (0, 0),
+        };
+        run.addr = run.addr.wrapping_add(bytes);
+        run.len -= bytes;
+        let steps = (self.window - (run.addr & self.window)).min(run.len - 1) / step;
+        run.addr = run.addr.wrapping_add(steps * step);
+        run.len -= steps * step;
+        segments.saturating_add(steps)
+    }
+}
+
+/// Bytes that follow each other for the device.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    addr: u64,
+    len: u64,
+    joinable: Joinable,
+}
+
+/// Whether a run may become one segment with its neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Joinable {
+    /// It has IOVAs of the list.
+    Yes,
+    /// It is used by its own address.
+    No,
+}
+
+/// The segments of a list, in the order of its bytes.
+///
+/// As Linux's `__finalise_sg` (drivers/iommu/dma-iommu.c): a piece joins the segment before it
+/// where that ended on a granule and it begins one, with nothing free in between, and where both
+/// together are not too long and cross no boundary. A piece that is too long itself is cut.
+#[derive(Clone, Debug)]
+pub(super) struct Layout<I> {
+    shape: Shape,
+    parts: I,
+    /// The first IOVA of the list.
+    base: u64,
+    /// How many bytes of IOVAs are taken.
+    next: u64,
+    /// How many parts were taken, and how many bytes they have.
+    taken: usize,
+    bytes: u64,
+    /// What was taken and belongs to the segments to come.
+    pending: Option<Run>,
+    /// Set where a part did not fit into the space.
+    wraps: Option<usize>,
+}
+
+/// What a whole list needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Need {
+    /// How many bytes of IOVAs; 0 where everything is used by its own address.
+    pub(super) iovas: u64,
+    /// How many bytes are mapped.
+    pub(super) bytes: u64,
+    /// How many segments.
+    pub(super) segments: usize,
+}
+
+impl<I: Iterator<Item = Part>> Layout<I> {
+    /// The segments of `parts`, whose IOVAs begin at `base`: a multiple of the boundary, or all of
+    /// them lie between two.
+    pub(super) fn new(shape: Shape, parts: I, base: u64) -> Self {
+        let (next, taken, bytes) = (0, 0, 0);
+        Self { shape, parts, base, next, taken, bytes, pending: None, wraps: None }
+    }
+
+    /// What all of it needs, wherever it begins; otherwise which part does not fit into 2^64 bytes.
+    pub(super) fn need(mut self) -> Result<Need, usize> {
+        let mut segments = 0u64;
+        loop {
+            if let Some(run) = &mut self.pending {
+                segments = segments.saturating_add(self.shape.skip(run));
+            }
+            if self.next().is_none() {
+                break;
+            }
+            segments = segments.saturating_add(1);
+        }
+        let segments = usize::try_from(segments).unwrap_or(usize::MAX);
+        match self.wraps {
+            Some(part) => Err(part),
+            None => Ok(Need { iovas: self.next, bytes: self.bytes, segments }),
+        }
+    }
+
+    /// Takes the next part, and gives it an address.
+    #[inline(always)]
+    fn take(&mut self) -> Option<Run> {
+        let part = self.parts.next()?;
+        let index = self.taken;
+        self.taken += 1;
+        let run = match part {
+            Part::Placed(Piece { span, .. }) => {
+                self.shape.place(&mut self.next, span).map(|Placed { at, offset, .. }| {
+                    let addr = self.base.wrapping_add(at + offset);
+                    Run { addr, len: span.len(), joinable: Joinable::Yes }
+                })
+            }
+            Part::Passed(span) => {
+                Some(Run { addr: span.paddr().get(), len: span.len(), joinable: Joinable::No })
+            }
+        };
+        let bytes = run.and_then(|run| self.bytes.checked_add(run.len));
+        let (Some(run), Some(bytes)) = (run, bytes) else {
+            self.wraps = Some(index);
+            return None;
+        };
+        self.bytes = bytes;
+        Some(run)
+    }
+}
+
+impl<I: Iterator<Item = Part>> Iterator for Layout<I> {
+    type Item = Segment;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Segment> {
+        let mut run = match self.pending.take() {
+            Some(run) => run,
+            None if self.wraps.is_some() => return None,
+            None => self.take()?,
+        };
+        if !self.shape.holds(run.addr, run.len) {
+            let len = self.shape.cut(run.addr, run.len);
+            let rest = run.len - len;
+            if rest > 0 {
+                self.pending = Some(Run { addr: run.addr.wrapping_add(len), len: rest, ..run });
+            }
+            return Some(Segment { addr: DmaAddr::new(run.addr), len });
+        }
+        while let Some(next) = self.take() {
+            let follows = run.addr.wrapping_add(run.len) == next.addr;
+            let both = run.joinable == Joinable::Yes && next.joinable == Joinable::Yes;
+            let together = run.len.saturating_add(next.len);
+            if !(follows && both && self.shape.holds(run.addr, together)) {
+                self.pending = Some(next);
+                break;
+            }
+            run.len = together;
+        }
+        Some(Segment { addr: DmaAddr::new(run.addr), len: run.len })
+    }
+}

@@ -184,7 +184,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         offset: u64,
         memory: T::Memory,
     ) -> Result<(), Refused<T::Memory>> {
-        let placed = match self.place(reservation, offset, &memory) {
+        let placed = match self.find_place(reservation, offset, &memory) {
             Ok(placed) => placed,
             Err(error) => return Err(Refused { error, memory: Some(memory) }),
         };
@@ -319,7 +319,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// Where memory goes in a reservation.
-    fn place(
+    fn find_place(
         &self,
         reservation: &Reservation<T, B>,
         offset: u64,

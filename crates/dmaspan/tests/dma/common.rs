@@ -2,7 +2,6 @@
 
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
-use dmaspan::{Iova, IovaRange, PhysAddr, Span};
 use dmaspan_sim::Arena;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
 

@@ -26,7 +26,6 @@ use alloc::vec::Vec;
 
 use lock_api::{Mutex, MutexGuard};
 
-use crate::addr::Iova;
 use crate::atomic::AtomicU64;
 use crate::lg2;
 use crate::platform::{Apart, Flag, Id, Identity, Platform};

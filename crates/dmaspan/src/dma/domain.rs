@@ -1,6 +1,7 @@
 //! A domain with IOVAs of its own: what the buffers of devices are mapped into.
 
-use core::fmt;
+use core::mem::ManuallyDrop;
+use core::{fmt, iter};
 
 use super::error::Error;
 use super::memory::DmaMemory;
@@ -9,7 +10,7 @@ use crate::addr::Iova;
 use crate::io_pgtable::{Format, Retired, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
 use crate::iommu::iova::{Iovas, Request, Space};
-use crate::iommu::{Domain, Gather, HardwareError, IommuOps, MapFailed, SyncFailed, Synced};
+use crate::iommu::{Domain, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::platform::Platform;
 use crate::prot::Prot;
 use crate::range::IovaRange;
@@ -24,10 +25,14 @@ pub enum Flush {
     Lazy,
 }
 
+/// The most CPUs that a domain can have caches and queues for.
+const MAX_CPUS: usize = 1 << 16;
+
 /// How a domain serves the DMA API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaConfig {
-    /// How many CPUs have caches and queues of their own.
+    /// How many CPUs have caches and queues of their own, up to 65,536; 0 is taken for 1. Those
+    /// with higher numbers share them.
     pub cpus: usize,
     /// How unmaps of mappings that do not say are flushed.
     pub flush: Flush,
@@ -42,12 +47,23 @@ impl DmaConfig {
     }
 }
 
-/// IOVAs and the memory that was mapped there.
+/// IOVAs and the memory that was mapped there. Dropped, both leak: a device may still use them.
 #[derive(Debug)]
 #[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
 pub struct Held<H> {
     iovas: Iovas,
-    memory: H,
+    memory: ManuallyDrop<H>,
+}
+
+impl<H> Held<H> {
+    fn new(iovas: Iovas, memory: H) -> Self {
+        Self { iovas, memory: ManuallyDrop::new(memory) }
+    }
+
+    /// The memory, which no device uses any more.
+    fn into_parts(self) -> (Iovas, H) {
+        (self.iovas, ManuallyDrop::into_inner(self.memory))
+    }
 }
 
 /// A [`Domain`], the IOVAs of it, and what of both waits for a sync.
@@ -64,7 +80,6 @@ where
     P: Platform,
     H: DmaMemory,
 {
-    // In the order of their ends.
     queue: FlushQueue<P, M::List, Held<H>>,
     domain: Domain<F, M, O>,
     iovas: Space<P>,
@@ -75,7 +90,6 @@ impl<F, M, O, P, H> DmaDomain<F, M, O, P, H>
 where
     F: Format,
     M: TableMemory<F::Word>,
-    M::List: Send,
     O: IommuOps,
     P: Platform,
     H: DmaMemory,
@@ -84,12 +98,26 @@ where
     ///
     /// # Errors
     ///
-    /// [`Error::Iova`] where the domain's aperture has none to hand out.
+    /// [`Error::Iova`] where the domain's aperture has none to hand out, [`Error::Limit`] for more
+    /// CPUs or entries than a queue can have, and [`Error::NoQueue`] where there is no memory for
+    /// it.
     pub fn new(domain: Domain<F, M, O>, config: DmaConfig, platform: P) -> Result<Self, Error> {
+        let DmaConfig { cpus, flush, queue } = config;
+        for (what, value, limit) in [
+            ("CPUs", cpus, MAX_CPUS),
+            ("entries of a flush queue", queue.entries, flush_queue::MAX_ENTRIES),
+        ] {
+            if value > limit {
+                let count = |value| u64::try_from(value).unwrap_or(u64::MAX);
+                return Err(Error::Limit { what, value: count(value), limit: count(limit) });
+            }
+        }
         let aperture = domain.geometry().aperture;
-        let iovas = Space::new(aperture, F::GRANULE_LG2, config.cpus, platform)?;
-        let queue = FlushQueue::new(config.cpus, config.queue);
-        Ok(Self { queue, domain, iovas, flush: config.flush })
+        let iovas = Space::new(aperture, F::GRANULE_LG2, cpus, platform)?;
+        let entries = queue.entries;
+        let queue = FlushQueue::new(cpus, queue, || domain.gather())
+            .map_err(|_| Error::NoQueue { cpus, entries })?;
+        Ok(Self { queue, domain, iovas, flush })
     }
 
     /// The domain. Nothing may be mapped in it but by this.
@@ -102,16 +130,35 @@ where
         &self.iovas
     }
 
-    /// Flushes what waits as long as the bound says. For a timer.
+    /// Flushes what waits for as long as the bound says, and tries what is in quarantine, all by
+    /// one invalidation. For a timer.
+    ///
+    /// Returns when it is next to be called, as [`Platform::now`] counts; `None` where nothing
+    /// waits. What is unmapped later is due no earlier than the bound after that, so a timer that
+    /// sleeps for the bound then is in time.
+    ///
+    /// # Context
+    ///
+    /// May run in an interrupt: it waits for hardware, and for nobody else but for the quarantine's
+    /// lock where there is something in it.
     ///
     /// # Errors
     ///
-    /// [`HardwareError`]: what waited is in quarantine.
-    pub fn expire(&self) -> Result<(), HardwareError> {
+    /// [`HardwareError`]: what was due is in quarantine, and what was not waits.
+    pub fn expire(&self) -> Result<Option<u64>, HardwareError> {
         self.queue.expire(self.iovas.platform().now(), self)
     }
 
-    /// Flushes everything that waits, what is in quarantine too.
+    /// Flushes everything that waits, what is in quarantine too, by one invalidation. When it
+    /// returns successfully, no device uses what was unmapped before the call.
+    ///
+    /// What another thread is flushing has been synced then, too, but that thread may still be
+    /// releasing it.
+    ///
+    /// # Context
+    ///
+    /// May wait for an unmap or a flush of another thread: not in an interrupt that may have
+    /// interrupted one.
     ///
     /// # Errors
     ///
@@ -120,7 +167,8 @@ where
         self.queue.flush(self)
     }
 
-    /// How many unmaps wait for a sync, and how many are in quarantine.
+    /// How many unmaps wait for a flush, and how many are in quarantine. What is being flushed at
+    /// the moment is neither.
     pub fn waiting(&self) -> (usize, usize) {
         self.queue.waiting()
     }
@@ -130,7 +178,6 @@ impl<F, M, O, P, H> Flusher for DmaDomain<F, M, O, P, H>
 where
     F: Format,
     M: TableMemory<F::Word>,
-    M::List: Send,
     O: IommuOps,
     P: Platform,
     H: DmaMemory,
@@ -152,16 +199,80 @@ where
         self.domain.merge_own(gather, more);
     }
 
-    #[inline(always)]
-    fn sync(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
-        self.domain.sync_own(gather)
+    fn sync(&self, gather: Gather<M::List>) -> Result<(), SyncFailed<M::List>> {
+        self.domain.sync_own(gather).map(|_| ())
     }
 
     #[inline(always)]
-    fn release(&self, held: Held<H>, _synced: &Synced) {
+    fn sync_one(&self, retired: Retired<M::List>) -> Result<(), SyncFailed<M::List>> {
+        self.domain.sync_retired(retired)
+    }
+
+    #[inline(always)]
+    fn release(&self, held: Held<H>) {
+        let (iovas, memory) = held.into_parts();
         // Of this space: nobody else makes what is held.
-        let _ = self.iovas.free(held.iovas);
-        drop(held.memory);
+        let _ = self.iovas.free(iovas);
+        drop(memory);
+    }
+}
+
+/// A domain whose tables hardware let go of: nothing needs to be synced any more.
+struct Detached<'d, D>(&'d D);
+
+impl<F, M, O, P, H> Flusher for Detached<'_, DmaDomain<F, M, O, P, H>>
+where
+    F: Format,
+    M: TableMemory<F::Word>,
+    O: IommuOps,
+    P: Platform,
+    H: DmaMemory,
+{
+    type List = M::List;
+    type Held = Held<H>;
+
+    fn gather(&self) -> Gather<M::List> {
+        self.0.gather()
+    }
+
+    fn add(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
+        self.0.add(gather, retired);
+    }
+
+    fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
+        self.0.merge(gather, more);
+    }
+
+    fn sync(&self, gather: Gather<M::List>) -> Result<(), SyncFailed<M::List>> {
+        self.0.domain.free_detached(gather);
+        Ok(())
+    }
+
+    fn sync_one(&self, retired: Retired<M::List>) -> Result<(), SyncFailed<M::List>> {
+        let mut gather = self.gather();
+        self.add(&mut gather, retired);
+        self.sync(gather)
+    }
+
+    fn release(&self, held: Held<H>) {
+        self.0.release(held);
+    }
+}
+
+impl<F, M, O, P, H> Drop for DmaDomain<F, M, O, P, H>
+where
+    F: Format,
+    M: TableMemory<F::Word>,
+    O: IommuOps,
+    P: Platform,
+    H: DmaMemory,
+{
+    fn drop(&mut self) {
+        // Where hardware does not answer, it may still let go of the tables as a whole. If it does
+        // not do that either, what the queue has leaks.
+        if self.queue.flush(&*self).is_err() && self.domain.detach().is_ok() {
+            let _ = self.queue.flush(&Detached(&*self));
+        }
     }
 }
 
@@ -227,7 +338,7 @@ pub(super) mod translation {
         /// holding, and syncs. After an error hardware may use it: see [`hold`](Self::hold).
         fn unlink(&self, range: IovaRange) -> Result<(), Error>;
 
-        /// Puts IOVAs and memory into quarantine, to what made it necessary.
+        /// Takes away what is mapped in the IOVAs, and puts them and the memory into quarantine.
         fn hold(&self, iovas: Iovas, memory: Self::Memory);
 
         /// Syncs what is in quarantine, whoever put it there.
@@ -247,7 +358,11 @@ pub(super) fn map_into<T: Sealed>(
     fill: impl FnOnce(&T, &T::Memory, IovaRange) -> Result<(), Error>,
 ) -> Result<(Iovas, T::Memory), Refused<T::Memory>> {
     let range = iovas.range();
-    match fill(translation, &memory, range).and_then(|()| translation.announce(range)) {
+    // Where a hook panics, a device may use the memory by then.
+    let memory = ManuallyDrop::new(memory);
+    let filled = fill(translation, &memory, range).and_then(|()| translation.announce(range));
+    let memory = ManuallyDrop::into_inner(memory);
+    match filled {
         Ok(()) => Ok((iovas, memory)),
         Err(error) => Err(take_back(translation, iovas, memory, error)),
     }
@@ -274,7 +389,6 @@ impl<F, M, O, P, H> Sealed for DmaDomain<F, M, O, P, H>
 where
     F: Format,
     M: TableMemory<F::Word> + Send + Sync,
-    M::List: Send,
     O: IommuOps,
     P: Platform,
     H: DmaMemory,
@@ -323,8 +437,8 @@ where
     #[inline(always)]
     fn unmap(&self, iovas: Iovas, memory: H, flush: Flush) -> Result<Unmapped<H>, Error> {
         let range = iovas.range();
+        let held = Held::new(iovas, memory);
         let retired = self.domain.all().remove(range);
-        let held = Held { iovas, memory };
         let quarantined = |source| Error::Quarantined { range, source };
         match flush {
             Flush::Lazy => {
@@ -333,25 +447,31 @@ where
                 Ok(Unmapped::Queued)
             }
             Flush::Strict => {
-                let (held, _) = self.queue.sync(retired, held, self).map_err(quarantined)?;
-                let _ = self.iovas.free(held.iovas);
-                Ok(Unmapped::Released(held.memory))
+                let held = self.queue.sync(retired, held, self).map_err(quarantined)?;
+                let (iovas, memory) = held.into_parts();
+                let _ = self.iovas.free(iovas);
+                Ok(Unmapped::Released(memory))
             }
         }
     }
 
     fn unlink(&self, range: IovaRange) -> Result<(), Error> {
         let retired = self.domain.all().remove(range);
-        let mut gather = self.domain.gather();
-        self.domain.add_own(&mut gather, retired);
-        self.domain.sync_own(gather).map(|_| ()).map_err(|SyncFailed { gather, error }| {
-            self.queue.quarantine(gather, [], self);
+        self.domain.sync_retired(retired).map_err(|SyncFailed { gather, error }| {
+            self.queue.keep(gather, iter::empty(), self);
             Error::Quarantined { range, source: error }
         })
     }
 
+    #[cold]
     fn hold(&self, iovas: Iovas, memory: H) {
-        self.queue.quarantine(self.domain.gather(), [Held { iovas, memory }], self);
+        let range = iovas.range();
+        let held = Held::new(iovas, memory);
+        // All of the range is synced before it is released, whoever has what was taken back by now;
+        // and other parts of it may still be mapped.
+        let mut gather = self.domain.gather();
+        self.domain.add_own(&mut gather, self.domain.all().remove(range));
+        self.queue.keep(gather, iter::once(held), self);
     }
 
     fn settle(&self) -> Result<(), Error> {
@@ -364,7 +484,6 @@ impl<F, M, O, P, H> DmaDomain<F, M, O, P, H>
 where
     F: Format,
     M: TableMemory<F::Word>,
-    M::List: Send,
     O: IommuOps,
     P: Platform,
     H: DmaMemory,
@@ -374,7 +493,7 @@ where
     fn refused(&self, iova: Iova, failed: MapFailed<M::List>) -> Error {
         let MapFailed { error, unsynced } = failed;
         let Some(gather) = unsynced else { return error.into() };
-        self.queue.quarantine(gather, [], self);
+        self.queue.keep(gather, iter::empty(), self);
         let source = HardwareError { what: "a failed mapping was not synced", status: 0 };
         Error::Quarantined { range: IovaRange::point(iova), source }
     }

@@ -37,6 +37,14 @@ pub enum Error {
         /// What there is.
         limit: u64,
     },
+    /// There is no memory for a flush queue.
+    #[error("no memory for flush queues of {cpus} CPUs with {entries} entries each")]
+    NoQueue {
+        /// How many CPUs it was to have slots for.
+        cpus: usize,
+        /// How many entries a slot was to have.
+        entries: usize,
+    },
     /// The device does not reach the memory, and there is nothing to bounce it through.
     #[error("{span} is beyond {last:#x}, the last address of the device, and cannot be bounced")]
     Unreachable {
@@ -198,6 +206,7 @@ impl Error {
             | Self::Unreachable { .. }
             | Self::Quarantined { .. } => Errno::EIO,
             Self::NoSlot { .. } | Self::NoRoom { .. } | Self::NoRecord { .. } => Errno::ENOMEM,
+            Self::NoSlot { .. } | Self::NoRoom { .. } | Self::NoQueue { .. } => Errno::ENOMEM,
             Self::NotTranslated { .. } => Errno::EREMOTEIO,
             Self::NotMemory { .. } => Errno::EPERM,
             Self::NotMapped { .. } => Errno::ENOENT,

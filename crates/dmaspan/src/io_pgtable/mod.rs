@@ -499,11 +499,28 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         Unmapped { retired: Retired::nothing(), rest: Some(rest) }
     }
 
-    /// Takes all translations of `range` away: what the caller just mapped there.
+    /// Takes all translations of `range` away, whatever holes there are between them. No leaf
+    /// reaches out of the range. What is retired covers all of it.
+    #[inline(always)]
     pub(crate) fn remove(&self, range: IovaRange) -> Retired<M::List> {
         let mut retired = Retired::nothing();
-        let _ = self.table.sweep::<true>(range, Covered::Detach, &mut retired);
+        if !self.table.sweep_in_table(range, lg2::size(F::GRANULE_LG2), &mut retired) {
+            self.remove_any(range, &mut retired);
+        }
         retired
+    }
+
+    #[inline(never)]
+    fn remove_any(&self, range: IovaRange, retired: &mut Retired<M::List>) {
+        let (at, result) = self.table.sweep::<true>(range, Covered::Detach, retired);
+        if result.is_err()
+            && let Some(rest) = IovaRange::new(Iova::new(at), range.last())
+        {
+            // There are holes: what lies between them may be of any size.
+            retired.leaf_sizes |= self.table.geometry.page_sizes;
+            let _ = self.table.sweep::<false>(rest, Covered::Detach, retired);
+            retired.cover(range);
+        }
     }
 
     /// Detaches the tables that have an address in `range`, lie in the *owned* range whole, and

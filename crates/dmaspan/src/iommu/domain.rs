@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::gather::{Gather, SyncFailed, Synced};
-use super::ops::{HardwareError, IommuOps};
+use super::ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
 use crate::io_pgtable::{
@@ -61,6 +61,8 @@ pub struct MapFailed<L> {
 pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
     table: PageTable<F, M>,
     ops: O,
+    /// Whether hardware was told to let go, with success or without.
+    detached: bool,
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
@@ -75,7 +77,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             Some(leaf) => Err(io_pgtable::Error::Occupied { leaf }.into()),
             None => {
                 table.walks_from(table.root_word());
-                Ok(Self { table, ops })
+                Ok(Self { table, ops, detached: false })
             }
         }
     }
@@ -235,6 +237,49 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         Ok(synced)
     }
 
+    /// [`sync_own`](Self::sync_own) of what one operation retired, without a gather.
+    #[inline(always)]
+    pub(crate) fn sync_retired(
+        &self,
+        retired: Retired<M::List>,
+    ) -> Result<(), SyncFailed<M::List>> {
+        if let (Some(range), None) = (retired.range, &retired.tables)
+            && self.ops.max_ranges() > 0
+        {
+            let (scope, leaf_sizes) = (Scope::Ranges(&[range]), retired.leaf_sizes);
+            let what = Invalidation { scope, leaf_sizes, tables: Tables::Kept };
+            return self.ops.invalidate(&what).map_err(|error| {
+                let mut gather = self.gather();
+                self.add_own(&mut gather, retired);
+                SyncFailed { gather, error }
+            });
+        }
+        let mut gather = self.gather();
+        self.add_own(&mut gather, retired);
+        self.sync_own(gather).map(|_| ())
+    }
+
+    /// Frees the tables of a gather. The domain was [detached](Self::detach).
+    pub(crate) fn free_detached(&self, gather: Gather<M::List>) {
+        if let Some(tables) = gather.tables {
+            self.table.free_tables(tables);
+        }
+    }
+
+    /// Takes the tables away from hardware for good.
+    ///
+    /// # Errors
+    ///
+    /// Where hardware did not answer, it may go on to use all that was ever mapped and not synced.
+    pub(crate) fn detach(&mut self) -> Result<(), HardwareError> {
+        // Leaked unless hardware has let go, also where the hook panics.
+        self.table.leak(Leaked::Yes);
+        self.detached = true;
+        self.ops.detach()?;
+        self.table.leak(Leaked::No);
+        Ok(())
+    }
+
     /// [`map_spans`](Self::map_spans) up to the sync, for callers that keep its contract.
     pub(crate) fn map_pinned(
         &self,
@@ -373,10 +418,9 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Domain<F, M, O> {
     fn drop(&mut self) {
-        // Leaked unless hardware has let go, also where the hook panics.
-        self.table.leak(Leaked::Yes);
-        if self.ops.detach().is_ok() {
-            self.table.leak(Leaked::No);
+        if !self.detached {
+            // Where that fails, the tables leak.
+            let _ = self.detach();
         }
     }
 }

@@ -5,25 +5,32 @@
 //! mode buys its speed with, so the time is bounded, and what must not be used again before the
 //! sync (IOVAs, memory) is owned by the queue.
 //!
-//! What a failed sync leaves behind is in quarantine here, and tried again with the next flush.
+//! Each CPU has a slot with two batches: one that fills, and one that is being flushed or empty. A
+//! flush exchanges them and syncs without holding the slot, so that nobody waits for hardware but
+//! whoever flushes. An unmap that finds its slot taken, or both batches full, syncs for itself.
+//!
+//! What a failed sync leaves behind is in quarantine, and every later flush tries it again. Nothing
+//! here allocates once the queue exists.
 
 use alloc::boxed::Box;
+use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
-use core::{fmt, mem};
+use core::{fmt, iter, mem, slice};
 
-use lock_api::Mutex;
+use lock_api::{Mutex, MutexGuard, RawMutex};
 
-use super::gather::{Gather, SyncFailed, Synced};
+use super::gather::{Gather, SyncFailed};
 use super::ops::HardwareError;
+use crate::atomic::{AtomicBool, AtomicU64, Ordering, spin_loop};
 use crate::io_pgtable::Retired;
 use crate::platform::{Apart, Flag, Platform};
 
 /// Who ends what a queue holds: the domain of the translations, and the owner of what is held.
 pub(crate) trait Flusher {
     /// Lists of detached tables.
-    type List: Send;
-    /// What is released by a sync.
-    type Held: Send;
+    type List;
+    /// What is released by a sync. Dropped instead, it leaks.
+    type Held;
 
     /// An empty gather for the hardware.
     fn gather(&self) -> Gather<Self::List>;
@@ -35,21 +42,30 @@ pub(crate) trait Flusher {
     fn merge(&self, gather: &mut Gather<Self::List>, more: Gather<Self::List>);
 
     /// Makes hardware forget, and frees tables.
-    fn sync(&self, gather: Gather<Self::List>) -> Result<Synced, SyncFailed<Self::List>>;
+    fn sync(&self, gather: Gather<Self::List>) -> Result<(), SyncFailed<Self::List>>;
+
+    /// The same for what one operation retired.
+    fn sync_one(&self, retired: Retired<Self::List>) -> Result<(), SyncFailed<Self::List>>;
 
     /// Takes back what was held, which no device reaches any more.
-    fn release(&self, held: Self::Held, synced: &Synced);
+    fn release(&self, held: Self::Held);
 }
 
 /// When a queue flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Unmaps that wait on one CPU at most.
+    /// Unmaps that wait on one CPU at most, up to [`MAX_ENTRIES`]; so many more may be on their way
+    /// to hardware. With 0 every unmap is strict.
     pub entries: usize,
     /// Nanoseconds that a translation may outlive its unmap. Whoever unmaps next on the same CPU
-    /// keeps to it, and a timer that calls [`DmaDomain::expire`](crate::dma::DmaDomain::expire).
+    /// keeps to it, and a timer that calls [`DmaDomain::expire`](crate::dma::DmaDomain::expire):
+    /// what waits is flushed by the first of them that comes after that time. With 0 every unmap
+    /// flushes.
     pub max_age: u64,
 }
+
+/// The most entries that a queue may have for each CPU.
+pub const MAX_ENTRIES: usize = 1 << 16;
 
 impl Default for Config {
     /// As Linux: 256 entries, 10 ms.
@@ -60,27 +76,130 @@ impl Default for Config {
 
 /// What was unmapped and is still to be synced, by CPU.
 pub(crate) struct FlushQueue<P: Platform, L, T> {
-    slots: Box<[Apart<OfCpu<L, T>>]>,
-    quarantine: Mutex<P::Lock, Slot<L, T>>,
+    slots: Box<[Apart<Slot<Flag, L, T>>]>,
+    quarantine: Slot<P::Lock, L, T>,
+    /// Whether anything may be in quarantine.
+    quarantined: AtomicBool,
+    /// The last ticket that was given to a flush.
+    tickets: AtomicU64,
     config: Config,
 }
 
-type OfCpu<L, T> = Mutex<Flag, Slot<L, T>>;
+/// What waits in one place, and what of it is being flushed.
+struct Slot<R, L, T> {
+    waiting: Mutex<R, Batch<L, T>>,
+    /// [`FREE`], [`LOST`], or the ticket of the flush that has `flushed`, with [`SYNCED`].
+    flush: AtomicU64,
+    /// Only the flush whose ticket is in `flush` comes here.
+    flushed: Mutex<Flag, Vec<T>>,
+}
 
-/// A CPU's.
-struct Slot<L, T> {
-    gather: Option<Gather<L>>,
+/// Entries and what hardware must forget before they are released.
+struct Batch<L, T> {
+    gather: Gather<L>,
     held: Vec<T>,
     /// When the first of them came.
     since: u64,
 }
 
-impl<P: Platform, L: Send, T: Send> FlushQueue<P, L, T> {
-    /// An empty queue with places for so many CPUs.
-    pub(crate) fn new(cpus: usize, config: Config) -> Self {
-        let slot = |room| Slot { gather: None, held: Vec::with_capacity(room), since: 0 };
-        let slots = (0..cpus.max(1)).map(|_| Apart(Mutex::new(slot(config.entries)))).collect();
-        Self { slots, quarantine: Mutex::new(slot(0)), config }
+/// For how many entries each CPU makes room in quarantine at least.
+const QUARANTINE_LEAST: usize = 256;
+
+/// No flush of the slot is running.
+const FREE: u64 = 0;
+/// A flush was torn out of its sync by a panic: what it had is never released.
+const LOST: u64 = SYNCED;
+/// In a ticket: the sync is over.
+const SYNCED: u64 = 1;
+
+/// Whether a flush waits for hardware.
+fn is_syncing(flush: u64) -> bool {
+    flush & SYNCED == 0 && flush != FREE
+}
+
+/// Whether a flush waits for those that other threads are at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Others {
+    Wait,
+    Skip,
+}
+
+impl<R: RawMutex, L, T> Slot<R, L, T> {
+    fn new(gather: Gather<L>, room: usize) -> Result<Self, TryReserveError> {
+        let mut both = [Vec::new(), Vec::new()];
+        both.iter_mut().try_for_each(|held| held.try_reserve_exact(room))?;
+        let [held, flushed] = both;
+        let waiting = Mutex::new(Batch { gather, held, since: 0 });
+        Ok(Self { waiting, flush: AtomicU64::new(FREE), flushed: Mutex::new(flushed) })
+    }
+
+    /// Hands what waits over to the flush with this ticket, and what hardware must forget; `None`
+    /// where another flush has the second batch.
+    fn begin(
+        &self,
+        batch: &mut Batch<L, T>,
+        ticket: u64,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) -> Option<Gather<L>> {
+        self.flush.compare_exchange(FREE, ticket, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        mem::swap(&mut batch.held, &mut self.flushed.lock());
+        Some(mem::replace(&mut batch.gather, flusher.gather()))
+    }
+
+    /// Whether the flush with this ticket has what was in the slot.
+    fn is_of(&self, ticket: u64) -> bool {
+        self.flush.load(Ordering::Relaxed) & !SYNCED == ticket
+    }
+}
+
+/// The slots that a flush has, which it gives free again: lost ones, where a panic comes before it
+/// knows whether the sync succeeded.
+struct Claim<'q, P: Platform, L, T> {
+    slots: &'q [Apart<Slot<Flag, L, T>>],
+    quarantine: &'q Slot<P::Lock, L, T>,
+    ticket: u64,
+    end: u64,
+}
+
+impl<P: Platform, L, T> Claim<'_, P, L, T> {
+    /// The second batches of its slots.
+    fn flushed(&self) -> impl Iterator<Item = (&AtomicU64, &Mutex<Flag, Vec<T>>)> {
+        let slots = self.slots.iter().filter(|slot| slot.is_of(self.ticket));
+        let quarantine = iter::once(self.quarantine).filter(|slot| slot.is_of(self.ticket));
+        slots
+            .map(|slot| (&slot.flush, &slot.flushed))
+            .chain(quarantine.map(|slot| (&slot.flush, &slot.flushed)))
+    }
+}
+
+impl<P: Platform, L, T> Drop for Claim<'_, P, L, T> {
+    fn drop(&mut self) {
+        self.flushed().for_each(|(flush, _)| flush.store(self.end, Ordering::Release));
+    }
+}
+
+impl<P: Platform, L, T> FlushQueue<P, L, T> {
+    /// An empty queue with slots for so many CPUs, one at least. `gather` makes empty ones.
+    pub(crate) fn new(
+        cpus: usize,
+        config: Config,
+        gather: impl Fn() -> Gather<L>,
+    ) -> Result<Self, TryReserveError> {
+        let cpus = cpus.max(1);
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(cpus)?;
+        for _ in 0..cpus {
+            slots.push(Apart(Slot::new(gather(), config.entries)?));
+        }
+        // All that can wait at once has a place in quarantine, and what follows for a while.
+        let room = (cpus + 1).saturating_mul(config.entries.max(QUARANTINE_LEAST));
+        Ok(Self {
+            slots: slots.into(),
+            quarantine: Slot::new(gather(), room)?,
+            quarantined: AtomicBool::new(false),
+            tickets: AtomicU64::new(FREE),
+            config,
+        })
     }
 
     /// Takes what was retired, and what may be released when that is synced.
@@ -88,7 +207,7 @@ impl<P: Platform, L: Send, T: Send> FlushQueue<P, L, T> {
     /// # Errors
     ///
     /// Where it was the time to flush and hardware did not answer: all of it is in quarantine.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(
         &self,
         retired: Retired<L>,
@@ -97,35 +216,41 @@ impl<P: Platform, L: Send, T: Send> FlushQueue<P, L, T> {
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
         let now = platform.now();
-        let slot = &self.slots[platform.cpu() % self.slots.len()];
-        let Some(mut slot) = slot.try_lock() else {
-            let held = self.sync(retired, held, flusher)?;
-            // Nobody waits for it.
-            flusher.release(held.0, &held.1);
-            return Ok(());
+        let cpu = platform.cpu();
+        let cpu = if cpu < self.slots.len() { cpu } else { cpu % self.slots.len() };
+        let slot = &self.slots[cpu];
+        let Some(mut batch) = slot.waiting.try_lock() else {
+            return self.push_strictly(retired, held, flusher);
         };
-        if slot.held.is_empty() {
-            slot.since = now;
+        let len = batch.held.len();
+        if len == batch.held.capacity() {
+            // A flush found the second batch still in use, or the queue has no entries.
+            let flushed = self.flush_slot(slot, batch, flusher);
+            return self.push_strictly(retired, held, flusher).and(flushed);
         }
-        let gather = slot.gather.get_or_insert_with(|| flusher.gather());
-        flusher.add(gather, retired);
-        slot.held.push(held);
-        if slot.held.len() < self.config.entries && now - slot.since < self.config.max_age {
+        if len == 0 {
+            batch.since = now;
+        }
+        flusher.add(&mut batch.gather, retired);
+        batch.held.push(held);
+        let is_young = now.saturating_sub(batch.since) < self.config.max_age;
+        if len + 1 < self.config.entries && is_young {
             return Ok(());
         }
-        let gather = slot.gather.take().unwrap_or_else(|| flusher.gather());
-        let mut all = mem::take(&mut slot.held);
-        match flusher.sync(gather) {
-            Ok(synced) => {
-                all.drain(..).for_each(|held| flusher.release(held, &synced));
-                slot.held = all;
-                Ok(())
-            }
-            Err(SyncFailed { gather, error }) => {
-                self.quarantine(gather, all, flusher);
-                Err(error)
-            }
-        }
+        self.flush_slot(slot, batch, flusher)
+    }
+
+    /// The same without a slot.
+    #[cold]
+    fn push_strictly(
+        &self,
+        retired: Retired<L>,
+        held: T,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) -> Result<(), HardwareError> {
+        let held = self.sync(retired, held, flusher)?;
+        flusher.release(held);
+        Ok(())
     }
 
     /// Syncs what was retired at once, and gives back what was held.
@@ -133,81 +258,242 @@ impl<P: Platform, L: Send, T: Send> FlushQueue<P, L, T> {
     /// # Errors
     ///
     /// Where hardware did not answer: both are in quarantine.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn sync(
         &self,
         retired: Retired<L>,
         held: T,
         flusher: &impl Flusher<List = L, Held = T>,
-    ) -> Result<(T, Synced), HardwareError> {
-        let mut gather = flusher.gather();
-        flusher.add(&mut gather, retired);
-        match flusher.sync(gather) {
-            Ok(synced) => Ok((held, synced)),
+    ) -> Result<T, HardwareError> {
+        if self.quarantined.load(Ordering::Relaxed) {
+            // Hardware may answer again. What comes out of it is of the same kind as what follows.
+            let _ = self.flush_quarantine(flusher);
+        }
+        match flusher.sync_one(retired) {
+            Ok(()) => Ok(held),
             Err(SyncFailed { gather, error }) => {
-                self.quarantine(gather, [held], flusher);
+                self.keep(gather, iter::once(held), flusher);
                 Err(error)
             }
         }
     }
 
-    /// Flushes what is as old as the bound.
+    /// Flushes what is as old as the bound, and what is in quarantine; says when the next is due.
+    ///
+    /// # Errors
+    ///
+    /// Where hardware did not answer: what was flushed is in quarantine.
     pub(crate) fn expire(
         &self,
         now: u64,
         flusher: &impl Flusher<List = L, Held = T>,
-    ) -> Result<(), HardwareError> {
-        self.flush_where(flusher, |since| now.saturating_sub(since) >= self.config.max_age)
+    ) -> Result<Option<u64>, HardwareError> {
+        let due = |since: u64| since.saturating_add(self.config.max_age);
+        let mut next = None;
+        self.flush_where(flusher, Others::Skip, |batch| match batch {
+            Some(batch) if due(batch.since) <= now => true,
+            // Nobody knows what is in a slot that is taken: look again.
+            batch => {
+                let at = batch.map_or(now, |batch| due(batch.since));
+                next = Some(next.map_or(at, |next: u64| next.min(at)));
+                false
+            }
+        })?;
+        Ok(next)
     }
 
-    /// Flushes everything, what is in quarantine too.
+    /// Flushes everything, what is in quarantine too. What other threads are flushing has been
+    /// synced, too, when this returns.
+    ///
+    /// # Errors
+    ///
+    /// Where hardware did not answer: what was flushed is in quarantine.
     pub(crate) fn flush(
         &self,
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
-        self.flush_where(flusher, |_| true)
+        self.flush_where(flusher, Others::Wait, |_| true)
     }
 
-    /// How many unmaps wait for a sync, and how many are in quarantine.
+    /// How many unmaps wait for a flush, and how many are in quarantine. What is being flushed is
+    /// neither.
     pub(crate) fn waiting(&self) -> (usize, usize) {
-        let waiting = self.slots.iter().map(|slot| slot.lock().held.len()).sum();
-        (waiting, self.quarantine.lock().held.len())
+        let waiting = self.slots.iter().map(|slot| slot.waiting.lock().held.len()).sum();
+        (waiting, self.quarantine.waiting.lock().held.len())
     }
 
+    /// Puts into quarantine what hardware may still use, and what must not be released therefore.
+    ///
+    /// There is room for all that can wait at once and more. If hardware has not answered for
+    /// longer than that, what has no place leaks.
+    #[cold]
+    pub(crate) fn keep(
+        &self,
+        gather: Gather<L>,
+        held: impl Iterator<Item = T>,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) {
+        let mut batch = self.quarantine.waiting.lock();
+        flusher.merge(&mut batch.gather, gather);
+        for held in held {
+            if batch.held.len() < batch.held.capacity() {
+                batch.held.push(held);
+            }
+        }
+        self.quarantined.store(true, Ordering::Relaxed);
+    }
+
+    /// Flushes one slot, unless another thread is at it: it comes again with the next unmap.
+    #[cold]
+    #[inline(never)]
+    fn flush_slot(
+        &self,
+        slot: &Apart<Slot<Flag, L, T>>,
+        mut batch: MutexGuard<'_, Flag, Batch<L, T>>,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) -> Result<(), HardwareError> {
+        let ticket = self.ticket();
+        if batch.held.is_empty() {
+            return Ok(());
+        }
+        let Some(mut gather) = slot.begin(&mut batch, ticket, flusher) else { return Ok(()) };
+        drop(batch);
+        self.begin_quarantine(ticket, &mut gather, flusher);
+        self.finish(slice::from_ref(slot), ticket, gather, flusher)
+    }
+
+    /// Tries again to sync what is in quarantine.
+    #[cold]
+    fn flush_quarantine(
+        &self,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) -> Result<(), HardwareError> {
+        let ticket = self.ticket();
+        let mut gather = flusher.gather();
+        self.begin_quarantine(ticket, &mut gather, flusher);
+        self.finish(&[], ticket, gather, flusher)
+    }
+
+    /// Flushes the slots that `is_due` chooses, by one sync. It is not given those that are empty,
+    /// and `None` for those that are taken and not waited for.
     fn flush_where(
         &self,
         flusher: &impl Flusher<List = L, Held = T>,
-        is_due: impl Fn(u64) -> bool,
+        others: Others,
+        mut is_due: impl FnMut(Option<&Batch<L, T>>) -> bool,
     ) -> Result<(), HardwareError> {
+        let ticket = self.ticket();
+        let mut gather = flusher.gather();
+        let mut result = Ok(());
         for slot in &self.slots {
-            let mut slot = slot.lock();
-            let since = slot.since;
-            let Some(gather) = slot.gather.take_if(|_| is_due(since)) else { continue };
-            let all = mem::replace(&mut slot.held, Vec::with_capacity(self.config.entries));
-            drop(slot);
-            match flusher.sync(gather) {
-                Ok(synced) => all.into_iter().for_each(|held| flusher.release(held, &synced)),
-                Err(SyncFailed { gather, error }) => {
-                    self.quarantine(gather, all, flusher);
-                    return Err(error);
-                }
+            let batch = match others {
+                Others::Wait => Some(slot.waiting.lock()),
+                Others::Skip => slot.waiting.try_lock(),
+            };
+            let Some(mut batch) = batch else {
+                is_due(None);
+                continue;
+            };
+            if batch.held.is_empty() || !is_due(Some(&batch)) {
+                continue;
+            }
+            match slot.begin(&mut batch, ticket, flusher) {
+                Some(more) => flusher.merge(&mut gather, more),
+                None => result = result.and(sync_in_place(&mut batch, flusher)),
             }
         }
-        Ok(())
+        self.begin_quarantine(ticket, &mut gather, flusher);
+        let result = result.and(self.finish(&self.slots, ticket, gather, flusher));
+        if others == Others::Wait {
+            self.slots.iter().for_each(|slot| wait_for(&slot.flush));
+            wait_for(&self.quarantine.flush);
+        }
+        result
     }
 
-    /// Keeps what hardware may still use, and what must not be released therefore.
-    #[cold]
-    pub(crate) fn quarantine(
+    /// Takes what is in quarantine along, unless another thread is at it.
+    fn begin_quarantine(
         &self,
-        gather: Gather<L>,
-        held: impl IntoIterator<Item = T>,
+        ticket: u64,
+        gather: &mut Gather<L>,
         flusher: &impl Flusher<List = L, Held = T>,
     ) {
-        let mut quarantine = self.quarantine.lock();
-        let all = quarantine.gather.get_or_insert_with(|| flusher.gather());
-        flusher.merge(all, gather);
-        quarantine.held.extend(held);
+        if !self.quarantined.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut batch = self.quarantine.waiting.lock();
+        if let Some(more) = self.quarantine.begin(&mut batch, ticket, flusher) {
+            self.quarantined.store(false, Ordering::Relaxed);
+            drop(batch);
+            flusher.merge(gather, more);
+        }
+    }
+
+    /// Syncs what a flush has, and releases it or puts it into quarantine. The flush has slots of
+    /// `slots`, and perhaps what was in quarantine.
+    fn finish(
+        &self,
+        slots: &[Apart<Slot<Flag, L, T>>],
+        ticket: u64,
+        gather: Gather<L>,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) -> Result<(), HardwareError> {
+        let quarantine = &self.quarantine;
+        let mut claim: Claim<'_, P, L, T> = Claim { slots, quarantine, ticket, end: LOST };
+        match flusher.sync(gather) {
+            Ok(()) => {
+                claim.end = FREE;
+                // Nobody needs to wait for this flush any more, also where `release` calls back.
+                claim
+                    .flushed()
+                    .for_each(|(flush, _)| flush.store(ticket | SYNCED, Ordering::Release));
+                for (_, held) in claim.flushed() {
+                    let mut held = held.lock();
+                    // What a panic leaves in it waits for another sync.
+                    while let Some(held) = held.pop() {
+                        flusher.release(held);
+                    }
+                }
+                Ok(())
+            }
+            Err(SyncFailed { gather, error }) => {
+                let all = claim.flushed();
+                let all = all.flat_map(|(_, held)| iter::from_fn(move || held.lock().pop()));
+                self.keep(gather, all, flusher);
+                claim.end = FREE;
+                Err(error)
+            }
+        }
+    }
+
+    fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(2, Ordering::Relaxed).wrapping_add(2)
+    }
+}
+
+/// Syncs what waits in a slot whose second batch another thread has, and leaves the entries where
+/// they are: that thread is about to be done, and whoever unmaps meanwhile finds the slot taken.
+#[cold]
+fn sync_in_place<L, T>(
+    batch: &mut Batch<L, T>,
+    flusher: &impl Flusher<List = L, Held = T>,
+) -> Result<(), HardwareError> {
+    // Lost, where the hook panics: then nobody knows what was synced.
+    let held = mem::take(&mut batch.held);
+    let gather = mem::replace(&mut batch.gather, flusher.gather());
+    let result = flusher.sync(gather).map_err(|SyncFailed { gather, error }| {
+        batch.gather = gather;
+        error
+    });
+    batch.held = held;
+    result
+}
+
+/// Waits until the flush that another thread is at has been synced.
+fn wait_for(flush: &AtomicU64) {
+    let seen = flush.load(Ordering::Acquire);
+    while is_syncing(seen) && flush.load(Ordering::Acquire) == seen {
+        spin_loop();
     }
 }
 

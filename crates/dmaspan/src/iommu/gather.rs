@@ -28,8 +28,11 @@ impl Ranges {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn add(&mut self, range: IovaRange) {
+        if self.overflowed {
+            return;
+        }
         if let Some(last) = self.places[..self.len].last_mut()
             && let Some(joined) = last.join(range)
         {
@@ -76,7 +79,7 @@ impl<L> Gather<L> {
     }
 
     /// Adds what an operation retired; `append` puts two lists of tables together.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add_with(&mut self, retired: Retired<L>, append: impl FnOnce(&mut L, L)) {
         if let Some(range) = retired.range {
             self.ranges.add(range);
@@ -95,7 +98,7 @@ impl<L> Gather<L> {
         self.add_tables(more.tables, append);
     }
 
-    #[inline]
+    #[inline(always)]
     fn add_tables(&mut self, more: Option<L>, append: impl FnOnce(&mut L, L)) {
         match (&mut self.tables, more) {
             (Some(tables), Some(more)) => append(tables, more),

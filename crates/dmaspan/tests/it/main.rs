@@ -9,6 +9,7 @@ mod domain;
 mod edges;
 mod errors;
 mod failures;
+mod flush_queue;
 mod flushing;
 mod formats;
 mod layout;

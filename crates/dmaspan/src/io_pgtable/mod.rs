@@ -131,6 +131,8 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     last_paddr: PhysAddr,
     /// Whether leaves of several entries can occur.
     has_groups: bool,
+    /// The bytes of the second smallest leaf: what is shorter is all of the smallest.
+    larger: u64,
     /// Whether hardware may use the tables for ever.
     leaked: Leaked,
 }
@@ -197,6 +199,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             .filter(|&lg2| geometry.page_sizes & lg2::size(lg2) != 0)
             .any(|lg2| F::shift(F::level_of(lg2)) != lg2);
         let last_paddr = PhysAddr::new(lg2::mask(geometry.output_bits));
+        let above = geometry.page_sizes & !lg2::mask(F::GRANULE_LG2 + 1);
+        let larger = if above == 0 { u64::MAX } else { lg2::size(lg2::alignment(above)) };
         Ok(Self {
             format,
             memory,
@@ -207,6 +211,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             root_mask,
             last_paddr,
             has_groups,
+            larger,
             leaked: Leaked::No,
         })
     }
@@ -430,6 +435,33 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         spans: &[Span],
         prot: Prot,
     ) -> Result<(), MapFailed<M::List>> {
+        let refuse = |error| MapFailed { error, retired: Retired::nothing() };
+        // One span that is all pages, as most buffers of drivers are: nothing to choose.
+        if let &[span] = spans
+            && span.len() < self.table.larger
+        {
+            let (range, _) = self.check_spans(iova, spans, prot).map_err(refuse)?;
+            let (paddr, bytes) = (span.paddr().get(), span.len());
+            let run = Run { iova: iova.get(), paddr, bytes, lg2: F::GRANULE_LG2 };
+            return match self.table.map_in_table(run, prot) {
+                Ok(()) => Ok(()),
+                Err(rest) => self.map_rest(range, rest, prot),
+            };
+        }
+        self.map_list(iova, spans, prot)
+    }
+
+    /// The rest of a range that began to be mapped by one run of pages.
+    #[inline(never)]
+    fn map_rest(&self, range: IovaRange, rest: Run, prot: Prot) -> Result<(), MapFailed<M::List>> {
+        let ends = (rest.iova, range.last().get());
+        let (at, result) = self.table.map_runs(iter::once(rest), ends, rest.lg2, prot);
+        result.map_err(|error| MapFailed { error, retired: self.withdraw(range.start(), at) })
+    }
+
+    /// [`map_spans`](Self::map_spans) for any list.
+    #[inline(never)]
+    fn map_list(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), MapFailed<M::List>> {
         let refuse = |error| MapFailed { error, retired: Retired::nothing() };
         let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
         let runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);

@@ -205,8 +205,10 @@ impl Error {
             | Self::Mask { .. }
             | Self::Unreachable { .. }
             | Self::Quarantined { .. } => Errno::EIO,
-            Self::NoSlot { .. } | Self::NoRoom { .. } | Self::NoRecord { .. } => Errno::ENOMEM,
-            Self::NoSlot { .. } | Self::NoRoom { .. } | Self::NoQueue { .. } => Errno::ENOMEM,
+            Self::NoSlot { .. }
+            | Self::NoRoom { .. }
+            | Self::NoRecord { .. }
+            | Self::NoQueue { .. } => Errno::ENOMEM,
             Self::NotTranslated { .. } => Errno::EREMOTEIO,
             Self::NotMemory { .. } => Errno::EPERM,
             Self::NotMapped { .. } => Errno::ENOENT,

@@ -3,11 +3,11 @@
 #![expect(unsafe_code, reason = "the tests promise to keep memory that nobody has")]
 
 mod attach;
+mod bounce;
 mod common;
 mod iova;
+mod raw;
 mod reservation;
 mod reserved;
-mod bounce;
-mod raw;
 mod rig;
 mod single;

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod bench_dma;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_linux::MemoryKind;
@@ -10,6 +11,7 @@ use crate::hold;
 use crate::size::ByteSize;
 
 pub(crate) use bench::{BenchWhat, IoPgtableArgs};
+pub(crate) use bench_dma::{DmaArgs, Mode, direction_name};
 
 /// Maps memory for devices one contiguous span at a time, measures and verifies.
 #[derive(Debug, Parser)]

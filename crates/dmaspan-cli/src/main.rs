@@ -8,12 +8,14 @@
 //!                             ├─ per_page: the same table work one page at a time
 //!                             └─ hold: hugetlb pages, given back however the process ends
 //! args ──► bench (page tables alone, by format) ──► report
+//! args ──► bench_dma (IOVAs, tables and flushes, as a driver's call) ──► report
 //! ```
 //!
 //! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
 
 mod args;
 mod bench;
+mod bench_dma;
 mod bus;
 mod hold;
 mod machine;
@@ -36,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Args, BenchWhat, Command, Format, IoPgtableArgs, MapArgs};
+use args::{Args, BenchWhat, Command, DmaArgs, Format, IoPgtableArgs, MapArgs};
 use machine::Machine;
 use plan::Plan;
 use progress::Progress;
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Ok(Args { command: Command::Bench { what: BenchWhat::IoPgtable(args) } }) => {
             bench_io_pgtable(&args)
         }
+        Ok(Args { command: Command::Bench { what: BenchWhat::Dma(args) } }) => bench_dma(&args),
         Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
         Err(error) => not_parsed(&error),
     }
@@ -79,6 +82,23 @@ fn bench_io_pgtable(args: &IoPgtableArgs) -> ExitCode {
     };
     let text = match args.format {
         Format::Table => bench::report::render(&report, Marks::of_stdout()),
+        Format::Json => report::json::render(&report),
+    };
+    print_text(&text).unwrap_or(ExitCode::SUCCESS)
+}
+
+/// `dmaspan bench dma`.
+fn bench_dma(args: &DmaArgs) -> ExitCode {
+    let plan = match bench_dma::Plan::new(args) {
+        Ok(plan) => plan,
+        Err(error) => return fail(WRONG_USAGE, &error.to_string()),
+    };
+    let report = match bench_dma::run(&plan, &Progress::new()) {
+        Ok(report) => report,
+        Err(error) => return fail(FAILED, &error.to_string()),
+    };
+    let text = match args.format {
+        Format::Table => bench_dma::report::render(&report, Marks::of_stdout()),
         Format::Json => report::json::render(&report),
     };
     print_text(&text).unwrap_or(ExitCode::SUCCESS)
@@ -140,9 +160,10 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
     if is_help {
         let _ = error.print();
     } else {
-        let first = env::args_os().nth(1);
-        let command = match first {
-            Some(word) if word == "bench" => "dmaspan bench io-pgtable",
+        let is = |place, word| env::args_os().nth(place).is_some_and(|found| found == word);
+        let command = match (is(1, "bench"), is(2, "dma")) {
+            (true, true) => "dmaspan bench dma",
+            (true, false) => "dmaspan bench io-pgtable",
             _ => "dmaspan map",
         };
         let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string(), command));
@@ -177,6 +198,10 @@ mod tests {
             &["dmaspan", "mop"],
             &["dmaspan", "bench", "io-pgtable", "--format-name", "arm"],
             &["dmaspan", "bench", "io-pgtable", "--threads", "0"],
+            &["dmaspan", "bench", "dma", "-t", "1025"],
+            &["dmaspan", "bench", "dma", "-n", "0"],
+            &["dmaspan", "bench", "dma", "-t", "1", "--quick"],
+            &["dmaspan", "bench", "dma", "--lazy", "--strict"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");

@@ -17,6 +17,7 @@
 //! | [`registration`] | what makes a pin: registered io_uring buffers, or locks |
 //! | [`pagemap`] | where memory is: one look-up for each page, or one for each huge leaf |
 //! | [`pinner`] | the [`Pinner`](dmaspan::pin::Pinner) that joins them |
+//! | [`platform`] | locks, numbers of threads and a clock for [`dmaspan::dma`] in a process |
 //! | [`framemap`] | the way back, from a physical address to the memory |
 //!
 //! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
@@ -50,6 +51,7 @@ pub mod hugetlb;
 pub mod mem;
 pub mod pagemap;
 pub mod pinner;
+pub mod platform;
 pub mod registration;
 
 mod os;
@@ -60,5 +62,6 @@ pub use hugetlb::HugetlbReservation;
 pub use mem::{Memory, MemoryKind};
 pub use pagemap::{FrameMode, FrameSource, Lookup};
 pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
+pub use platform::UserPlatform;
 pub use registration::PinMethod;
 pub use sys::signals;

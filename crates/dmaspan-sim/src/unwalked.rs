@@ -4,10 +4,14 @@
 //! tables' addresses are made up, and the arena that alone turns them into memory is given to
 //! nobody. So a [`Region`] frees what it retired at once.
 
+mod dma;
+
 use dmaspan::io_pgtable::{Error, Format, Owned, PageTable, Retired};
 use dmaspan::{IovaRange, PhysAddr};
 
 use crate::arena::{Arena, ArenaList};
+
+pub use dma::{ByCalls, Caller, Calls, Mapped, Told, UnwalkedDma};
 
 /// A page table with an arena of its own and without hardware.
 #[derive(Debug)]

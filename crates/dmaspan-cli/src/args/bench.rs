@@ -3,6 +3,7 @@
 use clap::Subcommand;
 
 use super::Format;
+use super::bench_dma::{DMA_ABOUT, DMA_EXAMPLES, DmaArgs};
 use crate::bench::formats::{self, NamedFormat};
 
 /// What is measured.
@@ -12,6 +13,9 @@ pub(crate) enum BenchWhat {
     #[command(long_about = IO_PGTABLE_ABOUT, after_help = IO_PGTABLE_EXAMPLES)]
     #[command(after_long_help = format!("Formats:\n{}\n{IO_PGTABLE_EXAMPLES}", formats::listed()))]
     IoPgtable(IoPgtableArgs),
+    /// Measure the DMA API: a call for each page of a buffer against one for all.
+    #[command(long_about = DMA_ABOUT, after_help = DMA_EXAMPLES, allow_negative_numbers = true)]
+    Dma(DmaArgs),
 }
 
 const IO_PGTABLE_ABOUT: &str = "\

@@ -31,6 +31,18 @@ pub(crate) fn page_size() -> u64 {
     })
 }
 
+/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`: since some moment, as of the kernel's last tick.
+#[inline]
+pub(crate) fn coarse_time_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY:
+    // 1. `time` is a live timespec that the call may write, and nothing else refers to it.
+    // It fails for clocks that the kernel does not have (clock_gettime(2)); Linux 2.6.32 has it.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    let (seconds, ns) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(ns.unwrap_or(0))
+}
+
 /// The soft limit of locked memory in bytes (`RLIMIT_MEMLOCK` of getrlimit(2)); `None` without one.
 pub(crate) fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

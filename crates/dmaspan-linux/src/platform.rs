@@ -1,0 +1,137 @@
+//! What the core asks of a process: locks, a number for each thread, and a clock.
+
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dmaspan::Platform;
+
+use crate::sys;
+
+/// A process of Linux: locks that sleep, threads in the place of CPUs, and the coarse clock.
+///
+/// A thread has the lowest number that no other one has, from the first time that it is asked for
+/// until the thread ends. So caches for as many "CPUs" as there are threads are shared by none,
+/// however many threads come and go.
+///
+/// ```
+/// use dmaspan::Platform;
+/// use dmaspan_linux::UserPlatform;
+///
+/// let here = UserPlatform.cpu();
+/// assert_eq!(UserPlatform.cpu(), here);
+/// let there = std::thread::spawn(|| UserPlatform.cpu()).join().unwrap();
+/// assert_ne!(there, here);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UserPlatform;
+
+impl Platform for UserPlatform {
+    type Lock = parking_lot::RawMutex;
+
+    /// The thread's number.
+    #[inline]
+    fn cpu(&self) -> usize {
+        let number = NUMBER.get();
+        if number == NONE { take_number() } else { number }
+    }
+
+    /// Nanoseconds of `CLOCK_MONOTONIC_COARSE` (clock_gettime(2)): late by up to a tick of the
+    /// kernel, which is 1 to 10 ms, and read in a few nanoseconds.
+    #[inline]
+    fn now(&self) -> u64 {
+        sys::coarse_time_ns()
+    }
+}
+
+/// The thread has no number yet.
+const NONE: usize = usize::MAX;
+
+thread_local! {
+    static NUMBER: Cell<usize> = const { Cell::new(NONE) };
+    static HOLD: Hold = const { Hold };
+}
+
+/// Gives the thread's number back when the thread ends.
+struct Hold;
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Whoever asks after this, in the thread's last moments, shares a place, which is allowed.
+        numbers().free.push(Reverse(NUMBER.replace(0)));
+    }
+}
+
+struct Numbers {
+    /// Those of threads that have ended.
+    free: BinaryHeap<Reverse<usize>>,
+    /// The first that no thread ever had.
+    unused: usize,
+}
+
+fn numbers() -> MutexGuard<'static, Numbers> {
+    static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { free: BinaryHeap::new(), unused: 0 });
+    NUMBERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cold]
+fn take_number() -> usize {
+    if HOLD.try_with(|_| ()).is_err() {
+        return 0;
+    }
+    let mut numbers = numbers();
+    let number = numbers.free.pop().map_or(numbers.unused, |Reverse(number)| number);
+    numbers.unused = numbers.unused.max(number + 1);
+    NUMBER.set(number);
+    number
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Numbers of threads that all live at once.
+    fn at_once(threads: usize) -> Vec<usize> {
+        let all_here = Barrier::new(threads);
+        thread::scope(|scope| {
+            let ask = || {
+                let number = UserPlatform.cpu();
+                all_here.wait();
+                assert_eq!(UserPlatform.cpu(), number);
+                number
+            };
+            let asking: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn threads_that_live_at_once_have_numbers_of_their_own_and_later_ones_have_them_again() {
+        for _ in 0..50 {
+            let mut numbers = at_once(8);
+            numbers.sort_unstable();
+            numbers.dedup();
+            assert_eq!(numbers.len(), 8);
+            // Other tests of this process have a few threads beside these.
+            assert!(numbers[7] < 8 + 64, "{numbers:?}");
+        }
+    }
+
+    #[test]
+    fn the_clock_goes_on_and_never_back() {
+        let (start, began) = (UserPlatform.now(), Instant::now());
+        let mut last = start;
+        while began.elapsed() < Duration::from_millis(50) {
+            let now = UserPlatform.now();
+            assert!(now >= last, "{now} after {last}");
+            last = now;
+        }
+        // The coarse clock moves by ticks of 10 ms at most.
+        assert!((20_000_000..5_000_000_000).contains(&(last - start)), "{}", last - start);
+    }
+}

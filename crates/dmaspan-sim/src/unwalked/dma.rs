@@ -1,0 +1,452 @@
+//! The DMA API over tables that no hardware walks: for measuring what mapping costs.
+//!
+//! All that a driver's mapping goes through is real: IOVAs, tables, gathers, flush queue and
+//! release. There is no device, so nothing is reached by what is mapped, and whoever maps here need
+//! promise nothing about the memory. Invalidations are counted and otherwise done at once.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use dmaspan::dma::{
+    Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, Mapping, NoPool, Piece,
+};
+use dmaspan::io_pgtable::{Format, PageTable};
+use dmaspan::iommu::flush_queue;
+use dmaspan::iommu::iova::{Align, Iovas, Request};
+use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
+use dmaspan::{
+    Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Prot, Span, SpanBuf, lg2,
+};
+
+use crate::arena::{Arena, ArenaList};
+use crate::walker::TableWords;
+
+/// How many ranges an invalidation names before it is one of everything, as that of a driver with
+/// range commands might.
+const MAX_RANGES: usize = 8;
+
+/// What hardware would have been told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Invalidation commands: one for each range, or one for everything.
+    pub commands: u64,
+    /// Waits until they were done.
+    pub syncs: u64,
+}
+
+impl Told {
+    /// By the calling thread, through any [`UnwalkedDma`], since the thread began: what a thread
+    /// does costs others nothing.
+    pub fn by_this_thread() -> Self {
+        TOLD.get()
+    }
+
+    /// What was told after `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        let Self { commands, syncs } = self;
+        Self { commands: commands - earlier.commands, syncs: syncs - earlier.syncs }
+    }
+}
+
+thread_local! {
+    static TOLD: Cell<Told> = const { Cell::new(Told { commands: 0, syncs: 0 }) };
+}
+
+/// Adds commands to what the thread told.
+#[inline]
+fn count(commands: usize, syncs: u64) {
+    let told = TOLD.get();
+    let commands = told.commands + u64::try_from(commands).unwrap_or(u64::MAX);
+    TOLD.set(Told { commands, syncs: told.syncs + syncs });
+}
+
+/// No hardware, counted.
+#[derive(Debug)]
+struct Untold;
+
+#[expect(unsafe_code, reason = "nothing is promised where there is no device")]
+// SAFETY: no device of the domain uses any translation, ever: there is none.
+unsafe impl IommuOps for Untold {
+    #[inline]
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        let commands = match what.scope {
+            Scope::Ranges(ranges) => ranges.len(),
+            Scope::All => 1,
+        };
+        count(commands, 1);
+        Ok(())
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn max_ranges(&self) -> usize {
+        MAX_RANGES
+    }
+
+    fn root_changed(&self, _: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
+        Ok(())
+    }
+}
+
+/// Memory that no device will ever reach.
+#[derive(Debug)]
+struct Unreached(Piece);
+
+#[expect(unsafe_code, reason = "no device reaches the memory")]
+// SAFETY: the type is private, and only domains whose hooks are `Untold` map it: no device uses
+// them, so nothing is read or written through the mapping whatever the memory is used for.
+unsafe impl DmaMemory for Unreached {
+    #[inline(always)]
+    fn pieces(&self) -> &[Piece] {
+        std::slice::from_ref(&self.0)
+    }
+}
+
+type Dma<F, P> = DmaDomain<F, Arena, Untold, P, Unreached>;
+
+/// A device's way to memory, without the device.
+#[derive(Debug)]
+pub struct UnwalkedDma<F: Format, P: Platform> {
+    device: Device<Dma<F, P>>,
+    domain: Arc<Dma<F, P>>,
+    tables: Arena,
+    /// The leaves that are one entry.
+    entry_sizes: u64,
+    flush: Flush,
+}
+
+/// A buffer mapped by one call.
+#[derive(Debug)]
+#[must_use = "a buffer that is dropped stays mapped"]
+pub struct Mapped<F: Format, P: Platform>(Mapping<Dma<F, P>>);
+
+impl<F: Format, P: Platform> Mapped<F, P> {
+    /// Where the device would find it.
+    pub fn addr(&self) -> DmaAddr {
+        self.0.addr()
+    }
+}
+
+/// A buffer that a [`Caller`] mapped.
+#[derive(Debug)]
+#[must_use = "a buffer that is dropped stays mapped"]
+pub struct ByCalls<'d, F: Format, P: Platform> {
+    dma: &'d UnwalkedDma<F, P>,
+    iovas: Iovas,
+}
+
+impl<F: Format, P: Platform> ByCalls<'_, F, P> {
+    /// Where the device would find it.
+    pub fn addr(&self) -> DmaAddr {
+        DmaAddr::new(self.iovas.range().start().get())
+    }
+}
+
+/// How a buffer is divided into calls to the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// One for each leaf, the largest that fits, as Linux before 5.15: to map it, to unmap it, and
+    /// to tell hardware.
+    EachLeaf,
+    /// One for the whole buffer, and one range for hardware.
+    One,
+}
+
+impl<F: Format, P: Platform> UnwalkedDma<F, P> {
+    /// An empty domain for one device, with room for tables of `bytes` bytes together from `base`
+    /// on (see [`Arena::new`]).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Domain`] where the root has no room, or would lie where the format cannot reach;
+    /// [`Error::Iova`] for an aperture without IOVAs; [`Error::Mask`] and [`Error::Limit`] for a
+    /// device that cannot be served.
+    pub fn new(
+        format: F,
+        (base, bytes): (PhysAddr, u64),
+        (dma, device): (DmaConfig, DeviceConfig),
+        platform: P,
+    ) -> Result<Self, Error> {
+        let tables = Arena::new(base, bytes);
+        let table = PageTable::new(format, tables.clone()).map_err(|e| Error::Domain(e.into()))?;
+        let geometry = table.geometry();
+        let sizes = (0..=geometry.top_level).map(F::shift).filter(|&lg2| lg2 < 64);
+        let entry_sizes = sizes.map(lg2::size).sum::<u64>() & geometry.page_sizes;
+        let domain = Domain::new(table, Untold)?;
+        let domain = Arc::new(DmaDomain::new(domain, dma, platform)?);
+        let device = Device::new(Arc::clone(&domain), NoPool, device)?;
+        Ok(Self { device, domain, tables, entry_sizes, flush: dma.flush })
+    }
+
+    /// The format, which knows the values of hardware's registers.
+    pub fn format(&self) -> &F {
+        self.domain.domain().format()
+    }
+
+    /// The physical address of the root table.
+    pub fn root(&self) -> PhysAddr {
+        self.domain.domain().root()
+    }
+
+    /// The tables, for a walker of software.
+    pub fn words(&self) -> &impl TableWords {
+        &self.tables
+    }
+
+    /// Maps a contiguous buffer for the device by
+    /// [`map_single`](dmaspan::dma::Device::map_single).
+    ///
+    /// # Errors
+    ///
+    /// Those of the DMA API, with nothing mapped.
+    #[inline]
+    pub fn map_single(&self, span: Span, direction: Direction) -> Result<Mapped<F, P>, Error> {
+        let mapping = self.device.map_single(Unreached(Piece::memory(span)), direction);
+        mapping.map(Mapped).map_err(|refused| refused.error)
+    }
+
+    /// Ends a mapping by [`unmap`](dmaspan::dma::Device::unmap).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another one of these, which stays.
+    #[inline]
+    pub fn unmap(&self, mapped: Mapped<F, P>) -> Result<(), Error> {
+        self.device.unmap(mapped.0).map(|_| ()).map_err(|failed| failed.error)
+    }
+
+    /// Who maps and unmaps by calls of its own to the table, on one thread.
+    pub fn caller(&self, calls: Calls) -> Caller<'_, F, P> {
+        Caller { dma: self, calls, gather: None, iovas: Vec::new(), since: 0 }
+    }
+
+    /// Syncs what was unmapped lazily by [`unmap`](Self::unmap), on all threads.
+    ///
+    /// # Errors
+    ///
+    /// None: hardware that does not exist does not fail.
+    pub fn flush(&self) -> Result<(), Error> {
+        self.domain.flush().map_err(|source| quarantined(self.domain.iovas().aperture(), source))
+    }
+
+    /// Whether everything was given back: nothing waits for a sync, and all IOVAs are free. They
+    /// are not any more afterwards.
+    ///
+    /// # Errors
+    ///
+    /// What stands in the way, as [`Space::reserve`](dmaspan::iommu::iova::Space::reserve) says it.
+    pub fn check_all_free(&mut self) -> Result<(), Error> {
+        let iovas = self.domain.iovas();
+        Ok(iovas.reserve(iovas.aperture())?)
+    }
+
+    /// The largest leaf that one entry can be at `addr` with so many bytes left (`iommu_pgsize` of
+    /// drivers/iommu/iommu.c).
+    #[inline]
+    fn leaf(&self, addr: u64, left: u64) -> u64 {
+        let fit = self.entry_sizes & lg2::mask(lg2::floor(left) + 1);
+        lg2::size(lg2::floor(fit & lg2::mask((addr.trailing_zeros() + 1).min(63))))
+    }
+
+    /// Maps a span from `iova` on, a call for each leaf, and moves `iova` behind it.
+    #[inline]
+    fn map_leaves(&self, iova: &mut Iova, span: Span, prot: Prot) -> Result<(), Error> {
+        let mut rest = Some(span);
+        while let Some(span) = rest {
+            let size = self.leaf(iova.get() | span.paddr().get(), span.len());
+            // Not longer than the span, which does not wrap.
+            let leaf = Span::new(span.paddr(), size).unwrap_or(span);
+            self.map_call(*iova, &[leaf], prot)?;
+            *iova = iova.wrapping_add(size);
+            rest = span.skip(size);
+        }
+        Ok(())
+    }
+
+    /// Unmaps a range, a call for each leaf that may be in it, and says how many calls that were.
+    #[inline]
+    fn unmap_leaves(
+        &self,
+        gather: &mut Gather<ArenaList>,
+        range: IovaRange,
+    ) -> Result<usize, Error> {
+        let mut at = range.start();
+        let mut left = range.checked_len().unwrap_or(u64::MAX);
+        let mut calls = 0;
+        while left > 0 {
+            let size = self.leaf(at.get(), left);
+            // At most what is left of the range.
+            let leaf = IovaRange::from_len(at, size).unwrap_or(range);
+            self.merge(gather, self.unmap_call(leaf)?);
+            at = at.wrapping_add(size);
+            left -= size;
+            calls += 1;
+        }
+        Ok(calls)
+    }
+
+    #[expect(unsafe_code, reason = "maps what no device reaches")]
+    #[inline]
+    fn map_call(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Error> {
+        // SAFETY: 1. The IOVAs are this call's alone: they were allocated for it, or it was refused
+        // here before. 2. No device reaches the memory.
+        let mapped = unsafe { self.domain.domain().map_spans(iova, spans, prot) };
+        mapped.map_err(|failed| failed.error.into())
+    }
+
+    #[expect(unsafe_code, reason = "unmaps what the caller owns")]
+    #[inline]
+    fn unmap_call(&self, range: IovaRange) -> Result<Gather<ArenaList>, Error> {
+        let mut room = SpanBuf::room::<16>();
+        let mut spans = SpanBuf::new(&mut room);
+        let domain = self.domain.domain();
+        // SAFETY: the range is of IOVAs that the caller holds.
+        let (mut gather, mut rest) = unsafe { domain.unmap(range, &mut spans)? }.into_gather();
+        while let Some(more) = rest.take() {
+            spans.clear();
+            // SAFETY: as above.
+            let (next, left) = unsafe { domain.resume(more, &mut spans) }.into_gather();
+            self.merge(&mut gather, next);
+            rest = left;
+        }
+        Ok(gather)
+    }
+
+    #[expect(unsafe_code, reason = "both gathers are of the domain")]
+    #[inline]
+    fn merge(&self, gather: &mut Gather<ArenaList>, more: Gather<ArenaList>) {
+        // SAFETY: both are of this domain: a `Caller` keeps to the one that made it.
+        unsafe { self.domain.domain().merge(gather, more) }
+    }
+
+    #[expect(unsafe_code, reason = "no hardware has anything to forget")]
+    #[inline]
+    fn sync(&self, gather: Gather<ArenaList>) -> Result<(), Error> {
+        // SAFETY: no hardware walks these tables, so nothing is freed that is in use.
+        let synced = unsafe { self.domain.domain().sync(gather) };
+        let aperture = self.domain.iovas().aperture();
+        synced.map(|_| ()).map_err(|failed| quarantined(aperture, failed.error))
+    }
+
+    #[inline]
+    fn free(&self, iovas: Iovas) {
+        // Of this space: a `Caller` keeps to the domain that made it.
+        let _ = self.domain.iovas().free(iovas);
+    }
+}
+
+/// Maps and unmaps buffers as Linux's DMA API does over a table that is [called](Calls) so: IOVAs
+/// allocated once, calls, and one sync for all calls of an unmap. In lazy mode unmaps wait here,
+/// within the same bounds as in the domain's own queue; dropped, what waits is lost.
+#[derive(Debug)]
+pub struct Caller<'d, F: Format, P: Platform> {
+    dma: &'d UnwalkedDma<F, P>,
+    calls: Calls,
+    gather: Option<Gather<ArenaList>>,
+    iovas: Vec<Iovas>,
+    since: u64,
+}
+
+impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
+    /// Maps spans, one behind the other.
+    ///
+    /// # Errors
+    ///
+    /// Those of the DMA API, with nothing mapped.
+    #[inline]
+    pub fn map(&self, spans: &[Span], direction: Direction) -> Result<ByCalls<'d, F, P>, Error> {
+        let dma = self.dma;
+        let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
+        let limit = Iova::new(dma.device.config().limits.last);
+        let request = Request { bytes, align: Align::Natural, limit };
+        let iovas = dma.domain.iovas().alloc(request)?;
+        let prot = direction.prot(Coherency::Coherent);
+        let start = iovas.range().start();
+        let mut iova = start;
+        let mapped = match self.calls {
+            Calls::One => dma.map_call(iova, spans, prot),
+            Calls::EachLeaf => {
+                spans.iter().try_for_each(|&span| dma.map_leaves(&mut iova, span, prot))
+            }
+        };
+        if let Err(error) = mapped {
+            if let Ok(range) = IovaRange::from_len(start, iova.get() - start.get()) {
+                dma.sync(dma.unmap_call(range)?)?;
+            }
+            dma.free(iovas);
+            return Err(error);
+        }
+        Ok(ByCalls { dma, iovas })
+    }
+
+    /// Ends a mapping.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another domain, which stays.
+    #[inline]
+    pub fn unmap(&mut self, mapped: ByCalls<'_, F, P>) -> Result<(), Error> {
+        let dma = self.dma;
+        if !std::ptr::eq(dma, mapped.dma) {
+            return Err(Error::Foreign { addr: mapped.addr() });
+        }
+        let ByCalls { iovas, .. } = mapped;
+        let range = iovas.range();
+        let mut gather = self.gather.take().unwrap_or_else(|| dma.domain.domain().gather());
+        let calls = match self.calls {
+            Calls::One => {
+                dma.merge(&mut gather, dma.unmap_call(range)?);
+                1
+            }
+            Calls::EachLeaf => dma.unmap_leaves(&mut gather, range)?,
+        };
+        match dma.flush {
+            Flush::Strict => {
+                // A command for each call; the sync counts that of the range they make together.
+                count(calls.saturating_sub(1), 0);
+                dma.sync(gather)?;
+                dma.free(iovas);
+                Ok(())
+            }
+            Flush::Lazy => {
+                self.gather = Some(gather);
+                self.wait(iovas)
+            }
+        }
+    }
+
+    /// Syncs what waits, and gives its IOVAs back.
+    ///
+    /// # Errors
+    ///
+    /// None: hardware that does not exist does not fail.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        if let Some(gather) = self.gather.take() {
+            self.dma.sync(gather)?;
+        }
+        self.iovas.drain(..).for_each(|iovas| self.dma.free(iovas));
+        Ok(())
+    }
+
+    fn wait(&mut self, iovas: Iovas) -> Result<(), Error> {
+        let bounds = flush_queue::Config::default();
+        let now = self.dma.domain.iovas().platform().now();
+        if self.iovas.is_empty() {
+            self.iovas.reserve(bounds.entries);
+            self.since = now;
+        }
+        self.iovas.push(iovas);
+        let age = now.saturating_sub(self.since);
+        if self.iovas.len() < bounds.entries && age < bounds.max_age {
+            return Ok(());
+        }
+        self.flush()
+    }
+}
+
+fn quarantined(range: IovaRange, source: HardwareError) -> Error {
+    Error::Quarantined { range, source }
+}

@@ -22,7 +22,7 @@ use crate::stats::{median, nanoseconds};
 pub(crate) use plan::Plan;
 use plan::{Case, Effort};
 use report::{Report, Row};
-use work::{Calling, DmaBenchError, Mapper, Measured, Rig, Single, Worker};
+use work::{Calling, DmaBenchError, Mapper, Measured, Rig, Single, Tables, Worker};
 
 /// How long caches are warmed up before a case is measured.
 const WARM_UP: Duration = Duration::from_millis(1);
@@ -72,7 +72,8 @@ impl Bench<'_> {
     fn measure(&self, case: &Case) -> Result<(Measured, Measured), DmaBenchError> {
         let memory = &plan::memory(case)?;
         let buffers = plan::buffers(case, memory)?;
-        let (per_page, batched) = (Rig::new(case)?, Rig::new(case)?);
+        let per_page = Rig::new(case, Tables::pages_root)?;
+        let batched = Rig::new(case, Tables::root)?;
         let direction = case.direction;
         let calling = |rig, calls| {
             let workers = buffers.iter().map(move |buffer| {
@@ -112,7 +113,8 @@ impl Bench<'_> {
         self.turn(&mut batched, WARM_UP)?;
         per_page.iter_mut().for_each(|worker| worker.measured = Measured::new());
         batched.iter_mut().for_each(|worker| worker.measured = Measured::new());
-        let length = if case.threads > self.cpus { self.effort.shared_turn } else { self.effort.turn };
+        let length =
+            if case.threads > self.cpus { self.effort.shared_turn } else { self.effort.turn };
         for _ in 0..self.effort.rounds {
             self.turn(&mut per_page, length)?;
             self.turn(&mut batched, length)?;

@@ -40,11 +40,8 @@ impl Effort {
         turn: Duration::from_millis(40),
         shared_turn: Duration::from_millis(100),
     };
-    const QUICK: Self = Self {
-        rounds: 1,
-        turn: Duration::from_millis(2),
-        shared_turn: Duration::from_millis(2),
-    };
+    const QUICK: Self =
+        Self { rounds: 1, turn: Duration::from_millis(2), shared_turn: Duration::from_millis(2) };
 
     /// So many seconds for both ways together.
     fn seconds(seconds: u64, threads: u64) -> Self {
@@ -160,7 +157,8 @@ impl Plan {
             None => Ok(plan),
             Some(case) => {
                 let &Case { bits, threads, granule, .. } = case;
-                let needed = (bits..ADDRESS_BITS).find(|&bits| Case { bits, ..case.clone() }.fits());
+                let needed =
+                    (bits..ADDRESS_BITS).find(|&bits| Case { bits, ..case.clone() }.fits());
                 Err(TooFewBits { bits, threads, granule, needed: needed.unwrap_or(ADDRESS_BITS) })
             }
         }

@@ -36,7 +36,8 @@ const SAMPLE: u64 = 1024;
 /// How often a mapping that found no room is tried again after a flush.
 const TRIES: u32 = 100;
 
-type Tables = UnwalkedDma<ArmLpaeS1<12>, UserPlatform>;
+/// What is mapped in.
+pub(crate) type Tables = UnwalkedDma<ArmLpaeS1<12>, UserPlatform>;
 
 /// Why mapping was not measured.
 #[derive(Debug, thiserror::Error)]
@@ -101,16 +102,24 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    pub(crate) fn new(case: &Case) -> Result<Self, DmaBenchError> {
-        let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS))?;
+    /// One whose buffers are mapped below the root that `root` gives.
+    pub(crate) fn new(
+        case: &Case,
+        root: impl Fn(&Tables) -> PhysAddr,
+    ) -> Result<Self, DmaBenchError> {
+        let format = || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS));
         let bytes = TABLE_BYTES.saturating_mul(case.threads).min(MOST_TABLE_BYTES);
         let cpus = usize::try_from(case.threads).unwrap_or(usize::MAX);
         let config = DmaConfig { flush: case.flush, ..DmaConfig::new(cpus) };
         let device = DeviceConfig::bits(case.bits);
-        let tables =
-            UnwalkedDma::new(format, (TABLES_AT, bytes), (config, device), UserPlatform)
-                .map_err(|source| case.refused(source))?;
-        let registers = tables.format().registers(tables.root());
+        let tables = UnwalkedDma::new(
+            [format()?, format()?],
+            (TABLES_AT, bytes),
+            (config, device),
+            UserPlatform,
+        )
+        .map_err(|source| case.refused(source))?;
+        let registers = tables.format().registers(root(&tables));
         let walker = ArmLpaeS1Walker::new(ArmS1Registers {
             ttbr: registers.ttbr,
             tcr: registers.tcr,

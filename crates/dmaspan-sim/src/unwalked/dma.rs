@@ -5,12 +5,13 @@
 //! promise nothing about the memory. Invalidations are counted and otherwise done at once.
 
 use std::cell::Cell;
+use std::hint::black_box;
 use std::sync::Arc;
 
 use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, Mapping, NoPool, Piece,
 };
-use dmaspan::io_pgtable::{Format, PageTable};
+use dmaspan::io_pgtable::{self, Format, Owned, PageTable, Retired};
 use dmaspan::iommu::flush_queue;
 use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
@@ -112,6 +113,8 @@ type Dma<F, P> = DmaDomain<F, Arena, Untold, P, Unreached>;
 pub struct UnwalkedDma<F: Format, P: Platform> {
     device: Device<Dma<F, P>>,
     domain: Arc<Dma<F, P>>,
+    /// What is mapped page by page.
+    pages: PageTable<F, Arena>,
     tables: Arena,
     /// The leaves that are one entry.
     entry_sizes: u64,
@@ -157,7 +160,8 @@ pub enum Calls {
 
 impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     /// An empty domain for one device, with room for tables of `bytes` bytes together from `base`
-    /// on (see [`Arena::new`]).
+    /// on (see [`Arena::new`]). Of the same format twice: what is mapped [for each
+    /// leaf](Calls::EachLeaf) has a table of its own.
     ///
     /// # Errors
     ///
@@ -165,20 +169,21 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     /// [`Error::Iova`] for an aperture without IOVAs; [`Error::Mask`] and [`Error::Limit`] for a
     /// device that cannot be served.
     pub fn new(
-        format: F,
+        [format, pages]: [F; 2],
         (base, bytes): (PhysAddr, u64),
         (dma, device): (DmaConfig, DeviceConfig),
         platform: P,
     ) -> Result<Self, Error> {
         let tables = Arena::new(base, bytes);
-        let table = PageTable::new(format, tables.clone()).map_err(|e| Error::Domain(e.into()))?;
-        let geometry = table.geometry();
+        let table = PageTable::new(format, tables.clone()).map_err(refused)?;
+        let pages = PageTable::new(pages, tables.clone()).map_err(refused)?;
+        let geometry = pages.geometry();
         let sizes = (0..=geometry.top_level).map(F::shift).filter(|&lg2| lg2 < 64);
         let entry_sizes = sizes.map(lg2::size).sum::<u64>() & geometry.page_sizes;
         let domain = Domain::new(table, Untold)?;
         let domain = Arc::new(DmaDomain::new(domain, dma, platform)?);
         let device = Device::new(Arc::clone(&domain), NoPool, device)?;
-        Ok(Self { device, domain, tables, entry_sizes, flush: dma.flush })
+        Ok(Self { device, domain, pages, tables, entry_sizes, flush: dma.flush })
     }
 
     /// The format, which knows the values of hardware's registers.
@@ -189,6 +194,11 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     /// The physical address of the root table.
     pub fn root(&self) -> PhysAddr {
         self.domain.domain().root()
+    }
+
+    /// The root of the table of what is mapped [for each leaf](Calls::EachLeaf).
+    pub fn pages_root(&self) -> PhysAddr {
+        self.pages.root()
     }
 
     /// The tables, for a walker of software.
@@ -251,41 +261,60 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
         lg2::size(lg2::floor(fit & lg2::mask((addr.trailing_zeros() + 1).min(63))))
     }
 
-    /// Maps a span from `iova` on, a call for each leaf, and moves `iova` behind it.
+    /// Maps spans, a call for each leaf; how far that came, and the error that ended it.
     #[inline]
-    fn map_leaves(&self, iova: &mut Iova, span: Span, prot: Prot) -> Result<(), Error> {
-        let mut rest = Some(span);
-        while let Some(span) = rest {
-            let size = self.leaf(iova.get() | span.paddr().get(), span.len());
-            // Not longer than the span, which does not wrap.
-            let leaf = Span::new(span.paddr(), size).unwrap_or(span);
-            self.map_call(*iova, &[leaf], prot)?;
-            *iova = iova.wrapping_add(size);
-            rest = span.skip(size);
+    fn map_leaves(&self, iovas: IovaRange, spans: &[Span], prot: Prot) -> (u64, Result<(), Error>) {
+        let owned = self.own_pages(iovas);
+        let mut done = 0;
+        for span in spans {
+            let (mut paddr, mut left) = (span.paddr(), span.len());
+            while left > 0 {
+                let iova = iovas.start().wrapping_add(done);
+                let size = self.leaf(iova.get() | paddr.get(), left);
+                if let Err(error) = owned.map_pages(iova, paddr, size, 1, prot).1 {
+                    return (done, Err(refused(error)));
+                }
+                (paddr, left, done) = (paddr.wrapping_add(size), left - size, done + size);
+            }
         }
-        Ok(())
+        (done, Ok(()))
     }
 
-    /// Unmaps a range, a call for each leaf that may be in it, and says how many calls that were.
+    /// Unmaps `len` bytes, a call for each leaf that may be there, and says how many calls it took.
     #[inline]
     fn unmap_leaves(
         &self,
         gather: &mut Gather<ArenaList>,
-        range: IovaRange,
+        iovas: IovaRange,
+        len: u64,
     ) -> Result<usize, Error> {
-        let mut at = range.start();
-        let mut left = range.checked_len().unwrap_or(u64::MAX);
-        let mut calls = 0;
-        while left > 0 {
-            let size = self.leaf(at.get(), left);
-            // At most what is left of the range.
-            let leaf = IovaRange::from_len(at, size).unwrap_or(range);
-            self.merge(gather, self.unmap_call(leaf)?);
-            at = at.wrapping_add(size);
-            left -= size;
+        let owned = self.own_pages(iovas);
+        let (mut done, mut calls) = (0, 0);
+        while done < len {
+            let iova = iovas.start().wrapping_add(done);
+            let size = self.leaf(iova.get(), len - done);
+            let unmapped = owned.unmap_pages(iova, size, 1);
+            if let Err(retired) = gather.add(unmapped.retired) {
+                self.free_tables(retired);
+            }
+            unmapped.result.map_err(refused)?;
+            done += size;
             calls += 1;
         }
         Ok(calls)
+    }
+
+    #[expect(unsafe_code, reason = "the IOVAs are divided among callers by their space")]
+    #[inline]
+    fn own_pages(&self, iovas: IovaRange) -> Owned<'_, F, Arena> {
+        // SAFETY: all callers hold the IOVAs, which no other one gets meanwhile.
+        unsafe { self.pages.claim(iovas) }
+    }
+
+    #[expect(unsafe_code, reason = "nothing walks these tables")]
+    fn free_tables(&self, retired: Retired<ArenaList>) {
+        // SAFETY: 1. Nothing walks the table. 2. What was retired is of it: from `unmap_leaves`.
+        unsafe { self.pages.free(retired) }
     }
 
     #[expect(unsafe_code, reason = "maps what no device reaches")]
@@ -364,22 +393,25 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
         let request = Request { bytes, align: Align::Natural, limit };
         let iovas = dma.domain.iovas().alloc(request)?;
         let prot = direction.prot(Coherency::Coherent);
-        let start = iovas.range().start();
-        let mut iova = start;
+        let range = iovas.range();
         let mapped = match self.calls {
-            Calls::One => dma.map_call(iova, spans, prot),
+            Calls::One => dma.map_call(range.start(), spans, prot),
             Calls::EachLeaf => {
-                spans.iter().try_for_each(|&span| dma.map_leaves(&mut iova, span, prot))
+                let (done, mapped) = dma.map_leaves(range, spans, prot);
+                if mapped.is_err() {
+                    let mut gather = dma.domain.domain().gather();
+                    dma.unmap_leaves(&mut gather, range, done)?;
+                }
+                mapped
             }
         };
-        if let Err(error) = mapped {
-            if let Ok(range) = IovaRange::from_len(start, iova.get() - start.get()) {
-                dma.sync(dma.unmap_call(range)?)?;
+        match mapped {
+            Ok(()) => Ok(ByCalls { dma, iovas }),
+            Err(error) => {
+                dma.free(iovas);
+                Err(error)
             }
-            dma.free(iovas);
-            return Err(error);
         }
-        Ok(ByCalls { dma, iovas })
     }
 
     /// Ends a mapping.
@@ -396,18 +428,19 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
         let ByCalls { iovas, .. } = mapped;
         let range = iovas.range();
         let mut gather = self.gather.take().unwrap_or_else(|| dma.domain.domain().gather());
-        let calls = match self.calls {
+        let commands = match self.calls {
             Calls::One => {
                 dma.merge(&mut gather, dma.unmap_call(range)?);
-                1
+                0
             }
-            Calls::EachLeaf => dma.unmap_leaves(&mut gather, range)?,
+            Calls::EachLeaf => {
+                let len = range.checked_len().unwrap_or(u64::MAX);
+                dma.unmap_leaves(&mut gather, range, len)?
+            }
         };
         match dma.flush {
             Flush::Strict => {
-                // A command for each call; the sync counts that of the range they make together.
-                count(calls.saturating_sub(1), 0);
-                dma.sync(gather)?;
+                self.sync(gather, commands)?;
                 dma.free(iovas);
                 Ok(())
             }
@@ -425,10 +458,24 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
     /// None: hardware that does not exist does not fail.
     pub fn flush(&mut self) -> Result<(), Error> {
         if let Some(gather) = self.gather.take() {
-            self.dma.sync(gather)?;
+            // A queue is flushed by one command for everything.
+            self.sync(gather, 1)?;
         }
         self.iovas.drain(..).for_each(|iovas| self.dma.free(iovas));
         Ok(())
+    }
+
+    /// Tells hardware, where each call has a command of its own by so many of them.
+    #[inline]
+    fn sync(&self, gather: Gather<ArenaList>, commands: usize) -> Result<(), Error> {
+        match self.calls {
+            Calls::One => self.dma.sync(gather),
+            Calls::EachLeaf => {
+                black_box(gather.invalidation());
+                count(commands, 1);
+                Ok(())
+            }
+        }
     }
 
     fn wait(&mut self, iovas: Iovas) -> Result<(), Error> {
@@ -447,6 +494,13 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
     }
 }
 
+fn refused(error: io_pgtable::Error) -> Error {
+    Error::Domain(error.into())
+}
+
 fn quarantined(range: IovaRange, source: HardwareError) -> Error {
     Error::Quarantined { range, source }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+use dmaspan::Coherency;
+use dmaspan::dma::DeviceLimits;
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+
+use super::*;
+use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use crate::walker::{Access, Walker};
+
+#[derive(Debug)]
+struct OneThread;
+
+impl Platform for OneThread {
+    type Lock = parking_lot::RawMutex;
+
+    fn cpu(&self) -> usize {
+        0
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+type Dma = UnwalkedDma<ArmLpaeS1<12>, OneThread>;
+
+const MEMORY: PhysAddr = PhysAddr::new(1 << 30);
+
+fn dma(flush: Flush, table_bytes: u64) -> Dma {
+    let format = || ArmLpaeS1::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let config = DmaConfig { flush, ..DmaConfig::new(1) };
+    let room = (PhysAddr::new(1 << 40), table_bytes);
+    let device = DeviceConfig { coherency: Coherency::Coherent, ..DeviceConfig::bits(32) };
+    assert_eq!(device.limits, DeviceLimits::bits(32));
+    UnwalkedDma::new([format(), format()], room, (config, device), OneThread).unwrap()
+}
+
+fn walker(dma: &Dma, root: PhysAddr) -> ArmLpaeS1Walker {
+    let registers = dma.format().registers(root);
+    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
+    ArmLpaeS1Walker::new(ArmS1Registers { ttbr, tcr, mair, ..Default::default() }).unwrap()
+}
+
+fn leads_to(dma: &Dma, root: PhysAddr, addr: u64) -> Option<PhysAddr> {
+    let found = walker(dma, root).walk(dma.words(), Iova::new(addr), Access::Write);
+    found.ok().map(|translation| translation.paddr)
+}
+
+fn told(work: impl FnOnce()) -> Told {
+    let before = Told::by_this_thread();
+    work();
+    Told::by_this_thread().since(before)
+}
+
+#[test]
+fn a_buffer_is_one_command_batched_and_one_for_each_page_otherwise() {
+    let mut dma = dma(Flush::Strict, 1 << 20);
+    let span = Span::new(MEMORY, 600 * 4096).unwrap();
+    let batched = told(|| {
+        let mapped = dma.map_single(span, Direction::Bidirectional).unwrap();
+        let addr = mapped.addr().get();
+        assert_eq!(leads_to(&dma, dma.root(), addr + 0x5123), Some(MEMORY.wrapping_add(0x5123)));
+        dma.unmap(mapped).unwrap();
+        assert_eq!(leads_to(&dma, dma.root(), addr), None);
+    });
+    assert_eq!(batched, Told { commands: 1, syncs: 1 });
+    // A block of 2 MiB and 88 pages.
+    let by_page = told(|| {
+        let mut caller = dma.caller(Calls::EachLeaf);
+        let mapped = caller.map(&[span], Direction::Bidirectional).unwrap();
+        let addr = mapped.addr().get();
+        let last = MEMORY.wrapping_add(600 * 4096 - 1);
+        assert_eq!(leads_to(&dma, dma.pages_root(), addr + 600 * 4096 - 1), Some(last));
+        caller.unmap(mapped).unwrap();
+        assert_eq!(leads_to(&dma, dma.pages_root(), addr), None);
+        assert_eq!(leads_to(&dma, dma.pages_root(), addr + 599 * 4096), None);
+    });
+    assert_eq!(by_page, Told { commands: 89, syncs: 1 });
+    dma.check_all_free().unwrap();
+}
+
+#[test]
+fn what_waits_is_synced_by_256_and_not_free_before() {
+    let dma = dma(Flush::Lazy, 1 << 20);
+    let mut caller = dma.caller(Calls::EachLeaf);
+    let span = Span::new(MEMORY, 2 * 4096).unwrap();
+    let mut pair = || {
+        let mapped = caller.map(&[span], Direction::ToDevice).unwrap();
+        let addr = mapped.addr();
+        caller.unmap(mapped).unwrap();
+        addr
+    };
+    let mut addrs = Vec::new();
+    assert_eq!(told(|| addrs.extend((0..255).map(|_| pair()))), Told::default());
+    addrs.sort_unstable();
+    addrs.dedup();
+    assert_eq!(addrs.len(), 255);
+    assert_eq!(told(|| assert!(!addrs.contains(&pair()))), Told { commands: 1, syncs: 1 });
+    assert!(addrs.contains(&pair()));
+}
+
+#[test]
+fn a_refused_mapping_leaves_nothing_and_a_foreign_one_is_refused() {
+    // The root, and two tables below it.
+    let mut small = dma(Flush::Strict, 4 * 4096);
+    let span = Span::new(MEMORY, 8 * 4096).unwrap();
+    let mut caller = small.caller(Calls::EachLeaf);
+    assert!(matches!(caller.map(&[span], Direction::ToDevice), Err(Error::Domain(_))));
+    let other = dma(Flush::Strict, 1 << 20);
+    let mapped = other.caller(Calls::One).map(&[span], Direction::ToDevice).unwrap();
+    assert!(matches!(caller.unmap(mapped), Err(Error::Foreign { .. })));
+    small.check_all_free().unwrap();
+}

@@ -88,6 +88,7 @@ pub mod mock;
 pub mod model;
 pub mod port;
 mod rng;
+pub mod sanitizer;
 pub mod suite;
 pub mod unwalked;
 pub mod walker;

@@ -1,0 +1,81 @@
+//! What hardware and driver are like, and how findings are reported.
+
+use crate::iotlb::AbsentEntries;
+
+/// Whether hardware forgets only the sizes of leaves that an invalidation names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum LeafSizes {
+    /// It forgets leaves of all sizes.
+    #[default]
+    Any,
+    /// It forgets the named sizes (Arm's TTL field, VT-d's address mask): one that was unmapped and
+    /// not named stays. For unmaps that say their sizes.
+    Named,
+}
+
+/// Whether a part of what was mapped by one event may be unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Parts {
+    /// It may not, as in the DMA API: kernel/dma/debug.c calls it "different size".
+    #[default]
+    Report,
+    /// It may, as in an IOMMU API.
+    Allow,
+}
+
+/// Whether flushes that were of no use are findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Pointless {
+    /// They are not: some drivers flush to be safe.
+    Ignore,
+    /// They are, of [`Class::Performance`](super::Class::Performance).
+    #[default]
+    Report,
+}
+
+/// What happens with a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Mode {
+    /// It is kept, for [`findings`](super::Sanitizer::findings).
+    #[default]
+    Collect,
+    /// It is kept, and if it is an error the thread that caused it panics with the report, unless
+    /// it panics already.
+    Panic,
+}
+
+/// What a [`Sanitizer`](super::Sanitizer) assumes and does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Whether hardware caches absent entries, so that it must be told of what is mapped.
+    pub absent: AbsentEntries,
+    /// Whether it minds the sizes of leaves in invalidations.
+    pub leaf_sizes: LeafSizes,
+    /// Whether a part of a mapping may be unmapped.
+    pub parts: Parts,
+    /// Whether pointless flushes are findings.
+    pub pointless: Pointless,
+    /// What happens with findings.
+    pub mode: Mode,
+    /// How many of the last operations are kept. An operation costs about 150 bytes.
+    pub history: usize,
+    /// How many operations a finding shows at most.
+    pub shown: usize,
+    /// How many findings are kept; more are only counted.
+    pub findings: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            absent: AbsentEntries::NotCached,
+            leaf_sizes: LeafSizes::Any,
+            parts: Parts::Report,
+            pointless: Pointless::Report,
+            mode: Mode::Collect,
+            history: 16384,
+            shown: 12,
+            findings: 100,
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! A sanitizer for the order of things in DMA: map, use, unmap, flush, release.
+//!
+//! What goes wrong between a driver and an IOMMU mostly goes unnoticed: IOTLBs are small and forget
+//! soon, and a device that writes through a translation that should be gone corrupts whatever lies
+//! there by then. The [`Sanitizer`] is told what happens, by events, and assumes the worst of
+//! hardware:
+//!
+//! - Every translation is in the IOTLB from its map on, and stays until an invalidation that *began
+//!   after the unmap*, names its IOVAs (and its leaf's size, where hardware minds), and has *ended*
+//!   well.
+//! - Every walk is in a walk cache. Where tables were detached, walks into them stay until such an
+//!   invalidation says so too.
+//! - Where absent entries are cached, a mapping is not seen until `sync_map` named it.
+//!
+//! It knows no page table, no allocator and no driver, so that it serves anybody's. It needs no
+//! events but those of what it shall look after: without releases nothing is released too early,
+//! without DMA no device touches what it must not.
+//!
+//! | event | finds |
+//! |---|---|
+//! | [`on_map`](Sanitizer::on_map) | a map over a mapping; over IOVAs whose last unmap is not flushed |
+//! | [`on_unmap`](Sanitizer::on_unmap) | a double unmap, an unmap of nothing or of a part |
+//! | [`on_invalidate`](Sanitizer::on_invalidate) | a pointless flush |
+//! | [`on_sync_map`](Sanitizer::on_sync_map) | |
+//! | [`on_dma`](Sanitizer::on_dma) | a use after unmap; nothing mapped, the end of a mapping, no permission, no `sync_map` |
+//! | [`on_sync`](Sanitizer::on_sync) | a sync outside of a mapping, or with another direction |
+//! | [`on_alloc`](Sanitizer::on_alloc) | IOVAs handed out that are mapped or not flushed |
+//! | [`on_release`](Sanitizer::on_release), [`on_free`](Sanitizer::on_free) | a late flush; a release of what is mapped |
+//! | [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish) | leaks, what was never flushed |
+//!
+//! It finds what Linux's kernel/dma/debug.c and drivers/iommu/iommu-debug-pagealloc.c find, and what
+//! they cannot: whatever has to do with flushes.
+//!
+//! [`Sanitized`] feeds it from any [`IommuOps`](dmaspan::iommu::IommuOps), [`SanitizedDevice`] and
+//! [`Tracked`] from the DMA API. Clones share all state and can go to all threads; one lock is
+//! around it, which puts events in an order that is the same in all reports.
+//!
+//! # Example
+//!
+//! A driver that gives IOVAs back before the flush, and what it is told:
+//!
+//! ```
+//! use dmaspan::iommu::{Invalidation, Scope, Tables};
+//! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, RangeError, Span};
+//! use dmaspan_sim::sanitizer::{Cached, Cause, Config, Kind, Sanitizer};
+//!
+//! # fn main() -> Result<(), RangeError> {
+//! let sanitizer = Sanitizer::new(Config::default());
+//! let nic = sanitizer.named("nic0");
+//! let buffer = IovaRange::from_len(Iova::new(0x8000), 0x2000)?;
+//! let memory = Span::new(PhysAddr::new(0x4_2000_0000), 0x2000)?;
+//! let flush = |range| {
+//!     let scope = Scope::Ranges(&[range]);
+//!     nic.on_invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept });
+//! };
+//!
+//! // As it should be.
+//! nic.on_map(buffer, &[memory], Prot::READ_WRITE);
+//! nic.on_unmap(buffer, Tables::Kept);
+//! flush(buffer);
+//! nic.on_release(buffer);
+//! assert!(sanitizer.findings().is_empty());
+//!
+//! // The flush has half of it.
+//! nic.on_map(buffer, &[memory], Prot::READ_WRITE);
+//! nic.on_unmap(buffer, Tables::Kept);
+//! flush(IovaRange::from_len(Iova::new(0x8000), 0x1000)?);
+//! nic.on_release(buffer);
+//!
+//! let found = sanitizer.findings();
+//! let late = Kind::LateFlush { cached: Cached::Leaf, cause: Cause::TooShort, freed: None };
+//! assert_eq!(found[0].kind, late);
+//! let report = found[0].to_string();
+//! # let report: String = {
+//! #     // Without the places, which the compiler knows.
+//! #     let cut = |line: &str| line.split("  at ").next().unwrap().trim_end().to_owned();
+//! #     report.lines().map(cut).collect::<Vec<_>>().join("\n")
+//! # };
+//! assert_eq!(report, "\
+//! ERROR: late flush
+//!   what: 0x9000..=0x9fff was released, and its translation is not flushed yet
+//!         leads to memory 0x420001000..=0x420001fff
+//!   why:  the invalidation named a part of what was unmapped, and not this
+//!   do:   invalidate all that was unmapped, the last byte included
+//!   history of 0x9000..=0x9fff, oldest first:
+//!       #1     0x8000..=0x9fff        map to 0x420000000..=0x420001fff, reads and writes
+//!       #2     0x8000..=0x9fff        unmap
+//!       #3     0x8000..=0x9fff        invalidate begins, leaves of 0x1000
+//!       #4     0x8000..=0x9fff        invalidate #3 done
+//!       #5     0x8000..=0x9fff        release
+//!       #6     0x8000..=0x9fff        map to 0x420000000..=0x420001fff, reads and writes
+//!       #7     0x8000..=0x9fff        unmap
+//!       #8     0x8000..=0x8fff        invalidate begins, leaves of 0x1000
+//!       #9     0x8000..=0x8fff        invalidate #8 done
+//!    => #10    0x8000..=0x9fff        release");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every line of a history ends with the place of the call, the thread, and the name that the
+//! driver gave itself.
+
+mod config;
+mod event;
+mod flush;
+mod intervals;
+mod report;
+mod state;
+#[cfg(test)]
+mod tests;
+mod wrapper;
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, thread};
+
+use dmaspan::iommu::{Invalidation, Tables};
+use dmaspan::{Direction, Iova, IovaRange, Prot, Span};
+use parking_lot::Mutex;
+
+use crate::walker::Access;
+pub use config::{Config, LeafSizes, Mode, Parts, Pointless};
+use event::Forget;
+pub use event::{Invalidating, Op, Origin, Outcome, Record, SyncFor, Where};
+pub use report::{Cached, Cause, Class, Finding, Kind};
+use state::{Mapped, State};
+pub use wrapper::{Sanitized, SanitizedDevice, SanitizedMapping, Tracked};
+
+/// Who is told what happens, and finds what is wrong: see the [module](self).
+///
+/// One looks after one domain. All its methods may be called at any time and by any thread; events
+/// that race in the driver are in the order in which they are told.
+#[derive(Clone)]
+pub struct Sanitizer {
+    shared: Arc<Shared>,
+    name: Option<&'static str>,
+}
+
+struct Shared {
+    mode: Mode,
+    state: Mutex<State>,
+    unique: AtomicU64,
+}
+
+/// A moment: for [`Sanitizer::on_map_since`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+impl Default for Sanitizer {
+    fn default() -> Self {
+        Self::new(Config::default())
+    }
+}
+
+impl Sanitizer {
+    /// One that knows of nothing mapped.
+    pub fn new(config: Config) -> Self {
+        let state = Mutex::new(State::new(config));
+        let shared = Shared { mode: config.mode, state, unique: AtomicU64::new(0) };
+        Self { shared: Arc::new(shared), name: None }
+    }
+
+    /// The same sanitizer; what this clone is told has `name` in histories.
+    #[must_use]
+    pub fn named(&self, name: &'static str) -> Self {
+        Self { shared: Arc::clone(&self.shared), name: Some(name) }
+    }
+
+    /// IOVAs were handed out to be mapped.
+    #[track_caller]
+    pub fn on_alloc(&self, range: IovaRange) {
+        self.tell(Op::Alloc, Where::Range(range), |state, now| state.expect_unused(range, now));
+    }
+
+    /// Translations were written into the tables: `range` leads to `spans`, one behind the other.
+    /// Spans may be left out: of memory that is not named no wrong release is found.
+    ///
+    /// Said before hardware is told by a `sync_map`, and before a device is given the IOVAs.
+    #[track_caller]
+    pub fn on_map(&self, range: IovaRange, spans: &[Span], prot: Prot) {
+        self.map(None, range, spans, prot);
+    }
+
+    /// [`on_map`](Self::on_map) for whoever only hears of it afterwards: the tables were written
+    /// between `before` and now, and a `sync_map` since then may have been for it.
+    #[track_caller]
+    pub fn on_map_since(&self, before: Moment, range: IovaRange, spans: &[Span], prot: Prot) {
+        self.map(Some(before), range, spans, prot);
+    }
+
+    #[track_caller]
+    fn map(&self, before: Option<Moment>, range: IovaRange, spans: &[Span], prot: Prot) {
+        let op = Op::Map { prot, first: spans.first().copied() };
+        self.tell(op, Where::Range(range), |state, now| {
+            let since = before.map_or(now.number, |moment| moment.0);
+            let mapped = Mapped { paddr: None, prot, since, mapped: now.clone() };
+            state.map(range, spans, &mapped);
+        });
+    }
+
+    /// Hardware that caches absent entries has forgotten those of `range`.
+    #[track_caller]
+    pub fn on_sync_map(&self, range: IovaRange) {
+        self.tell(Op::SyncMap, Where::Range(range), |state, now| {
+            if state.config.absent == crate::iotlb::AbsentEntries::Cached {
+                state.announced.take(range);
+                state.announced.insert(range, now.number);
+            }
+        });
+    }
+
+    /// The translations of `range` are taken away, and tables of it too or not. Said before the
+    /// invalidation begins.
+    #[track_caller]
+    pub fn on_unmap(&self, range: IovaRange, tables: Tables) {
+        self.on_unmap_leaves(range, tables, 0);
+    }
+
+    /// [`on_unmap`](Self::on_unmap) of leaves whose sizes are known: bit n for 2^n bytes.
+    #[track_caller]
+    pub fn on_unmap_leaves(&self, range: IovaRange, tables: Tables, leaf_sizes: u64) {
+        let op = Op::Unmap { tables, leaf_sizes };
+        self.tell(op, Where::Range(range), |state, now| {
+            state.unmap(range, (tables, leaf_sizes), now);
+        });
+    }
+
+    /// Hardware was told to forget and has forgotten, with nothing in between.
+    #[track_caller]
+    pub fn on_invalidate(&self, what: &Invalidation<'_>) {
+        let begun = self.on_invalidate_begin(what);
+        self.on_invalidate_end(begun, Outcome::Done);
+    }
+
+    /// Hardware is about to be told to forget.
+    #[track_caller]
+    pub fn on_invalidate_begin(&self, what: &Invalidation<'_>) -> Invalidating {
+        let Invalidation { leaf_sizes, tables, .. } = *what;
+        let what = Forget::new(what);
+        let iovas = what.iovas.clone();
+        let number = self.tell(Op::InvalidateBegin { tables, leaf_sizes }, iovas, |state, now| {
+            state.invalidate_begin(&what, now);
+            now.number
+        });
+        Invalidating { number, what }
+    }
+
+    /// Hardware has answered.
+    #[track_caller]
+    pub fn on_invalidate_end(&self, begun: Invalidating, outcome: Outcome) {
+        let op = Op::InvalidateEnd { began: begun.number, outcome };
+        self.tell(op, begun.what.iovas.clone(), |state, _| state.invalidate_end(&begun, outcome));
+    }
+
+    /// A device accesses `len` bytes. An access past the top of the space ends there.
+    #[track_caller]
+    pub fn on_dma(&self, iova: Iova, len: u64, access: Access) {
+        let iovas = IovaRange::from_len(iova, len).map_or(Where::Nowhere, Where::Range);
+        self.tell(Op::Dma { access }, iovas, |state, now| state.dma(iova, len, access, now));
+    }
+
+    /// The CPU and the device take turns with a buffer that stays mapped (`dma_sync_single_for_cpu`
+    /// and `dma_sync_single_for_device`).
+    #[track_caller]
+    pub fn on_sync(&self, range: IovaRange, turn: SyncFor, direction: Direction) {
+        let op = Op::Sync { turn, direction };
+        self.tell(op, Where::Range(range), |state, now| state.sync(range, direction, now));
+    }
+
+    /// IOVAs go back to their owner, with what was mapped there and the tables of it.
+    #[track_caller]
+    pub fn on_release(&self, range: IovaRange) {
+        self.tell(Op::Release, Where::Range(range), |state, now| state.release(range, now));
+    }
+
+    /// Memory goes back to its owner, who may give it another use.
+    #[track_caller]
+    pub fn on_free(&self, span: Span) {
+        self.tell(Op::Free { span }, Where::Nowhere, |state, now| state.free(span, now));
+    }
+
+    /// The domain was taken away from hardware, which holds nothing of it any more.
+    #[track_caller]
+    pub fn on_detach(&self) {
+        self.tell(Op::Detach, Where::All, |state, now| {
+            state.leaks(now);
+            state.stale = Default::default();
+            state.walks = Default::default();
+            state.in_flight.clear();
+        });
+    }
+
+    /// All is over: what is mapped was leaked, and what was not flushed never will be. Gives all
+    /// findings.
+    #[track_caller]
+    pub fn finish(&self) -> Vec<Finding> {
+        self.tell(Op::Finish, Where::All, |state, now| {
+            state.leaks(now);
+            state.unflushed(now);
+        });
+        self.findings()
+    }
+
+    /// What was found so far, in order.
+    pub fn findings(&self) -> Vec<Finding> {
+        self.shared.state.lock().findings.clone()
+    }
+
+    /// How many findings there were, those beyond [`Config::findings`] included.
+    pub fn found(&self) -> u64 {
+        self.shared.state.lock().found
+    }
+
+    /// How many events there were.
+    pub fn events(&self) -> u64 {
+        self.shared.state.lock().number
+    }
+
+    /// What of `range` is mapped, in order.
+    pub fn mapped(&self, range: IovaRange) -> Vec<IovaRange> {
+        joined(self.shared.state.lock().mapped.meeting(range).map(|(piece, _)| piece), range)
+    }
+
+    /// What of `range` was unmapped and may still be translated, in order.
+    pub fn stale(&self, range: IovaRange) -> Vec<IovaRange> {
+        joined(self.shared.state.lock().stale.meeting(range).map(|(piece, _)| piece), range)
+    }
+
+    /// This moment.
+    pub fn now(&self) -> Moment {
+        Moment(self.shared.state.lock().number)
+    }
+
+    /// A number that nobody else got.
+    fn unique(&self) -> u64 {
+        self.shared.unique.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Records an operation and looks at it; panics outside of the lock.
+    #[track_caller]
+    fn tell<R>(&self, op: Op, iovas: Where, look: impl FnOnce(&mut State, &Record) -> R) -> R {
+        let (location, thread) = (Location::caller(), thread::current().id());
+        let origin = Origin { location, thread, name: self.name };
+        let mut state = self.shared.state.lock();
+        let known = state.findings.len();
+        let record = state.record(op, iovas, origin);
+        let answer = look(&mut state, &record);
+        if self.shared.mode == Mode::Panic && !thread::panicking() {
+            let new = state.findings[known..].iter().find(|found| found.class() == Class::Error);
+            if let Some(finding) = new.cloned() {
+                drop(state);
+                panic!("{finding}");
+            }
+        }
+        answer
+    }
+}
+
+fn joined(pieces: impl Iterator<Item = IovaRange>, within: IovaRange) -> Vec<IovaRange> {
+    let mut all: Vec<IovaRange> = Vec::new();
+    for piece in pieces.filter_map(|piece| piece.intersection(within)) {
+        match all.last_mut().and_then(|last| Some((last.join(piece)?, last))) {
+            Some((longer, last)) => *last = longer,
+            None => all.push(piece),
+        }
+    }
+    all
+}
+
+impl fmt::Debug for Sanitizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.state.lock();
+        f.debug_struct("Sanitizer")
+            .field("config", &state.config)
+            .field("events", &state.number)
+            .field("found", &state.found)
+            .finish_non_exhaustive()
+    }
+}

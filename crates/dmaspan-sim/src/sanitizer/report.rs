@@ -1,0 +1,355 @@
+//! What was found, why it is wrong, and what led to it.
+
+use std::fmt;
+
+use dmaspan::{Direction, IovaRange, Prot, Span};
+
+use super::event::{Permits, Record};
+use crate::walker::Access;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// Nothing breaks, but time is lost.
+    Performance,
+    /// Memory, or what a device reads, may be corrupted, or memory is lost.
+    Error,
+}
+
+/// What hardware may still hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cached {
+    /// A translation, in the IOTLB.
+    Leaf,
+    /// A walk that leads into a detached table, in the walk cache.
+    Walk,
+}
+
+/// Why hardware may still hold what was unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cause {
+    /// No invalidation has named it since it was mapped.
+    NoFlush,
+    /// The last one was over before the unmap.
+    FlushBeforeUnmap,
+    /// One that ended after the unmap had begun before it: hardware may have forgotten first, and
+    /// cached the translation again.
+    BeganBeforeUnmap,
+    /// One named a part of what was unmapped, and this was not in it.
+    TooShort,
+    /// One named the IOVAs and not that tables were detached.
+    TablesKept,
+    /// One named the IOVAs and not the sizes of the leaves.
+    LeafSizes,
+    /// One failed.
+    Failed,
+    /// One has begun and has not ended yet.
+    StillRunning,
+}
+
+impl Cause {
+    const fn says(self) -> &'static str {
+        match self {
+            Self::NoFlush => "no invalidation has named these IOVAs since they were mapped",
+            Self::FlushBeforeUnmap => "the invalidation came before the unmap, not after it",
+            Self::BeganBeforeUnmap => {
+                "the invalidation began before the unmap: hardware may have cached it again"
+            }
+            Self::TooShort => "the invalidation named a part of what was unmapped, and not this",
+            Self::TablesKept => {
+                "the invalidation did not say that tables were detached: only leaves were forgotten"
+            }
+            Self::LeafSizes => "the invalidation did not name the sizes of the leaves unmapped",
+            Self::Failed => "the invalidation failed",
+            Self::StillRunning => "the invalidation has begun and not ended",
+        }
+    }
+}
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A device accessed IOVAs that were unmapped, which hardware may let it.
+    UseAfterUnmap {
+        /// How.
+        access: Access,
+        /// Why hardware may.
+        cause: Cause,
+    },
+    /// A device accessed IOVAs where nothing is mapped; it faults.
+    Unmapped {
+        /// How.
+        access: Access,
+    },
+    /// A device began in a mapping and ran out of it, to where nothing is mapped.
+    PastMapping {
+        /// How.
+        access: Access,
+        /// What it began in.
+        mapping: IovaRange,
+    },
+    /// A device did what the mapping does not permit.
+    Denied {
+        /// What it did.
+        access: Access,
+        /// What the mapping permits.
+        prot: Prot,
+    },
+    /// A device accessed a mapping that hardware, which caches absent entries, was not told of.
+    Unannounced {
+        /// How.
+        access: Access,
+    },
+    /// What was unmapped was unmapped before.
+    DoubleUnmap,
+    /// What was unmapped was never mapped.
+    UnmapOfNothing,
+    /// A part of a mapping was unmapped.
+    PartialUnmap {
+        /// All of the mapping that there was.
+        mapping: IovaRange,
+    },
+    /// IOVAs were mapped, or handed out, that are mapped already.
+    AlreadyMapped {
+        /// What is mapped.
+        taken: IovaRange,
+    },
+    /// IOVAs were used again, or everything was over, and nobody had flushed.
+    MissingFlush {
+        /// What hardware may hold.
+        cached: Cached,
+        /// Why.
+        cause: Cause,
+    },
+    /// IOVAs or memory went back to their owner, and nobody had flushed until then.
+    LateFlush {
+        /// What hardware may hold.
+        cached: Cached,
+        /// Why.
+        cause: Cause,
+        /// The memory that is free now.
+        freed: Option<Span>,
+    },
+    /// IOVAs or memory went back to their owner while they were mapped.
+    ReleasedWhileMapped {
+        /// The memory that is free now.
+        freed: Option<Span>,
+    },
+    /// An invalidation of what hardware cannot hold any more.
+    PointlessFlush,
+    /// A sync of something that is not, or not all, in one mapping.
+    SyncOutside {
+        /// The mapping that it begins in.
+        mapping: Option<IovaRange>,
+    },
+    /// A sync with another direction than that of the mapping.
+    SyncDirection {
+        /// The sync's.
+        direction: Direction,
+        /// What the mapping permits.
+        prot: Prot,
+    },
+    /// A mapping that nobody unmapped.
+    Leak,
+}
+
+impl Kind {
+    /// How bad it is.
+    pub const fn class(&self) -> Class {
+        match self {
+            Self::PointlessFlush => Class::Performance,
+            _ => Class::Error,
+        }
+    }
+
+    const fn title(&self) -> &'static str {
+        match self {
+            Self::UseAfterUnmap { .. } => "use after unmap",
+            Self::Unmapped { .. } => "DMA to nothing",
+            Self::PastMapping { .. } => "DMA past the end of a mapping",
+            Self::Denied { .. } => "DMA without permission",
+            Self::Unannounced { .. } => "missing sync_map",
+            Self::DoubleUnmap => "double unmap",
+            Self::UnmapOfNothing => "unmap of nothing",
+            Self::PartialUnmap { .. } => "partial unmap",
+            Self::AlreadyMapped { .. } => "map over a mapping",
+            Self::MissingFlush { .. } => "missing flush",
+            Self::LateFlush { .. } => "late flush",
+            Self::ReleasedWhileMapped { .. } => "release while mapped",
+            Self::PointlessFlush => "pointless flush",
+            Self::SyncOutside { .. } => "sync outside of a mapping",
+            Self::SyncDirection { .. } => "sync in the wrong direction",
+            Self::Leak => "leak",
+        }
+    }
+
+    fn what(&self, f: &mut fmt::Formatter<'_>, at: IovaRange) -> fmt::Result {
+        match self {
+            Self::UseAfterUnmap { access, .. } => {
+                write!(f, "a device {} {at}, which was unmapped", did(*access))
+            }
+            Self::Unmapped { access } => {
+                write!(f, "a device {} {at}, where nothing is mapped", did(*access))
+            }
+            Self::PastMapping { access, mapping } => {
+                write!(f, "a device {} {at}, past the end of {mapping}", did(*access))
+            }
+            Self::Denied { access, prot } => {
+                write!(f, "a device {} {at}: {}", did(*access), Permits(*prot))
+            }
+            Self::Unannounced { access } => {
+                write!(f, "a device {} {at}, which hardware takes for absent", did(*access))
+            }
+            Self::DoubleUnmap => write!(f, "{at} was unmapped twice"),
+            Self::UnmapOfNothing => write!(f, "{at} was unmapped and never mapped"),
+            Self::PartialUnmap { mapping } => {
+                write!(f, "only {at} of the mapping {mapping} was unmapped")
+            }
+            Self::AlreadyMapped { taken } => write!(f, "{at} was mapped over {taken}"),
+            Self::MissingFlush { cached, .. } => {
+                write!(f, "the {} of {at} was never flushed after the unmap", cached.says())
+            }
+            Self::LateFlush { cached, freed, .. } => {
+                let cached = cached.says();
+                match freed {
+                    Some(span) => write!(f, "memory {span} is free, and the {cached} of {at} "),
+                    None => write!(f, "{at} was released, and its {cached} "),
+                }?;
+                f.write_str("is not flushed yet")
+            }
+            Self::ReleasedWhileMapped { freed: Some(span) } => {
+                write!(f, "memory {span} is free and still mapped at {at}")
+            }
+            Self::ReleasedWhileMapped { freed: None } => {
+                write!(f, "{at} was released and is still mapped")
+            }
+            Self::PointlessFlush => {
+                write!(f, "an invalidation of {at}, of which hardware holds nothing stale")
+            }
+            Self::SyncOutside { mapping: Some(mapping) } => {
+                write!(f, "a sync of {at}, which is not all in the mapping {mapping}")
+            }
+            Self::SyncOutside { mapping: None } => write!(f, "a sync of {at}, which is not mapped"),
+            Self::SyncDirection { direction, prot } => {
+                write!(f, "a sync of {at} as {direction:?}: mapped for {}", Permits(*prot))
+            }
+            Self::Leak => write!(f, "{at} is still mapped at the end"),
+        }
+    }
+
+    fn why(&self) -> &'static str {
+        match self {
+            Self::UseAfterUnmap { cause, .. }
+            | Self::MissingFlush { cause, .. }
+            | Self::LateFlush { cause, .. } => cause.says(),
+            Self::Unmapped { .. } | Self::PastMapping { .. } => {
+                "the IOMMU faults, or translates by what somebody else maps there next"
+            }
+            Self::Denied { .. } => "the IOMMU faults",
+            Self::Unannounced { .. } => "it may have cached that nothing is mapped there",
+            Self::DoubleUnmap => "what somebody else maps there next is unmapped with it",
+            Self::UnmapOfNothing => "the range is wrong, or the mapping was another domain's",
+            Self::PartialUnmap { .. } => "the rest stays mapped, and nobody may know of it",
+            Self::AlreadyMapped { .. } => "two owners believe that the IOVAs are theirs",
+            Self::ReleasedWhileMapped { .. } => "a device reaches what the next owner puts there",
+            Self::PointlessFlush => "a flush costs more than most unmaps, and stops other devices",
+            Self::SyncOutside { .. } => "caches of other memory are written back or dropped",
+            Self::SyncDirection { .. } => "the data that was to be seen may not be",
+            Self::Leak => "the IOVAs and the memory are lost, and a device reaches them",
+        }
+    }
+
+    fn remedy(&self) -> &'static str {
+        match self {
+            Self::UseAfterUnmap { .. } => "stop the device before the unmap",
+            Self::Unmapped { .. } | Self::PastMapping { .. } => {
+                "compare address and length in the descriptor with what was mapped"
+            }
+            Self::Denied { .. } => "map for the direction in which the device transfers",
+            Self::Unannounced { .. } => "call sync_map after the tables are written",
+            Self::DoubleUnmap | Self::UnmapOfNothing => "unmap once, by the owner of the mapping",
+            Self::PartialUnmap { .. } => "unmap all of it, or say that parts are allowed",
+            Self::AlreadyMapped { .. } => "allocate IOVAs, and unmap before they are used again",
+            Self::MissingFlush { cause, .. } | Self::LateFlush { cause, .. } => match cause {
+                Cause::NoFlush => "invalidate after the unmap, wait, and release only then",
+                Cause::FlushBeforeUnmap | Cause::BeganBeforeUnmap => {
+                    "begin the invalidation after the tables were changed"
+                }
+                Cause::TooShort => "invalidate all that was unmapped, the last byte included",
+                Cause::TablesKept => "invalidate with Tables::Detached where tables were detached",
+                Cause::LeafSizes => "collect the sizes of all leaves that were unmapped",
+                Cause::Failed => "keep what a failed invalidation covers until one succeeds",
+                Cause::StillRunning => "wait for the end of the invalidation",
+            },
+            Self::ReleasedWhileMapped { .. } => "unmap and flush first",
+            Self::PointlessFlush => "gather what is unmapped and flush it once",
+            Self::SyncOutside { .. } => "sync within what was mapped",
+            Self::SyncDirection { .. } => "sync with the direction of the mapping",
+            Self::Leak => "unmap what the history shows to be mapped",
+        }
+    }
+}
+
+impl Cached {
+    const fn says(self) -> &'static str {
+        match self {
+            Self::Leaf => "translation",
+            Self::Walk => "walk into detached tables",
+        }
+    }
+}
+
+const fn did(access: Access) -> &'static str {
+    match access {
+        Access::Read => "read",
+        Access::Write => "wrote",
+    }
+}
+
+/// Something wrong, with what led to it.
+///
+/// Displayed, it is a report of several lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What is wrong.
+    pub kind: Kind,
+    /// With which IOVAs.
+    pub iovas: IovaRange,
+    /// The memory that they lead or led to, where it was said and is one piece.
+    pub memory: Option<Span>,
+    /// The operations that touched these IOVAs, the oldest first. The last one is that which showed
+    /// what is wrong.
+    pub history: Vec<Record>,
+}
+
+impl Finding {
+    /// How bad it is.
+    pub fn class(&self) -> Class {
+        self.kind.class()
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let class = match self.class() {
+            Class::Error => "ERROR",
+            Class::Performance => "PERFORMANCE",
+        };
+        writeln!(f, "{class}: {}", self.kind.title())?;
+        f.write_str("  what: ")?;
+        self.kind.what(f, self.iovas)?;
+        if let Some(span) = self.memory {
+            write!(f, "\n        leads to memory {span}")?;
+        }
+        write!(f, "\n  why:  {}\n  do:   {}", self.kind.why(), self.kind.remedy())?;
+        write!(f, "\n  history of {}, oldest first:", self.iovas)?;
+        let last = self.history.last().map(|record| record.number);
+        self.history.iter().try_for_each(|record| {
+            let mark = if Some(record.number) == last { "=>" } else { "  " };
+            write!(f, "\n   {mark} {record}")
+        })
+    }
+}

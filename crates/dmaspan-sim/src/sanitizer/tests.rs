@@ -1,0 +1,361 @@
+//! Every kind of bug, planted and found; and programs without one, in which nothing is found.
+
+use dmaspan::iommu::{Invalidation, Scope, Tables};
+use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Prot, Span};
+
+use super::*;
+use crate::iotlb::AbsentEntries;
+
+mod programs;
+
+const PAGE: u64 = 0x1000;
+
+fn pages(first: u64, count: u64) -> IovaRange {
+    IovaRange::from_len(Iova::new(first * PAGE), count * PAGE).unwrap()
+}
+
+fn frames(first: u64, count: u64) -> Span {
+    Span::new(PhysAddr::new((1 << 32) + first * PAGE), count * PAGE).unwrap()
+}
+
+fn flush(sanitizer: &Sanitizer, range: IovaRange, tables: Tables) {
+    let scope = Scope::Ranges(&[range]);
+    sanitizer.on_invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables });
+}
+
+fn map(sanitizer: &Sanitizer, first: u64, count: u64) -> IovaRange {
+    let range = pages(first, count);
+    sanitizer.on_map(range, &[frames(first, count)], Prot::READ_WRITE);
+    range
+}
+
+fn kinds(sanitizer: &Sanitizer) -> Vec<Kind> {
+    sanitizer.findings().iter().map(|finding| finding.kind).collect()
+}
+
+fn late(cause: Cause) -> Kind {
+    Kind::LateFlush { cached: Cached::Leaf, cause, freed: None }
+}
+
+fn missing(cause: Cause) -> Kind {
+    Kind::MissingFlush { cached: Cached::Leaf, cause }
+}
+
+#[test]
+fn a_correct_program_has_no_findings() {
+    let sanitizer = Sanitizer::default();
+    for round in 0..3 {
+        let range = map(&sanitizer, 8, 4);
+        sanitizer.on_dma(Iova::new(8 * PAGE + 5), 3 * PAGE, Access::Write);
+        sanitizer.on_sync(pages(9, 2), SyncFor::Cpu, Direction::Bidirectional);
+        sanitizer.on_unmap(range, if round == 1 { Tables::Detached } else { Tables::Kept });
+        flush(&sanitizer, range, if round == 1 { Tables::Detached } else { Tables::Kept });
+        sanitizer.on_free(frames(8, 4));
+        sanitizer.on_release(range);
+        sanitizer.on_alloc(range);
+    }
+    assert_eq!(sanitizer.finish(), []);
+}
+
+#[test]
+fn a_reuse_before_the_flush_is_a_missing_flush() {
+    let sanitizer = Sanitizer::default();
+    sanitizer.on_unmap(map(&sanitizer, 4, 4), Tables::Kept);
+    map(&sanitizer, 6, 1);
+    assert_eq!(kinds(&sanitizer), [missing(Cause::NoFlush)]);
+    let found = &sanitizer.findings()[0];
+    assert_eq!(found.iovas, pages(4, 4));
+    let numbers: Vec<u64> = found.history.iter().map(|record| record.number).collect();
+    assert_eq!(numbers, [1, 2, 3]);
+}
+
+#[test]
+fn iovas_that_are_handed_out_before_the_flush_are_a_missing_flush_once() {
+    let sanitizer = Sanitizer::default();
+    sanitizer.on_unmap(map(&sanitizer, 4, 4), Tables::Kept);
+    sanitizer.on_alloc(pages(4, 1));
+    map(&sanitizer, 4, 1);
+    assert_eq!(kinds(&sanitizer), [missing(Cause::NoFlush)]);
+}
+
+#[test]
+fn a_release_before_the_flush_is_a_late_flush_and_says_why() {
+    let everything = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
+    type Plant = fn(&Sanitizer, IovaRange);
+    let cases: [(Cause, Plant); 6] = [
+        (Cause::NoFlush, |s, range| s.on_unmap(range, Tables::Kept)),
+        (Cause::FlushBeforeUnmap, |s, range| {
+            flush(s, range, Tables::Kept);
+            s.on_unmap(range, Tables::Kept);
+        }),
+        (Cause::BeganBeforeUnmap, |s, range| {
+            let scope = Scope::Ranges(&[range]);
+            let what = Invalidation { scope, leaf_sizes: 0, tables: Tables::Kept };
+            let begun = s.on_invalidate_begin(&what);
+            s.on_unmap(range, Tables::Kept);
+            s.on_invalidate_end(begun, Outcome::Done);
+        }),
+        (Cause::TooShort, |s, range| {
+            s.on_unmap(range, Tables::Kept);
+            flush(s, pages(range.start().get() / PAGE, 3), Tables::Kept);
+        }),
+        (Cause::Failed, |s, range| {
+            s.on_unmap(range, Tables::Kept);
+            let scope = Scope::Ranges(&[range]);
+            let what = Invalidation { scope, leaf_sizes: 0, tables: Tables::Kept };
+            let begun = s.on_invalidate_begin(&what);
+            s.on_invalidate_end(begun, Outcome::Failed);
+        }),
+        (Cause::StillRunning, |s, range| {
+            s.on_unmap(range, Tables::Kept);
+            let scope = Scope::Ranges(&[range]);
+            let what = Invalidation { scope, leaf_sizes: 0, tables: Tables::Kept };
+            let _ = s.on_invalidate_begin(&what);
+        }),
+    ];
+    for (cause, plant) in cases {
+        let config = Config { pointless: Pointless::Ignore, ..Config::default() };
+        let sanitizer = Sanitizer::new(config);
+        let range = map(&sanitizer, 16, 4);
+        plant(&sanitizer, range);
+        sanitizer.on_release(range);
+        assert_eq!(kinds(&sanitizer), [late(cause)]);
+        // One bug, one finding; and a flush ends it.
+        sanitizer.on_free(frames(16, 4));
+        sanitizer.on_invalidate(&everything);
+        sanitizer.on_release(range);
+        assert_eq!(sanitizer.finish().len(), 1, "{cause:?}");
+    }
+}
+
+#[test]
+fn memory_that_is_freed_while_a_translation_leads_there_is_found() {
+    let sanitizer = Sanitizer::default();
+    // The same memory twice: only the second mapping of it is unmapped.
+    let memory = frames(100, 8);
+    sanitizer.on_map(pages(1, 8), &[memory], Prot::READ);
+    sanitizer.on_map(pages(20, 8), &[frames(0, 1), memory], Prot::READ);
+    let freed = frames(103, 1);
+    sanitizer.on_unmap(pages(1, 8), Tables::Kept);
+    flush(&sanitizer, pages(1, 8), Tables::Kept);
+    sanitizer.on_free(freed);
+    assert_eq!(kinds(&sanitizer), [Kind::ReleasedWhileMapped { freed: Some(freed) }]);
+    assert_eq!(sanitizer.findings()[0].iovas, pages(21, 7));
+    sanitizer.on_unmap(pages(20, 8), Tables::Kept);
+    sanitizer.on_free(freed);
+    let (cached, cause, freed) = (Cached::Leaf, Cause::NoFlush, Some(freed));
+    assert_eq!(kinds(&sanitizer)[1..], [Kind::LateFlush { cached, cause, freed }]);
+    flush(&sanitizer, pages(20, 8), Tables::Kept);
+    sanitizer.on_free(memory);
+    assert_eq!(sanitizer.finish().len(), 2);
+}
+
+#[test]
+fn walks_into_detached_tables_outlive_a_flush_of_leaves() {
+    let sanitizer = Sanitizer::default();
+    let range = map(&sanitizer, 512, 512);
+    sanitizer.on_unmap(range, Tables::Detached);
+    flush(&sanitizer, range, Tables::Kept);
+    sanitizer.on_release(range);
+    let (cached, cause) = (Cached::Walk, Cause::TablesKept);
+    assert_eq!(kinds(&sanitizer), [Kind::LateFlush { cached, cause, freed: None }]);
+    flush(&sanitizer, range, Tables::Detached);
+    sanitizer.on_release(range);
+    assert_eq!(sanitizer.finish().len(), 1);
+}
+
+#[test]
+fn leaves_whose_size_was_not_named_stay_where_hardware_minds() {
+    for (leaf_sizes, found) in [(LeafSizes::Any, 0), (LeafSizes::Named, 1)] {
+        let sanitizer = Sanitizer::new(Config { leaf_sizes, ..Config::default() });
+        let range = map(&sanitizer, 512, 513);
+        sanitizer.on_unmap_leaves(range, Tables::Kept, 1 << 12 | 1 << 21);
+        flush(&sanitizer, range, Tables::Kept);
+        sanitizer.on_release(range);
+        assert_eq!(kinds(&sanitizer), [late(Cause::LeafSizes)][..found]);
+    }
+}
+
+#[test]
+fn a_device_that_goes_on_after_the_unmap_is_found_until_the_flush() {
+    let (sanitizer, access) = (Sanitizer::default(), Access::Write);
+    sanitizer.on_unmap(map(&sanitizer, 3, 2), Tables::Kept);
+    sanitizer.on_dma(Iova::new(5 * PAGE - 1), 1, access);
+    let cause = Cause::NoFlush;
+    assert_eq!(kinds(&sanitizer), [Kind::UseAfterUnmap { access, cause }]);
+    flush(&sanitizer, pages(3, 2), Tables::Kept);
+    sanitizer.on_dma(Iova::new(5 * PAGE - 1), 1, access);
+    assert_eq!(kinds(&sanitizer)[1..], [Kind::Unmapped { access }]);
+}
+
+#[test]
+fn a_device_that_leaves_its_mapping_or_its_permissions_is_found() {
+    let (sanitizer, access) = (Sanitizer::default(), Access::Read);
+    sanitizer.on_map(pages(1, 1), &[], Prot::WRITE);
+    sanitizer.on_map(pages(2, 2), &[frames(9, 1), frames(5, 1)], Prot::READ);
+    sanitizer.on_dma(Iova::new(2 * PAGE), 2 * PAGE, access);
+    assert_eq!(kinds(&sanitizer), []);
+    sanitizer.on_dma(Iova::new(3 * PAGE), PAGE + 1, access);
+    sanitizer.on_dma(Iova::new(2 * PAGE - 1), 2, access);
+    sanitizer.on_dma(Iova::new(u64::MAX), 2, access);
+    assert_eq!(
+        kinds(&sanitizer),
+        [
+            Kind::PastMapping { access, mapping: pages(2, 2) },
+            Kind::Denied { access, prot: Prot::WRITE },
+            Kind::Unmapped { access },
+        ]
+    );
+}
+
+#[test]
+fn an_unmap_that_fits_no_mapping_is_found() {
+    let sanitizer = Sanitizer::default();
+    let range = map(&sanitizer, 1, 4);
+    map(&sanitizer, 5, 1);
+    sanitizer.on_unmap(pages(3, 1), Tables::Kept);
+    assert_eq!(kinds(&sanitizer), [Kind::PartialUnmap { mapping: range }]);
+    sanitizer.on_unmap(pages(3, 1), Tables::Kept);
+    assert_eq!(kinds(&sanitizer)[1..], [Kind::DoubleUnmap]);
+    flush(&sanitizer, pages(3, 1), Tables::Kept);
+    sanitizer.on_unmap(pages(3, 1), Tables::Kept);
+    sanitizer.on_unmap(pages(7, 1), Tables::Kept);
+    assert_eq!(kinds(&sanitizer)[2..], [Kind::DoubleUnmap, Kind::UnmapOfNothing]);
+    // Two whole mappings by one unmap are fine.
+    let sanitizer = Sanitizer::default();
+    map(&sanitizer, 1, 4);
+    map(&sanitizer, 5, 1);
+    sanitizer.on_unmap(pages(1, 5), Tables::Kept);
+    assert_eq!(kinds(&sanitizer), []);
+}
+
+#[test]
+fn a_map_over_a_mapping_is_found() {
+    let sanitizer = Sanitizer::default();
+    let taken = map(&sanitizer, 1, 4);
+    map(&sanitizer, 4, 2);
+    assert_eq!(kinds(&sanitizer), [Kind::AlreadyMapped { taken }]);
+}
+
+#[test]
+fn a_mapping_is_not_seen_before_its_sync_where_absent_entries_are_cached() {
+    let config = Config { absent: AbsentEntries::Cached, ..Config::default() };
+    let (sanitizer, access) = (Sanitizer::new(config), Access::Read);
+    // Of the mapping before, and so of no use.
+    sanitizer.on_sync_map(pages(1, 2));
+    let before = sanitizer.now();
+    map(&sanitizer, 1, 2);
+    sanitizer.on_dma(Iova::new(PAGE), 1, access);
+    assert_eq!(kinds(&sanitizer), [Kind::Unannounced { access }]);
+    sanitizer.on_sync_map(pages(1, 1));
+    sanitizer.on_dma(Iova::new(PAGE), PAGE, access);
+    assert_eq!(kinds(&sanitizer).len(), 1);
+    sanitizer.on_dma(Iova::new(2 * PAGE - 1), 2, access);
+    assert_eq!(kinds(&sanitizer).len(), 2);
+    // Told of afterwards, and synced in between.
+    sanitizer.on_sync_map(pages(8, 1));
+    sanitizer.on_map_since(before, pages(8, 1), &[], Prot::READ);
+    sanitizer.on_dma(Iova::new(8 * PAGE), 1, access);
+    assert_eq!(kinds(&sanitizer).len(), 2);
+}
+
+#[test]
+fn a_sync_outside_of_a_mapping_or_of_another_direction_is_found() {
+    let sanitizer = Sanitizer::default();
+    let (from, both) = (Direction::FromDevice, Direction::Bidirectional);
+    sanitizer.on_map(pages(1, 2), &[], Prot::WRITE);
+    sanitizer.on_map(pages(3, 1), &[], Prot::WRITE);
+    sanitizer.on_sync(pages(1, 2), SyncFor::Cpu, from);
+    sanitizer.on_sync(pages(2, 1), SyncFor::Device, from);
+    assert_eq!(kinds(&sanitizer), []);
+    sanitizer.on_sync(pages(2, 2), SyncFor::Cpu, from);
+    sanitizer.on_sync(pages(4, 1), SyncFor::Cpu, from);
+    sanitizer.on_sync(pages(1, 1), SyncFor::Device, both);
+    assert_eq!(
+        kinds(&sanitizer),
+        [
+            Kind::SyncOutside { mapping: Some(pages(1, 2)) },
+            Kind::SyncOutside { mapping: None },
+            Kind::SyncDirection { direction: both, prot: Prot::WRITE },
+        ]
+    );
+}
+
+#[test]
+fn what_is_left_at_the_end_is_found_and_a_detach_forgives_what_was_unmapped() {
+    let sanitizer = Sanitizer::default();
+    let spans = [frames(1, 1), frames(7, 2)];
+    sanitizer.on_map(pages(1, 3), &spans, Prot::READ);
+    sanitizer.on_unmap(map(&sanitizer, 8, 1), Tables::Detached);
+    let other = Sanitizer::default();
+    other.on_unmap(map(&other, 8, 1), Tables::Detached);
+    let found = sanitizer.finish();
+    let walk = Kind::MissingFlush { cached: Cached::Walk, cause: Cause::NoFlush };
+    assert_eq!(kinds(&sanitizer), [Kind::Leak, missing(Cause::NoFlush), walk]);
+    assert_eq!((found[0].iovas, found[0].history[0].number), (pages(1, 3), 1));
+    other.on_detach();
+    assert_eq!(other.finish(), []);
+}
+
+#[test]
+fn a_flush_of_nothing_stale_is_pointless_unless_that_is_ignored() {
+    for (pointless, count) in [(Pointless::Report, 2), (Pointless::Ignore, 0)] {
+        let sanitizer = Sanitizer::new(Config { pointless, ..Config::default() });
+        let range = map(&sanitizer, 1, 1);
+        flush(&sanitizer, range, Tables::Kept);
+        sanitizer.on_unmap(range, Tables::Kept);
+        flush(&sanitizer, pages(0, 9), Tables::Kept);
+        flush(&sanitizer, pages(0, 9), Tables::Kept);
+        assert_eq!(kinds(&sanitizer), vec![Kind::PointlessFlush; count]);
+        assert!(sanitizer.findings().iter().all(|f| f.class() == Class::Performance));
+    }
+}
+
+#[test]
+fn the_top_of_the_space_is_an_iova_like_others() {
+    let sanitizer = Sanitizer::default();
+    let top = IovaRange::new(Iova::new(u64::MAX - 0x1fff), Iova::new(u64::MAX)).unwrap();
+    sanitizer.on_map(top, &[frames(0, 1), frames(4, 1)], Prot::READ);
+    sanitizer.on_dma(top.start(), 0x2000, Access::Read);
+    sanitizer.on_unmap(top, Tables::Detached);
+    flush(&sanitizer, top, Tables::Detached);
+    sanitizer.on_free(frames(4, 1));
+    assert_eq!(sanitizer.finish(), []);
+}
+
+#[test]
+fn findings_beyond_the_bound_are_counted() {
+    let sanitizer = Sanitizer::new(Config { findings: 2, ..Config::default() });
+    (0..5).for_each(|page| sanitizer.on_unmap(pages(page, 1), Tables::Kept));
+    assert_eq!((sanitizer.findings().len(), sanitizer.found()), (2, 5));
+}
+
+#[test]
+#[should_panic(expected = "ERROR: double unmap")]
+fn an_error_panics_where_that_is_asked_for() {
+    let sanitizer = Sanitizer::new(Config { mode: Mode::Panic, ..Config::default() });
+    let range = map(&sanitizer, 1, 1);
+    flush(&sanitizer, range, Tables::Kept);
+    sanitizer.on_unmap(range, Tables::Kept);
+    sanitizer.on_unmap(range, Tables::Kept);
+}
+
+#[test]
+fn a_report_keeps_the_map_and_the_unmap_however_long_ago_they_were() {
+    let sanitizer = Sanitizer::new(Config { history: 8, ..Config::default() });
+    let old = map(&sanitizer, 1, 1);
+    sanitizer.on_unmap(old, Tables::Kept);
+    for _ in 0..20 {
+        let range = map(&sanitizer, 2, 1);
+        sanitizer.on_unmap(range, Tables::Kept);
+        flush(&sanitizer, range, Tables::Kept);
+    }
+    sanitizer.named("pool").on_release(old);
+    let found = &sanitizer.findings()[0];
+    let numbers: Vec<u64> = found.history.iter().map(|record| record.number).collect();
+    assert_eq!(numbers, [1, 2, 83]);
+    let report = found.to_string();
+    let place = format!("at {}:", file!());
+    assert_eq!(report.matches(&place).count(), 3, "{report}");
+    assert!(report.ends_with(", pool"), "{report}");
+}

@@ -57,7 +57,7 @@ pub struct Config {
     pub pointless: Pointless,
     /// What happens with findings.
     pub mode: Mode,
-    /// How many of the last operations are kept. An operation costs about 150 bytes.
+    /// How many of the last operations are kept. An operation costs about 100 bytes.
     pub history: usize,
     /// How many operations a finding shows at most.
     pub shown: usize,

@@ -114,6 +114,11 @@ pub enum Op {
         /// The sizes of the leaves, bit n for 2^n bytes; 0 where they were not said.
         leaf_sizes: u64,
     },
+    /// Entries were replaced by others that lead to the same memory.
+    Protect {
+        /// What they permit.
+        prot: Prot,
+    },
     /// Hardware was told to forget.
     InvalidateBegin {
         /// Whether walks too.
@@ -162,6 +167,7 @@ impl fmt::Display for Op {
             Self::Unmap { tables, leaf_sizes } => {
                 write!(f, "unmap{}{}", Detached(tables), Sizes(leaf_sizes))
             }
+            Self::Protect { prot } => write!(f, "protect, {}", Permits(prot)),
             Self::InvalidateBegin { tables, leaf_sizes } => {
                 write!(f, "invalidate begins{}{}", Detached(tables), Sizes(leaf_sizes))
             }

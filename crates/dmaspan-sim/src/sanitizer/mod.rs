@@ -16,20 +16,22 @@
 //! events but those of what it shall look after: without releases nothing is released too early,
 //! without DMA no device touches what it must not.
 //!
-//! | event | finds |
-//! |---|---|
-//! | [`on_map`](Sanitizer::on_map) | a map over a mapping; over IOVAs whose last unmap is not flushed |
-//! | [`on_unmap`](Sanitizer::on_unmap) | a double unmap, an unmap of nothing or of a part |
-//! | [`on_invalidate`](Sanitizer::on_invalidate) | a pointless flush |
-//! | [`on_sync_map`](Sanitizer::on_sync_map) | |
-//! | [`on_dma`](Sanitizer::on_dma) | a use after unmap; nothing mapped, the end of a mapping, no permission, no `sync_map` |
-//! | [`on_sync`](Sanitizer::on_sync) | a sync outside of a mapping, or with another direction |
-//! | [`on_alloc`](Sanitizer::on_alloc) | IOVAs handed out that are mapped or not flushed |
-//! | [`on_release`](Sanitizer::on_release), [`on_free`](Sanitizer::on_free) | a late flush; a release of what is mapped |
-//! | [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish) | leaks, what was never flushed |
+//! What each event finds:
 //!
-//! It finds what Linux's kernel/dma/debug.c and drivers/iommu/iommu-debug-pagealloc.c find, and what
-//! they cannot: whatever has to do with flushes.
+//! - [`on_map`](Sanitizer::on_map): a map over a mapping; over IOVAs whose unmap is not flushed.
+//! - [`on_unmap`](Sanitizer::on_unmap): a double unmap, an unmap of nothing or of a part.
+//! - [`on_invalidate`](Sanitizer::on_invalidate): a pointless flush.
+//! - [`on_dma`](Sanitizer::on_dma): a use after unmap; an access to nothing, past the end of a
+//!   mapping, without permission, without [`on_sync_map`](Sanitizer::on_sync_map).
+//! - [`on_sync`](Sanitizer::on_sync): a sync outside of a mapping, or with another direction.
+//! - [`on_alloc`](Sanitizer::on_alloc): IOVAs handed out that are mapped or not flushed.
+//! - [`on_release`](Sanitizer::on_release), [`on_free`](Sanitizer::on_free): a late flush; a
+//!   release of what is mapped.
+//! - [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish): leaks, and what was never
+//!   flushed.
+//!
+//! So it finds what kernel/dma/debug.c and drivers/iommu/iommu-debug-pagealloc.c of Linux find of
+//! mappings, and what those cannot: whatever has to do with flushes.
 //!
 //! [`Sanitized`] feeds it from any [`IommuOps`](dmaspan::iommu::IommuOps), [`SanitizedDevice`] and
 //! [`Tracked`] from the DMA API. Clones share all state and can go to all threads; one lock is
@@ -226,6 +228,16 @@ impl Sanitizer {
         });
     }
 
+    /// The translations of `range` lead to the same memory as before by other entries: with other
+    /// permissions, `prot`, or split, or with marks taken away. The old entries are stale until an
+    /// invalidation, as those of an unmap are.
+    #[track_caller]
+    pub fn on_protect(&self, range: IovaRange, prot: Prot) {
+        self.tell(Op::Protect { prot }, Where::Range(range), |state, now| {
+            state.protect(range, prot, now);
+        });
+    }
+
     /// Hardware was told to forget and has forgotten, with nothing in between.
     #[track_caller]
     pub fn on_invalidate(&self, what: &Invalidation<'_>) {
@@ -261,7 +273,8 @@ impl Sanitizer {
     }
 
     /// The CPU and the device take turns with a buffer that stays mapped (`dma_sync_single_for_cpu`
-    /// and `dma_sync_single_for_device`).
+    /// and `dma_sync_single_for_device`). A mapping in both directions can be synced as any; others
+    /// only as what they are, as by kernel/dma/debug.c, `check_sync`.
     #[track_caller]
     pub fn on_sync(&self, range: IovaRange, turn: SyncFor, direction: Direction) {
         let op = Op::Sync { turn, direction };
@@ -322,7 +335,7 @@ impl Sanitizer {
         joined(self.shared.state.lock().mapped.meeting(range).map(|(piece, _)| piece), range)
     }
 
-    /// What of `range` was unmapped and may still be translated, in order.
+    /// Where in `range` hardware may hold entries that the tables do not have any more, in order.
     pub fn stale(&self, range: IovaRange) -> Vec<IovaRange> {
         joined(self.shared.state.lock().stale.meeting(range).map(|(piece, _)| piece), range)
     }

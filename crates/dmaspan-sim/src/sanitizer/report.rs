@@ -106,6 +106,8 @@ pub enum Kind {
     DoubleUnmap,
     /// What was unmapped was never mapped.
     UnmapOfNothing,
+    /// Entries were replaced where nothing is mapped.
+    ProtectOfNothing,
     /// A part of a mapping was unmapped.
     PartialUnmap {
         /// All of the mapping that there was.
@@ -173,6 +175,7 @@ impl Kind {
             Self::Unannounced { .. } => "missing sync_map",
             Self::DoubleUnmap => "double unmap",
             Self::UnmapOfNothing => "unmap of nothing",
+            Self::ProtectOfNothing => "protect of nothing",
             Self::PartialUnmap { .. } => "partial unmap",
             Self::AlreadyMapped { .. } => "map over a mapping",
             Self::MissingFlush { .. } => "missing flush",
@@ -204,12 +207,13 @@ impl Kind {
             }
             Self::DoubleUnmap => write!(f, "{at} was unmapped twice"),
             Self::UnmapOfNothing => write!(f, "{at} was unmapped and never mapped"),
+            Self::ProtectOfNothing => write!(f, "{at} was protected and is not mapped"),
             Self::PartialUnmap { mapping } => {
                 write!(f, "only {at} of the mapping {mapping} was unmapped")
             }
             Self::AlreadyMapped { taken } => write!(f, "{at} was mapped over {taken}"),
             Self::MissingFlush { cached, .. } => {
-                write!(f, "the {} of {at} was never flushed after the unmap", cached.says())
+                write!(f, "the {} of {at} was never flushed", cached.says())
             }
             Self::LateFlush { cached, freed, .. } => {
                 let cached = cached.says();
@@ -250,7 +254,9 @@ impl Kind {
             Self::Denied { .. } => "the IOMMU faults",
             Self::Unannounced { .. } => "it may have cached that nothing is mapped there",
             Self::DoubleUnmap => "what somebody else maps there next is unmapped with it",
-            Self::UnmapOfNothing => "the range is wrong, or the mapping was another domain's",
+            Self::UnmapOfNothing | Self::ProtectOfNothing => {
+                "the range is wrong, or the mapping was another domain's"
+            }
             Self::PartialUnmap { .. } => "the rest stays mapped, and nobody may know of it",
             Self::AlreadyMapped { .. } => "two owners believe that the IOVAs are theirs",
             Self::ReleasedWhileMapped { .. } => "a device reaches what the next owner puts there",
@@ -270,6 +276,7 @@ impl Kind {
             Self::Denied { .. } => "map for the direction in which the device transfers",
             Self::Unannounced { .. } => "call sync_map after the tables are written",
             Self::DoubleUnmap | Self::UnmapOfNothing => "unmap once, by the owner of the mapping",
+            Self::ProtectOfNothing => "compare the range with what was mapped",
             Self::PartialUnmap { .. } => "unmap all of it, or say that parts are allowed",
             Self::AlreadyMapped { .. } => "allocate IOVAs, and unmap before they are used again",
             Self::MissingFlush { cause, .. } | Self::LateFlush { cause, .. } => match cause {

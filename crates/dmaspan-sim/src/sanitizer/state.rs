@@ -292,6 +292,18 @@ impl State {
         }
     }
 
+    pub(super) fn protect(&mut self, range: IovaRange, prot: Prot, now: &Record) {
+        if let Some(gap) = self.mapped.gap(range) {
+            self.find(Kind::ProtectOfNothing, (gap, None), Vec::new(), now);
+        }
+        let by = Unflushed { unmapped: now.clone(), missed: None, reported: Reported::No };
+        for (piece, was) in self.mapped.take(range) {
+            self.mapped.insert(piece, Mapped { prot, ..was.clone() });
+            self.stale.take(piece);
+            self.stale.insert(piece, Stale { was, by: by.clone(), leaf_sizes: 0 });
+        }
+    }
+
     /// Whether the history has an unmap of `range`, before the event that is looked at.
     fn last_unmapped(&self, range: IovaRange) -> bool {
         let earlier = self.ring.iter().rev().skip(1);

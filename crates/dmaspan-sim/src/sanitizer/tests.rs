@@ -260,6 +260,36 @@ fn a_mapping_is_not_seen_before_its_sync_where_absent_entries_are_cached() {
 }
 
 #[test]
+fn the_old_entries_of_what_was_protected_want_a_flush() {
+    let (sanitizer, access) = (Sanitizer::default(), Access::Write);
+    let range = map(&sanitizer, 1, 4);
+    sanitizer.on_protect(pages(2, 2), Prot::READ);
+    assert_eq!(sanitizer.stale(range), [pages(2, 2)]);
+    sanitizer.on_dma(Iova::new(PAGE), 4 * PAGE, Access::Read);
+    assert_eq!(kinds(&sanitizer), []);
+    sanitizer.on_dma(Iova::new(PAGE), 4 * PAGE, access);
+    assert_eq!(kinds(&sanitizer), [Kind::Denied { access, prot: Prot::READ }]);
+    flush(&sanitizer, pages(2, 1), Tables::Kept);
+    sanitizer.on_protect(pages(5, 1), Prot::READ);
+    assert_eq!(kinds(&sanitizer)[1..], [Kind::ProtectOfNothing]);
+    sanitizer.finish();
+    assert_eq!(kinds(&sanitizer)[2..], [Kind::Leak, missing(Cause::TooShort)]);
+    assert_eq!(sanitizer.findings()[3].iovas, pages(3, 1));
+    // The flush of the unmap does for both.
+    let sanitizer = Sanitizer::default();
+    let range = map(&sanitizer, 1, 4);
+    sanitizer.on_protect(range, Prot::READ);
+    sanitizer.on_unmap(range, Tables::Kept);
+    flush(&sanitizer, range, Tables::Kept);
+    assert_eq!(sanitizer.finish(), []);
+}
+
+#[test]
+fn a_record_is_as_small_as_the_configuration_says() {
+    assert!(size_of::<Record>() <= 112, "{}", size_of::<Record>());
+}
+
+#[test]
 fn a_sync_outside_of_a_mapping_or_of_another_direction_is_found() {
     let sanitizer = Sanitizer::default();
     let (from, both) = (Direction::FromDevice, Direction::Bidirectional);

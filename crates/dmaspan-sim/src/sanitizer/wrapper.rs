@@ -15,6 +15,60 @@ use super::event::Outcome;
 /// An IOMMU driver whose invalidations, syncs of mappings and detach a [`Sanitizer`] sees.
 ///
 /// What is mapped and unmapped it does not see: whoever does that says so.
+///
+/// ```
+/// use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
+/// use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+/// use dmaspan_sim::Arena;
+/// use dmaspan_sim::sanitizer::{Sanitized, Sanitizer};
+///
+/// /// A driver, of hardware without caches.
+/// struct Driver;
+///
+/// // SAFETY: there is no hardware that could use anything.
+/// unsafe impl IommuOps for Driver {
+///     fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
+///         Ok(())
+///     }
+///
+///     fn detach(&self) -> Result<(), HardwareError> {
+///         Ok(())
+///     }
+///
+///     fn max_ranges(&self) -> usize {
+///         8
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sanitizer = Sanitizer::default();
+/// let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+/// let table = PageTable::new(format, Arena::new(PhysAddr::new(0x4000_0000), 1 << 20))?;
+/// let domain = Domain::new(table, Sanitized::new(Driver, &sanitizer))?;
+///
+/// let range = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
+/// let memory = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
+/// // SAFETY: one thread maps, and no device reads the memory.
+/// unsafe { domain.map_spans(range.start(), &[memory], Prot::READ) }.map_err(|f| f.error)?;
+/// sanitizer.on_map(range, &[memory], Prot::READ);
+///
+/// let mut room = SpanBuf::room::<8>();
+/// // SAFETY: one thread unmaps.
+/// let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }?;
+/// let (gather, _rest) = unsynced.into_gather();
+/// let what = gather.invalidation();
+/// sanitizer.on_unmap_leaves(range, what.tables, what.leaf_sizes);
+///
+/// // Left out, the next line is a late flush.
+/// // SAFETY: the gather is this domain's.
+/// let _synced = unsafe { domain.sync(gather) }.map_err(|f| f.error)?;
+/// sanitizer.on_free(memory);
+/// drop(domain);
+/// assert!(sanitizer.findings().is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Sanitized<O> {
     inner: O,
@@ -123,6 +177,9 @@ impl<H: DmaMemory + fmt::Debug> fmt::Debug for Tracked<H> {
 ///
 /// The domain behind it has [`Sanitized`] hooks and [`Tracked`] memory; then every unmap, flush and
 /// release is seen, whoever makes it.
+///
+/// The mapping is told of when it is made, and its end before it is taken from the tables: an
+/// invalidation by another thread that begins right in between counts as one after the unmap.
 pub struct SanitizedDevice<T: Translation, B: BouncePool = NoPool> {
     inner: Device<T, B>,
     sanitizer: Sanitizer,

@@ -1,0 +1,348 @@
+//! The sanitizer's wrappers, and that it and the simulated IOTLB agree.
+
+use std::sync::Arc;
+
+use dmaspan::dma::{
+    Device, DeviceConfig, DmaConfig, DmaDomain, Flush, NoPool, Piece, RawMemory, Unmapped,
+};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps, Scope, Tables, flush_queue};
+use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Prot, Span, SpanBuf};
+use dmaspan_sim::Arena;
+use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig, Planted};
+use dmaspan_sim::sanitizer::{
+    Cached, Cause, Config, Kind, Outcome, Parts, Pointless, Sanitized, SanitizedDevice, Sanitizer,
+    Tracked,
+};
+use dmaspan_sim::walker::Access;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use proptest::prelude::*;
+
+const PAGE: u64 = 0x1000;
+
+type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
+type Table = PageTable<ArmLpaeS1<12>, Arena>;
+
+fn table() -> (Table, Tlb) {
+    let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, tables.clone()).unwrap();
+    let registers = table.format().registers(table.root());
+    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
+    let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
+    let config = IotlbConfig { absent: AbsentEntries::Cached, ..IotlbConfig::default() };
+    let iotlb = Iotlb::with_config(ArmLpaeS1Walker::new(registers).unwrap(), tables, config);
+    (table, iotlb)
+}
+
+fn pages(first: u64, count: u64) -> IovaRange {
+    IovaRange::from_len(Iova::new(first * PAGE), count * PAGE).unwrap()
+}
+
+fn frames(first: u64, count: u64) -> Span {
+    Span::new(PhysAddr::new((1 << 32) + first * PAGE), count * PAGE).unwrap()
+}
+
+fn everything() -> IovaRange {
+    IovaRange::new(Iova::new(0), Iova::new(u64::MAX)).unwrap()
+}
+
+fn kinds(sanitizer: &Sanitizer) -> Vec<Kind> {
+    sanitizer.findings().iter().map(|finding| finding.kind).collect()
+}
+
+#[derive(Debug)]
+struct Machine;
+
+impl Platform for Machine {
+    type Lock = parking_lot::RawMutex;
+
+    fn cpu(&self) -> usize {
+        0
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+type Dma = DmaDomain<ArmLpaeS1<12>, Arena, Sanitized<Tlb>, Machine, Tracked<RawMemory>>;
+
+fn dma(flush: Flush) -> (Sanitizer, Tlb, Arc<Dma>, SanitizedDevice<Dma>) {
+    let (table, iotlb) = table();
+    let absent = AbsentEntries::Cached;
+    let sanitizer = Sanitizer::new(Config { absent, ..Config::default() });
+    let domain = Domain::new(table, Sanitized::new(iotlb.clone(), &sanitizer)).unwrap();
+    let queue = flush_queue::Config { entries: 4, max_age: 1000 };
+    let config = DmaConfig { cpus: 1, flush, queue };
+    let domain = Arc::new(DmaDomain::new(domain, config, Machine).unwrap());
+    let device = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(40)).unwrap();
+    let device = SanitizedDevice::new(device, 12, &sanitizer);
+    (sanitizer, iotlb, domain, device)
+}
+
+#[expect(unsafe_code, reason = "a promise about memory that there is none of")]
+fn memory(sanitizer: &Sanitizer, span: Span) -> Tracked<RawMemory> {
+    // SAFETY: the addresses are made up: there is no memory.
+    Tracked::new(unsafe { RawMemory::new(Piece::memory(span)) }, sanitizer)
+}
+
+#[test]
+fn the_wrappers_of_the_dma_api_see_what_it_does_and_find_nothing() {
+    for flush in [Flush::Strict, Flush::Lazy] {
+        let (sanitizer, _, domain, device) = dma(flush);
+        for round in 0..10 {
+            let bytes = Span::new(PhysAddr::new((1 << 32) + 100), 5000 + round).unwrap();
+            let mapping =
+                device.map_single(memory(&sanitizer, bytes), Direction::FromDevice).unwrap();
+            let iovas = mapping.iovas().unwrap();
+            assert_eq!(sanitizer.mapped(everything()), [iovas]);
+            let addr = Iova::new(mapping.inner().addr().get());
+            sanitizer.on_dma(addr, mapping.inner().len(), Access::Write);
+            match device.unmap(mapping).unwrap() {
+                Unmapped::Released(memory) => {
+                    assert_eq!(sanitizer.stale(everything()), []);
+                    drop(memory);
+                }
+                Unmapped::Queued => assert_eq!(sanitizer.mapped(everything()), []),
+            }
+        }
+        domain.flush().unwrap();
+        assert_eq!(sanitizer.stale(everything()), []);
+        assert_eq!(sanitizer.finish(), [], "{flush:?}");
+    }
+}
+
+#[test]
+fn a_mapping_that_is_dropped_is_a_leak_and_what_is_lazily_unmapped_is_stale() {
+    let (sanitizer, _, domain, device) = dma(Flush::Lazy);
+    let map = |first| {
+        device.map_single(memory(&sanitizer, frames(first, 2)), Direction::ToDevice).unwrap()
+    };
+    let leaked = map(0);
+    let leaked_iovas = leaked.iovas().unwrap();
+    let other = map(8);
+    let iovas = other.iovas().unwrap();
+    drop(leaked);
+    assert!(matches!(device.unmap(other).unwrap(), Unmapped::Queued));
+    assert_eq!(sanitizer.stale(everything()), [iovas]);
+    sanitizer.on_dma(iovas.start(), 1, Access::Read);
+    let (access, cause) = (Access::Read, Cause::NoFlush);
+    assert_eq!(kinds(&sanitizer), [Kind::UseAfterUnmap { access, cause }]);
+    domain.flush().unwrap();
+    let found = sanitizer.finish();
+    assert_eq!((found[1].kind, found[1].iovas), (Kind::Leak, leaked_iovas));
+    assert_eq!(found[1].memory, Some(frames(0, 2)));
+}
+
+#[test]
+fn memory_that_somebody_frees_before_the_queue_does_is_found() {
+    let (sanitizer, _, domain, device) = dma(Flush::Lazy);
+    let mapping = device.map_single(memory(&sanitizer, frames(0, 1)), Direction::ToDevice).unwrap();
+    assert!(matches!(device.unmap(mapping).unwrap(), Unmapped::Queued));
+    drop(memory(&sanitizer, frames(0, 1)));
+    let (cached, cause, freed) = (Cached::Leaf, Cause::NoFlush, Some(frames(0, 1)));
+    assert_eq!(kinds(&sanitizer), [Kind::LateFlush { cached, cause, freed }]);
+    domain.flush().unwrap();
+    assert_eq!(sanitizer.finish().len(), 1);
+}
+
+#[test]
+fn a_mapping_of_another_device_stays_mapped() {
+    let (sanitizer, _, domain, device) = dma(Flush::Strict);
+    let other = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(40)).unwrap();
+    let other = SanitizedDevice::new(other, 12, &sanitizer);
+    let mapping = device.map_single(memory(&sanitizer, frames(0, 1)), Direction::ToDevice).unwrap();
+    let iovas = mapping.iovas().unwrap();
+    assert!(other.unmap(mapping).unwrap_err().mapping.is_some());
+    assert_eq!(sanitizer.mapped(everything()), [iovas]);
+    assert_eq!(kinds(&sanitizer), []);
+}
+
+#[test]
+fn the_hooks_are_passed_through_and_seen() {
+    let (table, iotlb) = table();
+    let sanitizer = Sanitizer::default();
+    let ops = Sanitized::new(iotlb.clone(), &sanitizer);
+    assert_eq!(ops.max_ranges(), iotlb.max_ranges());
+    sanitizer.on_map(pages(1, 1), &[], Prot::READ);
+    sanitizer.on_unmap(pages(1, 1), Tables::Kept);
+    let scope = Scope::Ranges(&[pages(1, 1)]);
+    let what = Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept };
+    iotlb.fail_next_invalidations(1);
+    assert!(ops.invalidate(&what).is_err());
+    assert_eq!(sanitizer.stale(everything()), [pages(1, 1)]);
+    assert!(ops.invalidate(&what).is_ok());
+    assert_eq!(sanitizer.stale(everything()), []);
+    assert_eq!(iotlb.counters().invalidations_by_range, 2);
+    ops.sync_map(pages(1, 1)).unwrap();
+    assert_eq!(iotlb.counters().sync_maps, 1);
+    assert!(ops.root_changed(&|| (table.root(), 3)).is_err(), "this IOTLB's root is fixed");
+    sanitizer.on_map(pages(1, 1), &[], Prot::READ);
+    ops.detach().unwrap();
+    assert_eq!(kinds(&sanitizer), [Kind::Leak]);
+}
+
+/// What a driver does with each of its invalidations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    AsTold,
+    Nothing,
+    /// Without the last page of each range.
+    TooLittle,
+}
+
+struct Driver {
+    inner: Sanitized<Tlb>,
+    does: parking_lot::Mutex<Does>,
+}
+
+#[expect(unsafe_code, reason = "a promise about devices that there are none of")]
+// SAFETY: nothing is behind the addresses that devices would use, and no table is freed in the
+// test: its pages share one.
+unsafe impl IommuOps for Driver {
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        let Invalidation { scope: Scope::Ranges(ranges), leaf_sizes, tables } = *what else {
+            return self.inner.invalidate(what);
+        };
+        let narrower = |range: &IovaRange| {
+            let last = range.last().get().checked_sub(PAGE)?;
+            IovaRange::new(range.start(), Iova::new(last))
+        };
+        let ranges: Vec<_> = match *self.does.lock() {
+            Does::AsTold => ranges.to_vec(),
+            Does::Nothing => Vec::new(),
+            Does::TooLittle => ranges.iter().filter_map(narrower).collect(),
+        };
+        let scope = Scope::Ranges(&ranges);
+        self.inner.invalidate(&Invalidation { scope, leaf_sizes, tables })
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        self.inner.detach()
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.inner.max_ranges()
+    }
+}
+
+fn stale_in(iotlb: &Tlb) -> Vec<u64> {
+    let stale = iotlb.stale_leaves(everything());
+    stale.iter().map(|leaf| leaf.block.start().get() / PAGE).collect()
+}
+
+fn stale_for(sanitizer: &Sanitizer) -> Vec<u64> {
+    let of = |range: IovaRange| range.start().get() / PAGE..=range.last().get() / PAGE;
+    sanitizer.stale(everything()).into_iter().flat_map(of).collect()
+}
+
+fn does() -> impl Strategy<Value = Does> {
+    prop_oneof![3 => Just(Does::AsTold), 1 => Just(Does::Nothing), 1 => Just(Does::TooLittle)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a driver leaves out, the sanitizer, which knows no tables, holds for stale what an
+    /// IOTLB holds that is stale by its tables, if devices used all of it.
+    #[test]
+    fn the_sanitizer_and_the_iotlb_agree_on_what_is_stale(
+        steps in prop::collection::vec((0u64..8, 1u64..5, does()), 0..40),
+    ) {
+        let (table, iotlb) = table();
+        let config = Config {
+            parts: Parts::Allow,
+            pointless: Pointless::Ignore,
+            ..Config::default()
+        };
+        let sanitizer = Sanitizer::new(config);
+        let inner = Sanitized::new(iotlb.clone(), &sanitizer);
+        let driver = Driver { inner, does: parking_lot::Mutex::new(Does::AsTold) };
+        let domain = Domain::new(table, driver).unwrap();
+        let mut mapped = [0u64; 8];
+        let mut room = SpanBuf::room::<8>();
+        for (place, count, does) in steps {
+            let index = usize::try_from(place).unwrap();
+            let first = 1 + place * 5;
+            if mapped[index] == 0 {
+                let range = pages(first, count);
+                if !sanitizer.stale(range).is_empty() {
+                    continue;
+                }
+                // Scattered, so that the leaves are pages.
+                let spans: Vec<_> = (0..count).map(|n| frames(64 * first + 2 * n, 1)).collect();
+                #[expect(unsafe_code, reason = "maps memory that there is none of")]
+                // SAFETY: the addresses are made up, and one thread maps.
+                unsafe { domain.map_spans(range.start(), &spans, Prot::READ_WRITE) }.unwrap();
+                sanitizer.on_map(range, &spans, Prot::READ_WRITE);
+                for n in 0..count {
+                    iotlb.translate(Iova::new((first + n) * PAGE), Access::Write).unwrap();
+                }
+                mapped[index] = count;
+            } else {
+                let range = pages(first, mapped[index]);
+                *domain.ops().does.lock() = does;
+                let mut buf = SpanBuf::new(&mut room);
+                #[expect(unsafe_code, reason = "unmaps memory that there is none of")]
+                // SAFETY: one thread unmaps.
+                let unsynced = unsafe { domain.unmap(range, &mut buf) }.unwrap();
+                sanitizer.on_unmap(range, Tables::Kept);
+                let _synced = unsynced.sync().unwrap();
+                mapped[index] = 0;
+            }
+            prop_assert_eq!(stale_for(&sanitizer), stale_in(&iotlb));
+        }
+        prop_assert!(sanitizer.findings().is_empty());
+    }
+}
+
+#[test]
+fn hardware_that_forgets_nothing_is_found_by_what_a_device_can_do_with_it() {
+    for (planted, found) in [(Planted::None, 0), (Planted::IgnoreLeaves, 1)] {
+        let (sanitizer, iotlb, _domain, device) = dma(Flush::Strict);
+        iotlb.drop_invalidations(planted);
+        let mapping =
+            device.map_single(memory(&sanitizer, frames(0, 1)), Direction::ToDevice).unwrap();
+        let iova = mapping.iovas().unwrap().start();
+        let access = Access::Read;
+        let dma = || {
+            if iotlb.translate(iova, access).is_ok() {
+                sanitizer.on_dma(iova, 1, access);
+            }
+        };
+        dma();
+        assert!(matches!(device.unmap(mapping).unwrap(), Unmapped::Released(_)));
+        dma();
+        assert_eq!(kinds(&sanitizer), [Kind::Unmapped { access }][..found]);
+        assert_eq!(iotlb.stale_leaves(everything()).len(), found);
+    }
+}
+
+#[test]
+fn threads_may_tell_it_at_once() {
+    let sanitizer = Sanitizer::default();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let sanitizer = &sanitizer;
+            scope.spawn(move || {
+                for round in 0..500 {
+                    let range = pages(1 + thread * 64 + round % 7, 8);
+                    let memory = frames(thread * 64, 8);
+                    sanitizer.on_map(range, &[memory], Prot::READ);
+                    sanitizer.on_dma(range.start(), 8 * PAGE, Access::Read);
+                    sanitizer.on_unmap(range, Tables::Kept);
+                    let scope = Scope::Ranges(&[range]);
+                    let (leaf_sizes, tables) = (0, Tables::Kept);
+                    let what = Invalidation { scope, leaf_sizes, tables };
+                    let begun = sanitizer.on_invalidate_begin(&what);
+                    sanitizer.on_invalidate_end(begun, Outcome::Done);
+                    sanitizer.on_free(memory);
+                    sanitizer.on_release(range);
+                }
+            });
+        }
+    });
+    assert_eq!(sanitizer.finish(), []);
+    assert_eq!(sanitizer.events(), 4 * 500 * 7 + 1);
+}

@@ -346,3 +346,12 @@ fn threads_may_tell_it_at_once() {
     assert_eq!(sanitizer.finish(), []);
     assert_eq!(sanitizer.events(), 4 * 500 * 7 + 1);
 }
+
+#[test]
+fn a_domain_that_is_dropped_releases_what_waits_only_when_hardware_has_let_go() {
+    let (sanitizer, _, domain, device) = dma(Flush::Lazy);
+    let mapping = device.map_single(memory(&sanitizer, frames(0, 1)), Direction::ToDevice).unwrap();
+    assert!(matches!(device.unmap(mapping).unwrap(), Unmapped::Queued));
+    drop((device, domain));
+    assert_eq!(sanitizer.finish(), []);
+}

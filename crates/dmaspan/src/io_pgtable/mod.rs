@@ -487,10 +487,10 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         let mut retired = Retired::nothing();
         match self.check_pages(iova, page_size, page_count) {
             Ok((range, bytes)) => {
-                if self.table.sweep_in_table(range, page_size, &mut retired) {
+                let Some(rest) = self.table.sweep_in_table(range, page_size, &mut retired) else {
                     return UnmappedPages { bytes, result: Ok(()), retired };
-                }
-                let (at, result) = self.table.sweep::<true>(range, Covered::Detach, &mut retired);
+                };
+                let (at, result) = self.table.sweep::<true>(rest, Covered::Detach, &mut retired);
                 let done = if result.is_ok() { bytes } else { at.wrapping_sub(iova.get()) };
                 UnmappedPages { bytes: done, result, retired }
             }
@@ -536,8 +536,9 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     #[inline(always)]
     pub(crate) fn remove(&self, range: IovaRange) -> Retired<M::List> {
         let mut retired = Retired::nothing();
-        if !self.table.sweep_in_table(range, lg2::size(F::GRANULE_LG2), &mut retired) {
-            self.remove_any(range, &mut retired);
+        let granule = lg2::size(F::GRANULE_LG2);
+        if let Some(rest) = self.table.sweep_in_table(range, granule, &mut retired) {
+            self.remove_any(rest, &mut retired);
         }
         retired
     }

@@ -120,46 +120,57 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         Ok(Unmapped { retired, rest: rest.map(|range| Rest { range, table: self.id }) })
     }
 
-    /// Takes the translations of `range` away where they are leaves of one entry each, of
-    /// `page_size`, in one table that it does not cover whole, and says whether it did. Otherwise
-    /// it is for [`sweep`](Self::sweep).
+    /// Takes the translations of `range` away as far as they are leaves of one entry each, of
+    /// `page_size`, in one table that it does not cover whole. What is left of the range is for
+    /// [`sweep`](Self::sweep).
     #[inline(always)]
     pub(super) fn sweep_in_table(
         &self,
         range: IovaRange,
         page_size: u64,
         retired: &mut Retired<M::List>,
-    ) -> bool {
+    ) -> Option<IovaRange> {
         // Pages, the most frequent, at the price of a constant level.
         if page_size == lg2::size(F::GRANULE_LG2) {
             return self.sweep_level(0, range, retired);
         }
         let lg2 = lg2::alignment(page_size);
         let level = F::level_of(lg2);
-        lg2 == F::shift(level) && self.sweep_level(level, range, retired)
+        if lg2 == F::shift(level) { self.sweep_level(level, range, retired) } else { Some(range) }
     }
 
     /// The same for leaves of the size of one entry at `level`.
     #[inline(always)]
-    fn sweep_level(&self, level: u32, range: IovaRange, retired: &mut Retired<M::List>) -> bool {
+    fn sweep_level(
+        &self,
+        level: u32,
+        range: IovaRange,
+        retired: &mut Retired<M::List>,
+    ) -> Option<IovaRange> {
         let (first, last) = (range.start().get(), range.last().get());
         let shift = F::shift(level);
         let count = to_index((last - first) >> shift).saturating_add(1);
         if count >= 1 << F::LG2_ENTRIES {
-            return false;
+            return Some(range);
         }
         let Some(entries) = self.find(first, level).ok().and_then(|found| found.get(..count))
         else {
-            return false;
+            return Some(range);
         };
-        if self.count_singles(entries, level) != count {
-            return false;
+        let singles = self.take_singles(entries, level);
+        if singles == count {
+            self.memory.written(entries);
+            retired.leaf_sizes = lg2::size(shift);
+            retired.range = Some(range);
+            return None;
         }
-        entries.iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
-        self.memory.written(entries);
-        retired.leaf_sizes = lg2::size(shift);
-        retired.range = Some(range);
-        true
+        let rest = IovaRange::new(Iova::new(first + ((singles as u64) << shift)), range.last());
+        if singles > 0 {
+            self.memory.written(&entries[..singles]);
+            retired.leaf_sizes = lg2::size(shift);
+            retired.range = rest.and_then(|rest| before(range, rest.start()));
+        }
+        rest
     }
 
     /// Takes the translations of `range` away, in order, and returns where it stopped: behind the
@@ -342,9 +353,28 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             entries.iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
             return entries.len();
         }
-        let singles = self.count_singles(entries, level);
-        entries[..singles].iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
-        singles
+        self.take_singles(entries, level)
+    }
+
+    /// The same where nothing is known. Each line is cleared right behind the look at it.
+    #[inline(always)]
+    fn take_singles(&self, entries: &[Cell<F>], level: u32) -> usize {
+        let mut taken = 0;
+        for line in entries.chunks_exact(8) {
+            if !self.all_single(line, level) {
+                break;
+            }
+            line.iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
+            taken += 8;
+        }
+        for cell in &entries[taken..] {
+            if !self.format.is_single(level, F::Word::load(cell)) {
+                break;
+            }
+            F::Word::store(cell, F::Word::EMPTY);
+            taken += 1;
+        }
+        taken
     }
 
     /// How many leaves of one entry each `entries` begin with.
@@ -352,12 +382,21 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     fn count_singles(&self, entries: &[Cell<F>], level: u32) -> usize {
         let is_single = |cell| self.format.is_single(level, F::Word::load(cell));
         // By lines of eight: one branch each.
-        let lines = entries
-            .chunks_exact(8)
-            .take_while(|line| line.iter().fold(true, |all, cell| all & is_single(cell)))
-            .count();
+        let lines = entries.chunks_exact(8).take_while(|line| self.all_single(line, level)).count();
         let behind = entries[lines * 8..].iter().take_while(|cell| is_single(cell)).count();
         lines * 8 + behind
+    }
+
+    #[inline(always)]
+    fn all_single(&self, entries: &[Cell<F>], level: u32) -> bool {
+        let is_single = |word| self.format.is_single(level, word);
+        let mut words = entries.iter().map(F::Word::load);
+        if !F::SINGLE_BY_BITS {
+            return words.fold(true, |all, word| all & is_single(word));
+        }
+        let Some(first) = words.next() else { return true };
+        let (all, any) = words.fold((first, first), |(all, any), word| (all & word, any | word));
+        is_single(all) && is_single(any)
     }
 
     /// Whether a table and all below it have no holes; adds the sizes of its leaves.

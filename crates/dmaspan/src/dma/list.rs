@@ -100,6 +100,9 @@ impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
     }
 }
 
+/// The IOVAs of a list, if it has any, and its memory.
+type InPlace<H> = (Option<Iovas>, H);
+
 /// The parts of a list, as a device gets them.
 struct Parts<'a, T: Translation, B: BouncePool> {
     device: &'a Device<T, B>,
@@ -185,10 +188,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// takes no IOVAs and is never joined. Where nothing is translated no pieces are joined.
     ///
     /// As many segments as there are pieces are room enough where no piece is longer than
-    /// `max_segment` or the boundary, nor crosses one by an address of its own. A longer piece is
-    /// cut into several, on granules, where Linux hands the device a segment beyond its limits:
-    /// the pieces here are as long as memory is contiguous, and a driver that had to cut them would
-    /// need a list of its own.
+    /// `max_segment`, nor, with what lies before it in its granule, than the boundary, nor crosses
+    /// one by an address of its own. A longer piece is cut into several, on granules, where Linux
+    /// hands the device a segment beyond its limits: the pieces here are as long as memory is
+    /// contiguous, and a driver that had to cut them would need a list of its own.
     ///
     /// # Errors
     ///
@@ -396,7 +399,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
-    ) -> Result<(Option<Iovas>, T::Memory), Refused<T::Memory>> {
+    ) -> Result<InPlace<T::Memory>, Refused<T::Memory>> {
         if need.iovas == 0 {
             return Ok((None, memory));
         }

@@ -103,7 +103,14 @@ impl Shape {
         };
         run.addr = run.addr.wrapping_add(bytes);
         run.len -= bytes;
-        let steps = (self.window - (run.addr & self.window)).min(run.len - 1) / step;
+        // The last stretch ends with up to `max_segment` bytes, any other with a boundary.
+        let above_boundary = self.window - (run.addr & self.window);
+        let cut = if run.len - 1 > above_boundary {
+            above_boundary
+        } else {
+            run.len.saturating_sub(self.max_segment)
+        };
+        let steps = cut / step;
         run.addr = run.addr.wrapping_add(steps * step);
         run.len -= steps * step;
         segments.saturating_add(steps)

@@ -243,7 +243,8 @@ proptest! {
         prop_assert_eq!(mapping.len(), bytes);
         prop_assert_eq!(segments.iter().map(|segment| segment.len).sum::<u64>(), bytes);
         let short = |piece: &Piece| {
-            u128::from(piece.span.len()) <= boundary_size.min(max.into()) && piece.via != Via::Bus
+            let (offset, len) = (piece.span.paddr().get() % G, piece.span.len());
+            len <= max && u128::from(offset + len) <= boundary_size && piece.via != Via::Bus
         };
         if input.0.iter().all(short) {
             prop_assert!(count <= input.0.len());

@@ -6,6 +6,7 @@ mod attach;
 mod bounce;
 mod common;
 mod iova;
+mod list;
 mod raw;
 mod reservation;
 mod reserved;

@@ -84,7 +84,14 @@ pub(crate) struct DmaArgs {
 
     /// What a buffer is: single (or 0), contiguous pages, or
     /// sg (or 1), a list of pages that lie apart
-    #[arg(short, long, value_name = "MODE", default_value = "single", hide_possible_values = true)]
+    #[arg(
+        short,
+        long,
+        verbatim_doc_comment,
+        value_name = "MODE",
+        default_value = "single",
+        hide_possible_values = true
+    )]
     pub(crate) mode: Mode,
 
     /// Unmaps wait in the flush queue and are synced together
@@ -93,7 +100,7 @@ pub(crate) struct DmaArgs {
 
     /// Each unmap is synced at once: the default, as Linux's on
     /// Arm, whose tables these are
-    #[arg(long)]
+    #[arg(long, verbatim_doc_comment)]
     pub(crate) strict: bool,
 
     /// The grid with one short round: does all work?

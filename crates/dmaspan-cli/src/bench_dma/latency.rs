@@ -114,7 +114,7 @@ impl Latency {
             return bucket as f64;
         }
         // The middle of what the bucket holds.
-        let step = 2f64.powi(bucket_octave(bucket) as i32 - PER_OCTAVE_LG2 as i32);
+        let step = (1u64 << (bucket_octave(bucket) - PER_OCTAVE_LG2)) as f64;
         let place = (PER_OCTAVE + bucket % PER_OCTAVE) as f64;
         (place + 0.5) * step - 0.5
     }

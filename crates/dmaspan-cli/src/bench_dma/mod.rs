@@ -77,7 +77,7 @@ impl Bench<'_> {
         let direction = case.direction;
         let calling = |rig, calls| {
             let workers = buffers.iter().map(move |buffer| {
-                let caller = Rig::tables(rig).caller(calls);
+                let caller = Rig::tables(rig).caller(calls, case.waiting());
                 let mapper = Calling { caller, spans: &buffer.spans, direction };
                 Worker { mapper, rig, memory, buffer, case, measured: Measured::new() }
             });

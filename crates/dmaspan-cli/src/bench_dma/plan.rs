@@ -92,6 +92,14 @@ impl Case {
         }
     }
 
+    /// How many lazy unmaps may wait with each thread that keeps them to itself: as many as Linux's
+    /// queue has, or fewer where there are no IOVAs for so many.
+    pub(crate) fn waiting(&self) -> usize {
+        let buffers = lg2::size(self.bits.min(ADDRESS_BITS)) / self.aligned_bytes();
+        let each = buffers.saturating_sub(1 + self.threads) / self.threads.max(1);
+        usize::try_from(each.clamp(1, 256)).unwrap_or(256)
+    }
+
     /// Whether each thread can have its IOVAs, besides the first that could be: 0 is never given.
     fn fits(&self) -> bool {
         let buffers = lg2::size(self.bits.min(ADDRESS_BITS)) / self.aligned_bytes();

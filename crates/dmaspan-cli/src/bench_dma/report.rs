@@ -185,9 +185,14 @@ fn micros(us: f64) -> String {
     if us < 0.0995 { format!("{us:.3}") } else { units::three_digits(us) }
 }
 
-/// Commands or syncs of one unmap.
+/// Commands or syncs of one unmap; in per cent where many unmaps share one.
 fn per_unmap(count: f64) -> String {
-    if count.fract() == 0.0 { format!("{count}") } else { format!("{count:.3}") }
+    match count {
+        0.1..1.0 => format!("{:.0}%", count * 100.0),
+        ..1.0 => format!("{:.1}%", count * 100.0),
+        _ if count.fract() == 0.0 => format!("{count}"),
+        _ => format!("{count:.1}"),
+    }
 }
 
 impl Report {
@@ -218,8 +223,8 @@ impl Report {
     fn grid(&self, threads: u64) -> Table {
         let header = [
             "buffer",
-            "by page (µs)\nmap/unmap",
-            "batched (µs)\nmap/unmap",
+            "by page\nmap/unmap",
+            "batched\nmap/unmap",
             "faster\nmap/unmap",
             "commands",
             "syncs",
@@ -259,18 +264,18 @@ fn plural(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-const LEGEND: &str = "Times are averages of one buffer, from IOVA to release. By page: IOVAs \
-    allocated once, then a call to the page table for each page, as Linux before 5.15; where a \
-    buffer has blocks of 2M, a call for each block. Batched: one call for the buffer. Faster = by \
-    page / batched. Both run in turn, in tables of their own. Commands and syncs are those of one \
-    unmap, by page / batched: by page each call gathers a command; batched it is one for the \
-    range. Buffers, IOVAs, tables (Arm stage 1, 4K pages) and flush queue are real, physical \
-    addresses are made of virtual ones, and there is no hardware: commands are counted, and no \
-    time has a wait for them in it.";
+const LEGEND: &str = "Times are averages of one buffer, from IOVA to release, in the grid in µs. \
+    By page: IOVAs allocated once, then a call straight to the page table for each page, as Linux \
+    before 5.15; where a buffer has blocks of 2M, a call for each block. Batched: one call for \
+    the buffer. Faster = by page / batched. Both run in turn, in tables of their own. Commands \
+    and syncs are those of one unmap, by page / batched: by page each call gathers a command; \
+    batched it is one for the range. Buffers, IOVAs, tables (Arm stage 1, 4K pages) and flush \
+    queue are real, physical addresses are made of virtual ones, and there is no hardware: \
+    commands are counted, and no time has a wait for them in it.";
 const LEGEND_SG: &str = "A list has pages that lie apart: by page a call for each, batched one \
     allocation and one call for all.";
 const LEGEND_LAZY: &str = "Lazy: unmaps wait, 256 of a thread or 10 ms long, and are synced \
-    together.";
+    together: 0.4% is one for 256.";
 const NOTE: &str = "the times are this machine's and say nothing by themselves; the ratios are \
     the point";
 const QUICK: &str = "one short round shows that all works, not how fast: leave --quick out for \

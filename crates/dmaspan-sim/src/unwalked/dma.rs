@@ -228,9 +228,10 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
         self.device.unmap(mapped.0).map(|_| ()).map_err(|failed| failed.error)
     }
 
-    /// Who maps and unmaps by calls of its own to the table, on one thread.
-    pub fn caller(&self, calls: Calls) -> Caller<'_, F, P> {
-        Caller { dma: self, calls, gather: None, iovas: Vec::new(), since: 0 }
+    /// Who maps and unmaps by calls of its own to the table, on one thread. In lazy mode up to
+    /// `entries` unmaps wait; the IOVAs that wait with one caller are not to be had by another.
+    pub fn caller(&self, calls: Calls, entries: usize) -> Caller<'_, F, P> {
+        Caller { dma: self, calls, entries, gather: None, iovas: Vec::new(), since: 0 }
     }
 
     /// Syncs what was unmapped lazily by [`unmap`](Self::unmap), on all threads.
@@ -369,11 +370,12 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
 
 /// Maps and unmaps buffers as Linux's DMA API does over a table that is [called](Calls) so: IOVAs
 /// allocated once, calls, and one sync for all calls of an unmap. In lazy mode unmaps wait here,
-/// within the same bounds as in the domain's own queue; dropped, what waits is lost.
+/// as long as in the domain's own queue; dropped, what waits is lost.
 #[derive(Debug)]
 pub struct Caller<'d, F: Format, P: Platform> {
     dma: &'d UnwalkedDma<F, P>,
     calls: Calls,
+    entries: usize,
     gather: Option<Gather<ArenaList>>,
     iovas: Vec<Iovas>,
     since: u64,
@@ -482,12 +484,12 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
         let bounds = flush_queue::Config::default();
         let now = self.dma.domain.iovas().platform().now();
         if self.iovas.is_empty() {
-            self.iovas.reserve(bounds.entries);
+            self.iovas.reserve(self.entries);
             self.since = now;
         }
         self.iovas.push(iovas);
         let age = now.saturating_sub(self.since);
-        if self.iovas.len() < bounds.entries && age < bounds.max_age {
+        if self.iovas.len() < self.entries && age < bounds.max_age {
             return Ok(());
         }
         self.flush()

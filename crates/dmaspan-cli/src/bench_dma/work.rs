@@ -33,8 +33,11 @@ const FILLING: u64 = 0x6666_6666_6666_6666;
 /// One mapping of so many is looked up, and the first of each round.
 const SAMPLE: u64 = 1024;
 
-/// How often a mapping that found no room is tried again after a flush.
-const TRIES: u32 = 100;
+/// How long a mapping that found no room is tried again after flushes: what room there is may be
+/// with a thread that waits for a CPU in the middle of its own flush.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between the tries, so that such a thread gets its CPU.
+const PAUSE: Duration = Duration::from_micros(20);
 
 /// What is mapped in.
 pub(crate) type Tables = UnwalkedDma<ArmLpaeS1<12>, UserPlatform>;
@@ -329,13 +332,14 @@ impl<M: Mapper> Worker<'_, M> {
     fn map_again(&mut self, refused: dma::Error) -> Result<M::Mapped, DmaBenchError> {
         let mut refused = refused;
         if self.case.flush == Flush::Lazy {
-            for _ in 0..TRIES {
+            let begin = Instant::now();
+            while begin.elapsed() < PATIENCE {
                 let mapped = self.mapper.flush().and_then(|()| self.mapper.map());
                 match mapped {
                     Ok(mapped) => return Ok(mapped),
                     Err(error) => refused = error,
                 }
-                std::thread::yield_now();
+                std::thread::sleep(PAUSE);
             }
         }
         Err(self.case.refused(refused))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, Flush, NoPool, Piece, RawMemory};
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
-use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Span, SpanBuf};
+use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Span};
 
 use super::iova::BenchPlatform;
 use super::memory::Memory;
@@ -85,11 +85,9 @@ fn map(domain: &BenchDomain, offset: u64, bytes: u64) {
 #[inline(always)]
 fn unmap(domain: &BenchDomain, offset: u64, bytes: u64) {
     let range = IovaRange::from_len(Iova::new(IOVA + offset), bytes).expect("a valid range");
-    let mut room = SpanBuf::room::<1>();
     // SAFETY: as above.
-    let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) };
-    let synced = unsynced.expect("mapped").sync();
-    assert!(synced.is_ok());
+    let removed = unsafe { domain.remove(range) };
+    assert!(removed.is_ok_and(|unsynced| unsynced.sync().is_ok()));
 }
 
 fn bench_ranges(name: &str, memory: &'static Memory, pages: u64) {

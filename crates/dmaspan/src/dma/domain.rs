@@ -9,7 +9,7 @@ use super::single::{Refused, Unmapped};
 use crate::addr::Iova;
 use crate::io_pgtable::{Format, Retired, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
-use crate::iommu::iova::{Iovas, Request, Space};
+use crate::iommu::iova::{self, Iovas, Request, Space};
 use crate::iommu::{Domain, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::platform::Platform;
 use crate::prot::Prot;
@@ -417,7 +417,10 @@ where
 
     #[inline(always)]
     fn alloc(&self, request: Request) -> Result<Iovas, Error> {
-        Ok(self.iovas.alloc(request)?)
+        match self.iovas.alloc(request) {
+            Ok(iovas) => Ok(iovas),
+            Err(error) => self.alloc_after(request, error),
+        }
     }
 
     fn free(&self, iovas: Iovas) {
@@ -488,6 +491,16 @@ where
     P: Platform,
     H: DmaMemory,
 {
+    /// IOVAs where there were none: those that wait for a flush are free after one.
+    #[cold]
+    fn alloc_after(&self, request: Request, error: iova::Error) -> Result<Iovas, Error> {
+        let waits = matches!(error, iova::Error::Exhausted { .. }) && self.queue.waiting().0 > 0;
+        if waits && self.queue.flush(self).is_ok() {
+            return Ok(self.iovas.alloc(request)?);
+        }
+        Err(error.into())
+    }
+
     /// The error of a mapping that was taken back; what could not be synced is in quarantine.
     #[cold]
     fn refused(&self, iova: Iova, failed: MapFailed<M::List>) -> Error {

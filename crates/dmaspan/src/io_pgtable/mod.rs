@@ -577,6 +577,12 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         retired
     }
 
+    /// Whether `range` is of whole granules and where operations may be.
+    #[inline(always)]
+    pub(crate) fn check_whole(&self, range: IovaRange) -> Result<(), Error> {
+        self.check_range(range, F::GRANULE_LG2)
+    }
+
     #[inline(always)]
     fn check_range(&self, range: IovaRange, page_lg2: u32) -> Result<(), Error> {
         if !self.within.is_some_and(|within| within.covers(range)) {

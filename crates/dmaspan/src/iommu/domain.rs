@@ -170,6 +170,26 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.guard(self.all().resume(rest, buf))
     }
 
+    /// Takes all translations of `range` away, whatever holes are between them, and tells no spans:
+    /// for who knows what memory was there. The result syncs when it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Table`] for a range that is not of whole granules or not within the aperture, with
+    /// nothing changed.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the IOVAs, and no leaf reaches out of the range: until the call returns
+    /// nobody else maps, unmaps or looks up anything there.
+    #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    #[inline]
+    pub unsafe fn remove(&self, range: IovaRange) -> Result<Unsynced<'_, F, M, O>, Error> {
+        let all = self.all();
+        all.check_whole(range)?;
+        Ok(self.guard(Unmapped { retired: all.remove(range), rest: None }))
+    }
+
     /// An empty gather for this domain's hardware.
     pub fn gather(&self) -> Gather<M::List> {
         Gather::new(self.ops.max_ranges())
@@ -409,10 +429,9 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.table.owned(self.table.geometry().aperture)
     }
 
+    #[inline(always)]
     pub(super) fn guard(&self, unmapped: Unmapped<M::List>) -> Unsynced<'_, F, M, O> {
-        let mut gather = self.gather();
-        self.add_own(&mut gather, unmapped.retired);
-        Unsynced { domain: self, gather: Some(gather), rest: unmapped.rest }
+        Unsynced { domain: self, retired: Some(unmapped.retired), rest: unmapped.rest }
     }
 }
 
@@ -435,7 +454,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> fmt::Debug for Domain<F, M
 #[must_use = "dropping it syncs at once; `sync` says whether that succeeded"]
 pub struct Unsynced<'d, F: Format, M: TableMemory<F::Word>, O: IommuOps> {
     domain: &'d Domain<F, M, O>,
-    gather: Option<Gather<M::List>>,
+    /// Taken by whoever syncs it.
+    retired: Option<Retired<M::List>>,
     rest: Option<Rest>,
 }
 
@@ -446,24 +466,36 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Unsynced<'_, F, M, O> {
     /// # Errors
     ///
     /// [`SyncFailed`]: the spans may still be in use.
+    #[inline]
     pub fn sync(mut self) -> Result<(Synced, Option<Rest>), SyncFailed<M::List>> {
-        let gather = self.gather.take().unwrap_or_else(|| self.domain.gather());
-        Ok((self.domain.sync_own(gather)?, self.rest.take()))
+        let synced = match self.retired.take() {
+            Some(retired) => {
+                let range = retired.range();
+                self.domain.sync_retired(retired)?;
+                Synced::of(range)
+            }
+            None => Synced::of(None),
+        };
+        Ok((synced, self.rest.take()))
     }
 
     /// The gather, to sync together with others, and what is still to be unmapped.
     pub fn into_gather(mut self) -> (Gather<M::List>, Option<Rest>) {
-        let gather = self.gather.take().unwrap_or_else(|| self.domain.gather());
+        let mut gather = self.domain.gather();
+        if let Some(retired) = self.retired.take() {
+            self.domain.add_own(&mut gather, retired);
+        }
         (gather, self.rest.take())
     }
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Unsynced<'_, F, M, O> {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(gather) = self.gather.take() {
+        if let Some(retired) = self.retired.take() {
             // A failure leaks the tables, and the spans' owner has no `Synced` to release them
             // with.
-            let _ = self.domain.sync_own(gather);
+            let _ = self.domain.sync_retired(retired);
         }
     }
 }
@@ -471,7 +503,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Unsynced<'_, F, M
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> fmt::Debug for Unsynced<'_, F, M, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Unsynced")
-            .field("gather", &self.gather)
+            .field("retired", &self.retired)
             .field("rest", &self.rest)
             .finish_non_exhaustive()
     }

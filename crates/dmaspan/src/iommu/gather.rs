@@ -150,6 +150,14 @@ pub struct Synced {
 }
 
 impl Synced {
+    /// That nothing but this was gathered.
+    #[inline(always)]
+    pub(super) fn of(range: Option<IovaRange>) -> Self {
+        let mut ranges = Ranges::new(1);
+        range.into_iter().for_each(|range| ranges.add(range));
+        Self { ranges }
+    }
+
     /// Whether the sync covered `range`.
     pub fn covers(&self, range: IovaRange) -> bool {
         self.ranges.any(|synced| synced.covers(range))

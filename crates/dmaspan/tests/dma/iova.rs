@@ -88,7 +88,7 @@ fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
 /// What is free for certain: a live range may take as much as the next power of two.
 struct Model {
     live: Vec<Iovas>,
-    reserved: [bool; GRANULES as usize],
+    reserved: Vec<bool>,
 }
 
 impl Model {
@@ -130,7 +130,7 @@ impl Model {
         let count = request.bytes.div_ceil(PAGE);
         (0..GRANULES).any(|at| {
             let start = FIRST + at * PAGE;
-            start % Self::align(request) == 0
+            start.is_multiple_of(Self::align(request))
                 && start + (count * PAGE - 1) <= request.limit.get()
                 && self.is_free(at..at + count)
         })
@@ -157,7 +157,7 @@ proptest! {
     #[test]
     fn ranges_are_apart_aligned_and_found_where_they_fit(steps in steps()) {
         let space = space(range(FIRST, GRANULES * PAGE), 3);
-        let mut model = Model { live: Vec::new(), reserved: [false; GRANULES as usize] };
+        let mut model = Model { live: Vec::new(), reserved: (0..GRANULES).map(|_| false).collect() };
         for (cpu, step) in steps {
             CPU.set(cpu);
             match step {
@@ -191,7 +191,9 @@ proptest! {
                         Ok(()) => {
                             prop_assert!(!meets(Model::taken));
                             let granules = Model::taken(wanted).filter(|at| *at < GRANULES);
-                            granules.for_each(|at| model.reserved[usize::try_from(at).unwrap()] = true);
+                            for at in granules {
+                                model.reserved[usize::try_from(at).unwrap()] = true;
+                            }
                         }
                         Err(error) => {
                             prop_assert_eq!(error.errno(), Errno::EADDRINUSE);

@@ -5,6 +5,7 @@
 mod attach;
 mod bounce;
 mod common;
+mod flush_queue;
 mod iova;
 mod list;
 mod raw;

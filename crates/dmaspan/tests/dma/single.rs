@@ -169,7 +169,8 @@ fn every_mask_reaches_exactly_what_it_covers() {
                 refused.error,
                 match via {
                     Via::HostBridge => Error::NotMemory { span: above },
-                    _ => Error::PeerUnreachable { span: above, last },
+                    Via::Bus => Error::PeerUnreachable { span: above, last },
+                    Via::Memory => Error::Unreachable { span: above, last },
                 }
             );
             assert_eq!(refused.memory.unwrap().piece().span, above);

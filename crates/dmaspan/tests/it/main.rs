@@ -4,12 +4,10 @@
 mod busy;
 mod common;
 mod container;
-mod dma_list;
 mod domain;
 mod edges;
 mod errors;
 mod failures;
-mod flush_queue;
 mod flushing;
 mod formats;
 mod layout;

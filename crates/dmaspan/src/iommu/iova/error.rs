@@ -29,12 +29,20 @@ pub enum Error {
         align: u64,
     },
     /// Part of the range is in use or reserved by somebody else.
-    #[error("{range} cannot be reserved: {taken} is in use")]
+    #[error("{range} is not free: {taken} is in use")]
     Taken {
-        /// What was to be reserved.
+        /// What was to be reserved or handed out.
         range: IovaRange,
         /// What stands in the way.
         taken: IovaRange,
+    },
+    /// The range does not consist of whole granules.
+    #[error("{range} does not consist of whole granules of {granule:#x} bytes")]
+    Unaligned {
+        /// What was asked for.
+        range: IovaRange,
+        /// The granule in bytes.
+        granule: u64,
     },
     /// The range is not what was turned into a raw one, or was turned back before.
     #[error("{range} is no range that was given out raw")]
@@ -67,9 +75,11 @@ impl Error {
         match self {
             Self::Range(error) => error.errno(),
             Self::Exhausted { .. } => Errno::ENOSPC,
-            Self::Align { .. } | Self::NotRaw { .. } | Self::NoAperture | Self::Config { .. } => {
-                Errno::EINVAL
-            }
+            Self::Align { .. }
+            | Self::Unaligned { .. }
+            | Self::NotRaw { .. }
+            | Self::NoAperture
+            | Self::Config { .. } => Errno::EINVAL,
             Self::Taken { .. } => Errno::EADDRINUSE,
             Self::NoMemory { .. } => Errno::ENOMEM,
         }

@@ -41,7 +41,6 @@ impl<P: Platform> Space<P> {
     /// # Errors
     ///
     /// [`IntoRawFailed`], with the IOVAs, where they are of another space or there is no memory.
-    #[expect(clippy::wrong_self_convention, reason = "the space turns handles, not itself")]
     pub fn into_raw(&self, iovas: Iovas) -> Result<IovaRange, IntoRawFailed> {
         if iovas.space != self.identity.id() {
             return Err(Foreign { iovas }.into());
@@ -58,7 +57,6 @@ impl<P: Platform> Space<P> {
     /// # Errors
     ///
     /// [`Error::NotRaw`] where it is not exactly such a range, or was taken back before.
-    #[expect(clippy::wrong_self_convention, reason = "the space turns ranges, not itself")]
     pub fn from_raw(&self, range: IovaRange) -> Result<Iovas, Error> {
         let is_it = |raw: &Raw| if raw.range == range { Ok(()) } else { Err(()) };
         match self.raw.remove_if(range.start().get(), is_it) {

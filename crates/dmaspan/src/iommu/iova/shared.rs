@@ -11,7 +11,7 @@ use super::depot::Depot;
 use super::error::Error;
 use super::magazine::{Magazines, Zone};
 use super::request::{Request, UNCACHED, Wanted};
-use super::{Space, Stats};
+use super::{Iovas, Space, Stats};
 use crate::addr::Iova;
 use crate::atomic::Ordering;
 use crate::lg2;
@@ -39,6 +39,30 @@ impl<P: Platform> Space<P> {
             Err(Error::Taken { .. }) if self.drain(&mut depot) > 0 => depot.tree.reserve(range),
             result => result,
         }
+    }
+
+    /// Exactly these IOVAs, whole granules: for what has its place already, in a table that is taken
+    /// over or for a guest that chose.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Taken`] where part of it is reserved, handed out, or not of the aperture,
+    /// [`Error::Unaligned`] where it is not of whole granules, [`Error::NoMemory`].
+    pub fn alloc_at(&self, range: IovaRange) -> Result<Iovas, Error> {
+        let granule = lg2::size(self.granule_lg2);
+        if !lg2::is_aligned(
+            range.start().get() | range.last().get().wrapping_add(1),
+            self.granule_lg2,
+        ) {
+            return Err(Error::Unaligned { range, granule });
+        }
+        let mut depot = self.depot.lock();
+        match depot.tree.alloc_at(range) {
+            // It may be in a cache.
+            Err(Error::Taken { .. }) if self.drain(&mut depot) > 0 => depot.tree.alloc_at(range)?,
+            result => result?,
+        }
+        Ok(self.handle(range, UNCACHED))
     }
 
     /// How much is where.

@@ -224,7 +224,7 @@ fn what_was_unmapped_waits_and_is_released_by_the_flush_that_covers_it() {
 fn a_full_slot_is_flushed_by_one_invalidation() {
     let bench = Bench::new(config(1, 8));
     for n in 1..=64 {
-        bench.pass().unwrap();
+        let _ = bench.pass().unwrap();
         assert_eq!(bench.dma.waiting(), (n % 8, 0));
         assert_eq!(bench.released(), n / 8 * 8);
         assert_eq!(bench.invalidations(), n as u64 / 8);
@@ -248,18 +248,18 @@ fn without_entries_or_age_every_unmap_is_flushed() {
 fn the_next_unmap_keeps_to_the_bound_on_the_age() {
     let bench = Bench::new(config(1, 8));
     bench.machine.set_clock(50);
-    bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
     bench.machine.set_clock(49 + MAX_AGE);
-    bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
     assert_eq!(bench.dma.waiting(), (2, 0));
     bench.machine.set_clock(50 + MAX_AGE);
-    bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
     assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 3));
     // The age is that of the first in the slot since.
     bench.machine.set_clock(51 + MAX_AGE);
-    bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
     bench.machine.set_clock(50 + 2 * MAX_AGE);
-    bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
     assert_eq!(bench.dma.waiting(), (2, 0));
 }
 
@@ -270,7 +270,7 @@ fn expiring_flushes_what_is_due_and_says_when_the_next_is() {
     for cpu in 0..3 {
         bench.machine.run_on(cpu);
         bench.machine.set_clock(100 * cpu as u64);
-        bench.pass().unwrap();
+        let _ = bench.pass().unwrap();
     }
     bench.machine.set_clock(MAX_AGE - 1);
     assert_eq!(bench.dma.expire(), Ok(Some(MAX_AGE)));
@@ -290,13 +290,13 @@ fn cpus_fill_slots_of_their_own_and_one_invalidation_flushes_all() {
     for cpu in [0, 1, 2, 3, 4] {
         bench.machine.run_on(cpu);
         for _ in 0..3 {
-            bench.pass().unwrap();
+            let _ = bench.pass().unwrap();
         }
     }
     assert_eq!((bench.dma.waiting(), bench.invalidations()), ((15, 0), 0));
     bench.machine.run_on(0);
-    bench.pass().unwrap();
-    bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
     assert_eq!(bench.dma.waiting(), (9, 0), "only the slot that was full");
     bench.dma.flush().unwrap();
     assert_eq!((bench.released(), bench.invalidations()), (17, 2));
@@ -308,7 +308,7 @@ fn what_a_failed_sync_covers_is_released_by_a_later_one() {
         let bench = Bench::new(config(2, 4));
         bench.tlb.fail_next_invalidations(2);
         for _ in 0..3 {
-            bench.pass().unwrap();
+            let _ = bench.pass().unwrap();
         }
         assert!(matches!(bench.pass(), Err(Error::Quarantined { .. })));
         assert_eq!((bench.dma.waiting(), bench.released()), ((0, 4), 0));
@@ -387,22 +387,22 @@ fn unmaps_during_a_flush_find_room_or_sync_for_themselves() {
     *bench.hooks.meanwhile.lock() = Some(Box::new(move || {
         assert_eq!(inner.dma.waiting(), (0, 0));
         for n in 1..=4 {
-            inner.pass().unwrap();
+            let _ = inner.pass().unwrap();
             assert_eq!((inner.dma.waiting(), inner.released()), ((n, 0), 0));
         }
         // Both batches are in use.
-        inner.pass().unwrap();
+        let _ = inner.pass().unwrap();
         assert_eq!((inner.dma.waiting(), inner.released()), ((4, 0), 1));
         // A timer leaves it alone as long.
         inner.machine.set_clock(MAX_AGE);
         assert_eq!(inner.dma.expire(), Ok(None));
     }));
     for _ in 0..4 {
-        bench.pass().unwrap();
+        let _ = bench.pass().unwrap();
     }
     assert_eq!((bench.dma.waiting(), bench.released()), ((4, 0), 5));
     assert_eq!(bench.invalidations(), 3);
-    bench.pass().unwrap();
+    let _ = bench.pass().unwrap();
     bench.assert_nothing_is_left();
 }
 
@@ -459,7 +459,7 @@ fn every_step_may_fail_and_nothing_is_lost_or_released_early() {
             assert_eq!(bench.arena.tables(), tables);
         });
         assert!(steps >= 2, "{steps} steps");
-        bench.device.unmap(neighbour).unwrap();
+        let _ = bench.device.unmap(neighbour).unwrap();
     }
 }
 
@@ -486,7 +486,7 @@ fn threads_that_unmap_flush_and_expire_release_each_page_once() {
                 for n in 0..EACH {
                     bench.machine.run_on(cpu);
                     bench.machine.set_clock(n as u64 * 100);
-                    bench.pass().unwrap();
+                    let _ = bench.pass().unwrap();
                     if n % 64 == 63 {
                         bench.dma.flush().unwrap();
                     }

@@ -157,7 +157,8 @@ proptest! {
     #[test]
     fn ranges_are_apart_aligned_and_found_where_they_fit(steps in steps()) {
         let space = space(range(FIRST, GRANULES * PAGE), 3);
-        let mut model = Model { live: Vec::new(), reserved: (0..GRANULES).map(|_| false).collect() };
+        let reserved = (0..GRANULES).map(|_| false).collect();
+        let mut model = Model { live: Vec::new(), reserved };
         for (cpu, step) in steps {
             CPU.set(cpu);
             match step {

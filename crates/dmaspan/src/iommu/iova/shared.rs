@@ -41,8 +41,8 @@ impl<P: Platform> Space<P> {
         }
     }
 
-    /// Exactly these IOVAs, whole granules: for what has its place already, in a table that is taken
-    /// over or for a guest that chose.
+    /// Exactly these IOVAs, whole granules: for what has its place already, in a table that is
+    /// taken over or for a guest that chose.
     ///
     /// # Errors
     ///
@@ -50,10 +50,8 @@ impl<P: Platform> Space<P> {
     /// [`Error::Unaligned`] where it is not of whole granules, [`Error::NoMemory`].
     pub fn alloc_at(&self, range: IovaRange) -> Result<Iovas, Error> {
         let granule = lg2::size(self.granule_lg2);
-        if !lg2::is_aligned(
-            range.start().get() | range.last().get().wrapping_add(1),
-            self.granule_lg2,
-        ) {
+        let ends = range.start().get() | range.last().get().wrapping_add(1);
+        if !lg2::is_aligned(ends, self.granule_lg2) {
             return Err(Error::Unaligned { range, granule });
         }
         let mut depot = self.depot.lock();

@@ -377,6 +377,27 @@ fn reserving_takes_cached_ranges_and_no_live_ones() {
 }
 
 #[test]
+fn a_given_range_is_taken_from_caches_and_from_nobody() {
+    let space = space(range(PAGE, 8 * PAGE), 1);
+    let [first, second] = [0, 1].map(|_| space.alloc(pages(1, u64::MAX)).unwrap());
+    space.free(first).unwrap();
+    let wanted = range(PAGE, 2 * PAGE);
+    let error = Error::Taken { range: wanted, taken: second.range() };
+    assert_eq!(space.alloc_at(wanted), Err(error));
+    space.free(second).unwrap();
+    let uneven = range(PAGE + 1, PAGE);
+    let error = Error::Unaligned { range: uneven, granule: PAGE };
+    assert_eq!(space.alloc_at(uneven), Err(error));
+    let both = space.alloc_at(wanted).unwrap();
+    assert_eq!(both.range(), wanted);
+    space.free(both).unwrap();
+    assert_eq!(space.stats().live, 0);
+    let outside = range(8 * PAGE, 2 * PAGE);
+    assert_eq!(space.alloc_at(outside).unwrap_err().errno(), Errno::EADDRINUSE);
+    all_is_free(&space, 0);
+}
+
+#[test]
 fn a_request_that_is_none_is_refused_by_what_is_wrong_with_it() {
     let space = space(range(1 << 20, 1 << 20), 1);
     let request = |bytes, align, limit| Request { bytes, align, limit: Iova::new(limit) };

@@ -6,6 +6,7 @@
 #![cfg(loom)]
 #![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
 
+mod iova;
 mod platform;
 mod tables;
 mod tiny;

@@ -46,7 +46,7 @@ pub enum Trust {
 /// What a device is like, for [`Device`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// What it can address.
+    /// What it can address, and what segments it takes.
     pub limits: DeviceLimits,
     /// Whether it may see more than it was given.
     pub trust: Trust,
@@ -67,7 +67,10 @@ impl DeviceConfig {
 
 /// A device that memory is mapped for.
 ///
-/// `T` is what translates its addresses, and `B` where memory is bounced that it cannot use.
+/// `T` is what translates its addresses, and `B` where memory is bounced that it cannot use. Any
+/// number of threads share one; its mappings can be ended by another thread than made them.
+///
+/// Dropped, it leaves its mappings as they are; they can never be ended.
 pub struct Device<T: Translation, B: BouncePool = NoPool> {
     pub(super) translation: Arc<T>,
     pub(super) pool: B,
@@ -107,6 +110,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let raw = Records::new();
         Ok(Self { translation, pool, config, raw, identity: Identity::new() })
+    }
+
+    /// What translates its addresses: for a timer that flushes, say, or for another device.
+    pub fn translation(&self) -> &Arc<T> {
+        &self.translation
     }
 
     /// What it is like.

@@ -276,7 +276,10 @@ where
     }
 }
 
-/// What translates the addresses of devices; sealed.
+/// What translates the addresses of devices: a [`DmaDomain`], or nothing, a
+/// [`Direct`](super::Direct). It is sealed.
+///
+/// In signatures, `T::Memory` is the `H` of either: the memory that is mapped.
 pub trait Translation: translation::Sealed {}
 
 impl<T: translation::Sealed> Translation for T {}

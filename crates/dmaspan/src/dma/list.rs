@@ -534,6 +534,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 }
 
 /// An unmap of a list that was refused or could not be synced.
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct UnmapListFailed<T: Translation, B: BouncePool = NoPool> {
     /// Why.
     pub error: Error,

@@ -127,7 +127,8 @@ pub struct ReserveRequest {
 }
 
 /// A reservation that could not be ended: hardware was not seen to forget it.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct DestroyFailed<T: Translation, B: BouncePool = NoPool> {
     /// Why.
     pub error: Error,
@@ -135,15 +136,34 @@ pub struct DestroyFailed<T: Translation, B: BouncePool = NoPool> {
     pub reservation: Reservation<T, B>,
 }
 
+impl<T: Translation, B: BouncePool> fmt::Debug for DestroyFailed<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DestroyFailed")
+            .field("error", &self.error)
+            .field("reservation", &self.reservation)
+            .finish()
+    }
+}
+
 impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Reserves addresses; nothing is mapped there yet.
     ///
     /// # Errors
     ///
-    /// [`Error::Misplaced`] for an offset beyond the granule, [`Error::Iova`] where there are no
-    /// IOVAs, and [`Error::NoRoom`] where there is no memory for the records of so many pieces.
+    /// [`Error::Untranslated`] where there are no IOVAs at all: then map piece by piece.
+    /// [`Error::Misplaced`] for an offset beyond the granule, [`Error::Iova`] for no bytes and
+    /// where no IOVAs are free, and [`Error::NoRoom`] where there is no memory for the records of
+    /// so many pieces.
+    ///
+    /// # Context
+    ///
+    /// Allocates room for the records; what follows, up to [`destroy`](Self::destroy), needs none
+    /// but for page tables.
     pub fn reserve(&self, request: ReserveRequest) -> Result<Reservation<T, B>, Error> {
         let ReserveRequest { len, offset, pieces, direction } = request;
+        if self.translation.direct_memory().is_some() {
+            return Err(Error::Untranslated);
+        }
         let granule_lg2 = self.translation.granule_lg2();
         if offset > lg2::mask(granule_lg2) {
             return Err(Error::Misplaced { offset, granule: lg2::size(granule_lg2) });
@@ -173,11 +193,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// # Errors
     ///
-    /// [`Refused`], with nothing changed: [`Error::OutsideMapping`], [`Error::Misplaced`] for
-    /// memory whose low bits are not those of its place, [`Error::CutsLink`] where something is
-    /// linked, [`Error::NoRoom`] for more pieces than were announced, [`Error::NotTranslated`] for
-    /// what is reached on the bus, what [`map_single`](Self::map_single) refuses where it would
-    /// bounce, and what the domain refuses.
+    /// [`Refused`], with nothing changed: [`Error::Foreign`] for a reservation of another device,
+    /// [`Error::NotSingle`], [`Error::OutsideMapping`], [`Error::Misplaced`] for memory whose low
+    /// bits are not those of its place, [`Error::CutsLink`] where something is linked,
+    /// [`Error::NoRoom`] for more pieces than the reservation has room for,
+    /// [`Error::NotTranslated`] for what is reached on the bus, what
+    /// [`map_single`](Self::map_single) refuses where it would bounce, and [`Error::Domain`].
+    /// [`Error::Quarantined`] without the memory: the reservation has it, to be destroyed with it.
+    ///
+    /// # Context
+    ///
+    /// Takes no lock itself. Page tables may be allocated; hardware is not told.
     pub fn link(
         &self,
         reservation: &mut Reservation<T, B>,
@@ -213,8 +239,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Foreign`], and [`Error::Domain`] where hardware does not answer: nothing of the
-    /// reservation is mapped any more, and it can only be destroyed.
+    /// [`Error::Foreign`], and [`Error::Domain`] or [`Error::Quarantined`] where hardware does not
+    /// answer: nothing of the reservation is mapped any more, and it can only be destroyed.
+    ///
+    /// # Context
+    ///
+    /// Waits for hardware, where that caches absent entries. Allocates nothing.
     pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
         let range = self.own(reservation)?;
         let announced = self.translation.announce(range);
@@ -233,6 +263,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// [`Error::CutsLink`] for a piece that is only partly in the range.
     /// [`Error::Quarantined`] where hardware was not seen to forget: the pieces stay the
     /// reservation's, to be destroyed with it.
+    ///
+    /// # Context
+    ///
+    /// Waits for hardware. Allocates nothing.
     pub fn unlink(
         &self,
         reservation: &mut Reservation<T, B>,
@@ -259,6 +293,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// [`DestroyFailed`], with the reservation: it is of another device, or hardware was not seen
     /// to forget.
+    ///
+    /// # Context
+    ///
+    /// Waits for hardware. Allocates nothing.
     pub fn destroy(
         &self,
         mut reservation: Reservation<T, B>,

@@ -1,5 +1,7 @@
 //! A buffer that is mapped while a closure runs.
 
+use core::fmt;
+
 use super::attrs::Attrs;
 use super::bounce::BouncePool;
 use super::device::Device;
@@ -9,7 +11,8 @@ use super::single::{Mapping, Refused, UnmapFailed, Unmapped};
 use crate::prot::Direction;
 
 /// A buffer was not mapped for a closure, or hardware did not forget it behind the closure.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct ScopeFailed<H, R> {
     /// Why.
     pub error: Error,
@@ -17,6 +20,17 @@ pub struct ScopeFailed<H, R> {
     pub memory: Option<H>,
     /// What the closure returned; `None` where it did not run.
     pub result: Option<R>,
+}
+
+impl<H, R> fmt::Debug for ScopeFailed<H, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (memory, result) = (self.memory.is_some(), self.result.is_some());
+        f.debug_struct("ScopeFailed")
+            .field("error", &self.error)
+            .field("has_memory", &memory)
+            .field("has_result", &result)
+            .finish()
+    }
 }
 
 /// Unmaps where a closure does not return.
@@ -42,6 +56,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// [`ScopeFailed`]: what [`map_single_with`](Self::map_single_with) refuses, before `run`; or
     /// [`Error::Quarantined`] behind it.
+    ///
+    /// # Context
+    ///
+    /// As [`map_single_with`](Self::map_single_with), and waits for hardware at the end.
     pub fn with_mapped<R>(
         &self,
         memory: T::Memory,

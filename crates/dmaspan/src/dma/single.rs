@@ -85,7 +85,8 @@ pub enum Unmapped<H> {
 }
 
 /// A mapping that was refused.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct Refused<H> {
     /// Why.
     pub error: Error,
@@ -372,6 +373,8 @@ fn refuse<M, H>(error: Error, memory: H) -> Result<M, Refused<H>> {
 }
 
 /// An unmap that was refused or could not be synced.
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct UnmapFailed<T: Translation, B: BouncePool = NoPool> {
     /// Why.
     pub error: Error,
@@ -387,6 +390,14 @@ impl<T: Translation, B: BouncePool> fmt::Debug for Mapping<T, B> {
             .field("len", &self.len)
             .field("direction", &self.direction)
             .finish_non_exhaustive()
+    }
+}
+
+// Of any memory: a boxed trait has no `Debug`, and whoever unwraps wants the error.
+impl<H> fmt::Debug for Refused<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = if self.memory.is_some() { "given back" } else { "in quarantine" };
+        f.debug_struct("Refused").field("error", &self.error).field("memory", &memory).finish()
     }
 }
 

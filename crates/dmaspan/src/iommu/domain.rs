@@ -43,7 +43,8 @@ impl Error {
 
 /// A mapping that a domain refused. Translations are as before, and tables too unless it was
 /// hardware that refused it: then empty tables at the ends of the range may stay.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
 pub struct MapFailed<L> {
     /// Why.
     pub error: Error,

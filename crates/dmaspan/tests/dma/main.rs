@@ -2,6 +2,7 @@
 //! takes long to build.
 #![expect(unsafe_code, reason = "the tests promise to keep memory that nobody has")]
 
+mod api;
 mod attach;
 mod bounce;
 mod common;

@@ -2,6 +2,114 @@
 //!
 //! A [`Device`] maps buffers and gets addresses for the device, translated, direct or bounced; it
 //! need not know which.
+//!
+//! | to map | by | to end it |
+//! |---|---|---|
+//! | one contiguous buffer | [`Device::map_single`] | [`Device::unmap`] |
+//! | a list of pieces, as few segments | [`Device::map_list`] | [`Device::unmap_list`] |
+//! | pieces, one by one | [`Device::reserve`], [`link`](Device::link) | [`Device::destroy`] |
+//! | a buffer while a closure runs | [`Device::with_mapped`] | |
+//! | what a driver keeps as address and length | [`Device::into_raw`] | [`Device::unmap_raw`] |
+//!
+//! A page table and the hooks of an IOMMU make a [`Domain`](crate::iommu::Domain), that and a
+//! [`Platform`](crate::Platform) a [`DmaDomain`], and that a [`Device`]. A mapping owns its memory,
+//! which the unmap gives back, or where that is [lazy](Flush::Lazy), the flush drops. Mappings that
+//! are dropped leak: a device may still use them.
+//!
+//! Errors that give memory or a mapping back are errors as others: by `?` they become a
+//! `Box<dyn Error>`, with what they hold. Their `error` alone becomes another type's.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::dma::{
+//!     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Flush, NoPool, Piece,
+//!     ReserveRequest, Segment, Unmapped,
+//! };
+//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::iommu::Domain;
+//! use dmaspan::{Direction, PhysAddr, Platform, Span};
+//! # use dmaspan_sim::{Arena, iotlb::Iotlb};
+//! # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//!
+//! /// Where it runs. In a process, `dmaspan_linux::UserPlatform` does this.
+//! struct OneThread;
+//!
+//! impl Platform for OneThread {
+//!     type Lock = parking_lot::RawMutex;
+//!
+//!     fn cpu(&self) -> usize {
+//!         0
+//!     }
+//!
+//!     fn now(&self) -> u64 {
+//!         0
+//!     }
+//! }
+//!
+//! /// The driver's frames, in any number of pieces.
+//! #[derive(Debug)]
+//! struct Frames(Vec<Piece>);
+//!
+//! // SAFETY: the frames are this driver's for good, and nothing refers to them.
+//! unsafe impl DmaMemory for Frames {
+//!     fn pieces(&self) -> &[Piece] {
+//!         &self.0
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//! let table = PageTable::new(format, tables.clone())?;
+//! # let registers = table.format().registers(table.root());
+//! # let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+//! #     ttbr: registers.ttbr,
+//! #     tcr: registers.tcr,
+//! #     mair: registers.mair,
+//! #     ..Default::default()
+//! # })?;
+//! // Who tells hardware: a driver's `IommuOps`; here a simulated IOMMU.
+//! let iommu = Iotlb::new(walker, tables);
+//! let config = DmaConfig { flush: Flush::Lazy, ..DmaConfig::new(1) };
+//! let domain = Arc::new(DmaDomain::new(Domain::new(table, iommu)?, config, OneThread)?);
+//! let nic = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(64))?;
+//! let frames = |spans: &[(u64, u64)]| -> Result<Frames, dmaspan::RangeError> {
+//!     let piece = |&(at, len)| Ok(Piece::memory(Span::new(PhysAddr::new(at), len)?));
+//!     spans.iter().map(piece).collect::<Result<_, _>>().map(Frames)
+//! };
+//!
+//! // One buffer, unmapped lazily: the queue owns it until the flush.
+//! let packet = nic.map_single(frames(&[(0x8000_1200, 1500)])?, Direction::FromDevice)?;
+//! assert_eq!(packet.addr().get() & 0xfff, 0x200);
+//! assert!(matches!(nic.unmap(packet)?, Unmapped::Queued));
+//! domain.flush()?; // or `expire`, by a timer
+//!
+//! // And strictly: no device reaches it any more.
+//! let strict = Attrs { flush: Some(Flush::Strict), ..Attrs::default() };
+//! let ring = frames(&[(0x8000_4000, 0x2000)])?;
+//! let ring = nic.map_single_with(ring, Direction::Bidirectional, strict)?;
+//! assert!(matches!(nic.unmap(ring)?, Unmapped::Released(_)));
+//!
+//! // A list of three pieces, which the device gets as two segments.
+//! let mut segments = [Segment::default(); 3];
+//! let list = frames(&[(0x9000_0800, 0x800), (0xa000_0000, 0x1000), (0xb000_0010, 0x20)])?;
+//! let list = nic.map_list(list, Direction::ToDevice, &mut segments)?;
+//! assert_eq!(list.segment_count(), 2);
+//! assert_eq!((segments[0].len, segments[1].len), (0x1800, 0x20));
+//! let _queued = nic.unmap_list(list)?;
+//!
+//! // Pieces that come one by one.
+//! let direction = Direction::ToDevice;
+//! let request = ReserveRequest { len: 0x2000, offset: 0, pieces: 2, direction };
+//! let mut reservation = nic.reserve(request)?;
+//! nic.link(&mut reservation, 0, frames(&[(0xc000_0000, 0x1000)])?)?;
+//! nic.link(&mut reservation, 0x1000, frames(&[(0xd000_0000, 0x1000)])?)?;
+//! nic.announce(&mut reservation)?;
+//! nic.destroy(reservation, drop)?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod attach;
 mod attrs;

@@ -8,6 +8,45 @@
 //! Sizes that are cached are rounded up to powers of two inside. Low addresses, of 32 bits, are
 //! handed out first, and kept apart from high ones: whoever needs low ones searches no others.
 //!
+//! ```
+//! use dmaspan::iommu::iova::{Align, Error, Request, Space};
+//! use dmaspan::{Iova, IovaRange, Platform};
+//!
+//! struct OneThread;
+//!
+//! impl Platform for OneThread {
+//!     type Lock = parking_lot::RawMutex;
+//!
+//!     fn cpu(&self) -> usize {
+//!         0
+//!     }
+//!
+//!     fn now(&self) -> u64 {
+//!         0
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let aperture = IovaRange::from_len(Iova::new(0), 1 << 48)?;
+//! let space = Space::new(aperture, 12, 1, OneThread)?;
+//! space.reserve(IovaRange::from_len(Iova::new(0xfee0_0000), 0x10_0000)?)?;
+//!
+//! // For a device with 32 bits of address: three pages, and room for 2 MiB leaves.
+//! let limit = Iova::new(u64::from(u32::MAX));
+//! let three = space.alloc(Request { bytes: 0x3000, align: Align::Natural, limit })?;
+//! assert_eq!(three.range(), IovaRange::from_len(Iova::new(0x4000), 0x3000)?);
+//! let large = space.alloc(Request { bytes: 5 << 20, align: Align::To(2 << 20), limit })?;
+//! assert_eq!(large.range().start(), Iova::new(2 << 20));
+//! let refused = space.alloc(Request { bytes: 4 << 30, align: Align::Natural, limit });
+//! assert!(matches!(refused, Err(Error::Exhausted { .. })));
+//!
+//! // Whatever was mapped there has been unmapped and synced.
+//! space.free(three)?;
+//! space.free(large)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! ```text
 //!  alloc ──► magazines of the CPU ──► depot ──► tree ──► all caches go to the tree, once more
 //!  free ───► magazines of the CPU ──► depot ──► tree
@@ -195,8 +234,13 @@ impl<P: Platform> Space<P> {
     ///
     /// # Errors
     ///
-    /// [`Error::Exhausted`], [`Error::NoMemory`], and [`Error::Range`] and [`Error::Align`] for a
-    /// request that is none.
+    /// [`Error::Exhausted`], [`Error::NoMemory`], [`Error::Range`] for no bytes, and
+    /// [`Error::Align`] for an alignment that is no power of two.
+    ///
+    /// # Context
+    ///
+    /// Only tries the magazines of its CPU. Takes the lock of the space where they are empty; then
+    /// records of what is taken may be allocated.
     #[inline(always)]
     pub fn alloc(&self, request: Request) -> Result<Iovas, Error> {
         let wanted = Wanted::new(request, self.granule_lg2)?;
@@ -211,11 +255,17 @@ impl<P: Platform> Space<P> {
         Ok(self.handle(range, class))
     }
 
-    /// Takes IOVAs back. Does not allocate.
+    /// Takes IOVAs back. Whoever mapped something there has unmapped *and synced* it before: the
+    /// next holder may get them at once.
     ///
     /// # Errors
     ///
     /// [`Foreign`] where they are of another space.
+    ///
+    /// # Context
+    ///
+    /// Does not allocate. Only tries the magazines of its CPU, and takes the lock of the space
+    /// where they are full.
     #[inline(always)]
     pub fn free(&self, iovas: Iovas) -> Result<(), Foreign> {
         if iovas.space != self.identity.id() {

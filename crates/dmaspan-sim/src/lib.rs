@@ -16,6 +16,9 @@
 //! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
 //!   that, or leaked.
 //! - [`bounce`]: a pool of bounce slots. It catches old data in slots and slots that leak.
+//! - [`sanitizer`]: told what a driver does, it models an IOTLB that keeps what it may. It catches
+//!   what is used after its unmap, flushed late or never, unmapped twice, or leaked, and shows the
+//!   history that led there.
 //! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
 //! - [`fuzz`]: operations, and tables, made of any bytes. They catch what nobody thought of.
 //! - [`fault`]: failures on demand. They catch operations that do not undo themselves.

@@ -15,20 +15,24 @@
 //! Every folder is one system, and every plain file is shared by the systems:
 //!
 //! - [`io_pgtable`]: IO page tables. A format says how entries look, one walker does the rest.
-//! - [`iommu`]: domains. What was unmapped is released only against the proof that hardware has
-//!   forgotten it.
+//! - [`iommu`]: domains, what is attached to them, and their IOVAs. What was unmapped is released
+//!   only against the proof that hardware has forgotten it.
+//! - [`dma`]: what a driver calls: buffers mapped and unmapped, strictly or lazily, translated,
+//!   direct or bounced. Its page shows all of it in one example.
 //! - [`container`]: user memory, pinned, mapped and kept account of, as Linux's VFIO does.
 //! - [`addr`], [`range`](mod@range), [`span`], [`lg2`]: addresses and what they span. Ranges are
 //!   inclusive, so that the top of an address space is an address.
 //! - [`prot`], [`pin`], [`account`], [`space`], [`error`]: permissions, who supplies pinned memory,
 //!   what an owner may pin, what a driver maps into, and an errno for each error.
+//! - [`platform`]: locks, a number for the CPU, a clock and caches, from whoever runs the code.
 //!
 //! The crate has no operating system, no clock, no randomness and no globals: memory, locks and
 //! hardware come through traits. It contains no unsafe block;
-//! [`TableMemory`](io_pgtable::TableMemory), [`IommuOps`](iommu::IommuOps) and
-//! [`Pinner`](pin::Pinner) are unsafe to implement, and
-//! [`PageTable::claim`](io_pgtable::PageTable::claim) and the raw operations of
-//! [`Domain`](iommu::Domain) are unsafe to call, each with its contract.
+//! [`TableMemory`](io_pgtable::TableMemory), [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port),
+//! [`DmaMemory`](dma::DmaMemory), [`BouncePool`](dma::BouncePool) and [`Pinner`](pin::Pinner) are
+//! unsafe to implement, and [`PageTable::claim`](io_pgtable::PageTable::claim), the raw operations
+//! of [`Domain`](iommu::Domain), and promises such as [`RawMemory::new`](dma::RawMemory::new) are
+//! unsafe to call, each with its contract.
 //!
 //! What maps memory most simply is a [`Container`]:
 //!

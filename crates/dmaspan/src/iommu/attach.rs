@@ -162,7 +162,8 @@ impl<D: PagingDomain> Prepared<D> {
     }
 
     /// Maps the direct regions of streams in their domain: see [`Domain::map_direct`]. Of several
-    /// streams, `regions` has all of each.
+    /// streams, `regions` has all of each. Where a domain hands out its own IOVAs, they are
+    /// [reserved](ReservedRegions::reserve_in) there before.
     ///
     /// # Errors
     ///

@@ -4,6 +4,79 @@
 //! away as [`Retired`](crate::io_pgtable::Retired), a [`Gather`] collects any number of those,
 //! [`Domain::sync`] makes hardware forget them and gives a [`Synced`], and only against that are
 //! pins and IOVAs released. Detached tables are freed by the sync itself.
+//!
+//! Which domain the accesses of a device go through is an [`Attachment`]'s to say: none of them
+//! arrives ([`Target::Blocked`]), all do ([`Target::Identity`]), or those that a domain maps
+//! ([`Target::Paging`]). What firmware reserved is kept out of IOVA allocation, and mapped one to
+//! one where the device goes on using it, before the device is attached; what the IOMMU refuses is
+//! reported to a [`FaultHandler`].
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU64, Ordering};
+//!
+//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::iommu::{
+//!     Attachment, Domain, FaultHandler, FaultReport, FaultResponse, Port as _, Prepared,
+//!     RegionKind, Relaxable, ReservedRegion, ReservedRegions, Target,
+//! };
+//! use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
+//! # use dmaspan_sim::{Arena, iotlb::Iotlb, memory::SimMemory, port::SimPort};
+//! # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//!
+//! struct LastFault(AtomicU64);
+//!
+//! impl FaultHandler for LastFault {
+//!     fn fault(&self, report: &FaultReport) -> FaultResponse {
+//!         self.0.store(report.iova.get(), Ordering::Relaxed);
+//!         FaultResponse::Terminate
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//! # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//! # let table = PageTable::new(format, tables.clone())?;
+//! # let registers = table.format().registers(table.root());
+//! # let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+//! #     ttbr: registers.ttbr,
+//! #     tcr: registers.tcr,
+//! #     mair: registers.mair,
+//! #     ..Default::default()
+//! # })?;
+//! # let iommu = Iotlb::new(walker, tables);
+//! # let memory = SimMemory::new(PhysAddr::new(0x8000_0000), 1 << 20, 12)?;
+//! # let frames = memory.allocate(0x2000, 12)?;
+//! # memory.pin_frames(&[frames]);
+//! # let framebuffer = Iova::new(frames.paddr().get());
+//! let domain = Arc::new(Domain::new(table, iommu)?);
+//! let mut regions = ReservedRegions::new();
+//! regions.insert(ReservedRegion {
+//!     range: IovaRange::from_len(framebuffer, 0x2000)?,
+//!     kind: RegionKind::Direct,
+//!     prot: Prot::READ_WRITE,
+//! })?;
+//! // Whoever hands out IOVAs of the domain first calls `regions.reserve_in(space, ..)`.
+//!
+//! // The driver's side of the stream; here a simulated one.
+//! let port = SimPort::new(7, regions.clone());
+//! let last = Arc::new(LastFault(AtomicU64::new(0)));
+//! port.faults().set(Some(last.clone()));
+//! let stream = Attachment::new(port.clone())?;
+//! let unprepared = Target::Paging(Prepared::new(Arc::clone(&domain)));
+//! assert!(stream.attach(unprepared).is_err());
+//!
+//! // SAFETY: nothing else is mapped there, and the frames are the device's.
+//! let prepared = unsafe { Prepared::with_direct(domain, regions, Relaxable::Keep) }?;
+//! stream.attach(Target::Paging(prepared))?;
+//! port.write(&memory, framebuffer, b"pixels")?;
+//! assert!(port.write(&memory, Iova::new(0x1000), b"stray").is_err());
+//! assert_eq!(last.0.load(Ordering::Relaxed), 0x1000);
+//! stream.detach()?;
+//! assert!(port.write(&memory, framebuffer, b"pixels").is_err());
+//! # Ok(())
+//! # }
+//! ```
 
 mod attach;
 mod direct;

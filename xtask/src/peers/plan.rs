@@ -66,7 +66,7 @@ const PAIR_CASES: [(&str, &str); 2] = [
 ];
 
 /// Cases of a whole domain, and what of Linux's page tables does the same: a page at a time as
-/// before the series, or in one call.
+/// before 5.15, or in one call.
 const DOMAIN_CASES: [(&str, &str, &str); 6] = [
     ("domain_4k_1", "4k_1", ""),
     ("domain_4k_8", "4k_8_paged", "page by page"),

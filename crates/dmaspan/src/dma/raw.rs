@@ -156,6 +156,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// As of [`from_raw`](Self::from_raw), with nothing changed; and [`Error::Quarantined`] as
     /// [`unmap`](Self::unmap).
+    ///
+    /// # Context
+    ///
+    /// As [`from_raw`](Self::from_raw) and [`unmap`](Self::unmap): never fails for want of memory.
     pub fn unmap_raw(
         &self,
         addr: DmaAddr,

@@ -32,6 +32,10 @@ impl<P: Platform> Space<P> {
     ///
     /// [`Error::Taken`] where part of it was handed out, with nothing changed: in Linux it would
     /// silently grow what is in use. [`Error::NoMemory`].
+    ///
+    /// # Context
+    ///
+    /// Takes the lock of the space and may allocate; so does [`alloc_at`](Self::alloc_at).
     pub fn reserve(&self, range: IovaRange) -> Result<(), Error> {
         let mut depot = self.depot.lock();
         match depot.tree.reserve(range) {

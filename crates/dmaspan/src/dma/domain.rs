@@ -169,6 +169,10 @@ where
 
     /// How many unmaps wait for a flush, and how many are in quarantine. What is being flushed at
     /// the moment is neither.
+    ///
+    /// # Context
+    ///
+    /// As for [`flush`](Self::flush).
     pub fn waiting(&self) -> (usize, usize) {
         self.queue.waiting()
     }
@@ -494,11 +498,12 @@ where
     P: Platform,
     H: DmaMemory,
 {
-    /// IOVAs where there were none: those that wait for a flush are free after one.
+    /// IOVAs where there were none: those that wait for a flush are free after one. It waits for no
+    /// other thread: that may be what an interrupt, which maps, has interrupted.
     #[cold]
     fn alloc_after(&self, request: Request, error: iova::Error) -> Result<Iovas, Error> {
-        let waits = matches!(error, iova::Error::Exhausted { .. }) && self.queue.waiting().0 > 0;
-        if waits && self.queue.flush(self).is_ok() {
+        let is_short = matches!(error, iova::Error::Exhausted { .. });
+        if is_short && self.queue.try_flush(self).is_ok() {
             return Ok(self.iovas.alloc(request)?);
         }
         Err(error.into())

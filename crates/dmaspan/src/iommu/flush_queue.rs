@@ -88,7 +88,7 @@ pub(crate) struct FlushQueue<P: Platform, L, T> {
 /// What waits in one place, and what of it is being flushed.
 struct Slot<R, L, T> {
     waiting: Mutex<R, Batch<L, T>>,
-    /// [`FREE`], [`LOST`], or the ticket of the flush that has `flushed`, with [`SYNCED`].
+    /// [`FREE`], or the ticket of the flush that has `flushed`, with [`SYNCED`].
     flush: AtomicU64,
     /// Only the flush whose ticket is in `flush` comes here.
     flushed: Mutex<Flag, Vec<T>>,
@@ -107,8 +107,6 @@ const QUARANTINE_LEAST: usize = 256;
 
 /// No flush of the slot is running.
 const FREE: u64 = 0;
-/// A flush was torn out of its sync by a panic: what it had is never released.
-const LOST: u64 = SYNCED;
 /// In a ticket: the sync is over.
 const SYNCED: u64 = 1;
 
@@ -152,13 +150,12 @@ impl<R: RawMutex, L, T> Slot<R, L, T> {
     }
 }
 
-/// The slots that a flush has, which it gives free again: lost ones, where a panic comes before it
-/// knows whether the sync succeeded.
+/// The slots that a flush has, which it gives free again. What is still being synced then was torn
+/// out of it by a panic, and leaks: nobody knows what hardware forgot.
 struct Claim<'q, P: Platform, L, T> {
     slots: &'q [Apart<Slot<Flag, L, T>>],
     quarantine: &'q Slot<P::Lock, L, T>,
     ticket: u64,
-    end: u64,
 }
 
 impl<P: Platform, L, T> Claim<'_, P, L, T> {
@@ -174,7 +171,12 @@ impl<P: Platform, L, T> Claim<'_, P, L, T> {
 
 impl<P: Platform, L, T> Drop for Claim<'_, P, L, T> {
     fn drop(&mut self) {
-        self.flushed().for_each(|(flush, _)| flush.store(self.end, Ordering::Release));
+        for (flush, held) in self.flushed() {
+            if is_syncing(flush.load(Ordering::Relaxed)) {
+                held.lock().clear();
+            }
+            flush.store(FREE, Ordering::Release);
+        }
     }
 }
 
@@ -292,7 +294,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         let mut next = None;
         self.flush_where(flusher, Others::Skip, |batch| match batch {
             Some(batch) if due(batch.since) <= now => true,
-            // Nobody knows what is in a slot that is taken: look again.
+            // Nobody knows what is in a slot that is taken, or stays in it: look again.
             batch => {
                 let at = batch.map_or(now, |batch| due(batch.since));
                 next = Some(next.map_or(at, |next: u64| next.min(at)));
@@ -313,6 +315,18 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
         self.flush_where(flusher, Others::Wait, |_| true)
+    }
+
+    /// Flushes everything that waits where no other thread is, and waits for none.
+    ///
+    /// # Errors
+    ///
+    /// Where hardware did not answer: what was flushed is in quarantine.
+    pub(crate) fn try_flush(
+        &self,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) -> Result<(), HardwareError> {
+        self.flush_where(flusher, Others::Skip, |batch| batch.is_some())
     }
 
     /// How many unmaps wait for a flush, and how many are in quarantine. What is being flushed is
@@ -375,7 +389,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     }
 
     /// Flushes the slots that `is_due` chooses, by one sync. It is not given those that are empty,
-    /// and `None` for those that are taken and not waited for.
+    /// and `None` for those that are taken and not waited for, and for those whose entries stay.
     fn flush_where(
         &self,
         flusher: &impl Flusher<List = L, Held = T>,
@@ -399,16 +413,49 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
             }
             match slot.begin(&mut batch, ticket, flusher) {
                 Some(more) => flusher.merge(&mut gather, more),
-                None => result = result.and(sync_in_place(&mut batch, flusher)),
+                None => {
+                    result = result.and(sync_in_place(&mut batch, flusher));
+                    // It waits to be released.
+                    is_due(None);
+                }
             }
         }
         self.begin_quarantine(ticket, &mut gather, flusher);
         let result = result.and(self.finish(&self.slots, ticket, gather, flusher));
-        if others == Others::Wait {
-            self.slots.iter().for_each(|slot| wait_for(&slot.flush));
-            wait_for(&self.quarantine.flush);
+        if others == Others::Skip {
+            return result;
         }
-        result
+        self.slots.iter().for_each(|slot| wait_for(&slot.flush));
+        result.and_then(|()| self.sync_quarantine(flusher))
+    }
+
+    /// Syncs what other threads had to put into quarantine meanwhile, or waits until they have.
+    fn sync_quarantine(
+        &self,
+        flusher: &impl Flusher<List = L, Held = T>,
+    ) -> Result<(), HardwareError> {
+        let quarantine = &self.quarantine;
+        let mut batch = loop {
+            wait_for(&quarantine.flush);
+            let batch = quarantine.waiting.lock();
+            // None begins but under the lock.
+            if !is_syncing(quarantine.flush.load(Ordering::Acquire)) {
+                break batch;
+            }
+        };
+        if !self.quarantined.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let ticket = self.ticket();
+        match quarantine.begin(&mut batch, ticket, flusher) {
+            Some(gather) => {
+                self.quarantined.store(false, Ordering::Relaxed);
+                drop(batch);
+                self.finish(&[], ticket, gather, flusher)
+            }
+            // What was there before is being released.
+            None => sync_in_place(&mut batch, flusher),
+        }
     }
 
     /// Takes what is in quarantine along, unless another thread is at it.
@@ -439,10 +486,9 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
         let quarantine = &self.quarantine;
-        let mut claim: Claim<'_, P, L, T> = Claim { slots, quarantine, ticket, end: LOST };
+        let claim: Claim<'_, P, L, T> = Claim { slots, quarantine, ticket };
         match flusher.sync(gather) {
             Ok(()) => {
-                claim.end = FREE;
                 // Nobody needs to wait for this flush any more, also where `release` calls back.
                 claim
                     .flushed()
@@ -460,7 +506,6 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
                 let all = claim.flushed();
                 let all = all.flat_map(|(_, held)| iter::from_fn(move || held.lock().pop()));
                 self.keep(gather, all, flusher);
-                claim.end = FREE;
                 Err(error)
             }
         }

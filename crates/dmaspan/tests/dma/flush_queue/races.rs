@@ -1,0 +1,130 @@
+//! What one thread asks for while another one flushes.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use dmaspan::dma::Attrs;
+use dmaspan::iommu::iova;
+
+use super::*;
+
+/// Long enough for a thread to get to where it waits.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+/// Fills the queue of four while `meanwhile` runs in another thread, from the begin of its flush
+/// on; returns what that came to.
+fn fill_while<T: Send + 'static>(
+    bench: &Arc<Bench>,
+    meanwhile: impl FnOnce(&Bench) -> T + Send + 'static,
+) -> T {
+    let (sender, receiver) = mpsc::channel();
+    let inner = Arc::clone(bench);
+    *bench.hooks.meanwhile.lock() = Some(Box::new(move || {
+        std::thread::spawn(move || sender.send(meanwhile(&inner)));
+        std::thread::sleep(A_WHILE);
+    }));
+    for _ in 0..4 {
+        let _ = bench.pass();
+    }
+    receiver.recv_timeout(Duration::from_secs(20)).expect("the other thread waits for ever")
+}
+
+#[test]
+fn a_flush_syncs_what_another_thread_could_not() {
+    let bench = Arc::new(Bench::new(config(1, 4)));
+    bench.tlb.fail_next_invalidations(1);
+    assert_eq!(fill_while(&bench, |bench| bench.dma.flush()), Ok(()));
+    assert_eq!(bench.tlb.stale_leaves(range(0, 1 << 40)), []);
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 4));
+}
+
+#[test]
+fn a_flush_fails_where_that_of_another_thread_did_and_hardware_does_not_answer() {
+    let bench = Arc::new(Bench::new(config(1, 4)));
+    bench.tlb.fail_next_invalidations(2);
+    assert!(fill_while(&bench, |bench| bench.dma.flush()).is_err());
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 4), 0));
+    bench.dma.flush().unwrap();
+    bench.assert_nothing_is_left();
+}
+
+#[test]
+fn a_flush_syncs_what_is_in_quarantine_while_another_thread_syncs_more_of_it() {
+    let bench = Arc::new(Bench::new(config(1, 4)));
+    bench.tlb.fail_next_invalidations(1);
+    (0..4).for_each(|_| drop(bench.pass()));
+    assert_eq!(bench.dma.waiting(), (0, 4));
+    // The flush of the next four has the quarantine when the other thread fails to unmap.
+    let result = fill_while(&bench, |bench| {
+        let strict = Attrs { flush: Some(Flush::Strict), ..Attrs::default() };
+        let buffer = bench.buffer();
+        let mapping = bench.device.map_single_with(buffer, Direction::FromDevice, strict).unwrap();
+        bench.tlb.fail_next_invalidations(1);
+        assert!(bench.device.unmap(mapping).is_err());
+        bench.dma.flush()
+    });
+    assert_eq!(result, Ok(()));
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 9));
+}
+
+#[test]
+fn a_panic_in_the_hook_does_not_end_the_quarantine() {
+    let bench = Bench::new(config(1, 4));
+    bench.tlb.fail_next_invalidations(1);
+    (0..4).for_each(|_| drop(bench.pass()));
+    *bench.hooks.meanwhile.lock() = Some(Box::new(|| panic!("as the test wants")));
+    let flushed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bench.dma.flush()));
+    assert!(flushed.is_err());
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 0), "those four leak");
+    bench.tlb.fail_next_invalidations(1);
+    (0..4).for_each(|_| drop(bench.pass()));
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 4), 0));
+    bench.dma.flush().unwrap();
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 4));
+}
+
+#[test]
+fn after_a_panic_in_the_hook_unmaps_keep_to_the_bound_again() {
+    let bench = Bench::new(config(1, 4));
+    (0..3).for_each(|_| pass(&bench));
+    *bench.hooks.meanwhile.lock() = Some(Box::new(|| panic!("as the test wants")));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bench.pass())).is_err());
+    (0..3).for_each(|_| pass(&bench));
+    bench.machine.set_clock(MAX_AGE);
+    pass(&bench);
+    assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 4));
+}
+
+#[test]
+fn an_interrupt_that_maps_during_a_flush_waits_for_nobody() {
+    let bench = Arc::new(Bench::new(config(1, 4)));
+    // Fifteen or sixteen pages, of which a flush has the last.
+    let small = Device::new(Arc::clone(&bench.dma), Default::default(), DeviceConfig::bits(16));
+    let small: Arc<Dev> = Arc::new(small.unwrap());
+    let map = |bench: &Bench, device: &Dev| {
+        device.map_single(bench.buffer(), Direction::ToDevice).map_err(|refused| refused.error)
+    };
+    let mut mappings = Vec::new();
+    let full = loop {
+        match map(&bench, &small) {
+            Ok(mapping) => mappings.push(mapping),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, Error::Iova(iova::Error::Exhausted { .. })), "{full}");
+    let _ = small.unmap(mappings.pop().unwrap()).unwrap();
+    let (inner, device) = (Arc::clone(&bench), Arc::clone(&small));
+    let (sender, receiver) = mpsc::channel();
+    *bench.hooks.meanwhile.lock() = Some(Box::new(move || {
+        // In another thread, so that the test ends also where it would wait for ever.
+        let mapper = std::thread::spawn(move || sender.send(map(&inner, &device).err()));
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        while !mapper.is_finished() && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        assert!(mapper.is_finished(), "it waits for the flush");
+    }));
+    bench.dma.flush().unwrap();
+    assert!(matches!(receiver.recv().unwrap(), Some(Error::Iova(_))));
+    assert!(map(&bench, &small).is_ok(), "released by the flush");
+}

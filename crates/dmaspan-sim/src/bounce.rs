@@ -121,7 +121,8 @@ unsafe impl BouncePool for SimPool {
     fn take(&self, request: SlotRequest) -> Option<SimSlot> {
         let kept = request.original.paddr().get() & request.keep_bits;
         // Places that have the kept bits lie so far apart at least.
-        let step = (request.keep_bits + 1).next_power_of_two().max(STEP).max(request.granule);
+        let step = request.keep_bits.checked_add(1)?.checked_next_power_of_two()?;
+        let step = step.max(STEP).max(request.granule);
         let first = lg2::align_down(self.0.span.paddr().get(), step.ilog2());
         let last = self.0.span.last().get();
         let mut state = self.0.state.lock();

@@ -10,7 +10,7 @@ use lock_api::Mutex;
 
 use crate::platform::{Apart, Platform};
 
-/// Values by key; a key is there at most once.
+/// Values by key; several may have the same.
 pub(crate) struct Registry<P: Platform, T> {
     shards: Box<[Shard<P, T>]>,
 }
@@ -39,19 +39,33 @@ impl<P: Platform, T> Registry<P, T> {
     ///
     /// # Errors
     ///
-    /// The value, where there is no memory or one under that key.
+    /// The value, where there is no memory.
     pub(crate) fn insert(&self, key: u64, value: T) -> Result<(), T> {
         self.shard(key).lock().insert(key, value)
     }
 
-    /// Takes out what is kept under `key` if `check` agrees; `None` where there is nothing. What
-    /// `check` refuses stays.
+    /// Takes out what is kept under `key` and `check` agrees to; what `check` says of the last
+    /// where it refuses all, and `None` where there is nothing. What `check` refuses stays.
     pub(crate) fn remove_if<E>(
         &self,
         key: u64,
-        check: impl FnOnce(&T) -> Result<(), E>,
+        check: impl Fn(&T) -> Result<(), E>,
     ) -> Option<Result<T, E>> {
         self.shard(key).lock().remove_if(key, check)
+    }
+
+    /// Looks at what [`remove_if`](Self::remove_if) would take out, which stays meanwhile.
+    pub(crate) fn look_if<E, R>(
+        &self,
+        key: u64,
+        check: impl Fn(&T) -> Result<(), E>,
+        look: impl FnOnce(&T) -> R,
+    ) -> Option<Result<R, E>> {
+        let table = self.shard(key).lock();
+        match table.find(key, check)? {
+            Ok(at) => table.slots[at].as_ref().map(|(_, value)| Ok(look(value))),
+            Err(error) => Some(Err(error)),
+        }
     }
 
     fn shard(&self, key: u64) -> &Shard<P, T> {
@@ -84,10 +98,28 @@ impl<T> Table<T> {
         (at + 1) & (self.slots.len() - 1)
     }
 
-    /// Where `key` is, or the empty slot where it would be; there is one.
-    fn find(&self, key: u64) -> usize {
+    /// Where something under `key` is that `check` agrees to.
+    fn find<E>(&self, key: u64, check: impl Fn(&T) -> Result<(), E>) -> Option<Result<usize, E>> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let (mut at, mut refused) = (self.home(key), None);
+        while let Some((found, value)) = &self.slots[at] {
+            if *found == key {
+                match check(value) {
+                    Ok(()) => return Some(Ok(at)),
+                    Err(error) => refused = Some(Err(error)),
+                }
+            }
+            at = self.after(at);
+        }
+        refused
+    }
+
+    /// The empty slot for another value under `key`; there is one.
+    fn vacant(&self, key: u64) -> usize {
         let mut at = self.home(key);
-        while self.slots[at].as_ref().is_some_and(|(found, _)| *found != key) {
+        while self.slots[at].is_some() {
             at = self.after(at);
         }
         at
@@ -98,10 +130,7 @@ impl<T> Table<T> {
         if (self.len + 1).saturating_mul(4) > self.slots.len().saturating_mul(3) && !self.grow() {
             return Err(value);
         }
-        let at = self.find(key);
-        if self.slots[at].is_some() {
-            return Err(value);
-        }
+        let at = self.vacant(key);
         self.slots[at] = Some((key, value));
         self.len += 1;
         Ok(())
@@ -117,7 +146,7 @@ impl<T> Table<T> {
         slots.resize_with(count, || None);
         let old = core::mem::replace(&mut self.slots, slots);
         for (key, value) in old.into_iter().flatten() {
-            let at = self.find(key);
+            let at = self.vacant(key);
             self.slots[at] = Some((key, value));
         }
         true
@@ -126,15 +155,12 @@ impl<T> Table<T> {
     fn remove_if<E>(
         &mut self,
         key: u64,
-        check: impl FnOnce(&T) -> Result<(), E>,
+        check: impl Fn(&T) -> Result<(), E>,
     ) -> Option<Result<T, E>> {
-        if self.slots.is_empty() {
-            return None;
-        }
-        let at = self.find(key);
-        if let Err(error) = check(&self.slots[at].as_ref()?.1) {
-            return Some(Err(error));
-        }
+        let at = match self.find(key, check)? {
+            Ok(at) => at,
+            Err(error) => return Some(Err(error)),
+        };
         let (_, value) = self.slots[at].take()?;
         self.len -= 1;
         self.close(at);
@@ -163,28 +189,41 @@ mod tests {
 
     use super::*;
 
-    /// A table does as a map does, with keys that meet and runs that go around the end.
+    /// A table does as a map of lists does, with keys that meet, runs that go around the end, and
+    /// several values under a key.
     #[test]
-    fn a_table_is_a_map() {
+    fn a_table_is_a_map_of_lists() {
         let mut table = Table { slots: Vec::new(), len: 0 };
-        let mut map = BTreeMap::new();
-        let mut random = 1u64;
+        let mut map = BTreeMap::<u64, Vec<u64>>::new();
+        let (mut random, mut removed, mut refused) = (1u64, 0, 0);
         for step in 0..20_000u64 {
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let key = (random >> 40) % 97 * 0x1000;
-            if random >> 63 == 0 {
-                let is_new = !map.contains_key(&key);
-                assert_eq!(table.insert(key, step).is_ok(), is_new);
-                map.entry(key).or_insert(step);
-            } else if random >> 62 == 2 {
-                let refused = table.remove_if(key, |value| Err::<(), _>(*value));
-                assert_eq!(refused, map.get(&key).map(|value| Err(*value)));
-            } else {
-                let removed = table.remove_if(key, |_| Ok::<_, ()>(()));
-                assert_eq!(removed, map.remove(&key).map(Ok));
+            let values = map.entry(key).or_default();
+            if random >> 63 == 0 && values.len() < 4 {
+                assert_eq!(table.insert(key, step), Ok(()));
+                values.push(step);
+                continue;
             }
-            assert_eq!(table.len, map.len());
+            // One of them, or none.
+            let wanted = values.get((random >> 32) as usize % 5).copied();
+            let check = |value: &u64| if Some(*value) == wanted { Ok(()) } else { Err(*value) };
+            match (table.remove_if(key, check), wanted) {
+                (Some(Ok(value)), Some(wanted)) => {
+                    assert_eq!(value, wanted);
+                    values.retain(|value| *value != wanted);
+                    removed += 1;
+                }
+                (Some(Err(value)), None) => {
+                    assert!(values.contains(&value));
+                    refused += 1;
+                }
+                (found, wanted) => {
+                    assert!(found.is_none() && wanted.is_none() && values.is_empty())
+                }
+            }
+            assert_eq!(table.len, map.values().map(Vec::len).sum::<usize>());
         }
-        assert!(map.len() > 20);
+        assert!(removed > 1000 && refused > 1000);
     }
 }

@@ -7,6 +7,7 @@ use super::bounce::{BouncePool, NoPool};
 use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::raw::Records;
+use crate::lg2;
 use crate::platform::{Id, Identity};
 use crate::prot::Coherency;
 
@@ -28,7 +29,7 @@ impl DeviceLimits {
     /// A device with addresses of so many bits, and Linux's defaults: segments of up to 64 KiB that
     /// do not cross 4 GiB.
     pub const fn bits(bits: u32) -> Self {
-        let last = crate::lg2::mask(bits);
+        let last = lg2::mask(bits);
         Self { last, keep_bits: 0, boundary: Some(1 << 32), max_segment: 1 << 16 }
     }
 }
@@ -65,6 +66,9 @@ impl DeviceConfig {
     }
 }
 
+/// In how many parts, with a lock each, a device keeps what was turned into addresses.
+const RECORD_PARTS: usize = 16;
+
 /// A device that memory is mapped for.
 ///
 /// `T` is what translates its addresses, and `B` where memory is bounced that it cannot use. Any
@@ -85,10 +89,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Errors
     ///
     /// [`Error::Mask`] where it reaches no IOVA, or neither memory nor a slot of the pool where
-    /// nothing is translated; [`Error::Limit`] for limits that cannot be kept.
+    /// nothing is translated; [`Error::Limit`] for limits that cannot be kept; [`Error::NoRecords`]
+    /// where there is no memory.
     pub fn new(translation: Arc<T>, pool: B, config: DeviceConfig) -> Result<Self, Error> {
         let DeviceLimits { last, keep_bits, boundary, max_segment } = config.limits;
-        let granule = crate::lg2::size(translation.granule_lg2());
+        let granule = lg2::size(translation.granule_lg2());
         let lowest = translation.aperture().start().get();
         let is_direct = translation.direct_memory().is_some();
         let slots = pool.reach().filter(|_| is_direct).map(|slots| slots.paddr().get());
@@ -108,7 +113,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let value = max_segment;
             return Err(Error::Limit { what: "segments", value, limit: granule });
         }
-        let raw = Records::new();
+        let raw = Records::new(RECORD_PARTS).ok_or(Error::NoRecords)?;
         Ok(Self { translation, pool, config, raw, identity: Identity::new() })
     }
 
@@ -124,16 +129,25 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// How many bytes can be mapped at once whatever memory they are (`dma_max_mapping_size`):
     /// what a slot can have where any of it may be bounced, and otherwise what the device can
-    /// address.
+    /// address. 0 where some memory cannot be mapped at all.
     pub fn max_mapping_len(&self) -> u64 {
-        let DeviceLimits { last, keep_bits, .. } = self.config.limits;
+        let DeviceLimits { last, keep_bits, boundary, .. } = self.config.limits;
         let aperture = self.translation.aperture();
         let bounces = match self.translation.direct_memory() {
             Some(memory) => memory.last().get() > last,
             None => self.config.trust == Trust::Untrusted,
         };
         if bounces {
-            return self.pool.max_len(keep_bits);
+            let longest = self.pool.max_len(keep_bits);
+            let Some(slots) = self.pool.reach().filter(|_| self.is_direct()) else {
+                return longest;
+            };
+            // Here a slot is where the device reaches it, and crosses no boundary, however far
+            // behind one the kept bits move it.
+            let reached = (u128::from(last) + 1).saturating_sub(u128::from(slots.paddr().get()));
+            let reached = u64::try_from(reached).unwrap_or(u64::MAX).saturating_sub(keep_bits);
+            let window = boundary.map_or(u64::MAX, |b| b - (keep_bits & (b - 1)));
+            return longest.min(reached).min(window);
         }
         let last = last.min(aperture.last().get());
         last.saturating_sub(aperture.start().get()).saturating_add(1)
@@ -142,8 +156,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Where the ends of a list's pieces have to lie for them to become one segment: at multiples
     /// of so many bytes. `None` where no pieces become one (`dma_get_merge_boundary` + 1).
     pub fn merge_boundary(&self) -> Option<u64> {
-        let is_direct = self.translation.direct_memory().is_some();
-        (!is_direct).then(|| crate::lg2::size(self.translation.granule_lg2()))
+        (!self.is_direct()).then(|| lg2::size(self.translation.granule_lg2()))
+    }
+
+    /// Whether nothing is translated.
+    #[inline(always)]
+    pub(super) fn is_direct(&self) -> bool {
+        self.translation.direct_memory().is_some()
     }
 
     /// What tells it from others.

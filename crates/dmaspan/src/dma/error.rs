@@ -114,6 +114,9 @@ pub enum Error {
         /// How many bytes are mapped.
         len: u64,
     },
+    /// There is no memory to remember mappings by their addresses.
+    #[error("no memory for the records of a device")]
+    NoRecords,
     /// Nothing translates the device's addresses: there are no IOVAs to be had.
     #[error("the addresses of the device are not translated: there are no IOVAs for it")]
     Untranslated,
@@ -208,6 +211,7 @@ impl Error {
             Self::NoSlot { .. }
             | Self::NoRoom { .. }
             | Self::NoRecord { .. }
+            | Self::NoRecords
             | Self::NoQueue { .. } => Errno::ENOMEM,
             Self::NotTranslated { .. } => Errno::EREMOTEIO,
             Self::NotMemory { .. } => Errno::EPERM,

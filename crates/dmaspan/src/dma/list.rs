@@ -3,6 +3,7 @@
 mod layout;
 
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 use core::{fmt, mem, slice};
 
 use super::attrs::{Attrs, CpuSync};
@@ -100,8 +101,8 @@ impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
     }
 }
 
-/// The IOVAs of a list, if it has any, and its memory.
-type InPlace<H> = (Option<Iovas>, H);
+/// The IOVAs of a list, if it has any, its memory, and its slots.
+type InPlace<H, S> = (Option<Iovas>, H, Vec<S>);
 
 /// The parts of a list, as a device gets them.
 struct Parts<'a, T: Translation, B: BouncePool> {
@@ -116,7 +117,7 @@ impl<T: Translation, B: BouncePool> Iterator for Parts<'_, T, B> {
     #[inline(always)]
     fn next(&mut self) -> Option<Part> {
         let &piece = self.pieces.next()?;
-        let is_direct = self.device.translation.direct_memory().is_some();
+        let is_direct = self.device.is_direct();
         Some(match self.device.way(piece) {
             Ok(Way::Straight) => Part::Passed(piece.span),
             Ok(Way::Bounced) => {
@@ -217,16 +218,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if self.config.coherency == Coherency::NonCoherent {
             self.give_list(memory.pieces(), &slots, attrs.sync);
         }
-        let (iovas, memory) = match self.place(&slots, need, memory, direction, attrs) {
-            Ok(placed) => placed,
-            Err(refused) => {
-                if refused.memory.is_none() {
-                    // Hardware may use them still.
-                    mem::forget(slots);
-                }
-                return Err(refused);
-            }
-        };
+        let (iovas, memory, slots) = self.place(slots, need, memory, direction, attrs)?;
         let base = iovas.as_ref().map_or(0, |iovas| iovas.range().start().get());
         for (place, segment) in segments.iter_mut().zip(self.layout(memory.pieces(), &slots, base))
         {
@@ -257,6 +249,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// As of [`map_list_with`](Self::map_list_with), as far as they follow from the list.
     pub fn list_room(&self, pieces: &[Piece]) -> Result<usize, Error> {
+        if pieces.is_empty() {
+            return Err(Error::EmptyList);
+        }
         for &piece in pieces {
             self.way(piece)?;
         }
@@ -303,10 +298,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.finish_list(&mut mapping, memory.pieces());
             return Ok(Unmapped::Released(memory));
         };
+        // Where a hook panics, a device may still use it.
+        let memory = ManuallyDrop::new(memory);
         if mapping.flush == Flush::Lazy {
             // The memory is the queue's after the unmap.
             self.finish_list(&mut mapping, memory.pieces());
         }
+        let memory = ManuallyDrop::into_inner(memory);
         match self.translation.unmap(iovas, memory, mapping.flush) {
             Ok(Unmapped::Released(memory)) => {
                 if mapping.flush == Flush::Strict {
@@ -394,14 +392,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[inline(always)]
     fn place(
         &self,
-        slots: &[B::Slot],
+        slots: Vec<B::Slot>,
         need: Need,
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
-    ) -> Result<InPlace<T::Memory>, Refused<T::Memory>> {
+    ) -> Result<InPlace<T::Memory, B::Slot>, Refused<T::Memory>> {
         if need.iovas == 0 {
-            return Ok((None, memory));
+            return Ok((None, memory, slots));
         }
         // Aligned naturally, no boundary lies elsewhere than where the layout saw it.
         let limit = Iova::new(self.config.limits.last);
@@ -410,12 +408,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Ok(iovas) => iovas,
             Err(error) => return Err(Refused { error, memory: Some(memory) }),
         };
-        let fill = |translation: &T, memory: &T::Memory, range: IovaRange| {
+        let fill = |translation: &T, memory: &T::Memory, slots: &Vec<_>, range: IovaRange| {
             let parts = self.parts(memory.pieces(), slots);
             self.fill(translation, parts, range.start(), direction, attrs)
         };
-        let (iovas, memory) = map_into(&*self.translation, iovas, memory, fill)?;
-        Ok((Some(iovas), memory))
+        let (iovas, memory, slots) = map_into(&*self.translation, iovas, memory, slots, fill)?;
+        Ok((Some(iovas), memory, slots))
     }
 
     /// Maps the granules of the parts, by as few calls as there are gaps, changes of permissions

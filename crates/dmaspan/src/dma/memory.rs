@@ -37,7 +37,8 @@ impl Piece {
 
 /// Memory that may be mapped for devices: a proof that letting them at it harms nobody.
 ///
-/// A mapping owns it until no device reaches it any more; a mapping that is dropped leaks it.
+/// A mapping owns it until no device reaches it any more; a mapping that is dropped leaks it. So
+/// it borrows nothing: what it borrowed would end while a device still uses it.
 ///
 /// # Safety
 ///
@@ -51,7 +52,7 @@ impl Piece {
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"
 )]
-pub unsafe trait DmaMemory: Send {
+pub unsafe trait DmaMemory: Send + 'static {
     /// Where the memory is, in the order of its bytes.
     fn pieces(&self) -> &[Piece];
 }

@@ -3,44 +3,18 @@
 //! The device keeps the mapping itself, and checks what it is told at the end as Linux's dma-debug
 //! does (kernel/dma/debug.c), only that it refuses what that reports.
 
-use alloc::boxed::Box;
-use alloc::vec::Vec;
-use core::array;
-
-use lock_api::Mutex;
-
 use super::bounce::BouncePool;
 use super::device::Device;
 use super::domain::{Translation, translation::Sealed};
 use super::error::Error;
 use super::single::{Mapping, UnmapFailed, Unmapped};
 use crate::addr::DmaAddr;
-use crate::platform::Platform;
 use crate::prot::Direction;
+use crate::registry::Registry;
 
-/// log2 of how many parts the records have.
-const PARTS_LG2: u32 = 6;
-
-type Lock<T> = <<T as Sealed>::Platform as Platform>::Lock;
-type Part<T, B> = Mutex<Lock<T>, Vec<Mapping<T, B>>>;
-
-/// The mappings of a device that were turned into addresses, in parts with a lock each.
-///
-/// Where nothing is translated, several can have one address.
-pub(super) struct Records<T: Translation, B: BouncePool>(Box<[Part<T, B>; 1 << PARTS_LG2]>);
-
-impl<T: Translation, B: BouncePool> Records<T, B> {
-    pub(super) fn new() -> Self {
-        Self(Box::new(array::from_fn(|_| Mutex::new(Vec::new()))))
-    }
-
-    /// Where mappings at `addr` are.
-    fn part(&self, addr: DmaAddr) -> &Part<T, B> {
-        // Buffers of one size have low bits in common: the golden ratio spreads them.
-        let hash = addr.get().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PARTS_LG2);
-        &self.0[usize::try_from(hash).unwrap_or(0) % (1 << PARTS_LG2)]
-    }
-}
+/// The mappings of a device that were turned into addresses. Where nothing is translated, several
+/// can have one address.
+pub(super) type Records<T, B> = Registry<<T as Sealed>::Platform, Mapping<T, B>>;
 
 /// What of a mapping a driver names besides its address.
 #[derive(Clone, Copy)]
@@ -51,28 +25,24 @@ enum Bytes {
     Part(u64, u64),
 }
 
-/// Which of the mappings a driver means.
-fn find<T: Translation, B: BouncePool>(
-    mappings: &[Mapping<T, B>],
-    addr: DmaAddr,
+/// Whether a mapping is the one that a driver means.
+fn check<T: Translation, B: BouncePool>(
     bytes: Bytes,
     direction: Direction,
-) -> Result<usize, Error> {
-    let mut error = Error::NotMapped { addr };
-    for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| m.addr == addr) {
-        let mapped = mapping.len;
-        error = match bytes {
-            Bytes::All(len) if len != mapped => Error::OtherLength { addr, len, mapped },
+) -> impl Fn(&Mapping<T, B>) -> Result<(), Error> {
+    move |mapping| {
+        let (addr, mapped) = (mapping.addr, mapping.len);
+        match bytes {
+            Bytes::All(len) if len != mapped => Err(Error::OtherLength { addr, len, mapped }),
             _ if direction != mapping.direction => {
-                Error::OtherDirection { addr, direction, mapped: mapping.direction }
+                Err(Error::OtherDirection { addr, direction, mapped: mapping.direction })
             }
             Bytes::Part(offset, len) if offset.checked_add(len).is_none_or(|end| end > mapped) => {
-                Error::OutsideMapping { offset, len, mapped }
+                Err(Error::OutsideMapping { offset, len, mapped })
             }
-            _ => return Ok(index),
-        };
+            _ => Ok(()),
+        }
     }
-    Err(error)
 }
 
 impl<T: Translation, B: BouncePool> Device<T, B> {
@@ -118,14 +88,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let error = Error::Foreign { addr };
             return Err(UnmapFailed { error, mapping: Some(mapping) });
         }
-        let mut part = self.raw.part(addr).lock();
-        if part.try_reserve(1).is_err() {
-            drop(part);
-            let error = Error::NoRecord { addr, len };
-            return Err(UnmapFailed { error, mapping: Some(mapping) });
+        match self.raw.insert(addr.get(), mapping) {
+            Ok(()) => Ok((addr, len)),
+            Err(mapping) => {
+                let error = Error::NoRecord { addr, len };
+                Err(UnmapFailed { error, mapping: Some(mapping) })
+            }
         }
-        part.push(mapping);
-        Ok((addr, len))
     }
 
     /// The mapping that [`into_raw`](Self::into_raw) gave an address for.
@@ -145,9 +114,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<Mapping<T, B>, Error> {
-        let mut part = self.raw.part(addr).lock();
-        let index = find(&part, addr, Bytes::All(len), direction)?;
-        Ok(part.swap_remove(index))
+        let removed = self.raw.remove_if(addr.get(), check(Bytes::All(len), direction));
+        removed.unwrap_or(Err(Error::NotMapped { addr }))
     }
 
     /// Ends a mapping by what a driver kept of it.
@@ -186,9 +154,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        let part = self.raw.part(addr).lock();
-        let index = find(&part, addr, Bytes::Part(offset, len), direction)?;
-        self.sync_for_cpu(&part[index], offset, len)
+        let sync = |mapping: &Mapping<T, B>| self.sync_for_cpu(mapping, offset, len);
+        let synced = self.raw.look_if(addr.get(), check(Bytes::Part(offset, len), direction), sync);
+        synced.ok_or(Error::NotMapped { addr })??
     }
 
     /// As [`sync_for_device`](Self::sync_for_device), of the mapping that begins at `addr`.
@@ -207,8 +175,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        let part = self.raw.part(addr).lock();
-        let index = find(&part, addr, Bytes::Part(offset, len), direction)?;
-        self.sync_for_device(&part[index], offset, len)
+        let sync = |mapping: &Mapping<T, B>| self.sync_for_device(mapping, offset, len);
+        let synced = self.raw.look_if(addr.get(), check(Bytes::Part(offset, len), direction), sync);
+        synced.ok_or(Error::NotMapped { addr })??
     }
 }

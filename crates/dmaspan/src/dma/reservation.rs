@@ -5,6 +5,7 @@
 //! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
 
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 use core::{fmt, mem};
 
 use super::attrs::{CpuSync, Privilege};
@@ -216,8 +217,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         let Placed { at, range, whole, piece, slot } = placed;
         let prot = self.prot(piece.via, reservation.direction, Privilege::Any);
+        // Where a hook panics, a device may use it by then.
+        let link = ManuallyDrop::new(Link { range, offset, len: piece.span.len(), memory, slot });
         let mapped = self.translation.map(range.start(), &[whole], prot);
-        let link = Link { range, offset, len: piece.span.len(), memory, slot };
+        let link = ManuallyDrop::into_inner(link);
         match mapped {
             Ok(()) => {
                 // There is room: it was checked, and a push would not need it to be.
@@ -389,17 +392,18 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if reservation.links.len() == reservation.links.capacity() {
             return Err(Error::NoRoom { pieces: reservation.links.len() + 1 });
         }
+        let granule = lg2::mask(granule_lg2);
+        if (span.paddr().get() ^ iova) & granule != 0 {
+            let (offset, granule) = (span.paddr().get(), lg2::size(granule_lg2));
+            return Err(Error::Misplaced { offset, granule });
+        }
         let slot = match self.way(piece)? {
             // As its original it has to lie as its place does.
-            Way::Bounced => Some(self.bounce_keeping(span, lg2::mask(granule_lg2))?),
+            Way::Bounced => Some(self.bounce_keeping(span, granule)?),
             Way::Translated | Way::Straight => None,
         };
         let span = slot.as_ref().map_or(span, |slot| self.pool.span(slot));
-        let (whole, from) = self.granules(span)?;
-        if from != iova & lg2::mask(granule_lg2) {
-            let granule = lg2::size(granule_lg2);
-            return Err(Error::Misplaced { offset: span.paddr().get(), granule });
-        }
+        let (whole, _) = self.granules(span)?;
         let given = if slot.is_some() { whole } else { span };
         self.give_caches(Piece { span: given, via }, CpuSync::Sync);
         Ok(Placed { at, range, whole, piece, slot })

@@ -1,6 +1,7 @@
 //! One contiguous buffer.
 
 use core::fmt;
+use core::mem::ManuallyDrop;
 
 use super::attrs::{Attrs, CpuSync, Privilege};
 use super::bounce::{BouncePool, NoPool, SlotRequest, To};
@@ -150,7 +151,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Ok(Way::Translated) => None,
             Ok(Way::Straight) => return Ok(self.straight(piece, None, memory, direction, attrs)),
             Ok(Way::Bounced) => match self.bounce(piece.span) {
-                Ok(slot) if self.translation.direct_memory().is_some() => {
+                Ok(slot) if self.is_direct() => {
                     return Ok(self.straight(piece, Some(slot), memory, direction, attrs));
                 }
                 Ok(slot) => Some(slot),
@@ -178,29 +179,21 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let fill = |translation: &T, _: &T::Memory, range: IovaRange| {
+        let fill = |translation: &T, _: &T::Memory, _: &Option<B::Slot>, range: IovaRange| {
             translation.map(range.start(), &[whole], prot)
         };
-        match map_into(&*self.translation, iovas, memory, fill) {
-            Ok((iovas, memory)) => Ok(Mapping {
-                addr: DmaAddr::new(iovas.range().start().get() + offset),
-                len: piece.span.len(),
-                direction,
-                flush: if slot.is_some() { Flush::Strict } else { self.flush(attrs.flush) },
-                sync: attrs.sync,
-                device: self.id(),
-                slot,
-                iovas: Some(iovas),
-                memory: Some(memory),
-            }),
-            Err(refused) => {
-                if refused.memory.is_none() {
-                    // Hardware may use it still.
-                    core::mem::forget(slot);
-                }
-                Err(refused)
-            }
-        }
+        let (iovas, memory, slot) = map_into(&*self.translation, iovas, memory, slot, fill)?;
+        Ok(Mapping {
+            addr: DmaAddr::new(iovas.range().start().get() + offset),
+            len: piece.span.len(),
+            direction,
+            flush: if slot.is_some() { Flush::Strict } else { self.flush(attrs.flush) },
+            sync: attrs.sync,
+            device: self.id(),
+            slot,
+            iovas: Some(iovas),
+            memory: Some(memory),
+        })
     }
 
     /// Ends a mapping. What was bounced is copied back when no device can change it any more.
@@ -229,10 +222,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.finish(&mut mapping, &memory);
             return Ok(Unmapped::Released(memory));
         };
+        // Where a hook panics, a device may still use it.
+        let memory = ManuallyDrop::new(memory);
         if mapping.flush == Flush::Lazy {
             // The memory is the queue's after the unmap.
             self.finish(&mut mapping, &memory);
         }
+        let memory = ManuallyDrop::into_inner(memory);
         match self.translation.unmap(iovas, memory, mapping.flush) {
             Ok(Unmapped::Released(memory)) => {
                 if mapping.flush == Flush::Strict {
@@ -250,7 +246,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub(super) fn way(&self, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
         let last = self.config.limits.last;
-        if self.translation.direct_memory().is_some() || via == Via::Bus {
+        if self.is_direct() || via == Via::Bus {
             return match via {
                 _ if span.last().get() <= last => Ok(Way::Straight),
                 Via::Memory => Ok(Way::Bounced),
@@ -279,7 +275,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[cold]
     pub(super) fn bounce_keeping(&self, span: Span, keep_bits: u64) -> Result<B::Slot, Error> {
         let DeviceLimits { last, boundary, .. } = self.config.limits;
-        let is_direct = self.translation.direct_memory().is_some();
+        let is_direct = self.is_direct();
         let request = SlotRequest {
             original: span,
             keep_bits,

@@ -6,6 +6,7 @@ mod api;
 mod attach;
 mod bounce;
 mod common;
+mod edges;
 mod flush_queue;
 mod iova;
 mod list;

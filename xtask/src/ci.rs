@@ -20,11 +20,12 @@ struct Check {
     run: fn() -> Outcome,
 }
 
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     Check { name: "formatting: cargo fmt --all --check", run: formatting },
     Check { name: "lints: cargo clippy --workspace --all-targets -- -D warnings", run: lints },
     Check { name: "documentation: cargo doc --workspace --no-deps", run: documentation },
     Check { name: "tests: cargo test --workspace", run: tests },
+    Check { name: "soak: ten million operations under the sanitizer", run: soak },
     Check { name: "interleavings: cargo test -p dmaspan --test loom", run: interleavings },
     Check { name: "core without std: cargo xtask no-std", run: core_without_std },
     Check { name: "dependencies: cargo deny check licenses bans sources", run: dependencies },
@@ -98,6 +99,12 @@ fn documentation() -> Outcome {
 
 fn tests() -> Outcome {
     commands([&mut cargo(&["test", "--workspace"])])
+}
+
+/// `cargo test` has a short one.
+fn soak() -> Outcome {
+    let mut test = cargo(&["test", "--release", "-p", "dmaspan-sim", "--test", "soak"]);
+    commands([test.env("DMASPAN_SOAK", "10000000")])
 }
 
 /// The core with loom's atomics in a target directory of its own: everything is built anew for the

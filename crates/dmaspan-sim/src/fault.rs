@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use dmaspan::dma::{BouncePool, SlotRequest, To};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::iommu::{HardwareError, Invalidation, IommuOps};
+use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::{Coherency, Errno, IovaRange, Prot, Span, UserRange};
 
@@ -161,6 +161,10 @@ unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
             return Err(HardwareError { what: "injected failure of a detach", status: 0 });
         }
         self.inner.detach()
+    }
+
+    fn observe(&self, event: &Event<'_>) {
+        self.inner.observe(event);
     }
 
     fn max_ranges(&self) -> usize {

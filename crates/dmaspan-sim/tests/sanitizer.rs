@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use dmaspan::dma::{
-    Device, DeviceConfig, DmaConfig, DmaDomain, Flush, NoPool, Piece, RawMemory, Unmapped,
+    Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, Flush, Mapping, NoPool, Piece, RawMemory,
+    ReserveRequest, Segment, Unmapped,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
-use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps, Scope, Tables, flush_queue};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, Gap, PageTable};
+use dmaspan::iommu::{
+    Domain, Event, HardwareError, Invalidation, IommuOps, Scope, Tables, flush_queue,
+};
 use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Prot, Span, SpanBuf};
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig, Planted};
 use dmaspan_sim::sanitizer::{
-    Cached, Cause, Config, Kind, Outcome, Parts, Pointless, Sanitized, SanitizedDevice, Sanitizer,
+    Cached, Cause, Config, Kind, Outcome, Parts, Pointless, Sanitized, SanitizedTables, Sanitizer,
     Tracked,
 };
 use dmaspan_sim::walker::Access;
@@ -68,7 +71,7 @@ impl Platform for Machine {
 
 type Dma = DmaDomain<ArmLpaeS1<12>, Arena, Sanitized<Tlb>, Machine, Tracked<RawMemory>>;
 
-fn dma(flush: Flush) -> (Sanitizer, Tlb, Arc<Dma>, SanitizedDevice<Dma>) {
+fn dma(flush: Flush) -> (Sanitizer, Tlb, Arc<Dma>, Device<Dma>) {
     let (table, iotlb) = table();
     let absent = AbsentEntries::Cached;
     let sanitizer = Sanitizer::new(Config { absent, ..Config::default() });
@@ -77,8 +80,14 @@ fn dma(flush: Flush) -> (Sanitizer, Tlb, Arc<Dma>, SanitizedDevice<Dma>) {
     let config = DmaConfig { cpus: 1, flush, queue };
     let domain = Arc::new(DmaDomain::new(domain, config, Machine).unwrap());
     let device = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(40)).unwrap();
-    let device = SanitizedDevice::new(device, 12, &sanitizer);
     (sanitizer, iotlb, domain, device)
+}
+
+/// The granules of a mapping.
+fn iovas(mapping: &Mapping<Dma>) -> IovaRange {
+    let last = mapping.addr().get() + mapping.len() - 1;
+    let first = mapping.addr().get() / PAGE;
+    pages(first, last / PAGE - first + 1)
 }
 
 #[expect(unsafe_code, reason = "a promise about memory that there is none of")]
@@ -95,10 +104,10 @@ fn the_wrappers_of_the_dma_api_see_what_it_does_and_find_nothing() {
             let bytes = Span::new(PhysAddr::new((1 << 32) + 100), 5000 + round).unwrap();
             let mapping =
                 device.map_single(memory(&sanitizer, bytes), Direction::FromDevice).unwrap();
-            let iovas = mapping.iovas().unwrap();
+            let iovas = iovas(&mapping);
             assert_eq!(sanitizer.mapped(everything()), [iovas]);
-            let addr = Iova::new(mapping.inner().addr().get());
-            sanitizer.on_dma(addr, mapping.inner().len(), Access::Write);
+            let addr = Iova::new(mapping.addr().get());
+            sanitizer.on_dma(addr, mapping.len(), Access::Write);
             match device.unmap(mapping).unwrap() {
                 Unmapped::Released(memory) => {
                     assert_eq!(sanitizer.stale(everything()), []);
@@ -120,9 +129,9 @@ fn a_mapping_that_is_dropped_is_a_leak_and_what_is_lazily_unmapped_is_stale() {
         device.map_single(memory(&sanitizer, frames(first, 2)), Direction::ToDevice).unwrap()
     };
     let leaked = map(0);
-    let leaked_iovas = leaked.iovas().unwrap();
+    let leaked_iovas = iovas(&leaked);
     let other = map(8);
-    let iovas = other.iovas().unwrap();
+    let iovas = iovas(&other);
     drop(leaked);
     assert!(matches!(device.unmap(other).unwrap(), Unmapped::Queued));
     assert_eq!(sanitizer.stale(everything()), [iovas]);
@@ -151,9 +160,8 @@ fn memory_that_somebody_frees_before_the_queue_does_is_found() {
 fn a_mapping_of_another_device_stays_mapped() {
     let (sanitizer, _, domain, device) = dma(Flush::Strict);
     let other = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(40)).unwrap();
-    let other = SanitizedDevice::new(other, 12, &sanitizer);
     let mapping = device.map_single(memory(&sanitizer, frames(0, 1)), Direction::ToDevice).unwrap();
-    let iovas = mapping.iovas().unwrap();
+    let iovas = iovas(&mapping);
     assert!(other.unmap(mapping).unwrap_err().mapping.is_some());
     assert_eq!(sanitizer.mapped(everything()), [iovas]);
     assert_eq!(kinds(&sanitizer), []);
@@ -222,6 +230,10 @@ unsafe impl IommuOps for Driver {
         self.inner.detach()
     }
 
+    fn observe(&self, event: &Event<'_>) {
+        self.inner.observe(event);
+    }
+
     fn max_ranges(&self) -> usize {
         self.inner.max_ranges()
     }
@@ -275,7 +287,6 @@ proptest! {
                 #[expect(unsafe_code, reason = "maps memory that there is none of")]
                 // SAFETY: the addresses are made up, and one thread maps.
                 unsafe { domain.map_spans(range.start(), &spans, Prot::READ_WRITE) }.unwrap();
-                sanitizer.on_map(range, &spans, Prot::READ_WRITE);
                 for n in 0..count {
                     iotlb.translate(Iova::new((first + n) * PAGE), Access::Write).unwrap();
                 }
@@ -287,7 +298,6 @@ proptest! {
                 #[expect(unsafe_code, reason = "unmaps memory that there is none of")]
                 // SAFETY: one thread unmaps.
                 let unsynced = unsafe { domain.unmap(range, &mut buf) }.unwrap();
-                sanitizer.on_unmap(range, Tables::Kept);
                 let _synced = unsynced.sync().unwrap();
                 mapped[index] = 0;
             }
@@ -304,7 +314,7 @@ fn hardware_that_forgets_nothing_is_found_by_what_a_device_can_do_with_it() {
         iotlb.drop_invalidations(planted);
         let mapping =
             device.map_single(memory(&sanitizer, frames(0, 1)), Direction::ToDevice).unwrap();
-        let iova = mapping.iovas().unwrap().start();
+        let iova = iovas(&mapping).start();
         let access = Access::Read;
         let dma = || {
             if iotlb.translate(iova, access).is_ok() {
@@ -354,4 +364,185 @@ fn a_domain_that_is_dropped_releases_what_waits_only_when_hardware_has_let_go() 
     assert!(matches!(device.unmap(mapping).unwrap(), Unmapped::Queued));
     drop((device, domain));
     assert_eq!(sanitizer.finish(), []);
+}
+
+#[test]
+fn a_mapping_of_each_kind_is_seen_and_correct() {
+    for flush in [Flush::Strict, Flush::Lazy] {
+        let (sanitizer, _, domain, device) = dma(flush);
+        let sized =
+            || sanitizer.mapped(everything()).iter().map(|r| r.checked_len().unwrap()).sum();
+        let nothing: u64 = 0;
+        let attrs = Attrs { flush: Some(Flush::Lazy), ..Attrs::default() };
+        let (result, mapped) = device
+            .with_mapped(memory(&sanitizer, frames(0, 3)), Direction::ToDevice, attrs, |mapping| {
+                (sanitizer.mapped(everything()), iovas(mapping))
+            })
+            .map(|(memory, result)| {
+                drop(memory);
+                result
+            })
+            .unwrap();
+        assert_eq!(result, [mapped]);
+        assert_eq!((sanitizer.stale(everything()), sized()), (vec![], nothing));
+
+        let mut segments = [Segment::default(); 2];
+        let list = memory(&sanitizer, frames(8, 20));
+        let list = device.map_list(list, Direction::FromDevice, &mut segments).unwrap();
+        assert_eq!(sized(), 20 * PAGE);
+        let _ = device.unmap_list(list).unwrap();
+
+        let (len, direction) = (16 * PAGE, Direction::ToDevice);
+        let request = ReserveRequest { len, offset: 0, pieces: 2, direction };
+        let mut reservation = device.reserve(request).unwrap();
+        device.link(&mut reservation, 0, memory(&sanitizer, frames(40, 2))).unwrap();
+        device.link(&mut reservation, 5 * PAGE, memory(&sanitizer, frames(50, 1))).unwrap();
+        device.announce(&mut reservation).unwrap();
+        sanitizer.on_dma(Iova::new(reservation.addr().get()), 2 * PAGE, Access::Read);
+        assert_eq!(sized(), 3 * PAGE);
+        device.unlink(&mut reservation, 0, 2 * PAGE, drop).unwrap();
+        assert_eq!(sized(), PAGE);
+        device.destroy(reservation, drop).unwrap();
+        domain.flush().unwrap();
+        assert_eq!((sanitizer.finish(), sized()), (vec![], nothing), "{flush:?}");
+    }
+}
+
+#[test]
+fn a_sync_that_the_api_refuses_is_found() {
+    let (sanitizer, _, _domain, device) = dma(Flush::Strict);
+    let bytes = Span::new(PhysAddr::new(1 << 32), 100).unwrap();
+    let (from, both) = (Direction::FromDevice, Direction::Bidirectional);
+    let mapping = device.map_single(memory(&sanitizer, bytes), from).unwrap();
+    let start = mapping.addr().get();
+    let of = |len| IovaRange::from_len(Iova::new(start), len).unwrap();
+    device.sync_for_cpu(&mapping, 0, 100).unwrap();
+    device.sync_for_device(&mapping, 99, 1).unwrap();
+    assert_eq!(kinds(&sanitizer), []);
+    // In its granule, and yet not of the mapping.
+    assert!(device.sync_for_cpu(&mapping, 0, 101).is_err());
+    assert!(device.sync_for_device(&mapping, 100, 1).is_err());
+    let (addr, len) = device.into_raw(mapping).unwrap();
+    device.sync_raw_for_cpu(addr, 0, len, from).unwrap();
+    assert!(device.sync_raw_for_device(addr, 0, len, both).is_err());
+    assert!(device.sync_raw_for_device(addr, 1, len, from).is_err());
+    drop(device.unmap_raw(addr, len, from).unwrap());
+    assert!(device.sync_raw_for_cpu(addr, 0, len, from).is_err());
+    let outside = Kind::SyncOutside { mapping: Some(of(100)) };
+    let direction = Kind::SyncDirection { direction: both, prot: Prot::WRITE };
+    let gone = Kind::SyncOutside { mapping: None };
+    assert_eq!(kinds(&sanitizer), [outside, outside, direction, outside, gone]);
+    assert_eq!(sanitizer.findings()[0].iovas, of(101));
+}
+
+#[test]
+fn an_unmap_that_the_api_refuses_is_found() {
+    let (sanitizer, _, domain, device) = dma(Flush::Lazy);
+    let direction = Direction::ToDevice;
+    let mapping = device.map_single(memory(&sanitizer, frames(0, 2)), direction).unwrap();
+    let mapped = iovas(&mapping);
+    let (addr, len) = device.into_raw(mapping).unwrap();
+    assert!(device.unmap_raw(addr, len - 1, direction).is_err());
+    assert!(device.unmap_raw(addr, len, Direction::FromDevice).is_err());
+    let other = Kind::RefusedUnmap { mapping: mapped };
+    assert_eq!(kinds(&sanitizer), [other, other]);
+    let _ = device.unmap_raw(addr, len, direction).unwrap();
+    assert!(device.unmap_raw(addr, len, direction).is_err());
+    domain.flush().unwrap();
+    assert!(device.unmap_raw(addr, len, direction).is_err());
+    let nowhere = dmaspan::DmaAddr::new(0x7000);
+    assert!(device.unmap_raw(nowhere, len, direction).is_err());
+    let twice = Kind::DoubleUnmap;
+    assert_eq!(kinds(&sanitizer)[2..], [twice, twice, Kind::UnmapOfNothing]);
+}
+
+#[test]
+fn what_a_failed_map_published_is_seen_until_it_is_flushed() {
+    let (sanitizer, iotlb, domain, device) = dma(Flush::Strict);
+    iotlb.fail_next_sync_maps(1);
+    let refused = device.map_single(memory(&sanitizer, frames(0, 2)), Direction::ToDevice);
+    drop(refused.unwrap_err());
+    assert_eq!((sanitizer.mapped(everything()), sanitizer.stale(everything())), (vec![], vec![]));
+    iotlb.fail_next_sync_maps(1);
+    iotlb.fail_next_invalidations(1);
+    let refused = device.map_single(memory(&sanitizer, frames(0, 2)), Direction::ToDevice);
+    assert!(refused.unwrap_err().memory.is_none());
+    assert!(!sanitizer.stale(everything()).is_empty());
+    domain.flush().unwrap();
+    assert_eq!(sanitizer.stale(everything()), []);
+    sanitizer.finish();
+    // What failed is looked for once more, of which nothing is left.
+    assert!(kinds(&sanitizer).iter().all(|kind| *kind == Kind::PointlessFlush));
+}
+
+/// Drops what an invalidation says of tables.
+struct KeepsWalks(Sanitized<Tlb>);
+
+#[expect(unsafe_code, reason = "a promise about devices that there are none of")]
+// SAFETY: nothing is behind the addresses that devices would use.
+unsafe impl IommuOps for KeepsWalks {
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        self.0.invalidate(&Invalidation { tables: Tables::Kept, ..*what })
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        self.0.detach()
+    }
+
+    fn observe(&self, event: &Event<'_>) {
+        self.0.observe(event);
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.0.max_ranges()
+    }
+}
+
+#[test]
+fn a_table_that_is_freed_while_walks_into_it_are_cached_is_found() {
+    let tables = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let sanitizer = Sanitizer::default();
+    let seen = SanitizedTables::new(tables.clone(), &sanitizer);
+    let table = PageTable::new(format, seen).unwrap();
+    let registers = table.format().registers(table.root());
+    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
+    let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
+    let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers).unwrap(), tables);
+    let domain = Domain::new(table, KeepsWalks(Sanitized::new(iotlb, &sanitizer))).unwrap();
+    // A whole table of pages.
+    let range = pages(512, 512);
+    let spans: Vec<_> = (0..512).map(|n| frames(2 * n, 1)).collect();
+    #[expect(unsafe_code, reason = "maps and unmaps memory that there is none of")]
+    // SAFETY: the addresses are made up, and one thread maps and unmaps.
+    unsafe {
+        domain.map_spans(range.start(), &spans, Prot::READ).unwrap();
+        let _ = domain.remove(range).unwrap().sync().unwrap();
+    }
+    let found = sanitizer.findings();
+    assert_eq!(found.len(), 1);
+    let Kind::LateFlush { cached: Cached::Walk, cause: Cause::TablesKept, freed } = found[0].kind
+    else {
+        panic!("{}", found[0]);
+    };
+    assert_eq!(freed.map(|table| table.len()), Some(PAGE));
+    assert_eq!(found[0].iovas, range);
+}
+
+#[test]
+fn what_is_protected_in_a_domain_is_seen() {
+    let (table, iotlb) = table();
+    let sanitizer = Sanitizer::default();
+    let domain = Domain::new(table, Sanitized::new(iotlb, &sanitizer)).unwrap();
+    let range = pages(1, 4);
+    #[expect(unsafe_code, reason = "maps memory that there is none of")]
+    // SAFETY: the addresses are made up, and one thread maps and unmaps.
+    unsafe {
+        domain.map_spans(range.start(), &[frames(0, 4)], Prot::READ_WRITE).unwrap();
+        domain.protect(range, Prot::READ, Gap::Refuse).unwrap();
+    }
+    let access = Access::Write;
+    sanitizer.on_dma(range.start(), 1, access);
+    assert_eq!(kinds(&sanitizer), [Kind::Denied { access, prot: Prot::READ }]);
+    assert_eq!(sanitizer.stale(range), []);
 }

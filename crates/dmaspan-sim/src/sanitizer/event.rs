@@ -5,19 +5,10 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use dmaspan::iommu::{Invalidation, Scope, Tables};
+use dmaspan::iommu::{Invalidation, Scope, SyncFor, Tables};
 use dmaspan::{Direction, IovaRange, Prot, Span};
 
 use crate::walker::Access;
-
-/// Whose turn it is with a buffer that stays mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SyncFor {
-    /// The CPU will look at it.
-    Cpu,
-    /// The device will.
-    Device,
-}
 
 /// How an invalidation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,10 +105,12 @@ pub enum Op {
         /// The sizes of the leaves, bit n for 2^n bytes; 0 where they were not said.
         leaf_sizes: u64,
     },
+    /// An unmap was refused.
+    RefusedUnmap,
     /// Entries were replaced by others that lead to the same memory.
     Protect {
-        /// What they permit.
-        prot: Prot,
+        /// What they permit; `None` for what the old ones did.
+        prot: Option<Prot>,
     },
     /// Hardware was told to forget.
     InvalidateBegin {
@@ -137,6 +130,16 @@ pub enum Op {
     Release,
     /// Memory went back to its owner.
     Free {
+        /// Which.
+        span: Span,
+    },
+    /// A table was taken out of a tree.
+    RetireTable {
+        /// Which.
+        span: Span,
+    },
+    /// A table went back to where it can become another.
+    FreeTable {
         /// Which.
         span: Span,
     },
@@ -167,7 +170,9 @@ impl fmt::Display for Op {
             Self::Unmap { tables, leaf_sizes } => {
                 write!(f, "unmap{}{}", Detached(tables), Sizes(leaf_sizes))
             }
-            Self::Protect { prot } => write!(f, "protect, {}", Permits(prot)),
+            Self::RefusedUnmap => f.write_str("unmap refused"),
+            Self::Protect { prot: Some(prot) } => write!(f, "protect, {}", Permits(prot)),
+            Self::Protect { prot: None } => f.write_str("rewritten"),
             Self::InvalidateBegin { tables, leaf_sizes } => {
                 write!(f, "invalidate begins{}{}", Detached(tables), Sizes(leaf_sizes))
             }
@@ -179,6 +184,8 @@ impl fmt::Display for Op {
             }
             Self::Release => f.write_str("release"),
             Self::Free { span } => write!(f, "memory {span} freed"),
+            Self::RetireTable { span } => write!(f, "table {span} detached"),
+            Self::FreeTable { span } => write!(f, "table {span} freed"),
             Self::Detach => f.write_str("detach"),
             Self::Finish => f.write_str("finish"),
         }

@@ -16,26 +16,45 @@
 //! events but those of what it shall look after: without releases nothing is released too early,
 //! without DMA no device touches what it must not.
 //!
-//! What each event finds:
+//! # Feeding it
 //!
-//! - [`on_map`](Sanitizer::on_map): a map over a mapping; over IOVAs whose unmap is not flushed.
-//! - [`on_unmap`](Sanitizer::on_unmap): a double unmap, an unmap of nothing or of a part.
-//! - [`on_invalidate`](Sanitizer::on_invalidate): a pointless flush.
-//! - [`on_dma`](Sanitizer::on_dma): a use after unmap; an access to nothing, past the end of a
-//!   mapping, without permission, without [`on_sync_map`](Sanitizer::on_sync_map).
-//! - [`on_sync`](Sanitizer::on_sync): a sync outside of a mapping, or with another direction.
-//! - [`on_alloc`](Sanitizer::on_alloc): IOVAs handed out that are mapped or not flushed.
-//! - [`on_release`](Sanitizer::on_release), [`on_free`](Sanitizer::on_free): a late flush; a
-//!   release of what is mapped.
-//! - [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish): leaks, and what was never
-//!   flushed.
+//! A driver of any project, with page tables and an allocator of its own, makes one [`Sanitizer`] a
+//! domain, and calls it where it does these things. The types are plain: [`IovaRange`] and [`Span`]
+//! are an address and a length.
 //!
-//! So it finds what kernel/dma/debug.c and drivers/iommu/iommu-debug-pagealloc.c of Linux find of
+//! | where the driver | it says | and that finds |
+//! |---|---|---|
+//! | takes IOVAs from its allocator | [`on_alloc`](Sanitizer::on_alloc) | IOVAs that are mapped or not flushed |
+//! | has written entries | [`on_map`](Sanitizer::on_map) | a map over a mapping; a missing flush of what was there |
+//! | has told hardware of new entries | [`on_sync_map`](Sanitizer::on_sync_map) | with `on_dma`: a missing one |
+//! | has cleared entries | [`on_unmap`](Sanitizer::on_unmap) | a double unmap, an unmap of nothing or of a part |
+//! | begins and ends a flush | [`on_invalidate_begin`](Sanitizer::on_invalidate_begin), [`on_invalidate_end`](Sanitizer::on_invalidate_end) | a pointless flush |
+//! | gives IOVAs or memory back | [`on_release`](Sanitizer::on_release), [`on_free`](Sanitizer::on_free) | a late flush; a release of what is mapped |
+//! | frees a table | [`on_retire_table`](Sanitizer::on_retire_table), [`on_free_table`](Sanitizer::on_free_table) | a late flush of the walk cache |
+//! | syncs a buffer for CPU or device | [`on_sync`](Sanitizer::on_sync) | a sync outside of a mapping, or in another direction |
+//! | lets a device at memory | [`on_dma`](Sanitizer::on_dma) | a use after unmap; an access past a mapping or without permission |
+//! | detaches, or ends | [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish) | leaks, and what was never flushed |
+//!
+//! An event that is left out only costs what it finds. One rule of order makes the rest exact under
+//! threads: a map is told of when its entries are written and before a device is given the IOVAs;
+//! an unmap when its entries are cleared and before the flush that is to be its own can begin, by
+//! whomever. Then a flush that the sanitizer takes for one after the unmap was one, and the other
+//! way round.
+//!
+//! It finds what kernel/dma/debug.c and drivers/iommu/iommu-debug-pagealloc.c of Linux find of
 //! mappings, and what those cannot: whatever has to do with flushes.
 //!
-//! [`Sanitized`] feeds it from any [`IommuOps`](dmaspan::iommu::IommuOps), [`SanitizedDevice`] and
-//! [`Tracked`] from the DMA API. Clones share all state and can go to all threads; one lock is
-//! around it, which puts events in an order that is the same in all reports.
+//! # Ready wrappers
+//!
+//! [`Sanitized`] goes around any [`IommuOps`](dmaspan::iommu::IommuOps) and sees all that a
+//! [`Domain`](dmaspan::iommu::Domain) does, and so all of the DMA API: single mappings, lists,
+//! reservations, raw addresses, syncs, and a flush queue. The domain keeps the rule of order.
+//! [`Tracked`] goes around the memory that is mapped, [`SanitizedTables`] around that of the tables.
+//! What the API refuses with an error changes nothing, and is a finding where a driver named bytes
+//! that are not its mapping's: a sync outside, an unmap by another length, a second unmap.
+//!
+//! Clones share all state and can go to all threads; one lock is around it, which puts events in an
+//! order that is the same in all reports.
 //!
 //! # Example
 //!
@@ -100,7 +119,7 @@
 //! ```
 //!
 //! Every line of a history ends with the place of the call, the thread, and the name that the
-//! driver gave itself.
+//! driver gave itself. Where a domain tells, the place is in the domain.
 
 mod config;
 mod event;
@@ -108,26 +127,27 @@ mod flush;
 mod intervals;
 mod report;
 mod state;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod wrapper;
 
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, thread};
 
-use dmaspan::iommu::{Invalidation, Tables};
+use dmaspan::iommu::{Event, Invalidation, Tables};
 use dmaspan::{Direction, Iova, IovaRange, Prot, Span};
 use parking_lot::Mutex;
 
 use crate::walker::Access;
 pub use config::{Config, LeafSizes, Mode, Parts, Pointless};
+pub use dmaspan::iommu::SyncFor;
 use event::Forget;
-pub use event::{Invalidating, Op, Origin, Outcome, Record, SyncFor, Where};
+pub use event::{Invalidating, Op, Origin, Outcome, Record, Where};
 pub use report::{Cached, Cause, Class, Finding, Kind};
 use state::{Mapped, State};
-pub use wrapper::{Sanitized, SanitizedDevice, SanitizedMapping, Tracked};
+pub use wrapper::{Sanitized, SanitizedList, SanitizedTables, Tracked};
 
 /// Who is told what happens, and finds what is wrong: see the [module](self).
 ///
@@ -142,12 +162,7 @@ pub struct Sanitizer {
 struct Shared {
     mode: Mode,
     state: Mutex<State>,
-    unique: AtomicU64,
 }
-
-/// A moment: for [`Sanitizer::on_map_since`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(u64);
 
 impl Default for Sanitizer {
     fn default() -> Self {
@@ -159,7 +174,7 @@ impl Sanitizer {
     /// One that knows of nothing mapped.
     pub fn new(config: Config) -> Self {
         let state = Mutex::new(State::new(config));
-        let shared = Shared { mode: config.mode, state, unique: AtomicU64::new(0) };
+        let shared = Shared { mode: config.mode, state };
         Self { shared: Arc::new(shared), name: None }
     }
 
@@ -181,22 +196,9 @@ impl Sanitizer {
     /// Said before hardware is told by a `sync_map`, and before a device is given the IOVAs.
     #[track_caller]
     pub fn on_map(&self, range: IovaRange, spans: &[Span], prot: Prot) {
-        self.map(None, range, spans, prot);
-    }
-
-    /// [`on_map`](Self::on_map) for whoever only hears of it afterwards: the tables were written
-    /// between `before` and now, and a `sync_map` since then may have been for it.
-    #[track_caller]
-    pub fn on_map_since(&self, before: Moment, range: IovaRange, spans: &[Span], prot: Prot) {
-        self.map(Some(before), range, spans, prot);
-    }
-
-    #[track_caller]
-    fn map(&self, before: Option<Moment>, range: IovaRange, spans: &[Span], prot: Prot) {
         let op = Op::Map { prot, first: spans.first().copied() };
         self.tell(op, Where::Range(range), |state, now| {
-            let since = before.map_or(now.number, |moment| moment.0);
-            let mapped = Mapped { paddr: None, prot, since, mapped: now.clone() };
+            let mapped = Mapped { paddr: None, prot, mapped: now.clone() };
             state.map(range, spans, &mapped);
         });
     }
@@ -212,8 +214,9 @@ impl Sanitizer {
         });
     }
 
-    /// The translations of `range` are taken away, and tables of it too or not. Said before the
-    /// invalidation begins.
+    /// The translations of `range` were taken away, and tables of it too or not. Said when the
+    /// tables are changed, and before an invalidation of it by anybody can begin: one that begins
+    /// in between is taken for one before the unmap.
     #[track_caller]
     pub fn on_unmap(&self, range: IovaRange, tables: Tables) {
         self.on_unmap_leaves(range, tables, 0);
@@ -228,11 +231,26 @@ impl Sanitizer {
         });
     }
 
+    /// [`on_unmap_leaves`](Self::on_unmap_leaves) of whatever is mapped in `range`: holes and parts
+    /// of mappings are no findings.
+    #[track_caller]
+    pub fn on_unmap_parts(&self, range: IovaRange, tables: Tables, leaf_sizes: u64) {
+        let op = Op::Unmap { tables, leaf_sizes };
+        self.tell(op, Where::Range(range), |state, now| {
+            state.unmap_parts(range, (tables, leaf_sizes), now);
+        });
+    }
+
     /// The translations of `range` lead to the same memory as before by other entries: with other
     /// permissions, `prot`, or split, or with marks taken away. The old entries are stale until an
     /// invalidation, as those of an unmap are.
     #[track_caller]
     pub fn on_protect(&self, range: IovaRange, prot: Prot) {
+        self.rewritten(range, Some(prot));
+    }
+
+    #[track_caller]
+    fn rewritten(&self, range: IovaRange, prot: Option<Prot>) {
         self.tell(Op::Protect { prot }, Where::Range(range), |state, now| {
             state.protect(range, prot, now);
         });
@@ -293,6 +311,48 @@ impl Sanitizer {
         self.tell(Op::Free { span }, Where::Nowhere, |state, now| state.free(span, now));
     }
 
+    /// A table was taken out of the tree. Its walks end with the next unmap that this thread tells
+    /// of, with [`Tables::Detached`].
+    #[track_caller]
+    pub fn on_retire_table(&self, table: Span) {
+        let op = Op::RetireTable { span: table };
+        self.tell(op, Where::Nowhere, |state, now| state.tables.retired(table, now));
+    }
+
+    /// A table goes back to where it can become another one, or anything.
+    #[track_caller]
+    pub fn on_free_table(&self, table: Span) {
+        let op = Op::FreeTable { span: table };
+        self.tell(op, Where::Nowhere, |state, now| state.free_table(table, now));
+    }
+
+    /// What a [`Domain`](dmaspan::iommu::Domain) does: see
+    /// [`IommuOps::observe`](dmaspan::iommu::IommuOps::observe).
+    #[track_caller]
+    pub fn on_event(&self, event: &Event<'_>) {
+        match *event {
+            Event::Mapped { range, spans, prot } => self.on_map(range, spans, prot),
+            Event::Unmapped { range, leaf_sizes, tables } => {
+                self.on_unmap_parts(range, tables, leaf_sizes);
+            }
+            Event::Rewritten { range, prot } => self.rewritten(range, prot),
+            Event::Sync { range, turn, direction, mapping: None } => {
+                self.on_sync(range, turn, direction);
+            }
+            Event::Sync { range, turn, direction, mapping: Some(mapping) } => {
+                self.tell(Op::Sync { turn, direction }, Where::Range(range), |state, now| {
+                    state.sync_of(range, direction, mapping, now);
+                });
+            }
+            Event::RefusedUnmap { range } => {
+                self.tell(Op::RefusedUnmap, Where::Range(range), |state, now| {
+                    state.refused_unmap(range, now);
+                });
+            }
+            _ => {}
+        }
+    }
+
     /// The domain was taken away from hardware, which holds nothing of it any more.
     #[track_caller]
     pub fn on_detach(&self) {
@@ -338,16 +398,6 @@ impl Sanitizer {
     /// Where in `range` hardware may hold entries that the tables do not have any more, in order.
     pub fn stale(&self, range: IovaRange) -> Vec<IovaRange> {
         joined(self.shared.state.lock().stale.meeting(range).map(|(piece, _)| piece), range)
-    }
-
-    /// This moment.
-    pub fn now(&self) -> Moment {
-        Moment(self.shared.state.lock().number)
-    }
-
-    /// A number that nobody else got.
-    fn unique(&self) -> u64 {
-        self.shared.unique.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Records an operation and looks at it; panics outside of the lock.

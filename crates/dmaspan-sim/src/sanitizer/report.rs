@@ -108,6 +108,11 @@ pub enum Kind {
     UnmapOfNothing,
     /// Entries were replaced where nothing is mapped.
     ProtectOfNothing,
+    /// An unmap was refused: it named a mapping by another length or direction.
+    RefusedUnmap {
+        /// The mapping there.
+        mapping: IovaRange,
+    },
     /// A part of a mapping was unmapped.
     PartialUnmap {
         /// All of the mapping that there was.
@@ -176,6 +181,7 @@ impl Kind {
             Self::DoubleUnmap => "double unmap",
             Self::UnmapOfNothing => "unmap of nothing",
             Self::ProtectOfNothing => "protect of nothing",
+            Self::RefusedUnmap { .. } => "refused unmap",
             Self::PartialUnmap { .. } => "partial unmap",
             Self::AlreadyMapped { .. } => "map over a mapping",
             Self::MissingFlush { .. } => "missing flush",
@@ -208,6 +214,9 @@ impl Kind {
             Self::DoubleUnmap => write!(f, "{at} was unmapped twice"),
             Self::UnmapOfNothing => write!(f, "{at} was unmapped and never mapped"),
             Self::ProtectOfNothing => write!(f, "{at} was protected and is not mapped"),
+            Self::RefusedUnmap { mapping } => {
+                write!(f, "an unmap of {at} was refused: it is not the mapping in {mapping}")
+            }
             Self::PartialUnmap { mapping } => {
                 write!(f, "only {at} of the mapping {mapping} was unmapped")
             }
@@ -257,6 +266,7 @@ impl Kind {
             Self::UnmapOfNothing | Self::ProtectOfNothing => {
                 "the range is wrong, or the mapping was another domain's"
             }
+            Self::RefusedUnmap { .. } => "it stays mapped, and its owner may believe otherwise",
             Self::PartialUnmap { .. } => "the rest stays mapped, and nobody may know of it",
             Self::AlreadyMapped { .. } => "two owners believe that the IOVAs are theirs",
             Self::ReleasedWhileMapped { .. } => "a device reaches what the next owner puts there",
@@ -277,6 +287,7 @@ impl Kind {
             Self::Unannounced { .. } => "call sync_map after the tables are written",
             Self::DoubleUnmap | Self::UnmapOfNothing => "unmap once, by the owner of the mapping",
             Self::ProtectOfNothing => "compare the range with what was mapped",
+            Self::RefusedUnmap { .. } => "unmap with the length and the direction of the map",
             Self::PartialUnmap { .. } => "unmap all of it, or say that parts are allowed",
             Self::AlreadyMapped { .. } => "allocate IOVAs, and unmap before they are used again",
             Self::MissingFlush { cause, .. } | Self::LateFlush { cause, .. } => match cause {

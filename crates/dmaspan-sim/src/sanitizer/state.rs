@@ -9,6 +9,7 @@ use super::config::{Config, Parts};
 use super::event::{Op, Origin, Record, Where};
 use super::intervals::{Cut, Intervals};
 use super::report::{Cached, Cause, Finding, Kind};
+use super::tables::DetachedTables;
 use crate::iotlb::AbsentEntries;
 use crate::walker::Access;
 
@@ -17,9 +18,6 @@ use crate::walker::Access;
 pub(super) struct Mapped {
     pub(super) paddr: Option<u64>,
     pub(super) prot: Prot,
-    /// The number of an event after which the tables were written, and before which no sync of the
-    /// mapping counts.
-    pub(super) since: u64,
     pub(super) mapped: Record,
 }
 
@@ -94,6 +92,7 @@ pub(super) struct State {
     pub(super) mapped: Intervals<Mapped>,
     pub(super) stale: Intervals<Stale>,
     pub(super) walks: Intervals<Walk>,
+    pub(super) tables: DetachedTables,
     /// Kept where absent entries are cached.
     pub(super) announced: Intervals<u64>,
     /// The begins of invalidations that have not ended.
@@ -122,6 +121,7 @@ impl State {
             mapped: Intervals::default(),
             stale: Intervals::default(),
             walks: Intervals::default(),
+            tables: DetachedTables::default(),
             announced: Intervals::default(),
             in_flight: Vec::new(),
             number: 0,
@@ -278,6 +278,16 @@ impl State {
             let kind = if was_unmapped { Kind::DoubleUnmap } else { Kind::UnmapOfNothing };
             self.find(kind, (gap, None), Vec::new(), now);
         }
+        self.unmap_parts(range, (tables, leaf_sizes), now);
+    }
+
+    /// Whatever is mapped in a range is not any more.
+    pub(super) fn unmap_parts(
+        &mut self,
+        range: IovaRange,
+        (tables, leaf_sizes): (Tables, u64),
+        now: &Record,
+    ) {
         let by = Unflushed { unmapped: now.clone(), missed: None, reported: Reported::No };
         for (piece, was) in self.mapped.take(range) {
             self.stale.take(piece);
@@ -289,19 +299,32 @@ impl State {
         if tables == Tables::Detached {
             self.walks.take(range);
             self.walks.insert(range, Walk(by));
+            self.tables.unmapped(range, now);
         }
     }
 
-    pub(super) fn protect(&mut self, range: IovaRange, prot: Prot, now: &Record) {
+    pub(super) fn protect(&mut self, range: IovaRange, prot: Option<Prot>, now: &Record) {
         if let Some(gap) = self.mapped.gap(range) {
             self.find(Kind::ProtectOfNothing, (gap, None), Vec::new(), now);
         }
         let by = Unflushed { unmapped: now.clone(), missed: None, reported: Reported::No };
         for (piece, was) in self.mapped.take(range) {
-            self.mapped.insert(piece, Mapped { prot, ..was.clone() });
+            self.mapped.insert(piece, Mapped { prot: prot.unwrap_or(was.prot), ..was.clone() });
             self.stale.take(piece);
             self.stale.insert(piece, Stale { was, by: by.clone(), leaf_sizes: 0 });
         }
+    }
+
+    /// An unmap that changed nothing.
+    pub(super) fn refused_unmap(&mut self, range: IovaRange, now: &Record) {
+        let Some((piece, part)) = self.mapped.at(range.start()) else {
+            let was_unmapped = self.stale.first(range).is_some() || self.last_unmapped(range);
+            let kind = if was_unmapped { Kind::DoubleUnmap } else { Kind::UnmapOfNothing };
+            return self.find(kind, (range, None), Vec::new(), now);
+        };
+        let (memory, before) = (memory(piece, part), vec![part.mapped.clone()]);
+        let mapping = self.whole(piece);
+        self.find(Kind::RefusedUnmap { mapping }, (range, memory), before, now);
     }
 
     /// Whether the history has an unmap of `range`, before the event that is looked at.
@@ -354,7 +377,8 @@ impl State {
         let absent_cached = self.config.absent == AbsentEntries::Cached;
         let bad = self.mapped.meeting(range).find_map(|(piece, part)| {
             let denied = !part.prot.contains(access.needs());
-            let unannounced = absent_cached && !announced(piece.intersection(range)?, part.since);
+            let unannounced =
+                absent_cached && !announced(piece.intersection(range)?, part.mapped.number);
             let kind = match () {
                 () if denied => Kind::Denied { access, prot: part.prot },
                 () if unannounced => Kind::Unannounced { access },
@@ -387,6 +411,42 @@ impl State {
         if access != Prot::READ_WRITE && access != access_of(direction) {
             self.find(Kind::SyncDirection { direction, prot }, (range, memory), before, now);
         }
+    }
+
+    /// A sync of a mapping of which the bytes are known, and the direction.
+    pub(super) fn sync_of(
+        &mut self,
+        range: IovaRange,
+        direction: Direction,
+        (mapping, mapped): (IovaRange, Direction),
+        now: &Record,
+    ) {
+        let part = self.mapped.at(range.start()).map(|(_, part)| part.mapped.clone());
+        let before = part.into_iter().collect();
+        if !mapping.covers(range) {
+            let kind = Kind::SyncOutside { mapping: Some(mapping) };
+            return self.find(kind, (range, None), before, now);
+        }
+        if direction != mapped {
+            let prot = access_of(mapped);
+            let kind = Kind::SyncDirection { direction, prot };
+            return self.find(kind, (range, None), before, now);
+        }
+        self.sync(range, direction, now);
+    }
+
+    /// A table goes back to where it can become another.
+    pub(super) fn free_table(&mut self, span: Span, now: &Record) {
+        let Some((range, number)) = self.tables.freed(span) else { return };
+        let found = self
+            .walks
+            .meeting(range)
+            .find(|(_, Walk(by))| by.unmapped.number == number && by.reported == Reported::No);
+        let Some((piece, Walk(by))) = found else { return };
+        let (cause, before) = (self.cause(piece, by, 0), vec![by.unmapped.clone()]);
+        self.walks.each_meeting(range, |walk| walk.0.reported = Reported::Yes);
+        let kind = Kind::LateFlush { cached: Cached::Walk, cause, freed: Some(span) };
+        self.find(kind, (piece, None), before, now);
     }
 
     /// IOVAs, and what was mapped there, go back to their owners.

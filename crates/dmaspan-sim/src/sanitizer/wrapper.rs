@@ -2,19 +2,20 @@
 
 use std::fmt;
 
-use dmaspan::dma::{
-    BouncePool, Device, DmaMemory, Mapping, NoPool, Piece, Refused, Translation, UnmapFailed,
-    Unmapped, Via,
-};
-use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Tables};
-use dmaspan::{Coherency, Direction, Iova, IovaRange, PhysAddr, lg2};
+use dmaspan::dma::{DmaMemory, Piece, Via};
+use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
+use dmaspan::{Coherency, IovaRange, PhysAddr, Span, lg2};
 
 use super::Sanitizer;
 use super::event::Outcome;
 
-/// An IOMMU driver whose invalidations, syncs of mappings and detach a [`Sanitizer`] sees.
+/// An IOMMU driver of which a [`Sanitizer`] sees everything: invalidations, and through
+/// [`IommuOps::observe`] what its [`Domain`](dmaspan::iommu::Domain) maps and unmaps, whoever asked
+/// for it: single mappings, lists, reservations, a flush queue.
 ///
-/// What is mapped and unmapped it does not see: whoever does that says so.
+/// Who maps memory says by [`Tracked`] or [`Sanitizer::on_free`] when its owner has it back, and
+/// who plays the device says what it does by [`Sanitizer::on_dma`].
 ///
 /// ```
 /// use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
@@ -51,18 +52,12 @@ use super::event::Outcome;
 /// let memory = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
 /// // SAFETY: one thread maps, and no device reads the memory.
 /// unsafe { domain.map_spans(range.start(), &[memory], Prot::READ) }.map_err(|f| f.error)?;
-/// sanitizer.on_map(range, &[memory], Prot::READ);
 ///
 /// let mut room = SpanBuf::room::<8>();
 /// // SAFETY: one thread unmaps.
 /// let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }?;
-/// let (gather, _rest) = unsynced.into_gather();
-/// let what = gather.invalidation();
-/// sanitizer.on_unmap_leaves(range, what.tables, what.leaf_sizes);
-///
-/// // Left out, the next line is a late flush.
-/// // SAFETY: the gather is this domain's.
-/// let _synced = unsafe { domain.sync(gather) }.map_err(|f| f.error)?;
+/// // Freed before the next line, the memory would be a late flush.
+/// let _synced = unsynced.sync().map_err(|failed| failed.error)?;
 /// sanitizer.on_free(memory);
 /// drop(domain);
 /// assert!(sanitizer.findings().is_empty());
@@ -126,6 +121,12 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
         answer
     }
 
+    #[track_caller]
+    fn observe(&self, event: &Event<'_>) {
+        self.sanitizer.on_event(event);
+        self.inner.observe(event);
+    }
+
     fn max_ranges(&self) -> usize {
         self.inner.max_ranges()
     }
@@ -173,117 +174,80 @@ impl<H: DmaMemory + fmt::Debug> fmt::Debug for Tracked<H> {
     }
 }
 
-/// A [`Device`] whose mappings a [`Sanitizer`] sees.
+/// Page-table memory of which a [`Sanitizer`] sees what is detached and what is freed: a table that
+/// is freed while hardware may still walk into it is a late flush.
 ///
-/// The domain behind it has [`Sanitized`] hooks and [`Tracked`] memory; then every unmap, flush and
-/// release is seen, whoever makes it.
-///
-/// The mapping is told of when it is made, and its end before it is taken from the tables: an
-/// invalidation by another thread that begins right in between counts as one after the unmap.
-pub struct SanitizedDevice<T: Translation, B: BouncePool = NoPool> {
-    inner: Device<T, B>,
+/// For a domain whose hooks are [`Sanitized`].
+#[derive(Clone, Debug)]
+pub struct SanitizedTables<M> {
+    inner: M,
     sanitizer: Sanitizer,
-    granule_lg2: u32,
-    /// What tells its mappings from those of others.
-    number: u64,
 }
 
-/// A [`Mapping`] that a [`Sanitizer`] knows. Dropped, it is a leak, which is found.
-#[derive(Debug)]
-#[must_use = "a mapping that is dropped is never unmapped, and its memory leaks"]
-pub struct SanitizedMapping<T: Translation, B: BouncePool = NoPool> {
-    inner: Mapping<T, B>,
-    /// The whole granules; `None` where nothing is translated.
-    iovas: Option<IovaRange>,
-    device: u64,
-}
-
-impl<T: Translation, B: BouncePool> SanitizedMapping<T, B> {
-    /// What is wrapped.
-    pub fn inner(&self) -> &Mapping<T, B> {
-        &self.inner
-    }
-
-    /// The IOVAs that are mapped, in whole granules; `None` where nothing is translated.
-    pub fn iovas(&self) -> Option<IovaRange> {
-        self.iovas
-    }
-}
-
-impl<T: Translation, B: BouncePool> SanitizedDevice<T, B> {
-    /// `inner`, whose domain maps granules of `2^granule_lg2` bytes, seen by `sanitizer`.
-    pub fn new(inner: Device<T, B>, granule_lg2: u32, sanitizer: &Sanitizer) -> Self {
-        let sanitizer = sanitizer.clone();
-        let number = sanitizer.unique();
-        Self { inner, sanitizer, granule_lg2, number }
+impl<M> SanitizedTables<M> {
+    /// `inner`, seen by `sanitizer`.
+    pub fn new(inner: M, sanitizer: &Sanitizer) -> Self {
+        Self { inner, sanitizer: sanitizer.clone() }
     }
 
     /// What is wrapped.
-    pub fn inner(&self) -> &Device<T, B> {
+    pub fn inner(&self) -> &M {
         &self.inner
-    }
-
-    /// Who sees it.
-    pub fn sanitizer(&self) -> &Sanitizer {
-        &self.sanitizer
-    }
-
-    /// [`Device::map_single`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[track_caller]
-    pub fn map_single(
-        &self,
-        memory: T::Memory,
-        direction: Direction,
-    ) -> Result<SanitizedMapping<T, B>, Refused<T::Memory>> {
-        let piece = memory.pieces().first().copied();
-        let before = self.sanitizer.now();
-        let inner = self.inner.map_single(memory, direction)?;
-        let translated = piece.filter(|piece| piece.via != Via::Bus);
-        let iovas = translated.and_then(|_| self.granules(inner.addr().get(), inner.len()));
-        if let Some(iovas) = iovas {
-            let whole = |piece: Piece| {
-                let paddr = lg2::align_down(piece.span.paddr().get(), self.granule_lg2);
-                dmaspan::Span::new(PhysAddr::new(paddr), iovas.checked_len()?).ok()
-            };
-            // Where a slot is, nobody says.
-            let span = piece.filter(|_| !inner.is_bounced()).and_then(whole);
-            let prot = direction.prot(Coherency::Coherent);
-            self.sanitizer.on_map_since(before, iovas, span.as_slice(), prot);
-        }
-        Ok(SanitizedMapping { inner, iovas, device: self.number })
-    }
-
-    /// [`Device::unmap`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[track_caller]
-    pub fn unmap(
-        &self,
-        mapping: SanitizedMapping<T, B>,
-    ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
-        // A mapping of another device is refused and stays mapped.
-        if let Some(iovas) = mapping.iovas.filter(|_| mapping.device == self.number) {
-            self.sanitizer.on_unmap(iovas, Tables::Kept);
-        }
-        self.inner.unmap(mapping.inner)
-    }
-
-    /// The whole granules around an address and a length.
-    fn granules(&self, addr: u64, len: u64) -> Option<IovaRange> {
-        let last = addr.checked_add(len.checked_sub(1)?)? | lg2::mask(self.granule_lg2);
-        let start = lg2::align_down(addr, self.granule_lg2);
-        IovaRange::new(Iova::new(start), Iova::new(last))
     }
 }
 
-impl<T: Translation, B: BouncePool> fmt::Debug for SanitizedDevice<T, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SanitizedDevice").field("inner", &self.inner).finish_non_exhaustive()
+/// Tables of a [`SanitizedTables`]: those of the inner memory, and which of them were detached.
+#[derive(Debug, Default)]
+pub struct SanitizedList<L> {
+    inner: L,
+    detached: Vec<Span>,
+}
+
+#[expect(unsafe_code, reason = "everything but the events is the inner memory's")]
+// SAFETY: every table is the inner memory's, and so is all that is done with it.
+unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for SanitizedTables<M> {
+    type List = SanitizedList<M::List>;
+
+    fn reserve(&self, shape: TableShape, count: usize) -> Result<Self::List, NoTables> {
+        let inner = self.inner.reserve(shape, count)?;
+        Ok(SanitizedList { inner, detached: Vec::new() })
+    }
+
+    fn take(&self, shape: TableShape, list: &mut Self::List) -> Option<Fresh<'_, W>> {
+        self.inner.take(shape, &mut list.inner)
+    }
+
+    fn coherency(&self) -> Coherency {
+        self.inner.coherency()
+    }
+
+    fn publish(&self, fresh: Fresh<'_, W>) {
+        self.inner.publish(fresh);
+    }
+
+    fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
+        self.inner.entries(table)
+    }
+
+    fn written(&self, entries: &[W::Atomic]) {
+        self.inner.written(entries);
+    }
+
+    fn retire(&self, list: &mut Self::List, table: TableAddr) {
+        if let Ok(span) = Span::new(table.paddr(), lg2::size(table.lg2_size())) {
+            self.sanitizer.on_retire_table(span);
+            list.detached.push(span);
+        }
+        self.inner.retire(&mut list.inner, table);
+    }
+
+    fn append(&self, list: &mut Self::List, other: Self::List) {
+        list.detached.extend(other.detached);
+        self.inner.append(&mut list.inner, other.inner);
+    }
+
+    fn free(&self, shape: TableShape, list: Self::List) {
+        list.detached.iter().for_each(|&table| self.sanitizer.on_free_table(table));
+        self.inner.free(shape, list.inner);
     }
 }

@@ -10,7 +10,7 @@ use crate::addr::Iova;
 use crate::io_pgtable::{Format, Retired, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
 use crate::iommu::iova::{self, Iovas, Request, Space};
-use crate::iommu::{Domain, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
+use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::platform::Platform;
 use crate::prot::Prot;
 use crate::range::IovaRange;
@@ -289,7 +289,7 @@ pub trait Translation: translation::Sealed {}
 impl<T: translation::Sealed> Translation for T {}
 
 pub(super) mod translation {
-    use super::{Error, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
+    use super::{Error, Event, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
     use crate::addr::Iova;
     use crate::dma::memory::DmaMemory;
 
@@ -350,6 +350,10 @@ pub(super) mod translation {
 
         /// Syncs what is in quarantine, whoever put it there.
         fn settle(&self) -> Result<(), Error>;
+
+        /// Says what a driver asks for, to whoever watches.
+        #[inline(always)]
+        fn observe(&self, _event: &Event<'_>) {}
     }
 }
 
@@ -456,7 +460,7 @@ where
     fn unmap(&self, iovas: Iovas, memory: H, flush: Flush) -> Result<Unmapped<H>, Error> {
         let range = iovas.range();
         let held = Held::new(iovas, memory);
-        let retired = self.domain.all().remove(range);
+        let retired = self.domain.take_away(range);
         let quarantined = |source| Error::Quarantined { range, source };
         match flush {
             Flush::Lazy => {
@@ -474,7 +478,7 @@ where
     }
 
     fn unlink(&self, range: IovaRange) -> Result<(), Error> {
-        let retired = self.domain.all().remove(range);
+        let retired = self.domain.take_away(range);
         self.domain.sync_retired(retired).map_err(|SyncFailed { gather, error }| {
             self.queue.keep(gather, iter::empty(), self);
             Error::Quarantined { range, source: error }
@@ -488,13 +492,18 @@ where
         // All of the range is synced before it is released, whoever has what was taken back by now;
         // and other parts of it may still be mapped.
         let mut gather = self.domain.gather();
-        self.domain.add_own(&mut gather, self.domain.all().remove(range));
+        self.domain.add_own(&mut gather, self.domain.take_away(range));
         self.queue.keep(gather, iter::once(held), self);
     }
 
     fn settle(&self) -> Result<(), Error> {
         let range = self.iovas.aperture();
         self.queue.flush(self).map_err(|source| Error::Quarantined { range, source })
+    }
+
+    #[inline(always)]
+    fn observe(&self, event: &Event<'_>) {
+        self.domain.ops().observe(event);
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Mapping<T: Translation, B: BouncePool = NoPool> {
     sync: CpuSync,
     pub(super) device: Id,
     pub(super) slot: Option<B::Slot>,
-    iovas: Option<Iovas>,
+    pub(super) iovas: Option<Iovas>,
     /// Taken by the unmap; leaked where there was none.
     pub(super) memory: Option<T::Memory>,
 }

@@ -12,8 +12,11 @@ use super::domain::Translation;
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Mapping;
+use crate::addr::{DmaAddr, Iova};
+use crate::iommu::{Event, SyncFor};
 use crate::platform::Platform as _;
 use crate::prot::{Coherency, Direction};
+use crate::range::IovaRange;
 use crate::span::Span;
 
 impl<T: Translation, B: BouncePool> Device<T, B> {
@@ -37,6 +40,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
+        self.observe_sync(mapping, (offset, len), (SyncFor::Cpu, mapping.direction));
         if let Some(piece) = self.synced_piece(mapping, offset, len)? {
             self.part_for_cpu(piece, mapping.slot.as_ref(), mapping.direction, offset, len);
         }
@@ -61,10 +65,29 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
+        self.observe_sync(mapping, (offset, len), (SyncFor::Device, mapping.direction));
         if let Some(piece) = self.synced_piece(mapping, offset, len)? {
             self.part_for_device(piece, mapping.slot.as_ref(), mapping.direction, offset, len);
         }
         Ok(())
+    }
+
+    /// Says that `len` bytes at an offset are to be synced as `direction`, whether they can be or
+    /// not.
+    #[inline(always)]
+    pub(super) fn observe_sync(
+        &self,
+        mapping: &Mapping<T, B>,
+        (offset, len): (u64, u64),
+        (turn, direction): (SyncFor, Direction),
+    ) {
+        let addr = mapping.addr;
+        if mapping.iovas.is_some()
+            && let Some(range) = bytes(addr, offset, len)
+        {
+            let mapping = bytes(addr, 0, mapping.len).map(|of| (of, mapping.direction));
+            self.translation.observe(&Event::Sync { range, turn, direction, mapping });
+        }
     }
 
     /// The memory of a mapping that is synced in part; `None` where that takes no work.
@@ -147,4 +170,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let start = whole.paddr().wrapping_add(offset);
         Piece { span: Span::new(start, len).unwrap_or(whole), via: piece.via }
     }
+}
+
+/// So many bytes at an offset, up to the top of the space; `None` for none.
+#[inline(always)]
+pub(super) fn bytes(addr: DmaAddr, offset: u64, len: u64) -> Option<IovaRange> {
+    let start = addr.get().saturating_add(offset);
+    let last = start.saturating_add(len.checked_sub(1)?);
+    IovaRange::new(Iova::new(start), Iova::new(last))
 }

@@ -162,7 +162,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ) -> DirectFailed<M::List> {
         let mut gather = self.gather();
         for &(hole, _) in mapped {
-            self.add_own(&mut gather, self.all().remove(hole));
+            self.add_own(&mut gather, self.take_away(hole));
         }
         if let Some(more) = failed.unsynced {
             self.merge_own(&mut gather, more);

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use super::event::Event;
 use super::gather::{Gather, SyncFailed, Synced};
 use super::ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};
 use crate::addr::{Iova, PhysAddr};
@@ -325,15 +326,18 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             }
             // Arm demands that an entry is broken, synced and then made when a table becomes a
             // block (DDI 0487, D8.16.1), and no format is hurt by it.
-            self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired)
+            self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired, prot)
                 .and_then(|error| match self.table.owned(range).reclaim(range) {
-                    Ok(retired) => self.take_back(error, retired),
+                    Ok(retired) => self.take_back(error, retired, prot),
                     Err(error) => Err(MapFailed { error: error.into(), unsynced: None }),
                 })?;
             result = self.all().map_spans(iova, spans, prot);
         }
         match result {
-            Ok(()) => Ok(range),
+            Ok(()) => {
+                self.ops.observe(&Event::Mapped { range, spans, prot });
+                Ok(range)
+            }
             Err(failed) => {
                 let error = match (failed.error, told) {
                     (io_pgtable::Error::EmptyTable { .. }, Err(source)) => {
@@ -341,7 +345,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
                     }
                     (error, _) => error.into(),
                 };
-                self.take_back(error, failed.retired)
+                self.take_back(error, failed.retired, prot)
                     .and_then(|error| Err(MapFailed { error, unsynced: None }))
             }
         }
@@ -352,7 +356,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
         let Err(source) = self.tell_mapped(range) else { return Ok(()) };
         let mut gather = self.gather();
-        self.add_own(&mut gather, self.all().remove(range));
+        self.add_own(&mut gather, self.take_away(range));
         let error = Error::Hardware { range, source };
         let unsynced = self.sync_own(gather).err().map(|failed| failed.gather);
         Err(MapFailed { error, unsynced })
@@ -383,7 +387,13 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         &self,
         error: Error,
         retired: Retired<M::List>,
+        prot: Prot,
     ) -> Result<Error, MapFailed<M::List>> {
+        if let Some(range) = retired.range.filter(|_| retired.leaf_sizes != 0) {
+            // Devices could use it for a moment.
+            self.ops.observe(&Event::Mapped { range, spans: &[], prot });
+        }
+        self.unmapped(&retired);
         let mut gather = self.gather();
         self.add_own(&mut gather, retired);
         match self.sync_own(gather) {
@@ -400,6 +410,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         owned: IovaRange,
     ) -> Result<(), SyncFailed<M::List>> {
         let Ok(retired) = self.table.owned(owned).reclaim(range) else { return Ok(()) };
+        self.unmapped(&retired);
         let mut gather = self.gather();
         self.add_own(&mut gather, retired);
         self.sync_own(gather).map(|_| ())
@@ -417,7 +428,30 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// The next spans of a range that the caller owns and that is known to be mapped without holes.
     pub(crate) fn unmap_next(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unmapped<M::List> {
-        self.all().resume(rest, buf)
+        let unmapped = self.all().resume(rest, buf);
+        self.unmapped(&unmapped.retired);
+        unmapped
+    }
+
+    /// Takes away whatever is mapped in a range that the caller owns and no leaf reaches out of.
+    #[inline(always)]
+    pub(crate) fn take_away(&self, range: IovaRange) -> Retired<M::List> {
+        let retired = self.all().remove(range);
+        self.unmapped(&retired);
+        retired
+    }
+
+    /// Says what was taken away, before anybody else can know.
+    #[inline(always)]
+    fn unmapped(&self, retired: &Retired<M::List>) {
+        if let Some(range) = retired.range {
+            let leaf_sizes = retired.leaf_sizes;
+            let tables = match retired.tables {
+                Some(_) => Tables::Detached,
+                None => Tables::Kept,
+            };
+            self.ops.observe(&Event::Unmapped { range, leaf_sizes, tables });
+        }
     }
 
     /// The table itself.
@@ -432,6 +466,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     #[inline(always)]
     pub(super) fn guard(&self, unmapped: Unmapped<M::List>) -> Unsynced<'_, F, M, O> {
+        self.unmapped(&unmapped.retired);
         Unsynced { domain: self, retired: Some(unmapped.retired), rest: unmapped.rest }
     }
 }

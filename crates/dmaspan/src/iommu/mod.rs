@@ -81,6 +81,7 @@
 mod attach;
 mod direct;
 mod domain;
+mod event;
 mod fault;
 pub mod flush_queue;
 mod gather;
@@ -95,6 +96,7 @@ pub use attach::{
 };
 pub use direct::{DirectError, DirectFailed};
 pub use domain::{Domain, Error, MapFailed, Unsynced};
+pub use event::{Event, SyncFor};
 pub use fault::{
     FaultAccess, FaultHandler, FaultHook, FaultReason, FaultReport, FaultResponse, FaultState,
 };

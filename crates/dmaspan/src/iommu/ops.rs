@@ -1,5 +1,6 @@
 //! The hooks through which a domain tells hardware what changed.
 
+use super::event::Event;
 use crate::addr::PhysAddr;
 use crate::range::IovaRange;
 
@@ -104,6 +105,15 @@ pub unsafe trait IommuOps: Send + Sync {
     ///
     /// [`HardwareError`] where that was not seen in bounded time; the tables are never freed.
     fn detach(&self) -> Result<(), HardwareError>;
+
+    /// Is told what the domain does; nothing depends on it. For tools that watch, as the sanitizer
+    /// of `dmaspan-sim` does: a driver leaves it out, and then it costs nothing.
+    ///
+    /// # Context
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    #[inline(always)]
+    fn observe(&self, _event: &Event<'_>) {}
 
     /// How many ranges are worth naming. With more, [`Scope::All`] is asked for.
     fn max_ranges(&self) -> usize;

@@ -1,6 +1,7 @@
 //! Changing what is mapped, where it is: permissions, leaves, and hardware's marks.
 
 use super::domain::{Domain, Error, Unsynced};
+use super::event::Event;
 use super::gather::SyncFailed;
 use super::ops::{HardwareError, IommuOps};
 use crate::addr::Iova;
@@ -40,9 +41,13 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             let range = IovaRange::point(at);
             return Err(io_pgtable::Error::OutsideAperture { range, aperture }.into());
         }
-        self.table().split(at, gap, |retired| self.forget(retired)).map_err(|failed| match failed {
-            SplitFailed::Table(error) => error.into(),
-            SplitFailed::Sync(source) => Error::Hardware { range: IovaRange::point(at), source },
+        self.table().split(at, gap, |retired| self.forget(retired, None)).map_err(|failed| {
+            match failed {
+                SplitFailed::Table(error) => error.into(),
+                SplitFailed::Sync(source) => {
+                    Error::Hardware { range: IovaRange::point(at), source }
+                }
+            }
         })
     }
 
@@ -64,10 +69,10 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub unsafe fn protect(&self, range: IovaRange, prot: Prot, gap: Gap) -> Result<(), Error> {
         let hardware = |source| Error::Hardware { range, source };
         match self.all().protect(range, prot) {
-            Ok(retired) => self.forget(retired).map_err(hardware),
+            Ok(retired) => self.forget(retired, Some(prot)).map_err(hardware),
             Err(io_pgtable::Error::NeedsBreak { .. }) if gap == Gap::Accept => self
                 .table()
-                .protect_broken(range, prot, |retired| self.forget(retired))
+                .protect_broken(range, prot, |retired| self.forget(retired, Some(prot)))
                 // What was made anew is announced as a new mapping is.
                 .and_then(|()| self.ops().sync_map(range))
                 .map_err(hardware),
@@ -95,7 +100,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         bitmap: &mut DirtyBitmap<'_>,
     ) -> Result<(), Error> {
         let retired = self.all().read_and_clear_dirty(range, bitmap)?;
-        self.forget(retired).map_err(|source| Error::Hardware { range, source })
+        self.forget(retired, None).map_err(|source| Error::Hardware { range, source })
     }
 
     /// [`unmap`](Self::unmap) that also sets the bits of `bitmap` for what devices wrote until the
@@ -134,7 +139,10 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// Makes hardware forget what was rewritten. No tables are in it.
-    fn forget(&self, retired: Retired<M::List>) -> Result<(), HardwareError> {
+    fn forget(&self, retired: Retired<M::List>, prot: Option<Prot>) -> Result<(), HardwareError> {
+        if let Some(range) = retired.range {
+            self.ops().observe(&Event::Rewritten { range, prot });
+        }
         let mut gather = self.gather();
         self.add_own(&mut gather, retired);
         match self.sync_own(gather) {

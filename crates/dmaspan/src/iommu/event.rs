@@ -1,0 +1,69 @@
+//! What a domain does, for whoever watches it.
+
+use super::ops::Tables;
+use crate::prot::{Direction, Prot};
+use crate::range::IovaRange;
+use crate::span::Span;
+
+/// Whose turn it is with a buffer that stays mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SyncFor {
+    /// The CPU will look at it.
+    Cpu,
+    /// The device will.
+    Device,
+}
+
+/// What a domain did to its tables, or was asked for: see
+/// [`IommuOps::observe`](super::IommuOps::observe).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// Translations were written. Said before [`sync_map`](super::IommuOps::sync_map) and before
+    /// anybody is given the IOVAs.
+    Mapped {
+        /// Where.
+        range: IovaRange,
+        /// Where they lead, one span behind the other; none where they were taken away again for
+        /// an error, which is said next.
+        spans: &'a [Span],
+        /// What they permit.
+        prot: Prot,
+    },
+    /// All translations in a range were taken away; there may have been holes between them. Said
+    /// after the tables were changed, by the thread that did it, and before it can ask for the
+    /// invalidation: one that begins later is one of all this.
+    Unmapped {
+        /// Where.
+        range: IovaRange,
+        /// The sizes of the leaves, bit n for 2^n bytes; 0 where only tables were taken away.
+        leaf_sizes: u64,
+        /// Whether tables were, too.
+        tables: Tables,
+    },
+    /// Entries were replaced by others that lead to the same memory; as
+    /// [`Unmapped`](Self::Unmapped) otherwise.
+    Rewritten {
+        /// Where.
+        range: IovaRange,
+        /// What they permit now; `None` for what the old ones did.
+        prot: Option<Prot>,
+    },
+    /// CPU and device were to take turns with a buffer. Said before it is looked at, and so also
+    /// of what is refused.
+    Sync {
+        /// The bytes that were named.
+        range: IovaRange,
+        /// Whose turn it was to be.
+        turn: SyncFor,
+        /// Which way the data was said to go.
+        direction: Direction,
+        /// The bytes and the direction of the mapping; `None` where there is none.
+        mapping: Option<(IovaRange, Direction)>,
+    },
+    /// An unmap was refused, and nothing changed: no mapping is known by this address and length.
+    RefusedUnmap {
+        /// What was named.
+        range: IovaRange,
+    },
+}

@@ -101,8 +101,8 @@ impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
     }
 }
 
-/// The IOVAs of a list, if it has any, its memory, and its slots.
-type InPlace<H, S> = (Option<Iovas>, H, Vec<S>);
+/// The IOVAs of a list, if it has any, its memory, and its slots; or why there are none.
+type InPlace<H, S> = Result<(Option<Iovas>, H, Vec<S>), Refused<H>>;
 
 /// The parts of a list, as a device gets them.
 struct Parts<'a, T: Translation, B: BouncePool> {
@@ -397,7 +397,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
-    ) -> Result<InPlace<T::Memory, B::Slot>, Refused<T::Memory>> {
+    ) -> InPlace<T::Memory, B::Slot> {
         if need.iovas == 0 {
             return Ok((None, memory, slots));
         }

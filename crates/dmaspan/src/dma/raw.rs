@@ -11,7 +11,6 @@ use super::single::{Mapping, UnmapFailed, Unmapped};
 use super::sync::bytes;
 use crate::addr::DmaAddr;
 use crate::iommu::{Event, SyncFor};
-use crate::platform::Platform;
 use crate::prot::Direction;
 use crate::registry::Registry;
 
@@ -118,14 +117,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         direction: Direction,
     ) -> Result<Mapping<T, B>, Error> {
         let removed = self.raw.remove_if(addr.get(), check(Bytes::All(len), direction));
-        removed.unwrap_or(Err(Error::NotMapped { addr }))
-        let mut part = self.raw.part(addr).lock();
-        let index = find(&part, addr, Bytes::All(len), direction).inspect_err(|_| {
+        removed.unwrap_or(Err(Error::NotMapped { addr })).inspect_err(|_| {
             if let Some(range) = bytes(addr, 0, len) {
                 self.translation.observe(&Event::RefusedUnmap { range });
             }
-        })?;
-        Ok(part.swap_remove(index))
+        })
     }
 
     /// Ends a mapping by what a driver kept of it.
@@ -148,25 +144,28 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         self.unmap(mapping).map_err(|failed| failed.error)
     }
 
-    /// Which mapping a sync is of, and says so where there is none that it can be of.
-    fn find_part(
+    /// Syncs the mapping that begins at `addr` by `sync`, or says that there is none to sync so.
+    fn sync_raw(
         &self,
-        part: &[Mapping<T, B>],
         addr: DmaAddr,
         (offset, len): (u64, u64),
         (turn, direction): (SyncFor, Direction),
-    ) -> Result<usize, Error> {
-        find(part, addr, Bytes::Part(offset, len), direction).inspect_err(|_| {
-            match part.iter().find(|mapping| mapping.addr == addr) {
-                Some(mapping) => self.observe_sync(mapping, (offset, len), (turn, direction)),
-                None => {
-                    if let Some(range) = bytes(addr, offset, len) {
-                        let mapping = None;
-                        let event = Event::Sync { range, turn, direction, mapping };
-                        self.translation.observe(&event);
-                    }
-                }
+        sync: impl FnOnce(&Mapping<T, B>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let check = check(Bytes::Part(offset, len), direction);
+        let synced = self.raw.look_if(addr.get(), check, sync);
+        synced.unwrap_or(Err(Error::NotMapped { addr })).unwrap_or_else(|error| {
+            let known = |mapping: &Mapping<T, B>| {
+                self.observe_sync(mapping, (offset, len), (turn, direction));
+            };
+            let any = |_: &Mapping<T, B>| Ok::<(), Error>(());
+            if self.raw.look_if(addr.get(), any, known).is_none()
+                && let Some(range) = bytes(addr, offset, len)
+            {
+                let event = Event::Sync { range, turn, direction, mapping: None };
+                self.translation.observe(&event);
             }
+            Err(error)
         })
     }
 
@@ -186,13 +185,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        let sync = |mapping: &Mapping<T, B>| self.sync_for_cpu(mapping, offset, len);
-        let synced = self.raw.look_if(addr.get(), check(Bytes::Part(offset, len), direction), sync);
-        synced.ok_or(Error::NotMapped { addr })??
-        let part = self.raw.part(addr).lock();
-        let bytes = (offset, len);
-        let index = self.find_part(&part, addr, bytes, (SyncFor::Cpu, direction))?;
-        self.sync_for_cpu(&part[index], offset, len)
+        self.sync_raw(addr, (offset, len), (SyncFor::Cpu, direction), |mapping| {
+            self.sync_for_cpu(mapping, offset, len)
+        })
     }
 
     /// As [`sync_for_device`](Self::sync_for_device), of the mapping that begins at `addr`.
@@ -211,12 +206,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        let sync = |mapping: &Mapping<T, B>| self.sync_for_device(mapping, offset, len);
-        let synced = self.raw.look_if(addr.get(), check(Bytes::Part(offset, len), direction), sync);
-        synced.ok_or(Error::NotMapped { addr })??
-        let part = self.raw.part(addr).lock();
-        let bytes = (offset, len);
-        let index = self.find_part(&part, addr, bytes, (SyncFor::Device, direction))?;
-        self.sync_for_device(&part[index], offset, len)
+        self.sync_raw(addr, (offset, len), (SyncFor::Device, direction), |mapping| {
+            self.sync_for_device(mapping, offset, len)
+        })
     }
 }

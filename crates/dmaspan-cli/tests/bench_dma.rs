@@ -105,6 +105,39 @@ fn a_list_of_pages_is_one_command_when_it_is_batched() {
         assert_eq!(row["granule"].as_u64(), Some(granule));
         assert_eq!(number(&row, "invalidations_per_unmap"), 1.0, "{row}");
         assert_eq!(number(&row, "syncs_per_unmap"), 1.0, "{row}");
+        // By page, pages that lie apart are never a block.
+        let commands = number(&row, "per_page_invalidations_per_unmap");
+        assert_eq!(commands.to_bits(), (granule as f64).to_bits(), "{row}");
+        assert_eq!(number(&row, "per_page_syncs_per_unmap"), 1.0, "{row}");
+    }
+}
+
+#[test]
+fn letters_take_their_values_in_any_order_and_form() {
+    for args in [
+        &["-t2", "-g4", "-s1", "-msg", "-d1", "-b40", "-x100", "-n-1", "--strict"][..],
+        &[
+            "--strict",
+            "--node=-1",
+            "-x",
+            "100",
+            "--bits",
+            "40",
+            "-d=to-device",
+            "-m",
+            "1",
+            "--seconds",
+            "1",
+            "--granule=4",
+            "--threads=2",
+        ],
+    ] {
+        let report = json(args);
+        assert_eq!((&report["direction"], &report["bits"]), (&"to-device".into(), &40.into()));
+        assert_eq!((&report["delay_ns"], &report["flush"]), (&100.into(), &"strict".into()));
+        let row = &rows(&report)[0];
+        assert_eq!((row["threads"].as_u64(), row["granule"].as_u64()), (Some(2), Some(4)));
+        assert_eq!(row["mode"], "sg");
     }
 }
 

@@ -11,7 +11,7 @@ use dmaspan::{IovaRange, PhysAddr};
 
 use crate::arena::{Arena, ArenaList};
 
-pub use dma::{ByCalls, Caller, Calls, Mapped, Told, UnwalkedDma};
+pub use dma::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
 
 /// A page table with an arena of its own and without hardware.
 #[derive(Debug)]

@@ -19,9 +19,10 @@ With any of them it is one case, whose other values are Linux's defaults.
 
 Both ways are measured in the same run, in turn, each half of the time:
   by page  what Linux did before 5.15: IOVAs allocated once, a call to the page
-           table for each page (or block of 2 MiB, where the buffer has some),
-           at unmap also a gathered command for each, and one sync
-  batched  the DMA API: one call and one command for the buffer
+           table for each page (or block of 2 MiB, where the buffer has some) to
+           map and to unmap it, a command for each unmapped one, and one sync
+  batched  the DMA API: map_single and unmap, or for a list map_list and
+           unmap_list: one call and one command for all of it
 
 Neither an IOMMU nor privilege is needed. Buffers, IOVAs, page tables (Arm
 stage 1, 4K pages) and the flush queue are real; there is no device and no

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dmaspan_sim::unwalked::Calls;
+use dmaspan::dma::Segment;
 
 use crate::args::Mode;
 use crate::progress::Progress;
@@ -22,7 +22,7 @@ use crate::stats::{median, nanoseconds};
 pub(crate) use plan::Plan;
 use plan::{Case, Effort};
 use report::{Report, Row};
-use work::{Calling, DmaBenchError, Mapper, Measured, Rig, Single, Tables, Worker};
+use work::{Calling, DmaBenchError, List, Mapper, Measured, Rig, Single, Tables, Worker};
 
 /// How long caches are warmed up before a case is measured.
 const WARM_UP: Duration = Duration::from_millis(1);
@@ -74,28 +74,34 @@ impl Bench<'_> {
         let buffers = plan::buffers(case, memory)?;
         let per_page = Rig::new(case, Tables::pages_root)?;
         let batched = Rig::new(case, Tables::root)?;
-        let direction = case.direction;
-        let calling = |rig, calls| {
-            let workers = buffers.iter().map(move |buffer| {
-                let caller = Rig::tables(rig).caller(calls, case.waiting());
-                let mapper = Calling { caller, spans: &buffer.spans, direction };
-                Worker { mapper, rig, memory, buffer, case, measured: Measured::new() }
-            });
-            workers.collect()
-        };
-        let pages = calling(&per_page, Calls::EachLeaf);
+        let (direction, measured) = (case.direction, Measured::new);
+        let pages = buffers.iter().map(|buffer| {
+            let rig = &per_page;
+            let caller = rig.tables().caller(case.waiting());
+            let mapper = Calling { caller, pieces: &buffer.pieces, direction };
+            Worker { mapper, rig, memory, buffer, case, measured: measured() }
+        });
+        let rig = &batched;
+        let tables = rig.tables();
         let measured = match case.mode {
             Mode::Single => {
-                let rig = &batched;
                 let workers = buffers.iter().flat_map(|buffer| {
-                    buffer.spans.iter().map(move |&span| {
-                        let mapper = Single { tables: rig.tables(), span, direction };
-                        Worker { mapper, rig, memory, buffer, case, measured: Measured::new() }
+                    buffer.pieces.iter().map(move |piece| {
+                        let mapper = Single { tables, piece, direction };
+                        Worker { mapper, rig, memory, buffer, case, measured: measured() }
                     })
                 });
-                self.turns(case, pages, workers.collect())?
+                self.turns(case, pages.collect(), workers.collect())?
             }
-            Mode::Sg => self.turns(case, pages, calling(&batched, Calls::One))?,
+            Mode::Sg => {
+                let workers = buffers.iter().map(|buffer| {
+                    let pieces = &buffer.pieces[..];
+                    let segments = vec![Segment::default(); pieces.len()];
+                    let mapper = List { tables, pieces, segments, direction };
+                    Worker { mapper, rig, memory, buffer, case, measured: measured() }
+                });
+                self.turns(case, pages.collect(), workers.collect())?
+            }
         };
         per_page.check_empty()?;
         batched.check_empty()?;
@@ -106,8 +112,8 @@ impl Bench<'_> {
     fn turns<A: Mapper, B: Mapper>(
         &self,
         case: &Case,
-        mut per_page: Vec<Worker<'_, A>>,
-        mut batched: Vec<Worker<'_, B>>,
+        mut per_page: Vec<Worker<'_, '_, A>>,
+        mut batched: Vec<Worker<'_, '_, B>>,
     ) -> Result<(Measured, Measured), DmaBenchError> {
         self.turn(&mut per_page, WARM_UP)?;
         self.turn(&mut batched, WARM_UP)?;
@@ -126,7 +132,7 @@ impl Bench<'_> {
     /// Lets all workers work at once, each in a thread of its own.
     fn turn<M: Mapper>(
         &self,
-        workers: &mut [Worker<'_, M>],
+        workers: &mut [Worker<'_, '_, M>],
         length: Duration,
     ) -> Result<(), DmaBenchError> {
         let (stop, clock_ns) = (&AtomicBool::new(false), self.clock_ns);
@@ -157,7 +163,7 @@ impl Bench<'_> {
 }
 
 /// Syncs what waits, and adds up what all workers measured.
-fn finish<M: Mapper>(workers: Vec<Worker<'_, M>>) -> Result<Measured, DmaBenchError> {
+fn finish<M: Mapper>(workers: Vec<Worker<'_, '_, M>>) -> Result<Measured, DmaBenchError> {
     let mut all = Measured::new();
     for mut worker in workers {
         worker.flush()?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dmaspan::dma::{self, Flush};
+use dmaspan::dma::{self, Flush, Piece};
 use dmaspan::{Direction, PhysAddr, Span, lg2};
 use dmaspan_linux::{Memory, MemoryKind};
 
@@ -12,7 +12,7 @@ use crate::args::{DmaArgs, Mode};
 /// The pages that are mapped.
 pub(crate) const PAGE: u64 = 4096;
 /// A block of the tables.
-const BLOCK: u64 = 2 << 20;
+pub(crate) const BLOCK: u64 = 2 << 20;
 
 /// The threads of the grid, and log2 of its largest buffer in pages.
 const GRID_THREADS: [u64; 2] = [1, 10];
@@ -177,7 +177,7 @@ impl Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     /// Where it is, in the order in which it is mapped.
-    pub(crate) spans: Vec<Span>,
+    pub(crate) pieces: Vec<Piece>,
     /// The same as offsets and lengths in the memory.
     pub(crate) parts: Vec<(u64, u64)>,
     pub(crate) bytes: u64,
@@ -203,9 +203,9 @@ pub(crate) fn buffers(case: &Case, memory: &Memory) -> Result<Vec<Buffer>, DmaBe
             // Every second page, so that no two are neighbours.
             Mode::Sg => (0..case.granule).map(|n| (start + 2 * n * PAGE, PAGE)).collect(),
         };
-        let spans = parts.iter().map(|&(at, len)| Span::new(PhysAddr::new(base + at), len));
-        let spans = spans.collect::<Result<_, _>>()?;
-        Ok(Buffer { spans, parts, bytes: case.bytes() })
+        let piece = |&(at, len)| Span::new(PhysAddr::new(base + at), len).map(Piece::memory);
+        let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
+        Ok(Buffer { pieces, parts, bytes: case.bytes() })
     };
     (0..case.threads).map(buffer).collect()
 }

@@ -8,7 +8,7 @@ use dmaspan::dma::Flush;
 use serde::Serialize;
 
 use super::latency::{Figures, PERMILLES};
-use super::plan::{Case, PAGE, Plan};
+use super::plan::{BLOCK, Case, PAGE, Plan};
 use super::work::Measured;
 use crate::args::{Mode, direction_name};
 use crate::report::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
@@ -223,10 +223,10 @@ impl Report {
     fn grid(&self, threads: u64) -> Table {
         let header = [
             "buffer",
-            "by page\nmap/unmap",
-            "batched\nmap/unmap",
+            "by page\nmap/unmap µs",
+            "batched\nmap/unmap µs",
             "faster\nmap/unmap",
-            "commands",
+            "commands\nper unmap",
             "syncs",
         ];
         let mut table = new_table(header);
@@ -264,18 +264,23 @@ fn plural(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-const LEGEND: &str = "Times are averages of one buffer, from IOVA to release, in the grid in µs. \
-    By page: IOVAs allocated once, then a call straight to the page table for each page, as Linux \
-    before 5.15; where a buffer has blocks of 2M, a call for each block. Batched: one call for \
-    the buffer. Faster = by page / batched. Both run in turn, in tables of their own. Commands \
+const LEGEND: &str = "Times are averages of one buffer, from IOVA to release. By page: IOVAs \
+    allocated once, then a call straight to the page table for each page, as Linux before 5.15; \
+    where a buffer has blocks of 2M, a call for each block. Batched: one call of the DMA API for \
+    the buffer. Faster = by page / batched; both run in turn, in tables of their own. Commands \
     and syncs are those of one unmap, by page / batched: by page each call gathers a command; \
     batched it is one for the range. Buffers, IOVAs, tables (Arm stage 1, 4K pages) and flush \
     queue are real, physical addresses are made of virtual ones, and there is no hardware: \
     commands are counted, and no time has a wait for them in it.";
-const LEGEND_SG: &str = "A list has pages that lie apart: by page a call for each, batched one \
-    allocation and one call for all.";
-const LEGEND_LAZY: &str = "Lazy: unmaps wait, 256 of a thread or 10 ms long, and are synced \
-    together: 0.4% is one for 256.";
+const LEGEND_SG: &str = "A list has pages that lie apart: by page a call for each to map and one \
+    to unmap it, batched one map_list and one unmap_list.";
+const LEGEND_LAZY: &str = "Lazy: unmaps wait and are synced together, by page 256 of a thread, \
+    batched 256 of a CPU, fewer where addresses are few, and none longer than 10 ms, in which \
+    only some large buffers are filled: 0.4% is one sync for 256. A queue is flushed by one \
+    command for everything, or batched by one for each range while there are up to 8.";
+const NOTE_BLOCKS: &str = "buffers of 512 pages and more are blocks of 2M, one or two leaves \
+    either way, and filling them empties the caches: without filling (-d 2) map and unmap take as long \
+    as those of a page";
 const NOTE: &str = "the times are this machine's and say nothing by themselves; the ratios are \
     the point";
 const QUICK: &str = "one short round shows that all works, not how fast: leave --quick out for \
@@ -297,7 +302,7 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
     }
     text.push('\n');
     let mut legend = LEGEND.to_owned();
-    if report.rows.iter().any(|row| row.mode == Mode::Sg.name()) {
+    if is_sg(report) {
         let _ = write!(legend, " {LEGEND_SG}");
     }
     if report.flush == "lazy" {
@@ -313,10 +318,18 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
     text
 }
 
+fn is_sg(report: &Report) -> bool {
+    report.rows.iter().any(|row| row.mode == Mode::Sg.name())
+}
+
 fn push_notes(text: &mut String, report: &Report) {
     push_wrapped(text, "note: ", if report.quick { QUICK } else { NOTE });
     let clock = format!("looking at the clock takes {} ns, which is subtracted", report.clock_ns);
     push_wrapped(text, "note: ", &clock);
+    let has_blocks = report.rows.iter().any(|row| row.granule * PAGE >= BLOCK);
+    if has_blocks && report.direction != "from-device" && !is_sg(report) {
+        push_wrapped(text, "note: ", NOTE_BLOCKS);
+    }
     let most = report.rows.iter().map(|row| row.threads).max().unwrap_or(0);
     if most > report.cpus {
         let cpus = plural(report.cpus, "CPU", "CPUs");

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dmaspan::dma::{self, DeviceConfig, DmaConfig, Flush};
+use dmaspan::dma::{self, DeviceConfig, DmaConfig, Piece, Segment};
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ConfigError};
-use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr, Span};
+use dmaspan::iommu::iova;
+use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr};
 use dmaspan_linux::mem::AccessError;
 use dmaspan_linux::{Memory, UserPlatform};
-use dmaspan_sim::unwalked::{ByCalls, Caller, Mapped, Told, UnwalkedDma};
+use dmaspan_sim::unwalked::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, BadRegisters, BadTable};
 use dmaspan_sim::walker::{Access, Walker};
 
@@ -33,14 +34,15 @@ const FILLING: u64 = 0x6666_6666_6666_6666;
 /// One mapping of so many is looked up, and the first of each round.
 const SAMPLE: u64 = 1024;
 
-/// How long a mapping that found no room is tried again after flushes: what room there is may be
-/// with a thread that waits for a CPU in the middle of its own flush.
+/// How long a mapping that found no IOVAs is tried again. Those that are free may all be with a
+/// thread that waits for its CPU: in the middle of a flush, which the DMA API does not wait for
+/// when it flushes and allocates once more, or with its hand in a cache.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between the tries, so that such a thread gets its CPU.
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// What is mapped in.
-pub(crate) type Tables = UnwalkedDma<ArmLpaeS1<12>, UserPlatform>;
+pub(crate) type Tables<'m> = UnwalkedDma<'m, ArmLpaeS1<12>, UserPlatform>;
 
 /// Why mapping was not measured.
 #[derive(Debug, thiserror::Error)]
@@ -99,16 +101,16 @@ pub(crate) enum DmaBenchError {
 
 /// A domain of its own for one way of mapping.
 #[derive(Debug)]
-pub(crate) struct Rig {
-    tables: Tables,
+pub(crate) struct Rig<'m> {
+    tables: Tables<'m>,
     walker: ArmLpaeS1Walker,
 }
 
-impl Rig {
+impl<'m> Rig<'m> {
     /// One whose buffers are mapped below the root that `root` gives.
     pub(crate) fn new(
         case: &Case,
-        root: impl Fn(&Tables) -> PhysAddr,
+        root: impl Fn(&Tables<'m>) -> PhysAddr,
     ) -> Result<Self, DmaBenchError> {
         let format = || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS));
         let bytes = TABLE_BYTES.saturating_mul(case.threads).min(MOST_TABLE_BYTES);
@@ -133,18 +135,18 @@ impl Rig {
     }
 
     /// The domain.
-    pub(crate) fn tables(&self) -> &Tables {
+    pub(crate) fn tables(&self) -> &Tables<'m> {
         &self.tables
     }
 
     /// Whether a device would find the buffer.
     fn check(&self, addr: DmaAddr, buffer: &Buffer, way: Direction) -> Result<(), DmaBenchError> {
         let access = if way == Direction::FromDevice { Access::Write } else { Access::Read };
-        let (Some(first), Some(last)) = (buffer.spans.first(), buffer.spans.last()) else {
+        let (Some(first), Some(last)) = (buffer.pieces.first(), buffer.pieces.last()) else {
             return Ok(());
         };
         let end = DmaAddr::new(addr.get() + buffer.bytes - 1);
-        for (addr, expected) in [(addr, first.paddr()), (end, last.last())] {
+        for (addr, expected) in [(addr, first.span.paddr()), (end, last.span.last())] {
             let found = self.walker.walk(self.tables.words(), Iova::new(addr.get()), access);
             let found = found.ok().map(|translation| translation.paddr);
             if found != Some(expected) {
@@ -174,7 +176,8 @@ pub(crate) trait Mapper: Send {
 
     fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), dma::Error>;
 
-    fn addr(mapped: &Self::Mapped) -> DmaAddr;
+    /// Where its first byte is; the others follow.
+    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr;
 
     /// Syncs what waits.
     fn flush(&mut self) -> Result<(), dma::Error>;
@@ -182,18 +185,18 @@ pub(crate) trait Mapper: Send {
 
 /// By `map_single` and `unmap` of a device.
 #[derive(Debug)]
-pub(crate) struct Single<'r> {
-    pub(crate) tables: &'r Tables,
-    pub(crate) span: Span,
+pub(crate) struct Single<'r, 'm> {
+    pub(crate) tables: &'r Tables<'m>,
+    pub(crate) piece: &'m Piece,
     pub(crate) direction: Direction,
 }
 
-impl<'r> Mapper for Single<'r> {
-    type Mapped = Mapped<ArmLpaeS1<12>, UserPlatform>;
+impl<'m> Mapper for Single<'_, 'm> {
+    type Mapped = Mapped<'m, ArmLpaeS1<12>, UserPlatform>;
 
     #[inline]
     fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
-        self.tables.map_single(self.span, self.direction)
+        self.tables.map_single(self.piece, self.direction)
     }
 
     #[inline]
@@ -201,7 +204,7 @@ impl<'r> Mapper for Single<'r> {
         self.tables.unmap(mapped)
     }
 
-    fn addr(mapped: &Self::Mapped) -> DmaAddr {
+    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr {
         mapped.addr()
     }
 
@@ -210,20 +213,53 @@ impl<'r> Mapper for Single<'r> {
     }
 }
 
-/// By calls of its own to the table.
+/// By `map_list` and `unmap_list` of a device.
 #[derive(Debug)]
-pub(crate) struct Calling<'r> {
-    pub(crate) caller: Caller<'r, ArmLpaeS1<12>, UserPlatform>,
-    pub(crate) spans: &'r [Span],
+pub(crate) struct List<'r, 'm> {
+    pub(crate) tables: &'r Tables<'m>,
+    pub(crate) pieces: &'m [Piece],
+    /// What the device is given: one for each piece is room enough.
+    pub(crate) segments: Vec<Segment>,
     pub(crate) direction: Direction,
 }
 
-impl<'r> Mapper for Calling<'r> {
-    type Mapped = ByCalls<'r, ArmLpaeS1<12>, UserPlatform>;
+impl<'m> Mapper for List<'_, 'm> {
+    type Mapped = MappedList<'m, ArmLpaeS1<12>, UserPlatform>;
 
     #[inline]
     fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
-        self.caller.map(self.spans, self.direction)
+        self.tables.map_list(self.pieces, self.direction, &mut self.segments)
+    }
+
+    #[inline]
+    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), dma::Error> {
+        self.tables.unmap_list(mapped)
+    }
+
+    fn addr(&self, _: &Self::Mapped) -> DmaAddr {
+        // Pieces of whole pages leave no gaps between the segments.
+        self.segments.first().map_or(DmaAddr::new(0), |segment| segment.addr)
+    }
+
+    fn flush(&mut self) -> Result<(), dma::Error> {
+        self.tables.flush()
+    }
+}
+
+/// By calls of its own to the table, one for each page.
+#[derive(Debug)]
+pub(crate) struct Calling<'r, 'm> {
+    pub(crate) caller: Caller<'r, 'm, ArmLpaeS1<12>, UserPlatform>,
+    pub(crate) pieces: &'m [Piece],
+    pub(crate) direction: Direction,
+}
+
+impl<'r, 'm> Mapper for Calling<'r, 'm> {
+    type Mapped = ByCalls<'r, 'm, ArmLpaeS1<12>, UserPlatform>;
+
+    #[inline]
+    fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
+        self.caller.map(self.pieces, self.direction)
     }
 
     #[inline]
@@ -231,12 +267,13 @@ impl<'r> Mapper for Calling<'r> {
         self.caller.unmap(mapped)
     }
 
-    fn addr(mapped: &Self::Mapped) -> DmaAddr {
+    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr {
         mapped.addr()
     }
 
     fn flush(&mut self) -> Result<(), dma::Error> {
-        self.caller.flush()
+        self.caller.flush();
+        Ok(())
     }
 }
 
@@ -269,16 +306,16 @@ impl Measured {
 
 /// One thread of one way.
 #[derive(Debug)]
-pub(crate) struct Worker<'r, M> {
+pub(crate) struct Worker<'r, 'm, M> {
     pub(crate) mapper: M,
-    pub(crate) rig: &'r Rig,
+    pub(crate) rig: &'r Rig<'m>,
     pub(crate) memory: &'r Memory,
     pub(crate) buffer: &'r Buffer,
     pub(crate) case: &'r Case,
     pub(crate) measured: Measured,
 }
 
-impl<M: Mapper> Worker<'_, M> {
+impl<M: Mapper> Worker<'_, '_, M> {
     /// Maps and unmaps until `stop` is set, once at least. What looking at the clock takes is not
     /// counted.
     pub(crate) fn work(&mut self, stop: &AtomicBool, clock_ns: u64) -> Result<(), DmaBenchError> {
@@ -294,7 +331,7 @@ impl<M: Mapper> Worker<'_, M> {
             let done = Instant::now();
             self.measured.map.add(nanoseconds(done - begin).saturating_sub(clock_ns));
             if count.is_multiple_of(SAMPLE) {
-                self.rig.check(M::addr(&mapped), self.buffer, self.case.direction)?;
+                self.rig.check(self.mapper.addr(&mapped), self.buffer, self.case.direction)?;
             }
             count += 1;
             wait(self.case.delay);
@@ -327,19 +364,18 @@ impl<M: Mapper> Worker<'_, M> {
         Ok(())
     }
 
-    /// In lazy mode IOVAs and tables may all wait in queues: a mapping flushes them then.
+    /// Tries again where there were no IOVAs: see [`PATIENCE`].
     #[cold]
     fn map_again(&mut self, refused: dma::Error) -> Result<M::Mapped, DmaBenchError> {
         let mut refused = refused;
-        if self.case.flush == Flush::Lazy {
-            let begin = Instant::now();
-            while begin.elapsed() < PATIENCE {
-                let mapped = self.mapper.flush().and_then(|()| self.mapper.map());
-                match mapped {
-                    Ok(mapped) => return Ok(mapped),
-                    Err(error) => refused = error,
-                }
-                std::thread::sleep(PAUSE);
+        let begin = Instant::now();
+        while matches!(refused, dma::Error::Iova(iova::Error::Exhausted { .. }))
+            && begin.elapsed() < PATIENCE
+        {
+            std::thread::sleep(PAUSE);
+            match self.mapper.map() {
+                Ok(mapped) => return Ok(mapped),
+                Err(error) => refused = error,
             }
         }
         Err(self.case.refused(refused))

@@ -6,18 +6,18 @@
 
 use std::cell::Cell;
 use std::hint::black_box;
+use std::slice;
 use std::sync::Arc;
 
 use dmaspan::dma::{
-    Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, Mapping, NoPool, Piece,
+    Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, ListMapping, Mapping,
+    NoPool, Piece, Segment,
 };
 use dmaspan::io_pgtable::{self, Format, Owned, PageTable, Retired};
 use dmaspan::iommu::flush_queue;
 use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
-use dmaspan::{
-    Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Prot, Span, SpanBuf, lg2,
-};
+use dmaspan::{Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, lg2};
 
 use crate::arena::{Arena, ArenaList};
 use crate::walker::TableWords;
@@ -94,25 +94,26 @@ unsafe impl IommuOps for Untold {
 
 /// Memory that no device will ever reach.
 #[derive(Debug)]
-struct Unreached(Piece);
+struct Unreached<'m>(&'m [Piece]);
 
 #[expect(unsafe_code, reason = "no device reaches the memory")]
 // SAFETY: the type is private, and only domains whose hooks are `Untold` map it: no device uses
-// them, so nothing is read or written through the mapping whatever the memory is used for.
-unsafe impl DmaMemory for Unreached {
+// them, so nothing is read or written through the mapping whatever the memory is used for. The
+// pieces do not change while they are borrowed.
+unsafe impl DmaMemory for Unreached<'_> {
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
-        std::slice::from_ref(&self.0)
+        self.0
     }
 }
 
-type Dma<F, P> = DmaDomain<F, Arena, Untold, P, Unreached>;
+type Dma<'m, F, P> = DmaDomain<F, Arena, Untold, P, Unreached<'m>>;
 
-/// A device's way to memory, without the device.
+/// A device's way to memory, without the device. What it maps it borrows for as long as it exists.
 #[derive(Debug)]
-pub struct UnwalkedDma<F: Format, P: Platform> {
-    device: Device<Dma<F, P>>,
-    domain: Arc<Dma<F, P>>,
+pub struct UnwalkedDma<'m, F: Format, P: Platform> {
+    device: Device<Dma<'m, F, P>>,
+    domain: Arc<Dma<'m, F, P>>,
     /// What is mapped page by page.
     pages: PageTable<F, Arena>,
     tables: Arena,
@@ -121,47 +122,50 @@ pub struct UnwalkedDma<F: Format, P: Platform> {
     flush: Flush,
 }
 
-/// A buffer mapped by one call.
+/// A contiguous buffer mapped by one call.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped stays mapped"]
-pub struct Mapped<F: Format, P: Platform>(Mapping<Dma<F, P>>);
+pub struct Mapped<'m, F: Format, P: Platform>(Mapping<Dma<'m, F, P>>);
 
-impl<F: Format, P: Platform> Mapped<F, P> {
+impl<F: Format, P: Platform> Mapped<'_, F, P> {
     /// Where the device would find it.
     pub fn addr(&self) -> DmaAddr {
         self.0.addr()
     }
 }
 
+/// A list mapped by one call.
+#[derive(Debug)]
+#[must_use = "a list that is dropped stays mapped"]
+pub struct MappedList<'m, F: Format, P: Platform>(ListMapping<Dma<'m, F, P>>);
+
+impl<F: Format, P: Platform> MappedList<'_, F, P> {
+    /// How many segments the device would be given.
+    pub fn segment_count(&self) -> usize {
+        self.0.segment_count()
+    }
+}
+
 /// A buffer that a [`Caller`] mapped.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped stays mapped"]
-pub struct ByCalls<'d, F: Format, P: Platform> {
-    dma: &'d UnwalkedDma<F, P>,
+pub struct ByCalls<'d, 'm, F: Format, P: Platform> {
+    dma: &'d UnwalkedDma<'m, F, P>,
+    pieces: &'m [Piece],
     iovas: Iovas,
 }
 
-impl<F: Format, P: Platform> ByCalls<'_, F, P> {
+impl<F: Format, P: Platform> ByCalls<'_, '_, F, P> {
     /// Where the device would find it.
     pub fn addr(&self) -> DmaAddr {
         DmaAddr::new(self.iovas.range().start().get())
     }
 }
 
-/// How a buffer is divided into calls to the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Calls {
-    /// One for each leaf, the largest that fits, as Linux before 5.15: to map it, to unmap it, and
-    /// to tell hardware.
-    EachLeaf,
-    /// One for the whole buffer, and one range for hardware.
-    One,
-}
-
-impl<F: Format, P: Platform> UnwalkedDma<F, P> {
+impl<'m, F: Format, P: Platform> UnwalkedDma<'m, F, P> {
     /// An empty domain for one device, with room for tables of `bytes` bytes together from `base`
-    /// on (see [`Arena::new`]). Of the same format twice: what is mapped [for each
-    /// leaf](Calls::EachLeaf) has a table of its own.
+    /// on (see [`Arena::new`]). Of the same format twice: what a [`Caller`] maps
+    /// has a table of its own.
     ///
     /// # Errors
     ///
@@ -196,7 +200,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
         self.domain.domain().root()
     }
 
-    /// The root of the table of what is mapped [for each leaf](Calls::EachLeaf).
+    /// The root of the table of what a [`Caller`] maps.
     pub fn pages_root(&self) -> PhysAddr {
         self.pages.root()
     }
@@ -213,9 +217,13 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     ///
     /// Those of the DMA API, with nothing mapped.
     #[inline]
-    pub fn map_single(&self, span: Span, direction: Direction) -> Result<Mapped<F, P>, Error> {
-        let mapping = self.device.map_single(Unreached(Piece::memory(span)), direction);
-        mapping.map(Mapped).map_err(|refused| refused.error)
+    pub fn map_single(
+        &self,
+        piece: &'m Piece,
+        direction: Direction,
+    ) -> Result<Mapped<'m, F, P>, Error> {
+        let memory = Unreached(slice::from_ref(piece));
+        self.device.map_single(memory, direction).map(Mapped).map_err(|refused| refused.error)
     }
 
     /// Ends a mapping by [`unmap`](dmaspan::dma::Device::unmap).
@@ -224,17 +232,45 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another one of these, which stays.
     #[inline]
-    pub fn unmap(&self, mapped: Mapped<F, P>) -> Result<(), Error> {
+    pub fn unmap(&self, mapped: Mapped<'m, F, P>) -> Result<(), Error> {
         self.device.unmap(mapped.0).map(|_| ()).map_err(|failed| failed.error)
     }
 
-    /// Who maps and unmaps by calls of its own to the table, on one thread. In lazy mode up to
-    /// `entries` unmaps wait; the IOVAs that wait with one caller are not to be had by another.
-    pub fn caller(&self, calls: Calls, entries: usize) -> Caller<'_, F, P> {
-        Caller { dma: self, calls, entries, gather: None, iovas: Vec::new(), since: 0 }
+    /// Maps a list for the device by [`map_list`](dmaspan::dma::Device::map_list), which writes
+    /// what the device would be given to the beginning of `segments`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the DMA API, with nothing mapped and nothing written.
+    #[inline]
+    pub fn map_list(
+        &self,
+        pieces: &'m [Piece],
+        direction: Direction,
+        segments: &mut [Segment],
+    ) -> Result<MappedList<'m, F, P>, Error> {
+        let mapped = self.device.map_list(Unreached(pieces), direction, segments);
+        mapped.map(MappedList).map_err(|refused| refused.error)
     }
 
-    /// Syncs what was unmapped lazily by [`unmap`](Self::unmap), on all threads.
+    /// Ends a mapping by [`unmap_list`](dmaspan::dma::Device::unmap_list).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another one of these, which stays.
+    #[inline]
+    pub fn unmap_list(&self, mapped: MappedList<'m, F, P>) -> Result<(), Error> {
+        self.device.unmap_list(mapped.0).map(|_| ()).map_err(|failed| failed.error)
+    }
+
+    /// Who maps and unmaps by a call to the table for each leaf, on one thread. In lazy mode up to
+    /// `entries` unmaps wait; the IOVAs that wait with one caller are not to be had by another.
+    pub fn caller(&self, entries: usize) -> Caller<'_, 'm, F, P> {
+        Caller { dma: self, entries, gather: None, iovas: Vec::new(), since: 0 }
+    }
+
+    /// Syncs what was unmapped lazily by [`unmap`](Self::unmap) and
+    /// [`unmap_list`](Self::unmap_list), on all threads.
     ///
     /// # Errors
     ///
@@ -262,18 +298,25 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
         lg2::size(lg2::floor(fit & lg2::mask((addr.trailing_zeros() + 1).min(63))))
     }
 
-    /// Maps spans, a call for each leaf; how far that came, and the error that ended it.
+    /// Calls `each` with the place, the address and the size of the leaves of pieces that lie one
+    /// behind the other from `iova` on, the largest that fit, up to `len` bytes; how many bytes it
+    /// came to, and the error that ended it.
     #[inline]
-    fn map_leaves(&self, iovas: IovaRange, spans: &[Span], prot: Prot) -> (u64, Result<(), Error>) {
-        let owned = self.own_pages(iovas);
+    fn for_leaves(
+        &self,
+        iova: Iova,
+        pieces: &[Piece],
+        len: u64,
+        mut each: impl FnMut(Iova, PhysAddr, u64) -> Result<(), Error>,
+    ) -> (u64, Result<(), Error>) {
         let mut done = 0;
-        for span in spans {
+        for &Piece { span, .. } in pieces {
             let (mut paddr, mut left) = (span.paddr(), span.len());
-            while left > 0 {
-                let iova = iovas.start().wrapping_add(done);
-                let size = self.leaf(iova.get() | paddr.get(), left);
-                if let Err(error) = owned.map_pages(iova, paddr, size, 1, prot).1 {
-                    return (done, Err(refused(error)));
+            while left > 0 && done < len {
+                let at = iova.wrapping_add(done);
+                let size = self.leaf(at.get() | paddr.get(), left);
+                if let Err(error) = each(at, paddr, size) {
+                    return (done, Err(error));
                 }
                 (paddr, left, done) = (paddr.wrapping_add(size), left - size, done + size);
             }
@@ -281,27 +324,27 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
         (done, Ok(()))
     }
 
-    /// Unmaps `len` bytes, a call for each leaf that may be there, and says how many calls it took.
+    /// Unmaps the leaves of the first `len` bytes of pieces, a call for each, and says how many
+    /// calls it took.
     #[inline]
     fn unmap_leaves(
         &self,
         gather: &mut Gather<ArenaList>,
         iovas: IovaRange,
+        pieces: &[Piece],
         len: u64,
     ) -> Result<usize, Error> {
         let owned = self.own_pages(iovas);
-        let (mut done, mut calls) = (0, 0);
-        while done < len {
-            let iova = iovas.start().wrapping_add(done);
-            let size = self.leaf(iova.get(), len - done);
+        let mut calls = 0;
+        let each = |iova, _, size| {
             let unmapped = owned.unmap_pages(iova, size, 1);
             if let Err(retired) = gather.add(unmapped.retired) {
                 self.free_tables(retired);
             }
-            unmapped.result.map_err(refused)?;
-            done += size;
             calls += 1;
-        }
+            unmapped.result.map_err(refused)
+        };
+        self.for_leaves(iovas.start(), pieces, len, each).1?;
         Ok(calls)
     }
 
@@ -318,49 +361,6 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
         unsafe { self.pages.free(retired) }
     }
 
-    #[expect(unsafe_code, reason = "maps what no device reaches")]
-    #[inline]
-    fn map_call(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Error> {
-        // SAFETY: 1. The IOVAs are this call's alone: they were allocated for it, or it was refused
-        // here before. 2. No device reaches the memory.
-        let mapped = unsafe { self.domain.domain().map_spans(iova, spans, prot) };
-        mapped.map_err(|failed| failed.error.into())
-    }
-
-    #[expect(unsafe_code, reason = "unmaps what the caller owns")]
-    #[inline]
-    fn unmap_call(&self, range: IovaRange) -> Result<Gather<ArenaList>, Error> {
-        let mut room = SpanBuf::room::<16>();
-        let mut spans = SpanBuf::new(&mut room);
-        let domain = self.domain.domain();
-        // SAFETY: the range is of IOVAs that the caller holds.
-        let (mut gather, mut rest) = unsafe { domain.unmap(range, &mut spans)? }.into_gather();
-        while let Some(more) = rest.take() {
-            spans.clear();
-            // SAFETY: as above.
-            let (next, left) = unsafe { domain.resume(more, &mut spans) }.into_gather();
-            self.merge(&mut gather, next);
-            rest = left;
-        }
-        Ok(gather)
-    }
-
-    #[expect(unsafe_code, reason = "both gathers are of the domain")]
-    #[inline]
-    fn merge(&self, gather: &mut Gather<ArenaList>, more: Gather<ArenaList>) {
-        // SAFETY: both are of this domain: a `Caller` keeps to the one that made it.
-        unsafe { self.domain.domain().merge(gather, more) }
-    }
-
-    #[expect(unsafe_code, reason = "no hardware has anything to forget")]
-    #[inline]
-    fn sync(&self, gather: Gather<ArenaList>) -> Result<(), Error> {
-        // SAFETY: no hardware walks these tables, so nothing is freed that is in use.
-        let synced = unsafe { self.domain.domain().sync(gather) };
-        let aperture = self.domain.iovas().aperture();
-        synced.map(|_| ()).map_err(|failed| quarantined(aperture, failed.error))
-    }
-
     #[inline]
     fn free(&self, iovas: Iovas) {
         // Of this space: a `Caller` keeps to the domain that made it.
@@ -368,48 +368,47 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     }
 }
 
-/// Maps and unmaps buffers as Linux's DMA API does over a table that is [called](Calls) so: IOVAs
-/// allocated once, calls, and one sync for all calls of an unmap. In lazy mode unmaps wait here,
-/// as long as in the domain's own queue; dropped, what waits is lost.
+/// Maps and unmaps buffers as Linux's DMA API did before 5.15: IOVAs allocated once, a call to the
+/// table for each leaf, the largest that fits, to map and to unmap it, a command for each of those
+/// unmaps, and one sync for all. In lazy mode unmaps wait here, as long as in the domain's own
+/// queue; dropped, what waits is lost.
 #[derive(Debug)]
-pub struct Caller<'d, F: Format, P: Platform> {
-    dma: &'d UnwalkedDma<F, P>,
-    calls: Calls,
+pub struct Caller<'d, 'm, F: Format, P: Platform> {
+    dma: &'d UnwalkedDma<'m, F, P>,
     entries: usize,
     gather: Option<Gather<ArenaList>>,
     iovas: Vec<Iovas>,
     since: u64,
 }
 
-impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
-    /// Maps spans, one behind the other.
+impl<'d, 'm, F: Format, P: Platform> Caller<'d, 'm, F, P> {
+    /// Maps pieces, one behind the other, each of whole pages.
     ///
     /// # Errors
     ///
     /// Those of the DMA API, with nothing mapped.
     #[inline]
-    pub fn map(&self, spans: &[Span], direction: Direction) -> Result<ByCalls<'d, F, P>, Error> {
+    pub fn map(
+        &self,
+        pieces: &'m [Piece],
+        direction: Direction,
+    ) -> Result<ByCalls<'d, 'm, F, P>, Error> {
         let dma = self.dma;
-        let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
+        let bytes = pieces.iter().fold(0u64, |sum, piece| sum.saturating_add(piece.span.len()));
         let limit = Iova::new(dma.device.config().limits.last);
         let request = Request { bytes, align: Align::Natural, limit };
         let iovas = dma.domain.iovas().alloc(request)?;
         let prot = direction.prot(Coherency::Coherent);
         let range = iovas.range();
-        let mapped = match self.calls {
-            Calls::One => dma.map_call(range.start(), spans, prot),
-            Calls::EachLeaf => {
-                let (done, mapped) = dma.map_leaves(range, spans, prot);
-                if mapped.is_err() {
-                    let mut gather = dma.domain.domain().gather();
-                    dma.unmap_leaves(&mut gather, range, done)?;
-                }
-                mapped
-            }
-        };
+        let owned = dma.own_pages(range);
+        let (done, mapped) = dma.for_leaves(range.start(), pieces, bytes, |iova, paddr, size| {
+            owned.map_pages(iova, paddr, size, 1, prot).1.map_err(refused)
+        });
         match mapped {
-            Ok(()) => Ok(ByCalls { dma, iovas }),
+            Ok(()) => Ok(ByCalls { dma, pieces, iovas }),
             Err(error) => {
+                let mut gather = dma.domain.domain().gather();
+                dma.unmap_leaves(&mut gather, range, pieces, done)?;
                 dma.free(iovas);
                 Err(error)
             }
@@ -422,65 +421,38 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another domain, which stays.
     #[inline]
-    pub fn unmap(&mut self, mapped: ByCalls<'_, F, P>) -> Result<(), Error> {
+    pub fn unmap(&mut self, mapped: ByCalls<'_, 'm, F, P>) -> Result<(), Error> {
         let dma = self.dma;
         if !std::ptr::eq(dma, mapped.dma) {
             return Err(Error::Foreign { addr: mapped.addr() });
         }
-        let ByCalls { iovas, .. } = mapped;
-        let range = iovas.range();
+        let ByCalls { pieces, iovas, .. } = mapped;
         let mut gather = self.gather.take().unwrap_or_else(|| dma.domain.domain().gather());
-        let commands = match self.calls {
-            Calls::One => {
-                dma.merge(&mut gather, dma.unmap_call(range)?);
-                0
-            }
-            Calls::EachLeaf => {
-                let len = range.checked_len().unwrap_or(u64::MAX);
-                dma.unmap_leaves(&mut gather, range, len)?
-            }
-        };
+        let calls = dma.unmap_leaves(&mut gather, iovas.range(), pieces, u64::MAX)?;
         match dma.flush {
             Flush::Strict => {
-                self.sync(gather, commands)?;
+                sync(&gather, calls);
                 dma.free(iovas);
                 Ok(())
             }
             Flush::Lazy => {
                 self.gather = Some(gather);
-                self.wait(iovas)
-            }
-        }
-    }
-
-    /// Syncs what waits, and gives its IOVAs back.
-    ///
-    /// # Errors
-    ///
-    /// None: hardware that does not exist does not fail.
-    pub fn flush(&mut self) -> Result<(), Error> {
-        if let Some(gather) = self.gather.take() {
-            // A queue is flushed by one command for everything.
-            self.sync(gather, 1)?;
-        }
-        self.iovas.drain(..).for_each(|iovas| self.dma.free(iovas));
-        Ok(())
-    }
-
-    /// Tells hardware, where each call has a command of its own by so many of them.
-    #[inline]
-    fn sync(&self, gather: Gather<ArenaList>, commands: usize) -> Result<(), Error> {
-        match self.calls {
-            Calls::One => self.dma.sync(gather),
-            Calls::EachLeaf => {
-                black_box(gather.invalidation());
-                count(commands, 1);
+                self.wait(iovas);
                 Ok(())
             }
         }
     }
 
-    fn wait(&mut self, iovas: Iovas) -> Result<(), Error> {
+    /// Syncs what waits, and gives its IOVAs back.
+    pub fn flush(&mut self) {
+        if let Some(gather) = self.gather.take() {
+            // A queue is flushed by one command for everything.
+            sync(&gather, 1);
+        }
+        self.iovas.drain(..).for_each(|iovas| self.dma.free(iovas));
+    }
+
+    fn wait(&mut self, iovas: Iovas) {
         let bounds = flush_queue::Config::default();
         let now = self.dma.domain.iovas().platform().now();
         if self.iovas.is_empty() {
@@ -489,11 +461,17 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
         }
         self.iovas.push(iovas);
         let age = now.saturating_sub(self.since);
-        if self.iovas.len() < self.entries && age < bounds.max_age {
-            return Ok(());
+        if self.iovas.len() >= self.entries || age >= bounds.max_age {
+            self.flush();
         }
-        self.flush()
     }
+}
+
+/// Tells hardware, by so many commands. Tables that were retired were freed on the way.
+#[inline]
+fn sync(gather: &Gather<ArenaList>, commands: usize) {
+    black_box(gather.invalidation());
+    count(commands, 1);
 }
 
 fn refused(error: io_pgtable::Error) -> Error {

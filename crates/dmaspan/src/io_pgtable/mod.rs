@@ -436,17 +436,18 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         prot: Prot,
     ) -> Result<(), MapFailed<M::List>> {
         let refuse = |error| MapFailed { error, retired: Retired::nothing() };
-        // One span that is all pages, as most buffers of drivers are: nothing to choose.
-        if let &[span] = spans
-            && span.len() < self.table.larger
-        {
-            let (range, _) = self.check_spans(iova, spans, prot).map_err(refuse)?;
+        // One span of leaves of one size, as most buffers of drivers are: nothing to choose.
+        if let &[span] = spans {
+            let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
             let (paddr, bytes) = (span.paddr().get(), span.len());
-            let run = Run { iova: iova.get(), paddr, bytes, lg2: F::GRANULE_LG2 };
-            return match self.table.map_in_table(run, prot) {
-                Ok(()) => Ok(()),
-                Err(rest) => self.map_rest(range, rest, prot),
-            };
+            let lg2 = if bytes < self.table.larger { F::GRANULE_LG2 } else { smallest };
+            if !runs::may_have_larger(self.table.geometry.page_sizes, lg2, bytes) {
+                let run = Run { iova: iova.get(), paddr, bytes, lg2 };
+                return match self.table.map_in_table(run, prot) {
+                    Ok(()) => Ok(()),
+                    Err(rest) => self.map_rest(range, rest, prot),
+                };
+            }
         }
         self.map_list(iova, spans, prot)
     }

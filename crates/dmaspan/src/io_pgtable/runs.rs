@@ -5,6 +5,13 @@ use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::span::Span;
 
+/// Whether a leaf larger than `2^lg2` bytes may fit into so many bytes.
+#[inline(always)]
+pub(super) fn may_have_larger(page_sizes: u64, lg2: u32, bytes: u64) -> bool {
+    let above = page_sizes & !lg2::mask(lg2 + 1);
+    above != 0 && bytes >= lg2::size(lg2::alignment(above))
+}
+
 /// Leaves of one size, next to each other in IOVAs and in physical addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
@@ -189,6 +196,17 @@ mod tests {
     fn generic_pt_mixed_case_has_twenty_leaves() {
         let leaves = runs(0x3_fe40_0000, &[(0x3_fe40_0000, 0x4_c060_0000 - 0x3_fe40_0000)]);
         assert_eq!(leaves, [(21, 14), (30, 3), (21, 3)]);
+    }
+
+    #[test]
+    fn what_may_have_no_larger_leaf_is_one_run_of_its_common_alignment() {
+        for bytes in [1 << 12, 511 << 12, 1 << 21, 2 << 21, 511 << 21, 1 << 30, 1 << 39] {
+            let lg2 = lg2::floor(SIZES & lg2::mask(lg2::alignment(bytes) + 1));
+            assert!(!may_have_larger(SIZES, lg2, bytes), "{bytes:#x}");
+            assert_eq!(runs(0, &[(0, bytes)]), [(lg2, bytes >> lg2)]);
+        }
+        assert!(may_have_larger(SIZES, 12, (1 << 21) + (1 << 12)));
+        assert!(may_have_larger(SIZES, 21, (1 << 30) + (1 << 21)));
     }
 
     #[test]

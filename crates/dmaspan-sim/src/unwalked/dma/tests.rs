@@ -1,6 +1,6 @@
-use dmaspan::Coherency;
 use dmaspan::dma::DeviceLimits;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+use dmaspan::{Coherency, Span};
 
 use super::*;
 use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
@@ -21,11 +21,15 @@ impl Platform for OneThread {
     }
 }
 
-type Dma = UnwalkedDma<ArmLpaeS1<12>, OneThread>;
+type Dma<'m> = UnwalkedDma<'m, ArmLpaeS1<12>, OneThread>;
 
 const MEMORY: PhysAddr = PhysAddr::new(1 << 30);
 
-fn dma(flush: Flush, table_bytes: u64) -> Dma {
+fn piece(pages: u64) -> Piece {
+    Piece::memory(Span::new(MEMORY, pages * 4096).unwrap())
+}
+
+fn dma<'m>(flush: Flush, table_bytes: u64) -> Dma<'m> {
     let format = || ArmLpaeS1::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let config = DmaConfig { flush, ..DmaConfig::new(1) };
     let room = (PhysAddr::new(1 << 40), table_bytes);
@@ -34,13 +38,13 @@ fn dma(flush: Flush, table_bytes: u64) -> Dma {
     UnwalkedDma::new([format(), format()], room, (config, device), OneThread).unwrap()
 }
 
-fn walker(dma: &Dma, root: PhysAddr) -> ArmLpaeS1Walker {
+fn walker(dma: &Dma<'_>, root: PhysAddr) -> ArmLpaeS1Walker {
     let registers = dma.format().registers(root);
     let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
     ArmLpaeS1Walker::new(ArmS1Registers { ttbr, tcr, mair, ..Default::default() }).unwrap()
 }
 
-fn leads_to(dma: &Dma, root: PhysAddr, addr: u64) -> Option<PhysAddr> {
+fn leads_to(dma: &Dma<'_>, root: PhysAddr, addr: u64) -> Option<PhysAddr> {
     let found = walker(dma, root).walk(dma.words(), Iova::new(addr), Access::Write);
     found.ok().map(|translation| translation.paddr)
 }
@@ -53,10 +57,10 @@ fn told(work: impl FnOnce()) -> Told {
 
 #[test]
 fn a_buffer_is_one_command_batched_and_one_for_each_page_otherwise() {
+    let piece = piece(600);
     let mut dma = dma(Flush::Strict, 1 << 20);
-    let span = Span::new(MEMORY, 600 * 4096).unwrap();
     let batched = told(|| {
-        let mapped = dma.map_single(span, Direction::Bidirectional).unwrap();
+        let mapped = dma.map_single(&piece, Direction::Bidirectional).unwrap();
         let addr = mapped.addr().get();
         assert_eq!(leads_to(&dma, dma.root(), addr + 0x5123), Some(MEMORY.wrapping_add(0x5123)));
         dma.unmap(mapped).unwrap();
@@ -65,8 +69,8 @@ fn a_buffer_is_one_command_batched_and_one_for_each_page_otherwise() {
     assert_eq!(batched, Told { commands: 1, syncs: 1 });
     // A block of 2 MiB and 88 pages.
     let by_page = told(|| {
-        let mut caller = dma.caller(Calls::EachLeaf, 256);
-        let mapped = caller.map(&[span], Direction::Bidirectional).unwrap();
+        let mut caller = dma.caller(256);
+        let mapped = caller.map(slice::from_ref(&piece), Direction::Bidirectional).unwrap();
         let addr = mapped.addr().get();
         let last = MEMORY.wrapping_add(600 * 4096 - 1);
         assert_eq!(leads_to(&dma, dma.pages_root(), addr + 600 * 4096 - 1), Some(last));
@@ -79,12 +83,43 @@ fn a_buffer_is_one_command_batched_and_one_for_each_page_otherwise() {
 }
 
 #[test]
+fn a_list_is_one_command_and_pages_of_it_one_each_also_where_a_block_would_fit() {
+    // Every second page; together a block of IOVAs.
+    let page = |n: u64| Piece::memory(Span::new(MEMORY.wrapping_add(2 * n * 4096), 4096).unwrap());
+    let pieces: Vec<Piece> = (0..512).map(page).collect();
+    let mut dma = dma(Flush::Strict, 1 << 20);
+    let mut segments = [Segment::default(); 512];
+    let batched = told(|| {
+        let mapped = dma.map_list(&pieces, Direction::Bidirectional, &mut segments).unwrap();
+        let len: u64 = segments[..mapped.segment_count()].iter().map(|segment| segment.len).sum();
+        assert_eq!(len, 512 * 4096);
+        let addr = segments[0].addr.get();
+        let last = MEMORY.wrapping_add(2 * 511 * 4096);
+        assert_eq!(leads_to(&dma, dma.root(), addr + 511 * 4096), Some(last));
+        dma.unmap_list(mapped).unwrap();
+        assert_eq!(leads_to(&dma, dma.root(), addr), None);
+    });
+    assert_eq!(batched, Told { commands: 1, syncs: 1 });
+    let by_page = told(|| {
+        let mut caller = dma.caller(256);
+        let mapped = caller.map(&pieces, Direction::Bidirectional).unwrap();
+        let addr = mapped.addr().get();
+        let last = MEMORY.wrapping_add(2 * 511 * 4096);
+        assert_eq!(leads_to(&dma, dma.pages_root(), addr + 511 * 4096), Some(last));
+        caller.unmap(mapped).unwrap();
+        assert_eq!(leads_to(&dma, dma.pages_root(), addr + 511 * 4096), None);
+    });
+    assert_eq!(by_page, Told { commands: 512, syncs: 1 });
+    dma.check_all_free().unwrap();
+}
+
+#[test]
 fn what_waits_is_synced_by_256_and_not_free_before() {
+    let piece = piece(2);
     let dma = dma(Flush::Lazy, 1 << 20);
-    let mut caller = dma.caller(Calls::EachLeaf, 256);
-    let span = Span::new(MEMORY, 2 * 4096).unwrap();
+    let mut caller = dma.caller(256);
     let mut pair = || {
-        let mapped = caller.map(&[span], Direction::ToDevice).unwrap();
+        let mapped = caller.map(slice::from_ref(&piece), Direction::ToDevice).unwrap();
         let addr = mapped.addr();
         caller.unmap(mapped).unwrap();
         addr
@@ -103,13 +138,13 @@ fn what_waits_is_synced_by_256_and_not_free_before() {
 
 #[test]
 fn a_refused_mapping_leaves_nothing_and_a_foreign_one_is_refused() {
+    let pieces = [piece(8)];
     // The root, and two tables below it.
     let mut small = dma(Flush::Strict, 4 * 4096);
-    let span = Span::new(MEMORY, 8 * 4096).unwrap();
-    let mut caller = small.caller(Calls::EachLeaf, 256);
-    assert!(matches!(caller.map(&[span], Direction::ToDevice), Err(Error::Domain(_))));
+    let mut caller = small.caller(256);
+    assert!(matches!(caller.map(&pieces, Direction::ToDevice), Err(Error::Domain(_))));
     let other = dma(Flush::Strict, 1 << 20);
-    let mapped = other.caller(Calls::One, 256).map(&[span], Direction::ToDevice).unwrap();
+    let mapped = other.caller(256).map(&pieces, Direction::ToDevice).unwrap();
     assert!(matches!(caller.unmap(mapped), Err(Error::Foreign { .. })));
     small.check_all_free().unwrap();
 }

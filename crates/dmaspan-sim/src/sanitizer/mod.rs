@@ -22,18 +22,25 @@
 //! domain, and calls it where it does these things. The types are plain: [`IovaRange`] and [`Span`]
 //! are an address and a length.
 //!
-//! | where the driver | it says | and that finds |
-//! |---|---|---|
-//! | takes IOVAs from its allocator | [`on_alloc`](Sanitizer::on_alloc) | IOVAs that are mapped or not flushed |
-//! | has written entries | [`on_map`](Sanitizer::on_map) | a map over a mapping; a missing flush of what was there |
-//! | has told hardware of new entries | [`on_sync_map`](Sanitizer::on_sync_map) | with `on_dma`: a missing one |
-//! | has cleared entries | [`on_unmap`](Sanitizer::on_unmap) | a double unmap, an unmap of nothing or of a part |
-//! | begins and ends a flush | [`on_invalidate_begin`](Sanitizer::on_invalidate_begin), [`on_invalidate_end`](Sanitizer::on_invalidate_end) | a pointless flush |
-//! | gives IOVAs or memory back | [`on_release`](Sanitizer::on_release), [`on_free`](Sanitizer::on_free) | a late flush; a release of what is mapped |
-//! | frees a table | [`on_retire_table`](Sanitizer::on_retire_table), [`on_free_table`](Sanitizer::on_free_table) | a late flush of the walk cache |
-//! | syncs a buffer for CPU or device | [`on_sync`](Sanitizer::on_sync) | a sync outside of a mapping, or in another direction |
-//! | lets a device at memory | [`on_dma`](Sanitizer::on_dma) | a use after unmap; an access past a mapping or without permission |
-//! | detaches, or ends | [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish) | leaks, and what was never flushed |
+//! - Entries were written: [`on_map`](Sanitizer::on_map). Finds a map over a mapping, and a
+//!   missing flush of what was there.
+//! - Entries were cleared: [`on_unmap`](Sanitizer::on_unmap). Finds a double unmap, an unmap of
+//!   nothing or of a part.
+//! - A flush begins and ends: [`on_invalidate_begin`](Sanitizer::on_invalidate_begin) and
+//!   [`on_invalidate_end`](Sanitizer::on_invalidate_end). Finds a pointless flush.
+//! - IOVAs or memory go back: [`on_release`](Sanitizer::on_release) and
+//!   [`on_free`](Sanitizer::on_free). Finds a late flush, and a release of what is mapped.
+//! - A device accesses memory: [`on_dma`](Sanitizer::on_dma). Finds a use after unmap, and an
+//!   access to nothing, past a mapping or without permission.
+//! - CPU and device take turns: [`on_sync`](Sanitizer::on_sync). Finds a sync outside of a
+//!   mapping, or in another direction.
+//! - It detaches, or ends: [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish). Finds
+//!   leaks, and what was never flushed.
+//! - IOVAs are handed out: [`on_alloc`](Sanitizer::on_alloc). Finds some that are mapped or not
+//!   flushed.
+//! - Hardware was told of new entries: [`on_sync_map`](Sanitizer::on_sync_map). Finds DMA before.
+//! - A table leaves the tree, and is freed: [`on_retire_table`](Sanitizer::on_retire_table) and
+//!   [`on_free_table`](Sanitizer::on_free_table). Finds a late flush of the walk cache.
 //!
 //! An event that is left out only costs what it finds. One rule of order makes the rest exact under
 //! threads: a map is told of when its entries are written and before a device is given the IOVAs;
@@ -49,7 +56,7 @@
 //! [`Sanitized`] goes around any [`IommuOps`](dmaspan::iommu::IommuOps) and sees all that a
 //! [`Domain`](dmaspan::iommu::Domain) does, and so all of the DMA API: single mappings, lists,
 //! reservations, raw addresses, syncs, and a flush queue. The domain keeps the rule of order.
-//! [`Tracked`] goes around the memory that is mapped, [`SanitizedTables`] around that of the tables.
+//! [`Tracked`] goes around the memory that is mapped, [`SanitizedTables`] around that of tables.
 //! What the API refuses with an error changes nothing, and is a finding where a driver named bytes
 //! that are not its mapping's: a sync outside, an unmap by another length, a second unmap.
 //!

@@ -34,8 +34,8 @@
 //!   access to nothing, past a mapping or without permission.
 //! - CPU and device take turns: [`on_sync`](Sanitizer::on_sync). Finds a sync outside of a
 //!   mapping, or in another direction.
-//! - It detaches, or ends: [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish). Finds
-//!   leaks, and what was never flushed.
+//! - It detaches, or ends: [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish).
+//!   Finds leaks, and what was never flushed.
 //! - IOVAs are handed out: [`on_alloc`](Sanitizer::on_alloc). Finds some that are mapped or not
 //!   flushed.
 //! - Hardware was told of new entries: [`on_sync_map`](Sanitizer::on_sync_map). Finds DMA before.

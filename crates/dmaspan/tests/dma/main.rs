@@ -8,6 +8,7 @@ mod bounce;
 mod common;
 mod edges;
 mod flush_queue;
+mod growth;
 mod iova;
 mod list;
 mod raw;

@@ -19,7 +19,8 @@ pub struct HardwareError {
 pub enum Scope<'a> {
     /// In these ranges and nowhere else.
     Ranges(&'a [IovaRange]),
-    /// In more ranges than [`IommuOps::max_ranges`]: forget everything about the domain.
+    /// In more ranges than [`IommuOps::max_ranges`] or than a [`Gather`](super::Gather) has places
+    /// for: forget everything about the domain.
     All,
 }
 
@@ -115,6 +116,7 @@ pub unsafe trait IommuOps: Send + Sync {
     #[inline(always)]
     fn observe(&self, _event: &Event<'_>) {}
 
-    /// How many ranges are worth naming. With more, [`Scope::All`] is asked for.
+    /// How many ranges are worth naming. With more, and with more than
+    /// [`Gather::MAX_RANGES`](super::Gather::MAX_RANGES), [`Scope::All`] is asked for.
     fn max_ranges(&self) -> usize;
 }

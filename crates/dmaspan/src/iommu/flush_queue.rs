@@ -151,10 +151,11 @@ impl<R: RawMutex, L, T> Slot<R, L, T> {
 }
 
 /// The slots that a flush has, which it gives free again. What is still being synced then was torn
-/// out of it by a panic, and leaks: nobody knows what hardware forgot.
+/// out of it by a panic: it is for quarantine, and hardware has to forget everything, since nobody
+/// knows any more what that was.
 struct Claim<'q, P: Platform, L, T> {
+    queue: &'q FlushQueue<P, L, T>,
     slots: &'q [Apart<Slot<Flag, L, T>>],
-    quarantine: &'q Slot<P::Lock, L, T>,
     ticket: u64,
 }
 
@@ -162,7 +163,7 @@ impl<P: Platform, L, T> Claim<'_, P, L, T> {
     /// The second batches of its slots.
     fn flushed(&self) -> impl Iterator<Item = (&AtomicU64, &Mutex<Flag, Vec<T>>)> {
         let slots = self.slots.iter().filter(|slot| slot.is_of(self.ticket));
-        let quarantine = iter::once(self.quarantine).filter(|slot| slot.is_of(self.ticket));
+        let quarantine = iter::once(&self.queue.quarantine).filter(|slot| slot.is_of(self.ticket));
         slots
             .map(|slot| (&slot.flush, &slot.flushed))
             .chain(quarantine.map(|slot| (&slot.flush, &slot.flushed)))
@@ -171,12 +172,10 @@ impl<P: Platform, L, T> Claim<'_, P, L, T> {
 
 impl<P: Platform, L, T> Drop for Claim<'_, P, L, T> {
     fn drop(&mut self) {
-        for (flush, held) in self.flushed() {
-            if is_syncing(flush.load(Ordering::Relaxed)) {
-                held.lock().clear();
-            }
-            flush.store(FREE, Ordering::Release);
+        if self.flushed().any(|(flush, _)| is_syncing(flush.load(Ordering::Relaxed))) {
+            self.queue.keep_torn(self.flushed().map(|(_, held)| held));
         }
+        self.flushed().for_each(|(flush, _)| flush.store(FREE, Ordering::Release));
     }
 }
 
@@ -349,6 +348,21 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     ) {
         let mut batch = self.quarantine.waiting.lock();
         flusher.merge(&mut batch.gather, gather);
+        self.fill(batch, held);
+    }
+
+    /// The same for what a panic tore out of a flush.
+    #[cold]
+    fn keep_torn<'q>(&'q self, torn: impl Iterator<Item = &'q Mutex<Flag, Vec<T>>>)
+    where
+        T: 'q,
+    {
+        let mut batch = self.quarantine.waiting.lock();
+        batch.gather.merge_with(Gather::everything(), |_, _| ());
+        self.fill(batch, torn.flat_map(popped));
+    }
+
+    fn fill(&self, mut batch: MutexGuard<'_, P::Lock, Batch<L, T>>, held: impl Iterator<Item = T>) {
         for held in held {
             if batch.held.len() < batch.held.capacity() {
                 batch.held.push(held);
@@ -366,14 +380,15 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         mut batch: MutexGuard<'_, Flag, Batch<L, T>>,
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
-        let ticket = self.ticket();
         if batch.held.is_empty() {
             return Ok(());
         }
-        let Some(mut gather) = slot.begin(&mut batch, ticket, flusher) else { return Ok(()) };
+        let claim = self.claim(slice::from_ref(slot));
+        let begun = slot.begin(&mut batch, claim.ticket, flusher);
+        let Some(mut gather) = begun else { return Ok(()) };
         drop(batch);
-        self.begin_quarantine(ticket, &mut gather, flusher);
-        self.finish(slice::from_ref(slot), ticket, gather, flusher)
+        self.begin_quarantine(&claim, &mut gather, flusher);
+        self.finish(claim, gather, flusher)
     }
 
     /// Tries again to sync what is in quarantine.
@@ -382,10 +397,10 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         &self,
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
-        let ticket = self.ticket();
+        let claim = self.claim(&[]);
         let mut gather = flusher.gather();
-        self.begin_quarantine(ticket, &mut gather, flusher);
-        self.finish(&[], ticket, gather, flusher)
+        self.begin_quarantine(&claim, &mut gather, flusher);
+        self.finish(claim, gather, flusher)
     }
 
     /// Flushes the slots that `is_due` chooses, by one sync. It is not given those that are empty,
@@ -396,7 +411,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         others: Others,
         mut is_due: impl FnMut(Option<&Batch<L, T>>) -> bool,
     ) -> Result<(), HardwareError> {
-        let ticket = self.ticket();
+        let claim = self.claim(&self.slots);
         let mut gather = flusher.gather();
         let mut result = Ok(());
         for slot in &self.slots {
@@ -411,7 +426,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
             if batch.held.is_empty() || !is_due(Some(&batch)) {
                 continue;
             }
-            match slot.begin(&mut batch, ticket, flusher) {
+            match slot.begin(&mut batch, claim.ticket, flusher) {
                 Some(more) => flusher.merge(&mut gather, more),
                 None => {
                     result = result.and(sync_in_place(&mut batch, flusher));
@@ -420,8 +435,8 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
                 }
             }
         }
-        self.begin_quarantine(ticket, &mut gather, flusher);
-        let result = result.and(self.finish(&self.slots, ticket, gather, flusher));
+        self.begin_quarantine(&claim, &mut gather, flusher);
+        let result = result.and(self.finish(claim, gather, flusher));
         if others == Others::Skip {
             return result;
         }
@@ -435,6 +450,8 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
         let quarantine = &self.quarantine;
+        // Dropped after the lock, which it may need.
+        let claim = self.claim(&[]);
         let mut batch = loop {
             wait_for(&quarantine.flush);
             let batch = quarantine.waiting.lock();
@@ -446,12 +463,11 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         if !self.quarantined.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let ticket = self.ticket();
-        match quarantine.begin(&mut batch, ticket, flusher) {
+        match quarantine.begin(&mut batch, claim.ticket, flusher) {
             Some(gather) => {
                 self.quarantined.store(false, Ordering::Relaxed);
                 drop(batch);
-                self.finish(&[], ticket, gather, flusher)
+                self.finish(claim, gather, flusher)
             }
             // What was there before is being released.
             None => sync_in_place(&mut batch, flusher),
@@ -461,7 +477,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// Takes what is in quarantine along, unless another thread is at it.
     fn begin_quarantine(
         &self,
-        ticket: u64,
+        claim: &Claim<'_, P, L, T>,
         gather: &mut Gather<L>,
         flusher: &impl Flusher<List = L, Held = T>,
     ) {
@@ -469,30 +485,28 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
             return;
         }
         let mut batch = self.quarantine.waiting.lock();
-        if let Some(more) = self.quarantine.begin(&mut batch, ticket, flusher) {
+        if let Some(more) = self.quarantine.begin(&mut batch, claim.ticket, flusher) {
             self.quarantined.store(false, Ordering::Relaxed);
             drop(batch);
             flusher.merge(gather, more);
         }
     }
 
-    /// Syncs what a flush has, and releases it or puts it into quarantine. The flush has slots of
-    /// `slots`, and perhaps what was in quarantine.
+    /// Syncs what a flush has, and releases it or puts it into quarantine.
     fn finish(
         &self,
-        slots: &[Apart<Slot<Flag, L, T>>],
-        ticket: u64,
+        claim: Claim<'_, P, L, T>,
         gather: Gather<L>,
         flusher: &impl Flusher<List = L, Held = T>,
     ) -> Result<(), HardwareError> {
-        let quarantine = &self.quarantine;
-        let claim: Claim<'_, P, L, T> = Claim { slots, quarantine, ticket };
+        // Nobody needs to wait for this flush any more, also where `release` calls back.
+        let is_over = || {
+            let ticket = claim.ticket | SYNCED;
+            claim.flushed().for_each(|(flush, _)| flush.store(ticket, Ordering::Release));
+        };
         match flusher.sync(gather) {
             Ok(()) => {
-                // Nobody needs to wait for this flush any more, also where `release` calls back.
-                claim
-                    .flushed()
-                    .for_each(|(flush, _)| flush.store(ticket | SYNCED, Ordering::Release));
+                is_over();
                 for (_, held) in claim.flushed() {
                     let mut held = held.lock();
                     // What a panic leaves in it waits for another sync.
@@ -503,16 +517,18 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
                 Ok(())
             }
             Err(SyncFailed { gather, error }) => {
-                let all = claim.flushed();
-                let all = all.flat_map(|(_, held)| iter::from_fn(move || held.lock().pop()));
+                let all = claim.flushed().flat_map(|(_, held)| popped(held));
                 self.keep(gather, all, flusher);
+                is_over();
                 Err(error)
             }
         }
     }
 
-    fn ticket(&self) -> u64 {
-        self.tickets.fetch_add(2, Ordering::Relaxed).wrapping_add(2)
+    /// A flush that is to have some of `slots`, and perhaps what is in quarantine.
+    fn claim<'q>(&'q self, slots: &'q [Apart<Slot<Flag, L, T>>]) -> Claim<'q, P, L, T> {
+        let ticket = self.tickets.fetch_add(2, Ordering::Relaxed).wrapping_add(2);
+        Claim { queue: self, slots, ticket }
     }
 }
 
@@ -523,15 +539,19 @@ fn sync_in_place<L, T>(
     batch: &mut Batch<L, T>,
     flusher: &impl Flusher<List = L, Held = T>,
 ) -> Result<(), HardwareError> {
-    // Lost, where the hook panics: then nobody knows what was synced.
-    let held = mem::take(&mut batch.held);
-    let gather = mem::replace(&mut batch.gather, flusher.gather());
-    let result = flusher.sync(gather).map_err(|SyncFailed { gather, error }| {
-        batch.gather = gather;
-        error
-    });
-    batch.held = held;
+    // That stays, where the hook panics: then nobody knows what was synced.
+    let gather = mem::replace(&mut batch.gather, Gather::everything());
+    let (gather, result) = match flusher.sync(gather) {
+        Ok(()) => (flusher.gather(), Ok(())),
+        Err(SyncFailed { gather, error }) => (gather, Err(error)),
+    };
+    batch.gather = gather;
     result
+}
+
+/// The entries of a batch that was being flushed, one after the other.
+fn popped<T>(held: &Mutex<Flag, Vec<T>>) -> impl Iterator<Item = T> {
+    iter::from_fn(move || held.lock().pop())
 }
 
 /// Waits until the flush that another thread is at has been synced.

@@ -5,7 +5,7 @@ use crate::addr::Iova;
 use crate::io_pgtable::Retired;
 use crate::range::IovaRange;
 
-/// How many ranges a gather has places for. A driver's own bound may be lower.
+/// How many ranges a gather has places for, which are in it: nothing is allocated to unmap.
 const PLACES: usize = 8;
 
 /// Ranges without gaps between neighbours joined, up to a bound; past it, everything.
@@ -69,13 +69,26 @@ pub struct Gather<L> {
     ranges: Ranges,
     leaf_sizes: u64,
     pub(super) tables: Option<L>,
+    /// Whether walks are to be forgotten for tables that are not in it.
+    walks: Tables,
 }
 
 impl<L> Gather<L> {
-    /// An empty gather that names at most `max_ranges` ranges.
+    /// The most ranges that a gather names, however high the driver's bound is.
+    pub const MAX_RANGES: usize = PLACES;
+
+    /// An empty gather that names at most `max_ranges` ranges, and [`MAX_RANGES`](Self::MAX_RANGES)
+    /// if that is more.
     #[inline]
     pub fn new(max_ranges: usize) -> Self {
-        Self { ranges: Ranges::new(max_ranges), leaf_sizes: 0, tables: None }
+        Self { ranges: Ranges::new(max_ranges), leaf_sizes: 0, tables: None, walks: Tables::Kept }
+    }
+
+    /// All that a domain may ever have retired, for what is not known any more; its tables leaked.
+    pub(super) fn everything() -> Self {
+        let mut ranges = Ranges::new(0);
+        ranges.overflowed = true;
+        Self { ranges, leaf_sizes: u64::MAX, tables: None, walks: Tables::Detached }
     }
 
     /// Adds what an operation retired; `append` puts two lists of tables together.
@@ -95,6 +108,9 @@ impl<L> Gather<L> {
             Scope::Ranges(ranges) => ranges.iter().for_each(|&range| self.ranges.add(range)),
         }
         self.leaf_sizes |= more.leaf_sizes;
+        if more.walks == Tables::Detached {
+            self.walks = Tables::Detached;
+        }
         self.add_tables(more.tables, append);
     }
 
@@ -131,7 +147,7 @@ impl<L> Gather<L> {
         Invalidation {
             scope: self.ranges.scope(),
             leaf_sizes: self.leaf_sizes,
-            tables: if self.tables.is_some() { Tables::Detached } else { Tables::Kept },
+            tables: if self.tables.is_some() { Tables::Detached } else { self.walks },
         }
     }
 

@@ -31,6 +31,38 @@ pub enum To {
 
 /// Gives slots of memory that devices reach, and copies.
 ///
+/// Here with a pool of simulated memory, and a device that reaches half of the memory:
+///
+/// ```
+/// # use std::sync::Arc;
+/// use dmaspan::dma::{Device, DeviceConfig, Direct, Piece, RawMemory};
+/// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+/// # use dmaspan_sim::bounce::SimPool;
+/// # use dmaspan_sim::memory::SimMemory;
+/// # struct OneThread;
+/// # impl Platform for OneThread {
+/// #     type Lock = parking_lot::RawMutex;
+/// #     fn cpu(&self) -> usize { 0 }
+/// #     fn now(&self) -> u64 { 0 }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
+/// let ram = span(0xfff0_0000, 2 << 20)?;
+/// let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
+/// let pool = SimPool::new(Arc::clone(&memory), span(0xfff0_0000, 0x1_0000)?)?;
+/// let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
+/// let device = Device::new(direct, pool, DeviceConfig::bits(32))?;
+/// let buffer = span(0x1_0000_1200, 1500)?;
+/// # memory.allocate_at(span(0x1_0000_1000, 0x1000)?)?;
+/// // SAFETY: the frame is this program's, and nobody else touches it.
+/// let raw = unsafe { RawMemory::new(Piece::memory(buffer)) };
+/// let mapping = device.map_single(raw, Direction::FromDevice).map_err(|r| r.error)?;
+/// assert!(mapping.is_bounced() && mapping.addr().get() < 1 << 32);
+/// let _unmapped = device.unmap(mapping).map_err(|failed| failed.error)?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Safety
 ///
 /// 1. The memory of a slot is the holder's alone until the slot is dropped, and devices may read

@@ -163,6 +163,42 @@ impl<T: Translation, B: BouncePool> fmt::Debug for Segments<'_, T, B> {
 impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Maps all pieces of a memory, as [`map_list_with`](Self::map_list_with) does by default.
     ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use dmaspan::dma::{Device, DeviceConfig, Direct, DmaMemory, NoPool, Piece, Segment};
+    /// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+    /// # struct OneThread;
+    /// # impl Platform for OneThread {
+    /// #     type Lock = parking_lot::RawMutex;
+    /// #     fn cpu(&self) -> usize { 0 }
+    /// #     fn now(&self) -> u64 { 0 }
+    /// # }
+    ///
+    /// struct Packet([Piece; 2]);
+    ///
+    /// // SAFETY: a packet owns its pieces, and nothing refers to them.
+    /// unsafe impl DmaMemory for Packet {
+    ///     fn pieces(&self) -> &[Piece] {
+    ///         &self.0
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let ram = Span::new(PhysAddr::new(0), 1 << 30)?;
+    /// # let direct = Arc::new(Direct::<Packet, _>::new(ram, OneThread));
+    /// # let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+    /// let piece = |addr, len| Span::new(PhysAddr::new(addr), len).map(Piece::memory);
+    /// let packet = Packet([piece(0x1000, 64)?, piece(0x8000, 1400)?]);
+    /// let mut segments = vec![Segment::default(); device.list_room(packet.pieces())?];
+    /// let mapped = device.map_list(packet, Direction::ToDevice, &mut segments);
+    /// let mapping = mapped.map_err(|refused| refused.error)?;
+    /// let given = &segments[..mapping.segment_count()];
+    /// assert_eq!(given.iter().map(|segment| segment.len).collect::<Vec<_>>(), [64, 1400]);
+    /// let _unmapped = device.unmap_list(mapping).map_err(|failed| failed.error)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Refused`], with nothing changed.

@@ -95,7 +95,7 @@ impl Bench<'_> {
             }
             Mode::Sg => {
                 let workers = buffers.iter().map(|buffer| {
-                    let pieces = &buffer.pieces[..];
+                    let pieces = &buffer.pieces;
                     let segments = vec![Segment::default(); pieces.len()];
                     let mapper = List { tables, pieces, segments, direction };
                     Worker { mapper, rig, memory, buffer, case, measured: measured() }
@@ -112,8 +112,8 @@ impl Bench<'_> {
     fn turns<A: Mapper, B: Mapper>(
         &self,
         case: &Case,
-        mut per_page: Vec<Worker<'_, '_, A>>,
-        mut batched: Vec<Worker<'_, '_, B>>,
+        mut per_page: Vec<Worker<'_, A>>,
+        mut batched: Vec<Worker<'_, B>>,
     ) -> Result<(Measured, Measured), DmaBenchError> {
         self.turn(&mut per_page, WARM_UP)?;
         self.turn(&mut batched, WARM_UP)?;
@@ -132,7 +132,7 @@ impl Bench<'_> {
     /// Lets all workers work at once, each in a thread of its own.
     fn turn<M: Mapper>(
         &self,
-        workers: &mut [Worker<'_, '_, M>],
+        workers: &mut [Worker<'_, M>],
         length: Duration,
     ) -> Result<(), DmaBenchError> {
         let (stop, clock_ns) = (&AtomicBool::new(false), self.clock_ns);
@@ -163,7 +163,7 @@ impl Bench<'_> {
 }
 
 /// Syncs what waits, and adds up what all workers measured.
-fn finish<M: Mapper>(workers: Vec<Worker<'_, '_, M>>) -> Result<Measured, DmaBenchError> {
+fn finish<M: Mapper>(workers: Vec<Worker<'_, M>>) -> Result<Measured, DmaBenchError> {
     let mut all = Measured::new();
     for mut worker in workers {
         worker.flush()?;

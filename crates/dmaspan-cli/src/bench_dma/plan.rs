@@ -1,5 +1,6 @@
 //! What is measured: the cases, and the buffers of each.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dmaspan::dma::{self, Flush, Piece};
@@ -177,7 +178,7 @@ impl Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     /// Where it is, in the order in which it is mapped.
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Arc<[Piece]>,
     /// The same as offsets and lengths in the memory.
     pub(crate) parts: Vec<(u64, u64)>,
     pub(crate) bytes: u64,

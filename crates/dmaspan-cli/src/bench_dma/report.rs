@@ -279,8 +279,8 @@ const LEGEND_LAZY: &str = "Lazy: unmaps wait and are synced together, by page 25
     only some large buffers are filled: 0.4% is one sync for 256. A queue is flushed by one \
     command for everything, or batched by one for each range while there are up to 8.";
 const NOTE_BLOCKS: &str = "buffers of 512 pages and more are blocks of 2M, one or two leaves \
-    either way, and filling them empties the caches: without filling (-d 2) map and unmap take as long \
-    as those of a page";
+    either way, and filling them empties the caches: without filling (-d 2) map and unmap take as \
+    long as those of a page";
 const NOTE: &str = "the times are this machine's and say nothing by themselves; the ratios are \
     the point";
 const QUICK: &str = "one short round shows that all works, not how fast: leave --quick out for \

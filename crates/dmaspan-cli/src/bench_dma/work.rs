@@ -1,5 +1,6 @@
 //! What a thread does: fill, map, wait, unmap, and again.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// What is mapped in.
-pub(crate) type Tables<'m> = UnwalkedDma<'m, ArmLpaeS1<12>, UserPlatform>;
+pub(crate) type Tables = UnwalkedDma<ArmLpaeS1<12>, UserPlatform>;
 
 /// Why mapping was not measured.
 #[derive(Debug, thiserror::Error)]
@@ -101,16 +102,16 @@ pub(crate) enum DmaBenchError {
 
 /// A domain of its own for one way of mapping.
 #[derive(Debug)]
-pub(crate) struct Rig<'m> {
-    tables: Tables<'m>,
+pub(crate) struct Rig {
+    tables: Tables,
     walker: ArmLpaeS1Walker,
 }
 
-impl<'m> Rig<'m> {
+impl Rig {
     /// One whose buffers are mapped below the root that `root` gives.
     pub(crate) fn new(
         case: &Case,
-        root: impl Fn(&Tables<'m>) -> PhysAddr,
+        root: impl Fn(&Tables) -> PhysAddr,
     ) -> Result<Self, DmaBenchError> {
         let format = || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS));
         let bytes = TABLE_BYTES.saturating_mul(case.threads).min(MOST_TABLE_BYTES);
@@ -135,7 +136,7 @@ impl<'m> Rig<'m> {
     }
 
     /// The domain.
-    pub(crate) fn tables(&self) -> &Tables<'m> {
+    pub(crate) fn tables(&self) -> &Tables {
         &self.tables
     }
 
@@ -186,13 +187,13 @@ pub(crate) trait Mapper: Send {
 /// By `map_single` and `unmap` of a device.
 #[derive(Debug)]
 pub(crate) struct Single<'r, 'm> {
-    pub(crate) tables: &'r Tables<'m>,
+    pub(crate) tables: &'r Tables,
     pub(crate) piece: &'m Piece,
     pub(crate) direction: Direction,
 }
 
-impl<'m> Mapper for Single<'_, 'm> {
-    type Mapped = Mapped<'m, ArmLpaeS1<12>, UserPlatform>;
+impl Mapper for Single<'_, '_> {
+    type Mapped = Mapped<ArmLpaeS1<12>, UserPlatform>;
 
     #[inline]
     fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
@@ -216,15 +217,15 @@ impl<'m> Mapper for Single<'_, 'm> {
 /// By `map_list` and `unmap_list` of a device.
 #[derive(Debug)]
 pub(crate) struct List<'r, 'm> {
-    pub(crate) tables: &'r Tables<'m>,
-    pub(crate) pieces: &'m [Piece],
+    pub(crate) tables: &'r Tables,
+    pub(crate) pieces: &'m Arc<[Piece]>,
     /// What the device is given: one for each piece is room enough.
     pub(crate) segments: Vec<Segment>,
     pub(crate) direction: Direction,
 }
 
-impl<'m> Mapper for List<'_, 'm> {
-    type Mapped = MappedList<'m, ArmLpaeS1<12>, UserPlatform>;
+impl Mapper for List<'_, '_> {
+    type Mapped = MappedList<ArmLpaeS1<12>, UserPlatform>;
 
     #[inline]
     fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
@@ -249,7 +250,7 @@ impl<'m> Mapper for List<'_, 'm> {
 /// By calls of its own to the table, one for each page.
 #[derive(Debug)]
 pub(crate) struct Calling<'r, 'm> {
-    pub(crate) caller: Caller<'r, 'm, ArmLpaeS1<12>, UserPlatform>,
+    pub(crate) caller: Caller<'r, ArmLpaeS1<12>, UserPlatform>,
     pub(crate) pieces: &'m [Piece],
     pub(crate) direction: Direction,
 }
@@ -306,16 +307,16 @@ impl Measured {
 
 /// One thread of one way.
 #[derive(Debug)]
-pub(crate) struct Worker<'r, 'm, M> {
+pub(crate) struct Worker<'r, M> {
     pub(crate) mapper: M,
-    pub(crate) rig: &'r Rig<'m>,
+    pub(crate) rig: &'r Rig,
     pub(crate) memory: &'r Memory,
     pub(crate) buffer: &'r Buffer,
     pub(crate) case: &'r Case,
     pub(crate) measured: Measured,
 }
 
-impl<M: Mapper> Worker<'_, '_, M> {
+impl<M: Mapper> Worker<'_, M> {
     /// Maps and unmaps until `stop` is set, once at least. What looking at the clock takes is not
     /// counted.
     pub(crate) fn work(&mut self, stop: &AtomicBool, clock_ns: u64) -> Result<(), DmaBenchError> {

@@ -94,26 +94,32 @@ unsafe impl IommuOps for Untold {
 
 /// Memory that no device will ever reach.
 #[derive(Debug)]
-struct Unreached<'m>(&'m [Piece]);
+enum Unreached {
+    Piece(Piece),
+    List(Arc<[Piece]>),
+}
 
 #[expect(unsafe_code, reason = "no device reaches the memory")]
 // SAFETY: the type is private, and only domains whose hooks are `Untold` map it: no device uses
 // them, so nothing is read or written through the mapping whatever the memory is used for. The
-// pieces do not change while they are borrowed.
-unsafe impl DmaMemory for Unreached<'_> {
+// pieces do not change.
+unsafe impl DmaMemory for Unreached {
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
-        self.0
+        match self {
+            Self::Piece(piece) => slice::from_ref(piece),
+            Self::List(pieces) => pieces,
+        }
     }
 }
 
-type Dma<'m, F, P> = DmaDomain<F, Arena, Untold, P, Unreached<'m>>;
+type Dma<F, P> = DmaDomain<F, Arena, Untold, P, Unreached>;
 
-/// A device's way to memory, without the device. What it maps it borrows for as long as it exists.
+/// A device's way to memory, without the device.
 #[derive(Debug)]
-pub struct UnwalkedDma<'m, F: Format, P: Platform> {
-    device: Device<Dma<'m, F, P>>,
-    domain: Arc<Dma<'m, F, P>>,
+pub struct UnwalkedDma<F: Format, P: Platform> {
+    device: Device<Dma<F, P>>,
+    domain: Arc<Dma<F, P>>,
     /// What is mapped page by page.
     pages: PageTable<F, Arena>,
     tables: Arena,
@@ -125,9 +131,9 @@ pub struct UnwalkedDma<'m, F: Format, P: Platform> {
 /// A contiguous buffer mapped by one call.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped stays mapped"]
-pub struct Mapped<'m, F: Format, P: Platform>(Mapping<Dma<'m, F, P>>);
+pub struct Mapped<F: Format, P: Platform>(Mapping<Dma<F, P>>);
 
-impl<F: Format, P: Platform> Mapped<'_, F, P> {
+impl<F: Format, P: Platform> Mapped<F, P> {
     /// Where the device would find it.
     pub fn addr(&self) -> DmaAddr {
         self.0.addr()
@@ -137,9 +143,9 @@ impl<F: Format, P: Platform> Mapped<'_, F, P> {
 /// A list mapped by one call.
 #[derive(Debug)]
 #[must_use = "a list that is dropped stays mapped"]
-pub struct MappedList<'m, F: Format, P: Platform>(ListMapping<Dma<'m, F, P>>);
+pub struct MappedList<F: Format, P: Platform>(ListMapping<Dma<F, P>>);
 
-impl<F: Format, P: Platform> MappedList<'_, F, P> {
+impl<F: Format, P: Platform> MappedList<F, P> {
     /// How many segments the device would be given.
     pub fn segment_count(&self) -> usize {
         self.0.segment_count()
@@ -150,7 +156,7 @@ impl<F: Format, P: Platform> MappedList<'_, F, P> {
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped stays mapped"]
 pub struct ByCalls<'d, 'm, F: Format, P: Platform> {
-    dma: &'d UnwalkedDma<'m, F, P>,
+    dma: &'d UnwalkedDma<F, P>,
     pieces: &'m [Piece],
     iovas: Iovas,
 }
@@ -162,7 +168,7 @@ impl<F: Format, P: Platform> ByCalls<'_, '_, F, P> {
     }
 }
 
-impl<'m, F: Format, P: Platform> UnwalkedDma<'m, F, P> {
+impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     /// An empty domain for one device, with room for tables of `bytes` bytes together from `base`
     /// on (see [`Arena::new`]). Of the same format twice: what a [`Caller`] maps
     /// has a table of its own.
@@ -217,12 +223,8 @@ impl<'m, F: Format, P: Platform> UnwalkedDma<'m, F, P> {
     ///
     /// Those of the DMA API, with nothing mapped.
     #[inline]
-    pub fn map_single(
-        &self,
-        piece: &'m Piece,
-        direction: Direction,
-    ) -> Result<Mapped<'m, F, P>, Error> {
-        let memory = Unreached(slice::from_ref(piece));
+    pub fn map_single(&self, piece: &Piece, direction: Direction) -> Result<Mapped<F, P>, Error> {
+        let memory = Unreached::Piece(*piece);
         self.device.map_single(memory, direction).map(Mapped).map_err(|refused| refused.error)
     }
 
@@ -232,7 +234,7 @@ impl<'m, F: Format, P: Platform> UnwalkedDma<'m, F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another one of these, which stays.
     #[inline]
-    pub fn unmap(&self, mapped: Mapped<'m, F, P>) -> Result<(), Error> {
+    pub fn unmap(&self, mapped: Mapped<F, P>) -> Result<(), Error> {
         self.device.unmap(mapped.0).map(|_| ()).map_err(|failed| failed.error)
     }
 
@@ -245,11 +247,12 @@ impl<'m, F: Format, P: Platform> UnwalkedDma<'m, F, P> {
     #[inline]
     pub fn map_list(
         &self,
-        pieces: &'m [Piece],
+        pieces: &Arc<[Piece]>,
         direction: Direction,
         segments: &mut [Segment],
-    ) -> Result<MappedList<'m, F, P>, Error> {
-        let mapped = self.device.map_list(Unreached(pieces), direction, segments);
+    ) -> Result<MappedList<F, P>, Error> {
+        let memory = Unreached::List(Arc::clone(pieces));
+        let mapped = self.device.map_list(memory, direction, segments);
         mapped.map(MappedList).map_err(|refused| refused.error)
     }
 
@@ -259,13 +262,13 @@ impl<'m, F: Format, P: Platform> UnwalkedDma<'m, F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another one of these, which stays.
     #[inline]
-    pub fn unmap_list(&self, mapped: MappedList<'m, F, P>) -> Result<(), Error> {
+    pub fn unmap_list(&self, mapped: MappedList<F, P>) -> Result<(), Error> {
         self.device.unmap_list(mapped.0).map(|_| ()).map_err(|failed| failed.error)
     }
 
     /// Who maps and unmaps by a call to the table for each leaf, on one thread. In lazy mode up to
     /// `entries` unmaps wait; the IOVAs that wait with one caller are not to be had by another.
-    pub fn caller(&self, entries: usize) -> Caller<'_, 'm, F, P> {
+    pub fn caller(&self, entries: usize) -> Caller<'_, F, P> {
         Caller { dma: self, entries, gather: None, iovas: Vec::new(), since: 0 }
     }
 
@@ -373,22 +376,22 @@ impl<'m, F: Format, P: Platform> UnwalkedDma<'m, F, P> {
 /// unmaps, and one sync for all. In lazy mode unmaps wait here, as long as in the domain's own
 /// queue; dropped, what waits is lost.
 #[derive(Debug)]
-pub struct Caller<'d, 'm, F: Format, P: Platform> {
-    dma: &'d UnwalkedDma<'m, F, P>,
+pub struct Caller<'d, F: Format, P: Platform> {
+    dma: &'d UnwalkedDma<F, P>,
     entries: usize,
     gather: Option<Gather<ArenaList>>,
     iovas: Vec<Iovas>,
     since: u64,
 }
 
-impl<'d, 'm, F: Format, P: Platform> Caller<'d, 'm, F, P> {
+impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
     /// Maps pieces, one behind the other, each of whole pages.
     ///
     /// # Errors
     ///
     /// Those of the DMA API, with nothing mapped.
     #[inline]
-    pub fn map(
+    pub fn map<'m>(
         &self,
         pieces: &'m [Piece],
         direction: Direction,
@@ -421,7 +424,7 @@ impl<'d, 'm, F: Format, P: Platform> Caller<'d, 'm, F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another domain, which stays.
     #[inline]
-    pub fn unmap(&mut self, mapped: ByCalls<'_, 'm, F, P>) -> Result<(), Error> {
+    pub fn unmap(&mut self, mapped: ByCalls<'_, '_, F, P>) -> Result<(), Error> {
         let dma = self.dma;
         if !std::ptr::eq(dma, mapped.dma) {
             return Err(Error::Foreign { addr: mapped.addr() });

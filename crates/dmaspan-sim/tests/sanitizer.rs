@@ -513,12 +513,12 @@ fn a_table_that_is_freed_while_walks_into_it_are_cached_is_found() {
     // A whole table of pages.
     let range = pages(512, 512);
     let spans: Vec<_> = (0..512).map(|n| frames(2 * n, 1)).collect();
-    #[expect(unsafe_code, reason = "maps and unmaps memory that there is none of")]
+    #[expect(unsafe_code, reason = "maps memory that there is none of")]
     // SAFETY: the addresses are made up, and one thread maps and unmaps.
-    unsafe {
-        domain.map_spans(range.start(), &spans, Prot::READ).unwrap();
-        let _ = domain.remove(range).unwrap().sync().unwrap();
-    }
+    unsafe { domain.map_spans(range.start(), &spans, Prot::READ) }.unwrap();
+    #[expect(unsafe_code, reason = "unmaps what nobody uses")]
+    // SAFETY: as above.
+    let _ = unsafe { domain.remove(range) }.unwrap().sync().unwrap();
     let found = sanitizer.findings();
     assert_eq!(found.len(), 1);
     let Kind::LateFlush { cached: Cached::Walk, cause: Cause::TablesKept, freed } = found[0].kind
@@ -537,10 +537,10 @@ fn what_is_protected_in_a_domain_is_seen() {
     let range = pages(1, 4);
     #[expect(unsafe_code, reason = "maps memory that there is none of")]
     // SAFETY: the addresses are made up, and one thread maps and unmaps.
-    unsafe {
-        domain.map_spans(range.start(), &[frames(0, 4)], Prot::READ_WRITE).unwrap();
-        domain.protect(range, Prot::READ, Gap::Refuse).unwrap();
-    }
+    unsafe { domain.map_spans(range.start(), &[frames(0, 4)], Prot::READ_WRITE) }.unwrap();
+    #[expect(unsafe_code, reason = "changes what nobody uses")]
+    // SAFETY: as above.
+    unsafe { domain.protect(range, Prot::READ, Gap::Refuse) }.unwrap();
     let access = Access::Write;
     sanitizer.on_dma(range.start(), 1, access);
     assert_eq!(kinds(&sanitizer), [Kind::Denied { access, prot: Prot::READ }]);

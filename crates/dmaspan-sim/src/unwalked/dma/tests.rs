@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use dmaspan::dma::DeviceLimits;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::{Coherency, Span};
@@ -21,7 +23,7 @@ impl Platform for OneThread {
     }
 }
 
-type Dma<'m> = UnwalkedDma<'m, ArmLpaeS1<12>, OneThread>;
+type Dma = UnwalkedDma<ArmLpaeS1<12>, OneThread>;
 
 const MEMORY: PhysAddr = PhysAddr::new(1 << 30);
 
@@ -29,7 +31,7 @@ fn piece(pages: u64) -> Piece {
     Piece::memory(Span::new(MEMORY, pages * 4096).unwrap())
 }
 
-fn dma<'m>(flush: Flush, table_bytes: u64) -> Dma<'m> {
+fn dma(flush: Flush, table_bytes: u64) -> Dma {
     let format = || ArmLpaeS1::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let config = DmaConfig { flush, ..DmaConfig::new(1) };
     let room = (PhysAddr::new(1 << 40), table_bytes);
@@ -38,13 +40,13 @@ fn dma<'m>(flush: Flush, table_bytes: u64) -> Dma<'m> {
     UnwalkedDma::new([format(), format()], room, (config, device), OneThread).unwrap()
 }
 
-fn walker(dma: &Dma<'_>, root: PhysAddr) -> ArmLpaeS1Walker {
+fn walker(dma: &Dma, root: PhysAddr) -> ArmLpaeS1Walker {
     let registers = dma.format().registers(root);
     let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
     ArmLpaeS1Walker::new(ArmS1Registers { ttbr, tcr, mair, ..Default::default() }).unwrap()
 }
 
-fn leads_to(dma: &Dma<'_>, root: PhysAddr, addr: u64) -> Option<PhysAddr> {
+fn leads_to(dma: &Dma, root: PhysAddr, addr: u64) -> Option<PhysAddr> {
     let found = walker(dma, root).walk(dma.words(), Iova::new(addr), Access::Write);
     found.ok().map(|translation| translation.paddr)
 }
@@ -86,7 +88,7 @@ fn a_buffer_is_one_command_batched_and_one_for_each_page_otherwise() {
 fn a_list_is_one_command_and_pages_of_it_one_each_also_where_a_block_would_fit() {
     // Every second page; together a block of IOVAs.
     let page = |n: u64| Piece::memory(Span::new(MEMORY.wrapping_add(2 * n * 4096), 4096).unwrap());
-    let pieces: Vec<Piece> = (0..512).map(page).collect();
+    let pieces: Arc<[Piece]> = (0..512).map(page).collect();
     let mut dma = dma(Flush::Strict, 1 << 20);
     let mut segments = [Segment::default(); 512];
     let batched = told(|| {

@@ -7,7 +7,7 @@ use dmaspan::iommu::{
 };
 use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Platform, Prot, Span, SpanBuf};
 use dmaspan_sim::Arena;
-use dmaspan_sim::fault::{Faults, Faulty};
+use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
@@ -315,6 +315,7 @@ fn direct_regions_are_all_mapped_or_none_whatever_step_fails() {
         region(RegionKind::DirectRelaxable, 0x8000_0000, 0x40_0000, Prot::READ_WRITE),
     ]);
     let faults = Faults::none();
+    let mut refused = 0;
     let failed = faults.sweep(|n| {
         faults.arm(u32::MAX);
         let memory = arena();
@@ -328,6 +329,9 @@ fn direct_regions_are_all_mapped_or_none_whatever_step_fails() {
         faults.arm(n);
         // SAFETY: as above.
         let result = unsafe { domain.map_direct(&list, Relaxable::Keep) };
+        // A step that failed may have been one that another made good.
+        let fired = faults.disarm();
+        refused += u32::from(result.is_err());
         let expected = |at: u64| (result.is_ok() || at == 0x2000).then_some(at);
         let unsynced = result.as_ref().is_err_and(|failed| failed.unsynced.is_some());
         for at in [0x1000, 0x2000, 0x3000, 0x4000_0000, 0x8000_0000, 0x803f_f000] {
@@ -347,9 +351,9 @@ fn direct_regions_are_all_mapped_or_none_whatever_step_fails() {
         if !unsynced {
             assert_eq!(memory.tables(), 0, "step {n}");
         }
-        faults.arm(if result.is_ok() { 1 } else { 0 });
+        faults.arm(u32::from(fired == Fired::No));
     });
-    assert!(failed >= 3, "{failed} steps failed");
+    assert!(refused >= 2, "{refused} of {failed} steps refused the regions");
 }
 
 #[test]

@@ -3,11 +3,14 @@
 //! This program has its own panic handler, allocator and entry point. A dependency that brought the
 //! standard library in would bring a second panic handler, and the build would fail; one that
 //! needed the C library would not link. Where it can run, it maps a few pages and looks them up,
-//! and the exit code says what happened.
+//! the second time through the DMA API, and the exit code says what happened.
 
 #![no_std]
 #![no_main]
 
+extern crate alloc;
+
+mod dma;
 mod runtime;
 mod tables;
 
@@ -61,5 +64,9 @@ fn exercise() -> Option<()> {
 
 /// Everything, as an exit code.
 fn run() -> u32 {
-    if exercise().is_some() { 0 } else { STEP.load(Ordering::Relaxed) }
+    let done = exercise().and_then(|()| {
+        step(7);
+        dma::exercise()
+    });
+    if done.is_some() { 0 } else { STEP.load(Ordering::Relaxed) }
 }

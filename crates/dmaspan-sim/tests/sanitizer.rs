@@ -510,8 +510,8 @@ fn a_table_that_is_freed_while_walks_into_it_are_cached_is_found() {
     let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
     let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers).unwrap(), tables);
     let domain = Domain::new(table, KeepsWalks(Sanitized::new(iotlb, &sanitizer))).unwrap();
-    // A whole table of pages.
-    let range = pages(512, 512);
+    // Two whole tables of pages, by two unmaps and one sync.
+    let ranges = [pages(512, 512), pages(1024, 512)];
     let spans: Vec<_> = (0..512).map(|n| frames(2 * n, 1)).collect();
     #[expect(unsafe_code, reason = "maps memory that there is none of")]
     // SAFETY: the addresses are made up, and one thread maps and unmaps.
@@ -519,14 +519,27 @@ fn a_table_that_is_freed_while_walks_into_it_are_cached_is_found() {
     #[expect(unsafe_code, reason = "unmaps what nobody uses")]
     // SAFETY: as above.
     let _ = unsafe { domain.remove(range) }.unwrap().sync().unwrap();
+    let mut gather = domain.gather();
+    for range in ranges {
+        #[expect(unsafe_code, reason = "maps and unmaps memory that there is none of")]
+        // SAFETY: the addresses are made up, and one thread maps and unmaps in one domain.
+        unsafe {
+            domain.map_spans(range.start(), &spans, Prot::READ).unwrap();
+            domain.merge(&mut gather, domain.remove(range).unwrap().into_gather().0);
+        }
+    }
+    #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
+    // SAFETY: it is of this one.
+    let _ = unsafe { domain.sync(gather) }.unwrap();
     let found = sanitizer.findings();
-    assert_eq!(found.len(), 1);
-    let Kind::LateFlush { cached: Cached::Walk, cause: Cause::TablesKept, freed } = found[0].kind
-    else {
-        panic!("{}", found[0]);
-    };
-    assert_eq!(freed.map(|table| table.len()), Some(PAGE));
-    assert_eq!(found[0].iovas, range);
+    assert_eq!(found.iter().map(|finding| finding.iovas).collect::<Vec<_>>(), ranges);
+    for finding in found {
+        let Kind::LateFlush { cached: Cached::Walk, cause, freed } = finding.kind else {
+            panic!("{finding}");
+        };
+        assert_eq!(cause, Cause::TablesKept);
+        assert_eq!(freed.map(|table| table.len()), Some(PAGE));
+    }
 }
 
 #[test]

@@ -383,3 +383,76 @@ fn a_report_keeps_the_map_and_the_unmap_however_long_ago_they_were() {
     assert_eq!(report.matches(&place).count(), 3, "{report}");
     assert!(report.ends_with(", pool"), "{report}");
 }
+
+#[test]
+fn a_flush_of_everything_forgets_walks_and_is_pointless_only_where_there_is_nothing() {
+    let sanitizer = Sanitizer::default();
+    let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
+    let range = map(&sanitizer, 512, 512);
+    sanitizer.on_unmap(range, Tables::Detached);
+    sanitizer.on_invalidate(&all);
+    sanitizer.on_release(range);
+    assert_eq!(kinds(&sanitizer), []);
+    sanitizer.on_invalidate(&all);
+    assert_eq!(kinds(&sanitizer), [Kind::PointlessFlush]);
+}
+
+#[test]
+fn iovas_that_are_released_while_they_are_mapped_are_found() {
+    let sanitizer = Sanitizer::default();
+    let range = map(&sanitizer, 1, 2);
+    sanitizer.on_release(pages(2, 1));
+    assert_eq!(kinds(&sanitizer), [Kind::ReleasedWhileMapped { freed: None }]);
+    assert_eq!(sanitizer.findings()[0].iovas, range);
+}
+
+#[test]
+fn a_double_unmap_before_the_flush_is_one_however_short_the_history() {
+    let sanitizer = Sanitizer::new(Config { history: 2, ..Config::default() });
+    let range = map(&sanitizer, 1, 1);
+    sanitizer.on_unmap(range, Tables::Kept);
+    for page in 8..16 {
+        map(&sanitizer, page, 1);
+    }
+    sanitizer.on_unmap(range, Tables::Kept);
+    let refused = dmaspan::iommu::Event::RefusedUnmap { range };
+    sanitizer.on_event(&refused);
+    assert_eq!(kinds(&sanitizer), [Kind::DoubleUnmap, Kind::DoubleUnmap]);
+}
+
+#[test]
+fn a_table_goes_with_the_unmap_of_its_thread_and_counts_once() {
+    let sanitizer = Sanitizer::default();
+    let (other, own) = (map(&sanitizer, 512, 512), map(&sanitizer, 1024, 1024));
+    let tables = [frames(1, 1), frames(2, 1), frames(3, 1)];
+    sanitizer.on_retire_table(tables[0]);
+    sanitizer.on_retire_table(tables[1]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            sanitizer.on_retire_table(tables[2]);
+            sanitizer.on_unmap(other, Tables::Detached);
+        });
+    });
+    sanitizer.on_unmap(own, Tables::Detached);
+    // The other thread's flush.
+    flush(&sanitizer, other, Tables::Detached);
+    sanitizer.on_free_table(tables[2]);
+    assert_eq!(kinds(&sanitizer), []);
+    sanitizer.on_free_table(tables[0]);
+    sanitizer.on_free_table(tables[1]);
+    let (cached, cause, freed) = (Cached::Walk, Cause::NoFlush, Some(tables[0]));
+    assert_eq!(kinds(&sanitizer), [Kind::LateFlush { cached, cause, freed }]);
+}
+
+#[test]
+fn a_table_that_was_flushed_may_be_freed_while_a_later_one_of_its_place_is_not() {
+    let sanitizer = Sanitizer::default();
+    let table = frames(1, 1);
+    sanitizer.on_retire_table(table);
+    let range = map(&sanitizer, 512, 512);
+    sanitizer.on_unmap(range, Tables::Detached);
+    flush(&sanitizer, range, Tables::Detached);
+    sanitizer.on_unmap(map(&sanitizer, 512, 512), Tables::Detached);
+    sanitizer.on_free_table(table);
+    assert_eq!(kinds(&sanitizer), []);
+}

@@ -1,5 +1,7 @@
 //! Spaces of IOVAs against a model of all granules, and against threads.
 
+mod edges;
+
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};

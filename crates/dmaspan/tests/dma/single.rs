@@ -335,6 +335,7 @@ fn mappings_are_flushed_as_each_asks<const G: u32>() {
                 assert_eq!(rig.behind().read(addr, 1).is_some(), is_lazy);
                 rig.domain.flush().unwrap();
                 assert_eq!(rig.behind().read(addr, 1), None);
+                assert_eq!(rig.domain.iovas().stats().live, 0);
             }
         }
         assert_eq!(rig.memory.violations(), []);

@@ -223,8 +223,8 @@ impl Report {
     fn grid(&self, threads: u64) -> Table {
         let header = [
             "buffer",
-            "by page\nmap/unmap µs",
-            "batched\nmap/unmap µs",
+            "by page µs\nmap/unmap",
+            "batched µs\nmap/unmap",
             "faster\nmap/unmap",
             "commands\nper unmap",
             "syncs",

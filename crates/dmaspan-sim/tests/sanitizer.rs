@@ -513,20 +513,19 @@ fn a_table_that_is_freed_while_walks_into_it_are_cached_is_found() {
     // Two whole tables of pages, by two unmaps and one sync.
     let ranges = [pages(512, 512), pages(1024, 512)];
     let spans: Vec<_> = (0..512).map(|n| frames(2 * n, 1)).collect();
-    #[expect(unsafe_code, reason = "maps memory that there is none of")]
-    // SAFETY: the addresses are made up, and one thread maps and unmaps.
-    unsafe { domain.map_spans(range.start(), &spans, Prot::READ) }.unwrap();
-    #[expect(unsafe_code, reason = "unmaps what nobody uses")]
-    // SAFETY: as above.
-    let _ = unsafe { domain.remove(range) }.unwrap().sync().unwrap();
     let mut gather = domain.gather();
     for range in ranges {
-        #[expect(unsafe_code, reason = "maps and unmaps memory that there is none of")]
+        #[expect(unsafe_code, reason = "maps memory that there is none of")]
         // SAFETY: the addresses are made up, and one thread maps and unmaps in one domain.
+        unsafe { domain.map_spans(range.start(), &spans, Prot::READ) }.unwrap();
+        #[expect(unsafe_code, reason = "unmaps what nobody uses")]
+        // SAFETY: as above.
+        let (removed, _) = unsafe { domain.remove(range) }.unwrap().into_gather();
+        #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
+        // SAFETY: both are of this one.
         unsafe {
-            domain.map_spans(range.start(), &spans, Prot::READ).unwrap();
-            domain.merge(&mut gather, domain.remove(range).unwrap().into_gather().0);
-        }
+            domain.merge(&mut gather, removed)
+        };
     }
     #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
     // SAFETY: it is of this one.

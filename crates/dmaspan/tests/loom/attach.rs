@@ -15,8 +15,8 @@ use loom::thread;
 use crate::tables::Tables;
 use crate::tiny::{TOP, Tiny};
 
-/// What hardware uses: the number of a domain, or this. `Relaxed`, so that nobody gets an order from
-/// it.
+/// What hardware uses: the number of a domain, or this. `Relaxed`, so that nobody gets an order
+/// from it.
 type Uses = Arc<AtomicU32>;
 const NOTHING: u32 = 0;
 

@@ -1,5 +1,5 @@
-//! Parallel work on one tree, one queue or one stream, in all interleavings and with all values that
-//! the orderings let a load see.
+//! Parallel work on one tree, one queue or one stream, in all interleavings and with all values
+//! that the orderings let a load see.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p dmaspan --test loom --release`. Trees are tiny, so that
 //! loom comes to the end of what can happen.

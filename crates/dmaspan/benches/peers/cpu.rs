@@ -1,7 +1,9 @@
 //! Which CPU a thread runs on.
 
 use std::mem;
-use std::sync::OnceLock;
+use std::sync::{Barrier, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 /// CPUs that threads of the benchmark run on at the same time.
 pub(crate) const MAX: usize = 2;
@@ -31,4 +33,16 @@ pub(crate) fn pin(nth: usize) {
     // SAFETY: the set is readable and of that size.
     let _ = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) };
     super::memory::run_on(nth);
+}
+
+/// Runs `work` on so many threads at once, each with its number and the barrier that it waits at
+/// when it is prepared; the longest time that one of them took.
+pub(crate) fn race(threads: usize, work: impl Fn(usize, &Barrier) -> Duration + Sync) -> Duration {
+    let (work, barrier) = (&work, &Barrier::new(threads));
+    let slowest = thread::scope(|scope| {
+        let run = |nth| scope.spawn(move || work(nth, barrier));
+        let running: Vec<_> = (0..threads).map(run).collect();
+        running.into_iter().map(|thread| thread.join().expect("no panic")).max()
+    });
+    slowest.unwrap_or_default()
 }

@@ -2,7 +2,6 @@
 
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, Flush, NoPool, Piece, RawMemory};
@@ -113,15 +112,10 @@ fn bench_pairs(name: &str, memory: &'static Memory, pages: u64, threads: usize) 
     let domain = &domain(memory);
     let mut pair_ns = Vec::new();
     for round in 0..=ROUNDS {
-        let barrier = &Barrier::new(threads);
-        let slowest = thread::scope(|scope| {
-            let run = |nth| scope.spawn(move || pairs(domain, nth, pages, barrier));
-            let running: Vec<_> = (0..threads).map(run).collect();
-            running.into_iter().map(|thread| thread.join().expect("no panic")).max()
-        });
+        let slowest = cpu::race(threads, |nth, barrier| pairs(domain, nth, pages, barrier));
         if round >= 1 {
             let pairs = PAIR_REPEATS * TOUCHED / pages;
-            pair_ns.push(nanoseconds(slowest.unwrap_or_default(), pairs));
+            pair_ns.push(nanoseconds(slowest, pairs));
         }
     }
     print(name, "pair", pair_ns);

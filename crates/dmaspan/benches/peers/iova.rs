@@ -1,7 +1,6 @@
 //! The allocator of IOVAs, as `xtask/peers/bench/iova.c` has Linux's.
 
 use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use dmaspan::iommu::iova::{Align, Iovas, Request, Space};
@@ -67,14 +66,9 @@ fn bench_pairs(name: &str, pages: u64, threads: usize) {
     let space = &space(0, 48);
     let mut pair_ns = Vec::new();
     for round in 0..=ROUNDS {
-        let barrier = &Barrier::new(threads);
-        let slowest = thread::scope(|scope| {
-            let run = |nth| scope.spawn(move || pairs(space, nth, pages, threads, barrier));
-            let running: Vec<_> = (0..threads).map(run).collect();
-            running.into_iter().map(|thread| thread.join().expect("no panic")).max()
-        });
+        let slowest = cpu::race(threads, |nth, barrier| pairs(space, nth, pages, threads, barrier));
         if round >= 1 {
-            pair_ns.push(nanoseconds(slowest.unwrap_or_default(), PAIRS));
+            pair_ns.push(nanoseconds(slowest, PAIRS));
         }
     }
     print(name, "pair", pair_ns);

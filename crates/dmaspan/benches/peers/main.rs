@@ -15,7 +15,6 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::slice;
 use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use dmaspan::io_pgtable::{
@@ -296,16 +295,11 @@ where
         let table = self.table();
         let mut pair_ns = Vec::new();
         for round in 0..=ROUNDS {
-            let barrier = Barrier::new(threads);
-            let (table, barrier) = (&table, &barrier);
-            let slowest = thread::scope(|scope| {
-                let run = |nth| scope.spawn(move || self.pairs(table, nth, pages, barrier));
-                let running: Vec<_> = (0..threads).map(run).collect();
-                running.into_iter().map(|thread| thread.join().expect("no panic")).max()
-            });
+            let table = &table;
+            let slowest = cpu::race(threads, |nth, barrier| self.pairs(table, nth, pages, barrier));
             if round >= 1 {
                 let pairs = PAIR_REPEATS * TOUCHED / pages;
-                pair_ns.push(nanoseconds(slowest.unwrap_or_default(), pairs));
+                pair_ns.push(nanoseconds(slowest, pairs));
             }
         }
         print(name, "pair", pair_ns);

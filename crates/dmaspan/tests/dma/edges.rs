@@ -378,3 +378,54 @@ fn many_mappings_at_one_address_and_many_at_others_are_found_again() {
     }
     assert_eq!((ended, Arc::strong_count(&alive)), (3000, 1));
 }
+
+#[test]
+fn a_mapping_that_outlives_its_device_fits_no_other_one() {
+    let rig = Rig::<12>::new(Flush::Strict);
+    let config = DeviceConfig::bits(40);
+    let device = rig.translated(config);
+    let mut mapping = device.map_single(rig.buffer(0, 100), Direction::ToDevice).unwrap();
+    drop(device);
+    // All live, so that whatever was freed by the first one is used again.
+    let others: Vec<_> = (0..200).map(|_| rig.translated(config)).collect();
+    for other in &others {
+        let failed = other.unmap(mapping).unwrap_err();
+        assert!(matches!(failed.error, Error::Foreign { .. }));
+        mapping = failed.mapping.unwrap();
+    }
+}
+
+#[test]
+fn a_slot_that_hardware_may_use_is_nobody_elses() {
+    let rig = Rig::<12>::new(Flush::Strict);
+    let device = rig.translated(untrusted(DeviceConfig::bits(40)));
+    for (announced, list) in [(false, false), (false, true), (true, false), (true, true)] {
+        let held = rig.pool.held();
+        if !announced {
+            rig.iotlb.fail_next_sync_maps(1);
+            rig.iotlb.fail_next_invalidations(1);
+        }
+        let (buffer, direction) = (rig.buffer(7, 100), Direction::Bidirectional);
+        let error = if list {
+            let mut segments = [Segment::default(); 1];
+            match device.map_list(buffer, direction, &mut segments) {
+                Ok(mapping) => {
+                    rig.iotlb.fail_next_invalidations(1);
+                    device.unmap_list(mapping).unwrap_err().error
+                }
+                Err(refused) => refused.error,
+            }
+        } else {
+            match device.map_single(buffer, direction) {
+                Ok(mapping) => {
+                    rig.iotlb.fail_next_invalidations(1);
+                    device.unmap(mapping).unwrap_err().error
+                }
+                Err(refused) => refused.error,
+            }
+        };
+        assert!(matches!(error, Error::Quarantined { .. }), "{error}");
+        assert_eq!((rig.pool.held(), rig.domain.waiting().1), (held + 1, 1));
+        rig.domain.flush().unwrap();
+    }
+}

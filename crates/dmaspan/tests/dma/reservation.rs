@@ -259,3 +259,57 @@ fn a_dropped_reservation_leaks_its_memory() {
     assert_eq!(hit.paddr.get(), 0x8000_0000);
     assert_ne!(rig.reserve(PAGE, 0, 1).addr(), addr, "nobody else gets its addresses");
 }
+
+/// What destroys a reservation whose translations are gone but not synced.
+fn assert_kept_until_settled(rig: &Rig, reservation: Reservation<Translation>, memory: usize) {
+    rig.iotlb.fail_next_invalidations(1000);
+    let failed = rig.device.destroy(reservation, drop).unwrap_err();
+    assert!(matches!(failed.error, Error::Quarantined { .. }));
+    assert_eq!(rig.alive(), memory);
+    rig.iotlb.fail_next_invalidations(0);
+    rig.device.destroy(failed.reservation, drop).unwrap();
+    assert_eq!((rig.alive(), rig.iotlb.cached_leaves()), (0, 0));
+    assert_eq!(rig.translation.waiting(), (0, 0));
+}
+
+#[test]
+fn a_link_that_was_not_synced_is_kept_until_it_is() {
+    const LARGE: u64 = 2 << 20;
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let mut reservation = rig.reserve(2 * LARGE, 0, 2);
+    // A table without entries stays where the next piece is to have a large leaf.
+    rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+    rig.device.unlink(&mut reservation, 0, PAGE, drop).unwrap();
+    rig.iotlb.fail_next_invalidations(1);
+    let error = rig.link(&mut reservation, 0, 0x9000_0000, LARGE).unwrap_err();
+    assert!(matches!(error, Error::Quarantined { .. }), "{error}");
+    assert_kept_until_settled(&rig, reservation, 1);
+}
+
+#[test]
+fn an_announcement_that_was_not_taken_back_is_kept_until_it_is() {
+    let rig = Rig::new(AbsentEntries::Cached);
+    let mut reservation = rig.reserve(PAGE, 0, 1);
+    rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+    assert!(rig.reaches(&reservation, 0).is_some());
+    rig.iotlb.fail_next_sync_maps(1);
+    rig.iotlb.fail_next_invalidations(1);
+    let announced = rig.device.announce(&mut reservation);
+    assert!(matches!(announced, Err(Error::Quarantined { .. })));
+    assert_kept_until_settled(&rig, reservation, 1);
+}
+
+#[test]
+fn destroyed_reservations_leave_their_addresses_to_the_next_ones() {
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let config = DeviceConfig::bits(16);
+    let device = Device::new(Arc::clone(&rig.translation), NoPool, config).unwrap();
+    let direction = Direction::Bidirectional;
+    for _ in 0..100 {
+        let request = ReserveRequest { len: 4 * PAGE, offset: 0, pieces: 1, direction };
+        let mut reservation = device.reserve(request).unwrap();
+        device.link(&mut reservation, PAGE, rig.memory(0x8000_0000, PAGE)).unwrap();
+        device.destroy(reservation, drop).unwrap();
+    }
+    assert_eq!(rig.translation.iovas().stats().live, 0);
+}

@@ -411,3 +411,26 @@ fn what_was_mapped_one_to_one_can_be_unmapped_as_anything_else() {
     assert_eq!(buf.spans(), [span(0x1000, 0x2000)]);
     assert_eq!(reads(&iotlb, 0x1800), None);
 }
+
+#[test]
+fn what_a_refused_region_left_unsynced_is_synced_with_those_before_it() {
+    let (domain, iotlb) = domain();
+    // A table without entries stays where the second region is to have a large leaf.
+    let page = region(RegionKind::Direct, 0x20_0000, 0x1000, Prot::READ_WRITE);
+    // SAFETY: the test alone uses the domain, and its device touches no memory.
+    unsafe { domain.map_direct(&regions(&[page]), Relaxable::Keep) }.unwrap();
+    // SAFETY: as above; a failed sync would fail the test.
+    drop(unsafe { domain.unmap(page.range, &mut SpanBuf::new(&mut [span(0, 1); 4])) });
+    let list = regions(&[
+        region(RegionKind::Direct, 0x1000, 0x1000, Prot::READ_WRITE),
+        region(RegionKind::Direct, 0x20_0000, 0x20_0000, Prot::READ_WRITE),
+    ]);
+    iotlb.fail_next_invalidations(1);
+    // SAFETY: as above.
+    let failed = unsafe { domain.map_direct(&list, Relaxable::Keep) }.unwrap_err();
+    assert!(failed.unsynced.is_none(), "the second sync covers both");
+    assert_eq!([0x1000, 0x20_0000].map(|at| reads(&iotlb, at)), [None; 2]);
+    let tables = iotlb.tables().clone();
+    drop(domain);
+    assert_eq!(tables.tables(), 0, "a table of the first sync leaks");
+}

@@ -153,3 +153,47 @@ fn a_panic_in_a_part_of_a_flush_keeps_nobody_waiting() {
     assert_eq!(bench.released(), 8);
     bench.assert_nothing_is_left();
 }
+
+/// Fills the queue of four while a flush of four others is at hardware, and runs `then`.
+fn with_both_batches_in_use(then: impl FnOnce(&Bench) + Send + 'static) -> Arc<Bench> {
+    let bench = Arc::new(Bench::new(config(1, 4)));
+    let inner = Arc::clone(&bench);
+    *bench.hooks.meanwhile.lock() = Some(Box::new(move || {
+        (0..4).for_each(|_| pass(&inner));
+        inner.machine.set_clock(MAX_AGE);
+        then(&inner);
+    }));
+    (0..4).for_each(|_| pass(&bench));
+    bench
+}
+
+#[test]
+fn what_is_synced_in_its_place_in_vain_is_synced_again_before_it_is_released() {
+    let bench = with_both_batches_in_use(|inner| {
+        inner.tlb.fail_next_invalidations(1);
+        assert!(inner.dma.expire().is_err());
+    });
+    assert_eq!((bench.dma.waiting(), bench.released()), ((4, 0), 4));
+    assert_eq!(bench.tlb.stale_leaves(range(0, 1 << 40)).len(), 4);
+    bench.dma.flush().unwrap();
+    assert_eq!(bench.released(), 8);
+    bench.assert_nothing_is_left();
+}
+
+#[test]
+fn a_timer_that_finds_a_slot_taken_comes_again_at_once() {
+    let bench = with_both_batches_in_use(|inner| {
+        let (seen, machine, dma) = (Arc::new(AtomicU64::new(0)), inner.machine.clone(), &inner.dma);
+        let (next, dma_inside) = (Arc::clone(&seen), Arc::downgrade(dma));
+        *inner.hooks.meanwhile.lock() = Some(Box::new(move || {
+            machine.set_clock(MAX_AGE + 7);
+            let dma = dma_inside.upgrade().unwrap();
+            next.store(dma.expire().unwrap().unwrap_or(0), Ordering::Relaxed);
+        }));
+        // It syncs with the slot taken.
+        let _ = dma.expire();
+        assert_eq!(seen.load(Ordering::Relaxed), MAX_AGE + 7);
+    });
+    bench.dma.flush().unwrap();
+    bench.assert_nothing_is_left();
+}

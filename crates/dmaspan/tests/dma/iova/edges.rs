@@ -90,3 +90,16 @@ fn the_last_granule_of_64_bits_is_handed_out() {
         assert!(space.alloc(Request { bytes: (1 << 63) + 1, ..request }).is_err());
     }
 }
+
+#[test]
+fn a_range_that_outlives_its_space_fits_no_other_one() {
+    let aperture = range(0, 1 << 20);
+    let first = space(aperture, 1);
+    let mut iovas = first.alloc(pages(1, u64::MAX)).unwrap();
+    drop(first);
+    // All live, so that whatever was freed by the first one is used again.
+    let others: Vec<_> = (0..200).map(|_| space(aperture, 1)).collect();
+    for other in &others {
+        iovas = other.free(iovas).unwrap_err().iovas;
+    }
+}

@@ -171,6 +171,12 @@ pub enum Error {
         /// The granule in bytes.
         granule: u64,
     },
+    /// Hardware could not be told of the reservation, and what was linked was unmapped.
+    #[error("the reservation at {addr} was withdrawn when hardware could not be told of it")]
+    Withdrawn {
+        /// The reservation's first address.
+        addr: DmaAddr,
+    },
     /// There is no room to keep a record of so many pieces.
     #[error("no room to keep a record of {pieces} pieces")]
     NoRoom {
@@ -207,6 +213,7 @@ impl Error {
             Self::Misplaced { .. }
             | Self::Mask { .. }
             | Self::Unreachable { .. }
+            | Self::Withdrawn { .. }
             | Self::Quarantined { .. } => Errno::EIO,
             Self::NoSlot { .. }
             | Self::NoRoom { .. }

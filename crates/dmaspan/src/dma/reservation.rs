@@ -86,6 +86,15 @@ pub struct Reservation<T: Translation, B: BouncePool = NoPool> {
     /// By offset.
     links: Vec<Link<T, B>>,
     settled: Settled,
+    state: State,
+}
+
+/// Whether the pieces of a reservation are mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Mapped,
+    /// No longer: an announcement failed, and took all of them away.
+    Withdrawn,
 }
 
 /// Whether hardware is known to have forgotten all that is not linked any more.
@@ -121,7 +130,7 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
         self.links.is_empty()
     }
 
-    /// How many pieces are linked.
+    /// How many pieces it has. After a failed announcement they are not mapped any more.
     pub fn linked(&self) -> usize {
         self.links.len()
     }
@@ -232,6 +241,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             iovas: Some(iovas),
             links,
             settled: Settled::Yes,
+            state: State::Mapped,
         })
     }
 
@@ -244,6 +254,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Errors
     ///
     /// [`Refused`], with nothing changed: [`Error::Foreign`] for a reservation of another device,
+    /// [`Error::Withdrawn`] after an [`announce`](Self::announce) that failed,
     /// [`Error::NotSingle`], [`Error::OutsideMapping`], [`Error::Misplaced`] for memory whose low
     /// bits are not those of its place, [`Error::CutsLink`] where something is linked,
     /// [`Error::NoRoom`] for more pieces than the reservation has room for,
@@ -292,16 +303,20 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Errors
     ///
     /// [`Error::Foreign`], and [`Error::Domain`] or [`Error::Quarantined`] where hardware does not
-    /// answer: nothing of the reservation is mapped any more, and it can only be destroyed.
+    /// answer: nothing of the reservation is mapped any more. It can be unlinked and destroyed, for
+    /// the memory's sake; to link and to announce is [`Error::Withdrawn`] from then on.
     ///
     /// # Context
     ///
     /// Waits for hardware, where that caches absent entries. Allocates nothing.
     pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
-        let range = self.own(reservation)?;
+        let range = self.own_mapped(reservation)?;
         let announced = self.translation.announce(range);
-        if let Err(Error::Quarantined { .. }) = announced {
-            reservation.settled = Settled::No;
+        if let Err(error) = announced {
+            reservation.state = State::Withdrawn;
+            if let Error::Quarantined { .. } = error {
+                reservation.settled = Settled::No;
+            }
         }
         announced
     }
@@ -331,7 +346,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let links = &reservation.links[places.clone()];
         let (Some(first), Some(last)) = (links.first(), links.last()) else { return Ok(()) };
         let range = IovaRange::new(first.range.start(), last.range.last());
-        self.settle(reservation, range)?;
+        if let Some(range) = range {
+            self.settle(reservation, range)?;
+        }
         for link in reservation.links.drain(places) {
             release(self.unlinked(link, reservation.direction));
         }
@@ -354,14 +371,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         mut reservation: Reservation<T, B>,
         mut release: impl FnMut(T::Memory),
     ) -> Result<(), DestroyFailed<T, B>> {
-        let ended = self.own(&reservation).and_then(|_| {
-            let links = (reservation.links.first(), reservation.links.last());
-            let range = match links {
-                (Some(first), Some(last)) => IovaRange::new(first.range.start(), last.range.last()),
-                _ => None,
-            };
-            self.settle(&mut reservation, range)
-        });
+        // All of the range, for the tables in it: unlinked pieces left them empty.
+        let ended = self.own(&reservation).and_then(|range| self.settle(&mut reservation, range));
         if let Err(error) = ended {
             return Err(DestroyFailed { error, reservation });
         }
@@ -376,14 +387,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// Makes hardware forget `range`, and what an earlier failure left.
-    fn settle(
-        &self,
-        reservation: &mut Reservation<T, B>,
-        range: Option<IovaRange>,
-    ) -> Result<(), Error> {
-        if let Some(range) = range
-            && let Err(error) = self.translation.unlink(range)
-        {
+    fn settle(&self, reservation: &mut Reservation<T, B>, range: IovaRange) -> Result<(), Error> {
+        if let Err(error) = self.translation.unlink(range) {
             reservation.settled = Settled::No;
             return Err(error);
         }
@@ -398,6 +403,15 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     fn own(&self, reservation: &Reservation<T, B>) -> Result<IovaRange, Error> {
         let own = reservation.iovas.as_ref().filter(|_| reservation.device == self.id());
         own.map(Iovas::range).ok_or(Error::Foreign { addr: reservation.addr })
+    }
+
+    /// The same, unless an announcement took what is mapped away.
+    fn own_mapped(&self, reservation: &Reservation<T, B>) -> Result<IovaRange, Error> {
+        let range = self.own(reservation)?;
+        match reservation.state {
+            State::Mapped => Ok(range),
+            State::Withdrawn => Err(Error::Withdrawn { addr: reservation.addr }),
+        }
     }
 
     /// The memory of a piece that no device reaches any more.
@@ -415,7 +429,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         offset: u64,
         memory: &T::Memory,
     ) -> Result<Placed<B>, Error> {
-        self.own(reservation)?;
+        self.own_mapped(reservation)?;
         let pieces = memory.pieces();
         let &[piece] = pieces else { return Err(Error::NotSingle { pieces: pieces.len() }) };
         let (Piece { span, via }, mapped) = (piece, reservation.len);

@@ -248,6 +248,45 @@ fn a_reservation_that_hardware_was_not_told_of_has_nothing_mapped() {
 }
 
 #[test]
+fn a_withdrawn_reservation_gives_memory_back_and_takes_none() {
+    for fails in [0, 1] {
+        let rig = Rig::new(AbsentEntries::Cached);
+        let mut reservation = rig.reserve(3 * PAGE, 0, 3);
+        rig.link(&mut reservation, 0, 0x8000_0000, PAGE).unwrap();
+        rig.link(&mut reservation, PAGE, 0x9000_0000, PAGE).unwrap();
+        rig.iotlb.fail_next_sync_maps(1);
+        rig.iotlb.fail_next_invalidations(fails);
+        rig.device.announce(&mut reservation).unwrap_err();
+        let withdrawn = Error::Withdrawn { addr: reservation.addr() };
+        assert_eq!(rig.link(&mut reservation, 2 * PAGE, 0xa000_0000, PAGE), Err(withdrawn));
+        assert_eq!(rig.device.announce(&mut reservation), Err(withdrawn));
+        assert_eq!((rig.alive(), reservation.linked()), (2, 2));
+        rig.device.unlink(&mut reservation, 0, PAGE, drop).unwrap();
+        assert_eq!((rig.alive(), reservation.linked()), (1, 1));
+        rig.device.destroy(reservation, drop).unwrap();
+        assert_eq!((rig.alive(), rig.translation.waiting()), (0, (0, 0)));
+    }
+}
+
+#[test]
+fn destroying_frees_the_tables_that_unlinking_left_empty() {
+    const LARGE: u64 = 2 << 20;
+    let rig = Rig::new(AbsentEntries::NotCached);
+    let mut reservation = rig.reserve(4 * LARGE, 0, 4);
+    for n in 0..4 {
+        rig.link(&mut reservation, n * LARGE, 0x8000_0000 + n * LARGE, PAGE).unwrap();
+    }
+    let linked = rig.iotlb.tables().tables();
+    for n in 0..4 {
+        rig.device.unlink(&mut reservation, n * LARGE, PAGE, drop).unwrap();
+    }
+    assert_eq!(rig.iotlb.tables().tables(), linked);
+    rig.device.destroy(reservation, drop).unwrap();
+    let left = rig.iotlb.tables().tables();
+    assert!(left + 4 <= linked, "{left} of {linked} tables");
+}
+
+#[test]
 fn a_dropped_reservation_leaks_its_memory() {
     let rig = Rig::new(AbsentEntries::NotCached);
     let mut reservation = rig.reserve(PAGE, 0, 1);

@@ -8,7 +8,7 @@ use core::{fmt, mem, slice};
 
 use super::attrs::{Attrs, CpuSync};
 use super::bounce::{BouncePool, NoPool};
-use super::device::Device;
+use super::device::{Device, Trust};
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
@@ -19,11 +19,15 @@ use crate::platform::Id;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
-use layout::{Layout, Need, Part, Placed, Shape};
+use layout::{Layout, Need, Packing, Part, Placed, Shape};
 
 /// How many physical runs go into one call of the page table, which costs a walk: they take a
 /// kilobyte of stack.
 const STAGE: usize = 64;
+
+/// Up to how many pieces of a dense list are mapped by a call each: the table has a shorter way for
+/// one run, and the stage need not be cleared.
+const FEW: usize = 4;
 
 /// Bytes of a list that a device uses as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -256,9 +260,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let (iovas, memory, slots) = self.place(slots, need, memory, direction, attrs)?;
         let base = iovas.as_ref().map_or(0, |iovas| iovas.range().start().get());
-        for (place, segment) in segments.iter_mut().zip(self.layout(memory.pieces(), &slots, base))
-        {
-            *place = segment;
+        let mut count = 0;
+        let mut places = segments.iter_mut();
+        let write = |segment| {
+            if let Some(place) = places.next() {
+                *place = segment;
+            }
+            count += 1;
+        };
+        match need.packing {
+            Packing::Dense => self.shape().each_dense(memory.pieces(), base, write),
+            Packing::Loose => self.layout(memory.pieces(), &slots, base).for_each(write),
         }
         let flush = if slots.is_empty() && iovas.is_some() {
             self.flush(attrs.flush)
@@ -267,7 +279,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         Ok(ListMapping {
             len: need.bytes,
-            segments: need.segments,
+            segments: count,
             direction,
             flush,
             sync: attrs.sync,
@@ -404,6 +416,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             return Err(Error::EmptyList);
         }
         let mut slots = Vec::new();
+        if let Some(need) = self.dense(pieces, room) {
+            return if need.segments <= room { Ok((slots, need)) } else { no_room(room, need) };
+        }
         for &piece in pieces {
             if self.way(piece)? == Way::Bounced {
                 let span = piece.span;
@@ -414,9 +429,21 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let need = self.need(pieces, &slots)?;
         if need.segments > room {
-            return Err(Error::SegmentRoom { room, needed: need.segments });
+            return no_room(room, need);
         }
         Ok((slots, need))
+    }
+
+    /// What a list needs that lies densely, none of which is bounced.
+    #[inline(always)]
+    fn dense(&self, pieces: &[Piece], room: usize) -> Option<Need> {
+        if self.is_direct() {
+            return None;
+        }
+        let need = self.shape().dense(pieces, room)?;
+        // Its ends are all that may share granules with others.
+        let is_seen = need.bytes == need.iovas || self.config.trust == Trust::Trusted;
+        is_seen.then_some(need)
     }
 
     #[inline(always)]
@@ -445,11 +472,62 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return Err(Refused { error, memory: Some(memory) }),
         };
         let fill = |translation: &T, memory: &T::Memory, slots: &Vec<_>, range: IovaRange| {
-            let parts = self.parts(memory.pieces(), slots);
-            self.fill(translation, parts, range.start(), direction, attrs)
+            let (pieces, base) = (memory.pieces(), range.start());
+            match need.packing {
+                Packing::Dense if pieces.len() <= FEW => {
+                    self.fill_dense::<1>(translation, pieces, base, direction, attrs)
+                }
+                Packing::Dense => {
+                    self.fill_dense::<STAGE>(translation, pieces, base, direction, attrs)
+                }
+                Packing::Loose => {
+                    self.fill(translation, self.parts(pieces, slots), base, direction, attrs)
+                }
+            }
         };
         let (iovas, memory, slots) = map_into(&*self.translation, iovas, memory, slots, fill)?;
         Ok((Some(iovas), memory, slots))
+    }
+
+    /// Maps the granules of a dense list, by a call for every `N` runs.
+    #[inline(always)]
+    fn fill_dense<const N: usize>(
+        &self,
+        translation: &T,
+        pieces: &[Piece],
+        base: Iova,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Result<(), Error> {
+        let shape = self.shape();
+        let prot = self.prot(Via::Memory, direction, attrs.privilege);
+        let Some((first, rest)) = pieces.split_first() else { return Ok(()) };
+        let mut room = SpanBuf::room::<N>();
+        let mut stage = SpanBuf::new(&mut room);
+        // `open` may still grow, and goes to `next`.
+        let (mut start, mut next, mut open) = (base, base, shape.whole(first.span));
+        let mut rest = rest.iter();
+        loop {
+            let more = rest.next().map(|piece| shape.whole(piece.span));
+            if let Some(whole) = more
+                && open.last().wrapping_add(1) == whole.paddr()
+                && let Some(joined) = open.join(whole)
+            {
+                open = joined;
+                continue;
+            }
+            if stage.len() == N {
+                translation.map(start, stage.spans(), prot)?;
+                start = next;
+                stage.clear();
+            }
+            // There is room.
+            let _ = stage.push_apart(open);
+            let Some(whole) = more else { break };
+            next = next.wrapping_add(open.len());
+            open = whole;
+        }
+        translation.map(start, stage.spans(), prot)
     }
 
     /// Maps the granules of the parts, by as few calls as there are gaps, changes of permissions
@@ -565,6 +643,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             max_segment: limits.max_segment,
         }
     }
+}
+
+#[cold]
+fn no_room<R>(room: usize, need: Need) -> Result<R, Error> {
+    Err(Error::SegmentRoom { room, needed: need.segments })
 }
 
 /// An unmap of a list that was refused or could not be synced.

@@ -5,7 +5,7 @@
 
 use super::Segment;
 use crate::addr::{DmaAddr, PhysAddr};
-use crate::dma::memory::Piece;
+use crate::dma::memory::{Piece, Via};
 use crate::lg2;
 use crate::span::Span;
 
@@ -60,6 +60,64 @@ impl Shape {
         *next = at.checked_add(bytes)?;
         let start = PhysAddr::new(span.paddr().get() - offset);
         Some(Placed { at, offset, whole: Span::new(start, bytes).ok()? })
+    }
+
+    /// What pieces need that are translated and lie densely, which most lists of pages do; `None`
+    /// where [`Layout::need`] has to find out. A pass over the pieces that takes a few instructions
+    /// each: segments are only counted where there may be no room.
+    #[inline(always)]
+    pub(super) fn dense(&self, pieces: &[Piece], room: usize) -> Option<Need> {
+        let granule = lg2::mask(self.granule_lg2);
+        let (first, rest) = pieces.split_first()?;
+        let offset = first.span.paddr().get() & granule;
+        let (mut bytes, mut longest, mut via) = (first.span.len(), first.span.len(), first.via);
+        // Low bits: a piece ends or the next one begins elsewhere than on a granule.
+        let mut seams = 0;
+        for piece in rest {
+            let len = piece.span.len();
+            seams |= piece.span.paddr().get() | offset.wrapping_add(bytes);
+            bytes = bytes.checked_add(len)?;
+            longest = longest.max(len);
+            via = if piece.via == Via::Memory { via } else { piece.via };
+        }
+        let above = offset.checked_add(bytes - 1)? | granule;
+        let is_dense = via == Via::Memory && seams & granule == 0 && above <= self.window;
+        if !is_dense || longest > self.max_segment {
+            return None;
+        }
+        let mut segments = pieces.len();
+        if segments > room {
+            segments = 0;
+            self.each_dense(pieces, 0, |_| segments += 1);
+        }
+        Some(Need { iovas: above.checked_add(1)?, bytes, segments, packing: Packing::Dense })
+    }
+
+    /// The segments of a dense list whose IOVAs begin at `base`, as [`Layout`] gives them.
+    #[inline(always)]
+    pub(super) fn each_dense(&self, pieces: &[Piece], base: u64, mut each: impl FnMut(Segment)) {
+        let Some((first, rest)) = pieces.split_first() else { return };
+        let offset = first.span.paddr().get() & lg2::mask(self.granule_lg2);
+        let (mut addr, mut run) = (base.wrapping_add(offset), first.span.len());
+        for piece in rest {
+            let len = piece.span.len();
+            // All pieces together have fewer than 2^64 bytes.
+            if run + len > self.max_segment {
+                each(Segment { addr: DmaAddr::new(addr), len: run });
+                addr = addr.wrapping_add(run);
+                run = 0;
+            }
+            run += len;
+        }
+        each(Segment { addr: DmaAddr::new(addr), len: run });
+    }
+
+    /// The granules of a piece that has a place.
+    #[inline(always)]
+    pub(super) fn whole(&self, span: Span) -> Span {
+        let granule = lg2::mask(self.granule_lg2);
+        let start = PhysAddr::new(span.paddr().get() & !granule);
+        Span::covering(start, (span.last().get() | granule) - start.get())
     }
 
     /// Whether a segment may have these bytes.
@@ -163,8 +221,21 @@ pub(super) struct Need {
     pub(super) iovas: u64,
     /// How many bytes are mapped.
     pub(super) bytes: u64,
-    /// How many segments.
+    /// How many segments; where there is room for as many as there are pieces, a dense list may
+    /// have fewer.
     pub(super) segments: usize,
+    /// Whether all of this follows from the sum of the lengths.
+    pub(super) packing: Packing,
+}
+
+/// How the granules of a list lie in its IOVAs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// All of it is memory, whose bytes follow each other from the first to the last, and crosses
+    /// no boundary; no piece is too long for a segment.
+    Dense,
+    /// Anything else.
+    Loose,
 }
 
 impl<I: Iterator<Item = Part>> Layout<I> {
@@ -190,7 +261,10 @@ impl<I: Iterator<Item = Part>> Layout<I> {
         let segments = usize::try_from(segments).unwrap_or(usize::MAX);
         match self.wraps {
             Some(part) => Err(part),
-            None => Ok(Need { iovas: self.next, bytes: self.bytes, segments }),
+            None => {
+                let (iovas, bytes, packing) = (self.next, self.bytes, Packing::Loose);
+                Ok(Need { iovas, bytes, segments, packing })
+            }
         }
     }
 

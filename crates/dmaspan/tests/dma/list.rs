@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dmaspan::dma::{
     Attrs, BouncePool, Device, DeviceConfig, DeviceLimits, Direct, DmaConfig, DmaDomain, DmaMemory,
-    Error, Flush, NoPool, Piece, Segment, Translation, Unmapped, Via,
+    Error, Flush, NoPool, Piece, Segment, Translation, Trust, Unmapped, Via,
 };
 use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
@@ -513,4 +513,33 @@ fn caches_follow_a_list_that_is_not_coherent() {
     assert_eq!(take(), done("written back"));
     assert!(device.unmap_list(mapping).is_ok());
     assert_eq!(take(), done("invalidated"));
+}
+
+#[test]
+fn a_dense_list_may_begin_and_end_within_granules_and_needs_no_more_room_than_it_has_segments() {
+    let rig = rig(Flush::Strict);
+    let device = rig.device(Some(1 << 32), 4 * G);
+    let mut list = pages(100, 2);
+    list.0[0] = memory(0x0fff_f800, 0x800);
+    list.0[99] = memory(0x9000_0000, 5);
+    let (segments, _) = naive(&list.0, 0, 1 << 32, 4 * u128::from(G));
+    let needed = segments.len();
+    assert!(needed < 27, "{needed}");
+    let error = refused(&device, &list, needed - 1);
+    assert_eq!(error, Error::SegmentRoom { room: needed - 1, needed });
+    for room_for in [needed, 100] {
+        let mut buf = room(room_for);
+        let mapping = device.map_list(list.clone(), Direction::ToDevice, &mut buf).unwrap();
+        let base = mapping.iovas().unwrap().start().get();
+        let (segments, granules) = naive(&list.0, base, 1 << 32, 4 * u128::from(G));
+        assert_eq!((mapping.segment_count(), &buf[..needed]), (needed, &segments[..]));
+        for (iova, paddr, _) in granules {
+            assert_eq!(rig.reads(iova).map(|(at, _)| at), Some(paddr));
+        }
+        assert!(device.unmap_list(mapping).is_ok());
+    }
+    let untrusted = DeviceConfig { trust: Trust::Untrusted, ..*device.config() };
+    let untrusted = Device::new(Arc::clone(&rig.domain), NoPool, untrusted).unwrap();
+    let error = refused(&untrusted, &list, 100);
+    assert!(matches!(error, Error::NoSlot { span, .. } if span == list.0[0].span), "{error}");
 }

@@ -143,11 +143,6 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
         }
     }
 
-    /// Whether [`is_single`](Self::is_single) asks only for bits that are set and for bits that are
-    /// clear, so that it holds for each of some words where it holds for their conjunction and for
-    /// their disjunction. Then eight entries are looked at as two.
-    const SINGLE_BY_BITS: bool = false;
-
     /// Whether an entry at `level` is a leaf that fills no other entry: what
     /// [`decode`](Self::decode) says, at the price of a test. Long loops ask this of every entry.
     #[inline(always)]

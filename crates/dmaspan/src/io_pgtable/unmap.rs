@@ -387,16 +387,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         lines * 8 + behind
     }
 
+    /// By a branch for all of them.
     #[inline(always)]
     fn all_single(&self, entries: &[Cell<F>], level: u32) -> bool {
-        let is_single = |word| self.format.is_single(level, word);
-        let mut words = entries.iter().map(F::Word::load);
-        if !F::SINGLE_BY_BITS {
-            return words.fold(true, |all, word| all & is_single(word));
-        }
-        let Some(first) = words.next() else { return true };
-        let (all, any) = words.fold((first, first), |(all, any), word| (all & word, any | word));
-        is_single(all) && is_single(any)
+        let is_single = |cell| self.format.is_single(level, F::Word::load(cell));
+        entries.iter().fold(true, |all, cell| all & is_single(cell))
     }
 
     /// Whether a table and all below it have no holes; adds the sizes of its leaves.

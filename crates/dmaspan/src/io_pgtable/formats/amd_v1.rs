@@ -285,8 +285,6 @@ unsafe impl Format for AmdV1 {
         is_table.then(|| PhysAddr::new(self.address(word)))
     }
 
-    const SINGLE_BY_BITS: bool = true;
-
     #[inline(always)]
     fn is_single(&self, level: u32, word: u64) -> bool {
         word & (PRESENT | NEXT_MASK) == PRESENT && Self::has_single(level)

@@ -230,8 +230,6 @@ unsafe impl<F: Format> Format for ArmLpae32<F> {
         self.format.table_of(level, word)
     }
 
-    const SINGLE_BY_BITS: bool = F::SINGLE_BY_BITS;
-
     #[inline(always)]
     fn is_single(&self, level: u32, word: F::Word) -> bool {
         self.format.is_single(level, word)

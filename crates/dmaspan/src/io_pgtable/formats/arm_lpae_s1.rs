@@ -251,8 +251,6 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
         Descriptor::<G>::table_of(word)
     }
 
-    const SINGLE_BY_BITS: bool = true;
-
     #[inline(always)]
     fn is_single(&self, level: u32, word: u64) -> bool {
         Descriptor::<G>::is_single(level, word)

@@ -303,8 +303,6 @@ unsafe impl Format for ArmV7s {
         (level > 0 && word & 0b11 == TABLE).then(|| PhysAddr::new(table))
     }
 
-    const SINGLE_BY_BITS: bool = true;
-
     #[inline(always)]
     fn is_single(&self, level: u32, word: u32) -> bool {
         if level == 0 {

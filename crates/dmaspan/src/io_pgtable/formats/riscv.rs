@@ -297,8 +297,6 @@ unsafe impl Format for Riscv {
         is_table.then(|| PhysAddr::new(Self::address(word)))
     }
 
-    const SINGLE_BY_BITS: bool = true;
-
     #[inline(always)]
     fn is_single(&self, _level: u32, word: u64) -> bool {
         word & (VALID | READ | RESERVED | NAPOT) == VALID | READ

@@ -247,8 +247,6 @@ unsafe impl Format for VtdSs {
         is_table.then(|| PhysAddr::new(word & ADDRESS))
     }
 
-    const SINGLE_BY_BITS: bool = true;
-
     #[inline(always)]
     fn is_single(&self, level: u32, word: u64) -> bool {
         let is_leaf = level == 0 || (level <= TOP_LEAF && word & PAGE_SIZE != 0);

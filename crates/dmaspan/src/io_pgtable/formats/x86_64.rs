@@ -256,8 +256,6 @@ unsafe impl Format for X86_64 {
         is_table.then(|| PhysAddr::new(word & self.address))
     }
 
-    const SINGLE_BY_BITS: bool = true;
-
     #[inline(always)]
     fn is_single(&self, level: u32, word: u64) -> bool {
         let kind = if level == 0 { PRESENT } else { PRESENT | PAGE_SIZE };

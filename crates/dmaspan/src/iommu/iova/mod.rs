@@ -230,7 +230,8 @@ impl<P: Platform> Space<P> {
 
     /// IOVAs that nobody else has; low ones, of 32 bits, where there are some at hand.
     ///
-    /// Where a fit is free, one is found, also if it has to be collected from the caches.
+    /// Where a fit is free, one is found, also if it has to be collected from the caches; only what
+    /// lies in the magazines of a CPU that was interrupted while it was at them is missed.
     ///
     /// # Errors
     ///

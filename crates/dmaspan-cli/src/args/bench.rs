@@ -13,7 +13,7 @@ pub(crate) enum BenchWhat {
     #[command(long_about = IO_PGTABLE_ABOUT, after_help = IO_PGTABLE_EXAMPLES)]
     #[command(after_long_help = format!("Formats:\n{}\n{IO_PGTABLE_EXAMPLES}", formats::listed()))]
     IoPgtable(IoPgtableArgs),
-    /// Measure the DMA API: a call for each page of a buffer against one for all.
+    /// Measure the DMA API: a call a page of a buffer against one for all.
     #[command(long_about = DMA_ABOUT, after_help = DMA_EXAMPLES, allow_negative_numbers = true)]
     Dma(DmaArgs),
 }

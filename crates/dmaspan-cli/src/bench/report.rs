@@ -6,7 +6,9 @@ use serde::{Serialize, Serializer};
 use super::cases::Case;
 use super::formats::NamedFormat;
 use super::timing::{RangeTime, Times};
-use crate::report::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
+use crate::report::text::{
+    Marks, QUICK, TIMES, align_right, new_table, push_table, push_wrapped, ratio,
+};
 use crate::report::{rounded, units};
 
 /// What was measured. Its public part is what `--format json` prints.
@@ -143,11 +145,6 @@ const LEGEND: &str = "Times are of one range: medians, so that waiting for a CPU
     each span, and a look-up and an unmap call for each leaf; batched, one call maps all, and one \
     unmaps and gives the spans back. Every unmap gathers what hardware would have to forget; none \
     is told. Faster = by page / batched.";
-const NOTE: &str = "the times are this machine's and say nothing by themselves; the ratios are \
-    the point";
-const QUICK: &str = "one short round shows that all works, not how fast: leave --quick out for \
-    figures";
-
 /// The report as text, with a newline at its end.
 pub(crate) fn render(report: &Report, marks: Marks) -> String {
     let mut text = String::new();
@@ -170,7 +167,7 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
     text.push('\n');
     push_wrapped(&mut text, "", LEGEND);
     text.push('\n');
-    push_wrapped(&mut text, "note: ", if report.rounds == 1 { QUICK } else { NOTE });
+    push_wrapped(&mut text, "note: ", if report.rounds == 1 { QUICK } else { TIMES });
     if let Some(most) = report.threads.last().filter(|&&most| most > report.cpus) {
         let crowded = format!("{most} threads share {cpus}: no more of them than that run at once");
         push_wrapped(&mut text, "note: ", &crowded);

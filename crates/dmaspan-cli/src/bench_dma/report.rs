@@ -11,7 +11,9 @@ use super::latency::{Figures, PERMILLES};
 use super::plan::{BLOCK, Case, PAGE, Plan};
 use super::work::Measured;
 use crate::args::{Mode, direction_name};
-use crate::report::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
+use crate::report::text::{
+    Marks, QUICK, TIMES, align_right, new_table, push_table, push_wrapped, ratio,
+};
 use crate::report::{rounded, units};
 
 /// What was measured. `--format json` prints it.
@@ -281,11 +283,6 @@ const LEGEND_LAZY: &str = "Lazy: unmaps wait and are synced together, by page 25
 const NOTE_BLOCKS: &str = "buffers of 512 pages and more are blocks of 2M, one or two leaves \
     either way, and filling them empties the caches: without filling (-d 2) map and unmap take as \
     long as those of a page";
-const NOTE: &str = "the times are this machine's and say nothing by themselves; the ratios are \
-    the point";
-const QUICK: &str = "one short round shows that all works, not how fast: leave --quick out for \
-    figures";
-
 /// The report as text, with a newline at its end.
 pub(crate) fn render(report: &Report, marks: Marks) -> String {
     let mut text = String::new();
@@ -323,7 +320,7 @@ fn is_sg(report: &Report) -> bool {
 }
 
 fn push_notes(text: &mut String, report: &Report) {
-    push_wrapped(text, "note: ", if report.quick { QUICK } else { NOTE });
+    push_wrapped(text, "note: ", if report.quick { QUICK } else { TIMES });
     let clock = format!("looking at the clock takes {} ns, which is subtracted", report.clock_ns);
     push_wrapped(text, "note: ", &clock);
     let has_blocks = report.rows.iter().any(|row| row.granule * PAGE >= BLOCK);

@@ -10,6 +10,14 @@ use super::units;
 /// How wide lines may be.
 pub(crate) const WIDTH: usize = 80;
 
+/// What a benchmark says of its times.
+pub(crate) const TIMES: &str = "the times are this machine's and say nothing by themselves; the \
+    ratios are the point";
+
+/// What it says of them with `--quick`.
+pub(crate) const QUICK: &str = "one short round shows that all works, not how fast: leave \
+    --quick out for figures";
+
 /// Whether the marks of the verdict have a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Marks {

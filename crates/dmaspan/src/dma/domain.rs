@@ -221,48 +221,6 @@ where
     }
 }
 
-/// A domain whose tables hardware let go of: nothing needs to be synced any more.
-struct Detached<'d, D>(&'d D);
-
-impl<F, M, O, P, H> Flusher for Detached<'_, DmaDomain<F, M, O, P, H>>
-where
-    F: Format,
-    M: TableMemory<F::Word>,
-    O: IommuOps,
-    P: Platform,
-    H: DmaMemory,
-{
-    type List = M::List;
-    type Held = Held<H>;
-
-    fn gather(&self) -> Gather<M::List> {
-        self.0.gather()
-    }
-
-    fn add(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
-        self.0.add(gather, retired);
-    }
-
-    fn merge(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
-        self.0.merge(gather, more);
-    }
-
-    fn sync(&self, gather: Gather<M::List>) -> Result<(), SyncFailed<M::List>> {
-        self.0.domain.free_detached(gather);
-        Ok(())
-    }
-
-    fn sync_one(&self, retired: Retired<M::List>) -> Result<(), SyncFailed<M::List>> {
-        let mut gather = self.gather();
-        self.add(&mut gather, retired);
-        self.sync(gather)
-    }
-
-    fn release(&self, held: Held<H>) {
-        self.0.release(held);
-    }
-}
-
 impl<F, M, O, P, H> Drop for DmaDomain<F, M, O, P, H>
 where
     F: Format,
@@ -275,7 +233,7 @@ where
         // Where hardware does not answer, it may still let go of the tables as a whole. If it does
         // not do that either, what the queue has leaks.
         if self.queue.flush(&*self).is_err() && self.domain.detach().is_ok() {
-            let _ = self.queue.flush(&Detached(&*self));
+            let _ = self.queue.flush(&*self);
         }
     }
 }

@@ -63,8 +63,18 @@ pub struct MapFailed<L> {
 pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
     table: PageTable<F, M>,
     ops: O,
-    /// Whether hardware was told to let go, with success or without.
-    detached: bool,
+    hardware: Hardware,
+}
+
+/// What hardware does with the tables.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hardware {
+    /// It may walk them.
+    Walks,
+    /// It was told to let go, and did not say that it has.
+    Unknown,
+    /// It has let go: nothing is left to be invalidated.
+    LetGo,
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
@@ -79,7 +89,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             Some(leaf) => Err(io_pgtable::Error::Occupied { leaf }.into()),
             None => {
                 table.walks_from(table.root_word());
-                Ok(Self { table, ops, detached: false })
+                Ok(Self { table, ops, hardware: Hardware::Walks })
             }
         }
     }
@@ -249,7 +259,9 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub(crate) fn sync_own(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
         let synced = gather.synced();
         if !gather.is_empty() {
-            if let Err(error) = self.ops.invalidate(&gather.invalidation()) {
+            if self.hardware != Hardware::LetGo
+                && let Err(error) = self.ops.invalidate(&gather.invalidation())
+            {
                 return Err(SyncFailed { gather, error });
             }
             if let Some(tables) = gather.tables {
@@ -281,13 +293,6 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.sync_own(gather).map(|_| ())
     }
 
-    /// Frees the tables of a gather. The domain was [detached](Self::detach).
-    pub(crate) fn free_detached(&self, gather: Gather<M::List>) {
-        if let Some(tables) = gather.tables {
-            self.table.free_tables(tables);
-        }
-    }
-
     /// Takes the tables away from hardware for good.
     ///
     /// # Errors
@@ -296,8 +301,9 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub(crate) fn detach(&mut self) -> Result<(), HardwareError> {
         // Leaked unless hardware has let go, also where the hook panics.
         self.table.leak(Leaked::Yes);
-        self.detached = true;
+        self.hardware = Hardware::Unknown;
         self.ops.detach()?;
+        self.hardware = Hardware::LetGo;
         self.table.leak(Leaked::No);
         Ok(())
     }
@@ -473,7 +479,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Drop for Domain<F, M, O> {
     fn drop(&mut self) {
-        if !self.detached {
+        if self.hardware == Hardware::Walks {
             // Where that fails, the tables leak.
             let _ = self.detach();
         }

@@ -38,7 +38,7 @@
 //!     .pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans)
 //!     .map_err(|failed| format!("{:?}", failed.error))?;
 //! assert_eq!(spans.iter().map(|span| span.len()).sum::<u64>(), 1 << 20);
-//! pinner.unpin(&mut pin, &spans, Dirty::Written);
+//! pinner.unpin(&mut pin, &spans, Kind::Memory, Dirty::Written);
 //! pinner.release(pin);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

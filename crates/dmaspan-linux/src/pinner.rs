@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Errno, Prot, Span, UserRange};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::{Errno, Prot, RangeError, Span, UserAddr, UserRange};
 
-use crate::mem::{Memory, OutsideMemory};
+use crate::mem::{AccessError, Memory, OutsideMemory};
 use crate::pagemap::{FrameMode, FrameSource, Lookup, NoFrames, PagemapError};
 use crate::registration::{PinMethod, RegisterError, Registrar, Registration};
 
@@ -19,6 +19,12 @@ pub enum LinuxPinError {
     /// The range is not all in the memory.
     #[error(transparent)]
     Outside(#[from] OutsideMemory),
+    /// No range begins there and is so long.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// It could not be read or written.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The kernel did not pin it.
     #[error(transparent)]
     Register(#[from] RegisterError),
@@ -35,6 +41,8 @@ impl LinuxPinError {
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Outside(error) => error.errno(),
+            Self::Range(error) => error.errno(),
+            Self::Access(error) => error.errno(),
             Self::Register(error) => error.errno(),
             Self::Frames(error) => error.errno(),
             Self::NoFrames(error) => error.errno(),
@@ -283,15 +291,42 @@ unsafe impl Pinner for LinuxPinner {
     }
 
     /// Nothing to do: the kernel releases only the whole pin, and marks every page of it written.
-    fn unpin(&self, _pin: &mut LinuxPin, _spans: &[Span], _dirty: Dirty) {}
+    fn unpin(&self, _pin: &mut LinuxPin, _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
 
     fn release(&self, pin: LinuxPin) {
         self.end(ManuallyDrop::into_inner(pin.held));
     }
 
+    fn space_id(&self, space: &Arc<Memory>) -> u64 {
+        Arc::as_ptr(space).addr() as u64
+    }
+
+    fn knows_frames(&self) -> bool {
+        self.frame_mode() == FrameMode::Physical
+    }
+
+    fn read(
+        &self,
+        space: &Arc<Memory>,
+        at: UserAddr,
+        bytes: &mut [u8],
+    ) -> Result<(), LinuxPinError> {
+        Ok(space.read(offset_of(space, at, bytes.len())?, bytes)?)
+    }
+
+    fn write(&self, space: &Arc<Memory>, at: UserAddr, bytes: &[u8]) -> Result<(), LinuxPinError> {
+        Ok(space.write(offset_of(space, at, bytes.len())?, bytes)?)
+    }
+
     fn errno(&self, error: &LinuxPinError) -> Errno {
         error.errno()
     }
+}
+
+/// Where `len` bytes from `at` on are in the memory.
+fn offset_of(memory: &Memory, at: UserAddr, len: usize) -> Result<u64, LinuxPinError> {
+    let len = u64::try_from(len).unwrap_or(u64::MAX).max(1);
+    Ok(memory.offset_of(UserRange::from_len(at, len)?)?)
 }
 
 /// Whether a sink took a span, which a device may reach from then on.
@@ -307,8 +342,8 @@ struct Watched<'a> {
 }
 
 impl SpanSink for Watched<'_> {
-    fn push(&mut self, span: Span) -> Result<(), Stopped> {
-        self.sink.push(span)?;
+    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+        self.sink.push(span, kind)?;
         self.took = Took::Something;
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::{Errno, Prot, Span, UserRange};
 use dmaspan_linux::pagemap::NoFrames;
 use dmaspan_linux::pinner::LinuxPinError;
@@ -68,7 +68,7 @@ fn is_root() -> bool {
 }
 
 fn end(pinner: &LinuxPinner, mut pin: LinuxPin, spans: &[Span]) {
-    pinner.unpin(&mut pin, spans, Dirty::Written);
+    pinner.unpin(&mut pin, spans, Kind::Memory, Dirty::Written);
     pinner.release(pin);
 }
 
@@ -76,7 +76,7 @@ fn end(pinner: &LinuxPinner, mut pin: LinuxPin, spans: &[Span]) {
 struct Takes(usize);
 
 impl SpanSink for Takes {
-    fn push(&mut self, _span: Span) -> Result<(), Stopped> {
+    fn push(&mut self, _span: Span, _kind: Kind) -> Result<(), Stopped> {
         self.0 = self.0.checked_sub(1).ok_or(Stopped)?;
         Ok(())
     }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use dmaspan::dma::{BouncePool, SlotRequest, To};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
-use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Coherency, Errno, IovaRange, Prot, Span, UserRange};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::{Coherency, Errno, IovaRange, Prot, Span, UserAddr, UserRange};
 
 /// Decides which step fails. Clones count together.
 #[derive(Clone, Debug)]
@@ -217,12 +217,12 @@ struct FaultySink<'a> {
 }
 
 impl SpanSink for FaultySink<'_> {
-    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
         if self.faults.fails() {
             self.injected = true;
             return Err(Stopped);
         }
-        self.inner.push(span)
+        self.inner.push(span, kind)
     }
 }
 
@@ -255,12 +255,38 @@ unsafe impl<P: Pinner> Pinner for Faulty<P> {
         })
     }
 
-    fn unpin(&self, pin: &mut P::Pin, spans: &[Span], dirty: Dirty) {
-        self.inner.unpin(pin, spans, dirty);
+    fn unpin(&self, pin: &mut P::Pin, spans: &[Span], kind: Kind, dirty: Dirty) {
+        self.inner.unpin(pin, spans, kind, dirty);
     }
 
     fn release(&self, pin: P::Pin) {
         self.inner.release(pin);
+    }
+
+    fn space_id(&self, space: &P::Space) -> u64 {
+        self.inner.space_id(space)
+    }
+
+    fn chargeable(&self, space: &P::Space, range: UserRange) -> u64 {
+        self.inner.chargeable(space, range)
+    }
+
+    fn knows_frames(&self) -> bool {
+        self.inner.knows_frames()
+    }
+
+    fn read(&self, space: &P::Space, at: UserAddr, bytes: &mut [u8]) -> Result<(), Self::Error> {
+        if self.faults.fails() {
+            return Err(FaultyPinError::Injected);
+        }
+        self.inner.read(space, at, bytes).map_err(FaultyPinError::Inner)
+    }
+
+    fn write(&self, space: &P::Space, at: UserAddr, bytes: &[u8]) -> Result<(), Self::Error> {
+        if self.faults.fails() {
+            return Err(FaultyPinError::Injected);
+        }
+        self.inner.write(space, at, bytes).map_err(FaultyPinError::Inner)
     }
 
     fn errno(&self, error: &Self::Error) -> Errno {

@@ -2,10 +2,21 @@
 
 use core::fmt;
 
+use crate::addr::UserAddr;
 use crate::error::Errno;
 use crate::prot::Prot;
 use crate::range::UserRange;
 use crate::span::{Full, Span, SpanBuf};
+
+/// What is behind a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Memory that the pin keeps where it is, and that is charged to its owner.
+    Memory,
+    /// Device registers or device memory that a user has mapped, such as a PCI BAR. Nothing pins
+    /// it: it may be taken away, see [`Container::revoke`](crate::Container::revoke).
+    Mmio,
+}
 
 /// Takes spans as a [`Pinner`] finds them, in the order of the user's addresses.
 pub trait SpanSink {
@@ -14,21 +25,23 @@ pub trait SpanSink {
     /// # Errors
     ///
     /// [`Stopped`] where no more are wanted, this one included: the pinner returns at once.
-    fn push(&mut self, span: Span) -> Result<(), Stopped>;
+    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped>;
 }
 
 /// A [`SpanSink`] wants no more spans; it knows why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
+/// Kinds are not kept.
 impl SpanSink for SpanBuf<'_> {
-    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+    fn push(&mut self, span: Span, _kind: Kind) -> Result<(), Stopped> {
         SpanBuf::push(self, span).map_err(|Full| Stopped)
     }
 }
 
+/// Kinds are not kept.
 impl SpanSink for alloc::vec::Vec<Span> {
-    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+    fn push(&mut self, span: Span, _kind: Kind) -> Result<(), Stopped> {
         match self.last_mut().and_then(|last| Some((last.join(span)?, last))) {
             Some((joined, last)) => *last = joined,
             None => self.push(span),
@@ -89,7 +102,9 @@ impl Dirty {
 /// From the moment that a span is pushed until it is passed to [`unpin`](Self::unpin), or the pin
 /// to [`release`](Self::release), every byte of it
 ///
-/// 1. stays the memory of the user's range: neither moved, freed nor given another use; and
+/// 1. stays the memory of the user's range: neither moved, freed nor given another use. Device
+///    memory ([`Kind::Mmio`]) is not pinned: whoever takes it away first has every container that
+///    maps it revoke it; and
 /// 2. may be read and, where `prot` has [`Prot::WRITE`], written by a device at any time. No code
 ///    holds a Rust reference to it that a device's write would make untrue.
 ///
@@ -99,8 +114,9 @@ impl Dirty {
     reason = "a contract about memory that devices write; nothing here is unsafe"
 )]
 pub unsafe trait Pinner: Send + Sync {
-    /// Whose memory: an address space, a guest, a client's memory regions.
-    type Space: ?Sized;
+    /// Whose memory: a handle of an address space, a guest, a client's memory regions. Mappings
+    /// keep it, for what is read, written and pinned through them later.
+    type Space: Clone + Send + Sync;
     /// What must be kept while the memory is pinned. Dropping it leaks the pin, never ends it.
     type Pin: Send + fmt::Debug;
     /// Why pinning failed.
@@ -120,14 +136,45 @@ pub unsafe trait Pinner: Send + Sync {
         sink: &mut dyn SpanSink,
     ) -> Result<Self::Pin, PinFailed<Self::Pin, Self::Error>>;
 
-    /// Says that no device reaches `spans` of this pin any more. Cannot fail.
+    /// Says that no device reaches `spans` of this pin any more, all of which are of one kind.
+    /// Cannot fail and does not allocate.
     ///
     /// Called batch by batch, each span of the pin once, cut and joined as the page table gives
     /// them.
-    fn unpin(&self, pin: &mut Self::Pin, spans: &[Span], dirty: Dirty);
+    fn unpin(&self, pin: &mut Self::Pin, spans: &[Span], kind: Kind, dirty: Dirty);
 
     /// Ends the pin, all of whose spans were unpinned. Cannot fail.
     fn release(&self, pin: Self::Pin);
+
+    /// Tells address spaces apart: the same number for handles of the same one.
+    fn space_id(&self, space: &Self::Space) -> u64;
+
+    /// How many bytes of `range` count against its owner's limit: those of memory, not those of
+    /// devices. Asked before anything is pinned, so that a limit refuses early; an estimate that
+    /// is too high is put right when the spans are known.
+    fn chargeable(&self, _space: &Self::Space, range: UserRange) -> u64 {
+        range.checked_len().unwrap_or(u64::MAX)
+    }
+
+    /// Whether the addresses of spans tell frames apart, so that memory that is mapped twice can be
+    /// charged once.
+    fn knows_frames(&self) -> bool {
+        false
+    }
+
+    /// Copies memory of `space` from `at` on, as its user would read it.
+    ///
+    /// # Errors
+    ///
+    /// Where the user could not read all of it.
+    fn read(&self, space: &Self::Space, at: UserAddr, bytes: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Copies `bytes` to memory of `space` from `at` on, as its user would write it.
+    ///
+    /// # Errors
+    ///
+    /// Where the user could not write all of it.
+    fn write(&self, space: &Self::Space, at: UserAddr, bytes: &[u8]) -> Result<(), Self::Error>;
 
     /// The errno of an error, for front ends that answer as Linux does.
     fn errno(&self, error: &Self::Error) -> Errno;

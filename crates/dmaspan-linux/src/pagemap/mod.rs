@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-use dmaspan::pin::{PinError, SpanSink};
+use dmaspan::pin::{Kind, PinError, SpanSink};
 use dmaspan::{Errno, PhysAddr, Span, UserAddr, UserRange};
 
 use crate::mem::{Memory, OutsideMemory};
@@ -239,7 +239,7 @@ impl FrameSource {
         let Source::Physical(pagemap, no_scan) = &self.source else {
             // A range within memory is never the whole space, so it is a span.
             if let Some(Ok(span)) = range.checked_len().map(|len| virtual_span(range, len)) {
-                sink.push(span)?;
+                sink.push(span, Kind::Memory)?;
             }
             return Ok(LookupCost::default());
         };

@@ -1,4 +1,4 @@
-use dmaspan::pin::Stopped;
+use dmaspan::pin::{Kind, Stopped};
 
 use super::*;
 use crate::hugetlb::{self, HugetlbReservation};
@@ -36,7 +36,7 @@ fn reference(source: &FrameSource, memory: &Memory, range: UserRange) -> Vec<Spa
         let skip = at % page;
         let len = (page - skip).min(range.last().get() - at + 1);
         let span = Span::new(PhysAddr::new(paddr.get() + skip), len).unwrap();
-        SpanSink::push(&mut spans, span).unwrap();
+        SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
         at += len;
     }
     spans
@@ -167,7 +167,7 @@ fn a_page_that_is_not_there_is_an_error_and_no_frame() {
 fn a_sink_that_wants_no_more_stops_the_walk() {
     struct Refuses;
     impl SpanSink for Refuses {
-        fn push(&mut self, _span: Span) -> Result<(), Stopped> {
+        fn push(&mut self, _span: Span, _kind: Kind) -> Result<(), Stopped> {
             Err(Stopped)
         }
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use dmaspan::pin::{PinError, SpanSink};
+use dmaspan::pin::{Kind, PinError, SpanSink};
 use dmaspan::{Errno, PhysAddr, Span, UserAddr, UserRange};
 
 use super::{Lookup, LookupCost, PagemapError, entry};
@@ -140,7 +140,7 @@ impl<'a> Walk<'a> {
             let closed =
                 if self.at < self.end { spans.len().saturating_sub(1) } else { spans.len() };
             for span in spans.drain(..closed) {
-                sink.push(span)?;
+                sink.push(span, Kind::Memory)?;
             }
         }
         Ok(())
@@ -307,6 +307,6 @@ fn add(spans: &mut Vec<Span>, range: UserRange, start: u64, end: u64, paddr: u64
     let span = Span::new(PhysAddr::new(paddr + skip), (last - start).saturating_sub(skip) + 1);
     if let Ok(span) = span {
         // A vector takes every span.
-        let _ = SpanSink::push(spans, span);
+        let _ = SpanSink::push(spans, span, Kind::Memory);
     }
 }

@@ -1,7 +1,7 @@
 //! Operations on a page table, beside an interval map.
 
 use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, MapFailed, PageTable, Retired};
-use dmaspan::pin::SpanSink;
+use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 
 use super::choices::Choices;
@@ -261,7 +261,7 @@ impl<'a, F: Format> Pair<'a, F> {
         };
         loop {
             for &span in buf.spans() {
-                SpanSink::push(&mut spans, span).unwrap();
+                SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
             }
             buf.clear();
             self.free(unmapped.retired);

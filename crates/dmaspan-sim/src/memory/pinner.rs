@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dmaspan::pin::{Dirty, PinError, PinFailed, Pinner, SpanSink};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
 use dmaspan::{Errno, Prot, Span, UserAddr, UserRange, lg2};
 
 use super::{Segment, SimMemory, SimSpace, State, Violation};
@@ -146,7 +146,7 @@ impl SimPinner {
         let mut state = self.memory.state.lock();
         let mut partial = self.each_frame(&spans, |number| state.pin(number));
         drop(state);
-        let taken = spans.iter().take_while(|span| sink.push(**span).is_ok()).count();
+        let taken = spans.iter().take_while(|span| sink.push(**span, Kind::Memory).is_ok()).count();
         let stopped = taken < spans.len();
         if stopped {
             // What was taken gets its own pins before the others go: it must never be without.
@@ -194,13 +194,13 @@ type Failed = PinFailed<SimPin, SimPinError>;
 //    but a simulated one reaches them.
 #[expect(unsafe_code, reason = "the trait is a promise about memory, kept as said above")]
 unsafe impl Pinner for SimPinner {
-    type Space = SimSpace;
+    type Space = Arc<SimSpace>;
     type Pin = SimPin;
     type Error = SimPinError;
 
     fn pin(
         &self,
-        space: &SimSpace,
+        space: &Arc<SimSpace>,
         range: UserRange,
         _prot: Prot,
         sink: &mut dyn SpanSink,
@@ -222,7 +222,7 @@ unsafe impl Pinner for SimPinner {
         Err(refused(error, None))
     }
 
-    fn unpin(&self, pin: &mut SimPin, spans: &[Span], dirty: Dirty) {
+    fn unpin(&self, pin: &mut SimPin, spans: &[Span], _kind: Kind, dirty: Dirty) {
         let mut state = self.memory.state.lock();
         for span in spans {
             let before = pin.spans.partition_point(|own| own.paddr() <= span.paddr());
@@ -244,11 +244,38 @@ unsafe impl Pinner for SimPinner {
         }
     }
 
+    fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
+        Arc::as_ptr(space).addr() as u64
+    }
+
+    fn knows_frames(&self) -> bool {
+        true
+    }
+
+    fn read(
+        &self,
+        space: &Arc<SimSpace>,
+        at: UserAddr,
+        bytes: &mut [u8],
+    ) -> Result<(), SimPinError> {
+        space.read(at, bytes).map_err(|hole| no_memory(at, bytes.len(), hole))
+    }
+
+    fn write(&self, space: &Arc<SimSpace>, at: UserAddr, bytes: &[u8]) -> Result<(), SimPinError> {
+        space.write(at, bytes).map_err(|hole| no_memory(at, bytes.len(), hole))
+    }
+
     fn errno(&self, error: &SimPinError) -> Errno {
         match error {
             SimPinError::Hole { .. } | SimPinError::Foreign { .. } => Errno::EFAULT,
         }
     }
+}
+
+fn no_memory(at: UserAddr, len: usize, hole: UserAddr) -> SimPinError {
+    let len = u64::try_from(len).unwrap_or(u64::MAX);
+    let range = UserRange::from_len(at, len).unwrap_or(UserRange::point(at));
+    SimPinError::Hole { range, at: hole }
 }
 
 /// The spans' bytes as sorted, disjoint, maximal spans. A user may map the same memory twice.

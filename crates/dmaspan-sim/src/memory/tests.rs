@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::pin::{Dirty, PinError, Pinner, SpanSink, Stopped};
+use dmaspan::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
 use dmaspan::{PhysAddr, Prot, Span, SpanBuf, UserAddr, UserRange};
 
 use super::*;
@@ -26,17 +26,17 @@ fn user(start: u64, len: u64) -> UserRange {
 }
 
 /// Frames 5, 6, 2 and 9 at user address 0x1000 of sixteen frames.
-fn space() -> (SimPinner, SimSpace) {
+fn space() -> (SimPinner, Arc<SimSpace>) {
     let memory = memory(16);
     for part in [span(5, 2), span(2, 1), span(9, 1)] {
         memory.allocate_at(part).unwrap();
     }
-    let space = SimSpace::new(Arc::clone(&memory));
+    let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
     space.map(UserAddr::new(0x1000), &[span(5, 1), span(6, 1), span(2, 1), span(9, 1)]).unwrap();
     (SimPinner::new(memory), space)
 }
 
-fn pin(pinner: &SimPinner, space: &SimSpace, range: UserRange) -> (SimPin, Vec<Span>) {
+fn pin(pinner: &SimPinner, space: &Arc<SimSpace>, range: UserRange) -> (SimPin, Vec<Span>) {
     let mut spans = Vec::new();
     let pin = pinner.pin(space, range, Prot::READ_WRITE, &mut spans).unwrap();
     (pin, spans)
@@ -56,9 +56,9 @@ mod pinning {
             [2, 5, 6, 9, 4, 16].map(pins),
             [Some(1), Some(1), Some(1), Some(1), Some(0), None]
         );
-        pinner.unpin(&mut pinned, &[span(6, 1), span(9, 1)], Dirty::Clean);
+        pinner.unpin(&mut pinned, &[span(6, 1), span(9, 1)], Kind::Memory, Dirty::Clean);
         assert_eq!((pins(5), pins(6), pins(9)), (Some(1), Some(0), Some(0)));
-        pinner.unpin(&mut pinned, &[span(2, 1), span(5, 1)], Dirty::Written);
+        pinner.unpin(&mut pinned, &[span(2, 1), span(5, 1)], Kind::Memory, Dirty::Written);
         pinner.release(pinned);
         assert_eq!(pinner.memory().pinned_frames(), 0);
         let dirty = |frame: u64| pinner.memory().is_dirty(PhysAddr::new(BASE + (frame << 12)));
@@ -99,7 +99,7 @@ mod pinning {
         let mut pinned = error.pin.unwrap();
         assert_eq!((pinned.range(), pinned.bytes_left()), (user(0x1000, 0x2000), 0x2000));
         assert_eq!(pinner.memory().pinned_frames(), 2);
-        pinner.unpin(&mut pinned, &spans, Dirty::Clean);
+        pinner.unpin(&mut pinned, &spans, Kind::Memory, Dirty::Clean);
         pinner.release(pinned);
         assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
         // A hole right at the start leaves nothing.
@@ -119,7 +119,7 @@ mod pinning {
         assert_eq!((pinned.range(), pinned.bytes_left()), (user(0x1000, 0x3000), 0x3000));
         let pins = |frame: u64| pinner.memory().pins(PhysAddr::new(BASE + (frame << 12)));
         assert_eq!([5, 6, 2, 9].map(pins), [Some(1), Some(1), Some(1), Some(0)]);
-        pinner.unpin(&mut pinned, sink.spans(), Dirty::Clean);
+        pinner.unpin(&mut pinned, sink.spans(), Kind::Memory, Dirty::Clean);
         pinner.release(pinned);
         assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
         let mut none = SpanBuf::new(&mut []);
@@ -139,9 +139,9 @@ mod pinning {
         let error = pinner.pin(&space, user(0, 0x2000), Prot::READ, &mut sink).unwrap_err();
         let mut pinned = error.pin.unwrap();
         assert_eq!(pinner.memory().pinned_frames(), 2);
-        pinner.unpin(&mut pinned, &[bytes(0x5000, 0x800)], Dirty::Clean);
+        pinner.unpin(&mut pinned, &[bytes(0x5000, 0x800)], Kind::Memory, Dirty::Clean);
         assert_eq!(pinner.memory().pinned_frames(), 1);
-        pinner.unpin(&mut pinned, &[bytes(0x9000, 0x1000)], Dirty::Clean);
+        pinner.unpin(&mut pinned, &[bytes(0x9000, 0x1000)], Kind::Memory, Dirty::Clean);
         pinner.release(pinned);
         assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     }
@@ -150,7 +150,7 @@ mod pinning {
     fn frames_are_pinned_when_the_sink_hears_of_them() {
         struct Looks<'a>(&'a SimMemory);
         impl SpanSink for Looks<'_> {
-            fn push(&mut self, span: Span) -> Result<(), Stopped> {
+            fn push(&mut self, span: Span, _kind: Kind) -> Result<(), Stopped> {
                 if self.0.pins(span.paddr()) == Some(1) { Ok(()) } else { Err(Stopped) }
             }
         }
@@ -165,11 +165,11 @@ mod pinning {
         let (mut pinned, spans) = pin(&pinner, &space, user(0x1800, 0x1000));
         assert_eq!(spans, [bytes(0x5800, 0x1000)]);
         let pins = |frame: u64| pinner.memory().pins(PhysAddr::new(BASE + (frame << 12))).unwrap();
-        pinner.unpin(&mut pinned, &[bytes(0x5800, 0x400)], Dirty::Clean);
+        pinner.unpin(&mut pinned, &[bytes(0x5800, 0x400)], Kind::Memory, Dirty::Clean);
         assert_eq!((pins(5), pins(6)), (1, 1));
-        pinner.unpin(&mut pinned, &[bytes(0x5c00, 0x600)], Dirty::Clean);
+        pinner.unpin(&mut pinned, &[bytes(0x5c00, 0x600)], Kind::Memory, Dirty::Clean);
         assert_eq!((pins(5), pins(6)), (0, 1));
-        pinner.unpin(&mut pinned, &[bytes(0x6200, 0x600)], Dirty::Clean);
+        pinner.unpin(&mut pinned, &[bytes(0x6200, 0x600)], Kind::Memory, Dirty::Clean);
         pinner.release(pinned);
         assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     }
@@ -178,7 +178,12 @@ mod pinning {
     fn a_frame_cut_in_two_by_unpinning_is_unpinned_once() {
         let (pinner, space) = space();
         let (mut pinned, _) = pin(&pinner, &space, user(0x1000, 0x2000));
-        pinner.unpin(&mut pinned, &[bytes(0x5000, 0x1800), bytes(0x6800, 0x800)], Dirty::Clean);
+        pinner.unpin(
+            &mut pinned,
+            &[bytes(0x5000, 0x1800), bytes(0x6800, 0x800)],
+            Kind::Memory,
+            Dirty::Clean,
+        );
         pinner.release(pinned);
         assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     }
@@ -190,7 +195,7 @@ mod pinning {
         let (mut pinned, spans) = pin(&pinner, &space, user(0x1000, 0x6000));
         assert_eq!(pinner.memory().pins(PhysAddr::new(BASE + 0x5000)), Some(2));
         assert_eq!(pinner.memory().pins(PhysAddr::new(BASE + 0x6000)), Some(2));
-        pinner.unpin(&mut pinned, &spans, Dirty::Clean);
+        pinner.unpin(&mut pinned, &spans, Kind::Memory, Dirty::Clean);
         pinner.release(pinned);
         assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     }
@@ -200,9 +205,9 @@ mod pinning {
         let (pinner, space) = space();
         let (mut pinned, _) = pin(&pinner, &space, user(0x1000, 0x2000));
         let frame = PhysAddr::new(BASE + 0x5000);
-        pinner.unpin(&mut pinned, &[span(5, 1)], Dirty::Clean);
-        pinner.unpin(&mut pinned, &[span(5, 1)], Dirty::Clean);
-        pinner.unpin(&mut pinned, &[span(6, 2)], Dirty::Clean);
+        pinner.unpin(&mut pinned, &[span(5, 1)], Kind::Memory, Dirty::Clean);
+        pinner.unpin(&mut pinned, &[span(5, 1)], Kind::Memory, Dirty::Clean);
+        pinner.unpin(&mut pinned, &[span(6, 2)], Kind::Memory, Dirty::Clean);
         // The second unpin of frame 5 was counted, wrongly as the caller did.
         assert_eq!(pinned.bytes_left(), 0);
         let (other, _) = pin(&pinner, &space, user(0x3000, 0x1000));
@@ -424,7 +429,7 @@ mod contents {
     #[test]
     fn unmapping_cuts_segments_and_the_top_of_the_space_can_be_mapped() {
         let memory = memory(16);
-        let space = SimSpace::new(memory);
+        let space = Arc::new(SimSpace::new(memory));
         let top = u64::MAX - 0x3fff;
         assert_eq!(space.map(UserAddr::new(top), &[span(4, 4)]), Some(user(top, 0x4000)));
         assert_eq!(space.map(UserAddr::new(top), &[span(4, 5)]), None);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, Rest, Retired, Unmapped};
-use dmaspan::pin::SpanSink;
+use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, Span, SpanBuf, lg2};
 
 use super::rig::Rig;
@@ -174,7 +174,7 @@ fn unmap_dirty<S: Subject, const ROOM: usize>(
         tree.table.whole().unmap_dirty(asked, &mut buf, bits).unwrap();
     loop {
         for &span in buf.spans() {
-            SpanSink::push(&mut spans, span).unwrap();
+            SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
         }
         buf.clear();
         free(&tree.table, unmapped.retired);

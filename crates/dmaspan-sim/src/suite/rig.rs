@@ -2,7 +2,7 @@
 
 use dmaspan::io_pgtable::{DirtyBitmap, Gap, TableMemory};
 use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps, Scope};
-use dmaspan::pin::SpanSink;
+use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use parking_lot::Mutex;
 
@@ -169,7 +169,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Rig<S, M> {
         loop {
             let (_, rest) = unsynced.sync().unwrap();
             for &span in buf.spans() {
-                SpanSink::push(&mut spans, span).unwrap();
+                SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
             }
             buf.clear();
             let Some(rest) = rest else { return Ok(spans) };

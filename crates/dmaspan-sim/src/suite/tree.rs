@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use dmaspan::io_pgtable::{
     Error, Format, MapFailed, Mapped, PageTable, Retired, TableMemory, Word,
 };
-use dmaspan::pin::SpanSink;
+use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 
 use super::Subject;
@@ -173,7 +173,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
         let mut unmapped = self.table.whole().unmap(range, &mut buf)?;
         loop {
             for &span in buf.spans() {
-                SpanSink::push(&mut spans, span).unwrap();
+                SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
             }
             buf.clear();
             free(&self.table, unmapped.retired);

@@ -36,7 +36,7 @@ use crate::addr::Iova;
 use crate::error::Errno;
 use crate::io_pgtable::{Format, LeafCensus, TableMemory};
 use crate::iommu::{self, Domain, IommuOps};
-use crate::pin::{Dirty, PinError, Pinner, SpanSink, Stopped};
+use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
 use crate::space::{DmaSpace, Limits};
@@ -351,7 +351,7 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
         }
         let unpin = |pin: &mut Option<P::Pin>, spans: &[Span]| {
             if let Some(pin) = pin {
-                self.pinner.unpin(pin, spans, dirty);
+                self.pinner.unpin(pin, spans, Kind::Memory, dirty);
             }
         };
         let mut pin = pin;
@@ -421,7 +421,7 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
         let dirty = Dirty::after(prot);
         let release = &mut |spans: &[Span], synced: iommu::Synced| {
             debug_assert!(synced.meets(range));
-            self.pinner.unpin(&mut pinned.pin, spans, dirty);
+            self.pinner.unpin(&mut pinned.pin, spans, Kind::Memory, dirty);
         };
         if let Err(source) = self.domain.unmap(range, &mut buf, release) {
             pinned.leak();
@@ -535,7 +535,7 @@ impl Mapper<'_> {
 }
 
 impl SpanSink for Mapper<'_> {
-    fn push(&mut self, span: Span) -> Result<(), Stopped> {
+    fn push(&mut self, span: Span, _kind: Kind) -> Result<(), Stopped> {
         if self.buf.push(span).is_ok() {
             return Ok(());
         }

@@ -114,7 +114,7 @@ impl SoftIommu {
         })?;
         let iotlb = Iotlb::new(walker, tables.clone());
         let domain = Domain::new(table, iotlb.clone())?;
-        let container = Container::new(pinner, domain, Account::new(bytes));
+        let container = Container::with_domain(pinner, domain, Account::new(bytes));
         let empty_tables = tables.tables();
         Ok(Self { container, tables, iotlb, empty_tables })
     }

@@ -64,12 +64,12 @@
 //!
 //! // A user's memory: 3 MiB of it, in one piece.
 //! let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
-//! let space = SimSpace::new(Arc::clone(&memory));
+//! let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
 //! let frames = memory.allocate(3 << 20, 21)?;
 //! let user = space.map(UserAddr::new(0x7f00_0000_0000), &[frames]).ok_or("mapped already")?;
 //!
 //! let container: Container<_, parking_lot::RawMutex> =
-//!     Container::new(SimPinner::new(memory), domain, Account::new(64 << 20));
+//!     Container::with_domain(SimPinner::new(memory), domain, Account::new(64 << 20));
 //! container.map(&space, user, Iova::new(0), Prot::READ_WRITE)?;
 //! let leaves: Vec<_> = container.census().sizes().collect();
 //! assert_eq!(leaves, [(12, 256), (21, 1)]); // 2 MiB by one leaf, 1 MiB by pages

@@ -198,18 +198,6 @@ impl<'a> SpanBuf<'a> {
         }
     }
 
-    /// Takes out all spans but the last, which the next one may still join, through `take`.
-    pub(crate) fn drain_closed<E>(
-        &mut self,
-        take: impl FnOnce(&[Span]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let Some(&open) = self.spans().last() else { return Ok(()) };
-        take(&self.spans()[..self.len - 1])?;
-        self.spans[0] = open;
-        self.len = 1;
-        Ok(())
-    }
-
     #[inline(always)]
     fn last_mut(&mut self) -> Option<&mut Span> {
         self.spans[..self.len].last_mut()
@@ -275,21 +263,5 @@ mod tests {
         buf.push(span(8, 1)).unwrap();
         buf.rewind(mark);
         assert_eq!(buf.spans(), &[span(0, 1)]);
-    }
-
-    #[test]
-    fn draining_keeps_the_span_that_may_still_grow() {
-        let mut room = SpanBuf::room::<3>();
-        let mut buf = SpanBuf::new(&mut room);
-        for start in [0, 2, 4] {
-            buf.push(span(start, 1)).unwrap();
-        }
-        buf.drain_closed(|closed| {
-            assert_eq!(closed, &[span(0, 1), span(2, 1)]);
-            Ok::<(), ()>(())
-        })
-        .unwrap();
-        buf.push(span(5, 1)).unwrap();
-        assert_eq!(buf.spans(), &[span(4, 2)]);
     }
 }

@@ -25,6 +25,14 @@ pub enum Error<E: core::error::Error> {
         /// The smallest page, in bytes.
         granule: u64,
     },
+    /// What is to be unmapped does not begin and end with a page.
+    #[error("{range} is not aligned to pages of {granule:#x} bytes")]
+    MisalignedUnmap {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// The smallest page, in bytes.
+        granule: u64,
+    },
     /// The mapping would permit nothing.
     #[error("mapping {user} with {prot:?} permits neither reads nor writes")]
     NoAccess {
@@ -56,6 +64,24 @@ pub enum Error<E: core::error::Error> {
         range: IovaRange,
         /// What the other operation works on.
         busy: IovaRange,
+    },
+    /// Domains are being attached or detached, or would be while mappings are made or unmapped. Try
+    /// again when that is done.
+    #[error("domains change, or would while mappings do")]
+    Changing,
+    /// The caller did not want the mapping any more.
+    #[error("mapping {user} was cancelled when {mapped:#x} bytes were mapped")]
+    Cancelled {
+        /// The memory.
+        user: UserRange,
+        /// Bytes that were mapped, and are not any more.
+        mapped: u64,
+    },
+    /// There is no memory to keep book of a mapping.
+    #[error("no memory to keep book of the mapping of {user}")]
+    NoMemory {
+        /// The memory that was to be mapped.
+        user: UserRange,
     },
     /// Hardware may still use the range, since an invalidation failed: it is out of use for ever.
     #[error(
@@ -131,12 +157,15 @@ impl<E: core::error::Error> Error<E> {
         match self {
             Self::Range(error) => error.errno(),
             Self::Misaligned { .. }
+            | Self::MisalignedUnmap { .. }
             | Self::NoAccess { .. }
             | Self::OutsideAperture { .. }
             | Self::Bisects { .. } => Errno::EINVAL,
             Self::Exists { .. } => Errno::EEXIST,
-            Self::Busy { .. } | Self::Quarantined { .. } => Errno::EBUSY,
+            Self::Busy { .. } | Self::Changing | Self::Quarantined { .. } => Errno::EBUSY,
             Self::TooManyMappings { .. } => Errno::ENOSPC,
+            Self::Cancelled { .. } => Errno::EINTR,
+            Self::NoMemory { .. } => Errno::ENOMEM,
             Self::OverLimit { source, .. } => source.errno(),
             Self::Pin { source, .. } => pin(source),
             Self::PinnedLen { .. } => Errno::EFAULT,

@@ -5,7 +5,7 @@
 
 use crate::addr::Iova;
 use crate::io_pgtable::{Format, Geometry, LeafCensus, Rest, TableMemory};
-use crate::iommu::{self, Domain, HardwareError, IommuOps, MapFailed, Synced};
+use crate::iommu::{self, Domain, HardwareError, IommuOps, MapFailed};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
@@ -26,6 +26,16 @@ pub(super) struct Refused {
     pub(super) reach: Reach,
 }
 
+/// What one sync took away.
+#[derive(Debug)]
+#[must_use = "what was taken away may not be released where the sync failed"]
+pub(super) struct Taken {
+    /// How many bytes of the ranges, from the front: all of them, or as far as the buffer reached.
+    pub(super) bytes: u64,
+    /// Whether hardware has forgotten them.
+    pub(super) synced: Result<(), HardwareError>,
+}
+
 /// What a [`Domain`] does for a container, whatever its format.
 pub(super) trait Paging: Send + Sync {
     fn geometry(&self) -> &Geometry;
@@ -36,15 +46,21 @@ pub(super) trait Paging: Send + Sync {
     /// Tells hardware that caches absent entries about a mapping.
     fn announce(&self, range: IovaRange) -> Result<(), HardwareError>;
 
-    /// Unmaps a range that is mapped without holes, a batch of spans after the other: each is
-    /// passed to `release` when the sync of its IOVAs is done. Nothing is released behind a sync
-    /// that failed, and nothing more unmapped.
+    /// Unmaps ranges that are mapped without holes, as far as `buf` has room for their spans, and
+    /// syncs once. Before it does, `others` is told what of them is gone.
     fn unmap(
         &self,
-        range: IovaRange,
+        ranges: &[IovaRange],
         buf: &mut SpanBuf<'_>,
-        release: &mut dyn FnMut(&[Span], Synced),
-    ) -> Result<(), HardwareError>;
+        others: &mut dyn FnMut(&mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError>,
+    ) -> Taken;
+
+    /// Takes whatever is mapped in the ranges away and syncs once. No leaf reaches out of a range.
+    fn remove(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError>;
+
+    /// Puts the spans of a range, which is mapped without holes, into `buf`, as many as fit, and
+    /// returns what of the range is left.
+    fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange>;
 
     /// Frees the tables that unmapping `range` left empty, of those in `owned`. Failure leaks them.
     fn reclaim(&self, range: IovaRange, owned: IovaRange);
@@ -62,26 +78,55 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
     }
 
     fn announce(&self, range: IovaRange) -> Result<(), HardwareError> {
-        self.ops().sync_map(range)
+        self.tell_mapped(range)
     }
 
     fn unmap(
         &self,
-        range: IovaRange,
+        ranges: &[IovaRange],
         buf: &mut SpanBuf<'_>,
-        release: &mut dyn FnMut(&[Span], Synced),
-    ) -> Result<(), HardwareError> {
-        let mut rest = Some(Rest::known(range, self.id()));
-        while let Some(next) = rest {
-            buf.clear();
-            let unmapped = self.unmap_next(next, buf);
-            let mut gather = self.gather();
+        others: &mut dyn FnMut(&mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError>,
+    ) -> Taken {
+        let mut gather = self.gather();
+        let mut bytes = 0u64;
+        let mut last = None;
+        let mut whole = 0;
+        for &range in ranges {
+            let unmapped = self.unmap_next(Rest::known(range, self.id()), buf);
             self.add_own(&mut gather, unmapped.retired);
-            let synced = self.sync_own(gather).map_err(|failed| failed.error)?;
-            release(buf.spans(), synced);
-            rest = unmapped.rest;
+            if let Some(rest) = unmapped.rest {
+                last = before(range, rest.range().start());
+                break;
+            }
+            bytes = bytes.wrapping_add(range.len_less_one()).wrapping_add(1);
+            whole += 1;
         }
-        Ok(())
+        bytes = last.map_or(bytes, |last| bytes.wrapping_add(last.len_less_one()).wrapping_add(1));
+        let mut parts = ranges[..whole].iter().copied().chain(last);
+        // All are told, also where one of them fails.
+        let others = others(&mut parts);
+        let own = self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error);
+        Taken { bytes, synced: others.and(own) }
+    }
+
+    fn remove(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError> {
+        let mut gather = self.gather();
+        for range in ranges {
+            let retired = self.take_away(range);
+            self.add_own(&mut gather, retired);
+        }
+        self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error)
+    }
+
+    fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange> {
+        for mapped in self.all().walk(range) {
+            let len = mapped.range.len_less_one().wrapping_add(1);
+            let pushed = Span::new(mapped.paddr, len).map(|span| buf.push(span));
+            if !matches!(pushed, Ok(Ok(()))) {
+                return IovaRange::new(mapped.range.start(), range.last());
+            }
+        }
+        None
     }
 
     fn reclaim(&self, range: IovaRange, owned: IovaRange) {
@@ -92,6 +137,11 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
     fn census(&self, range: IovaRange) -> LeafCensus {
         Domain::census(self, range)
     }
+}
+
+/// The part of `range` below `at`.
+fn before(range: IovaRange, at: Iova) -> Option<IovaRange> {
+    at.get().checked_sub(1).and_then(|last| IovaRange::new(range.start(), Iova::new(last)))
 }
 
 fn refused<L>(failed: MapFailed<L>) -> Refused {

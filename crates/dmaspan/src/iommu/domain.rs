@@ -369,7 +369,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// Tells hardware that `range` was mapped, and of the new root where the tree grew for it.
-    pub(super) fn tell_mapped(&self, range: IovaRange) -> Result<(), HardwareError> {
+    pub(crate) fn tell_mapped(&self, range: IovaRange) -> Result<(), HardwareError> {
         if F::GROWS && !self.table.hardware_reaches(range.last()) {
             self.tell_root()?;
         }

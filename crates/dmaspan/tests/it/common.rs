@@ -87,7 +87,7 @@ pub(crate) fn unmap_by<const ROOM: usize, F: Format, M: TableMemory<F::Word>>(
     let mut unmapped = table.whole().unmap(range, &mut buf)?;
     loop {
         for &span in buf.spans() {
-            dmaspan::pin::SpanSink::push(&mut spans, span).unwrap();
+            dmaspan::pin::SpanSink::push(&mut spans, span, dmaspan::pin::Kind::Memory).unwrap();
         }
         buf.clear();
         free(table, unmapped.retired);

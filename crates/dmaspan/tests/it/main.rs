@@ -1,9 +1,7 @@
 //! What the core promises, tried from outside.
 #![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
 
-mod busy;
 mod common;
-mod container;
 mod domain;
 mod edges;
 mod errors;

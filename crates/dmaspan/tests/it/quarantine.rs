@@ -15,8 +15,6 @@ use crate::failures::faulty_domain;
 for_all_granules!(
     a_mapping_that_hardware_was_not_told_about_is_taken_back,
     a_mapping_that_could_not_be_taken_back_is_handed_to_the_caller,
-    a_failed_map_whose_memory_a_device_may_use_keeps_it,
-    pinners_that_find_too_much_or_too_little_are_refused,
     what_is_retired_names_its_range_and_leaf_sizes,
     a_withdrawn_mapping_leaves_the_tables_that_were_there,
     exactly_the_tables_that_are_missing_suffice,
@@ -39,20 +37,6 @@ fn a_mapping_that_hardware_was_not_told_about_is_taken_back<const G: u32>() {
         iotlb.walker().walk(&tables, Iova::new(0), Access::Read)
     };
     assert!(census.is_err(), "nothing translates");
-    // The same through a container, which leaves no table either.
-    let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 64 << G, G).unwrap());
-    let space = SimSpace::new(Arc::clone(&memory));
-    let spans = memory.allocate_scattered(8 << G, 1).unwrap();
-    let user = space.map(UserAddr::new(1 << 32), &spans).unwrap();
-    let (domain, tables, iotlb) = faulty_domain::<G>(&Faults::none());
-    let account = Account::new(u64::MAX);
-    let container: Container<_, parking_lot::RawMutex> =
-        Container::new(SimPinner::new(Arc::clone(&memory)), domain, Arc::clone(&account));
-    iotlb.fail_next_sync_maps(1);
-    let error = container.map(&space, user, Iova::new(0), PROT).unwrap_err();
-    assert!(matches!(error, Error::Map { .. }), "{error}");
-    assert_eq!((memory.pinned_frames(), account.used(), tables.tables()), (0, 0, 1));
-    assert_eq!(memory.violations(), []);
 }
 
 fn a_mapping_that_could_not_be_taken_back_is_handed_to_the_caller<const G: u32>() {
@@ -74,83 +58,6 @@ fn a_mapping_that_could_not_be_taken_back_is_handed_to_the_caller<const G: u32>(
         assert_eq!(invalidation.leaf_sizes, g);
         // SAFETY: the gather is this domain's.
         assert!(unsafe { domain.sync(gather) }.is_ok());
-    }
-}
-
-fn a_failed_map_whose_memory_a_device_may_use_keeps_it<const G: u32>() {
-    let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 64 << G, G).unwrap());
-    let space = SimSpace::new(Arc::clone(&memory));
-    let spans = memory.allocate_scattered(8 << G, 1).unwrap();
-    let user = space.map(UserAddr::new(1 << 32), &spans).unwrap();
-    let (domain, _, iotlb) = faulty_domain::<G>(&Faults::none());
-    let account = Account::new(u64::MAX);
-    let container: Container<_, parking_lot::RawMutex> =
-        Container::new(SimPinner::new(Arc::clone(&memory)), domain, Arc::clone(&account));
-    iotlb.fail_next_sync_maps(1);
-    iotlb.fail_next_invalidations(1);
-    assert!(container.map(&space, user, Iova::new(0), PROT).is_err());
-    assert_eq!((memory.pinned_frames(), account.used()), (8, 8 << G));
-    assert_eq!(container.mappings(), 1);
-    let error = container.map(&space, user, Iova::new(0), PROT).unwrap_err();
-    assert!(matches!(error, Error::Quarantined { .. }), "{error}");
-    assert_eq!(container.errno(&error), Errno::EBUSY);
-    assert_eq!(account.used(), 8 << G, "a refused map is not charged");
-}
-
-use dmaspan::DmaSpace as _;
-
-/// Says that a range is contiguous memory, of another length than it has.
-#[derive(Debug)]
-struct Liar {
-    bytes_more: i64,
-}
-
-// SAFETY: the spans are of no memory, and no device of these tests touches them.
-unsafe impl Pinner for Liar {
-    type Space = ();
-    type Pin = ();
-    type Error = std::convert::Infallible;
-
-    fn pin(
-        &self,
-        (): &(),
-        range: UserRange,
-        _prot: Prot,
-        sink: &mut dyn SpanSink,
-    ) -> Result<(), PinFailed<(), Self::Error>> {
-        let bytes = range.checked_len().unwrap().saturating_add_signed(self.bytes_more);
-        let step = bytes / 2;
-        for n in 0..2 {
-            let span = Span::new(PhysAddr::new(1 << 30), step).unwrap();
-            let span = Span::new(span.paddr().wrapping_add(n * 4 * step), step).unwrap();
-            let stopped = |_| PinFailed { error: dmaspan::pin::PinError::Stopped, pin: Some(()) };
-            sink.push(span).map_err(stopped)?;
-        }
-        Ok(())
-    }
-
-    fn unpin(&self, (): &mut (), _spans: &[Span], _dirty: Dirty) {}
-
-    fn release(&self, (): ()) {}
-
-    fn errno(&self, error: &Self::Error) -> Errno {
-        match *error {}
-    }
-}
-
-fn pinners_that_find_too_much_or_too_little_are_refused<const G: u32>() {
-    let g = 1i64 << G;
-    for bytes_more in [-4 * g, -2 * g, 2 * g, 64 * g] {
-        let (domain, tables, _) = faulty_domain::<G>(&Faults::none());
-        let account = Account::new(u64::MAX);
-        let container: Container<_, parking_lot::RawMutex> =
-            Container::new(Liar { bytes_more }, domain, Arc::clone(&account));
-        let user = UserRange::from_len(UserAddr::new(0), 8 << G).unwrap();
-        let error = container.map(&(), user, Iova::new(0), PROT).unwrap_err();
-        let Error::PinnedLen { user: named, found } = error else { panic!("{error}") };
-        assert_eq!(named, user);
-        assert_eq!(i128::from(found), i128::from((8 << G) + bytes_more));
-        assert_eq!((account.used(), container.mappings(), tables.tables()), (0, 0, 1));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use dmaspan::container::Error;
-use dmaspan::pin::{Dirty, PinFailed, Pinner, SpanSink};
+use dmaspan::pin::{Dirty, Kind, PinFailed, Pinner, SpanSink};
 use dmaspan::{
     Account, Container, DmaSpace, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange,
 };
@@ -13,8 +13,7 @@ use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::{SimMemory, SimPin, SimPinner, SimSpace};
 use parking_lot::Mutex;
 
-use crate::common::{PROT, for_all_granules, range};
-use crate::failures::faulty_domain;
+use crate::common::{PROT, faulty_domain, for_all_granules, range};
 
 for_all_granules!(
     a_mapping_under_construction_is_busy_and_keeps_its_tables,
@@ -38,13 +37,13 @@ impl Paused {
 
 // SAFETY: pins and spans are the inner pinner's.
 unsafe impl Pinner for Paused {
-    type Space = SimSpace;
+    type Space = Arc<SimSpace>;
     type Pin = SimPin;
     type Error = <SimPinner as Pinner>::Error;
 
     fn pin(
         &self,
-        space: &SimSpace,
+        space: &Arc<SimSpace>,
         range: UserRange,
         prot: Prot,
         sink: &mut dyn SpanSink,
@@ -57,12 +56,29 @@ unsafe impl Pinner for Paused {
         self.inner.pin(space, range, prot, sink)
     }
 
-    fn unpin(&self, pin: &mut SimPin, spans: &[Span], dirty: Dirty) {
-        self.inner.unpin(pin, spans, dirty);
+    fn unpin(&self, pin: &mut SimPin, spans: &[Span], kind: Kind, dirty: Dirty) {
+        self.inner.unpin(pin, spans, kind, dirty);
     }
 
     fn release(&self, pin: SimPin) {
         self.inner.release(pin);
+    }
+
+    fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
+        self.inner.space_id(space)
+    }
+
+    fn read(
+        &self,
+        space: &Arc<SimSpace>,
+        at: UserAddr,
+        bytes: &mut [u8],
+    ) -> Result<(), Self::Error> {
+        self.inner.read(space, at, bytes)
+    }
+
+    fn write(&self, space: &Arc<SimSpace>, at: UserAddr, bytes: &[u8]) -> Result<(), Self::Error> {
+        self.inner.write(space, at, bytes)
     }
 
     fn errno(&self, error: &Self::Error) -> Errno {
@@ -72,18 +88,18 @@ unsafe impl Pinner for Paused {
 
 struct World {
     memory: Arc<SimMemory>,
-    space: SimSpace,
+    space: Arc<SimSpace>,
     tables: dmaspan_sim::Arena,
     container: Container<Paused, parking_lot::RawMutex>,
 }
 
 fn world<const G: u32>() -> World {
     let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 64 << G, G).unwrap());
-    let space = SimSpace::new(Arc::clone(&memory));
+    let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
     let (domain, tables, _) = faulty_domain::<G>(&Faults::none());
     let inner = SimPinner::new(Arc::clone(&memory));
     let pinner = Paused { inner, gate: Mutex::new(None) };
-    let container = Container::new(pinner, domain, Account::new(u64::MAX));
+    let container = Container::with_domain(pinner, domain, Account::new(u64::MAX));
     World { memory, space, tables, container }
 }
 

@@ -15,8 +15,7 @@ use dmaspan_sim::memory::{Holes, SimMemory, SimPinner, SimSpace, Violation};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
-use crate::common::{PROT, for_all_granules, range};
-use crate::failures::faulty_domain;
+use crate::common::{PROT, faulty_domain, for_all_granules, range};
 
 for_all_granules!(
     a_device_reaches_exactly_what_is_mapped_while_it_is_mapped,
@@ -36,7 +35,7 @@ struct World<const G: u32> {
     tables: Arena,
     iotlb: Iotlb<ArmLpaeS1Walker, Arena>,
     memory: Arc<SimMemory>,
-    space: SimSpace,
+    space: Arc<SimSpace>,
     account: Arc<Account>,
     container: Container<SimPinner, parking_lot::RawMutex>,
 }
@@ -56,8 +55,8 @@ impl<const G: u32> World<G> {
         let memory = Arc::new(memory);
         let account = Account::new(limit);
         let pinner = SimPinner::new(Arc::clone(&memory)).with_holes(holes);
-        let container = Container::new(pinner, domain, Arc::clone(&account));
-        let space = SimSpace::new(Arc::clone(&memory));
+        let container = Container::with_domain(pinner, domain, Arc::clone(&account));
+        let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
         Self { tables, iotlb, memory, space, account, container }
     }
 

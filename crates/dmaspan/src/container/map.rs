@@ -1,0 +1,410 @@
+//! Mapping: check, claim the IOVAs, charge, pin, and map the spans as they come.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use lock_api::RawMutex;
+
+use super::domains::Domains;
+use super::error::Error;
+use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, overlapping};
+use super::paging::Reach;
+use super::{Container, State};
+use crate::account::Account;
+use crate::addr::Iova;
+use crate::iommu;
+use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
+use crate::prot::Prot;
+use crate::range::{IovaRange, UserRange};
+use crate::span::{Span, SpanBuf};
+
+/// How many bytes are pinned at most before a caller is asked whether it still wants them, and one
+/// span more.
+const CANCEL_BYTES: u64 = 1 << 30;
+
+/// What to map and for whom.
+#[expect(missing_debug_implementations, reason = "spaces and closures have no text")]
+pub struct MapRequest<'a, P: Pinner> {
+    pub(super) space: &'a P::Space,
+    pub(super) user: UserRange,
+    pub(super) iova: Iova,
+    pub(super) prot: Prot,
+    pub(super) owner: Option<&'a Arc<Account>>,
+    pub(super) cancelled: &'a dyn Fn() -> bool,
+}
+
+impl<'a, P: Pinner> MapRequest<'a, P> {
+    /// Maps `user` of `space` at `iova`, for a device that may use it as `prot` says.
+    pub fn new(space: &'a P::Space, user: UserRange, iova: Iova, prot: Prot) -> Self {
+        Self { space, user, iova, prot, owner: None, cancelled: &|| false }
+    }
+
+    /// Charges this account instead of the container's.
+    #[must_use]
+    pub fn owner(self, account: &'a Arc<Account>) -> Self {
+        Self { owner: Some(account), ..self }
+    }
+
+    /// Asks `cancelled` between batches of spans, and after each GiB that is pinned. Once it
+    /// answers `true` all is taken back and the map ends with [`Error::Cancelled`].
+    #[must_use]
+    pub fn cancelled_by(self, cancelled: &'a dyn Fn() -> bool) -> Self {
+        Self { cancelled, ..self }
+    }
+}
+
+/// What a map found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// How many spans there are, each as long as memory is contiguous and of one kind.
+    pub spans: u64,
+    /// Bytes of memory, which are pinned.
+    pub memory: u64,
+    /// Bytes of devices.
+    pub mmio: u64,
+}
+
+impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
+    /// Pins memory and maps it, in all domains or in none. Without a domain the mapping is only
+    /// noted; what is attached later maps it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`], with translations, pins, charges and tables as before.
+    pub fn map_request(&self, request: &MapRequest<'_, P>) -> Result<Mapped, Error<P::Error>> {
+        let range = check_request(request)?;
+        let account = Arc::clone(request.owner.unwrap_or(&self.account));
+        let mapping = Box::new(Mapping {
+            range,
+            user: request.user,
+            space: request.space.clone(),
+            account,
+            prot: request.prot,
+            pinned: None,
+            leaving: Leaving::default(),
+        });
+        let domains = self.waiting(|| self.claim(range, request))?;
+        let (state, result) = self.build(mapping, &domains, request.cancelled);
+        self.finish(range, state, domains);
+        result
+    }
+
+    /// Ends the work on a new mapping, which stays in the tree if it has a state.
+    fn finish(&self, range: IovaRange, state: Option<SlotState<P>>, domains: Arc<Domains>) {
+        let mut all = self.state.lock();
+        match (state, all.tree.get_mut(&range.start())) {
+            (Some(state), Some(slot)) => slot.state = state,
+            (None, _) => self.forget(&mut all, &domains, range),
+            (Some(_), None) => {}
+        }
+        drop(domains);
+        all.working -= 1;
+        drop(all);
+        self.wake();
+    }
+
+    /// Puts an unfinished mapping into the tree, which makes its IOVAs the caller's.
+    ///
+    /// The checks are in the order of `vfio_dma_do_map`, for their errors.
+    fn claim(
+        &self,
+        range: IovaRange,
+        request: &MapRequest<'_, P>,
+    ) -> Result<Arc<Domains>, Error<P::Error>> {
+        let mut all = self.state.lock();
+        let (iova, user, granule) = (request.iova, request.user, self.granule(&all.domains));
+        let ends = iova.get() | user.start().get() | user.last().get().wrapping_add(1);
+        if ends & granule.wrapping_sub(1) != 0 {
+            return Err(Error::Misaligned { iova, user, granule });
+        }
+        if let Some((existing, slot)) = overlapping(&all.tree, range).next() {
+            return Err(match slot.state {
+                SlotState::Busy | SlotState::Doomed(..) => Error::Busy { range, busy: existing },
+                SlotState::Mapped(_) => Error::Exists { range, existing },
+                SlotState::Quarantined => Error::Quarantined { range, quarantined: existing },
+            });
+        }
+        if all.tree.len() >= self.max_mappings {
+            return Err(Error::TooManyMappings { limit: self.max_mappings });
+        }
+        if !all.domains.permits(range) {
+            return Err(outside(range, &all.domains));
+        }
+        let domains = self.begin(&mut all)?;
+        all.tree.insert(range.start(), Slot { last: range.last(), state: SlotState::Busy });
+        Ok(domains)
+    }
+
+    /// Begins an operation that works without the lock: domains stay as they are until it ends.
+    pub(super) fn begin(&self, all: &mut State<P>) -> Result<Arc<Domains>, Error<P::Error>> {
+        if all.exclusive {
+            return Err(Error::Changing);
+        }
+        all.working += 1;
+        Ok(Arc::clone(&all.domains))
+    }
+
+    /// Charges, pins and maps. Returns what the slot becomes: `None` where it goes.
+    fn build(
+        &self,
+        mut mapping: Box<Mapping<P>>,
+        domains: &Domains,
+        cancelled: &dyn Fn() -> bool,
+    ) -> (Option<SlotState<P>>, Result<Mapped, Error<P::Error>>) {
+        if domains.is_empty() {
+            let found = Mapped { spans: 0, memory: 0, mmio: 0 };
+            return (Some(SlotState::Mapped(mapping)), Ok(found));
+        }
+        match self.populate(&mut mapping, domains, cancelled) {
+            Ok(found) => (Some(SlotState::Mapped(mapping)), Ok(found)),
+            Err((error, Reach::None)) => (None, Err(error)),
+            Err((error, Reach::Possible)) => (Some(SlotState::Quarantined), Err(error)),
+        }
+    }
+
+    /// Charges, pins and maps a mapping that has no pin. On an error nothing stays charged, mapped
+    /// and pinned, unless hardware may still use it.
+    pub(super) fn populate(
+        &self,
+        mapping: &mut Box<Mapping<P>>,
+        domains: &Domains,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Mapped, (Error<P::Error>, Reach)> {
+        let (user, range) = (mapping.user, mapping.range);
+        let bytes = self.pinner.chargeable(&mapping.space, user);
+        let over = |source| (Error::OverLimit { user, source }, Reach::None);
+        let charge = mapping.account.charge(bytes).map_err(over)?;
+        let mut room = SpanBuf::room::<BATCH>();
+        let mut mapper = Mapper::new(domains, SpanBuf::new(&mut room), mapping, cancelled);
+        let (pin, pin_error) =
+            match self.pinner.pin(&mapping.space, user, mapping.prot, &mut mapper) {
+                Ok(pin) => {
+                    // Where it fails, it has said so in the mapper.
+                    let _ = mapper.flush();
+                    (Some(pin), None)
+                }
+                Err(failed) => (failed.pin, Some(failed.error)),
+            };
+        let failed = match (mapper.failure.take(), pin_error) {
+            (Some(failure), _) => Some(self.refused(failure, user, mapper.mapped())),
+            (None, Some(PinError::Failed(source))) => {
+                Some((Error::Pin { user, source }, Reach::None))
+            }
+            (None, None) if mapper.complete() => domains.announce(range).err().map(|source| {
+                let source = iommu::Error::Hardware { range, source };
+                (Error::Map { user: user.start(), source }, Reach::None)
+            }),
+            (None, None | Some(PinError::Stopped)) => {
+                Some((Error::PinnedLen { user, found: mapper.found() }, Reach::None))
+            }
+        };
+        let Mapper { buf, kind, runs, found, .. } = mapper;
+        let Some(pin) = pin else {
+            let nothing = || (Error::PinnedLen { user, found: 0 }, Reach::None);
+            return Err(failed.unwrap_or_else(nothing));
+        };
+        let mut pinned = Pinned { pin, charge, runs };
+        match failed {
+            None => {
+                mapping.pinned = Some(pinned);
+                Ok(found)
+            }
+            Some((error, Reach::Possible)) => {
+                pinned.leak();
+                Err((error, Reach::Possible))
+            }
+            Some((error, Reach::None)) => {
+                // Pinned, and never mapped.
+                self.pinner.unpin(&mut pinned.pin, buf.spans(), kind, Dirty::Clean);
+                mapping.pinned = Some(pinned);
+                Err((error, self.take_back(mapping, domains)))
+            }
+        }
+    }
+
+    fn refused(&self, failure: Failure, user: UserRange, mapped: u64) -> (Error<P::Error>, Reach) {
+        match failure {
+            Failure::Refused(refused) => {
+                let user = user.start().wrapping_add(mapped);
+                (Error::Map { user, source: refused.error }, refused.reach)
+            }
+            Failure::Cancelled => (Error::Cancelled { user, mapped }, Reach::None),
+            Failure::NoRoom => (Error::NoMemory { user }, Reach::None),
+        }
+    }
+}
+
+/// What can be said without the container.
+fn check_request<P: Pinner>(request: &MapRequest<'_, P>) -> Result<IovaRange, Error<P::Error>> {
+    let MapRequest { user, iova, prot, .. } = *request;
+    let range = IovaRange::from_len(iova, user.checked_len().unwrap_or(u64::MAX))?;
+    if prot.permits_access() { Ok(range) } else { Err(Error::NoAccess { user, prot }) }
+}
+
+/// Of the apertures the one that the range begins in, or else the first behind its start.
+fn outside<E: core::error::Error>(range: IovaRange, domains: &Domains) -> Error<E> {
+    let near = domains.apertures.iter().find(|aperture| aperture.last() >= range.start());
+    let aperture = near.or(domains.apertures.last()).copied();
+    Error::OutsideAperture { range, aperture: aperture.unwrap_or(IovaRange::point(Iova::new(0))) }
+}
+
+/// Why no more spans are wanted.
+enum Failure {
+    Refused(super::paging::Refused),
+    Cancelled,
+    NoRoom,
+}
+
+/// Maps spans as the pinner finds them, a batch at a time.
+struct Mapper<'a> {
+    domains: &'a Domains,
+    /// Pinned, and not mapped yet; all of one kind.
+    buf: SpanBuf<'a>,
+    kind: Kind,
+    /// What is mapped.
+    runs: Runs,
+    /// Where the buffer's first span goes: behind what is mapped, modulo 2^64.
+    at: Iova,
+    range: IovaRange,
+    prot: Prot,
+    found: Mapped,
+    cancelled: &'a dyn Fn() -> bool,
+    /// Bytes until the caller is asked again.
+    until_asked: u64,
+    failure: Option<Failure>,
+}
+
+impl<'a> Mapper<'a> {
+    fn new<P: Pinner>(
+        domains: &'a Domains,
+        buf: SpanBuf<'a>,
+        mapping: &Mapping<P>,
+        cancelled: &'a dyn Fn() -> bool,
+    ) -> Self {
+        Self {
+            domains,
+            buf,
+            kind: Kind::Memory,
+            runs: Runs::default(),
+            at: mapping.range.start(),
+            range: mapping.range,
+            prot: mapping.prot,
+            found: Mapped { spans: 0, memory: 0, mmio: 0 },
+            cancelled,
+            until_asked: CANCEL_BYTES,
+            failure: None,
+        }
+    }
+
+    /// Bytes that are mapped.
+    fn mapped(&self) -> u64 {
+        self.at.get().wrapping_sub(self.range.start().get())
+    }
+
+    fn complete(&self) -> bool {
+        self.at == self.range.last().wrapping_add(1)
+    }
+
+    /// The bytes of all spans so far.
+    fn found(&self) -> u64 {
+        self.mapped().saturating_add(bytes_of(self.buf.spans()))
+    }
+
+    /// Maps all spans in the buffer.
+    fn flush(&mut self) -> Result<(), Stopped> {
+        let count = self.buf.len();
+        self.map_first(count)?;
+        self.buf.clear();
+        Ok(())
+    }
+
+    /// Maps all spans in the buffer but the last, which the next one may still join: so the leaves
+    /// do not depend on the size of the batches.
+    fn flush_closed(&mut self) -> Result<(), Stopped> {
+        let Some(open) = self.buf.spans().last().copied() else { return Ok(()) };
+        self.map_first(self.buf.len() - 1)?;
+        self.buf.clear();
+        self.buf.push(open).map_err(|_| Stopped)
+    }
+
+    /// Maps the first spans of the buffer, and leaves them in it.
+    fn map_first(&mut self, count: usize) -> Result<(), Stopped> {
+        let left = self.range.last().get().wrapping_sub(self.at.get());
+        let exceeds = bytes_of(self.buf.spans()).wrapping_sub(1) > left;
+        if self.failure.is_some() || exceeds {
+            return Err(Stopped);
+        }
+        let spans = &self.buf.spans()[..count];
+        let bytes = bytes_of(spans);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let failure = if (self.cancelled)() {
+            Failure::Cancelled
+        } else if self.runs.push(bytes, self.kind).is_err() {
+            Failure::NoRoom
+        } else if let Err(refused) = self.domains.map(self.at, spans, prot_of(self.prot, self.kind))
+        {
+            self.runs.pop(bytes);
+            Failure::Refused(refused)
+        } else {
+            self.at = self.at.wrapping_add(bytes);
+            self.found.add(spans, self.kind);
+            self.until_asked = CANCEL_BYTES;
+            return Ok(());
+        };
+        self.failure = Some(failure);
+        Err(Stopped)
+    }
+}
+
+impl SpanSink for Mapper<'_> {
+    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+        if kind != self.kind {
+            self.flush()?;
+            self.kind = kind;
+        }
+        self.until_asked = match self.until_asked.checked_sub(span.len()) {
+            Some(left) => left,
+            None if (self.cancelled)() => {
+                self.failure = Some(Failure::Cancelled);
+                return Err(Stopped);
+            }
+            None => CANCEL_BYTES,
+        };
+        if self.buf.push(span).is_ok() {
+            return Ok(());
+        }
+        self.flush_closed()?;
+        if self.buf.push(span).is_ok() {
+            return Ok(());
+        }
+        // A batch of one span: the last is closed now.
+        self.flush()?;
+        self.buf.push(span).map_err(|_| Stopped)
+    }
+}
+
+impl Mapped {
+    fn add(&mut self, spans: &[Span], kind: Kind) {
+        let bytes = match kind {
+            Kind::Memory => &mut self.memory,
+            Kind::Mmio => &mut self.mmio,
+        };
+        *bytes = bytes.saturating_add(bytes_of(spans));
+        self.spans += spans.len() as u64;
+    }
+}
+
+/// How memory of a kind is mapped. Linux maps device memory as if it were cached
+/// (`vfio_pin_map_dma`); here it is what it is.
+fn prot_of(prot: Prot, kind: Kind) -> Prot {
+    match kind {
+        Kind::Memory => prot,
+        Kind::Mmio => prot.difference(Prot::CACHE).union(Prot::MMIO),
+    }
+}
+
+pub(super) fn bytes_of(spans: &[Span]) -> u64 {
+    spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()))
+}

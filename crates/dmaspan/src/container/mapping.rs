@@ -1,0 +1,199 @@
+//! Mappings and the tree of them.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::account::{Account, Charge};
+use crate::addr::Iova;
+use crate::iommu::HardwareError;
+use crate::pin::{Kind, Pinner};
+use crate::prot::Prot;
+use crate::range::{IovaRange, UserRange};
+
+/// All mappings, by first IOVA. No two overlap.
+pub(super) type Tree<P> = BTreeMap<Iova, Slot<P>>;
+
+/// A place in the tree: it keeps others away from its IOVAs.
+pub(super) struct Slot<P: Pinner> {
+    pub(super) last: Iova,
+    pub(super) state: SlotState<P>,
+}
+
+pub(super) enum SlotState<P: Pinner> {
+    /// One operation is building it or taking it down, and owns its IOVAs.
+    Busy,
+    Mapped(Box<Mapping<P>>),
+    /// The unmap with this number will take it down, and owns its IOVAs.
+    Doomed(Box<Mapping<P>>, u64),
+    /// Hardware may use it for ever.
+    Quarantined,
+}
+
+impl<P: Pinner> Slot<P> {
+    pub(super) fn range(&self, start: Iova) -> IovaRange {
+        // The tree holds valid ranges only; the fallback is never taken.
+        IovaRange::new(start, self.last).unwrap_or(IovaRange::point(start))
+    }
+
+    /// Makes the mapping the unmap's with this number, if it is mapped.
+    pub(super) fn doom(&mut self, unmap: u64) {
+        self.state = match core::mem::replace(&mut self.state, SlotState::Busy) {
+            SlotState::Mapped(mapping) => SlotState::Doomed(mapping, unmap),
+            other => other,
+        };
+    }
+
+    /// The mapping, if it is nobody's work.
+    pub(super) fn mapped(&self) -> Option<&Mapping<P>> {
+        match &self.state {
+            SlotState::Mapped(mapping) => Some(mapping),
+            _ => None,
+        }
+    }
+}
+
+/// A mapping, and what it holds. Dropped, its pin leaks.
+pub(super) struct Mapping<P: Pinner> {
+    pub(super) range: IovaRange,
+    pub(super) user: UserRange,
+    pub(super) space: P::Space,
+    /// Whose memory it is.
+    pub(super) account: Arc<Account>,
+    pub(super) prot: Prot,
+    /// `None` in a container without domains.
+    pub(super) pinned: Option<Pinned<P::Pin>>,
+    /// How far it was taken down, by whoever owns its slot.
+    pub(super) leaving: Leaving,
+}
+
+/// How much of a mapping was taken down.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Leaving {
+    pub(super) bytes: u64,
+    /// The place in the runs.
+    pub(super) at: RunCursor,
+    /// Hardware may still use it.
+    pub(super) failed: Option<HardwareError>,
+}
+
+impl Leaving {
+    /// Goes on by bytes that the current run has, `run` being its rest.
+    pub(super) fn pass(&mut self, run: Run, bytes: u64) {
+        self.bytes = self.bytes.wrapping_add(bytes);
+        self.at.advance(run, bytes);
+    }
+}
+
+/// What is pinned for domains.
+pub(super) struct Pinned<Pin> {
+    pub(super) pin: Pin,
+    pub(super) charge: Charge,
+    pub(super) runs: Runs,
+}
+
+impl<Pin> Pinned<Pin> {
+    /// Keeps the memory pinned and charged for ever.
+    pub(super) fn leak(self) {
+        core::mem::forget(self.pin);
+        core::mem::forget(self.charge);
+    }
+}
+
+impl<P: Pinner> Mapping<P> {
+    /// Whether taking it down is over: nothing is mapped, or hardware does not forget.
+    pub(super) fn is_down(&self) -> bool {
+        let rest = |pinned: &Pinned<P::Pin>| pinned.runs.rest(self.leaving.at).next().is_some();
+        self.leaving.failed.is_some() || !self.pinned.as_ref().is_some_and(rest)
+    }
+}
+
+/// What is behind bytes of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Behind {
+    Pinned(Kind),
+    /// Device memory that was there and was taken away: nothing is mapped.
+    Revoked,
+}
+
+/// Bytes that follow each other and have the same behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) bytes: u64,
+    pub(super) behind: Behind,
+}
+
+/// There is no memory for another run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoRoom;
+
+/// What is behind a mapping, in order: usually one run, since a page-table entry cannot say of what
+/// kind its memory is.
+#[derive(Debug, Default)]
+pub(super) struct Runs(Vec<Run>);
+
+impl Runs {
+    /// Adds bytes behind what is there.
+    pub(super) fn push(&mut self, bytes: u64, kind: Kind) -> Result<(), NoRoom> {
+        let behind = Behind::Pinned(kind);
+        if let Some(last) = self.0.last_mut().filter(|last| last.behind == behind) {
+            // A mapping is shorter than 2^64 bytes.
+            last.bytes = last.bytes.saturating_add(bytes);
+            return Ok(());
+        }
+        self.0.try_reserve(1).map_err(|_| NoRoom)?;
+        self.0.push(Run { bytes, behind });
+        Ok(())
+    }
+
+    /// Takes the last `bytes` away again, which [`push`](Self::push) added.
+    pub(super) fn pop(&mut self, bytes: u64) {
+        if let Some(last) = self.0.last_mut() {
+            last.bytes = last.bytes.saturating_sub(bytes);
+            if last.bytes == 0 {
+                self.0.pop();
+            }
+        }
+    }
+
+    /// The runs from `at` on, the first cut to what lies behind `at`.
+    pub(super) fn rest(&self, at: RunCursor) -> impl Iterator<Item = Run> {
+        let passed = move |n| if n == 0 { at.bytes } else { 0 };
+        let runs = self.0.get(at.run..).unwrap_or_default().iter().enumerate();
+        runs.map(move |(n, run)| Run { bytes: run.bytes - passed(n), ..*run })
+    }
+}
+
+/// A place in [`Runs`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RunCursor {
+    run: usize,
+    /// Bytes of the run that lie before it, fewer than the run has.
+    bytes: u64,
+}
+
+impl RunCursor {
+    /// Moves by bytes that the current run has, `run` being its rest.
+    pub(super) fn advance(&mut self, run: Run, bytes: u64) {
+        if bytes < run.bytes {
+            self.bytes += bytes;
+        } else {
+            *self = Self { run: self.run + 1, bytes: 0 };
+        }
+    }
+}
+
+/// The slots that have an address in `range`, each with its range.
+pub(super) fn overlapping<P: Pinner>(
+    tree: &Tree<P>,
+    range: IovaRange,
+) -> impl Iterator<Item = (IovaRange, &Slot<P>)> {
+    // Slots are disjoint, so of those that begin before the range only the last can reach into it.
+    let before = tree.range(..range.start()).next_back();
+    before
+        .into_iter()
+        .chain(tree.range(range.start()..=range.last()))
+        .map(|(&start, slot)| (slot.range(start), slot))
+        .filter(move |(mapped, _)| mapped.intersection(range).is_some())
+}

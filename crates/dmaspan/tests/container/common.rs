@@ -1,0 +1,47 @@
+//! Domains to map into.
+
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::Domain;
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
+use dmaspan_sim::Arena;
+use dmaspan_sim::fault::{Faults, Faulty};
+use dmaspan_sim::iotlb::Iotlb;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+
+pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
+
+/// Instantiates generic tests for the three granules.
+macro_rules! for_all_granules {
+    ($($test:ident),* $(,)?) => {
+        mod granule_4k { $(#[test] fn $test() { super::$test::<12>(); })* }
+        mod granule_16k { $(#[test] fn $test() { super::$test::<14>(); })* }
+        mod granule_64k { $(#[test] fn $test() { super::$test::<16>(); })* }
+    };
+}
+pub(crate) use for_all_granules;
+
+pub(crate) fn range(start: u64, len: u64) -> IovaRange {
+    IovaRange::from_len(Iova::new(start), len).unwrap()
+}
+
+/// A domain over a simulated IOMMU, with faults in its tables and its invalidations.
+pub(crate) type FaultyDomain<const G: u32> =
+    Domain<ArmLpaeS1<G>, Faulty<Arena>, Faulty<Iotlb<ArmLpaeS1Walker, Arena>>>;
+
+pub(crate) fn faulty_domain<const G: u32>(
+    faults: &Faults,
+) -> (FaultyDomain<G>, Arena, Iotlb<ArmLpaeS1Walker, Arena>) {
+    let memory = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
+    let format = ArmLpaeS1::<G>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, Faulty::new(memory.clone(), faults)).unwrap();
+    let registers = table.format().registers(table.root());
+    let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+        ttbr: registers.ttbr,
+        tcr: registers.tcr,
+        mair: registers.mair,
+        ..Default::default()
+    });
+    let iotlb = Iotlb::new(walker.unwrap(), memory.clone());
+    let domain = Domain::new(table, Faulty::new(iotlb.clone(), faults)).unwrap();
+    (domain, memory, iotlb)
+}

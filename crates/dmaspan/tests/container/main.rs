@@ -1,0 +1,9 @@
+//! The container, tried from outside. A program of its own: that of the formats takes long to
+//! build.
+#![expect(unsafe_code, reason = "the tests promise what pinned memory is")]
+
+mod busy;
+mod common;
+mod failures;
+mod mappings;
+mod quarantine;

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use lock_api::RawMutex;
 
@@ -84,6 +85,35 @@ impl Domains {
                 })
             }
         })
+    }
+
+    /// `bytes` of `range`, which is mapped without holes, extended so that no span of it is cut.
+    pub(super) fn whole_spans(
+        &self,
+        range: IovaRange,
+        bytes: Range<u64>,
+        room: &mut [Span],
+    ) -> Range<u64> {
+        let mut whole = bytes.clone();
+        let (mut at, mut rest) = (0u64, Some(range));
+        while let Some(((_, first), range)) = self.list.first().zip(rest) {
+            let mut buf = SpanBuf::new(room);
+            rest = first.spans(range, &mut buf);
+            for span in buf.spans() {
+                let end = at.saturating_add(span.len());
+                if (at..end).contains(&bytes.start) {
+                    whole.start = at;
+                }
+                if (at..end).contains(&(bytes.end - 1)) {
+                    whole.end = end;
+                }
+                at = end;
+            }
+            if at >= bytes.end {
+                break;
+            }
+        }
+        whole
     }
 
     /// Frees the tables that unmapping `range` left empty, of those in `owned`.

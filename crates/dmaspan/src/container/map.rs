@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 
 use lock_api::RawMutex;
 
+use super::alignment::{Alignment, Place, second_leaf};
 use super::domains::Domains;
 use super::error::Error;
 use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, overlapping};
@@ -53,8 +54,11 @@ impl<'a, P: Pinner> MapRequest<'a, P> {
     }
 }
 
+/// What a slot becomes, `None` where it goes, and what the caller is told.
+type Built<P> = (Option<SlotState<P>>, Result<Mapped, Error<<P as Pinner>::Error>>);
+
 /// What a map found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapped {
     /// How many spans there are, each as long as memory is contiguous and of one kind.
     pub spans: u64,
@@ -62,6 +66,8 @@ pub struct Mapped {
     pub memory: u64,
     /// Bytes of devices.
     pub mmio: u64,
+    /// What would have given larger leaves.
+    pub better: Option<Alignment>,
 }
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
@@ -89,8 +95,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         result
     }
 
-    /// Ends the work on a new mapping, which stays in the tree if it has a state.
-    fn finish(&self, range: IovaRange, state: Option<SlotState<P>>, domains: Arc<Domains>) {
+    /// Ends the work on a mapping, which stays in the tree if it has a state.
+    pub(super) fn finish(
+        &self,
+        range: IovaRange,
+        state: Option<SlotState<P>>,
+        domains: Arc<Domains>,
+    ) {
         let mut all = self.state.lock();
         match (state, all.tree.get_mut(&range.start())) {
             (Some(state), Some(slot)) => slot.state = state,
@@ -131,7 +142,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             return Err(outside(range, &all.domains));
         }
         let domains = self.begin(&mut all)?;
-        all.tree.insert(range.start(), Slot { last: range.last(), state: SlotState::Busy });
+        let space_id = self.pinner.space_id(request.space);
+        let slot = Slot { last: range.last(), space_id, user, state: SlotState::Busy };
+        all.tree.insert(range.start(), slot);
         Ok(domains)
     }
 
@@ -150,9 +163,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         mut mapping: Box<Mapping<P>>,
         domains: &Domains,
         cancelled: &dyn Fn() -> bool,
-    ) -> (Option<SlotState<P>>, Result<Mapped, Error<P::Error>>) {
+    ) -> Built<P> {
         if domains.is_empty() {
-            let found = Mapped { spans: 0, memory: 0, mmio: 0 };
+            let found = Mapped::default();
             return (Some(SlotState::Mapped(mapping)), Ok(found));
         }
         match self.populate(&mut mapping, domains, cancelled) {
@@ -266,8 +279,11 @@ struct Mapper<'a> {
     /// Where the buffer's first span goes: behind what is mapped, modulo 2^64.
     at: Iova,
     range: IovaRange,
+    user: UserRange,
     prot: Prot,
     found: Mapped,
+    /// The size of the second smallest leaves: shorter spans are not looked at.
+    second_leaf: u64,
     cancelled: &'a dyn Fn() -> bool,
     /// Bytes until the caller is asked again.
     until_asked: u64,
@@ -288,8 +304,10 @@ impl<'a> Mapper<'a> {
             runs: Runs::default(),
             at: mapping.range.start(),
             range: mapping.range,
+            user: mapping.user,
             prot: mapping.prot,
-            found: Mapped { spans: 0, memory: 0, mmio: 0 },
+            second_leaf: second_leaf(domains.page_sizes),
+            found: Mapped::default(),
             cancelled,
             until_asked: CANCEL_BYTES,
             failure: None,
@@ -348,13 +366,31 @@ impl<'a> Mapper<'a> {
             self.runs.pop(bytes);
             Failure::Refused(refused)
         } else {
+            self.count(count);
             self.at = self.at.wrapping_add(bytes);
-            self.found.add(spans, self.kind);
             self.until_asked = CANCEL_BYTES;
             return Ok(());
         };
         self.failure = Some(failure);
         Err(Stopped)
+    }
+}
+
+impl Mapper<'_> {
+    /// Counts the first spans of the buffer, and looks whether other addresses would have given
+    /// them larger leaves.
+    fn count(&mut self, count: usize) {
+        let spans = &self.buf.spans()[..count];
+        self.found.add(spans, self.kind);
+        let mut iova = self.at;
+        for span in spans {
+            if span.len() >= self.second_leaf {
+                let user = self.user.start().wrapping_add(iova.get() - self.range.start().get());
+                let place = Place { user, iova, span: *span, kind: self.kind };
+                self.found.better = self.found.better.max(place.better(self.domains.page_sizes));
+            }
+            iova = iova.wrapping_add(span.len());
+        }
     }
 }
 

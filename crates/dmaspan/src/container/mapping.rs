@@ -18,6 +18,9 @@ pub(super) type Tree<P> = BTreeMap<Iova, Slot<P>>;
 /// A place in the tree: it keeps others away from its IOVAs.
 pub(super) struct Slot<P: Pinner> {
     pub(super) last: Iova,
+    /// Whose memory and which, also while somebody works on the mapping.
+    pub(super) space_id: u64,
+    pub(super) user: UserRange,
     pub(super) state: SlotState<P>,
 }
 
@@ -154,6 +157,31 @@ impl Runs {
             if last.bytes == 0 {
                 self.0.pop();
             }
+        }
+    }
+
+    /// All runs.
+    pub(super) fn all(&self) -> &[Run] {
+        &self.0
+    }
+
+    /// Whether there is room to cut a run into three.
+    pub(super) fn room_to_cut(&mut self) -> bool {
+        self.0.try_reserve(2).is_ok()
+    }
+
+    /// Notes that bytes of run `n` were taken away, `len` of them from its byte `offset` on. There
+    /// is [room](Self::room_to_cut), or they are the whole run.
+    pub(super) fn revoke(&mut self, n: usize, offset: u64, len: u64) {
+        let Some(run) = self.0.get_mut(n) else { return };
+        let (behind, bytes) = (run.behind, run.bytes);
+        *run = Run { bytes: len, behind: Behind::Revoked };
+        let after = bytes.saturating_sub(offset).saturating_sub(len);
+        if after > 0 {
+            self.0.insert(n + 1, Run { bytes: after, behind });
+        }
+        if offset > 0 {
+            self.0.insert(n, Run { bytes: offset, behind });
         }
     }
 

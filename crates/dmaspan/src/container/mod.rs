@@ -18,6 +18,7 @@
 //! Only behind the sync that covers it, in all domains. Where hardware does not confirm that, the
 //! mapping stays in the tree for ever, pinned and charged.
 
+mod alignment;
 mod busy;
 mod dirty;
 mod domains;
@@ -25,9 +26,11 @@ mod error;
 mod map;
 mod mapping;
 mod paging;
+mod revoke;
 mod unmap;
 mod vaddr;
 
+pub use alignment::Alignment;
 pub use busy::{BusyHook, GaveUp};
 pub use domains::DomainId;
 pub use error::Error;

@@ -44,8 +44,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// # Errors
     ///
     /// [`Error::Busy`] where a mapping of the range is under construction or on its way out, and
-    /// [`Error::Changing`]: call it again, it goes on. [`Error::NotForgotten`] for the first mapping
-    /// whose device memory hardware may still use; all others were revoked.
+    /// [`Error::Changing`]: call it again, it goes on. [`Error::NotForgotten`] for the first
+    /// mapping whose device memory hardware may still use; all others were revoked.
     pub fn revoke(&self, space: &P::Space, user: UserRange) -> Result<u64, Error<P::Error>> {
         let space_id = self.pinner.space_id(space);
         let (mut from, mut revoked, mut failed) = (Some(Iova::new(0)), 0u64, None);

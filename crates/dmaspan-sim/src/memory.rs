@@ -1,28 +1,42 @@
-//! Simulated physical memory, in frames that are allocated, pinned and touched by devices.
+//! Simulated physical memory, in folios that are allocated, pinned and touched by devices.
+//!
+//! It works as a kernel's: a buddy allocator has what is free, a [`Folio`] of any order is one
+//! allocation with one count of references and one of pins, and from each frame its folio is found
+//! in one step. See [`SimMemory::fragment`] for memory as it is after a long time.
 //!
 //! Memory keeps books and never refuses a wrong act: what a real machine would silently corrupt is
 //! done and recorded as a [`Violation`]. A test asserts at its end that [`SimMemory::violations`]
-//! is empty.
+//! is empty. [`Books`] says how exact they are.
 //!
-//! A frame's bytes exist from the first write on, so that terabytes can be simulated.
+//! A frame's bytes exist from the first write on, and records of single frames where memory was cut
+//! into small folios, so that terabytes can be simulated.
 //!
 //! [`SimSpace`] is a user's view of such memory and [`SimPinner`] pins it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
-use dmaspan::pin::Dirty;
 use dmaspan::{PhysAddr, Span, lg2};
 use parking_lot::Mutex;
 
+use self::books::FrameBooks;
+use self::buddy::{Buddy, at};
+use self::folio::Records;
 use crate::bus::{Bus, BusError};
 use crate::walker::Access;
 
 mod allocate;
+mod books;
+mod buddy;
+mod folio;
 mod pinner;
+mod pins;
 mod space;
 #[cfg(test)]
 mod tests;
 
+pub use books::Books;
+pub use folio::{Counts, Folio};
 pub use pinner::{Holes, SimPin, SimPinError, SimPinner};
 pub use space::{Segment, SimSpace};
 
@@ -30,21 +44,44 @@ pub use space::{Segment, SimSpace};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A frame was freed while it was pinned.
+    /// A frame was freed while it was pinned. Where books are not exact, a folio was.
     FreedWhilePinned {
-        /// The frame.
+        /// The frame, or the folio's first.
         frame: PhysAddr,
         /// How many pins it had.
         pins: u32,
     },
-    /// A frame was freed that was free.
+    /// A folio was freed, all of it or in part, that somebody else has references to.
+    FreedWhileReferenced {
+        /// The folio's first frame.
+        frame: PhysAddr,
+        /// How many references others had.
+        refs: u32,
+    },
+    /// A frame was freed that was free. Where books are not exact, only the first of a row.
     FreedTwice {
         /// The frame.
         frame: PhysAddr,
     },
-    /// A frame was unpinned that was not pinned.
-    UnpinnedTwice {
+    /// Frames were pinned, or a reference taken to a frame, that are free.
+    HeldFree {
+        /// The first of them.
+        frame: PhysAddr,
+    },
+    /// A reference was given back that nobody had.
+    PutTwice {
         /// The frame.
+        frame: PhysAddr,
+    },
+    /// A folio would have had more than 2^24 - 1 references, and has not.
+    TooManyReferences {
+        /// The frame.
+        frame: PhysAddr,
+    },
+    /// A frame was unpinned that was not pinned. Where books are not exact, a folio was that did
+    /// not have so many pins.
+    UnpinnedTwice {
+        /// The frame, or the folio's first that was unpinned.
         frame: PhysAddr,
     },
     /// A span was unpinned that the pin does not have.
@@ -57,9 +94,9 @@ pub enum Violation {
         /// How many bytes.
         bytes_left: u64,
     },
-    /// A device wrote a frame that was then unpinned as clean.
+    /// A device wrote a frame that was then unpinned as clean. Where books are not exact, a folio.
     WrittenButClean {
-        /// The frame.
+        /// The frame, or the folio's first.
         frame: PhysAddr,
     },
     /// A device touched a frame that was not pinned.
@@ -130,33 +167,15 @@ pub struct SimMemory {
     base: PhysAddr,
     granule_lg2: u32,
     frame_count: usize,
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    frames: Vec<Frame>,
+    /// Read without a lock: who looks a folio up holds it.
+    records: Records,
+    /// Whoever changes what is free or a folio holds this. Taken before the locks below.
+    buddy: Mutex<Buddy>,
+    /// Where books are exact.
+    books: Option<Mutex<FrameBooks>>,
     /// By frame number; a frame without bytes reads as zeros.
-    contents: HashMap<usize, Box<[u8]>>,
-    violations: Vec<Violation>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Frame {
-    pins: u32,
-    state: FrameState,
-    marks: Marks,
-}
-
-/// What is known of writes by devices to a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-enum Marks {
-    #[default]
-    Clean,
-    /// A device wrote it and nobody said so yet.
-    Written,
-    /// It was unpinned as written.
-    Dirty,
+    contents: Mutex<BTreeMap<usize, Box<[u8]>>>,
+    violations: Mutex<Vec<Violation>>,
 }
 
 /// Part of a frame: its number, the first byte in it and how many.
@@ -168,12 +187,27 @@ struct Part {
 }
 
 impl SimMemory {
-    /// `bytes` of memory from `base` on, in frames of `2^granule_lg2` bytes, all of them free.
+    /// `bytes` of memory from `base` on, in frames of `2^granule_lg2` bytes, all of them free, with
+    /// exact books.
     ///
     /// # Errors
     ///
     /// [`MemoryError`] for sizes that are not simulated.
     pub fn new(base: PhysAddr, bytes: u64, granule_lg2: u32) -> Result<Self, MemoryError> {
+        Self::with_books(base, bytes, granule_lg2, Books::Exact)
+    }
+
+    /// The same with books of this kind.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError`] for sizes that are not simulated.
+    pub fn with_books(
+        base: PhysAddr,
+        bytes: u64,
+        granule_lg2: u32,
+        books: Books,
+    ) -> Result<Self, MemoryError> {
         if !(3..=20).contains(&granule_lg2) {
             return Err(MemoryError::Granule { granule_lg2 });
         }
@@ -182,14 +216,24 @@ impl SimMemory {
                 return Err(MemoryError::Unaligned { value, granule_lg2 });
             }
         }
-        // More than 2^32 frames would need more memory than it simulates is worth.
-        let count = usize::try_from(bytes >> granule_lg2).ok().filter(|count| *count <= 1 << 32);
-        let (Some(count), Ok(_)) = (count, Span::new(base, bytes)) else {
+        // Lists of free blocks name frames by 32 bits, counted from some way before the first.
+        let count = bytes >> granule_lg2;
+        if count > lg2::size(32) - 1024 || Span::new(base, bytes).is_err() {
             return Err(MemoryError::TooLarge { base, bytes });
-        };
-        let frames = vec![Frame::default(); count];
-        let state = State { frames, contents: HashMap::new(), violations: Vec::new() };
-        Ok(Self { base, granule_lg2, frame_count: count, state: Mutex::new(state) })
+        }
+        let first = base.get() >> granule_lg2;
+        let pfns = first..first + count;
+        let frame_count = at(count);
+        Ok(Self {
+            base,
+            granule_lg2,
+            frame_count,
+            records: Records::new(&pfns),
+            buddy: Mutex::new(Buddy::new(pfns)),
+            books: (books == Books::Exact).then(|| Mutex::new(FrameBooks::new(frame_count))),
+            contents: Mutex::default(),
+            violations: Mutex::default(),
+        })
     }
 
     /// log2 of the size of a frame.
@@ -197,53 +241,25 @@ impl SimMemory {
         self.granule_lg2
     }
 
+    /// How exact the books are.
+    pub fn books(&self) -> Books {
+        if self.books.is_some() { Books::Exact } else { Books::Folios }
+    }
+
     /// What went wrong so far, in order.
     pub fn violations(&self) -> Vec<Violation> {
-        self.state.lock().violations.clone()
+        self.violations.lock().clone()
     }
 
     /// What the frame of `paddr` is; `None` outside this memory.
     pub fn frame_state(&self, paddr: PhysAddr) -> Option<FrameState> {
-        self.frame(paddr, |frame| frame.state)
+        Some(self.state_of(self.pfn(paddr)?))
     }
 
-    /// How many pins the frame of `paddr` has; `None` outside this memory.
-    pub fn pins(&self, paddr: PhysAddr) -> Option<u32> {
-        self.frame(paddr, |frame| frame.pins)
-    }
-
-    /// Whether the frame of `paddr` was unpinned as written; `None` outside this memory.
-    pub fn is_dirty(&self, paddr: PhysAddr) -> Option<bool> {
-        self.frame(paddr, |frame| frame.marks == Marks::Dirty)
-    }
-
-    /// How many frames are pinned now.
-    pub fn pinned_frames(&self) -> u64 {
-        let state = self.state.lock();
-        state.frames.iter().map(|frame| u64::from(frame.pins > 0)).sum()
-    }
-
-    /// Pins whole frames, besides what a [`SimPinner`] pins: for memory that a driver owns and
-    /// gives to its device.
-    pub fn pin_frames(&self, spans: &[Span]) {
-        let mut state = self.state.lock();
-        for span in spans {
-            match self.frames_of(*span) {
-                Some(frames) => frames.for_each(|frame| state.pin(frame)),
-                None => state.violations.push(Violation::NotFrames { span: *span }),
-            }
-        }
-    }
-
-    /// Undoes [`pin_frames`](Self::pin_frames).
-    pub fn unpin_frames(&self, spans: &[Span], dirty: Dirty) {
-        let mut state = self.state.lock();
-        for span in spans {
-            match self.frames_of(*span) {
-                Some(frames) => frames.for_each(|frame| self.unpin_frame(&mut state, frame, dirty)),
-                None => state.violations.push(Violation::NotFrames { span: *span }),
-            }
-        }
+    /// How many bytes the records of folios and free blocks have now, without contents and exact
+    /// books: 56 or so for each block of 512 frames, and 14 KiB more for one that was cut up.
+    pub fn metadata_bytes(&self) -> usize {
+        self.records.bytes() + self.buddy.lock().bytes()
     }
 
     /// Reads as a CPU does: whether frames are pinned does not matter.
@@ -252,12 +268,12 @@ impl SimMemory {
     ///
     /// [`BusError`] outside this memory; nothing was read.
     pub fn cpu_read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
-        let state = self.state.lock();
         self.check_inside(paddr, buf.len())?;
+        let contents = self.contents.lock();
         let mut rest = buf;
         for part in self.parts(paddr, rest.len()) {
             let (here, behind) = rest.split_at_mut(part.len);
-            match state.contents.get(&part.frame) {
+            match contents.get(&part.frame) {
                 Some(bytes) => here.copy_from_slice(&bytes[part.offset..part.offset + part.len]),
                 None => here.fill(0),
             }
@@ -272,23 +288,51 @@ impl SimMemory {
     ///
     /// [`BusError`] outside this memory; nothing was written.
     pub fn cpu_write(&self, paddr: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
-        let mut state = self.state.lock();
         self.check_inside(paddr, buf.len())?;
+        let mut contents = self.contents.lock();
         let mut rest = buf;
         for part in self.parts(paddr, rest.len()) {
             let (here, behind) = rest.split_at(part.len);
             let empty = || vec![0; 1 << self.granule_lg2].into_boxed_slice();
-            let bytes = state.contents.entry(part.frame).or_insert_with(empty);
+            let bytes = contents.entry(part.frame).or_insert_with(empty);
             bytes[part.offset..part.offset + part.len].copy_from_slice(here);
             rest = behind;
         }
         Ok(())
     }
 
-    fn frame<R>(&self, paddr: PhysAddr, f: impl FnOnce(&Frame) -> R) -> Option<R> {
-        let offset = paddr.get().checked_sub(self.base.get())?;
-        let number = usize::try_from(offset >> self.granule_lg2).ok()?;
-        self.state.lock().frames.get(number).map(f)
+    fn state_of(&self, pfn: u64) -> FrameState {
+        if self.records.find(pfn).is_some() { FrameState::Owned } else { FrameState::Free }
+    }
+
+    fn violate(&self, violation: Violation) {
+        self.violations.lock().push(violation);
+    }
+
+    /// The frame of an address in the physical space; `None` outside this memory.
+    fn pfn(&self, paddr: PhysAddr) -> Option<u64> {
+        let inside = (self.base..=self.last()).contains(&paddr);
+        inside.then_some(paddr.get() >> self.granule_lg2)
+    }
+
+    /// The number of a frame of this memory.
+    fn number(&self, pfn: u64) -> usize {
+        at(pfn - (self.base.get() >> self.granule_lg2))
+    }
+
+    fn numbers(&self, pfns: &Range<u64>) -> Range<usize> {
+        self.number(pfns.start)..self.number(pfns.end)
+    }
+
+    /// The frames with these numbers in the physical space.
+    fn pfns(&self, frames: Range<usize>) -> Range<u64> {
+        let first = self.base.get() >> self.granule_lg2;
+        let pfn = |number| first + u64::try_from(number).unwrap_or(u64::MAX);
+        pfn(frames.start)..pfn(frames.end)
+    }
+
+    fn pfn_paddr(&self, pfn: u64) -> PhysAddr {
+        PhysAddr::new(pfn << self.granule_lg2)
     }
 
     fn frame_paddr(&self, number: usize) -> PhysAddr {
@@ -302,13 +346,13 @@ impl SimMemory {
     }
 
     /// The numbers of the frames that a span consists of; `None` where it does not.
-    fn frames_of(&self, span: Span) -> Option<std::ops::Range<usize>> {
+    fn frames_of(&self, span: Span) -> Option<Range<usize>> {
         let aligned = lg2::is_aligned(span.paddr().get() | span.len(), self.granule_lg2);
         aligned.then(|| self.frames_under(span)).flatten()
     }
 
     /// The numbers of the frames that a span touches; `None` where it leaves this memory.
-    fn frames_under(&self, span: Span) -> Option<std::ops::Range<usize>> {
+    fn frames_under(&self, span: Span) -> Option<Range<usize>> {
         let number = |paddr: PhysAddr| {
             let offset = paddr.get().checked_sub(self.base.get())?;
             usize::try_from(offset >> self.granule_lg2).ok()
@@ -343,45 +387,6 @@ impl SimMemory {
             (start, left) = (start + len, left - len);
             (len > 0).then_some(Part { frame, offset, len })
         })
-    }
-
-    fn unpin_frame(&self, state: &mut State, number: usize, dirty: Dirty) {
-        let paddr = self.frame_paddr(number);
-        let frame = &mut state.frames[number];
-        let Some(fewer) = frame.pins.checked_sub(1) else {
-            state.violations.push(Violation::UnpinnedTwice { frame: paddr });
-            return;
-        };
-        frame.pins = fewer;
-        match (dirty, frame.marks) {
-            (Dirty::Written, _) => frame.marks = Marks::Dirty,
-            (Dirty::Clean, Marks::Written) if fewer == 0 => {
-                state.violations.push(Violation::WrittenButClean { frame: paddr });
-            }
-            (Dirty::Clean, _) => {}
-        }
-    }
-
-    fn touch(&self, paddr: PhysAddr, len: usize, access: Access) {
-        let mut state = self.state.lock();
-        for part in self.parts(paddr, len) {
-            let frame = &mut state.frames[part.frame];
-            if frame.pins == 0 {
-                let offset = u64::try_from(part.offset).unwrap_or(u64::MAX);
-                let paddr = self.frame_paddr(part.frame).wrapping_add(offset);
-                let touched = Violation::TouchedUnpinned { paddr, access, state: frame.state };
-                state.violations.push(touched);
-            } else if access == Access::Write {
-                frame.marks = Marks::Written;
-            }
-        }
-    }
-}
-
-impl State {
-    fn pin(&mut self, number: usize) {
-        let frame = &mut self.frames[number];
-        frame.pins = frame.pins.saturating_add(1);
     }
 }
 

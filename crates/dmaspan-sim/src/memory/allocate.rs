@@ -1,22 +1,55 @@
 //! Which frames somebody gets.
 
-use dmaspan::{PhysAddr, Span, lg2};
+use std::ops::Range;
 
-use super::{FrameState, MemoryError, SimMemory, State, Violation};
+use dmaspan::{Span, lg2};
+
+use super::buddy::{Buddy, at, pieces};
+use super::folio::{Counts, Folio, Found};
+use super::pins::Part;
+use super::{MemoryError, SimMemory, Violation};
 use crate::rng::Rng;
 
+/// What whoever allocates a folio has.
+const FIRST: Counts = Counts { refs: 1, pins: 0 };
+
 impl SimMemory {
-    /// Allocates one span where it is free, naturally aligned to `2^align_lg2` bytes.
+    /// Allocates a folio of `2^order` frames, with one reference.
+    ///
+    /// What was freed last is taken first.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::Full`] where no free block is large enough; then nothing is allocated.
+    pub fn allocate_folio(&self, order: u32) -> Result<Folio, MemoryError> {
+        let mut buddy = self.buddy.lock();
+        let folio = buddy.take(order).and_then(|pfn| {
+            self.records.make(pfn, order, FIRST);
+            self.folio(pfn, order)
+        });
+        folio.ok_or_else(|| self.full_folio(order))
+    }
+
+    /// Frees a folio, whatever still keeps it: anything but one reference is a violation.
+    pub fn free_folio(&self, folio: Folio) {
+        self.free(&[folio.span]);
+    }
+
+    /// Allocates one span where it is free, naturally aligned to `2^align_lg2` bytes: the first
+    /// place of memory.
     ///
     /// # Errors
     ///
     /// [`MemoryError`]; then nothing is allocated.
     pub fn allocate(&self, bytes: u64, align_lg2: u32) -> Result<Span, MemoryError> {
-        self.check_size(bytes)?;
-        let mut state = self.state.lock();
+        let frames = self.check_size(bytes)?;
         let full = MemoryError::Full { bytes, align_lg2 };
-        let span = self.find(&state, bytes, align_lg2, 0).ok_or(full)?;
-        self.own(&mut state, span);
+        let order = align_lg2.saturating_sub(self.granule_lg2);
+        let whole = self.pfns(0..self.frame_count);
+        let mut buddy = self.buddy.lock();
+        let pfn = self.find(&buddy, frames, order, whole).ok_or(full)?;
+        let span = Span::new(self.pfn_paddr(pfn), bytes).map_err(|_| full)?;
+        self.own(&mut buddy, pfn..pfn + frames);
         Ok(span)
     }
 
@@ -26,36 +59,36 @@ impl SimMemory {
     ///
     /// [`MemoryError`] where it is not free memory.
     pub fn allocate_at(&self, span: Span) -> Result<(), MemoryError> {
+        let granule_lg2 = self.granule_lg2;
         for value in [span.paddr().get(), span.len()] {
-            if !lg2::is_aligned(value, self.granule_lg2) {
-                let granule_lg2 = self.granule_lg2;
+            if !lg2::is_aligned(value, granule_lg2) {
                 return Err(MemoryError::Unaligned { value, granule_lg2 });
             }
         }
-        let mut state = self.state.lock();
-        if !self.is_free(&state, span) {
-            let align_lg2 = self.granule_lg2;
-            return Err(MemoryError::Full { bytes: span.len(), align_lg2 });
+        let mut buddy = self.buddy.lock();
+        let pfns = self.frames_of(span).map(|frames| self.pfns(frames));
+        match pfns.filter(|pfns| buddy.first_taken(pfns.clone()).is_none()) {
+            Some(pfns) => self.own(&mut buddy, pfns),
+            None => return Err(MemoryError::Full { bytes: span.len(), align_lg2: granule_lg2 }),
         }
-        self.own(&mut state, span);
         Ok(())
     }
 
     /// Allocates single frames of which no two that follow each other are neighbours, so that
-    /// nothing can be coalesced. The same seed on the same memory gives the same frames.
+    /// nothing can be coalesced. The same seed on the same memory gives the same frames, which are
+    /// among the lowest: at most one of four frames up to the highest is left.
     ///
     /// # Errors
     ///
     /// [`MemoryError`]; then nothing is allocated.
     pub fn allocate_scattered(&self, bytes: u64, seed: u64) -> Result<Vec<Span>, MemoryError> {
-        self.check_size(bytes)?;
-        let mut state = self.state.lock();
-        let granule_lg2 = self.granule_lg2;
-        let free = |number: &usize| state.frames[*number].state == FrameState::Free;
-        let mut frames: Vec<usize> = (0..self.frame_count).filter(free).collect();
-        let wanted = usize::try_from(bytes >> granule_lg2).unwrap_or(usize::MAX);
+        let wanted = at(self.check_size(bytes)?);
+        let mut buddy = self.buddy.lock();
+        // Choosing among all frames of terabytes would take longer than anything done with them.
+        let choices = wanted.saturating_mul(4).max(1 << 12);
+        let mut frames = self.free_frames(&buddy, choices);
         if frames.len() < wanted {
-            return Err(MemoryError::Full { bytes, align_lg2: granule_lg2 });
+            return Err(MemoryError::Full { bytes, align_lg2: self.granule_lg2 });
         }
         let mut rng = Rng::new(seed);
         for at in 0..wanted {
@@ -69,101 +102,196 @@ impl SimMemory {
             }
         }
         frames.truncate(wanted);
-        let span = |number: &usize| Span::new(self.frame_paddr(*number), lg2::size(granule_lg2));
-        let spans: Vec<Span> = frames.iter().filter_map(|number| span(number).ok()).collect();
-        spans.iter().for_each(|span| self.own(&mut state, *span));
-        Ok(spans)
+        frames.iter().for_each(|pfn| self.own(&mut buddy, *pfn..*pfn + 1));
+        let span = |pfn: &u64| Some(self.folio(*pfn, 0)?.span);
+        Ok(frames.iter().filter_map(span).collect())
     }
 
-    /// Allocates naturally aligned folios of `2^order` frames each, in the order asked for, at
-    /// places that the seed chooses.
+    /// Allocates folios of these orders, in the order asked for, at places that the seed chooses.
     ///
     /// # Errors
     ///
     /// [`MemoryError`]; then nothing is allocated.
     pub fn allocate_folios(&self, orders: &[u32], seed: u64) -> Result<Vec<Span>, MemoryError> {
-        let mut state = self.state.lock();
         let mut rng = Rng::new(seed);
-        let mut spans: Vec<Span> = Vec::with_capacity(orders.len());
+        let mut taken: Vec<Folio> = Vec::with_capacity(orders.len());
+        let mut buddy = self.buddy.lock();
         for order in orders {
-            let align_lg2 = self.granule_lg2.saturating_add(*order).min(63);
-            let bytes = lg2::size(align_lg2);
-            let from = rng.below(u64::try_from(self.frame_count).unwrap_or(u64::MAX));
-            let Some(span) = self.find(&state, bytes, align_lg2, from << self.granule_lg2) else {
-                spans.iter().for_each(|span| self.disown(&mut state, *span));
-                return Err(MemoryError::Full { bytes, align_lg2 });
+            let whole = self.pfns(0..self.frame_count);
+            let from = whole.start + rng.below(whole.end - whole.start);
+            let frames = 1u64.checked_shl(*order).unwrap_or(u64::MAX);
+            let find = |starts| self.find(&buddy, frames, *order, starts);
+            let pfn = find(from..whole.end).or_else(|| find(whole.start..from));
+            let Some(folio) = pfn.and_then(|pfn| self.folio(pfn, *order)) else {
+                drop(buddy);
+                taken.iter().for_each(|folio| self.free_folio(*folio));
+                return Err(self.full_folio(*order));
             };
-            self.own(&mut state, span);
-            spans.push(span);
+            self.own(&mut buddy, self.pfns_of(folio));
+            taken.push(folio);
         }
-        Ok(spans)
+        Ok(taken.iter().map(|folio| folio.span).collect())
+    }
+
+    /// Fragments memory on purpose: allocates single frames at places that the seed chooses, the
+    /// fewest that leave at least `percent` of what is then free in blocks of `2^highest` frames
+    /// and smaller. Returns them; freeing them undoes it.
+    ///
+    /// This is what memory looks like after small unmovable allocations have come and gone.
+    pub fn fragment(&self, percent: u32, highest: u32, seed: u64) -> Vec<Span> {
+        let chunk = highest.saturating_add(1);
+        let mut buddy = self.buddy.lock();
+        let mut chunks: Vec<u64> = Vec::new();
+        for order in chunk..u64::BITS {
+            let inside = |pfn| (pfn..pfn + lg2::size(order)).step_by(at(lg2::size(chunk)));
+            chunks.extend(buddy.blocks(order).flat_map(inside));
+        }
+        let mut rng = Rng::new(seed);
+        let mut taken = Vec::new();
+        while u128::from(buddy.free_up_to(highest)) * 100
+            < u128::from(buddy.free_up_to(u32::MAX)) * u128::from(percent.min(100))
+        {
+            let choices = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
+            let choice = usize::try_from(rng.below(choices)).unwrap_or(0);
+            if choice >= chunks.len() {
+                break;
+            }
+            let pfn = chunks.swap_remove(choice) + rng.below(lg2::size(chunk));
+            self.own(&mut buddy, pfn..pfn + 1);
+            taken.extend(self.folio(pfn, 0).map(|folio| folio.span));
+        }
+        taken
+    }
+
+    /// How many free blocks there are of each order, from 0 up to the highest that has one. What
+    /// `/proc/buddyinfo` shows of a Linux.
+    pub fn free_blocks(&self) -> Vec<u64> {
+        self.buddy.lock().by_order()
     }
 
     /// Gives frames back, and forgets what is in them.
     ///
-    /// A pinned or free frame among them is a violation and is free afterwards all the same.
+    /// They need not be all that was allocated together: the rest of a folio stays, as smaller
+    /// ones with as many references each. A pinned, free or otherwise referenced frame among them
+    /// is a violation and is free afterwards all the same; where books are not exact, a pinned
+    /// folio of which a part is freed loses all its pins.
     pub fn free(&self, spans: &[Span]) {
-        let mut state = self.state.lock();
         for span in spans {
             let Some(frames) = self.frames_of(*span) else {
-                state.violations.push(Violation::NotFrames { span: *span });
+                self.violate(Violation::NotFrames { span: *span });
                 continue;
             };
-            for number in frames {
-                let (frame, paddr) = (state.frames[number], self.frame_paddr(number));
-                if frame.pins > 0 {
-                    let pins = frame.pins;
-                    state.violations.push(Violation::FreedWhilePinned { frame: paddr, pins });
-                }
-                if frame.state == FrameState::Free {
-                    state.violations.push(Violation::FreedTwice { frame: paddr });
-                }
-                state.frames[number].state = FrameState::Free;
-                state.frames[number].marks = super::Marks::Clean;
-                state.contents.remove(&number);
+            let mut buddy = self.buddy.lock();
+            for part in self.parts_of(self.pfns(frames)) {
+                self.free_part(&mut buddy, part);
             }
         }
     }
 
-    fn check_size(&self, bytes: u64) -> Result<(), MemoryError> {
+    fn free_part(&self, buddy: &mut Buddy, part: Part<'_>) {
+        let counts = part.folio.map(|found| self.records.unmake(found.pfn, found.order));
+        self.complain(&part, counts);
+        let (Some(found), Some(counts)) = (part.folio, counts) else { return };
+        self.forget(&part.pfns);
+        pieces(part.pfns.clone()).for_each(|(pfn, order)| buddy.give(pfn, order));
+        let Found { pfn, .. } = found;
+        for rest in [pfn..part.pfns.start, part.pfns.end..found.pfns().end] {
+            for (pfn, order) in pieces(rest) {
+                let pins = self.exact_pins(pfn..pfn + lg2::size(order));
+                self.records.make(pfn, order, Counts { pins, ..counts });
+            }
+        }
+    }
+
+    /// Records what is wrong with freeing frames whose folio had these counts.
+    fn complain(&self, part: &Part<'_>, counts: Option<Counts>) {
+        if let Some(books) = &self.books {
+            let books = books.lock();
+            for pfn in part.pfns.clone() {
+                let (frame, pins) = (self.pfn_paddr(pfn), books.frame(self.number(pfn)).pins);
+                if pins > 0 {
+                    self.violate(Violation::FreedWhilePinned { frame, pins });
+                }
+                if counts.is_none() {
+                    self.violate(Violation::FreedTwice { frame });
+                }
+            }
+        } else if counts.is_none() {
+            self.violate(Violation::FreedTwice { frame: self.pfn_paddr(part.pfns.start) });
+        }
+        let (Some(found), Some(counts)) = (part.folio, counts) else { return };
+        let frame = self.pfn_paddr(found.pfn);
+        if self.books.is_none() && counts.pins > 0 {
+            let pins = u32::try_from(counts.pins).unwrap_or(u32::MAX);
+            self.violate(Violation::FreedWhilePinned { frame, pins });
+        }
+        if let Some(refs @ 1..) = counts.refs.checked_sub(FIRST.refs) {
+            self.violate(Violation::FreedWhileReferenced { frame, refs });
+        }
+    }
+
+    fn exact_pins(&self, pfns: Range<u64>) -> u64 {
+        let Some(books) = &self.books else { return 0 };
+        let books = books.lock();
+        pfns.map(|pfn| u64::from(books.frame(self.number(pfn)).pins)).sum()
+    }
+
+    /// How many frames so many bytes are.
+    fn check_size(&self, bytes: u64) -> Result<u64, MemoryError> {
         if bytes > 0 && lg2::is_aligned(bytes, self.granule_lg2) {
-            Ok(())
+            Ok(bytes >> self.granule_lg2)
         } else {
             Err(MemoryError::Unaligned { value: bytes, granule_lg2: self.granule_lg2 })
         }
     }
 
-    /// The first aligned free place from `offset` into memory on, going round.
-    fn find(&self, state: &State, bytes: u64, align_lg2: u32, offset: u64) -> Option<Span> {
-        let align_lg2 = align_lg2.max(self.granule_lg2);
-        let first = lg2::align_up(self.base.get(), align_lg2)?;
-        let last = self.last().get();
-        let middle = lg2::align_up(self.base.get().checked_add(offset)?, align_lg2).unwrap_or(last);
-        let step = usize::try_from(lg2::size(align_lg2)).ok()?;
-        let places = (middle..=last).step_by(step).chain((first..middle).step_by(step));
-        places
-            .filter_map(|paddr| Span::new(PhysAddr::new(paddr), bytes).ok())
-            .find(|span| self.is_free(state, *span))
-    }
-
-    fn is_free(&self, state: &State, span: Span) -> bool {
-        let free = |frames: std::ops::Range<usize>| {
-            state.frames[frames].iter().all(|frame| frame.state == FrameState::Free)
-        };
-        self.frames_of(span).is_some_and(free)
-    }
-
-    fn own(&self, state: &mut State, span: Span) {
-        self.set_state(state, span, FrameState::Owned);
-    }
-
-    fn disown(&self, state: &mut State, span: Span) {
-        self.set_state(state, span, FrameState::Free);
-    }
-
-    fn set_state(&self, state: &mut State, span: Span, new: FrameState) {
-        for number in self.frames_of(span).into_iter().flatten() {
-            state.frames[number].state = new;
+    /// The first place in `starts`, aligned to `2^order` frames, at which so many are free.
+    fn find(&self, buddy: &Buddy, frames: u64, order: u32, starts: Range<u64>) -> Option<u64> {
+        let end = self.pfns(0..self.frame_count).end;
+        // The whole space has fewer frames than any higher order.
+        let order = order.min(63);
+        let mut start = lg2::align_up(starts.start, order)?;
+        while start < starts.end {
+            let behind = start.checked_add(frames).filter(|behind| *behind <= end)?;
+            let Some(taken) = buddy.first_taken(start..behind) else { return Some(start) };
+            let next = self.records.find(taken).map_or(taken + 1, |found| found.pfns().end);
+            start = lg2::align_up(next, order)?;
         }
+        None
+    }
+
+    /// The lowest free frames, at most so many.
+    fn free_frames(&self, buddy: &Buddy, most: usize) -> Vec<u64> {
+        let Range { start: mut next, end } = self.pfns(0..self.frame_count);
+        let mut frames = Vec::new();
+        while next < end && frames.len() < most {
+            if let Some((head, order)) = buddy.block_around(next) {
+                let behind = head + lg2::size(order);
+                frames.extend((next..behind).take(most - frames.len()));
+                next = behind;
+            } else {
+                next = self.records.find(next).map_or(next + 1, |found| found.pfns().end);
+            }
+        }
+        frames
+    }
+
+    /// Makes free frames the fewest folios.
+    fn own(&self, buddy: &mut Buddy, pfns: Range<u64>) {
+        for (pfn, order) in pieces(pfns) {
+            if buddy.take_at(pfn, order).is_some() {
+                self.records.make(pfn, order, FIRST);
+            }
+        }
+    }
+
+    fn pfns_of(&self, folio: Folio) -> Range<u64> {
+        let pfn = folio.span.paddr().get() >> self.granule_lg2;
+        pfn..pfn + lg2::size(folio.order)
+    }
+
+    fn full_folio(&self, order: u32) -> MemoryError {
+        let align_lg2 = self.granule_lg2.saturating_add(order).min(63);
+        MemoryError::Full { bytes: lg2::size(align_lg2), align_lg2 }
     }
 }

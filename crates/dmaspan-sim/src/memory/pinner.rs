@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
 use dmaspan::{Errno, Prot, Span, UserAddr, UserRange, lg2};
 
-use super::{Segment, SimMemory, SimSpace, State, Violation};
+use super::{Segment, SimMemory, SimSpace, Violation};
 
 /// Why simulated memory was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -120,6 +120,14 @@ impl SimPinner {
         partial
     }
 
+    fn pin_frame(&self, number: usize) {
+        self.memory.pin_page(self.memory.frame_paddr(number));
+    }
+
+    fn unpin_frame(&self, number: usize, dirty: Dirty) {
+        self.memory.unpin_page(self.memory.frame_paddr(number), dirty);
+    }
+
     fn frame_bytes(&self) -> u64 {
         lg2::size(self.memory.granule_lg2)
     }
@@ -143,18 +151,13 @@ impl SimPinner {
         sink: &mut dyn SpanSink,
     ) -> Result<SimPin, Failed> {
         // The frames are pinned before the sink hears of them: a device may use them at once.
-        let mut state = self.memory.state.lock();
-        let mut partial = self.each_frame(&spans, |number| state.pin(number));
-        drop(state);
+        let mut partial = self.each_frame(&spans, |number| self.pin_frame(number));
         let taken = spans.iter().take_while(|span| sink.push(**span, Kind::Memory).is_ok()).count();
         let stopped = taken < spans.len();
         if stopped {
             // What was taken gets its own pins before the others go: it must never be without.
-            let mut state = self.memory.state.lock();
-            partial = self.each_frame(&spans[..taken], |number| state.pin(number));
-            self.each_frame(&spans, |number| {
-                self.memory.unpin_frame(&mut state, number, Dirty::Clean);
-            });
+            partial = self.each_frame(&spans[..taken], |number| self.pin_frame(number));
+            self.each_frame(&spans, |number| self.unpin_frame(number, Dirty::Clean));
             spans.truncate(taken);
         }
         let bytes_left = spans.iter().map(|span| span.len()).sum();
@@ -168,7 +171,7 @@ impl SimPinner {
     }
 
     /// Counts a span of the pin down, and unpins each frame whose last byte that was.
-    fn unpin_span(&self, state: &mut State, pin: &mut SimPin, span: Span, dirty: Dirty) {
+    fn unpin_span(&self, pin: &mut SimPin, span: Span, dirty: Dirty) {
         for (number, bytes) in self.frame_parts(span) {
             let whole = self.frame_bytes();
             let mut left = 0;
@@ -179,7 +182,7 @@ impl SimPinner {
             if left > 0 {
                 pin.partial.insert(number, left);
             } else {
-                self.memory.unpin_frame(state, number, dirty);
+                self.unpin_frame(number, dirty);
             }
         }
     }
@@ -223,15 +226,14 @@ unsafe impl Pinner for SimPinner {
     }
 
     fn unpin(&self, pin: &mut SimPin, spans: &[Span], _kind: Kind, dirty: Dirty) {
-        let mut state = self.memory.state.lock();
         for span in spans {
             let before = pin.spans.partition_point(|own| own.paddr() <= span.paddr());
             let own = before.checked_sub(1).and_then(|at| pin.spans.get(at));
             if own.is_none_or(|own| own.last() < span.last()) {
-                state.violations.push(Violation::UnpinnedForeign { span: *span });
+                self.memory.violate(Violation::UnpinnedForeign { span: *span });
                 continue;
             }
-            self.unpin_span(&mut state, pin, *span, dirty);
+            self.unpin_span(pin, *span, dirty);
             pin.bytes_left = pin.bytes_left.saturating_sub(span.len());
         }
     }
@@ -240,7 +242,7 @@ unsafe impl Pinner for SimPinner {
         if pin.bytes_left > 0 {
             let bytes_left = pin.bytes_left;
             let released = Violation::ReleasedWhilePinned { bytes_left };
-            self.memory.state.lock().violations.push(released);
+            self.memory.violate(released);
         }
     }
 

@@ -240,7 +240,7 @@ mod violations {
     #[test]
     fn a_device_that_touches_unpinned_memory_is_recorded_and_served() {
         let memory = memory(4);
-        memory.allocate_at(span(1, 1)).unwrap();
+        memory.allocate_at(span(1, 2)).unwrap();
         memory.pin_frames(&[span(2, 1)]);
         let paddr = PhysAddr::new(BASE + 0x1ffe);
         Bus::write(&*memory, paddr, &[1, 2, 3, 4]).unwrap();
@@ -260,6 +260,7 @@ mod violations {
     fn a_write_that_is_unpinned_as_clean_is_recorded() {
         let memory = memory(4);
         let frames = [span(0, 2)];
+        memory.allocate_at(frames[0]).unwrap();
         let written = PhysAddr::new(BASE + 0x1000);
         for (dirty, expected) in [
             (Dirty::Written, vec![]),

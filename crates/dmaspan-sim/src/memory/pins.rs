@@ -1,0 +1,321 @@
+//! References and pins: what keeps folios where they are.
+//!
+//! A pin keeps its folio as a reference does, as in Linux's `mm/gup.c`, where pins are references
+//! of a folio that are counted apart. Both counts are one word here.
+
+use std::ops::Range;
+
+use dmaspan::pin::Dirty;
+use dmaspan::{PhysAddr, Span, lg2};
+
+use super::books::Wrong;
+use super::folio::{Counts, Folio, Found, MAX_REFS, Marks};
+use super::{Access, SimMemory, Violation};
+
+impl SimMemory {
+    /// The folio that the frame of `paddr` belongs to; `None` where it is free or outside.
+    ///
+    /// One step, whatever the order. What was allocated as no folio is the fewest naturally aligned
+    /// folios that it consists of.
+    pub fn folio_of(&self, paddr: PhysAddr) -> Option<Folio> {
+        let found = self.records.find(self.pfn(paddr)?)?;
+        self.folio(found.pfn, found.order)
+    }
+
+    /// What keeps the folio of `paddr`; `None` where it is free or outside.
+    pub fn counts(&self, paddr: PhysAddr) -> Option<Counts> {
+        Some(self.records.find(self.pfn(paddr)?)?.record.counts())
+    }
+
+    /// Takes references to the folio of `paddr`, which somebody keeps meanwhile.
+    pub fn get(&self, paddr: PhysAddr, refs: u32) {
+        let Some(pfn) = self.inside(paddr) else { return };
+        let frame = self.pfn_paddr(pfn);
+        match self.records.find(pfn).map(|found| found.record) {
+            Some(record) if record.get(refs).is_some() => {}
+            Some(record) if record.counts().refs.saturating_add(refs) > MAX_REFS => {
+                self.violate(Violation::TooManyReferences { frame });
+            }
+            _ => self.violate(Violation::HeldFree { frame }),
+        }
+    }
+
+    /// Gives references to the folio of `paddr` back. With the last the folio is free, unless it is
+    /// pinned: then with the last pin.
+    pub fn put(&self, paddr: PhysAddr, refs: u32) {
+        let Some(pfn) = self.inside(paddr) else { return };
+        let found = self.records.find(pfn);
+        match found.and_then(|found| Some((found, found.record.put(refs)?))) {
+            Some((found, Counts::NONE)) => self.release(found),
+            Some(_) => {}
+            None => self.violate(Violation::PutTwice { frame: self.pfn_paddr(pfn) }),
+        }
+    }
+
+    /// How many pins the frame of `paddr` has, or, where books are not exact, all frames of its
+    /// folio together; `None` outside this memory.
+    pub fn pins(&self, paddr: PhysAddr) -> Option<u32> {
+        let pfn = self.pfn(paddr)?;
+        if let Some(books) = &self.books {
+            return Some(books.lock().frame(self.number(pfn)).pins);
+        }
+        let pins = self.records.find(pfn).map_or(0, |found| found.record.counts().pins);
+        Some(u32::try_from(pins).unwrap_or(u32::MAX))
+    }
+
+    /// Whether the frame of `paddr` was unpinned as written, or, where books are not exact, any of
+    /// its folio; `None` outside this memory.
+    pub fn is_dirty(&self, paddr: PhysAddr) -> Option<bool> {
+        let pfn = self.pfn(paddr)?;
+        let marks = match &self.books {
+            Some(books) => books.lock().frame(self.number(pfn)).marks,
+            None => self.records.find(pfn).map_or(Marks::Clean, |found| found.record.marks()),
+        };
+        Some(marks == Marks::Dirty)
+    }
+
+    /// How many frames are pinned now, or, where books are not exact, how many the folios have that
+    /// are: a walk over all folios.
+    pub fn pinned_frames(&self) -> u64 {
+        if let Some(books) = &self.books {
+            return books.lock().pinned();
+        }
+        let folios = self.records.folios(self.pfns(0..self.frame_count));
+        let pinned = folios.filter(|found| found.record.counts().pins > 0);
+        pinned.map(|found| lg2::size(found.order)).sum()
+    }
+
+    /// Pins the frames under a span, folio by folio. Somebody keeps the folios meanwhile.
+    #[inline]
+    pub fn pin_span(&self, span: Span) {
+        match self.frames_under(span) {
+            Some(frames) => self.parts_of(self.pfns(frames)).for_each(|part| self.pin_part(part)),
+            None => self.violate(Violation::NotFrames { span }),
+        }
+    }
+
+    /// Undoes [`pin_span`](Self::pin_span), all of it or a part of whole frames.
+    #[inline]
+    pub fn unpin_span(&self, span: Span, dirty: Dirty) {
+        match self.frames_under(span) {
+            Some(frames) => {
+                self.parts_of(self.pfns(frames)).for_each(|part| self.unpin_part(part, dirty));
+            }
+            None => self.violate(Violation::NotFrames { span }),
+        }
+    }
+
+    /// Pins one frame, as a page array is pinned.
+    #[inline]
+    pub fn pin_page(&self, paddr: PhysAddr) {
+        if let Some(pfn) = self.inside(paddr) {
+            self.pin_part(Part { pfns: pfn..pfn + 1, folio: self.records.find(pfn) });
+        }
+    }
+
+    /// Undoes [`pin_page`](Self::pin_page).
+    #[inline]
+    pub fn unpin_page(&self, paddr: PhysAddr, dirty: Dirty) {
+        if let Some(pfn) = self.inside(paddr) {
+            self.unpin_part(Part { pfns: pfn..pfn + 1, folio: self.records.find(pfn) }, dirty);
+        }
+    }
+
+    /// Pins whole frames, besides what a [`SimPinner`](super::SimPinner) pins: for memory that a
+    /// driver owns and gives to its device.
+    pub fn pin_frames(&self, spans: &[Span]) {
+        for span in spans {
+            match self.frames_of(*span) {
+                Some(_) => self.pin_span(*span),
+                None => self.violate(Violation::NotFrames { span: *span }),
+            }
+        }
+    }
+
+    /// Undoes [`pin_frames`](Self::pin_frames).
+    pub fn unpin_frames(&self, spans: &[Span], dirty: Dirty) {
+        for span in spans {
+            match self.frames_of(*span) {
+                Some(_) => self.unpin_span(*span, dirty),
+                None => self.violate(Violation::NotFrames { span: *span }),
+            }
+        }
+    }
+
+    /// Writes down what a device does to memory, all of which is here.
+    pub(super) fn touch(&self, paddr: PhysAddr, len: usize, access: Access) {
+        for part in self.parts(paddr, len) {
+            let pfn = self.pfns(part.frame..part.frame).start;
+            if self.touch_frame(pfn, access) {
+                continue;
+            }
+            let offset = u64::try_from(part.offset).unwrap_or(u64::MAX);
+            let paddr = self.pfn_paddr(pfn).wrapping_add(offset);
+            let state = self.state_of(pfn);
+            self.violate(Violation::TouchedUnpinned { paddr, access, state });
+        }
+    }
+
+    /// Whether the frame is pinned.
+    fn touch_frame(&self, pfn: u64, access: Access) -> bool {
+        let written = access == Access::Write;
+        if let Some(books) = &self.books {
+            let (mut books, number) = (books.lock(), self.number(pfn));
+            let pinned = books.frame(number).pins > 0;
+            if pinned && written {
+                books.mark(number, Marks::Written);
+            }
+            return pinned;
+        }
+        let found = self.records.find(pfn).filter(|found| found.record.counts().pins > 0);
+        if let Some(found) = found.filter(|_| written) {
+            found.record.mark(Marks::Written);
+        }
+        found.is_some()
+    }
+
+    pub(super) fn folio(&self, pfn: u64, order: u32) -> Option<Folio> {
+        let span = Span::new(self.pfn_paddr(pfn), lg2::size(order) << self.granule_lg2).ok()?;
+        Some(Folio { span, order })
+    }
+
+    /// Frames of this memory by folio; free ones in a row are one part.
+    #[inline]
+    pub(super) fn parts_of(&self, pfns: Range<u64>) -> impl Iterator<Item = Part<'_>> {
+        let Range { start: mut next, end } = pfns;
+        std::iter::from_fn(move || {
+            let start = (next < end).then_some(next)?;
+            let folio = self.records.find(start);
+            next = match &folio {
+                Some(found) => found.pfns().end.min(end),
+                None => self.behind_free(start, end),
+            };
+            Some(Part { pfns: start..next, folio })
+        })
+    }
+
+    #[cold]
+    fn behind_free(&self, mut next: u64, end: u64) -> u64 {
+        while next < end && self.records.find(next).is_none() {
+            next = self.records.behind_free(next);
+        }
+        next.min(end)
+    }
+
+    #[inline]
+    fn pin_part(&self, part: Part<'_>) {
+        if let Some(books) = &self.books {
+            let mut books = books.lock();
+            self.numbers(&part.pfns).for_each(|number| books.pin(number));
+        }
+        let pins = part.pfns.end - part.pfns.start;
+        let before = part.folio.map(|found| (found.record, found.record.pin(pins)));
+        if let None | Some((_, Counts::NONE)) = before {
+            self.pinned_free(part);
+        }
+    }
+
+    #[cold]
+    fn pinned_free(&self, part: Part<'_>) {
+        if let Some(found) = part.folio {
+            found.record.unpin(part.pfns.end - part.pfns.start);
+        }
+        self.violate(Violation::HeldFree { frame: self.pfn_paddr(part.pfns.start) });
+    }
+
+    #[inline]
+    fn unpin_part(&self, part: Part<'_>, dirty: Dirty) {
+        let pins = part.pfns.end - part.pfns.start;
+        let (pins, exact) = match &self.books {
+            Some(_) => (self.unpin_books(&part.pfns, dirty), true),
+            None => (pins, false),
+        };
+        if let Some(found) = part.folio.filter(|_| !exact && dirty == Dirty::Written) {
+            // Before the pin goes, which may free it.
+            found.record.mark(Marks::Dirty);
+        }
+        let left = part.folio.and_then(|found| Some((found, found.record.unpin(pins)?)));
+        match left {
+            Some((_, counts)) if counts.pins > 0 => {}
+            Some((found, counts)) => {
+                if !exact && dirty == Dirty::Clean && found.record.marks() == Marks::Written {
+                    let frame = self.pfn_paddr(found.pfn);
+                    self.violate(Violation::WrittenButClean { frame });
+                }
+                if counts == Counts::NONE {
+                    self.release(found);
+                }
+            }
+            // Exact books have said so, or that the folio went before its pins.
+            None if exact => {}
+            None => {
+                let frame = self.pfn_paddr(part.pfns.start);
+                self.violate(Violation::UnpinnedTwice { frame });
+            }
+        }
+    }
+
+    /// Unpins frames in the exact books. Returns how many were pinned.
+    fn unpin_books(&self, pfns: &Range<u64>, dirty: Dirty) -> u64 {
+        let Some(books) = &self.books else { return 0 };
+        let mut books = books.lock();
+        let mut pinned = 0;
+        for pfn in pfns.clone() {
+            let frame = self.pfn_paddr(pfn);
+            let wrong = books.unpin(self.number(pfn), dirty).err();
+            pinned += u64::from(wrong != Some(Wrong::NotPinned));
+            match wrong {
+                Some(Wrong::NotPinned) => self.violate(Violation::UnpinnedTwice { frame }),
+                Some(Wrong::WrittenButClean) => self.violate(Violation::WrittenButClean { frame }),
+                None => {}
+            }
+        }
+        pinned
+    }
+
+    /// Frees a folio that nothing keeps any more.
+    #[cold]
+    fn release(&self, found: Found<'_>) {
+        let mut buddy = self.buddy.lock();
+        self.records.unmake(found.pfn, found.order);
+        self.forget(&found.pfns());
+        buddy.give(found.pfn, found.order);
+    }
+
+    /// Forgets what is in frames that become free, and whether it was written.
+    pub(super) fn forget(&self, pfns: &Range<u64>) {
+        let frames = self.numbers(pfns);
+        if let Some(books) = &self.books {
+            let mut books = books.lock();
+            frames.clone().for_each(|number| books.mark(number, Marks::Clean));
+        }
+        let mut contents = self.contents.lock();
+        while let Some((&number, _)) = contents.range(frames.clone()).next() {
+            contents.remove(&number);
+        }
+    }
+
+    /// The frame of an address, which is a violation outside this memory.
+    #[inline]
+    fn inside(&self, paddr: PhysAddr) -> Option<u64> {
+        let pfn = self.pfn(paddr);
+        if pfn.is_none() {
+            self.outside(paddr);
+        }
+        pfn
+    }
+
+    #[cold]
+    fn outside(&self, paddr: PhysAddr) {
+        if let Ok(span) = Span::new(paddr, 1) {
+            self.violate(Violation::NotFrames { span });
+        }
+    }
+}
+
+/// Frames of one folio, or of none.
+#[derive(Clone, Debug)]
+pub(super) struct Part<'a> {
+    pub(super) pfns: Range<u64>,
+    pub(super) folio: Option<Found<'a>>,
+}

@@ -8,8 +8,8 @@
 //!   arrives elsewhere.
 //! - [`port`]: a stream of accesses that is attached to domains, or blocked. It catches domains
 //!   that are used after they were detached.
-//! - [`memory`]: physical memory with pins and dirty frames, user spaces and a pinner. It catches
-//!   memory that is freed, unpinned or touched too early.
+//! - [`memory`]: physical memory in folios with references and pins, user spaces and a pinner. It
+//!   catches memory that is freed, unpinned or touched too early.
 //! - [`suite`]: one suite for every IO page-table format, and [`mock`], a format to try it on.
 //! - [`model`]: an interval map, and the fewest leaves by brute force. It catches wrong look-ups
 //!   and wasteful leaves.

@@ -75,8 +75,8 @@ impl SimMemory {
     }
 
     /// Allocates single frames of which no two that follow each other are neighbours, so that
-    /// nothing can be coalesced. The same seed on the same memory gives the same frames, which are
-    /// among the lowest: at most one of four frames up to the highest is left.
+    /// nothing can be coalesced. The same seed on the same memory gives the same frames. They are
+    /// chosen from the lowest ones: four times as many as are wanted, and 4096 at least.
     ///
     /// # Errors
     ///
@@ -133,11 +133,24 @@ impl SimMemory {
         Ok(taken.iter().map(|folio| folio.span).collect())
     }
 
-    /// Fragments memory on purpose: allocates single frames at places that the seed chooses, the
-    /// fewest that leave at least `percent` of what is then free in blocks of `2^highest` frames
-    /// and smaller. Returns them; freeing them undoes it.
+    /// Fragments memory on purpose, until at least `percent` of what is free lies in blocks of
+    /// `2^highest` frames and smaller. Returns the frames that it allocates for that, one in each
+    /// larger block that it cuts up, at places that the seed chooses; freeing them undoes it.
     ///
-    /// This is what memory looks like after small unmovable allocations have come and gone.
+    /// So looks memory after a long time, with small allocations all over it that cannot be moved.
+    ///
+    /// ```
+    /// use dmaspan::PhysAddr;
+    /// use dmaspan_sim::memory::SimMemory;
+    ///
+    /// let memory = SimMemory::new(PhysAddr::new(0), 4 << 20, 12)?;
+    /// let frames = memory.fragment(100, 4, 1);
+    /// assert_eq!(memory.free_blocks().len(), 5);
+    /// assert!(memory.allocate_folio(5).is_err());
+    /// memory.free(&frames);
+    /// assert!(memory.allocate_folio(10).is_ok());
+    /// # Ok::<(), dmaspan_sim::memory::MemoryError>(())
+    /// ```
     pub fn fragment(&self, percent: u32, highest: u32, seed: u64) -> Vec<Span> {
         let chunk = highest.saturating_add(1);
         let mut buddy = self.buddy.lock();

@@ -8,6 +8,9 @@ use std::ops::Range;
 
 use dmaspan::lg2;
 
+#[cfg(test)]
+mod tests;
+
 /// log2 of the frames that one record stands for until they are cut up: a 2M block of 4K frames.
 pub(super) const BLOCK_ORDER: u32 = 9;
 /// How many frames that is.
@@ -31,7 +34,7 @@ pub(super) struct Buddy {
 #[derive(Clone, Debug, Default)]
 struct Block {
     node: Node,
-    small: Option<Box<[Node]>>,
+    small: Option<Box<[Node; BLOCK_FRAMES]>>,
 }
 
 /// Where a free block hangs in the list of its order.
@@ -209,7 +212,7 @@ impl Buddy {
         if order >= BLOCK_ORDER {
             return &mut block.node;
         }
-        let empty = || vec![Node::default(); BLOCK_FRAMES].into_boxed_slice();
+        let empty = || Box::new([Node::default(); BLOCK_FRAMES]);
         &mut block.small.get_or_insert_with(empty)[index % BLOCK_FRAMES]
     }
 }

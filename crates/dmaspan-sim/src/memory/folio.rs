@@ -44,7 +44,8 @@ pub struct Counts {
 
 /// References are the low bits of a word of counts and pins the others, so that one atomic
 /// operation sees both go to zero. 2^40 pins are 256 of the largest folio that fits into memory.
-const PIN: u64 = 1 << 24;
+const PIN: u64 = 1 << PIN_LG2;
+const PIN_LG2: u32 = 24;
 /// The most references of a folio.
 pub(super) const MAX_REFS: u32 = (1 << 24) - 1;
 
@@ -52,11 +53,11 @@ impl Counts {
     pub(super) const NONE: Self = Self { refs: 0, pins: 0 };
 
     fn of(word: u64) -> Self {
-        Self { refs: u32::try_from(word % PIN).unwrap_or(MAX_REFS), pins: word / PIN }
+        Self { refs: u32::try_from(word % PIN).unwrap_or(MAX_REFS), pins: word >> PIN_LG2 }
     }
 
     fn word(self) -> u64 {
-        u64::from(self.refs) | self.pins * PIN
+        u64::from(self.refs) | (self.pins << PIN_LG2)
     }
 }
 
@@ -90,7 +91,7 @@ impl Record {
     #[inline]
     pub(super) fn pin(&self, pins: u64) -> Counts {
         // Whoever pins holds the folio in another way: nothing is ordered by this.
-        Counts::of(self.counts.fetch_add(pins * PIN, Ordering::Relaxed))
+        Counts::of(self.counts.fetch_add(pins << PIN_LG2, Ordering::Relaxed))
     }
 
     /// Takes pins away, and returns what the counts are now; `None`, with nothing changed, where
@@ -98,13 +99,13 @@ impl Record {
     #[inline]
     pub(super) fn unpin(&self, pins: u64) -> Option<Counts> {
         // Ordered before the folio is used again, and behind all others where this is the last.
-        let before = self.counts.fetch_sub(pins * PIN, Ordering::AcqRel);
-        if before / PIN < pins {
+        let before = self.counts.fetch_sub(pins << PIN_LG2, Ordering::AcqRel);
+        if before >> PIN_LG2 < pins {
             // Adding undoes the wrap.
-            self.counts.fetch_add(pins * PIN, Ordering::Relaxed);
+            self.counts.fetch_add(pins << PIN_LG2, Ordering::Relaxed);
             return None;
         }
-        Some(Counts::of(before - pins * PIN))
+        Some(Counts::of(before - (pins << PIN_LG2)))
     }
 
     /// Adds references; `None`, with nothing changed, where nothing keeps the folio or there would
@@ -180,12 +181,13 @@ pub(super) struct Records {
 struct Block {
     /// Of no folio where the block was cut up.
     whole: Record,
-    small: OnceLock<Box<[Record]>>,
+    small: OnceLock<Box<[Record; BLOCK_FRAMES]>>,
 }
 
 impl Block {
     fn small(&self) -> &[Record] {
-        self.small.get_or_init(|| (0..BLOCK_FRAMES).map(|_| Record::default()).collect())
+        let empty = || Box::new(std::array::from_fn(|_| Record::default()));
+        &self.small.get_or_init(empty)[..]
     }
 }
 
@@ -206,9 +208,9 @@ impl Records {
             return Some(Found { record: &block.whole, pfn: head, order });
         }
         let small = block.small.get()?;
-        let order = order(small.get(index % BLOCK_FRAMES)?)?;
+        let order = order(&small[index % BLOCK_FRAMES])?;
         let head = lg2::align_down(pfn, order);
-        let record = small.get(at(head - self.origin) % BLOCK_FRAMES)?;
+        let record = &small[at(head - self.origin) % BLOCK_FRAMES];
         Some(Found { record, pfn: head, order })
     }
 

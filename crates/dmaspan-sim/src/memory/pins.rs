@@ -234,7 +234,8 @@ impl SimMemory {
             // Before the pin goes, which may free it.
             found.record.mark(Marks::Dirty);
         }
-        let left = part.folio.and_then(|found| Some((found, found.record.unpin(pins)?)));
+        let held = part.folio.filter(|_| pins > 0);
+        let left = held.and_then(|found| Some((found, found.record.unpin(pins)?)));
         match left {
             Some((_, counts)) if counts.pins > 0 => {}
             Some((found, counts)) => {
@@ -277,9 +278,13 @@ impl SimMemory {
     #[cold]
     fn release(&self, found: Found<'_>) {
         let mut buddy = self.buddy.lock();
-        self.records.unmake(found.pfn, found.order);
-        self.forget(&found.pfns());
-        buddy.give(found.pfn, found.order);
+        // Somebody without a right to it may have freed it meanwhile.
+        let now = self.records.find(found.pfn).map(|now| (now.pfns(), now.record.counts()));
+        if now == Some((found.pfns(), Counts::NONE)) {
+            self.records.unmake(found.pfn, found.order);
+            self.forget(&found.pfns());
+            buddy.give(found.pfn, found.order);
+        }
     }
 
     /// Forgets what is in frames that become free, and whether it was written.

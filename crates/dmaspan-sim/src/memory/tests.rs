@@ -7,6 +7,8 @@ use dmaspan::{PhysAddr, Prot, Span, SpanBuf, UserAddr, UserRange};
 
 use super::*;
 
+mod folios;
+
 const BASE: u64 = 0x8000_0000;
 
 fn memory(frames: u64) -> Arc<SimMemory> {

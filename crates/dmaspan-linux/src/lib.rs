@@ -17,7 +17,7 @@
 //! | [`registration`] | what makes a pin: registered io_uring buffers, or locks |
 //! | [`pagemap`] | where memory is: one look-up for each page, or one for each huge leaf |
 //! | [`pinner`] | the [`Pinner`](dmaspan::pin::Pinner) that joins them |
-//! | [`platform`] | locks, numbers of threads and a clock for [`dmaspan::dma`] in a process |
+//! | [`platform`] | locks, numbers of threads, a clock, and how threads wait, in a process |
 //! | [`framemap`] | the way back, from a physical address to the memory |
 //!
 //! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
@@ -28,7 +28,7 @@
 //! use std::sync::Arc;
 //!
 //! use dmaspan::Prot;
-//! use dmaspan::pin::{Dirty, Pinner};
+//! use dmaspan::pin::{Dirty, Kind, Pinner};
 //! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 //!
 //! let memory = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);
@@ -62,6 +62,6 @@ pub use hugetlb::HugetlbReservation;
 pub use mem::{Memory, MemoryKind};
 pub use pagemap::{FrameMode, FrameSource, Lookup};
 pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
-pub use platform::UserPlatform;
+pub use platform::{SleepHook, UserPlatform};
 pub use registration::PinMethod;
 pub use sys::signals;

@@ -1,4 +1,4 @@
-//! What the core asks of a process: locks, a number for each thread, and a clock.
+//! What the core asks of a process: locks, a number for each thread, a clock, and a way to wait.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dmaspan::Platform;
+use dmaspan::container::{BusyHook, GaveUp};
 
 use crate::sys;
 
@@ -42,6 +43,42 @@ impl Platform for UserPlatform {
     #[inline]
     fn now(&self) -> u64 {
         sys::coarse_time_ns()
+    }
+}
+
+/// Threads that use one container at the same time and sleep while another one is at work on their
+/// range, as Linux's do, instead of being told `EBUSY`.
+///
+/// ```
+/// use dmaspan::{Account, Container};
+/// use dmaspan_linux::{LinuxPinner, SleepHook};
+///
+/// let container: Container<_, parking_lot::RawMutex> =
+///     Container::new(LinuxPinner::new()?, Account::new(1 << 30));
+/// let container = container.with_busy_hook(Box::new(SleepHook::default()));
+/// # drop(container);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct SleepHook {
+    turn: parking_lot::Mutex<()>,
+    ended: parking_lot::Condvar,
+}
+
+impl BusyHook for SleepHook {
+    /// Never gives up.
+    fn wait(&self, ready: &dyn Fn() -> bool) -> Result<(), GaveUp> {
+        let mut turn = self.turn.lock();
+        while !ready() {
+            self.ended.wait(&mut turn);
+        }
+        Ok(())
+    }
+
+    fn wake(&self) {
+        // Whoever found that it is not ready sleeps by now, and hears it.
+        drop(self.turn.lock());
+        self.ended.notify_all();
     }
 }
 
@@ -120,6 +157,26 @@ mod tests {
             // Other tests of this process have a few threads beside these.
             assert!(numbers[7] < 8 + 64, "{numbers:?}");
         }
+    }
+
+    #[test]
+    fn sleepers_wake_when_what_they_wait_for_has_ended_and_miss_nothing() {
+        let (hook, turns) = (SleepHook::default(), std::sync::atomic::AtomicU64::new(0));
+        let order = std::sync::atomic::Ordering::SeqCst;
+        // Each waits for the turn of the one before it, over and over.
+        thread::scope(|scope| {
+            for me in 0..4u64 {
+                let (hook, turns) = (&hook, &turns);
+                scope.spawn(move || {
+                    for round in 0..500 {
+                        hook.wait(&|| turns.load(order) == 4 * round + me).unwrap();
+                        turns.fetch_add(1, order);
+                        hook.wake();
+                    }
+                });
+            }
+        });
+        assert_eq!(turns.load(order), 2000);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use dmaspan::container::Error;
+use dmaspan::container::{BusyHook, Error, GaveUp};
 use dmaspan::pin::{Dirty, Kind, PinFailed, Pinner, SpanSink};
 use dmaspan::{
     Account, Container, DmaSpace, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange,
@@ -18,6 +18,7 @@ use crate::common::{PROT, faulty_domain, for_all_granules, range};
 for_all_granules!(
     a_mapping_under_construction_is_busy_and_keeps_its_tables,
     unmapping_elsewhere_goes_on_meanwhile,
+    whoever_has_a_hook_waits_for_the_mapping_under_construction,
 );
 
 /// A pinner that waits in the middle of its next pin.
@@ -155,4 +156,60 @@ fn unmapping_elsewhere_goes_on_meanwhile<const G: u32>() {
     });
     assert_eq!(container.unmap_all().unwrap(), 4 * g);
     assert_eq!(tables.tables(), 1);
+}
+
+/// Says that it waits, and looks again and again; or gives up at once.
+struct Looks {
+    waits: Mutex<Sender<()>>,
+    gives_up: bool,
+}
+
+impl BusyHook for Looks {
+    fn wait(&self, ready: &dyn Fn() -> bool) -> Result<(), GaveUp> {
+        self.waits.lock().send(()).unwrap();
+        while !self.gives_up && !ready() {
+            thread::yield_now();
+        }
+        if self.gives_up { Err(GaveUp) } else { Ok(()) }
+    }
+
+    fn wake(&self) {}
+}
+
+fn whoever_has_a_hook_waits_for_the_mapping_under_construction<const G: u32>() {
+    let g = 1u64 << G;
+    for gives_up in [false, true] {
+        let World { memory, space, container, .. } = world::<G>();
+        let (waits, waited) = channel();
+        let waits = Mutex::new(waits);
+        let container = container.with_busy_hook(Box::new(Looks { waits, gives_up }));
+        let user = space.map(UserAddr::new(0), &memory.allocate_scattered(4 * g, 1).unwrap());
+        let map = || container.map(&space, user.unwrap(), Iova::new(0), PROT);
+        let (began, go) = container.pinner().arm();
+        thread::scope(|scope| {
+            let mapping = scope.spawn(map);
+            began.recv().unwrap();
+            let (again, unmap) = (scope.spawn(map), scope.spawn(|| container.unmap_all()));
+            (0..2).for_each(|_| waited.recv().unwrap());
+            if gives_up {
+                assert!(matches!(again.join().unwrap(), Err(Error::Busy { .. })));
+                assert!(matches!(unmap.join().unwrap(), Err(Error::Busy { .. })));
+                go.send(()).unwrap();
+                mapping.join().unwrap().unwrap();
+                return;
+            }
+            go.send(()).unwrap();
+            mapping.join().unwrap().unwrap();
+            let unmapped = unmap.join().unwrap().unwrap();
+            match again.join().unwrap() {
+                Ok(_) => assert_eq!(container.unmap_all().unwrap(), 4 * g),
+                Err(Error::Exists { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            assert_eq!(unmapped, 4 * g);
+        });
+        drop(container);
+        assert_eq!(memory.pinned_frames(), 0);
+        assert_eq!(memory.violations(), []);
+    }
 }

@@ -310,9 +310,17 @@ impl SimMemory {
     }
 
     /// The frame of an address in the physical space; `None` outside this memory.
+    #[inline]
     fn pfn(&self, paddr: PhysAddr) -> Option<u64> {
-        let inside = (self.base..=self.last()).contains(&paddr);
+        let offset = paddr.get().checked_sub(self.base.get())?;
+        let inside = at(offset >> self.granule_lg2) < self.frame_count;
         inside.then_some(paddr.get() >> self.granule_lg2)
+    }
+
+    /// The frames under a span in the physical space; `None` where it leaves this memory.
+    #[inline]
+    fn pfns_under(&self, span: Span) -> Option<Range<u64>> {
+        Some(self.pfn(span.paddr())?..self.pfn(span.last())? + 1)
     }
 
     /// The number of a frame of this memory.

@@ -76,7 +76,7 @@ impl SimMemory {
 
     /// Allocates single frames of which no two that follow each other are neighbours, so that
     /// nothing can be coalesced. The same seed on the same memory gives the same frames. They are
-    /// chosen from the lowest ones: four times as many as are wanted, and 4096 at least.
+    /// chosen from the lowest ones: twice as many as are wanted, and 4096 at least.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl SimMemory {
         let wanted = at(self.check_size(bytes)?);
         let mut buddy = self.buddy.lock();
         // Choosing among all frames of terabytes would take longer than anything done with them.
-        let choices = wanted.saturating_mul(4).max(1 << 12);
+        let choices = wanted.saturating_mul(2).max(1 << 12);
         let mut frames = self.free_frames(&buddy, choices);
         if frames.len() < wanted {
             return Err(MemoryError::Full { bytes, align_lg2: self.granule_lg2 });
@@ -102,7 +102,10 @@ impl SimMemory {
             }
         }
         frames.truncate(wanted);
-        frames.iter().for_each(|pfn| self.own(&mut buddy, *pfn..*pfn + 1));
+        // In the order of memory, in which neighbours are cut from the same block.
+        let mut sorted = frames.clone();
+        sorted.sort_unstable();
+        sorted.iter().for_each(|pfn| self.own(&mut buddy, *pfn..*pfn + 1));
         let span = |pfn: &u64| Some(self.folio(*pfn, 0)?.span);
         Ok(frames.iter().filter_map(span).collect())
     }

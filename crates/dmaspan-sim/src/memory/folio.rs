@@ -164,6 +164,7 @@ pub(super) struct Found<'a> {
 }
 
 impl Found<'_> {
+    #[inline]
     pub(super) fn pfns(&self) -> Range<u64> {
         self.pfn..self.pfn + lg2::size(self.order)
     }

@@ -88,8 +88,8 @@ impl SimMemory {
     /// Pins the frames under a span, folio by folio. Somebody keeps the folios meanwhile.
     #[inline]
     pub fn pin_span(&self, span: Span) {
-        match self.frames_under(span) {
-            Some(frames) => self.parts_of(self.pfns(frames)).for_each(|part| self.pin_part(part)),
+        match self.pfns_under(span) {
+            Some(pfns) => self.each_part(pfns, |pfns, folio| self.pin_part(pfns, folio)),
             None => self.violate(Violation::NotFrames { span }),
         }
     }
@@ -97,9 +97,9 @@ impl SimMemory {
     /// Undoes [`pin_span`](Self::pin_span), all of it or a part of whole frames.
     #[inline]
     pub fn unpin_span(&self, span: Span, dirty: Dirty) {
-        match self.frames_under(span) {
-            Some(frames) => {
-                self.parts_of(self.pfns(frames)).for_each(|part| self.unpin_part(part, dirty));
+        match self.pfns_under(span) {
+            Some(pfns) => {
+                self.each_part(pfns, |pfns, folio| self.unpin_part(pfns, folio, dirty));
             }
             None => self.violate(Violation::NotFrames { span }),
         }
@@ -109,7 +109,7 @@ impl SimMemory {
     #[inline]
     pub fn pin_page(&self, paddr: PhysAddr) {
         if let Some(pfn) = self.inside(paddr) {
-            self.pin_part(Part { pfns: pfn..pfn + 1, folio: self.records.find(pfn) });
+            self.pin_part(&(pfn..pfn + 1), self.records.find(pfn).as_ref());
         }
     }
 
@@ -117,7 +117,7 @@ impl SimMemory {
     #[inline]
     pub fn unpin_page(&self, paddr: PhysAddr, dirty: Dirty) {
         if let Some(pfn) = self.inside(paddr) {
-            self.unpin_part(Part { pfns: pfn..pfn + 1, folio: self.records.find(pfn) }, dirty);
+            self.unpin_part(&(pfn..pfn + 1), self.records.find(pfn).as_ref(), dirty);
         }
     }
 
@@ -194,6 +194,17 @@ impl SimMemory {
         })
     }
 
+    /// Calls `f` with frames of this memory by folio.
+    #[inline]
+    fn each_part(&self, pfns: Range<u64>, f: impl Fn(&Range<u64>, Option<&Found<'_>>)) {
+        let folio = self.records.find(pfns.start);
+        match &folio {
+            // Most spans are: then nothing waits for the record to know how many frames to pin.
+            Some(found) if pfns.end <= found.pfns().end => f(&pfns, folio.as_ref()),
+            _ => self.parts_of(pfns).for_each(|part| f(&part.pfns, part.folio.as_ref())),
+        }
+    }
+
     #[cold]
     fn behind_free(&self, mut next: u64, end: u64) -> u64 {
         while next < end && self.records.find(next).is_none() {
@@ -203,57 +214,66 @@ impl SimMemory {
     }
 
     #[inline]
-    fn pin_part(&self, part: Part<'_>) {
+    fn pin_part(&self, pfns: &Range<u64>, folio: Option<&Found<'_>>) {
         if let Some(books) = &self.books {
             let mut books = books.lock();
-            self.numbers(&part.pfns).for_each(|number| books.pin(number));
+            self.numbers(pfns).for_each(|number| books.pin(number));
         }
-        let pins = part.pfns.end - part.pfns.start;
-        let before = part.folio.map(|found| (found.record, found.record.pin(pins)));
-        if let None | Some((_, Counts::NONE)) = before {
-            self.pinned_free(part);
+        let Some(found) = folio else { return self.held_free(pfns) };
+        let pins = pfns.end - pfns.start;
+        if found.record.pin(pins) == Counts::NONE {
+            found.record.unpin(pins);
+            self.held_free(pfns);
         }
     }
 
     #[cold]
-    fn pinned_free(&self, part: Part<'_>) {
-        if let Some(found) = part.folio {
-            found.record.unpin(part.pfns.end - part.pfns.start);
-        }
-        self.violate(Violation::HeldFree { frame: self.pfn_paddr(part.pfns.start) });
+    fn held_free(&self, pfns: &Range<u64>) {
+        self.violate(Violation::HeldFree { frame: self.pfn_paddr(pfns.start) });
     }
 
     #[inline]
-    fn unpin_part(&self, part: Part<'_>, dirty: Dirty) {
-        let pins = part.pfns.end - part.pfns.start;
-        let (pins, exact) = match &self.books {
-            Some(_) => (self.unpin_books(&part.pfns, dirty), true),
-            None => (pins, false),
+    fn unpin_part(&self, pfns: &Range<u64>, folio: Option<&Found<'_>>, dirty: Dirty) {
+        let (None, Some(found)) = (&self.books, folio) else {
+            return self.unpin_exactly(pfns, folio, dirty);
         };
-        if let Some(found) = part.folio.filter(|_| !exact && dirty == Dirty::Written) {
+        if dirty == Dirty::Written {
             // Before the pin goes, which may free it.
             found.record.mark(Marks::Dirty);
         }
-        let held = part.folio.filter(|_| pins > 0);
-        let left = held.and_then(|found| Some((found, found.record.unpin(pins)?)));
-        match left {
-            Some((_, counts)) if counts.pins > 0 => {}
-            Some((found, counts)) => {
-                if !exact && dirty == Dirty::Clean && found.record.marks() == Marks::Written {
+        match found.record.unpin(pfns.end - pfns.start) {
+            Some(left) if left.pins > 0 => {}
+            Some(left) => {
+                if dirty == Dirty::Clean && found.record.marks() == Marks::Written {
                     let frame = self.pfn_paddr(found.pfn);
                     self.violate(Violation::WrittenButClean { frame });
                 }
-                if counts == Counts::NONE {
-                    self.release(found);
+                if left == Counts::NONE {
+                    self.release(*found);
                 }
             }
-            // Exact books have said so, or that the folio went before its pins.
-            None if exact => {}
-            None => {
-                let frame = self.pfn_paddr(part.pfns.start);
-                self.violate(Violation::UnpinnedTwice { frame });
-            }
+            None => self.unpinned_twice(pfns),
         }
+    }
+
+    /// The same with exact books, and of frames that are free.
+    #[cold]
+    fn unpin_exactly(&self, pfns: &Range<u64>, folio: Option<&Found<'_>>, dirty: Dirty) {
+        if self.books.is_none() {
+            return self.unpinned_twice(pfns);
+        }
+        // What is wrong with the folio's own count the books have said.
+        let pins = self.unpin_books(pfns, dirty);
+        if let Some(found) = folio.filter(|_| pins > 0)
+            && found.record.unpin(pins) == Some(Counts::NONE)
+        {
+            self.release(*found);
+        }
+    }
+
+    #[cold]
+    fn unpinned_twice(&self, pfns: &Range<u64>) {
+        self.violate(Violation::UnpinnedTwice { frame: self.pfn_paddr(pfns.start) });
     }
 
     /// Unpins frames in the exact books. Returns how many were pinned.

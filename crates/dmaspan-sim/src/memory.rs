@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use self::books::FrameBooks;
 use self::buddy::{Buddy, at};
+use self::device::DeviceMemory;
 use self::folio::Records;
 use crate::bus::{Bus, BusError};
 use crate::walker::Access;
@@ -28,17 +29,26 @@ use crate::walker::Access;
 mod allocate;
 mod books;
 mod buddy;
+mod cpu_table;
+mod device;
 mod folio;
+mod gup;
+mod held;
+mod mm;
 mod pinner;
 mod pins;
 mod space;
 #[cfg(test)]
 mod tests;
+mod vma;
 
 pub use books::Books;
 pub use folio::{Counts, Folio};
-pub use pinner::{Holes, SimPin, SimPinError, SimPinner};
-pub use space::{Segment, SimSpace};
+pub use held::SimPin;
+pub use mm::FaultError;
+pub use pinner::{Holes, SimPinError, SimPinner};
+pub use space::{FAULT_TRIES, ListenerId, Segment, SimSpace};
+pub use vma::{MapOptions, Population, Rights};
 
 /// Something that no correct user of memory does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,6 +186,8 @@ pub struct SimMemory {
     /// By frame number; a frame without bytes reads as zeros.
     contents: Mutex<BTreeMap<usize, Box<[u8]>>>,
     violations: Mutex<Vec<Violation>>,
+    /// What answers at addresses that are not of frames.
+    devices: DeviceMemory,
 }
 
 /// Part of a frame: its number, the first byte in it and how many.
@@ -233,6 +245,7 @@ impl SimMemory {
             books: (books == Books::Exact).then(|| Mutex::new(FrameBooks::new(frame_count))),
             contents: Mutex::default(),
             violations: Mutex::default(),
+            devices: DeviceMemory::default(),
         })
     }
 
@@ -369,6 +382,11 @@ impl SimMemory {
         (last < self.frame_count).then_some(first..last + 1)
     }
 
+    /// Whether a byte of a span belongs to a frame.
+    fn touches(&self, span: Span) -> bool {
+        span.paddr() <= self.last() && self.base <= span.last()
+    }
+
     fn check_inside(&self, paddr: PhysAddr, len: usize) -> Result<(), BusError> {
         let Ok(span) = Span::new(paddr, u64::try_from(len).unwrap_or(u64::MAX)) else {
             return if len == 0 { Ok(()) } else { Err(BusError::Nobody { paddr }) };
@@ -398,17 +416,22 @@ impl SimMemory {
     }
 }
 
-/// Accesses by devices: of a frame that is not pinned they are violations, and done.
+/// Accesses by devices: of a frame that is not pinned they are violations, and done. Device memory
+/// that a space has mapped answers outside of frames.
 impl Bus for SimMemory {
     fn read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
-        self.cpu_read(paddr, buf)?;
-        self.touch(paddr, buf.len(), Access::Read);
+        match self.cpu_read(paddr, buf) {
+            Ok(()) => self.touch(paddr, buf.len(), Access::Read),
+            Err(nobody) => self.devices.read(paddr, buf).map_err(|_| nobody)?,
+        }
         Ok(())
     }
 
     fn write(&self, paddr: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
-        self.cpu_write(paddr, buf)?;
-        self.touch(paddr, buf.len(), Access::Write);
+        match self.cpu_write(paddr, buf) {
+            Ok(()) => self.touch(paddr, buf.len(), Access::Write),
+            Err(nobody) => self.devices.write(paddr, buf).map_err(|_| nobody)?,
+        }
         Ok(())
     }
 }

@@ -1,12 +1,20 @@
 //! Pinning of simulated memory.
 
-use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
-use dmaspan::{Errno, Prot, Span, UserAddr, UserRange, lg2};
+use dmaspan::{Errno, Prot, Span, UserAddr, UserRange};
+use parking_lot::RwLockWriteGuard;
 
-use super::{Segment, SimMemory, SimSpace, Violation};
+use super::cpu_table::{Part, Walked};
+use super::mm::{FaultError, Mm, permit_rights};
+use super::{SimMemory, SimPin, SimSpace, Violation};
+use crate::walker::Access;
+
+/// For how many leaves a pin holds the lock of the tables at most.
+const LEAVES_AT_ONCE: u32 = 1024;
 
 /// Why simulated memory was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +28,33 @@ pub enum SimPinError {
         /// The first address without memory.
         at: UserAddr,
     },
-    /// Part of the range is no memory of the pinner: of another memory, or of none.
+    /// Part of the range was taken away from the user.
+    #[error("{at} of {range} was revoked")]
+    Revoked {
+        /// What was to be pinned.
+        range: UserRange,
+        /// The first address that was taken away.
+        at: UserAddr,
+    },
+    /// Part of the range may only be read, and the device may write.
+    #[error("{at} of {range} may only be read")]
+    ReadOnly {
+        /// What was to be pinned.
+        range: UserRange,
+        /// The first address that may only be read.
+        at: UserAddr,
+    },
+    /// A fault asked to be tried again each time.
+    #[error("a fault at {at} of {range} came to nothing {tries} times")]
+    Unsettled {
+        /// What was to be pinned.
+        range: UserRange,
+        /// Where the fault was.
+        at: UserAddr,
+        /// How often it was tried.
+        tries: u32,
+    },
+    /// The range is not memory of the pinner, but of another one.
     #[error("{user} of {range} is not memory of this pinner")]
     Foreign {
         /// What was to be pinned.
@@ -30,10 +64,23 @@ pub enum SimPinError {
     },
 }
 
-/// When a [`SimPinner`] finds out that a range has a hole.
+impl SimPinError {
+    pub(super) fn new(range: UserRange, error: FaultError) -> Self {
+        match error {
+            FaultError::Hole { at } => Self::Hole { range, at },
+            FaultError::Revoked { at } => Self::Revoked { range, at },
+            FaultError::ReadOnly { at } => Self::ReadOnly { range, at },
+            FaultError::Again { at } => {
+                Self::Unsettled { range, at, tries: super::space::FAULT_TRIES }
+            }
+        }
+    }
+}
+
+/// When a [`SimPinner`] finds out that a range has a hole, or may not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Holes {
-    /// Before anything is pinned.
+    /// Before anything is pinned, unless the space changes meanwhile.
     #[default]
     FoundFirst,
     /// After everything before the hole was pinned and pushed, as a kernel that goes page by page.
@@ -41,40 +88,21 @@ pub enum Holes {
 }
 
 /// Pins frames of a [`SimMemory`]: one pin more for each frame under the range.
+///
+/// It walks the CPU's tables leaf by leaf, faulting in what is not there, joins what is contiguous
+/// over leaves and folios, and pins each such run by folio before the sink hears of it. A run grows
+/// without being kept anywhere, so that a pin of terabytes takes no memory but its sink's.
 #[derive(Clone, Debug)]
 pub struct SimPinner {
     memory: Arc<SimMemory>,
     holes: Holes,
-}
-
-/// What a [`SimPinner`] pinned.
-#[derive(Debug)]
-pub struct SimPin {
-    range: UserRange,
-    /// Sorted, disjoint and maximal, to find out what the pin has.
-    spans: Vec<Span>,
-    bytes_left: u64,
-    /// Frames of which the pin has parts only, and frames unpinned in part so far: bytes still
-    /// pinned, by frame number.
-    partial: BTreeMap<usize, u64>,
-}
-
-impl SimPin {
-    /// What was pinned.
-    pub fn range(&self) -> UserRange {
-        self.range
-    }
-
-    /// How many bytes of it are pinned.
-    pub fn bytes_left(&self) -> u64 {
-        self.bytes_left
-    }
+    lookups: Arc<AtomicU64>,
 }
 
 impl SimPinner {
     /// A pinner of this memory, which finds holes first.
     pub fn new(memory: Arc<SimMemory>) -> Self {
-        Self { memory, holes: Holes::FoundFirst }
+        Self { memory, holes: Holes::FoundFirst, lookups: Arc::default() }
     }
 
     /// The same pinner, which finds holes as `holes` says.
@@ -88,166 +116,235 @@ impl SimPinner {
         &self.memory
     }
 
-    /// The spans of a range, all of them memory of this pinner.
-    fn spans(&self, space: &SimSpace, range: UserRange) -> Result<Vec<Span>, SimPinError> {
-        let segments = space.resolve(range).map_err(|at| SimPinError::Hole { range, at })?;
-        let same = Arc::ptr_eq(space.memory(), &self.memory);
-        let span = |segment: &Segment| {
-            let foreign = SimPinError::Foreign { range, user: segment.user };
-            let len = segment.user.checked_len().ok_or(foreign)?;
-            let span = Span::new(segment.paddr, len).map_err(|_| foreign)?;
-            let known = same && self.memory.frames_under(span).is_some();
-            if known { Ok(span) } else { Err(foreign) }
-        };
-        segments.iter().map(span).collect()
+    /// How many leaves of CPUs' tables this pinner and its clones have looked up: one for each leaf
+    /// under a pinned range, of any size.
+    pub fn lookups(&self) -> u64 {
+        self.lookups.load(Ordering::Relaxed)
     }
 
-    /// Calls `f` with each frame to pin: one that the pin has in parts only once. Returns the bytes
-    /// of those.
-    fn each_frame(&self, spans: &[Span], mut f: impl FnMut(usize)) -> BTreeMap<usize, u64> {
-        let mut partial = BTreeMap::new();
-        for (number, bytes) in spans.iter().flat_map(|span| self.frame_parts(*span)) {
-            if bytes < self.frame_bytes() {
-                let sum = partial.entry(number).or_insert(0);
-                if *sum == 0 {
-                    f(number);
-                }
-                *sum += bytes;
-            } else {
-                f(number);
-            }
+    /// Whether the range may be pinned at all, as far as that is to be found out first.
+    fn check(&self, space: &SimSpace, range: UserRange, access: Access) -> Result<(), SimPinError> {
+        if !Arc::ptr_eq(space.memory(), &self.memory) {
+            return Err(SimPinError::Foreign { range, user: range });
         }
-        partial
-    }
-
-    fn pin_frame(&self, number: usize) {
-        self.memory.pin_page(self.memory.frame_paddr(number));
-    }
-
-    fn unpin_frame(&self, number: usize, dirty: Dirty) {
-        self.memory.unpin_page(self.memory.frame_paddr(number), dirty);
-    }
-
-    fn frame_bytes(&self) -> u64 {
-        lg2::size(self.memory.granule_lg2)
-    }
-
-    /// The frames under a span, and how many bytes of each.
-    fn frame_parts(&self, span: Span) -> impl Iterator<Item = (usize, u64)> {
-        let memory = &*self.memory;
-        memory.frames_under(span).into_iter().flatten().map(move |number| {
-            let frame = memory.frame_paddr(number);
-            let last = frame.wrapping_add(lg2::mask(memory.granule_lg2)).min(span.last());
-            (number, last.get() - frame.max(span.paddr()).get() + 1)
-        })
-    }
-
-    /// Pins the spans of a range and pushes them. Where the sink stops, the pin of those that it
-    /// took is in the error.
-    fn pin_spans(
-        &self,
-        range: UserRange,
-        mut spans: Vec<Span>,
-        sink: &mut dyn SpanSink,
-    ) -> Result<SimPin, Failed> {
-        // The frames are pinned before the sink hears of them: a device may use them at once.
-        let mut partial = self.each_frame(&spans, |number| self.pin_frame(number));
-        let taken = spans.iter().take_while(|span| sink.push(**span, Kind::Memory).is_ok()).count();
-        let stopped = taken < spans.len();
-        if stopped {
-            // What was taken gets its own pins before the others go: it must never be without.
-            partial = self.each_frame(&spans[..taken], |number| self.pin_frame(number));
-            self.each_frame(&spans, |number| self.unpin_frame(number, Dirty::Clean));
-            spans.truncate(taken);
-        }
-        let bytes_left = spans.iter().map(|span| span.len()).sum();
-        let pinned = UserRange::from_len(range.start(), bytes_left);
-        let pin =
-            pinned.ok().map(|range| SimPin { range, spans: union(spans), bytes_left, partial });
-        match pin {
-            Some(pin) if !stopped => Ok(pin),
-            pin => Err(Failed { error: PinError::Stopped, pin }),
-        }
-    }
-
-    /// Counts a span of the pin down, and unpins each frame whose last byte that was.
-    fn unpin_span(&self, pin: &mut SimPin, span: Span, dirty: Dirty) {
-        for (number, bytes) in self.frame_parts(span) {
-            let whole = self.frame_bytes();
-            let mut left = 0;
-            if bytes < whole {
-                let before = pin.partial.remove(&number).unwrap_or(whole);
-                left = before.saturating_sub(bytes);
-            }
-            if left > 0 {
-                pin.partial.insert(number, left);
-            } else {
-                self.unpin_frame(number, dirty);
+        match self.holes {
+            Holes::FoundOnTheWay => Ok(()),
+            Holes::FoundFirst => {
+                let checked = space.mm.read().check(range, access);
+                checked.map_err(|error| SimPinError::new(range, error))
             }
         }
     }
 }
 
-type Failed = PinFailed<SimPin, SimPinError>;
+/// A pin under way.
+struct Pinning<'a> {
+    space: &'a SimSpace,
+    access: Access,
+    sink: &'a mut dyn SpanSink,
+    pin: SimPin,
+    /// What is contiguous and was not pushed yet.
+    run: Option<Run>,
+    lookups: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    span: Span,
+    kind: Kind,
+    /// How many bytes of it are pinned, from the first on.
+    pinned: u64,
+}
+
+type Failure = PinError<SimPinError>;
+
+impl Pinning<'_> {
+    /// Goes through the leaves of the whole range.
+    fn pin_all(&mut self, range: UserRange) -> Result<(), Failure> {
+        let failed = |error| PinError::Failed(SimPinError::new(range, error));
+        let mut next = range.start();
+        let mut mm = self.space.mm.read();
+        loop {
+            let rest = UserRange::new(next, range.last()).unwrap_or(UserRange::point(next));
+            let walked = self.pin_some(&mm, rest);
+            self.settle()?;
+            drop(mm);
+            match walked {
+                ControlFlow::Continue(()) => return self.close_run(),
+                ControlFlow::Break(Walked::Stopped(Pause::Full(at))) => {
+                    next = at;
+                    mm = self.space.mm.read();
+                }
+                ControlFlow::Break(Walked::Stopped(Pause::Stopped)) => {
+                    return Err(PinError::Stopped);
+                }
+                ControlFlow::Break(Walked::Stopped(Pause::Refused(error))) => {
+                    self.close_run()?;
+                    return Err(failed(error));
+                }
+                ControlFlow::Break(Walked::Hole(at)) => {
+                    next = UserAddr::new(at);
+                    let mut writing = self.space.mm.write();
+                    if let Err(error) = self.space.fault_in(&mut writing, next, self.access) {
+                        drop(writing);
+                        self.close_run()?;
+                        return Err(failed(error));
+                    }
+                    // The leaf cannot go before it is walked: each fault is a step forward.
+                    mm = RwLockWriteGuard::downgrade(writing);
+                }
+            }
+        }
+    }
+
+    /// Makes the run independent of the tables, which may change when they are unlocked. Memory
+    /// stays because it is pinned. Device memory is pushed, so that whoever takes it away from then
+    /// on finds a sink that knows it.
+    fn settle(&mut self) -> Result<(), Failure> {
+        match self.run {
+            Some(Run { kind: Kind::Mmio, .. }) => self.close_run(),
+            _ => {
+                self.pin_run();
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes through leaves until there is none, or until others should have the lock.
+    fn pin_some(&mut self, mm: &Mm, rest: UserRange) -> ControlFlow<Walked<Pause>> {
+        let mut left = LEAVES_AT_ONCE;
+        let going = mm.first_going(rest).map(UserAddr::get);
+        // What is on its way out is no longer there, though its leaves still are.
+        let last = match going {
+            Some(at) if at == rest.start().get() => return ControlFlow::Break(Walked::Hole(at)),
+            Some(at) => at - 1,
+            None => rest.last().get(),
+        };
+        mm.table.walk(rest.start().get(), last, &mut |part: Part| {
+            if left == 0 {
+                return ControlFlow::Break(Pause::Full(UserAddr::new(part.at)));
+            }
+            left -= 1;
+            self.take(part)
+        })?;
+        going.map_or(ControlFlow::Continue(()), |at| ControlFlow::Break(Walked::Hole(at)))
+    }
+
+    /// Adds a part of a leaf to the run, or closes that and begins another.
+    #[inline]
+    fn take(&mut self, part: Part) -> ControlFlow<Pause> {
+        self.lookups += 1;
+        let at = UserAddr::new(part.at);
+        if let Err(error) = permit_rights(part.leaf.rights, at, self.access) {
+            return ControlFlow::Break(Pause::Refused(error));
+        }
+        let Ok(span) = Span::new(part.leaf.at(part.at), part.last - part.at + 1) else {
+            return ControlFlow::Break(Pause::Refused(FaultError::Hole { at }));
+        };
+        let kind = part.leaf.kind;
+        if let Some(run) = &mut self.run
+            && run.kind == kind
+            && let Some(joined) = run.span.join(span)
+        {
+            run.span = joined;
+            return ControlFlow::Continue(());
+        }
+        if self.close_run().is_err() {
+            return ControlFlow::Break(Pause::Stopped);
+        }
+        self.run = Some(Run { span, kind, pinned: 0 });
+        ControlFlow::Continue(())
+    }
+
+    /// Pins what is not pinned yet of the run.
+    fn pin_run(&mut self) {
+        if let Some(run) = &mut self.run
+            && run.kind == Kind::Memory
+            && let Some(rest) = run.span.skip(run.pinned)
+        {
+            run.pinned = run.span.len();
+            self.pin.pin(self.space.memory(), rest);
+        }
+    }
+
+    /// Pins the run and pushes it.
+    fn close_run(&mut self) -> Result<(), Failure> {
+        self.pin_run();
+        let Some(run) = self.run.take() else { return Ok(()) };
+        if self.sink.push(run.span, run.kind).is_err() {
+            if run.kind == Kind::Memory {
+                self.pin.undo_pin(self.space.memory(), run.span);
+            }
+            return Err(PinError::Stopped);
+        }
+        self.pin.took(run.span, run.kind);
+        Ok(())
+    }
+}
+
+/// Why a walk over leaves ended.
+enum Pause {
+    /// Others want the lock. This is the first address that is left.
+    Full(UserAddr),
+    /// The sink wants no more.
+    Stopped,
+    /// The leaf does not permit it.
+    Refused(FaultError),
+}
 
 // SAFETY:
 // 1. The spans are frames of a `SimMemory`, whose bytes live as long as it does and are reached by
 //    copies only: no Rust reference to them exists outside its lock.
 // 2. Frames given another use while they are pinned are a violation that tests ask for. No device
-//    but a simulated one reaches them.
+//    but a simulated one reaches them. A space calls its listeners before device memory goes.
 #[expect(unsafe_code, reason = "the trait is a promise about memory, kept as said above")]
 unsafe impl Pinner for SimPinner {
     type Space = Arc<SimSpace>;
     type Pin = SimPin;
     type Error = SimPinError;
 
+    /// # Context
+    ///
+    /// The sink is called with the tables locked for reading: it must not use the space.
     fn pin(
         &self,
         space: &Arc<SimSpace>,
         range: UserRange,
-        _prot: Prot,
+        prot: Prot,
         sink: &mut dyn SpanSink,
     ) -> Result<SimPin, PinFailed<SimPin, SimPinError>> {
-        let refused = |error, pin| Failed { error: PinError::Failed(error), pin };
-        let error = match self.spans(space, range) {
-            Ok(spans) => return self.pin_spans(range, spans, sink),
-            Err(error) => error,
-        };
-        if self.holes == Holes::FoundOnTheWay
-            && let SimPinError::Hole { at, .. } = error
-            && let Some(before) = at.get().checked_sub(1)
-            && let Some(before) = UserRange::new(range.start(), UserAddr::new(before))
-        {
-            let spans = self.spans(space, before).map_err(|error| refused(error, None))?;
-            let pin = self.pin_spans(before, spans, sink)?;
-            return Err(refused(error, Some(pin)));
+        let access = if prot.contains(Prot::WRITE) { Access::Write } else { Access::Read };
+        if let Err(error) = self.check(space, range, access) {
+            return Err(PinFailed { error: PinError::Failed(error), pin: None });
         }
-        Err(refused(error, None))
+        let pin = SimPin::new(range, &self.memory);
+        let mut pinning = Pinning { space, access, sink, pin, run: None, lookups: 0 };
+        let result = pinning.pin_all(range);
+        self.lookups.fetch_add(pinning.lookups, Ordering::Relaxed);
+        match (result, pinning.pin.finish()) {
+            (Ok(()), Some(pin)) => Ok(pin),
+            (Ok(()), None) => Err(PinFailed { error: PinError::Stopped, pin: None }),
+            (Err(error), pin) => Err(PinFailed { error, pin }),
+        }
     }
 
-    fn unpin(&self, pin: &mut SimPin, spans: &[Span], _kind: Kind, dirty: Dirty) {
-        for span in spans {
-            let before = pin.spans.partition_point(|own| own.paddr() <= span.paddr());
-            let own = before.checked_sub(1).and_then(|at| pin.spans.get(at));
-            if own.is_none_or(|own| own.last() < span.last()) {
-                self.memory.violate(Violation::UnpinnedForeign { span: *span });
-                continue;
-            }
-            self.unpin_span(pin, *span, dirty);
-            pin.bytes_left = pin.bytes_left.saturating_sub(span.len());
-        }
+    fn unpin(&self, pin: &mut SimPin, spans: &[Span], kind: Kind, dirty: Dirty) {
+        spans.iter().for_each(|span| pin.unpin(&self.memory, *span, kind, dirty));
     }
 
     fn release(&self, pin: SimPin) {
-        if pin.bytes_left > 0 {
-            let bytes_left = pin.bytes_left;
-            let released = Violation::ReleasedWhilePinned { bytes_left };
-            self.memory.violate(released);
+        if pin.bytes_left() > 0 {
+            let bytes_left = pin.bytes_left();
+            self.memory.violate(Violation::ReleasedWhilePinned { bytes_left });
         }
     }
 
     fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
-        Arc::as_ptr(space).addr() as u64
+        space.id()
+    }
+
+    fn chargeable(&self, space: &Arc<SimSpace>, range: UserRange) -> u64 {
+        space.memory_bytes(range)
     }
 
     fn knows_frames(&self) -> bool {
@@ -260,39 +357,27 @@ unsafe impl Pinner for SimPinner {
         at: UserAddr,
         bytes: &mut [u8],
     ) -> Result<(), SimPinError> {
-        space.read(at, bytes).map_err(|hole| no_memory(at, bytes.len(), hole))
+        let range = access_range(at, bytes.len());
+        space.read_bytes(at, bytes).map_err(|error| SimPinError::new(range, error))
     }
 
     fn write(&self, space: &Arc<SimSpace>, at: UserAddr, bytes: &[u8]) -> Result<(), SimPinError> {
-        space.write(at, bytes).map_err(|hole| no_memory(at, bytes.len(), hole))
+        let range = access_range(at, bytes.len());
+        space.write_bytes(at, bytes).map_err(|error| SimPinError::new(range, error))
     }
 
     fn errno(&self, error: &SimPinError) -> Errno {
         match error {
-            SimPinError::Hole { .. } | SimPinError::Foreign { .. } => Errno::EFAULT,
+            SimPinError::Hole { .. }
+            | SimPinError::Revoked { .. }
+            | SimPinError::ReadOnly { .. }
+            | SimPinError::Unsettled { .. }
+            | SimPinError::Foreign { .. } => Errno::EFAULT,
         }
     }
 }
 
-fn no_memory(at: UserAddr, len: usize, hole: UserAddr) -> SimPinError {
+fn access_range(at: UserAddr, len: usize) -> UserRange {
     let len = u64::try_from(len).unwrap_or(u64::MAX);
-    let range = UserRange::from_len(at, len).unwrap_or(UserRange::point(at));
-    SimPinError::Hole { range, at: hole }
-}
-
-/// The spans' bytes as sorted, disjoint, maximal spans. A user may map the same memory twice.
-fn union(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort_unstable_by_key(|span| span.paddr());
-    spans.dedup_by(|next, span| {
-        let touches = span.last().checked_add(1).is_none_or(|behind| next.paddr() <= behind);
-        let len = next.last().max(span.last()).get() - span.paddr().get();
-        match Span::new(span.paddr(), len.saturating_add(1)) {
-            Ok(joined) if touches => {
-                *span = joined;
-                true
-            }
-            _ => false,
-        }
-    });
-    spans
+    UserRange::from_len(at, len).unwrap_or(UserRange::point(at))
 }

@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use dmaspan::pin::Dirty;
 use dmaspan::{PhysAddr, Span, lg2};
+use parking_lot::Mutex;
 
-use super::books::Wrong;
+use super::books::{FrameBooks, Wrong};
 use super::folio::{Counts, Folio, Found, MAX_REFS, Marks};
 use super::{Access, SimMemory, Violation};
 
@@ -195,14 +196,23 @@ impl SimMemory {
     }
 
     /// Calls `f` with frames of this memory by folio.
-    #[inline]
+    #[inline(always)]
     fn each_part(&self, pfns: Range<u64>, f: impl Fn(&Range<u64>, Option<&Found<'_>>)) {
         let folio = self.records.find(pfns.start);
-        match &folio {
-            // Most spans are: then nothing waits for the record to know how many frames to pin.
-            Some(found) if pfns.end <= found.pfns().end => f(&pfns, folio.as_ref()),
-            _ => self.parts_of(pfns).for_each(|part| f(&part.pfns, part.folio.as_ref())),
+        // Frames that lie all over memory: what is short lets the processor wait for the records of
+        // several of them at a time.
+        if pfns.end - pfns.start == 1 {
+            return f(&pfns, folio.as_ref());
         }
+        match &folio {
+            Some(found) if pfns.end <= found.pfns().end => f(&pfns, folio.as_ref()),
+            _ => self.each_of_several(pfns, f),
+        }
+    }
+
+    #[inline(never)]
+    fn each_of_several(&self, pfns: Range<u64>, f: impl Fn(&Range<u64>, Option<&Found<'_>>)) {
+        self.parts_of(pfns).for_each(|part| f(&part.pfns, part.folio.as_ref()));
     }
 
     #[cold]
@@ -213,11 +223,10 @@ impl SimMemory {
         next.min(end)
     }
 
-    #[inline]
+    #[inline(always)]
     fn pin_part(&self, pfns: &Range<u64>, folio: Option<&Found<'_>>) {
         if let Some(books) = &self.books {
-            let mut books = books.lock();
-            self.numbers(pfns).for_each(|number| books.pin(number));
+            self.pin_books(books, pfns);
         }
         let Some(found) = folio else { return self.held_free(pfns) };
         let pins = pfns.end - pfns.start;
@@ -228,11 +237,17 @@ impl SimMemory {
     }
 
     #[cold]
+    fn pin_books(&self, books: &Mutex<FrameBooks>, pfns: &Range<u64>) {
+        let mut books = books.lock();
+        self.numbers(pfns).for_each(|number| books.pin(number));
+    }
+
+    #[cold]
     fn held_free(&self, pfns: &Range<u64>) {
         self.violate(Violation::HeldFree { frame: self.pfn_paddr(pfns.start) });
     }
 
-    #[inline]
+    #[inline(always)]
     fn unpin_part(&self, pfns: &Range<u64>, folio: Option<&Found<'_>>, dirty: Dirty) {
         let (None, Some(found)) = (&self.books, folio) else {
             return self.unpin_exactly(pfns, folio, dirty);

@@ -33,6 +33,7 @@ errnos! {
     EINTR = 4: "Interrupted.",
     EIO = 5: "Input/output error.",
     ENOMEM = 12: "Out of memory, tables or charge.",
+    EACCES = 13: "Permission denied.",
     EFAULT = 14: "Bad user address.",
     EBUSY = 16: "In use.",
     EEXIST = 17: "Something is there already.",

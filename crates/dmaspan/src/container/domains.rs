@@ -7,9 +7,10 @@ use core::ops::Range;
 use lock_api::RawMutex;
 
 use super::Container;
+use super::dirty::{Cleared, DirtyRead};
 use super::paging::{Paging, Reach, Refused, Taken};
 use crate::addr::Iova;
-use crate::io_pgtable::{Format, LeafCensus, TableMemory};
+use crate::io_pgtable::{DirtyBitmap, Format, LeafCensus, TableMemory};
 use crate::iommu::{Domain, HardwareError, IommuOps};
 use crate::pin::Pinner;
 use crate::prot::Prot;
@@ -68,20 +69,26 @@ impl Domains {
     }
 
     /// Unmaps ranges in all domains, as far as `buf` has room for their spans, and syncs each
-    /// domain once.
-    pub(super) fn unmap(&self, ranges: &[IovaRange], buf: &mut SpanBuf<'_>) -> Taken {
+    /// domain once. What hardware wrote is marked where there are `marks`.
+    pub(super) fn unmap(
+        &self,
+        ranges: &[IovaRange],
+        buf: &mut SpanBuf<'_>,
+        marks: Option<&mut DirtyBitmap<'_>>,
+    ) -> Taken {
         let Some(((_, first), rest)) = self.list.split_first() else {
             return Taken { bytes: 0, synced: Ok(()) };
         };
         // Leaves of other domains end where spans end, whatever their sizes: none is cut.
-        first.unmap(ranges, buf, &mut |parts| match rest {
+        first.unmap(ranges, buf, marks, &mut |parts, mut marks| match rest {
             [] => Ok(()),
-            [(_, only)] => only.remove(parts),
+            [(_, only)] => remove(&**only, parts, marks),
             many => {
                 let mut kept = [IovaRange::point(Iova::new(0)); super::RANGES];
                 let len = kept.iter_mut().zip(parts).map(|(place, part)| *place = part).count();
                 many.iter().fold(Ok(()), |result, (_, domain)| {
-                    result.and(domain.remove(&mut kept[..len].iter().copied()))
+                    let parts = &mut kept[..len].iter().copied();
+                    result.and(remove(&**domain, parts, marks.as_deref_mut()))
                 })
             }
         })
@@ -116,6 +123,38 @@ impl Domains {
         whole
     }
 
+    /// Whether hardware marks what devices write, in all domains.
+    pub(super) fn track_dirty(&self) -> bool {
+        self.each().all(|domain| domain.tracks_dirty())
+    }
+
+    /// Calls `found` with the leaves that have an address in `range` and that devices wrote, in any
+    /// domain: see [`Paging::read_dirty`].
+    pub(super) fn read_dirty(
+        &self,
+        range: IovaRange,
+        how: DirtyRead,
+        cleared: &mut Cleared,
+        found: &mut dyn FnMut(IovaRange),
+    ) {
+        for domain in self.each() {
+            if let Some((range, leaf_sizes)) = domain.read_dirty(range, how, found) {
+                cleared.add(range, leaf_sizes);
+            }
+        }
+    }
+
+    /// Makes hardware forget the leaves whose marks were taken away, by one sync a domain.
+    pub(super) fn forget_marks(&self, cleared: &Cleared) -> Result<(), HardwareError> {
+        if cleared.ranges().is_empty() {
+            return Ok(());
+        }
+        // All are told, also where one of them fails.
+        self.each().fold(Ok(()), |result, domain| {
+            result.and(domain.forget_marks(cleared.ranges(), cleared.leaf_sizes()))
+        })
+    }
+
     /// Frees the tables that unmapping `range` left empty, of those in `owned`.
     pub(super) fn reclaim(&self, range: IovaRange, owned: IovaRange) {
         self.each().for_each(|domain| domain.reclaim(range, owned));
@@ -124,6 +163,17 @@ impl Domains {
     /// The leaves of the first domain.
     pub(super) fn census(&self, range: IovaRange) -> LeafCensus {
         self.each().next().map_or_else(LeafCensus::default, |domain| domain.census(range))
+    }
+}
+
+fn remove(
+    domain: &dyn Paging,
+    ranges: &mut dyn Iterator<Item = IovaRange>,
+    marks: Option<&mut DirtyBitmap<'_>>,
+) -> Result<(), HardwareError> {
+    match marks {
+        Some(marks) => domain.remove_dirty(ranges, marks),
+        None => domain.remove(ranges),
     }
 }
 

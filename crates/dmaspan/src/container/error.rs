@@ -25,10 +25,10 @@ pub enum Error<E: core::error::Error> {
         /// The smallest page, in bytes.
         granule: u64,
     },
-    /// What is to be unmapped does not begin and end with a page.
+    /// What is to be unmapped or looked at does not begin and end with a page.
     #[error("{range} is not aligned to pages of {granule:#x} bytes")]
     MisalignedUnmap {
-        /// What was to be unmapped.
+        /// What was to be unmapped or looked at.
         range: IovaRange,
         /// The smallest page, in bytes.
         granule: u64,
@@ -65,9 +65,9 @@ pub enum Error<E: core::error::Error> {
         /// What the other operation works on.
         busy: IovaRange,
     },
-    /// Domains are being attached or detached, or would be while mappings are made or unmapped. Try
-    /// again when that is done.
-    #[error("domains change, or would while mappings do")]
+    /// Domains are being attached or detached, or tracking is started or stopped, or would be while
+    /// mappings are made or unmapped. Try again when that is done.
+    #[error("domains or tracking change, or would while mappings do")]
     Changing,
     /// The caller did not want the mapping any more.
     #[error("mapping {user} was cancelled when {mapped:#x} bytes were mapped")]
@@ -148,6 +148,69 @@ pub enum Error<E: core::error::Error> {
         /// What hardware said.
         source: HardwareError,
     },
+    /// Only with [`Version::V2`](super::Version::V2) is tracked what was written.
+    #[error("what was written is not tracked by the rules of VFIO_TYPE1_IOMMU")]
+    NeedsV2,
+    /// What was written is not tracked.
+    #[error("what was written in {range} is asked for, and not tracked")]
+    NotTracking {
+        /// What was asked about.
+        range: IovaRange,
+    },
+    /// Bits stand for the smallest pages only.
+    #[error("bits for {page_size:#x} bytes of {range} each: the smallest page has {granule:#x}")]
+    BitSize {
+        /// What was asked about.
+        range: IovaRange,
+        /// The bytes that a bit was to stand for.
+        page_size: u64,
+        /// The smallest page, in bytes.
+        granule: u64,
+    },
+    /// A bitmap has too few bits, none, or more than there may be.
+    #[error(
+        "a bitmap of {bytes:#x} bytes for {range} has less than {least:#x} or more than {most:#x}"
+    )]
+    BitmapSize {
+        /// What was asked about.
+        range: IovaRange,
+        /// The bytes of the bitmap.
+        bytes: u64,
+        /// The bytes that the range takes, in whole words of 64 bits.
+        least: u64,
+        /// The bytes that a bitmap may have.
+        most: u64,
+    },
+    /// A mapping has more pages than a log has bits.
+    #[error("the mapping at {mapping} has more than {most} pages, too many to track")]
+    TooLargeToTrack {
+        /// The mapping.
+        mapping: IovaRange,
+        /// The pages that it may have.
+        most: u64,
+    },
+    /// There is no memory for a bitmap.
+    #[error("no memory for a bitmap of {range}")]
+    NoBitmap {
+        /// What was asked about.
+        range: IovaRange,
+    },
+    /// A sink did not take the bitmap. The bits are kept and reported again.
+    #[error("the bitmap of {range} was not taken")]
+    Undelivered {
+        /// What was asked about.
+        range: IovaRange,
+    },
+    /// Hardware did not confirm that it marks the range anew. The bits were reported, and may lack
+    /// what is written from now on; they are kept, and the next read reports them again with all
+    /// that they may lack.
+    #[error("what is written in {range} may go unnoticed until it is read again: {source}")]
+    MarksUnsynced {
+        /// What was asked about.
+        range: IovaRange,
+        /// What hardware said.
+        source: HardwareError,
+    },
 }
 
 impl<E: core::error::Error> Error<E> {
@@ -160,17 +223,22 @@ impl<E: core::error::Error> Error<E> {
             | Self::MisalignedUnmap { .. }
             | Self::NoAccess { .. }
             | Self::OutsideAperture { .. }
+            | Self::NotTracking { .. }
+            | Self::BitSize { .. }
+            | Self::BitmapSize { .. }
+            | Self::TooLargeToTrack { .. }
             | Self::Bisects { .. } => Errno::EINVAL,
+            Self::NeedsV2 => Errno::EACCES,
             Self::Exists { .. } => Errno::EEXIST,
             Self::Busy { .. } | Self::Changing | Self::Quarantined { .. } => Errno::EBUSY,
             Self::TooManyMappings { .. } => Errno::ENOSPC,
             Self::Cancelled { .. } => Errno::EINTR,
-            Self::NoMemory { .. } => Errno::ENOMEM,
+            Self::NoMemory { .. } | Self::NoBitmap { .. } => Errno::ENOMEM,
             Self::OverLimit { source, .. } => source.errno(),
             Self::Pin { source, .. } => pin(source),
-            Self::PinnedLen { .. } => Errno::EFAULT,
+            Self::PinnedLen { .. } | Self::Undelivered { .. } => Errno::EFAULT,
             Self::Map { source, .. } => source.errno(),
-            Self::NotForgotten { .. } => Errno::EIO,
+            Self::NotForgotten { .. } | Self::MarksUnsynced { .. } => Errno::EIO,
         }
     }
 }

@@ -88,6 +88,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             prot: request.prot,
             pinned: None,
             leaving: Leaving::default(),
+            log: None,
         });
         let domains = self.waiting(|| self.claim(range, request))?;
         let (state, result) = self.build(mapping, &domains, request.cancelled);
@@ -164,6 +165,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         domains: &Domains,
         cancelled: &dyn Fn() -> bool,
     ) -> Built<P> {
+        if let Err(error) = self.begin_log(&mut mapping) {
+            return (None, Err(error));
+        }
         if domains.is_empty() {
             let found = Mapped::default();
             return (Some(SlotState::Mapped(mapping)), Ok(found));

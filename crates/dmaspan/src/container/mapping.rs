@@ -5,6 +5,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::log::Log;
 use crate::account::{Account, Charge};
 use crate::addr::Iova;
 use crate::iommu::HardwareError;
@@ -69,6 +70,9 @@ pub(super) struct Mapping<P: Pinner> {
     pub(super) pinned: Option<Pinned<P::Pin>>,
     /// How far it was taken down, by whoever owns its slot.
     pub(super) leaving: Leaving,
+    /// What was written, while that is tracked. Who takes a mapping out of its slot to change its
+    /// tables, and puts it back, asks first whether it [is being read](Self::is_being_read).
+    pub(super) log: Option<Arc<Log>>,
 }
 
 /// How much of a mapping was taken down.

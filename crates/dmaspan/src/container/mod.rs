@@ -23,6 +23,7 @@ mod busy;
 mod dirty;
 mod domains;
 mod error;
+mod log;
 mod map;
 mod mapping;
 mod paging;
@@ -32,6 +33,7 @@ mod vaddr;
 
 pub use alignment::Alignment;
 pub use busy::{BusyHook, GaveUp};
+pub use dirty::{DirtyRead, DirtySink, Undelivered};
 pub use domains::DomainId;
 pub use error::Error;
 pub use map::{MapRequest, Mapped};
@@ -64,6 +66,9 @@ const RANGES: usize = 64;
 
 /// How many mappings a container has by default: `dma_entry_limit` of type1.
 pub const DEFAULT_MAPPINGS: usize = 65535;
+
+/// How many mappings can be read from tables at the same time, at most.
+const WALKS: usize = 16;
 
 /// The smallest page of users without domains.
 const PAGE: u64 = 4096;
@@ -99,7 +104,12 @@ pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH>
     hook: Option<Box<dyn BusyHook>>,
     /// How many operations have ended that others may have waited for.
     ended: AtomicU64,
-    /// The only lock. It is not held while memory is pinned or mapped, but while the empty tables
+    /// The page of the logs of what was written, 0 where nothing is tracked. It changes while nobody
+    /// is at work.
+    tracking: AtomicU64,
+    /// Held while marks of a mapping are read from tables, a part of it at a time: by its address.
+    walks: [Mutex<L, ()>; WALKS],
+    /// It is not held while memory is pinned or mapped, but while the empty tables
     /// around a mapping that is gone are taken out.
     state: Mutex<L, State<P>>,
 }
@@ -113,6 +123,8 @@ struct State<P: Pinner> {
     exclusive: bool,
     /// How many unmaps there were.
     unmaps: u64,
+    /// How often what was written was read.
+    reads: u64,
 }
 
 impl<P: Pinner, L: RawMutex> Container<P, L> {
@@ -146,12 +158,15 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             max_mappings: DEFAULT_MAPPINGS,
             hook: None,
             ended: AtomicU64::new(0),
+            tracking: AtomicU64::new(0),
+            walks: [const { Mutex::new(()) }; WALKS],
             state: Mutex::new(State {
                 tree: Tree::new(),
                 domains: Arc::default(),
                 working: 0,
                 exclusive: false,
                 unmaps: 0,
+                reads: 0,
             }),
         }
     }
@@ -272,7 +287,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH>
     fn drop(&mut self) {
         let doomed = self.state.get_mut().doom(ALL);
         // What fails stays pinned for ever, which is all that can be done.
-        let _ = self.unmap_doomed(doomed, ALL);
+        let _ = self.unmap_doomed(doomed, ALL, None);
     }
 }
 

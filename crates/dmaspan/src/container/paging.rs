@@ -3,8 +3,9 @@
 //! The container owns every range that it works on: a mapping in its tree keeps others out. So
 //! these methods are safe to call from it, and from nowhere else.
 
+use super::dirty::DirtyRead;
 use crate::addr::Iova;
-use crate::io_pgtable::{Format, Geometry, LeafCensus, Rest, TableMemory};
+use crate::io_pgtable::{DirtyBitmap, Format, Geometry, LeafCensus, Rest, Retired, TableMemory};
 use crate::iommu::{self, Domain, HardwareError, IommuOps, MapFailed};
 use crate::prot::Prot;
 use crate::range::IovaRange;
@@ -36,6 +37,12 @@ pub(super) struct Taken {
     pub(super) synced: Result<(), HardwareError>,
 }
 
+/// Who is told what is gone before hardware has forgotten it.
+pub(super) type Others<'a> = &'a mut dyn FnMut(
+    &mut dyn Iterator<Item = IovaRange>,
+    Option<&mut DirtyBitmap<'_>>,
+) -> Result<(), HardwareError>;
+
 /// What a [`Domain`] does for a container, whatever its format.
 pub(super) trait Paging: Send + Sync {
     fn geometry(&self) -> &Geometry;
@@ -47,16 +54,41 @@ pub(super) trait Paging: Send + Sync {
     fn announce(&self, range: IovaRange) -> Result<(), HardwareError>;
 
     /// Unmaps ranges that are mapped without holes, as far as `buf` has room for their spans, and
-    /// syncs once. Before it does, `others` is told what of them is gone.
+    /// syncs once. Before it does, `others` is told what of them is gone. Where there are `marks`
+    /// hardware's go there, up to the moment in which a translation was gone.
     fn unmap(
         &self,
         ranges: &[IovaRange],
         buf: &mut SpanBuf<'_>,
-        others: &mut dyn FnMut(&mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError>,
+        marks: Option<&mut DirtyBitmap<'_>>,
+        others: Others<'_>,
     ) -> Taken;
 
     /// Takes whatever is mapped in the ranges away and syncs once. No leaf reaches out of a range.
     fn remove(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError>;
+
+    /// The same, and hardware's marks go to `marks`.
+    fn remove_dirty(
+        &self,
+        ranges: &mut dyn Iterator<Item = IovaRange>,
+        marks: &mut DirtyBitmap<'_>,
+    ) -> Result<(), HardwareError>;
+
+    /// Whether hardware marks the leaves through which it writes.
+    fn tracks_dirty(&self) -> bool;
+
+    /// Calls `found` with every leaf that devices wrote and that has an address in `range`, whole.
+    /// With [`DirtyRead::Clear`] the marks of those that begin in it are taken away, and the result
+    /// is what [`forget_marks`](Self::forget_marks) is for: a range, and leaf sizes.
+    fn read_dirty(
+        &self,
+        range: IovaRange,
+        how: DirtyRead,
+        found: &mut dyn FnMut(IovaRange),
+    ) -> Option<(IovaRange, u64)>;
+
+    /// Makes hardware forget leaves of these sizes, whose marks were taken away.
+    fn forget_marks(&self, ranges: &[IovaRange], leaf_sizes: u64) -> Result<(), HardwareError>;
 
     /// Puts the spans of a range, which is mapped without holes, into `buf`, as many as fit, and
     /// returns what of the range is left.
@@ -85,14 +117,19 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
         &self,
         ranges: &[IovaRange],
         buf: &mut SpanBuf<'_>,
-        others: &mut dyn FnMut(&mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError>,
+        mut marks: Option<&mut DirtyBitmap<'_>>,
+        others: Others<'_>,
     ) -> Taken {
         let mut gather = self.gather();
         let mut bytes = 0u64;
         let mut last = None;
         let mut whole = 0;
         for &range in ranges {
-            let unmapped = self.unmap_next(Rest::known(range, self.id()), buf);
+            let rest = Rest::known(range, self.id());
+            let unmapped = match &mut marks {
+                Some(marks) => self.unmap_next_dirty(rest, buf, marks),
+                None => self.unmap_next(rest, buf),
+            };
             self.add_own(&mut gather, unmapped.retired);
             if let Some(rest) = unmapped.rest {
                 last = before(range, rest.range().start());
@@ -104,7 +141,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
         bytes = last.map_or(bytes, |last| bytes.wrapping_add(last.len_less_one()).wrapping_add(1));
         let mut parts = ranges[..whole].iter().copied().chain(last);
         // All are told, also where one of them fails.
-        let others = others(&mut parts);
+        let others = others(&mut parts, marks);
         let own = self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error);
         Taken { bytes, synced: others.and(own) }
     }
@@ -114,6 +151,42 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
         for range in ranges {
             let retired = self.take_away(range);
             self.add_own(&mut gather, retired);
+        }
+        self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error)
+    }
+
+    fn remove_dirty(
+        &self,
+        ranges: &mut dyn Iterator<Item = IovaRange>,
+        marks: &mut DirtyBitmap<'_>,
+    ) -> Result<(), HardwareError> {
+        let mut gather = self.gather();
+        for range in ranges {
+            let retired = self.take_away_dirty(range, marks);
+            self.add_own(&mut gather, retired);
+        }
+        self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error)
+    }
+
+    fn tracks_dirty(&self) -> bool {
+        self.format().tracks_dirty()
+    }
+
+    fn read_dirty(
+        &self,
+        range: IovaRange,
+        how: DirtyRead,
+        found: &mut dyn FnMut(IovaRange),
+    ) -> Option<(IovaRange, u64)> {
+        let clears = |leaf: IovaRange| how == DirtyRead::Clear && range.contains(leaf.start());
+        let retired = self.visit_dirty(range, clears, found);
+        retired.range.map(|range| (range, retired.leaf_sizes))
+    }
+
+    fn forget_marks(&self, ranges: &[IovaRange], leaf_sizes: u64) -> Result<(), HardwareError> {
+        let mut gather = self.gather();
+        for &range in ranges {
+            self.add_own(&mut gather, Retired { range: Some(range), leaf_sizes, tables: None });
         }
         self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error)
     }

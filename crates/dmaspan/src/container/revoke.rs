@@ -88,11 +88,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let start = loop {
             let Some((&start, slot)) = of_user.next() else { return Ok(None) };
             match &slot.state {
-                SlotState::Mapped(mapping) if has_mmio(mapping, user) => break start,
-                SlotState::Busy | SlotState::Doomed(..) => {
-                    let busy = slot.range(start);
-                    return Err(Error::Busy { range: busy, busy });
+                SlotState::Mapped(mapping) if has_mmio(mapping, user) => {
+                    if mapping.is_being_read() {
+                        return Err(busy(slot.range(start)));
+                    }
+                    break start;
                 }
+                SlotState::Busy | SlotState::Doomed(..) => return Err(busy(slot.range(start))),
                 SlotState::Mapped(_) | SlotState::Quarantined => {}
             }
         };
@@ -122,7 +124,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let mut rest = Some(part.range);
             while let Some(range) = rest {
                 let mut buf = SpanBuf::new(&mut room);
-                let Taken { bytes, synced } = domains.unmap(&[range], &mut buf);
+                let Taken { bytes, synced } = domains.unmap(&[range], &mut buf, None);
                 synced?;
                 self.pinner.unpin(&mut pinned.pin, buf.spans(), Kind::Mmio, dirty);
                 let left = range.len_less_one().wrapping_add(1).wrapping_sub(bytes);
@@ -136,6 +138,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         }
         Ok(revoked)
     }
+}
+
+fn busy<E: core::error::Error>(range: IovaRange) -> Error<E> {
+    Error::Busy { range, busy: range }
 }
 
 /// Whether `user` leads to device memory of the mapping.

@@ -12,6 +12,7 @@ use super::mapping::{Behind, Leaving, Mapping, SlotState, overlapping};
 use super::paging::{Reach, Taken};
 use super::{ALL, Container, RANGES, State, Version};
 use crate::addr::Iova;
+use crate::io_pgtable::DirtyBitmap;
 use crate::iommu::HardwareError;
 use crate::pin::{Dirty, Pinner};
 use crate::range::IovaRange;
@@ -54,22 +55,28 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// [`Error::NotForgotten`] for the first mapping that hardware may still use; all others in the
     /// range are gone.
     pub fn unmap(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
-        let doomed = self.waiting(|| {
-            let mut all = self.state.lock();
-            let granule = self.granule(&all.domains);
-            let ends = range.start().get() | range.last().get().wrapping_add(1);
-            if ends & granule.wrapping_sub(1) != 0 {
-                return Err(Error::MisalignedUnmap { range, granule });
-            }
-            let first = overlapping(&all.tree, range).next();
-            if self.version == Version::V1
-                && first.is_some_and(|(mapped, _)| mapped.start() < range.start())
-            {
-                return Ok(None);
-            }
-            self.try_doom(&mut all, range).map(Some)
-        })?;
-        doomed.map_or(Ok(0), |doomed| self.unmap_doomed(doomed, range))
+        let doomed = self.waiting(|| self.doom_range(&mut self.state.lock(), range))?;
+        doomed.map_or(Ok(0), |doomed| self.unmap_doomed(doomed, range, None))
+    }
+
+    /// Makes what an unmap of `range` takes down the caller's.
+    pub(super) fn doom_range(
+        &self,
+        all: &mut State<P>,
+        range: IovaRange,
+    ) -> Result<Option<Doomed>, Error<P::Error>> {
+        let granule = self.granule(&all.domains);
+        let ends = range.start().get() | range.last().get().wrapping_add(1);
+        if ends & granule.wrapping_sub(1) != 0 {
+            return Err(Error::MisalignedUnmap { range, granule });
+        }
+        let first = overlapping(&all.tree, range).next();
+        if self.version == Version::V1
+            && first.is_some_and(|(mapped, _)| mapped.start() < range.start())
+        {
+            return Ok(None);
+        }
+        self.try_doom(all, range).map(Some)
     }
 
     /// Unmaps everything and returns its bytes.
@@ -79,7 +86,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// As for [`unmap`](Self::unmap).
     pub fn unmap_all(&self) -> Result<u64, Error<P::Error>> {
         let doomed = self.waiting(|| self.try_doom(&mut self.state.lock(), ALL))?;
-        self.unmap_doomed(doomed, ALL)
+        self.unmap_doomed(doomed, ALL, None)
     }
 
     /// Makes all mappings in `range` the caller's to take down, or none of them.
@@ -100,15 +107,18 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         if all.exclusive { Err(Error::Changing) } else { Ok(all.doom(range)) }
     }
 
+    /// Takes down what was doomed, and marks what was written of it in `marks`.
     pub(super) fn unmap_doomed(
         &self,
         doomed: Doomed,
         range: IovaRange,
+        marks: Option<&mut DirtyBitmap<'_>>,
     ) -> Result<u64, Error<P::Error>> {
         let Doomed { unmap, domains } = doomed;
         let mut rest = Some(range);
-        let outcome = self.take_down(&domains, &mut || {
+        let outcome = self.take_down(&domains, marks, &mut || {
             let mapping = self.take_doomed(rest?, unmap)?;
+            self.stop_reading(&mapping);
             let behind = mapping.range.last().checked_add(1);
             rest = behind.and_then(|at| IovaRange::new(at, range.last()));
             Some(mapping)
@@ -136,17 +146,23 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     pub(super) fn take_down(
         &self,
         domains: &Domains,
+        mut marks: Option<&mut DirtyBitmap<'_>>,
         next: &mut dyn FnMut() -> Option<Box<Mapping<P>>>,
     ) -> TakenDown<P::Error> {
+        let by_hardware = domains.track_dirty();
         let mut outcome = TakenDown { unmapped: 0, failed: None };
         let mut queue = Queue::<P>::new();
         let mut room = SpanBuf::room::<BATCH>();
         while queue.fill(next) {
             let mut ranges = NO_RANGES;
             let wanted = wanted(queue.mappings().map(|mapping| &*mapping), &mut ranges, BATCH);
-            self.take_batch(domains, wanted, queue.mappings(), &mut room);
+            let exact = marks.as_deref_mut().filter(|_| by_hardware);
+            self.take_batch(domains, wanted, queue.mappings(), &mut room, exact);
             while let Some(mut mapping) = queue.pop_done() {
                 let range = mapping.range;
+                if let Some(marks) = &mut marks {
+                    mapping.mark_gone(domains, marks);
+                }
                 let Err(source) = self.release(&mut mapping) else {
                     let mut all = self.state.lock();
                     self.forget(&mut all, domains, range);
@@ -170,8 +186,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         while !mapping.is_down() {
             let mut ranges = NO_RANGES;
             let wanted = wanted(iter::once(&**mapping), &mut ranges, BATCH);
-            self.take_batch(domains, wanted, iter::once(&mut **mapping), &mut room);
+            self.take_batch(domains, wanted, iter::once(&mut **mapping), &mut room, None);
         }
+        // Devices may have written all of it, and nobody asked hardware.
+        mapping.mark_dirty(mapping.range);
         let released = self.release(mapping);
         mapping.leaving = Leaving::default();
         if released.is_ok() { Reach::None } else { Reach::Possible }
@@ -185,11 +203,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         wanted: &[IovaRange],
         mappings: impl Iterator<Item = &'m mut Mapping<P>>,
         room: &mut [Span],
+        marks: Option<&mut DirtyBitmap<'_>>,
     ) where
         P: 'm,
     {
         let mut buf = SpanBuf::new(room);
-        let Taken { mut bytes, synced } = domains.unmap(wanted, &mut buf);
+        let Taken { mut bytes, synced } = domains.unmap(wanted, &mut buf, marks);
         let mut spans = Spans { spans: buf.spans(), skip: 0 };
         for mapping in mappings {
             let dirty = Dirty::after(mapping.prot);

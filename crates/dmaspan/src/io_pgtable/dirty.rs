@@ -63,7 +63,7 @@ impl<'b> DirtyBitmap<'b> {
     }
 
     /// Sets the bits of all granules with an address in `dirty`.
-    fn mark(&mut self, dirty: IovaRange) {
+    pub(crate) fn mark(&mut self, dirty: IovaRange) {
         let Some(dirty) = dirty.intersection(self.range) else { return };
         let bit = |iova: Iova| (iova.get() - self.range.start().get()) >> self.granule_lg2;
         let (first, last) = (bit(dirty.start()), bit(dirty.last()));
@@ -76,6 +76,13 @@ impl<'b> DirtyBitmap<'b> {
             }
         }
     }
+
+    /// The same for what of a leaf is in `range`.
+    fn mark_within(&mut self, leaf: IovaRange, range: IovaRange) {
+        if let Some(dirty) = leaf.intersection(range) {
+            self.mark(dirty);
+        }
+    }
 }
 
 impl fmt::Debug for DirtyBitmap<'_> {
@@ -85,13 +92,6 @@ impl fmt::Debug for DirtyBitmap<'_> {
             .field("granule_lg2", &self.granule_lg2)
             .finish_non_exhaustive()
     }
-}
-
-/// Whether a leaf's mark is taken away when it was reported.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mark {
-    Cleared,
-    Kept,
 }
 
 impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
@@ -113,7 +113,11 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
         bitmap: &mut DirtyBitmap<'_>,
     ) -> Result<Retired<M::List>, Error> {
         self.check_dirty(range, bitmap)?;
-        Ok(self.table.read_dirty(range, bitmap, Mark::Cleared))
+        Ok(self.table.read_dirty(
+            range,
+            |leaf| range.covers(leaf),
+            |leaf| bitmap.mark_within(leaf, range),
+        ))
     }
 
     /// The same, and the marks stay.
@@ -123,8 +127,37 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
     /// As for [`read_and_clear_dirty`](Self::read_and_clear_dirty).
     pub fn read_dirty(&self, range: IovaRange, bitmap: &mut DirtyBitmap<'_>) -> Result<(), Error> {
         self.check_dirty(range, bitmap)?;
-        let _ = self.table.read_dirty(range, bitmap, Mark::Kept);
+        let found = |leaf| bitmap.mark_within(leaf, range);
+        let _ = self.table.read_dirty(range, |_| false, found);
         Ok(())
+    }
+
+    /// Calls `found` with every leaf that hardware wrote and that has an address in `range`, whole,
+    /// and takes the marks of those away that `clears` says. None where hardware marks nothing.
+    pub(crate) fn visit_dirty(
+        &self,
+        range: IovaRange,
+        clears: impl Fn(IovaRange) -> bool,
+        found: impl FnMut(IovaRange),
+    ) -> Retired<M::List> {
+        if !self.table.format.tracks_dirty() || self.check_range(range, 0).is_err() {
+            return Retired::nothing();
+        }
+        self.table.read_dirty(range, clears, found)
+    }
+
+    /// Takes whatever is mapped in `range` away, which no leaf reaches out of, and sets the bits of
+    /// `bitmap` as [`unmap_dirty`](Self::unmap_dirty) does.
+    pub(crate) fn remove_dirty(
+        &self,
+        range: IovaRange,
+        bitmap: &mut DirtyBitmap<'_>,
+    ) -> Retired<M::List> {
+        let mut retired = Retired::nothing();
+        if self.check_range(range, F::GRANULE_LG2).is_ok() {
+            self.table.take_dirty(range, bitmap, &mut retired);
+        }
+        retired
     }
 
     /// [`unmap`](Self::unmap) that also sets the bits of `bitmap` for what hardware wrote, up to
@@ -182,8 +215,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     fn read_dirty(
         &self,
         range: IovaRange,
-        bitmap: &mut DirtyBitmap<'_>,
-        mark: Mark,
+        clears: impl Fn(IovaRange) -> bool,
+        mut found: impl FnMut(IovaRange),
     ) -> Retired<M::List> {
         let mut retired = Retired::nothing();
         let _: ControlFlow<()> = self.each_leaf(range, |leaf| {
@@ -191,15 +224,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             if !leaf.cells.iter().any(|cell| self.format.is_dirty(F::Word::load(cell))) {
                 return ControlFlow::Continue(());
             }
-            if mark == Mark::Cleared && range.covers(leaf.range) {
+            if clears(leaf.range) {
                 leaf.cells.iter().for_each(|cell| self.clean_cell(cell));
                 self.memory.written(leaf.cells);
                 retired.leaf_sizes |= lg2::size(leaf.lg2);
                 retired.cover(leaf.range);
             }
-            if let Some(dirty) = leaf.range.intersection(range) {
-                bitmap.mark(dirty);
-            }
+            found(leaf.range);
             ControlFlow::Continue(())
         });
         retired
@@ -223,22 +254,31 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         bitmap: &mut DirtyBitmap<'_>,
         ahead: Ahead,
     ) -> Result<Unmapped<M::List>, Error> {
-        self.unmap_by(range, buf, ahead, |taken, retired| {
-            let _: ControlFlow<()> = self.each_leaf(taken, |leaf| {
-                let dirty = leaf.cells.iter().fold(false, |dirty, cell| {
-                    dirty | self.format.is_dirty(F::Word::exchange(cell, F::Word::EMPTY))
-                });
-                self.memory.written(leaf.cells);
-                if dirty {
-                    bitmap.mark(leaf.range);
-                }
-                ControlFlow::Continue(())
+        self.unmap_by(range, buf, ahead, |taken, retired| self.take_dirty(taken, bitmap, retired))
+    }
+
+    /// Takes the translations of a range of whole leaves away, and the marks that they had.
+    fn take_dirty(
+        &self,
+        taken: IovaRange,
+        bitmap: &mut DirtyBitmap<'_>,
+        retired: &mut Retired<M::List>,
+    ) {
+        let _: ControlFlow<()> = self.each_leaf(taken, |leaf| {
+            let dirty = leaf.cells.iter().fold(false, |dirty, cell| {
+                dirty | self.format.is_dirty(F::Word::exchange(cell, F::Word::EMPTY))
             });
-            // Only now, with its entries empty: a walk that is still in a detached table would mark
-            // an entry that nobody looks at any more.
-            retired.tables = self.reclaim_tables(taken, taken).tables;
-            retired.cover(taken);
-        })
+            self.memory.written(leaf.cells);
+            retired.leaf_sizes |= lg2::size(leaf.lg2);
+            if dirty {
+                bitmap.mark(leaf.range);
+            }
+            ControlFlow::Continue(())
+        });
+        // Only now, with its entries empty: a walk that is still in a detached table would mark an
+        // entry that nobody looks at any more.
+        retired.tables = self.reclaim_tables(taken, taken).tables;
+        retired.cover(taken);
     }
 }
 

@@ -449,7 +449,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// Says what was taken away, before anybody else can know.
     #[inline(always)]
-    fn unmapped(&self, retired: &Retired<M::List>) {
+    pub(super) fn unmapped(&self, retired: &Retired<M::List>) {
         if let Some(range) = retired.range {
             let leaf_sizes = retired.leaf_sizes;
             let tables = match retired.tables {

@@ -5,7 +5,9 @@ use super::event::Event;
 use super::gather::SyncFailed;
 use super::ops::{HardwareError, IommuOps};
 use crate::addr::Iova;
-use crate::io_pgtable::{self, DirtyBitmap, Format, Gap, Rest, Retired, SplitFailed, TableMemory};
+use crate::io_pgtable::{
+    self, DirtyBitmap, Format, Gap, Rest, Retired, SplitFailed, TableMemory, Unmapped,
+};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
@@ -136,6 +138,44 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         bitmap: &mut DirtyBitmap<'_>,
     ) -> Unsynced<'_, F, M, O> {
         self.guard(self.all().resume_dirty(rest, buf, bitmap))
+    }
+
+    /// Calls `found` with every leaf in a range that the caller owns that devices wrote, and takes
+    /// the marks of those away that `clears` says. The result is to be synced.
+    pub(crate) fn visit_dirty(
+        &self,
+        range: IovaRange,
+        clears: impl Fn(IovaRange) -> bool,
+        found: impl FnMut(IovaRange),
+    ) -> Retired<M::List> {
+        let retired = self.all().visit_dirty(range, clears, found);
+        if let Some(range) = retired.range {
+            self.ops().observe(&Event::Rewritten { range, prot: None });
+        }
+        retired
+    }
+
+    /// [`unmap_next`](Self::unmap_next) with the marks, where the format has any.
+    pub(crate) fn unmap_next_dirty(
+        &self,
+        rest: Rest,
+        buf: &mut SpanBuf<'_>,
+        bitmap: &mut DirtyBitmap<'_>,
+    ) -> Unmapped<M::List> {
+        let unmapped = self.all().resume_dirty(rest, buf, bitmap);
+        self.unmapped(&unmapped.retired);
+        unmapped
+    }
+
+    /// [`take_away`](Self::take_away) with the marks.
+    pub(crate) fn take_away_dirty(
+        &self,
+        range: IovaRange,
+        bitmap: &mut DirtyBitmap<'_>,
+    ) -> Retired<M::List> {
+        let retired = self.all().remove_dirty(range, bitmap);
+        self.unmapped(&retired);
+        retired
     }
 
     /// Makes hardware forget what was rewritten. No tables are in it.

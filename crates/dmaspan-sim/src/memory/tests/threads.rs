@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use super::*;
 
@@ -87,31 +88,45 @@ fn ranges_come_and_go_elsewhere_while_threads_pin() {
 
 #[test]
 fn nothing_of_a_range_is_pushed_after_its_listener_was_called() {
-    struct Until<'a>(&'a AtomicBool);
+    struct Until<'a> {
+        begun: &'a AtomicBool,
+        heard: &'a AtomicBool,
+    }
     impl SpanSink for Until<'_> {
         fn push(&mut self, _span: Span, _kind: Kind) -> Result<(), Stopped> {
-            assert!(!self.0.load(Ordering::SeqCst), "pushed after the listener was called");
+            assert!(!self.heard.load(Ordering::SeqCst), "pushed after the listener was called");
+            if !self.begun.swap(true, Ordering::SeqCst) {
+                // The tables are locked: whoever zaps waits for that by now.
+                thread::sleep(Duration::from_millis(50));
+            }
             Ok(())
         }
     }
     let pinner = SimPinner::new(memory(1));
-    // Leaves of 4K, more than a pin holds the lock for.
-    let bar = Span::new(PhysAddr::new(1 << 45), 8 << 20).unwrap();
+    let space = Arc::new(SimSpace::new(Arc::clone(pinner.memory())));
+    let device = |paddr, len| Span::new(PhysAddr::new(paddr), len).unwrap();
+    // The first page is a span of its own. Of the rest, in leaves of 4K, there are more than a pin
+    // holds the lock for.
     let options = MapOptions { max_leaf_lg2: 12, ..MapOptions::default() };
-    for _ in 0..100 {
-        let space = Arc::new(SimSpace::new(Arc::clone(pinner.memory())));
-        let range = space.map_device_with(UserAddr::new(0), bar, options).unwrap();
-        let heard = Arc::new(AtomicBool::new(false));
-        let hears = Arc::clone(&heard);
-        space.on_zap(Box::new(move |_| hears.store(true, Ordering::SeqCst)));
-        thread::scope(|scope| {
-            scope.spawn(
-                || {
-                    while pinner.pin(&space, range, Prot::READ, &mut Until(&heard)).is_ok() {}
-                },
-            );
+    space.map_device_with(UserAddr::new(0), device(1 << 44, 0x1000), options).unwrap();
+    let rest = device(1 << 45, 8 << 20);
+    space.map_device_with(UserAddr::new(0x1000), rest, options).unwrap();
+    let (begun, heard) = (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
+    let hears = Arc::clone(&heard);
+    space.on_zap(Box::new(move |_| hears.store(true, Ordering::SeqCst)));
+    let range = user(0, (8 << 20) + 0x1000);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !begun.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
             space.zap(range);
         });
-        assert!(heard.load(Ordering::SeqCst));
-    }
+        let mut sink = Until { begun: &begun, heard: &heard };
+        let failed = pinner.pin(&space, range, Prot::READ, &mut sink).unwrap_err();
+        assert!(matches!(failed.error, PinError::Failed(_)), "{failed:?}");
+        // What was found before is in the pin.
+        assert!(failed.pin.is_some_and(|pin| pin.bytes_left() > 0x1000));
+    });
+    assert!(heard.load(Ordering::SeqCst));
 }

@@ -112,7 +112,6 @@ impl<P: Pinner> Mapping<P> {
 impl<P: Pinner> State<P> {
     /// Notes that all that is mapped may have been written, for a domain that goes: what devices
     /// wrote through it cannot be asked any more (`vfio_iommu_populate_bitmap_full`).
-    #[expect(dead_code, reason = "for domains that are detached")]
     pub(super) fn mark_all_dirty(&self) {
         for mapping in self.tree.values().filter_map(|slot| slot.mapped()) {
             mapping.mark_dirty(mapping.range);

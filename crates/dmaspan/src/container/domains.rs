@@ -4,44 +4,103 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use lock_api::RawMutex;
-
-use super::Container;
+use super::ALL;
+use super::attach::CacheCoherency;
 use super::dirty::{Cleared, DirtyRead};
-use super::paging::{Paging, Reach, Refused, Taken};
+use super::paging::{Paging, Reach, Refused, Taken, before};
 use crate::addr::Iova;
-use crate::io_pgtable::{DirtyBitmap, Format, LeafCensus, TableMemory};
-use crate::iommu::{Domain, HardwareError, IommuOps};
-use crate::pin::Pinner;
+use crate::io_pgtable::{DirtyBitmap, LeafCensus};
+use crate::iommu::{HardwareError, Relaxable, ReservedRegions};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
 
-/// Which domain of a container: what [`Container::attach`](super::Container::attach) returns.
+/// Which domain of a container: what [`Container::attach`](super::Container::attach) returns. No
+/// other domain of the container gets it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DomainId(pub(super) u64);
+
+/// A domain, and what is known of the devices behind it.
+pub(super) struct Attached<D: ?Sized = dyn Paging> {
+    pub(super) regions: ReservedRegions,
+    pub(super) coherency: CacheCoherency,
+    pub(super) paging: D,
+}
 
 /// The domains, and what they allow together.
 #[derive(Default)]
 pub(super) struct Domains {
-    pub(super) list: Vec<(DomainId, Arc<dyn Paging>)>,
+    pub(super) list: Vec<(DomainId, Arc<Attached>)>,
     /// Where mappings may lie, sorted, disjoint and with gaps between; empty without domains, and
     /// then anywhere.
     pub(super) apertures: Vec<IovaRange>,
     /// Page sizes that all domains have; 0 without domains.
     pub(super) page_sizes: u64,
+    /// What the next domain is called.
+    next: u64,
 }
 
+/// There is no memory for a list of domains or of apertures.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoRoom;
+
 impl Domains {
+    /// A domain without reserved regions, alone.
+    pub(super) fn only(domain: Arc<Attached>) -> Self {
+        let geometry = domain.paging.geometry();
+        Self {
+            apertures: alloc::vec![geometry.aperture],
+            page_sizes: geometry.page_sizes,
+            list: alloc::vec![(DomainId(0), domain)],
+            next: 1,
+        }
+    }
+
+    /// These domains and one more.
+    pub(super) fn with(&self, domain: &Arc<Attached>) -> Result<(Self, DomainId), NoRoom> {
+        let id = DomainId(self.next);
+        let mut list = Vec::new();
+        list.try_reserve_exact(self.list.len() + 1).map_err(|_| NoRoom)?;
+        list.extend(self.list.iter().cloned());
+        list.push((id, Arc::clone(domain)));
+        let (apertures, page_sizes) = (apertures(&list)?, page_sizes(&list));
+        Ok((Self { list, apertures, page_sizes, next: self.next + 1 }, id))
+    }
+
+    /// Takes a domain out. Where there is no memory for the apertures of the others they stay as
+    /// small as they are.
+    pub(super) fn remove(&mut self, id: DomainId) -> Option<Arc<Attached>> {
+        let at = self.list.iter().position(|&(other, _)| other == id)?;
+        let (_, removed) = self.list.remove(at);
+        if let Ok(apertures) = apertures(&self.list) {
+            self.apertures = apertures;
+        }
+        self.page_sizes = page_sizes(&self.list);
+        Some(removed)
+    }
+
+    /// Makes the hardware of a domain let go of its tables. It holds these domains alone.
+    pub(super) fn let_go(&mut self, id: DomainId) -> Result<(), HardwareError> {
+        let found = self.list.iter_mut().find(|(other, _)| *other == id);
+        match found.and_then(|(_, domain)| Arc::get_mut(domain)) {
+            Some(domain) => domain.paging.let_go(),
+            None => Err(HardwareError { what: "the domain is in use elsewhere", status: 0 }),
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    fn each(&self) -> impl Iterator<Item = &dyn Paging> {
-        self.list.iter().map(|(_, paging)| &**paging)
+    pub(super) fn get(&self, id: DomainId) -> Option<&dyn Paging> {
+        self.list.iter().find(|&&(other, _)| other == id).map(|(_, domain)| &domain.paging)
     }
 
-    /// The aperture that covers `range`, if one does.
+    pub(super) fn each(&self) -> impl Iterator<Item = &dyn Paging> {
+        self.list.iter().map(|(_, domain)| &domain.paging)
+    }
+
+    /// Whether an aperture covers `range`.
     pub(super) fn permits(&self, range: IovaRange) -> bool {
         self.is_empty() || self.apertures.iter().any(|aperture| aperture.covers(range))
     }
@@ -63,7 +122,8 @@ impl Domains {
         Ok(())
     }
 
-    /// Tells hardware that caches absent entries about a mapping.
+    /// Tells hardware that caches absent entries about a mapping. Where one of them fails, the
+    /// mapping is taken back, and the others need not know.
     pub(super) fn announce(&self, range: IovaRange) -> Result<(), HardwareError> {
         self.each().try_for_each(|domain| domain.announce(range))
     }
@@ -80,16 +140,19 @@ impl Domains {
             return Taken { bytes: 0, synced: Ok(()) };
         };
         // Leaves of other domains end where spans end, whatever their sizes: none is cut.
-        first.unmap(ranges, buf, marks, &mut |parts, mut marks| match rest {
+        first.paging.unmap(ranges, buf, marks, &mut |parts, mut marks| match rest {
             [] => Ok(()),
-            [(_, only)] => remove(&**only, parts, marks),
+            [(_, only)] => remove(&only.paging, parts, marks),
             many => {
                 let mut kept = [IovaRange::point(Iova::new(0)); super::RANGES];
                 let len = kept.iter_mut().zip(parts).map(|(place, part)| *place = part).count();
-                many.iter().fold(Ok(()), |result, (_, domain)| {
+                let mut synced = Ok(());
+                // All of them, also where one fails.
+                for (_, domain) in many {
                     let parts = &mut kept[..len].iter().copied();
-                    result.and(remove(&**domain, parts, marks.as_deref_mut()))
-                })
+                    synced = synced.and(remove(&domain.paging, parts, marks.as_deref_mut()));
+                }
+                synced
             }
         })
     }
@@ -105,7 +168,7 @@ impl Domains {
         let (mut at, mut rest) = (0u64, Some(range));
         while let Some(((_, first), range)) = self.list.first().zip(rest) {
             let mut buf = SpanBuf::new(room);
-            rest = first.spans(range, &mut buf);
+            rest = first.paging.spans(range, &mut buf);
             for span in buf.spans() {
                 let end = at.saturating_add(span.len());
                 if (at..end).contains(&bytes.start) {
@@ -149,10 +212,12 @@ impl Domains {
         if cleared.ranges().is_empty() {
             return Ok(());
         }
-        // All are told, also where one of them fails.
-        self.each().fold(Ok(()), |result, domain| {
-            result.and(domain.forget_marks(cleared.ranges(), cleared.leaf_sizes()))
-        })
+        let mut synced = Ok(());
+        // All of them, also where one fails.
+        for domain in self.each() {
+            synced = synced.and(domain.forget_marks(cleared.ranges(), cleared.leaf_sizes()));
+        }
+        synced
     }
 
     /// Frees the tables that unmapping `range` left empty, of those in `owned`.
@@ -163,6 +228,16 @@ impl Domains {
     /// The leaves of the first domain.
     pub(super) fn census(&self, range: IovaRange) -> LeafCensus {
         self.each().next().map_or_else(LeafCensus::default, |domain| domain.census(range))
+    }
+
+    /// Whether the IOMMU makes the accesses of all devices coherent.
+    pub(super) fn coherency(&self) -> CacheCoherency {
+        let enforced = |domain: &Attached| domain.coherency == CacheCoherency::Enforced;
+        if self.list.iter().all(|(_, domain)| enforced(domain)) {
+            CacheCoherency::Enforced
+        } else {
+            CacheCoherency::NotEnforced
+        }
     }
 }
 
@@ -177,21 +252,38 @@ fn remove(
     }
 }
 
-impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
-    /// Adds a domain to a container in which nothing is mapped.
-    pub(super) fn add_domain<F, M, O>(&self, domain: Domain<F, M, O>)
-    where
-        F: Format,
-        M: TableMemory<F::Word> + 'static,
-        O: IommuOps + 'static,
-    {
-        let mut all = self.state.lock();
-        let geometry = domain.geometry();
-        let (aperture, page_sizes) = (geometry.aperture, geometry.page_sizes);
-        all.domains = Arc::new(Domains {
-            list: alloc::vec![(DomainId(0), Arc::new(domain) as Arc<dyn Paging>)],
-            apertures: alloc::vec![aperture],
-            page_sizes,
-        });
+/// Page sizes that all domains have; 0 without domains.
+fn page_sizes(list: &[(DomainId, Arc<Attached>)]) -> u64 {
+    let sizes = list.iter().map(|(_, domain)| domain.paging.geometry().page_sizes);
+    sizes.reduce(|all, sizes| all & sizes).unwrap_or(0)
+}
+
+/// What all domains translate, without what is reserved for their devices. Regions that firmware
+/// uses until a device is taken over count as free (`vfio_iommu_resv_exclude`).
+fn apertures(list: &[(DomainId, Arc<Attached>)]) -> Result<Vec<IovaRange>, NoRoom> {
+    let mut apertures = list.iter().map(|(_, domain)| domain.paging.geometry().aperture);
+    let common = apertures.try_fold(ALL, |all, aperture| all.intersection(aperture));
+    let mut ranges = Vec::new();
+    let Some(common) = common.filter(|_| !list.is_empty()) else { return Ok(ranges) };
+    ranges.try_reserve(1).map_err(|_| NoRoom)?;
+    ranges.push(common);
+    for (_, domain) in list {
+        for region in domain.regions.kept_out(Relaxable::Drop) {
+            exclude(&mut ranges, region)?;
+        }
     }
+    Ok(ranges)
+}
+
+/// Takes `taken` out of sorted and disjoint ranges.
+fn exclude(ranges: &mut Vec<IovaRange>, taken: IovaRange) -> Result<(), NoRoom> {
+    ranges.try_reserve(1).map_err(|_| NoRoom)?;
+    let first = ranges.partition_point(|range| range.last() < taken.start());
+    let end = ranges.partition_point(|range| range.start() <= taken.last());
+    let hit = ranges.get(first..end).unwrap_or_default();
+    let below = hit.first().and_then(|&lowest| before(lowest, taken.start()));
+    let behind = taken.last().checked_add(1);
+    let above = hit.last().and_then(|highest| IovaRange::new(behind?, highest.last()));
+    ranges.splice(first..end, below.into_iter().chain(above));
+    Ok(())
 }

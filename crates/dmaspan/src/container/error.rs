@@ -1,9 +1,10 @@
 //! What a container refuses.
 
+use super::domains::DomainId;
 use crate::account::OverLimit;
 use crate::addr::{Iova, UserAddr};
 use crate::error::Errno;
-use crate::iommu::{self, HardwareError};
+use crate::iommu::{self, HardwareError, ReservedRegion};
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError, UserRange};
 
@@ -211,6 +212,57 @@ pub enum Error<E: core::error::Error> {
         /// What hardware said.
         source: HardwareError,
     },
+    /// Devices behind the domain can send interrupts that are not theirs, and nobody allows that.
+    #[error("the devices' interrupts are not isolated, and unsafe interrupts are not allowed")]
+    UnsafeInterrupts,
+    /// The domain translates no address that the other domains do, and that no device of them has
+    /// reserved.
+    #[error("nothing of the domain's {aperture} is left to be mapped")]
+    NoAperture {
+        /// What the domain translates.
+        aperture: IovaRange,
+    },
+    /// The domain has no page size in common with the others.
+    #[error("the domain's page sizes {domain:#x} and those of the others {others:#x} are disjoint")]
+    NoPageSize {
+        /// Those of the domain, bit n for 2^n bytes.
+        domain: u64,
+        /// Those that all other domains have.
+        others: u64,
+    },
+    /// What is mapped already cannot be translated by the domain.
+    #[error("the mapping at {mapping} is not within {aperture}, which the domain translates")]
+    MappedOutside {
+        /// The mapping.
+        mapping: IovaRange,
+        /// What the domain translates.
+        aperture: IovaRange,
+    },
+    /// What is mapped already is reserved for a device behind the domain.
+    #[error("the mapping at {mapping} overlaps {}, which is reserved for a device", region.range)]
+    MappedReserved {
+        /// The mapping.
+        mapping: IovaRange,
+        /// What is reserved.
+        region: ReservedRegion,
+    },
+    /// What is mapped already does not begin and end with a page, as pages would be with the domain.
+    #[error("the mapping at {mapping} is not aligned to pages of {granule:#x} bytes")]
+    MappedMisaligned {
+        /// The mapping.
+        mapping: IovaRange,
+        /// The smallest page that the domain would leave, in bytes.
+        granule: u64,
+    },
+    /// There is no memory for the list of domains or of where they may map.
+    #[error("no memory for another domain")]
+    NoMemoryForDomain,
+    /// The container has no such domain.
+    #[error("the container has no {id:?}")]
+    NoDomain {
+        /// Which.
+        id: DomainId,
+    },
 }
 
 impl<E: core::error::Error> Error<E> {
@@ -229,6 +281,14 @@ impl<E: core::error::Error> Error<E> {
             | Self::TooLargeToTrack { .. }
             | Self::Bisects { .. } => Errno::EINVAL,
             Self::NeedsV2 => Errno::EACCES,
+            Self::UnsafeInterrupts => Errno::EPERM,
+            Self::NoAperture { .. }
+            | Self::NoPageSize { .. }
+            | Self::MappedOutside { .. }
+            | Self::MappedReserved { .. }
+            | Self::MappedMisaligned { .. } => Errno::EINVAL,
+            Self::NoDomain { .. } => Errno::ENODEV,
+            Self::NoMemoryForDomain => Errno::ENOMEM,
             Self::Exists { .. } => Errno::EEXIST,
             Self::Busy { .. } | Self::Changing | Self::Quarantined { .. } => Errno::EBUSY,
             Self::TooManyMappings { .. } => Errno::ENOSPC,

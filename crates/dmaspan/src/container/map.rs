@@ -89,6 +89,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             pinned: None,
             leaving: Leaving::default(),
             log: None,
+            unforgotten: None,
         });
         let domains = self.waiting(|| self.claim(range, request))?;
         let (state, result) = self.build(mapping, &domains, request.cancelled);
@@ -438,7 +439,7 @@ impl Mapped {
 
 /// How memory of a kind is mapped. Linux maps device memory as if it were cached
 /// (`vfio_pin_map_dma`); here it is what it is.
-fn prot_of(prot: Prot, kind: Kind) -> Prot {
+pub(super) fn prot_of(prot: Prot, kind: Kind) -> Prot {
     match kind {
         Kind::Memory => prot,
         Kind::Mmio => prot.difference(Prot::CACHE).union(Prot::MMIO),

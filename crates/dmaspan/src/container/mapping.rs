@@ -73,6 +73,8 @@ pub(super) struct Mapping<P: Pinner> {
     /// What was written, while that is tracked. Who takes a mapping out of its slot to change its
     /// tables, and puts it back, asks first whether it [is being read](Self::is_being_read).
     pub(super) log: Option<Arc<Log>>,
+    /// A device behind a domain that is gone may use it for ever: it is never unpinned.
+    pub(super) unforgotten: Option<HardwareError>,
 }
 
 /// How much of a mapping was taken down.

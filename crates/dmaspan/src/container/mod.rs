@@ -19,10 +19,12 @@
 //! mapping stays in the tree for ever, pinned and charged.
 
 mod alignment;
+mod attach;
 mod busy;
 mod dirty;
 mod domains;
 mod error;
+mod info;
 mod log;
 mod map;
 mod mapping;
@@ -32,10 +34,12 @@ mod unmap;
 mod vaddr;
 
 pub use alignment::Alignment;
+pub use attach::{Attach, CacheCoherency, Interrupts};
 pub use busy::{BusyHook, GaveUp};
 pub use dirty::{DirtyRead, DirtySink, Undelivered};
 pub use domains::DomainId;
 pub use error::Error;
+pub use info::Info;
 pub use map::{MapRequest, Mapped};
 
 use alloc::boxed::Box;
@@ -70,7 +74,7 @@ pub const DEFAULT_MAPPINGS: usize = 65535;
 /// How many mappings can be read from tables at the same time, at most.
 const WALKS: usize = 16;
 
-/// The smallest page of users without domains.
+/// The page of users by default.
 const PAGE: u64 = 4096;
 
 /// All IOVAs that there can be.
@@ -101,6 +105,8 @@ pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH>
     account: Arc<Account>,
     version: Version,
     max_mappings: usize,
+    /// The user's page: a power of two.
+    page_size: u64,
     hook: Option<Box<dyn BusyHook>>,
     /// How many operations have ended that others may have waited for.
     ended: AtomicU64,
@@ -134,14 +140,18 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
     }
 
     /// An empty container that maps into `domain`, which is its alone, and charges `account`.
+    ///
+    /// The domain is [attached](Container::attach) by somebody who knows that its devices have no
+    /// reserved regions and that their interrupts are isolated.
     pub fn with_domain<F, M, O>(pinner: P, domain: Domain<F, M, O>, account: Arc<Account>) -> Self
     where
         F: Format,
         M: TableMemory<F::Word> + 'static,
         O: IommuOps + 'static,
     {
-        let container = Self::new(pinner, account);
-        container.add_domain(domain);
+        let mut container = Self::new(pinner, account);
+        let only = Domains::only(Attach::new(Interrupts::Isolated).into_attached(domain));
+        container.state.get_mut().domains = Arc::new(only);
         container
     }
 }
@@ -156,6 +166,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             account,
             version: Version::V2,
             max_mappings: DEFAULT_MAPPINGS,
+            page_size: PAGE,
             hook: None,
             ended: AtomicU64::new(0),
             tracking: AtomicU64::new(0),
@@ -175,6 +186,17 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     #[must_use]
     pub fn with_max_mappings(mut self, max_mappings: usize) -> Self {
         self.max_mappings = max_mappings;
+        self
+    }
+
+    /// The same container for users with pages of so many bytes, 4096 by default: the power of two
+    /// that `bytes` is a multiple of. Domains with smaller pages look as if theirs were of that
+    /// size, as `PAGE_SIZE` is to Linux's (`vfio_update_pgsize_bitmap`).
+    #[must_use]
+    pub fn with_page_size(mut self, bytes: u64) -> Self {
+        if bytes != 0 {
+            self.page_size = bytes & bytes.wrapping_neg();
+        }
         self
     }
 
@@ -242,12 +264,6 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ) -> Result<Mapped, Error<P::Error>> {
         self.map_request(&MapRequest::new(space, user, iova, prot))
     }
-
-    /// The smallest page: what every mapping is aligned to.
-    fn granule(&self, domains: &Domains) -> u64 {
-        let sizes = if domains.is_empty() { PAGE } else { domains.page_sizes };
-        sizes & sizes.wrapping_neg()
-    }
 }
 
 impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Container<P, L, BATCH> {
@@ -269,13 +285,8 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
     }
 
     fn limits(&self) -> Limits {
-        let all = self.state.lock();
-        let left = self.max_mappings.saturating_sub(all.tree.len());
-        let apertures =
-            if all.domains.is_empty() { alloc::vec![ALL] } else { all.domains.apertures.clone() };
-        let page_sizes =
-            if all.domains.is_empty() { PAGE.wrapping_neg() } else { all.domains.page_sizes };
-        Limits { apertures, page_sizes, mappings_left: Some(left as u64) }
+        let Info { iova_ranges, page_sizes, mappings_left, .. } = self.info();
+        Limits { apertures: iova_ranges, page_sizes, mappings_left: Some(mappings_left) }
     }
 
     fn errno(&self, error: &Self::Error) -> Errno {

@@ -98,6 +98,10 @@ pub(super) trait Paging: Send + Sync {
     fn reclaim(&self, range: IovaRange, owned: IovaRange);
 
     fn census(&self, range: IovaRange) -> LeafCensus;
+
+    /// Takes the tables away from hardware for good: then it has forgotten all of them, and what is
+    /// unmapped needs no sync any more. Otherwise they leak.
+    fn let_go(&mut self) -> Result<(), HardwareError>;
 }
 
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O> {
@@ -192,14 +196,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
     }
 
     fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange> {
-        for mapped in self.all().walk(range) {
-            let len = mapped.range.len_less_one().wrapping_add(1);
-            let pushed = Span::new(mapped.paddr, len).map(|span| buf.push(span));
-            if !matches!(pushed, Ok(Ok(()))) {
-                return IovaRange::new(mapped.range.start(), range.last());
-            }
-        }
-        None
+        self.all().spans(range, buf)
     }
 
     fn reclaim(&self, range: IovaRange, owned: IovaRange) {
@@ -210,10 +207,14 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
     fn census(&self, range: IovaRange) -> LeafCensus {
         Domain::census(self, range)
     }
+
+    fn let_go(&mut self) -> Result<(), HardwareError> {
+        self.detach()
+    }
 }
 
 /// The part of `range` below `at`.
-fn before(range: IovaRange, at: Iova) -> Option<IovaRange> {
+pub(super) fn before(range: IovaRange, at: Iova) -> Option<IovaRange> {
     at.get().checked_sub(1).and_then(|last| IovaRange::new(range.start(), Iova::new(last)))
 }
 

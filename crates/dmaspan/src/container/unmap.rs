@@ -225,7 +225,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                     bytes -= taken;
                     match synced {
                         Ok(()) => spans.next(taken, |spans| {
-                            self.pinner.unpin(&mut pinned.pin, spans, kind, dirty);
+                            if mapping.unforgotten.is_none() {
+                                self.pinner.unpin(&mut pinned.pin, spans, kind, dirty);
+                            }
                         }),
                         Err(error) => leaving.failed = Some(error),
                     }
@@ -239,7 +241,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// may still use the memory.
     fn release(&self, mapping: &mut Mapping<P>) -> Result<(), HardwareError> {
         let Some(pinned) = mapping.pinned.take() else { return Ok(()) };
-        match mapping.leaving.failed {
+        match mapping.leaving.failed.or(mapping.unforgotten) {
             None => {
                 self.pinner.release(pinned.pin);
                 drop(pinned.charge);

@@ -6,7 +6,6 @@ use crate::pin::Pinner;
 
 impl<P: Pinner> State<P> {
     /// Refuses what needs the user's addresses of all mappings, while some are not known.
-    #[expect(dead_code, reason = "for what pins later")]
     pub(super) fn check_vaddr(&self) -> Result<(), Error<P::Error>> {
         Ok(())
     }

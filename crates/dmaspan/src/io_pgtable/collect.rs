@@ -9,7 +9,7 @@ use super::memory::TableMemory;
 use super::scan::Piece;
 use super::unmap::{Ahead, whole_entries};
 use super::word::Word;
-use super::{PageTable, block_of};
+use super::{Owned, PageTable, block_of};
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
 use crate::range::IovaRange;
@@ -168,6 +168,15 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             (Piece::Hole(hole), _) => Err(Error::Hole { hole }),
             (Piece::Invalid { iova, level }, _) => Err(Error::Corrupt { iova, level }),
         }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
+    /// Adds the spans of a range, which is known to be mapped without holes, to `buf`, as many as
+    /// fit, and returns what of the range is left.
+    pub(crate) fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange> {
+        let full_at = self.table.collect(range, buf, Ahead::Checked, &mut 0).ok().flatten()?;
+        IovaRange::new(full_at, range.last())
     }
 }
 

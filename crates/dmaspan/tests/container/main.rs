@@ -4,6 +4,8 @@
 
 mod busy;
 mod common;
+mod domains;
 mod failures;
+mod info;
 mod mappings;
 mod quarantine;

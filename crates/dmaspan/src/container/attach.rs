@@ -1,0 +1,452 @@
+//! Attaching domains, with all that is mapped, and detaching them.
+//!
+//! Both change what every mapping must be put into or taken out of, so nobody maps or unmaps
+//! meanwhile. The lock is not held for that: whoever tries is told [`Error::Changing`].
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::convert::Infallible;
+use core::{fmt, iter};
+
+use lock_api::RawMutex;
+
+use super::domains::{Attached, DomainId, Domains};
+use super::error::Error;
+use super::map::{bytes_of, prot_of};
+use super::mapping::{Behind, Mapping, RunCursor, SlotState, overlapping};
+use super::paging::{Paging, Reach, before};
+use super::{ALL, Container, State};
+use crate::addr::Iova;
+use crate::io_pgtable::{self, Format, TableMemory};
+use crate::iommu::{self, Domain, HardwareError, IommuOps, RegionKind, ReservedRegions};
+use crate::pin::Pinner;
+use crate::range::IovaRange;
+use crate::span::SpanBuf;
+
+/// Whether the devices behind a domain can send only interrupts that are theirs
+/// (`iommu_group_has_isolated_msi`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Interrupts {
+    /// They can send no others.
+    Isolated,
+    /// They can send any, and so can whoever programs them.
+    Unsafe,
+}
+
+/// Whether the IOMMU makes a device's accesses coherent with the CPU's caches even where the device
+/// asks for others (`enforce_cache_coherency`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CacheCoherency {
+    /// It does.
+    Enforced,
+    /// A device can pass the caches by.
+    NotEnforced,
+}
+
+/// What is known of the devices behind a domain that is attached.
+#[must_use]
+pub struct Attach<'a> {
+    interrupts: Interrupts,
+    regions: ReservedRegions,
+    coherency: CacheCoherency,
+    cancelled: &'a dyn Fn() -> bool,
+}
+
+impl Attach<'_> {
+    /// Devices with such interrupts and without reserved regions, whose accesses need not be
+    /// coherent.
+    pub fn new(interrupts: Interrupts) -> Self {
+        Self {
+            interrupts,
+            regions: ReservedRegions::new(),
+            coherency: CacheCoherency::NotEnforced,
+            cancelled: &|| false,
+        }
+    }
+
+    /// Attaches also where interrupts are not isolated: `allow_unsafe_interrupts` of type1. Then
+    /// whoever uses the devices can disturb everybody on the machine.
+    pub fn allow_unsafe_interrupts(self) -> Self {
+        Self { interrupts: Interrupts::Isolated, ..self }
+    }
+
+    /// Nothing is mapped in these regions, but in those that are
+    /// [relaxable](RegionKind::DirectRelaxable): whoever attaches has taken the devices over from
+    /// firmware.
+    pub fn regions(self, regions: ReservedRegions) -> Self {
+        Self { regions, ..self }
+    }
+
+    /// The domain makes accesses coherent, or does not.
+    pub fn coherency(self, coherency: CacheCoherency) -> Self {
+        Self { coherency, ..self }
+    }
+
+    /// A domain of such devices.
+    pub(super) fn into_attached<D: Paging + 'static>(self, domain: D) -> Arc<Attached> {
+        let Self { regions, coherency, .. } = self;
+        Arc::new(Attached { regions, coherency, paging: domain })
+    }
+}
+
+impl<'a> Attach<'a> {
+    /// Asks `cancelled` between batches of spans. Once it answers `true` all is taken back and the
+    /// attach ends with [`Error::Cancelled`].
+    pub fn cancelled_by(self, cancelled: &'a dyn Fn() -> bool) -> Self {
+        Self { cancelled, ..self }
+    }
+}
+
+impl fmt::Debug for Attach<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attach")
+            .field("interrupts", &self.interrupts)
+            .field("regions", &self.regions)
+            .field("coherency", &self.coherency)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
+    /// Maps all that is mapped into `domain` too, which is the container's from now on, and limits
+    /// what can be mapped to what all domains can translate.
+    ///
+    /// The first domain has everything pinned and charged; the next get the spans of the first, at
+    /// the price of its leaves. Nobody maps or unmaps meanwhile. A device that fits to a domain
+    /// which is there already, where Linux would look for an equal one, is attached to that one by
+    /// the caller: an [`Attachment`](iommu::Attachment) says what a device uses, and a container
+    /// what a domain translates.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`], with translations, pins and charges as before; the domain is dropped.
+    /// [`Error::UnsafeInterrupts`]; [`Error::Changing`] while others map, unmap, attach or detach;
+    /// [`Error::NoAperture`] and [`Error::NoPageSize`] where the domain does not go with the others;
+    /// [`Error::MappedOutside`], [`Error::MappedReserved`] and [`Error::MappedMisaligned`] where it
+    /// does not go with a mapping; and all that a map is refused for. Where the domain's hardware
+    /// answers neither that it has forgotten a mapping nor that it has let go, the memory of that
+    /// mapping stays pinned and charged for ever, also when it is unmapped later.
+    pub fn attach<F, M, O>(
+        &self,
+        domain: Domain<F, M, O>,
+        how: Attach<'_>,
+    ) -> Result<DomainId, Error<P::Error>>
+    where
+        F: Format,
+        M: TableMemory<F::Word> + 'static,
+        O: IommuOps + 'static,
+    {
+        if how.interrupts == Interrupts::Unsafe {
+            return Err(Error::UnsafeInterrupts);
+        }
+        let cancelled = how.cancelled;
+        let attached = how.into_attached(domain);
+        let (domains, id) = self.waiting(|| self.begin_attach(&attached))?;
+        // Its place in the list is the only one, so that it can be made to let go.
+        drop(attached);
+        self.attach_last(domains, id, cancelled)
+    }
+
+    /// Looks whether the domain goes with the others and with what is mapped, and keeps everybody
+    /// else away.
+    fn begin_attach(
+        &self,
+        attached: &Arc<Attached>,
+    ) -> Result<(Domains, DomainId), Error<P::Error>> {
+        let mut all = self.state.lock();
+        all.check_idle()?;
+        all.check_vaddr()?;
+        let (domains, id) = all.domains.with(attached).map_err(|_| Error::NoMemoryForDomain)?;
+        let geometry = attached.paging.geometry();
+        if domains.page_sizes == 0 {
+            let (domain, others) = (geometry.page_sizes, all.domains.page_sizes);
+            return Err(Error::NoPageSize { domain, others });
+        }
+        all.check_aperture(geometry.aperture)?;
+        all.check_regions(&attached.regions)?;
+        if domains.apertures.is_empty() {
+            return Err(Error::NoAperture { aperture: geometry.aperture });
+        }
+        let granule = self.granule(&domains);
+        if granule > self.granule(&all.domains) {
+            all.check_granule(granule)?;
+        }
+        all.exclusive = true;
+        Ok((domains, id))
+    }
+
+    /// Replays all mappings into the last of `domains`, which become the container's.
+    fn attach_last(
+        &self,
+        mut domains: Domains,
+        id: DomainId,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<DomainId, Error<P::Error>> {
+        let replayed = match domains.list.as_slice() {
+            [(_, first), .., (_, last)] => {
+                let (from, to) = (&first.paging, &last.paging);
+                self.replay(|mapping| self.copy(mapping, from, to, cancelled))
+            }
+            _ => self.replay(|mapping| self.populate(mapping, &domains, cancelled).map(|_| ())),
+        };
+        if let Err((error, unsynced)) = replayed {
+            let gone = domains.let_go(id);
+            if domains.list.len() == 1 {
+                self.strip(&domains);
+            } else if let (Err(source), Some(last)) = (gone, domains.get(id)) {
+                // What the error says is why there is no domain, not what became of it.
+                let _ = self.withdraw(last, unsynced, source);
+            }
+            drop(domains);
+            self.end_exclusive(None);
+            return Err(error);
+        }
+        self.end_exclusive(Some(domains));
+        Ok(id)
+    }
+
+    /// Takes a domain out of the container and away from its hardware.
+    ///
+    /// With the last domain everything is unmapped. Nobody maps or unmaps meanwhile, and nothing is
+    /// allocated, but for the list of where mappings may lie: it stays as it was where there is no
+    /// memory for a longer one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDomain`] and [`Error::Changing`] with nothing changed. [`Error::NotForgotten`]
+    /// for the first mapping that hardware may still use, since it answers neither that it has let
+    /// go nor that it has forgotten it: its memory stays pinned and charged for ever. The domain is
+    /// out of the container nevertheless; its tables leak.
+    pub fn detach(&self, id: DomainId) -> Result<(), Error<P::Error>> {
+        let gone = self.waiting(|| self.begin_detach(id))?;
+        let domains = Arc::clone(&self.state.lock().domains);
+        let result = match (domains.list.len(), gone, domains.get(id)) {
+            (1, ..) => self.unmap_last(&domains),
+            (_, Err(source), Some(domain)) => self.withdraw(domain, None, source),
+            _ => Ok(()),
+        };
+        drop(domains);
+        let mut all = self.state.lock();
+        let removed = Arc::get_mut(&mut all.domains).and_then(|domains| domains.remove(id));
+        drop(all);
+        // Its tables are freed.
+        drop(removed);
+        self.end_exclusive(None);
+        result
+    }
+
+    /// Keeps everybody else away and makes the domain's hardware let go.
+    fn begin_detach(&self, id: DomainId) -> Result<Result<(), HardwareError>, Error<P::Error>> {
+        let mut all = self.state.lock();
+        if all.domains.get(id).is_none() {
+            return Err(Error::NoDomain { id });
+        }
+        all.check_idle()?;
+        all.mark_all_dirty();
+        let domains = Arc::get_mut(&mut all.domains).ok_or(Error::Changing)?;
+        let gone = domains.let_go(id);
+        all.exclusive = true;
+        Ok(gone)
+    }
+
+    /// Lets others map and unmap again, with other domains or the same.
+    fn end_exclusive(&self, domains: Option<Domains>) {
+        let mut all = self.state.lock();
+        if let Some(domains) = domains {
+            all.domains = Arc::new(domains);
+        }
+        all.exclusive = false;
+        drop(all);
+        self.wake();
+    }
+
+    /// Unmaps everything from the last domain.
+    fn unmap_last(&self, domains: &Domains) -> Result<(), Error<P::Error>> {
+        let mut at = Some(ALL.start());
+        let outcome = self.take_down(domains, None, &mut || {
+            let mapping = self.take_next(at?)?;
+            at = mapping.range.last().checked_add(1);
+            Some(mapping)
+        });
+        outcome.failed.map_or(Ok(()), Err)
+    }
+
+    /// Unmaps everything from the only domain and unpins it; mappings stay, but those that hardware
+    /// may still use.
+    fn strip(&self, domains: &Domains) {
+        let Ok(()) = self.each_mapping(|mut mapping| match self.take_back(&mut mapping, domains) {
+            Reach::None => (SlotState::Mapped(mapping), Ok::<(), Infallible>(())),
+            Reach::Possible => (SlotState::Quarantined, Ok(())),
+        });
+    }
+
+    /// Takes all mappings out of one domain of several, whose hardware did not let go. Those that
+    /// it may still use, and the one at `unsynced`, stay pinned for ever.
+    fn withdraw(
+        &self,
+        domain: &dyn Paging,
+        unsynced: Option<Iova>,
+        source: HardwareError,
+    ) -> Result<(), Error<P::Error>> {
+        let mut result = Ok(());
+        let Ok(()) = self.each_mapping(|mut mapping| {
+            let range = mapping.range;
+            let removed = domain.remove(&mut iter::once(range));
+            if removed.is_err() || unsynced == Some(range.start()) {
+                mapping.unforgotten = Some(source);
+                if result.is_ok() {
+                    result = Err(Error::NotForgotten { range, source });
+                }
+            }
+            (SlotState::Mapped(mapping), Ok::<(), Infallible>(()))
+        });
+        result
+    }
+
+    /// Puts every mapping into a domain until one is refused. Says which the domain's hardware may
+    /// use then although nothing maps it; one that lost its pin over that stays out of use.
+    fn replay(
+        &self,
+        mut put: impl FnMut(&mut Box<Mapping<P>>) -> Result<(), (Error<P::Error>, Reach)>,
+    ) -> Result<(), (Error<P::Error>, Option<Iova>)> {
+        self.each_mapping(|mut mapping| {
+            let start = mapping.range.start();
+            match put(&mut mapping) {
+                Ok(()) => (SlotState::Mapped(mapping), Ok(())),
+                Err((error, Reach::Possible)) if mapping.pinned.is_none() => {
+                    (SlotState::Quarantined, Err((error, None)))
+                }
+                Err((error, reach)) => {
+                    let unsynced = (reach == Reach::Possible).then_some(start);
+                    (SlotState::Mapped(mapping), Err((error, unsynced)))
+                }
+            }
+        })
+    }
+
+    /// Maps what `from` has of a mapping into `to`, span by span.
+    fn copy(
+        &self,
+        mapping: &Mapping<P>,
+        from: &dyn Paging,
+        to: &dyn Paging,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), (Error<P::Error>, Reach)> {
+        let Some(pinned) = &mapping.pinned else { return Ok(()) };
+        let (user, start) = (mapping.user, mapping.range.start());
+        let mut room = SpanBuf::room::<BATCH>();
+        let mut at = start;
+        for run in pinned.runs.rest(RunCursor::default()) {
+            let range = IovaRange::from_len(at, run.bytes).ok();
+            at = at.wrapping_add(run.bytes);
+            let (Behind::Pinned(kind), mut rest) = (run.behind, range) else { continue };
+            while let Some(range) = rest {
+                let mapped = range.start().get() - start.get();
+                if cancelled() {
+                    return Err((Error::Cancelled { user, mapped }, Reach::None));
+                }
+                let mut buf = SpanBuf::new(&mut room);
+                rest = from.spans(range, &mut buf);
+                let left = rest.map_or(0, |rest| rest.len_less_one().wrapping_add(1));
+                let user = user.start().wrapping_add(mapped);
+                let refused = |source, reach| (Error::Map { user, source }, reach);
+                if bytes_of(buf.spans()) != range.len_less_one().wrapping_add(1).wrapping_sub(left)
+                {
+                    // Never so; what follows a hole would be mapped elsewhere.
+                    let error = io_pgtable::Error::Hole { hole: range };
+                    return Err(refused(error.into(), Reach::None));
+                }
+                to.map(range.start(), buf.spans(), prot_of(mapping.prot, kind))
+                    .map_err(|failed| refused(failed.error, failed.reach))?;
+            }
+        }
+        to.announce(mapping.range).map_err(|source| {
+            let source = iommu::Error::Hardware { range: mapping.range, source };
+            (Error::Map { user: user.start(), source }, Reach::None)
+        })
+    }
+
+    /// Works on every mapping in the order of IOVAs, without the lock, until one is refused. What
+    /// becomes of each slot is `work`'s to say. Nobody else may be at work.
+    fn each_mapping<E>(
+        &self,
+        mut work: impl FnMut(Box<Mapping<P>>) -> (SlotState<P>, Result<(), E>),
+    ) -> Result<(), E> {
+        let mut at = Some(ALL.start());
+        while let Some(mapping) = at.and_then(|at| self.take_next(at)) {
+            let range = mapping.range;
+            let (state, result) = work(mapping);
+            if let Some(slot) = self.state.lock().tree.get_mut(&range.start()) {
+                slot.state = state;
+            }
+            result?;
+            at = range.last().checked_add(1);
+        }
+        Ok(())
+    }
+
+    /// Takes the first mapping from `at` on, whose slot is the caller's then.
+    fn take_next(&self, at: Iova) -> Option<Box<Mapping<P>>> {
+        let mut all = self.state.lock();
+        for (_, slot) in all.tree.range_mut(at..) {
+            match core::mem::replace(&mut slot.state, SlotState::Busy) {
+                SlotState::Mapped(mapping) => return Some(mapping),
+                other => slot.state = other,
+            }
+        }
+        None
+    }
+}
+
+impl<P: Pinner> State<P> {
+    /// Refuses where anybody is at work.
+    fn check_idle(&mut self) -> Result<(), Error<P::Error>> {
+        // Who works without the lock holds the domains.
+        let alone = Arc::get_mut(&mut self.domains).is_some();
+        let idle = alone && self.working == 0 && !self.exclusive;
+        if idle { Ok(()) } else { Err(Error::Changing) }
+    }
+
+    /// Refuses where something is mapped that `aperture` does not cover.
+    fn check_aperture(&self, aperture: IovaRange) -> Result<(), Error<P::Error>> {
+        let below = before(ALL, aperture.start());
+        let behind = aperture.last().checked_add(1);
+        let above = behind.and_then(|start| IovaRange::new(start, ALL.last()));
+        match below.into_iter().chain(above).find_map(|range| self.mapping_in(range)) {
+            Some(mapping) => Err(Error::MappedOutside { mapping, aperture }),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses where something is mapped that a device has reserved.
+    fn check_regions(&self, regions: &ReservedRegions) -> Result<(), Error<P::Error>> {
+        for &region in regions.as_slice() {
+            if region.kind == RegionKind::DirectRelaxable {
+                continue;
+            }
+            if let Some(mapping) = self.mapping_in(region.range) {
+                return Err(Error::MappedReserved { mapping, region });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses where something is mapped that does not begin and end with a page.
+    fn check_granule(&self, granule: u64) -> Result<(), Error<P::Error>> {
+        let cut = |mapping: &IovaRange| {
+            let ends = mapping.start().get() | mapping.last().get().wrapping_add(1);
+            ends & granule.wrapping_sub(1) != 0
+        };
+        let mapped = self.tree.values().filter_map(|slot| Some(slot.mapped()?.range));
+        match mapped.into_iter().find(cut) {
+            Some(mapping) => Err(Error::MappedMisaligned { mapping, granule }),
+            None => Ok(()),
+        }
+    }
+
+    /// The first mapping that has an address in `range`.
+    fn mapping_in(&self, range: IovaRange) -> Option<IovaRange> {
+        let mut mapped = overlapping(&self.tree, range).filter(|(_, slot)| slot.mapped().is_some());
+        mapped.next().map(|(range, _)| range)
+    }
+}

@@ -121,7 +121,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// [`Error`], with translations, pins and charges as before; the domain is dropped.
     /// [`Error::UnsafeInterrupts`]; [`Error::Changing`] while others map, unmap, attach or detach;
-    /// [`Error::NoAperture`] and [`Error::NoPageSize`] where the domain does not go with the others;
+    /// [`Error::NoAperture`] and [`Error::NoPageSize`] where the domain does not go with others;
     /// [`Error::MappedOutside`], [`Error::MappedReserved`] and [`Error::MappedMisaligned`] where it
     /// does not go with a mapping; and all that a map is refused for. Where the domain's hardware
     /// answers neither that it has forgotten a mapping nor that it has let go, the memory of that

@@ -246,7 +246,7 @@ pub enum Error<E: core::error::Error> {
         /// What is reserved.
         region: ReservedRegion,
     },
-    /// What is mapped already does not begin and end with a page, as pages would be with the domain.
+    /// What is mapped already does not begin and end with a page as pages would be then.
     #[error("the mapping at {mapping} is not aligned to pages of {granule:#x} bytes")]
     MappedMisaligned {
         /// The mapping.

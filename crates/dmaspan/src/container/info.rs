@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use lock_api::RawMutex;
 
 use super::attach::CacheCoherency;
-use super::domains::Domains;
+use super::domains::{DomainId, Domains};
 use super::{ALL, Container};
 use crate::pin::Pinner;
 use crate::range::IovaRange;
@@ -27,8 +27,8 @@ pub struct Info {
     /// Whether the IOMMU makes the accesses of all devices coherent (`VFIO_DMA_CC_IOMMU`), as it
     /// does where there are no domains.
     pub coherency: CacheCoherency,
-    /// How many domains are attached.
-    pub domains: usize,
+    /// Which domains are attached, in the order in which they were.
+    pub domains: Vec<DomainId>,
 }
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
@@ -53,13 +53,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let left = self.max_mappings.saturating_sub(all.tree.len());
         Info {
             page_sizes: self.page_sizes(domains),
-            iova_ranges: match domains.is_empty() {
-                true => alloc::vec![ALL],
-                false => domains.apertures.clone(),
+            iova_ranges: if domains.is_empty() {
+                alloc::vec![ALL]
+            } else {
+                domains.apertures.clone()
             },
             mappings_left: u64::try_from(left).unwrap_or(u64::MAX),
             coherency: domains.coherency(),
-            domains: domains.list.len(),
+            domains: domains.list.iter().map(|&(id, _)| id).collect(),
         }
     }
 

@@ -58,10 +58,10 @@ fn regions(list: &[Region]) -> ReservedRegions {
 fn without_domains_all_can_be_mapped_by_the_users_pages() {
     let (container, _) = container();
     let empty = container.info();
-    let Info { page_sizes, ref iova_ranges, mappings_left, coherency, domains, .. } = empty;
+    let Info { page_sizes, ref iova_ranges, mappings_left, coherency, ref domains, .. } = empty;
     let all = IovaRange::new(Iova::new(0), Iova::new(u64::MAX)).unwrap();
     assert_eq!((page_sizes, iova_ranges.as_slice()), (!0xfff, [all].as_slice()));
-    assert_eq!((mappings_left, domains), (65535, 0));
+    assert_eq!((mappings_left, domains.len()), (65535, 0));
     assert_eq!(coherency, CacheCoherency::Enforced, "as Linux says of no domains");
     assert_eq!(container.with_page_size(0x1_0000).info().page_sizes, !0xffff);
 }
@@ -81,7 +81,7 @@ fn page_sizes_are_those_of_all_domains_and_none_is_below_the_users() {
         if (domain, others) == (theirs, ours));
     assert!(named, "{error}");
     assert_eq!(container.errno(&error), Errno::EINVAL);
-    assert_eq!(container.info().domains, 2);
+    assert_eq!(container.info().domains.len(), 2);
     container.detach(id).unwrap();
     // Pages of 4K look as if they were of 64K, to users who have those.
     let container = container.with_page_size(0x1_0000);
@@ -108,7 +108,7 @@ fn devices_whose_interrupts_are_not_isolated_are_refused_unless_that_is_allowed(
     let error = error.unwrap_err();
     assert!(matches!(error, Error::UnsafeInterrupts), "{error}");
     assert_eq!(container.errno(&error), Errno::EPERM);
-    assert_eq!(container.info().domains, 0);
+    assert_eq!(container.info().domains.len(), 0);
     let allowed = Attach::new(Interrupts::Unsafe).allow_unsafe_interrupts();
     container.attach(domain::<12>(48, None), allowed).unwrap();
 }
@@ -195,7 +195,7 @@ fn a_domain_that_leaves_nothing_to_map_is_refused() {
     let error = container.attach(domain::<12>(48, None), isolated().regions(all)).unwrap_err();
     assert!(matches!(error, Error::NoAperture { .. }), "{error}");
     assert_eq!(container.errno(&error), Errno::EINVAL);
-    assert_eq!(container.info().domains, 1);
+    assert_eq!(container.info().domains.len(), 1);
 }
 
 /// First and last address and kind.
@@ -255,7 +255,8 @@ proptest! {
                 at >> bits == 0 && !list.iter().any(reserved)
             });
             let ranges = container.info().iova_ranges;
-            let said = |at: u64| ranges.iter().filter(|range| range.contains(Iova::new(at))).count();
+            let has = |at: u64| move |range: &&IovaRange| range.contains(Iova::new(at));
+            let said = |at: u64| ranges.iter().filter(has(at)).count();
             let ends = (0..70).chain((1 << 32) - 40..(1 << 32) + 40);
             let ends = ends.chain([(1 << 36) - 1, 1 << 36, (1 << 48) - 1, 1 << 48]);
             for at in ends.chain(u64::MAX - 40..=u64::MAX) {

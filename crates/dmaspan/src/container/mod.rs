@@ -110,8 +110,8 @@ pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH>
     hook: Option<Box<dyn BusyHook>>,
     /// How many operations have ended that others may have waited for.
     ended: AtomicU64,
-    /// The page of the logs of what was written, 0 where nothing is tracked. It changes while nobody
-    /// is at work.
+    /// The page of the logs of what was written, 0 where nothing is tracked. It changes while
+    /// nobody is at work.
     tracking: AtomicU64,
     /// Held while marks of a mapping are read from tables, a part of it at a time: by its address.
     walks: [Mutex<L, ()>; WALKS],

@@ -10,12 +10,12 @@ use dmaspan::io_pgtable::{
 };
 use dmaspan::iommu::{Domain, IommuOps};
 use dmaspan::{
-    Account, Container, DmaSpace as _, Errno, Iova, PhysAddr, Span, UserAddr, UserRange,
+    Account, Container, DmaSpace as _, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange,
 };
 use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
 use dmaspan_sim::walker::{Access, Walker};
@@ -33,6 +33,7 @@ type Tried<const BATCH: usize> = Container<Faulty<SimPinner>, parking_lot::RawMu
 /// What a device behind a domain sees.
 trait View {
     fn probe(&self, iova: u64) -> Option<PhysAddr>;
+    fn prot(&self, iova: u64) -> Option<Prot>;
     fn fail_next_invalidations(&self, count: u64);
     fn invalidations(&self) -> u64;
     fn tables(&self) -> usize;
@@ -46,6 +47,10 @@ struct Seen<W> {
 impl<W: Walker> View for Seen<W> {
     fn probe(&self, iova: u64) -> Option<PhysAddr> {
         self.iotlb.translate(Iova::new(iova), Access::Read).ok().map(|hit| hit.paddr)
+    }
+
+    fn prot(&self, iova: u64) -> Option<Prot> {
+        self.iotlb.translate(Iova::new(iova), Access::Read).ok().map(|hit| hit.prot)
     }
 
     fn fail_next_invalidations(&self, count: u64) {
@@ -321,6 +326,54 @@ fn large_leaves_of_one_format_are_copied_into_those_of_another() {
     assert_eq!(world.container.unmap_all().unwrap(), 16 << 20);
     world.model.clear();
     world.check();
+}
+
+#[test]
+fn what_is_no_memory_is_copied_as_such() {
+    let mut world = World::<2>::new();
+    let at = |n: u64| UserAddr::new((1 << 46) + (n << G));
+    for n in [0, 2] {
+        let spans = world.memory.allocate_scattered(1 << G, n).unwrap();
+        world.space.map(at(n), &spans).unwrap();
+        let bar = Span::new(PhysAddr::new((1 << 46) + (n << G)), 1 << G).unwrap();
+        world.space.map_device_with(at(n + 1), bar, MapOptions::default()).unwrap();
+    }
+    let user = UserRange::from_len(at(0), 4 << G).unwrap();
+    world.attach(0);
+    world.container.map(&world.space, user, Iova::new(0), PROT).unwrap();
+    world.attach(0);
+    let [(_, first), (_, next)] = world.attached.as_slice() else { panic!() };
+    let prots = |view: &Arc<dyn View>| [0, 1, 2, 3].map(|n: u64| view.prot(n << G).unwrap());
+    let mmio = prots(first).map(|prot| prot.contains(Prot::MMIO));
+    assert_eq!(mmio, [false, true, false, true]);
+    assert_eq!(prots(first), prots(next));
+    assert_eq!(first.probe(3 << G), Some(PhysAddr::new((1 << 46) + (2 << G))));
+    assert_eq!(first.probe(3 << G), next.probe(3 << G));
+    assert_eq!(world.container.unmap_all().unwrap(), 4 << G);
+    assert_eq!((prots_left(first), prots_left(next)), (0, 0));
+    world.check();
+}
+
+fn prots_left(view: &Arc<dyn View>) -> usize {
+    (0..4u64).filter(|n| view.prot(n << G).is_some()).count()
+}
+
+#[test]
+fn an_attach_over_the_limit_of_an_owner_changes_nothing() {
+    let mut world = World::<8>::new();
+    world.map(0, 30, 1);
+    let (user, _) = world.user(1 << (G + 8), 30, 2);
+    let poor = Account::new(29 << G);
+    let iova = Iova::new(1 << (G + 8));
+    let request = MapRequest::new(&world.space, user, iova, PROT).owner(&poor);
+    world.container.map_request(&request).unwrap();
+    let before = world.state();
+    let (domain, view) = amd(&world.faults);
+    let error = world.container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap_err();
+    assert!(matches!(error, Error::OverLimit { user: named, .. } if named == user), "{error}");
+    assert_eq!(world.container.errno(&error), Errno::ENOMEM);
+    assert_eq!(world.state(), before);
+    assert_eq!((view.tables(), poor.used()), (0, 0));
 }
 
 /// Attaches with every step failing once; all is as before then. Returns how many steps there are.

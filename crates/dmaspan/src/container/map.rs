@@ -353,7 +353,7 @@ impl<'a> Mapper<'a> {
     /// Maps the first spans of the buffer, and leaves them in it.
     fn map_first(&mut self, count: usize) -> Result<(), Stopped> {
         let left = self.range.last().get().wrapping_sub(self.at.get());
-        let exceeds = bytes_of(self.buf.spans()).wrapping_sub(1) > left;
+        let exceeds = !self.buf.is_empty() && bytes_of(self.buf.spans()) - 1 > left;
         if self.failure.is_some() || exceeds {
             return Err(Stopped);
         }

@@ -8,4 +8,5 @@ mod domains;
 mod failures;
 mod info;
 mod mappings;
+mod pfnmap;
 mod quarantine;

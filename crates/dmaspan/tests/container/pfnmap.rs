@@ -218,7 +218,9 @@ fn of_two_bars_that_follow_each_other_one_is_revoked() {
         let world = world::<1>();
         let start = 1u64 << 44;
         let bars = [(start, BAR), (start + M2, BAR + 64 * M2)];
-        bars.iter().for_each(|(at, paddr)| drop(world.bar(*at, *paddr, M2, 30)));
+        for (at, paddr) in bars {
+            world.bar(at, paddr, M2, 30);
+        }
         let whole = user(start, 2 * M2);
         world.container.map(&world.space, whole, Iova::new(0), PROT).unwrap();
         let iova = |n: usize| if n == 0 { 0 } else { M2 };

@@ -1,15 +1,34 @@
 //! Charges against a limit: what an owner may have pinned.
+//!
+//! An account is one owner, of any number of containers and other users of pinned memory. It holds
+//! ranges, each for as long as the [`Charge`] that brought it, and counts each byte under them
+//! once.
+//!
+//! # How it locks
+//!
+//! By a flag, which is spun on: an account is shared by containers of different locks, so it has
+//! none of theirs. Under it nothing is allocated or freed and nobody is called; memory for what a
+//! charge adds is there before, and what it leaves is freed behind. A charge costs a walk down a
+//! balanced tree for each end of its ranges.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use alloc::vec::Vec;
+use core::{fmt, iter, mem};
+
+use lock_api::Mutex;
 
 use crate::error::Errno;
+use crate::ledger::{Change, Ledger, Spare, Stretch};
+use crate::pin::Pinner;
+use crate::platform::Flag;
+use crate::range::UserRange;
+use crate::span::Span;
 
 /// A charge does not fit under the limit. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{asked} bytes do not fit: {used} of {limit} bytes are charged")]
 pub struct OverLimit {
-    /// Bytes asked for.
+    /// Bytes asked for, without those that were charged already.
     pub asked: u64,
     /// Bytes charged already.
     pub used: u64,
@@ -24,22 +43,60 @@ impl OverLimit {
     }
 }
 
+/// What an account counts of memory that is pinned more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Counting {
+    /// A byte of a user's address space once, however many mappings and containers pin it.
+    ///
+    /// An owner who puts other memory behind addresses while they are pinned, and pins them again,
+    /// has both pinned and one charged. Where that matters, count otherwise.
+    #[default]
+    Ranges,
+    /// Every mapping by itself, as type1 (drivers/vfio/vfio_iommu_type1.c, `vfio_lock_acct` for each
+    /// `vfio_dma`): for front ends that must refuse exactly where Linux does.
+    Mappings,
+    /// A frame once, whatever addresses it is pinned through. What pins must
+    /// [know frames](Pinner::knows_frames), or else ranges are counted; all that do and charge one
+    /// account give addresses of the same physical memory. It costs memory for each span.
+    Frames,
+}
+
 /// What one owner has pinned, and may.
-#[derive(Debug)]
 pub struct Account {
     limit: u64,
-    used: AtomicU64,
+    counting: Counting,
+    books: Mutex<Flag, Books>,
+}
+
+#[derive(Default)]
+struct Books {
+    /// The bytes of all charges that name no ranges, and all that the ranges cover.
+    used: u64,
+    users: Ledger,
+    frames: Ledger,
 }
 
 impl Account {
-    /// An account with nothing charged, for at most `limit` bytes.
+    /// An account with nothing charged, for at most `limit` bytes, which counts
+    /// [ranges](Counting::Ranges).
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
+        Self::with_counting(limit, Counting::default())
+    }
+
+    /// An account with nothing charged, for at most `limit` bytes.
+    pub fn with_counting(limit: u64, counting: Counting) -> Arc<Self> {
+        Arc::new(Self { limit, counting, books: Mutex::default() })
+    }
+
+    /// An account of an owner with a privilege, who has no limit (as with `CAP_IPC_LOCK`): it only
+    /// counts [ranges](Counting::Ranges). It is one of `u64::MAX` bytes.
+    pub fn unlimited() -> Arc<Self> {
+        Self::new(u64::MAX)
     }
 
     /// Bytes charged now.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.books.lock().used
     }
 
     /// Bytes that may be charged at most.
@@ -47,7 +104,12 @@ impl Account {
         self.limit
     }
 
-    /// Charges `bytes`, until the [`Charge`] is dropped.
+    /// What it counts.
+    pub fn counting(&self) -> Counting {
+        self.counting
+    }
+
+    /// Charges `bytes` whatever they are, until the [`Charge`] is dropped.
     ///
     /// # Errors
     ///
@@ -64,54 +126,288 @@ impl Account {
     /// # Ok::<(), dmaspan::account::OverLimit>(())
     /// ```
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, OverLimit> {
-        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
-        self.used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
-            .map(|_| Charge { account: Arc::clone(self), bytes })
-            .map_err(|used| OverLimit { asked: bytes, used, limit: self.limit })
+        let held = Held { bytes, parts: Vec::new() };
+        self.exchange(&Held::default(), &held)?;
+        Ok(Charge { account: Arc::clone(self), by: By::Mappings, held })
+    }
+
+    /// Charges `user` of `space`, which is about to be pinned, as far as it can be told: by
+    /// [`chargeable`](Pinner::chargeable), and not where frames are counted.
+    ///
+    /// What is pinned is passed to [`Charge::found`] before it is used, and to [`Charge::settle`]
+    /// when all is known.
+    ///
+    /// # Errors
+    ///
+    /// [`OverLimit`] where that is more than is left.
+    pub fn charge_pin<P: Pinner>(
+        self: &Arc<Self>,
+        pinner: &P,
+        space: &P::Space,
+        user: UserRange,
+    ) -> Result<Charge, OverLimit> {
+        let mut charge = self.charge_none(pinner, space);
+        let memory = pinner.chargeable(space, user);
+        let bytes = |bytes| Held { bytes, parts: Vec::new() };
+        let held = match charge.by {
+            By::Frames => return Ok(charge),
+            By::Mappings => bytes(memory),
+            By::Ranges { space } => match user_part(space, user) {
+                Some(part) if memory >= part.range.len() => Held::of(iter::once(part)),
+                // Which part is memory is not known: if it is what is charged already, at best
+                // that much is not.
+                Some(part) => bytes(memory.saturating_sub(self.charged(part))),
+                None => bytes(memory),
+            },
+        };
+        charge.hold(held)?;
+        Ok(charge)
+    }
+
+    /// A charge of nothing, for what is pinned of `space`.
+    pub(crate) fn charge_none<P: Pinner>(self: &Arc<Self>, pinner: &P, space: &P::Space) -> Charge {
+        let by = match self.counting {
+            Counting::Mappings => By::Mappings,
+            Counting::Frames if pinner.knows_frames() => By::Frames,
+            Counting::Ranges | Counting::Frames => By::Ranges { space: pinner.space_id(space) },
+        };
+        Charge { account: Arc::clone(self), by, held: Held::default() }
+    }
+
+    /// How many bytes of a part are charged.
+    fn charged(&self, part: Part) -> u64 {
+        let mut spare = Spare::for_ranges(1);
+        let mut books = self.books.lock();
+        let new = books.change(Change::Add, part, &mut spare);
+        books.change(Change::Take, part, &mut spare);
+        books.prune(part, &mut spare);
+        part.range.len() - new
+    }
+
+    /// Charges `new` instead of `old`, which is charged: what both cover needs no room twice.
+    ///
+    /// # Context
+    ///
+    /// Allocates only for `new`.
+    fn exchange(&self, old: &Held, new: &Held) -> Result<(), OverLimit> {
+        // Before the lock, and so dropped behind it.
+        let mut spare = Spare::for_ranges(new.parts.len());
+        let mut books = self.books.lock();
+        let used = books.used;
+        let more = books.change_all(Change::Add, new, &mut spare);
+        let less = books.change_all(Change::Take, old, &mut spare);
+        let after = u128::from(used) + more - less;
+        if let Ok(after) = u64::try_from(after)
+            && after <= self.limit.max(used)
+        {
+            books.used = after;
+            books.prune_all(old, &mut spare);
+            return Ok(());
+        }
+        books.change_all(Change::Add, old, &mut spare);
+        books.change_all(Change::Take, new, &mut spare);
+        books.prune_all(new, &mut spare);
+        let asked = u64::try_from(after - u128::from(used)).unwrap_or(u64::MAX);
+        Err(OverLimit { asked, used, limit: self.limit })
     }
 }
 
-/// Bytes charged to an [`Account`]; given back on drop.
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, counting, .. } = self;
+        let mut fields = f.debug_struct("Account");
+        fields.field("limit", limit).field("used", &self.used()).field("counting", counting);
+        fields.finish_non_exhaustive()
+    }
+}
+
+impl Books {
+    /// Adds or takes all, and returns how many bytes that is.
+    fn change_all(&mut self, change: Change, held: &Held, spare: &mut Spare) -> u128 {
+        let parts = held.parts.iter().map(|part| u128::from(self.change(change, *part, spare)));
+        u128::from(held.bytes) + parts.sum::<u128>()
+    }
+
+    fn change(&mut self, change: Change, part: Part, spare: &mut Spare) -> u64 {
+        self.ledger(part).change(change, part.range, spare)
+    }
+
+    fn prune_all(&mut self, held: &Held, spare: &mut Spare) {
+        held.parts.iter().for_each(|part| self.prune(*part, spare));
+    }
+
+    fn prune(&mut self, part: Part, spare: &mut Spare) {
+        self.ledger(part).prune(part.range, spare);
+    }
+
+    fn ledger(&mut self, part: Part) -> &mut Ledger {
+        match part.of {
+            Of::User => &mut self.users,
+            Of::Frames => &mut self.frames,
+        }
+    }
+}
+
+/// How a charge is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Ranges { space: u64 },
+    Mappings,
+    Frames,
+}
+
+/// Of what a range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    User,
+    Frames,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    of: Of,
+    range: Stretch,
+}
+
+/// `None` for a whole space, of 2^64 bytes.
+fn user_part(space: u64, user: UserRange) -> Option<Part> {
+    let range = Stretch::new(space, user.start().get(), user.last().get())?;
+    Some(Part { of: Of::User, range })
+}
+
+/// What a charge holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Held {
+    /// Bytes that are counted by themselves.
+    bytes: u64,
+    parts: Vec<Part>,
+}
+
+impl Held {
+    fn of(parts: impl Iterator<Item = Part>) -> Self {
+        Self { bytes: 0, parts: parts.collect() }
+    }
+}
+
+/// What is charged to an [`Account`]; given back on drop.
+///
+/// # Context
+///
+/// Dropping it neither fails nor allocates.
 #[derive(Debug)]
 #[must_use = "dropping a charge gives it back"]
 pub struct Charge {
     account: Arc<Account>,
-    bytes: u64,
+    by: By,
+    held: Held,
 }
 
 impl Charge {
-    /// How many bytes are charged.
+    /// How many bytes the charge is for, those included that are charged once together with others.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        let len = |part: &Part| part.range.len();
+        self.held.parts.iter().map(len).fold(self.held.bytes, u64::saturating_add)
+    }
+
+    /// Who is charged.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Whether [`found`](Self::found) charges anything.
+    pub(crate) fn counts_frames(&self) -> bool {
+        self.by == By::Frames
+    }
+
+    /// Charges memory that was pinned, before it is used; nothing, unless frames are counted.
+    ///
+    /// # Errors
+    ///
+    /// [`OverLimit`] where that is more than is left. Then none of `spans` is charged.
+    pub fn found(&mut self, spans: &[Span]) -> Result<(), OverLimit> {
+        if self.by != By::Frames {
+            return Ok(());
+        }
+        let before = self.held.parts.len();
+        // One by one, so that nobody waits long for the account.
+        for span in spans {
+            let (start, last) = (span.paddr().get(), span.last().get());
+            let Some(range) = Stretch::new(0, start, last) else { continue };
+            let part = Part { of: Of::Frames, range };
+            let one = Held::of(iter::once(part));
+            if let Err(over) = self.account.exchange(&Held::default(), &one) {
+                self.give_back(before);
+                return Err(over);
+            }
+            self.held.parts.push(part);
+        }
+        Ok(())
+    }
+
+    /// Puts the charge right, `memory` being all of what was pinned that is memory; nothing, where
+    /// frames are counted.
+    ///
+    /// # Errors
+    ///
+    /// [`OverLimit`] where that is more than is left. Then the charge is as it was.
+    pub fn settle(&mut self, memory: impl IntoIterator<Item = UserRange>) -> Result<(), OverLimit> {
+        let memory = memory.into_iter();
+        let held = match self.by {
+            By::Frames => return Ok(()),
+            By::Ranges { space } => Held::of(memory.filter_map(|user| user_part(space, user))),
+            By::Mappings => {
+                let len = |user: UserRange| user.checked_len().unwrap_or(u64::MAX);
+                let bytes = memory.map(len).fold(0, u64::saturating_add);
+                Held { bytes, parts: Vec::new() }
+            }
+        };
+        if held == self.held { Ok(()) } else { self.hold(held) }
+    }
+
+    /// [`settle`](Self::settle) for memory that has other addresses now, `memory` of `space`.
+    pub(crate) fn settle_in<P: Pinner>(
+        &mut self,
+        pinner: &P,
+        space: &P::Space,
+        memory: impl Iterator<Item = UserRange>,
+    ) -> Result<(), OverLimit> {
+        let by = match self.by {
+            By::Ranges { .. } => By::Ranges { space: pinner.space_id(space) },
+            other => other,
+        };
+        let before = mem::replace(&mut self.by, by);
+        self.settle(memory).inspect_err(|_| self.by = before)
+    }
+
+    /// Holds this instead.
+    fn hold(&mut self, held: Held) -> Result<(), OverLimit> {
+        self.account.exchange(&self.held, &held)?;
+        self.held = held;
+        Ok(())
+    }
+
+    /// Gives all parts back but the first `keep`.
+    fn give_back(&mut self, keep: usize) {
+        while self.held.parts.len() > keep
+            && let Some(part) = self.held.parts.pop()
+        {
+            self.account.give_back(part);
+        }
+    }
+}
+
+impl Account {
+    fn give_back(&self, part: Part) {
+        let mut spare = Spare::default();
+        let mut books = self.books.lock();
+        books.used -= books.change(Change::Take, part, &mut spare);
+        books.prune(part, &mut spare);
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.account.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refused_charge_changes_nothing_and_names_the_limit() {
-        let account = Account::new(10);
-        let _held = account.charge(7).unwrap();
-        let error = account.charge(4).unwrap_err();
-        assert_eq!(error, OverLimit { asked: 4, used: 7, limit: 10 });
-        assert_eq!(error.errno(), Errno::ENOMEM);
-        assert_eq!(account.used(), 7);
-        assert!(account.charge(3).is_ok());
-    }
-
-    #[test]
-    fn a_charge_near_the_top_of_the_numbers_does_not_wrap() {
-        let account = Account::new(u64::MAX);
-        let _held = account.charge(u64::MAX).unwrap();
-        assert!(account.charge(1).is_err());
+        self.give_back(0);
+        self.account.books.lock().used -= self.held.bytes;
     }
 }

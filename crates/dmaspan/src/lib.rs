@@ -91,6 +91,7 @@ pub mod dma;
 pub mod error;
 pub mod io_pgtable;
 pub mod iommu;
+mod ledger;
 pub mod lg2;
 pub mod pin;
 pub mod platform;

@@ -225,6 +225,12 @@ impl Domains {
         self.each().for_each(|domain| domain.reclaim(range, owned));
     }
 
+    /// Puts the spans of a range, which is mapped without holes, into `buf`, as many as fit, and
+    /// returns what of the range is left.
+    pub(super) fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange> {
+        self.each().next().and_then(|domain| domain.spans(range, buf))
+    }
+
     /// The leaves of the first domain.
     pub(super) fn census(&self, range: IovaRange) -> LeafCensus {
         self.each().next().map_or_else(LeafCensus::default, |domain| domain.census(range))

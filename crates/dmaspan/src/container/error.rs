@@ -102,6 +102,42 @@ pub enum Error<E: core::error::Error> {
         /// The mapping.
         mapping: IovaRange,
     },
+    /// Users' addresses cannot be forgotten while emulated devices use memory by them.
+    #[error("{range} cannot be without user addresses: {devices} emulated devices use them")]
+    Emulated {
+        /// Whose addresses were to be forgotten.
+        range: IovaRange,
+        /// How many emulated devices there are.
+        devices: usize,
+    },
+    /// What is asked for needs the user addresses of all mappings, and some are invalid.
+    #[error("the mapping at {mapping} has no valid user addresses")]
+    VaddrInvalid {
+        /// The first such mapping.
+        mapping: IovaRange,
+    },
+    /// The user addresses of a mapping are invalid already.
+    #[error("the mapping at {mapping}, in {range}, has no valid user addresses already")]
+    VaddrInvalidAlready {
+        /// Whose addresses were to be forgotten.
+        range: IovaRange,
+        /// The first such mapping.
+        mapping: IovaRange,
+    },
+    /// There is no mapping whose user addresses could be updated.
+    #[error("nothing is mapped at {range}")]
+    NothingMapped {
+        /// Where it was to be.
+        range: IovaRange,
+    },
+    /// User addresses are updated for whole mappings, where they are invalid.
+    #[error("{range} is not a mapping with invalid user addresses: {mapping} is mapped")]
+    NotInvalid {
+        /// Where it was to be.
+        range: IovaRange,
+        /// The first mapping there.
+        mapping: IovaRange,
+    },
     /// There are as many mappings as there may be.
     #[error("{limit} mappings are in use, as many as there may be")]
     TooManyMappings {
@@ -279,6 +315,8 @@ impl<E: core::error::Error> Error<E> {
             | Self::BitSize { .. }
             | Self::BitmapSize { .. }
             | Self::TooLargeToTrack { .. }
+            | Self::VaddrInvalidAlready { .. }
+            | Self::NotInvalid { .. }
             | Self::Bisects { .. } => Errno::EINVAL,
             Self::NeedsV2 => Errno::EACCES,
             Self::UnsafeInterrupts => Errno::EPERM,
@@ -290,7 +328,12 @@ impl<E: core::error::Error> Error<E> {
             Self::NoDomain { .. } => Errno::ENODEV,
             Self::NoMemoryForDomain => Errno::ENOMEM,
             Self::Exists { .. } => Errno::EEXIST,
-            Self::Busy { .. } | Self::Changing | Self::Quarantined { .. } => Errno::EBUSY,
+            Self::Busy { .. }
+            | Self::Changing
+            | Self::Quarantined { .. }
+            | Self::Emulated { .. }
+            | Self::VaddrInvalid { .. } => Errno::EBUSY,
+            Self::NothingMapped { .. } => Errno::ENOENT,
             Self::TooManyMappings { .. } => Errno::ENOSPC,
             Self::Cancelled { .. } => Errno::EINTR,
             Self::NoMemory { .. } | Self::NoBitmap { .. } => Errno::ENOMEM,

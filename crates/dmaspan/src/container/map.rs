@@ -8,10 +8,10 @@ use lock_api::RawMutex;
 use super::alignment::{Alignment, Place, second_leaf};
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, overlapping};
+use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, Vaddr, overlapping};
 use super::paging::Reach;
 use super::{Container, State};
-use crate::account::Account;
+use crate::account::{Account, Charge, OverLimit};
 use crate::addr::Iova;
 use crate::iommu;
 use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
@@ -105,6 +105,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         domains: Arc<Domains>,
     ) {
         let mut all = self.state.lock();
+        if !matches!(state, Some(SlotState::Mapped(_))) {
+            all.set_vaddr(range, Vaddr::Known);
+        }
         match (state, all.tree.get_mut(&range.start())) {
             (Some(state), Some(slot)) => slot.state = state,
             (None, _) => self.forget(&mut all, &domains, range),
@@ -125,11 +128,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         request: &MapRequest<'_, P>,
     ) -> Result<Arc<Domains>, Error<P::Error>> {
         let mut all = self.state.lock();
-        let (iova, user, granule) = (request.iova, request.user, self.granule(&all.domains));
-        let ends = iova.get() | user.start().get() | user.last().get().wrapping_add(1);
-        if ends & granule.wrapping_sub(1) != 0 {
-            return Err(Error::Misaligned { iova, user, granule });
-        }
+        self.check_aligned(&all, request.iova, request.user)?;
         if let Some((existing, slot)) = overlapping(&all.tree, range).next() {
             return Err(match slot.state {
                 SlotState::Busy | SlotState::Doomed(..) => Error::Busy { range, busy: existing },
@@ -145,9 +144,26 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         }
         let domains = self.begin(&mut all)?;
         let space_id = self.pinner.space_id(request.space);
-        let slot = Slot { last: range.last(), space_id, user, state: SlotState::Busy };
+        let (last, user, vaddr) = (range.last(), request.user, Vaddr::Known);
+        let slot = Slot { last, space_id, user, vaddr, state: SlotState::Busy };
         all.tree.insert(range.start(), slot);
         Ok(domains)
+    }
+
+    /// Refuses what is not of whole pages.
+    pub(super) fn check_aligned(
+        &self,
+        all: &State<P>,
+        iova: Iova,
+        user: UserRange,
+    ) -> Result<(), Error<P::Error>> {
+        let granule = self.granule(&all.domains);
+        let ends = iova.get() | user.start().get() | user.last().get().wrapping_add(1);
+        if ends & granule.wrapping_sub(1) == 0 {
+            Ok(())
+        } else {
+            Err(Error::Misaligned { iova, user, granule })
+        }
     }
 
     /// Begins an operation that works without the lock: domains stay as they are until it ends.
@@ -189,11 +205,11 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Mapped, (Error<P::Error>, Reach)> {
         let (user, range) = (mapping.user, mapping.range);
-        let bytes = self.pinner.chargeable(&mapping.space, user);
         let over = |source| (Error::OverLimit { user, source }, Reach::None);
-        let charge = mapping.account.charge(bytes).map_err(over)?;
+        let charge = mapping.account.charge_pin(&self.pinner, &mapping.space, user);
+        let charge = charge.map_err(over)?;
         let mut room = SpanBuf::room::<BATCH>();
-        let mut mapper = Mapper::new(domains, SpanBuf::new(&mut room), mapping, cancelled);
+        let mut mapper = Mapper::new(domains, SpanBuf::new(&mut room), mapping, charge, cancelled);
         let (pin, pin_error) =
             match self.pinner.pin(&mapping.space, user, mapping.prot, &mut mapper) {
                 Ok(pin) => {
@@ -208,15 +224,18 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             (None, Some(PinError::Failed(source))) => {
                 Some((Error::Pin { user, source }, Reach::None))
             }
-            (None, None) if mapper.complete() => domains.announce(range).err().map(|source| {
-                let source = iommu::Error::Hardware { range, source };
-                (Error::Map { user: user.start(), source }, Reach::None)
-            }),
+            (None, None) if mapper.complete() => match mapper.settle(user) {
+                Err(source) => Some(over(source)),
+                Ok(()) => domains.announce(range).err().map(|source| {
+                    let source = iommu::Error::Hardware { range, source };
+                    (Error::Map { user: user.start(), source }, Reach::None)
+                }),
+            },
             (None, None | Some(PinError::Stopped)) => {
                 Some((Error::PinnedLen { user, found: mapper.found() }, Reach::None))
             }
         };
-        let Mapper { buf, kind, runs, found, .. } = mapper;
+        let Mapper { buf, kind, runs, found, charge, .. } = mapper;
         let Some(pin) = pin else {
             let nothing = || (Error::PinnedLen { user, found: 0 }, Reach::None);
             return Err(failed.unwrap_or_else(nothing));
@@ -228,7 +247,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 Ok(found)
             }
             Some((error, Reach::Possible)) => {
-                pinned.leak();
+                pinned.leak(&mapping.space);
                 Err((error, Reach::Possible))
             }
             Some((error, Reach::None)) => {
@@ -246,6 +265,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 let user = user.start().wrapping_add(mapped);
                 (Error::Map { user, source: refused.error }, refused.reach)
             }
+            Failure::OverLimit(source) => (Error::OverLimit { user, source }, Reach::None),
             Failure::Cancelled => (Error::Cancelled { user, mapped }, Reach::None),
             Failure::NoRoom => (Error::NoMemory { user }, Reach::None),
         }
@@ -269,6 +289,7 @@ fn outside<E: core::error::Error>(range: IovaRange, domains: &Domains) -> Error<
 /// Why no more spans are wanted.
 enum Failure {
     Refused(super::paging::Refused),
+    OverLimit(OverLimit),
     Cancelled,
     NoRoom,
 }
@@ -279,6 +300,8 @@ struct Mapper<'a> {
     /// Pinned, and not mapped yet; all of one kind.
     buf: SpanBuf<'a>,
     kind: Kind,
+    /// For what is mapped, and perhaps for more of the range.
+    charge: Charge,
     /// What is mapped.
     runs: Runs,
     /// Where the buffer's first span goes: behind what is mapped, modulo 2^64.
@@ -300,12 +323,14 @@ impl<'a> Mapper<'a> {
         domains: &'a Domains,
         buf: SpanBuf<'a>,
         mapping: &Mapping<P>,
+        charge: Charge,
         cancelled: &'a dyn Fn() -> bool,
     ) -> Self {
         Self {
             domains,
             buf,
             kind: Kind::Memory,
+            charge,
             runs: Runs::default(),
             at: mapping.range.start(),
             range: mapping.range,
@@ -322,6 +347,11 @@ impl<'a> Mapper<'a> {
     /// Bytes that are mapped.
     fn mapped(&self) -> u64 {
         self.at.get().wrapping_sub(self.range.start().get())
+    }
+
+    /// Charges what turned out to be memory, and nothing else.
+    fn settle(&mut self, user: UserRange) -> Result<(), OverLimit> {
+        self.charge.settle(self.runs.memory(user))
     }
 
     fn complete(&self) -> bool {
@@ -353,7 +383,8 @@ impl<'a> Mapper<'a> {
     /// Maps the first spans of the buffer, and leaves them in it.
     fn map_first(&mut self, count: usize) -> Result<(), Stopped> {
         let left = self.range.last().get().wrapping_sub(self.at.get());
-        let exceeds = !self.buf.is_empty() && bytes_of(self.buf.spans()) - 1 > left;
+        let found = bytes_of(self.buf.spans());
+        let exceeds = found > 0 && (self.complete() || found - 1 > left);
         if self.failure.is_some() || exceeds {
             return Err(Stopped);
         }
@@ -364,6 +395,8 @@ impl<'a> Mapper<'a> {
         }
         let failure = if (self.cancelled)() {
             Failure::Cancelled
+        } else if let Err(over) = charge_found(&mut self.charge, spans, self.kind) {
+            Failure::OverLimit(over)
         } else if self.runs.push(bytes, self.kind).is_err() {
             Failure::NoRoom
         } else if let Err(refused) = self.domains.map(self.at, spans, prot_of(self.prot, self.kind))
@@ -396,6 +429,14 @@ impl Mapper<'_> {
             }
             iova = iova.wrapping_add(span.len());
         }
+    }
+}
+
+/// Charges spans before they are mapped, where it is known only then how much that is.
+fn charge_found(charge: &mut Charge, spans: &[Span], kind: Kind) -> Result<(), OverLimit> {
+    match kind {
+        Kind::Memory => charge.found(spans),
+        Kind::Mmio => Ok(()),
     }
 }
 

@@ -22,7 +22,17 @@ pub(super) struct Slot<P: Pinner> {
     /// Whose memory and which, also while somebody works on the mapping.
     pub(super) space_id: u64,
     pub(super) user: UserRange,
+    pub(super) vaddr: Vaddr,
     pub(super) state: SlotState<P>,
+}
+
+/// Whether a mapping's space and user addresses are where its memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Vaddr {
+    /// It is, or nobody asks any more.
+    Known,
+    /// It has moved, and nobody has said where to.
+    Invalid,
 }
 
 pub(super) enum SlotState<P: Pinner> {
@@ -103,10 +113,12 @@ pub(super) struct Pinned<Pin> {
 }
 
 impl<Pin> Pinned<Pin> {
-    /// Keeps the memory pinned and charged for ever.
-    pub(super) fn leak(self) {
+    /// Keeps the memory pinned and charged for ever, and its space, by whose number it is charged:
+    /// no other gets that.
+    pub(super) fn leak<Space: Clone>(self, space: &Space) {
         core::mem::forget(self.pin);
         core::mem::forget(self.charge);
+        core::mem::forget(space.clone());
     }
 }
 
@@ -189,6 +201,18 @@ impl Runs {
         if offset > 0 {
             self.0.insert(n, Run { bytes: offset, behind });
         }
+    }
+
+    /// The parts of `user`, which is behind the mapping, that are memory.
+    pub(super) fn memory(&self, user: UserRange) -> impl Iterator<Item = UserRange> + Clone {
+        let parts = self.0.iter().scan(user.start(), |at, run| {
+            let start = *at;
+            *at = start.wrapping_add(run.bytes);
+            Some((start, *run))
+        });
+        parts
+            .filter(|(_, run)| run.behind == Behind::Pinned(Kind::Memory))
+            .filter_map(|(start, run)| UserRange::from_len(start, run.bytes).ok())
     }
 
     /// The runs from `at` on, the first cut to what lies behind `at`.

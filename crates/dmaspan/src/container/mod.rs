@@ -41,6 +41,7 @@ pub use domains::DomainId;
 pub use error::Error;
 pub use info::Info;
 pub use map::{MapRequest, Mapped};
+pub use vaddr::VaddrUpdate;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -131,6 +132,8 @@ struct State<P: Pinner> {
     unmaps: u64,
     /// How often what was written was read.
     reads: u64,
+    /// How many mappings are without their users' addresses.
+    invalid: usize,
 }
 
 impl<P: Pinner, L: RawMutex> Container<P, L> {
@@ -178,6 +181,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 exclusive: false,
                 unmaps: 0,
                 reads: 0,
+                invalid: 0,
             }),
         }
     }

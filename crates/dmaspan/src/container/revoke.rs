@@ -62,7 +62,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 Err(source) => {
                     failed = failed.or(Some(Error::NotForgotten { range, source }));
                     if let Some(pinned) = mapping.pinned {
-                        pinned.leak();
+                        pinned.leak(&mapping.space);
                     }
                     SlotState::Quarantined
                 }

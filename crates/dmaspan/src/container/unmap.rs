@@ -8,7 +8,7 @@ use lock_api::RawMutex;
 
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Behind, Leaving, Mapping, SlotState, overlapping};
+use super::mapping::{Behind, Leaving, Mapping, SlotState, Vaddr, overlapping};
 use super::paging::{Reach, Taken};
 use super::{ALL, Container, RANGES, State, Version};
 use crate::addr::Iova;
@@ -20,6 +20,14 @@ use crate::span::{Span, SpanBuf};
 
 /// Places for ranges, whose content does not matter.
 const NO_RANGES: [IovaRange; RANGES] = [IovaRange::point(Iova::new(0)); RANGES];
+
+/// Whether a range reaches what is to be unmapped, by the rules of the container's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reaches {
+    Mappings,
+    /// It begins inside a mapping, which with version 1 stays and hides all behind it.
+    Nothing,
+}
 
 /// What an unmap takes down.
 pub(super) struct Doomed {
@@ -37,6 +45,8 @@ impl<P: Pinner> State<P> {
         let unmap = self.unmaps;
         for (_, slot) in self.tree.range_mut(range.start()..=range.last()) {
             slot.doom(unmap);
+            self.invalid -= usize::from(slot.vaddr == Vaddr::Invalid);
+            slot.vaddr = Vaddr::Known;
         }
         Doomed { unmap, domains: Arc::clone(&self.domains) }
     }
@@ -65,18 +75,27 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         all: &mut State<P>,
         range: IovaRange,
     ) -> Result<Option<Doomed>, Error<P::Error>> {
+        match self.check_unmap(all, range)? {
+            Reaches::Nothing => Ok(None),
+            Reaches::Mappings => self.try_doom(all, range).map(Some),
+        }
+    }
+
+    /// What an unmap of `range` is about.
+    pub(super) fn check_unmap(
+        &self,
+        all: &State<P>,
+        range: IovaRange,
+    ) -> Result<Reaches, Error<P::Error>> {
         let granule = self.granule(&all.domains);
         let ends = range.start().get() | range.last().get().wrapping_add(1);
         if ends & granule.wrapping_sub(1) != 0 {
             return Err(Error::MisalignedUnmap { range, granule });
         }
         let first = overlapping(&all.tree, range).next();
-        if self.version == Version::V1
-            && first.is_some_and(|(mapped, _)| mapped.start() < range.start())
-        {
-            return Ok(None);
-        }
-        self.try_doom(all, range).map(Some)
+        let inside = first.is_some_and(|(mapped, _)| mapped.start() < range.start());
+        let nothing = inside && self.version == Version::V1;
+        Ok(if nothing { Reaches::Nothing } else { Reaches::Mappings })
     }
 
     /// Unmaps everything and returns its bytes.
@@ -91,6 +110,16 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Makes all mappings in `range` the caller's to take down, or none of them.
     fn try_doom(&self, all: &mut State<P>, range: IovaRange) -> Result<Doomed, Error<P::Error>> {
+        self.check_whole(all, range)?;
+        Ok(all.doom(range))
+    }
+
+    /// Refuses a range that cuts a mapping where it may not, or reaches what others work on.
+    pub(super) fn check_whole(
+        &self,
+        all: &State<P>,
+        range: IovaRange,
+    ) -> Result<(), Error<P::Error>> {
         for (mapped, slot) in overlapping(&all.tree, range) {
             match slot.state {
                 // Unmapped already, as far as it can be.
@@ -104,7 +133,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 }
             }
         }
-        if all.exclusive { Err(Error::Changing) } else { Ok(all.doom(range)) }
+        if all.exclusive { Err(Error::Changing) } else { Ok(()) }
     }
 
     /// Takes down what was doomed, and marks what was written of it in `marks`.
@@ -248,7 +277,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 Ok(())
             }
             Some(error) => {
-                pinned.leak();
+                pinned.leak(&mapping.space);
                 Err(error)
             }
         }

@@ -1,12 +1,250 @@
-//! Mappings whose memory has moved to another address or process.
+//! Mappings whose memory has moved to another address or process, while devices go on.
+//!
+//! A VMM that is replaced by another process forgets the user addresses of all mappings, and the
+//! new process says where the memory is there (`VFIO_DMA_UNMAP_FLAG_VADDR` and
+//! `VFIO_DMA_MAP_FLAG_VADDR` of drivers/vfio/vfio_iommu_type1.c).
 
-use super::State;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use lock_api::RawMutex;
+
+use super::domains::Domains;
 use super::error::Error;
-use crate::pin::Pinner;
+use super::mapping::{Behind, Mapping, Pinned, RunCursor, SlotState, Vaddr, overlapping};
+use super::unmap::Reaches;
+use super::{ALL, Container, State};
+use crate::account::{Account, Charge, OverLimit};
+use crate::addr::Iova;
+use crate::pin::{Kind, Pinner};
+use crate::range::{IovaRange, UserRange};
+use crate::span::SpanBuf;
+
+/// Where the memory of a mapping is now, and whose it is.
+#[expect(missing_debug_implementations, reason = "spaces have no text")]
+pub struct VaddrUpdate<'a, P: Pinner> {
+    space: &'a P::Space,
+    user: UserRange,
+    iova: Iova,
+    owner: Option<&'a Arc<Account>>,
+}
+
+impl<'a, P: Pinner> VaddrUpdate<'a, P> {
+    /// The memory that is mapped at `iova` is `user` of `space` now.
+    pub fn new(space: &'a P::Space, user: UserRange, iova: Iova) -> Self {
+        Self { space, user, iova, owner: None }
+    }
+
+    /// Charges this account instead of the one that is charged.
+    #[must_use]
+    pub fn owner(self, account: &'a Arc<Account>) -> Self {
+        Self { owner: Some(account), ..self }
+    }
+}
+
+/// A mapping that its slot is without, and the domains that it is in.
+type Claimed<P> = (Box<Mapping<P>>, Arc<Domains>);
 
 impl<P: Pinner> State<P> {
     /// Refuses what needs the user's addresses of all mappings, while some are not known.
     pub(super) fn check_vaddr(&self) -> Result<(), Error<P::Error>> {
+        if self.invalid == 0 {
+            return Ok(());
+        }
+        let mut slots = self.tree.iter();
+        let found = slots.find(|(_, slot)| slot.vaddr == Vaddr::Invalid);
+        found.map_or(Ok(()), |(&start, slot)| {
+            Err(Error::VaddrInvalid { mapping: slot.range(start) })
+        })
+    }
+
+    /// Says whether the user's addresses of the mapping at `range` are known.
+    pub(super) fn set_vaddr(&mut self, range: IovaRange, vaddr: Vaddr) {
+        let Some(slot) = self.tree.get_mut(&range.start()) else { return };
+        self.invalid -= usize::from(slot.vaddr == Vaddr::Invalid);
+        self.invalid += usize::from(vaddr == Vaddr::Invalid);
+        slot.vaddr = vaddr;
+    }
+
+    /// How many emulated devices there are.
+    fn emulated(&self) -> usize {
+        0
+    }
+
+    /// Makes the addresses of all mappings that begin in `range` invalid, or of none. Returns their
+    /// bytes, modulo 2^64.
+    fn invalidate(&mut self, range: IovaRange) -> Result<u64, Error<P::Error>> {
+        let devices = self.emulated();
+        if devices > 0 {
+            return Err(Error::Emulated { range, devices });
+        }
+        let already = overlapping(&self.tree, range).find(|(_, slot)| slot.vaddr == Vaddr::Invalid);
+        if let Some((mapping, _)) = already {
+            return Err(Error::VaddrInvalidAlready { range, mapping });
+        }
+        let mut bytes = 0u64;
+        for (_, slot) in self.tree.range_mut(range.start()..=range.last()) {
+            if let SlotState::Mapped(mapping) = &slot.state {
+                slot.vaddr = Vaddr::Invalid;
+                self.invalid += 1;
+                bytes = bytes.wrapping_add(mapping.range.len_less_one()).wrapping_add(1);
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
+    /// Forgets the user addresses of all mappings in `range`, until each is
+    /// [updated](Self::update_vaddr) or unmapped. Translations and pins stay, and so do charges.
+    /// Returns the bytes of the mappings; 0 where there is none.
+    ///
+    /// Which mappings `range` may hold is as for [`unmap`](Self::unmap). While any is without, what
+    /// needs users' addresses is refused with [`Error::VaddrInvalid`].
+    ///
+    /// # Errors
+    ///
+    /// With nothing changed: [`Error::MisalignedUnmap`], [`Error::Bisects`] and [`Error::Busy`];
+    /// [`Error::VaddrInvalidAlready`] where one is without already, and [`Error::Emulated`] while
+    /// emulated devices are attached.
+    pub fn invalidate_vaddr(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
+        self.waiting(|| {
+            let mut all = self.state.lock();
+            match self.check_unmap(&all, range)? {
+                Reaches::Nothing => Ok(0),
+                Reaches::Mappings => {
+                    self.check_whole(&all, range)?;
+                    all.invalidate(range)
+                }
+            }
+        })
+    }
+
+    /// [`invalidate_vaddr`](Self::invalidate_vaddr) of all mappings.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn invalidate_vaddr_all(&self) -> Result<u64, Error<P::Error>> {
+        self.waiting(|| {
+            let mut all = self.state.lock();
+            self.check_whole(&all, ALL)?;
+            all.invalidate(ALL)
+        })
+    }
+
+    /// Says where the memory of a mapping is, whose user addresses are invalid, and perhaps whose.
+    /// What was charged to its owner is charged to the new one before it is given back.
+    ///
+    /// # Context
+    ///
+    /// The same memory must be there: it stays pinned and mapped, and nobody looks. Where it is
+    /// not, devices go on with the old memory, and what is read, written or pinned through the
+    /// container is the new, of which both are allowed to use: it is wrong, and not unsafe.
+    ///
+    /// # Errors
+    ///
+    /// With nothing changed: [`Error::Range`] and [`Error::Misaligned`]; [`Error::NothingMapped`],
+    /// and [`Error::NotInvalid`] where the mapping is of another size or place or has its
+    /// addresses; [`Error::OverLimit`] for the new owner; [`Error::Busy`] and
+    /// [`Error::Quarantined`].
+    pub fn update_vaddr(&self, update: &VaddrUpdate<'_, P>) -> Result<(), Error<P::Error>> {
+        let len = update.user.checked_len().unwrap_or(u64::MAX);
+        let range = IovaRange::from_len(update.iova, len)?;
+        let (mut mapping, domains) = self.waiting(|| self.claim_invalid(range, update))?;
+        let result = self.change_owner(&mut mapping, &domains, update);
+        if result.is_ok() {
+            let mut all = self.state.lock();
+            all.set_vaddr(range, Vaddr::Known);
+            if let Some(slot) = all.tree.get_mut(&range.start()) {
+                slot.space_id = self.pinner.space_id(&mapping.space);
+                slot.user = mapping.user;
+            }
+        }
+        self.finish(range, Some(SlotState::Mapped(mapping)), domains);
+        result.map_err(|source| Error::OverLimit { user: update.user, source })
+    }
+
+    /// Makes the mapping at exactly `range` the caller's, who works on it without the lock.
+    ///
+    /// The checks are in the order of `vfio_dma_do_map`, for their errors.
+    fn claim_invalid(
+        &self,
+        range: IovaRange,
+        update: &VaddrUpdate<'_, P>,
+    ) -> Result<Claimed<P>, Error<P::Error>> {
+        let mut all = self.state.lock();
+        self.check_aligned(&all, update.iova, update.user)?;
+        let Some((mapped, slot)) = overlapping(&all.tree, range).next() else {
+            return Err(Error::NothingMapped { range });
+        };
+        match &slot.state {
+            SlotState::Busy | SlotState::Doomed(..) => {
+                return Err(Error::Busy { range, busy: mapped });
+            }
+            SlotState::Quarantined => {
+                return Err(Error::Quarantined { range, quarantined: mapped });
+            }
+            SlotState::Mapped(_) if mapped == range && slot.vaddr == Vaddr::Invalid => {}
+            SlotState::Mapped(_) => return Err(Error::NotInvalid { range, mapping: mapped }),
+        }
+        let domains = self.begin(&mut all)?;
+        let slot = all.tree.get_mut(&range.start());
+        match slot.map(|slot| core::mem::replace(&mut slot.state, SlotState::Busy)) {
+            Some(SlotState::Mapped(mapping)) => Ok((mapping, domains)),
+            // It was a moment ago, under the same lock.
+            _ => Err(Error::NothingMapped { range }),
+        }
+    }
+
+    /// Moves a mapping to another space, address and owner, or changes nothing.
+    fn change_owner(
+        &self,
+        mapping: &mut Mapping<P>,
+        domains: &Domains,
+        update: &VaddrUpdate<'_, P>,
+    ) -> Result<(), OverLimit> {
+        let VaddrUpdate { space, user, .. } = *update;
+        let account = update.owner.unwrap_or(&mapping.account);
+        if let Some(pinned) = &mut mapping.pinned {
+            let memory = pinned.runs.memory(user);
+            if Arc::ptr_eq(account, &mapping.account) {
+                pinned.charge.settle_in(&self.pinner, space, memory)?;
+            } else {
+                let mut charge = account.charge_none(&self.pinner, space);
+                charge.settle(memory)?;
+                if charge.counts_frames() {
+                    charge_mapped::<P::Pin, BATCH>(&mut charge, mapping.range, pinned, domains)?;
+                }
+                pinned.charge = charge;
+            }
+        }
+        mapping.account = Arc::clone(account);
+        mapping.space = space.clone();
+        mapping.user = user;
         Ok(())
     }
+}
+
+/// Charges the frames that are mapped at `range`.
+fn charge_mapped<Pin, const BATCH: usize>(
+    charge: &mut Charge,
+    range: IovaRange,
+    pinned: &Pinned<Pin>,
+    domains: &Domains,
+) -> Result<(), OverLimit> {
+    let mut room = SpanBuf::room::<BATCH>();
+    let mut at = range.start();
+    for run in pinned.runs.rest(RunCursor::default()) {
+        let mut rest = IovaRange::from_len(at, run.bytes).ok();
+        at = at.wrapping_add(run.bytes);
+        while run.behind == Behind::Pinned(Kind::Memory)
+            && let Some(range) = rest
+        {
+            let mut buf = SpanBuf::new(&mut room);
+            rest = domains.spans(range, &mut buf);
+            charge.found(buf.spans())?;
+        }
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 //! build.
 #![expect(unsafe_code, reason = "the tests promise what pinned memory is")]
 
+mod account;
 mod busy;
 mod common;
 mod domains;
@@ -10,3 +11,4 @@ mod info;
 mod mappings;
 mod pfnmap;
 mod quarantine;
+mod vaddr;

@@ -209,10 +209,10 @@ fn unmapping_follows_type1_version_2<const G: u32>() {
 
 fn a_charge_over_the_limit_is_refused_before_anything_is_pinned<const G: u32>() {
     let world = World::<G>::new(10 << G);
-    let (user, _) = world.user(0, 6);
-    let map = |iova: u64| world.container.map(&world.space, user, Iova::new(iova << G), PROT);
-    map(0).unwrap();
-    let error = map(64).unwrap_err();
+    let (user, other) = (world.user(0, 6).0, world.user(1, 6).0);
+    let map = |user, at: u64| world.container.map(&world.space, user, Iova::new(at << G), PROT);
+    map(user, 0).unwrap();
+    let error = map(other, 64).unwrap_err();
     let Error::OverLimit { source, .. } = &error else { panic!("{error}") };
     assert_eq!((source.asked, source.used, source.limit), (6 << G, 6 << G, 10 << G));
     assert_eq!(world.container.errno(&error), Errno::ENOMEM);

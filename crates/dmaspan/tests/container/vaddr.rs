@@ -1,0 +1,305 @@
+//! User addresses that are forgotten and said again, while devices go on.
+
+use std::sync::Arc;
+
+use dmaspan::account::Counting;
+use dmaspan::container::{Error, MapRequest, VaddrUpdate, Version};
+use dmaspan::{Account, Container, DmaSpace, Errno, Iova, PhysAddr, Span, UserAddr, UserRange};
+use dmaspan_sim::device::Device;
+use dmaspan_sim::fault::Faults;
+use dmaspan_sim::iotlb::Iotlb;
+use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+use dmaspan_sim::walker::Access;
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+
+use crate::common::{PROT, faulty_domain, for_all_granules, range};
+
+for_all_granules!(
+    devices_go_on_while_user_addresses_are_invalid,
+    a_range_is_invalidated_as_a_whole_or_not_at_all,
+    only_an_exact_mapping_without_addresses_is_updated,
+    an_update_moves_exactly_what_is_charged_and_no_translation,
+    a_new_owner_without_room_changes_nothing,
+    an_owner_at_its_limit_may_move_its_own_memory,
+    mapping_and_unmapping_go_on_while_addresses_are_invalid,
+);
+
+const OLD: u64 = 0x7f00_0000_0000;
+const NEW: u64 = 0x5500_0000_0000;
+/// More than a batch.
+const GRANULES: u64 = 300;
+
+type Sim = Container<SimPinner, parking_lot::RawMutex>;
+
+struct World<const G: u32> {
+    iotlb: Iotlb<ArmLpaeS1Walker, dmaspan_sim::Arena>,
+    memory: Arc<SimMemory>,
+    account: Arc<Account>,
+    container: Sim,
+    /// A process, and the one that follows it with the same memory elsewhere.
+    spaces: [(Arc<SimSpace>, u64); 2],
+}
+
+impl<const G: u32> World<G> {
+    fn new(account: Arc<Account>) -> Self {
+        let (domain, _, iotlb) = faulty_domain::<G>(&Faults::none());
+        let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 4096 << G, G).unwrap());
+        let spans = memory.allocate_scattered(GRANULES << G, 3).unwrap();
+        let spaces = [OLD, NEW].map(|at| {
+            let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+            space.map(UserAddr::new(at), &spans).unwrap();
+            (space, at)
+        });
+        let pinner = SimPinner::new(Arc::clone(&memory));
+        let container = Container::with_domain(pinner, domain, Arc::clone(&account));
+        Self { iotlb, memory, account, container, spaces }
+    }
+
+    /// The user's granules in the old space or the new one.
+    fn user(&self, space: usize, first: u64, granules: u64) -> UserRange {
+        let at = UserAddr::new(self.spaces[space].1 + (first << G));
+        UserRange::from_len(at, granules << G).unwrap()
+    }
+
+    fn map(&self, iova: u64, first: u64, granules: u64) {
+        let user = self.user(0, first, granules);
+        let iova = Iova::new(iova << G);
+        self.container.map(&self.spaces[0].0, user, iova, PROT).unwrap();
+    }
+
+    fn invalidate(&self, iova: u64, granules: u64) -> Result<u64, Error<impl core::error::Error>> {
+        self.container.invalidate_vaddr(range(iova << G, granules << G))
+    }
+
+    /// Moves a mapping to the new space.
+    fn update(
+        &self,
+        iova: u64,
+        first: u64,
+        granules: u64,
+        owner: Option<&Arc<Account>>,
+    ) -> Result<(), (Error<impl core::error::Error>, Errno)> {
+        let user = self.user(1, first, granules);
+        let update = VaddrUpdate::new(&self.spaces[1].0, user, Iova::new(iova << G));
+        let update = owner.into_iter().fold(update, VaddrUpdate::owner);
+        self.container.update_vaddr(&update).map_err(|error| {
+            let errno = self.container.errno(&error);
+            (error, errno)
+        })
+    }
+
+    /// What a device finds at the first `granules` IOVAs.
+    fn translations(&self, granules: u64) -> Vec<Option<Span>> {
+        let device = Device::new(self.iotlb.clone(), Arc::clone(&self.memory));
+        let page = |n| Iova::new(n << G);
+        let probe = |n| device.probe(page(n), Access::Write).map(|at| Span::new(at, 1).unwrap());
+        (0..granules).map(probe).collect()
+    }
+}
+
+fn devices_go_on_while_user_addresses_are_invalid<const G: u32>() {
+    let world = World::<G>::new(Account::unlimited());
+    world.map(0, 0, GRANULES);
+    let before = world.translations(GRANULES);
+    assert!(before.iter().all(Option::is_some));
+    assert_eq!(world.invalidate(0, GRANULES).unwrap(), GRANULES << G);
+    assert_eq!(world.translations(GRANULES), before);
+    assert_eq!(world.memory.pinned_frames(), GRANULES);
+    assert_eq!(world.account.used(), GRANULES << G);
+    let device = Device::new(world.iotlb.clone(), Arc::clone(&world.memory));
+    device.write(Iova::new(5), b"meanwhile").unwrap();
+    world.update(0, 0, GRANULES, None).unwrap();
+    assert_eq!(world.translations(GRANULES), before);
+    let mut seen = [0; 9];
+    world.spaces[1].0.read(UserAddr::new(NEW + 5), &mut seen).unwrap();
+    assert_eq!(&seen, b"meanwhile");
+    // Again, since the addresses are valid.
+    assert_eq!(world.container.invalidate_vaddr_all().unwrap(), GRANULES << G);
+    assert_eq!(world.container.unmap_all().unwrap(), GRANULES << G);
+    assert_eq!((world.account.used(), world.memory.pinned_frames()), (0, 0));
+    assert_eq!(world.memory.violations(), []);
+}
+
+fn a_range_is_invalidated_as_a_whole_or_not_at_all<const G: u32>() {
+    let world = World::<G>::new(Account::unlimited());
+    assert_eq!(world.container.invalidate_vaddr_all().unwrap(), 0);
+    assert_eq!(world.invalidate(0, 64).unwrap(), 0, "nothing there is no error");
+    for n in 0..4 {
+        world.map(8 * n, 0, 4);
+    }
+    for (start, len) in [(0, 2), (2, 2), (9, 30), (0, 9)] {
+        let error = world.invalidate(start, len).unwrap_err();
+        assert!(matches!(error, Error::Bisects { .. }), "{error}");
+    }
+    let odd = world.container.invalidate_vaddr(range(1, 1 << G)).unwrap_err();
+    assert!(matches!(odd, Error::MisalignedUnmap { .. }), "{odd}");
+    assert_eq!(world.invalidate(16, 4).unwrap(), 4 << G);
+    let [third, all] = [range(16 << G, 4 << G), range(0, 64 << G)];
+    let error = world.container.invalidate_vaddr(all).unwrap_err();
+    assert_eq!(world.container.errno(&error), Errno::EINVAL);
+    assert!(
+        matches!(error, Error::VaddrInvalidAlready { range, mapping }
+            if range == all && mapping == third),
+        "{error}"
+    );
+    let error = world.container.invalidate_vaddr_all().unwrap_err();
+    assert!(matches!(error, Error::VaddrInvalidAlready { mapping, .. } if mapping == third));
+    // None of the others was marked.
+    assert_eq!(world.invalidate(0, 15).unwrap(), 8 << G);
+    assert_eq!(world.invalidate(20, 44).unwrap(), 4 << G);
+}
+
+#[test]
+fn version_1_invalidates_what_it_would_unmap() {
+    let World { container, spaces, memory, .. } = World::<12>::new(Account::unlimited());
+    let container = container.with_version(Version::V1);
+    let user = UserRange::from_len(UserAddr::new(OLD), 4 << 12).unwrap();
+    for start in [0, 8] {
+        container.map(&spaces[0].0, user, Iova::new(start << 12), PROT).unwrap();
+    }
+    assert_eq!(container.invalidate_vaddr(range(1 << 12, 15 << 12)).unwrap(), 0);
+    assert_eq!(container.invalidate_vaddr(range(0, 1 << 12)).unwrap(), 4 << 12);
+    assert!(container.invalidate_vaddr(range(0, 1 << 12)).is_err(), "it was the whole mapping");
+    assert_eq!(container.invalidate_vaddr(range(5 << 12, 4 << 12)).unwrap(), 4 << 12);
+    assert_eq!(memory.pinned_frames(), 4);
+}
+
+fn only_an_exact_mapping_without_addresses_is_updated<const G: u32>() {
+    let world = World::<G>::new(Account::unlimited());
+    world.map(8, 0, 4);
+    world.map(16, 0, 4);
+    let (error, errno) = world.update(32, 0, 4, None).unwrap_err();
+    assert!(matches!(error, Error::NothingMapped { range: r } if r == range(32 << G, 4 << G)));
+    assert_eq!(errno, Errno::ENOENT);
+    let not_invalid = |iova: u64, granules: u64| {
+        let (error, errno) = world.update(iova, 0, granules, None).unwrap_err();
+        assert_eq!(errno, Errno::EINVAL);
+        let asked = range(iova << G, granules << G);
+        assert!(
+            matches!(error, Error::NotInvalid { range: r, mapping }
+                if r == asked && mapping == range(8 << G, 4 << G)),
+            "{error}"
+        );
+    };
+    not_invalid(8, 4);
+    assert_eq!(world.invalidate(8, 4).unwrap(), 4 << G);
+    for (iova, granules) in [(8, 3), (8, 5), (7, 4), (9, 3), (7, 30)] {
+        not_invalid(iova, granules);
+    }
+    let user = UserRange::from_len(UserAddr::new(NEW + 1), 4 << G).unwrap();
+    let update = VaddrUpdate::new(&world.spaces[1].0, user, Iova::new(8 << G));
+    let error = world.container.update_vaddr(&update).unwrap_err();
+    assert!(matches!(error, Error::Misaligned { .. }), "{error}");
+    let update = VaddrUpdate::new(&world.spaces[1].0, user, Iova::new(u64::MAX));
+    assert!(matches!(world.container.update_vaddr(&update), Err(Error::Range(_))));
+    world.update(8, 0, 4, None).unwrap();
+    not_invalid(8, 4);
+}
+
+/// Every way of counting, for the old owner and the new one.
+fn countings() -> impl Iterator<Item = [Counting; 2]> {
+    let all = [Counting::Ranges, Counting::Mappings, Counting::Frames];
+    all.into_iter().flat_map(move |old| all.map(|new| [old, new]))
+}
+
+fn an_update_moves_exactly_what_is_charged_and_no_translation<const G: u32>() {
+    for [old, new] in countings() {
+        let counted = |counting| if counting == Counting::Mappings { 400 } else { GRANULES };
+        let world = World::<G>::new(Account::with_counting(u64::MAX, old));
+        let heir = Account::with_counting(counted(new) << G, new);
+        // The second mapping has memory that the first has too.
+        world.map(0, 0, GRANULES);
+        world.map(512, 50, 100);
+        assert_eq!(world.account.used(), counted(old) << G);
+        let before = world.translations(612);
+        assert_eq!(world.container.invalidate_vaddr_all().unwrap(), 400 << G);
+        world.update(0, 0, GRANULES, Some(&heir)).unwrap();
+        assert_eq!(heir.used(), GRANULES << G, "{old:?} {new:?}");
+        assert_eq!(world.account.used(), 100 << G, "{old:?} {new:?}");
+        world.update(512, 50, 100, Some(&heir)).unwrap();
+        assert_eq!(heir.used(), counted(new) << G, "{old:?} {new:?}");
+        assert_eq!(world.account.used(), 0);
+        assert_eq!(world.translations(612), before);
+        assert_eq!(world.container.census().total(), 400);
+        assert_eq!(world.memory.pinned_frames(), GRANULES);
+
+        // It is the new space's memory now.
+        let user = world.user(1, 0, 10);
+        let request = MapRequest::new(&world.spaces[1].0, user, Iova::new(1 << 40), PROT);
+        let once_more = world.container.map_request(&request.owner(&heir));
+        assert_eq!(once_more.is_ok(), new != Counting::Mappings, "{old:?} {new:?}");
+        world.container.unmap_all().unwrap();
+        assert_eq!((heir.used(), world.account.used(), world.memory.pinned_frames()), (0, 0, 0));
+        assert_eq!(world.memory.violations(), []);
+    }
+}
+
+fn a_new_owner_without_room_changes_nothing<const G: u32>() {
+    for [old, new] in countings() {
+        let world = World::<G>::new(Account::with_counting(u64::MAX, old));
+        world.map(0, 0, GRANULES);
+        let before = world.translations(GRANULES);
+        assert_eq!(world.invalidate(0, GRANULES).unwrap(), GRANULES << G);
+        for room in [0, 1, 128, 299] {
+            let heir = Account::with_counting((room + 7) << G, new);
+            let _held = heir.charge(7 << G).unwrap();
+            let (error, errno) = world.update(0, 0, GRANULES, Some(&heir)).unwrap_err();
+            let Error::OverLimit { user, source } = &error else { panic!("{error}") };
+            assert_eq!((*user, source.limit), (world.user(1, 0, GRANULES), (room + 7) << G));
+            assert_eq!(errno, Errno::ENOMEM);
+            assert_eq!((heir.used(), world.account.used()), (7 << G, GRANULES << G));
+            assert_eq!(world.translations(GRANULES), before);
+        }
+        // It has still no addresses, and may be updated.
+        assert!(world.invalidate(0, GRANULES).is_err());
+        let heir = Account::with_counting(GRANULES << G, new);
+        world.update(0, 0, GRANULES, Some(&heir)).unwrap();
+        assert_eq!((heir.used(), world.account.used()), (GRANULES << G, 0));
+    }
+}
+
+fn an_owner_at_its_limit_may_move_its_own_memory<const G: u32>() {
+    for counting in [Counting::Ranges, Counting::Mappings, Counting::Frames] {
+        let world = World::<G>::new(Account::with_counting(GRANULES << G, counting));
+        world.map(0, 0, GRANULES);
+        world.container.invalidate_vaddr_all().unwrap();
+        world.update(0, 0, GRANULES, None).unwrap();
+        assert_eq!(world.account.used(), GRANULES << G, "{counting:?}");
+        assert_eq!(world.memory.pinned_frames(), GRANULES);
+        world.container.unmap_all().unwrap();
+        assert_eq!(world.account.used(), 0);
+    }
+    // Two mappings of the same addresses that part: the second needs room of its own.
+    let world = World::<G>::new(Account::new((GRANULES + 9) << G));
+    world.map(0, 0, GRANULES);
+    world.map(512, 0, 10);
+    world.container.invalidate_vaddr_all().unwrap();
+    let (error, _) = world.update(512, 0, 10, None).unwrap_err();
+    assert!(matches!(error, Error::OverLimit { .. }), "{error}");
+    assert_eq!(world.account.used(), GRANULES << G);
+    world.update(0, 0, GRANULES, Some(&Account::unlimited())).unwrap();
+    assert_eq!(world.account.used(), 10 << G);
+    world.update(512, 0, 10, None).unwrap();
+    assert_eq!(world.account.used(), 10 << G);
+}
+
+fn mapping_and_unmapping_go_on_while_addresses_are_invalid<const G: u32>() {
+    let world = World::<G>::new(Account::unlimited());
+    world.map(0, 0, 4);
+    world.map(8, 4, 4);
+    assert_eq!(world.container.invalidate_vaddr_all().unwrap(), 8 << G);
+    world.map(16, 8, 4);
+    assert_eq!(world.container.unmap(range(16 << G, 4 << G)).unwrap(), 4 << G);
+    assert_eq!(world.container.unmap(range(0, 4 << G)).unwrap(), 4 << G);
+    assert_eq!(world.account.used(), 4 << G);
+    // What takes its place has addresses.
+    world.map(0, 0, 4);
+    assert_eq!(world.invalidate(0, 4).unwrap(), 4 << G);
+    let (error, _) = world.update(16, 8, 4, None).unwrap_err();
+    assert!(matches!(error, Error::NothingMapped { .. }), "{error}");
+    world.update(0, 0, 4, None).unwrap();
+    world.update(8, 4, 4, None).unwrap();
+    assert_eq!(world.container.unmap_all().unwrap(), 8 << G);
+    assert_eq!((world.account.used(), world.memory.pinned_frames()), (0, 0));
+    assert_eq!(world.memory.violations(), []);
+}

@@ -52,8 +52,8 @@ pub enum Counting {
     /// has both pinned and one charged. Where that matters, count otherwise.
     #[default]
     Ranges,
-    /// Every mapping by itself, as type1 (drivers/vfio/vfio_iommu_type1.c, `vfio_lock_acct` for each
-    /// `vfio_dma`): for front ends that must refuse exactly where Linux does.
+    /// Every mapping by itself, as type1 (drivers/vfio/vfio_iommu_type1.c, `vfio_lock_acct` for
+    /// each `vfio_dma`): for front ends that must refuse exactly where Linux does.
     Mappings,
     /// A frame once, whatever addresses it is pinned through. What pins must
     /// [know frames](Pinner::knows_frames), or else ranges are counted; all that do and charge one
@@ -135,7 +135,8 @@ impl Account {
     /// [`chargeable`](Pinner::chargeable), and not where frames are counted.
     ///
     /// What is pinned is passed to [`Charge::found`] before it is used, and to [`Charge::settle`]
-    /// when all is known.
+    /// when all is known. Where part of a range is a device's, two callers at once may both be
+    /// charged for the same bytes until then.
     ///
     /// # Errors
     ///

@@ -61,7 +61,7 @@ struct Pages(Knows);
 impl Pages {
     /// In the third space all is.
     fn is_memory(space: u64, at: u64) -> bool {
-        space == 3 || (space * 31 + at) % 5 != 0
+        space == 3 || !(space * 31 + at).is_multiple_of(5)
     }
 
     /// The parts of a range that are memory.
@@ -278,11 +278,11 @@ fn threads_that_charge_the_same_memory_at_once_are_charged_once() {
 }
 
 /// A pinner to which every third frame is a device's.
-struct Mixed(SimPinner, u32);
+pub(crate) struct Mixed(pub(crate) SimPinner, pub(crate) u32);
 
 impl Mixed {
-    fn kind(&self, paddr: PhysAddr) -> Kind {
-        if (paddr.get() >> self.1) % 3 == 0 { Kind::Mmio } else { Kind::Memory }
+    pub(crate) fn kind(&self, paddr: PhysAddr) -> Kind {
+        if (paddr.get() >> self.1).is_multiple_of(3) { Kind::Mmio } else { Kind::Memory }
     }
 
     /// Cuts a span into frames.

@@ -12,6 +12,7 @@ use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
+use crate::account::Mixed;
 use crate::common::{PROT, faulty_domain, for_all_granules, range};
 
 for_all_granules!(
@@ -194,6 +195,38 @@ fn only_an_exact_mapping_without_addresses_is_updated<const G: u32>() {
     assert!(matches!(world.container.update_vaddr(&update), Err(Error::Range(_))));
     world.update(8, 0, 4, None).unwrap();
     not_invalid(8, 4);
+}
+
+#[test]
+fn device_memory_is_revoked_by_the_addresses_that_are_valid() {
+    let World { memory, spaces, .. } = World::<12>::new(Account::unlimited());
+    let [(old, at), (new, new_at)] = &spaces;
+    let (domain, ..) = faulty_domain::<12>(&Faults::none());
+    let account = Account::unlimited();
+    let pinner = Mixed(SimPinner::new(Arc::clone(&memory)), 12);
+    let container: Container<_, parking_lot::RawMutex> =
+        Container::with_domain(pinner, domain, Arc::clone(&account));
+    let [user, new_user] =
+        [at, new_at].map(|at| UserRange::from_len(UserAddr::new(*at), 64 << 12).unwrap());
+    let found = container.map(old, user, Iova::new(0), PROT).unwrap();
+    assert!(found.mmio > 0 && found.memory > 0);
+    assert_eq!(account.used(), found.memory);
+    container.invalidate_vaddr_all().unwrap();
+    let heir = Account::new(found.memory);
+    let update = VaddrUpdate::new(new, new_user, Iova::new(0));
+    container.update_vaddr(&update.owner(&heir)).unwrap();
+    assert_eq!((account.used(), heir.used()), (0, found.memory));
+    assert_eq!(container.revoke(old, user).unwrap(), 0);
+    assert_eq!(container.revoke(new, new_user).unwrap(), found.mmio);
+    // What was taken away is charged to nobody, and moves with the rest.
+    container.invalidate_vaddr_all().unwrap();
+    let frames = Account::with_counting(found.memory, Counting::Frames);
+    let update = VaddrUpdate::new(old, user, Iova::new(0));
+    container.update_vaddr(&update.owner(&frames)).unwrap();
+    assert_eq!((heir.used(), frames.used()), (0, found.memory));
+    assert_eq!(container.unmap_all().unwrap(), 64 << 12);
+    assert_eq!((frames.used(), memory.pinned_frames()), (0, 0));
+    assert_eq!(memory.violations(), []);
 }
 
 /// Every way of counting, for the old owner and the new one.

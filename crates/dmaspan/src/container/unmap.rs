@@ -361,7 +361,8 @@ fn wanted<'r, 'm, P: Pinner + 'm>(
         let Some(pinned) = &mapping.pinned else { continue };
         let mut at = mapping.range.start().wrapping_add(mapping.leaving.bytes);
         let mut open = None;
-        for run in pinned.runs.rest(mapping.leaving.at).take(max_runs) {
+        let mut runs = pinned.runs.rest(mapping.leaving.at);
+        for run in runs.by_ref().take(max_runs) {
             let range = IovaRange::from_len(at, run.bytes).ok();
             at = at.wrapping_add(run.bytes);
             let Some(range) = range.filter(|_| run.behind != Behind::Revoked) else {
@@ -377,6 +378,10 @@ fn wanted<'r, 'm, P: Pinner + 'm>(
                 }
                 None => return ranges,
             }
+        }
+        // What follows waits until this mapping is gone: bytes are handed out in order.
+        if runs.next().is_some() {
+            break;
         }
     }
     &ranges[..len]

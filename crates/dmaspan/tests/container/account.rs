@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use dmaspan::account::{Charge, Counting, OverLimit};
-use dmaspan::container::{Error, MapRequest};
+use dmaspan::container::{Attach, Error, Interrupts, MapRequest};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::{
     Account, Container, DmaSpace, Errno, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange,
@@ -379,15 +379,15 @@ const USER: u64 = 0x7f00_0000_0000;
 /// Pages of a user's memory, and what behind them is a hole.
 const PAGES: u64 = 700;
 
-struct World {
+struct World<const BATCH: usize> {
     memory: Arc<SimMemory>,
     spaces: [Arc<SimSpace>; 2],
-    containers: Vec<Container<Mixed, parking_lot::RawMutex>>,
+    containers: Vec<Container<Mixed, parking_lot::RawMutex, BATCH>>,
     /// What is mapped: container, IOVA, space and pages of it.
     mapped: Vec<(usize, IovaRange, usize, UserRange)>,
 }
 
-impl World {
+impl<const BATCH: usize> World<BATCH> {
     /// Two spaces, the second of which has memory of the first too, and two containers.
     fn new(account: &Arc<Account>) -> Self {
         let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 16 << 20, 12).unwrap());
@@ -401,7 +401,9 @@ impl World {
         let container = |_| {
             let (domain, ..) = faulty_domain::<12>(&Faults::none());
             let inner = SimPinner::new(Arc::clone(&memory)).with_holes(Holes::FoundOnTheWay);
-            Container::with_domain(Mixed(inner, 12), domain, Arc::clone(account))
+            let container = Container::of_batch(Mixed(inner, 12), Arc::clone(account));
+            container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+            container
         };
         let containers = (0..2).map(container).collect();
         Self { memory, spaces, containers, mapped: Vec::new() }
@@ -496,7 +498,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn an_owner_is_charged_for_what_two_containers_have_pinned(
         steps in steps(),
@@ -504,24 +506,29 @@ proptest! {
     ) {
         let limit = limit << 12;
         for counting in ALL {
-            let account = Account::with_counting(limit, counting);
-            let mut world = World::new(&account);
-            for step in &steps {
-                if step.fate == Fate::Unmapped {
-                    let gone = range(step.place << 24, 1 << 24);
-                    world.containers[step.container].unmap(gone).unwrap();
-                    let is = |by, at| by == step.container && gone.covers(at);
-                    world.mapped.retain(|&(by, at, ..)| !is(by, at));
-                } else {
-                    world.map(step, limit, counting);
-                }
-                prop_assert_eq!(account.used(), world.modelled(counting), "{:?}", counting);
-            }
-            drop(world.containers);
-            prop_assert_eq!((account.used(), world.memory.pinned_frames()), (0, 0));
-            prop_assert_eq!(world.memory.violations(), []);
+            in_batches_of::<1>(&steps, limit, counting);
+            in_batches_of::<512>(&steps, limit, counting);
         }
     }
+}
+
+fn in_batches_of<const BATCH: usize>(steps: &[Step], limit: u64, counting: Counting) {
+    let account = Account::with_counting(limit, counting);
+    let mut world = World::<BATCH>::new(&account);
+    for step in steps {
+        if step.fate == Fate::Unmapped {
+            let gone = range(step.place << 24, 1 << 24);
+            world.containers[step.container].unmap(gone).unwrap();
+            let is = |by, at| by == step.container && gone.covers(at);
+            world.mapped.retain(|&(by, at, ..)| !is(by, at));
+        } else {
+            world.map(step, limit, counting);
+        }
+        assert_eq!(account.used(), world.modelled(counting), "{counting:?} {BATCH}");
+    }
+    drop(world.containers);
+    assert_eq!((account.used(), world.memory.pinned_frames()), (0, 0));
+    assert_eq!(world.memory.violations(), []);
 }
 
 #[test]
@@ -529,7 +536,7 @@ fn nothing_stays_charged_after_a_failure_of_any_step() {
     for counting in ALL {
         let faults = Faults::none();
         let account = Account::with_counting(u64::MAX, counting);
-        let world = World::new(&account);
+        let world = World::<256>::new(&account);
         let (domain, ..) = faulty_domain::<12>(&faults);
         let inner = Mixed(SimPinner::new(Arc::clone(&world.memory)), 12);
         let container: Container<_, parking_lot::RawMutex> =
@@ -562,7 +569,7 @@ fn nothing_stays_charged_after_a_failure_of_any_step() {
 #[test]
 fn a_front_end_is_told_of_a_limit_by_the_errno_of_linux() {
     let account = Account::with_counting(0, Counting::Mappings);
-    let world = World::new(&account);
+    let world = World::<256>::new(&account);
     let container = &world.containers[0];
     let user = UserRange::from_len(UserAddr::new(USER), 300 << 12).unwrap();
     let error = container.map(&world.spaces[0], user, Iova::new(0), PROT).unwrap_err();

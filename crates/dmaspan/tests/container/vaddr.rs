@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::account::Counting;
-use dmaspan::container::{Error, MapRequest, VaddrUpdate, Version};
+use dmaspan::container::{Attach, Error, Interrupts, MapRequest, VaddrUpdate, Version};
 use dmaspan::{Account, Container, DmaSpace, Errno, Iova, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_sim::device::Device;
 use dmaspan_sim::fault::Faults;
@@ -21,6 +21,7 @@ for_all_granules!(
     only_an_exact_mapping_without_addresses_is_updated,
     an_update_moves_exactly_what_is_charged_and_no_translation,
     a_new_owner_without_room_changes_nothing,
+    domains_are_attached_only_while_all_addresses_are_valid,
     an_owner_at_its_limit_may_move_its_own_memory,
     mapping_and_unmapping_go_on_while_addresses_are_invalid,
 );
@@ -314,6 +315,43 @@ fn an_owner_at_its_limit_may_move_its_own_memory<const G: u32>() {
     assert_eq!(world.account.used(), 10 << G);
     world.update(512, 0, 10, None).unwrap();
     assert_eq!(world.account.used(), 10 << G);
+}
+
+fn domains_are_attached_only_while_all_addresses_are_valid<const G: u32>() {
+    let world = World::<G>::new(Account::unlimited());
+    world.map(0, 0, 4);
+    world.map(8, 4, 4);
+    let attach = || {
+        let (domain, ..) = faulty_domain::<G>(&Faults::none());
+        world.container.attach(domain, Attach::new(Interrupts::Isolated))
+    };
+    let refused = |mapping| {
+        let error = attach().unwrap_err();
+        assert!(matches!(error, Error::VaddrInvalid { mapping: m } if m == mapping), "{error}");
+        assert_eq!(world.container.errno(&error), Errno::EBUSY);
+    };
+    assert_eq!(world.container.invalidate_vaddr_all().unwrap(), 8 << G);
+    refused(range(0, 4 << G));
+    // One is updated, the other goes.
+    world.update(0, 0, 4, None).unwrap();
+    refused(range(8 << G, 4 << G));
+    assert_eq!(world.container.unmap(range(8 << G, 4 << G)).unwrap(), 4 << G);
+    attach().unwrap();
+    assert_eq!((world.account.used(), world.memory.pinned_frames()), (4 << G, 4));
+
+    // Without domains nothing is pinned, and what comes next pins by the new addresses.
+    for id in world.container.info().domains {
+        world.container.detach(id).unwrap();
+    }
+    world.map(0, 0, 4);
+    assert_eq!((world.account.used(), world.memory.pinned_frames()), (0, 0));
+    assert_eq!(world.invalidate(0, 4).unwrap(), 4 << G);
+    world.update(0, 0, 4, None).unwrap();
+    world.spaces[0].0.unmap(world.user(0, 0, GRANULES));
+    attach().unwrap();
+    assert_eq!((world.account.used(), world.memory.pinned_frames()), (4 << G, 4));
+    assert_eq!(world.container.unmap_all().unwrap(), 4 << G);
+    assert_eq!(world.memory.violations(), []);
 }
 
 fn mapping_and_unmapping_go_on_while_addresses_are_invalid<const G: u32>() {

@@ -249,6 +249,17 @@ fn a_limit_is_enforced_before_anything_is_pinned_also_for_mixed_ranges() {
 }
 
 #[test]
+fn frames_that_do_not_fit_leave_a_charge_as_it_was() {
+    let account = Account::with_counting(5, Counting::Frames);
+    let user = |start| UserRange::from_len(UserAddr::new(start), 3).unwrap();
+    let mut charge = account.charge_pin(&Pages(Knows::All), &3, user(0)).unwrap();
+    charge.found(&Pages::spans(3, user(0))).unwrap();
+    let error = charge.found(&Pages::spans(3, user(3))).unwrap_err();
+    assert_eq!(error, OverLimit { asked: 1, used: 5, limit: 5 });
+    assert_eq!((account.used(), charge.bytes()), (3, 3));
+}
+
+#[test]
 fn threads_that_charge_the_same_memory_at_once_are_charged_once() {
     // 35 bytes in 29 frames.
     for (counting, limit) in [(Counting::Ranges, 35), (Counting::Frames, 29)] {

@@ -110,6 +110,9 @@ impl<P: Pinner> Mapping<P> {
 }
 
 impl<P: Pinner> State<P> {
+    /// Notes that what others have pinned of a mapping may be written at any time.
+    fn mark_pinned(&self, _mapping: IovaRange) {}
+
     /// Notes that all that is mapped may have been written, for a domain that goes: what devices
     /// wrote through it cannot be asked any more (`vfio_iommu_populate_bitmap_full`).
     pub(super) fn mark_all_dirty(&self) {
@@ -319,10 +322,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let mut from = Some(Iova::new(0));
         while let Some((range, user)) = self.next_mapping(from, |mapping| mapping.user) {
             let log = Arc::new(Log::new(range, page, || Error::NoMemory { user })?);
-            self.next_mapping(Some(range.start()), |mapping| {
-                mapping.log = Some(log);
-                mapping.mark_pinned();
-            });
+            self.next_mapping(Some(range.start()), |mapping| mapping.log = Some(log));
+            self.state.lock().mark_pinned(range);
             from = range.last().checked_add(1);
         }
         Ok(())
@@ -346,6 +347,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let mut from = Some(Iova::new(0));
         while let Some((range, ())) = self.next_mapping(from, |_| ()) {
             domains.read_dirty(range, DirtyRead::Clear, &mut cleared, &mut |_| ());
+            // All of it: nobody knows any more what an earlier log had to tell hardware again.
+            cleared.add(range, u64::MAX);
             from = range.last().checked_add(1);
         }
         if domains.forget_marks(&cleared).is_err() {
@@ -430,11 +433,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         while let Some((range, found)) = self.next_read(reading, from) {
             if let Found::Mapping(log, _) = found {
                 each(&log);
-                let mut all = self.state.lock();
-                if let Some(mapping) = all.tree.get_mut(&range.start()).and_then(|s| s.mapped()) {
-                    // Whoever has pinned it may go on writing.
-                    mapping.mark_pinned();
-                }
+                let all = self.state.lock();
+                all.mark_pinned(range);
                 log.reader.store(0, Ordering::Release);
             }
             from = range.last().checked_add(1);
@@ -552,11 +552,6 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let n = mixed >> (64 - lg2::floor(WALKS as u64));
         &self.walks[usize::try_from(n).unwrap_or(0)]
     }
-}
-
-impl<P: Pinner> Mapping<P> {
-    /// Notes that what others have pinned may be written at any time.
-    fn mark_pinned(&self) {}
 }
 
 /// A read at work.

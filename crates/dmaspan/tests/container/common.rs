@@ -1,6 +1,6 @@
 //! Domains to map into.
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use dmaspan_sim::Arena;
@@ -31,8 +31,23 @@ pub(crate) type FaultyDomain<const G: u32> =
 pub(crate) fn faulty_domain<const G: u32>(
     faults: &Faults,
 ) -> (FaultyDomain<G>, Arena, Iotlb<ArmLpaeS1Walker, Arena>) {
+    domain_of(ArmLpaeS1Config::new(48, 48), faults)
+}
+
+/// The same with hardware that marks what it writes.
+pub(crate) fn marking_domain<const G: u32>(
+    faults: &Faults,
+) -> (FaultyDomain<G>, Arena, Iotlb<ArmLpaeS1Walker, Arena>) {
+    let dirty = DirtyTracking::Hardware;
+    domain_of(ArmLpaeS1Config { dirty, ..ArmLpaeS1Config::new(48, 48) }, faults)
+}
+
+fn domain_of<const G: u32>(
+    config: ArmLpaeS1Config,
+    faults: &Faults,
+) -> (FaultyDomain<G>, Arena, Iotlb<ArmLpaeS1Walker, Arena>) {
     let memory = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
-    let format = ArmLpaeS1::<G>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let format = ArmLpaeS1::<G>::new(config).unwrap();
     let table = PageTable::new(format, Faulty::new(memory.clone(), faults)).unwrap();
     let registers = table.format().registers(table.root());
     let walker = ArmLpaeS1Walker::new(ArmS1Registers {

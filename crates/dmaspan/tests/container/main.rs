@@ -5,6 +5,7 @@
 mod account;
 mod busy;
 mod common;
+mod dirty;
 mod domains;
 mod failures;
 mod info;

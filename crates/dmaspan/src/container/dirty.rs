@@ -203,7 +203,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         how: DirtyRead,
     ) -> Result<(), Error<P::Error>> {
         let reading = self.begin_read(range, page_size, bytes_of(words))?;
-        self.read(&reading, words, how, |_| Ok(()))
+        self.read(reading, words, how, |_| Ok(()))
     }
 
     /// [`dirty_bitmap`](Self::dirty_bitmap) to memory that is not this process's, or at any
@@ -224,11 +224,11 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let mut words = Vec::new();
         let count = word_count(range, page_size);
         if words.try_reserve_exact(count).is_err() {
-            self.end_read(&reading, |_| ());
+            self.end_read(reading, |_| ());
             return Err(Error::NoBitmap { range });
         }
         words.resize(count, 0);
-        self.read(&reading, &mut words, how, |words| deliver(words, sink))
+        self.read(reading, &mut words, how, |words| deliver(words, sink))
     }
 
     /// [`unmap`](Self::unmap) that reports what was written in what it unmaps, in the words that
@@ -428,9 +428,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Ends a read; `each` sees every log first.
-    fn end_read(&self, reading: &Reading, mut each: impl FnMut(&Log)) {
+    fn end_read(&self, reading: Reading, mut each: impl FnMut(&Log)) {
         let mut from = Some(reading.range.start());
-        while let Some((range, found)) = self.next_read(reading, from) {
+        while let Some((range, found)) = self.next_read(&reading, from) {
             if let Found::Mapping(log, _) = found {
                 each(&log);
                 let all = self.state.lock();
@@ -439,6 +439,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             }
             from = range.last().checked_add(1);
         }
+        // Whoever waits for it to change domains finds nobody else who has them.
+        drop(reading);
         self.state.lock().working -= 1;
         self.wake();
     }
@@ -462,20 +464,20 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Reads what was claimed, delivers it and, where that is well, forgets what was delivered.
     fn read(
         &self,
-        reading: &Reading,
+        reading: Reading,
         words: &mut [u64],
         how: DirtyRead,
         deliver: impl FnOnce(&[u64]) -> Result<(), Undelivered>,
     ) -> Result<(), Error<P::Error>> {
-        let Reading { range, page_size, ref domains, .. } = *reading;
+        let (range, page_size) = (reading.range, reading.page_size);
         let words = words_of(words, range, page_size);
         words.fill(0);
         let mut cleared = Cleared::new();
         // The size was checked.
         if let Ok(mut bitmap) = DirtyBitmap::new(words, range, page_size) {
-            self.collect(reading, how, &mut bitmap, &mut cleared);
+            self.collect(&reading, how, &mut bitmap, &mut cleared);
         }
-        let synced = domains.forget_marks(&cleared);
+        let synced = reading.domains.forget_marks(&cleared);
         let result = match (deliver(words), synced) {
             (Err(Undelivered), _) => Err(Error::Undelivered { range }),
             (_, Err(source)) => Err(Error::MarksUnsynced { range, source }),

@@ -116,8 +116,8 @@ pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH>
     tracking: AtomicU64,
     /// Held while marks of a mapping are read from tables, a part of it at a time: by its address.
     walks: [Mutex<L, ()>; WALKS],
-    /// It is not held while memory is pinned or mapped, but while the empty tables
-    /// around a mapping that is gone are taken out.
+    /// Not held while memory is pinned or mapped, but while the empty tables around a mapping that
+    /// is gone are taken out.
     state: Mutex<L, State<P>>,
 }
 

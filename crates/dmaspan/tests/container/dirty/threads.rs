@@ -25,9 +25,12 @@ for_all_granules!(
 
 const PAGES: u64 = 400;
 
+/// What happens, and before which lock.
+type Interruption = (u32, Box<dyn FnOnce()>);
+
 thread_local! {
     /// What happens before a lock of this thread, and how many locks until then.
-    static BEFORE_LOCK: RefCell<Option<(u32, Box<dyn FnOnce()>)>> = const { RefCell::new(None) };
+    static BEFORE_LOCK: RefCell<Option<Interruption>> = const { RefCell::new(None) };
 }
 
 /// A lock that lets something else happen first.
@@ -67,7 +70,7 @@ fn an_unmap_at_every_point_of_a_read_loses_nothing<const G: u32>() {
     // More pages than are read at once.
     let pages = 5u64 << 13;
     for n in 1.. {
-        let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 2 * pages << G, G).unwrap());
+        let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), (2 * pages) << G, G).unwrap());
         let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
         let span = memory.allocate(pages << G, 2 * G - 3).unwrap();
         let user = space.map(UserAddr::new(1 << 44), &[span]).unwrap();

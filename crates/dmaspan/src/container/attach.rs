@@ -278,7 +278,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Lets others map and unmap again, with other domains or the same.
-    fn end_exclusive(&self, domains: Option<Domains>) {
+    pub(super) fn end_exclusive(&self, domains: Option<Domains>) {
         let mut all = self.state.lock();
         if let Some(domains) = domains {
             all.domains = Arc::new(domains);
@@ -428,7 +428,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
 impl<P: Pinner> State<P> {
     /// Refuses where anybody is at work.
-    fn check_idle(&mut self) -> Result<(), Error<P::Error>> {
+    pub(super) fn check_idle(&mut self) -> Result<(), Error<P::Error>> {
         // Who works without the lock holds the domains.
         let alone = Arc::get_mut(&mut self.domains).is_some();
         let idle = alone && self.working == 0 && !self.exclusive;

@@ -290,17 +290,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Keeps everybody else from working. Returns the smallest page too.
     fn begin_alone(&self) -> Result<(Arc<Domains>, u64), Error<P::Error>> {
         let mut all = self.state.lock();
-        if all.exclusive || all.working > 0 {
-            return Err(Error::Changing);
-        }
+        all.check_idle()?;
         all.exclusive = true;
         Ok((Arc::clone(&all.domains), self.granule(&all.domains)))
     }
 
     fn end_alone(&self, domains: Arc<Domains>) {
         drop(domains);
-        self.state.lock().exclusive = false;
-        self.wake();
+        self.end_exclusive(None);
     }
 
     /// The first mapping from `from` on, as `get` sees it.

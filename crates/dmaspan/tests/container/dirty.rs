@@ -15,6 +15,7 @@ use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 use crate::common::{PROT, faulty_domain, for_all_granules, marking_domain, range};
 
+mod domains;
 mod random;
 mod threads;
 

@@ -30,6 +30,7 @@ macro_rules! errnos {
 errnos! {
     EPERM = 1: "Operation not permitted.",
     ENOENT = 2: "Nothing there.",
+    ESRCH = 3: "No such process.",
     EINTR = 4: "Interrupted.",
     EIO = 5: "Input/output error.",
     ENOMEM = 12: "Out of memory, tables or charge.",
@@ -39,6 +40,7 @@ errnos! {
     EEXIST = 17: "Something is there already.",
     ENODEV = 19: "No such device.",
     EINVAL = 22: "Invalid argument.",
+    ENOTTY = 25: "No such request.",
     ENOSPC = 28: "No room for another.",
     ERANGE = 34: "Out of the range that can be represented.",
     EOVERFLOW = 75: "The range wraps.",

@@ -18,6 +18,8 @@
 //! Only behind the sync that covers it, in all domains. Where hardware does not confirm that, the
 //! mapping stays in the tree for ever, pinned and charged.
 
+pub mod type1;
+
 mod alignment;
 mod attach;
 mod busy;

@@ -67,7 +67,7 @@ impl<P: Pinner> State<P> {
     }
 
     /// How many emulated devices there are.
-    fn emulated(&self) -> usize {
+    pub(super) fn emulated(&self) -> usize {
         0
     }
 

@@ -12,4 +12,5 @@ mod info;
 mod mappings;
 mod pfnmap;
 mod quarantine;
+mod type1;
 mod vaddr;

@@ -50,7 +50,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Type1<'_, P, L, BATCH> {
 
 /// The capabilities, in the order of Linux, as they lie in memory from offset [`LEN`] on.
 fn chain(has: &Info) -> Vec<u8> {
-    let migration = [0, granule(has.page_sizes), MAX_BYTES].map(u64::to_ne_bytes);
+    let granule = has.page_sizes & has.page_sizes.wrapping_neg();
+    let migration = [0, granule, MAX_BYTES].map(u64::to_ne_bytes);
     let avail = u32::try_from(has.mappings_left).unwrap_or(u32::MAX).to_ne_bytes();
     let mut bodies = alloc::vec![
         (VFIO_IOMMU_TYPE1_INFO_CAP_MIGRATION, migration.as_flattened().to_vec()),
@@ -80,9 +81,4 @@ fn chain(has: &Info) -> Vec<u8> {
         chain.resize(end, 0);
     }
     chain
-}
-
-/// The smallest of page sizes.
-pub(super) fn granule(page_sizes: u64) -> u64 {
-    page_sizes & page_sizes.wrapping_neg()
 }

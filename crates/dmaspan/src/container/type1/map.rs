@@ -5,7 +5,6 @@ use lock_api::RawMutex;
 use super::super::{Error, MapRequest};
 use super::arg::Arg;
 use super::bitmap::{self, Bitmap};
-use super::info::granule;
 use super::uapi::{
     VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_VADDR, VFIO_DMA_MAP_FLAG_WRITE,
     VFIO_DMA_UNMAP_FLAG_ALL, VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP, VFIO_DMA_UNMAP_FLAG_VADDR,
@@ -87,7 +86,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Type1<'_, P, L, BATCH> {
             return Err(Errno::EBUSY);
         }
         native(&[size])?;
-        let granule = granule(self.container.info().page_sizes);
+        let granule = self.granule();
         let aligned = |number: u64| number & granule.wrapping_sub(1) == 0;
         if !aligned(iova) || (all && (iova | size) != 0) || !(all || aligned(size)) {
             return Err(Errno::EINVAL);

@@ -142,6 +142,12 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Type1<'c, P, L, BATCH> {
         u32::from(has)
     }
 
+    /// The smallest page. Unmapping asks for it, so nothing is allocated.
+    fn granule(&self) -> u64 {
+        let all = self.container.state.lock();
+        self.container.granule(&all.domains)
+    }
+
     fn has_emulated(&self) -> bool {
         self.container.state.lock().emulated() > 0
     }

@@ -111,7 +111,12 @@ impl<P: Pinner> Mapping<P> {
 
 impl<P: Pinner> State<P> {
     /// Notes that what others have pinned of a mapping may be written at any time.
-    fn mark_pinned(&self, _mapping: IovaRange) {}
+    fn mark_pinned(&self, mapped: IovaRange) {
+        let slot = self.tree.get(&mapped.start());
+        if let Some(mapping) = slot.and_then(|slot| slot.mapped()) {
+            self.external_in(mapped).for_each(|pinned| mapping.mark_dirty(pinned));
+        }
+    }
 
     /// Notes that all that is mapped may have been written, for a domain that goes: what devices
     /// wrote through it cannot be asked any more (`vfio_iommu_populate_bitmap_full`).
@@ -203,7 +208,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         how: DirtyRead,
     ) -> Result<(), Error<P::Error>> {
         let reading = self.begin_read(range, page_size, bytes_of(words))?;
-        self.read(reading, words, how, |_| Ok(()))
+        self.read_marks(reading, words, how, |_| Ok(()))
     }
 
     /// [`dirty_bitmap`](Self::dirty_bitmap) to memory that is not this process's, or at any
@@ -245,7 +250,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             return Err(Error::NoBitmap { range });
         }
         words.resize(count, 0);
-        self.read(reading, &mut words, how, |words| deliver(words, sink))
+        self.read_marks(reading, &mut words, how, |words| deliver(words, sink))
     }
 
     /// [`unmap`](Self::unmap) that reports what was written in what it unmaps, in the words that
@@ -264,7 +269,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         words: &mut [u64],
     ) -> Result<u64, Error<P::Error>> {
         let bytes = bytes_of(words);
-        let doomed = self.waiting(|| {
+        let doomed = self.announcing(range, || {
             let mut all = self.state.lock();
             self.check_bitmap(&all, range, page_size, bytes)?;
             self.doom_range(&mut all, range)
@@ -448,6 +453,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             if let Found::Mapping(log, _) = found {
                 each(&log);
                 let all = self.state.lock();
+                // Whoever has pinned it may go on writing.
                 all.mark_pinned(range);
                 log.reader.store(0, Ordering::Release);
             }
@@ -476,7 +482,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Reads what was claimed, delivers it and, where that is well, forgets what was delivered.
-    fn read(
+    fn read_marks(
         &self,
         reading: Reading,
         words: &mut [u64],

@@ -26,10 +26,10 @@ pub enum Error<E: core::error::Error> {
         /// The smallest page, in bytes.
         granule: u64,
     },
-    /// What is to be unmapped or looked at does not begin and end with a page.
+    /// What is to be unmapped, pinned or looked at does not begin and end with a page.
     #[error("{range} is not aligned to pages of {granule:#x} bytes")]
     MisalignedUnmap {
-        /// What was to be unmapped or looked at.
+        /// What was to be unmapped, pinned, unpinned or looked at.
         range: IovaRange,
         /// The smallest page, in bytes.
         granule: u64,
@@ -185,8 +185,9 @@ pub enum Error<E: core::error::Error> {
         /// What hardware said.
         source: HardwareError,
     },
-    /// Only with [`Version::V2`](super::Version::V2) is tracked what was written.
-    #[error("what was written is not tracked by the rules of VFIO_TYPE1_IOMMU")]
+    /// Only with [`Version::V2`](super::Version::V2) is tracked what was written, and do emulated
+    /// devices pin.
+    #[error("the rules of VFIO_TYPE1_IOMMU know no external pins and track no writes")]
     NeedsV2,
     /// What was written is not tracked.
     #[error("what was written in {range} is asked for, and not tracked")]
@@ -299,6 +300,57 @@ pub enum Error<E: core::error::Error> {
         /// Which.
         id: DomainId,
     },
+    /// Not everything is mapped that an emulated device wants to use.
+    #[error("nothing is mapped at {at} of {range}")]
+    NotMapped {
+        /// What it wants to use.
+        range: IovaRange,
+        /// The first address of it where nothing is mapped.
+        at: Iova,
+    },
+    /// The mapping does not permit what an emulated device wants to do.
+    #[error("the mapping at {mapping} permits {permits:?}, and {asked:?} is needed")]
+    Denied {
+        /// The mapping.
+        mapping: IovaRange,
+        /// What it permits.
+        permits: Prot,
+        /// What was needed.
+        asked: Prot,
+    },
+    /// No such emulated device is attached, or none at all.
+    #[error("the emulated device is not attached, or none is")]
+    NotAttached,
+    /// Emulated devices have pinned part of the mapping, and do not unpin it.
+    #[error("emulated devices keep parts of {range} pinned")]
+    StillPinned {
+        /// The mapping.
+        range: IovaRange,
+    },
+    /// Not everything is pinned that an emulated device wants to unpin.
+    #[error("nothing is pinned at {at} of {range}")]
+    NotPinned {
+        /// What was to be unpinned.
+        range: IovaRange,
+        /// The first address of it that is not pinned.
+        at: Iova,
+    },
+    /// The caller's sink wanted no more spans.
+    #[error("the sink had no room for the spans of {user}")]
+    SinkFull {
+        /// The memory.
+        user: UserRange,
+    },
+    /// A user's memory could not be read or written.
+    #[error("copying {bytes:#x} bytes at {user} failed: {source}")]
+    Copy {
+        /// Where in the user's memory.
+        user: UserAddr,
+        /// How many bytes.
+        bytes: usize,
+        /// The pinner's reason.
+        source: E,
+    },
 }
 
 impl<E: core::error::Error> Error<E> {
@@ -317,7 +369,11 @@ impl<E: core::error::Error> Error<E> {
             | Self::TooLargeToTrack { .. }
             | Self::VaddrInvalidAlready { .. }
             | Self::NotInvalid { .. }
-            | Self::Bisects { .. } => Errno::EINVAL,
+            | Self::Bisects { .. }
+            | Self::NotMapped { .. }
+            | Self::NotAttached
+            | Self::NotPinned { .. } => Errno::EINVAL,
+            Self::Denied { .. } => Errno::EPERM,
             Self::NeedsV2 => Errno::EACCES,
             Self::UnsafeInterrupts => Errno::EPERM,
             Self::NoAperture { .. }
@@ -331,14 +387,15 @@ impl<E: core::error::Error> Error<E> {
             Self::Busy { .. }
             | Self::Changing
             | Self::Quarantined { .. }
+            | Self::StillPinned { .. }
             | Self::Emulated { .. }
             | Self::VaddrInvalid { .. } => Errno::EBUSY,
             Self::NothingMapped { .. } => Errno::ENOENT,
             Self::TooManyMappings { .. } => Errno::ENOSPC,
             Self::Cancelled { .. } => Errno::EINTR,
-            Self::NoMemory { .. } | Self::NoBitmap { .. } => Errno::ENOMEM,
+            Self::NoMemory { .. } | Self::NoBitmap { .. } | Self::SinkFull { .. } => Errno::ENOMEM,
             Self::OverLimit { source, .. } => source.errno(),
-            Self::Pin { source, .. } => pin(source),
+            Self::Pin { source, .. } | Self::Copy { source, .. } => pin(source),
             Self::PinnedLen { .. } | Self::Undelivered { .. } => Errno::EFAULT,
             Self::Map { source, .. } => source.errno(),
             Self::NotForgotten { .. } | Self::MarksUnsynced { .. } => Errno::EIO,

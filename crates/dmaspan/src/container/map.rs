@@ -2,13 +2,14 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
 
 use lock_api::RawMutex;
 
 use super::alignment::{Alignment, Place, second_leaf};
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, Vaddr, overlapping};
+use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, Users, Vaddr, overlapping};
 use super::paging::Reach;
 use super::{Container, State};
 use crate::account::{Account, Charge, OverLimit};
@@ -81,6 +82,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let range = check_request(request)?;
         let account = Arc::clone(request.owner.unwrap_or(&self.account));
         let mapping = Box::new(Mapping {
+            serial: self.serials.fetch_add(1, Ordering::Relaxed),
             range,
             user: request.user,
             space: request.space.clone(),
@@ -90,6 +92,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             leaving: Leaving::default(),
             log: None,
             unforgotten: None,
+            users: Users::default(),
         });
         let domains = self.waiting(|| self.claim(range, request))?;
         let (state, result) = self.build(mapping, &domains, request.cancelled);

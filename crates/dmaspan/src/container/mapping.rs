@@ -60,6 +60,14 @@ impl<P: Pinner> Slot<P> {
     }
 
     /// The mapping, if it is nobody's work.
+    pub(super) fn mapped_mut(&mut self) -> Option<&mut Mapping<P>> {
+        match &mut self.state {
+            SlotState::Mapped(mapping) => Some(mapping),
+            _ => None,
+        }
+    }
+
+    /// The mapping, if it is nobody's work.
     pub(super) fn mapped(&self) -> Option<&Mapping<P>> {
         match &self.state {
             SlotState::Mapped(mapping) => Some(mapping),
@@ -70,6 +78,8 @@ impl<P: Pinner> Slot<P> {
 
 /// A mapping, and what it holds. Dropped, its pin leaks.
 pub(super) struct Mapping<P: Pinner> {
+    /// Tells it from what is mapped there later.
+    pub(super) serial: u64,
     pub(super) range: IovaRange,
     pub(super) user: UserRange,
     pub(super) space: P::Space,
@@ -85,6 +95,16 @@ pub(super) struct Mapping<P: Pinner> {
     pub(super) log: Option<Arc<Log>>,
     /// A device behind a domain that is gone may use it for ever: it is never unpinned.
     pub(super) unforgotten: Option<HardwareError>,
+    pub(super) users: Users,
+}
+
+/// How many use a mapping without the lock, and expect that it stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Users {
+    /// Reads and writes of emulated devices.
+    pub(super) copies: u32,
+    /// Unmaps that are telling devices of it.
+    pub(super) announcing: u32,
 }
 
 /// How much of a mapping was taken down.
@@ -123,6 +143,15 @@ impl<Pin> Pinned<Pin> {
 }
 
 impl<P: Pinner> Mapping<P> {
+    /// The addresses of `range` that are mapped here, and the user's memory behind them.
+    pub(super) fn part(&self, range: IovaRange) -> Option<(IovaRange, UserRange)> {
+        let part = self.range.intersection(range)?;
+        let offset = part.start().get() - self.range.start().get();
+        let start = self.user.start().wrapping_add(offset);
+        let user = UserRange::new(start, start.wrapping_add(part.len_less_one()))?;
+        Some((part, user))
+    }
+
     /// Whether taking it down is over: nothing is mapped, or hardware does not forget.
     pub(super) fn is_down(&self) -> bool {
         let rest = |pinned: &Pinned<P::Pin>| pinned.runs.rest(self.leaving.at).next().is_some();

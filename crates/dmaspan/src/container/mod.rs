@@ -17,15 +17,21 @@
 //!
 //! Only behind the sync that covers it, in all domains. Where hardware does not confirm that, the
 //! mapping stays in the tree for ever, pinned and charged.
+//!
+//! What emulated devices have pinned themselves is theirs to unpin: they are told, and until they
+//! have done so nothing of the mapping is unmapped.
 
 pub mod type1;
 
+mod access;
 mod alignment;
 mod attach;
 mod busy;
 mod dirty;
 mod domains;
+mod emulated;
 mod error;
+mod external;
 mod info;
 mod log;
 mod map;
@@ -40,7 +46,9 @@ pub use attach::{Attach, CacheCoherency, Interrupts};
 pub use busy::{BusyHook, GaveUp};
 pub use dirty::{DirtyRead, DirtySink, Undelivered};
 pub use domains::DomainId;
+pub use emulated::{EmulatedId, UnmapNotifier};
 pub use error::Error;
+pub use external::{ExternalPin, ForeignPin};
 pub use info::Info;
 pub use map::{MapRequest, Mapped};
 pub use vaddr::VaddrUpdate;
@@ -62,6 +70,8 @@ use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
 use crate::space::{DmaSpace, Limits};
 use domains::Domains;
+use emulated::Emulated;
+use external::External;
 use mapping::Tree;
 
 /// Spans that go into the tables, or come out of them, at once by default: 4 KiB of stack. A sync
@@ -101,7 +111,8 @@ pub enum Version {
 /// `P` pins memory, `L` is the lock around the tree of mappings, and up to `BATCH` spans, at least
 /// one, are mapped or unmapped at once: 16 bytes of stack for each.
 ///
-/// Dropped, it unmaps everything; what hardware does not forget stays pinned for ever.
+/// Dropped, it unmaps everything; what hardware does not forget, and what emulated devices have
+/// pinned and not unpinned, stays pinned for ever.
 pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH> {
     pinner: P,
     /// Charged where a request names nobody else.
@@ -118,6 +129,8 @@ pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH>
     tracking: AtomicU64,
     /// Held while marks of a mapping are read from tables, a part of it at a time: by its address.
     walks: [Mutex<L, ()>; WALKS],
+    /// How many mappings were begun.
+    serials: AtomicU64,
     /// Not held while memory is pinned or mapped, but while the empty tables around a mapping that
     /// is gone are taken out.
     state: Mutex<L, State<P>>,
@@ -136,6 +149,8 @@ struct State<P: Pinner> {
     reads: u64,
     /// How many mappings are without their users' addresses.
     invalid: usize,
+    emulated: Emulated,
+    external: External<P::Pin>,
 }
 
 impl<P: Pinner, L: RawMutex> Container<P, L> {
@@ -176,6 +191,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             ended: AtomicU64::new(0),
             tracking: AtomicU64::new(0),
             walks: [const { Mutex::new(()) }; WALKS],
+            serials: AtomicU64::new(0),
             state: Mutex::new(State {
                 tree: Tree::new(),
                 domains: Arc::default(),
@@ -184,6 +200,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 unmaps: 0,
                 reads: 0,
                 invalid: 0,
+                emulated: Emulated::default(),
+                external: External::default(),
             }),
         }
     }
@@ -302,6 +320,7 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH> {
     fn drop(&mut self) {
+        self.abandon_external();
         let doomed = self.state.get_mut().doom(ALL);
         // What fails stays pinned for ever, which is all that can be done.
         let _ = self.unmap_doomed(doomed, ALL, None);

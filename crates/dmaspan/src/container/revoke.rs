@@ -43,11 +43,15 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// # Errors
     ///
+    /// [`Error::StillPinned`] where emulated devices have pinned some of the device memory, and do
+    /// not unpin it when they are told. Then nothing was revoked.
+    ///
     /// [`Error::Busy`] where a mapping of the range is under construction or on its way out, and
     /// [`Error::Changing`]: call it again, it goes on. [`Error::NotForgotten`] for the first
     /// mapping whose device memory hardware may still use; all others were revoked.
     pub fn revoke(&self, space: &P::Space, user: UserRange) -> Result<u64, Error<P::Error>> {
         let space_id = self.pinner.space_id(space);
+        self.revoke_external(space_id, user)?;
         let (mut from, mut revoked, mut failed) = (Some(Iova::new(0)), 0u64, None);
         while let Some(start) = from {
             let taken = self.waiting(|| self.take_for_revoke(start, space_id, user))?;
@@ -89,7 +93,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let Some((&start, slot)) = of_user.next() else { return Ok(None) };
             match &slot.state {
                 SlotState::Mapped(mapping) if has_mmio(mapping, user) => {
-                    if mapping.is_being_read() {
+                    if mapping.users.copies > 0 || mapping.is_being_read() {
                         return Err(busy(slot.range(start)));
                     }
                     break start;

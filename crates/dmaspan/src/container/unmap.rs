@@ -61,11 +61,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// # Errors
     ///
-    /// [`Error::MisalignedUnmap`], [`Error::Bisects`] and [`Error::Busy`] with nothing changed.
+    /// [`Error::MisalignedUnmap`], [`Error::Bisects`] and [`Error::Busy`] with nothing changed, and
+    /// [`Error::StillPinned`] where emulated devices do not unpin, though they were told ten times.
     /// [`Error::NotForgotten`] for the first mapping that hardware may still use; all others in the
     /// range are gone.
     pub fn unmap(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
-        let doomed = self.waiting(|| self.doom_range(&mut self.state.lock(), range))?;
+        let doomed = self.announcing(range, || self.doom_range(&mut self.state.lock(), range))?;
         doomed.map_or(Ok(0), |doomed| self.unmap_doomed(doomed, range, None))
     }
 
@@ -104,13 +105,19 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// As for [`unmap`](Self::unmap).
     pub fn unmap_all(&self) -> Result<u64, Error<P::Error>> {
-        let doomed = self.waiting(|| self.try_doom(&mut self.state.lock(), ALL))?;
+        let doomed = self.announcing(ALL, || self.try_doom(&mut self.state.lock(), ALL))?;
         self.unmap_doomed(doomed, ALL, None)
     }
 
     /// Makes all mappings in `range` the caller's to take down, or none of them.
     fn try_doom(&self, all: &mut State<P>, range: IovaRange) -> Result<Doomed, Error<P::Error>> {
         self.check_whole(all, range)?;
+        // Last: devices are told only of what will be unmapped.
+        for (mapped, slot) in overlapping(&all.tree, range) {
+            if let Some(mapping) = slot.mapped() {
+                all.check_unused(range, mapped, mapping.users.copies)?;
+            }
+        }
         Ok(all.doom(range))
     }
 
@@ -238,7 +245,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     {
         let mut buf = SpanBuf::new(room);
         let Taken { mut bytes, synced } = domains.unmap(wanted, &mut buf, marks);
-        let mut spans = Spans { spans: buf.spans(), skip: 0 };
+        let mut spans = Spans::new(buf.spans());
         for mapping in mappings {
             let dirty = Dirty::after(mapping.prot);
             let (Some(pinned), leaving) = (&mut mapping.pinned, &mut mapping.leaving) else {
@@ -388,15 +395,19 @@ fn wanted<'r, 'm, P: Pinner + 'm>(
 }
 
 /// Spans of a batch, handed out by bytes.
-struct Spans<'s> {
+pub(super) struct Spans<'s> {
     spans: &'s [Span],
     /// Bytes of the first span that were handed out.
     skip: u64,
 }
 
-impl Spans<'_> {
+impl<'s> Spans<'s> {
+    pub(super) fn new(spans: &'s [Span]) -> Self {
+        Self { spans, skip: 0 }
+    }
+
     /// Hands the next `bytes` out, in as few calls as they allow.
-    fn next(&mut self, bytes: u64, mut each: impl FnMut(&[Span])) {
+    pub(super) fn next(&mut self, bytes: u64, mut each: impl FnMut(&[Span])) {
         let mut left = bytes;
         while left > 0 {
             let mut whole = 0;

@@ -66,11 +66,6 @@ impl<P: Pinner> State<P> {
         slot.vaddr = vaddr;
     }
 
-    /// How many emulated devices there are.
-    pub(super) fn emulated(&self) -> usize {
-        0
-    }
-
     /// Makes the addresses of all mappings that begin in `range` invalid, or of none. Returns their
     /// bytes, modulo 2^64.
     fn invalidate(&mut self, range: IovaRange) -> Result<u64, Error<P::Error>> {

@@ -2,12 +2,16 @@
 //! build.
 #![expect(unsafe_code, reason = "the tests promise what pinned memory is")]
 
+mod access;
 mod account;
 mod busy;
 mod common;
 mod dirty;
 mod domains;
+mod emulated;
+mod external;
 mod failures;
+mod hooked;
 mod info;
 mod mappings;
 mod pfnmap;

@@ -220,7 +220,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         if let Err((error, unsynced)) = replayed {
             let gone = domains.let_go(id);
             if domains.list.len() == 1 {
-                self.strip(&domains);
+                // The error says why there is no domain, not what became of it.
+                let _ = self.strip(&domains);
             } else if let (Err(source), Some(last)) = (gone, domains.get(id)) {
                 // What the error says is why there is no domain, not what became of it.
                 let _ = self.withdraw(last, unsynced, source);
@@ -235,7 +236,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Takes a domain out of the container and away from its hardware.
     ///
-    /// With the last domain everything is unmapped. Nobody maps or unmaps meanwhile, and nothing is
+    /// With the last domain everything is unmapped, unless there are emulated devices: then mappings
+    /// stay, pinned only where those have pinned them. Nobody maps or unmaps meanwhile, and nothing is
     /// allocated, but for the list of where mappings may lie: it stays as it was where there is no
     /// memory for a longer one.
     ///
@@ -248,7 +250,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     pub fn detach(&self, id: DomainId) -> Result<(), Error<P::Error>> {
         let gone = self.waiting(|| self.begin_detach(id))?;
         let domains = Arc::clone(&self.state.lock().domains);
+        let emulated = self.state.lock().emulated();
         let result = match (domains.list.len(), gone, domains.get(id)) {
+            (1, gone, _) if emulated > 0 => {
+                let kept = self.strip(&domains);
+                let error = |range, source| Err(Error::NotForgotten { range, source });
+                kept.zip(gone.err()).map_or(Ok(()), |(range, source)| error(range, source))
+            }
             (1, ..) => self.unmap_last(&domains),
             (_, Err(source), Some(domain)) => self.withdraw(domain, None, source),
             _ => Ok(()),
@@ -300,12 +308,20 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Unmaps everything from the only domain and unpins it; mappings stay, but those that hardware
-    /// may still use.
-    fn strip(&self, domains: &Domains) {
-        let Ok(()) = self.each_mapping(|mut mapping| match self.take_back(&mut mapping, domains) {
-            Reach::None => (SlotState::Mapped(mapping), Ok::<(), Infallible>(())),
-            Reach::Possible => (SlotState::Quarantined, Ok(())),
+    /// may still use. Returns the first of these.
+    fn strip(&self, domains: &Domains) -> Option<IovaRange> {
+        let mut kept = None;
+        let Ok(()) = self.each_mapping(|mut mapping| {
+            let range = mapping.range;
+            match self.take_back(&mut mapping, domains) {
+                Reach::None => (SlotState::Mapped(mapping), Ok::<(), Infallible>(())),
+                Reach::Possible => {
+                    kept = kept.or(Some(range));
+                    (SlotState::Quarantined, Ok(()))
+                }
+            }
         });
+        kept
     }
 
     /// Takes all mappings out of one domain of several, whose hardware did not let go. Those that

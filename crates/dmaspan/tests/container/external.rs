@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use dmaspan::container::{DirtyRead, Error, ExternalPin, Version};
+use dmaspan::container::{Attach, DirtyRead, Error, ExternalPin, Interrupts, Version};
 use dmaspan::pin::{Dirty, Kind, SpanSink, Stopped};
 use dmaspan::{Container, DmaSpace, Errno, Iova, Prot, Span, SpanBuf};
+use dmaspan_sim::fault::Faults;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::common::{PROT, range};
+use crate::common::{PROT, faulty_domain, range};
 use crate::emulated::{Model, PAGE, pages};
 use crate::hooked::{Hooking, Owner, size};
 
@@ -219,6 +220,30 @@ fn a_limit_refuses_a_pin_before_memory_is_pinned() {
     assert!(matches!(error, Error::OverLimit { .. }), "{error}");
     assert_eq!(container.errno(&error), Errno::ENOMEM);
     assert_eq!(poor.used(), 0);
+    owner.assert_untouched();
+}
+
+#[test]
+fn when_the_last_domain_goes_mappings_stay_for_emulated_devices_with_what_they_pinned() {
+    let owner = Owner::new(16);
+    let (model, container, id) = Model::attach(owner.container());
+    let (domain, tables, _) = faulty_domain::<12>(&Faults::none());
+    let domain = container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    container.map(&owner.space, owner.pages(0, 8), Iova::new(0), PROT).unwrap();
+    let mut spans: Vec<Span> = Vec::new();
+    let pin = container.pin_external(pages(2, 3), PROT, &mut spans).unwrap();
+    assert_eq!((owner.memory.pinned_frames(), owner.account.used()), (8, 8 * PAGE));
+    container.detach(domain).unwrap();
+    assert_eq!((container.mappings(), model.told()), (1, vec![]), "nothing is unmapped");
+    assert_eq!((owner.memory.pinned_frames(), owner.account.used()), (3, 3 * PAGE));
+    assert_eq!(tables.tables(), 0, "the domain is gone");
+    // The next one finds the mapping.
+    let (domain, _, _) = faulty_domain::<12>(&Faults::none());
+    container.attach(domain, Attach::new(Interrupts::Isolated)).unwrap();
+    assert_eq!((owner.memory.pinned_frames(), owner.account.used()), (8, 8 * PAGE));
+    container.unpin_external(pin, Dirty::Clean).unwrap();
+    container.detach_emulated(id).unwrap();
+    assert_eq!(container.unmap_all().unwrap(), 8 * PAGE);
     owner.assert_untouched();
 }
 

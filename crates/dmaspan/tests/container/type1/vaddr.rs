@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dmaspan::container::type1::{Client, Process, uapi};
-use dmaspan::container::{Attach, Interrupts, Version};
-use dmaspan::{Account, DmaSpace as _, Errno, UserAddr};
+use dmaspan::container::{Attach, Interrupts, UnmapNotifier, Version};
+use dmaspan::{Account, DmaSpace as _, Errno, IovaRange, UserAddr};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::SimSpace;
 
@@ -115,4 +115,23 @@ fn nothing_is_attached_while_memory_has_no_address() {
 
 fn user(start: u64, pages: u64) -> dmaspan::UserRange {
     dmaspan::UserRange::from_len(UserAddr::new(start), pages * PAGE).unwrap()
+}
+
+#[test]
+fn emulated_devices_need_the_addresses_of_memory() {
+    struct Idle;
+    impl UnmapNotifier for Idle {
+        fn unmapping(&self, _range: IovaRange) {}
+    }
+    let world = two_mappings(Version::V2);
+    let can = || world.type1().check_extension(uapi::VFIO_UPDATE_VADDR);
+    assert_eq!(can(), 1);
+    let device = world.container.attach_emulated(Arc::new(Idle)).unwrap();
+    assert_eq!(can(), 0);
+    assert_eq!(world.unmap(VADDR, 0, 4 * PAGE), Err(Errno::EBUSY));
+    assert_eq!(world.unmap(VADDR, 1, 0), Err(Errno::EBUSY), "before the range is looked at");
+    assert_eq!(world.unmap(VADDR | 8, 0, 4 * PAGE), Err(Errno::EINVAL), "behind the flags");
+    world.container.detach_emulated(device).unwrap();
+    assert_eq!(can(), 1);
+    assert_eq!(world.unmap(VADDR, 0, 4 * PAGE), Ok(4 * PAGE));
 }

@@ -236,10 +236,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Takes a domain out of the container and away from its hardware.
     ///
-    /// With the last domain everything is unmapped, unless there are emulated devices: then mappings
-    /// stay, pinned only where those have pinned them. Nobody maps or unmaps meanwhile, and nothing
-    /// is allocated, but for the list of where mappings may lie: it stays as it was where there is
-    /// no memory for a longer one.
+    /// With the last domain everything is unmapped, unless there are emulated devices: then
+    /// mappings stay, pinned only where those have pinned them. Nobody maps or unmaps meanwhile,
+    /// and nothing is allocated, but for the list of where mappings may lie: it stays as it was
+    /// where there is no memory for a longer one.
     ///
     /// # Errors
     ///

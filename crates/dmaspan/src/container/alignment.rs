@@ -34,8 +34,14 @@ impl Place {
     /// What would give the span larger leaves, of the largest size for which something would.
     pub(super) fn better(&self, page_sizes: u64) -> Option<Alignment> {
         let paddr = self.span.paddr().get();
-        let sizes = (0..u64::BITS).rev().map(|n| 1u64 << n).filter(|size| page_sizes & size != 0);
-        sizes.into_iter().find_map(|leaf| {
+        // Each span is looked at, so only leaves that are not longer than it.
+        let mut sizes = page_sizes & lg2::mask(lg2::floor(self.span.len()) + 1);
+        core::iter::from_fn(|| {
+            let leaf = lg2::size(sizes.checked_ilog2()?);
+            sizes &= !leaf;
+            Some(leaf)
+        })
+        .find_map(|leaf| {
             let mask = leaf - 1;
             let first = lg2::align_up(paddr, leaf.trailing_zeros())?;
             let bytes = (self.span.last().get().checked_sub(first)?.checked_add(1)?) & !mask;

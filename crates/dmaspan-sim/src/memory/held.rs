@@ -94,7 +94,11 @@ impl SimPin {
 
     /// Pins the frames under memory that the pin is about to have: one that it has in parts only
     /// once.
+    #[inline]
     pub(super) fn pin(&mut self, memory: &SimMemory, span: Span) {
+        if lg2::is_aligned(span.paddr().get() | span.len(), memory.granule_lg2()) {
+            return memory.pin_span(span);
+        }
         let cut = Cut::new(span, memory.granule_lg2());
         for (paddr, bytes) in cut.parts.into_iter().flatten() {
             let sum = self.partial.entry(paddr.get()).or_insert(0);
@@ -153,6 +157,9 @@ impl SimPin {
         self.bytes_left = self.bytes_left.saturating_sub(span.len());
         if kind == Kind::Mmio {
             return;
+        }
+        if lg2::is_aligned(span.paddr().get() | span.len(), memory.granule_lg2()) {
+            return memory.unpin_span(span, dirty);
         }
         let cut = Cut::new(span, memory.granule_lg2());
         for (paddr, bytes) in cut.parts.into_iter().flatten() {

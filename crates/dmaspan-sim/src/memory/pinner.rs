@@ -16,6 +16,10 @@ use crate::walker::Access;
 /// For how many leaves a pin holds the lock of the tables at most.
 const LEAVES_AT_ONCE: u32 = 1024;
 
+/// How many runs are pinned, and spans unpinned, at once. Their records lie all over memory: asked
+/// for together, the processor waits for all of them once.
+const AT_ONCE: usize = 32;
+
 /// Why simulated memory was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -143,8 +147,12 @@ struct Pinning<'a> {
     access: Access,
     sink: &'a mut dyn SpanSink,
     pin: SimPin,
-    /// What is contiguous and was not pushed yet.
+    /// What is contiguous and may go on.
     run: Option<Run>,
+    /// Runs that have ended and were not pushed yet.
+    closed: [Option<Run>; AT_ONCE],
+    /// How many they are.
+    closed_count: usize,
     lookups: u64,
 }
 
@@ -170,7 +178,7 @@ impl Pinning<'_> {
             self.settle()?;
             drop(mm);
             match walked {
-                ControlFlow::Continue(()) => return self.close_run(),
+                ControlFlow::Continue(()) => return self.push_all(),
                 ControlFlow::Break(Walked::Stopped(Pause::Full(at))) => {
                     next = at;
                     mm = self.space.mm.read();
@@ -179,7 +187,7 @@ impl Pinning<'_> {
                     return Err(PinError::Stopped);
                 }
                 ControlFlow::Break(Walked::Stopped(Pause::Refused(error))) => {
-                    self.close_run()?;
+                    self.push_all()?;
                     return Err(failed(error));
                 }
                 ControlFlow::Break(Walked::Hole(at)) => {
@@ -187,7 +195,7 @@ impl Pinning<'_> {
                     let mut writing = self.space.mm.write();
                     if let Err(error) = self.space.fault_in(&mut writing, next, self.access) {
                         drop(writing);
-                        self.close_run()?;
+                        self.push_all()?;
                         return Err(failed(error));
                     }
                     // The leaf cannot go before it is walked: each fault is a step forward.
@@ -201,12 +209,13 @@ impl Pinning<'_> {
     /// stays because it is pinned. Device memory is pushed, so that whoever takes it away from then
     /// on finds a sink that knows it.
     fn settle(&mut self) -> Result<(), Failure> {
-        match self.run {
-            Some(Run { kind: Kind::Mmio, .. }) => self.close_run(),
-            _ => {
-                self.pin_run();
-                Ok(())
+        match &mut self.run {
+            Some(Run { kind: Kind::Mmio, .. }) => self.push_all(),
+            Some(run) => {
+                run.pin(&mut self.pin, self.space.memory());
+                self.push_closed()
             }
+            None => self.push_closed(),
         }
     }
 
@@ -256,29 +265,57 @@ impl Pinning<'_> {
         ControlFlow::Continue(())
     }
 
-    /// Pins what is not pinned yet of the run.
-    fn pin_run(&mut self) {
-        if let Some(run) = &mut self.run
-            && run.kind == Kind::Memory
-            && let Some(rest) = run.span.skip(run.pinned)
+    /// Ends the run. It is pinned and pushed with others.
+    #[inline]
+    fn close_run(&mut self) -> Result<(), Failure> {
+        let Some(run) = self.run.take() else { return Ok(()) };
+        self.closed[self.closed_count] = Some(run);
+        self.closed_count += 1;
+        if self.closed_count == AT_ONCE { self.push_closed() } else { Ok(()) }
+    }
+
+    /// Ends the run, and pins and pushes all there are.
+    fn push_all(&mut self) -> Result<(), Failure> {
+        self.close_run()?;
+        self.push_closed()
+    }
+
+    /// Pins the runs that have ended and pushes them.
+    fn push_closed(&mut self) -> Result<(), Failure> {
+        let memory = self.space.memory();
+        let closed = &mut self.closed[..std::mem::take(&mut self.closed_count)];
+        let to_pin = closed.iter().flatten().filter(|run| run.kind == Kind::Memory);
+        memory.fetch_records(to_pin.map(|run| run.span));
+        closed.iter_mut().flatten().for_each(|run| run.pin(&mut self.pin, memory));
+        let mut runs = closed.iter_mut().filter_map(Option::take);
+        while let Some(run) = runs.next() {
+            if self.sink.push(run.span, run.kind).is_err() {
+                let unpushed = std::iter::once(run).chain(runs).chain(self.run.take());
+                unpushed.for_each(|run| run.undo_pin(&mut self.pin, memory));
+                return Err(PinError::Stopped);
+            }
+            self.pin.took(run.span, run.kind);
+        }
+        Ok(())
+    }
+}
+
+impl Run {
+    /// Pins what is not pinned yet of memory.
+    fn pin(&mut self, pin: &mut SimPin, memory: &SimMemory) {
+        if self.kind == Kind::Memory
+            && let Some(rest) = self.span.skip(self.pinned)
         {
-            run.pinned = run.span.len();
-            self.pin.pin(self.space.memory(), rest);
+            self.pinned = self.span.len();
+            pin.pin(memory, rest);
         }
     }
 
-    /// Pins the run and pushes it.
-    fn close_run(&mut self) -> Result<(), Failure> {
-        self.pin_run();
-        let Some(run) = self.run.take() else { return Ok(()) };
-        if self.sink.push(run.span, run.kind).is_err() {
-            if run.kind == Kind::Memory {
-                self.pin.undo_pin(self.space.memory(), run.span);
-            }
-            return Err(PinError::Stopped);
+    /// Unpins what is pinned of it, of which nobody was told.
+    fn undo_pin(self, pin: &mut SimPin, memory: &SimMemory) {
+        if let Ok(pinned) = Span::new(self.span.paddr(), self.pinned) {
+            pin.undo_pin(memory, pinned);
         }
-        self.pin.took(run.span, run.kind);
-        Ok(())
     }
 }
 
@@ -318,7 +355,16 @@ unsafe impl Pinner for SimPinner {
             return Err(PinFailed { error: PinError::Failed(error), pin: None });
         }
         let pin = SimPin::new(range, &self.memory);
-        let mut pinning = Pinning { space, access, sink, pin, run: None, lookups: 0 };
+        let mut pinning = Pinning {
+            space,
+            access,
+            sink,
+            pin,
+            run: None,
+            closed: [None; AT_ONCE],
+            closed_count: 0,
+            lookups: 0,
+        };
         let result = pinning.pin_all(range);
         self.lookups.fetch_add(pinning.lookups, Ordering::Relaxed);
         match (result, pinning.pin.finish()) {
@@ -329,7 +375,12 @@ unsafe impl Pinner for SimPinner {
     }
 
     fn unpin(&self, pin: &mut SimPin, spans: &[Span], kind: Kind, dirty: Dirty) {
-        spans.iter().for_each(|span| pin.unpin(&self.memory, *span, kind, dirty));
+        for spans in spans.chunks(AT_ONCE) {
+            if kind == Kind::Memory {
+                self.memory.fetch_records(spans.iter().copied());
+            }
+            spans.iter().for_each(|span| pin.unpin(&self.memory, *span, kind, dirty));
+        }
     }
 
     fn release(&self, pin: SimPin) {

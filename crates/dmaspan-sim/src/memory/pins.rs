@@ -86,6 +86,16 @@ impl SimMemory {
         pinned.map(|found| lg2::size(found.order)).sum()
     }
 
+    /// Brings the records of the folios at which spans begin into caches, all at once: what counts
+    /// them one by one then does not wait for each.
+    #[inline]
+    pub(super) fn fetch_records(&self, spans: impl Iterator<Item = Span>) {
+        for span in spans {
+            let found = self.pfn(span.paddr()).and_then(|pfn| self.records.find(pfn));
+            std::hint::black_box(found.map(|found| found.record.counts().refs));
+        }
+    }
+
     /// Pins the frames under a span, folio by folio. Somebody keeps the folios meanwhile.
     #[inline]
     pub fn pin_span(&self, span: Span) {

@@ -19,6 +19,7 @@
 //! - [`sanitizer`]: told what a driver does, it models an IOTLB that keeps what it may. It catches
 //!   what is used after its unmap, flushed late or never, unmapped twice, or leaked, and shows the
 //!   history that led there.
+//! - [`type1_before`]: the VFIO container as Linux 6.15 had it. For measuring against.
 //! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
 //! - [`fuzz`]: operations, and tables, made of any bytes. They catch what nobody thought of.
 //! - [`fault`]: failures on demand. They catch operations that do not undo themselves.
@@ -93,6 +94,7 @@ pub mod port;
 mod rng;
 pub mod sanitizer;
 pub mod suite;
+pub mod type1_before;
 pub mod unwalked;
 pub mod walker;
 

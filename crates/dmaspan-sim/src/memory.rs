@@ -44,6 +44,7 @@ mod vma;
 
 pub use books::Books;
 pub use folio::{Counts, Folio};
+pub use gup::PinnedPages;
 pub use held::SimPin;
 pub use mm::FaultError;
 pub use pinner::{Holes, SimPinError, SimPinner};

@@ -4,6 +4,7 @@
 //! tables' addresses are made up, and the arena that alone turns them into memory is given to
 //! nobody. So a [`Region`] frees what it retired at once.
 
+mod container;
 mod dma;
 
 use dmaspan::io_pgtable::{Error, Format, Owned, PageTable, Retired};
@@ -11,7 +12,9 @@ use dmaspan::{IovaRange, PhysAddr};
 
 use crate::arena::{Arena, ArenaList};
 
+pub use container::UnwalkedContainer;
 pub use dma::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
+pub(crate) use dma::{MAX_RANGES, told};
 
 /// A page table with an arena of its own and without hardware.
 #[derive(Debug)]

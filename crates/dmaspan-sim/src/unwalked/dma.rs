@@ -24,7 +24,7 @@ use crate::walker::TableWords;
 
 /// How many ranges an invalidation names before it is one of everything, as that of a driver with
 /// range commands might.
-const MAX_RANGES: usize = 8;
+pub(crate) const MAX_RANGES: usize = 8;
 
 /// What hardware would have been told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +64,7 @@ fn count(commands: usize, syncs: u64) {
 
 /// No hardware, counted.
 #[derive(Debug)]
-struct Untold;
+pub(super) struct Untold;
 
 #[expect(unsafe_code, reason = "nothing is promised where there is no device")]
 // SAFETY: no device of the domain uses any translation, ever: there is none.
@@ -90,6 +90,12 @@ unsafe impl IommuOps for Untold {
     fn root_changed(&self, _: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
         Ok(())
     }
+}
+
+/// Counts what hardware would have to be told of a gather whose tables were freed.
+pub(crate) fn told(gather: &Gather<ArenaList>) {
+    // Where there is no hardware nothing fails.
+    let _ = Untold.invalidate(&gather.invalidation());
 }
 
 /// Memory that no device will ever reach.

@@ -461,13 +461,13 @@ mod pages {
         let frame = |number: u64| PhysAddr::new(BASE + (number << 12));
         let mut pages = [PhysAddr::new(0); 8];
         let range = user(0x1800, 0x3000);
-        assert_eq!(space.pin_pages(range, Access::Write, &mut pages), 4);
+        assert_eq!(space.pin_pages(range, Access::Write, &mut pages).pages, 4);
         assert_eq!(pages[..4], [5, 6, 2, 9].map(frame));
-        assert_eq!(space.pin_pages(range, Access::Write, &mut pages[..2]), 2);
+        assert_eq!(space.pin_pages(range, Access::Write, &mut pages[..2]).pages, 2);
         assert_eq!(pinner.memory().pins(frame(6)), Some(2));
-        assert_eq!(space.pin_pages(user(0x4000, 0x9000), Access::Read, &mut pages), 1);
-        assert_eq!(space.pin_pages(user(0x5000, 0x9000), Access::Read, &mut pages), 0);
-        assert_eq!(space.pin_pages(range, Access::Read, &mut []), 0);
+        assert_eq!(space.pin_pages(user(0x4000, 0x9000), Access::Read, &mut pages).pages, 1);
+        assert_eq!(space.pin_pages(user(0x5000, 0x9000), Access::Read, &mut pages).pages, 0);
+        assert_eq!(space.pin_pages(range, Access::Read, &mut []).pages, 0);
         for number in [5, 6, 2, 9, 5, 6, 9] {
             pinner.memory().unpin_page(frame(number), Dirty::Clean);
         }
@@ -486,8 +486,8 @@ mod pages {
         space.map_with(at(0), &[folio], only).unwrap();
         space.map_device(at(M2), device(1 << 45, M2), Rights::ReadWrite).unwrap();
         let mut pages = vec![PhysAddr::new(0); 1024];
-        assert_eq!(space.pin_pages(user(0, 2 * M2), Access::Write, &mut pages), 0);
-        assert_eq!(space.pin_pages(user(0x1000, 2 * M2), Access::Read, &mut pages), 511);
+        assert_eq!(space.pin_pages(user(0, 2 * M2), Access::Write, &mut pages).pages, 0);
+        assert_eq!(space.pin_pages(user(0x1000, 2 * M2), Access::Read, &mut pages).pages, 511);
         assert_eq!(pages[510], PhysAddr::new(folio.last().get() - 0xfff));
         // By folio: all pins are of one.
         assert_eq!(pinner.memory().pins(folio.paddr()), Some(511));

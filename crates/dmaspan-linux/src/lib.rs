@@ -64,4 +64,5 @@ pub use pagemap::{FrameMode, FrameSource, Lookup};
 pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
 pub use platform::{SleepHook, UserPlatform};
 pub use registration::PinMethod;
+pub use sys::perf::{Instructions, NoCounter};
 pub use sys::signals;

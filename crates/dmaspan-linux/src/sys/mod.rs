@@ -15,6 +15,7 @@ use dmaspan::Errno;
 use crate::os;
 
 pub(crate) mod mapping;
+pub(crate) mod perf;
 pub(crate) mod scan;
 pub mod signals;
 pub(crate) mod uring;

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod bench_container;
 mod bench_dma;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -11,6 +12,7 @@ use crate::hold;
 use crate::size::ByteSize;
 
 pub(crate) use bench::{BenchWhat, IoPgtableArgs};
+pub(crate) use bench_container::ContainerArgs;
 pub(crate) use bench_dma::{DmaArgs, Mode, direction_name};
 
 /// Maps memory for devices one contiguous span at a time, measures and verifies.

@@ -9,12 +9,14 @@
 //!                             └─ hold: hugetlb pages, given back however the process ends
 //! args ──► bench (page tables alone, by format) ──► report
 //! args ──► bench_dma (IOVAs, tables and flushes, as a driver's call) ──► report
+//! args ──► bench_container (user memory and BARs, as a VMM's call) ──► report
 //! ```
 //!
 //! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
 
 mod args;
 mod bench;
+mod bench_container;
 mod bench_dma;
 mod bus;
 mod hold;
@@ -38,7 +40,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Args, BenchWhat, Command, DmaArgs, Format, IoPgtableArgs, MapArgs};
+use args::{Args, BenchWhat, Command, ContainerArgs, DmaArgs, Format, IoPgtableArgs, MapArgs};
 use machine::Machine;
 use plan::Plan;
 use progress::Progress;
@@ -57,6 +59,9 @@ fn main() -> ExitCode {
             bench_io_pgtable(&args)
         }
         Ok(Args { command: Command::Bench { what: BenchWhat::Dma(args) } }) => bench_dma(&args),
+        Ok(Args { command: Command::Bench { what: BenchWhat::Container(args) } }) => {
+            bench_container(&args)
+        }
         Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
         Err(error) => not_parsed(&error),
     }
@@ -99,6 +104,23 @@ fn bench_dma(args: &DmaArgs) -> ExitCode {
     };
     let text = match args.format {
         Format::Table => bench_dma::report::render(&report, Marks::of_stdout()),
+        Format::Json => report::json::render(&report),
+    };
+    print_text(&text).unwrap_or(ExitCode::SUCCESS)
+}
+
+/// `dmaspan bench container`.
+fn bench_container(args: &ContainerArgs) -> ExitCode {
+    let plan = match bench_container::plan(args) {
+        Ok(plan) => plan,
+        Err(error) => return fail(WRONG_USAGE, &error.to_string()),
+    };
+    let report = match bench_container::run(&plan, &Progress::new()) {
+        Ok(report) => report,
+        Err(error) => return fail(FAILED, &error.to_string()),
+    };
+    let text = match args.format {
+        Format::Table => bench_container::report::render(&report, Marks::of_stdout()),
         Format::Json => report::json::render(&report),
     };
     print_text(&text).unwrap_or(ExitCode::SUCCESS)
@@ -161,9 +183,10 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
         let _ = error.print();
     } else {
         let is = |place, word| env::args_os().nth(place).is_some_and(|found| found == word);
-        let command = match (is(1, "bench"), is(2, "dma")) {
-            (true, true) => "dmaspan bench dma",
-            (true, false) => "dmaspan bench io-pgtable",
+        let command = match (is(1, "bench"), is(2, "dma"), is(2, "container")) {
+            (true, true, _) => "dmaspan bench dma",
+            (true, _, true) => "dmaspan bench container",
+            (true, ..) => "dmaspan bench io-pgtable",
             _ => "dmaspan map",
         };
         let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string(), command));
@@ -202,6 +225,9 @@ mod tests {
             &["dmaspan", "bench", "dma", "-n", "0"],
             &["dmaspan", "bench", "dma", "-t", "1", "--quick"],
             &["dmaspan", "bench", "dma", "--lazy", "--strict"],
+            &["dmaspan", "bench", "container", "--runs", "0"],
+            &["dmaspan", "bench", "container", "--size", "much"],
+            &["dmaspan", "bench", "container", "--quick", "--runs", "2"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 
 use super::Format;
+use super::bench_container::{CONTAINER_ABOUT, CONTAINER_EXAMPLES, ContainerArgs};
 use super::bench_dma::{DMA_ABOUT, DMA_EXAMPLES, DmaArgs};
 use crate::bench::formats::{self, NamedFormat};
 
@@ -16,6 +17,9 @@ pub(crate) enum BenchWhat {
     /// Measure the DMA API: a call a page of a buffer against one for all.
     #[command(long_about = DMA_ABOUT, after_help = DMA_EXAMPLES, allow_negative_numbers = true)]
     Dma(DmaArgs),
+    /// Measure the container: user memory and BARs, by page and by span.
+    #[command(long_about = CONTAINER_ABOUT, after_help = CONTAINER_EXAMPLES)]
+    Container(ContainerArgs),
 }
 
 const IO_PGTABLE_ABOUT: &str = "\

@@ -1,0 +1,108 @@
+//! `dmaspan bench container` as its users run it.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dmaspan"));
+    command.args(["bench", "container"]).args(args).env_remove("NO_COLOR").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+const NAMES: [&str; 12] = [
+    "MADV_HUGEPAGE",
+    "2M apart",
+    "MAP_POPULATE",
+    "HUGETLBFS",
+    "64K",
+    "threads=1",
+    "threads=2",
+    "threads=4",
+    "BAR 32G as 1G",
+    "BAR 32G as 2M",
+    "BAR 32G as 4K",
+    "BAR 4x128G as 1G",
+];
+
+fn number(row: &Value, name: &str) -> u64 {
+    row[name].as_u64().unwrap_or_else(|| panic!("no {name} in {row}"))
+}
+
+/// By page and by span, and the leaves.
+fn counts(report: &Value, case: &str, op: &str) -> (u64, u64, u64) {
+    let rows = report["rows"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["case"] == case && row["op"] == op);
+    let row = row.unwrap_or_else(|| panic!("no {op} of {case}"));
+    (number(row, "lookups_per_page"), number(row, "lookups"), number(row, "leaves"))
+}
+
+fn check_row(row: &Value) {
+    let (old, new) = (number(row, "per_page_ns"), number(row, "ns"));
+    assert!(old > 0 && new > 0, "{row}");
+    let (expected, speedup) = (old as f64 / new as f64, row["speedup"].as_f64().unwrap());
+    assert!((speedup - expected).abs() <= 0.0005 + expected * 1e-6, "{row}");
+    assert!(row["gibps"].as_f64().unwrap() > 0.0, "{row}");
+}
+
+#[test]
+fn every_case_is_looked_up_by_leaf_and_not_by_page() {
+    let output = run(&["--quick", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["size_bytes"], &report["runs"]), (&(1 << 30).into(), &1.into()));
+    assert!(report["model"].as_str().unwrap().contains("dmaspan-sim"));
+    let rows = report["rows"].as_array().unwrap();
+    let found: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(found, NAMES.into_iter().flat_map(|name| [name, name]).collect::<Vec<_>>());
+    rows.iter().for_each(check_row);
+    let pages = 1 << 18;
+    // Neighbours are one span, and one leaf where it is long enough.
+    assert_eq!(counts(&report, "MADV_HUGEPAGE", "map"), (512, 512, 1));
+    assert_eq!(counts(&report, "2M apart", "map"), (512, 512, 512));
+    assert_eq!(counts(&report, "2M apart", "unmap").1, 512);
+    assert_eq!(counts(&report, "MAP_POPULATE", "map"), (pages, pages, pages));
+    // Arrays of 512 pages ask for a leaf of 1G 512 times.
+    assert_eq!(counts(&report, "HUGETLBFS", "map"), (512, 1, 1));
+    assert_eq!(counts(&report, "HUGETLBFS", "unmap"), (pages, 1, 1));
+    assert_eq!(counts(&report, "64K", "map"), (pages / 16, pages / 16, pages));
+    let bar = 1 << 23;
+    for (case, lookups) in [("1G", 32), ("2M", 16384), ("4K", bar)] {
+        let case = format!("BAR 32G as {case}");
+        assert_eq!(counts(&report, &case, "map"), (bar, lookups, 32));
+        assert_eq!(counts(&report, &case, "unmap"), (bar, 32, 32));
+    }
+    assert_eq!(counts(&report, "BAR 4x128G as 1G", "map"), (1 << 27, 512, 512));
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
+    for (args, part) in [
+        (&["--size", "1.5G"][..], "whole GiB"),
+        (&["--size", "0"], "whole GiB"),
+        (&["--size", "2048G"], "ask for less"),
+        (&["--size", "much"], "bench container --help"),
+        (&["--runs", "0"], "from 1 to 1000"),
+        (&["--quick", "--runs", "3"], "cannot be used with"),
+    ] {
+        let output = run(args);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!((output.status.code(), out.as_str()), (Some(2), ""), "{args:?}");
+        assert!(err.starts_with("error: ") && err.contains(part), "{args:?}: {err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+    }
+}
+
+#[test]
+fn the_help_fits_a_terminal_and_says_what_is_measured_by_what() {
+    let output = run(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    let help = text(&output.stdout);
+    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
+    for part in ["model by a model", "lookups_per_page", "threads=N", "Exit codes"] {
+        assert!(help.contains(part), "{part} is not in\n{help}");
+    }
+}

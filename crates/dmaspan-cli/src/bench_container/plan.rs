@@ -26,6 +26,9 @@ pub(crate) enum Lie {
     Fresh,
     /// Anywhere, in any order.
     Apart,
+    /// In blocks of 2 MiB one after the other, of each about half, in any order: as a system hands
+    /// base pages out that has fragmented its memory.
+    InBlocks,
 }
 
 /// What a case maps.
@@ -153,10 +156,12 @@ fn cases(bytes: u64, runs: u32) -> Vec<Case> {
     };
     let seed = |map, unmap| Some(SeedRates { map, unmap });
     let thp = memory("MADV_HUGEPAGE", 9, 1, seed((340.2, 596.4), (118.6, 357.6)));
+    let populate = memory("MAP_POPULATE", 0, 1, seed((57.2, 55.5), (51.3, 55.6)));
     vec![
         Case { what: What::Memory { order: 9, lie: Lie::Fresh }, ..thp },
         memory("2M apart", 9, 1, None),
-        memory("MAP_POPULATE", 0, 1, seed((57.2, 55.5), (51.3, 55.6))),
+        Case { what: What::Memory { order: 0, lie: Lie::InBlocks }, ..populate },
+        memory("4K apart", 0, 1, None),
         memory("HUGETLBFS", 18, 1, seed((310.5, 508.3), (117.3, 352.9))),
         memory("64K", 4, 1, None),
         memory("threads=1", 4, 1, None),

@@ -24,6 +24,8 @@ const BARS_AT: PhysAddr = PhysAddr::new(1 << 46);
 const TABLES_AT: PhysAddr = PhysAddr::new(1 << 45);
 const USER_AT: UserAddr = UserAddr::new(0x7e00_0000_0000);
 const IOVA_AT: Iova = Iova::new(0x0200_0000_0000);
+/// log2 of the bytes of a block in which base pages are scattered (`pageblock_order`).
+const BLOCK_LG2: u32 = 21;
 /// By which folios are scattered; any number.
 const SEED: u64 = 17;
 
@@ -146,8 +148,22 @@ fn folios(memory: &SimMemory, bytes: u64, order: u32, lie: Lie) -> Result<Vec<Sp
     match (lie, order) {
         (Lie::Fresh, _) => (0..count).map(|_| Ok(memory.allocate_folio(order)?.span())).collect(),
         (Lie::Apart, 0) => memory.allocate_scattered(bytes, SEED),
+        (Lie::InBlocks, _) => Ok(in_blocks(memory.allocate_scattered(bytes, SEED)?)),
         (Lie::Apart, _) => memory.allocate_folios(&vec![order; count], SEED),
     }
+}
+
+/// Base pages block by block, in each as scattered as before: no two neighbours follow each other.
+fn in_blocks(mut pages: Vec<Span>) -> Vec<Span> {
+    pages.sort_by_key(|page| page.paddr().get() >> BLOCK_LG2);
+    for next in 1..pages.len() {
+        // In descending order neighbours are two runs. What lies before them is no neighbour of the
+        // higher one.
+        if pages[next - 1].join(pages[next]).is_some() {
+            pages.swap(next - 1, next);
+        }
+    }
+    pages
 }
 
 fn format() -> Result<ArmLpaeS1<12>, ConfigError> {

@@ -15,7 +15,7 @@ use lock_api::RawMutex;
 use super::error::Error;
 use super::mapping::{Behind, Mapping, RunCursor, Runs, overlapping};
 use super::unmap::Spans;
-use super::{Container, PAGE, State, Version};
+use super::{Container, State, Version};
 use crate::account::{Account, Charge, Counting, OverLimit};
 use crate::addr::Iova;
 use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
@@ -226,7 +226,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// pinned at once can always be unpinned at once.
     pub fn unpin_range(&self, range: IovaRange, dirty: Dirty) -> Result<(), Error<P::Error>> {
         let mut all = self.state.lock();
-        self.check_pages(&all, range)?;
+        self.check_pages(range)?;
         all.external.check_pinned(range)?;
         all.wrote(range, dirty);
         let mut ended = None;
@@ -275,10 +275,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         drop(held.charge);
     }
 
-    /// Pins of emulated devices begin and end with pages of a CPU, or of domains where those have
-    /// smaller ones.
-    fn check_pages(&self, all: &State<P>, range: IovaRange) -> Result<(), Error<P::Error>> {
-        let granule = self.granule(&all.domains).min(PAGE);
+    /// Pins of emulated devices begin and end with pages of users, however large those of domains
+    /// are.
+    fn check_pages(&self, range: IovaRange) -> Result<(), Error<P::Error>> {
+        let granule = self.page_size;
         let ends = range.start().get() | range.last().get().wrapping_add(1);
         let aligned = ends & granule.wrapping_sub(1) == 0;
         if aligned { Ok(()) } else { Err(Error::MisalignedUnmap { range, granule }) }
@@ -312,7 +312,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         if all.emulated() == 0 {
             return Err(Error::NotAttached);
         }
-        self.check_pages(&all, range)?;
+        self.check_pages(range)?;
         all.check_mapped(range, prot.intersection(Prot::READ_WRITE))?;
         let mut parts = Vec::new();
         for (_, slot) in overlapping(&all.tree, range) {

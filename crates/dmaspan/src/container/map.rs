@@ -17,7 +17,7 @@ use crate::addr::Iova;
 use crate::iommu;
 use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
 use crate::prot::Prot;
-use crate::range::{IovaRange, UserRange};
+use crate::range::{IovaRange, RangeError, UserRange};
 use crate::span::{Span, SpanBuf};
 
 /// How many bytes are pinned at most before a caller is asked whether it still wants them, and one
@@ -278,8 +278,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 /// What can be said without the container.
 fn check_request<P: Pinner>(request: &MapRequest<'_, P>) -> Result<IovaRange, Error<P::Error>> {
     let MapRequest { user, iova, prot, .. } = *request;
-    let range = IovaRange::from_len(iova, user.checked_len().unwrap_or(u64::MAX))?;
+    let range = iovas_of(iova, user)?;
     if prot.permits_access() { Ok(range) } else { Err(Error::NoAccess { user, prot }) }
+}
+
+/// Where `user` is mapped from `iova` on. No mapping is of a whole space, of 2^64 bytes.
+pub(super) fn iovas_of(iova: Iova, user: UserRange) -> Result<IovaRange, RangeError> {
+    let whole_space = RangeError::Wraps { start: iova.get(), len: u64::MAX };
+    IovaRange::from_len(iova, user.checked_len().ok_or(whole_space)?)
 }
 
 /// Of the apertures the one that the range begins in, or else the first behind its start.

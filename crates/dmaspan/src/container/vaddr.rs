@@ -11,6 +11,7 @@ use lock_api::RawMutex;
 
 use super::domains::Domains;
 use super::error::Error;
+use super::map::iovas_of;
 use super::mapping::{Behind, Mapping, Pinned, RunCursor, SlotState, Vaddr, overlapping};
 use super::unmap::Reaches;
 use super::{ALL, Container, State};
@@ -144,8 +145,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// addresses; [`Error::OverLimit`] for the new owner; [`Error::Busy`] and
     /// [`Error::Quarantined`].
     pub fn update_vaddr(&self, update: &VaddrUpdate<'_, P>) -> Result<(), Error<P::Error>> {
-        let len = update.user.checked_len().unwrap_or(u64::MAX);
-        let range = IovaRange::from_len(update.iova, len)?;
+        let range = iovas_of(update.iova, update.user)?;
         let (mut mapping, domains) = self.waiting(|| self.claim_invalid(range, update))?;
         let result = self.change_owner(&mut mapping, &domains, update);
         if result.is_ok() {

@@ -4,6 +4,7 @@
 
 mod access;
 mod account;
+mod api;
 mod busy;
 mod common;
 mod dirty;

@@ -12,6 +12,142 @@
 //! into small folios, so that terabytes can be simulated.
 //!
 //! [`SimSpace`] is a user's view of such memory and [`SimPinner`] pins it.
+//!
+//! # Example
+//!
+//! How a kernel pins for a [`Container`](dmaspan::Container): leaf by leaf of the user's tables,
+//! each as one span, whatever its size. A kernel holds the lock of the tables from the look-up
+//! until memory is pinned and device memory is pushed; [`SimPinner`] does, and joins leaves.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
+//! use dmaspan::{Errno, Prot, Span, UserAddr, UserRange};
+//! use dmaspan_sim::memory::{FaultError, SimMemory, SimSpace};
+//! use dmaspan_sim::walker::Access;
+//!
+//! struct KernelPinner(Arc<SimMemory>);
+//!
+//! // SAFETY: frames that are pinned are nobody else's until they are unpinned, and who takes
+//! // device memory away has containers revoke it first. No reference leads to either.
+//! unsafe impl Pinner for KernelPinner {
+//!     type Space = Arc<SimSpace>;
+//!     /// Frames have counts of their own, so nothing needs to be kept.
+//!     type Pin = ();
+//!     type Error = FaultError;
+//!
+//!     fn pin(
+//!         &self,
+//!         space: &Arc<SimSpace>,
+//!         range: UserRange,
+//!         prot: Prot,
+//!         sink: &mut dyn SpanSink,
+//!     ) -> Result<(), PinFailed<(), FaultError>> {
+//!         let access = if prot.contains(Prot::WRITE) { Access::Write } else { Access::Read };
+//!         let (mut at, mut tries) = (range.start(), 16);
+//!         // What the sink took before stays pinned, and the caller unpins it.
+//!         let failed = |at, error| PinFailed { error, pin: (at > range.start()).then_some(()) };
+//!         loop {
+//!             // Enters a leaf where there is none, and refuses what the user may not do.
+//!             match space.fault(at, access) {
+//!                 Ok(_) => {}
+//!                 // A kernel looks here whether the task is to die, too.
+//!                 Err(FaultError::Again { .. }) if tries > 0 => {
+//!                     tries -= 1;
+//!                     continue;
+//!                 }
+//!                 Err(error) => return Err(failed(at, PinError::Failed(error))),
+//!             }
+//!             let Some((paddr, leaf, kind)) = space.frame_at(at) else { continue };
+//!             let rest_of_leaf = leaf - 1 - (at.get() & (leaf - 1));
+//!             let above = rest_of_leaf.min(range.last().get() - at.get());
+//!             let span = Span::new(paddr, above + 1)
+//!                 .map_err(|_| failed(at, PinError::Failed(FaultError::Hole { at })))?;
+//!             if kind == Kind::Memory {
+//!                 self.0.pin_span(span);
+//!             }
+//!             if let Err(stopped) = sink.push(span, kind) {
+//!                 self.unpin(&mut (), &[span], kind, Dirty::Clean);
+//!                 return Err(failed(at, stopped.into()));
+//!             }
+//!             match at.checked_add(above + 1).filter(|next| range.contains(*next)) {
+//!                 Some(next) => at = next,
+//!                 None => return Ok(()),
+//!             }
+//!         }
+//!     }
+//!
+//!     fn unpin(&self, _pin: &mut (), spans: &[Span], kind: Kind, dirty: Dirty) {
+//!         if kind == Kind::Memory {
+//!             spans.iter().for_each(|span| self.0.unpin_span(*span, dirty));
+//!         }
+//!     }
+//!
+//!     fn release(&self, _pin: ()) {}
+//!
+//!     fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
+//!         space.id()
+//!     }
+//!
+//!     fn chargeable(&self, space: &Arc<SimSpace>, range: UserRange) -> u64 {
+//!         space.memory_bytes(range)
+//!     }
+//!
+//!     fn knows_frames(&self) -> bool {
+//!         true
+//!     }
+//!
+//!     fn read(&self, space: &Self::Space, at: UserAddr, to: &mut [u8]) -> Result<(), FaultError> {
+//!         space.read(at, to).map_err(|at| FaultError::Hole { at })
+//!     }
+//!
+//!     fn write(&self, space: &Self::Space, at: UserAddr, from: &[u8]) -> Result<(), FaultError> {
+//!         space.write(at, from).map_err(|at| FaultError::Hole { at })
+//!     }
+//!
+//!     fn errno(&self, _error: &FaultError) -> Errno {
+//!         Errno::EFAULT
+//!     }
+//! }
+//!
+//! # use dmaspan::{Account, Container, Iova, PhysAddr};
+//! # use dmaspan::container::{Attach, Interrupts};
+//! # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! # use dmaspan::iommu::Domain;
+//! # use dmaspan_sim::{Arena, iotlb::Iotlb};
+//! # use dmaspan_sim::memory::Rights;
+//! # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//! # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//! # let table = PageTable::new(format, tables.clone())?;
+//! # let r = table.format().registers(table.root());
+//! # let (ttbr, tcr, mair) = (r.ttbr, r.tcr, r.mair);
+//! # let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
+//! # let iommu = Iotlb::new(ArmLpaeS1Walker::new(registers)?, tables);
+//! # let domain = Domain::new(table, iommu)?;
+//! // 3 MiB of memory, and a BAR of 2 MiB behind it.
+//! let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
+//! let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+//! let frames = memory.allocate(3 << 20, 21)?;
+//! let user = space.map(UserAddr::new(0x7f00_0010_0000), &[frames]).ok_or("no room")?;
+//! let bar = Span::new(PhysAddr::new(0x20_0000_0000), 2 << 20)?;
+//! let behind = UserAddr::new(0x7f00_0040_0000);
+//! space.map_device(behind, bar, Rights::ReadWrite).ok_or("no room")?;
+//! let both = UserRange::from_len(user.start(), 5 << 20)?;
+//!
+//! let container: Container<_, parking_lot::RawMutex> =
+//!     Container::new(KernelPinner(Arc::clone(&memory)), Account::new(3 << 20));
+//! container.attach(domain, Attach::new(Interrupts::Isolated))?;
+//! let found = container.map(&space, both, Iova::new(0), Prot::READ_WRITE)?;
+//! assert_eq!((found.memory, found.mmio), (3 << 20, 2 << 20));
+//! assert_eq!((memory.pinned_frames(), container.account().used()), (768, 3 << 20));
+//! assert_eq!(container.unmap_all()?, 5 << 20);
+//! assert_eq!((memory.pinned_frames(), memory.violations()), (0, vec![]));
+//! # Ok(())
+//! # }
+//! ```
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -20,6 +20,102 @@
 //!
 //! What emulated devices have pinned themselves is theirs to unpin: they are told, and until they
 //! have done so nothing of the mapping is unmapped.
+//!
+//! # Example
+//!
+//! A server of vfio-user: it emulates a device for a client, whose memory it reaches through a
+//! container, and answers with errnos as Linux would. For requests of VFIO itself, byte by byte,
+//! there is [`type1`].
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::container::{DirtyRead, UnmapNotifier};
+//! use dmaspan::{Account, Container, DmaSpace, Errno, Iova, IovaRange, Prot, UserRange};
+//! use dmaspan_sim::memory::{SimPinner, SimSpace};
+//! # use dmaspan::{PhysAddr, UserAddr};
+//! # use dmaspan_sim::memory::SimMemory;
+//!
+//! /// Messages of a client.
+//! enum Message {
+//!     Map { user: UserRange, iova: Iova, prot: Prot },
+//!     Unmap(IovaRange),
+//!     StartDirty,
+//!     GetDirty { range: IovaRange, page_size: u64 },
+//! }
+//!
+//! #[derive(Debug, PartialEq, Eq)]
+//! enum Reply {
+//!     Done,
+//!     Unmapped(u64),
+//!     Dirty(Vec<u64>),
+//! }
+//!
+//! /// The device has no pins that it would have to give up: it copies.
+//! struct Device;
+//!
+//! impl UnmapNotifier for Device {
+//!     fn unmapping(&self, _range: IovaRange) {}
+//! }
+//!
+//! struct Server {
+//!     container: Container<SimPinner, parking_lot::RawMutex>,
+//!     /// The client's memory: here simulated, elsewhere the file descriptors that it sent.
+//!     client: Arc<SimSpace>,
+//! }
+//!
+//! impl Server {
+//!     fn answer(&self, message: Message) -> Result<Reply, Errno> {
+//!         let Self { container, client } = self;
+//!         let reply = match message {
+//!             Message::Map { user, iova, prot } => {
+//!                 container.map(client, user, iova, prot).map(|_| Reply::Done)
+//!             }
+//!             Message::Unmap(range) => container.unmap(range).map(Reply::Unmapped),
+//!             Message::StartDirty => container.start_dirty().map(|()| Reply::Done),
+//!             Message::GetDirty { range, page_size } => {
+//!                 let pages = range.len_less_one() / page_size.max(1) + 1;
+//!                 // A client may ask for much; the container refuses more than 2^31 bits.
+//!                 let words = usize::try_from(pages.div_ceil(64).min(1 << 25));
+//!                 let mut words = vec![0; words.map_err(|_| Errno::ENOMEM)?];
+//!                 let read =
+//!                     container.dirty_bitmap(range, page_size, &mut words, DirtyRead::Clear);
+//!                 read.map(|()| Reply::Dirty(words))
+//!             }
+//!         };
+//!         reply.map_err(|error| container.errno(&error))
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 1 << 20, 12)?);
+//! # let client = Arc::new(SimSpace::new(Arc::clone(&memory)));
+//! # let frames = memory.allocate(0x8000, 12)?;
+//! # let user = client.map(UserAddr::new(0x7f00_0000_0000), &[frames]).ok_or("no room")?;
+//! let container = Container::new(SimPinner::new(memory), Account::new(1 << 20));
+//! let device = container.attach_emulated(Arc::new(Device))?;
+//! let server = Server { container, client };
+//!
+//! // The client maps 32 KiB, but not twice.
+//! let (iova, prot) = (Iova::new(0x10_0000), Prot::READ_WRITE);
+//! assert_eq!(server.answer(Message::Map { user, iova, prot }), Ok(Reply::Done));
+//! assert_eq!(server.answer(Message::Map { user, iova, prot }), Err(Errno::EEXIST));
+//!
+//! // The device writes, and the client sees where: in page 3.
+//! let range = IovaRange::from_len(iova, 0x8000)?;
+//! assert_eq!(server.answer(Message::StartDirty), Ok(Reply::Done));
+//! server.container.write(Iova::new(0x10_3ffc), b"done")?;
+//! let written = server.answer(Message::GetDirty { range, page_size: 4096 });
+//! assert_eq!(written, Ok(Reply::Dirty(vec![1 << 3])));
+//!
+//! // No part of a mapping is unmapped, and all of it at once.
+//! let half = IovaRange::from_len(iova, 0x4000)?;
+//! assert_eq!(server.answer(Message::Unmap(half)), Err(Errno::EINVAL));
+//! assert_eq!(server.answer(Message::Unmap(range)), Ok(Reply::Unmapped(0x8000)));
+//! server.container.detach_emulated(device)?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod type1;
 

@@ -172,9 +172,10 @@ const LEGEND: &str = "Our model by our model: memory, folios, the CPU's page tab
 const LEGEND_CASES: &str = "MADV_HUGEPAGE: folios of 2M as a buddy allocator hands them out of \
     fresh memory, most of them neighbours. MAP_POPULATE: base pages as fragmented memory gives \
     them, every block of 2M half of them in any order, no two of them neighbours. All others lie \
-    anywhere: of 2M, 4K, 64K, and 1G (HUGETLBFS). threads=N map their shares of the 64K folios into one container. A BAR \
-    is named by the leaves of the CPU's tables. Look-ups are leaves met in the CPU's tables to \
-    map, and steps over the IOMMU's to unmap; leaves are entries of the IOMMU's tables by span.";
+    anywhere: of 2M, 4K, 64K, and 1G (HUGETLBFS). threads=N map their shares of the 64K folios \
+    into one container. A BAR is named by the leaves of the CPU's tables. Look-ups are leaves met \
+    in the CPU's tables to map, and steps over the IOMMU's to unmap; leaves are entries of the \
+    IOMMU's tables by span.";
 const ONCE: &str = "BAR 4x128G by page is timed once";
 
 /// The report as text, with a newline at its end.

@@ -23,6 +23,12 @@ impl SimMemory {
         self.folio(found.pfn, found.order)
     }
 
+    /// All folios that there are, in the order of their addresses: a walk over all of memory.
+    pub fn folios(&self) -> impl Iterator<Item = Folio> {
+        let found = self.records.folios(self.pfns(0..self.frame_count));
+        found.filter_map(|found| self.folio(found.pfn, found.order))
+    }
+
     /// What keeps the folio of `paddr`; `None` where it is free or outside.
     pub fn counts(&self, paddr: PhysAddr) -> Option<Counts> {
         Some(self.records.find(self.pfn(paddr)?)?.record.counts())

@@ -5,8 +5,9 @@
 //! and unpins by large folio, and the one that follows a pfnmap by the size of its leaf. Per page
 //! it does what that did per page:
 //!
-//! - mapping memory: an entry of an array of 512, whether the frame is reserved, whether it goes on
-//!   the run, and whether the owner's limit has room;
+//! - mapping memory: an entry of an array of 512, whether the frame is reserved, for which the 64
+//!   bytes are read that Linux keeps of each page, whether it goes on the run, and whether the
+//!   owner's limit has room;
 //! - mapping a pfnmap: a walk of the CPU's tables besides, and no array;
 //! - unmapping: a walk of the IOMMU's tables to find where runs end, whether the frame is reserved,
 //!   and an atomic operation on its folio.
@@ -59,7 +60,7 @@ use parking_lot::Mutex;
 use crate::memory::{SimMemory, SimSpace};
 use crate::unwalked::Unwalked;
 use crate::walker::Access;
-use pin::{Frames, Pages};
+use pin::{Frames, Known, Pages};
 use unmap::Regions;
 
 /// log2 of the pages that all is counted in.
@@ -146,7 +147,7 @@ pub struct Lookups {
 /// A container that goes page by page, over page tables without hardware.
 #[derive(Debug)]
 pub struct Type1Before<F: Format> {
-    memory: Arc<SimMemory>,
+    memory: Known,
     state: Mutex<State<F>>,
 }
 
@@ -183,7 +184,8 @@ impl Dma {
 
 impl<F: Format> Type1Before<F> {
     /// An empty container, with tables of this format, which have room for `table_bytes` from
-    /// `tables_at` on, over this memory. Its owner may pin `limit` bytes.
+    /// `tables_at` on, over this memory with the large folios that it has now. Its owner may pin
+    /// `limit` bytes.
     ///
     /// # Errors
     ///
@@ -203,7 +205,7 @@ impl<F: Format> Type1Before<F> {
             regions: Regions::new(),
             lookups: Lookups::default(),
         };
-        Ok(Self { memory, state: Mutex::new(state) })
+        Ok(Self { memory: Known::new(memory), state: Mutex::new(state) })
     }
 
     /// Pins `user` of `space` and maps it at `iova` (`vfio_dma_do_map`, `vfio_pin_map_dma`).
@@ -300,7 +302,7 @@ impl<F: Format> State<F> {
     /// Pins run by run and maps each; `mapped` says how far that came.
     fn map_runs(
         &mut self,
-        memory: &SimMemory,
+        memory: &Known,
         space: &SimSpace,
         (user, bytes): (UserRange, u64),
         iova: Iova,

@@ -1,5 +1,7 @@
 //! Pinning through an array of pages (`vfio_pin_pages_remote`, `vaddr_get_pfns`).
 
+use std::sync::Arc;
+
 use dmaspan::pin::{Dirty, Kind};
 use dmaspan::{PhysAddr, UserAddr, UserRange};
 
@@ -24,9 +26,9 @@ impl Pages {
     }
 
     /// Unpins what is left, which a run ended before.
-    pub(super) fn unpin_rest(&mut self, memory: &SimMemory) {
+    pub(super) fn unpin_rest(&mut self, memory: &Known) {
         for page in &self.array[self.next..self.filled] {
-            put(memory, *page, Dirty::Clean);
+            memory.put(*page, Dirty::Clean);
         }
         (self.next, self.filled) = (0, 0);
     }
@@ -41,31 +43,103 @@ pub(super) struct Run {
     pub(super) charged: u64,
 }
 
-/// Whether a frame is none that is counted (`is_invalid_reserved_pfn`).
-#[inline]
-fn is_reserved(memory: &SimMemory, page: PhysAddr) -> bool {
-    memory.frame_state(page).is_none()
+/// Memory, and what Linux knows of each page of it.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) memory: Arc<SimMemory>,
+    map: MemMap,
 }
 
-/// Unpins a page where it is one of memory, and says whether it was (`put_pfn`).
-#[inline]
-fn put(memory: &SimMemory, page: PhysAddr, dirty: Dirty) -> bool {
-    if is_reserved(memory, page) {
-        return false;
+impl Known {
+    pub(super) fn new(memory: Arc<SimMemory>) -> Self {
+        Self { map: MemMap::new(&memory), memory }
     }
-    memory.unpin_page(page, dirty);
-    true
+
+    /// Whether a frame is none that is counted (`is_invalid_reserved_pfn`).
+    #[inline]
+    fn is_reserved(&self, page: PhysAddr) -> bool {
+        self.memory.frame_state(page).is_none() || self.map.is_reserved(page)
+    }
+
+    /// Unpins a page where it is one of memory, and says whether it was (`put_pfn`).
+    #[inline]
+    fn put(&self, page: PhysAddr, dirty: Dirty) -> bool {
+        if self.is_reserved(page) {
+            return false;
+        }
+        self.memory.unpin_page(page, dirty);
+        true
+    }
+
+    /// Unpins pages one by one, and returns how many were of memory (`vfio_unpin_pages_remote`).
+    pub(super) fn unpin(&self, paddr: PhysAddr, pages: u64, dirty: Dirty) -> u64 {
+        let page = |n: u64| paddr.wrapping_add(n << PAGE_LG2);
+        (0..pages).map(|n| u64::from(self.put(page(n), dirty))).sum()
+    }
 }
 
-/// Unpins pages one by one, and returns how many were of memory (`vfio_unpin_pages_remote`).
-pub(super) fn unpin(memory: &SimMemory, paddr: PhysAddr, pages: u64, dirty: Dirty) -> u64 {
-    let page = |n: u64| paddr.wrapping_add(n << PAGE_LG2);
-    (0..pages).map(|n| u64::from(put(memory, page(n), dirty))).sum()
+/// What Linux keeps of a page: as long as its `struct page`, of which the flags are the first word.
+type Page = [u64; 8];
+
+/// A flag that pages of memory do not have.
+const RESERVED: u64 = 1 << 0;
+/// One that they have.
+const UPTODATE: u64 = 1 << 3;
+
+/// log2 of the pages of a block.
+const BLOCK_LG2: u32 = 9;
+
+/// The pages of large folios, whose flags Linux reads one by one (`PageReserved`). A folio of one
+/// page has its flags beside the counts that a pin changes anyway.
+#[derive(Debug)]
+struct MemMap {
+    /// The number of the first page.
+    first: u64,
+    pages: Vec<Page>,
+    /// Which blocks have a large folio.
+    large: Vec<bool>,
+}
+
+impl MemMap {
+    fn new(memory: &SimMemory) -> Self {
+        let large = || memory.folios().filter(|folio| folio.order() > 0);
+        let number = |paddr: PhysAddr| paddr.get() >> PAGE_LG2;
+        let first = large().next().map_or(0, |folio| number(folio.span().paddr()));
+        let end = large().last().map_or(0, |folio| number(folio.span().last()) + 1);
+        // Only what is written takes memory.
+        let count = usize::try_from(end - first).unwrap_or(0);
+        let mut map = Self {
+            first,
+            pages: vec![[0; 8]; count],
+            large: vec![false; (count >> BLOCK_LG2) + 1],
+        };
+        for folio in large() {
+            for number in number(folio.span().paddr())..=number(folio.span().last()) {
+                let index = map.index(number);
+                if let Some(page) = map.pages.get_mut(index) {
+                    page[0] = UPTODATE;
+                    map.large[index >> BLOCK_LG2] = true;
+                }
+            }
+        }
+        map
+    }
+
+    fn index(&self, number: u64) -> usize {
+        usize::try_from(number.wrapping_sub(self.first)).unwrap_or(usize::MAX)
+    }
+
+    #[inline]
+    fn is_reserved(&self, page: PhysAddr) -> bool {
+        let index = self.index(page.get() >> PAGE_LG2);
+        let is_large = self.large.get(index >> BLOCK_LG2).is_some_and(|large| *large);
+        is_large && self.pages.get(index).is_some_and(|page| page[0] & RESERVED != 0)
+    }
 }
 
 /// The frames of a range of a space, in order.
 pub(super) struct Frames<'a> {
-    pub(super) memory: &'a SimMemory,
+    pub(super) memory: &'a Known,
     pub(super) space: &'a SimSpace,
     pub(super) access: Access,
     pub(super) user: UserRange,
@@ -99,13 +173,13 @@ impl Frames<'_> {
             let run = match &mut run {
                 Some(run) => run,
                 None => {
-                    reserved = is_reserved(memory, first);
+                    reserved = memory.is_reserved(first);
                     run.insert(Run { paddr: first, pages: 0, charged: 0 })
                 }
             };
             while let Some(&page) = pages.array[..pages.filled].get(pages.next) {
                 let continues = page == run.paddr.wrapping_add(run.pages << PAGE_LG2);
-                if !continues || is_reserved(memory, page) != reserved {
+                if !continues || memory.is_reserved(page) != reserved {
                     return Ok(*run);
                 }
                 if !reserved {
@@ -127,7 +201,7 @@ impl Frames<'_> {
 
     /// Unpins a run that was not mapped.
     pub(super) fn unpin(&self, run: Run) {
-        unpin(self.memory, run.paddr, run.pages, Dirty::Clean);
+        self.memory.unpin(run.paddr, run.pages, Dirty::Clean);
     }
 
     /// Pins the next pages, as many as the array has room for; of a pfnmap it is one, not pinned.

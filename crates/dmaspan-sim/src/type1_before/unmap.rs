@@ -8,9 +8,9 @@ use dmaspan::pin::Dirty;
 use dmaspan::{IovaRange, PhysAddr};
 use parking_lot::Mutex;
 
-use super::{Owner, PAGE, PAGE_LG2, SYNC_RUNS, State, Type1Error, pin};
+use super::pin::Known;
+use super::{Owner, PAGE, PAGE_LG2, SYNC_RUNS, State, Type1Error};
 use crate::arena::ArenaList;
-use crate::memory::SimMemory;
 use crate::unwalked;
 
 /// Runs that are unmapped and wait for a sync, allocated one by one (`unmapped_region_list`).
@@ -32,7 +32,7 @@ impl Regions {
     /// Syncs, and unpins page by page (`vfio_sync_unpin`).
     fn sync_unpin(
         &mut self,
-        memory: &SimMemory,
+        memory: &Known,
         owner: &Mutex<Owner>,
         gather: &mut Gather<ArenaList>,
         dirty: Dirty,
@@ -42,7 +42,7 @@ impl Regions {
             unwalked::told(&gather);
         }
         for region in std::mem::take(&mut self.0) {
-            let unpinned = pin::unpin(memory, region.paddr, region.pages, dirty);
+            let unpinned = memory.unpin(region.paddr, region.pages, dirty);
             owner.lock().locked -= unpinned;
         }
     }
@@ -52,7 +52,7 @@ impl<F: Format> State<F> {
     /// Unmaps and unpins what is mapped in `range`, which lies in one mapping.
     pub(super) fn unmap_unpin(
         &mut self,
-        memory: &SimMemory,
+        memory: &Known,
         range: IovaRange,
         dirty: Dirty,
     ) -> Result<(), Type1Error> {

@@ -109,6 +109,20 @@ impl Dirty {
 ///    holds a Rust reference to it that a device's write would make untrue.
 ///
 /// Pushed spans cover the range exactly, in its order.
+///
+/// # Context
+///
+/// Pinning and copying is done without a lock of the container's, and may sleep; but a mapping is
+/// under construction then, or in use: a pinner that unmaps it waits for itself.
+/// [`unpin`](Self::unpin) and [`space_id`](Self::space_id) may be called with a lock of the
+/// container held: they call nothing of it.
+///
+/// # Panics
+///
+/// Where a pinner panics, and likewise a [`BusyHook`](crate::container::BusyHook), a sink or
+/// whoever is asked about cancellation, nothing is unpinned or given back that a device may use.
+/// What was worked on then stays [`Busy`](crate::container::Error::Busy) for ever, and domains
+/// [can no longer change](crate::container::Error::Changing).
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"

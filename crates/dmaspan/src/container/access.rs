@@ -171,7 +171,7 @@ impl<P: Pinner> State<P> {
     /// The counters of copies of all mappings in a range.
     fn each_copied(&mut self, range: IovaRange, mut each: impl FnMut(&mut u32)) {
         for mapping in self.mapped_in(range) {
-            each(&mut mapping.users.copies);
+            each(&mut mapping.copies);
         }
     }
 }

@@ -310,10 +310,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Unmaps everything from the only domain and unpins it; mappings stay, but those that hardware
     /// may still use. Returns the first of these.
     fn strip(&self, domains: &Domains) -> Option<IovaRange> {
-        let mut kept = None;
+        let (mut kept, mut room) = (None, SpanBuf::room::<BATCH>());
         let Ok(()) = self.each_mapping(|mut mapping| {
             let range = mapping.range;
-            match self.take_back(&mut mapping, domains) {
+            match self.take_back(&mut mapping, domains, &mut room) {
                 Reach::None => (SlotState::Mapped(mapping), Ok::<(), Infallible>(())),
                 Reach::Possible => {
                     kept = kept.or(Some(range));

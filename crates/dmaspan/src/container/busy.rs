@@ -23,8 +23,9 @@ pub trait BusyHook: Send + Sync {
     ///
     /// # Context
     ///
-    /// No lock of the container is held. `ready` may be called any number of times, and under a
-    /// lock of the hook's own.
+    /// No lock of the container is held. The operation that is waited for may be pinning memory:
+    /// the caller of the container holds nothing that a pinner waits for. `ready` may be called any
+    /// number of times, and under a lock of the hook's own.
     ///
     /// # Errors
     ///

@@ -110,16 +110,19 @@ impl Domains {
         for (n, domain) in self.each().enumerate() {
             let Err(mut refused) = domain.map(iova, spans, prot) else { continue };
             let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
-            if let Ok(range) = IovaRange::from_len(iova, bytes) {
-                for mapped in self.each().take(n) {
-                    if mapped.remove(&mut core::iter::once(range)).is_err() {
-                        refused.reach = Reach::Possible;
-                    }
-                }
+            if let Ok(range) = IovaRange::from_len(iova, bytes)
+                && clear(self.each().take(n), range) == Reach::Possible
+            {
+                refused.reach = Reach::Possible;
             }
             return Err(refused);
         }
         Ok(())
+    }
+
+    /// Takes away whatever is mapped in a range.
+    pub(super) fn clear(&self, range: IovaRange) -> Reach {
+        clear(self.each(), range)
     }
 
     /// Tells hardware that caches absent entries about a mapping. Where one of them fails, the
@@ -137,7 +140,12 @@ impl Domains {
         marks: Option<&mut DirtyBitmap<'_>>,
     ) -> Taken {
         let Some(((_, first), rest)) = self.list.split_first() else {
-            return Taken { bytes: 0, synced: Ok(()) };
+            // Only after a panic while the first domain was attached: nobody says whether its
+            // hardware has forgotten what was pinned for it.
+            let len = |range: &IovaRange| range.len_less_one().wrapping_add(1);
+            let bytes = ranges.iter().map(len).fold(0, u64::wrapping_add);
+            let error = HardwareError { what: "the domain is gone", status: 0 };
+            return Taken { bytes, synced: Err(error) };
         };
         // Leaves of other domains end where spans end, whatever their sizes: none is cut.
         first.paging.unmap(ranges, buf, marks, &mut |parts, mut marks| match rest {
@@ -245,6 +253,17 @@ impl Domains {
             CacheCoherency::NotEnforced
         }
     }
+}
+
+fn clear<'d>(domains: impl Iterator<Item = &'d dyn Paging>, range: IovaRange) -> Reach {
+    let mut reach = Reach::None;
+    // All of them, also where one fails.
+    for domain in domains {
+        if domain.remove(&mut core::iter::once(range)).is_err() {
+            reach = Reach::Possible;
+        }
+    }
+    reach
 }
 
 fn remove(

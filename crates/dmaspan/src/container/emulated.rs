@@ -107,20 +107,18 @@ impl<P: Pinner> State<P> {
         let first = overlapping(&self.tree, range)
             .find(|(mapped, slot)| slot.mapped().is_some() && pinned(*mapped));
         let Some((mapped, _)) = first else { return Ok(None) };
-        let slot = self.tree.get_mut(&mapped.start());
-        let Some(mapping) = slot.and_then(|slot| slot.mapped_mut()) else { return Ok(None) };
-        if mapping.users.announcing == AT_ONCE {
+        let Some(slot) = self.tree.get_mut(&mapped.start()) else { return Ok(None) };
+        if slot.announcing == AT_ONCE {
             return Err(Error::StillPinned { range: mapped });
         }
-        mapping.users.announcing += 1;
-        Ok(Some((mapped, mapping.serial)))
+        slot.announcing += 1;
+        Ok(Some((mapped, slot.serial)))
     }
 
     fn end_announcing(&mut self, mapped: IovaRange, serial: u64) {
         let slot = self.tree.get_mut(&mapped.start());
-        let mapping = slot.and_then(|slot| slot.mapped_mut());
-        if let Some(mapping) = mapping.filter(|mapping| mapping.serial == serial) {
-            mapping.users.announcing -= 1;
+        if let Some(slot) = slot.filter(|slot| slot.serial == serial) {
+            slot.announcing -= 1;
         }
     }
 }
@@ -214,7 +212,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         if leaves_none {
             self.unmap_all()?;
         }
-        self.state.lock().emulated.list.retain(|(own, _)| *own != id);
+        let mut all = self.state.lock();
+        let at = all.emulated.list.iter().position(|(own, _)| *own == id);
+        let gone = at.map(|at| all.emulated.list.remove(at));
+        drop(all);
+        // Behind the lock: what a device does when it is dropped is its own affair.
+        drop(gone);
         Ok(())
     }
 
@@ -260,6 +263,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         space_id: u64,
         user: UserRange,
     ) -> Result<(), Error<P::Error>> {
+        // Pins under way look at this before they are noted.
+        self.state.lock().revokes += 1;
         for _ in 0..ROUNDS {
             match self.waiting(|| self.state.lock().check_mmio(space_id, user)) {
                 Err(Error::StillPinned { range }) => self.announce_unmap(range)?,

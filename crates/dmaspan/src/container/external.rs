@@ -13,7 +13,7 @@ use core::fmt;
 use lock_api::RawMutex;
 
 use super::error::Error;
-use super::mapping::{Behind, Mapping, RunCursor, Runs, overlapping};
+use super::mapping::{Behind, RunCursor, Runs, Slot, overlapping};
 use super::unmap::Spans;
 use super::{Container, State, Version};
 use crate::account::{Account, Charge, Counting, OverLimit};
@@ -105,6 +105,8 @@ struct Part<P: Pinner> {
     range: IovaRange,
     user: UserRange,
     serial: u64,
+    /// How many revocations were begun before.
+    revokes: u64,
     space: P::Space,
     account: Arc<Account>,
     charging: Charging,
@@ -155,7 +157,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// pages, [`Error::NotMapped`], [`Error::Denied`], [`Error::Quarantined`],
     /// [`Error::OverLimit`], [`Error::Pin`], [`Error::PinnedLen`], [`Error::SinkFull`],
     /// [`Error::NoMemory`], and [`Error::Busy`] for a mapping under construction. A mapping that
-    /// is unmapped while it is being pinned is not mapped.
+    /// is unmapped while it is being pinned is not mapped, nor is one with device memory while any
+    /// is revoked.
     ///
     /// # Context
     ///
@@ -325,7 +328,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             parts.push(Part {
                 range,
                 user,
-                serial: mapping.serial,
+                serial: slot.serial,
+                revokes: all.revokes,
                 space: mapping.space.clone(),
                 account: Arc::clone(&mapping.account),
                 charging: mapping.pinned.as_ref().map_or(Charging::Owner, |_| Charging::Done),
@@ -406,12 +410,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         all.check_mapped(range, Prot::empty())?;
         for part in parts.iter() {
             let found = overlapping(&all.tree, part.range).next();
-            let mapping = found.and_then(|(_, slot)| slot.mapped());
-            let same = |mapping: &Mapping<P>| {
-                mapping.serial == part.serial
-                    && mapping.part(part.range) == Some((part.range, part.user))
+            let same = |slot: &Slot<P>| {
+                let mapped = slot.mapped().and_then(|mapping| mapping.part(part.range));
+                slot.serial == part.serial && mapped == Some((part.range, part.user))
             };
-            if !mapping.is_some_and(same) {
+            let has_mmio = |held: &Held<P::Pin>| held.has_mmio(part.user);
+            // A revocation did not see it.
+            let revoked = part.revokes != all.revokes && part.held.as_deref().is_some_and(has_mmio);
+            if revoked || !found.is_some_and(|(_, slot)| same(slot)) {
                 return Err(Error::NotMapped { range, at: part.range.start() });
             }
         }

@@ -2,14 +2,14 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::mem::{self, ManuallyDrop};
 
 use lock_api::RawMutex;
 
 use super::alignment::{Alignment, Place, second_leaf};
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, Users, Vaddr, overlapping};
+use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, Vaddr, overlapping};
 use super::paging::Reach;
 use super::{Container, State};
 use crate::account::{Account, Charge, OverLimit};
@@ -82,7 +82,6 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let range = check_request(request)?;
         let account = Arc::clone(request.owner.unwrap_or(&self.account));
         let mapping = Box::new(Mapping {
-            serial: self.serials.fetch_add(1, Ordering::Relaxed),
             range,
             user: request.user,
             space: request.space.clone(),
@@ -92,7 +91,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             leaving: Leaving::default(),
             log: None,
             unforgotten: None,
-            users: Users::default(),
+            copies: 0,
         });
         let domains = self.waiting(|| self.claim(range, request))?;
         let (state, result) = self.build(mapping, &domains, request.cancelled);
@@ -148,7 +147,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let domains = self.begin(&mut all)?;
         let space_id = self.pinner.space_id(request.space);
         let (last, user, vaddr) = (range.last(), request.user, Vaddr::Known);
-        let slot = Slot { last, space_id, user, vaddr, state: SlotState::Busy };
+        let (serial, announcing, state) = (all.serials, 0, SlotState::Busy);
+        all.serials += 1;
+        let slot = Slot { last, serial, announcing, space_id, user, vaddr, state };
         all.tree.insert(range.start(), slot);
         Ok(domains)
     }
@@ -227,7 +228,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             (None, Some(PinError::Failed(source))) => {
                 Some((Error::Pin { user, source }, Reach::None))
             }
-            (None, None) if mapper.complete() => match mapper.settle(user) {
+            (None, None) if mapper.complete() && mapper.buf.is_empty() => match mapper.settle(user)
+            {
                 Err(source) => Some(over(source)),
                 Ok(()) => domains.announce(range).err().map(|source| {
                     let source = iommu::Error::Hardware { range, source };
@@ -238,10 +240,20 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 Some((Error::PinnedLen { user, found: mapper.found() }, Reach::None))
             }
         };
+        let mapped = mapper.mapped();
         let Mapper { buf, kind, runs, found, charge, .. } = mapper;
+        let charge = ManuallyDrop::into_inner(charge);
         let Some(pin) = pin else {
-            let nothing = || (Error::PinnedLen { user, found: 0 }, Reach::None);
-            return Err(failed.unwrap_or_else(nothing));
+            let (error, mut reach) =
+                failed.unwrap_or((Error::PinnedLen { user, found: 0 }, Reach::None));
+            // Nothing is pinned, the pinner says: then nothing stays mapped.
+            if mapped > 0 && domains.clear(range) == Reach::Possible {
+                reach = Reach::Possible;
+            }
+            if reach == Reach::Possible {
+                mem::forget(charge);
+            }
+            return Err((error, reach));
         };
         let mut pinned = Pinned { pin, charge, runs };
         match failed {
@@ -257,7 +269,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 // Pinned, and never mapped.
                 self.pinner.unpin(&mut pinned.pin, buf.spans(), kind, Dirty::Clean);
                 mapping.pinned = Some(pinned);
-                Err((error, self.take_back(mapping, domains)))
+                Err((error, self.take_back(mapping, domains, &mut room)))
             }
         }
     }
@@ -309,8 +321,8 @@ struct Mapper<'a> {
     /// Pinned, and not mapped yet; all of one kind.
     buf: SpanBuf<'a>,
     kind: Kind,
-    /// For what is mapped, and perhaps for more of the range.
-    charge: Charge,
+    /// For what is mapped, and perhaps for more of the range. Kept where the pinner panics.
+    charge: ManuallyDrop<Charge>,
     /// What is mapped.
     runs: Runs,
     /// Where the buffer's first span goes: behind what is mapped, modulo 2^64.
@@ -339,7 +351,7 @@ impl<'a> Mapper<'a> {
             domains,
             buf,
             kind: Kind::Memory,
-            charge,
+            charge: ManuallyDrop::new(charge),
             runs: Runs::default(),
             at: mapping.range.start(),
             range: mapping.range,

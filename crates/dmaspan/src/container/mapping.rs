@@ -19,6 +19,10 @@ pub(super) type Tree<P> = BTreeMap<Iova, Slot<P>>;
 /// A place in the tree: it keeps others away from its IOVAs.
 pub(super) struct Slot<P: Pinner> {
     pub(super) last: Iova,
+    /// Tells it from what is mapped there later.
+    pub(super) serial: u64,
+    /// How many unmaps are telling devices of it.
+    pub(super) announcing: u32,
     /// Whose memory and which, also while somebody works on the mapping.
     pub(super) space_id: u64,
     pub(super) user: UserRange,
@@ -76,10 +80,8 @@ impl<P: Pinner> Slot<P> {
     }
 }
 
-/// A mapping, and what it holds. Dropped, its pin leaks.
+/// A mapping, and what it holds.
 pub(super) struct Mapping<P: Pinner> {
-    /// Tells it from what is mapped there later.
-    pub(super) serial: u64,
     pub(super) range: IovaRange,
     pub(super) user: UserRange,
     pub(super) space: P::Space,
@@ -95,16 +97,8 @@ pub(super) struct Mapping<P: Pinner> {
     pub(super) log: Option<Arc<Log>>,
     /// A device behind a domain that is gone may use it for ever: it is never unpinned.
     pub(super) unforgotten: Option<HardwareError>,
-    pub(super) users: Users,
-}
-
-/// How many use a mapping without the lock, and expect that it stays.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Users {
-    /// Reads and writes of emulated devices.
+    /// How many reads and writes of emulated devices expect that it stays, without the lock.
     pub(super) copies: u32,
-    /// Unmaps that are telling devices of it.
-    pub(super) announcing: u32,
 }
 
 /// How much of a mapping was taken down.
@@ -139,6 +133,15 @@ impl<Pin> Pinned<Pin> {
         core::mem::forget(self.pin);
         core::mem::forget(self.charge);
         core::mem::forget(space.clone());
+    }
+}
+
+/// A pin that was not released stays, with its charge: a device may use it.
+impl<P: Pinner> Drop for Mapping<P> {
+    fn drop(&mut self) {
+        if let Some(pinned) = self.pinned.take() {
+            pinned.leak(&self.space);
+        }
     }
 }
 

@@ -225,8 +225,6 @@ pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH>
     tracking: AtomicU64,
     /// Held while marks of a mapping are read from tables, a part of it at a time: by its address.
     walks: [Mutex<L, ()>; WALKS],
-    /// How many mappings were begun.
-    serials: AtomicU64,
     /// Not held while memory is pinned or mapped, but while the empty tables around a mapping that
     /// is gone are taken out.
     state: Mutex<L, State<P>>,
@@ -239,8 +237,12 @@ struct State<P: Pinner> {
     working: usize,
     /// Whether domains are being attached or detached: then nobody else works.
     exclusive: bool,
+    /// How many mappings were begun.
+    serials: u64,
     /// How many unmaps there were.
     unmaps: u64,
+    /// How many revocations were begun.
+    revokes: u64,
     /// How often what was written was read.
     reads: u64,
     /// How many mappings are without their users' addresses.
@@ -287,13 +289,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             ended: AtomicU64::new(0),
             tracking: AtomicU64::new(0),
             walks: [const { Mutex::new(()) }; WALKS],
-            serials: AtomicU64::new(0),
             state: Mutex::new(State {
                 tree: Tree::new(),
                 domains: Arc::default(),
                 working: 0,
                 exclusive: false,
+                serials: 0,
                 unmaps: 0,
+                revokes: 0,
                 reads: 0,
                 invalid: 0,
                 emulated: Emulated::default(),

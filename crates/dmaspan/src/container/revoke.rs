@@ -17,9 +17,17 @@ use crate::pin::{Dirty, Kind, Pinner};
 use crate::range::{IovaRange, UserRange};
 use crate::span::SpanBuf;
 
+/// Where a run begins.
+#[derive(Clone, Copy)]
+struct Start {
+    run: usize,
+    /// Bytes of the mapping before it.
+    offset: u64,
+}
+
 /// What follows each other in a run and is to be taken away: bytes of it.
 struct Part {
-    run: usize,
+    start: Start,
     bytes: Range<u64>,
     range: IovaRange,
 }
@@ -38,8 +46,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// # Context
     ///
-    /// May sleep where the [`BusyHook`](super::BusyHook) does. Whoever calls it sees to it that
-    /// nobody maps the range anew. Looks at every mapping.
+    /// May sleep where the [`BusyHook`](super::BusyHook) does, for a map that is pinning among
+    /// others: the caller holds no lock that the pinner takes, such as that of the user's page
+    /// tables. Whoever calls it sees to it that nobody maps the range anew. Looks at every mapping.
     ///
     /// # Errors
     ///
@@ -61,13 +70,15 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let state = match self.revoke_parts(&mut mapping, &domains, user) {
                 Ok(bytes) => {
                     revoked = revoked.wrapping_add(bytes);
+                    if let Some(source) = mapping.unforgotten {
+                        failed = failed.or(Some(Error::NotForgotten { range, source }));
+                    }
                     SlotState::Mapped(mapping)
                 }
                 Err(source) => {
                     failed = failed.or(Some(Error::NotForgotten { range, source }));
-                    if let Some(pinned) = mapping.pinned {
-                        pinned.leak(&mapping.space);
-                    }
+                    // With what it has pinned.
+                    drop(mapping);
                     SlotState::Quarantined
                 }
             };
@@ -93,7 +104,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let Some((&start, slot)) = of_user.next() else { return Ok(None) };
             match &slot.state {
                 SlotState::Mapped(mapping) if has_mmio(mapping, user) => {
-                    if mapping.users.copies > 0 || mapping.is_being_read() {
+                    if mapping.copies > 0 || mapping.is_being_read() {
                         return Err(busy(slot.range(start)));
                     }
                     break start;
@@ -121,24 +132,28 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         user: UserRange,
     ) -> Result<u64, HardwareError> {
         let mut room = SpanBuf::room::<BATCH>();
-        let (mut revoked, mut next_run) = (0u64, 0);
+        let (mut revoked, mut from) = (0u64, Start { run: 0, offset: 0 });
         let dirty = Dirty::after(mapping.prot);
-        while let Some(part) = next_part(mapping, domains, user, next_run, &mut room) {
+        while let Some(part) = next_part(mapping, domains, user, from, &mut room) {
             let Some(pinned) = &mut mapping.pinned else { break };
             let mut rest = Some(part.range);
             while let Some(range) = rest {
                 let mut buf = SpanBuf::new(&mut room);
                 let Taken { bytes, synced } = domains.unmap(&[range], &mut buf, None);
                 synced?;
-                self.pinner.unpin(&mut pinned.pin, buf.spans(), Kind::Mmio, dirty);
+                if mapping.unforgotten.is_none() {
+                    self.pinner.unpin(&mut pinned.pin, buf.spans(), Kind::Mmio, dirty);
+                }
                 let left = range.len_less_one().wrapping_add(1).wrapping_sub(bytes);
                 rest = IovaRange::from_len(range.start().wrapping_add(bytes), left).ok();
             }
             let bytes = part.bytes.end - part.bytes.start;
-            pinned.runs.revoke(part.run, part.bytes.start, bytes);
+            let Start { run, offset } = part.start;
+            pinned.runs.revoke(run, part.bytes.start, bytes);
             revoked = revoked.wrapping_add(bytes);
             // What lies before the part in its run, if anything does, is a run of its own now.
-            next_run = part.run + 1 + usize::from(part.bytes.start > 0);
+            let run = run + 1 + usize::from(part.bytes.start > 0);
+            from = Start { run, offset: offset.saturating_add(part.bytes.end) };
         }
         Ok(revoked)
     }
@@ -160,21 +175,21 @@ fn has_mmio<P: Pinner>(mapping: &Mapping<P>, user: UserRange) -> bool {
     })
 }
 
-/// The next part to take away, from the run with this number on.
+/// The next part to take away, from a run on.
 fn next_part<P: Pinner>(
     mapping: &mut Mapping<P>,
     domains: &Domains,
     user: UserRange,
-    from_run: usize,
+    from: Start,
     room: &mut [crate::span::Span],
 ) -> Option<Part> {
     let (start, user_start) = (mapping.range.start(), mapping.user.start());
     let runs = &mut mapping.pinned.as_mut()?.runs;
-    let mut offset = 0u64;
-    for (n, run) in runs.all().iter().enumerate() {
+    let mut offset = from.offset;
+    for (run_number, run) in (from.run..).zip(runs.all().get(from.run..)?) {
         let before = offset;
         offset = offset.saturating_add(run.bytes);
-        if n < from_run || run.behind != Behind::Pinned(Kind::Mmio) {
+        if run.behind != Behind::Pinned(Kind::Mmio) {
             continue;
         }
         let of_run = UserRange::from_len(user_start.wrapping_add(before), run.bytes).ok()?;
@@ -188,7 +203,8 @@ fn next_part<P: Pinner>(
         }
         let len = bytes.end - bytes.start;
         let range = IovaRange::from_len(iovas.start().wrapping_add(bytes.start), len).ok()?;
-        return Some(Part { run: n, bytes, range });
+        let start = Start { run: run_number, offset: before };
+        return Some(Part { start, bytes, range });
     }
     None
 }

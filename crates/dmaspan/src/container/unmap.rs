@@ -115,7 +115,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         // Last: devices are told only of what will be unmapped.
         for (mapped, slot) in overlapping(&all.tree, range) {
             if let Some(mapping) = slot.mapped() {
-                all.check_unused(range, mapped, mapping.users.copies)?;
+                all.check_unused(range, mapped, mapping.copies)?;
             }
         }
         Ok(all.doom(range))
@@ -206,9 +206,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                     outcome.unmapped = outcome.unmapped.wrapping_add(len);
                     continue;
                 };
-                if let Some(slot) = self.state.lock().tree.get_mut(&range.start()) {
+                let mut all = self.state.lock();
+                all.set_vaddr(range, Vaddr::Known);
+                if let Some(slot) = all.tree.get_mut(&range.start()) {
                     slot.state = SlotState::Quarantined;
                 }
+                drop(all);
                 let error = Error::NotForgotten { range, source };
                 outcome.failed = outcome.failed.or(Some(error));
             }
@@ -217,12 +220,16 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Takes back what a mapping has mapped and pinned; it stays, without a pin.
-    pub(super) fn take_back(&self, mapping: &mut Box<Mapping<P>>, domains: &Domains) -> Reach {
-        let mut room = SpanBuf::room::<BATCH>();
+    pub(super) fn take_back(
+        &self,
+        mapping: &mut Box<Mapping<P>>,
+        domains: &Domains,
+        room: &mut [Span],
+    ) -> Reach {
         while !mapping.is_down() {
             let mut ranges = NO_RANGES;
             let wanted = wanted(iter::once(&**mapping), &mut ranges, BATCH);
-            self.take_batch(domains, wanted, iter::once(&mut **mapping), &mut room, None);
+            self.take_batch(domains, wanted, iter::once(&mut **mapping), room, None);
         }
         // Devices may have written all of it, and nobody asked hardware.
         mapping.mark_dirty(mapping.range);
@@ -303,6 +310,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         if let Some(gap) = start.and_then(|start| IovaRange::new(start, last)) {
             domains.reclaim(range, gap);
         }
+        all.set_vaddr(range, Vaddr::Known);
         all.tree.remove(&range.start());
     }
 }

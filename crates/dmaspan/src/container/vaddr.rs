@@ -180,6 +180,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             SlotState::Quarantined => {
                 return Err(Error::Quarantined { range, quarantined: mapped });
             }
+            // Both look for it in its slot when they end.
+            SlotState::Mapped(mapping) if mapping.copies > 0 || mapping.is_being_read() => {
+                return Err(Error::Busy { range, busy: mapped });
+            }
             SlotState::Mapped(_) if mapped == range && slot.vaddr == Vaddr::Invalid => {}
             SlotState::Mapped(_) => return Err(Error::NotInvalid { range, mapping: mapped }),
         }

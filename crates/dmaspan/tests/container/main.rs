@@ -14,6 +14,7 @@ mod external;
 mod failures;
 mod hooked;
 mod info;
+mod interrupted;
 mod mappings;
 mod pfnmap;
 mod quarantine;

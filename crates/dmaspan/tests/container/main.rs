@@ -18,5 +18,6 @@ mod interrupted;
 mod mappings;
 mod pfnmap;
 mod quarantine;
+mod stress;
 mod type1;
 mod vaddr;

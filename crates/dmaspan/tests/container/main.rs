@@ -11,6 +11,7 @@ mod dirty;
 mod domains;
 mod emulated;
 mod external;
+mod fail_nth;
 mod failures;
 mod hooked;
 mod info;

@@ -19,6 +19,7 @@ mod interrupted;
 mod mappings;
 mod pfnmap;
 mod quarantine;
+mod selftests;
 mod stress;
 mod type1;
 mod vaddr;

@@ -1,0 +1,264 @@
+//! What becomes of a container when there is no memory: an allocation that may fail changes
+//! nothing. Those that may not fail end the program, and what takes things away has none of them.
+//!
+//! Each allocation fails in a program of its own, since it may be the last thing that program does.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::process::Command;
+use std::sync::Arc;
+
+use dmaspan::container::{Attach, DirtyRead, DomainId, Interrupts, UnmapNotifier};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, PageTable};
+use dmaspan::iommu::Domain;
+use dmaspan::pin::Dirty;
+use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan_sim::Arena;
+use dmaspan_sim::iotlb::Iotlb;
+use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
+use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+
+struct Failing;
+
+thread_local! {
+    /// Allocations until the one that fails; 0 or below: none will.
+    static LEFT: Cell<i64> = const { Cell::new(0) };
+}
+
+fn fails() -> bool {
+    LEFT.with(|left| left.replace(left.get() - 1) == 1)
+}
+
+// SAFETY: everything is the system allocator's, but for what fails.
+#[expect(unsafe_code, reason = "an allocator is unsafe to implement")]
+unsafe impl GlobalAlloc for Failing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if fails() {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller promises what `System` wants.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller promises what `System` wants.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Failing = Failing;
+
+const PAGE: u64 = 4096;
+const USER: u64 = 0x7f00_0000_0000;
+/// Where a BAR lies in the user's memory, in pages of it.
+const BAR: u64 = 16;
+
+type Amd = Domain<AmdV1, Arena, Iotlb<AmdV1Walker, Arena>>;
+
+struct World {
+    memory: Arc<SimMemory>,
+    space: Arc<SimSpace>,
+    account: Arc<Account>,
+    container: Container<SimPinner, parking_lot::RawMutex, 4>,
+    tables: Vec<Arena>,
+    ids: Vec<DomainId>,
+    next: Option<Amd>,
+    /// Room for what is asked for, which is the caller's to have.
+    words: Vec<u64>,
+    spans: Vec<Span>,
+}
+
+struct Idle;
+
+impl UnmapNotifier for Idle {
+    fn unmapping(&self, _range: IovaRange) {}
+}
+
+fn pages(first: u64, count: u64) -> IovaRange {
+    IovaRange::from_len(Iova::new(first * PAGE), count * PAGE).unwrap()
+}
+
+fn user(first: u64, count: u64) -> UserRange {
+    UserRange::from_len(UserAddr::new(USER + first * PAGE), count * PAGE).unwrap()
+}
+
+impl World {
+    /// Domains, a mapping with a BAR in the middle, and pages that an emulated device has pinned.
+    fn new(domains: usize) -> Self {
+        let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 64 * PAGE, 12).unwrap());
+        let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+        let spans = memory.allocate_scattered(40 * PAGE, 3).unwrap();
+        space.map(UserAddr::new(USER), &spans).unwrap();
+        let bar = Span::new(PhysAddr::new(1 << 45), 8 * PAGE).unwrap();
+        space.map_device_with(user(BAR, 8).start(), bar, MapOptions::default()).unwrap();
+        let account = Account::new(u64::MAX);
+        let pinner = SimPinner::new(Arc::clone(&memory));
+        let container = Container::of_batch(pinner, Arc::clone(&account));
+        let (tables, ids, next) = Default::default();
+        let (words, spans) = (vec![0; 8], Vec::with_capacity(64));
+        let mut world = Self { memory, space, account, container, tables, ids, next, words, spans };
+        world.new_domain();
+        for _ in 0..domains {
+            world.attach().unwrap();
+            world.new_domain();
+        }
+        world.container.attach_emulated(Arc::new(Idle)).unwrap();
+        world.map(64, 0, 30).unwrap();
+        world.container.pin_range(pages(64, 9), Prot::READ, &mut Vec::<Span>::new()).unwrap();
+        world
+    }
+
+    fn tracking(self) -> Self {
+        self.container.start_dirty().unwrap();
+        self
+    }
+
+    fn new_domain(&mut self) {
+        let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+        let config = AmdV1Config { first_levels: 4, ..AmdV1Config::new(48, 48) };
+        let table = PageTable::new(AmdV1::new(config).unwrap(), tables.clone()).unwrap();
+        let (root, level) = table.root_and_level();
+        let dte = table.format().registers(root, level).dte;
+        let walker = AmdV1Walker::new(AmdV1Registers { dte }).unwrap();
+        self.tables.push(tables.clone());
+        self.next = Some(Domain::new(table, Iotlb::new(walker, tables)).unwrap());
+    }
+
+    fn attach(&mut self) -> Result<(), String> {
+        let domain = self.next.take().unwrap();
+        self.ids.reserve(1);
+        let id = self.container.attach(domain, Attach::new(Interrupts::Isolated)).map_err(said)?;
+        self.ids.push(id);
+        Ok(())
+    }
+
+    fn map(&self, at: u64, first: u64, count: u64) -> Result<(), String> {
+        let (user, iova) = (user(first, count), Iova::new(at * PAGE));
+        self.container.map(&self.space, user, iova, Prot::READ_WRITE).map_err(said)?;
+        Ok(())
+    }
+
+    fn state(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        let info = self.container.info();
+        let counts = (self.container.mappings(), self.container.census());
+        let pins = (self.memory.pinned_frames(), self.account.used(), self.memory.violations());
+        (info, counts, pins, self.container.tracks_dirty())
+    }
+}
+
+/// Nothing fails any more; what the error says may need memory.
+fn said(error: impl std::error::Error) -> String {
+    LEFT.with(|left| left.set(0));
+    error.to_string()
+}
+
+type Run = fn(&mut World) -> Result<(), String>;
+
+/// Whether an operation may end the program where there is no memory.
+#[derive(PartialEq, Eq)]
+enum Ends {
+    /// In the container, or in the simulated memory.
+    Maybe,
+    Never,
+}
+
+type Operation = (&'static str, fn() -> World, Run, Ends);
+
+const OPERATIONS: [Operation; 13] = [
+    ("map", || World::new(2), |world| world.map(512, 0, 40), Ends::Maybe),
+    ("map in no domain", || World::new(0), |world| world.map(512, 0, 40), Ends::Maybe),
+    ("map while tracking", || World::new(1).tracking(), |world| world.map(512, 0, 40), Ends::Maybe),
+    ("attach the first", || World::new(0), World::attach, Ends::Maybe),
+    ("attach the second", || World::new(1), World::attach, Ends::Maybe),
+    ("pin", || World::new(1), pin, Ends::Maybe),
+    ("unpin the middle", || World::new(1), unpin, Ends::Never),
+    ("start to track", || World::new(1), start, Ends::Maybe),
+    ("get", || World::new(1).tracking(), get, Ends::Never),
+    ("get elsewhere", || World::new(1).tracking(), get_to, Ends::Never),
+    ("stop to track", || World::new(1).tracking(), stop, Ends::Never),
+    ("revoke", || World::new(2), revoke, Ends::Never),
+    ("read and write", || World::new(1), copy, Ends::Maybe),
+];
+
+fn pin(world: &mut World) -> Result<(), String> {
+    let World { container, spans, .. } = world;
+    container.pin_range(pages(66, 20), Prot::READ, spans).map_err(said)
+}
+
+fn unpin(world: &mut World) -> Result<(), String> {
+    world.container.unpin_range(pages(66, 2), Dirty::Written).map_err(said)
+}
+
+fn start(world: &mut World) -> Result<(), String> {
+    world.container.start_dirty().map_err(said)
+}
+
+fn stop(world: &mut World) -> Result<(), String> {
+    world.container.stop_dirty().map_err(said)
+}
+
+fn get(world: &mut World) -> Result<(), String> {
+    let World { container, words, .. } = world;
+    container.dirty_bitmap(pages(64, 64), PAGE, words, DirtyRead::Clear).map_err(said)
+}
+
+fn get_to(world: &mut World) -> Result<(), String> {
+    let mut bytes = [0; 8];
+    let sink = &mut bytes[..];
+    world.container.dirty_bitmap_to(pages(64, 64), PAGE, sink, DirtyRead::Clear).map_err(said)
+}
+
+fn revoke(world: &mut World) -> Result<(), String> {
+    world.container.revoke(&world.space, user(BAR + 3, 2)).map_err(said).map(|_| ())
+}
+
+fn copy(world: &mut World) -> Result<(), String> {
+    let mut bytes = [0; 64];
+    world.container.read(Iova::new(65 * PAGE - 9), &mut bytes).map_err(said)?;
+    world.container.write(Iova::new(65 * PAGE - 9), &bytes).map_err(said)
+}
+
+/// What a program says when its allocation was not reached, or did no harm.
+const NONE_FAILED: i32 = 60;
+const NO_HARM: i32 = 61;
+
+#[test]
+fn child() {
+    let Ok(asked) = std::env::var("DMASPAN_NOMEM") else { return };
+    let (operation, n) = asked.split_once(' ').unwrap();
+    let (_, prepare, run, _) = OPERATIONS[operation.parse::<usize>().unwrap()];
+    let mut world = prepare();
+    let before = world.state();
+    LEFT.with(|left| left.set(n.parse().unwrap()));
+    let result = run(&mut world);
+    let left = LEFT.with(|left| left.replace(0));
+    if result.is_err() {
+        assert_eq!(world.state(), before);
+    } else if left > 0 {
+        std::process::exit(NONE_FAILED);
+    }
+    std::process::exit(NO_HARM);
+}
+
+#[test]
+fn an_allocation_that_fails_changes_nothing_unless_it_ends_the_program() {
+    let program = std::env::current_exe().unwrap();
+    for (number, (name, _, _, ends)) in OPERATIONS.iter().enumerate() {
+        let mut ended = 0;
+        for n in 1.. {
+            let mut child = Command::new(&program);
+            child.args(["--exact", "child", "--nocapture"]);
+            child.env("RUST_BACKTRACE", "0");
+            let output = child.env("DMASPAN_NOMEM", format!("{number} {n}")).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            match output.status.code() {
+                Some(NONE_FAILED) => break,
+                Some(NO_HARM) => {}
+                None if said.contains("memory allocation of") => ended += 1,
+                _ => panic!("{name}, allocation {n}: {} {said}", output.status),
+            }
+        }
+        assert!(ended == 0 || *ends == Ends::Maybe, "{name}: {ended} allocations end the program");
+    }
+}

@@ -135,6 +135,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let (mut revoked, mut from) = (0u64, Start { run: 0, offset: 0 });
         let dirty = Dirty::after(mapping.prot);
         while let Some(part) = next_part(mapping, domains, user, from, &mut room) {
+            if dirty == Dirty::Written {
+                // With the leaves go hardware's marks.
+                mapping.mark_dirty(part.range);
+            }
             let Some(pinned) = &mut mapping.pinned else { break };
             let mut rest = Some(part.range);
             while let Some(range) = rest {

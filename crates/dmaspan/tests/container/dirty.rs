@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use dmaspan::container::{DirtyRead, DirtySink, Error, Undelivered, Version};
 use dmaspan::{
-    Account, Container, DmaSpace as _, Errno, Iova, IovaRange, PhysAddr, Prot, UserAddr, UserRange,
+    Account, Container, DmaSpace as _, Errno, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr,
+    UserRange,
 };
 use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+use dmaspan_sim::memory::{Rights, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
@@ -25,6 +26,7 @@ for_all_granules!(
     what_linux_refuses_is_refused_by_the_same_errno,
     tracking_begins_anew_and_ends,
     large_leaves_are_reported_whole_and_once,
+    device_memory_that_was_written_is_reported_when_it_is_gone,
     an_unmap_reports_what_was_written_until_it_was_gone,
     a_sync_that_fails_loses_nothing,
     a_failure_of_every_step_loses_nothing,
@@ -172,6 +174,18 @@ fn every_second_page_is_reported_and_no_other<const G: u32>() {
         world.write(3 + pages - 1);
         assert_eq!(world.get(3, pages, DirtyRead::Clear), [pages - 1], "forgotten by hardware");
     }
+}
+
+fn device_memory_that_was_written_is_reported_when_it_is_gone<const G: u32>() {
+    let world = World::new::<G>(Hardware::Marks, 64);
+    let bar = Span::new(PhysAddr::new(1 << 46), 4 << G).unwrap();
+    let user = world.space.map_device(UserAddr::new(1 << 44), bar, Rights::ReadWrite).unwrap();
+    world.map(user, 8);
+    world.container.start_dirty().unwrap();
+    world.write(9);
+    assert_eq!(world.container.revoke(&world.space, user).unwrap(), 4 << G);
+    assert_eq!(world.get(8, 4, DirtyRead::Clear), [0, 1, 2, 3], "nobody asked which");
+    assert_eq!(world.get(8, 4, DirtyRead::Clear), NONE);
 }
 
 fn all_that_is_mapped_is_dirty_where_hardware_marks_nothing<const G: u32>() {

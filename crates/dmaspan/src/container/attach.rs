@@ -254,6 +254,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let result = match (domains.list.len(), gone, domains.get(id)) {
             (1, gone, _) if emulated > 0 => {
                 let kept = self.strip(&domains);
+                self.state.lock().charge_external();
                 let error = |range, source| Err(Error::NotForgotten { range, source });
                 kept.zip(gone.err()).map_or(Ok(()), |(range, source)| error(range, source))
             }

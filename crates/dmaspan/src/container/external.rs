@@ -426,6 +426,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         for part in parts {
             let Some(mut held) = part.held.take() else { continue };
             held.key.1 = *given;
+            if all.domains.is_empty() {
+                // Domains that had it charged may have gone since.
+                held.charge_again(&part.account);
+            }
             if held.by == By::Range {
                 *longest = (*longest).max(held.range.len_less_one());
             }
@@ -439,6 +443,18 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 }
 
 impl<P: Pinner> State<P> {
+    /// Charges owners for what emulated devices have pinned, where domains had it charged that are
+    /// gone (`vfio_iommu_unmap_unpin_reaccount`). What does not fit is not charged, as there.
+    pub(super) fn charge_external(&mut self) {
+        for ((at, _), place) in &mut self.external.pins {
+            let found = overlapping(&self.tree, IovaRange::point(*at)).next();
+            let mapping = found.and_then(|(_, slot)| slot.mapped());
+            if let (Some(held), Some(mapping)) = (place, mapping) {
+                held.charge_again(&mapping.account);
+            }
+        }
+    }
+
     /// What emulated devices have pinned in a mapping, and may write at any time.
     pub(super) fn external_in(&self, mapping: IovaRange) -> impl Iterator<Item = IovaRange> {
         self.external.pins_in(mapping).flatten().flat_map(|held| held.left.iter().copied())
@@ -491,6 +507,14 @@ impl<Pin> Default for External<Pin> {
 }
 
 impl<Pin> Held<Pin> {
+    /// Charges what domains had charged when it was pinned.
+    fn charge_again(&mut self, account: &Arc<Account>) {
+        if self.charge.is_none() {
+            let memory = self.runs.memory(self.user).filter_map(UserRange::checked_len);
+            self.charge = account.charge(memory.fold(0, u64::saturating_add)).ok();
+        }
+    }
+
     /// Whether `user` leads to device memory that is pinned.
     pub(super) fn has_mmio(&self, user: UserRange) -> bool {
         let mut at = self.user.start();

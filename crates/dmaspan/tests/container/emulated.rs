@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::thread;
 
+use dmaspan::account::Counting;
 use dmaspan::container::{EmulatedId, Error, ExternalPin, UnmapNotifier};
 use dmaspan::pin::Dirty;
 use dmaspan::{Account, Container, DmaSpace, Errno, Iova, IovaRange, PhysAddr, Span, UserAddr};
@@ -10,7 +11,7 @@ use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use parking_lot::Mutex;
 
-use crate::common::{PROT, range};
+use crate::common::{PROT, faulty_domain, range};
 use crate::hooked::{Hooking, Owner};
 
 pub(crate) const PAGE: u64 = 1 << 12;
@@ -175,6 +176,23 @@ fn the_last_device_takes_the_mappings_of_a_container_without_domains_with_it() {
     container.map(&owner.space, owner.user, Iova::new(0), PROT).unwrap();
     container.detach_emulated(only).unwrap();
     assert_eq!((container.mappings(), container.unmap_all().unwrap()), (1, 8 * PAGE));
+}
+
+#[test]
+fn what_the_last_domain_had_charged_is_charged_for_who_has_it_pinned() {
+    let owner = Owner::new(8);
+    let account = Account::with_counting(u64::MAX, Counting::Mappings);
+    let (domain, ..) = faulty_domain::<12>(&Faults::none());
+    let container = Container::with_domain(owner.pinner(), domain, Arc::clone(&account));
+    let (_, container, _) = Model::attach(container);
+    container.map(&owner.space, owner.user, Iova::new(0), PROT).unwrap();
+    let mut spans: Vec<Span> = Vec::new();
+    let pin = container.pin_external(pages(2, 3), PROT, &mut spans).unwrap();
+    assert_eq!(account.used(), 8 * PAGE);
+    container.detach(container.info().domains[0]).unwrap();
+    assert_eq!((account.used(), owner.memory.pinned_frames()), (3 * PAGE, 3));
+    container.unpin_external(pin, Dirty::Written).unwrap();
+    assert_eq!((account.used(), owner.memory.pinned_frames()), (0, 0));
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod interrupted;
 mod mappings;
 mod pfnmap;
 mod quarantine;
+mod random;
 mod selftests;
 mod stress;
 mod type1;

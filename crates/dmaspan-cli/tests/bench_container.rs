@@ -17,7 +17,7 @@ const NAMES: [&str; 13] = [
     "MADV_HUGEPAGE",
     "2M apart",
     "MAP_POPULATE",
-    "4K apart",
+    "4K in blocks",
     "HUGETLBFS",
     "64K",
     "threads=1",
@@ -66,7 +66,7 @@ fn every_case_is_looked_up_by_leaf_and_not_by_page() {
     assert_eq!(counts(&report, "2M apart", "map"), (512, 512, 512));
     assert_eq!(counts(&report, "2M apart", "unmap").1, 512);
     assert_eq!(counts(&report, "MAP_POPULATE", "map"), (pages, pages, pages));
-    assert_eq!(counts(&report, "4K apart", "map"), (pages, pages, pages));
+    assert_eq!(counts(&report, "4K in blocks", "map"), (pages, pages, pages));
     // Arrays of 512 pages ask for a leaf of 1G 512 times.
     assert_eq!(counts(&report, "HUGETLBFS", "map"), (512, 1, 1));
     assert_eq!(counts(&report, "HUGETLBFS", "unmap"), (pages, 1, 1));

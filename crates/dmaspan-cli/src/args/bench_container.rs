@@ -21,10 +21,9 @@ and the pins are simulated (dmaspan-sim), the same for both ways; page tables
 and no hardware in any time. Linux's own figures stand beside for orientation.
 
 MADV_HUGEPAGE is in folios of 2M as a buddy allocator hands them out of fresh
-memory, most of them neighbours; in 2M apart they lie anywhere. MAP_POPULATE is
-in base pages of fragmented memory: block by block of 2M, in each in any order;
-in 4K apart they lie anywhere, which leaves either way waiting for the caches
-most of the time. HUGETLBFS is in folios of 1G and 64K in such. With threads=N,
+memory, most of them neighbours; in 2M apart they lie anywhere. So do those of
+4K for MAP_POPULATE, of 1G for HUGETLBFS and of 64K for 64K; 4K in blocks is in
+base pages block by block of 2M, half of each in any order. With threads=N,
 N threads map their share of the 64K folios into one container.
 
 With --format json each row has

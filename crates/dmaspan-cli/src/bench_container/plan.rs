@@ -160,8 +160,11 @@ fn cases(bytes: u64, runs: u32) -> Vec<Case> {
     vec![
         Case { what: What::Memory { order: 9, lie: Lie::Fresh }, ..thp },
         memory("2M apart", 9, 1, None),
-        Case { what: What::Memory { order: 0, lie: Lie::InBlocks }, ..populate },
-        memory("4K apart", 0, 1, None),
+        populate,
+        Case {
+            what: What::Memory { order: 0, lie: Lie::InBlocks },
+            ..memory("4K in blocks", 0, 1, None)
+        },
         memory("HUGETLBFS", 18, 1, seed((310.5, 508.3), (117.3, 352.9))),
         memory("64K", 4, 1, None),
         memory("threads=1", 4, 1, None),

@@ -170,9 +170,9 @@ const LEGEND: &str = "Our model by our model: memory, folios, the CPU's page tab
     page / by span. GB/s are GiB a second, as in Linux's figures, which are those of the series \
     that taught it large folios (16 GiB, v6.16-rc4): before → after, on another machine.";
 const LEGEND_CASES: &str = "MADV_HUGEPAGE: folios of 2M as a buddy allocator hands them out of \
-    fresh memory, most of them neighbours. MAP_POPULATE: base pages as fragmented memory gives \
-    them, every block of 2M half of them in any order, no two of them neighbours. All others lie \
-    anywhere: of 2M, 4K, 64K, and 1G (HUGETLBFS). threads=N map their shares of the 64K folios \
+    fresh memory, most of them neighbours. 4K in blocks: base pages block by block of 2M, half of \
+    each in any order. All others lie anywhere: of 2M, 4K (MAP_POPULATE), 1G (HUGETLBFS) and 64K. \
+    threads=N map their shares of the 64K folios \
     into one container. A BAR is named by the leaves of the CPU's tables. Look-ups are leaves met \
     in the CPU's tables to map, and steps over the IOMMU's to unmap; leaves are entries of the \
     IOMMU's tables by span.";

@@ -31,6 +31,20 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether the addresses are right for the largest leaves that are not longer than the span,
+    /// and so for all smaller ones. For most spans it is all that is asked.
+    #[inline(always)]
+    pub(super) fn is_best(&self, page_sizes: u64) -> bool {
+        let paddr = self.span.paddr().get();
+        let user = match self.kind {
+            Kind::Mmio => paddr ^ self.user.get(),
+            Kind::Memory => 0,
+        };
+        let fit = page_sizes & u64::MAX >> self.span.len().leading_zeros();
+        let largest = fit.checked_ilog2().map_or(0, lg2::mask);
+        ((paddr ^ self.iova.get()) | user) & largest == 0
+    }
+
     /// What would give the span larger leaves, of the largest size for which something would.
     pub(super) fn better(&self, page_sizes: u64) -> Option<Alignment> {
         let paddr = self.span.paddr().get();

@@ -446,7 +446,10 @@ impl Mapper<'_> {
             if span.len() >= self.second_leaf {
                 let user = self.user.start().wrapping_add(iova.get() - self.range.start().get());
                 let place = Place { user, iova, span: *span, kind: self.kind };
-                self.found.better = self.found.better.max(place.better(self.domains.page_sizes));
+                let sizes = self.domains.page_sizes;
+                if !place.is_best(sizes) {
+                    self.found.better = self.found.better.max(place.better(sizes));
+                }
             }
             iova = iova.wrapping_add(span.len());
         }

@@ -1,13 +1,8 @@
-//! Hardware that does not answer, and pinners that do not keep to what they say.
+//! Hardware that does not answer, and what is taken back then.
 
-use std::sync::Arc;
-
-use dmaspan::container::Error;
 use dmaspan::iommu::{self, Scope};
-use dmaspan::pin::{Dirty, PinFailed, Pinner, SpanSink};
-use dmaspan::{Account, Container, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Errno, Iova, PhysAddr};
 use dmaspan_sim::fault::Faults;
-use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
 use crate::common::{PROT, for_all_granules, free, map, range, span, table, unmap};
 use crate::failures::faulty_domain;

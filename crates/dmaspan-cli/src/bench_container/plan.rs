@@ -8,7 +8,7 @@ pub(crate) const GIB: u64 = 1 << 30;
 /// The pages that all is counted in.
 pub(crate) const PAGE: u64 = 4096;
 
-/// How much memory the seed of the table maps.
+/// How much memory Linux's own figures map.
 const USUAL_BYTES: u64 = 16 * GIB;
 const QUICK_BYTES: u64 = GIB;
 const USUAL_RUNS: u32 = 5;
@@ -50,9 +50,9 @@ pub(crate) enum What {
     },
 }
 
-/// GB/s of the seed, before its series and with it.
+/// GB/s of Linux itself, before the series for large folios and with it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct SeedRates {
+pub(crate) struct LinuxRates {
     pub(crate) map: (f64, f64),
     pub(crate) unmap: (f64, f64),
 }
@@ -69,7 +69,7 @@ pub(crate) struct Case {
     pub(crate) threads: u64,
     /// How often by page is timed; by span it is the plan's.
     pub(crate) per_page_runs: u32,
-    pub(crate) seed: Option<SeedRates>,
+    pub(crate) linux: Option<LinuxRates>,
 }
 
 /// What `dmaspan bench container` does.
@@ -138,13 +138,13 @@ impl Plan {
 }
 
 fn cases(bytes: u64, runs: u32) -> Vec<Case> {
-    let memory = |name, order, threads, seed| Case {
+    let memory = |name, order, threads, linux| Case {
         name,
         what: What::Memory { order, lie: Lie::Apart },
         bytes,
         threads,
         per_page_runs: runs,
-        seed,
+        linux,
     };
     let bars = |name, count, gib: u64, leaf_lg2, per_page_runs| Case {
         name,
@@ -152,11 +152,11 @@ fn cases(bytes: u64, runs: u32) -> Vec<Case> {
         bytes: count * gib * GIB,
         threads: 1,
         per_page_runs,
-        seed: None,
+        linux: None,
     };
-    let seed = |map, unmap| Some(SeedRates { map, unmap });
-    let thp = memory("MADV_HUGEPAGE", 9, 1, seed((340.2, 596.4), (118.6, 357.6)));
-    let populate = memory("MAP_POPULATE", 0, 1, seed((57.2, 55.5), (51.3, 55.6)));
+    let linux = |map, unmap| Some(LinuxRates { map, unmap });
+    let thp = memory("MADV_HUGEPAGE", 9, 1, linux((340.2, 596.4), (118.6, 357.6)));
+    let populate = memory("MAP_POPULATE", 0, 1, linux((57.2, 55.5), (51.3, 55.6)));
     vec![
         Case { what: What::Memory { order: 9, lie: Lie::Fresh }, ..thp },
         memory("2M apart", 9, 1, None),
@@ -165,7 +165,7 @@ fn cases(bytes: u64, runs: u32) -> Vec<Case> {
             what: What::Memory { order: 0, lie: Lie::InBlocks },
             ..memory("4K in blocks", 0, 1, None)
         },
-        memory("HUGETLBFS", 18, 1, seed((310.5, 508.3), (117.3, 352.9))),
+        memory("HUGETLBFS", 18, 1, linux((310.5, 508.3), (117.3, 352.9))),
         memory("64K", 4, 1, None),
         memory("threads=1", 4, 1, None),
         memory("threads=2", 4, 2, None),
@@ -190,10 +190,10 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_plan_is_the_seeds_and_their_sizes() {
+    fn the_usual_plan_is_that_of_linux_and_its_sizes() {
         let plan = plan(None, 8 * GIB).unwrap();
         assert_eq!((plan.bytes, plan.runs, plan.quick), (16 * GIB, 5, false));
-        let rates = plan.cases.iter().filter(|case| case.seed.is_some()).map(|case| case.name);
+        let rates = plan.cases.iter().filter(|case| case.linux.is_some()).map(|case| case.name);
         assert_eq!(rates.collect::<Vec<_>>(), ["MADV_HUGEPAGE", "MAP_POPULATE", "HUGETLBFS"]);
         let last = plan.cases.last().unwrap();
         assert_eq!((last.bytes, last.per_page_runs), (512 * GIB, 1));

@@ -45,9 +45,9 @@ pub(crate) struct Row {
     instructions_per_4k: Option<f64>,
     #[serde(skip)]
     bytes: u64,
-    /// GB/s of the seed, before and after.
+    /// GB/s of Linux itself, before and after.
     #[serde(skip)]
-    seed: Option<(f64, f64)>,
+    linux: Option<(f64, f64)>,
     #[serde(skip)]
     is_memory: bool,
 }
@@ -63,7 +63,7 @@ impl Row {
         let (old, new) = (per_page.of(op), by_span.of(op));
         let pages = (case.bytes / PAGE) as f64;
         let per_4k = |count: Option<u64>| count.map(|count| rounded(count as f64 / pages));
-        let rates = |rates: super::plan::SeedRates| match op {
+        let rates = |rates: super::plan::LinuxRates| match op {
             Op::Map => rates.map,
             Op::Unmap => rates.unmap,
         };
@@ -80,7 +80,7 @@ impl Row {
             per_page_instructions_per_4k: per_4k(old.instructions()),
             instructions_per_4k: per_4k(new.instructions()),
             bytes: case.bytes,
-            seed: case.seed.map(rates),
+            linux: case.linux.map(rates),
             is_memory: matches!(case.what, What::Memory { .. }),
         }
     }
@@ -95,7 +95,7 @@ impl Row {
             units::time(self.ns),
             rate(self.ns),
             ratio(self.speedup),
-            self.seed.map_or(String::new(), |(old, new)| format!("{old:.0} → {new:.0}")),
+            self.linux.map_or(String::new(), |(old, new)| format!("{old:.0} → {new:.0}")),
         ]
     }
 

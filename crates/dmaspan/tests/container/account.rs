@@ -16,7 +16,7 @@ use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::memory::{Holes, SimMemory, SimPin, SimPinner, SimSpace};
 use proptest::prelude::*;
 
-use crate::common::{PROT, faulty_domain, range};
+use crate::common::{PROT, as_inner, faulty_domain, range};
 
 const ALL: [Counting; 3] = [Counting::Ranges, Counting::Mappings, Counting::Frames];
 
@@ -332,14 +332,6 @@ unsafe impl Pinner for Mixed {
         self.0.unpin(pin, spans, Kind::Memory, dirty);
     }
 
-    fn release(&self, pin: SimPin) {
-        self.0.release(pin);
-    }
-
-    fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
-        self.0.space_id(space)
-    }
-
     fn chargeable(&self, space: &Arc<SimSpace>, range: UserRange) -> u64 {
         let Ok(frames) = self.resolve(space, range) else { return 0 };
         let memory = frames.iter().filter(|(_, paddr)| self.kind(*paddr) == Kind::Memory);
@@ -350,22 +342,7 @@ unsafe impl Pinner for Mixed {
         true
     }
 
-    fn read(
-        &self,
-        space: &Arc<SimSpace>,
-        at: UserAddr,
-        bytes: &mut [u8],
-    ) -> Result<(), Self::Error> {
-        self.0.read(space, at, bytes)
-    }
-
-    fn write(&self, space: &Arc<SimSpace>, at: UserAddr, bytes: &[u8]) -> Result<(), Self::Error> {
-        self.0.write(space, at, bytes)
-    }
-
-    fn errno(&self, error: &Self::Error) -> Errno {
-        self.0.errno(error)
-    }
+    as_inner!(0: release space_id copies errno);
 }
 
 impl Mixed {

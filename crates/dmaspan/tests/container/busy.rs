@@ -13,7 +13,7 @@ use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::{SimMemory, SimPin, SimPinner, SimSpace};
 use parking_lot::Mutex;
 
-use crate::common::{PROT, faulty_domain, for_all_granules, range};
+use crate::common::{PROT, as_inner, faulty_domain, for_all_granules, range};
 
 for_all_granules!(
     a_mapping_under_construction_is_busy_and_keeps_its_tables,
@@ -57,34 +57,7 @@ unsafe impl Pinner for Paused {
         self.inner.pin(space, range, prot, sink)
     }
 
-    fn unpin(&self, pin: &mut SimPin, spans: &[Span], kind: Kind, dirty: Dirty) {
-        self.inner.unpin(pin, spans, kind, dirty);
-    }
-
-    fn release(&self, pin: SimPin) {
-        self.inner.release(pin);
-    }
-
-    fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
-        self.inner.space_id(space)
-    }
-
-    fn read(
-        &self,
-        space: &Arc<SimSpace>,
-        at: UserAddr,
-        bytes: &mut [u8],
-    ) -> Result<(), Self::Error> {
-        self.inner.read(space, at, bytes)
-    }
-
-    fn write(&self, space: &Arc<SimSpace>, at: UserAddr, bytes: &[u8]) -> Result<(), Self::Error> {
-        self.inner.write(space, at, bytes)
-    }
-
-    fn errno(&self, error: &Self::Error) -> Errno {
-        self.inner.errno(error)
-    }
+    as_inner!(inner: unpin release space_id counts copies errno);
 }
 
 struct World {

@@ -1,6 +1,6 @@
 //! Domains to map into.
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, PageTable};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, PageTable, TableMemory};
 use dmaspan::iommu::Domain;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use dmaspan_sim::Arena;
@@ -49,14 +49,76 @@ fn domain_of<const G: u32>(
     let memory = Arena::new(PhysAddr::new(0x4000_0000), 64 << 20);
     let format = ArmLpaeS1::<G>::new(config).unwrap();
     let table = PageTable::new(format, Faulty::new(memory.clone(), faults)).unwrap();
-    let registers = table.format().registers(table.root());
-    let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        ..Default::default()
-    });
-    let iotlb = Iotlb::new(walker.unwrap(), memory.clone());
+    let iotlb = Iotlb::new(walker(&table), memory.clone());
     let domain = Domain::new(table, Faulty::new(iotlb.clone(), faults)).unwrap();
     (domain, memory, iotlb)
 }
+
+/// Reads Arm's tables as hardware does.
+pub(crate) fn walker<const G: u32, M: TableMemory<u64>>(
+    table: &PageTable<ArmLpaeS1<G>, M>,
+) -> ArmLpaeS1Walker {
+    let registers = table.format().registers(table.root());
+    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
+    ArmLpaeS1Walker::new(ArmS1Registers { ttbr, tcr, mair, ..Default::default() }).unwrap()
+}
+
+/// Methods of a [`Pinner`](dmaspan::pin::Pinner) that are those of another one, in a field.
+macro_rules! as_inner {
+    ($inner:tt:) => {};
+    ($inner:tt: unpin $($more:ident)*) => {
+        fn unpin(&self, pin: &mut Self::Pin, spans: &[Span], kind: Kind, dirty: Dirty) {
+            self.$inner.unpin(pin, spans, kind, dirty);
+        }
+        crate::common::as_inner!($inner: $($more)*);
+    };
+    ($inner:tt: release $($more:ident)*) => {
+        fn release(&self, pin: Self::Pin) {
+            self.$inner.release(pin);
+        }
+        crate::common::as_inner!($inner: $($more)*);
+    };
+    ($inner:tt: space_id $($more:ident)*) => {
+        fn space_id(&self, space: &Self::Space) -> u64 {
+            self.$inner.space_id(space)
+        }
+        crate::common::as_inner!($inner: $($more)*);
+    };
+    ($inner:tt: counts $($more:ident)*) => {
+        fn chargeable(&self, space: &Self::Space, range: UserRange) -> u64 {
+            self.$inner.chargeable(space, range)
+        }
+
+        fn knows_frames(&self) -> bool {
+            self.$inner.knows_frames()
+        }
+        crate::common::as_inner!($inner: $($more)*);
+    };
+    ($inner:tt: copies $($more:ident)*) => {
+        fn read(
+            &self,
+            space: &Self::Space,
+            at: UserAddr,
+            bytes: &mut [u8],
+        ) -> Result<(), Self::Error> {
+            self.$inner.read(space, at, bytes)
+        }
+
+        fn write(
+            &self,
+            space: &Self::Space,
+            at: UserAddr,
+            bytes: &[u8],
+        ) -> Result<(), Self::Error> {
+            self.$inner.write(space, at, bytes)
+        }
+        crate::common::as_inner!($inner: $($more)*);
+    };
+    ($inner:tt: errno $($more:ident)*) => {
+        fn errno(&self, error: &Self::Error) -> Errno {
+            self.$inner.errno(error)
+        }
+        crate::common::as_inner!($inner: $($more)*);
+    };
+}
+pub(crate) use as_inner;

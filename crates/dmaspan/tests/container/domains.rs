@@ -17,12 +17,12 @@ use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use dmaspan_sim::walker::{Access, Walker};
 
 use parking_lot::Mutex;
 
-use crate::common::{PROT, range};
+use crate::common::{PROT, range, walker};
 
 /// Granules of 16K: the least that all these domains have.
 const G: u32 = 14;
@@ -83,14 +83,8 @@ fn arm<const LG2: u32>(faults: &Faults, input_bits: u32) -> (Arm<LG2>, Arc<dyn V
     let config = ArmLpaeS1Config { page_sizes: Some(sizes), ..config };
     let format = ArmLpaeS1::<LG2>::new(config).unwrap();
     let table = PageTable::new(format, Faulty::new(tables.clone(), faults)).unwrap();
-    let registers = table.format().registers(table.root());
-    let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        ..Default::default()
-    });
-    finish(table, walker.unwrap(), tables, faults)
+    let walker = walker(&table);
+    finish(table, walker, tables, faults)
 }
 
 /// AMD's, with leaves of every power of two.

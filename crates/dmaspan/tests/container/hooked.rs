@@ -8,7 +8,7 @@ use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::{SimMemory, SimPin, SimPinner, SimSpace};
 use parking_lot::Mutex;
 
-use crate::common::faulty_domain;
+use crate::common::{as_inner, faulty_domain};
 
 pub(crate) const USER: u64 = 0x7f00_0000_0000;
 
@@ -85,14 +85,6 @@ unsafe impl Pinner for Hooked {
         self.inner.unpin(pin, spans, Kind::Memory, dirty);
     }
 
-    fn release(&self, pin: SimPin) {
-        self.inner.release(pin);
-    }
-
-    fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
-        self.inner.space_id(space)
-    }
-
     fn read(
         &self,
         space: &Arc<SimSpace>,
@@ -108,9 +100,7 @@ unsafe impl Pinner for Hooked {
         self.inner.write(space, at, bytes)
     }
 
-    fn errno(&self, error: &Self::Error) -> Errno {
-        self.inner.errno(error)
-    }
+    as_inner!(inner: release space_id errno);
 }
 
 pub(crate) type Hooking = Container<Hooked, parking_lot::RawMutex>;

@@ -11,10 +11,10 @@ use dmaspan::{
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use proptest::prelude::*;
 
-use crate::common::{PROT, range};
+use crate::common::{PROT, range, walker};
 
 type Tried = Container<SimPinner, parking_lot::RawMutex>;
 
@@ -31,14 +31,8 @@ fn domain<const G: u32>(
     let tables = Arena::new(PhysAddr::new(0x4000_0000), 4 << 20);
     let config = ArmLpaeS1Config { page_sizes, ..ArmLpaeS1Config::new(input_bits, 48) };
     let table = PageTable::new(ArmLpaeS1::<G>::new(config).unwrap(), tables.clone()).unwrap();
-    let registers = table.format().registers(table.root());
-    let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        ..Default::default()
-    });
-    Domain::new(table, Iotlb::new(walker.unwrap(), tables)).unwrap()
+    let walker = walker(&table);
+    Domain::new(table, Iotlb::new(walker, tables)).unwrap()
 }
 
 fn isolated() -> Attach<'static> {

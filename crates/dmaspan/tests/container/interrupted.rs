@@ -11,10 +11,9 @@ use dmaspan::container::{
     Attach, DirtyRead, DirtySink, Error, Interrupts, MapRequest, Undelivered, UnmapNotifier,
     VaddrUpdate,
 };
-use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed};
 use dmaspan::{
-    Account, Container, Errno, Iova, IovaRange, PhysAddr, Prot, RangeError, Span, UserAddr,
-    UserRange,
+    Account, Container, Iova, IovaRange, PhysAddr, RangeError, Span, UserAddr, UserRange,
 };
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
@@ -23,6 +22,7 @@ use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use crate::common::{PROT, faulty_domain, range};
 use crate::emulated::{Model, PAGE, pages};
 use crate::hooked::{Hooking, Owner};
+use crate::quarantine::Liar;
 
 type Tlb = Iotlb<ArmLpaeS1Walker, dmaspan_sim::Arena>;
 
@@ -184,59 +184,16 @@ fn what_a_panicking_unmap_had_taken_over_stays_charged() {
     assert_eq!(owner.account.used(), 16 * PAGE);
 }
 
-/// Pushes memory, and then does something else than it should.
-struct Liar {
-    /// How many bytes of device memory it pushes behind the range.
-    too_much: u64,
-    says: fn() -> Result<(), PinFailed<(), std::convert::Infallible>>,
-}
-
-// SAFETY: the spans are of no memory, and no device of these tests touches them.
-unsafe impl Pinner for Liar {
-    type Space = ();
-    type Pin = ();
-    type Error = std::convert::Infallible;
-
-    fn pin(
-        &self,
-        (): &(),
-        range: UserRange,
-        _prot: Prot,
-        sink: &mut dyn SpanSink,
-    ) -> Result<(), PinFailed<(), Self::Error>> {
-        let stopped = |_| PinFailed { error: PinError::Stopped, pin: Some(()) };
-        let span = |at, len| Span::new(PhysAddr::new(at), len).unwrap();
-        let memory = span(1 << 30, range.checked_len().unwrap());
-        sink.push(memory, Kind::Memory).map_err(stopped)?;
-        if self.too_much > 0 {
-            sink.push(span(1 << 40, self.too_much), Kind::Mmio).map_err(stopped)?;
-        }
-        (self.says)()
-    }
-
-    fn unpin(&self, (): &mut (), _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
-
-    fn release(&self, (): ()) {}
-
-    fn space_id(&self, (): &()) -> u64 {
-        0
-    }
-
-    fn read(&self, (): &(), _at: UserAddr, _bytes: &mut [u8]) -> Result<(), Self::Error> {
-        Ok(())
-    }
-
-    fn write(&self, (): &(), _at: UserAddr, _bytes: &[u8]) -> Result<(), Self::Error> {
-        Ok(())
-    }
-
-    fn errno(&self, error: &Self::Error) -> Errno {
-        match *error {}
-    }
+/// Memory, and so many bytes of device memory behind the range.
+fn too_much(bytes: u64) -> impl Fn(u64) -> Vec<(Span, Kind)> + Send + Sync {
+    let span = |at, len| Span::new(PhysAddr::new(at), len).unwrap();
+    move |len| vec![(span(1 << 30, len), Kind::Memory), (span(1 << 40, bytes), Kind::Mmio)]
 }
 
 /// What comes of a map of 8 pages, and whether anything is left of it.
-fn lied_to<const BATCH: usize>(pinner: Liar) -> Error<std::convert::Infallible> {
+fn lied_to<const BATCH: usize>(
+    pinner: Liar<impl Fn(u64) -> Vec<(Span, Kind)> + Send + Sync>,
+) -> Error<std::convert::Infallible> {
     let (domain, tables, _) = faulty_domain::<12>(&Faults::none());
     let account = Account::new(u64::MAX);
     let container: Container<_, parking_lot::RawMutex, BATCH> =
@@ -250,11 +207,11 @@ fn lied_to<const BATCH: usize>(pinner: Liar) -> Error<std::convert::Infallible> 
 
 #[test]
 fn a_pinner_that_pushes_more_of_another_kind_is_refused() {
-    for too_much in [PAGE, 64 * PAGE] {
-        let liar = || Liar { too_much, says: || Ok(()) };
+    for more in [PAGE, 64 * PAGE] {
+        let liar = || Liar { pushes: too_much(more), says: || Ok(()) };
         for error in [lied_to::<1>(liar()), lied_to::<256>(liar())] {
             let Error::PinnedLen { found, .. } = error else { panic!("{error}") };
-            assert_eq!(found, 8 * PAGE + too_much);
+            assert_eq!(found, 8 * PAGE + more);
         }
     }
 }
@@ -262,9 +219,8 @@ fn a_pinner_that_pushes_more_of_another_kind_is_refused() {
 #[test]
 fn nothing_stays_mapped_for_a_pinner_that_has_no_pin_after_all() {
     let says = || Err(PinFailed { error: PinError::Stopped, pin: None });
-    for error in
-        [lied_to::<1>(Liar { too_much: PAGE, says }), lied_to::<256>(Liar { too_much: PAGE, says })]
-    {
+    let liar = || Liar { pushes: too_much(PAGE), says };
+    for error in [lied_to::<1>(liar()), lied_to::<256>(liar())] {
         assert!(matches!(error, Error::PinnedLen { .. }), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::container::Error;
-use dmaspan::pin::{Dirty, Kind, PinFailed, Pinner, SpanSink};
+use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
 use dmaspan::{Account, Container, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
@@ -54,34 +54,27 @@ fn a_failed_map_whose_memory_a_device_may_use_keeps_it<const G: u32>() {
 
 use dmaspan::DmaSpace as _;
 
-/// Says that a range is contiguous memory, of another length than it has.
-#[derive(Debug)]
-struct Liar {
-    bytes_more: i64,
+type Said = Result<(), PinFailed<(), std::convert::Infallible>>;
+
+/// Pushes what it likes for a range, all of it one batch after the other, and then says what it
+/// likes.
+pub(crate) struct Liar<F> {
+    pub(crate) pushes: F,
+    pub(crate) says: fn() -> Said,
 }
 
 // SAFETY: the spans are of no memory, and no device of these tests touches them.
-unsafe impl Pinner for Liar {
+unsafe impl<F: Fn(u64) -> Vec<(Span, Kind)> + Send + Sync> Pinner for Liar<F> {
     type Space = ();
     type Pin = ();
     type Error = std::convert::Infallible;
 
-    fn pin(
-        &self,
-        (): &(),
-        range: UserRange,
-        _prot: Prot,
-        sink: &mut dyn SpanSink,
-    ) -> Result<(), PinFailed<(), Self::Error>> {
-        let bytes = range.checked_len().unwrap().saturating_add_signed(self.bytes_more);
-        let step = bytes / 2;
-        for n in 0..2 {
-            let span = Span::new(PhysAddr::new(1 << 30), step).unwrap();
-            let span = Span::new(span.paddr().wrapping_add(n * 4 * step), step).unwrap();
-            let stopped = |_| PinFailed { error: dmaspan::pin::PinError::Stopped, pin: Some(()) };
-            sink.push(span, Kind::Memory).map_err(stopped)?;
+    fn pin(&self, (): &(), range: UserRange, _prot: Prot, sink: &mut dyn SpanSink) -> Said {
+        for (span, kind) in (self.pushes)(range.checked_len().unwrap()) {
+            let stopped = |_| PinFailed { error: PinError::Stopped, pin: Some(()) };
+            sink.push(span, kind).map_err(stopped)?;
         }
-        Ok(())
+        (self.says)()
     }
 
     fn unpin(&self, (): &mut (), _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
@@ -108,10 +101,17 @@ unsafe impl Pinner for Liar {
 fn pinners_that_find_too_much_or_too_little_are_refused<const G: u32>() {
     let g = 1i64 << G;
     for bytes_more in [-4 * g, -2 * g, 2 * g, 64 * g] {
+        // Contiguous twice, of another length than the range has.
+        let pushes = move |len: u64| {
+            let step = len.saturating_add_signed(bytes_more) / 2;
+            let at = |n: u64| PhysAddr::new((1 << 30) + n * 4 * step);
+            (0..2).map(|n| (Span::new(at(n), step).unwrap(), Kind::Memory)).collect()
+        };
+        let liar = Liar { pushes, says: || Ok(()) };
         let (domain, tables, _) = faulty_domain::<G>(&Faults::none());
         let account = Account::new(u64::MAX);
         let container: Container<_, parking_lot::RawMutex> =
-            Container::with_domain(Liar { bytes_more }, domain, Arc::clone(&account));
+            Container::with_domain(liar, domain, Arc::clone(&account));
         let user = UserRange::from_len(UserAddr::new(0), 8 << G).unwrap();
         let error = container.map(&(), user, Iova::new(0), PROT).unwrap_err();
         let Error::PinnedLen { user: named, found } = error else { panic!("{error}") };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::spaces::Kinds;
 use super::*;
 use crate::rng::Rng;
 use crate::walker::Access;
@@ -173,7 +174,7 @@ impl Play {
         let access = if prot == Prot::READ { Access::Read } else { Access::Write };
         let (expected, refused) = self.expected(range, access);
         let lookups = self.pinner.lookups();
-        let mut pushed = Spans(Vec::new());
+        let mut pushed = Kinds(Vec::new());
         let pinned = match self.pinner.pin(&self.space, range, prot, &mut pushed) {
             Ok(pinned) => {
                 assert_eq!(refused, None);
@@ -223,19 +224,6 @@ impl Play {
             leaves += 1;
         }
         leaves
-    }
-}
-
-struct Spans(Vec<(Kind, Span)>);
-
-impl SpanSink for Spans {
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
-        let last = self.0.last_mut().filter(|(last, _)| *last == kind);
-        match last.and_then(|(_, last)| Some((last.join(span)?, last))) {
-            Some((joined, last)) => *last = joined,
-            None => self.0.push((kind, span)),
-        }
-        Ok(())
     }
 }
 

@@ -53,7 +53,7 @@ fn device(paddr: u64, len: u64) -> Span {
 
 /// Kinds and spans, joined as a container does.
 #[derive(Default)]
-struct Kinds(Vec<(Kind, Span)>);
+pub(super) struct Kinds(pub(super) Vec<(Kind, Span)>);
 
 impl SpanSink for Kinds {
     fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {

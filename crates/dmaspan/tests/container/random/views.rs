@@ -15,11 +15,11 @@ use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::{Hit, Iotlb};
 use dmaspan_sim::memory::SimMemory;
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
 use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
 use dmaspan_sim::walker::{Access, Switch, Walker};
 
 use super::world::Tried;
+use crate::common::walker;
 
 /// A leaf as the tables have it, or as an IOTLB does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,14 +173,8 @@ fn arm<const G: u32, const BATCH: usize>(
 ) -> Fresh<BATCH> {
     let config = ArmLpaeS1Config { dirty, ..ArmLpaeS1Config::new(48, 48) };
     let table = PageTable::new(ArmLpaeS1::<G>::new(config).unwrap(), memory).unwrap();
-    let registers = table.format().registers(table.root());
-    let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        ..Default::default()
-    });
-    finish(kind, table, walker.unwrap(), tables.clone(), faults)
+    let walker = walker(&table);
+    finish(kind, table, walker, tables.clone(), faults)
 }
 
 fn finish<F: Format + 'static, W: Walker + Send + Sync + 'static, const BATCH: usize>(

@@ -10,6 +10,7 @@ use dmaspan_sim::memory::{SimPin, SimPinner, SimSpace};
 use parking_lot::Mutex;
 
 use super::views::View;
+use crate::common::as_inner;
 
 /// What to look at.
 #[derive(Default)]
@@ -72,36 +73,5 @@ unsafe impl Pinner for Watched {
         }
     }
 
-    fn release(&self, pin: SimPin) {
-        self.inner.release(pin);
-    }
-
-    fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
-        self.inner.space_id(space)
-    }
-
-    fn chargeable(&self, space: &Arc<SimSpace>, range: UserRange) -> u64 {
-        self.inner.chargeable(space, range)
-    }
-
-    fn knows_frames(&self) -> bool {
-        self.inner.knows_frames()
-    }
-
-    fn read(
-        &self,
-        space: &Arc<SimSpace>,
-        at: UserAddr,
-        bytes: &mut [u8],
-    ) -> Result<(), Self::Error> {
-        self.inner.read(space, at, bytes)
-    }
-
-    fn write(&self, space: &Arc<SimSpace>, at: UserAddr, bytes: &[u8]) -> Result<(), Self::Error> {
-        self.inner.write(space, at, bytes)
-    }
-
-    fn errno(&self, error: &Self::Error) -> Errno {
-        self.inner.errno(error)
-    }
+    as_inner!(inner: release space_id counts copies errno);
 }

@@ -46,7 +46,7 @@ impl Faults {
     }
 
     /// Counts a step: whether it is the one that fails.
-    fn fails(&self) -> bool {
+    pub(crate) fn fails(&self) -> bool {
         self.left.fetch_sub(1, Ordering::Relaxed) == 1
     }
 

@@ -90,6 +90,7 @@ pub mod iotlb;
 pub mod memory;
 pub mod mock;
 pub mod model;
+pub mod pool_memory;
 pub mod port;
 mod rng;
 pub mod sanitizer;

@@ -100,6 +100,7 @@ pub mod range;
 mod registry;
 pub mod space;
 pub mod span;
+pub mod swiotlb;
 
 pub use account::Account;
 pub use addr::{DmaAddr, Iova, PhysAddr, UserAddr};

@@ -23,6 +23,11 @@ pub trait Platform: Send + Sync {
     /// number shares caches, and two threads with one number are only slower.
     fn cpu(&self) -> usize;
 
+    /// The number of the CPU's NUMA node: a hint, too.
+    fn node(&self) -> usize {
+        0
+    }
+
     /// Nanoseconds since any fixed moment. It never goes back, and may be coarse: what has a bound
     /// in time is late by as much.
     fn now(&self) -> u64;

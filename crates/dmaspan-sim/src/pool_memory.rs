@@ -1,0 +1,208 @@
+//! Memory of a bounce pool, simulated, with a host that may refuse.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dmaspan::swiotlb::{HostRefused, InSlot, PoolMemory, Room, Transfer};
+use dmaspan::{PhysAddr, Span, lg2};
+use parking_lot::Mutex;
+
+use crate::fault::Faults;
+use crate::memory::{MemoryError, SimMemory};
+
+/// What the bytes of a pool's memory are before anything was written.
+pub const POISON: u8 = 0xa5;
+
+/// Simulated frames for a pool. It keeps the books of what the host sees, and every fault that is
+/// armed strikes an allocation, a share or an unshare. Clones are the same memory.
+#[derive(Clone, Debug)]
+pub struct SimPoolMemory(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    memory: Arc<SimMemory>,
+    spans: Vec<Span>,
+    faults: Faults,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What the host sees, by its first address.
+    seen: BTreeMap<u64, Span>,
+    /// What was allocated for growth and not freed, by its first address.
+    grown: BTreeMap<u64, Span>,
+    counts: Counts,
+}
+
+/// What a pool asked its memory for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Copies between slots and originals.
+    pub copies: u64,
+    /// Bytes of them.
+    pub copied: u64,
+    /// Bytes of zeros.
+    pub zeroed: u64,
+    /// How often a request pressed for growth.
+    pub pressed: u64,
+}
+
+impl SimPoolMemory {
+    /// Frames that nobody else uses, a span for each NUMA node. It allocates and pins them.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError`] where they are not free.
+    pub fn new(memory: Arc<SimMemory>, spans: Vec<Span>) -> Result<Self, MemoryError> {
+        Self::with_faults(memory, spans, &Faults::none())
+    }
+
+    /// The same, whose fallible steps fail when `faults` says so.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_faults(
+        memory: Arc<SimMemory>,
+        spans: Vec<Span>,
+        faults: &Faults,
+    ) -> Result<Self, MemoryError> {
+        for &span in &spans {
+            memory.allocate_at(span)?;
+        }
+        memory.pin_frames(&spans);
+        let faults = faults.clone();
+        let shared = Shared { memory, spans, faults, state: Mutex::default() };
+        for &span in &shared.spans {
+            shared.fill(span, POISON);
+        }
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// What the host sees at the moment.
+    pub fn seen(&self) -> Vec<Span> {
+        self.0.state.lock().seen.values().copied().collect()
+    }
+
+    /// What was allocated for growth and not given back.
+    pub fn grown(&self) -> Vec<Span> {
+        self.0.state.lock().grown.values().copied().collect()
+    }
+
+    /// What was asked for so far.
+    pub fn counts(&self) -> Counts {
+        self.0.state.lock().counts
+    }
+
+    /// The frames around.
+    pub fn memory(&self) -> &Arc<SimMemory> {
+        &self.0.memory
+    }
+}
+
+impl Shared {
+    fn fill(&self, span: Span, byte: u8) {
+        self.put(span.paddr(), &vec![byte; bytes(span.len())]);
+    }
+
+    fn put(&self, paddr: PhysAddr, bytes: &[u8]) {
+        let written = self.memory.cpu_write(paddr, bytes);
+        written.expect("a pool's slots and originals are in its memory");
+    }
+
+    fn get(&self, paddr: PhysAddr, bytes: &mut [u8]) {
+        let read = self.memory.cpu_read(paddr, bytes);
+        read.expect("a pool's slots and originals are in its memory");
+    }
+}
+
+fn bytes(len: u64) -> usize {
+    usize::try_from(len).expect("simulated memory is smaller than the process")
+}
+
+#[expect(unsafe_code, reason = "the frames are the pool's alone")]
+// SAFETY: it allocated and pinned what `spans` gives, `allocate` allocates and pins, and both stay
+// so until `free` or the end. The other methods touch what they are told to, through the simulated
+// memory, which checks every address.
+unsafe impl PoolMemory for SimPoolMemory {
+    fn spans(&self) -> &[Span] {
+        &self.0.spans
+    }
+
+    fn copy(&self, transfer: Transfer) {
+        let mut bytes = vec![0; bytes(transfer.len())];
+        self.0.get(transfer.source(), &mut bytes);
+        self.0.put(transfer.target(), &bytes);
+        let counts = &mut self.0.state.lock().counts;
+        counts.copies += 1;
+        counts.copied += transfer.len();
+    }
+
+    fn zero(&self, bytes: InSlot) {
+        self.0.fill(bytes.span(), 0);
+        self.0.state.lock().counts.zeroed += bytes.span().len();
+    }
+
+    fn read(&self, bytes: InSlot, into: &mut [u8]) {
+        self.0.get(bytes.span().paddr(), into);
+    }
+
+    fn write(&self, bytes: InSlot, from: &[u8]) {
+        self.0.put(bytes.span().paddr(), from);
+    }
+
+    fn allocate(&self, room: Room) -> Option<Span> {
+        if self.0.faults.fails() {
+            return None;
+        }
+        let memory = &self.0.memory;
+        let bytes = lg2::align_up(room.bytes, memory.granule_lg2())?;
+        let whole = memory.allocate(bytes, room.align.ilog2()).ok()?;
+        if whole.paddr().get().checked_add(room.bytes - 1)? > room.last {
+            memory.free(&[whole]);
+            return None;
+        }
+        memory.pin_frames(&[whole]);
+        self.0.fill(whole, POISON);
+        let span = Span::new(whole.paddr(), room.bytes).ok()?;
+        self.0.state.lock().grown.insert(span.paddr().get(), span);
+        Some(span)
+    }
+
+    fn free(&self, span: Span) {
+        let mut state = self.0.state.lock();
+        assert_eq!(state.grown.remove(&span.paddr().get()), Some(span), "freed and not allocated");
+        assert!(
+            !state.seen.contains_key(&span.paddr().get()),
+            "{span} is freed and the host sees it"
+        );
+        let bytes = lg2::align_up(span.len(), self.0.memory.granule_lg2());
+        let whole = bytes.and_then(|bytes| Span::new(span.paddr(), bytes).ok());
+        let whole = whole.expect("it was allocated so");
+        self.0.memory.unpin_frames(&[whole], dmaspan::pin::Dirty::Written);
+        self.0.memory.free(&[whole]);
+    }
+
+    fn share(&self, span: Span) -> Result<(), HostRefused> {
+        if self.0.faults.fails() {
+            return Err(HostRefused);
+        }
+        let before = self.0.state.lock().seen.insert(span.paddr().get(), span);
+        assert_eq!(before, None, "{span} is shared twice");
+        Ok(())
+    }
+
+    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+        if self.0.faults.fails() {
+            return Err(HostRefused);
+        }
+        let before = self.0.state.lock().seen.remove(&span.paddr().get());
+        assert_eq!(before, Some(span), "{span} was not shared");
+        Ok(())
+    }
+
+    fn pressed(&self) {
+        self.0.state.lock().counts.pressed += 1;
+    }
+}

@@ -1,0 +1,152 @@
+//! A part of a pool with a lock of its own.
+
+use lock_api::{Mutex, MutexGuard, RawMutex};
+
+use super::bitmap::Bitmap;
+use super::recent::Recent;
+use super::request::Fit;
+use crate::atomic::{AtomicU32, Ordering};
+
+/// Slots that a CPU takes before those of others. It stands on cache lines of its own, and so does
+/// what it allocates.
+///
+/// The counters are written under the lock and read without it: by plain loads and stores, so that
+/// nothing but the lock is atomic where slots are taken and released.
+pub(super) struct Area<L> {
+    /// How many slots are free.
+    free: AtomicU32,
+    /// No run is as long, since a search found none and nothing was released.
+    hopeless: AtomicU32,
+    /// How often slots were released, wrapping.
+    released: AtomicU32,
+    /// The most slots that were ever held.
+    high: AtomicU32,
+    /// What slots are counted from in the chunk.
+    offset: u32,
+    state: Mutex<L, State>,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) bitmap: Bitmap,
+    recent: Recent,
+}
+
+impl<L: RawMutex> Area<L> {
+    /// An area of so many slots, all free; `None` where there is no memory.
+    pub(super) fn new(offset: u32, slots: u32) -> Option<Self> {
+        let state = State { bitmap: Bitmap::new(slots)?, recent: Recent::new(slots)? };
+        Some(Self {
+            free: AtomicU32::new(slots),
+            hopeless: AtomicU32::new(u32::MAX),
+            released: AtomicU32::new(0),
+            high: AtomicU32::new(0),
+            offset,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// How many slots are free.
+    #[inline(always)]
+    pub(super) fn free(&self) -> u32 {
+        self.free.load(Ordering::Acquire)
+    }
+
+    /// How often slots were released, wrapping.
+    #[inline(always)]
+    pub(super) fn released(&self) -> u32 {
+        self.released.load(Ordering::Acquire)
+    }
+
+    /// The most slots that were ever held.
+    pub(super) fn high(&self) -> u32 {
+        self.high.load(Ordering::Relaxed)
+    }
+
+    /// Counts the most slots anew.
+    pub(super) fn reset_high(&self) {
+        let state = self.state.lock();
+        self.high.store(state.bitmap.slots() - self.free(), Ordering::Relaxed);
+    }
+
+    /// Whether there may be a run of so many slots: a look that takes no lock.
+    #[inline(always)]
+    pub(super) fn may_have(&self, count: u32) -> bool {
+        count <= self.free() && count < self.hopeless.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(super) fn lock(&self) -> MutexGuard<'_, L, State> {
+        self.state.lock()
+    }
+
+    #[inline(always)]
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, L, State>> {
+        self.state.try_lock()
+    }
+
+    /// Takes a run that fits, the latest first; its first slot, as the chunk counts.
+    #[inline(always)]
+    pub(super) fn take(&self, state: &mut State, fit: &Fit) -> Option<u32> {
+        let State { bitmap, recent } = state;
+        let first = match recent.take(fit, self.offset, bitmap) {
+            Some(first) => first,
+            None => self.search(state, fit)?,
+        };
+        self.count_taken(state, fit.count);
+        Some(first + self.offset)
+    }
+
+    /// Takes the lowest run that fits.
+    #[cold]
+    fn search(&self, state: &mut State, fit: &Fit) -> Option<u32> {
+        let State { bitmap, recent } = state;
+        let Some(first) = bitmap.find(fit, self.offset) else {
+            if fit.is_plain() {
+                let hopeless = self.hopeless.load(Ordering::Relaxed).min(fit.count);
+                self.hopeless.store(hopeless, Ordering::Relaxed);
+            }
+            return None;
+        };
+        bitmap.take(first, fit.count);
+        // What follows serves the next ones without a search.
+        let behind = first + fit.count;
+        let most = behind.saturating_add(LOOK_AHEAD).min(bitmap.slots());
+        let end = bitmap.next_taken(behind, most).unwrap_or(most);
+        recent.push(behind, end - behind);
+        Some(first)
+    }
+
+    /// Takes slots that are known to be free, for a run over several areas.
+    pub(super) fn take_at(&self, state: &mut State, first: u32, count: u32) {
+        state.bitmap.take(first - self.offset, count);
+        self.count_taken(state, count);
+    }
+
+    #[inline(always)]
+    fn count_taken(&self, state: &State, count: u32) {
+        let free = self.free.load(Ordering::Relaxed) - count;
+        self.free.store(free, Ordering::Release);
+        let used = state.bitmap.slots() - free;
+        if used > self.high.load(Ordering::Relaxed) {
+            self.high.store(used, Ordering::Relaxed);
+        }
+    }
+
+    /// Releases slots, counted as the chunk does.
+    #[inline(always)]
+    pub(super) fn give(&self, first: u32, count: u32) {
+        let mut state = self.state.lock();
+        let first = first - self.offset;
+        state.bitmap.give(first, count);
+        state.recent.push(first, count);
+        self.hopeless.store(u32::MAX, Ordering::Relaxed);
+        self.free.store(self.free.load(Ordering::Relaxed) + count, Ordering::Release);
+        let released = self.released.load(Ordering::Relaxed);
+        self.released.store(released.wrapping_add(1), Ordering::Release);
+    }
+}
+
+/// How many slots behind a run that was searched for are remembered as free.
+const LOOK_AHEAD: u32 = 1024;

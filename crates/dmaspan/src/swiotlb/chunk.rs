@@ -1,0 +1,258 @@
+//! Contiguous memory of a pool, divided into areas.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::array;
+
+use lock_api::{MutexGuard, RawMutex};
+
+use super::area::{Area, State};
+use super::config::MAX_AREAS;
+use super::request::{Fit, Grid};
+use crate::platform::Apart;
+use crate::span::Span;
+
+/// How often a request that found nothing looks again because slots were released meanwhile.
+const TRIES: u32 = 64;
+
+/// Slots in contiguous memory.
+pub(super) struct Chunk<L> {
+    grid: Grid,
+    span: Span,
+    /// All areas have as many slots, but for the last one, which may have fewer.
+    per_area: u32,
+    areas: Box<[Apart<Area<L>>]>,
+}
+
+/// A run of slots that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) first: u32,
+    pub(super) count: u32,
+    /// The area, or [`ACROSS`].
+    area: u32,
+}
+
+impl Taken {
+    /// A run of memory that has no areas.
+    pub(super) const fn all(first: u32, count: u32) -> Self {
+        Self { first, count, area: ACROSS }
+    }
+}
+
+/// In the place of an area: a run over several.
+const ACROSS: u32 = u32::MAX;
+
+/// All areas of a chunk, locked in their order.
+type Guards<'a, L> = [Option<MutexGuard<'a, L, State>>; MAX_AREAS];
+
+impl<L: RawMutex> Chunk<L> {
+    /// A chunk of a span that [`PoolMemory`](super::PoolMemory) gave, of which the configuration
+    /// was checked; `None` where there is no memory.
+    pub(super) fn new(span: Span, grid: Grid, areas: usize) -> Option<Self> {
+        let wanted = u32::try_from(areas).unwrap_or(u32::MAX).clamp(1, grid.slots);
+        let least = grid.slots.div_ceil(wanted);
+        // So that no word of the bitmap is of two areas, and large alignments fit into each.
+        let per_area = if least > 64 { least.checked_next_multiple_of(64)? } else { least };
+        let count = grid.slots.div_ceil(per_area);
+        let mut list = Vec::new();
+        list.try_reserve_exact(count as usize).ok()?;
+        for number in 0..count {
+            let offset = number * per_area;
+            list.push(Apart(Area::new(offset, per_area.min(grid.slots - offset))?));
+        }
+        Some(Self { grid, span, per_area, areas: list.into_boxed_slice() })
+    }
+
+    /// Where its slots are.
+    #[inline(always)]
+    pub(super) const fn grid(&self) -> Grid {
+        self.grid
+    }
+
+    /// Its memory.
+    pub(super) const fn span(&self) -> Span {
+        self.span
+    }
+
+    /// How many slots are free, read area by area without locks.
+    pub(super) fn free(&self) -> u32 {
+        self.areas.iter().map(|area| area.free()).sum()
+    }
+
+    /// How many slots are held.
+    pub(super) fn used(&self) -> u32 {
+        self.grid.slots - self.free()
+    }
+
+    /// The most slots that each area ever held, in all.
+    pub(super) fn high(&self) -> u32 {
+        self.areas.iter().map(|area| area.high()).sum()
+    }
+
+    pub(super) fn reset_high(&self) {
+        self.areas.iter().for_each(|area| area.reset_high());
+    }
+
+    /// Takes a run that fits: of the CPU's own area, of another one, or over several. `None` only
+    /// where none was free at some moment of the call.
+    #[inline(always)]
+    pub(super) fn take(&self, fit: &Fit, cpu: usize) -> Option<Taken> {
+        let own = self.own(cpu);
+        let area = &self.areas[own];
+        if area.may_have(fit.count)
+            && let Some(mut state) = area.try_lock()
+            && let Some(first) = area.take(&mut state, fit)
+        {
+            return Some(self.taken(first, fit, own));
+        }
+        self.take_elsewhere(fit, own)
+    }
+
+    #[inline(always)]
+    fn own(&self, cpu: usize) -> usize {
+        let own = cpu & (self.areas.len().next_power_of_two() - 1);
+        if own < self.areas.len() { own } else { own - self.areas.len() }
+    }
+
+    #[inline(always)]
+    fn taken(&self, first: u32, fit: &Fit, area: usize) -> Taken {
+        // There are at most MAX_AREAS.
+        Taken { first, count: fit.count, area: u32::try_from(area).unwrap_or(ACROSS) }
+    }
+
+    /// Tries all areas, and then runs over several.
+    #[cold]
+    fn take_elsewhere(&self, fit: &Fit, own: usize) -> Option<Taken> {
+        for _ in 0..TRIES {
+            let before = self.released();
+            let found = self.try_areas(fit, own).or_else(|| self.lock_areas(fit, own));
+            let found = found.or_else(|| self.take_across(fit));
+            if found.is_some() {
+                return found;
+            }
+            // Otherwise each area was seen without a fit, and none got one since.
+            if self.released() != before {
+                continue;
+            }
+            break;
+        }
+        None
+    }
+
+    /// How often slots were released, wrapping.
+    fn released(&self) -> u32 {
+        self.areas.iter().fold(0, |sum, area| sum.wrapping_add(area.released()))
+    }
+
+    /// The areas from the CPU's own on, without waiting for any.
+    fn try_areas(&self, fit: &Fit, own: usize) -> Option<Taken> {
+        self.from(own).find_map(|(number, area)| {
+            if !area.may_have(fit.count) {
+                return None;
+            }
+            let first = area.take(&mut *area.try_lock()?, fit)?;
+            Some(self.taken(first, fit, number))
+        })
+    }
+
+    /// The same, waiting for each that may have a fit.
+    fn lock_areas(&self, fit: &Fit, own: usize) -> Option<Taken> {
+        self.from(own).find_map(|(number, area)| {
+            if !area.may_have(fit.count) {
+                return None;
+            }
+            let first = area.take(&mut area.lock(), fit)?;
+            Some(self.taken(first, fit, number))
+        })
+    }
+
+    fn from(&self, own: usize) -> impl Iterator<Item = (usize, &Area<L>)> {
+        let all = || self.areas.iter().map(|area| &**area).enumerate();
+        all().skip(own).chain(all().take(own))
+    }
+
+    /// A run over several areas, with all of them locked in their order. Without a lock, where so
+    /// many slots are not free.
+    fn take_across(&self, fit: &Fit) -> Option<Taken> {
+        if self.areas.len() == 1 || self.free() < fit.count {
+            return None;
+        }
+        let mut guards: Guards<'_, L> = array::from_fn(|_| None);
+        for (guard, area) in guards.iter_mut().zip(&self.areas) {
+            *guard = Some(area.lock());
+        }
+        let first = self.find_across(&guards, fit)?;
+        for (number, at, count) in self.parts(first, fit.count) {
+            if let Some(Some(state)) = guards.get_mut(number) {
+                self.areas[number].take_at(state, at, count);
+            }
+        }
+        Some(Taken { first, count: fit.count, area: ACROSS })
+    }
+
+    fn find_across(&self, guards: &Guards<'_, L>, fit: &Fit) -> Option<u32> {
+        let mut from = self.next_free(guards, 0)?;
+        loop {
+            let first = fit.next(from)?;
+            let end = first.checked_add(fit.count).filter(|end| *end <= self.grid.slots)?;
+            match self.next_taken(guards, first, end) {
+                None => return Some(first),
+                Some(taken) => from = self.next_free(guards, taken + 1)?,
+            }
+        }
+    }
+
+    /// The first free slot from `from` on.
+    fn next_free(&self, guards: &Guards<'_, L>, from: u32) -> Option<u32> {
+        self.parts(from, self.grid.slots.checked_sub(from)?).find_map(|(number, at, _)| {
+            let (state, offset) = (guards.get(number)?.as_ref()?, self.offset(number));
+            Some(state.bitmap.next_free(at - offset)? + offset)
+        })
+    }
+
+    /// The first slot from `from` on, before `to`, that is held.
+    fn next_taken(&self, guards: &Guards<'_, L>, from: u32, to: u32) -> Option<u32> {
+        self.parts(from, to - from).find_map(|(number, at, count)| {
+            let (state, offset) = (guards.get(number)?.as_ref()?, self.offset(number));
+            Some(state.bitmap.next_taken(at - offset, at + count - offset)? + offset)
+        })
+    }
+
+    /// The first slot of an area.
+    #[inline(always)]
+    fn offset(&self, number: usize) -> u32 {
+        u32::try_from(number).unwrap_or(0) * self.per_area
+    }
+
+    /// What of a run is in which area: its number, the first slot there and how many there are.
+    fn parts(&self, first: u32, count: u32) -> impl Iterator<Item = (usize, u32, u32)> {
+        let (mut at, end, per_area) = (first, first + count, self.per_area);
+        core::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let number = at / per_area;
+            let to = end.min((number + 1).saturating_mul(per_area));
+            let part = (number as usize, at, to - at);
+            at = to;
+            Some(part)
+        })
+    }
+
+    /// Releases a run.
+    #[inline(always)]
+    pub(super) fn give(&self, taken: Taken) {
+        match self.areas.get(taken.area as usize) {
+            Some(area) => area.give(taken.first, taken.count),
+            None => self.give_across(taken),
+        }
+    }
+
+    #[cold]
+    fn give_across(&self, taken: Taken) {
+        for (number, at, count) in self.parts(taken.first, taken.count) {
+            self.areas[number].give(at, count);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! A pool that becomes larger, and smaller again.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use lock_api::RawMutex;
+
+use super::chunk::{Chunk, Taken};
+use super::config::Growth;
+use super::error::Error;
+use super::memory::{PoolMemory, Room};
+use super::pool::{Pool, SlotOf, grid};
+use super::request::{Fit, SlotRequest};
+use super::slot::Home;
+use crate::lg2;
+use crate::platform::Platform;
+use crate::span::Span;
+
+/// What a pool has beyond what it began with. Its lock is taken only where the pool was too small,
+/// and held while slots are taken of it: so a chunk that is found unused stays so.
+pub(super) struct Grown<L> {
+    chunks: Vec<Arc<Chunk<L>>>,
+    /// Bytes of single requests.
+    single: u64,
+    /// Bytes that count against the limit: chunks, single requests, and what is about to be.
+    counted: u64,
+    /// Bytes that are neither the pool's nor anybody else's any more.
+    leaked: u64,
+    /// Bytes of slots in quarantine.
+    pub(super) quarantined: u64,
+}
+
+impl<L> Default for Grown<L> {
+    fn default() -> Self {
+        Self { chunks: Vec::new(), single: 0, counted: 0, leaked: 0, quarantined: 0 }
+    }
+}
+
+impl<L: RawMutex> Grown<L> {
+    /// What it has: bytes of chunks, used bytes of them, bytes of single requests, and of leaks.
+    pub(super) fn count(&self, slot_lg2: u32) -> [u64; 4] {
+        let bytes = self.chunks.iter().map(|chunk| chunk.span().len()).sum();
+        let used = self.chunks.iter().map(|chunk| u64::from(chunk.used()) << slot_lg2).sum();
+        [bytes, used, self.single, self.leaked]
+    }
+}
+
+impl<M: PoolMemory, P: Platform> Pool<M, P> {
+    /// Slots of what the pool has grown by, or of memory for this request alone.
+    pub(super) fn take_grown(
+        &self,
+        span: Span,
+        request: &SlotRequest,
+        cpu: usize,
+    ) -> Option<SlotOf<P>> {
+        let growth = self.config.growth?;
+        let grown = self.grown.lock();
+        for chunk in &grown.chunks {
+            if let Ok(fit) = Fit::new(chunk.grid(), span, request)
+                && let Some(taken) = chunk.take(&fit, cpu)
+            {
+                let home = Home::Grown(Arc::clone(chunk));
+                return Some(self.slot(home, chunk.grid(), taken, &fit, span));
+            }
+        }
+        drop(grown);
+        self.memory.pressed();
+        self.take_single(growth, span, request)
+    }
+
+    /// Memory for one request.
+    fn take_single(&self, growth: Growth, span: Span, request: &SlotRequest) -> Option<SlotOf<P>> {
+        let slot = lg2::size(self.slot_lg2);
+        let align = request.keep_bits.checked_add(1)?.max(request.granule).max(slot);
+        let kept = span.paddr().get() & request.keep_bits;
+        let bytes = lg2::align_up(kept.checked_add(span.len())?, align.ilog2())?;
+        // At multiples of a boundary it crosses none, if it can be so at all.
+        let align = request.boundary.map_or(align, |boundary| {
+            align.max(boundary.min(bytes.checked_next_power_of_two().unwrap_or(align)))
+        });
+        let whole = self.obtain(growth, Room { bytes, align, last: request.last }).ok()?;
+        let grid = grid(whole, self.slot_lg2).ok();
+        let Some((grid, fit)) =
+            grid.and_then(|grid| Some((grid, Fit::new(grid, span, request).ok()?)))
+        else {
+            self.dispose(whole);
+            return None;
+        };
+        self.grown.lock().single += whole.len();
+        let first = fit.next(0)?;
+        let taken = Taken::all(first, fit.count);
+        Some(self.slot(Home::Single(whole), grid, taken, &fit, span))
+    }
+
+    /// Gives the memory of a single request back.
+    #[cold]
+    pub(super) fn release_single(&self, span: Span) {
+        self.grown.lock().single -= span.len();
+        self.dispose(span);
+    }
+
+    /// Memory within the limit, shared with the host.
+    fn obtain(&self, growth: Growth, room: Room) -> Result<Span, Error> {
+        let beyond = Error::GrowthLimit { bytes: room.bytes, limit: growth.limit };
+        {
+            let mut grown = self.grown.lock();
+            let counted = grown.counted.checked_add(room.bytes);
+            grown.counted = counted.filter(|bytes| *bytes <= growth.limit).ok_or(beyond)?;
+        }
+        let Some(span) = self.memory.allocate(room) else {
+            self.grown.lock().counted -= room.bytes;
+            return Err(Error::NoMemory { bytes: room.bytes });
+        };
+        if self.memory.share(span).is_err() {
+            self.leak(span);
+            return Err(Error::Host { span });
+        }
+        Ok(span)
+    }
+
+    /// Takes memory back from the host and frees it. What the host does not give back leaks, since
+    /// whoever got it next would share it with the host.
+    fn dispose(&self, span: Span) {
+        if self.memory.unshare(span).is_err() {
+            return self.leak(span);
+        }
+        self.memory.free(span);
+        self.grown.lock().counted -= span.len();
+    }
+
+    /// Counts memory that is nobody's any more. It goes on counting against the limit.
+    fn leak(&self, span: Span) {
+        self.grown.lock().leaked += span.len();
+    }
+
+    /// Adds memory to the pool, for good or until it [shrinks](Self::shrink): as much as
+    /// [`Growth::step`]. It is divided into areas as the rest.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::GrowthLimit`], [`Error::NoMemory`]; [`Error::Host`] where the host refuses to share
+    /// it: it leaks then.
+    ///
+    /// # Context
+    ///
+    /// Allocates; not for where slots are taken.
+    pub fn grow(&self) -> Result<Span, Error> {
+        let no_growth = Error::GrowthLimit { bytes: 0, limit: 0 };
+        let growth = self.config.growth.ok_or(no_growth)?;
+        let slot = lg2::size(self.slot_lg2);
+        let bytes = lg2::align_up(growth.step.max(slot), self.slot_lg2);
+        let bytes = bytes.ok_or(Error::GrowthLimit { bytes: growth.step, limit: growth.limit })?;
+        let no_memory = Error::NoMemory { bytes };
+        let span = self.obtain(
+            growth,
+            Room { bytes, align: slot, last: self.reach().last().get().max(u64::from(u32::MAX)) },
+        )?;
+        let chunk = grid(span, self.slot_lg2)
+            .ok()
+            .and_then(|grid| Chunk::new(span, grid, self.config.areas));
+        let mut grown = self.grown.lock();
+        if let Some(chunk) = chunk
+            && grown.chunks.try_reserve(1).is_ok()
+        {
+            grown.chunks.push(Arc::new(chunk));
+            return Ok(span);
+        }
+        drop(grown);
+        self.dispose(span);
+        Err(no_memory)
+    }
+
+    /// Gives memory back that was added and has no slot in use; how many bytes.
+    ///
+    /// # Context
+    ///
+    /// As [`grow`](Self::grow).
+    pub fn shrink(&self) -> u64 {
+        let mut bytes = 0;
+        loop {
+            let mut grown = self.grown.lock();
+            let unused = grown.chunks.iter().position(|chunk| chunk.used() == 0);
+            let Some(index) = unused else { return bytes };
+            let chunk = grown.chunks.swap_remove(index);
+            drop(grown);
+            bytes += chunk.span().len();
+            self.dispose(chunk.span());
+        }
+    }
+}

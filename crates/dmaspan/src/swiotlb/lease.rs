@@ -1,0 +1,104 @@
+//! Slots that are kept and used again and again.
+
+use alloc::sync::Arc;
+use core::{fmt, mem};
+
+use super::error::Error;
+use super::memory::{InSlot, Original, PoolMemory};
+use super::pool::{Pool, SlotOf};
+use super::request::SlotRequest;
+use crate::addr::PhysAddr;
+use crate::platform::Platform;
+use crate::span::Span;
+
+/// Memory of a pool that is used for many transfers, and stands in for none: what a driver reads
+/// and writes itself, its rings and its persistent bounce buffers. It is mapped once.
+///
+/// It begins as zeros. Dropped, it goes back to the pool.
+pub struct Lease<M: PoolMemory, P: Platform> {
+    pool: Arc<Pool<M, P>>,
+    /// Taken by the drop.
+    slot: Option<SlotOf<P>>,
+    span: Span,
+}
+
+impl<M: PoolMemory, P: Platform> Pool<M, P> {
+    /// A lease of `len` bytes. `keep_bits` of the request make it begin on a multiple of as much,
+    /// and its granule makes it whole granules.
+    ///
+    /// # Errors
+    ///
+    /// As [`take`](Self::take); [`Error::Outside`] for no bytes.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take).
+    pub fn lease(self: &Arc<Self>, len: u64, request: &SlotRequest) -> Result<Lease<M, P>, Error> {
+        let none = Error::Outside { offset: 0, len, mapped: 0 };
+        let original = Span::new(PhysAddr::new(0), len).map_err(|_| none)?;
+        let slot = self.take(Original::promised(original), request)?;
+        let span = slot.span();
+        self.memory.zero(InSlot::new(span));
+        Ok(Lease { pool: Arc::clone(self), slot: Some(slot), span })
+    }
+}
+
+impl<M: PoolMemory, P: Platform> Lease<M, P> {
+    /// Where it is.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Copies bytes from `offset` on out of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Outside`] where it has not so many.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        if let Some(part) = self.part(offset, into.len())? {
+            self.pool.memory.read(part, into);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to `offset` and on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Outside`] where it has not so many.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        if let Some(part) = self.part(offset, from.len())? {
+            self.pool.memory.write(part, from);
+        }
+        Ok(())
+    }
+
+    /// `None` for no bytes.
+    fn part(&self, offset: u64, len: usize) -> Result<Option<InSlot>, Error> {
+        let len = u64::try_from(len).unwrap_or(u64::MAX);
+        let mapped = self.span.len();
+        let outside = Error::Outside { offset, len, mapped };
+        match &self.slot {
+            Some(_) if len == 0 && offset <= mapped => Ok(None),
+            Some(slot) => Ok(Some(InSlot::new(self.pool.part(slot, offset, len)?))),
+            None => Err(outside),
+        }
+    }
+}
+
+impl<M: PoolMemory, P: Platform> Drop for Lease<M, P> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take()
+            && let Err(foreign) = self.pool.release(slot)
+        {
+            // It is of this pool.
+            mem::forget(foreign);
+        }
+    }
+}
+
+impl<M: PoolMemory, P: Platform> fmt::Debug for Lease<M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("span", &self.span).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,213 @@
+//! What a pool is made of, and who copies.
+
+use crate::addr::PhysAddr;
+use crate::span::Span;
+
+/// Memory that a slot stands in for, with the promise that it may be copied.
+///
+/// It cannot be cloned: a slot keeps it until it is released.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Original(Span);
+
+impl Original {
+    /// The memory of `span`.
+    ///
+    /// # Safety
+    ///
+    /// Until the slot that is taken for it has been released or is lost for ever, the memory is
+    /// neither freed nor given another use, [`PoolMemory`] finds it by these addresses, and while a
+    /// slot is filled, synced or ended no code holds a Rust reference to it that the copy would
+    /// break.
+    #[expect(unsafe_code, reason = "the caller promises to keep the memory")]
+    pub const unsafe fn new(span: Span) -> Self {
+        Self(span)
+    }
+
+    /// Memory that somebody promised in another way.
+    #[inline(always)]
+    pub(crate) const fn promised(span: Span) -> Self {
+        Self(span)
+    }
+
+    /// Where it is.
+    #[inline(always)]
+    pub const fn span(&self) -> Span {
+        self.0
+    }
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum To {
+    /// From the original to the slot, for the device to read.
+    Slot,
+    /// From the slot to the original, for the CPU to read.
+    Original,
+}
+
+/// Bytes to copy between a slot and what it stands in for.
+///
+/// Only a pool makes them, of slots that are held and of originals that were promised: whoever gets
+/// one may rely on that.
+#[derive(Debug)]
+pub struct Transfer {
+    slot: PhysAddr,
+    original: PhysAddr,
+    len: u64,
+    to: To,
+}
+
+impl Transfer {
+    #[inline(always)]
+    pub(super) const fn new(slot: PhysAddr, original: PhysAddr, len: u64, to: To) -> Self {
+        Self { slot, original, len, to }
+    }
+
+    /// Where the first byte is read.
+    #[inline(always)]
+    pub const fn source(&self) -> PhysAddr {
+        match self.to {
+            To::Slot => self.original,
+            To::Original => self.slot,
+        }
+    }
+
+    /// Where the first byte is written.
+    #[inline(always)]
+    pub const fn target(&self) -> PhysAddr {
+        match self.to {
+            To::Slot => self.slot,
+            To::Original => self.original,
+        }
+    }
+
+    /// How many bytes; at least one.
+    #[inline(always)]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Which way they go.
+    #[inline(always)]
+    pub const fn to(&self) -> To {
+        self.to
+    }
+}
+
+/// Bytes of a slot that is held, or of a pool's memory that no slot has: only a pool makes them.
+#[derive(Debug)]
+pub struct InSlot(Span);
+
+impl InSlot {
+    #[inline(always)]
+    pub(super) const fn new(span: Span) -> Self {
+        Self(span)
+    }
+
+    /// Where they are.
+    #[inline(always)]
+    pub const fn span(&self) -> Span {
+        self.0
+    }
+}
+
+/// Memory that was asked for by a pool that grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// How many bytes: a multiple of the pool's slots.
+    pub bytes: u64,
+    /// The alignment of the first one: a power of two.
+    pub align: u64,
+    /// The last address that there may be.
+    pub last: u64,
+}
+
+/// The host did not do as it was asked: in what state the memory is nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the host did not change who sees the memory")]
+pub struct HostRefused;
+
+/// The memory of a pool, and who copies between it and originals.
+///
+/// A kernel implements it with its direct mapping, a process with memory of its own, whose
+/// addresses are then what [`PhysAddr`]s say here.
+///
+/// # Safety
+///
+/// 1. What [`spans`](Self::spans) and [`allocate`](Self::allocate) give is memory that nobody else
+///    uses, until it is [freed](Self::free) or the value is dropped: the first for the value's
+///    life, disjoint, always the same. Devices may read and write it at any time.
+/// 2. [`copy`](Self::copy), [`zero`](Self::zero), [`read`](Self::read) and [`write`](Self::write)
+///    touch no memory but what they were told to.
+#[expect(
+    unsafe_code,
+    reason = "a contract about memory that devices write; nothing here is unsafe"
+)]
+pub unsafe trait PoolMemory: Send + Sync {
+    /// What the pool begins with: one span, or one for each NUMA node, in the nodes' order.
+    fn spans(&self) -> &[Span];
+
+    /// Copies as told. A device may write what is read, and read what is written, at the same time.
+    ///
+    /// # Context
+    ///
+    /// This and the next three are called without a lock, also with interrupts off where mappings
+    /// are made so.
+    fn copy(&self, transfer: Transfer);
+
+    /// Writes zeros.
+    fn zero(&self, bytes: InSlot);
+
+    /// Copies the bytes of a slot out; `into` is as long.
+    fn read(&self, bytes: InSlot, into: &mut [u8]);
+
+    /// Copies bytes into a slot; `from` is as long.
+    fn write(&self, bytes: InSlot, from: &[u8]);
+
+    /// Memory for a pool that is too small, private as all memory is; `None` where there is none
+    /// now, or never, as by default.
+    ///
+    /// # Context
+    ///
+    /// Called by [`Pool::grow`](super::Pool::grow), and where a pool may grow for single requests,
+    /// wherever slots are taken.
+    fn allocate(&self, room: Room) -> Option<Span> {
+        let _ = room;
+        None
+    }
+
+    /// Takes memory back that [`allocate`](Self::allocate) gave: private again, and used by nobody.
+    fn free(&self, span: Span) {
+        let _ = span;
+    }
+
+    /// Lets the host of a confidential guest see memory, and devices with it
+    /// (`set_memory_decrypted`). What was in it is lost. Nothing, where all memory is seen anyway.
+    ///
+    /// # Errors
+    ///
+    /// [`HostRefused`]: the memory is never used again.
+    fn share(&self, span: Span) -> Result<(), HostRefused> {
+        let _ = span;
+        Ok(())
+    }
+
+    /// Takes it out of the host's sight again (`set_memory_encrypted`).
+    ///
+    /// # Errors
+    ///
+    /// As [`share`](Self::share).
+    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+        let _ = span;
+        Ok(())
+    }
+
+    /// A request found no slot, and there might be one after [`Pool::grow`](super::Pool::grow):
+    /// to wake who calls that. Nothing, by default.
+    fn pressed(&self) {}
+}

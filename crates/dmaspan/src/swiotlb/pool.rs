@@ -1,0 +1,488 @@
+//! The pool: taking, copying and releasing slots.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use lock_api::Mutex;
+
+use super::chunk::{Chunk, Taken};
+use super::config::{PoolConfig, Wipe};
+use super::error::Error;
+use super::growth::Grown;
+use super::memory::{InSlot, Original, PoolMemory, To, Transfer};
+use super::request::{Fit, Grid, SlotRequest};
+use super::slot::{Bounced, Fill, Home, Kept, Slot};
+use crate::addr::PhysAddr;
+use crate::lg2;
+use crate::platform::{Id, Identity, Platform};
+use crate::prot::Direction;
+use crate::span::Span;
+
+/// A slot of a pool on a platform.
+pub type SlotOf<P> = Slot<<P as Platform>::Lock>;
+/// A mapping of a pool on a platform.
+pub type BouncedOf<P> = Bounced<<P as Platform>::Lock>;
+
+/// How many spans of memory a pool can begin with.
+const MAX_SPANS: usize = 1 << 16;
+
+/// Memory that devices reach, given out by slots.
+///
+/// Any number of threads share one. Dropped, it takes its memory back from the host and drops it;
+/// where slots are still out, it leaks it instead.
+pub struct Pool<M: PoolMemory, P: Platform> {
+    /// Cloned only to be leaked.
+    pub(super) memory: Arc<M>,
+    pub(super) platform: P,
+    pub(super) config: PoolConfig,
+    pub(super) slot_lg2: u32,
+    base: Box<[Chunk<P::Lock>]>,
+    pub(super) grown: Mutex<P::Lock, Grown<P::Lock>>,
+    identity: Identity,
+}
+
+impl<M: PoolMemory, P: Platform> Pool<M, P> {
+    /// A pool of all that the memory begins with, which is shared with the host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotSize`]; [`Error::Spans`] and [`Error::PoolSpan`] for memory that cannot be
+    /// divided into slots; [`Error::NoMemory`]. [`Error::Host`] where the host refuses to share it:
+    /// all of the memory leaks then.
+    pub fn new(memory: M, config: PoolConfig, platform: P) -> Result<Self, Error> {
+        let slot_lg2 = config.slot_lg2()?;
+        let (memory, mut base) = (Arc::new(memory), Vec::new());
+        let spans = memory.spans();
+        if spans.is_empty() || spans.len() > MAX_SPANS {
+            return Err(Error::Spans { max: MAX_SPANS });
+        }
+        let no_memory = |span: Span| Error::NoMemory { bytes: span.len() };
+        base.try_reserve_exact(spans.len()).map_err(|_| no_memory(spans[0]))?;
+        for &span in spans {
+            let grid = grid(span, slot_lg2)?;
+            base.push(Chunk::new(span, grid, config.areas).ok_or(no_memory(span))?);
+        }
+        for &span in spans {
+            if memory.share(span).is_err() {
+                // Who sees it now nobody knows.
+                core::mem::forget(Arc::clone(&memory));
+                return Err(Error::Host { span });
+            }
+        }
+        Ok(Self {
+            platform,
+            config,
+            slot_lg2,
+            base: base.into_boxed_slice(),
+            grown: Mutex::new(Grown::default()),
+            identity: Identity::new(),
+            memory,
+        })
+    }
+
+    /// The memory, to look at it.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// What it is like.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// What tells it from others.
+    #[inline(always)]
+    pub(super) fn id(&self) -> Id {
+        self.identity.id()
+    }
+
+    /// What the pool began with.
+    #[inline(always)]
+    pub(super) fn base(&self) -> &[Chunk<P::Lock>] {
+        &self.base
+    }
+
+    /// From the lowest to the highest address that a slot may have, of the memory that the pool
+    /// began with.
+    pub fn reach(&self) -> Span {
+        let (mut lowest, mut highest) = (u64::MAX, 0);
+        for chunk in &self.base {
+            lowest = lowest.min(chunk.span().paddr().get());
+            highest = highest.max(chunk.span().last().get());
+        }
+        Span::covering(PhysAddr::new(lowest), highest - lowest)
+    }
+
+    /// How long a slot can be that is like `request`, whatever the low bits of its original, in
+    /// bytes: 0 where some original has no slot at all.
+    pub fn max_len(&self, request: &SlotRequest) -> u64 {
+        let longest = |chunk: &Chunk<P::Lock>| longest(chunk.grid(), request);
+        self.base.iter().map(longest).max().unwrap_or(0)
+    }
+
+    /// Slots for a piece of memory, whose padding is zeros; nothing is copied yet.
+    ///
+    /// The slots released last by this CPU are taken first. Where its own area has none that fit,
+    /// others have to give, and runs may reach over several.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Full`] where no free run fits, nor may the pool grow; [`Error::TooLong`],
+    /// [`Error::Unreachable`] and [`Error::Unfit`] where none would were the pool empty;
+    /// [`Error::KeepBits`], [`Error::Granule`] and [`Error::Boundary`] for requests that mean
+    /// nothing.
+    ///
+    /// # Context
+    ///
+    /// Takes a lock of an area, for a few instructions; allocates nothing where the pool does not
+    /// grow.
+    #[inline]
+    pub fn take(&self, original: Original, request: &SlotRequest) -> Result<SlotOf<P>, Error> {
+        request.check()?;
+        let (span, cpu) = (original.span(), self.platform.cpu());
+        let node = self.node();
+        if let Some(chunk) = self.base.get(node)
+            && let Ok(fit) = Fit::new(chunk.grid(), span, request)
+            && let Some(taken) = chunk.take(&fit, cpu)
+        {
+            // There are at most MAX_SPANS.
+            let home = Home::Base(u32::try_from(node).unwrap_or(0));
+            return Ok(self.padded(self.slot(home, chunk.grid(), taken, &fit, span)));
+        }
+        let slot = self.take_elsewhere(span, request, node, cpu)?;
+        Ok(self.padded(slot))
+    }
+
+    /// The chunk of this CPU's node.
+    #[inline(always)]
+    fn node(&self) -> usize {
+        match self.base.len() {
+            1 => 0,
+            nodes => self.platform.node() % nodes,
+        }
+    }
+
+    /// Slots of other nodes, or of what the pool has grown by, or grows.
+    #[cold]
+    fn take_elsewhere(
+        &self,
+        span: Span,
+        request: &SlotRequest,
+        node: usize,
+        cpu: usize,
+    ) -> Result<SlotOf<P>, Error> {
+        let mut why = None;
+        for number in (node..self.base.len()).chain(0..node) {
+            let chunk = &self.base[number];
+            let fit = match Fit::new(chunk.grid(), span, request) {
+                Ok(fit) => fit,
+                Err(error) => {
+                    why = why.or(Some(error));
+                    continue;
+                }
+            };
+            if let Some(taken) = chunk.take(&fit, cpu) {
+                let home = Home::Base(u32::try_from(number).unwrap_or(0));
+                return Ok(self.slot(home, chunk.grid(), taken, &fit, span));
+            }
+            why = Some(Error::Full { len: span.len(), free: 0 });
+        }
+        self.take_grown(span, request, cpu).ok_or_else(|| match why {
+            Some(error) if !matches!(error, Error::Full { .. }) => error,
+            _ => Error::Full { len: span.len(), free: self.stats().free_bytes() },
+        })
+    }
+
+    /// The handle of a run that was taken.
+    #[inline(always)]
+    pub(super) fn slot(
+        &self,
+        home: Home<P::Lock>,
+        _grid: Grid,
+        taken: Taken,
+        fit: &Fit,
+        original: Span,
+    ) -> SlotOf<P> {
+        let data = PhysAddr::new(fit.data(taken.first));
+        let span = Span::covering(data, original.len() - 1);
+        Slot { pool: self.id(), home, taken, span, original: original.paddr() }
+    }
+
+    /// Writes zeros to what of the slots is not the original's.
+    #[inline(always)]
+    fn padded(&self, slot: SlotOf<P>) -> SlotOf<P> {
+        let start = lg2::align_down(slot.span.paddr().get(), self.slot_lg2);
+        let whole = u64::from(slot.taken.count) << self.slot_lg2;
+        if slot.span.len() != whole {
+            self.pad(&slot, start, whole);
+        }
+        slot
+    }
+
+    #[inline(never)]
+    fn pad(&self, slot: &SlotOf<P>, start: u64, whole: u64) {
+        let before = slot.span.paddr().get() - start;
+        let after = whole - before - slot.span.len();
+        let behind = slot.span.last().wrapping_add(1);
+        for (paddr, len) in [(PhysAddr::new(start), before), (behind, after)] {
+            if let Ok(padding) = Span::new(paddr, len) {
+                self.memory.zero(InSlot::new(padding));
+            }
+        }
+    }
+
+    /// Copies `len` bytes at `offset` between a slot and its original.
+    ///
+    /// # Errors
+    ///
+    /// With nothing copied: [`Error::Foreign`] for a slot of another pool, [`Error::Outside`] for
+    /// no bytes and such that are not the slot's.
+    #[inline]
+    pub fn copy(&self, slot: &SlotOf<P>, offset: u64, len: u64, to: To) -> Result<(), Error> {
+        let part = self.part(slot, offset, len)?;
+        self.memory.copy(Transfer::new(part.paddr(), slot.original.wrapping_add(offset), len, to));
+        Ok(())
+    }
+
+    /// A part of a slot of this pool.
+    #[inline(always)]
+    pub(super) fn part(&self, slot: &SlotOf<P>, offset: u64, len: u64) -> Result<Span, Error> {
+        if slot.pool != self.id() {
+            return Err(Error::Foreign { addr: slot.span.paddr().get() });
+        }
+        let mapped = slot.span.len();
+        match offset.checked_add(len) {
+            Some(end) if len != 0 && end <= mapped => {
+                Ok(Span::covering(slot.span.paddr().wrapping_add(offset), len - 1))
+            }
+            _ => Err(Error::Outside { offset, len, mapped }),
+        }
+    }
+
+    /// Gives a slot back, which no device uses any more. Nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a slot of another pool, which is given back.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take).
+    #[inline]
+    pub fn release(&self, slot: SlotOf<P>) -> Result<(), Kept<SlotOf<P>>> {
+        if slot.pool != self.id() {
+            let error = Error::Foreign { addr: slot.span.paddr().get() };
+            return Err(Kept { error, handle: slot });
+        }
+        if self.config.wipe == Wipe::Release {
+            self.memory.zero(InSlot::new(slot.span));
+        }
+        match slot.home {
+            Home::Base(number) => {
+                if let Some(chunk) = self.base.get(number as usize) {
+                    chunk.give(slot.taken);
+                }
+            }
+            Home::Grown(chunk) => chunk.give(slot.taken),
+            Home::Single(span) => self.release_single(span),
+        }
+        Ok(())
+    }
+
+    /// Keeps a slot from ever being used again: hardware was not seen to forget it.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn quarantine(&self, slot: SlotOf<P>) -> Result<(), Kept<SlotOf<P>>> {
+        if slot.pool != self.id() {
+            let error = Error::Foreign { addr: slot.span.paddr().get() };
+            return Err(Kept { error, handle: slot });
+        }
+        let mut grown = self.grown.lock();
+        grown.quarantined += u64::from(slot.taken.count) << self.slot_lg2;
+        Ok(())
+    }
+
+    /// A buffer for a device, which is to use the slot instead: filled from the original, but for
+    /// one that it [overwrites](Fill::Overwritten).
+    ///
+    /// # Errors
+    ///
+    /// As [`take`](Self::take); [`Error::Direction`] where the device overwrites what it does not
+    /// write, or reads as well.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take).
+    pub fn map(
+        &self,
+        original: Original,
+        direction: Direction,
+        fill: Fill,
+        request: &SlotRequest,
+    ) -> Result<BouncedOf<P>, Error> {
+        if fill == Fill::Overwritten && direction != Direction::FromDevice {
+            return Err(Error::Direction { direction });
+        }
+        let slot = self.take(original, request)?;
+        if fill == Fill::Copy {
+            self.copy(&slot, 0, slot.len(), To::Slot)?;
+        }
+        Ok(Bounced { slot, direction, fill })
+    }
+
+    /// Lets the CPU see what the device wrote to `len` bytes at `offset`: they are copied out of
+    /// the slot, and no others (`swiotlb_sync_single_for_cpu`). Of a slot that was not filled, that
+    /// says that the device has written them.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy`](Self::copy); [`Error::Direction`] where the device only reads.
+    ///
+    /// # Context
+    ///
+    /// The device does not write the bytes until they are handed back to it.
+    pub fn sync_for_cpu(&self, bounced: &BouncedOf<P>, offset: u64, len: u64) -> Result<(), Error> {
+        self.part(&bounced.slot, offset, len)?;
+        if bounced.direction == Direction::ToDevice {
+            return Err(Error::Direction { direction: bounced.direction });
+        }
+        self.copy(&bounced.slot, offset, len, To::Original)
+    }
+
+    /// Lets the device see what the CPU wrote to `len` bytes at `offset`
+    /// (`swiotlb_sync_single_for_device`). Where the device only writes it hands the bytes back to
+    /// it, and copies none.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy`](Self::copy).
+    ///
+    /// # Context
+    ///
+    /// The CPU does not write the bytes until they are handed back to it.
+    pub fn sync_for_device(
+        &self,
+        bounced: &BouncedOf<P>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Error> {
+        self.part(&bounced.slot, offset, len)?;
+        match bounced.direction {
+            Direction::FromDevice => Ok(()),
+            _ => self.copy(&bounced.slot, offset, len, To::Slot),
+        }
+    }
+
+    /// Ends a mapping that no device uses any more: copies all of it back, where the device writes,
+    /// and releases the slot.
+    ///
+    /// # Errors
+    ///
+    /// The mapping is given back: [`Error::Foreign`]; [`Error::Unreported`] where it was not
+    /// filled, which [`unmap_written`](Self::unmap_written) ends.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take).
+    pub fn unmap(&self, bounced: BouncedOf<P>) -> Result<(), Kept<BouncedOf<P>>> {
+        let written = match (bounced.fill, bounced.direction) {
+            (Fill::Overwritten, _) => {
+                return Err(Kept { error: Error::Unreported, handle: bounced });
+            }
+            (Fill::Copy, Direction::ToDevice) => 0,
+            (Fill::Copy, _) => bounced.slot.len(),
+        };
+        self.end(bounced, written)
+    }
+
+    /// Ends a mapping of which the device has written the first `written` bytes: copies back those
+    /// and no others.
+    ///
+    /// # Errors
+    ///
+    /// The mapping is given back: [`Error::Foreign`]; [`Error::Outside`] where it has not so many
+    /// bytes; [`Error::Direction`] where the device only reads and some were written.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take).
+    pub fn unmap_written(
+        &self,
+        bounced: BouncedOf<P>,
+        written: u64,
+    ) -> Result<(), Kept<BouncedOf<P>>> {
+        if bounced.direction == Direction::ToDevice && written != 0 {
+            let error = Error::Direction { direction: bounced.direction };
+            return Err(Kept { error, handle: bounced });
+        }
+        self.end(bounced, written)
+    }
+
+    fn end(&self, bounced: BouncedOf<P>, written: u64) -> Result<(), Kept<BouncedOf<P>>> {
+        if written != 0
+            && let Err(error) = self.copy(&bounced.slot, 0, written, To::Original)
+        {
+            return Err(Kept { error, handle: bounced });
+        }
+        let Bounced { slot, direction, fill } = bounced;
+        self.release(slot).map_err(|Kept { error, handle: slot }| {
+            let handle = Bounced { slot, direction, fill };
+            Kept { error, handle }
+        })
+    }
+}
+
+impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
+    fn drop(&mut self) {
+        let mut is_private = self.stats().used == 0;
+        for chunk in &self.base {
+            is_private = is_private && self.memory.unshare(chunk.span()).is_ok();
+        }
+        self.shrink();
+        if !is_private {
+            // Devices or the host may use it, and slots must never fit another pool.
+            core::mem::forget(Arc::clone(&self.memory));
+            self.identity.keep();
+        }
+    }
+}
+
+impl<M: PoolMemory, P: Platform> fmt::Debug for Pool<M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// The slots of a span.
+pub(super) fn grid(span: Span, slot_lg2: u32) -> Result<Grid, Error> {
+    let slots = u32::try_from(span.len() >> slot_lg2).ok().filter(|slots| *slots < u32::MAX);
+    match slots {
+        Some(slots) if lg2::is_aligned(span.paddr().get() | span.len(), slot_lg2) => {
+            Ok(Grid { base: span.paddr().get(), slot_lg2, slots })
+        }
+        _ => Err(Error::PoolSpan { span, slot: lg2::size(slot_lg2) }),
+    }
+}
+
+/// The longest slot that a grid has for every original.
+fn longest(grid: Grid, request: &SlotRequest) -> u64 {
+    let &SlotRequest { keep_bits, granule, last, boundary } = request;
+    // An original with all kept bits set is the worst one; how long it can be is searched for.
+    let fits = |len: u64| {
+        let worst = Span::new(PhysAddr::new(keep_bits), len);
+        let aligned = Span::new(PhysAddr::new(0), len);
+        let request = SlotRequest { keep_bits, granule, last, boundary };
+        let has = |span| matches!(span, Ok(span) if Fit::new(grid, span, &request).is_ok());
+        has(worst) && has(aligned)
+    };
+    let (mut least, mut most) = (0, u64::from(grid.slots) << grid.slot_lg2);
+    while least < most {
+        let middle = least + (most - least).div_ceil(2);
+        if fits(middle) { least = middle } else { most = middle - 1 }
+    }
+    least
+}

@@ -1,0 +1,234 @@
+//! What a slot has to be like, and where in a pool it can be so.
+
+use super::error::Error;
+use crate::lg2;
+use crate::span::Span;
+
+/// What a bounce slot has to be like, beside its length.
+///
+/// ```
+/// use dmaspan::swiotlb::SlotRequest;
+///
+/// // An NVMe drive keeps the offset in a page, and has 32 bits of address.
+/// let request = SlotRequest { keep_bits: 0xfff, last: 0xffff_ffff, ..SlotRequest::default() };
+/// assert_eq!((request.granule, request.boundary), (1, None));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlotRequest {
+    /// Low bits of addresses that are the same in the slot as in the original (`min_align_mask`):
+    /// 2^n - 1, 0 where none matter.
+    pub keep_bits: u64,
+    /// The slot's whole granules of so many bytes (a power of two) are nobody else's, begin on
+    /// multiples of it (`alloc_align_mask` + 1), and what of them is not the original's is zero. 1
+    /// where that does not matter.
+    pub granule: u64,
+    /// The last address that the device can use.
+    pub last: u64,
+    /// No slot crosses a multiple of this power of two (`seg_boundary_mask` + 1); `None` where that
+    /// does not matter.
+    pub boundary: Option<u64>,
+}
+
+impl Default for SlotRequest {
+    /// Any slot.
+    fn default() -> Self {
+        Self { keep_bits: 0, granule: 1, last: u64::MAX, boundary: None }
+    }
+}
+
+impl SlotRequest {
+    /// Checks what no pool could do anything with.
+    #[inline(always)]
+    pub(super) fn check(&self) -> Result<(), Error> {
+        // The hot path has one branch here.
+        let masks = self.keep_bits & self.keep_bits.wrapping_add(1);
+        if masks != 0 || !self.granule.is_power_of_two() {
+            return Err(self.wrong());
+        }
+        match self.boundary {
+            Some(boundary) if !boundary.is_power_of_two() => Err(self.wrong()),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn wrong(&self) -> Error {
+        if !self.keep_bits.wrapping_add(1).is_power_of_two() && self.keep_bits != u64::MAX {
+            return Error::KeepBits { keep_bits: self.keep_bits };
+        }
+        if !self.granule.is_power_of_two() {
+            return Error::Granule { granule: self.granule };
+        }
+        Error::Boundary { boundary: self.boundary.unwrap_or(0) }
+    }
+}
+
+/// Where slots are: an array of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    /// The address of the first one, a multiple of their size.
+    pub(super) base: u64,
+    pub(super) slot_lg2: u32,
+    pub(super) slots: u32,
+}
+
+impl Grid {
+    /// The address of a slot.
+    #[inline(always)]
+    pub(super) const fn addr(&self, slot: u32) -> u64 {
+        self.base + ((slot as u64) << self.slot_lg2)
+    }
+
+    /// The address of the last byte.
+    #[inline(always)]
+    pub(super) const fn last(&self) -> u64 {
+        self.base + (((self.slots as u64) << self.slot_lg2) - 1)
+    }
+}
+
+/// Which runs of slots a request can have: arithmetic, once a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fit {
+    grid: Grid,
+    /// How many slots.
+    pub(super) count: u32,
+    /// The first one is so many more than a multiple of `step`, a power of two.
+    residue: u32,
+    step: u32,
+    /// The highest first slot.
+    highest: u32,
+    /// Where in the run the bytes are.
+    pub(super) inner: u64,
+    /// The bytes behind the first one.
+    above: u64,
+    /// They cross no multiple of it; `None` where there is none in the grid.
+    boundary: Option<u64>,
+}
+
+impl Fit {
+    /// Where a slot for the original can be in an empty grid.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unfit`] where that is nowhere.
+    #[inline(always)]
+    pub(super) fn new(grid: Grid, original: Span, request: &SlotRequest) -> Result<Self, Error> {
+        match Self::place(grid, original, request) {
+            Some(fit) => Ok(fit),
+            None => Err(unfit(grid, original, request)),
+        }
+    }
+
+    #[inline(always)]
+    fn place(grid: Grid, original: Span, request: &SlotRequest) -> Option<Self> {
+        let &SlotRequest { keep_bits, granule, last, boundary } = request;
+        let slot = lg2::size(grid.slot_lg2);
+        // The bytes are `kept` behind a multiple of `align`, and the run begins `lead` behind it.
+        let kept = original.paddr().get() & keep_bits;
+        let align = keep_bits.checked_add(1)?.max(granule).max(slot);
+        let lead = kept & !(granule.max(slot) - 1);
+        let inner = kept - lead;
+        let end = inner.checked_add(original.len())?;
+        let whole = end.checked_add(granule - 1)? & !(granule - 1);
+        let count = (whole.checked_add(slot - 1)?) >> grid.slot_lg2;
+        let count = u32::try_from(count).ok().filter(|count| *count <= grid.slots)?;
+        let step = u32::try_from(align >> grid.slot_lg2).ok()?;
+        let residue = lead.wrapping_sub(grid.base) >> grid.slot_lg2 & u64::from(step - 1);
+        let above = original.len() - 1;
+        let mut fit = Self {
+            grid,
+            count,
+            residue: u32::try_from(residue).ok()?,
+            step,
+            highest: grid.slots - count,
+            inner,
+            above,
+            boundary: None,
+        };
+        if last < grid.last() {
+            let room = last.checked_sub(grid.base)?.checked_sub(inner.checked_add(above)?)?;
+            let highest = u32::try_from(room >> grid.slot_lg2).unwrap_or(u32::MAX);
+            fit.highest = fit.highest.min(highest);
+        }
+        if let Some(boundary) = boundary
+            && (grid.base ^ grid.last()) & !(boundary - 1) != 0
+        {
+            // The lowest offset from a boundary that the bytes can have.
+            let offset =
+                (if align < boundary { kept } else { fit.data(fit.residue) }) & (boundary - 1);
+            if offset.checked_add(above)? >= boundary {
+                return None;
+            }
+            // Otherwise all offsets are the same.
+            fit.boundary = Some(boundary).filter(|_| align < boundary);
+        }
+        fit.next(0).map(|_| fit)
+    }
+
+    /// Where the bytes are if the run begins with this slot.
+    #[inline(always)]
+    pub(super) const fn data(&self, first: u32) -> u64 {
+        self.grid.addr(first) + self.inner
+    }
+
+    /// Whether only the number of slots matters.
+    #[inline(always)]
+    pub(super) fn is_plain(&self) -> bool {
+        self.step == 1 && self.boundary.is_none() && self.highest == self.grid.slots - self.count
+    }
+
+    /// The first slot from `from` on that a run can begin with.
+    #[inline(always)]
+    pub(super) fn next(&self, from: u32) -> Option<u32> {
+        let mut first = self.aligned(from)?;
+        if let Some(boundary) = self.boundary {
+            let data = self.data(first);
+            let last = data + self.above;
+            if (data ^ last) & !(boundary - 1) != 0 {
+                // Behind the boundary it lies as close to it as it can.
+                let behind = (last & !(boundary - 1)) - self.inner.min(last & !(boundary - 1));
+                let from =
+                    behind.saturating_sub(self.grid.base).div_ceil(lg2::size(self.grid.slot_lg2));
+                first = self.aligned(u32::try_from(from).ok()?)?;
+            }
+        }
+        (first <= self.highest).then_some(first)
+    }
+
+    #[inline(always)]
+    fn aligned(&self, from: u32) -> Option<u32> {
+        let ahead = self.residue.wrapping_sub(from) & (self.step - 1);
+        from.checked_add(ahead)
+    }
+
+    /// The places, of 64 from slot `from` on, that alignment permits; `None` where it is no
+    /// pattern of 64.
+    #[inline(always)]
+    pub(super) fn pattern(&self, from: u32) -> Option<u64> {
+        if self.step > 64 {
+            return None;
+        }
+        let ahead = self.residue.wrapping_sub(from) & (self.step - 1);
+        // Every step-th bit from the lowest on.
+        let every = u64::MAX / (u64::MAX >> (64 - self.step));
+        Some(every << ahead)
+    }
+
+    /// The highest slot that a run can begin with.
+    #[inline(always)]
+    pub(super) const fn highest(&self) -> u32 {
+        self.highest
+    }
+}
+
+#[cold]
+fn unfit(grid: Grid, original: Span, request: &SlotRequest) -> Error {
+    if request.last < grid.base {
+        return Error::Unreachable { last: request.last, lowest: grid.base };
+    }
+    let bytes = u64::from(grid.slots) << grid.slot_lg2;
+    if original.len() > bytes {
+        return Error::TooLong { len: original.len(), max: bytes };
+    }
+    Error::Unfit { original, request: *request }
+}

@@ -1,0 +1,125 @@
+//! What is handed out: slots, and mappings of a pool by itself.
+
+use alloc::sync::Arc;
+use core::fmt;
+
+use super::chunk::{Chunk, Taken};
+use super::error::Error;
+use crate::addr::PhysAddr;
+use crate::platform::Id;
+use crate::prot::Direction;
+use crate::span::Span;
+
+/// Slots of a pool that stand in for memory; only [`Pool::release`](super::Pool::release) of the
+/// same pool gives them back, once.
+///
+/// Dropped, they are lost to the pool for ever: a device may still use them.
+#[must_use = "slots that are dropped are lost to their pool"]
+pub struct Slot<L> {
+    pub(super) pool: Id,
+    pub(super) home: Home<L>,
+    pub(super) taken: Taken,
+    pub(super) span: Span,
+    pub(super) original: PhysAddr,
+}
+
+/// Which memory of a pool slots are in.
+pub(super) enum Home<L> {
+    /// The pool's own, by number.
+    Base(u32),
+    /// What was added to it.
+    Grown(Arc<Chunk<L>>),
+    /// What was added for them alone: all of this.
+    Single(Span),
+}
+
+impl<L> Slot<L> {
+    /// Where the bytes are: as long as the original.
+    #[inline(always)]
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    /// How many bytes there are.
+    #[inline(always)]
+    pub fn len(&self) -> u64 {
+        self.span.len()
+    }
+
+    /// No: a slot has a byte at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl<L> fmt::Debug for Slot<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("span", &self.span).finish_non_exhaustive()
+    }
+}
+
+/// Whether a slot is filled from its original when it is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Fill {
+    /// It is, whatever the direction: what the device does not write is then as it was.
+    #[default]
+    Copy,
+    /// It is not, because the device overwrites all of it, or says how much it wrote: only that is
+    /// copied back. Everything else in the slot is of nobody's business, former holders' data
+    /// perhaps, and never reaches the original (CVE-2022-0854).
+    Overwritten,
+}
+
+/// A buffer that a device uses through a slot; from [`Pool::map`](super::Pool::map).
+///
+/// Dropped, its slots are lost to the pool for ever: the device may still use them.
+#[must_use = "slots that are dropped are lost to their pool"]
+pub struct Bounced<L> {
+    pub(super) slot: Slot<L>,
+    pub(super) direction: Direction,
+    pub(super) fill: Fill,
+}
+
+impl<L> Bounced<L> {
+    /// Where the device finds the bytes.
+    pub fn span(&self) -> Span {
+        self.slot.span
+    }
+
+    /// Which way the data goes.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Whether the slot was filled.
+    pub fn fill(&self) -> Fill {
+        self.fill
+    }
+}
+
+impl<L> fmt::Debug for Bounced<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bounced")
+            .field("span", &self.slot.span)
+            .field("direction", &self.direction)
+            .field("fill", &self.fill)
+            .finish()
+    }
+}
+
+/// What was to be ended and is not: it is given back.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct Kept<H> {
+    /// Why.
+    pub error: Error,
+    /// The handle, which is as it was.
+    pub handle: H,
+}
+
+// Of any handle, and whoever unwraps wants the error.
+impl<H> fmt::Debug for Kept<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").field("error", &self.error).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,56 @@
+//! How full a pool is.
+
+use super::memory::PoolMemory;
+use super::pool::Pool;
+use crate::platform::Platform;
+
+/// How full a pool is, in bytes of whole slots, from [`Pool::stats`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// What there is, without memory of single requests.
+    pub bytes: u64,
+    /// What is held: leases and what is in quarantine included.
+    pub used: u64,
+    /// The most of what the pool began with that was ever held: exact with one area, and otherwise
+    /// the sum of what each area held at most, which is never less than the truth.
+    pub high_water: u64,
+    /// What was added and not given back.
+    pub grown: u64,
+    /// Memory that was obtained for single requests, which hold it; part of `used`.
+    pub single: u64,
+    /// What is never used again, because hardware was not seen to forget it.
+    pub quarantined: u64,
+    /// What was lost because the host did not do as it was asked.
+    pub leaked: u64,
+}
+
+impl Stats {
+    /// What is free.
+    pub const fn free_bytes(&self) -> u64 {
+        (self.bytes + self.single).saturating_sub(self.used)
+    }
+}
+
+impl<M: PoolMemory, P: Platform> Pool<M, P> {
+    /// How full the pool is. Areas are read one after the other without their locks: while slots
+    /// are taken and released the sums are of no single moment.
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        for chunk in self.base() {
+            stats.bytes += chunk.span().len();
+            stats.used += u64::from(chunk.used()) << self.slot_lg2;
+            stats.high_water += u64::from(chunk.high()) << self.slot_lg2;
+        }
+        let grown = self.grown.lock();
+        let [bytes, used, single, leaked] = grown.count(self.slot_lg2);
+        stats.bytes += bytes;
+        stats.used += used + single;
+        Stats { grown: bytes, single, leaked, quarantined: grown.quarantined, ..stats }
+    }
+
+    /// Begins a new high-water mark, at what is held now (writing 0 to `io_tlb_used_hiwater`).
+    pub fn reset_high_water(&self) {
+        self.base().iter().for_each(|chunk| chunk.reset_high());
+    }
+}

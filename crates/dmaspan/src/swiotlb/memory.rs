@@ -47,8 +47,8 @@ pub enum To {
 
 /// Bytes to copy between a slot and what it stands in for.
 ///
-/// Only a pool makes them, of slots that are held and of originals that were promised: whoever gets
-/// one may rely on that.
+/// They are of a slot that is held and of an original that was promised: whoever gets one may rely
+/// on that.
 #[derive(Debug)]
 pub struct Transfer {
     slot: PhysAddr,
@@ -61,6 +61,17 @@ impl Transfer {
     #[inline(always)]
     pub(super) const fn new(slot: PhysAddr, original: PhysAddr, len: u64, to: To) -> Self {
         Self { slot, original, len, to }
+    }
+
+    /// A transfer of another pool's slot.
+    ///
+    /// # Safety
+    ///
+    /// The bytes from `slot` on are of a slot that the caller holds, and those from `original` on
+    /// of memory for which holds what [`Original::new`] asks for.
+    #[expect(unsafe_code, reason = "the caller promises both sides")]
+    pub const unsafe fn between(slot: PhysAddr, original: PhysAddr, len: u64, to: To) -> Self {
+        Self::new(slot, original, len, to)
     }
 
     /// Where the first byte is read.
@@ -99,13 +110,23 @@ impl Transfer {
     }
 }
 
-/// Bytes of a slot that is held, or of a pool's memory that no slot has: only a pool makes them.
+/// Bytes of a slot that is held: whoever gets them may rely on that.
 #[derive(Debug)]
 pub struct InSlot(Span);
 
 impl InSlot {
     #[inline(always)]
     pub(super) const fn new(span: Span) -> Self {
+        Self(span)
+    }
+
+    /// Bytes of another pool's slot.
+    ///
+    /// # Safety
+    ///
+    /// They are of a slot that the caller holds.
+    #[expect(unsafe_code, reason = "the caller promises to hold the slot")]
+    pub const unsafe fn of(span: Span) -> Self {
         Self(span)
     }
 

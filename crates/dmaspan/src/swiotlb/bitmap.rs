@@ -93,27 +93,46 @@ impl Bitmap {
         self.slots
     }
 
-    /// Whether `count` slots from `first` on are free.
+    /// Takes `count` slots from `first` on, if all of them are free.
     #[inline(always)]
-    pub(super) fn is_free(&self, first: u32, count: u32) -> bool {
-        let end = first + count;
-        if end > self.slots {
+    pub(super) fn try_take(&mut self, first: u32, count: u32) -> bool {
+        if first % 64 + count > 64 {
+            return self.try_take_words(first, count);
+        }
+        let word = self.words.at(index(first));
+        let wanted = mask(first, first + count);
+        if *word & wanted != wanted {
             return false;
         }
-        let mut from = first;
-        while from < end {
-            let to = end.min((from | 63) + 1);
-            let wanted = mask(from, to);
-            if self.words.get(index(from)) & wanted != wanted {
-                return false;
-            }
-            from = to;
+        *word &= !wanted;
+        if *word == 0 {
+            self.note_full(index(first));
         }
         true
     }
 
+    #[inline(never)]
+    fn try_take_words(&mut self, first: u32, count: u32) -> bool {
+        let is_free = self.next_taken(first, first + count).is_none();
+        if is_free {
+            self.take(first, count);
+        }
+        is_free
+    }
+
+    /// A word has no free slots any more.
+    #[inline(never)]
+    fn note_full(&mut self, word: usize) {
+        *self.summary.at(word / 64) &= !(1 << (word % 64));
+    }
+
+    /// A word has free slots again.
+    #[inline(never)]
+    fn note_free(&mut self, word: usize) {
+        *self.summary.at(word / 64) |= 1 << (word % 64);
+    }
+
     /// Takes `count` slots from `first` on, which are free.
-    #[inline(always)]
     pub(super) fn take(&mut self, first: u32, count: u32) {
         let end = first + count;
         let mut from = first;
@@ -124,7 +143,7 @@ impl Bitmap {
             debug_assert!(*word & taken == taken, "slots that are not free");
             *word &= !taken;
             if *word == 0 {
-                *self.summary.at(index(from) / 64) &= !(1 << (index(from) % 64));
+                self.note_full(index(from));
             }
             from = to;
         }
@@ -140,10 +159,11 @@ impl Bitmap {
             let word = self.words.at(index(from));
             let given = mask(from, to);
             debug_assert!(*word & given == 0, "slots that are free already");
-            if *word == 0 {
-                *self.summary.at(index(from) / 64) |= 1 << (index(from) % 64);
-            }
+            let was_full = *word == 0;
             *word |= given;
+            if was_full {
+                self.note_free(index(from));
+            }
             from = to;
         }
     }

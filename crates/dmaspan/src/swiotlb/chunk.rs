@@ -22,6 +22,8 @@ pub(super) struct Chunk<L> {
     /// All areas have as many slots, but for the last one, which may have fewer.
     per_area: u32,
     areas: Box<[Apart<Area<L>>]>,
+    /// The number of areas rounded up to a power of two, less one.
+    mask: usize,
 }
 
 /// A run of slots that was taken.
@@ -55,13 +57,14 @@ impl<L: RawMutex> Chunk<L> {
         // So that no word of the bitmap is of two areas, and large alignments fit into each.
         let per_area = if least > 64 { least.checked_next_multiple_of(64)? } else { least };
         let count = grid.slots.div_ceil(per_area);
+        let mask = (count as usize).next_power_of_two() - 1;
         let mut list = Vec::new();
         list.try_reserve_exact(count as usize).ok()?;
         for number in 0..count {
             let offset = number * per_area;
             list.push(Apart(Area::new(offset, per_area.min(grid.slots - offset))?));
         }
-        Some(Self { grid, span, per_area, areas: list.into_boxed_slice() })
+        Some(Self { grid, span, per_area, areas: list.into_boxed_slice(), mask })
     }
 
     /// Where its slots are.
@@ -111,7 +114,7 @@ impl<L: RawMutex> Chunk<L> {
 
     #[inline(always)]
     fn own(&self, cpu: usize) -> usize {
-        let own = cpu & (self.areas.len().next_power_of_two() - 1);
+        let own = cpu & self.mask;
         if own < self.areas.len() { own } else { own - self.areas.len() }
     }
 

@@ -88,10 +88,26 @@ impl Recent {
         }
     }
 
-    /// Takes the front of the latest run that fits out of the bitmap; `None` where the latest ones
-    /// of all lengths do not.
+    /// Takes the latest run that fits, or the front of a longer one, out of the bitmap. `None` where
+    /// the latest ones of all lengths do not fit.
     #[inline(always)]
     pub(super) fn take(&mut self, fit: &Fit, offset: u32, bitmap: &mut Bitmap) -> Option<u32> {
+        // Most requests are as long as the last one that was released.
+        let class = fit.count.ilog2();
+        if self.has & (1 << class) != 0 {
+            let run = self.rings[class as usize].top();
+            if run.count == fit.count && fit.next(run.first + offset) == Some(run.first + offset) {
+                self.pop(class);
+                if bitmap.try_take(run.first, run.count) {
+                    return Some(run.first);
+                }
+            }
+        }
+        self.take_part(fit, offset, bitmap)
+    }
+
+    #[inline(never)]
+    fn take_part(&mut self, fit: &Fit, offset: u32, bitmap: &mut Bitmap) -> Option<u32> {
         let mut classes = self.has & (u32::MAX << fit.count.ilog2());
         while classes != 0 {
             let class = classes.trailing_zeros();
@@ -105,8 +121,7 @@ impl Recent {
                     break;
                 };
                 self.pop(class);
-                if bitmap.is_free(first, fit.count) {
-                    bitmap.take(first, fit.count);
+                if bitmap.try_take(first, fit.count) {
                     self.push(run.first, first - run.first);
                     self.push(first + fit.count, end - (first + fit.count));
                     return Some(first);

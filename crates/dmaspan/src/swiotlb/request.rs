@@ -121,6 +121,22 @@ impl Fit {
 
     #[inline(always)]
     fn place(grid: Grid, original: Span, request: &SlotRequest) -> Option<Self> {
+        let slot = lg2::size(grid.slot_lg2);
+        let below = (request.keep_bits | (request.granule - 1)) < slot;
+        if !(below && request.last >= grid.last() && request.boundary.is_none()) {
+            return Self::place_with_limits(grid, original, request);
+        }
+        // Any run does that is long enough.
+        let inner = original.paddr().get() & request.keep_bits;
+        let above = original.len() - 1;
+        let count = (inner.checked_add(above)? >> grid.slot_lg2) + 1;
+        let count = u32::try_from(count).ok().filter(|count| *count <= grid.slots)?;
+        let highest = grid.slots - count;
+        Some(Self { grid, count, residue: 0, step: 1, highest, inner, above, boundary: None })
+    }
+
+    #[inline(never)]
+    fn place_with_limits(grid: Grid, original: Span, request: &SlotRequest) -> Option<Self> {
         let &SlotRequest { keep_bits, granule, last, boundary } = request;
         let slot = lg2::size(grid.slot_lg2);
         // The bytes are `kept` behind a multiple of `align`, and the run begins `lead` behind it.

@@ -36,9 +36,9 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// A run of memory that has no areas.
-    pub(super) const fn all(first: u32, count: u32) -> Self {
-        Self { first, count, area: ACROSS }
+    /// All of memory that has no areas.
+    pub(super) const fn all(count: u32) -> Self {
+        Self { first: 0, count, area: ACROSS }
     }
 }
 

@@ -25,6 +25,16 @@ pub struct Growth {
     /// How many bytes there may be beyond those that the pool began with, memory for single
     /// requests included.
     pub limit: u64,
+    /// The last address of what [`Pool::grow`](super::Pool::grow) adds: that of the device which
+    /// reaches least. Memory for a single request is where its device reaches it.
+    pub last: u64,
+}
+
+impl Growth {
+    /// Growth by `step` up to `limit` bytes, anywhere.
+    pub const fn new(step: u64, limit: u64) -> Self {
+        Self { step, limit, last: u64::MAX }
+    }
 }
 
 /// What a pool is to be like, for [`Pool`](super::Pool).

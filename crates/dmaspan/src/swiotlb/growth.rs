@@ -11,7 +11,8 @@ use super::error::Error;
 use super::memory::{PoolMemory, Room};
 use super::pool::{Pool, SlotOf, grid};
 use super::request::{Fit, SlotRequest};
-use super::slot::Home;
+use super::slot::{Home, Slot};
+use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::platform::Platform;
 use crate::span::Span;
@@ -70,11 +71,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
     /// Memory for one request.
     fn take_single(&self, growth: Growth, span: Span, request: &SlotRequest) -> Option<SlotOf<P>> {
-        let slot = lg2::size(self.slot_lg2);
+        let (slot, original) = (lg2::size(self.slot_lg2), span.paddr());
         let align = request.keep_bits.checked_add(1)?.max(request.granule).max(slot);
         let kept = span.paddr().get() & request.keep_bits;
         let bytes = lg2::align_up(kept.checked_add(span.len())?, align.ilog2())?;
-        // At multiples of a boundary it crosses none, if it can be so at all.
+        // Where it is aligned to its own length it crosses no boundary that is longer.
         let align = request.boundary.map_or(align, |boundary| {
             align.max(boundary.min(bytes.checked_next_power_of_two().unwrap_or(align)))
         });
@@ -86,17 +87,25 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             self.dispose(whole);
             return None;
         };
+        let span = Span::covering(PhysAddr::new(fit.data(fit.lowest())), span.len() - 1);
         self.grown.lock().single += whole.len();
-        let first = fit.next(0)?;
-        let taken = Taken::all(first, fit.count);
-        Some(self.slot(Home::Single(whole), grid, taken, &fit, span))
+        Some(Slot {
+            pool: self.id(),
+            home: Home::Single(whole.paddr()),
+            taken: Taken::all(grid.slots),
+            span,
+            original,
+        })
     }
 
     /// Gives the memory of a single request back.
     #[cold]
-    pub(super) fn release_single(&self, span: Span) {
-        self.grown.lock().single -= span.len();
-        self.dispose(span);
+    pub(super) fn release_single(&self, start: PhysAddr, taken: Taken) {
+        // It was a span before.
+        if let Ok(span) = Span::new(start, u64::from(taken.count) << self.slot_lg2) {
+            self.grown.lock().single -= span.len();
+            self.dispose(span);
+        }
     }
 
     /// Memory within the limit, shared with the host.
@@ -151,10 +160,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         let bytes = lg2::align_up(growth.step.max(slot), self.slot_lg2);
         let bytes = bytes.ok_or(Error::GrowthLimit { bytes: growth.step, limit: growth.limit })?;
         let no_memory = Error::NoMemory { bytes };
-        let span = self.obtain(
-            growth,
-            Room { bytes, align: slot, last: self.reach().last().get().max(u64::from(u32::MAX)) },
-        )?;
+        let room = Room { bytes, align: slot, last: growth.last };
+        let span = self.obtain(growth, room)?;
         let chunk = grid(span, self.slot_lg2)
             .ok()
             .and_then(|grid| Chunk::new(span, grid, self.config.areas));

@@ -138,7 +138,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// Takes a lock of an area, for a few instructions; allocates nothing where the pool does not
     /// grow.
-    #[inline]
+    #[inline(always)]
     pub fn take(&self, original: Original, request: &SlotRequest) -> Result<SlotOf<P>, Error> {
         request.check()?;
         let (span, cpu) = (original.span(), self.platform.cpu());
@@ -213,16 +213,21 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// Writes zeros to what of the slots is not the original's.
     #[inline(always)]
     fn padded(&self, slot: SlotOf<P>) -> SlotOf<P> {
-        let start = lg2::align_down(slot.span.paddr().get(), self.slot_lg2);
-        let whole = u64::from(slot.taken.count) << self.slot_lg2;
-        if slot.span.len() != whole {
-            self.pad(&slot, start, whole);
+        if slot.span.len() != u64::from(slot.taken.count) << self.slot_lg2 {
+            self.pad(&slot);
         }
         slot
     }
 
     #[inline(never)]
-    fn pad(&self, slot: &SlotOf<P>, start: u64, whole: u64) {
+    fn pad(&self, slot: &SlotOf<P>) {
+        let whole = u64::from(slot.taken.count) << self.slot_lg2;
+        let start = match slot.home {
+            Home::Single(start) => start.get(),
+            Home::Base(_) | Home::Grown(_) => {
+                lg2::align_down(slot.span.paddr().get(), self.slot_lg2)
+            }
+        };
         let before = slot.span.paddr().get() - start;
         let after = whole - before - slot.span.len();
         let behind = slot.span.last().wrapping_add(1);
@@ -270,7 +275,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// # Context
     ///
     /// As [`take`](Self::take).
-    #[inline]
+    #[inline(always)]
     pub fn release(&self, slot: SlotOf<P>) -> Result<(), Kept<SlotOf<P>>> {
         if slot.pool != self.id() {
             let error = Error::Foreign { addr: slot.span.paddr().get() };
@@ -286,7 +291,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
                 }
             }
             Home::Grown(chunk) => chunk.give(slot.taken),
-            Home::Single(span) => self.release_single(span),
+            Home::Single(start) => self.release_single(start, slot.taken),
         }
         Ok(())
     }

@@ -187,6 +187,11 @@ impl Fit {
         self.grid.addr(first) + self.inner
     }
 
+    /// The first slot of the lowest run; there is one.
+    pub(super) fn lowest(&self) -> u32 {
+        self.next(0).unwrap_or(0)
+    }
+
     /// Whether only the number of slots matters.
     #[inline(always)]
     pub(super) fn is_plain(&self) -> bool {

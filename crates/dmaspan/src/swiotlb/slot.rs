@@ -29,8 +29,8 @@ pub(super) enum Home<L> {
     Base(u32),
     /// What was added to it.
     Grown(Arc<Chunk<L>>),
-    /// What was added for them alone: all of this.
-    Single(Span),
+    /// What was added for them alone, from this address on; all of it is theirs.
+    Single(PhysAddr),
 }
 
 impl<L> Slot<L> {

@@ -106,7 +106,7 @@ fn a_foreign_pool_gives_a_slot_back() {
 
 #[test]
 fn a_pool_grows_for_one_request_then_for_good_and_shrinks_again() {
-    let growth = Some(Growth { step: 64 * SLOT, limit: 65 * SLOT });
+    let growth = Some(Growth::new(64 * SLOT, 65 * SLOT));
     let rig = Rig::with(4, PoolConfig { growth, ..PoolConfig::new(1) });
     let any = SlotRequest::default();
     let take = || rig.pool.take(original(ORIGINALS, SLOT), &any);
@@ -155,7 +155,7 @@ fn a_cpu_takes_of_its_own_area_and_then_of_others() {
 
 #[test]
 fn what_the_host_does_not_share_leaks() {
-    let growth = Some(Growth { step: 64 * SLOT, limit: 256 * SLOT });
+    let growth = Some(Growth::new(64 * SLOT, 256 * SLOT));
     let rig = Rig::with(4, PoolConfig { growth, ..PoolConfig::new(1) });
     rig.faults.arm(2);
     let refused = rig.pool.grow().unwrap_err();

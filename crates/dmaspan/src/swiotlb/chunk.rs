@@ -112,6 +112,23 @@ impl<L: RawMutex> Chunk<L> {
         self.take_elsewhere(fit, own)
     }
 
+    /// Lets `run` take any number of runs of the CPU's own area, under one lock. Not at all, where
+    /// another CPU has it.
+    pub(super) fn take_many(
+        &self,
+        cpu: usize,
+        run: impl FnOnce(&mut dyn FnMut(&Fit) -> Option<Taken>),
+    ) {
+        let own = self.own(cpu);
+        let area = &self.areas[own];
+        if let Some(mut state) = area.try_lock() {
+            run(&mut |fit| {
+                let first = area.may_have(fit.count).then(|| area.take(&mut state, fit))??;
+                Some(self.taken(first, fit, own))
+            });
+        }
+    }
+
     #[inline(always)]
     fn own(&self, cpu: usize) -> usize {
         let own = cpu & self.mask;

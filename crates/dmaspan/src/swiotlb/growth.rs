@@ -61,7 +61,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
                 && let Some(taken) = chunk.take(&fit, cpu)
             {
                 let home = Home::Grown(Arc::clone(chunk));
-                return Some(self.slot(home, chunk.grid(), taken, &fit, span));
+                return Some(self.slot(home, taken, &fit, span));
             }
         }
         drop(grown);

@@ -11,6 +11,7 @@
 //! ```
 
 mod area;
+mod batch;
 mod bitmap;
 mod chunk;
 mod config;

@@ -149,15 +149,18 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         {
             // There are at most MAX_SPANS.
             let home = Home::Base(u32::try_from(node).unwrap_or(0));
-            return Ok(self.padded(self.slot(home, chunk.grid(), taken, &fit, span)));
+            let slot = self.slot(home, taken, &fit, span);
+            self.pad(&slot);
+            return Ok(slot);
         }
         let slot = self.take_elsewhere(span, request, node, cpu)?;
-        Ok(self.padded(slot))
+        self.pad(&slot);
+        Ok(slot)
     }
 
     /// The chunk of this CPU's node.
     #[inline(always)]
-    fn node(&self) -> usize {
+    pub(super) fn node(&self) -> usize {
         match self.base.len() {
             1 => 0,
             nodes => self.platform.node() % nodes,
@@ -185,7 +188,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             };
             if let Some(taken) = chunk.take(&fit, cpu) {
                 let home = Home::Base(u32::try_from(number).unwrap_or(0));
-                return Ok(self.slot(home, chunk.grid(), taken, &fit, span));
+                return Ok(self.slot(home, taken, &fit, span));
             }
             why = Some(Error::Full { len: span.len(), free: 0 });
         }
@@ -200,7 +203,6 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     pub(super) fn slot(
         &self,
         home: Home<P::Lock>,
-        _grid: Grid,
         taken: Taken,
         fit: &Fit,
         original: Span,
@@ -212,15 +214,14 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
     /// Writes zeros to what of the slots is not the original's.
     #[inline(always)]
-    fn padded(&self, slot: SlotOf<P>) -> SlotOf<P> {
+    pub(super) fn pad(&self, slot: &SlotOf<P>) {
         if slot.span.len() != u64::from(slot.taken.count) << self.slot_lg2 {
-            self.pad(&slot);
+            self.zero_around(slot);
         }
-        slot
     }
 
     #[inline(never)]
-    fn pad(&self, slot: &SlotOf<P>) {
+    fn zero_around(&self, slot: &SlotOf<P>) {
         let whole = u64::from(slot.taken.count) << self.slot_lg2;
         let start = match slot.home {
             Home::Single(start) => start.get(),

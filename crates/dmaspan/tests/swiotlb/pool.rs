@@ -162,3 +162,23 @@ fn what_the_host_does_not_share_leaks() {
     assert!(matches!(refused, Error::Host { span } if rig.pool_memory.grown() == [span]));
     assert_eq!(rig.pool.stats().leaked, 64 * SLOT);
 }
+
+#[test]
+fn many_slots_are_all_taken_or_none() {
+    let rig = Rig::new(256, 2);
+    let any = SlotRequest::default();
+    let many = |count| (0..count).map(|n| original(ORIGINALS + n * 4096, 4096));
+    let mut slots = Vec::new();
+    rig.pool.take_all(many(100), &any, &mut slots).unwrap();
+    let mut places: Vec<_> = slots.iter().map(|slot| slot.span().paddr().get()).collect();
+    places.sort_unstable();
+    assert!(places.windows(2).all(|two| two[0] + 4096 <= two[1]));
+    let refused = rig.pool.take_all(many(29), &any, &mut slots).unwrap_err();
+    assert_eq!(refused, Error::Full { len: 4096, free: 0 });
+    assert_eq!((slots.len(), rig.pool.stats().used), (100, 100 * 4096));
+    rig.pool.take_all(many(28), &any, &mut slots).unwrap();
+    for slot in slots {
+        rig.pool.release(slot).unwrap();
+    }
+    assert_eq!(rig.pool.stats().used, 0);
+}

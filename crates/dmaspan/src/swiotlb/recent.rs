@@ -96,7 +96,8 @@ impl Recent {
         let class = fit.count.ilog2();
         if self.has & (1 << class) != 0 {
             let run = self.rings[class as usize].top();
-            if run.count == fit.count && fit.next(run.first + offset) == Some(run.first + offset) {
+            let first = run.first + offset;
+            if run.count == fit.count && fit.next(first) == Some(first) {
                 self.pop(class);
                 if bitmap.try_take(run.first, run.count) {
                     return Some(run.first);

@@ -88,8 +88,8 @@ impl Recent {
         }
     }
 
-    /// Takes the latest run that fits, or the front of a longer one, out of the bitmap. `None` where
-    /// the latest ones of all lengths do not fit.
+    /// Takes the latest run that fits, or the front of a longer one, out of the bitmap. `None`
+    /// where the latest ones of all lengths do not fit.
     #[inline(always)]
     pub(super) fn take(&mut self, fit: &Fit, offset: u32, bitmap: &mut Bitmap) -> Option<u32> {
         // Most requests are as long as the last one that was released.

@@ -21,7 +21,7 @@ say() { echo "peers: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
 tools=(gcc objcopy awk)
-[ -e "$tree/lib/rbtree.c" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
+[ -e "$tree/kernel/dma/swiotlb.c" ] || tools+=(apt-get apt-cache dpkg-deb tar xz bzip2)
 missing=()
 for tool in "${tools[@]}"; do
 	command -v "$tool" >/dev/null || missing+=("$tool")
@@ -36,9 +36,10 @@ members=(
 	drivers/iommu/{iommu-pages,io-pgtable-arm}.h
 	include/linux/generic_pt
 	include/linux/{args,kconfig,list,poison,sizes,stringify}.h
-	include/linux/{io-pgtable,iommu,iova,iova_bitmap}.h
+	include/linux/{io-pgtable,iommu,iommu-helper,iova,iova_bitmap,swiotlb}.h
 	include/linux/rbtree{,_augmented,_types}.h
 	include/uapi/linux/{iommu,iommufd}.h
+	kernel/dma/swiotlb.c
 	lib/rbtree.c
 )
 
@@ -123,22 +124,23 @@ common=(-std=gnu11 -D_GNU_SOURCE -fno-strict-aliasing -fno-common -fwrapv -falig
 include=(-I"$here/shim" -I"$here/bench" -isystem "$work/cut" -isystem "$tree"
 	-isystem "$tree/include" -isystem "$work/stubs" -include kshim.h)
 
-# object BUILD FILE NAME: one measured file; build k gets the kernel's memset and memcpy
+# object BUILD FILE NAME [FLAG...]: one measured file; build k gets the kernel's memset and memcpy
 object() {
-	local out=$work/$1/$3.o
+	local build=$1 file=$2 out=$work/$1/$3.o
+	shift 3
 
 	# shellcheck disable=SC2086
-	gcc "${common[@]}" "${include[@]}" ${flags[$1]} -c "$2" -o "$out"
-	[ "$1" != k ] || objcopy --redefine-sym memset=kmemset --redefine-sym memcpy=kmemcpy "$out"
+	gcc "${common[@]}" "${include[@]}" ${flags[$build]} "$@" -c "$file" -o "$out" || return
+	[ "$build" != k ] || objcopy --redefine-sym memset=kmemset --redefine-sym memcpy=kmemcpy "$out"
 }
 
-# program BUILD NAME [DEFINE...] -- OBJECT...
+# program BUILD NAME BENCH [DEFINE...] -- OBJECT...
 program() {
-	local build=$1 name=$2 defines=()
-	shift 2
+	local build=$1 name=$2 bench=$3 defines=()
+	shift 3
 	while [ "$1" != -- ]; do defines+=("$1"); shift; done
 	shift
-	gcc -O2 -Wall "${common[@]}" "${include[@]}" "${defines[@]}" "$here/bench/$name.c" \
+	gcc -O2 -Wall "${common[@]}" "${include[@]}" "${defines[@]}" "$here/bench/$bench.c" \
 		"$work/$build/runtime.o" "$work/$build/rep.o" "${@/#/$work/$build/}" \
 		-o "$work/$build/$name" -lpthread
 }
@@ -153,14 +155,23 @@ build() {
 	object "$b" "$iommu/io-pgtable.c" io-pgtable
 	object "$b" "$iommu/io-pgtable-arm.c" io-pgtable-arm
 	object "$b" "$iommu/io-pgtable-arm-v7s.c" io-pgtable-arm-v7s
-	program "$b" io_pgtable -- io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o iommu_core.o
+	program "$b" io_pgtable io_pgtable -- io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o iommu_core.o
 	echo lpae v7s >"$work/formats"
 
 	if object "$b" "$iommu/iova.c" iova && object "$b" "$tree/lib/rbtree.c" rbtree; then
-		program "$b" iova -- iova.o rbtree.o
+		program "$b" iova iova -- iova.o rbtree.o
 		echo iova >>"$work/formats"
 	else
 		say "SKIP: the IOVA allocator of this Linux does not build with these headers"
+	fi
+
+	if object "$b" "$here/shim/swiotlb.c" swiotlb -DNOCOPY &&
+		object "$b" "$here/shim/swiotlb.c" swiotlb_copy; then
+		program "$b" swiotlb swiotlb -- swiotlb.o
+		program "$b" swiotlb_copy swiotlb -DCOPY -- swiotlb_copy.o
+		echo swiotlb swiotlb_copy >>"$work/formats"
+	else
+		say "SKIP: the bounce pool of this Linux does not build with these headers"
 	fi
 
 	for fmt in amdv1 vtdss x86_64; do
@@ -172,15 +183,18 @@ build() {
 		fi
 	done
 	[ ${#formats[@]} -gt 0 ] || return 0
-	program "$b" generic_pt "${formats[@]/#/-DWITH_}" -- "${formats[@]/%/.o}" iommu_core.o
+	program "$b" generic_pt generic_pt "${formats[@]/#/-DWITH_}" -- "${formats[@]/%/.o}" iommu_core.o
 	echo "${formats[@]}" >>"$work/formats"
 }
 
 # A tree that an earlier version of this script left may lack a file.
-[ -e "$tree/version" ] && [ -e "$tree/lib/rbtree.c" ] || fetch
+[ -e "$tree/version" ] && [ -e "$tree/kernel/dma/swiotlb.c" ] || fetch
 say "building the page tables of Linux $(cat "$tree/version")"
 # Since Linux 6.3 iommu_map() is told how to allocate.
 ! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)
+# Before Linux 6.10 swiotlb_tbl_map_single() was told how much to allocate.
+! grep -A 3 'swiotlb_tbl_map_single(' "$tree/include/linux/swiotlb.h" | grep -q alloc_size ||
+	common+=(-DMAP_TAKES_ALLOC_SIZE)
 stub_headers
 cut_core
 for b in u k; do build "$b"; done

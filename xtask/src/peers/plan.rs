@@ -25,6 +25,9 @@ const GENERIC_PT_AMDV1: Peer =
     Peer { name: "generic_pt amdv1", program: "generic_pt", format: "amdv1" };
 
 const IOVA: Peer = Peer { name: "iova.c", program: "iova", format: "iova" };
+const SWIOTLB: Peer = Peer { name: "swiotlb.c", program: "swiotlb", format: "swiotlb" };
+const SWIOTLB_COPY: Peer =
+    Peer { name: "swiotlb.c, copies in", program: "swiotlb_copy", format: "swiotlb_copy" };
 
 /// dmaspan's formats, in the order of the table, and what each is compared with.
 const FORMATS: [(&str, &[&Peer]); 5] = [
@@ -89,13 +92,28 @@ const IOVA_CASES: [(&str, &str); 5] = [
     ("refused_4", "refuse"),
 ];
 
+/// The bounce pool's cases, and who does the same.
+const SWIOTLB_CASES: [(&str, &Peer); 10] = [
+    ("pair_4k_threads_1", &SWIOTLB),
+    ("pair_4k_threads_2", &SWIOTLB),
+    ("burst64_4k_threads_1", &SWIOTLB),
+    ("burst64_4k_threads_2", &SWIOTLB),
+    ("burst4096_4k_threads_1", &SWIOTLB),
+    ("burst4096_4k_threads_2", &SWIOTLB),
+    ("pair_64k_threads_1", &SWIOTLB),
+    ("pair_64k_threads_2", &SWIOTLB),
+    ("pair_4k_copy_threads_1", &SWIOTLB_COPY),
+    ("pair_4k_copy_threads_2", &SWIOTLB_COPY),
+];
+
 /// Formats, case, operation, the beginning of the peer's name, and the least ratio.
 type Goal = (&'static [&'static str], &'static str, &'static str, &'static str, f64);
 
 const BOTH: &[&str] = &["lpae", "vtd_ss"];
 const LPAE: &[&str] = &["lpae"];
 const OF_IOVA: &[&str] = &["iova"];
-const GOALS: [Goal; 41] = [
+const OF_SWIOTLB: &[&str] = &["swiotlb"];
+const GOALS: [Goal; 45] = [
     (BOTH, "4k_512", "map", "io-pgtable-arm", 5.0),
     (BOTH, "4k_512", "map", "generic_pt", 4.0),
     (BOTH, "4k_512", "unmap", "io-pgtable-arm", 6.0),
@@ -139,6 +157,10 @@ const GOALS: [Goal; 41] = [
     (OF_IOVA, "pair_1_threads_1", "pair", "iova.c", 0.9),
     (OF_IOVA, "pair_64_threads_2", "pair", "iova.c", 8.0),
     (OF_IOVA, "refused_4", "refuse", "iova.c", 1000.0),
+    (OF_SWIOTLB, "pair_4k_threads_1", "pair", "swiotlb.c", 3.0),
+    (OF_SWIOTLB, "pair_4k_threads_2", "pair", "swiotlb.c", 5.0),
+    (OF_SWIOTLB, "pair_4k_threads_2", "pair", "dmaspan", 1.8),
+    (OF_SWIOTLB, "burst4096_4k_threads_1", "pair", "swiotlb.c", 1.5),
 ];
 
 /// What a case is compared with.
@@ -214,6 +236,11 @@ pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
             [(Versus::Linux(&IOVA), case, "")].into_iter(),
         ));
     }
+    for (case, peer) in SWIOTLB_CASES {
+        all.extend(against("swiotlb", case, "pair", [(Versus::Linux(peer), case, "")].into_iter()));
+    }
+    let (two, one) = (SWIOTLB_CASES[1].0, SWIOTLB_CASES[0].0);
+    all.extend(against("swiotlb", two, "pair", [(Versus::OneThread, one, "")].into_iter()));
     all.retain(|comparison| comparison.name().contains(filter));
     all
 }

@@ -9,6 +9,7 @@ mod cpu;
 mod domain;
 mod iova;
 mod memory;
+mod swiotlb;
 
 use std::env;
 use std::hint::black_box;
@@ -99,7 +100,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-const FORMATS: [&str; 6] = ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1", "iova"];
+const FORMATS: [&str; 7] = ["lpae", "v7s", "vtd_ss", "x86_64", "amd_v1", "iova", "swiotlb"];
 
 /// Whether a case was asked for: all are where none is named.
 fn is_wanted(cases: &[String], name: &str) -> bool {
@@ -115,6 +116,7 @@ fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
             domain::run(memory, cases);
         }
         "iova" => iova::run(cases),
+        "swiotlb" => swiotlb::run(cases),
         "v7s" => {
             let sizes = Some(SZ_4K | SZ_64K | SZ_1M | (16 * SZ_1M));
             let format =

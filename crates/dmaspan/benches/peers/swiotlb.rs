@@ -1,0 +1,213 @@
+//! Bounce pools, as `xtask/peers/bench/swiotlb.c` has Linux's.
+
+use std::arch::asm;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+use std::{iter, ptr, slice};
+
+use dmaspan::swiotlb::{
+    InSlot, Original, Pool, PoolConfig, PoolMemory, SlotOf, SlotRequest, To, Transfer,
+};
+use dmaspan::{PhysAddr, Span};
+
+use super::iova::BenchPlatform;
+use super::{ROUNDS, SZ_2M, SZ_4K, SZ_64K};
+use super::{cpu, is_wanted, nanoseconds, print};
+
+/// Linux's default.
+const POOL: u64 = 64 << 20;
+const BUFFER: u64 = SZ_64K;
+const PAIRS: u64 = 16384;
+
+/// How slots are taken and released.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    bytes: u64,
+    /// Slots taken before the first is released.
+    held: u64,
+    copies: Copies,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Copies {
+    LeftOut,
+    Done,
+}
+
+const CASES: [Case; 5] = [
+    Case { name: "pair_4k", bytes: SZ_4K, held: 1, copies: Copies::LeftOut },
+    Case { name: "burst64_4k", bytes: SZ_4K, held: 64, copies: Copies::LeftOut },
+    Case { name: "burst4096_4k", bytes: SZ_4K, held: 4096, copies: Copies::LeftOut },
+    Case { name: "pair_64k", bytes: SZ_64K, held: 1, copies: Copies::LeftOut },
+    Case { name: "pair_4k_copy", bytes: SZ_4K, held: 1, copies: Copies::Done },
+];
+
+type BenchPool = Pool<Process, BenchPlatform>;
+
+pub(crate) fn run(wanted: &[String]) {
+    self_check();
+    for threads in 1..=cpu::MAX.min(cpu::allowed().len()) {
+        let pool = pool(threads);
+        for case in CASES {
+            let name = format!("{}_threads_{threads}", case.name);
+            if is_wanted(wanted, &name) {
+                bench(&name, &pool, case, threads);
+            }
+        }
+    }
+}
+
+/// A pool with as many areas as threads.
+fn pool(threads: usize) -> BenchPool {
+    Pool::new(Process::new(POOL), PoolConfig::new(threads), BenchPlatform).expect("a pool")
+}
+
+fn bench(name: &str, pool: &BenchPool, case: Case, threads: usize) {
+    let buffers: Vec<Process> = iter::repeat_with(|| Process::new(BUFFER)).take(threads).collect();
+    let mut pair_ns = Vec::new();
+    for round in 0..=ROUNDS {
+        let slowest = cpu::race(threads, |nth, barrier| {
+            cpu::pin(if threads == 1 { 1 } else { nth });
+            match case.copies {
+                Copies::LeftOut => pairs::<false>(pool, &buffers[nth], case, barrier),
+                Copies::Done => pairs::<true>(pool, &buffers[nth], case, barrier),
+            }
+        });
+        if round >= 1 {
+            pair_ns.push(nanoseconds(slowest, PAIRS));
+        }
+    }
+    print(name, "pair", pair_ns);
+}
+
+#[inline(always)]
+fn take(pool: &BenchPool, buffer: &Process, bytes: u64) -> SlotOf<BenchPlatform> {
+    let span = Span::new(buffer.spans[0].paddr(), bytes).expect("a valid span");
+    // SAFETY: the buffer outlives all slots, and only copies use it.
+    let original = unsafe { Original::new(span) };
+    let Ok(slot) = pool.take(original, &SlotRequest::default()) else {
+        panic!("the pool is full");
+    };
+    slot
+}
+
+fn pairs<const COPY: bool>(
+    pool: &BenchPool,
+    buffer: &Process,
+    case: Case,
+    barrier: &Barrier,
+) -> Duration {
+    let mut slots = Vec::with_capacity(size(case.held));
+    barrier.wait();
+    let start = Instant::now();
+    for _ in 0..PAIRS / case.held {
+        for _ in 0..case.held {
+            let slot = take(pool, buffer, case.bytes);
+            if COPY {
+                assert!(pool.copy(&slot, 0, case.bytes, To::Slot).is_ok());
+            }
+            slots.push(slot);
+        }
+        for slot in slots.drain(..) {
+            assert!(pool.release(slot).is_ok());
+        }
+    }
+    start.elapsed()
+}
+
+/// Two slots at a time, which are not the same and hold what was copied.
+fn self_check() {
+    let (pool, buffers) = (pool(1), [Process::new(BUFFER), Process::new(BUFFER)]);
+    for (fill, buffer) in (1..).zip(&buffers) {
+        // SAFETY: the buffer is this long, and nobody else uses it.
+        unsafe { pointer(buffer.spans[0].paddr()).write_bytes(fill, size(SZ_4K)) };
+    }
+    let [a, b] = buffers.each_ref().map(|buffer| take(&pool, buffer, SZ_4K));
+    let [first, second] = [&a, &b].map(|slot| slot.span().paddr().get());
+    assert!(first.abs_diff(second) >= SZ_4K, "the slots {first:#x} and {second:#x} overlap");
+    for (fill, slot) in (1..).zip([a, b]) {
+        assert!(pool.copy(&slot, 0, SZ_4K, To::Slot).is_ok());
+        let (start, len) = (pointer(slot.span().paddr()), size(SZ_4K));
+        // SAFETY: the slot is this long and held, and nobody writes it now.
+        let bytes: &[u8] = unsafe { slice::from_raw_parts(start, len) };
+        assert!(bytes.iter().all(|byte| *byte == fill), "wrong contents of a slot");
+        assert!(pool.release(slot).is_ok());
+    }
+}
+
+/// Memory of this process, on huge pages that were touched before; physical addresses are
+/// pointers.
+struct Process {
+    spans: [Span; 1],
+}
+
+impl Process {
+    fn new(bytes: u64) -> Self {
+        let len = size(bytes.next_multiple_of(SZ_2M));
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory, which replaces none.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len * 2, protection, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED, "no memory");
+        let start = start.map_addr(|addr| addr.next_multiple_of(size(SZ_2M)));
+        // SAFETY: advice about memory that was just mapped. Without huge pages it still works.
+        let _ = unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+        // SAFETY: the memory is writable and this long, and nobody else knows it.
+        unsafe { start.cast::<u8>().write_bytes(0, len) };
+        let paddr = PhysAddr::new(start.expose_provenance() as u64);
+        Self { spans: [Span::new(paddr, bytes).expect("a valid span")] }
+    }
+}
+
+#[inline(always)]
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("the size or the address of memory")
+}
+
+#[inline(always)]
+fn pointer(paddr: PhysAddr) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(size(paddr.get()))
+}
+
+// SAFETY: 1. Only this knows the memory, which stays mapped as long as the program runs. 2. Each
+// touches the bytes that it was told to.
+unsafe impl PoolMemory for Process {
+    fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// As Linux copies on CPUs with fast string operations.
+    #[inline(always)]
+    fn copy(&self, transfer: Transfer) {
+        let (source, target) = (pointer(transfer.source()), pointer(transfer.target()));
+        // SAFETY: the slot is held and the original was promised; both are this long.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rcx") transfer.len() => _,
+                inout("rsi") source => _,
+                inout("rdi") target => _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    fn zero(&self, bytes: InSlot) {
+        let span = bytes.span();
+        // SAFETY: the slot is held and this long.
+        unsafe { pointer(span.paddr()).write_bytes(0, size(span.len())) };
+    }
+
+    fn read(&self, bytes: InSlot, into: &mut [u8]) {
+        let from = pointer(bytes.span().paddr());
+        // SAFETY: the slot is held and as long as `into`.
+        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+    }
+
+    fn write(&self, bytes: InSlot, from: &[u8]) {
+        let into = pointer(bytes.span().paddr());
+        // SAFETY: the slot is held and as long as `from`.
+        unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+    }
+}

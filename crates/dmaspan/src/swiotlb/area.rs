@@ -86,8 +86,16 @@ impl<L: RawMutex> Area<L> {
         self.state.try_lock()
     }
 
-    /// Takes a run that fits, the latest first; its first slot, as the chunk counts.
+    /// Takes the run released last, if it is exactly so long; its first slot, as the chunk counts.
     #[inline(always)]
+    pub(super) fn take_latest(&self, state: &mut State, count: u32) -> Option<u32> {
+        let State { bitmap, recent } = state;
+        let first = recent.take_latest(count, bitmap)?;
+        self.count_taken(state, count);
+        Some(first + self.offset)
+    }
+
+    /// Takes a run that fits, the latest first; its first slot, as the chunk counts.
     pub(super) fn take(&self, state: &mut State, fit: &Fit) -> Option<u32> {
         let State { bitmap, recent } = state;
         let first = match recent.take(fit, self.offset, bitmap) {

@@ -7,7 +7,6 @@ use super::error::Error;
 use super::memory::{Original, PoolMemory};
 use super::pool::{Pool, SlotOf};
 use super::request::{Fit, SlotRequest};
-use super::slot::Home;
 use crate::platform::Platform;
 
 /// How many slots are taken under one lock at most: interrupts may be off that long.
@@ -59,8 +58,6 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         slots.try_reserve(BATCH).map_err(|_| Error::NoMemory { bytes: len })?;
         let begin = slots.len();
         let node = self.node();
-        // There are at most MAX_SPANS.
-        let number = u32::try_from(node).unwrap_or(0);
         if let Some(chunk) = self.base().get(node) {
             chunk.take_many(self.platform.cpu(), |take| {
                 while slots.len() < begin + BATCH
@@ -69,12 +66,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
                     && let Some(taken) = take(&fit)
                 {
                     originals.next();
-                    slots.push(self.slot(Home::Base(number), taken, &fit, original));
+                    slots.push(self.unpadded(node, taken, original));
                 }
             });
         }
         for slot in &slots[begin..] {
-            self.pad(slot);
+            self.pad(&slot.taken, slot.len());
         }
         if slots.len() == begin
             && let Some(original) = originals.next()

@@ -4,36 +4,35 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::request::Fit;
-use crate::platform::Apart;
 
-/// An array of words of 8 bytes that shares no cache line with anything else.
+/// An array of words of 8 bytes that shares no cache line with anything else: 128 bytes on either
+/// side are nobody's, as for [`Apart`](crate::platform::Apart).
 #[derive(Debug)]
-pub(super) struct Lines<T>(Box<[Apart<[T; LINE]>]>);
+pub(super) struct Lines<T>(Box<[T]>);
 
-/// How many words are on a line.
-const LINE: usize = 16;
+/// How many words are on either side.
+const MARGIN: usize = 16;
 
 impl<T: Copy + Default> Lines<T> {
-    /// So many words at least; `None` where there is no memory.
+    /// So many words; `None` where there is no memory.
     pub(super) fn new(words: usize) -> Option<Self> {
-        let count = words.div_ceil(LINE);
-        let mut lines = Vec::new();
-        lines.try_reserve_exact(count).ok()?;
-        lines.resize_with(count, || Apart([T::default(); LINE]));
-        Some(Self(lines.into_boxed_slice()))
+        let len = words.checked_add(2 * MARGIN)?;
+        let mut all = Vec::new();
+        all.try_reserve_exact(len).ok()?;
+        all.resize(len, T::default());
+        Some(Self(all.into_boxed_slice()))
     }
 
-    /// A word; behind the last one all are as at first.
+    /// A word; right behind the last one they are as at first.
     #[inline(always)]
     pub(super) fn get(&self, index: usize) -> T {
-        let line = self.0.get(index / LINE);
-        line.map_or(T::default(), |line| line[index % LINE])
+        self.0.get(index + MARGIN).copied().unwrap_or_default()
     }
 
     /// A word that there is.
     #[inline(always)]
     pub(super) fn at(&mut self, index: usize) -> &mut T {
-        &mut self.0[index / LINE][index % LINE]
+        &mut self.0[index + MARGIN]
     }
 }
 
@@ -100,7 +99,8 @@ impl Bitmap {
             return self.try_take_words(first, count);
         }
         let word = self.words.at(index(first));
-        let wanted = mask(first, first + count);
+        // At least one, and they are all in the word.
+        let wanted = (u64::MAX >> ((64 - count) & 63)) << (first % 64);
         if *word & wanted != wanted {
             return false;
         }

@@ -8,7 +8,7 @@ use lock_api::{MutexGuard, RawMutex};
 
 use super::area::{Area, State};
 use super::config::MAX_AREAS;
-use super::request::{Fit, Grid};
+use super::request::{Fit, Grid, SlotRequest};
 use crate::platform::Apart;
 use crate::span::Span;
 
@@ -29,16 +29,33 @@ pub(super) struct Chunk<L> {
 /// A run of slots that was taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
-    pub(super) first: u32,
-    pub(super) count: u32,
+    /// Where its first slot begins.
+    start: u64,
+    /// The address of the original's bytes in it.
+    pub(super) data: u64,
+    /// How many slots there are.
+    count: u32,
     /// The area, or [`ACROSS`].
     area: u32,
 }
 
 impl Taken {
     /// All of memory that has no areas.
-    pub(super) const fn all(count: u32) -> Self {
-        Self { first: 0, count, area: ACROSS }
+    pub(super) fn all(whole: Span, data: u64, slot_lg2: u32) -> Self {
+        let count = u32::try_from(whole.len() >> slot_lg2).unwrap_or(u32::MAX);
+        Self { start: whole.paddr().get(), data, count, area: ACROSS }
+    }
+
+    /// Where its first slot begins.
+    #[inline(always)]
+    pub(super) const fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// How many bytes its slots have.
+    #[inline(always)]
+    pub(super) const fn bytes(&self, slot_lg2: u32) -> u64 {
+        (self.count as u64) << slot_lg2
     }
 }
 
@@ -68,7 +85,6 @@ impl<L: RawMutex> Chunk<L> {
     }
 
     /// Where its slots are.
-    #[inline(always)]
     pub(super) const fn grid(&self) -> Grid {
         self.grid
     }
@@ -97,9 +113,24 @@ impl<L: RawMutex> Chunk<L> {
         self.areas.iter().for_each(|area| area.reset_high());
     }
 
+    /// Takes the run that was released last to the CPU's own area, if it is exactly as long as the
+    /// request and nothing else matters: the common case.
+    #[inline(always)]
+    pub(super) fn take_latest(
+        &self,
+        original: Span,
+        request: &SlotRequest,
+        cpu: usize,
+    ) -> Option<Taken> {
+        let (count, inner) = self.grid.plain(original, request)?;
+        let number = self.own(cpu);
+        let area = &self.areas[number];
+        let first = area.take_latest(&mut *area.try_lock()?, count)?;
+        Some(self.taken(first, count, inner, number))
+    }
+
     /// Takes a run that fits: of the CPU's own area, of another one, or over several. `None` only
     /// where none was free at some moment of the call.
-    #[inline(always)]
     pub(super) fn take(&self, fit: &Fit, cpu: usize) -> Option<Taken> {
         let own = self.own(cpu);
         let area = &self.areas[own];
@@ -107,9 +138,27 @@ impl<L: RawMutex> Chunk<L> {
             && let Some(mut state) = area.try_lock()
             && let Some(first) = area.take(&mut state, fit)
         {
-            return Some(self.taken(first, fit, own));
+            return Some(self.taken(first, fit.count, fit.inner, own));
         }
         self.take_elsewhere(fit, own)
+    }
+
+    /// Tries all areas, and then runs over several.
+    #[cold]
+    fn take_elsewhere(&self, fit: &Fit, own: usize) -> Option<Taken> {
+        for _ in 0..TRIES {
+            let before = self.released();
+            let found = self.try_areas(fit, own).or_else(|| self.lock_areas(fit, own));
+            let found = found.or_else(|| self.take_across(fit));
+            if found.is_some() {
+                return found;
+            }
+            // Otherwise each area was seen without a fit, and none got one since.
+            if self.released() == before {
+                break;
+            }
+        }
+        None
     }
 
     /// Lets `run` take any number of runs of the CPU's own area, under one lock. Not at all, where
@@ -124,7 +173,7 @@ impl<L: RawMutex> Chunk<L> {
         if let Some(mut state) = area.try_lock() {
             run(&mut |fit| {
                 let first = area.may_have(fit.count).then(|| area.take(&mut state, fit))??;
-                Some(self.taken(first, fit, own))
+                Some(self.taken(first, fit.count, fit.inner, own))
             });
         }
     }
@@ -136,28 +185,11 @@ impl<L: RawMutex> Chunk<L> {
     }
 
     #[inline(always)]
-    fn taken(&self, first: u32, fit: &Fit, area: usize) -> Taken {
+    fn taken(&self, first: u32, count: u32, inner: u64, area: usize) -> Taken {
         // There are at most MAX_AREAS.
-        Taken { first, count: fit.count, area: u32::try_from(area).unwrap_or(ACROSS) }
-    }
-
-    /// Tries all areas, and then runs over several.
-    #[cold]
-    fn take_elsewhere(&self, fit: &Fit, own: usize) -> Option<Taken> {
-        for _ in 0..TRIES {
-            let before = self.released();
-            let found = self.try_areas(fit, own).or_else(|| self.lock_areas(fit, own));
-            let found = found.or_else(|| self.take_across(fit));
-            if found.is_some() {
-                return found;
-            }
-            // Otherwise each area was seen without a fit, and none got one since.
-            if self.released() != before {
-                continue;
-            }
-            break;
-        }
-        None
+        let area = u32::try_from(area).unwrap_or(ACROSS);
+        let start = self.grid.addr(first);
+        Taken { start, data: start + inner, count, area }
     }
 
     /// How often slots were released, wrapping.
@@ -172,7 +204,7 @@ impl<L: RawMutex> Chunk<L> {
                 return None;
             }
             let first = area.take(&mut *area.try_lock()?, fit)?;
-            Some(self.taken(first, fit, number))
+            Some(self.taken(first, fit.count, fit.inner, number))
         })
     }
 
@@ -183,7 +215,7 @@ impl<L: RawMutex> Chunk<L> {
                 return None;
             }
             let first = area.take(&mut area.lock(), fit)?;
-            Some(self.taken(first, fit, number))
+            Some(self.taken(first, fit.count, fit.inner, number))
         })
     }
 
@@ -208,7 +240,7 @@ impl<L: RawMutex> Chunk<L> {
                 self.areas[number].take_at(state, at, count);
             }
         }
-        Some(Taken { first, count: fit.count, area: ACROSS })
+        Some(self.taken(first, fit.count, fit.inner, ACROSS as usize))
     }
 
     fn find_across(&self, guards: &Guards<'_, L>, fit: &Fit) -> Option<u32> {
@@ -260,18 +292,21 @@ impl<L: RawMutex> Chunk<L> {
         })
     }
 
-    /// Releases a run.
+    /// Releases a run of this chunk.
     #[inline(always)]
     pub(super) fn give(&self, taken: Taken) {
+        let first = (taken.start - self.grid.base) >> self.grid.slot_lg2;
+        // It was counted so before.
+        let first = u32::try_from(first).unwrap_or(0);
         match self.areas.get(taken.area as usize) {
-            Some(area) => area.give(taken.first, taken.count),
-            None => self.give_across(taken),
+            Some(area) => area.give(first, taken.count),
+            None => self.give_across(first, taken.count),
         }
     }
 
     #[cold]
-    fn give_across(&self, taken: Taken) {
-        for (number, at, count) in self.parts(taken.first, taken.count) {
+    fn give_across(&self, first: u32, count: u32) {
+        for (number, at, count) in self.parts(first, count) {
             self.areas[number].give(at, count);
         }
     }

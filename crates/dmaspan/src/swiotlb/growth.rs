@@ -11,7 +11,7 @@ use super::error::Error;
 use super::memory::{PoolMemory, Room};
 use super::pool::{Pool, SlotOf, grid};
 use super::request::{Fit, SlotRequest};
-use super::slot::{Home, Slot};
+use super::slot::{SINGLE, Slot};
 use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::platform::Platform;
@@ -55,23 +55,24 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         cpu: usize,
     ) -> Option<SlotOf<P>> {
         let growth = self.config.growth?;
-        let grown = self.grown.lock();
-        for chunk in &grown.chunks {
+        let guard = self.grown.lock();
+        for chunk in &guard.chunks {
             if let Ok(fit) = Fit::new(chunk.grid(), span, request)
                 && let Some(taken) = chunk.take(&fit, cpu)
             {
-                let home = Home::Grown(Arc::clone(chunk));
-                return Some(self.slot(home, taken, &fit, span));
+                let grown = Some(Arc::clone(chunk));
+                drop(guard);
+                return Some(Slot { grown, ..self.slot(0, taken, span) });
             }
         }
-        drop(grown);
+        drop(guard);
         self.memory.pressed();
         self.take_single(growth, span, request)
     }
 
     /// Memory for one request.
     fn take_single(&self, growth: Growth, span: Span, request: &SlotRequest) -> Option<SlotOf<P>> {
-        let (slot, original) = (lg2::size(self.slot_lg2), span.paddr());
+        let slot = lg2::size(self.slot_lg2);
         let align = request.keep_bits.checked_add(1)?.max(request.granule).max(slot);
         let kept = span.paddr().get() & request.keep_bits;
         let bytes = lg2::align_up(kept.checked_add(span.len())?, align.ilog2())?;
@@ -80,31 +81,24 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             align.max(boundary.min(bytes.checked_next_power_of_two().unwrap_or(align)))
         });
         let whole = self.obtain(growth, Room { bytes, align, last: request.last }).ok()?;
-        let grid = grid(whole, self.slot_lg2).ok();
-        let Some((grid, fit)) =
-            grid.and_then(|grid| Some((grid, Fit::new(grid, span, request).ok()?)))
-        else {
+        let fit = grid(whole, self.slot_lg2).and_then(|grid| Fit::new(grid, span, request));
+        let Ok(fit) = fit else {
             self.dispose(whole);
             return None;
         };
-        let span = Span::covering(PhysAddr::new(fit.data(fit.lowest())), span.len() - 1);
+        let taken = Taken::all(whole, fit.data(fit.lowest()), self.slot_lg2);
         self.grown.lock().single += whole.len();
-        Some(Slot {
-            pool: self.id(),
-            home: Home::Single(whole.paddr()),
-            taken: Taken::all(grid.slots),
-            span,
-            original,
-        })
+        Some(self.slot(SINGLE as usize, taken, span))
     }
 
     /// Gives the memory of a single request back.
     #[cold]
-    pub(super) fn release_single(&self, start: PhysAddr, taken: Taken) {
+    pub(super) fn release_single(&self, taken: Taken) {
         // It was a span before.
-        if let Ok(span) = Span::new(start, u64::from(taken.count) << self.slot_lg2) {
-            self.grown.lock().single -= span.len();
-            self.dispose(span);
+        let whole = Span::new(PhysAddr::new(taken.start()), taken.bytes(self.slot_lg2));
+        if let Ok(whole) = whole {
+            self.grown.lock().single -= whole.len();
+            self.dispose(whole);
         }
     }
 

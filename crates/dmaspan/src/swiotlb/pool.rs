@@ -13,7 +13,7 @@ use super::error::Error;
 use super::growth::Grown;
 use super::memory::{InSlot, Original, PoolMemory, To, Transfer};
 use super::request::{Fit, Grid, SlotRequest};
-use super::slot::{Bounced, Fill, Home, Kept, Slot};
+use super::slot::{Bounced, Fill, Kept, SINGLE, Slot};
 use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::platform::{Id, Identity, Platform};
@@ -140,22 +140,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// grow.
     #[inline(always)]
     pub fn take(&self, original: Original, request: &SlotRequest) -> Result<SlotOf<P>, Error> {
-        request.check()?;
-        let (span, cpu) = (original.span(), self.platform.cpu());
-        let node = self.node();
-        if let Some(chunk) = self.base.get(node)
-            && let Ok(fit) = Fit::new(chunk.grid(), span, request)
-            && let Some(taken) = chunk.take(&fit, cpu)
-        {
-            // There are at most MAX_SPANS.
-            let home = Home::Base(u32::try_from(node).unwrap_or(0));
-            let slot = self.slot(home, taken, &fit, span);
-            self.pad(&slot);
-            return Ok(slot);
+        let (span, cpu, node) = (original.span(), self.platform.cpu(), self.node());
+        let latest = self.base.get(node).and_then(|chunk| chunk.take_latest(span, request, cpu));
+        match latest {
+            Some(taken) => Ok(self.slot(node, taken, span)),
+            None => self.take_anywhere(span, request, node, cpu),
         }
-        let slot = self.take_elsewhere(span, request, node, cpu)?;
-        self.pad(&slot);
-        Ok(slot)
     }
 
     /// The chunk of this CPU's node.
@@ -167,30 +157,28 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         }
     }
 
-    /// Slots of other nodes, or of what the pool has grown by, or grows.
-    #[cold]
-    fn take_elsewhere(
+    /// Slots of any node, or of what the pool has grown by, or grows.
+    #[inline(never)]
+    fn take_anywhere(
         &self,
         span: Span,
         request: &SlotRequest,
         node: usize,
         cpu: usize,
     ) -> Result<SlotOf<P>, Error> {
+        request.check()?;
         let mut why = None;
         for number in (node..self.base.len()).chain(0..node) {
             let chunk = &self.base[number];
-            let fit = match Fit::new(chunk.grid(), span, request) {
-                Ok(fit) => fit,
-                Err(error) => {
-                    why = why.or(Some(error));
-                    continue;
+            match Fit::new(chunk.grid(), span, request) {
+                Ok(fit) => {
+                    if let Some(taken) = chunk.take(&fit, cpu) {
+                        return Ok(self.slot(number, taken, span));
+                    }
+                    why = Some(Error::Full { len: span.len(), free: 0 });
                 }
-            };
-            if let Some(taken) = chunk.take(&fit, cpu) {
-                let home = Home::Base(u32::try_from(number).unwrap_or(0));
-                return Ok(self.slot(home, taken, &fit, span));
+                Err(error) => why = why.or(Some(error)),
             }
-            why = Some(Error::Full { len: span.len(), free: 0 });
         }
         self.take_grown(span, request, cpu).ok_or_else(|| match why {
             Some(error) if !matches!(error, Error::Full { .. }) => error,
@@ -198,42 +186,34 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         })
     }
 
-    /// The handle of a run that was taken.
+    /// The handle of a run that was taken of the pool's own memory.
     #[inline(always)]
-    pub(super) fn slot(
-        &self,
-        home: Home<P::Lock>,
-        taken: Taken,
-        fit: &Fit,
-        original: Span,
-    ) -> SlotOf<P> {
-        let data = PhysAddr::new(fit.data(taken.first));
-        let span = Span::covering(data, original.len() - 1);
-        Slot { pool: self.id(), home, taken, span, original: original.paddr() }
+    pub(super) fn slot(&self, node: usize, taken: Taken, original: Span) -> SlotOf<P> {
+        self.pad(&taken, original.len());
+        self.unpadded(node, taken, original)
     }
 
-    /// Writes zeros to what of the slots is not the original's.
     #[inline(always)]
-    pub(super) fn pad(&self, slot: &SlotOf<P>) {
-        if slot.span.len() != u64::from(slot.taken.count) << self.slot_lg2 {
-            self.zero_around(slot);
+    pub(super) fn unpadded(&self, node: usize, taken: Taken, original: Span) -> SlotOf<P> {
+        // There are fewer spans than that.
+        let node = u32::try_from(node).unwrap_or(SINGLE);
+        Slot { pool: self.id(), grown: None, node, taken, original }
+    }
+
+    /// Writes zeros to what of a run is not the original's.
+    #[inline(always)]
+    pub(super) fn pad(&self, taken: &Taken, len: u64) {
+        if len != taken.bytes(self.slot_lg2) {
+            self.zero_around(*taken, len);
         }
     }
 
     #[inline(never)]
-    fn zero_around(&self, slot: &SlotOf<P>) {
-        let whole = u64::from(slot.taken.count) << self.slot_lg2;
-        let start = match slot.home {
-            Home::Single(start) => start.get(),
-            Home::Base(_) | Home::Grown(_) => {
-                lg2::align_down(slot.span.paddr().get(), self.slot_lg2)
-            }
-        };
-        let before = slot.span.paddr().get() - start;
-        let after = whole - before - slot.span.len();
-        let behind = slot.span.last().wrapping_add(1);
-        for (paddr, len) in [(PhysAddr::new(start), before), (behind, after)] {
-            if let Ok(padding) = Span::new(paddr, len) {
+    fn zero_around(&self, taken: Taken, len: u64) {
+        let before = taken.data - taken.start();
+        let after = taken.bytes(self.slot_lg2) - before - len;
+        for (start, len) in [(taken.start(), before), (taken.data.wrapping_add(len), after)] {
+            if let Ok(padding) = Span::new(PhysAddr::new(start), len) {
                 self.memory.zero(InSlot::new(padding));
             }
         }
@@ -248,7 +228,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     #[inline]
     pub fn copy(&self, slot: &SlotOf<P>, offset: u64, len: u64, to: To) -> Result<(), Error> {
         let part = self.part(slot, offset, len)?;
-        self.memory.copy(Transfer::new(part.paddr(), slot.original.wrapping_add(offset), len, to));
+        self.memory.copy(Transfer::new(
+            part.paddr(),
+            slot.original.paddr().wrapping_add(offset),
+            len,
+            to,
+        ));
         Ok(())
     }
 
@@ -256,12 +241,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     #[inline(always)]
     pub(super) fn part(&self, slot: &SlotOf<P>, offset: u64, len: u64) -> Result<Span, Error> {
         if slot.pool != self.id() {
-            return Err(Error::Foreign { addr: slot.span.paddr().get() });
+            return Err(Error::Foreign { addr: slot.span().paddr().get() });
         }
-        let mapped = slot.span.len();
+        let mapped = slot.len();
         match offset.checked_add(len) {
             Some(end) if len != 0 && end <= mapped => {
-                Ok(Span::covering(slot.span.paddr().wrapping_add(offset), len - 1))
+                Ok(Span::covering(slot.span().paddr().wrapping_add(offset), len - 1))
             }
             _ => Err(Error::Outside { offset, len, mapped }),
         }
@@ -279,20 +264,16 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     #[inline(always)]
     pub fn release(&self, slot: SlotOf<P>) -> Result<(), Kept<SlotOf<P>>> {
         if slot.pool != self.id() {
-            let error = Error::Foreign { addr: slot.span.paddr().get() };
+            let error = Error::Foreign { addr: slot.span().paddr().get() };
             return Err(Kept { error, handle: slot });
         }
         if self.config.wipe == Wipe::Release {
-            self.memory.zero(InSlot::new(slot.span));
+            self.memory.zero(InSlot::new(slot.span()));
         }
-        match slot.home {
-            Home::Base(number) => {
-                if let Some(chunk) = self.base.get(number as usize) {
-                    chunk.give(slot.taken);
-                }
-            }
-            Home::Grown(chunk) => chunk.give(slot.taken),
-            Home::Single(start) => self.release_single(start, slot.taken),
+        match (slot.grown, self.base.get(slot.node as usize)) {
+            (None, Some(chunk)) => chunk.give(slot.taken),
+            (Some(chunk), _) => chunk.give(slot.taken),
+            (None, None) => self.release_single(slot.taken),
         }
         Ok(())
     }
@@ -304,11 +285,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// As [`release`](Self::release).
     pub fn quarantine(&self, slot: SlotOf<P>) -> Result<(), Kept<SlotOf<P>>> {
         if slot.pool != self.id() {
-            let error = Error::Foreign { addr: slot.span.paddr().get() };
+            let error = Error::Foreign { addr: slot.span().paddr().get() };
             return Err(Kept { error, handle: slot });
         }
         let mut grown = self.grown.lock();
-        grown.quarantined += u64::from(slot.taken.count) << self.slot_lg2;
+        grown.quarantined += slot.taken.bytes(self.slot_lg2);
         Ok(())
     }
 
@@ -468,7 +449,7 @@ pub(super) fn grid(span: Span, slot_lg2: u32) -> Result<Grid, Error> {
     let slots = u32::try_from(span.len() >> slot_lg2).ok().filter(|slots| *slots < u32::MAX);
     match slots {
         Some(slots) if lg2::is_aligned(span.paddr().get() | span.len(), slot_lg2) => {
-            Ok(Grid { base: span.paddr().get(), slot_lg2, slots })
+            Ok(Grid { base: span.paddr().get(), last: span.last().get(), slot_lg2, slots })
         }
         _ => Err(Error::PoolSpan { span, slot: lg2::size(slot_lg2) }),
     }

@@ -88,27 +88,29 @@ impl Recent {
         }
     }
 
-    /// Takes the latest run that fits, or the front of a longer one, out of the bitmap. `None`
-    /// where the latest ones of all lengths do not fit.
+    /// Takes the run released last out of the bitmap, of those about as long, if it is exactly as
+    /// long: most requests are.
     #[inline(always)]
-    pub(super) fn take(&mut self, fit: &Fit, offset: u32, bitmap: &mut Bitmap) -> Option<u32> {
-        // Most requests are as long as the last one that was released.
-        let class = fit.count.ilog2();
-        if self.has & (1 << class) != 0 {
-            let run = self.rings[class as usize].top();
-            let first = run.first + offset;
-            if run.count == fit.count && fit.next(first) == Some(first) {
-                self.pop(class);
-                if bitmap.try_take(run.first, run.count) {
-                    return Some(run.first);
-                }
-            }
+    pub(super) fn take_latest(&mut self, count: u32, bitmap: &mut Bitmap) -> Option<u32> {
+        let class = count.checked_ilog2()?;
+        if self.has & (1 << class) == 0 {
+            return None;
         }
-        self.take_part(fit, offset, bitmap)
+        let ring = self.rings.get_mut(class as usize)?;
+        let run = ring.top();
+        if run.count != count {
+            return None;
+        }
+        ring.pop();
+        if ring.len == 0 {
+            self.has &= !(1 << class);
+        }
+        bitmap.try_take(run.first, count).then_some(run.first)
     }
 
-    #[inline(never)]
-    fn take_part(&mut self, fit: &Fit, offset: u32, bitmap: &mut Bitmap) -> Option<u32> {
+    /// Takes the front of the latest run that fits out of the bitmap, whatever its length. `None`
+    /// where the latest ones of all lengths do not fit.
+    pub(super) fn take(&mut self, fit: &Fit, offset: u32, bitmap: &mut Bitmap) -> Option<u32> {
         let mut classes = self.has & (u32::MAX << fit.count.ilog2());
         while classes != 0 {
             let class = classes.trailing_zeros();

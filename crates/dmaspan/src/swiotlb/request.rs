@@ -38,9 +38,7 @@ impl Default for SlotRequest {
 
 impl SlotRequest {
     /// Checks what no pool could do anything with.
-    #[inline(always)]
     pub(super) fn check(&self) -> Result<(), Error> {
-        // The hot path has one branch here.
         let masks = self.keep_bits & self.keep_bits.wrapping_add(1);
         if masks != 0 || !self.granule.is_power_of_two() {
             return Err(self.wrong());
@@ -68,6 +66,8 @@ impl SlotRequest {
 pub(super) struct Grid {
     /// The address of the first one, a multiple of their size.
     pub(super) base: u64,
+    /// The address of the last byte.
+    pub(super) last: u64,
     pub(super) slot_lg2: u32,
     pub(super) slots: u32,
 }
@@ -79,10 +79,21 @@ impl Grid {
         self.base + ((slot as u64) << self.slot_lg2)
     }
 
-    /// The address of the last byte.
+    /// How many slots a request takes of which any run that long will do, and where in them the
+    /// bytes are; `None` where more matters.
     #[inline(always)]
-    pub(super) const fn last(&self) -> u64 {
-        self.base + (((self.slots as u64) << self.slot_lg2) - 1)
+    pub(super) fn plain(&self, original: Span, request: &SlotRequest) -> Option<(u32, u64)> {
+        let (keep_bits, rest) = (request.keep_bits, request.granule.wrapping_sub(1));
+        let below = (keep_bits | rest) >> self.slot_lg2 == 0;
+        // What `check` would refuse.
+        let wrong = (keep_bits & keep_bits.wrapping_add(1)) | (request.granule & rest);
+        if wrong != 0 || !(below && request.last >= self.last && request.boundary.is_none()) {
+            return None;
+        }
+        let inner = original.paddr().get() & request.keep_bits;
+        let above = inner.checked_add(original.len() - 1)? >> self.slot_lg2;
+        let count = u32::try_from(above).ok()?.checked_add(1)?;
+        (count <= self.slots).then_some((count, inner))
     }
 }
 
@@ -110,8 +121,7 @@ impl Fit {
     ///
     /// # Errors
     ///
-    /// [`Error::Unfit`] where that is nowhere.
-    #[inline(always)]
+    /// [`Error::Unfit`] where that is nowhere, or a better reason.
     pub(super) fn new(grid: Grid, original: Span, request: &SlotRequest) -> Result<Self, Error> {
         match Self::place(grid, original, request) {
             Some(fit) => Ok(fit),
@@ -119,24 +129,7 @@ impl Fit {
         }
     }
 
-    #[inline(always)]
     fn place(grid: Grid, original: Span, request: &SlotRequest) -> Option<Self> {
-        let slot = lg2::size(grid.slot_lg2);
-        let below = (request.keep_bits | (request.granule - 1)) < slot;
-        if !(below && request.last >= grid.last() && request.boundary.is_none()) {
-            return Self::place_with_limits(grid, original, request);
-        }
-        // Any run does that is long enough.
-        let inner = original.paddr().get() & request.keep_bits;
-        let above = original.len() - 1;
-        let count = (inner.checked_add(above)? >> grid.slot_lg2) + 1;
-        let count = u32::try_from(count).ok().filter(|count| *count <= grid.slots)?;
-        let highest = grid.slots - count;
-        Some(Self { grid, count, residue: 0, step: 1, highest, inner, above, boundary: None })
-    }
-
-    #[inline(never)]
-    fn place_with_limits(grid: Grid, original: Span, request: &SlotRequest) -> Option<Self> {
         let &SlotRequest { keep_bits, granule, last, boundary } = request;
         let slot = lg2::size(grid.slot_lg2);
         // The bytes are `kept` behind a multiple of `align`, and the run begins `lead` behind it.
@@ -161,13 +154,13 @@ impl Fit {
             above,
             boundary: None,
         };
-        if last < grid.last() {
+        if last < grid.last {
             let room = last.checked_sub(grid.base)?.checked_sub(inner.checked_add(above)?)?;
             let highest = u32::try_from(room >> grid.slot_lg2).unwrap_or(u32::MAX);
             fit.highest = fit.highest.min(highest);
         }
         if let Some(boundary) = boundary
-            && (grid.base ^ grid.last()) & !(boundary - 1) != 0
+            && (grid.base ^ grid.last) & !(boundary - 1) != 0
         {
             // The lowest offset from a boundary that the bytes can have.
             let offset =

@@ -17,33 +17,28 @@ use crate::span::Span;
 #[must_use = "slots that are dropped are lost to their pool"]
 pub struct Slot<L> {
     pub(super) pool: Id,
-    pub(super) home: Home<L>,
+    /// What was added to the pool that they are in, if any.
+    pub(super) grown: Option<Arc<Chunk<L>>>,
+    /// Otherwise the number of the pool's span, or [`SINGLE`].
+    pub(super) node: u32,
     pub(super) taken: Taken,
-    pub(super) span: Span,
-    pub(super) original: PhysAddr,
+    pub(super) original: Span,
 }
 
-/// Which memory of a pool slots are in.
-pub(super) enum Home<L> {
-    /// The pool's own, by number.
-    Base(u32),
-    /// What was added to it.
-    Grown(Arc<Chunk<L>>),
-    /// What was added for them alone, from this address on; all of it is theirs.
-    Single(PhysAddr),
-}
+/// In the place of a span: memory that was obtained for these slots alone.
+pub(super) const SINGLE: u32 = u32::MAX;
 
 impl<L> Slot<L> {
     /// Where the bytes are: as long as the original.
     #[inline(always)]
     pub fn span(&self) -> Span {
-        self.span
+        Span::covering(PhysAddr::new(self.taken.data), self.original.len() - 1)
     }
 
     /// How many bytes there are.
     #[inline(always)]
     pub fn len(&self) -> u64 {
-        self.span.len()
+        self.original.len()
     }
 
     /// No: a slot has a byte at least.
@@ -54,7 +49,7 @@ impl<L> Slot<L> {
 
 impl<L> fmt::Debug for Slot<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("span", &self.span).finish_non_exhaustive()
+        f.debug_struct("Slot").field("span", &self.span()).finish_non_exhaustive()
     }
 }
 
@@ -83,7 +78,7 @@ pub struct Bounced<L> {
 impl<L> Bounced<L> {
     /// Where the device finds the bytes.
     pub fn span(&self) -> Span {
-        self.slot.span
+        self.slot.span()
     }
 
     /// Which way the data goes.
@@ -100,7 +95,7 @@ impl<L> Bounced<L> {
 impl<L> fmt::Debug for Bounced<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bounced")
-            .field("span", &self.slot.span)
+            .field("span", &self.slot.span())
             .field("direction", &self.direction)
             .field("fill", &self.fill)
             .finish()

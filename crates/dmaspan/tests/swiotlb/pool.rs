@@ -182,3 +182,15 @@ fn many_slots_are_all_taken_or_none() {
     }
     assert_eq!(rig.pool.stats().used, 0);
 }
+
+#[test]
+fn padding_of_granules_larger_than_slots_is_zero_on_both_sides() {
+    let rig = Rig::new(64, 1);
+    let request = SlotRequest { keep_bits: 0xfff, granule: 4096, ..SlotRequest::default() };
+    let slot = rig.pool.take(original(ORIGINALS + 0x900, 0x300), &request).unwrap();
+    let (start, end) = (slot.span().paddr().get(), slot.span().last().get() + 1);
+    assert_eq!((start & 0xfff, end & 0xfff), (0x900, 0xc00));
+    assert_eq!(rig.read(span(start - 0x900, 0x900)), [0; 0x900]);
+    assert_eq!(rig.read(span(end, 0x400)), [0; 0x400]);
+    assert_ne!(rig.read(span(end + 0x400, 0x400)), [0; 0x400], "nobody's");
+}

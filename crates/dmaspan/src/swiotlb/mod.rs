@@ -1,14 +1,56 @@
 //! Bounce buffers: memory that devices reach stands in for memory that they do not.
 //!
-//! What Linux's kernel/dma/swiotlb.c does, without its shared words: a [`Pool`] is divided into
-//! areas, each with a lock of its own on cache lines of its own. Which slots are free is a bit
-//! each, found by words; the slots released last are taken first, while they are still in the
-//! CPU's cache. A slot is a handle that is moved, so it is released once and into its own pool.
+//! What Linux's kernel/dma/swiotlb.c does, without the words that all CPUs share: a [`Pool`] is
+//! divided into areas, each with a lock of its own on cache lines of its own. Which slots are free
+//! is a bit each, found by words; the runs released last are taken first, while they are still in
+//! the CPU's cache. A slot is a handle that is moved, so it is released once and into its own pool.
 //!
 //! ```text
 //!  take ──► latest runs of the CPU's area ──► its bitmap ──► other areas ──► runs over several
 //!                                  other nodes ──► what the pool grew by ──► memory for this one
 //! ```
+//!
+//! A driver need not know: a [`dma::Device`](crate::dma::Device) bounces what its device cannot or
+//! must not have. Whoever uses a pool by itself maps, syncs and unmaps:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! use dmaspan::swiotlb::{Fill, Original, Pool, PoolConfig, SlotRequest};
+//! use dmaspan::{Direction, PhysAddr, Platform, Span};
+//! # use dmaspan_sim::memory::SimMemory;
+//! # use dmaspan_sim::pool_memory::SimPoolMemory;
+//! # struct OneThread;
+//! # impl Platform for OneThread {
+//! #     type Lock = parking_lot::RawMutex;
+//! #     fn cpu(&self) -> usize { 0 }
+//! #     fn now(&self) -> u64 { 0 }
+//! # }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
+//! # let ram = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 4 << 20, 12)?);
+//! # let memory = SimPoolMemory::new(Arc::clone(&ram), vec![span(0x10_0000, 1 << 20)?])?;
+//! # ram.allocate_at(span(0x30_0000, 0x1000)?)?;
+//! // `memory`: a `PoolMemory`, which says where slots are and copies.
+//! let pool = Pool::new(memory, PoolConfig::new(2), OneThread)?;
+//! // SAFETY: the frame is this program's until the unmap, and nothing refers to it.
+//! let packet = unsafe { Original::new(span(0x30_0200, 1500)?) };
+//! let any = SlotRequest::default();
+//!
+//! // The device may write up to 1500 bytes, and says how many it wrote: no copy into the slot.
+//! let bounced = pool.map(packet, Direction::FromDevice, Fill::Overwritten, &any)?;
+//! println!("the device writes to {}", bounced.span());
+//! # ram.cpu_write(bounced.span().paddr(), &[7; 60])?;
+//! pool.unmap_written(bounced, 60)?;
+//! # let mut bytes = [0; 61];
+//! # ram.cpu_read(PhysAddr::new(0x30_0200), &mut bytes)?;
+//! # assert!(bytes[..60] == [7; 60] && bytes[60] == 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Buffers that are used again and again are better [leased](Pool::lease) once. A pool that is too
+//! small obtains memory for single requests, and [grows](Pool::grow) and [shrinks](Pool::shrink)
+//! by whole chunks; [`PoolMemory`] allocates, and shares with the host of a confidential guest.
 
 mod area;
 mod batch;

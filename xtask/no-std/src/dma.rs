@@ -13,7 +13,7 @@ use dmaspan::{Direction, PhysAddr, Platform, Span};
 
 use crate::tables::Tables;
 
-struct OneCpu;
+pub struct OneCpu;
 
 impl Platform for OneCpu {
     type Lock = Flag;

@@ -3,13 +3,14 @@
 //! This program has its own panic handler, allocator and entry point. A dependency that brought the
 //! standard library in would bring a second panic handler, and the build would fail; one that
 //! needed the C library would not link. Where it can run, it maps a few pages and looks them up,
-//! the second time through the DMA API, and the exit code says what happened.
+//! the second time through the DMA API, bounces a buffer, and the exit code says what happened.
 
 #![no_std]
 #![no_main]
 
 extern crate alloc;
 
+mod bounce;
 mod dma;
 mod runtime;
 mod tables;
@@ -66,7 +67,9 @@ fn exercise() -> Option<()> {
 fn run() -> u32 {
     let done = exercise().and_then(|()| {
         step(7);
-        dma::exercise()
+        dma::exercise()?;
+        step(8);
+        bounce::exercise()
     });
     if done.is_some() { 0 } else { STEP.load(Ordering::Relaxed) }
 }

@@ -1,0 +1,84 @@
+//! A bounce pool in a static, as a kernel has one.
+
+use core::cell::UnsafeCell;
+
+use dmaspan::swiotlb::{
+    Error, Fill, InSlot, Original, Pool, PoolConfig, PoolMemory, SlotRequest, Transfer,
+};
+use dmaspan::{Direction, PhysAddr, Span};
+
+use crate::dma::OneCpu;
+
+const BYTES: usize = 16 << 10;
+
+#[repr(align(4096))]
+struct Memory(UnsafeCell<[u8; BYTES]>);
+
+// SAFETY: all accesses are by pointers, and there is one thread.
+unsafe impl Sync for Memory {}
+
+static MEMORY: Memory = Memory(UnsafeCell::new([0; BYTES]));
+
+/// The static; physical addresses are pointers.
+struct Slots([Span; 1]);
+
+fn pointer(paddr: PhysAddr) -> *mut u8 {
+    core::ptr::with_exposed_provenance_mut(paddr.get() as usize)
+}
+
+fn span(start: *mut u8, len: usize) -> Option<Span> {
+    Span::new(PhysAddr::new(start.expose_provenance() as u64), len as u64).ok()
+}
+
+// SAFETY: the static is this pool's alone, and each method touches the bytes that it is told to.
+unsafe impl PoolMemory for Slots {
+    fn spans(&self) -> &[Span] {
+        &self.0
+    }
+
+    fn copy(&self, transfer: Transfer) {
+        let (from, to) = (pointer(transfer.source()), pointer(transfer.target()));
+        // SAFETY: a slot and an original are different memory, both as long.
+        unsafe { from.copy_to_nonoverlapping(to, transfer.len() as usize) }
+    }
+
+    fn zero(&self, bytes: InSlot) {
+        // SAFETY: the slot is as long.
+        unsafe { pointer(bytes.span().paddr()).write_bytes(0, bytes.span().len() as usize) }
+    }
+
+    fn read(&self, bytes: InSlot, into: &mut [u8]) {
+        let from = pointer(bytes.span().paddr());
+        // SAFETY: the slot is as long as `into`.
+        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) }
+    }
+
+    fn write(&self, bytes: InSlot, from: &[u8]) {
+        let to = pointer(bytes.span().paddr());
+        // SAFETY: the slot is as long as `from`.
+        unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) }
+    }
+}
+
+/// Bounces a buffer that a device changes in the middle, and finds a full pool. `None` where
+/// anything is not as it should be.
+pub fn exercise() -> Option<()> {
+    let memory = Slots([span(MEMORY.0.get().cast(), BYTES)?]);
+    let pool = Pool::new(memory, PoolConfig::new(1), OneCpu).ok()?;
+    let any = SlotRequest::default();
+    let mut buffer = [7u8; 5000];
+    let start = buffer.as_mut_ptr();
+    // SAFETY: the buffer is used by this pointer until the slot is released.
+    let original = unsafe { Original::new(span(start, 5000)?) };
+    let bounced = pool.map(original, Direction::Bidirectional, Fill::Copy, &any).ok()?;
+    // SAFETY: the byte is in the slot, and here this program is the device.
+    unsafe { pointer(bounced.span().paddr()).add(2500).write(9) };
+    // SAFETY: as before; no copy is made.
+    let again = unsafe { Original::new(span(start, 12_000)?) };
+    matches!(pool.take(again, &any), Err(Error::Full { .. })).then_some(())?;
+    pool.unmap(bounced).ok()?;
+    (pool.stats().used == 0).then_some(())?;
+    // SAFETY: the buffer is as long.
+    let sum: u32 = (0..5000).map(|at| u32::from(unsafe { start.add(at).read() })).sum();
+    (sum == 7 * 5000 + 2).then_some(())
+}

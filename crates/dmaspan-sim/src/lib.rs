@@ -19,6 +19,7 @@
 //! - [`sanitizer`]: told what a driver does, it models an IOTLB that keeps what it may. It catches
 //!   what is used after its unmap, flushed late or never, unmapped twice, or leaked, and shows the
 //!   history that led there.
+//! - [`swiotlb_before`]: the bounce pool as Linux 5.19 had it. For measuring against.
 //! - [`type1_before`]: the VFIO container as Linux 6.15 had it. For measuring against.
 //! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
 //! - [`fuzz`]: operations, and tables, made of any bytes. They catch what nobody thought of.
@@ -95,6 +96,7 @@ pub mod port;
 mod rng;
 pub mod sanitizer;
 pub mod suite;
+pub mod swiotlb_before;
 pub mod type1_before;
 pub mod unwalked;
 pub mod walker;

@@ -1,0 +1,363 @@
+//! The bounce pool as Linux 5.19 had it: what [`Pool`](dmaspan::swiotlb::Pool) is measured against.
+//!
+//! It follows the algorithm of `kernel/dma/swiotlb.c` before the lock was split: slots of 2 KiB in
+//! segments of 128, and for each slot a record of 24 bytes, with what it stands in for, how many
+//! bytes of that are left, and how many slots from it to the end of its segment are free in a row.
+//!
+//! - One lock guards the whole pool: the records' runs, where the next search begins, and how many
+//!   slots are used.
+//! - A search goes round from where the last one ended, by the alignment asked for, and takes the
+//!   first slot whose run is long enough.
+//! - Taking a run writes a record for each of its slots, and the run lengths of the free slots
+//!   before it in its segment. Releasing it writes all of these again.
+//! - A mapping is known by its address, copied in whatever the direction, and copied out at its end
+//!   where the device writes. Copies and what slots stand in for are outside of the lock.
+//!
+//! It is honest, so no slower than it must be: it writes as many records as Linux does, allocates
+//! nothing, and uses the same [`PoolMemory`] and locks as what it is measured against. It is right
+//! where Linux 5.19 was not: a search for an address whose low bits are kept ends even if no slot
+//! has them, and a part of a mapping can be synced wherever it begins.
+//!
+//! What a driver passes with each call of Linux's API comes with the request here. Left out are
+//! pools of devices, pools that grow, hosts that have to be asked, debugfs, and padding that is
+//! zeroed (dma-iommu.c does that). A [granule](SlotRequest::granule) is counted from the beginning
+//! of the pool, and is no more than a stride.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::swiotlb::{Original, SlotRequest};
+//! use dmaspan::{Direction, PhysAddr, Span};
+//! use dmaspan_sim::memory::SimMemory;
+//! use dmaspan_sim::pool_memory::SimPoolMemory;
+//! use dmaspan_sim::swiotlb_before::PoolBefore;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?);
+//! let slots = Span::new(PhysAddr::new(0), 256 << 10)?;
+//! let pool_memory = SimPoolMemory::new(Arc::clone(&memory), vec![slots])?;
+//! let pool: PoolBefore<_, parking_lot::RawMutex> = PoolBefore::new(pool_memory)?;
+//!
+//! let buffer = memory.allocate(0x1000, 12)?;
+//! // SAFETY: the frames stay the buffer's until the unmap, and nothing refers to them.
+//! let original = unsafe { Original::new(buffer) };
+//! let request = SlotRequest::default();
+//! let addr = pool.map(original, Direction::FromDevice, &request).ok_or("full")?;
+//! memory.cpu_write(addr, b"device")?;
+//! // SAFETY: it was mapped so, and no device uses it any more.
+//! unsafe { pool.unmap(addr, buffer.len(), Direction::FromDevice) };
+//! let mut bytes = [0; 6];
+//! memory.cpu_read(buffer.paddr(), &mut bytes)?;
+//! assert_eq!((&bytes, pool.used()), (b"device", 0));
+//! # Ok(())
+//! # }
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use dmaspan::swiotlb::{Error, Original, PoolMemory, SlotRequest, To, Transfer};
+use dmaspan::{Direction, PhysAddr};
+use parking_lot::lock_api::{Mutex, RawMutex};
+
+/// log2 of a slot (`IO_TLB_SHIFT`).
+const SLOT_LG2: u32 = 11;
+/// The bytes of a slot.
+pub const SLOT: u64 = 1 << SLOT_LG2;
+/// How many slots a segment has (`IO_TLB_SEGSIZE`): no run crosses the end of one.
+pub const SEGMENT: usize = 128;
+/// The longest mapping in bytes.
+pub const MAX_LEN: u64 = SLOT * SEGMENT as u64;
+/// From so many bytes on a mapping begins on a multiple of it.
+const PAGE: u64 = 4096;
+
+/// What is known of a slot. Runs are written under the lock, the rest by whoever holds the slot.
+#[derive(Debug, Default)]
+struct Record {
+    /// What the first byte of the slot stands in for.
+    original: AtomicU64,
+    /// How many bytes from there to the end of the mapping; 0 where there is none.
+    bytes: AtomicU64,
+    /// How many slots from this one on are free, to the end of the segment; 0 where it is not.
+    run: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Record>() == 24);
+
+/// A pool of one span of memory under one lock.
+pub struct PoolBefore<M, L> {
+    memory: M,
+    base: u64,
+    records: Vec<Record>,
+    /// Written under the lock, read without.
+    used: AtomicUsize,
+    /// The slot that the next search begins with.
+    next: Mutex<L, usize>,
+}
+
+/// A run that is looked for.
+struct Wanted {
+    slots: usize,
+    /// The bits of a slot's address above those within it that matter, and what they are.
+    mask: u64,
+    bits: u64,
+    /// A power of two, in slots.
+    stride: usize,
+    /// In slots, a power of two; a run does not cross a multiple.
+    boundary: u64,
+}
+
+impl Wanted {
+    fn new(len: u64, addr: u64, request: &SlotRequest) -> Option<Self> {
+        let mask = request.keep_bits & !(SLOT - 1);
+        let mut stride = (mask >> SLOT_LG2) + 1;
+        if len >= PAGE {
+            stride <<= (PAGE / SLOT).ilog2();
+        }
+        stride = stride.max(request.granule >> SLOT_LG2);
+        let boundary = request.boundary.map_or(1 << (64 - SLOT_LG2), |bytes| bytes >> SLOT_LG2);
+        Some(Self {
+            slots: usize::try_from(len.div_ceil(SLOT)).ok()?,
+            mask,
+            bits: addr & mask,
+            stride: usize::try_from(stride).ok()?,
+            boundary: Some(boundary).filter(|boundary| *boundary != 0)?,
+        })
+    }
+}
+
+impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
+    /// A pool of the one span that the memory begins with, all free.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Spans`] for more spans or none; [`Error::PoolSpan`] for one that does not begin on
+    /// a page of 4 KiB and have whole segments; [`Error::NoMemory`].
+    pub fn new(memory: M) -> Result<Self, Error> {
+        let &[span] = memory.spans() else { return Err(Error::Spans { max: 1 }) };
+        let base = span.paddr().get();
+        if !base.is_multiple_of(PAGE) || !span.len().is_multiple_of(MAX_LEN) {
+            return Err(Error::PoolSpan { span, slot: MAX_LEN });
+        }
+        let no_memory = Error::NoMemory { bytes: span.len() };
+        let slots = usize::try_from(span.len() >> SLOT_LG2).map_err(|_| no_memory)?;
+        let mut records = Vec::new();
+        records.try_reserve_exact(slots).map_err(|_| no_memory)?;
+        records.resize_with(slots, Record::default);
+        for segment in records.chunks_exact(SEGMENT) {
+            for (run, record) in (1..).zip(segment.iter().rev()) {
+                record.run.store(run, Ordering::Relaxed);
+            }
+        }
+        Ok(Self { memory, base, records, used: AtomicUsize::new(0), next: Mutex::new(0) })
+    }
+
+    /// The memory, to look at it.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// How many slots are held.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// A slot for a buffer, filled from it whatever the direction, which the device is to use
+    /// instead; `None` where no free run fits, and for masks that are no masks.
+    ///
+    /// # Context
+    ///
+    /// Takes the lock.
+    pub fn map(
+        &self,
+        original: Original,
+        direction: Direction,
+        request: &SlotRequest,
+    ) -> Option<PhysAddr> {
+        let _ = direction;
+        let (addr, len) = (original.span().paddr().get(), original.span().len());
+        let inner = addr & request.keep_bits & (SLOT - 1);
+        let whole = inner.checked_add(len)?;
+        let wanted = Wanted::new(whole, addr, request)?;
+        let first = self.take(&wanted, whole)?;
+        let mut start = addr.wrapping_sub(inner);
+        for record in &self.records[first..first + wanted.slots] {
+            record.original.store(start, Ordering::Relaxed);
+            start = start.wrapping_add(SLOT);
+        }
+        let slot = self.base + ((first as u64) << SLOT_LG2) + inner;
+        if slot + (len - 1) > request.last {
+            self.give(first);
+            return None;
+        }
+        self.copy(slot, original.span().paddr(), len, To::Slot);
+        Some(PhysAddr::new(slot))
+    }
+
+    /// Ends a mapping: copies it back where the device writes, and releases its slots.
+    ///
+    /// # Safety
+    ///
+    /// [`map`](Self::map) of this pool gave `addr` for `len` bytes and this direction, nothing
+    /// ended that mapping so far, and no other call for it runs at the same time.
+    ///
+    /// # Context
+    ///
+    /// Takes the lock. No device uses the slot any more.
+    #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
+    pub unsafe fn unmap(&self, addr: PhysAddr, len: u64, direction: Direction) {
+        if direction != Direction::ToDevice {
+            self.bounce(addr, len, To::Original);
+        }
+        self.give(self.index(addr));
+    }
+
+    /// Copies what the device wrote to `len` bytes from `addr` on out of the slot; nothing where it
+    /// only reads.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are of a mapping of this pool with this direction, and nothing ends that mapping
+    /// meanwhile.
+    #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
+    pub unsafe fn sync_for_cpu(&self, addr: PhysAddr, len: u64, direction: Direction) {
+        if direction != Direction::ToDevice {
+            self.bounce(addr, len, To::Original);
+        }
+    }
+
+    /// Copies what the CPU wrote to the original of `len` bytes from `addr` on into the slot;
+    /// nothing where the device only writes.
+    ///
+    /// # Safety
+    ///
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
+    pub unsafe fn sync_for_device(&self, addr: PhysAddr, len: u64, direction: Direction) {
+        if direction != Direction::FromDevice {
+            self.bounce(addr, len, To::Slot);
+        }
+    }
+
+    /// Copies a part of a mapping, as its records say.
+    fn bounce(&self, addr: PhysAddr, len: u64, to: To) {
+        let record = &self.records[self.index(addr)];
+        let inner = (addr.get() - self.base) & (SLOT - 1);
+        let left = record.bytes.load(Ordering::Relaxed).saturating_sub(inner);
+        let original = record.original.load(Ordering::Relaxed).wrapping_add(inner);
+        let len = len.min(left);
+        if len != 0 {
+            self.copy(addr.get(), PhysAddr::new(original), len, to);
+        }
+    }
+
+    #[expect(unsafe_code, reason = "the pool's own slots")]
+    fn copy(&self, slot: u64, original: PhysAddr, len: u64, to: To) {
+        // SAFETY:
+        // 1. The slot is held: `map` has just taken it, and elsewhere the caller has the mapping.
+        // 2. The bytes are those of the `Original` that `map` was given, in the same order, which
+        //    holds until the slot is released.
+        let transfer = unsafe { Transfer::between(PhysAddr::new(slot), original, len, to) };
+        self.memory.copy(transfer);
+    }
+
+    /// The slot of an address.
+    fn index(&self, addr: PhysAddr) -> usize {
+        ((addr.get() - self.base) >> SLOT_LG2) as usize
+    }
+
+    /// Takes a run for so many bytes (`swiotlb_find_slots`); its first slot.
+    fn take(&self, wanted: &Wanted, bytes: u64) -> Option<usize> {
+        let mut next = self.next.lock();
+        let used = self.used.load(Ordering::Relaxed);
+        if wanted.slots > self.records.len() - used {
+            return None;
+        }
+        let first = self.search(wanted, *next)?;
+        let end = first + wanted.slots;
+        let mut left = bytes;
+        for record in &self.records[first..end] {
+            record.run.store(0, Ordering::Relaxed);
+            record.bytes.store(left, Ordering::Relaxed);
+            left = left.saturating_sub(SLOT);
+        }
+        self.count_down(first, 0);
+        *next = if end < self.records.len() { end } else { 0 };
+        self.used.store(used + wanted.slots, Ordering::Relaxed);
+        Some(first)
+    }
+
+    /// The first slot of a free run, going round from `next` on.
+    fn search(&self, wanted: &Wanted, next: usize) -> Option<usize> {
+        let slots = self.records.len();
+        let mut index = next.checked_next_multiple_of(wanted.stride)?;
+        if index >= slots {
+            index = 0;
+        }
+        let mut seen = 0;
+        while seen < slots {
+            let place = (self.base >> SLOT_LG2) + index as u64;
+            let mut step = wanted.stride;
+            if place << SLOT_LG2 & wanted.mask != wanted.bits {
+                step = 1;
+            } else if (place & (wanted.boundary - 1)) + wanted.slots as u64 <= wanted.boundary
+                && self.records[index].run.load(Ordering::Relaxed) as usize >= wanted.slots
+            {
+                return Some(index);
+            }
+            seen += step;
+            index += step;
+            if index >= slots {
+                index = 0;
+            }
+        }
+        None
+    }
+
+    /// Releases the mapping that begins in slot `first` (`swiotlb_release_slots`).
+    fn give(&self, first: usize) {
+        let bytes = self.records[first].bytes.load(Ordering::Relaxed);
+        let slots = usize::try_from(bytes.div_ceil(SLOT)).unwrap_or(usize::MAX);
+        let end = first + slots;
+        let next = self.next.lock();
+        let mut run = 0;
+        if end < (first | (SEGMENT - 1)) + 1 {
+            run = self.records[end].run.load(Ordering::Relaxed);
+        }
+        for record in self.records[first..end].iter().rev() {
+            run += 1;
+            record.run.store(run, Ordering::Relaxed);
+            record.original.store(u64::MAX, Ordering::Relaxed);
+            record.bytes.store(0, Ordering::Relaxed);
+        }
+        self.count_down(first, run);
+        self.used.store(self.used.load(Ordering::Relaxed) - slots, Ordering::Relaxed);
+        drop(next);
+    }
+
+    /// Writes the run lengths of the free slots right before `end`, in its segment: `run` are free
+    /// from there on.
+    fn count_down(&self, end: usize, mut run: u32) {
+        let segment = end & !(SEGMENT - 1);
+        for record in self.records[segment..end].iter().rev() {
+            if record.run.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            run += 1;
+            record.run.store(run, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<M, L> fmt::Debug for PoolBefore<M, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (slots, used) = (self.records.len(), &self.used);
+        f.debug_struct("PoolBefore")
+            .field("slots", &slots)
+            .field("used", used)
+            .finish_non_exhaustive()
+    }
+}

@@ -18,6 +18,7 @@
 //! | [`pagemap`] | where memory is: one look-up for each page, or one for each huge leaf |
 //! | [`pinner`] | the [`Pinner`](dmaspan::pin::Pinner) that joins them |
 //! | [`platform`] | locks, numbers of threads, a clock, and how threads wait, in a process |
+//! | [`bounce`] | memory of a process for bounce pools |
 //! | [`framemap`] | the way back, from a physical address to the memory |
 //!
 //! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
@@ -46,6 +47,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("dmaspan-linux needs 64-bit Linux");
 
+pub mod bounce;
 pub mod framemap;
 pub mod hugetlb;
 pub mod mem;
@@ -57,6 +59,7 @@ pub mod registration;
 mod os;
 mod sys;
 
+pub use bounce::BounceMemory;
 pub use framemap::FrameMap;
 pub use hugetlb::HugetlbReservation;
 pub use mem::{Memory, MemoryKind};

@@ -15,11 +15,13 @@ const PROMISES: [(&str, &str); 4] = [
     ("dma/bounce.rs", "BouncePool"),
 ];
 const LINUX: &str = "crates/dmaspan-linux/src/";
+/// What the Linux crate promises anywhere.
+const LINUX_PROMISES: [&str; 2] = ["Pinner", "PoolMemory"];
 const CLI: &str = "crates/dmaspan-cli/src/";
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
 /// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
-/// implementations of `Pinner`, in the program nothing.
+/// implementations of `Pinner` and `PoolMemory`, in the program nothing.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/") {
@@ -37,7 +39,8 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                  take what is needed through such a trait"
             } else if let Some(inner) = path.strip_prefix(LINUX) {
                 let folder = inner.split('/').next().unwrap_or(inner).trim_end_matches(".rs");
-                if matches!(folder, "sys" | "mem") || implements(rust, index, "Pinner") {
+                let promises = LINUX_PROMISES.iter().any(|name| implements(rust, index, name));
+                if matches!(folder, "sys" | "mem") || promises {
                     continue;
                 }
                 "unsafe code of this crate stands in `sys/` and `mem/`; move it there behind a \
@@ -116,6 +119,16 @@ mod tests {
         assert_eq!(lines("crates/dmaspan/src/io_pgtable/x.rs", text), [1]);
         let other = "unsafe impl Send for X {}";
         assert_eq!(lines("crates/dmaspan/src/io_pgtable/formats/x.rs", other), [1]);
+    }
+
+    #[test]
+    fn memory_of_pools_is_implemented_anywhere_in_the_linux_crate() {
+        let text = "unsafe impl PoolMemory for X {}";
+        assert!(lines("crates/dmaspan-linux/src/bounce.rs", text).is_empty());
+        assert_eq!(lines("crates/dmaspan/src/swiotlb/x.rs", text), [1]);
+        assert_eq!(lines("crates/dmaspan-cli/src/a.rs", text), [1]);
+        let other = "unsafe impl<M: PoolMemory> Sync for X<M> {}";
+        assert_eq!(lines("crates/dmaspan-linux/src/bounce.rs", other), [1]);
     }
 
     #[test]

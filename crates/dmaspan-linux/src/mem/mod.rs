@@ -56,6 +56,16 @@ impl Memory {
     /// [`HugetlbReservation`](crate::HugetlbReservation)). A limit of a memory cgroup is not seen
     /// in advance.
     pub fn new(kind: MemoryKind, len_bytes: u64) -> Result<Self, MemoryError> {
+        Self::aligned(kind, len_bytes, 1)
+    }
+
+    /// The same, at a multiple of `align`, a power of two: for memory of base pages and of
+    /// transparent huge ones.
+    pub(crate) fn aligned(
+        kind: MemoryKind,
+        len_bytes: u64,
+        align: u64,
+    ) -> Result<Self, MemoryError> {
         let page_size = kind.page_size();
         if len_bytes == 0 {
             return Err(MemoryError::Empty { kind });
@@ -70,7 +80,7 @@ impl Memory {
             return Err(MemoryError::TooMuch { kind, len: len_bytes, available });
         }
         let failed = |errno| MemoryError::mapping(kind, len_bytes, errno);
-        let mapping = map(kind, len_bytes).map_err(failed)?;
+        let mapping = map(kind, len_bytes, align).map_err(failed)?;
         let start = u64::try_from(mapping.addr()).map_err(|_| failed(Errno::ENOMEM))?;
         let range = UserRange::from_len(UserAddr::new(start), len_bytes)
             .map_err(|error| failed(error.errno()))?;
@@ -93,7 +103,10 @@ impl Memory {
         self.kind.page_size()
     }
 
-    /// Where it is in this process.
+    /// Where it is in this process. Its provenance is exposed: a bounce pool of [`BounceMemory`]
+    /// may copy by such addresses.
+    ///
+    /// [`BounceMemory`]: crate::BounceMemory
     pub fn user_range(&self) -> UserRange {
         self.range
     }
@@ -129,16 +142,17 @@ impl Memory {
 }
 
 /// Maps and populates memory.
-fn map(kind: MemoryKind, len_bytes: u64) -> Result<Mapping, Errno> {
+fn map(kind: MemoryKind, len_bytes: u64, align: u64) -> Result<Mapping, Errno> {
     let to_usize = |value: u64| usize::try_from(value).map_err(|_| Errno::ENOMEM);
     let len = to_usize(len_bytes)?;
     let leaf_size = kind.leaf_size();
     // The kernel aligns hugetlb pages. Only memory that holds a whole leaf gains from being
     // aligned to leaves.
-    let alignment = if kind.is_hugetlb() || leaf_size > len_bytes {
+    let align = if leaf_size > len_bytes { align } else { align.max(leaf_size) };
+    let alignment = if kind.is_hugetlb() || align == 1 {
         Alignment::Kernel
     } else {
-        Alignment::To(to_usize(leaf_size)?)
+        Alignment::To(to_usize(align.max(sys::page_size()))?)
     };
     let file = match kind.memfd_flags() {
         Some(flags) => {

@@ -199,9 +199,9 @@ impl Mapping {
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
-    /// The address of the first byte.
+    /// The address of the first byte, whose provenance is exposed.
     pub(crate) fn addr(&self) -> usize {
-        self.start.addr().get()
+        self.start.as_ptr().expose_provenance()
     }
 
     /// The length in bytes.

@@ -1,8 +1,9 @@
 //! System calls, each wrapped so that nothing unsafe is left for its caller.
 //!
-//! All unsafe blocks of the crate are here. Outside it there is one unsafe promise, the
-//! implementation of [`Pinner`](dmaspan::pin::Pinner) in `pinner`. [`mapping`] owns memory,
-//! [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
+//! All unsafe blocks of the crate are here. Outside it there are two unsafe promises, the
+//! implementations of [`Pinner`](dmaspan::pin::Pinner) in `pinner` and of
+//! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce`. [`mapping`] owns memory, [`bytes`]
+//! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
@@ -14,6 +15,7 @@ use dmaspan::Errno;
 
 use crate::os;
 
+pub(crate) mod bytes;
 pub(crate) mod mapping;
 pub(crate) mod perf;
 pub(crate) mod scan;

@@ -1,0 +1,228 @@
+//! Copies between memory that devices, other threads and other processes use meanwhile.
+//!
+//! No reference to such memory is made. On x86-64 it is read and written by the CPU's own string
+//! instructions, which the compiler does not look into: with ERMS and FSRM (Intel 64 and IA-32
+//! Architectures Optimization Reference Manual, 3.7.6) nothing is faster at the sizes of bounce
+//! slots. Elsewhere it is by volatile words. Whichever it is, a byte that is read is one that the
+//! memory has had, and what the caller writes later is not seen before it.
+
+#![expect(unsafe_code, reason = "copies between addresses")]
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::asm;
+use std::ptr;
+
+use dmaspan::PhysAddr;
+use dmaspan::swiotlb::{InSlot, Transfer};
+
+/// Copies as told, where the addresses are those of this process.
+#[inline]
+pub(crate) fn transfer(transfer: &Transfer) {
+    let (from, to) = (pointer(transfer.source()), pointer(transfer.target()));
+    // SAFETY:
+    // 1. One side is of a slot that is held, the other of an original that was promised, and so
+    //    both are memory of this process, readable and writable, of so many bytes (the contract of
+    //    `Transfer`).
+    // 2. Nobody has a reference that the copy breaks: to slots of this crate's memory there is
+    //    none but to atomic words, and for originals it was promised.
+    unsafe { copy(from, to, length(transfer.len())) };
+}
+
+/// Writes zeros to the bytes of a slot, where the addresses are those of this process.
+#[inline]
+pub(crate) fn zero(bytes: &InSlot) {
+    let to = pointer(bytes.span().paddr());
+    // SAFETY:
+    // 1. The bytes are of a slot that is held: writable memory of this process.
+    // 2. To slots of this crate's memory nobody has a reference but to atomic words.
+    unsafe { clear(to, length(bytes.span().len())) };
+}
+
+/// Copies the bytes of a slot out, as many as `into` has at most.
+#[inline]
+pub(crate) fn read(bytes: &InSlot, into: &mut [u8]) {
+    let len = into.len().min(length(bytes.span().len()));
+    // SAFETY:
+    // 1. The bytes read are of a slot that is held: readable memory of this process.
+    // 2. Those written are of `into`, which is borrowed exclusively and has so many.
+    unsafe { copy(pointer(bytes.span().paddr()), into.as_mut_ptr(), len) };
+}
+
+/// Copies bytes into a slot, as many as it has at most.
+#[inline]
+pub(crate) fn write(bytes: &InSlot, from: &[u8]) {
+    let len = from.len().min(length(bytes.span().len()));
+    // SAFETY:
+    // 1. The bytes read are of `from`, which is borrowed and has so many.
+    // 2. Those written are of a slot that is held: writable memory of this process, to which
+    //    nobody has a reference but to atomic words.
+    unsafe { copy(from.as_ptr(), pointer(bytes.span().paddr()), len) };
+}
+
+/// What is at an address of this process, whose provenance somebody has exposed.
+#[inline]
+fn pointer(addr: PhysAddr) -> *mut u8 {
+    // This crate is for 64 bits.
+    ptr::with_exposed_provenance_mut(length(addr.get()))
+}
+
+/// The same number: this crate is for 64 bits.
+#[inline]
+fn length(bytes: u64) -> usize {
+    bytes.try_into().unwrap_or(usize::MAX)
+}
+
+/// Copies `len` bytes, the first ones first.
+///
+/// # Safety
+///
+/// `len` bytes are readable at `from` and writable at `to`. Nobody has a reference to what is
+/// written, nor one to what is read that permits others to write it, other than those that
+/// permit anybody to do so at any time. Others may read and write both meanwhile.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY:
+    // 1. It reads and writes `len` bytes, which the caller has promised, upwards: the direction
+    //    flag is clear before assembly and stays so.
+    // 2. It changes the three registers that are named, no flag and no stack.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Writes `len` zeros.
+///
+/// # Safety
+///
+/// As for what [`copy`] writes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn clear(to: *mut u8, len: usize) {
+    // SAFETY:
+    // 1. It writes `len` bytes, which the caller has promised, upwards: the direction flag is
+    //    clear before assembly and stays so.
+    // 2. It changes the two registers that are named, no flag and no stack; `al` it only reads.
+    unsafe {
+        asm!(
+            "rep stosb",
+            inout("rcx") len => _,
+            inout("rdi") to => _,
+            in("al") 0u8,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use words::{clear, copy};
+
+/// By volatile words, for any CPU.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+mod words {
+    /// The bytes of a word.
+    const WORD: usize = size_of::<u64>();
+
+    /// Copies `len` bytes, the first ones first.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes are readable at `from` and writable at `to`. Nobody has a reference to what is
+    /// written, nor one to what is read that permits others to write it, other than those that
+    /// permit anybody to do so at any time. Others may read and write both meanwhile.
+    #[inline]
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        let is_aligned = (from.addr() ^ to.addr()).is_multiple_of(WORD);
+        let mut at = 0;
+        while at < len {
+            // They lie within what the caller has promised, but as addresses they need no proof.
+            let (source, target) = (from.wrapping_add(at), to.wrapping_add(at));
+            if is_aligned && target.addr().is_multiple_of(WORD) && len - at >= WORD {
+                // SAFETY:
+                // 1. The word is aligned, as the target is, and of the bytes readable at `from`.
+                let word = unsafe { source.cast::<u64>().read_volatile() };
+                // SAFETY:
+                // 1. The word is aligned, and of the bytes writable at `to`.
+                unsafe { target.cast::<u64>().write_volatile(word) };
+                at += WORD;
+            } else {
+                // SAFETY:
+                // 1. `at < len`: the byte is one of those readable at `from`.
+                let byte = unsafe { source.read_volatile() };
+                // SAFETY:
+                // 1. `at < len`: the byte is one of those writable at `to`.
+                unsafe { target.write_volatile(byte) };
+                at += 1;
+            }
+        }
+    }
+
+    /// Writes `len` zeros.
+    ///
+    /// # Safety
+    ///
+    /// As for what [`copy`] writes.
+    #[inline]
+    pub(super) unsafe fn clear(to: *mut u8, len: usize) {
+        let mut at = 0;
+        while at < len {
+            let target = to.wrapping_add(at);
+            if target.addr().is_multiple_of(WORD) && len - at >= WORD {
+                // SAFETY:
+                // 1. The word is aligned, and of the bytes writable at `to`.
+                unsafe { target.cast::<u64>().write_volatile(0) };
+                at += WORD;
+            } else {
+                // SAFETY:
+                // 1. `at < len`: the byte is one of those writable at `to`.
+                unsafe { target.write_volatile(0) };
+                at += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every length to 40, from every offset to every offset.
+    fn check(copy: unsafe fn(*const u8, *mut u8, usize), clear: unsafe fn(*mut u8, usize)) {
+        let source: Vec<u8> = (1..=64).collect();
+        for (from, to, len) in (0..9)
+            .flat_map(|from| (0..9).map(move |to| (from, to)))
+            .flat_map(|(from, to)| (0..40).map(move |len| (from, to, len)))
+        {
+            let mut target = [0xa5; 64];
+            let (wanted, start) = (&source[from..from + len], target[to..].as_mut_ptr());
+            // SAFETY:
+            // 1. Both have at least 64 - 8 bytes from there on, which nobody else uses.
+            unsafe { copy(wanted.as_ptr(), start, len) };
+            assert_eq!(&target[to..to + len], wanted);
+            assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xa5));
+            let start = target[to..].as_mut_ptr();
+            // SAFETY:
+            // 1. The target has at least 64 - 8 bytes from there on, which nobody else uses.
+            unsafe { clear(start, len) };
+            let mut cleared = [0xa5; 64];
+            cleared[to..to + len].fill(0);
+            assert_eq!(target, cleared);
+        }
+    }
+
+    #[test]
+    fn copies_and_zeros_are_exact_at_every_alignment() {
+        check(copy, clear);
+    }
+
+    #[test]
+    fn words_are_exact_at_every_alignment() {
+        check(words::copy, words::clear);
+    }
+}

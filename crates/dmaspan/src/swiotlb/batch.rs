@@ -62,7 +62,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             chunk.take_many(self.platform.cpu(), |take| {
                 while slots.len() < begin + BATCH
                     && let Some(original) = originals.peek().map(Original::span)
-                    && let Ok(fit) = Fit::new(chunk.grid(), original, request)
+                    && let Some(fit) = Fit::new(chunk.grid(), original, request)
                     && let Some(taken) = take(&fit)
                 {
                     originals.next();

@@ -253,3 +253,102 @@ impl Bitmap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Grid, SlotRequest};
+    use super::*;
+    use crate::addr::PhysAddr;
+    use crate::span::Span;
+
+    fn words(bitmap: &Bitmap) -> Vec<u64> {
+        (0..index(bitmap.slots - 1) + 1).map(|word| bitmap.words.get(word)).collect()
+    }
+
+    fn fit(slots: u32, count: u32, keep_bits: u64) -> Fit {
+        let grid = Grid { base: 0, last: (u64::from(slots) << 11) - 1, slot_lg2: 11, slots };
+        let original = Span::new(PhysAddr::new(0), u64::from(count) << 11).unwrap();
+        Fit::new(grid, original, &SlotRequest { keep_bits, ..SlotRequest::default() }).unwrap()
+    }
+
+    #[test]
+    fn weakness_1_taking_and_giving_change_the_words_of_the_run_and_no_other() {
+        let mut bitmap = Bitmap::new(1 << 16).unwrap();
+        for (first, count, most) in [(0, 1, 1), (127, 2, 2), (1000, 2, 1), (64, 64, 1), (5, 300, 5)]
+        {
+            let before = words(&bitmap);
+            let changed = |now: &Bitmap| {
+                words(now).iter().zip(&before).filter(|(now, before)| now != before).count()
+            };
+            bitmap.take(first, count);
+            assert_eq!(changed(&bitmap), most);
+            bitmap.give(first, count);
+            assert_eq!(changed(&bitmap), 0);
+        }
+    }
+
+    #[test]
+    fn the_summary_says_which_words_are_not_0() {
+        let mut bitmap = Bitmap::new(64 * 130 + 3).unwrap();
+        assert_eq!(bitmap.next_free(64 * 130 + 3), None);
+        assert_eq!(bitmap.next_taken(64 * 130, 64 * 130 + 4), Some(64 * 130 + 3), "no slot");
+        bitmap.take(0, 64 * 130);
+        assert_eq!(bitmap.next_free(0), Some(64 * 130));
+        assert!(bitmap.try_take(64 * 130, 3));
+        assert_eq!((bitmap.next_free(0), bitmap.next_word(0)), (None, None));
+        bitmap.give(64 * 65 + 63, 1);
+        assert_eq!((bitmap.next_free(3), bitmap.next_word(0)), (Some(64 * 65 + 63), Some(65)));
+        assert_eq!(bitmap.next_free(64 * 65 + 63), Some(64 * 65 + 63));
+        assert_eq!(bitmap.next_free(64 * 66), None);
+    }
+
+    #[test]
+    fn a_run_is_taken_only_if_all_of_it_is_free() {
+        for (first, count) in [(0, 1), (60, 4), (60, 5), (63, 66), (64, 64), (1, 190)] {
+            for hole in [first, first + count / 2, first + count - 1] {
+                let mut bitmap = Bitmap::new(192).unwrap();
+                bitmap.take(hole, 1);
+                let before = words(&bitmap);
+                assert!(!bitmap.try_take(first, count));
+                assert_eq!(words(&bitmap), before);
+                bitmap.give(hole, 1);
+                assert!(bitmap.try_take(first, count));
+                let taken: u32 = words(&bitmap).iter().map(|word| word.count_zeros()).sum();
+                assert_eq!(taken, count);
+                bitmap.give(first, count);
+            }
+        }
+    }
+
+    #[test]
+    fn the_lowest_run_of_each_length_is_found() {
+        let slots = 64 * 70;
+        for count in [1, 2, 3, 31, 63, 64, 65, 200] {
+            for (first, offset) in [(0, 0), (1, 0), (63, 64), (100, 128), (slots - count, 0)] {
+                let mut bitmap = Bitmap::new(slots).unwrap();
+                bitmap.take(0, slots);
+                // Too short by one slot, in front.
+                if count > 1 && first > count {
+                    bitmap.give(0, count - 1);
+                }
+                let fit = fit(slots + offset, count, 0);
+                assert_eq!(bitmap.find(&fit, offset), None);
+                bitmap.give(first, count);
+                assert_eq!(bitmap.find(&fit, offset), Some(first), "{count} at {first}");
+            }
+        }
+    }
+
+    #[test]
+    fn aligned_runs_are_found_where_they_may_begin() {
+        let mut bitmap = Bitmap::new(256).unwrap();
+        bitmap.take(0, 1);
+        for (keep_bits, first) in [(0, 1), (0xfff, 2), (0x3fff, 8), (0x1_ffff, 64), (0x3_ffff, 128)]
+        {
+            assert_eq!(bitmap.find(&fit(256, 2, keep_bits), 0), Some(first));
+            assert_eq!(bitmap.find(&fit(256, 66, keep_bits), 0), Some(first));
+        }
+        bitmap.take(128, 128);
+        assert_eq!(bitmap.find(&fit(256, 2, 0x3_ffff), 0), None);
+    }
+}

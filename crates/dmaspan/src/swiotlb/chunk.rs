@@ -69,7 +69,7 @@ impl<L: RawMutex> Chunk<L> {
     /// A chunk of a span that [`PoolMemory`](super::PoolMemory) gave, of which the configuration
     /// was checked; `None` where there is no memory.
     pub(super) fn new(span: Span, grid: Grid, areas: usize) -> Option<Self> {
-        let wanted = u32::try_from(areas).unwrap_or(u32::MAX).clamp(1, grid.slots);
+        let wanted = u32::try_from(areas.min(MAX_AREAS)).unwrap_or(1).clamp(1, grid.slots);
         let least = grid.slots.div_ceil(wanted);
         // So that no word of the bitmap is of two areas, and large alignments fit into each.
         let per_area = if least > 64 { least.checked_next_multiple_of(64)? } else { least };
@@ -125,6 +125,9 @@ impl<L: RawMutex> Chunk<L> {
         let (count, inner) = self.grid.plain(original, request)?;
         let number = self.own(cpu);
         let area = &self.areas[number];
+        if !area.may_have(count) {
+            return None;
+        }
         let first = area.take_latest(&mut *area.try_lock()?, count)?;
         Some(self.taken(first, count, inner, number))
     }

@@ -17,12 +17,12 @@ pub enum Error {
         /// How many bytes of slots are free, scattered or out of reach.
         free: u64,
     },
-    /// The pool is smaller than that.
-    #[error("{len:#x} bytes are more than the {max:#x} bytes of the pool")]
+    /// No span of the pool is as long.
+    #[error("{len:#x} bytes are more than the {max:#x} bytes of the pool's longest span")]
     TooLong {
         /// How many bytes were asked for.
         len: u64,
-        /// How many the pool has.
+        /// How many the longest span of the pool has.
         max: u64,
     },
     /// The device reaches none of the pool.
@@ -90,8 +90,8 @@ pub enum Error {
         /// What was asked for.
         bytes: u64,
     },
-    /// A span of a pool has to begin on a slot and have whole ones, up to 2^32 - 1.
-    #[error("{span} is no whole number of slots of {slot:#x} bytes, from 1 to 2^32 - 1")]
+    /// A span of a pool has to begin on a slot and have whole ones, up to 2^31.
+    #[error("{span} is no whole number of slots of {slot:#x} bytes, from 1 to 2^31")]
     PoolSpan {
         /// The span.
         span: Span,

@@ -57,7 +57,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         let growth = self.config.growth?;
         let guard = self.grown.lock();
         for chunk in &guard.chunks {
-            if let Ok(fit) = Fit::new(chunk.grid(), span, request)
+            if let Some(fit) = Fit::new(chunk.grid(), span, request)
                 && let Some(taken) = chunk.take(&fit, cpu)
             {
                 let grown = Some(Arc::clone(chunk));
@@ -81,8 +81,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             align.max(boundary.min(bytes.checked_next_power_of_two().unwrap_or(align)))
         });
         let whole = self.obtain(growth, Room { bytes, align, last: request.last }).ok()?;
-        let fit = grid(whole, self.slot_lg2).and_then(|grid| Fit::new(grid, span, request));
-        let Ok(fit) = fit else {
+        let grid = grid(whole, self.slot_lg2).ok();
+        let Some(fit) = grid.and_then(|grid| Fit::new(grid, span, request)) else {
             self.dispose(whole);
             return None;
         };

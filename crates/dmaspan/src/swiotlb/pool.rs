@@ -12,7 +12,7 @@ use super::config::{PoolConfig, Wipe};
 use super::error::Error;
 use super::growth::Grown;
 use super::memory::{InSlot, Original, PoolMemory, To, Transfer};
-use super::request::{Fit, Grid, SlotRequest};
+use super::request::{self, Fit, Grid, SlotRequest};
 use super::slot::{Bounced, Fill, Kept, SINGLE, Slot};
 use crate::addr::PhysAddr;
 use crate::lg2;
@@ -27,6 +27,8 @@ pub type BouncedOf<P> = Bounced<<P as Platform>::Lock>;
 
 /// How many spans of memory a pool can begin with.
 const MAX_SPANS: usize = 1 << 16;
+/// How many slots a span can have: so many that sums of two numbers of slots have 32 bits.
+pub(super) const MAX_SLOTS: u32 = 1 << 31;
 
 /// Memory that devices reach, given out by slots.
 ///
@@ -116,9 +118,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     }
 
     /// How long a slot can be that is like `request`, whatever the low bits of its original, in
-    /// bytes: 0 where some original has no slot at all.
+    /// bytes: 0 where some original has no slot at all, or the request means nothing.
     pub fn max_len(&self, request: &SlotRequest) -> u64 {
-        let longest = |chunk: &Chunk<P::Lock>| longest(chunk.grid(), request);
+        let longest = |chunk: &Chunk<P::Lock>| request::longest(chunk.grid(), request);
         self.base.iter().map(longest).max().unwrap_or(0)
     }
 
@@ -167,23 +169,36 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         cpu: usize,
     ) -> Result<SlotOf<P>, Error> {
         request.check()?;
-        let mut why = None;
+        let mut fits = false;
         for number in (node..self.base.len()).chain(0..node) {
             let chunk = &self.base[number];
-            match Fit::new(chunk.grid(), span, request) {
-                Ok(fit) => {
-                    if let Some(taken) = chunk.take(&fit, cpu) {
-                        return Ok(self.slot(number, taken, span));
-                    }
-                    why = Some(Error::Full { len: span.len(), free: 0 });
-                }
-                Err(error) => why = why.or(Some(error)),
+            let Some(fit) = Fit::new(chunk.grid(), span, request) else { continue };
+            if let Some(taken) = chunk.take(&fit, cpu) {
+                return Ok(self.slot(number, taken, span));
             }
+            fits = true;
         }
-        self.take_grown(span, request, cpu).ok_or_else(|| match why {
-            Some(error) if !matches!(error, Error::Full { .. }) => error,
-            _ => Error::Full { len: span.len(), free: self.stats().free_bytes() },
+        self.take_grown(span, request, cpu).ok_or_else(|| match fits {
+            true => Error::Full { len: span.len(), free: self.free_bytes() },
+            false => self.unfit(span, request),
         })
+    }
+
+    /// What is free: without a lock, where the pool does not grow.
+    fn free_bytes(&self) -> u64 {
+        let free: u64 = self.base.iter().map(|chunk| u64::from(chunk.free())).sum();
+        self.config.growth.map_or(free << self.slot_lg2, |_| self.stats().free_bytes())
+    }
+
+    /// Why there would be no slot even if the pool were empty.
+    fn unfit(&self, original: Span, request: &SlotRequest) -> Error {
+        let (len, lowest) = (original.len(), self.reach().paddr().get());
+        let max = self.base.iter().map(|chunk| chunk.span().len()).max().unwrap_or(0);
+        match request.last < lowest {
+            true => Error::Unreachable { last: request.last, lowest },
+            false if len > max => Error::TooLong { len, max },
+            false => Error::Unfit { original, request: *request },
+        }
     }
 
     /// The handle of a run that was taken of the pool's own memory.
@@ -268,7 +283,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             return Err(Kept { error, handle: slot });
         }
         if self.config.wipe == Wipe::Release {
-            self.memory.zero(InSlot::new(slot.span()));
+            // Padding too: a device may have written it.
+            let (start, bytes) = (slot.taken.start(), slot.taken.bytes(self.slot_lg2));
+            self.memory.zero(InSlot::new(Span::covering(PhysAddr::new(start), bytes - 1)));
         }
         match (slot.grown, self.base.get(slot.node as usize)) {
             (None, Some(chunk)) => chunk.give(slot.taken),
@@ -430,7 +447,7 @@ impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
             is_private = is_private && self.memory.unshare(chunk.span()).is_ok();
         }
         self.shrink();
-        if !is_private {
+        if !is_private || self.stats().leaked != 0 {
             // Devices or the host may use it, and slots must never fit another pool.
             core::mem::forget(Arc::clone(&self.memory));
             self.identity.keep();
@@ -446,30 +463,11 @@ impl<M: PoolMemory, P: Platform> fmt::Debug for Pool<M, P> {
 
 /// The slots of a span.
 pub(super) fn grid(span: Span, slot_lg2: u32) -> Result<Grid, Error> {
-    let slots = u32::try_from(span.len() >> slot_lg2).ok().filter(|slots| *slots < u32::MAX);
+    let slots = u32::try_from(span.len() >> slot_lg2).ok().filter(|slots| *slots <= MAX_SLOTS);
     match slots {
         Some(slots) if lg2::is_aligned(span.paddr().get() | span.len(), slot_lg2) => {
             Ok(Grid { base: span.paddr().get(), last: span.last().get(), slot_lg2, slots })
         }
         _ => Err(Error::PoolSpan { span, slot: lg2::size(slot_lg2) }),
     }
-}
-
-/// The longest slot that a grid has for every original.
-fn longest(grid: Grid, request: &SlotRequest) -> u64 {
-    let &SlotRequest { keep_bits, granule, last, boundary } = request;
-    // An original with all kept bits set is the worst one; how long it can be is searched for.
-    let fits = |len: u64| {
-        let worst = Span::new(PhysAddr::new(keep_bits), len);
-        let aligned = Span::new(PhysAddr::new(0), len);
-        let request = SlotRequest { keep_bits, granule, last, boundary };
-        let has = |span| matches!(span, Ok(span) if Fit::new(grid, span, &request).is_ok());
-        has(worst) && has(aligned)
-    };
-    let (mut least, mut most) = (0, u64::from(grid.slots) << grid.slot_lg2);
-    while least < most {
-        let middle = least + (most - least).div_ceil(2);
-        if fits(middle) { least = middle } else { most = middle - 1 }
-    }
-    least
 }

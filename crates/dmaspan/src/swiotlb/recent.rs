@@ -144,3 +144,76 @@ impl Recent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Grid, SlotRequest};
+    use super::*;
+    use crate::addr::PhysAddr;
+    use crate::span::Span;
+
+    fn fit(count: u32, keep_bits: u64) -> Fit {
+        let grid = Grid { base: 0, last: (1 << 21) - 1, slot_lg2: 11, slots: 1024 };
+        let original = Span::new(PhysAddr::new(0), u64::from(count) << 11).unwrap();
+        Fit::new(grid, original, &SlotRequest { keep_bits, ..SlotRequest::default() }).unwrap()
+    }
+
+    /// All slots are taken, and nothing is remembered.
+    fn empty() -> (Bitmap, Recent) {
+        let (mut bitmap, mut recent) = (Bitmap::new(1024).unwrap(), Recent::new(1024).unwrap());
+        assert_eq!(recent.take(&fit(1024, 0), 0, &mut bitmap), Some(0));
+        (bitmap, recent)
+    }
+
+    fn give(bitmap: &mut Bitmap, recent: &mut Recent, first: u32, count: u32) {
+        bitmap.give(first, count);
+        recent.push(first, count);
+    }
+
+    #[test]
+    fn the_latest_run_of_a_length_is_taken_first_and_the_shortest_before_longer_ones() {
+        let (mut bitmap, mut recent) = empty();
+        for (first, count) in [(0, 2), (10, 2), (20, 8), (40, 2)] {
+            give(&mut bitmap, &mut recent, first, count);
+        }
+        let mut take = |count| recent.take(&fit(count, 0), 0, &mut bitmap);
+        assert_eq!([take(2), take(2), take(2)], [Some(40), Some(10), Some(0)]);
+        assert_eq!([take(2), take(6), take(1)], [Some(20), Some(22), None]);
+    }
+
+    #[test]
+    fn what_was_taken_in_another_way_is_forgotten() {
+        let (mut bitmap, mut recent) = empty();
+        for first in [0, 10, 20] {
+            give(&mut bitmap, &mut recent, first, 2);
+        }
+        bitmap.take(21, 1);
+        bitmap.take(10, 1);
+        assert_eq!(recent.take(&fit(2, 0), 0, &mut bitmap), Some(0));
+        assert_eq!(recent.take(&fit(2, 0), 0, &mut bitmap), None);
+    }
+
+    #[test]
+    fn a_run_in_the_middle_of_a_longer_one_leaves_both_ends() {
+        let (mut bitmap, mut recent) = empty();
+        give(&mut bitmap, &mut recent, 3, 10);
+        assert_eq!(recent.take(&fit(2, 0x3fff), 0, &mut bitmap), Some(8));
+        assert_eq!(recent.take(&fit(5, 0), 0, &mut bitmap), Some(3));
+        assert_eq!(recent.take(&fit(3, 0), 0, &mut bitmap), Some(10));
+        assert_eq!(bitmap.next_free(0), None);
+    }
+
+    #[test]
+    fn more_runs_than_are_remembered_forget_the_oldest() {
+        let mut ring = Ring::new(16).unwrap();
+        for first in 0..20 {
+            ring.push(Run { first, count: 1 });
+        }
+        let mut seen = Vec::new();
+        while ring.len != 0 {
+            seen.push(ring.top().first);
+            ring.pop();
+        }
+        assert_eq!(seen, (4..20).rev().collect::<Vec<_>>());
+    }
+}

@@ -1,6 +1,8 @@
 //! What a slot has to be like, and where in a pool it can be so.
 
 use super::error::Error;
+use super::pool::MAX_SLOTS;
+use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::span::Span;
 
@@ -117,19 +119,8 @@ pub(super) struct Fit {
 }
 
 impl Fit {
-    /// Where a slot for the original can be in an empty grid.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unfit`] where that is nowhere, or a better reason.
-    pub(super) fn new(grid: Grid, original: Span, request: &SlotRequest) -> Result<Self, Error> {
-        match Self::place(grid, original, request) {
-            Some(fit) => Ok(fit),
-            None => Err(unfit(grid, original, request)),
-        }
-    }
-
-    fn place(grid: Grid, original: Span, request: &SlotRequest) -> Option<Self> {
+    /// Where a slot for the original can be in an empty grid; `None` where that is nowhere.
+    pub(super) fn new(grid: Grid, original: Span, request: &SlotRequest) -> Option<Self> {
         let &SlotRequest { keep_bits, granule, last, boundary } = request;
         let slot = lg2::size(grid.slot_lg2);
         // The bytes are `kept` behind a multiple of `align`, and the run begins `lead` behind it.
@@ -141,13 +132,15 @@ impl Fit {
         let whole = end.checked_add(granule - 1)? & !(granule - 1);
         let count = (whole.checked_add(slot - 1)?) >> grid.slot_lg2;
         let count = u32::try_from(count).ok().filter(|count| *count <= grid.slots)?;
-        let step = u32::try_from(align >> grid.slot_lg2).ok()?;
-        let residue = lead.wrapping_sub(grid.base) >> grid.slot_lg2 & u64::from(step - 1);
+        let residue = (lead.wrapping_sub(grid.base) & (align - 1)) >> grid.slot_lg2;
+        let residue = u32::try_from(residue).ok().filter(|residue| *residue < grid.slots)?;
+        // No two places are further apart than a grid can be long.
+        let step = u32::try_from((align >> grid.slot_lg2).min(MAX_SLOTS.into())).ok()?;
         let above = original.len() - 1;
         let mut fit = Self {
             grid,
             count,
-            residue: u32::try_from(residue).ok()?,
+            residue,
             step,
             highest: grid.slots - count,
             inner,
@@ -163,9 +156,7 @@ impl Fit {
             && (grid.base ^ grid.last) & !(boundary - 1) != 0
         {
             // The lowest offset from a boundary that the bytes can have.
-            let offset =
-                (if align < boundary { kept } else { fit.data(fit.residue) }) & (boundary - 1);
-            if offset.checked_add(above)? >= boundary {
+            if (kept & (boundary - 1)).checked_add(above)? >= boundary {
                 return None;
             }
             // Otherwise all offsets are the same.
@@ -194,7 +185,7 @@ impl Fit {
     /// The first slot from `from` on that a run can begin with.
     #[inline(always)]
     pub(super) fn next(&self, from: u32) -> Option<u32> {
-        let mut first = self.aligned(from)?;
+        let mut first = self.aligned(from).filter(|first| *first <= self.highest)?;
         if let Some(boundary) = self.boundary {
             let data = self.data(first);
             let last = data + self.above;
@@ -235,14 +226,31 @@ impl Fit {
     }
 }
 
-#[cold]
-fn unfit(grid: Grid, original: Span, request: &SlotRequest) -> Error {
-    if request.last < grid.base {
-        return Error::Unreachable { last: request.last, lowest: grid.base };
-    }
+/// The longest slot that a grid has for every original; 0 where the request means nothing.
+pub(super) fn longest(grid: Grid, request: &SlotRequest) -> u64 {
     let bytes = u64::from(grid.slots) << grid.slot_lg2;
-    if original.len() > bytes {
-        return Error::TooLong { len: original.len(), max: bytes };
+    // Runs begin on such, and behind each they can begin on, the worst original has all lower kept
+    // bits set.
+    let unit = request.granule.max(lg2::size(grid.slot_lg2));
+    if request.check().is_err() || request.keep_bits / unit > bytes / unit {
+        // There are more than the grid has.
+        return 0;
     }
-    Error::Unfit { original, request: *request }
+    let mut longest = bytes;
+    for number in 0..=request.keep_bits / unit {
+        let worst = PhysAddr::new((number * unit) | (request.keep_bits & (unit - 1)));
+        let fits = |len| {
+            Span::new(worst, len).is_ok_and(|original| Fit::new(grid, original, request).is_some())
+        };
+        let (mut least, mut most) = (0, longest);
+        if fits(longest) {
+            continue;
+        }
+        while least < most {
+            let middle = least + (most - least).div_ceil(2);
+            if fits(middle) { least = middle } else { most = middle - 1 }
+        }
+        longest = least;
+    }
+    longest
 }

@@ -14,6 +14,16 @@ use crate::span::Span;
 /// same pool gives them back, once.
 ///
 /// Dropped, they are lost to the pool for ever: a device may still use them.
+///
+/// ```compile_fail,E0382
+/// use dmaspan::Platform;
+/// use dmaspan::swiotlb::{Pool, PoolMemory, SlotOf};
+///
+/// fn twice<M: PoolMemory, P: Platform>(pool: &Pool<M, P>, slot: SlotOf<P>) {
+///     let _ = pool.release(slot);
+///     let _ = pool.release(slot); // It was moved.
+/// }
+/// ```
 #[must_use = "slots that are dropped are lost to their pool"]
 pub struct Slot<L> {
     pub(super) pool: Id,

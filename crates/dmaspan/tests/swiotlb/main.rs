@@ -1,5 +1,12 @@
 //! Bounce pools, over simulated memory.
 #![expect(unsafe_code, reason = "the tests own the originals")]
 
+mod bad_input;
 mod common;
+mod dropped;
+mod flat;
+mod invariants;
+mod model;
 mod pool;
+mod random;
+mod weaknesses;

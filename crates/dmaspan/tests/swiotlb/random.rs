@@ -474,7 +474,9 @@ impl Runner {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300, failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     #[test]
     fn p1_to_p9_hold_after_any_history(

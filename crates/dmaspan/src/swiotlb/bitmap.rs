@@ -340,6 +340,13 @@ mod tests {
     }
 
     #[test]
+    fn a_long_run_right_behind_a_slot_that_is_taken_is_found() {
+        let mut bitmap = Bitmap::new(76).unwrap();
+        bitmap.take(10, 1);
+        assert_eq!(bitmap.find(&fit(76, 65, 0), 0), Some(11));
+    }
+
+    #[test]
     fn aligned_runs_are_found_where_they_may_begin() {
         let mut bitmap = Bitmap::new(256).unwrap();
         bitmap.take(0, 1);

@@ -182,6 +182,17 @@ mod tests {
     }
 
     #[test]
+    fn the_short_way_takes_runs_of_exactly_that_length() {
+        let (mut bitmap, mut recent) = empty();
+        give(&mut bitmap, &mut recent, 8, 7);
+        for count in [4, 5, 6, 8] {
+            assert_eq!(recent.take_latest(count, &mut bitmap), None);
+        }
+        assert_eq!(recent.take_latest(7, &mut bitmap), Some(8));
+        assert_eq!(recent.take_latest(7, &mut bitmap), None);
+    }
+
+    #[test]
     fn what_was_taken_in_another_way_is_forgotten() {
         let (mut bitmap, mut recent) = empty();
         for first in [0, 10, 20] {

@@ -1,6 +1,7 @@
 //! Bounce pools, as `xtask/peers/bench/swiotlb.c` has Linux's.
 
 use std::arch::asm;
+use std::mem::MaybeUninit;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use std::{iter, ptr, slice};
@@ -98,18 +99,20 @@ fn pairs<const COPY: bool>(
     case: Case,
     barrier: &Barrier,
 ) -> Duration {
-    let mut slots = Vec::with_capacity(size(case.held));
+    let mut slots: Vec<_> = iter::repeat_with(MaybeUninit::uninit).take(size(case.held)).collect();
     barrier.wait();
     let start = Instant::now();
     for _ in 0..PAIRS / case.held {
-        for _ in 0..case.held {
+        for place in &mut slots {
             let slot = take(pool, buffer, case.bytes);
             if COPY {
                 assert!(pool.copy(&slot, 0, case.bytes, To::Slot).is_ok());
             }
-            slots.push(slot);
+            place.write(slot);
         }
-        for slot in slots.drain(..) {
+        for place in &slots {
+            // SAFETY: it was written above, and is read once.
+            let slot = unsafe { place.assume_init_read() };
             assert!(pool.release(slot).is_ok());
         }
     }

@@ -105,6 +105,11 @@ const SWIOTLB_CASES: [(&str, &Peer); 10] = [
     ("pair_4k_copy_threads_1", &SWIOTLB_COPY),
     ("pair_4k_copy_threads_2", &SWIOTLB_COPY),
 ];
+/// Cases whose pool has a lock as Linux's, and Linux's cases.
+const SPINLOCK_CASES: [(&str, &str); 2] = [
+    ("pair_4k_spinlock_threads_1", "pair_4k_threads_1"),
+    ("pair_4k_spinlock_threads_2", "pair_4k_threads_2"),
+];
 
 /// Formats, case, operation, the beginning of the peer's name, and the least ratio.
 type Goal = (&'static [&'static str], &'static str, &'static str, &'static str, f64);
@@ -236,11 +241,7 @@ pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
             [(Versus::Linux(&IOVA), case, "")].into_iter(),
         ));
     }
-    for (case, peer) in SWIOTLB_CASES {
-        all.extend(against("swiotlb", case, "pair", [(Versus::Linux(peer), case, "")].into_iter()));
-    }
-    let (two, one) = (SWIOTLB_CASES[1].0, SWIOTLB_CASES[0].0);
-    all.extend(against("swiotlb", two, "pair", [(Versus::OneThread, one, "")].into_iter()));
+    all.extend(swiotlb_comparisons());
     all.retain(|comparison| comparison.name().contains(filter));
     all
 }
@@ -267,6 +268,19 @@ fn domain_comparisons() -> Vec<Comparison> {
         [(peer(), "4k_1", "tables only")].into_iter(),
     ));
     all
+}
+
+/// Those of bounce pools.
+fn swiotlb_comparisons() -> Vec<Comparison> {
+    let spinning = SPINLOCK_CASES.map(|(case, theirs)| (case, Versus::Linux(&SWIOTLB), theirs));
+    let (two, one) = (SWIOTLB_CASES[1].0, SWIOTLB_CASES[0].0);
+    let alone = (two, Versus::OneThread, one);
+    let linux = SWIOTLB_CASES.map(|(case, peer)| (case, Versus::Linux(peer), case));
+    let all = linux.into_iter().chain(spinning).chain([alone]);
+    all.flat_map(|(case, versus, theirs)| {
+        against("swiotlb", case, "pair", [(versus, theirs, "")].into_iter())
+    })
+    .collect()
 }
 
 fn against(

@@ -3,17 +3,19 @@
 use std::arch::asm;
 use std::mem::MaybeUninit;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{iter, ptr, slice};
 
 use dmaspan::swiotlb::{
     InSlot, Original, Pool, PoolConfig, PoolMemory, SlotOf, SlotRequest, To, Transfer,
 };
-use dmaspan::{PhysAddr, Span};
+use dmaspan::{PhysAddr, Platform, Span};
+use lock_api::{GuardSend, RawMutex};
 
 use super::iova::BenchPlatform;
 use super::{ROUNDS, SZ_2M, SZ_4K, SZ_64K};
-use super::{cpu, is_wanted, nanoseconds, print};
+use super::{cpu, is_wanted, memory, nanoseconds, print};
 
 /// Linux's default.
 const POOL: u64 = 64 << 20;
@@ -27,53 +29,63 @@ struct Case {
     bytes: u64,
     /// Slots taken before the first is released.
     held: u64,
-    copies: Copies,
+    how: How,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Copies {
-    LeftOut,
-    Done,
+#[derive(Clone, Copy)]
+enum How {
+    /// Copies are left out.
+    Empty,
+    Copied,
+    /// Copies are left out, and the lock is a [`Spin`].
+    Spinning,
 }
 
-const CASES: [Case; 5] = [
-    Case { name: "pair_4k", bytes: SZ_4K, held: 1, copies: Copies::LeftOut },
-    Case { name: "burst64_4k", bytes: SZ_4K, held: 64, copies: Copies::LeftOut },
-    Case { name: "burst4096_4k", bytes: SZ_4K, held: 4096, copies: Copies::LeftOut },
-    Case { name: "pair_64k", bytes: SZ_64K, held: 1, copies: Copies::LeftOut },
-    Case { name: "pair_4k_copy", bytes: SZ_4K, held: 1, copies: Copies::Done },
+const CASES: [Case; 6] = [
+    Case { name: "pair_4k", bytes: SZ_4K, held: 1, how: How::Empty },
+    Case { name: "burst64_4k", bytes: SZ_4K, held: 64, how: How::Empty },
+    Case { name: "burst4096_4k", bytes: SZ_4K, held: 4096, how: How::Empty },
+    Case { name: "pair_64k", bytes: SZ_64K, held: 1, how: How::Empty },
+    Case { name: "pair_4k_copy", bytes: SZ_4K, held: 1, how: How::Copied },
+    Case { name: "pair_4k_spinlock", bytes: SZ_4K, held: 1, how: How::Spinning },
 ];
 
-type BenchPool = Pool<Process, BenchPlatform>;
-
 pub(crate) fn run(wanted: &[String]) {
-    self_check();
+    self_check(BenchPlatform);
+    self_check(SpinPlatform);
     for threads in 1..=cpu::MAX.min(cpu::allowed().len()) {
-        let pool = pool(threads);
+        let (pool, spinning) = (pool(threads, BenchPlatform), pool(threads, SpinPlatform));
         for case in CASES {
             let name = format!("{}_threads_{threads}", case.name);
-            if is_wanted(wanted, &name) {
-                bench(&name, &pool, case, threads);
+            if !is_wanted(wanted, &name) {
+                continue;
+            }
+            match case.how {
+                How::Empty => bench::<_, false>(&name, &pool, case, threads),
+                How::Copied => bench::<_, true>(&name, &pool, case, threads),
+                How::Spinning => bench::<_, false>(&name, &spinning, case, threads),
             }
         }
     }
 }
 
 /// A pool with as many areas as threads.
-fn pool(threads: usize) -> BenchPool {
-    Pool::new(Process::new(POOL), PoolConfig::new(threads), BenchPlatform).expect("a pool")
+fn pool<P: Platform>(threads: usize, platform: P) -> Pool<Process, P> {
+    Pool::new(Process::new(POOL), PoolConfig::new(threads), platform).expect("a pool")
 }
 
-fn bench(name: &str, pool: &BenchPool, case: Case, threads: usize) {
+fn bench<P: Platform, const COPY: bool>(
+    name: &str,
+    pool: &Pool<Process, P>,
+    case: Case,
+    threads: usize,
+) {
     let buffers: Vec<Process> = iter::repeat_with(|| Process::new(BUFFER)).take(threads).collect();
     let mut pair_ns = Vec::new();
     for round in 0..=ROUNDS {
         let slowest = cpu::race(threads, |nth, barrier| {
             cpu::pin(if threads == 1 { 1 } else { nth });
-            match case.copies {
-                Copies::LeftOut => pairs::<false>(pool, &buffers[nth], case, barrier),
-                Copies::Done => pairs::<true>(pool, &buffers[nth], case, barrier),
-            }
+            pairs::<P, COPY>(pool, &buffers[nth], case, barrier)
         });
         if round >= 1 {
             pair_ns.push(nanoseconds(slowest, PAIRS));
@@ -83,7 +95,7 @@ fn bench(name: &str, pool: &BenchPool, case: Case, threads: usize) {
 }
 
 #[inline(always)]
-fn take(pool: &BenchPool, buffer: &Process, bytes: u64) -> SlotOf<BenchPlatform> {
+fn take<P: Platform>(pool: &Pool<Process, P>, buffer: &Process, bytes: u64) -> SlotOf<P> {
     let span = Span::new(buffer.spans[0].paddr(), bytes).expect("a valid span");
     // SAFETY: the buffer outlives all slots, and only copies use it.
     let original = unsafe { Original::new(span) };
@@ -93,8 +105,8 @@ fn take(pool: &BenchPool, buffer: &Process, bytes: u64) -> SlotOf<BenchPlatform>
     slot
 }
 
-fn pairs<const COPY: bool>(
-    pool: &BenchPool,
+fn pairs<P: Platform, const COPY: bool>(
+    pool: &Pool<Process, P>,
     buffer: &Process,
     case: Case,
     barrier: &Barrier,
@@ -120,8 +132,8 @@ fn pairs<const COPY: bool>(
 }
 
 /// Two slots at a time, which are not the same and hold what was copied.
-fn self_check() {
-    let (pool, buffers) = (pool(1), [Process::new(BUFFER), Process::new(BUFFER)]);
+fn self_check<P: Platform>(platform: P) {
+    let (pool, buffers) = (pool(1, platform), [Process::new(BUFFER), Process::new(BUFFER)]);
     for (fill, buffer) in (1..).zip(&buffers) {
         // SAFETY: the buffer is this long, and nobody else uses it.
         unsafe { pointer(buffer.spans[0].paddr()).write_bytes(fill, size(SZ_4K)) };
@@ -212,5 +224,53 @@ unsafe impl PoolMemory for Process {
         let into = pointer(bytes.span().paddr());
         // SAFETY: the slot is held and as long as `from`.
         unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+    }
+}
+
+/// Threads that know their CPU, with the lock that Linux's side has.
+#[derive(Clone, Copy, Debug)]
+struct SpinPlatform;
+
+impl Platform for SpinPlatform {
+    type Lock = Spin;
+
+    #[inline(always)]
+    fn cpu(&self) -> usize {
+        memory::cpu()
+    }
+
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+/// A kernel's lock, as `xtask/peers/shim/kshim.h` has it: one locked instruction and one store,
+/// where parking_lot's has two locked ones.
+struct Spin(AtomicU32);
+
+// SAFETY: who changed the word from 0 to 1 has the lock, until it writes 0.
+unsafe impl RawMutex for Spin {
+    const INIT: Self = Self(AtomicU32::new(0));
+
+    type GuardMarker = GuardSend;
+
+    #[inline(always)]
+    fn lock(&self) {
+        while !self.try_lock() {
+            while self.0.load(Ordering::Relaxed) != 0 {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn try_lock(&self) -> bool {
+        self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline(always)]
+    unsafe fn unlock(&self) {
+        self.0.store(0, Ordering::Release);
     }
 }

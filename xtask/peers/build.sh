@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds Linux's page tables and its allocator of IOVAs in user space: ./build.sh WORKDIR
+# Builds Linux's page tables, its allocator of IOVAs and its bounce pool in user space:
+# ./build.sh WORKDIR
 #
-# Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt and
-# iova, where BUILD is u or k; a program that this Linux has no code for is not there, and
-# WORKDIR/formats names the formats that are.
+# Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt,
+# iova, swiotlb and swiotlb_copy, where BUILD is u or k; a program that this Linux has no code for is
+# not there, and WORKDIR/formats names the formats that are.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -189,7 +190,7 @@ build() {
 
 # A tree that an earlier version of this script left may lack a file.
 [ -e "$tree/version" ] && [ -e "$tree/kernel/dma/swiotlb.c" ] || fetch
-say "building the page tables of Linux $(cat "$tree/version")"
+say "building what is compared of Linux $(cat "$tree/version")"
 # Since Linux 6.3 iommu_map() is told how to allocate.
 ! grep -A 2 'int iommu_map(' "$tree/include/linux/iommu.h" | grep -q gfp_t || common+=(-DMAP_TAKES_GFP)
 # Before Linux 6.10 swiotlb_tbl_map_single() was told how much to allocate.

@@ -12,8 +12,9 @@ use super::request::{Fit, Grid, SlotRequest};
 use crate::platform::Apart;
 use crate::span::Span;
 
-/// How often a request that found nothing looks again because slots were released meanwhile.
-const TRIES: u32 = 64;
+/// How often a request that found nothing looks again because slots were released meanwhile,
+/// before it stops all areas.
+const TRIES: u32 = 4;
 
 /// Slots in contiguous memory.
 pub(super) struct Chunk<L> {
@@ -152,16 +153,14 @@ impl<L: RawMutex> Chunk<L> {
         for _ in 0..TRIES {
             let before = self.released();
             let found = self.try_areas(fit, own).or_else(|| self.lock_areas(fit, own));
-            let found = found.or_else(|| self.take_across(fit));
-            if found.is_some() {
+            let enough = || self.areas.len() > 1 && self.free() >= fit.count;
+            let found = found.or_else(|| if enough() { self.take_across(fit) } else { None });
+            // Otherwise each area was seen without a fit, and none got one since.
+            if found.is_some() || self.released() == before {
                 return found;
             }
-            // Otherwise each area was seen without a fit, and none got one since.
-            if self.released() == before {
-                break;
-            }
         }
-        None
+        self.take_across(fit)
     }
 
     /// Lets `run` take any number of runs of the CPU's own area, under one lock. Not at all, where
@@ -227,23 +226,21 @@ impl<L: RawMutex> Chunk<L> {
         all().skip(own).chain(all().take(own))
     }
 
-    /// A run over several areas, with all of them locked in their order. Without a lock, where so
-    /// many slots are not free.
+    /// A run that may reach over several areas, with all of them locked in their order.
     fn take_across(&self, fit: &Fit) -> Option<Taken> {
-        if self.areas.len() == 1 || self.free() < fit.count {
-            return None;
-        }
         let mut guards: Guards<'_, L> = array::from_fn(|_| None);
         for (guard, area) in guards.iter_mut().zip(&self.areas) {
             *guard = Some(area.lock());
         }
-        let first = self.find_across(&guards, fit)?;
-        for (number, at, count) in self.parts(first, fit.count) {
+        let found = self.find_across(&guards, fit);
+        for (number, at, count) in found.into_iter().flat_map(|at| self.parts(at, fit.count)) {
             if let Some(Some(state)) = guards.get_mut(number) {
                 self.areas[number].take_at(state, at, count);
             }
         }
-        Some(self.taken(first, fit.count, fit.inner, ACROSS as usize))
+        // Where locks keep interrupts off, the one that was taken first lets them in again.
+        guards.iter_mut().rev().for_each(|guard| *guard = None);
+        Some(self.taken(found?, fit.count, fit.inner, ACROSS as usize))
     }
 
     fn find_across(&self, guards: &Guards<'_, L>, fit: &Fit) -> Option<u32> {

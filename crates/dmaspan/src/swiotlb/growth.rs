@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem;
 
 use lock_api::RawMutex;
 
@@ -24,7 +25,7 @@ pub(super) struct Grown<L> {
     /// Bytes of single requests.
     single: u64,
     /// Bytes that count against the limit: chunks, single requests, and what is about to be.
-    counted: u64,
+    pub(super) counted: u64,
     /// Bytes that are neither the pool's nor anybody else's any more.
     leaked: u64,
     /// Bytes of slots in quarantine.
@@ -121,14 +122,16 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         Ok(span)
     }
 
-    /// Takes memory back from the host and frees it. What the host does not give back leaks, since
-    /// whoever got it next would share it with the host.
-    fn dispose(&self, span: Span) {
+    /// Takes memory back from the host and frees it; how many bytes. What the host does not give
+    /// back leaks, since whoever got it next would share it with the host.
+    fn dispose(&self, span: Span) -> u64 {
         if self.memory.unshare(span).is_err() {
-            return self.leak(span);
+            self.leak(span);
+            return 0;
         }
         self.memory.free(span);
         self.grown.lock().counted -= span.len();
+        span.len()
     }
 
     /// Counts memory that is nobody's any more. It goes on counting against the limit.
@@ -159,19 +162,37 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         let chunk = grid(span, self.slot_lg2)
             .ok()
             .and_then(|grid| Chunk::new(span, grid, self.config.areas));
-        let mut grown = self.grown.lock();
-        if let Some(chunk) = chunk
-            && grown.chunks.try_reserve(1).is_ok()
-        {
-            grown.chunks.push(Arc::new(chunk));
+        if chunk.is_some_and(|chunk| self.add(Arc::new(chunk))) {
             return Ok(span);
         }
-        drop(grown);
         self.dispose(span);
         Err(no_memory)
     }
 
-    /// Gives memory back that was added and has no slot in use; how many bytes.
+    /// Whether there was memory for one more. It is allocated without the lock, which may keep
+    /// interrupts off.
+    fn add(&self, chunk: Arc<Chunk<P::Lock>>) -> bool {
+        let mut room = Vec::new();
+        loop {
+            let mut grown = self.grown.lock();
+            let len = grown.chunks.len();
+            if len == grown.chunks.capacity() && len < room.capacity() {
+                room.append(&mut grown.chunks);
+                mem::swap(&mut room, &mut grown.chunks);
+            }
+            if len < grown.chunks.capacity() {
+                grown.chunks.push(chunk);
+                return true;
+            }
+            drop(grown);
+            if room.try_reserve(len + 4).is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// Gives memory back that was added and has no slot in use; how many bytes. What the host does
+    /// not give back leaks, and is none of them.
     ///
     /// # Context
     ///
@@ -184,8 +205,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let Some(index) = unused else { return bytes };
             let chunk = grown.chunks.swap_remove(index);
             drop(grown);
-            bytes += chunk.span().len();
-            self.dispose(chunk.span());
+            bytes += self.dispose(chunk.span());
         }
     }
 }

@@ -140,7 +140,7 @@ impl InSlot {
 /// Memory that was asked for by a pool that grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// How many bytes: a multiple of the pool's slots.
+    /// How many bytes, neither more nor less: a multiple of the pool's slots.
     pub bytes: u64,
     /// The alignment of the first one: a power of two.
     pub align: u64,
@@ -203,6 +203,12 @@ pub unsafe trait PoolMemory: Send + Sync {
     }
 
     /// Takes memory back that [`allocate`](Self::allocate) gave: private again, and used by nobody.
+    ///
+    /// # Context
+    ///
+    /// This, [`share`](Self::share) and [`unshare`](Self::unshare) are called without a lock: where
+    /// `allocate` is, where slots for single requests are released, and where a pool is made,
+    /// shrinks or is dropped.
     fn free(&self, span: Span) {
         let _ = span;
     }

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem::ManuallyDrop;
 
 use lock_api::Mutex;
 
@@ -66,13 +67,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let grid = grid(span, slot_lg2)?;
             base.push(Chunk::new(span, grid, config.areas).ok_or(no_memory(span))?);
         }
+        // Unless all is shared, who sees it nobody knows: also where a hook panics.
+        let kept = ManuallyDrop::new(Arc::clone(&memory));
         for &span in spans {
-            if memory.share(span).is_err() {
-                // Who sees it now nobody knows.
-                core::mem::forget(Arc::clone(&memory));
-                return Err(Error::Host { span });
-            }
+            memory.share(span).map_err(|_| Error::Host { span })?;
         }
+        drop(ManuallyDrop::into_inner(kept));
         Ok(Self {
             platform,
             config,
@@ -139,7 +139,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// # Context
     ///
     /// Takes a lock of an area, for a few instructions; allocates nothing where the pool does not
-    /// grow.
+    /// grow. Also in interrupts, if [`Platform::Lock`] keeps them off while it is held. Where a
+    /// hook of the memory panics, the slots are lost to the pool.
     #[inline(always)]
     pub fn take(&self, original: Original, request: &SlotRequest) -> Result<SlotOf<P>, Error> {
         let (span, cpu, node) = (original.span(), self.platform.cpu(), self.node());
@@ -442,14 +443,17 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
 impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
     fn drop(&mut self) {
+        // Unless all is private again, devices or the host may use it: also where a hook panics.
+        let kept = ManuallyDrop::new(Arc::clone(&self.memory));
         let mut is_private = self.stats().used == 0;
         for chunk in &self.base {
             is_private = is_private && self.memory.unshare(chunk.span()).is_ok();
         }
         self.shrink();
-        if !is_private || self.stats().leaked != 0 {
-            // Devices or the host may use it, and slots must never fit another pool.
-            core::mem::forget(Arc::clone(&self.memory));
+        if is_private && self.grown.lock().counted == 0 {
+            drop(ManuallyDrop::into_inner(kept));
+        } else {
+            // Slots must never fit another pool.
             self.identity.keep();
         }
     }

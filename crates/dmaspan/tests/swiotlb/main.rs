@@ -9,4 +9,5 @@ mod invariants;
 mod model;
 mod pool;
 mod random;
+mod sweep;
 mod weaknesses;

@@ -1,16 +1,19 @@
 //! Many slots at a time: one lock for all that one area has.
 
 use alloc::vec::Vec;
-use core::iter::Peekable;
+use core::array;
 
+use super::chunk::Taken;
 use super::error::Error;
 use super::memory::{Original, PoolMemory};
 use super::pool::{Pool, SlotOf};
-use super::request::{Fit, SlotRequest};
+use super::request::SlotRequest;
 use crate::platform::Platform;
+use crate::span::Span;
 
-/// How many slots are taken under one lock at most: interrupts may be off that long.
-const BATCH: usize = 64;
+/// How many slots are taken under one lock at most: interrupts may be off that long, and their
+/// places are on the stack.
+const BATCH: usize = 32;
 
 impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// Slots for many originals, all like `request`, which are pushed to `slots` in their order;
@@ -23,8 +26,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// # Context
     ///
-    /// As [`take`](Self::take), and up to 64 slots are taken under a lock. Allocates where `slots`
-    /// has no room for them.
+    /// As [`take`](Self::take), and up to 32 slots are taken under a lock. Allocates where `slots`
+    /// has no room for them. The iterator runs without a lock.
     pub fn take_all(
         &self,
         originals: impl IntoIterator<Item = Original>,
@@ -32,51 +35,42 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         slots: &mut Vec<SlotOf<P>>,
     ) -> Result<(), Error> {
         let before = slots.len();
-        let mut originals = originals.into_iter().peekable();
-        while originals.peek().is_some() {
-            if let Err(error) = self.take_batch(&mut originals, request, slots) {
-                // Nobody else has them, and no device.
+        let mut originals = originals.into_iter().map(|original| original.span());
+        loop {
+            let batch: [_; BATCH] = array::from_fn(|_| originals.next());
+            if batch[0].is_none() {
+                return Ok(());
+            }
+            if let Err(error) = self.take_batch(&batch, request, slots) {
                 for slot in slots.drain(before..) {
+                    // It is of this pool.
                     let _ = self.release(slot);
                 }
                 return Err(error);
             }
         }
-        Ok(())
     }
 
-    /// Slots of the CPU's own area for the next originals, or a slot for the next one from
-    /// elsewhere.
+    /// Slots of the CPU's own area as far as it has them, then from elsewhere.
     fn take_batch(
         &self,
-        originals: &mut Peekable<impl Iterator<Item = Original>>,
+        batch: &[Option<Span>; BATCH],
         request: &SlotRequest,
         slots: &mut Vec<SlotOf<P>>,
     ) -> Result<(), Error> {
-        request.check()?;
-        let len = originals.peek().map_or(0, |original| original.span().len());
+        let len = batch.iter().flatten().map(|span| span.len()).sum();
         slots.try_reserve(BATCH).map_err(|_| Error::NoMemory { bytes: len })?;
-        let begin = slots.len();
-        let node = self.node();
+        request.check()?;
+        let (node, cpu) = (self.node(), self.platform.cpu());
+        let mut taken: [Option<Taken>; BATCH] = [None; BATCH];
         if let Some(chunk) = self.base().get(node) {
-            chunk.take_many(self.platform.cpu(), |take| {
-                while slots.len() < begin + BATCH
-                    && let Some(original) = originals.peek().map(Original::span)
-                    && let Some(fit) = Fit::new(chunk.grid(), original, request)
-                    && let Some(taken) = take(&fit)
-                {
-                    originals.next();
-                    slots.push(self.unpadded(node, taken, original));
-                }
+            chunk.take_many(batch, request, cpu, &mut taken);
+        }
+        for (taken, span) in taken.into_iter().zip(batch.iter().flatten()) {
+            slots.push(match taken {
+                Some(taken) => self.slot(node, taken, *span),
+                None => self.take(Original::promised(*span), request)?,
             });
-        }
-        for slot in &slots[begin..] {
-            self.pad(&slot.taken, slot.len());
-        }
-        if slots.len() == begin
-            && let Some(original) = originals.next()
-        {
-            slots.push(self.take(original, request)?);
         }
         Ok(())
     }

@@ -47,6 +47,13 @@ impl Taken {
         Self { start: whole.paddr().get(), data, count, area: ACROSS }
     }
 
+    /// The same, by its parts: see [`Pool::take`](super::Pool::take).
+    #[inline(always)]
+    pub(super) fn by_parts(self) -> Self {
+        let Self { start, data, count, area } = self;
+        Self { start, data, count, area }
+    }
+
     /// Where its first slot begins.
     #[inline(always)]
     pub(super) const fn start(&self) -> u64 {
@@ -114,10 +121,10 @@ impl<L: RawMutex> Chunk<L> {
         self.areas.iter().for_each(|area| area.reset_high());
     }
 
-    /// Takes the run that was released last to the CPU's own area, if it is exactly as long as the
-    /// request and nothing else matters: the common case.
+    /// Takes a run of the CPU's own area where nothing but its length matters: the common case, and
+    /// in that, the one released last is exactly as long.
     #[inline(always)]
-    pub(super) fn take_latest(
+    pub(super) fn take_plain(
         &self,
         original: Span,
         request: &SlotRequest,
@@ -129,8 +136,11 @@ impl<L: RawMutex> Chunk<L> {
         if !area.may_have(count) {
             return None;
         }
-        let first = area.take_latest(&mut *area.try_lock()?, count)?;
-        Some(self.taken(first, count, inner, number))
+        let mut state = area.try_lock()?;
+        match area.take_latest(&mut state, count) {
+            Some(first) => Some(self.taken(first, count, inner, number)),
+            None => self.take_own(&mut state, original, request, number),
+        }
     }
 
     /// Takes a run that fits: of the CPU's own area, of another one, or over several. `None` only
@@ -163,21 +173,39 @@ impl<L: RawMutex> Chunk<L> {
         self.take_across(fit)
     }
 
-    /// Lets `run` take any number of runs of the CPU's own area, under one lock. Not at all, where
-    /// another CPU has it.
+    /// Takes runs of the CPU's own area for the first originals, as many as it has, under one lock;
+    /// none, where another CPU has it.
     pub(super) fn take_many(
         &self,
+        originals: &[Option<Span>],
+        request: &SlotRequest,
         cpu: usize,
-        run: impl FnOnce(&mut dyn FnMut(&Fit) -> Option<Taken>),
+        taken: &mut [Option<Taken>],
     ) {
         let own = self.own(cpu);
         let area = &self.areas[own];
-        if let Some(mut state) = area.try_lock() {
-            run(&mut |fit| {
-                let first = area.may_have(fit.count).then(|| area.take(&mut state, fit))??;
-                Some(self.taken(first, fit.count, fit.inner, own))
-            });
+        let Some(mut state) = area.try_lock() else { return };
+        for (original, place) in originals.iter().flatten().zip(taken) {
+            *place = self.take_own(&mut state, *original, request, own);
+            if place.is_none() {
+                break;
+            }
         }
+    }
+
+    /// Takes a run of an area whose lock is held, whatever the request.
+    #[inline(never)]
+    fn take_own(
+        &self,
+        state: &mut State,
+        original: Span,
+        request: &SlotRequest,
+        number: usize,
+    ) -> Option<Taken> {
+        let fit = Fit::new(self.grid, original, request)?;
+        let area = &self.areas[number];
+        let first = area.may_have(fit.count).then(|| area.take(state, &fit))??;
+        Some(self.taken(first, fit.count, fit.inner, number))
     }
 
     #[inline(always)]
@@ -195,7 +223,7 @@ impl<L: RawMutex> Chunk<L> {
     }
 
     /// How often slots were released, wrapping.
-    fn released(&self) -> u32 {
+    pub(super) fn released(&self) -> u32 {
         self.areas.iter().fold(0, |sum, area| sum.wrapping_add(area.released()))
     }
 

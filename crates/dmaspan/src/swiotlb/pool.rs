@@ -26,6 +26,8 @@ pub type SlotOf<P> = Slot<<P as Platform>::Lock>;
 /// A mapping of a pool on a platform.
 pub type BouncedOf<P> = Bounced<<P as Platform>::Lock>;
 
+/// How often a request that found nothing looks again because slots were released meanwhile.
+const TRIES: u32 = 4;
 /// How many spans of memory a pool can begin with.
 const MAX_SPANS: usize = 1 << 16;
 /// How many slots a span can have: so many that sums of two numbers of slots have 32 bits.
@@ -144,10 +146,17 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     #[inline(always)]
     pub fn take(&self, original: Original, request: &SlotRequest) -> Result<SlotOf<P>, Error> {
         let (span, cpu, node) = (original.span(), self.platform.cpu(), self.node());
-        let latest = self.base.get(node).and_then(|chunk| chunk.take_latest(span, request, cpu));
+        let latest = self.base.get(node).and_then(|chunk| chunk.take_plain(span, request, cpu));
         match latest {
             Some(taken) => Ok(self.slot(node, taken, span)),
-            None => self.take_anywhere(span, request, node, cpu),
+            None => {
+                // Put together from its parts on either way, a slot stays in registers: what is
+                // written word by word and read as more stalls the processor.
+                let slot = self.take_anywhere(span, request, node, cpu)?;
+                let Slot { pool, grown, node, taken, original } = slot;
+                let original = Span::covering(original.paddr(), original.len() - 1);
+                Ok(Slot { pool, grown, node, taken: taken.by_parts(), original })
+            }
         }
     }
 
@@ -171,18 +180,30 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ) -> Result<SlotOf<P>, Error> {
         request.check()?;
         let mut fits = false;
-        for number in (node..self.base.len()).chain(0..node) {
-            let chunk = &self.base[number];
-            let Some(fit) = Fit::new(chunk.grid(), span, request) else { continue };
-            if let Some(taken) = chunk.take(&fit, cpu) {
-                return Ok(self.slot(number, taken, span));
+        for _ in 0..TRIES {
+            let before = self.released();
+            for number in (node..self.base.len()).chain(0..node) {
+                let chunk = &self.base[number];
+                let Some(fit) = Fit::new(chunk.grid(), span, request) else { continue };
+                if let Some(taken) = chunk.take(&fit, cpu) {
+                    return Ok(self.slot(number, taken, span));
+                }
+                fits = true;
             }
-            fits = true;
+            // What a node has no longer, another may have got since.
+            if self.base.len() == 1 || self.released() == before {
+                break;
+            }
         }
         self.take_grown(span, request, cpu).ok_or_else(|| match fits {
             true => Error::Full { len: span.len(), free: self.free_bytes() },
             false => self.unfit(span, request),
         })
+    }
+
+    /// How often slots were released, wrapping.
+    fn released(&self) -> u32 {
+        self.base.iter().fold(0, |sum, chunk| sum.wrapping_add(chunk.released()))
     }
 
     /// What is free: without a lock, where the pool does not grow.

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use dmaspan::dma::{BouncePool, SlotRequest, To};
+use dmaspan::dma::BouncePool;
+use dmaspan::swiotlb::{Original, SlotRequest, To};
 use dmaspan::{PhysAddr, Span, lg2};
 use parking_lot::Mutex;
 
@@ -16,6 +17,8 @@ pub const POISON: u8 = 0xa5;
 
 /// Places are tried at multiples of so many bytes, plus the bits that are kept.
 const STEP: u64 = 64;
+/// Of how many originals with other kept bits the longest slot is sought.
+const KEPT_TRIED: u64 = 64;
 
 /// Slots in a piece of simulated memory. Clones are the same pool.
 #[derive(Clone, Debug)]
@@ -30,8 +33,10 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is held, padding included.
+    /// What is held, padding included, and what never comes back.
     held: Vec<Span>,
+    quarantined: usize,
+    lost: usize,
     copies: Copies,
 }
 
@@ -46,12 +51,13 @@ pub struct Copies {
     pub bytes: u64,
 }
 
-/// A slot of a [`SimPool`], which gives itself back.
+/// A slot of a [`SimPool`], which counts as lost where it is dropped.
 #[derive(Debug)]
 pub struct SimSlot {
-    pool: Arc<Shared>,
+    /// Taken when it is released or put into quarantine.
+    pool: Option<Arc<Shared>>,
     span: Span,
-    original: Span,
+    original: Original,
     /// The slot with its padding.
     whole: Span,
 }
@@ -75,9 +81,19 @@ impl SimPool {
         self.0.span
     }
 
-    /// How many slots are held.
+    /// How many slots are held, those in quarantine and those that were lost included.
     pub fn held(&self) -> usize {
         self.0.state.lock().held.len()
+    }
+
+    /// How many are in quarantine.
+    pub fn quarantined(&self) -> usize {
+        self.0.state.lock().quarantined
+    }
+
+    /// How many were dropped, and neither released nor put into quarantine.
+    pub fn lost(&self) -> usize {
+        self.0.state.lock().lost
     }
 
     /// What was copied so far.
@@ -98,8 +114,14 @@ impl Shared {
     }
 
     /// A slot at `place` with its padding, where that is legal and free.
-    fn at(&self, place: u64, request: &SlotRequest, held: &[Span]) -> Option<(Span, Span)> {
-        let slot = Span::new(PhysAddr::new(place), request.original.len()).ok()?;
+    fn at(
+        &self,
+        place: u64,
+        len: u64,
+        request: &SlotRequest,
+        held: &[Span],
+    ) -> Option<(Span, Span)> {
+        let slot = Span::new(PhysAddr::new(place), len).ok()?;
         let (first, last) = (place, slot.last().get());
         let first_whole = lg2::align_down(first, request.granule.ilog2());
         let last_whole = last | (request.granule - 1);
@@ -110,25 +132,40 @@ impl Shared {
         let free = held.iter().all(|h| h.last() < whole.paddr() || whole.last() < h.paddr());
         (is_ours && last <= request.last && !crosses && free).then_some((slot, whole))
     }
+
+    /// A slot for `original` with its padding, beside what is held.
+    fn find(&self, original: Span, request: &SlotRequest, held: &[Span]) -> Option<(Span, Span)> {
+        let kept = original.paddr().get() & request.keep_bits;
+        // Places that have the kept bits lie so far apart at least.
+        let step = request.keep_bits.checked_add(1)?.checked_next_power_of_two()?;
+        let step = step.max(STEP).max(request.granule);
+        let first = lg2::align_down(self.span.paddr().get(), step.ilog2());
+        let last = self.span.last().get();
+        let mut places = (first..=last).step_by(usize::try_from(step).ok()?);
+        places.find_map(|place| self.at(place + kept, original.len(), request, held))
+    }
+
+    /// Whether an empty pool has a slot of so many bytes for every original.
+    fn has(&self, len: u64, request: &SlotRequest) -> bool {
+        let keep_bits = request.keep_bits;
+        let step = usize::try_from(keep_bits / KEPT_TRIED + 1).unwrap_or(usize::MAX);
+        let mut all = (0..keep_bits).step_by(step).chain([keep_bits]);
+        all.all(|kept| {
+            let original = Span::new(PhysAddr::new(kept), len);
+            original.is_ok_and(|original| self.find(original, request, &[]).is_some())
+        })
+    }
 }
 
 #[expect(unsafe_code, reason = "slots are of memory that the pool alone uses")]
 // SAFETY: the pool allocated its memory, `take` finds what no other slot has, padding included, and
-// a slot gives it back when it is dropped. `copy` keeps to the slot and its original.
+// only `release` gives it back. `copy` keeps to the slot and its original.
 unsafe impl BouncePool for SimPool {
     type Slot = SimSlot;
 
-    fn take(&self, request: SlotRequest) -> Option<SimSlot> {
-        let kept = request.original.paddr().get() & request.keep_bits;
-        // Places that have the kept bits lie so far apart at least.
-        let step = request.keep_bits.checked_add(1)?.checked_next_power_of_two()?;
-        let step = step.max(STEP).max(request.granule);
-        let first = lg2::align_down(self.0.span.paddr().get(), step.ilog2());
-        let last = self.0.span.last().get();
+    fn take(&self, original: Original, request: &SlotRequest) -> Option<SimSlot> {
         let mut state = self.0.state.lock();
-        let mut places = (first..=last).step_by(usize::try_from(step).ok()?);
-        let found = places.find_map(|place| self.0.at(place + kept, &request, &state.held));
-        let (span, whole) = found?;
+        let (span, whole) = self.0.find(original.span(), request, &state.held)?;
         state.held.push(whole);
         drop(state);
         let before = span.paddr().get() - whole.paddr().get();
@@ -139,7 +176,22 @@ unsafe impl BouncePool for SimPool {
                 self.0.fill(padding, 0);
             }
         }
-        Some(SimSlot { pool: Arc::clone(&self.0), span, original: request.original, whole })
+        Some(SimSlot { pool: Some(Arc::clone(&self.0)), span, original, whole })
+    }
+
+    fn release(&self, mut slot: SimSlot) {
+        let pool = slot.pool.take().expect("a slot is released once");
+        assert!(Arc::ptr_eq(&pool, &self.0), "{slot:?} is of another pool");
+        pool.fill(slot.whole, POISON);
+        let mut state = pool.state.lock();
+        let index = state.held.iter().position(|held| *held == slot.whole);
+        state.held.swap_remove(index.expect("a slot is held until it is released"));
+    }
+
+    fn quarantine(&self, mut slot: SimSlot) {
+        let pool = slot.pool.take().expect("a slot is put into quarantine once");
+        assert!(Arc::ptr_eq(&pool, &self.0), "{slot:?} is of another pool");
+        pool.state.lock().quarantined += 1;
     }
 
     fn span(&self, slot: &SimSlot) -> Span {
@@ -151,8 +203,8 @@ unsafe impl BouncePool for SimPool {
         assert!(end.is_some_and(|end| end <= slot.span.len()), "{len} bytes at {offset}");
         let place = |span: Span| PhysAddr::new(span.paddr().get() + offset);
         let (from, into) = match to {
-            To::Slot => (place(slot.original), place(slot.span)),
-            To::Original => (place(slot.span), place(slot.original)),
+            To::Slot => (place(slot.original.span()), place(slot.span)),
+            To::Original => (place(slot.span), place(slot.original.span())),
         };
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let read = self.0.memory.cpu_read(from, &mut bytes);
@@ -170,22 +222,30 @@ unsafe impl BouncePool for SimPool {
         Some(self.0.span)
     }
 
-    fn max_len(&self, keep_bits: u64) -> u64 {
-        self.0.span.len().saturating_sub(keep_bits)
+    fn owns(&self, span: Span) -> bool {
+        self.0.span.paddr() <= span.paddr() && span.last() <= self.0.span.last()
+    }
+
+    fn max_len(&self, request: &SlotRequest) -> u64 {
+        let (mut least, mut most) = (0, self.0.span.len());
+        while least < most {
+            let middle = least + (most - least).div_ceil(2);
+            if self.0.has(middle, request) { least = middle } else { most = middle - 1 }
+        }
+        least
     }
 }
 
 impl Drop for SimSlot {
     fn drop(&mut self) {
-        self.pool.fill(self.whole, POISON);
-        let mut state = self.pool.state.lock();
-        let index = state.held.iter().position(|held| *held == self.whole);
-        let index = index.expect("a slot is given back once");
-        state.held.swap_remove(index);
+        if let Some(pool) = self.pool.take() {
+            pool.state.lock().lost += 1;
+        }
     }
 }
 
 #[cfg(test)]
+#[expect(unsafe_code, reason = "tests promise to keep memory that nobody has")]
 mod tests {
     use super::*;
 
@@ -199,36 +259,50 @@ mod tests {
         (pool, memory)
     }
 
-    fn request(original: Span) -> SlotRequest {
-        SlotRequest { original, keep_bits: 0, granule: 1, last: u64::MAX, boundary: None }
+    fn original(paddr: u64, len: u64) -> Original {
+        // SAFETY: no test frees it, and nothing refers to simulated memory.
+        unsafe { Original::new(span(paddr, len)) }
     }
 
     #[test]
     fn a_slot_keeps_bits_its_boundary_and_its_limit() {
         let (pool, _) = pool();
-        let original = span(0x20_0234, 0x700);
-        let asked = SlotRequest { keep_bits: 0xfff, boundary: Some(0x800), ..request(original) };
-        assert!(pool.take(asked).is_none(), "0x234 + 0x700 crosses 0x800 wherever it is");
+        let take = |asked| pool.take(original(0x20_0234, 0x700), &asked);
+        let any = SlotRequest::default();
+        let asked = SlotRequest { keep_bits: 0xfff, boundary: Some(0x800), ..any };
+        assert!(take(asked).is_none(), "0x234 + 0x700 crosses 0x800 wherever it is");
         let asked = SlotRequest { keep_bits: 0x3ff, ..asked };
-        assert!(pool.take(asked).is_none());
+        assert!(take(asked).is_none());
         let asked = SlotRequest { keep_bits: 0x3f, ..asked };
-        let slot = pool.take(asked).unwrap();
+        assert_eq!(pool.max_len(&asked), 0x800 - 0x3f);
+        let slot = take(asked).unwrap();
         assert_eq!(slot.span.paddr().get() & 0x3f, 0x34);
         assert_eq!(slot.span.paddr().get() / 0x800, slot.span.last().get() / 0x800);
-        let asked = SlotRequest { last: slot.span.last().get(), ..request(span(0x20_0000, 0x900)) };
-        assert!(pool.take(asked).is_none(), "{:?} is in the way", slot.span);
-        drop(slot);
-        assert!(pool.take(SlotRequest { last: 0x10_08fe, ..asked }).is_none());
-        assert!(pool.take(SlotRequest { last: 0x10_08ff, ..asked }).is_some());
+        let take = |last| pool.take(original(0x20_0000, 0x900), &SlotRequest { last, ..any });
+        assert!(take(slot.span.last().get()).is_none(), "{:?} is in the way", slot.span);
+        pool.release(slot);
+        assert_eq!(pool.max_len(&SlotRequest { last: 0x10_08fe, ..any }), 0x8ff);
+        assert!(take(0x10_08fe).is_none());
+        pool.release(take(0x10_08ff).unwrap());
+        assert_eq!(pool.max_len(&any), 0x8000);
+    }
+
+    #[test]
+    fn only_a_release_gives_a_slot_back() {
+        let (pool, _) = pool();
+        let take = || pool.take(original(0x20_0000, 0x4000), &SlotRequest::default());
+        drop(take().unwrap());
+        pool.quarantine(take().unwrap());
+        assert!(take().is_none());
+        assert_eq!((pool.held(), pool.lost(), pool.quarantined()), (2, 1, 1));
     }
 
     #[test]
     fn padding_is_zero_and_what_was_given_back_is_poison() {
         let (pool, memory) = pool();
-        let original = span(0x20_0100, 0x80);
-        memory.cpu_write(original.paddr(), &[7; 0x80]).unwrap();
-        let asked = SlotRequest { keep_bits: 0x1ff, granule: 0x1000, ..request(original) };
-        let slot = pool.take(asked).unwrap();
+        memory.cpu_write(PhysAddr::new(0x20_0100), &[7; 0x80]).unwrap();
+        let asked = SlotRequest { keep_bits: 0x1ff, granule: 0x1000, ..SlotRequest::default() };
+        let slot = pool.take(original(0x20_0100, 0x80), &asked).unwrap();
         let mut frame = [0; 0x1000];
         let mut look = || {
             memory.cpu_read(PhysAddr::new(0x10_0000), &mut frame).unwrap();
@@ -244,7 +318,7 @@ mod tests {
             part
         });
         assert_eq!(pool.copies(), Copies { to_slots: 1, to_originals: 0, bytes: 0x20 });
-        drop(slot);
+        pool.release(slot);
         assert_eq!((look(), pool.held()), ([POISON; 0x1000], 0));
     }
 }

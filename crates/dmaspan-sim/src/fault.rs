@@ -7,10 +7,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use dmaspan::dma::{BouncePool, SlotRequest, To};
+use dmaspan::dma::BouncePool;
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use dmaspan::swiotlb::{Original, SlotRequest, To};
 use dmaspan::{Coherency, Errno, IovaRange, Prot, Span, UserAddr, UserRange};
 
 /// Decides which step fails. Clones count together.
@@ -177,8 +178,16 @@ unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
 unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
     type Slot = B::Slot;
 
-    fn take(&self, request: SlotRequest) -> Option<B::Slot> {
-        if self.faults.fails() { None } else { self.inner.take(request) }
+    fn take(&self, original: Original, request: &SlotRequest) -> Option<B::Slot> {
+        if self.faults.fails() { None } else { self.inner.take(original, request) }
+    }
+
+    fn release(&self, slot: B::Slot) {
+        self.inner.release(slot);
+    }
+
+    fn quarantine(&self, slot: B::Slot) {
+        self.inner.quarantine(slot);
     }
 
     fn span(&self, slot: &B::Slot) -> Span {
@@ -193,8 +202,12 @@ unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
         self.inner.reach()
     }
 
-    fn max_len(&self, keep_bits: u64) -> u64 {
-        self.inner.max_len(keep_bits)
+    fn owns(&self, span: Span) -> bool {
+        self.inner.owns(span)
+    }
+
+    fn max_len(&self, request: &SlotRequest) -> u64 {
+        self.inner.max_len(request)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a single mapping asks for beyond its direction.
 
 use super::domain::Flush;
+use crate::swiotlb::Fill;
 
 /// Whether the CPU's caches, and the slot of a bounced buffer, follow a map and an unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -12,7 +13,7 @@ pub enum CpuSync {
     /// The driver says by [`sync_for_device`](super::Device::sync_for_device) and
     /// [`sync_for_cpu`](super::Device::sync_for_cpu) what is to be seen, and when
     /// (`DMA_ATTR_SKIP_CPU_SYNC`). A slot is filled by the map all the same, so that a device never
-    /// reads what was in it before.
+    /// reads what was in it before; the unmap copies nothing.
     Skip,
 }
 
@@ -44,4 +45,11 @@ pub struct Attrs {
     pub sync: CpuSync,
     /// Which accesses are permitted.
     pub privilege: Privilege,
+    /// Whether slots are filled by the map. They need not be where the device
+    /// [overwrites](Fill::Overwritten) what is mapped: it only writes, and how many bytes it wrote
+    /// is said by [`unmap_written`](super::Device::unmap_written), which ends every such mapping,
+    /// bounced or not. Nothing else of a slot reaches the buffer. A device that is not trusted can
+    /// read what was in the slot before, where tables cannot forbid it: a pool that
+    /// [wipes](crate::swiotlb::Wipe) leaves nothing there.
+    pub fill: Fill,
 }

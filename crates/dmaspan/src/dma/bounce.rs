@@ -1,44 +1,37 @@
 //! Memory that stands in for what a device cannot use.
 
+use alloc::sync::Arc;
 use core::fmt;
 
+use crate::platform::Platform;
 use crate::span::Span;
+use crate::swiotlb::{self, Original, PoolMemory, SlotOf, SlotRequest, To};
 
-/// What a bounce slot has to be like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotRequest {
-    /// The memory that it stands in for: any bytes.
-    pub original: Span,
-    /// Low bits of addresses that are the same in the slot as in the original.
-    pub keep_bits: u64,
-    /// The slot's whole granules of so many bytes (a power of two) are nobody else's, and what of
-    /// them is not the original's is zero. 1 where that does not matter.
-    pub granule: u64,
-    /// The last address that the device can use.
-    pub last: u64,
-    /// No slot crosses a multiple of this power of two; `None` where that does not matter.
-    pub boundary: Option<u64>,
+/// When a device gets slots in place of its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Bounce {
+    /// Where it cannot, or must not, have the memory itself.
+    #[default]
+    AsNeeded,
+    /// Always, and for whole buffers: what is not in the pool it cannot see, as in a confidential
+    /// guest, or must not, as with a pool of its own (`swiotlb=force`, `restricted-dma-pool`).
+    /// Memory that is the pool's already, as that of a [lease](swiotlb::Lease), is used itself;
+    /// what is reached on the bus is not memory and passes.
+    Always,
 }
 
-/// Which way a copy goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum To {
-    /// From the original to the slot, for the device to read.
-    Slot,
-    /// From the slot to the original, for the CPU to read.
-    Original,
-}
-
-/// Gives slots of memory that devices reach, and copies.
+/// Gives slots of memory that devices reach, and copies: a [`swiotlb::Pool`], or one of another
+/// kind.
 ///
-/// Here with a pool of simulated memory, and a device that reaches half of the memory:
+/// Here with simulated memory, and a device that reaches half of it:
 ///
 /// ```
 /// # use std::sync::Arc;
 /// use dmaspan::dma::{Device, DeviceConfig, Direct, Piece, RawMemory};
+/// use dmaspan::swiotlb::{Pool, PoolConfig};
 /// # use dmaspan::{Direction, PhysAddr, Platform, Span};
-/// # use dmaspan_sim::bounce::SimPool;
 /// # use dmaspan_sim::memory::SimMemory;
+/// # use dmaspan_sim::pool_memory::SimPoolMemory;
 /// # struct OneThread;
 /// # impl Platform for OneThread {
 /// #     type Lock = parking_lot::RawMutex;
@@ -49,9 +42,10 @@ pub enum To {
 /// # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
 /// let ram = span(0xfff0_0000, 2 << 20)?;
 /// let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
-/// let pool = SimPool::new(Arc::clone(&memory), span(0xfff0_0000, 0x1_0000)?)?;
+/// let slots = SimPoolMemory::new(Arc::clone(&memory), vec![span(0xfff0_0000, 0x1_0000)?])?;
+/// let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), OneThread)?);
 /// let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
-/// let device = Device::new(direct, pool, DeviceConfig::bits(32))?;
+/// let device = Device::new(direct, Arc::clone(&pool), DeviceConfig::bits(32))?;
 /// let buffer = span(0x1_0000_1200, 1500)?;
 /// # memory.allocate_at(span(0x1_0000_1000, 0x1000)?)?;
 /// // SAFETY: the frame is this program's, and nobody else touches it.
@@ -59,21 +53,23 @@ pub enum To {
 /// let mapping = device.map_single(raw, Direction::FromDevice).map_err(|r| r.error)?;
 /// assert!(mapping.is_bounced() && mapping.addr().get() < 1 << 32);
 /// let _unmapped = device.unmap(mapping).map_err(|failed| failed.error)?;
+/// assert_eq!(pool.stats().used, 0);
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Safety
 ///
-/// 1. The memory of a slot is the holder's alone until the slot is dropped, and devices may read
-///    and write it at any time, padding to the granule asked for included.
+/// 1. The memory of a slot is the holder's alone until the slot is [released](Self::release), and
+///    for ever where it never is. Devices may read and write it at any time, padding to the granule
+///    asked for included.
 /// 2. [`copy`](Self::copy) touches no memory but the slot's and the original's.
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"
 )]
 pub unsafe trait BouncePool: Send + Sync {
-    /// A slot; gives itself back when it is dropped.
+    /// A slot. Dropped, it is lost to the pool for ever: a device may still use it.
     type Slot: Send + fmt::Debug;
 
     /// A slot for a piece of memory, whose padding is zeroed; nothing is copied yet. `None` where
@@ -81,21 +77,128 @@ pub unsafe trait BouncePool: Send + Sync {
     ///
     /// # Context
     ///
-    /// Like a slot's drop, may run with interrupts off where mappings are made so.
-    fn take(&self, request: SlotRequest) -> Option<Self::Slot>;
+    /// Like [`release`](Self::release), may run with interrupts off where mappings are made so.
+    fn take(&self, original: Original, request: &SlotRequest) -> Option<Self::Slot>;
+
+    /// Gives a slot of this pool back, which no device uses any more. Nothing is copied.
+    fn release(&self, slot: Self::Slot);
+
+    /// Keeps a slot of this pool from ever being used again, since hardware was not seen to forget
+    /// it.
+    fn quarantine(&self, slot: Self::Slot) {
+        drop(slot);
+    }
 
     /// Where the slot's bytes are: as long as the original.
     fn span(&self, slot: &Self::Slot) -> Span;
 
-    /// Copies `len` bytes at `offset`, which are within the slot.
+    /// Copies `len` bytes at `offset`, which are within the slot, one of this pool.
     fn copy(&self, slot: &Self::Slot, offset: u64, len: u64, to: To);
 
     /// From the lowest to the highest address that a slot may have; `None` where there is none at
     /// all.
     fn reach(&self) -> Option<Span>;
 
-    /// How long a slot can be that has `keep_bits` of the address of its original, in bytes.
-    fn max_len(&self, keep_bits: u64) -> u64;
+    /// Whether memory is the pool's own: what a device that sees nothing but the pool sees, too.
+    /// Of no memory, by default.
+    fn owns(&self, span: Span) -> bool {
+        let _ = span;
+        false
+    }
+
+    /// How long a slot can be that is like `request`, whatever the low bits of its original, in
+    /// bytes: 0 where some original has no slot at all.
+    fn max_len(&self, request: &SlotRequest) -> u64;
+}
+
+#[expect(unsafe_code, reason = "the pool's memory promises")]
+// SAFETY: a run of slots is one holder's until it is released, with whole granules, and never given
+// out again where it is not; `PoolMemory` promises that nobody else uses the memory, and to copy no
+// more than it is told to, which is of a slot and its original.
+unsafe impl<M: PoolMemory, P: Platform> BouncePool for swiotlb::Pool<M, P> {
+    type Slot = SlotOf<P>;
+
+    #[inline]
+    fn take(&self, original: Original, request: &SlotRequest) -> Option<SlotOf<P>> {
+        Self::take(self, original, request).ok()
+    }
+
+    #[inline]
+    fn release(&self, slot: SlotOf<P>) {
+        // One of another pool is lost.
+        drop(Self::release(self, slot));
+    }
+
+    fn quarantine(&self, slot: SlotOf<P>) {
+        drop(Self::quarantine(self, slot));
+    }
+
+    #[inline]
+    fn span(&self, slot: &SlotOf<P>) -> Span {
+        slot.span()
+    }
+
+    #[inline]
+    fn copy(&self, slot: &SlotOf<P>, offset: u64, len: u64, to: To) {
+        let copied = Self::copy(self, slot, offset, len, to);
+        debug_assert!(copied.is_ok(), "a copy within a slot of this pool: {copied:?}");
+    }
+
+    fn reach(&self) -> Option<Span> {
+        Some(Self::reach(self))
+    }
+
+    fn owns(&self, span: Span) -> bool {
+        let within = |own: &Span| own.paddr() <= span.paddr() && span.last() <= own.last();
+        self.memory().spans().iter().any(within)
+    }
+
+    fn max_len(&self, request: &SlotRequest) -> u64 {
+        Self::max_len(self, request)
+    }
+}
+
+/// One pool of several devices, or one that its owner looks at.
+#[expect(unsafe_code, reason = "the pool promises")]
+// SAFETY: everything is done by the pool, which promised.
+unsafe impl<B: BouncePool> BouncePool for Arc<B> {
+    type Slot = B::Slot;
+
+    #[inline(always)]
+    fn take(&self, original: Original, request: &SlotRequest) -> Option<B::Slot> {
+        (**self).take(original, request)
+    }
+
+    #[inline(always)]
+    fn release(&self, slot: B::Slot) {
+        (**self).release(slot);
+    }
+
+    fn quarantine(&self, slot: B::Slot) {
+        (**self).quarantine(slot);
+    }
+
+    #[inline(always)]
+    fn span(&self, slot: &B::Slot) -> Span {
+        (**self).span(slot)
+    }
+
+    #[inline(always)]
+    fn copy(&self, slot: &B::Slot, offset: u64, len: u64, to: To) {
+        (**self).copy(slot, offset, len, to);
+    }
+
+    fn reach(&self) -> Option<Span> {
+        (**self).reach()
+    }
+
+    fn owns(&self, span: Span) -> bool {
+        (**self).owns(span)
+    }
+
+    fn max_len(&self, request: &SlotRequest) -> u64 {
+        (**self).max_len(request)
+    }
 }
 
 /// No pool: nothing is bounced.
@@ -111,8 +214,12 @@ pub enum NoSlot {}
 unsafe impl BouncePool for NoPool {
     type Slot = NoSlot;
 
-    fn take(&self, _request: SlotRequest) -> Option<NoSlot> {
+    fn take(&self, _original: Original, _request: &SlotRequest) -> Option<NoSlot> {
         None
+    }
+
+    fn release(&self, slot: NoSlot) {
+        match slot {}
     }
 
     fn span(&self, slot: &NoSlot) -> Span {
@@ -127,7 +234,7 @@ unsafe impl BouncePool for NoPool {
         None
     }
 
-    fn max_len(&self, _keep_bits: u64) -> u64 {
+    fn max_len(&self, _request: &SlotRequest) -> u64 {
         0
     }
 }

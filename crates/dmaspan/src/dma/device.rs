@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::fmt;
 
-use super::bounce::{BouncePool, NoPool};
+use super::bounce::{Bounce, BouncePool, NoPool};
 use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::raw::Records;
@@ -39,8 +39,9 @@ impl DeviceLimits {
 pub enum Trust {
     /// It may see the rest of the granules that its buffers lie in.
     Trusted,
-    /// It sees nothing but its buffers: what shares a granule with others is bounced, and no unmap
-    /// is lazy. That takes a translation: where there is none it is trusted all the same.
+    /// It sees nothing but its buffers: granules at their ends that they share with others are
+    /// bounced, and no unmap is lazy. That takes a translation: where there is none it is trusted
+    /// all the same.
     Untrusted,
 }
 
@@ -53,17 +54,32 @@ pub struct DeviceConfig {
     pub trust: Trust,
     /// Whether its accesses see the CPU's caches.
     pub coherency: Coherency,
+    /// When its buffers are bounced.
+    pub bounce: Bounce,
 }
 
 impl DeviceConfig {
-    /// A trusted, coherent device with addresses of so many bits.
+    /// A trusted, coherent device with addresses of so many bits, bounced as needed.
     pub const fn bits(bits: u32) -> Self {
         Self {
             limits: DeviceLimits::bits(bits),
             trust: Trust::Trusted,
             coherency: Coherency::Coherent,
+            bounce: Bounce::AsNeeded,
         }
     }
+}
+
+/// What memory a device is let at that is within its reach, as its configuration and its
+/// translation say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    /// Any.
+    Free,
+    /// Whole granules.
+    Granules,
+    /// The pool's.
+    Pool,
 }
 
 /// In how many parts, with a lock each, a device keeps what was turned into addresses.
@@ -79,6 +95,7 @@ pub struct Device<T: Translation, B: BouncePool = NoPool> {
     pub(super) translation: Arc<T>,
     pub(super) pool: B,
     pub(super) config: DeviceConfig,
+    pub(super) policy: Policy,
     pub(super) raw: Records<T, B>,
     identity: Identity,
 }
@@ -89,15 +106,19 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Errors
     ///
     /// [`Error::Mask`] where it reaches no IOVA, or neither memory nor a slot of the pool where
-    /// nothing is translated; [`Error::Limit`] for limits that cannot be kept; [`Error::NoRecords`]
-    /// where there is no memory.
+    /// nothing is translated, or no slot where all is bounced; [`Error::Limit`] for limits that
+    /// cannot be kept; [`Error::NoRecords`] where there is no memory.
     pub fn new(translation: Arc<T>, pool: B, config: DeviceConfig) -> Result<Self, Error> {
         let DeviceLimits { last, keep_bits, boundary, max_segment } = config.limits;
         let granule = lg2::size(translation.granule_lg2());
         let lowest = translation.aperture().start().get();
         let is_direct = translation.direct_memory().is_some();
         let slots = pool.reach().filter(|_| is_direct).map(|slots| slots.paddr().get());
-        let reached = slots.map_or(lowest, |slots| slots.min(lowest));
+        let reached = match (slots, config.bounce) {
+            (Some(slots), Bounce::Always) => slots,
+            (Some(slots), Bounce::AsNeeded) => slots.min(lowest),
+            (None, _) => lowest,
+        };
         if last < reached.saturating_add(granule - 1) {
             return Err(Error::Mask { last, lowest });
         }
@@ -113,8 +134,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let value = max_segment;
             return Err(Error::Limit { what: "segments", value, limit: granule });
         }
+        let policy = match (config.bounce, config.trust) {
+            (Bounce::Always, _) => Policy::Pool,
+            (Bounce::AsNeeded, Trust::Untrusted) if !is_direct => Policy::Granules,
+            (Bounce::AsNeeded, _) => Policy::Free,
+        };
         let raw = Records::new(RECORD_PARTS).ok_or(Error::NoRecords)?;
-        Ok(Self { translation, pool, config, raw, identity: Identity::new() })
+        Ok(Self { translation, pool, config, policy, raw, identity: Identity::new() })
     }
 
     /// What translates its addresses: for a timer that flushes, say, or for another device.
@@ -128,29 +154,27 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// How many bytes can be mapped at once whatever memory they are (`dma_max_mapping_size`):
-    /// what a slot can have where any of it may be bounced, and otherwise what the device can
+    /// what a slot can have where any of it may be bounced whole, and otherwise what the device can
     /// address. 0 where some memory cannot be mapped at all.
+    ///
+    /// Where only ends are bounced, a pool that has a slot for the longest buffer without a whole
+    /// granule in it is taken to have one for each end of a longer one.
     pub fn max_mapping_len(&self) -> u64 {
-        let DeviceLimits { last, keep_bits, boundary, .. } = self.config.limits;
+        let DeviceLimits { last, keep_bits, .. } = self.config.limits;
         let aperture = self.translation.aperture();
-        let bounces = match self.translation.direct_memory() {
-            Some(memory) => memory.last().get() > last,
-            None => self.config.trust == Trust::Untrusted,
-        };
-        if bounces {
-            let longest = self.pool.max_len(keep_bits);
-            let Some(slots) = self.pool.reach().filter(|_| self.is_direct()) else {
-                return longest;
-            };
-            // Here a slot is where the device reaches it, and crosses no boundary, however far
-            // behind one the kept bits move it.
-            let reached = (u128::from(last) + 1).saturating_sub(u128::from(slots.paddr().get()));
-            let reached = u64::try_from(reached).unwrap_or(u64::MAX).saturating_sub(keep_bits);
-            let window = boundary.map_or(u64::MAX, |b| b - (keep_bits & (b - 1)));
-            return longest.min(reached).min(window);
+        let reached = last.min(aperture.last().get());
+        let all = reached.saturating_sub(aperture.start().get()).saturating_add(1);
+        let slot = || self.pool.max_len(&self.slot_request(keep_bits));
+        match (self.policy, self.translation.direct_memory()) {
+            (Policy::Free, None) => all,
+            (Policy::Free, Some(memory)) if memory.last().get() <= last => all,
+            (_, Some(_)) => slot(),
+            (Policy::Pool, None) => slot().min(all),
+            (Policy::Granules, None) => {
+                let granule = lg2::size(self.translation.granule_lg2());
+                Some(slot()).filter(|slot| *slot < 2 * (granule - 1)).unwrap_or(all)
+            }
         }
-        let last = last.min(aperture.last().get());
-        last.saturating_sub(aperture.start().get()).saturating_add(1)
     }
 
     /// Where the ends of a list's pieces have to lie for them to become one segment: at multiples

@@ -318,30 +318,23 @@ pub(super) mod translation {
 use translation::Sealed;
 
 /// Maps memory, or the slots that stand in for it, in IOVAs by `fill`, all or nothing: whatever
-/// `fill` mapped before it failed is taken away again. Slots that hardware may still use leak.
+/// `fill` mapped before it failed is taken away again. Where the memory is not given back, hardware
+/// may still use it and its slots.
 #[inline(always)]
-pub(super) fn map_into<T: Sealed, S>(
+pub(super) fn map_into<T: Sealed>(
     translation: &T,
     iovas: Iovas,
     memory: T::Memory,
-    slots: S,
-    fill: impl FnOnce(&T, &T::Memory, &S, IovaRange) -> Result<(), Error>,
-) -> Result<(Iovas, T::Memory, S), Refused<T::Memory>> {
+    fill: impl FnOnce(&T, &T::Memory, IovaRange) -> Result<(), Error>,
+) -> Result<(Iovas, T::Memory), Refused<T::Memory>> {
     let range = iovas.range();
-    // Where a hook panics, a device may use them by then.
-    let (memory, slots) = (ManuallyDrop::new(memory), ManuallyDrop::new(slots));
-    let filled =
-        fill(translation, &memory, &slots, range).and_then(|()| translation.announce(range));
+    // Where a hook panics, a device may use it by then.
+    let memory = ManuallyDrop::new(memory);
+    let filled = fill(translation, &memory, range).and_then(|()| translation.announce(range));
     let memory = ManuallyDrop::into_inner(memory);
     match filled {
-        Ok(()) => Ok((iovas, memory, ManuallyDrop::into_inner(slots))),
-        Err(error) => {
-            let refused = take_back(translation, iovas, memory, error);
-            if refused.memory.is_some() {
-                drop(ManuallyDrop::into_inner(slots));
-            }
-            Err(refused)
-        }
+        Ok(()) => Ok((iovas, memory)),
+        Err(error) => Err(take_back(translation, iovas, memory, error)),
     }
 }
 

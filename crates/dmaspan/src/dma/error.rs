@@ -106,6 +106,19 @@ pub enum Error {
         /// The direction that it was mapped for.
         mapped: Direction,
     },
+    /// A device overwrites what it does not only write.
+    #[error("a device overwrites what is mapped FromDevice, not {direction:?}")]
+    Overwrites {
+        /// The direction that was asked for.
+        direction: Direction,
+    },
+    /// Slots were not filled, since the device writes what is mapped, and nobody said how much of
+    /// it it wrote: [`unmap_written`](super::Device::unmap_written) and its likes do.
+    #[error("{len:#x} bytes are overwritten: `unmap_written` has to say how many of them were")]
+    Unreported {
+        /// How many bytes are mapped.
+        len: u64,
+    },
     /// There is no memory to remember a mapping by its address.
     #[error("no memory to remember the {len:#x} bytes mapped at {addr}")]
     NoRecord {
@@ -232,6 +245,8 @@ impl Error {
             | Self::CutsLink { .. }
             | Self::OtherLength { .. }
             | Self::OtherDirection { .. }
+            | Self::Overwrites { .. }
+            | Self::Unreported { .. }
             | Self::OutsideMapping { .. } => Errno::EINVAL,
         }
     }

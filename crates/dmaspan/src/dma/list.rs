@@ -1,24 +1,27 @@
 //! Memory of many pieces: scatter lists.
 
+mod end;
 mod layout;
 
 use alloc::vec::Vec;
-use core::mem::ManuallyDrop;
-use core::{fmt, mem, slice};
+use core::{fmt, iter, mem, slice};
 
 use super::attrs::{Attrs, CpuSync};
 use super::bounce::{BouncePool, NoPool};
-use super::device::{Device, Trust};
+use super::device::{Device, Policy};
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
-use super::single::{Refused, Unmapped, Way};
+use super::single::{Refused, Way};
+use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{Align, Iovas, Request};
 use crate::platform::Id;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
-use crate::span::SpanBuf;
+use crate::span::{Span, SpanBuf};
+use crate::swiotlb::Fill;
+pub use end::UnmapListFailed;
 use layout::{Layout, Need, Packing, Part, Placed, Shape};
 
 /// How many physical runs go into one call of the page table, which costs a walk: they take a
@@ -49,9 +52,10 @@ pub struct ListMapping<T: Translation, B: BouncePool = NoPool> {
     direction: Direction,
     flush: Flush,
     sync: CpuSync,
+    fill: Fill,
     device: Id,
-    /// One for each bounced piece, in their order.
-    slots: Vec<B::Slot>,
+    /// Those of each bounced piece, in their order.
+    slots: Vec<Slots<B::Slot>>,
     iovas: Option<Iovas>,
     /// Taken by the unmap; leaked where there was none.
     memory: Option<T::Memory>,
@@ -83,7 +87,7 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
         self.flush
     }
 
-    /// How many pieces have a slot that stands in for them.
+    /// How many pieces have slots that stand in for them or for their ends.
     pub fn bounced(&self) -> usize {
         self.slots.len()
     }
@@ -96,6 +100,12 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
     fn pieces(&self) -> &[Piece] {
         self.memory.as_ref().map_or(&[], DmaMemory::pieces)
     }
+
+    /// Where it begins, for an error.
+    fn first(&self) -> DmaAddr {
+        let own = self.pieces().first().map_or(0, |piece| piece.span.paddr().get());
+        DmaAddr::new(self.iovas().map_or(own, |range| range.start().get()))
+    }
 }
 
 impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
@@ -105,14 +115,44 @@ impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
     }
 }
 
-/// The IOVAs of a list, if it has any, its memory, and its slots; or why there are none.
-type InPlace<H, S> = Result<(Option<Iovas>, H, Vec<S>), Refused<H>>;
+/// The slots of the pieces that are bounced, and what a list needs.
+type Prepared<S> = Result<(Vec<Slots<S>>, Need), Error>;
+
+/// The IOVAs of a list, if it has any, and its memory; or why there are none.
+type InPlace<H> = Result<(Option<Iovas>, H), Refused<H>>;
 
 /// The parts of a list, as a device gets them.
 struct Parts<'a, T: Translation, B: BouncePool> {
     device: &'a Device<T, B>,
     pieces: slice::Iter<'a, Piece>,
-    slots: slice::Iter<'a, B::Slot>,
+    slots: slice::Iter<'a, Slots<B::Slot>>,
+}
+
+/// A piece of a list, how a device gets it, and the slots where it is bounced.
+struct Given<'a, S> {
+    piece: Piece,
+    part: Part,
+    slots: Option<&'a Slots<S>>,
+}
+
+impl<'a, T: Translation, B: BouncePool> Parts<'a, T, B> {
+    #[inline(always)]
+    fn next_given(&mut self) -> Option<Given<'a, B::Slot>> {
+        let &piece = self.pieces.next()?;
+        let (part, slots) = match self.device.way(piece) {
+            Ok(Way::Straight) => (Part::Passed(piece.span), None),
+            Ok(Way::Bounced) => {
+                let slots = self.slots.next();
+                let span = self.device.lies(piece.span, slots);
+                let part =
+                    if self.device.is_direct() { Part::Passed(span) } else { Part::Placed(span) };
+                (part, slots)
+            }
+            // Refused before anything is given an address.
+            Ok(Way::Translated) | Err(_) => (Part::Placed(piece.span), None),
+        };
+        Some(Given { piece, part, slots })
+    }
 }
 
 impl<T: Translation, B: BouncePool> Iterator for Parts<'_, T, B> {
@@ -120,18 +160,7 @@ impl<T: Translation, B: BouncePool> Iterator for Parts<'_, T, B> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Part> {
-        let &piece = self.pieces.next()?;
-        let is_direct = self.device.is_direct();
-        Some(match self.device.way(piece) {
-            Ok(Way::Straight) => Part::Passed(piece.span),
-            Ok(Way::Bounced) => {
-                let slot = self.slots.next();
-                let span = slot.map_or(piece.span, |slot| self.device.pool.span(slot));
-                if is_direct { Part::Passed(span) } else { Part::Placed(Piece { span, ..piece }) }
-            }
-            // Refused before anything is given an address.
-            Ok(Way::Translated) | Err(_) => Part::Placed(piece),
-        })
+        self.next_given().map(|given| given.part)
     }
 }
 
@@ -236,9 +265,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// # Errors
     ///
-    /// [`Refused`], with nothing changed, `segments` neither: [`Error::EmptyList`];
-    /// [`Error::SegmentRoom`] with the room that is needed; [`Error::ListWraps`]; and what
-    /// [`map_single_with`](Self::map_single_with) refuses, for the first piece that it refuses.
+    /// [`Refused`], with nothing changed, `segments` neither: [`Error::Overwrites`];
+    /// [`Error::EmptyList`]; [`Error::SegmentRoom`] with the room that is needed;
+    /// [`Error::ListWraps`]; and what [`map_single_with`](Self::map_single_with) refuses, for the
+    /// first piece that it refuses.
     ///
     /// # Context
     ///
@@ -251,14 +281,20 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         segments: &mut [Segment],
         attrs: Attrs,
     ) -> Result<ListMapping<T, B>, Refused<T::Memory>> {
-        let (slots, need) = match self.prepare(memory.pieces(), segments.len()) {
+        let (slots, need) = match self.prepare(memory.pieces(), segments.len(), direction, attrs) {
             Ok(prepared) => prepared,
             Err(error) => return Err(Refused { error, memory: Some(memory) }),
         };
         if self.config.coherency == Coherency::NonCoherent {
             self.give_list(memory.pieces(), &slots, attrs.sync);
         }
-        let (iovas, memory, slots) = self.place(slots, need, memory, direction, attrs)?;
+        let (iovas, memory) = match self.place(&slots, need, memory, direction, attrs) {
+            Ok(placed) => placed,
+            Err(refused) => {
+                slots.into_iter().for_each(|of| self.withdraw(of, refused.memory.as_ref()));
+                return Err(refused);
+            }
+        };
         let base = iovas.as_ref().map_or(0, |iovas| iovas.range().start().get());
         let mut count = 0;
         let mut places = segments.iter_mut();
@@ -283,6 +319,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             direction,
             flush,
             sync: attrs.sync,
+            fill: attrs.fill,
             device: self.id(),
             slots,
             iovas,
@@ -321,117 +358,59 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         Ok(Segments { layout, left: mapping.segments })
     }
 
-    /// Ends the mapping of a list. What was bounced is copied back when no device can change it any
-    /// more.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Foreign`] for a mapping of another device, which is given back by
-    /// [`UnmapListFailed`]; [`Error::Quarantined`] where hardware does not answer: the memory is
-    /// held until a [flush](super::DmaDomain::flush) succeeds, and slots for ever.
-    ///
-    /// # Context
-    ///
-    /// As [`unmap`](Self::unmap).
-    pub fn unmap_list(
-        &self,
-        mut mapping: ListMapping<T, B>,
-    ) -> Result<Unmapped<T::Memory>, UnmapListFailed<T, B>> {
-        if let Err(error) = self.check_list(&mapping) {
-            return Err(UnmapListFailed { error, mapping: Some(mapping) });
-        }
-        // Every mapping has it until here.
-        let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
-        let Some(iovas) = mapping.iovas.take() else {
-            self.finish_list(&mut mapping, memory.pieces());
-            return Ok(Unmapped::Released(memory));
-        };
-        // Where a hook panics, a device may still use it.
-        let memory = ManuallyDrop::new(memory);
-        if mapping.flush == Flush::Lazy {
-            // The memory is the queue's after the unmap.
-            self.finish_list(&mut mapping, memory.pieces());
-        }
-        let memory = ManuallyDrop::into_inner(memory);
-        match self.translation.unmap(iovas, memory, mapping.flush) {
-            Ok(Unmapped::Released(memory)) => {
-                if mapping.flush == Flush::Strict {
-                    self.finish_list(&mut mapping, memory.pieces());
-                }
-                Ok(Unmapped::Released(memory))
-            }
-            Ok(Unmapped::Queued) => Ok(Unmapped::Queued),
-            Err(error) => Err(UnmapListFailed { error, mapping: None }),
-        }
-    }
-
-    /// Lets the CPU see what the device has written to a list (`dma_sync_sg_for_cpu`). Nothing,
-    /// where the device only reads.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Foreign`] for a mapping of another device, with nothing done.
-    ///
-    /// # Context
-    ///
-    /// The device does not write the list until it is handed back to it.
-    pub fn sync_list_for_cpu(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
-        self.check_list(mapping)?;
-        self.list_for_cpu(mapping.pieces(), &mapping.slots, mapping.direction);
-        Ok(())
-    }
-
-    /// Lets the device see what the CPU has written to a list (`dma_sync_sg_for_device`).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Foreign`] for a mapping of another device, with nothing done.
-    ///
-    /// # Context
-    ///
-    /// The CPU does not write the list until it is handed back to it.
-    pub fn sync_list_for_device(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
-        self.check_list(mapping)?;
-        if self.cares(&mapping.slots) {
-            for (piece, slot) in self.with_slots(mapping.pieces(), &mapping.slots) {
-                self.part_for_device(piece, slot, mapping.direction, 0, piece.span.len());
-            }
-        }
-        Ok(())
-    }
-
     fn check_list(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
         if mapping.device == self.id() {
             return Ok(());
         }
-        let own = mapping.pieces().first().map_or(0, |piece| piece.span.paddr().get());
-        let addr = mapping.iovas().map_or(own, |range| range.start().get());
-        Err(Error::Foreign { addr: DmaAddr::new(addr) })
+        Err(Error::Foreign { addr: mapping.first() })
     }
 
     /// Slots for what has to be bounced, filled, and what the list needs.
     #[inline(always)]
-    fn prepare(&self, pieces: &[Piece], room: usize) -> Result<(Vec<B::Slot>, Need), Error> {
+    fn prepare(
+        &self,
+        pieces: &[Piece],
+        room: usize,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Prepared<B::Slot> {
+        if attrs.fill == Fill::Overwritten && direction != Direction::FromDevice {
+            return Err(Error::Overwrites { direction });
+        }
         if pieces.is_empty() {
             return Err(Error::EmptyList);
         }
         let mut slots = Vec::new();
-        if let Some(need) = self.dense(pieces, room) {
-            return if need.segments <= room { Ok((slots, need)) } else { no_room(room, need) };
-        }
+        let need = match self.dense(pieces, room) {
+            Some(need) => Ok(need),
+            None => self.bounce_list(pieces, &mut slots, attrs.fill),
+        };
+        let error = match need {
+            Ok(need) if need.segments <= room => return Ok((slots, need)),
+            Ok(need) => Error::SegmentRoom { room, needed: need.segments },
+            Err(error) => error,
+        };
+        slots.into_iter().for_each(|of| self.release(of));
+        Err(error)
+    }
+
+    /// Adds slots for what has to be bounced.
+    #[inline(always)]
+    fn bounce_list(
+        &self,
+        pieces: &[Piece],
+        slots: &mut Vec<Slots<B::Slot>>,
+        fill: Fill,
+    ) -> Result<Need, Error> {
         for &piece in pieces {
             if self.way(piece)? == Way::Bounced {
                 let span = piece.span;
                 let no_room = |_| Error::NoSlot { span, len: span.len() };
                 slots.try_reserve(1).map_err(no_room)?;
-                slots.push(self.bounce(span)?);
+                slots.push(self.bounce(span, self.config.limits.keep_bits, fill)?);
             }
         }
-        let need = self.need(pieces, &slots)?;
-        if need.segments > room {
-            return no_room(room, need);
-        }
-        Ok((slots, need))
+        self.need(pieces, slots)
     }
 
     /// What a list needs that lies densely, none of which is bounced.
@@ -442,12 +421,16 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         let need = self.shape().dense(pieces, room)?;
         // Its ends are all that may share granules with others.
-        let is_seen = need.bytes == need.iovas || self.config.trust == Trust::Trusted;
-        is_seen.then_some(need)
+        let is_straight = match self.policy {
+            Policy::Free => true,
+            Policy::Granules => need.bytes == need.iovas,
+            Policy::Pool => false,
+        };
+        is_straight.then_some(need)
     }
 
     #[inline(always)]
-    fn need(&self, pieces: &[Piece], slots: &[B::Slot]) -> Result<Need, Error> {
+    fn need(&self, pieces: &[Piece], slots: &[Slots<B::Slot>]) -> Result<Need, Error> {
         self.layout(pieces, slots, 0).need().map_err(|piece| Error::ListWraps { piece })
     }
 
@@ -455,14 +438,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[inline(always)]
     fn place(
         &self,
-        slots: Vec<B::Slot>,
+        slots: &[Slots<B::Slot>],
         need: Need,
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
-    ) -> InPlace<T::Memory, B::Slot> {
+    ) -> InPlace<T::Memory> {
         if need.iovas == 0 {
-            return Ok((None, memory, slots));
+            return Ok((None, memory));
         }
         // Aligned naturally, no boundary lies elsewhere than where the layout saw it.
         let limit = Iova::new(self.config.limits.last);
@@ -471,7 +454,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Ok(iovas) => iovas,
             Err(error) => return Err(Refused { error, memory: Some(memory) }),
         };
-        let fill = |translation: &T, memory: &T::Memory, slots: &Vec<_>, range: IovaRange| {
+        let fill = |translation: &T, memory: &T::Memory, range: IovaRange| {
             let (pieces, base) = (memory.pieces(), range.start());
             match need.packing {
                 Packing::Dense if pieces.len() <= FEW => {
@@ -485,8 +468,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 }
             }
         };
-        let (iovas, memory, slots) = map_into(&*self.translation, iovas, memory, slots, fill)?;
-        Ok((Some(iovas), memory, slots))
+        let (iovas, memory) = map_into(&*self.translation, iovas, memory, fill)?;
+        Ok((Some(iovas), memory))
     }
 
     /// Maps the granules of a dense list, by a call for every `N` runs.
@@ -536,7 +519,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     fn fill(
         &self,
         translation: &T,
-        parts: Parts<'_, T, B>,
+        mut parts: Parts<'_, T, B>,
         base: Iova,
         direction: Direction,
         attrs: Attrs,
@@ -544,6 +527,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let shape = self.shape();
         let mut room = SpanBuf::room::<STAGE>();
         let mut stage = SpanBuf::new(&mut room);
+        // What is staged goes to `start` and on; `next` is behind everything that has a place.
         let (mut start, mut next, mut via) = (0, 0, Via::Memory);
         let map = |stage: &mut SpanBuf<'_>, start: u64, via| {
             if stage.is_empty() {
@@ -554,73 +538,59 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             stage.clear();
             mapped
         };
-        for part in parts {
-            let Part::Placed(piece) = part else { continue };
-            let end = next;
+        while let Some(Given { piece, part, slots }) = parts.next_given() {
+            let Part::Placed(span) = part else { continue };
+            let mut end = next;
             // All of them have a place: it was counted.
-            let Some(Placed { at, whole, .. }) = shape.place(&mut next, piece.span) else { break };
-            if at != end || piece.via != via || stage.push(whole).is_err() {
-                map(&mut stage, start, via)?;
-                (start, via) = (at, piece.via);
-                // There is room in an empty stage.
-                let _ = stage.push(whole);
+            let Some(Placed { mut at, whole, .. }) = shape.place(&mut next, span) else { break };
+            let mut put = |whole: Span| {
+                if at != end || piece.via != via || stage.push(whole).is_err() {
+                    map(&mut stage, start, via)?;
+                    (start, via) = (at, piece.via);
+                    // There is room in an empty stage.
+                    let _ = stage.push(whole);
+                }
+                at += whole.len();
+                end = at;
+                Ok::<(), Error>(())
+            };
+            match slots {
+                None => put(whole)?,
+                Some(_) => {
+                    let mut stretches = self.stretches(piece.span, slots, 0, piece.span.len());
+                    stretches.try_for_each(|stretch| put(shape.whole(stretch.span)))?;
+                }
             }
         }
         map(&mut stage, start, via)
     }
 
-    /// Lets the CPU see what the device wrote, and gives the slots back, when no device uses the
-    /// list any more.
-    #[inline(always)]
-    fn finish_list(&self, mapping: &mut ListMapping<T, B>, pieces: &[Piece]) {
-        if self.cares(&mapping.slots) {
-            let slots = mem::take(&mut mapping.slots);
-            if mapping.sync == CpuSync::Sync {
-                self.list_for_cpu(pieces, &slots, mapping.direction);
-            }
-        }
-    }
-
-    fn list_for_cpu(&self, pieces: &[Piece], slots: &[B::Slot], direction: Direction) {
-        if self.cares(slots) {
-            for (piece, slot) in self.with_slots(pieces, slots) {
-                self.part_for_cpu(piece, slot, direction, 0, piece.span.len());
-            }
-        }
-    }
-
-    /// Writes caches back of all that a device is given, the padding of slots too: its zeros are
-    /// what the device is to read.
+    /// Writes caches back of all that a device is given.
     #[cold]
-    fn give_list(&self, pieces: &[Piece], slots: &[B::Slot], sync: CpuSync) {
-        for (piece, slot) in self.with_slots(pieces, slots) {
-            let padded = |slot| self.granules(self.pool.span(slot)).map(|(whole, _)| whole);
-            let span = slot.and_then(|slot| padded(slot).ok()).unwrap_or(piece.span);
-            self.give_caches(Piece { span, ..piece }, sync);
+    fn give_list(&self, pieces: &[Piece], slots: &[Slots<B::Slot>], sync: CpuSync) {
+        for (piece, slots) in self.with_slots(pieces, slots) {
+            self.give_piece(piece, slots, sync);
         }
     }
 
     /// Whether a sync has anything to do.
     #[inline(always)]
-    fn cares(&self, slots: &[B::Slot]) -> bool {
+    fn cares(&self, slots: &[Slots<B::Slot>]) -> bool {
         self.config.coherency == Coherency::NonCoherent || !slots.is_empty()
     }
 
-    /// The pieces, each with its slot.
+    /// The pieces, each with its slots.
     fn with_slots<'a>(
         &'a self,
         pieces: &'a [Piece],
-        slots: &'a [B::Slot],
-    ) -> impl Iterator<Item = (Piece, Option<&'a B::Slot>)> {
-        let mut slots = slots.iter();
-        pieces.iter().map(move |&piece| {
-            let bounced = matches!(self.way(piece), Ok(Way::Bounced));
-            (piece, if bounced { slots.next() } else { None })
-        })
+        slots: &'a [Slots<B::Slot>],
+    ) -> impl Iterator<Item = (Piece, Option<&'a Slots<B::Slot>>)> {
+        let mut parts = self.parts(pieces, slots);
+        iter::from_fn(move || parts.next_given().map(|given| (given.piece, given.slots)))
     }
 
     #[inline(always)]
-    fn parts<'a>(&'a self, pieces: &'a [Piece], slots: &'a [B::Slot]) -> Parts<'a, T, B> {
+    fn parts<'a>(&'a self, pieces: &'a [Piece], slots: &'a [Slots<B::Slot>]) -> Parts<'a, T, B> {
         Parts { device: self, pieces: pieces.iter(), slots: slots.iter() }
     }
 
@@ -628,7 +598,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     fn layout<'a>(
         &'a self,
         pieces: &'a [Piece],
-        slots: &'a [B::Slot],
+        slots: &'a [Slots<B::Slot>],
         base: u64,
     ) -> Layout<Parts<'a, T, B>> {
         Layout::new(self.shape(), self.parts(pieces, slots), base)
@@ -645,22 +615,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 }
 
-#[cold]
-fn no_room<R>(room: usize, need: Need) -> Result<R, Error> {
-    Err(Error::SegmentRoom { room, needed: need.segments })
-}
-
-/// An unmap of a list that was refused or could not be synced.
-#[derive(thiserror::Error)]
-#[error("{error}")]
-pub struct UnmapListFailed<T: Translation, B: BouncePool = NoPool> {
-    /// Why.
-    pub error: Error,
-    /// The mapping, where nothing was changed. `None` where it is in quarantine, memory and all,
-    /// until a [flush](super::DmaDomain::flush) succeeds.
-    pub mapping: Option<ListMapping<T, B>>,
-}
-
 impl<T: Translation, B: BouncePool> fmt::Debug for ListMapping<T, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ListMapping")
@@ -669,14 +623,5 @@ impl<T: Translation, B: BouncePool> fmt::Debug for ListMapping<T, B> {
             .field("direction", &self.direction)
             .field("iovas", &self.iovas())
             .finish_non_exhaustive()
-    }
-}
-
-impl<T: Translation, B: BouncePool> fmt::Debug for UnmapListFailed<T, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UnmapListFailed")
-            .field("error", &self.error)
-            .field("mapping", &self.mapping)
-            .finish()
     }
 }

@@ -4,7 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::slice;
 
+use crate::platform::Platform;
 use crate::span::Span;
+use crate::swiotlb::{Lease, PoolMemory};
 
 /// How a device comes to a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,6 +98,69 @@ unsafe impl DmaMemory for RawMemory {
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
         slice::from_ref(&self.0)
+    }
+}
+
+/// Memory of a bounce pool that a driver keeps and uses again and again: a ring, or a buffer that
+/// it copies to and from itself. Mapped once, it is never bounced where the device reaches the pool
+/// and the lease is of whole granules, if it has to be.
+///
+/// ```
+/// # use std::sync::Arc;
+/// use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, Leased};
+/// use dmaspan::swiotlb::{Pool, PoolConfig, SlotRequest};
+/// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+/// # use dmaspan_sim::memory::SimMemory;
+/// # use dmaspan_sim::pool_memory::SimPoolMemory;
+/// # struct OneThread;
+/// # impl Platform for OneThread {
+/// #     type Lock = parking_lot::RawMutex;
+/// #     fn cpu(&self) -> usize { 0 }
+/// #     fn now(&self) -> u64 { 0 }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ram = Span::new(PhysAddr::new(0x8000_0000), 1 << 20)?;
+/// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
+/// # let slots = SimPoolMemory::new(memory, vec![Span::new(ram.paddr(), 0x1_0000)?])?;
+/// # let direct = Arc::new(Direct::new(ram, OneThread));
+/// let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), OneThread)?);
+/// // A device of a confidential guest.
+/// let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(40) };
+/// let device = Device::new(direct, Arc::clone(&pool), config)?;
+/// let ring = Arc::new(Leased::new(pool.lease(0x1000, &SlotRequest::default())?));
+/// let mapping = device.map_single(Arc::clone(&ring), Direction::Bidirectional)?;
+/// assert!(!mapping.is_bounced());
+/// ring.lease().write(0, b"a descriptor")?;
+/// let _unmapped = device.unmap(mapping)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Leased<M: PoolMemory, P: Platform> {
+    lease: Lease<M, P>,
+    piece: Piece,
+}
+
+impl<M: PoolMemory, P: Platform> Leased<M, P> {
+    /// The memory of a lease.
+    pub fn new(lease: Lease<M, P>) -> Self {
+        let piece = Piece::memory(lease.span());
+        Self { lease, piece }
+    }
+
+    /// The lease, to read and write it.
+    pub fn lease(&self) -> &Lease<M, P> {
+        &self.lease
+    }
+}
+
+#[expect(unsafe_code, reason = "the pool's memory promises")]
+// SAFETY: the slot is the lease's until that is dropped, and stays where it is; devices may read
+// and write a pool's memory at any time, and it is only reached through `PoolMemory`.
+unsafe impl<M: PoolMemory + 'static, P: Platform + 'static> DmaMemory for Leased<M, P> {
+    #[inline(always)]
+    fn pieces(&self) -> &[Piece] {
+        slice::from_ref(&self.piece)
     }
 }
 

@@ -10,6 +10,14 @@
 //! | pieces, one by one | [`Device::reserve`], [`link`](Device::link) | [`Device::destroy`] |
 //! | a buffer while a closure runs | [`Device::with_mapped`] | |
 //! | what a driver keeps as address and length | [`Device::into_raw`] | [`Device::unmap_raw`] |
+//! | what a device overwrites, by [`Attrs`] | the same | [`Device::unmap_written`] and its likes |
+//!
+//! What a device cannot or must not have is bounced, through a
+//! [`swiotlb::Pool`](crate::swiotlb::Pool) or another [`BouncePool`]: a buffer that it does not
+//! reach and, [where everything is](Bounce::Always), every buffer; of one that shares granules with
+//! others only those at its ends, if the device is not [trusted](Trust::Untrusted). Between them it
+//! is mapped straight, at addresses that follow each other. What a driver uses again and again, it
+//! [leases](Leased) from the pool.
 //!
 //! A page table and the hooks of an IOMMU make a [`Domain`](crate::iommu::Domain), that and a
 //! [`Platform`](crate::Platform) a [`DmaDomain`], and that a [`Device`]. A mapping owns its memory,
@@ -124,16 +132,19 @@ mod raw;
 mod reservation;
 mod scope;
 mod single;
+mod slots;
 mod sync;
 
 pub use attrs::{Attrs, CpuSync, Privilege};
-pub use bounce::{BouncePool, NoPool, NoSlot, SlotRequest, To};
+pub use bounce::{Bounce, BouncePool, NoPool, NoSlot};
 pub use device::{Device, DeviceConfig, DeviceLimits, Trust};
 pub use direct::Direct;
 pub use domain::{DmaConfig, DmaDomain, Flush, Translation};
 pub use error::Error;
 pub use list::{ListMapping, Segment, Segments, UnmapListFailed};
-pub use memory::{DmaMemory, Piece, RawMemory, Via};
+pub use memory::{DmaMemory, Leased, Piece, RawMemory, Via};
 pub use reservation::{DestroyFailed, Reservation, ReserveRequest};
 pub use scope::ScopeFailed;
 pub use single::{Mapping, Refused, UnmapFailed, Unmapped};
+
+pub use crate::swiotlb::{Fill, Original, SlotRequest, To};

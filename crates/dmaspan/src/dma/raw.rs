@@ -7,12 +7,13 @@ use super::bounce::BouncePool;
 use super::device::Device;
 use super::domain::{Translation, translation::Sealed};
 use super::error::Error;
-use super::single::{Mapping, UnmapFailed, Unmapped};
+use super::single::{Mapping, UnmapFailed, Unmapped, check_written};
 use super::sync::bytes;
 use crate::addr::DmaAddr;
 use crate::iommu::{Event, SyncFor};
 use crate::prot::Direction;
 use crate::registry::Registry;
+use crate::swiotlb::Fill;
 
 /// The mappings of a device that were turned into addresses. Where nothing is translated, several
 /// can have one address.
@@ -116,7 +117,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<Mapping<T, B>, Error> {
-        let removed = self.raw.remove_if(addr.get(), check(Bytes::All(len), direction));
+        self.take_raw(addr, len, check(Bytes::All(len), direction))
+    }
+
+    /// The mapping at an address that `check` agrees to.
+    fn take_raw(
+        &self,
+        addr: DmaAddr,
+        len: u64,
+        check: impl Fn(&Mapping<T, B>) -> Result<(), Error>,
+    ) -> Result<Mapping<T, B>, Error> {
+        let removed = self.raw.remove_if(addr.get(), check);
         removed.unwrap_or(Err(Error::NotMapped { addr })).inspect_err(|_| {
             if let Some(range) = bytes(addr, 0, len) {
                 self.translation.observe(&Event::RefusedUnmap { range });
@@ -128,8 +139,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// # Errors
     ///
-    /// As of [`from_raw`](Self::from_raw), with nothing changed; and [`Error::Quarantined`] as
-    /// [`unmap`](Self::unmap).
+    /// As of [`from_raw`](Self::from_raw), and [`Error::Unreported`], with nothing changed; and
+    /// [`Error::Quarantined`] as [`unmap`](Self::unmap).
     ///
     /// # Context
     ///
@@ -140,8 +151,38 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<Unmapped<T::Memory>, Error> {
-        let mapping = self.from_raw(addr, len, direction)?;
+        let is_it = check(Bytes::All(len), direction);
+        let mapping = self.take_raw(addr, len, |mapping| match mapping.fill {
+            Fill::Copy => is_it(mapping),
+            Fill::Overwritten => is_it(mapping).and(Err(Error::Unreported { len })),
+        })?;
         self.unmap(mapping).map_err(|failed| failed.error)
+    }
+
+    /// Ends a mapping of which the device has written the first `written` bytes, as
+    /// [`unmap_written`](Self::unmap_written) does.
+    ///
+    /// # Errors
+    ///
+    /// As of [`unmap_raw`](Self::unmap_raw), but for [`Error::Unreported`]; and
+    /// [`Error::OutsideMapping`] and [`Error::OtherDirection`], with nothing changed, where so many
+    /// cannot have been written.
+    ///
+    /// # Context
+    ///
+    /// As of [`unmap_raw`](Self::unmap_raw).
+    pub fn unmap_raw_written(
+        &self,
+        addr: DmaAddr,
+        len: u64,
+        direction: Direction,
+        written: u64,
+    ) -> Result<Unmapped<T::Memory>, Error> {
+        let is_it = check(Bytes::All(len), direction);
+        let mapping = self.take_raw(addr, len, |mapping| {
+            is_it(mapping).and_then(|()| check_written(addr, len, direction, written))
+        })?;
+        self.unmap_written(mapping, written).map_err(|failed| failed.error)
     }
 
     /// Syncs the mapping that begins at `addr` by `sync`, or says that there is none to sync so.

@@ -15,13 +15,14 @@ use super::domain::Translation;
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::{Refused, Way};
+use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Id;
-use crate::prot::Direction;
+use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
-use crate::span::Span;
+use crate::swiotlb::Fill;
 
 /// A range of addresses for a device, into which memory is linked. It owns that memory.
 ///
@@ -111,7 +112,7 @@ struct Link<T: Translation, B: BouncePool> {
     offset: u64,
     len: u64,
     memory: T::Memory,
-    slot: Option<B::Slot>,
+    slots: Option<Slots<B::Slot>>,
 }
 
 impl<T: Translation, B: BouncePool> Reservation<T, B> {
@@ -275,11 +276,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Ok(placed) => placed,
             Err(error) => return Err(Refused { error, memory: Some(memory) }),
         };
-        let Placed { at, range, whole, piece, slot } = placed;
+        let Placed { at, range, piece, slots } = placed;
         let prot = self.prot(piece.via, reservation.direction, Privilege::Any);
         // Where a hook panics, a device may use it by then.
-        let link = ManuallyDrop::new(Link { range, offset, len: piece.span.len(), memory, slot });
-        let mapped = self.translation.map(range.start(), &[whole], prot);
+        let link = ManuallyDrop::new(Link { range, offset, len: piece.span.len(), memory, slots });
+        let mapped = self.map_granules(range.start(), piece.span, link.slots.as_ref(), prot);
         let link = ManuallyDrop::into_inner(link);
         match mapped {
             Ok(()) => {
@@ -293,7 +294,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 reservation.links.insert(at, link);
                 Err(Refused { error, memory: None })
             }
-            Err(error) => Err(Refused { error, memory: Some(link.memory) }),
+            Err(error) => {
+                if let Some(slots) = link.slots {
+                    self.release(slots);
+                }
+                Err(Refused { error, memory: Some(link.memory) })
+            }
         }
     }
 
@@ -417,7 +423,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// The memory of a piece that no device reaches any more.
     fn unlinked(&self, link: Link<T, B>, direction: Direction) -> T::Memory {
         if let &[piece] = link.memory.pieces() {
-            self.part_for_cpu(piece, link.slot.as_ref(), direction, 0, link.len);
+            self.part_for_cpu(piece, link.slots.as_ref(), direction, 0, link.len);
+        }
+        if let Some(slots) = link.slots {
+            self.release(slots);
         }
         link.memory
     }
@@ -460,16 +469,15 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let (offset, granule) = (span.paddr().get(), lg2::size(granule_lg2));
             return Err(Error::Misplaced { offset, granule });
         }
-        let slot = match self.way(piece)? {
+        let slots = match self.way(piece)? {
             // As its original it has to lie as its place does.
-            Way::Bounced => Some(self.bounce_keeping(span, granule)?),
+            Way::Bounced => Some(self.bounce(span, granule, Fill::Copy)?),
             Way::Translated | Way::Straight => None,
         };
-        let span = slot.as_ref().map_or(span, |slot| self.pool.span(slot));
-        let (whole, _) = self.granules(span)?;
-        let given = if slot.is_some() { whole } else { span };
-        self.give_caches(Piece { span: given, via }, CpuSync::Sync);
-        Ok(Placed { at, range, whole, piece, slot })
+        if self.config.coherency == Coherency::NonCoherent {
+            self.give_piece(piece, slots.as_ref(), CpuSync::Sync);
+        }
+        Ok(Placed { at, range, piece, slots })
     }
 }
 
@@ -478,7 +486,6 @@ struct Placed<B: BouncePool> {
     /// Its place among the links.
     at: usize,
     range: IovaRange,
-    whole: Span,
     piece: Piece,
-    slot: Option<B::Slot>,
+    slots: Option<Slots<B::Slot>>,
 }

@@ -7,8 +7,10 @@ use super::bounce::BouncePool;
 use super::device::Device;
 use super::domain::{Flush, Translation};
 use super::error::Error;
+use super::memory::DmaMemory as _;
 use super::single::{Mapping, Refused, UnmapFailed, Unmapped};
 use crate::prot::Direction;
+use crate::swiotlb::Fill;
 
 /// A buffer was not mapped for a closure, or hardware did not forget it behind the closure.
 #[derive(thiserror::Error)]
@@ -54,8 +56,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// # Errors
     ///
-    /// [`ScopeFailed`]: what [`map_single_with`](Self::map_single_with) refuses, before `run`; or
-    /// [`Error::Quarantined`] behind it.
+    /// [`ScopeFailed`]: what [`map_single_with`](Self::map_single_with) refuses, before `run`, and
+    /// [`Error::Unreported`] for what the device [overwrites](Fill::Overwritten), since nobody says
+    /// here how much it wrote; or [`Error::Quarantined`] behind it.
     ///
     /// # Context
     ///
@@ -67,6 +70,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         attrs: Attrs,
         run: impl FnOnce(&Mapping<T, B>) -> R,
     ) -> Result<(T::Memory, R), ScopeFailed<T::Memory, R>> {
+        if attrs.fill == Fill::Overwritten {
+            let bytes = memory.pieces().iter().map(|piece| piece.span.len());
+            let error = Error::Unreported { len: bytes.fold(0, u64::saturating_add) };
+            return Err(ScopeFailed { error, memory: Some(memory), result: None });
+        }
         let attrs = Attrs { flush: Some(Flush::Strict), ..attrs };
         let mapping = self
             .map_single_with(memory, direction, attrs)

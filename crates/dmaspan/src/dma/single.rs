@@ -4,18 +4,19 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 
 use super::attrs::{Attrs, CpuSync, Privilege};
-use super::bounce::{BouncePool, NoPool, SlotRequest, To};
-use super::device::{Device, DeviceLimits, Trust};
+use super::bounce::{BouncePool, NoPool};
+use super::device::{Device, Policy, Trust};
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
+use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Id;
 use crate::prot::{Coherency, Direction, Prot};
-use crate::range::IovaRange;
 use crate::span::Span;
+use crate::swiotlb::Fill;
 
 /// A buffer that a device may use. It owns the memory: [`Device::unmap`] gives it back.
 ///
@@ -27,8 +28,9 @@ pub struct Mapping<T: Translation, B: BouncePool = NoPool> {
     pub(super) direction: Direction,
     flush: Flush,
     sync: CpuSync,
+    pub(super) fill: Fill,
     pub(super) device: Id,
-    pub(super) slot: Option<B::Slot>,
+    pub(super) slots: Option<Slots<B::Slot>>,
     pub(super) iovas: Option<Iovas>,
     /// Taken by the unmap; leaked where there was none.
     pub(super) memory: Option<T::Memory>,
@@ -62,16 +64,22 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
         self.flush
     }
 
-    /// Whether a slot stands in for the memory.
+    /// Whether slots stand in for the memory or its ends.
     pub fn is_bounced(&self) -> bool {
-        self.slot.is_some()
+        self.slots.is_some()
+    }
+
+    /// Whether slots were filled. Of what was not, the unmap
+    /// [says](Device::unmap_written) how much the device wrote.
+    pub fn fill(&self) -> Fill {
+        self.fill
     }
 }
 
 impl<T: Translation, B: BouncePool> Drop for Mapping<T, B> {
     fn drop(&mut self) {
         // A device may still use them.
-        core::mem::forget((self.slot.take(), self.memory.take()));
+        core::mem::forget((self.slots.take(), self.memory.take()));
     }
 }
 
@@ -103,7 +111,7 @@ pub(super) enum Way {
     Translated,
     /// By the piece's own address.
     Straight,
-    /// By way of a slot, translated or not.
+    /// By way of slots, all of it or its ends, translated or not.
     Bounced,
 }
 
@@ -124,14 +132,16 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// Maps memory of one piece: translated, by its own address, or bounced, as the device needs
     /// it. A slot is filled from the memory whatever the direction, so that what the device does
-    /// not write is as it was.
+    /// not write is as it was, unless the attributes say that it
+    /// [overwrites](Fill::Overwritten) all that it reports.
     ///
     /// # Errors
     ///
-    /// [`Refused`], with nothing changed: [`Error::NotSingle`]; [`Error::Unreachable`],
+    /// [`Refused`], with nothing changed: [`Error::Overwrites`] for a device that overwrites and
+    /// reads; [`Error::NotSingle`]; [`Error::Unreachable`],
     /// [`Error::NoSlot`] and [`Error::NotMemory`] where the device cannot have the memory itself
     /// and it cannot be bounced; [`Error::Iova`] and [`Error::Domain`] where there are no IOVAs or
-    /// tables; [`Error::Quarantined`] with the memory, and the slot for ever, gone.
+    /// tables; [`Error::Quarantined`] with the memory, and slots for ever, gone.
     ///
     /// # Context
     ///
@@ -143,35 +153,27 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         direction: Direction,
         attrs: Attrs,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
+        if attrs.fill == Fill::Overwritten && direction != Direction::FromDevice {
+            return refuse(Error::Overwrites { direction }, memory);
+        }
         let &[piece] = memory.pieces() else {
             let pieces = memory.pieces().len();
             return refuse(Error::NotSingle { pieces }, memory);
         };
-        let slot = match self.way(piece) {
-            Ok(Way::Translated) => None,
-            Ok(Way::Straight) => return Ok(self.straight(piece, None, memory, direction, attrs)),
-            Ok(Way::Bounced) => match self.bounce(piece.span) {
-                Ok(slot) if self.is_direct() => {
-                    return Ok(self.straight(piece, Some(slot), memory, direction, attrs));
-                }
-                Ok(slot) => Some(slot),
-                Err(error) => return refuse(error, memory),
-            },
+        match self.way(piece) {
+            Ok(Way::Translated) => {}
+            Ok(Way::Straight) => {
+                self.give_caches(piece, attrs.sync);
+                return Ok(self.straight(piece, None, memory, direction, attrs));
+            }
+            Ok(Way::Bounced) => return self.map_bounced(piece, memory, direction, attrs),
             Err(error) => return refuse(error, memory),
-        };
-        let span = slot.as_ref().map_or(piece.span, |slot| self.pool.span(slot));
-        let (whole, offset) = match self.granules(span) {
+        }
+        let (whole, offset) = match self.granules(piece.span) {
             Ok(granules) => granules,
             Err(error) => return refuse(error, memory),
         };
-        if self.config.coherency == Coherency::NonCoherent {
-            // A slot always, and its padding too: their content is what the device is to read.
-            let (given, sync) = match &slot {
-                Some(_) => (whole, CpuSync::Sync),
-                None => (span, attrs.sync),
-            };
-            self.give_caches(Piece { span: given, via: piece.via }, sync);
-        }
+        self.give_caches(piece, attrs.sync);
         let limit = Iova::new(self.config.limits.last);
         let request = Request { bytes: whole.len(), align: Align::Natural, limit };
         let iovas = match self.translation.alloc(request) {
@@ -179,18 +181,19 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let fill = |translation: &T, _: &T::Memory, _: &Option<B::Slot>, range: IovaRange| {
-            translation.map(range.start(), &[whole], prot)
-        };
-        let (iovas, memory, slot) = map_into(&*self.translation, iovas, memory, slot, fill)?;
+        let (iovas, memory) =
+            map_into(&*self.translation, iovas, memory, |translation, _, range| {
+                translation.map(range.start(), &[whole], prot)
+            })?;
         Ok(Mapping {
             addr: DmaAddr::new(iovas.range().start().get() + offset),
             len: piece.span.len(),
             direction,
-            flush: if slot.is_some() { Flush::Strict } else { self.flush(attrs.flush) },
+            flush: self.flush(attrs.flush),
             sync: attrs.sync,
+            fill: attrs.fill,
             device: self.id(),
-            slot,
+            slots: None,
             iovas: Some(iovas),
             memory: Some(memory),
         })
@@ -200,44 +203,129 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Foreign`] for a mapping of another device, which is given back by
-    /// [`UnmapFailed`]; [`Error::Quarantined`] where hardware does not answer: the memory is held
-    /// until a [flush](super::DmaDomain::flush) succeeds, and a slot for ever.
+    /// [`Error::Foreign`] for a mapping of another device, and [`Error::Unreported`] for one that
+    /// the device overwrites, which [`unmap_written`](Self::unmap_written) ends: both are given
+    /// back by [`UnmapFailed`]. [`Error::Quarantined`] where hardware does not answer: the memory
+    /// is held until a [flush](super::DmaDomain::flush) succeeds, and slots for ever.
     ///
     /// # Context
     ///
     /// As [`map_single_with`](Self::map_single_with); and it never fails for want of memory.
     #[inline]
-    pub fn unmap(
+    pub fn unmap(&self, mapping: Mapping<T, B>) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
+        // One branch for both.
+        if (mapping.device != self.id()) | (mapping.fill == Fill::Overwritten) {
+            return self.keep_mapped(mapping);
+        }
+        let written = mapping.len;
+        self.end(mapping, written)
+    }
+
+    /// Ends a mapping of which the device has written the first `written` bytes: if they were
+    /// bounced, those are copied back and no others.
+    ///
+    /// That is how a mapping ends which the device [overwrites](Fill::Overwritten), and any other
+    /// may. Where a driver [syncs](CpuSync::Skip) the buffer itself, nothing is copied.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use dmaspan::dma::{Attrs, Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
+    /// use dmaspan::swiotlb::Fill;
+    /// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+    /// # struct OneThread;
+    /// # impl Platform for OneThread {
+    /// #     type Lock = parking_lot::RawMutex;
+    /// #     fn cpu(&self) -> usize { 0 }
+    /// #     fn now(&self) -> u64 { 0 }
+    /// # }
+    /// # fn main() -> Result<(), Error> {
+    /// # let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
+    /// # let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
+    /// # let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+    /// # let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100).unwrap());
+    /// # // SAFETY: nobody touches the memory.
+    /// # let memory = unsafe { RawMemory::new(piece) };
+    /// let attrs = Attrs { fill: Fill::Overwritten, ..Attrs::default() };
+    /// let mapped = device.map_single_with(memory, Direction::FromDevice, attrs);
+    /// let mapping = mapped.map_err(|refused| refused.error)?;
+    /// // Bounced or not, its end takes a report of the device.
+    /// let refused = device.unmap(mapping).unwrap_err();
+    /// assert_eq!(refused.error, Error::Unreported { len: 0x100 });
+    /// let mapping = refused.mapping.expect("nothing was changed");
+    /// let _unmapped = device.unmap_written(mapping, 60).map_err(|failed| failed.error)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As of [`unmap`](Self::unmap), but for [`Error::Unreported`]; with the mapping given back
+    /// also [`Error::OutsideMapping`] where it has not so many bytes, and
+    /// [`Error::OtherDirection`] where the device only reads and some were written.
+    ///
+    /// # Context
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_written(
+        &self,
+        mapping: Mapping<T, B>,
+        written: u64,
+    ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
+        let Mapping { addr, len, direction, .. } = mapping;
+        if mapping.device != self.id() {
+            return self.keep_mapped(mapping);
+        }
+        match check_written(addr, len, direction, written) {
+            Ok(()) => self.end(mapping, written),
+            Err(error) => Err(UnmapFailed { error, mapping: Some(mapping) }),
+        }
+    }
+
+    /// Gives back a mapping that cannot be ended so.
+    #[cold]
+    fn keep_mapped<R>(&self, mapping: Mapping<T, B>) -> Result<R, UnmapFailed<T, B>> {
+        let error = if mapping.device == self.id() {
+            Error::Unreported { len: mapping.len }
+        } else {
+            Error::Foreign { addr: mapping.addr }
+        };
+        Err(UnmapFailed { error, mapping: Some(mapping) })
+    }
+
+    /// Ends a mapping of this device, of which so many bytes are to be seen by the CPU.
+    #[inline(always)]
+    fn end(
         &self,
         mut mapping: Mapping<T, B>,
+        written: u64,
     ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
-        if mapping.device != self.id() {
-            let error = Error::Foreign { addr: mapping.addr };
-            return Err(UnmapFailed { error, mapping: Some(mapping) });
-        }
         // Every mapping has it until here.
         let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
         let Some(iovas) = mapping.iovas.take() else {
-            self.finish(&mut mapping, &memory);
+            self.finish(&mut mapping, &memory, written);
             return Ok(Unmapped::Released(memory));
         };
         // Where a hook panics, a device may still use it.
         let memory = ManuallyDrop::new(memory);
         if mapping.flush == Flush::Lazy {
             // The memory is the queue's after the unmap.
-            self.finish(&mut mapping, &memory);
+            self.finish(&mut mapping, &memory, written);
         }
         let memory = ManuallyDrop::into_inner(memory);
         match self.translation.unmap(iovas, memory, mapping.flush) {
             Ok(Unmapped::Released(memory)) => {
                 if mapping.flush == Flush::Strict {
-                    self.finish(&mut mapping, &memory);
+                    self.finish(&mut mapping, &memory, written);
                 }
                 Ok(Unmapped::Released(memory))
             }
             Ok(Unmapped::Queued) => Ok(Unmapped::Queued),
-            Err(error) => Err(UnmapFailed { error, mapping: None }),
+            Err(error) => {
+                if let Some(slots) = mapping.slots.take() {
+                    self.quarantine(slots);
+                }
+                Err(UnmapFailed { error, mapping: None })
+            }
         }
     }
 
@@ -246,49 +334,106 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub(super) fn way(&self, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
         let last = self.config.limits.last;
-        if self.is_direct() || via == Via::Bus {
-            return match via {
-                _ if span.last().get() <= last => Ok(Way::Straight),
-                Via::Memory => Ok(Way::Bounced),
-                Via::HostBridge => Err(Error::NotMemory { span }),
-                Via::Bus => Err(Error::PeerUnreachable { span, last }),
+        let is_near = span.last().get() <= last;
+        if via == Via::Bus {
+            return if is_near {
+                Ok(Way::Straight)
+            } else {
+                Err(Error::PeerUnreachable { span, last })
             };
         }
-        if self.config.trust == Trust::Trusted {
-            return Ok(Way::Translated);
-        }
-        let ends = span.paddr().get() | span.len();
+        let (own, is_its) = match self.is_direct() {
+            true => (Way::Straight, is_near),
+            false => (Way::Translated, true),
+        };
+        let is_its = is_its
+            && match self.policy {
+                Policy::Free => true,
+                Policy::Granules => self.is_granular(span),
+                Policy::Pool => self.is_pooled(span),
+            };
         match via {
-            _ if lg2::is_aligned(ends, self.translation.granule_lg2()) => Ok(Way::Translated),
+            _ if is_its => Ok(own),
             Via::Memory => Ok(Way::Bounced),
             Via::HostBridge | Via::Bus => Err(Error::NotMemory { span }),
         }
     }
 
-    /// A slot for memory that the device must not or cannot have itself, filled.
-    #[cold]
-    pub(super) fn bounce(&self, span: Span) -> Result<B::Slot, Error> {
-        self.bounce_keeping(span, self.config.limits.keep_bits)
+    /// Whether a span is whole granules.
+    #[inline(always)]
+    fn is_granular(&self, span: Span) -> bool {
+        let ends = span.paddr().get() | span.len();
+        lg2::is_aligned(ends, self.translation.granule_lg2())
     }
 
-    /// As [`bounce`](Self::bounce), with more bits of the address kept than the device needs.
+    /// Whether a device that sees nothing but the pool sees a span.
     #[cold]
-    pub(super) fn bounce_keeping(&self, span: Span, keep_bits: u64) -> Result<B::Slot, Error> {
-        let DeviceLimits { last, boundary, .. } = self.config.limits;
-        let is_direct = self.is_direct();
-        let request = SlotRequest {
-            original: span,
-            keep_bits,
-            granule: lg2::size(self.translation.granule_lg2()),
-            last: if is_direct { last } else { u64::MAX },
-            boundary: boundary.filter(|_| is_direct),
+    fn is_pooled(&self, span: Span) -> bool {
+        let is_shared = self.config.trust == Trust::Untrusted && !self.is_granular(span);
+        !is_shared && self.pool.owns(span)
+    }
+
+    /// Maps memory by way of slots.
+    #[cold]
+    fn map_bounced(
+        &self,
+        piece: Piece,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
+        let slots = match self.bounce(piece.span, self.config.limits.keep_bits, attrs.fill) {
+            Ok(slots) => slots,
+            Err(error) => return refuse(error, memory),
         };
-        if is_direct && self.pool.reach().is_none_or(|slots| slots.paddr().get() > last) {
-            return Err(Error::Unreachable { span, last });
+        self.give_piece(piece, Some(&slots), attrs.sync);
+        if self.is_direct() {
+            return Ok(self.straight(piece, Some(slots), memory, direction, attrs));
         }
-        let slot = self.pool.take(request).ok_or(Error::NoSlot { span, len: span.len() })?;
-        self.pool.copy(&slot, 0, span.len(), To::Slot);
-        Ok(slot)
+        match self.place_bounced(piece, &slots, memory, direction, attrs) {
+            Ok((addr, iovas, memory)) => Ok(Mapping {
+                addr,
+                len: piece.span.len(),
+                direction,
+                flush: Flush::Strict,
+                sync: attrs.sync,
+                fill: attrs.fill,
+                device: self.id(),
+                slots: Some(slots),
+                iovas: Some(iovas),
+                memory: Some(memory),
+            }),
+            Err(refused) => {
+                self.withdraw(slots, refused.memory.as_ref());
+                Err(refused)
+            }
+        }
+    }
+
+    /// Maps slots, and what of the piece lies between them.
+    fn place_bounced(
+        &self,
+        piece: Piece,
+        slots: &Slots<B::Slot>,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Result<(DmaAddr, Iovas, T::Memory), Refused<T::Memory>> {
+        let (whole, offset) = match self.granules(self.lies(piece.span, Some(slots))) {
+            Ok(granules) => granules,
+            Err(error) => return refuse(error, memory),
+        };
+        let limit = Iova::new(self.config.limits.last);
+        let request = Request { bytes: whole.len(), align: Align::Natural, limit };
+        let iovas = match self.translation.alloc(request) {
+            Ok(iovas) => iovas,
+            Err(error) => return refuse(error, memory),
+        };
+        let prot = self.prot(piece.via, direction, attrs.privilege);
+        let (iovas, memory) = map_into(&*self.translation, iovas, memory, |_, _, range| {
+            self.map_granules(range.start(), piece.span, Some(slots), prot)
+        })?;
+        Ok((DmaAddr::new(iovas.range().start().get() + offset), iovas, memory))
     }
 
     /// What is used by its own address or by that of its slot.
@@ -296,45 +441,43 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     fn straight(
         &self,
         piece: Piece,
-        slot: Option<B::Slot>,
+        slots: Option<Slots<B::Slot>>,
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
     ) -> Mapping<T, B> {
-        let (span, sync) = match &slot {
-            Some(slot) => (self.pool.span(slot), CpuSync::Sync),
-            None => (piece.span, attrs.sync),
-        };
-        self.give_caches(Piece { span, via: piece.via }, sync);
         Mapping {
-            addr: DmaAddr::new(span.paddr().get()),
+            addr: DmaAddr::new(self.lies(piece.span, slots.as_ref()).paddr().get()),
             len: piece.span.len(),
             direction,
             flush: Flush::Strict,
             sync: attrs.sync,
+            fill: attrs.fill,
             device: self.id(),
-            slot,
+            slots,
             iovas: None,
             memory: Some(memory),
         }
     }
 
-    /// Lets the CPU see what the device wrote, and gives the slot back, when no device uses the
+    /// Lets the CPU see what the device wrote, and gives slots back, when no device uses the
     /// mapping any more.
     #[inline(always)]
-    fn finish(&self, mapping: &mut Mapping<T, B>, memory: &T::Memory) {
-        if self.config.coherency == Coherency::NonCoherent || mapping.slot.is_some() {
-            self.finish_slowly(mapping, memory);
+    fn finish(&self, mapping: &mut Mapping<T, B>, memory: &T::Memory, written: u64) {
+        if self.config.coherency == Coherency::NonCoherent || mapping.slots.is_some() {
+            self.finish_slowly(mapping, memory, written);
         }
     }
 
     #[cold]
-    fn finish_slowly(&self, mapping: &mut Mapping<T, B>, memory: &T::Memory) {
-        let slot = mapping.slot.take();
+    fn finish_slowly(&self, mapping: &mut Mapping<T, B>, memory: &T::Memory, written: u64) {
         if mapping.sync == CpuSync::Sync
             && let &[piece] = memory.pieces()
         {
-            self.part_for_cpu(piece, slot.as_ref(), mapping.direction, 0, mapping.len);
+            self.part_for_cpu(piece, mapping.slots.as_ref(), mapping.direction, 0, written);
+        }
+        if let Some(slots) = mapping.slots.take() {
+            self.release(slots);
         }
     }
 
@@ -361,6 +504,23 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         prot
     }
+}
+
+/// Whether a device can have written so many of `len` bytes.
+pub(super) fn check_written(
+    addr: DmaAddr,
+    len: u64,
+    direction: Direction,
+    written: u64,
+) -> Result<(), Error> {
+    if written > len {
+        return Err(Error::OutsideMapping { offset: 0, len: written, mapped: len });
+    }
+    if written != 0 && direction == Direction::ToDevice {
+        let mapped = direction;
+        return Err(Error::OtherDirection { addr, direction: Direction::FromDevice, mapped });
+    }
+    Ok(())
 }
 
 #[cold]

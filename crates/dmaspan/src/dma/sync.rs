@@ -6,24 +6,26 @@
 //! the device wrote, since lines may have been fetched in the meantime.
 
 use super::attrs::CpuSync;
-use super::bounce::{BouncePool, To};
+use super::bounce::BouncePool;
 use super::device::Device;
 use super::domain::Translation;
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::Mapping;
+use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::{Event, SyncFor};
 use crate::platform::Platform as _;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
-use crate::span::Span;
+use crate::swiotlb::To;
 
 impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Lets the CPU see what the device has written to `len` bytes at `offset` of the buffer
     /// (`dma_sync_single_range_for_cpu`). Nothing, where the device only reads.
     ///
-    /// Of a bounced buffer, these bytes are copied out of the slot and no others.
+    /// Of a bounced buffer, these bytes are copied out of slots and no others. Of one that the
+    /// device [overwrites](crate::swiotlb::Fill::Overwritten), that says that it has written them.
     ///
     /// # Errors
     ///
@@ -42,13 +44,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ) -> Result<(), Error> {
         self.observe_sync(mapping, (offset, len), (SyncFor::Cpu, mapping.direction));
         if let Some(piece) = self.synced_piece(mapping, offset, len)? {
-            self.part_for_cpu(piece, mapping.slot.as_ref(), mapping.direction, offset, len);
+            self.part_for_cpu(piece, mapping.slots.as_ref(), mapping.direction, offset, len);
         }
         Ok(())
     }
 
     /// Lets the device see what the CPU has written to `len` bytes at `offset` of the buffer
-    /// (`dma_sync_single_range_for_device`). Of a bounced buffer they are copied into the slot,
+    /// (`dma_sync_single_range_for_device`). Of a bounced buffer they are copied into slots,
     /// unless the device only writes.
     ///
     /// # Errors
@@ -67,7 +69,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ) -> Result<(), Error> {
         self.observe_sync(mapping, (offset, len), (SyncFor::Device, mapping.direction));
         if let Some(piece) = self.synced_piece(mapping, offset, len)? {
-            self.part_for_device(piece, mapping.slot.as_ref(), mapping.direction, offset, len);
+            self.part_for_device(piece, mapping.slots.as_ref(), mapping.direction, offset, len);
         }
         Ok(())
     }
@@ -105,7 +107,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > mapped) {
             return Err(Error::OutsideMapping { offset, len, mapped });
         }
-        if self.config.coherency == Coherency::Coherent && mapping.slot.is_none() {
+        if self.config.coherency == Coherency::Coherent && mapping.slots.is_none() {
             return Ok(None);
         }
         Ok(mapping.memory.as_ref().and_then(|memory| memory.pieces().first()).copied())
@@ -116,7 +118,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub(super) fn part_for_cpu(
         &self,
         piece: Piece,
-        slot: Option<&B::Slot>,
+        slots: Option<&Slots<B::Slot>>,
         direction: Direction,
         offset: u64,
         len: u64,
@@ -124,9 +126,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if direction == Direction::ToDevice {
             return;
         }
-        self.take_caches(self.seen(piece, slot, offset, len));
-        if let Some(slot) = slot {
-            self.pool.copy(slot, offset, len, To::Original);
+        for stretch in self.stretches(piece.span, slots, offset, len) {
+            self.take_caches(Piece { span: stretch.span, ..piece });
+            if let Some((slot, at)) = stretch.slot {
+                self.pool.copy(slot, at, stretch.span.len(), To::Original);
+            }
         }
     }
 
@@ -135,15 +139,19 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub(super) fn part_for_device(
         &self,
         piece: Piece,
-        slot: Option<&B::Slot>,
+        slots: Option<&Slots<B::Slot>>,
         direction: Direction,
         offset: u64,
         len: u64,
     ) {
-        if let Some(slot) = slot.filter(|_| direction != Direction::FromDevice) {
-            self.pool.copy(slot, offset, len, To::Slot);
+        for stretch in self.stretches(piece.span, slots, offset, len) {
+            if let Some((slot, at)) = stretch.slot
+                && direction != Direction::FromDevice
+            {
+                self.pool.copy(slot, at, stretch.span.len(), To::Slot);
+            }
+            self.give_caches(Piece { span: stretch.span, ..piece }, CpuSync::Sync);
         }
-        self.give_caches(self.seen(piece, slot, offset, len), CpuSync::Sync);
     }
 
     /// Writes caches back, for a device that does not see them, before it gets the memory.
@@ -162,13 +170,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if self.config.coherency == Coherency::NonCoherent && piece.via == Via::Memory {
             self.translation.platform().invalidate(piece.span);
         }
-    }
-
-    /// The part of a piece or of its slot that a device uses.
-    fn seen(&self, piece: Piece, slot: Option<&B::Slot>, offset: u64, len: u64) -> Piece {
-        let whole = slot.map_or(piece.span, |slot| self.pool.span(slot));
-        let start = whole.paddr().wrapping_add(offset);
-        Piece { span: Span::new(start, len).unwrap_or(whole), via: piece.via }
     }
 }
 

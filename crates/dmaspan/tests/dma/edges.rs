@@ -426,6 +426,7 @@ fn a_slot_that_hardware_may_use_is_nobody_elses() {
         };
         assert!(matches!(error, Error::Quarantined { .. }), "{error}");
         assert_eq!((rig.pool.held(), rig.domain.waiting().1), (held + 1, 1));
+        assert_eq!((rig.pool.quarantined(), rig.pool.lost()), (held + 1, 0));
         rig.domain.flush().unwrap();
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dmaspan::dma::{
-    Attrs, BouncePool, CpuSync, Device, DeviceConfig, DeviceLimits, Direct, DmaMemory, Error,
-    Flush, NoPool, Piece, Privilege, RawMemory, Translation, UnmapFailed, Unmapped, Via,
+    Attrs, Bounce, BouncePool, CpuSync, Device, DeviceConfig, DeviceLimits, Direct, DmaMemory,
+    Error, Flush, NoPool, Piece, Privilege, RawMemory, Translation, UnmapFailed, Unmapped, Via,
 };
 use dmaspan::{Direction, Errno, Iova, PhysAddr, Prot, Span};
 use dmaspan_sim::memory::FrameState;
@@ -238,9 +238,10 @@ fn every_refusal_leaves_all_as_it_was<const G: u32>() {
     let trusted = rig.translated(DeviceConfig::bits(40));
     let before = rig.state();
     // More than the pool has.
+    let always = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(40) };
     let buffer = rig.buffer(1, 20 * g);
     let span = buffer.span();
-    let refused = suspect.map_single(buffer, Direction::FromDevice).unwrap_err();
+    let refused = rig.translated(always).map_single(buffer, Direction::FromDevice).unwrap_err();
     assert_eq!(refused.error, Error::NoSlot { span, len: 20 * g });
     assert_eq!(refused.error.errno(), Errno::ENOMEM);
     assert!(refused.memory.is_some_and(|buffer| buffer.span() == span));
@@ -275,23 +276,26 @@ fn every_step_may_fail<const G: u32>() {
     let before = rig.state();
     let (mut refused, mut in_quarantine, mut through, mut slots_lost) = (0, 0, 0, 0);
     rig.faults.sweep(|n| {
-        for direction in DIRECTIONS {
-            match device.map_single(rig.buffer(3, 300), direction) {
+        // Bounced whole, and its ends.
+        for (direction, (len, slots)) in
+            DIRECTIONS.into_iter().flat_map(|d| [(d, (300, 1)), (d, (2 << G, 2))])
+        {
+            match device.map_single(rig.buffer(3, len), direction) {
                 Err(failed) => {
                     refused += 1;
                     if let Error::Quarantined { .. } = failed.error {
                         assert!(failed.memory.is_none());
-                        slots_lost += 1;
+                        slots_lost += slots;
                     } else {
-                        assert!(failed.memory.is_some_and(|b| b.bytes() == pattern(300, 1)));
+                        assert!(failed.memory.is_some_and(|b| b.bytes() == pattern(len, 1)));
                     }
                 }
                 Ok(mapping) => {
                     let addr = mapping.addr();
-                    assert!(dma.read(addr, 300).is_some());
+                    assert!(dma.read(addr, len).is_some());
                     match device.unmap(mapping) {
                         Ok(Unmapped::Released(buffer)) => {
-                            assert_eq!(buffer.bytes(), pattern(300, 1));
+                            assert_eq!(buffer.bytes(), pattern(len, 1));
                             assert_eq!(dma.read(addr, 1), None);
                             through += 1;
                         }
@@ -300,8 +304,10 @@ fn every_step_may_fail<const G: u32>() {
                             assert!(matches!(failed.error, Error::Quarantined { .. }));
                             assert!(failed.mapping.is_none());
                             in_quarantine += 1;
-                            slots_lost += 1;
-                            assert_eq!(rig.memory.pinned_frames(), before.2 + 1, "step {n}: kept");
+                            slots_lost += slots;
+                            let frames = (3 + len).div_ceil(1 << G);
+                            let kept = before.2 + frames;
+                            assert_eq!(rig.memory.pinned_frames(), kept, "step {n}: kept");
                         }
                     }
                 }
@@ -309,10 +315,11 @@ fn every_step_may_fail<const G: u32>() {
             rig.domain.flush().unwrap();
             let (held, tables, pinned, waiting, _) = rig.state();
             assert_eq!((tables, pinned, waiting), (before.1, before.2, before.3), "step {n}");
-            assert_eq!(held, slots_lost, "step {n}");
+            let lost = (held, rig.pool.quarantined(), rig.pool.lost());
+            assert_eq!(lost, (slots_lost, slots_lost, 0), "step {n}");
         }
     });
-    assert!(refused >= 2 && in_quarantine >= 1 && through > 6);
+    assert!(refused >= 4 && in_quarantine >= 2 && through > 12);
     assert_eq!(rig.memory.violations(), []);
 }
 
@@ -484,9 +491,16 @@ fn a_device_may_do_what_its_direction_and_attributes_say<const G: u32>() {
 #[test]
 fn what_can_be_mapped_at_once_is_what_a_slot_has_where_anything_may_be_bounced() {
     let rig = Rig::<12>::new(Flush::Strict);
-    let pool = rig.pool.max_len(0);
-    assert_eq!(rig.translated(untrusted(DeviceConfig::bits(40))).max_mapping_len(), pool);
+    let pool = rig.pool.span().len();
     let aperture = rig.domain.iovas().aperture();
+    // Only ends are bounced.
+    let distrusted = rig.translated(untrusted(DeviceConfig::bits(30)));
+    assert_eq!(distrusted.max_mapping_len(), (1 << 30) - aperture.start().get());
+    let mut always = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(40) };
+    assert_eq!(rig.translated(always).max_mapping_len(), pool);
+    always.limits.keep_bits = 0xfff;
+    assert_eq!(rig.translated(always).max_mapping_len(), pool - 0xfff);
+    assert_eq!(rig.direct(always).unwrap().max_mapping_len(), pool - 0xfff);
     let trusted = rig.translated(DeviceConfig::bits(30));
     assert_eq!(trusted.max_mapping_len(), (1 << 30) - aperture.start().get());
     assert_eq!(trusted.merge_boundary(), Some(4096));

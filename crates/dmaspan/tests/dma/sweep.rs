@@ -313,20 +313,24 @@ fn announce_and_unlink(
 /// What is tried: its name, and how many steps it has at least that can fail.
 type Operation = (&'static str, u32, fn(&Rig));
 
-const OPERATIONS: [Operation; 8] = [
+const OPERATIONS: [Operation; 9] = [
     ("a buffer", 2, |rig| single(rig, &rig.device, (FAR, 300), Flush::Strict)),
     ("a buffer, lazily", 2, |rig| single(rig, &rig.device, (FAR, 300), Flush::Lazy)),
     ("a bounced buffer", 3, |rig| single(rig, &rig.distrusted, (0x5_0100, 300), Flush::Strict)),
+    ("a buffer with bounced ends", 4, |rig| {
+        single(rig, &rig.distrusted, (0x5_0100, 3 * PAGE), Flush::Strict);
+    }),
     ("a list", 2, |rig| list(rig, &rig.device, &LIST, Flush::Strict)),
     ("a list, lazily", 2, |rig| list(rig, &rig.device, &LIST, Flush::Lazy)),
-    ("a bounced list", 4, |rig| list(rig, &rig.distrusted, &BOUNCED, Flush::Strict)),
+    ("a bounced list", 5, |rig| list(rig, &rig.distrusted, &BOUNCED, Flush::Strict)),
     ("a reservation", 5, |rig| reservation(rig, &rig.device)),
     ("a bounced reservation", 6, |rig| reservation(rig, &rig.distrusted)),
 ];
 
 const LIST: [(u64, u64); 4] =
     [(FAR, PAGE), (FAR + 3 * PAGE, 5 * PAGE), (FAR + 20 * PAGE, 100), (FAR + 30 * PAGE, PAGE)];
-const BOUNCED: [(u64, u64); 3] = [(0x5_0100, 300), (0x5_2000, PAGE), (0x5_4010, 5000)];
+const BOUNCED: [(u64, u64); 4] =
+    [(0x5_0100, 300), (0x5_2000, PAGE), (0x5_4010, 5000), (0x5_8010, 3 * PAGE)];
 
 /// Runs each operation with each step failing; with it fail so many further syncs.
 fn sweep(further: u64) {
@@ -354,6 +358,7 @@ fn attempt(name: &str, operation: fn(&Rig), n: u32, further: u64) -> Fired {
     rig.domain.flush().unwrap();
     let (slots, tables) = (before.slots + rig.lost.get(), rig.arena.tables());
     assert_eq!(rig.state(), State { slots, tables, ..before }, "{name}, step {n}");
+    assert_eq!((rig.pool.quarantined(), rig.pool.lost()), (rig.lost.get(), 0), "{name}, step {n}");
     assert!(matches!(rig.device.unmap(neighbour), Ok(Unmapped::Released(_))));
     let arena = rig.arena.clone();
     drop(rig);

@@ -13,7 +13,7 @@ use crate::span::Span;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// It has IOVAs of its own, whole granules.
-    Placed(Piece),
+    Placed(Span),
     /// It is used by its own address.
     Passed(Span),
 }
@@ -275,7 +275,7 @@ impl<I: Iterator<Item = Part>> Layout<I> {
         let index = self.taken;
         self.taken += 1;
         let run = match part {
-            Part::Placed(Piece { span, .. }) => {
+            Part::Placed(span) => {
                 self.shape.place(&mut self.next, span).map(|Placed { at, offset, .. }| {
                     let addr = self.base.wrapping_add(at + offset);
                     Run { addr, len: span.len(), joinable: Joinable::Yes }

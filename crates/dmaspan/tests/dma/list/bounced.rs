@@ -142,6 +142,6 @@ fn slots_stay_where_hardware_may_use_them() {
     rig.iotlb.fail_next_invalidations(1);
     let failed = device.unmap_list(mapping).unwrap_err();
     assert!(matches!(failed.error, Error::Quarantined { .. }) && failed.mapping.is_none());
-    assert_eq!(pool.held(), 2);
+    assert_eq!((pool.held(), pool.quarantined(), pool.lost()), (2, 2, 0));
     assert_eq!(rig.domain.waiting().1, 1);
 }

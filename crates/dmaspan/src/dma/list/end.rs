@@ -1,0 +1,190 @@
+//! Ending the mapping of a list, and handing it to and fro.
+
+use core::mem::ManuallyDrop;
+use core::{fmt, mem};
+
+use super::ListMapping;
+use crate::dma::attrs::CpuSync;
+use crate::dma::bounce::{BouncePool, NoPool};
+use crate::dma::device::Device;
+use crate::dma::domain::{Flush, Translation};
+use crate::dma::error::Error;
+use crate::dma::memory::{DmaMemory, Piece};
+use crate::dma::single::{Unmapped, check_written};
+use crate::dma::slots::Slots;
+use crate::prot::Direction;
+use crate::swiotlb::Fill;
+
+impl<T: Translation, B: BouncePool> Device<T, B> {
+    /// Ends the mapping of a list. What was bounced is copied back when no device can change it any
+    /// more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device, and [`Error::Unreported`] for one that
+    /// the device overwrites, which [`unmap_list_written`](Self::unmap_list_written) ends: both are
+    /// given back by [`UnmapListFailed`]. [`Error::Quarantined`] where hardware does not answer:
+    /// the memory is held until a [flush](crate::dma::DmaDomain::flush) succeeds, and slots for
+    /// ever.
+    ///
+    /// # Context
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_list(
+        &self,
+        mapping: ListMapping<T, B>,
+    ) -> Result<Unmapped<T::Memory>, UnmapListFailed<T, B>> {
+        let len = mapping.len;
+        let refused = match (self.check_list(&mapping), mapping.fill) {
+            (Ok(()), Fill::Copy) => return self.end_list(mapping, len),
+            (Ok(()), Fill::Overwritten) => Error::Unreported { len },
+            (Err(error), _) => error,
+        };
+        Err(UnmapListFailed { error: refused, mapping: Some(mapping) })
+    }
+
+    /// Ends the mapping of a list of which the device has written the first `written` bytes, as
+    /// [`unmap_written`](Self::unmap_written) does.
+    ///
+    /// # Errors
+    ///
+    /// As of [`unmap_list`](Self::unmap_list), but for [`Error::Unreported`]; with the mapping
+    /// given back also [`Error::OutsideMapping`] and [`Error::OtherDirection`] where so many cannot
+    /// have been written.
+    ///
+    /// # Context
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_list_written(
+        &self,
+        mapping: ListMapping<T, B>,
+        written: u64,
+    ) -> Result<Unmapped<T::Memory>, UnmapListFailed<T, B>> {
+        let (addr, len, direction) = (mapping.first(), mapping.len, mapping.direction);
+        let checked = self.check_list(&mapping);
+        match checked.and_then(|()| check_written(addr, len, direction, written)) {
+            Ok(()) => self.end_list(mapping, written),
+            Err(error) => Err(UnmapListFailed { error, mapping: Some(mapping) }),
+        }
+    }
+
+    /// Ends a mapping of this device, of which so many bytes are to be seen by the CPU.
+    #[inline(always)]
+    fn end_list(
+        &self,
+        mut mapping: ListMapping<T, B>,
+        written: u64,
+    ) -> Result<Unmapped<T::Memory>, UnmapListFailed<T, B>> {
+        // Every mapping has it until here.
+        let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
+        let Some(iovas) = mapping.iovas.take() else {
+            self.finish_list(&mut mapping, memory.pieces(), written);
+            return Ok(Unmapped::Released(memory));
+        };
+        // Where a hook panics, a device may still use it.
+        let memory = ManuallyDrop::new(memory);
+        if mapping.flush == Flush::Lazy {
+            // The memory is the queue's after the unmap.
+            self.finish_list(&mut mapping, memory.pieces(), written);
+        }
+        let memory = ManuallyDrop::into_inner(memory);
+        match self.translation.unmap(iovas, memory, mapping.flush) {
+            Ok(Unmapped::Released(memory)) => {
+                if mapping.flush == Flush::Strict {
+                    self.finish_list(&mut mapping, memory.pieces(), written);
+                }
+                Ok(Unmapped::Released(memory))
+            }
+            Ok(Unmapped::Queued) => Ok(Unmapped::Queued),
+            Err(error) => {
+                mem::take(&mut mapping.slots).into_iter().for_each(|of| self.quarantine(of));
+                Err(UnmapListFailed { error, mapping: None })
+            }
+        }
+    }
+
+    /// Lets the CPU see what the device has written to a list (`dma_sync_sg_for_cpu`). Nothing,
+    /// where the device only reads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device, with nothing done.
+    ///
+    /// # Context
+    ///
+    /// The device does not write the list until it is handed back to it.
+    pub fn sync_list_for_cpu(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
+        self.check_list(mapping)?;
+        self.list_for_cpu(mapping.pieces(), &mapping.slots, mapping.direction, mapping.len);
+        Ok(())
+    }
+
+    /// Lets the device see what the CPU has written to a list (`dma_sync_sg_for_device`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Foreign`] for a mapping of another device, with nothing done.
+    ///
+    /// # Context
+    ///
+    /// The CPU does not write the list until it is handed back to it.
+    pub fn sync_list_for_device(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {
+        self.check_list(mapping)?;
+        if self.cares(&mapping.slots) {
+            for (piece, slots) in self.with_slots(mapping.pieces(), &mapping.slots) {
+                self.part_for_device(piece, slots, mapping.direction, 0, piece.span.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the CPU see what the device wrote, and gives slots back, when no device uses the list
+    /// any more.
+    #[inline(always)]
+    fn finish_list(&self, mapping: &mut ListMapping<T, B>, pieces: &[Piece], written: u64) {
+        if self.cares(&mapping.slots) {
+            if mapping.sync == CpuSync::Sync {
+                self.list_for_cpu(pieces, &mapping.slots, mapping.direction, written);
+            }
+            mem::take(&mut mapping.slots).into_iter().for_each(|of| self.release(of));
+        }
+    }
+
+    /// The first `len` bytes of a list.
+    fn list_for_cpu(
+        &self,
+        pieces: &[Piece],
+        slots: &[Slots<B::Slot>],
+        direction: Direction,
+        len: u64,
+    ) {
+        if self.cares(slots) {
+            let mut left = len;
+            for (piece, slots) in self.with_slots(pieces, slots) {
+                let len = left.min(piece.span.len());
+                self.part_for_cpu(piece, slots, direction, 0, len);
+                left -= len;
+            }
+        }
+    }
+}
+
+/// An unmap of a list that was refused or could not be synced.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct UnmapListFailed<T: Translation, B: BouncePool = NoPool> {
+    /// Why.
+    pub error: Error,
+    /// The mapping, where nothing was changed. `None` where it is in quarantine, memory and all,
+    /// until a [flush](crate::dma::DmaDomain::flush) succeeds.
+    pub mapping: Option<ListMapping<T, B>>,
+}
+
+impl<T: Translation, B: BouncePool> fmt::Debug for UnmapListFailed<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnmapListFailed")
+            .field("error", &self.error)
+            .field("mapping", &self.mapping)
+            .finish()
+    }
+}

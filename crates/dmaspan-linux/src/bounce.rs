@@ -47,7 +47,6 @@ use crate::sys::{self, bytes};
 /// ```
 #[derive(Debug)]
 pub struct BounceMemory {
-    /// Held to be unmapped with this.
     memory: Memory,
     spans: [Span; 1],
     /// What was allocated for growth, by its first address.
@@ -69,6 +68,11 @@ impl BounceMemory {
     /// What kind of memory it began with.
     pub fn kind(&self) -> MemoryKind {
         self.memory.kind()
+    }
+
+    /// The memory that it began with, as a device sees it: slots are at their addresses.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// How many bytes were allocated for growth and not freed: whole pages.

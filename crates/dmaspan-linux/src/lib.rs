@@ -68,4 +68,4 @@ pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
 pub use platform::{SleepHook, UserPlatform};
 pub use registration::PinMethod;
 pub use sys::perf::{Instructions, NoCounter};
-pub use sys::signals;
+pub use sys::{signals, thread_cpu_time};

@@ -21,6 +21,7 @@ use crate::sys::{self};
 mod access;
 mod error;
 mod kind;
+mod original;
 
 pub use access::{AccessError, CheckError};
 pub use error::{MemoryError, OutsideMemory};

@@ -8,7 +8,8 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::AtomicU64;
 
-use dmaspan::Errno;
+use dmaspan::swiotlb::Original;
+use dmaspan::{Errno, PhysAddr, Span};
 
 use crate::os;
 
@@ -238,7 +239,22 @@ impl Mapping {
         if result == 0 { Ok(()) } else { Err(os::last_errno()) }
     }
 
+    /// Bytes that a slot of a bounce pool of this process may stand in for; `None` where they are
+    /// not all in the mapping, or none.
+    #[inline]
+    pub(crate) fn original(&'static self, offset: usize, len: usize) -> Option<Original> {
+        let start = self.part(offset, len).ok()?.expose_provenance();
+        let span = Span::new(PhysAddr::new(u64::try_from(start).ok()?), len.try_into().ok()?);
+        // SAFETY:
+        // 1. The bytes are of this mapping, which is never unmapped: a `&'static` of it says that
+        //    it is not dropped.
+        // 2. No code has a reference to them but to atomic words, which others may write.
+        // 3. They are found by their addresses in this process, whose provenance is exposed.
+        span.ok().map(|span| unsafe { Original::new(span) })
+    }
+
     /// The address of `len` bytes from `offset`, for system calls.
+    #[inline]
     pub(crate) fn part(&self, offset: usize, len: usize) -> Result<*mut libc::c_void, Errno> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         if !fits {

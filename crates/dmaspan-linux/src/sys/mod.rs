@@ -10,6 +10,7 @@
 use std::ffi::CStr;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use dmaspan::Errno;
 
@@ -37,11 +38,28 @@ pub(crate) fn page_size() -> u64 {
 /// Nanoseconds of `CLOCK_MONOTONIC_COARSE`: since some moment, as of the kernel's last tick.
 #[inline]
 pub(crate) fn coarse_time_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC_COARSE)
+}
+
+/// How long this thread has had a CPU, in the kernel and outside (`CLOCK_THREAD_CPUTIME_ID` of
+/// clock_gettime(2)).
+///
+/// ```
+/// let before = dmaspan_linux::thread_cpu_time();
+/// assert!(dmaspan_linux::thread_cpu_time() >= before);
+/// ```
+pub fn thread_cpu_time() -> Duration {
+    Duration::from_nanos(clock_ns(libc::CLOCK_THREAD_CPUTIME_ID))
+}
+
+/// Nanoseconds of a clock; 0 where the kernel does not have it (clock_gettime(2)).
+#[inline]
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY:
     // 1. `time` is a live timespec that the call may write, and nothing else refers to it.
-    // It fails for clocks that the kernel does not have (clock_gettime(2)); Linux 2.6.32 has it.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    // Linux 2.6.32 has both clocks.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     let (seconds, ns) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(ns.unwrap_or(0))
 }

@@ -98,6 +98,7 @@ pub mod sanitizer;
 pub mod suite;
 pub mod swiotlb_before;
 pub mod type1_before;
+pub mod uncopied;
 pub mod unwalked;
 pub mod walker;
 

@@ -53,6 +53,7 @@
 //! # }
 //! ```
 
+mod mapped;
 #[cfg(test)]
 mod tests;
 
@@ -62,6 +63,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use dmaspan::swiotlb::{Error, Original, PoolMemory, SlotRequest, To, Transfer};
 use dmaspan::{Direction, PhysAddr};
 use parking_lot::lock_api::{Mutex, RawMutex};
+
+pub use mapped::MappedBefore;
 
 /// log2 of a slot (`IO_TLB_SHIFT`).
 const SLOT_LG2: u32 = 11;

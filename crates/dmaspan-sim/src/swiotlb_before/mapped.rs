@@ -1,0 +1,62 @@
+//! Mappings that are moved, so that nobody needs to promise to end one once.
+
+use std::fmt;
+
+use dmaspan::swiotlb::{Original, PoolMemory, SlotRequest};
+use dmaspan::{Direction, PhysAddr, Span};
+use parking_lot::lock_api::RawMutex;
+
+use super::PoolBefore;
+
+/// A mapping of a [`PoolBefore`], for callers who have no addresses to give it instead.
+///
+/// Dropped, its slots are lost to the pool for ever: a device may still use them.
+#[must_use = "slots that are dropped are lost to their pool"]
+pub struct MappedBefore<'p, M, L> {
+    pool: &'p PoolBefore<M, L>,
+    span: Span,
+    direction: Direction,
+}
+
+impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
+    /// As [`map`](Self::map).
+    #[inline]
+    pub fn map_owned(
+        &self,
+        original: Original,
+        direction: Direction,
+        request: &SlotRequest,
+    ) -> Option<MappedBefore<'_, M, L>> {
+        let len = original.span().len();
+        let addr = self.map(original, direction, request)?;
+        let span = Span::new(addr, len).ok()?;
+        Some(MappedBefore { pool: self, span, direction })
+    }
+}
+
+impl<M: PoolMemory, L: RawMutex> MappedBefore<'_, M, L> {
+    /// Where the device finds the bytes.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Copies it back where the device writes, and releases its slots: as
+    /// [`PoolBefore::unmap`].
+    #[inline]
+    #[expect(unsafe_code, reason = "it keeps the promise that an address asks for")]
+    pub fn unmap(self) {
+        let (addr, len): (PhysAddr, u64) = (self.span.paddr(), self.span.len());
+        // SAFETY: `map` of this pool gave the address for so many bytes and this direction. Only
+        // this value knows of it and can end it, and it is consumed.
+        unsafe { self.pool.unmap(addr, len, self.direction) };
+    }
+}
+
+impl<M, L> fmt::Debug for MappedBefore<'_, M, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedBefore")
+            .field("span", &self.span)
+            .field("direction", &self.direction)
+            .finish_non_exhaustive()
+    }
+}

@@ -3,6 +3,9 @@
 mod bench;
 mod bench_container;
 mod bench_dma;
+mod bench_swiotlb;
+
+use std::ops::RangeInclusive;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_linux::MemoryKind;
@@ -14,6 +17,7 @@ use crate::size::ByteSize;
 pub(crate) use bench::{BenchWhat, IoPgtableArgs};
 pub(crate) use bench_container::ContainerArgs;
 pub(crate) use bench_dma::{DmaArgs, Mode, direction_name};
+pub(crate) use bench_swiotlb::SwiotlbArgs;
 
 /// Maps memory for devices one contiguous span at a time, measures and verifies.
 #[derive(Debug, Parser)]
@@ -157,6 +161,29 @@ pub(crate) enum Format {
     Table,
     /// One object for programs
     Json,
+}
+
+/// Whole numbers within limits, for the option that they are of.
+#[derive(Clone, Debug)]
+struct Whole(&'static str, RangeInclusive<u64>);
+
+impl clap::builder::TypedValueParser for Whole {
+    type Value = u64;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<u64, clap::Error> {
+        let Self(option, limits) = self.clone();
+        let parse = move |text: &str| {
+            let number = text.trim().parse().ok().filter(|number| limits.contains(number));
+            let (first, last) = (limits.start(), limits.end());
+            number.ok_or_else(|| format!("{option} takes whole numbers from {first} to {last}"))
+        };
+        clap::builder::TypedValueParser::parse_ref(&parse, command, arg, value)
+    }
 }
 
 #[cfg(test)]

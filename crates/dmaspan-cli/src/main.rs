@@ -10,6 +10,7 @@
 //! args ──► bench (page tables alone, by format) ──► report
 //! args ──► bench_dma (IOVAs, tables and flushes, as a driver's call) ──► report
 //! args ──► bench_container (user memory and BARs, as a VMM's call) ──► report
+//! args ──► bench_swiotlb (bounce buffers, as jobs of fio use them) ──► report
 //! ```
 //!
 //! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
@@ -18,7 +19,9 @@ mod args;
 mod bench;
 mod bench_container;
 mod bench_dma;
+mod bench_swiotlb;
 mod bus;
+mod crew;
 mod hold;
 mod machine;
 mod measure;
@@ -33,14 +36,18 @@ mod soft_iommu;
 mod stats;
 mod verify;
 
+use std::borrow::Borrow;
+use std::convert::Infallible;
 use std::env;
+use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use serde::Serialize;
 
-use args::{Args, BenchWhat, Command, ContainerArgs, DmaArgs, Format, IoPgtableArgs, MapArgs};
+use args::{Args, BenchWhat, Command, Format, MapArgs};
 use machine::Machine;
 use plan::Plan;
 use progress::Progress;
@@ -55,13 +62,7 @@ const WRONG_USAGE: u8 = 2;
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(Args { command: Command::Map(args) }) => map(&args),
-        Ok(Args { command: Command::Bench { what: BenchWhat::IoPgtable(args) } }) => {
-            bench_io_pgtable(&args)
-        }
-        Ok(Args { command: Command::Bench { what: BenchWhat::Dma(args) } }) => bench_dma(&args),
-        Ok(Args { command: Command::Bench { what: BenchWhat::Container(args) } }) => {
-            bench_container(&args)
-        }
+        Ok(Args { command: Command::Bench { what } }) => bench(&what),
         Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
         Err(error) => not_parsed(&error),
     }
@@ -79,48 +80,44 @@ fn map(args: &MapArgs) -> ExitCode {
     }
 }
 
-/// `dmaspan bench io-pgtable`.
-fn bench_io_pgtable(args: &IoPgtableArgs) -> ExitCode {
-    let report = match bench::run(args, &Progress::new()) {
-        Ok(report) => report,
-        Err(error) => return fail(FAILED, &error.to_string()),
-    };
-    let text = match args.format {
-        Format::Table => bench::report::render(&report, Marks::of_stdout()),
-        Format::Json => report::json::render(&report),
-    };
-    print_text(&text).unwrap_or(ExitCode::SUCCESS)
+/// `dmaspan bench`.
+fn bench(what: &BenchWhat) -> ExitCode {
+    match what {
+        BenchWhat::IoPgtable(args) => {
+            bench_by(args.format, Ok::<_, Infallible>(args), bench::run, bench::report::render)
+        }
+        BenchWhat::Dma(args) => {
+            let plan = bench_dma::Plan::new(args);
+            bench_by(args.format, plan, bench_dma::run, bench_dma::report::render)
+        }
+        BenchWhat::Container(args) => {
+            let plan = bench_container::plan(args);
+            bench_by(args.format, plan, bench_container::run, bench_container::report::render)
+        }
+        BenchWhat::Swiotlb(args) => {
+            let plan = bench_swiotlb::plan(args);
+            bench_by(args.format, plan, bench_swiotlb::run, bench_swiotlb::report::render)
+        }
+    }
 }
 
-/// `dmaspan bench dma`.
-fn bench_dma(args: &DmaArgs) -> ExitCode {
-    let plan = match bench_dma::Plan::new(args) {
+/// Measures what is planned, where it can be, and prints the report.
+fn bench_by<P: Borrow<Q>, Q, R: Serialize, E: Error>(
+    format: Format,
+    plan: Result<P, impl Error>,
+    run: impl Fn(&Q, &Progress) -> Result<R, E>,
+    render: impl Fn(&R, Marks) -> String,
+) -> ExitCode {
+    let plan = match plan {
         Ok(plan) => plan,
         Err(error) => return fail(WRONG_USAGE, &error.to_string()),
     };
-    let report = match bench_dma::run(&plan, &Progress::new()) {
+    let report = match run(plan.borrow(), &Progress::new()) {
         Ok(report) => report,
         Err(error) => return fail(FAILED, &error.to_string()),
     };
-    let text = match args.format {
-        Format::Table => bench_dma::report::render(&report, Marks::of_stdout()),
-        Format::Json => report::json::render(&report),
-    };
-    print_text(&text).unwrap_or(ExitCode::SUCCESS)
-}
-
-/// `dmaspan bench container`.
-fn bench_container(args: &ContainerArgs) -> ExitCode {
-    let plan = match bench_container::plan(args) {
-        Ok(plan) => plan,
-        Err(error) => return fail(WRONG_USAGE, &error.to_string()),
-    };
-    let report = match bench_container::run(&plan, &Progress::new()) {
-        Ok(report) => report,
-        Err(error) => return fail(FAILED, &error.to_string()),
-    };
-    let text = match args.format {
-        Format::Table => bench_container::report::render(&report, Marks::of_stdout()),
+    let text = match format {
+        Format::Table => render(&report, Marks::of_stdout()),
         Format::Json => report::json::render(&report),
     };
     print_text(&text).unwrap_or(ExitCode::SUCCESS)
@@ -182,14 +179,12 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
     if is_help {
         let _ = error.print();
     } else {
-        let is = |place, word| env::args_os().nth(place).is_some_and(|found| found == word);
-        let command = match (is(1, "bench"), is(2, "dma"), is(2, "container")) {
-            (true, true, _) => "dmaspan bench dma",
-            (true, _, true) => "dmaspan bench container",
-            (true, ..) => "dmaspan bench io-pgtable",
-            _ => "dmaspan map",
+        let is = |place, word: &str| env::args_os().nth(place).is_some_and(|found| found == word);
+        let command = match ["dma", "container", "swiotlb"].iter().find(|part| is(2, part)) {
+            _ if !is(1, "bench") => "dmaspan map".to_owned(),
+            part => format!("dmaspan bench {}", part.unwrap_or(&"io-pgtable")),
         };
-        let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string(), command));
+        let _ = writeln!(io::stderr(), "{}", one_line(&error.to_string(), &command));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE))
 }
@@ -228,6 +223,8 @@ mod tests {
             &["dmaspan", "bench", "container", "--runs", "0"],
             &["dmaspan", "bench", "container", "--size", "much"],
             &["dmaspan", "bench", "container", "--quick", "--runs", "2"],
+            &["dmaspan", "bench", "swiotlb", "--jobs", "0"],
+            &["dmaspan", "bench", "swiotlb", "--block", "much"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");

@@ -5,6 +5,7 @@ use clap::Subcommand;
 use super::Format;
 use super::bench_container::{CONTAINER_ABOUT, CONTAINER_EXAMPLES, ContainerArgs};
 use super::bench_dma::{DMA_ABOUT, DMA_EXAMPLES, DmaArgs};
+use super::bench_swiotlb::{SWIOTLB_ABOUT, SWIOTLB_EXAMPLES, SwiotlbArgs};
 use crate::bench::formats::{self, NamedFormat};
 
 /// What is measured.
@@ -20,6 +21,9 @@ pub(crate) enum BenchWhat {
     /// Measure the container: user memory and BARs, by page and by span.
     #[command(long_about = CONTAINER_ABOUT, after_help = CONTAINER_EXAMPLES)]
     Container(ContainerArgs),
+    /// Measure bounce buffers: one lock against areas, cold slots against warm.
+    #[command(long_about = SWIOTLB_ABOUT, after_help = SWIOTLB_EXAMPLES)]
+    Swiotlb(SwiotlbArgs),
 }
 
 const IO_PGTABLE_ABOUT: &str = "\

@@ -1,11 +1,9 @@
 //! What `dmaspan bench dma` takes: the letters of Linux's tools/dma/dma_map_benchmark.c.
 
-use std::ops::RangeInclusive;
-
 use clap::ValueEnum;
 use dmaspan::Direction;
 
-use super::Format;
+use super::{Format, Whole};
 
 pub(crate) const DMA_ABOUT: &str = "\
 Measure mapping and unmapping a buffer for a device: one call for each page
@@ -155,28 +153,5 @@ fn node(text: &str) -> Result<i64, String> {
     match text.trim() {
         "-1" => Ok(-1),
         _ => Err("-n takes only -1: threads are not bound to a NUMA node".to_owned()),
-    }
-}
-
-/// Whole numbers within limits, for the letter that they are of.
-#[derive(Clone, Debug)]
-struct Whole(&'static str, RangeInclusive<u64>);
-
-impl clap::builder::TypedValueParser for Whole {
-    type Value = u64;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        arg: Option<&clap::Arg>,
-        value: &std::ffi::OsStr,
-    ) -> Result<u64, clap::Error> {
-        let Self(letter, limits) = self.clone();
-        let parse = move |text: &str| {
-            let number = text.trim().parse().ok().filter(|number| limits.contains(number));
-            let (first, last) = (limits.start(), limits.end());
-            number.ok_or_else(|| format!("{letter} takes whole numbers from {first} to {last}"))
-        };
-        clap::builder::TypedValueParser::parse_ref(&parse, command, arg, value)
     }
 }

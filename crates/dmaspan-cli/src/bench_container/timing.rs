@@ -1,15 +1,12 @@
 //! How long a case takes, and what it looks up.
 
-use std::panic;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Instant;
 
 use dmaspan_linux::Instructions;
-use parking_lot::RwLock;
 use serde::Serialize;
 
 use super::work::{ContainerBenchError, Piece, Way};
+use crate::crew::{self, Gate};
 use crate::stats::{median, nanoseconds};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -68,14 +65,6 @@ impl Measured {
     }
 }
 
-/// Where threads wait for each other.
-#[derive(Debug, Default)]
-struct Gate {
-    arrived: AtomicUsize,
-    /// Held for writing while it is closed.
-    closed: RwLock<()>,
-}
-
 /// When a thread began and ended, and its instructions between.
 #[derive(Clone, Copy)]
 struct Took {
@@ -111,7 +100,12 @@ fn all(
 ) -> Result<(), ContainerBenchError> {
     let took = match shares {
         [only] => vec![share(way, only, op, &Gate::default())?],
-        many => in_threads(way, many, op)?,
+        many => {
+            let work = |pieces: &Vec<Piece>, gate: &Gate| share(way, pieces, op, gate);
+            let took =
+                crew::at_once(many.iter(), work, || ()).map_err(ContainerBenchError::NoThread)?;
+            took.into_iter().collect::<Result<_, _>>()?
+        }
     };
     let begin = took.iter().map(|took| took.begin).min();
     let end = took.iter().map(|took| took.end).max();
@@ -123,34 +117,6 @@ fn all(
     Ok(())
 }
 
-fn in_threads(
-    way: &impl Way,
-    shares: &[Vec<Piece>],
-    op: Op,
-) -> Result<Vec<Took>, ContainerBenchError> {
-    let gate = &Gate::default();
-    thread::scope(|scope| {
-        // Opened by any return, so that a thread that cannot be had leaves no other one waiting.
-        let closed = gate.closed.write();
-        let mut running = Vec::new();
-        for pieces in shares {
-            let work = move || share(way, pieces, op, gate);
-            match thread::Builder::new().spawn_scoped(scope, work) {
-                Ok(thread) => running.push(thread),
-                Err(error) => return Err(ContainerBenchError::NoThread(error)),
-            }
-        }
-        while gate.arrived.load(Ordering::Relaxed) < shares.len() {
-            thread::yield_now();
-        }
-        drop(closed);
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
-        };
-        running.into_iter().map(join).collect()
-    })
-}
-
 /// What one thread does.
 fn share(
     way: &impl Way,
@@ -160,8 +126,7 @@ fn share(
 ) -> Result<Took, ContainerBenchError> {
     let counter = Instructions::of_this_thread().ok();
     let count = || counter.as_ref().and_then(|counter| counter.read().ok());
-    gate.arrived.fetch_add(1, Ordering::Relaxed);
-    drop(gate.closed.read());
+    gate.pass();
     let before = count();
     let begin = Instant::now();
     for piece in pieces {

@@ -34,7 +34,8 @@ impl Memory {
     ///
     /// # Context
     ///
-    /// The pool's memory takes addresses for those of this process.
+    /// The addresses are those of this process, as physical addresses of a
+    /// [`BounceMemory`](crate::BounceMemory) are.
     #[inline]
     pub fn original(&'static self, offset: u64, len: u64) -> Result<Original, AccessError> {
         let place = usize::try_from(offset).ok().zip(usize::try_from(len).ok());

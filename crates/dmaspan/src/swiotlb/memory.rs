@@ -15,9 +15,8 @@ impl Original {
     /// # Safety
     ///
     /// Until the slot that is taken for it has been released or is lost for ever, the memory is
-    /// neither freed nor given another use, [`PoolMemory`] finds it by these addresses, and while a
-    /// slot is filled, synced or ended no code holds a Rust reference to it that the copy would
-    /// break.
+    /// neither freed nor given another use, and while a slot is filled, synced or ended no code
+    /// holds a Rust reference to it that the copy would break.
     #[expect(unsafe_code, reason = "the caller promises to keep the memory")]
     pub const unsafe fn new(span: Span) -> Self {
         Self(span)
@@ -165,6 +164,9 @@ pub struct HostRefused;
 ///    life, disjoint, always the same. Devices may read and write it at any time.
 /// 2. [`copy`](Self::copy), [`zero`](Self::zero), [`read`](Self::read) and [`write`](Self::write)
 ///    touch no memory but what they were told to.
+/// 3. Physical addresses mean to it what they mean to all that promise originals or give slots in
+///    the program: in a kernel, where memory is; in a process, what its pointers are. Or it checks
+///    each address that it is given, and panics where that is of no memory of its own.
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"

@@ -264,14 +264,17 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// no bytes and such that are not the slot's.
     #[inline]
     pub fn copy(&self, slot: &SlotOf<P>, offset: u64, len: u64, to: To) -> Result<(), Error> {
-        let part = self.part(slot, offset, len)?;
-        self.memory.copy(Transfer::new(
-            part.paddr(),
-            slot.original.paddr().wrapping_add(offset),
-            len,
-            to,
-        ));
+        self.part(slot, offset, len)?;
+        self.copy_part(slot, offset, len, to);
         Ok(())
+    }
+
+    /// The same, of bytes of a slot of this pool.
+    #[inline(always)]
+    fn copy_part(&self, slot: &SlotOf<P>, offset: u64, len: u64, to: To) {
+        let [slot, original] = [slot.span(), slot.original].map(|all| all.paddr());
+        let (slot, original) = (slot.wrapping_add(offset), original.wrapping_add(offset));
+        self.memory.copy(Transfer::new(slot, original, len, to));
     }
 
     /// A part of a slot of this pool.
@@ -304,6 +307,13 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let error = Error::Foreign { addr: slot.span().paddr().get() };
             return Err(Kept { error, handle: slot });
         }
+        self.give(slot);
+        Ok(())
+    }
+
+    /// The same, of a slot of this pool.
+    #[inline(always)]
+    fn give(&self, slot: SlotOf<P>) {
         if self.config.wipe == Wipe::Release {
             // Padding too: a device may have written it.
             let (start, bytes) = (slot.taken.start(), slot.taken.bytes(self.slot_lg2));
@@ -314,7 +324,6 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             (Some(chunk), _) => chunk.give(slot.taken),
             (None, None) => self.release_single(slot.taken),
         }
-        Ok(())
     }
 
     /// Keeps a slot from ever being used again: hardware was not seen to forget it.
@@ -343,6 +352,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// # Context
     ///
     /// As [`take`](Self::take).
+    #[inline]
     pub fn map(
         &self,
         original: Original,
@@ -355,7 +365,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         }
         let slot = self.take(original, request)?;
         if fill == Fill::Copy {
-            self.copy(&slot, 0, slot.len(), To::Slot)?;
+            self.copy_part(&slot, 0, slot.len(), To::Slot);
         }
         Ok(Bounced { slot, direction, fill })
     }
@@ -414,6 +424,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// # Context
     ///
     /// As [`take`](Self::take).
+    #[inline]
     pub fn unmap(&self, bounced: BouncedOf<P>) -> Result<(), Kept<BouncedOf<P>>> {
         let written = match (bounced.fill, bounced.direction) {
             (Fill::Overwritten, _) => {
@@ -436,6 +447,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// # Context
     ///
     /// As [`take`](Self::take).
+    #[inline]
     pub fn unmap_written(
         &self,
         bounced: BouncedOf<P>,
@@ -448,17 +460,18 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         self.end(bounced, written)
     }
 
+    #[inline(always)]
     fn end(&self, bounced: BouncedOf<P>, written: u64) -> Result<(), Kept<BouncedOf<P>>> {
-        if written != 0
-            && let Err(error) = self.copy(&bounced.slot, 0, written, To::Original)
-        {
+        // Nothing written is a part of any slot of this pool.
+        let checked = self.part(&bounced.slot, 0, written.max(1));
+        if let Err(error) = checked {
             return Err(Kept { error, handle: bounced });
         }
-        let Bounced { slot, direction, fill } = bounced;
-        self.release(slot).map_err(|Kept { error, handle: slot }| {
-            let handle = Bounced { slot, direction, fill };
-            Kept { error, handle }
-        })
+        if written != 0 {
+            self.copy_part(&bounced.slot, 0, written, To::Original);
+        }
+        self.give(bounced.slot);
+        Ok(())
     }
 }
 

@@ -58,8 +58,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         request: &SlotRequest,
         slots: &mut Vec<SlotOf<P>>,
     ) -> Result<(), Error> {
-        let len = batch.iter().flatten().map(|span| span.len()).sum();
-        slots.try_reserve(BATCH).map_err(|_| Error::NoMemory { bytes: len })?;
+        let count = batch.iter().flatten().count();
+        slots.try_reserve(count).map_err(|_| {
+            let lens = batch.iter().flatten().map(|span| span.len());
+            Error::NoMemory { bytes: lens.fold(0, u64::saturating_add) }
+        })?;
         request.check()?;
         let (node, cpu) = (self.node(), self.platform.cpu());
         let mut taken: [Option<Taken>; BATCH] = [None; BATCH];

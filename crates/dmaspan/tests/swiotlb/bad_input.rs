@@ -265,3 +265,26 @@ proptest! {
         prop_assert_eq!(rig.stats().used, 0);
     }
 }
+
+#[test]
+fn many_originals_longer_than_the_address_space_are_refused() {
+    let (rig, before) = rig();
+    let half = || original(1 << 63, 1 << 63);
+    let mut slots = Vec::new();
+    let refused = rig.pool.take_all([half(), half()], &any(), &mut slots);
+    assert!(matches!(refused, Err(Error::TooLong { len, .. }) if len == 1 << 63), "{refused:?}");
+    assert_eq!((slots.len(), rig.pool.stats()), (0, before));
+}
+
+#[test]
+fn a_vector_with_room_for_all_slots_is_not_made_longer() {
+    let (rig, _) = rig();
+    let mut slots = Vec::with_capacity(3);
+    let room = slots.capacity();
+    let originals = (0..room).map(|_| original(SOURCE, 1));
+    rig.pool.take_all(originals, &any(), &mut slots).unwrap();
+    assert_eq!(slots.capacity(), room);
+    for slot in slots {
+        rig.pool.release(slot).unwrap();
+    }
+}

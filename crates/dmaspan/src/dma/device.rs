@@ -120,7 +120,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             (None, _) => lowest,
         };
         if last < reached.saturating_add(granule - 1) {
-            return Err(Error::Mask { last, lowest });
+            return Err(Error::Mask { last, lowest: reached });
+        }
+        if keep_bits & keep_bits.wrapping_add(1) != 0 {
+            let limit = lg2::mask(keep_bits.ilog2());
+            return Err(Error::Limit { what: "alignment bits", value: keep_bits, limit });
         }
         // Low bits of an address are the same behind a translation, up to those of its granule.
         if keep_bits > granule - 1 && !is_direct {

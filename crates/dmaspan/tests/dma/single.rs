@@ -204,11 +204,20 @@ fn a_device_whose_limits_cannot_be_kept_is_refused() {
     assert_eq!(refused, Error::Mask { last: RAM - 1, lowest: RAM });
     assert_eq!(refused.errno(), Errno::EIO);
     assert!(direct_pieces(mask(RAM), NoPool).is_ok());
+    // Bits to keep that are not low ones.
+    for keep_bits in [2, 5, !0 << 1] {
+        let mut config = mask(u64::MAX);
+        config.limits.keep_bits = keep_bits;
+        let refused = direct_pieces(config, NoPool).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Limit { value, .. } if value == keep_bits), "{refused}");
+        assert_eq!(translated(config), Err(refused));
+    }
     let high = Direct::<Buffer, _>::new(span(RAM + BYTES, BYTES), Host::default());
     let high = Arc::new(high);
     for (last, is_ok) in [(RAM - 1, false), (RAM, true)] {
         let device = Device::new(Arc::clone(&high), rig.pool.clone(), mask(last));
-        assert_eq!(device.is_ok(), is_ok);
+        let refused = Error::Mask { last, lowest: RAM };
+        assert_eq!(device.map(drop), if is_ok { Ok(()) } else { Err(refused) });
     }
     let with = |change: fn(&mut DeviceLimits)| {
         let mut config = DeviceConfig::bits(48);
@@ -217,7 +226,7 @@ fn a_device_whose_limits_cannot_be_kept_is_refused() {
         (translated(config), direct)
     };
     let limit = |what, value, limit| Err(Error::Limit { what, value, limit });
-    assert_eq!(with(|l| l.keep_bits = 0x1000), (limit("alignment bits", 0x1000, 0xfff), Ok(())));
+    assert_eq!(with(|l| l.keep_bits = 0x1fff), (limit("alignment bits", 0x1fff, 0xfff), Ok(())));
     assert_eq!(with(|l| l.keep_bits = 0xfff), (Ok(()), Ok(())));
     let crooked = 0x3000;
     assert_eq!(

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use core::fmt;
 
+use crate::addr::PhysAddr;
 use crate::platform::Platform;
 use crate::span::Span;
 use crate::swiotlb::{self, Original, PoolMemory, SlotOf, SlotRequest, To};
@@ -145,12 +146,15 @@ unsafe impl<M: PoolMemory, P: Platform> BouncePool for swiotlb::Pool<M, P> {
     }
 
     fn reach(&self) -> Option<Span> {
-        Some(Self::reach(self))
+        match self.config().growth {
+            // Memory for a single request is wherever its device reaches.
+            Some(_) => Some(Span::covering(PhysAddr::new(0), u64::MAX - 1)),
+            None => Some(Self::reach(self)),
+        }
     }
 
     fn owns(&self, span: Span) -> bool {
-        let within = |own: &Span| own.paddr() <= span.paddr() && span.last() <= own.last();
-        self.memory().spans().iter().any(within)
+        Self::owns(self, span)
     }
 
     fn max_len(&self, request: &SlotRequest) -> u64 {

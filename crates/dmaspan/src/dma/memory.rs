@@ -102,8 +102,8 @@ unsafe impl DmaMemory for RawMemory {
 }
 
 /// Memory of a bounce pool that a driver keeps and uses again and again: a ring, or a buffer that
-/// it copies to and from itself. Mapped once, it is never bounced where the device reaches the pool
-/// and the lease is of whole granules, if it has to be.
+/// it copies to and from itself. Mapped once, it is not bounced: but for a device that does not
+/// reach it, and one that is not trusted if the lease is not of whole granules.
 ///
 /// ```
 /// # use std::sync::Arc;

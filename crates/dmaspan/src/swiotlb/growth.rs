@@ -14,6 +14,7 @@ use super::pool::{Pool, SlotOf, grid};
 use super::request::{Fit, SlotRequest};
 use super::slot::{SINGLE, Slot};
 use crate::addr::PhysAddr;
+use crate::atomic::Ordering;
 use crate::lg2;
 use crate::platform::Platform;
 use crate::span::Span;
@@ -22,8 +23,14 @@ use crate::span::Span;
 /// and held while slots are taken of it: so a chunk that is found unused stays so.
 pub(super) struct Grown<L> {
     chunks: Vec<Arc<Chunk<L>>>,
+    /// Leases in them, or in memory of their own.
+    leases: Vec<Span>,
     /// Bytes of single requests.
     single: u64,
+    /// The most that they ever were.
+    single_high: u64,
+    /// The most that was held, at most, before memory was given back.
+    past_high: u64,
     /// Bytes that count against the limit: chunks, single requests, and what is about to be.
     pub(super) counted: u64,
     /// Bytes that are neither the pool's nor anybody else's any more.
@@ -34,7 +41,16 @@ pub(super) struct Grown<L> {
 
 impl<L> Default for Grown<L> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), single: 0, counted: 0, leaked: 0, quarantined: 0 }
+        Self {
+            chunks: Vec::new(),
+            leases: Vec::new(),
+            single: 0,
+            single_high: 0,
+            past_high: 0,
+            counted: 0,
+            leaked: 0,
+            quarantined: 0,
+        }
     }
 }
 
@@ -45,22 +61,41 @@ impl<L: RawMutex> Grown<L> {
         let used = self.chunks.iter().map(|chunk| u64::from(chunk.used()) << slot_lg2).sum();
         [bytes, used, self.single, self.leaked]
     }
+
+    /// The most that was ever held: a sum, which is never less than the truth.
+    pub(super) fn high(&self, slot_lg2: u32) -> u64 {
+        let chunks = self.chunks.iter().map(|chunk| u64::from(chunk.high()) << slot_lg2);
+        self.past_high.max(chunks.sum::<u64>() + self.single_high)
+    }
+
+    /// Counts it anew.
+    pub(super) fn reset_high(&mut self) {
+        self.chunks.iter().for_each(|chunk| chunk.reset_high());
+        (self.single_high, self.past_high) = (self.single, 0);
+    }
+
+    /// The memory of its chunks.
+    pub(super) fn spans(&self) -> impl Iterator<Item = Span> {
+        self.chunks.iter().map(|chunk| chunk.span())
+    }
 }
 
 impl<M: PoolMemory, P: Platform> Pool<M, P> {
-    /// Slots of what the pool has grown by, or of memory for this request alone.
+    /// Slots of what the pool has grown by, or of memory for this request alone. Sets `fits` where
+    /// there would be some, were all free.
     pub(super) fn take_grown(
         &self,
         span: Span,
         request: &SlotRequest,
         cpu: usize,
+        fits: &mut bool,
     ) -> Option<SlotOf<P>> {
         let growth = self.config.growth?;
         let guard = self.grown.lock();
         for chunk in &guard.chunks {
-            if let Some(fit) = Fit::new(chunk.grid(), span, request)
-                && let Some(taken) = chunk.take(&fit, cpu)
-            {
+            let Some(fit) = Fit::new(chunk.grid(), span, request) else { continue };
+            *fits = true;
+            if let Some(taken) = chunk.take(&fit, cpu) {
                 let grown = Some(Arc::clone(chunk));
                 drop(guard);
                 return Some(Slot { grown, ..self.slot(0, taken, span) });
@@ -88,7 +123,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             return None;
         };
         let taken = Taken::all(whole, fit.data(fit.lowest()), self.slot_lg2);
-        self.grown.lock().single += whole.len();
+        let mut grown = self.grown.lock();
+        grown.single += whole.len();
+        grown.single_high = grown.single_high.max(grown.single);
+        drop(grown);
         Some(self.slot(SINGLE as usize, taken, span))
     }
 
@@ -162,26 +200,27 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         let chunk = grid(span, self.slot_lg2)
             .ok()
             .and_then(|grid| Chunk::new(span, grid, self.config.areas));
-        if chunk.is_some_and(|chunk| self.add(Arc::new(chunk))) {
+        if chunk.is_some_and(|chunk| self.add(|grown| &mut grown.chunks, Arc::new(chunk))) {
             return Ok(span);
         }
         self.dispose(span);
         Err(no_memory)
     }
 
-    /// Whether there was memory for one more. It is allocated without the lock, which may keep
-    /// interrupts off.
-    fn add(&self, chunk: Arc<Chunk<P::Lock>>) -> bool {
+    /// Whether there was memory for one more of a list. It is allocated without the lock, which may
+    /// keep interrupts off.
+    fn add<T>(&self, list: fn(&mut Grown<P::Lock>) -> &mut Vec<T>, more: T) -> bool {
         let mut room = Vec::new();
         loop {
             let mut grown = self.grown.lock();
-            let len = grown.chunks.len();
-            if len == grown.chunks.capacity() && len < room.capacity() {
-                room.append(&mut grown.chunks);
-                mem::swap(&mut room, &mut grown.chunks);
+            let list = list(&mut grown);
+            let len = list.len();
+            if len == list.capacity() && len < room.capacity() {
+                room.append(list);
+                mem::swap(&mut room, list);
             }
-            if len < grown.chunks.capacity() {
-                grown.chunks.push(chunk);
+            if len < list.capacity() {
+                list.push(more);
                 return true;
             }
             drop(grown);
@@ -203,9 +242,37 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let mut grown = self.grown.lock();
             let unused = grown.chunks.iter().position(|chunk| chunk.used() == 0);
             let Some(index) = unused else { return bytes };
+            grown.past_high = grown.high(self.slot_lg2);
             let chunk = grown.chunks.swap_remove(index);
             drop(grown);
             bytes += self.dispose(chunk.span());
+        }
+    }
+
+    /// Whether memory is the pool's own for whoever sees nothing else: of what it began with, or of
+    /// a lease. Takes a lock only while there are leases of what was added.
+    pub(crate) fn owns(&self, span: Span) -> bool {
+        let within = |own: Span| own.paddr() <= span.paddr() && span.last() <= own.last();
+        self.memory.spans().iter().any(|own| within(*own))
+            || (self.leased.load(Ordering::Acquire) != 0
+                && self.grown.lock().leases.iter().any(|lease| within(*lease)))
+    }
+
+    /// Records a lease of what was added; whether there was memory for that.
+    pub(super) fn add_lease(&self, span: Span) -> bool {
+        let is_added = self.add(|grown| &mut grown.leases, span);
+        if is_added {
+            self.leased.fetch_add(1, Ordering::Release);
+        }
+        is_added
+    }
+
+    /// Forgets it.
+    pub(super) fn remove_lease(&self, span: Span) {
+        let mut grown = self.grown.lock();
+        if let Some(index) = grown.leases.iter().position(|lease| *lease == span) {
+            grown.leases.swap_remove(index);
+            self.leased.fetch_sub(1, Ordering::Release);
         }
     }
 }

@@ -28,7 +28,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// # Errors
     ///
-    /// As [`take`](Self::take); [`Error::Outside`] for no bytes.
+    /// As [`take`](Self::take); [`Error::Outside`] for no bytes; [`Error::NoMemory`] where a lease
+    /// of what the pool grew by cannot be recorded.
     ///
     /// # Context
     ///
@@ -38,6 +39,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         let original = Span::new(PhysAddr::new(0), len).map_err(|_| none)?;
         let slot = self.take(Original::promised(original), request)?;
         let span = slot.span();
+        if !slot.is_base() && !self.add_lease(span) {
+            // It is of this pool.
+            let _ = self.release(slot);
+            return Err(Error::NoMemory { bytes: len });
+        }
         self.memory.zero(InSlot::new(span));
         Ok(Lease { pool: Arc::clone(self), slot: Some(slot), span })
     }
@@ -88,9 +94,11 @@ impl<M: PoolMemory, P: Platform> Lease<M, P> {
 
 impl<M: PoolMemory, P: Platform> Drop for Lease<M, P> {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot.take()
-            && let Err(foreign) = self.pool.release(slot)
-        {
+        let Some(slot) = self.slot.take() else { return };
+        if !slot.is_base() {
+            self.pool.remove_lease(self.span);
+        }
+        if let Err(foreign) = self.pool.release(slot) {
             // It is of this pool.
             mem::forget(foreign);
         }

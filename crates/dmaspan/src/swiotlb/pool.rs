@@ -16,6 +16,7 @@ use super::memory::{InSlot, Original, PoolMemory, To, Transfer};
 use super::request::{self, Fit, Grid, SlotRequest};
 use super::slot::{Bounced, Fill, Kept, SINGLE, Slot};
 use crate::addr::PhysAddr;
+use crate::atomic::AtomicU32;
 use crate::lg2;
 use crate::platform::{Id, Identity, Platform};
 use crate::prot::Direction;
@@ -45,6 +46,8 @@ pub struct Pool<M: PoolMemory, P: Platform> {
     pub(super) slot_lg2: u32,
     base: Box<[Chunk<P::Lock>]>,
     pub(super) grown: Mutex<P::Lock, Grown<P::Lock>>,
+    /// How many leases there are of what was added.
+    pub(super) leased: AtomicU32,
     identity: Identity,
 }
 
@@ -81,6 +84,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             slot_lg2,
             base: base.into_boxed_slice(),
             grown: Mutex::new(Grown::default()),
+            leased: AtomicU32::new(0),
             identity: Identity::new(),
             memory,
         })
@@ -120,7 +124,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     }
 
     /// How long a slot can be that is like `request`, whatever the low bits of its original, in
-    /// bytes: 0 where some original has no slot at all, or the request means nothing.
+    /// bytes, of the memory that the pool began with: 0 where some original has no slot at all, or
+    /// the request means nothing.
     pub fn max_len(&self, request: &SlotRequest) -> u64 {
         let longest = |chunk: &Chunk<P::Lock>| request::longest(chunk.grid(), request);
         self.base.iter().map(longest).max().unwrap_or(0)
@@ -195,7 +200,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
                 break;
             }
         }
-        self.take_grown(span, request, cpu).ok_or_else(|| match fits {
+        let grown = self.take_grown(span, request, cpu, &mut fits);
+        grown.ok_or_else(|| match fits {
             true => Error::Full { len: span.len(), free: self.free_bytes() },
             false => self.unfit(span, request),
         })
@@ -214,8 +220,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
     /// Why there would be no slot even if the pool were empty.
     fn unfit(&self, original: Span, request: &SlotRequest) -> Error {
-        let (len, lowest) = (original.len(), self.reach().paddr().get());
-        let max = self.base.iter().map(|chunk| chunk.span().len()).max().unwrap_or(0);
+        let (len, grown) = (original.len(), self.grown.lock());
+        let spans = || self.base.iter().map(|chunk| chunk.span()).chain(grown.spans());
+        let lowest = spans().map(|span| span.paddr().get()).min().unwrap_or(0);
+        let max = spans().map(|span| span.len()).max().unwrap_or(0);
         match request.last < lowest {
             true => Error::Unreachable { last: request.last, lowest },
             false if len > max => Error::TooLong { len, max },
@@ -256,7 +264,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         }
     }
 
-    /// Copies `len` bytes at `offset` between a slot and its original.
+    /// Copies `len` bytes at `offset` between a slot and its original. What nobody wrote to a slot
+    /// since it was taken is former holders' data, which is not for the original.
     ///
     /// # Errors
     ///

@@ -51,6 +51,11 @@ impl<L> Slot<L> {
         self.original.len()
     }
 
+    /// Whether it is of what the pool began with.
+    pub(super) const fn is_base(&self) -> bool {
+        self.grown.is_none() && self.node != SINGLE
+    }
+
     /// No: a slot has a byte at least.
     pub fn is_empty(&self) -> bool {
         false

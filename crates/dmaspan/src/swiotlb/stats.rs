@@ -12,7 +12,7 @@ pub struct Stats {
     pub bytes: u64,
     /// What is held: leases and what is in quarantine included.
     pub used: u64,
-    /// The most of what the pool began with that was ever held: exact with one area, and otherwise
+    /// The most that was ever held: exact with one area of a pool that did not grow, and otherwise
     /// the sum of what each area held at most, which is never less than the truth.
     pub high_water: u64,
     /// What was added and not given back.
@@ -46,11 +46,13 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         let [bytes, used, single, leaked] = grown.count(self.slot_lg2);
         stats.bytes += bytes;
         stats.used += used + single;
+        stats.high_water += grown.high(self.slot_lg2);
         Stats { grown: bytes, single, leaked, quarantined: grown.quarantined, ..stats }
     }
 
     /// Begins a new high-water mark, at what is held now (writing 0 to `io_tlb_used_hiwater`).
     pub fn reset_high_water(&self) {
         self.base().iter().for_each(|chunk| chunk.reset_high());
+        self.grown.lock().reset_high();
     }
 }

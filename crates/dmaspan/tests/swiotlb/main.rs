@@ -5,6 +5,7 @@ mod bad_input;
 mod common;
 mod dropped;
 mod flat;
+mod grown;
 mod invariants;
 mod model;
 mod pool;

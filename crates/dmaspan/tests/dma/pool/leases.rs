@@ -1,7 +1,7 @@
 //! Memory that is leased from a pool: mapped once, used often, and not bounced.
 
 use dmaspan::dma::Leased;
-use dmaspan::swiotlb::SlotRequest;
+use dmaspan::swiotlb::{Growth, SlotRequest};
 
 use super::*;
 
@@ -14,7 +14,11 @@ enum Uses {
 
 type Kept = Arc<Leased<SimPoolMemory, Host>>;
 
-for_all_granules!(a_lease_is_mapped_itself_wherever_it_may_be);
+for_all_granules!(
+    a_lease_is_mapped_itself_wherever_it_may_be,
+    a_lease_of_what_a_pool_grew_by_is_mapped_itself,
+    a_pool_that_grows_reaches_wherever_its_devices_do,
+);
 
 fn a_lease_is_mapped_itself_wherever_it_may_be<const G: u32>() {
     let g = 1u64 << G;
@@ -73,4 +77,60 @@ fn use_lease<const G: u32, T: Translation<Memory = Kept>, B: BouncePool>(
     assert!(bench.pool.stats().used > held);
     drop(released(device.unmap(mapping)));
     assert_eq!(bench.pool.stats().used, held);
+}
+
+/// A pool that may grow, all of whose own slots are held.
+fn grows<const G: u32, H: DmaMemory>() -> (Bench<G, H>, swiotlb::Lease<SimPoolMemory, Host>) {
+    let growth = Some(Growth::new(16 << G, 64 << G));
+    let bench = Bench::<G, H>::new(PoolConfig { growth, ..PoolConfig::new(2) });
+    let all = bench.pool.lease(16 << G, &SlotRequest::default()).unwrap();
+    (bench, all)
+}
+
+fn a_lease_of_what_a_pool_grew_by_is_mapped_itself<const G: u32>() {
+    let g = 1u64 << G;
+    let (bench, all) = grows::<G, Kept>();
+    let config = always(untrusted(DeviceConfig::bits(40)));
+    let behind = bench.translated(&bench.pool, config);
+    let beside = bench.beside(&bench.pool, config);
+    let granular = SlotRequest { granule: g, ..SlotRequest::default() };
+    // Memory of its own, and what is added for good.
+    for grow in [false, true] {
+        if grow {
+            bench.pool.grow().unwrap();
+        }
+        use_lease(&bench, &behind, &bench.behind(), (2 * g, granular), Uses::Itself);
+        let dma = Arc::clone(&bench.memory);
+        use_lease(&bench, &beside, &dma, (3000, SlotRequest::default()), Uses::Itself);
+        // Not a byte beyond it, nor when it has gone back.
+        let lease = bench.pool.lease(2 * g, &granular).unwrap();
+        let at = lease.span().paddr().get();
+        assert!(bench.pool.owns(lease.span()) && bench.pool.owns(span(at + 1, g)));
+        assert!(!bench.pool.owns(span(at, 2 * g + 1)) && !bench.pool.owns(span(at - 1, g)));
+        drop(lease);
+        assert!(!bench.pool.owns(span(at, 1)));
+    }
+    assert!(bench.pool.owns(all.span()));
+    drop(all);
+    bench.check_end();
+}
+
+fn a_pool_that_grows_reaches_wherever_its_devices_do<const G: u32>() {
+    let memory = Arc::new(SimMemory::new(PhysAddr::new(RAM), BYTES, G).unwrap());
+    let slots = span(RAM + BYTES - (16 << G), 16 << G);
+    let slots = SimPoolMemory::new(Arc::clone(&memory), vec![slots]).unwrap();
+    let growth = Some(Growth::new(16 << G, 64 << G));
+    let config = PoolConfig { growth, ..PoolConfig::new(1) };
+    let pool = Arc::new(Pool::new(slots, config, Host::default()).unwrap());
+    let direct = Arc::new(Direct::<Buffer, _>::new(span(RAM, BYTES), Host::default()));
+    // All that the pool began with lies beyond it.
+    let mut config = always(DeviceConfig::bits(40));
+    config.limits.last = RAM + BYTES / 2 - 1;
+    let device = Device::new(direct, Arc::clone(&pool), config).unwrap();
+    let mapping = device.map_single(Buffer::new(&memory, 5, 3000), Direction::ToDevice).unwrap();
+    assert!(mapping.is_bounced() && mapping.addr().get() + 2999 <= config.limits.last);
+    assert_eq!((pool.stats().single, pool.memory().grown().len()), (4096, 1));
+    drop(released(device.unmap(mapping)));
+    assert_eq!((pool.stats().used, pool.memory().grown().len()), (0, 0));
+    assert_eq!(memory.violations(), []);
 }

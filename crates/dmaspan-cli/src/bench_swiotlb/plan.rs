@@ -131,9 +131,9 @@ pub(crate) enum UsageError {
     },
     /// Too many buffers for the pool.
     #[error(
-        "{jobs} jobs with {iodepth} buffers of {block} bytes out take more than half of a pool of \
-         {}: --pool {needed}M is enough",
-        ByteSize::new(*pool)
+        "--jobs {jobs} with {iodepth} buffers of {} each out take more than half of a pool of {}: \
+         --pool {needed}M is enough",
+        ByteSize::new(*block), ByteSize::new(*pool)
     )]
     Full {
         /// How many jobs.

@@ -76,7 +76,7 @@ pub enum Error {
         mapped: u64,
     },
     /// Data does not go that way.
-    #[error("the slot's data goes {direction:?}")]
+    #[error("not for a slot whose data goes {direction:?}")]
     Direction {
         /// Which way it goes.
         direction: Direction,

@@ -105,10 +105,10 @@ const SWIOTLB_CASES: [(&str, &Peer); 10] = [
     ("pair_4k_copy_threads_1", &SWIOTLB_COPY),
     ("pair_4k_copy_threads_2", &SWIOTLB_COPY),
 ];
-/// Cases whose pool has a lock as Linux's, and Linux's cases.
-const SPINLOCK_CASES: [(&str, &str); 2] = [
-    ("pair_4k_spinlock_threads_1", "pair_4k_threads_1"),
-    ("pair_4k_spinlock_threads_2", "pair_4k_threads_2"),
+/// Cases whose pool has parking_lot's lock instead of one as Linux's, and Linux's cases.
+const PARKING_LOT_CASES: [(&str, &str); 2] = [
+    ("pair_4k_parking_lot_threads_1", "pair_4k_threads_1"),
+    ("pair_4k_parking_lot_threads_2", "pair_4k_threads_2"),
 ];
 
 /// Formats, case, operation, the beginning of the peer's name, and the least ratio.
@@ -272,11 +272,11 @@ fn domain_comparisons() -> Vec<Comparison> {
 
 /// Those of bounce pools.
 fn swiotlb_comparisons() -> Vec<Comparison> {
-    let spinning = SPINLOCK_CASES.map(|(case, theirs)| (case, Versus::Linux(&SWIOTLB), theirs));
+    let parking = PARKING_LOT_CASES.map(|(case, theirs)| (case, Versus::Linux(&SWIOTLB), theirs));
     let (two, one) = (SWIOTLB_CASES[1].0, SWIOTLB_CASES[0].0);
     let alone = (two, Versus::OneThread, one);
     let linux = SWIOTLB_CASES.map(|(case, peer)| (case, Versus::Linux(peer), case));
-    let all = linux.into_iter().chain(spinning).chain([alone]);
+    let all = linux.into_iter().chain(parking).chain([alone]);
     all.flat_map(|(case, versus, theirs)| {
         against("swiotlb", case, "pair", [(versus, theirs, "")].into_iter())
     })
@@ -332,8 +332,16 @@ mod tests {
             _ => None,
         });
         let linux: Vec<_> = linux.collect();
-        assert_eq!(linux.len(), SWIOTLB_CASES.len() + SPINLOCK_CASES.len());
+        assert_eq!(linux.len(), SWIOTLB_CASES.len() + PARKING_LOT_CASES.len());
         assert!(linux.iter().all(|(ours, theirs)| ours == theirs), "{linux:?}");
+    }
+
+    #[test]
+    fn a_pool_of_two_threads_is_compared_with_one_thread() {
+        let alone =
+            comparisons("swiotlb/").into_iter().filter(|one| one.versus == Versus::OneThread);
+        let alone: Vec<_> = alone.map(|one| (one.case, one.their_case, one.goal)).collect();
+        assert_eq!(alone, [("pair_4k_threads_2", "pair_4k_threads_1", Some(1.8))]);
     }
 
     #[test]

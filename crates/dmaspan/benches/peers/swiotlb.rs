@@ -37,8 +37,8 @@ enum How {
     /// Copies are left out.
     Empty,
     Copied,
-    /// Copies are left out, and the lock is a [`Spin`].
-    Spinning,
+    /// Copies are left out, and the lock is parking_lot's.
+    ParkingLot,
 }
 
 const CASES: [Case; 6] = [
@@ -47,14 +47,14 @@ const CASES: [Case; 6] = [
     Case { name: "burst4096_4k", bytes: SZ_4K, held: 4096, how: How::Empty },
     Case { name: "pair_64k", bytes: SZ_64K, held: 1, how: How::Empty },
     Case { name: "pair_4k_copy", bytes: SZ_4K, held: 1, how: How::Copied },
-    Case { name: "pair_4k_spinlock", bytes: SZ_4K, held: 1, how: How::Spinning },
+    Case { name: "pair_4k_parking_lot", bytes: SZ_4K, held: 1, how: How::ParkingLot },
 ];
 
 pub(crate) fn run(wanted: &[String]) {
     self_check(BenchPlatform);
     self_check(SpinPlatform);
     for threads in 1..=cpu::MAX.min(cpu::allowed().len()) {
-        let (pool, spinning) = (pool(threads, BenchPlatform), pool(threads, SpinPlatform));
+        let (pool, parking) = (pool(threads, SpinPlatform), pool(threads, BenchPlatform));
         for case in CASES {
             let name = format!("{}_threads_{threads}", case.name);
             if !is_wanted(wanted, &name) {
@@ -63,7 +63,7 @@ pub(crate) fn run(wanted: &[String]) {
             match case.how {
                 How::Empty => bench::<_, false>(&name, &pool, case, threads),
                 How::Copied => bench::<_, true>(&name, &pool, case, threads),
-                How::Spinning => bench::<_, false>(&name, &spinning, case, threads),
+                How::ParkingLot => bench::<_, false>(&name, &parking, case, threads),
             }
         }
     }

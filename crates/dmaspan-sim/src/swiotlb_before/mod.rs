@@ -114,6 +114,7 @@ struct Wanted {
 }
 
 impl Wanted {
+    #[inline]
     fn new(len: u64, addr: u64, request: &SlotRequest) -> Option<Self> {
         let mask = request.keep_bits & !(SLOT - 1);
         let mut stride = (mask >> SLOT_LG2) + 1;
@@ -126,7 +127,7 @@ impl Wanted {
             slots: usize::try_from(len.div_ceil(SLOT)).ok()?,
             mask,
             bits: addr & mask,
-            stride: usize::try_from(stride).ok()?,
+            stride: usize::try_from(stride).ok().filter(|stride| stride.is_power_of_two())?,
             boundary: Some(boundary).filter(|boundary| *boundary != 0)?,
         })
     }
@@ -296,7 +297,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     /// The first slot of a free run, going round from `next` on.
     fn search(&self, wanted: &Wanted, next: usize) -> Option<usize> {
         let slots = self.records.len();
-        let mut index = next.checked_next_multiple_of(wanted.stride)?;
+        let mut index = next.checked_add(wanted.stride - 1)? & !(wanted.stride - 1);
         if index >= slots {
             index = 0;
         }

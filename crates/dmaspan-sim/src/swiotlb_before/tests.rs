@@ -256,6 +256,19 @@ fn low_bits_that_no_slot_has_end_the_search() {
 }
 
 #[test]
+fn masks_that_are_none_are_refused() {
+    let pool = pool();
+    let [keep_bits, granule] = [2 * SLOT, 3 * SLOT];
+    for request in [
+        SlotRequest { keep_bits, ..SlotRequest::default() },
+        SlotRequest { granule, ..SlotRequest::default() },
+    ] {
+        assert_eq!(pool.map(original(USER, 1), Direction::ToDevice, &request), None);
+    }
+    pool.check_runs(&[false; SLOTS]);
+}
+
+#[test]
 fn memory_without_whole_segments_is_refused() {
     let new = |spans| {
         let memory = Arc::new(SimMemory::new(PhysAddr::new(BASE), 16 << 20, 11).unwrap());

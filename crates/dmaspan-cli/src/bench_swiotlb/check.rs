@@ -141,8 +141,12 @@ mod tests {
 
         type Mapped = (W::Mapped, Span);
 
-        fn map(&self, buffer: u64) -> Result<Self::Mapped, SwiotlbBenchError> {
-            let mapped = self.way.map(buffer)?;
+        fn map<R>(
+            &self,
+            buffer: u64,
+            then: impl FnOnce(Self::Mapped) -> R,
+        ) -> Result<R, SwiotlbBenchError> {
+            let mapped = self.way.map(buffer, |mapped| mapped)?;
             let span = W::span(&mapped);
             let first = *self.first.lock().unwrap().get_or_insert(span);
             let span = match self.fault {
@@ -150,7 +154,7 @@ mod tests {
                 Fault::Short => Span::new(span.paddr(), span.len() - 8)?,
                 _ => span,
             };
-            Ok((mapped, span))
+            Ok(then((mapped, span)))
         }
 
         fn unmap(&self, (mapped, _): Self::Mapped) -> Result<(), SwiotlbBenchError> {

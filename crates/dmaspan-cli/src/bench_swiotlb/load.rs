@@ -37,9 +37,14 @@ impl<W: Way> Job<'_, W> {
     fn fill(&mut self) -> Result<(), SwiotlbBenchError> {
         let wanted = if self.out.is_empty() { self.case.depth } else { 0 };
         for number in self.first..self.first + wanted {
-            self.out.push_back((number, self.way.map(number)?));
+            self.map(number)?;
         }
         Ok(())
+    }
+
+    #[inline]
+    fn map(&mut self, number: u64) -> Result<(), SwiotlbBenchError> {
+        self.way.map(number, |mapped| self.out.push_back((number, mapped)))
     }
 
     /// Works until it is told to stop. All its buffers are mapped then.
@@ -69,7 +74,7 @@ impl<W: Way> Job<'_, W> {
         let mut ios = 0;
         while let Some((number, mapped)) = self.out.pop_front() {
             self.way.unmap(mapped)?;
-            self.out.push_back((number, self.way.map(number)?));
+            self.map(number)?;
             ios += 1;
             if stop.load(Ordering::Relaxed) {
                 break;
@@ -81,7 +86,7 @@ impl<W: Way> Job<'_, W> {
     fn pairs(&mut self, stop: &AtomicBool) -> Result<u64, SwiotlbBenchError> {
         let mut ios = 0;
         loop {
-            self.way.unmap(self.way.map(self.first)?)?;
+            self.way.map(self.first, |mapped| self.way.unmap(mapped))??;
             ios += 1;
             if stop.load(Ordering::Relaxed) {
                 return Ok(ios);

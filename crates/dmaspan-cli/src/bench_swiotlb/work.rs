@@ -131,8 +131,13 @@ pub(crate) trait Way: Sync {
     /// A buffer that a device may use.
     type Mapped: Send;
 
-    /// Takes a slot for the buffer of this number, and copies.
-    fn map(&self, buffer: u64) -> Result<Self::Mapped, SwiotlbBenchError>;
+    /// Takes a slot for the buffer of this number, copies, and hands it on: returned, it would be
+    /// copied several times, which takes longer than the rest.
+    fn map<R>(
+        &self,
+        buffer: u64,
+        then: impl FnOnce(Self::Mapped) -> R,
+    ) -> Result<R, SwiotlbBenchError>;
 
     /// Copies back and releases the slot. The device wrote all of it, where it writes.
     fn unmap(&self, mapped: Self::Mapped) -> Result<(), SwiotlbBenchError>;
@@ -181,9 +186,16 @@ impl<M: Slots> Way for Now<M> {
     type Mapped = BouncedOf<UserPlatform>;
 
     #[inline]
-    fn map(&self, buffer: u64) -> Result<Self::Mapped, SwiotlbBenchError> {
+    fn map<R>(
+        &self,
+        buffer: u64,
+        then: impl FnOnce(Self::Mapped) -> R,
+    ) -> Result<R, SwiotlbBenchError> {
         let original = self.buffers.original(buffer)?;
-        Ok(self.pool.map(original, self.direction, self.fill, &ANY)?)
+        match self.pool.map(original, self.direction, self.fill, &ANY) {
+            Ok(mapped) => Ok(then(mapped)),
+            Err(error) => Err(error.into()),
+        }
     }
 
     #[inline]
@@ -243,10 +255,16 @@ impl<'p, M: Slots> Way for Vanilla<'p, M> {
     type Mapped = MappedBefore<'p, M, Lock>;
 
     #[inline]
-    fn map(&self, buffer: u64) -> Result<Self::Mapped, SwiotlbBenchError> {
+    fn map<R>(
+        &self,
+        buffer: u64,
+        then: impl FnOnce(Self::Mapped) -> R,
+    ) -> Result<R, SwiotlbBenchError> {
         let original = self.buffers.original(buffer)?;
-        let mapped = self.pool.map_owned(original, self.direction, &ANY);
-        mapped.ok_or(SwiotlbBenchError::Full)
+        match self.pool.map_owned(original, self.direction, &ANY) {
+            Some(mapped) => Ok(then(mapped)),
+            None => Err(SwiotlbBenchError::Full),
+        }
     }
 
     #[inline]

@@ -234,6 +234,18 @@ unsafe impl BouncePool for SimPool {
         }
         least
     }
+
+    fn granules(&self, granule: u64) -> u64 {
+        let request = SlotRequest { granule, ..SlotRequest::default() };
+        let mut held = Vec::new();
+        let original = Span::new(PhysAddr::new(0), granule);
+        while let Ok(original) = original
+            && let Some((_, whole)) = self.0.find(original, &request, &held)
+        {
+            held.push(whole);
+        }
+        held.len() as u64
+    }
 }
 
 impl Drop for SimSlot {

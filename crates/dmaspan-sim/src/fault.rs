@@ -182,6 +182,22 @@ unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
         if self.faults.fails() { None } else { self.inner.take(original, request) }
     }
 
+    fn take_all(
+        &self,
+        originals: impl Iterator<Item = Original>,
+        request: &SlotRequest,
+        slots: &mut Vec<B::Slot>,
+    ) -> bool {
+        let mut all = Vec::new();
+        for original in originals {
+            if self.faults.fails() {
+                return false;
+            }
+            all.push(original);
+        }
+        self.inner.take_all(all.into_iter(), request, slots)
+    }
+
     fn release(&self, slot: B::Slot) {
         self.inner.release(slot);
     }
@@ -208,6 +224,10 @@ unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
 
     fn max_len(&self, request: &SlotRequest) -> u64 {
         self.inner.max_len(request)
+    }
+
+    fn granules(&self, granule: u64) -> u64 {
+        self.inner.granules(granule)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Memory that stands in for what a device cannot use.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use crate::addr::PhysAddr;
@@ -81,6 +82,32 @@ pub unsafe trait BouncePool: Send + Sync {
     /// Like [`release`](Self::release), may run with interrupts off where mappings are made so.
     fn take(&self, original: Original, request: &SlotRequest) -> Option<Self::Slot>;
 
+    /// Slots for many pieces of memory, all like `request`, are pushed to `slots` in their order,
+    /// as by a [`take`](Self::take) for each: whether there are all of them. Otherwise none is
+    /// held, and `slots` is as before.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take), and allocates where `slots` has no room.
+    #[must_use]
+    fn take_all(
+        &self,
+        originals: impl Iterator<Item = Original>,
+        request: &SlotRequest,
+        slots: &mut Vec<Self::Slot>,
+    ) -> bool {
+        let before = slots.len();
+        for original in originals {
+            let has_room = slots.try_reserve(1).is_ok();
+            let Some(slot) = has_room.then(|| self.take(original, request)).flatten() else {
+                slots.drain(before..).for_each(|slot| self.release(slot));
+                return false;
+            };
+            slots.push(slot);
+        }
+        true
+    }
+
     /// Gives a slot of this pool back, which no device uses any more. Nothing is copied.
     fn release(&self, slot: Self::Slot);
 
@@ -110,6 +137,13 @@ pub unsafe trait BouncePool: Send + Sync {
     /// How long a slot can be that is like `request`, whatever the low bits of its original, in
     /// bytes: 0 where some original has no slot at all.
     fn max_len(&self, request: &SlotRequest) -> u64;
+
+    /// How many slots of one granule each, of so many bytes, can be held at a time. By default one,
+    /// where there is any.
+    fn granules(&self, granule: u64) -> u64 {
+        let request = SlotRequest { keep_bits: granule - 1, granule, ..SlotRequest::default() };
+        self.max_len(&request).min(1)
+    }
 }
 
 #[expect(unsafe_code, reason = "the pool's memory promises")]
@@ -122,6 +156,15 @@ unsafe impl<M: PoolMemory, P: Platform> BouncePool for swiotlb::Pool<M, P> {
     #[inline]
     fn take(&self, original: Original, request: &SlotRequest) -> Option<SlotOf<P>> {
         Self::take(self, original, request).ok()
+    }
+
+    fn take_all(
+        &self,
+        originals: impl Iterator<Item = Original>,
+        request: &SlotRequest,
+        slots: &mut Vec<SlotOf<P>>,
+    ) -> bool {
+        Self::take_all(self, originals, request, slots).is_ok()
     }
 
     #[inline]
@@ -160,6 +203,17 @@ unsafe impl<M: PoolMemory, P: Platform> BouncePool for swiotlb::Pool<M, P> {
     fn max_len(&self, request: &SlotRequest) -> u64 {
         Self::max_len(self, request)
     }
+
+    fn granules(&self, granule: u64) -> u64 {
+        // What shares a slot is one holder's.
+        let unit = granule.max(self.config().slot_bytes);
+        let whole = |span: &Span| {
+            let (first, last) = (span.paddr().get().div_ceil(unit), span.last().get());
+            let behind = last / unit + u64::from(last % unit == unit - 1);
+            behind.saturating_sub(first)
+        };
+        self.memory().spans().iter().map(whole).sum()
+    }
 }
 
 /// One pool of several devices, or one that its owner looks at.
@@ -171,6 +225,15 @@ unsafe impl<B: BouncePool> BouncePool for Arc<B> {
     #[inline(always)]
     fn take(&self, original: Original, request: &SlotRequest) -> Option<B::Slot> {
         (**self).take(original, request)
+    }
+
+    fn take_all(
+        &self,
+        originals: impl Iterator<Item = Original>,
+        request: &SlotRequest,
+        slots: &mut Vec<B::Slot>,
+    ) -> bool {
+        (**self).take_all(originals, request, slots)
     }
 
     #[inline(always)]
@@ -202,6 +265,10 @@ unsafe impl<B: BouncePool> BouncePool for Arc<B> {
 
     fn max_len(&self, request: &SlotRequest) -> u64 {
         (**self).max_len(request)
+    }
+
+    fn granules(&self, granule: u64) -> u64 {
+        (**self).granules(granule)
     }
 }
 

@@ -106,8 +106,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Errors
     ///
     /// [`Error::Mask`] where it reaches no IOVA, or neither memory nor a slot of the pool where
-    /// nothing is translated, or no slot where all is bounced; [`Error::Limit`] for limits that
-    /// cannot be kept; [`Error::NoRecords`] where there is no memory.
+    /// nothing is translated, or no slot where all is bounced; [`Error::NoPool`] where all is
+    /// bounced and there are no slots at all; [`Error::Limit`] for limits that cannot be kept;
+    /// [`Error::NoRecords`] where there is no memory.
     pub fn new(translation: Arc<T>, pool: B, config: DeviceConfig) -> Result<Self, Error> {
         let DeviceLimits { last, keep_bits, boundary, max_segment } = config.limits;
         let granule = lg2::size(translation.granule_lg2());
@@ -119,6 +120,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             (Some(slots), Bounce::AsNeeded) => slots.min(lowest),
             (None, _) => lowest,
         };
+        if config.bounce == Bounce::Always && pool.reach().is_none() {
+            return Err(Error::NoPool);
+        }
         if last < reached.saturating_add(granule - 1) {
             return Err(Error::Mask { last, lowest: reached });
         }
@@ -161,8 +165,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// what a slot can have where any of it may be bounced whole, and otherwise what the device can
     /// address. 0 where some memory cannot be mapped at all.
     ///
-    /// Where only ends are bounced, a pool that has a slot for the longest buffer without a whole
-    /// granule in it is taken to have one for each end of a longer one.
+    /// Where only ends are bounced, a longer buffer than that has a slot for each end.
     pub fn max_mapping_len(&self) -> u64 {
         let DeviceLimits { last, keep_bits, .. } = self.config.limits;
         let aperture = self.translation.aperture();
@@ -176,7 +179,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             (Policy::Pool, None) => slot().min(all),
             (Policy::Granules, None) => {
                 let granule = lg2::size(self.translation.granule_lg2());
-                Some(slot()).filter(|slot| *slot < 2 * (granule - 1)).unwrap_or(all)
+                // The longest without a whole granule lies in two, whatever bits are kept.
+                let in_two = self.pool.max_len(&self.slot_request(0)) >= 2 * (granule - 1);
+                let longest = if in_two { all } else { slot() };
+                // The shortest with two ends has a granule between them.
+                match self.pool.granules(granule) {
+                    0 | 1 => longest.min(granule + 1),
+                    _ => longest,
+                }
             }
         }
     }

@@ -27,6 +27,9 @@ pub enum Error {
         /// The first that there could be for it.
         lowest: u64,
     },
+    /// Everything is to be bounced, and there is nothing to bounce it through.
+    #[error("a device whose buffers are all bounced needs a pool with slots")]
+    NoPool,
     /// A limit of the device cannot be kept.
     #[error("a device with {what} of {value:#x} cannot be served: {limit:#x} is the limit")]
     Limit {
@@ -225,6 +228,7 @@ impl Error {
             // As `dma_iova_link` for a piece that does not lie on its granule.
             Self::Misplaced { .. }
             | Self::Mask { .. }
+            | Self::NoPool
             | Self::Unreachable { .. }
             | Self::Withdrawn { .. }
             | Self::Quarantined { .. } => Errno::EIO,

@@ -402,8 +402,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         slots: &mut Vec<Slots<B::Slot>>,
         fill: Fill,
     ) -> Result<Need, Error> {
-        for &piece in pieces {
+        for (n, &piece) in pieces.iter().enumerate() {
             if self.way(piece)? == Way::Bounced {
+                if slots.is_empty() && self.bounce_whole(&pieces[n..], slots, fill) {
+                    break;
+                }
                 let span = piece.span;
                 let no_room = |_| Error::NoSlot { span, len: span.len() };
                 slots.try_reserve(1).map_err(no_room)?;

@@ -355,9 +355,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if let Some(range) = range {
             self.settle(reservation, range)?;
         }
-        for link in reservation.links.drain(places) {
-            release(self.unlinked(link, reservation.direction));
-        }
+        let direction = reservation.direction;
+        reservation.links[places.clone()].iter_mut().for_each(|l| self.finish_link(l, direction));
+        reservation.links.drain(places).for_each(|link| release(link.memory));
         Ok(())
     }
 
@@ -386,9 +386,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.translation.free(iovas);
         }
         let direction = reservation.direction;
-        for link in mem::take(&mut reservation.links) {
-            release(self.unlinked(link, direction));
-        }
+        reservation.links.iter_mut().for_each(|link| self.finish_link(link, direction));
+        mem::take(&mut reservation.links).into_iter().for_each(|link| release(link.memory));
         Ok(())
     }
 
@@ -420,15 +419,15 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// The memory of a piece that no device reaches any more.
-    fn unlinked(&self, link: Link<T, B>, direction: Direction) -> T::Memory {
+    /// Lets the CPU see a piece that no device reaches any more, and gives its slots back: of all
+    /// pieces before the first one's memory is anybody's, who may panic.
+    fn finish_link(&self, link: &mut Link<T, B>, direction: Direction) {
         if let &[piece] = link.memory.pieces() {
             self.part_for_cpu(piece, link.slots.as_ref(), direction, 0, link.len);
         }
-        if let Some(slots) = link.slots {
+        if let Some(slots) = link.slots.take() {
             self.release(slots);
         }
-        link.memory
     }
 
     /// Where memory goes in a reservation.

@@ -5,12 +5,15 @@
 //! mapped straight. A piece without such, and one that a device cannot or must not have at all, is
 //! bounced whole. Everything else asks for the [stretches](Device::stretches) of a piece.
 
+use alloc::vec::Vec;
+
 use super::attrs::CpuSync;
 use super::bounce::BouncePool;
 use super::device::{Device, DeviceLimits, Policy};
 use super::domain::Translation;
 use super::error::Error;
 use super::memory::Piece;
+use super::single::Way;
 use crate::addr::Iova;
 use crate::lg2;
 use crate::prot::Prot;
@@ -80,10 +83,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         fill: Fill,
     ) -> Result<Slots<B::Slot>, Error> {
         let request = self.slot_request(keep_bits);
-        let last = request.last;
-        if self.is_direct() && self.pool.reach().is_none_or(|slots| slots.paddr().get() > last) {
-            return Err(Error::Unreachable { span, last });
-        }
         let mask = lg2::mask(self.translation.granule_lg2());
         let of_ends = SlotRequest { keep_bits: mask, ..request };
         match self.shared(span) {
@@ -103,6 +102,39 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
+    /// Slots for all pieces that are bounced, where each is bounced whole: by as few locks of the
+    /// pool as it can. Whether there are all of them, or the pieces have to be looked at one by
+    /// one: so they are also where one is alone, or is refused, or has no slot.
+    #[cold]
+    pub(super) fn bounce_whole(
+        &self,
+        pieces: &[Piece],
+        slots: &mut Vec<Slots<B::Slot>>,
+        fill: Fill,
+    ) -> bool {
+        let ways = || pieces.iter().map(|&piece| (piece.span, self.way(piece)));
+        let bounced = || ways().filter(|(_, way)| *way == Ok(Way::Bounced)).map(|(span, _)| span);
+        let is_refused = self.policy == Policy::Granules || ways().any(|(_, way)| way.is_err());
+        let count = if is_refused { 0 } else { bounced().count() };
+        let mut taken = Vec::new();
+        // `DmaMemory` promised them, as for one.
+        let originals = bounced().map(Original::promised);
+        let request = self.slot_request(self.config.limits.keep_bits);
+        if count < 2
+            || slots.try_reserve(count).is_err()
+            || !self.pool.take_all(originals, &request, &mut taken)
+        {
+            return false;
+        }
+        for (slot, span) in taken.into_iter().zip(bounced()) {
+            if fill == Fill::Copy {
+                self.pool.copy(&slot, 0, span.len(), To::Slot);
+            }
+            slots.push(Slots::Head(slot));
+        }
+        true
+    }
+
     /// The first and the last bytes, in granules that they may share with others, of a piece that
     /// has whole granules between them; none where it is bounced whole.
     fn shared(&self, span: Span) -> (Option<Span>, Option<Span>) {
@@ -118,13 +150,24 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     fn take_slot(&self, span: Span, request: &SlotRequest, fill: Fill) -> Result<B::Slot, Error> {
-        let none = Error::NoSlot { span, len: span.len() };
         // `DmaMemory` promised it, and a mapping keeps it until the slot is released.
-        let slot = self.pool.take(Original::promised(span), request).ok_or(none)?;
+        let taken = self.pool.take(Original::promised(span), request);
+        let slot = taken.ok_or_else(|| self.no_slot(span))?;
         if fill == Fill::Copy {
             self.pool.copy(&slot, 0, span.len(), To::Slot);
         }
         Ok(slot)
+    }
+
+    /// Why there is no slot.
+    #[cold]
+    fn no_slot(&self, span: Span) -> Error {
+        let last = self.config.limits.last;
+        let is_beyond = self.pool.reach().is_none_or(|slots| slots.paddr().get() > last);
+        match self.is_direct() && is_beyond {
+            true => Error::Unreachable { span, last },
+            false => Error::NoSlot { span, len: span.len() },
+        }
     }
 
     /// Gives slots back that no device uses.

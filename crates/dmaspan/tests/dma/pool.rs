@@ -21,6 +21,7 @@ use crate::rig::{BYTES, Buffer, Dma, Host, RAM, Tlb, Translated, pattern, untrus
 
 mod failures;
 mod leases;
+mod limits;
 mod model;
 mod written;
 

@@ -544,3 +544,10 @@ unsafe impl DmaMemory for Shared {
         &self.0
     }
 }
+
+#[test]
+fn a_device_whose_buffers_are_all_bounced_needs_slots() {
+    let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(40) };
+    let direct = Arc::new(Direct::<Buffer, _>::new(span(RAM, 1 << 20), Host::default()));
+    assert_eq!(Device::new(direct, NoPool, config).map(|_| ()), Err(Error::NoPool));
+}

@@ -10,6 +10,40 @@ use crate::span::Span;
 use crate::swiotlb::{self, Original, PoolMemory, SlotOf, SlotRequest, To};
 
 /// When a device gets slots in place of its buffers.
+///
+/// A device that is to see nothing but a pool of its own, with simulated memory:
+///
+/// ```
+/// # use std::sync::Arc;
+/// use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, Piece, RawMemory};
+/// use dmaspan::swiotlb::{Pool, PoolConfig};
+/// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+/// # use dmaspan_sim::memory::SimMemory;
+/// # use dmaspan_sim::pool_memory::SimPoolMemory;
+/// # struct OneThread;
+/// # impl Platform for OneThread {
+/// #     type Lock = parking_lot::RawMutex;
+/// #     fn cpu(&self) -> usize { 0 }
+/// #     fn now(&self) -> u64 { 0 }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ram = Span::new(PhysAddr::new(0x8000_0000), 1 << 20)?;
+/// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
+/// let own = Span::new(PhysAddr::new(0x8000_0000), 0x1_0000)?;
+/// let slots = SimPoolMemory::new(Arc::clone(&memory), vec![own])?;
+/// let pool = Pool::new(slots, PoolConfig::new(1), OneThread)?;
+/// let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(64) };
+/// let device = Device::new(Arc::new(Direct::new(ram, OneThread)), pool, config)?;
+/// # memory.allocate_at(Span::new(PhysAddr::new(0x8008_0000), 0x1000)?)?;
+/// let buffer = Piece::memory(Span::new(PhysAddr::new(0x8008_0000), 0x1000)?);
+/// // SAFETY: the frame is this program's, and nobody else touches it.
+/// let buffer = unsafe { RawMemory::new(buffer) };
+/// let mapping = device.map_single(buffer, Direction::FromDevice)?;
+/// assert!((0x8000_0000..0x8001_0000).contains(&mapping.addr().get()));
+/// let _unmapped = device.unmap(mapping)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Bounce {
     /// Where it cannot, or must not, have the memory itself.
@@ -18,7 +52,8 @@ pub enum Bounce {
     /// Always, and for whole buffers: what is not in the pool it cannot see, as in a confidential
     /// guest, or must not, as with a pool of its own (`swiotlb=force`, `restricted-dma-pool`).
     /// Memory that is the pool's already, as that of a [lease](swiotlb::Lease), is used itself;
-    /// what is reached on the bus is not memory and passes.
+    /// what is reached on the bus is not memory and passes, and what is reached through the host
+    /// bridge is refused.
     Always,
 }
 

@@ -333,6 +333,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[inline(always)]
     pub(super) fn way(&self, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
+        // Most pieces of most devices.
+        if !self.is_direct() && via != Via::Bus && self.policy == Policy::Free {
+            return Ok(Way::Translated);
+        }
+        self.other_way(span, via)
+    }
+
+    fn other_way(&self, span: Span, via: Via) -> Result<Way, Error> {
         let last = self.config.limits.last;
         let is_near = span.last().get() <= last;
         if via == Via::Bus {

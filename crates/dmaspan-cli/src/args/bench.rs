@@ -21,7 +21,7 @@ pub(crate) enum BenchWhat {
     /// Measure the container: user memory and BARs, by page and by span.
     #[command(long_about = CONTAINER_ABOUT, after_help = CONTAINER_EXAMPLES)]
     Container(ContainerArgs),
-    /// Measure bounce buffers: one lock against areas, cold slots against warm.
+    /// Measure bounce buffers: one lock against areas, cold slots or warm.
     #[command(long_about = SWIOTLB_ABOUT, after_help = SWIOTLB_EXAMPLES)]
     Swiotlb(SwiotlbArgs),
 }

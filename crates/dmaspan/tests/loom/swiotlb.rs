@@ -226,6 +226,23 @@ fn a_free_slot_that_moves_to_another_area_is_found() {
     );
 }
 
+/// Two of three slots are free, the last and then the first: who counts one area after the other
+/// may count one slot alone.
+#[test]
+fn a_pool_whose_free_slots_move_between_areas_is_not_taken_for_full() {
+    race(
+        2,
+        [3, 3],
+        |shared| shared.take(1).unwrap(),
+        |shared, slot| {
+            shared.release(slot);
+            run_on(2);
+            shared.pair(1);
+        },
+        [|shared| shared.pair(2)],
+    );
+}
+
 #[test]
 fn what_was_released_before_is_found_without_a_lock() {
     loom::model(|| {

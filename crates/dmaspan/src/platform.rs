@@ -161,8 +161,8 @@ impl<T> DerefMut for Apart<T> {
 /// What tells an object from all others that handles of it may meet.
 ///
 /// Handles carry the number. It is unique among the objects that live; whoever is dropped while
-/// handles are out keeps its number for ever, by [`keep`](Self::keep).
-#[derive(Debug)]
+/// handles are out keeps its number for ever, by [`keep`](Self::keep) or a clone that is leaked.
+#[derive(Clone, Debug)]
 pub(crate) struct Identity(Arc<()>);
 
 /// The number of an [`Identity`].

@@ -35,7 +35,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         slots: &mut Vec<SlotOf<P>>,
     ) -> Result<(), Error> {
         let before = slots.len();
-        let mut originals = originals.into_iter().map(|original| original.span());
+        let mut originals = originals.into_iter().map(|original| original.span()).fuse();
         loop {
             let batch: [_; BATCH] = array::from_fn(|_| originals.next());
             if batch[0].is_none() {

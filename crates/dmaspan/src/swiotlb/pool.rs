@@ -113,14 +113,14 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     }
 
     /// From the lowest to the highest address that a slot may have, of the memory that the pool
-    /// began with.
+    /// began with; without the last one where that would be the whole address space.
     pub fn reach(&self) -> Span {
         let (mut lowest, mut highest) = (u64::MAX, 0);
         for chunk in &self.base {
             lowest = lowest.min(chunk.span().paddr().get());
             highest = highest.max(chunk.span().last().get());
         }
-        Span::covering(PhysAddr::new(lowest), highest - lowest)
+        Span::covering(PhysAddr::new(lowest), (highest - lowest).min(u64::MAX - 1))
     }
 
     /// How long a slot can be that is like `request`, whatever the low bits of its original, in
@@ -486,8 +486,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
 impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
     fn drop(&mut self) {
-        // Unless all is private again, devices or the host may use it: also where a hook panics.
-        let kept = ManuallyDrop::new(Arc::clone(&self.memory));
+        // Unless all is private again, devices or the host may use it, and slots that are out must
+        // never fit another pool: also where a hook panics.
+        let kept = ManuallyDrop::new((Arc::clone(&self.memory), self.identity.clone()));
         let mut is_private = self.stats().used == 0;
         for chunk in &self.base {
             is_private = is_private && self.memory.unshare(chunk.span()).is_ok();
@@ -495,9 +496,6 @@ impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
         self.shrink();
         if is_private && self.grown.lock().counted == 0 {
             drop(ManuallyDrop::into_inner(kept));
-        } else {
-            // Slots must never fit another pool.
-            self.identity.keep();
         }
     }
 }

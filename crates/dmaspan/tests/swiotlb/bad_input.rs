@@ -218,6 +218,61 @@ fn growth_of_nothing_and_of_everything_is_bounded() {
     assert_eq!(rig.pool.stats().used, 0);
 }
 
+#[test]
+fn lengths_whose_sum_is_no_number_are_refused_by_each_of_them() {
+    let (rig, before) = rig();
+    let mut slots = Vec::new();
+    let halves = (0..3).map(|_| original(0, 1 << 63));
+    let refused = rig.pool.take_all(halves, &any(), &mut slots);
+    assert_eq!(refused, Err(Error::TooLong { len: 1 << 63, max: 64 * SLOT }));
+    assert_eq!((slots.len(), rig.pool.stats()), (0, before));
+}
+
+#[test]
+fn many_slots_need_no_more_room_than_they_are() {
+    let rig = FlatRig::simple(64, PoolConfig::new(2));
+    let mut slots = Vec::with_capacity(37);
+    rig.pool.take_all((0..37).map(|_| original(SOURCE, 1)), &any(), &mut slots).unwrap();
+    assert_eq!((slots.len(), slots.capacity()), (37, 37));
+}
+
+#[test]
+fn what_follows_the_end_of_an_iterator_is_no_original() {
+    let rig = FlatRig::simple(64, PoolConfig::new(2));
+    let mut calls = 0;
+    let resumes = std::iter::from_fn(|| {
+        calls += 1;
+        (calls != 2).then(|| original(SOURCE, 1))
+    });
+    let mut slots = Vec::new();
+    rig.pool.take_all(resumes, &any(), &mut slots).unwrap();
+    assert_eq!(slots.len(), 1);
+}
+
+#[test]
+fn a_pool_at_both_ends_of_the_address_space_reaches_all_but_its_last_byte() {
+    let top = span(u64::MAX - (SLOT - 1), SLOT);
+    let rig = FlatRig::new(vec![top, span(0, SLOT)], PoolConfig::new(1));
+    assert_eq!(rig.pool.reach(), span(0, u64::MAX));
+    let too_long = Error::TooLong { len: SLOT + 1, max: SLOT };
+    assert_eq!(refusal(&rig, span(SOURCE, SLOT + 1), &any()), too_long);
+    let both = [(); 2].map(|()| rig.pool.take(original(SOURCE, SLOT), &any()).unwrap());
+    assert_eq!(both.each_ref().map(|slot| slot.span()), [top, span(0, SLOT)]);
+}
+
+#[test]
+fn a_request_that_only_what_was_added_is_long_enough_for_is_told_when_that_is_full() {
+    let growth = Some(Growth::new(8 * SLOT, 8 * SLOT));
+    let rig = FlatRig::simple(1, PoolConfig { growth, ..PoolConfig::new(1) });
+    rig.pool.grow().unwrap();
+    let most = rig.pool.take(original(SOURCE, 8 * SLOT), &any()).unwrap();
+    let full = Error::Full { len: 8 * SLOT, free: SLOT };
+    assert_eq!(refusal(&rig, span(SOURCE, 8 * SLOT), &any()), full);
+    rig.pool.release(most).unwrap();
+    let too_long = Error::TooLong { len: 9 * SLOT, max: 8 * SLOT };
+    assert_eq!(refusal(&rig, span(SOURCE, 9 * SLOT), &any()), too_long);
+}
+
 fn wild() -> impl Strategy<Value = u64> {
     prop_oneof![
         prop::num::u64::ANY,

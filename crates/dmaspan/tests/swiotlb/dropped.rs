@@ -1,11 +1,16 @@
 //! What a pool leaves behind.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use dmaspan::swiotlb::{Error, Growth, PoolConfig, SlotRequest};
+use dmaspan::Span;
+use dmaspan::swiotlb::{
+    Error, Growth, HostRefused, InSlot, Pool, PoolConfig, PoolMemory, Room, SlotRequest, To,
+    Transfer,
+};
 
 use crate::common::{ORIGINALS, Rig, SLOT, original, span};
-use crate::flat::{FlatRig, SOURCE};
+use crate::flat::{FlatRig, Place, SOURCE};
 
 fn any() -> SlotRequest {
     SlotRequest::default()
@@ -38,10 +43,7 @@ fn a_pool_with_slots_out_leaks_its_memory() {
     // No later pool is the slot's.
     for _ in 0..100 {
         let other = FlatRig::simple(8, growing());
-        assert!(matches!(
-            other.pool.copy(&slot, 0, 1, dmaspan::swiotlb::To::Slot),
-            Err(Error::Foreign { .. })
-        ));
+        assert!(matches!(other.pool.copy(&slot, 0, 1, To::Slot), Err(Error::Foreign { .. })));
     }
 }
 
@@ -89,8 +91,55 @@ fn a_pool_of_which_the_host_kept_a_part_leaks_its_memory() {
 fn a_pool_that_the_host_does_not_share_leaks_its_memory() {
     let memory = crate::flat::Flat::new(vec![span(0, SLOT)], span(SOURCE, 1));
     memory.refuse.0.store(true, Ordering::Relaxed);
-    let place = crate::flat::Place::default();
-    let refused = dmaspan::swiotlb::Pool::new(memory.clone(), growing(), place).unwrap_err();
+    let place = Place::default();
+    let refused = Pool::new(memory.clone(), growing(), place).unwrap_err();
     assert_eq!(refused, Error::Host { span: span(0, SLOT) });
     assert_eq!(memory.values(), 2);
+}
+
+/// Memory that grows once, and that is not taken back: the hook panics.
+struct Panics([Span; 2]);
+
+// SAFETY: it is never accessed.
+unsafe impl PoolMemory for Panics {
+    fn spans(&self) -> &[Span] {
+        &self.0[..1]
+    }
+
+    fn copy(&self, _: Transfer) {}
+
+    fn zero(&self, _: InSlot) {}
+
+    fn read(&self, _: InSlot, _: &mut [u8]) {}
+
+    fn write(&self, _: InSlot, _: &[u8]) {}
+
+    fn allocate(&self, _: Room) -> Option<Span> {
+        Some(self.0[1])
+    }
+
+    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+        panic!("{span} is kept");
+    }
+}
+
+#[test]
+fn slots_of_a_pool_that_a_hook_interrupts_as_it_is_dropped_fit_no_other() {
+    let (mut others, mut slots) = (Vec::new(), Vec::new());
+    for _ in 0..64 {
+        let memory = Panics([span(0, 8 * SLOT), span(0x10_0000, 8 * SLOT)]);
+        let pool = Pool::new(memory, growing(), Place::default()).unwrap();
+        pool.grow().unwrap();
+        slots.push(pool.take(original(SOURCE, 1), &any()).unwrap());
+        catch_unwind(AssertUnwindSafe(|| drop(pool))).unwrap_err();
+    }
+    // What was freed last is allocated first, and what tells pools apart is as small as these.
+    for _ in 0..64 {
+        others.push(FlatRig::simple(8, growing()));
+    }
+    for slot in &slots {
+        let foreign = Err(Error::Foreign { addr: slot.span().paddr().get() });
+        let is_foreign = |rig: &FlatRig| rig.pool.copy(slot, 0, 1, To::Slot) == foreign;
+        assert!(others.iter().all(is_foreign));
+    }
 }

@@ -187,7 +187,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// # Context
     ///
-    /// Allocates; not for where slots are taken.
+    /// Allocates; not for where slots are taken. As with any [`Arc`], the program ends where there
+    /// is no memory for what is shared of the new slots' records, some 100 bytes.
     pub fn grow(&self) -> Result<Span, Error> {
         let no_growth = Error::GrowthLimit { bytes: 0, limit: 0 };
         let growth = self.config.growth.ok_or(no_growth)?;

@@ -59,6 +59,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// [`Error::SlotSize`]; [`Error::Spans`] and [`Error::PoolSpan`] for memory that cannot be
     /// divided into slots; [`Error::NoMemory`]. [`Error::Host`] where the host refuses to share it:
     /// all of the memory leaks then.
+    ///
+    /// # Context
+    ///
+    /// Allocates. As with any [`Arc`], the program ends where there is no memory to move `memory`
+    /// to.
     pub fn new(memory: M, config: PoolConfig, platform: P) -> Result<Self, Error> {
         let slot_lg2 = config.slot_lg2()?;
         let (memory, mut base) = (Arc::new(memory), Vec::new());

@@ -194,3 +194,17 @@ fn padding_of_granules_larger_than_slots_is_zero_on_both_sides() {
     assert_eq!(rig.read(span(end, 0x400)), [0; 0x400]);
     assert_ne!(rig.read(span(end + 0x400, 0x400)), [0; 0x400], "nobody's");
 }
+
+#[test]
+fn no_byte_behind_bits_that_are_kept_is_beyond_the_last_address() {
+    let rig = Rig::new(64, 1);
+    // In the second slot the bytes would begin early enough, were it not for the bits.
+    let request = SlotRequest { keep_bits: 0x7ff, last: RAM + 2048 + 99, ..SlotRequest::default() };
+    let take = || rig.pool.take(original(ORIGINALS + 80, 100), &request);
+    let slot = take().unwrap();
+    assert_eq!(slot.span(), span(RAM + 80, 100));
+    assert!(matches!(take(), Err(Error::Full { len: 100, .. })));
+    let longer = SlotRequest { last: request.last + 80, ..request };
+    let second = rig.pool.take(original(ORIGINALS + 80, 100), &longer).unwrap();
+    assert_eq!(second.span().last().get(), longer.last);
+}

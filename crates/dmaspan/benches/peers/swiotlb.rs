@@ -95,13 +95,20 @@ fn bench<P: Platform, const COPY: bool>(
 }
 
 #[inline(always)]
-fn take<P: Platform>(pool: &Pool<Process, P>, buffer: &Process, bytes: u64) -> SlotOf<P> {
+fn take<P: Platform, const COPY: bool>(
+    pool: &Pool<Process, P>,
+    buffer: &Process,
+    bytes: u64,
+) -> SlotOf<P> {
     let span = Span::new(buffer.spans[0].paddr(), bytes).expect("a valid span");
     // SAFETY: the buffer outlives all slots, and only copies use it.
     let original = unsafe { Original::new(span) };
     let Ok(slot) = pool.take(original, &SlotRequest::default()) else {
         panic!("the pool is full");
     };
+    if COPY {
+        assert!(pool.copy(&slot, 0, bytes, To::Slot).is_ok());
+    }
     slot
 }
 
@@ -111,27 +118,20 @@ fn pairs<P: Platform, const COPY: bool>(
     case: Case,
     barrier: &Barrier,
 ) -> Duration {
-    let take = || {
-        let slot = take(pool, buffer, case.bytes);
-        if COPY {
-            assert!(pool.copy(&slot, 0, case.bytes, To::Slot).is_ok());
-        }
-        slot
-    };
     let mut slots: Vec<_> = iter::repeat_with(MaybeUninit::uninit).take(size(case.held)).collect();
     barrier.wait();
     let start = Instant::now();
     if case.held == 1 {
         // Who takes and releases one has it in a variable.
         for _ in 0..PAIRS {
-            let slot = take();
+            let slot = take::<P, COPY>(pool, buffer, case.bytes);
             assert!(pool.release(slot).is_ok());
         }
         return start.elapsed();
     }
     for _ in 0..PAIRS / case.held {
         for place in &mut slots {
-            place.write(take());
+            place.write(take::<P, COPY>(pool, buffer, case.bytes));
         }
         for place in &slots {
             // SAFETY: it was written above, and is read once.
@@ -149,7 +149,7 @@ fn self_check<P: Platform>(platform: P) {
         // SAFETY: the buffer is this long, and nobody else uses it.
         unsafe { pointer(buffer.spans[0].paddr()).write_bytes(fill, size(SZ_4K)) };
     }
-    let [a, b] = buffers.each_ref().map(|buffer| take(&pool, buffer, SZ_4K));
+    let [a, b] = buffers.each_ref().map(|buffer| take::<P, false>(&pool, buffer, SZ_4K));
     let [first, second] = [&a, &b].map(|slot| slot.span().paddr().get());
     assert!(first.abs_diff(second) >= SZ_4K, "the slots {first:#x} and {second:#x} overlap");
     for (fill, slot) in (1..).zip([a, b]) {

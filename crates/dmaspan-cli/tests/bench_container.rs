@@ -1,16 +1,19 @@
 //! `dmaspan bench container` as its users run it.
 
-use std::process::{Command, Output};
+mod bench;
 
+use std::process::Output;
+
+use bench::text;
 use serde_json::Value;
 
 fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dmaspan"));
-    command.args(["bench", "container"]).args(args).env_remove("NO_COLOR").output().unwrap()
+    bench::run(&[&["container"], args].concat())
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+/// The object that `--format json` prints.
+fn json(args: &[&str]) -> Value {
+    bench::json(&[&["container"], args].concat())
 }
 
 const NAMES: [&str; 13] = [
@@ -51,9 +54,7 @@ fn check_row(row: &Value) {
 
 #[test]
 fn every_case_is_looked_up_by_leaf_and_not_by_page() {
-    let output = run(&["--quick", "--format", "json"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = json(&["--quick"]);
     assert_eq!((&report["size_bytes"], &report["runs"]), (&(1 << 30).into(), &1.into()));
     assert!(report["model"].as_str().unwrap().contains("dmaspan-sim"));
     let rows = report["rows"].as_array().unwrap();

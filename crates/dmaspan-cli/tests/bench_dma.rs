@@ -1,24 +1,20 @@
 //! `dmaspan bench dma` as its users run it.
 
-use std::process::{Command, Output};
+mod bench;
+
+use std::process::Output;
 use std::time::Instant;
 
+use bench::text;
 use serde_json::Value;
 
 fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dmaspan"));
-    command.args(["bench", "dma"]).args(args).env_remove("NO_COLOR").output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    bench::run(&[&["dma"], args].concat())
 }
 
 /// The object that `--format json` prints.
 fn json(args: &[&str]) -> Value {
-    let output = run(&[args, &["--format", "json"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    bench::json(&[&["dma"], args].concat())
 }
 
 fn rows(report: &Value) -> &[Value] {

@@ -3,8 +3,8 @@
 //!
 //! Each allocation fails in a program of its own, since it may be the last thing that program does.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod failing;
+
 use std::process::Command;
 use std::sync::Arc;
 
@@ -17,37 +17,6 @@ use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
-
-struct Failing;
-
-thread_local! {
-    /// Allocations until the one that fails; 0 or below: none will.
-    static LEFT: Cell<i64> = const { Cell::new(0) };
-}
-
-fn fails() -> bool {
-    LEFT.with(|left| left.replace(left.get() - 1) == 1)
-}
-
-// SAFETY: everything is the system allocator's, but for what fails.
-#[expect(unsafe_code, reason = "an allocator is unsafe to implement")]
-unsafe impl GlobalAlloc for Failing {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if fails() {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Failing = Failing;
 
 const PAGE: u64 = 4096;
 const USER: u64 = 0x7f00_0000_0000;
@@ -149,7 +118,7 @@ impl World {
 
 /// Nothing fails any more; what the error says may need memory.
 fn said(error: impl std::error::Error) -> String {
-    LEFT.with(|left| left.set(0));
+    failing::fail(0);
     error.to_string()
 }
 
@@ -230,9 +199,9 @@ fn child() {
     let (_, prepare, run, _) = OPERATIONS[operation.parse::<usize>().unwrap()];
     let mut world = prepare();
     let before = world.state();
-    LEFT.with(|left| left.set(n.parse().unwrap()));
+    failing::fail(n.parse().unwrap());
     let result = run(&mut world);
-    let left = LEFT.with(|left| left.replace(0));
+    let left = failing::fail(0);
     if result.is_err() {
         assert_eq!(world.state(), before);
     } else if left > 0 {

@@ -3,7 +3,8 @@
 //!
 //! Each allocation fails in a program of its own, since it may be the last thing that program does.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod failing;
+
 use std::cell::Cell;
 use std::process::Command;
 
@@ -12,37 +13,6 @@ use dmaspan::swiotlb::{
     Stats, Transfer,
 };
 use dmaspan::{PhysAddr, Platform, Span};
-
-struct Failing;
-
-thread_local! {
-    /// Allocations until the one that fails; 0 or below: none will.
-    static LEFT: Cell<i64> = const { Cell::new(0) };
-}
-
-fn fails() -> bool {
-    LEFT.with(|left| left.replace(left.get() - 1) == 1)
-}
-
-// SAFETY: everything is the system allocator's, but for what fails.
-#[expect(unsafe_code, reason = "an allocator is unsafe to implement")]
-unsafe impl GlobalAlloc for Failing {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if fails() {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Failing = Failing;
 
 const SLOT: u64 = 2048;
 
@@ -164,9 +134,9 @@ fn child() {
     let mut world = World::new();
     prepare(&mut world).unwrap();
     let before = world.state();
-    LEFT.with(|left| left.set(n.parse().unwrap()));
+    failing::fail(n.parse().unwrap());
     let result = run(&mut world);
-    let left = LEFT.with(|left| left.replace(0));
+    let left = failing::fail(0);
     if let Err(error) = result {
         assert!(matches!(error, Error::NoMemory { .. }), "{error}");
         assert_eq!(world.state(), before);

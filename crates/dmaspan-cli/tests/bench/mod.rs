@@ -1,0 +1,22 @@
+//! Running a benchmark of the program as its users do.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// `dmaspan bench` with these arguments, the benchmark's name first.
+pub(crate) fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dmaspan"));
+    command.arg("bench").args(args).env_remove("NO_COLOR").output().unwrap()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The object that `--format json` prints.
+pub(crate) fn json(args: &[&str]) -> Value {
+    let output = run(&[args, &["--format", "json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}

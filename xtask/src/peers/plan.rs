@@ -107,8 +107,8 @@ const SWIOTLB_CASES: [(&str, &Peer); 10] = [
 ];
 /// Cases whose pool has parking_lot's lock instead of one as Linux's, and Linux's cases.
 const PARKING_LOT_CASES: [(&str, &str); 2] = [
-    ("pair_4k_parking_lot_threads_1", "pair_4k_threads_1"),
-    ("pair_4k_parking_lot_threads_2", "pair_4k_threads_2"),
+    ("pair_4k_mutex_threads_1", "pair_4k_threads_1"),
+    ("pair_4k_mutex_threads_2", "pair_4k_threads_2"),
 ];
 
 /// Formats, case, operation, the beginning of the peer's name, and the least ratio.

@@ -46,7 +46,7 @@ impl Row {
             None => "",
         };
         format!(
-            "  {:30}{:6}{:>9}  {:>9}  {:>7}  {goal:>6}  {mark}",
+            "  {:27}{:6}{:>9}  {:>9}  {:>7}  {goal:>6}  {mark}",
             format!("{case}{how}"),
             self.operation,
             time(self.peer_ns),
@@ -111,7 +111,7 @@ pub(super) fn text(rows: &[Row], version: &str, runs: usize) -> String {
         let (format, peer) = group;
         let _ = writeln!(
             text,
-            "\n{:32}{:6}{:>9}  {:>9}  {:>7}  {:>6}",
+            "\n{:29}{:6}{:>9}  {:>9}  {:>7}  {:>6}",
             format!("{format}, {peer}"),
             "",
             "peer",

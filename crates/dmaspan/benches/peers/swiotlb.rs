@@ -47,7 +47,7 @@ const CASES: [Case; 6] = [
     Case { name: "burst4096_4k", bytes: SZ_4K, held: 4096, how: How::Empty },
     Case { name: "pair_64k", bytes: SZ_64K, held: 1, how: How::Empty },
     Case { name: "pair_4k_copy", bytes: SZ_4K, held: 1, how: How::Copied },
-    Case { name: "pair_4k_parking_lot", bytes: SZ_4K, held: 1, how: How::ParkingLot },
+    Case { name: "pair_4k_mutex", bytes: SZ_4K, held: 1, how: How::ParkingLot },
 ];
 
 pub(crate) fn run(wanted: &[String]) {

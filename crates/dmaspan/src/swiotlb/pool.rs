@@ -236,28 +236,18 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         }
     }
 
-    /// The handle of a run that was taken of the pool's own memory.
+    /// The handle of a run that was taken, padded.
     #[inline(always)]
     pub(super) fn slot(&self, node: usize, taken: Taken, original: Span) -> SlotOf<P> {
-        self.pad(&taken, original.len());
-        self.unpadded(node, taken, original)
-    }
-
-    #[inline(always)]
-    pub(super) fn unpadded(&self, node: usize, taken: Taken, original: Span) -> SlotOf<P> {
+        if original.len() != taken.bytes(self.slot_lg2) {
+            self.zero_around(taken, original.len());
+        }
         // There are fewer spans than that.
         let node = u32::try_from(node).unwrap_or(SINGLE);
         Slot { pool: self.id(), grown: None, node, taken, original }
     }
 
     /// Writes zeros to what of a run is not the original's.
-    #[inline(always)]
-    pub(super) fn pad(&self, taken: &Taken, len: u64) {
-        if len != taken.bytes(self.slot_lg2) {
-            self.zero_around(*taken, len);
-        }
-    }
-
     #[inline(never)]
     fn zero_around(&self, taken: Taken, len: u64) {
         let before = taken.data - taken.start();

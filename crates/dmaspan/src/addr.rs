@@ -4,6 +4,20 @@
 
 use core::fmt;
 
+/// An address of one address space, of 64 bits: for what works in any of them, like a
+/// [`Span`](crate::Span).
+pub trait Address: Copy + Ord + fmt::Debug + Send + Sync + 'static + sealed::Sealed {
+    /// The address with this value.
+    fn new(value: u64) -> Self;
+
+    /// The address as a number.
+    fn get(self) -> u64;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -42,6 +56,20 @@ macro_rules! address {
             }
         }
 
+        impl Address for $name {
+            #[inline(always)]
+            fn new(value: u64) -> Self {
+                Self(value)
+            }
+
+            #[inline(always)]
+            fn get(self) -> u64 {
+                self.0
+            }
+        }
+
+        impl sealed::Sealed for $name {}
+
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, concat!(stringify!($name), "({:#x})"), self.0)
@@ -68,6 +96,11 @@ address! {
     /// An address in the address space of whoever asked for a mapping: a process, a guest, a
     /// client.
     UserAddr
+}
+address! {
+    /// An address at which this program reaches memory itself: all that a server of another
+    /// process's or of a guest's devices has of their memory.
+    HostAddr
 }
 address! {
     /// What a driver gives a device: a translated, direct or bounced address. Only a translated one

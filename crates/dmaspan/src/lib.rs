@@ -103,7 +103,7 @@ pub mod span;
 pub mod swiotlb;
 
 pub use account::Account;
-pub use addr::{DmaAddr, Iova, PhysAddr, UserAddr};
+pub use addr::{Address, DmaAddr, HostAddr, Iova, PhysAddr, UserAddr};
 pub use container::Container;
 pub use error::Errno;
 pub use platform::Platform;

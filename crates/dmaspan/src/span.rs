@@ -1,53 +1,75 @@
-//! The currency between all layers: physically contiguous bytes.
+//! The currency between all layers: contiguous bytes.
 
 use core::fmt;
 
-use crate::addr::PhysAddr;
+use crate::addr::{Address, PhysAddr};
 use crate::range::RangeError;
 
-/// Physically contiguous bytes. Never empty, and its last byte has an address.
+/// Contiguous bytes of an address space: of physical addresses, where no other is named. Never
+/// empty, and its last byte has an address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Span {
-    paddr: PhysAddr,
+pub struct Span<A = PhysAddr> {
+    start: A,
     /// Bytes behind the first one.
     above: u64,
 }
 
-impl Span {
-    /// The span of `len` bytes from `paddr`.
+impl<A: Address> Span<A> {
+    /// The span of `len` bytes from `start`.
     ///
     /// # Errors
     ///
     /// [`RangeError`] where `len` is 0 or the last byte has no address.
     #[inline]
-    pub const fn new(paddr: PhysAddr, len: u64) -> Result<Self, RangeError> {
+    pub fn new(start: A, len: u64) -> Result<Self, RangeError> {
         let Some(above) = len.checked_sub(1) else {
-            return Err(RangeError::Empty { start: paddr.get() });
+            return Err(RangeError::Empty { start: start.get() });
         };
-        match paddr.checked_add(above) {
-            Some(_) => Ok(Self { paddr, above }),
-            None => Err(RangeError::Wraps { start: paddr.get(), len }),
+        match start.get().checked_add(above) {
+            Some(_) => Ok(Self { start, above }),
+            None => Err(RangeError::Wraps { start: start.get(), len }),
         }
     }
 
-    /// The span of `above` bytes behind the one at `paddr`, of memory that a table maps: it cannot
-    /// wrap.
+    /// The span of `above` bytes behind the one at `start`, which are known not to wrap nor to be
+    /// the whole space: of memory that a table maps, or part of a span.
     #[inline(always)]
-    pub(crate) const fn covering(paddr: PhysAddr, above: u64) -> Self {
-        debug_assert!(paddr.checked_add(above).is_some() && above != u64::MAX);
-        Self { paddr, above }
+    pub(crate) fn covering(start: A, above: u64) -> Self {
+        debug_assert!(start.get().checked_add(above).is_some() && above != u64::MAX);
+        Self { start, above }
     }
 
     /// The first address.
     #[inline(always)]
-    pub const fn paddr(self) -> PhysAddr {
-        self.paddr
+    pub fn start(self) -> A {
+        self.start
     }
 
     /// The last address, which belongs to the span.
     #[inline(always)]
-    pub const fn last(self) -> PhysAddr {
-        self.paddr.wrapping_add(self.above)
+    pub fn last(self) -> A {
+        A::new(self.start.get().wrapping_add(self.above))
+    }
+
+    /// Both spans as one where `next` starts right behind this one.
+    ///
+    /// Wherever memory ends up contiguous the spans join: over folio borders, over kinds of page.
+    #[inline(always)]
+    pub fn join(self, next: Self) -> Option<Self> {
+        // The sum of the lengths may not be 2^64, and nothing lies behind the top address.
+        let len = self.len().checked_add(next.len())?;
+        let behind = self.start.get().checked_add(self.len())?;
+        (behind == next.start.get()).then_some(Self { start: self.start, above: len - 1 })
+    }
+
+    /// The part from byte `offset` on; `None` where the span is not longer than that.
+    #[inline(always)]
+    pub fn skip(self, offset: u64) -> Option<Self> {
+        if offset > self.above {
+            return None;
+        }
+        let start = A::new(self.start.get().wrapping_add(offset));
+        Some(Self { start, above: self.above - offset })
     }
 
     /// The length in bytes. A span of the whole space, 2^64 bytes, cannot be made.
@@ -60,41 +82,25 @@ impl Span {
     pub const fn is_empty(self) -> bool {
         false
     }
+}
 
-    /// Both spans as one where `next` starts right behind this one.
-    ///
-    /// Wherever memory ends up contiguous the spans join: over folio borders, over kinds of page.
+impl Span {
+    /// The first address.
     #[inline(always)]
-    pub const fn join(self, next: Self) -> Option<Self> {
-        // The sum of the lengths may not be 2^64, and nothing lies behind the top address.
-        let Some(len) = self.len().checked_add(next.len()) else { return None };
-        match self.paddr.checked_add(self.len()) {
-            Some(behind) if behind.get() == next.paddr.get() => {
-                Some(Self { paddr: self.paddr, above: len - 1 })
-            }
-            _ => None,
-        }
-    }
-
-    /// The part from byte `offset` on; `None` where the span is not longer than that.
-    #[inline(always)]
-    pub const fn skip(self, offset: u64) -> Option<Self> {
-        if offset > self.above {
-            return None;
-        }
-        Some(Self { paddr: self.paddr.wrapping_add(offset), above: self.above - offset })
+    pub const fn paddr(self) -> PhysAddr {
+        self.start
     }
 }
 
-impl fmt::Debug for Span {
+impl<A: Address> fmt::Debug for Span<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Span({:#x}..={:#x})", self.paddr.get(), self.last().get())
+        write!(f, "Span({self})")
     }
 }
 
-impl fmt::Display for Span {
+impl<A: Address> fmt::Display for Span<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}..={:#x}", self.paddr.get(), self.last().get())
+        write!(f, "{:#x}..={:#x}", self.start.get(), self.last().get())
     }
 }
 
@@ -123,7 +129,7 @@ pub struct SpanBuf<'a> {
 impl<'a> SpanBuf<'a> {
     /// Room for `N` spans, to put a buffer over.
     pub const fn room<const N: usize>() -> [Span; N] {
-        [Span { paddr: PhysAddr::new(0), above: 0 }; N]
+        [Span { start: PhysAddr::new(0), above: 0 }; N]
     }
 
     /// An empty buffer over `room`, whose content does not matter.

@@ -33,6 +33,7 @@ errnos! {
     ESRCH = 3: "No such process.",
     EINTR = 4: "Interrupted.",
     EIO = 5: "Input/output error.",
+    ENXIO = 6: "No such device or address.",
     ENOMEM = 12: "Out of memory, tables or charge.",
     EACCES = 13: "Permission denied.",
     EFAULT = 14: "Bad user address.",

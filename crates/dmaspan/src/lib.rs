@@ -97,6 +97,7 @@ pub mod pin;
 pub mod platform;
 pub mod prot;
 pub mod range;
+pub mod regbuf;
 mod registry;
 pub mod space;
 pub mod span;

@@ -1,0 +1,43 @@
+//! Registered buffers: made ready once, used for ever.
+//!
+//! Storage engines, servers of virtual devices and user-space drivers do millions of operations on
+//! the same memory. It is pinned, coalesced and perhaps mapped when it is registered, and an
+//! operation only says which bytes it wants:
+//!
+//! ```text
+//! user range ──Source──► Buffer { segments } ──Registry──► Node ──import──► spans, descriptors
+//!              pinned, charged, mapped        by slot       in flight
+//! ```
+//!
+//! | | |
+//! |---|---|
+//! | [`Segments`] | where a buffer's bytes are: as few pieces as can be, found at once by offset |
+//! | [`Source`] | who makes buffers: [`Pinned`] pins memory |
+//! | [`Buffer`] | memory that is ready, until its last reference is gone |
+//! | [`Registry`] | a table of buffers, as that of an io_uring |
+//! | [`Import`], [`VectoredImport`] | part of a buffer, as contiguous pieces |
+//!
+//! What Linux does is in io_uring/rsrc.c. Beyond it, pieces are joined over folios of any and of
+//! mixed sizes and over frames that happen to be neighbours; nothing is kept for each page, not
+//! even while registering; what is pinned is charged once, by the page, and right under clones;
+//! buffers may be read-only.
+
+mod buffer;
+mod clone;
+mod error;
+mod import;
+mod pinned;
+mod registry;
+mod segments;
+mod source;
+mod vectored;
+
+pub use buffer::{Buffer, Keep, MAX_IMPORT, Node, TagSink};
+pub use clone::{CloneRequest, Existing};
+pub use error::{Error, ImportError, PinBufferError};
+pub use import::{Import, Outside};
+pub use pinned::Pinned;
+pub use registry::{MAX_BUFFER_LEN, MAX_BUFFERS, Registry, Request};
+pub use segments::{BuildError, Segments, SegmentsBuilder};
+pub use source::{Owner, Source};
+pub use vectored::VectoredImport;

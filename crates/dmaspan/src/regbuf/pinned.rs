@@ -1,0 +1,241 @@
+//! Buffers of pinned memory.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::convert::Infallible;
+use core::fmt;
+
+use lock_api::Mutex;
+
+use super::buffer::{Buffer, Keep};
+use super::error::PinBufferError;
+use super::segments::{BuildError, Segments, SegmentsBuilder};
+use super::source::{Owner, Source};
+use crate::account::{Account, Charge, OverLimit};
+use crate::addr::{PhysAddr, UserAddr};
+use crate::error::Errno;
+use crate::lg2;
+use crate::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
+use crate::platform::Flag;
+use crate::prot::Prot;
+use crate::range::UserRange;
+use crate::span::{Span, SpanBuf};
+
+/// Pins the memory of one address space and charges it to one owner.
+///
+/// What is pinned and charged are the whole pages under a buffer, each byte of them once as long as
+/// any buffer has it: of this registry or of others with the same account, clones included. The
+/// charge goes with the buffer, whoever drops it last.
+///
+/// Unlike Linux, which charges whole huge pages, once for each ring (`hpage_acct` of
+/// io_uring/rsrc.c), and loses track where a buffer was cloned.
+pub struct Pinned<P: Pinner> {
+    pinner: Arc<P>,
+    space: P::Space,
+    account: Arc<Account>,
+    page_lg2: u32,
+}
+
+impl<P: Pinner> Pinned<P> {
+    /// Memory of `space`, pinned in pages of `2^page_lg2` bytes and charged to `account`. An owner
+    /// without a limit has an [unlimited](Account::unlimited) one.
+    ///
+    /// Pages larger than the pinner's only pin more than is needed.
+    pub fn new(pinner: Arc<P>, space: P::Space, account: Arc<Account>, page_lg2: u32) -> Self {
+        Self { pinner, space, account, page_lg2: page_lg2.min(63) }
+    }
+
+    /// Who is charged.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// The whole pages under a range.
+    fn pages(&self, user: UserRange) -> UserRange {
+        let start = lg2::align_down(user.start().get(), self.page_lg2);
+        let last = user.last().get() | lg2::mask(self.page_lg2);
+        UserRange::new(UserAddr::new(start), UserAddr::new(last)).unwrap_or(user)
+    }
+
+    /// Pins and charges whole pages.
+    fn pin(&self, pages: UserRange, access: Prot) -> Result<Held<P>, PinBufferError<P::Error>> {
+        let over = |over| PinBufferError::OverLimit { user: pages, over };
+        let charge = self.account.charge_pin(&*self.pinner, &self.space, pages).map_err(over)?;
+        let mut sink = Sink { builder: SegmentsBuilder::new(), stopped: None };
+        let (pin, error) = match self.pinner.pin(&self.space, pages, access, &mut sink) {
+            Ok(pin) => (Some(pin), None),
+            Err(PinFailed { error, pin }) => (pin, Some(error)),
+        };
+        let mut pin = Pin {
+            pinner: Arc::clone(&self.pinner),
+            pin: Mutex::new(pin),
+            charge,
+            dirty: Dirty::after(access),
+            around: Around::default(),
+        };
+        let built = match (error, sink.stopped) {
+            (_, Some(Why::NotMemory)) => Err(PinBufferError::NotMemory { user: pages }),
+            (_, Some(Why::Build(error))) => Err(PinBufferError::Segments { user: pages, error }),
+            (Some(PinError::Failed(error)), None) => {
+                let errno = self.pinner.errno(&error);
+                Err(PinBufferError::Pinner { user: pages, error, errno })
+            }
+            (Some(PinError::Stopped), None) => Err(PinBufferError::Pinned { user: pages, got: 0 }),
+            (None, None) => sink.build(pages).and_then(|segments| {
+                pin.charge_found(pages, &segments).map_err(over).map(|()| segments)
+            }),
+        };
+        match built {
+            Ok(segments) => Ok((segments, pin)),
+            Err(error) => {
+                pin.unpin(sink.builder.spans().iter().copied());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<P: Pinner + 'static> Source for Pinned<P> {
+    type Addr = PhysAddr;
+    type Error = PinBufferError<P::Error>;
+
+    fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<PhysAddr>, Self::Error> {
+        let pages = self.pages(user);
+        let access = access & Prot::READ_WRITE;
+        let (mut segments, mut pin) = self.pin(pages, access)?;
+        pin.around = Around {
+            before: user.start().get() - pages.start().get(),
+            behind: pages.last().get() - user.last().get(),
+        };
+        segments.narrow(pin.around.before, pin.around.behind);
+        let got = segments.len();
+        Buffer::kept(segments, user, access, Box::new(pin))
+            .map_err(|_| PinBufferError::Pinned { user, got })
+    }
+
+    fn owner(&self) -> Owner<'_> {
+        Owner { account: Some(&self.account), space: self.pinner.space_id(&self.space) }
+    }
+
+    fn errno(&self, error: &Self::Error) -> Errno {
+        error.errno()
+    }
+}
+
+/// Where pinned memory is, and what keeps it so.
+type Held<P> = (Segments<PhysAddr>, Pin<P>);
+
+/// Bytes that are pinned for a buffer and not of it: those of its pages before and behind it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Around {
+    before: u64,
+    behind: u64,
+}
+
+/// What a buffer keeps. Dropped without an end it leaks the pin and gives back the charge.
+struct Pin<P: Pinner> {
+    pinner: Arc<P>,
+    /// In a lock as a pin need not be `Sync`; it is never waited for.
+    pin: Mutex<Flag, Option<P::Pin>>,
+    charge: Charge,
+    dirty: Dirty,
+    around: Around,
+}
+
+/// How many spans are unpinned at once: they are on the stack.
+const BATCH: usize = 32;
+
+impl<P: Pinner> Pin<P> {
+    /// Charges what was pinned, as far as that was not known before.
+    fn charge_found(
+        &mut self,
+        pages: UserRange,
+        segments: &Segments<PhysAddr>,
+    ) -> Result<(), OverLimit> {
+        let mut room = SpanBuf::room::<BATCH>();
+        in_batches(segments.iter(), &mut room, |spans| self.charge.found(spans))?;
+        self.charge.settle([pages])
+    }
+
+    /// Unpins everything.
+    fn unpin(&mut self, spans: impl Iterator<Item = Span>) {
+        let Some(mut pin) = self.pin.get_mut().take() else { return };
+        let mut room = SpanBuf::room::<BATCH>();
+        let Ok(()) = in_batches(spans, &mut room, |spans| {
+            self.pinner.unpin(&mut pin, spans, Kind::Memory, self.dirty);
+            Ok::<(), Infallible>(())
+        });
+        self.pinner.release(pin);
+    }
+}
+
+fn in_batches<E>(
+    spans: impl Iterator<Item = Span>,
+    room: &mut [Span],
+    mut take: impl FnMut(&[Span]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut batch = SpanBuf::new(room);
+    for span in spans {
+        if batch.push(span).is_err() {
+            take(batch.spans())?;
+            batch.clear();
+            // The room has a place.
+            let _ = batch.push(span);
+        }
+    }
+    if batch.is_empty() { Ok(()) } else { take(batch.spans()) }
+}
+
+impl<P: Pinner> Keep<PhysAddr> for Pin<P> {
+    fn end(&mut self, segments: &Segments<PhysAddr>) {
+        let Around { before, behind } = self.around;
+        self.unpin(segments.widened(before, behind));
+    }
+}
+
+/// Takes what is pinned, if it is memory.
+struct Sink {
+    builder: SegmentsBuilder<PhysAddr>,
+    stopped: Option<Why>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    NotMemory,
+    Build(BuildError),
+}
+
+impl Sink {
+    fn build<E: core::error::Error>(
+        &self,
+        pages: UserRange,
+    ) -> Result<Segments<PhysAddr>, PinBufferError<E>> {
+        let got = self.builder.len();
+        if pages.checked_len() != Some(got) {
+            return Err(PinBufferError::Pinned { user: pages, got });
+        }
+        let failed = |error| PinBufferError::Segments { user: pages, error };
+        self.builder.build().map_err(failed)
+    }
+}
+
+impl SpanSink for Sink {
+    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+        let result = match kind {
+            Kind::Memory => self.builder.push(span).map_err(Why::Build),
+            Kind::Mmio => Err(Why::NotMemory),
+        };
+        result.map_err(|why| {
+            self.stopped = Some(why);
+            Stopped
+        })
+    }
+}
+
+impl<P: Pinner> fmt::Debug for Pinned<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { account, page_lg2, .. } = self;
+        let mut fields = f.debug_struct("Pinned");
+        fields.field("account", account).field("page_lg2", page_lg2).finish_non_exhaustive()
+    }
+}

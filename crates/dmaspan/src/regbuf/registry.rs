@@ -1,0 +1,355 @@
+//! Tables of registered buffers.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::{fmt, result};
+
+use super::buffer::{Buffer, Node, TagSink};
+use super::error::Error;
+use super::source::Source;
+use crate::addr::{Address, UserAddr};
+use crate::prot::Prot;
+use crate::range::{RangeError, UserRange};
+
+/// The most buffers of a registry (`IORING_MAX_REG_BUFFERS` of Linux, io_uring/rsrc.c).
+pub const MAX_BUFFERS: u32 = 1 << 14;
+
+/// The most bytes of a buffer (`io_validate_user_buf_range` of Linux, io_uring/rsrc.c).
+pub const MAX_BUFFER_LEN: u64 = 1 << 40;
+
+/// What a slot is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The memory; `None` for an empty slot.
+    pub user: Option<UserRange>,
+    /// What devices may do with it: by default read and write.
+    pub access: Prot,
+    /// What the registry's [`TagSink`] is told when the buffer is used no more; 0 for nothing.
+    pub tag: u64,
+}
+
+impl Request {
+    /// An empty slot.
+    pub const VACANT: Self = Self { user: None, access: Prot::READ_WRITE, tag: 0 };
+
+    /// A buffer that devices read and write, without a tag.
+    pub const fn new(user: UserRange) -> Self {
+        Self { user: Some(user), ..Self::VACANT }
+    }
+
+    /// What an `iovec` of io_uring's asks for, where a base of 0 is none: an empty slot or a buffer
+    /// (`io_sqe_buffers_register` of Linux, io_uring/rsrc.c).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAddress`], [`Error::Empty`], [`Error::TooLong`] and [`Error::Wraps`].
+    pub fn from_iovec<E: core::error::Error>(
+        base: u64,
+        len: u64,
+    ) -> result::Result<Self, Error<E>> {
+        match (base, len) {
+            (0, 0) => return Ok(Self::VACANT),
+            (0, len) => return Err(Error::NoAddress { len }),
+            (_, len) if len > MAX_BUFFER_LEN => {
+                return Err(Error::TooLong { len, limit: MAX_BUFFER_LEN });
+            }
+            _ => {}
+        }
+        match UserRange::from_len(UserAddr::new(base), len) {
+            Ok(user) => Ok(Self::new(user)),
+            Err(RangeError::Wraps { start, len }) => Err(Error::Wraps { start, len }),
+            Err(RangeError::Empty { start }) => Err(Error::Empty { start }),
+        }
+    }
+}
+
+/// A table of buffers, registered once and used often: by their slot, and offsets in them.
+///
+/// One registry is one ring's, or one queue's. It is filled from a [`Source`], which says whose
+/// memory it is and what its addresses mean. I/O takes a [`Node`] of a slot and imports parts of
+/// its buffer; the slot may be emptied, or given another buffer, while I/O is in flight.
+///
+/// It behaves as the buffer table of an io_uring (Linux, io_uring/rsrc.c), errors included, and
+/// each call does all or nothing but [`update`](Self::update).
+///
+/// # Context
+///
+/// Changes want it exclusively, as those of a ring its lock. Nodes need no lock; dropping the last
+/// one lets go of the memory there and then.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use dmaspan::regbuf::{Pinned, Registry, Request};
+/// use dmaspan::{Account, Direction, PhysAddr, UserAddr};
+/// use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // A user's memory: two huge pages that are not neighbours.
+/// let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 64 << 20, 12)?);
+/// let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+/// let folios = memory.allocate_folios(&[9, 9], 7)?;
+/// let user = space.map(UserAddr::new(0x7f00_0000_0000), &folios).ok_or("mapped already")?;
+///
+/// let account = Account::new(64 << 20);
+/// let pinner = Arc::new(SimPinner::new(memory));
+/// let source = Pinned::new(pinner, space, Arc::clone(&account), 12);
+/// let mut registry = Registry::new(source);
+/// registry.register(&[Request::new(user), Request::VACANT])?;
+/// assert_eq!(registry.get(0)?.segments().count(), 2);
+///
+/// // An operation in flight keeps the buffer, whatever becomes of the table.
+/// let node = registry.get(0)?.clone();
+/// registry.unregister()?;
+/// let pieces = node.import(0x1f_f000, 0x2000, Direction::FromDevice)?;
+/// assert_eq!(pieces.map(|piece| piece.len()).collect::<Vec<_>>(), [0x1000, 0x1000]);
+/// assert_eq!(account.used(), 4 << 20);
+/// drop(node);
+/// assert_eq!(account.used(), 0);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Registry<S: Source> {
+    source: S,
+    /// Empty where no table is registered.
+    pub(super) table: Box<[Slot<S::Addr>]>,
+    tags: Option<Arc<dyn TagSink>>,
+    issuer: Option<u64>,
+}
+
+/// A slot of a table.
+#[derive(Clone)]
+pub(super) enum Slot<A: Address> {
+    Vacant,
+    /// Registered from the registry's source, or cloned.
+    Registered(Node<A>),
+    /// Lent by a driver.
+    Lent(Node<A>),
+}
+
+impl<A: Address> Slot<A> {
+    pub(super) fn node(&self) -> Option<&Node<A>> {
+        match self {
+            Self::Vacant => None,
+            Self::Registered(node) | Self::Lent(node) => Some(node),
+        }
+    }
+}
+
+pub(super) type Table<S> = Box<[Slot<<S as Source>::Addr>]>;
+type Result<T, S> = result::Result<T, Error<<S as Source>::Error>>;
+
+impl<S: Source> Registry<S> {
+    /// A registry without a table.
+    pub fn new(source: S) -> Self {
+        Self { source, table: Box::default(), tags: None, issuer: None }
+    }
+
+    /// The same registry, whose tags go to `sink`. Without one they go nowhere.
+    #[must_use]
+    pub fn with_tags(self, sink: Arc<dyn TagSink>) -> Self {
+        Self { tags: Some(sink), ..self }
+    }
+
+    /// The same registry, of one task, as a ring with `IORING_SETUP_SINGLE_ISSUER`: no other one
+    /// [clones](Self::clone_from) buffers of it.
+    #[must_use]
+    pub fn with_issuer(self, task: u64) -> Self {
+        Self { issuer: Some(task), ..self }
+    }
+
+    /// Where its buffers come from.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// Which task it belongs to, if to one alone.
+    pub fn issuer(&self) -> Option<u64> {
+        self.issuer
+    }
+
+    /// How many slots the table has; 0 without one.
+    pub fn slots(&self) -> u32 {
+        u32::try_from(self.table.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Registers a table with a slot for each request.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TableExists`]; [`Error::TableLen`] for none or more than [`MAX_BUFFERS`];
+    /// [`Error::NoMemory`]; and for a request as [`update`](Self::update). Then there is no table.
+    pub fn register(&mut self, requests: &[Request]) -> Result<(), S> {
+        let mut table = self.new_table(requests.len())?;
+        for ((index, request), slot) in (0..).zip(requests).zip(&mut table) {
+            *slot = self.make(index, request)?;
+        }
+        self.table = table;
+        Ok(())
+    }
+
+    /// Registers a table of empty slots.
+    ///
+    /// # Errors
+    ///
+    /// As [`register`](Self::register).
+    pub fn register_sparse(&mut self, slots: u32) -> Result<(), S> {
+        self.table = self.new_table(usize::try_from(slots).unwrap_or(usize::MAX))?;
+        Ok(())
+    }
+
+    /// Takes the table away. Buffers in flight stay until they are used no more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoTable`].
+    pub fn unregister(&mut self) -> Result<(), S> {
+        self.table().map(drop)?;
+        self.table = Box::default();
+        Ok(())
+    }
+
+    /// Gives slots from `index` on what is requested, one by one; what they had goes. Returns how
+    /// many: fewer than requested where a later one could not be had
+    /// (`__io_sqe_buffers_update` of Linux, io_uring/rsrc.c).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoTable`], [`Error::Index`] and [`Error::IndexOverflow`]; and where the first
+    /// request cannot be had: [`Error::TagOfVacant`], [`Error::NoAccess`], [`Error::TooLong`], or
+    /// [`Error::Buffer`] with the source's reason. Then nothing changed.
+    pub fn update(&mut self, index: u32, requests: &[Request]) -> Result<usize, S> {
+        let slots = self.slots();
+        let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+        let Some(end) = index.checked_add(count) else {
+            return Err(Error::IndexOverflow { index, count, slots });
+        };
+        self.table()?;
+        if end > slots {
+            return Err(Error::Index { index, count, slots });
+        }
+        let mut done = 0;
+        for (index, request) in (index..).zip(requests) {
+            let new = match self.make(index, request) {
+                Ok(new) => new,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            };
+            if let Some(slot) = self.table.get_mut(to_index(index)) {
+                *slot = new;
+                done += 1;
+            }
+        }
+        Ok(done)
+    }
+
+    /// The buffer of a slot. Cloned, it is kept for I/O in flight.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Vacant`] for an empty slot and one that does not exist.
+    #[inline]
+    pub fn get(&self, index: u32) -> Result<&Node<S::Addr>, S> {
+        self.table.get(to_index(index)).and_then(Slot::node).ok_or(Error::Vacant { index })
+    }
+
+    /// Puts a buffer that somebody else keeps into an empty slot: a request's memory that a driver
+    /// lends to the owner of the registry (`io_buffer_register_bvec` of Linux, io_uring/rsrc.c).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Index`] and [`Error::Occupied`]. Then the buffer is dropped.
+    pub fn lend(&mut self, index: u32, buffer: Buffer<S::Addr>) -> Result<(), S> {
+        match self.slot(index)? {
+            slot @ Slot::Vacant => *slot = Slot::Lent(Node::new(Arc::new(buffer))),
+            _ => return Err(Error::Occupied { index }),
+        }
+        Ok(())
+    }
+
+    /// Empties a slot that has a [lent](Self::lend) buffer, which goes when no I/O is in flight
+    /// (`io_buffer_unregister_bvec` of Linux, io_uring/rsrc.c).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Index`], also for an empty slot; [`Error::NotLent`].
+    pub fn take_back(&mut self, index: u32) -> Result<(), S> {
+        let slots = self.slots();
+        match self.slot(index)? {
+            slot @ Slot::Lent(_) => *slot = Slot::Vacant,
+            Slot::Vacant => return Err(Error::Index { index, count: 1, slots }),
+            Slot::Registered(_) => return Err(Error::NotLent { index }),
+        }
+        Ok(())
+    }
+
+    fn slot(&mut self, index: u32) -> Result<&mut Slot<S::Addr>, S> {
+        let slots = self.slots();
+        let count = 1;
+        self.table.get_mut(to_index(index)).ok_or(Error::Index { index, count, slots })
+    }
+
+    /// The table, if there is one.
+    pub(super) fn table(&self) -> Result<&[Slot<S::Addr>], S> {
+        if self.table.is_empty() { Err(Error::NoTable) } else { Ok(&self.table) }
+    }
+
+    fn new_table(&self, slots: usize) -> Result<Table<S>, S> {
+        if !self.table.is_empty() {
+            return Err(Error::TableExists { slots: self.slots() });
+        }
+        vacant::<S>(slots)
+    }
+
+    /// What a slot gets.
+    fn make(&self, index: u32, request: &Request) -> Result<Slot<S::Addr>, S> {
+        let Request { user, access, tag } = *request;
+        let Some(user) = user else {
+            return if tag == 0 {
+                Ok(Slot::Vacant)
+            } else {
+                Err(Error::TagOfVacant { index, tag })
+            };
+        };
+        if !access.permits_access() {
+            return Err(Error::NoAccess { user, access });
+        }
+        let len = user.checked_len().unwrap_or(u64::MAX);
+        if len > MAX_BUFFER_LEN {
+            return Err(Error::TooLong { len, limit: MAX_BUFFER_LEN });
+        }
+        let buffer = self.source.buffer(user, access).map_err(|error| {
+            let errno = self.source.errno(&error);
+            Error::Buffer { index, error, errno }
+        })?;
+        let buffer = Arc::new(buffer);
+        Ok(Slot::Registered(match &self.tags {
+            Some(sink) if tag != 0 => Node::tagged(buffer, tag, sink),
+            _ => Node::new(buffer),
+        }))
+    }
+}
+
+/// A table of empty slots.
+pub(super) fn vacant<S: Source>(slots: usize) -> Result<Table<S>, S> {
+    let limit = MAX_BUFFERS;
+    let count = u32::try_from(slots).ok().filter(|count| (1..=limit).contains(count));
+    let count = count.ok_or(Error::TableLen { slots, limit })?;
+    let mut table = Vec::new();
+    table.try_reserve_exact(slots).map_err(|_| Error::NoMemory { slots: count })?;
+    table.resize_with(slots, || Slot::Vacant);
+    Ok(table.into_boxed_slice())
+}
+
+pub(super) fn to_index(index: u32) -> usize {
+    usize::try_from(index).unwrap_or(usize::MAX)
+}
+
+impl<S: Source> fmt::Debug for Registry<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes =
+            (0_u32..).zip(&self.table).filter_map(|(index, slot)| Some((index, slot.node()?)));
+        f.debug_map().entries(nodes).finish()
+    }
+}

@@ -1,0 +1,82 @@
+use alloc::vec;
+
+use super::*;
+use crate::addr::PhysAddr;
+
+fn span(start: u64, len: u64) -> Span {
+    Span::new(PhysAddr::new(start), len).unwrap()
+}
+
+fn segments(spans: &[Span]) -> Segments<PhysAddr> {
+    let mut builder = SegmentsBuilder::new();
+    for span in spans {
+        builder.push(*span).unwrap();
+    }
+    builder.build().unwrap()
+}
+
+/// The addresses of all bytes.
+fn bytes(spans: impl Iterator<Item = Span>) -> Vec<u64> {
+    spans.flat_map(|span| span.start().get()..=span.last().get()).collect()
+}
+
+fn check(spans: &[Span]) {
+    let segments = segments(spans);
+    let all = bytes(spans.iter().copied());
+    let len = u64::try_from(all.len()).unwrap();
+    assert_eq!(segments.len(), len);
+    for offset in 0..=len {
+        for part in 0..=len - offset {
+            let import = segments.import(offset, part).unwrap();
+            let pieces = import.pieces();
+            assert_eq!(import.clone().count(), pieces);
+            let range = usize::try_from(offset).unwrap()..usize::try_from(offset + part).unwrap();
+            assert_eq!(bytes(import), all[range], "{offset}+{part} of {spans:?}");
+        }
+        assert!(segments.import(offset, len - offset + 1).is_err());
+    }
+    assert!(segments.import(u64::MAX, 2).is_err());
+}
+
+#[test]
+fn every_part_is_found_in_one_segment() {
+    check(&[span(100, 9)]);
+    check(&[span(100, 3), span(103, 4)]);
+    check(&[span(u64::MAX - 8, 9)]);
+}
+
+#[test]
+fn every_part_is_found_in_uniform_segments() {
+    let uniform = [span(3, 5), span(32, 8), span(48, 8), span(16, 2)];
+    assert_eq!(segments(&uniform).uniform_len(), Some(8));
+    check(&uniform);
+    // The first one begins below where a whole one would: addresses are modulo 2^64.
+    check(&[span(0, 1), span(100, 8), span(u64::MAX - 7, 8), span(50, 8)]);
+    check(&[span(10, 3), span(0, 8)]);
+}
+
+#[test]
+fn every_part_is_found_in_mixed_segments() {
+    let mixed = [span(1, 1), span(10, 7), span(100, 2), span(50, 16), span(20, 3), span(30, 1)];
+    assert_eq!(segments(&mixed).uniform_len(), None);
+    check(&mixed);
+    check(&[span(0, 3), span(10, 1), span(20, 1), span(30, 1), span(40, 20), span(70, 1)]);
+    check(&[span(0, 1), span(10, 40), span(60, 1)]);
+    check(&[span(0, 40), span(50, 3), span(60, 3)]);
+}
+
+#[test]
+fn narrowed_segments_are_their_middle_and_widen_again() {
+    for spans in [
+        vec![span(100, 20)],
+        vec![span(3, 5), span(32, 8), span(48, 8)],
+        vec![span(1, 3), span(10, 7), span(100, 4)],
+    ] {
+        let all = bytes(spans.iter().copied());
+        let mut segments = segments(&spans);
+        segments.narrow(2, 3);
+        assert_eq!(bytes(segments.iter()), all[2..all.len() - 3]);
+        assert_eq!(bytes(segments.import(1, 4).unwrap()), all[3..7]);
+        assert_eq!(bytes(segments.widened(2, 3)), all);
+    }
+}

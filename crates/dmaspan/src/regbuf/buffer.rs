@@ -28,8 +28,8 @@ pub trait Keep<A: Address>: Send + Sync {
 /// Memory that is ready for devices, for as long as the buffer exists.
 ///
 /// Its addresses are those at which a device, or a program on its behalf, reaches it: physical
-/// ones, those of an IOMMU's domain, or those of this process. Registries, clones and I/O in flight share
-/// it; the last of them lets go of the memory.
+/// ones, those of an IOMMU's domain, or those of this process. Registries, clones and I/O in flight
+/// share it; the last of them lets go of the memory.
 pub struct Buffer<A: Address> {
     segments: Segments<A>,
     user: UserRange,

@@ -65,12 +65,18 @@ pub(super) enum Layout {
 
 /// Segments of different lengths.
 pub(super) struct Mixed {
-    starts: Box<[u64]>,
-    /// The position behind each segment.
-    ends: Box<[u64]>,
+    pieces: Box<[Piece]>,
     /// The segment with the first byte of each `2^part_lg2`, and the last segment.
     directory: Box<[u32]>,
     part_lg2: u32,
+}
+
+/// A segment: what is needed of one is together, as it is seldom in a cache.
+struct Piece {
+    /// The address of position 0, were the segment so long: modulo 2^64.
+    origin: u64,
+    /// The position behind its last byte.
+    end: u64,
 }
 
 impl Mixed {
@@ -80,19 +86,15 @@ impl Mixed {
         let part = to_index(position >> self.part_lg2);
         let low = self.directory.get(part).map_or(0, |index| to_index((*index).into()));
         let high = self.directory.get(part + 1).map_or(low, |index| to_index((*index).into()));
-        let ends = self.ends.get(low..high).unwrap_or_default();
-        low + ends.partition_point(|end| *end <= position)
+        let pieces = self.pieces.get(low..high).unwrap_or_default();
+        low + pieces.partition_point(|piece| piece.end <= position)
     }
 
-    /// The addresses of the rest of a segment, from `position` on, which lies in it.
+    /// The address of `position`, which lies in the segment, and the position where that ends.
     #[inline(always)]
     pub(super) fn rest(&self, index: usize, position: u64) -> Option<(u64, u64)> {
-        let begin = match index.checked_sub(1) {
-            Some(before) => *self.ends.get(before)?,
-            None => 0,
-        };
-        let start = self.starts.get(index)?.wrapping_add(position.wrapping_sub(begin));
-        Some((start, *self.ends.get(index)?))
+        let piece = self.pieces.get(index)?;
+        Some((piece.origin.wrapping_add(position), piece.end))
     }
 }
 
@@ -132,8 +134,8 @@ impl<A: Address> Segments<A> {
         let allocated = match &self.layout {
             Layout::One { .. } => 0,
             Layout::Uniform { starts, .. } => size_of_val(&**starts),
-            Layout::Mixed(Mixed { starts, ends, directory, .. }) => {
-                size_of_val(&**starts) + size_of_val(&**ends) + size_of_val(&**directory)
+            Layout::Mixed(Mixed { pieces, directory, .. }) => {
+                size_of_val(&**pieces) + size_of_val(&**directory)
             }
         };
         size_of::<Self>() + allocated
@@ -292,7 +294,8 @@ impl<A: Address> SegmentsBuilder<A> {
                 });
                 match unit {
                     Some((unit_lg2, skew, end)) => {
-                        let mut starts = self.starts()?;
+                        let starts = self.spans.iter().map(|span| span.start().get());
+                        let mut starts = self.collect(self.spans.len(), starts)?;
                         if let Some(start) = starts.first_mut() {
                             *start = start.wrapping_sub(skew);
                         }
@@ -318,18 +321,15 @@ impl<A: Address> SegmentsBuilder<A> {
         uniform.then(|| lg2::floor(unit))
     }
 
-    fn starts(&self) -> Result<Box<[u64]>, BuildError> {
-        self.collect(self.spans.len(), self.spans.iter().map(|span| span.start().get()))
-    }
-
     fn mixed(&self) -> Result<Mixed, BuildError> {
         let count = self.spans.len();
         let last_index = u32::try_from(count - 1).map_err(|_| BuildError::TooLong)?;
-        let ends = self.spans.iter().scan(0, |end: &mut u64, span| {
+        let pieces = self.spans.iter().scan(0, |end: &mut u64, span| {
+            let origin = span.start().get().wrapping_sub(*end);
             *end += span.len();
-            Some(*end)
+            Some(Piece { origin, end: *end })
         });
-        let ends = self.collect(count, ends)?;
+        let pieces = self.collect(count, pieces)?;
         // As many parts as segments at most, more than half as many at least.
         let segments = u64::from(last_index) + 1;
         let mut part_lg2 = lg2::floor(self.len / segments);
@@ -339,14 +339,14 @@ impl<A: Address> SegmentsBuilder<A> {
         let parts = to_index((self.len - 1) >> part_lg2) + 1;
         let mut index = 0;
         let part_starts = (0..parts).scan(0, |at: &mut u64, _| {
-            while ends.get(index).is_some_and(|end| *end <= *at) {
+            while pieces.get(index).is_some_and(|piece| piece.end <= *at) {
                 index += 1;
             }
             *at = at.saturating_add(lg2::size(part_lg2));
             u32::try_from(index).ok()
         });
         let directory = self.collect(parts + 1, part_starts.chain([last_index]))?;
-        Ok(Mixed { starts: self.starts()?, ends, directory, part_lg2 })
+        Ok(Mixed { pieces, directory, part_lg2 })
     }
 
     fn collect<T>(

@@ -19,6 +19,9 @@
 //!   only against the proof that hardware has forgotten it.
 //! - [`dma`]: what a driver calls: buffers mapped and unmapped, strictly or lazily, translated,
 //!   direct or bounced. Its page shows all of it in one example.
+//! - [`swiotlb`]: bounce pools, for what a device cannot reach or must not see.
+//! - [`regbuf`]: buffers that are registered once and used for ever: pinned, coalesced, charged and
+//!   perhaps mapped; an operation finds its part in a few steps, and makes descriptors of it.
 //! - [`container`]: user memory, pinned, mapped and kept account of, as Linux's VFIO does.
 //! - [`addr`], [`range`](mod@range), [`span`], [`lg2`]: addresses and what they span. Ranges are
 //!   inclusive, so that the top of an address space is an address.

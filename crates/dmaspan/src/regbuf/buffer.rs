@@ -228,33 +228,43 @@ impl<F: Fn(u64) + Send + Sync> TagSink for F {
 /// the memory stays until the last reference is gone (`io_rsrc_node` of Linux's io_uring/rsrc.h).
 pub struct Node<A: Address>(Arc<Inner<A>>);
 
-/// Fields are dropped in this order: the tag is told when the buffer was let go.
+/// Fields are dropped in this order: the sink is told when the buffer was let go.
 struct Inner<A: Address> {
     buffer: Arc<Buffer<A>>,
-    _tag: Option<Tag>,
+    tag: Option<Tag>,
 }
 
 /// Tells a sink when it is dropped.
 struct Tag {
+    /// 0 where nobody is to be told any more.
     tag: u64,
     sink: Arc<dyn TagSink>,
 }
 
 impl Drop for Tag {
     fn drop(&mut self) {
-        self.sink.released(self.tag);
+        if self.tag != 0 {
+            self.sink.released(self.tag);
+        }
     }
 }
 
 impl<A: Address> Node<A> {
     /// A node without a tag.
     pub(super) fn new(buffer: Arc<Buffer<A>>) -> Self {
-        Self(Arc::new(Inner { buffer, _tag: None }))
+        Self(Arc::new(Inner { buffer, tag: None }))
     }
 
     pub(super) fn tagged(buffer: Arc<Buffer<A>>, tag: u64, sink: &Arc<dyn TagSink>) -> Self {
         let tag = Tag { tag, sink: Arc::clone(sink) };
-        Self(Arc::new(Inner { buffer, _tag: Some(tag) }))
+        Self(Arc::new(Inner { buffer, tag: Some(tag) }))
+    }
+
+    /// Has nobody told when this node goes, which is not shared yet.
+    pub(super) fn forget_tag(&mut self) {
+        if let Some(tag) = Arc::get_mut(&mut self.0).and_then(|inner| inner.tag.as_mut()) {
+            tag.tag = 0;
+        }
     }
 
     /// The buffer, which other registries may share.

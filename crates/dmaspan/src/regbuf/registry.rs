@@ -129,6 +129,12 @@ pub(super) enum Slot<A: Address> {
 }
 
 impl<A: Address> Slot<A> {
+    fn forget_tag(&mut self) {
+        if let Self::Registered(node) = self {
+            node.forget_tag();
+        }
+    }
+
     pub(super) fn node(&self) -> Option<&Node<A>> {
         match self {
             Self::Vacant => None,
@@ -182,11 +188,17 @@ impl<S: Source> Registry<S> {
     /// [`Error::NoMemory`]; and for a request as [`update`](Self::update). Then there is no table.
     pub fn register(&mut self, requests: &[Request]) -> Result<(), S> {
         let mut table = self.new_table(requests.len())?;
-        for ((index, request), slot) in (0..).zip(requests).zip(&mut table) {
+        let mut slots = (0..).zip(requests).zip(&mut table);
+        let result = slots.try_for_each(|((index, request), slot)| {
             *slot = self.make(index, request)?;
+            Ok(())
+        });
+        match result {
+            Ok(()) => self.table = table,
+            // Nobody knows of these buffers, so nobody is told that they go.
+            Err(_) => table.iter_mut().for_each(Slot::forget_tag),
         }
-        self.table = table;
-        Ok(())
+        result
     }
 
     /// Registers a table of empty slots.
@@ -216,9 +228,9 @@ impl<S: Source> Registry<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoTable`], [`Error::Index`] and [`Error::IndexOverflow`]; and where the first
-    /// request cannot be had: [`Error::TagOfVacant`], [`Error::NoAccess`], [`Error::TooLong`], or
-    /// [`Error::Buffer`] with the source's reason. Then nothing changed.
+    /// [`Error::NoTable`]; [`Error::Index`], also for no requests; [`Error::IndexOverflow`]; and
+    /// where the first request cannot be had: [`Error::TagOfVacant`], [`Error::NoAccess`],
+    /// [`Error::TooLong`], or [`Error::Buffer`] with the source's reason. Then nothing changed.
     pub fn update(&mut self, index: u32, requests: &[Request]) -> Result<usize, S> {
         let slots = self.slots();
         let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
@@ -226,7 +238,7 @@ impl<S: Source> Registry<S> {
             return Err(Error::IndexOverflow { index, count, slots });
         };
         self.table()?;
-        if end > slots {
+        if end > slots || count == 0 {
             return Err(Error::Index { index, count, slots });
         }
         let mut done = 0;

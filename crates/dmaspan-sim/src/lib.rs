@@ -19,6 +19,7 @@
 //! - [`sanitizer`]: told what a driver does, it models an IOTLB that keeps what it may. It catches
 //!   what is used after its unmap, flushed late or never, unmapped twice, or leaked, and shows the
 //!   history that led there.
+//! - [`regbuf_before`]: registered buffers as Linux's io_uring keeps them. For measuring against.
 //! - [`swiotlb_before`]: the bounce pool as Linux 5.19 had it. For measuring against.
 //! - [`type1_before`]: the VFIO container as Linux 6.15 had it. For measuring against.
 //! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
@@ -93,6 +94,7 @@ pub mod mock;
 pub mod model;
 pub mod pool_memory;
 pub mod port;
+pub mod regbuf_before;
 mod rng;
 pub mod sanitizer;
 pub mod suite;

@@ -1,0 +1,191 @@
+//! What a device is given of an import: scatter-gather entries, and NVMe's two forms of them.
+
+use std::num::NonZeroU32;
+
+use dmaspan::lg2;
+
+use super::buffer::ImportBefore;
+use super::{PAGE, PAGE_LG2, RegbufBeforeError};
+
+/// Contiguous bytes for a device (`struct scatterlist`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct EntryBefore {
+    /// Where they begin: in memory, and as the device knows it after [`map_direct`].
+    pub addr: u64,
+    /// How many there are.
+    pub len: u32,
+}
+
+/// What one entry may be (`struct queue_limits`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitsBefore {
+    /// The longest in bytes (`max_segment_size`).
+    pub max_segment: NonZeroU32,
+    /// All bits below the one at whose multiples none may go on (`seg_boundary_mask`).
+    pub boundary_mask: u64,
+}
+
+impl LimitsBefore {
+    /// Those of an NVMe device in Linux: what lengths of 32 bits can say, within 4 GiB.
+    pub const NVME: Self = Self { max_segment: NonZeroU32::MAX, boundary_mask: lg2::mask(32) };
+
+    /// How long an entry at `addr` may be (`get_max_segment_size`).
+    #[inline(always)]
+    fn longest(self, addr: u64) -> u32 {
+        let above = u64::from(self.max_segment.get() - 1).min(self.boundary_mask & !addr);
+        // Below the length of 32 bits, and so is one more.
+        u32::try_from(above).map_or(u32::MAX, |above| above + 1)
+    }
+
+    /// Whether bytes can be part of the entry before them (`biovec_phys_mergeable`).
+    #[inline(always)]
+    fn join(self, before: EntryBefore, next: EntryBefore) -> Option<EntryBefore> {
+        let touches = before.addr.wrapping_add(u64::from(before.len)) == next.addr;
+        let last = next.addr.wrapping_add(u64::from(next.len)).wrapping_sub(1);
+        let within = (before.addr ^ last) & !self.boundary_mask == 0;
+        let len = before.len.checked_add(next.len).filter(|len| *len <= self.max_segment.get())?;
+        (touches && within).then_some(EntryBefore { len, ..before })
+    }
+}
+
+/// Entries that are written one behind the other.
+struct Places<'a> {
+    entries: &'a mut [EntryBefore],
+    used: usize,
+}
+
+impl Places<'_> {
+    #[inline(always)]
+    fn push(&mut self, entry: EntryBefore) -> Result<(), RegbufBeforeError> {
+        let room = self.entries.len();
+        let place = self.entries.get_mut(self.used).ok_or(RegbufBeforeError::NoRoom { room })?;
+        *place = entry;
+        self.used += 1;
+        Ok(())
+    }
+}
+
+/// Makes entries of an import, bvec by bvec, and returns how many (`__blk_rq_map_sg`). A bvec is
+/// part of the entry before it where it touches that and the limits allow all of it; else it begins
+/// one, and is cut where they say so.
+///
+/// # Errors
+///
+/// [`RegbufBeforeError::NoRoom`], with entries written.
+#[inline]
+pub fn map_sg(
+    import: ImportBefore<'_>,
+    limits: LimitsBefore,
+    entries: &mut [EntryBefore],
+) -> Result<usize, RegbufBeforeError> {
+    let mut places = Places { entries, used: 0 };
+    let mut open: Option<EntryBefore> = None;
+    for bytes in import {
+        if let Some(before) = open {
+            if let Some(joined) = limits.join(before, bytes) {
+                open = Some(joined);
+                continue;
+            }
+            places.push(before)?;
+        }
+        let mut rest = bytes;
+        loop {
+            let len = limits.longest(rest.addr);
+            if len >= rest.len {
+                break;
+            }
+            places.push(EntryBefore { len, ..rest })?;
+            rest = EntryBefore { addr: rest.addr + u64::from(len), len: rest.len - len };
+        }
+        open = Some(rest);
+    }
+    open.map_or(Ok(()), |last| places.push(last))?;
+    Ok(places.used)
+}
+
+/// How a device without an IOMMU reaches memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusBefore {
+    /// What is added to an address, modulo 2^64.
+    pub offset: u64,
+    /// The last address that the device can use.
+    pub last: u64,
+}
+
+impl BusBefore {
+    /// All of memory, at its own addresses.
+    pub const WHOLE: Self = Self { offset: 0, last: u64::MAX };
+}
+
+/// Makes addresses of the device out of those of memory, entry by entry (`dma_direct_map_sg`).
+///
+/// # Errors
+///
+/// [`RegbufBeforeError::OutOfReach`], with entries before that one mapped.
+#[inline]
+pub fn map_direct(entries: &mut [EntryBefore], bus: BusBefore) -> Result<(), RegbufBeforeError> {
+    for entry in entries {
+        let addr = entry.addr.wrapping_add(bus.offset);
+        let above = u64::from(entry.len).wrapping_sub(1);
+        if addr.checked_add(above).is_none_or(|last| last > bus.last) {
+            let EntryBefore { addr, len } = *entry;
+            return Err(RegbufBeforeError::OutOfReach { addr, len, last: bus.last });
+        }
+        entry.addr = addr;
+    }
+    Ok(())
+}
+
+/// Makes an SGL data block descriptor of each entry, and returns how many (NVM Express Base
+/// Specification 2.0, section 4.1.2; `nvme_pci_sgl_set_data`): the address, and the length with
+/// descriptor type 0, little-endian both.
+///
+/// # Errors
+///
+/// [`RegbufBeforeError::NoRoom`], with nothing written.
+#[inline]
+pub fn sgl(entries: &[EntryBefore], out: &mut [[u64; 2]]) -> Result<usize, RegbufBeforeError> {
+    let room = out.len();
+    let places = out.get_mut(..entries.len()).ok_or(RegbufBeforeError::NoRoom { room })?;
+    for (place, entry) in places.iter_mut().zip(entries) {
+        *place = [entry.addr.to_le(), u64::from(entry.len).to_le()];
+    }
+    Ok(entries.len())
+}
+
+/// Makes a PRP entry of each page of 4 KiB under entries, and returns how many (NVM Express Base
+/// Specification 2.0, section 4.1.1; `nvme_pci_setup_prps`), little-endian. The first keeps its
+/// offset into the page.
+///
+/// # Errors
+///
+/// [`RegbufBeforeError::NotPages`] where an entry does not begin with a page and is not the first,
+/// or does not end with one and is not the last, and where the first begins within a dword;
+/// [`RegbufBeforeError::NoRoom`]. PRPs of entries before that one are written.
+#[inline]
+pub fn prps(entries: &[EntryBefore], out: &mut [u64]) -> Result<usize, RegbufBeforeError> {
+    let room = out.len();
+    let mut used = 0;
+    for (number, entry) in entries.iter().enumerate() {
+        let EntryBefore { addr, len } = *entry;
+        let end = addr.wrapping_add(u64::from(len));
+        let begins = if number == 0 { addr % 4 == 0 } else { addr % PAGE == 0 };
+        let ends = number + 1 == entries.len() || end % PAGE == 0;
+        if !begins || !ends {
+            return Err(RegbufBeforeError::NotPages { addr, len });
+        }
+        let pages = (addr % PAGE + u64::from(len)).div_ceil(PAGE);
+        let first = lg2::align_down(addr, PAGE_LG2);
+        let count = usize::try_from(pages).unwrap_or(usize::MAX);
+        let places = out.get_mut(used..).and_then(|rest| rest.get_mut(..count));
+        let places = places.ok_or(RegbufBeforeError::NoRoom { room })?;
+        for (n, place) in (0..pages).zip(places.iter_mut()) {
+            *place = first.wrapping_add(n << PAGE_LG2).to_le();
+        }
+        if let Some(place) = places.first_mut() {
+            *place = addr.to_le();
+        }
+        used += count;
+    }
+    Ok(used)
+}

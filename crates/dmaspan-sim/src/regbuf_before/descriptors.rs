@@ -40,11 +40,13 @@ impl LimitsBefore {
     /// Whether bytes can be part of the entry before them (`biovec_phys_mergeable`).
     #[inline(always)]
     fn join(self, before: EntryBefore, next: EntryBefore) -> Option<EntryBefore> {
+        let len = u64::from(before.len) + u64::from(next.len);
         let touches = before.addr.wrapping_add(u64::from(before.len)) == next.addr;
-        let last = next.addr.wrapping_add(u64::from(next.len)).wrapping_sub(1);
+        let last = before.addr.wrapping_add(len).wrapping_sub(1);
         let within = (before.addr ^ last) & !self.boundary_mask == 0;
-        let len = before.len.checked_add(next.len).filter(|len| *len <= self.max_segment.get())?;
-        (touches && within).then_some(EntryBefore { len, ..before })
+        let short = len <= u64::from(self.max_segment.get());
+        let joined = EntryBefore { len: before.len.wrapping_add(next.len), ..before };
+        (touches & within & short).then_some(joined)
     }
 }
 
@@ -63,6 +65,24 @@ impl Places<'_> {
         self.used += 1;
         Ok(())
     }
+
+    /// Writes what the limits cut off contiguous bytes, and returns the rest, which is one entry.
+    #[inline(always)]
+    fn cut(
+        &mut self,
+        bytes: EntryBefore,
+        limits: LimitsBefore,
+    ) -> Result<EntryBefore, RegbufBeforeError> {
+        let mut rest = bytes;
+        loop {
+            let len = limits.longest(rest.addr);
+            if len >= rest.len {
+                return Ok(rest);
+            }
+            self.push(EntryBefore { len, ..rest })?;
+            rest = EntryBefore { addr: rest.addr + u64::from(len), len: rest.len - len };
+        }
+    }
 }
 
 /// Makes entries of an import, bvec by bvec, and returns how many (`__blk_rq_map_sg`). A bvec is
@@ -72,34 +92,24 @@ impl Places<'_> {
 /// # Errors
 ///
 /// [`RegbufBeforeError::NoRoom`], with entries written.
-#[inline]
 pub fn map_sg(
     import: ImportBefore<'_>,
     limits: LimitsBefore,
     entries: &mut [EntryBefore],
 ) -> Result<usize, RegbufBeforeError> {
     let mut places = Places { entries, used: 0 };
-    let mut open: Option<EntryBefore> = None;
+    let mut import = import;
+    let Some(first) = import.next() else { return Ok(0) };
+    let mut open = places.cut(first, limits)?;
     for bytes in import {
-        if let Some(before) = open {
-            if let Some(joined) = limits.join(before, bytes) {
-                open = Some(joined);
-                continue;
-            }
-            places.push(before)?;
+        if let Some(joined) = limits.join(open, bytes) {
+            open = joined;
+            continue;
         }
-        let mut rest = bytes;
-        loop {
-            let len = limits.longest(rest.addr);
-            if len >= rest.len {
-                break;
-            }
-            places.push(EntryBefore { len, ..rest })?;
-            rest = EntryBefore { addr: rest.addr + u64::from(len), len: rest.len - len };
-        }
-        open = Some(rest);
+        places.push(open)?;
+        open = places.cut(bytes, limits)?;
     }
-    open.map_or(Ok(()), |last| places.push(last))?;
+    places.push(open)?;
     Ok(places.used)
 }
 
@@ -162,7 +172,6 @@ pub fn sgl(entries: &[EntryBefore], out: &mut [[u64; 2]]) -> Result<usize, Regbu
 /// [`RegbufBeforeError::NotPages`] where an entry does not begin with a page and is not the first,
 /// or does not end with one and is not the last, and where the first begins within a dword;
 /// [`RegbufBeforeError::NoRoom`]. PRPs of entries before that one are written.
-#[inline]
 pub fn prps(entries: &[EntryBefore], out: &mut [u64]) -> Result<usize, RegbufBeforeError> {
     let room = out.len();
     let mut used = 0;
@@ -174,18 +183,20 @@ pub fn prps(entries: &[EntryBefore], out: &mut [u64]) -> Result<usize, RegbufBef
         if !begins || !ends {
             return Err(RegbufBeforeError::NotPages { addr, len });
         }
+        let no_room = RegbufBeforeError::NoRoom { room };
+        *out.get_mut(used).ok_or(no_room)? = addr.to_le();
+        used += 1;
         let pages = (addr % PAGE + u64::from(len)).div_ceil(PAGE);
-        let first = lg2::align_down(addr, PAGE_LG2);
-        let count = usize::try_from(pages).unwrap_or(usize::MAX);
-        let places = out.get_mut(used..).and_then(|rest| rest.get_mut(..count));
-        let places = places.ok_or(RegbufBeforeError::NoRoom { room })?;
-        for (n, place) in (0..pages).zip(places.iter_mut()) {
-            *place = first.wrapping_add(n << PAGE_LG2).to_le();
+        if pages > 1 {
+            let others = usize::try_from(pages - 1).map_err(|_| no_room)?;
+            let places = out.get_mut(used..).and_then(|rest| rest.get_mut(..others));
+            let mut page = lg2::align_down(addr, PAGE_LG2);
+            for place in places.ok_or(no_room)? {
+                page = page.wrapping_add(PAGE);
+                *place = page.to_le();
+            }
+            used += others;
         }
-        if let Some(place) = places.first_mut() {
-            *place = addr.to_le();
-        }
-        used += count;
     }
     Ok(used)
 }

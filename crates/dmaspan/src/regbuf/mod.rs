@@ -16,6 +16,7 @@
 //! | [`Buffer`] | memory that is ready, until its last reference is gone |
 //! | [`Registry`] | a table of buffers, as that of an io_uring |
 //! | [`Import`], [`VectoredImport`] | part of a buffer, as contiguous pieces |
+//! | [`descriptors`] | what devices read to find them |
 //!
 //! What Linux does is in io_uring/rsrc.c. Beyond it, pieces are joined over folios of any and of
 //! mixed sizes and over frames that happen to be neighbours; nothing is kept for each page, not
@@ -24,6 +25,7 @@
 
 mod buffer;
 mod clone;
+pub mod descriptors;
 mod error;
 mod import;
 mod pinned;

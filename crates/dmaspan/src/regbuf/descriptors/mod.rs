@@ -1,0 +1,52 @@
+//! What devices read to find the bytes of an I/O, straight from the spans of an import.
+//!
+//! All of it takes an iterator of [`Span`](crate::Span)s, in the order of the bytes: of addresses
+//! that the device uses, which are [`DmaAddr`](crate::DmaAddr)s, or
+//! [`PhysAddr`](crate::PhysAddr)s where nothing translates. Spans that touch become one descriptor
+//! where the hardware can have one, so the work is that of the descriptors, not of the pages behind
+//! them. Nothing allocates: descriptors go to memory of the caller. What is refused is refused
+//! before anything is written.
+//!
+//! - [`Limits`]: scatter-gather [`Entry`]s under a device's longest segment and boundary.
+//! - [`MemoryPageSize`]: NVMe PRP entries and lists, of which each page needs one by definition.
+//! - [`Sgl`]: NVMe scatter-gather lists.
+//! - [`Chain`]: virtio descriptors, for split and packed rings, in the ring or indirect.
+//!
+//! ```
+//! use dmaspan::regbuf::descriptors::{Error, Limits, MemoryPageSize};
+//! use dmaspan::{DmaAddr, Span};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // 4 MiB of an import, by two spans; the second one touches the first.
+//! let spans = [0x8000_0000, 0x8020_0000].map(|addr| Span::new(DmaAddr::new(addr), 2 << 20));
+//! let spans = [spans[0]?, spans[1]?];
+//!
+//! assert_eq!(Limits::default().entries(spans).count(), 1);
+//! assert_eq!(MemoryPageSize::new(0)?.entries(spans)?.count(), 1024);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The spans are gone through twice, first to count, by a clone of their iterator. A clone that
+//! gives others makes descriptors that are no use, and nothing worse.
+
+mod error;
+mod limits;
+mod list;
+mod packed;
+mod prp;
+mod run;
+mod scatter;
+mod sgl;
+mod split;
+mod virtq;
+
+pub use error::Error;
+pub use limits::{Limits, Need};
+pub use list::ListPage;
+pub use packed::{PackedDescriptor, PackedPosition};
+pub use prp::{MemoryPageSize, PrpEntries, Prps};
+pub use scatter::{Entry, ScatterGather};
+pub use sgl::{Sgl, SglDescriptor};
+pub use split::SplitDescriptor;
+pub use virtq::Chain;

@@ -1,0 +1,3 @@
+//! Registered buffers.
+
+mod descriptors;

@@ -89,15 +89,36 @@ impl MemoryPageSize {
     #[inline(always)]
     pub fn count<A: Address, I>(self, spans: I) -> Result<usize, Error>
     where
-        I: IntoIterator<Item = Span<A>>,
+        I: IntoIterator<Item = Span<A>, IntoIter: Clone>,
     {
-        let mask = lg2::mask(self.lg2);
-        let mut runs = Runs::new(spans.into_iter());
-        let mut run = runs.next().ok_or(Error::Empty)?;
-        if !lg2::is_aligned(run.first, DWORD_LG2) {
-            let addr = DmaAddr::new(run.first);
+        let spans = spans.into_iter();
+        let mut rest = spans.clone();
+        let first = Run::of(rest.next().ok_or(Error::Empty)?);
+        if !lg2::is_aligned(first.first, DWORD_LG2) {
+            let addr = DmaAddr::new(first.first);
             return Err(Error::Unaligned { addr, align: lg2::size(DWORD_LG2) });
         }
+        // Low bits: a span ends or the next one begins elsewhere than on a page.
+        let (mut seams, mut last) = (0, first.last);
+        let mut above = u128::from(first.above());
+        rest.map(Run::of).for_each(|run| {
+            seams |= last.wrapping_add(1) | run.first;
+            last = run.last;
+            above += u128::from(run.above()) + 1;
+        });
+        if !lg2::is_aligned(seams, self.lg2) {
+            return self.count_seamed(Runs::new(spans));
+        }
+        let offset = u128::from(first.first & lg2::mask(self.lg2));
+        let count = ((offset + above) >> self.lg2) + 1;
+        Ok(usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    /// The same for spans that meet inside pages, and have to touch there.
+    #[cold]
+    fn count_seamed(self, mut runs: impl Iterator<Item = Run>) -> Result<usize, Error> {
+        let mask = lg2::mask(self.lg2);
+        let mut run = runs.next().ok_or(Error::Empty)?;
         let mut count = self.pages(run);
         for next in runs {
             if (!run.last | next.first) & mask != 0 {
@@ -208,28 +229,41 @@ impl MemoryPageSize {
 #[derive(Clone, Debug)]
 pub struct PrpEntries<I> {
     page: MemoryPageSize,
-    runs: Runs<I>,
+    spans: I,
     /// The next entry, if `left` is not 0.
     next: u64,
-    /// How many pages of the run have no entry yet.
+    /// How many bytes of the span lie there and behind.
     left: u64,
 }
 
 impl<A: Address, I: Iterator<Item = Span<A>>> PrpEntries<I> {
     #[inline(always)]
-    fn new(page: MemoryPageSize, spans: I) -> Self {
-        Self { page, runs: Runs::new(spans), next: 0, left: 0 }
+    fn new(page: MemoryPageSize, mut spans: I) -> Self {
+        let first = spans.next().map(|span| (span.start().get(), span.len()));
+        let (next, left) = first.unwrap_or_default();
+        Self { page, spans, next, left }
     }
 
-    /// Goes on to the next run where one has ended.
+    /// Goes on to the next span where one has ended; `None` behind the last one.
     #[inline(always)]
     fn enter(&mut self) -> Option<()> {
-        if self.left == 0 {
-            let run = self.runs.next()?;
-            self.next = run.first;
-            self.left = self.page.pages(run);
+        while self.left == 0 {
+            let span = self.spans.next()?;
+            (self.next, self.left) = (span.start().get(), span.len());
+            if !lg2::is_aligned(self.next, self.page.lg2) {
+                // It touches the span before it, which has the entry of its first page.
+                self.skip_page();
+            }
         }
         Some(())
+    }
+
+    /// Goes on to the next page of the span.
+    #[inline(always)]
+    fn skip_page(&mut self) {
+        let behind = (self.next | lg2::mask(self.page.lg2)).wrapping_add(1);
+        self.left = self.left.saturating_sub(behind.wrapping_sub(self.next));
+        self.next = behind;
     }
 
     /// Writes the next entries, none of which is the first, to all of `places`.
@@ -237,15 +271,22 @@ impl<A: Address, I: Iterator<Item = Span<A>>> PrpEntries<I> {
     fn fill(&mut self, mut places: &mut [u64]) {
         let size = self.page.bytes();
         while !places.is_empty() && self.enter().is_some() {
-            let most = usize::try_from(self.left).unwrap_or(usize::MAX);
+            // Most spans are of one page, or of very many.
+            let pages = if self.left <= size { 1 } else { ((self.left - 1) >> self.page.lg2) + 1 };
+            let most = usize::try_from(pages).unwrap_or(usize::MAX);
             let (now, later) = places.split_at_mut(places.len().min(most));
-            let mut addr = self.next;
-            for place in &mut *now {
-                *place = addr.to_le();
-                addr = addr.wrapping_add(size);
+            self.left = self.left.saturating_sub(size.saturating_mul(now.len() as u64));
+            if let [place] = now {
+                *place = self.next.to_le();
+                self.next = self.next.wrapping_add(size);
+            } else {
+                let mut addr = self.next;
+                for place in now {
+                    *place = addr.to_le();
+                    addr = addr.wrapping_add(size);
+                }
+                self.next = addr;
             }
-            self.next = addr;
-            self.left -= now.len() as u64;
             places = later;
         }
     }
@@ -258,8 +299,7 @@ impl<A: Address, I: Iterator<Item = Span<A>>> Iterator for PrpEntries<I> {
     fn next(&mut self) -> Option<u64> {
         self.enter()?;
         let entry = self.next;
-        self.next = (entry | lg2::mask(self.page.lg2)).wrapping_add(1);
-        self.left -= 1;
+        self.skip_page();
         Some(entry)
     }
 }

@@ -13,7 +13,7 @@ pub(super) struct Run {
 
 impl Run {
     #[inline(always)]
-    fn of<A: Address>(span: Span<A>) -> Self {
+    pub(super) fn of<A: Address>(span: Span<A>) -> Self {
         Self { first: span.start().get(), last: span.last().get() }
     }
 

@@ -1,11 +1,15 @@
-//! Importing parts of a registered buffer at random offsets: nanoseconds.
+//! Importing parts of a registered buffer at random offsets, and descriptors of an 8 MiB I/O by 4
+//! spans and by 2048: nanoseconds.
 #![expect(unsafe_code, reason = "there are no devices, and no memory is touched")]
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use dmaspan::regbuf::descriptors::{
+    Chain, Entry, Limits, ListPage, MemoryPageSize, Sgl, SglDescriptor, SplitDescriptor,
+};
 use dmaspan::regbuf::{Buffer, Keep, Segments, SegmentsBuilder};
-use dmaspan::{Direction, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Direction, DmaAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
 
 /// There is nothing to let go of.
 struct Nothing;
@@ -71,5 +75,82 @@ fn imports(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, imports);
+const BYTES: u64 = 8 << 20;
+/// Entries of a list page of 4 KiB.
+const PRPS: usize = 512;
+
+/// An I/O of so many spans, no two of which touch.
+fn spans(count: u64) -> Vec<Span<DmaAddr>> {
+    let len = BYTES / count;
+    let of = |n| Span::new(DmaAddr::new((1 << 32) + n * 2 * len), len);
+    (0..count).map(|n| of(n).unwrap()).collect()
+}
+
+fn segments(c: &mut Criterion) {
+    let mut group = c.benchmark_group("regbuf_segments");
+    let limits = Limits::default();
+    for count in [4, 2048] {
+        let spans = spans(count);
+        let mut entries = vec![Entry::default(); 2048];
+        group.bench_function(BenchmarkId::new("sg", count), |b| {
+            b.iter(|| {
+                let spans = black_box(&spans[..]).iter().copied();
+                limits.write(spans, black_box(&mut entries[..])).unwrap()
+            });
+        });
+        let mut descriptors = vec![SglDescriptor::default(); 2048];
+        group.bench_function(BenchmarkId::new("sgl", count), |b| {
+            b.iter(|| {
+                let entries = black_box(&mut descriptors[..]);
+                let list = &mut [ListPage { addr: DmaAddr::new(0x1000), entries }];
+                Sgl::write(limits, black_box(&spans[..]).iter().copied(), list).unwrap()
+            });
+        });
+        let mut table = vec![SplitDescriptor::default(); 2048];
+        group.bench_function(BenchmarkId::new("virtio", count), |b| {
+            b.iter(|| {
+                let spans = black_box(&spans[..]).iter().copied();
+                let chain = Chain::new(limits, spans, []);
+                chain.write_split_table(black_box(&mut table[..])).unwrap()
+            });
+        });
+    }
+    group.finish();
+}
+
+/// PRP lists, next to stores of as many entries to the same memory.
+fn pages(c: &mut Criterion) {
+    let mut group = c.benchmark_group("regbuf_pages");
+    let page = MemoryPageSize::new(0).unwrap();
+    let mut memory = vec![0_u64; 5 * PRPS];
+    group.bench_function("stores", |b| {
+        b.iter(|| {
+            let (mut addr, memory) = (black_box(1_u64 << 32), black_box(&mut memory[..2051]));
+            for place in memory {
+                *place = addr.to_le();
+                addr += 4096;
+            }
+        });
+    });
+    for count in [4, 2048] {
+        let spans = spans(count);
+        group.bench_function(BenchmarkId::new("prp", count), |b| {
+            let mut addr = DmaAddr::new(0x1000);
+            let mut list: Vec<_> = memory
+                .chunks_mut(PRPS)
+                .map(|entries| {
+                    addr = addr.wrapping_add(0x2000);
+                    ListPage { addr, entries }
+                })
+                .collect();
+            b.iter(|| {
+                let spans = black_box(&spans[..]).iter().copied();
+                page.write(spans, black_box(&mut list[..])).unwrap()
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, imports, segments, pages);
 criterion_main!(benches);

@@ -20,6 +20,7 @@
 //! | [`platform`] | locks, numbers of threads, a clock, and how threads wait, in a process |
 //! | [`bounce`] | memory of a process for bounce pools |
 //! | [`framemap`] | the way back, from a physical address to the memory |
+//! | [`fixed`] | pools of buffers registered with the application's rings, for I/O of its own |
 //!
 //! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
 //! kernels, and where io_uring is forbidden, memory is locked instead, and the addresses of its
@@ -48,6 +49,7 @@
 compile_error!("dmaspan-linux needs 64-bit Linux");
 
 pub mod bounce;
+pub mod fixed;
 pub mod framemap;
 pub mod hugetlb;
 pub mod mem;

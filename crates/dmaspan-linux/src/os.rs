@@ -21,6 +21,9 @@ pub(crate) const EACCES: Errno = Errno::from_raw(libc::EACCES);
 pub(crate) const EMFILE: Errno = Errno::from_raw(libc::EMFILE);
 pub(crate) const ENFILE: Errno = Errno::from_raw(libc::ENFILE);
 pub(crate) const ENOSYS: Errno = Errno::from_raw(libc::ENOSYS);
+pub(crate) const ENXIO: Errno = Errno::from_raw(libc::ENXIO);
+pub(crate) const EBADF: Errno = Errno::from_raw(libc::EBADF);
+pub(crate) const EBADFD: Errno = Errno::from_raw(libc::EBADFD);
 pub(crate) const ENOTTY: Errno = Errno::from_raw(libc::ENOTTY);
 
 /// The errno of an error that a system call gave.

@@ -16,7 +16,7 @@ use dmaspan::{Errno, UserRange};
 
 use crate::mem::Memory;
 use crate::os::{self, Size};
-use crate::sys::uring::BufferTable;
+use crate::sys::uring::{Buffer, BufferTable};
 use crate::sys::{self};
 
 /// How memory is pinned.
@@ -40,12 +40,12 @@ impl fmt::Display for PinMethod {
 }
 
 /// The slots of the ring's buffer table: the most that Linux allows (`IORING_MAX_REG_BUFFERS`).
-const SLOTS: u32 = 1 << 14;
+pub(crate) const SLOTS: u32 = 1 << 14;
 
 /// The longest buffer, in bytes. Kernels before the limit was raised refuse more than 1 GiB, and a
 /// system call for each GiB costs nothing beside pinning it. Buffers are cut at multiples of it, so
 /// that no huge page is in two of them.
-const CHUNK: u64 = 1 << 30;
+pub(crate) const CHUNK: u64 = 1 << 30;
 
 /// Why memory was not pinned, or cannot be. Nothing stays pinned by the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -126,7 +126,7 @@ impl RegisterError {
     }
 
     /// What `errno` means for `range` (io_uring_register(2) and mlock(2), ERRORS).
-    fn of(range: UserRange, errno: Errno) -> Self {
+    pub(crate) fn of(range: UserRange, errno: Errno) -> Self {
         let needed = range.checked_len().unwrap_or(u64::MAX);
         match (errno, sys::memlock_limit()) {
             (Errno::ENOMEM | Errno::EPERM | os::EAGAIN, Some(limit))
@@ -265,7 +265,10 @@ fn fill_slots(
         let offset = usize::try_from(at - base);
         let len = usize::try_from(chunk_last - at + 1);
         let result = match (offset, len) {
-            (Ok(offset), Ok(len)) => table.fill(*slot, memory.mapping(), offset, len),
+            (Ok(offset), Ok(len)) => memory
+                .mapping()
+                .part(offset, len)
+                .and_then(|start| table.fill(*slot, Buffer { start, len })),
             _ => Err(Errno::EINVAL),
         };
         if let Err(errno) = result {

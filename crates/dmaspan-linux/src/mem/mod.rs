@@ -20,11 +20,13 @@ use crate::sys::{self};
 
 mod access;
 mod error;
+mod exclusive;
 mod kind;
 mod original;
 
 pub use access::{AccessError, CheckError};
 pub use error::{MemoryError, OutsideMemory};
+pub use exclusive::ExclusiveMemory;
 pub use kind::{MemoryKind, UnknownKind};
 
 /// Memory of one [`MemoryKind`], unmapped on drop.

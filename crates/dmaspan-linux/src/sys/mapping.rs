@@ -205,6 +205,11 @@ impl Mapping {
         self.start.as_ptr().expose_provenance()
     }
 
+    /// The first byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start.cast()
+    }
+
     /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.words * size_of::<AtomicU64>()

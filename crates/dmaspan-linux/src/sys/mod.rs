@@ -4,6 +4,8 @@
 //! implementations of [`Pinner`](dmaspan::pin::Pinner) in `pinner` and of
 //! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce`. [`mapping`] owns memory, [`bytes`]
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
+//! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
+//! reads or writes them.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
@@ -17,10 +19,13 @@ use dmaspan::Errno;
 use crate::os;
 
 pub(crate) mod bytes;
+pub(crate) mod flight;
+pub(crate) mod flights;
 pub(crate) mod mapping;
 pub(crate) mod perf;
 pub(crate) mod scan;
 pub mod signals;
+pub(crate) mod slices;
 pub(crate) mod uring;
 
 /// The size of a base page, in bytes.

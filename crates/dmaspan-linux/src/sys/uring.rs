@@ -1,20 +1,32 @@
-//! A table of registered io_uring buffers (io_uring_register(2)): memory pinned for the long term.
+//! Tables of registered io_uring buffers (io_uring_register(2)): memory pinned for the long term.
 //!
-//! The ring runs no operation. A registered buffer keeps its pages pinned (`FOLL_LONGTERM` in the
-//! kernel: neither moved nor swapped) until its slot is emptied or the ring closed.
+//! A registered buffer keeps its pages pinned (`FOLL_LONGTERM` in the kernel: neither moved nor
+//! swapped) until its slot is emptied or the ring closed, and the operations that use it are done.
+//! A [`BufferTable`] has a ring of its own that runs no operation; [`fill`], [`empty`] and
+//! [`BufferTable::clone_into`] work on the table of any ring.
 
 #![expect(unsafe_code, reason = "registers memory with the kernel")]
 
+use std::os::fd::AsRawFd;
 use std::ptr;
 
 use dmaspan::Errno;
-use io_uring::IoUring;
+use io_uring::types::CloneBuffersFlags;
+use io_uring::{IoUring, Submitter};
 
 use crate::os;
-use crate::sys::mapping::Mapping;
 
 /// The entries of the submission queue: the least, as none is ever used.
 const ENTRIES: u32 = 1;
+
+/// Memory of this process that is to be registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer {
+    /// The first byte.
+    pub(crate) start: *mut libc::c_void,
+    /// The length in bytes.
+    pub(crate) len: usize,
+}
 
 /// A ring whose buffer table is filled slot by slot.
 pub(crate) struct BufferTable {
@@ -25,36 +37,65 @@ impl BufferTable {
     /// A table of `slots` empty slots (`IORING_RSRC_REGISTER_SPARSE`, Linux 5.19).
     pub(crate) fn new(slots: u32) -> Result<Self, Errno> {
         let ring = IoUring::new(ENTRIES).map_err(|error| os::errno(&error))?;
-        ring.submitter().register_buffers_sparse(slots).map_err(|error| os::errno(&error))?;
+        make_sparse(&ring.submitter(), slots)?;
         Ok(Self { ring })
     }
 
-    /// Registers `len` bytes from `offset` of `memory` in an empty `slot`.
-    pub(crate) fn fill(
-        &self,
-        slot: u32,
-        memory: &Mapping,
-        offset: usize,
-        len: usize,
-    ) -> Result<(), Errno> {
-        let buffer = libc::iovec { iov_base: memory.part(offset, len)?, iov_len: len };
-        self.update(slot, buffer)
+    /// Registers memory in an empty `slot`.
+    pub(crate) fn fill(&self, slot: u32, buffer: Buffer) -> Result<(), Errno> {
+        fill(&self.ring.submitter(), slot, buffer)
     }
 
     /// Empties `slot`: its pages are not pinned by it any more.
     pub(crate) fn empty(&self, slot: u32) -> Result<(), Errno> {
-        self.update(slot, libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 })
+        empty(&self.ring.submitter(), slot)
     }
 
-    fn update(&self, slot: u32, buffer: libc::iovec) -> Result<(), Errno> {
-        // SAFETY:
-        // 1. `buffer` is memory of a live mapping, or empty, when the kernel pins it.
-        // 2. The kernel accesses a registered buffer only for operations that name it, and this
-        //    ring never gets one. So the pages are held, and nothing is read or written through
-        //    them, even where the mapping goes first.
-        let result =
-            unsafe { self.ring.submitter().register_buffers_update(slot, &[buffer], None) };
-        result.map_err(|error| os::errno(&error))
+    /// Whether this kernel has `IORING_REGISTER_CLONE_BUFFERS` (Linux 6.12). It looks at the number
+    /// of the operation before it looks for the ring to clone from, and there is none of this
+    /// number.
+    pub(crate) fn can_clone(&self) -> bool {
+        let no_ring = -1;
+        let result = self.ring.submitter().register_buffers_clone_offset(
+            no_ring,
+            0,
+            0,
+            0,
+            CloneBuffersFlags::DST_REPLACE,
+        );
+        // Linux 6.12 lacks the flag, and says so before it looks.
+        let plain = || self.ring.submitter().register_buffers_clone(no_ring);
+        let errno = |result: std::io::Result<()>| result.err().map(|error| os::errno(&error));
+        let has = |errno| errno == Some(os::EBADF) || errno == Some(Errno::EBUSY);
+        has(errno(result)) || has(errno(plain()))
+    }
+
+    /// Puts the first `count` buffers of this table into slots `first..` of `ring`, which gets a
+    /// table, or a longer one, where it needs one. What the slots held goes. Linux 6.13; 6.12
+    /// clones whole tables into rings that have none.
+    pub(crate) fn clone_into(
+        &self,
+        ring: &Submitter<'_>,
+        first: u32,
+        count: u32,
+    ) -> Result<(), Errno> {
+        let source = self.ring.as_raw_fd();
+        let replace = CloneBuffersFlags::DST_REPLACE;
+        let result = ring.register_buffers_clone_offset(source, 0, first, count, replace);
+        match result.map_err(|error| os::errno(&error)) {
+            Err(Errno::EINVAL) if first == 0 => {
+                ring.register_buffers_clone(source).map_err(|error| os::errno(&error))
+            }
+            result => result,
+        }
+    }
+}
+
+impl Drop for BufferTable {
+    fn drop(&mut self) {
+        // Closing the ring would end the pins too, but later. A table that cannot be dropped now
+        // goes with the ring.
+        let _ = self.ring.submitter().unregister_buffers();
     }
 }
 
@@ -62,4 +103,30 @@ impl std::fmt::Debug for BufferTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("BufferTable").finish_non_exhaustive()
     }
+}
+
+/// Gives a ring without a table one of `slots` empty slots.
+pub(crate) fn make_sparse(ring: &Submitter<'_>, slots: u32) -> Result<(), Errno> {
+    ring.register_buffers_sparse(slots).map_err(|error| os::errno(&error))
+}
+
+/// Registers memory in `slot` of a ring's table. What the slot held goes.
+pub(crate) fn fill(ring: &Submitter<'_>, slot: u32, buffer: Buffer) -> Result<(), Errno> {
+    update(ring, slot, libc::iovec { iov_base: buffer.start, iov_len: buffer.len })
+}
+
+/// Empties `slot` of a ring's table. Operations in flight keep what it held until they are done.
+pub(crate) fn empty(ring: &Submitter<'_>, slot: u32) -> Result<(), Errno> {
+    update(ring, slot, libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 })
+}
+
+/// One slot at a time: for several the kernel reports how many it did, which the crate drops.
+fn update(ring: &Submitter<'_>, slot: u32, buffer: libc::iovec) -> Result<(), Errno> {
+    // SAFETY:
+    // 1. The kernel pins the pages that are mapped at `buffer` now, or fails with `EFAULT`; it
+    //    reads and writes nothing. Pinned pages stay when the mapping goes.
+    // 2. The kernel accesses a registered buffer only for operations that name it. To queue one is
+    //    unsafe (`SubmissionQueue::push`), and promises that the memory may be accessed.
+    let result = unsafe { ring.register_buffers_update(slot, &[buffer], None) };
+    result.map_err(|error| os::errno(&error))
 }

@@ -1,0 +1,272 @@
+//! A pool's buffers in the table of a ring.
+
+use std::fmt;
+use std::sync::Arc;
+
+use dmaspan::{Errno, UserAddr, UserRange};
+use io_uring::Submitter;
+use parking_lot::Mutex;
+
+use super::error::ring_advice;
+use super::{AttachError, FixedPool};
+use crate::os;
+use crate::registration::{RegisterError, SLOTS};
+use crate::sys::slices::{Slice, Slices};
+use crate::sys::uring::{self, Buffer, BufferTable};
+
+/// Whether rings share one registration of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// Share it where the kernel can, else register again.
+    #[default]
+    Auto,
+    /// Share it, or fail.
+    Clone,
+    /// Register again, so that the ring depends on no other: memory is pinned and charged for each.
+    Register,
+}
+
+/// How a ring got a pool's buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AttachMethod {
+    /// It shares the pool's registration.
+    Cloned,
+    /// It has a registration of its own, which pins and charges the memory again.
+    Registered {
+        /// Why it does not share; `None` where that was asked for.
+        refused: Option<Errno>,
+    },
+}
+
+impl fmt::Display for AttachMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cloned => f.write_str("shared with the pool's other rings"),
+            Self::Registered { refused: None } => f.write_str("registered for this ring alone"),
+            Self::Registered { refused: Some(errno) } => write!(
+                f,
+                "registered again for this ring, as buffers cannot be shared with it ({}; Linux \
+                 6.12 and a ring of the same user can)",
+                os::words(*errno)
+            ),
+        }
+    }
+}
+
+/// Where the buffers of a pool are in the table of a ring.
+///
+/// It keeps the pool, not the ring: dropping it changes nothing, and a ring that is closed lets its
+/// buffers go.
+#[derive(Clone, Debug)]
+pub struct Attachment {
+    pool: FixedPool,
+    first_slot: u32,
+    method: AttachMethod,
+}
+
+impl Attachment {
+    pub(super) fn new(pool: FixedPool, first_slot: u32, method: AttachMethod) -> Self {
+        Self { pool, first_slot, method }
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &FixedPool {
+        &self.pool
+    }
+
+    /// The first slot; the pool has [`buffers`](FixedPool::buffers) of them.
+    pub fn first_slot(&self) -> u32 {
+        self.first_slot
+    }
+
+    /// How the ring got the buffers.
+    pub fn method(&self) -> AttachMethod {
+        self.method
+    }
+
+    /// Registers the same memory anew in the same slots, by the way told. Operations in flight keep
+    /// the old registration until they are done; those queued later use the new one.
+    ///
+    /// # Errors
+    ///
+    /// As [`FixedPool::attach_by`]; the slots may be empty then.
+    ///
+    /// # Context
+    ///
+    /// `ring` is the ring that was attached. As [`FixedPool::attach`].
+    pub fn renew(&mut self, ring: &Submitter<'_>, sharing: Sharing) -> Result<(), AttachError> {
+        self.method = self.pool.fill(ring, self.first_slot, sharing)?;
+        Ok(())
+    }
+
+    /// Empties the slots. Operations in flight keep the memory pinned until they are done;
+    /// entries that are submitted later fail with `EFAULT`.
+    ///
+    /// # Errors
+    ///
+    /// [`DetachError`] where the kernel refuses; some slots may be full.
+    ///
+    /// # Context
+    ///
+    /// `ring` is the ring that was attached. As [`FixedPool::attach`].
+    pub fn detach(&self, ring: &Submitter<'_>) -> Result<(), DetachError> {
+        let slots = self.first_slot..self.first_slot + self.pool.buffers();
+        slots.map(|slot| uring::empty(ring, slot)).fold(Ok(()), Result::and).map_err(DetachError)
+    }
+
+    /// The slot that a slice is in; `None` for one of another pool.
+    #[inline]
+    pub(super) fn slot_of(&self, slice: &Slice) -> Option<u16> {
+        if !Arc::ptr_eq(slice.owner(), self.pool.own_slices()) {
+            return None;
+        }
+        u16::try_from(self.first_slot + slice.chunk()).ok()
+    }
+}
+
+/// Why a ring's slots were not emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the ring does not let the buffers go: {}", ring_advice(*.0))]
+pub struct DetachError(Errno);
+
+impl DetachError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        self.0
+    }
+}
+
+/// What rings clone from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// Nothing was registered yet.
+    Untried,
+    /// A ring of the pool's own, with all of its buffers.
+    Ready(Box<BufferTable>),
+    /// There is none.
+    Missing(Errno),
+}
+
+/// Fills slots of a ring with the chunks of a pool.
+pub(super) fn fill(
+    slices: &Slices,
+    source: &Mutex<Source>,
+    ring: &Submitter<'_>,
+    first: u32,
+    sharing: Sharing,
+) -> Result<AttachMethod, AttachError> {
+    let needed = slices.layout().chunks();
+    if first.checked_add(needed).is_none_or(|end| end > SLOTS) {
+        return Err(AttachError::BeyondTable { first, needed });
+    }
+    let refused = match sharing {
+        Sharing::Register => None,
+        Sharing::Auto | Sharing::Clone => match share(slices, &mut source.lock(), ring, first)? {
+            Ok(()) => return Ok(AttachMethod::Cloned),
+            Err(errno) if sharing == Sharing::Clone => {
+                return Err(AttachError::Clone { errno });
+            }
+            Err(errno) => Some(errno),
+        },
+    };
+    register(slices, ring, first)?;
+    Ok(AttachMethod::Registered { refused })
+}
+
+/// Clones the pool's own registration, which is made first where there is none. The inner error
+/// says why it cannot be shared with this ring.
+fn share(
+    slices: &Slices,
+    source: &mut Source,
+    ring: &Submitter<'_>,
+    first: u32,
+) -> Result<Result<(), Errno>, AttachError> {
+    if matches!(source, Source::Untried) {
+        *source = own_registration(slices)?;
+    }
+    let table = match source {
+        Source::Ready(table) => table,
+        Source::Missing(errno) => return Ok(Err(*errno)),
+        Source::Untried => return Ok(Err(Errno::EOPNOTSUPP)),
+    };
+    match table.clone_into(ring, first, slices.layout().chunks()) {
+        Ok(()) => Ok(Ok(())),
+        // Another user or process, a kernel of which this is too much, or a table in the way.
+        Err(errno @ (Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EBUSY)) => Ok(Err(errno)),
+        Err(Errno::ENOMEM) => {
+            Err(RegisterError::NoMemory { range: slices.memory().user_range() }.into())
+        }
+        Err(errno) => Err(AttachError::Ring { errno }),
+    }
+}
+
+/// Registers a pool with a ring of its own.
+fn own_registration(slices: &Slices) -> Result<Source, AttachError> {
+    let needed = slices.layout().chunks();
+    let table = match BufferTable::new(needed) {
+        Ok(table) => Box::new(table),
+        // The application's ring must do.
+        Err(errno) => return Ok(Source::Missing(errno)),
+    };
+    if !table.can_clone() {
+        return Ok(Source::Missing(Errno::EOPNOTSUPP));
+    }
+    // What is registered when one fails goes with the table.
+    for chunk in 0..needed {
+        let (buffer, range) = chunk_buffer(slices, chunk)?;
+        table.fill(chunk, buffer).map_err(|errno| RegisterError::of(range, errno))?;
+    }
+    Ok(Source::Ready(table))
+}
+
+/// Registers a pool with the application's ring. All slots are empty where one fails, and the ring
+/// has no table where it had none.
+fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), AttachError> {
+    let needed = slices.layout().chunks();
+    for chunk in 0..needed {
+        let (buffer, range) = chunk_buffer(slices, chunk)?;
+        let mut result = uring::fill(ring, first + chunk, buffer);
+        let had_no_table = chunk == 0 && result == Err(os::ENXIO);
+        if had_no_table {
+            result = uring::make_sparse(ring, first + needed)
+                .and_then(|()| uring::fill(ring, first, buffer));
+        }
+        if let Err(errno) = result {
+            for done in 0..chunk {
+                // A slot that was filled a moment ago can be emptied.
+                let _ = uring::empty(ring, first + done);
+            }
+            if had_no_table {
+                // It fails where there is no table.
+                let _ = ring.unregister_buffers();
+            }
+            return Err(refusal(range, first, needed, errno));
+        }
+    }
+    Ok(())
+}
+
+/// What `errno` means for a buffer of a pool.
+fn refusal(range: UserRange, first: u32, needed: u32, errno: Errno) -> AttachError {
+    match errno {
+        // Buffers of a pool have lengths and places that the kernel takes.
+        Errno::EINVAL => AttachError::TableTooShort { first, needed },
+        Errno::EEXIST | os::EBADFD | os::ENXIO | Errno::EACCES => AttachError::Ring { errno },
+        errno => RegisterError::of(range, errno).into(),
+    }
+}
+
+/// A chunk for the kernel, and for errors.
+fn chunk_buffer(slices: &Slices, chunk: u32) -> Result<(Buffer, UserRange), AttachError> {
+    let memory = slices.memory();
+    let part = slices.layout().chunk(chunk, memory.len()).and_then(|bytes| {
+        let len = bytes.end - bytes.start;
+        let start = memory.part(bytes.start, len)?.as_ptr();
+        let addr = UserAddr::new(u64::try_from(start.addr()).ok()?);
+        let range = UserRange::from_len(addr, u64::try_from(len).ok()?).ok()?;
+        Some((Buffer { start: start.cast(), len }, range))
+    });
+    // Every chunk of a layout is in its memory.
+    part.ok_or(AttachError::Ring { errno: Errno::EFAULT })
+}

@@ -1,0 +1,202 @@
+//! A slice of a pool.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+
+use bytemuck::Pod;
+
+use super::{Attachment, InFlight, OperationError, Target};
+use crate::sys::flight::{self, Way};
+use crate::sys::slices::Slice;
+
+/// The base page of every system is a multiple of this, and slices begin at pages.
+const LEAST_PAGE: usize = 4096;
+
+/// A slice of a [`FixedPool`](super::FixedPool), as elements of type `T`. It belongs to its owner
+/// alone, and goes back to the pool on drop.
+///
+/// A slice that is no multiple of the size of `T` has bytes behind its last element.
+///
+/// ```
+/// use dmaspan_linux::fixed::{FixedPool, PoolOptions};
+///
+/// let pool = FixedPool::new(&PoolOptions::new(4096, 1))?;
+/// let mut buffer = pool.take().ok_or("every slice is taken")?.cast::<u32>();
+/// assert_eq!(buffer.len(), 1024);
+/// buffer[1] = 7;
+/// assert_eq!(buffer.cast::<u8>()[4..8], 7u32.to_ne_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "dropping a buffer gives it back to its pool"]
+pub struct FixedBuf<T: Pod = u8> {
+    slice: Slice,
+    _type: PhantomData<T>,
+}
+
+impl<T: Pod> FixedBuf<T> {
+    const FITS: () = assert!(
+        size_of::<T>() != 0 && align_of::<T>() <= LEAST_PAGE,
+        "elements need a size, and an alignment of at most a page"
+    );
+
+    #[inline]
+    pub(crate) fn new(slice: Slice) -> Self {
+        const { Self::FITS };
+        Self { slice, _type: PhantomData }
+    }
+
+    #[inline]
+    pub(super) fn into_slice(self) -> Slice {
+        self.slice
+    }
+
+    /// The same bytes as elements of another type. `U` must not be empty, nor aligned to more than
+    /// 4096 bytes: that does not compile.
+    #[inline]
+    pub fn cast<U: Pod>(self) -> FixedBuf<U> {
+        FixedBuf::new(self.slice)
+    }
+
+    /// The length of the slice, in bytes.
+    #[inline]
+    pub fn byte_len(&self) -> usize {
+        self.slice.len()
+    }
+
+    /// The number of the slice in its pool.
+    #[inline]
+    pub fn index(&self) -> u32 {
+        self.slice.index()
+    }
+
+    /// An operation that reads `bytes.len()` bytes at `offset` of the file into `bytes` of the
+    /// slice (`IORING_OP_READ_FIXED`). `offset` is `u64::MAX` for files that have no position, and
+    /// to read where the file's own position is.
+    ///
+    /// ```
+    /// use std::os::fd::AsRawFd;
+    ///
+    /// use dmaspan_linux::fixed::{FixedPool, PoolOptions, Target};
+    ///
+    /// let pool = FixedPool::new(&PoolOptions::new(4096, 1))?;
+    /// let mut ring = io_uring::IoUring::new(4)?;
+    /// let attachment = pool.attach(&ring.submitter(), 0)?;
+    /// let file = std::fs::File::open("/proc/self/exe")?;
+    ///
+    /// let buffer = pool.take().ok_or("every slice is taken")?;
+    /// let operation = buffer.read(&attachment, Target::Fd(file.as_raw_fd()), 1, 10..13)?;
+    /// let entry = operation.entry().user_data(7);
+    /// // SAFETY: the operation owns the buffer until it is completed, and the file is open.
+    /// unsafe { ring.submission().push(&entry)? };
+    /// ring.submit_and_wait(1)?;
+    /// let done = ring.completion().next().ok_or("nothing is done")?;
+    /// // SAFETY: the ring had this operation alone.
+    /// let (buffer, result) = unsafe { operation.complete(&done) };
+    /// assert_eq!(result?, 3);
+    /// assert_eq!(&buffer[10..13], b"ELF");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], with the buffer, where the bytes are not all in the slice, or where the
+    /// attachment is of another pool.
+    ///
+    /// # Context
+    ///
+    /// The entry is for the ring that was attached.
+    #[inline]
+    pub fn read(
+        self,
+        at: &Attachment,
+        target: impl Into<Target>,
+        offset: u64,
+        bytes: Range<usize>,
+    ) -> Result<InFlight<T>, Refused<T>> {
+        self.operation(at, Way::Read, target.into(), offset, bytes)
+    }
+
+    /// An operation that writes `bytes` of the slice at `offset` of the file
+    /// (`IORING_OP_WRITE_FIXED`), as [`read`](Self::read) reads.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    ///
+    /// # Context
+    ///
+    /// As [`read`](Self::read).
+    #[inline]
+    pub fn write(
+        self,
+        at: &Attachment,
+        target: impl Into<Target>,
+        offset: u64,
+        bytes: Range<usize>,
+    ) -> Result<InFlight<T>, Refused<T>> {
+        self.operation(at, Way::Write, target.into(), offset, bytes)
+    }
+
+    fn operation(
+        self,
+        at: &Attachment,
+        way: Way,
+        target: Target,
+        offset: u64,
+        bytes: Range<usize>,
+    ) -> Result<InFlight<T>, Refused<T>> {
+        let Some(slot) = at.slot_of(&self.slice) else {
+            return Err(Refused { buffer: self, error: OperationError::OtherPool });
+        };
+        match flight::entry(&self.slice, &bytes, way, slot, target, offset) {
+            Some(entry) => Ok(InFlight::new(self.slice, entry)),
+            None => {
+                let error = OperationError::Outside { bytes, len: self.byte_len() };
+                Err(Refused { buffer: self, error })
+            }
+        }
+    }
+
+    /// How many bytes of the slice are whole elements.
+    #[inline]
+    fn used(&self) -> usize {
+        let len = self.slice.len();
+        len - len % size_of::<T>()
+    }
+}
+
+impl<T: Pod> Deref for FixedBuf<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // Whole elements, aligned to pages: it cannot fail.
+        bytemuck::cast_slice(&self.slice.bytes()[..self.used()])
+    }
+}
+
+impl<T: Pod> DerefMut for FixedBuf<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        let used = self.used();
+        bytemuck::cast_slice_mut(&mut self.slice.bytes_mut()[..used])
+    }
+}
+
+impl<T: Pod> fmt::Debug for FixedBuf<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (index, len) = (self.index(), self.byte_len());
+        f.debug_struct("FixedBuf").field("index", &index).field("byte_len", &len).finish()
+    }
+}
+
+/// An operation that did not begin, and its buffer.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused<T: Pod = u8> {
+    /// As it was.
+    pub buffer: FixedBuf<T>,
+    /// Why.
+    pub error: OperationError,
+}

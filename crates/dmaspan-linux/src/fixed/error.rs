@@ -1,0 +1,218 @@
+//! Why there is no pool, why it is not attached, and why an operation does not begin.
+
+use std::ops::Range;
+
+use dmaspan::Errno;
+
+use crate::mem::MemoryError;
+use crate::os::{self, Size};
+use crate::registration::{RegisterError, SLOTS};
+use crate::sys;
+
+/// Why there is no pool. Nothing stays mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The slices are empty, no multiple of the base page, or longer than a registered buffer.
+    #[error(
+        "slices of {slice_len:#x} bytes: they must be a multiple of {} and at most {}",
+        Size(sys::page_size()), Size(*limit)
+    )]
+    SliceLength {
+        /// The length asked for, in bytes.
+        slice_len: u64,
+        /// The longest, in bytes.
+        limit: u64,
+    },
+    /// No slices, or more than an index can say.
+    #[error("a pool of {slices} slices: ask for 1 to {limit}")]
+    SliceCount {
+        /// How many were asked for.
+        slices: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// The pool needs more registered buffers than a ring has.
+    #[error(
+        "the pool needs {needed} registered buffers of {} and a ring has {SLOTS}: make several \
+         pools",
+        Size(crate::registration::CHUNK)
+    )]
+    TooManyBuffers {
+        /// How many it needs.
+        needed: u32,
+    },
+    /// More bytes than there are addresses.
+    #[error("the pool is larger than the address space: ask for less")]
+    TooLarge,
+    /// The application's memory does not begin at a page.
+    #[error(
+        "memory at {start:#x} does not begin at a multiple of {}: align it",
+        Size(sys::page_size())
+    )]
+    Misaligned {
+        /// Its first address.
+        start: u64,
+    },
+    /// The application's memory has no room for one slice.
+    #[error("memory of {len:#x} bytes has no room for a slice of {slice_len:#x}: cut it smaller")]
+    TooShort {
+        /// The bytes of the memory.
+        len: u64,
+        /// The bytes of a slice.
+        slice_len: u64,
+    },
+    /// There is no such memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// There is no memory for the list of free slices.
+    #[error("there is no memory for a list of {slices} slices: ask for fewer, larger ones")]
+    NoMemory {
+        /// How many slices were asked for.
+        slices: u64,
+    },
+}
+
+impl PoolError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::SliceLength { .. }
+            | Self::SliceCount { .. }
+            | Self::Misaligned { .. }
+            | Self::TooShort { .. } => Errno::EINVAL,
+            Self::TooManyBuffers { .. } => Errno::ENOSPC,
+            Self::TooLarge => Errno::EOVERFLOW,
+            Self::NoMemory { .. } => Errno::ENOMEM,
+            Self::Memory(error) => error.errno(),
+        }
+    }
+}
+
+/// Why a pool is not attached to a ring. The ring's slots are as empty as they were, and the ring
+/// can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The memory cannot be registered, or there is no ring to do it with.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The slots are not all in the table that the ring has.
+    #[error(
+        "the pool needs slots {first} to {} of the ring's table, which is shorter: register a \
+         sparse table that is longer, or none before the pool is attached",
+        u64::from(*first) + u64::from(*needed) - 1
+    )]
+    TableTooShort {
+        /// The first slot.
+        first: u32,
+        /// How many slots the pool needs.
+        needed: u32,
+    },
+    /// No ring has so many slots.
+    #[error(
+        "{needed} buffers from slot {first} on end behind the {SLOTS} that a ring has: begin lower"
+    )]
+    BeyondTable {
+        /// The first slot.
+        first: u32,
+        /// How many slots the pool needs.
+        needed: u32,
+    },
+    /// The kernel does not change the ring's table.
+    #[error("the ring does not take buffers: {}", ring_advice(*errno))]
+    Ring {
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The buffers cannot be shared with the ring, and sharing was demanded.
+    #[error("the ring cannot share the pool's buffers ({}): {}", os::words(*errno),
+        clone_advice(*errno))]
+    Clone {
+        /// What the kernel answered.
+        errno: Errno,
+    },
+}
+
+impl AttachError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Register(error) => error.errno(),
+            Self::TableTooShort { .. } | Self::BeyondTable { .. } => Errno::EINVAL,
+            Self::Ring { errno } | Self::Clone { errno } => *errno,
+        }
+    }
+}
+
+/// What is wrong with a ring (io_uring_register(2), ERRORS).
+pub(super) fn ring_advice(errno: Errno) -> String {
+    match errno {
+        Errno::EEXIST => "it was made with IORING_SETUP_SINGLE_ISSUER by another thread, which \
+                          must attach and detach the pool"
+            .to_owned(),
+        os::EBADFD => {
+            "it was made with IORING_SETUP_R_DISABLED: enable it or use one thread".to_owned()
+        }
+        Errno::EACCES => "its restrictions forbid to register buffers: register them before they \
+                          are enabled"
+            .to_owned(),
+        os::ENXIO => "it has no table of buffers".to_owned(),
+        errno => os::words(errno),
+    }
+}
+
+/// Why buffers are not cloned (io_uring_register(2), `IORING_REGISTER_CLONE_BUFFERS`).
+pub(super) fn clone_advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EBUSY => {
+            "the ring has a table of its own, which Linux 6.13 and newer can add to; attach the \
+             pool to it first"
+        }
+        Errno::EINVAL => {
+            "it was made by another user or process, or with another privilege to lock memory, \
+             than the pool's first; or the kernel is older than 6.12, or than 6.13 for a ring that \
+             has buffers"
+        }
+        Errno::EOPNOTSUPP => "the kernel cannot clone buffers, which Linux 6.12 brought",
+        os::ENXIO => "there are no buffers to clone",
+        _ => "register the memory again instead",
+    }
+}
+
+/// Why an operation does not begin. Nothing was queued.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperationError {
+    /// The bytes are not all in the slice.
+    #[error("bytes {:#x}..{:#x} are not all in a slice of {len:#x} bytes", bytes.start, bytes.end)]
+    Outside {
+        /// The bytes asked for.
+        bytes: Range<usize>,
+        /// The length of the slice.
+        len: usize,
+    },
+    /// The buffer is of another pool than the one attached to the ring.
+    #[error("the buffer is of another pool than the ring has: take it from that one")]
+    OtherPool,
+    /// The ring was detached from its pool.
+    #[error("the ring has no buffers: attach its pool again")]
+    NotAttached,
+    /// As many operations are in flight as the ring has room for.
+    #[error("{depth} operations are in flight, as many as there may be: take completions first")]
+    Full {
+        /// The most operations at a time.
+        depth: usize,
+    },
+}
+
+impl OperationError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Outside { .. } => Errno::EFAULT,
+            Self::OtherPool | Self::NotAttached => Errno::EINVAL,
+            Self::Full { .. } => Errno::EBUSY,
+        }
+    }
+}

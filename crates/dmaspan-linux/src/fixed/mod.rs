@@ -1,0 +1,57 @@
+//! Fixed buffers of io_uring: memory that is registered once and then used for any number of reads
+//! and writes, without pinning a page again.
+//!
+//! A [`FixedPool`] cuts the best memory that the machine gives into equal slices. It is attached to
+//! any ring of the `io-uring` crate; the first time its memory is registered, and other rings share
+//! that registration (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12), so memory is pinned and charged
+//! once. A slice is taken as a [`FixedBuf`], and moves into the operation that reads or writes it:
+//! nobody can touch or reuse its bytes before the completion.
+//!
+//! ```text
+//! FixedPool ──take──► FixedBuf ──read, write──► in flight ──completion──► FixedBuf ──drop──┐
+//!     ▲                                                                                    │
+//!     └────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! | type | what |
+//! |---|---|
+//! | [`FixedPool`] | the memory, its slices, and attaching it to rings |
+//! | [`FixedBuf`] | one slice, as `[T]` |
+//! | [`FixedRing`] | a ring whose operations own their buffers and files: nothing unsafe |
+//! | [`InFlight`] | an operation of the application's own ring |
+//! | [`Attachment`] | where in a ring's table the pool's buffers are |
+//!
+//! ```
+//! use std::fs::File;
+//! use std::sync::Arc;
+//!
+//! use dmaspan_linux::fixed::{FixedPool, FixedRing, PoolOptions};
+//!
+//! let pool = FixedPool::new(&PoolOptions::new(4096, 8))?;
+//! let mut ring = FixedRing::new(&pool, 4)?;
+//! let file = Arc::new(File::open("/proc/self/exe")?);
+//!
+//! let buffer = pool.take().ok_or("every slice is taken")?;
+//! ring.read(buffer, 0..4, &file, 0, 7)?;
+//! ring.submit_and_wait(1)?;
+//! let done = ring.completion().ok_or("nothing is done")?;
+//! assert_eq!((done.token, done.result?), (7, 4));
+//! assert_eq!(&done.buffer[..4], b"\x7fELF");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod attach;
+mod buffer;
+mod choice;
+mod error;
+mod pool;
+mod ring;
+
+pub use attach::{AttachMethod, Attachment, DetachError, Sharing};
+pub use buffer::{FixedBuf, Refused};
+pub use choice::{MemoryChoice, PassedOver, Provenance, WhyNot};
+pub use error::{AttachError, OperationError, PoolError};
+pub use pool::{FixedPool, PoolOptions};
+pub use ring::{Completion, FixedRing};
+
+pub use crate::sys::flight::{InFlight, Target};

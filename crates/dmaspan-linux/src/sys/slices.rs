@@ -1,0 +1,436 @@
+//! Memory cut into equal slices, each handed out to one owner at a time.
+
+#![expect(unsafe_code, reason = "makes Rust slices of memory")]
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::mem::ExclusiveMemory;
+
+/// Where slices are in memory.
+///
+/// Slices are grouped in chunks, as one registered buffer must hold all of a slice. A chunk begins
+/// at a multiple of `stride`, itself a multiple of the memory's pages, so that no page is in two
+/// buffers; what does not make a slice at the end of a chunk is not used.
+///
+/// # Invariant
+///
+/// `1 <= per_chunk`, `1 <= slice_len` and `per_chunk * slice_len <= stride`: no two slices overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    slice_len: usize,
+    count: u32,
+    per_chunk: u32,
+    stride: usize,
+}
+
+impl Layout {
+    /// `count` slices of `slice_len` bytes, in chunks of `max_chunk` bytes at most, at multiples of
+    /// `page`, which divides `max_chunk`. `None` for no slices, empty ones and ones that are longer
+    /// than a chunk.
+    pub(crate) fn new(slice_len: usize, count: u32, page: usize, max_chunk: usize) -> Option<Self> {
+        // One index of the free list means something else.
+        if count == 0 || count > MAX_SLICES || page == 0 || !max_chunk.is_multiple_of(page) {
+            return None;
+        }
+        let per_chunk = max_chunk.checked_div(slice_len)?;
+        let per_chunk = u32::try_from(per_chunk).ok().filter(|count| *count != 0)?;
+        let used = usize::try_from(per_chunk).ok()?.checked_mul(slice_len)?;
+        let stride = used.checked_next_multiple_of(page)?;
+        let layout = Self { slice_len, count, per_chunk, stride };
+        layout.memory_len().map(|_| layout)
+    }
+
+    /// As many slices as fit in `len` bytes.
+    pub(crate) fn fitting(
+        slice_len: usize,
+        len: usize,
+        page: usize,
+        max_chunk: usize,
+    ) -> Option<Self> {
+        let one = Self::new(slice_len, 1, page, max_chunk)?;
+        let in_rest = (len % one.stride / slice_len).min(usize::try_from(one.per_chunk).ok()?);
+        let whole = (len / one.stride).checked_mul(usize::try_from(one.per_chunk).ok()?)?;
+        let count = whole.checked_add(in_rest)?;
+        Self::new(slice_len, u32::try_from(count).ok()?, page, max_chunk)
+    }
+
+    /// The bytes of memory that it needs; `None` only while it is made.
+    pub(crate) fn memory_len(&self) -> Option<usize> {
+        let last = self.count - 1;
+        self.offset(last)?.checked_add(self.slice_len)
+    }
+
+    /// The bytes of a slice.
+    pub(crate) fn slice_len(&self) -> usize {
+        self.slice_len
+    }
+
+    /// The number of slices.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The number of chunks.
+    pub(crate) fn chunks(&self) -> u32 {
+        self.count.div_ceil(self.per_chunk)
+    }
+
+    /// The chunk that slice `index` is in.
+    #[inline]
+    fn chunk_of(&self, index: u32) -> u32 {
+        index / self.per_chunk
+    }
+
+    /// Where slice `index` begins.
+    #[inline]
+    fn offset(&self, index: u32) -> Option<usize> {
+        let chunk = usize::try_from(index / self.per_chunk).ok()?;
+        let within = usize::try_from(index % self.per_chunk).ok()?;
+        let start = chunk.checked_mul(self.stride)?;
+        start.checked_add(within * self.slice_len)
+    }
+
+    /// The bytes of `chunk`, of memory of `len` bytes.
+    pub(crate) fn chunk(&self, chunk: u32, len: usize) -> Option<Range<usize>> {
+        let start = usize::try_from(chunk).ok()?.checked_mul(self.stride)?;
+        let end = start.checked_add(self.stride)?.min(len);
+        (start < end).then_some(start..end)
+    }
+}
+
+/// The most slices.
+pub(crate) const MAX_SLICES: u32 = u32::MAX - 1;
+
+/// Behind the last free slice.
+const NONE: u32 = u32::MAX;
+
+/// The slices of some memory, and which of them are free.
+///
+/// The free ones are a stack, the one given back last on top, as its bytes may be in a cache.
+///
+/// # Invariant
+///
+/// A node is `taken` while a [`Slice`] of it exists, or one was leaked. `layout` needs no more bytes
+/// than `memory` has.
+#[derive(Debug)]
+pub(crate) struct Slices {
+    memory: ExclusiveMemory,
+    layout: Layout,
+    /// The top, in the low half, and a number that each change raises.
+    head: AtomicU64,
+    nodes: Box<[Node]>,
+    free: AtomicU32,
+}
+
+/// What is known of a slice.
+#[derive(Debug)]
+struct Node {
+    /// The free slice behind it, while it is free.
+    next: AtomicU32,
+    /// Whether it has an owner. Only the list says which slices are free; this sees to it that
+    /// nobody gets a slice twice, even if the number of changes wraps while a thread sleeps.
+    taken: AtomicBool,
+}
+
+/// Why there are no [`Slices`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlicesError {
+    /// The layout needs more bytes than the memory has.
+    TooShort,
+    /// There is no memory for the list of free slices.
+    NoMemory,
+}
+
+impl Slices {
+    /// All of them are free; the first is taken first.
+    pub(crate) fn new(memory: ExclusiveMemory, layout: Layout) -> Result<Arc<Self>, SlicesError> {
+        if layout.memory_len().is_none_or(|needed| needed > memory.len()) {
+            return Err(SlicesError::TooShort);
+        }
+        let mut nodes = Vec::new();
+        let count = usize::try_from(layout.count).map_err(|_| SlicesError::NoMemory)?;
+        nodes.try_reserve_exact(count).map_err(|_| SlicesError::NoMemory)?;
+        nodes.extend(
+            (1..layout.count)
+                .chain([NONE])
+                .map(|next| Node { next: AtomicU32::new(next), taken: AtomicBool::new(false) }),
+        );
+        let (head, free) = (AtomicU64::new(0), AtomicU32::new(layout.count));
+        Ok(Arc::new(Self { memory, layout, head, nodes: nodes.into_boxed_slice(), free }))
+    }
+
+    /// The memory.
+    pub(crate) fn memory(&self) -> &ExclusiveMemory {
+        &self.memory
+    }
+
+    /// Where the slices are.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// How many slices there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.layout.count
+    }
+
+    /// The length of each, in bytes.
+    pub(crate) fn slice_len(&self) -> usize {
+        self.layout.slice_len
+    }
+
+    /// How many were free a moment ago.
+    pub(crate) fn free(&self) -> u32 {
+        self.free.load(Ordering::Relaxed)
+    }
+
+    /// Takes a free slice.
+    #[inline]
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Slice> {
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            let index = low(head);
+            // Nothing is behind the last one.
+            let node = self.nodes.get(usize::try_from(index).ok()?)?;
+            let new = changed(head, node.next.load(Ordering::Relaxed));
+            let swapped =
+                self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire);
+            match swapped {
+                Ok(_) if node.taken.swap(true, Ordering::AcqRel) => return None,
+                Ok(_) => return self.handed_out(index),
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    #[inline]
+    fn handed_out(self: &Arc<Self>, index: u32) -> Option<Slice> {
+        self.free.fetch_sub(1, Ordering::Relaxed);
+        let start = self.memory.part(self.layout.offset(index)?, self.layout.slice_len)?;
+        Some(Slice { owner: Arc::clone(self), start, index })
+    }
+
+    /// Puts a slice on top of the free ones.
+    #[inline]
+    fn give_back(&self, index: u32) {
+        let Some(node) = usize::try_from(index).ok().and_then(|place| self.nodes.get(place)) else {
+            return;
+        };
+        self.free.fetch_add(1, Ordering::Relaxed);
+        node.taken.store(false, Ordering::Release);
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            node.next.store(low(head), Ordering::Release);
+            let new = changed(head, index);
+            match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+/// The low half.
+#[inline]
+fn low(head: u64) -> u32 {
+    // The mask leaves 32 bits.
+    u32::try_from(head & u64::from(u32::MAX)).unwrap_or(NONE)
+}
+
+/// The next value of the head, with `top`.
+#[inline]
+fn changed(head: u64, top: u32) -> u64 {
+    (head >> 32).wrapping_add(1) << 32 | u64::from(top)
+}
+
+/// A slice that its owner alone accesses. Given back on drop.
+///
+/// # Invariant
+///
+/// `start` is the first of `slice_len` bytes of `owner`'s memory that no other value gives access
+/// to.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    owner: Arc<Slices>,
+    start: NonNull<u8>,
+    index: u32,
+}
+
+// SAFETY:
+// 1. The bytes belong to the process, not to a thread, and so does what holds them.
+unsafe impl Send for Slice {}
+
+// SAFETY:
+// 1. Through `&Slice` bytes are only read.
+unsafe impl Sync for Slice {}
+
+impl Slice {
+    /// What it is a slice of.
+    #[inline]
+    pub(crate) fn owner(&self) -> &Arc<Slices> {
+        &self.owner
+    }
+
+    /// Which one it is.
+    #[inline]
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The chunk that it is in.
+    #[inline]
+    pub(crate) fn chunk(&self) -> u32 {
+        self.owner.layout.chunk_of(self.index)
+    }
+
+    /// The length in bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.owner.layout.slice_len
+    }
+
+    /// The bytes.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY:
+        // 1. The bytes are readable and initialised for as long as `owner` lives (the invariant of
+        //    `ExclusiveMemory`), which `self` sees to.
+        // 2. Nobody writes them while `self` is borrowed: no other value gives access (the
+        //    invariant). An operation that the kernel does owns its slice, and lends it nobody.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len()) }
+    }
+
+    /// The bytes, to write.
+    #[inline]
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY:
+        // 1. As for `bytes`; they are writable too, and `self` is borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len()) }
+    }
+
+    /// The address of `bytes` of it, for the kernel, and their number; `None` where they are not
+    /// all in the slice.
+    #[inline]
+    pub(crate) fn part(&self, bytes: &Range<usize>) -> Option<(*mut u8, u32)> {
+        if bytes.start > bytes.end || bytes.end > self.len() {
+            return None;
+        }
+        let len = u32::try_from(bytes.end - bytes.start).ok()?;
+        Some((self.start.as_ptr().wrapping_add(bytes.start), len))
+    }
+}
+
+impl Drop for Slice {
+    #[inline]
+    fn drop(&mut self) {
+        self.owner.give_back(self.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::thread;
+
+    use super::*;
+    use crate::{Memory, MemoryKind};
+
+    const PAGE: usize = 4096;
+    const M2: usize = 2 << 20;
+    const G1: usize = 1 << 30;
+
+    fn slices(slice_len: usize, count: u32) -> Arc<Slices> {
+        let layout = Layout::new(slice_len, count, PAGE, 16 * PAGE).unwrap();
+        let len = layout.memory_len().unwrap().next_multiple_of(PAGE);
+        let memory = Memory::new(MemoryKind::Base, u64::try_from(len).unwrap()).unwrap();
+        Slices::new(memory.try_into().unwrap(), layout).unwrap()
+    }
+
+    #[test]
+    fn no_slice_is_in_two_chunks_and_no_page_in_two_buffers() {
+        for slice_len in [PAGE, 3 * PAGE, 5 * M2 / 3 / PAGE * PAGE, 600 << 20, G1] {
+            let layout = Layout::new(slice_len, 5000, M2, G1).unwrap();
+            let len = layout.memory_len().unwrap();
+            let (mut at, mut chunk) = (0, layout.chunk(0, len).unwrap());
+            assert_eq!(chunk.start, 0);
+            for index in 0..5000 {
+                let start = layout.offset(index).unwrap();
+                assert!(start >= at);
+                at = start + slice_len;
+                if start >= chunk.end {
+                    assert_eq!(chunk.end % M2, 0);
+                    chunk = layout.chunk(layout.chunk_of(index), len).unwrap();
+                    assert!(chunk.end - chunk.start <= G1);
+                }
+                assert!(chunk.start <= start && at <= chunk.end, "{slice_len:#x} {index}");
+            }
+            assert_eq!(at, len);
+            assert_eq!(layout.chunks(), layout.chunk_of(4999) + 1);
+        }
+    }
+
+    #[test]
+    fn as_many_slices_as_fit_and_not_one_more() {
+        for (slice_len, len) in [(PAGE, PAGE), (3 * PAGE, 16 * PAGE), (3 * PAGE, 47 * PAGE)] {
+            let layout = Layout::fitting(slice_len, len, PAGE, 16 * PAGE).unwrap();
+            assert!(layout.memory_len().unwrap() <= len);
+            let more = Layout::new(slice_len, layout.count + 1, PAGE, 16 * PAGE).unwrap();
+            assert!(more.memory_len().unwrap() > len);
+        }
+        assert_eq!(Layout::fitting(PAGE, PAGE - 1, PAGE, 16 * PAGE), None);
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        assert_eq!(Layout::new(0, 1, PAGE, G1), None);
+        assert_eq!(Layout::new(PAGE, 0, PAGE, G1), None);
+        assert_eq!(Layout::new(G1 + PAGE, 1, PAGE, G1), None);
+        assert_eq!(Layout::new(PAGE, u32::MAX, PAGE, G1), None);
+        let layout = Layout::new(PAGE, 3, PAGE, G1).unwrap();
+        let memory = Memory::new(MemoryKind::Base, 8192).unwrap().try_into().unwrap();
+        assert_eq!(Slices::new(memory, layout).unwrap_err(), SlicesError::TooShort);
+    }
+
+    #[test]
+    fn the_slice_given_back_last_is_taken_first() {
+        let slices = slices(PAGE, 40);
+        let mut taken: Vec<_> = (0..40).map(|_| slices.take().unwrap()).collect();
+        assert!(slices.take().is_none());
+        assert_eq!(slices.free(), 0);
+        let indices: BTreeSet<_> = taken.iter().map(Slice::index).collect();
+        assert_eq!(indices.len(), 40);
+        let index = taken.swap_remove(7).index();
+        assert_eq!(slices.take().unwrap().index(), index);
+        drop(taken);
+        assert_eq!(slices.free(), 40);
+    }
+
+    #[test]
+    fn threads_never_share_a_slice() {
+        let slices = slices(PAGE, 6);
+        thread::scope(|scope| {
+            for lane in 0..4_u8 {
+                let slices = &slices;
+                scope.spawn(move || {
+                    let mut held = Vec::new();
+                    for round in 0..20_000 {
+                        if round % 3 == 2 {
+                            held.pop();
+                        } else if let Some(mut slice) = slices.take() {
+                            slice.bytes_mut()[..64].fill(lane);
+                            held.push(slice);
+                        }
+                        for slice in &held {
+                            assert!(slice.bytes()[..64].iter().all(|byte| *byte == lane));
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(slices.free(), 6);
+    }
+}

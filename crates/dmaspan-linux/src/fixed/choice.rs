@@ -80,12 +80,12 @@ impl fmt::Display for Provenance {
 /// Maps memory for a pool. `needed` says how many bytes it needs with pages of so many.
 pub(super) fn map(
     choice: MemoryChoice,
-    needed: impl Fn(u64) -> Option<u64>,
+    needed: impl Fn(u64) -> Result<u64, PoolError>,
 ) -> Result<(ExclusiveMemory, Provenance), PoolError> {
     let mut passed_over = Vec::new();
     let kinds = match choice {
         MemoryChoice::Only(kind) => return map_kind(kind, &needed, passed_over),
-        MemoryChoice::Best => best(needed(MemoryKind::Hugetlb1G.page_size())),
+        MemoryChoice::Best => best(needed(MemoryKind::Hugetlb1G.page_size()).ok()),
     };
     for kind in kinds {
         let why = match map_kind(kind, &needed, Vec::new()) {
@@ -108,11 +108,11 @@ fn best(giant_needed: Option<u64>) -> impl Iterator<Item = MemoryKind> {
 
 fn map_kind(
     kind: MemoryKind,
-    needed: &impl Fn(u64) -> Option<u64>,
+    needed: &impl Fn(u64) -> Result<u64, PoolError>,
     passed_over: Vec<PassedOver>,
 ) -> Result<(ExclusiveMemory, Provenance), PoolError> {
     let page_size = kind.page_size();
-    let len = needed(page_size).and_then(|len| len.checked_next_multiple_of(page_size));
+    let len = needed(page_size)?.checked_next_multiple_of(page_size);
     let memory = Memory::new(kind, len.ok_or(PoolError::TooLarge)?)?;
     let huge_bytes = pagemap::huge_bytes(&memory).ok();
     let len = memory.len();

@@ -6,7 +6,7 @@ use dmaspan::Errno;
 
 use crate::mem::MemoryError;
 use crate::os::{self, Size};
-use crate::registration::{RegisterError, SLOTS};
+use crate::registration::{CHUNK, RegisterError, SLOTS};
 use crate::sys;
 
 /// Why there is no pool. Nothing stays mapped.
@@ -32,11 +32,24 @@ pub enum PoolError {
         /// The most.
         limit: u64,
     },
+    /// Registered buffers that are too short or too long, or that cut a page in two.
+    #[error(
+        "registered buffers of {buffer_len:#x} bytes: they must be a multiple of the page of {}, \
+         at least a slice of {slice_len:#x}, and at most {}",
+        Size(*page_size), Size(CHUNK)
+    )]
+    BufferLength {
+        /// The most bytes of a buffer that were asked for.
+        buffer_len: u64,
+        /// The bytes of a slice.
+        slice_len: u64,
+        /// The bytes of a page of the memory.
+        page_size: u64,
+    },
     /// The pool needs more registered buffers than a ring has.
     #[error(
-        "the pool needs {needed} registered buffers of {} and a ring has {SLOTS}: make several \
-         pools",
-        Size(crate::registration::CHUNK)
+        "the pool needs {needed} registered buffers and a ring has {SLOTS}: make them longer, or \
+         make several pools"
     )]
     TooManyBuffers {
         /// How many it needs.
@@ -78,6 +91,7 @@ impl PoolError {
     pub const fn errno(&self) -> Errno {
         match self {
             Self::SliceLength { .. }
+            | Self::BufferLength { .. }
             | Self::SliceCount { .. }
             | Self::Misaligned { .. }
             | Self::TooShort { .. } => Errno::EINVAL,

@@ -26,18 +26,41 @@ pub struct PoolOptions {
     pub slices: u32,
     /// What memory they are of.
     pub memory: MemoryChoice,
+    /// The longest registered buffer, in bytes: at least a slice, at most 1 GiB, and a multiple of
+    /// the memory's pages. A ring has 16384 buffers.
+    pub buffer_len: u64,
 }
 
 impl PoolOptions {
     /// `slices` slices of `slice_len` bytes, of the best memory that there is.
     pub const fn new(slice_len: u64, slices: u32) -> Self {
-        Self { slice_len, slices, memory: MemoryChoice::Best }
+        Self { slice_len, slices, memory: MemoryChoice::Best, buffer_len: CHUNK }
     }
 
     /// The same, of this memory.
     #[must_use]
     pub const fn memory(self, memory: MemoryChoice) -> Self {
         Self { memory, ..self }
+    }
+
+    /// The same, registered as buffers of at most so many bytes.
+    #[must_use]
+    pub const fn buffer_len(self, buffer_len: u64) -> Self {
+        Self { buffer_len, ..self }
+    }
+
+    /// The layout with pages of `page` bytes.
+    fn layout(&self, page: u64) -> Result<Layout, PoolError> {
+        let Self { slice_len, slices, buffer_len, .. } = *self;
+        if buffer_len < slice_len || buffer_len > CHUNK || !buffer_len.is_multiple_of(page) {
+            return Err(PoolError::BufferLength { buffer_len, slice_len, page_size: page });
+        }
+        let sizes = [slice_len, page, buffer_len].map(usize::try_from);
+        let [Ok(slice_len), Ok(page), Ok(buffer_len)] = sizes else {
+            return Err(PoolError::TooLarge);
+        };
+        let layout = Layout::new(slice_len, slices, page, buffer_len).ok_or(PoolError::TooLarge)?;
+        fits_a_ring(&layout).map(|()| layout)
     }
 }
 
@@ -65,20 +88,19 @@ impl FixedPool {
     /// [`PoolError`]: slices that cannot be, or no memory. Of [`MemoryChoice::Best`] only too
     /// little memory of base pages is an error.
     pub fn new(options: &PoolOptions) -> Result<Self, PoolError> {
-        let slice_len = checked_slice_len(options.slice_len)?;
+        checked_slice_len(options.slice_len)?;
         let count = options.slices;
         if count == 0 || count > MAX_SLICES {
             let limit = u64::from(MAX_SLICES);
             return Err(PoolError::SliceCount { slices: count.into(), limit });
         }
-        let layout = |page: u64| {
-            let (page, chunk) = (usize::try_from(page).ok()?, usize::try_from(CHUNK).ok()?);
-            Layout::new(slice_len, count, page, chunk)
+        let needed = |page| {
+            let len = options.layout(page)?.memory_len();
+            len.and_then(|len| u64::try_from(len).ok()).ok_or(PoolError::TooLarge)
         };
-        let needed = |page| layout(page)?.memory_len().and_then(|len| u64::try_from(len).ok());
         let (memory, provenance) = choice::map(options.memory, needed)?;
         let page = provenance.kind.map_or(sys::page_size(), |kind| kind.page_size());
-        Self::of(memory, provenance, layout(page).ok_or(PoolError::TooLarge)?)
+        Self::of(memory, provenance, options.layout(page)?)
     }
 
     /// Cuts memory that the application brings into as many slices as there is room for.
@@ -112,8 +134,8 @@ impl FixedPool {
         let layout =
             sizes.and_then(|(page, chunk)| Layout::fitting(bytes, memory.len(), page, chunk));
         let layout = layout.ok_or(PoolError::TooShort { len, slice_len })?;
-        let kind = memory.kind();
-        let passed_over = Vec::new();
+        fits_a_ring(&layout)?;
+        let (kind, passed_over) = (memory.kind(), Vec::new());
         Self::of(memory, Provenance { kind, len, huge_bytes: None, passed_over }, layout)
     }
 
@@ -122,9 +144,6 @@ impl FixedPool {
         provenance: Provenance,
         layout: Layout,
     ) -> Result<Self, PoolError> {
-        if layout.chunks() > SLOTS {
-            return Err(PoolError::TooManyBuffers { needed: layout.chunks() });
-        }
         let len = provenance.len;
         // `usize` has 64 bits wherever the crate builds.
         let slice_len = u64::try_from(layout.slice_len()).unwrap_or(u64::MAX);
@@ -241,6 +260,14 @@ fn checked_slice_len(slice_len: u64) -> Result<usize, PoolError> {
         return Err(wrong);
     }
     usize::try_from(slice_len).map_err(|_| wrong)
+}
+
+/// Whether a ring has so many buffers.
+fn fits_a_ring(layout: &Layout) -> Result<(), PoolError> {
+    match layout.chunks() {
+        needed if needed > SLOTS => Err(PoolError::TooManyBuffers { needed }),
+        _ => Ok(()),
+    }
 }
 
 impl fmt::Debug for FixedPool {

@@ -164,6 +164,17 @@ impl Drop for Flights {
     /// Cancels what is in flight and waits for a while. What is not done then keeps its slice for
     /// ever, and so does what was never submitted.
     fn drop(&mut self) {
+        self.settle();
+        if self.in_flight() <= self.ring.submission().len() {
+            // Closing the ring would let the buffers go too, but later.
+            let _ = self.ring.submitter().unregister_buffers();
+        }
+    }
+}
+
+impl Flights {
+    /// Ends what is submitted, as far as it ends in time.
+    fn settle(&mut self) {
         let queued = self.ring.submission().len();
         if self.in_flight() <= queued {
             return;

@@ -114,8 +114,8 @@ const NONE: u32 = u32::MAX;
 ///
 /// # Invariant
 ///
-/// A node is `taken` while a [`Slice`] of it exists, or one was leaked. `layout` needs no more bytes
-/// than `memory` has.
+/// A node is `taken` while a [`Slice`] of it exists, or one was leaked. `layout` needs no more
+/// bytes than `memory` has.
 #[derive(Debug)]
 pub(crate) struct Slices {
     memory: ExclusiveMemory,

@@ -100,8 +100,8 @@ pub(crate) fn wait(ring: &mut FixedRing) -> Completion {
 /// Names the part that this program plays when a test starts it again.
 const ROLE: &str = "DMASPAN_TEST_ROLE";
 
-/// Runs the test `name` of this program again, in a process that is its own, and passes as it does. `None` in
-/// that second run, which is to do the work.
+/// Runs the test `name` of this program again, in a process that is its own, and passes as it
+/// does. `None` in that second run, which is to do the work.
 pub(crate) fn again(name: &str) -> Option<()> {
     if env::var_os(ROLE).is_some() {
         return None;

@@ -1,7 +1,7 @@
 //! Copies a file with fixed buffers of io_uring: several blocks at a time, past the page cache.
 //!
 //! ```text
-//! fixed_copy SRC DST [--block 1M] [--depth 16] [--memory best] [--force] [--compare]
+//! fixed_copy SRC DST [--block 256K] [--depth 16] [--memory best] [--force] [--compare]
 //! ```
 //!
 //! With `--compare` it copies the file by plain loops too, in turns, and prints what each took.
@@ -32,7 +32,7 @@ struct Arguments {
     /// The new file.
     target: PathBuf,
     /// The bytes of a read and of a write, with K or M: a multiple of 4K, at most 1024M.
-    #[arg(long, default_value = "1M", value_parser = size)]
+    #[arg(long, default_value = "256K", value_parser = size)]
     block: u64,
     /// How many blocks are copied at a time.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]

@@ -183,7 +183,11 @@ fn share(
     first: u32,
 ) -> Result<Result<(), Errno>, AttachError> {
     if matches!(source, Source::Untried) {
-        *source = own_registration(slices)?;
+        match own_registration(slices)? {
+            // Too many open files, or the like: another time there may be a ring.
+            Source::Missing(errno) if errno != Errno::EOPNOTSUPP => return Ok(Err(errno)),
+            made => *source = made,
+        }
     }
     let table = match source {
         Source::Ready(table) => table,
@@ -229,8 +233,8 @@ fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), Att
         let mut result = uring::fill(ring, first + chunk, buffer);
         let had_no_table = chunk == 0 && result == Err(os::ENXIO);
         if had_no_table {
-            result = uring::make_sparse(ring, first + needed)
-                .and_then(|()| uring::fill(ring, first, buffer));
+            uring::make_sparse(ring, first + needed).map_err(|errno| no_table(range, errno))?;
+            result = uring::fill(ring, first, buffer);
         }
         if let Err(errno) = result {
             for done in 0..chunk {
@@ -254,6 +258,15 @@ fn refusal(range: UserRange, first: u32, needed: u32, errno: Errno) -> AttachErr
         Errno::EINVAL => AttachError::TableTooShort { first, needed },
         Errno::EEXIST | os::EBADFD | os::ENXIO | Errno::EACCES => AttachError::Ring { errno },
         errno => RegisterError::of(range, errno).into(),
+    }
+}
+
+/// What `errno` means for a table that a ring does not get.
+fn no_table(range: UserRange, errno: Errno) -> AttachError {
+    match errno {
+        Errno::ENOMEM => RegisterError::of(range, errno).into(),
+        Errno::EEXIST | os::EBADFD | Errno::EACCES => AttachError::Ring { errno },
+        errno => RegisterError::Unavailable { errno }.into(),
     }
 }
 

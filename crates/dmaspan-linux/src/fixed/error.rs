@@ -133,6 +133,14 @@ pub enum AttachError {
         /// How many slots the pool needs.
         needed: u32,
     },
+    /// No ring has room for so many operations, or for none.
+    #[error("a ring for {depth} operations at a time: ask for 1 to {limit}")]
+    Depth {
+        /// How many were asked for.
+        depth: u32,
+        /// The most.
+        limit: u32,
+    },
     /// The kernel does not change the ring's table.
     #[error("the ring does not take buffers: {}", ring_advice(*errno))]
     Ring {
@@ -153,7 +161,9 @@ impl AttachError {
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Register(error) => error.errno(),
-            Self::TableTooShort { .. } | Self::BeyondTable { .. } => Errno::EINVAL,
+            Self::TableTooShort { .. } | Self::BeyondTable { .. } | Self::Depth { .. } => {
+                Errno::EINVAL
+            }
             Self::Ring { errno } | Self::Clone { errno } => *errno,
         }
     }
@@ -227,6 +237,40 @@ impl OperationError {
             Self::Outside { .. } => Errno::EFAULT,
             Self::OtherPool | Self::NotAttached => Errno::EINVAL,
             Self::Full { .. } => Errno::EBUSY,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_of_a_ring_says_what_to_change() {
+        for (errno, part) in [
+            (Errno::EEXIST, "IORING_SETUP_SINGLE_ISSUER"),
+            (os::EBADFD, "IORING_SETUP_R_DISABLED"),
+            (Errno::EACCES, "restrictions"),
+            (os::ENXIO, "no table of buffers"),
+            (Errno::EIO, "Input/output error"),
+        ] {
+            let error = AttachError::Ring { errno };
+            assert!(error.to_string().contains(part), "{error}");
+            assert_eq!(error.errno(), errno);
+        }
+    }
+
+    #[test]
+    fn every_refusal_to_share_says_which_kernel_or_user_can() {
+        for (errno, part) in [
+            (Errno::EBUSY, "Linux 6.13"),
+            (Errno::EINVAL, "another user"),
+            (Errno::EOPNOTSUPP, "Linux 6.12"),
+            (os::ENXIO, "no buffers to clone"),
+            (Errno::EIO, "register the memory again"),
+        ] {
+            let error = AttachError::Clone { errno };
+            assert!(error.to_string().contains(part), "{error}");
         }
     }
 }

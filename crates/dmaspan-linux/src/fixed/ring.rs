@@ -15,6 +15,9 @@ use crate::registration::RegisterError;
 use crate::sys::flight::Way;
 use crate::sys::flights::{Flights, Op};
 
+/// The most operations at a time (`IORING_MAX_ENTRIES`).
+const MAX_DEPTH: u32 = 1 << 15;
+
 /// A ring whose operations own their buffers and files until they are done.
 ///
 /// Dropping it asks the kernel to cancel what is in flight and waits up to two seconds each for
@@ -53,8 +56,7 @@ impl FixedRing {
     ///
     /// # Errors
     ///
-    /// [`AttachError`]; [`RegisterError::Unavailable`] where there can be no ring, such as for a
-    /// depth of 0 or one that the kernel does not give.
+    /// [`AttachError`]; [`RegisterError::Unavailable`] where there can be no ring.
     pub fn new(pool: &FixedPool, depth: u32) -> Result<Self, AttachError> {
         Self::with(pool, depth, Sharing::Auto)
     }
@@ -65,6 +67,9 @@ impl FixedRing {
     ///
     /// As [`new`](Self::new) and [`FixedPool::attach_by`].
     pub fn with(pool: &FixedPool, depth: u32, sharing: Sharing) -> Result<Self, AttachError> {
+        if depth == 0 || depth > MAX_DEPTH {
+            return Err(AttachError::Depth { depth, limit: MAX_DEPTH });
+        }
         let flights = Flights::new(depth)
             .map_err(|error| RegisterError::Unavailable { errno: os::errno(&error) })?;
         let attachment = pool.attach_by(&flights.submitter(), 0, sharing)?;

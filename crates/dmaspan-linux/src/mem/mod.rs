@@ -5,6 +5,9 @@
 //! same size, so a device or another thread that writes meanwhile is no data race: a load yields a
 //! value that the word has had. Order between accesses is the caller's business.
 //!
+//! [`ExclusiveMemory`] is memory that its owner alone accesses, besides the kernel at the owner's
+//! request. Of that Rust code may have slices; see [`fixed`](crate::fixed).
+//!
 //! Every page is there when [`Memory::new`] returns: too little memory is an error then, never a
 //! signal later.
 

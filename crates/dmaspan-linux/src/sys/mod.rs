@@ -1,8 +1,9 @@
 //! System calls, each wrapped so that nothing unsafe is left for its caller.
 //!
-//! All unsafe blocks of the crate are here. Outside it there are two unsafe promises, the
+//! All unsafe blocks of the crate are here. Outside it there are unsafe promises, the
 //! implementations of [`Pinner`](dmaspan::pin::Pinner) in `pinner` and of
-//! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce`. [`mapping`] owns memory, [`bytes`]
+//! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce`, and what is said of memory in
+//! [`ExclusiveMemory`](crate::mem::ExclusiveMemory). [`mapping`] owns memory, [`bytes`]
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 //! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
 //! reads or writes them.

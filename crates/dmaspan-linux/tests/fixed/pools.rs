@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::Errno;
 use dmaspan_linux::fixed::{
-    FixedPool, MemoryChoice, OperationError, PoolError, PoolOptions, WhyNot,
+    AttachError, FixedPool, FixedRing, MemoryChoice, OperationError, PoolError, PoolOptions, WhyNot,
 };
 use dmaspan_linux::mem::{ExclusiveMemory, MemoryError};
 use dmaspan_linux::{HugetlbReservation, Memory, MemoryKind};
@@ -99,6 +99,15 @@ fn an_empty_pool_gives_nothing_until_something_comes_back() {
     drop(buffer);
     let buffer = pool.take().unwrap();
     assert_eq!((buffer.index(), buffer[5]), (index, 5));
+}
+
+#[test]
+fn a_ring_of_no_or_too_many_operations_is_refused_by_name() {
+    let pool = base(4096, 1);
+    for depth in [0, (1 << 15) + 1] {
+        let error = FixedRing::new(&pool, depth).unwrap_err();
+        assert_eq!(error, AttachError::Depth { depth, limit: 1 << 15 });
+    }
 }
 
 #[test]

@@ -171,7 +171,8 @@ impl FixedPool {
         self.inner.slices.count()
     }
 
-    /// How many are free; other threads may take and give back at any moment.
+    /// How many are free; other threads may take and give back at any moment. Looks at each slice,
+    /// so that taking and giving back need not count.
     pub fn free_slices(&self) -> u32 {
         self.inner.slices.free()
     }

@@ -123,7 +123,6 @@ pub(crate) struct Slices {
     /// The top, in the low half, and a number that each change raises.
     head: AtomicU64,
     nodes: Box<[Node]>,
-    free: AtomicU32,
 }
 
 /// What is known of a slice.
@@ -159,8 +158,8 @@ impl Slices {
                 .chain([NONE])
                 .map(|next| Node { next: AtomicU32::new(next), taken: AtomicBool::new(false) }),
         );
-        let (head, free) = (AtomicU64::new(0), AtomicU32::new(layout.count));
-        Ok(Arc::new(Self { memory, layout, head, nodes: nodes.into_boxed_slice(), free }))
+        let (head, nodes) = (AtomicU64::new(0), nodes.into_boxed_slice());
+        Ok(Arc::new(Self { memory, layout, head, nodes }))
     }
 
     /// The memory.
@@ -183,9 +182,10 @@ impl Slices {
         self.layout.slice_len
     }
 
-    /// How many were free a moment ago.
+    /// How many were free a moment ago. Looks at each: taking and giving back count nothing.
     pub(crate) fn free(&self) -> u32 {
-        self.free.load(Ordering::Relaxed)
+        let free = self.nodes.iter().filter(|node| !node.taken.load(Ordering::Relaxed)).count();
+        u32::try_from(free).unwrap_or(self.layout.count)
     }
 
     /// Takes a free slice.
@@ -209,7 +209,6 @@ impl Slices {
 
     #[inline]
     fn handed_out(self: &Arc<Self>, index: u32) -> Option<Slice> {
-        self.free.fetch_sub(1, Ordering::Relaxed);
         let start = self.memory.part(self.layout.offset(index)?, self.layout.slice_len)?;
         Some(Slice { owner: Arc::clone(self), start, index })
     }
@@ -220,7 +219,6 @@ impl Slices {
         let Some(node) = usize::try_from(index).ok().and_then(|place| self.nodes.get(place)) else {
             return;
         };
-        self.free.fetch_add(1, Ordering::Relaxed);
         node.taken.store(false, Ordering::Release);
         let mut head = self.head.load(Ordering::Relaxed);
         loop {

@@ -1,3 +1,7 @@
-//! Registered buffers.
+//! Registered buffers, tried from outside.
 
+mod common;
 mod descriptors;
+mod directory;
+mod import;
+mod layouts;

@@ -1,7 +1,9 @@
 //! Registered buffers, tried from outside.
+#![expect(unsafe_code, reason = "the tests promise what pinned memory is")]
 
 mod common;
 mod descriptors;
 mod directory;
 mod import;
 mod layouts;
+mod tables;

@@ -44,13 +44,14 @@ impl<S: Source> Registry<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::OtherTask`], [`Error::OtherOwner`], [`Error::NoCount`], [`Error::TableExists`],
+    /// [`Error::TableExists`], [`Error::OtherTask`], [`Error::OtherOwner`], [`Error::NoCount`],
     /// [`Error::NoTable`] for a source without one, [`Error::Index`], [`Error::IndexOverflow`],
     /// [`Error::TableLen`] and [`Error::NoMemory`]. Then nothing changed.
     pub fn clone_from<T>(&mut self, source: &Registry<T>, request: &CloneRequest) -> Result<(), S>
     where
         T: Source<Addr = S::Addr>,
     {
+        refuse_existing::<S>(&self.table, request)?;
         if let Some(issuer) = source.issuer()
             && request.task != Some(issuer)
         {
@@ -69,9 +70,22 @@ impl<S: Source> Registry<S> {
     ///
     /// As that.
     pub fn clone_within(&mut self, request: &CloneRequest) -> Result<(), S> {
+        refuse_existing::<S>(&self.table, request)?;
         self.table = cloned::<S>(&self.table, &self.table, request)?;
         Ok(())
     }
+}
+
+/// Checked first, as in `io_register_clone_buffers` (Linux, io_uring/rsrc.c).
+fn refuse_existing<S: Source>(to: &[Slot<S::Addr>], request: &CloneRequest) -> Result<(), S> {
+    if request.existing == Existing::Refuse && !to.is_empty() {
+        return Err(Error::TableExists { slots: slots(to) });
+    }
+    Ok(())
+}
+
+fn slots<A: Address>(table: &[Slot<A>]) -> u32 {
+    u32::try_from(table.len()).unwrap_or(u32::MAX)
 }
 
 /// The table that a destination gets.
@@ -80,13 +94,9 @@ fn cloned<S: Source>(
     to: &[Slot<S::Addr>],
     request: &CloneRequest,
 ) -> Result<Table<S>, S> {
-    let CloneRequest { source_index, index, count, existing, task: _ } = *request;
+    let CloneRequest { source_index, index, count, .. } = *request;
     if count == 0 && (source_index != 0 || index != 0) {
         return Err(Error::NoCount { source_index, index });
-    }
-    let slots = |table: &[_]| u32::try_from(table.len()).unwrap_or(u32::MAX);
-    if existing == Existing::Refuse && !to.is_empty() {
-        return Err(Error::TableExists { slots: slots(to) });
     }
     if from.is_empty() {
         return Err(Error::NoTable);

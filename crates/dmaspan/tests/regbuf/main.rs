@@ -4,6 +4,7 @@
 mod common;
 mod descriptors;
 mod directory;
+mod errnos;
 mod import;
 mod layouts;
 mod tables;

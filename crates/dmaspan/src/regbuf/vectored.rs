@@ -30,10 +30,12 @@ impl<'a, A: Address> VectoredImport<'a, A> {
     ) -> Result<Self, ImportError> {
         let mut bytes: u64 = 0;
         for range in ranges {
-            bytes += buffer.import_user(*range, direction)?.bytes();
-            if bytes > MAX_IMPORT {
-                return Err(ImportError::TooLongTogether { limit: MAX_IMPORT });
-            }
+            let range = buffer.import_user(*range, direction)?;
+            bytes = bytes.saturating_add(range.bytes());
+        }
+        // Last, as in `io_vec_fill_bvec` (Linux, io_uring/rsrc.c).
+        if bytes > MAX_IMPORT {
+            return Err(ImportError::TooLongTogether { limit: MAX_IMPORT });
         }
         let current = Import::new(buffer.segments(), 0, 0);
         Ok(Self { buffer, ranges: ranges.iter(), current, bytes })

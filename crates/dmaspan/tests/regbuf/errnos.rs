@@ -331,6 +331,9 @@ fn imports_are_refused_with_linux_errno() {
     let rest = part(range, 9, (1 << 30) - 4096);
     assert_eq!(buffer.import_vectored(&[half, rest], both).unwrap().bytes(), MAX_IMPORT);
     assert_eq!(errno(&[half, part(range, 0, (1 << 30) - 4095)]), Errno::EINVAL);
+    // Each range is checked before their sum.
+    assert_eq!(errno(&[half, half, part(whole, 0, 8)]), Errno::EFAULT);
+    assert_eq!(errno(&[half, part(whole, 0, 8), half]), Errno::EFAULT);
     assert_eq!(errno(&[part(range, 0, MAX_IMPORT + 1)]), Errno::EFAULT);
 }
 

@@ -234,11 +234,14 @@ impl<S: Source> Registry<S> {
     pub fn update(&mut self, index: u32, requests: &[Request]) -> Result<usize, S> {
         let slots = self.slots();
         let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+        if count == 0 {
+            return Err(Error::Index { index, count, slots });
+        }
         let Some(end) = index.checked_add(count) else {
             return Err(Error::IndexOverflow { index, count, slots });
         };
         self.table()?;
-        if end > slots || count == 0 {
+        if end > slots {
             return Err(Error::Index { index, count, slots });
         }
         let mut done = 0;

@@ -143,6 +143,10 @@ fn updates_are_refused_in_the_order_of_linux() {
     let world = world();
     let mut registry = world.registry();
     let two = [page(0), page(1)];
+    // Nothing to update: found before there is no table, and before the sum.
+    for index in [0, 5, u32::MAX] {
+        assert_eq!(errno(registry.update(index, &[])), Errno::EINVAL);
+    }
     // The sum of the numbers: found before there is no table.
     assert_eq!(errno(registry.update(u32::MAX, &two)), Errno::EOVERFLOW);
     assert_eq!(errno(registry.update(u32::MAX - 2, &two)), Errno::ENXIO);
@@ -154,6 +158,7 @@ fn updates_are_refused_in_the_order_of_linux() {
     assert_eq!(errno(registry.update(4, &two[..1])), Errno::EINVAL);
     // Slots that are not there: found before what cannot be had.
     assert_eq!(errno(registry.update(4, &[page(NOWHERE)])), Errno::EINVAL);
+    assert_eq!(errno(registry.update(0, &[])), Errno::EINVAL);
     world.assert_idle();
     assert_eq!(registry.update(2, &two).unwrap(), 2);
 }

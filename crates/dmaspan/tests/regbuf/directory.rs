@@ -75,7 +75,7 @@ fn check(lens: &[u64], name: &str) {
 }
 
 fn primes(count: usize) -> Vec<u64> {
-    let is_prime = |n: &u64| (2..).take_while(|d| d * d <= *n).all(|d| n % d != 0);
+    let is_prime = |n: &u64| (2..).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
     (2..).filter(is_prime).take(count).collect()
 }
 

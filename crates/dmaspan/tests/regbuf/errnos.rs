@@ -176,7 +176,12 @@ fn an_empty_slot_and_one_that_does_not_exist_have_no_buffer() {
 }
 
 /// What `io_register_clone_buffers` and `io_clone_buffers` answer, in their order.
-fn linux_clone(request: &CloneRequest, owner: Owner, from: u32, to: u32) -> Option<Errno> {
+pub(crate) fn linux_clone(
+    request: &CloneRequest,
+    owner: Owner,
+    from: u32,
+    to: u32,
+) -> Option<Errno> {
     let CloneRequest { source_index, index, count, existing, task } = *request;
     if existing == Existing::Refuse && to > 0 {
         return Some(Errno::EBUSY);
@@ -205,7 +210,7 @@ fn linux_clone(request: &CloneRequest, owner: Owner, from: u32, to: u32) -> Opti
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Owner {
+pub(crate) enum Owner {
     Same,
     /// The source belongs to one task.
     SameTask(u64),

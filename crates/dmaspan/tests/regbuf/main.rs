@@ -1,10 +1,13 @@
 //! Registered buffers, tried from outside.
 #![expect(unsafe_code, reason = "the tests promise what pinned memory is")]
 
+mod accounting;
 mod common;
 mod descriptors;
 mod directory;
 mod errnos;
+mod failures;
 mod import;
 mod layouts;
 mod tables;
+mod threads;

@@ -1,0 +1,180 @@
+//! What becomes of registered buffers when there is no memory: an allocation that may fail changes
+//! nothing. Those that may not fail end the program, and what takes things away has none of them.
+//!
+//! Each allocation fails in a program of its own, since it may be the last thing that program does.
+
+mod failing;
+
+use std::sync::Arc;
+
+use dmaspan::regbuf::{CloneRequest, Existing, Pinned, Registry, Request, SegmentsBuilder};
+use dmaspan::{Account, Direction, HostAddr, PhysAddr, Span, UserAddr, UserRange};
+use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+
+const PAGE: u64 = 4096;
+const USER: u64 = 0x7f00_0000_0000;
+
+struct World {
+    memory: Arc<SimMemory>,
+    account: Arc<Account>,
+    registry: Registry<Pinned<SimPinner>>,
+    other: Registry<Pinned<SimPinner>>,
+}
+
+fn pages(first: u64, count: u64) -> UserRange {
+    UserRange::from_len(UserAddr::new(USER + first * PAGE), count * PAGE).unwrap()
+}
+
+fn requests() -> [Request; 3] {
+    [Request::new(pages(0, 40)), Request::new(pages(30, 10)), Request::new(pages(5, 1))]
+}
+
+impl World {
+    /// Scattered pages, and a registry without a table.
+    fn new() -> Self {
+        let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 40), 128 * PAGE, 12).unwrap());
+        let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+        let mut spans = memory.allocate_scattered(30 * PAGE, 3).unwrap();
+        spans.extend(memory.allocate_folios(&[3, 1], 3).unwrap());
+        space.map(UserAddr::new(USER), &spans).unwrap();
+        let account = Account::new(u64::MAX);
+        let pinner = Arc::new(SimPinner::new(Arc::clone(&memory)));
+        let registry = || {
+            let (pinner, account) = (Arc::clone(&pinner), Arc::clone(&account));
+            Registry::new(Pinned::new(pinner, Arc::clone(&space), account, 12))
+        };
+        let (registry, other) = (registry(), registry());
+        Self { memory, account, registry, other }
+    }
+
+    fn registered() -> Self {
+        let mut world = Self::new();
+        world.registry.register(&requests()).unwrap();
+        world
+    }
+
+    fn sparse() -> Self {
+        let mut world = Self::new();
+        world.registry.register_sparse(100).unwrap();
+        world
+    }
+
+    fn state(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        let pins = self.memory.pinned_frames();
+        assert_eq!(pins * PAGE, self.account.used());
+        assert_eq!(self.memory.violations(), []);
+        let slots = |registry: &Registry<Pinned<SimPinner>>| -> Vec<_> {
+            let user = |index| registry.get(index).ok().map(|node| node.user());
+            (0..registry.slots()).map(user).collect()
+        };
+        (pins, slots(&self.registry), slots(&self.other))
+    }
+}
+
+/// Nothing fails any more; what the error says may need memory.
+fn said(error: impl std::error::Error) -> String {
+    failing::fail(0);
+    error.to_string()
+}
+
+type Run = fn(&mut World) -> Result<(), String>;
+
+/// Whether an operation may end the program where there is no memory.
+#[derive(PartialEq, Eq)]
+enum Ends {
+    /// In a buffer's or a node's own memory, or in the simulated memory.
+    Maybe,
+    Never,
+}
+
+type Operation = (&'static str, fn() -> World, Run, Ends);
+
+const OPERATIONS: [Operation; 11] = [
+    ("register", World::new, register, Ends::Maybe),
+    ("register empty slots", World::new, register_sparse, Ends::Never),
+    ("update", World::registered, update, Ends::Maybe),
+    ("clone", World::registered, clone, Ends::Maybe),
+    ("clone empty slots", World::sparse, clone, Ends::Never),
+    ("clone empty slots within", World::sparse, clone_within, Ends::Never),
+    ("empty slots", World::registered, empty, Ends::Never),
+    ("unregister", World::registered, unregister, Ends::Never),
+    ("import", World::registered, import, Ends::Never),
+    ("build uniform segments", World::new, |_| build(4096), Ends::Never),
+    ("build mixed segments", World::new, |_| build(4097), Ends::Never),
+];
+
+fn register(world: &mut World) -> Result<(), String> {
+    world.registry.register(&requests()).map_err(said)
+}
+
+fn register_sparse(world: &mut World) -> Result<(), String> {
+    world.registry.register_sparse(1000).map_err(said)
+}
+
+fn update(world: &mut World) -> Result<(), String> {
+    world.registry.update(1, &[Request::new(pages(7, 22))]).map_err(said).map(|_| ())
+}
+
+fn clone(world: &mut World) -> Result<(), String> {
+    let World { registry, other, .. } = world;
+    other.clone_from(registry, &CloneRequest::default()).map_err(said)
+}
+
+fn clone_within(world: &mut World) -> Result<(), String> {
+    let existing = Existing::Replace;
+    let request = CloneRequest { index: 50, count: 100, existing, ..CloneRequest::default() };
+    world.registry.clone_within(&request).map_err(said)
+}
+
+fn empty(world: &mut World) -> Result<(), String> {
+    world.registry.update(0, &[Request::VACANT; 3]).map_err(said).map(|_| ())
+}
+
+fn unregister(world: &mut World) -> Result<(), String> {
+    world.registry.unregister().map_err(said)
+}
+
+fn import(world: &mut World) -> Result<(), String> {
+    let node = world.registry.get(0).map_err(said)?;
+    let ranges = [pages(3, 9), pages(20, 20)];
+    let import = node.import_vectored(&ranges, Direction::Bidirectional).map_err(said)?;
+    assert_eq!(import.map(|span| span.len()).sum::<u64>(), 29 * PAGE);
+    Ok(())
+}
+
+/// Segments of this length, the first ten of one page.
+fn build(len: u64) -> Result<(), String> {
+    let mut builder = SegmentsBuilder::new();
+    for n in 0..40 {
+        let len = if n < 10 { PAGE } else { len };
+        let span = Span::new(HostAddr::new(n << 20), len).unwrap();
+        builder.push(span).map_err(said)?;
+    }
+    builder.build().map_err(said).map(|segments| assert_eq!(segments.count(), 40))
+}
+
+#[test]
+fn child() {
+    let Some((operation, n)) = failing::asked() else { return };
+    let (_, prepare, run, _) = OPERATIONS[operation];
+    let mut world = prepare();
+    let before = world.state();
+    failing::fail(n);
+    let result = run(&mut world);
+    let left = failing::fail(0);
+    let after = world.state();
+    if result.is_err() {
+        assert_eq!(after, before);
+    }
+    drop((world.registry, world.other));
+    assert_eq!((world.memory.pinned_frames(), world.account.used()), (0, 0));
+    failing::done(left);
+}
+
+#[test]
+fn an_allocation_that_fails_changes_nothing_unless_it_ends_the_program() {
+    for (number, (name, _, _, ends)) in OPERATIONS.iter().enumerate() {
+        let ended = failing::programs_that_end(number, name);
+        assert!(ended == 0 || *ends == Ends::Maybe, "{name}: {ended} allocations end the program");
+    }
+}

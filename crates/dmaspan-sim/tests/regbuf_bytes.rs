@@ -133,7 +133,7 @@ fn a_terabyte_takes_eight_bytes_a_folio_and_no_more_than_64_on_the_way() {
         assert!(peak <= 64 * FOLIOS, "{peak} bytes at most");
         let before = (PEAK.swap(0, Ordering::Relaxed), NOW.load(Ordering::Relaxed));
         for n in 0..100_000 {
-            let offset = n * 0x9e37_79b9_7f4a_7c15_u64 % (len - FOLIO);
+            let offset = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(n) % (len - FOLIO);
             let mut import = node.import(offset, FOLIO, Direction::ToDevice).unwrap();
             let at = start + offset;
             let first = import.next().unwrap();

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use dmaspan::account::Counting;
-use dmaspan::regbuf::{CloneRequest, Existing, Node, Request};
+use dmaspan::regbuf::{CloneRequest, Existing, Node, Pinned, Registry, Request};
 use dmaspan::{Account, Errno, PhysAddr, UserAddr, UserRange};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
@@ -114,6 +114,21 @@ fn what_fits_exactly_is_registered_and_a_page_more_is_not() {
                 assert_eq!(world.account.used(), all * PAGE);
             }
         }
+    }
+}
+
+#[test]
+fn what_a_limit_refuses_is_not_even_pinned() {
+    for counting in [Counting::Ranges, Counting::Mappings] {
+        let (world, whole) = huge_page(counting, HUGE - 1);
+        let pinner = world.pinner();
+        let lookups = pinner.clone();
+        let (space, account) = (Arc::clone(&world.space), Arc::clone(&world.account));
+        let mut registry = Registry::new(Pinned::new(Arc::new(pinner), space, account, 12));
+        let error = registry.register(&requests(&[whole])).unwrap_err();
+        assert_eq!((error.errno(), lookups.lookups()), (Errno::ENOMEM, 0), "{counting:?}");
+        registry.register(&requests(&[part(whole, 0, PAGE)])).unwrap();
+        assert!(lookups.lookups() > 0);
     }
 }
 

@@ -164,6 +164,8 @@ enum End {
 struct Script {
     pushes: Vec<(Span, Kind)>,
     end: End,
+    /// What it says may be charged.
+    estimate: u64,
     books: Mutex<Books>,
 }
 
@@ -238,6 +240,10 @@ unsafe impl Pinner for Script {
         1
     }
 
+    fn chargeable(&self, (): &(), _range: UserRange) -> u64 {
+        self.estimate
+    }
+
     fn knows_frames(&self) -> bool {
         true
     }
@@ -258,7 +264,8 @@ unsafe impl Pinner for Script {
 /// Asks a script for four pages; what is kept when nothing is left.
 fn ask(pushes: &[(u64, u64, Kind)], end: End, counting: Counting) -> Result<(), Errno> {
     let pushes = pushes.iter().map(|(first, len, kind)| (span(first * PAGE, *len), *kind));
-    let script = Script { pushes: pushes.collect(), end, books: Mutex::default() };
+    let script =
+        Script { pushes: pushes.collect(), end, estimate: 4 * PAGE, books: Mutex::default() };
     let (script, account) = (Arc::new(script), Account::with_counting(u64::MAX, counting));
     let source = Pinned::new(Arc::clone(&script), (), Arc::clone(&account), 12);
     let result = source.buffer(user(USER + 7, 4 * PAGE - 9), Prot::READ_WRITE);
@@ -303,6 +310,31 @@ fn a_pinner_that_pushes_something_else_is_undone() {
             let many: Vec<_> = (0..count).map(|n| (2 * n + 1, PAGE, memory)).collect();
             assert_eq!(ask(&many, End::Pinned), fault, "{count}");
             assert_eq!(ask(&many, End::Fails), failed, "{count}");
+        }
+    }
+}
+
+#[test]
+fn what_a_pinner_could_not_tell_before_is_charged_behind() {
+    for counting in ALL {
+        for (estimate, limit) in
+            [(0, 4), (PAGE, 4), (4 * PAGE, 4), (0, 3), (PAGE, 3), (3 * PAGE, 3), (3 * PAGE, 0)]
+        {
+            let account = Account::with_counting(limit * PAGE, counting);
+            let (pushes, end) = (vec![(span(PAGE, 4 * PAGE), Kind::Memory)], End::Pinned);
+            let script = Arc::new(Script { pushes, end, estimate, books: Mutex::default() });
+            let source = Pinned::new(Arc::clone(&script), (), Arc::clone(&account), 12);
+            let result = source.buffer(user(USER, 4 * PAGE), Prot::READ);
+            match result {
+                Ok(buffer) => {
+                    assert_eq!((limit, account.used()), (4, 4 * PAGE), "{counting:?}");
+                    drop(buffer);
+                }
+                Err(error) => assert_eq!((limit < 4, error.errno()), (true, Errno::ENOMEM)),
+            }
+            let books = script.books.lock().unwrap();
+            assert!(books.pages.values().all(|pins| *pins == 0), "{books:?}");
+            assert_eq!((books.pins, account.used()), (0, 0), "{estimate}, {limit}, {counting:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::regbuf::Buffer;
+use dmaspan::regbuf::{Buffer, ImportError};
 use dmaspan::{Account, Direction, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_sim::memory::{Books, SimMemory};
 
@@ -263,7 +263,9 @@ fn ranges_outside_are_refused_on_both_sides() {
     let buffer = world.buffer(part(whole, 9, 40));
     for (offset, len) in [(8, 1), (8, 41), (8, 50), (9, 41), (48, 2), (49, 1), (0, 9)] {
         let range = part(whole, offset, len);
-        assert!(buffer.import_user(range, BOTH).is_err(), "{range}");
+        let error = buffer.import_user(range, BOTH).unwrap_err();
+        let (of, len) = (Some(buffer.user()), buffer.len());
+        assert_eq!(error, ImportError::Outside { range, buffer: of, len });
         assert!(buffer.import_vectored(&[range], BOTH).is_err(), "{range}");
         let good = part(whole, 10, 1);
         assert!(buffer.import_vectored(&[good, range], BOTH).is_err(), "{range}");

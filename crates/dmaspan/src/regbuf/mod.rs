@@ -12,7 +12,8 @@
 //! | | |
 //! |---|---|
 //! | [`Segments`] | where a buffer's bytes are: as few pieces as can be, found at once by offset |
-//! | [`Source`] | who makes buffers: [`Pinned`] pins memory |
+//! | [`Source`] | who makes buffers: [`Pinned`] pins, [`Regions`] looks up, `dma` maps memory |
+//! | [`Regions`] | a client's memory, where a server has it mapped |
 //! | [`Buffer`] | memory that is ready, until its last reference is gone |
 //! | [`Registry`] | a table of buffers, as that of an io_uring |
 //! | [`Import`], [`VectoredImport`] | part of a buffer, as contiguous pieces |
@@ -29,6 +30,7 @@ pub mod descriptors;
 mod error;
 mod import;
 mod pinned;
+mod regions;
 mod registry;
 mod segments;
 mod source;
@@ -39,6 +41,7 @@ pub use clone::{CloneRequest, Existing};
 pub use error::{Error, ImportError, PinBufferError};
 pub use import::{Import, Outside};
 pub use pinned::Pinned;
+pub use regions::{HostMemory, RegionError, Regions};
 pub use registry::{MAX_BUFFER_LEN, MAX_BUFFERS, Registry, Request};
 pub use segments::{BuildError, Segments, SegmentsBuilder};
 pub use source::{Owner, Source};

@@ -114,7 +114,8 @@ impl<P: Pinner + 'static> Source for Pinned<P> {
     }
 
     fn owner(&self) -> Owner<'_> {
-        Owner { account: Some(&self.account), space: self.pinner.space_id(&self.space) }
+        let space = self.pinner.space_id(&self.space);
+        Owner { account: Some(&self.account), space, device: None }
     }
 
     fn errno(&self, error: &Self::Error) -> Errno {

@@ -1,5 +1,7 @@
 //! Where a registry gets its buffers.
 
+use alloc::sync::Arc;
+
 use super::buffer::Buffer;
 use crate::account::Account;
 use crate::addr::Address;
@@ -28,6 +30,24 @@ pub trait Source {
     fn errno(&self, error: &Self::Error) -> Errno;
 }
 
+/// One source of several registries, or one that its owner looks at.
+impl<S: Source + ?Sized> Source for Arc<S> {
+    type Addr = S::Addr;
+    type Error = S::Error;
+
+    fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<Self::Addr>, Self::Error> {
+        (**self).buffer(user, access)
+    }
+
+    fn owner(&self) -> Owner<'_> {
+        (**self).owner()
+    }
+
+    fn errno(&self, error: &Self::Error) -> Errno {
+        (**self).errno(error)
+    }
+}
+
 /// Whose memory a source names: buffers are cloned only between registries of the same owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
@@ -35,6 +55,9 @@ pub struct Owner<'a> {
     pub account: Option<&'a Account>,
     /// The address space.
     pub space: u64,
+    /// The device whose addresses those of the buffers are: another one finds other memory there,
+    /// or none. `None` for physical addresses and those of this process.
+    pub device: Option<usize>,
 }
 
 impl PartialEq for Owner<'_> {
@@ -44,7 +67,7 @@ impl PartialEq for Owner<'_> {
             (None, None) => true,
             _ => false,
         };
-        same_account && self.space == other.space
+        same_account && self.space == other.space && self.device == other.device
     }
 }
 

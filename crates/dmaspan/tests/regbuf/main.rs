@@ -9,5 +9,6 @@ mod errnos;
 mod failures;
 mod import;
 mod layouts;
+mod regions;
 mod tables;
 mod threads;

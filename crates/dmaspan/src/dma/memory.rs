@@ -4,7 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::slice;
 
+use crate::addr::PhysAddr;
 use crate::platform::Platform;
+use crate::regbuf::Buffer;
 use crate::span::Span;
 use crate::swiotlb::{Lease, PoolMemory};
 
@@ -161,6 +163,46 @@ unsafe impl<M: PoolMemory + 'static, P: Platform + 'static> DmaMemory for Leased
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
         slice::from_ref(&self.piece)
+    }
+}
+
+/// A registered buffer that is mapped, as a domain holds it: the buffer stays while any mapping of
+/// it does, and in [quarantine](super::DmaDomain::waiting) after an unmap that hardware did not
+/// answer.
+///
+/// Domains that it is mapped in have memory which is made of it: this itself, a
+/// `Box<dyn DmaMemory>`, or a driver's own enum.
+///
+/// It lists no pieces, so that nothing is kept for each:
+/// [`Device::map_buffer`](super::Device::map_buffer) goes by the buffer's segments, and nothing
+/// else maps it.
+#[derive(Debug)]
+pub struct Registered(Arc<Buffer<PhysAddr>>);
+
+impl Registered {
+    /// A buffer, whose maker promised what [`DmaMemory`] asks for.
+    pub(super) fn new(buffer: Arc<Buffer<PhysAddr>>) -> Self {
+        Self(buffer)
+    }
+
+    /// The buffer.
+    pub fn buffer(&self) -> &Arc<Buffer<PhysAddr>> {
+        &self.0
+    }
+}
+
+#[expect(unsafe_code, reason = "whoever made the buffer promised")]
+// SAFETY: there are no pieces. What is mapped are the segments of the buffer, which stay memory of
+// the buffer that devices may access at any time, as `Buffer::new` asks for, while this has it.
+unsafe impl DmaMemory for Registered {
+    fn pieces(&self) -> &[Piece] {
+        &[]
+    }
+}
+
+impl From<Registered> for Box<dyn DmaMemory> {
+    fn from(registered: Registered) -> Self {
+        Box::new(registered)
     }
 }
 

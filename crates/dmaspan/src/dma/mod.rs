@@ -8,6 +8,7 @@
 //! | one contiguous buffer | [`Device::map_single`] | [`Device::unmap`] |
 //! | a list of pieces, as few segments | [`Device::map_list`] | [`Device::unmap_list`] |
 //! | pieces, one by one | [`Device::reserve`], [`link`](Device::link) | [`Device::destroy`] |
+//! | a [registered buffer](crate::regbuf) | [`MappedSource`], [`Device::map_buffer`] | |
 //! | a buffer while a closure runs | [`Device::with_mapped`] | |
 //! | what a driver keeps as address and length | [`Device::into_raw`] | [`Device::unmap_raw`] |
 //! | what a device overwrites, by [`Attrs`] | the same | [`Device::unmap_written`] and its likes |
@@ -17,7 +18,8 @@
 //! reach and, [where everything is](Bounce::Always), every buffer; of one that shares granules with
 //! others only those at its ends, if the device is not [trusted](Trust::Untrusted). Between them it
 //! is mapped straight, at addresses that follow each other. What a driver uses again and again, it
-//! [leases](Leased) from the pool.
+//! [leases](Leased) from the pool. What is [registered](MappedSource) is never bounced: it is
+//! mapped once, and stays so until its last reference is gone.
 //!
 //! A page table and the hooks of an IOMMU make a [`Domain`](crate::iommu::Domain), that and a
 //! [`Platform`](crate::Platform) a [`DmaDomain`], and that a [`Device`]. A mapping owns its memory,
@@ -129,6 +131,7 @@ mod error;
 mod list;
 mod memory;
 mod raw;
+mod registered;
 mod reservation;
 mod scope;
 mod single;
@@ -142,7 +145,8 @@ pub use direct::Direct;
 pub use domain::{DmaConfig, DmaDomain, Flush, Translation};
 pub use error::Error;
 pub use list::{ListMapping, Segment, Segments, UnmapListFailed};
-pub use memory::{DmaMemory, Leased, Piece, RawMemory, Via};
+pub use memory::{DmaMemory, Leased, Piece, RawMemory, Registered, Via};
+pub use registered::{MapBufferError, MappedSource, MappedSourceError, MustBounce};
 pub use reservation::{DestroyFailed, Reservation, ReserveRequest};
 pub use scope::ScopeFailed;
 pub use single::{Mapping, Refused, UnmapFailed, Unmapped};

@@ -9,6 +9,7 @@ mod errnos;
 mod failures;
 mod import;
 mod layouts;
+mod mapped;
 mod regions;
 mod tables;
 mod threads;

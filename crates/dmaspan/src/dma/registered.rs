@@ -1,0 +1,503 @@
+//! Registered buffers, mapped once: their imports are addresses that a device uses.
+//!
+//! Behind a translation a buffer lies in one range of IOVAs, whatever its memory is scattered over:
+//! it is one segment wherever its pieces end and begin on granules. What a device takes in one
+//! descriptor does not matter here: that is for whoever makes descriptors of an import.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+use lock_api::Mutex;
+
+use super::attrs::Privilege;
+use super::bounce::{BouncePool, NoPool};
+use super::device::{Device, Policy};
+use super::domain::{Flush, Translation, map_into};
+use super::error::Error;
+use super::memory::{Piece, Registered, Via};
+use super::single::Way;
+use crate::addr::{DmaAddr, Iova, PhysAddr};
+use crate::error::Errno;
+use crate::iommu::iova::{self, Align, Iovas, Request};
+use crate::lg2;
+use crate::platform::Flag;
+use crate::prot::{Coherency, Direction, Prot};
+use crate::range::UserRange;
+use crate::regbuf::{self, Buffer, BuildError, Keep, Owner, Segments, SegmentsBuilder};
+use crate::span::{Span, SpanBuf};
+
+/// Why a device cannot have memory itself, but only slots in its place, which a registered buffer
+/// cannot have: each operation would copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MustBounce {
+    /// The device does not address it, and nothing translates.
+    #[error("it is beyond {last:#x}, the last address of the device")]
+    Beyond {
+        /// The last address that the device can use.
+        last: u64,
+    },
+    /// The device sees nothing but a pool, and the memory is not the pool's.
+    #[error("the device sees nothing but its pool")]
+    NotPooled,
+    /// The device is not trusted, and the memory shares granules with other memory.
+    #[error("the device is not trusted, and it shares granules of {granule:#x} bytes with others")]
+    SharesGranule {
+        /// The granule in bytes.
+        granule: u64,
+    },
+}
+
+/// Why a registered buffer was not mapped. Nothing is mapped, and the device reaches nothing of it,
+/// unless it says that it is in quarantine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapBufferError {
+    /// The buffer is not registered for what the device is to do with it.
+    #[error("{wanted:?} is not among {access:?}, for which {user} is registered")]
+    Access {
+        /// What was registered.
+        user: UserRange,
+        /// What devices may do with it.
+        access: Prot,
+        /// What this one is to do.
+        wanted: Prot,
+    },
+    /// The device does not see the CPU's caches: each operation would take syncs.
+    #[error("{user} was not mapped: the device does not see the caches of the CPU")]
+    NonCoherent {
+        /// What was registered.
+        user: UserRange,
+    },
+    /// The device cannot have all of the buffer itself.
+    #[error("{part} would be bounced: {why}")]
+    Bounced {
+        /// The part of what was registered.
+        part: UserRange,
+        /// Where it is.
+        span: Span,
+        /// Why.
+        why: MustBounce,
+    },
+    /// The segments cannot be kept track of.
+    #[error("{user} was not mapped: {error}")]
+    Segments {
+        /// What was registered.
+        user: UserRange,
+        /// Why.
+        #[source]
+        error: BuildError,
+    },
+    /// There are no IOVAs or no tables, or hardware does not answer.
+    #[error("{user} was not mapped: {error}")]
+    Map {
+        /// What was registered.
+        user: UserRange,
+        /// Why. After [`Error::Quarantined`] the buffer is held until a
+        /// [flush](super::DmaDomain::flush) succeeds.
+        #[source]
+        error: Error,
+    },
+}
+
+impl MapBufferError {
+    /// What a front end that looks like Linux answers: `EACCES` for another access, `EOPNOTSUPP`
+    /// for a device that needs syncs, `EIO` for what it does not reach, `EPERM` for what it must
+    /// not see.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Access { .. } => Errno::EACCES,
+            Self::NonCoherent { .. } => Errno::EOPNOTSUPP,
+            Self::Bounced { why: MustBounce::Beyond { .. }, .. } => Errno::EIO,
+            Self::Bounced { .. } => Errno::EPERM,
+            Self::Segments { error, .. } => error.errno(),
+            Self::Map { error, .. } => error.errno(),
+        }
+    }
+}
+
+/// A segment of a buffer in its IOVAs.
+struct Place {
+    /// How many bytes behind the first granule of the buffer its granules begin.
+    at: u64,
+    /// They themselves.
+    whole: Span,
+    /// How many bytes of the first one lie before the segment.
+    offset: u64,
+    /// How many bytes the segment has.
+    len: u64,
+}
+
+/// What a buffer needs of a space of IOVAs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Need {
+    /// How many bytes.
+    bytes: u64,
+    /// How many bytes of granules its longest segment has.
+    longest: u64,
+    /// Where an IOVA of 0 would be in memory if that segment were mapped at its own address.
+    phase: u64,
+}
+
+/// By how much the alignment falls where there is no place: what a level of tables has of address
+/// bits, with tables of 4K pages.
+const LEVEL_LG2: u32 = 9;
+
+/// How many physical runs go into one call of the page table.
+const STAGE: usize = 64;
+
+impl<T: Translation + 'static, B: BouncePool> Device<T, B>
+where
+    T::Memory: From<Registered>,
+{
+    /// Maps a registered buffer for as long as the buffer exists that this returns, for a device
+    /// that may access it as `access` says.
+    ///
+    /// Any number of devices may have one buffer mapped; it stays until the last mapping is gone.
+    /// An import of what this returns is for this device, and takes no more work than one of the
+    /// buffer itself: nothing is mapped, unmapped or told to hardware by an operation.
+    ///
+    /// Behind a translation all of it lies in one range of IOVAs, in which its longest segment is
+    /// aligned as in memory if there is a place for that: leaves are as large as they can be.
+    /// Where nothing is translated, the segments are those of the buffer.
+    ///
+    /// The last reference to what this returns unmaps it strictly, in a lazy domain too, and only
+    /// then lets go of the buffer. Where hardware does not answer, the domain has it in quarantine
+    /// until a [flush](super::DmaDomain::flush) succeeds.
+    ///
+    /// # Errors
+    ///
+    /// [`MapBufferError`], with nothing mapped.
+    ///
+    /// # Context
+    ///
+    /// Allocates for as many segments as it makes; tables may be allocated. The end waits for
+    /// hardware, in the context of whoever lets go of the last reference, and never fails for want
+    /// of memory.
+    pub fn map_buffer(
+        &self,
+        buffer: Arc<Buffer<PhysAddr>>,
+        access: Prot,
+    ) -> Result<Buffer<DmaAddr>, MapBufferError> {
+        let user = buffer.user();
+        let access = access & Prot::READ_WRITE;
+        let direction = check_access(&buffer, access)?;
+        if self.config.coherency == Coherency::NonCoherent {
+            return Err(MapBufferError::NonCoherent { user });
+        }
+        self.check_ways(&buffer)?;
+        let map = |error| MapBufferError::Map { user, error };
+        let (segments, iovas, memory) = if self.is_direct() {
+            let own = |span: Span| Span::covering(DmaAddr::new(span.paddr().get()), span.len() - 1);
+            let segments = joined(user, buffer.segments().iter().map(own))?;
+            (segments, None, Registered::new(buffer).into())
+        } else {
+            let need = self.buffer_need(&buffer).map_err(map)?;
+            let (iovas, lead) = self.buffer_iovas(need).map_err(map)?;
+            let base = iovas.range().start().wrapping_add(lead);
+            let segments = match joined(user, self.buffer_spans(&buffer, base)) {
+                Ok(segments) => segments,
+                Err(error) => {
+                    self.translation.free(iovas);
+                    return Err(error);
+                }
+            };
+            let prot = self.prot(Via::Memory, direction, Privilege::Any);
+            let memory = Registered::new(Arc::clone(&buffer)).into();
+            let mapped = map_into(&*self.translation, iovas, memory, |translation, _, _| {
+                self.fill_buffer(translation, &buffer, base, prot)
+            });
+            let (iovas, memory) = mapped.map_err(|refused| map(refused.error))?;
+            (segments, Some(iovas), memory)
+        };
+        let mapped = segments.len();
+        let held = Mutex::new(Some((iovas, ManuallyDrop::new(memory))));
+        let keep = Box::new(Mapped { translation: Arc::clone(&self.translation), held });
+        // As long as the buffer, whose length is that of what was registered.
+        let (addr, len) = (DmaAddr::default(), mapped);
+        Buffer::kept(segments, user, access, keep)
+            .map_err(|_| map(Error::OtherLength { addr, len, mapped }))
+    }
+
+    /// Whether the device may have all of a buffer itself.
+    fn check_ways(&self, buffer: &Buffer<PhysAddr>) -> Result<(), MapBufferError> {
+        let mut offset = 0;
+        for span in buffer.segments() {
+            // There is no error for memory.
+            if let Ok(Way::Bounced) = self.way(Piece::memory(span)) {
+                let start = buffer.user().start().wrapping_add(offset);
+                let last = start.wrapping_add(span.len() - 1);
+                let part = UserRange::new(start, last).unwrap_or(buffer.user());
+                return Err(MapBufferError::Bounced { part, span, why: self.why_bounced(span) });
+            }
+            offset += span.len();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn why_bounced(&self, span: Span) -> MustBounce {
+        let last = self.config.limits.last;
+        if self.is_direct() && span.last().get() > last {
+            return MustBounce::Beyond { last };
+        }
+        match self.policy {
+            Policy::Pool => MustBounce::NotPooled,
+            Policy::Free | Policy::Granules => {
+                MustBounce::SharesGranule { granule: lg2::size(self.translation.granule_lg2()) }
+            }
+        }
+    }
+
+    /// Where the segments go, one behind the other.
+    fn places<'a>(
+        &'a self,
+        buffer: &'a Buffer<PhysAddr>,
+    ) -> impl Iterator<Item = Result<Place, Error>> + 'a {
+        let mut next: u64 = 0;
+        buffer.segments().iter().enumerate().map(move |(piece, span)| {
+            let (whole, offset) = self.granules(span)?;
+            let at = next;
+            next = at.checked_add(whole.len()).ok_or(Error::ListWraps { piece })?;
+            Ok(Place { at, whole, offset, len: span.len() })
+        })
+    }
+
+    fn buffer_need(&self, buffer: &Buffer<PhysAddr>) -> Result<Need, Error> {
+        self.places(buffer).try_fold(Need::default(), |mut need, place| {
+            let Place { at, whole, .. } = place?;
+            need.bytes = at + whole.len();
+            if whole.len() > need.longest {
+                need.longest = whole.len();
+                need.phase = whole.paddr().get().wrapping_sub(at);
+            }
+            Ok(need)
+        })
+    }
+
+    /// IOVAs for a buffer, and how many of them are left out at the beginning, so that its longest
+    /// segment is aligned as in memory, or as well as there is a place for.
+    fn buffer_iovas(&self, need: Need) -> Result<(Iovas, u64), Error> {
+        let limit = Iova::new(self.config.limits.last);
+        let granule_lg2 = self.translation.granule_lg2();
+        let mut align_lg2 = lg2::floor(need.longest);
+        loop {
+            let lead = need.phase & lg2::mask(align_lg2);
+            let bytes = need.bytes.saturating_add(lead);
+            let request = Request { bytes, align: Align::To(lg2::size(align_lg2)), limit };
+            match self.translation.alloc(request) {
+                Ok(iovas) => return Ok((iovas, lead)),
+                Err(Error::Iova(iova::Error::Exhausted { .. })) if align_lg2 > granule_lg2 => {
+                    align_lg2 = align_lg2.saturating_sub(LEVEL_LG2).max(granule_lg2);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Where a device finds the segments if the first granule of them is at `base`.
+    fn buffer_spans<'a>(
+        &'a self,
+        buffer: &'a Buffer<PhysAddr>,
+        base: Iova,
+    ) -> impl Iterator<Item = Span<DmaAddr>> + 'a {
+        // All of them have a place: it was counted.
+        self.places(buffer).map_while(Result::ok).map(move |Place { at, offset, len, .. }| {
+            let start = base.wrapping_add(at + offset);
+            Span::covering(DmaAddr::new(start.get()), len - 1)
+        })
+    }
+
+    /// Maps the granules of the segments, by as few calls as there are full stages.
+    fn fill_buffer(
+        &self,
+        translation: &T,
+        buffer: &Buffer<PhysAddr>,
+        base: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        let mut room = SpanBuf::room::<STAGE>();
+        let mut stage = SpanBuf::new(&mut room);
+        let mut start = base;
+        for place in self.places(buffer) {
+            let Place { at, whole, .. } = place?;
+            if stage.push(whole).is_err() {
+                translation.map(start, stage.spans(), prot)?;
+                stage.clear();
+                start = base.wrapping_add(at);
+                // There is room in an empty stage.
+                let _ = stage.push(whole);
+            }
+        }
+        translation.map(start, stage.spans(), prot)
+    }
+}
+
+/// Which way data goes that a device may access so, if the buffer is registered for it.
+fn check_access(buffer: &Buffer<PhysAddr>, wanted: Prot) -> Result<Direction, MapBufferError> {
+    let (user, access) = (buffer.user(), buffer.access());
+    let refused = MapBufferError::Access { user, access, wanted };
+    if !access.contains(wanted) {
+        return Err(refused);
+    }
+    match (wanted.contains(Prot::READ), wanted.contains(Prot::WRITE)) {
+        (true, true) => Ok(Direction::Bidirectional),
+        (true, false) => Ok(Direction::ToDevice),
+        (false, true) => Ok(Direction::FromDevice),
+        (false, false) => Err(refused),
+    }
+}
+
+fn joined(
+    user: UserRange,
+    spans: impl Iterator<Item = Span<DmaAddr>>,
+) -> Result<Segments<DmaAddr>, MapBufferError> {
+    let mut builder = SegmentsBuilder::new();
+    let mut spans = spans;
+    let pushed = spans.try_for_each(|span| builder.push(span));
+    let built = pushed.and_then(|()| builder.build());
+    built.map_err(|error| MapBufferError::Segments { user, error })
+}
+
+/// What a mapped buffer keeps. Dropped without an end it leaks the memory: a device may use it.
+struct Mapped<T: Translation> {
+    translation: Arc<T>,
+    /// In a lock as memory need not be `Sync`; it is never waited for. There are no IOVAs where
+    /// nothing is translated.
+    held: Mutex<Flag, Option<Held<T::Memory>>>,
+}
+
+type Held<H> = (Option<Iovas>, ManuallyDrop<H>);
+
+impl<T: Translation> Keep<DmaAddr> for Mapped<T> {
+    fn end(&mut self, _segments: &Segments<DmaAddr>) {
+        let Some((iovas, memory)) = self.held.get_mut().take() else { return };
+        let memory = ManuallyDrop::into_inner(memory);
+        match iovas {
+            // Where it fails, the domain has the memory.
+            Some(iovas) => drop(self.translation.unmap(iovas, memory, Flush::Strict)),
+            None => drop(memory),
+        }
+    }
+}
+
+/// Why memory was not registered for a device. `E` is the error of the source of the memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MappedSourceError<E: core::error::Error> {
+    /// There is no buffer to map.
+    #[error("{error}")]
+    Buffer {
+        /// Why.
+        #[source]
+        error: E,
+        /// Its errno.
+        errno: Errno,
+    },
+    /// It was not mapped.
+    #[error(transparent)]
+    Map(#[from] MapBufferError),
+}
+
+impl<E: core::error::Error> MappedSourceError<E> {
+    /// The errno of the source's error, or of the [mapping](MapBufferError::errno).
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Buffer { errno, .. } => *errno,
+            Self::Map(error) => error.errno(),
+        }
+    }
+}
+
+/// Registers memory for a device: what another source gives, mapped.
+///
+/// Its registries are of one device: buffers are cloned only to registries whose source maps for
+/// the same one. For several devices, register the memory once and
+/// [map](Device::map_buffer) it for each.
+///
+/// ```
+/// # use std::sync::Arc;
+/// use dmaspan::dma::{Device, DeviceConfig, Direct, MappedSource, NoPool, Registered};
+/// use dmaspan::regbuf::{Pinned, Registry, Request};
+/// use dmaspan::{Account, Direction, UserAddr};
+/// # use dmaspan::{PhysAddr, Platform, Span};
+/// # use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+/// # struct OneThread;
+/// # impl Platform for OneThread {
+/// #     type Lock = parking_lot::RawMutex;
+/// #     fn cpu(&self) -> usize { 0 }
+/// #     fn now(&self) -> u64 { 0 }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ram = Span::new(PhysAddr::new(1 << 32), 16 << 20)?;
+/// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
+/// # let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+/// # let folio = memory.allocate_folios(&[4], 7)?;
+/// # let user = space.map(UserAddr::new(0x7f00_0000_0000), &folio).ok_or("mapped already")?;
+/// # let pinner = Arc::new(SimPinner::new(memory));
+/// // A device without an IOMMU; behind one, a `DmaDomain` is in the place of the `Direct`.
+/// let direct = Arc::new(Direct::<Registered, _>::new(ram, OneThread));
+/// let device = Arc::new(Device::new(direct, NoPool, DeviceConfig::bits(64))?);
+/// let pinned = Pinned::new(pinner, space, Account::unlimited(), 12);
+/// let mut registry = Registry::new(MappedSource::new(pinned, device));
+/// registry.register(&[Request::new(user)])?;
+/// let mut pieces = registry.get(0)?.import(0x1200, 0x600, Direction::FromDevice)?;
+/// let piece = pieces.next().ok_or("no bytes")?;
+/// assert_eq!((piece.start().get(), piece.len()), (folio[0].paddr().get() + 0x1200, 0x600));
+/// # Ok(())
+/// # }
+/// ```
+pub struct MappedSource<S, T: Translation, B: BouncePool = NoPool> {
+    memory: S,
+    device: Arc<Device<T, B>>,
+}
+
+impl<S, T: Translation, B: BouncePool> MappedSource<S, T, B> {
+    /// What `memory` gives, mapped for `device`.
+    pub fn new(memory: S, device: Arc<Device<T, B>>) -> Self {
+        Self { memory, device }
+    }
+
+    /// Where the memory comes from.
+    pub fn memory(&self) -> &S {
+        &self.memory
+    }
+
+    /// The device that it is mapped for.
+    pub fn device(&self) -> &Arc<Device<T, B>> {
+        &self.device
+    }
+}
+
+impl<S, T, B> regbuf::Source for MappedSource<S, T, B>
+where
+    S: regbuf::Source<Addr = PhysAddr>,
+    T: Translation<Memory: From<Registered>> + 'static,
+    B: BouncePool,
+{
+    type Addr = DmaAddr;
+    type Error = MappedSourceError<S::Error>;
+
+    fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<DmaAddr>, Self::Error> {
+        let buffer = self.memory.buffer(user, access).map_err(|error| {
+            let errno = self.memory.errno(&error);
+            MappedSourceError::Buffer { error, errno }
+        })?;
+        Ok(self.device.map_buffer(Arc::new(buffer), access)?)
+    }
+
+    fn owner(&self) -> Owner<'_> {
+        Owner { device: Some(self.device.id()), ..self.memory.owner() }
+    }
+
+    fn errno(&self, error: &Self::Error) -> Errno {
+        error.errno()
+    }
+}
+
+impl<S, T: Translation, B: BouncePool> fmt::Debug for MappedSource<S, T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedSource").field("device", &self.device).finish_non_exhaustive()
+    }
+}

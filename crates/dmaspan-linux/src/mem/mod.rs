@@ -62,13 +62,33 @@ impl Memory {
     /// [`HugetlbReservation`](crate::HugetlbReservation)). A limit of a memory cgroup is not seen
     /// in advance.
     pub fn new(kind: MemoryKind, len_bytes: u64) -> Result<Self, MemoryError> {
-        Self::aligned(kind, len_bytes, 1)
+        Self::laid_out(kind, Pages::Alike, len_bytes, 1)
     }
 
-    /// The same, at a multiple of `align`, a power of two: for memory of base pages and of
-    /// transparent huge ones.
+    /// Memory in which transparent huge pages and as many bytes of base pages take turns, huge ones
+    /// first: one range of a user, as a heap has it of which only parts were advised. Its kind is
+    /// [`MemoryKind::Thp`].
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), with the kind [`MemoryKind::Thp`].
+    pub fn striped(len_bytes: u64) -> Result<Self, MemoryError> {
+        Self::laid_out(MemoryKind::Thp, Pages::InTurn, len_bytes, 1)
+    }
+
+    /// Memory as of [`new`](Self::new), at a multiple of `align`, a power of two: for memory of
+    /// base pages and of transparent huge ones.
     pub(crate) fn aligned(
         kind: MemoryKind,
+        len_bytes: u64,
+        align: u64,
+    ) -> Result<Self, MemoryError> {
+        Self::laid_out(kind, Pages::Alike, len_bytes, align)
+    }
+
+    fn laid_out(
+        kind: MemoryKind,
+        pages: Pages,
         len_bytes: u64,
         align: u64,
     ) -> Result<Self, MemoryError> {
@@ -86,7 +106,7 @@ impl Memory {
             return Err(MemoryError::TooMuch { kind, len: len_bytes, available });
         }
         let failed = |errno| MemoryError::mapping(kind, len_bytes, errno);
-        let mapping = map(kind, len_bytes, align).map_err(failed)?;
+        let mapping = map(kind, pages, len_bytes, align).map_err(failed)?;
         let start = u64::try_from(mapping.addr()).map_err(|_| failed(Errno::ENOMEM))?;
         let range = UserRange::from_len(UserAddr::new(start), len_bytes)
             .map_err(|error| failed(error.errno()))?;
@@ -147,8 +167,17 @@ impl Memory {
     }
 }
 
+/// Which pages of a kind memory has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pages {
+    /// The kind's everywhere.
+    Alike,
+    /// The kind's, which are transparent huge pages, and base pages, in turn.
+    InTurn,
+}
+
 /// Maps and populates memory.
-fn map(kind: MemoryKind, len_bytes: u64, align: u64) -> Result<Mapping, Errno> {
+fn map(kind: MemoryKind, pages: Pages, len_bytes: u64, align: u64) -> Result<Mapping, Errno> {
     let to_usize = |value: u64| usize::try_from(value).map_err(|_| Errno::ENOMEM);
     let len = to_usize(len_bytes)?;
     let leaf_size = kind.leaf_size();
@@ -181,6 +210,12 @@ fn map(kind: MemoryKind, len_bytes: u64, align: u64) -> Result<Mapping, Errno> {
             Err(errno) => return Err(errno),
         },
         _ => {}
+    }
+    if pages == Pages::InTurn {
+        let stripe = to_usize(leaf_size)?;
+        for offset in (stripe..len).step_by(2 * stripe) {
+            mapping.advise(offset, stripe, Advice::NoHuge)?;
+        }
     }
     populate(&mapping)?;
     Ok(mapping)

@@ -28,6 +28,22 @@ fn a_length_that_is_no_multiple_of_the_page_size_names_both() {
 }
 
 #[test]
+fn stripes_have_huge_pages_and_base_pages_in_turn() {
+    let (stripe, count) = (os::thp_size(), 5);
+    let memory = Memory::striped(count * stripe).unwrap();
+    assert_eq!((memory.kind(), memory.len()), (MemoryKind::Thp, count * stripe));
+    memory.fill_words(0, memory.len(), |n| n).unwrap();
+    memory.check_words(0, memory.len(), |n| n).unwrap();
+    match crate::pagemap::huge_bytes(&memory) {
+        Ok(0) => eprintln!("SKIP: the system gives no transparent huge pages"),
+        // Fragmented memory may have too few.
+        Ok(huge) => assert!(huge <= 3 * stripe && huge.is_multiple_of(stripe), "{huge}"),
+        Err(error) => eprintln!("SKIP: {error}"),
+    }
+    assert!(matches!(Memory::striped(stripe + page()), Err(MemoryError::Length { .. })));
+}
+
+#[test]
 fn no_memory_is_empty() {
     for kind in MemoryKind::ALL {
         assert_eq!(Memory::new(kind, 0).unwrap_err(), MemoryError::Empty { kind });

@@ -20,6 +20,7 @@
 //!   what is used after its unmap, flushed late or never, unmapped twice, or leaked, and shows the
 //!   history that led there.
 //! - [`regbuf_before`]: registered buffers as Linux's io_uring keeps them. For measuring against.
+//! - [`replay`]: a pinner that has pinned already. For measuring what is done with spans alone.
 //! - [`swiotlb_before`]: the bounce pool as Linux 5.19 had it. For measuring against.
 //! - [`type1_before`]: the VFIO container as Linux 6.15 had it. For measuring against.
 //! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
@@ -95,6 +96,7 @@ pub mod model;
 pub mod pool_memory;
 pub mod port;
 pub mod regbuf_before;
+pub mod replay;
 mod rng;
 pub mod sanitizer;
 pub mod suite;

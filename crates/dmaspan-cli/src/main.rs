@@ -11,6 +11,7 @@
 //! args ──► bench_dma (IOVAs, tables and flushes, as a driver's call) ──► report
 //! args ──► bench_container (user memory and BARs, as a VMM's call) ──► report
 //! args ──► bench_swiotlb (bounce buffers, as jobs of fio use them) ──► report
+//! args ──► bench_regbuf (registered buffers, as a storage engine uses them) ──► report
 //! ```
 //!
 //! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
@@ -19,6 +20,7 @@ mod args;
 mod bench;
 mod bench_container;
 mod bench_dma;
+mod bench_regbuf;
 mod bench_swiotlb;
 mod bus;
 mod crew;
@@ -97,6 +99,10 @@ fn bench(what: &BenchWhat) -> ExitCode {
         BenchWhat::Swiotlb(args) => {
             let plan = bench_swiotlb::plan(args);
             bench_by(args.format, plan, bench_swiotlb::run, bench_swiotlb::report::render)
+        }
+        BenchWhat::Regbuf(args) => {
+            let plan = bench_regbuf::plan(args);
+            bench_by(args.format, plan, bench_regbuf::run, bench_regbuf::report::render)
         }
     }
 }
@@ -180,7 +186,8 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
         let _ = error.print();
     } else {
         let is = |place, word: &str| env::args_os().nth(place).is_some_and(|found| found == word);
-        let command = match ["dma", "container", "swiotlb"].iter().find(|part| is(2, part)) {
+        let benches = ["dma", "container", "swiotlb", "regbuf"];
+        let command = match benches.iter().find(|part| is(2, part)) {
             _ if !is(1, "bench") => "dmaspan map".to_owned(),
             part => format!("dmaspan bench {}", part.unwrap_or(&"io-pgtable")),
         };
@@ -225,6 +232,9 @@ mod tests {
             &["dmaspan", "bench", "container", "--quick", "--runs", "2"],
             &["dmaspan", "bench", "swiotlb", "--jobs", "0"],
             &["dmaspan", "bench", "swiotlb", "--block", "much"],
+            &["dmaspan", "bench", "regbuf", "--case", "paper"],
+            &["dmaspan", "bench", "regbuf", "--size", "much"],
+            &["dmaspan", "bench", "regbuf", "--quick", "--runs", "2"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");

@@ -5,6 +5,7 @@ use clap::Subcommand;
 use super::Format;
 use super::bench_container::{CONTAINER_ABOUT, CONTAINER_EXAMPLES, ContainerArgs};
 use super::bench_dma::{DMA_ABOUT, DMA_EXAMPLES, DmaArgs};
+use super::bench_regbuf::{REGBUF_ABOUT, REGBUF_EXAMPLES, RegbufArgs};
 use super::bench_swiotlb::{SWIOTLB_ABOUT, SWIOTLB_EXAMPLES, SwiotlbArgs};
 use crate::bench::formats::{self, NamedFormat};
 
@@ -24,6 +25,9 @@ pub(crate) enum BenchWhat {
     /// Measure bounce buffers: one lock against areas, cold slots or warm.
     #[command(long_about = SWIOTLB_ABOUT, after_help = SWIOTLB_EXAMPLES)]
     Swiotlb(SwiotlbArgs),
+    /// Measure registered buffers: a step for each page against each piece.
+    #[command(long_about = REGBUF_ABOUT, after_help = REGBUF_EXAMPLES)]
+    Regbuf(RegbufArgs),
 }
 
 const IO_PGTABLE_ABOUT: &str = "\

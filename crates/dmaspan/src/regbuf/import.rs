@@ -101,6 +101,42 @@ impl<A: Address> Iterator for Import<'_, A> {
         Some(Span::covering(A::new(start), end - position - 1))
     }
 
+    /// Goes through whole segments without looking for each of them anew.
+    #[inline(always)]
+    fn fold<T, F: FnMut(T, Span<A>) -> T>(mut self, init: T, mut each: F) -> T {
+        let Some(first) = self.next() else { return init };
+        let mut folded = each(init, first);
+        match &self.segments.layout {
+            Layout::One { .. } => {}
+            Layout::Uniform { starts, unit_lg2 } => {
+                let whole = (self.end - self.position) >> unit_lg2;
+                let index = to_index(self.position >> unit_lg2);
+                let above = lg2::mask(*unit_lg2);
+                for start in starts.get(index..).unwrap_or_default().iter().take(to_index(whole)) {
+                    folded = each(folded, Span::covering(A::new(*start), above));
+                }
+                self.position += whole << unit_lg2;
+            }
+            Layout::Mixed(mixed) => {
+                let mut position = self.position;
+                for (origin, end) in mixed.behind(self.index) {
+                    if end > self.end {
+                        break;
+                    }
+                    let start = origin.wrapping_add(position);
+                    folded = each(folded, Span::covering(A::new(start), end - position - 1));
+                    position = end;
+                    self.index += 1;
+                }
+                self.position = position;
+            }
+        }
+        match self.next() {
+            Some(last) => each(folded, last),
+            None => folded,
+        }
+    }
+
     fn size_hint(&self) -> (usize, Option<usize>) {
         let pieces = self.pieces();
         (pieces, Some(pieces))

@@ -90,6 +90,13 @@ impl Mixed {
         low + pieces.partition_point(|piece| piece.end <= position)
     }
 
+    /// The origins of segments and the positions behind them, from one on.
+    #[inline(always)]
+    pub(super) fn behind(&self, index: usize) -> impl Iterator<Item = (u64, u64)> {
+        let pieces = self.pieces.get(index..).unwrap_or_default();
+        pieces.iter().map(|piece| (piece.origin, piece.end))
+    }
+
     /// The address of `position`, which lies in the segment, and the position where that ends.
     #[inline(always)]
     pub(super) fn rest(&self, index: usize, position: u64) -> Option<(u64, u64)> {

@@ -96,23 +96,30 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// [`Error::Room`] where they are more than have room.
+    /// [`Error::Room`] where they are more than have room, which has the first of them then: that
+    /// is found out on the way, so that spans are gone through once.
     #[inline(always)]
     pub fn write<A: Address, I>(self, spans: I, room: &mut [Entry]) -> Result<usize, Error>
     where
-        I: IntoIterator<Item = Span<A>, IntoIter: Clone>,
+        I: IntoIterator<Item = Span<A>>,
     {
-        let spans = spans.into_iter();
-        let needed = self.need(spans.clone()).entries;
-        let len = room.len();
-        let room = room.get_mut(..needed).ok_or(Error::Room { needed, room: len })?;
-        let mut places = room.iter_mut();
-        self.entries(spans).for_each(|entry| {
-            if let Some(place) = places.next() {
+        let needed = Runs::new(spans.into_iter()).fold(0, |mut written: usize, mut run| {
+            loop {
+                // What has no place is only counted.
+                let Some(place) = room.get_mut(written) else {
+                    return written.saturating_add(self.count(run));
+                };
+                let (entry, rest) = self.cut(run);
                 *place = entry;
+                written += 1;
+                match rest {
+                    Some(rest) => run = rest,
+                    None => return written,
+                }
             }
         });
-        Ok(needed)
+        let room = room.len();
+        if needed <= room { Ok(needed) } else { Err(Error::Room { needed, room }) }
     }
 
     /// How many bytes behind the first one a segment of a run has: as Linux's

@@ -121,12 +121,13 @@ fn behind_the_top_of_the_space_lies_nothing() {
 }
 
 #[test]
-fn too_little_room_is_refused_with_nothing_written() {
+fn too_little_room_is_refused_with_the_number_that_is_needed() {
     let spans = [span(0, 10), span(20, 10)];
     let mut room = [entry(7, 7); 5];
     let error = limits(4, None).write(spans, &mut room).unwrap_err();
     assert_eq!((error, error.errno()), (Error::Room { needed: 6, room: 5 }, Errno::ENOSPC));
-    assert_eq!(room, [entry(7, 7); 5]);
+    let whole = limits(1, None).write([span(0, 1 << 40)], &mut room).unwrap_err();
+    assert_eq!(whole, Error::Room { needed: 1 << 40, room: 5 });
 }
 
 #[test]

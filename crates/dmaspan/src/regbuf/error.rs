@@ -1,6 +1,6 @@
 //! What registries and buffers refuse.
 
-use super::segments::BuildError;
+use super::builder::BuildError;
 use crate::account::OverLimit;
 use crate::error::Errno;
 use crate::prot::{Direction, Prot};

@@ -25,6 +25,7 @@
 //! buffers may be read-only.
 
 mod buffer;
+mod builder;
 mod clone;
 pub mod descriptors;
 mod error;
@@ -37,12 +38,13 @@ mod source;
 mod vectored;
 
 pub use buffer::{Buffer, Keep, MAX_IMPORT, Node, TagSink};
+pub use builder::{BuildError, SegmentsBuilder};
 pub use clone::{CloneRequest, Existing};
 pub use error::{Error, ImportError, PinBufferError};
 pub use import::{Import, Outside};
 pub use pinned::Pinned;
 pub use regions::{HostMemory, RegionError, Regions};
 pub use registry::{MAX_BUFFER_LEN, MAX_BUFFERS, Registry, Request};
-pub use segments::{BuildError, Segments, SegmentsBuilder};
+pub use segments::Segments;
 pub use source::{Owner, Source};
 pub use vectored::VectoredImport;

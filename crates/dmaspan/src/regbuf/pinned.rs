@@ -8,8 +8,9 @@ use core::fmt;
 use lock_api::Mutex;
 
 use super::buffer::{Buffer, Keep};
+use super::builder::{BuildError, SegmentsBuilder};
 use super::error::PinBufferError;
-use super::segments::{BuildError, Segments, SegmentsBuilder};
+use super::segments::Segments;
 use super::source::{Owner, Source};
 use crate::account::{Account, Charge, OverLimit};
 use crate::addr::{PhysAddr, UserAddr};
@@ -73,25 +74,29 @@ impl<P: Pinner> Pinned<P> {
             dirty: Dirty::after(access),
             around: Around::default(),
         };
-        let built = match (error, sink.stopped) {
-            (_, Some(Why::NotMemory)) => Err(PinBufferError::NotMemory { user: pages }),
-            (_, Some(Why::Build(error))) => Err(PinBufferError::Segments { user: pages, error }),
+        let error = match (error, sink.stopped) {
+            (_, Some(Why::NotMemory)) => PinBufferError::NotMemory { user: pages },
+            (_, Some(Why::Build(error))) => PinBufferError::Segments { user: pages, error },
             (Some(PinError::Failed(error)), None) => {
                 let errno = self.pinner.errno(&error);
-                Err(PinBufferError::Pinner { user: pages, error, errno })
+                PinBufferError::Pinner { user: pages, error, errno }
             }
-            (Some(PinError::Stopped), None) => Err(PinBufferError::Pinned { user: pages, got: 0 }),
-            (None, None) => sink.build(pages).and_then(|segments| {
-                pin.charge_found(pages, &segments).map_err(over).map(|()| segments)
-            }),
+            (Some(PinError::Stopped), None) => PinBufferError::Pinned { user: pages, got: 0 },
+            (None, None) => match sink.build(pages) {
+                Err(error) => error,
+                Ok(segments) => {
+                    return match pin.charge_found(pages, &segments) {
+                        Ok(()) => Ok((segments, pin)),
+                        Err(error) => {
+                            pin.unpin(segments.iter());
+                            Err(over(error))
+                        }
+                    };
+                }
+            },
         };
-        match built {
-            Ok(segments) => Ok((segments, pin)),
-            Err(error) => {
-                pin.unpin(sink.builder.spans().iter().copied());
-                Err(error)
-            }
-        }
+        pin.unpin(sink.builder.spans());
+        Err(error)
     }
 }
 
@@ -208,7 +213,7 @@ enum Why {
 
 impl Sink {
     fn build<E: core::error::Error>(
-        &self,
+        &mut self,
         pages: UserRange,
     ) -> Result<Segments<PhysAddr>, PinBufferError<E>> {
         let got = self.builder.len();

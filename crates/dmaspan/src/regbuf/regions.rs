@@ -8,7 +8,8 @@ use core::fmt;
 use lock_api::{Mutex, RawMutex};
 
 use super::buffer::{Buffer, Keep};
-use super::segments::{BuildError, Segments, SegmentsBuilder};
+use super::builder::{BuildError, SegmentsBuilder};
+use super::segments::Segments;
 use super::source::{Owner, Source};
 use crate::addr::{HostAddr, UserAddr};
 use crate::error::Errno;

@@ -1,13 +1,11 @@
 //! Where a buffer's bytes are, kept compactly, and found at once from any offset.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
 use super::import::{Import, Outside};
 use crate::addr::Address;
-use crate::error::Errno;
 use crate::lg2;
 use crate::span::Span;
 
@@ -65,18 +63,19 @@ pub(super) enum Layout {
 
 /// Segments of different lengths.
 pub(super) struct Mixed {
-    pieces: Box<[Piece]>,
+    pub(super) pieces: Box<[Piece]>,
     /// The segment with the first byte of each `2^part_lg2`, and the last segment.
-    directory: Box<[u32]>,
-    part_lg2: u32,
+    pub(super) directory: Box<[u32]>,
+    pub(super) part_lg2: u32,
 }
 
 /// A segment: what is needed of one is together, as it is seldom in a cache.
-struct Piece {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
     /// The address of position 0, were the segment so long: modulo 2^64.
-    origin: u64,
+    pub(super) origin: u64,
     /// The position behind its last byte.
-    end: u64,
+    pub(super) end: u64,
 }
 
 impl Mixed {
@@ -111,7 +110,7 @@ impl<A: Address> Segments<A> {
         Self::with(Layout::One { start: span.start().get() }, 0, span.len())
     }
 
-    fn with(layout: Layout, skew: u64, end: u64) -> Self {
+    pub(super) fn with(layout: Layout, skew: u64, end: u64) -> Self {
         Self { layout, skew, end, addresses: PhantomData }
     }
 
@@ -199,174 +198,6 @@ impl<A: Address> fmt::Debug for Segments<A> {
 #[inline(always)]
 pub(super) fn to_index(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
-}
-
-/// Why no segments were made of spans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// There is no memory for so many segments.
-    #[error("no memory to keep track of {segments} segments")]
-    NoMemory {
-        /// How many there are.
-        segments: usize,
-    },
-    /// The spans have 2^64 bytes or more, or there are more than 2^32 of them.
-    #[error("more than {} bytes, or more than {} segments", u64::MAX, u32::MAX)]
-    TooLong,
-    /// There is no span.
-    #[error("a buffer without bytes")]
-    Empty,
-}
-
-impl BuildError {
-    /// `ENOMEM`, `EOVERFLOW` and `EINVAL`, as `io_sqe_buffer_register` (Linux, io_uring/rsrc.c).
-    pub const fn errno(&self) -> Errno {
-        match self {
-            Self::NoMemory { .. } => Errno::ENOMEM,
-            Self::TooLong => Errno::EOVERFLOW,
-            Self::Empty => Errno::EINVAL,
-        }
-    }
-}
-
-/// Takes spans in the order of a buffer's bytes and joins them wherever memory ends up contiguous:
-/// over folios of any size, and over kinds of page.
-#[derive(Debug)]
-pub struct SegmentsBuilder<A: Address> {
-    spans: Vec<Span<A>>,
-    len: u64,
-}
-
-impl<A: Address> Default for SegmentsBuilder<A> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<A: Address> SegmentsBuilder<A> {
-    /// No spans.
-    pub const fn new() -> Self {
-        Self { spans: Vec::new(), len: 0 }
-    }
-
-    /// Takes the next span.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::NoMemory`] and [`BuildError::TooLong`]. Then it was not taken.
-    #[inline]
-    pub fn push(&mut self, span: Span<A>) -> Result<(), BuildError> {
-        let len = self.len.checked_add(span.len()).ok_or(BuildError::TooLong)?;
-        match self.spans.last_mut().and_then(|last| Some((last.join(span)?, last))) {
-            Some((joined, last)) => *last = joined,
-            None => {
-                let segments = self.spans.len() + 1;
-                self.spans.try_reserve(1).map_err(|_| BuildError::NoMemory { segments })?;
-                self.spans.push(span);
-            }
-        }
-        self.len = len;
-        Ok(())
-    }
-
-    /// How many bytes were taken.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether no span was taken.
-    pub fn is_empty(&self) -> bool {
-        self.spans.is_empty()
-    }
-
-    /// What was taken, joined.
-    pub fn spans(&self) -> &[Span<A>] {
-        &self.spans
-    }
-
-    /// The segments.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`]: no memory for them, none at all, or too many.
-    pub fn build(&self) -> Result<Segments<A>, BuildError> {
-        match *self.spans {
-            [] => Err(BuildError::Empty),
-            [span] => Ok(Segments::one(span)),
-            [first, .., last] => {
-                let unit = self.unit_lg2(first, last).and_then(|unit_lg2| {
-                    let skew = lg2::size(unit_lg2).checked_sub(first.len())?;
-                    Some((unit_lg2, skew, self.len.checked_add(skew)?))
-                });
-                match unit {
-                    Some((unit_lg2, skew, end)) => {
-                        let starts = self.spans.iter().map(|span| span.start().get());
-                        let mut starts = self.collect(self.spans.len(), starts)?;
-                        if let Some(start) = starts.first_mut() {
-                            *start = start.wrapping_sub(skew);
-                        }
-                        Ok(Segments::with(Layout::Uniform { starts, unit_lg2 }, skew, end))
-                    }
-                    None => Ok(Segments::with(Layout::Mixed(self.mixed()?), 0, self.len)),
-                }
-            }
-        }
-    }
-
-    /// What all segments are long, if it is a power of two, but for the first and the last.
-    fn unit_lg2(&self, first: Span<A>, last: Span<A>) -> Option<u32> {
-        let longest = first.len().max(last.len());
-        let inner = self.spans.get(1..self.spans.len() - 1).unwrap_or_default();
-        let unit = match inner.first() {
-            Some(span) => span.len(),
-            None => longest.checked_next_power_of_two()?,
-        };
-        let uniform = unit.is_power_of_two()
-            && longest <= unit
-            && inner.iter().all(|span| span.len() == unit);
-        uniform.then(|| lg2::floor(unit))
-    }
-
-    fn mixed(&self) -> Result<Mixed, BuildError> {
-        let count = self.spans.len();
-        let last_index = u32::try_from(count - 1).map_err(|_| BuildError::TooLong)?;
-        let pieces = self.spans.iter().scan(0, |end: &mut u64, span| {
-            let origin = span.start().get().wrapping_sub(*end);
-            *end += span.len();
-            Some(Piece { origin, end: *end })
-        });
-        let pieces = self.collect(count, pieces)?;
-        // As many parts as segments at most, more than half as many at least.
-        let segments = u64::from(last_index) + 1;
-        let mut part_lg2 = lg2::floor(self.len / segments);
-        if (self.len - 1) >> part_lg2 >= segments {
-            part_lg2 += 1;
-        }
-        let parts = to_index((self.len - 1) >> part_lg2) + 1;
-        let mut index = 0;
-        let part_starts = (0..parts).scan(0, |at: &mut u64, _| {
-            while pieces.get(index).is_some_and(|piece| piece.end <= *at) {
-                index += 1;
-            }
-            *at = at.saturating_add(lg2::size(part_lg2));
-            u32::try_from(index).ok()
-        });
-        let directory = self.collect(parts + 1, part_starts.chain([last_index]))?;
-        Ok(Mixed { pieces, directory, part_lg2 })
-    }
-
-    fn collect<T>(
-        &self,
-        count: usize,
-        values: impl Iterator<Item = T>,
-    ) -> Result<Box<[T]>, BuildError> {
-        let mut all = Vec::new();
-        let segments = self.spans.len();
-        all.try_reserve_exact(count).map_err(|_| BuildError::NoMemory { segments })?;
-        all.extend(values);
-        Ok(all.into_boxed_slice())
-    }
 }
 
 #[cfg(test)]

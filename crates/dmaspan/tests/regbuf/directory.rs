@@ -22,7 +22,7 @@ fn build(spans: &[Host]) -> Segments<HostAddr> {
     let mut builder = SegmentsBuilder::new();
     assert!(builder.is_empty());
     spans.iter().for_each(|span| builder.push(*span).unwrap());
-    assert_eq!(builder.spans(), spans);
+    assert!(builder.spans().eq(spans.iter().copied()));
     builder.build().unwrap()
 }
 
@@ -184,7 +184,7 @@ fn spans_that_touch_are_one_segment_and_others_are_not() {
     for span in [host(8, 8), host(16, 1), host(17, 3), host(4, 4), host(8, 2), host(11, 1)] {
         builder.push(span).unwrap();
     }
-    assert_eq!(builder.spans(), [host(8, 12), host(4, 6), host(11, 1)]);
+    assert!(builder.spans().eq([host(8, 12), host(4, 6), host(11, 1)]));
     assert_eq!(builder.len(), 19);
     let segments = builder.build().unwrap();
     assert!(segments.iter().eq([host(8, 12), host(4, 6), host(11, 1)]));
@@ -200,7 +200,7 @@ fn no_segments_are_made_of_nothing_or_of_more_than_a_space() {
     builder.push(half).unwrap();
     let error = builder.push(half).unwrap_err();
     assert_eq!((error, error.errno()), (BuildError::TooLong, Errno::EOVERFLOW));
-    assert_eq!((builder.len(), builder.spans()), (1 << 63, &[half][..]));
+    assert!(builder.len() == 1 << 63 && builder.spans().eq([half]));
     let rest = Span::new(HostAddr::new(5), (1 << 63) - 1).unwrap();
     builder.push(rest).unwrap();
     let segments = builder.build().unwrap();

@@ -1,7 +1,9 @@
 use alloc::vec;
+use alloc::vec::Vec;
 
 use super::*;
 use crate::addr::PhysAddr;
+use crate::regbuf::SegmentsBuilder;
 
 fn span(start: u64, len: u64) -> Span {
     Span::new(PhysAddr::new(start), len).unwrap()

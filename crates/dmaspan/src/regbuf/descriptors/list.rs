@@ -40,7 +40,9 @@ pub(super) fn pages_for<E>(
             return Ok(n + 1);
         }
         if n + 1 == list.len() {
-            return Err(Error::Room { needed, room: whole });
+            // Without the last page, where that has none, the one before needs no pointer.
+            let without = if n > 0 { room + 1 } else { 0 };
+            return Err(Error::Room { needed, room: whole.max(without) });
         }
         check(n, page, Place::Chained)?;
         room = whole.saturating_sub(1);

@@ -162,6 +162,14 @@ fn blocks_are_as_long_as_a_length_of_32_bits_can_tell() {
 }
 
 #[test]
+fn a_last_page_without_entries_takes_no_room_away() {
+    for (pages, room) in [(&[3, 0][..], 3), (&[3, 1], 3), (&[1, 0], 1), (&[0], 0), (&[], 0)] {
+        let written = check(Limits::default(), &apart(4), List::new(pages));
+        assert_eq!(written, Err(Error::Room { needed: 4, room }));
+    }
+}
+
+#[test]
 fn lists_that_no_descriptor_can_tell_are_refused() {
     assert_eq!(check(Limits::default(), &[], List::new(&[4])), Err(Error::Empty));
     let error = check(Limits::default(), &apart(3), List::new(&[0, 4])).unwrap_err();

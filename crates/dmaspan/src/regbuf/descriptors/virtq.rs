@@ -101,14 +101,16 @@ where
         if needed > room { Err(Error::Room { needed, room }) } else { Ok(needed) }
     }
 
-    /// Calls `each` with the descriptors in their order, of which there are `count`.
+    /// Calls `each` with the descriptors in their order, of which there are `count`: with no more,
+    /// whose places may be those of another chain, if a clone of the spans gave fewer.
     #[inline(always)]
     pub(super) fn each(self, count: usize, mut each: impl FnMut(Element)) {
         let readable = self.limits.entries(self.readable).map(|entry| (entry, 0));
         let writable = self.limits.entries(self.writable).map(|entry| (entry, WRITE));
         let mut left = count;
         readable.chain(writable).for_each(|(entry, access)| {
-            left = left.saturating_sub(1);
+            let Some(behind) = left.checked_sub(1) else { return };
+            left = behind;
             let next = if left > 0 { NEXT } else { 0 };
             each(Element { entry, flags: access | next });
         });

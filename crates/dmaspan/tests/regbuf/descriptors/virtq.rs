@@ -194,6 +194,35 @@ fn too_little_room_is_refused_with_nothing_written() {
     }
 }
 
+/// An iterator of four spans, of which clones give one only.
+struct FewerInClones(std::ops::Range<u64>);
+
+impl Clone for FewerInClones {
+    fn clone(&self) -> Self {
+        Self(0..1)
+    }
+}
+
+impl Iterator for FewerInClones {
+    type Item = Span<DmaAddr>;
+
+    fn next(&mut self) -> Option<Span<DmaAddr>> {
+        self.0.next().map(|n| span(n << 12, 1))
+    }
+}
+
+#[test]
+fn spans_that_were_not_counted_take_no_descriptor_of_another_chain() {
+    let chain = || Chain::new(Limits::default(), FewerInClones(0..4), FewerInClones(0..4));
+    let mut indices = Vec::new();
+    assert_eq!(chain().write_split(&[7, 5, 3], |index, _| indices.push(index)), Ok(2));
+    assert_eq!(indices, [7, 5]);
+    indices.clear();
+    let start = PackedPosition::start(8).unwrap();
+    let behind = chain().write_packed(start, 2, 1, |index, _| indices.push(index));
+    assert_eq!((behind, indices), (Ok(start.next().next()), vec![1, 0]));
+}
+
 #[test]
 fn indirect_tables_have_a_descriptor_of_their_own() {
     let of = SplitDescriptor::indirect(DmaAddr::new(0x1234_5678), 3).unwrap().to_bytes();

@@ -40,7 +40,7 @@ impl PackedDescriptor {
     ///
     /// # Errors
     ///
-    /// [`Error::Room`] for more than a length of 32 bits can tell.
+    /// [`Error::Empty`] for none; [`Error::Room`] for more than a length of 32 bits can tell.
     pub fn indirect(
         position: PackedPosition,
         id: u16,

@@ -31,7 +31,7 @@ impl SplitDescriptor {
     ///
     /// # Errors
     ///
-    /// [`Error::Room`] for more than a length of 32 bits can tell.
+    /// [`Error::Empty`] for none; [`Error::Room`] for more than a length of 32 bits can tell.
     pub fn indirect(addr: DmaAddr, descriptors: usize) -> Result<Self, Error> {
         Ok(Self::new(addr, table_bytes(descriptors)?, INDIRECT, 0))
     }

@@ -122,6 +122,7 @@ where
 pub(super) fn table_bytes(descriptors: usize) -> Result<u32, Error> {
     let room = (u32::MAX >> DESCRIPTOR_LG2) as usize;
     match u32::try_from(descriptors) {
+        Ok(0) => Err(Error::Empty),
         Ok(count) if descriptors <= room => Ok(count << DESCRIPTOR_LG2),
         _ => Err(Error::Room { needed: descriptors, room }),
     }

@@ -235,6 +235,9 @@ fn indirect_tables_have_a_descriptor_of_their_own() {
         assert_eq!((address_and_length(of), last_fields(of)), ((0x1000, 16), (9, flags)));
         position = position.next();
     }
+    let nothing = DmaAddr::new(0x1000);
+    assert_eq!(SplitDescriptor::indirect(nothing, 0), Err(Error::Empty));
+    assert_eq!(PackedDescriptor::indirect(position, 9, nothing, 0), Err(Error::Empty));
     let room = (1 << 28) - 1;
     assert!(SplitDescriptor::indirect(DmaAddr::new(0), room).is_ok());
     let error = SplitDescriptor::indirect(DmaAddr::new(0), room + 1);

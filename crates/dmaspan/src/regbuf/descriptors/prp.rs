@@ -268,26 +268,33 @@ impl<A: Address, I: Iterator<Item = Span<A>>> PrpEntries<I> {
 
     /// Writes the next entries, none of which is the first, to all of `places`.
     #[inline(always)]
-    fn fill(&mut self, mut places: &mut [u64]) {
+    fn fill(&mut self, places: &mut [u64]) {
         let size = self.page.bytes();
-        while !places.is_empty() && self.enter().is_some() {
-            // Most spans are of one page, or of very many.
-            let pages = if self.left <= size { 1 } else { ((self.left - 1) >> self.page.lg2) + 1 };
+        let mut done = 0;
+        while let Some(place) = places.get_mut(done) {
+            if self.left == 0 {
+                let Some(span) = self.spans.next() else { return };
+                (self.next, self.left) = (span.start().get(), span.len());
+                if !lg2::is_aligned(self.next, self.page.lg2) {
+                    // As in `enter`.
+                    self.skip_page();
+                } else if self.left <= size {
+                    // Most spans are of one page, or of very many.
+                    *place = self.next.to_le();
+                    self.left = 0;
+                    done += 1;
+                }
+                continue;
+            }
+            let pages = ((self.left - 1) >> self.page.lg2) + 1;
             let most = usize::try_from(pages).unwrap_or(usize::MAX);
-            let (now, later) = places.split_at_mut(places.len().min(most));
-            self.left = self.left.saturating_sub(size.saturating_mul(now.len() as u64));
-            if let [place] = now {
+            let count = most.min(places.len() - done);
+            for place in places.get_mut(done..done + count).unwrap_or_default() {
                 *place = self.next.to_le();
                 self.next = self.next.wrapping_add(size);
-            } else {
-                let mut addr = self.next;
-                for place in now {
-                    *place = addr.to_le();
-                    addr = addr.wrapping_add(size);
-                }
-                self.next = addr;
             }
-            places = later;
+            self.left = self.left.saturating_sub(size.saturating_mul(count as u64));
+            done += count;
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::span::Span;
 /// What segments a device takes.
 ///
 /// The default has no boundary, and segments as long as a length of 32 bits can tell in pages of
-/// 4 KiB: 2^32 - 4096 bytes, so that no page is cut.
+/// 4 KiB: 2^32 - 4096 bytes, so that no page of a run that begins with one is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     max_segment: NonZeroU32,

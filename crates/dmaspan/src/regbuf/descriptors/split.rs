@@ -82,8 +82,8 @@ where
     }
 
     /// Writes the descriptors to the beginning of an indirect table, and returns how many they are,
-    /// for [`SplitDescriptor::indirect`]. They are chained in their order, as section 2.7.5.3.1
-    /// asks for in any case.
+    /// for [`SplitDescriptor::indirect`]. They are chained in their order, which section 2.7.5.3.1
+    /// asks for where `VIRTIO_F_IN_ORDER` was negotiated.
     ///
     /// # Errors
     ///

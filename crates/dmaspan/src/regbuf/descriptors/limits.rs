@@ -122,6 +122,13 @@ impl Limits {
         if needed <= room { Ok(needed) } else { Err(Error::Room { needed, room }) }
     }
 
+    /// Whether a run is one segment.
+    #[inline(always)]
+    fn takes(self, run: Run) -> bool {
+        let is_within = (run.first ^ run.last) & !self.window == 0;
+        run.above() < u64::from(self.max_segment.get()) && is_within
+    }
+
     /// How many bytes behind the first one a segment of a run has: as Linux's
     /// `get_max_segment_size` (block/blk.h), with which `bvec_split_segs` and `__blk_rq_map_sg`
     /// (block/blk-merge.c) cut.
@@ -135,9 +142,15 @@ impl Limits {
     /// The first segment of a run, and what remains.
     #[inline(always)]
     pub(super) fn cut(self, run: Run) -> (Entry, Option<Run>) {
+        let addr = DmaAddr::new(run.first);
+        if self.takes(run) {
+            // Most are so. What one segment takes is less than 2^32 bytes.
+            let len = u32::try_from(run.above() + 1).unwrap_or(u32::MAX);
+            return (Entry { addr, len }, None);
+        }
         let above = self.segment_above(run);
         // It is less than a length of 32 bits.
-        let entry = Entry { addr: DmaAddr::new(run.first), len: above.wrapping_add(1) };
+        let entry = Entry { addr, len: above.wrapping_add(1) };
         let last = run.first.wrapping_add(u64::from(above));
         let rest = Run { first: last.wrapping_add(1), last: run.last };
         (entry, (last != run.last).then_some(rest))
@@ -146,7 +159,7 @@ impl Limits {
     /// How many segments a run has.
     #[inline(always)]
     fn count(self, run: Run) -> usize {
-        if u64::from(self.segment_above(run)) == run.above() { 1 } else { self.count_long(run) }
+        if self.takes(run) { 1 } else { self.count_long(run) }
     }
 
     #[inline(never)]

@@ -158,8 +158,10 @@ impl<P: Pinner> Pin<P> {
         pages: UserRange,
         segments: &Segments<PhysAddr>,
     ) -> Result<(), OverLimit> {
-        let mut room = SpanBuf::room::<BATCH>();
-        in_batches(segments.iter(), &mut room, |spans| self.charge.found(spans))?;
+        if self.charge.counts_frames() {
+            let mut room = SpanBuf::room::<BATCH>();
+            in_batches(segments.iter(), &mut room, |spans| self.charge.found(spans))?;
+        }
         self.charge.settle([pages])
     }
 

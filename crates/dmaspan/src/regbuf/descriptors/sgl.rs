@@ -109,21 +109,28 @@ impl Sgl {
         }
         let list_pages = pages_for(list, left, check)?;
         let sgl1 = pointer(list, 0, list_pages, left);
-        for n in 0..list_pages {
-            let is_last = n + 1 == list_pages;
-            let data = list.get(n).map_or(0, |page| page.entries.len() - usize::from(!is_last));
-            let data = data.min(left);
-            left -= data;
-            let next = pointer(list, n + 1, list_pages, left);
-            let Some(page) = list.get_mut(n) else { break };
-            let (places, rest) = page.entries.split_at_mut(data);
-            for (place, entry) in places.iter_mut().zip(&mut entries) {
-                *place = SglDescriptor::data(entry);
-            }
-            if let (Some(place), Some(next)) = (rest.first_mut(), next.filter(|_| !is_last)) {
+        for n in 1..list_pages {
+            let Some(data) = list.get(n - 1).map(|page| page.entries.len() - 1) else { break };
+            left = left.saturating_sub(data);
+            let next = pointer(list, n, list_pages, left);
+            let place = list.get_mut(n - 1).and_then(|page| page.entries.last_mut());
+            if let (Some(place), Some(next)) = (place, next) {
                 *place = next;
             }
         }
+        let mut pages = list.iter_mut().take(list_pages).enumerate();
+        let mut places = [].iter_mut();
+        entries.for_each(|entry| {
+            loop {
+                if let Some(place) = places.next() {
+                    *place = SglDescriptor::data(entry);
+                    return;
+                }
+                let Some((n, page)) = pages.next() else { return };
+                let data = page.entries.len() - usize::from(n + 1 != list_pages);
+                places = page.entries.split_at_mut(data).0.iter_mut();
+            }
+        });
         sgl1.map(|sgl1| Self { sgl1, list_pages }).ok_or(Error::Empty)
     }
 }

@@ -14,7 +14,7 @@ use crate::mem::ExclusiveMemory;
 use crate::os;
 use crate::registration::{CHUNK, SLOTS};
 use crate::sys;
-use crate::sys::slices::{Layout, MAX_SLICES, Slices, SlicesError};
+use crate::sys::slices::{Layout, Slices, SlicesError};
 
 /// What a pool shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,9 +90,8 @@ impl FixedPool {
     pub fn new(options: &PoolOptions) -> Result<Self, PoolError> {
         checked_slice_len(options.slice_len)?;
         let count = options.slices;
-        if count == 0 || count > MAX_SLICES {
-            let limit = u64::from(MAX_SLICES);
-            return Err(PoolError::SliceCount { slices: count.into(), limit });
+        if count == 0 {
+            return Err(PoolError::SliceCount { slices: count.into(), limit: u32::MAX.into() });
         }
         let needed = |page| {
             let len = options.layout(page)?.memory_len();
@@ -160,7 +159,8 @@ impl FixedPool {
     ///
     /// # Context
     ///
-    /// Neither locks nor allocates. The slice given back last is taken first.
+    /// Allocates nothing. Takes a lock for a few instructions, as giving back does; no call of the
+    /// kernel is made under it. The slice given back last is taken first.
     #[inline]
     pub fn take(&self) -> Option<FixedBuf> {
         self.inner.slices.take().map(FixedBuf::new)
@@ -171,8 +171,7 @@ impl FixedPool {
         self.inner.slices.count()
     }
 
-    /// How many are free; other threads may take and give back at any moment. Looks at each slice,
-    /// so that taking and giving back need not count.
+    /// How many are free; other threads may take and give back at any moment.
     pub fn free_slices(&self) -> u32 {
         self.inner.slices.free()
     }
@@ -207,8 +206,8 @@ impl FixedPool {
     ///
     /// # Errors
     ///
-    /// [`AttachError`]; the slots are empty then, and the ring can be used. [`RegisterError`] says
-    /// which limit to raise.
+    /// [`AttachError`]; each of the slots is empty then, or holds what it held, and the ring can be
+    /// used. [`RegisterError`] says which limit to raise.
     ///
     /// # Context
     ///

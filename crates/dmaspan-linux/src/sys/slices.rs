@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::mem::ExclusiveMemory;
 
@@ -32,8 +33,7 @@ impl Layout {
     /// `page`, which divides `max_chunk`. `None` for no slices, empty ones and ones that are longer
     /// than a chunk.
     pub(crate) fn new(slice_len: usize, count: u32, page: usize, max_chunk: usize) -> Option<Self> {
-        // One index of the free list means something else.
-        if count == 0 || count > MAX_SLICES || page == 0 || !max_chunk.is_multiple_of(page) {
+        if count == 0 || page == 0 || !max_chunk.is_multiple_of(page) {
             return None;
         }
         let per_chunk = max_chunk.checked_div(slice_len)?;
@@ -102,37 +102,20 @@ impl Layout {
     }
 }
 
-/// The most slices.
-pub(crate) const MAX_SLICES: u32 = u32::MAX - 1;
-
-/// Behind the last free slice.
-const NONE: u32 = u32::MAX;
-
 /// The slices of some memory, and which of them are free.
-///
-/// The free ones are a stack, the one given back last on top, as its bytes may be in a cache.
 ///
 /// # Invariant
 ///
-/// A node is `taken` while a [`Slice`] of it exists, or one was leaked. `layout` needs no more
-/// bytes than `memory` has.
+/// The numbers in `free` differ, and are those of slices of which no [`Slice`] exists and none was
+/// leaked. `layout` needs no more bytes than `memory` has.
 #[derive(Debug)]
 pub(crate) struct Slices {
     memory: ExclusiveMemory,
     layout: Layout,
-    /// The top, in the low half, and a number that each change raises.
-    head: AtomicU64,
-    nodes: Box<[Node]>,
-}
-
-/// What is known of a slice.
-#[derive(Debug)]
-struct Node {
-    /// The free slice behind it, while it is free.
-    next: AtomicU32,
-    /// Whether it has an owner. Only the list says which slices are free; this sees to it that
-    /// nobody gets a slice twice, even if the number of changes wraps while a thread sleeps.
-    taken: AtomicBool,
+    /// A stack, the one given back last on top, as its bytes may be in a cache. It has room for
+    /// all. A list without a lock is no faster: both change a line of the cache twice or so for
+    /// each slice.
+    free: Mutex<Vec<u32>>,
 }
 
 /// Why there are no [`Slices`].
@@ -150,16 +133,11 @@ impl Slices {
         if layout.memory_len().is_none_or(|needed| needed > memory.len()) {
             return Err(SlicesError::TooShort);
         }
-        let mut nodes = Vec::new();
+        let mut free = Vec::new();
         let count = usize::try_from(layout.count).map_err(|_| SlicesError::NoMemory)?;
-        nodes.try_reserve_exact(count).map_err(|_| SlicesError::NoMemory)?;
-        nodes.extend(
-            (1..layout.count)
-                .chain([NONE])
-                .map(|next| Node { next: AtomicU32::new(next), taken: AtomicBool::new(false) }),
-        );
-        let (head, nodes) = (AtomicU64::new(0), nodes.into_boxed_slice());
-        Ok(Arc::new(Self { memory, layout, head, nodes }))
+        free.try_reserve_exact(count).map_err(|_| SlicesError::NoMemory)?;
+        free.extend((0..layout.count).rev());
+        Ok(Arc::new(Self { memory, layout, free: Mutex::new(free) }))
     }
 
     /// The memory.
@@ -182,67 +160,18 @@ impl Slices {
         self.layout.slice_len
     }
 
-    /// How many were free a moment ago. Looks at each: taking and giving back count nothing.
+    /// How many were free a moment ago.
     pub(crate) fn free(&self) -> u32 {
-        let free = self.nodes.iter().filter(|node| !node.taken.load(Ordering::Relaxed)).count();
-        u32::try_from(free).unwrap_or(self.layout.count)
+        u32::try_from(self.free.lock().len()).unwrap_or(self.layout.count)
     }
 
     /// Takes a free slice.
     #[inline]
     pub(crate) fn take(self: &Arc<Self>) -> Option<Slice> {
-        let mut head = self.head.load(Ordering::Acquire);
-        loop {
-            let index = low(head);
-            // Nothing is behind the last one.
-            let node = self.nodes.get(usize::try_from(index).ok()?)?;
-            let new = changed(head, node.next.load(Ordering::Relaxed));
-            let swapped =
-                self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire);
-            match swapped {
-                Ok(_) if node.taken.swap(true, Ordering::AcqRel) => return None,
-                Ok(_) => return self.handed_out(index),
-                Err(now) => head = now,
-            }
-        }
-    }
-
-    #[inline]
-    fn handed_out(self: &Arc<Self>, index: u32) -> Option<Slice> {
+        let index = self.free.lock().pop()?;
         let start = self.memory.part(self.layout.offset(index)?, self.layout.slice_len)?;
         Some(Slice { owner: Arc::clone(self), start, index })
     }
-
-    /// Puts a slice on top of the free ones.
-    #[inline]
-    fn give_back(&self, index: u32) {
-        let Some(node) = usize::try_from(index).ok().and_then(|place| self.nodes.get(place)) else {
-            return;
-        };
-        node.taken.store(false, Ordering::Release);
-        let mut head = self.head.load(Ordering::Relaxed);
-        loop {
-            node.next.store(low(head), Ordering::Release);
-            let new = changed(head, index);
-            match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(now) => head = now,
-            }
-        }
-    }
-}
-
-/// The low half.
-#[inline]
-fn low(head: u64) -> u32 {
-    // The mask leaves 32 bits.
-    u32::try_from(head & u64::from(u32::MAX)).unwrap_or(NONE)
-}
-
-/// The next value of the head, with `top`.
-#[inline]
-fn changed(head: u64, top: u32) -> u64 {
-    (head >> 32).wrapping_add(1) << 32 | u64::from(top)
 }
 
 /// A slice that its owner alone accesses. Given back on drop.
@@ -325,7 +254,8 @@ impl Slice {
 impl Drop for Slice {
     #[inline]
     fn drop(&mut self) {
-        self.owner.give_back(self.index);
+        // There is room for all.
+        self.owner.free.lock().push(self.index);
     }
 }
 
@@ -387,7 +317,6 @@ mod tests {
         assert_eq!(Layout::new(0, 1, PAGE, G1), None);
         assert_eq!(Layout::new(PAGE, 0, PAGE, G1), None);
         assert_eq!(Layout::new(G1 + PAGE, 1, PAGE, G1), None);
-        assert_eq!(Layout::new(PAGE, u32::MAX, PAGE, G1), None);
         let layout = Layout::new(PAGE, 3, PAGE, G1).unwrap();
         let memory = Memory::new(MemoryKind::Base, 8192).unwrap().try_into().unwrap();
         assert_eq!(Slices::new(memory, layout).unwrap_err(), SlicesError::TooShort);

@@ -70,7 +70,6 @@ fn slices_that_cannot_be_are_refused_by_name() {
         assert_eq!(error.errno(), Errno::EINVAL);
     }
     assert!(matches!(new(4096, 0), PoolError::SliceCount { slices: 0, .. }));
-    assert!(matches!(new(4096, u32::MAX), PoolError::SliceCount { .. }));
     let buffer = |len| FixedPool::new(&PoolOptions::new(8192, 1).buffer_len(len)).unwrap_err();
     for len in [0, 4096, (2 << 20) + 4096, 2 << 30] {
         let error = buffer(len);

@@ -61,7 +61,7 @@ pub enum RegisterError {
     #[error(
         "pinning the {} of {range} exceeds the limit of {} of locked memory (RLIMIT_MEMLOCK), of \
          which some may be in use: raise it with `ulimit -l {}` (KiB) or run with CAP_IPC_LOCK",
-        Size(*needed), Size(*limit), needed.div_ceil(1024)
+        Size(*needed), Size(*limit), limit.saturating_add(*needed).div_ceil(1024)
     )]
     MemlockExceeded {
         /// The range asked for.

@@ -90,7 +90,8 @@ impl Attachment {
     ///
     /// # Errors
     ///
-    /// As [`FixedPool::attach_by`]; the slots may be empty then.
+    /// As [`FixedPool::attach_by`]. A new registration is charged before the old one goes, so
+    /// with [`Sharing::Register`] the limit of locked memory needs room for a buffer more.
     ///
     /// # Context
     ///
@@ -219,45 +220,48 @@ fn own_registration(slices: &Slices) -> Result<Source, AttachError> {
     // What is registered when one fails goes with the table.
     for chunk in 0..needed {
         let (buffer, range) = chunk_buffer(slices, chunk)?;
-        table.fill(chunk, buffer).map_err(|errno| RegisterError::of(range, errno))?;
+        table.fill(chunk, buffer).map_err(|errno| unregistered(slices, range, errno))?;
     }
     Ok(Source::Ready(table))
 }
 
-/// Registers a pool with the application's ring. All slots are empty where one fails, and the ring
-/// has no table where it had none.
+/// Registers a pool with the application's ring. Where one buffer fails, the slots of those before
+/// it are empty, the others hold what they held, and the ring has no table where it had none.
 fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), AttachError> {
     let needed = slices.layout().chunks();
+    let mut had_table = true;
     for chunk in 0..needed {
         let (buffer, range) = chunk_buffer(slices, chunk)?;
         let mut result = uring::fill(ring, first + chunk, buffer);
-        let had_no_table = chunk == 0 && result == Err(os::ENXIO);
-        if had_no_table {
+        if chunk == 0 && result == Err(os::ENXIO) {
             uring::make_sparse(ring, first + needed).map_err(|errno| no_table(range, errno))?;
+            had_table = false;
             result = uring::fill(ring, first, buffer);
         }
-        if let Err(errno) = result {
+        let Err(errno) = result else { continue };
+        // What was registered a moment ago can be let go.
+        if had_table {
             for done in 0..chunk {
-                // A slot that was filled a moment ago can be emptied.
                 let _ = uring::empty(ring, first + done);
             }
-            if had_no_table {
-                // It fails where there is no table.
-                let _ = ring.unregister_buffers();
-            }
-            return Err(refusal(range, first, needed, errno));
+        } else {
+            let _ = ring.unregister_buffers();
         }
+        return Err(match errno {
+            // Buffers of a pool have lengths and places that the kernel takes.
+            Errno::EINVAL => AttachError::TableTooShort { first, needed },
+            Errno::EEXIST | os::EBADFD | os::ENXIO | Errno::EACCES => AttachError::Ring { errno },
+            errno => unregistered(slices, range, errno).into(),
+        });
     }
     Ok(())
 }
 
-/// What `errno` means for a buffer of a pool.
-fn refusal(range: UserRange, first: u32, needed: u32, errno: Errno) -> AttachError {
+/// Why the buffer `range` of a pool is not registered. Of a limit the pool needs room for all.
+fn unregistered(slices: &Slices, range: UserRange, errno: Errno) -> RegisterError {
     match errno {
-        // Buffers of a pool have lengths and places that the kernel takes.
-        Errno::EINVAL => AttachError::TableTooShort { first, needed },
-        Errno::EEXIST | os::EBADFD | os::ENXIO | Errno::EACCES => AttachError::Ring { errno },
-        errno => RegisterError::of(range, errno).into(),
+        Errno::ENOMEM => RegisterError::of(slices.memory().user_range(), errno),
+        errno => RegisterError::of(range, errno),
     }
 }
 

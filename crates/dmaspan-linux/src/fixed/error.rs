@@ -103,8 +103,8 @@ impl PoolError {
     }
 }
 
-/// Why a pool is not attached to a ring. The ring's slots are as empty as they were, and the ring
-/// can be used.
+/// Why a pool is not attached to a ring. Each of the slots is empty, or holds what it held; a ring
+/// that had no table has none, and the ring can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {

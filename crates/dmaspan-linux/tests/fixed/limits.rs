@@ -64,7 +64,8 @@ fn more_than_the_limit_says_what_to_raise_and_leaves_the_ring_usable() {
         };
         assert_eq!((needed, limit, error.errno()), (4 << 20, 1 << 20, Errno::ENOMEM));
         let text = error.to_string();
-        assert!(text.contains("RLIMIT_MEMLOCK") && text.contains("`ulimit -l 4096`"), "{text}");
+        // Some of it may be in use: room for the pool besides all that there may be now.
+        assert!(text.contains("RLIMIT_MEMLOCK") && text.contains("`ulimit -l 5120`"), "{text}");
         assert_eq!(pinned(), before);
     }
     read_works(&mut ring, &small);
@@ -88,12 +89,15 @@ fn what_was_registered_before_the_limit_is_let_go() {
     let large = FixedPool::new(&large.memory(MemoryChoice::Only(MemoryKind::Base))).unwrap();
     assert_eq!(large.buffers(), 3);
     let mut raw = IoUring::new(4).unwrap();
+    let error = large.attach_by(&raw.submitter(), 0, Sharing::Register).unwrap_err();
+    assert_eq!(error.errno(), Errno::ENOMEM);
+    // The ring has no table, as before; with one this fails.
     raw.submitter().register_buffers_sparse(4).unwrap();
     for sharing in [Sharing::Register, Sharing::Auto] {
         let error = large.attach_by(&raw.submitter(), 1, sharing).unwrap_err();
         let is_limit = matches!(
             error,
-            AttachError::Register(RegisterError::MemlockExceeded { needed: 0x20_0000, .. })
+            AttachError::Register(RegisterError::MemlockExceeded { needed: 0x60_0000, .. })
         );
         assert!(is_limit, "{error}");
         assert_eq!(pinned(), 0);

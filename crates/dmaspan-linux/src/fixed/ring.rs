@@ -21,8 +21,11 @@ const MAX_DEPTH: u32 = 1 << 15;
 /// A ring whose operations own their buffers and files until they are done.
 ///
 /// Dropping it asks the kernel to cancel what is in flight and waits up to two seconds each for
-/// that and for what cannot be cancelled. The slices of operations that are not done then, and of
-/// those that were never submitted, are leaked, so that nobody reuses them.
+/// that and for what cannot be cancelled. The slices of operations that are not done then are
+/// leaked, so that nobody reuses them.
+///
+/// An operation that waits, as a read of an empty pipe does, may end with `ECANCELED` where the
+/// thread that submitted it has ended.
 ///
 /// See [`fixed`](super) for an example.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ const LINGER: Duration = Duration::from_secs(2);
 /// What the kernel uses until an operation is done.
 #[derive(Debug)]
 struct Flight {
-    /// Given back on completion alone.
+    /// Given back on completion, or when it is known that there will be none.
     slice: ManuallyDrop<Slice>,
     /// Open until then, so that the entry finds no other file.
     _file: Arc<File>,
@@ -162,12 +162,17 @@ impl Flights {
 
 impl Drop for Flights {
     /// Cancels what is in flight and waits for a while. What is not done then keeps its slice for
-    /// ever, and so does what was never submitted.
+    /// ever.
     fn drop(&mut self) {
         self.settle();
-        if self.in_flight() <= self.ring.submission().len() {
-            // Closing the ring would let the buffers go too, but later.
-            let _ = self.ring.submitter().unregister_buffers();
+        if self.in_flight() > self.ring.submission().len() {
+            return;
+        }
+        // Closing the ring would let the buffers go too, but later.
+        let _ = self.ring.submitter().unregister_buffers();
+        // What is left was never submitted, and is not any more: the ring ends here.
+        for flight in self.table.iter_mut().filter_map(|place| place.flight.take()) {
+            drop(ManuallyDrop::into_inner(flight.slice));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use dmaspan::Errno;
@@ -139,11 +140,23 @@ fn a_dropped_ring_cancels_what_waits_and_gives_its_buffer_back() {
 }
 
 #[test]
-fn what_was_never_submitted_keeps_its_buffer_when_the_ring_goes() {
-    let pool = base(4096, 2);
-    let Some(mut ring) = ring(&pool, 2) else { return };
+fn what_was_never_submitted_is_given_back_when_the_ring_goes_and_never_done() {
+    let pool = base(4096, 3);
+    let Some(mut ring) = ring(&pool, 3) else { return };
+    let (reader, _writer) = pipe();
     let file = file_with(b"bytes", 0).unwrap();
-    ring.read(pool.take().unwrap(), 0..5, &file, 0, 0).unwrap();
+    ring.read(pool.take().unwrap(), 0..5, &reader, 0, 0).unwrap();
+    ring.submit().unwrap();
+    for offset in 0..2 {
+        ring.write(pool.take().unwrap(), 0..1, &file, offset, 0).unwrap();
+    }
+    assert_eq!(pool.free_slices(), 0);
     drop(ring);
-    assert_eq!(pool.free_slices(), 1);
+    if pool.free_slices() == 0 {
+        return eprintln!("SKIP: this kernel cancels nothing in time (Linux 6.0 does)");
+    }
+    assert_eq!(pool.free_slices(), 3);
+    let mut found = [0; 5];
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert_eq!(&found, b"bytes");
 }

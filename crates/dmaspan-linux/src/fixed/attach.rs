@@ -197,8 +197,11 @@ fn share(
     };
     match table.clone_into(ring, first, slices.layout().chunks()) {
         Ok(()) => Ok(Ok(())),
-        // Another user or process, a kernel of which this is too much, or a table in the way.
-        Err(errno @ (Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EBUSY)) => Ok(Err(errno)),
+        // Another user or process, a kernel of which this is too much, a table in the way, or
+        // restrictions.
+        Err(errno @ (Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EBUSY | Errno::EACCES)) => {
+            Ok(Err(errno))
+        }
         Err(Errno::ENOMEM) => {
             Err(RegisterError::NoMemory { range: slices.memory().user_range() }.into())
         }

@@ -199,6 +199,7 @@ pub(super) fn clone_advice(errno: Errno) -> &'static str {
              has buffers"
         }
         Errno::EOPNOTSUPP => "the kernel cannot clone buffers, which Linux 6.12 brought",
+        Errno::EACCES => "its restrictions forbid to clone buffers: allow it, or register again",
         os::ENXIO => "there are no buffers to clone",
         _ => "register the memory again instead",
     }
@@ -266,6 +267,7 @@ mod tests {
             (Errno::EBUSY, "Linux 6.13"),
             (Errno::EINVAL, "another user"),
             (Errno::EOPNOTSUPP, "Linux 6.12"),
+            (Errno::EACCES, "restrictions"),
             (os::ENXIO, "no buffers to clone"),
             (Errno::EIO, "register the memory again"),
         ] {

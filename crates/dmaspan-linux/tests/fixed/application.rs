@@ -8,8 +8,9 @@ use std::thread;
 
 use dmaspan::Errno;
 use dmaspan_linux::fixed::{
-    AttachError, Attachment, FixedBuf, FixedPool, InFlight, Sharing, Target,
+    AttachError, AttachMethod, Attachment, FixedBuf, FixedPool, InFlight, Sharing, Target,
 };
+use io_uring::register::Restriction;
 use io_uring::{IoUring, types};
 
 use crate::support::{again, base, file_with, pinned};
@@ -119,6 +120,27 @@ fn a_ring_of_another_thread_is_named_as_such() {
     }
     let at = pool.attach(&ring.submitter(), 0).unwrap();
     at.detach(&ring.submitter()).unwrap();
+}
+
+#[test]
+fn a_ring_that_may_register_but_not_share_registers() {
+    // IORING_REGISTER_BUFFERS_UPDATE (include/uapi/linux/io_uring.h).
+    const UPDATE: u8 = 16;
+    let mut builder = IoUring::builder();
+    builder.setup_r_disabled();
+    let ring: IoUring = match builder.build(2) {
+        Ok(ring) => ring,
+        Err(error) => return eprintln!("SKIP: {error}"),
+    };
+    let submitter = ring.submitter();
+    submitter.register_buffers_sparse(1).unwrap();
+    submitter.register_restrictions(&mut [Restriction::register_op(UPDATE)]).unwrap();
+    submitter.register_enable_rings().unwrap();
+    let pool = base(4096, 1);
+    let error = pool.attach_by(&submitter, 0, Sharing::Clone).unwrap_err();
+    assert!(matches!(error, AttachError::Clone { .. }), "{error}");
+    let at = pool.attach(&submitter, 0).unwrap();
+    assert!(matches!(at.method(), AttachMethod::Registered { refused: Some(_) }));
 }
 
 #[test]

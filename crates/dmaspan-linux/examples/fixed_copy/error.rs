@@ -12,7 +12,7 @@ pub(crate) enum CopyError {
     File { what: &'static str, path: PathBuf, error: io::Error },
     #[error("{}: not a regular file", path.display())]
     NotAFile { path: PathBuf },
-    #[error("{}: it exists: --force overwrites it", path.display())]
+    #[error("{}: it exists: --force replaces it", path.display())]
     Exists { path: PathBuf },
     #[error("{}: source and target are the same file", path.display())]
     SameFile { path: PathBuf },

@@ -65,9 +65,8 @@ impl Source {
         if !metadata.is_file() {
             return Err(CopyError::NotAFile { path: path.to_owned() });
         }
-        let mut options = OpenOptions::new();
-        let opened = open(&options.read(true).clone(), &mut options, path, caching);
-        let (file, caching) = opened.map_err(failed)?;
+        let file = File::open(path).map_err(failed)?;
+        let caching = set_caching(&file, caching);
         Ok(Self { file: Arc::new(file), path: path.to_owned(), len: metadata.len(), caching })
     }
 
@@ -84,11 +83,14 @@ impl Source {
     }
 }
 
-/// The new file. Removed on drop unless it is complete.
+/// The new file, beside its place until it is complete: a copy that is stopped leaves no half of a
+/// file there. Removed on drop unless it is complete.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) file: Arc<File>,
     pub(crate) path: PathBuf,
+    /// Where it is until then.
+    partial: PathBuf,
     pub(crate) caching: Caching,
     state: State,
 }
@@ -115,20 +117,29 @@ impl Target {
             if !there.is_file() {
                 return Err(CopyError::NotAFile { path: path.to_owned() });
             }
-            if existing == Existing::Refuse {
-                return Err(CopyError::Exists { path: path.to_owned() });
-            }
         }
+        // A link that leads nowhere is there too.
+        if existing == Existing::Refuse && fs::symlink_metadata(path).is_ok() {
+            return Err(CopyError::Exists { path: path.to_owned() });
+        }
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".part");
+        let partial = PathBuf::from(partial);
         let mut options = OpenOptions::new();
-        options.read(true).write(true);
-        let mut again = options.clone();
+        // Nobody may read the copy who may not read the source.
+        let mode = source.file.metadata().map_err(failed)?.mode() & 0o777;
+        options.write(true).mode(mode);
         match existing {
             Existing::Refuse => options.create_new(true),
             Existing::Overwrite => options.create(true).truncate(true),
         };
-        let (file, caching) = open(&options, &mut again, path, caching).map_err(failed)?;
+        let file = options.open(&partial).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => CopyError::Exists { path: partial.clone() },
+            _ => failed(error),
+        })?;
+        let caching = set_caching(&file, caching);
         let (file, path) = (Arc::new(file), path.to_owned());
-        let target = Self { file, path, caching, state: State::Partial };
+        let target = Self { file, path, partial, caching, state: State::Partial };
         target.reserve(source.len)?;
         Ok(target)
     }
@@ -139,9 +150,12 @@ impl Target {
         let Some(len_off) = i64::try_from(len).ok().filter(|len| *len != 0) else { return Ok(()) };
         // SAFETY:
         // 1. It is about a file that is open, and touches no memory of this process.
-        let result = unsafe { libc::posix_fallocate(self.file.as_raw_fd(), 0, len_off) };
-        match result {
-            libc::ENOSPC | libc::EFBIG | libc::EDQUOT => {
+        let result = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, 0, len_off) };
+        if result == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => {
                 Err(CopyError::NoSpace { path: self.path.clone(), len })
             }
             // A file system that cannot finds the space as it goes.
@@ -149,10 +163,13 @@ impl Target {
         }
     }
 
-    /// Cuts what is behind the last byte off, and waits until the disk has all of it.
+    /// Cuts what is behind the last byte off, waits until the disk has all of it, and puts it in
+    /// its place.
     pub(crate) fn finish(mut self, len: u64) -> Result<(), CopyError> {
         self.file.set_len(len).map_err(|error| self.error(error, len))?;
         self.file.sync_all().map_err(|error| self.error(error, len))?;
+        let renamed = fs::rename(&self.partial, &self.path);
+        renamed.map_err(|error| file_error("put it in its place", &self.path, error))?;
         self.state = State::Complete;
         Ok(())
     }
@@ -171,26 +188,27 @@ impl Drop for Target {
     fn drop(&mut self) {
         if self.state == State::Partial {
             // The reason why it is partial is told; this one would hide it.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.partial);
         }
     }
 }
 
-/// Opens a file by `first`, and again by `again` past the page cache where that is wanted and the
-/// file system has it.
-fn open(
-    first: &OpenOptions,
-    again: &mut OpenOptions,
-    path: &Path,
-    caching: Caching,
-) -> io::Result<(File, Caching)> {
-    let file = first.open(path)?;
-    match (caching, again.custom_flags(libc::O_DIRECT).open(path)) {
-        (Caching::Through, _) => Ok((file, Caching::Through)),
-        (Caching::Past, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {
-            Ok((file, Caching::Through))
-        }
-        (Caching::Past, result) => result.map(|file| (file, Caching::Past)),
+/// Makes an open file go past the page cache where that is wanted and the file system has it.
+fn set_caching(file: &File, caching: Caching) -> Caching {
+    if caching == Caching::Through {
+        return caching;
+    }
+    // SAFETY:
+    // 1. It asks about a file that is open, and touches no memory of this process.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Caching::Through;
+    }
+    // SAFETY:
+    // 1. It changes a file that is open and that nobody uses yet, and touches no memory.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_DIRECT) } {
+        0 => Caching::Past,
+        _ => Caching::Through,
     }
 }
 

@@ -31,22 +31,22 @@ struct Arguments {
     source: PathBuf,
     /// The new file.
     target: PathBuf,
-    /// The bytes of a read and of a write, with K or M: a multiple of 4K, at most 1024M.
+    /// The bytes of each read and write.
     #[arg(long, default_value = "256K", value_parser = size)]
     block: u64,
-    /// How many blocks are copied at a time.
+    /// How many blocks at a time.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: u32,
-    /// The memory of the buffers: best, hugetlb, hugetlb-1g, thp, base, memfd or memfd-hugetlb.
+    /// best, hugetlb, thp, base or memfd.
     #[arg(long, default_value = "best", value_parser = memory)]
     memory: MemoryChoice,
-    /// Overwrite the target where it exists.
+    /// Replace the target where it exists.
     #[arg(long)]
     force: bool,
-    /// Copy by plain loops of read and write too, and compare.
+    /// Copy by plain loops too, and compare.
     #[arg(long)]
     compare: bool,
-    /// How many times each way copies for --compare.
+    /// How many copies each way.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
 }
@@ -109,7 +109,7 @@ fn run(arguments: &Arguments) -> Result<(), CopyError> {
 /// A bar on standard error; nothing where that is no terminal.
 fn progress(len: u64) -> ProgressBar {
     let bar = ProgressBar::new(len);
-    let template = "{bar:40} {percent:>3} % {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let template = "{wide_bar} {percent:>3} % {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::fmt;
 
@@ -160,7 +161,17 @@ impl<P: Pinner> Pin<P> {
     ) -> Result<(), OverLimit> {
         if self.charge.counts_frames() {
             let mut room = SpanBuf::room::<BATCH>();
-            in_batches(segments.iter(), &mut room, |spans| self.charge.found(spans))?;
+            let charge = |spans: &[Span]| self.charge.found(spans);
+            // In the order in which the account keeps them, so that what is looked at for one is in
+            // a cache for the next; or, without memory for that, in their own.
+            let mut sorted = Vec::new();
+            if sorted.try_reserve_exact(segments.count()).is_ok() {
+                sorted.extend(segments);
+                sorted.sort_unstable_by_key(|span: &Span| span.start());
+                in_batches(sorted.into_iter(), &mut room, charge)?;
+            } else {
+                in_batches(segments.iter(), &mut room, charge)?;
+            }
         }
         self.charge.settle([pages])
     }

@@ -269,6 +269,21 @@ impl<S: Source> Registry<S> {
         self.table.get(to_index(index)).and_then(Slot::node).ok_or(Error::Vacant { index })
     }
 
+    /// The slots that have buffers, in order, with these.
+    ///
+    /// ```
+    /// # use dmaspan::regbuf::{Registry, Source};
+    /// # use dmaspan::UserRange;
+    /// /// The first slot whose buffer has all of a range.
+    /// fn slot_of<S: Source>(registry: &Registry<S>, range: UserRange) -> Option<u32> {
+    ///     let (index, _) = registry.nodes().find(|(_, node)| node.user().covers(range))?;
+    ///     Some(index)
+    /// }
+    /// ```
+    pub fn nodes(&self) -> impl Iterator<Item = (u32, &Node<S::Addr>)> {
+        (0..).zip(&self.table).filter_map(|(index, slot)| Some((index, slot.node()?)))
+    }
+
     /// Puts a buffer that somebody else keeps into an empty slot: a request's memory that a driver
     /// lends to the owner of the registry (`io_buffer_register_bvec` of Linux, io_uring/rsrc.c).
     ///
@@ -363,8 +378,6 @@ pub(super) fn to_index(index: u32) -> usize {
 
 impl<S: Source> fmt::Debug for Registry<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes =
-            (0_u32..).zip(&self.table).filter_map(|(index, slot)| Some((index, slot.node()?)));
-        f.debug_map().entries(nodes).finish()
+        f.debug_map().entries(self.nodes()).finish()
     }
 }

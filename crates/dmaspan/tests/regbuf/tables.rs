@@ -193,6 +193,8 @@ fn sparse_tables_are_filled_and_emptied_slot_by_slot() {
     assert_eq!(registry.update(7, &[tagged(2, 5)]).unwrap(), 1);
     let expected = [None, None, None, Some(0), Some(1), None, None, Some(2)];
     assert_eq!(slots(&registry), expected);
+    let nodes: Vec<_> = registry.nodes().map(|(index, node)| (index, node.user())).collect();
+    assert_eq!(nodes, [(3, page(0)), (4, page(1)), (7, page(2))]);
     assert_eq!(tags.world.account.used(), 3 * PAGE);
     assert_eq!(registry.update(3, &[Request::VACANT; 5]).unwrap(), 5);
     assert_eq!(slots(&registry), [None; 8]);

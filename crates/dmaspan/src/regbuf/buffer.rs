@@ -226,6 +226,9 @@ impl<F: Fn(u64) + Send + Sync> TagSink for F {
 ///
 /// Cloning it is how I/O keeps the buffer: the slot may be emptied or given another meanwhile, and
 /// the memory stays until the last reference is gone (`io_rsrc_node` of Linux's io_uring/rsrc.h).
+///
+/// An [`Import`] borrows the node. An operation that is put away keeps the node, the offset and the
+/// length, and imports again what is left when it goes on: that takes nanoseconds.
 pub struct Node<A: Address>(Arc<Inner<A>>);
 
 /// Fields are dropped in this order: the sink is told when the buffer was let go.

@@ -82,7 +82,7 @@ pub enum PinBufferError<E: core::error::Error> {
     /// The owner may not have so much pinned.
     #[error("{user} was not pinned: {over}")]
     OverLimit {
-        /// What was to be registered.
+        /// What was to be registered, to whole pages.
         user: UserRange,
         /// By how much.
         #[source]
@@ -91,7 +91,7 @@ pub enum PinBufferError<E: core::error::Error> {
     /// The pinner's own reason.
     #[error("{user} was not pinned: {error}")]
     Pinner {
-        /// What was to be registered.
+        /// What was to be registered, to whole pages.
         user: UserRange,
         /// Why.
         #[source]
@@ -102,13 +102,13 @@ pub enum PinBufferError<E: core::error::Error> {
     /// Part of it is a device's, which may be taken away at any time.
     #[error("{user} is not all memory: a device's registers cannot be registered")]
     NotMemory {
-        /// What was to be registered.
+        /// What was to be registered, to whole pages.
         user: UserRange,
     },
     /// It cannot be kept track of.
     #[error("{user} was not registered: {error}")]
     Segments {
-        /// What was to be registered.
+        /// What was to be registered, to whole pages.
         user: UserRange,
         /// Why.
         #[source]

@@ -25,9 +25,10 @@ use crate::span::{Span, SpanBuf};
 
 /// Pins the memory of one address space and charges it to one owner.
 ///
-/// What is pinned and charged are the whole pages under a buffer, each byte of them once as long as
-/// any buffer has it: of this registry or of others with the same account, clones included. The
-/// charge goes with the buffer, whoever drops it last.
+/// What is pinned and charged are the whole pages under a buffer. Unless its account counts
+/// [mappings](crate::account::Counting::Mappings), each byte of them is charged once as long as any
+/// buffer has it: of this registry or of others with the same account, clones included. The charge
+/// goes with the buffer, whoever drops it last.
 ///
 /// Unlike Linux, which charges whole huge pages, once for each ring (`hpage_acct` of
 /// io_uring/rsrc.c), and loses track where a buffer was cloned.
@@ -42,7 +43,9 @@ impl<P: Pinner> Pinned<P> {
     /// Memory of `space`, pinned in pages of `2^page_lg2` bytes and charged to `account`. An owner
     /// without a limit has an [unlimited](Account::unlimited) one.
     ///
-    /// Pages larger than the pinner's only pin more than is needed.
+    /// Pages are as large as the pinner's, or larger: then more is pinned and charged than is
+    /// needed, and a buffer is refused where not all of its pages is there to be pinned. With
+    /// smaller ones, less would be charged than is pinned.
     pub fn new(pinner: Arc<P>, space: P::Space, account: Arc<Account>, page_lg2: u32) -> Self {
         Self { pinner, space, account, page_lg2: page_lg2.min(63) }
     }

@@ -5,6 +5,7 @@ mod accounting;
 mod common;
 mod descriptors;
 mod directory;
+mod edges;
 mod errnos;
 mod failures;
 mod import;

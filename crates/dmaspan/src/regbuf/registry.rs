@@ -285,14 +285,15 @@ impl<S: Source> Registry<S> {
     }
 
     /// Puts a buffer that somebody else keeps into an empty slot: a request's memory that a driver
-    /// lends to the owner of the registry (`io_buffer_register_bvec` of Linux, io_uring/rsrc.c).
+    /// lends to the owner of the registry (`io_buffer_register_bvec` of Linux, io_uring/rsrc.c). A
+    /// shared one, an `Arc` of a [`Buffer`], may be lent to several registries.
     ///
     /// # Errors
     ///
     /// [`Error::Index`] and [`Error::Occupied`]. Then the buffer is dropped.
-    pub fn lend(&mut self, index: u32, buffer: Buffer<S::Addr>) -> Result<(), S> {
+    pub fn lend(&mut self, index: u32, buffer: impl Into<Arc<Buffer<S::Addr>>>) -> Result<(), S> {
         match self.slot(index)? {
-            slot @ Slot::Vacant => *slot = Slot::Lent(Node::new(Arc::new(buffer))),
+            slot @ Slot::Vacant => *slot = Slot::Lent(Node::new(buffer.into())),
             _ => return Err(Error::Occupied { index }),
         }
         Ok(())

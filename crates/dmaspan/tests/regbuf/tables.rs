@@ -332,6 +332,23 @@ fn a_clone_of_a_lent_buffer_is_lent() {
 }
 
 #[test]
+fn a_shared_buffer_is_lent_to_several_tables() {
+    let world = World::new(64 * PAGE, 12);
+    let (mut one, mut two, ends) = (world.registry(), world.registry(), Arc::default());
+    let buffer = Arc::new(lent(&ends, 100));
+    for registry in [&mut one, &mut two] {
+        registry.register_sparse(2).unwrap();
+        registry.lend(1, Arc::clone(&buffer)).unwrap();
+    }
+    drop(buffer);
+    one.take_back(1).unwrap();
+    drop(one);
+    assert!(ends.lock().unwrap().is_empty());
+    two.take_back(1).unwrap();
+    assert_eq!(*ends.lock().unwrap(), [100]);
+}
+
+#[test]
 fn a_keeper_of_a_range_of_another_length_is_not_asked_to_let_go() {
     let ends = Arc::default();
     let (segments, keep) = (Segments::one(span(0x9000, 8)), Box::new(Lent(Arc::clone(&ends))));

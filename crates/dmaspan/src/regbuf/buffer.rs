@@ -8,9 +8,9 @@ use super::error::ImportError;
 use super::import::Import;
 use super::segments::Segments;
 use super::vectored::VectoredImport;
-use crate::addr::Address;
+use crate::addr::{Address, UserAddr};
 use crate::prot::{Direction, Prot};
-use crate::range::UserRange;
+use crate::range::{RangeError, UserRange};
 
 /// The most bytes of one import (`MAX_RW_COUNT` of Linux, include/linux/fs.h).
 pub const MAX_IMPORT: u64 = 0x7fff_f000;
@@ -143,6 +143,22 @@ impl<A: Address> Buffer<A> {
         }
     }
 
+    /// The range that an `iovec` of io_uring's asks for, to be [imported](Self::import_vectored).
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError::Empty`] and [`ImportError::Wraps`]. Whether the buffer has it is not looked
+    /// at.
+    pub fn range_from_iovec(&self, base: u64, len: u64) -> Result<UserRange, ImportError> {
+        UserRange::from_len(UserAddr::new(base), len).map_err(|error| match error {
+            RangeError::Empty { start } => ImportError::Empty { start },
+            RangeError::Wraps { start, len } => {
+                let offset = start.wrapping_sub(self.user.start().get());
+                ImportError::Wraps { offset, len, user: self.user }
+            }
+        })
+    }
+
     /// Where several ranges are, one behind the other (`io_import_reg_vec`): checked here, looked
     /// up as the iteration comes to them. Nothing is allocated.
     ///
@@ -213,6 +229,7 @@ pub trait TagSink: Send + Sync {
     /// # Context
     ///
     /// Called by whoever lets go of the last reference, of a [`Node`] perhaps, after it was let go.
+    /// That may be a change of the registry, under way: the sink does not wait for one.
     fn released(&self, tag: u64);
 }
 

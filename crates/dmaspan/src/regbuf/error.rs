@@ -30,6 +30,12 @@ pub enum ImportError {
         /// What was registered.
         user: UserRange,
     },
+    /// A range of a vector has no bytes (`io_vec_fill_bvec` of Linux, io_uring/rsrc.c).
+    #[error("a range without bytes at {start:#x}")]
+    Empty {
+        /// Where it would begin.
+        start: u64,
+    },
     /// More bytes than one operation can have.
     #[error("{len:#x} bytes are more than the {limit:#x} bytes of one import")]
     TooLong {

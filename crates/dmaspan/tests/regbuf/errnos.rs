@@ -377,3 +377,24 @@ fn errors_say_what_was_asked_for_and_what_there_is() {
     let error = foreign.registry().register(&[page(0)]).unwrap_err();
     assert!(error.to_string().starts_with("slot 0: "), "{error}");
 }
+
+#[test]
+fn iovecs_of_a_vectored_import_are_checked_as_linux_checks_them() {
+    let world = world();
+    let buffer = world.buffer(user(USER, 8 * PAGE));
+    let of = |base, len| buffer.range_from_iovec(base, len);
+    assert_eq!(of(USER + 5, 9), Ok(user(USER + 5, 9)));
+    let empty = of(USER, 0).unwrap_err();
+    assert_eq!((empty, empty.errno()), (ImportError::Empty { start: USER }, Errno::EFAULT));
+    // An address of 0 is one as any other.
+    assert_eq!(of(0, 0).unwrap_err(), ImportError::Empty { start: 0 });
+    for base in [u64::MAX, USER] {
+        let error = of(base, u64::MAX).unwrap_err();
+        let (offset, user) = (base - USER, buffer.user());
+        assert_eq!(error, ImportError::Wraps { offset, len: u64::MAX, user });
+        assert_eq!(error.errno(), Errno::EFAULT);
+    }
+    let ranges = [of(USER, 1).unwrap(), of(0, 1).unwrap()];
+    let error = buffer.import_vectored(&ranges, Direction::ToDevice).unwrap_err();
+    assert_eq!(error.errno(), Errno::EFAULT);
+}

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 use core::mem;
 
 use super::segments::{Layout, Mixed, Piece, Segments, to_index};
@@ -46,9 +47,12 @@ impl BuildError {
 #[derive(Debug)]
 pub struct SegmentsBuilder<A: Address> {
     closed: Closed,
-    /// The segment that the next span may join.
-    open: Option<Span<A>>,
+    /// Where the segment begins that the next span may join.
+    open_start: u64,
+    /// How many bytes it has; 0 where nothing was taken.
+    open_len: u64,
     len: u64,
+    addresses: PhantomData<A>,
 }
 
 /// The segments that nothing joins any more.
@@ -78,7 +82,8 @@ impl<A: Address> Default for SegmentsBuilder<A> {
 impl<A: Address> SegmentsBuilder<A> {
     /// No spans.
     pub fn new() -> Self {
-        Self { closed: Closed::default(), open: None, len: 0 }
+        let closed = Closed::default();
+        Self { closed, open_start: 0, open_len: 0, len: 0, addresses: PhantomData }
     }
 
     /// Takes the next span.
@@ -89,17 +94,16 @@ impl<A: Address> SegmentsBuilder<A> {
     #[inline]
     pub fn push(&mut self, span: Span<A>) -> Result<(), BuildError> {
         let len = self.len.checked_add(span.len()).ok_or(BuildError::TooLong)?;
-        self.open = Some(match self.open {
-            None => span,
-            Some(open) => match open.join(span) {
-                Some(joined) => joined,
-                None => {
-                    self.closed.push(open.start().get(), open.len(), self.len)?;
-                    span
-                }
-            },
-        });
-        self.len = len;
+        let start = span.start().get();
+        if self.open_len != 0 {
+            if self.open_start.checked_add(self.open_len) == Some(start) {
+                self.open_len += span.len();
+                self.len = len;
+                return Ok(());
+            }
+            self.closed.push(self.open_start, self.open_len, self.len)?;
+        }
+        (self.open_start, self.open_len, self.len) = (start, span.len(), len);
         Ok(())
     }
 
@@ -110,7 +114,7 @@ impl<A: Address> SegmentsBuilder<A> {
 
     /// Whether no span was taken.
     pub fn is_empty(&self) -> bool {
-        self.open.is_none()
+        self.open_len == 0
     }
 
     /// What was taken, joined.
@@ -122,7 +126,12 @@ impl<A: Address> SegmentsBuilder<A> {
             let start = A::new(self.closed.start_of(index, begin)?);
             Some(Span::covering(start, end - begin - 1))
         });
-        closed.chain(self.open)
+        closed.chain(self.open())
+    }
+
+    fn open(&self) -> Option<Span<A>> {
+        let above = self.open_len.checked_sub(1)?;
+        Some(Span::covering(A::new(self.open_start), above))
     }
 
     /// The segments of what was taken; nothing is left.
@@ -131,12 +140,12 @@ impl<A: Address> SegmentsBuilder<A> {
     ///
     /// [`BuildError`]: no memory for them, none at all, or too many. Then nothing is taken away.
     pub fn build(&mut self) -> Result<Segments<A>, BuildError> {
-        let open = self.open.ok_or(BuildError::Empty)?;
+        let open = self.open().ok_or(BuildError::Empty)?;
         if self.closed.count() == 0 {
             *self = Self::new();
             return Ok(Segments::one(open));
         }
-        let (start, open_len) = (open.start().get(), open.len());
+        let (start, open_len) = (self.open_start, self.open_len);
         let segments = match self.closed.unit_with(open_len, self.len) {
             Some((unit_lg2, skew)) => {
                 let mut starts = self.closed.starts_and(start)?;

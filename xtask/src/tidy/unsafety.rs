@@ -8,10 +8,11 @@ use crate::tree::Tree;
 
 const CORE: &str = "crates/dmaspan/src/";
 /// Where the core promises something itself: in which files, and by which trait.
-const PROMISES: [(&str, &str); 4] = [
+const PROMISES: [(&str, &str); 5] = [
     ("io_pgtable/formats/", "Format"),
     ("platform.rs", "RawMutex"),
     ("dma/memory.rs", "DmaMemory"),
+    ("dma/memory.rs", "FromRegistered"),
     ("dma/bounce.rs", "BouncePool"),
 ];
 const LINUX: &str = "crates/dmaspan-linux/src/";

@@ -170,8 +170,7 @@ unsafe impl<M: PoolMemory + 'static, P: Platform + 'static> DmaMemory for Leased
 /// it does, and in [quarantine](super::DmaDomain::waiting) after an unmap that hardware did not
 /// answer.
 ///
-/// Domains that it is mapped in have memory which is made of it: this itself, a
-/// `Box<dyn DmaMemory>`, or a driver's own enum.
+/// Domains that it is mapped in have memory which [is made of it](FromRegistered).
 ///
 /// It lists no pieces, so that nothing is kept for each:
 /// [`Device::map_buffer`](super::Device::map_buffer) goes by the buffer's segments, and nothing
@@ -200,8 +199,57 @@ unsafe impl DmaMemory for Registered {
     }
 }
 
-impl From<Registered> for Box<dyn DmaMemory> {
-    fn from(registered: Registered) -> Self {
+/// Memory of domains that registered buffers are mapped in: a [`Registered`] itself, a
+/// `Box<dyn DmaMemory>`, or a driver's own enum.
+///
+/// ```
+/// use dmaspan::dma::{DmaMemory, FromRegistered, Piece, RawMemory, Registered};
+///
+/// enum Memory {
+///     Ring(RawMemory),
+///     Buffer(Registered),
+/// }
+///
+/// // SAFETY: either promised, and is dropped with this.
+/// unsafe impl DmaMemory for Memory {
+///     fn pieces(&self) -> &[Piece] {
+///         match self {
+///             Self::Ring(ring) => ring.pieces(),
+///             Self::Buffer(buffer) => buffer.pieces(),
+///         }
+///     }
+/// }
+///
+/// // SAFETY: it owns the buffer.
+/// unsafe impl FromRegistered for Memory {
+///     fn from_registered(registered: Registered) -> Self {
+///         Self::Buffer(registered)
+///     }
+/// }
+/// ```
+///
+/// # Safety
+///
+/// What [`from_registered`](Self::from_registered) makes owns what it is given for as long as it
+/// exists: nothing else keeps the buffer while a device uses it.
+#[expect(unsafe_code, reason = "a contract about who keeps memory; nothing here is unsafe")]
+pub unsafe trait FromRegistered: DmaMemory + Sized {
+    /// Memory that keeps the buffer.
+    fn from_registered(registered: Registered) -> Self;
+}
+
+#[expect(unsafe_code, reason = "it is kept")]
+// SAFETY: it is what it was given.
+unsafe impl FromRegistered for Registered {
+    fn from_registered(registered: Registered) -> Self {
+        registered
+    }
+}
+
+#[expect(unsafe_code, reason = "it is kept")]
+// SAFETY: the box owns its content.
+unsafe impl FromRegistered for Box<dyn DmaMemory> {
+    fn from_registered(registered: Registered) -> Self {
         Box::new(registered)
     }
 }

@@ -145,7 +145,7 @@ pub use direct::Direct;
 pub use domain::{DmaConfig, DmaDomain, Flush, Translation};
 pub use error::Error;
 pub use list::{ListMapping, Segment, Segments, UnmapListFailed};
-pub use memory::{DmaMemory, Leased, Piece, RawMemory, Registered, Via};
+pub use memory::{DmaMemory, FromRegistered, Leased, Piece, RawMemory, Registered, Via};
 pub use registered::{MapBufferError, MappedSource, MappedSourceError, MustBounce};
 pub use reservation::{DestroyFailed, Reservation, ReserveRequest};
 pub use scope::ScopeFailed;

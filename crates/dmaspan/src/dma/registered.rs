@@ -16,7 +16,7 @@ use super::bounce::{BouncePool, NoPool};
 use super::device::{Device, Policy};
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
-use super::memory::{Piece, Registered, Via};
+use super::memory::{FromRegistered, Piece, Registered, Via};
 use super::single::Way;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::error::Errno;
@@ -150,7 +150,7 @@ const STAGE: usize = 64;
 
 impl<T: Translation + 'static, B: BouncePool> Device<T, B>
 where
-    T::Memory: From<Registered>,
+    T::Memory: FromRegistered,
 {
     /// Maps a registered buffer for as long as the buffer exists that this returns, for a device
     /// that may access it as `access` says.
@@ -192,7 +192,7 @@ where
         let (segments, iovas, memory) = if self.is_direct() {
             let own = |span: Span| Span::covering(DmaAddr::new(span.paddr().get()), span.len() - 1);
             let segments = joined(user, buffer.segments().iter().map(own))?;
-            (segments, None, Registered::new(buffer).into())
+            (segments, None, T::Memory::from_registered(Registered::new(buffer)))
         } else {
             let need = self.buffer_need(&buffer).map_err(map)?;
             let (iovas, lead) = self.buffer_iovas(need).map_err(map)?;
@@ -205,7 +205,7 @@ where
                 }
             };
             let prot = self.prot(Via::Memory, direction, Privilege::Any);
-            let memory = Registered::new(Arc::clone(&buffer)).into();
+            let memory = T::Memory::from_registered(Registered::new(Arc::clone(&buffer)));
             let mapped = map_into(&*self.translation, iovas, memory, |translation, _, _| {
                 self.fill_buffer(translation, &buffer, base, prot)
             });
@@ -473,7 +473,7 @@ impl<S, T: Translation, B: BouncePool> MappedSource<S, T, B> {
 impl<S, T, B> regbuf::Source for MappedSource<S, T, B>
 where
     S: regbuf::Source<Addr = PhysAddr>,
-    T: Translation<Memory: From<Registered>> + 'static,
+    T: Translation<Memory: FromRegistered> + 'static,
     B: BouncePool,
 {
     type Addr = DmaAddr;

@@ -244,8 +244,8 @@ where
             return MustBounce::Beyond { last };
         }
         match self.policy {
-            Policy::Pool => MustBounce::NotPooled,
-            Policy::Free | Policy::Granules => {
+            Policy::Pool if !self.pool.owns(span) => MustBounce::NotPooled,
+            Policy::Pool | Policy::Free | Policy::Granules => {
                 MustBounce::SharesGranule { granule: lg2::size(self.translation.granule_lg2()) }
             }
         }

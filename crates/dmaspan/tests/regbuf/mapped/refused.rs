@@ -10,7 +10,7 @@ use dmaspan::regbuf::{Error, Registry, Request};
 use dmaspan::{Coherency, Errno, PhysAddr, Prot, Span};
 use dmaspan_sim::bounce::SimPool;
 
-use super::world::{Behind, PAGE, RAM, World, part, physical};
+use super::world::{Accesses as _, Behind, PAGE, RAM, World, part, physical};
 
 fn pool(world: &World) -> SimPool {
     let span = Span::new(PhysAddr::new(RAM), 16 * PAGE).unwrap();
@@ -93,6 +93,38 @@ fn a_device_that_sees_only_its_pool_is_refused_other_memory() {
     assert!(refused.to_string().contains("sees nothing but its pool"), "{refused}");
     assert_eq!(world.held(), before);
     assert_eq!(pool.held(), 0);
+    behind.check_end();
+}
+
+#[test]
+fn a_device_that_sees_only_its_pool_maps_memory_of_the_pool() {
+    let world = World::new();
+    let pool = pool(&world);
+    let behind = Behind::<12>::new(&world, Flush::Strict);
+    let start = dmaspan::UserAddr::new(super::world::USER);
+    let all = world.space.map(start, &[pool.span()]).unwrap();
+    let before = world.held();
+    let amid = part(all, 0x801, 3 * PAGE);
+    let seen = |trust| {
+        let config = DeviceConfig { bounce: Bounce::Always, trust, ..DeviceConfig::bits(48) };
+        Device::new(Arc::clone(&behind.domain), pool.clone(), config).unwrap()
+    };
+    let trusted = seen(Trust::Trusted);
+    let mapped = trusted.map_buffer(physical(&world, amid, Prot::READ), Prot::READ).unwrap();
+    let at = mapped.import(0, 4, dmaspan::Direction::ToDevice).unwrap().next().unwrap();
+    world.space.write(amid.start(), b"slot").unwrap();
+    assert_eq!(behind.read(at).unwrap(), b"slot");
+    // Nobody but the device has whole granules of it; of parts, others have slots.
+    let untrusted = seen(Trust::Untrusted);
+    let whole = part(all, PAGE, 3 * PAGE);
+    drop(untrusted.map_buffer(physical(&world, whole, Prot::READ), Prot::READ).unwrap());
+    let buffer = physical(&world, amid, Prot::READ);
+    let span = buffer.segments().iter().next().unwrap();
+    let refused = untrusted.map_buffer(buffer, Prot::READ).unwrap_err();
+    let why = MustBounce::SharesGranule { granule: PAGE };
+    assert_eq!(refused, MapBufferError::Bounced { part: amid, span, why });
+    drop(mapped);
+    assert_eq!((pool.held(), world.held()), (0, before));
     behind.check_end();
 }
 

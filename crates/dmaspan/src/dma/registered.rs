@@ -163,6 +163,11 @@ where
     /// aligned as in memory if there is a place for that: leaves are as large as they can be.
     /// Where nothing is translated, the segments are those of the buffer.
     ///
+    /// No segment is cut to what the device takes of a list, its
+    /// [`max_segment`](super::DeviceLimits::max_segment) and
+    /// [`boundary`](super::DeviceLimits::boundary): descriptors of an import are, by
+    /// [`Limits`](crate::regbuf::descriptors::Limits) of the same numbers.
+    ///
     /// The last reference to what this returns unmaps it strictly, in a lazy domain too, and only
     /// then lets go of the buffer. Where hardware does not answer, the domain has it in quarantine
     /// until a [flush](super::DmaDomain::flush) succeeds.
@@ -416,13 +421,20 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// the same one. For several devices, register the memory once and
 /// [map](Device::map_buffer) it for each.
 ///
+/// A driver of an NVMe controller behind an IOMMU, say:
+///
 /// ```
 /// # use std::sync::Arc;
-/// use dmaspan::dma::{Device, DeviceConfig, Direct, MappedSource, NoPool, Registered};
+/// use dmaspan::dma::{Device, DeviceConfig, MappedSource, NoPool};
+/// use dmaspan::regbuf::descriptors::{ListPage, MemoryPageSize};
 /// use dmaspan::regbuf::{Pinned, Registry, Request};
-/// use dmaspan::{Account, Direction, UserAddr};
-/// # use dmaspan::{PhysAddr, Platform, Span};
+/// use dmaspan::{Account, Direction, DmaAddr, UserAddr};
+/// # use dmaspan::dma::{DmaConfig, DmaDomain, Registered};
+/// # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// # use dmaspan::{PhysAddr, Platform, iommu::Domain};
 /// # use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+/// # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+/// # use dmaspan_sim::{Arena, iotlb::Iotlb};
 /// # struct OneThread;
 /// # impl Platform for OneThread {
 /// #     type Lock = parking_lot::RawMutex;
@@ -430,21 +442,39 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// #     fn now(&self) -> u64 { 0 }
 /// # }
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let ram = Span::new(PhysAddr::new(1 << 32), 16 << 20)?;
-/// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
+/// # let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
 /// # let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-/// # let folio = memory.allocate_folios(&[4], 7)?;
-/// # let user = space.map(UserAddr::new(0x7f00_0000_0000), &folio).ok_or("mapped already")?;
+/// # let frames = memory.allocate_folios(&[0; 64], 7)?;
+/// # let user = space.map(UserAddr::new(0x7f00_0000_0000), &frames).ok_or("mapped already")?;
 /// # let pinner = Arc::new(SimPinner::new(memory));
-/// // A device without an IOMMU; behind one, a `DmaDomain` is in the place of the `Direct`.
-/// let direct = Arc::new(Direct::<Registered, _>::new(ram, OneThread));
-/// let device = Arc::new(Device::new(direct, NoPool, DeviceConfig::bits(64))?);
+/// # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+/// # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+/// # let table = PageTable::new(format, tables.clone())?;
+/// # let registers = table.format().registers(table.root());
+/// # let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+/// #     ttbr: registers.ttbr,
+/// #     tcr: registers.tcr,
+/// #     mair: registers.mair,
+/// #     ..Default::default()
+/// # })?;
+/// # let domain = Domain::new(table, Iotlb::new(walker, tables))?;
+/// # let domain = DmaDomain::<_, _, _, _, Registered>::new(domain, DmaConfig::new(1), OneThread)?;
+/// let controller = Arc::new(Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(64))?);
 /// let pinned = Pinned::new(pinner, space, Account::unlimited(), 12);
-/// let mut registry = Registry::new(MappedSource::new(pinned, device));
+/// let mut registry = Registry::new(MappedSource::new(pinned, controller));
+/// // Once: pages that lie anywhere are one segment for the controller.
 /// registry.register(&[Request::new(user)])?;
-/// let mut pieces = registry.get(0)?.import(0x1200, 0x600, Direction::FromDevice)?;
-/// let piece = pieces.next().ok_or("no bytes")?;
-/// assert_eq!((piece.start().get(), piece.len()), (folio[0].paddr().get() + 0x1200, 0x600));
+/// assert_eq!(registry.get(0)?.segments().count(), 1);
+///
+/// // For each command: where it goes is looked up. Its node keeps the buffer until it is done.
+/// let node = registry.get(0)?.clone();
+/// let import = node.import(0x1200, 0x2800, Direction::FromDevice)?;
+/// let first = import.clone().next().ok_or("no bytes")?.start();
+/// let mut entries = [0; 16];
+/// let list = ListPage { addr: DmaAddr::new(0x1000), entries: &mut entries };
+/// let prps = MemoryPageSize::new(0)?.write(import, &mut [list])?;
+/// assert_eq!((prps.prp1, prps.prp2), (first.get(), 0x1000));
+/// assert_eq!(u64::from_le(entries[0]), first.get() - 0x200 + 0x1000);
 /// # Ok(())
 /// # }
 /// ```

@@ -3,6 +3,7 @@
 mod failures;
 mod memory;
 mod refused;
+mod threads;
 mod world;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -135,9 +135,9 @@ struct Place {
 struct Need {
     /// How many bytes.
     bytes: u64,
-    /// How many bytes of granules its longest segment has.
-    longest: u64,
-    /// Where an IOVA of 0 would be in memory if that segment were mapped at its own address.
+    /// log2 of its largest aligned block: of the largest leaf that it can have.
+    block_lg2: u32,
+    /// Where an IOVA of 0 would be in memory if that block were mapped at its own address.
     phase: u64,
 }
 
@@ -159,8 +159,9 @@ where
     /// An import of what this returns is for this device, and takes no more work than one of the
     /// buffer itself: nothing is mapped, unmapped or told to hardware by an operation.
     ///
-    /// Behind a translation all of it lies in one range of IOVAs, in which its longest segment is
-    /// aligned as in memory if there is a place for that: leaves are as large as they can be.
+    /// Behind a translation all of it lies in one range of IOVAs, in which its largest aligned block
+    /// of memory is aligned, too, if there is a place for that: it has leaves as large as it can,
+    /// and so have all segments that lie to it as in memory, as those of pages of one size do.
     /// Where nothing is translated, the segments are those of the buffer.
     ///
     /// No segment is cut to what the device takes of a list, its
@@ -274,20 +275,21 @@ where
         self.places(buffer).try_fold(Need::default(), |mut need, place| {
             let Place { at, whole, .. } = place?;
             need.bytes = at + whole.len();
-            if whole.len() > need.longest {
-                need.longest = whole.len();
+            let block_lg2 = largest_block_lg2(whole);
+            if block_lg2 > need.block_lg2 {
+                need.block_lg2 = block_lg2;
                 need.phase = whole.paddr().get().wrapping_sub(at);
             }
             Ok(need)
         })
     }
 
-    /// IOVAs for a buffer, and how many of them are left out at the beginning, so that its longest
-    /// segment is aligned as in memory, or as well as there is a place for.
+    /// IOVAs for a buffer, and how many of them are left out at the beginning, so that its largest
+    /// block is aligned as in memory, or as well as there is a place for.
     fn buffer_iovas(&self, need: Need) -> Result<(Iovas, u64), Error> {
         let limit = Iova::new(self.config.limits.last);
         let granule_lg2 = self.translation.granule_lg2();
-        let mut align_lg2 = lg2::floor(need.longest);
+        let mut align_lg2 = need.block_lg2;
         loop {
             let lead = need.phase & lg2::mask(align_lg2);
             let bytes = need.bytes.saturating_add(lead);
@@ -338,6 +340,14 @@ where
         }
         translation.map(start, stage.spans(), prot)
     }
+}
+
+/// log2 of the largest block of whole granules, aligned to its own length.
+fn largest_block_lg2(whole: Span) -> u32 {
+    let longest = lg2::floor(whole.len());
+    let before = whole.paddr().get().wrapping_neg() & lg2::mask(longest);
+    // Half of that is in it wherever it begins.
+    if whole.len() - before >= lg2::size(longest) { longest } else { longest - 1 }
 }
 
 /// Which way data goes that a device may access so, if the buffer is registered for it.

@@ -13,10 +13,10 @@ use dmaspan::dma::{
     Device, DeviceConfig, DeviceLimits, Flush, FromRegistered, MappedSource, NoPool, Translation,
 };
 use dmaspan::regbuf::{Buffer, CloneRequest, Error, Node, Registry, Request, TagSink};
-use dmaspan::{Direction, DmaAddr, Errno, Iova, Prot, Span};
+use dmaspan::{Direction, DmaAddr, Errno, Iova, PhysAddr, Prot, Span, UserAddr};
 use dmaspan_sim::walker::Access;
 
-use world::{Accesses, Behind, PAGE, Rng, World, part, physical, size};
+use world::{Accesses, Behind, PAGE, RAM, Rng, USER, World, part, physical, size};
 
 /// Writes and reads random parts of a buffer, whole pieces at a time, by a device; the user sees
 /// the same bytes, and nothing else changes.
@@ -141,6 +141,31 @@ fn leaves_are_as_large_as_the_memory_wherever_a_buffer_begins() {
             assert_eq!(hit.block.checked_len(), Some(huge), "{n} of {offset:#x}");
         }
     }
+    behind.check_end();
+}
+
+#[test]
+fn a_long_run_without_large_leaves_costs_the_others_none() {
+    let world = World::new();
+    let behind = Behind::<12>::new(&world, Flush::Strict);
+    let huge = 2 << 20;
+    // 3 MiB that have no aligned 2 MiB, and pages that are.
+    let run = Span::new(PhysAddr::new(RAM + PAGE), 3 << 20).unwrap();
+    world.memory.allocate_at(run).unwrap();
+    let mut spans = vec![run];
+    spans.extend(world.memory.allocate_folios(&[9; 4], 5).unwrap());
+    let all = world.space.map(UserAddr::new(USER), &spans).unwrap();
+    let mut registry = behind.registry(&world);
+    registry.register(&[Request::new(all)]).unwrap();
+    let node = registry.get(0).unwrap();
+    assert_eq!(node.segments().count(), 1);
+    for n in 0..4 {
+        let import = node.import(run.len() + n * huge, 1, Direction::ToDevice);
+        let at = import.unwrap().next().unwrap();
+        let hit = behind.iotlb.translate(Iova::new(at.start().get()), Access::Read).unwrap();
+        assert_eq!(hit.block.checked_len(), Some(huge), "{n}");
+    }
+    drop(registry);
     behind.check_end();
 }
 

@@ -22,11 +22,12 @@ use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
 use crate::swiotlb::Fill;
 pub use end::UnmapListFailed;
-use layout::{Layout, Need, Packing, Part, Placed, Shape};
+use layout::{Layout, Need, Packing, Part};
+pub(super) use layout::{Placed, Shape};
 
 /// How many physical runs go into one call of the page table, which costs a walk: they take a
 /// kilobyte of stack.
-const STAGE: usize = 64;
+pub(super) const STAGE: usize = 64;
 
 /// Up to how many pieces of a dense list are mapped by a call each: the table has a shorter way for
 /// one run, and the stage need not be cleared.

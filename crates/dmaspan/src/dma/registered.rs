@@ -16,6 +16,7 @@ use super::bounce::{BouncePool, NoPool};
 use super::device::{Device, Policy};
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
+use super::list::{Placed, STAGE, Shape};
 use super::memory::{FromRegistered, Piece, Registered, Via};
 use super::single::Way;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
@@ -118,18 +119,6 @@ impl MapBufferError {
     }
 }
 
-/// A segment of a buffer in its IOVAs.
-struct Place {
-    /// How many bytes behind the first granule of the buffer its granules begin.
-    at: u64,
-    /// They themselves.
-    whole: Span,
-    /// How many bytes of the first one lie before the segment.
-    offset: u64,
-    /// How many bytes the segment has.
-    len: u64,
-}
-
 /// What a buffer needs of a space of IOVAs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Need {
@@ -145,9 +134,6 @@ struct Need {
 /// bits, with tables of 4K pages.
 const LEVEL_LG2: u32 = 9;
 
-/// How many physical runs go into one call of the page table.
-const STAGE: usize = 64;
-
 impl<T: Translation + 'static, B: BouncePool> Device<T, B>
 where
     T::Memory: FromRegistered,
@@ -159,9 +145,9 @@ where
     /// An import of what this returns is for this device, and takes no more work than one of the
     /// buffer itself: nothing is mapped, unmapped or told to hardware by an operation.
     ///
-    /// Behind a translation all of it lies in one range of IOVAs, in which its largest aligned block
-    /// of memory is aligned, too, if there is a place for that: it has leaves as large as it can,
-    /// and so have all segments that lie to it as in memory, as those of pages of one size do.
+    /// Behind a translation all of it lies in one range of IOVAs. The largest block of its memory
+    /// that is aligned is aligned there, too, if there is a place for that, and has one leaf. So
+    /// have others that are at such a distance from it: all pages of a buffer of huge pages are.
     /// Where nothing is translated, the segments are those of the buffer.
     ///
     /// No segment is cut to what the device takes of a list, its
@@ -257,23 +243,23 @@ where
         }
     }
 
-    /// Where the segments go, one behind the other.
+    /// Where the segments go, one behind the other, and how many bytes they have.
     fn places<'a>(
         &'a self,
         buffer: &'a Buffer<PhysAddr>,
-    ) -> impl Iterator<Item = Result<Place, Error>> + 'a {
-        let mut next: u64 = 0;
+    ) -> impl Iterator<Item = Result<(Placed, u64), Error>> + 'a {
+        let granule_lg2 = self.translation.granule_lg2();
+        let shape = Shape { granule_lg2, window: u64::MAX, max_segment: u64::MAX };
+        let mut next = 0;
         buffer.segments().iter().enumerate().map(move |(piece, span)| {
-            let (whole, offset) = self.granules(span)?;
-            let at = next;
-            next = at.checked_add(whole.len()).ok_or(Error::ListWraps { piece })?;
-            Ok(Place { at, whole, offset, len: span.len() })
+            let placed = shape.place(&mut next, span).ok_or(Error::ListWraps { piece })?;
+            Ok((placed, span.len()))
         })
     }
 
     fn buffer_need(&self, buffer: &Buffer<PhysAddr>) -> Result<Need, Error> {
         self.places(buffer).try_fold(Need::default(), |mut need, place| {
-            let Place { at, whole, .. } = place?;
+            let (Placed { at, whole, .. }, _) = place?;
             need.bytes = at + whole.len();
             let block_lg2 = largest_block_lg2(whole);
             if block_lg2 > need.block_lg2 {
@@ -311,8 +297,8 @@ where
         base: Iova,
     ) -> impl Iterator<Item = Span<DmaAddr>> + 'a {
         // All of them have a place: it was counted.
-        self.places(buffer).map_while(Result::ok).map(move |Place { at, offset, len, .. }| {
-            let start = base.wrapping_add(at + offset);
+        self.places(buffer).map_while(Result::ok).map(move |(placed, len)| {
+            let start = base.wrapping_add(placed.at + placed.offset);
             Span::covering(DmaAddr::new(start.get()), len - 1)
         })
     }
@@ -329,7 +315,7 @@ where
         let mut stage = SpanBuf::new(&mut room);
         let mut start = base;
         for place in self.places(buffer) {
-            let Place { at, whole, .. } = place?;
+            let (Placed { at, whole, .. }, _) = place?;
             if stage.push(whole).is_err() {
                 translation.map(start, stage.spans(), prot)?;
                 stage.clear();

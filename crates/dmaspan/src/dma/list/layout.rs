@@ -20,24 +20,24 @@ pub(super) enum Part {
 
 /// What the layout of a list depends on beside its pieces.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(in crate::dma) struct Shape {
     /// log2 of the granule.
-    pub(super) granule_lg2: u32,
+    pub(in crate::dma) granule_lg2: u32,
     /// The low bits of addresses that may differ within a segment: all, where no boundary matters.
-    pub(super) window: u64,
+    pub(in crate::dma) window: u64,
     /// The longest segment: a granule at least.
-    pub(super) max_segment: u64,
+    pub(in crate::dma) max_segment: u64,
 }
 
 /// Granules of a piece and their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Placed {
+pub(in crate::dma) struct Placed {
     /// How many bytes behind the first IOVA of the list they begin.
-    pub(super) at: u64,
+    pub(in crate::dma) at: u64,
     /// How many bytes of the first granule lie before the piece.
-    pub(super) offset: u64,
+    pub(in crate::dma) offset: u64,
     /// The granules themselves.
-    pub(super) whole: Span,
+    pub(in crate::dma) whole: Span,
 }
 
 impl Shape {
@@ -46,7 +46,7 @@ impl Shape {
     ///
     /// Before a piece that would cross a boundary more often than it has to, IOVAs stay free.
     #[inline(always)]
-    pub(super) fn place(&self, next: &mut u64, span: Span) -> Option<Placed> {
+    pub(in crate::dma) fn place(&self, next: &mut u64, span: Span) -> Option<Placed> {
         let granule = lg2::mask(self.granule_lg2);
         let offset = span.paddr().get() & granule;
         let above = offset.checked_add(span.len() - 1)?;

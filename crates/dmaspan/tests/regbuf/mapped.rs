@@ -170,6 +170,23 @@ fn a_long_run_without_large_leaves_costs_the_others_none() {
 }
 
 #[test]
+fn no_iovas_are_left_out_for_leaves_that_memory_does_not_have() {
+    let world = World::new();
+    // From 4 KiB to 8 MiB.
+    let behind = Behind::<12>::with(&world, Flush::Strict, DeviceConfig::bits(23));
+    // 2 MiB, but twice 1 MiB that are aligned.
+    let run = Span::new(PhysAddr::new(RAM + (1 << 20)), 2 << 20).unwrap();
+    world.memory.allocate_at(run).unwrap();
+    let all = world.space.map(UserAddr::new(USER), &[run]).unwrap();
+    let buffer = physical(&world, all, Prot::READ);
+    let map = || behind.device.map_buffer(Arc::clone(&buffer), Prot::READ);
+    let mapped: Vec<_> = (0..3).map(|_| map().unwrap()).collect();
+    assert_eq!(map().unwrap_err().errno(), Errno::ENOMEM);
+    drop((mapped, buffer));
+    behind.check_end();
+}
+
+#[test]
 fn a_device_that_reaches_few_iovas_gets_smaller_leaves_rather_than_none() {
     let world = World::new();
     // 4 MiB, of which IOVA 0 is never handed out: there is one place for 2 MiB that is aligned.

@@ -1,11 +1,21 @@
 //! Every fallible step of registering and of its end fails once: tables, hooks and pins.
 
-use dmaspan::dma::{Error as DmaError, Flush, MapBufferError, MappedSourceError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dmaspan::dma::{
+    Device, DeviceConfig, DmaConfig, DmaDomain, Error as DmaError, Flush, MapBufferError,
+    MappedSourceError, NoPool, Registered,
+};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::regbuf::{Error, Request};
-use dmaspan::{Direction, Errno};
+use dmaspan::{Direction, Errno, IovaRange, PhysAddr, Prot};
+use dmaspan_sim::Arena;
 use dmaspan_sim::fault::Fired;
 
-use super::world::{Accesses as _, Behind, PAGE, World, part};
+use super::world::{Accesses as _, Behind, Host, PAGE, World, part, physical};
 
 #[test]
 fn every_failing_step_of_registering_leaves_nothing() {
@@ -105,4 +115,62 @@ fn a_domain_without_tables_refuses_by_name_and_keeps_nothing() {
     assert_eq!((user, errno), (all, Errno::ENOMEM));
     assert_eq!((behind.state(), world.held()), ((0, (0, 0)), (0, 0)));
     behind.check_end();
+}
+
+/// Hooks that panic when they are told so.
+#[derive(Default)]
+struct Panics(AtomicBool);
+
+impl Panics {
+    fn tell(&self) -> Result<(), HardwareError> {
+        assert!(!self.0.load(Ordering::Relaxed), "a hook panics");
+        Ok(())
+    }
+}
+
+// SAFETY: there is no device.
+unsafe impl IommuOps for Panics {
+    fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        self.tell()
+    }
+
+    fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
+        self.tell()
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn max_ranges(&self) -> usize {
+        1
+    }
+}
+
+#[test]
+fn memory_stays_pinned_for_ever_where_a_hook_panics() {
+    let world = World::new();
+    let all = world.folios(&[0; 8], 31);
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+    let table = PageTable::new(format, tables).unwrap();
+    let domain = Domain::new(table, Panics::default()).unwrap();
+    let domain = DmaDomain::<_, _, _, _, Registered>::new(domain, DmaConfig::new(1), Host);
+    let domain = Arc::new(domain.unwrap());
+    let device = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(48)).unwrap();
+    let panics = |panics| domain.domain().ops().0.store(panics, Ordering::Relaxed);
+    // While it is mapped, and at its end.
+    let buffer = physical(&world, part(all, 0, 3 * PAGE), Prot::READ);
+    panics(true);
+    let mapped = catch_unwind(AssertUnwindSafe(|| device.map_buffer(buffer, Prot::READ)));
+    assert!(mapped.is_err());
+    assert_eq!(world.held().0, 3);
+    panics(false);
+    let buffer = physical(&world, part(all, 4 * PAGE, 2 * PAGE), Prot::READ);
+    let mapped = device.map_buffer(buffer, Prot::READ).unwrap();
+    panics(true);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(mapped))).is_err());
+    panics(false);
+    drop((device, domain));
+    assert_eq!(world.held().0, 5);
 }

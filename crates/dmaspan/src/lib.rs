@@ -32,10 +32,12 @@
 //! The crate has no operating system, no clock, no randomness and no globals: memory, locks and
 //! hardware come through traits. It contains no unsafe block;
 //! [`TableMemory`](io_pgtable::TableMemory), [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port),
-//! [`DmaMemory`](dma::DmaMemory), [`BouncePool`](dma::BouncePool) and [`Pinner`](pin::Pinner) are
-//! unsafe to implement, and [`PageTable::claim`](io_pgtable::PageTable::claim), the raw operations
-//! of [`Domain`](iommu::Domain), and promises such as [`RawMemory::new`](dma::RawMemory::new) are
-//! unsafe to call, each with its contract.
+//! [`DmaMemory`](dma::DmaMemory), [`FromRegistered`](dma::FromRegistered),
+//! [`BouncePool`](dma::BouncePool), [`HostMemory`](regbuf::HostMemory) and
+//! [`Pinner`](pin::Pinner) are unsafe to implement, and
+//! [`PageTable::claim`](io_pgtable::PageTable::claim), the raw operations of
+//! [`Domain`](iommu::Domain), and promises such as [`RawMemory::new`](dma::RawMemory::new) and
+//! [`Buffer::new`](regbuf::Buffer::new) are unsafe to call, each with its contract.
 //!
 //! What maps memory most simply is a [`Container`]:
 //!

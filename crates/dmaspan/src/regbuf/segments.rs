@@ -11,7 +11,8 @@ use crate::span::Span;
 
 /// Contiguous pieces of memory that are a buffer in this order, each as long as can be.
 ///
-/// Made by a [`SegmentsBuilder`]. Kept in one of three ways, whatever takes least:
+/// Made by a [`SegmentsBuilder`](super::SegmentsBuilder). Kept in one of three ways, whatever takes
+/// least:
 ///
 /// - One segment takes no memory.
 /// - Segments of the same power of two, but for the first one, which may be entered in its middle,

@@ -183,14 +183,7 @@ fn wrong_usage_is_one_line_with_the_limits() {
         (&["-b", "20", "-g", "1024"], &["20 bits", "1024 pages", "23 or more"]),
         (&["-b", "20"], &["20 bits", "256 pages", "21 or more"]),
     ] {
-        let output = run(args);
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
-        assert_eq!(error.lines().count(), 1, "{error}");
-        assert!(error.starts_with("error: ") && output.stdout.is_empty(), "{error}");
-        for part in parts {
-            assert!(error.contains(part), "{args:?}: {part} is not in {error}");
-        }
+        bench::is_refused(&[&["dma"], args].concat(), parts);
     }
 }
 

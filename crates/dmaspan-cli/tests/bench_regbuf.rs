@@ -138,11 +138,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
         (&["--runs", "0"], "from 1 to 1000"),
         (&["--quick", "--runs", "3"], "cannot be used with"),
     ] {
-        let output = run(args);
-        let (out, err) = (text(&output.stdout), text(&output.stderr));
-        assert_eq!((output.status.code(), out.as_str()), (Some(2), ""), "{args:?}: {err}");
-        assert!(err.starts_with("error: ") && err.contains(part), "{args:?}: {err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
+        bench::is_refused(&[&["regbuf"], args].concat(), &[part]);
     }
 }
 

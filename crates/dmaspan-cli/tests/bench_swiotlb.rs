@@ -107,12 +107,8 @@ fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
         (&["--pool", "1M"], "--pool 2M is enough"),
         (&["--pool", "8G"], "to 4G"),
     ] {
-        let output =
-            run(&[args, &["--jobs", "1"][..2 * usize::from(args[0] != "--jobs")]].concat());
-        let (out, err) = (text(&output.stdout), text(&output.stderr));
-        assert_eq!((output.status.code(), out.as_str()), (Some(2), ""), "{args:?}: {err}");
-        assert!(err.starts_with("error: ") && err.contains(part), "{args:?}: {err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
+        let jobs = &["--jobs", "1"][..2 * usize::from(args[0] != "--jobs")];
+        bench::is_refused(&[&["swiotlb"], args, jobs].concat(), &[part]);
     }
 }
 

@@ -20,3 +20,14 @@ pub(crate) fn json(args: &[&str]) -> Value {
     assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
+
+/// Checks that arguments are refused as wrong usage, in one line that has these parts.
+pub(crate) fn is_refused(args: &[&str], parts: &[&str]) {
+    let output = run(args);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((output.status.code(), out.as_str()), (Some(2), ""), "{args:?}: {err}");
+    assert!(err.starts_with("error: ") && err.lines().count() == 1, "{args:?}: {err}");
+    for part in parts {
+        assert!(err.contains(part), "{args:?}: {part} is not in {err}");
+    }
+}

@@ -42,15 +42,26 @@ pub enum AttachMethod {
 impl fmt::Display for AttachMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cloned => f.write_str("shared with the pool's other rings"),
+            Self::Cloned => f.write_str("registered once for all rings"),
             Self::Registered { refused: None } => f.write_str("registered for this ring alone"),
             Self::Registered { refused: Some(errno) } => write!(
                 f,
-                "registered again for this ring, as buffers cannot be shared with it ({}; Linux \
-                 6.12 and a ring of the same user can)",
-                os::words(*errno)
+                "registered again for this ring, as buffers cannot be shared with it ({}{})",
+                os::words(*errno),
+                what_can_share(*errno)
             ),
         }
+    }
+}
+
+/// What could share where this errno was the answer (io_uring_register(2),
+/// `IORING_REGISTER_CLONE_BUFFERS`); nothing where neither kernel nor ring is to blame.
+fn what_can_share(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EOPNOTSUPP => "; Linux 6.12 can",
+        Errno::EINVAL => "; Linux 6.12 and a ring of the same user can",
+        Errno::EBUSY => "; Linux 6.13 can",
+        _ => "",
     }
 }
 
@@ -289,4 +300,21 @@ fn chunk_buffer(slices: &Slices, chunk: u32) -> Result<(Buffer, UserRange), Atta
     });
     // Every chunk of a layout is in its memory.
     part.ok_or(AttachError::Ring { errno: Errno::EFAULT })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_or_a_user_is_named_only_where_that_is_why_buffers_are_not_shared() {
+        let text = |errno| AttachMethod::Registered { refused: Some(errno) }.to_string();
+        assert!(text(Errno::EOPNOTSUPP).ends_with("; Linux 6.12 can)"));
+        assert!(text(Errno::EINVAL).ends_with("; Linux 6.12 and a ring of the same user can)"));
+        assert!(text(Errno::EBUSY).ends_with("; Linux 6.13 can)"));
+        for errno in [os::EMFILE, os::ENFILE, Errno::EPERM, Errno::EACCES, Errno::ENOMEM] {
+            let text = text(errno);
+            assert!(text.ends_with(&format!("({})", os::words(errno))), "{text}");
+        }
+    }
 }

@@ -1,11 +1,11 @@
 //! The same copy by several ways, in turns.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use dmaspan_linux::fixed::FixedPool;
-use indicatif::ProgressBar;
+use indicatif::{HumanBytes, ProgressBar};
 
 use crate::copier::Copier;
 use crate::error::CopyError;
@@ -24,9 +24,9 @@ const WAYS: [Way; 3] = [Way::Fixed, Way::Plain(Caching::Through), Way::Plain(Cac
 impl Way {
     fn name(self, depth: u32) -> String {
         match self {
-            Self::Fixed => format!("READ_FIXED and WRITE_FIXED, O_DIRECT, {depth} at a time"),
-            Self::Plain(Caching::Through) => "plain loop, page cache (no flags)".to_owned(),
-            Self::Plain(Caching::Past) => "plain loop, O_DIRECT, one at a time".to_owned(),
+            Self::Fixed => format!("fixed buffers, O_DIRECT, {depth} at a time"),
+            Self::Plain(Caching::Through) => "plain loop, page cache".to_owned(),
+            Self::Plain(Caching::Past) => "plain loop, O_DIRECT".to_owned(),
         }
     }
 
@@ -47,8 +47,8 @@ struct Took {
 }
 
 /// Copies `rounds` times by each way, in turns, and prints medians. Each copy reads a file that is
-/// not in the page cache and ends when the disk has all bytes (fsync(2)). The target of the first
-/// way stays.
+/// not in the page cache and ends when the disk has all bytes (fsync(2)). One copy more, by fixed
+/// buffers, stays.
 pub(crate) fn run(
     copier: &mut Copier,
     pool: &FixedPool,
@@ -74,24 +74,25 @@ pub(crate) fn run(
         taken[taken.len() / 2]
     });
     let base = medians[0].wall.as_secs_f64();
-    println!("medians of {rounds} copies of {len} bytes, cold cache, with fsync:");
-    println!("{:52} {:>9} {:>9} {:>8} {:>7}", "", "seconds", "MB/s", "CPU s", "ratio");
+    let bytes = HumanBytes(len);
+    println!("medians of {rounds} copies of {bytes} each way, source not cached, with fsync\n");
+    println!("{:40}{:>8}{:>15}{:>8}{:>9}", "", "seconds", "rate", "CPU s", "× fixed");
     for (way, took) in WAYS.iter().zip(medians) {
         let (wall, cpu) = (took.wall.as_secs_f64(), took.cpu.as_secs_f64());
-        let rate = Duration::from_micros(len).as_secs_f64() / wall;
+        let rate = format!("{}/s", crate::rate(len, took.wall));
         let name = way.name(pool.slices());
-        println!("{name:52} {wall:9.3} {rate:9.0} {cpu:8.3} {:7.2}", wall / base);
+        println!("{name:40}{wall:8.3}{rate:>15}{cpu:8.2}{:9.2}", wall / base);
     }
-    copy_last(copier, &source, path)
+    copy_last(copier, &source, &path)
 }
 
-/// One copy to a file that is removed when it is done.
+/// One copy that does not get to its place, and is removed when it is done.
 fn once(
     way: Way,
     copier: &mut Copier,
     pool: &FixedPool,
     source: &Source,
-    path: &PathBuf,
+    path: &Path,
     bar: &ProgressBar,
 ) -> Result<Took, CopyError> {
     let source = Source::open(&source.path, way.caching())?;
@@ -108,16 +109,13 @@ fn once(
             bar.inc(source.len);
         }
     }
-    target.finish(source.len)?;
-    let took = Took { wall: start.elapsed(), cpu: cpu_time().saturating_sub(cpu) };
-    // The next one creates it again.
-    let _ = fs::remove_file(path);
-    Ok(took)
+    target.settle(source.len)?;
+    Ok(Took { wall: start.elapsed(), cpu: cpu_time().saturating_sub(cpu) })
 }
 
 /// The copy that stays.
-fn copy_last(copier: &mut Copier, source: &Source, path: PathBuf) -> Result<(), CopyError> {
-    let target = Target::create(&path, source, Existing::Overwrite, Caching::Past)?;
+fn copy_last(copier: &mut Copier, source: &Source, path: &Path) -> Result<(), CopyError> {
+    let target = Target::create(path, source, Existing::Overwrite, Caching::Past)?;
     copier.copy(source, &target, &ProgressBar::hidden())?;
     target.finish(source.len)
 }

@@ -72,6 +72,8 @@ impl Source {
 
     /// Takes the file out of the page cache, so that each copy reads the disk.
     pub(crate) fn forget_cached(&self) {
+        // What the disk has not got yet would stay.
+        let _ = self.file.sync_all();
         // SAFETY:
         // 1. It is advice about a file that is open, and touches no memory of this process.
         let _ =
@@ -125,16 +127,16 @@ impl Target {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".part");
         let partial = PathBuf::from(partial);
-        let mut options = OpenOptions::new();
+        // It goes, with a mode of its own, or a link to somewhere else.
+        if existing == Existing::Overwrite && fs::symlink_metadata(&partial).is_ok() {
+            let removed = fs::remove_file(&partial);
+            removed.map_err(|error| file_error("replace it", &partial, error))?;
+        }
         // Nobody may read the copy who may not read the source.
         let mode = source.file.metadata().map_err(failed)?.mode() & 0o777;
-        options.write(true).mode(mode);
-        match existing {
-            Existing::Refuse => options.create_new(true),
-            Existing::Overwrite => options.create(true).truncate(true),
-        };
-        let file = options.open(&partial).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => CopyError::Exists { path: partial.clone() },
+        let opened = OpenOptions::new().write(true).mode(mode).create_new(true).open(&partial);
+        let file = opened.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => CopyError::Unfinished { path: partial.clone() },
             _ => failed(error),
         })?;
         let caching = set_caching(&file, caching);
@@ -154,20 +156,23 @@ impl Target {
         if result == 0 {
             return Ok(());
         }
-        match io::Error::last_os_error().raw_os_error() {
-            Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => {
-                Err(CopyError::NoSpace { path: self.path.clone(), len })
-            }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => Err(self.error(error, len)),
             // A file system that cannot finds the space as it goes.
             _ => Ok(()),
         }
     }
 
-    /// Cuts what is behind the last byte off, waits until the disk has all of it, and puts it in
-    /// its place.
-    pub(crate) fn finish(mut self, len: u64) -> Result<(), CopyError> {
+    /// Cuts what is behind the last byte off, and waits until the disk has all of it.
+    pub(crate) fn settle(&self, len: u64) -> Result<(), CopyError> {
         self.file.set_len(len).map_err(|error| self.error(error, len))?;
-        self.file.sync_all().map_err(|error| self.error(error, len))?;
+        self.file.sync_all().map_err(|error| self.error(error, len))
+    }
+
+    /// The same, and puts it in its place.
+    pub(crate) fn finish(mut self, len: u64) -> Result<(), CopyError> {
+        self.settle(len)?;
         let renamed = fs::rename(&self.partial, &self.path);
         renamed.map_err(|error| file_error("put it in its place", &self.path, error))?;
         self.state = State::Complete;

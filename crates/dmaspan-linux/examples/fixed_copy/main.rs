@@ -1,7 +1,7 @@
 //! Copies a file with fixed buffers of io_uring: several blocks at a time, past the page cache.
 //!
 //! ```text
-//! fixed_copy SRC DST [--block 256K] [--depth 16] [--memory best] [--force] [--compare]
+//! fixed_copy SOURCE TARGET [--block 256K] [--depth 16] [--memory best] [--force] [--compare]
 //! ```
 //!
 //! With `--compare` it copies the file by plain loops too, in turns, and prints what each took.
@@ -14,59 +14,81 @@ mod plain;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dmaspan_linux::MemoryKind;
 use dmaspan_linux::fixed::{FixedPool, MemoryChoice, PoolOptions};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 use crate::copier::Copier;
 use crate::error::CopyError;
-use crate::files::{Caching, Existing, Source, Target};
+use crate::files::{Caching, Existing, SECTOR, Source, Target};
 
-/// Copies a file with fixed buffers of io_uring, past the page cache.
+/// The longest block: that of a registered buffer.
+const LONGEST: usize = 1 << 30;
+
+const LAST_WORDS: &str = "\
+KIND: best takes hugetlb pages, else thp (transparent huge pages), else base;
+the others are thp, base, hugetlb, hugetlb-1g, memfd and memfd-hugetlb.
+
+The copy is TARGET.part until the disk has all of it, and then put in its place.
+It gets the permissions of the source, but neither its owner nor its times.
+Holes are read as zeros and written: a sparse source needs its full length.";
+
+/// Copies a file past the page cache, by fixed buffers of io_uring.
 #[derive(Debug, Parser)]
+#[command(after_help = LAST_WORDS)]
 struct Arguments {
     /// The file to copy.
     source: PathBuf,
     /// The new file.
     target: PathBuf,
-    /// The bytes of each read and write.
-    #[arg(long, default_value = "256K", value_parser = size)]
+    /// Bytes of each read and write.
+    #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = size)]
     block: u64,
     /// How many blocks at a time.
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: u32,
-    /// best, hugetlb, thp, base or memfd.
-    #[arg(long, default_value = "best", value_parser = memory)]
+    /// Kind of the buffers' memory.
+    #[arg(long, value_name = "KIND", default_value = "best")]
+    #[arg(value_parser = memory(), hide_possible_values = true)]
     memory: MemoryChoice,
     /// Replace the target where it exists.
     #[arg(long)]
     force: bool,
-    /// Copy by plain loops too, and compare.
+    /// Copy by plain loops too, and say what each took.
     #[arg(long)]
     compare: bool,
     /// How many copies each way.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
+    #[arg(long, value_name = "N", default_value_t = 5, requires = "compare")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
 }
 
 /// Bytes, as a number with or without a unit.
 fn size(text: &str) -> Result<u64, String> {
-    let (digits, unit) = match text.to_ascii_uppercase() {
-        upper if upper.ends_with('K') => (upper[..upper.len() - 1].to_owned(), 1 << 10),
-        upper if upper.ends_with('M') => (upper[..upper.len() - 1].to_owned(), 1 << 20),
-        upper => (upper, 1),
+    let upper = text.to_ascii_uppercase();
+    let (digits, unit) = match upper.strip_suffix('K') {
+        Some(digits) => (digits, 1 << 10),
+        None => upper.strip_suffix('M').map_or((&*upper, 1), |digits| (digits, 1 << 20)),
     };
-    let number = digits.parse::<u64>().map_err(|error| error.to_string())?;
-    number.checked_mul(unit).ok_or_else(|| "that is too large".to_owned())
+    let bytes = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    bytes
+        .filter(|bytes| (1..=LONGEST).contains(bytes) && bytes.is_multiple_of(SECTOR))
+        .and_then(|bytes| u64::try_from(bytes).ok())
+        .ok_or_else(|| "a multiple of 4K, as 64K or 1M, up to 1024M".to_owned())
 }
 
-fn memory(name: &str) -> Result<MemoryChoice, String> {
-    match name {
+/// `best`, or a kind of memory.
+fn memory() -> impl TypedValueParser<Value = MemoryChoice> {
+    let names = MemoryKind::ALL.map(MemoryKind::name);
+    PossibleValuesParser::new(["best"].into_iter().chain(names)).try_map(|name| match &*name {
         "best" => Ok(MemoryChoice::Best),
-        name => name.parse::<MemoryKind>().map(MemoryChoice::Only).map_err(|e| e.to_string()),
-    }
+        name => name.parse::<MemoryKind>().map(MemoryChoice::Only),
+    })
 }
 
 fn main() -> ExitCode {
@@ -85,31 +107,51 @@ fn run(arguments: &Arguments) -> Result<(), CopyError> {
     let existing = if arguments.force { Existing::Overwrite } else { Existing::Refuse };
     let options = PoolOptions::new(block, depth).memory(arguments.memory);
     let pool = FixedPool::new(&options)?;
-    eprintln!("memory: {}", pool.provenance());
     let mut copier = Copier::new(&pool, depth)?;
     let target = Target::create(&arguments.target, &source, existing, Caching::Past)?;
-    eprintln!("buffers: {}", copier.method());
+    tell(&pool, &copier, block);
     for (path, caching) in [(&source.path, source.caching), (&target.path, target.caching)] {
         if caching == Caching::Through {
             let path = path.display();
-            eprintln!("{path}: the file system has no O_DIRECT: through the page cache");
+            eprintln!("note: {path}: no O_DIRECT on its file system: through the page cache");
         }
     }
     if arguments.compare {
-        compare::run(&mut copier, &pool, source, target, arguments.rounds)
-    } else {
-        let bar = progress(source.len);
-        copier.copy(&source, &target, &bar)?;
-        target.finish(source.len)?;
-        bar.finish();
-        Ok(())
+        return compare::run(&mut copier, &pool, source, target, arguments.rounds);
     }
+    let (len, start) = (source.len, Instant::now());
+    let bar = progress(len);
+    copier.copy(&source, &target, &bar)?;
+    target.finish(len)?;
+    bar.finish_and_clear();
+    let (wall, bytes) = (start.elapsed(), HumanBytes(len));
+    let rate = rate(len, wall);
+    eprintln!("copied:  {bytes} in {:.3} s, {rate}/s, with fsync", wall.as_secs_f64());
+    Ok(())
+}
+
+/// Says what the blocks go through.
+fn tell(pool: &FixedPool, copier: &Copier, block: u64) {
+    eprintln!("buffers: {} of {}K, {}", pool.slices(), block >> 10, copier.method());
+    let memory = pool.provenance().to_string();
+    let mut lines = memory.lines();
+    eprintln!("memory:  {}", lines.next().unwrap_or_default());
+    // Why there are no huge pages. Which kind of them there is matters little.
+    if pool.provenance().kind == Some(MemoryKind::Base) {
+        lines.for_each(|line| eprintln!("note: {line}"));
+    }
+}
+
+/// The bytes of a second.
+fn rate(len: u64, wall: Duration) -> HumanBytes {
+    let each_second = u128::from(len) * 1_000_000_000 / wall.as_nanos().max(1);
+    HumanBytes(u64::try_from(each_second).unwrap_or(u64::MAX))
 }
 
 /// A bar on standard error; nothing where that is no terminal.
 fn progress(len: u64) -> ProgressBar {
     let bar = ProgressBar::new(len);
-    let template = "{wide_bar} {percent:>3} % {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let template = "{wide_bar} {percent:>3} %  {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }

@@ -209,6 +209,12 @@ pub enum Error<E: core::error::Error> {
         /// The slot.
         index: u32,
     },
+    /// There is nothing in the slot to be taken back.
+    #[error("no buffer was lent to slot {index}, which is empty")]
+    NothingLent {
+        /// The slot.
+        index: u32,
+    },
     /// A length without an address.
     #[error("a buffer of {len:#x} bytes without an address")]
     NoAddress {
@@ -295,6 +301,7 @@ impl<E: core::error::Error> Error<E> {
             | Self::Index { .. }
             | Self::TooLong { .. }
             | Self::NoAccess { .. }
+            | Self::NothingLent { .. }
             | Self::TagOfVacant { .. }
             | Self::OtherOwner
             | Self::NoCount { .. } => Errno::EINVAL,

@@ -304,12 +304,11 @@ impl<S: Source> Registry<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Index`], also for an empty slot; [`Error::NotLent`].
+    /// [`Error::Index`]; [`Error::NothingLent`] for an empty slot; [`Error::NotLent`].
     pub fn take_back(&mut self, index: u32) -> Result<(), S> {
-        let slots = self.slots();
         match self.slot(index)? {
             slot @ Slot::Lent(_) => *slot = Slot::Vacant,
-            Slot::Vacant => return Err(Error::Index { index, count: 1, slots }),
+            Slot::Vacant => return Err(Error::NothingLent { index }),
             Slot::Registered(_) => return Err(Error::NotLent { index }),
         }
         Ok(())

@@ -370,6 +370,10 @@ fn errors_say_what_was_asked_for_and_what_there_is() {
     registry.lend(0, lent.unwrap()).unwrap();
     registry.update(1, &[page(0)]).unwrap();
     assert_eq!(registry.take_back(1).unwrap_err(), Error::NotLent { index: 1 });
+    let error = registry.take_back(2).unwrap_err();
+    assert_eq!((&error, error.errno()), (&Error::NothingLent { index: 2 }, Errno::EINVAL));
+    let error = registry.take_back(3).unwrap_err();
+    assert_eq!(error, Error::Index { index: 3, count: 1, slots: 3 });
     let error = registry.register(&requests(&[])).unwrap_err();
     assert_eq!(error, Error::TableExists { slots: 3 });
     let other = SimSpace::new(Arc::clone(&world.memory));

@@ -66,7 +66,10 @@ pub enum MemoryError {
         errno: Errno,
     },
     /// A system call failed for another reason.
-    #[error("mapping {} of {kind} memory failed: {}", Size(*len), os::words(*errno))]
+    #[error(
+        "mapping {} of {kind} memory failed: {}{}",
+        Size(*len), os::words(*errno), advice(*errno)
+    )]
     System {
         /// The kind asked for.
         kind: MemoryKind,
@@ -99,6 +102,20 @@ impl MemoryError {
             Self::TooMuch { .. } | Self::NoHugePages { .. } => Errno::ENOMEM,
             Self::Unsupported { errno, .. } | Self::System { errno, .. } => *errno,
         }
+    }
+}
+
+/// What a user can change whose process gets no memory, or no file to have it in (mmap(2) and
+/// memfd_create(2), ERRORS).
+fn advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::ENOMEM => {
+            "; ask for less, raise the limit of addresses with `ulimit -v`, or see the sysctls \
+             vm.overcommit_memory and vm.max_map_count"
+        }
+        os::EMFILE => "; raise the limit of open files with `ulimit -n`",
+        os::ENFILE => "; raise the system's limit of open files, /proc/sys/fs/file-max",
+        _ => "",
     }
 }
 

@@ -110,6 +110,21 @@ fn a_kernel_without_files_in_memory_is_named_as_such() {
 }
 
 #[test]
+fn a_limit_that_keeps_memory_from_being_mapped_is_named() {
+    for (kind, errno, limit) in [
+        (MemoryKind::Base, Errno::ENOMEM, "ulimit -v"),
+        (MemoryKind::Thp, Errno::ENOMEM, "vm.overcommit_memory"),
+        (MemoryKind::Memfd, os::EMFILE, "ulimit -n"),
+        (MemoryKind::Memfd, os::ENFILE, "/proc/sys/fs/file-max"),
+    ] {
+        let error = MemoryError::mapping(kind, 1 << 20, errno);
+        let text = error.to_string();
+        assert!(text.contains("1 MiB") && text.contains(limit), "{text}");
+        assert_eq!(error.errno(), errno);
+    }
+}
+
+#[test]
 fn memory_is_aligned_to_its_leaves() {
     for kind in [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Memfd] {
         let memory = Memory::new(kind, 4 << 20).unwrap();

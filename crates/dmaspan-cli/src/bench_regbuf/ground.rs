@@ -21,6 +21,8 @@ use crate::stats::median;
 /// log2 of the bytes of a huge page, and of its pages.
 const HUGE_LG2: u32 = 21;
 const HUGE_ORDER: u32 = 9;
+/// Of the room that a huge page of the model has for itself: it is the second of four.
+const APART_ORDER: u32 = HUGE_ORDER + 2;
 /// How many pages a huge one has.
 const HUGE_PAGES: usize = 512;
 /// Where the model has memory and its user: different, so that nothing is right by accident.
@@ -287,11 +289,14 @@ pub(crate) fn model(case: &Case) -> Result<Ground<SimPinner>, GroundError> {
     })
 }
 
-/// Huge pages and base pages of a model, wherever.
+/// Huge pages and base pages of a model, wherever, and none of them beside another.
 fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, memory::MemoryError> {
     let huge = wanted_huge(case);
     let count = usize::try_from(huge / HUGE).unwrap_or(usize::MAX);
-    let folios = memory.allocate_folios(&vec![HUGE_ORDER; count], SEED)?;
+    let blocks = memory.allocate_folios(&vec![APART_ORDER; count], SEED)?;
+    // No block wraps.
+    let second = |block: Span| Span::new(block.start().wrapping_add(HUGE), HUGE).ok();
+    let folios: Vec<Span> = blocks.into_iter().filter_map(second).collect();
     if huge == case.bytes {
         return Ok(folios);
     }
@@ -306,6 +311,18 @@ fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, memory::MemoryErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_a_model_are_neighbours_of_none() {
+        for name in [RegbufCase::Base, RegbufCase::Thp, RegbufCase::Mixed] {
+            let ground = model(&Case { name, bytes: GIB }).unwrap();
+            let ends = ground.pages.iter().map(|page| page.get() + PAGE);
+            let next = ground.pages.iter().skip(1).map(|page| page.get());
+            let touching = ends.zip(next).filter(|(end, next)| end == next).count();
+            let huge = usize::try_from(ground.folios.bytes() / HUGE).unwrap();
+            assert_eq!(touching, huge * (HUGE_PAGES - 1), "{name:?}");
+        }
+    }
 
     #[test]
     fn folios_of_a_model_are_huge_where_the_case_says() {

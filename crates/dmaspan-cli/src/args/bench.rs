@@ -25,7 +25,7 @@ pub(crate) enum BenchWhat {
     /// Measure bounce buffers: one lock against areas, cold slots or warm.
     #[command(long_about = SWIOTLB_ABOUT, after_help = SWIOTLB_EXAMPLES)]
     Swiotlb(SwiotlbArgs),
-    /// Measure registered buffers: a step for each page against each piece.
+    /// Measure registered buffers: a step for each page or each piece.
     #[command(long_about = REGBUF_ABOUT, after_help = REGBUF_EXAMPLES)]
     Regbuf(RegbufArgs),
 }

@@ -13,8 +13,8 @@ gets descriptors for a device. Both ways are measured in the same run, in turn,
 over the same frames:
   by page     what Linux's io_uring did before it coalesced: 16 bytes for each
               page, and a step for each page of an I/O
-  by segment  the buffers of dmaspan: 8 or 16 bytes for each contiguous piece,
-              and a step for each piece of an I/O
+  by segment  the buffers of dmaspan: 8 bytes for each contiguous piece, or up
+              to 20 where lengths differ, and a step for each piece of an I/O
 
 8m-4x2m is the case of Linux's series: 8 MiB in four huge pages of 2 MiB. The
 others are of --size: base pages, transparent huge pages (thp), hugetlb pages,

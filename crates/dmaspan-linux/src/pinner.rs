@@ -82,7 +82,8 @@ struct Counters {
     lookups: AtomicU64,
 }
 
-/// Pins ranges of [`Memory`].
+/// Pins ranges of [`Memory`], each of which is an address space to it: mappings of a container may
+/// be of several, and a registry of buffers is of one.
 ///
 /// Pins by io_uring stay at their frames. Locked memory may move, so where memory is locked the
 /// addresses of spans are virtual ones, which always hold; see [`frame_mode`](Self::frame_mode).

@@ -3,7 +3,8 @@
 //! This program has its own panic handler, allocator and entry point. A dependency that brought the
 //! standard library in would bring a second panic handler, and the build would fail; one that
 //! needed the C library would not link. Where it can run, it maps a few pages and looks them up,
-//! the second time through the DMA API, bounces a buffer, and the exit code says what happened.
+//! the second time through the DMA API, bounces a buffer, registers one, and the exit code says
+//! what happened.
 
 #![no_std]
 #![no_main]
@@ -12,6 +13,7 @@ extern crate alloc;
 
 mod bounce;
 mod dma;
+mod regbuf;
 mod runtime;
 mod tables;
 
@@ -69,7 +71,9 @@ fn run() -> u32 {
         step(7);
         dma::exercise()?;
         step(8);
-        bounce::exercise()
+        bounce::exercise()?;
+        step(9);
+        regbuf::exercise()
     });
     if done.is_some() { 0 } else { STEP.load(Ordering::Relaxed) }
 }

@@ -125,10 +125,9 @@ fn pages(c: &mut Criterion) {
     let mut memory = vec![0_u64; 5 * PRPS];
     group.bench_function("stores", |b| {
         b.iter(|| {
-            let (mut addr, memory) = (black_box(1_u64 << 32), black_box(&mut memory[..2051]));
-            for place in memory {
-                *place = addr.to_le();
-                addr += 4096;
+            let (addr, memory) = (black_box(1_u64 << 32), black_box(&mut memory[..2051]));
+            for (page, place) in (0..).zip(memory) {
+                *place = (addr + page * 4096).to_le();
             }
         });
     });

@@ -78,29 +78,44 @@ impl<P: Pinner> Pinned<P> {
             dirty: Dirty::after(access),
             around: Around::default(),
         };
-        let error = match (error, sink.stopped) {
-            (_, Some(Why::NotMemory)) => PinBufferError::NotMemory { user: pages },
-            (_, Some(Why::Build(error))) => PinBufferError::Segments { user: pages, error },
-            (Some(PinError::Failed(error)), None) => {
-                let errno = self.pinner.errno(&error);
-                PinBufferError::Pinner { user: pages, error, errno }
+        let segments = match self.found(error, &mut sink, pages) {
+            Ok(segments) => segments,
+            Err(error) => {
+                pin.unpin(sink.builder.spans());
+                return Err(error);
             }
-            (Some(PinError::Stopped), None) => PinBufferError::Pinned { user: pages, got: 0 },
-            (None, None) => match sink.build(pages) {
-                Err(error) => error,
-                Ok(segments) => {
-                    return match pin.charge_found(pages, &segments) {
-                        Ok(()) => Ok((segments, pin)),
-                        Err(error) => {
-                            pin.unpin(segments.iter());
-                            Err(over(error))
-                        }
-                    };
-                }
-            },
         };
-        pin.unpin(sink.builder.spans());
-        Err(error)
+        if let Err(error) = pin.charge_found(pages, &segments) {
+            pin.unpin(segments.iter());
+            return Err(over(error));
+        }
+        Ok((segments, pin))
+    }
+
+    /// The segments of what was pinned, or why it is not what was asked for.
+    fn found(
+        &self,
+        error: Option<PinError<P::Error>>,
+        sink: &mut Sink,
+        pages: UserRange,
+    ) -> Result<Segments<PhysAddr>, PinBufferError<P::Error>> {
+        let segments = |error| PinBufferError::Segments { user: pages, error };
+        match (sink.stopped, error) {
+            (Some(Why::NotMemory), _) => Err(PinBufferError::NotMemory { user: pages }),
+            (Some(Why::Build(error)), _) => Err(segments(error)),
+            (None, Some(PinError::Failed(error))) => {
+                let errno = self.pinner.errno(&error);
+                Err(PinBufferError::Pinner { user: pages, error, errno })
+            }
+            // A pinner that says that its sink stopped it, which did not.
+            (None, Some(PinError::Stopped)) => Err(PinBufferError::Pinned { user: pages, got: 0 }),
+            (None, None) => match sink.builder.len() {
+                got if pages.checked_len() != Some(got) => {
+                    Err(PinBufferError::Pinned { user: pages, got })
+                }
+                _ => sink.builder.build().map_err(segments),
+            },
+        }
     }
 }
 
@@ -225,20 +240,6 @@ struct Sink {
 enum Why {
     NotMemory,
     Build(BuildError),
-}
-
-impl Sink {
-    fn build<E: core::error::Error>(
-        &mut self,
-        pages: UserRange,
-    ) -> Result<Segments<PhysAddr>, PinBufferError<E>> {
-        let got = self.builder.len();
-        if pages.checked_len() != Some(got) {
-            return Err(PinBufferError::Pinned { user: pages, got });
-        }
-        let failed = |error| PinBufferError::Segments { user: pages, error };
-        self.builder.build().map_err(failed)
-    }
 }
 
 impl SpanSink for Sink {

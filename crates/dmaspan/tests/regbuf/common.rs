@@ -30,6 +30,10 @@ impl Rng {
     pub(crate) fn index(&mut self, bound: usize) -> usize {
         size(self.below(bound.try_into().unwrap()))
     }
+
+    pub(crate) fn bytes(&mut self, len: u64) -> Vec<u8> {
+        (0..len).map(|_| u8::try_from(self.below(256)).unwrap()).collect()
+    }
 }
 
 pub(crate) fn size(value: u64) -> usize {

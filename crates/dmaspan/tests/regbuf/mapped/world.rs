@@ -18,9 +18,10 @@ use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::sanitizer::{Config, Pointless, Sanitized, Sanitizer};
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
 
+pub(crate) use crate::common::{Rng, USER, part, size};
+
 pub(crate) const RAM: u64 = 0x8000_0000;
 pub(crate) const BYTES: u64 = 64 << 20;
-pub(crate) const USER: u64 = 0x7f00_0000_0000;
 pub(crate) const PAGE: u64 = 0x1000;
 
 /// One CPU whose clock stands still.
@@ -37,31 +38,6 @@ impl Platform for Host {
     fn now(&self) -> u64 {
         0
     }
-}
-
-/// SplitMix64.
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    pub(crate) fn bytes(&mut self, len: u64) -> Vec<u8> {
-        (0..len).map(|_| u8::try_from(self.below(256)).unwrap()).collect()
-    }
-}
-
-pub(crate) fn part(user: UserRange, offset: u64, len: u64) -> UserRange {
-    UserRange::from_len(user.start().checked_add(offset).unwrap(), len).unwrap()
-}
-
-pub(crate) fn size(len: u64) -> usize {
-    len.try_into().unwrap()
 }
 
 pub(crate) type Memory = Pinned<Faulty<SimPinner>>;

@@ -2,14 +2,7 @@
 
 mod bench;
 
-use std::process::Output;
-
-use bench::text;
 use serde_json::Value;
-
-fn run(args: &[&str]) -> Output {
-    bench::run(&[&["container"], args].concat())
-}
 
 /// The object that `--format json` prints.
 fn json(args: &[&str]) -> Value {
@@ -96,12 +89,15 @@ fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
 }
 
 #[test]
+fn the_tables_are_narrow_and_say_what_they_mean() {
+    let parts = ["by page", "by span", "faster", "MADV_HUGEPAGE", "BAR 32G as 1G", "✓"];
+    bench::tables(&["container", "--quick"], &parts);
+}
+
+#[test]
 fn the_help_fits_a_terminal_and_says_what_is_measured_by_what() {
-    let output = run(&["--help"]);
-    assert_eq!(output.status.code(), Some(0));
-    let help = text(&output.stdout);
-    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
-    for part in ["model by a model", "lookups_per_page", "threads=N", "Exit codes"] {
-        assert!(help.contains(part), "{part} is not in\n{help}");
-    }
+    bench::shown(
+        &["container", "--help"],
+        &["model by a model", "lookups_per_page", "threads=N", "Exit codes"],
+    );
 }

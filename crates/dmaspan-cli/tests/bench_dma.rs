@@ -2,15 +2,9 @@
 
 mod bench;
 
-use std::process::Output;
 use std::time::Instant;
 
-use bench::text;
 use serde_json::Value;
-
-fn run(args: &[&str]) -> Output {
-    bench::run(&[&["dma"], args].concat())
-}
 
 /// The object that `--format json` prints.
 fn json(args: &[&str]) -> Value {
@@ -190,27 +184,17 @@ fn wrong_usage_is_one_line_with_the_limits() {
 #[test]
 fn the_tables_are_narrow_and_say_what_they_mean() {
     for args in [&["--quick"][..], &["--quick", "--lazy", "-m", "sg"], &["-s", "1", "-g", "512"]] {
-        let output = run(args);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let shown = text(&output.stdout);
-        for line in shown.lines() {
-            assert!(line.chars().count() <= 80, "{line}");
-            assert_eq!(line, line.trim_end());
-        }
-        for part in ["by page", "batched", "faster", "commands", "syncs", "2M", "no hardware", "✓"]
-        {
-            assert!(shown.contains(part), "{part} is not in\n{shown}");
-        }
+        bench::tables(
+            &[&["dma"], args].concat(),
+            &["by page", "batched", "faster", "commands", "syncs", "2M", "no hardware", "✓"],
+        );
     }
 }
 
 #[test]
 fn the_help_has_examples_and_every_letter_of_linuxs_tool() {
-    let output = run(&["--help"]);
-    assert_eq!(output.status.code(), Some(0));
-    let help = text(&output.stdout);
-    for part in ["-t, ", "-s, ", "-n, ", "-b, ", "-d, ", "-x, ", "-g, ", "-m, ", "Examples:"] {
-        assert!(help.contains(part), "{part} is not in\n{help}");
-    }
-    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
+    bench::shown(
+        &["dma", "--help"],
+        &["-t, ", "-s, ", "-n, ", "-b, ", "-d, ", "-x, ", "-g, ", "-m, ", "Examples:"],
+    );
 }

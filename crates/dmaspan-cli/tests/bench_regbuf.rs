@@ -2,14 +2,7 @@
 
 mod bench;
 
-use std::process::Output;
-
-use bench::text;
 use serde_json::Value;
-
-fn run(args: &[&str]) -> Output {
-    bench::run(&[&["regbuf"], args].concat())
-}
 
 /// The object that `--format json` prints.
 fn json(args: &[&str]) -> Value {
@@ -141,27 +134,18 @@ fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
 #[test]
 fn the_tables_are_narrow_and_say_what_they_mean() {
     for args in [&["--quick", "--size", "16M"][..], &["--quick", "--model"]] {
-        let output = run(args);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let shown = text(&output.stdout);
-        for line in shown.lines() {
-            assert!(line.chars().count() <= 80, "{line}");
-            assert_eq!(line, line.trim_end());
-        }
-        for part in ["by page", "Linux 7.2", "kernel", "stores", "8m-4x2m", "--quick", "✓"] {
-            assert!(shown.contains(part), "{part} is not in\n{shown}");
-        }
+        let shown = bench::tables(
+            &[&["regbuf"], args].concat(),
+            &["by page", "Linux 7.2", "kernel", "stores", "8m-4x2m", "--quick", "✓"],
+        );
         assert_eq!(shown.contains("base*"), args.contains(&"--model") || shown.contains("model's"));
     }
 }
 
 #[test]
 fn the_help_fits_a_terminal_and_says_what_is_measured_by_what() {
-    let output = run(&["--help"]);
-    assert_eq!(output.status.code(), Some(0));
-    let help = text(&output.stdout);
-    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
-    for part in ["by page", "by segment", "segments_per_page", "speedup", "--model", "Exit codes"] {
-        assert!(help.contains(part), "{part} is not in\n{help}");
-    }
+    bench::shown(
+        &["regbuf", "--help"],
+        &["by page", "by segment", "segments_per_page", "speedup", "--model", "Exit codes"],
+    );
 }

@@ -2,15 +2,9 @@
 
 mod bench;
 
-use std::process::Output;
 use std::thread;
 
-use bench::text;
 use serde_json::Value;
-
-fn run(args: &[&str]) -> Output {
-    bench::run(&[&["swiotlb"], args].concat())
-}
 
 /// The object that `--format json` prints.
 fn json(args: &[&str]) -> Value {
@@ -115,36 +109,27 @@ fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
 #[test]
 fn the_tables_are_narrow_and_say_what_they_mean() {
     for args in [&["--quick"][..], &["--quick", "--jobs", "1", "--pool", "16M"]] {
-        let output = run(args);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let shown = text(&output.stdout);
-        for line in shown.lines() {
-            assert!(line.chars().count() <= 80, "{line}");
-            assert_eq!(line, line.trim_end());
-        }
-        for part in [
-            "vanilla",
-            "series",
-            "455 ns",
-            "read, overwritten",
-            "burst of 64",
-            "copies left out",
-            "no time has a device in it",
-            "--quick",
-            "✓",
-        ] {
-            assert!(shown.contains(part), "{part} is not in\n{shown}");
-        }
+        bench::tables(
+            &[&["swiotlb"], args].concat(),
+            &[
+                "vanilla",
+                "series",
+                "455 ns",
+                "read, overwritten",
+                "burst of 64",
+                "copies left out",
+                "no time has a device in it",
+                "--quick",
+                "✓",
+            ],
+        );
     }
 }
 
 #[test]
 fn the_help_fits_a_terminal_and_says_what_is_measured_by_what() {
-    let output = run(&["--help"]);
-    assert_eq!(output.status.code(), Some(0));
-    let help = text(&output.stdout);
-    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
-    for part in ["vanilla", "speedup", "mbps, kiops", "--iodepth", "Examples:", "Exit codes"] {
-        assert!(help.contains(part), "{part} is not in\n{help}");
-    }
+    bench::shown(
+        &["swiotlb", "--help"],
+        &["vanilla", "speedup", "mbps, kiops", "--iodepth", "Examples:", "Exit codes"],
+    );
 }

@@ -31,3 +31,22 @@ pub(crate) fn is_refused(args: &[&str], parts: &[&str]) {
         assert!(err.contains(part), "{args:?}: {part} is not in {err}");
     }
 }
+
+/// What is printed, which has these parts and fits a terminal.
+pub(crate) fn shown(args: &[&str], parts: &[&str]) -> String {
+    let output = run(args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+    for part in parts {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    shown
+}
+
+/// The same of tables, the lines of which end where their last word does.
+pub(crate) fn tables(args: &[&str], parts: &[&str]) -> String {
+    let shown = shown(args, parts);
+    assert!(shown.lines().all(|line| line == line.trim_end()), "{shown}");
+    shown
+}

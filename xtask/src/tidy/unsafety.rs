@@ -18,11 +18,18 @@ const PROMISES: [(&str, &str); 5] = [
 const LINUX: &str = "crates/dmaspan-linux/src/";
 /// What the Linux crate promises anywhere.
 const LINUX_PROMISES: [&str; 2] = ["Pinner", "PoolMemory"];
+const DRIVERS: &str = "crates/dmaspan-drivers/src/";
+/// What the drivers promise anywhere.
+const DRIVERS_PROMISES: [&str; 3] = ["IommuOps", "Port", "Host"];
+const QEMU: &str = "crates/dmaspan-qemu/src/";
+/// What the test harness promises anywhere.
+const QEMU_PROMISES: [&str; 4] = ["Host", "Structure", "DmaMemory", "TableMemory"];
 const CLI: &str = "crates/dmaspan-cli/src/";
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
 /// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
-/// implementations of `Pinner` and `PoolMemory`, in the program nothing.
+/// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
+/// drivers, in the harness for QEMU `ram.rs` and promises, in the program nothing.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/") {
@@ -46,6 +53,20 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                 }
                 "unsafe code of this crate stands in `sys/` and `mem/`; move it there behind a \
                  safe function"
+            } else if let Some(inner) = path.strip_prefix(DRIVERS) {
+                let declares = matches!(rust.text(index + 1), "trait" | "fn");
+                let promises = DRIVERS_PROMISES.iter().any(|name| implements(rust, index, name));
+                if inner == "mmio.rs" || declares || promises {
+                    continue;
+                }
+                "unsafe code of the drivers stands in `mmio.rs`, besides the promises of \
+                 `IommuOps`, `Port` and `Host`"
+            } else if let Some(inner) = path.strip_prefix(QEMU) {
+                let promises = QEMU_PROMISES.iter().any(|name| implements(rust, index, name));
+                if inner == "ram.rs" || promises {
+                    continue;
+                }
+                "unsafe code of the harness stands in `ram.rs`"
             } else if path.starts_with(CLI) {
                 "the program has no unsafe code; move it to a library crate behind a safe function"
             } else {
@@ -111,6 +132,19 @@ mod tests {
                 "{inner}"
             );
         }
+    }
+
+    #[test]
+    fn the_drivers_have_registers_and_promises() {
+        let text = "fn f() { unsafe { g() } }";
+        assert!(lines("crates/dmaspan-drivers/src/mmio.rs", text).is_empty());
+        assert_eq!(lines("crates/dmaspan-drivers/src/vtd/mmio.rs", text), [1]);
+        assert_eq!(lines("crates/dmaspan-qemu/src/machine.rs", text), [1]);
+        assert!(lines("crates/dmaspan-qemu/src/ram.rs", text).is_empty());
+        let path = "crates/dmaspan-drivers/src/vtd/a.rs";
+        let promises = "unsafe impl<R> Port for X<R> {}\npub unsafe fn new() {}";
+        assert!(lines(path, promises).is_empty());
+        assert_eq!(lines(path, "unsafe impl Send for X {}"), [1]);
     }
 
     #[test]

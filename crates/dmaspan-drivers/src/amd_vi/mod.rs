@@ -1,0 +1,1 @@
+//! AMD's IOMMU: I/O Virtualization Technology (48882).

@@ -1,0 +1,78 @@
+//! Streams that somebody claimed, and the faults of all of them.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+
+use dmaspan::iommu::{FaultHook, FaultReport, FaultResponse, ReservedRegions};
+use lock_api::{Mutex, RawMutex};
+
+use crate::error::Error;
+
+/// What a look at the faults of an IOMMU found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handled {
+    /// Faults that were reported to the stream that caused them.
+    pub reported: u32,
+    /// Faults of streams that nobody claimed: terminated, as all are, and reported to nobody.
+    pub unclaimed: u32,
+    /// Records that say nothing that the manual knows. They are passed over.
+    pub malformed: u32,
+    /// Hardware had faults that it had no room for: some were lost.
+    pub overflowed: bool,
+    /// There were more than one look takes: look again.
+    pub more: bool,
+}
+
+/// A stream that somebody claimed.
+#[derive(Debug)]
+pub(crate) struct Claimed<L> {
+    pub(crate) id: u32,
+    pub(crate) regions: ReservedRegions,
+    pub(crate) faults: FaultHook<L>,
+}
+
+/// The streams of an IOMMU that somebody claimed.
+pub(crate) struct Streams<L>(Mutex<L, BTreeMap<u32, Arc<Claimed<L>>>>);
+
+impl<L: RawMutex> Streams<L> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// Makes a stream the caller's, until it is [released](Self::release).
+    pub(crate) fn claim(
+        &self,
+        id: u32,
+        regions: ReservedRegions,
+    ) -> Result<Arc<Claimed<L>>, Error> {
+        let claimed = Arc::new(Claimed { id, regions, faults: FaultHook::new() });
+        let mut streams = self.0.lock();
+        if streams.contains_key(&id) {
+            return Err(Error::Claimed { stream: id });
+        }
+        streams.insert(id, Arc::clone(&claimed));
+        Ok(claimed)
+    }
+
+    /// Takes the claim of a stream back.
+    pub(crate) fn release(&self, id: u32) {
+        let released = self.0.lock().remove(&id);
+        drop(released);
+    }
+
+    /// Reports a fault to its stream, and counts it.
+    pub(crate) fn report(&self, fault: &FaultReport, handled: &mut Handled) -> FaultResponse {
+        // Not under the lock: a handler may take its time.
+        let claimed = self.0.lock().get(&fault.stream).cloned();
+        match claimed {
+            Some(claimed) => {
+                handled.reported = handled.reported.saturating_add(1);
+                claimed.faults.report(fault)
+            }
+            None => {
+                handled.unclaimed = handled.unclaimed.saturating_add(1);
+                FaultResponse::Terminate
+            }
+        }
+    }
+}

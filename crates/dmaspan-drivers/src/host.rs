@@ -1,0 +1,113 @@
+//! What a driver asks of whoever runs it.
+
+use core::hint;
+use core::sync::atomic::AtomicU64;
+
+use dmaspan::PhysAddr;
+use lock_api::RawMutex;
+
+/// There is no memory for a structure of hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there are no {} KiB of contiguous memory up to {max_paddr} for the IOMMU's structures", 1u64 << lg2_size >> 10)]
+pub struct NoMemory {
+    /// log2 of the bytes asked for.
+    pub lg2_size: u32,
+    /// The last address that the hardware reaches.
+    pub max_paddr: PhysAddr,
+}
+
+/// Whether to look at hardware once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// Look again.
+    Poll,
+    /// It had the time it needs: it will not answer.
+    GiveUp,
+}
+
+/// Memory that an IOMMU reads and writes itself: a queue, or a table of devices. Freed on drop.
+///
+/// # Safety
+///
+/// While the value exists, also after it has been moved,
+///
+/// 1. [`words`](Self::words) are the memory at [`paddr`](Self::paddr), all of it, always the same,
+///    and nobody else's; and
+/// 2. the CPU and the IOMMU see each other's stores to it in their order, without anything being
+///    done to caches (Linux: `dma_alloc_coherent`).
+#[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
+pub unsafe trait Structure: Send + Sync {
+    /// Where hardware finds it.
+    fn paddr(&self) -> PhysAddr;
+
+    /// Its memory, in words of 8 bytes that are little-endian.
+    fn words(&self) -> &[AtomicU64];
+}
+
+/// Where a driver runs: memory, a lock and patience.
+///
+/// # Safety
+///
+/// A [`Structure`] that [`allocate`](Self::allocate) returns is of the size asked for, aligned to
+/// it, and ends at `max_paddr` or below.
+#[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
+pub unsafe trait Host: Send + Sync {
+    /// The lock around a queue or a table of devices. Where faults are handled in interrupts, it
+    /// keeps them off.
+    type Lock: RawMutex + Send + Sync;
+    /// Memory that hardware reads and writes.
+    type Structure: Structure;
+
+    /// Memory of `2^lg2_size` bytes, zeroed, of which hardware reaches addresses up to `max_paddr`.
+    ///
+    /// # Errors
+    ///
+    /// [`NoMemory`].
+    fn allocate(&self, lg2_size: u32, max_paddr: PhysAddr) -> Result<Self::Structure, NoMemory>;
+
+    /// Is called after each look at hardware that has not answered yet, and says whether to look
+    /// again; `polls` were made already. A host with a clock goes by time, as Linux does (1 s for
+    /// the queues of SMMUv3, 10 s for VT-d).
+    ///
+    /// # Context
+    ///
+    /// Interrupts may be off, and a driver's lock is held.
+    fn again(&self, polls: u32) -> Again {
+        if polls < 1_000_000 {
+            hint::spin_loop();
+            Again::Poll
+        } else {
+            Again::GiveUp
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "what is behind a reference keeps the contract")]
+// SAFETY: as the host that it points to promises.
+unsafe impl<H: Host + ?Sized> Host for alloc::sync::Arc<H> {
+    type Lock = H::Lock;
+    type Structure = H::Structure;
+
+    fn allocate(&self, lg2_size: u32, max_paddr: PhysAddr) -> Result<H::Structure, NoMemory> {
+        (**self).allocate(lg2_size, max_paddr)
+    }
+
+    fn again(&self, polls: u32) -> Again {
+        (**self).again(polls)
+    }
+}
+
+/// Looks at hardware until it has answered or the host gives up.
+pub(crate) fn poll<T>(host: &impl Host, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let mut polls = 0u32;
+    loop {
+        if let Some(answer) = look() {
+            return Some(answer);
+        }
+        polls = polls.saturating_add(1);
+        if host.again(polls) == Again::GiveUp {
+            // The time may have passed while nobody looked.
+            return look();
+        }
+    }
+}

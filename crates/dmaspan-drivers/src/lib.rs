@@ -1,0 +1,43 @@
+//! Drivers of IOMMU hardware, for [`dmaspan`]'s domains.
+//!
+//! Each driver owns one IOMMU: its queues and its tables of devices. It makes the hooks that tell
+//! the hardware what a [`Domain`](dmaspan::iommu::Domain) unmapped
+//! ([`IommuOps`](dmaspan::iommu::IommuOps)), and a [`Port`](dmaspan::iommu::Port) for each stream of
+//! accesses that the hardware tells apart; an [`Attachment`](dmaspan::iommu::Attachment) of a port
+//! gives the stream a domain or takes it away. A stream that nobody attached reaches nothing.
+//!
+//! | module | hardware | manual |
+//! |---|---|---|
+//! | [`arm_smmu`] | Arm's SMMUv2 | Arm System MMU architecture, version 2 (IHI 0062) |
+//! | [`arm_smmu_v3`] | Arm's SMMUv3 | Arm System MMU architecture, version 3 (IHI 0070) |
+//! | [`vtd`] | Intel's VT-d | Virtualization Technology for Directed I/O |
+//! | [`amd_vi`] | AMD's IOMMU | I/O Virtualization Technology (48882) |
+//! | [`riscv`] | RISC-V's IOMMU | RISC-V IOMMU Architecture Specification |
+//!
+//! A driver stands on two traits: [`Mmio`] is the registers, and [`Host`] is memory for what the
+//! hardware reads and writes itself, a lock, and patience. It allocates when it is made and when a
+//! stream or a domain is; telling hardware to forget, switching a stream and handling faults
+//! allocate nothing. Every poll ends: where hardware does not answer, the driver looks at the
+//! register that says why, and returns an error that names it.
+
+#![no_std]
+
+extern crate alloc;
+
+pub mod amd_vi;
+pub mod arm_smmu;
+pub mod arm_smmu_v3;
+pub mod riscv;
+pub mod vtd;
+
+mod error;
+mod faults;
+mod host;
+mod ids;
+mod mmio;
+mod structure;
+
+pub use error::Error;
+pub use faults::Handled;
+pub use host::{Again, Host, NoMemory, Structure};
+pub use mmio::{Mmio, MmioRegion};

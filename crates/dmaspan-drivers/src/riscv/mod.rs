@@ -1,0 +1,1 @@
+//! RISC-V's IOMMU: RISC-V IOMMU Architecture Specification.

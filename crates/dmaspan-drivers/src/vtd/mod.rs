@@ -1,0 +1,1 @@
+//! Intel's VT-d: Virtualization Technology for Directed I/O.

@@ -51,9 +51,8 @@ pub struct Arena {
 }
 
 struct Shared {
-    /// What was allocated; the arena's memory lies within.
-    block: NonNull<u8>,
-    layout: Layout,
+    /// What the arena's memory lies in.
+    _block: Block,
     /// For each unit, the next one of its list: never stored in the tables.
     next: Box<[AtomicU32]>,
     /// For each unit that begins a table, a [`State`].
@@ -62,6 +61,14 @@ struct Shared {
     /// unit never changes its size again.
     size: Box<[AtomicU8]>,
     free: Mutex<Free>,
+}
+
+/// Memory that an arena is in.
+enum Block {
+    /// Allocated for it.
+    Own { start: NonNull<u8>, layout: Layout },
+    /// Kept alive by somebody else's value.
+    Lent { _keep: Box<dyn Send + Sync> },
 }
 
 struct Free {
@@ -79,26 +86,28 @@ struct Memory(NonNull<u8>);
 
 #[expect(unsafe_code, reason = "the pointers are to memory that all threads may use")]
 mod threads {
-    use super::{Memory, Shared};
+    use super::{Block, Memory};
 
     // SAFETY: 1. The pointer is only used through `Arena`'s methods, which reach published tables
-    // by atomics and unpublished ones through the one `Fresh` that owns them. 2. `Shared` frees the
-    // memory when no `Arena` is left.
+    // by atomics and unpublished ones through the one `Fresh` that owns them. 2. `Block` keeps the
+    // memory until no `Arena` is left.
     unsafe impl Send for Memory {}
     // SAFETY: as for `Send`.
     unsafe impl Sync for Memory {}
     // SAFETY: its pointer is only used to free the memory when it is dropped.
-    unsafe impl Send for Shared {}
+    unsafe impl Send for Block {}
     // SAFETY: as for `Send`.
-    unsafe impl Sync for Shared {}
+    unsafe impl Sync for Block {}
 }
 
-impl Drop for Shared {
+impl Drop for Block {
     #[expect(unsafe_code, reason = "gives the memory back that the constructor took")]
     fn drop(&mut self) {
-        // SAFETY: 1. `block` was allocated with `layout` by `Arena::new`. 2. Nothing borrows from
-        // it: entries and fresh tables borrow from an `Arena`, which keeps `Shared` alive.
-        unsafe { alloc::dealloc(self.block.as_ptr(), self.layout) }
+        if let Self::Own { start, layout } = *self {
+            // SAFETY: 1. `start` was allocated with `layout` by `Arena::new`. 2. Nothing borrows
+            // from it: entries and fresh tables borrow from an `Arena`, which keeps it alive.
+            unsafe { alloc::dealloc(start.as_ptr(), layout) }
+        }
     }
 }
 
@@ -113,7 +122,6 @@ impl Arena {
         let bytes = lg2::align_up(bytes.clamp(1, most), UNIT_LG2).unwrap_or(most);
         let base = lg2::align_up(base.get(), LARGEST_LG2).unwrap_or(0);
         let size = usize::try_from(bytes).unwrap_or(usize::MAX >> 1);
-        let units = size >> UNIT_LG2;
         // Zeroed memory of a small alignment is memory that the system backs when it is touched; of
         // a large one it is all written at once. So the tables' alignment comes from room to spare;
         // and with as much behind the arena, a table that begins in it never ends outside.
@@ -121,20 +129,49 @@ impl Arena {
             .expect("2 TiB and some fit in a 64-bit size");
         // SAFETY: the layout's size is not 0.
         let block = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
-        let Some(block) = block else { alloc::handle_alloc_error(layout) };
-        let to_alignment = block.align_offset(1 << LARGEST_LG2);
+        let Some(start) = block else { alloc::handle_alloc_error(layout) };
+        let to_alignment = start.align_offset(1 << LARGEST_LG2);
         // SAFETY: the offset is below 2 MiB, and the block is larger than that.
-        let memory = Memory(unsafe { block.add(to_alignment) });
+        let memory = unsafe { start.add(to_alignment) };
+        Self::at(memory, base, bytes, Block::Own { start, layout })
+    }
+
+    /// An arena in the memory at `memory`, which hardware finds at `base`: `bytes` of it, of which
+    /// the last 2 MiB stay unused, until `keep` is dropped. `None` where either address is no
+    /// multiple of 2 MiB, the size no multiple of 1 KiB, or there are no more than 2 MiB.
+    ///
+    /// # Safety
+    ///
+    /// Until `keep` is dropped the memory is mapped and nobody's but the arena's, apart from
+    /// hardware that reads the tables in it. It is zeroed.
+    #[expect(unsafe_code, reason = "the memory is somebody else's")]
+    pub unsafe fn over(
+        memory: NonNull<u8>,
+        base: PhysAddr,
+        bytes: u64,
+        keep: Box<dyn Send + Sync>,
+    ) -> Option<Self> {
+        let most = lg2::size(UNIT_LG2 + 31);
+        let usable = bytes.checked_sub(lg2::size(LARGEST_LG2)).filter(|&usable| usable > 0)?;
+        let aligned = lg2::is_aligned(memory.addr().get() as u64, LARGEST_LG2)
+            && lg2::is_aligned(base.get(), LARGEST_LG2)
+            && lg2::is_aligned(bytes, UNIT_LG2);
+        let block = Block::Lent { _keep: keep };
+        aligned.then(|| Self::at(memory, base.get(), usable.min(most), block))
+    }
+
+    /// An arena of `bytes` at `memory`, behind which there are 2 MiB more of the block.
+    fn at(memory: NonNull<u8>, base: u64, bytes: u64, block: Block) -> Self {
+        let units = usize::try_from(bytes >> UNIT_LG2).unwrap_or(0);
         let free = Free { heads: [NONE; CLASSES], unused: 0, in_use: [0; CLASSES] };
         let shared = Shared {
-            block,
-            layout,
+            _block: block,
             next: zeroed(units),
             state: zeroed(units),
             size: zeroed(units),
             free: Mutex::new(free),
         };
-        Self { base, bytes, memory, shared: Arc::new(shared) }
+        Self { base, bytes, memory: Memory(memory), shared: Arc::new(shared) }
     }
 
     /// How many tables are handed out, of all sizes.
@@ -516,6 +553,38 @@ mod tests {
         for offset in [4, 8, 10, 12] {
             assert_eq!(image.read_u32(paddr.wrapping_add(offset)), at(offset));
         }
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "memory of a test")]
+    fn an_arena_over_lent_memory_stays_in_it_and_lets_it_go() {
+        let layout = Layout::from_size_align(8 << 20, 1 << LARGEST_LG2).unwrap();
+        // SAFETY: the layout's size is not 0.
+        let memory = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).unwrap();
+        let kept = Arc::new(());
+        let over = |memory, base, bytes| {
+            // SAFETY: the memory is freed at the end of the test, and one arena is used.
+            unsafe { Arena::over(memory, PhysAddr::new(base), bytes, Box::new(kept.clone())) }
+        };
+        assert!(over(memory, 1 << 20, 8 << 20).is_none());
+        assert!(over(memory, 0, 2 << 20).is_none());
+        assert!(over(memory, 0, (8 << 20) - 1).is_none());
+        let arena = over(memory, 1 << 30, 8 << 20).unwrap();
+        let shape = TableShape { lg2_size: 21, lg2_align: 21, max_paddr: PhysAddr::new(u64::MAX) };
+        assert!(reserve(&arena, shape, 4).is_err());
+        let mut list = reserve(&arena, shape, 3).unwrap();
+        for _ in 0..3 {
+            let mut fresh = take(&arena, shape, &mut list);
+            let offset = fresh.paddr().get() - (1 << 30);
+            assert!(offset <= 4 << 20, "{offset:#x}");
+            fresh.words().fill(7);
+            TableMemory::<u64>::publish(&arena, fresh);
+        }
+        assert_eq!(Arc::strong_count(&kept), 2);
+        drop(arena);
+        assert_eq!(Arc::strong_count(&kept), 1);
+        // SAFETY: it was allocated above, and no arena is left.
+        unsafe { alloc::dealloc(memory.as_ptr(), layout) };
     }
 
     #[test]

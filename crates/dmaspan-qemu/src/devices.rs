@@ -1,0 +1,115 @@
+//! Devices that do DMA where they are told.
+
+use dmaspan::PhysAddr;
+use dmaspan_drivers::Mmio;
+
+use crate::machine::{Machine, QtestMmio};
+use crate::pci::{Pci, PciError};
+
+/// A device said that its access did not go through, with a code of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the device says that its access failed ({code:#x})")]
+pub struct DmaRefused {
+    /// What it says.
+    pub code: u32,
+}
+
+/// QEMU's `iommu-testdev` (docs/specs/iommu-testdev.rst): writes the word 0x12345678 where it is
+/// told, again and again.
+#[derive(Debug)]
+pub struct TestDev {
+    registers: QtestMmio,
+}
+
+impl TestDev {
+    /// What it writes.
+    pub const WRITTEN: u32 = 0x1234_5678;
+    const ID: u32 = 0x0005_1b36;
+    const TRIGGER: u64 = 0x00;
+    const IOVA: u64 = 0x04;
+    const LEN: u64 = 0x0c;
+    const RESULT: u64 = 0x10;
+    const DOORBELL: u64 = 0x14;
+    const ATTRIBUTES: u64 = 0x18;
+    const PADDR: u64 = 0x1c;
+
+    /// The one in a slot of bus 0.
+    ///
+    /// # Errors
+    ///
+    /// [`PciError`].
+    pub fn new(pci: &Pci, slot: u8) -> Result<Self, PciError> {
+        pci.enable_known(slot, Self::ID).map(|registers| Self { registers })
+    }
+
+    /// Writes `len` bytes, whole words, from the device's address `iova` on, of which it is told
+    /// that they are at `paddr`: it looks whether they arrived there.
+    ///
+    /// # Errors
+    ///
+    /// [`DmaRefused`], also where it wrote elsewhere.
+    pub fn write(&mut self, iova: u64, paddr: PhysAddr, len: u32) -> Result<(), DmaRefused> {
+        self.registers.write64(Self::IOVA, iova);
+        self.registers.write32(Self::LEN, len);
+        self.registers.write32(Self::ATTRIBUTES, 0x2);
+        self.registers.write64(Self::PADDR, paddr.get());
+        self.registers.write32(Self::DOORBELL, 1);
+        self.registers.read32(Self::TRIGGER);
+        match self.registers.read32(Self::RESULT) {
+            0 => Ok(()),
+            code => Err(DmaRefused { code }),
+        }
+    }
+}
+
+/// QEMU's `edu` (docs/specs/edu.rst): copies up to 4 KiB between its buffer and memory.
+///
+/// It reaches 28 bits of addresses, unless its property `dma_mask` says otherwise, and drops those
+/// above.
+#[derive(Debug)]
+pub struct Edu {
+    registers: QtestMmio,
+    machine: Machine,
+}
+
+impl Edu {
+    const ID: u32 = 0x11e8_1234;
+    const SOURCE: u64 = 0x80;
+    const TARGET: u64 = 0x88;
+    const COUNT: u64 = 0x90;
+    const COMMAND: u64 = 0x98;
+    const RUN: u64 = 1;
+    const TO_MEMORY: u64 = 2;
+    /// Where its buffer of 4 KiB is, by its own addresses.
+    const BUFFER: u64 = 0x4_0000;
+    /// As long as it takes.
+    const NANOSECONDS: u64 = 100_000_001;
+
+    /// The one in a slot of bus 0.
+    ///
+    /// # Errors
+    ///
+    /// [`PciError`].
+    pub fn new(pci: &Pci, slot: u8) -> Result<Self, PciError> {
+        let registers = pci.enable_known(slot, Self::ID)?;
+        Ok(Self { registers, machine: pci.machine().clone() })
+    }
+
+    /// Reads `len` bytes of memory into its buffer. It does not say whether they were there.
+    pub fn read(&mut self, iova: u64, len: u64) {
+        self.run(iova, Self::BUFFER, len, Self::RUN);
+    }
+
+    /// Writes the first `len` bytes of its buffer to memory. It does not say whether they arrived.
+    pub fn write(&mut self, iova: u64, len: u64) {
+        self.run(Self::BUFFER, iova, len, Self::RUN | Self::TO_MEMORY);
+    }
+
+    fn run(&mut self, source: u64, target: u64, len: u64, command: u64) {
+        self.registers.write64(Self::SOURCE, source);
+        self.registers.write64(Self::TARGET, target);
+        self.registers.write64(Self::COUNT, len);
+        self.registers.write64(Self::COMMAND, command);
+        self.machine.clock_step(Self::NANOSECONDS);
+    }
+}

@@ -1,0 +1,277 @@
+//! The RAM of a machine: memory that the test and QEMU share.
+#![expect(unsafe_code, reason = "memory that another process writes is mapped here")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dmaspan::dma::{DmaMemory, Piece};
+use dmaspan::{PhysAddr, Span, lg2};
+use dmaspan_sim::Arena;
+use dmaspan_sim::bus::{Bus, BusError};
+use parking_lot::Mutex;
+
+const ACCESS: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// What firmware and a PC's old devices have a claim on.
+const RESERVED: u64 = 2 << 20;
+/// log2 of the largest piece that is handed out.
+const LARGEST_LG2: u32 = 30;
+/// log2 of the smallest.
+const SMALLEST_LG2: u32 = 6;
+
+/// There is not so much RAM left in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the machine has no {bytes:#x} bytes of RAM left in one piece")]
+pub struct NoRam {
+    /// What was asked for.
+    pub bytes: u64,
+}
+
+/// The RAM of a machine. Clones are the same memory.
+#[derive(Clone, Debug)]
+pub struct Ram(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    file: File,
+    mapping: Mapping,
+    base: PhysAddr,
+    bytes: u64,
+    free: Mutex<Free>,
+}
+
+/// What is not handed out.
+#[derive(Debug)]
+struct Free {
+    /// The offset behind which nothing was ever handed out.
+    unused: u64,
+    /// Offsets of pieces that came back, by log2 of their size.
+    pieces: Vec<Vec<u64>>,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the pointer is to a mapping that all threads may use; it is used for atomic accesses
+// alone, and by arenas, each of which has a piece of its own.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length by `Ram::new`, and nothing borrows from it: words
+        // borrow from a `Ram`, and an arena keeps one.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl Ram {
+    /// Memory of that size, zeroed, which the machine finds at `base`.
+    pub(crate) fn new(base: PhysAddr, bytes: u64) -> io::Result<Self> {
+        let file = shared_file(bytes)?;
+        let len = usize::try_from(bytes).map_err(io::Error::other)?;
+        // SAFETY: a new mapping of a file that is as long, at an address of the system's choice.
+        let start = unsafe {
+            libc::mmap(ptr::null_mut(), len, ACCESS, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        let start = NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED);
+        let start = start.ok_or_else(io::Error::last_os_error)?;
+        let mapping = Mapping { start, bytes: len };
+        let pieces = vec![Vec::new(); LARGEST_LG2 as usize + 1];
+        let free = Mutex::new(Free { unused: RESERVED, pieces });
+        Ok(Self(Arc::new(Shared { file, mapping, base, bytes, free })))
+    }
+
+    /// Where another process of this user finds the file.
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", process::id(), self.0.file.as_raw_fd())
+    }
+
+    /// Where it begins.
+    pub fn base(&self) -> PhysAddr {
+        self.0.base
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// All of it, in words of 8 bytes, little-endian.
+    pub fn words(&self) -> &[AtomicU64] {
+        let words = self.0.mapping.bytes / 8;
+        // SAFETY: the mapping is as long, aligned to pages, lives as long as `self`, and all access
+        // to it is atomic. Arenas fill tables of theirs by plain stores before anybody else knows
+        // where these are.
+        unsafe { std::slice::from_raw_parts(self.0.mapping.start.as_ptr().cast(), words) }
+    }
+
+    /// The words at `paddr`; none where they are not all RAM or `paddr` is no multiple of 8.
+    pub fn words_at(&self, paddr: PhysAddr, bytes: u64) -> &[AtomicU64] {
+        let offset = paddr.get().wrapping_sub(self.0.base.get());
+        let end = offset.checked_add(bytes).filter(|_| lg2::is_aligned(offset, 3));
+        let range = end.and_then(|end| {
+            Some(usize::try_from(offset / 8).ok()?..usize::try_from(end / 8).ok()?)
+        });
+        range.and_then(|range| self.words().get(range)).unwrap_or_default()
+    }
+
+    /// Zeroed memory, aligned to its size rounded up to a power of two, at most 1 GiB.
+    ///
+    /// # Errors
+    ///
+    /// [`NoRam`].
+    pub fn allocate(&self, bytes: u64) -> Result<Buffer, NoRam> {
+        let refused = NoRam { bytes };
+        let size = bytes.checked_next_power_of_two().ok_or(refused)?;
+        let size_lg2 = size.trailing_zeros().max(SMALLEST_LG2);
+        let offset = self.take(size_lg2).ok_or(refused)?;
+        let paddr = self.0.base.wrapping_add(offset);
+        let piece = Piece::memory(Span::new(paddr, bytes).map_err(|_| refused)?);
+        let buffer = Buffer { ram: self.clone(), piece, lg2_size: size_lg2 };
+        buffer.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Ok(buffer)
+    }
+
+    /// An arena for page tables in as much of the RAM, and 2 MiB more. It is never given back.
+    ///
+    /// # Errors
+    ///
+    /// [`NoRam`].
+    pub fn arena(&self, bytes: u64) -> Result<Arena, NoRam> {
+        let refused = NoRam { bytes };
+        let with_rest = bytes.checked_add(2 << 20).ok_or(refused)?;
+        let lg2_size = with_rest.checked_next_power_of_two().ok_or(refused)?.trailing_zeros();
+        let offset = self.take(lg2_size.max(22)).ok_or(refused)?;
+        let base = self.0.base.wrapping_add(offset);
+        let words = self.words_at(base, with_rest);
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let offset = usize::try_from(offset).map_err(|_| refused)?;
+        // SAFETY: `take` gives offsets within the mapping.
+        let memory = unsafe { self.0.mapping.start.add(offset) };
+        let keep = Box::new(self.clone());
+        // SAFETY: 1. The piece is nobody's and is never handed out again; it is mapped until the
+        // last `Ram` is dropped. 2. It was zeroed above.
+        let arena = unsafe { Arena::over(memory, base, with_rest, keep) };
+        arena.ok_or(refused)
+    }
+
+    /// The offset of a piece that is nobody's.
+    fn take(&self, lg2_size: u32) -> Option<u64> {
+        let mut free = self.0.free.lock();
+        if let Some(offset) = free.pieces.get_mut(lg2_size as usize)?.pop() {
+            return Some(offset);
+        }
+        let offset = lg2::align_up(free.unused, lg2_size)?;
+        let end = offset.checked_add(lg2::size(lg2_size)).filter(|&end| end <= self.0.bytes)?;
+        free.unused = end;
+        Some(offset)
+    }
+}
+
+impl Bus for Ram {
+    fn read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
+        for (at, byte) in (0..).zip(buf) {
+            let paddr = paddr.wrapping_add(at);
+            let word = self.word_around(paddr)?.load(Ordering::Acquire);
+            *byte = word.to_ne_bytes()[(paddr.get() % 8) as usize];
+        }
+        Ok(())
+    }
+
+    fn write(&self, paddr: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
+        for (at, &byte) in (0..).zip(buf) {
+            let paddr = paddr.wrapping_add(at);
+            let with = |word: u64| {
+                let mut bytes = word.to_ne_bytes();
+                bytes[(paddr.get() % 8) as usize] = byte;
+                Some(u64::from_ne_bytes(bytes))
+            };
+            // A device may write the other bytes meanwhile.
+            let word = self.word_around(paddr)?;
+            let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, with);
+        }
+        Ok(())
+    }
+}
+
+impl Ram {
+    fn word_around(&self, paddr: PhysAddr) -> Result<&AtomicU64, BusError> {
+        let around = PhysAddr::new(lg2::align_down(paddr.get(), 3));
+        self.words_at(around, 8).first().ok_or(BusError::Nobody { paddr })
+    }
+}
+
+/// A piece of a machine's RAM, given back on drop.
+#[derive(Debug)]
+pub struct Buffer {
+    ram: Ram,
+    piece: Piece,
+    lg2_size: u32,
+}
+
+impl Buffer {
+    /// Where it is.
+    pub fn paddr(&self) -> PhysAddr {
+        self.piece.span.paddr()
+    }
+
+    /// All of it.
+    pub fn span(&self) -> Span {
+        self.piece.span
+    }
+
+    /// Its words of 8 bytes.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.ram.words_at(self.paddr(), lg2::size(self.lg2_size))
+    }
+
+    /// The word with that index; 0 behind the end.
+    pub fn word(&self, index: usize) -> u64 {
+        self.words().get(index).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
+    }
+
+    /// Sets the word with that index; nothing behind the end.
+    pub fn set_word(&self, index: usize, value: u64) {
+        if let Some(word) = self.words().get(index) {
+            word.store(value.to_le(), Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let offset = self.paddr().get().wrapping_sub(self.ram.0.base.get());
+        if let Some(pieces) = self.ram.0.free.lock().pieces.get_mut(self.lg2_size as usize) {
+            pieces.push(offset);
+        }
+    }
+}
+
+// SAFETY: the piece is the buffer's until it is dropped, and is reached by atomic accesses alone.
+unsafe impl DmaMemory for Buffer {
+    fn pieces(&self) -> &[Piece] {
+        std::slice::from_ref(&self.piece)
+    }
+}
+
+/// A file of memory that has no name.
+fn shared_file(bytes: u64) -> io::Result<File> {
+    // SAFETY: the name is a string that ends with 0.
+    let fd = unsafe { libc::memfd_create(c"dmaspan-qemu".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    file.set_len(bytes)?;
+    Ok(file)
+}

@@ -8,7 +8,7 @@ use lock_api::RawMutex;
 
 /// There is no memory for a structure of hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are no {} KiB of contiguous memory up to {max_paddr} for the IOMMU's structures", 1u64 << lg2_size >> 10)]
+#[error("no 2^{lg2_size} bytes of contiguous memory up to {max_paddr} for the IOMMU's structures")]
 pub struct NoMemory {
     /// log2 of the bytes asked for.
     pub lg2_size: u32,

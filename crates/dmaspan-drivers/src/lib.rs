@@ -2,9 +2,9 @@
 //!
 //! Each driver owns one IOMMU: its queues and its tables of devices. It makes the hooks that tell
 //! the hardware what a [`Domain`](dmaspan::iommu::Domain) unmapped
-//! ([`IommuOps`](dmaspan::iommu::IommuOps)), and a [`Port`](dmaspan::iommu::Port) for each stream of
-//! accesses that the hardware tells apart; an [`Attachment`](dmaspan::iommu::Attachment) of a port
-//! gives the stream a domain or takes it away. A stream that nobody attached reaches nothing.
+//! ([`IommuOps`](dmaspan::iommu::IommuOps)), and a [`Port`](dmaspan::iommu::Port) for each stream
+//! of accesses that the hardware tells apart; an [`Attachment`](dmaspan::iommu::Attachment) of a
+//! port gives the stream a domain or takes it away. A stream that nobody attached reaches nothing.
 //!
 //! | module | hardware | manual |
 //! |---|---|---|

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 const FOLDER: &str = "DMASPAN_QEMU";
 /// What to do without QEMU: `require` makes it a failure.
 const STRICT: &str = "DMASPAN_HW";
-const ADVICE: &str = "`cargo xtask hw` gets one, or DMASPAN_QEMU names the folder of one";
+const ADVICE: &str = "`cargo xtask hw` gets one, or DMASPAN_QEMU names its folder";
 /// The first release with the devices that the tests need.
 const OLDEST: Version = Version { major: 11, minor: 1 };
 
@@ -75,7 +75,7 @@ pub enum Missing {
     /// One was found that is too old, or is none.
     #[error(
         "{} is {}, and {OLDEST} is needed; {ADVICE}",
-        path.display(), version.map_or("no QEMU that starts".to_owned(), |v| v.to_string())
+        path.display(), version.map_or("no QEMU that starts".into(), |v| v.to_string())
     )]
     Unfit {
         /// Which.

@@ -32,6 +32,7 @@ mod host;
 mod machine;
 mod pci;
 mod ram;
+mod tap;
 mod wire;
 
 pub use devices::{DmaRefused, Edu, TestDev};
@@ -40,3 +41,4 @@ pub use host::{QemuHost, RamStructure};
 pub use machine::{Builder, Machine, QtestMmio, StartError};
 pub use pci::{Pci, PciError};
 pub use ram::{Buffer, NoRam, Ram};
+pub use tap::{CommandQueue, Edit, Ring, Tap};

@@ -130,15 +130,25 @@ impl Ram {
     ///
     /// [`NoRam`].
     pub fn allocate(&self, bytes: u64) -> Result<Buffer, NoRam> {
+        let buffer = self.reserve(bytes)?;
+        buffer.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Ok(buffer)
+    }
+
+    /// Memory as of [`allocate`](Self::allocate) with whatever was in it: the system backs no page
+    /// of it that nobody touches.
+    ///
+    /// # Errors
+    ///
+    /// [`NoRam`].
+    pub fn reserve(&self, bytes: u64) -> Result<Buffer, NoRam> {
         let refused = NoRam { bytes };
         let size = bytes.checked_next_power_of_two().ok_or(refused)?;
         let size_lg2 = size.trailing_zeros().max(SMALLEST_LG2);
         let offset = self.take(size_lg2).ok_or(refused)?;
         let paddr = self.0.base.wrapping_add(offset);
         let piece = Piece::memory(Span::new(paddr, bytes).map_err(|_| refused)?);
-        let buffer = Buffer { ram: self.clone(), piece, lg2_size: size_lg2 };
-        buffer.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        Ok(buffer)
+        Ok(Buffer { ram: self.clone(), piece, lg2_size: size_lg2 })
     }
 
     /// An arena for page tables in as much of the RAM, and 2 MiB more. It is never given back.

@@ -97,7 +97,7 @@ pub mod pool_memory;
 pub mod port;
 pub mod regbuf_before;
 pub mod replay;
-mod rng;
+pub mod rng;
 pub mod sanitizer;
 pub mod suite;
 pub mod swiotlb_before;

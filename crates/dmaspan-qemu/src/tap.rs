@@ -1,0 +1,139 @@
+//! An eye, and a hand, on the commands between a driver and its hardware.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dmaspan::PhysAddr;
+use dmaspan_drivers::Mmio;
+use parking_lot::Mutex;
+
+use crate::machine::{Machine, QtestMmio};
+use crate::ram::Ram;
+
+/// Where hardware finds its commands.
+#[derive(Clone, Copy, Debug)]
+pub struct CommandQueue {
+    /// The register of 64 bits with the queue's address and size.
+    pub base: u64,
+    /// The register that says how far commands were placed.
+    pub tail: u64,
+    /// What the base register says.
+    pub ring: fn(u64) -> Ring,
+    /// The offset in bytes of the first place without a command, from the tail register and the
+    /// ring.
+    pub end: fn(u64, Ring) -> u64,
+}
+
+/// A queue in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Where it begins.
+    pub paddr: PhysAddr,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The bytes of a command: 16 or 32.
+    pub entry: u64,
+}
+
+/// What is done to a command, in words of 8 bytes, before hardware sees it.
+pub type Edit = Box<dyn FnMut(&mut [u64]) + Send>;
+
+/// Registers of an IOMMU that counts the commands which pass, and may change them: to learn whether
+/// a driver that forgets one would be found out. Clones are the same.
+#[derive(Clone)]
+pub struct Tap {
+    registers: QtestMmio,
+    ram: Ram,
+    queue: CommandQueue,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    ring: Option<Ring>,
+    /// Where the next command is placed, in bytes.
+    next: u64,
+    seen: Vec<Vec<u64>>,
+    edit: Option<Edit>,
+}
+
+impl Tap {
+    /// On the registers from `base` on.
+    pub fn new(machine: &Machine, base: u64, queue: CommandQueue) -> Self {
+        let (registers, ram) = (machine.mmio(base), machine.ram().clone());
+        Self { registers, ram, queue, state: Arc::default() }
+    }
+
+    /// Changes commands from now on, or no more.
+    pub fn set_edit(&self, edit: Option<Edit>) {
+        self.state.lock().edit = edit;
+    }
+
+    /// The commands that passed since the last call, as the driver made them.
+    pub fn take(&self) -> Vec<Vec<u64>> {
+        std::mem::take(&mut self.state.lock().seen)
+    }
+
+    fn based(&self, value: u64) {
+        let mut state = self.state.lock();
+        state.ring = Some((self.queue.ring)(value));
+        state.next = 0;
+    }
+
+    fn placed(&self, value: u64) {
+        let mut state = self.state.lock();
+        let State { ring: Some(ring), next, seen, edit } = &mut *state else { return };
+        let end = (self.queue.end)(value, *ring);
+        // Not for ever, whatever the driver writes.
+        for _ in 0..ring.bytes / ring.entry {
+            if *next == end {
+                break;
+            }
+            let words = self.ram.words_at(ring.paddr.wrapping_add(*next), ring.entry);
+            let of = words.iter().map(|word| u64::from_le(word.load(Ordering::Acquire)));
+            let mut command: Vec<u64> = of.collect();
+            seen.push(command.clone());
+            if let Some(edit) = edit {
+                edit(&mut command);
+                for (word, value) in words.iter().zip(command) {
+                    word.store(value.to_le(), Ordering::Release);
+                }
+            }
+            *next = (*next + ring.entry) % ring.bytes;
+        }
+    }
+}
+
+impl Mmio for Tap {
+    fn read32(&self, offset: u64) -> u32 {
+        self.registers.read32(offset)
+    }
+
+    fn write32(&self, offset: u64, value: u32) {
+        if offset == self.queue.tail {
+            self.placed(value.into());
+        }
+        self.registers.write32(offset, value);
+    }
+
+    fn read64(&self, offset: u64) -> u64 {
+        self.registers.read64(offset)
+    }
+
+    fn write64(&self, offset: u64, value: u64) {
+        if offset == self.queue.base {
+            self.based(value);
+        }
+        if offset == self.queue.tail {
+            self.placed(value);
+        }
+        self.registers.write64(offset, value);
+    }
+}
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tap").field("registers", &self.registers).finish_non_exhaustive()
+    }
+}

@@ -65,9 +65,7 @@ pub struct Qemu {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// None was found.
-    #[error(
-        "no {program} of {OLDEST} or later; `cargo xtask hw` gets one, or set {FOLDER} to its folder"
-    )]
+    #[error("no {program} of {OLDEST} or later; {ADVICE}")]
     None {
         /// Its name.
         program: &'static str,

@@ -160,26 +160,27 @@ impl Ram {
         let refused = NoRam { bytes };
         let with_rest = bytes.checked_add(2 << 20).ok_or(refused)?;
         let lg2_size = with_rest.checked_next_power_of_two().ok_or(refused)?.trailing_zeros();
-        let offset = self.take(lg2_size.max(22)).ok_or(refused)?;
+        let offset = self.take_unused(lg2_size.max(22)).ok_or(refused)?;
         let base = self.0.base.wrapping_add(offset);
-        let words = self.words_at(base, with_rest);
-        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let offset = usize::try_from(offset).map_err(|_| refused)?;
         // SAFETY: `take` gives offsets within the mapping.
         let memory = unsafe { self.0.mapping.start.add(offset) };
         let keep = Box::new(self.clone());
-        // SAFETY: 1. The piece is nobody's and is never handed out again; it is mapped until the
-        // last `Ram` is dropped. 2. It was zeroed above.
+        // SAFETY: 1. The piece was never handed out and is never again; it is mapped until the last
+        // `Ram` is dropped. 2. It is zeroed, as all of the file was at first.
         let arena = unsafe { Arena::over(memory, base, with_rest, keep) };
         arena.ok_or(refused)
     }
 
     /// The offset of a piece that is nobody's.
     fn take(&self, lg2_size: u32) -> Option<u64> {
+        let recycled = self.0.free.lock().pieces.get_mut(lg2_size as usize)?.pop();
+        recycled.or_else(|| self.take_unused(lg2_size))
+    }
+
+    /// The offset of a piece that was never handed out.
+    fn take_unused(&self, lg2_size: u32) -> Option<u64> {
         let mut free = self.0.free.lock();
-        if let Some(offset) = free.pieces.get_mut(lg2_size as usize)?.pop() {
-            return Some(offset);
-        }
         let offset = lg2::align_up(free.unused, lg2_size)?;
         let end = offset.checked_add(lg2::size(lg2_size)).filter(|&end| end <= self.0.bytes)?;
         free.unused = end;

@@ -1,0 +1,80 @@
+//! What the judge needs to know of each IOMMU.
+
+use std::sync::Arc;
+
+use dmaspan::Iova;
+use dmaspan::io_pgtable::{Format, PageTable};
+use dmaspan::iommu::{Domain, FaultReason, IommuOps, Port};
+use dmaspan_drivers::Handled;
+use dmaspan_qemu::{Arch, Machine, Pci, Tap, ready};
+use dmaspan_sim::Arena;
+use dmaspan_sim::walker::{Access, Fault, Translation};
+
+/// The domains of a rig.
+pub(crate) type DomainOf<R> = Domain<<R as Rig>::Format, Arena, <R as Rig>::Ops>;
+
+/// A machine with an IOMMU, its driver, and the devices that [`machine`] puts there.
+pub(crate) trait Rig: Sized {
+    type Format: Format<Word = u64>;
+    type Ops: IommuOps;
+    type Port: Port<Paging = Domain<Self::Format, Arena, Self::Ops>>;
+
+    /// The name of the model and of its tables.
+    const NAME: &'static str;
+
+    /// Starts it; `None` without QEMU.
+    fn start() -> Option<Self>;
+
+    fn pci(&self) -> &Pci;
+
+    /// The eye on the driver's commands.
+    fn tap(&self) -> &Tap;
+
+    fn format(&self) -> Self::Format;
+
+    fn ops(&self) -> Self::Ops;
+
+    /// The stream of the device in that slot.
+    fn port(&self, slot: u8) -> Self::Port;
+
+    fn handle_faults(&self) -> Handled;
+
+    /// What the independent walker says.
+    fn walk(
+        &self,
+        domain: &DomainOf<Self>,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault>;
+
+    /// What the hardware reports of a stream that is blocked; `None` where it says nothing.
+    fn blocked() -> Option<FaultReason> {
+        Some(FaultReason::Blocked)
+    }
+
+    /// A domain with nothing mapped.
+    fn domain(&self, tables: &Arena) -> Arc<DomainOf<Self>> {
+        let table = PageTable::new(self.format(), tables.clone()).expect("there is room");
+        Arc::new(Domain::new(table, self.ops()).expect("nothing is mapped"))
+    }
+}
+
+/// The slots of the devices.
+pub(crate) const WRITERS: [u8; 2] = [1, 2];
+pub(crate) const COPIER: u8 = 5;
+/// The machine's RAM: all that a PC has below 4 GiB in one piece, and room for a leaf of 1 GiB.
+const RAM: u64 = 2 << 30;
+
+/// A machine with two `iommu-testdev`s, one `edu` that reaches everything, and `devices`.
+pub(crate) fn machine(arch: Arch, kind: &str, devices: &[&str]) -> Option<Pci> {
+    let mut builder = Machine::builder(ready(arch)?, kind).ram(RAM);
+    for device in devices {
+        builder = builder.device(device);
+    }
+    for slot in WRITERS {
+        builder = builder.device(&format!("iommu-testdev,addr={slot}"));
+    }
+    let copier = format!("edu,addr={COPIER},dma_mask=0xffffffffffffffff");
+    let machine = builder.device(&copier).start().expect("QEMU starts");
+    Some(Pci::new(&machine))
+}

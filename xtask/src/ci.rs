@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::{cargo, no_std, report};
+use crate::{cargo, hw, no_std, report};
 
 /// How a check ended.
 enum Outcome {
@@ -20,11 +20,12 @@ struct Check {
     run: fn() -> Outcome,
 }
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     Check { name: "formatting: cargo fmt --all --check", run: formatting },
     Check { name: "lints: cargo clippy --workspace --all-targets -- -D warnings", run: lints },
     Check { name: "documentation: cargo doc --workspace --no-deps", run: documentation },
-    Check { name: "tests: cargo test --workspace", run: tests },
+    Check { name: "tests: cargo test --workspace --exclude dmaspan-qemu", run: tests },
+    Check { name: "hardware: cargo xtask hw", run: hardware },
     Check { name: "soak: ten million operations under the sanitizer", run: soak },
     Check { name: "interleavings: cargo test -p dmaspan --test loom", run: interleavings },
     Check { name: "core without std: cargo xtask no-std", run: core_without_std },
@@ -97,8 +98,22 @@ fn documentation() -> Outcome {
     commands([doc.env("RUSTDOCFLAGS", "-D warnings")])
 }
 
+/// `cargo test --workspace` without what [`hardware`] runs.
 fn tests() -> Outcome {
-    commands([&mut cargo(&["test", "--workspace"])])
+    commands([&mut cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"])])
+}
+
+/// Where there is no QEMU and none can be got, the tests that need none run, and whether that is a
+/// failure is the environment's to say.
+fn hardware() -> Outcome {
+    match hw::ready() {
+        Ok(folder) => commands([&mut hw::tests(&folder)]),
+        Err(reason) if hw::is_required() => Outcome::Failed(reason),
+        Err(reason) => match commands([&mut hw::tests_without_qemu()]) {
+            Outcome::Passed => Outcome::Skipped(reason),
+            outcome => outcome,
+        },
+    }
 }
 
 /// `cargo test` has a short one.

@@ -3,9 +3,11 @@
 //! [`tidy`] holds the rules about the source tree, [`no_std`] proves that the core links without
 //! the standard library, and [`ci`] runs everything that must hold before a change lands. The rules
 //! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
-//! violation. [`peers`] compares dmaspan with Linux's own page tables.
+//! violation. [`hw`] runs the tests against QEMU's IOMMUs, and [`peers`] compares dmaspan with
+//! Linux's own page tables.
 
 pub mod ci;
+pub mod hw;
 pub mod lexer;
 pub mod no_std;
 pub mod peers;

@@ -1,10 +1,10 @@
-//! `cargo xtask tidy | no-std | ci | peers`.
+//! `cargo xtask tidy | no-std | ci | hw | peers`.
 
 use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{ci, no_std, peers, tidy};
+use xtask::{ci, hw, no_std, peers, tidy};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -12,6 +12,10 @@ usage: cargo xtask <command>
   tidy    check the rules about the source tree
   no-std  prove that the core links and runs without the standard library
   ci      check everything that must hold before a change lands
+  hw [--install] [-- ARGUMENTS OF CARGO TEST]
+          run the tests against QEMU's IOMMUs; where there is no QEMU that
+          serves, takes one from Debian's packages into the target directory,
+          which needs no privileges but a network; with --install nothing more
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
           compare with Linux's own page tables; takes its source from the
           distribution and needs apt, gcc, xz and a network the first time;
@@ -39,11 +43,14 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         }
-        ["help" | "--help" | "-h"] | ["peers", "--help" | "-h"] => {
+        ["help" | "--help" | "-h"] | ["hw" | "peers", "--help" | "-h"] => {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
-        ["peers", arguments @ ..] => run_peers(arguments),
+        ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
+        ["peers", arguments @ ..] => {
+            with_options("peers", peers::Options::parse(arguments), peers::run)
+        }
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)
@@ -51,17 +58,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_peers(arguments: &[&str]) -> ExitCode {
-    match peers::Options::parse(arguments) {
-        Ok(options) => match peers::run(&options) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("peers: {error}");
-                ExitCode::FAILURE
-            }
-        },
+fn with_options<T>(
+    name: &str,
+    options: Result<T, String>,
+    run: fn(&T) -> Result<(), String>,
+) -> ExitCode {
+    match options.map(|options| run(&options)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
         Err(error) => {
-            eprintln!("peers: {error}\n\n{USAGE}");
+            eprintln!("{name}: {error}\n\n{USAGE}");
             ExitCode::from(2)
         }
     }

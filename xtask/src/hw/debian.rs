@@ -1,0 +1,261 @@
+//! Debian's packages of QEMU, got through a private root of apt.
+//!
+//! The machine's apt and dpkg keep what they know and have; no privileges are needed. The packages
+//! are those of a newer release than the machine's may be, so they come with all that they stand
+//! on, the C library too.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::sources::{self, Source};
+
+const SUITES: &str = "trixie trixie-updates trixie-backports";
+/// The suite whose QEMU is new enough.
+const SUITE: &str = "trixie-backports";
+const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-arm", "qemu-system-riscv"];
+
+/// A processor that Debian's QEMU runs on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Architecture {
+    /// What Debian calls it.
+    pub(super) name: &'static str,
+    /// The folder of its libraries below `usr/lib`.
+    pub(super) libraries: &'static str,
+    /// The program in there that loads programs.
+    pub(super) loader: &'static str,
+}
+
+const ARCHITECTURES: [Architecture; 2] = [
+    Architecture { name: "amd64", libraries: "x86_64-linux-gnu", loader: "ld-linux-x86-64.so.2" },
+    Architecture { name: "arm64", libraries: "aarch64-linux-gnu", loader: "ld-linux-aarch64.so.1" },
+];
+
+/// The machine, as far as getting packages needs to know it.
+#[derive(Debug)]
+pub(super) struct Machine {
+    /// Its processor.
+    pub(super) architecture: &'static Architecture,
+    source: Source,
+}
+
+impl Machine {
+    /// This machine.
+    ///
+    /// # Errors
+    ///
+    /// Why packages of Debian are nothing for it, in one line.
+    pub(super) fn here() -> Result<Self, String> {
+        let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        if !is_debian(&release) {
+            return Err("packages can be got on Debian alone, which this is not".to_owned());
+        }
+        output_of(Command::new("apt-get").arg("--version"))?;
+        output_of(Command::new("dpkg-deb").arg("--version"))?;
+        let name = output_of(Command::new("dpkg").arg("--print-architecture"))?;
+        let name = name.trim();
+        let architecture = ARCHITECTURES.iter().find(|one| one.name == name);
+        let architecture =
+            architecture.ok_or(format!("packages are got for amd64 and arm64, this is {name}"))?;
+        let source = source().ok_or(
+            "no mirror of Debian stands in /etc/apt/sources.list.d/debian.sources or \
+             /etc/apt/sources.list",
+        )?;
+        Ok(Self { architecture, source })
+    }
+
+    /// Downloads the packages, and those that they need, with a folder for apt's own files. Returns
+    /// where they lie.
+    ///
+    /// # Errors
+    ///
+    /// What failed, in one line.
+    pub(super) fn download(&self, folder: &Path, lock: &File) -> Result<Vec<PathBuf>, String> {
+        eprintln!("hw: downloading QEMU from {}", self.source.uri);
+        let config = self.write_root(folder).map_err(|error| cannot_write(folder, &error))?;
+        let apt_get = |arguments: &[&str]| {
+            let mut command = Command::new("apt-get");
+            command.env("APT_CONFIG", &config).arg("-qq").args(arguments);
+            output_under(lock, &mut command)
+        };
+        apt_get(&["-o", "APT::Update::Error-Mode=any", "update"])
+            .map_err(|error| self.explain(error))?;
+        let mut install = vec!["-y", "--download-only", "--no-install-recommends", "-t", SUITE];
+        install.push("install");
+        install.extend(PACKAGES);
+        apt_get(&install)?;
+        packages_in(&folder.join("cache/archives"))
+    }
+
+    /// Writes what apt reads instead of the machine's configuration, and returns the main file.
+    fn write_root(&self, folder: &Path) -> std::io::Result<PathBuf> {
+        for each in ["etc/parts", "lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(folder.join(each))?;
+        }
+        fs::write(folder.join("status"), "")?;
+        let Source { uri, signed_by } = &self.source;
+        let sources = format!(
+            "Types: deb\nURIs: {uri}\nSuites: {SUITES}\nComponents: main\nSigned-By: {signed_by}\n"
+        );
+        fs::write(folder.join("etc/debian.sources"), sources)?;
+        let dump = output_of(Command::new("apt-config").arg("dump")).unwrap_or_default();
+        let config = folder.join("apt.conf");
+        fs::write(&config, self.config(folder, &dump))?;
+        Ok(config)
+    }
+
+    /// The configuration of apt (apt.conf(5)): everything in one folder, nothing installed, and of
+    /// the machine's own settings those alone that say how to reach a mirror.
+    fn config(&self, folder: &Path, machines: &str) -> String {
+        let folder = folder.display();
+        let name = self.architecture.name;
+        let mut config = format!(
+            "Dir::State \"{folder}\";\n\
+             Dir::State::lists \"{folder}/lists\";\n\
+             Dir::State::status \"{folder}/status\";\n\
+             Dir::Cache \"{folder}/cache\";\n\
+             Dir::Etc \"{folder}/etc\";\n\
+             Dir::Etc::sourceparts \"{folder}/etc\";\n\
+             Dir::Etc::parts \"{folder}/etc/parts\";\n\
+             APT::Architecture \"{name}\";\n\
+             APT::Architectures {{ \"{name}\"; }};\n\
+             APT::Sandbox::User \"root\";\n\
+             Acquire::Languages \"none\";\n"
+        );
+        for line in machines.lines() {
+            if line.to_ascii_lowercase().starts_with("acquire::http") {
+                config.push_str(line);
+                config.push('\n');
+            }
+        }
+        config
+    }
+
+    fn explain(&self, error: String) -> String {
+        if !error.contains("not signed") {
+            return error;
+        }
+        let keys = self.source.signed_by.trim_start().lines().next().unwrap_or_default();
+        format!("{error} (the keys in {keys} may be too old: update debian-archive-keyring)")
+    }
+}
+
+/// Unpacks packages into a folder.
+///
+/// # Errors
+///
+/// Which failed, in one line.
+pub(super) fn unpack(packages: &[PathBuf], folder: &Path, lock: &File) -> Result<(), String> {
+    eprintln!("hw: unpacking {} packages", packages.len());
+    for package in packages {
+        output_under(lock, Command::new("dpkg-deb").arg("-x").arg(package).arg(folder))?;
+    }
+    Ok(())
+}
+
+/// That something cannot be written, in one line.
+pub(super) fn cannot_write(path: &Path, error: &std::io::Error) -> String {
+    format!("{} cannot be written: {error}", path.display())
+}
+
+fn is_debian(os_release: &str) -> bool {
+    os_release.lines().any(|line| matches!(line, "ID=debian" | "ID=\"debian\""))
+}
+
+fn source() -> Option<Source> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    sources::of_paragraphs(&read("/etc/apt/sources.list.d/debian.sources"))
+        .or_else(|| sources::of_lines(&read("/etc/apt/sources.list")))
+}
+
+fn packages_in(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let cannot_read = |error| format!("{} cannot be read: {error}", folder.display());
+    let mut packages = Vec::new();
+    for entry in fs::read_dir(folder).map_err(cannot_read)? {
+        let path = entry.map_err(cannot_read)?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            packages.push(path);
+        }
+    }
+    packages.sort();
+    Ok(packages)
+}
+
+/// As [`output_of`], for a command that writes. It holds the lock too, as its input: where it
+/// outlives this process, the next one waits for it.
+fn output_under(lock: &File, command: &mut Command) -> Result<String, String> {
+    let lock =
+        lock.try_clone().map_err(|error| format!("the lock cannot be passed on: {error}"))?;
+    output_of(command.stdin(lock))
+}
+
+/// What a command prints; its first line about an error where it fails.
+fn output_of(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.env("LC_ALL", "C").output();
+    let output = output.map_err(|error| format!("{name} does not start: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{name}: {}", first_error(&said).unwrap_or(&output.status.to_string())))
+}
+
+/// The first line that says what is wrong: apt marks errors with `E: `, others begin with them.
+fn first_error(said: &str) -> Option<&str> {
+    let mut lines = said.lines().filter(|line| !line.trim().is_empty());
+    let marked = lines.clone().find_map(|line| line.strip_prefix("E: "));
+    marked.or_else(|| lines.next()).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        let source = Source { uri: "a:b".to_owned(), signed_by: "/a.gpg".to_owned() };
+        Machine { architecture: &ARCHITECTURES[1], source }
+    }
+
+    #[test]
+    fn debian_is_told_from_what_is_like_it() {
+        assert!(is_debian("PRETTY_NAME=\"Debian GNU/Linux 12\"\nID=debian\n"));
+        for other in
+            ["", "ID=ubuntu\nID_LIKE=debian\n", "NAME=debian\nID=devuan", "VERSION_ID=debian"]
+        {
+            assert!(!is_debian(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn apt_is_configured_for_one_folder_and_reaches_mirrors_as_the_machine_does() {
+        let dump = "APT::Update::Post-Invoke:: \"rm x\";\nAcquire::HTTPS::Proxy \"a:1\";\n\
+                    Acquire::AllowInsecureRepositories \"1\";\nDir \"/\";\n";
+        let config = machine().config(Path::new("/there"), dump);
+        let places = config.lines().filter(|line| line.starts_with("Dir::"));
+        assert!(places.clone().all(|line| line.contains(" \"/there")), "{config}");
+        assert_eq!(places.count(), 7);
+        assert!(config.contains("APT::Architectures { \"arm64\"; };\n"));
+        assert!(config.ends_with("\nAcquire::HTTPS::Proxy \"a:1\";\n"));
+        assert!(!config.contains("Invoke") && !config.contains("Insecure"));
+    }
+
+    #[test]
+    fn errors_are_one_line_and_old_keys_are_named() {
+        let said = "W: one\nE: The repository 'x' is not signed.\nE: three\n";
+        assert_eq!(first_error(said), Some("The repository 'x' is not signed."));
+        assert_eq!(first_error("\n  dpkg-deb: error: x\nmore\n"), Some("dpkg-deb: error: x"));
+        assert_eq!(first_error("\n"), None);
+        let explained = machine().explain("'x' is not signed.".to_owned());
+        assert!(explained.contains("/a.gpg") && explained.contains("debian-archive-keyring"));
+        assert_eq!(machine().explain("no network".to_owned()), "no network");
+    }
+
+    #[test]
+    fn a_program_that_is_missing_or_fails_is_named() {
+        let missing = output_of(&mut Command::new("no-such-program-at-all"));
+        assert!(missing.unwrap_err().starts_with("no-such-program-at-all does not start: "));
+        let failing = output_of(&mut Command::new("false"));
+        assert!(failing.unwrap_err().starts_with("false: exit status"));
+    }
+}

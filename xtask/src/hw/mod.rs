@@ -1,0 +1,168 @@
+//! The tests against QEMU's IOMMUs, and the QEMU that they need.
+//!
+//! A folder serves where a program for each processor is in it, all new enough and able to run
+//! tests. The first of these counts: the folder that `DMASPAN_QEMU` names, `qemu/bin` in cargo's
+//! target directory, those of `PATH`. Where none serves, Debian's packages fill the second one. The
+//! harness, `dmaspan-qemu`, looks in the same places.
+
+mod debian;
+mod install;
+mod qemu;
+mod sources;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Names the folder of the programs.
+const FOLDER: &str = "DMASPAN_QEMU";
+/// Says whether tests may be skipped for want of QEMU.
+const SKIPS: &str = "DMASPAN_HW";
+/// The value of [`SKIPS`] with which they may not.
+const NO_SKIPS: &str = "require";
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Options {
+    /// Only to have QEMU.
+    Install,
+    /// To run the tests, with these arguments for `cargo test`.
+    Test(Vec<String>),
+}
+
+impl Options {
+    /// Reads the command line's arguments behind `hw`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with them, in one line.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        match arguments {
+            [] => Ok(Self::Test(Vec::new())),
+            ["--install"] => Ok(Self::Install),
+            ["--", rest @ ..] => {
+                Ok(Self::Test(rest.iter().map(|&argument| argument.to_owned()).collect()))
+            }
+            ["--install", other, ..] | [other, ..] => {
+                Err(format!("`{other}` is not understood; arguments for cargo test stand after --"))
+            }
+        }
+    }
+}
+
+/// Gets QEMU ready and does what was asked for: prints its folder, or runs the tests.
+///
+/// # Errors
+///
+/// What is missing or failed, in one line; the tests have said more by then.
+pub fn run(options: &Options) -> Result<(), String> {
+    let folder = ready()?;
+    let arguments = match options {
+        Options::Install => {
+            println!("{}", folder.display());
+            return Ok(());
+        }
+        Options::Test(arguments) => arguments,
+    };
+    match tests(&folder).args(arguments).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("the tests failed: cargo ended with {status}")),
+        Err(error) => Err(format!("cargo did not start: {error}")),
+    }
+}
+
+/// The folder of a QEMU that serves; installs one where there is none.
+///
+/// # Errors
+///
+/// Why there is none, in one line, and what to do.
+pub fn ready() -> Result<PathBuf, String> {
+    let (folder, version) = match find() {
+        Some(found) => found,
+        None => install::install(&installed()).map_err(|why| {
+            format!(
+                "there is no QEMU {} or newer, and none could be installed: {why}; install one \
+                 from the distribution, or name the folder of its programs in {FOLDER}",
+                qemu::least()
+            )
+        })?,
+    };
+    eprintln!("hw: QEMU {version} in {}", folder.display());
+    Ok(folder)
+}
+
+/// The tests against a QEMU that is ready: without it they fail.
+pub fn tests(folder: &Path) -> Command {
+    let mut cargo = crate::cargo(&["test", "-p", "dmaspan-qemu"]);
+    cargo.env(FOLDER, folder).env(SKIPS, NO_SKIPS);
+    cargo
+}
+
+/// The same tests where there is no QEMU: those that need it say so, and the others run.
+pub fn tests_without_qemu() -> Command {
+    crate::cargo(&["test", "-p", "dmaspan-qemu"])
+}
+
+/// Whether the environment says that a test that is skipped for want of QEMU has failed.
+pub fn is_required() -> bool {
+    env::var_os(SKIPS).is_some_and(|value| value == NO_SKIPS)
+}
+
+/// The first folder that serves, with its version. Says why others do not.
+fn find() -> Option<(PathBuf, String)> {
+    for folder in candidates() {
+        match qemu::check(&folder) {
+            Ok(version) => return Some((folder, version)),
+            Err(why) => eprintln!("hw: the QEMU in {} does not serve: {why}", folder.display()),
+        }
+    }
+    None
+}
+
+/// The folders to look at, in their order: the one that the user names, and those that have
+/// anything of QEMU.
+fn candidates() -> Vec<PathBuf> {
+    let named = env::var_os(FOLDER).filter(|folder| !folder.is_empty());
+    let named = named.map(|folder| std::path::absolute(&folder).unwrap_or_else(|_| folder.into()));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let others = [bin(&installed())].into_iter().chain(env::split_paths(&path));
+    let mut folders: Vec<PathBuf> = named.into_iter().collect();
+    for folder in others.filter_map(|folder| fs::canonicalize(folder).ok()) {
+        if qemu::is_any_in(&folder) && !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    folders
+}
+
+/// Where QEMU is installed.
+fn installed() -> PathBuf {
+    crate::target_directory().join("qemu")
+}
+
+/// The programs of an installed QEMU.
+fn bin(place: &Path) -> PathBuf {
+    place.join("bin")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_understood_and_bad_ones_refused() {
+        let parse = |line: &str| Options::parse(&line.split_whitespace().collect::<Vec<_>>());
+        let test = |arguments: &[&str]| {
+            Ok(Options::Test(arguments.iter().map(|&argument| argument.to_owned()).collect()))
+        };
+        assert_eq!(parse(""), test(&[]));
+        assert_eq!(parse("--"), test(&[]));
+        assert_eq!(parse("-- --test vtd -- a"), test(&["--test", "vtd", "--", "a"]));
+        assert_eq!(parse("--install"), Ok(Options::Install));
+        for (line, named) in [("vtd", "`vtd`"), ("--install x", "`x`"), ("--fast -- a", "`--fast`")]
+        {
+            assert!(parse(line).is_err_and(|why| why.contains(named)), "{line}");
+        }
+    }
+}

@@ -184,6 +184,11 @@ impl Riscv {
         Ok(Self { config, page_sizes })
     }
 
+    /// What the format was made with: a driver asks whether its hardware walks such tables.
+    pub fn config(&self) -> &RiscvConfig {
+        &self.config
+    }
+
     /// The register values for a table whose root is at `root`.
     pub fn registers(&self, root: PhysAddr) -> RiscvRegisters {
         let mode = match self.config.mode {

@@ -1,0 +1,188 @@
+//! The hooks of a domain: what hardware has to forget of it.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use dmaspan::IovaRange;
+use dmaspan::io_pgtable::RiscvStage;
+use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+
+use super::RiscvIommu;
+use super::spec::{Command, at, inval_gscid, inval_pscid};
+use crate::Mmio;
+use crate::error::Error;
+use crate::host::Host;
+
+/// How many addresses one invalidation names at most; beyond, everything of the domain is
+/// forgotten. A command names one address, and each is fetched and looked up by itself, while
+/// forgetting all is one command, after which each page in use costs a walk.
+const MOST_ADDRESSES: u64 = 32;
+/// log2 of the bytes between two addresses that are named. One in each leaf is enough by the manual
+/// ("IOTINVAL.VMA operands and operations"); hardware that keeps a leaf in pieces of a page, and
+/// forgets the piece that is named, is QEMU's model. Linux goes by pages, too.
+const STEP_LG2: u32 = 12;
+
+/// An address space as hardware tells it apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tag {
+    /// A first stage, of the host: its PSCID.
+    First(u32),
+    /// A second stage: its GSCID.
+    Second(u32),
+}
+
+impl Tag {
+    /// Makes hardware forget all of the address space.
+    pub(super) const fn forget(self) -> Command {
+        match self {
+            Self::First(pscid) => inval_pscid(pscid),
+            Self::Second(gscid) => inval_gscid(gscid),
+        }
+    }
+}
+
+/// An address space, and how many streams hardware may translate through it.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    pub(super) tag: Tag,
+    pub(super) streams: AtomicU32,
+}
+
+/// The hooks of a domain that streams of a [`RiscvIommu`] can be attached to.
+///
+/// It has a PSCID or a GSCID, which comes back when the hooks are dropped and hardware has
+/// forgotten all that it is in.
+pub struct RiscvOps<R: Mmio, H: Host> {
+    pub(super) iommu: Arc<RiscvIommu<R, H>>,
+    pub(super) space: Arc<AddressSpace>,
+    /// Hardware may know something of the address space.
+    known: AtomicBool,
+}
+
+impl<R: Mmio, H: Host> RiscvOps<R, H> {
+    pub(super) fn new(iommu: Arc<RiscvIommu<R, H>>, tag: Tag) -> Self {
+        let space = Arc::new(AddressSpace { tag, streams: AtomicU32::new(0) });
+        Self { iommu, space, known: AtomicBool::new(true) }
+    }
+
+    /// The IOMMU whose hooks they are.
+    pub fn iommu(&self) -> &Arc<RiscvIommu<R, H>> {
+        &self.iommu
+    }
+
+    /// Forgets all of the address space, if no stream has it.
+    fn let_go(&self) -> Result<(), HardwareError> {
+        let streams = self.space.streams.load(Ordering::Acquire);
+        if streams != 0 {
+            let what = "streams have the domain still";
+            return Err(HardwareError { what, status: streams.into() });
+        }
+        self.iommu.run(&[self.space.tag.forget()])?;
+        self.known.store(false, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl<R: Mmio, H: Host> Drop for RiscvOps<R, H> {
+    fn drop(&mut self) {
+        // Where hardware does not answer, the number is lost.
+        if !self.known.load(Ordering::Acquire) || self.let_go().is_ok() {
+            match self.space.tag {
+                Tag::First(pscid) => self.iommu.pscids.give(pscid),
+                Tag::Second(gscid) => self.iommu.gscids.give(gscid),
+            }
+        }
+    }
+}
+
+impl<R: Mmio, H: Host> fmt::Debug for RiscvOps<R, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RiscvOps").field("space", &self.space).finish_non_exhaustive()
+    }
+}
+
+/// The addresses of one invalidation, each as a command.
+struct Addresses {
+    commands: [Command; MOST_ADDRESSES as usize],
+    len: usize,
+}
+
+impl Addresses {
+    /// One for each page of the ranges; `None` where there are too many.
+    fn new(forget: Command, ranges: &[IovaRange]) -> Option<Self> {
+        let mut addresses = Self { commands: [forget; MOST_ADDRESSES as usize], len: 0 };
+        for range in ranges {
+            let first = range.start().get() >> STEP_LG2;
+            let pages = (range.last().get() >> STEP_LG2) - first;
+            for page in 0..=pages.min(MOST_ADDRESSES) {
+                // There is no place for the page behind the last one.
+                let command = addresses.commands.get_mut(addresses.len)?;
+                *command = at(forget, (first + page) << STEP_LG2);
+                addresses.len += 1;
+            }
+        }
+        Some(addresses)
+    }
+
+    fn commands(&self) -> &[Command] {
+        self.commands.get(..self.len).unwrap_or(&[])
+    }
+}
+
+#[expect(unsafe_code, reason = "the promise of invalidation hooks")]
+// SAFETY: 1. All streams that translate through the address space have its PSCID or GSCID in their
+// context, and the commands name that number: with AV=0 they make hardware forget all that it took
+// from tables of any level, with AV=1 what it took from the leaves at an address, of which each
+// page of each range is named; tables that were detached are forgotten with AV=0 alone. A context
+// may be switched meanwhile: translations are found by the number that was in it. `run` returns
+// `Ok` only when a fence behind the commands was passed, which has PR and PW: every access that was
+// processed before is seen by everybody. The CPU's stores to the tables are before the write to
+// `cqt`, which `Mmio` orders behind them. 2. `detach` refuses while a stream has the domain: each is
+// counted from the begin of its `translate` until a later hook of it has succeeded, which is when
+// hardware has forgotten the old context. 3. The root of such tables does not change.
+unsafe impl<R: Mmio, H: Host> IommuOps for RiscvOps<R, H> {
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        let forget = self.space.tag.forget();
+        let addresses = match (what.scope, what.tables) {
+            (Scope::Ranges(ranges), Tables::Kept) => Addresses::new(forget, ranges),
+            _ => None,
+        };
+        match &addresses {
+            Some(addresses) => self.iommu.run(addresses.commands()),
+            None => self.iommu.run(&[forget]),
+        }
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        self.let_go()
+    }
+
+    /// As many as a gather has places for.
+    fn max_ranges(&self) -> usize {
+        usize::try_from(MOST_ADDRESSES).unwrap_or(usize::MAX)
+    }
+}
+
+impl<R: Mmio, H: Host> RiscvIommu<R, H> {
+    /// The hooks of a new domain, whose tables are of that stage.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the hardware does not have the stage, and [`Error::NoIds`]
+    /// where all numbers are taken.
+    pub fn ops(self: &Arc<Self>, stage: RiscvStage) -> Result<RiscvOps<R, H>, Error> {
+        // The hardware has it.
+        self.config(stage)?;
+        let (ids, what) = match stage {
+            RiscvStage::First(_) => (&self.pscids, "PSCIDs"),
+            RiscvStage::Second => (&self.gscids, "GSCIDs"),
+        };
+        let id = ids.take().ok_or(Error::NoIds { what, limit: super::LAST_ID })?;
+        let tag = match stage {
+            RiscvStage::First(_) => Tag::First(id),
+            RiscvStage::Second => Tag::Second(id),
+        };
+        Ok(RiscvOps::new(Arc::clone(self), tag))
+    }
+}

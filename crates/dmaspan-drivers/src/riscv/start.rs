@@ -1,0 +1,318 @@
+//! Bringing the hardware up, and down ("Guidelines for initialization").
+
+use dmaspan::iommu::HardwareError;
+use dmaspan::{PhysAddr, lg2};
+use lock_api::RawMutex;
+
+use super::directory::{Directory, Shape};
+use super::faults::FaultQueue;
+use super::queue::CommandQueue;
+use super::spec::{
+    CAPABILITIES, CQCSR, CQCSR_ERRORS, CSR_BUSY, CSR_INTERRUPT, CSR_MEMORY_FAULT, CSR_ON,
+    Capabilities, DDTP, DDTP_1LVL, DDTP_BUSY, DDTP_MODE, DDTP_OFF, FCTL, FCTL_BE, FCTL_GXL,
+    FCTL_WSI, FQCSR, FQCSR_OVERFLOW, ICVEC, IGS_MSI, IGS_WSI, INVAL_DDT_ALL, INVAL_GVMA_ALL,
+    INVAL_VMA_ALL, MSI_ADDR_0, MSI_DATA_0, MSI_VEC_CTL_0, PQCSR, interrupt_generation,
+    major_version, physical_bits, ppn,
+};
+use super::{GONE, RiscvInterrupts, RiscvIommuConfig, RiscvIommuFeatures};
+use crate::Mmio;
+use crate::error::Error;
+use crate::host::{Host, NoMemory, Structure, poll};
+use crate::structure::Words;
+
+/// The memory of a queue.
+pub(super) struct Ring<S> {
+    /// `None` once it was given back.
+    words: Option<Words<S>>,
+    lg2: u32,
+}
+
+impl<S: Structure> Ring<S> {
+    /// `2^lg2` places of `2^place_lg2` bytes each, and not less than a page.
+    pub(super) fn new<H: Host<Structure = S>>(
+        host: &H,
+        lg2: u32,
+        place_lg2: u32,
+        max_paddr: PhysAddr,
+    ) -> Result<Self, NoMemory> {
+        let words = Words::new(host, (lg2 + place_lg2).max(12), max_paddr)?;
+        Ok(Self { words: Some(words), lg2 })
+    }
+
+    /// log2 of the places.
+    pub(super) fn lg2(&self) -> u32 {
+        self.lg2
+    }
+
+    pub(super) fn get(&self, index: usize) -> u64 {
+        self.words.as_ref().map_or(0, |words| words.get(index))
+    }
+
+    pub(super) fn set(&self, index: usize, value: u64) {
+        if let Some(words) = &self.words {
+            words.set(index, value);
+        }
+    }
+
+    pub(super) fn free(&mut self) {
+        if let Some(words) = self.words.take() {
+            words.free();
+        }
+    }
+}
+
+/// An IOMMU that was brought up.
+pub(super) struct Started<S, L> {
+    pub(super) features: RiscvIommuFeatures,
+    pub(super) commands: CommandQueue<S, L>,
+    pub(super) faults: FaultQueue<S, L>,
+    pub(super) directory: Directory<S, L>,
+}
+
+/// Brings an IOMMU up with all devices blocked.
+pub(super) fn start<R: Mmio, H: Host>(
+    registers: &R,
+    host: &H,
+    config: &RiscvIommuConfig,
+) -> Result<Started<H::Structure, H::Lock>, Error> {
+    check(config)?;
+    let capabilities = registers.read64(CAPABILITIES);
+    if capabilities == u64::MAX {
+        return Err(HardwareError { what: GONE, status: capabilities }.into());
+    }
+    if major_version(capabilities) != 1 {
+        let what = "interface of a version 1 of the specification";
+        return Err(Error::Unsupported { what, value: capabilities });
+    }
+    let output_bits = physical_bits(capabilities);
+    if !(32..=56).contains(&output_bits) {
+        let what = "physical addresses of 32 to 56 bits";
+        return Err(Error::Unsupported { what, value: capabilities });
+    }
+    // Whatever firmware left, nothing passes from here on.
+    turn_off(registers, host)?;
+    set_control(registers, capabilities, config)?;
+    let known = Capabilities::from_bits_truncate(capabilities);
+    let max_paddr = PhysAddr::new(lg2::mask(output_bits));
+    let interrupt = match config.interrupts {
+        RiscvInterrupts::Off => 0,
+        RiscvInterrupts::Wire | RiscvInterrupts::Message { .. } => CSR_INTERRUPT,
+    };
+    let mut commands = CommandQueue::new(host, config.commands_lg2, max_paddr)?;
+    let faults = FaultQueue::new(host, config.faults_lg2, interrupt, max_paddr);
+    let mut faults = match faults {
+        Ok(faults) => faults,
+        Err(error) => {
+            commands.free();
+            return Err(error.into());
+        }
+    };
+    let up = bring_up(registers, host, config, known, (&commands, &faults, max_paddr));
+    match up {
+        Ok(directory) => {
+            let Shape { levels: directory_levels, .. } = directory.shape();
+            let device_id_bits = directory.shape().device_bits();
+            let capabilities = known;
+            let features =
+                RiscvIommuFeatures { capabilities, output_bits, device_id_bits, directory_levels };
+            Ok(Started { features, commands, faults, directory })
+        }
+        Err(error) => {
+            if turn_off(registers, host).is_ok() {
+                commands.free();
+                faults.free();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Turns the queues on, makes hardware forget everything, and gives it a directory.
+fn bring_up<R: Mmio, H: Host, L: RawMutex>(
+    registers: &R,
+    host: &H,
+    config: &RiscvIommuConfig,
+    capabilities: Capabilities,
+    (commands, faults, max_paddr): (
+        &CommandQueue<H::Structure, L>,
+        &FaultQueue<H::Structure, L>,
+        PhysAddr,
+    ),
+) -> Result<Directory<H::Structure, L>, Error> {
+    commands.start(registers, host)?;
+    faults.start(registers, host)?;
+    // "The IOMMU may retain information cached from in-memory data structures" when it turns off.
+    commands.run(registers, host, &[INVAL_DDT_ALL])?;
+    if capabilities.intersects(Capabilities::FIRST_STAGE) {
+        commands.run(registers, host, &[INVAL_VMA_ALL])?;
+    }
+    if capabilities.intersects(Capabilities::SECOND_STAGE) {
+        commands.run(registers, host, &[INVAL_GVMA_ALL])?;
+    }
+    let context_lg2 = if capabilities.contains(Capabilities::MSI_FLAT) { 3 } else { 2 };
+    let shapes = (1..=3).map(|levels| Shape { levels, context_lg2 });
+    for shape in shapes.filter(|shape| shape.device_bits() >= config.device_id_bits) {
+        let mut directory = Directory::new(host, shape, max_paddr)?;
+        let mode = DDTP_1LVL + u64::from(shape.levels) - 1;
+        if set_directory(registers, host, ppn(directory.root().get()) | mode)? {
+            return Ok(directory);
+        }
+        // The mode is not kept, so hardware has not got the table.
+        if set_directory(registers, host, DDTP_OFF)? {
+            directory.free();
+        }
+    }
+    let what = "device directory for IDs of so many bits";
+    Err(Error::Unsupported { what, value: config.device_id_bits.into() })
+}
+
+/// Refuses what no hardware can be set up with.
+fn check(config: &RiscvIommuConfig) -> Result<(), Error> {
+    let limits = [
+        ("the number of bits of device IDs", config.device_id_bits, 0, 24),
+        ("log2 of the command queue's places", config.commands_lg2, 2, 15),
+        ("log2 of the fault queue's places", config.faults_lg2, 1, 15),
+    ];
+    for (what, value, least, most) in limits {
+        if !(least..=most).contains(&value) {
+            let limit = if value < least { least } else { most };
+            return Err(Error::Config { what, value: value.into(), limit: limit.into() });
+        }
+    }
+    Ok(())
+}
+
+/// Sets what can only be changed while everything is off: little-endian, 64-bit tables, interrupts.
+fn set_control<R: Mmio>(
+    registers: &R,
+    capabilities: u64,
+    config: &RiscvIommuConfig,
+) -> Result<(), Error> {
+    let refused = |what| Error::Unsupported { what, value: capabilities };
+    let wire = match (config.interrupts, interrupt_generation(capabilities)) {
+        (RiscvInterrupts::Wire, IGS_MSI) => return Err(refused("interrupts by wire")),
+        (RiscvInterrupts::Message { .. }, IGS_WSI) => {
+            return Err(refused("interrupts by message"));
+        }
+        (RiscvInterrupts::Wire, _) => FCTL_WSI,
+        _ => 0,
+    };
+    let mut control = registers.read32(FCTL) & !(FCTL_BE | FCTL_GXL);
+    if config.interrupts != RiscvInterrupts::Off {
+        control = control & !FCTL_WSI | wire;
+    }
+    registers.write32(FCTL, control);
+    let kept = registers.read32(FCTL);
+    if kept & (FCTL_BE | FCTL_GXL) != 0 {
+        let what = "little-endian tables with 64-bit entries";
+        return Err(Error::Unsupported { what, value: kept.into() });
+    }
+    if config.interrupts != RiscvInterrupts::Off {
+        // All causes go to vector 0.
+        registers.write64(ICVEC, 0);
+    }
+    if let RiscvInterrupts::Message { address, data } = config.interrupts {
+        registers.write64(MSI_ADDR_0, address.get());
+        registers.write32(MSI_DATA_0, data);
+        registers.write32(MSI_VEC_CTL_0, 0);
+    }
+    Ok(())
+}
+
+/// Turns an IOMMU off: no access passes, and it reads and writes no memory of ours any more.
+pub(super) fn turn_off<R: Mmio>(registers: &R, host: &impl Host) -> Result<(), HardwareError> {
+    let what = "the IOMMU does not turn off";
+    if !set_directory(registers, host, DDTP_OFF)? {
+        return Err(HardwareError { what, status: registers.read64(DDTP) });
+    }
+    let clear = [
+        (CQCSR, CQCSR_ERRORS),
+        (FQCSR, CSR_MEMORY_FAULT | FQCSR_OVERFLOW),
+        (PQCSR, CSR_MEMORY_FAULT | FQCSR_OVERFLOW),
+    ];
+    for (register, errors) in clear {
+        settle(registers, host, register, CSR_BUSY, 0, what)?;
+        registers.write32(register, errors);
+        settle(registers, host, register, CSR_BUSY | CSR_ON, 0, what)?;
+    }
+    Ok(())
+}
+
+/// Writes `ddtp`, and says whether hardware has kept it: which modes there are shows by writing
+/// them.
+fn set_directory<R: Mmio>(
+    registers: &R,
+    host: &impl Host,
+    value: u64,
+) -> Result<bool, HardwareError> {
+    let settled = || {
+        let ddtp = poll(host, || {
+            let ddtp = registers.read64(DDTP);
+            (ddtp & DDTP_BUSY == 0 || ddtp == u64::MAX).then_some(ddtp)
+        });
+        match ddtp {
+            Some(u64::MAX) => Err(HardwareError { what: GONE, status: u64::MAX }),
+            Some(ddtp) => Ok(ddtp),
+            None => {
+                let what = "ddtp stays busy";
+                Err(HardwareError { what, status: registers.read64(DDTP) })
+            }
+        }
+    };
+    settled()?;
+    registers.write64(DDTP, value);
+    let kept = settled()?;
+    let mode = value & DDTP_MODE;
+    Ok(kept & DDTP_MODE == mode && (mode == DDTP_OFF || ppn_of(kept) == ppn_of(value)))
+}
+
+/// The table that `ddtp` names.
+fn ppn_of(ddtp: u64) -> u64 {
+    ddtp & ppn(u64::MAX)
+}
+
+/// Tells hardware where a queue is. It is off.
+pub(super) fn queue_base<R: Mmio, S: Structure>(
+    registers: &R,
+    register: u64,
+    ring: &Ring<S>,
+    what: &'static str,
+) -> Result<(), Error> {
+    let paddr = ring.words.as_ref().map_or(0, |words| words.paddr().get());
+    let value = ppn(paddr) | u64::from(ring.lg2 - 1);
+    registers.write64(register, value);
+    let kept = registers.read64(register);
+    if kept == value { Ok(()) } else { Err(Error::Unsupported { what, value: kept }) }
+}
+
+/// Writes the control register of a queue, and waits until the queue is active.
+pub(super) fn turn_on<R: Mmio>(
+    registers: &R,
+    host: &impl Host,
+    register: u64,
+    control: u32,
+    what: &'static str,
+) -> Result<(), HardwareError> {
+    registers.write32(register, control);
+    settle(registers, host, register, CSR_BUSY | CSR_ON, CSR_ON, what)
+}
+
+/// Waits until the bits of `mask` have a value.
+fn settle<R: Mmio>(
+    registers: &R,
+    host: &impl Host,
+    register: u64,
+    mask: u32,
+    value: u32,
+    what: &'static str,
+) -> Result<(), HardwareError> {
+    let looked = poll(host, || {
+        let csr = registers.read32(register);
+        (csr & mask == value || csr == u32::MAX).then_some(csr)
+    });
+    match looked {
+        Some(u32::MAX) => Err(HardwareError { what: GONE, status: u32::MAX.into() }),
+        Some(_) => Ok(()),
+        None => Err(HardwareError { what, status: registers.read32(register).into() }),
+    }
+}

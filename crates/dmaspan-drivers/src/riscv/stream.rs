@@ -1,0 +1,171 @@
+//! A stream: the accesses of one device ID, as something that can be attached.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::marker::PhantomData;
+
+use dmaspan::Coherency;
+use dmaspan::io_pgtable::{DirtyTracking, Riscv, RiscvMemoryTypes, RiscvStage, TableMemory};
+use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
+use lock_api::Mutex;
+
+use super::RiscvIommu;
+use super::context::{BLOCKED, Context, PASSING, StreamState};
+use super::ops::{RiscvOps, Tag};
+use super::spec::{Capabilities, TC_VALID, gscid_field, pscid_field};
+use crate::Mmio;
+use crate::error::Error;
+use crate::faults::Claimed;
+use crate::host::Host;
+
+/// The accesses of one device, which an [`Attachment`](dmaspan::iommu::Attachment) attaches.
+///
+/// Dropped, the stream keeps what it has: see [`Port`]. A stream that is dropped with a domain keeps
+/// that domain's tables for ever.
+pub struct RiscvStream<D, R: Mmio, H: Host> {
+    iommu: Arc<RiscvIommu<R, H>>,
+    claimed: Arc<Claimed<H::Lock>>,
+    /// Hardware is waited for under it, as under that of the attachment.
+    state: Mutex<H::Lock, StreamState>,
+    domains: PhantomData<fn(&D)>,
+}
+
+impl<R: Mmio, H: Host> RiscvIommu<R, H> {
+    /// The stream of a device ID, the caller's until it is dropped; for a PCI device the ID is its
+    /// requester ID unless firmware says otherwise. Allocates the tables of the device directory
+    /// that lead to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoStream`] for a number that the directory has no place for, [`Error::Claimed`],
+    /// [`Error::NoMemory`].
+    pub fn stream<D>(
+        self: &Arc<Self>,
+        id: u32,
+        regions: ReservedRegions,
+    ) -> Result<RiscvStream<D, R, H>, Error>
+    where
+        D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
+    {
+        let bits = self.features().device_id_bits;
+        if id >> bits != 0 {
+            return Err(Error::NoStream { stream: id, last: (1 << bits) - 1 });
+        }
+        let claimed = self.streams.claim(id, regions)?;
+        if let Err(error) = self.directory.reach(&self.host, id, self.max_paddr()) {
+            self.streams.release(id);
+            return Err(error.into());
+        }
+        let state = StreamState::new(self.directory.context(id));
+        let (iommu, state) = (Arc::clone(self), Mutex::new(state));
+        Ok(RiscvStream { iommu, claimed, state, domains: PhantomData })
+    }
+}
+
+impl<D, R, H> RiscvStream<D, R, H>
+where
+    D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
+    R: Mmio,
+    H: Host,
+{
+    /// Whether hardware walks the tables of `domain`.
+    fn check(&self, domain: &D) -> Result<(), Incompatible> {
+        let domain = domain.domain();
+        let require = |fits: bool, what| if fits { Ok(()) } else { Err(Incompatible { what }) };
+        let (ops, config) = (domain.ops(), domain.format().config());
+        let features = self.iommu.features();
+        require(Arc::ptr_eq(&ops.iommu, &self.iommu), "it is of another IOMMU")?;
+        let stage = match (config.stage, ops.space.tag) {
+            (RiscvStage::First(_), Tag::First(_)) => true,
+            (RiscvStage::Second, Tag::Second(_)) => true,
+            (RiscvStage::First(_), Tag::Second(_)) | (RiscvStage::Second, Tag::First(_)) => false,
+        };
+        require(stage, "its tables are of another stage than its hooks")?;
+        let walks = features.walks(config.stage, config.mode);
+        require(walks, "the IOMMU does not walk tables of its mode")?;
+        let fits = config.output_bits <= features.output_bits;
+        require(fits, "its addresses are wider than the IOMMU's")?;
+        let types = config.memory_types == RiscvMemoryTypes::Platform
+            || features.capabilities.contains(Capabilities::SVPBMT);
+        require(types, "the IOMMU has no Svpbmt")?;
+        let dirty = config.dirty == DirtyTracking::Off
+            || features.capabilities.contains(Capabilities::AMO_HWAD);
+        require(dirty, "the IOMMU sets no dirty bits")?;
+        let seen = self.iommu.walks == Coherency::Coherent
+            || domain.memory().coherency() == Coherency::NonCoherent;
+        require(seen, "the IOMMU does not see the CPU's caches, and nobody writes them back")
+    }
+
+    /// The context that translates by the tables of `domain`.
+    fn context(domain: &D) -> Context {
+        let domain = domain.domain();
+        let registers = domain.format().registers(domain.root());
+        let tc = TC_VALID | registers.tc;
+        match domain.ops().space.tag {
+            Tag::First(pscid) => [tc, 0, pscid_field(pscid), registers.atp],
+            Tag::Second(gscid) => [tc, registers.atp | gscid_field(gscid), 0, 0],
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "the promise of a port")]
+// SAFETY: 1. and 2. `switch` returns `Ok` when memory has the context asked for, and hardware has
+// forgotten the one before with all that it translated through it, behind a fence that waits for
+// the accesses processed before; a stream that was blocked had neither. A context is valid only
+// where it is that of a domain that was checked, or lets all pass. 3. `switch` stores a word of the
+// new context only where hardware sees it alone change, or where the context is not valid, so where
+// it fails in between hardware has the old context, the new one, or none. Nothing else stores
+// contexts: the stream is claimed once, and its hooks take turns under its lock. 4. The context has
+// the PSCID or GSCID that the domain's hooks name, and the domain's address space counts the stream
+// from before the context is stored.
+unsafe impl<D, R, H> Port for RiscvStream<D, R, H>
+where
+    D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
+    R: Mmio,
+    H: Host,
+{
+    type Paging = D;
+    type Lock = H::Lock;
+
+    fn reserved_regions(&self) -> &ReservedRegions {
+        &self.claimed.regions
+    }
+
+    fn faults(&self) -> &FaultHook<H::Lock> {
+        &self.claimed.faults
+    }
+
+    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
+        self.check(domain)
+    }
+
+    fn passes(&self) -> bool {
+        true
+    }
+
+    fn block(&self) -> Result<(), HardwareError> {
+        self.iommu.switch(self.claimed.id, &mut self.state.lock(), &BLOCKED, None)
+    }
+
+    fn pass(&self) -> Result<(), HardwareError> {
+        self.iommu.switch(self.claimed.id, &mut self.state.lock(), &PASSING, None)
+    }
+
+    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
+        self.check(domain).map_err(|error| HardwareError { what: error.what, status: 0 })?;
+        let (context, space) = (Self::context(domain), &domain.domain().ops().space);
+        self.iommu.switch(self.claimed.id, &mut self.state.lock(), &context, Some(space))
+    }
+}
+
+impl<D, R: Mmio, H: Host> Drop for RiscvStream<D, R, H> {
+    fn drop(&mut self) {
+        self.iommu.streams.release(self.claimed.id);
+    }
+}
+
+impl<D, R: Mmio, H: Host> fmt::Debug for RiscvStream<D, R, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RiscvStream").field("id", &self.claimed.id).finish_non_exhaustive()
+    }
+}

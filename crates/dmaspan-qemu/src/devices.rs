@@ -6,12 +6,19 @@ use dmaspan_drivers::Mmio;
 use crate::machine::{Machine, QtestMmio};
 use crate::pci::{Pci, PciError};
 
-/// A device said that its access did not go through, with a code of its own.
+/// A device said that its access did not go through, or went elsewhere, with a code of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the device says that its access failed ({code:#x})")]
 pub struct DmaRefused {
     /// What it says.
     pub code: u32,
+}
+
+impl DmaRefused {
+    /// The access was refused on its way: nothing was written.
+    pub const ON_THE_WAY: Self = Self { code: 0xdead_0002 };
+    /// It went through, and not to the memory that the device was told of.
+    pub const ELSEWHERE: Self = Self { code: 0xdead_0004 };
 }
 
 /// QEMU's `iommu-testdev` (docs/specs/iommu-testdev.rst): writes the word 0x12345678 where it is
@@ -47,7 +54,7 @@ impl TestDev {
     ///
     /// # Errors
     ///
-    /// [`DmaRefused`], also where it wrote elsewhere.
+    /// [`DmaRefused::ON_THE_WAY`], [`DmaRefused::ELSEWHERE`], or another code of the device.
     pub fn write(&mut self, iova: u64, paddr: PhysAddr, len: u32) -> Result<(), DmaRefused> {
         self.registers.write64(Self::IOVA, iova);
         self.registers.write32(Self::LEN, len);

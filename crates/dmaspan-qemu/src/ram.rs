@@ -49,7 +49,7 @@ struct Shared {
 struct Free {
     /// The offset behind which nothing was ever handed out.
     unused: u64,
-    /// Offsets of pieces that came back, by log2 of their size.
+    /// Offsets of pieces that came back or were passed over, by log2 of their size.
     pieces: Vec<Vec<u64>>,
 }
 
@@ -145,7 +145,8 @@ impl Ram {
         let refused = NoRam { bytes };
         let size = bytes.checked_next_power_of_two().ok_or(refused)?;
         let size_lg2 = size.trailing_zeros().max(SMALLEST_LG2);
-        let offset = self.take(size_lg2).ok_or(refused)?;
+        let fits = size_lg2 <= LARGEST_LG2;
+        let offset = fits.then(|| self.take(size_lg2)).flatten().ok_or(refused)?;
         let paddr = self.0.base.wrapping_add(offset);
         let piece = Piece::memory(Span::new(paddr, bytes).map_err(|_| refused)?);
         Ok(Buffer { ram: self.clone(), piece, lg2_size: size_lg2 })
@@ -160,7 +161,8 @@ impl Ram {
         let refused = NoRam { bytes };
         let with_rest = bytes.checked_add(2 << 20).ok_or(refused)?;
         let lg2_size = with_rest.checked_next_power_of_two().ok_or(refused)?.trailing_zeros();
-        let offset = self.take_unused(lg2_size.max(22)).ok_or(refused)?;
+        let offset = self.0.free.lock().take_unused(lg2_size.max(22), self.0.bytes);
+        let offset = offset.ok_or(refused)?;
         let base = self.0.base.wrapping_add(offset);
         let offset = usize::try_from(offset).map_err(|_| refused)?;
         // SAFETY: `take` gives offsets within the mapping.
@@ -174,17 +176,38 @@ impl Ram {
 
     /// The offset of a piece that is nobody's.
     fn take(&self, lg2_size: u32) -> Option<u64> {
-        let recycled = self.0.free.lock().pieces.get_mut(lg2_size as usize)?.pop();
-        recycled.or_else(|| self.take_unused(lg2_size))
+        let mut free = self.0.free.lock();
+        free.take_piece(lg2_size).or_else(|| free.take_unused(lg2_size, self.0.bytes))
+    }
+}
+
+impl Free {
+    /// A piece that came back or was passed over, cut to size.
+    fn take_piece(&mut self, lg2_size: u32) -> Option<u64> {
+        let larger = (lg2_size..=LARGEST_LG2).find(|&lg2| !self.of(lg2).is_empty())?;
+        let offset = self.of(larger).pop()?;
+        for lg2 in lg2_size..larger {
+            self.of(lg2).push(offset + lg2::size(lg2));
+        }
+        Some(offset)
     }
 
-    /// The offset of a piece that was never handed out.
-    fn take_unused(&self, lg2_size: u32) -> Option<u64> {
-        let mut free = self.0.free.lock();
-        let offset = lg2::align_up(free.unused, lg2_size)?;
-        let end = offset.checked_add(lg2::size(lg2_size)).filter(|&end| end <= self.0.bytes)?;
-        free.unused = end;
+    /// A piece that was never handed out.
+    fn take_unused(&mut self, lg2_size: u32, bytes: u64) -> Option<u64> {
+        let offset = lg2::align_up(self.unused, lg2_size)?;
+        let end = offset.checked_add(lg2::size(lg2_size)).filter(|&end| end <= bytes)?;
+        let mut passed_over = self.unused;
+        while passed_over < offset {
+            let lg2 = passed_over.trailing_zeros();
+            self.of(lg2).push(passed_over);
+            passed_over += lg2::size(lg2);
+        }
+        self.unused = end;
         Some(offset)
+    }
+
+    fn of(&mut self, lg2: u32) -> &mut Vec<u64> {
+        &mut self.pieces[lg2.min(LARGEST_LG2) as usize]
     }
 }
 
@@ -261,9 +284,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let offset = self.paddr().get().wrapping_sub(self.ram.0.base.get());
-        if let Some(pieces) = self.ram.0.free.lock().pieces.get_mut(self.lg2_size as usize) {
-            pieces.push(offset);
-        }
+        self.ram.0.free.lock().of(self.lg2_size).push(offset);
     }
 }
 

@@ -59,10 +59,9 @@ struct State {
 }
 
 impl Tap {
-    /// On the registers from `base` on.
-    pub fn new(machine: &Machine, base: u64, queue: CommandQueue) -> Self {
-        let (registers, ram) = (machine.mmio(base), machine.ram().clone());
-        Self { registers, ram, queue, state: Arc::default() }
+    /// On these registers of the machine.
+    pub fn new(machine: &Machine, registers: QtestMmio, queue: CommandQueue) -> Self {
+        Self { registers, ram: machine.ram().clone(), queue, state: Arc::default() }
     }
 
     /// Changes commands from now on, or no more.

@@ -89,6 +89,8 @@ pub(crate) struct Judge<R: Rig> {
     pub(crate) streams: Vec<Stream<R::Port>>,
     pub(crate) writers: Vec<TestDev>,
     pub(crate) copier: Edu,
+    /// What is judged of the domains' apertures.
+    pub(crate) aperture: IovaRange,
     /// Where addresses are chosen.
     pub(crate) windows: Vec<IovaRange>,
     /// Leaf sizes of which there is room for one, log2.
@@ -111,12 +113,13 @@ impl<R: Rig> Judge<R> {
     pub(crate) fn new(rig: R, seed: u64) -> Self {
         let pci = rig.pci();
         let ram = pci.machine().ram();
-        let memory = ram.reserve(lg2::size(MEMORY_LG2)).expect("there is room");
         let tables = ram.arena(TABLES).expect("there is room");
+        let memory = ram.reserve(lg2::size(MEMORY_LG2)).expect("there is room");
         let granule = lg2::size(R::Format::GRANULE_LG2);
         let mailbox = ram.allocate(granule).expect("there is room");
         let geometry = rig.format().geometry();
-        let aperture = geometry.aperture;
+        let reach = IovaRange::new(Iova::new(0), Iova::new(R::REACH)).expect("it goes up");
+        let aperture = geometry.aperture.intersection(reach).expect("some is in reach");
         let middle = aperture.start().get() + aperture.len_less_one() / 4 * 3;
         let mailbox_iova = Iova::new(lg2::align_down(middle, MEMORY_LG2));
         let sides = [(); 2].map(|()| {
@@ -133,7 +136,7 @@ impl<R: Rig> Judge<R> {
             let port = rig.port(slot);
             let heard = Arc::new(Heard::default());
             port.faults().set(Some(Arc::clone(&heard) as Arc<dyn FaultHandler>));
-            let attachment = Attachment::new(port).expect("hardware answers");
+            let attachment = Attachment::new(port).ok().expect("hardware answers");
             let id = dmaspan_qemu::Pci::requester(slot);
             Stream { attachment, id, to: None, heard }
         };
@@ -147,6 +150,7 @@ impl<R: Rig> Judge<R> {
             writers: WRITERS.map(|slot| TestDev::new(pci, slot).expect("it is there")).into(),
             copier: Edu::new(pci, COPIER).expect("it is there"),
             windows: windows(aperture),
+            aperture,
             sizes: sizes.collect(),
             memory,
             mailbox,

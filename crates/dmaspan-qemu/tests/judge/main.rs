@@ -9,3 +9,16 @@ mod engine;
 mod operations;
 mod probes;
 mod rig;
+mod riscv;
+
+use engine::judge;
+
+#[test]
+fn all_agree_on_risc_v_first_stage() {
+    judge::<riscv::RiscvRig<false>>();
+}
+
+#[test]
+fn all_agree_on_risc_v_second_stage() {
+    judge::<riscv::RiscvRig<true>>();
+}

@@ -100,9 +100,14 @@ impl<R: Rig> Judge<R> {
         [Prot::READ_WRITE, Prot::READ, Prot::READ_WRITE | Prot::CACHE][self.choice(3)]
     }
 
+    fn window(&mut self) -> IovaRange {
+        let which = self.choice(self.windows.len());
+        self.windows[which]
+    }
+
     /// A place for a run of `bytes`, aligned to `2^lg2`.
     fn place(&mut self, bytes: u64, lg2: u32) -> Iova {
-        let window = self.windows[self.choice(self.windows.len())];
+        let window = self.window();
         let room = (window.len_less_one() - (bytes - 1)) >> lg2;
         // Often near a border of tables, where leaves and tables change.
         let at = match self.rng.below(3) {
@@ -132,7 +137,8 @@ impl<R: Rig> Judge<R> {
 
     fn choose_map(&mut self, side: usize) -> Operation {
         let granule = R::Format::GRANULE_LG2;
-        let block = self.sizes[self.choice(self.sizes.len())];
+        let block = self.choice(self.sizes.len());
+        let block = self.sizes[block];
         let table = 1u64 << R::Format::LG2_ENTRIES;
         let (bytes, align) = match self.rng.below(4) {
             0 => (lg2::size(block), block),
@@ -159,7 +165,7 @@ impl<R: Rig> Judge<R> {
     /// A range, mostly one that is mapped: a whole run of the model or some of it.
     fn mapped(&mut self, side: usize) -> IovaRange {
         let granule = R::Format::GRANULE_LG2;
-        let window = self.windows[self.choice(self.windows.len())];
+        let window = self.window();
         let runs = self.sides[side].model.runs(window);
         if runs.is_empty() || self.rng.below(10) == 0 {
             let bytes = (1 + self.rng.below(20)) << granule;
@@ -181,7 +187,7 @@ impl<R: Rig> Judge<R> {
     fn places(&mut self, operation: &Operation) -> Vec<Iova> {
         let ranges = match operation {
             Operation::Map { iova, spans, .. } => {
-                let bytes = spans.iter().map(Span::len).sum();
+                let bytes = spans.iter().map(|span| span.len()).sum();
                 IovaRange::from_len(*iova, bytes).into_iter().collect()
             }
             Operation::Unmap { ranges, .. } => ranges.clone(),
@@ -200,14 +206,14 @@ impl<R: Rig> Judge<R> {
                 _ => places.extend(range.start().get().checked_sub(1).map(Iova::new)),
             }
         }
-        if let Some(&iova) = self.warm.get(self.choice(self.warm.len().max(1))) {
+        let warm = self.choice(self.warm.len().max(1));
+        if let Some(&iova) = self.warm.get(warm) {
             places.push(iova);
         }
         for place in &mut places {
             *place = Iova::new(lg2::align_down(place.get(), 2));
         }
-        let aperture = self.sides[0].domain.geometry().aperture;
-        places.retain(|&place| aperture.contains(place));
+        places.retain(|&place| self.aperture.contains(place));
         places
     }
 
@@ -326,7 +332,7 @@ impl<R: Rig> Judge<R> {
                     let (first, last) = (run.start().get(), run.last().get());
                     let around = [first.checked_sub(1), last.checked_add(1)];
                     for iova in around.into_iter().flatten().chain([first, last]).map(word) {
-                        if self.sides[side].domain.geometry().aperture.contains(iova) {
+                        if self.aperture.contains(iova) {
                             self.write_at(side, iova)?;
                         }
                     }

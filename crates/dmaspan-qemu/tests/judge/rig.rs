@@ -22,6 +22,12 @@ pub(crate) trait Rig: Sized {
     /// The name of the model and of its tables.
     const NAME: &'static str;
 
+    /// Whether the model refuses without a report what its IOTLB knows that it may only be read.
+    const SILENT_WHEN_CACHED: bool = false;
+
+    /// The last address that the model tells apart from all others.
+    const REACH: u64 = u64::MAX;
+
     /// Starts it; `None` without QEMU.
     fn start() -> Option<Self>;
 
@@ -50,6 +56,11 @@ pub(crate) trait Rig: Sized {
     /// What the hardware reports of a stream that is blocked; `None` where it says nothing.
     fn blocked() -> Option<FaultReason> {
         Some(FaultReason::Blocked)
+    }
+
+    /// What the hardware reports of a write to what may only be read.
+    fn read_only() -> FaultReason {
+        FaultReason::Permission
     }
 
     /// A domain with nothing mapped.

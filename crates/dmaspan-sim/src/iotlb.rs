@@ -30,7 +30,7 @@ use crate::walker::{
     block_around,
 };
 
-mod blocks;
+pub(crate) mod blocks;
 #[cfg(test)]
 mod tests;
 

@@ -10,7 +10,7 @@ use crate::walker::block_around;
 /// Hashes one number by a multiplication; the table takes the upper bits for its tags and the lower
 /// ones for its places, so both must depend on all of the key.
 #[derive(Debug, Default)]
-pub(super) struct BlockHasher(u64);
+pub(crate) struct BlockHasher(u64);
 
 impl Hasher for BlockHasher {
     fn finish(&self) -> u64 {
@@ -36,7 +36,7 @@ type Blocks<V> = HashMap<u64, V, BuildHasherDefault<BlockHasher>>;
 
 /// Values by aligned block, blocks of any power of two side by side.
 #[derive(Debug)]
-pub(super) struct BlockMap<V> {
+pub(crate) struct BlockMap<V> {
     /// By log2 of the block's size, small ones first; the keys are block numbers.
     sizes: Vec<(u32, Blocks<V>)>,
 }
@@ -53,19 +53,19 @@ const fn number(address: u64, lg2: u32) -> u64 {
 }
 
 impl<V> BlockMap<V> {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.sizes.iter().map(|(_, blocks)| blocks.len()).sum()
     }
 
     /// The smallest block that has `iova`, and its value.
-    pub(super) fn get(&self, iova: Iova) -> Option<(u32, &V)> {
+    pub(crate) fn get(&self, iova: Iova) -> Option<(u32, &V)> {
         self.sizes.iter().find_map(|(lg2, blocks)| {
             blocks.get(&number(iova.get(), *lg2)).map(|value| (*lg2, value))
         })
     }
 
     /// Keeps `value` for the block of `2^lg2` bytes that has `iova`.
-    pub(super) fn insert(&mut self, iova: Iova, lg2: u32, value: V) {
+    pub(crate) fn insert(&mut self, iova: Iova, lg2: u32, value: V) {
         let at = match self.sizes.binary_search_by_key(&lg2, |(lg2, _)| *lg2) {
             Ok(at) => at,
             Err(at) => {
@@ -79,7 +79,7 @@ impl<V> BlockMap<V> {
     /// Forgets every block that intersects `range`, and says how many.
     ///
     /// Costs as many steps as the range has blocks or as the map has places, whichever is less.
-    pub(super) fn remove(&mut self, range: IovaRange) -> u64 {
+    pub(crate) fn remove(&mut self, range: IovaRange) -> u64 {
         let mut removed = 0;
         for (lg2, blocks) in self.sizes.iter_mut().filter(|(_, blocks)| !blocks.is_empty()) {
             let first = number(range.start().get(), *lg2);
@@ -99,14 +99,14 @@ impl<V> BlockMap<V> {
     }
 
     /// Forgets everything, and says how many blocks that were.
-    pub(super) fn clear(&mut self) -> u64 {
+    pub(crate) fn clear(&mut self) -> u64 {
         let count = self.len();
         self.sizes.iter_mut().for_each(|(_, blocks)| blocks.clear());
         u64::try_from(count).unwrap_or(u64::MAX)
     }
 
     /// The blocks that intersect `range`, in no order.
-    pub(super) fn blocks_in(&self, range: IovaRange) -> impl Iterator<Item = (IovaRange, &V)> + '_ {
+    pub(crate) fn blocks_in(&self, range: IovaRange) -> impl Iterator<Item = (IovaRange, &V)> + '_ {
         self.sizes.iter().flat_map(move |(lg2, blocks)| {
             blocks.iter().filter_map(move |(block, value)| {
                 let start = if *lg2 >= 64 { 0 } else { block << lg2 };
@@ -119,13 +119,13 @@ impl<V> BlockMap<V> {
 
 /// A leaf as it was when it was cached. The block that it is for is the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CachedLeaf {
+pub(crate) struct CachedLeaf {
     /// What the first address of the block translates to.
-    pub(super) paddr: u64,
-    pub(super) prot: Prot,
-    pub(super) level: u8,
+    pub(crate) paddr: u64,
+    pub(crate) prot: Prot,
+    pub(crate) level: u8,
     /// Whether the first write must go to the entry, to mark it dirty.
-    pub(super) clean: bool,
+    pub(crate) clean: bool,
 }
 
 /// A leaf in eight bytes, because millions of them are kept.
@@ -133,7 +133,7 @@ pub(super) struct CachedLeaf {
 /// Addresses of leaves are aligned to 2 KiB at least, which leaves eleven bits: six for `Prot`, one
 /// for a clean leaf and three for the level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PackedLeaf(u64);
+pub(crate) struct PackedLeaf(u64);
 
 const PROT_LG2: u32 = 6;
 const CLEAN: u64 = 1 << PROT_LG2;
@@ -145,7 +145,7 @@ const _: () = assert!(LEVEL_SHIFT + LEVEL_LG2 <= SPARE_LG2);
 
 impl PackedLeaf {
     /// `None` where the leaf is not aligned enough or its level too high to be packed.
-    pub(super) fn new(leaf: CachedLeaf) -> Option<Self> {
+    pub(crate) fn new(leaf: CachedLeaf) -> Option<Self> {
         let level = u64::from(leaf.level);
         let fits = lg2::is_aligned(leaf.paddr, SPARE_LG2) && level <= lg2::mask(LEVEL_LG2);
         let clean = if leaf.clean { CLEAN } else { 0 };
@@ -153,7 +153,7 @@ impl PackedLeaf {
         fits.then_some(Self(packed))
     }
 
-    pub(super) fn unpack(self) -> CachedLeaf {
+    pub(crate) fn unpack(self) -> CachedLeaf {
         let [level, ..] = ((self.0 >> LEVEL_SHIFT) & lg2::mask(LEVEL_LG2)).to_le_bytes();
         let [prot, ..] = (self.0 & lg2::mask(PROT_LG2)).to_le_bytes();
         CachedLeaf {

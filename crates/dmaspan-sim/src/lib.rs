@@ -16,6 +16,8 @@
 //! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
 //!   that, or leaked.
 //! - [`bounce`]: a pool of bounce slots. It catches old data in slots and slots that leak.
+//! - [`smmu_v2`]: the registers of an SMMUv2 with a TLB that keeps what it may. It catches drivers
+//!   that leave out a register, an invalidation or a sync, or write what is none.
 //! - [`sanitizer`]: told what a driver does, it models an IOTLB that keeps what it may. It catches
 //!   what is used after its unmap, flushed late or never, unmapped twice, or leaked, and shows the
 //!   history that led there.
@@ -99,6 +101,7 @@ pub mod regbuf_before;
 pub mod replay;
 pub mod rng;
 pub mod sanitizer;
+pub mod smmu_v2;
 pub mod suite;
 pub mod swiotlb_before;
 pub mod type1_before;

@@ -172,7 +172,8 @@ impl<const G: u32> ArmLpaeS1<G> {
         walk_fields(self.config.walks) | outer
     }
 
-    pub(super) const fn config(&self) -> &ArmLpaeS1Config {
+    /// What it was made with: a driver compares it with what hardware walks.
+    pub const fn config(&self) -> &ArmLpaeS1Config {
         &self.config
     }
 }

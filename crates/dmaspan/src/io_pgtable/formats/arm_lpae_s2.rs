@@ -207,7 +207,8 @@ impl<const G: u32> ArmLpaeS2<G> {
         }
     }
 
-    pub(super) const fn config(&self) -> &ArmLpaeS2Config {
+    /// What it was made with: a driver compares it with what hardware walks.
+    pub const fn config(&self) -> &ArmLpaeS2Config {
         &self.config
     }
 

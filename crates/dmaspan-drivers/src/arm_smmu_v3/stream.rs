@@ -1,0 +1,118 @@
+//! A stream, as something that is attached to domains.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::marker::PhantomData;
+
+use dmaspan::io_pgtable::Format;
+use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
+
+use super::SmmuV3;
+use super::format::SmmuV3Format;
+use super::format::sealed::Tables as _;
+use super::ops::SmmuV3Ops;
+use super::ste::{BLOCKED, PASSING};
+use super::table::Slot;
+use crate::faults::Claimed;
+use crate::host::Host;
+use crate::mmio::Mmio;
+
+/// A stream of accesses that an SMMUv3 tells apart: see [`SmmuV3::stream`](super::SmmuV3::stream).
+///
+/// Domains of both stages are one type `D` only where their tables are one format. Dropped, it
+/// leaves the stream with what it has; an [`Attachment`](dmaspan::iommu::Attachment) blocks it.
+pub struct SmmuV3Stream<D, R: Mmio, H: Host> {
+    smmu: Arc<SmmuV3<R, H>>,
+    slot: Arc<Slot<H>>,
+    claimed: Arc<Claimed<H::Lock>>,
+    domains: PhantomData<fn(&D)>,
+}
+
+impl<D, R: Mmio, H: Host> SmmuV3Stream<D, R, H> {
+    pub(super) fn new(
+        smmu: Arc<SmmuV3<R, H>>,
+        slot: Arc<Slot<H>>,
+        claimed: Arc<Claimed<H::Lock>>,
+    ) -> Self {
+        Self { smmu, slot, claimed, domains: PhantomData }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.claimed.id
+    }
+}
+
+// SAFETY:
+// 1. `block` gives the stream an entry that ends all accesses. `SmmuV3::switch` returns `Ok` after
+//    hardware has confirmed that it forgot the entry before, with the descriptor found through it
+//    (IHI 0070, 4.3.1), and the translations of the domain that the stream had; with the latter all
+//    accesses that used them are complete (3.21.1). Stalled ones are ended.
+// 2. `pass` and `translate` are the same with another entry. On the way hardware sees the old
+//    entry, the new one or a blocked one (`ste::steps`).
+// 3. The entry is written by `switch` alone, which is called by these hooks and by a domain that
+//    goes, and blocks the stream then. What `switch` stores before it fails are those entries.
+// 4. `switch` adds the domain to the slot's tags before it stores anything, and takes it out after
+//    hardware confirmed another entry; `SmmuV3Ops` goes by them. Invalidations are by ASID or VMID
+//    and concern all streams. A domain of another SMMU is refused.
+#[expect(unsafe_code, reason = "the promise of a driver")]
+unsafe impl<D, R: Mmio, H: Host> Port for SmmuV3Stream<D, R, H>
+where
+    D: PagingDomain<Ops = SmmuV3Ops<R, H>>,
+    D::Format: SmmuV3Format,
+{
+    type Paging = D;
+    type Lock = H::Lock;
+
+    fn reserved_regions(&self) -> &ReservedRegions {
+        &self.claimed.regions
+    }
+
+    fn faults(&self) -> &FaultHook<H::Lock> {
+        &self.claimed.faults
+    }
+
+    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
+        let domain = domain.domain();
+        if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
+            return Err(Incompatible { what: "it is a domain of another IOMMU" });
+        }
+        if domain.ops().stage() != D::Format::STAGE {
+            return Err(Incompatible { what: "its hooks and its tables are of different stages" });
+        }
+        domain.format().check(&self.smmu.features)
+    }
+
+    fn passes(&self) -> bool {
+        true
+    }
+
+    fn block(&self) -> Result<(), HardwareError> {
+        self.smmu.switch(&self.slot, None, &BLOCKED)
+    }
+
+    fn pass(&self) -> Result<(), HardwareError> {
+        self.smmu.switch(&self.slot, None, &PASSING)
+    }
+
+    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
+        let refused = |Incompatible { what }| HardwareError { what, status: 0 };
+        self.accepts(domain).map_err(refused)?;
+        let domain = domain.domain();
+        let words = domain.format().words(domain.root());
+        let entry = domain.ops().entry(D::Format::GRANULE_LG2, words);
+        self.smmu.switch(&self.slot, Some(domain.ops().tag), &entry)
+    }
+}
+
+impl<D, R: Mmio, H: Host> Drop for SmmuV3Stream<D, R, H> {
+    fn drop(&mut self) {
+        self.smmu.streams.release(self.claimed.id);
+    }
+}
+
+impl<D, R: Mmio, H: Host> fmt::Debug for SmmuV3Stream<D, R, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SmmuV3Stream").field("id", &self.claimed.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,114 @@
+//! Which commands make hardware forget ranges (IHI 0070, 4.4.1).
+
+use dmaspan::IovaRange;
+use dmaspan::iommu::{Invalidation, Tables};
+
+use super::command::{Command, Tag};
+use super::features::SmmuV3Features;
+use super::spec::cmd;
+
+/// The most commands that name addresses, in one invalidation. Beyond it all of the domain is
+/// forgotten, by one: the SMMU takes as long for each of them, and walking the tables again costs
+/// less than so many (Linux: `CMDQ_MAX_TLBI_OPS`).
+pub(super) const MAX_COMMANDS: usize = 512;
+
+/// How one invalidation of a domain is told.
+#[derive(Clone, Copy)]
+pub(super) struct Forget {
+    tag: Tag,
+    by: By,
+    /// LEAF of word 1, or 0.
+    leaf: u64,
+}
+
+/// What a command covers.
+#[derive(Clone, Copy)]
+enum By {
+    /// The leaf at an address; the leaves are of `2^step` bytes or more.
+    Leaf { step: u32 },
+    /// A number of granules from an address on; TG and TTL of word 1.
+    Range { granule_lg2: u32, hint: u64 },
+}
+
+impl Forget {
+    /// For a domain with a granule of `2^granule_lg2` bytes, 12, 14 or 16, on hardware with these
+    /// features.
+    pub(super) fn new(
+        tag: Tag,
+        granule_lg2: u32,
+        what: &Invalidation<'_>,
+        features: &SmmuV3Features,
+    ) -> Self {
+        // log2 of the reach of a level's entries. A contiguous group may be cached entry by entry.
+        let level = |lg2: u32| lg2.saturating_sub(granule_lg2) / (granule_lg2 - 3);
+        let lowest = level(what.leaf_sizes.trailing_zeros().min(63));
+        let highest = level(what.leaf_sizes.checked_ilog2().unwrap_or(0));
+        let step = match what.leaf_sizes {
+            0 => granule_lg2,
+            _ => granule_lg2 + lowest * (granule_lg2 - 3),
+        };
+        let leaf = if what.tables == Tables::Kept { cmd::LEAF } else { 0 };
+        if !features.range_invalidation {
+            return Self { tag, by: By::Leaf { step }, leaf };
+        }
+        // 0b01, 0b10 and 0b11 for 4K, 16K and 64K. The manual's level 3 is that of the smallest
+        // leaves, and 0 says nothing.
+        let granule = u64::from(granule_lg2 - 10) / 2;
+        let known = what.leaf_sizes != 0 && lowest == highest && what.tables == Tables::Kept;
+        let level = if known { u64::from(3u32.saturating_sub(lowest)) } else { 0 };
+        let hint = granule << cmd::TG_SHIFT | level << cmd::TTL_SHIFT;
+        Self { tag, by: By::Range { granule_lg2, hint }, leaf }
+    }
+
+    /// The commands for a range, and none if there is none.
+    pub(super) fn range(self, range: IovaRange) -> Commands {
+        let lg2 = match self.by {
+            By::Leaf { step } => step,
+            By::Range { granule_lg2, .. } => granule_lg2,
+        };
+        let (first, last) = (range.start().get() >> lg2, range.last().get() >> lg2);
+        Commands { forget: self, lg2, next: first, left: last - first + 1 }
+    }
+}
+
+/// The commands for a range.
+#[derive(Clone)]
+pub(super) struct Commands {
+    forget: Forget,
+    /// What the numbers below count.
+    lg2: u32,
+    next: u64,
+    left: u64,
+}
+
+impl Iterator for Commands {
+    type Item = Command;
+
+    fn next(&mut self) -> Option<Command> {
+        if self.left == 0 {
+            return None;
+        }
+        let (covered, range, hint) = match self.forget.by {
+            By::Leaf { .. } => (1, 0, 0),
+            By::Range { hint, .. } => {
+                // The lowest five bits of the number that are not all 0, so that each command
+                // removes as many as NUM has. They are 0 only beyond the largest SCALE.
+                let scale = self.left.trailing_zeros().min(cmd::MAX_SCALE);
+                let number = match self.left >> scale & 0x1f {
+                    0 => 32,
+                    number => number,
+                };
+                let fields = (number - 1) << cmd::NUM_SHIFT | u64::from(scale) << cmd::SCALE_SHIFT;
+                match number << scale {
+                    // One granule without a level is no range: all its fields would be 0.
+                    1 => (1, 0, 0),
+                    covered => (covered, fields, hint),
+                }
+            }
+        };
+        let address = self.next << self.lg2;
+        self.next = self.next.wrapping_add(covered);
+        self.left = self.left.saturating_sub(covered);
+        Some(Command::address(self.forget.tag, range, address | hint | self.forget.leaf))
+    }
+}

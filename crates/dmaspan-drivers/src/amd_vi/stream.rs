@@ -1,0 +1,163 @@
+//! A stream: the accesses of one device ID.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::iter;
+use core::marker::PhantomData;
+use core::sync::atomic::Ordering;
+
+use dmaspan::PhysAddr;
+use dmaspan::io_pgtable::{AmdV1, Format as _};
+use dmaspan::iommu::{
+    Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+};
+use dmaspan::lg2;
+use lock_api::Mutex;
+
+use super::AmdVi;
+use super::ops::AmdViOps;
+use super::spec::{Command, device_entry};
+use super::tables::{BLOCKED, PASSING};
+use crate::faults::Claimed;
+use crate::host::Host;
+use crate::mmio::Mmio;
+
+/// The accesses of one device ID, which a PCI device puts its bus, device and function in.
+pub struct AmdViStream<D, R: Mmio, H: Host> {
+    pub(super) iommu: Arc<AmdVi<R, H>>,
+    pub(super) claimed: Arc<Claimed<H::Lock>>,
+    pub(super) device: u16,
+    /// Held while the stream is switched: its entry is closed and opened by one thread at a time.
+    pub(super) switching: Mutex<H::Lock, ()>,
+    pub(super) domains: PhantomData<fn(&D)>,
+}
+
+impl<D, R: Mmio, H: Host> AmdViStream<D, R, H> {
+    /// The device ID.
+    pub fn device_id(&self) -> u16 {
+        self.device
+    }
+
+    /// Tells hardware what firmware says of the device: the DTE setting of its IVHD entry, which
+    /// has the interrupts and system management messages that pass (48882, 5.2.2.1). None do at
+    /// first.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError`] where hardware was not seen to take it.
+    pub fn set_firmware_setting(&self, setting: u8) -> Result<(), HardwareError> {
+        self.iommu.devices.lock().set_setting(self.device, setting);
+        self.iommu.run([Command::invalidate_device(self.device)])
+    }
+
+    /// Gives the device an entry of `domain`; `word` is asked for under the lock of the table.
+    fn switch(&self, domain: u16, word: impl FnOnce() -> u64) -> Result<(), HardwareError> {
+        let _switching = self.switching.lock();
+        let devices = &self.iommu.devices;
+        let before = devices.domain(self.device);
+        let stays = before == domain;
+        if !stays && before != BLOCKED {
+            devices.lock().set_translation(self.device, devices.closed());
+            self.forget(Some(before))?;
+        }
+        devices.lock().open(self.device, domain, word());
+        // What a closed entry permitted is not cached.
+        self.forget(stays.then_some(domain))
+    }
+
+    /// Has hardware forget the entry, and all that is cached of a domain.
+    fn forget(&self, domain: Option<u16>) -> Result<(), HardwareError> {
+        let entry = Command::invalidate_device(self.device);
+        self.iommu.run(iter::once(entry).chain(domain.map(Command::invalidate_domain)))
+    }
+}
+
+#[expect(unsafe_code, reason = "the contract with an attachment")]
+// SAFETY: 1. `block` closes the entry and has it and all of the domain that the table says
+// invalidated. The COMPLETION_WAIT behind both is not done before the accesses that went through
+// them are (2.4.1). A closed entry permits neither reads nor writes.
+// 2. `switch` closes the old entry like that before another domain is stored; of an entry that
+// stays in its domain, the one store is followed by the invalidation of both.
+// 3. A step that fails leaves the entry closed, as it was or as it was to be, in the table, and
+// hardware has an entry that was in the table. Only these hooks open an entry.
+// 4. The domain is in the entry before its tables are, so what is cached through them is of that
+// domain, and the hooks of the domain find the entry in the table.
+unsafe impl<D, R, H> Port for AmdViStream<D, R, H>
+where
+    D: PagingDomain<Format = AmdV1, Ops = AmdViOps<R, H>>,
+    R: Mmio,
+    H: Host,
+{
+    type Paging = D;
+    type Lock = H::Lock;
+
+    fn reserved_regions(&self) -> &ReservedRegions {
+        &self.claimed.regions
+    }
+
+    fn faults(&self) -> &FaultHook<H::Lock> {
+        &self.claimed.faults
+    }
+
+    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
+        let domain = domain.domain();
+        let features = &self.iommu.features;
+        let geometry = domain.geometry();
+        let refuse = |what| Err(Incompatible { what });
+        if !Arc::ptr_eq(&self.iommu, &domain.ops().iommu) {
+            refuse("it is of another IOMMU")
+        } else if geometry.top_level >= features.levels {
+            refuse("its tree has more levels than the IOMMU walks")
+        } else if geometry.aperture.last().get() > lg2::mask(features.input_bits) {
+            refuse("its addresses have more bits than those of the IOMMU")
+        } else if geometry.output_bits > features.output_bits {
+            refuse("its physical addresses have more bits than those of the IOMMU")
+        } else if domain.format().tracks_dirty() && !features.dirty {
+            refuse("the IOMMU does not mark what was written")
+        } else {
+            Ok(())
+        }
+    }
+
+    fn passes(&self) -> bool {
+        true
+    }
+
+    fn block(&self) -> Result<(), HardwareError> {
+        self.switch(BLOCKED, || self.iommu.devices.closed())
+    }
+
+    fn pass(&self) -> Result<(), HardwareError> {
+        self.switch(PASSING, || device_entry::PASSING)
+    }
+
+    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
+        let domain: &Domain<_, _, _> = domain.domain();
+        let ops = domain.ops();
+        if !Arc::ptr_eq(&self.iommu, &ops.iommu) {
+            return Err(HardwareError { what: "the domain is of another IOMMU", status: 0 });
+        }
+        ops.known.store(true, Ordering::Release);
+        let of = |root, level| domain.format().registers(root, level).dte;
+        ops.encrypted.store(of(PhysAddr::new(0), 0) & device_entry::ROOT, Ordering::Relaxed);
+        self.switch(ops.domain, || {
+            let (root, level) = domain.root_and_level();
+            of(root, level)
+        })
+    }
+}
+
+impl<D, R: Mmio, H: Host> Drop for AmdViStream<D, R, H> {
+    fn drop(&mut self) {
+        self.iommu.streams.release(self.claimed.id);
+    }
+}
+
+impl<D, R: Mmio, H: Host> fmt::Debug for AmdViStream<D, R, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmdViStream")
+            .field("device", &self.device)
+            .field("regions", &self.claimed.regions)
+            .finish_non_exhaustive()
+    }
+}

@@ -3,7 +3,7 @@
 use dmaspan::PhysAddr;
 use dmaspan_drivers::Mmio;
 
-use crate::machine::{Machine, QtestMmio};
+use crate::machine::QtestMmio;
 use crate::pci::{Pci, PciError};
 
 /// A device said that its access did not go through, or went elsewhere, with a code of its own.
@@ -37,7 +37,6 @@ impl TestDev {
     const LEN: u64 = 0x0c;
     const RESULT: u64 = 0x10;
     const DOORBELL: u64 = 0x14;
-    const ATTRIBUTES: u64 = 0x18;
     const PADDR: u64 = 0x1c;
 
     /// The one in a slot of bus 0.
@@ -56,12 +55,16 @@ impl TestDev {
     ///
     /// [`DmaRefused::ON_THE_WAY`], [`DmaRefused::ELSEWHERE`], or another code of the device.
     pub fn write(&mut self, iova: u64, paddr: PhysAddr, len: u32) -> Result<(), DmaRefused> {
-        self.registers.write64(Self::IOVA, iova);
-        self.registers.write32(Self::LEN, len);
-        self.registers.write32(Self::ATTRIBUTES, 0x2);
-        self.registers.write64(Self::PADDR, paddr.get());
-        self.registers.write32(Self::DOORBELL, 1);
-        self.registers.read32(Self::TRIGGER);
+        let ([low, high], [paddr_low, paddr_high]) = (halves(iova), halves(paddr.get()));
+        let writes = [
+            (Self::IOVA, low),
+            (Self::IOVA + 4, high),
+            (Self::LEN, len),
+            (Self::PADDR, paddr_low),
+            (Self::PADDR + 4, paddr_high),
+            (Self::DOORBELL, 1),
+        ];
+        self.registers.write_then_read(&writes, Self::TRIGGER);
         match self.registers.read32(Self::RESULT) {
             0 => Ok(()),
             code => Err(DmaRefused { code }),
@@ -76,7 +79,6 @@ impl TestDev {
 #[derive(Debug)]
 pub struct Edu {
     registers: QtestMmio,
-    machine: Machine,
 }
 
 impl Edu {
@@ -98,8 +100,7 @@ impl Edu {
     ///
     /// [`PciError`].
     pub fn new(pci: &Pci, slot: u8) -> Result<Self, PciError> {
-        let registers = pci.enable_known(slot, Self::ID)?;
-        Ok(Self { registers, machine: pci.machine().clone() })
+        pci.enable_known(slot, Self::ID).map(|registers| Self { registers })
     }
 
     /// Reads `len` bytes of memory into its buffer. It does not say whether they were there.
@@ -113,10 +114,17 @@ impl Edu {
     }
 
     fn run(&mut self, source: u64, target: u64, len: u64, command: u64) {
-        self.registers.write64(Self::SOURCE, source);
-        self.registers.write64(Self::TARGET, target);
-        self.registers.write64(Self::COUNT, len);
-        self.registers.write64(Self::COMMAND, command);
-        self.machine.clock_step(Self::NANOSECONDS);
+        let writes = [
+            (Self::SOURCE, source),
+            (Self::TARGET, target),
+            (Self::COUNT, len),
+            (Self::COMMAND, command),
+        ];
+        self.registers.write_then_step(&writes, Self::NANOSECONDS);
     }
+}
+
+fn halves(value: u64) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }

@@ -1,6 +1,6 @@
 //! A machine whose CPU is the test.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -214,6 +214,28 @@ pub struct QtestMmio {
 impl QtestMmio {
     fn at(&self, offset: u64) -> u64 {
         self.base.wrapping_add(offset)
+    }
+
+    /// Writes registers of 32 bits one after the other, then reads one, as one message: each that
+    /// waits for its answer costs as much as all of them.
+    pub(crate) fn write_then_read(&self, writes: &[(u64, u32)], read: u64) -> u32 {
+        let mut commands = String::new();
+        for &(offset, value) in writes {
+            // Writing to a string does not fail.
+            let _ = writeln!(commands, "writel {:#x} {value:#x}", self.at(offset));
+        }
+        let _ = write!(commands, "readl {:#x}", self.at(read));
+        low_half(self.machine.number(&commands))
+    }
+
+    /// Writes registers of 64 bits one after the other, then lets virtual time pass.
+    pub(crate) fn write_then_step(&self, writes: &[(u64, u64)], nanoseconds: u64) {
+        let mut commands = String::new();
+        for &(offset, value) in writes {
+            let _ = writeln!(commands, "writeq {:#x} {value:#x}", self.at(offset));
+        }
+        let _ = write!(commands, "clock_step {nanoseconds}");
+        self.machine.send(&commands);
     }
 }
 

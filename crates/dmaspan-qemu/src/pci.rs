@@ -10,7 +10,9 @@ use crate::machine::{Machine, QtestMmio};
 /// Offsets in configuration space (PCI Local Bus Specification 3.0, 6.1).
 const ID: u16 = 0x00;
 const COMMAND: u16 = 0x04;
+const CLASS: u16 = 0x08;
 const BAR0: u16 = 0x10;
+const CAPABILITIES: u16 = 0x34;
 /// Memory space and bus master.
 const ENABLED: u32 = 1 << 1 | 1 << 2;
 /// A memory BAR of 64 bits.
@@ -110,6 +112,27 @@ impl Pci {
             u32::MAX => Err(PciError::Empty { slot }),
             id => Ok(id),
         }
+    }
+
+    /// The first slot with a device of that class: base class, subclass and interface.
+    pub fn find_class(&self, class: u32) -> Option<u8> {
+        let is = |&slot: &u8| self.id(slot).is_ok() && self.read(slot, CLASS) >> 8 == class;
+        (0..32).find(is)
+    }
+
+    /// The offset of a device's capability with that ID.
+    pub fn capability(&self, slot: u8, id: u8) -> Option<u16> {
+        let mut offset = self.read(slot, CAPABILITIES) & 0xfc;
+        // There is room for so many.
+        for _ in 0..48 {
+            let at = u16::try_from(offset).ok().filter(|&at| at >= 0x40)?;
+            let header = self.read(slot, at);
+            if header & 0xff == u32::from(id) {
+                return Some(at);
+            }
+            offset = header >> 8 & 0xfc;
+        }
+        None
     }
 
     /// Places a memory BAR, lets the device answer and master the bus, and returns its registers.

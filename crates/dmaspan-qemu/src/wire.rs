@@ -35,27 +35,34 @@ impl Wire {
         Ok(Self { child, to, from, said, line: String::new(), commands: 0 })
     }
 
-    /// Sends a command, and returns what stands behind the `OK` of the answer.
-    pub(crate) fn command(&mut self, command: &str) -> io::Result<&str> {
-        self.commands += 1;
+    /// Sends commands, each on a line of its own, and returns what stands behind the `OK` of the
+    /// last answer.
+    pub(crate) fn command(&mut self, commands: &str) -> io::Result<&str> {
         self.line.clear();
-        self.line.push_str(command);
+        self.line.push_str(commands);
         self.line.push('\n');
         self.to.write_all(self.line.as_bytes())?;
+        for command in commands.lines() {
+            self.commands += 1;
+            self.answer(command)?;
+        }
+        Ok(self.line.trim_end().strip_prefix("OK").unwrap_or("").trim_start())
+    }
+
+    /// Reads the next answer into the line; it begins with `OK`.
+    fn answer(&mut self, command: &str) -> io::Result<()> {
         loop {
             self.line.clear();
             if self.from.read_line(&mut self.line)? == 0 {
                 return Err(self.gone());
             }
-            if !self.line.starts_with("IRQ ") {
-                break;
+            if self.line.starts_with("OK") {
+                return Ok(());
             }
-        }
-        match self.line.trim_end().strip_prefix("OK") {
-            Some(answer) => Ok(answer.trim_start()),
-            None => {
-                let what = format!("QEMU answered {command:?} with {:?}", self.line.trim_end());
-                Err(io::Error::other(what))
+            if !self.line.starts_with("IRQ ") {
+                let said = self.line.trim_end();
+                let what = format!("QEMU answered {command:?} with {said:?}");
+                return Err(io::Error::other(what));
             }
         }
     }

@@ -71,8 +71,8 @@ pub(crate) trait Rig: Sized {
 }
 
 /// The slots of the devices.
-pub(crate) const WRITERS: [u8; 2] = [1, 2];
-pub(crate) const COPIER: u8 = 5;
+pub(crate) const WRITERS: [u8; 2] = [8, 9];
+pub(crate) const COPIER: u8 = 10;
 /// The machine's RAM: all that a PC has below 4 GiB in one piece, and room for a leaf of 1 GiB.
 const RAM: u64 = 2 << 30;
 
@@ -83,9 +83,9 @@ pub(crate) fn machine(arch: Arch, kind: &str, devices: &[&str]) -> Option<Pci> {
         builder = builder.device(device);
     }
     for slot in WRITERS {
-        builder = builder.device(&format!("iommu-testdev,addr={slot}"));
+        builder = builder.device(&format!("iommu-testdev,addr={slot:x}"));
     }
-    let copier = format!("edu,addr={COPIER},dma_mask=0xffffffffffffffff");
+    let copier = format!("edu,addr={COPIER:x},dma_mask=0xffffffffffffffff");
     let machine = builder.device(&copier).start().expect("QEMU starts");
     Some(Pci::new(&machine))
 }

@@ -1,0 +1,153 @@
+//! QEMU's SMMUv3.
+
+use std::sync::Arc;
+
+use dmaspan::Iova;
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2};
+use dmaspan::iommu::{FaultReason, ReservedRegions};
+use dmaspan::{PhysAddr, lg2};
+use dmaspan_drivers::Handled;
+use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, SmmuV3Ops, SmmuV3Stream, Stage};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_sim::walker::arm_lpae::{
+    ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers,
+};
+use dmaspan_sim::walker::{Access, Fault, Translation, Walker as _};
+
+use crate::rig::{DomainOf, Rig, machine};
+
+/// SMMU_CMDQ_BASE and SMMU_CMDQ_PROD: the address in 51:5 and log2 of the places in 4:0; and the
+/// place with a bit that changes with each round (IHI 0070, 6.3.26, 6.3.27).
+pub(crate) const COMMANDS: CommandQueue = CommandQueue {
+    base: 0x90,
+    tail: 0x98,
+    ring: |base| Ring {
+        paddr: PhysAddr::new(base & lg2::mask(52) & !lg2::mask(5)),
+        bytes: 16 << (base & 0x1f),
+        entry: 16,
+    },
+    end: |prod, ring| prod * 16 % ring.bytes,
+};
+
+/// The machine, and the driver of its SMMU.
+pub(crate) struct Machine {
+    pci: Pci,
+    tap: Tap,
+    smmu: Arc<SmmuV3<Tap, QemuHost>>,
+}
+
+impl Machine {
+    fn start() -> Option<Self> {
+        let pci = machine(Arch::Aarch64, "virt,iommu=smmuv3", &[])?;
+        let tap = Tap::new(pci.machine(), pci.machine().mmio(0x0905_0000), COMMANDS);
+        let host = QemuHost::new(pci.machine());
+        #[expect(unsafe_code, reason = "drives hardware")]
+        // SAFETY: 1. The registers are the SMMU's, and nobody else drives it. 2. The host's memory
+        // and that of tables is the machine's RAM. 3. All devices of bus 0 are behind it.
+        let smmu = unsafe { SmmuV3::new(tap.clone(), host, SmmuV3Config::default()) };
+        Some(Self { pci, tap, smmu: smmu.expect("hardware starts") })
+    }
+}
+
+/// What both stages have in common; an STE that aborts is silent (IHI 0070, 5.2, Config).
+macro_rules! common {
+    ($stage:expr) => {
+        type Ops = SmmuV3Ops<Tap, QemuHost>;
+        type Port = SmmuV3Stream<DomainOf<Self>, Tap, QemuHost>;
+
+        fn start() -> Option<Self> {
+            Machine::start().map(Self)
+        }
+
+        fn pci(&self) -> &Pci {
+            &self.0.pci
+        }
+
+        fn tap(&self) -> &Tap {
+            &self.0.tap
+        }
+
+        fn ops(&self) -> Self::Ops {
+            self.0.smmu.ops($stage, OnFault::Terminate).expect("numbers are left")
+        }
+
+        fn port(&self, slot: u8) -> Self::Port {
+            self.0.smmu.stream(Pci::requester(slot), ReservedRegions::new()).expect("it is free")
+        }
+
+        fn handle_faults(&self) -> Handled {
+            self.0.smmu.handle_faults().expect("hardware answers")
+        }
+
+        fn blocked() -> Option<FaultReason> {
+            None
+        }
+    };
+}
+
+/// Stage 1 with a granule of `2^G` bytes.
+pub(crate) struct Stage1<const G: u32>(Machine);
+
+impl<const G: u32> Rig for Stage1<G> {
+    type Format = ArmLpaeS1<G>;
+
+    const NAME: &'static str = match G {
+        12 => "SMMUv3 stage 1, 4K",
+        14 => "SMMUv3 stage 1, 16K",
+        _ => "SMMUv3 stage 1, 64K",
+    };
+
+    common!(Stage::One);
+
+    fn format(&self) -> ArmLpaeS1<G> {
+        let config = self.0.smmu.stage1_config(G).expect("the model has all granules");
+        ArmLpaeS1::new(config).expect("there are such tables")
+    }
+
+    fn walk(
+        &self,
+        domain: &DomainOf<Self>,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault> {
+        let registers = domain.format().registers(domain.root());
+        let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
+        let registers = ArmS1Registers { ttbr, tcr, mair, ..ArmS1Registers::default() };
+        let walker = ArmLpaeS1Walker::new(registers).expect("the format made the registers");
+        walker.walk(domain.memory(), iova, access)
+    }
+}
+
+/// Stage 2 with a granule of `2^G` bytes.
+pub(crate) struct Stage2<const G: u32>(Machine);
+
+impl<const G: u32> Rig for Stage2<G> {
+    type Format = ArmLpaeS2<G>;
+
+    const NAME: &'static str = match G {
+        12 => "SMMUv3 stage 2, 4K",
+        14 => "SMMUv3 stage 2, 16K",
+        _ => "SMMUv3 stage 2, 64K",
+    };
+    const SILENT_WHEN_CACHED: bool = true;
+
+    common!(Stage::Two);
+
+    fn format(&self) -> ArmLpaeS2<G> {
+        let config = self.0.smmu.stage2_config(G).expect("the model has all granules");
+        ArmLpaeS2::new(config).expect("there are such tables")
+    }
+
+    fn walk(
+        &self,
+        domain: &DomainOf<Self>,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault> {
+        let registers = domain.format().registers(domain.root());
+        let (vttbr, vtcr) = (registers.vttbr, registers.vtcr);
+        let registers = ArmS2Registers { vttbr, vtcr, ..ArmS2Registers::default() };
+        let walker = ArmLpaeS2Walker::new(registers).expect("the format made the registers");
+        walker.walk(domain.memory(), iova, access)
+    }
+}

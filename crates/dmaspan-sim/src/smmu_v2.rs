@@ -52,7 +52,7 @@
 //!   the fault is cleared, so that FSR need not be 0 afterwards.
 //! - SMMU_CBn_RESUME is for all transactions of its bank that stall.
 //! - While HUPCF is 0 and a fault is outstanding, a transaction is not looked at: it can neither
-//!   succeed nor set MULTI.
+//!   succeed nor set MULTI. Of a nested context that goes for a fault in the bank of stage 1.
 //! - Where registers describe no tables, which is UNPREDICTABLE, there is a translation fault of
 //!   level 0, and a counter.
 //!
@@ -156,6 +156,11 @@ impl<T: TableWords> Smmu<T> {
     /// What the SMMU reads tables from.
     pub fn tables(&self) -> &T {
         &self.tables
+    }
+
+    /// What the SMMU does at present; [`Behaviour::storm`] is what is left of it.
+    pub fn behaviour(&self) -> Behaviour {
+        self.state.lock().behaviour
     }
 
     /// Changes what the SMMU does from now on.

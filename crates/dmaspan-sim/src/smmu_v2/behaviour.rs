@@ -6,7 +6,8 @@ pub enum SyncCompletion {
     /// Its status reads as active so many times; the next read completes it. With 0 the write of
     /// the sync does.
     AfterPolls(u32),
-    /// Not at all, also those in progress.
+    /// Not at all, nor do those in progress meanwhile. One that is begun so does not recover; the
+    /// next one covers what it would have.
     Never,
 }
 

@@ -300,6 +300,10 @@ fn eight_bit_asids_ignore_the_upper_half() {
     smmu.write32(cb(0, TLBIASID), 0x905);
     sync(&smmu);
     assert_eq!(read(&smmu, 0), NEW);
+    set(smmu.tables(), 0x3000, 0x10_0000 | PAGE);
+    smmu.write64(cb(0, TLBIVA), va(0, 0x905));
+    sync(&smmu);
+    assert_eq!(read(&smmu, 0), OLD);
 }
 
 #[test]

@@ -160,6 +160,21 @@ fn nested_contexts_translate_twice() {
 }
 
 #[test]
+fn a_nested_translation_is_as_large_as_the_smaller_of_both() {
+    let last = |smmu: &TestSmmu, iova: u64| {
+        let hit = smmu.access(1, Iova::new(iova), Access::Read).unwrap();
+        (hit.paddr.get(), hit.block.start().get(), hit.block.last().get())
+    };
+    // A page of stage 1 within 2 MiB of stage 2, and 2 MiB of stage 1 over pages of stage 2.
+    let smmu = nested();
+    set(smmu.tables(), 0x9008, 0x4000_0000 | PAGE2 & !2);
+    set(smmu.tables(), 0x3000, 0x20_7000 | PAGE);
+    assert_eq!(last(&smmu, 0x10), (0x4000_7010, 0, 0xfff));
+    set(smmu.tables(), 0x2008, PAGE & !2);
+    assert_eq!(last(&smmu, 0x20_4010), (0x77_0010, 0x20_4000, 0x20_4fff));
+}
+
+#[test]
 fn tables_of_a_nested_stage_1_are_read_through_stage_2() {
     let smmu = nested();
     set(smmu.tables(), 0xa000 + 3 * 8, 0);

@@ -183,6 +183,16 @@ fn transactions_behind_a_stalled_one_stall_too() {
 }
 
 #[test]
+fn a_fault_that_is_terminated_leaves_the_stalled_one_stalled() {
+    let (smmu, id) = stalled();
+    smmu.write32(cb(0, FSR), u32::MAX);
+    smmu.write32(cb(0, SCTLR), ON | HUPCF);
+    assert_eq!(response(&smmu, 0x9000), Response::Aborted);
+    assert_eq!(smmu.read32(cb(0, FSR)), SS | TF | FORMAT);
+    assert_eq!((smmu.resumed(id), smmu.stalled(0)), (None, 1));
+}
+
+#[test]
 fn stalls_can_be_disabled_for_all() {
     let smmu = attached();
     smmu.write32(cb(0, SCTLR), ON | CFCFG);

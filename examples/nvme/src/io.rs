@@ -1,0 +1,319 @@
+//! Reads and writes.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+use core::time::Duration;
+
+use dmaspan::Direction;
+use dmaspan::regbuf::descriptors::MemoryPageSize;
+
+use crate::access::Access;
+use crate::error::Error;
+use crate::list::Lists;
+use crate::namespace::Namespace;
+use crate::queue::{Done, Queue, Tell};
+use crate::spec::{Capabilities, Command, ControllerInfo, Opcode, Status};
+
+/// How long a command may take: as long as Linux gives it (drivers/nvme/host/core.c, `io_timeout`).
+const IO_LIMIT: Duration = Duration::from_secs(30);
+/// The most blocks of a command, whose count has 16 bits and begins at 0.
+const MAX_BLOCKS: u64 = 1 << 16;
+
+/// What a pair of I/O queues is to be like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// How many entries each has. One command less can be in flight.
+    pub depth: u16,
+    /// Pages of each command for the list of its PRPs or scatter-gather descriptors, up to 4. With
+    /// *n* of them, of 4 KiB, a command can have 511 × *n* + 1 pages wherever it begins in the first.
+    pub list_pages: usize,
+}
+
+impl QueueConfig {
+    /// Queues of so many entries, with one page for each list.
+    pub const fn new(depth: u16) -> Self {
+        Self { depth, list_pages: 1 }
+    }
+}
+
+/// Which way the bytes of a transfer go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// From blocks to memory.
+    Read,
+    /// From memory to blocks.
+    Write,
+}
+
+/// A command in flight. Numbers are below the depth of the queue, and used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CommandId(u16);
+
+impl CommandId {
+    /// The number, as an index of what the caller keeps for each command.
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+}
+
+/// A command that has ended.
+#[derive(Debug)]
+pub struct Completed<B> {
+    /// Which.
+    pub id: CommandId,
+    /// What it transferred from or to; `None` after a flush.
+    pub buffer: Option<B>,
+    /// Whether it succeeded.
+    pub result: Result<(), Status>,
+}
+
+/// A pair of I/O queues. Threads that have one each share nothing but the [`Access`].
+///
+/// It ends in [`Controller::delete_queue`](crate::Controller::delete_queue) or
+/// [`Controller::shutdown`](crate::Controller::shutdown). Dropped instead, it leaks its memory and
+/// the buffers in flight: the controller may still use them.
+#[must_use = "dropped, it leaks what the controller may still use"]
+pub struct IoQueue<A: Access> {
+    lent: ManuallyDrop<Lent<A>>,
+    /// The most bytes of a command.
+    max_bytes: u64,
+}
+
+/// What the controller may use.
+struct Lent<A: Access> {
+    queue: Queue<A, Option<A::Buffer>>,
+    lists: Lists<A::Memory>,
+}
+
+impl<A: Access> IoQueue<A> {
+    pub(crate) fn new(
+        access: &Arc<A>,
+        capabilities: Capabilities,
+        info: &ControllerInfo,
+        id: u16,
+        config: QueueConfig,
+    ) -> Result<Self, Error> {
+        let page = MemoryPageSize::new(capabilities.min_page())?;
+        let QueueConfig { depth, list_pages } = config;
+        let queue = Queue::new(access, capabilities, id, depth)?;
+        let lists = Lists::new(access, page, info.sgls, depth - 1, list_pages)?;
+        let max_bytes = info.max_transfer.unwrap_or(u64::MAX);
+        Ok(Self { lent: ManuallyDrop::new(Lent { queue, lists }), max_bytes })
+    }
+
+    pub(crate) fn queue(&self) -> &Queue<A, Option<A::Buffer>> {
+        &self.lent.queue
+    }
+
+    /// Frees everything.
+    ///
+    /// # Context
+    ///
+    /// The controller does not use the queues any more.
+    pub(crate) fn release(self) {
+        drop(ManuallyDrop::into_inner(self.lent));
+    }
+
+    /// How many commands can be in flight.
+    pub fn slots(&self) -> usize {
+        usize::from(self.lent.queue.depth) - 1
+    }
+
+    /// How many commands are in flight, or ended and not reaped.
+    pub fn in_flight(&self) -> usize {
+        self.lent.queue.in_flight()
+    }
+
+    /// Begins to transfer `range` of a buffer from or to the blocks from `lba` on, and does not wait.
+    ///
+    /// The range is imported, which takes a few steps, and becomes PRPs or a scatter-gather list in
+    /// memory that the queue has: nothing is mapped, and nothing allocated. The queue holds a clone
+    /// of `buffer` until [`reap`](Self::reap) gives it back.
+    ///
+    /// # Errors
+    ///
+    /// With nothing begun: [`Error::Full`]; [`Error::NotBlocks`], [`Error::Blocks`],
+    /// [`Error::TooLarge`] and [`Error::Import`] for a range that cannot be transferred by a command;
+    /// [`Error::Foreign`]; [`Error::Descriptors`] where its pages need more entries than the list
+    /// has, or where pieces meet amid a page and the controller takes no scatter-gather lists.
+    #[inline]
+    pub fn submit(
+        &mut self,
+        transfer: Transfer,
+        namespace: &Namespace,
+        lba: u64,
+        buffer: &A::Buffer,
+        range: Range<u64>,
+    ) -> Result<CommandId, Error> {
+        self.begin(transfer, namespace, lba, buffer, range, Tell::Reaper).map(CommandId)
+    }
+
+    /// Begins to make durable what was written, and does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Full`].
+    pub fn submit_flush(&mut self, namespace: &Namespace) -> Result<CommandId, Error> {
+        self.lent.queue.submit(flush(namespace), None, Tell::Reaper).map(CommandId)
+    }
+
+    /// Calls `each` with the commands that have ended, in the order of their completions, and
+    /// returns how many they were. It does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnexpectedCompletion`], after `each` was called with those before it.
+    #[inline]
+    pub fn reap(&mut self, mut each: impl FnMut(Completed<A::Buffer>)) -> Result<usize, Error> {
+        let polled = self.lent.queue.poll();
+        let mut count = 0;
+        while let Some((id, Done { held, status, .. })) = self.lent.queue.reaped() {
+            each(Completed { id: CommandId(id), buffer: held, result: status.ok() });
+            count += 1;
+        }
+        polled.map(|()| count)
+    }
+
+    /// Reads blocks from `lba` on into `range` of a buffer, by as many commands as that takes, one
+    /// after the other. What else is in flight stays to be [reaped](Self::reap).
+    ///
+    /// # Errors
+    ///
+    /// As of [`submit`](Self::submit); [`Error::Command`]; [`Error::Timeout`], [`Error::Fatal`] or
+    /// [`Error::Gone`] where a command does not end, and then the queue keeps the buffer until it
+    /// has. Commands before the one that failed are done.
+    pub fn read(
+        &mut self,
+        namespace: &Namespace,
+        lba: u64,
+        buffer: &A::Buffer,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
+        self.transfer(Transfer::Read, namespace, lba, buffer, range)
+    }
+
+    /// Writes `range` of a buffer to blocks from `lba` on, as [`read`](Self::read) reads.
+    ///
+    /// # Errors
+    ///
+    /// As of [`read`](Self::read).
+    pub fn write(
+        &mut self,
+        namespace: &Namespace,
+        lba: u64,
+        buffer: &A::Buffer,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
+        self.transfer(Transfer::Write, namespace, lba, buffer, range)
+    }
+
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    ///
+    /// As of [`read`](Self::read).
+    pub fn flush(&mut self, namespace: &Namespace) -> Result<(), Error> {
+        let id = self.lent.queue.submit(flush(namespace), None, Tell::Waiter)?;
+        self.wait(id, Opcode::Flush)
+    }
+
+    fn transfer(
+        &mut self,
+        transfer: Transfer,
+        namespace: &Namespace,
+        lba: u64,
+        buffer: &A::Buffer,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
+        // All of it is judged before any of it is done.
+        namespace.count(lba, range.end.saturating_sub(range.start))?;
+        let block = namespace.block_bytes();
+        let largest =
+            whole_blocks(self.max_bytes(namespace).min(self.lent.lists.max_bytes()), block);
+        let Range { mut start, end } = range;
+        while start < end {
+            let at = lba + (start - range.start) / block;
+            let mut bytes = largest.min(end - start);
+            let id = loop {
+                let part = start..start + bytes;
+                match self.begin(transfer, namespace, at, buffer, part, Tell::Waiter) {
+                    // Fewer bytes need fewer entries, and end before pieces meet amid a page.
+                    Err(Error::Descriptors(_)) if bytes > block => {
+                        bytes = whole_blocks(bytes / 2, block);
+                    }
+                    begun => break begun?,
+                }
+            };
+            self.wait(id, opcode(transfer))?;
+            start += bytes;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn begin(
+        &mut self,
+        transfer: Transfer,
+        namespace: &Namespace,
+        lba: u64,
+        buffer: &A::Buffer,
+        range: Range<u64>,
+        tell: Tell,
+    ) -> Result<u16, Error> {
+        let bytes = range.end.saturating_sub(range.start);
+        let count = namespace.count(lba, bytes)?;
+        let max = self.max_bytes(namespace);
+        if bytes > max {
+            return Err(Error::TooLarge { bytes, max });
+        }
+        let direction = match transfer {
+            Transfer::Read => Direction::FromDevice,
+            Transfer::Write => Direction::ToDevice,
+        };
+        let Lent { queue, lists } = &mut *self.lent;
+        let slot = queue.vacant()?;
+        let mapped = queue.access.buffer(buffer).ok_or(Error::Foreign)?;
+        let data = lists.describe(slot, mapped.import(range.start, bytes, direction)?)?;
+        // No more than fit were let through.
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let command = Command::blocks(opcode(transfer), namespace.id(), lba, count);
+        queue.submit(Command { data, ..command }, Some(buffer.clone()), tell)
+    }
+
+    fn wait(&mut self, id: u16, opcode: Opcode) -> Result<(), Error> {
+        let done = self.lent.queue.wait(id, IO_LIMIT)?;
+        done.status.ok().map_err(|status| Error::Command { opcode, status })
+    }
+
+    /// The most bytes that a command can have by its length alone.
+    fn max_bytes(&self, namespace: &Namespace) -> u64 {
+        self.max_bytes.min(MAX_BLOCKS * namespace.block_bytes())
+    }
+}
+
+impl<A: Access> fmt::Debug for IoQueue<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let queue = &self.lent.queue;
+        let mut fields = f.debug_struct("IoQueue");
+        fields.field("id", &queue.id).field("depth", &queue.depth);
+        fields.field("in_flight", &queue.in_flight()).finish_non_exhaustive()
+    }
+}
+
+fn flush(namespace: &Namespace) -> Command {
+    Command { namespace: namespace.id(), ..Command::new(Opcode::Flush, [0; 3]) }
+}
+
+fn opcode(transfer: Transfer) -> Opcode {
+    match transfer {
+        Transfer::Read => Opcode::Read,
+        Transfer::Write => Opcode::Write,
+    }
+}
+
+/// As many bytes of whole blocks, one block at least.
+fn whole_blocks(bytes: u64, block: u64) -> u64 {
+    (bytes & !(block - 1)).max(block)
+}

@@ -1,0 +1,60 @@
+//! Blocks of a controller.
+
+use crate::error::Error;
+use crate::spec::NamespaceInfo;
+
+/// log2 of the smallest block: smaller formats are not in use (NVM Command Set Specification 1.0,
+/// section 4.1.5.1, LBA Format, `LBADS`).
+const MIN_BLOCK_LG2: u32 = 9;
+/// log2 of the largest that is taken for one.
+const MAX_BLOCK_LG2: u32 = 31;
+
+/// A namespace: blocks of one size, numbered from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    id: u32,
+    blocks: u64,
+    block_lg2: u32,
+}
+
+impl Namespace {
+    pub(crate) fn new(id: u32, info: &NamespaceInfo) -> Result<Self, Error> {
+        let NamespaceInfo { blocks, block_lg2, metadata } = *info;
+        if blocks == 0 {
+            return Err(Error::NoNamespace { id });
+        }
+        if !(MIN_BLOCK_LG2..=MAX_BLOCK_LG2).contains(&block_lg2) || metadata != 0 {
+            return Err(Error::BlockFormat { id, block_lg2, metadata });
+        }
+        Ok(Self { id, blocks, block_lg2 })
+    }
+
+    /// Its number.
+    pub const fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// How many blocks it has.
+    pub const fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// The size of a block, in bytes.
+    pub const fn block_bytes(&self) -> u64 {
+        1 << self.block_lg2
+    }
+
+    /// How many blocks so many bytes are, all of which it has from `lba` on.
+    pub(crate) fn count(&self, lba: u64, bytes: u64) -> Result<u64, Error> {
+        let block = self.block_bytes();
+        if bytes == 0 || !bytes.is_multiple_of(block) {
+            return Err(Error::NotBlocks { bytes, block });
+        }
+        let count = bytes >> self.block_lg2;
+        let blocks = self.blocks;
+        match lba.checked_add(count) {
+            Some(end) if end <= blocks => Ok(count),
+            _ => Err(Error::Blocks { lba, count, blocks }),
+        }
+    }
+}

@@ -10,7 +10,7 @@ use crate::access::{Access, SharedMemory};
 use crate::error::{Awaited, Error};
 use crate::io::{IoQueue, QueueConfig};
 use crate::namespace::Namespace;
-use crate::queue::{Done, Queue, Tell, allocate, overdue, poll_until};
+use crate::queue::{Done, Queue, allocate, overdue, poll_until};
 use crate::spec::{
     self, Capabilities, Command, ControllerInfo, Identified, NamespaceInfo, Opcode, Sgls,
 };
@@ -234,7 +234,7 @@ impl<A: Access> Controller<A> {
         command: Command,
         held: Option<A::Memory>,
     ) -> Result<Done<Option<A::Memory>>, Error> {
-        let id = self.admin.submit(command, held, Tell::Waiter)?;
+        let id = self.admin.submit_awaited(command, held)?;
         let done = self.admin.wait(id, ADMIN_LIMIT)?;
         let opcode = command.opcode;
         done.status.ok().map_err(|status| Error::Command { opcode, status })?;

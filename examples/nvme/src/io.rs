@@ -215,7 +215,7 @@ impl<A: Access> IoQueue<A> {
     ///
     /// As of [`read`](Self::read).
     pub fn flush(&mut self, namespace: &Namespace) -> Result<(), Error> {
-        let id = self.lent.queue.submit(flush(namespace), None, Tell::Waiter)?;
+        let id = self.lent.queue.submit_awaited(flush(namespace), None)?;
         self.wait(id, Opcode::Flush)
     }
 
@@ -234,6 +234,7 @@ impl<A: Access> IoQueue<A> {
             whole_blocks(self.max_bytes(namespace).min(self.lent.lists.max_bytes()), block);
         let Range { mut start, end } = range;
         while start < end {
+            self.lent.queue.make_room()?;
             let at = lba + (start - range.start) / block;
             let mut bytes = largest.min(end - start);
             let id = loop {

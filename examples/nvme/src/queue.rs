@@ -143,6 +143,18 @@ impl<A: Access, H> Queue<A, H> {
         Ok(id)
     }
 
+    /// Tells the controller to do a command that somebody waits for. Where no slot is free, one of
+    /// a command that was given up may have become it.
+    pub(crate) fn submit_awaited(&mut self, command: Command, held: H) -> Result<u16, Error> {
+        self.make_room()?;
+        self.submit(command, held, Tell::Waiter)
+    }
+
+    /// Looks for completions where no slot is free.
+    pub(crate) fn make_room(&mut self) -> Result<(), Error> {
+        if self.free.is_empty() { self.poll() } else { Ok(()) }
+    }
+
     /// Takes the completions that there are, no more than the queue has entries: then the call ends
     /// whatever the controller does.
     pub(crate) fn poll(&mut self) -> Result<(), Error> {

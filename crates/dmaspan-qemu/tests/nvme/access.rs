@@ -1,0 +1,156 @@
+//! How the driver reaches a controller of a machine.
+//!
+//! All that the controller is to reach, queues and buffers, is registered and mapped by a
+//! [`Device`], so what lies between the controller and memory is that device's business.
+#![expect(unsafe_code, reason = "memory that a device writes is promised")]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use dmaspan::dma::{Device, FromRegistered, NoPool, Translation};
+use dmaspan::regbuf::{Buffer, Keep, Segments, SegmentsBuilder};
+use dmaspan::{DmaAddr, PhysAddr, Platform, Prot, Span, UserAddr, UserRange};
+use dmaspan_drivers::Mmio as _;
+use dmaspan_nvme::access::{Access, AllocateError, Pause, SharedMemory};
+use dmaspan_qemu::{Buffer as RamBuffer, Machine, QtestMmio};
+
+/// Registers and doorbells of QEMU's controller.
+const REGISTERS: u64 = 0x2000;
+/// Virtual time between two polls.
+const STEP: u64 = 10_000;
+/// The most polls of anything. Disk I/O takes real time, and a poll takes some, too.
+const POLLS: u32 = 200_000;
+
+/// Where the tests run: on one CPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OneCpu;
+
+impl Platform for OneCpu {
+    type Lock = parking_lot::RawMutex;
+
+    fn cpu(&self) -> usize {
+        0
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+/// A controller of a machine, and the device that maps memory for it.
+pub(crate) struct Nvme<T: Translation> {
+    pub(crate) machine: Machine,
+    pub(crate) registers: QtestMmio,
+    pub(crate) device: Arc<Device<T, NoPool>>,
+}
+
+/// A buffer that is mapped for a controller.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapped {
+    device: usize,
+    pub(crate) buffer: Arc<Buffer<DmaAddr>>,
+}
+
+impl<T> Nvme<T>
+where
+    T: Translation<Memory: FromRegistered> + 'static,
+{
+    /// Pieces of the machine's RAM as one buffer, mapped for as long as that exists.
+    pub(crate) fn map(&self, ram: Arc<RamBuffer>, spans: &[Span]) -> Result<Mapped, AllocateError> {
+        let mut builder = SegmentsBuilder::new();
+        spans.iter().try_for_each(|span| builder.push(*span))?;
+        let segments = builder.build()?;
+        let user = UserRange::from_len(UserAddr::new(0x1_0000), segments.len())?;
+        // SAFETY: the spans are of the RAM that is kept, which is accessed by atomics alone.
+        let buffer = unsafe { Buffer::new(segments, user, Prot::READ_WRITE, Box::new(Kept(ram))) };
+        let buffer = self.device.map_buffer(Arc::new(buffer?), Prot::READ_WRITE)?;
+        Ok(Mapped { device: self.id(), buffer: Arc::new(buffer) })
+    }
+
+    fn id(&self) -> usize {
+        Arc::as_ptr(&self.device).addr()
+    }
+}
+
+/// Keeps RAM for a buffer.
+struct Kept(#[expect(dead_code, reason = "it is kept")] Arc<RamBuffer>);
+
+impl Keep<PhysAddr> for Kept {
+    fn end(&mut self, _segments: &Segments<PhysAddr>) {}
+}
+
+/// RAM for queues, mapped for the controller.
+pub(crate) struct Block {
+    #[expect(dead_code, reason = "it is kept mapped")]
+    mapped: Mapped,
+    addr: DmaAddr,
+    ram: Arc<RamBuffer>,
+}
+
+// SAFETY: the RAM is the block's alone and stays where it is; the mapping makes it contiguous for
+// the controller from `addr` on, which `allocate` has checked.
+unsafe impl SharedMemory for Block {
+    fn addr(&self) -> DmaAddr {
+        self.addr
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        self.ram.words()
+    }
+}
+
+// SAFETY: 1. The machine has no CPU, so nobody else operates the controller. 2. A buffer is given
+// only if the controller's device has mapped it, which lasts as long as the buffer. 3. As above.
+unsafe impl<T> Access for Nvme<T>
+where
+    T: Translation<Memory: FromRegistered> + 'static,
+{
+    type Memory = Block;
+    type Buffer = Mapped;
+
+    fn registers_len(&self) -> u64 {
+        REGISTERS
+    }
+
+    fn read32(&self, offset: u64) -> u32 {
+        self.registers.read32(offset)
+    }
+
+    fn read64(&self, offset: u64) -> u64 {
+        self.registers.read64(offset)
+    }
+
+    fn write32(&self, offset: u64, value: u32) {
+        self.registers.write32(offset, value);
+    }
+
+    fn write64(&self, offset: u64, value: u64) {
+        self.registers.write64(offset, value);
+    }
+
+    fn allocate(&self, bytes: u64, align: u64) -> Result<Block, AllocateError> {
+        // RAM is aligned to its size, and the mapping keeps that.
+        let ram = Arc::new(self.machine.ram().allocate(bytes.max(align))?);
+        let mapped = self.map(Arc::clone(&ram), &[ram.span()])?;
+        let mut segments = mapped.buffer.segments().iter();
+        match (segments.next().map(Span::start), segments.next()) {
+            (Some(addr), None) if addr.get().is_multiple_of(align) => {
+                Ok(Block { mapped, addr, ram })
+            }
+            _ => Err("the mapping is not contiguous and aligned".into()),
+        }
+    }
+
+    fn buffer<'b>(&self, buffer: &'b Mapped) -> Option<&'b Buffer<DmaAddr>> {
+        (buffer.device == self.id()).then_some(&*buffer.buffer)
+    }
+
+    fn pause(&self, polls: u32, _limit: Duration) -> Pause {
+        if polls >= POLLS || self.machine.is_gone() {
+            return Pause::GiveUp;
+        }
+        self.machine.clock_step(STEP);
+        Pause::Again
+    }
+}

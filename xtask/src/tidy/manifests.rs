@@ -30,7 +30,9 @@ pub(super) fn settings(text: &str) -> impl Iterator<Item = Setting<'_>> {
 pub fn lints(tree: &Tree) -> Vec<Problem> {
     let members = tree.files().iter().filter(|file| {
         let folder = file.path.strip_suffix("/Cargo.toml");
-        folder.is_some_and(|folder| folder == "xtask" || folder.starts_with("crates/"))
+        folder.is_some_and(|folder| {
+            folder == "xtask" || ["crates/", "examples/"].iter().any(|at| folder.starts_with(at))
+        })
     });
     let lacks = members.filter(|file| {
         !settings(&file.text).any(|setting| {
@@ -57,6 +59,7 @@ mod tests {
         assert_eq!(found(path, "[lints]\n# workspace = true\n"), 1);
         assert_eq!(found(path, "[dependencies.x]\nworkspace = true\n"), 1);
         assert_eq!(found("xtask/Cargo.toml", ""), 1);
+        assert_eq!(found("examples/x/Cargo.toml", ""), 1);
     }
 
     #[test]

@@ -182,9 +182,9 @@ impl<A: Access> Controller<A> {
     /// # Errors
     ///
     /// [`Error::Timeout`], [`Error::Fatal`] or [`Error::Gone`] where it cannot be disabled:
-    /// everything is leaked, as the controller may use it. Where it was disabled without having shut
-    /// down in time, that is said and everything freed. [`Error::Foreign`] for a queue of another
-    /// controller, which is leaked.
+    /// everything is leaked, as the controller may use it. Where it was disabled without having
+    /// shut down in time, that is said and everything freed. [`Error::Foreign`] for a queue of
+    /// another controller, which is leaked.
     pub fn shutdown(self, queues: impl IntoIterator<Item = IoQueue<A>>) -> Result<(), Error> {
         let access = Arc::clone(&self.access);
         let cc = access.read32(spec::CC) & !spec::CC_SHUTDOWN;

@@ -27,7 +27,8 @@ pub struct QueueConfig {
     /// How many entries each has. One command less can be in flight.
     pub depth: u16,
     /// Pages of each command for the list of its PRPs or scatter-gather descriptors, up to 4. With
-    /// *n* of them, of 4 KiB, a command can have 511 × *n* + 1 pages wherever it begins in the first.
+    /// *n* of them, of 4 KiB, a command can have 511 × *n* + 1 pages wherever it begins in the
+    /// first.
     pub list_pages: usize,
 }
 
@@ -126,7 +127,8 @@ impl<A: Access> IoQueue<A> {
         self.lent.queue.in_flight()
     }
 
-    /// Begins to transfer `range` of a buffer from or to the blocks from `lba` on, and does not wait.
+    /// Begins to transfer `range` of a buffer from or to the blocks from `lba` on, and does not
+    /// wait.
     ///
     /// The range is imported, which takes a few steps, and becomes PRPs or a scatter-gather list in
     /// memory that the queue has: nothing is mapped, and nothing allocated. The queue holds a clone
@@ -135,9 +137,10 @@ impl<A: Access> IoQueue<A> {
     /// # Errors
     ///
     /// With nothing begun: [`Error::Full`]; [`Error::NotBlocks`], [`Error::Blocks`],
-    /// [`Error::TooLarge`] and [`Error::Import`] for a range that cannot be transferred by a command;
-    /// [`Error::Foreign`]; [`Error::Descriptors`] where its pages need more entries than the list
-    /// has, or where pieces meet amid a page and the controller takes no scatter-gather lists.
+    /// [`Error::TooLarge`] and [`Error::Import`] for a range that cannot be transferred by a
+    /// command; [`Error::Foreign`]; [`Error::Descriptors`] where its pages need more entries than
+    /// the list has, or where pieces meet amid a page and the controller takes no scatter-gather
+    /// lists.
     #[inline]
     pub fn submit(
         &mut self,

@@ -2,8 +2,8 @@
 //!
 //! What it shows is how a driver gets along without mapping anything for an I/O. Buffers are
 //! registered with [`dmaspan::regbuf`] and mapped once. A command imports the range that it
-//! transfers, which are spans as the controller sees them, and dmaspan turns them into PRPs in pages
-//! that the queue has had since it was made:
+//! transfers, which are spans as the controller sees them, and dmaspan turns them into PRPs in
+//! pages that the queue has had since it was made:
 //!
 //! ```text
 //! buffer ──import──► spans ──describe──► PRPs or SGL ──submit──► controller
@@ -43,18 +43,18 @@
 //! }
 //! ```
 //!
-//! **What the controller may use is never freed.** A slot holds what its command transfers until the
-//! completion has come, a queue its memory until the controller has deleted it. Where the controller
-//! does not answer, both are leaked. So there is no unsafe function here: what is promised is in the
-//! contracts of [`Access`](access::Access) and [`SharedMemory`](access::SharedMemory), by who
-//! implements them.
+//! **What the controller may use is never freed.** A slot holds what its command transfers until
+//! the completion has come, a queue its memory until the controller has deleted it. Where the
+//! controller does not answer, both are leaked. So there is no unsafe function here: what is
+//! promised is in the contracts of [`Access`](access::Access) and
+//! [`SharedMemory`](access::SharedMemory), by who implements them.
 //!
 //! **Nothing that the controller does makes the driver hang or panic.** Each poll is bounded by
-//! [`Access::pause`](access::Access::pause), and the status of the controller looked at when it runs
-//! out; completions are matched with what is in flight, and one that is not is an error.
+//! [`Access::pause`](access::Access::pause), and the status of the controller looked at when it
+//! runs out; completions are matched with what is in flight, and one that is not is an error.
 //!
-//! **I/O allocates nothing,** takes no lock, and writes to memory that the queue has: commands, lists
-//! and slots. Queues are polled; there are no interrupts.
+//! **I/O allocates nothing,** takes no lock, and writes to memory that the queue has: commands,
+//! lists and slots. Queues are polled; there are no interrupts.
 
 #![no_std]
 

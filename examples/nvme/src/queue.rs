@@ -1,8 +1,8 @@
 //! A submission queue with its completion queue, and what its commands in flight hold.
 //!
-//! Section 3.3.1: entries go in at the tail, which a doorbell tells the controller. Completions have
-//! a phase tag that turns with each pass through their queue, so that a new one is told from an old
-//! one. The number of a command is its slot, so what a command holds is found at once.
+//! Section 3.3.1: entries go in at the tail, which a doorbell tells the controller. Completions
+//! have a phase tag that turns with each pass through their queue, so that a new one is told from
+//! an old one. The number of a command is its slot, so what a command holds is found at once.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

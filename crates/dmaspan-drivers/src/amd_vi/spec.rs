@@ -289,17 +289,22 @@ impl Access {
     const PERMISSION: u64 = 1 << 54;
     /// RZ: a reserved bit was set, or a level was wrong.
     const RESERVED: u64 = 1 << 55;
+    const QEMU_WRITE: u64 = 1 << 49;
     /// The addresses of interrupts (2.1.4.2).
     const INTERRUPTS: core::ops::RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
-    /// I, of an address that interrupts have: QEMU sets I for accesses to memory, too.
+    /// I, of an address that interrupts have.
     pub(super) fn is_interrupt(&self) -> bool {
         self.flags & Self::INTERRUPT != 0 && Self::INTERRUPTS.contains(&self.address)
     }
 
     /// RW. The manual promises it only for what is mapped; hardware says it of everything.
+    ///
+    /// QEMU sets I for accesses to memory, too, and says in bits 49:48 what was tried: 2 is a
+    /// write.
     pub(super) fn is_write(&self) -> bool {
-        self.flags & Self::WRITE != 0
+        let as_qemu = Self::INTERRUPT | Self::QEMU_WRITE;
+        self.flags & Self::WRITE != 0 || !self.is_interrupt() && self.flags & as_qemu == as_qemu
     }
 
     /// PR and PE: mapped, and without the permission.

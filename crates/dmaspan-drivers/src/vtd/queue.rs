@@ -4,8 +4,8 @@
 //! wait is a fence, so that numbers are stored in their order: the one that is there says that all
 //! batches up to it are done.
 //!
-//! A batch that was there when hardware stopped with an error has failed, even if the rest of it is
-//! carried out later: which command was passed over is not known to who waits.
+//! A batch that was there when hardware stopped with an error has failed, whether or not it was the
+//! one with the bad command. What is left of all of them is made harmless, and hardware goes on.
 
 use dmaspan::PhysAddr;
 use dmaspan::iommu::HardwareError;
@@ -253,9 +253,12 @@ impl<S: Structure, L: RawMutex> Queue<S, L> {
             state.status = status;
         }
         if errors & status::QUEUE != 0 {
-            // The head stays at the command that hardware did not take: a wait that stores to where
-            // nobody looks takes its place.
-            self.set(self.head(hardware)?, Command::wait(self.number_address(1), 0));
+            // The head stays at the command that hardware did not take. It and all behind it have
+            // failed, and may be as bad: waits that store to where nobody looks take their places.
+            let behind = state.tail.wrapping_sub(self.head(hardware)?) & (self.entries() - 1);
+            for position in state.tail.saturating_sub(behind)..state.tail {
+                self.set(position, Command::wait(self.number_address(1), 0));
+            }
         }
         hardware.write32(register::FSTS, errors);
         // A model fetches again only when it is told a tail; hardware ignores one that it has.

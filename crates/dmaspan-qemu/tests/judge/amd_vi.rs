@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::io_pgtable::AmdV1;
-use dmaspan::iommu::ReservedRegions;
+use dmaspan::iommu::{FaultReason, ReservedRegions};
 use dmaspan::{Iova, PhysAddr, lg2};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
@@ -43,6 +43,8 @@ impl Rig for AmdViRig {
     type Port = AmdViStream<DomainOf<Self>, Tap, QemuHost>;
 
     const NAME: &'static str = "AMD-Vi";
+    /// It says 0 (and `a_fault_names_its_address_or_none` says when it does better).
+    const NAMES_ADDRESSES: bool = false;
 
     fn start() -> Option<Self> {
         let pci = machine(Arch::X86_64, "q35", &["amd-iommu,dma-remap=on"])?;
@@ -81,6 +83,11 @@ impl Rig for AmdViRig {
 
     fn handle_faults(&self) -> Handled {
         self.iommu.handle_faults().expect("hardware answers")
+    }
+
+    /// The model never says that something is mapped there (48882, 2.5.3, PR).
+    fn read_only() -> FaultReason {
+        FaultReason::Translation
     }
 
     fn walk(

@@ -130,6 +130,8 @@ impl<const G: u32> Rig for Stage2<G> {
         _ => "SMMUv3 stage 2, 64K",
     };
     const SILENT_WHEN_CACHED: bool = true;
+    /// Of a root of several tables, one behind the other, it finds the first alone.
+    const REACH: u64 = if G == 16 { lg2::mask(42) } else { u64::MAX };
 
     common!(Stage::Two);
 

@@ -12,6 +12,7 @@ mod operations;
 mod probes;
 mod rig;
 mod riscv;
+mod vtd;
 
 use engine::judge;
 
@@ -58,4 +59,24 @@ fn all_agree_on_smmu_v3_stage_2_16k() {
 #[test]
 fn all_agree_on_smmu_v3_stage_2_64k() {
     judge::<arm_smmu_v3::Stage2<16>>();
+}
+
+#[test]
+fn all_agree_on_vt_d_legacy() {
+    judge::<vtd::VtdRig<vtd::SecondStage<false, false>>>();
+}
+
+#[test]
+fn all_agree_on_vt_d_caching_mode() {
+    judge::<vtd::VtdRig<vtd::SecondStage<false, true>>>();
+}
+
+#[test]
+fn all_agree_on_vt_d_scalable_second_stage() {
+    judge::<vtd::VtdRig<vtd::SecondStage<true, false>>>();
+}
+
+#[test]
+fn all_agree_on_vt_d_scalable_first_stage() {
+    judge::<vtd::VtdRig<vtd::FirstStage>>();
 }

@@ -69,7 +69,7 @@ impl<R: Rig> Judge<R> {
                 let kind = walked.map(|translation| translation.paddr).map_err(|f| f.kind);
                 let (expected, needed) = match mapped {
                     Some(_) => (Expected::ReadOnly(R::read_only()), FaultKind::Permission),
-                    None => (Expected::Fault(FaultReason::Translation), FaultKind::Translation),
+                    None => (Expected::Fault(R::unmapped()), FaultKind::Translation),
                 };
                 agree!(kind == Err(needed), "the walker says {kind:x?} of {iova}, not {needed:?}");
                 expected
@@ -147,7 +147,7 @@ impl<R: Rig> Judge<R> {
         let id = self.streams[stream].id;
         let right = reports.iter().all(|report| {
             report.stream == id
-                && (report.iova.get() ^ iova.get()) & REPORTED == 0
+                && (!R::NAMES_ADDRESSES || (report.iova.get() ^ iova.get()) & REPORTED == 0)
                 && report.access == access
                 && report.reason == reason
         });

@@ -25,6 +25,8 @@ pub(crate) trait Rig: Sized {
     /// Whether the model refuses without a report what its IOTLB knows that it may only be read.
     const SILENT_WHEN_CACHED: bool = false;
 
+    /// Whether the model says at what address a fault was.
+    const NAMES_ADDRESSES: bool = true;
     /// The last address that the model tells apart from all others.
     const REACH: u64 = u64::MAX;
 
@@ -56,6 +58,11 @@ pub(crate) trait Rig: Sized {
     /// What the hardware reports of a stream that is blocked; `None` where it says nothing.
     fn blocked() -> Option<FaultReason> {
         Some(FaultReason::Blocked)
+    }
+
+    /// What the hardware reports of an access to where nothing is mapped.
+    fn unmapped() -> FaultReason {
+        FaultReason::Translation
     }
 
     /// What the hardware reports of a write to what may only be read.

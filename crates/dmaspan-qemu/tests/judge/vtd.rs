@@ -1,0 +1,205 @@
+//! QEMU's VT-d.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use dmaspan::io_pgtable::{VtdSs, X86_64};
+use dmaspan::iommu::{FaultReason, ReservedRegions};
+use dmaspan::{Coherency, Iova, PhysAddr, lg2};
+use dmaspan_drivers::Handled;
+use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat, VtdOps, VtdStream};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
+use dmaspan_sim::walker::x86_64::{X86Registers, X86Walker};
+use dmaspan_sim::walker::{Access, Fault, Switch, Translation, Walker as _};
+
+use crate::rig::{DomainOf, Rig, machine};
+
+type Driver = Vtd<Tap, QemuHost>;
+/// Bits of physical addresses.
+const HOST_BITS: u32 = 39;
+
+/// IQA and IQT: the address in 63:12, log2 of the pages in 2:0, commands of 256 bits with bit 11;
+/// and the offset in 18:4 (VT-d, 11.4.9).
+const COMMANDS: CommandQueue = CommandQueue {
+    base: 0x90,
+    tail: 0x88,
+    ring: |base| Ring {
+        paddr: PhysAddr::new(base & !lg2::mask(12)),
+        bytes: 0x1000 << (base & 7),
+        entry: if base & 1 << 11 == 0 { 16 } else { 32 },
+    },
+    end: |tail, ring| tail % ring.bytes,
+};
+
+/// A way in which the hardware translates.
+pub(crate) trait Way: 'static {
+    type Format: VtdFormat<Word = u64>;
+    const NAME: &'static str;
+    /// The properties of QEMU's `intel-iommu`.
+    const PROPERTIES: &'static str;
+    const MODE: Mode;
+    const STAGE: Stage;
+
+    /// What is reported of an access to where nothing is mapped.
+    const UNMAPPED: FaultReason;
+
+    fn format(driver: &Driver) -> Self::Format;
+
+    fn walk(
+        format: &Self::Format,
+        root: PhysAddr,
+        tables: &dmaspan_sim::Arena,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault>;
+}
+
+/// Legacy mode, or scalable mode with its second stage; with caching mode or without.
+pub(crate) struct SecondStage<const SCALABLE: bool, const CACHING: bool>;
+
+impl<const SCALABLE: bool, const CACHING: bool> Way for SecondStage<SCALABLE, CACHING> {
+    type Format = VtdSs;
+
+    const NAME: &'static str = match (SCALABLE, CACHING) {
+        (false, false) => "VT-d, legacy mode",
+        (false, true) => "VT-d, legacy mode with caching mode",
+        (true, _) => "VT-d, scalable mode, second stage",
+    };
+    const PROPERTIES: &'static str = match (SCALABLE, CACHING) {
+        (false, false) => "aw-bits=48",
+        (false, true) => "aw-bits=48,caching-mode=on",
+        (true, _) => "scalable-mode=on",
+    };
+    const MODE: Mode = if SCALABLE { Mode::Scalable } else { Mode::Legacy };
+    const STAGE: Stage = Stage::Second;
+    /// An entry that is not there is one that permits nothing (VT-d, 9.8).
+    const UNMAPPED: FaultReason = FaultReason::Permission;
+
+    fn format(driver: &Driver) -> VtdSs {
+        let config = driver.second_stage_config().expect("the model has the stage");
+        VtdSs::new(config).expect("there are such tables")
+    }
+
+    fn walk(
+        format: &VtdSs,
+        root: PhysAddr,
+        tables: &dmaspan_sim::Arena,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault> {
+        let [low, high] = format.registers(root).context_entry;
+        let walker = VtdSsWalker::new(VtdSsRegisters {
+            ssptptr: low & !lg2::mask(12),
+            aw: (high & 7).try_into().unwrap_or(0),
+            ssade: Switch::Off,
+            host_lg2: HOST_BITS,
+            sslps: 3,
+            snoop_control: Switch::On,
+        });
+        walker.expect("the format made the entry").walk(tables, iova, access)
+    }
+}
+
+/// Scalable mode with its first stage.
+pub(crate) struct FirstStage;
+
+impl Way for FirstStage {
+    type Format = X86_64;
+
+    const NAME: &'static str = "VT-d, scalable mode, first stage";
+    const PROPERTIES: &'static str = "scalable-mode=on,fsts=on";
+    const MODE: Mode = Mode::Scalable;
+    const STAGE: Stage = Stage::First;
+    const UNMAPPED: FaultReason = FaultReason::Translation;
+
+    fn format(driver: &Driver) -> X86_64 {
+        let config = driver.first_stage_config().expect("the model has the stage");
+        X86_64::new(config).expect("there are such tables")
+    }
+
+    fn walk(
+        format: &X86_64,
+        root: PhysAddr,
+        tables: &dmaspan_sim::Arena,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault> {
+        let entry = format.registers(root).pasid_entry;
+        let walker = X86Walker::new(X86Registers {
+            root: entry & !lg2::mask(12),
+            physical_lg2: HOST_BITS,
+            ..X86Registers::default()
+        });
+        walker.expect("the format made the entry").walk(tables, iova, access)
+    }
+}
+
+/// A VT-d that translates in that way.
+pub(crate) struct VtdRig<W> {
+    pci: Pci,
+    tap: Tap,
+    driver: Arc<Driver>,
+    way: PhantomData<W>,
+}
+
+impl<W: Way> Rig for VtdRig<W> {
+    type Format = W::Format;
+    type Ops = VtdOps<Tap, QemuHost>;
+    type Port = VtdStream<DomainOf<Self>, Tap, QemuHost>;
+
+    const NAME: &'static str = W::NAME;
+
+    fn start() -> Option<Self> {
+        let device = format!("intel-iommu,intremap=off,{}", W::PROPERTIES);
+        let pci = machine(Arch::X86_64, "q35", &[&device])?;
+        let tap = Tap::new(pci.machine(), pci.machine().mmio(0xfed9_0000), COMMANDS);
+        // The model says that it sees no caches, and has none.
+        let walks = Some(Coherency::Coherent);
+        let config = VtdConfig { mode: Some(W::MODE), walks, ..VtdConfig::new(HOST_BITS) };
+        let host = QemuHost::new(pci.machine());
+        #[expect(unsafe_code, reason = "drives hardware")]
+        // SAFETY: 1. The registers are the IOMMU's, and nobody else drives it. 2. The host's memory
+        // and that of tables is the machine's RAM. 3. All devices of bus 0 are behind it.
+        let driver = unsafe { Vtd::new(tap.clone(), host, config) };
+        let driver = driver.expect("hardware starts");
+        Some(Self { pci, tap, driver, way: PhantomData })
+    }
+
+    fn pci(&self) -> &Pci {
+        &self.pci
+    }
+
+    fn tap(&self) -> &Tap {
+        &self.tap
+    }
+
+    fn format(&self) -> W::Format {
+        W::format(&self.driver)
+    }
+
+    fn ops(&self) -> Self::Ops {
+        self.driver.ops(W::STAGE).expect("numbers are left")
+    }
+
+    fn port(&self, slot: u8) -> Self::Port {
+        self.driver.stream(Pci::requester(slot), ReservedRegions::new()).expect("it is free")
+    }
+
+    fn handle_faults(&self) -> Handled {
+        self.driver.handle_faults().expect("hardware answers")
+    }
+
+    fn unmapped() -> FaultReason {
+        W::UNMAPPED
+    }
+
+    fn walk(
+        &self,
+        domain: &DomainOf<Self>,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Translation, Fault> {
+        W::walk(domain.format(), domain.root(), domain.memory(), iova, access)
+    }
+}

@@ -10,19 +10,24 @@ use super::features::{SmmuV3Features, Stage};
 use super::spec::{cd, ste, vtcr};
 
 /// The formats of tables that an SMMUv3 walks: [`ArmLpaeS1`] and [`ArmLpaeS2`].
-pub trait SmmuV3Format: Format + sealed::Tables {}
+pub trait SmmuV3Format: Format + sealed::Tables {
+    /// Which stage the tables are for.
+    const STAGE: Stage;
+}
 
-impl<const G: u32> SmmuV3Format for ArmLpaeS1<G> {}
-impl<const G: u32> SmmuV3Format for ArmLpaeS2<G> {}
+impl<const G: u32> SmmuV3Format for ArmLpaeS1<G> {
+    const STAGE: Stage = Stage::One;
+}
+
+impl<const G: u32> SmmuV3Format for ArmLpaeS2<G> {
+    const STAGE: Stage = Stage::Two;
+}
 
 pub(super) mod sealed {
     use super::*;
 
     /// What the driver has to know of tables.
     pub trait Tables {
-        /// Which stage they are for.
-        const STAGE: Stage;
-
         /// Whether hardware with these features walks them.
         fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible>;
 
@@ -33,8 +38,6 @@ pub(super) mod sealed {
 }
 
 impl<const G: u32> sealed::Tables for ArmLpaeS1<G> {
-    const STAGE: Stage = Stage::One;
-
     fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible> {
         let config = self.config();
         let common = Common {
@@ -67,8 +70,6 @@ impl<const G: u32> sealed::Tables for ArmLpaeS1<G> {
 }
 
 impl<const G: u32> sealed::Tables for ArmLpaeS2<G> {
-    const STAGE: Stage = Stage::Two;
-
     fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible> {
         let config = self.config();
         let common = Common {

@@ -130,14 +130,14 @@ impl<R: Mmio, H: Host> SmmuV3Ops<R, H> {
 // SAFETY:
 // 1. `invalidate`: TLB entries and cached walks carry the ASID or the VMID of the domain (IHI 0070,
 //    3.17), which nobody else has while the hooks live: `Ids` gives a number to one owner, and
-//    `drop` gives it back only if hardware knows nothing of it. The commands cover each range of the
-//    scope whole: `Forget` counts granules, or leaves of the smallest size that was taken away, from
-//    the one that has the first address to the one that has the last; walks are left out only where
-//    all tables are in place. `run` returns `Ok` after a CMD_SYNC behind them was consumed and no
-//    error was seen since they were placed; then the invalidation is complete, and so are accesses
-//    that used what was forgotten (4.7.3, 3.21.1). The write of CMDQ_PROD orders the stores to the
-//    tables before (`Mmio`). No device asks for translations to keep itself: EATS is 0, and
-//    translated accesses are checked (ATSCHK).
+//    `drop` gives it back only if hardware knows nothing of it. The commands cover each range of
+//    the scope whole: `Forget` counts granules, or leaves of the smallest size that was taken away,
+//    from the one that has the first address to the one that has the last; walks are left out only
+//    where all tables are in place. `run` returns `Ok` after a CMD_SYNC behind them was consumed
+//    and no error was seen since they were placed; then the invalidation is complete, and so are
+//    accesses that used what was forgotten (4.7.3, 3.21.1). The write of CMDQ_PROD orders the
+//    stores to the tables before (`Mmio`). No device asks for translations to keep itself: EATS is
+//    0, and translated accesses are checked (ATSCHK).
 // 2. `detach` goes through all streams that may have the domain, which `Slot::tags` says from
 //    before an entry leads to it until hardware has confirmed another, gives each the entry of a
 //    blocked one, and makes hardware forget entry, descriptor and translations.

@@ -169,8 +169,8 @@ impl<H: Host> CommandQueue<H> {
     /// Where hardware has stopped at a command, makes it go on. All commands that are in the queue
     /// count as failed: who waits for one of them cannot know which it was.
     ///
-    /// A command that is illegal is replaced by one that does nothing. Where hardware could not read
-    /// it, it tries again (7.1).
+    /// A command that is illegal is replaced by one that does nothing. Where hardware could not
+    /// read it, it tries again (7.1).
     fn recover<R: Mmio>(&self, hardware: &Hardware<R, H>, state: &mut State, consumer: u32) {
         if hardware.active_errors() & gerror::CMDQ_ERR == 0 {
             return;

@@ -237,8 +237,8 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
 }
 
 impl<R: Mmio, H: Host> Drop for SmmuV3<R, H> {
-    /// All accesses end from then on. Where hardware does not say that it has stopped, what it reads
-    /// is leaked.
+    /// All accesses end from then on. Where hardware does not say that it has stopped, what it
+    /// reads is leaked.
     fn drop(&mut self) {
         if self.disable().is_ok() {
             self.structures.free();

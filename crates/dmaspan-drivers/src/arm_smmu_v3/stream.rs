@@ -4,7 +4,8 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::marker::PhantomData;
 
-use dmaspan::io_pgtable::Format;
+use dmaspan::Coherency;
+use dmaspan::io_pgtable::{Format, TableMemory as _};
 use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
 
 use super::SmmuV3;
@@ -79,6 +80,12 @@ where
         }
         if domain.ops().stage() != D::Format::STAGE {
             return Err(Incompatible { what: "its hooks and its tables are of different stages" });
+        }
+        let unseen = "its tables are not written back to memory, where the SMMU looks";
+        let seen = domain.memory().coherency() == Coherency::NonCoherent
+            || self.smmu.features.coherency == Coherency::Coherent;
+        if !seen {
+            return Err(Incompatible { what: unseen });
         }
         domain.format().check(&self.smmu.features)
     }

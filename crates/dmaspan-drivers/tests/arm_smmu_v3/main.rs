@@ -1,0 +1,8 @@
+//! The driver of Arm's SMMUv3 over hardware that is made here: well-behaved, broken and hostile.
+
+mod commands;
+mod events;
+mod failing;
+mod hardware;
+mod host;
+mod setup;

@@ -11,6 +11,7 @@ use super::features::{SmmuV3Features, StallModel};
 use super::hardware;
 use super::spec::{cmd, event, queue, reg};
 use crate::error::Error;
+use crate::faults::Handled;
 use crate::host::Host;
 use crate::mmio::Mmio;
 use crate::structure::Words;
@@ -88,15 +89,16 @@ impl<H: Host> EventQueue<H> {
         Ok(Next::Record(record))
     }
 
-    /// Tells hardware which places are free again and that an overflow was seen, and says whether
-    /// there was one.
-    pub(super) fn release(&self, registers: &impl Mmio) -> bool {
+    /// Tells hardware which places are free again and that an overflow was seen. Says whether there
+    /// was one, and whether there are more records.
+    pub(super) fn release(&self, registers: &impl Mmio, handled: &mut Handled) {
         let mut consumer = self.consumer.lock();
-        let overflow = registers.read32(reg::EVENTQ_PROD) & queue::OVERFLOW;
-        let overflowed = overflow != consumer.overflow;
+        let producer = registers.read32(reg::EVENTQ_PROD);
+        let overflow = producer & queue::OVERFLOW;
+        handled.overflowed = overflow != consumer.overflow;
+        handled.more = self.index(producer) != consumer.index;
         consumer.overflow = overflow;
         registers.write32(reg::EVENTQ_CONS, consumer.index | overflow);
-        overflowed
     }
 
     /// An index as the registers have it: the place, and a bit that changes with each round.

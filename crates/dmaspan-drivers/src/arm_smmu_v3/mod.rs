@@ -188,14 +188,11 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     pub fn handle_faults(&self) -> Result<Handled, HardwareError> {
         let registers = &self.hardware.registers;
         let events = &self.structures.events;
-        let mut handled = Handled { more: true, ..Handled::default() };
+        let mut handled = Handled::default();
         let mut result = Ok(());
         for _ in 0..events.places() {
             match events.take(registers)? {
-                Next::Nothing => {
-                    handled.more = false;
-                    break;
-                }
+                Next::Nothing => break,
                 Next::Garbled => handled.malformed = handled.malformed.saturating_add(1),
                 Next::Record(record) => match Event::decode(&record, &self.features) {
                     None => handled.malformed = handled.malformed.saturating_add(1),
@@ -206,7 +203,7 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
                 },
             }
         }
-        handled.overflowed = events.release(registers);
+        events.release(registers, &mut handled);
         // An event that could not be written is lost, too.
         let errors = self.hardware.acknowledge(!gerror::CMDQ_ERR & !gerror::SFM_ERR);
         handled.overflowed |= errors & gerror::EVENTQ_ABT_ERR != 0;

@@ -231,9 +231,9 @@ pub(super) mod ste {
     pub(crate) const USED_ALWAYS: [u64; 4] = [VALID | CONFIG, 0, 0, 0];
     /// MTCFG, MemAttr, ALLOCCFG, SHCFG, NSCFG, PRIVCFG and INSTCFG.
     pub(crate) const USED_BYPASS: [u64; 4] = [0, 0x000f_f1ff_0000_0000, 0, 0];
-    /// All of word 0; S1DSS to S1CSH, S1MPAM, S1STALLD, EATS and STRW; S2VMID.
+    /// All of word 0; S1DSS to S1CSH, DRE to MEV, S1MPAM, S1STALLD, EATS and STRW; S2VMID.
     pub(crate) const USED_STAGE_1: [u64; 4] = [u64::MAX, 0xfc0f_00ff, 0xffff, 0];
-    /// S2HWU and S2FWB, S1MPAM, EATS; all of words 2 and 3.
+    /// S2HWU, DRE to MEV, S2FWB, S1MPAM and EATS; all of words 2 and 3.
     pub(crate) const USED_STAGE_2: [u64; 4] = [0, 0x360f_0f00, u64::MAX, u64::MAX];
 
     /// Span, bits 4:0 of a first-level descriptor: `2^(Span - 1)` entries.

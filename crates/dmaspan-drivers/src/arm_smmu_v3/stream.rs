@@ -5,8 +5,10 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use dmaspan::Coherency;
-use dmaspan::io_pgtable::{Format, TableMemory as _};
-use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
+use dmaspan::io_pgtable::{Format, TableMemory};
+use dmaspan::iommu::{
+    Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+};
 
 use super::SmmuV3;
 use super::format::SmmuV3Format;
@@ -42,6 +44,27 @@ impl<D, R: Mmio, H: Host> SmmuV3Stream<D, R, H> {
     pub fn id(&self) -> u32 {
         self.claimed.id
     }
+
+    /// Whether the stream can have a domain.
+    fn fits<F, M>(&self, domain: &Domain<F, M, SmmuV3Ops<R, H>>) -> Result<(), Incompatible>
+    where
+        F: SmmuV3Format,
+        M: TableMemory<F::Word>,
+    {
+        let features = &self.smmu.features;
+        let what = if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
+            "it is a domain of another IOMMU"
+        } else if domain.ops().stage() != F::STAGE {
+            "its hooks and its tables are of different stages"
+        } else if features.coherency == Coherency::NonCoherent
+            && domain.memory().coherency() == Coherency::Coherent
+        {
+            "its tables are not written back to memory, where the SMMU looks"
+        } else {
+            return domain.format().check(features);
+        };
+        Err(Incompatible { what })
+    }
 }
 
 // SAFETY:
@@ -74,20 +97,7 @@ where
     }
 
     fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
-        let domain = domain.domain();
-        if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
-            return Err(Incompatible { what: "it is a domain of another IOMMU" });
-        }
-        if domain.ops().stage() != D::Format::STAGE {
-            return Err(Incompatible { what: "its hooks and its tables are of different stages" });
-        }
-        let unseen = "its tables are not written back to memory, where the SMMU looks";
-        let seen = domain.memory().coherency() == Coherency::NonCoherent
-            || self.smmu.features.coherency == Coherency::Coherent;
-        if !seen {
-            return Err(Incompatible { what: unseen });
-        }
-        domain.format().check(&self.smmu.features)
+        self.fits(domain.domain())
     }
 
     fn passes(&self) -> bool {
@@ -103,9 +113,10 @@ where
     }
 
     fn translate(&self, domain: &D) -> Result<(), HardwareError> {
-        let refused = |Incompatible { what }| HardwareError { what, status: 0 };
-        self.accepts(domain).map_err(refused)?;
+        // Asked once: what is checked is what is used.
         let domain = domain.domain();
+        let refused = |Incompatible { what }| HardwareError { what, status: 0 };
+        self.fits(domain).map_err(refused)?;
         let words = domain.format().words(domain.root());
         let entry = domain.ops().entry(D::Format::GRANULE_LG2, words);
         self.smmu.switch(&self.slot, Some(domain.ops().tag), &entry)

@@ -162,8 +162,9 @@ impl State {
     fn consume(&mut self, memory: &Memory) {
         let register = |offset: u64| self.registers.get(&offset).copied().unwrap_or(0);
         let (start, lg2) = base(register(0x90));
-        let (round, producer) = ((2u32 << lg2) - 1, register(0x98) as u32);
-        while self.consumer != producer & round {
+        let round = (2u32 << lg2) - 1;
+        let producer = u32::try_from(register(0x98) & u64::from(round)).unwrap();
+        while self.consumer != producer {
             let place = start + u64::from(self.consumer & (round >> 1)) * 16;
             let words = [0, 8].map(|word| memory.read(place + word));
             let stopped = (self.gerror ^ self.gerrorn) & CMDQ_ERR != 0;

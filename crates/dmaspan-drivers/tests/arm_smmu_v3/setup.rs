@@ -241,7 +241,7 @@ fn hardware_that_is_not_understood_is_refused() {
     let refuses = |model: Model, config: SmmuV3Config| {
         let memory = Memory::new();
         let hardware = TestSmmu::new(&memory, model);
-        let error = start(&hardware, &memory, config).err().expect("refused");
+        let error = start(&hardware, &memory, config).expect_err("refused");
         assert_eq!((memory.count(), hardware.writes()), (0, Vec::new()), "{error}");
         error
     };
@@ -307,7 +307,7 @@ fn hardware_that_is_gone_does_not_start() {
     let memory = Memory::new();
     let hardware = TestSmmu::new(&memory, Model::LARGE);
     hardware.set(Mode::Gone);
-    let error = start(&hardware, &memory, SmmuV3Config::default()).err().unwrap();
+    let error = start(&hardware, &memory, SmmuV3Config::default()).unwrap_err();
     assert!(matches!(error, Error::Hardware(_)), "{error}");
     assert_eq!(memory.count(), 0);
 }

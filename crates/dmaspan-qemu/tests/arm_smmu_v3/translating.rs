@@ -1,9 +1,12 @@
 //! Every stage with every granule.
 
+use std::sync::Arc;
+
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, Half, PageTable};
-use dmaspan::iommu::{Domain, FaultReason};
+use dmaspan::iommu::{Domain, FaultAccess, FaultReason};
 use dmaspan::{PhysAddr, Prot, lg2};
 use dmaspan_drivers::arm_smmu_v3::{OnFault, Stage};
+use dmaspan_qemu::Pci;
 use dmaspan_sim::bus::Bus as _;
 
 use crate::rig::{Rig, Tables, WRITERS, attach, granule, map, unmap};
@@ -95,6 +98,13 @@ fn a_copy_goes_through_scattered_pages<F: Tables>() {
     ram.read(third.paddr().wrapping_add(12), &mut copied).unwrap();
     assert_eq!(copied, text);
     assert_eq!(rig.reported().0.reported, 0);
+    // A read that is refused is reported as one, where it begins.
+    rig.copier.read(from + 2 * page + 8, 4);
+    let (_, reports) = rig.reported();
+    let [report] = reports[..] else { panic!("{reports:?}") };
+    let expected = (Pci::requester(5), from + 2 * page + 8, FaultAccess::Read);
+    assert_eq!((report.stream, report.iova.get(), report.access), expected);
+    assert_eq!(report.reason, FaultReason::Translation);
 }
 
 fn every_way<F: Tables>(sizes: &[u64]) {
@@ -144,7 +154,7 @@ fn the_upper_half_is_translated_by_its_own_tables() {
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config { half: Half::Upper, ..config }).unwrap();
     let ops = rig.smmu.ops(Stage::One, OnFault::Terminate).unwrap();
     let table = PageTable::new(format, rig.tables.clone()).unwrap();
-    let domain = std::sync::Arc::new(Domain::new(table, ops).unwrap());
+    let domain = Arc::new(Domain::new(table, ops).unwrap());
     let stream = rig.stream::<ArmLpaeS1<12>>(WRITERS[0]);
     attach(&stream, &domain);
     let buffer = rig.page();
@@ -156,4 +166,25 @@ fn the_upper_half_is_translated_by_its_own_tables() {
     rig.refused(0, 0x1234_5000, &buffer, FaultReason::Translation);
     unmap(&domain, iova, 0x1000, || assert!(rig.write(0, iova, &buffer)));
     rig.refused(0, iova, &buffer, FaultReason::Translation);
+}
+
+#[test]
+fn stage_2_grants_writes_without_reads() {
+    let Some(mut rig) = Rig::new() else { return };
+    let domain = rig.domain::<ArmLpaeS2<12>>();
+    let stream = rig.stream::<ArmLpaeS2<12>>(5);
+    attach(&stream, &domain);
+    let (from, to) = (rig.page(), rig.page());
+    from.set_word(0, 0x1234);
+    map(&domain, 0x1000, from.paddr(), 0x1000, R);
+    map(&domain, 0x2000, to.paddr(), 0x1000, Prot::WRITE.union(Prot::CACHE));
+    // Before the write: the model does not speak of reads through what it has in its IOTLB.
+    rig.copier.read(0x2000, 4);
+    let (_, reports) = rig.reported();
+    let [report] = reports[..] else { panic!("{reports:?}") };
+    assert_eq!((report.access, report.reason), (FaultAccess::Read, FaultReason::Permission));
+    rig.copier.read(0x1000, 8);
+    rig.copier.write(0x2000, 8);
+    assert_eq!(to.word(0), 0x1234);
+    assert_eq!(rig.reported().0.reported, 0);
 }

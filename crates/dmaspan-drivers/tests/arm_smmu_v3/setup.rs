@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dmaspan::PhysAddr;
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2, Format, PageTable};
+use dmaspan::io_pgtable::{
+    ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, BreakBeforeMake, DirtyTracking, Format,
+    PageTable, S2MemoryTypes,
+};
 use dmaspan::iommu::{Attachment, Domain, Port, Prepared, ReservedRegions, Target};
 use dmaspan_drivers::Error;
 use dmaspan_drivers::arm_smmu_v3::{
-    Interrupts, OnFault, SmmuV3, SmmuV3Config, SmmuV3Format, SmmuV3Ops, SmmuV3Stream, StreamTable,
+    Interrupts, OnFault, SmmuV3, SmmuV3Config, SmmuV3Format, SmmuV3Ops, SmmuV3Stream, Stage,
+    StreamTable,
 };
 use dmaspan_sim::Arena;
 
@@ -198,6 +202,55 @@ fn entries_and_descriptors_are_those_of_the_manual() {
 }
 
 #[test]
+fn what_tables_need_besides_is_enabled_or_refused() {
+    let can = Model {
+        idr0: Model::LARGE.idr0 | 0b10 << 6,
+        idr3: Model::LARGE.idr3 | 1 << 8 | 0b10 << 11,
+        ..Model::LARGE
+    };
+    let (rig, lacking) = (Rig::new(can), Rig::new(Model::LARGE));
+    let dirty = DirtyTracking::Hardware;
+    let config = rig.smmu.stage1_config(12).unwrap();
+    assert_eq!(config.break_before_make, BreakBeforeMake::NotNeeded);
+    let config = ArmLpaeS1Config { dirty, ..config };
+    let port = rig.port::<S1>(1);
+    let lacks = lacking.port::<S1>(1);
+    let no_marks = ArmLpaeS1Config { dirty: DirtyTracking::Off, ..config };
+    let breaks = ArmLpaeS1Config { break_before_make: BreakBeforeMake::Needed, ..config };
+    for config in [no_marks, breaks] {
+        assert!(lacks.accepts(&lacking.domain(S1::new(config).unwrap())).is_err());
+    }
+    let domain = rig.domain(S1::new(config).unwrap());
+    port.translate(&domain).unwrap();
+    let descriptor = rig.entry(1).unwrap()[0] & 0xf_ffff_ffff_ffc0;
+    // HD and HA.
+    assert_eq!(rig.memory.read(descriptor).unwrap() >> 42 & 0b11, 0b11);
+
+    let memory_types = S2MemoryTypes::Forced;
+    let config = rig.smmu.stage2_config(12).unwrap();
+    let config = ArmLpaeS2Config { dirty, memory_types, ..config };
+    let domain = rig.domain(S2::new(config).unwrap());
+    let port = rig.port::<S2>(2);
+    port.translate(&domain).unwrap();
+    let [_, second, third, ..] = rig.entry(2).unwrap();
+    // S2FWB; S2HD and S2HA.
+    assert_eq!((second >> 25 & 1, third >> 55 & 0b11), (1, 0b11));
+    let config = lacking.smmu.stage2_config(12).unwrap();
+    let lacks = lacking.port::<S2>(2);
+    assert!(lacks.accepts(&lacking.domain(S2::new(config).unwrap())).is_ok());
+    let forced = ArmLpaeS2Config { memory_types, ..config };
+    assert!(lacks.accepts(&lacking.domain(S2::new(forced).unwrap())).is_err());
+    let small = ArmLpaeS2Config { start_level: Some(3), input_bits: 25, ..config };
+    assert!(lacks.accepts(&lacking.domain(S2::new(small).unwrap())).is_err());
+    // Hooks of the other stage, and those of another SMMU.
+    let ops = lacking.smmu.ops(Stage::One, OnFault::Terminate).unwrap();
+    let mixed = Domain::new(lacking.table(S2::new(config).unwrap()), ops).unwrap();
+    assert!(lacks.accepts(&mixed).is_err() && lacks.translate(&mixed).is_err());
+    let foreign = rig.domain(S2::new(config).unwrap());
+    assert!(lacks.accepts(&foreign).is_err() && lacks.translate(&foreign).is_err());
+}
+
+#[test]
 fn a_change_tells_hardware_to_forget_the_entry_and_then_the_old_domain() {
     let rig = Rig::new(Model::LARGE);
     let port = rig.port::<S1>(5);
@@ -226,8 +279,7 @@ fn a_change_tells_hardware_to_forget_the_entry_and_then_the_old_domain() {
 fn numbers_of_eight_bits_run_out_and_come_back() {
     let rig = Rig::new(Model::SMALL);
     let all: Vec<_> = (1..256).map(|_| rig.s1()).collect();
-    let stage = dmaspan_drivers::arm_smmu_v3::Stage::One;
-    let none = rig.smmu.ops(stage, OnFault::Terminate).unwrap_err();
+    let none = rig.smmu.ops(Stage::One, OnFault::Terminate).unwrap_err();
     assert_eq!(none, Error::NoIds { what: "ASIDs", limit: 255 });
     drop(all);
     let stream = Attachment::new(rig.port::<S1>(3)).unwrap();
@@ -272,8 +324,7 @@ fn every_allocation_may_fail_and_nothing_leaks() {
         let hardware = TestSmmu::new(&memory, Model::LARGE);
         memory.left.store(n, Ordering::Relaxed);
         let result = start(&hardware, &memory, SmmuV3Config::default()).and_then(|smmu| {
-            let stage = dmaspan_drivers::arm_smmu_v3::Stage::One;
-            let ops = smmu.ops(stage, OnFault::Terminate)?;
+            let ops = smmu.ops(Stage::One, OnFault::Terminate)?;
             let _stream: Port1<S1> = smmu.stream(0x700, ReservedRegions::new())?;
             drop(ops);
             Ok(())

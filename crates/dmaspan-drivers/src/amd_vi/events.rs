@@ -15,7 +15,8 @@ use crate::mmio::Mmio;
 use crate::structure::Words;
 
 pub(super) struct Events<L, S> {
-    /// The record to be read next.
+    /// The record to be read next. Positions count records; a place in the log is one modulo its
+    /// length.
     head: Mutex<L, u64>,
     log: Words<S>,
     lg2_entries: u32,
@@ -43,8 +44,10 @@ impl<L: RawMutex, S: Structure> Events<L, S> {
         registers.write64(register::EVENT_TAIL, 0);
     }
 
-    /// Where hardware puts the next record.
+    /// The position of the record that hardware writes next.
     fn tail(&self, registers: &impl Mmio) -> Result<u64, HardwareError> {
+        // Under the lock: what others take out meanwhile is not waited to come round again.
+        let head = self.head.lock();
         let tail = registers.read64(register::EVENT_TAIL);
         let index = tail >> LG2_RECORD;
         if tail == u64::MAX {
@@ -53,18 +56,23 @@ impl<L: RawMutex, S: Structure> Events<L, S> {
             let what = "the tail of the event log is outside of it";
             Err(HardwareError { what, status: tail })
         } else {
-            Ok(index)
+            Ok(*head + self.place(index.wrapping_sub(*head)))
         }
     }
 
-    /// Takes the record at the head out, if that is not the tail.
+    /// The place of a position.
+    fn place(&self, position: u64) -> u64 {
+        position & lg2::mask(self.lg2_entries)
+    }
+
+    /// Takes the record at the head out, if that is before the tail.
     fn take(&self, host: &impl Host, tail: u64, patience: &mut Patience) -> Option<Event> {
         let mut head = self.head.lock();
-        if *head == tail {
+        if *head >= tail {
             return None;
         }
-        // The log has this place: the head is below its length.
-        let at = usize::try_from(*head * 2).unwrap_or(usize::MAX);
+        // The log has this place: its length is that of the mask.
+        let at = usize::try_from(self.place(*head) * 2).unwrap_or(usize::MAX);
         let read = || {
             let event = Event::decode([self.log.get(at), self.log.get(at.saturating_add(1))]);
             (event != Event::Nothing).then_some(event)
@@ -79,18 +87,14 @@ impl<L: RawMutex, S: Structure> Events<L, S> {
         // What is there when hardware comes round again is not taken for a record.
         self.log.set(at, 0);
         self.log.set(at.saturating_add(1), 0);
-        *head = (*head + 1) & lg2::mask(self.lg2_entries);
+        *head += 1;
         Some(event.unwrap_or(Event::Nothing))
     }
 
     /// Gives hardware the room of what was taken out.
     fn give_room(&self, registers: &impl Mmio) {
         let head = self.head.lock();
-        registers.write64(register::EVENT_HEAD, *head << LG2_RECORD);
-    }
-
-    fn is_empty(&self, tail: u64) -> bool {
-        *self.head.lock() == tail
+        registers.write64(register::EVENT_HEAD, self.place(*head) << LG2_RECORD);
     }
 }
 
@@ -116,12 +120,14 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
         if status == status::GONE {
             return Err(gone(status.into()));
         }
-        // Before the log is read, so that what comes later interrupts again.
-        self.registers.write32(register::STATUS, status & status::EVENT_INTERRUPT);
+        if status & status::EVENT_INTERRUPT != 0 {
+            // Before the log is read, so that what comes later interrupts again.
+            self.registers.write32(register::STATUS, status::EVENT_INTERRUPT);
+        }
         let tail = self.events.tail(&self.registers)?;
         let mut patience = Patience::Waits;
-        for _ in 0..lg2::size(self.events.lg2_entries) {
-            let Some(event) = self.events.take(&self.host, tail, &mut patience) else { break };
+        // At most as many as the log has: so far ahead is a tail.
+        while let Some(event) = self.events.take(&self.host, tail, &mut patience) {
             self.handle(event, &mut handled, &mut refused);
         }
         self.events.give_room(&self.registers);
@@ -130,8 +136,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
             handled.overflowed = true;
             self.restart_log();
         }
-        let tail = self.events.tail(&self.registers)?;
-        handled.more = !self.events.is_empty(tail);
+        handled.more = self.events.tail(&self.registers)? != tail;
         refused.map(|()| handled)
     }
 

@@ -22,7 +22,7 @@
 //! use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig};
 //! use dmaspan_drivers::{Host, MmioRegion};
 //!
-//! # fn attach<H: Host<Lock: Send + Sync>, M: TableMemory<u64> + Send + Sync>(
+//! # fn attach<H: Host + 'static, M: TableMemory<u64> + Send + Sync + 'static>(
 //! #     registers: MmioRegion,
 //! #     host: H,
 //! #     tables: M,
@@ -161,9 +161,11 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
         }
         // Before the event log is told of: QEMU does not take it while an interrupt is pending.
         registers.write32(register::STATUS, status::CLEARED);
-        // Devices pass in the exclusion range, whatever their entries say (2.2.1).
-        registers.write64(register::EXCLUSION_BASE, 0);
-        registers.write64(register::EXCLUSION_LIMIT, 0);
+        // Devices pass in the exclusion range, whatever their entries say, unless bits 1:0 of its
+        // base are 0. With SNP the range is the one that COMPLETION_WAIT may store to (3.4; Linux:
+        // `iommu_set_cwwb_range`).
+        registers.write64(register::EXCLUSION_BASE, self.commands.done_paddr());
+        registers.write64(register::EXCLUSION_LIMIT, self.commands.done_paddr());
         registers.write64(register::DEVICE_TABLE, self.devices.base());
         self.commands.program(registers);
         self.events.program(registers);

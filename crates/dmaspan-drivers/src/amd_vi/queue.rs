@@ -68,6 +68,11 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
         Self { places, ring, done, lg2_entries }
     }
 
+    /// Where COMPLETION_WAIT stores: a page of its own.
+    pub(super) fn done_paddr(&self) -> u64 {
+        self.done.paddr().get()
+    }
+
     /// Tells hardware where the buffer is; it is empty. Nothing is fetched meanwhile.
     pub(super) fn program(&self, registers: &impl Mmio) {
         let length = u64::from(self.lg2_entries) << BUFFER_LENGTH_SHIFT;

@@ -1,0 +1,9 @@
+//! The driver of AMD's IOMMU over hardware that is a few words of memory, obeys to the letter, and
+//! misbehaves where it is told to.
+#![expect(unsafe_code, reason = "a driver is promised that memory and registers are hardware's")]
+
+mod bringup;
+mod commands;
+mod events;
+mod fake;
+mod switching;

@@ -1,0 +1,158 @@
+//! An entry never has the tables of one domain and the number of another.
+
+use std::sync::Arc;
+
+use dmaspan::iommu::{AllMemory, AttachedTo, IommuOps as _, Prepared, Target};
+use dmaspan::{Iova, PhysAddr, Prot, Span};
+use dmaspan_drivers::amd_vi::AmdViConfig;
+
+use crate::bringup::is_closed;
+use crate::fake::{Paging, Rig, Seen, config};
+
+const ROOT: u64 = 0x000f_ffff_ffff_f000;
+
+pub(crate) fn paging(domain: &Arc<Paging>) -> Target<Paging> {
+    Target::Paging(Prepared::new(Arc::clone(domain)))
+}
+
+/// Root and number of a domain, as an entry has them.
+fn named(domain: &Paging) -> (u64, u64) {
+    (domain.root().get(), domain.ops().domain_id().into())
+}
+
+fn of(seen: &Seen) -> (u64, u64) {
+    (seen.entry[0] & ROOT, seen.entry[1] & 0xffff)
+}
+
+fn is_open(seen: &Seen) -> bool {
+    seen.entry[0] & 0b11 << 61 != 0
+}
+
+#[test]
+fn a_switch_closes_the_entry_and_forgets_the_old_domain_before_it_names_the_new_one() {
+    let rig = Rig::new();
+    let domains = [rig.domain(), rig.domain()];
+    let stream = rig.stream(7);
+    rig.fake.take();
+    stream.attach(paging(&domains[0])).unwrap();
+    let [entry, _wait] = rig.fake.take()[..] else { panic!("the entry, and the wait") };
+    assert!(is_open(&entry));
+    assert_eq!(of(&entry), named(&domains[0]));
+
+    stream.replace(paging(&domains[1])).unwrap();
+    let seen = rig.fake.take();
+    assert_eq!(seen.iter().map(Seen::opcode).collect::<Vec<_>>(), [2, 3, 1, 2, 1]);
+    assert!(!is_open(&seen[0]), "closed at first");
+    assert_eq!(of(&seen[0]).1, named(&domains[0]).1, "with the old number");
+    assert_eq!(seen[1].command[0] >> 32 & 0xffff, named(&domains[0]).1, "which is forgotten");
+    assert_eq!(seen[1].command[1], 0x7fff_ffff_ffff_f003);
+    assert!(is_open(&seen[3]));
+    assert_eq!(of(&seen[3]), named(&domains[1]));
+
+    // SAFETY: the fake's devices do nothing.
+    stream.replace(Target::Identity(unsafe { AllMemory::promise() })).unwrap();
+    assert_eq!(rig.fake.entry(7), [0b11 << 61 | 0b11, 2]);
+    stream.detach().unwrap();
+    assert!(is_closed(rig.fake.entry(7)));
+    let others = (0..0x400).filter(|&device| device != 7);
+    assert!(others.into_iter().all(|device| is_closed(rig.fake.entry(device))));
+}
+
+#[test]
+fn a_switch_that_hardware_does_not_answer_leaves_the_stream_blocked_or_with_either() {
+    // The waits that are lost: of the first step, or of the second.
+    for lost in 1..=8 {
+        let rig = Rig::new();
+        let domains = [rig.domain(), rig.domain()];
+        let stream = rig.stream(7);
+        stream.attach(paging(&domains[0])).unwrap();
+        rig.fake.behave(|how| how.lost_waits = lost);
+        let result = stream.replace(paging(&domains[1]));
+        let left = stream.attached_to();
+        result.unwrap_err();
+        rig.fake.behave(|how| how.lost_waits = 0);
+        let open = rig.fake.entry(7)[0] & 0b11 << 61 != 0;
+        match left {
+            AttachedTo::Paging => assert!(open),
+            AttachedTo::Blocked => assert!(!open),
+            _ => {}
+        }
+        stream.detach().unwrap();
+        assert!(is_closed(rig.fake.entry(7)), "{lost}");
+    }
+}
+
+#[test]
+fn a_new_root_is_stored_for_each_stream_of_the_domain_by_one_word() {
+    let rig = Rig::new();
+    let (domain, other) = (rig.domain(), rig.domain());
+    let streams = [3, 5, 9].map(|id| rig.stream(id));
+    for stream in &streams[..2] {
+        stream.attach(paging(&domain)).unwrap();
+    }
+    streams[2].attach(paging(&other)).unwrap();
+    let before = [3, 5, 9].map(|id| rig.fake.entry(id));
+    rig.fake.take();
+    let page = Span::new(PhysAddr::new(0x8000_0000), 0x1000).unwrap();
+    // SAFETY: the fake's devices do nothing.
+    unsafe { domain.map_spans(Iova::new(1 << 45), &[page], Prot::READ) }.unwrap();
+    let after = [3, 5, 9].map(|id| rig.fake.entry(id));
+    let (root, level) = domain.root_and_level();
+    for nth in [0, 1] {
+        assert_eq!(after[nth][0] & ROOT, root.get());
+        assert_eq!(after[nth][0] >> 9 & 7, u64::from(level) + 1);
+        let kept = !(ROOT | 7 << 9);
+        assert_eq!(after[nth][0] & kept, before[nth][0] & kept);
+        assert_eq!(after[nth][1], before[nth][1]);
+    }
+    assert_eq!(after[2], before[2]);
+    let seen = rig.fake.take();
+    let commands: Vec<_> =
+        seen.iter().map(|seen| (seen.opcode(), seen.command[0] & 0xffff)).collect();
+    assert_eq!(commands[..2], [(2, 3), (2, 5)]);
+    assert_eq!(seen[2].command[1], 0x7fff_ffff_ffff_f003);
+    assert_eq!(seen[3].opcode(), 1);
+}
+
+#[test]
+fn a_domain_that_is_detached_closes_the_entries_that_still_have_it() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let stream = rig.stream(7);
+    stream.attach(paging(&domain)).unwrap();
+    domain.ops().detach().unwrap();
+    assert_eq!(rig.fake.entry(7)[0] & 0b11 << 61, 0);
+}
+
+#[test]
+fn a_number_comes_back_when_hardware_has_forgotten_it_and_not_before() {
+    let rig = Rig::with(AmdViConfig { last_domain: 4, ..config() });
+    let stream = rig.stream(7);
+    let domain = rig.domain();
+    let id = domain.ops().domain_id();
+    stream.attach(paging(&domain)).unwrap();
+    stream.detach().unwrap();
+    drop(domain);
+    let domain = rig.domain();
+    assert_eq!(domain.ops().domain_id(), id);
+    stream.attach(paging(&domain)).unwrap();
+    stream.detach().unwrap();
+    rig.fake.behave(|how| how.lost_waits = 1);
+    drop(domain);
+    let domain = rig.domain();
+    assert_ne!(domain.ops().domain_id(), id, "hardware did not say that it forgot it");
+    rig.iommu.ops().unwrap_err();
+}
+
+#[test]
+fn what_firmware_says_of_a_device_stays_in_its_entry() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    let stream = rig.stream(7);
+    stream.port().set_firmware_setting(0b1011_0101).unwrap();
+    stream.attach(paging(&domain)).unwrap();
+    let table = rig.fake.peek(0) & !0xfff;
+    let [_, word] = rig.fake.entry(7);
+    assert_eq!(word, 0b11 << 40 | u64::from(domain.ops().domain_id()));
+    assert_eq!(rig.memory.word(table + 7 * 32 + 16), 0b1000_0101 << 56);
+}

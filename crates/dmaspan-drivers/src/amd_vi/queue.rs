@@ -233,17 +233,16 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
         places: &mut Places,
     ) {
         control.change(registers, control::COMMANDS, 0);
-        // Where it does not stop the next batch is stuck, too, and comes here again.
-        poll(host, || {
+        let stopped = poll(host, || {
             (registers.read32(register::STATUS) & status::COMMANDS_RUN == 0).then_some(())
         });
-        *places = Places {
-            tail: 0,
-            head: 0,
-            number: places.number,
-            starts: places.starts.wrapping_add(1),
-        };
-        self.program(registers);
+        places.starts = places.starts.wrapping_add(1);
+        // Where it does not stop, it may fetch still: the buffer stays as it is, and whoever is
+        // stuck next comes here again.
+        if stopped.is_some() {
+            (places.tail, places.head) = (0, 0);
+            self.program(registers);
+        }
         control.change(registers, 0, control::COMMANDS);
     }
 }

@@ -139,6 +139,22 @@ fn hardware_that_fetches_nothing_fills_the_ring_and_nobody_waits_for_ever() {
 }
 
 #[test]
+fn hardware_that_does_not_stop_either_is_an_error_each_time_until_it_does() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    rig.fake.behave(|how| how.lost_waits = usize::MAX);
+    rig.fake.behave(|how| how.reads = [(STATUS, 1 << 4)].into());
+    // More than the ring holds: it stays as it is meanwhile, and its places are used on.
+    for _ in 0..300 {
+        domain.ops().invalidate(&ALL).unwrap_err();
+    }
+    rig.fake.behave(|how| how.lost_waits = 0);
+    domain.ops().invalidate(&ALL).unwrap();
+    rig.fake.behave(|how| how.reads.clear());
+    domain.ops().invalidate(&ALL).unwrap();
+}
+
+#[test]
 fn slow_hardware_is_waited_for_by_many_threads_at_once() {
     let rig = Rig::new();
     let domain = rig.domain();

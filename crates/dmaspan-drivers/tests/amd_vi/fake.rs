@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use dmaspan::io_pgtable::{AmdV1, PageTable};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, PageTable};
 use dmaspan::iommu::{Attachment, Domain, ReservedRegions};
 use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
@@ -407,7 +407,11 @@ impl Rig {
     }
 
     pub(crate) fn domain(&self) -> Arc<Paging> {
-        let format = AmdV1::new(self.iommu.v1_config()).unwrap();
+        self.domain_of(self.iommu.v1_config())
+    }
+
+    pub(crate) fn domain_of(&self, config: AmdV1Config) -> Arc<Paging> {
+        let format = AmdV1::new(config).unwrap();
         let table = PageTable::new(format, self.arena.clone()).unwrap();
         Arc::new(Domain::new(table, self.iommu.ops().unwrap()).unwrap())
     }

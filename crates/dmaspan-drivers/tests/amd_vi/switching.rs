@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dmaspan::io_pgtable::AmdV1Config;
 use dmaspan::iommu::{AllMemory, AttachedTo, IommuOps as _, Prepared, Target};
 use dmaspan::{Iova, PhysAddr, Prot, Span};
 use dmaspan_drivers::amd_vi::AmdViConfig;
@@ -112,6 +113,31 @@ fn a_new_root_is_stored_for_each_stream_of_the_domain_by_one_word() {
     assert_eq!(commands[..2], [(2, 3), (2, 5)]);
     assert_eq!(seen[2].command[1], 0x7fff_ffff_ffff_f003);
     assert_eq!(seen[3].opcode(), 1);
+}
+
+#[test]
+fn a_root_in_encrypted_memory_is_one_when_it_changes_too() {
+    let encrypted = 1 << 47;
+    let rig = Rig::new();
+    let config = AmdV1Config {
+        output_bits: 47,
+        encryption_bit: Some(47),
+        first_levels: 1,
+        ..rig.iommu.v1_config()
+    };
+    let domain = rig.domain_of(config);
+    let stream = rig.stream(7);
+    stream.attach(paging(&domain)).unwrap();
+    assert_eq!(rig.fake.entry(7)[0] & ROOT, domain.root().get() | encrypted);
+    let page = Span::new(PhysAddr::new(0x8000_0000), 0x1000).unwrap();
+    for iova in [1 << 21, 1 << 30, 1 << 39] {
+        // SAFETY: the fake's devices do nothing.
+        unsafe { domain.map_spans(Iova::new(iova), &[page], Prot::READ) }.unwrap();
+        let (root, level) = domain.root_and_level();
+        let [word, _] = rig.fake.entry(7);
+        assert_eq!(word, domain.format().registers(root, level).dte);
+        assert_eq!(word & ROOT, root.get() | encrypted);
+    }
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl Board {
             },
             end: |tail, _| tail,
         };
-        let tap = Tap::new(&machine, REGISTERS, queue);
+        let tap = Tap::new(&machine, machine.mmio(REGISTERS), queue);
         Some(Self { pci: Pci::new(&machine), machine, tap })
     }
 

@@ -139,6 +139,23 @@ fn hardware_that_fetches_nothing_fills_the_ring_and_nobody_waits_for_ever() {
 }
 
 #[test]
+fn a_batch_that_was_lost_is_not_taken_for_done_when_a_later_one_is() {
+    let rig = Rig::new();
+    let domain = rig.domain();
+    rig.fake.behave(|how| how.stops_at = Some(0));
+    let (fake, iommu, other) = (rig.fake.clone(), rig.iommu.clone(), domain.clone());
+    *rig.memory.meanwhile.lock() = Some(Box::new(move || {
+        // Somebody hears that a command was refused, and somebody's next batch is done.
+        fake.log([5 << 60, 0x1000]);
+        iommu.handle_faults().unwrap_err();
+        other.ops().invalidate(&ALL).unwrap();
+    }));
+    let error = domain.ops().invalidate(&ALL).unwrap_err();
+    assert!(error.what.contains("started again"), "{error}");
+    domain.ops().invalidate(&ALL).unwrap();
+}
+
+#[test]
 fn hardware_that_does_not_stop_either_is_an_error_each_time_until_it_does() {
     let rig = Rig::new();
     let domain = rig.domain();

@@ -43,6 +43,8 @@ pub(crate) type Paging = Domain<AmdV1, Arena, AmdViOps<Arc<Fake>, FakeHost>>;
 pub(crate) type Driver = Arc<AmdVi<Arc<Fake>, FakeHost>>;
 pub(crate) type Stream = Attachment<AmdViStream<Paging, Arc<Fake>, FakeHost>>;
 
+pub(crate) type Meanwhile = Box<dyn FnOnce() + Send>;
+
 /// Physical memory for structures.
 pub(crate) struct Memory {
     pieces: Mutex<BTreeMap<u64, Words>>,
@@ -52,6 +54,8 @@ pub(crate) struct Memory {
     pub(crate) allowed: AtomicUsize,
     /// What lets hardware go on while it is waited for.
     fake: Mutex<Option<Arc<Fake>>>,
+    /// What happens while hardware is waited for the next time.
+    pub(crate) meanwhile: Mutex<Option<Meanwhile>>,
 }
 
 pub(crate) struct Piece {
@@ -84,6 +88,7 @@ impl Memory {
             live: AtomicUsize::new(0),
             allowed: AtomicUsize::new(usize::MAX),
             fake: Mutex::default(),
+            meanwhile: Mutex::default(),
         })
     }
 
@@ -131,6 +136,10 @@ unsafe impl Host for FakeHost {
         let fake = self.0.fake.lock().clone();
         if let Some(fake) = fake {
             fake.go_on();
+        }
+        let meanwhile = self.0.meanwhile.lock().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
         }
         if polls < 1000 { Again::Poll } else { Again::GiveUp }
     }

@@ -1,0 +1,165 @@
+//! Streams that are attached to domains.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::marker::PhantomData;
+
+use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
+
+use super::format::Context;
+use super::map::{Route, StreamMap};
+use super::ops::SmmuV2Ops;
+use super::spec::gr0;
+use super::{SmmuV2, SmmuV2Format, State, Translates};
+use crate::faults::Claimed;
+use crate::host::Host;
+use crate::mmio::Mmio;
+
+/// A stream, or several as one: an entry of the stream map.
+///
+/// Dropped, its entry is free again, unless hardware may let something through it: then nobody gets
+/// these streams any more.
+pub struct SmmuV2Stream<D, R: Mmio, H: Host> {
+    smmu: Arc<SmmuV2<R, H>>,
+    entry: u32,
+    claimed: Arc<Claimed<H::Lock>>,
+    domains: PhantomData<fn(&D)>,
+}
+
+impl<D, R: Mmio, H: Host> SmmuV2Stream<D, R, H> {
+    pub(super) fn new(smmu: Arc<SmmuV2<R, H>>, entry: u32, claimed: Arc<Claimed<H::Lock>>) -> Self {
+        Self { smmu, entry, claimed, domains: PhantomData }
+    }
+
+    /// Its stream ID; of several streams, the lowest.
+    pub fn id(&self) -> u32 {
+        self.claimed.id
+    }
+}
+
+impl<R: Mmio, H: Host> SmmuV2<R, H> {
+    /// Sends the accesses of an entry elsewhere, and waits until none goes the former way.
+    /// `prepare` makes the new one ready, under the same lock: nobody takes it away in between.
+    fn switch(
+        &self,
+        entry: u32,
+        route: Route,
+        prepare: impl FnOnce(&mut State<H::Lock>),
+    ) -> Result<(), HardwareError> {
+        let mut state = self.state.lock();
+        prepare(&mut state);
+        let former = state.map.send(&self.registers, entry, route);
+        let bank = match former {
+            Some(Route::Bank(index)) if former != Some(route) => {
+                state.bank(index).map(|it| it.bank)
+            }
+            _ => None,
+        };
+        drop(state);
+        if !StreamMap::<H::Lock>::has(&self.registers, entry, route) {
+            let status = self.registers.read_entry(gr0::S2CR, entry).into();
+            return Err(HardwareError { what: "the SMMU does not take a stream's route", status });
+        }
+        match (former, bank) {
+            // The sync waits for accesses that used what is forgotten.
+            (_, Some(bank)) => {
+                bank.end_stalled(&self.registers);
+                bank.forget_all(&self.registers);
+            }
+            (Some(_), None) => {}
+            (None, None) => self.forget_everything(),
+        }
+        self.sync_global()?;
+        self.state.lock().map.arrived(entry, route);
+        Ok(())
+    }
+
+    /// Begins to forget all that is cached, for a stream that may have used any bank.
+    fn forget_everything(&self) {
+        let banks = (0..self.features.banks).filter_map(|index| {
+            // The lock is not held while hardware is asked.
+            self.state.lock().bank(index).map(|taken| taken.bank)
+        });
+        banks.for_each(|bank| bank.end_stalled(&self.registers));
+        self.registers.write(gr0::TLBIALLNSNH, 0);
+    }
+}
+
+// SAFETY: 1. and 2. One write to S2CR changes the way of all later accesses; it is read back. All
+// that used a translation of the former bank have completed when the sync is over that follows an
+// invalidation of all of it, and stalled ones are ended, since they would be translated again. 3. A
+// hook writes S2CR or does not; what then fails leaves the old or the new. Nothing else writes the
+// entry's S2CR while it is claimed, and it stays claimed unless it is blocked. 4. The hooks of a
+// domain always tell the bank, whoever uses it.
+#[expect(unsafe_code, reason = "the promises of a port")]
+unsafe impl<D, R, H> Port for SmmuV2Stream<D, R, H>
+where
+    R: Mmio,
+    H: Host,
+    D: PagingDomain<Ops = SmmuV2Ops<R, H>>,
+    D::Format: SmmuV2Format,
+{
+    type Paging = D;
+    type Lock = H::Lock;
+
+    fn reserved_regions(&self) -> &ReservedRegions {
+        &self.claimed.regions
+    }
+
+    fn faults(&self) -> &FaultHook<H::Lock> {
+        &self.claimed.faults
+    }
+
+    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
+        let domain = domain.domain();
+        let ops = domain.ops();
+        if !Arc::ptr_eq(ops.smmu(), &self.smmu) {
+            return Err(Incompatible { what: "it is another SMMU's" });
+        }
+        if ops.taken().context != <D::Format as super::format::sealed::Tables>::CONTEXT {
+            return Err(Incompatible { what: "its hooks are for tables of another format" });
+        }
+        match Context::misfit(domain.format(), &self.smmu.features) {
+            Some(what) => Err(Incompatible { what }),
+            None => Ok(()),
+        }
+    }
+
+    fn passes(&self) -> bool {
+        true
+    }
+
+    fn block(&self) -> Result<(), HardwareError> {
+        self.smmu.switch(self.entry, Route::Blocked, |_| ())
+    }
+
+    fn pass(&self) -> Result<(), HardwareError> {
+        self.smmu.switch(self.entry, Route::Pass, |_| ())
+    }
+
+    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
+        let domain = domain.domain();
+        let smmu = &self.smmu;
+        let bank = *domain.ops().taken();
+        smmu.switch(self.entry, Route::Bank(bank.index), |state| {
+            let taken = state.bank(bank.index);
+            if let Some(taken) = taken.filter(|taken| taken.translates == Translates::No) {
+                taken.translates = Translates::Yes;
+                let tables = (domain.format(), domain.root());
+                bank.translate(&smmu.registers, &smmu.features, tables, smmu.config.stalls);
+            }
+        })
+    }
+}
+
+impl<D, R: Mmio, H: Host> Drop for SmmuV2Stream<D, R, H> {
+    fn drop(&mut self) {
+        self.smmu.state.lock().map.release(&self.smmu.registers, self.entry);
+    }
+}
+
+impl<D, R: Mmio, H: Host> fmt::Debug for SmmuV2Stream<D, R, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SmmuV2Stream({:#x})", self.claimed.id)
+    }
+}

@@ -1,0 +1,13 @@
+//! The driver of SMMUv2, against the register model of `dmaspan-sim`, which was written from the
+//! manual and knows nothing of the driver.
+
+mod accesses;
+mod banks;
+mod faults;
+mod host;
+mod hostile;
+mod invalidations;
+mod random;
+mod reset;
+mod rig;
+mod streams;

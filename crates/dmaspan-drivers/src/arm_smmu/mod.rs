@@ -9,6 +9,9 @@
 //! There are no queues: hardware is told by writing registers, and asked whether it is done.
 //! Everything that invalidations do is at most [`MAX_COMMANDS`] writes and one wait.
 //!
+//! The driver does what the architecture says. What single implementations need besides, above all
+//! against their errata (Linux: arm-smmu-impl.c), is done before it is made.
+//!
 //! ```
 //! use std::sync::Arc;
 //!
@@ -197,9 +200,9 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for tables that the hardware does not walk, [`Error::NoIds`] where all
-    /// banks are taken, and [`Error::Config`] where [`SmmuV2Config::first_id`] leaves none of the
-    /// numbers that such a bank can have.
+    /// [`Error::Unsupported`] for tables that the hardware does not walk, [`Error::NoIds`] where
+    /// all banks are taken, and [`Error::Config`] where [`SmmuV2Config::first_id`] leaves none of
+    /// the numbers that such a bank can have.
     pub fn ops<F: SmmuV2Format>(self: &Arc<Self>) -> Result<SmmuV2Ops<R, H>, Error> {
         let context = F::CONTEXT;
         if let Some((what, register)) = context.missing(&self.features) {

@@ -117,7 +117,8 @@ unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV2Ops<R, H> {
     fn detach(&self) -> Result<(), HardwareError> {
         let registers = &self.smmu.registers;
         let index = self.bank.index;
-        // Under the lock, so that no stream is led here meanwhile.
+        // All under the lock, so that no stream is led here meanwhile: a bank without tables lets
+        // accesses pass.
         let mut state = self.smmu.state.lock();
         if state.map.reaches(registers, index) {
             return Err(HardwareError { what: "a stream has this domain", status: 0 });

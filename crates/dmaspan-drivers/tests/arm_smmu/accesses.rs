@@ -1,5 +1,8 @@
 //! What devices reach, with every format.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use dmaspan::io_pgtable::TableMemory;
 use dmaspan::iommu::{
     AllMemory, FaultAccess, FaultReason, FaultReport, FaultState, Synced, Target,
@@ -224,4 +227,42 @@ where
 #[test]
 fn a_stream_is_blocked_before_it_is_attached_and_after_it_was_detached() {
     for_all_tables!(detached_is_blocked);
+}
+
+fn switches_at_one_moment<F: Tables>()
+where
+    Arena: TableMemory<F::Word>,
+{
+    let rig = Rig::new();
+    let (stream, page) = (rig.stream::<F>(1), granule::<F>());
+    let domains = [rig.domain::<F>(), rig.domain::<F>()];
+    let paddrs = [0x8000_0000, 0x9000_0000];
+    for (domain, paddr) in domains.iter().zip(paddrs) {
+        map(domain, 0, paddr, page, Prot::READ);
+    }
+    stream.attach(target(&domains[0])).unwrap();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let device = scope.spawn(|| {
+            let mut accesses = 0u64;
+            while !over.load(Ordering::Relaxed) {
+                let reached = rig.reads(1, 0);
+                assert!(paddrs.map(Some).contains(&reached), "{}: {reached:x?}", F::NAME);
+                accesses += 1;
+            }
+            accesses
+        });
+        for turn in 0..200 {
+            stream.replace(target(&domains[turn % 2])).unwrap();
+            assert_eq!(rig.reads(1, 0), Some(paddrs[turn % 2]), "{}", F::NAME);
+        }
+        over.store(true, Ordering::Relaxed);
+        assert_ne!(device.join().unwrap(), 0);
+    });
+    assert_eq!(rig.driver.handle_faults(), Ok(Handled::default()));
+}
+
+#[test]
+fn an_access_during_a_switch_sees_the_one_domain_or_the_other() {
+    for_all_tables!(switches_at_one_moment);
 }

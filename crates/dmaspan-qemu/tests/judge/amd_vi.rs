@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::AmdV1;
 use dmaspan::iommu::{FaultReason, ReservedRegions};
-use dmaspan::{Iova, PhysAddr, lg2};
+use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
-use dmaspan_sim::walker::{Access, Fault, Translation, Walker as _};
 
 use crate::rig::{DomainOf, Rig, machine};
 
@@ -39,6 +38,7 @@ pub(crate) struct AmdViRig {
 
 impl Rig for AmdViRig {
     type Format = AmdV1;
+    type Walker = AmdV1Walker;
     type Ops = AmdViOps<Tap, QemuHost>;
     type Port = AmdViStream<DomainOf<Self>, Tap, QemuHost>;
 
@@ -90,15 +90,9 @@ impl Rig for AmdViRig {
         FaultReason::Translation
     }
 
-    fn walk(
-        &self,
-        domain: &DomainOf<Self>,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault> {
+    fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let (root, level) = domain.root_and_level();
         let dte = domain.format().registers(root, level).dte;
-        let walker = AmdV1Walker::new(AmdV1Registers { dte }).expect("the format made the entry");
-        walker.walk(domain.memory(), iova, access)
+        AmdV1Walker::new(AmdV1Registers { dte }).expect("the format made the entry")
     }
 }

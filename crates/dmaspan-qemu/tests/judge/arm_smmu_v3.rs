@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use dmaspan::Iova;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2};
 use dmaspan::iommu::{FaultReason, ReservedRegions};
 use dmaspan::{PhysAddr, lg2};
@@ -12,7 +11,6 @@ use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
 use dmaspan_sim::walker::arm_lpae::{
     ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers,
 };
-use dmaspan_sim::walker::{Access, Fault, Translation, Walker as _};
 
 use crate::rig::{DomainOf, Rig, machine};
 
@@ -90,6 +88,7 @@ pub(crate) struct Stage1<const G: u32>(Machine);
 
 impl<const G: u32> Rig for Stage1<G> {
     type Format = ArmLpaeS1<G>;
+    type Walker = ArmLpaeS1Walker;
 
     const NAME: &'static str = match G {
         12 => "SMMUv3 stage 1, 4K",
@@ -104,17 +103,11 @@ impl<const G: u32> Rig for Stage1<G> {
         ArmLpaeS1::new(config).expect("there are such tables")
     }
 
-    fn walk(
-        &self,
-        domain: &DomainOf<Self>,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault> {
+    fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let registers = domain.format().registers(domain.root());
         let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
         let registers = ArmS1Registers { ttbr, tcr, mair, ..ArmS1Registers::default() };
-        let walker = ArmLpaeS1Walker::new(registers).expect("the format made the registers");
-        walker.walk(domain.memory(), iova, access)
+        ArmLpaeS1Walker::new(registers).expect("the format made the registers")
     }
 }
 
@@ -123,6 +116,7 @@ pub(crate) struct Stage2<const G: u32>(Machine);
 
 impl<const G: u32> Rig for Stage2<G> {
     type Format = ArmLpaeS2<G>;
+    type Walker = ArmLpaeS2Walker;
 
     const NAME: &'static str = match G {
         12 => "SMMUv3 stage 2, 4K",
@@ -140,16 +134,10 @@ impl<const G: u32> Rig for Stage2<G> {
         ArmLpaeS2::new(config).expect("there are such tables")
     }
 
-    fn walk(
-        &self,
-        domain: &DomainOf<Self>,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault> {
+    fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let registers = domain.format().registers(domain.root());
         let (vttbr, vtcr) = (registers.vttbr, registers.vtcr);
         let registers = ArmS2Registers { vttbr, vtcr, ..ArmS2Registers::default() };
-        let walker = ArmLpaeS2Walker::new(registers).expect("the format made the registers");
-        walker.walk(domain.memory(), iova, access)
+        ArmLpaeS2Walker::new(registers).expect("the format made the registers")
     }
 }

@@ -4,10 +4,10 @@ use dmaspan::iommu::{FaultAccess, FaultReason};
 use dmaspan::{Iova, PhysAddr, Prot};
 use dmaspan_qemu::{DmaRefused, TestDev};
 use dmaspan_sim::bus::Bus as _;
-use dmaspan_sim::walker::{Access, FaultKind};
+use dmaspan_sim::walker::{Access, FaultKind, Walker as _};
 
 use crate::engine::{COPIES, Disagreement, Judge, Judged, agree};
-use crate::rig::{Rig, WRITERS};
+use crate::rig::{Rig, Strict as _, WRITERS};
 
 /// As many addresses are used again.
 const WARM: usize = 32;
@@ -58,20 +58,25 @@ impl<R: Rig> Judge<R> {
             Access::Write => Prot::WRITE,
         };
         let mapped = side.model.lookup(iova);
-        let walked = self.rig.walk(&side.domain, iova, access);
+        let walker = self.rig.walker(&side.domain);
+        let tables = side.domain.memory();
+        let walked = walker.walk(tables, iova, access);
         let expected = match mapped {
             Some((paddr, prot)) if prot.contains(needed) => {
-                let found = walked.map(|translation| translation.paddr);
-                agree!(found == Ok(paddr), "the walker says {found:x?} of {iova}, not {paddr}");
+                let found = walker.strict(tables, iova).map(|translation| translation.paddr);
+                agree!(
+                    walked.is_ok() && found == Ok(paddr),
+                    "the walker says {found:x?} of {iova}, not {paddr}"
+                );
                 Expected::Lands(paddr)
             }
             mapped => {
-                let kind = walked.map(|translation| translation.paddr).map_err(|f| f.kind);
                 let (expected, needed) = match mapped {
                     Some(_) => (Expected::ReadOnly(R::read_only()), FaultKind::Permission),
                     None => (Expected::Fault(R::unmapped()), FaultKind::Translation),
                 };
-                agree!(kind == Err(needed), "the walker says {kind:x?} of {iova}, not {needed:?}");
+                let faults = matches!(walked, Err(fault) if fault.kind == needed);
+                agree!(faults, "the walker says {walked:x?} of {iova}, not {needed:?}");
                 expected
             }
         };

@@ -8,15 +8,39 @@ use dmaspan::iommu::{Domain, FaultReason, IommuOps, Port};
 use dmaspan_drivers::Handled;
 use dmaspan_qemu::{Arch, Machine, Pci, Tap, ready};
 use dmaspan_sim::Arena;
-use dmaspan_sim::walker::{Access, Fault, Translation};
+use dmaspan_sim::walker::amd_v1::AmdV1Walker;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker};
+use dmaspan_sim::walker::riscv::RiscvWalker;
+use dmaspan_sim::walker::vtd_ss::VtdSsWalker;
+use dmaspan_sim::walker::x86_64::X86Walker;
+use dmaspan_sim::walker::{Checked as _, Translation, Walker};
 
 /// The domains of a rig.
 pub(crate) type DomainOf<R> = Domain<<R as Rig>::Format, Arena, <R as Rig>::Ops>;
+
+/// A walker that also finds what hardware passes over: reserved bits, and groups of entries that
+/// disagree.
+pub(crate) trait Strict: Walker {
+    fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translation, String>;
+}
+
+macro_rules! strict {
+    ($($walker:ty),+) => { $(
+        impl Strict for $walker {
+            fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translation, String> {
+                self.strict_walk(tables, iova).map_err(|bad| bad.to_string())
+            }
+        }
+    )+ };
+}
+
+strict!(ArmLpaeS1Walker, ArmLpaeS2Walker, AmdV1Walker, RiscvWalker, VtdSsWalker, X86Walker);
 
 /// A machine with an IOMMU, its driver, and the devices that [`machine`] puts there.
 pub(crate) trait Rig: Sized {
     type Format: Format<Word = u64>;
     type Ops: IommuOps;
+    type Walker: Strict;
     type Port: Port<Paging = Domain<Self::Format, Arena, Self::Ops>>;
 
     /// The name of the model and of its tables.
@@ -47,13 +71,8 @@ pub(crate) trait Rig: Sized {
 
     fn handle_faults(&self) -> Handled;
 
-    /// What the independent walker says.
-    fn walk(
-        &self,
-        domain: &DomainOf<Self>,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault>;
+    /// The independent walker of a domain's tables.
+    fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker;
 
     /// What the hardware reports of a stream that is blocked; `None` where it says nothing.
     fn blocked() -> Option<FaultReason> {

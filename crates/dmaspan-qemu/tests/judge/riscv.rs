@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{Half, Riscv, RiscvStage};
 use dmaspan::iommu::{FaultReason, ReservedRegions};
-use dmaspan::{Iova, PhysAddr, lg2};
+use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig, RiscvOps, RiscvStream};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
 use dmaspan_sim::walker::riscv::{self as walker, RiscvWalker};
-use dmaspan_sim::walker::{Access, Fault, Requester, Switch, Translation, Walker as _};
+use dmaspan_sim::walker::{Requester, Switch};
 
 use crate::rig::{DomainOf, Rig, machine};
 
@@ -43,6 +43,7 @@ impl<const SECOND: bool> RiscvRig<SECOND> {
 
 impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
     type Format = Riscv;
+    type Walker = RiscvWalker;
     type Ops = RiscvOps<Tap, QemuHost>;
     type Port = RiscvStream<DomainOf<Self>, Tap, QemuHost>;
 
@@ -92,12 +93,7 @@ impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
         FaultReason::Translation
     }
 
-    fn walk(
-        &self,
-        domain: &DomainOf<Self>,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault> {
+    fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let atp = domain.format().registers(domain.root()).atp;
         let stage = match SECOND {
             true => walker::RiscvStage::Second { iohgatp: atp },
@@ -111,7 +107,6 @@ impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
             requester: Requester::User,
             sum: Switch::Off,
         };
-        let walker = RiscvWalker::new(registers).expect("the format made the register");
-        walker.walk(domain.memory(), iova, access)
+        RiscvWalker::new(registers).expect("the format made the register")
     }
 }

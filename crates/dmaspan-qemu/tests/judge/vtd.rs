@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{VtdSs, X86_64};
 use dmaspan::iommu::{FaultReason, ReservedRegions};
-use dmaspan::{Coherency, Iova, PhysAddr, lg2};
+use dmaspan::{Coherency, PhysAddr, lg2};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat, VtdOps, VtdStream};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_sim::walker::Switch;
 use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
 use dmaspan_sim::walker::x86_64::{X86Registers, X86Walker};
-use dmaspan_sim::walker::{Access, Fault, Switch, Translation, Walker as _};
 
-use crate::rig::{DomainOf, Rig, machine};
+use crate::rig::{DomainOf, Rig, Strict, machine};
 
 type Driver = Vtd<Tap, QemuHost>;
 /// Bits of physical addresses.
@@ -35,6 +35,7 @@ const COMMANDS: CommandQueue = CommandQueue {
 /// A way in which the hardware translates.
 pub(crate) trait Way: 'static {
     type Format: VtdFormat<Word = u64>;
+    type Walker: Strict;
     const NAME: &'static str;
     /// The properties of QEMU's `intel-iommu`.
     const PROPERTIES: &'static str;
@@ -46,13 +47,7 @@ pub(crate) trait Way: 'static {
 
     fn format(driver: &Driver) -> Self::Format;
 
-    fn walk(
-        format: &Self::Format,
-        root: PhysAddr,
-        tables: &dmaspan_sim::Arena,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault>;
+    fn walker(format: &Self::Format, root: PhysAddr) -> Self::Walker;
 }
 
 /// Legacy mode, or scalable mode with its second stage; with caching mode or without.
@@ -60,6 +55,7 @@ pub(crate) struct SecondStage<const SCALABLE: bool, const CACHING: bool>;
 
 impl<const SCALABLE: bool, const CACHING: bool> Way for SecondStage<SCALABLE, CACHING> {
     type Format = VtdSs;
+    type Walker = VtdSsWalker;
 
     const NAME: &'static str = match (SCALABLE, CACHING) {
         (false, false) => "VT-d, legacy mode",
@@ -81,13 +77,7 @@ impl<const SCALABLE: bool, const CACHING: bool> Way for SecondStage<SCALABLE, CA
         VtdSs::new(config).expect("there are such tables")
     }
 
-    fn walk(
-        format: &VtdSs,
-        root: PhysAddr,
-        tables: &dmaspan_sim::Arena,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault> {
+    fn walker(format: &VtdSs, root: PhysAddr) -> Self::Walker {
         let [low, high] = format.registers(root).context_entry;
         let walker = VtdSsWalker::new(VtdSsRegisters {
             ssptptr: low & !lg2::mask(12),
@@ -97,7 +87,7 @@ impl<const SCALABLE: bool, const CACHING: bool> Way for SecondStage<SCALABLE, CA
             sslps: 3,
             snoop_control: Switch::On,
         });
-        walker.expect("the format made the entry").walk(tables, iova, access)
+        walker.expect("the format made the entry")
     }
 }
 
@@ -106,6 +96,7 @@ pub(crate) struct FirstStage;
 
 impl Way for FirstStage {
     type Format = X86_64;
+    type Walker = X86Walker;
 
     const NAME: &'static str = "VT-d, scalable mode, first stage";
     const PROPERTIES: &'static str = "scalable-mode=on,fsts=on";
@@ -118,20 +109,14 @@ impl Way for FirstStage {
         X86_64::new(config).expect("there are such tables")
     }
 
-    fn walk(
-        format: &X86_64,
-        root: PhysAddr,
-        tables: &dmaspan_sim::Arena,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault> {
+    fn walker(format: &X86_64, root: PhysAddr) -> Self::Walker {
         let entry = format.registers(root).pasid_entry;
         let walker = X86Walker::new(X86Registers {
             root: entry & !lg2::mask(12),
             physical_lg2: HOST_BITS,
             ..X86Registers::default()
         });
-        walker.expect("the format made the entry").walk(tables, iova, access)
+        walker.expect("the format made the entry")
     }
 }
 
@@ -146,6 +131,7 @@ pub(crate) struct VtdRig<W> {
 impl<W: Way> Rig for VtdRig<W> {
     type Format = W::Format;
     type Ops = VtdOps<Tap, QemuHost>;
+    type Walker = W::Walker;
     type Port = VtdStream<DomainOf<Self>, Tap, QemuHost>;
 
     const NAME: &'static str = W::NAME;
@@ -194,12 +180,7 @@ impl<W: Way> Rig for VtdRig<W> {
         W::UNMAPPED
     }
 
-    fn walk(
-        &self,
-        domain: &DomainOf<Self>,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translation, Fault> {
-        W::walk(domain.format(), domain.root(), domain.memory(), iova, access)
+    fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
+        W::walker(domain.format(), domain.root())
     }
 }

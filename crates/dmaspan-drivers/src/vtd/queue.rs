@@ -147,8 +147,9 @@ impl<S: Structure, L: RawMutex> Queue<S, L> {
             state.head = state.head.max(state.tail - behind.min(state.tail - state.head));
         }
         self.look(state);
-        // Hardware fetches ahead of what it has done: numbers stay within a queue's length.
-        Ok(free(state) >= needed && state.placed - state.done < self.entries())
+        // Half a number tells batches apart as long as fewer wait. Those that hardware fetched and
+        // never completes are among them.
+        Ok(free(state) >= needed && state.placed - state.done < 1 << 31)
     }
 
     /// The place that hardware fetches from next.

@@ -1,0 +1,162 @@
+//! Hardware that does not answer, answers wrongly, or reports anything.
+
+use std::sync::Arc;
+
+use dmaspan::iommu::{
+    AttachedTo, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse, Port as _,
+};
+use dmaspan_drivers::vtd::Mode;
+use parking_lot::Mutex;
+
+use crate::fake::{Broken, Fake, domain, map, start, stream, to, unmap};
+
+#[test]
+fn commands_that_never_complete_are_errors_and_later_ones_work() {
+    for mode in [Mode::Legacy, Mode::Scalable] {
+        let fake = Fake::new();
+        let iommu = start(&fake, mode).expect("it starts");
+        let tables = domain(&iommu).expect("there is a number");
+        let stream = stream(&iommu, 8);
+        stream.attach(to(&tables)).expect("it is attached");
+        assert!(map(&tables, 0, 0x100_0000));
+        for broken in [Broken::Stuck, Broken::Silent, Broken::Gone] {
+            fake.breaks(broken);
+            // More than the queue holds.
+            for page in 0..300 {
+                assert!(!unmap(&tables, page << 12, 0x1000), "{page}");
+                assert!(map(&tables, page << 12, 0x1000));
+            }
+            assert!(stream.detach().is_err());
+            assert_eq!(stream.attached_to(), AttachedTo::Unknown);
+            fake.breaks(Broken::Not);
+            stream.detach().expect("it answers again");
+            // Nobody knows what it missed: it forgot everything.
+            assert!(fake.told().iter().any(|command| command[0] & 0x3f == 0x2 | 1 << 4));
+            stream.attach(to(&tables)).expect("it answers again");
+            assert!(unmap(&tables, 0, 0x1000) && map(&tables, 0, 0x1000));
+        }
+    }
+}
+
+#[test]
+fn an_error_in_the_queue_fails_what_waits_and_nothing_after_it() {
+    let fake = Fake::new();
+    let iommu = start(&fake, Mode::Legacy).expect("it starts");
+    let tables = domain(&iommu).expect("there is a number");
+    assert!(map(&tables, 0, 0x100_0000));
+    for page in 0..400 {
+        let broken = if page % 2 == 0 { Broken::Refuses } else { Broken::TimesOut };
+        fake.breaks(broken);
+        assert!(!unmap(&tables, page << 12, 0x1000), "{page}");
+        assert!(unmap(&tables, (page + 1000) << 12, 0x1000), "{page}");
+        assert_eq!(fake.state().fsts, 0);
+    }
+    // An answer of a device that nobody asked fails nothing.
+    fake.state().fsts = 1 << 5;
+    assert!(unmap(&tables, 900 << 12, 0x1000));
+}
+
+#[test]
+fn many_threads_share_a_queue_that_fails_at_times() {
+    let fake = Fake::new();
+    let iommu = start(&fake, Mode::Scalable).expect("it starts");
+    let tables = domain(&iommu).expect("there is a number");
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (tables, fake) = (&tables, &fake);
+            scope.spawn(move || {
+                for turn in 0..500u64 {
+                    let iova = (thread << 30) + (turn << 12);
+                    assert!(map(tables, iova, 0x1000));
+                    if thread == 0 && turn % 50 == 0 {
+                        fake.breaks(Broken::Refuses);
+                    }
+                    let _ = unmap(tables, iova, 0x1000);
+                }
+            });
+        }
+    });
+    assert!(map(&tables, 0x1000, 0x1000));
+    assert!(unmap(&tables, 0x1000, 0x1000));
+}
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<FaultReport>>);
+
+impl FaultHandler for Heard {
+    fn fault(&self, report: &FaultReport) -> FaultResponse {
+        self.0.lock().push(*report);
+        FaultResponse::Terminate
+    }
+}
+
+#[test]
+fn records_are_reported_to_the_stream_that_they_name() {
+    let fake = Fake::new();
+    let iommu = start(&fake, Mode::Legacy).expect("it starts");
+    let stream = stream(&iommu, 0x1234);
+    let heard = Arc::new(Heard::default());
+    stream.port().faults().set(Some(Arc::<Heard>::clone(&heard)));
+    let record =
+        |reason: u64, bits: u64, id: u64| [0x7654_3fff, 1 << 63 | bits | reason << 32 | id];
+    fake.state().records = [
+        record(0x05, 0, 0x1234),
+        record(0x71, 1 << 62, 0x1234),
+        record(0x02, 1 << 62, 0x5678),
+        // A page request, and a reason that is none.
+        record(0x05, 1 << 28, 0x1234),
+    ];
+    // Beginning with the second, and some were lost.
+    fake.state().fsts = 1 << 8 | 1;
+    let handled = iommu.handle_faults().expect("it is there");
+    assert_eq!((handled.reported, handled.unclaimed, handled.malformed), (2, 1, 1));
+    assert!(handled.overflowed && !handled.more);
+    assert_eq!(fake.state().fsts & 1, 0);
+    let heard = std::mem::take(&mut *heard.0.lock());
+    let said: Vec<_> = heard.iter().map(|fault| (fault.access, fault.reason)).collect();
+    let expected = [
+        (FaultAccess::Read, FaultReason::Translation),
+        (FaultAccess::Write, FaultReason::Permission),
+    ];
+    assert_eq!(said, expected);
+    assert!(heard.iter().all(|fault| fault.iova.get() == 0x7654_3000 && fault.stream == 0x1234));
+    assert_eq!(iommu.handle_faults().expect("it is there"), Default::default());
+}
+
+#[test]
+fn a_storm_of_faults_takes_bounded_time_and_says_that_there_are_more() {
+    let fake = Fake::new();
+    let iommu = start(&fake, Mode::Legacy).expect("it starts");
+    fake.breaks(Broken::Storm);
+    fake.state().records = [[0, 1 << 63 | 5 << 32 | 8]; 4];
+    // The first record is one that there is not.
+    fake.state().fsts = 0xff << 8;
+    let before = fake.state().reads;
+    let handled = iommu.handle_faults().expect("it is there");
+    assert_eq!((handled.unclaimed, handled.more), (4, true));
+    assert!(fake.state().reads - before <= 10);
+    fake.breaks(Broken::Gone);
+    assert!(iommu.handle_faults().is_err());
+}
+
+#[test]
+fn registers_that_read_as_anything_are_survived() {
+    for seed in 0..200 {
+        let fake = Fake::new();
+        let mode = if seed % 2 == 0 { Mode::Legacy } else { Mode::Scalable };
+        let iommu = start(&fake, mode).expect("it starts");
+        let tables = domain(&iommu).expect("there is a number");
+        let stream = stream(&iommu, 8);
+        stream.attach(to(&tables)).expect("it is attached");
+        assert!(map(&tables, 0, 0x10_0000));
+        fake.breaks(Broken::Garbled(seed));
+        for page in 0..20 {
+            let _ = unmap(&tables, page << 12, 0x1000);
+        }
+        let _ = iommu.handle_faults();
+        let _ = stream.detach();
+        drop((stream, tables));
+        // A start over such hardware ends, too.
+        let _ = start(&fake, mode);
+    }
+}

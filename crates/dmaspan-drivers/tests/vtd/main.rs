@@ -1,0 +1,7 @@
+//! The driver of VT-d over hardware in memory, which may be broken or hostile.
+
+mod encodings;
+mod fake;
+mod host;
+mod hostile;
+mod start;

@@ -1,0 +1,119 @@
+//! How hardware is taken over, and what it takes.
+
+use dmaspan_drivers::Error;
+use dmaspan_drivers::vtd::Mode;
+
+use crate::fake::{Broken, Fake, domain, start, stream, to};
+
+#[test]
+fn translation_goes_on_while_the_root_table_is_replaced() {
+    let fake = Fake::new();
+    for _ in 0..2 {
+        let iommu = start(&fake, Mode::Legacy).expect("it starts");
+        fake.state().watch = true;
+        assert_ne!(fake.state().gsts >> 31, 0);
+        drop(iommu);
+        assert_ne!(fake.state().gsts >> 31, 0, "nothing passes without a driver");
+    }
+    assert!(!fake.state().passed);
+}
+
+#[test]
+fn the_mode_changes_with_all_memory_protected_or_not_at_all() {
+    for (protects, mode) in [(true, Mode::Scalable), (false, Mode::Scalable)] {
+        let fake = Fake::new();
+        if !protects {
+            fake.state().cap &= !(3 << 5);
+        }
+        drop(start(&fake, Mode::Legacy).expect("it starts"));
+        fake.state().watch = true;
+        let started = start(&fake, mode);
+        assert_eq!(started.is_ok(), protects);
+        assert!(!fake.state().passed);
+        assert_ne!(fake.state().gsts >> 31, 0);
+        if protects {
+            assert_eq!(fake.state().rtaddr >> 10 & 3, 1);
+            assert_eq!(fake.state().pmen, 0);
+        }
+    }
+}
+
+#[test]
+fn hardware_that_lacks_something_is_refused() {
+    let refused = |cap: u64, ecap: u64, mode| {
+        let fake = Fake::new();
+        fake.state().cap &= !cap;
+        fake.state().ecap &= !ecap;
+        start(&fake, mode).err()
+    };
+    assert!(matches!(refused(0, 1 << 1, Mode::Legacy), Some(Error::Unsupported { .. })));
+    assert!(matches!(refused(0, 1 << 43, Mode::Scalable), Some(Error::Unsupported { .. })));
+    assert!(refused(0, 1 << 43, Mode::Legacy).is_none());
+    for broken in [Broken::Gone, Broken::Deaf, Broken::Stuck, Broken::Silent] {
+        let fake = Fake::new();
+        fake.breaks(broken);
+        assert!(matches!(start(&fake, Mode::Legacy), Err(Error::Hardware(_))));
+    }
+    let fake = Fake::new();
+    fake.state().ecap &= !(1 << 46);
+    let iommu = start(&fake, Mode::Scalable).expect("it starts");
+    assert!(iommu.second_stage_config().is_err() && iommu.first_stage_config().is_ok());
+}
+
+#[test]
+fn every_allocation_may_fail() {
+    for mode in [Mode::Legacy, Mode::Scalable] {
+        let fake = Fake::new();
+        let mut started = None;
+        for nth in 1.. {
+            fake.memory.fail(nth);
+            match start(&fake, mode) {
+                Ok(iommu) => started = Some(iommu),
+                Err(error) => assert!(matches!(error, Error::NoMemory(_)), "{error}"),
+            }
+            if started.is_some() {
+                assert_eq!(nth, 3, "a queue and a root table");
+                break;
+            }
+        }
+        let iommu = started.expect("it started");
+        for nth in 1..10 {
+            fake.memory.fail(nth);
+            let claimed = iommu.stream::<crate::fake::Tables>(8, Default::default());
+            if claimed.is_ok() {
+                break;
+            }
+            assert!(nth < 3, "context tables and PASIDs");
+        }
+        fake.memory.fail(0);
+        let tables = domain(&iommu).expect("there is a number");
+        stream(&iommu, 8).attach(to(&tables)).expect("it is attached");
+        let structures = fake.memory.structures();
+        drop((tables, iommu));
+        // The root table and the queue stay where hardware knows them.
+        assert!(fake.memory.structures() < structures);
+    }
+}
+
+#[test]
+fn numbers_of_domains_run_out_and_come_back() {
+    let fake = Fake::new();
+    fake.state().cap &= !7;
+    let iommu = start(&fake, Mode::Legacy).expect("it starts");
+    let mut domains: Vec<_> = (0..14).map(|_| domain(&iommu).expect("there are 14")).collect();
+    assert!(matches!(domain(&iommu), Err(Error::NoIds { limit: 16, .. })));
+    let number = domains.remove(3).ops().domain_id();
+    assert_eq!(domain(&iommu).expect("one came back").ops().domain_id(), number);
+    // Of a domain that hardware did not let go of, it does not come back.
+    let kept = domains.remove(5);
+    let stream = stream(&iommu, 8);
+    stream.attach(to(&kept)).expect("it is attached");
+    fake.breaks(Broken::Silent);
+    assert!(stream.detach().is_err());
+    drop((stream, kept));
+    fake.breaks(Broken::Not);
+    // The one of the domain that was made and dropped above is free, and no other.
+    let again = domain(&iommu).expect("one is free");
+    assert!(domain(&iommu).is_err());
+    drop(again);
+}

@@ -102,7 +102,7 @@ pub(crate) fn machine<K: Kind>() -> Option<(Machine, Tap)> {
         entry: if base >> 11 & 1 != 0 { 32 } else { 16 },
     };
     let queue = CommandQueue { base: 0x90, tail: 0x88, ring, end: |tail, _| tail & 0x7_fff0 };
-    let tap = Tap::new(&machine, REGISTERS, queue);
+    let tap = Tap::new(&machine, machine.mmio(REGISTERS), queue);
     Some((machine, tap))
 }
 

@@ -26,7 +26,6 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     /// [`HardwareError`] where the hardware has gone.
     pub fn handle_faults(&self) -> Result<Handled, HardwareError> {
         let mut handled = Handled::default();
-        let _guard = self.recording.lock();
         let before = self.hardware.read32(register::FSTS);
         if before == GONE {
             return Err(gone());
@@ -53,6 +52,8 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
 
     /// Takes what is in one record.
     fn take_record(&self, place: u64, handled: &mut Handled) -> Taken {
+        // Not while it is reported: a handler may take its time.
+        let guard = self.recording.lock();
         let (low, high) = (self.hardware.read64(place), self.hardware.read64(place + 8));
         if high == u64::MAX && low == u64::MAX {
             return Taken::Gone;
@@ -62,6 +63,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         }
         // Writing the bit gives the record back; the rest of it is read-only (11.4.14).
         self.hardware.write32(place + 12, 1 << 31);
+        drop(guard);
         match (record::access(high), record::reason(high)) {
             (Some(access), Some(reason)) => {
                 let report = FaultReport {

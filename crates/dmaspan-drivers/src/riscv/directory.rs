@@ -4,7 +4,6 @@
 use alloc::collections::BTreeMap;
 
 use dmaspan::PhysAddr;
-use dmaspan::lg2;
 use lock_api::{Mutex, RawMutex};
 
 use super::spec::{DC_WORDS, directory_entry};
@@ -29,8 +28,8 @@ impl Shape {
         TABLE_LG2 - 3 - self.context_lg2
     }
 
-    /// The bits of device IDs that such a directory tells apart: 7, 16 and 24 in the base format, 6,
-    /// 15 and 24 in the extended one.
+    /// The bits of device IDs that such a directory tells apart: 7, 16 and 24 in the base format,
+    /// 6, 15 and 24 in the extended one.
     pub(super) fn device_bits(self) -> u32 {
         (self.leaf_bits() + 9 * self.levels.saturating_sub(1)).min(24)
     }
@@ -48,12 +47,13 @@ impl Shape {
 
     /// The entry of a table of a level, above the last one.
     fn entry(self, level: u32, device: u32) -> usize {
-        (u64::from(device >> self.shift(level)) & lg2::mask(9)) as usize
+        (device >> self.shift(level) & 0x1ff) as usize
     }
 
     /// The first word of a device's context in its table.
     fn context(self, device: u32) -> usize {
-        ((u64::from(device) & lg2::mask(self.leaf_bits())) << self.context_lg2) as usize
+        let context = device & ((1 << self.leaf_bits()) - 1);
+        (context << self.context_lg2) as usize
     }
 }
 

@@ -114,17 +114,13 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
     ///
     /// # Errors
     ///
-    /// [`HardwareError`] where the registers make no sense, the queue is off or its memory could not
-    /// be reached. What could be read was reported.
+    /// [`HardwareError`] where the registers make no sense, the queue is off or its memory could
+    /// not be reached. What could be read was reported.
     pub fn handle_faults(&self) -> Result<Handled, HardwareError> {
         let queue = &self.faults;
         let mut handled = Handled::default();
         // Before the records are looked at: what comes later raises the interrupt again.
         self.registers.write32(IPSR, IPSR_FAULT);
-        let csr = self.registers.read32(FQCSR);
-        if csr == u32::MAX {
-            return Err(HardwareError { what: GONE, status: csr.into() });
-        }
         for _ in 0..=queue.mask() {
             let Some(record) = queue.next(&self.registers)? else { break };
             match decode(&record) {
@@ -136,6 +132,10 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
             }
         }
         handled.more = queue.consume(&self.registers)?;
+        let csr = self.registers.read32(FQCSR);
+        if csr == u32::MAX {
+            return Err(HardwareError { what: GONE, status: csr.into() });
+        }
         handled.overflowed = csr & FQCSR_OVERFLOW != 0;
         let lost = csr & (FQCSR_OVERFLOW | CSR_MEMORY_FAULT);
         if lost != 0 && csr & CSR_BUSY == 0 {

@@ -52,7 +52,9 @@ mod stream;
 use alloc::sync::Arc;
 use core::fmt;
 
-use dmaspan::io_pgtable::{DirtyTracking, RiscvConfig, RiscvMemoryTypes, RiscvMode, RiscvStage};
+use dmaspan::io_pgtable::{
+    DirtyTracking, Format, Riscv, RiscvConfig, RiscvMemoryTypes, RiscvMode, RiscvStage,
+};
 use dmaspan::iommu::HardwareError;
 use dmaspan::{Coherency, PhysAddr, lg2};
 
@@ -217,31 +219,45 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
         &self.features
     }
 
-    /// The tables of a stage that the hardware walks, in its largest mode; of those, a caller may
-    /// choose a smaller mode, and where it has [`Capabilities::AMO_HWAD`] to have writes marked.
-    ///
-    /// Groups of 64K are for the caller to ask for. The specification demands them of all hardware
-    /// (Svnapot), but QEMU's model takes the entries of a group for wrong addresses.
+    /// The tables of a stage that the hardware walks, in its largest mode, with leaves of all
+    /// sizes. Where it has [`Capabilities::AMO_HWAD`] a caller may choose to have writes marked.
     ///
     /// # Errors
     ///
     /// [`Error::Unsupported`] where it does not have the stage.
     pub fn config(&self, stage: RiscvStage) -> Result<RiscvConfig, Error> {
-        let modes = [RiscvMode::Sv57, RiscvMode::Sv48, RiscvMode::Sv39];
-        let Some(mode) = modes.into_iter().find(|&mode| self.features.walks(stage, mode)) else {
+        let modes = [RiscvMode::Sv57, RiscvMode::Sv48];
+        let largest = modes.into_iter().find(|&mode| self.features.walks(stage, mode));
+        self.config_of(stage, largest.unwrap_or(RiscvMode::Sv39))
+    }
+
+    /// [`config`](Self::config) in that mode: fewer levels are walked faster and reach less.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the hardware does not have the mode in that stage.
+    pub fn config_of(&self, stage: RiscvStage, mode: RiscvMode) -> Result<RiscvConfig, Error> {
+        let capabilities = self.features.capabilities;
+        if !self.features.walks(stage, mode) {
             let what = match stage {
-                RiscvStage::First(_) => "first stage of 39 bits or more",
-                RiscvStage::Second => "second stage of 41 bits or more",
+                RiscvStage::First(_) => "first stage of that mode",
+                RiscvStage::Second => "second stage of that mode",
             };
-            return Err(Error::Unsupported { what, value: self.features.capabilities.bits() });
-        };
-        let memory_types = match self.features.capabilities.contains(Capabilities::SVPBMT) {
+            return Err(Error::Unsupported { what, value: capabilities.bits() });
+        }
+        let memory_types = match capabilities.contains(Capabilities::SVPBMT) {
             true => RiscvMemoryTypes::Svpbmt,
             false => RiscvMemoryTypes::Platform,
         };
         let output_bits = self.features.output_bits;
         let (page_sizes, dirty) = (None, DirtyTracking::Off);
-        Ok(RiscvConfig { mode, stage, output_bits, page_sizes, memory_types, dirty })
+        let singles = RiscvConfig { mode, stage, output_bits, page_sizes, memory_types, dirty };
+        // "IOMMU implementations must support the Svnapot standard extension" ("IOMMU
+        // capabilities").
+        let page_sizes = Riscv::new(singles)
+            .ok()
+            .map(|format| format.geometry().page_sizes | Riscv::NAPOT_SIZES);
+        Ok(RiscvConfig { page_sizes, ..singles })
     }
 
     /// The last address that the hardware reaches.

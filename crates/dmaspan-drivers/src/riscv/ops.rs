@@ -17,7 +17,7 @@ use crate::host::Host;
 /// How many addresses one invalidation names at most; beyond, everything of the domain is
 /// forgotten. A command names one address, and each is fetched and looked up by itself, while
 /// forgetting all is one command, after which each page in use costs a walk.
-const MOST_ADDRESSES: u64 = 32;
+const MOST_ADDRESSES: usize = 32;
 /// log2 of the bytes between two addresses that are named. One in each leaf is enough by the manual
 /// ("IOTINVAL.VMA operands and operations"); hardware that keeps a leaf in pieces of a page, and
 /// forgets the piece that is named, is QEMU's model. Linux goes by pages, too.
@@ -104,18 +104,18 @@ impl<R: Mmio, H: Host> fmt::Debug for RiscvOps<R, H> {
 
 /// The addresses of one invalidation, each as a command.
 struct Addresses {
-    commands: [Command; MOST_ADDRESSES as usize],
+    commands: [Command; MOST_ADDRESSES],
     len: usize,
 }
 
 impl Addresses {
     /// One for each page of the ranges; `None` where there are too many.
     fn new(forget: Command, ranges: &[IovaRange]) -> Option<Self> {
-        let mut addresses = Self { commands: [forget; MOST_ADDRESSES as usize], len: 0 };
+        let mut addresses = Self { commands: [forget; MOST_ADDRESSES], len: 0 };
         for range in ranges {
             let first = range.start().get() >> STEP_LG2;
             let pages = (range.last().get() >> STEP_LG2) - first;
-            for page in 0..=pages.min(MOST_ADDRESSES) {
+            for page in 0..=pages.min(MOST_ADDRESSES as u64) {
                 // There is no place for the page behind the last one.
                 let command = addresses.commands.get_mut(addresses.len)?;
                 *command = at(forget, (first + page) << STEP_LG2);
@@ -131,16 +131,16 @@ impl Addresses {
 }
 
 #[expect(unsafe_code, reason = "the promise of invalidation hooks")]
-// SAFETY: 1. All streams that translate through the address space have its PSCID or GSCID in their
-// context, and the commands name that number: with AV=0 they make hardware forget all that it took
-// from tables of any level, with AV=1 what it took from the leaves at an address, of which each
-// page of each range is named; tables that were detached are forgotten with AV=0 alone. A context
-// may be switched meanwhile: translations are found by the number that was in it. `run` returns
-// `Ok` only when a fence behind the commands was passed, which has PR and PW: every access that was
-// processed before is seen by everybody. The CPU's stores to the tables are before the write to
-// `cqt`, which `Mmio` orders behind them. 2. `detach` refuses while a stream has the domain: each is
-// counted from the begin of its `translate` until a later hook of it has succeeded, which is when
-// hardware has forgotten the old context. 3. The root of such tables does not change.
+// SAFETY: 1. All streams that translate through the address space have its PSCID or GSCID in
+// their context, and the commands name that number: with AV=0 they make hardware forget all that it
+// took from tables of any level, with AV=1 what it took from the leaves at an address, of which
+// each page of each range is named; tables that were detached are forgotten with AV=0 alone. A
+// context may be switched meanwhile: translations are found by the number that was in it. `run`
+// returns `Ok` only when a fence behind the commands was passed, which has PR and PW: every access
+// that was processed before is seen by everybody. The CPU's stores to the tables are before the
+// write to `cqt`, which `Mmio` orders behind them. 2. `detach` refuses while a stream has the
+// domain: each is counted from the begin of its `translate` until a later hook of it has succeeded,
+// which is when hardware has forgotten the old context. 3. The root of such tables does not change.
 unsafe impl<R: Mmio, H: Host> IommuOps for RiscvOps<R, H> {
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let forget = self.space.tag.forget();
@@ -160,7 +160,7 @@ unsafe impl<R: Mmio, H: Host> IommuOps for RiscvOps<R, H> {
 
     /// As many as a gather has places for.
     fn max_ranges(&self) -> usize {
-        usize::try_from(MOST_ADDRESSES).unwrap_or(usize::MAX)
+        MOST_ADDRESSES
     }
 }
 

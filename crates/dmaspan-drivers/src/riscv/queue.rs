@@ -95,10 +95,16 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
         let len = (commands.len() + fence.len()) as u64;
         let placed = poll(host, || {
             let mut state = self.state.lock();
-            let room = (1 << self.ring.lg2()) - 1 - (state.tail - state.head);
-            if room < len {
-                // Room is made by hardware that goes on.
-                return self.look(registers, &mut state).err().map(Err);
+            let room = |state: &State| (1 << self.ring.lg2()) - 1 - (state.tail - state.head);
+            // Room is made by hardware that goes on; and where it has not passed an error yet, what
+            // is placed now is not to be blamed for another one.
+            if (room(&state) < len || state.head < state.spoiled)
+                && let Err(error) = self.look(registers, &mut state)
+            {
+                return Some(Err(error));
+            }
+            if room(&state) < len {
+                return None;
             }
             let start = state.tail;
             for command in commands.iter().chain(fence) {
@@ -160,10 +166,10 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
         Ok(())
     }
 
-    /// Makes a queue usable again that stopped at its head: the command there is dropped, and
-    /// everybody who has commands in the queue is told that they failed.
+    /// Makes a queue usable again that stopped at its head. Everybody who has commands in the queue
+    /// is told that they failed, so none of them is executed any more.
     fn recover<R: Mmio>(&self, registers: &R, state: &mut State, csr: u32) {
-        self.store(state.head, &NOTHING);
+        (state.head..state.tail).for_each(|place| self.store(place, &NOTHING));
         state.spoiled = state.tail;
         state.error = csr;
         registers.write32(CQCSR, CSR_ENABLE | csr & CQCSR_ERRORS);

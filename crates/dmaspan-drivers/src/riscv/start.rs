@@ -107,7 +107,11 @@ pub(super) fn start<R: Mmio, H: Host>(
             return Err(error.into());
         }
     };
-    let up = bring_up(registers, host, config, known, (&commands, &faults, max_paddr));
+    let context_lg2 = if known.contains(Capabilities::MSI_FLAT) { 3 } else { 2 };
+    let shapes = (1..=3).map(|levels| Shape { levels, context_lg2 });
+    let mut shapes = shapes.filter(|shape| shape.device_bits() >= config.device_id_bits);
+    let up = turn_on_queues(registers, host, known, &commands, &faults)
+        .and_then(|()| find_directory(registers, host, &mut shapes, max_paddr));
     match up {
         Ok(directory) => {
             let Shape { levels: directory_levels, .. } = directory.shape();
@@ -127,18 +131,14 @@ pub(super) fn start<R: Mmio, H: Host>(
     }
 }
 
-/// Turns the queues on, makes hardware forget everything, and gives it a directory.
-fn bring_up<R: Mmio, H: Host, L: RawMutex>(
+/// Turns the queues on, and makes hardware forget everything.
+fn turn_on_queues<R: Mmio, H: Host, L: RawMutex>(
     registers: &R,
     host: &H,
-    config: &RiscvIommuConfig,
     capabilities: Capabilities,
-    (commands, faults, max_paddr): (
-        &CommandQueue<H::Structure, L>,
-        &FaultQueue<H::Structure, L>,
-        PhysAddr,
-    ),
-) -> Result<Directory<H::Structure, L>, Error> {
+    commands: &CommandQueue<H::Structure, L>,
+    faults: &FaultQueue<H::Structure, L>,
+) -> Result<(), Error> {
     commands.start(registers, host)?;
     faults.start(registers, host)?;
     // "The IOMMU may retain information cached from in-memory data structures" when it turns off.
@@ -149,9 +149,17 @@ fn bring_up<R: Mmio, H: Host, L: RawMutex>(
     if capabilities.intersects(Capabilities::SECOND_STAGE) {
         commands.run(registers, host, &[INVAL_GVMA_ALL])?;
     }
-    let context_lg2 = if capabilities.contains(Capabilities::MSI_FLAT) { 3 } else { 2 };
-    let shapes = (1..=3).map(|levels| Shape { levels, context_lg2 });
-    for shape in shapes.filter(|shape| shape.device_bits() >= config.device_id_bits) {
+    Ok(())
+}
+
+/// Gives hardware, which is off, a directory of the first shape that it takes.
+fn find_directory<R: Mmio, H: Host, L: RawMutex>(
+    registers: &R,
+    host: &H,
+    shapes: &mut dyn Iterator<Item = Shape>,
+    max_paddr: PhysAddr,
+) -> Result<Directory<H::Structure, L>, Error> {
+    for shape in shapes {
         let mut directory = Directory::new(host, shape, max_paddr)?;
         let mode = DDTP_1LVL + u64::from(shape.levels) - 1;
         if set_directory(registers, host, ppn(directory.root().get()) | mode)? {
@@ -163,7 +171,7 @@ fn bring_up<R: Mmio, H: Host, L: RawMutex>(
         }
     }
     let what = "device directory for IDs of so many bits";
-    Err(Error::Unsupported { what, value: config.device_id_bits.into() })
+    Err(Error::Unsupported { what, value: registers.read64(CAPABILITIES) })
 }
 
 /// Refuses what no hardware can be set up with.

@@ -20,8 +20,8 @@ use crate::host::Host;
 
 /// The accesses of one device, which an [`Attachment`](dmaspan::iommu::Attachment) attaches.
 ///
-/// Dropped, the stream keeps what it has: see [`Port`]. A stream that is dropped with a domain keeps
-/// that domain's tables for ever.
+/// Dropped, the stream keeps what it has: see [`Port`]. A stream that is dropped with a domain
+/// keeps that domain's tables for ever.
 pub struct RiscvStream<D, R: Mmio, H: Host> {
     iommu: Arc<RiscvIommu<R, H>>,
     claimed: Arc<Claimed<H::Lock>>,

@@ -1,0 +1,200 @@
+//! The command queue: what goes in, and what becomes of it.
+
+use std::sync::Arc;
+use std::thread;
+
+use dmaspan::iommu::{HardwareError, Invalidation, IommuOps as _, Scope, Tables as Detached};
+use dmaspan::{Iova, IovaRange};
+use dmaspan_drivers::Error;
+use dmaspan_drivers::riscv::RiscvIommuConfig;
+
+use crate::hardware::{
+    BASE_FORMAT, CMD_ILL, CMD_TO, CQMF, FIRST, Fake, Fault, SECOND, Tables, domain,
+};
+use crate::host::PATIENCE;
+
+const FENCE: [u64; 2] = [2 | 1 << 12 | 1 << 13, 0];
+const PSCID_1: u64 = 1 | 1 << 32 | 1 << 12;
+const GSCID_1: u64 = 1 | 1 << 7 | 1 << 33 | 1 << 44;
+const AV: u64 = 1 << 10;
+
+fn range(start: u64, bytes: u64) -> IovaRange {
+    IovaRange::from_len(Iova::new(start), bytes).unwrap()
+}
+
+fn invalidate(
+    domain: &Tables,
+    ranges: &[IovaRange],
+    tables: Detached,
+) -> Result<(), HardwareError> {
+    let scope = Scope::Ranges(ranges);
+    domain.ops().invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables })
+}
+
+#[test]
+fn an_invalidation_names_few_pages_and_more_than_that_as_a_whole() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    for (stage, operands) in [(FIRST, PSCID_1), (SECOND, GSCID_1)] {
+        let domain = domain(&iommu, stage);
+        fake.take();
+        let all = [[operands, 0], FENCE];
+        let two = [range(0x12_3456_7000, 0x1000), range(u64::MAX - 0xfff, 0x1000)];
+        invalidate(&domain, &two, Detached::Kept).unwrap();
+        let page = |address: u64| [operands | AV, address >> 12 << 10];
+        assert_eq!(fake.take(), [page(0x12_3456_7000), page(u64::MAX), FENCE]);
+        invalidate(&domain, &two, Detached::Detached).unwrap();
+        assert_eq!(fake.take(), all, "walks are forgotten, too");
+        // 32 pages, and one more.
+        invalidate(&domain, &[range(0, 0x1f000), range(1 << 30, 0x1000)], Detached::Kept).unwrap();
+        assert_eq!(fake.take().len(), 33);
+        invalidate(&domain, &[range(0, 0x1f000), range(1 << 30, 0x2000)], Detached::Kept).unwrap();
+        assert_eq!(fake.take(), all);
+        for whole in [
+            range(0, 1 << 30),
+            range(0, 1 << 63),
+            IovaRange::new(Iova::new(0), Iova::new(u64::MAX)).unwrap(),
+        ] {
+            invalidate(&domain, &[whole], Detached::Kept).unwrap();
+            assert_eq!(fake.take(), all, "{whole}");
+        }
+        let what = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Detached::Kept };
+        domain.ops().invalidate(&what).unwrap();
+        assert_eq!(fake.take(), all);
+        domain.ops().detach().unwrap();
+        assert_eq!(fake.take(), all);
+    }
+}
+
+#[test]
+fn a_batch_that_is_longer_than_the_queue_is_cut() {
+    let fake = Fake::new(BASE_FORMAT);
+    let config = RiscvIommuConfig { commands_lg2: 2, ..Default::default() };
+    let iommu = fake.start(config).unwrap();
+    let domain = domain(&iommu, FIRST);
+    fake.take();
+    for _ in 0..10 {
+        invalidate(&domain, &[range(0, 0x20000)], Detached::Kept).unwrap();
+        let commands = fake.take();
+        assert_eq!((commands.len(), commands[32]), (33, FENCE));
+        let pages = (0..).map(|page| [PSCID_1 | AV, page << 10]);
+        assert!(commands.into_iter().zip(pages).take(32).all(|(command, page)| command == page));
+    }
+}
+
+#[test]
+fn a_command_that_is_never_completed_is_an_error_in_bounded_time() {
+    let fake = Fake::new(BASE_FORMAT);
+    let config = RiscvIommuConfig { commands_lg2: 2, ..Default::default() };
+    let iommu = fake.start(config).unwrap();
+    let domain = domain(&iommu, FIRST);
+    fake.set(Fault::Stuck);
+    fake.host.polls();
+    for says in ["a fence of the command queue is not reached", "the command queue stays full"] {
+        let error = invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap_err();
+        assert_eq!((error.what, error.status), (says, 0x1_0001));
+        assert_eq!(fake.host.polls(), PATIENCE);
+    }
+    fake.set(Fault::None);
+    // What was placed before is executed with the next command; this one has to fit first.
+    let mut state = fake.state.lock();
+    state.cqh = state.cqt;
+    drop(state);
+    invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap();
+}
+
+#[test]
+fn an_error_of_the_queue_is_acknowledged_and_the_queue_goes_on() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    let domain = domain(&iommu, FIRST);
+    let errors = [
+        (CMD_ILL, "the IOMMU refused a command"),
+        (CMD_TO, "a command of the IOMMU took too long"),
+        (CQMF, "the IOMMU could not reach the memory of its command queue"),
+    ];
+    for (bit, what) in errors {
+        for opcode in [1, 2] {
+            fake.set(Fault::Refuses(opcode, bit));
+            let error = invalidate(&domain, &[range(0, 0x3000)], Detached::Kept).unwrap_err();
+            assert_eq!(error, HardwareError { what, status: (0x1_0001 | bit).into() });
+            fake.set(Fault::None);
+            fake.take();
+            invalidate(&domain, &[range(0x5000, 0x1000)], Detached::Kept).unwrap();
+            let commands = fake.take();
+            let own = [[PSCID_1 | AV, 5 << 10], FENCE];
+            assert!(commands.ends_with(&own), "{commands:x?}");
+            assert_eq!(fake.state.lock().csr[0], 0x1_0001);
+        }
+    }
+}
+
+#[test]
+fn a_head_that_makes_no_sense_and_hardware_that_is_gone_are_errors() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    let domain = domain(&iommu, FIRST);
+    let stuck = |fault| {
+        fake.set(fault);
+        let error = invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap_err();
+        fake.set(Fault::None);
+        error.what
+    };
+    for head in [256, 0x8000_0000, u32::MAX - 1] {
+        assert_eq!(stuck(Fault::Reads(32, head)), "cqh is where no command is");
+    }
+    assert_eq!(stuck(Fault::Reads(32, 200)), "cqh is where no command is");
+    assert_eq!(stuck(Fault::Reads(32, u32::MAX)), "the registers of the IOMMU read all ones");
+    assert_eq!(stuck(Fault::Gone), "the registers of the IOMMU read all ones");
+    invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap();
+    fake.set(Fault::Stuck);
+    fake.state.lock().csr[0] = 0;
+    let error = invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap_err();
+    assert_eq!(error.what, "the command queue is off");
+}
+
+#[test]
+fn each_of_many_threads_waits_for_its_own_fence() {
+    let fake = Fake::new(BASE_FORMAT);
+    let config = RiscvIommuConfig { commands_lg2: 3, ..Default::default() };
+    let iommu = fake.start(config).unwrap();
+    let domains: Vec<_> = (0..4).map(|_| domain(&iommu, FIRST)).collect();
+    fake.take();
+    thread::scope(|scope| {
+        for (thread, domain) in (1u64..).zip(&domains) {
+            let fake = &fake;
+            scope.spawn(move || {
+                for page in 0..200 {
+                    let page = thread << 32 | page << 12;
+                    invalidate(domain, &[range(page, 0x1000)], Detached::Kept).unwrap();
+                    let mine = [1 | 1 << 32 | thread << 12 | AV, page >> 2];
+                    assert!(fake.state.lock().log.contains(&mine));
+                }
+            });
+        }
+    });
+    let commands = fake.take();
+    assert_eq!(commands.iter().filter(|&&command| command == FENCE).count(), 800);
+    // A batch is in one piece.
+    assert!(commands.chunks(2).all(|pair| pair[0] != FENCE && pair[1] == FENCE));
+}
+
+#[test]
+fn numbers_come_back_when_hardware_has_forgotten_them() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    for stage in [FIRST, SECOND] {
+        let all: Vec<_> = (0..0xffff).map(|_| iommu.ops(stage).unwrap()).collect();
+        let what = if stage == FIRST { "PSCIDs" } else { "GSCIDs" };
+        assert_eq!(iommu.ops(stage).unwrap_err(), Error::NoIds { what, limit: 0xffff });
+        drop(all);
+        let kept = iommu.ops(stage).unwrap();
+        fake.set(Fault::Refuses(1, CMD_ILL));
+        drop(iommu.ops(stage).unwrap());
+        fake.set(Fault::None);
+        let next: Vec<_> = (0..0xfffd).map(|_| iommu.ops(stage).unwrap()).collect();
+        assert!(iommu.ops(stage).is_err(), "the one that failed is lost");
+        drop((kept, next));
+        drop(Arc::clone(&iommu));
+    }
+}

@@ -1,0 +1,9 @@
+//! The driver of RISC-V's IOMMU over hardware of software: what it writes, word for word, and what
+//! it makes of hardware that is broken or hostile.
+
+mod commands;
+mod contexts;
+mod faults;
+mod hardware;
+mod host;
+mod start;

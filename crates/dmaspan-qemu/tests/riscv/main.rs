@@ -1,0 +1,8 @@
+//! The driver of RISC-V's IOMMU against QEMU's model of it: as a PCI device and as one of the
+//! platform, with contexts of both formats, through both stages.
+
+mod hostile;
+mod isolation;
+mod rig;
+mod sabotage;
+mod translation;

@@ -10,6 +10,7 @@ use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
 
+use crate::planted::Bug;
 use crate::rig::{DomainOf, Rig, machine};
 
 /// The class of an IOMMU, and its capability (48882, 3.1, 3.2).
@@ -83,6 +84,19 @@ impl Rig for AmdViRig {
 
     fn handle_faults(&self) -> Handled {
         self.iommu.handle_faults().expect("hardware answers")
+    }
+
+    /// INVALIDATE_DEVTAB_ENTRY, INVALIDATE_IOMMU_PAGES and its domain, and a COMPLETION_WAIT that
+    /// stores nothing (48882, 2.4).
+    fn plant(bug: Bug, command: &mut [u64]) {
+        let nothing = [1 << 60, 0];
+        match (bug, command[0] >> 60) {
+            (Bug::NoInvalidation, 3) | (Bug::NoConfiguration, 2) => {
+                command.copy_from_slice(&nothing);
+            }
+            (Bug::WrongDomain, 3) => command[0] ^= 1 << 32,
+            _ => {}
+        }
     }
 
     /// The model never says that something is mapped there (48882, 2.5.3, PR).

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, Format as _};
 use dmaspan::iommu::{FaultReason, ReservedRegions};
 use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::Handled;
@@ -12,6 +12,7 @@ use dmaspan_sim::walker::arm_lpae::{
     ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers,
 };
 
+use crate::planted::Bug;
 use crate::rig::{DomainOf, Rig, machine};
 
 /// SMMU_CMDQ_BASE and SMMU_CMDQ_PROD: the address in 51:5 and log2 of the places in 4:0; and the
@@ -47,6 +48,19 @@ impl Machine {
     }
 }
 
+/// Opcodes of CFGI_STE to CFGI_CD_ALL and of TLBI commands, ASID and VMID, and a CMD_SYNC that
+/// signals nothing (IHI 0070, 4.3, 4.4, 4.7).
+fn plant(bug: Bug, command: &mut [u64]) {
+    let configuration = (0x03..=0x06).contains(&(command[0] & 0xff));
+    let invalidation = (0x10..=0x30).contains(&(command[0] & 0xff));
+    match bug {
+        Bug::NoInvalidation if invalidation => command.copy_from_slice(&[0x46, 0]),
+        Bug::NoConfiguration if configuration => command.copy_from_slice(&[0x46, 0]),
+        Bug::WrongDomain if invalidation => command[0] ^= 1 << 48 | 1 << 32,
+        _ => {}
+    }
+}
+
 /// What both stages have in common; an STE that aborts is silent (IHI 0070, 5.2, Config).
 macro_rules! common {
     ($stage:expr) => {
@@ -77,6 +91,10 @@ macro_rules! common {
             self.0.smmu.handle_faults().expect("hardware answers")
         }
 
+        fn plant(bug: Bug, command: &mut [u64]) {
+            plant(bug, command);
+        }
+
         fn blocked() -> Option<FaultReason> {
             None
         }
@@ -100,7 +118,10 @@ impl<const G: u32> Rig for Stage1<G> {
 
     fn format(&self) -> ArmLpaeS1<G> {
         let config = self.0.smmu.stage1_config(G).expect("the model has all granules");
-        ArmLpaeS1::new(config).expect("there are such tables")
+        let singles = ArmLpaeS1::<G>::new(config).expect("there are such tables");
+        let page_sizes = singles.geometry().page_sizes | ArmLpaeS1::<G>::CONTIGUOUS_SIZES;
+        let config = ArmLpaeS1Config { page_sizes: Some(page_sizes), ..config };
+        ArmLpaeS1::new(config).expect("there are such groups")
     }
 
     fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
@@ -131,7 +152,10 @@ impl<const G: u32> Rig for Stage2<G> {
 
     fn format(&self) -> ArmLpaeS2<G> {
         let config = self.0.smmu.stage2_config(G).expect("the model has all granules");
-        ArmLpaeS2::new(config).expect("there are such tables")
+        let singles = ArmLpaeS2::<G>::new(config).expect("there are such tables");
+        let page_sizes = singles.geometry().page_sizes | ArmLpaeS2::<G>::CONTIGUOUS_SIZES;
+        let config = ArmLpaeS2Config { page_sizes: Some(page_sizes), ..config };
+        ArmLpaeS2::new(config).expect("there are such groups")
     }
 
     fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {

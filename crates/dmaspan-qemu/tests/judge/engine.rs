@@ -16,6 +16,7 @@ use dmaspan_sim::model::IntervalModel;
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
+use crate::planted::Spoil;
 use crate::rig::{COPIER, DomainOf, Rig, WRITERS};
 
 /// log2 of the memory that is mapped.
@@ -35,6 +36,13 @@ pub(crate) struct Disagreement(pub(crate) String);
 impl fmt::Debug for Disagreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl Disagreement {
+    /// Its first line.
+    pub(crate) fn summary(&self) -> &str {
+        self.0.lines().next().unwrap_or_default()
     }
 }
 
@@ -82,8 +90,20 @@ pub(crate) struct Side<R: Rig> {
     pub(crate) model: IntervalModel,
 }
 
+/// Who judges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judges {
+    /// The interval map, the walker and the hardware.
+    All,
+    /// Hardware, by the interval map.
+    HardwareAlone,
+}
+
 /// The judge.
 pub(crate) struct Judge<R: Rig> {
+    pub(crate) judges: Judges,
+    /// What is done to the leaf of each place that was mapped.
+    pub(crate) spoil: Option<Spoil>,
     pub(crate) rng: Rng,
     pub(crate) sides: [Side<R>; 2],
     pub(crate) streams: Vec<Stream<R::Port>>,
@@ -144,6 +164,8 @@ impl<R: Rig> Judge<R> {
         let sizes = (R::Format::GRANULE_LG2..=MEMORY_LG2)
             .filter(|&lg2| geometry.page_sizes & lg2::size(lg2) != 0);
         Self {
+            judges: Judges::All,
+            spoil: None,
             rng: Rng::new(seed),
             sides,
             streams,

@@ -5,6 +5,7 @@ use dmaspan::iommu::Error;
 use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 use dmaspan_sim::model::Coverage;
+use dmaspan_sim::walker::{Access, Walker as _};
 
 use crate::engine::{COPIES, Disagreement, Judge, Judged, agree};
 use crate::rig::Rig;
@@ -52,7 +53,10 @@ impl<R: Rig> Judge<R> {
         let places = self.places(&operation);
         self.probe_all(&places)?;
         match operation {
-            Operation::Map { side, iova, spans, prot } => self.map(side, iova, &spans, prot)?,
+            Operation::Map { side, iova, spans, prot } => {
+                self.map(side, iova, &spans, prot)?;
+                self.spoil(side, &places);
+            }
             Operation::Unmap { side, ranges } => self.unmap(side, &ranges)?,
             Operation::Protect { side, range, prot } => self.protect(side, range, prot)?,
             Operation::Split { side, at } => self.split(side, at)?,
@@ -215,6 +219,18 @@ impl<R: Rig> Judge<R> {
         }
         places.retain(|&place| self.aperture.contains(place));
         places
+    }
+
+    /// Spoils the leaves at these places, if a bug is planted there.
+    fn spoil(&self, side: usize, places: &[Iova]) {
+        let Some(spoil) = self.spoil else { return };
+        let side = &self.sides[side];
+        for &iova in places.iter().filter(|&&iova| side.model.lookup(iova).is_some()) {
+            let walked = self.rig.walker(&side.domain).walk(&self.tables, iova, Access::Read);
+            if let Some(step) = walked.ok().and_then(|leaf| leaf.tables.last().copied()) {
+                spoil(self.rig.pci().machine().ram(), &step);
+            }
+        }
     }
 
     #[expect(unsafe_code, reason = "devices are let at the judge's memory")]

@@ -15,6 +15,8 @@ use dmaspan_sim::walker::vtd_ss::VtdSsWalker;
 use dmaspan_sim::walker::x86_64::X86Walker;
 use dmaspan_sim::walker::{Checked as _, Translation, Walker};
 
+use crate::planted::Bug;
+
 /// The domains of a rig.
 pub(crate) type DomainOf<R> = Domain<<R as Rig>::Format, Arena, <R as Rig>::Ops>;
 
@@ -34,7 +36,21 @@ macro_rules! strict {
     )+ };
 }
 
-strict!(ArmLpaeS1Walker, ArmLpaeS2Walker, AmdV1Walker, RiscvWalker, VtdSsWalker, X86Walker);
+strict!(AmdV1Walker, RiscvWalker, VtdSsWalker, X86Walker);
+
+macro_rules! strict_of_arm {
+    ($($walker:ty),+) => { $(
+        impl Strict for $walker {
+            fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translation, String> {
+                let group = self.check_contiguous_group(tables, iova);
+                let leaf = group.and_then(|_| self.strict_walk(tables, iova));
+                leaf.map_err(|bad| bad.to_string())
+            }
+        }
+    )+ };
+}
+
+strict_of_arm!(ArmLpaeS1Walker, ArmLpaeS2Walker);
 
 /// A machine with an IOMMU, its driver, and the devices that [`machine`] puts there.
 pub(crate) trait Rig: Sized {
@@ -88,6 +104,9 @@ pub(crate) trait Rig: Sized {
     fn read_only() -> FaultReason {
         FaultReason::Permission
     }
+
+    /// Puts a bug into a command, if it is one that the bug is about.
+    fn plant(bug: Bug, command: &mut [u64]);
 
     /// A domain with nothing mapped.
     fn domain(&self, tables: &Arena) -> Arc<DomainOf<Self>> {

@@ -11,6 +11,7 @@ use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
 use dmaspan_sim::walker::riscv::{self as walker, RiscvWalker};
 use dmaspan_sim::walker::{Requester, Switch};
 
+use crate::planted::Bug;
 use crate::rig::{DomainOf, Rig, machine};
 
 /// Where the IOMMU itself is.
@@ -88,6 +89,18 @@ impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
         self.iommu.handle_faults().expect("hardware answers")
     }
 
+    /// IOTINVAL with PSCID and GSCID, IODIR, and an IOFENCE that waits for nothing ("IOMMU
+    /// Page-Table cache invalidation commands" and what follows).
+    fn plant(bug: Bug, command: &mut [u64]) {
+        match (bug, command[0] & 0x7f) {
+            (Bug::NoInvalidation, 1) | (Bug::NoConfiguration, 3) => {
+                command.copy_from_slice(&[2, 0]);
+            }
+            (Bug::WrongDomain, 1) => command[0] ^= 1 << 12 | 1 << 44,
+            _ => {}
+        }
+    }
+
     /// A page fault has one cause, whatever the reason.
     fn read_only() -> FaultReason {
         FaultReason::Translation
@@ -102,7 +115,7 @@ impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
         let registers = walker::RiscvRegisters {
             stage,
             updates: Switch::Off,
-            svnapot: Switch::Off,
+            svnapot: Switch::On,
             svpbmt: Switch::On,
             requester: Requester::User,
             sum: Switch::Off,

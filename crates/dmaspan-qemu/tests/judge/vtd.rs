@@ -13,6 +13,7 @@ use dmaspan_sim::walker::Switch;
 use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
 use dmaspan_sim::walker::x86_64::{X86Registers, X86Walker};
 
+use crate::planted::Bug;
 use crate::rig::{DomainOf, Rig, Strict, machine};
 
 type Driver = Vtd<Tap, QemuHost>;
@@ -174,6 +175,20 @@ impl<W: Way> Rig for VtdRig<W> {
 
     fn handle_faults(&self) -> Handled {
         self.driver.handle_faults().expect("hardware answers")
+    }
+
+    /// Context-cache, IOTLB, PASID-based IOTLB and PASID-cache invalidation, the domain in 31:16;
+    /// nothing is to invalidate a domain that there is not (VT-d, 6.5.2).
+    fn plant(bug: Bug, command: &mut [u64]) {
+        const NOBODY: u64 = 0xffff << 16;
+        match (bug, command[0] & 0xf) {
+            (Bug::NoInvalidation, 2 | 6) | (Bug::NoConfiguration, 1 | 7) => {
+                command.fill(0);
+                command[0] = 2 | 2 << 4 | NOBODY;
+            }
+            (Bug::WrongDomain, 2 | 6) => command[0] ^= 1 << 16,
+            _ => {}
+        }
     }
 
     fn unmapped() -> FaultReason {

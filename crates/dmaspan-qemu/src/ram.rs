@@ -16,6 +16,8 @@ use dmaspan_sim::bus::{Bus, BusError};
 use parking_lot::Mutex;
 
 const ACCESS: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// What the mapping is aligned to: the largest table.
+const ALIGN: usize = 2 << 20;
 /// What firmware and a PC's old devices have a claim on.
 const RESERVED: u64 = 2 << 20;
 /// log2 of the largest piece that is handed out.
@@ -55,8 +57,12 @@ struct Free {
 
 #[derive(Debug)]
 struct Mapping {
+    /// A multiple of [`ALIGN`], as an arena needs.
     start: NonNull<u8>,
     bytes: usize,
+    /// All addresses that were taken for it.
+    taken: NonNull<u8>,
+    taken_bytes: usize,
 }
 
 // SAFETY: the pointer is to a mapping that all threads may use; it is used for atomic accesses
@@ -67,9 +73,31 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length by `Ram::new`, and nothing borrows from it: words
-        // borrow from a `Ram`, and an arena keeps one.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+        // SAFETY: it was mapped with this length by `Mapping::new`, and nothing borrows from it:
+        // words borrow from a `Ram`, and an arena keeps one.
+        unsafe { libc::munmap(self.taken.as_ptr().cast(), self.taken_bytes) };
+    }
+}
+
+impl Mapping {
+    /// All of a file of that length. The system aligns mappings to pages alone, so more addresses
+    /// are taken than it needs.
+    fn new(file: &File, bytes: usize) -> io::Result<Self> {
+        let taken_bytes = bytes.checked_add(ALIGN).ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, which nothing may access, at an address of the system's choice.
+        let taken =
+            unsafe { libc::mmap(ptr::null_mut(), taken_bytes, libc::PROT_NONE, flags, -1, 0) };
+        let some = NonNull::new(taken.cast::<u8>()).filter(|_| taken != libc::MAP_FAILED);
+        let taken = some.ok_or_else(io::Error::last_os_error)?;
+        let to_alignment = taken.addr().get().wrapping_neg() % ALIGN;
+        // SAFETY: the offset is below `ALIGN`, and the mapping is longer.
+        let start = unsafe { taken.add(to_alignment) };
+        let mapping = Self { start, bytes, taken, taken_bytes };
+        let (at, flags) = (start.as_ptr().cast(), libc::MAP_SHARED | libc::MAP_FIXED);
+        // SAFETY: it replaces a part of the mapping above, which nobody knows of yet.
+        let mapped = unsafe { libc::mmap(at, bytes, ACCESS, flags, file.as_raw_fd(), 0) };
+        if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapping) }
     }
 }
 
@@ -78,13 +106,7 @@ impl Ram {
     pub(crate) fn new(base: PhysAddr, bytes: u64) -> io::Result<Self> {
         let file = shared_file(bytes)?;
         let len = usize::try_from(bytes).map_err(io::Error::other)?;
-        // SAFETY: a new mapping of a file that is as long, at an address of the system's choice.
-        let start = unsafe {
-            libc::mmap(ptr::null_mut(), len, ACCESS, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        let start = NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED);
-        let start = start.ok_or_else(io::Error::last_os_error)?;
-        let mapping = Mapping { start, bytes: len };
+        let mapping = Mapping::new(&file, len)?;
         let pieces = vec![Vec::new(); LARGEST_LG2 as usize + 1];
         let free = Mutex::new(Free { unused: RESERVED, pieces });
         Ok(Self(Arc::new(Shared { file, mapping, base, bytes, free })))
@@ -306,4 +328,19 @@ fn shared_file(bytes: u64) -> io::Result<File> {
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(bytes)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arenas_are_had_wherever_the_system_maps_the_ram() {
+        let rams: Vec<_> =
+            (1..32).map(|n| Ram::new(PhysAddr::new(0), (15 + n) << 20).unwrap()).collect();
+        for ram in &rams {
+            assert_eq!(ram.words().as_ptr().addr() % ALIGN, 0);
+            assert!(ram.arena(1 << 20).is_ok());
+        }
+    }
 }

@@ -5,7 +5,8 @@
 //! under test is ordinary code, and whoever judges it was written by others.
 //!
 //! [`find`] looks for a QEMU that is new enough, [`Machine`] starts one, [`Pci`] finds its devices,
-//! [`Ram`] gives memory for tables, queues and buffers, and [`TestDev`] and [`Edu`] do DMA.
+//! [`Ram`] gives memory for tables, queues and buffers, [`RamPool`] some for bouncing, and
+//! [`TestDev`] and [`Edu`] do DMA.
 //!
 //! ```
 //! use dmaspan_drivers::Mmio as _;
@@ -31,6 +32,7 @@ mod find;
 mod host;
 mod machine;
 mod pci;
+mod pool;
 mod ram;
 mod tap;
 mod wire;
@@ -40,5 +42,6 @@ pub use find::{Arch, Missing, Qemu, Version, find, ready};
 pub use host::{QemuHost, RamStructure};
 pub use machine::{Builder, Machine, QtestMmio, StartError};
 pub use pci::{Pci, PciError};
+pub use pool::RamPool;
 pub use ram::{Buffer, NoRam, Ram};
 pub use tap::{CommandQueue, Edit, Ring, Tap};

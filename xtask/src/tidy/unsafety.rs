@@ -23,7 +23,7 @@ const DRIVERS: &str = "crates/dmaspan-drivers/src/";
 const DRIVERS_PROMISES: [&str; 3] = ["IommuOps", "Port", "Host"];
 const QEMU: &str = "crates/dmaspan-qemu/src/";
 /// What the test harness promises anywhere.
-const QEMU_PROMISES: [&str; 4] = ["Host", "Structure", "DmaMemory", "TableMemory"];
+const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
 const CLI: &str = "crates/dmaspan-cli/src/";
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and

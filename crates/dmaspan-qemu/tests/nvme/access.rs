@@ -4,46 +4,42 @@
 //! [`Device`], so what lies between the controller and memory is that device's business.
 #![expect(unsafe_code, reason = "memory that a device writes is promised")]
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dmaspan::dma::{Device, FromRegistered, NoPool, Translation};
 use dmaspan::regbuf::{Buffer, Keep, Segments, SegmentsBuilder};
-use dmaspan::{DmaAddr, PhysAddr, Platform, Prot, Span, UserAddr, UserRange};
+use dmaspan::{DmaAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_drivers::Mmio as _;
 use dmaspan_nvme::access::{Access, AllocateError, Pause, SharedMemory};
 use dmaspan_qemu::{Buffer as RamBuffer, Machine, QtestMmio};
+use parking_lot::Mutex;
 
 /// Registers and doorbells of QEMU's controller.
 const REGISTERS: u64 = 0x2000;
 /// Virtual time between two polls.
 const STEP: u64 = 10_000;
-/// The most polls of anything. Disk I/O takes real time, and a poll takes some, too.
-const POLLS: u32 = 200_000;
-
-/// Where the tests run: on one CPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OneCpu;
-
-impl Platform for OneCpu {
-    type Lock = parking_lot::RawMutex;
-
-    fn cpu(&self) -> usize {
-        0
-    }
-
-    fn now(&self) -> u64 {
-        0
-    }
-}
+/// How often a poll looks whether the controller has failed: what it had to do, it never does then.
+const LOOK: u32 = 100;
+/// The status of the controller, and that it has failed (NVM Express, 3.1.4.6).
+const CSTS: u64 = 0x1c;
+const FATAL: u32 = 1 << 1;
 
 /// A controller of a machine, and the device that maps memory for it.
 pub(crate) struct Nvme<T: Translation> {
-    pub(crate) machine: Machine,
-    pub(crate) registers: QtestMmio,
-    pub(crate) device: Arc<Device<T, NoPool>>,
+    machine: Machine,
+    registers: QtestMmio,
+    device: Arc<Device<T, NoPool>>,
+    /// All that was allocated.
+    blocks: Mutex<Vec<Arc<Mapping>>>,
+    /// When the driver began to wait.
+    began: Cell<Instant>,
 }
+
+/// What is mapped of a block, until a test takes it away.
+type Mapping = Mutex<Option<Mapped>>;
 
 /// A buffer that is mapped for a controller.
 #[derive(Clone, Debug)]
@@ -52,10 +48,20 @@ pub(crate) struct Mapped {
     pub(crate) buffer: Arc<Buffer<DmaAddr>>,
 }
 
-impl<T> Nvme<T>
-where
-    T: Translation<Memory: FromRegistered> + 'static,
-{
+impl<T: Translation<Memory: FromRegistered> + 'static> Nvme<T> {
+    pub(crate) fn new(machine: &Machine, registers: QtestMmio, device: Device<T, NoPool>) -> Self {
+        let (machine, device, blocks) = (machine.clone(), Arc::new(device), Mutex::default());
+        Self { machine, registers, device, blocks, began: Cell::new(Instant::now()) }
+    }
+
+    /// Unmaps a block that the controller uses, and tells where it was mapped: the last that was
+    /// allocated, or one of those before it.
+    pub(crate) fn unmap_block(&self, before_last: usize) -> Span<DmaAddr> {
+        let blocks = self.blocks.lock();
+        let mapped = blocks[blocks.len() - 1 - before_last].lock().take().unwrap();
+        mapped.buffer.segments().iter().next().unwrap()
+    }
+
     /// Pieces of the machine's RAM as one buffer, mapped for as long as that exists.
     pub(crate) fn map(&self, ram: Arc<RamBuffer>, spans: &[Span]) -> Result<Mapped, AllocateError> {
         let mut builder = SegmentsBuilder::new();
@@ -68,9 +74,29 @@ where
         Ok(Mapped { device: self.id(), buffer: Arc::new(buffer) })
     }
 
+    /// What was mapped at these addresses and may be so no more, as a driver names it that forgot
+    /// what it gave back.
+    pub(crate) fn forgotten(&self, spans: &[Span<DmaAddr>]) -> Mapped {
+        let mut builder = SegmentsBuilder::new();
+        spans.iter().try_for_each(|span| builder.push(*span)).unwrap();
+        let segments = builder.build().unwrap();
+        let user = UserRange::from_len(UserAddr::new(0x1_0000), segments.len()).unwrap();
+        // SAFETY: the controller is kept out of what is mapped no more: that is what is tested.
+        // Nothing but the machine's RAM, which is accessed by atomics alone, is at risk.
+        let buffer = unsafe { Buffer::new(segments, user, Prot::READ_WRITE, Box::new(Forgotten)) };
+        Mapped { device: self.id(), buffer: Arc::new(buffer.unwrap()) }
+    }
+
     fn id(&self) -> usize {
         Arc::as_ptr(&self.device).addr()
     }
+}
+
+/// Keeps nothing.
+struct Forgotten;
+
+impl Keep<DmaAddr> for Forgotten {
+    fn end(&mut self, _segments: &Segments<DmaAddr>) {}
 }
 
 /// Keeps RAM for a buffer.
@@ -83,13 +109,14 @@ impl Keep<PhysAddr> for Kept {
 /// RAM for queues, mapped for the controller.
 pub(crate) struct Block {
     #[expect(dead_code, reason = "it is kept mapped")]
-    mapped: Mapped,
+    mapping: Arc<Mapping>,
     addr: DmaAddr,
     ram: Arc<RamBuffer>,
 }
 
 // SAFETY: the RAM is the block's alone and stays where it is; the mapping makes it contiguous for
-// the controller from `addr` on, which `allocate` has checked.
+// the controller from `addr` on, which `allocate` has checked. A test that takes the mapping away
+// reads what becomes of the RAM, and nothing else relies on it.
 unsafe impl SharedMemory for Block {
     fn addr(&self) -> DmaAddr {
         self.addr
@@ -136,7 +163,9 @@ where
         let mut segments = mapped.buffer.segments().iter();
         match (segments.next().map(Span::start), segments.next()) {
             (Some(addr), None) if addr.get().is_multiple_of(align) => {
-                Ok(Block { mapped, addr, ram })
+                let mapping = Arc::new(Mutex::new(Some(mapped)));
+                self.blocks.lock().push(Arc::clone(&mapping));
+                Ok(Block { mapping, addr, ram })
             }
             _ => Err("the mapping is not contiguous and aligned".into()),
         }
@@ -146,8 +175,13 @@ where
         (buffer.device == self.id()).then_some(&*buffer.buffer)
     }
 
-    fn pause(&self, polls: u32, _limit: Duration) -> Pause {
-        if polls >= POLLS || self.machine.is_gone() {
+    /// Disk I/O takes real time, whatever virtual time is.
+    fn pause(&self, polls: u32, limit: Duration) -> Pause {
+        if polls == 1 {
+            self.began.set(Instant::now());
+        }
+        let failed = polls.is_multiple_of(LOOK) && self.read32(CSTS) & FATAL != 0;
+        if failed || self.machine.is_gone() || self.began.get().elapsed() > limit {
             return Pause::GiveUp;
         }
         self.machine.clock_step(STEP);

@@ -6,9 +6,10 @@ use dmaspan::Span;
 use dmaspan::dma::{Device, DeviceConfig, Direct, NoPool, Registered};
 use dmaspan_qemu::{Arch, Machine, Pci, ready};
 
-use crate::access::OneCpu;
 use crate::disk::Disk;
-use crate::exercise::{DISK_BYTES, NVME, exercise};
+use crate::exercise::exercise;
+use crate::iommus::OneCpu;
+use crate::rig::{DISK_BYTES, NVME};
 
 fn run(arch: Arch, machine: &str, namespace: &str) {
     let Some(qemu) = ready(arch) else { return };

@@ -41,9 +41,9 @@ impl Disk {
         disk
     }
 
-    /// The argument behind `-drive`.
+    /// The argument behind `-drive`. What is written need not outlive the host.
     pub(crate) fn drive(&self) -> String {
-        format!("if=none,id=disk,format=raw,file={}", self.path.display())
+        format!("if=none,id=disk,format=raw,cache=unsafe,file={}", self.path.display())
     }
 
     pub(crate) fn content(&self) -> Vec<u8> {

@@ -1,57 +1,24 @@
 //! What a controller is made to do, whatever lies between it and memory.
 
-use std::sync::Arc;
-
-use dmaspan::Span;
 use dmaspan::dma::{Device, FromRegistered, NoPool, Translation};
-use dmaspan_nvme::{Controller, IoQueue, Namespace, QueueConfig, Transfer};
-use dmaspan_qemu::{Buffer as RamBuffer, Machine, Pci};
-use dmaspan_sim::bus::Bus as _;
+use dmaspan_nvme::{QueueConfig, Transfer};
+use dmaspan_qemu::{Machine, Pci};
 
-use crate::access::{Mapped, Nvme};
-use crate::disk::{Disk, Rng};
+use crate::disk::Disk;
+use crate::rig::{DISK_BYTES, Rig};
 
-/// Where [`NVME`] puts the controller.
-pub(crate) const SLOT: u8 = 4;
-/// What QEMU's controller says that it is.
-const ID: u32 = 0x0010_1b36;
-/// Up to 2 MiB a command, the most that QEMU takes: a full page of a list.
-pub(crate) const NVME: &str = "nvme,addr=4,serial=dmaspan-7,drive=disk,mdts=9";
-pub(crate) const DISK_BYTES: usize = 16 << 20;
-
-/// A buffer with the RAM that it is in.
-struct Scattered {
-    mapped: Mapped,
-    spans: Vec<Span>,
-}
-
-/// What a test has.
-struct Rig<'m, T: Translation<Memory: FromRegistered> + 'static> {
-    machine: &'m Machine,
-    disk: &'m Disk,
-    controller: Controller<Nvme<T>>,
-    namespace: Namespace,
-    queue: IoQueue<Nvme<T>>,
-    rng: Rng,
-}
-
-/// Identifies the controller that [`NVME`] is, reads and writes by it, and compares with its disk.
+/// Identifies the controller that [`NVME`](crate::rig::NVME) is, reads and writes by it, and
+/// compares with its disk.
 pub(crate) fn exercise<T>(machine: &Machine, pci: &Pci, disk: &Disk, device: Device<T, NoPool>)
 where
     T: Translation<Memory: FromRegistered> + 'static,
 {
-    let registers = pci.enable_known(SLOT, ID).unwrap();
-    let nvme = Nvme { machine: machine.clone(), registers, device: Arc::new(device) };
-    let mut controller = Controller::new(nvme, 2).unwrap();
-    assert_eq!(controller.info().serial, "dmaspan-7");
-    assert_eq!(controller.info().model, "QEMU NVMe Ctrl");
-    assert_eq!(controller.info().max_transfer, Some(2 << 20));
-    let namespace = controller.namespace(1).unwrap();
-    assert_eq!(namespace.blocks() * namespace.block_bytes(), DISK_BYTES as u64);
-    assert!(controller.namespace(2).is_err());
-    let queue = controller.create_queue(QueueConfig::new(33));
-    let (queue, rng) = (queue.unwrap(), Rng(5));
-    let mut rig = Rig { machine, disk, controller, namespace, queue, rng };
+    let mut rig = Rig::new(machine, pci, disk, device);
+    assert_eq!(rig.controller.info().serial, "dmaspan-7");
+    assert_eq!(rig.controller.info().model, "QEMU NVMe Ctrl");
+    assert_eq!(rig.controller.info().max_transfer, Some(2 << 20));
+    assert_eq!(rig.namespace.blocks() * rig.namespace.block_bytes(), DISK_BYTES as u64);
+    assert!(rig.controller.namespace(2).is_err());
     rig.there_and_back();
     rig.random_reads_at_depth();
     rig.a_second_queue();
@@ -60,41 +27,6 @@ where
 }
 
 impl<T: Translation<Memory: FromRegistered> + 'static> Rig<'_, T> {
-    /// A buffer in pieces of these lengths, the first of which begins `offset` bytes into a page.
-    /// Pieces are in one block of RAM, the last one first, a page apart.
-    fn scattered(&self, offset: u64, lens: &[u64]) -> Scattered {
-        let room = lens.iter().map(|len| len.next_multiple_of(4096) + 8192).sum();
-        let ram: RamBuffer = self.machine.ram().allocate(room).unwrap();
-        let mut end = room;
-        let mut spans = Vec::new();
-        for (n, len) in lens.iter().enumerate() {
-            let lead = if n == 0 { offset } else { 0 };
-            let start = (end - len - lead) & !4095;
-            spans.push(Span::new(ram.paddr().wrapping_add(start + lead), *len).unwrap());
-            end = start - 4096;
-        }
-        let mapped = self.controller.access().map(Arc::new(ram), &spans).unwrap();
-        Scattered { mapped, spans }
-    }
-
-    fn content(&self, buffer: &Scattered) -> Vec<u8> {
-        let piece = |span: &Span| {
-            let mut bytes = vec![0; usize::try_from(span.len()).unwrap()];
-            self.machine.ram().read(span.paddr(), &mut bytes).unwrap();
-            bytes
-        };
-        buffer.spans.iter().flat_map(piece).collect()
-    }
-
-    fn fill(&self, buffer: &Scattered, bytes: &[u8]) {
-        let mut rest = bytes;
-        for span in &buffer.spans {
-            let (now, later) = rest.split_at(usize::try_from(span.len()).unwrap());
-            self.machine.ram().write(span.paddr(), now).unwrap();
-            rest = later;
-        }
-    }
-
     /// Scattered, misaligned and large buffers, read and written, by PRPs, lists of them and
     /// scatter-gather lists.
     fn there_and_back(&mut self) {
@@ -121,10 +53,13 @@ impl<T: Translation<Memory: FromRegistered> + 'static> Rig<'_, T> {
 
             self.queue.read(&self.namespace, lba, &buffer.mapped, 0..bytes).unwrap();
             let mut expected = self.disk.content();
-            assert!(self.content(&buffer) == expected[first..first + len], "read, case {case}");
+            assert!(
+                self.content(&buffer.memory) == expected[first..first + len],
+                "read, case {case}"
+            );
 
             let written = self.rng.bytes(len);
-            self.fill(&buffer, &written);
+            self.fill(&buffer.memory, &written);
             self.queue.write(&self.namespace, lba, &buffer.mapped, 0..bytes).unwrap();
             self.queue.flush(&self.namespace).unwrap();
             expected[first..first + len].copy_from_slice(&written);
@@ -153,7 +88,7 @@ impl<T: Translation<Memory: FromRegistered> + 'static> Rig<'_, T> {
                 self.queue.reap(|done| assert_eq!(done.result, Ok(()))).unwrap();
             }
             assert_eq!(self.queue.in_flight(), 0);
-            let read = self.content(&buffer);
+            let read = self.content(&buffer.memory);
             for (page, lba) in read.chunks(4096).zip(lbas) {
                 let first = usize::try_from(lba * self.namespace.block_bytes()).unwrap();
                 assert!(page == &content[first..first + 4096], "{lba}");
@@ -170,7 +105,7 @@ impl<T: Translation<Memory: FromRegistered> + 'static> Rig<'_, T> {
             for _ in 0..3 {
                 queue.read(&self.namespace, 0, &buffer.mapped, 0..4096).unwrap();
             }
-            assert!(self.content(&buffer) == self.disk.content()[..4096]);
+            assert!(self.content(&buffer.memory) == self.disk.content()[..4096]);
             self.controller.delete_queue(queue).unwrap();
         }
     }

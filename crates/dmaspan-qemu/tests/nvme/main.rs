@@ -4,3 +4,8 @@ mod access;
 mod direct;
 mod disk;
 mod exercise;
+#[path = "../iommus/mod.rs"]
+mod iommus;
+mod rig;
+mod translated;
+mod unmapped;

@@ -55,6 +55,7 @@ struct State {
     /// Where the next command is placed, in bytes.
     next: u64,
     seen: Vec<Vec<u64>>,
+    doorbells: u64,
     edit: Option<Edit>,
 }
 
@@ -74,6 +75,11 @@ impl Tap {
         std::mem::take(&mut self.state.lock().seen)
     }
 
+    /// How often hardware was told of new commands since the queue was there.
+    pub fn doorbells(&self) -> u64 {
+        self.state.lock().doorbells
+    }
+
     fn based(&self, value: u64) {
         let mut state = self.state.lock();
         state.ring = Some((self.queue.ring)(value));
@@ -82,8 +88,11 @@ impl Tap {
 
     fn placed(&self, value: u64) {
         let mut state = self.state.lock();
-        let State { ring: Some(ring), next, seen, edit } = &mut *state else { return };
+        let State { ring: Some(ring), next, seen, doorbells, edit } = &mut *state else { return };
         let end = (self.queue.end)(value, *ring);
+        if *next != end {
+            *doorbells += 1;
+        }
         // Not for ever, whatever the driver writes.
         for _ in 0..ring.bytes / ring.entry {
             if *next == end {

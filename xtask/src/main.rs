@@ -10,7 +10,7 @@ const USAGE: &str = "\
 usage: cargo xtask <command>
 
   tidy    check the rules about the source tree
-  no-std  prove that the core links and runs without the standard library
+  no-std  prove that core and drivers link and run without the standard library
   ci      check everything that must hold before a change lands
   hw [--install] [-- ARGUMENTS OF CARGO TEST]
           run the tests against QEMU's IOMMUs; where there is no QEMU that

@@ -1,15 +1,17 @@
-//! The proof that the core links without the standard library.
+//! The proof that the core and the drivers link without the standard library.
 //!
 //! `xtask/no-std` is a program with its own panic handler, allocator and entry point, and without a
-//! C library. If anything that the core depends on brought the standard library in, it would not
-//! link.
+//! C library. If anything that the core or a driver depends on brought the standard library in, it
+//! would not link.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 const MANIFEST: &str = "xtask/no-std/Cargo.toml";
+/// The crates that need nothing but `core` and `alloc`.
+const CRATES: [&str; 3] = ["dmaspan", "dmaspan-drivers", "dmaspan-nvme"];
 
-/// Builds the program, runs it where this machine can, and builds the core for bare-metal targets
+/// Builds the program, runs it where this machine can, and builds the crates for bare-metal targets
 /// as far as they are installed. Returns one line about what was done.
 ///
 /// # Errors
@@ -18,14 +20,17 @@ const MANIFEST: &str = "xtask/no-std/Cargo.toml";
 pub fn check() -> Result<String, String> {
     let target = crate::target_directory().join("no-std");
     cargo(&["build", "--manifest-path", MANIFEST, "--target-dir"], &target)?;
-    let mut said = String::from("no-std: the core links without the standard library");
+    let mut said = String::from("no-std: core and drivers link without the standard library");
     if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         run(&target.join("debug/no-std"))?;
-        said.push_str(" and maps");
+        said.push_str(" and work");
     }
     for triple in bare_metal_targets() {
-        cargo(&["build", "-p", "dmaspan", "--target", &triple, "--target-dir"], &target)?;
-        said.push_str(&format!("; it builds for {triple}"));
+        let packages = CRATES.iter().flat_map(|name| ["-p", name]);
+        let arguments = ["build"].into_iter().chain(packages);
+        let arguments: Vec<_> = arguments.chain(["--target", &triple, "--target-dir"]).collect();
+        cargo(&arguments, &target)?;
+        said.push_str(&format!("; they build for {triple}"));
     }
     Ok(said)
 }

@@ -1,10 +1,10 @@
-//! Proves that the core needs nothing but `core` and `alloc`.
+//! Proves that the core and the drivers need nothing but `core` and `alloc`.
 //!
 //! This program has its own panic handler, allocator and entry point. A dependency that brought the
 //! standard library in would bring a second panic handler, and the build would fail; one that
 //! needed the C library would not link. Where it can run, it maps a few pages and looks them up,
-//! the second time through the DMA API, bounces a buffer, registers one, and the exit code says
-//! what happened.
+//! the second time through the DMA API, bounces a buffer, registers one, drives an SMMUv3 and an
+//! NVMe controller whose registers are memory, and the exit code says what happened.
 
 #![no_std]
 #![no_main]
@@ -13,8 +13,11 @@ extern crate alloc;
 
 mod bounce;
 mod dma;
+mod hardware;
+mod nvme;
 mod regbuf;
 mod runtime;
+mod smmu;
 mod tables;
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -73,7 +76,11 @@ fn run() -> u32 {
         step(8);
         bounce::exercise()?;
         step(9);
-        regbuf::exercise()
+        regbuf::exercise()?;
+        step(10);
+        smmu::exercise()?;
+        step(11);
+        nvme::exercise()
     });
     if done.is_some() { 0 } else { STEP.load(Ordering::Relaxed) }
 }

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// The exit code of a panic.
 const PANICKED: u32 = 101;
-const HEAP_BYTES: usize = 256 << 10;
+const HEAP_BYTES: usize = 1 << 20;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 core::arch::global_asm!(

@@ -24,4 +24,15 @@ impl Rng {
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next().checked_rem(bound).unwrap_or(0)
     }
+
+    /// An index of `len` things; 0 where there are none.
+    pub fn index(&mut self, len: usize) -> usize {
+        // What is below a usize is one.
+        usize::try_from(self.below(len as u64)).unwrap_or(0)
+    }
+
+    /// As many bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(len).collect()
+    }
 }

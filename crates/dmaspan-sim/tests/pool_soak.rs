@@ -15,6 +15,7 @@ use dmaspan::swiotlb::{
     SlotRequest, Transfer,
 };
 use dmaspan::{PhysAddr, Platform, Span, lg2};
+use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
 const THREADS: u64 = 4;
@@ -45,19 +46,6 @@ impl Platform for Machine {
 
     fn now(&self) -> u64 {
         0
-    }
-}
-
-/// SplitMix64.
-struct Choices(u64);
-
-impl Choices {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
     }
 }
 
@@ -205,7 +193,7 @@ struct Held {
 
 struct Soak<'a> {
     pool: &'a Arc<Slots>,
-    choices: Choices,
+    choices: Rng,
     number: u64,
     names: u64,
     refused: u64,
@@ -214,7 +202,7 @@ struct Soak<'a> {
 impl<'a> Soak<'a> {
     fn new(pool: &'a Arc<Slots>, number: u64) -> Self {
         CPU.set(usize::try_from(number).unwrap());
-        Self { pool, choices: Choices(number + 1), number, names: 0, refused: 0 }
+        Self { pool, choices: Rng::new(number + 1), number, names: 0, refused: 0 }
     }
 
     fn request(&mut self) -> SlotRequest {
@@ -373,7 +361,7 @@ fn as_many_slots_as_threads_hold_are_always_enough() {
         pool.release(slot).unwrap();
     };
     on_threads(|number| {
-        let mut choices = Choices(number);
+        let mut choices = Rng::new(number);
         let mut held = take();
         for _ in 0..operations() / THREADS {
             CPU.set(usize::try_from(choices.below(4)).unwrap());

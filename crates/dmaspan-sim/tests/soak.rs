@@ -20,6 +20,7 @@ use dmaspan::iommu::{Domain, Event, HardwareError, Invalidation, IommuOps, Table
 use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Span};
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
+use dmaspan_sim::rng::Rng;
 use dmaspan_sim::sanitizer::{
     Cached, Cause, Config, Finding, Kind, Pointless, Sanitized, SanitizedTables, Sanitizer, Tracked,
 };
@@ -210,26 +211,6 @@ fn soak(bug: Bug, fails: Fails) -> Soak {
     let devices = [device(Trust::Trusted), device(Trust::Untrusted)];
     let (frames, wrong, refused) = Default::default();
     Soak { sanitizer, iotlb, tables, domain, devices, frames, fails, wrong, refused }
-}
-
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.next()).unwrap() % len
-    }
 }
 
 /// A part of what is mapped: where the device finds it, and where it is.
@@ -499,7 +480,7 @@ impl Soak {
     fn thread(&self, number: u64, operations: u64) {
         // Two threads to a CPU: they meet in its caches and queues.
         CPU.set(usize::try_from(number).unwrap() / 2);
-        let mut rng = Rng(number);
+        let mut rng = Rng::new(number);
         let mut held: Vec<Held> = Vec::new();
         for _ in 0..operations {
             let at = rng.index(held.len().max(1));

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use dmaspan_sim::rng::Rng;
+
 use crate::args::{RegbufArgs, RegbufCase};
 use crate::machine::Machine;
 use crate::size::ByteSize;
@@ -87,37 +89,25 @@ impl Case {
 
     /// Those I/Os.
     pub(crate) fn ios(&self) -> Vec<Io> {
-        let (mut numbers, len) = (Numbers(1), self.io_bytes());
+        let (mut numbers, len) = (Rng::new(1), self.io_bytes());
         let starts = (self.bytes - len) / SECTOR + 1;
         (0..IOS).map(|_| Io { offset: numbers.below(starts) * SECTOR, len }).collect()
     }
 
     /// What is imported: of pages, and of 4 KiB to 64 KiB from any byte on, in turn.
     pub(crate) fn imports(&self) -> Vec<Io> {
-        let mut numbers = Numbers(2);
-        let aligned = |numbers: &mut Numbers| {
+        let mut numbers = Rng::new(2);
+        let aligned = |numbers: &mut Rng| {
             let offset = numbers.below(self.bytes / PAGE) * PAGE;
             Io { offset, len: PAGE }
         };
-        let odd = |numbers: &mut Numbers| {
+        let odd = |numbers: &mut Rng| {
             let len = PAGE + numbers.below(15 * PAGE);
             Io { offset: numbers.below(self.bytes - len) | 1, len }
         };
         (0..IMPORTS)
             .map(|n| if n % 2 == 0 { aligned(&mut numbers) } else { odd(&mut numbers) })
             .collect()
-    }
-}
-
-/// Numbers without an order (splitmix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit.max(1)
     }
 }
 

@@ -97,7 +97,7 @@ impl<R: Rig> Judge<R> {
     }
 
     pub(crate) fn choice(&mut self, of: usize) -> usize {
-        usize::try_from(self.rng.below(of as u64)).unwrap_or(0)
+        self.rng.index(of)
     }
 
     fn prot(&mut self) -> Prot {

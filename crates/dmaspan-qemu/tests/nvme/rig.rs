@@ -7,9 +7,10 @@ use dmaspan::dma::{Device, FromRegistered, NoPool, Translation};
 use dmaspan_nvme::{Controller, IoQueue, Namespace, QueueConfig};
 use dmaspan_qemu::{Buffer as RamBuffer, Machine, Pci};
 use dmaspan_sim::bus::Bus as _;
+use dmaspan_sim::rng::Rng;
 
 use crate::access::{Mapped, Nvme};
-use crate::disk::{Disk, Rng};
+use crate::disk::Disk;
 
 /// Where [`NVME`] puts the controller.
 pub(crate) const SLOT: u8 = 4;
@@ -55,7 +56,7 @@ impl<'m, T: Translation<Memory: FromRegistered> + 'static> Rig<'m, T> {
         let mut controller = Controller::new(nvme, 2).unwrap();
         let namespace = controller.namespace(1).unwrap();
         let queue = controller.create_queue(QueueConfig::new(33)).unwrap();
-        Self { machine, disk, controller, namespace, queue, rng: Rng(5) }
+        Self { machine, disk, controller, namespace, queue, rng: Rng::new(5) }
     }
 
     /// A buffer in pieces of these lengths, the first of which begins `offset` bytes into a page.

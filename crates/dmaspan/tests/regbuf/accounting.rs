@@ -179,7 +179,7 @@ impl Random {
         let accounts = LIMITS.map(|limit| Account::with_counting(limit, counting)).to_vec();
         let (registries, slots) = (Vec::new(), vec![Vec::new(); REGISTRIES.len()]);
         let (nodes, parts) = Default::default();
-        let rng = Rng(seed);
+        let rng = Rng::new(seed);
         let mut random = Self {
             rng,
             memory,

@@ -5,36 +5,12 @@ use std::sync::Arc;
 use dmaspan::regbuf::{Buffer, Pinned, Registry, Request, Source};
 use dmaspan::{Account, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+pub(crate) use dmaspan_sim::rng::Rng;
 
 pub(crate) const BASE: u64 = 1 << 32;
 pub(crate) const USER: u64 = 0x7f00_0000_0000;
 
 pub(crate) type Of<P> = Registry<Pinned<P>>;
-
-/// SplitMix64.
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub(crate) fn index(&mut self, bound: usize) -> usize {
-        size(self.below(bound.try_into().unwrap()))
-    }
-
-    pub(crate) fn bytes(&mut self, len: u64) -> Vec<u8> {
-        (0..len).map(|_| u8::try_from(self.below(256)).unwrap()).collect()
-    }
-}
 
 pub(crate) fn size(value: u64) -> usize {
     value.try_into().unwrap()

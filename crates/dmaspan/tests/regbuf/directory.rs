@@ -49,7 +49,7 @@ fn check(lens: &[u64], name: &str) {
     let total: u64 = lens.iter().sum();
     assert_eq!((segments.len(), segments.count()), (total, lens.len()), "{name}");
     assert!(segments.footprint() <= 20 * lens.len() + 128, "{name}: {}", segments.footprint());
-    let mut rng = Rng(total);
+    let mut rng = Rng::new(total);
     // Around borders, and anywhere.
     let borders = lens.iter().scan(0, |end: &mut u64, len| {
         *end += len;
@@ -120,7 +120,7 @@ fn few_segments_of_all_short_lengths_are_found() {
 fn segments_of_random_lengths_are_found() {
     for seed in 1..=60 {
         println!("seed {seed}");
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let count = 1 + rng.index(400);
         let most = 1 + rng.below(36);
         let lens: Vec<u64> = (0..count)

@@ -146,7 +146,7 @@ fn every_part_of_folios_of_any_orders_has_the_bytes_of_its_pages() {
 
 /// Gigabytes of folios of any order, some of them neighbours.
 fn large(seed: u64) -> (World, UserRange) {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let bytes = 4 << 30;
     let books = Books::Folios;
     let memory = SimMemory::with_books(PhysAddr::new(BASE), bytes, 12, books).unwrap();
@@ -176,7 +176,7 @@ fn any_part_of_a_large_buffer_has_the_bytes_of_its_pages() {
     for seed in 1..=12 {
         println!("seed {seed}");
         let (world, whole) = large(seed);
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (before, behind) = (rng.below(3 << 20), rng.below(3 << 20));
         let len = whole.checked_len().unwrap() - before - behind;
         let buffer = world.buffer(part(whole, before, len));
@@ -216,7 +216,7 @@ fn several_ranges_have_the_bytes_of_each() {
         (1..).zip([&[(4, 8)][..], &[(8, 4), (16, 4), (0, 4)], &[(8, 3), (1, 2), (16, 1), (64, 2)]])
     {
         println!("seed {seed}");
-        let (world, mut rng) = (World::new(1024, 3), Rng(seed));
+        let (world, mut rng) = (World::new(1024, 3), Rng::new(seed));
         let whole = world.map_blocks(blocks);
         let len = whole.checked_len().unwrap() - 8;
         let buffer = world.buffer(part(whole, 3, len));

@@ -19,7 +19,7 @@ fn coalesced(world: &World, user: UserRange) -> Buffer<PhysAddr> {
     let buffer = world.buffer(user);
     let runs = world.runs(user);
     assert!(buffer.segments().iter().eq(runs.iter().copied()), "{:?}", buffer.segments());
-    let mut rng = Rng(user.start().get());
+    let mut rng = Rng::new(user.start().get());
     for _ in 0..200 {
         let offset = rng.below(buffer.len());
         let len = rng.below(buffer.len() - offset) + 1;

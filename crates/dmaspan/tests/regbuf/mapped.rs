@@ -28,7 +28,7 @@ fn bytes_land(
     rng: &mut Rng,
 ) {
     let user = buffer.user();
-    let mut expected = rng.bytes(all.checked_len().unwrap());
+    let mut expected = rng.bytes(size(all.checked_len().unwrap()));
     world.space.write(all.start(), &expected).unwrap();
     let before = user.start().get() - all.start().get();
     for _ in 0..100 {
@@ -40,7 +40,7 @@ fn bytes_land(
             read.extend(device.read(piece).unwrap());
         }
         assert_eq!(read, expected[place.clone()], "{len:#x} bytes at {offset:#x}");
-        let new = rng.bytes(len);
+        let new = rng.bytes(size(len));
         let mut left = &new[..];
         for piece in buffer.import(offset, len, Direction::FromDevice).unwrap() {
             let (now, rest) = left.split_at(size(piece.len()));
@@ -55,7 +55,7 @@ fn bytes_land(
 
 fn bytes_land_behind<const G: u32>(seed: u64) {
     println!("seed {seed:#x}");
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let world = World::new();
     let behind = Behind::<G>::new(&world, Flush::Strict);
     let orders: Vec<u32> = (0..20).map(|_| [0, 0, 1, 2, 4, 5][size(rng.below(6))]).collect();
@@ -90,7 +90,7 @@ fn bytes_land_where_nothing_is_translated() {
     let mut registry = Registry::new(MappedSource::new(world.pinned(), device));
     registry.register(&[Request::new(part(all, 0x123, 0x6789))]).unwrap();
     let buffer = registry.get(0).unwrap();
-    bytes_land(&world, &world.memory, buffer, all, &mut Rng(3));
+    bytes_land(&world, &world.memory, buffer, all, &mut Rng::new(3));
     let physical = physical(&world, part(all, 0x123, 0x6789), Prot::READ);
     let own: Vec<_> =
         physical.segments().iter().map(|span| (span.start().get(), span.len())).collect();
@@ -195,7 +195,7 @@ fn a_device_that_reaches_few_iovas_gets_smaller_leaves_rather_than_none() {
     let all = world.folios(&[9, 9], 5);
     let mut registry = behind.registry(&world);
     registry.register(&[Request::new(part(all, 0x1000, (3 << 20) + 0x800))]).unwrap();
-    let mut rng = Rng(9);
+    let mut rng = Rng::new(9);
     bytes_land(&world, &behind, registry.get(0).unwrap(), all, &mut rng);
     let last = registry.get(0).unwrap().segments().iter().next().unwrap().last();
     assert!(last.get() < 4 << 20);
@@ -222,7 +222,7 @@ fn a_million_imports_tell_hardware_nothing_and_write_no_table() {
         (behind.iotlb.counters(), tables, behind.state(), behind.sanitizer.events(), world.held())
     };
     let before = counters();
-    let (mut rng, mut bytes) = (Rng(17), 0);
+    let (mut rng, mut bytes) = (Rng::new(17), 0);
     for _ in 0..1_000_000 {
         let offset = rng.below(0x1_0000);
         let import = registry.get(0).unwrap().import(offset, 0x1_0000, Direction::FromDevice);

@@ -28,7 +28,7 @@ fn run(
     shared: &Mutex<crate::common::Of<dmaspan_sim::memory::SimPinner>>,
     refused: &AtomicU32,
 ) {
-    let (mut rng, slot) = (Rng(seed), u32::try_from(seed % 4).unwrap());
+    let (mut rng, slot) = (Rng::new(seed), u32::try_from(seed % 4).unwrap());
     let mut mine = world.registry();
     for _ in 0..400 {
         let all = [any_range(&mut rng), any_range(&mut rng)];

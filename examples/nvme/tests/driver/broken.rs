@@ -2,9 +2,9 @@
 
 use dmaspan_nvme::{Awaited, Error, Opcode, QueueConfig, Transfer};
 
-use crate::Rng;
 use crate::access::{Machine, gave_up_in_time};
 use crate::fake::{Habit, Model};
+use dmaspan_sim::rng::Rng;
 
 #[test]
 fn a_status_is_an_error_of_its_command_alone() {
@@ -159,7 +159,7 @@ fn garbage_in_the_completion_queue_neither_hangs_nor_panics() {
     let buffer = machine.map(machine.ram.scattered(0, &[4096]));
     let (base, depth) = machine.fake.lock().completion_memory(1);
     machine.set_habit(Habit::SilentFrom(1));
-    let mut rng = Rng(3);
+    let mut rng = Rng::new(3);
     let (mut errors, mut ends) = (0, 0);
     for _ in 0..3000 {
         let _ = queue.submit(Transfer::Read, &namespace, 0, &buffer, 0..512);

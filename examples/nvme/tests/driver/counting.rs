@@ -5,9 +5,9 @@ use std::cell::Cell;
 
 use dmaspan_nvme::{QueueConfig, Transfer};
 
-use crate::Rng;
 use crate::access::Machine;
 use crate::fake::Model;
+use dmaspan_sim::rng::Rng;
 
 struct Counting;
 
@@ -50,7 +50,7 @@ fn a_million_reads_at_depth_32_allocate_nothing() {
     for _ in 0..32 {
         buffers.push(machine.map(machine.ram.scattered(0x200, &[0xe00, 0x200])));
     }
-    let mut rng = Rng(1);
+    let mut rng = Rng::new(1);
     let reads = 1_000_000;
     let (mut begun, mut ended) = (0, 0);
     let mut free: Vec<usize> = (0..32).collect();

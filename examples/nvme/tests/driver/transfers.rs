@@ -4,9 +4,9 @@ use dmaspan::Prot;
 use dmaspan::regbuf::{ImportError, descriptors};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
 
-use crate::Rng;
 use crate::access::{Machine, Mapped};
 use crate::fake::Model;
+use dmaspan_sim::rng::Rng;
 
 const MDTS: u64 = 128 << 10;
 
@@ -22,10 +22,10 @@ impl Rig {
     fn new(model: Model, config: QueueConfig) -> Self {
         let machine = Machine::new(model);
         let (controller, namespace, queue) = machine.ready(config);
-        let mut rng = Rng(7);
+        let mut rng = Rng::new(7);
         let mut fake = machine.fake.lock();
         let bytes = fake.disk.len() as u64;
-        fake.disk = rng.bytes(bytes);
+        fake.disk = rng.bytes(bytes as usize);
         drop(fake);
         Self { machine, controller, namespace, queue, rng }
     }
@@ -42,14 +42,14 @@ impl Rig {
     /// Reads and writes a range of a buffer, and compares everything around it, too.
     fn there_and_back(&mut self, lba: u64, buffer: &Mapped, start: u64, bytes: u64) {
         let (ram, len) = (&self.machine.ram, buffer.buffer.len());
-        let mut expected = self.rng.bytes(len);
+        let mut expected = self.rng.bytes(len as usize);
         ram.fill(&buffer.buffer, 0, &expected);
         let range = start..start + bytes;
         self.queue.read(&self.namespace, lba, buffer, range.clone()).unwrap();
         expected[start as usize..][..bytes as usize].copy_from_slice(&self.on_disk(lba, bytes));
         assert!(ram.content(&buffer.buffer, 0, len) == expected, "what was read");
 
-        let written = self.rng.bytes(len);
+        let written = self.rng.bytes(len as usize);
         ram.fill(&buffer.buffer, 0, &written);
         let mut disk = self.machine.fake.lock().disk.clone();
         self.queue.write(&self.namespace, lba, buffer, range).unwrap();

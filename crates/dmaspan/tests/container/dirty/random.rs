@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dmaspan::container::{DirtyRead, Error};
 use dmaspan::{Iova, UserAddr, UserRange};
+use dmaspan_sim::rng::Rng;
 
 use super::{Broken, Hardware, World, bits, words_for};
 use crate::common::{PROT, for_all_granules};
@@ -12,23 +13,6 @@ for_all_granules!(
     pages_are_reported_when_they_were_written_and_only_then,
     large_leaves_are_reported_when_they_were_written,
 );
-
-/// Reproducible choices: SplitMix64.
-pub(super) struct Rng(pub(super) u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// How the memory lies.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,7 +55,7 @@ impl Model {
         });
         let users = users.collect();
         let (mapped, written) = (BTreeMap::new(), BTreeSet::new());
-        Self { world, layout, rng: Rng(seed), stride, users, mapped, written, reported: 0 }
+        Self { world, layout, rng: Rng::new(seed), stride, users, mapped, written, reported: 0 }
     }
 
     fn any(&mut self) -> Option<(u64, u64)> {

@@ -10,11 +10,11 @@ use dmaspan::container::{DirtyRead, Error};
 use dmaspan::{Account, Container, Iova, PhysAddr, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+use dmaspan_sim::rng::Rng;
 use dmaspan_sim::walker::Access;
 use lock_api::RawMutex;
 use parking_lot::Mutex;
 
-use super::random::Rng;
 use super::{Hardware, World, bits, words_for};
 use crate::common::{PROT, for_all_granules, marking_domain, range};
 
@@ -155,7 +155,7 @@ fn reads_and_unmaps_beside_each_other_lose_nothing<const G: u32>() {
             })
         });
         let device = scope.spawn(|| {
-            let mut rng = Rng(1);
+            let mut rng = Rng::new(1);
             let mut written = BTreeSet::new();
             for _ in 0..6000 {
                 let page = at[usize::try_from(rng.below(3)).unwrap()] + rng.below(PAGES);

@@ -77,7 +77,7 @@ impl<const G: u32> Place<'_, G> {
     }
 
     fn run(&self, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let config = DeviceConfig::bits(40);
         let device = Device::new(Arc::clone(&self.behind.domain), NoPool, config).unwrap();
         let device = Arc::new(device);

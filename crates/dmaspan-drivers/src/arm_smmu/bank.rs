@@ -103,15 +103,20 @@ impl Bank {
     }
 }
 
-/// Makes a bank translate nothing, whatever it was. Nothing leads to it.
-pub(super) fn disable<R: Mmio>(registers: &Registers<R>, index: u32) {
+/// Ends what firmware's tables stalled, and takes its faults out.
+pub(super) fn end_faults<R: Mmio>(registers: &Registers<R>, index: u32) {
     let bank = registers.bank(index);
-    bank.write(bank::SCTLR, 0);
-    bank.write64(bank::TTBR0, 0);
-    // An access that firmware's tables stalled ends.
     let faults = bank.read(bank::FSR);
     bank.write(bank::FSR, faults);
     if faults & fsr::SS != 0 {
         bank.write(bank::RESUME, resume::TERMINATE);
     }
+}
+
+/// Takes a bank's tables away. Nothing leads to it, and nothing is under way through it.
+pub(super) fn disable<R: Mmio>(registers: &Registers<R>, index: u32) {
+    let bank = registers.bank(index);
+    bank.write(bank::SCTLR, 0);
+    bank.write64(bank::TTBR0, 0);
+    end_faults(registers, index);
 }

@@ -183,11 +183,16 @@ const fn value(route: Route) -> u32 {
     }
 }
 
-/// Lets nothing through, whatever the entries were.
-pub(super) fn block_all<R: Mmio>(registers: &Registers<R>, features: &SmmuV2Features) {
+/// Lets nothing through by an entry, whatever it was.
+pub(super) fn block_entries<R: Mmio>(registers: &Registers<R>, features: &SmmuV2Features) {
     for entry in 0..features.entries {
         registers.write_entry(gr0::S2CR, entry, s2cr::FAULT);
     }
+}
+
+/// Has the entries match no stream. They let nothing through, and neither has a stream without one
+/// anything.
+pub(super) fn clear_entries<R: Mmio>(registers: &Registers<R>, features: &SmmuV2Features) {
     if let StreamMapping::Matched { .. } = features.mapping {
         for entry in 0..features.entries {
             registers.write_entry(gr0::SMR, entry, 0);

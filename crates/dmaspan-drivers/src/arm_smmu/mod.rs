@@ -272,18 +272,14 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
         Ok(SmmuV2Stream::new(Arc::clone(self), entry, claimed))
     }
 
-    /// Blocks everything, forgets everything, and only then lets the SMMU decide about accesses
-    /// (IHI 0062, SMMU_sCR0.CLIENTPD: while it is set, as after a reset, all pass).
+    /// Blocks everything, then forgets everything, and only then turns banks off.
     fn reset(&mut self) -> Result<(), Error> {
         let registers = &self.registers;
-        map::block_all(registers, &self.features);
-        for index in 0..self.features.banks {
-            bank::disable(registers, index);
-        }
-        registers.write(gr0::GFSR, registers.read(gr0::GFSR));
-        registers.write(gr0::TLBIALLH, 0);
-        registers.write(gr0::TLBIALLNSNH, 0);
-        self.sync_global()?;
+        // Where firmware has the SMMU decide about accesses, it goes on to: with this no stream
+        // passes for want of an entry while entries change. While CLIENTPD is set, as after a
+        // reset, all pass (IHI 0062, SMMU_sCR0).
+        registers.write(gr0::CR0, registers.read(gr0::CR0) | cr0::USFCFG);
+        map::block_entries(registers, &self.features);
         let mut control = cr0::GFRE | cr0::GFIE | cr0::GCFGFRE | cr0::GCFGFIE;
         control |= cr0::VMIDPNE | cr0::PTM | cr0::USFCFG | cr0::SMCFCFG;
         if self.features.wide_vmids == Has::Yes {
@@ -293,6 +289,18 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
             control |= cr0::EXIDENABLE;
         }
         registers.write(gr0::CR0, control);
+        map::clear_entries(registers, &self.features);
+        registers.write(gr0::GFSR, registers.read(gr0::GFSR));
+        for index in 0..self.features.banks {
+            bank::end_faults(registers, index);
+        }
+        registers.write(gr0::TLBIALLH, 0);
+        registers.write(gr0::TLBIALLNSNH, 0);
+        // What found its bank before has completed after this: a bank that is off lets it pass.
+        self.sync_global()?;
+        for index in 0..self.features.banks {
+            bank::disable(registers, index);
+        }
         // Entries have the bits that CR0 says.
         map::probe(registers, &mut self.features);
         *self.state.get_mut() = State {

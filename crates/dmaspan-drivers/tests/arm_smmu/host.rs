@@ -26,6 +26,9 @@ pub(crate) enum LeftOut {
     LastBitOfIds,
 }
 
+/// Looks at the model after a write of the register at an offset.
+pub(crate) type Watch = Box<dyn FnMut(&Hardware, u64) + Send>;
+
 /// The registers of a model. Clones are the same ones.
 #[derive(Clone)]
 pub(crate) struct Registers {
@@ -35,6 +38,7 @@ pub(crate) struct Registers {
     pub(crate) writes: Arc<AtomicU64>,
     /// Whether writes get lost.
     pub(crate) deaf: Arc<AtomicBool>,
+    pub(crate) watch: Arc<Mutex<Option<Watch>>>,
     page_lg2: u32,
     banks_from: u64,
 }
@@ -44,8 +48,17 @@ impl Registers {
         let id1 = hardware.read32(0x24);
         let page_lg2 = if id1 >> 31 == 0 { 12 } else { 16 };
         let banks_from = 2 << (id1 >> 28 & 7);
-        let (writes, deaf) = Default::default();
-        Self { hardware, left_out, writes, deaf, page_lg2, banks_from }
+        let (writes, deaf, watch) = Default::default();
+        Self { hardware, left_out, writes, deaf, watch, page_lg2, banks_from }
+    }
+
+    fn watch(&self, offset: u64) {
+        // Not under the lock: it may have others write.
+        let watch = self.watch.lock().take();
+        if let Some(mut watch) = watch {
+            watch(&self.hardware, offset);
+            self.watch.lock().get_or_insert(watch);
+        }
     }
 
     /// What a driver with the bug would write, if it would.
@@ -82,6 +95,7 @@ impl Mmio for Registers {
         if let Some(value) = value.filter(|_| !self.deaf.load(Ordering::Relaxed)) {
             self.hardware.write32(offset, value);
         }
+        self.watch(offset);
     }
 
     fn read64(&self, offset: u64) -> u64 {
@@ -94,6 +108,7 @@ impl Mmio for Registers {
         if let Some(value) = value.filter(|_| !self.deaf.load(Ordering::Relaxed)) {
             self.hardware.write64(offset, value);
         }
+        self.watch(offset);
     }
 }
 

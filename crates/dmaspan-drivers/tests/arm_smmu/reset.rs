@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use dmaspan::Prot;
 use dmaspan::io_pgtable::ArmLpaeS1;
-use dmaspan_drivers::Handled;
-use dmaspan_drivers::arm_smmu::SmmuV2Config;
-use dmaspan_sim::smmu_v2::{ResetValues, Smmu, SmmuConfig, StreamMapping};
+use dmaspan::{Iova, Prot};
+use dmaspan_drivers::arm_smmu::{SmmuV2, SmmuV2Config};
+use dmaspan_drivers::{Error, Handled};
+use dmaspan_sim::smmu_v2::{
+    Behaviour, ResetValues, Smmu, SmmuConfig, StreamMapping, SyncCompletion,
+};
+use dmaspan_sim::walker::Access;
 
-use super::host::LeftOut;
-use super::rig::{Rig, arena, map, target};
+use super::host::{Hardware, LeftOut, Registers, TestHost};
+use super::rig::{Driver, Rig, arena, map, target};
 
 type S1 = ArmLpaeS1<12>;
 
@@ -103,4 +106,70 @@ fn all_is_blocked_before_accesses_are_decided_about() {
     for bank in 16..32 {
         assert_eq!(rig.hardware.read32(bank << 12) & 1, 0, "SCTLR{bank}");
     }
+}
+
+/// Hardware of which firmware blocks stream 5 and lets those pass that have no entry; its stream
+/// IDs may have 16 bits.
+fn with_firmware(stream_ids: u32) -> Arc<Hardware> {
+    let config = SmmuConfig { extended_ids: true, ..SmmuConfig::default() };
+    let hardware = Smmu::new(config, arena()).unwrap();
+    let extended = stream_ids == 16;
+    let exid_valid = if extended { 1 << 10 } else { 0 };
+    hardware.write32(0, if extended { 1 << 3 } else { 0 });
+    hardware.write32(0x800, if extended { 5 } else { 1 << 31 | 5 });
+    hardware.write32(0xc00, 0b10 << 16 | exid_valid);
+    assert!(hardware.access(5, Iova::new(0x1000), Access::Read).is_err());
+    assert!(hardware.access(6, Iova::new(0x1000), Access::Read).is_ok());
+    Arc::new(hardware)
+}
+
+fn make(registers: &Registers) -> Result<Arc<Driver>, Error> {
+    #[expect(unsafe_code, reason = "the promise to drive the hardware alone")]
+    // SAFETY: the model is used by this driver alone.
+    unsafe {
+        SmmuV2::new(registers.clone(), TestHost, SmmuV2Config::new())
+    }
+}
+
+#[test]
+fn what_firmware_blocked_is_blocked_while_the_driver_takes_over() {
+    for stream_ids in [15, 16] {
+        let hardware = with_firmware(stream_ids);
+        let registers = Registers::new(Arc::clone(&hardware), LeftOut::Nothing);
+        *registers.watch.lock() = Some(Box::new(move |hardware, offset| {
+            let passed = hardware.access(5, Iova::new(0x1000), Access::Read).is_ok();
+            assert!(!passed, "{stream_ids} bits: after the write of {offset:#x}");
+        }));
+        make(&registers).unwrap();
+    }
+}
+
+#[test]
+fn nothing_passes_where_the_driver_cannot_take_over() {
+    for stream_ids in [15, 16] {
+        let hardware = with_firmware(stream_ids);
+        hardware.set_behaviour(Behaviour { sync: SyncCompletion::Never, ..Default::default() });
+        let registers = Registers::new(Arc::clone(&hardware), LeftOut::Nothing);
+        assert!(matches!(make(&registers), Err(Error::Hardware(_))));
+        for stream in streams() {
+            let passed = hardware.access(stream, Iova::new(0x1000), Access::Read).is_ok();
+            assert!(!passed, "{stream_ids} bits: stream {stream:#x}");
+        }
+    }
+}
+
+#[test]
+fn banks_of_firmware_translate_until_nothing_is_under_way_through_them() {
+    let hardware = with_firmware(15);
+    let registers = Registers::new(Arc::clone(&hardware), LeftOut::Nothing);
+    let first_bank = 16u64;
+    *registers.watch.lock() = Some(Box::new(move |hardware, offset| {
+        // SCTLR: without its M an access that has found its bank passes.
+        if offset >> 12 >= first_bank && offset & 0xfff == 0 {
+            assert_eq!(hardware.counters().commands.all, 1);
+            assert_eq!(hardware.counters().global_syncs, 1);
+            assert_eq!(hardware.pending_invalidations(), 0);
+        }
+    }));
+    make(&registers).unwrap();
 }

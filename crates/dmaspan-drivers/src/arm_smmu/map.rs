@@ -111,9 +111,10 @@ impl<L> StreamMap<L> {
         let Some(place) = self.entries.get_mut(entry as usize) else { return };
         if place.as_ref().is_some_and(|taken| taken.route == Some(Route::Blocked)) {
             *place = None;
+            // With extended IDs this makes it invalid; until then no ID of others may be in it.
+            registers.write_entry(gr0::S2CR, entry, s2cr::FAULT);
             if let StreamMapping::Matched { .. } = self.mapping {
                 registers.write_entry(gr0::SMR, entry, 0);
-                registers.write_entry(gr0::S2CR, entry, s2cr::FAULT);
             }
         }
     }

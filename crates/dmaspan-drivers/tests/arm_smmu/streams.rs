@@ -1,11 +1,14 @@
 //! The stream map.
 
+use std::sync::Arc;
+
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, S2MemoryTypes};
 use dmaspan::iommu::{Attachment, FaultReason, Incompatible, PagingDomain, Port, ReservedRegions};
 use dmaspan::{Coherency, Prot};
 use dmaspan_drivers::arm_smmu::{Has, SmmuV2Config, StreamMapping};
 use dmaspan_drivers::{Error, Handled};
 use dmaspan_sim::smmu_v2::{self, SmmuConfig};
+use dmaspan_sim::walker::Access;
 
 use super::rig::{Recorder, Rig, Stream, map, target};
 
@@ -175,8 +178,6 @@ fn domains_that_the_hardware_does_not_walk_are_refused() {
 
 #[test]
 fn hooks_for_another_format_are_refused() {
-    use std::sync::Arc;
-
     use dmaspan::io_pgtable::PageTable;
     use dmaspan::iommu::Domain;
     let rig = Rig::new();
@@ -186,6 +187,24 @@ fn hooks_for_another_format_are_refused() {
     let domain = Arc::new(Domain::new(table, ops).unwrap());
     let stream = rig.stream::<S1>(1);
     assert!(stream.port().accepts(&domain).unwrap_err().what.contains("another format"));
+}
+
+#[test]
+fn an_entry_that_is_given_back_matches_no_other_stream() {
+    for extended_ids in [false, true] {
+        let config = SmmuConfig { extended_ids, ..Default::default() };
+        let rig = Rig::with(config, SmmuV2Config::new());
+        let domain = rig.domain::<S1>();
+        map(&domain, 0, 0x8000_0000, 0x1000, Prot::READ);
+        let zero = rig.stream::<S1>(0);
+        zero.attach(target(&domain)).unwrap();
+        *rig.registers.watch.lock() = Some(Box::new(move |hardware, offset| {
+            let hit = hardware.access(0, dmaspan::Iova::new(0), Access::Read);
+            assert!(hit.is_ok(), "{extended_ids}: {hit:?} after the write of {offset:#x}");
+        }));
+        drop(claim(&rig, 5, 0).unwrap());
+        rig.registers.watch.lock().take();
+    }
 }
 
 #[test]

@@ -31,6 +31,15 @@ impl<D, R: Mmio, H: Host> SmmuV2Stream<D, R, H> {
         Self { smmu, entry, claimed, domains: PhantomData }
     }
 
+    /// Switches the stream.
+    fn switch(
+        &self,
+        route: Route,
+        prepare: impl FnOnce(&mut State<H::Lock>),
+    ) -> Result<(), HardwareError> {
+        self.smmu.switch(self.entry, route, prepare)
+    }
+
     /// Its stream ID; of several streams, the lowest.
     pub fn id(&self) -> u32 {
         self.claimed.id
@@ -90,7 +99,7 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
 // invalidation of all of it, and stalled ones are ended, since they would be translated again. 3. A
 // hook writes S2CR or does not; what then fails leaves the old or the new. Nothing else writes the
 // entry's S2CR while it is claimed, and it stays claimed unless it is blocked. 4. The hooks of a
-// domain always tell the bank, whoever uses it.
+// domain always tell the bank, whoever uses it; `translate` takes none of another SMMU.
 #[expect(unsafe_code, reason = "the promises of a port")]
 unsafe impl<D, R, H> Port for SmmuV2Stream<D, R, H>
 where
@@ -130,18 +139,19 @@ where
     }
 
     fn block(&self) -> Result<(), HardwareError> {
-        self.smmu.switch(self.entry, Route::Blocked, |_| ())
+        self.switch(Route::Blocked, |_| ())
     }
 
     fn pass(&self) -> Result<(), HardwareError> {
-        self.smmu.switch(self.entry, Route::Pass, |_| ())
+        self.switch(Route::Pass, |_| ())
     }
 
     fn translate(&self, domain: &D) -> Result<(), HardwareError> {
+        self.accepts(domain).map_err(|it| HardwareError { what: it.what, status: 0 })?;
         let domain = domain.domain();
         let smmu = &self.smmu;
         let bank = *domain.ops().taken();
-        smmu.switch(self.entry, Route::Bank(bank.index), |state| {
+        self.switch(Route::Bank(bank.index), |state| {
             let taken = state.bank(bank.index);
             if let Some(taken) = taken.filter(|taken| taken.translates == Translates::No) {
                 taken.translates = Translates::Yes;

@@ -187,6 +187,22 @@ fn hooks_for_another_format_are_refused() {
     let domain = Arc::new(Domain::new(table, ops).unwrap());
     let stream = rig.stream::<S1>(1);
     assert!(stream.port().accepts(&domain).unwrap_err().what.contains("another format"));
+    // Neither without the attachment, which asks.
+    assert!(stream.port().translate(&domain).unwrap_err().what.contains("another format"));
+    assert_eq!(rig.reads(1, 0), None);
+}
+
+#[test]
+fn a_stream_is_not_led_to_the_bank_that_a_domain_of_another_smmu_has_there() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    let (port, victim) = (claim(&rig, 1, 0).unwrap(), rig.stream::<S1>(2));
+    let (ours, theirs) = (rig.domain::<S1>(), other.domain::<S1>());
+    assert_eq!(ours.ops().bank(), theirs.ops().bank());
+    map(&ours, 0, 0x8000_0000, 0x1000, Prot::READ);
+    victim.attach(target(&ours)).unwrap();
+    port.block().unwrap();
+    assert!(port.translate(&theirs).unwrap_err().what.contains("another SMMU"));
+    assert_eq!([1, 2].map(|id| rig.reads(id, 0)), [None, Some(0x8000_0000)]);
 }
 
 #[test]

@@ -6,6 +6,8 @@ use core::marker::PhantomData;
 
 use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
 
+use lock_api::Mutex;
+
 use super::format::Context;
 use super::map::{Route, StreamMap};
 use super::ops::SmmuV2Ops;
@@ -23,20 +25,23 @@ pub struct SmmuV2Stream<D, R: Mmio, H: Host> {
     smmu: Arc<SmmuV2<R, H>>,
     entry: u32,
     claimed: Arc<Claimed<H::Lock>>,
+    /// Held while the stream is switched, so that what is noted as its route is the last one.
+    switching: Mutex<H::Lock, ()>,
     domains: PhantomData<fn(&D)>,
 }
 
 impl<D, R: Mmio, H: Host> SmmuV2Stream<D, R, H> {
     pub(super) fn new(smmu: Arc<SmmuV2<R, H>>, entry: u32, claimed: Arc<Claimed<H::Lock>>) -> Self {
-        Self { smmu, entry, claimed, domains: PhantomData }
+        Self { smmu, entry, claimed, switching: Mutex::new(()), domains: PhantomData }
     }
 
-    /// Switches the stream.
+    /// Switches the stream, by one thread at a time.
     fn switch(
         &self,
         route: Route,
         prepare: impl FnOnce(&mut State<H::Lock>),
     ) -> Result<(), HardwareError> {
+        let _one = self.switching.lock();
         self.smmu.switch(self.entry, route, prepare)
     }
 

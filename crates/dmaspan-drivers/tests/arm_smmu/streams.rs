@@ -1,9 +1,12 @@
 //! The stream map.
 
 use std::sync::Arc;
+use std::thread;
 
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, S2MemoryTypes};
-use dmaspan::iommu::{Attachment, FaultReason, Incompatible, PagingDomain, Port, ReservedRegions};
+use dmaspan::iommu::{
+    Attachment, FaultReason, Incompatible, IommuOps, PagingDomain, Port, ReservedRegions,
+};
 use dmaspan::{Coherency, Prot};
 use dmaspan_drivers::arm_smmu::{Has, SmmuV2Config, StreamMapping};
 use dmaspan_drivers::{Error, Handled};
@@ -203,6 +206,42 @@ fn a_stream_is_not_led_to_the_bank_that_a_domain_of_another_smmu_has_there() {
     port.block().unwrap();
     assert!(port.translate(&theirs).unwrap_err().what.contains("another SMMU"));
     assert_eq!([1, 2].map(|id| rig.reads(id, 0)), [None, Some(0x8000_0000)]);
+}
+
+#[test]
+fn hooks_of_a_stream_that_run_at_once_leave_what_the_driver_says_they_do() {
+    let rig = Rig::new();
+    let port = claim(&rig, 1, 0).unwrap();
+    let (first, second) = (rig.domain::<S1>(), rig.domain::<S1>());
+    for (domain, paddr) in [(&first, 0x8000_0000), (&second, 0x9000_0000)] {
+        map(domain, 0, paddr, 0x1000, Prot::READ);
+    }
+    port.translate(&first).unwrap();
+    thread::scope(|scope| {
+        // While the stream is taken away from the first domain it is given the second.
+        let (port, second, rig) = (&port, &second, &rig);
+        let (forget, forgotten) = std::sync::mpsc::channel();
+        let (done, translated) = std::sync::mpsc::channel();
+        let mut once = Some(forget);
+        *rig.registers.watch.lock() = Some(Box::new(move |_, offset| {
+            // TLBIASID of a bank: the route is changed, and the wait is to come.
+            if let Some(forget) = once.take_if(|_| offset >> 12 >= 16 && offset & 0xfff == 0x610) {
+                forget.send(()).unwrap();
+                let _ = translated.recv_timeout(std::time::Duration::from_millis(200));
+            }
+        }));
+        let blocks = scope.spawn(move || port.block());
+        forgotten.recv().unwrap();
+        port.translate(second).unwrap();
+        let _ = done.send(());
+        blocks.join().unwrap().unwrap();
+    });
+    assert_eq!(rig.reads(1, 0), Some(0x9000_0000));
+    // Its tables are not given back while the stream has them.
+    assert!(second.ops().detach().is_err());
+    assert_eq!(rig.reads(1, 0), Some(0x9000_0000));
+    port.block().unwrap();
+    assert_eq!(rig.reads(1, 0), None);
 }
 
 #[test]

@@ -146,7 +146,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
     /// Gives hardware this driver's table and queues.
     fn start(&self) -> Result<(), HardwareError> {
         let registers = &self.registers;
-        self.control.change(registers, control::QUEUES, 0);
+        self.control.change(registers, control::FIRMWARE, 0);
         let mut last = 0;
         let stopped = poll(&self.host, || {
             last = registers.read32(register::STATUS);

@@ -84,9 +84,19 @@ pub(super) mod control {
     pub(crate) const PAGE_REQUESTS: u64 = 0b11 << 13;
     /// GALogEn and GAIntEn.
     pub(crate) const GUEST_INTERRUPTS: u64 = 0b11 << 28;
+    /// DualPprLogEn and DualEventLogEn: logs have a second buffer.
+    const SECOND_LOGS: u64 = 0b1111 << 30;
+    /// DevTblSegEn: upper devices have tables of their own.
+    const SEGMENTS: u64 = 0b111 << 34;
+    /// MarcEn: in some ranges addresses are relocated, whatever tables say.
+    const APERTURES: u64 = 1 << 40;
+    /// VCmdEn and VIommuEn: virtual machines have queues of their own.
+    const VIRTUAL: u64 = 0b11 << 52;
     /// Whatever reads or writes memory that firmware set up, and what announces it.
-    pub(crate) const QUEUES: u64 =
+    const QUEUES: u64 =
         EVENT_LOG | EVENT_INTERRUPT | WAIT_INTERRUPT | COMMANDS | PAGE_REQUESTS | GUEST_INTERRUPTS;
+    /// What firmware may have set, and would go on besides this driver's table and queues.
+    pub(crate) const FIRMWARE: u64 = QUEUES | SECOND_LOGS | SEGMENTS | APERTURES | VIRTUAL;
 }
 
 /// IOMMU Status Register (3.4).

@@ -92,6 +92,25 @@ fn translation_that_firmware_enabled_is_never_off() {
 }
 
 #[test]
+fn what_firmware_enabled_besides_does_not_go_around_the_device_table() {
+    // DualPprLogEn and DualEventLogEn: logs of firmware's. DevTblSegEn: tables of firmware's for
+    // the upper devices. MarcEn: apertures that are not translated. VCmdEn and VIommuEn.
+    let around: [u64; 5] = [0b11 << 30, 0b11 << 32, 0b111 << 34, 1 << 40, 0b11 << 52];
+    let around = around.iter().fold(0, |all, bits| all | bits);
+    // InvTimeOut, PassPW.
+    let kept = 0b101 << 5 | 1 << 8;
+    let memory = Memory::new();
+    let fake = Fake::new(&memory);
+    fake.poke(CONTROL, ENABLE | around | kept);
+    let _iommu = start(&memory, &fake, config()).unwrap();
+    let writes = fake.take_writes();
+    assert_eq!(writes[0].0, CONTROL, "before it has the table");
+    for (_, value) in writes.iter().filter(|write| write.0 == CONTROL) {
+        assert_eq!(value & (around | kept | ENABLE), kept | ENABLE, "{value:#x}");
+    }
+}
+
+#[test]
 fn no_memory_for_any_structure_is_an_error_that_leaks_nothing() {
     for allowed in 0..=5 {
         let memory = Memory::new();

@@ -8,6 +8,7 @@ use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port,
 
 use lock_api::Mutex;
 
+use super::bank::Bank;
 use super::format::Context;
 use super::map::{Route, StreamMap};
 use super::ops::SmmuV2Ops;
@@ -74,37 +75,57 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
             let status = self.registers.read_entry(gr0::S2CR, entry).into();
             return Err(HardwareError { what: "the SMMU does not take a stream's route", status });
         }
-        match (former, bank) {
-            // The sync waits for accesses that used what is forgotten.
-            (_, Some(bank)) => {
-                bank.end_stalled(&self.registers);
-                bank.forget_all(&self.registers);
-            }
-            (Some(_), None) => {}
-            (None, None) => self.forget_everything(),
+        let left = match (former, bank) {
+            (_, Some(bank)) => Left::Bank(bank),
+            (Some(_), None) => Left::NoBank,
+            (None, None) => Left::Any,
+        };
+        // The sync waits for accesses that used what is forgotten, and may wait for stalled ones.
+        self.end_stalled(left);
+        match left {
+            Left::Bank(bank) => bank.forget_all(&self.registers),
+            Left::NoBank => {}
+            Left::Any => self.registers.write(gr0::TLBIALLNSNH, 0),
         }
         self.sync_global()?;
+        // What was on its way to the tables before may have stalled since.
+        self.end_stalled(left);
         self.state.lock().map.arrived(entry, route);
         Ok(())
     }
 
-    /// Begins to forget all that is cached, for a stream that may have used any bank.
-    fn forget_everything(&self) {
-        let banks = (0..self.features.banks).filter_map(|index| {
-            // The lock is not held while hardware is asked.
-            self.state.lock().bank(index).map(|taken| taken.bank)
-        });
-        banks.for_each(|bank| bank.end_stalled(&self.registers));
-        self.registers.write(gr0::TLBIALLNSNH, 0);
+    /// Ends the accesses that are stalled where a stream was.
+    fn end_stalled(&self, left: Left) {
+        match left {
+            Left::Bank(bank) => bank.end_stalled(&self.registers),
+            Left::NoBank => {}
+            Left::Any => {
+                let banks = (0..self.features.banks).filter_map(|index| {
+                    // The lock is not held while hardware is asked.
+                    self.state.lock().bank(index).map(|taken| taken.bank)
+                });
+                banks.for_each(|bank| bank.end_stalled(&self.registers));
+            }
+        }
     }
+}
+
+/// Where a stream was that was sent elsewhere.
+#[derive(Clone, Copy)]
+enum Left {
+    NoBank,
+    Bank(Bank),
+    /// That is not known.
+    Any,
 }
 
 // SAFETY: 1. and 2. One write to S2CR changes the way of all later accesses; it is read back. All
 // that used a translation of the former bank have completed when the sync is over that follows an
-// invalidation of all of it, and stalled ones are ended, since they would be translated again. 3. A
-// hook writes S2CR or does not; what then fails leaves the old or the new. Nothing else writes the
-// entry's S2CR while it is claimed, and it stays claimed unless it is blocked. 4. The hooks of a
-// domain always tell the bank, whoever uses it; `translate` takes none of another SMMU.
+// invalidation of all of it, and stalled ones are ended, before the sync and after it, since they
+// would be translated again. 3. A hook writes S2CR or does not; what then fails leaves the old or
+// the new. Nothing else writes the entry's S2CR while it is claimed, and it stays claimed unless it
+// is blocked. 4. The hooks of a domain always tell the bank, whoever uses it; `translate` takes
+// none of another SMMU.
 #[expect(unsafe_code, reason = "the promises of a port")]
 unsafe impl<D, R, H> Port for SmmuV2Stream<D, R, H>
 where

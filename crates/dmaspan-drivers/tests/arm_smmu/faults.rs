@@ -10,7 +10,7 @@ use dmaspan::{Iova, Prot};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::arm_smmu::{SmmuV2Config, Stalls};
 use dmaspan_sim::Arena;
-use dmaspan_sim::smmu_v2::{Behaviour, Response, SmmuConfig, StallId, Why};
+use dmaspan_sim::smmu_v2::{Behaviour, Response, SmmuConfig, StallId, SyncCompletion, Why};
 use dmaspan_sim::walker::Access;
 
 use super::rig::{Recorder, Rig, Tables, TestDomain, granule, map, target};
@@ -201,6 +201,46 @@ fn a_stalled_access_ends_when_its_stream_leaves_the_domain() {
     assert!(matches!(refused.why, Why::Terminated { .. }));
     rig.driver.handle_faults().unwrap();
     assert_eq!(rig.driver.handle_faults(), Ok(Handled::default()));
+}
+
+/// Has the stream an access under way that found a bank by entry 0 before the entry was changed,
+/// and comes to the bank's tables now. It stalls.
+fn late(rig: &Rig, bank: u32) -> StallId {
+    let entry = rig.hardware.read32(0xc00);
+    rig.hardware.write32(0xc00, bank);
+    let id = stall(rig, 0x7000);
+    rig.hardware.write32(0xc00, entry);
+    id
+}
+
+#[test]
+fn an_access_that_stalls_while_its_stream_leaves_the_domain_ends_too() {
+    // The domain that it leaves is known, or not known since hardware did not answer before.
+    for answered in [true, false] {
+        let rig = Arc::new(Rig::with(SmmuConfig::default(), HELD));
+        let (stream, domain) = (rig.stream::<S1>(1), rig.domain::<S1>());
+        stream.attach(target(&domain)).unwrap();
+        if !answered {
+            let sync = SyncCompletion::Never;
+            rig.hardware.set_behaviour(Behaviour { sync, ..Default::default() });
+            stream.detach().unwrap_err();
+            rig.hardware.set_behaviour(Behaviour::default());
+        }
+        let (bank, weak) = (domain.ops().bank(), Arc::downgrade(&rig));
+        let (send, stalled) = std::sync::mpsc::channel();
+        *rig.registers.watch.lock() = Some(Box::new(move |_, offset| {
+            // TLBGSYNC.
+            if offset == 0x70 {
+                send.send(late(&weak.upgrade().unwrap(), bank)).unwrap();
+            }
+        }));
+        stream.detach().unwrap();
+        rig.registers.watch.lock().take();
+        let id = stalled.recv().unwrap();
+        assert_eq!(rig.hardware.stalled(usize::try_from(bank).unwrap()), 0, "{answered}");
+        let refused = rig.hardware.resumed(id).unwrap().unwrap_err();
+        assert!(matches!(refused.why, Why::Terminated { .. }), "{answered}");
+    }
 }
 
 #[test]

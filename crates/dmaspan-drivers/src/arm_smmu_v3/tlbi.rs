@@ -1,7 +1,7 @@
 //! Which commands make hardware forget ranges (IHI 0070, 4.4.1).
 
-use dmaspan::IovaRange;
 use dmaspan::iommu::{Invalidation, Tables};
+use dmaspan::{IovaRange, lg2};
 
 use super::command::{Command, Tag};
 use super::features::SmmuV3Features;
@@ -26,8 +26,9 @@ pub(super) struct Forget {
 enum By {
     /// The leaf at an address; the leaves are of `2^step` bytes or more.
     Leaf { step: u32 },
-    /// A number of granules from an address on; TG and TTL of word 1.
-    Range { granule_lg2: u32, hint: u64 },
+    /// A number of granules from an address on; TG of word 1. The leaves are all of `2^step` bytes
+    /// or groups of them, which TTL of word 1 says, or it says nothing.
+    Range { granule_lg2: u32, granule: u64, step: u32, level: u64 },
 }
 
 impl Forget {
@@ -39,25 +40,27 @@ impl Forget {
         what: &Invalidation<'_>,
         features: &SmmuV3Features,
     ) -> Self {
-        // log2 of the reach of a level's entries. A contiguous group may be cached entry by entry.
+        // How far above the smallest leaves. A contiguous group may be cached entry by entry.
         let level = |lg2: u32| lg2.saturating_sub(granule_lg2) / (granule_lg2 - 3);
-        let lowest = level(what.leaf_sizes.trailing_zeros().min(63));
         let highest = level(what.leaf_sizes.checked_ilog2().unwrap_or(0));
-        let step = match what.leaf_sizes {
-            0 => granule_lg2,
-            _ => granule_lg2 + lowest * (granule_lg2 - 3),
+        let lowest = match (what.leaf_sizes, what.tables) {
+            (0, _) => 0,
+            (sizes, Tables::Kept) => level(sizes.trailing_zeros()),
+            // A table of the smallest leaves may have been empty, and walks led to it.
+            (sizes, Tables::Detached) => level(sizes.trailing_zeros()).min(1),
         };
+        let step = granule_lg2 + lowest * (granule_lg2 - 3);
         let leaf = if what.tables == Tables::Kept { cmd::LEAF } else { 0 };
         if !features.range_invalidation {
             return Self { tag, by: By::Leaf { step }, leaf };
         }
         // 0b01, 0b10 and 0b11 for 4K, 16K and 64K. The manual's level 3 is that of the smallest
         // leaves, and 0 says nothing.
-        let granule = u64::from(granule_lg2 - 10) / 2;
+        let granule = (u64::from(granule_lg2 - 10) / 2) << cmd::TG_SHIFT;
         let known = what.leaf_sizes != 0 && lowest == highest && what.tables == Tables::Kept;
         let level = if known { u64::from(3u32.saturating_sub(lowest)) } else { 0 };
-        let hint = granule << cmd::TG_SHIFT | level << cmd::TTL_SHIFT;
-        Self { tag, by: By::Range { granule_lg2, hint }, leaf }
+        let level = level << cmd::TTL_SHIFT;
+        Self { tag, by: By::Range { granule_lg2, granule, step, level }, leaf }
     }
 
     /// The commands for a range, and none if there is none.
@@ -67,7 +70,19 @@ impl Forget {
             By::Range { granule_lg2, .. } => granule_lg2,
         };
         let (first, last) = (range.start().get() >> lg2, range.last().get() >> lg2);
-        Commands { forget: self, lg2, next: first, left: last - first + 1 }
+        let left = last - first + 1;
+        let hint = match self.by {
+            By::Leaf { .. } => 0,
+            // Where an address is inside of a block, hardware that is told the level need not look
+            // for one.
+            By::Range { granule, step, level, .. } => {
+                match (first | left) & lg2::mask(step - lg2) {
+                    0 => granule | level,
+                    _ => granule,
+                }
+            }
+        };
+        Commands { forget: self, lg2, hint, next: first, left }
     }
 }
 
@@ -77,6 +92,8 @@ pub(super) struct Commands {
     forget: Forget,
     /// What the numbers below count.
     lg2: u32,
+    /// TG and TTL of word 1.
+    hint: u64,
     next: u64,
     left: u64,
 }
@@ -90,7 +107,7 @@ impl Iterator for Commands {
         }
         let (covered, range, hint) = match self.forget.by {
             By::Leaf { .. } => (1, 0, 0),
-            By::Range { hint, .. } => {
+            By::Range { .. } => {
                 // The lowest five bits of the number that are not all 0, so that each command
                 // removes as many as NUM has. They are 0 only beyond the largest SCALE.
                 let scale = self.left.trailing_zeros().min(cmd::MAX_SCALE);
@@ -102,7 +119,7 @@ impl Iterator for Commands {
                 match number << scale {
                     // One granule without a level is no range: all its fields would be 0.
                     1 => (1, 0, 0),
-                    covered => (covered, fields, hint),
+                    covered => (covered, fields, self.hint),
                 }
             }
         };

@@ -109,6 +109,31 @@ fn without_ranges_each_leaf_is_named_until_all_is_cheaper() {
 }
 
 #[test]
+fn walks_to_tables_that_were_empty_are_forgotten_beside_large_leaves() {
+    let rig = Rig::with(Model { idr3: 0, ..Model::LARGE }, SmmuV3Config::default());
+    let domain = attached(&rig);
+    // A leaf of 1 GiB elsewhere, and two tables of pages that had none.
+    let ranges = [range(0x4020_0000, 4 << 20)];
+    let what = Invalidation { tables: Tables::Detached, ..leaves(&ranges, 1 << 30) };
+    domain.ops().invalidate(&what).unwrap();
+    let named = |address: u64| [1 << 48 | NH_VA, address];
+    assert_eq!(rig.hardware.take(), [named(0x4020_0000), named(0x4040_0000)]);
+}
+
+#[test]
+fn a_level_is_named_only_where_all_of_its_leaves_lie_in_the_range() {
+    let rig = Rig::new(Model::LARGE);
+    let domain = attached(&rig);
+    // Hardware need not look for a block at an address inside of one.
+    for (start, len) in [(0x20_1000, 2 << 20), (0x20_0000, (2 << 20) + 0x2000)] {
+        domain.ops().invalidate(&leaves(&[range(start, len)], 1 << 21)).unwrap();
+        for command in rig.hardware.take() {
+            assert_eq!(command[1] >> 8 & 0b11, 0, "{command:x?}");
+        }
+    }
+}
+
+#[test]
 fn a_domain_that_no_stream_had_yet_is_forgotten_whole() {
     let rig = Rig::new(Model::LARGE);
     let domain = rig.s1();

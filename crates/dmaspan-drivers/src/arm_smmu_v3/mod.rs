@@ -175,7 +175,8 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     }
 
     /// Takes the events out of the queue that were there when it was called, and reports each to
-    /// the stream that it concerns. Answers stalled accesses as the handlers say.
+    /// the stream that it concerns. Answers stalled accesses as the handlers say. Acknowledges
+    /// global errors, and lets a command queue that stopped at one go on.
     ///
     /// # Context
     ///
@@ -184,7 +185,8 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     /// # Errors
     ///
     /// [`HardwareError`] where the SMMU is gone, is in its service failure mode, or does not take
-    /// an answer in bounded time.
+    /// an answer in bounded time: that access is stalled until its stream is blocked, and what is
+    /// behind it in the queue stays there for the next call.
     pub fn handle_faults(&self) -> Result<Handled, HardwareError> {
         let registers = &self.hardware.registers;
         let events = &self.structures.events;
@@ -196,19 +198,25 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
                 Next::Garbled => handled.malformed = handled.malformed.saturating_add(1),
                 Next::Record(record) => match Event::decode(&record, &self.features) {
                     None => handled.malformed = handled.malformed.saturating_add(1),
-                    Some(event) => {
-                        let answered = self.report(&event, &mut handled);
-                        result = result.and(answered);
-                    }
+                    Some(event) => result = self.report(&event, &mut handled),
                 },
+            }
+            // The next answer would be waited for as long.
+            if result.is_err() {
+                break;
             }
         }
         events.release(registers, &mut handled);
         // An event that could not be written is lost, too.
         let errors = self.hardware.acknowledge(!gerror::CMDQ_ERR & !gerror::SFM_ERR);
         handled.overflowed |= errors & gerror::EVENTQ_ABT_ERR != 0;
-        if self.hardware.active_errors() & gerror::SFM_ERR != 0 {
+        let active = self.hardware.active_errors();
+        if active & gerror::SFM_ERR != 0 {
             return Err(self.hardware.why("the SMMU has failed"));
+        }
+        if active & gerror::CMDQ_ERR != 0 {
+            // Nobody waits for answers, who would see it.
+            result = result.and(self.structures.commands.look(&self.hardware));
         }
         result.map(|()| handled)
     }

@@ -105,6 +105,11 @@ impl<H: Host> CommandQueue<H> {
             .unwrap_or_else(|| Err(hardware.why("the SMMU's command queue stayed full")))
     }
 
+    /// Lets hardware go on if it has stopped.
+    pub(super) fn look<R: Mmio>(&self, hardware: &Hardware<R, H>) -> Result<(), HardwareError> {
+        self.observe(hardware, &mut self.state.lock())
+    }
+
     /// Places as many commands as there is room for, and tells hardware.
     fn fill<R: Mmio>(
         &self,

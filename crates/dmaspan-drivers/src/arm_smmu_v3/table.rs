@@ -71,7 +71,7 @@ impl<H: Host> Slot<H> {
         [0, 1, 2, 3].map(|word| self.table.get(self.first + word))
     }
 
-    /// Stores the words that differ, the one that says what they mean last.
+    /// Stores all words, the one that says what the others mean last.
     pub(super) fn store(&self, entry: &Entry) {
         let words = entry.iter().enumerate().rev();
         words.for_each(|(word, &value)| self.table.set(self.first + word, value));

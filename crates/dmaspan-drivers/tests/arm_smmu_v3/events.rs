@@ -1,6 +1,7 @@
 //! What becomes of events, true and false ones.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use dmaspan::Iova;
 use dmaspan::iommu::{
@@ -164,6 +165,41 @@ fn stalled_accesses_are_answered_as_the_handler_says() {
     }
     rig.hardware.record([5 << 32 | 0x10, STALL, 0, 0]);
     rig.smmu.handle_faults().unwrap_err();
+}
+
+#[test]
+fn a_full_queue_is_waited_for_once_however_many_accesses_are_stalled() {
+    let rig = Rig::new(Model { idr1: 6 | 7 << 16 | 4 << 21, ..Model::SMALL });
+    let (_port, listener) = listening(&rig, 5);
+    rig.hardware.set(Mode::Stuck);
+    for n in 0..100 {
+        assert!(rig.hardware.record([5 << 32 | 0x10, STALL | n, n << 12, 0]));
+    }
+    let before = rig.memory.polls.load(Ordering::Relaxed);
+    rig.smmu.handle_faults().unwrap_err();
+    assert!(rig.memory.polls.load(Ordering::Relaxed) - before <= 100);
+    // What was left in the queue is reported once there is room again.
+    let heard = listener.0.lock().len();
+    rig.hardware.set(Mode::Well);
+    let handled = rig.smmu.handle_faults().unwrap();
+    assert_eq!(handled.reported as usize + heard, 100);
+    assert!(!handled.more && !handled.overflowed);
+}
+
+#[test]
+fn a_queue_that_stopped_before_an_answer_goes_on() {
+    let rig = Rig::new(Model::SMALL);
+    let (_port, _listener) = listening(&rig, 5);
+    rig.hardware.set(Mode::Unreadable);
+    rig.hardware.record([5 << 32 | 0x10, STALL | 7, 0x1000, 0]);
+    rig.smmu.handle_faults().unwrap();
+    assert_eq!(rig.hardware.active(), 1);
+    rig.hardware.set(Mode::Well);
+    // Also beside other errors, of which those that are not the queue's are acknowledged.
+    rig.hardware.raise(1 << 2 | 1 << 4 | 1 << 7);
+    assert!(rig.smmu.handle_faults().unwrap().overflowed);
+    assert_eq!(rig.hardware.active(), 0);
+    assert_eq!(rig.hardware.take(), [[5 << 32 | 1 << 12 | 0x44, 7]]);
 }
 
 #[test]

@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use dmaspan::io_pgtable::PageTable;
 use dmaspan::iommu::{
-    Attachment, Invalidation, IommuOps as _, Port as _, Prepared, Scope, Tables, Target,
+    Attachment, Domain, Invalidation, IommuOps as _, Port as _, Prepared, ReservedRegions, Scope,
+    Tables, Target,
 };
-use dmaspan::{Iova, IovaRange};
-use dmaspan_drivers::Mmio;
-use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, Stage};
+use dmaspan::{Iova, IovaRange, PhysAddr};
+use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, SmmuV3Ops, SmmuV3Stream, Stage};
+use dmaspan_drivers::{Error, Mmio};
+use dmaspan_sim::Arena;
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
-use crate::hardware::{Mode, Model, TestSmmu};
+use crate::hardware::{EVENTQ_PROD, Mode, Model, TestSmmu};
 use crate::host::{Memory, TestHost};
 use crate::setup::{Rig, S1, S2};
 
@@ -157,6 +160,57 @@ fn threads_share_the_queue_and_nobody_waits_for_ever() {
 }
 
 #[test]
+fn streams_switch_while_others_invalidate() {
+    let config = SmmuV3Config { lg2_commands: 3, ..Default::default() };
+    let rig = Rig::with(Model { idr3: 0, ..Model::LARGE }, config);
+    let domains = [rig.s2(), rig.s2()];
+    let ports = [rig.port::<S2>(1), rig.port::<S2>(2)];
+    let hammer = || {
+        let failed = AtomicU32::new(0);
+        let count = |result: Result<(), _>| {
+            failed.fetch_add(u32::from(result.is_err()), Ordering::Relaxed);
+        };
+        thread::scope(|scope| {
+            for domain in &domains {
+                let count = &count;
+                scope.spawn(move || {
+                    let ranges = [IovaRange::from_len(Iova::new(0), 3 << 12).unwrap()];
+                    let what = Invalidation { scope: Scope::Ranges(&ranges), ..ALL };
+                    (0..300).for_each(|_| count(domain.ops().invalidate(&what)));
+                });
+            }
+            for port in &ports {
+                let (count, domains) = (&count, &domains);
+                scope.spawn(move || {
+                    for n in 0..100 {
+                        count(port.translate(&domains[n % 2]));
+                        count(if n % 3 == 0 { port.block() } else { Ok(()) });
+                    }
+                });
+            }
+        });
+        failed.into_inner()
+    };
+    assert_eq!(hammer(), 0);
+    for id in [1, 2] {
+        let [first, _, _, root, ..] = rig.entry(id).unwrap();
+        assert_eq!((first, root), (1, domains[1].root().get()), "blocked after the last one");
+    }
+    rig.hardware.set(Mode::RefusesEach(37));
+    assert!(hammer() > 0);
+    rig.hardware.set(Mode::Well);
+    let _ = domains[0].ops().invalidate(&ALL);
+    for port in &ports {
+        port.block().unwrap();
+    }
+    // Each domain is let go of, and its number comes back.
+    drop((ports, domains));
+    rig.hardware.take();
+    rig.s2().ops().invalidate(&ALL).unwrap();
+    assert_eq!(rig.hardware.take(), [[1 << 32 | 0x28, 0]]);
+}
+
+#[test]
 fn numbers_and_descriptors_stay_taken_while_hardware_may_know_them() {
     let rig = Rig::new(Model::LARGE);
     let (structures, tables) = (rig.memory.count(), rig.tables.tables());
@@ -210,56 +264,90 @@ fn a_domain_blocks_the_streams_that_still_have_it() {
 }
 
 /// Registers that say what a driver waits for, or something else each time.
-struct Chaos(Mutex<(Rng, u32)>);
+struct Chaos {
+    state: Mutex<(Rng, u32, u32)>,
+    memory: Arc<Memory>,
+    model: Model,
+}
 
 impl Mmio for Chaos {
     fn read32(&self, offset: u64) -> u32 {
-        let (rng, placed) = &mut *self.0.lock();
+        let (rng, placed, enabled) = &mut *self.state.lock();
         let random = u32::try_from(rng.next() & 0xffff_ffff).unwrap();
-        match (offset, rng.below(16)) {
+        match (offset, rng.below(32)) {
             (_, 0) => random,
-            (0x0, _) => Model::LARGE.idr0,
-            (0x4, _) => Model::LARGE.idr1,
+            (0x0, _) => self.model.idr0,
+            (0x4, _) => self.model.idr1,
             (0xc, _) => random,
-            (0x14, _) => Model::LARGE.idr5,
+            (0x14, _) => self.model.idr5,
             (0x44, _) => 1 << 20,
-            (0x24, 1..6) => 0b1000,
-            (0x24, 6..10) => 0b1100,
-            (0x24, 10..14) => 0b1101,
-            (0x9c, 1..14) => *placed,
+            (0x24 | 0x54, _) => *enabled,
+            (0x9c, 1..28) => *placed,
             (0x9c, _) => *placed | random & 0x7f00_0000,
-            (_, 1..8) => 0,
+            (EVENTQ_PROD, _) => random & 0x8000_000f,
+            (_, 1..16) => 0,
             (_, _) => random & 0x1ff,
         }
     }
 
     fn write32(&self, offset: u64, value: u32) {
-        if offset == 0x98 {
-            self.0.lock().1 = value;
+        let (rng, placed, enabled) = &mut *self.state.lock();
+        match offset {
+            0x98 => *placed = value,
+            0x20 | 0x50 => *enabled = value,
+            _ => {}
         }
+        // What it was told of, it writes anything to.
+        self.memory.scribble(rng);
     }
 }
 
+/// Does everything that a driver can.
+fn everything(smmu: &Arc<SmmuV3<Chaos, TestHost>>, tables: &Arena) -> Result<(), Error> {
+    let ops = smmu.ops(Stage::One, OnFault::Terminate)?;
+    let format = S1::new(smmu.stage1_config(12)?).unwrap();
+    let table = PageTable::new(format, tables.clone()).unwrap();
+    let domain: Arc<Domain<S1, Arena, SmmuV3Ops<Chaos, TestHost>>> =
+        Arc::new(Domain::new(table, ops).unwrap());
+    let port: SmmuV3Stream<Domain<S1, Arena, _>, _, _> =
+        smmu.stream(0x17, ReservedRegions::new())?;
+    let _ = port.translate(&domain);
+    for _ in 0..20 {
+        let _ = domain.ops().invalidate(&ALL);
+        let _ = smmu.handle_faults();
+    }
+    let _ = (port.pass(), port.translate(&domain), port.block());
+    if let Ok(stream) = Attachment::new(port) {
+        let _ = stream.attach(Target::Paging(Prepared::new(Arc::clone(&domain))));
+        let _ = stream.replace(Target::Blocked);
+        let _ = stream.replace(Target::Paging(Prepared::new(Arc::clone(&domain))));
+        let _ = stream.detach();
+    }
+    let _ = domain.ops().detach();
+    Ok(())
+}
+
 #[test]
-fn registers_that_say_anything_lead_to_errors_and_nothing_else() {
-    let mut started = 0;
-    for seed in 0..2000 {
+fn registers_and_memory_that_say_anything_lead_to_errors_and_nothing_else() {
+    let (mut started, mut done) = (0, 0);
+    let tables = Arena::new(PhysAddr::new(0x4000_0000), 16 << 20);
+    for seed in 0..3000 {
+        let mut rng = Rng::new(seed);
         let memory = Memory::new();
-        let registers = Chaos(Mutex::new((Rng::new(seed), 0)));
         let host = TestHost(Arc::clone(&memory));
+        let kind = if rng.below(2) == 0 { Model::LARGE } else { Model::SMALL };
+        // Stalling, forced or not, too.
+        let idr0 = kind.idr0 ^ u32::try_from(rng.below(4)).unwrap() << 24;
+        let (model, state) = (Model { idr0, ..kind }, Mutex::new((rng, 0, 0)));
+        let registers = Chaos { state, memory, model };
         #[expect(unsafe_code, reason = "there is no hardware")]
-        // SAFETY: nothing is read or written by these registers.
+        // SAFETY: nothing is read by these registers, and what the host allocated alone written.
         let smmu = unsafe { SmmuV3::new(registers, host, SmmuV3Config::default()) };
         let Ok(smmu) = smmu else { continue };
         started += 1;
-        let Ok(ops) = smmu.ops(Stage::One, OnFault::Terminate) else { continue };
-        for _ in 0..20 {
-            let _ = ops.invalidate(&ALL);
-            let _ = smmu.handle_faults();
-        }
-        let _ = ops.detach();
+        done += u32::from(everything(&smmu, &tables).is_ok());
     }
-    assert!(started > 10, "{started}");
+    assert!(started > 500 && done > 400, "{started} {done}");
 }
 
 #[test]

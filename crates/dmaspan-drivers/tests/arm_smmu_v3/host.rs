@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::PhysAddr;
 use dmaspan_drivers::{Again, Host, NoMemory, Structure};
+use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
 type Words = Arc<[AtomicU64]>;
@@ -31,6 +32,14 @@ impl Memory {
     /// How many structures are handed out.
     pub(crate) fn count(&self) -> usize {
         self.structures.lock().len()
+    }
+
+    /// Stores anything to a word of each structure.
+    pub(crate) fn scribble(&self, rng: &mut Rng) {
+        for words in self.structures.lock().values() {
+            let index = usize::try_from(rng.below(words.len() as u64)).unwrap();
+            words[index].store(rng.next(), Ordering::Relaxed);
+        }
     }
 
     /// The word at an address, if it is one of a structure.

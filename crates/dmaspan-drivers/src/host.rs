@@ -48,8 +48,8 @@ pub unsafe trait Structure: Send + Sync {
 ///
 /// # Safety
 ///
-/// A [`Structure`] that [`allocate`](Self::allocate) returns is of the size asked for, aligned to
-/// it, and ends at `max_paddr` or below.
+/// A [`Structure`] that [`allocate`](Self::allocate) returns is zeroed, of the size asked for,
+/// aligned to it, and ends at `max_paddr` or below: hardware may be told of it as it is.
 #[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
 pub unsafe trait Host: Send + Sync {
     /// The lock around a queue or a table of devices. Where faults are handled in interrupts, it

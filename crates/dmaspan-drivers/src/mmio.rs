@@ -6,9 +6,10 @@ use core::ptr::NonNull;
 /// The registers of a device, by their offset in bytes. All are little-endian; values are the
 /// CPU's.
 ///
-/// What a driver stored to memory before a write is seen by the device before it, and what it loads
-/// after a read is not older than that: an implementation on Arm needs barriers for both (Linux:
-/// Documentation/memory-barriers.txt, `readl` and `writel`).
+/// What a driver loaded from and stored to memory before a write is done when the device sees that,
+/// and what it loads after a read is not older than it: an implementation on Arm needs barriers for
+/// both (Linux: Documentation/memory-barriers.txt, `readl` and `writel`; the latter orders stores
+/// alone, and a place in a queue is given back only after it was read).
 ///
 /// Nothing is undefined whatever it returns: a driver takes nothing on trust from a register. That
 /// the registers are those of the hardware is promised to the driver when it is made.

@@ -71,6 +71,59 @@ fn a_refused_command_fails_its_batch_alone_and_the_queue_goes_on() {
 }
 
 #[test]
+fn a_refused_command_fails_its_batch_also_where_the_sync_has_no_room_beside_it() {
+    let config = SmmuV3Config { lg2_commands: 0, ..Default::default() };
+    let rig = Rig::with(Model::LARGE, config);
+    let domain = rig.s1();
+    rig.hardware.set(Mode::Refuses(0x11));
+    domain.ops().invalidate(&ALL).unwrap_err();
+    rig.hardware.set(Mode::Well);
+    domain.ops().invalidate(&ALL).unwrap();
+}
+
+#[test]
+fn an_invalidation_is_complete_when_its_sync_is() {
+    let rig = Rig::new(Model::LARGE);
+    let domain = rig.s1();
+    // The command itself is consumed.
+    rig.hardware.set(Mode::StopsAt(0x46));
+    domain.ops().invalidate(&ALL).unwrap_err();
+    assert_eq!(rig.hardware.take().len(), 1);
+}
+
+#[test]
+fn a_number_whose_end_was_refused_stays_taken() {
+    // CFGI_STE of the stream that still has the domain; TLBI_NH_ASID.
+    for opcode in [0x03, 0x11] {
+        let rig = Rig::new(Model::LARGE);
+        let (structures, tables) = (rig.memory.count(), rig.tables.tables());
+        let domain = rig.s1();
+        rig.port::<S1>(1).translate(&domain).unwrap();
+        rig.hardware.set(Mode::Refuses(opcode));
+        drop(domain);
+        rig.hardware.set(Mode::Well);
+        // The descriptor, the table of the second level, and the root.
+        assert_eq!(rig.memory.count(), structures + 2, "{opcode:#x}");
+        assert_eq!(rig.tables.tables(), tables + 1);
+        rig.hardware.take();
+        rig.s1().ops().invalidate(&ALL).unwrap();
+        assert_eq!(rig.hardware.take(), [[2 << 48 | 0x11, 0]]);
+    }
+    // Also where no stream has it any more.
+    let rig = Rig::new(Model::LARGE);
+    let domain = rig.s1();
+    let port = rig.port::<S1>(1);
+    port.translate(&domain).unwrap();
+    port.block().unwrap();
+    rig.hardware.set(Mode::Refuses(0x11));
+    drop(domain);
+    rig.hardware.set(Mode::Well);
+    rig.hardware.take();
+    rig.s1().ops().invalidate(&ALL).unwrap();
+    assert_eq!(rig.hardware.take(), [[2 << 48 | 0x11, 0]]);
+}
+
+#[test]
 fn commands_that_cannot_be_read_are_tried_again() {
     let rig = Rig::new(Model::LARGE);
     let domain = rig.s1();

@@ -19,6 +19,8 @@ pub(crate) enum Mode {
     Refuses(u64),
     /// It does not know every n-th command.
     RefusesEach(u32),
+    /// It goes no further than to commands with this opcode.
+    StopsAt(u64),
     /// It cannot read commands.
     Unreadable,
     /// It says that it consumed what nobody placed.
@@ -173,6 +175,7 @@ impl State {
             let error = match self.mode {
                 _ if stopped => return,
                 Mode::Stuck | Mode::Ahead | Mode::Gone => return,
+                Mode::StopsAt(opcode) if first & 0xff == opcode => return,
                 Mode::Unreadable => 2,
                 Mode::Refuses(opcode) if first & 0xff == opcode => 1,
                 Mode::RefusesEach(n) if self.placed.is_multiple_of(n) => 1,

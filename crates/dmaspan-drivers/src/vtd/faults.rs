@@ -54,15 +54,19 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     fn take_record(&self, place: u64, handled: &mut Handled) -> Taken {
         // Not while it is reported: a handler may take its time.
         let guard = self.recording.lock();
-        let (low, high) = (self.hardware.read64(place), self.hardware.read64(place + 8));
+        // First what says whether there is one: hardware may write it meanwhile, that bit last, and
+        // changes nothing of it until the bit is cleared.
+        let last = self.hardware.read32(place + record::LAST);
+        if last & record::FAULT == 0 {
+            return Taken::Nothing;
+        }
+        let third = self.hardware.read32(place + record::THIRD);
+        let (low, high) = (self.hardware.read64(place), u64::from(last) << 32 | u64::from(third));
         if high == u64::MAX && low == u64::MAX {
             return Taken::Gone;
         }
-        if high & record::FAULT == 0 {
-            return Taken::Nothing;
-        }
         // Writing the bit gives the record back; the rest of it is read-only (11.4.14).
-        self.hardware.write32(place + 12, 1 << 31);
+        self.hardware.write32(place + record::LAST, record::FAULT);
         drop(guard);
         match (record::access(high), record::reason(high)) {
             (Some(access), Some(reason)) => {
@@ -86,7 +90,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         let (offset, count) = self.features.fault_records();
         for index in 0..count {
             let place = offset + u64::from(index) * record::BYTES;
-            self.hardware.write32(place + 12, 1 << 31);
+            self.hardware.write32(place + record::LAST, record::FAULT);
         }
         self.hardware.write32(register::FSTS, status::CLEAR);
     }

@@ -218,8 +218,11 @@ pub(super) mod record {
 
     /// The bytes of one.
     pub(crate) const BYTES: u64 = 16;
-    /// F, 127: there is a fault; written to clear it.
-    pub(crate) const FAULT: u64 = 1 << 63;
+    /// The offsets of the upper word's halves.
+    pub(crate) const THIRD: u64 = 8;
+    pub(crate) const LAST: u64 = 12;
+    /// F, 127, in the last 32 bits: there is a fault; written to clear it.
+    pub(crate) const FAULT: u32 = 1 << 31;
     /// FI, 63:12 of the lower word: the page.
     pub(crate) const PAGE: u64 = !0xfff;
 

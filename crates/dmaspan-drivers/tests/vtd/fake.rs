@@ -60,6 +60,10 @@ pub(crate) struct State {
     pub(crate) fsts: u32,
     pub(crate) pmen: u32,
     pub(crate) records: [[u64; 2]; 4],
+    /// What hardware records in the first place as soon as anybody has looked there.
+    pub(crate) arrives: Option<[u64; 2]>,
+    /// Whether the bus makes two accesses of one of 64 bits.
+    pub(crate) narrow_bus: bool,
     pub(crate) reads: u64,
     /// How often the write buffer was flushed.
     pub(crate) flushes: u32,
@@ -191,7 +195,11 @@ impl Fake {
             0x80 => state.head,
             RECORDS..0x240 => {
                 let at = usize::try_from(offset - RECORDS).unwrap_or(0);
-                state.records[at / 16][at / 8 % 2]
+                let value = state.records[at / 16][at / 8 % 2] >> (at % 8 * 8);
+                if let Some(record) = state.arrives.take_if(|_| at < 16) {
+                    state.records[0] = record;
+                }
+                value
             }
             _ => 0x10,
         }
@@ -208,6 +216,9 @@ impl Mmio for Fake {
     }
 
     fn read64(&self, offset: u64) -> u64 {
+        if self.state().narrow_bus {
+            return u64::from(self.read32(offset)) | u64::from(self.read32(offset + 4)) << 32;
+        }
         self.read(offset)
     }
 

@@ -81,6 +81,12 @@ impl VtdFeatures {
         [self.cap(5), self.cap(6)]
     }
 
+    /// Whether an invalidation can complete the writes and the reads that were let through before
+    /// (DWD and DRD).
+    pub const fn drains(&self) -> bool {
+        self.cap(54) && self.cap(55)
+    }
+
     /// The offset of the fault records, and how many there are (FRO and NFR).
     pub fn fault_records(&self) -> (u64, u32) {
         (u64::from(self.field(24, 10)) * 16, self.field(40, 8) + 1)

@@ -153,8 +153,8 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     /// # Errors
     ///
     /// [`Error::Hardware`] where it does not answer; [`Error::NoMemory`]; [`Error::Config`];
-    /// [`Error::Unsupported`] where it lacks the mode or the queue, or where firmware left it
-    /// translating in the other mode and it cannot protect memory meanwhile. What was allocated
+    /// [`Error::Unsupported`] where it lacks the mode, the queue or draining, or where firmware left
+    /// it translating in the other mode and it cannot protect memory meanwhile. What was allocated
     /// leaks then, as hardware may read it.
     ///
     /// # Safety
@@ -388,6 +388,10 @@ fn check(config: &VtdConfig, features: &VtdFeatures, mode: Mode) -> Result<(), E
     let unsupported = |what| Err(Error::Unsupported { what, value: features.extended });
     if !features.queued_invalidation() {
         return unsupported("invalidation queue");
+    }
+    if !features.drains() {
+        let what = "draining of accesses that were let through";
+        return Err(Error::Unsupported { what, value: features.capability });
     }
     if mode == Mode::Scalable && !features.scalable() {
         return unsupported("scalable mode");

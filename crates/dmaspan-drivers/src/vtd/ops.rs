@@ -93,9 +93,9 @@ impl<R: Mmio, H: Host> VtdOps<R, H> {
 
 #[expect(unsafe_code, reason = "the promises of a driver")]
 // SAFETY: 1. `run` returns when hardware has stored a number behind the commands, which name the
-// scope or all of the domain, and which drain what was let through (DW and DR; the first stage's
-// always do, 6.5.2.4). Writing the tail orders the stores to the tables before it. Walks are kept
-// only where tables were.
+// scope or all of the domain, and which drain what was let through (DW and DR, which `check` asks
+// for; the first stage's always do, 6.5.2.4). Writing the tail orders the stores to the tables
+// before it. Walks are kept only where tables were.
 // 2. `detach` blocks every stream that has the domain, and then makes hardware forget all of it.
 // 3. `root_changed` is never `Ok`: these formats do not grow.
 unsafe impl<R: Mmio, H: Host> IommuOps for VtdOps<R, H> {

@@ -13,7 +13,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::host::Memory;
 
 pub(crate) const RECORDS: u64 = 0x200;
-/// 256 domains, 3 to 5 levels, all leaf sizes, blocks of 2^9 pages, 4 records, protected memory.
+/// 256 domains, 3 to 5 levels, all leaf sizes, blocks of 2^9 pages, 4 records, protected memory,
+/// draining.
 pub(crate) const CAP: u64 = 2
     | 3 << 5
     | 7 << 9
@@ -23,6 +24,7 @@ pub(crate) const CAP: u64 = 2
     | 1 << 39
     | 3 << 40
     | 9 << 48
+    | 3 << 54
     | 1 << 56;
 /// Coherent walks, a queue, pass-through, snoop control, scalable mode with both stages.
 pub(crate) const ECAP: u64 = 1 | 1 << 1 | 1 << 6 | 1 << 7 | 1 << 43 | 7 << 46;

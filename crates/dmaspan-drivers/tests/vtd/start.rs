@@ -49,6 +49,11 @@ fn hardware_that_lacks_something_is_refused() {
     assert!(matches!(refused(0, 1 << 1, Mode::Legacy), Some(Error::Unsupported { .. })));
     assert!(matches!(refused(0, 1 << 43, Mode::Scalable), Some(Error::Unsupported { .. })));
     assert!(refused(0, 1 << 43, Mode::Legacy).is_none());
+    // Without draining nobody knows when an access that was let through is over.
+    for drains in [54, 55] {
+        let refused = refused(1 << drains, 0, Mode::Legacy);
+        assert!(matches!(refused, Some(Error::Unsupported { .. })), "{drains}");
+    }
     for broken in [Broken::Gone, Broken::Deaf, Broken::Stuck, Broken::Silent] {
         let fake = Fake::new();
         fake.breaks(broken);

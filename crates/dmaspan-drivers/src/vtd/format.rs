@@ -96,6 +96,8 @@ impl sealed::Walked for X86_64 {
         let geometry = self.geometry();
         let plain = self.template(0, PAGE_LG2, Prot::READ);
         let forbids = plain != self.template(0, PAGE_LG2, Prot::READ | Prot::NOEXEC);
+        // Hardware would take it for a bit of the address.
+        let encrypts = self.link(1, PhysAddr::new(0)) & spec::ADDRESS != 0;
         let has_stage = mode == Mode::Scalable && features.first_stage();
         let has_levels = geometry.top_level == 3 || features.first_stage_5_levels();
         let has_sizes = geometry.page_sizes & !features.first_stage_sizes() == 0;
@@ -104,6 +106,7 @@ impl sealed::Walked for X86_64 {
             (has_levels, "the IOMMU walks no tables of so many levels"),
             (has_sizes, "the IOMMU does not have leaves of all these sizes"),
             (features.execute_requests() || !forbids, "the IOMMU tells no instruction fetches"),
+            (!encrypts, "the IOMMU has no encryption bit"),
         ])
     }
 

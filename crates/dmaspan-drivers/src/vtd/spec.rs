@@ -181,6 +181,9 @@ impl Command {
 /// P of root entries, context entries and entries of PASID directories and tables (9.1 to 9.6).
 pub(super) const PRESENT: u64 = 1 << 0;
 
+/// The address in entries of the first stage, 51:12 (9.7).
+pub(super) const ADDRESS: u64 = (1 << 52) - (1 << 12);
+
 /// SNP of second-stage leaves, 11: reserved without snoop control (9.8).
 pub(super) const SNOOP: u64 = 1 << 11;
 

@@ -2,6 +2,7 @@
 
 mod encodings;
 mod fake;
+mod fits;
 mod host;
 mod hostile;
 mod start;

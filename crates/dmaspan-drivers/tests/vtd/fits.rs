@@ -1,0 +1,124 @@
+//! Which domains a stream can have.
+
+use std::sync::Arc;
+
+use dmaspan::io_pgtable::{
+    DirtyTracking, ExecuteDisable, PageTable, SnoopControl, VtdSs, VtdSsConfig, X86_64,
+    X86_64Config,
+};
+use dmaspan::iommu::{Domain, Port as _, ReservedRegions};
+use dmaspan::{Coherency, PhysAddr};
+use dmaspan_drivers::vtd::{Mode, Stage, VtdFormat, VtdOps, VtdStream};
+use dmaspan_sim::Arena;
+
+use crate::fake::{Fake, Iommu, domain, start};
+use crate::host::Memory;
+
+type Tables<F> = Domain<F, Arena, VtdOps<Fake, Memory>>;
+
+fn with(cap: u64, ecap: u64, mode: Mode) -> Arc<Iommu> {
+    let fake = Fake::new();
+    fake.state().cap &= !cap;
+    fake.state().ecap &= !ecap;
+    start(&fake, mode).expect("it starts")
+}
+
+/// Why a stream of `iommu` cannot have tables of this format.
+fn refusal<F: VtdFormat<Word = u64>>(
+    iommu: &Arc<Iommu>,
+    format: F,
+    stage: Stage,
+) -> Option<&'static str> {
+    let arena = Arena::new(PhysAddr::new(0x1_0000_0000), 1 << 20);
+    let table = PageTable::new(format, arena).expect("there is room");
+    let ops = iommu.ops(stage).expect("there is a number");
+    let domain = Domain::new(table, ops).expect("it is empty");
+    let port: VtdStream<Tables<F>, _, _> =
+        iommu.stream(8, ReservedRegions::new()).expect("nobody has it");
+    let refused = port.accepts(&domain).err().map(|refused| refused.what);
+    assert_eq!(port.translate(&domain).is_ok(), refused.is_none());
+    port.block().expect("it answers");
+    refused
+}
+
+fn second(iommu: &Arc<Iommu>, config: VtdSsConfig) -> Option<&'static str> {
+    refusal(iommu, VtdSs::new(config).expect("there is such a table"), Stage::Second)
+}
+
+fn first(iommu: &Arc<Iommu>, config: X86_64Config) -> Option<&'static str> {
+    refusal(iommu, X86_64::new(config).expect("there is such a table"), Stage::First)
+}
+
+#[test]
+fn second_stage_tables_that_the_hardware_does_not_walk_are_refused() {
+    let all = with(0, 0, Mode::Scalable);
+    let config = all.second_stage_config().expect("it has one");
+    for input_bits in [39, 48, 57] {
+        assert_eq!(second(&all, VtdSsConfig { input_bits, ..config }), None);
+    }
+    for walks in [Coherency::Coherent, Coherency::NonCoherent] {
+        assert_eq!(second(&all, VtdSsConfig { walks, ..config }), None);
+    }
+    let wide = VtdSsConfig { output_bits: 40, ..config };
+    assert_eq!(second(&all, wide), Some("its physical addresses are wider than the IOMMU's"));
+    let marks = VtdSsConfig { dirty: DirtyTracking::Hardware, ..config };
+    assert_eq!(second(&all, marks), Some("the IOMMU does not mark what it writes"));
+
+    for (levels, bit) in [(39, 9), (48, 10), (57, 11)] {
+        let lacks = with(1 << bit, 0, Mode::Legacy);
+        let config = VtdSsConfig { input_bits: levels, ..config };
+        assert_eq!(second(&lacks, config), Some("the IOMMU walks no tables of so many levels"));
+    }
+    for bit in [34, 35] {
+        let lacks = with(1 << bit, 0, Mode::Legacy);
+        let refused = second(&lacks, VtdSsConfig { page_sizes: None, ..config });
+        assert_eq!(refused, Some("the IOMMU does not have leaves of all these sizes"));
+        assert_eq!(second(&lacks, lacks.second_stage_config().expect("it has one")), None);
+    }
+    let no_snoops = with(0, 1 << 7, Mode::Legacy);
+    for snoop in [SnoopControl::Cached, SnoopControl::Forced] {
+        let refused = second(&no_snoops, VtdSsConfig { snoop, ..config });
+        assert_eq!(refused, Some("the IOMMU has no snoop control"));
+    }
+    assert_eq!(second(&no_snoops, no_snoops.second_stage_config().expect("it has one")), None);
+    // C of legacy mode and SMPWC of scalable mode: the arena's tables are in the CPU's caches.
+    for (mode, bit) in [(Mode::Legacy, 0), (Mode::Scalable, 48)] {
+        let refused = second(&with(0, 1 << bit, mode), config);
+        assert_eq!(refused, Some("the IOMMU does not see its tables in the CPU's caches"));
+    }
+}
+
+#[test]
+fn first_stage_tables_that_the_hardware_does_not_walk_are_refused() {
+    let all = with(0, 0, Mode::Scalable);
+    let config = all.first_stage_config().expect("it has one");
+    assert_eq!(first(&all, config), None);
+    let five = X86_64Config { input_bits: 57, ..config };
+    assert_eq!(first(&all, five), Some("the IOMMU walks no tables of so many levels"));
+    let fetches = X86_64Config { execute_disable: ExecuteDisable::Enabled, ..config };
+    assert_eq!(first(&all, fetches), Some("the IOMMU tells no instruction fetches"));
+    // The hardware would take the bit for one of the address.
+    let encrypts = X86_64Config { encryption_bit: Some(45), ..config };
+    assert_eq!(first(&all, encrypts), Some("the IOMMU has no encryption bit"));
+    let no_gigabytes = with(1 << 56, 0, Mode::Scalable);
+    let refused = first(&no_gigabytes, X86_64Config { page_sizes: None, ..config });
+    assert_eq!(refused, Some("the IOMMU does not have leaves of all these sizes"));
+    assert_eq!(first(&no_gigabytes, no_gigabytes.first_stage_config().expect("it has one")), None);
+    assert!(with(0, 0, Mode::Legacy).ops(Stage::First).is_err());
+    assert!(with(0, 1 << 47, Mode::Scalable).ops(Stage::First).is_err());
+    assert!(with(0, 1 << 46, Mode::Scalable).ops(Stage::Second).is_err());
+}
+
+#[test]
+fn hooks_of_another_stage_or_another_iommu_are_refused() {
+    let [one, other] = [0, 1].map(|_| with(0, 0, Mode::Scalable));
+    let format = VtdSs::new(one.second_stage_config().expect("it has one")).expect("it fits");
+    let refused = refusal(&one, format, Stage::First);
+    assert_eq!(refused, Some("its hooks are for the other stage"));
+    let foreign = domain(&other).expect("there is a number");
+    let port: VtdStream<crate::fake::Tables, _, _> =
+        one.stream(8, ReservedRegions::new()).expect("nobody has it");
+    let refused = port.accepts(&foreign).expect_err("it is refused");
+    assert_eq!(refused.what, "it is another IOMMU's");
+    assert!(port.translate(&foreign).is_err());
+}

@@ -12,7 +12,7 @@ use super::format::{self, Entry, VtdFormat};
 use super::ops::VtdOps;
 use super::spec::{Command, NO_DOMAIN, PASS_DOMAIN};
 use super::tables::{Device, Has};
-use super::{Mode, Stage, Vtd};
+use super::{Mode, Vtd};
 use crate::faults::Claimed;
 use crate::host::Host;
 use crate::mmio::Mmio;
@@ -100,7 +100,7 @@ where
             return Err(HardwareError { what, status: self.iommu.features.extended });
         }
         let entry = format::pass(&self.iommu.features, self.iommu.mode);
-        self.iommu.switch(&self.device, entry, PASS_DOMAIN, Stage::Second)
+        self.iommu.switch(&self.device, entry, PASS_DOMAIN)
     }
 
     fn translate(&self, domain: &D) -> Result<(), HardwareError> {
@@ -117,7 +117,7 @@ where
             iommu.mode,
         );
         ops.known();
-        iommu.switch(&self.device, entry, ops.domain, ops.stage)
+        iommu.switch(&self.device, entry, ops.domain)
     }
 }
 
@@ -127,11 +127,11 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     fn forget(
         &self,
         device: &Device<H::Structure, H::Lock>,
-        had: Option<(u16, Stage)>,
+        had: Option<u16>,
         has: &mut Has,
     ) -> Result<(), HardwareError> {
         let confirmed = core::mem::replace(&mut has.confirmed, false);
-        let domain = had.map_or(NO_DOMAIN, |(domain, _)| domain);
+        let domain = had.unwrap_or(NO_DOMAIN);
         // A write buffer is flushed by what invalidates (6.8).
         let result = match (confirmed, self.mode) {
             (false, mode) => self.run(everything(mode)),
@@ -169,7 +169,6 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         device: &Device<H::Structure, H::Lock>,
         entry: Entry,
         domain: u16,
-        stage: Stage,
     ) -> Result<(), HardwareError> {
         let mut has = device.has.lock();
         // Where hardware may use the other directory, too, that is not written either.
@@ -177,7 +176,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
             self.block(device, &mut has)?;
         }
         let had = has.domain;
-        device.store(&mut has, entry, domain, stage);
+        device.store(&mut has, entry, domain);
         self.forget(device, had, &mut has)
     }
 
@@ -186,7 +185,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         let mut from = Some(0);
         while let Some(device) = from.and_then(|from| self.tables.next_device(from)) {
             let mut has = device.has.lock();
-            if has.domain.is_some_and(|(had, _)| had == domain) {
+            if has.domain == Some(domain) {
                 self.block(&device, &mut has)?;
             } else if !has.confirmed {
                 // It may have been this domain that hardware was to forget.

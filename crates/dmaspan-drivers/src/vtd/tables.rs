@@ -13,9 +13,9 @@ use alloc::sync::Arc;
 use dmaspan::PhysAddr;
 use lock_api::{Mutex, RawMutex};
 
+use super::Mode;
 use super::format::Entry;
 use super::spec::PRESENT;
-use super::{Mode, Stage};
 use crate::host::{Host, NoMemory, Structure};
 use crate::structure::Words;
 
@@ -27,8 +27,8 @@ const PAGE_WORDS: usize = 512;
 /// What a stream has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Has {
-    /// The domain, and by which stage it is translated; `None` where the stream is blocked.
-    pub(super) domain: Option<(u16, Stage)>,
+    /// The domain; `None` where the stream is blocked.
+    pub(super) domain: Option<u16>,
     /// Which of the two PASID directories hardware knows, or knew last.
     directory: usize,
     /// Whether hardware confirmed that it uses nothing else.
@@ -57,7 +57,7 @@ impl<S: Structure, L: RawMutex> Device<S, L> {
 
     /// Stores what the stream is to have. In legacy mode the entry is absent, and hardware has
     /// forgotten it.
-    pub(super) fn store(&self, has: &mut Has, entry: Entry, domain: u16, stage: Stage) {
+    pub(super) fn store(&self, has: &mut Has, entry: Entry, domain: u16) {
         match &self.pasids {
             None => {
                 let [low, high, _] = entry;
@@ -75,7 +75,7 @@ impl<S: Structure, L: RawMutex> Device<S, L> {
                 self.context.set(self.index, directory | PRESENT);
             }
         }
-        has.domain = Some((domain, stage));
+        has.domain = Some(domain);
     }
 
     fn free(self) {

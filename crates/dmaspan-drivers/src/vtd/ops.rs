@@ -124,6 +124,8 @@ unsafe impl<R: Mmio, H: Host> IommuOps for VtdOps<R, H> {
     }
 
     fn detach(&self) -> Result<(), HardwareError> {
+        // A stream may have been given the domain while it was detached the last time.
+        self.known();
         self.iommu.block_domain(self.domain)?;
         self.iommu.run(&[self.whole()])?;
         self.forgotten.store(true, Ordering::Relaxed);

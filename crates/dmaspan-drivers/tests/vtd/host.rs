@@ -18,12 +18,19 @@ struct Shared {
     next: AtomicU64,
     /// How many allocations succeed before one fails; 0 for all.
     fails: AtomicU64,
+    /// What is done while the driver waits the next time.
+    meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Memory {
     /// The n-th allocation from now on fails, and no other one.
     pub(crate) fn fail(&self, nth: u64) {
         self.0.fails.store(nth, Ordering::Relaxed);
+    }
+
+    /// Does something while the driver waits the next time.
+    pub(crate) fn meanwhile(&self, does: impl FnOnce() + Send + 'static) {
+        *self.0.meanwhile.lock() = Some(Box::new(does));
     }
 
     /// How many structures there are.
@@ -93,6 +100,10 @@ unsafe impl Host for Memory {
     }
 
     fn again(&self, polls: u32) -> Again {
+        let meanwhile = self.0.meanwhile.lock().take();
+        if let Some(does) = meanwhile {
+            does();
+        }
         if polls < 200 { Again::Poll } else { Again::GiveUp }
     }
 }

@@ -1,9 +1,12 @@
 //! How hardware is taken over, and what it takes.
 
-use dmaspan_drivers::Error;
-use dmaspan_drivers::vtd::Mode;
+use std::sync::Arc;
 
-use crate::fake::{Broken, Fake, domain, start, stream, to};
+use dmaspan::iommu::{IommuOps as _, Port as _, ReservedRegions};
+use dmaspan_drivers::Error;
+use dmaspan_drivers::vtd::{Mode, VtdStream};
+
+use crate::fake::{Broken, Fake, Tables, domain, start, stream, to};
 
 #[test]
 fn translation_goes_on_while_the_root_table_is_replaced() {
@@ -84,7 +87,7 @@ fn every_allocation_may_fail() {
         let iommu = started.expect("it started");
         for nth in 1..10 {
             fake.memory.fail(nth);
-            let claimed = iommu.stream::<crate::fake::Tables>(8, Default::default());
+            let claimed = iommu.stream::<Tables>(8, Default::default());
             if claimed.is_ok() {
                 break;
             }
@@ -121,4 +124,26 @@ fn numbers_of_domains_run_out_and_come_back() {
     let again = domain(&iommu).expect("one is free");
     assert!(domain(&iommu).is_err());
     drop(again);
+}
+
+#[test]
+fn a_number_that_a_stream_was_given_during_a_detach_does_not_come_back() {
+    let fake = Fake::new();
+    let iommu = start(&fake, Mode::Legacy).expect("it starts");
+    let tables = domain(&iommu).expect("there is a number");
+    let number = tables.ops().domain_id();
+    let port: VtdStream<Tables, _, _> =
+        iommu.stream(8, ReservedRegions::new()).expect("nobody has it");
+    fake.breaks(Broken::Stuck);
+    let (hardware, given) = (fake.clone(), Arc::clone(&tables));
+    fake.memory.meanwhile(move || {
+        hardware.breaks(Broken::Not);
+        port.translate(&given).expect("it answers");
+    });
+    tables.ops().detach().expect("it answers");
+    // Now nobody takes it from the stream.
+    fake.breaks(Broken::Silent);
+    drop(tables);
+    fake.breaks(Broken::Not);
+    assert_ne!(domain(&iommu).expect("there is another").ops().domain_id(), number);
 }

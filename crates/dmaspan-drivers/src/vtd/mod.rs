@@ -47,11 +47,11 @@ use lock_api::Mutex;
 
 use self::hardware::{Becomes, GONE, Hardware, gone};
 use self::queue::{LG2_BYTES, Queue, Width};
-use self::spec::{Command, PASS_DOMAIN, global, register};
+use self::spec::{Command, PASS_DOMAIN, global, register, status};
 use self::tables::Tables;
 use crate::error::Error;
 use crate::faults::Streams;
-use crate::host::Host;
+use crate::host::{Host, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
 
@@ -327,6 +327,13 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
             self.stop_protected()?;
         }
         if status & global::QUEUE != 0 {
+            // What is left of a queue stores its numbers before it is taken away (6.5.2). One that
+            // stopped with an error never does.
+            poll(&hardware.host, || {
+                let stopped = hardware.read32(register::FSTS) & status::QUEUE != 0;
+                let head = hardware.read64(register::IQH);
+                (stopped || head == hardware.read64(register::IQT)).then_some(())
+            });
             hardware.disable(global::QUEUE)?;
         }
         self.clear_faults();

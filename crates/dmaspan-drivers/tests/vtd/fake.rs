@@ -64,6 +64,8 @@ pub(crate) struct State {
     pub(crate) records: [[u64; 2]; 4],
     /// What hardware records in the first place as soon as anybody has looked there.
     pub(crate) arrives: Option<[u64; 2]>,
+    /// One read of eight says something else.
+    pub(crate) lies: Option<u64>,
     /// Whether the bus makes two accesses of one of 64 bits.
     pub(crate) narrow_bus: bool,
     pub(crate) reads: u64,
@@ -74,6 +76,10 @@ pub(crate) struct State {
     /// Whether accesses passed at some time after the first `watch`.
     pub(crate) passed: bool,
     pub(crate) watch: bool,
+    /// How often the head is looked at before a queue of somebody else is empty.
+    pub(crate) busy: u32,
+    /// Whether that queue was taken away before.
+    pub(crate) torn: bool,
     iqa: u64,
     head: u64,
     tail: u64,
@@ -142,6 +148,7 @@ impl Fake {
         state.gsts = (value & states) | (state.gsts & 1 << 30) | (value & 1 << 30);
         state.flushes += value >> 27 & 1;
         if value >> 26 & 1 == 0 {
+            state.torn |= state.busy > 0;
             state.head = 0;
         }
         state.passed |= state.watch && value >> 31 == 0 && state.pmen & 1 == 0;
@@ -183,6 +190,12 @@ impl Fake {
             *seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             return *seed ^ (*seed >> 29);
         }
+        if let Some(seed) = &mut state.lies {
+            *seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            if *seed >> 61 == 0 {
+                return *seed ^ (*seed >> 29);
+            }
+        }
         if state.broken == Broken::Gone {
             return u64::MAX;
         }
@@ -194,7 +207,12 @@ impl Fake {
             0x20 => state.rtaddr,
             0x34 => u64::from(state.fsts | u32::from(pending) << 1),
             0x64 => state.pmen.into(),
+            0x80 if state.busy > 0 => {
+                state.busy -= 1;
+                state.tail ^ 0x10
+            }
             0x80 => state.head,
+            0x88 => state.tail,
             RECORDS..0x240 => {
                 let at = usize::try_from(offset - RECORDS).unwrap_or(0);
                 let value = state.records[at / 16][at / 8 % 2] >> (at % 8 * 8);

@@ -42,6 +42,23 @@ fn the_mode_changes_with_all_memory_protected_or_not_at_all() {
 }
 
 #[test]
+fn a_queue_of_somebody_else_is_empty_or_stopped_before_it_is_taken_away() {
+    let fake = Fake::new();
+    drop(start(&fake, Mode::Legacy).expect("it starts"));
+    fake.state().busy = 100;
+    drop(start(&fake, Mode::Legacy).expect("it starts"));
+    assert!(!fake.state().torn);
+    // It stopped with an error: there is nothing to wait for.
+    let mut state = fake.state();
+    (state.busy, state.fsts) = (u32::MAX, 1 << 4);
+    let before = state.reads;
+    drop(state);
+    fake.breaks(Broken::Deaf);
+    assert!(start(&fake, Mode::Legacy).is_err());
+    assert!(fake.state().reads - before < 300);
+}
+
+#[test]
 fn hardware_that_lacks_something_is_refused() {
     let refused = |cap: u64, ecap: u64, mode| {
         let fake = Fake::new();

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use dmaspan::iommu::Tables::Detached;
 use dmaspan::iommu::{
-    AttachedTo, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse, Port as _,
+    AttachedTo, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse, Invalidation,
+    IommuOps as _, Port as _, ReservedRegions, Scope,
 };
+use dmaspan::{Iova, IovaRange};
 use dmaspan_drivers::vtd::Mode;
 use parking_lot::Mutex;
 
-use crate::fake::{Broken, Fake, domain, map, start, stream, to, unmap};
+use crate::fake::{Broken, Fake, Tables, domain, map, start, stream, to, unmap};
 
 #[test]
 fn commands_that_never_complete_are_errors_and_later_ones_work() {
@@ -179,4 +182,56 @@ fn registers_that_read_as_anything_are_survived() {
         // A start over such hardware ends, too.
         let _ = start(&fake, mode);
     }
+}
+
+/// Some registers, each read of which may be anything, over hardware that does what it is told and
+/// claims to have anything.
+#[test]
+fn hardware_that_claims_anything_and_lies_at_times_is_survived() {
+    let mut started = 0;
+    for seed in 0..500u64 {
+        let fake = Fake::new();
+        let mut random = seed;
+        let mut next = || {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            random ^ random >> 29
+        };
+        // A queue and draining, or nothing starts.
+        fake.state().cap = next() | 3 << 54;
+        fake.state().ecap = next() | 1 << 1;
+        fake.state().fsts = u32::try_from(next() & 0xffff).expect("16 bits");
+        let mode = if seed % 2 == 0 { Mode::Legacy } else { Mode::Scalable };
+        if seed % 3 == 0 {
+            fake.state().lies = Some(next());
+        }
+        let Ok(iommu) = start(&fake, mode) else { continue };
+        started += 1;
+        let faults = iommu.handle_faults();
+        assert!(faults.is_err() || faults.is_ok_and(|handled| handled.reported == 0));
+        let streams = [8, 0xfff8].map(|id| iommu.stream::<Tables>(id, ReservedRegions::new()));
+        let domains = [0, 1].map(|_| domain(&iommu));
+        for tables in domains.iter().flatten() {
+            for stream in streams.iter().flatten() {
+                let _ = stream.translate(tables);
+                let _ = stream.pass();
+                let _ = stream.translate(tables);
+            }
+            for iova in [0, 0x1000, 1 << 38] {
+                let _ = map(tables, iova, 0x3000) && unmap(tables, iova, 0x3000);
+            }
+            let ranges = [(0, u64::MAX), (0x7000, 0x7fff), (u64::MAX - 0xfff, u64::MAX)];
+            for (start, last) in ranges {
+                let range = IovaRange::new(Iova::new(start), Iova::new(last)).expect("a range");
+                let scope = Scope::Ranges(&[range]);
+                let what = Invalidation { scope, leaf_sizes: 0, tables: Detached };
+                let _ = tables.ops().invalidate(&what);
+            }
+            let _ = tables.ops().detach();
+        }
+        let _ = iommu.handle_faults();
+        for stream in streams.iter().flatten() {
+            let _ = stream.block();
+        }
+    }
+    assert!(started > 100, "{started}");
 }

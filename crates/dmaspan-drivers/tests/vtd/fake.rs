@@ -40,6 +40,8 @@ pub(crate) enum Broken {
     Silent,
     /// It does not understand the next command.
     Refuses,
+    /// It understands commands that wait, and no others.
+    Picky,
     /// It aborts the next command that waits.
     TimesOut,
     /// Its registers read as ones.
@@ -122,6 +124,10 @@ impl Fake {
             }
             let paddr = (state.iqa & !0xfff) + state.head;
             let [low, high] = [0, 8].map(|word| self.memory.load(paddr + word).unwrap_or(0));
+            if state.broken == Broken::Picky && low & 0xf != 5 {
+                state.fsts |= 1 << 4;
+                return;
+            }
             if state.broken == Broken::Refuses || matches!(low & 0xf, 0 | 8..) {
                 state.broken = Broken::Not;
                 state.fsts |= 1 << 4;

@@ -55,8 +55,12 @@ fn an_error_in_the_queue_fails_what_waits_and_nothing_after_it() {
         assert_eq!(fake.state().fsts, 0);
     }
     // An answer of a device that nobody asked fails nothing.
+    fake.breaks(Broken::Stuck);
     fake.state().fsts = 1 << 5;
+    let hardware = fake.clone();
+    fake.memory.meanwhile(move || hardware.breaks(Broken::Not));
     assert!(unmap(&tables, 900 << 12, 0x1000));
+    assert_eq!(fake.state().fsts, 0);
 }
 
 #[test]

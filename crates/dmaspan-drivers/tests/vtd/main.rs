@@ -1,6 +1,7 @@
 //! The driver of VT-d over hardware in memory, which may be broken or hostile.
 
 mod encodings;
+mod entries;
 mod fake;
 mod fits;
 mod host;

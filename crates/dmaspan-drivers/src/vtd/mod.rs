@@ -153,9 +153,9 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     /// # Errors
     ///
     /// [`Error::Hardware`] where it does not answer; [`Error::NoMemory`]; [`Error::Config`];
-    /// [`Error::Unsupported`] where it lacks the mode, the queue or draining, or where firmware left
-    /// it translating in the other mode and it cannot protect memory meanwhile. What was allocated
-    /// leaks then, as hardware may read it.
+    /// [`Error::Unsupported`] where it lacks the mode, the queue or draining, or where firmware
+    /// left it translating in the other mode and it cannot protect memory meanwhile. What was
+    /// allocated leaks then, as hardware may read it.
     ///
     /// # Safety
     ///

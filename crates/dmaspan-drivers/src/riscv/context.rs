@@ -14,7 +14,8 @@ use super::RiscvIommu;
 use super::ops::{AddressSpace, Tag};
 use super::spec::{
     Command, DC_FSC, DC_IOHGATP, DC_TA, DC_TC, DC_WORDS, INVAL_DDT_ALL, INVAL_GVMA_ALL,
-    INVAL_VMA_ALL, TC_VALID, gscid_of, inval_device, inval_vma_of_guest, pscid_of, translates,
+    INVAL_VMA_ALL, TC_LEFT, TC_VALID, gscid_of, inval_device, inval_vma_of_guest, pscid_of,
+    translates,
 };
 use crate::Mmio;
 use crate::host::Host;
@@ -40,7 +41,8 @@ pub(super) struct StreamState {
 
 impl StreamState {
     /// Of a stream whose context is `words`. What is not zero was somebody else's, of whom nobody
-    /// knows how far hardware followed: a stream that was blocked for certain has zeros.
+    /// knows how far hardware followed: a stream that was blocked for certain has zeros, and one
+    /// that hardware was only told to block has [`TC_LEFT`].
     pub(super) fn new(words: Context) -> Self {
         Self { words, certain: words == BLOCKED, spaces: [None, None] }
     }
@@ -77,7 +79,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
 
     /// Blocks a stream of which nobody knows what hardware has.
     fn block_unknown(&self, device: u32, state: &mut StreamState) -> Result<(), HardwareError> {
-        self.store(device, &mut state.words, DC_TC, 0);
+        self.store(device, &mut state.words, DC_TC, TC_LEFT);
         let mut all = [INVAL_DDT_ALL; 3];
         let mut len = 1;
         for command in self.forget_all() {
@@ -109,7 +111,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
         let valid = |context: &Context| context[DC_TC] & TC_VALID != 0;
         if !valid(new) {
             if valid(&old) {
-                self.store(device, words, DC_TC, 0);
+                self.store(device, words, DC_TC, TC_LEFT);
                 self.forget(device, &old)?;
                 self.clear(device, words);
             }
@@ -126,7 +128,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
                 _ => {
                     // Hardware that read some words before and some after would walk new tables
                     // under an old number, which is other devices' too.
-                    self.store(device, words, DC_TC, 0);
+                    self.store(device, words, DC_TC, TC_LEFT);
                     self.forget(device, &old)?;
                 }
             }

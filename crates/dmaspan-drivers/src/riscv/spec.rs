@@ -199,6 +199,9 @@ pub(super) const DC_FSC: usize = 3;
 pub(super) const DC_WORDS: usize = 4;
 /// `DC.tc.V`: the context is valid. Where it is not, all else is ignored.
 pub(super) const TC_VALID: u64 = 1 << 0;
+/// `DC.tc` of a context that is not valid, but may be cached as it was: its other bits "may be
+/// freely used by software", and this one says that it is not known to be forgotten.
+pub(super) const TC_LEFT: u64 = 1 << 1;
 /// Bits 63:60 of `iohgatp` and `fsc`: the mode, 0 for none.
 const ATP_MODE_SHIFT: u32 = 60;
 

@@ -174,6 +174,26 @@ fn after_a_failure_everything_is_forgotten_before_the_stream_has_anything() {
 }
 
 #[test]
+fn a_stream_that_may_still_pass_is_not_taken_for_a_blocked_one_by_who_claims_it_next() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    let port = stream(&iommu, 1);
+    port.pass().unwrap();
+    fake.set(Fault::Stuck);
+    assert!(port.block().is_err());
+    assert_eq!(fake.context(1)[0] & 1, 0, "it is blocked as soon as hardware looks");
+    drop(port);
+    let again = stream(&iommu, 1);
+    assert!(again.block().is_err(), "hardware has not forgotten that all accesses pass");
+    drop(again);
+    fake.set(Fault::None);
+    fake.take();
+    stream(&iommu, 1).block().unwrap();
+    assert!(fake.take().windows(2).any(|commands| commands == [[3, 0], [1, 0]]));
+    assert_eq!(fake.context(1), [0; 4]);
+}
+
+#[test]
 fn domains_that_hardware_does_not_walk_are_refused() {
     let fake = Fake::new(BASE_FORMAT & !(1 << 11 | 1 << 15));
     let iommu = fake.driver();

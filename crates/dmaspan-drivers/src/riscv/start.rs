@@ -247,7 +247,8 @@ pub(super) fn turn_off<R: Mmio>(registers: &R, host: &impl Host) -> Result<(), H
 }
 
 /// Writes `ddtp`, and says whether hardware has kept it: which modes there are shows by writing
-/// them.
+/// them. Turned off, it keeps its table: accesses on their way may still look at it ("Software must
+/// not change the PPN field value when transitioning the iommu_mode to Off").
 fn set_directory<R: Mmio>(
     registers: &R,
     host: &impl Host,
@@ -267,10 +268,11 @@ fn set_directory<R: Mmio>(
             }
         }
     };
-    settled()?;
+    let old = settled()?;
+    let mode = value & DDTP_MODE;
+    let value = if mode == DDTP_OFF { ppn_of(old) | DDTP_OFF } else { value };
     registers.write64(DDTP, value);
     let kept = settled()?;
-    let mode = value & DDTP_MODE;
     Ok(kept & DDTP_MODE == mode && (mode == DDTP_OFF || ppn_of(kept) == ppn_of(value)))
 }
 

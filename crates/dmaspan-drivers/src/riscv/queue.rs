@@ -51,6 +51,8 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
     /// Gives hardware the ring and turns the queue on, which is off.
     pub(super) fn start<R: Mmio>(&self, registers: &R, host: &impl Host) -> Result<(), Error> {
         queue_base(registers, CQB, &self.ring, "command queue of that size")?;
+        // It has whatever value, and hardware starts with what is before it.
+        registers.write32(CQT, 0);
         turn_on(registers, host, CQCSR, CSR_ENABLE, "the command queue does not start")?;
         Ok(())
     }

@@ -28,6 +28,8 @@ pub(crate) const AMO_HWAD: u64 = 1 << 24;
 pub(crate) const CQMF: u32 = 1 << 8;
 pub(crate) const CMD_TO: u32 = 1 << 9;
 pub(crate) const CMD_ILL: u32 = 1 << 10;
+/// The directory that firmware left: three levels.
+pub(crate) const FIRMWARE_DDTP: u64 = 0x89_1234_5678 << 10 | 4;
 const ON: u32 = 1 << 16;
 const BUSY: u32 = 1 << 17;
 
@@ -79,11 +81,13 @@ pub(crate) struct Fake {
 
 impl Fake {
     pub(crate) fn new(capabilities: u64) -> Self {
-        // Firmware left it Bare, with queues that are on.
+        // Firmware left it on, with its own directory and queues.
         let registers = Registers {
             capabilities,
-            ddtp: 1,
+            ddtp: FIRMWARE_DDTP,
             modes: 0b11111,
+            cqh: 5,
+            cqt: 5,
             csr: [ON | 1; 3],
             ..Registers::default()
         };
@@ -196,8 +200,8 @@ impl Fake {
         };
         if (value & 1 != 0) != (csr & ON != 0) {
             match queue {
-                0 => (state.cqh, state.cqt) = (0, 0),
-                1 => (state.fqh, state.fqt) = (0, 0),
+                0 => state.cqh = 0,
+                1 => state.fqt = 0,
                 _ => {}
             }
         }
@@ -235,6 +239,19 @@ impl Mmio for Fake {
         let lower = |old: u64| old >> 32 << 32 | u64::from(value);
         match offset {
             8 => state.fctl = value & 7,
+            16 | 20 if state.ddtp & 0xf >= 2 => {
+                // "Software must not change the PPN field value when transitioning to Off."
+                let [old, new] = match offset {
+                    16 => [state.ddtp & 0xffff_fc00, u64::from(value & !0x3ff)],
+                    _ => [state.ddtp >> 32, u64::from(value)],
+                };
+                assert_eq!(old, new, "a directory that is in use stays where it is");
+                if offset == 16 {
+                    assert!(!state.ddtp_busy, "a register that is busy is not written");
+                    assert_eq!(value & 0xf, 0, "a directory in use is turned off first");
+                    state.ddtp = lower(state.ddtp);
+                }
+            }
             20 => state.ddtp = upper(state.ddtp),
             16 => {
                 assert!(!state.ddtp_busy, "a register that is busy is not written");
@@ -243,18 +260,29 @@ impl Mmio for Fake {
                 state.ddtp = state.ddtp >> 32 << 32 | u64::from(value);
             }
             28 => state.cqb = upper(state.cqb),
-            24 => state.cqb = lower(state.cqb),
+            24 => {
+                state.cqb = lower(state.cqb);
+                // It assumes "a valid but otherwise UNSPECIFIED value".
+                state.cqt = (state.cqt | 1) & ((2 << (value & 0x1f)) - 1);
+            }
             36 => {
                 state.cqt = value;
                 self.execute(state);
             }
             44 => state.fqb = upper(state.fqb),
-            40 => state.fqb = lower(state.fqb),
+            40 => {
+                state.fqb = lower(state.fqb);
+                state.fqh = (state.fqh | 1) & ((2 << (value & 0x1f)) - 1);
+            }
             48 => state.fqh = value,
             72 | 76 | 80 => {
                 let queue = usize::try_from(offset - 72).unwrap() / 4;
                 assert_eq!(state.csr[queue] & BUSY, 0, "a register that is busy is not written");
+                let on = state.csr[queue] & ON;
                 Self::control(state, queue, value);
+                if queue == 0 && on == 0 {
+                    self.execute(state);
+                }
             }
             768..784 => state.msi[usize::try_from(offset - 768).unwrap() / 4] = value,
             _ => {}

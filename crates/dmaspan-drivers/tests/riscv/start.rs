@@ -5,7 +5,9 @@ use dmaspan::iommu::Port as _;
 use dmaspan_drivers::Error;
 use dmaspan_drivers::riscv::{Capabilities, RiscvInterrupts, RiscvIommuConfig};
 
-use crate::hardware::{BASE_FORMAT, Fake, Fault, MSI_FLAT, SECOND, Tables, domain, stream};
+use crate::hardware::{
+    BASE_FORMAT, FIRMWARE_DDTP, Fake, Fault, MSI_FLAT, SECOND, Tables, domain, stream,
+};
 use crate::host::PATIENCE;
 
 const CONFIG: RiscvIommuConfig = RiscvIommuConfig {
@@ -166,7 +168,10 @@ fn hardware_that_does_not_answer_is_an_error_in_bounded_time() {
         (Fault::Reads(76, 0), "the fault queue does not start"),
         (Fault::Reads(76, u32::MAX), "the registers of the IOMMU read all ones"),
         (Fault::Stuck, "a fence of the command queue is not reached"),
-        (Fault::Reads(16, 4), "the IOMMU does not turn off"),
+        (
+            Fault::Reads(16, u32::try_from(FIRMWARE_DDTP & 0xffff_ffff).unwrap()),
+            "the IOMMU does not turn off",
+        ),
     ];
     for (fault, what) in cases {
         let fake = Fake::new(BASE_FORMAT);

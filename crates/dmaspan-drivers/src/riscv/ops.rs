@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::IovaRange;
 use dmaspan::io_pgtable::RiscvStage;
@@ -56,14 +56,12 @@ pub(super) struct AddressSpace {
 pub struct RiscvOps<R: Mmio, H: Host> {
     pub(super) iommu: Arc<RiscvIommu<R, H>>,
     pub(super) space: Arc<AddressSpace>,
-    /// Hardware may know something of the address space.
-    known: AtomicBool,
 }
 
 impl<R: Mmio, H: Host> RiscvOps<R, H> {
     pub(super) fn new(iommu: Arc<RiscvIommu<R, H>>, tag: Tag) -> Self {
         let space = Arc::new(AddressSpace { tag, streams: AtomicU32::new(0) });
-        Self { iommu, space, known: AtomicBool::new(true) }
+        Self { iommu, space }
     }
 
     /// The IOMMU whose hooks they are.
@@ -78,16 +76,15 @@ impl<R: Mmio, H: Host> RiscvOps<R, H> {
             let what = "streams have the domain still";
             return Err(HardwareError { what, status: streams.into() });
         }
-        self.iommu.run(&[self.space.tag.forget()])?;
-        self.known.store(false, Ordering::Release);
-        Ok(())
+        self.iommu.run(&[self.space.tag.forget()])
     }
 }
 
 impl<R: Mmio, H: Host> Drop for RiscvOps<R, H> {
     fn drop(&mut self) {
-        // Where hardware does not answer, the number is lost.
-        if !self.known.load(Ordering::Acquire) || self.let_go().is_ok() {
+        // Also after `detach`: a stream may have had the domain since. Where hardware does not
+        // answer, the number is lost.
+        if self.let_go().is_ok() {
             match self.space.tag {
                 Tag::First(pscid) => self.iommu.pscids.give(pscid),
                 Tag::Second(gscid) => self.iommu.gscids.give(gscid),

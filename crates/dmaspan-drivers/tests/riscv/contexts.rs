@@ -194,6 +194,25 @@ fn a_stream_that_may_still_pass_is_not_taken_for_a_blocked_one_by_who_claims_it_
 }
 
 #[test]
+fn the_number_of_a_domain_that_a_stream_still_has_is_not_given_to_another() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    for (stage, word, number) in [(FIRST, 2, 12), (SECOND, 1, 44)] {
+        let kept = domain(&iommu, stage);
+        // Hardware knows nothing of it, and then it does.
+        kept.ops().detach().unwrap();
+        let port = stream(&iommu, 1);
+        port.translate(&kept).unwrap();
+        drop((port, kept));
+        let another = stream(&iommu, 2);
+        another.translate(&domain(&iommu, stage)).unwrap();
+        let number_of = |device| fake.context(device)[word] >> number & 0xffff;
+        assert_ne!(number_of(1), number_of(2), "{stage:?}");
+        another.block().unwrap();
+    }
+}
+
+#[test]
 fn domains_that_hardware_does_not_walk_are_refused() {
     let fake = Fake::new(BASE_FORMAT & !(1 << 11 | 1 << 15));
     let iommu = fake.driver();

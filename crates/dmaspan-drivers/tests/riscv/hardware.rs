@@ -64,7 +64,10 @@ pub(crate) struct Registers {
     pub(crate) fqt: u32,
     pub(crate) csr: [u32; 3],
     pub(crate) msi: [u32; 4],
+    pub(crate) ipsr: u32,
     pub(crate) fault: Fault,
+    /// What must not be written is not refused: it was read wrong.
+    lenient: bool,
     /// Commands that were executed.
     pub(crate) log: Vec<[u64; 2]>,
     /// The device whose context is looked at with every command, and what was seen.
@@ -89,6 +92,7 @@ impl Fake {
             cqh: 5,
             cqt: 5,
             csr: [ON | 1; 3],
+            ipsr: 0b1111,
             ..Registers::default()
         };
         Self { host: FakeHost::new(), state: Arc::new(Mutex::new(registers)) }
@@ -107,6 +111,11 @@ impl Fake {
         let iommu = self.start(RiscvIommuConfig::default()).unwrap();
         self.take();
         iommu
+    }
+
+    /// For a driver that does not read what the registers have.
+    pub(crate) fn lenient(&self) {
+        self.state.lock().lenient = true;
     }
 
     pub(crate) fn set(&self, fault: Fault) {
@@ -239,7 +248,7 @@ impl Mmio for Fake {
         let lower = |old: u64| old >> 32 << 32 | u64::from(value);
         match offset {
             8 => state.fctl = value & 7,
-            16 | 20 if state.ddtp & 0xf >= 2 => {
+            16 | 20 if state.ddtp & 0xf >= 2 && !state.lenient => {
                 // "Software must not change the PPN field value when transitioning to Off."
                 let [old, new] = match offset {
                     16 => [state.ddtp & 0xffff_fc00, u64::from(value & !0x3ff)],
@@ -275,6 +284,7 @@ impl Mmio for Fake {
                 state.fqh = (state.fqh | 1) & ((2 << (value & 0x1f)) - 1);
             }
             48 => state.fqh = value,
+            84 => state.ipsr &= !value,
             72 | 76 | 80 => {
                 let queue = usize::try_from(offset - 72).unwrap() / 4;
                 assert_eq!(state.csr[queue] & BUSY, 0, "a register that is busy is not written");
@@ -296,12 +306,16 @@ pub(crate) fn domain(iommu: &Arc<Iommu>, stage: RiscvStage) -> Arc<Tables> {
 }
 
 pub(crate) fn domain_of(iommu: &Arc<Iommu>, stage: RiscvStage, config: RiscvConfig) -> Arc<Tables> {
+    Arc::new(Domain::new(tables(config), iommu.ops(stage).unwrap()).unwrap())
+}
+
+/// An empty table.
+pub(crate) fn tables(config: RiscvConfig) -> PageTable<Riscv, Arena> {
     // Each has its own tables.
     static NEXT: AtomicU64 = AtomicU64::new(0x10_0000_0000);
     let base = NEXT.fetch_add(1 << 24, Ordering::Relaxed);
     let arena = Arena::new(PhysAddr::new(base), 1 << 20);
-    let table = PageTable::new(Riscv::new(config).unwrap(), arena).unwrap();
-    Arc::new(Domain::new(table, iommu.ops(stage).unwrap()).unwrap())
+    PageTable::new(Riscv::new(config).unwrap(), arena).unwrap()
 }
 
 pub(crate) fn stream(iommu: &Arc<Iommu>, device: u32) -> Stream {

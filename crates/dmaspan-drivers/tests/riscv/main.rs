@@ -6,4 +6,5 @@ mod contexts;
 mod faults;
 mod hardware;
 mod host;
+mod hostile;
 mod start;

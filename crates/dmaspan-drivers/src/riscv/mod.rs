@@ -193,8 +193,10 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
     ///    writes them;
     /// 2. the IOMMU sees the host's memory at the addresses that the host names, and the tables of
     ///    domains that are attached at those that their memory names, written back where
-    ///    [`RiscvIommuConfig::walks`] says that it does not see caches; and
-    /// 3. accesses of devices whose streams are claimed reach memory through this IOMMU alone, and
+    ///    [`RiscvIommuConfig::walks`] says that it does not see caches;
+    /// 3. a message of [`RiscvIommuConfig::interrupts`] goes to an interrupt controller, which the
+    ///    IOMMU writes to whatever it lets devices do; and
+    /// 4. accesses of devices whose streams are claimed reach memory through this IOMMU alone, and
     ///    under the number that the stream was claimed by.
     #[expect(unsafe_code, reason = "what devices reach is what this hardware lets them reach")]
     pub unsafe fn new(registers: R, host: H, config: RiscvIommuConfig) -> Result<Arc<Self>, Error> {

@@ -122,6 +122,8 @@ pub(super) const FQCSR_OVERFLOW: u32 = 1 << 9;
 
 /// `ipsr.fip` ("Interrupt pending status register"): an interrupt of the fault queue.
 pub(super) const IPSR_FAULT: u32 = 1 << 1;
+/// Interrupts of all causes: the three queues and the counters.
+pub(super) const IPSR_ALL: u32 = 0b1111;
 
 /// log2 of the bytes of a command ("Command-Queue") and of a record ("Fault/Event-Queue").
 pub(super) const COMMAND_LG2: u32 = 4;

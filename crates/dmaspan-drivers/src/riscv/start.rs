@@ -11,8 +11,8 @@ use super::spec::{
     CAPABILITIES, CQCSR, CQCSR_ERRORS, CSR_BUSY, CSR_INTERRUPT, CSR_MEMORY_FAULT, CSR_ON,
     Capabilities, DDTP, DDTP_1LVL, DDTP_BUSY, DDTP_MODE, DDTP_OFF, FCTL, FCTL_BE, FCTL_GXL,
     FCTL_WSI, FQCSR, FQCSR_OVERFLOW, ICVEC, IGS_MSI, IGS_WSI, INVAL_DDT_ALL, INVAL_GVMA_ALL,
-    INVAL_VMA_ALL, MSI_ADDR_0, MSI_DATA_0, MSI_VEC_CTL_0, PQCSR, interrupt_generation,
-    major_version, physical_bits, ppn,
+    INVAL_VMA_ALL, IPSR, IPSR_ALL, MSI_ADDR_0, MSI_DATA_0, MSI_VEC_CTL_0, PQCSR,
+    interrupt_generation, major_version, physical_bits, ppn,
 };
 use super::{GONE, RiscvInterrupts, RiscvIommuConfig, RiscvIommuFeatures};
 use crate::Mmio;
@@ -216,8 +216,9 @@ fn set_control<R: Mmio>(
         return Err(Error::Unsupported { what, value: kept.into() });
     }
     if config.interrupts != RiscvInterrupts::Off {
-        // All causes go to vector 0.
+        // All causes go to vector 0, where nobody acknowledges those of before.
         registers.write64(ICVEC, 0);
+        registers.write32(IPSR, IPSR_ALL);
     }
     if let RiscvInterrupts::Message { address, data } = config.interrupts {
         registers.write64(MSI_ADDR_0, address.get());

@@ -93,6 +93,7 @@ fn interrupts_are_set_up_as_asked_for() {
     let address = PhysAddr::new(0x1_2800_0000);
     let interrupts = RiscvInterrupts::Message { address, data: 7 };
     let iommu = fake.start(RiscvIommuConfig { interrupts, ..CONFIG }).unwrap();
+    assert_eq!(fake.state.lock().ipsr, 0, "what firmware left is not an interrupt of ours");
     assert_eq!(fake.state.lock().msi, [0x2800_0000, 1, 7, 0]);
     assert_eq!(fake.state.lock().fctl, 0);
     assert_eq!(fake.state.lock().csr[1], 1 << 16 | 3);

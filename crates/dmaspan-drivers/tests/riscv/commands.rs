@@ -130,6 +130,18 @@ fn an_error_of_the_queue_is_acknowledged_and_the_queue_goes_on() {
 }
 
 #[test]
+fn commands_that_were_told_to_have_failed_are_not_executed_any_more() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    let domain = domain(&iommu, FIRST);
+    fake.set(Fault::Stuck);
+    invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap_err();
+    fake.set(Fault::Refuses(1, CMD_ILL));
+    invalidate(&domain, &[range(0x1000, 0x1000)], Detached::Kept).unwrap_err();
+    assert_eq!(fake.take(), [[2, 0]; 4], "fences that wait for nothing");
+}
+
+#[test]
 fn a_head_that_makes_no_sense_and_hardware_that_is_gone_are_errors() {
     let fake = Fake::new(BASE_FORMAT);
     let iommu = fake.driver();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dmaspan::Coherency;
 use dmaspan::io_pgtable::{DirtyTracking, RiscvConfig, RiscvMode};
 use dmaspan::iommu::{Attachment, IommuOps as _, Port as _, Prepared, Target};
 use dmaspan_drivers::Error;
@@ -238,4 +239,14 @@ fn domains_that_hardware_does_not_walk_are_refused() {
         assert!(attachment.port().translate(&domain).is_err());
         assert_eq!(fake.context(1), [0; 4]);
     }
+}
+
+#[test]
+fn tables_in_caches_that_hardware_does_not_see_are_refused() {
+    let fake = Fake::new(BASE_FORMAT);
+    let walks = Coherency::NonCoherent;
+    let iommu = fake.start(RiscvIommuConfig { walks, ..Default::default() }).unwrap();
+    let stream = stream(&iommu, 1);
+    let error = stream.accepts(&domain(&iommu, FIRST)).unwrap_err();
+    assert!(error.what.contains("caches"), "{error}");
 }

@@ -166,6 +166,21 @@ fn an_overflow_is_told_once_and_recording_goes_on() {
     assert_eq!(iommu.handle_faults(), Ok(Handled::default()));
 }
 
+#[test]
+fn the_interrupt_is_acknowledged_and_a_queue_that_changes_is_not_written() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    fake.state.lock().ipsr = 0b1111;
+    iommu.handle_faults().unwrap();
+    assert_eq!(fake.state.lock().ipsr, 0b1101, "of the fault queue alone");
+    // Overflowed, on and busy: the hardware asserts that it is left alone.
+    fake.state.lock().csr[1] |= 1 << 9 | 1 << 17;
+    assert!(iommu.handle_faults().unwrap().overflowed);
+    fake.state.lock().csr[1] &= !(1 << 17);
+    assert!(iommu.handle_faults().unwrap().overflowed);
+    assert!(!iommu.handle_faults().unwrap().overflowed);
+}
+
 /// A device that causes a fault for each that is reported.
 struct Storm(Fake);
 

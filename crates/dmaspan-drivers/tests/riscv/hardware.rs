@@ -52,6 +52,10 @@ pub(crate) enum Fault {
 pub(crate) struct Registers {
     pub(crate) capabilities: u64,
     pub(crate) fctl: u32,
+    /// Bits of `fctl` that are always set.
+    pub(crate) fctl_fixed: u32,
+    /// Bits of addresses that `ddtp` has.
+    pub(crate) ddtp_kept: u64,
     pub(crate) ddtp: u64,
     /// The modes that `ddtp` takes, one bit each.
     pub(crate) modes: u32,
@@ -88,6 +92,8 @@ impl Fake {
         let registers = Registers {
             capabilities,
             ddtp: FIRMWARE_DDTP,
+            ddtp_kept: u64::MAX,
+            fctl: 0b101,
             modes: 0b11111,
             cqh: 5,
             cqt: 5,
@@ -247,7 +253,7 @@ impl Mmio for Fake {
         let upper = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
         let lower = |old: u64| old >> 32 << 32 | u64::from(value);
         match offset {
-            8 => state.fctl = value & 7,
+            8 => state.fctl = value & 7 | state.fctl_fixed,
             16 | 20 if state.ddtp & 0xf >= 2 && !state.lenient => {
                 // "Software must not change the PPN field value when transitioning to Off."
                 let [old, new] = match offset {
@@ -266,7 +272,8 @@ impl Mmio for Fake {
                 assert!(!state.ddtp_busy, "a register that is busy is not written");
                 let kept = state.modes >> (value & 0xf) & 1 != 0;
                 let value = if kept { value } else { value & !0xf };
-                state.ddtp = state.ddtp >> 32 << 32 | u64::from(value);
+                let value = u64::from(value) & (state.ddtp_kept | 0x3ff);
+                state.ddtp = state.ddtp >> 32 << 32 | value;
             }
             28 => state.cqb = upper(state.cqb),
             24 => {

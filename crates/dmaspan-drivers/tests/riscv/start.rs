@@ -85,6 +85,21 @@ fn what_cannot_be_set_up_is_refused() {
         assert!(matches!(refused(capabilities, config), Error::Unsupported { .. }), "{config:?}");
     }
     assert!(matches!(refused(u64::MAX, CONFIG), Error::Hardware(_)));
+    // Hardware that is big-endian, or has 32-bit guests, whatever is written.
+    for fixed in [1, 4] {
+        let fake = Fake::new(BASE_FORMAT);
+        fake.state.lock().fctl_fixed = fixed;
+        let error = Error::Unsupported {
+            what: "little-endian tables with 64-bit entries",
+            value: fixed.into(),
+        };
+        assert_eq!(fake.start(CONFIG).unwrap_err(), error);
+    }
+    // A directory that is elsewhere than was asked for.
+    let fake = Fake::new(BASE_FORMAT);
+    fake.state.lock().ddtp_kept = !0x3ff << 16;
+    assert!(matches!(fake.start(CONFIG), Err(Error::Unsupported { .. })));
+    assert_eq!((fake.state.lock().ddtp & 0xf, fake.host.live()), (0, 0));
 }
 
 #[test]

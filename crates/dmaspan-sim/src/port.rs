@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use dmaspan::iommu::{
-    FaultAccess, FaultHook, FaultReason, FaultReport, FaultResponse, FaultState, HardwareError,
-    Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, FaultAccess, FaultHook, FaultReason, FaultReport, FaultResponse, FaultState,
+    HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use parking_lot::{Mutex, RwLock};
@@ -295,7 +295,7 @@ where
         self.change(Route::Blocked)
     }
 
-    fn pass(&self) -> Result<(), HardwareError> {
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
         self.change(Route::Pass)
     }
 

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{AmdV1, Format as _};
 use dmaspan::iommu::{
-    Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
 };
 use dmaspan::lg2;
 use lock_api::Mutex;
@@ -127,7 +127,7 @@ where
         self.switch(BLOCKED, || self.iommu.devices.closed())
     }
 
-    fn pass(&self) -> Result<(), HardwareError> {
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
         self.switch(PASSING, || device_entry::PASSING)
     }
 

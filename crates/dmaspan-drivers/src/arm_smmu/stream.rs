@@ -4,7 +4,9 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::marker::PhantomData;
 
-use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
+use dmaspan::iommu::{
+    AllMemory, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+};
 
 use lock_api::Mutex;
 
@@ -168,7 +170,7 @@ where
         self.switch(Route::Blocked, |_| ())
     }
 
-    fn pass(&self) -> Result<(), HardwareError> {
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
         self.switch(Route::Pass, |_| ())
     }
 

@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
 use dmaspan::iommu::{
-    Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
 };
 
 use super::SmmuV3;
@@ -108,7 +108,7 @@ where
         self.smmu.switch(&self.slot, None, &BLOCKED)
     }
 
-    fn pass(&self) -> Result<(), HardwareError> {
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
         self.smmu.switch(&self.slot, None, &PASSING)
     }
 

@@ -6,7 +6,9 @@ use core::marker::PhantomData;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{DirtyTracking, Riscv, RiscvMemoryTypes, RiscvStage, TableMemory};
-use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
+use dmaspan::iommu::{
+    AllMemory, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+};
 use lock_api::Mutex;
 
 use super::RiscvIommu;
@@ -147,7 +149,7 @@ where
         self.iommu.switch(self.claimed.id, &mut self.state.lock(), &BLOCKED, None)
     }
 
-    fn pass(&self) -> Result<(), HardwareError> {
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
         self.iommu.switch(self.claimed.id, &mut self.state.lock(), &PASSING, None)
     }
 

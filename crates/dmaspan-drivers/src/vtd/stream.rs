@@ -6,7 +6,9 @@ use core::marker::PhantomData;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
-use dmaspan::iommu::{FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions};
+use dmaspan::iommu::{
+    AllMemory, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+};
 
 use super::format::{self, Entry, VtdFormat};
 use super::ops::VtdOps;
@@ -94,7 +96,7 @@ where
         self.iommu.block(&self.device, &mut self.device.has.lock())
     }
 
-    fn pass(&self) -> Result<(), HardwareError> {
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
         if !self.passes() {
             let what = "the IOMMU lets no accesses pass untranslated";
             return Err(HardwareError { what, status: self.iommu.features.extended });

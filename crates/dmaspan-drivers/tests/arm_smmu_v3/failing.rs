@@ -369,7 +369,7 @@ fn everything(smmu: &Arc<SmmuV3<Chaos, TestHost>>, tables: &Arena) -> Result<(),
         let _ = domain.ops().invalidate(&ALL);
         let _ = smmu.handle_faults();
     }
-    let _ = (port.pass(), port.translate(&domain), port.block());
+    let _ = (port.pass(crate::host::all_memory()), port.translate(&domain), port.block());
     if let Ok(stream) = Attachment::new(port) {
         let _ = stream.attach(Target::Paging(Prepared::new(Arc::clone(&domain))));
         let _ = stream.replace(Target::Blocked);

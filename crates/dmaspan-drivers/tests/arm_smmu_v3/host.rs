@@ -113,3 +113,12 @@ unsafe impl Host for TestHost {
         if polls < 100 { Again::Poll } else { Again::GiveUp }
     }
 }
+
+/// The promise that fake devices keep.
+pub(crate) fn all_memory() -> dmaspan::iommu::AllMemory {
+    #[expect(unsafe_code, reason = "there is no device")]
+    // SAFETY: no device accesses memory.
+    unsafe {
+        dmaspan::iommu::AllMemory::promise()
+    }
+}

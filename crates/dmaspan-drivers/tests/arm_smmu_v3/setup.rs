@@ -196,7 +196,7 @@ fn entries_and_descriptors_are_those_of_the_manual() {
     assert_eq!(fourth, domain.root().get());
     port.block().unwrap();
     assert_eq!(rig.entry(6).unwrap()[0], 1);
-    port.pass().unwrap();
+    port.pass(crate::host::all_memory()).unwrap();
     let [first, second, ..] = rig.entry(6).unwrap();
     assert_eq!((first, second), (0b1001, 1 << 44));
 }

@@ -70,7 +70,7 @@ fn dirty_marks_are_asked_for_in_the_context() {
 fn give(stream: &Stream, domains: &[Arc<Tables>], which: usize) -> bool {
     let done = match which.checked_sub(2) {
         None if which == 0 => stream.block(),
-        None => stream.pass(),
+        None => stream.pass(crate::host::all_memory()),
         Some(domain) => stream.translate(&domains[domain]),
     };
     done.is_ok()
@@ -179,7 +179,7 @@ fn a_stream_that_may_still_pass_is_not_taken_for_a_blocked_one_by_who_claims_it_
     let fake = Fake::new(BASE_FORMAT);
     let iommu = fake.driver();
     let port = stream(&iommu, 1);
-    port.pass().unwrap();
+    port.pass(crate::host::all_memory()).unwrap();
     fake.set(Fault::Stuck);
     assert!(port.block().is_err());
     assert_eq!(fake.context(1)[0] & 1, 0, "it is blocked as soon as hardware looks");

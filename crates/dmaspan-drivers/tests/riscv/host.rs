@@ -113,3 +113,12 @@ impl Drop for FakeStructure {
         self.host.0.live.lock().remove(&self.paddr.get());
     }
 }
+
+/// The promise that fake devices keep.
+pub(crate) fn all_memory() -> dmaspan::iommu::AllMemory {
+    #[expect(unsafe_code, reason = "there is no device")]
+    // SAFETY: no device accesses memory.
+    unsafe {
+        dmaspan::iommu::AllMemory::promise()
+    }
+}

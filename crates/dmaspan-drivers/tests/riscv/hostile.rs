@@ -67,7 +67,7 @@ fn ordeal(iommu: &Arc<RiscvIommu<Liar, FakeHost>>, liar: &Liar, rng: &mut Rng) -
         let done = match (rng.below(8), stream, domains.get(which)) {
             (0, ..) => iommu.stream(id, Default::default()).map(|s| streams.push(s)).is_ok(),
             (1, Some(stream), _) => stream.block().is_ok(),
-            (2, Some(stream), _) => stream.pass().is_ok(),
+            (2, Some(stream), _) => stream.pass(crate::host::all_memory()).is_ok(),
             (3 | 4, Some(stream), Some(domain)) => stream.translate(domain).is_ok(),
             (5, _, Some(domain)) => {
                 let range = IovaRange::from_len(Iova::new(0), 0x1000 << rng.below(6)).unwrap();

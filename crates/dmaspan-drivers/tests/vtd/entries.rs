@@ -61,7 +61,7 @@ fn what_passed_is_blocked_when_the_driver_ends() {
         let fake = Fake::new();
         let iommu = start(&fake, mode).expect("it starts");
         let port = port(&iommu, 0x8f);
-        port.pass().expect("it can");
+        port.pass(crate::host::all_memory()).expect("it can");
         fake.told();
         drop((port, iommu));
         let root = fake.state().rtaddr & !0xfff;

@@ -112,12 +112,13 @@ pub unsafe trait Port: Send + Sync {
     /// [`HardwareError`] where completion was not seen in bounded time.
     fn block(&self) -> Result<(), HardwareError>;
 
-    /// Lets all accesses through, each to the physical address that it names.
+    /// Lets all accesses through, each to the physical address that it names: whoever asks for it
+    /// made the promise, whether the stream is attached or asked directly.
     ///
     /// # Errors
     ///
     /// [`HardwareError`] where completion was not seen in bounded time, or hardware cannot.
-    fn pass(&self) -> Result<(), HardwareError> {
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
         Err(HardwareError { what: "accesses cannot pass untranslated", status: 0 })
     }
 
@@ -507,7 +508,7 @@ impl<P: Port> Attachment<P> {
     fn program(&self, target: &Target<P::Paging>) -> Result<(), HardwareError> {
         match target {
             Target::Blocked => self.port.block(),
-            Target::Identity(_) => self.port.pass(),
+            Target::Identity(promise) => self.port.pass(*promise),
             Target::Paging(prepared) => self.port.translate(&prepared.domain),
         }
     }

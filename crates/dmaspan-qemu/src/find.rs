@@ -121,20 +121,21 @@ pub fn ready(arch: Arch) -> Option<Qemu> {
             panic!("{missing} ({STRICT}=require)")
         }
         Err(missing) => {
-            // Not by `eprintln!`, whose lines the test framework keeps for itself. Where nobody
-            // reads stderr there is nobody to tell.
-            let _ = writeln!(io::stderr(), "SKIP: {missing}");
+            // Not by `eprintln!`, whose lines the test framework keeps for itself; and as one
+            // piece, into which no other thread's falls. Where nobody reads stderr there is nobody
+            // to tell.
+            let _ = io::stderr().write_all(format!("SKIP: {missing}\n").as_bytes());
             None
         }
     }
 }
 
-/// Where `cargo xtask hw` puts QEMU: in the target directory, which this program lies in.
+/// Where `cargo xtask hw` puts QEMU: in the target directory, which this program lies in, and
+/// which cargo marks as a cache.
 fn installed() -> Option<PathBuf> {
     let this = env::current_exe().ok()?;
-    let folders = this.ancestors().map(|folder| folder.join("qemu").join("bin"));
-    let mut found = folders.filter(|folder| folder.is_dir());
-    found.next()
+    let target = this.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file())?;
+    Some(target.join("qemu").join("bin"))
 }
 
 fn version(path: &Path) -> Option<Version> {

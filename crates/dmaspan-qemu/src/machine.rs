@@ -2,9 +2,10 @@
 
 use std::fmt::{self, Write as _};
 use std::io;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use dmaspan::PhysAddr;
 use dmaspan_drivers::Mmio;
@@ -13,6 +14,10 @@ use parking_lot::Mutex;
 use crate::find::{Arch, Qemu};
 use crate::ram::Ram;
 use crate::wire::Wire;
+
+/// How long QEMU has for an answer where nothing else is said: it waits for nobody, but the system
+/// may be busy.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Why a machine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -44,9 +49,17 @@ pub struct Builder {
     machine: String,
     ram: u64,
     args: Vec<String>,
+    patience: Duration,
 }
 
 impl Builder {
+    /// With so long for each answer, where nothing is said a minute. A QEMU that does not answer
+    /// within it is taken for one that has ended.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
     /// With as many bytes of RAM: whole MiB, and 64 MiB where nothing is said.
     pub fn ram(mut self, bytes: u64) -> Self {
         self.ram = bytes;
@@ -70,26 +83,24 @@ impl Builder {
     ///
     /// [`StartError`], with what QEMU said.
     pub fn start(self) -> Result<Machine, StartError> {
-        let Self { qemu, machine, ram: bytes, args } = self;
+        let Self { qemu, machine, ram: bytes, args, patience } = self;
         let ram = Ram::new(ram_base(qemu.arch), bytes)
             .map_err(|source| StartError::Ram { bytes, source })?;
         let memory = ram.path();
         let mut command = Command::new(&qemu.path);
         command
             .args(["-accel", "qtest", "-qtest", "stdio", "-qtest-log", "none"])
+            .args(["-run-with", "exit-with-parent=on"])
             .args(["-display", "none", "-nodefaults", "-M"])
             .arg(format!("{machine},memory-backend=ram"))
             .args(["-m", &format!("{}M", bytes >> 20), "-object"])
             .arg(format!("memory-backend-file,id=ram,share=on,size={bytes},mem-path={memory}"))
-            .args(&args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .args(&args);
         let failed = |source| {
             let command = format!("{} -M {machine} {}", qemu.path.display(), args.join(" "));
             StartError::Qemu { command, source }
         };
-        let mut wire = command.spawn().and_then(Wire::new).map_err(failed)?;
+        let mut wire = Wire::new(command, patience).map_err(failed)?;
         wire.command("endianness").map_err(failed)?;
         let shared = Shared { wire: Mutex::new(wire), gone: AtomicBool::new(false), ram };
         Ok(Machine { arch: qemu.arch, shared: Arc::new(shared) })
@@ -128,7 +139,7 @@ impl Machine {
         if qemu.arch == Arch::Riscv64 {
             args.extend(["-bios", "none"].map(str::to_owned));
         }
-        Builder { qemu, machine: machine.to_owned(), ram: 64 << 20, args }
+        Builder { qemu, machine: machine.to_owned(), ram: 64 << 20, args, patience: PATIENCE }
     }
 
     /// Its processor.

@@ -1,8 +1,13 @@
 //! The harness itself: machines of all architectures, without an IOMMU.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{env, fs, process, thread};
+
 use dmaspan::PhysAddr;
 use dmaspan_drivers::Mmio as _;
-use dmaspan_qemu::{Arch, Edu, Machine, Pci, PciError, TestDev, ready};
+use dmaspan_qemu::{Arch, Edu, Machine, Pci, PciError, Qemu, TestDev, Version, ready};
 use dmaspan_sim::bus::Bus as _;
 
 fn kind(arch: Arch) -> &'static str {
@@ -86,4 +91,114 @@ fn memory_is_handed_out_once_and_comes_back() {
     let end = ram.base().wrapping_add(ram.bytes());
     assert!(ram.words_at(end, 8).is_empty());
     assert!(ram.words_at(PhysAddr::new(u64::MAX - 7), 16).is_empty());
+}
+
+/// A program that passes for QEMU: a script, in a folder that goes with it.
+struct Impostor(PathBuf);
+
+impl Impostor {
+    fn new(name: &str, script: &str) -> Self {
+        let folder = env::temp_dir().join(format!("dmaspan {name} {}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("qemu");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Self(folder)
+    }
+
+    fn qemu(&self) -> Qemu {
+        let version = Version { major: 11, minor: 1 };
+        Qemu { arch: Arch::X86_64, path: self.0.join("qemu"), version }
+    }
+}
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_machine_that_does_not_answer_has_ended() {
+    const PATIENCE: Duration = Duration::from_millis(300);
+    let hangs = Impostor::new("hangs", "read line; echo OK; exec sleep 1000");
+    let machine = Machine::builder(hangs.qemu(), "q35").patience(PATIENCE).start().unwrap();
+    let begin = Instant::now();
+    assert_eq!(machine.mmio(0).read32(0), u32::MAX);
+    assert!(begin.elapsed() >= PATIENCE && machine.is_gone());
+    // It is not waited for again.
+    let begin = Instant::now();
+    for _ in 0..1000 {
+        assert_eq!(machine.mmio(0).read64(0), u64::MAX);
+    }
+    drop(machine);
+    assert!(begin.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn what_answers_never_or_nonsense_does_not_start() {
+    let start = |name, script| {
+        let impostor = Impostor::new(name, script);
+        let builder = Machine::builder(impostor.qemu(), "q35");
+        builder.patience(Duration::from_millis(300)).start().unwrap_err().to_string()
+    };
+    let silent = start("silent", "exec sleep 1000");
+    assert!(silent.contains("did not answer \"endianness\" within 300ms"), "{silent}");
+    let half = start("half", "printf O; exec sleep 1000");
+    assert!(half.contains("did not answer"), "{half}");
+    let talks = start("talks", "exec yes IRQ raise");
+    assert!(talks.contains("did not answer"), "{talks}");
+    let deaf = start("deaf", "exec <&- >&-; exec sleep 1000");
+    assert!(deaf.contains("and still runs"), "{deaf}");
+    let rude = start("rude", "read line; echo FAIL; exec sleep 1000");
+    assert!(rude.contains("with \"FAIL\""), "{rude}");
+    let ends = start("ends", "echo no accelerator >&2; exit 3");
+    assert!(ends.contains("exit status: 3") && ends.contains("no accelerator"), "{ends}");
+}
+
+/// The thread that started it may be gone: QEMU is another's.
+#[test]
+fn a_machine_outlives_the_thread_that_started_it() {
+    let Some(qemu) = ready(Arch::Aarch64) else { return };
+    let started = thread::spawn(|| Machine::builder(qemu, "virt").start().unwrap());
+    let machine = started.join().unwrap();
+    thread::sleep(Duration::from_millis(100));
+    machine.clock_step(1);
+    assert!(!machine.is_gone());
+}
+
+/// A process that is ended at once, as by a signal, leaves no QEMU behind.
+#[test]
+fn a_machine_ends_with_its_process() {
+    const CHILD: &str = "DMASPAN_TEST_ENDS";
+    let Some(qemu) = ready(Arch::Riscv64) else { return };
+    if let Some(note) = env::var_os(CHILD) {
+        let ram = 64 << 20;
+        let machine = Machine::builder(qemu, "virt").ram(ram).start().unwrap();
+        fs::write(note, children().join(" ")).unwrap();
+        machine.clock_step(1);
+        process::abort();
+    }
+    let note = env::temp_dir().join(format!("dmaspan-ends-{}", process::id()));
+    let name = "a_machine_ends_with_its_process";
+    let mut again = process::Command::new(env::current_exe().unwrap());
+    let status = again.args([name, "--exact"]).env(CHILD, &note).output().unwrap().status;
+    assert!(!status.success());
+    let left = fs::read_to_string(&note).unwrap();
+    fs::remove_file(&note).unwrap();
+    assert!(!left.is_empty());
+    let end = Instant::now() + Duration::from_secs(20);
+    while left.split(' ').any(|pid| Path::new("/proc").join(pid).join("exe").exists()) {
+        assert!(Instant::now() < end, "QEMU still runs");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The processes that this one started (proc_pid_task_children(5)).
+fn children() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let children = tasks.map(|task| fs::read_to_string(task.join("children")).unwrap_or_default());
+    children
+        .flat_map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .collect()
 }

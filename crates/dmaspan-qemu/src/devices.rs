@@ -1,7 +1,6 @@
 //! Devices that do DMA where they are told.
 
 use dmaspan::PhysAddr;
-use dmaspan_drivers::Mmio;
 
 use crate::machine::QtestMmio;
 use crate::pci::{Pci, PciError};
@@ -64,8 +63,7 @@ impl TestDev {
             (Self::PADDR + 4, paddr_high),
             (Self::DOORBELL, 1),
         ];
-        self.registers.write_then_read(&writes, Self::TRIGGER);
-        match self.registers.read32(Self::RESULT) {
+        match self.registers.write_then_read(&writes, [Self::TRIGGER, Self::RESULT]) {
             0 => Ok(()),
             code => Err(DmaRefused { code }),
         }

@@ -227,15 +227,16 @@ impl QtestMmio {
         self.base.wrapping_add(offset)
     }
 
-    /// Writes registers of 32 bits one after the other, then reads one, as one message: each that
-    /// waits for its answer costs as much as all of them.
-    pub(crate) fn write_then_read(&self, writes: &[(u64, u32)], read: u64) -> u32 {
+    /// Writes registers of 32 bits one after the other, then reads two, of which it returns the
+    /// second, as one message: each that waits for its answer costs as much as all of them.
+    pub(crate) fn write_then_read(&self, writes: &[(u64, u32)], reads: [u64; 2]) -> u32 {
         let mut commands = String::new();
         for &(offset, value) in writes {
             // Writing to a string does not fail.
             let _ = writeln!(commands, "writel {:#x} {value:#x}", self.at(offset));
         }
-        let _ = write!(commands, "readl {:#x}", self.at(read));
+        let [first, second] = reads.map(|offset| self.at(offset));
+        let _ = write!(commands, "readl {first:#x}\nreadl {second:#x}");
         low_half(self.machine.number(&commands))
     }
 

@@ -28,6 +28,8 @@ pub(crate) const COMMANDS: CommandQueue = CommandQueue {
     end: |prod, ring| prod * 16 % ring.bytes,
 };
 
+const NUM: u64 = 0x1f << 12;
+
 /// The machine, and the driver of its SMMU.
 pub(crate) struct Machine {
     pci: Pci,
@@ -48,8 +50,8 @@ impl Machine {
     }
 }
 
-/// Opcodes of CFGI_STE to CFGI_CD_ALL and of TLBI commands, ASID and VMID, and a CMD_SYNC that
-/// signals nothing (IHI 0070, 4.3, 4.4, 4.7).
+/// Opcodes of CFGI_STE to CFGI_CD_ALL and of TLBI commands, ASID and VMID, NUM of a range, and a
+/// CMD_SYNC that signals nothing (IHI 0070, 4.3, 4.4, 4.7).
 fn plant(bug: Bug, command: &mut [u64]) {
     let configuration = (0x03..=0x06).contains(&(command[0] & 0xff));
     let invalidation = (0x10..=0x30).contains(&(command[0] & 0xff));
@@ -57,6 +59,7 @@ fn plant(bug: Bug, command: &mut [u64]) {
         Bug::NoInvalidation if invalidation => command.copy_from_slice(&[0x46, 0]),
         Bug::NoConfiguration if configuration => command.copy_from_slice(&[0x46, 0]),
         Bug::WrongDomain if invalidation => command[0] ^= 1 << 48 | 1 << 32,
+        Bug::TooNarrow if invalidation && command[0] & NUM != 0 => command[0] -= 1 << 12,
         _ => {}
     }
 }

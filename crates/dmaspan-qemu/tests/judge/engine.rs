@@ -123,6 +123,8 @@ pub(crate) struct Judge<R: Rig> {
     /// Addresses that were used lately.
     pub(crate) warm: VecDeque<Iova>,
     log: VecDeque<String>,
+    /// A device is at memory: what is found, its access shows.
+    pub(crate) in_access: bool,
     pub(crate) done: u64,
     seed: u64,
     pub(crate) tables: Arena,
@@ -179,6 +181,7 @@ impl<R: Rig> Judge<R> {
             mailbox_iova,
             warm: VecDeque::new(),
             log: VecDeque::new(),
+            in_access: false,
             done: 0,
             seed,
             tables,

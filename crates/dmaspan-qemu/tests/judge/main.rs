@@ -39,7 +39,12 @@ macro_rules! judged {
                 planted::finds::<$rig>(Bug::WrongDomain);
             }
 
-            judged!(@configuration $rig $(, $unseen)?);
+            #[test]
+            fn devices_that_go_by_each_other_s_number_are_found() {
+                planted::finds_swapped_streams::<$rig>();
+            }
+
+            judged!(@kept $rig $(, $unseen)?);
 
             #[test]
             fn entries_in_the_wrong_place_are_found() {
@@ -52,14 +57,19 @@ macro_rules! judged {
             }
         }
     )+ };
-    (@configuration $rig:ty) => {
+    (@kept $rig:ty) => {
         #[test]
         fn a_configuration_that_is_not_invalidated_is_found() {
             planted::finds::<$rig>(Bug::NoConfiguration);
         }
+
+        #[test]
+        fn an_invalidation_that_is_too_narrow_is_found() {
+            planted::finds::<$rig>(Bug::TooNarrow);
+        }
     };
-    // The model keeps no configuration.
-    (@configuration $rig:ty, configuration) => {};
+    // The model keeps no configuration, and forgets all of a domain at once.
+    (@kept $rig:ty, kept) => {};
 }
 
 judged! {
@@ -73,7 +83,7 @@ judged! {
     vt_d_caching_mode: vtd::VtdRig<vtd::SecondStage<false, true>>;
     vt_d_scalable_second_stage: vtd::VtdRig<vtd::SecondStage<true, false>>;
     vt_d_scalable_first_stage: vtd::VtdRig<vtd::FirstStage>;
-    amd_vi_v1: amd_vi::AmdViRig, but configuration;
+    amd_vi_v1: amd_vi::AmdViRig, but kept;
     risc_v_first_stage: riscv::RiscvRig<false>;
     risc_v_second_stage: riscv::RiscvRig<true>;
 }

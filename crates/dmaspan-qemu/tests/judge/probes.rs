@@ -92,6 +92,13 @@ impl<R: Rig> Judge<R> {
 
     /// A write of 4 bytes, by the device of that stream.
     pub(crate) fn write_at(&mut self, writer: usize, iova: Iova) -> Judged {
+        self.in_access = true;
+        self.write_within(writer, iova)?;
+        self.in_access = false;
+        Ok(())
+    }
+
+    fn write_within(&mut self, writer: usize, iova: Iova) -> Judged {
         let expected = self.expected(writer, iova, Access::Write)?;
         let mapped = self.streams[writer].to.and_then(|side| self.sides[side].model.lookup(iova));
         // Where nothing is mapped the device is told of memory that stays as it is.
@@ -117,6 +124,13 @@ impl<R: Rig> Judge<R> {
 
     /// A read of 4 bytes by the copier, which writes them to the mailbox.
     fn read_at(&mut self, iova: Iova) -> Judged {
+        self.in_access = true;
+        self.read_within(iova)?;
+        self.in_access = false;
+        Ok(())
+    }
+
+    fn read_within(&mut self, iova: Iova) -> Judged {
         // It could not tell.
         if self.streams[COPIES].to.is_none() {
             return Ok(());

@@ -97,6 +97,10 @@ impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
                 command.copy_from_slice(&[2, 0]);
             }
             (Bug::WrongDomain, 1) => command[0] ^= 1 << 12 | 1 << 44,
+            // Every second page of those that are named is forgotten.
+            (Bug::TooNarrow, 1) if command[0] & 1 << 10 != 0 && command[1] & 1 << 10 != 0 => {
+                command.copy_from_slice(&[2, 0]);
+            }
             _ => {}
         }
     }

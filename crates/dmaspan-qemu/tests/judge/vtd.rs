@@ -177,8 +177,9 @@ impl<W: Way> Rig for VtdRig<W> {
         self.driver.handle_faults().expect("hardware answers")
     }
 
-    /// Context-cache, IOTLB, PASID-based IOTLB and PASID-cache invalidation, the domain in 31:16;
-    /// nothing is to invalidate a domain that there is not (VT-d, 6.5.2).
+    /// Context-cache, IOTLB, PASID-based IOTLB and PASID-cache invalidation, the domain in 31:16,
+    /// and in 5:4 whether it is one of pages, log2 of which follow; nothing is to invalidate a
+    /// domain that there is not (VT-d, 6.5.2).
     fn plant(bug: Bug, command: &mut [u64]) {
         const NOBODY: u64 = 0xffff << 16;
         match (bug, command[0] & 0xf) {
@@ -187,6 +188,9 @@ impl<W: Way> Rig for VtdRig<W> {
                 command[0] = 2 | 2 << 4 | NOBODY;
             }
             (Bug::WrongDomain, 2 | 6) => command[0] ^= 1 << 16,
+            (Bug::TooNarrow, 2 | 6) if command[0] >> 4 & 3 == 3 && command[1] & 0x3f != 0 => {
+                command[1] -= 1;
+            }
             _ => {}
         }
     }

@@ -1,6 +1,6 @@
 //! Domains, devices and models, and what is asked of them in turn.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::env;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use dmaspan_sim::model::IntervalModel;
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
+use crate::operations::Operation;
 use crate::planted::Spoil;
 use crate::rig::{COPIER, DomainOf, Rig, WRITERS};
 
@@ -27,6 +28,10 @@ const TABLES: u64 = 120 << 20;
 const REMEMBERED: usize = 6;
 /// The index of the copier's stream.
 pub(crate) const COPIES: usize = WRITERS.len();
+/// The seed where none is given.
+const OURS: u64 = 0xd3a5_9a4e;
+/// So many operations of it reach leaves of all sizes.
+const ENOUGH: u64 = 10_000;
 const OPERATIONS: &str = "DMASPAN_JUDGE_OPERATIONS";
 const SEED: &str = "DMASPAN_JUDGE_SEED";
 
@@ -123,6 +128,10 @@ pub(crate) struct Judge<R: Rig> {
     /// Addresses that were used lately.
     pub(crate) warm: VecDeque<Iova>,
     log: VecDeque<String>,
+    /// What is done next, if that is settled.
+    pub(crate) next: Option<Operation>,
+    /// How often a device reached memory through a leaf of each size, log2.
+    pub(crate) reached: BTreeMap<u32, u64>,
     /// A device is at memory: what is found, its access shows.
     pub(crate) in_access: bool,
     pub(crate) done: u64,
@@ -181,6 +190,8 @@ impl<R: Rig> Judge<R> {
             mailbox_iova,
             warm: VecDeque::new(),
             log: VecDeque::new(),
+            next: None,
+            reached: BTreeMap::new(),
             in_access: false,
             done: 0,
             seed,
@@ -257,11 +268,14 @@ fn number(name: &str) -> Option<u64> {
 /// Judges as many operations as the environment says.
 pub(crate) fn judge<R: Rig>() {
     let Some(rig) = R::start() else { return };
-    let seed = number(SEED).unwrap_or(0xd3a5_9a4e);
-    let operations = number(OPERATIONS).unwrap_or(10_000);
+    let seed = number(SEED).unwrap_or(OURS);
+    let operations = number(OPERATIONS).unwrap_or(ENOUGH);
     let mut judge = Judge::new(rig, seed);
     if let Err(disagreement) = judge.run(operations) {
         panic!("{disagreement:?}");
     }
-    println!("{}: {operations} operations", R::NAME);
+    println!("{}: {operations} operations; DMA by leaf {:?}", R::NAME, judge.reached);
+    let missed = judge.sizes.iter().find(|lg2| !judge.reached.contains_key(lg2));
+    let may_miss = operations < ENOUGH || seed != OURS;
+    assert!(may_miss || missed.is_none(), "no DMA through a leaf of 2^{missed:?}");
 }

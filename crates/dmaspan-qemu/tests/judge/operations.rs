@@ -41,6 +41,8 @@ pub(crate) enum Operation {
     Probe,
 }
 
+/// DMA shows what came of as many ranges of an operation.
+const MOST_SHOWN: usize = 3;
 /// The whole state is compared after as many operations.
 const ALL_COMPARED: u64 = 500;
 
@@ -71,9 +73,15 @@ impl<R: Rig> Judge<R> {
     }
 
     fn choose(&mut self) -> Operation {
+        if let Some(map) = self.next.take() {
+            return map;
+        }
         let side = self.choice(2);
         match self.rng.below(16) {
-            0..5 => self.choose_map(side),
+            0..5 => {
+                let map = self.choose_map(side);
+                self.make_room(map)
+            }
             5..9 => {
                 let count = 1 + self.rng.below(3);
                 let mut ranges = vec![self.mapped(side)];
@@ -150,7 +158,7 @@ impl<R: Rig> Judge<R> {
             _ => ((1 + self.rng.below(40)) << granule, granule),
         };
         let iova = self.place(bytes, align);
-        let pieces = 1 + self.rng.below(4);
+        let pieces = 1 + self.rng.below(7).saturating_sub(3);
         let mut spans = Vec::new();
         let mut done = 0;
         while done < bytes {
@@ -164,6 +172,21 @@ impl<R: Rig> Judge<R> {
             done += len;
         }
         Operation::Map { side, iova, spans, prot: self.prot() }
+    }
+
+    /// Often what is in the way of a mapping is unmapped before: no large leaf would ever be made.
+    fn make_room(&mut self, map: Operation) -> Operation {
+        let Operation::Map { side, iova, spans, .. } = &map else { return map };
+        let bytes = spans.iter().map(|span| span.len()).sum();
+        let range = IovaRange::from_len(*iova, bytes).expect("it is in the window");
+        let runs = self.sides[*side].model.runs(range);
+        if runs.is_empty() || self.rng.below(2) == 0 {
+            return map;
+        }
+        let ranges = runs.into_iter().map(|run| run.iova).collect();
+        let unmap = Operation::Unmap { side: *side, ranges };
+        self.next = Some(map);
+        unmap
     }
 
     /// A range, mostly one that is mapped: a whole run of the model or some of it.
@@ -189,7 +212,7 @@ impl<R: Rig> Judge<R> {
 
     /// Where DMA shows what an operation did.
     fn places(&mut self, operation: &Operation) -> Vec<Iova> {
-        let ranges = match operation {
+        let mut ranges: Vec<IovaRange> = match operation {
             Operation::Map { iova, spans, .. } => {
                 let bytes = spans.iter().map(|span| span.len()).sum();
                 IovaRange::from_len(*iova, bytes).into_iter().collect()
@@ -199,6 +222,10 @@ impl<R: Rig> Judge<R> {
             Operation::Split { at, .. } => vec![IovaRange::point(*at)],
             Operation::Switch { .. } | Operation::Probe => Vec::new(),
         };
+        while ranges.len() > MOST_SHOWN {
+            let one = self.choice(ranges.len());
+            ranges.swap_remove(one);
+        }
         let mut places = Vec::new();
         for range in ranges {
             let inside = self.rng.below(range.len_less_one().max(1));

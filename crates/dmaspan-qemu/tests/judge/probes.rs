@@ -48,7 +48,7 @@ impl<R: Rig> Judge<R> {
     }
 
     /// What the models say of an access, after the walker was asked the same.
-    fn expected(&self, stream: usize, iova: Iova, access: Access) -> Judged<Expected> {
+    fn expected(&mut self, stream: usize, iova: Iova, access: Access) -> Judged<Expected> {
         let Some(side) = self.streams[stream].to else {
             return Ok(R::blocked().map_or(Expected::Silence, Expected::Fault));
         };
@@ -70,7 +70,11 @@ impl<R: Rig> Judge<R> {
         let walked = walker.walk(tables, iova, access);
         let expected = match mapped {
             Some((paddr, prot)) if prot.contains(needed) => {
-                let found = walker.strict(tables, iova).map(|translation| translation.paddr);
+                let found = walker.strict(tables, iova);
+                if let Ok(leaf) = &found {
+                    *self.reached.entry(leaf.group_lg2).or_default() += 1;
+                }
+                let found = found.map(|leaf| leaf.paddr);
                 agree!(
                     walked.is_ok() && found == Ok(paddr),
                     "the walker says {found:x?} of {iova}, not {paddr}"

@@ -10,6 +10,7 @@ use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
 use dmaspan_drivers::{Again, Error, Host, Mmio, NoMemory, Structure};
 use dmaspan_sim::Arena;
+use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
 pub(crate) const DEVICE_TABLE: u64 = 0x0000;
@@ -158,6 +159,8 @@ pub(crate) struct Behaviour {
     pub(crate) gone: bool,
     /// What a register reads, in the place of its value.
     pub(crate) reads: BTreeMap<u64, u64>,
+    /// One read in four gives anything.
+    pub(crate) lies: Option<Rng>,
 }
 
 /// The registers.
@@ -346,7 +349,12 @@ impl Fake {
     }
 
     fn read(&self, register: u64) -> u64 {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        if let Some(lies) = &mut state.behaviour.lies
+            && lies.below(4) == 0
+        {
+            return lies.next() >> lies.below(64);
+        }
         match state.behaviour.reads.get(&register) {
             _ if state.behaviour.gone => u64::MAX,
             Some(&value) => value,

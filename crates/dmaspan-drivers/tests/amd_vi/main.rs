@@ -6,4 +6,5 @@ mod bringup;
 mod commands;
 mod events;
 mod fake;
+mod hostile;
 mod switching;

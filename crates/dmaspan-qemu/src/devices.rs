@@ -25,6 +25,9 @@ impl DmaRefused {
 #[derive(Debug)]
 pub struct TestDev {
     registers: QtestMmio,
+    /// What its registers have: written again only where it changes, since a write takes QEMU as
+    /// long as the DMA.
+    written: [Option<u32>; 5],
 }
 
 impl TestDev {
@@ -44,7 +47,7 @@ impl TestDev {
     ///
     /// [`PciError`].
     pub fn new(pci: &Pci, slot: u8) -> Result<Self, PciError> {
-        pci.enable_known(slot, Self::ID).map(|registers| Self { registers })
+        pci.enable_known(slot, Self::ID).map(|registers| Self { registers, written: [None; 5] })
     }
 
     /// Writes `len` bytes, whole words, from the device's address `iova` on, of which it is told
@@ -55,14 +58,17 @@ impl TestDev {
     /// [`DmaRefused::ON_THE_WAY`], [`DmaRefused::ELSEWHERE`], or another code of the device.
     pub fn write(&mut self, iova: u64, paddr: PhysAddr, len: u32) -> Result<(), DmaRefused> {
         let ([low, high], [paddr_low, paddr_high]) = (halves(iova), halves(paddr.get()));
-        let writes = [
+        let values = [
             (Self::IOVA, low),
             (Self::IOVA + 4, high),
             (Self::LEN, len),
             (Self::PADDR, paddr_low),
             (Self::PADDR + 4, paddr_high),
-            (Self::DOORBELL, 1),
         ];
+        let changed = values.into_iter().zip(&mut self.written).filter_map(|(write, written)| {
+            (written.replace(write.1) != Some(write.1)).then_some(write)
+        });
+        let writes: Vec<_> = changed.chain([(Self::DOORBELL, 1)]).collect();
         match self.registers.write_then_read(&writes, [Self::TRIGGER, Self::RESULT]) {
             0 => Ok(()),
             code => Err(DmaRefused { code }),

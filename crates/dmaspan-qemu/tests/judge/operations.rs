@@ -69,7 +69,7 @@ impl<R: Rig> Judge<R> {
         if self.done % ALL_COMPARED == ALL_COMPARED - 1 {
             self.compare_all()?;
         }
-        Ok(())
+        self.heard_all()
     }
 
     fn choose(&mut self) -> Operation {

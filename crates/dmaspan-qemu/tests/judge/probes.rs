@@ -164,16 +164,16 @@ impl<R: Rig> Judge<R> {
         access: FaultAccess,
         expected: Expected,
     ) -> Judged {
-        let reports = self.reports(stream);
-        let reason = match expected {
-            Expected::Fault(reason) => reason,
-            Expected::ReadOnly(_) if R::SILENT_WHEN_CACHED && reports.is_empty() => return Ok(()),
-            Expected::ReadOnly(reason) => reason,
-            Expected::Lands(_) | Expected::Silence => {
-                agree!(reports.is_empty(), "{expected:?} of {iova}, and reported was {reports:x?}");
-                return Ok(());
-            }
+        let (reason, silent) = match expected {
+            Expected::Fault(reason) => (reason, false),
+            Expected::ReadOnly(reason) => (reason, R::SILENT_WHEN_CACHED),
+            // What is reported in spite of it is heard when the operation is over.
+            Expected::Lands(_) | Expected::Silence => return Ok(()),
         };
+        let reports = self.reports(stream);
+        if silent && reports.is_empty() {
+            return Ok(());
+        }
         let id = self.streams[stream].id;
         let right = reports.iter().all(|report| {
             report.stream == id
@@ -188,10 +188,24 @@ impl<R: Rig> Judge<R> {
         Ok(())
     }
 
+    /// Nothing was reported but what was expected.
+    pub(crate) fn heard_all(&mut self) -> Judged {
+        self.handle_faults();
+        for stream in &self.streams {
+            let reports = stream.heard.take();
+            agree!(reports.is_empty(), "nothing was refused, and reported was {reports:x?}");
+        }
+        Ok(())
+    }
+
     fn reports(&self, stream: usize) -> Vec<dmaspan::iommu::FaultReport> {
+        self.handle_faults();
+        self.streams[stream].heard.take()
+    }
+
+    fn handle_faults(&self) {
         let handled = self.rig.handle_faults();
         assert!(handled.malformed == 0 && handled.unclaimed == 0, "{handled:?}");
-        self.streams[stream].heard.take()
     }
 
     fn set(&self, paddr: PhysAddr, bytes: &[u8]) -> Judged {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dmaspan::PhysAddr;
+use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::Mmio;
 use parking_lot::Mutex;
 
@@ -23,6 +23,61 @@ pub struct CommandQueue {
     /// The offset in bytes of the first place without a command, from the tail register and the
     /// ring.
     pub end: fn(u64, Ring) -> u64,
+}
+
+impl CommandQueue {
+    /// SMMUv3's: SMMU_CMDQ_BASE with the address in 51:5 and log2 of the places in 4:0, and
+    /// SMMU_CMDQ_PROD, whose bit above the place changes with each round (IHI 0070, 6.3.26 and
+    /// 6.3.27).
+    pub const SMMU_V3: Self = Self {
+        base: 0x90,
+        tail: 0x98,
+        ring: |base| Ring {
+            paddr: PhysAddr::new(base & lg2::mask(52) & !lg2::mask(5)),
+            bytes: 16 << (base & 0x1f),
+            entry: 16,
+        },
+        end: |prod, ring| prod * 16 % ring.bytes,
+    };
+
+    /// VT-d's: IQA with the address in 63:12, commands of 256 bits with bit 11 and log2 of the
+    /// pages in 2:0, and IQT with the offset in 18:4 (VT-d, 11.4.9).
+    pub const VT_D: Self = Self {
+        base: 0x90,
+        tail: 0x88,
+        ring: |base| Ring {
+            paddr: PhysAddr::new(base & !lg2::mask(12)),
+            bytes: 0x1000 << (base & 7),
+            entry: if base & 1 << 11 == 0 { 16 } else { 32 },
+        },
+        end: |tail, ring| tail % ring.bytes,
+    };
+
+    /// AMD-Vi's: Command Buffer Base Address with the address in 51:12 and log2 of the entries in
+    /// 59:56, and Command Buffer Tail Pointer with the offset (48882, 3.4).
+    pub const AMD_VI: Self = Self {
+        base: 0x08,
+        tail: 0x2008,
+        ring: |base| Ring {
+            paddr: PhysAddr::new(base & lg2::mask(52) & !lg2::mask(12)),
+            bytes: 16 << (base >> 56 & 0xf),
+            entry: 16,
+        },
+        end: |tail, ring| tail % ring.bytes,
+    };
+
+    /// RISC-V's: `cqb` with the page of the address in 53:10 and log2 of the places less one in
+    /// 4:0, and `cqt` with the place ("Command-queue base", "Command-queue tail").
+    pub const RISC_V: Self = Self {
+        base: 0x18,
+        tail: 0x24,
+        ring: |cqb| Ring {
+            paddr: PhysAddr::new((cqb >> 10 & lg2::mask(44)) << 12),
+            bytes: 16 << ((cqb & 0x1f) + 1),
+            entry: 16,
+        },
+        end: |cqt, ring| cqt * 16 % ring.bytes,
+    };
 }
 
 /// A queue in memory.

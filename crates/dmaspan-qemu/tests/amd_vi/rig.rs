@@ -9,7 +9,7 @@ use dmaspan::iommu::{
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
-use dmaspan_qemu::{Arch, CommandQueue, Edu, Machine, Pci, QemuHost, Ring, Tap, TestDev, ready};
+use dmaspan_qemu::{Arch, CommandQueue, Edu, Machine, Pci, QemuHost, Tap, TestDev, ready};
 use dmaspan_sim::Arena;
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
 use dmaspan_sim::walker::{Access, Fault, Translation, Walker as _};
@@ -59,17 +59,7 @@ impl Board {
         }
         let copier = format!("edu,addr={COPIER},dma_mask=0xffffffffffffffff");
         let machine = builder.device(&copier).start().expect("QEMU starts");
-        let queue = CommandQueue {
-            base: 0x0008,
-            tail: 0x2008,
-            ring: |base| Ring {
-                paddr: PhysAddr::new(base & 0x000f_ffff_ffff_f000),
-                bytes: 16 << (base >> 56 & 0xf),
-                entry: 16,
-            },
-            end: |tail, _| tail,
-        };
-        let tap = Tap::new(&machine, machine.mmio(REGISTERS), queue);
+        let tap = Tap::new(&machine, machine.mmio(REGISTERS), CommandQueue::AMD_VI);
         Some(Self { pci: Pci::new(&machine), machine, tap })
     }
 

@@ -12,9 +12,7 @@ use dmaspan_drivers::Handled;
 use dmaspan_drivers::arm_smmu_v3::{
     OnFault, SmmuV3, SmmuV3Config, SmmuV3Format, SmmuV3Ops, SmmuV3Stream,
 };
-use dmaspan_qemu::{
-    Arch, Buffer, CommandQueue, Edu, Machine, Pci, QemuHost, Ring, Tap, TestDev, ready,
-};
+use dmaspan_qemu::{Arch, Buffer, CommandQueue, Edu, Machine, Pci, QemuHost, Tap, TestDev, ready};
 use dmaspan_sim::Arena;
 use parking_lot::Mutex;
 
@@ -25,18 +23,6 @@ pub(crate) const WRITERS: [u8; 2] = [1, 2];
 const COPIER: u8 = 5;
 /// Room for an aligned leaf of 1 GiB.
 const RAM: u64 = 2 << 30;
-
-/// CMDQ_BASE and CMDQ_PROD (IHI 0070, 6.3.26 and 6.3.27).
-const QUEUE: CommandQueue = CommandQueue {
-    base: 0x90,
-    tail: 0x98,
-    ring: |base| Ring {
-        paddr: PhysAddr::new(base & 0xf_ffff_ffff_ffe0),
-        bytes: 16 << (base & 0x1f),
-        entry: 16,
-    },
-    end: |tail, ring| tail * 16 % ring.bytes,
-};
 
 pub(crate) type Smmu = SmmuV3<Tap, QemuHost>;
 pub(crate) type Ops = SmmuV3Ops<Tap, QemuHost>;
@@ -171,7 +157,7 @@ pub(crate) fn driver(machine: &Machine, tap: &Tap, config: SmmuV3Config) -> Arc<
 }
 
 pub(crate) fn tap(machine: &Machine) -> Tap {
-    Tap::new(machine, machine.mmio(SMMU), QUEUE)
+    Tap::new(machine, machine.mmio(SMMU), CommandQueue::SMMU_V3)
 }
 
 pub(crate) fn attach<F: Tables>(stream: &Stream<F>, domain: &Arc<DomainOf<F>>) {

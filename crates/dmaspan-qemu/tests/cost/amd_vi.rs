@@ -2,9 +2,9 @@
 
 use dmaspan::io_pgtable::AmdV1;
 use dmaspan::iommu::ReservedRegions;
-use dmaspan::{IovaRange, PhysAddr, lg2};
+use dmaspan::{IovaRange, lg2};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig};
-use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 
 use crate::bench::{Iommu, SLOT, Started, machine};
 use crate::fewest::{Forget, Hardware, Kind, PLACES, named};
@@ -12,19 +12,6 @@ use crate::fewest::{Forget, Hardware, Kind, PLACES, named};
 /// The class of an IOMMU, and its capability (48882, 3.1, 3.2).
 const CLASS: u32 = 0x08_0600;
 const CAPABILITY: u8 = 0x0f;
-
-/// Command Buffer Base Address and Command Buffer Tail Pointer: the address in 51:12 and log2 of
-/// the entries in 59:56; and the offset (48882, 3.4).
-const COMMANDS: CommandQueue = CommandQueue {
-    base: 0x08,
-    tail: 0x2008,
-    ring: |base| Ring {
-        paddr: PhysAddr::new(base & lg2::mask(52) & !lg2::mask(12)),
-        bytes: 16 << (base >> 56 & 0xf),
-        entry: 16,
-    },
-    end: |tail, ring| tail % ring.bytes,
-};
 
 /// Bits 63:60 of the first word: INVALIDATE_IOMMU_PAGES, of everything where the address is all
 /// ones but for its top bit, and COMPLETION_WAIT (48882, 2.4.1, 2.4.3).
@@ -53,7 +40,7 @@ pub(crate) fn start() -> Option<Started> {
     let block = pci.capability(slot, CAPABILITY).expect("it has its capability");
     let (header, miscellaneous) = (pci.read(slot, block), pci.read(slot, block + 0x10));
     let config = AmdViConfig::new(header, miscellaneous);
-    let tap = Tap::new(pci.machine(), pci.machine().mmio(0xfed8_0000), COMMANDS);
+    let tap = Tap::new(pci.machine(), pci.machine().mmio(0xfed8_0000), CommandQueue::AMD_VI);
     let host = QemuHost::new(pci.machine());
     #[expect(unsafe_code, reason = "drives hardware")]
     // SAFETY: 1. The registers are the IOMMU's, and nobody else drives it. 2. The host's memory and

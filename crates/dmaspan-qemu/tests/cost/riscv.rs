@@ -1,29 +1,16 @@
 //! QEMU's RISC-V IOMMU (riscv-iommu-pci).
 
+use dmaspan::IovaRange;
 use dmaspan::io_pgtable::{Half, Riscv, RiscvStage};
 use dmaspan::iommu::ReservedRegions;
-use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig};
-use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 
 use crate::bench::{Iommu, SLOT, Started, machine};
 use crate::fewest::{Forget, Hardware, Kind, Pages, named};
 
 /// Where the IOMMU itself is.
 const IOMMU: u8 = 3;
-
-/// `cqb` and `cqt`: the address by pages from bit 10 on, log2 of the places less one below; and the
-/// place ("Command-queue base", "Command-queue tail").
-const COMMANDS: CommandQueue = CommandQueue {
-    base: 0x18,
-    tail: 0x24,
-    ring: |cqb| Ring {
-        paddr: PhysAddr::new((cqb >> 10) << 12),
-        bytes: 16 << ((cqb & 0x1f) + 1),
-        entry: 16,
-    },
-    end: |tail, ring| tail * 16 % ring.bytes,
-};
 
 /// Bits 6:0 of the first word: IOTINVAL, with an address where bit 10 says so, and IOFENCE
 /// ("Command-Queue").
@@ -44,7 +31,8 @@ fn fewest(ranges: &[IovaRange], _: u32) -> Forget {
 
 fn start(name: &'static str, stage: RiscvStage) -> Option<Started> {
     let pci = machine(Arch::Riscv64, "virt", &[&format!("riscv-iommu-pci,addr={IOMMU}")])?;
-    let tap = Tap::new(pci.machine(), pci.enable(IOMMU, 0).expect("it is there"), COMMANDS);
+    let tap =
+        Tap::new(pci.machine(), pci.enable(IOMMU, 0).expect("it is there"), CommandQueue::RISC_V);
     let host = QemuHost::new(pci.machine());
     #[expect(unsafe_code, reason = "drives hardware")]
     // SAFETY: 1. The registers are the IOMMU's, and nobody else drives it. 2. The host's memory and

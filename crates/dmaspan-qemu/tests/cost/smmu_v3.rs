@@ -2,28 +2,15 @@
 
 use std::sync::Arc;
 
+use dmaspan::IovaRange;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2};
 use dmaspan::iommu::ReservedRegions;
-use dmaspan::{IovaRange, PhysAddr, lg2};
 use dmaspan_drivers::Mmio;
 use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, Stage};
-use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 
 use crate::bench::{Iommu, PAGE_LG2, SLOT, Started, machine};
 use crate::fewest::{Forget, Hardware, Kind, named};
-
-/// SMMU_CMDQ_BASE and SMMU_CMDQ_PROD: the address in 51:5 and log2 of the places in 4:0; and the
-/// place with a bit that changes with each round (IHI 0070, 6.3.26, 6.3.27).
-const COMMANDS: CommandQueue = CommandQueue {
-    base: 0x90,
-    tail: 0x98,
-    ring: |base| Ring {
-        paddr: PhysAddr::new(base & lg2::mask(52) & !lg2::mask(5)),
-        bytes: 16 << (base & 0x1f),
-        entry: 16,
-    },
-    end: |prod, ring| prod * 16 % ring.bytes,
-};
 
 /// Bits 7:0 of the first word: CMD_TLBI_NH_VA and CMD_TLBI_S2_IPA; CMD_TLBI_NH_ASID and
 /// CMD_TLBI_S12_VMALL; CMD_SYNC (IHI 0070, 4.1.3).
@@ -93,7 +80,7 @@ type Parts<R> = (Pci, Tap, Arc<SmmuV3<R, QemuHost>>);
 /// Starts a machine; the driver goes through registers made of the tap.
 fn smmu<R: Mmio>(registers: fn(Tap) -> R) -> Option<Parts<R>> {
     let pci = machine(Arch::Aarch64, "virt,iommu=smmuv3", &[])?;
-    let tap = Tap::new(pci.machine(), pci.machine().mmio(0x0905_0000), COMMANDS);
+    let tap = Tap::new(pci.machine(), pci.machine().mmio(0x0905_0000), CommandQueue::SMMU_V3);
     let host = QemuHost::new(pci.machine());
     #[expect(unsafe_code, reason = "drives hardware")]
     // SAFETY: 1. The registers are the SMMU's, and nobody else drives it. 2. The host's memory and

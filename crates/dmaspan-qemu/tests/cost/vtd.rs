@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{VtdSs, X86_64};
 use dmaspan::iommu::ReservedRegions;
-use dmaspan::{Coherency, IovaRange, PhysAddr, lg2};
+use dmaspan::{Coherency, IovaRange, lg2};
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat};
-use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 
 use crate::bench::{Iommu, SLOT, Started, machine};
 use crate::fewest::{Forget, Hardware, Kind, Pages, named};
@@ -14,19 +14,6 @@ use crate::fewest::{Forget, Hardware, Kind, Pages, named};
 type Driver = Vtd<Tap, QemuHost>;
 /// Bits of physical addresses.
 const HOST_BITS: u32 = 39;
-
-/// IQA and IQT: the address in 63:12, log2 of the pages in 2:0, commands of 256 bits with bit 11;
-/// and the offset in 18:4 (VT-d, 11.4.9).
-const COMMANDS: CommandQueue = CommandQueue {
-    base: 0x90,
-    tail: 0x88,
-    ring: |base| Ring {
-        paddr: PhysAddr::new(base & !lg2::mask(12)),
-        bytes: 0x1000 << (base & 7),
-        entry: if base & 1 << 11 == 0 { 16 } else { 32 },
-    },
-    end: |tail, ring| tail % ring.bytes,
-};
 
 /// Bits 3:0 of the first word, the type, and 5:4, the granularity: of the IOTLB (2) and of the
 /// PASID-based IOTLB (6); the wait (5) (VT-d, 6.5.2.3, 6.5.2.4, 6.5.2.8).
@@ -69,7 +56,7 @@ fn start<F: VtdFormat<Word = u64> + 'static>(
 ) -> Option<Started> {
     let device = format!("intel-iommu,intremap=off,{properties}");
     let pci = machine(Arch::X86_64, "q35", &[&device])?;
-    let tap = Tap::new(pci.machine(), pci.machine().mmio(0xfed9_0000), COMMANDS);
+    let tap = Tap::new(pci.machine(), pci.machine().mmio(0xfed9_0000), CommandQueue::VT_D);
     // The model says that it sees no caches, and has none.
     let walks = Some(Coherency::Coherent);
     let config = VtdConfig { mode: Some(mode), walks, ..VtdConfig::new(HOST_BITS) };

@@ -4,29 +4,16 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, Format as _};
 use dmaspan::iommu::{FaultReason, ReservedRegions};
-use dmaspan::{PhysAddr, lg2};
+use dmaspan::lg2;
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, SmmuV3Ops, SmmuV3Stream, Stage};
-use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 use dmaspan_sim::walker::arm_lpae::{
     ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers,
 };
 
 use crate::planted::Bug;
 use crate::rig::{DomainOf, Rig, machine};
-
-/// SMMU_CMDQ_BASE and SMMU_CMDQ_PROD: the address in 51:5 and log2 of the places in 4:0; and the
-/// place with a bit that changes with each round (IHI 0070, 6.3.26, 6.3.27).
-pub(crate) const COMMANDS: CommandQueue = CommandQueue {
-    base: 0x90,
-    tail: 0x98,
-    ring: |base| Ring {
-        paddr: PhysAddr::new(base & lg2::mask(52) & !lg2::mask(5)),
-        bytes: 16 << (base & 0x1f),
-        entry: 16,
-    },
-    end: |prod, ring| prod * 16 % ring.bytes,
-};
 
 const NUM: u64 = 0x1f << 12;
 
@@ -40,7 +27,7 @@ pub(crate) struct Machine {
 impl Machine {
     fn start() -> Option<Self> {
         let pci = machine(Arch::Aarch64, "virt,iommu=smmuv3", &[])?;
-        let tap = Tap::new(pci.machine(), pci.machine().mmio(0x0905_0000), COMMANDS);
+        let tap = Tap::new(pci.machine(), pci.machine().mmio(0x0905_0000), CommandQueue::SMMU_V3);
         let host = QemuHost::new(pci.machine());
         #[expect(unsafe_code, reason = "drives hardware")]
         // SAFETY: 1. The registers are the SMMU's, and nobody else drives it. 2. The host's memory

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{Half, Riscv, RiscvStage};
 use dmaspan::iommu::{FaultReason, ReservedRegions};
-use dmaspan::{PhysAddr, lg2};
+use dmaspan::lg2;
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig, RiscvOps, RiscvStream};
-use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 use dmaspan_sim::walker::riscv::{self as walker, RiscvWalker};
 use dmaspan_sim::walker::{Requester, Switch};
 
@@ -16,19 +16,6 @@ use crate::rig::{DomainOf, Rig, machine};
 
 /// Where the IOMMU itself is.
 const SLOT: u8 = 3;
-
-/// `cqb` and `cqt`: the address by pages from bit 10 on, log2 of the places less one below; and the
-/// place ("Command-queue base", "Command-queue tail").
-const COMMANDS: CommandQueue = CommandQueue {
-    base: 0x18,
-    tail: 0x24,
-    ring: |cqb| Ring {
-        paddr: PhysAddr::new((cqb >> 10) << 12),
-        bytes: 16 << ((cqb & 0x1f) + 1),
-        entry: 16,
-    },
-    end: |tail, ring| tail * 16 % ring.bytes,
-};
 
 /// The first stage, or the second.
 pub(crate) struct RiscvRig<const SECOND: bool> {
@@ -55,7 +42,11 @@ impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
 
     fn start() -> Option<Self> {
         let pci = machine(Arch::Riscv64, "virt", &[&format!("riscv-iommu-pci,addr={SLOT}")])?;
-        let tap = Tap::new(pci.machine(), pci.enable(SLOT, 0).expect("it is there"), COMMANDS);
+        let tap = Tap::new(
+            pci.machine(),
+            pci.enable(SLOT, 0).expect("it is there"),
+            CommandQueue::RISC_V,
+        );
         let host = QemuHost::new(pci.machine());
         #[expect(unsafe_code, reason = "drives hardware")]
         // SAFETY: 1. The registers are the IOMMU's, and nobody else drives it. 2. The host's memory

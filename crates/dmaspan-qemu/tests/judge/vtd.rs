@@ -8,7 +8,7 @@ use dmaspan::iommu::{FaultReason, ReservedRegions};
 use dmaspan::{Coherency, PhysAddr, lg2};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat, VtdOps, VtdStream};
-use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Ring, Tap};
+use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 use dmaspan_sim::walker::Switch;
 use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
 use dmaspan_sim::walker::x86_64::{X86Registers, X86Walker};
@@ -19,19 +19,6 @@ use crate::rig::{DomainOf, Rig, Strict, machine};
 type Driver = Vtd<Tap, QemuHost>;
 /// Bits of physical addresses.
 const HOST_BITS: u32 = 39;
-
-/// IQA and IQT: the address in 63:12, log2 of the pages in 2:0, commands of 256 bits with bit 11;
-/// and the offset in 18:4 (VT-d, 11.4.9).
-const COMMANDS: CommandQueue = CommandQueue {
-    base: 0x90,
-    tail: 0x88,
-    ring: |base| Ring {
-        paddr: PhysAddr::new(base & !lg2::mask(12)),
-        bytes: 0x1000 << (base & 7),
-        entry: if base & 1 << 11 == 0 { 16 } else { 32 },
-    },
-    end: |tail, ring| tail % ring.bytes,
-};
 
 /// A way in which the hardware translates.
 pub(crate) trait Way: 'static {
@@ -140,7 +127,7 @@ impl<W: Way> Rig for VtdRig<W> {
     fn start() -> Option<Self> {
         let device = format!("intel-iommu,intremap=off,{}", W::PROPERTIES);
         let pci = machine(Arch::X86_64, "q35", &[&device])?;
-        let tap = Tap::new(pci.machine(), pci.machine().mmio(0xfed9_0000), COMMANDS);
+        let tap = Tap::new(pci.machine(), pci.machine().mmio(0xfed9_0000), CommandQueue::VT_D);
         // The model says that it sees no caches, and has none.
         let walks = Some(Coherency::Coherent);
         let config = VtdConfig { mode: Some(W::MODE), walks, ..VtdConfig::new(HOST_BITS) };

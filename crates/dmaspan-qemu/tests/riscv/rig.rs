@@ -7,9 +7,9 @@ use dmaspan::iommu::{
     Attachment, Domain, FaultHandler, FaultReport, FaultResponse, Port as _, Prepared,
     ReservedRegions, Target,
 };
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
+use dmaspan::{Iova, IovaRange, Prot, Span};
 use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig, RiscvOps, RiscvStream};
-use dmaspan_qemu::{Arch, Buffer, CommandQueue, Machine, Pci, QemuHost, Ring, Tap, TestDev, ready};
+use dmaspan_qemu::{Arch, Buffer, CommandQueue, Machine, Pci, QemuHost, Tap, TestDev, ready};
 use dmaspan_sim::Arena;
 use parking_lot::Mutex;
 
@@ -40,18 +40,6 @@ pub(crate) const WRITERS: [u8; 2] = [1, 2];
 const IOMMU_SLOT: u8 = 3;
 const IOMMU_ID: u32 = 0x0014_1b36;
 const PLATFORM_BASE: u64 = 0x301_0000;
-
-/// The command queue, as the tap needs it.
-const QUEUE: CommandQueue = CommandQueue {
-    base: 24,
-    tail: 36,
-    ring: |cqb| Ring {
-        paddr: PhysAddr::new((cqb >> 10 & 0xfff_ffff_ffff) << 12),
-        bytes: 16 << ((cqb & 0x1f) + 1),
-        entry: 16,
-    },
-    end: |cqt, _| cqt * 16,
-};
 
 /// Faults as they were reported.
 #[derive(Default)]
@@ -151,7 +139,7 @@ pub(crate) fn hardware(kind: Kind) -> Option<(Machine, Pci, Tap)> {
         Kind::Platform => machine.mmio(PLATFORM_BASE),
         Kind::Pci | Kind::PciBase => pci.enable_known(IOMMU_SLOT, IOMMU_ID).unwrap(),
     };
-    let tap = Tap::new(&machine, registers, QUEUE);
+    let tap = Tap::new(&machine, registers, CommandQueue::RISC_V);
     Some((machine, pci, tap))
 }
 

@@ -7,9 +7,9 @@ use dmaspan::iommu::{
     Attachment, Domain, FaultHandler, FaultReport, FaultResponse, Port as _, Prepared,
     ReservedRegions, Target,
 };
-use dmaspan::{Coherency, Iova, IovaRange, PhysAddr, Prot, Span};
+use dmaspan::{Coherency, Iova, IovaRange, Prot, Span};
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat, VtdOps, VtdStream};
-use dmaspan_qemu::{Arch, Buffer, CommandQueue, Machine, Pci, QemuHost, Ring, Tap, TestDev, ready};
+use dmaspan_qemu::{Arch, Buffer, CommandQueue, Machine, Pci, QemuHost, Tap, TestDev, ready};
 use dmaspan_sim::Arena;
 use parking_lot::Mutex;
 
@@ -96,13 +96,7 @@ pub(crate) fn machine<K: Kind>() -> Option<(Machine, Tap)> {
         .device("edu,addr=3")
         .start()
         .expect("QEMU starts");
-    let ring = |base: u64| Ring {
-        paddr: PhysAddr::new(base & !0xfff),
-        bytes: 0x1000 << (base & 7),
-        entry: if base >> 11 & 1 != 0 { 32 } else { 16 },
-    };
-    let queue = CommandQueue { base: 0x90, tail: 0x88, ring, end: |tail, _| tail & 0x7_fff0 };
-    let tap = Tap::new(&machine, machine.mmio(REGISTERS), queue);
+    let tap = Tap::new(&machine, machine.mmio(REGISTERS), CommandQueue::VT_D);
     Some((machine, tap))
 }
 

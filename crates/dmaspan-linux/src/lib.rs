@@ -16,6 +16,7 @@
 //! | [`hugetlb`] | raising the number of hugetlb pages, and giving them back |
 //! | [`registration`] | what makes a pin: registered io_uring buffers, or locks |
 //! | [`pagemap`] | where memory is: one look-up for each page, or one for each huge leaf |
+//! | [`pci`] | the PCI functions of this machine |
 //! | [`pinner`] | the [`Pinner`](dmaspan::pin::Pinner) that joins them |
 //! | [`platform`] | locks, numbers of threads, a clock, and how threads wait, in a process |
 //! | [`bounce`] | memory of a process for bounce pools |
@@ -54,6 +55,7 @@ pub mod framemap;
 pub mod hugetlb;
 pub mod mem;
 pub mod pagemap;
+pub mod pci;
 pub mod pinner;
 pub mod platform;
 pub mod registration;
@@ -66,6 +68,7 @@ pub use framemap::FrameMap;
 pub use hugetlb::HugetlbReservation;
 pub use mem::{Memory, MemoryKind};
 pub use pagemap::{FrameMode, FrameSource, Lookup};
+pub use pci::Bdf;
 pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
 pub use platform::{SleepHook, UserPlatform};
 pub use registration::PinMethod;

@@ -21,6 +21,7 @@
 //! | [`platform`] | locks, numbers of threads, a clock, and how threads wait, in a process |
 //! | [`bounce`] | memory of a process for bounce pools |
 //! | [`framemap`] | the way back, from a physical address to the memory |
+//! | [`vfio`] | memory mapped for real devices by VFIO and iommufd |
 //! | [`fixed`] | pools of buffers registered with the application's rings, for I/O of its own |
 //!
 //! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
@@ -59,6 +60,7 @@ pub mod pci;
 pub mod pinner;
 pub mod platform;
 pub mod registration;
+pub mod vfio;
 
 mod os;
 mod sys;

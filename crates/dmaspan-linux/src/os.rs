@@ -25,6 +25,7 @@ pub(crate) const ENXIO: Errno = Errno::from_raw(libc::ENXIO);
 pub(crate) const EBADF: Errno = Errno::from_raw(libc::EBADF);
 pub(crate) const EBADFD: Errno = Errno::from_raw(libc::EBADFD);
 pub(crate) const ENOTTY: Errno = Errno::from_raw(libc::ENOTTY);
+pub(crate) const EMSGSIZE: Errno = Errno::from_raw(libc::EMSGSIZE);
 
 /// The errno of an error that a system call gave.
 pub(crate) fn errno(error: &io::Error) -> Errno {
@@ -86,6 +87,13 @@ pub(crate) fn available_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = field(&text, "MemAvailable:")?.trim_end_matches(" kB").parse().ok()?;
     kib.checked_mul(1024)
+}
+
+/// Bytes that the process has locked, what VFIO pinned for it included (`VmLck` of proc(5)).
+pub(crate) fn locked_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = field(&status, "VmLck:").map(|value| value.trim_end_matches(" kB"));
+    kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0).saturating_mul(1024)
 }
 
 /// Whether this thread may lock memory without limit.

@@ -6,7 +6,8 @@
 //! [`ExclusiveMemory`](crate::mem::ExclusiveMemory). [`mapping`] owns memory, [`bytes`]
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 //! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
-//! reads or writes them.
+//! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory for
+//! devices, whose structures are in [`uapi`]; [`kept`] holds that memory until it is unmapped.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
@@ -22,12 +23,17 @@ use crate::os;
 pub(crate) mod bytes;
 pub(crate) mod flight;
 pub(crate) mod flights;
+pub(crate) mod iommufd;
+pub(crate) mod kept;
 pub(crate) mod mapping;
 pub(crate) mod perf;
+mod request;
 pub(crate) mod scan;
 pub mod signals;
 pub(crate) mod slices;
+pub(crate) mod uapi;
 pub(crate) mod uring;
+pub(crate) mod vfio;
 
 /// The size of a base page, in bytes.
 pub(crate) fn page_size() -> u64 {

@@ -1,0 +1,255 @@
+//! Memory that the kernel has mapped for devices: kept until it says that it is unmapped.
+//!
+//! What [`DmaTable::map`] returns, [`Kept`], holds the memory. Dropped or forgotten it leaks it, so
+//! a device never reaches memory that was freed. Only [`Kept::release`] gives it back, against the
+//! proof that the kernel unmapped the range after it had mapped it.
+
+#![expect(unsafe_code, reason = "lets devices use memory that a value owns")]
+
+use std::any::Any;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dmaspan::{Errno, IovaRange, Prot, UserAddr, UserRange};
+
+use crate::mem::Memory;
+
+/// What must live while a range is mapped.
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
+/// What the kernel is asked to map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    /// Memory of this process, from an address on.
+    User(UserAddr),
+    /// A file in memory or a dma-buf, from an offset on.
+    File { fd: i32, offset: u64 },
+    /// What another table of the same iommufd has from an IOVA on.
+    Table { id: u32, iova: u64 },
+}
+
+/// The kernel's side of an address space: the requests that change it.
+///
+/// # Safety
+///
+/// Devices reach nothing that they could not reach before but what `map` is asked for, as `prot`
+/// says. When `unmap` returns `Ok`, they reach nothing of what lies in the range any more. A file or
+/// a copy holds the memory behind it by itself.
+pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
+    /// The names of the requests that map memory and unmap.
+    const MAP: &'static str;
+    /// See [`MAP`](Self::MAP).
+    const UNMAP: &'static str;
+
+    /// Maps; all or nothing.
+    ///
+    /// # Safety
+    ///
+    /// [`Source::User`]: the memory stays what it is, and no code relies on it not being read and,
+    /// where `prot` has `WRITE`, written at any time, until an `unmap` that covers `range` has
+    /// returned `Ok`.
+    unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno>;
+
+    /// Unmaps what lies in the range, and returns how many bytes that was.
+    fn unmap(&self, range: IovaRange) -> Result<u64, Errno>;
+}
+
+/// How many requests a table made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// To map.
+    pub maps: u64,
+    /// To unmap.
+    pub unmaps: u64,
+}
+
+/// The kernel's table, with a clock that orders what it was asked.
+#[derive(Debug)]
+pub(crate) struct DmaTable<K> {
+    kernel: K,
+    /// Which table: no two have the same number.
+    id: u64,
+    clock: AtomicU64,
+    maps: AtomicU64,
+    unmaps: AtomicU64,
+}
+
+/// A range of a table that is mapped, and its memory. Dropped, it leaks the memory.
+#[must_use = "dropped, it leaks the memory"]
+pub(crate) struct Kept {
+    owner: ManuallyDrop<Owner>,
+    range: IovaRange,
+    table: u64,
+    /// When the kernel had mapped it.
+    mapped: u64,
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+/// The kernel has unmapped a range.
+#[derive(Debug)]
+pub(crate) struct Unmapped {
+    /// How many bytes were mapped there.
+    pub(crate) bytes: u64,
+    range: IovaRange,
+    table: u64,
+    /// When it was asked to.
+    asked: u64,
+}
+
+static TABLES: AtomicU64 = AtomicU64::new(0);
+
+impl<K: Kernel> DmaTable<K> {
+    /// An empty table.
+    pub(crate) fn new(kernel: K) -> Self {
+        let zero = || AtomicU64::new(0);
+        let id = TABLES.fetch_add(1, Ordering::Relaxed);
+        Self { kernel, id, clock: zero(), maps: zero(), unmaps: zero() }
+    }
+
+    /// What the table is of.
+    pub(crate) fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// The requests so far.
+    pub(crate) fn requests(&self) -> Requests {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Requests { maps: read(&self.maps), unmaps: read(&self.unmaps) }
+    }
+
+    /// Maps `user`, which is in `memory`, at `range`, which is as long. The memory is kept until
+    /// what is returned is released.
+    pub(crate) fn map_memory(
+        &self,
+        memory: &Arc<Memory>,
+        user: UserRange,
+        range: IovaRange,
+        prot: Prot,
+    ) -> Result<Kept, Errno> {
+        let inside = memory.user_range().covers(user);
+        if !inside || user.len_less_one() != range.len_less_one() {
+            return Err(Errno::EFAULT);
+        }
+        let owner: Owner = Arc::<Memory>::clone(memory);
+        // SAFETY:
+        // 1. All of `user` is in the memory, and the range is no longer.
+        // 2. While a `Memory` lives its bytes stay mapped, and they are accessed as atomic words
+        //    alone, which devices may read and write at any time (its module's contract).
+        unsafe { self.map(owner, Source::User(user.start()), range, prot) }
+    }
+
+    /// Maps `source` at `range`, and keeps `owner` until it is released.
+    ///
+    /// # Safety
+    ///
+    /// While `owner` lives, devices may access what `source` names, `range` long, as `prot` says.
+    pub(super) unsafe fn map(
+        &self,
+        owner: Owner,
+        source: Source,
+        range: IovaRange,
+        prot: Prot,
+    ) -> Result<Kept, Errno> {
+        self.maps.fetch_add(1, Ordering::Relaxed);
+        // SAFETY:
+        // 1. While `owner` lives, devices may access it (the caller's promise).
+        // 2. It lives until `Kept::release`, which wants the proof of an unmap that was asked for
+        //    after this; where there is none, for ever.
+        // 3. A refused request mapped nothing (the contract of `Kernel`).
+        unsafe { self.kernel.map(source, range, prot)? };
+        let mapped = self.clock.fetch_add(1, Ordering::AcqRel);
+        Ok(Kept { owner: ManuallyDrop::new(owner), range, table: self.id, mapped })
+    }
+
+    /// Unmaps what lies in `range`.
+    pub(crate) fn unmap(&self, range: IovaRange) -> Result<Unmapped, Errno> {
+        self.unmaps.fetch_add(1, Ordering::Relaxed);
+        let asked = self.clock.fetch_add(1, Ordering::AcqRel);
+        let bytes = self.kernel.unmap(range)?;
+        Ok(Unmapped { bytes, range, table: self.id, asked })
+    }
+}
+
+impl Kept {
+    /// Gives the memory back.
+    ///
+    /// # Errors
+    ///
+    /// This, where the proof is not of its range in its table, or older than the mapping.
+    pub(crate) fn release(self, proof: &Unmapped) -> Result<Owner, Self> {
+        let covered = proof.range.covers(self.range);
+        if self.table == proof.table && covered && proof.asked > self.mapped {
+            // No device reaches it any more: the kernel said so of a range that covers it, after it
+            // had been mapped.
+            Ok(ManuallyDrop::into_inner(self.owner))
+        } else {
+            Err(self)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dmaspan::Iova;
+
+    use super::*;
+
+    /// A kernel that says yes to everything.
+    #[derive(Debug)]
+    struct Willing;
+
+    // SAFETY: there is no device.
+    unsafe impl Kernel for Willing {
+        const MAP: &'static str = "map";
+        const UNMAP: &'static str = "unmap";
+
+        unsafe fn map(&self, _: Source, _: IovaRange, _: Prot) -> Result<(), Errno> {
+            Ok(())
+        }
+
+        fn unmap(&self, _: IovaRange) -> Result<u64, Errno> {
+            Ok(0)
+        }
+    }
+
+    fn range(start: u64, last: u64) -> IovaRange {
+        IovaRange::new(Iova::new(start), Iova::new(last)).unwrap()
+    }
+
+    fn map(table: &DmaTable<Willing>, owner: &Arc<()>, range: IovaRange) -> Kept {
+        let owner: Owner = Arc::<()>::clone(owner);
+        // SAFETY: nothing is mapped for any device.
+        unsafe { table.map(owner, Source::User(UserAddr::new(0)), range, Prot::READ) }.unwrap()
+    }
+
+    #[test]
+    fn memory_is_given_back_against_a_later_unmap_of_all_of_it_in_its_table_alone() {
+        let (table, other, owner) = (DmaTable::new(Willing), DmaTable::new(Willing), Arc::new(()));
+        let early = table.unmap(range(0, u64::MAX)).unwrap();
+        let mut kept = map(&table, &owner, range(0x1000, 0x2fff));
+        let foreign = other.unmap(range(0, u64::MAX)).unwrap();
+        let narrow = table.unmap(range(0x1000, 0x1fff)).unwrap();
+        for proof in [&early, &foreign, &narrow] {
+            kept = kept.release(proof).unwrap_err();
+        }
+        assert_eq!(Arc::strong_count(&owner), 2);
+        let proof = table.unmap(range(0, u64::MAX)).unwrap();
+        drop(kept.release(&proof).unwrap());
+        assert_eq!(Arc::strong_count(&owner), 1);
+        assert_eq!(table.requests(), Requests { maps: 1, unmaps: 3 });
+    }
+
+    #[test]
+    fn what_is_dropped_before_it_is_unmapped_is_leaked() {
+        let (table, owner) = (DmaTable::new(Willing), Arc::new(()));
+        drop(map(&table, &owner, range(0, 0xfff)));
+        assert_eq!(Arc::strong_count(&owner), 2);
+    }
+}

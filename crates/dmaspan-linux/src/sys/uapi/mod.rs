@@ -1,0 +1,26 @@
+//! Structures and numbers of the kernel's interfaces.
+//!
+//! Each structure begins with its own length, which [`request`](super::request) writes.
+
+pub(crate) mod iommufd;
+pub(crate) mod vfio;
+
+/// Declares structures as C lays them out, and asserts the size of each and the place of each
+/// field.
+macro_rules! structures {
+    ($($(#[$doc:meta])* $name:ident ($size:literal) {
+        $($(#[$field_doc:meta])* $field:ident: $type:ty = $offset:literal,)*
+    })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+        pub(crate) struct $name {
+            $($(#[$field_doc])* pub(crate) $field: $type,)*
+        }
+
+        const _: () = assert!(size_of::<$name>() == $size);
+        $(const _: () = assert!(core::mem::offset_of!($name, $field) == $offset);)*
+    )*};
+}
+
+use structures;

@@ -1,0 +1,334 @@
+//! Why memory was not mapped for a device, or a device not opened.
+
+use std::path::PathBuf;
+
+use dmaspan::{Errno, IovaRange, RangeError, UserRange};
+
+use crate::mem::OutsideMemory;
+use crate::os::{self, Size};
+use crate::pci::Bdf;
+use crate::sys;
+
+/// Why a mapping or an unmapping was refused. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No range begins there and is so long.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The range is not all in the memory.
+    #[error(transparent)]
+    Outside(#[from] OutsideMemory),
+    /// Something is no multiple of the granule.
+    #[error(
+        "{what} {value:#x} is no multiple of the IOMMU's smallest page, {}", Size(*granule)
+    )]
+    Misaligned {
+        /// The IOVA, the user address or the length.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The smallest page, in bytes.
+        granule: u64,
+    },
+    /// Neither reading nor writing was asked for.
+    #[error("{range} would be mapped for neither reading nor writing: ask for one of them")]
+    NoAccess {
+        /// The range asked for.
+        range: IovaRange,
+    },
+    /// The IOMMU cannot translate the range, or keeps a part of it for itself.
+    #[error(
+        "{range} is in no aperture of the IOMMU, which maps {}: choose an IOVA in there",
+        Ranges(apertures)
+    )]
+    OutsideApertures {
+        /// The range asked for.
+        range: IovaRange,
+        /// Where mappings may lie.
+        apertures: Vec<IovaRange>,
+    },
+    /// Something is mapped there.
+    #[error("{range} overlaps with the mapping of {mapped}: unmap that first")]
+    Overlap {
+        /// The range asked for.
+        range: IovaRange,
+        /// What is mapped.
+        mapped: IovaRange,
+    },
+    /// The range begins or ends inside a mapping.
+    #[error("{range} covers a part of the mapping of {mapped}, which is unmapped whole or not")]
+    Bisects {
+        /// The range asked for.
+        range: IovaRange,
+        /// The mapping.
+        mapped: IovaRange,
+    },
+    /// Another thread maps or unmaps there.
+    #[error("{range} is being mapped or unmapped by another thread")]
+    Busy {
+        /// Where.
+        range: IovaRange,
+    },
+    /// All mappings that the kernel allows exist.
+    #[error(
+        "the kernel allows no more than the {mappings} mappings that there are: map larger \
+         neighbouring ranges at once (hugetlb pages or merging), or raise the limit by \
+         vfio_iommu_type1's parameter dma_entry_limit"
+    )]
+    NoMappingsLeft {
+        /// How many there are.
+        mappings: u64,
+    },
+    /// More memory would be pinned than the process may lock.
+    #[error(
+        "{} more of locked memory are needed and the limit is {}, of which {} are used: raise it \
+         to at least {} by `ulimit -l {}`, LimitMEMLOCK= of systemd or limits.conf, or give the \
+         process CAP_IPC_LOCK",
+        Size(*needed), Size(*limit), Size(*locked), Size(locked + needed),
+        (locked + needed).div_ceil(1024)
+    )]
+    MemlockLimit {
+        /// The bytes that would be pinned.
+        needed: u64,
+        /// The bytes that are locked.
+        locked: u64,
+        /// `RLIMIT_MEMLOCK`, in bytes.
+        limit: u64,
+    },
+    /// The kernel has no memory for pins or page tables.
+    #[error("the kernel has not enough memory to map {range}")]
+    NoMemory {
+        /// The range asked for.
+        range: IovaRange,
+    },
+    /// The memory cannot be pinned.
+    #[error("{user} cannot be pinned: it is not mapped, not writable, or a device's registers")]
+    NotPinnable {
+        /// The memory.
+        user: UserRange,
+    },
+    /// The kernel unmapped less than was mapped. The memory is kept for ever.
+    #[error(
+        "of {range} the kernel unmapped {unmapped:#x} bytes of {mapped:#x}: the memory behind it \
+         stays allocated, since a device may still use it"
+    )]
+    Short {
+        /// The range asked for.
+        range: IovaRange,
+        /// What was mapped there, in bytes.
+        mapped: u64,
+        /// What the kernel says that it unmapped.
+        unmapped: u64,
+    },
+    /// The kernel refused for another reason.
+    #[error("{request} of {range} failed: {}", os::words(*errno))]
+    System {
+        /// The request.
+        request: &'static str,
+        /// The range asked for.
+        range: IovaRange,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The kernel did not say what can be mapped.
+    #[error("the kernel does not say what can be mapped: {}", os::words(*errno))]
+    NoLimits {
+        /// What it answered.
+        errno: Errno,
+    },
+}
+
+/// Ranges, one after the other.
+struct Ranges<'a>(&'a [IovaRange]);
+
+impl std::fmt::Display for Ranges<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some((first, others)) = self.0.split_first() else { return f.write_str("nothing") };
+        write!(f, "{first}")?;
+        others.iter().try_for_each(|range| write!(f, " and {range}"))
+    }
+}
+
+impl Error {
+    /// The errno that Linux's VFIO answers with.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Range(error) => error.errno(),
+            Self::Outside(error) => error.errno(),
+            Self::Misaligned { .. }
+            | Self::NoAccess { .. }
+            | Self::OutsideApertures { .. }
+            | Self::Bisects { .. } => Errno::EINVAL,
+            Self::Overlap { .. } => Errno::EEXIST,
+            Self::Busy { .. } => Errno::EBUSY,
+            Self::NoMappingsLeft { .. } => Errno::ENOSPC,
+            Self::MemlockLimit { .. } | Self::NoMemory { .. } => Errno::ENOMEM,
+            Self::NotPinnable { .. } => Errno::EFAULT,
+            Self::Short { .. } => Errno::EIO,
+            Self::System { errno, .. } | Self::NoLimits { errno } => *errno,
+        }
+    }
+
+    /// What the kernel means by refusing to map.
+    pub(super) fn of_map(
+        request: &'static str,
+        range: IovaRange,
+        user: Option<UserRange>,
+        mappings: u64,
+        errno: Errno,
+    ) -> Self {
+        match (errno, user) {
+            (Errno::ENOSPC, _) => Self::NoMappingsLeft { mappings },
+            (Errno::ENOMEM, _) => Self::no_memory(range),
+            (Errno::EFAULT, Some(user)) => Self::NotPinnable { user },
+            _ => Self::System { request, range, errno },
+        }
+    }
+
+    /// Whether it is the limit of locked memory or the memory itself.
+    fn no_memory(range: IovaRange) -> Self {
+        let needed = range.checked_len().unwrap_or(u64::MAX);
+        let locked = os::locked_bytes();
+        match sys::memlock_limit() {
+            Some(limit)
+                if !os::may_lock_without_limit() && locked.saturating_add(needed) > limit =>
+            {
+                Self::MemlockLimit { needed, locked, limit }
+            }
+            _ => Self::NoMemory { range },
+        }
+    }
+}
+
+/// Why a device cannot be used, or not this way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no such function.
+    #[error("there is no PCI function {bdf}: `dmaspan devices` lists those that there are")]
+    NoDevice {
+        /// The function asked for.
+        bdf: Bdf,
+    },
+    /// It is in no IOMMU group.
+    #[error(
+        "{bdf} is behind no IOMMU: switch it on in the firmware's settings and on the kernel's \
+         command line (intel_iommu=on)"
+    )]
+    NoIommu {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// Another driver has it, or nobody.
+    #[error(
+        "{bdf} is not bound to vfio-pci but to {}: `dmaspan devices {bdf}` says how to bind it",
+        driver.as_deref().unwrap_or("no driver")
+    )]
+    NotBound {
+        /// The device.
+        bdf: Bdf,
+        /// The driver that has it.
+        driver: Option<String>,
+    },
+    /// Other devices of the group have drivers of their own.
+    #[error(
+        "the IOMMU group {group} of {bdf} is not viable: {} in it; all devices of a group belong \
+         to one user: bind them to vfio-pci, or to no driver",
+        Others(others)
+    )]
+    NotViable {
+        /// The device.
+        bdf: Bdf,
+        /// Its group.
+        group: u32,
+        /// Devices and the drivers that have them.
+        others: Vec<(Bdf, String)>,
+    },
+    /// A file of the kernel cannot be opened.
+    #[error("{} cannot be opened: {}{}", path.display(), os::words(*errno), advice(*errno))]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The kernel has not this interface.
+    #[error("{what}: {advice}")]
+    Unsupported {
+        /// What is missing.
+        what: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The platform does not keep interrupts of devices apart.
+    #[error(
+        "{bdf} could send interrupts that are not its own, as this machine does not remap them: \
+         where its user is trusted, `modprobe vfio_iommu_type1 allow_unsafe_interrupts=1` (for \
+         iommufd: `modprobe iommufd allow_unsafe_interrupts=1`)"
+    )]
+    UnsafeInterrupts {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// What is mapped already does not fit the device.
+    #[error(
+        "{bdf} cannot reach all that is mapped already ({}): unmap what lies outside of the \
+         device's apertures, or attach it first",
+        os::words(*errno)
+    )]
+    DoesNotFit {
+        /// The device.
+        bdf: Bdf,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The kernel refused for another reason.
+    #[error("{request} of {bdf} failed: {}", os::words(*errno))]
+    System {
+        /// The request.
+        request: &'static str,
+        /// The device.
+        bdf: Bdf,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+}
+
+impl OpenError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::NoDevice { .. } | Self::NoIommu { .. } | Self::NotBound { .. } => Errno::ENODEV,
+            Self::NotViable { .. } => Errno::EBUSY,
+            Self::Unsupported { .. } => Errno::ENOTTY,
+            Self::UnsafeInterrupts { .. } => Errno::EPERM,
+            Self::File { errno, .. }
+            | Self::DoesNotFit { errno, .. }
+            | Self::System { errno, .. } => *errno,
+        }
+    }
+}
+
+/// Devices and their drivers, one after the other.
+struct Others<'a>(&'a [(Bdf, String)]);
+
+impl std::fmt::Display for Others<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, (bdf, driver)) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{bdf} is bound to {driver}")?;
+        }
+        if self.0.is_empty() { f.write_str("another device is in use") } else { Ok(()) }
+    }
+}
+
+/// What to do about a file of the kernel that cannot be opened.
+const fn advice(errno: Errno) -> &'static str {
+    match errno {
+        os::EACCES => "; its owner has to be the user, or run as root",
+        Errno::ENOENT => "; the kernel has no such interface, or its module is not loaded",
+        Errno::EBUSY => "; another process uses it",
+        _ => "",
+    }
+}

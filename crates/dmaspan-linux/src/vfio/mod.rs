@@ -1,0 +1,39 @@
+//! Memory mapped for real devices by the kernel: VFIO type 1 and iommufd.
+//!
+//! The kernel pins the memory and writes the IOMMU's tables. This module plans what to ask of it
+//! and owns what it got: [`Type1`] and [`Ioas`] are each a [`DmaSpace`](dmaspan::DmaSpace), and
+//! [`Device`] is a PCI function that reaches what is mapped in one of them.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use dmaspan::{DmaSpace, Iova, Prot};
+//! use dmaspan_linux::vfio::Type1;
+//! use dmaspan_linux::{Memory, MemoryKind};
+//!
+//! let (space, device) = Type1::open("0000:00:05.0".parse()?)?;
+//! let memory = Arc::new(Memory::new(MemoryKind::Thp, 64 << 20)?);
+//! space.map(&memory, memory.user_range(), Iova::new(0x1_0000_0000), Prot::READ_WRITE)?;
+//! // The device finds the memory at 0x1_0000_0000 now. A device that is attached later does too.
+//! # drop(device);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **A mapping owns its memory.** A space keeps a reference to what is mapped until the kernel has
+//! said that it is unmapped. Dropping a space unmaps everything; what the kernel does not confirm is
+//! leaked, and [`leaked_bytes`] says how much that is. A space that is forgotten leaks, and never
+//! frees.
+
+mod book;
+mod device;
+mod error;
+mod ioas;
+mod sysfs;
+mod type1;
+
+pub use crate::sys::kept::Requests;
+pub use book::leaked_bytes;
+pub use device::{BusMaster, Device};
+pub use error::{Error, OpenError};
+pub use ioas::{Ioas, Iommufd};
+pub use type1::{Interface, Type1};

@@ -1,0 +1,232 @@
+//! VFIO type 1: containers and groups.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use dmaspan::container::type1::uapi;
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
+use parking_lot::{Mutex, RwLock};
+
+use super::book::Book;
+use super::device::Device;
+use super::error::{Error, OpenError};
+use super::sysfs;
+use crate::mem::Memory;
+use crate::pci::Bdf;
+use crate::sys;
+use crate::sys::kept::Requests;
+use crate::sys::uapi::vfio::CapHeader;
+use crate::sys::vfio::{Container, Group, read};
+
+/// Who answers a container's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Interface {
+    /// `/dev/vfio/vfio`: VFIO's own type 1.
+    Vfio,
+    /// `/dev/iommu`: iommufd's compatibility mode.
+    IommufdCompatible,
+}
+
+impl Interface {
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Vfio => "/dev/vfio/vfio",
+            Self::IommufdCompatible => "/dev/iommu",
+        }
+    }
+}
+
+/// A VFIO container of type 1 (version 2): an address space for the devices of the groups that are
+/// in it.
+///
+/// # Context
+///
+/// Any number of threads map and unmap at once; the kernel lets them take turns.
+#[derive(Debug)]
+pub struct Type1 {
+    book: Book<Container>,
+    /// What can be mapped with the groups that are in it; `mappings_left` counts from none.
+    limits: RwLock<Limits>,
+    groups: Mutex<BTreeMap<u32, Group>>,
+}
+
+impl Type1 {
+    /// A container with the group of `bdf` in it, and that device.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`], which says what to do.
+    pub fn open(bdf: Bdf) -> Result<(Self, Device), OpenError> {
+        Self::open_by(Interface::Vfio, bdf)
+    }
+
+    /// As [`open`](Self::open), of one or the other interface.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`], which says what to do.
+    pub fn open_by(interface: Interface, bdf: Bdf) -> Result<(Self, Device), OpenError> {
+        sysfs::check_bound(bdf)?;
+        let container = Container::new(sysfs::open(Path::new(interface.path()))?);
+        let failed = |request| move |errno| OpenError::System { request, bdf, errno };
+        let version = container.api_version().map_err(failed("VFIO_GET_API_VERSION"))?;
+        let type1 = container.extension(uapi::VFIO_TYPE1V2_IOMMU);
+        if version != uapi::VFIO_API_VERSION.cast_signed() || type1.is_ok_and(|has| has == 0) {
+            return Err(OpenError::Unsupported {
+                what: "the kernel has no VFIO of type 1, version 2",
+                advice: "`modprobe vfio_iommu_type1`",
+            });
+        }
+        let group = open_group(&container, bdf)?;
+        let set = container.set_iommu(uapi::VFIO_TYPE1V2_IOMMU);
+        set.map_err(|errno| match errno {
+            Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+            errno => OpenError::System { request: "VFIO_SET_IOMMU", bdf, errno },
+        })?;
+        let device = open_device(&group.1, bdf)?;
+        let limits = read_limits(&container).map_err(failed("VFIO_IOMMU_GET_INFO"))?;
+        let space = Self {
+            book: Book::new(container),
+            limits: RwLock::new(limits),
+            groups: Mutex::new(BTreeMap::from([group])),
+        };
+        Ok((space, device))
+    }
+
+    /// Opens another device, and puts its group into the container. It reaches everything that is
+    /// mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
+    /// cannot map.
+    pub fn attach(&self, bdf: Bdf) -> Result<Device, OpenError> {
+        sysfs::check_bound(bdf)?;
+        let number = sysfs::group(bdf)?;
+        let mut groups = self.groups.lock();
+        if let Some(group) = groups.get(&number) {
+            return open_device(group, bdf);
+        }
+        // The group leaves the container again where the device cannot be opened.
+        let (number, group) = open_group(self.book.kernel(), bdf)?;
+        let device = open_device(&group, bdf)?;
+        let system = |errno| OpenError::System { request: "VFIO_IOMMU_GET_INFO", bdf, errno };
+        let mut limits = read_limits(self.book.kernel()).map_err(system)?;
+        let most = |left: u64| left.saturating_add(self.book.mappings());
+        limits.mappings_left = limits.mappings_left.map(most);
+        *self.limits.write() = limits;
+        groups.insert(number, group);
+        Ok(device)
+    }
+
+    /// The requests that mapped and unmapped so far.
+    pub fn requests(&self) -> Requests {
+        self.book.requests()
+    }
+
+    /// How many mappings there are.
+    pub fn mappings(&self) -> u64 {
+        self.book.mappings()
+    }
+
+    /// Unmaps everything, and returns how many bytes that was.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap`](DmaSpace::unmap).
+    pub fn unmap_all(&self) -> Result<u64, Error> {
+        self.book.unmap_all()
+    }
+}
+
+impl DmaSpace for Type1 {
+    type Memory = Arc<Memory>;
+    type Error = Error;
+
+    fn map(
+        &self,
+        memory: &Arc<Memory>,
+        user: UserRange,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        self.book.map_memory(&self.limits.read(), memory, user, iova, prot)
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
+        self.book.unmap(range)
+    }
+
+    fn limits(&self) -> Limits {
+        let mut limits = self.limits.read().clone();
+        let left = |most: u64| most.saturating_sub(self.book.mappings());
+        limits.mappings_left = limits.mappings_left.map(left);
+        limits
+    }
+
+    fn errno(&self, error: &Error) -> Errno {
+        error.errno()
+    }
+}
+
+/// Opens the group of a device and puts it into a container.
+fn open_group(container: &Container, bdf: Bdf) -> Result<(u32, Group), OpenError> {
+    let number = sysfs::group(bdf)?;
+    let group = Group::new(sysfs::open(Path::new(&format!("/dev/vfio/{number}")))?);
+    let failed = |request| move |errno| OpenError::System { request, bdf, errno };
+    if !group.is_viable().map_err(failed("VFIO_GROUP_GET_STATUS"))? {
+        return Err(OpenError::NotViable { bdf, group: number, others: sysfs::others(bdf) });
+    }
+    group.set_container(container).map_err(|errno| match errno {
+        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+        // What is mapped already is not in the group's apertures (vfio_iommu_type1_attach_group).
+        Errno::EINVAL => OpenError::DoesNotFit { bdf, errno },
+        errno => OpenError::System { request: "VFIO_GROUP_SET_CONTAINER", bdf, errno },
+    })?;
+    Ok((number, group))
+}
+
+fn open_device(group: &Group, bdf: Bdf) -> Result<Device, OpenError> {
+    let opened = group.device(&bdf.to_string());
+    let fd = opened.map_err(|errno| OpenError::System {
+        request: "VFIO_GROUP_GET_DEVICE_FD",
+        bdf,
+        errno,
+    })?;
+    Device::new(bdf, fd)
+}
+
+/// What a container can map (`VFIO_IOMMU_GET_INFO`).
+fn read_limits(container: &Container) -> Result<Limits, Errno> {
+    let answer = container.info()?;
+    let info = answer.info;
+    let page_sizes = if info.flags & uapi::VFIO_IOMMU_INFO_PGSIZES != 0 && info.iova_pgsizes != 0 {
+        info.iova_pgsizes
+    } else {
+        sys::page_size()
+    };
+    let has_caps = info.flags & uapi::VFIO_IOMMU_INFO_CAPS != 0;
+    let cap = |id| answer.capability(info.cap_offset, id).filter(|_| has_caps);
+    let body = |id| cap(id).and_then(|bytes| bytes.get(size_of::<CapHeader>()..));
+    let mappings_left =
+        body(uapi::VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL).and_then(read::<u32>).map(u64::from);
+    let apertures = match body(uapi::VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE) {
+        Some(bytes) => apertures(bytes),
+        // Linux before 5.4 does not say.
+        None => IovaRange::new(Iova::new(0), Iova::new(u64::MAX)).into_iter().collect(),
+    };
+    Ok(Limits { apertures, page_sizes, mappings_left })
+}
+
+/// The ranges of `struct vfio_iommu_type1_info_cap_iova_range` behind its header: their number, 32
+/// reserved bits, and of each the first and the last address.
+fn apertures(bytes: &[u8]) -> Vec<IovaRange> {
+    let count = read::<u32>(bytes).and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
+    let ranges = bytes.get(8..).unwrap_or_default().as_chunks::<16>().0.iter().take(count);
+    let range = |bytes: &[u8; 16]| {
+        let [first, last]: [u64; 2] = read(bytes)?;
+        IovaRange::new(Iova::new(first), Iova::new(last))
+    };
+    ranges.filter_map(range).collect()
+}

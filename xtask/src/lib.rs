@@ -7,6 +7,8 @@
 //! Linux's own page tables.
 
 pub mod ci;
+mod debian;
+pub mod guest;
 pub mod hw;
 pub mod lexer;
 pub mod no_std;

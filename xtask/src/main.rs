@@ -1,10 +1,10 @@
-//! `cargo xtask tidy | no-std | ci | hw | peers`.
+//! `cargo xtask tidy | no-std | ci | hw | guest | peers`.
 
 use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{ci, hw, no_std, peers, tidy};
+use xtask::{ci, guest, hw, no_std, peers, tidy};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -16,6 +16,15 @@ usage: cargo xtask <command>
           run the tests against QEMU's IOMMUs; where there is no QEMU that
           serves, takes one from Debian's packages into the target directory,
           which needs no privileges but a network; with --install nothing more
+  guest [--kernel NAME]... [--boot NAME]... [--jobs N] [--keep] [--list]
+          boot guests whose kernels have VFIO and run the project's program in
+          them; kernels come from Debian's packages, that with iommufd is the
+          image that DMASPAN_GUEST_KERNEL names or is built from its source
+  guest [--kernel NAME]... [--icount] [--virtio-iommu] [--memory SIZE]
+        [--membar SIZE] [--prepare LINE]... -- COMMAND...
+          run one command in a guest, whose NVMe controller is bound to
+          vfio-pci, and print what it prints; --icount counts instructions,
+          --membar adds a device with such a BAR at 0000:00:07.0
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
           compare with Linux's own page tables; takes its source from the
           distribution and needs apt, gcc, xz and a network the first time;
@@ -43,11 +52,14 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         }
-        ["help" | "--help" | "-h"] | ["hw" | "peers", "--help" | "-h"] => {
+        ["help" | "--help" | "-h"] | ["hw" | "guest" | "peers", "--help" | "-h"] => {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
         ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
+        ["guest", arguments @ ..] => {
+            with_options("guest", guest::Options::parse(arguments), guest::run)
+        }
         ["peers", arguments @ ..] => {
             with_options("peers", peers::Options::parse(arguments), peers::run)
         }

@@ -4,13 +4,19 @@
 //! loader and the libraries of `root`: those of the machine may be older. The folder is made beside
 //! its place and renamed when its programs have run, so it is whole wherever it is there.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::debian::{self, Architecture, Machine, cannot_write};
 use super::{bin, qemu};
+use crate::debian::{self, Architecture, Machine, cannot_write, lock, remove};
+
+const SUITES: &str = "trixie trixie-updates trixie-backports";
+/// The suite whose QEMU is new enough. It is newer than the machine's may be, so it comes with all
+/// that it stands on, the C library too.
+const SUITE: &str = "trixie-backports";
+const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-arm", "qemu-system-riscv"];
 
 /// Installs QEMU and returns the folder of its programs and their version. One process does it at a
 /// time; what another has installed meanwhile is taken.
@@ -39,7 +45,7 @@ pub(super) fn install(place: &Path) -> Result<(PathBuf, String), String> {
 /// Makes the folder, and returns the version of the programs in it.
 fn fill(machine: &Machine, folder: &Path, lock: &File) -> Result<String, String> {
     let apt = folder.join("apt");
-    let packages = machine.download(&apt, lock)?;
+    let packages = machine.root(&apt, SUITES, lock)?.download_closure(SUITE, &PACKAGES)?;
     let root = folder.join("root");
     debian::unpack(&packages, &root, lock)?;
     write_wrappers(machine.architecture, &bin(folder))
@@ -47,30 +53,6 @@ fn fill(machine: &Machine, folder: &Path, lock: &File) -> Result<String, String>
         .and_then(|()| remove(&apt))
         .map_err(|error| cannot_write(folder, &error))?;
     qemu::check(&bin(folder)).map_err(|why| format!("Debian's QEMU does not serve: {why}"))
-}
-
-/// Holds other processes off until it and its clones are closed.
-fn lock(place: &Path) -> io::Result<File> {
-    if let Some(parent) = place.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    let file = File::create(place.with_extension("lock"))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            eprintln!("hw: waiting for another process that installs QEMU");
-            file.lock()?;
-        }
-        Err(TryLockError::Error(error)) => return Err(error),
-    }
-    Ok(file)
-}
-
-fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Removes the programs that no wrapper starts. Some of them would run with more privileges than

@@ -5,10 +5,8 @@
 //! target directory, those of `PATH`. Where none serves, Debian's packages fill the second one. The
 //! harness, `dmaspan-qemu`, looks in the same places.
 
-mod debian;
 mod install;
 mod qemu;
-mod sources;
 
 use std::env;
 use std::fs;
@@ -107,6 +105,16 @@ pub fn tests_without_qemu() -> Command {
 /// Whether the environment says that a test that is skipped for want of QEMU has failed.
 pub fn is_required() -> bool {
     env::var_os(SKIPS).is_some_and(|value| value == NO_SKIPS)
+}
+
+/// The folder of a QEMU that serves, where there is one.
+pub fn found() -> Option<PathBuf> {
+    Some(find()?.0)
+}
+
+/// What the program of a processor's machines is called.
+pub fn program(machine: &str) -> String {
+    qemu::program(machine)
 }
 
 /// The first folder that serves, with its version. Says why others do not.

@@ -1,29 +1,26 @@
-//! Debian's packages of QEMU, got through a private root of apt.
+//! Packages of Debian, got through a private root of apt.
 //!
-//! The machine's apt and dpkg keep what they know and have; no privileges are needed. The packages
-//! are those of a newer release than the machine's may be, so they come with all that they stand
-//! on, the C library too.
+//! The machine's apt and dpkg keep what they know and have; no privileges are needed.
+
+mod place;
+mod sources;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::sources::{self, Source};
-
-const SUITES: &str = "trixie trixie-updates trixie-backports";
-/// The suite whose QEMU is new enough.
-const SUITE: &str = "trixie-backports";
-const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-arm", "qemu-system-riscv"];
+pub(crate) use place::{cannot_write, lock, remove};
+use sources::Source;
 
 /// A processor that Debian's QEMU runs on.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Architecture {
+pub(crate) struct Architecture {
     /// What Debian calls it.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// The folder of its libraries below `usr/lib`.
-    pub(super) libraries: &'static str,
+    pub(crate) libraries: &'static str,
     /// The program in there that loads programs.
-    pub(super) loader: &'static str,
+    pub(crate) loader: &'static str,
 }
 
 const ARCHITECTURES: [Architecture; 2] = [
@@ -33,9 +30,9 @@ const ARCHITECTURES: [Architecture; 2] = [
 
 /// The machine, as far as getting packages needs to know it.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     /// Its processor.
-    pub(super) architecture: &'static Architecture,
+    pub(crate) architecture: &'static Architecture,
     source: Source,
 }
 
@@ -45,7 +42,7 @@ impl Machine {
     /// # Errors
     ///
     /// Why packages of Debian are nothing for it, in one line.
-    pub(super) fn here() -> Result<Self, String> {
+    pub(crate) fn here() -> Result<Self, String> {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         if !is_debian(&release) {
             return Err("packages can be got on Debian alone, which this is not".to_owned());
@@ -64,38 +61,35 @@ impl Machine {
         Ok(Self { architecture, source })
     }
 
-    /// Downloads the packages, and those that they need, with a folder for apt's own files. Returns
-    /// where they lie.
+    /// A root of apt in a folder that knows what these suites have now. Downloads what they list.
     ///
     /// # Errors
     ///
     /// What failed, in one line.
-    pub(super) fn download(&self, folder: &Path, lock: &File) -> Result<Vec<PathBuf>, String> {
-        eprintln!("hw: downloading QEMU from {}", self.source.uri);
-        let config = self.write_root(folder).map_err(|error| cannot_write(folder, &error))?;
-        let apt_get = |arguments: &[&str]| {
-            let mut command = Command::new("apt-get");
-            command.env("APT_CONFIG", &config).arg("-qq").args(arguments);
-            output_under(lock, &mut command)
-        };
-        apt_get(&["-o", "APT::Update::Error-Mode=any", "update"])
+    pub(crate) fn root<'l>(
+        &self,
+        folder: &Path,
+        suites: &str,
+        lock: &'l File,
+    ) -> Result<Root<'l>, String> {
+        eprintln!("xtask: asking {} for its packages", self.source.uri);
+        let config =
+            self.write_root(folder, suites).map_err(|error| cannot_write(folder, &error))?;
+        let root = Root { folder: folder.to_path_buf(), config, lock };
+        root.apt("apt-get", &["-qq", "-o", "APT::Update::Error-Mode=any", "update"])
             .map_err(|error| self.explain(error))?;
-        let mut install = vec!["-y", "--download-only", "--no-install-recommends", "-t", SUITE];
-        install.push("install");
-        install.extend(PACKAGES);
-        apt_get(&install)?;
-        packages_in(&folder.join("cache/archives"))
+        Ok(root)
     }
 
     /// Writes what apt reads instead of the machine's configuration, and returns the main file.
-    fn write_root(&self, folder: &Path) -> std::io::Result<PathBuf> {
+    fn write_root(&self, folder: &Path, suites: &str) -> std::io::Result<PathBuf> {
         for each in ["etc/parts", "lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(folder.join(each))?;
         }
         fs::write(folder.join("status"), "")?;
         let Source { uri, signed_by } = &self.source;
         let sources = format!(
-            "Types: deb\nURIs: {uri}\nSuites: {SUITES}\nComponents: main\nSigned-By: {signed_by}\n"
+            "Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nSigned-By: {signed_by}\n"
         );
         fs::write(folder.join("etc/debian.sources"), sources)?;
         let dump = output_of(Command::new("apt-config").arg("dump")).unwrap_or_default();
@@ -140,22 +134,82 @@ impl Machine {
     }
 }
 
+/// A root of apt: what it knows and downloads lies in one folder.
+#[derive(Debug)]
+pub(crate) struct Root<'l> {
+    folder: PathBuf,
+    config: PathBuf,
+    lock: &'l File,
+}
+
+impl Root<'_> {
+    /// Downloads packages of a suite, and all that they stand on, and returns the files.
+    ///
+    /// # Errors
+    ///
+    /// What failed, in one line.
+    pub(crate) fn download_closure(
+        &self,
+        suite: &str,
+        packages: &[&str],
+    ) -> Result<Vec<PathBuf>, String> {
+        eprintln!("xtask: downloading {} and what they need", packages.join(", "));
+        let mut install = vec!["-qq", "-y", "--download-only", "--no-install-recommends"];
+        install.extend(["-t", suite, "install"]);
+        install.extend(packages);
+        self.apt("apt-get", &install)?;
+        packages_in(&self.folder.join("cache/archives"))
+    }
+
+    /// Downloads packages alone, into a folder that is made for them, and returns the files.
+    ///
+    /// # Errors
+    ///
+    /// What failed, in one line.
+    pub(crate) fn download(
+        &self,
+        folder: &Path,
+        packages: &[&str],
+    ) -> Result<Vec<PathBuf>, String> {
+        eprintln!("xtask: downloading {}", packages.join(", "));
+        fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
+        let mut command = self.command("apt-get", &["-qq", "download"]);
+        output_under(self.lock, command.args(packages).current_dir(folder))?;
+        packages_in(folder)
+    }
+
+    /// The names of all packages that begin so.
+    ///
+    /// # Errors
+    ///
+    /// What failed, in one line.
+    pub(crate) fn names(&self, beginning: &str) -> Result<Vec<String>, String> {
+        let names = self.apt("apt-cache", &["pkgnames", beginning])?;
+        Ok(names.lines().map(|line| line.trim().to_owned()).collect())
+    }
+
+    fn apt(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
+        output_under(self.lock, &mut self.command(program, arguments))
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", &self.config).args(arguments);
+        command
+    }
+}
+
 /// Unpacks packages into a folder.
 ///
 /// # Errors
 ///
 /// Which failed, in one line.
-pub(super) fn unpack(packages: &[PathBuf], folder: &Path, lock: &File) -> Result<(), String> {
-    eprintln!("hw: unpacking {} packages", packages.len());
+pub(crate) fn unpack(packages: &[PathBuf], folder: &Path, lock: &File) -> Result<(), String> {
+    eprintln!("xtask: unpacking {} packages", packages.len());
     for package in packages {
         output_under(lock, Command::new("dpkg-deb").arg("-x").arg(package).arg(folder))?;
     }
     Ok(())
-}
-
-/// That something cannot be written, in one line.
-pub(super) fn cannot_write(path: &Path, error: &std::io::Error) -> String {
-    format!("{} cannot be written: {error}", path.display())
 }
 
 fn is_debian(os_release: &str) -> bool {
@@ -183,14 +237,14 @@ fn packages_in(folder: &Path) -> Result<Vec<PathBuf>, String> {
 
 /// As [`output_of`], for a command that writes. It holds the lock too, as its input: where it
 /// outlives this process, the next one waits for it.
-fn output_under(lock: &File, command: &mut Command) -> Result<String, String> {
+pub(crate) fn output_under(lock: &File, command: &mut Command) -> Result<String, String> {
     let lock =
         lock.try_clone().map_err(|error| format!("the lock cannot be passed on: {error}"))?;
     output_of(command.stdin(lock))
 }
 
 /// What a command prints; its first line about an error where it fails.
-fn output_of(command: &mut Command) -> Result<String, String> {
+pub(crate) fn output_of(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.env("LC_ALL", "C").output();
     let output = output.map_err(|error| format!("{name} does not start: {error}"))?;

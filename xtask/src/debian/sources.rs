@@ -5,16 +5,16 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A mirror of Debian and the keys that sign what it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// Its address.
-    pub(super) uri: String,
+    pub(crate) uri: String,
     /// A keyring's path, or the key itself in the lines of a field.
-    pub(super) signed_by: String,
+    pub(crate) signed_by: String,
 }
 
 /// The first mirror in a file of paragraphs, `debian.sources` (sources.list(5), "DEB822-STYLE
 /// FORMAT").
-pub(super) fn of_paragraphs(text: &str) -> Option<Source> {
+pub(crate) fn of_paragraphs(text: &str) -> Option<Source> {
     paragraphs(text).iter().find_map(|paragraph| {
         let field = |name: &str| {
             let mut fields = paragraph.iter().filter(|field| field.0.eq_ignore_ascii_case(name));
@@ -35,7 +35,7 @@ pub(super) fn of_paragraphs(text: &str) -> Option<Source> {
 }
 
 /// The first mirror in a file of lines, `sources.list` (sources.list(5), "ONE-LINE-STYLE FORMAT").
-pub(super) fn of_lines(text: &str) -> Option<Source> {
+pub(crate) fn of_lines(text: &str) -> Option<Source> {
     text.lines().find_map(|line| {
         let line = line.split('#').next().unwrap_or_default().trim();
         let rest = line.strip_prefix("deb")?;

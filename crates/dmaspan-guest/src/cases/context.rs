@@ -1,0 +1,108 @@
+//! What cases are told of the guest, and what they may need of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The function that every guest has an NVMe controller at.
+const NVME: &str = "0000:00:05.0";
+/// The function whose BAR 2 is memory that others reach: QEMU's `ivshmem-plain`.
+const PEER: &str = "0000:00:06.0";
+
+/// Which interface of the kernel a case goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// VFIO's container and groups, served by type1.
+    Type1,
+    /// iommufd and VFIO's cdev.
+    Iommufd,
+    /// VFIO's container and groups, served by iommufd: `/dev/iommu` takes type1's requests.
+    Compat,
+}
+
+impl Backend {
+    /// Reads its name.
+    ///
+    /// # Errors
+    ///
+    /// That there is none of this name.
+    pub(crate) fn parse(name: &str) -> Result<Self, String> {
+        match name {
+            "type1" => Ok(Self::Type1),
+            "iommufd" => Ok(Self::Iommufd),
+            "compat" => Ok(Self::Compat),
+            _ => Err(format!("`{name}` is no backend; they are type1, iommufd and compat")),
+        }
+    }
+
+    /// The file that it is reached by.
+    pub(crate) fn path(self) -> &'static Path {
+        Path::new(match self {
+            Self::Type1 => "/dev/vfio/vfio",
+            Self::Iommufd | Self::Compat => "/dev/iommu",
+        })
+    }
+}
+
+/// What a case is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Context {
+    /// The interface to use.
+    pub(crate) backend: Backend,
+    /// The function to use, bound to vfio-pci: an NVMe controller.
+    pub(crate) device: String,
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self { backend: Backend::Type1, device: NVME.to_owned() }
+    }
+}
+
+/// What a case may need to be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(dead_code, reason = "no case of this list needs them all")]
+pub(crate) enum Need {
+    /// The kernel has the backend.
+    Backend,
+    /// The backend is one of these.
+    OneOf(&'static [Backend]),
+    /// So many free hugepages of 2 MiB.
+    Hugepages(u64),
+    /// A second function, bound to vfio-pci, whose BAR 2 is memory.
+    Peer,
+}
+
+impl Need {
+    /// Why it is not met, in one line; nothing where it is.
+    pub(crate) fn lacks(self, context: &Context) -> Option<String> {
+        match self {
+            Self::Backend => {
+                let path = context.backend.path();
+                (!path.exists()).then(|| format!("the kernel has no {}", path.display()))
+            }
+            Self::OneOf(backends) => (!backends.contains(&context.backend))
+                .then(|| format!("{:?} has nothing of it", context.backend)),
+            Self::Hugepages(count) => {
+                let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+                let free = fs::read_to_string(path).unwrap_or_default();
+                let free: u64 = free.trim().parse().unwrap_or(0);
+                (free < count).then(|| format!("{free} hugepages of 2 MiB are free, not {count}"))
+            }
+            Self::Peer => match driver(PEER) {
+                Some(name) if name == "vfio-pci" => None,
+                _ => Some(format!("{PEER} is not bound to vfio-pci")),
+            },
+        }
+    }
+}
+
+/// A function in sysfs.
+pub(crate) fn in_sysfs(bdf: &str) -> PathBuf {
+    Path::new("/sys/bus/pci/devices").join(bdf)
+}
+
+/// The name of a function's driver.
+pub(crate) fn driver(bdf: &str) -> Option<String> {
+    let link = fs::read_link(in_sysfs(bdf).join("driver")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
+}

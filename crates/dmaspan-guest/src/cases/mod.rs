@@ -1,0 +1,164 @@
+//! Cases that need VFIO and a device behind an IOMMU.
+//!
+//! A [`Case`] has a name, what it [needs](Need) of the guest, and a function. The function is
+//! called where all needs are met; otherwise the case is skipped, with the reason. For each case a
+//! line is said:
+//!
+//! | line | |
+//! |---|---|
+//! | `guest: PASS NAME` | it returned [`Outcome::Passed`] |
+//! | `guest: SKIP NAME: WHY` | a need is not met, or it returned [`Outcome::Skipped`] |
+//! | `guest: FAIL NAME: WHY` | it returned an error, or panicked |
+//!
+//! Names are `SYSTEM/what_it_shows`. A case leaves the guest as it found it: the device bound, and
+//! no mapping behind.
+
+mod context;
+mod guest;
+
+use std::error::Error;
+use std::panic;
+use std::process::ExitCode;
+
+pub(crate) use context::{Backend, Context, Need};
+
+/// How a case ended that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All held.
+    Passed,
+    /// It could not be shown here; why.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what the needs of a case cannot say"))]
+    Skipped(String),
+}
+
+/// What a case returns.
+pub(crate) type Result = std::result::Result<Outcome, Box<dyn Error>>;
+
+/// One case.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What must be there for it to be run.
+    pub(crate) needs: &'static [Need],
+    /// What it does.
+    pub(crate) run: fn(&Context) -> Result,
+}
+
+/// All cases, in the order in which they are run.
+pub(crate) const CASES: &[Case] = &[guest::DEVICE_IS_BOUND];
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    context: Context,
+    /// The beginnings of names; none means all.
+    names: Vec<String>,
+}
+
+impl Options {
+    /// Reads the arguments behind `cases`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with them.
+    pub(crate) fn parse(arguments: &[&str]) -> std::result::Result<Self, String> {
+        let mut options = Self { context: Context::default(), names: Vec::new() };
+        let mut arguments = arguments.iter();
+        while let Some(&argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
+            match argument {
+                "--backend" => options.context.backend = Backend::parse(value()?)?,
+                "--device" => options.context.device = (*value()?).to_owned(),
+                option if option.starts_with('-') => {
+                    return Err(format!("`{option}` is not understood"));
+                }
+                name => options.names.push(name.to_owned()),
+            }
+        }
+        match options.names.iter().find(|&name| !CASES.iter().any(|case| is_named(case, name))) {
+            Some(name) => Err(format!("no case begins with `{name}`")),
+            None => Ok(options),
+        }
+    }
+}
+
+fn is_named(case: &Case, name: &str) -> bool {
+    case.name.starts_with(name)
+}
+
+/// Runs the cases that were asked for.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let Options { context, names } = options;
+    let wanted = |case: &&Case| names.is_empty() || names.iter().any(|name| is_named(case, name));
+    let failed = CASES.iter().filter(wanted).filter(|case| !passes(case, context)).count();
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs a case, says how it ended, and returns whether it did not fail.
+fn passes(case: &Case, context: &Context) -> bool {
+    let name = case.name;
+    if let Some(why) = case.needs.iter().find_map(|need| need.lacks(context)) {
+        println!("guest: SKIP {name}: {why}");
+        return true;
+    }
+    // The message of a panic is on the console already.
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(|| (case.run)(context)));
+    match result.unwrap_or_else(|_| Err("it panicked".into())) {
+        Ok(Outcome::Passed) => println!("guest: PASS {name}"),
+        Ok(Outcome::Skipped(why)) => println!("guest: SKIP {name}: {}", one_line(&why)),
+        Err(error) => {
+            println!("guest: FAIL {name}: {}", one_line(&error.to_string()));
+            return false;
+        }
+    }
+    true
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(run: fn(&Context) -> Result) -> bool {
+        passes(&Case { name: "x", needs: &[], run }, &Context::default())
+    }
+
+    #[test]
+    fn names_are_unique_and_say_their_system() {
+        for (index, case) in CASES.iter().enumerate() {
+            assert!(case.name.contains('/') && !case.name.contains(' '), "{}", case.name);
+            assert!(CASES.iter().skip(index + 1).all(|other| other.name != case.name));
+        }
+    }
+
+    #[test]
+    fn errors_and_panics_fail_and_nothing_else_does() {
+        assert!(case(|_| Ok(Outcome::Passed)));
+        assert!(case(|_| Ok(Outcome::Skipped("a\nb".into()))));
+        assert!(!case(|_| Err("a\nb".into())));
+        assert!(!case(|_| panic!("on purpose")));
+        assert_eq!(one_line(" a\n  b "), "a b");
+    }
+
+    #[test]
+    fn arguments_are_understood_and_bad_ones_refused() {
+        let parse = |line: &str| Options::parse(&line.split_whitespace().collect::<Vec<_>>());
+        let options = parse("--backend iommufd --device 0000:00:06.0 guest/").unwrap();
+        assert_eq!(options.context.backend, Backend::Iommufd);
+        assert_eq!(options.context.device, "0000:00:06.0");
+        assert_eq!(options.names, ["guest/"]);
+        for (line, named) in [
+            ("--backend", "--backend"),
+            ("--backend vfio", "`vfio`"),
+            ("--fast", "`--fast`"),
+            ("nothing", "`nothing`"),
+        ] {
+            assert!(parse(line).is_err_and(|why| why.contains(named)), "{line}");
+        }
+    }
+}

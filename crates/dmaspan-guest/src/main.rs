@@ -1,0 +1,51 @@
+//! What runs in the guests of `cargo xtask guest`.
+//!
+//! As the guest's first process it is its [`init`]: it makes the machine ready, runs a list of
+//! commands and powers off. Called by a command of that list it runs [`cases`], which need VFIO and
+//! a device behind an IOMMU.
+//!
+//! Whoever started the guest reads what it says on the console, in lines that begin with `guest: `.
+
+#![forbid(unsafe_code)]
+
+mod cases;
+mod commands;
+mod init;
+mod kmsg;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: dmaspan-guest cases [--backend type1|iommufd|compat] [--device BDF] [NAME...]
+       dmaspan-guest list
+
+Runs the cases whose names begin with a NAME, or all. As the first process of a
+guest it is started without arguments.";
+
+fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        return init::run();
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["list"] => {
+            cases::CASES.iter().for_each(|case| println!("{}", case.name));
+            ExitCode::SUCCESS
+        }
+        ["cases", rest @ ..] => match cases::Options::parse(rest) {
+            Ok(options) => cases::run(&options),
+            Err(error) => refuse(&error),
+        },
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
+        }
+        _ => refuse("a command is missing"),
+    }
+}
+
+fn refuse(why: &str) -> ExitCode {
+    eprintln!("dmaspan-guest: {why}\n\n{USAGE}");
+    ExitCode::from(2)
+}

@@ -1,0 +1,128 @@
+//! What a guest begins with: its programs, its kernel's modules and its list of commands.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::boots::Iommu;
+use super::cpio::Archive;
+use super::kernels::Ready;
+use crate::cargo;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// A program of the workspace that guests have.
+struct Program {
+    package: &'static str,
+    name: &'static str,
+    /// Where it lies in a guest.
+    place: &'static str,
+}
+
+const PROGRAMS: [Program; 2] = [
+    Program { package: "dmaspan-guest", name: "dmaspan-guest", place: "bin/dmaspan-guest" },
+    Program { package: "dmaspan-cli", name: "dmaspan", place: "bin/dmaspan" },
+];
+/// The one that a guest begins with, once more.
+const INIT: &str = "dmaspan-guest";
+
+/// Where the programs lie in a guest, and what they are.
+pub(super) type Programs = Vec<(&'static str, Vec<u8>)>;
+
+/// Builds the programs so that they stand on nothing but a kernel, in a target directory of their
+/// own: everything is built anew for the flag.
+///
+/// # Errors
+///
+/// What failed, in one line; cargo has said more by then.
+pub(super) fn programs(target: &Path) -> Result<Programs, String> {
+    let mut build = cargo(&["build", "--quiet", "--release", "--target", TARGET, "--target-dir"]);
+    build.arg(target);
+    for Program { package, .. } in &PROGRAMS {
+        build.args(["-p", package]);
+    }
+    build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    build.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "true");
+    match build.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => {
+            return Err(format!("its programs cannot be built: cargo ended with {status}"));
+        }
+        Err(error) => return Err(format!("cargo did not start: {error}")),
+    }
+    let file = |name: &str| target.join(TARGET).join("release").join(name);
+    let mut programs = Programs::new();
+    for Program { name, place, .. } in PROGRAMS {
+        let program = read(&file(name))?;
+        if name == INIT {
+            programs.push(("init", program.clone()));
+        }
+        programs.push((place, program));
+    }
+    Ok(programs)
+}
+
+/// Everything in one archive.
+///
+/// # Errors
+///
+/// Which module cannot be read, in one line.
+pub(super) fn write(
+    programs: &Programs,
+    kernel: &Ready,
+    iommu: Iommu,
+    commands: &[String],
+) -> Result<Vec<u8>, String> {
+    let mut archive = Archive::default();
+    ["bin", "guest", "modules"].iter().for_each(|folder| archive.folder(folder));
+    for (place, program) in programs {
+        archive.file(place, program);
+    }
+    let mut order = String::new();
+    for (name, file) in wanted(&kernel.modules, iommu) {
+        archive.file(&format!("modules/{name}.ko"), &read(file)?);
+        order.push_str(&line(name, iommu));
+    }
+    archive.file("modules/order", order.as_bytes());
+    archive.file("guest/commands", (commands.join("\n") + "\n").as_bytes());
+    Ok(archive.finish())
+}
+
+/// The modules for an IOMMU.
+fn wanted<'m>(
+    modules: &'m [(&'static str, PathBuf)],
+    iommu: Iommu,
+) -> impl Iterator<Item = (&'static str, &'m Path)> {
+    let is_wanted = move |name: &str| iommu == Iommu::Virtio || name != "virtio-iommu";
+    let modules = modules.iter().filter(move |module| is_wanted(module.0));
+    modules.map(|(name, file)| (*name, file.as_path()))
+}
+
+/// The line about a module: its name, and its parameters. Without interrupt remapping type1 has to
+/// be told that it may be used all the same.
+fn line(name: &str, iommu: Iommu) -> String {
+    match (name, iommu) {
+        ("vfio_iommu_type1", Iommu::Virtio) => format!("{name} allow_unsafe_interrupts=1\n"),
+        _ => format!("{name}\n"),
+    }
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, String> {
+    fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_those_for_the_iommu_with_their_parameters() {
+        let modules = ["virtio-iommu", "vfio_iommu_type1"].map(|name| (name, PathBuf::new()));
+        let lines = |iommu| {
+            let wanted = wanted(&modules, iommu);
+            wanted.map(|(name, _)| line(name, iommu)).collect::<String>()
+        };
+        assert_eq!(lines(Iommu::Intel), "vfio_iommu_type1\n");
+        let virtio = "virtio-iommu\nvfio_iommu_type1 allow_unsafe_interrupts=1\n";
+        assert_eq!(lines(Iommu::Virtio), virtio);
+    }
+}

@@ -1,0 +1,229 @@
+//! The kernels, kept in a folder each: `vmlinuz`, `modules` and, of packages, their `release`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, io};
+
+use super::boots::On;
+use super::{packages, source};
+use crate::debian::{self, Machine, cannot_write, output_under, remove};
+
+/// Names the image of the kernel with iommufd.
+pub(super) const IMAGE: &str = "DMASPAN_GUEST_KERNEL";
+
+/// The modules that guests load, in this order, where the kernel has them as modules.
+const MODULES: [&str; 7] = [
+    "virtio-iommu",
+    "irqbypass",
+    "vfio",
+    "vfio_virqfd",
+    "vfio_iommu_type1",
+    "vfio-pci-core",
+    "vfio-pci",
+];
+
+/// Where a kernel comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The newest package of a series.
+    Series(&'static str),
+    /// The newest package of all.
+    Newest,
+    /// An image that the environment names, or one that is built.
+    Image,
+}
+
+/// A kernel that can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kernel {
+    /// Its name on the command line.
+    pub(super) name: &'static str,
+    /// Whether it runs where nothing was asked for.
+    pub(super) by_default: bool,
+    origin: Origin,
+}
+
+/// All kernels that can be asked for.
+pub(super) const KERNELS: [Kernel; 6] = [
+    Kernel { name: "6.1", by_default: true, origin: Origin::Series("6.1") },
+    Kernel { name: "6.12", by_default: false, origin: Origin::Series("6.12") },
+    Kernel { name: "6.17", by_default: false, origin: Origin::Series("6.17") },
+    Kernel { name: "6.18", by_default: false, origin: Origin::Series("6.18") },
+    Kernel { name: "newest", by_default: true, origin: Origin::Newest },
+    Kernel { name: "iommufd", by_default: true, origin: Origin::Image },
+];
+
+/// A kernel that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ready {
+    /// Which it is.
+    pub(super) kernel: Kernel,
+    /// Its image.
+    pub(super) image: PathBuf,
+    /// Its modules and their files, in the order in which they are loaded.
+    pub(super) modules: Vec<(&'static str, PathBuf)>,
+}
+
+impl Kernel {
+    /// Whether boots for these are for it.
+    pub(super) fn is_one_of(self, on: &[On]) -> bool {
+        on.iter().any(|on| match on {
+            On::Stock => self.origin != Origin::Image,
+            On::Newest => self.origin == Origin::Newest,
+            On::Iommufd => self.origin == Origin::Image,
+        })
+    }
+}
+
+/// Gets kernels, each or why it cannot be had, in one line.
+pub(super) fn get(
+    kernels: &[Kernel],
+    folder: &Path,
+    lock: &File,
+) -> Vec<(Kernel, Result<Ready, String>)> {
+    let missing: Vec<Kernel> =
+        kernels.iter().copied().filter(|&kernel| find(kernel, folder).is_err()).collect();
+    let fetched = if missing.is_empty() { Ok(()) } else { fetch(&missing, folder, lock) };
+    let ready = |&kernel: &Kernel| {
+        let found = find(kernel, folder);
+        (kernel, found.map_err(|why| fetched.clone().err().unwrap_or(why)))
+    };
+    kernels.iter().map(ready).collect()
+}
+
+/// A kernel that is there already.
+fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
+    let place = folder.join(kernel.name);
+    let named = env::var_os(IMAGE).filter(|image| !image.is_empty());
+    let image = match (kernel.origin, named) {
+        (Origin::Image, Some(image)) => {
+            let image = std::path::absolute(&image).unwrap_or_else(|_| image.into());
+            if !image.is_file() {
+                return Err(format!("{IMAGE} names {}, which is no file", image.display()));
+            }
+            return Ok(Ready { kernel, image, modules: Vec::new() });
+        }
+        _ => place.join("vmlinuz"),
+    };
+    if !image.is_file() {
+        return Err(format!("no kernel {} was found", kernel.name));
+    }
+    let file = |name: &str| place.join("modules").join(format!("{name}.ko"));
+    let modules = MODULES.map(|name| (name, file(name)));
+    let modules = modules.into_iter().filter(|(_, file)| file.is_file()).collect();
+    Ok(Ready { kernel, image, modules })
+}
+
+/// Gets what is missing, as far as that goes, and returns what failed first.
+fn fetch(missing: &[Kernel], folder: &Path, lock: &File) -> Result<(), String> {
+    let machine = Machine::here()?;
+    let apt = folder.join("apt");
+    let root = machine.root(&apt, packages::SUITES, lock)?;
+    let mut result = Ok(());
+    for &kernel in missing {
+        let new = folder.join(format!("{}.new", kernel.name));
+        let place = folder.join(kernel.name);
+        let written = |done: io::Result<()>| done.map_err(|error| cannot_write(&place, &error));
+        let done = written(remove(&new))
+            .and_then(|()| match kernel.origin {
+                Origin::Series(series) => unpack(&root, Some(series), &new, lock),
+                Origin::Newest => unpack(&root, None, &new, lock),
+                Origin::Image => source::build(&root, &new, lock),
+            })
+            .and_then(|()| written(remove(&place).and_then(|()| fs::rename(&new, &place))));
+        if done.is_err() {
+            // What cannot be removed is removed before the next attempt.
+            let _ = remove(&new);
+        }
+        result = result.and(done.map_err(|why| format!("kernel {}: {why}", kernel.name)));
+    }
+    written_anyway(remove(&apt));
+    result
+}
+
+/// What is left over costs room and nothing else.
+fn written_anyway(result: io::Result<()>) {
+    if let Err(error) = result {
+        eprintln!("guest: {error}");
+    }
+}
+
+/// Takes a kernel out of its packages.
+fn unpack(
+    root: &debian::Root<'_>,
+    series: Option<&str>,
+    place: &Path,
+    lock: &File,
+) -> Result<(), String> {
+    let mut names = root.names("linux-image-")?;
+    names.extend(root.names("linux-binary-")?);
+    names.extend(root.names("linux-modules-")?);
+    let choice = packages::choose(&names, series).ok_or("the mirror has none")?;
+    let wanted: Vec<&str> = choice.packages.iter().map(String::as_str).collect();
+    let files = root.download(&place.join("packages"), &wanted)?;
+    let tree = place.join("tree");
+    debian::unpack(&files, &tree, lock)?;
+    let fail = |error: io::Error| cannot_write(place, &error);
+    let modules = place.join("modules");
+    fs::create_dir_all(&modules).map_err(fail)?;
+    let mut all = Vec::new();
+    files_below(&tree, &mut all).map_err(fail)?;
+    let image = all.iter().find(|path| file_name(path).starts_with("vmlinuz"));
+    let image = image.ok_or("its packages have no vmlinuz")?;
+    fs::rename(image, place.join("vmlinuz")).map_err(fail)?;
+    for name in MODULES {
+        let beginning = format!("{name}.ko");
+        if let Some(file) = all.iter().find(|path| file_name(path).starts_with(&beginning)) {
+            fs::write(modules.join(beginning), plain(file, lock)?).map_err(fail)?;
+        }
+    }
+    fs::write(place.join("release"), choice.release).map_err(fail)?;
+    remove(&tree).and_then(|()| remove(&place.join("packages"))).map_err(fail)
+}
+
+/// A module without its compression.
+fn plain(file: &Path, lock: &File) -> Result<Vec<u8>, String> {
+    let program = match file.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        _ => return fs::read(file).map_err(|error| format!("{}: {error}", file.display())),
+    };
+    // The file beside it: what these programs print would have to be text.
+    output_under(lock, Command::new(program).args(["-d", "-k", "-f", "-q"]).arg(file))?;
+    let plain = file.with_extension("");
+    fs::read(&plain).map_err(|error| format!("{}: {error}", plain.display()))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn files_below(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            files_below(&entry.path(), files)?;
+        } else if kind.is_file() {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_boot_is_for_the_kernels_that_it_names() {
+        let named = |name: &str| KERNELS.into_iter().find(|kernel| kernel.name == name).unwrap();
+        assert!(named("6.1").is_one_of(&[On::Stock]) && !named("6.1").is_one_of(&[On::Newest]));
+        assert!(
+            named("newest").is_one_of(&[On::Stock]) && named("newest").is_one_of(&[On::Newest])
+        );
+        assert!(named("iommufd").is_one_of(&[On::Newest, On::Iommufd]));
+        assert!(!named("iommufd").is_one_of(&[On::Stock]));
+    }
+}

@@ -1,0 +1,180 @@
+//! What a guest said on its console.
+//!
+//! The lines that count begin with `guest: `; the guest's program documents them. Everything else
+//! is the output of commands.
+
+/// A guest's console, read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Report {
+    /// The kernel that ran.
+    pub(super) release: Option<String>,
+    /// The commands that began.
+    pub(super) commands: Vec<Ran>,
+    /// How many cases passed.
+    pub(super) passed: usize,
+    /// The names of cases that were skipped, and why.
+    pub(super) skipped: Vec<String>,
+    /// The names of cases that failed, and why.
+    pub(super) failed: Vec<String>,
+    /// What init failed in.
+    errors: Vec<String>,
+    taint: Option<u64>,
+    ended: bool,
+}
+
+/// A command that a guest ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ran {
+    line: String,
+    code: Option<i32>,
+    /// What it printed.
+    pub(super) output: Vec<String>,
+}
+
+/// The bits of the kernel's taint that say that something went wrong in it, and what
+/// (Documentation/admin-guide/tainted-kernels.rst).
+const TAINTS: [(u32, &str); 5] = [
+    (4, "a machine check"),
+    (5, "a page in a wrong state"),
+    (7, "an oops"),
+    (9, "a warning"),
+    (14, "a soft lockup"),
+];
+
+impl Report {
+    /// Reads a console.
+    pub(super) fn parse(console: &str) -> Self {
+        let mut report = Self::default();
+        for line in console.lines() {
+            let line = clean(line);
+            match line
+                .strip_prefix("guest: ")
+                .map(|rest| rest.split_once(' ').unwrap_or((rest, "")))
+            {
+                Some((word, rest)) => report.marker(word, rest),
+                None => {
+                    if let Some(ran) = report.commands.last_mut().filter(|ran| ran.code.is_none()) {
+                        ran.output.push(line);
+                    }
+                }
+            }
+        }
+        report
+    }
+
+    fn marker(&mut self, word: &str, rest: &str) {
+        match word {
+            "kernel" => self.release = rest.split(' ').next().map(str::to_owned),
+            "run" => self.commands.push(Ran { line: rest.to_owned(), ..Ran::default() }),
+            "rc" => {
+                if let Some(ran) = self.commands.last_mut() {
+                    ran.code = rest.split(' ').next().and_then(|code| code.parse().ok());
+                }
+            }
+            "PASS" => self.passed += 1,
+            "SKIP" => self.skipped.push(rest.to_owned()),
+            "FAIL" => self.failed.push(rest.to_owned()),
+            "error" => self.errors.push(rest.to_owned()),
+            "taint" => self.taint = rest.parse().ok(),
+            "end" => self.ended = true,
+            _ => {}
+        }
+    }
+
+    /// What is wrong, a line each; nothing where the guest did what it was told.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let mut problems: Vec<String> = Vec::new();
+        problems.extend(self.failed.iter().map(|case| format!("FAIL {case}")));
+        problems.extend(self.errors.iter().map(|error| format!("its init: {error}")));
+        for ran in &self.commands {
+            match ran.code {
+                Some(0) => {}
+                Some(code) => problems.push(format!("`{}` ended with {code}", ran.line)),
+                None => problems.push(format!("`{}` did not end", ran.line)),
+            }
+        }
+        if !self.ended {
+            problems.push("it did not come to its end".to_owned());
+        } else if self.errors.is_empty() && self.taint.is_none() {
+            problems.push("the kernel did not say whether it is tainted".to_owned());
+        }
+        let taint = self.taint.unwrap_or(0);
+        for (bit, what) in TAINTS {
+            if taint >> bit & 1 == 1 {
+                problems.push(format!("the kernel had {what}"));
+            }
+        }
+        problems
+    }
+}
+
+/// A line without the escape sequences that firmware prints.
+pub(super) fn clean(line: &str) -> String {
+    let mut cleaned = String::new();
+    let mut characters = line.chars().peekable();
+    while let Some(character) = characters.next() {
+        match character {
+            '\r' => {}
+            '\u{1b}' if characters.next_if_eq(&'[').is_some() => {
+                // Parameters up to a letter (ECMA-48, 5.4).
+                characters.find(|each| ('@'..='~').contains(each));
+            }
+            '\u{1b}' => drop(characters.next()),
+            other => cleaned.push(other),
+        }
+    }
+    cleaned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONSOLE: &str = "\u{1b}c\u{1b}[?7l\u{1b}[2JSeaBIOS (version x)\r\n\
+        \u{1b}[0mguest: kernel 6.1.0-50-cloud-amd64 up 1.25\r\n\
+        guest: run bind 0000:00:05.0\r\n\
+        guest: rc 0 bind 0000:00:05.0\r\n\
+        guest: run dmaspan-guest cases\r\n\
+        guest: PASS a/b\r\n\
+        text\r\n\
+        guest: SKIP c/d: no hugepages\r\n\
+        guest: log <3>[4.000001] DMAR: fault\r\n\
+        guest: rc 0 dmaspan-guest cases\r\n\
+        guest: taint 4096\r\n\
+        guest: end\r\n";
+
+    #[test]
+    fn a_guest_that_did_what_it_was_told_has_no_problems() {
+        let report = Report::parse(CONSOLE);
+        assert_eq!(report.release.as_deref(), Some("6.1.0-50-cloud-amd64"));
+        assert_eq!((report.passed, report.skipped.len()), (1, 1));
+        assert_eq!(report.commands.len(), 2);
+        assert_eq!(report.commands[1].output, ["text"]);
+        assert_eq!(report.problems(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn everything_that_can_go_wrong_is_a_problem() {
+        for (from, to, problem) in [
+            ("PASS a/b", "FAIL a/b: why", "FAIL a/b: why"),
+            ("rc 0 dmaspan", "rc 137 dmaspan", "`dmaspan-guest cases` ended with 137"),
+            ("guest: rc 0 dmaspan-guest cases\r\n", "", "`dmaspan-guest cases` did not end"),
+            ("guest: end\r\n", "", "it did not come to its end"),
+            ("taint 4096", "taint 512", "the kernel had a warning"),
+            ("taint 4096", "taint 128", "the kernel had an oops"),
+            ("guest: taint 4096\r\n", "", "the kernel did not say whether it is tainted"),
+            ("guest: taint 4096", "guest: error no room", "its init: no room"),
+        ] {
+            let console = CONSOLE.replace(from, to);
+            assert_eq!(Report::parse(&console).problems(), [problem]);
+        }
+        assert_eq!(Report::parse("").problems(), ["it did not come to its end"]);
+    }
+
+    #[test]
+    fn escape_sequences_vanish() {
+        assert_eq!(clean("\u{1b}[1;31ma\u{1b}[mb\u{1b}cc\r"), "abc");
+        assert_eq!(clean("\u{1b}["), "");
+        assert_eq!(clean("\u{1b}"), "");
+    }
+}

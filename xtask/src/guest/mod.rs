@@ -1,0 +1,333 @@
+//! Guests with an IOMMU, whose kernels have VFIO, and the project's own program in them.
+//!
+//! Machines are QEMU's, emulated: neither hardware nor `/dev/kvm` is needed. What each guest does
+//! is the table in `boots.rs`; which kernels there are, and where they come from, `kernels.rs`. In
+//! a guest runs `dmaspan-guest`, which documents the lines that it says.
+
+mod boots;
+mod cpio;
+mod initrd;
+mod kernels;
+mod log;
+mod options;
+mod packages;
+mod qemu;
+mod source;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use boots::{BOOTS, Boot};
+use initrd::Programs;
+use kernels::{KERNELS, Ready};
+use log::Report;
+use options::{Action, LeftOver, OneCommand};
+use qemu::{Machine, Time};
+
+use crate::debian::{cannot_write, lock};
+use crate::hw;
+
+pub use options::Options;
+
+/// The lines of a failed guest's console that are shown.
+const TAIL: usize = 25;
+/// What a guest with one command may take, in seconds: counted instructions pass slowly.
+const COMMAND_SECONDS: u64 = 900;
+
+/// How it ended where nothing failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything that was asked for ran.
+    Passed,
+    /// Something could not run here, or nothing; why.
+    Skipped(String),
+}
+
+/// A guest to run.
+struct Guest<'r> {
+    name: String,
+    kernel: &'r Ready,
+    machine: Machine<'r>,
+    commands: Vec<String>,
+    limit: Duration,
+}
+
+/// How a guest ended.
+struct Ended {
+    report: Report,
+    problems: Vec<String>,
+    seconds: f64,
+}
+
+/// Does what was asked for. What cannot run here is skipped with the reason, unless the environment
+/// says that this is a failure.
+///
+/// # Errors
+///
+/// What failed, in one line; more was said by then.
+pub fn run(options: &Options) -> Result<(), String> {
+    match check(options)? {
+        Outcome::Passed => Ok(()),
+        Outcome::Skipped(why) if hw::is_required() => Err(why),
+        Outcome::Skipped(why) => {
+            println!("guest: SKIP: {why}");
+            Ok(())
+        }
+    }
+}
+
+/// As [`run`], but who calls says what is skipped.
+///
+/// # Errors
+///
+/// What failed, in one line; more was said by then.
+pub fn check(options: &Options) -> Result<Outcome, String> {
+    if options.action == Action::List {
+        list();
+        return Ok(Outcome::Passed);
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return Ok(Outcome::Skipped("the guests' programs are built on x86-64 alone".to_owned()));
+    }
+    let program = match qemu::find() {
+        Ok(program) => program,
+        Err(why) => return Ok(Outcome::Skipped(why)),
+    };
+    let folder = crate::target_directory().join("guest");
+    let lock = lock(&folder).map_err(|error| cannot_write(&folder, &error))?;
+    let work = Work::new(folder, program, options.left_over)?;
+    let kernels = kernels::get(&options.kernels, &work.folder.join("kernels"), &lock);
+    let mut skipped = Vec::new();
+    let mut ready = Vec::new();
+    for (kernel, got) in kernels {
+        match got {
+            Ok(kernel) => ready.push(kernel),
+            Err(why) => skipped.push(format!("kernel {}: {why}", kernel.name)),
+        }
+    }
+    let programs = initrd::programs(&work.folder.join("build"))?;
+    match &options.action {
+        Action::Command(one) => work.run_command(one, &ready, &programs)?,
+        _ => work.run_boots(options, &ready, &programs)?,
+    }
+    Ok(match skipped.is_empty() {
+        true => Outcome::Passed,
+        false => Outcome::Skipped(skipped.join("; ")),
+    })
+}
+
+fn list() {
+    println!("kernels, those with * where none is named:");
+    for kernel in KERNELS {
+        println!("  {}{}", if kernel.by_default { "* " } else { "  " }, kernel.name);
+    }
+    println!("boots, and the kernels that each is for:");
+    for boot in BOOTS {
+        let kernels = KERNELS.iter().filter(|kernel| kernel.is_one_of(boot.on));
+        let kernels: Vec<&str> = kernels.map(|kernel| kernel.name).collect();
+        println!("  {}: {}", boot.name, kernels.join(", "));
+    }
+}
+
+/// Where guests run, and by what.
+struct Work {
+    folder: PathBuf,
+    program: PathBuf,
+    left_over: LeftOver,
+}
+
+impl Work {
+    fn new(folder: PathBuf, program: PathBuf, left_over: LeftOver) -> Result<Self, String> {
+        let write = || -> io::Result<()> {
+            for part in ["logs", "run"] {
+                fs::create_dir_all(folder.join(part))?;
+            }
+            qemu::write_disk(&folder.join("disk.img"))
+        };
+        write().map_err(|error| cannot_write(&folder, &error))?;
+        Ok(Self { folder, program, left_over })
+    }
+
+    /// Runs the boots that were asked for, several at once, and says how each ended.
+    fn run_boots(
+        &self,
+        options: &Options,
+        kernels: &[Ready],
+        programs: &Programs,
+    ) -> Result<(), String> {
+        let wanted = |boot: &&Boot| {
+            options.boots.is_empty() || options.boots.iter().any(|name| name == boot.name)
+        };
+        let mut guests = Vec::new();
+        for boot in BOOTS.iter().filter(wanted) {
+            let kernels = kernels.iter().filter(|ready| ready.kernel.is_one_of(boot.on));
+            guests.extend(kernels.map(|kernel| Guest::of_boot(boot, kernel)));
+        }
+        let next = AtomicUsize::new(0);
+        let failed = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for _ in 0..options.jobs {
+                scope.spawn(|| {
+                    while let Some(guest) = guests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let ended = self.run(guest, programs);
+                        let Ok(mut failed) = failed.lock() else { return };
+                        if !say(guest, &ended, &self.console(guest)) {
+                            failed.push(guest.title());
+                        }
+                    }
+                });
+            }
+        });
+        let failed = failed.into_inner().map_err(|_| "a guest could not be said".to_owned())?;
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(format!("failed: {}", failed.join(", "))),
+        }
+    }
+
+    /// Runs one command in a guest of each kernel and prints what it printed.
+    fn run_command(
+        &self,
+        one: &OneCommand,
+        kernels: &[Ready],
+        programs: &Programs,
+    ) -> Result<(), String> {
+        for kernel in kernels {
+            let guest = Guest::of_command(one, kernel);
+            let Ended { report, problems, .. } = self.run(&guest, programs)?;
+            let release = report.release.as_deref().unwrap_or("no kernel");
+            eprintln!("guest: {release}: {}", one.line);
+            for line in
+                report.commands.iter().skip(guest.commands.len() - 1).flat_map(|ran| &ran.output)
+            {
+                println!("{line}");
+            }
+            if !problems.is_empty() {
+                let console = self.console(&guest);
+                return Err(format!("{}; {} has all", problems.join("; "), console.display()));
+            }
+        }
+        Ok(())
+    }
+
+    fn console(&self, guest: &Guest<'_>) -> PathBuf {
+        self.folder.join("logs").join(format!("{}.log", guest.file_name()))
+    }
+
+    /// Runs a guest to its end.
+    fn run(&self, guest: &Guest<'_>, programs: &Programs) -> Result<Ended, String> {
+        let fail = |error: io::Error| cannot_write(&self.folder, &error);
+        let place = |kind| self.folder.join("run").join(format!("{}.{kind}", guest.file_name()));
+        let (initrd, disk) = (place("cpio"), place("img"));
+        let archive = initrd::write(programs, guest.kernel, guest.machine.iommu, &guest.commands)?;
+        fs::write(&initrd, archive).map_err(fail)?;
+        fs::copy(self.folder.join("disk.img"), &disk).map_err(fail)?;
+        let console = self.console(guest);
+        let arguments = guest.machine.arguments(&guest.kernel.image, &initrd, &disk);
+        let ran = qemu::run(&self.program, &arguments, &console, guest.limit);
+        if self.left_over == LeftOver::Removed {
+            fs::remove_file(&initrd).and_then(|()| fs::remove_file(&disk)).map_err(fail)?;
+        }
+        let text = fs::read(&console).map_err(fail)?;
+        let report = Report::parse(&String::from_utf8_lossy(&text));
+        let mut problems: Vec<String> = ran.as_ref().err().cloned().into_iter().collect();
+        problems.extend(report.problems());
+        let missing = guest.commands.len().saturating_sub(report.commands.len());
+        if missing > 0 {
+            problems.push(format!("{missing} of its commands did not begin"));
+        }
+        Ok(Ended { report, problems, seconds: ran.unwrap_or(guest.limit).as_secs_f64() })
+    }
+}
+
+impl<'r> Guest<'r> {
+    fn of_boot(boot: &'r Boot, kernel: &'r Ready) -> Self {
+        Self {
+            name: boot.name.to_owned(),
+            kernel,
+            machine: Machine {
+                iommu: boot.iommu,
+                memory: boot.memory,
+                time: Time::Real,
+                extra: boot.qemu.iter().map(|&word| word.to_owned()).collect(),
+                cmdline: boot.cmdline,
+            },
+            commands: boot.commands.iter().map(|&line| line.to_owned()).collect(),
+            limit: Duration::from_secs(boot.seconds),
+        }
+    }
+
+    /// The controller is bound before the command, and the device with the BAR where there is one.
+    /// Where instructions are counted, the kernel first ends what it does after it started.
+    fn of_command(one: &'r OneCommand, kernel: &'r Ready) -> Self {
+        let mut commands = vec!["bind 0000:00:05.0".to_owned()];
+        let mut extra = Vec::new();
+        if let Some(size) = &one.membar {
+            let device = format!("pci-testdev,membar={size},addr=07");
+            extra.extend(["-device".to_owned(), device]);
+            commands.push("bind 0000:00:07.0".to_owned());
+        }
+        commands.extend(one.prepare.iter().cloned());
+        if one.time == Time::Counted {
+            commands.push("settle 20".to_owned());
+        }
+        commands.push(one.line.clone());
+        Self {
+            name: "command".to_owned(),
+            kernel,
+            machine: Machine {
+                iommu: one.iommu,
+                memory: &one.memory,
+                time: one.time,
+                extra,
+                cmdline: "",
+            },
+            commands,
+            limit: Duration::from_secs(COMMAND_SECONDS),
+        }
+    }
+
+    fn title(&self) -> String {
+        format!("{} on {}", self.name, self.kernel.kernel.name)
+    }
+
+    fn file_name(&self) -> String {
+        format!("{}-{}", self.name, self.kernel.kernel.name)
+    }
+}
+
+/// Says how a guest ended, with the end of its console where it failed, and returns whether it did
+/// what it was told.
+fn say(guest: &Guest<'_>, ended: &Result<Ended, String>, console: &Path) -> bool {
+    let title = guest.title();
+    let Ended { report, problems, seconds } = match ended {
+        Ok(ended) => ended,
+        Err(why) => {
+            println!("guest: {title}: FAILED: {why}");
+            return false;
+        }
+    };
+    let release = report.release.as_deref().unwrap_or("no kernel");
+    let (passed, skipped) = (report.passed, report.skipped.len());
+    println!("guest: {title}: {release}, {seconds:.1} s: {passed} passed, {skipped} skipped");
+    for skipped in &report.skipped {
+        println!("   SKIP {skipped}");
+    }
+    for problem in problems {
+        println!("   FAILED {problem}");
+    }
+    if !problems.is_empty() {
+        println!("   the end of {}:", console.display());
+        let text = fs::read(console).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = lines.get(lines.len().saturating_sub(TAIL)..).unwrap_or_default();
+        tail.iter().for_each(|line| println!("   | {}", log::clean(line)));
+    }
+    problems.is_empty()
+}

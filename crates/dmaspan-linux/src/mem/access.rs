@@ -189,7 +189,7 @@ impl Memory {
     }
 
     #[inline]
-    fn word_slice(&self, offset: u64, len: u64) -> Result<&[AtomicU64], AccessError> {
+    pub(super) fn word_slice(&self, offset: u64, len: u64) -> Result<&[AtomicU64], AccessError> {
         if !offset.is_multiple_of(8) || !len.is_multiple_of(8) {
             return Err(AccessError::Misaligned { offset, len });
         }

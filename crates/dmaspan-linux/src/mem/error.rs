@@ -16,6 +16,9 @@ pub enum MemoryError {
         /// The kind asked for.
         kind: MemoryKind,
     },
+    /// Memory of [`MemoryKind::Adopted`] is brought, not made.
+    #[error("adopted memory is not made: take it by Memory::from_file or Memory::foreign")]
+    NotMade,
     /// The length is no multiple of the page size.
     #[error("{len:#x} bytes of {kind} memory are no multiple of its page size {page_size:#x}")]
     Length {
@@ -98,7 +101,7 @@ impl MemoryError {
     /// The errno.
     pub const fn errno(&self) -> Errno {
         match self {
-            Self::Empty { .. } | Self::Length { .. } => Errno::EINVAL,
+            Self::Empty { .. } | Self::Length { .. } | Self::NotMade => Errno::EINVAL,
             Self::TooMuch { .. } | Self::NoHugePages { .. } => Errno::ENOMEM,
             Self::Unsupported { errno, .. } | Self::System { errno, .. } => *errno,
         }
@@ -127,6 +130,122 @@ fn missing(kind: MemoryKind, page_size: u64, errno: Errno) -> String {
     }
     let (size, words) = (Size(page_size), os::words(errno));
     format!("this kernel has no {kind} memory with pages of {size} ({words})")
+}
+
+/// Why memory that the application brings was not adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdoptError {
+    /// No bytes.
+    #[error("no bytes were to be adopted: adopt at least {}", Size(*page_size))]
+    Empty {
+        /// The size of the pages, in bytes.
+        page_size: u64,
+    },
+    /// It does not begin and end between pages.
+    #[error(
+        "{len:#x} bytes from {start:#x} on do not begin and end between pages of {page_size:#x} \
+         bytes"
+    )]
+    Unaligned {
+        /// The address of the first byte, or its offset in the file.
+        start: u64,
+        /// The bytes that were to be adopted.
+        len: u64,
+        /// The size of the pages, in bytes.
+        page_size: u64,
+    },
+    /// It ends beyond the address space, or beyond what a file can have.
+    #[error("{len:#x} bytes from {start:#x} on end beyond the last address")]
+    TooLong {
+        /// The address of the first byte, or its offset in the file.
+        start: u64,
+        /// The bytes that were to be adopted.
+        len: u64,
+    },
+    /// The file is not in memory, so that what is written there may have to be written back.
+    #[error(
+        "the file is not in memory: devices can use those of memfd_create, tmpfs (such as \
+         /dev/shm) and hugetlbfs"
+    )]
+    NotInMemory,
+    /// The file is shorter.
+    #[error(
+        "the file has {file_len:#x} bytes, not {len:#x} from {offset:#x} on: lengthen it first"
+    )]
+    TooShort {
+        /// The offset of the first byte.
+        offset: u64,
+        /// The bytes that were to be adopted.
+        len: u64,
+        /// The length of the file in bytes.
+        file_len: u64,
+    },
+    /// The hugetlb pool has too few free pages.
+    #[error(
+        "{} of a file on hugetlbfs need {pages} free hugetlb pages of {}: {}",
+        Size(*len), Size(*page_size), hugetlb::advice(*page_size, *pages)
+    )]
+    NoHugePages {
+        /// The bytes that were to be adopted.
+        len: u64,
+        /// The size of the pages, in bytes.
+        page_size: u64,
+        /// How many pages are needed at most.
+        pages: u64,
+    },
+    /// A system call failed for another reason.
+    #[error(
+        "mapping {} of a file failed: {}{}",
+        Size(*len), os::words(*errno), adopt_advice(*errno)
+    )]
+    System {
+        /// The bytes that were to be adopted.
+        len: u64,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+}
+
+impl AdoptError {
+    /// The errno.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Empty { .. } | Self::Unaligned { .. } | Self::TooShort { .. } => Errno::EINVAL,
+            Self::TooLong { .. } => Errno::EOVERFLOW,
+            Self::NotInMemory => Errno::EOPNOTSUPP,
+            Self::NoHugePages { .. } => Errno::ENOMEM,
+            Self::System { errno, .. } => *errno,
+        }
+    }
+}
+
+/// What a user can change whose file is not mapped (mmap(2), ERRORS).
+fn adopt_advice(errno: Errno) -> &'static str {
+    match errno {
+        os::EACCES => "; open it for reading and writing",
+        // F_SEAL_WRITE of fcntl(2).
+        Errno::EPERM => "; it may be sealed against being written",
+        _ => advice(errno),
+    }
+}
+
+/// Pages were not allocated. Some may have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("allocating the pages of {range} failed: {}{}", os::words(*errno), populate_advice(*errno))]
+pub struct PopulateError {
+    /// What was to be populated.
+    pub range: UserRange,
+    /// What the kernel answered.
+    pub errno: Errno,
+}
+
+/// What a user can change whose pages are not allocated (madvise(2), `MADV_POPULATE_WRITE`).
+fn populate_advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EFAULT => "; is a file of it shorter by now, or are hugetlb pages used up?",
+        _ => advice(errno),
+    }
 }
 
 /// A range is not all in the memory that it was said to be in.

@@ -112,17 +112,37 @@ impl ExclusiveMemory {
     }
 }
 
+/// Memory that others may access too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotExclusive {
+    /// The application brought it, and may have it mapped elsewhere.
+    #[error("adopted memory may be accessed by others: take it by ExclusiveMemory::foreign")]
+    Adopted,
+    /// Its file was handed out by [`Memory::file`].
+    #[error("the file of this memory was handed out, so others may have it mapped")]
+    FileShared,
+    /// It is no range.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+}
+
 impl TryFrom<Memory> for ExclusiveMemory {
-    type Error = RangeError;
+    type Error = NotExclusive;
 
     /// Takes all of a memory, which nobody else has then.
     ///
     /// # Errors
     ///
-    /// None that a memory is known to give.
-    fn try_from(memory: Memory) -> Result<Self, RangeError> {
+    /// [`NotExclusive`] for memory that was adopted, or whose file was handed out.
+    fn try_from(memory: Memory) -> Result<Self, NotExclusive> {
+        match memory.kind() {
+            MemoryKind::Adopted => return Err(NotExclusive::Adopted),
+            _ if memory.is_file_shared() => return Err(NotExclusive::FileShared),
+            _ => {}
+        }
         // Pages are there from the beginning, zeroed: initialised.
         let (start, len) = (memory.mapping().start(), memory.mapping().len());
-        Self::of(start, len, Some(memory.kind()), Box::new(memory))
+        Ok(Self::of(start, len, Some(memory.kind()), Box::new(memory))?)
     }
 }

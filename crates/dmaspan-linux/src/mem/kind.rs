@@ -22,13 +22,17 @@ pub enum MemoryKind {
     Memfd,
     /// A file in memory with hugetlb pages of 2 MiB, mapped shared.
     MemfdHugetlb2M,
+    /// Memory that the application brought, by [`Memory::foreign`](super::Memory::foreign) or
+    /// [`Memory::from_file`](super::Memory::from_file): of whatever pages. None is made of this
+    /// kind.
+    Adopted,
 }
 
 const SIZE_2M: u64 = 2 << 20;
 const SIZE_1G: u64 = 1 << 30;
 
 impl MemoryKind {
-    /// All of them.
+    /// All that memory can be made of.
     pub const ALL: [Self; 6] = [
         Self::Thp,
         Self::Base,
@@ -39,7 +43,7 @@ impl MemoryKind {
     ];
 
     /// The name on a command line: `thp`, `base`, `hugetlb`, `hugetlb-1g`, `memfd` or
-    /// `memfd-hugetlb`.
+    /// `memfd-hugetlb`; `adopted` is none.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Thp => "thp",
@@ -48,25 +52,28 @@ impl MemoryKind {
             Self::Hugetlb1G => "hugetlb-1g",
             Self::Memfd => "memfd",
             Self::MemfdHugetlb2M => "memfd-hugetlb",
+            Self::Adopted => "adopted",
         }
     }
 
     /// The page size in bytes, which lengths are multiples of. For [`Thp`](Self::Thp) that of a
-    /// huge page, though some of the memory may get base pages.
+    /// huge page, though some of the memory may get base pages. For [`Adopted`](Self::Adopted) the
+    /// least that it can be; see [`Memory::page_size`](super::Memory::page_size).
     pub fn page_size(self) -> u64 {
         match self {
             Self::Thp => os::thp_size(),
-            Self::Base | Self::Memfd => sys::page_size(),
+            Self::Base | Self::Memfd | Self::Adopted => sys::page_size(),
             Self::Hugetlb2M | Self::MemfdHugetlb2M => SIZE_2M,
             Self::Hugetlb1G => SIZE_1G,
         }
     }
 
     /// The largest leaf, in bytes, that the CPU's page table can have for such memory. A file in
-    /// memory gets transparent huge pages where the system's settings say so.
+    /// memory gets transparent huge pages where the system's settings say so, and adopted memory is
+    /// taken for such.
     pub fn leaf_size(self) -> u64 {
         match self {
-            Self::Memfd => os::thp_size(),
+            Self::Memfd | Self::Adopted => os::thp_size(),
             _ => self.page_size(),
         }
     }

@@ -9,11 +9,13 @@
 //! request. Of that Rust code may have slices; see [`fixed`](crate::fixed).
 //!
 //! Every page is there when [`Memory::new`] returns: too little memory is an error then, never a
-//! signal later.
+//! signal later. Memory that the application brings ([`Memory::foreign`], [`Memory::from_file`])
+//! is populated by [`Memory::populate`], which a [`Mapper`](crate::plan::Mapper) does before it
+//! maps.
 
 use std::fs::File;
-use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::{Errno, UserAddr, UserRange};
 
@@ -22,14 +24,16 @@ use crate::sys::mapping::{Advice, Alignment, Backing, Mapping};
 use crate::sys::{self};
 
 mod access;
+mod adopt;
 mod error;
 mod exclusive;
 mod kind;
 mod original;
+mod populate;
 
 pub use access::{AccessError, CheckError};
-pub use error::{MemoryError, OutsideMemory};
-pub use exclusive::ExclusiveMemory;
+pub use error::{AdoptError, MemoryError, OutsideMemory, PopulateError};
+pub use exclusive::{ExclusiveMemory, NotExclusive};
 pub use kind::{MemoryKind, UnknownKind};
 
 /// Memory of one [`MemoryKind`], unmapped on drop.
@@ -48,7 +52,14 @@ pub use kind::{MemoryKind, UnknownKind};
 pub struct Memory {
     mapping: Mapping,
     kind: MemoryKind,
+    page_size: u64,
     range: UserRange,
+    /// The file that is mapped, and from which offset on.
+    file: Option<(File, u64)>,
+    /// Whether every page has been allocated.
+    populated: AtomicBool,
+    /// Whether the file was handed out.
+    file_shared: AtomicBool,
 }
 
 impl Memory {
@@ -93,6 +104,9 @@ impl Memory {
         align: u64,
     ) -> Result<Self, MemoryError> {
         let page_size = kind.page_size();
+        if kind == MemoryKind::Adopted {
+            return Err(MemoryError::NotMade);
+        }
         if len_bytes == 0 {
             return Err(MemoryError::Empty { kind });
         }
@@ -106,11 +120,25 @@ impl Memory {
             return Err(MemoryError::TooMuch { kind, len: len_bytes, available });
         }
         let failed = |errno| MemoryError::mapping(kind, len_bytes, errno);
-        let mapping = map(kind, pages, len_bytes, align).map_err(failed)?;
+        let (mapping, file) = map(kind, pages, len_bytes, align).map_err(failed)?;
         let start = u64::try_from(mapping.addr()).map_err(|_| failed(Errno::ENOMEM))?;
         let range = UserRange::from_len(UserAddr::new(start), len_bytes)
             .map_err(|error| failed(error.errno()))?;
-        Ok(Self { mapping, kind, range })
+        let file = file.map(|file| (file, 0));
+        let memory = Self::of(mapping, kind, page_size, range, file);
+        memory.populate().map_err(|error| failed(error.errno))?;
+        Ok(memory)
+    }
+
+    fn of(
+        mapping: Mapping,
+        kind: MemoryKind,
+        page_size: u64,
+        range: UserRange,
+        file: Option<(File, u64)>,
+    ) -> Self {
+        let [populated, file_shared] = [false; 2].map(AtomicBool::new);
+        Self { mapping, kind, page_size, range, file, populated, file_shared }
     }
 
     /// What kind of memory it is.
@@ -124,9 +152,24 @@ impl Memory {
         self.range.len_less_one() + 1
     }
 
-    /// The page size that was asked for, in bytes; see [`MemoryKind::page_size`].
+    /// The page size that was asked for, in bytes; see [`MemoryKind::page_size`]. That of the file
+    /// system for a file, and the base page for other adopted memory.
     pub fn page_size(&self) -> u64 {
-        self.kind.page_size()
+        self.page_size
+    }
+
+    /// The file that is mapped, and the offset in it at which the memory begins; `None` for memory
+    /// without a file, or whose file only the application knows.
+    ///
+    /// Whoever has it can map the memory once more, so it is no
+    /// [`ExclusiveMemory`] afterwards.
+    pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.file_shared.store(true, Ordering::Relaxed);
+        self.file.as_ref().map(|(file, offset)| (file.as_fd(), *offset))
+    }
+
+    fn is_file_shared(&self) -> bool {
+        self.file.is_some() && self.file_shared.load(Ordering::Relaxed)
     }
 
     /// Where it is in this process. Its provenance is exposed: a bounce pool of [`BounceMemory`]
@@ -176,8 +219,13 @@ enum Pages {
     InTurn,
 }
 
-/// Maps and populates memory.
-fn map(kind: MemoryKind, pages: Pages, len_bytes: u64, align: u64) -> Result<Mapping, Errno> {
+/// Maps memory, and says how its pages shall be.
+fn map(
+    kind: MemoryKind,
+    pages: Pages,
+    len_bytes: u64,
+    align: u64,
+) -> Result<(Mapping, Option<File>), Errno> {
     let to_usize = |value: u64| usize::try_from(value).map_err(|_| Errno::ENOMEM);
     let len = to_usize(len_bytes)?;
     let leaf_size = kind.leaf_size();
@@ -198,7 +246,7 @@ fn map(kind: MemoryKind, pages: Pages, len_bytes: u64, align: u64) -> Result<Map
         None => None,
     };
     let backing = match &file {
-        Some(file) => Backing::Shared(file.as_fd()),
+        Some(file) => Backing::Shared(file.as_fd(), 0),
         None => Backing::Anonymous(kind.map_flags()),
     };
     let mapping = Mapping::new(backing, len, alignment)?;
@@ -217,26 +265,7 @@ fn map(kind: MemoryKind, pages: Pages, len_bytes: u64, align: u64) -> Result<Map
             mapping.advise(offset, stripe, Advice::NoHuge)?;
         }
     }
-    populate(&mapping)?;
-    Ok(mapping)
-}
-
-/// Allocates every page.
-fn populate(mapping: &Mapping) -> Result<(), Errno> {
-    loop {
-        match mapping.advise(0, mapping.len(), Advice::PopulateWrite) {
-            Ok(()) => return Ok(()),
-            Err(Errno::EINTR | os::EAGAIN) => {}
-            Err(Errno::EINVAL) => break,
-            Err(errno) => return Err(errno),
-        }
-    }
-    // Linux before 5.14. hugetlb pages are reserved since mmap(2), so a touch finds them.
-    let page_words = usize::try_from(sys::page_size() / 8).map_err(|_| Errno::EINVAL)?;
-    for word in mapping.words().iter().step_by(page_words) {
-        word.fetch_or(0, Ordering::Relaxed);
-    }
-    Ok(())
+    Ok((mapping, file))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
+use std::ptr::NonNull;
 use std::sync::PoisonError;
 use std::thread;
 
 use super::*;
-use crate::hugetlb;
+use crate::hugetlb::{self, HugetlbReservation};
 
 fn page() -> u64 {
     sys::page_size()
@@ -212,4 +213,199 @@ fn a_range_outside_the_memory_names_both() {
     assert_eq!(error, OutsideMemory { range, memory: whole });
     assert!(error.to_string().contains(&range.to_string()));
     assert!(error.to_string().contains(&whole.to_string()));
+}
+
+#[test]
+fn adopted_memory_is_not_made_and_is_no_name() {
+    assert_eq!(Memory::new(MemoryKind::Adopted, page()).unwrap_err(), MemoryError::NotMade);
+    assert!("adopted".parse::<MemoryKind>().is_err());
+}
+
+/// A file in memory, of so many base pages.
+fn memfd(pages: u64) -> File {
+    let file = File::from(sys::memfd(c"test", 0).unwrap());
+    file.set_len(pages * page()).unwrap();
+    file
+}
+
+#[test]
+fn a_file_is_mapped_from_an_offset_and_shared() {
+    let file = memfd(8);
+    let memory = Memory::from_file(file.try_clone().unwrap(), 2 * page(), 3 * page()).unwrap();
+    assert_eq!((memory.kind(), memory.len()), (MemoryKind::Adopted, 3 * page()));
+    assert_eq!(memory.page_size(), page());
+    assert_eq!(memory.file().unwrap().1, 2 * page());
+    assert!(!memory.is_populated());
+    memory.write(5, b"hello").unwrap();
+    let mut bytes = [0; 5];
+    std::os::unix::fs::FileExt::read_at(&file, &mut bytes, 2 * page() + 5).unwrap();
+    assert_eq!(&bytes, b"hello");
+    memory.populate().unwrap();
+    assert!(memory.is_populated());
+    // Holes have pages now, and what was written stays.
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(file.metadata().unwrap().blocks() * 512, 3 * page());
+    memory.read(5, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+}
+
+#[test]
+fn part_of_adopted_memory_is_populated() {
+    use std::os::unix::fs::MetadataExt;
+    let file = memfd(8);
+    let memory = Memory::from_file(file.try_clone().unwrap(), 0, 8 * page()).unwrap();
+    let range = memory.sub_range(2 * page() + 5, page()).unwrap();
+    memory.populate_range(range).unwrap();
+    assert_eq!(file.metadata().unwrap().blocks() * 512, 2 * page());
+    assert!(!memory.is_populated());
+    let outside = UserRange::from_len(range.start(), 8 * page()).unwrap();
+    assert_eq!(memory.populate_range(outside).unwrap_err().errno, Errno::EFAULT);
+    memory.populate_range(memory.user_range()).unwrap();
+    assert!(memory.is_populated());
+}
+
+#[test]
+fn a_large_file_can_have_huge_pages() {
+    let leaf = MemoryKind::Adopted.leaf_size();
+    let file = memfd(4 * leaf / page());
+    for (offset, len) in [(0, leaf), (leaf, 2 * leaf)] {
+        let memory = Memory::from_file(file.try_clone().unwrap(), offset, len).unwrap();
+        assert_eq!(memory.user_range().start().get() % leaf, 0);
+    }
+}
+
+#[test]
+fn files_that_cannot_be_adopted_are_refused_with_the_reason() {
+    let file = || memfd(8);
+    let refused = |file: File, offset, len| Memory::from_file(file, offset, len).unwrap_err();
+    let page_size = page();
+    assert_eq!(refused(file(), 0, 0), AdoptError::Empty { page_size });
+    let unaligned = AdoptError::Unaligned { start: 512, len: page(), page_size };
+    assert_eq!(refused(file(), 512, page()), unaligned);
+    let unaligned = AdoptError::Unaligned { start: 0, len: 512, page_size };
+    assert_eq!(refused(file(), 0, 512), unaligned);
+    let (offset, len, file_len) = (7 * page(), 2 * page(), 8 * page());
+    assert_eq!(refused(file(), offset, len), AdoptError::TooShort { offset, len, file_len });
+    let start = page().wrapping_neg();
+    assert_eq!(refused(file(), start, 2 * page()), AdoptError::TooLong { start, len: 2 * page() });
+
+    let path = std::env::current_exe().unwrap();
+    let on_disk = refused(File::open(path).unwrap(), 0, page());
+    // A target directory may be on a tmpfs.
+    assert!(on_disk == AdoptError::NotInMemory || on_disk.errno() == os::EACCES, "{on_disk}");
+    let device = File::options().read(true).write(true).open("/dev/zero").unwrap();
+    assert_eq!(refused(device, 0, page()), AdoptError::NotInMemory);
+
+    let file = file();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    let read_only = refused(File::open(path).unwrap(), 0, page());
+    assert_eq!(read_only, AdoptError::System { len: page(), errno: os::EACCES });
+    assert!(read_only.to_string().contains("reading and writing"), "{read_only}");
+}
+
+#[test]
+fn a_file_that_became_shorter_is_an_error_of_populating() {
+    let file = memfd(8);
+    let memory = Memory::from_file(file.try_clone().unwrap(), 0, 8 * page()).unwrap();
+    file.set_len(4 * page()).unwrap();
+    let error = memory.populate().unwrap_err();
+    assert_eq!((error.errno, error.range), (Errno::EFAULT, memory.user_range()));
+    assert!(error.to_string().contains("shorter"), "{error}");
+    assert!(!memory.is_populated());
+}
+
+#[test]
+fn a_file_on_hugetlbfs_has_the_pages_of_its_file_system() {
+    let _exclusive = hugetlb::TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let kind = MemoryKind::MemfdHugetlb2M;
+    let len = 2 * kind.page_size();
+    let mut reserved = match HugetlbReservation::for_memory(kind, len) {
+        Ok(reservation) => reservation,
+        Err(error) => return eprintln!("SKIP: {error}"),
+    };
+    let first = Memory::new(kind, len).unwrap();
+    reserved.iter_mut().for_each(HugetlbReservation::mapped);
+    let file = || first.file().unwrap().0.try_clone_to_owned().unwrap();
+    let page_size = kind.page_size();
+    let memory = Memory::from_file(file(), page_size, page_size).unwrap();
+    assert_eq!(memory.page_size(), page_size);
+    assert_eq!(memory.user_range().start().get() % page_size, 0);
+    first.write_u64(page_size + 8, 9).unwrap();
+    assert_eq!(memory.read_u64(8), Ok(9));
+    let refused = Memory::from_file(file(), page(), page_size).unwrap_err();
+    assert_eq!(refused, AdoptError::Unaligned { start: page(), len: page_size, page_size });
+}
+
+#[test]
+fn too_few_huge_pages_for_a_file_are_an_error_that_says_what_to_do() {
+    let kind = MemoryKind::MemfdHugetlb2M;
+    let file = match sys::memfd(c"test", kind.memfd_flags().unwrap()) {
+        Ok(file) => File::from(file),
+        Err(errno) => return eprintln!("SKIP: {errno}"),
+    };
+    let (pages, page_size) = (1 << 20, kind.page_size());
+    file.set_len(pages * page_size).unwrap();
+    let error = Memory::from_file(file, 0, pages * page_size).unwrap_err();
+    assert_eq!(error, AdoptError::NoHugePages { len: pages * page_size, page_size, pages });
+    assert!(error.to_string().contains("hugepages-2048kB/nr_hugepages"), "{error}");
+}
+
+#[test]
+#[expect(unsafe_code, reason = "brings memory by its address")]
+fn foreign_memory_is_kept_until_it_is_dropped() {
+    struct Kept(Memory, std::sync::Arc<std::sync::atomic::AtomicU32>);
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            assert_eq!(self.0.read_u64(8), Ok(3));
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let drops = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let owned = Memory::new(MemoryKind::Base, 2 * page()).unwrap();
+    let (start, range) = (owned.mapping().start(), owned.user_range());
+    let keep = Kept(owned, drops.clone());
+    // SAFETY:
+    // 1. `keep` owns the memory, which is accessed by atomic words alone.
+    let memory = unsafe { Memory::foreign(start, 2 * page(), keep) }.unwrap();
+    assert_eq!((memory.user_range(), memory.page_size()), (range, page()));
+    assert!(memory.file().is_none());
+    memory.populate().unwrap();
+    memory.write_u64(8, 3).unwrap();
+    assert_eq!(drops.load(Ordering::Relaxed), 0);
+    drop(memory);
+    assert_eq!(drops.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+#[expect(unsafe_code, reason = "brings memory by its address")]
+fn foreign_memory_of_parts_of_pages_is_refused() {
+    let owned = Memory::new(MemoryKind::Base, 2 * page()).unwrap();
+    let start = owned.mapping().start();
+    let addr = owned.user_range().start().get();
+    for (skip, len) in [(8, page()), (0, page() - 8), (0, 0)] {
+        let start = NonNull::new(start.as_ptr().wrapping_add(skip)).unwrap();
+        // SAFETY:
+        // 1. `owned` outlives it, and is accessed by atomic words alone.
+        let refused = unsafe { Memory::foreign(start, len, ()) }.unwrap_err();
+        let (start, page_size) = (addr + u64::try_from(skip).unwrap(), page());
+        let expected = match len {
+            0 => AdoptError::Empty { page_size },
+            len => AdoptError::Unaligned { start, len, page_size },
+        };
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
+fn memory_that_others_may_have_is_not_exclusive() {
+    let refused = |memory| ExclusiveMemory::try_from(memory).unwrap_err();
+    let file = memfd(1);
+    let adopted = Memory::from_file(file, 0, page()).unwrap();
+    assert_eq!(refused(adopted), NotExclusive::Adopted);
+    let shared = Memory::new(MemoryKind::Memfd, page()).unwrap();
+    assert!(shared.file().is_some());
+    assert_eq!(refused(shared), NotExclusive::FileShared);
+    for kind in [MemoryKind::Memfd, MemoryKind::Base] {
+        ExclusiveMemory::try_from(Memory::new(kind, page()).unwrap()).unwrap();
+    }
 }

@@ -1,8 +1,9 @@
-//! Owned memory mappings (mmap(2), madvise(2), mlock(2)).
+//! Memory mappings, owned or adopted (mmap(2), madvise(2), mlock(2)).
 
 #![expect(unsafe_code, reason = "maps memory and makes a slice of it")]
 
-use std::mem::ManuallyDrop;
+use std::any::Any;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -21,8 +22,8 @@ const PROT: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 pub(crate) enum Backing<'fd> {
     /// Private memory, with flags that say which pages (`MAP_HUGETLB` and the like).
     Anonymous(libc::c_int),
-    /// The first bytes of a file in memory, shared with whoever else maps it.
-    Shared(BorrowedFd<'fd>),
+    /// The bytes of a file in memory from an offset, shared with whoever else maps it.
+    Shared(BorrowedFd<'fd>, u64),
 }
 
 /// What the kernel shall do with memory.
@@ -74,13 +75,19 @@ struct Region {
 
 impl Region {
     /// Maps `len` bytes where the kernel finds room.
-    fn new(len: usize, prot: libc::c_int, flags: libc::c_int, fd: i32) -> Result<Self, Errno> {
+    fn new(
+        len: usize,
+        prot: libc::c_int,
+        flags: libc::c_int,
+        fd: i32,
+        at: libc::off_t,
+    ) -> Result<Self, Errno> {
         debug_assert_eq!(flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE), 0);
         // SAFETY:
         // 1. With no address and without `MAP_FIXED`, mmap(2) replaces no mapping, whether it
         //    succeeds or not. No caller in this file passes `MAP_FIXED`.
         // 2. An `fd` that is not open is an error and nothing else.
-        let start = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, fd, 0) };
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, fd, at) };
         if start == libc::MAP_FAILED {
             return Err(os::last_errno());
         }
@@ -117,27 +124,37 @@ impl Drop for Region {
     }
 }
 
-/// Readable and writable memory of this process, unmapped on drop.
+/// What keeps memory mapped.
+#[derive(Debug)]
+enum Keep {
+    /// Ours, unmapped on drop.
+    Region { _region: Region },
+    /// Somebody else's, who was promised to us to keep it.
+    Foreign { _keep: Box<dyn Any + Send + Sync> },
+}
+
+/// Readable and writable memory of this process, kept until this is dropped.
 ///
 /// # Invariant
 ///
-/// `start` lies in `region`, aligned to 8 bytes, and the `words` words from there are readable and
-/// writable until the region is unmapped.
+/// `start` is aligned to 8 bytes, and the `words` words from there are readable and writable until
+/// `_keep` is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<AtomicU64>,
     words: usize,
-    /// Held to be unmapped with this.
-    _region: Region,
+    _keep: Keep,
 }
 
 // SAFETY:
-// 1. The mapping belongs to the process, not to a thread: any thread may use and unmap it.
+// 1. The mapping belongs to the process, not to a thread: any thread may use and unmap it. What
+//    keeps memory of somebody else is `Send`.
 unsafe impl Send for Mapping {}
 
 // SAFETY:
 // 1. Through `&Mapping` memory is accessed as `AtomicU64` alone, which is `Sync`.
 // 2. The other calls on `&Mapping` are system calls, which the kernel serialises.
+// 3. What keeps memory of somebody else is `Sync`, and nobody reaches it.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -147,24 +164,51 @@ impl Mapping {
         len: usize,
         alignment: Alignment,
     ) -> Result<Self, Errno> {
-        let (flags, fd) = match backing {
-            Backing::Anonymous(flags) => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags, -1),
-            Backing::Shared(fd) => (libc::MAP_SHARED, fd.as_raw_fd()),
+        let (flags, fd, at) = match backing {
+            Backing::Anonymous(flags) => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags, -1, 0),
+            Backing::Shared(fd, offset) => {
+                let at = libc::off_t::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
+                (libc::MAP_SHARED, fd.as_raw_fd(), at)
+            }
         };
         match alignment {
             Alignment::Kernel => {
-                let region = Region::new(len, PROT, flags, fd)?;
+                let region = Region::new(len, PROT, flags, fd, at)?;
                 Ok(Self::of(region.start, len, region))
             }
-            Alignment::To(align) => Self::aligned(flags, fd, len, align),
+            Alignment::To(align) => Self::aligned(flags, fd, at, len, align),
         }
     }
 
+    /// Memory of somebody else, of whole words from `start`, aligned to them.
+    ///
+    /// # Safety
+    ///
+    /// Until `keep` is dropped, `len` bytes from `start` are readable and writable, and other code
+    /// of this process accesses them atomically, as volatile, or not at all. `start` may be used
+    /// for all of them.
+    pub(crate) unsafe fn foreign(
+        start: NonNull<u8>,
+        len: usize,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Option<Self> {
+        let start = start.cast::<AtomicU64>();
+        let whole = start.is_aligned() && len.is_multiple_of(size_of::<AtomicU64>());
+        let keep = Keep::Foreign { _keep: keep };
+        whole.then_some(Self { start, words: len / size_of::<AtomicU64>(), _keep: keep })
+    }
+
     /// Puts the memory over an aligned part of a larger region.
-    fn aligned(flags: libc::c_int, fd: i32, len: usize, align: usize) -> Result<Self, Errno> {
+    fn aligned(
+        flags: libc::c_int,
+        fd: i32,
+        at: libc::off_t,
+        len: usize,
+        align: usize,
+    ) -> Result<Self, Errno> {
         let region_len = len.checked_add(align).ok_or(Errno::ENOMEM)?;
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let region = Region::new(region_len, libc::PROT_NONE, reserve, -1)?;
+        let region = Region::new(region_len, libc::PROT_NONE, reserve, -1, 0)?;
         let skip = region.start.addr().get().wrapping_neg() & (align - 1);
         // `wrapping_byte_add` needs no proof; the result lies in the region: `skip < align`.
         let wanted = region.start.as_ptr().wrapping_byte_add(skip);
@@ -172,7 +216,7 @@ impl Mapping {
         // 1. `wanted..wanted + len` lies in the region, which is ours and has nothing in it that
         //    anybody refers to, so `MAP_FIXED` replaces no memory in use.
         // 2. An `fd` that is not open is an error and nothing else.
-        let placed = unsafe { libc::mmap(wanted, len, PROT, flags | libc::MAP_FIXED, fd, 0) };
+        let placed = unsafe { libc::mmap(wanted, len, PROT, flags | libc::MAP_FIXED, fd, at) };
         if placed == libc::MAP_FAILED {
             let errno = os::last_errno();
             // The kernel may have unmapped `wanted..wanted + len` before it failed, and another
@@ -186,7 +230,8 @@ impl Mapping {
 
     /// Memory of `len` bytes from `start` of `region`, where they are readable and writable.
     fn of(start: NonNull<libc::c_void>, len: usize, region: Region) -> Self {
-        Self { start: start.cast(), words: len / size_of::<AtomicU64>(), _region: region }
+        let keep = Keep::Region { _region: region };
+        Self { start: start.cast(), words: len / size_of::<AtomicU64>(), _keep: keep }
     }
 
     /// The memory, as words: whoever else writes it, a load is a value that the word has had.
@@ -194,7 +239,7 @@ impl Mapping {
         // SAFETY:
         // 1. `start` is aligned and `words` words from there stay mapped, readable and writable,
         //    for as long as `self` is borrowed (the invariant).
-        // 2. Every bit pattern is a `u64`, and fresh pages are zeroes: initialised.
+        // 2. Every bit pattern is a `u64`, and what is mapped is initialised: zeroes at first.
         // 3. The kernel, devices and other processes may change the words meanwhile: `AtomicU64`
         //    allows it, as an `UnsafeCell` whose loads and stores are atomic.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
@@ -269,6 +314,20 @@ impl Mapping {
     }
 }
 
+/// The type of the file system that an open file is on, and the size of its blocks (fstatfs(2)).
+pub(crate) fn file_system(fd: BorrowedFd<'_>) -> Result<(i64, u64), Errno> {
+    // SAFETY:
+    // 1. The structure is of numbers alone, for which zeroes are values.
+    let mut found: libc::statfs = unsafe { mem::zeroed() };
+    // SAFETY:
+    // 1. `found` is a live statfs that the call may write, and nothing else refers to it.
+    let result = unsafe { libc::fstatfs(fd.as_raw_fd(), &raw mut found) };
+    if result != 0 {
+        return Err(os::last_errno());
+    }
+    Ok((found.f_type, u64::try_from(found.f_bsize).unwrap_or(0)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
@@ -315,7 +374,7 @@ mod tests {
     fn what_is_forgotten_stays_mapped() {
         let page = usize::try_from(sys::page_size()).unwrap();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let region = Region::new(5 * page, libc::PROT_NONE, flags, -1).unwrap();
+        let region = Region::new(5 * page, libc::PROT_NONE, flags, -1, 0).unwrap();
         let first = region.start.addr().get() + page;
         region.forget_middle(page, 3 * page);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -333,7 +392,7 @@ mod tests {
         let page = usize::try_from(sys::page_size()).unwrap();
         let file = std::fs::File::open("/proc/self/status").unwrap();
         for alignment in [Alignment::Kernel, Alignment::To(page), Alignment::To(M2)] {
-            assert!(Mapping::new(Backing::Shared(file.as_fd()), page, alignment).is_err());
+            assert!(Mapping::new(Backing::Shared(file.as_fd(), 0), page, alignment).is_err());
         }
     }
 }

@@ -3,7 +3,8 @@
 //! All unsafe blocks of the crate are here. Outside it there are unsafe promises, the
 //! implementations of [`Pinner`](dmaspan::pin::Pinner) in `pinner` and of
 //! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce`, and what is said of memory in
-//! [`ExclusiveMemory`](crate::mem::ExclusiveMemory). [`mapping`] owns memory, [`bytes`]
+//! [`ExclusiveMemory`](crate::mem::ExclusiveMemory) and of adopted
+//! [`Memory`](crate::mem::Memory). [`mapping`] owns memory, [`bytes`]
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 //! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
 //! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory for

@@ -1,0 +1,237 @@
+//! Allocating pages before anybody pins them.
+//!
+//! To allocate and to clear pages is most of what pinning fresh memory costs, and the kernel does
+//! it on the thread that asks. So large memory is populated by several.
+
+use std::num::NonZero;
+use std::sync::atomic::Ordering;
+use std::thread::{self, Builder};
+
+use dmaspan::{Errno, UserRange};
+
+use super::{AccessError, Memory, MemoryKind, OutsideMemory, PopulateError};
+use crate::os;
+use crate::sys;
+use crate::sys::mapping::{Advice, Mapping};
+
+/// A thread is worth its start for so many bytes.
+const PART_LEAST: u64 = 64 << 20;
+
+/// More threads wait for the kernel's locks and for memory.
+const THREADS_MOST: usize = 16;
+
+impl Memory {
+    /// Allocates every page that is not there yet, by as many threads as the machine has CPUs, up
+    /// to 16: at least 64 MiB each.
+    ///
+    /// Memory of [`new`](Self::new) is populated; adopted memory need not be. What is in pages
+    /// that are there stays.
+    ///
+    /// # Errors
+    ///
+    /// [`PopulateError`]; pages that were allocated stay.
+    pub fn populate(&self) -> Result<(), PopulateError> {
+        self.populate_by(thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN))
+    }
+
+    /// As [`populate`](Self::populate), by up to so many threads, the calling one among them.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`populate`](Self::populate).
+    pub fn populate_by(&self, threads: NonZero<usize>) -> Result<(), PopulateError> {
+        if self.is_populated() {
+            return Ok(());
+        }
+        self.populate_part(self.user_range(), threads)?;
+        self.populated.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether every page has been allocated. Another process may take pages of a shared file away
+    /// again.
+    pub fn is_populated(&self) -> bool {
+        self.populated.load(Ordering::Relaxed)
+    }
+
+    /// As [`populate`](Self::populate), only the pages of `range`.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`populate`](Self::populate), and `EFAULT` where the range is not all in the
+    /// memory.
+    pub fn populate_range(&self, range: UserRange) -> Result<(), PopulateError> {
+        if self.is_populated() {
+            return Ok(());
+        }
+        if range == self.user_range() {
+            return self.populate();
+        }
+        let threads = thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
+        self.populate_part(range, threads)
+    }
+
+    fn populate_part(
+        &self,
+        range: UserRange,
+        threads: NonZero<usize>,
+    ) -> Result<(), PopulateError> {
+        let failed = |errno| PopulateError { range, errno };
+        let outside = |error: OutsideMemory| failed(error.errno());
+        let offset = self.offset_of(range).map_err(outside)?;
+        let page = self.page_size.max(sys::page_size());
+        // madvise(2) takes whole pages; the memory is whole pages.
+        let begin = os::align_down(offset, page);
+        let end = (offset + range.len_less_one() + 1).next_multiple_of(page).min(self.len());
+        let leaf = self.kind.leaf_size().max(page);
+        let parts = parts(begin, end, leaf, threads);
+        let fallback = match self.kind {
+            // Whoever pins it finds its pages: what they are is not known, so none is touched.
+            MemoryKind::Adopted => Fallback::Leave,
+            _ => Fallback::Touch,
+        };
+        let one = |&(offset, len): &(u64, u64)| populate(self, offset, len, fallback);
+        let Some((first, more)) = parts.split_first() else { return Ok(()) };
+        if more.is_empty() {
+            return one(first).map_err(failed);
+        }
+        let one = &one;
+        thread::scope(|scope| {
+            let spawn = |part| {
+                let thread = Builder::new().name("dmaspan-populate".to_owned());
+                // Where there is no thread to be had, this one does its part.
+                (thread.spawn_scoped(scope, move || one(part)).ok(), part)
+            };
+            let others: Vec<_> = more.iter().map(spawn).collect();
+            let mut result = one(first);
+            for (thread, part) in others {
+                let ended = thread
+                    .map_or_else(|| one(part), |thread| thread.join().unwrap_or(Err(Errno::EIO)));
+                result = result.and(ended);
+            }
+            result
+        })
+        .map_err(failed)
+    }
+}
+
+/// What to do where the kernel cannot populate: before Linux 5.14, and for memory of drivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fallback {
+    Leave,
+    Touch,
+}
+
+/// Offsets and lengths of the parts that `begin..end` is populated in, which begin at multiples of
+/// `leaf` but for the first.
+fn parts(begin: u64, end: u64, leaf: u64, threads: NonZero<usize>) -> Vec<(u64, u64)> {
+    let len = end.saturating_sub(begin);
+    let threads = u64::try_from(threads.get().min(THREADS_MOST)).unwrap_or(1);
+    let count = (len / PART_LEAST.max(leaf)).clamp(1, threads);
+    let step = len.div_ceil(count).next_multiple_of(leaf);
+    let mut parts = Vec::new();
+    let mut at = begin;
+    while at < end {
+        let next = os::align_down(at.saturating_add(step), leaf).clamp(at + 1, end);
+        parts.push((at, next - at));
+        at = next;
+    }
+    parts
+}
+
+/// Allocates every page of `len` bytes from `offset`.
+fn populate(memory: &Memory, offset: u64, len: u64, fallback: Fallback) -> Result<(), Errno> {
+    let to_usize = |value| usize::try_from(value).map_err(|_| Errno::ENOMEM);
+    let (at, bytes) = (to_usize(offset)?, to_usize(len)?);
+    let mapping: &Mapping = memory.mapping();
+    loop {
+        match mapping.advise(at, bytes, Advice::PopulateWrite) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EINTR | os::EAGAIN) => {}
+            Err(Errno::EINVAL) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    match fallback {
+        Fallback::Leave => Ok(()),
+        // Linux before 5.14. hugetlb pages are reserved since mmap(2), so a touch finds them.
+        Fallback::Touch => touch(memory, offset, len).map_err(|error| error.errno()),
+    }
+}
+
+/// Writes a word of every base page, as it is.
+fn touch(memory: &Memory, offset: u64, len: u64) -> Result<(), AccessError> {
+    let page_words = usize::try_from(sys::page_size() / 8).unwrap_or(512);
+    for word in memory.word_slice(offset, len)?.iter().step_by(page_words) {
+        word.fetch_or(0, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M64: u64 = 64 << 20;
+    const G1: u64 = 1 << 30;
+
+    fn cut(begin: u64, end: u64, leaf: u64, threads: usize) -> Vec<(u64, u64)> {
+        parts(begin, end, leaf, NonZero::new(threads).unwrap())
+    }
+
+    #[test]
+    fn small_memory_is_one_part() {
+        assert_eq!(cut(0, 2 * M64 - 4096, 2 << 20, 16), [(0, 2 * M64 - 4096)]);
+        assert_eq!(cut(4096, 8192, 2 << 20, 16), [(4096, 4096)]);
+        assert_eq!(cut(0, 8 * M64, 2 << 20, 1), [(0, 8 * M64)]);
+        assert_eq!(cut(0, 0, 4096, 4), []);
+    }
+
+    #[test]
+    fn parts_are_disjoint_whole_and_begin_at_leaves() {
+        for (begin, end, leaf) in [
+            (0, 2 * M64, 2 << 20),
+            (4096, 7 * M64 + 12288, 2 << 20),
+            (3 << 20, 33 * M64, 2 << 20),
+            (0, 5 * G1, G1),
+            (0, 3 * M64 + 4096, 4096),
+        ] {
+            for threads in 1..40 {
+                let parts = cut(begin, end, leaf, threads);
+                assert!(parts.len() <= threads.min(THREADS_MOST) + 1, "{parts:?}");
+                let mut at = begin;
+                for (n, (start, len)) in parts.iter().enumerate() {
+                    assert_eq!(*start, at);
+                    assert!(*len > 0 && (n == 0 || start.is_multiple_of(leaf)), "{parts:?}");
+                    at += len;
+                }
+                assert_eq!(at, end);
+            }
+        }
+        assert_eq!(cut(0, 5 * G1, G1, 16).len(), 5);
+        assert_eq!(cut(0, 4 * M64, 2 << 20, 2), [(0, 2 * M64), (2 * M64, 2 * M64)]);
+    }
+
+    #[test]
+    fn large_memory_is_all_there_whoever_populates_it() {
+        let memory = Memory::new(MemoryKind::Base, 3 * M64).unwrap();
+        assert!(memory.is_populated());
+        let page = sys::page_size();
+        let pages = usize::try_from(memory.len() / page).unwrap();
+        let mut entries = vec![0; 8 * pages];
+        let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let at = memory.user_range().start().get() / page * 8;
+        std::os::unix::fs::FileExt::read_exact_at(&map, &mut entries, at).unwrap();
+        // Bit 63 of an entry says that the page is there (pagemap.rst of Linux).
+        let present = entries.as_chunks::<8>().0.iter().filter(|entry| entry[7] & 0x80 != 0);
+        assert_eq!(present.count(), pages);
+    }
+
+    #[test]
+    fn a_touch_keeps_what_is_there() {
+        let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
+        memory.fill_words(0, 1 << 20, |n| !n).unwrap();
+        touch(&memory, 0, 1 << 20).unwrap();
+        memory.check_words(0, 1 << 20, |n| !n).unwrap();
+    }
+}

@@ -1,0 +1,289 @@
+//! What the machine, its kernel and this process bring along, whatever the function.
+
+use std::fmt;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::files::{self, Root};
+
+/// What there is of an IOMMU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Iommu {
+    /// The kernel uses one.
+    Active,
+    /// The firmware describes one, and the kernel does not use it.
+    SwitchedOff {
+        /// By which ACPI table.
+        table: IommuTable,
+        /// The parameter on the kernel's command line that is about it, where there is one.
+        parameter: Option<String>,
+    },
+    /// None is described.
+    NotFound {
+        /// Whether this is a virtual machine.
+        machine: MachineKind,
+    },
+}
+
+/// The ACPI table that describes an IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IommuTable {
+    /// Intel VT-d.
+    Dmar,
+    /// AMD-Vi.
+    Ivrs,
+    /// Arm SMMU.
+    Iort,
+    /// virtio-iommu.
+    Viot,
+}
+
+/// Whether a machine is real.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MachineKind {
+    /// It is, or does not say otherwise.
+    Physical,
+    /// It has a hypervisor.
+    Virtual,
+}
+
+impl IommuTable {
+    /// Its four letters, as in `/sys/firmware/acpi/tables`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Dmar => "DMAR",
+            Self::Ivrs => "IVRS",
+            Self::Iort => "IORT",
+            Self::Viot => "VIOT",
+        }
+    }
+
+    /// Words of the kernel's command line that are about it.
+    const fn parameters(self) -> &'static [&'static str] {
+        match self {
+            Self::Dmar => &["intel_iommu=", "iommu=off"],
+            Self::Ivrs => &["amd_iommu=off", "iommu=off"],
+            Self::Iort | Self::Viot => &["iommu=off"],
+        }
+    }
+}
+
+const TABLES: [IommuTable; 4] =
+    [IommuTable::Dmar, IommuTable::Ivrs, IommuTable::Viot, IommuTable::Iort];
+
+/// Whether the kernel was built with an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Built {
+    In,
+    Out,
+    Unknown,
+}
+
+/// Whether messages of devices are translated, so that none can pretend to be another's interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interrupts {
+    Remapped,
+    NotRemapped,
+    Unknown,
+}
+
+/// Who this process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct User {
+    pub(super) uid: u32,
+    groups: Vec<u32>,
+    capabilities: u64,
+}
+
+/// Capabilities (include/uapi/linux/capability.h).
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_IPC_LOCK: u32 = 14;
+
+impl User {
+    /// From `/proc/self/status` (proc(5)); `None` where there is none.
+    fn read(root: &Root) -> Option<Self> {
+        let status = root.text("proc/self/status")?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        let numbers = |name: &str| -> Vec<u32> {
+            let words = field(name).unwrap_or_default().split_whitespace();
+            words.filter_map(|word| word.parse().ok()).collect()
+        };
+        // Real, effective, saved, of the file system: the last one opens files.
+        let mut groups = numbers("Groups:");
+        groups.extend(numbers("Gid:").get(3));
+        let capabilities = files::hex(field("CapEff:").unwrap_or_default().trim()).unwrap_or(0);
+        Some(Self { uid: *numbers("Uid:").get(3)?, groups, capabilities })
+    }
+
+    const fn has(&self, capability: u32) -> bool {
+        self.capabilities >> capability & 1 != 0
+    }
+
+    /// Whether it may open any file.
+    pub(super) const fn opens_all(&self) -> bool {
+        self.has(CAP_DAC_OVERRIDE)
+    }
+
+    /// Whether the mode of a file lets it read and write. Access control lists are not looked at.
+    fn may_open(&self, file: &Metadata) -> bool {
+        let class = match file {
+            _ if self.opens_all() => return true,
+            file if file.uid() == self.uid => 6,
+            file if self.groups.contains(&file.gid()) => 3,
+            _ => 0,
+        };
+        file.mode() >> class & 6 == 6
+    }
+}
+
+/// Who a node of `/dev` belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Owner {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// The permission bits.
+    pub mode: u32,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |id: u32| if id == 0 { "root".to_owned() } else { id.to_string() };
+        let (uid, gid) = (name(self.uid), name(self.gid));
+        write!(f, "user {uid} and group {gid}, mode {:04o}", self.mode)
+    }
+}
+
+/// Whether this process may open a node.
+pub(super) enum Access {
+    /// It may, or nothing says otherwise.
+    Granted,
+    /// It may not.
+    Denied(Owner),
+    /// There is no such node.
+    Missing,
+}
+
+/// What does not depend on the function.
+#[derive(Debug)]
+pub(super) struct Host {
+    root: Root,
+    pub(super) iommu: Iommu,
+    pub(super) user: Option<User>,
+    pub(super) interrupts: Interrupts,
+    /// The limit of locked memory in bytes, where one applies.
+    pub(super) memlock: Option<u64>,
+    config: Option<String>,
+}
+
+impl Host {
+    pub(super) fn read(root: &Root) -> Self {
+        let user = User::read(root);
+        let locks_all = user.as_ref().is_some_and(|user| user.has(CAP_IPC_LOCK));
+        Self {
+            iommu: iommu(root),
+            interrupts: interrupts(root),
+            memlock: if locks_all { None } else { memlock(root) },
+            config: config(root),
+            user,
+            root: root.clone(),
+        }
+    }
+
+    /// Whether a driver of PCI functions is loaded.
+    pub(super) fn has_driver(&self, name: &str) -> bool {
+        self.root.has(Path::new("sys/bus/pci/drivers").join(name))
+    }
+
+    /// Whether a module is loaded, or built in and has parameters.
+    pub(super) fn has_module(&self, name: &str) -> bool {
+        self.root.has(Path::new("sys/module").join(name))
+    }
+
+    /// Whether a module's parameter is on.
+    pub(super) fn is_on(&self, module: &str, parameter: &str) -> bool {
+        let path = format!("sys/module/{module}/parameters/{parameter}");
+        self.root.text(path).is_some_and(|text| matches!(text.as_str(), "Y" | "1"))
+    }
+
+    /// Whether the kernel was built with `CONFIG_` and this name.
+    pub(super) fn built(&self, name: &str) -> Built {
+        let Some(config) = &self.config else { return Built::Unknown };
+        let line = |value| format!("CONFIG_{name}={value}");
+        let (built_in, module) = (line('y'), line('m'));
+        let is_in = config.lines().any(|line| line == built_in || line == module);
+        if is_in { Built::In } else { Built::Out }
+    }
+
+    /// Whether this process may open a node like `/dev/vfio/7`.
+    pub(super) fn access(&self, node: &Path) -> Access {
+        let path = self.root.path(node.strip_prefix("/").unwrap_or(node));
+        let Ok(file) = fs::metadata(path) else { return Access::Missing };
+        match &self.user {
+            Some(user) if !user.may_open(&file) => {
+                let (uid, gid, mode) = (file.uid(), file.gid(), file.mode() & 0o7777);
+                Access::Denied(Owner { uid, gid, mode })
+            }
+            _ => Access::Granted,
+        }
+    }
+}
+
+/// What sysfs, the firmware's tables and the command line say.
+fn iommu(root: &Root) -> Iommu {
+    if !root.names("sys/class/iommu").is_empty() {
+        return Iommu::Active;
+    }
+    let tables = root.names("sys/firmware/acpi/tables");
+    let described = TABLES.into_iter().find(|table| {
+        // Arm machines have an IORT for their interrupts alone, too; only what is there is said.
+        tables.iter().any(|name| name == table.name())
+    });
+    if let Some(table) = described {
+        let line = root.text("proc/cmdline").unwrap_or_default();
+        let is_about = |word: &&str| table.parameters().iter().any(|about| word.starts_with(about));
+        // The kernel obeys the last one.
+        let parameter = line.split_whitespace().rfind(is_about).map(str::to_owned);
+        return Iommu::SwitchedOff { table, parameter };
+    }
+    let cpu = root.text("proc/cpuinfo").unwrap_or_default();
+    let is_guest = cpu.split_whitespace().any(|word| word == "hypervisor");
+    let machine = if is_guest { MachineKind::Virtual } else { MachineKind::Physical };
+    Iommu::NotFound { machine }
+}
+
+/// Whether x86 remaps interrupts: their controllers are then called `IR-` something. Elsewhere the
+/// interrupt controller does it or not, which no file says.
+fn interrupts(root: &Root) -> Interrupts {
+    let Some(text) = root.text("proc/interrupts") else { return Interrupts::Unknown };
+    let mut words = text.split_whitespace();
+    if !words.clone().any(|word| word.contains("IO-APIC") || word.contains("PCI-MSI")) {
+        return Interrupts::Unknown;
+    }
+    if words.any(|word| word.contains("IR-")) {
+        Interrupts::Remapped
+    } else {
+        Interrupts::NotRemapped
+    }
+}
+
+/// The soft limit of `/proc/self/limits` (proc(5)).
+fn memlock(root: &Root) -> Option<u64> {
+    let limits = root.text("proc/self/limits")?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// The configuration of the running kernel, where a distribution keeps one.
+fn config(root: &Root) -> Option<String> {
+    let release = root.text("proc/sys/kernel/osrelease")?;
+    let places: [PathBuf; 2] = [
+        Path::new("boot").join(format!("config-{release}")),
+        Path::new("lib/modules").join(&release).join("config"),
+    ];
+    places.into_iter().find_map(|place| root.text(place))
+}

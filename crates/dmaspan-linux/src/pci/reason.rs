@@ -1,0 +1,461 @@
+//! Why a function cannot be used, and what makes it so.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::host::{Iommu, IommuTable, MachineKind, Owner};
+use super::uses::Use;
+use super::{Bdf, Member};
+
+/// The two ways in which the kernel gives a function to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interface {
+    /// A VFIO container with the IOMMU type 1, and the function's group
+    /// (include/uapi/linux/vfio.h).
+    Type1,
+    /// iommufd, and the function's own character device
+    /// (include/uapi/linux/iommufd.h, Linux 6.6).
+    Iommufd,
+}
+
+impl Interface {
+    /// Its name: `type1` or `iommufd`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Type1 => "type1",
+            Self::Iommufd => "iommufd",
+        }
+    }
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One thing that keeps a function from being used. Displayed as a sentence without a full stop;
+/// [`steps`](Self::steps) is what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// sysfs has no PCI.
+    #[error("/sys/bus/pci is not there: this machine has no PCI, or sysfs is not mounted")]
+    NoPci,
+    /// There is no such function.
+    #[error("there is no PCI function {bdf}")]
+    Absent {
+        /// Its address.
+        bdf: Bdf,
+    },
+    /// It does not answer.
+    #[error("{bdf} reads as all ones: it was removed, or its link is down")]
+    Gone {
+        /// Its address.
+        bdf: Bdf,
+    },
+    /// VFIO gives no bridges away.
+    #[error("{bdf} is a bridge, which VFIO does not give away: use what is behind it")]
+    Bridge {
+        /// Its address.
+        bdf: Bdf,
+    },
+    /// No IOMMU works.
+    #[error("{}", no_iommu(iommu))]
+    NoIommu {
+        /// What there is of one.
+        iommu: Iommu,
+    },
+    /// The IOMMU does not translate for it.
+    #[error("{bdf} is in no IOMMU group: this machine's IOMMU does not translate for it")]
+    NoGroup {
+        /// Its address.
+        bdf: Bdf,
+    },
+    /// VFIO was told to do without an IOMMU.
+    #[error(
+        "group {group} is one of VFIO's mode without IOMMU: the function would reach all memory, \
+         and nothing can be mapped for it"
+    )]
+    NoIommuMode {
+        /// The group's number.
+        group: u32,
+    },
+    /// VFIO's driver for PCI functions is not there.
+    #[error("the module vfio-pci is not loaded")]
+    NoVfioPci,
+    /// Another driver has it, or none.
+    #[error("{}", not_bound(*bdf, driver.as_deref(), uses))]
+    NotBound {
+        /// Its address.
+        bdf: Bdf,
+        /// The driver that has it.
+        driver: Option<String>,
+        /// What the system uses it for.
+        uses: Vec<Use>,
+    },
+    /// Other functions of the group have drivers that do DMA.
+    #[error("its group {group} holds {}", members(blockers))]
+    GroupNotViable {
+        /// The group's number.
+        group: u32,
+        /// Those that are in the way.
+        blockers: Vec<Member>,
+    },
+    /// VFIO has no type 1.
+    #[error("the module vfio_iommu_type1 is not loaded")]
+    NoType1,
+    /// There is no iommufd.
+    #[error("/dev/iommu is not there: {}", no_iommufd(*kernel))]
+    NoIommufd {
+        /// Whether the kernel can have it.
+        kernel: KernelSupport,
+    },
+    /// There is no character device for single functions.
+    #[error(
+        "the kernel has no VFIO devices of their own: it is older than 6.6, or built without \
+         CONFIG_VFIO_DEVICE_CDEV"
+    )]
+    NoCdev,
+    /// Devices could forge interrupts, and the kernel refuses to risk it.
+    #[error(
+        "interrupts are not remapped, so the function could forge those of others, and the kernel \
+         refuses to attach it"
+    )]
+    UnsafeInterrupts {
+        /// The module whose parameter permits it.
+        module: &'static str,
+        /// Whether that module is there.
+        state: ModuleState,
+    },
+    /// A node is not there although the driver is bound.
+    #[error(
+        "{} is not there: it was not passed into this container, or the kernel is built without it",
+        node.display()
+    )]
+    NodeMissing {
+        /// What must be opened.
+        node: PathBuf,
+    },
+    /// The process may not open a node.
+    #[error("{}", denied(node, *owner, *uid))]
+    Permission {
+        /// What it must open.
+        node: Node,
+        /// Whose it is; `None` where it will appear when the driver is bound, as root's.
+        owner: Option<Owner>,
+        /// The user of this process.
+        uid: u32,
+    },
+}
+
+/// Whether a kernel can have what it has not now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelSupport {
+    /// Its configuration has it, as a module.
+    Module,
+    /// Its configuration says no.
+    Missing,
+    /// No configuration was found.
+    Unknown,
+}
+
+/// Whether a module is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModuleState {
+    /// It is.
+    Loaded,
+    /// It is not.
+    Absent,
+}
+
+/// A node of `/dev` that must be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// One with a known name.
+    Path(PathBuf),
+    /// The function's own, whose name VFIO chooses when its driver is bound.
+    CdevOf(Bdf),
+}
+
+impl fmt::Display for Node {
+    /// As a shell reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::CdevOf(bdf) => {
+                write!(f, "/dev/vfio/devices/$(ls /sys/bus/pci/devices/{bdf}/vfio-dev)")
+            }
+        }
+    }
+}
+
+/// Something to do, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// A command for a shell of root.
+    Run(String),
+    /// Something that no command does. It is displayed as a comment.
+    ByHand(String),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Run(command) => f.pad(command),
+            Self::ByHand(what) => write!(f, "# {what}"),
+        }
+    }
+}
+
+/// Devices of PCI, for commands.
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+impl Reason {
+    /// A short name that never changes: `no-iommu`, `not-bound`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::NoPci => "no-pci",
+            Self::Absent { .. } => "absent",
+            Self::Gone { .. } => "gone",
+            Self::Bridge { .. } => "bridge",
+            Self::NoIommu { .. } => "no-iommu",
+            Self::NoGroup { .. } => "no-group",
+            Self::NoIommuMode { .. } => "no-iommu-mode",
+            Self::NoVfioPci => "no-vfio-pci",
+            Self::NotBound { .. } => "not-bound",
+            Self::GroupNotViable { .. } => "group-not-viable",
+            Self::NoType1 => "no-type1",
+            Self::NoIommufd { .. } => "no-iommufd",
+            Self::NoCdev => "no-cdev",
+            Self::UnsafeInterrupts { .. } => "unsafe-interrupts",
+            Self::NodeMissing { .. } => "node-missing",
+            Self::Permission { .. } => "permission",
+        }
+    }
+
+    /// Whether no command changes it while this kernel runs: other reasons do not matter then.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::NoPci
+            | Self::Absent { .. }
+            | Self::Gone { .. }
+            | Self::Bridge { .. }
+            | Self::NoIommu { .. }
+            | Self::NoGroup { .. }
+            | Self::NoCdev
+            | Self::NodeMissing { .. }
+            | Self::NoIommufd { kernel: KernelSupport::Missing } => true,
+            Self::NotBound { uses, .. } => uses.iter().any(Use::is_vital),
+            Self::GroupNotViable { blockers, .. } => {
+                blockers.iter().flat_map(|member| &member.uses).any(Use::is_vital)
+            }
+            _ => false,
+        }
+    }
+
+    /// What takes it away, in order.
+    pub fn steps(&self) -> Vec<Step> {
+        match self {
+            Self::NoPci => vec![run("mount -t sysfs sysfs /sys")],
+            Self::Absent { .. } => vec![by_hand("list the functions with `dmaspan devices --all`")],
+            Self::Gone { bdf } => vec![
+                run(&format!("echo 1 > {DEVICES}/{bdf}/remove")),
+                run("echo 1 > /sys/bus/pci/rescan"),
+            ],
+            Self::Bridge { .. } => Vec::new(),
+            Self::NoIommu { iommu } => vec![by_hand(&switch_on(iommu))],
+            Self::NoGroup { .. } => vec![by_hand("choose a function that is in a group")],
+            Self::NoIommuMode { .. } => vec![
+                run("echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode"),
+                by_hand("switch an IOMMU on, and bind the driver again"),
+            ],
+            Self::NoVfioPci => vec![run("modprobe vfio-pci")],
+            Self::NotBound { bdf, driver, uses } => bind(*bdf, driver.as_deref(), uses),
+            Self::GroupNotViable { blockers, .. } => {
+                let each = blockers.iter();
+                each.flat_map(|member| bind(member.bdf, member.driver.as_deref(), &member.uses))
+                    .collect()
+            }
+            Self::NoType1 => vec![run("modprobe vfio_iommu_type1")],
+            Self::NoIommufd { kernel: KernelSupport::Missing } => {
+                vec![by_hand("start a kernel that is built with CONFIG_IOMMUFD")]
+            }
+            Self::NoIommufd { .. } => vec![run("modprobe iommufd")],
+            Self::NoCdev => {
+                let what = "start a kernel from 6.6 on that is built with CONFIG_VFIO_DEVICE_CDEV";
+                vec![by_hand(what)]
+            }
+            Self::UnsafeInterrupts { module, state } => permit(module, *state),
+            Self::NodeMissing { node } => vec![by_hand(&format!(
+                "pass it into the container (docker: --device={}), or start a kernel that has it",
+                node.display()
+            ))],
+            Self::Permission { node, uid, .. } => vec![run(&format!("chown {uid} {node}"))],
+        }
+    }
+}
+
+fn run(command: &str) -> Step {
+    Step::Run(command.to_owned())
+}
+
+fn by_hand(what: &str) -> Step {
+    Step::ByHand(what.to_owned())
+}
+
+/// What binds a function to vfio-pci. What the system cannot do without is not taken from it.
+fn bind(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> Vec<Step> {
+    if let Some(vital) = uses.iter().find(|used| used.is_vital()) {
+        return vec![by_hand(&format!("{vital}: the system needs {bdf}, choose another function"))];
+    }
+    let mut steps: Vec<Step> = uses.iter().flat_map(end_use).collect();
+    steps.push(run(&format!("echo vfio-pci > {DEVICES}/{bdf}/driver_override")));
+    if driver.is_some() {
+        steps.push(run(&format!("echo {bdf} > {DEVICES}/{bdf}/driver/unbind")));
+    }
+    steps.push(run(&format!("echo {bdf} > /sys/bus/pci/drivers_probe")));
+    steps
+}
+
+/// What gives a function back to the driver that the kernel chooses.
+pub(super) fn give_back(bdf: Bdf) -> Vec<Step> {
+    vec![
+        run(&format!("echo > {DEVICES}/{bdf}/driver_override")),
+        run(&format!("echo {bdf} > {DEVICES}/{bdf}/driver/unbind")),
+        run(&format!("echo {bdf} > /sys/bus/pci/drivers_probe")),
+    ]
+}
+
+fn end_use(used: &Use) -> Vec<Step> {
+    match used {
+        Use::Mounted { at, .. } => vec![run(&format!("umount {}", quoted(at)))],
+        Use::Swap { node } => vec![run(&format!("swapoff {}", quoted(node)))],
+        Use::NetworkUp { interface } => vec![
+            by_hand(&format!("{interface} is up: connections over it end, yours perhaps too")),
+            run(&format!("ip link set {} down", quoted(interface))),
+        ],
+    }
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { shell_quoted(word) }
+}
+
+fn shell_quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+fn permit(module: &str, state: ModuleState) -> Vec<Step> {
+    let warning = by_hand("only where the device is trusted: it can then forge interrupts");
+    let permit = match state {
+        ModuleState::Loaded => {
+            format!("echo 1 > /sys/module/{module}/parameters/allow_unsafe_interrupts")
+        }
+        ModuleState::Absent => format!("modprobe {module} allow_unsafe_interrupts=1"),
+    };
+    vec![warning, Step::Run(permit)]
+}
+
+fn no_iommu(iommu: &Iommu) -> String {
+    match iommu {
+        // Nothing is refused then; the words are for completeness.
+        Iommu::Active => "the IOMMU is active".to_owned(),
+        Iommu::SwitchedOff { table, parameter } => {
+            let line = match parameter {
+                Some(parameter) => format!("its command line says {parameter}"),
+                None => "it was not told to".to_owned(),
+            };
+            let table = table.name();
+            format!("the kernel does not use this machine's IOMMU (ACPI table {table}): {line}")
+        }
+        Iommu::NotFound { machine: MachineKind::Physical } => {
+            "no IOMMU was found: it is switched off in the firmware's settings, or there is none"
+                .to_owned()
+        }
+        Iommu::NotFound { machine: MachineKind::Virtual } => {
+            "this virtual machine has no IOMMU".to_owned()
+        }
+    }
+}
+
+fn switch_on(iommu: &Iommu) -> String {
+    match iommu {
+        Iommu::Active => String::new(),
+        Iommu::SwitchedOff { table: IommuTable::Dmar, parameter: Some(parameter) }
+            if parameter.starts_with("intel_iommu=on") =>
+        {
+            "`dmesg | grep -i dmar` says why; the kernel needs CONFIG_INTEL_IOMMU".to_owned()
+        }
+        Iommu::SwitchedOff { table, parameter } => {
+            let add = match (table, parameter) {
+                (IommuTable::Dmar, None) => "add intel_iommu=on to the kernel's command line",
+                (IommuTable::Dmar, Some(_)) => {
+                    "replace that by intel_iommu=on on the kernel's command line"
+                }
+                (_, Some(_)) => "take that off the kernel's command line",
+                (IommuTable::Ivrs, None) => "see `dmesg | grep -i amd-vi`",
+                (IommuTable::Viot, None) => "`modprobe virtio_iommu`, early at boot",
+                (IommuTable::Iort, None) => "see `dmesg | grep -i smmu`",
+            };
+            format!("{add}, and boot again")
+        }
+        Iommu::NotFound { machine: MachineKind::Physical } => {
+            "switch VT-d (Intel), AMD-Vi or IOMMU (AMD), or the SMMU (Arm) on in the firmware's \
+             settings, and on Intel boot with intel_iommu=on"
+                .to_owned()
+        }
+        Iommu::NotFound { machine: MachineKind::Virtual } => {
+            "give the machine one: with QEMU `-M q35,kernel-irqchip=split -device \
+             intel-iommu,intremap=on,caching-mode=on`, and boot with intel_iommu=on"
+                .to_owned()
+        }
+    }
+}
+
+fn not_bound(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> String {
+    let mut text = match driver {
+        Some(driver) => format!("{bdf} is bound to {driver}, not to vfio-pci"),
+        None => format!("{bdf} has no driver, and needs vfio-pci"),
+    };
+    for used in uses {
+        text = format!("{text}; {used}");
+    }
+    text
+}
+
+fn members(members: &[Member]) -> String {
+    let mut text = String::new();
+    for member in members {
+        let comma = if text.is_empty() { "" } else { ", " };
+        let driver = member.driver.as_deref().unwrap_or("nothing");
+        text = format!("{text}{comma}{} (bound to {driver})", member.bdf);
+        for used in &member.uses {
+            text = format!("{text}, {used}");
+        }
+    }
+    format!("{text}, which the IOMMU cannot tell apart from it")
+}
+
+const fn no_iommufd(kernel: KernelSupport) -> &'static str {
+    match kernel {
+        KernelSupport::Module => "the module iommufd is not loaded",
+        KernelSupport::Missing => "this kernel is built without CONFIG_IOMMUFD",
+        KernelSupport::Unknown => {
+            "the module iommufd is not loaded, or the kernel is built without CONFIG_IOMMUFD"
+        }
+    }
+}
+
+fn denied(node: &Node, owner: Option<Owner>, uid: u32) -> String {
+    let name = match node {
+        Node::Path(path) => path.display().to_string(),
+        Node::CdevOf(bdf) => format!("the node of {bdf} in /dev/vfio/devices"),
+    };
+    match owner {
+        Some(owner) => format!("user {uid} may not open {name}, which belongs to {owner}"),
+        None => format!("{name} will appear with the driver and belong to root, not to user {uid}"),
+    }
+}

@@ -28,6 +28,7 @@ mod book;
 mod device;
 mod error;
 mod ioas;
+mod space;
 mod sysfs;
 mod type1;
 
@@ -36,4 +37,5 @@ pub use book::leaked_bytes;
 pub use device::{BusMaster, Device};
 pub use error::{Error, OpenError};
 pub use ioas::{Ioas, Iommufd};
+pub use space::{Backend, Space, UnknownBackend};
 pub use type1::{Interface, Type1};

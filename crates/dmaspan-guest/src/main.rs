@@ -16,7 +16,7 @@ mod kmsg;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: dmaspan-guest cases [--backend type1|iommufd|compat] [--device BDF] [NAME...]
+usage: dmaspan-guest cases [--backend vfio|iommufd|compat] [--device BDF] [NAME...]
        dmaspan-guest list
 
 Runs the cases whose names begin with a NAME, or all. As the first process of a
@@ -35,6 +35,13 @@ fn main() -> ExitCode {
         }
         ["cases", rest @ ..] => match cases::Options::parse(rest) {
             Ok(options) => cases::run(&options),
+            Err(error) => refuse(&error),
+        },
+        // What a case starts to kill it.
+        ["victim", rest @ ..] => match cases::Options::parse(rest).map(|wanted| wanted.be_killed())
+        {
+            Ok(Ok(())) => ExitCode::SUCCESS,
+            Ok(Err(error)) => refuse(&error.to_string()),
             Err(error) => refuse(&error),
         },
         ["help" | "--help" | "-h"] => {

@@ -63,7 +63,7 @@ pub(super) const BOOTS: &[Boot] = &[
     Boot {
         name: "type1",
         on: &[On::Stock],
-        commands: &[NVME, PEER, "hugepages 64", "dmaspan-guest cases --backend type1"],
+        commands: &[NVME, PEER, "hugepages 64", "dmaspan-guest cases --backend vfio"],
         ..PLAIN
     },
     Boot {
@@ -73,7 +73,7 @@ pub(super) const BOOTS: &[Boot] = &[
             NVME,
             PEER,
             "hugepages 64",
-            "dmaspan-guest cases --backend type1",
+            "dmaspan-guest cases --backend vfio",
             "dmaspan-guest cases --backend iommufd",
             "dmaspan-guest cases --backend compat",
         ],
@@ -83,7 +83,7 @@ pub(super) const BOOTS: &[Boot] = &[
         name: "virtio-iommu",
         on: &[On::Newest],
         iommu: Iommu::Virtio,
-        commands: &[NVME, PEER, "hugepages 64", "dmaspan-guest cases --backend type1"],
+        commands: &[NVME, PEER, "hugepages 64", "dmaspan-guest cases --backend vfio"],
         ..PLAIN
     },
     Boot {
@@ -94,7 +94,7 @@ pub(super) const BOOTS: &[Boot] = &[
             NVME,
             PEER,
             "hugepages 64",
-            "dmaspan-guest cases --backend type1",
+            "dmaspan-guest cases --backend vfio",
             "dmaspan-guest cases --backend iommufd",
         ],
         ..PLAIN

@@ -1,47 +1,15 @@
 //! What cases are told of the guest, and what they may need of it.
 
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use dmaspan_linux::vfio::{Backend, Device, Space};
 
 /// The function that every guest has an NVMe controller at.
 const NVME: &str = "0000:00:05.0";
 /// The function whose BAR 2 is memory that others reach: QEMU's `ivshmem-plain`.
 const PEER: &str = "0000:00:06.0";
-
-/// Which interface of the kernel a case goes through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Backend {
-    /// VFIO's container and groups, served by type1.
-    Type1,
-    /// iommufd and VFIO's cdev.
-    Iommufd,
-    /// VFIO's container and groups, served by iommufd: `/dev/iommu` takes type1's requests.
-    Compat,
-}
-
-impl Backend {
-    /// Reads its name.
-    ///
-    /// # Errors
-    ///
-    /// That there is none of this name.
-    pub(crate) fn parse(name: &str) -> Result<Self, String> {
-        match name {
-            "type1" => Ok(Self::Type1),
-            "iommufd" => Ok(Self::Iommufd),
-            "compat" => Ok(Self::Compat),
-            _ => Err(format!("`{name}` is no backend; they are type1, iommufd and compat")),
-        }
-    }
-
-    /// The file that it is reached by.
-    pub(crate) fn path(self) -> &'static Path {
-        Path::new(match self {
-            Self::Type1 => "/dev/vfio/vfio",
-            Self::Iommufd | Self::Compat => "/dev/iommu",
-        })
-    }
-}
 
 /// What a case is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +20,20 @@ pub(crate) struct Context {
     pub(crate) device: String,
 }
 
+impl Context {
+    /// An address space of the backend with the device in it.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be used.
+    pub(crate) fn open(&self) -> Result<(Space, Device), Box<dyn Error>> {
+        Ok(Space::open(self.backend, self.device.parse()?)?)
+    }
+}
+
 impl Default for Context {
     fn default() -> Self {
-        Self { backend: Backend::Type1, device: NVME.to_owned() }
+        Self { backend: Backend::Vfio, device: NVME.to_owned() }
     }
 }
 
@@ -77,11 +56,14 @@ impl Need {
     pub(crate) fn lacks(self, context: &Context) -> Option<String> {
         match self {
             Self::Backend => {
-                let path = context.backend.path();
-                (!path.exists()).then(|| format!("the kernel has no {}", path.display()))
+                let path = match context.backend {
+                    Backend::Vfio => "/dev/vfio/vfio",
+                    _ => "/dev/iommu",
+                };
+                (!Path::new(path).exists()).then(|| format!("the kernel has no {path}"))
             }
             Self::OneOf(backends) => (!backends.contains(&context.backend))
-                .then(|| format!("{:?} has nothing of it", context.backend)),
+                .then(|| format!("{} has nothing of it", context.backend)),
             Self::Hugepages(count) => {
                 let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
                 let free = fs::read_to_string(path).unwrap_or_default();

@@ -15,12 +15,15 @@
 
 mod context;
 mod guest;
+mod refusals;
 
 use std::error::Error;
 use std::panic;
 use std::process::ExitCode;
 
-pub(crate) use context::{Backend, Context, Need};
+use dmaspan_linux::vfio::UnknownBackend;
+
+pub(crate) use context::{Context, Need};
 
 /// How a case ended that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +50,14 @@ pub(crate) struct Case {
 }
 
 /// All cases, in the order in which they are run.
-pub(crate) const CASES: &[Case] = &[guest::DEVICE_IS_BOUND];
+pub(crate) const CASES: &[Case] = &[
+    guest::DEVICE_IS_BOUND,
+    refusals::BEFORE_THE_REQUEST,
+    refusals::PARTS_AND_OVERLAPS,
+    refusals::LOCKED_MEMORY,
+    refusals::MAPPING_LIMIT,
+    refusals::KILLED,
+];
 
 /// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +79,10 @@ impl Options {
         while let Some(&argument) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
             match argument {
-                "--backend" => options.context.backend = Backend::parse(value()?)?,
+                "--backend" => {
+                    options.context.backend =
+                        value()?.parse().map_err(|error: UnknownBackend| error.to_string())?;
+                }
                 "--device" => options.context.device = (*value()?).to_owned(),
                 option if option.starts_with('-') => {
                     return Err(format!("`{option}` is not understood"));
@@ -81,6 +94,17 @@ impl Options {
             Some(name) => Err(format!("no case begins with `{name}`")),
             None => Ok(options),
         }
+    }
+}
+
+impl Options {
+    /// Maps for the device until the process is killed.
+    ///
+    /// # Errors
+    ///
+    /// Why it could not.
+    pub(crate) fn be_killed(&self) -> std::result::Result<(), Box<dyn Error>> {
+        refusals::be_killed(&self.context)
     }
 }
 
@@ -149,12 +173,12 @@ mod tests {
     fn arguments_are_understood_and_bad_ones_refused() {
         let parse = |line: &str| Options::parse(&line.split_whitespace().collect::<Vec<_>>());
         let options = parse("--backend iommufd --device 0000:00:06.0 guest/").unwrap();
-        assert_eq!(options.context.backend, Backend::Iommufd);
+        assert_eq!(options.context.backend, dmaspan_linux::vfio::Backend::Iommufd);
         assert_eq!(options.context.device, "0000:00:06.0");
         assert_eq!(options.names, ["guest/"]);
         for (line, named) in [
             ("--backend", "--backend"),
-            ("--backend vfio", "`vfio`"),
+            ("--backend soft", "soft"),
             ("--fast", "`--fast`"),
             ("nothing", "`nothing`"),
         ] {

@@ -1,0 +1,245 @@
+//! What a space refuses, and what is left behind: nothing.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Prot, UserRange};
+use dmaspan_linux::vfio::{self, Backend, Space};
+use dmaspan_linux::{Memory, MemoryKind};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use super::{Case, Context, Need, Outcome, Result};
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+const AT: u64 = 1 << 32;
+
+/// What no kernel has to be asked for.
+pub(super) const BEFORE_THE_REQUEST: Case = Case {
+    name: "space/what_cannot_be_mapped_is_refused_before_the_request",
+    needs: &[Need::Backend],
+    run: before_the_request,
+};
+
+fn before_the_request(context: &Context) -> Result {
+    let (space, _device) = context.open()?;
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 2 * MIB)?);
+    let user = memory.user_range();
+    let part = |offset, len| memory.sub_range(offset, len);
+    let before = space.requests();
+    let top = Iova::new(u64::MAX - 2 * MIB + 1);
+    // x86's interrupts: no memory is reached there (Intel VT-d, section 3.15).
+    let interrupts = Iova::new(0xfee0_0000);
+    let at = Iova::new(AT);
+    let refused: [(UserRange, Iova, Prot, Errno); 7] = [
+        (part(0, PAGE)?, interrupts, Prot::READ_WRITE, Errno::EINVAL),
+        (part(0, 2 * PAGE)?, Iova::new(0xfedf_f000), Prot::READ_WRITE, Errno::EINVAL),
+        (user, top, Prot::READ_WRITE, Errno::EINVAL),
+        (user, Iova::new(u64::MAX - PAGE + 1), Prot::READ_WRITE, Errno::EOVERFLOW),
+        (user, at, Prot::empty(), Errno::EINVAL),
+        (user, Iova::new(AT + 0x800), Prot::READ, Errno::EINVAL),
+        (part(0, 0x800)?, at, Prot::READ, Errno::EINVAL),
+    ];
+    for (user, iova, prot, errno) in refused {
+        refuses(&space, space.map(&memory, user, iova, prot), errno, &format!("{iova:?}"))?;
+    }
+    let other = Memory::new(MemoryKind::Base, PAGE)?;
+    let foreign = space.map(&memory, other.user_range(), at, Prot::READ);
+    refuses(&space, foreign, Errno::EFAULT, "memory of somebody else")?;
+    same(space.requests(), before, "requests")?;
+    // Right below the interrupts there is room.
+    space.map(&memory, part(0, PAGE)?, Iova::new(0xfedf_f000), Prot::READ_WRITE)?;
+    same(space.unmap_all()?, PAGE, "bytes below the interrupts")?;
+    Ok(Outcome::Passed)
+}
+
+/// What the kernel would answer, too.
+pub(super) const PARTS_AND_OVERLAPS: Case = Case {
+    name: "space/parts_and_overlaps_are_answered_as_the_kernel_does",
+    needs: &[Need::Backend],
+    run: parts_and_overlaps,
+};
+
+fn parts_and_overlaps(context: &Context) -> Result {
+    let (space, _device) = context.open()?;
+    let memory = Arc::new(Memory::new(MemoryKind::Thp, 4 * MIB)?);
+    let user = memory.user_range();
+    let range = |start, len| IovaRange::from_len(Iova::new(start), len);
+    space.map(&memory, user, Iova::new(AT), Prot::READ_WRITE)?;
+    let before = space.requests();
+    for iova in [AT, AT + 4 * MIB - PAGE, AT - 4 * MIB + PAGE, AT + MIB] {
+        let overlap = space.map(&memory, user, Iova::new(iova), Prot::READ_WRITE);
+        refuses(&space, overlap, Errno::EEXIST, "an overlap")?;
+    }
+    for (start, len) in [(AT, PAGE), (AT + PAGE, 8 * MIB), (AT - PAGE, 2 * MIB), (AT + MIB, MIB)] {
+        let part = space.unmap(range(start, len)?);
+        refuses(&space, part.map(drop), Errno::EINVAL, "a part")?;
+    }
+    same(space.requests(), before, "requests")?;
+    // Neighbours on both sides, holes between: one request takes all of them away.
+    space.map(&memory, memory.sub_range(0, PAGE)?, Iova::new(AT - PAGE), Prot::READ)?;
+    space.map(&memory, memory.sub_range(0, PAGE)?, Iova::new(AT + 8 * MIB), Prot::READ)?;
+    same(space.unmap(range(AT - PAGE, 16 * MIB)?)?, 4 * MIB + 2 * PAGE, "bytes of three")?;
+    same(space.unmap(range(AT - PAGE, 16 * MIB)?)?, 0, "bytes of none")?;
+    let asked = space.requests();
+    same(asked.unmaps, before.unmaps + 1, "requests to unmap")?;
+    same(space.mappings(), 0, "mappings")?;
+    Ok(Outcome::Passed)
+}
+
+/// A limit of locked memory that a mapping does not fit in.
+pub(super) const LOCKED_MEMORY: Case = Case {
+    name: "space/too_little_memory_that_may_be_locked_is_said_and_leaves_nothing",
+    needs: &[Need::Backend],
+    run: locked_memory,
+};
+
+fn locked_memory(context: &Context) -> Result {
+    let (space, _device) = context.open()?;
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 8 * MIB)?);
+    let (limits, rights) = (getrlimit(Resource::Memlock), capabilities(None)?);
+    let limit = Rlimit { current: Some(4 * MIB), maximum: limits.maximum };
+    setrlimit(Resource::Memlock, limit)?;
+    let mut fewer = rights;
+    fewer.effective.remove(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, fewer)?;
+    let locked = locked_kib()?;
+    let at = Iova::new(AT);
+    let too_much = space.map(&memory, memory.user_range(), at, Prot::READ_WRITE);
+    let fits = space.map(&memory, memory.sub_range(0, 2 * MIB)?, at, Prot::READ_WRITE);
+    set_capabilities(None, rights)?;
+    setrlimit(Resource::Memlock, limits)?;
+    match &too_much {
+        Err(error @ vfio::Error::MemlockLimit { needed, limit, .. }) => {
+            same((*needed, *limit), (8 * MIB, 4 * MIB), "needed and limit")?;
+            if !error.to_string().contains("ulimit -l") {
+                return Err(format!("the error does not say what to do: {error}").into());
+            }
+        }
+        other => return Err(format!("8 MiB of 4 MiB gave {other:?}").into()),
+    }
+    fits.map_err(|error| format!("after that 2 MiB of 4 MiB were refused: {error}"))?;
+    same(space.unmap_all()?, 2 * MIB, "bytes")?;
+    same(locked_kib()?, locked, "locked KiB")?;
+    Ok(Outcome::Passed)
+}
+
+/// More mappings than the kernel allows.
+pub(super) const MAPPING_LIMIT: Case = Case {
+    name: "space/the_mapping_limit_is_said_and_leaves_nothing",
+    needs: &[Need::Backend, Need::OneOf(&[Backend::Vfio])],
+    run: mapping_limit,
+};
+
+fn mapping_limit(context: &Context) -> Result {
+    let (space, _device) = context.open()?;
+    let Some(most) = space.limits().mappings_left else {
+        return Ok(Outcome::Skipped("this kernel does not say how many mappings it allows".into()));
+    };
+    let memory = Arc::new(Memory::new(MemoryKind::Base, PAGE)?);
+    let page = |index: u64| Iova::new(AT + 2 * PAGE * index);
+    for index in 0..most {
+        space.map(&memory, memory.user_range(), page(index), Prot::READ)?;
+    }
+    same(space.limits().mappings_left, Some(0), "mappings that are left")?;
+    let before = space.requests();
+    let one_more = space.map(&memory, memory.user_range(), page(most), Prot::READ);
+    match &one_more {
+        Err(error @ vfio::Error::NoMappingsLeft { mappings }) if *mappings == most => {
+            if !error.to_string().contains("dma_entry_limit") {
+                return Err(format!("the error does not say what to do: {error}").into());
+            }
+        }
+        other => return Err(format!("mapping {most} and one more gave {other:?}").into()),
+    }
+    same(space.requests(), before, "requests")?;
+    same(space.mappings(), most, "mappings")?;
+    same(space.unmap_all()?, most * PAGE, "bytes")?;
+    same(space.limits().mappings_left, Some(most), "mappings that are left")?;
+    Ok(Outcome::Passed)
+}
+
+/// A process that ends while devices reach its memory.
+pub(super) const KILLED: Case = Case {
+    name: "space/a_killed_process_leaves_the_device_usable",
+    needs: &[Need::Backend],
+    run: killed,
+};
+
+/// What a process that is going to be killed says when all is mapped.
+const MAPPED: &str = "mapped";
+
+fn killed(context: &Context) -> Result {
+    let free = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let pages = fs::read_to_string(free)?;
+    for _ in 0..3 {
+        let mut victim = Command::new(env::current_exe()?)
+            .args(["victim", "--backend", context.backend.name(), "--device", &context.device])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut lines = BufReader::new(victim.stdout.take().ok_or("no output")?).lines();
+        let said = lines.next().ok_or("the other process ended before it had mapped")??;
+        victim.kill()?;
+        victim.wait()?;
+        same(said.as_str(), MAPPED, "what the other process said")?;
+        let (space, _device) = context.open()?;
+        let memory = Arc::new(Memory::new(MemoryKind::Thp, 4 * MIB)?);
+        space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
+        same(space.unmap_all()?, 4 * MIB, "bytes")?;
+    }
+    same(fs::read_to_string(free)?, pages, "free hugepages")?;
+    Ok(Outcome::Passed)
+}
+
+/// Maps, says so, and maps and unmaps until it is killed.
+///
+/// # Errors
+///
+/// Why it could not.
+pub(crate) fn be_killed(context: &Context) -> std::result::Result<(), Box<dyn Error>> {
+    let (space, device) = context.open()?;
+    device.set_bus_master(vfio::BusMaster::On).map_err(|errno| format!("{errno:?}"))?;
+    let memory = Arc::new(Memory::new(MemoryKind::Thp, 32 * MIB)?);
+    space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
+    println!("{MAPPED}");
+    loop {
+        let other = Iova::new(2 * AT);
+        space.map(&memory, memory.user_range(), other, Prot::READ_WRITE)?;
+        space.unmap(IovaRange::from_len(other, 32 * MIB)?)?;
+    }
+}
+
+/// `VmLck` of this process.
+fn locked_kib() -> std::result::Result<String, Box<dyn Error>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find(|line| line.starts_with("VmLck:"));
+    Ok(line.ok_or("no VmLck")?.to_owned())
+}
+
+fn refuses(
+    space: &Space,
+    result: std::result::Result<(), vfio::Error>,
+    errno: Errno,
+    what: &str,
+) -> std::result::Result<(), Box<dyn Error>> {
+    match result {
+        Err(error) if space.errno(&error) == errno => Ok(()),
+        other => Err(format!("{what} gave {other:?} and should give {errno:?}").into()),
+    }
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(
+    found: T,
+    expected: T,
+    what: &str,
+) -> std::result::Result<(), Box<dyn Error>> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("{what}: {found:?}, and should be {expected:?}").into())
+}

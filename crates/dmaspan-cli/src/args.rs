@@ -12,6 +12,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_linux::MemoryKind;
 use dmaspan_linux::mem::UnknownKind;
 
+use crate::devices::args::{DEVICES_ABOUT, DEVICES_EXAMPLES, DevicesArgs};
 use crate::hold;
 use crate::size::ByteSize;
 
@@ -36,6 +37,9 @@ pub(crate) enum Command {
     /// Map real memory for a device, check it, and measure how fast that is.
     #[command(long_about = MAP_ABOUT, after_help = MAP_EXAMPLES)]
     Map(MapArgs),
+    /// List PCI devices: whether programs can use each, and the commands for it.
+    #[command(long_about = DEVICES_ABOUT, after_help = DEVICES_EXAMPLES)]
+    Devices(DevicesArgs),
     /// Measure a part of the stack by itself.
     Bench {
         /// Which part.

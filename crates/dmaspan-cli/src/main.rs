@@ -7,6 +7,7 @@
 //!                             ├─ pinned: what the kernel counts as pinned
 //!                             ├─ per_page: the same table work one page at a time
 //!                             └─ hold: hugetlb pages, given back however the process ends
+//! args ──► devices (PCI functions, and what using them takes) ──► its own table, json
 //! args ──► bench (page tables alone, by format) ──► report
 //! args ──► bench_dma (IOVAs, tables and flushes, as a driver's call) ──► report
 //! args ──► bench_container (user memory and BARs, as a VMM's call) ──► report
@@ -24,6 +25,7 @@ mod bench_regbuf;
 mod bench_swiotlb;
 mod bus;
 mod crew;
+mod devices;
 mod hold;
 mod machine;
 mod measure;
@@ -50,6 +52,7 @@ use clap::error::ErrorKind;
 use serde::Serialize;
 
 use args::{Args, BenchWhat, Command, Format, MapArgs};
+use devices::args::DevicesArgs;
 use machine::Machine;
 use plan::Plan;
 use progress::Progress;
@@ -64,6 +67,7 @@ const WRONG_USAGE: u8 = 2;
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(Args { command: Command::Map(args) }) => map(&args),
+        Ok(Args { command: Command::Devices(args) }) => devices(&args),
         Ok(Args { command: Command::Bench { what } }) => bench(&what),
         Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
         Err(error) => not_parsed(&error),
@@ -78,6 +82,14 @@ fn map(args: &MapArgs) -> ExitCode {
     };
     match run::run(&plan, &Progress::new()) {
         Ok(report) => print(args.format, &report),
+        Err(error) => fail(FAILED, &error.to_string()),
+    }
+}
+
+/// `dmaspan devices`.
+fn devices(args: &DevicesArgs) -> ExitCode {
+    match devices::run(args) {
+        Ok(text) => print_text(&text).unwrap_or(ExitCode::SUCCESS),
         Err(error) => fail(FAILED, &error.to_string()),
     }
 }
@@ -188,6 +200,7 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
         let is = |place, word: &str| env::args_os().nth(place).is_some_and(|found| found == word);
         let benches = ["dma", "container", "swiotlb", "regbuf"];
         let command = match benches.iter().find(|part| is(2, part)) {
+            _ if is(1, "devices") => "dmaspan devices".to_owned(),
             _ if !is(1, "bench") => "dmaspan map".to_owned(),
             part => format!("dmaspan bench {}", part.unwrap_or(&"io-pgtable")),
         };
@@ -221,6 +234,8 @@ mod tests {
             &["dmaspan", "map", "--speed"],
             &["dmaspan", "map", "-1"],
             &["dmaspan", "mop"],
+            &["dmaspan", "devices", "5"],
+            &["dmaspan", "devices", "00:05.0", "--all"],
             &["dmaspan", "bench", "io-pgtable", "--format-name", "arm"],
             &["dmaspan", "bench", "io-pgtable", "--threads", "0"],
             &["dmaspan", "bench", "dma", "-t", "1025"],

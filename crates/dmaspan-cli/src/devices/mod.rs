@@ -1,0 +1,38 @@
+//! `dmaspan devices`: what PCI functions there are, and what using each of them takes.
+
+pub(crate) mod args;
+mod report;
+mod table;
+
+use dmaspan_linux::pci::{Function, PciError, System};
+
+use crate::report::json;
+use crate::report::text::Marks;
+use args::DevicesArgs;
+use report::Report;
+
+use crate::args::Format;
+
+/// The report as it is printed.
+///
+/// # Errors
+///
+/// [`PciError`] where there is no PCI, or no function that was asked for.
+pub(crate) fn run(args: &DevicesArgs) -> Result<String, PciError> {
+    let system = System::at(&args.root);
+    let functions = chosen(&system, args)?;
+    let report = Report::new(&system, &functions);
+    Ok(match args.format {
+        Format::Table => table::render(&report, args, Marks::of_stdout()),
+        Format::Json => json::render(&report),
+    })
+}
+
+fn chosen(system: &System, args: &DevicesArgs) -> Result<Vec<Function>, PciError> {
+    if !args.bdfs.is_empty() {
+        return args.bdfs.iter().map(|bdf| system.device(*bdf)).collect();
+    }
+    let mut functions = system.devices()?;
+    functions.retain(|function| args.all || !function.class.is_bridge());
+    Ok(functions)
+}

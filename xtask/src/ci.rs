@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::{cargo, hw, no_std, report};
+use crate::{cargo, guest, hw, no_std, report};
 
 /// How a check ended.
 enum Outcome {
@@ -20,12 +20,13 @@ struct Check {
     run: fn() -> Outcome,
 }
 
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     Check { name: "formatting: cargo fmt --all --check", run: formatting },
     Check { name: "lints: cargo clippy --workspace --all-targets -- -D warnings", run: lints },
     Check { name: "documentation: cargo doc --workspace --no-deps", run: documentation },
     Check { name: "tests: cargo test --workspace --exclude dmaspan-qemu", run: tests },
     Check { name: "hardware: cargo xtask hw", run: hardware },
+    Check { name: "guests: cargo xtask guest", run: guests },
     Check { name: "soak: ten million operations under the sanitizer", run: soak },
     Check { name: "interleavings: cargo test -p dmaspan --test loom", run: interleavings },
     Check { name: "core without std: cargo xtask no-std", run: core_without_std },
@@ -113,6 +114,15 @@ fn hardware() -> Outcome {
             Outcome::Passed => Outcome::Skipped(reason),
             outcome => outcome,
         },
+    }
+}
+
+fn guests() -> Outcome {
+    match guest::Options::parse(&[]).and_then(|options| guest::check(&options)) {
+        Ok(guest::Outcome::Passed) => Outcome::Passed,
+        Ok(guest::Outcome::Skipped(reason)) if hw::is_required() => Outcome::Failed(reason),
+        Ok(guest::Outcome::Skipped(reason)) => Outcome::Skipped(reason),
+        Err(error) => Outcome::Failed(error),
     }
 }
 

@@ -71,8 +71,10 @@ fn work() -> Result<(), Failure> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let uptime = fs::read_to_string("/proc/uptime")?;
     let seconds = uptime.split_whitespace().next().unwrap_or_default();
-    println!("guest: kernel {} up {seconds}", release.trim());
+    // Firmware leaves its last line without an end.
+    println!("\nguest: kernel {} up {seconds}", release.trim());
     let mut log = Log::open()?;
+    say_log(&mut log);
     let commands = fs::read_to_string(COMMANDS);
     for line in commands.map_err(|error| format!("{COMMANDS}: {error}"))?.lines() {
         let line = line.trim();

@@ -138,15 +138,7 @@ fn fetch(missing: &[Kernel], folder: &Path, lock: &File) -> Result<(), String> {
         }
         result = result.and(done.map_err(|why| format!("kernel {}: {why}", kernel.name)));
     }
-    written_anyway(remove(&apt));
-    result
-}
-
-/// What is left over costs room and nothing else.
-fn written_anyway(result: io::Result<()>) {
-    if let Err(error) = result {
-        eprintln!("guest: {error}");
-    }
+    result.and(remove(&apt).map_err(|error| cannot_write(&apt, &error)))
 }
 
 /// Takes a kernel out of its packages.

@@ -15,11 +15,11 @@
 use std::error::Error;
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::panic;
 use std::path::Path;
-use std::process::{self, ExitCode, ExitStatus};
+use std::process::{self, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -140,15 +140,34 @@ fn execute(command: &Command) -> Result<i32, Failure> {
             }
         }
         Command::Run { program, arguments } => {
-            let status = process::Command::new(program)
-                .args(arguments)
-                .env("PATH", "/bin")
-                .status()
-                .map_err(|error| format!("it does not start: {error}"))?;
-            return Ok(code(status));
+            return run_program(program, arguments);
         }
     }
     Ok(0)
+}
+
+/// Runs a program, with its output and errors on the console in the order in which it wrote them,
+/// and a line's end behind them. For the program this is no terminal: it prints as into a file.
+fn run_program(program: &str, arguments: &[&str]) -> Result<i32, Failure> {
+    let (mut output, end) = io::pipe()?;
+    let mut command = process::Command::new(program);
+    command.args(arguments).env("PATH", "/bin").stdin(Stdio::null());
+    command.stdout(end.try_clone()?).stderr(end);
+    let mut child = command.spawn().map_err(|error| format!("it does not start: {error}"))?;
+    // It holds the ends for writing, and the last one is closed when it ends.
+    drop(command);
+    let mut buffer = [0; 4096];
+    let mut last = b'\n';
+    loop {
+        let length = output.read(&mut buffer)?;
+        let Some(bytes) = buffer.get(..length).filter(|bytes| !bytes.is_empty()) else { break };
+        last = bytes.last().copied().unwrap_or(last);
+        io::stdout().write_all(bytes)?;
+    }
+    if last != b'\n' {
+        println!();
+    }
+    Ok(code(child.wait()?))
 }
 
 fn code(status: ExitStatus) -> i32 {

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `guest: kernel RELEASE up SECONDS` | the file systems are mounted and the modules loaded |
 //! | `guest: run LINE` | before a line of the list |
-//! | `guest: rc N LINE` | after it; 128 and the signal where one ended it |
+//! | `guest: rc N LINE` | after it; 128 and the signal where one ended it, 127 where it does not start |
 //! | `guest: log <LEVEL>[SECONDS] TEXT` | for each warning or error in the kernel's log |
 //! | `guest: taint MASK` | at the end: what the kernel says of itself |
 //! | `guest: error WHAT` | init itself failed, and the list ended |
@@ -45,6 +45,8 @@ const MOUNTS: [(&str, &str, &str); 6] = [
 
 const MODULES: &str = "/modules";
 const COMMANDS: &str = "/guest/commands";
+/// The code of a program that does not start.
+const NOT_STARTED: i32 = 127;
 /// The gravest level that is no warning.
 const NOTICE: u8 = 5;
 
@@ -153,7 +155,13 @@ fn run_program(program: &str, arguments: &[&str]) -> Result<i32, Failure> {
     let mut command = process::Command::new(program);
     command.args(arguments).env("PATH", "/bin").stdin(Stdio::null());
     command.stdout(end.try_clone()?).stderr(end);
-    let mut child = command.spawn().map_err(|error| format!("it does not start: {error}"))?;
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            println!("{program} does not start: {error}");
+            return Ok(NOT_STARTED);
+        }
+    };
     // It holds the ends for writing, and the last one is closed when it ends.
     drop(command);
     let mut buffer = [0; 4096];

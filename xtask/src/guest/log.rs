@@ -47,19 +47,26 @@ impl Report {
         let mut report = Self::default();
         for line in console.lines() {
             let line = clean(line);
-            match line
-                .strip_prefix("guest: ")
-                .map(|rest| rest.split_once(' ').unwrap_or((rest, "")))
-            {
-                Some((word, rest)) => report.marker(word, rest),
-                None => {
-                    if let Some(ran) = report.commands.last_mut().filter(|ran| ran.code.is_none()) {
-                        ran.output.push(line);
+            let marker = line.strip_prefix("guest: ").map(str::to_owned);
+            match marker.as_deref().map(|rest| rest.split_once(' ').unwrap_or((rest, ""))) {
+                Some((word, rest)) => {
+                    report.marker(word, rest);
+                    if ["PASS", "SKIP", "FAIL"].contains(&word) {
+                        report.output(line);
                     }
                 }
+                None => report.output(line),
             }
         }
         report
+    }
+
+    /// Takes what the command that runs printed.
+    fn output(&mut self, line: String) {
+        let running = self.commands.last_mut().filter(|ran| ran.code.is_none() && !self.ended);
+        if let Some(ran) = running {
+            ran.output.push(line);
+        }
     }
 
     fn marker(&mut self, word: &str, rest: &str) {
@@ -149,7 +156,8 @@ mod tests {
         assert_eq!(report.release.as_deref(), Some("6.1.0-50-cloud-amd64"));
         assert_eq!((report.passed, report.skipped.len()), (1, 1));
         assert_eq!(report.commands.len(), 2);
-        assert_eq!(report.commands[1].output, ["text"]);
+        let output = ["guest: PASS a/b", "text", "guest: SKIP c/d: no hugepages"];
+        assert_eq!(report.commands[1].output, output);
         assert_eq!(report.problems(), Vec::<String>::new());
     }
 

@@ -229,12 +229,20 @@ impl Work {
         fs::copy(self.folder.join("disk.img"), &disk).map_err(fail)?;
         let console = self.console(guest);
         let arguments = guest.machine.arguments(&guest.kernel.image, &initrd, &disk);
-        let ran = qemu::run(&self.program, &arguments, &console, guest.limit);
+        let once = || -> Result<_, String> {
+            let ran = qemu::run(&self.program, &arguments, &console, guest.limit);
+            let text = fs::read(&console).map_err(fail)?;
+            Ok((ran, Report::parse(&String::from_utf8_lossy(&text))))
+        };
+        let (mut ran, mut report) = once()?;
+        // Firmware and kernels have clocks to calibrate, which fails on a machine that is too busy.
+        if ran.is_ok() && report.release.is_none() {
+            eprintln!("guest: {}: its kernel did not come up; once more", guest.title());
+            (ran, report) = once()?;
+        }
         if self.left_over == LeftOver::Removed {
             fs::remove_file(&initrd).and_then(|()| fs::remove_file(&disk)).map_err(fail)?;
         }
-        let text = fs::read(&console).map_err(fail)?;
-        let report = Report::parse(&String::from_utf8_lossy(&text));
         let mut problems: Vec<String> = ran.as_ref().err().cloned().into_iter().collect();
         problems.extend(report.problems());
         let missing = guest.commands.len().saturating_sub(report.commands.len());

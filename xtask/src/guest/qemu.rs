@@ -68,14 +68,15 @@ impl Machine<'_> {
         arguments
     }
 
-    /// The console is for the guest's program: what the kernel warns of its init says.
+    /// The console is for the guest's program: what the kernel warns of its init says. On a busy
+    /// machine the kernel's check of its timer may fail, and then it panics.
     fn kernel_line(&self) -> String {
         let iommu = match self.iommu {
             Iommu::Intel => "intel_iommu=on",
             Iommu::Virtio => "vfio_iommu_type1.allow_unsafe_interrupts=1",
         };
-        let line = format!("console=ttyS0 loglevel=2 oops=panic panic=-1 {iommu} {}", self.cmdline);
-        line.trim_end().to_owned()
+        let always = "console=ttyS0 loglevel=2 no_timer_check oops=panic panic=-1";
+        format!("{always} {iommu} {}", self.cmdline).trim_end().to_owned()
     }
 }
 

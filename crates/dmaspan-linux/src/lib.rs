@@ -18,6 +18,7 @@
 //! | [`pagemap`] | where memory is: one look-up for each page, or one for each huge leaf |
 //! | [`pci`] | the PCI functions of this machine |
 //! | [`pinner`] | the [`Pinner`](dmaspan::pin::Pinner) that joins them |
+//! | [`plan`] | what to ask of a device's address space, and owning what it gave |
 //! | [`platform`] | locks, numbers of threads, a clock, and how threads wait, in a process |
 //! | [`bounce`] | memory of a process for bounce pools |
 //! | [`framemap`] | the way back, from a physical address to the memory |
@@ -58,6 +59,7 @@ pub mod mem;
 pub mod pagemap;
 pub mod pci;
 pub mod pinner;
+pub mod plan;
 pub mod platform;
 pub mod registration;
 pub mod vfio;

@@ -1,0 +1,264 @@
+//! Why something is not mapped, or still is.
+
+use std::fmt;
+
+use dmaspan::{Errno, Iova, IovaRange, Prot, RangeError, UserRange};
+
+use super::Mapped;
+use super::mapper::MemorySpace;
+use crate::mem::{OutsideMemory, PopulateError};
+use crate::os::Size;
+
+/// Why regions cannot be mapped as asked. Nothing has been asked of the kernel.
+///
+/// Regions are named by their place in what was asked, from 0 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A region is not all in its memory.
+    #[error("region {region}: {source}")]
+    Outside {
+        /// Which region.
+        region: usize,
+        /// The range and the memory.
+        source: OutsideMemory,
+    },
+    /// A region would end beyond the last IOVA.
+    #[error("region {region}: {source}")]
+    Wraps {
+        /// Which region.
+        region: usize,
+        /// Where it would start, and how long it is.
+        source: RangeError,
+    },
+    /// The device may neither read nor write.
+    #[error("region {region}: {prot:?} lets the device neither read nor write: add READ or WRITE")]
+    NoAccess {
+        /// Which region.
+        region: usize,
+        /// What was asked for.
+        prot: Prot,
+    },
+    /// What becomes one map does not begin and end between pages of the IOMMU.
+    #[error(
+        "region {region}: {user} at {} does not begin and end between pages of {granule:#x} \
+         bytes, which the IOMMU needs of addresses, IOVAs and lengths",
+        At(*iova)
+    )]
+    Unaligned {
+        /// Which region it begins with.
+        region: usize,
+        /// The memory, of all regions that become one map.
+        user: UserRange,
+        /// Where it was to be seen; `None` for anywhere.
+        iova: Option<Iova>,
+        /// The smallest page of the IOMMU, in bytes.
+        granule: u64,
+    },
+    /// The device cannot reach these IOVAs, or they are reserved, as those of interrupts are.
+    #[error("region {region}: {range} is in no aperture; {}", Nearest(*below, *above))]
+    OutsideApertures {
+        /// Which region it begins with.
+        region: usize,
+        /// Where it was to be seen.
+        range: IovaRange,
+        /// The last aperture that begins at or below the range.
+        below: Option<IovaRange>,
+        /// The first aperture that begins above the start of the range.
+        above: Option<IovaRange>,
+    },
+    /// Two regions were to be seen at the same IOVAs.
+    #[error("regions {} and {} overlap: {} and {}", regions[0], regions[1], ranges[0], ranges[1])]
+    Overlap {
+        /// Which regions.
+        regions: [usize; 2],
+        /// Where they were to be seen, with the regions that become one map with each.
+        ranges: [IovaRange; 2],
+    },
+    /// Something else is mapped there.
+    #[error("region {region}: {range} is not free: {taken} is in use")]
+    InUse {
+        /// Which region it begins with.
+        region: usize,
+        /// Where it was to be seen.
+        range: IovaRange,
+        /// What is in use.
+        taken: IovaRange,
+    },
+    /// More maps are needed than may be made.
+    #[error(
+        "{needed} maps are needed and {left} can be made: map larger pieces, memory that is one \
+         range so that neighbours merge, or raise the limit (of type1 the parameter \
+         dma_entry_limit of the module vfio_iommu_type1)"
+    )]
+    TooManyMaps {
+        /// How many maps are needed, with neighbours merged.
+        needed: u64,
+        /// How many can be made.
+        left: u64,
+    },
+    /// No IOVAs are free for a region.
+    #[error(
+        "region {region}: no {} of IOVAs are free up to {limit}: unmap something, or map less",
+        Size(*len)
+    )]
+    NoRoom {
+        /// Which region it begins with.
+        region: usize,
+        /// The bytes of all regions that become one map.
+        len: u64,
+        /// The last IOVA that would have done.
+        limit: Iova,
+    },
+    /// The space says that it has no pages or no apertures.
+    #[error(
+        "nothing can be mapped: page sizes {page_sizes:#x} and {apertures} apertures are reported; \
+         is a device attached?"
+    )]
+    NothingFits {
+        /// The page sizes, a bit each.
+        page_sizes: u64,
+        /// How many apertures there are.
+        apertures: usize,
+    },
+    /// There is no memory for the books.
+    #[error("no memory to keep a record of IOVAs")]
+    NoMemory,
+}
+
+impl PlanError {
+    /// The errno that Linux would have answered, as far as it would have been asked.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Outside { source, .. } => source.errno(),
+            Self::Wraps { source, .. } => source.errno(),
+            Self::NoAccess { .. }
+            | Self::Unaligned { .. }
+            | Self::OutsideApertures { .. }
+            | Self::NothingFits { .. } => Errno::EINVAL,
+            Self::Overlap { .. } | Self::InUse { .. } => Errno::EEXIST,
+            Self::TooManyMaps { .. } | Self::NoRoom { .. } => Errno::ENOSPC,
+            Self::NoMemory => Errno::ENOMEM,
+        }
+    }
+}
+
+/// Where something was to be.
+struct At(Option<Iova>);
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(iova) => write!(f, "IOVA {iova}"),
+            None => f.write_str("any IOVA"),
+        }
+    }
+}
+
+/// The apertures around something.
+struct Nearest(Option<IovaRange>, Option<IovaRange>);
+
+impl fmt::Display for Nearest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0, self.1) {
+            (Some(below), Some(above)) => write!(f, "the nearest are {below} and {above}"),
+            (Some(nearest), None) | (None, Some(nearest)) => write!(f, "the nearest is {nearest}"),
+            (None, None) => f.write_str("there is none"),
+        }
+    }
+}
+
+/// Why regions were not mapped. `E` is the error of the space.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError<E> {
+    /// They cannot be mapped as asked.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Pages of adopted memory were not allocated. Nothing was mapped.
+    #[error(transparent)]
+    Populate(#[from] PopulateError),
+    /// The space refused a map, and those before it were taken back: nothing is mapped.
+    #[error("mapping {user} at {iova} failed")]
+    Refused {
+        /// The memory.
+        user: UserRange,
+        /// Where it was to be seen.
+        iova: IovaRange,
+        /// Why.
+        source: E,
+    },
+    /// The space refused a map, and not all of those before it could be taken back: a device may
+    /// still reach them, so their memory and IOVAs are leaked.
+    #[error("mapping {user} at {iova} failed, and {} remain mapped: {why}", Size(*leaked))]
+    LeftBehind {
+        /// The memory that was refused.
+        user: UserRange,
+        /// Where it was to be seen.
+        iova: IovaRange,
+        /// Why it was refused.
+        source: E,
+        /// How many bytes are leaked.
+        leaked: u64,
+        /// Why the first of them was not unmapped.
+        why: NotUnmapped<E>,
+    },
+}
+
+/// Why something is still mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotUnmapped<E> {
+    /// The space refused to.
+    #[error("unmapping {range} failed")]
+    Refused {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// Why it was not.
+        source: E,
+    },
+    /// The space found less there than was mapped: somebody else unmaps in it.
+    #[error("unmapping {range} found only {unmapped:#x} bytes mapped there")]
+    Short {
+        /// What was to be unmapped.
+        range: IovaRange,
+        /// How many bytes were unmapped.
+        unmapped: u64,
+    },
+}
+
+/// What could not be unmapped.
+///
+/// Unmap [`left`](Self::left) again, or drop this, which tries once more and then leaks what
+/// remains: a device may still write it.
+#[derive(thiserror::Error)]
+#[error("{} remain mapped", Size(left.bytes()))]
+pub struct Unmapped<S: MemorySpace> {
+    /// What is still mapped.
+    pub left: Mapped<S>,
+    /// Why the first of it is.
+    pub source: NotUnmapped<S::Error>,
+}
+
+impl<S: MemorySpace> fmt::Debug for Unmapped<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unmapped").field("left", &self.left).field("source", &self.source).finish()
+    }
+}
+
+/// Why a scope did not begin, or ended with something mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScopeError<E> {
+    /// The regions were not mapped, and the closure was not called.
+    #[error(transparent)]
+    Map(#[from] MapError<E>),
+    /// The closure has returned, and not all was unmapped: it is leaked.
+    #[error("{} remain mapped and are leaked", Size(*leaked))]
+    Unmap {
+        /// How many bytes are leaked; 0 where a second attempt succeeded.
+        leaked: u64,
+        /// Why the first of them was not unmapped.
+        source: NotUnmapped<E>,
+    },
+}

@@ -1,0 +1,178 @@
+//! Regions that become one map.
+//!
+//! A map is one range of a memory, seen at one range of IOVAs with one permission. So regions with
+//! IOVAs of their own are the fewest maps if neighbours are merged in the order of IOVAs, and
+//! regions without are if those of one memory and permission are merged in the order of addresses.
+//! Regions that follow one another already are merged as they come, so that many small pieces in
+//! order cost neither memory nor sorting.
+
+use std::sync::Arc;
+
+use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
+
+use super::{PlanError, Region};
+use crate::mem::{Memory, OutsideMemory};
+
+/// Neighbouring regions, in the order in which they came or as one map.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) memory: Arc<Memory>,
+    pub(super) user: UserRange,
+    pub(super) iova: Option<Iova>,
+    pub(super) prot: Prot,
+    /// The region it begins with.
+    pub(super) region: usize,
+}
+
+/// Where a region went.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Which run of those that came.
+    pub(super) run: usize,
+    pub(super) start: UserAddr,
+}
+
+/// All regions, merged.
+#[derive(Debug)]
+pub(super) struct Merged {
+    pub(super) maps: Vec<Run>,
+    pub(super) pieces: Vec<Piece>,
+    /// Which map each run is in.
+    pub(super) map_of_run: Vec<usize>,
+}
+
+/// What runs are sorted by: those with IOVAs by them, the others by memory, permission, address.
+type Key = (bool, u64, u32, u64);
+
+impl Run {
+    /// How many bytes. A run lies in memory, so it is shorter than the address space.
+    pub(super) const fn len(&self) -> u64 {
+        self.user.len_less_one() + 1
+    }
+
+    /// Where it is to be seen, if that is said.
+    pub(super) fn iovas(&self) -> Option<IovaRange> {
+        let start = self.iova?;
+        // `of` has checked that every region has a last IOVA, and only neighbours were added.
+        IovaRange::new(start, start.wrapping_add(self.user.len_less_one()))
+    }
+
+    /// A run of one region.
+    fn of(index: usize, region: Region) -> Result<Self, PlanError> {
+        let Region { memory, user, iova, prot } = region;
+        let range = memory.user_range();
+        if !range.covers(user) {
+            let source = OutsideMemory { range: user, memory: range };
+            return Err(PlanError::Outside { region: index, source });
+        }
+        if !prot.permits_access() {
+            return Err(PlanError::NoAccess { region: index, prot });
+        }
+        let run = Self { memory, user, iova, prot, region: index };
+        if let Some(iova) = iova {
+            IovaRange::from_len(iova, run.len())
+                .map_err(|source| PlanError::Wraps { region: index, source })?;
+        }
+        Ok(run)
+    }
+
+    fn key(&self) -> Key {
+        match self.iova {
+            Some(iova) => (false, iova.get(), 0, 0),
+            None => {
+                let memory = u64::try_from(Arc::as_ptr(&self.memory).addr()).unwrap_or(u64::MAX);
+                (true, memory, self.prot.bits(), self.user.start().get())
+            }
+        }
+    }
+
+    /// Whether both are of one memory, for the same use.
+    fn is_alike(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.memory, &other.memory) && self.prot == other.prot
+    }
+
+    /// Both as one, where `next` is behind this, or without an IOVA also in it.
+    #[inline]
+    fn joined(&self, next: &Self) -> Option<UserRange> {
+        if !self.is_alike(next) {
+            return None;
+        }
+        match (self.iova, next.iova) {
+            (Some(iova), Some(next_iova)) => {
+                let follows = self.user.last().checked_add(1) == Some(next.user.start())
+                    && iova.checked_add(self.len()) == Some(next_iova);
+                if follows { self.user.join(next.user) } else { None }
+            }
+            (None, None) if next.user.start() >= self.user.start() => self.user.join(next.user),
+            _ => None,
+        }
+    }
+}
+
+/// Merges regions into the fewest maps: O(n log n), and O(n) where they come in order.
+///
+/// # Errors
+///
+/// [`PlanError`] for a region that is none, and for regions that overlap.
+pub(super) fn merge(regions: impl IntoIterator<Item = Region>) -> Result<Merged, PlanError> {
+    let regions = regions.into_iter();
+    let mut runs: Vec<Run> = Vec::new();
+    let mut pieces = Vec::with_capacity(regions.size_hint().0);
+    for (index, region) in regions.enumerate() {
+        let next = Run::of(index, region)?;
+        let start = next.user.start();
+        match runs.last_mut().map(|run| (run.joined(&next), run)) {
+            Some((Some(user), run)) => run.user = user,
+            _ => runs.push(next),
+        }
+        pieces.push(Piece { run: runs.len() - 1, start });
+    }
+    let mut map_of_run = vec![0; runs.len()];
+    if runs.len() <= 1 {
+        return Ok(Merged { maps: runs, pieces, map_of_run });
+    }
+    map_of_run.fill(usize::MAX);
+    let mut order: Vec<usize> = (0..runs.len()).collect();
+    order.sort_by_key(|&index| runs.get(index).map(Run::key));
+    let mut maps: Vec<Run> = Vec::new();
+    for index in order {
+        let Some(run) = runs.get(index) else { continue };
+        let map_count = maps.len();
+        match maps.last_mut().map(|map| (map.joined(run), map)) {
+            Some((Some(user), map)) => map.user = user,
+            Some((None, map)) => {
+                let number = map_count - 1;
+                let start = |piece: &Piece| {
+                    let run = runs.get(piece.run)?;
+                    let is_in = map_of_run.get(piece.run) == Some(&number);
+                    let skip = piece.start.get() - run.user.start().get();
+                    is_in.then_some(run.iova?.wrapping_add(skip))
+                };
+                check_overlap(map, run, start, &pieces)?;
+                maps.push(run.clone());
+            }
+            None => maps.push(run.clone()),
+        }
+        if let Some(map) = map_of_run.get_mut(index) {
+            *map = maps.len() - 1;
+        }
+    }
+    Ok(Merged { maps, pieces, map_of_run })
+}
+
+/// Refuses a run whose IOVAs begin in the map before it, whose runs have `map` in `map_of_run`.
+fn check_overlap(
+    before: &Run,
+    run: &Run,
+    is_before: impl Fn(&Piece) -> Option<Iova>,
+    pieces: &[Piece],
+) -> Result<(), PlanError> {
+    let (Some(low), Some(high)) = (before.iovas(), run.iovas()) else { return Ok(()) };
+    if high.start() > low.last() {
+        return Ok(());
+    }
+    let starts = pieces.iter().enumerate().filter_map(|(n, piece)| Some((is_before(piece)?, n)));
+    let reaching = starts.filter(|(start, _)| *start <= high.start());
+    let region = reaching.max().map_or(before.region, |(_, region)| region);
+    Err(PlanError::Overlap { regions: [region, run.region], ranges: [low, high] })
+}

@@ -1,0 +1,63 @@
+//! Planning what to ask of a device's address space, and owning what it gave.
+//!
+//! A [`Mapper`] stands on any [`DmaSpace`](dmaspan::space::DmaSpace) of [`Memory`]: the clients of
+//! the kernel's VFIO and iommufd, or the core's container. It is given [`Region`]s and
+//!
+//! 1. checks them, all at once, before the space is asked for anything: apertures, alignment,
+//!    overlap, how many maps there may be ([`PlanError`] says which region and what to do);
+//! 2. merges neighbours into the fewest maps, since each costs a system call and the kernel allows
+//!    only so many;
+//! 3. finds IOVAs that permit large leaves;
+//! 4. populates memory that has no pages yet, by several threads;
+//! 5. maps, and takes everything back where the space refuses one.
+//!
+//! What it returns, [`Mapped`], owns the memory until it is unmapped. Dropping it unmaps too;
+//! forgetting it leaks the memory and never frees it, and so does a space that refuses to unmap.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dmaspan::{Account, Container, Iova, Prot};
+//! use dmaspan_linux::plan::{Mapper, Region};
+//! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
+//!
+//! let container: Container<_, parking_lot::RawMutex> =
+//!     Container::new(LinuxPinner::new()?, Account::new(1 << 30));
+//! let mapper = Mapper::new(container)?;
+//!
+//! let buffers = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);
+//! let queues = Arc::new(Memory::new(MemoryKind::Base, 1 << 16)?);
+//! let planned = mapper.plan([
+//!     Region::whole(&buffers, Prot::READ_WRITE),
+//!     Region::part(&queues, 0x0000, 0x1000, Prot::READ)?.at(Iova::new(0)),
+//!     Region::part(&queues, 0x1000, 0x2000, Prot::READ)?.at(Iova::new(0x1000)),
+//! ])?;
+//! assert_eq!((planned.maps().len(), planned.bytes()), (2, (1 << 20) + 0x3000));
+//!
+//! let mapped = planned.map()?;
+//! assert_eq!(mapped.iova(2), Some(Iova::new(0x1000)));
+//! let third_page = buffers.sub_range(0x2000, 1)?.start();
+//! assert_eq!(mapped.translate(third_page), mapped.iova(0).map(|iova| iova.wrapping_add(0x2000)));
+//! mapped.unmap()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Regions without an IOVA get the lowest that are free, 32-bit ones first, never those of the page
+//! at 0, which is for who asks for it. Regions with one are neither moved nor shared with others.
+//!
+//! [`Memory`]: crate::Memory
+
+mod error;
+mod leaves;
+mod mapped;
+mod mapper;
+mod merge;
+mod places;
+mod planned;
+mod region;
+
+pub use error::{MapError, NotUnmapped, PlanError, ScopeError, Unmapped};
+pub use mapped::Mapped;
+pub use mapper::{Mapper, MemorySpace};
+pub use planned::{Plan, Planned, PlannedMap};
+pub use region::Region;

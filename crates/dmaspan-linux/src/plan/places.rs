@@ -1,0 +1,201 @@
+//! The IOVAs of a space, and who has them.
+//!
+//! The core's allocator aligns and does not make congruent, and it keeps the granule of IOVA 0 for
+//! itself. So a range that is to be congruent to its memory modulo a leaf is a part of an aligned
+//! one, which begins up to a leaf below it; IOVAs are plenty, and where they are not, smaller leaves
+//! take less. Whether the granule of 0 is taken is said beside the allocator: it is handed out only
+//! to who asks for it.
+//!
+//! The lowest IOVAs are handed out first.
+
+use std::mem;
+use std::sync::Arc;
+
+use dmaspan::iommu::iova::{self, Align, Iovas, Request, Space};
+use dmaspan::space::Limits;
+use dmaspan::{Iova, IovaRange, lg2};
+use parking_lot::Mutex;
+
+use super::PlanError;
+use super::leaves::LeafSizes;
+use super::merge::Run;
+use crate::platform::UserPlatform;
+
+/// The IOVAs of the apertures of a space.
+#[derive(Debug)]
+pub(super) struct Places {
+    granule: u64,
+    leaves: LeafSizes,
+    /// The last IOVA that is handed out unasked.
+    limit: Iova,
+    /// Behind a lock, although the allocator has its own: it passes over what lies in the cache of a
+    /// thread that was interrupted there.
+    books: Mutex<Books>,
+}
+
+#[derive(Debug)]
+struct Books {
+    iovas: Space<UserPlatform>,
+    zero: Zero,
+    apertures: Vec<IovaRange>,
+}
+
+/// Who has the granule of IOVA 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Zero {
+    /// It is in no aperture.
+    Outside,
+    Free,
+    Taken,
+}
+
+/// IOVAs that one map has. Dropped, they are never handed out again.
+#[derive(Debug)]
+#[must_use = "IOVAs that are dropped are lost for good"]
+pub(super) struct Place {
+    /// Where the map is, in what is held.
+    pub(super) range: IovaRange,
+    /// What is held without the granule of 0.
+    held: Option<Iovas>,
+    zero: Zero,
+}
+
+impl Places {
+    /// The IOVAs of all apertures, up to `limit` for who does not ask for certain ones.
+    pub(super) fn new(limits: &Limits, limit: Iova) -> Result<Self, PlanError> {
+        let Limits { apertures, page_sizes, .. } = limits;
+        let nothing =
+            PlanError::NothingFits { page_sizes: *page_sizes, apertures: apertures.len() };
+        let granule = limits.granule();
+        if granule == 0 {
+            return Err(nothing);
+        }
+        let granule_lg2 = lg2::floor(granule);
+        let iovas = Space::with_apertures(apertures, granule_lg2, 1, UserPlatform);
+        let iovas = iovas.map_err(|error| match error {
+            iova::Error::NoMemory { .. } => PlanError::NoMemory,
+            _ => nothing,
+        })?;
+        let zero = IovaRange::from_len(Iova::new(0), granule).map_err(|_| nothing)?;
+        let has_zero = apertures.iter().any(|aperture| aperture.covers(zero));
+        let zero = if has_zero { Zero::Free } else { Zero::Outside };
+        let books = Mutex::new(Books { iovas, zero, apertures: apertures.clone() });
+        Ok(Self { granule, leaves: LeafSizes::new(*page_sizes), limit, books })
+    }
+
+    pub(super) fn leaves(&self) -> LeafSizes {
+        self.leaves
+    }
+
+    /// Hands nothing more out of what is no longer in an aperture: a device was attached that
+    /// reaches less. Apertures that became larger are not noticed.
+    pub(super) fn narrow(&self, apertures: &[IovaRange]) {
+        let mut books = self.books.lock();
+        if books.apertures == apertures {
+            return;
+        }
+        let mut at = Some(Iova::new(0));
+        for aperture in apertures {
+            let gap = at.zip(aperture.start().get().checked_sub(1));
+            if let Some((start, last)) = gap {
+                books.reserve(start, Iova::new(last));
+            }
+            at = aperture.last().checked_add(1);
+        }
+        if let Some(start) = at {
+            books.reserve(start, Iova::new(u64::MAX));
+        }
+        books.apertures = apertures.to_vec();
+    }
+
+    /// IOVAs for a map: those it asks for, else such as permit the largest leaves.
+    pub(super) fn take(&self, map: &Run) -> Result<Place, PlanError> {
+        let mut books = self.books.lock();
+        if let Some(range) = map.iovas() {
+            return books.take_at(range, self.granule).map_err(|error| match error {
+                iova::Error::NoMemory { .. } => PlanError::NoMemory,
+                iova::Error::Taken { taken, .. } => {
+                    PlanError::InUse { region: map.region, range, taken }
+                }
+                _ => PlanError::InUse { region: map.region, range, taken: range },
+            });
+        }
+        let start = map.user.start().get();
+        for leaf in self.leaves.fitting(map.user) {
+            let skew = start & (leaf - 1);
+            let Some(bytes) = map.len().checked_add(skew) else { continue };
+            let request = Request { bytes, align: Align::To(leaf), limit: self.limit };
+            let held = match books.iovas.alloc(request) {
+                Ok(held) => held,
+                Err(iova::Error::NoMemory { .. }) => return Err(PlanError::NoMemory),
+                Err(_) => continue,
+            };
+            let first = held.range().start().wrapping_add(skew);
+            let range = IovaRange::new(first, first.wrapping_add(map.user.len_less_one()));
+            // What is held begins `skew` before the range and is as long as both.
+            let Some(range) = range else { continue };
+            return Ok(Place { range, held: Some(held), zero: Zero::Outside });
+        }
+        Err(PlanError::NoRoom { region: map.region, len: map.len(), limit: self.limit })
+    }
+
+    /// Takes IOVAs back at which nothing is mapped any more.
+    pub(super) fn free(&self, place: Place) {
+        let mut books = self.books.lock();
+        let Place { held, zero, .. } = place;
+        if zero == Zero::Taken {
+            books.zero = Zero::Free;
+        }
+        if let Some(held) = held {
+            // They are of this space. Those of another one would be lost.
+            let _ = books.iovas.free(held);
+        }
+    }
+
+    /// The smallest page, in bytes.
+    pub(super) fn granule(&self) -> u64 {
+        self.granule
+    }
+}
+
+impl Books {
+    /// Exactly `range`, which is whole granules.
+    fn take_at(&mut self, range: IovaRange, granule: u64) -> Result<Place, iova::Error> {
+        if range.start().get() >= granule {
+            let held = Some(self.iovas.alloc_at(range)?);
+            return Ok(Place { range, held, zero: Zero::Outside });
+        }
+        if self.zero != Zero::Free {
+            let last = Iova::new(granule - 1);
+            let taken = IovaRange::new(Iova::new(0), last).unwrap_or(range);
+            return Err(iova::Error::Taken { range, taken });
+        }
+        let rest = IovaRange::new(Iova::new(granule), range.last());
+        let held = rest.map(|rest| self.iovas.alloc_at(rest)).transpose()?;
+        self.zero = Zero::Taken;
+        Ok(Place { range, held, zero: Zero::Taken })
+    }
+
+    /// Keeps what is free from `start` to `last` from being handed out.
+    fn reserve(&mut self, start: Iova, last: Iova) {
+        let mut from = Some(start);
+        if start == Iova::new(0) && self.zero == Zero::Free {
+            self.zero = Zero::Outside;
+        }
+        while let Some(range) = from.and_then(|from| IovaRange::new(from, last)) {
+            // What has no record can still be handed out, and the space refuses it then.
+            let Err(iova::Error::Taken { taken, .. }) = self.iovas.reserve(range) else { return };
+            let before = taken.start().get().checked_sub(1).map(Iova::new);
+            if let Some(free) = before.and_then(|last| IovaRange::new(range.start(), last)) {
+                let _ = self.iovas.reserve(free);
+            }
+            from = taken.last().checked_add(1);
+        }
+    }
+}
+
+/// What keeps memory and IOVAs of a map that a device may still use: never freed, never reused.
+pub(super) fn leak<T>(memory: &Arc<T>, place: Place) {
+    mem::forget(Arc::clone(memory));
+    drop(place);
+}

@@ -1,0 +1,303 @@
+//! What will be asked for.
+
+use std::fmt;
+use std::mem;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use dmaspan::space::Limits;
+use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
+
+use super::leaves::LeafSizes;
+use super::mapper::{Inner, MemorySpace};
+use super::merge::{Merged, Piece, Run, merge};
+use super::places::{Place, Places};
+use super::{MapError, Mapped, PlanError, Region};
+use crate::mem::Memory;
+
+/// One map of a [`Plan`]: one call of [`DmaSpace::map`](dmaspan::space::DmaSpace::map).
+#[derive(Clone, Debug)]
+pub struct PlannedMap {
+    memory: Arc<Memory>,
+    user: UserRange,
+    iova: IovaRange,
+    prot: Prot,
+}
+
+impl PlannedMap {
+    /// The memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Which part of it.
+    pub fn user(&self) -> UserRange {
+        self.user
+    }
+
+    /// Where the device sees it.
+    pub fn iova(&self) -> IovaRange {
+        self.iova
+    }
+
+    /// What the device may do.
+    pub fn prot(&self) -> Prot {
+        self.prot
+    }
+
+    /// Where the device sees an address of the user; `None` where it is not of this map.
+    pub fn translate(&self, user: UserAddr) -> Option<Iova> {
+        let skip = user.get().checked_sub(self.user.start().get())?;
+        if self.user.contains(user) { self.iova.start().checked_add(skip) } else { None }
+    }
+
+    /// How many bytes, never 0.
+    #[expect(clippy::len_without_is_empty, reason = "a map has at least one byte")]
+    pub fn len(&self) -> u64 {
+        self.user.len_less_one() + 1
+    }
+}
+
+/// Which maps regions become, and where each region will be.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use dmaspan::space::Limits;
+/// use dmaspan::{Iova, IovaRange, Prot};
+/// use dmaspan_linux::plan::{Plan, Region};
+/// use dmaspan_linux::{Memory, MemoryKind};
+///
+/// let below = IovaRange::from_len(Iova::new(0), 0xfee0_0000)?;
+/// let page_sizes = (4 << 10) | (2 << 20) | (1 << 30);
+/// let limits = Limits { apertures: vec![below], page_sizes, mappings_left: Some(65_535) };
+///
+/// let memory = Arc::new(Memory::new(MemoryKind::Thp, 4 << 20)?);
+/// let pages = (0..1024).map(|n| Region::part(&memory, n << 12, 1 << 12, Prot::READ_WRITE));
+/// let plan = Plan::new(&limits, pages.collect::<Result<Vec<_>, _>>()?)?;
+/// assert_eq!(plan.maps().len(), 1);
+/// assert_eq!(plan.bytes(), 4 << 20);
+/// // The memory begins at a multiple of 2 MiB, and so do the IOVAs.
+/// assert_eq!(plan.iova_of(1), Some(Iova::new((2 << 20) + 0x1000)));
+/// assert_eq!(plan.leaves().find(|(_, bytes)| *bytes > 0), Some((2 << 20, 4 << 20)));
+///
+/// let interrupts = Region::whole(&memory, Prot::READ_WRITE).at(Iova::new(0xfee0_0000));
+/// let error = Plan::new(&limits, [interrupts]).unwrap_err();
+/// assert!(error.to_string().contains("0xfee00000..=0xff1fffff is in no aperture"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Plan {
+    /// By IOVA.
+    maps: Vec<PlannedMap>,
+    pieces: Vec<Piece>,
+    /// Where each run of pieces begins, and in which map.
+    runs: Vec<usize>,
+    leaves: LeafSizes,
+}
+
+impl Plan {
+    /// What regions become in a space with these limits in which nothing is mapped. Nothing is asked
+    /// of any space.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`]: which region cannot be mapped, and why.
+    pub fn new(
+        limits: &Limits,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> Result<Self, PlanError> {
+        let places = Places::new(limits, Iova::new(u64::MAX))?;
+        let (plan, taken) = Self::with(&places, limits, regions)?;
+        taken.into_iter().for_each(|place| places.free(place));
+        Ok(plan)
+    }
+
+    /// As [`new`](Self::new), with IOVAs that are free there, which the plan's owner holds.
+    pub(super) fn with(
+        places: &Places,
+        limits: &Limits,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> Result<(Self, Vec<Place>), PlanError> {
+        let Merged { maps, pieces, mut map_of_run } = merge(regions)?;
+        check(limits, places.granule().max(limits.granule()), &maps)?;
+        let mut taken = Vec::with_capacity(maps.len());
+        for map in &maps {
+            match places.take(map) {
+                Ok(place) => taken.push(place),
+                Err(error) => {
+                    taken.into_iter().for_each(|place| places.free(place));
+                    return Err(error);
+                }
+            }
+        }
+        let of = |(run, place): (Run, &Place)| {
+            let Run { memory, user, prot, .. } = run;
+            PlannedMap { memory, user, iova: place.range, prot }
+        };
+        let mut maps: Vec<PlannedMap> = maps.into_iter().zip(&taken).map(of).collect();
+        if !maps.is_sorted_by_key(|map| map.iova.start()) {
+            renumber(&maps, &mut map_of_run);
+            maps.sort_unstable_by_key(|map| map.iova.start());
+            taken.sort_unstable_by_key(|place| place.range.start());
+        }
+        Ok((Self { maps, pieces, runs: map_of_run, leaves: places.leaves() }, taken))
+    }
+
+    /// No maps.
+    fn empty(leaves: LeafSizes) -> Self {
+        Self { maps: Vec::new(), pieces: Vec::new(), runs: Vec::new(), leaves }
+    }
+
+    /// The maps, by IOVA: as many calls of the space.
+    pub fn maps(&self) -> &[PlannedMap] {
+        &self.maps
+    }
+
+    /// How many bytes are mapped, all of which the space pins. Memory that is mapped twice counts
+    /// twice, as the kernel's limit of locked memory counts it for VFIO type1.
+    pub fn bytes(&self) -> u64 {
+        self.maps.iter().map(PlannedMap::len).fold(0, u64::saturating_add)
+    }
+
+    /// How many regions there are.
+    pub fn regions(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Where the device sees a region, by its place in what was asked; `None` where there were
+    /// fewer.
+    pub fn iova_of(&self, region: usize) -> Option<Iova> {
+        self.place_of(region).map(|(_, iova)| iova)
+    }
+
+    /// In which map a region is, and where the device sees it.
+    pub(super) fn place_of(&self, region: usize) -> Option<(usize, Iova)> {
+        let piece = self.pieces.get(region)?;
+        let number = *self.runs.get(piece.run)?;
+        let map = self.maps.get(number)?;
+        let skip = piece.start.get().checked_sub(map.user.start().get())?;
+        Some((number, map.iova.start().checked_add(skip)?))
+    }
+
+    /// Where the device sees an address of the user; `None` where nothing is mapped of it, and the
+    /// lowest IOVA where it is mapped more than once. Looks at one map after the other.
+    pub fn translate(&self, user: UserAddr) -> Option<Iova> {
+        self.maps.iter().find_map(|map| map.translate(user))
+    }
+
+    /// For each size of leaf, the largest first, how many bytes can be mapped by leaves of that size
+    /// and no larger ones, as far as addresses permit it. The pages of the memory have to be as
+    /// large.
+    pub fn leaves(&self) -> impl Iterator<Item = (u64, u64)> {
+        let of = |size| {
+            let in_map = |map: &PlannedMap| {
+                let all = self.leaves.permitted(map.user, map.iova.start());
+                all.filter(|(of, _)| *of == size).map(|(_, bytes)| bytes).sum::<u64>()
+            };
+            (size, self.maps.iter().map(in_map).fold(0, u64::saturating_add))
+        };
+        self.leaves.descending().map(of)
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan")
+            .field("maps", &self.maps)
+            .field("regions", &self.pieces.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Replaces numbers of maps by those that they will have when the maps are sorted by IOVA.
+fn renumber(maps: &[PlannedMap], numbers: &mut [usize]) {
+    let mut sorted: Vec<usize> = (0..maps.len()).collect();
+    sorted.sort_unstable_by_key(|&old| maps.get(old).map(|map| map.iova.start()));
+    let mut new_of = vec![0; maps.len()];
+    for (new, old) in sorted.into_iter().enumerate() {
+        if let Some(number) = new_of.get_mut(old) {
+            *number = new;
+        }
+    }
+    for number in numbers {
+        *number = new_of.get(*number).copied().unwrap_or(*number);
+    }
+}
+
+/// Whether maps can be made, as far as the limits of a space tell.
+fn check(limits: &Limits, granule: u64, maps: &[Run]) -> Result<(), PlanError> {
+    for map in maps {
+        let Run { user, iova, region, .. } = *map;
+        let ends = user.start().get() | map.len() | iova.map_or(0, Iova::get);
+        if !ends.is_multiple_of(granule) {
+            return Err(PlanError::Unaligned { region, user, iova, granule });
+        }
+        let Some(range) = map.iovas() else { continue };
+        let above = limits.apertures.partition_point(|aperture| aperture.start() <= range.start());
+        let below = above.checked_sub(1).and_then(|index| limits.apertures.get(index)).copied();
+        if !below.is_some_and(|aperture| aperture.covers(range)) {
+            let above = limits.apertures.get(above).copied();
+            return Err(PlanError::OutsideApertures { region, range, below, above });
+        }
+    }
+    let needed = u64::try_from(maps.len()).unwrap_or(u64::MAX);
+    match limits.mappings_left {
+        Some(left) if needed > left => Err(PlanError::TooManyMaps { needed, left }),
+        _ => Ok(()),
+    }
+}
+
+/// A [`Plan`] whose IOVAs are held, to be carried out: from [`Mapper::plan`](super::Mapper::plan).
+///
+/// Dropped, it gives the IOVAs back.
+#[derive(Debug)]
+#[must_use = "a plan maps nothing until it is carried out"]
+pub struct Planned<S: MemorySpace> {
+    pub(super) inner: Arc<Inner<S>>,
+    pub(super) plan: Plan,
+    /// One for each map.
+    pub(super) places: Vec<Place>,
+}
+
+impl<S: MemorySpace> Planned<S> {
+    /// Carries the plan out: populates memory that has no pages yet, and maps.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError`], with nothing mapped unless it says [`LeftBehind`](MapError::LeftBehind).
+    pub fn map(mut self) -> Result<Mapped<S>, MapError<S::Error>> {
+        for map in &self.plan.maps {
+            map.memory.populate_range(map.user)?;
+        }
+        let plan = mem::replace(&mut self.plan, Plan::empty(self.inner.places.leaves()));
+        let mut mapped = Mapped::begin(Arc::clone(&self.inner), plan);
+        // Unless all are mapped, the rest is given back with `self`.
+        self.places.reverse();
+        while let (Some(map), Some(place)) = (mapped.next(), self.places.pop()) {
+            let (user, iova) = (map.user, map.iova);
+            match self.inner.space.map(&map.memory, user, iova.start(), map.prot) {
+                Ok(()) => mapped.add(place),
+                Err(source) => {
+                    self.inner.places.free(place);
+                    return Err(mapped.take_back(user, iova, source));
+                }
+            }
+        }
+        Ok(mapped)
+    }
+}
+
+impl<S: MemorySpace> Deref for Planned<S> {
+    type Target = Plan;
+
+    fn deref(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+impl<S: MemorySpace> Drop for Planned<S> {
+    fn drop(&mut self) {
+        self.places.drain(..).for_each(|place| self.inner.places.free(place));
+    }
+}

@@ -1,0 +1,48 @@
+//! What is to be mapped.
+
+use std::sync::Arc;
+
+use dmaspan::{Iova, Prot, UserRange};
+
+use crate::mem::{AccessError, Memory};
+
+/// Memory that a device shall use.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// The memory, which mappings keep.
+    pub memory: Arc<Memory>,
+    /// Which part of it.
+    pub user: UserRange,
+    /// Where the device shall see it; `None` for wherever there is room.
+    pub iova: Option<Iova>,
+    /// What the device may do.
+    pub prot: Prot,
+}
+
+impl Region {
+    /// All of a memory, wherever there is room.
+    pub fn whole(memory: &Arc<Memory>, prot: Prot) -> Self {
+        Self { memory: Arc::clone(memory), user: memory.user_range(), iova: None, prot }
+    }
+
+    /// `len` bytes from `offset` of a memory, wherever there is room.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::OutOfBounds`] where they are not all in the memory, or none.
+    pub fn part(
+        memory: &Arc<Memory>,
+        offset: u64,
+        len: u64,
+        prot: Prot,
+    ) -> Result<Self, AccessError> {
+        let user = memory.sub_range(offset, len)?;
+        Ok(Self { memory: Arc::clone(memory), user, iova: None, prot })
+    }
+
+    /// The same at `iova`.
+    #[must_use]
+    pub fn at(self, iova: Iova) -> Self {
+        Self { iova: Some(iova), ..self }
+    }
+}

@@ -64,8 +64,8 @@ impl<S: MemorySpace> Mapped<S> {
         &self.plan
     }
 
-    /// Where the device sees a region, by its place in what was asked, from 0 on; `None` where there
-    /// were fewer, and where it is not mapped any more.
+    /// Where the device sees a region, by its place in what was asked, from 0 on; `None` where
+    /// there were fewer, and where it is not mapped any more.
     pub fn iova(&self, region: usize) -> Option<Iova> {
         let (map, iova) = self.plan.place_of(region)?;
         self.places.get(map)?.as_ref().map(|_| iova)

@@ -2,9 +2,9 @@
 //!
 //! The core's allocator aligns and does not make congruent, and it keeps the granule of IOVA 0 for
 //! itself. So a range that is to be congruent to its memory modulo a leaf is a part of an aligned
-//! one, which begins up to a leaf below it; IOVAs are plenty, and where they are not, smaller leaves
-//! take less. Whether the granule of 0 is taken is said beside the allocator: it is handed out only
-//! to who asks for it.
+//! one, which begins up to a leaf below it; IOVAs are plenty, and where they are not, smaller
+//! leaves take less. Whether the granule of 0 is taken is said beside the allocator: it is handed
+//! out only to who asks for it.
 //!
 //! The lowest IOVAs are handed out first.
 
@@ -28,8 +28,8 @@ pub(super) struct Places {
     leaves: LeafSizes,
     /// The last IOVA that is handed out unasked.
     limit: Iova,
-    /// Behind a lock, although the allocator has its own: it passes over what lies in the cache of a
-    /// thread that was interrupted there.
+    /// Behind a lock, although the allocator has its own: it passes over what lies in the cache of
+    /// a thread that was interrupted there.
     books: Mutex<Books>,
 }
 

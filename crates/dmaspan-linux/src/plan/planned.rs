@@ -97,8 +97,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What regions become in a space with these limits in which nothing is mapped. Nothing is asked
-    /// of any space.
+    /// What regions become in a space with these limits in which nothing is mapped. Nothing is
+    /// asked of any space.
     ///
     /// # Errors
     ///
@@ -186,9 +186,9 @@ impl Plan {
         self.maps.iter().find_map(|map| map.translate(user))
     }
 
-    /// For each size of leaf, the largest first, how many bytes can be mapped by leaves of that size
-    /// and no larger ones, as far as addresses permit it. The pages of the memory have to be as
-    /// large.
+    /// For each size of leaf, the largest first, how many bytes can be mapped by leaves of that
+    /// size and no larger ones, as far as addresses permit it. The pages of the memory have to be
+    /// as large.
     pub fn leaves(&self) -> impl Iterator<Item = (u64, u64)> {
         let of = |size| {
             let in_map = |map: &PlannedMap| {

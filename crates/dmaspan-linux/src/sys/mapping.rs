@@ -68,7 +68,7 @@ pub(crate) enum Alignment {
 /// `start..start + len` is mapped, begins and ends between pages, and only this value unmaps it or
 /// maps anything over it.
 #[derive(Debug)]
-struct Region {
+pub(super) struct Region {
     start: NonNull<libc::c_void>,
     len: usize,
 }
@@ -93,6 +93,53 @@ impl Region {
         }
         // The address is not null: mmap(2) chooses none below vm.mmap_min_addr, nor below a page.
         NonNull::new(start).map(|start| Self { start, len }).ok_or(Errno::ENOMEM)
+    }
+
+    /// Reserves `len` bytes that begin at a multiple of `align`, a power of two, without access to
+    /// them. Returns where in the region they begin.
+    pub(super) fn reserve(len: usize, align: usize) -> Result<(Self, usize), Errno> {
+        let region_len = len.checked_add(align).ok_or(Errno::ENOMEM)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let region = Self::new(region_len, libc::PROT_NONE, flags, -1, 0)?;
+        let skip = region.start.addr().get().wrapping_neg() & (align - 1);
+        Ok((region, skip))
+    }
+
+    /// Where `skip` bytes from the start are.
+    pub(super) fn at(&self, skip: usize) -> *mut libc::c_void {
+        self.start.as_ptr().wrapping_byte_add(skip)
+    }
+
+    /// Maps `len` bytes of `fd` from `offset` on, readable and writable, at `skip` in the region.
+    /// Where that fails the region is given up.
+    pub(super) fn place(
+        self,
+        skip: usize,
+        len: usize,
+        flags: libc::c_int,
+        fd: i32,
+        offset: libc::off_t,
+    ) -> Result<Self, Errno> {
+        let inside = skip.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside {
+            return Err(Errno::EFAULT);
+        }
+        // `at` needs no proof; the result lies in the region.
+        let wanted = self.at(skip);
+        // SAFETY:
+        // 1. `wanted..wanted + len` lies in the region, which is ours and has nothing in it that
+        //    anybody refers to: what refers to it owns it, or borrows who does. So `MAP_FIXED`
+        //    replaces no memory in use.
+        // 2. An `fd` that is not open is an error and nothing else.
+        let placed = unsafe { libc::mmap(wanted, len, PROT, flags | libc::MAP_FIXED, fd, offset) };
+        if placed == libc::MAP_FAILED {
+            let errno = os::last_errno();
+            // The kernel may have unmapped `wanted..wanted + len` before it failed, and another
+            // thread mapped something there since. It touched nothing else of the region.
+            self.forget_middle(skip, len);
+            return Err(errno);
+        }
+        Ok(self)
     }
 
     /// Gives the part before and the part behind `len` bytes from `skip` back, and forgets those
@@ -206,25 +253,9 @@ impl Mapping {
         len: usize,
         align: usize,
     ) -> Result<Self, Errno> {
-        let region_len = len.checked_add(align).ok_or(Errno::ENOMEM)?;
-        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let region = Region::new(region_len, libc::PROT_NONE, reserve, -1, 0)?;
-        let skip = region.start.addr().get().wrapping_neg() & (align - 1);
-        // `wrapping_byte_add` needs no proof; the result lies in the region: `skip < align`.
-        let wanted = region.start.as_ptr().wrapping_byte_add(skip);
-        // SAFETY:
-        // 1. `wanted..wanted + len` lies in the region, which is ours and has nothing in it that
-        //    anybody refers to, so `MAP_FIXED` replaces no memory in use.
-        // 2. An `fd` that is not open is an error and nothing else.
-        let placed = unsafe { libc::mmap(wanted, len, PROT, flags | libc::MAP_FIXED, fd, at) };
-        if placed == libc::MAP_FAILED {
-            let errno = os::last_errno();
-            // The kernel may have unmapped `wanted..wanted + len` before it failed, and another
-            // thread mapped something there since. It touched nothing else of the region.
-            region.forget_middle(skip, len);
-            return Err(errno);
-        }
-        let start = NonNull::new(placed).ok_or(Errno::ENOMEM)?;
+        let (region, skip) = Region::reserve(len, align)?;
+        let region = region.place(skip, len, flags, fd, at)?;
+        let start = NonNull::new(region.at(skip)).ok_or(Errno::ENOMEM)?;
         Ok(Self::of(start, len, region))
     }
 

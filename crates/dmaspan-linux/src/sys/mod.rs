@@ -21,6 +21,7 @@ use dmaspan::Errno;
 
 use crate::os;
 
+pub(crate) mod bar;
 pub(crate) mod bytes;
 pub(crate) mod flight;
 pub(crate) mod flights;

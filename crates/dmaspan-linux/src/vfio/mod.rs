@@ -24,8 +24,10 @@
 //! leaked, and [`leaked_bytes`] says how much that is. A space that is forgotten leaks, and never
 //! frees.
 
+mod bar;
 mod book;
 mod device;
+mod device_error;
 mod error;
 mod ioas;
 mod space;
@@ -33,8 +35,10 @@ mod sysfs;
 mod type1;
 
 pub use crate::sys::kept::Requests;
+pub use bar::Bar;
 pub use book::leaked_bytes;
 pub use device::{BusMaster, Device};
+pub use device_error::DeviceError;
 pub use error::{Error, OpenError};
 pub use ioas::{Ioas, Iommufd};
 pub use space::{Backend, Space, UnknownBackend};

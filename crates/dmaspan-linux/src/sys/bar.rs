@@ -3,14 +3,17 @@
 #![expect(unsafe_code, reason = "maps registers and hands them to devices")]
 
 use std::num::NonZero;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use dmaspan::Errno;
+use dmaspan::{Errno, IovaRange, Prot, UserRange};
 use dmaspan_drivers::{Mmio, MmioRegion};
 
+use super::kept::{DmaTable, Kept, Kernel, Owner, Source};
 use super::mapping::Region;
 use super::page_size;
+use super::vfio::DmaBuf;
 
 /// A part of a BAR that can be mapped, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +102,8 @@ impl Registers {
             // SAFETY:
             // 1. The area has just been mapped as the file's, which are the device's registers, and
             //    stays mapped as long as the region, which is dropped with the view.
-            // 2. Nobody else knows the address, and what is behind it is accessed by the view alone:
-            //    with volatile accesses.
+            // 2. Nobody else knows the address, and what is behind it is accessed by the view
+            //    alone: with volatile accesses.
             // 3. It begins between pages: aligned to 8 bytes.
             let registers = unsafe { MmioRegion::new(start, area.len) };
             Some((area, registers))
@@ -120,6 +123,53 @@ impl Registers {
     fn find(&self, offset: u64) -> Option<(&MmioRegion, u64)> {
         let (area, registers) = self.areas.iter().find(|(area, _)| area.contains(offset))?;
         Some((registers, offset - area.offset))
+    }
+}
+
+impl<K: Kernel> DmaTable<K> {
+    /// Maps `user`, which is all in `registers`, at `range`, which is as long. They are kept until
+    /// what is returned is released.
+    pub(crate) fn map_registers(
+        &self,
+        registers: &Arc<Registers>,
+        user: UserRange,
+        range: IovaRange,
+        prot: Prot,
+    ) -> Result<Kept, Errno> {
+        let start = u64::try_from(registers.start).ok();
+        let offset = start.and_then(|start| user.start().get().checked_sub(start));
+        let len = user.checked_len().and_then(NonZero::new);
+        let is_mapped = offset.zip(len).and_then(|(at, len)| registers.address(at, len)).is_some();
+        if !is_mapped || user.len_less_one() != range.len_less_one() {
+            return Err(Errno::EFAULT);
+        }
+        let owner: Owner = Arc::<Registers>::clone(registers);
+        // SAFETY:
+        // 1. All of `user` is mapped while the owner lives, and the range is no longer.
+        // 2. What is there are registers. They are no memory of Rust's: nobody has a reference to
+        //    them, and they are accessed by volatile accesses, which expect any value.
+        // 3. What the device behind them is made to do by their being written, it does to memory
+        //    that is mapped for it, which it may access at any time (the promise that was given
+        //    when that was mapped).
+        unsafe { self.map(owner, Source::User(user.start()), range, prot) }
+    }
+
+    /// Maps a dma-buf of registers at `range`, from its start on. `registers` are what keeps the
+    /// device open that they are of; they are kept until what is returned is released.
+    pub(crate) fn map_dma_buf(
+        &self,
+        registers: &Arc<Registers>,
+        dma_buf: &DmaBuf,
+        range: IovaRange,
+        prot: Prot,
+    ) -> Result<Kept, Errno> {
+        let owner: Owner = Arc::<Registers>::clone(registers);
+        let source = Source::File { fd: dma_buf.as_fd().as_raw_fd(), offset: 0 };
+        // SAFETY:
+        // 1. The kernel maps no more of the dma-buf than there is, and the mapping holds it. When
+        //    the device is closed or reset the kernel takes the registers away from everybody.
+        // 2. They are no memory of Rust's, as in `map_registers`, and 3. there.
+        unsafe { self.map(owner, source, range, prot) }
     }
 }
 

@@ -7,8 +7,9 @@
 //! [`Memory`](crate::mem::Memory). [`mapping`] owns memory, [`bytes`]
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 //! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
-//! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory for
-//! devices, whose structures are in [`uapi`]; [`kept`] holds that memory until it is unmapped.
+//! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory
+//! for devices, whose structures are in [`uapi`]; [`kept`] holds that memory until it is unmapped.
+//! [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
@@ -23,6 +24,7 @@ use crate::os;
 
 pub(crate) mod bar;
 pub(crate) mod bytes;
+pub(crate) mod eventfd;
 pub(crate) mod flight;
 pub(crate) mod flights;
 pub(crate) mod iommufd;

@@ -13,8 +13,8 @@ use dmaspan::{Errno, IovaRange, Prot};
 use super::kept::{Kernel, Source};
 use super::request::{self, Request};
 use super::uapi::vfio::{
-    self as uapi, AttachIommufdPt, BindIommufd, DetachIommufdPt, DeviceInfo, GroupStatus, IrqInfo,
-    RegionInfo, Type1Info, Type1Map, Type1Unmap,
+    self as uapi, AttachIommufdPt, BindIommufd, DetachIommufdPt, DeviceInfo, FeatureDmaBuf,
+    GroupStatus, IrqInfo, RegionInfo, Type1Info, Type1Map, Type1Unmap,
 };
 
 // SAFETY of each: the structure of its request (include/uapi/linux/vfio.h), which names no address.
@@ -33,6 +33,7 @@ requests! {
     DeviceInfo = uapi::DEVICE_GET_INFO,
     RegionInfo = uapi::DEVICE_GET_REGION_INFO,
     IrqInfo = uapi::DEVICE_GET_IRQ_INFO,
+    FeatureDmaBuf = uapi::DEVICE_FEATURE,
     BindIommufd = uapi::DEVICE_BIND_IOMMUFD,
     AttachIommufdPt = uapi::DEVICE_ATTACH_IOMMUFD_PT,
     DetachIommufdPt = uapi::DEVICE_DETACH_IOMMUFD_PT,
@@ -265,19 +266,46 @@ impl DeviceFd {
     pub(crate) fn set_irqs(&self, index: u32, eventfds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let data =
             if eventfds.is_empty() { uapi::IRQ_SET_DATA_NONE } else { uapi::IRQ_SET_DATA_EVENTFD };
-        let set = uapi::IrqSet {
-            flags: data | uapi::IRQ_SET_ACTION_TRIGGER,
-            index,
-            count: u32::try_from(eventfds.len()).map_err(|_| Errno::EINVAL)?,
-            ..uapi::IrqSet::default()
-        };
+        let count = u32::try_from(eventfds.len()).map_err(|_| Errno::EINVAL)?;
+        let fds: Vec<u8> = eventfds.iter().flat_map(|fd| fd.as_raw_fd().to_ne_bytes()).collect();
+        self.set_irq(uapi::IrqSet { flags: data, index, count, ..uapi::IrqSet::default() }, &fds)
+    }
+
+    /// `VFIO_DEVICE_SET_IRQS`: signals the eventfd of an interrupt, as the device would.
+    pub(crate) fn signal_irq(&self, index: u32, start: u32) -> Result<(), Errno> {
+        let flags = uapi::IRQ_SET_DATA_NONE;
+        self.set_irq(uapi::IrqSet { flags, index, start, count: 1, argsz: 0 }, &[])
+    }
+
+    /// Makes the request, to trigger, with file descriptors behind it.
+    fn set_irq(&self, mut set: uapi::IrqSet, fds: &[u8]) -> Result<(), Errno> {
+        set.flags |= uapi::IRQ_SET_ACTION_TRIGGER;
         let mut bytes = bytemuck::bytes_of(&set).to_vec();
-        bytes.extend(eventfds.iter().flat_map(|fd| fd.as_raw_fd().to_ne_bytes()));
+        bytes.extend(fds);
         // SAFETY:
-        // 1. The argument is `struct vfio_irq_set` with as many file descriptors as it says; the
-        //    request reads it and no other memory.
-        unsafe { request::with_words(self.file.as_fd(), uapi::DEVICE_SET_IRQS, &mut bytes) }?;
-        Ok(())
+        // 1. The argument is `struct vfio_irq_set` with as many file descriptors as it says, or it
+        //    says that there are none; the request reads it and no other memory.
+        let set =
+            unsafe { request::with_words(self.file.as_fd(), uapi::DEVICE_SET_IRQS, &mut bytes) }?;
+        // The kernel has fewer vectors left, says how many, and has set none.
+        if set > 0 { Err(Errno::ENOSPC) } else { Ok(()) }
+    }
+
+    /// `VFIO_DEVICE_FEATURE_DMA_BUF`: `length` bytes from `offset` of a BAR.
+    pub(crate) fn dma_buf(&self, bar: u32, offset: u64, length: u64) -> Result<DmaBuf, Errno> {
+        let open_flags = libc::O_RDWR | libc::O_CLOEXEC;
+        let mut feature = FeatureDmaBuf {
+            flags: uapi::FEATURE_GET | uapi::FEATURE_DMA_BUF,
+            region_index: bar,
+            open_flags: open_flags.cast_unsigned(),
+            nr_ranges: 1,
+            offset,
+            length,
+            ..FeatureDmaBuf::default()
+        };
+        let fd = request::with(self.file.as_fd(), &mut feature)?;
+        // SAFETY: the request has opened it for us.
+        Ok(DmaBuf { fd: unsafe { request::opened(fd) } })
     }
 
     /// `VFIO_DEVICE_RESET`.
@@ -303,5 +331,17 @@ impl DeviceFd {
     /// `VFIO_DEVICE_DETACH_IOMMUFD_PT`.
     pub(crate) fn detach(&self) -> Result<(), Errno> {
         request::with(self.file.as_fd(), &mut DetachIommufdPt::default()).map(drop)
+    }
+}
+
+/// Registers of a device, as a dma-buf.
+#[derive(Debug)]
+pub(crate) struct DmaBuf {
+    fd: OwnedFd,
+}
+
+impl AsFd for DmaBuf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

@@ -1,27 +1,31 @@
 //! Registers of devices.
 
 use std::fmt;
+use std::num::NonZero;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use dmaspan::{UserAddr, UserRange};
 use dmaspan_drivers::Mmio;
 
 use super::device::Shared;
 use super::device_error::DeviceError;
+use super::error::Error;
 use crate::pci::Bdf;
 use crate::sys::bar::{Area, Registers};
 use crate::sys::uapi::vfio as uapi;
-use crate::sys::vfio::{WithCaps, read};
+use crate::sys::vfio::{DmaBuf, WithCaps, read};
 
 /// The registers of a BAR, mapped into this process: what a driver reaches a device by.
 ///
 /// A clone is the same mapping. It begins at a multiple of the largest leaf that the BAR has room
-/// for (4 KiB, 2 MiB or 1 GiB), as the BAR does on the bus, so that kernels that can (Linux 6.12 and
-/// later) map it by such leaves.
+/// for (4 KiB, 2 MiB or 1 GiB), as the BAR does on the bus, so that kernels that can (Linux 6.12
+/// and later) map it by such leaves.
 ///
 /// It may live longer than its [`Device`](super::Device), and keeps the device open then. Nothing
-/// in this crate makes the device stop answering meanwhile: its memory space stays on, and it is not
-/// put to sleep. During a reset an access waits, or reads all ones. A device
+/// in this crate makes the device stop answering meanwhile: its memory space stays on, and it is
+/// not put to sleep. During a [reset](super::Device::reset) an access waits, or reads all ones. A device
 /// that is pulled out answers with all ones, or the kernel kills the process (`SIGBUS`).
 ///
 /// Where the kernel lets parts of the BAR be mapped alone, the rest reads all ones, as does what
@@ -29,11 +33,7 @@ use crate::sys::vfio::{WithCaps, read};
 /// a BAR: it is the kernel's, who writes it.
 #[derive(Clone)]
 pub struct Bar {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    registers: Registers,
+    registers: Arc<Registers>,
     index: u32,
     len: u64,
     device: Arc<Shared>,
@@ -63,54 +63,74 @@ impl Bar {
         let file = device.fd.file().as_fd();
         let registers = Registers::map(file, region.info.offset, len, &areas(&region));
         let registers = registers.map_err(device.failed("mmap of a BAR"))?;
-        let device = Arc::clone(device);
-        Ok(Self { inner: Arc::new(Inner { registers, index, len, device }) })
+        Ok(Self { registers: Arc::new(registers), index, len, device: Arc::clone(device) })
     }
 
     /// The length of the BAR in bytes.
     #[expect(clippy::len_without_is_empty, reason = "no BAR is empty")]
     pub fn len(&self) -> u64 {
-        self.inner.len
+        self.len
     }
 
     /// Which BAR it is.
     pub fn index(&self) -> u32 {
-        self.inner.index
+        self.index
     }
 
     /// The device that it is of.
     pub fn bdf(&self) -> Bdf {
-        self.inner.device.bdf
+        self.device.bdf
+    }
+
+    /// What keeps it mapped.
+    pub(super) fn registers(&self) -> &Arc<Registers> {
+        &self.registers
+    }
+
+    /// Where the process has the registers of `offsets`.
+    pub(super) fn user_range(&self, offsets: Range<u64>) -> Result<UserRange, Error> {
+        let len = offsets.end.checked_sub(offsets.start).and_then(NonZero::new);
+        let user = len.and_then(|len| {
+            let start = self.registers.address(offsets.start, len)?;
+            UserRange::from_len(UserAddr::new(start), len.get()).ok()
+        });
+        let (bdf, index) = (self.bdf(), self.index);
+        user.ok_or(Error::OutsideBar { bdf, index, offsets })
+    }
+
+    /// The registers of `offsets`, as a dma-buf.
+    pub(super) fn dma_buf(&self, offsets: Range<u64>) -> Result<DmaBuf, Error> {
+        let len = offsets.end.saturating_sub(offsets.start);
+        let dma_buf = self.device.fd.dma_buf(self.index, offsets.start, len);
+        dma_buf.map_err(|errno| Error::NoDmaBuf { bdf: self.bdf(), index: self.index, errno })
     }
 }
 
 impl Mmio for Bar {
     fn read32(&self, offset: u64) -> u32 {
-        self.inner.registers.read32(offset)
+        self.registers.read32(offset)
     }
 
     fn write32(&self, offset: u64, value: u32) {
-        self.inner.registers.write32(offset, value);
+        self.registers.write32(offset, value);
     }
 
     fn read64(&self, offset: u64) -> u64 {
-        self.inner.registers.read64(offset)
+        self.registers.read64(offset)
     }
 
     fn write64(&self, offset: u64, value: u64) {
-        self.inner.registers.write64(offset, value);
+        self.registers.write64(offset, value);
     }
 }
 
 impl fmt::Debug for Bar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { registers, index, len, device } = &*self.inner;
         f.debug_struct("Bar")
-            .field("bdf", &device.bdf)
-            .field("index", index)
-            .field("len", len)
-            .field("registers", registers)
-            .finish()
+            .field("bdf", &self.bdf())
+            .field("index", &self.index)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 

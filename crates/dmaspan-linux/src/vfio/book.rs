@@ -113,7 +113,6 @@ impl<K: Kernel> Book<K> {
         memory.offset_of(user)?;
         let len = user.len_less_one().saturating_add(1);
         let range = IovaRange::from_len(iova, len)?;
-        check(limits, "the user address", user.start().get())?;
         self.map(limits, range, prot, Some(user), |table| {
             table.map_memory(memory, user, range, prot)
         })
@@ -128,6 +127,9 @@ impl<K: Kernel> Book<K> {
         user: Option<UserRange>,
         ask: impl FnOnce(&DmaTable<K>) -> Result<Kept, Errno>,
     ) -> Result<(), Error> {
+        if let Some(user) = user {
+            check(limits, "the user address", user.start().get())?;
+        }
         check(limits, "the iova", range.start().get())?;
         check(limits, "the length", range.len_less_one().wrapping_add(1))?;
         if !prot.permits_access() {

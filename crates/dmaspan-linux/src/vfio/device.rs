@@ -1,14 +1,16 @@
 //! Devices.
 
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use dmaspan::Errno;
 
 use super::bar::Bar;
+use super::config::{self, Config};
 use super::device_error::DeviceError;
 use super::error::OpenError;
-use crate::os;
+use super::irq::{self, Msix};
 use crate::pci::Bdf;
 use crate::sys::uapi::vfio as uapi;
 use crate::sys::vfio::DeviceFd;
@@ -24,9 +26,9 @@ pub enum BusMaster {
 
 /// An open device: a PCI function that belongs to this process.
 ///
-/// It may not access memory until [`set_bus_master`](Self::set_bus_master) lets it, and not any more
-/// after this is dropped. The device is closed, and reset where it can be, when its [`Bar`]s are
-/// dropped too.
+/// It may not access memory until [`set_bus_master`](Self::set_bus_master) lets it, and not any
+/// more after this is dropped. The kernel closes it, and resets it where it can, when its [`Bar`]s,
+/// mappings of them and its [`Msix`] are gone too.
 ///
 /// # Context
 ///
@@ -34,6 +36,7 @@ pub enum BusMaster {
 #[derive(Debug)]
 pub struct Device {
     shared: Arc<Shared>,
+    can_reset: bool,
 }
 
 /// What a device's parts keep open.
@@ -41,9 +44,15 @@ pub struct Device {
 pub(super) struct Shared {
     pub(super) bdf: Bdf,
     pub(super) fd: DeviceFd,
-    /// Where the configuration space begins in the file.
-    config: u64,
+    /// Where the configuration space is in the file.
+    pub(super) config: Range<u64>,
+    /// Whether MSI-X interrupts are on.
+    pub(super) msix: AtomicBool,
 }
+
+/// Bits of the command register (PCI Local Bus 3.0, section 6.2.2).
+const MEMORY_SPACE: u16 = 1 << 1;
+const BUS_MASTER: u16 = 1 << 2;
 
 impl Shared {
     /// The error of a request of the device that failed.
@@ -52,31 +61,18 @@ impl Shared {
         move |errno| DeviceError::System { request, bdf, errno }
     }
 
-    /// Whether a BAR is of I/O ports (PCI Local Bus 3.0, section 6.2.5.1).
-    pub(super) fn has_io_ports(&self, bar: u32) -> bool {
-        let mut byte = [0];
-        let at = self.config + BAR0 + 4 * u64::from(bar);
-        self.fd.file().read_exact_at(&mut byte, at).is_ok() && byte[0] & 1 != 0
-    }
-
-    /// Sets `bits` of the command register, and clears `others`.
-    fn set_command(&self, bits: u16, others: u16) -> Result<(), Errno> {
-        let file = self.fd.file();
+    /// Sets the command register's bit for DMA, and the one that lets BARs answer.
+    fn set_command(&self, bus_master: BusMaster) -> Result<(), DeviceError> {
         let mut bytes = [0; 2];
-        let failed = |error| os::errno(&error);
-        file.read_exact_at(&mut bytes, self.config + COMMAND).map_err(failed)?;
-        let command = u16::from_le_bytes(bytes) & !others | bits;
-        file.write_all_at(&command.to_le_bytes(), self.config + COMMAND).map_err(failed)
+        self.read_config(config::COMMAND, &mut bytes)?;
+        let command = u16::from_le_bytes(bytes) | MEMORY_SPACE;
+        let command = match bus_master {
+            BusMaster::On => command | BUS_MASTER,
+            BusMaster::Off => command & !BUS_MASTER,
+        };
+        self.write_config(config::COMMAND, &command.to_le_bytes())
     }
 }
-
-/// The command register of a PCI function and its bits (PCI Local Bus 3.0, section 6.2.2).
-const COMMAND: u64 = 4;
-const MEMORY_SPACE: u16 = 1 << 1;
-const BUS_MASTER: u16 = 1 << 2;
-
-/// The first base address register.
-const BAR0: u64 = 0x10;
 
 impl Device {
     pub(super) fn new(bdf: Bdf, fd: DeviceFd) -> Result<Self, OpenError> {
@@ -89,12 +85,15 @@ impl Device {
             });
         }
         let config = fd.region(uapi::PCI_CONFIG_REGION);
-        let config = config.map_err(failed("VFIO_DEVICE_GET_REGION_INFO"))?.info.offset;
-        let shared = Shared { bdf, fd, config };
+        let config = config.map_err(failed("VFIO_DEVICE_GET_REGION_INFO"))?.info;
+        let config = config.offset..config.offset.saturating_add(config.size);
+        let shared = Shared { bdf, fd, config, msix: AtomicBool::new(false) };
+        let can_reset = info.flags & uapi::DEVICE_HAS_RESET != 0;
         // BARs answer from here on, until the device is closed.
-        let command = shared.set_command(MEMORY_SPACE, BUS_MASTER);
+        let command = shared.set_command(BusMaster::Off);
+        let command = command.map_err(|error| error.errno());
         command.map_err(failed("a write of the command register"))?;
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), can_reset })
     }
 
     /// Its address.
@@ -102,24 +101,61 @@ impl Device {
         self.shared.bdf
     }
 
-    /// Lets the device access memory, or forbids it. It may not after it was opened.
+    /// Lets the device access memory, or forbids it. It may not after it was opened or reset.
+    /// Interrupts are accesses too.
     ///
     /// # Errors
     ///
     /// The kernel's errno, where the device is gone.
     pub fn set_bus_master(&self, bus_master: BusMaster) -> Result<(), Errno> {
-        match bus_master {
-            BusMaster::On => self.shared.set_command(BUS_MASTER, 0),
-            BusMaster::Off => self.shared.set_command(0, BUS_MASTER),
+        self.shared.set_command(bus_master).map_err(|error| error.errno())
+    }
+
+    /// Resets the device, which may not access memory then. BARs stay mapped and interrupts on.
+    /// What maps the device's registers for others in an [`Ioas`](super::Ioas) reaches nothing any
+    /// more, until it is mapped anew.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NoReset`] where the device cannot be reset alone.
+    pub fn reset(&self) -> Result<(), DeviceError> {
+        if !self.can_reset {
+            return Err(DeviceError::NoReset { bdf: self.bdf() });
         }
+        self.shared.fd.reset().map_err(self.shared.failed("VFIO_DEVICE_RESET"))?;
+        // The kernel has restored the register as it was.
+        self.shared.set_command(BusMaster::Off)
+    }
+
+    /// Its configuration space.
+    pub fn config(&self) -> Config<'_> {
+        Config::new(&self.shared)
+    }
+
+    /// How many MSI-X interrupts it has; 0 where it has none.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::System`], where the device is gone.
+    pub fn msix_vectors(&self) -> Result<u32, DeviceError> {
+        irq::vectors(&self.shared)
+    }
+
+    /// Switches MSI-X vectors 0 to `count - 1` on, until what is returned is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError`]: where there are not so many, or they are on already.
+    pub fn enable_msix(&self, count: u32) -> Result<Msix, DeviceError> {
+        Msix::enable(&self.shared, count)
     }
 
     /// Maps the registers of BAR `index`, 0 to 5.
     ///
     /// # Errors
     ///
-    /// [`DeviceError`]: where there is no such BAR, it is of I/O ports, or the kernel does not let it
-    /// be mapped.
+    /// [`DeviceError`]: where there is no such BAR, it is of I/O ports, or the kernel does not let
+    /// it be mapped.
     pub fn bar(&self, index: u32) -> Result<Bar, DeviceError> {
         Bar::map(&self.shared, index)
     }

@@ -39,6 +39,56 @@ pub enum DeviceError {
         /// The BAR asked for.
         index: u32,
     },
+    /// Configuration space has no such register.
+    #[error(
+        "the configuration space of {bdf}, {len} bytes, has no register of that width at \
+         {offset:#x}: registers are inside, and at multiples of their width"
+    )]
+    NoRegister {
+        /// The device.
+        bdf: Bdf,
+        /// The offset asked for, in bytes.
+        offset: u64,
+        /// The length of the configuration space in bytes.
+        len: u64,
+    },
+    /// A register that cannot be written.
+    #[error(
+        "the {register} of {bdf}, at {offset:#x} of configuration space, cannot be written: BARs \
+         would stop answering"
+    )]
+    Guarded {
+        /// The device.
+        bdf: Bdf,
+        /// The offset asked for, in bytes.
+        offset: u64,
+        /// What the register is.
+        register: &'static str,
+    },
+    /// No interrupts, or more than there are.
+    #[error("{asked} MSI-X vectors of {bdf} are asked for, which has {has}: ask for 1 to {has}")]
+    NoVectors {
+        /// The device.
+        bdf: Bdf,
+        /// How many were asked for.
+        asked: u32,
+        /// How many there are.
+        has: u32,
+    },
+    /// The interrupts are on.
+    #[error("the MSI-X interrupts of {bdf} are on already: drop what holds them first")]
+    MsixIsOn {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// The device cannot be reset.
+    #[error(
+        "{bdf} cannot be reset alone: it has no function level reset, or shares its bus with others"
+    )]
+    NoReset {
+        /// The device.
+        bdf: Bdf,
+    },
     /// The kernel refused.
     #[error("{request} of {bdf} failed: {}", os::words(*errno))]
     System {
@@ -55,7 +105,14 @@ impl DeviceError {
     /// The errno that Linux's VFIO answers with, or would.
     pub const fn errno(&self) -> Errno {
         match self {
-            Self::NoBar { .. } | Self::IoPorts { .. } | Self::NotMappable { .. } => Errno::EINVAL,
+            Self::NoBar { .. }
+            | Self::IoPorts { .. }
+            | Self::NotMappable { .. }
+            | Self::NoRegister { .. }
+            | Self::NoVectors { .. } => Errno::EINVAL,
+            Self::Guarded { .. } => Errno::EPERM,
+            Self::MsixIsOn { .. } => Errno::EBUSY,
+            Self::NoReset { .. } => os::ENOTTY,
             Self::System { errno, .. } => *errno,
         }
     }

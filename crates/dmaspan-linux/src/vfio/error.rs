@@ -1,5 +1,6 @@
 //! Why memory was not mapped for a device, or a device not opened.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use dmaspan::{Errno, IovaRange, RangeError, UserRange};
@@ -19,6 +20,34 @@ pub enum Error {
     /// The range is not all in the memory.
     #[error(transparent)]
     Outside(#[from] OutsideMemory),
+    /// The registers are not all mapped into the process.
+    #[error(
+        "{:#x} to {:#x} of BAR {index} of {bdf} is not all mapped into the process: it is empty, \
+         leaves the BAR, or the kernel keeps a part of it for itself",
+        offsets.start, offsets.end
+    )]
+    OutsideBar {
+        /// The device.
+        bdf: Bdf,
+        /// The BAR.
+        index: u32,
+        /// The bytes of the BAR asked for.
+        offsets: Range<u64>,
+    },
+    /// The kernel does not give out registers as a dma-buf.
+    #[error(
+        "BAR {index} of {bdf} cannot be had as a dma-buf ({}): it takes Linux 6.19 with \
+         CONFIG_VFIO_PCI_DMABUF, and iommufd of 7.0 to map it; VFIO's type 1 maps BARs without",
+        os::words(*errno)
+    )]
+    NoDmaBuf {
+        /// The device.
+        bdf: Bdf,
+        /// The BAR.
+        index: u32,
+        /// What the kernel answered.
+        errno: Errno,
+    },
     /// Something is no multiple of the granule.
     #[error(
         "{what} {value:#x} is no multiple of the IOMMU's smallest page, {}", Size(*granule)
@@ -156,7 +185,8 @@ impl Error {
         match self {
             Self::Range(error) => error.errno(),
             Self::Outside(error) => error.errno(),
-            Self::Misaligned { .. }
+            Self::OutsideBar { .. }
+            | Self::Misaligned { .. }
             | Self::NoAccess { .. }
             | Self::OutsideApertures { .. }
             | Self::Bisects { .. } => Errno::EINVAL,
@@ -166,7 +196,9 @@ impl Error {
             Self::MemlockLimit { .. } | Self::NoMemory { .. } => Errno::ENOMEM,
             Self::NotPinnable { .. } => Errno::EFAULT,
             Self::Short { .. } => Errno::EIO,
-            Self::System { errno, .. } | Self::NoLimits { errno } => *errno,
+            Self::NoDmaBuf { errno, .. }
+            | Self::System { errno, .. }
+            | Self::NoLimits { errno } => *errno,
         }
     }
 

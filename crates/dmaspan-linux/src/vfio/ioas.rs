@@ -1,5 +1,6 @@
 //! iommufd: address spaces of their own.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::RwLock;
 
+use super::bar::Bar;
 use super::book::Book;
 use super::device::Device;
 use super::error::{Error, OpenError};
@@ -100,6 +102,32 @@ impl Ioas {
         let limits = read_limits(self.book.kernel());
         *self.limits.write() = limits.map_err(failed("IOMMU_IOAS_IOVA_RANGES"))?;
         Ok(device)
+    }
+
+    /// Maps the registers of `offsets`, in bytes from the start of `bar`, for the devices of this
+    /// space: they access another device without going through memory. The BAR stays mapped, and
+    /// its device open, until the range is unmapped.
+    ///
+    /// A [reset](Device::reset) of that device takes the registers away for good: unmap the range
+    /// and map it anew.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](DmaSpace::map). [`Error::OutsideBar`] where the registers are not all mapped into
+    /// the process, [`Error::NoDmaBuf`] where the kernel does not give them out as a dma-buf.
+    pub fn map_bar(
+        &self,
+        bar: &Bar,
+        offsets: Range<u64>,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        let user = bar.user_range(offsets.clone())?;
+        let range = IovaRange::from_len(iova, user.len_less_one().saturating_add(1))?;
+        let dma_buf = bar.dma_buf(offsets)?;
+        self.book.map(&self.limits.read(), range, prot, Some(user), |table| {
+            table.map_dma_buf(bar.registers(), &dma_buf, range, prot)
+        })
     }
 
     /// The requests that mapped and unmapped so far.

@@ -26,10 +26,12 @@
 
 mod bar;
 mod book;
+mod config;
 mod device;
 mod device_error;
 mod error;
 mod ioas;
+mod irq;
 mod space;
 mod sysfs;
 mod type1;
@@ -37,9 +39,11 @@ mod type1;
 pub use crate::sys::kept::Requests;
 pub use bar::Bar;
 pub use book::leaked_bytes;
+pub use config::Config;
 pub use device::{BusMaster, Device};
 pub use device_error::DeviceError;
 pub use error::{Error, OpenError};
 pub use ioas::{Ioas, Iommufd};
+pub use irq::{Event, Msix};
 pub use space::{Backend, Space, UnknownBackend};
 pub use type1::{Interface, Type1};

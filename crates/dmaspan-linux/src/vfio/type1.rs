@@ -1,6 +1,7 @@
 //! VFIO type 1: containers and groups.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use dmaspan::container::type1::uapi;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::{Mutex, RwLock};
 
+use super::bar::Bar;
 use super::book::Book;
 use super::device::Device;
 use super::error::{Error, OpenError};
@@ -118,6 +120,29 @@ impl Type1 {
         *self.limits.write() = limits;
         groups.insert(number, group);
         Ok(device)
+    }
+
+    /// Maps the registers of `offsets`, in bytes from the start of `bar`, for the devices of this
+    /// space: they access another device without going through memory. The BAR stays mapped, and
+    /// its device open, until the range is unmapped.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](DmaSpace::map). [`Error::OutsideBar`] where the registers are not all mapped into
+    /// the process, [`Error::NotPinnable`] from iommufd's compatibility mode, which cannot map
+    /// registers.
+    pub fn map_bar(
+        &self,
+        bar: &Bar,
+        offsets: Range<u64>,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        let user = bar.user_range(offsets)?;
+        let range = IovaRange::from_len(iova, user.len_less_one().saturating_add(1))?;
+        self.book.map(&self.limits.read(), range, prot, Some(user), |table| {
+            table.map_registers(bar.registers(), user, range, prot)
+        })
     }
 
     /// The requests that mapped and unmapped so far.

@@ -91,8 +91,17 @@ pub(crate) fn available_bytes() -> Option<u64> {
 
 /// Bytes that the process has locked, what VFIO pinned for it included (`VmLck` of proc(5)).
 pub(crate) fn locked_bytes() -> u64 {
+    status_bytes("VmLck:")
+}
+
+/// Bytes that iommufd, io_uring and others pinned for the process (`VmPin` of proc(5)).
+pub(crate) fn pinned_bytes() -> u64 {
+    status_bytes("VmPin:")
+}
+
+fn status_bytes(name: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kib = field(&status, "VmLck:").map(|value| value.trim_end_matches(" kB"));
+    let kib = field(&status, name).map(|value| value.trim_end_matches(" kB"));
     kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0).saturating_mul(1024)
 }
 

@@ -8,14 +8,16 @@ use std::sync::Arc;
 
 use dmaspan::{Errno, Iova, IovaRange, Prot};
 
-use super::kept::{Kernel, Source};
+use super::kept::{Kernel, LockedBy, Source};
 use super::request::{self, Request};
 use super::uapi::iommufd::{
-    self as uapi, Destroy, IoasAlloc, IoasCopy, IoasMap, IoasMapFile, IoasUnmap, IovaRanges, Range,
+    self as uapi, AllowIovas, Destroy, HwInfo, HwptAlloc, HwptGetDirtyBitmap, HwptSetDirtyTracking,
+    IoasAlloc, IoasCopy, IoasMap, IoasMapFile, IoasUnmap, IovaRanges, OptionValue, Range,
 };
+use crate::os;
 
-// SAFETY of each: the structure of its request (include/uapi/linux/iommufd.h), which names no
-// address. The kernel copies `size` bytes or fewer.
+// SAFETY of each: the structure of its request (include/uapi/linux/iommufd.h), whose addresses are
+// not used where the lengths beside them are 0. The kernel copies `size` bytes or fewer.
 macro_rules! requests {
     ($($structure:ty = $number:expr,)*) => {$(
         // SAFETY: as said above.
@@ -27,10 +29,11 @@ macro_rules! requests {
 
 requests! {
     Destroy = uapi::DESTROY,
+    HwptSetDirtyTracking = uapi::HWPT_SET_DIRTY_TRACKING,
     IoasAlloc = uapi::IOAS_ALLOC,
-    IoasCopy = uapi::IOAS_COPY,
     IoasMapFile = uapi::IOAS_MAP_FILE,
     IoasUnmap = uapi::IOAS_UNMAP,
+    OptionValue = uapi::OPTION,
 }
 
 /// An open `/dev/iommu`.
@@ -47,6 +50,33 @@ impl Iommufd {
     /// `IOMMU_DESTROY`.
     pub(crate) fn destroy(&self, id: u32) -> Result<(), Errno> {
         request::with(self.fd.as_fd(), &mut Destroy { id, ..Destroy::default() }).map(drop)
+    }
+
+    /// `IOMMU_OPTION`, to set the option of an object, or of all.
+    pub(crate) fn set_option(&self, id: u32, option_id: u32, val64: u64) -> Result<(), Errno> {
+        self.option(uapi::OPTION_SET, id, option_id, val64).map(drop)
+    }
+
+    /// `IOMMU_OPTION`, to read it.
+    pub(crate) fn get_option(&self, id: u32, option_id: u32) -> Result<u64, Errno> {
+        self.option(uapi::OPTION_GET, id, option_id, 0)
+    }
+
+    fn option(&self, op: u16, object_id: u32, option_id: u32, val64: u64) -> Result<u64, Errno> {
+        let default = OptionValue::default();
+        let mut option = OptionValue { option_id, op, object_id, val64, ..default };
+        request::with(self.fd.as_fd(), &mut option)?;
+        Ok(option.val64)
+    }
+
+    /// `IOMMU_GET_HW_INFO`: the capabilities of the IOMMU of a device.
+    pub(crate) fn capabilities(&self, dev_id: u32) -> Result<u64, Errno> {
+        let mut info = HwInfo { dev_id, ..HwInfo::default() };
+        // SAFETY:
+        // 1. The argument is `struct iommu_hw_info`, as long as it says.
+        // 2. The request writes `data_len` bytes at `data_uptr`, which is none.
+        unsafe { request::with_memory(self.fd.as_fd(), uapi::GET_HW_INFO, &mut info) }?;
+        Ok(info.out_capabilities)
     }
 }
 
@@ -76,6 +106,32 @@ impl IoasId {
         self.id
     }
 
+    /// `IOMMU_IOAS_ALLOW_IOVAS`: these alone are what the kernel allocates IOVAs of, and no device
+    /// may be attached that cannot map them.
+    pub(crate) fn allow_iovas(&self, ranges: &[IovaRange]) -> Result<(), Errno> {
+        let range =
+            |range: &IovaRange| Range { start: range.start().get(), last: range.last().get() };
+        let mut ranges: Vec<Range> = ranges.iter().map(range).collect();
+        let mut allow = AllowIovas {
+            ioas_id: self.id,
+            num_iovas: u32::try_from(ranges.len()).map_err(|_| Errno::EINVAL)?,
+            allowed_iovas: address_of(&mut ranges),
+            ..AllowIovas::default()
+        };
+        // SAFETY:
+        // 1. The argument is `struct iommu_ioas_allow_iovas`, as long as it says.
+        // 2. The request reads `num_iovas` ranges at `allowed_iovas`, which `ranges` has.
+        let result = unsafe {
+            request::with_memory(self.iommufd.as_fd(), uapi::IOAS_ALLOW_IOVAS, &mut allow)
+        };
+        result.map(drop)
+    }
+
+    /// The file that it is of.
+    pub(crate) fn iommufd(&self) -> &Arc<Iommufd> {
+        &self.iommufd
+    }
+
     /// `IOMMU_IOAS_IOVA_RANGES`: what can be mapped, and the alignment.
     pub(crate) fn iova_ranges(&self) -> Result<(Vec<IovaRange>, u64), Errno> {
         // The first answer says how many there are; devices may come meanwhile.
@@ -95,7 +151,7 @@ impl IoasId {
             };
             let count = usize::try_from(query.num_iovas).map_err(|_| Errno::EINVAL)?;
             match result {
-                Err(errno) if errno == crate::os::EMSGSIZE && count > ranges.len() => {
+                Err(errno) if errno == os::EMSGSIZE && count > ranges.len() && count <= MOST => {
                     ranges.resize(count, Range::default());
                 }
                 Err(errno) => return Err(errno),
@@ -114,8 +170,85 @@ impl IoasId {
     }
 }
 
+/// A page table of an address space, which devices are attached to. Destroyed on drop where nothing
+/// uses it any more.
+#[derive(Debug)]
+pub(crate) struct HwptId {
+    iommufd: Arc<Iommufd>,
+    id: u32,
+}
+
+impl HwptId {
+    /// `IOMMU_HWPT_ALLOC`, for the IOMMU of a device.
+    pub(crate) fn alloc(ioas: &IoasId, dev_id: u32, flags: u32) -> Result<Self, Errno> {
+        let mut alloc = HwptAlloc { flags, dev_id, pt_id: ioas.id, ..HwptAlloc::default() };
+        // SAFETY:
+        // 1. The argument is `struct iommu_hwpt_alloc`, as long as it says.
+        // 2. The request reads `data_len` bytes at `data_uptr`, which is none.
+        let result =
+            unsafe { request::with_memory(ioas.iommufd.as_fd(), uapi::HWPT_ALLOC, &mut alloc) };
+        result?;
+        Ok(Self { iommufd: Arc::clone(&ioas.iommufd), id: alloc.out_hwpt_id })
+    }
+
+    /// Its number.
+    pub(crate) fn get(&self) -> u32 {
+        self.id
+    }
+
+    /// `IOMMU_HWPT_SET_DIRTY_TRACKING`.
+    pub(crate) fn set_dirty_tracking(&self, flags: u32) -> Result<(), Errno> {
+        let default = HwptSetDirtyTracking::default();
+        let mut set = HwptSetDirtyTracking { flags, hwpt_id: self.id, ..default };
+        request::with(self.iommufd.as_fd(), &mut set).map(drop)
+    }
+
+    /// `IOMMU_HWPT_GET_DIRTY_BITMAP`: a bit for each page of `range` that was written, in `bits`.
+    pub(crate) fn read_dirty(
+        &self,
+        range: IovaRange,
+        page_size: u64,
+        flags: u32,
+        bits: &mut [u64],
+    ) -> Result<(), Errno> {
+        let length = room_for(range, page_size, bits)?;
+        let (hwpt_id, iova, data) = (self.id, range.start().get(), address_of(bits));
+        let default = HwptGetDirtyBitmap::default();
+        let mut get =
+            HwptGetDirtyBitmap { hwpt_id, flags, iova, length, page_size, data, ..default };
+        // SAFETY:
+        // 1. The argument is `struct iommu_hwpt_get_dirty_bitmap`, as long as it says.
+        // 2. The request writes a bit at `data` for each `page_size` bytes of `length`, for which
+        //    `bits` has room, and which nothing else refers to meanwhile.
+        let result = unsafe {
+            request::with_memory(self.iommufd.as_fd(), uapi::HWPT_GET_DIRTY_BITMAP, &mut get)
+        };
+        result.map(drop)
+    }
+}
+
+impl Drop for HwptId {
+    fn drop(&mut self) {
+        // Where a device is attached the kernel refuses, and the table lives as long as the file.
+        let _ = self.iommufd.destroy(self.id);
+    }
+}
+
+/// The length of `range`, where `bits` have one bit or more for each page of it.
+pub(super) fn room_for(range: IovaRange, page_size: u64, bits: &[u64]) -> Result<u64, Errno> {
+    let length = range.checked_len().ok_or(Errno::EOVERFLOW)?;
+    if !page_size.is_power_of_two() {
+        return Err(Errno::EINVAL);
+    }
+    let words = usize::try_from(length.div_ceil(page_size).div_ceil(64));
+    if words.is_ok_and(|words| words <= bits.len()) { Ok(length) } else { Err(Errno::EINVAL) }
+}
+
+/// No kernel has so many ranges.
+const MOST: usize = 1 << 20;
+
 /// Where the kernel finds `values`.
-fn address_of<T>(values: &mut [T]) -> u64 {
+pub(super) fn address_of<T>(values: &mut [T]) -> u64 {
     // `usize` has 64 bits wherever the crate builds.
     u64::try_from(values.as_mut_ptr().expose_provenance()).unwrap_or(u64::MAX)
 }
@@ -140,13 +273,14 @@ const fn flags(prot: Prot) -> u32 {
 
 // SAFETY:
 // 1. `IOMMU_IOAS_MAP`, `IOMMU_IOAS_MAP_FILE` and `IOMMU_IOAS_COPY` map what they are asked for and
-//    nothing else, and map nothing where they fail. The last two pin the pages of the file or of the
-//    other space's memory, whoever else has them.
+//    nothing else, and map nothing where they fail. Of a file the kernel pins the pages, whoever
+//    else has them.
 // 2. `IOMMU_IOAS_UNMAP` returns after all page tables have forgotten what was mapped
 //    (drivers/iommu/iommufd/io_pagetable.c, `iopt_unmap_iova_range`).
 unsafe impl Kernel for IoasId {
     const MAP: &'static str = "IOMMU_IOAS_MAP";
     const UNMAP: &'static str = "IOMMU_IOAS_UNMAP";
+    const LOCKED_BY: LockedBy = LockedBy::User;
 
     unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno> {
         let length = range.checked_len().ok_or(Errno::EOVERFLOW)?;
@@ -178,17 +312,26 @@ unsafe impl Kernel for IoasId {
                     src_iova,
                     ..IoasCopy::default()
                 };
-                request::with(fd, &mut { copy })
+                // SAFETY:
+                // 1. The argument is `struct iommu_ioas_copy`, as long as it says, and names no
+                //    address.
+                // 2. What is mapped at `src_iova` may be used until it is unmapped here (the
+                //    caller's promise).
+                unsafe { request::with_memory(fd, uapi::IOAS_COPY, &mut { copy }) }
             }
         };
         result.map(drop)
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Errno> {
-        let length = range.checked_len().ok_or(Errno::EOVERFLOW)?;
+        // From 0 the largest length means everything (`iommufd_ioas_unmap`).
+        let length = range.checked_len().unwrap_or(u64::MAX);
         let (ioas_id, iova) = (self.id, range.start().get());
         let mut unmap = IoasUnmap { ioas_id, iova, length, ..IoasUnmap::default() };
         request::with(self.iommufd.as_fd(), &mut unmap)?;
         Ok(unmap.length)
+    }
+    fn table(&self) -> Option<u32> {
+        Some(self.id)
     }
 }

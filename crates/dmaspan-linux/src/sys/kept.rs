@@ -9,6 +9,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,30 +31,50 @@ pub(crate) enum Source {
     Table { id: u32, iova: u64 },
 }
 
+/// What the kernel counts pinned memory against, whose limit is `RLIMIT_MEMLOCK`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LockedBy {
+    /// What the process has locked and what VFIO has pinned for it (`VmLck` of proc(5)): VFIO's type
+    /// 1 and iommufd's compatibility mode.
+    Process,
+    /// What all processes of the user have pinned; of this one, `VmPin` of proc(5) says it: iommufd
+    /// and io_uring.
+    User,
+}
+
 /// The kernel's side of an address space: the requests that change it.
 ///
 /// # Safety
 ///
 /// Devices reach nothing that they could not reach before but what `map` is asked for, as `prot`
-/// says. When `unmap` returns `Ok`, they reach nothing of what lies in the range any more. A file or
-/// a copy holds the memory behind it by itself.
+/// says; where it fails, nothing. When `unmap` returns `Ok`, they reach nothing of what lies in the
+/// range any more. A file holds the memory behind it by itself.
 pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     /// The names of the requests that map memory and unmap.
     const MAP: &'static str;
     /// See [`MAP`](Self::MAP).
     const UNMAP: &'static str;
+    /// What the kernel counts pinned memory against.
+    const LOCKED_BY: LockedBy;
 
     /// Maps; all or nothing.
     ///
     /// # Safety
     ///
-    /// [`Source::User`]: the memory stays what it is, and no code relies on it not being read and,
-    /// where `prot` has `WRITE`, written at any time, until an `unmap` that covers `range` has
-    /// returned `Ok`.
+    /// [`Source::User`] and [`Source::Table`]: the memory, or what is mapped there, stays what it
+    /// is, and no code relies on it not being read and, where `prot` has `WRITE`, written at any
+    /// time, until an `unmap` that covers `range` has returned `Ok`.
     unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno>;
 
-    /// Unmaps what lies in the range, and returns how many bytes that was.
+    /// Unmaps what lies in the range, and returns how many bytes that was. The range of all 2^64
+    /// addresses is one, too.
     fn unmap(&self, range: IovaRange) -> Result<u64, Errno>;
+
+    /// The number by which another table of the same kernel names this one in
+    /// [`Source::Table`]; `None` where none can.
+    fn table(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// How many requests a table made.
@@ -145,6 +166,61 @@ impl<K: Kernel> DmaTable<K> {
         unsafe { self.map(owner, Source::User(user.start()), range, prot) }
     }
 
+    /// Maps at `range` what `from` has at `source`, which is as long and all in `mapped`,
+    /// neighbours in this order. What they own is kept until what is returned is released.
+    ///
+    /// # Context
+    ///
+    /// What `mapped` says is mapped in `from` now and until this returns: nothing was unmapped
+    /// there since, and is not meanwhile.
+    pub(crate) fn map_copy(
+        &self,
+        from: &Self,
+        mapped: &[Arc<Kept>],
+        source: IovaRange,
+        range: IovaRange,
+        prot: Prot,
+    ) -> Result<Kept, Errno> {
+        let id = from.kernel.table().ok_or(Errno::EOPNOTSUPP)?;
+        let is_theirs = mapped.iter().all(|kept| kept.table == from.id);
+        let neighbours = mapped.windows(2).all(|pair| match pair {
+            [one, next] => one.range.last().checked_add(1) == Some(next.range.start()),
+            _ => true,
+        });
+        let hull = mapped.first().zip(mapped.last());
+        let hull =
+            hull.and_then(|(one, last)| IovaRange::new(one.range.start(), last.range.last()));
+        if !is_theirs
+            || !neighbours
+            || hull.is_none_or(|hull| !hull.covers(source))
+            || source.len_less_one() != range.len_less_one()
+        {
+            return Err(Errno::ENOENT);
+        }
+        let owners: Vec<Owner> = mapped.iter().map(|kept| Owner::clone(&kept.owner)).collect();
+        let source = Source::Table { id, iova: source.start().get() };
+        // SAFETY:
+        // 1. Devices may access what the owners hold while they live (the promise to `map` when it
+        //    was mapped in `from`), and that is all of what `source` names (checked above, and the
+        //    caller's context).
+        unsafe { self.map(Arc::new(owners), source, range, prot) }
+    }
+
+    /// Maps at `range` what a file in memory, or a dma-buf, has from `offset` on.
+    pub(crate) fn map_file(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        range: IovaRange,
+        prot: Prot,
+    ) -> Result<Kept, Errno> {
+        let source = Source::File { fd: file.as_raw_fd(), offset };
+        // SAFETY:
+        // 1. The kernel holds the memory of the file (the contract of `Kernel`), and that a file
+        //    changes is nothing that code may rely on not to happen.
+        unsafe { self.map(Arc::new(()), source, range, prot) }
+    }
+
     /// Maps `source` at `range`, and keeps `owner` until it is released.
     ///
     /// # Safety
@@ -158,14 +234,19 @@ impl<K: Kernel> DmaTable<K> {
         prot: Prot,
     ) -> Result<Kept, Errno> {
         self.maps.fetch_add(1, Ordering::Relaxed);
+        // Kept also where the request panics.
+        let owner = ManuallyDrop::new(owner);
         // SAFETY:
         // 1. While `owner` lives, devices may access it (the caller's promise).
         // 2. It lives until `Kept::release`, which wants the proof of an unmap that was asked for
         //    after this; where there is none, for ever.
-        // 3. A refused request mapped nothing (the contract of `Kernel`).
-        unsafe { self.kernel.map(source, range, prot)? };
+        if let Err(errno) = unsafe { self.kernel.map(source, range, prot) } {
+            // A refused request mapped nothing (the contract of `Kernel`).
+            drop(ManuallyDrop::into_inner(owner));
+            return Err(errno);
+        }
         let mapped = self.clock.fetch_add(1, Ordering::AcqRel);
-        Ok(Kept { owner: ManuallyDrop::new(owner), range, table: self.id, mapped })
+        Ok(Kept { owner, range, table: self.id, mapped })
     }
 
     /// Unmaps what lies in `range`.
@@ -196,6 +277,9 @@ impl Kept {
 }
 
 #[cfg(test)]
+pub(crate) mod fake;
+
+#[cfg(test)]
 mod tests {
     use dmaspan::Iova;
 
@@ -209,6 +293,7 @@ mod tests {
     unsafe impl Kernel for Willing {
         const MAP: &'static str = "map";
         const UNMAP: &'static str = "unmap";
+        const LOCKED_BY: LockedBy = LockedBy::Process;
 
         unsafe fn map(&self, _: Source, _: IovaRange, _: Prot) -> Result<(), Errno> {
             Ok(())

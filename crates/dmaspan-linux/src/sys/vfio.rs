@@ -10,11 +10,12 @@ use bytemuck::Pod;
 use dmaspan::container::type1::uapi as type1;
 use dmaspan::{Errno, IovaRange, Prot};
 
-use super::kept::{Kernel, Source};
+use super::iommufd::{address_of, room_for};
+use super::kept::{Kernel, LockedBy, Source};
 use super::request::{self, Request};
 use super::uapi::vfio::{
     self as uapi, AttachIommufdPt, BindIommufd, DetachIommufdPt, DeviceInfo, FeatureDmaBuf,
-    GroupStatus, IrqInfo, RegionInfo, Type1Info, Type1Map, Type1Unmap,
+    GroupStatus, IrqInfo, RegionInfo, Type1Dirty, Type1DirtyGet, Type1Info, Type1Map, Type1Unmap,
 };
 
 // SAFETY of each: the structure of its request (include/uapi/linux/vfio.h), which names no address.
@@ -37,6 +38,7 @@ requests! {
     BindIommufd = uapi::DEVICE_BIND_IOMMUFD,
     AttachIommufdPt = uapi::DEVICE_ATTACH_IOMMUFD_PT,
     DetachIommufdPt = uapi::DEVICE_DETACH_IOMMUFD_PT,
+    Type1Dirty = type1::VFIO_IOMMU_DIRTY_PAGES,
     Type1Unmap = type1::VFIO_IOMMU_UNMAP_DMA,
 }
 
@@ -77,6 +79,39 @@ impl Container {
         let result = unsafe { with_caps(self.fd.as_fd(), type1::VFIO_IOMMU_GET_INFO, &mut info) };
         result.map(|bytes| WithCaps { info, bytes })
     }
+
+    /// `VFIO_IOMMU_DIRTY_PAGES`, to start or to stop.
+    pub(crate) fn dirty_pages(&self, flags: u32) -> Result<(), Errno> {
+        let mut dirty = Type1Dirty { flags, ..Type1Dirty::default() };
+        request::with(self.fd.as_fd(), &mut dirty).map(drop)
+    }
+
+    /// `VFIO_IOMMU_DIRTY_PAGES`: a bit for each page of `range` that may have been written, in
+    /// `bits`.
+    pub(crate) fn read_dirty(
+        &self,
+        range: IovaRange,
+        page_size: u64,
+        bits: &mut [u64],
+    ) -> Result<(), Errno> {
+        let size = room_for(range, page_size, bits)?;
+        let mut get = Type1DirtyGet {
+            flags: type1::VFIO_IOMMU_DIRTY_PAGES_FLAG_GET_BITMAP,
+            iova: range.start().get(),
+            size,
+            bitmap_pgsize: page_size,
+            bitmap_size: u64::try_from(size_of_val(bits)).map_err(|_| Errno::EINVAL)?,
+            bitmap_data: address_of(bits),
+            ..Type1DirtyGet::default()
+        };
+        // SAFETY:
+        // 1. The argument is `struct vfio_iommu_type1_dirty_bitmap` with what follows it, as long
+        //    as it says.
+        // 2. The request writes `bitmap_size` bytes at `bitmap_data` or fewer, which `bits` has, and
+        //    which nothing else refers to meanwhile.
+        unsafe { request::with_memory(self.fd.as_fd(), type1::VFIO_IOMMU_DIRTY_PAGES, &mut get) }?;
+        Ok(())
+    }
 }
 
 impl AsFd for Container {
@@ -93,6 +128,7 @@ impl AsFd for Container {
 unsafe impl Kernel for Container {
     const MAP: &'static str = "VFIO_IOMMU_MAP_DMA";
     const UNMAP: &'static str = "VFIO_IOMMU_UNMAP_DMA";
+    const LOCKED_BY: LockedBy = LockedBy::Process;
 
     unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno> {
         let Source::User(vaddr) = source else { return Err(Errno::EOPNOTSUPP) };
@@ -114,9 +150,12 @@ unsafe impl Kernel for Container {
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Errno> {
-        let size = range.checked_len().ok_or(Errno::EOVERFLOW)?;
-        let iova = range.start().get();
-        let mut unmap = Type1Unmap { iova, size, ..Type1Unmap::default() };
+        let default = Type1Unmap::default();
+        let mut unmap = match range.checked_len() {
+            Some(size) => Type1Unmap { iova: range.start().get(), size, ..default },
+            // Linux 5.12.
+            None => Type1Unmap { flags: type1::VFIO_DMA_UNMAP_FLAG_ALL, ..default },
+        };
         request::with(self.fd.as_fd(), &mut unmap)?;
         Ok(unmap.size)
     }

@@ -44,8 +44,32 @@ struct State {
 #[derive(Debug)]
 struct Slot {
     range: IovaRange,
-    /// `None` while the kernel maps or unmaps it, and for ever where it did not say what it did.
-    kept: Option<Kept>,
+    held: Held,
+}
+
+/// Who has a slot's memory.
+#[derive(Debug)]
+enum Held {
+    /// A thread that maps or unmaps it.
+    Working,
+    /// The slot; and threads that copy from it, which let go under no lock.
+    Kept(Arc<Kept>),
+    /// Nobody: the kernel did not unmap all of it.
+    Lost,
+}
+
+impl Held {
+    /// Takes the memory out, where nobody copies from it.
+    fn take(&mut self) -> Option<Kept> {
+        match std::mem::replace(self, Self::Working) {
+            Self::Kept(kept) => match Arc::try_unwrap(kept) {
+                Ok(kept) => return Some(kept),
+                Err(kept) => *self = Self::Kept(kept),
+            },
+            other => *self = other,
+        }
+        None
+    }
 }
 
 impl State {
@@ -59,6 +83,12 @@ impl State {
         })
     }
 
+    /// The slots that overlap with `range`, in order.
+    fn overlaps(&self, range: IovaRange) -> impl Iterator<Item = &Slot> {
+        let first = self.overlap(range).map_or(range.start(), |slot| slot.range.start());
+        self.slots.range(first.get()..=range.last().get()).map(|(_, slot)| slot)
+    }
+
     /// Where the slots in `range` begin and end; `None` where there are none.
     ///
     /// # Errors
@@ -66,18 +96,55 @@ impl State {
     /// Where the range covers a part of one, or one is not there to be unmapped.
     fn hull(&self, range: IovaRange) -> Result<Option<IovaRange>, Error> {
         let mut hull: Option<IovaRange> = None;
-        let first = self.overlap(range).map_or(range.start(), |slot| slot.range.start());
-        for slot in self.slots.range(first.get()..=range.last().get()).map(|(_, slot)| slot) {
+        for slot in self.overlaps(range) {
             if !range.covers(slot.range) {
                 return Err(Error::Bisects { range, mapped: slot.range });
             }
-            if slot.kept.is_none() {
-                return Err(Error::Busy { range: slot.range });
+            match &slot.held {
+                // Copies begin under the lock alone.
+                Held::Kept(kept) if Arc::strong_count(kept) == 1 => {}
+                Held::Kept(_) | Held::Working => return Err(Error::Busy { range: slot.range }),
+                Held::Lost => return Err(Error::Lost { range: slot.range }),
             }
             let start = hull.map_or(slot.range.start(), IovaRange::start);
             hull = IovaRange::new(start, slot.range.last());
         }
         Ok(hull)
+    }
+
+    /// What is mapped in all of `range`, whole mappings in order.
+    fn sources(&self, range: IovaRange) -> Result<Vec<Arc<Kept>>, Error> {
+        let mut sources = Vec::new();
+        let mut next = Some(range.start());
+        for slot in self.overlaps(range) {
+            if next.is_none_or(|next| slot.range.start() > next) {
+                break;
+            }
+            match &slot.held {
+                Held::Kept(kept) => sources.push(Arc::clone(kept)),
+                Held::Working => return Err(Error::Busy { range: slot.range }),
+                Held::Lost => return Err(Error::Lost { range: slot.range }),
+            }
+            if slot.range.last() >= range.last() {
+                return Ok(sources);
+            }
+            next = slot.range.last().checked_add(1);
+        }
+        Err(Error::NotMapped { range })
+    }
+
+    /// The ranges of slots that `joins` adds to the range before them, or that begin a new one.
+    fn runs(&self, within: IovaRange, joins: impl Fn(IovaRange, &Slot) -> bool) -> Vec<IovaRange> {
+        let mut runs: Vec<IovaRange> = Vec::new();
+        for slot in self.overlaps(within).filter(|slot| !matches!(slot.held, Held::Lost)) {
+            let joined = runs.last().copied().filter(|&run| joins(run, slot));
+            let joined = joined.and_then(|run| IovaRange::new(run.start(), slot.range.last()));
+            match (joined, runs.last_mut()) {
+                (Some(joined), Some(run)) => *run = joined,
+                _ => runs.push(slot.range),
+            }
+        }
+        runs
     }
 }
 
@@ -145,7 +212,7 @@ impl<K: Kernel> Book<K> {
         match asked {
             Ok(kept) => {
                 if let Some(slot) = state.slots.get_mut(&range.start().get()) {
-                    slot.kept = Some(kept);
+                    slot.held = Held::Kept(Arc::new(kept));
                 }
                 Ok(())
             }
@@ -153,9 +220,27 @@ impl<K: Kernel> Book<K> {
                 state.slots.remove(&range.start().get());
                 let mappings = u64::try_from(state.slots.len()).unwrap_or(u64::MAX);
                 drop(state);
-                Err(Error::of_map(K::MAP, range, user, mappings, errno))
+                Err(Error::of_map(K::MAP, K::LOCKED_BY, range, user, mappings, errno))
             }
         }
+    }
+
+    /// Maps at `iova` what `from` has at `source`.
+    pub(super) fn copy(
+        &self,
+        limits: &Limits,
+        from: &Self,
+        source: IovaRange,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        let range = IovaRange::from_len(iova, source.checked_len().unwrap_or(u64::MAX))?;
+        check(limits, "the source", source.start().get())?;
+        // They are not unmapped while this has them.
+        let sources = from.state.lock().sources(source)?;
+        self.map(limits, range, prot, None, |table| {
+            table.map_copy(&from.table, &sources, source, range, prot)
+        })
     }
 
     /// Takes the IOVAs of `range` for a mapping.
@@ -173,7 +258,7 @@ impl<K: Kernel> Book<K> {
         if limits.mappings_left.is_some_and(|most| mappings >= most) {
             return Err(Error::NoMappingsLeft { mappings });
         }
-        state.slots.insert(range.start().get(), Slot { range, kept: None });
+        state.slots.insert(range.start().get(), Slot { range, held: Held::Working });
         Ok(())
     }
 
@@ -184,7 +269,7 @@ impl<K: Kernel> Book<K> {
         let kept: Vec<(IovaRange, Kept)> = state
             .slots
             .range_mut(hull.start().get()..=hull.last().get())
-            .filter_map(|(_, slot)| Some((slot.range, slot.kept.take()?)))
+            .filter_map(|(_, slot)| Some((slot.range, slot.held.take()?)))
             .collect();
         state.unmapping.push(hull);
         drop(state);
@@ -195,37 +280,40 @@ impl<K: Kernel> Book<K> {
 
     /// Unmaps what was taken out of the slots in `hull`.
     fn unmap_kept(&self, hull: IovaRange, kept: Vec<(IovaRange, Kept)>) -> Result<u64, Error> {
-        if hull.checked_len().is_none() {
-            // No request names 2^64 bytes: one for each mapping, of which there are two or more.
-            return kept.into_iter().try_fold(0, |sum, (range, kept)| {
-                Ok(sum + self.unmap_kept(range, vec![(range, kept)])?)
-            });
-        }
         let proof = match self.table.unmap(hull) {
             Ok(proof) => proof,
             Err(errno) => {
                 let mut state = self.state.lock();
                 for (range, kept) in kept {
                     if let Some(slot) = state.slots.get_mut(&range.start().get()) {
-                        slot.kept = Some(kept);
+                        slot.held = Held::Kept(Arc::new(kept));
                     }
                 }
                 return Err(Error::System { request: K::UNMAP, range: hull, errno });
             }
         };
-        let mapped = kept.iter().fold(0, |sum: u64, (range, _)| {
-            sum.saturating_add(range.checked_len().unwrap_or(u64::MAX))
-        });
+        let mapped = kept.iter().fold(0, |sum: u64, &(range, _)| sum.saturating_add(len(range)));
         if proof.bytes != mapped {
-            // What is dropped here is leaked, and its slots stay: nobody maps there again.
             LEAKED.fetch_add(mapped, Ordering::Relaxed);
+            let mut state = self.state.lock();
+            for (range, _leaked) in kept {
+                if let Some(slot) = state.slots.get_mut(&range.start().get()) {
+                    // Nobody maps there again.
+                    slot.held = Held::Lost;
+                }
+            }
             return Err(Error::Short { range: hull, mapped, unmapped: proof.bytes });
         }
         let mut owners = Vec::with_capacity(kept.len());
         let mut state = self.state.lock();
         for (range, kept) in kept {
             state.slots.remove(&range.start().get());
-            owners.push(kept.release(&proof));
+            match kept.release(&proof) {
+                Ok(owner) => owners.push(owner),
+                Err(_leaked) => {
+                    LEAKED.fetch_add(len(range), Ordering::Relaxed);
+                }
+            }
         }
         drop(state);
         // Owners free their memory behind the lock.
@@ -233,11 +321,41 @@ impl<K: Kernel> Book<K> {
         Ok(mapped)
     }
 
-    /// Unmaps everything.
+    /// Unmaps everything but what was lost before.
     pub(super) fn unmap_all(&self) -> Result<u64, Error> {
-        match IovaRange::new(Iova::new(0), Iova::new(u64::MAX)) {
-            Some(all) => self.unmap(all),
-            None => Ok(0),
+        let Some(all) = everything() else { return Ok(0) };
+        let runs = {
+            let state = self.state.lock();
+            let lost: Vec<IovaRange> = state
+                .slots
+                .values()
+                .filter(|slot| matches!(slot.held, Held::Lost))
+                .map(|slot| slot.range)
+                .collect();
+            // Nothing lost lies between two slots of a run.
+            state.runs(all, |run, slot| {
+                let from = lost.partition_point(|lost| lost.start() < run.start());
+                lost.get(from).is_none_or(|lost| lost.start() > slot.range.start())
+            })
+        };
+        runs.into_iter().try_fold(0, |sum: u64, run| Ok(sum.saturating_add(self.unmap(run)?)))
+    }
+
+    /// Where `range` is mapped without a hole, from each of such ranges to the next.
+    pub(super) fn mapped_in(&self, range: IovaRange) -> Vec<IovaRange> {
+        let joins = |run: IovaRange, slot: &Slot| {
+            run.last().checked_add(1).is_some_and(|next| next == slot.range.start())
+        };
+        let runs = self.state.lock().runs(range, joins);
+        runs.into_iter().filter_map(|run| run.intersection(range)).collect()
+    }
+
+    /// Whether `range` covers no mapping in part.
+    pub(super) fn check_whole(&self, range: IovaRange) -> Result<(), Error> {
+        let state = self.state.lock();
+        match state.overlaps(range).find(|slot| !range.covers(slot.range)) {
+            Some(slot) => Err(Error::Bisects { range, mapped: slot.range }),
+            None => Ok(()),
         }
     }
 }
@@ -247,18 +365,39 @@ impl<K: Kernel> Drop for Book<K> {
         if self.unmap_all().is_ok() {
             return;
         }
-        let state = self.state.get_mut();
-        let left = state.slots.values().filter(|slot| slot.kept.is_some());
-        let bytes = left.filter_map(|slot| slot.range.checked_len()).sum();
-        LEAKED.fetch_add(bytes, Ordering::Relaxed);
+        // One mapping that stays does not keep the others.
+        let slots = self.state.get_mut().slots.values();
+        let ranges: Vec<IovaRange> = slots
+            .filter(|slot| matches!(slot.held, Held::Kept(_)))
+            .map(|slot| slot.range)
+            .collect();
+        for range in ranges {
+            // What was unmapped short is counted already.
+            if matches!(self.unmap(range), Err(error) if !matches!(error, Error::Short { .. })) {
+                LEAKED.fetch_add(len(range), Ordering::Relaxed);
+            }
+        }
     }
 }
 
+/// All addresses.
+fn everything() -> Option<IovaRange> {
+    IovaRange::new(Iova::new(0), Iova::new(u64::MAX))
+}
+
+/// How many bytes a range has; of 2^64 one less.
+fn len(range: IovaRange) -> u64 {
+    range.checked_len().unwrap_or(u64::MAX)
+}
+
 /// Whether `value` is a multiple of the granule.
-fn check(limits: &Limits, what: &'static str, value: u64) -> Result<(), Error> {
+pub(super) fn check(limits: &Limits, what: &'static str, value: u64) -> Result<(), Error> {
     let granule = limits.granule();
     if granule == 0 || !value.is_multiple_of(granule) {
         return Err(Error::Misaligned { what, value, granule });
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use super::bar::Bar;
 use super::config::{self, Config};
 use super::device_error::DeviceError;
 use super::error::OpenError;
+use super::hwpt::Binding;
 use super::irq::{self, Msix};
 use crate::pci::Bdf;
 use crate::sys::uapi::vfio as uapi;
@@ -37,6 +38,8 @@ pub enum BusMaster {
 pub struct Device {
     shared: Arc<Shared>,
     can_reset: bool,
+    /// Where iommufd opened it.
+    binding: Option<Binding>,
 }
 
 /// What a device's parts keep open.
@@ -93,7 +96,23 @@ impl Device {
         let command = shared.set_command(BusMaster::Off);
         let command = command.map_err(|error| error.errno());
         command.map_err(failed("a write of the command register"))?;
-        Ok(Self { shared: Arc::new(shared), can_reset })
+        Ok(Self { shared: Arc::new(shared), can_reset, binding: None })
+    }
+
+    /// The same, opened by iommufd.
+    pub(super) fn bound(mut self, binding: Binding) -> Self {
+        self.binding = Some(binding);
+        self
+    }
+
+    /// What iommufd knows it by, where that opened it.
+    pub(super) fn binding(&self) -> Option<&Binding> {
+        self.binding.as_ref()
+    }
+
+    /// The requests of VFIO.
+    pub(super) fn fd(&self) -> &DeviceFd {
+        &self.shared.fd
     }
 
     /// Its address.

@@ -9,6 +9,7 @@ use crate::mem::OutsideMemory;
 use crate::os::{self, Size};
 use crate::pci::Bdf;
 use crate::sys;
+use crate::sys::kept::LockedBy;
 
 /// Why a mapping or an unmapping was refused. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -109,21 +110,23 @@ pub enum Error {
         /// How many there are.
         mappings: u64,
     },
-    /// More memory would be pinned than the process may lock.
+    /// More memory would be pinned than may be locked.
     #[error(
-        "{} more of locked memory are needed and the limit is {}, of which {} are used: raise it \
+        "{} more of locked memory are needed and the limit is {}, of which {}{} are used: raise it \
          to at least {} by `ulimit -l {}`, LimitMEMLOCK= of systemd or limits.conf, or give the \
          process CAP_IPC_LOCK",
-        Size(*needed), Size(*limit), Size(*locked), Size(locked + needed),
-        (locked + needed).div_ceil(1024)
+        Size(*needed), Size(*limit), Size(*locked), counted(*locked_by),
+        Size(enough(*needed, *locked, *limit)), enough(*needed, *locked, *limit).div_ceil(1024)
     )]
     MemlockLimit {
         /// The bytes that would be pinned.
         needed: u64,
-        /// The bytes that are locked.
+        /// The bytes that this process has locked, as far as they count.
         locked: u64,
         /// `RLIMIT_MEMLOCK`, in bytes.
         limit: u64,
+        /// What the limit is of.
+        locked_by: LockedBy,
     },
     /// The kernel has no memory for pins or page tables.
     #[error("the kernel has not enough memory to map {range}")]
@@ -150,13 +153,64 @@ pub enum Error {
         /// What the kernel says that it unmapped.
         unmapped: u64,
     },
+    /// An earlier unmapping was [`Short`](Self::Short) there: nobody knows what is mapped.
+    #[error("{range} was not unmapped whole before: its IOVAs are lost until the space is dropped")]
+    Lost {
+        /// The mapping that was.
+        range: IovaRange,
+    },
+    /// What was to be copied is not all mapped.
+    #[error("{range} is not mapped whole, so that it cannot be copied")]
+    NotMapped {
+        /// The range asked for.
+        range: IovaRange,
+    },
+    /// A device needs the range for itself, or it was promised to be mappable.
+    #[error(
+        "{range} is reserved for a device that is attached, or promised to be mappable \
+         (allow_iovas)"
+    )]
+    Reserved {
+        /// The range asked for.
+        range: IovaRange,
+    },
+    /// The kernel, or the IOMMU, cannot do that.
+    #[error("{what}: {advice}")]
+    Unsupported {
+        /// What is missing.
+        what: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// No bitmap describes such a range.
+    #[error(
+        "{range} in pages of {page_size:#x} bytes has no dirty bitmap: pages are a power of two \
+         and no smaller than {}, the range begins and ends between them, and has no more than \
+         2^31", Size(*granule)
+    )]
+    Bitmap {
+        /// The range asked for.
+        range: IovaRange,
+        /// The page size asked for, in bytes.
+        page_size: u64,
+        /// The smallest page, in bytes.
+        granule: u64,
+    },
     /// The kernel refused for another reason.
-    #[error("{request} of {range} failed: {}", os::words(*errno))]
+    #[error("{request} of {range} failed: {}{}", os::words(*errno), refused(*errno))]
     System {
         /// The request.
         request: &'static str,
         /// The range asked for.
         range: IovaRange,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// A setting was not changed, or not read.
+    #[error("{request} failed: {}{}", os::words(*errno), option_refused(*errno))]
+    Setting {
+        /// The request.
+        request: &'static str,
         /// What the kernel answered.
         errno: Errno,
     },
@@ -189,15 +243,20 @@ impl Error {
             | Self::Misaligned { .. }
             | Self::NoAccess { .. }
             | Self::OutsideApertures { .. }
+            | Self::Bitmap { .. }
             | Self::Bisects { .. } => Errno::EINVAL,
             Self::Overlap { .. } => Errno::EEXIST,
+            Self::NotMapped { .. } => Errno::ENOENT,
+            Self::Reserved { .. } => Errno::EADDRINUSE,
+            Self::Unsupported { .. } => Errno::EOPNOTSUPP,
             Self::Busy { .. } => Errno::EBUSY,
             Self::NoMappingsLeft { .. } => Errno::ENOSPC,
             Self::MemlockLimit { .. } | Self::NoMemory { .. } => Errno::ENOMEM,
             Self::NotPinnable { .. } => Errno::EFAULT,
-            Self::Short { .. } => Errno::EIO,
+            Self::Short { .. } | Self::Lost { .. } => Errno::EIO,
             Self::NoDmaBuf { errno, .. }
             | Self::System { errno, .. }
+            | Self::Setting { errno, .. }
             | Self::NoLimits { errno } => *errno,
         }
     }
@@ -205,6 +264,7 @@ impl Error {
     /// What the kernel means by refusing to map.
     pub(super) fn of_map(
         request: &'static str,
+        locked_by: LockedBy,
         range: IovaRange,
         user: Option<UserRange>,
         mappings: u64,
@@ -212,24 +272,89 @@ impl Error {
     ) -> Self {
         match (errno, user) {
             (Errno::ENOSPC, _) => Self::NoMappingsLeft { mappings },
-            (Errno::ENOMEM, _) => Self::no_memory(range),
+            (Errno::ENOMEM, _) => Self::no_memory(range, locked_by),
             (Errno::EFAULT, Some(user)) => Self::NotPinnable { user },
+            (Errno::EADDRINUSE, _) => Self::Reserved { range },
             _ => Self::System { request, range, errno },
         }
     }
 
-    /// Whether it is the limit of locked memory or the memory itself.
-    fn no_memory(range: IovaRange) -> Self {
+    /// The same, of another request, which not every kernel has.
+    pub(super) fn of_request(
+        self,
+        request: &'static str,
+        what: &'static str,
+        advice: &'static str,
+    ) -> Self {
+        match self {
+            Self::System { errno: Errno::ENOTTY | Errno::EOPNOTSUPP, .. } => {
+                Self::Unsupported { what, advice }
+            }
+            Self::System { range, errno, .. } => Self::System { request, range, errno },
+            Self::Setting { errno: Errno::ENOTTY | Errno::EOPNOTSUPP, .. } => {
+                Self::Unsupported { what, advice }
+            }
+            other => other,
+        }
+    }
+
+    /// Whether it is the limit of locked memory or the memory itself. The kernel does not say what
+    /// other processes of a user have pinned, so that against the limit of a user speaks nothing.
+    fn no_memory(range: IovaRange, locked_by: LockedBy) -> Self {
         let needed = range.checked_len().unwrap_or(u64::MAX);
-        let locked = os::locked_bytes();
+        let locked = match locked_by {
+            LockedBy::Process => os::locked_bytes(),
+            LockedBy::User => os::pinned_bytes(),
+        };
         match sys::memlock_limit() {
             Some(limit)
-                if !os::may_lock_without_limit() && locked.saturating_add(needed) > limit =>
+                if !os::may_lock_without_limit()
+                    && (locked_by == LockedBy::User || locked.saturating_add(needed) > limit) =>
             {
-                Self::MemlockLimit { needed, locked, limit }
+                Self::MemlockLimit { needed, locked, limit, locked_by }
             }
             _ => Self::NoMemory { range },
         }
+    }
+}
+
+/// The limit that would be enough. Where others must have used it up, what they have is the limit at
+/// most.
+const fn enough(needed: u64, locked: u64, limit: u64) -> u64 {
+    let sum = locked.saturating_add(needed);
+    if sum > limit { sum } else { limit.saturating_add(needed) }
+}
+
+/// Whose locked memory counts.
+const fn counted(locked_by: LockedBy) -> &'static str {
+    match locked_by {
+        LockedBy::Process => "",
+        LockedBy::User => " by this process, and others of the user count too,",
+    }
+}
+
+/// What a user can change where a mapping was refused.
+const fn refused(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EPERM => "; what is not writable is mapped for reading alone",
+        Errno::EINVAL => {
+            "; a device that was attached meanwhile may map less, or the memory is no multiple of \
+             its pages"
+        }
+        Errno::EEXIST => "; something is mapped there already",
+        Errno::ENODEV => "; the device has taken this memory back",
+        os::EBADF => "; the file is no memory",
+        _ => "",
+    }
+}
+
+/// What a user can change where a setting was refused.
+const fn option_refused(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EPERM => "; this takes CAP_SYS_RESOURCE",
+        Errno::EBUSY => "; it has to be set first, before there are address spaces",
+        Errno::EADDRINUSE => "; what is mapped, or a device, does not permit it",
+        _ => "",
     }
 }
 
@@ -315,6 +440,27 @@ pub enum OpenError {
         /// What the kernel answered.
         errno: Errno,
     },
+    /// Somebody else has it open.
+    #[error(
+        "{bdf} is in use: another process has it or a device of its group open, or this one does \
+         by another space"
+    )]
+    InUse {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// Its accesses get round the CPU's caches.
+    #[error("{bdf} is not coherent with the CPU's caches, which iommufd demands")]
+    NotCoherent {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// The device was opened by another interface, or by another `/dev/iommu`.
+    #[error("{bdf} was not opened by this iommufd: attach it to an address space of it first")]
+    Foreign {
+        /// The device.
+        bdf: Bdf,
+    },
     /// The kernel refused for another reason.
     #[error("{request} of {bdf} failed: {}", os::words(*errno))]
     System {
@@ -332,7 +478,8 @@ impl OpenError {
     pub const fn errno(&self) -> Errno {
         match self {
             Self::NoDevice { .. } | Self::NoIommu { .. } | Self::NotBound { .. } => Errno::ENODEV,
-            Self::NotViable { .. } => Errno::EBUSY,
+            Self::NotViable { .. } | Self::InUse { .. } => Errno::EBUSY,
+            Self::NotCoherent { .. } | Self::Foreign { .. } => Errno::EINVAL,
             Self::Unsupported { .. } => Errno::ENOTTY,
             Self::UnsafeInterrupts { .. } => Errno::EPERM,
             Self::File { errno, .. }

@@ -9,15 +9,17 @@ use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::RwLock;
 
 use super::bar::Bar;
-use super::book::Book;
+use super::book::{self, Book};
 use super::device::Device;
 use super::error::{Error, OpenError};
+use super::hwpt::Binding;
 use super::sysfs;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
 use crate::sys::iommufd::{self, IoasId};
 use crate::sys::kept::Requests;
+use crate::sys::uapi::iommufd as uapi;
 use crate::sys::vfio::DeviceFd;
 
 /// An open `/dev/iommu`, which address spaces and devices are of.
@@ -37,6 +39,28 @@ impl Iommufd {
         Ok(Self { fd: Arc::new(iommufd::Iommufd::new(file)) })
     }
 
+    /// Sets what pinned memory is counted against.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`]: it takes `CAP_SYS_RESOURCE`, and comes before all address spaces.
+    pub fn set_accounting(&self, accounting: Accounting) -> Result<(), Error> {
+        let value = u64::from(accounting == Accounting::Process);
+        let set = self.fd.set_option(0, uapi::OPTION_RLIMIT_MODE, value);
+        set.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })
+    }
+
+    /// What pinned memory is counted against.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`], where the kernel does not say: it takes `CAP_SYS_RESOURCE`.
+    pub fn accounting(&self) -> Result<Accounting, Error> {
+        let value = self.fd.get_option(0, uapi::OPTION_RLIMIT_MODE);
+        let value = value.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })?;
+        Ok(if value == 0 { Accounting::User } else { Accounting::Process })
+    }
+
     /// An empty address space.
     ///
     /// # Errors
@@ -46,12 +70,34 @@ impl Iommufd {
         let no_limits = |errno| Error::NoLimits { errno };
         let id = IoasId::alloc(&self.fd).map_err(no_limits)?;
         let limits = read_limits(&id).map_err(no_limits)?;
-        let (iommufd, limits) = (self.clone(), RwLock::new(limits));
+        let (iommufd, limits) = (self.clone(), RwLock::new(Arc::new(limits)));
         Ok(Ioas { book: Book::new(id), iommufd, limits })
     }
 }
 
+/// What pinned memory is counted against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accounting {
+    /// All processes of the user together, which is what a kernel does at first.
+    User,
+    /// The process, as VFIO's type 1 does.
+    Process,
+}
+
+/// Whether larger pages than the smallest are mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HugePages {
+    /// They are.
+    On,
+    /// They are not.
+    Off,
+}
+
 /// An IO address space of iommufd, which any number of devices can be attached to.
+///
+/// What can be mapped is what all its devices can: it shrinks when one is attached, and grows again
+/// when one is closed. A mapping that is refused by what was known asks the kernel once more, and so
+/// does [`limits`](DmaSpace::limits).
 ///
 /// # Context
 ///
@@ -60,7 +106,8 @@ impl Iommufd {
 pub struct Ioas {
     book: Book<IoasId>,
     iommufd: Iommufd,
-    limits: RwLock<Limits>,
+    /// As of the last time that the kernel was asked.
+    limits: RwLock<Arc<Limits>>,
 }
 
 impl Ioas {
@@ -91,16 +138,12 @@ impl Ioas {
         sysfs::check_bound(bdf)?;
         sysfs::group(bdf)?;
         let fd = DeviceFd::new(sysfs::open(&sysfs::cdev(bdf)?)?);
-        let failed = |request| move |errno| OpenError::System { request, bdf, errno };
-        fd.bind(self.iommufd.fd.as_fd()).map_err(failed("VFIO_DEVICE_BIND_IOMMUFD"))?;
-        fd.attach(self.book.kernel().get()).map_err(|errno| match errno {
-            Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
-            Errno::EADDRINUSE | Errno::EINVAL => OpenError::DoesNotFit { bdf, errno },
-            errno => OpenError::System { request: "VFIO_DEVICE_ATTACH_IOMMUFD_PT", bdf, errno },
-        })?;
-        let device = Device::new(bdf, fd)?;
-        let limits = read_limits(self.book.kernel());
-        *self.limits.write() = limits.map_err(failed("IOMMU_IOAS_IOVA_RANGES"))?;
+        let id = fd.bind(self.iommufd.fd.as_fd()).map_err(|errno| bind_error(bdf, errno))?;
+        let attached = fd.attach(self.book.kernel().get());
+        attached.map_err(|errno| attach_error(bdf, errno))?;
+        let iommufd = Arc::clone(&self.iommufd.fd);
+        let device = Device::new(bdf, fd)?.bound(Binding { iommufd, id });
+        self.refresh();
         Ok(device)
     }
 
@@ -128,6 +171,169 @@ impl Ioas {
         self.book.map(&self.limits.read(), range, prot, Some(user), |table| {
             table.map_dma_buf(bar.registers(), &dma_buf, range, prot)
         })
+    }
+
+    /// Moves a device here that was opened by another address space, or attached to a page table,
+    /// of the same `/dev/iommu`. What is mapped alike in both stays mapped for it meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
+    /// cannot map. The device stays where it was.
+    pub fn reattach(&self, device: &Device) -> Result<(), OpenError> {
+        self.move_to(device, self.book.kernel().get())
+    }
+
+    /// Detaches a device, which stays open and reaches nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`], where the device is of another `/dev/iommu`, or the kernel refuses.
+    pub fn detach(&self, device: &Device) -> Result<(), OpenError> {
+        self.device_id(device)?;
+        let (request, bdf) = ("VFIO_DEVICE_DETACH_IOMMUFD_PT", device.bdf());
+        device.fd().detach().map_err(|errno| OpenError::System { request, bdf, errno })
+    }
+
+    /// Moves a device to this address space or a page table of it.
+    pub(super) fn move_to(&self, device: &Device, id: u32) -> Result<(), OpenError> {
+        self.device_id(device)?;
+        let moved = device.fd().attach(id);
+        moved.map_err(|errno| attach_error(device.bdf(), errno))?;
+        self.refresh();
+        Ok(())
+    }
+
+    /// Maps `len` bytes from `offset` of a file in memory or a dma-buf at `iova` (Linux 6.13). The
+    /// kernel holds the memory, which need not be mapped in this process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; [`Error::Unsupported`] where the kernel cannot.
+    pub fn map_file(
+        &self,
+        file: impl AsFd,
+        offset: u64,
+        len: u64,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        let range = IovaRange::from_len(iova, len)?;
+        let mapped = self.with_limits(|limits| {
+            book::check(limits, "the offset", offset)?;
+            self.book.map(limits, range, prot, None, |table| {
+                table.map_file(file.as_fd(), offset, range, prot)
+            })
+        });
+        mapped.map_err(|error| {
+            error.of_request(
+                "IOMMU_IOAS_MAP_FILE",
+                "this kernel maps no files for devices (IOMMU_IOAS_MAP_FILE)",
+                "Linux 6.13 does; map the file's memory of the process instead",
+            )
+        })
+    }
+
+    /// Maps at `iova` what `from`, of the same `/dev/iommu`, has at `range`, without pinning it
+    /// again. Unmapping one leaves the other.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotMapped`] where not all of `range` is mapped, [`Error::Busy`] while a part of it
+    /// is unmapped, and as [`map`](DmaSpace::map). While the copy is made, unmapping its source is
+    /// refused with [`Error::Busy`].
+    pub fn copy(&self, from: &Self, range: IovaRange, iova: Iova, prot: Prot) -> Result<(), Error> {
+        if !Arc::ptr_eq(&self.iommufd.fd, &from.iommufd.fd) {
+            return Err(Error::Unsupported {
+                what: "the two address spaces are of two open files",
+                advice: "make both by one Iommufd",
+            });
+        }
+        let copied =
+            self.with_limits(|limits| self.book.copy(limits, &from.book, range, iova, prot));
+        copied.map_err(|error| {
+            let what = "this kernel copies no mappings (IOMMU_IOAS_COPY)";
+            error.of_request("IOMMU_IOAS_COPY", what, "map the memory again")
+        })
+    }
+
+    /// Promises that these ranges stay mappable: a device that cannot map them is refused. Of them
+    /// alone a kernel chooses IOVAs; mappings may lie elsewhere all the same. None is all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where a device that is attached keeps a part of them for itself;
+    /// [`Error::Setting`] where two overlap.
+    pub fn allow_iovas(&self, ranges: &[IovaRange]) -> Result<(), Error> {
+        self.book.kernel().allow_iovas(ranges).map_err(|errno| match errno {
+            Errno::EADDRINUSE => Error::Unsupported {
+                what: "a device that is attached cannot map all of the ranges",
+                advice: "choose some in the apertures of the limits",
+            },
+            errno => Error::Setting { request: "IOMMU_IOAS_ALLOW_IOVAS", errno },
+        })
+    }
+
+    /// Whether larger pages than the smallest are mapped where the memory permits it, as they are at
+    /// first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] where something is mapped that the smallest pages cannot map.
+    pub fn set_huge_pages(&self, pages: HugePages) -> Result<(), Error> {
+        let (kernel, value) = (self.book.kernel(), u64::from(pages == HugePages::On));
+        let set = kernel.iommufd().set_option(kernel.get(), uapi::OPTION_HUGE_PAGES, value);
+        set.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })?;
+        self.refresh();
+        Ok(())
+    }
+
+    /// Whether larger pages are mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`], where the kernel does not say.
+    pub fn huge_pages(&self) -> Result<HugePages, Error> {
+        let kernel = self.book.kernel();
+        let value = kernel.iommufd().get_option(kernel.get(), uapi::OPTION_HUGE_PAGES);
+        let value = value.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })?;
+        Ok(if value == 0 { HugePages::Off } else { HugePages::On })
+    }
+
+    pub(super) fn id(&self) -> &IoasId {
+        self.book.kernel()
+    }
+
+    pub(super) fn book(&self) -> &Book<IoasId> {
+        &self.book
+    }
+
+    /// The smallest page, in bytes.
+    pub(super) fn granule(&self) -> u64 {
+        self.refresh().granule()
+    }
+
+    /// Asks the kernel what can be mapped.
+    pub(super) fn refresh(&self) -> Arc<Limits> {
+        // Under the lock, so that the last to ask is the last to write.
+        let mut limits = self.limits.write();
+        if let Ok(now) = read_limits(self.book.kernel()) {
+            *limits = Arc::new(now);
+        }
+        Arc::clone(&limits)
+    }
+
+    /// Does `map` with what can be mapped. No lock is held meanwhile.
+    fn with_limits(&self, map: impl Fn(&Limits) -> Result<(), Error>) -> Result<(), Error> {
+        let known = Arc::clone(&self.limits.read());
+        match map(&known) {
+            // A device may be gone since, which takes its limits along. Nothing was asked yet.
+            Err(error @ (Error::OutsideApertures { .. } | Error::Misaligned { .. })) => {
+                let now = self.refresh();
+                if now == known { Err(error) } else { map(&now) }
+            }
+            other => other,
+        }
     }
 
     /// The requests that mapped and unmapped so far.
@@ -161,7 +367,7 @@ impl DmaSpace for Ioas {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Error> {
-        self.book.map_memory(&self.limits.read(), memory, user, iova, prot)
+        self.with_limits(|limits| self.book.map_memory(limits, memory, user, iova, prot))
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
@@ -170,11 +376,36 @@ impl DmaSpace for Ioas {
 
     /// What can be mapped. iommufd tells no page sizes: the granule alone is there.
     fn limits(&self) -> Limits {
-        self.limits.read().clone()
+        Limits::clone(&self.refresh())
     }
 
     fn errno(&self, error: &Error) -> Errno {
         error.errno()
+    }
+}
+
+/// Why iommufd did not take a device (`iommufd_device_bind`).
+fn bind_error(bdf: Bdf, errno: Errno) -> OpenError {
+    match errno {
+        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+        Errno::EINVAL => OpenError::NotCoherent { bdf },
+        Errno::EBUSY => match (sysfs::group(bdf), sysfs::others(bdf)) {
+            (Ok(group), others) if !others.is_empty() => {
+                OpenError::NotViable { bdf, group, others }
+            }
+            _ => OpenError::InUse { bdf },
+        },
+        errno => OpenError::System { request: "VFIO_DEVICE_BIND_IOMMUFD", bdf, errno },
+    }
+}
+
+/// Why a device was not attached.
+fn attach_error(bdf: Bdf, errno: Errno) -> OpenError {
+    match errno {
+        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+        Errno::EADDRINUSE | Errno::EINVAL => OpenError::DoesNotFit { bdf, errno },
+        Errno::EBUSY => OpenError::InUse { bdf },
+        errno => OpenError::System { request: "VFIO_DEVICE_ATTACH_IOMMUFD_PT", bdf, errno },
     }
 }
 

@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use super::bar::Bar;
 use super::book::Book;
 use super::device::Device;
+use super::dirty::{self, DirtyBitmap, DirtyTracking};
 use super::error::{Error, OpenError};
 use super::sysfs;
 use crate::mem::Memory;
@@ -45,11 +46,14 @@ impl Interface {
 /// # Context
 ///
 /// Any number of threads map and unmap at once; the kernel lets them take turns.
+///
+/// A group stays in the container until that is dropped, also when its devices are closed: what can
+/// be mapped shrinks with each group, and does not grow again.
 #[derive(Debug)]
 pub struct Type1 {
     book: Book<Container>,
     /// What can be mapped with the groups that are in it; `mappings_left` counts from none.
-    limits: RwLock<Limits>,
+    limits: RwLock<Arc<Limits>>,
     groups: Mutex<BTreeMap<u32, Group>>,
 }
 
@@ -90,7 +94,7 @@ impl Type1 {
         let limits = read_limits(&container).map_err(failed("VFIO_IOMMU_GET_INFO"))?;
         let space = Self {
             book: Book::new(container),
-            limits: RwLock::new(limits),
+            limits: RwLock::new(Arc::new(limits)),
             groups: Mutex::new(BTreeMap::from([group])),
         };
         Ok((space, device))
@@ -111,13 +115,20 @@ impl Type1 {
             return open_device(group, bdf);
         }
         // The group leaves the container again where the device cannot be opened.
-        let (number, group) = open_group(self.book.kernel(), bdf)?;
+        let (number, group) = open_group(self.book.kernel(), bdf).map_err(|error| match error {
+            // What is mapped is not in the group's apertures (vfio_iommu_type1_attach_group).
+            OpenError::System { request: SET_CONTAINER, bdf, errno: errno @ Errno::EINVAL } => {
+                OpenError::DoesNotFit { bdf, errno }
+            }
+            other => other,
+        })?;
         let device = open_device(&group, bdf)?;
         let system = |errno| OpenError::System { request: "VFIO_IOMMU_GET_INFO", bdf, errno };
-        let mut limits = read_limits(self.book.kernel()).map_err(system)?;
-        let most = |left: u64| left.saturating_add(self.book.mappings());
-        limits.mappings_left = limits.mappings_left.map(most);
-        *self.limits.write() = limits;
+        let now = read_limits(self.book.kernel()).map_err(system)?;
+        let mut limits = self.limits.write();
+        // The limit of mappings is the container's from the start.
+        *limits = Arc::new(Limits { mappings_left: limits.mappings_left, ..now });
+        drop(limits);
         groups.insert(number, group);
         Ok(device)
     }
@@ -143,6 +154,40 @@ impl Type1 {
         self.book.map(&self.limits.read(), range, prot, Some(user), |table| {
             table.map_registers(bar.registers(), user, range, prot)
         })
+    }
+
+    /// Begins to note what devices write, or ends it (Linux 5.8). VFIO notes it in software: all that
+    /// is mapped for a device that does DMA by itself counts as written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where nothing is noted, as in iommufd's compatibility mode.
+    pub fn set_dirty_tracking(&self, tracking: DirtyTracking) -> Result<(), Error> {
+        let flags = match tracking {
+            DirtyTracking::On => uapi::VFIO_IOMMU_DIRTY_PAGES_FLAG_START,
+            DirtyTracking::Off => uapi::VFIO_IOMMU_DIRTY_PAGES_FLAG_STOP,
+        };
+        let set = self.book.kernel().dirty_pages(flags);
+        let error = |errno| Error::Setting { request: DIRTY_PAGES, errno };
+        set.map_err(|errno| error(errno).of_request(DIRTY_PAGES, UNTRACKED, ADVICE))
+    }
+
+    /// Adds to `bitmap` the pages that devices may have written since the tracking began or they were
+    /// read, and clears the notes. Nothing is said of what is not mapped; whoever unmaps a range and
+    /// wants to know what was written there reads it before.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]: [`Error::Bisects`] where the bitmap's range covers a part of a mapping,
+    /// [`Error::System`] where the tracking is off. What was read before an error is in the bitmap.
+    pub fn read_dirty(&self, bitmap: &mut DirtyBitmap) -> Result<(), Error> {
+        self.book.check_whole(bitmap.range())?;
+        let granule = self.limits.read().granule();
+        let ask = |container: &Container, range: IovaRange, words: &mut [u64]| {
+            container.read_dirty(range, granule, words)
+        };
+        let read = dirty::read(&self.book, granule, bitmap, DIRTY_PAGES, ask);
+        read.map_err(|error| error.of_request(DIRTY_PAGES, UNTRACKED, ADVICE))
     }
 
     /// The requests that mapped and unmapped so far.
@@ -176,7 +221,8 @@ impl DmaSpace for Type1 {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Error> {
-        self.book.map_memory(&self.limits.read(), memory, user, iova, prot)
+        let limits = Arc::clone(&self.limits.read());
+        self.book.map_memory(&limits, memory, user, iova, prot)
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
@@ -184,7 +230,7 @@ impl DmaSpace for Type1 {
     }
 
     fn limits(&self) -> Limits {
-        let mut limits = self.limits.read().clone();
+        let mut limits = Limits::clone(&self.limits.read());
         let left = |most: u64| most.saturating_sub(self.book.mappings());
         limits.mappings_left = limits.mappings_left.map(left);
         limits
@@ -194,6 +240,11 @@ impl DmaSpace for Type1 {
         error.errno()
     }
 }
+
+const DIRTY_PAGES: &str = "VFIO_IOMMU_DIRTY_PAGES";
+const UNTRACKED: &str = "this kernel does not note what devices write";
+const ADVICE: &str = "take all that is mapped for dirty, or use iommufd's page tables";
+const SET_CONTAINER: &str = "VFIO_GROUP_SET_CONTAINER";
 
 /// Opens the group of a device and puts it into a container.
 fn open_group(container: &Container, bdf: Bdf) -> Result<(u32, Group), OpenError> {
@@ -205,19 +256,17 @@ fn open_group(container: &Container, bdf: Bdf) -> Result<(u32, Group), OpenError
     }
     group.set_container(container).map_err(|errno| match errno {
         Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
-        // What is mapped already is not in the group's apertures (vfio_iommu_type1_attach_group).
-        Errno::EINVAL => OpenError::DoesNotFit { bdf, errno },
-        errno => OpenError::System { request: "VFIO_GROUP_SET_CONTAINER", bdf, errno },
+        Errno::EBUSY => OpenError::InUse { bdf },
+        errno => OpenError::System { request: SET_CONTAINER, bdf, errno },
     })?;
     Ok((number, group))
 }
 
 fn open_device(group: &Group, bdf: Bdf) -> Result<Device, OpenError> {
     let opened = group.device(&bdf.to_string());
-    let fd = opened.map_err(|errno| OpenError::System {
-        request: "VFIO_GROUP_GET_DEVICE_FD",
-        bdf,
-        errno,
+    let fd = opened.map_err(|errno| match errno {
+        Errno::EBUSY => OpenError::InUse { bdf },
+        errno => OpenError::System { request: "VFIO_GROUP_GET_DEVICE_FD", bdf, errno },
     })?;
     Device::new(bdf, fd)
 }

@@ -53,7 +53,7 @@ structures! {
         start: u64 = 0,
         last: u64 = 8,
     }
-    /// `struct iommu_ioas_iova_ranges`, and `struct iommu_ioas_allow_iovas`, which is shorter.
+    /// `struct iommu_ioas_iova_ranges`.
     IovaRanges (32) {
         size: u32 = 0,
         ioas_id: u32 = 4,

@@ -1,0 +1,128 @@
+//! A kernel that maps nothing and does what a test wants.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+use dmaspan::{Errno, Iova, IovaRange, Prot};
+
+use super::{Kernel, LockedBy, Source};
+
+/// What a request does, from the first one on; those behind the last succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// What it is asked for.
+    Yes,
+    /// Nothing.
+    Fail(Errno),
+    /// An unmap says that it unmapped a byte less.
+    Short,
+}
+
+/// Mappings, by the first IOVA.
+#[derive(Debug, Default)]
+struct State {
+    areas: BTreeMap<u64, (IovaRange, Source)>,
+    maps: Vec<Answer>,
+    unmaps: Vec<Answer>,
+    /// Whether requests that map wait, and how many do.
+    held: bool,
+    waiting: u32,
+}
+
+/// The kernel.
+#[derive(Debug)]
+pub(crate) struct Fake {
+    id: u32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+static TABLES: AtomicU32 = AtomicU32::new(1);
+
+impl Fake {
+    pub(crate) fn new() -> Self {
+        let id = TABLES.fetch_add(1, Ordering::Relaxed);
+        Self { id, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// What the next requests do, the first one first.
+    pub(crate) fn answer(&self, maps: &[Answer], unmaps: &[Answer]) {
+        let mut state = self.lock();
+        state.maps = maps.iter().rev().copied().collect();
+        state.unmaps = unmaps.iter().rev().copied().collect();
+    }
+
+    /// What is mapped.
+    pub(crate) fn areas(&self) -> Vec<(IovaRange, Source)> {
+        self.lock().areas.values().copied().collect()
+    }
+
+    /// Lets requests, which come in now, wait or go on.
+    pub(crate) fn hold(&self, held: bool) {
+        self.lock().held = held;
+        self.changed.notify_all();
+    }
+
+    /// Waits until so many requests wait.
+    pub(crate) fn wait_for(&self, waiting: u32) {
+        let state = self.lock();
+        drop(self.changed.wait_while(state, |state| state.waiting < waiting).unwrap());
+    }
+
+    fn pass(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        state.waiting += 1;
+        self.changed.notify_all();
+        let mut state = self.changed.wait_while(state, |state| state.held).unwrap();
+        state.waiting -= 1;
+        state
+    }
+}
+
+// SAFETY: there is no device.
+unsafe impl Kernel for Fake {
+    const MAP: &'static str = "map";
+    const UNMAP: &'static str = "unmap";
+    const LOCKED_BY: LockedBy = LockedBy::Process;
+
+    unsafe fn map(&self, source: Source, range: IovaRange, _: Prot) -> Result<(), Errno> {
+        let mut state = self.pass();
+        if let Some(Answer::Fail(errno)) = state.maps.pop() {
+            return Err(errno);
+        }
+        let overlaps = state.areas.values().any(|(area, _)| area.intersection(range).is_some());
+        assert!(!overlaps, "the book let {range} through, where something is mapped");
+        state.areas.insert(range.start().get(), (range, source));
+        Ok(())
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<u64, Errno> {
+        let mut state = self.pass();
+        let answer = state.unmaps.pop();
+        if let Some(Answer::Fail(errno)) = answer {
+            return Err(errno);
+        }
+        let mut bytes = 0;
+        state.areas.retain(|_, (area, _)| {
+            let inside = range.covers(*area);
+            assert!(inside || area.intersection(range).is_none(), "{range} bisects {area}");
+            bytes += if inside { area.checked_len().unwrap_or(u64::MAX) } else { 0 };
+            !inside
+        });
+        Ok(if answer == Some(Answer::Short) { bytes - 1 } else { bytes })
+    }
+
+    fn table(&self) -> Option<u32> {
+        Some(self.id)
+    }
+}
+
+/// A range of IOVAs.
+pub(crate) fn iovas(start: u64, last: u64) -> IovaRange {
+    IovaRange::new(Iova::new(start), Iova::new(last)).unwrap()
+}

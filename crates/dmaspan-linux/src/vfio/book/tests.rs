@@ -1,0 +1,344 @@
+use std::sync::Weak;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use super::*;
+use crate::mem::MemoryKind;
+use crate::sys::kept::LockedBy;
+use crate::sys::kept::Source;
+use crate::sys::kept::fake::{Answer, Fake, iovas};
+
+const PAGE: u64 = 0x1000;
+
+/// `LEAKED` is the process's: the tests that change or read it take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn book() -> Book<Fake> {
+    Book::new(Fake::new())
+}
+
+fn limits() -> Limits {
+    let apertures = vec![iovas(0, 0xfedf_ffff), iovas(0xfef0_0000, u64::MAX)];
+    Limits { apertures, page_sizes: PAGE, mappings_left: None }
+}
+
+fn memory(pages: u64) -> Arc<Memory> {
+    Arc::new(Memory::new(MemoryKind::Base, pages * PAGE).unwrap())
+}
+
+fn map(book: &Book<Fake>, memory: &Arc<Memory>, iova: u64) -> Result<(), Error> {
+    book.map_memory(&limits(), memory, memory.user_range(), Iova::new(iova), Prot::READ_WRITE)
+}
+
+/// Maps memory that lives as long as the book says.
+fn map_own(book: &Book<Fake>, iova: u64, pages: u64) -> Weak<Memory> {
+    let memory = memory(pages);
+    map(book, &memory, iova).unwrap();
+    Arc::downgrade(&memory)
+}
+
+/// All that a device reaches is memory that lives.
+fn check_alive(book: &Book<Fake>, memories: &[Weak<Memory>]) {
+    for (range, source) in book.kernel().areas() {
+        let Source::User(start) = source else { continue };
+        let user = UserRange::from_len(start, range.checked_len().unwrap()).unwrap();
+        let alive = memories.iter().filter_map(Weak::upgrade);
+        assert!(alive.into_iter().any(|memory| memory.user_range().covers(user)), "{range}");
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+#[test]
+fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
+    let _turn = TURN.lock();
+    let errno = Errno::ENOMEM;
+    for seed in 1..=40 {
+        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15);
+        let book = book();
+        let mut memories = Vec::new();
+        // First pages, and numbers of pages.
+        let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+        for _ in 0..400 {
+            let (first, pages) = (random.below(64), 1 + random.below(6));
+            let fails = random.below(8) == 0;
+            let answer = if fails { Answer::Fail(errno) } else { Answer::Yes };
+            let overlaps: Vec<(u64, u64)> = model
+                .iter()
+                .map(|(&at, &count)| (at, count))
+                .filter(|&(at, count)| at < first + pages && first < at + count)
+                .collect();
+            let before = book.requests();
+            if random.below(3) > 0 {
+                book.kernel().answer(&[answer], &[]);
+                let memory = memory(pages);
+                let result = map(&book, &memory, first * PAGE);
+                memories.push(Arc::downgrade(&memory));
+                let asked = u64::from(overlaps.is_empty());
+                assert_eq!(book.requests().maps, before.maps + asked);
+                assert_eq!(result.is_ok(), overlaps.is_empty() && !fails, "{result:?}");
+                if result.is_ok() {
+                    model.insert(first, pages);
+                }
+            } else {
+                book.kernel().answer(&[], &[answer]);
+                let range = iovas(first * PAGE, (first + pages) * PAGE - 1);
+                let result = book.unmap(range);
+                let bisects =
+                    overlaps.iter().any(|&(at, count)| at < first || at + count > first + pages);
+                let asked = u64::from(!bisects && !overlaps.is_empty());
+                assert_eq!(book.requests().unmaps, before.unmaps + asked);
+                if bisects {
+                    assert!(matches!(result, Err(Error::Bisects { .. })));
+                } else if fails && asked == 1 {
+                    assert_eq!(result.map_err(|error| error.errno()), Err(errno));
+                } else {
+                    let bytes: u64 = overlaps.iter().map(|(_, count)| count * PAGE).sum();
+                    assert_eq!(result, Ok(bytes));
+                    overlaps.iter().for_each(|(at, _)| drop(model.remove(at)));
+                }
+            }
+            let areas = book.kernel().areas();
+            let areas = areas
+                .iter()
+                .map(|(range, _)| (range.start().get() / PAGE, (range.len_less_one() + 1) / PAGE));
+            assert_eq!(areas.collect::<BTreeMap<_, _>>(), model);
+            check_alive(&book, &memories);
+            // Nothing is kept longer than it is mapped either.
+            let alive = memories.iter().filter(|memory| memory.strong_count() > 0).count();
+            assert_eq!(alive, model.len());
+        }
+        book.kernel().answer(&[], &[]);
+        let leaked = leaked_bytes();
+        drop(book);
+        assert!(memories.iter().all(|memory| memory.strong_count() == 0));
+        assert_eq!(leaked_bytes(), leaked);
+    }
+}
+
+#[test]
+fn what_cannot_be_mapped_is_refused_without_a_request() {
+    let book = book();
+    let memory = memory(4);
+    let (user, rw) = (memory.user_range(), Prot::READ_WRITE);
+    let ask = |iova, user, prot| book.map_memory(&limits(), &memory, user, Iova::new(iova), prot);
+    let outside = UserRange::from_len(user.last(), 2).unwrap();
+    let odd = UserRange::from_len(user.start(), PAGE + 1).unwrap();
+    let shifted = UserRange::new(user.start().checked_add(8).unwrap(), user.last()).unwrap();
+    assert!(matches!(ask(0, outside, rw), Err(Error::Outside(_))));
+    assert!(matches!(ask(0, odd, rw), Err(Error::Misaligned { what: "the length", .. })));
+    assert!(matches!(ask(0, shifted, rw), Err(Error::Misaligned { .. })));
+    assert!(matches!(ask(8, user, rw), Err(Error::Misaligned { what: "the iova", .. })));
+    assert!(matches!(ask(0, user, Prot::empty()), Err(Error::NoAccess { .. })));
+    for iova in [0xfee0_0000, 0xfedf_f000, 0xfeef_f000, 0xfedf_d000] {
+        let error = ask(iova, user, rw).unwrap_err();
+        assert!(matches!(error, Error::OutsideApertures { .. }), "{iova:#x}: {error:?}");
+        assert_eq!(error.errno(), Errno::EINVAL);
+    }
+    assert!(matches!(ask(u64::MAX - PAGE + 1, user, rw), Err(Error::Range(_))));
+    let full = Limits { mappings_left: Some(0), ..limits() };
+    let error = book.map_memory(&full, &memory, user, Iova::new(0), rw).unwrap_err();
+    assert_eq!(error, Error::NoMappingsLeft { mappings: 0 });
+    assert_eq!(book.requests(), Requests::default());
+    // Those beside what is refused are mapped, and so is the top.
+    for iova in [0xfedf_c000, 0xfef0_0000, u64::MAX - 4 * PAGE + 1] {
+        ask(iova, user, rw).unwrap();
+    }
+    assert_eq!(book.unmap(iovas(0xfef0_0000, u64::MAX)), Ok(8 * PAGE));
+}
+
+#[test]
+fn all_addresses_are_unmapped_by_one_request() {
+    let _turn = TURN.lock();
+    let book = book();
+    let everywhere = Limits { apertures: vec![iovas(0, u64::MAX)], ..limits() };
+    let memory = memory(1);
+    for iova in [0, u64::MAX - PAGE + 1] {
+        let (user, iova) = (memory.user_range(), Iova::new(iova));
+        book.map_memory(&everywhere, &memory, user, iova, Prot::READ).unwrap();
+    }
+    let failing = [Answer::Fail(Errno::EIO)];
+    book.kernel().answer(&[], &failing);
+    assert!(book.unmap_all().is_err());
+    assert_eq!((book.mappings(), Arc::strong_count(&memory)), (2, 3));
+    assert_eq!(book.unmap_all(), Ok(2 * PAGE));
+    assert_eq!((book.requests().unmaps, Arc::strong_count(&memory)), (2, 1));
+}
+
+#[test]
+fn a_space_that_is_dropped_frees_all_but_what_the_kernel_keeps() {
+    let _turn = TURN.lock();
+    // The first request is for all, and those behind it for one each.
+    for failing in 0..6 {
+        let book = book();
+        let memories: Vec<_> = (0..4).map(|n| map_own(&book, n * 0x10_000, 1)).collect();
+        let mut answers = vec![Answer::Fail(Errno::EIO)];
+        answers.extend(
+            (0..4).map(|n| if n < failing { Answer::Fail(Errno::EIO) } else { Answer::Yes }),
+        );
+        book.kernel().answer(&[], &answers);
+        let leaked = leaked_bytes();
+        drop(book);
+        let kept = failing.min(4);
+        assert_eq!(leaked_bytes() - leaked, u64::try_from(kept).unwrap() * PAGE);
+        let alive = memories.iter().filter(|memory| memory.strong_count() > 0).count();
+        assert_eq!(alive, kept);
+    }
+}
+
+#[test]
+fn what_was_unmapped_short_is_kept_and_does_not_keep_the_rest() {
+    let _turn = TURN.lock();
+    let book = book();
+    let memories: Vec<_> = (0..5).map(|n| map_own(&book, n * PAGE, 1)).collect();
+    book.kernel().answer(&[], &[Answer::Short]);
+    let leaked = leaked_bytes();
+    let middle = iovas(2 * PAGE, 3 * PAGE - 1);
+    let error = book.unmap(middle).unwrap_err();
+    assert_eq!(error, Error::Short { range: middle, mapped: PAGE, unmapped: PAGE - 1 });
+    assert_eq!(book.unmap(middle), Err(Error::Lost { range: middle }));
+    assert!(matches!(map(&book, &memory(1), 2 * PAGE), Err(Error::Overlap { .. })));
+    assert_eq!(book.unmap_all(), Ok(4 * PAGE));
+    let alive: Vec<_> = memories.iter().map(|memory| memory.strong_count() > 0).collect();
+    assert_eq!(alive, [false, false, true, false, false]);
+    map_own(&book, 7 * PAGE, 1);
+    drop(book);
+    assert_eq!(leaked_bytes() - leaked, PAGE);
+}
+
+#[test]
+fn a_space_that_is_forgotten_frees_nothing() {
+    let book = book();
+    let memory = map_own(&book, 0, 1);
+    std::mem::forget(book);
+    assert_eq!(memory.strong_count(), 1);
+}
+
+#[test]
+fn nothing_is_mapped_into_a_hole_of_what_is_being_unmapped() {
+    let book = book();
+    let one = map_own(&book, 0, 1);
+    let other = map_own(&book, 2 * PAGE, 1);
+    let hull = iovas(0, 3 * PAGE - 1);
+    let third = memory(1);
+    thread::scope(|scope| {
+        book.kernel().hold(true);
+        let unmapped = scope.spawn(|| book.unmap(iovas(0, 9 * PAGE - 1)));
+        book.kernel().wait_for(1);
+        assert_eq!(map(&book, &third, PAGE), Err(Error::Busy { range: hull }));
+        assert!(matches!(map(&book, &third, 0), Err(Error::Overlap { .. })));
+        assert!(matches!(book.unmap(iovas(0, PAGE - 1)), Err(Error::Busy { .. })));
+        assert_eq!((one.strong_count(), other.strong_count()), (1, 1));
+        // Behind what is mapped nothing is unmapped.
+        let behind = scope.spawn(|| map(&book, &third, 4 * PAGE));
+        book.kernel().wait_for(2);
+        assert!(matches!(book.unmap(iovas(4 * PAGE, 5 * PAGE - 1)), Err(Error::Busy { .. })));
+        book.kernel().hold(false);
+        assert_eq!(unmapped.join().unwrap(), Ok(2 * PAGE));
+        behind.join().unwrap().unwrap();
+    });
+    assert_eq!((one.strong_count(), other.strong_count()), (0, 0));
+    map(&book, &third, PAGE).unwrap();
+}
+
+#[test]
+fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
+    let (from, to) = (book(), book());
+    let memories = [map_own(&from, 0, 2), map_own(&from, 2 * PAGE, 2)];
+    let source = iovas(PAGE, 3 * PAGE - 1);
+    let copy = |source| to.copy(&limits(), &from, source, Iova::new(0), Prot::READ);
+    thread::scope(|scope| {
+        to.kernel().hold(true);
+        let copied = scope.spawn(|| copy(source));
+        to.kernel().wait_for(1);
+        assert!(matches!(from.unmap_all(), Err(Error::Busy { .. })));
+        to.kernel().hold(false);
+        copied.join().unwrap().unwrap();
+    });
+    assert_eq!(from.unmap_all(), Ok(4 * PAGE));
+    assert!(memories.iter().all(|memory| memory.strong_count() == 1));
+    assert!(matches!(copy(source), Err(Error::NotMapped { .. })));
+    assert_eq!(to.unmap_all(), Ok(2 * PAGE));
+    assert!(memories.iter().all(|memory| memory.strong_count() == 0));
+}
+
+#[test]
+fn a_copy_of_what_has_a_hole_is_refused_without_a_request() {
+    let (from, to) = (book(), book());
+    let _memories = [map_own(&from, PAGE, 2), map_own(&from, 4 * PAGE, 1)];
+    for (first, last) in [(0, 1), (1, 3), (1, 4), (3, 3), (3, 4), (4, 5), (9, 9)] {
+        let source = iovas(first * PAGE, (last + 1) * PAGE - 1);
+        let error = to.copy(&limits(), &from, source, Iova::new(0), Prot::READ).unwrap_err();
+        assert_eq!(error, Error::NotMapped { range: source });
+    }
+    assert_eq!(to.requests(), Requests::default());
+    // A refused copy holds nothing.
+    to.kernel().answer(&[Answer::Fail(Errno::EPERM)], &[]);
+    let source = iovas(PAGE, 3 * PAGE - 1);
+    assert!(to.copy(&limits(), &from, source, Iova::new(0), Prot::READ).is_err());
+    assert_eq!(from.unmap_all(), Ok(3 * PAGE));
+}
+
+#[test]
+fn threads_that_map_and_unmap_at_once_leave_nothing_behind() {
+    let _turn = TURN.lock();
+    let (book, stop) = (book(), AtomicBool::new(false));
+    let shared = memory(4);
+    let leaked = leaked_bytes();
+    thread::scope(|scope| {
+        for seed in 1..=4u64 {
+            let (book, shared, stop) = (&book, &shared, &stop);
+            scope.spawn(move || {
+                let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15);
+                for _ in 0..20_000 {
+                    let first = random.below(32) * PAGE;
+                    let result = match random.below(4) {
+                        0..2 => map(book, shared, first),
+                        2 => book.unmap(iovas(first, first + 8 * PAGE - 1)).map(drop),
+                        _ => book.unmap_all().map(drop),
+                    };
+                    assert!(matches!(
+                        result,
+                        Ok(())
+                            | Err(Error::Busy { .. }
+                                | Error::Overlap { .. }
+                                | Error::Bisects { .. })
+                    ));
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+        }
+        // What the kernel has never outnumbers what keeps the memory.
+        while !stop.load(Ordering::Relaxed) {
+            assert!(Arc::strong_count(&shared) > 0);
+            thread::yield_now();
+        }
+    });
+    assert_eq!(book.kernel().areas().len(), Arc::strong_count(&shared) - 1);
+    book.unmap_all().unwrap();
+    assert_eq!((Arc::strong_count(&shared), leaked_bytes()), (1, leaked));
+}
+
+#[test]
+fn the_limit_of_locked_memory_names_a_limit_that_is_enough() {
+    let range = iovas(0, 0x1f_ffff);
+    let error = |locked, locked_by| {
+        let needed = range.checked_len().unwrap();
+        Error::MemlockLimit { needed, locked, limit: 8 << 20, locked_by }.to_string()
+    };
+    let process = error(7 << 20, LockedBy::Process);
+    assert!(process.contains("of which 7 MiB are used"), "{process}");
+    assert!(process.contains("`ulimit -l 9216`"), "{process}");
+    let user = error(0, LockedBy::User);
+    assert!(user.contains("others of the user count too"), "{user}");
+    assert!(user.contains("`ulimit -l 10240`"), "{user}");
+}

@@ -1,0 +1,170 @@
+//! Page tables of iommufd, whose dirty pages can be read.
+
+use std::sync::Arc;
+
+use dmaspan::{Errno, IovaRange};
+
+use super::device::Device;
+use super::dirty::{self, DirtyBitmap, DirtyNotes, DirtyTracking};
+use super::error::{Error, OpenError};
+use super::ioas::Ioas;
+use crate::pci::Bdf;
+use crate::sys::iommufd::{HwptId, Iommufd};
+use crate::sys::uapi::iommufd as uapi;
+
+/// What iommufd knows a device by.
+#[derive(Clone, Debug)]
+pub(super) struct Binding {
+    /// The file that the device belongs to.
+    pub(super) iommufd: Arc<Iommufd>,
+    /// Its number there.
+    pub(super) id: u32,
+}
+
+/// A page table with what an [`Ioas`] maps, of one kind of IOMMU. The kernel makes one by itself for
+/// a device that is attached to the address space; this one can note the pages that devices write.
+///
+/// A device that is attached when this is dropped keeps the table until it is closed or moved.
+#[derive(Debug)]
+pub struct Hwpt<'space> {
+    space: &'space Ioas,
+    id: HwptId,
+    /// Whether it was made to note what devices write.
+    tracking: DirtyTracking,
+}
+
+impl Ioas {
+    /// A page table for the IOMMU of `device`, with all that is mapped. The device stays where it
+    /// is until [`Hwpt::attach`].
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unsupported`] where the IOMMU cannot note what devices write, or the kernel has
+    /// no such tables (Linux 6.7); [`OpenError::Foreign`] for a device of another `/dev/iommu`.
+    pub fn hwpt(&self, device: &Device, tracking: DirtyTracking) -> Result<Hwpt<'_>, OpenError> {
+        self.hwpt_for(device.bdf(), self.device_id(device)?, tracking)
+    }
+
+    pub(super) fn hwpt_for(
+        &self,
+        bdf: Bdf,
+        dev_id: u32,
+        tracking: DirtyTracking,
+    ) -> Result<Hwpt<'_>, OpenError> {
+        let flags = match tracking {
+            DirtyTracking::On => uapi::HWPT_ALLOC_DIRTY_TRACKING,
+            DirtyTracking::Off => 0,
+        };
+        let made = HwptId::alloc(self.id(), dev_id, flags).map_err(|errno| match errno {
+            Errno::EOPNOTSUPP | Errno::ENOTTY if tracking == DirtyTracking::On => UNTRACKED,
+            Errno::ENOTTY => OpenError::Unsupported {
+                what: "this kernel makes no page tables on request (IOMMU_HWPT_ALLOC)",
+                advice: "Linux 6.7 does; attach the device to the address space itself",
+            },
+            Errno::EADDRINUSE | Errno::EINVAL => OpenError::DoesNotFit { bdf, errno },
+            errno => OpenError::System { request: "IOMMU_HWPT_ALLOC", bdf, errno },
+        });
+        let hwpt = Hwpt { space: self, id: made?, tracking };
+        self.refresh();
+        Ok(hwpt)
+    }
+
+    /// The number of a device of the same file.
+    pub(super) fn device_id(&self, device: &Device) -> Result<u32, OpenError> {
+        let binding = device.binding().filter(|it| Arc::ptr_eq(&it.iommufd, self.id().iommufd()));
+        binding.map(|binding| binding.id).ok_or(OpenError::Foreign { bdf: device.bdf() })
+    }
+}
+
+/// The IOMMU has no notes.
+const UNTRACKED: OpenError = OpenError::Unsupported {
+    what: "the IOMMU of this device does not note what devices write",
+    advice: "ask Device::has_dirty_tracking first, and take all that is mapped for dirty",
+};
+
+impl Hwpt<'_> {
+    /// Moves a device, which was opened by an address space of the same `/dev/iommu`, to this
+    /// table. What both tables map stays mapped for it meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; [`OpenError::DoesNotFit`] where the device's IOMMU is of another kind. The
+    /// device stays where it was.
+    pub fn attach(&self, device: &Device) -> Result<(), OpenError> {
+        self.space.move_to(device, self.id.get())
+    }
+
+    /// Begins to note what devices write, or ends it. What was noted before is forgotten when it
+    /// begins.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the table was not made for it.
+    pub fn set_dirty_tracking(&self, tracking: DirtyTracking) -> Result<(), Error> {
+        let request = "IOMMU_HWPT_SET_DIRTY_TRACKING";
+        let flags = match tracking {
+            DirtyTracking::On => uapi::DIRTY_TRACKING_ENABLE,
+            DirtyTracking::Off => 0,
+        };
+        self.check_tracking()?;
+        let set = self.id.set_dirty_tracking(flags);
+        set.map_err(|errno| Error::Setting { request, errno }.of_request(request, WHAT, ADVICE))
+    }
+
+    /// Adds to `bitmap` the pages that devices wrote since the tracking began, or since the notes
+    /// were cleared. Nothing is said of what is not mapped; whoever unmaps a range and wants to know
+    /// what was written there reads it before.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; what was read before an error is in the bitmap.
+    pub fn read_dirty(&self, bitmap: &mut DirtyBitmap, notes: DirtyNotes) -> Result<(), Error> {
+        let request = "IOMMU_HWPT_GET_DIRTY_BITMAP";
+        let flags = match notes {
+            DirtyNotes::Clear => 0,
+            DirtyNotes::Keep => uapi::DIRTY_BITMAP_NO_CLEAR,
+        };
+        self.check_tracking()?;
+        let granule = self.space.granule();
+        let ask = |_: &_, range: IovaRange, words: &mut [u64]| {
+            self.id.read_dirty(range, granule, flags, words)
+        };
+        let read = dirty::read(self.space.book(), granule, bitmap, request, ask);
+        read.map_err(|error| error.of_request(request, WHAT, ADVICE))
+    }
+
+    fn check_tracking(&self) -> Result<(), Error> {
+        match self.tracking {
+            DirtyTracking::On => Ok(()),
+            DirtyTracking::Off => Err(Error::Unsupported { what: WHAT, advice: ADVICE }),
+        }
+    }
+}
+
+const WHAT: &str = "this page table does not note what devices write";
+const ADVICE: &str = "make one by Ioas::hwpt with DirtyTracking::On, where the IOMMU can";
+
+impl Device {
+    /// Whether the device's IOMMU can note the pages that devices write (`IOMMU_GET_HW_INFO`).
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unsupported`] for a device that was not opened by iommufd, and for a kernel
+    /// before Linux 6.7.
+    pub fn has_dirty_tracking(&self) -> Result<bool, OpenError> {
+        let bdf = self.bdf();
+        let binding = self.binding().ok_or(OpenError::Unsupported {
+            what: "VFIO's type 1 does not say what the IOMMU can",
+            advice: "open the device by iommufd",
+        })?;
+        let asked = binding.iommufd.capabilities(binding.id);
+        let capabilities = asked.map_err(|errno| match errno {
+            Errno::ENOTTY | Errno::EOPNOTSUPP => OpenError::Unsupported {
+                what: "this kernel does not say what the IOMMU can (IOMMU_GET_HW_INFO)",
+                advice: "Linux 6.7 does",
+            },
+            errno => OpenError::System { request: "IOMMU_GET_HW_INFO", bdf, errno },
+        })?;
+        Ok(capabilities & uapi::HW_CAP_DIRTY_TRACKING != 0)
+    }
+}

@@ -168,7 +168,8 @@ impl Ioas {
         let user = bar.user_range(offsets.clone())?;
         let range = IovaRange::from_len(iova, user.len_less_one().saturating_add(1))?;
         let dma_buf = bar.dma_buf(offsets)?;
-        self.book.map(&self.limits.read(), range, prot, Some(user), |table| {
+        let limits = Arc::clone(&self.limits.read());
+        self.book.map(&limits, range, prot, Some(user), |table| {
             table.map_dma_buf(bar.registers(), &dma_buf, range, prot)
         })
     }

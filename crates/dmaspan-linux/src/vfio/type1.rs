@@ -151,7 +151,8 @@ impl Type1 {
     ) -> Result<(), Error> {
         let user = bar.user_range(offsets)?;
         let range = IovaRange::from_len(iova, user.len_less_one().saturating_add(1))?;
-        self.book.map(&self.limits.read(), range, prot, Some(user), |table| {
+        let limits = Arc::clone(&self.limits.read());
+        self.book.map(&limits, range, prot, Some(user), |table| {
             table.map_registers(bar.registers(), user, range, prot)
         })
     }

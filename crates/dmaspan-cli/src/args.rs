@@ -9,11 +9,12 @@ mod bench_swiotlb;
 use std::ops::RangeInclusive;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use dmaspan_linux::MemoryKind;
 use dmaspan_linux::mem::UnknownKind;
+use dmaspan_linux::{Bdf, MemoryKind};
 
 use crate::devices::args::{DEVICES_ABOUT, DEVICES_EXAMPLES, DevicesArgs};
 use crate::hold;
+use crate::real_iommu::Api;
 use crate::size::ByteSize;
 
 pub(crate) use bench::{BenchWhat, IoPgtableArgs};
@@ -66,7 +67,17 @@ tries every page again. Then mapping and unmapping are timed.
 
 Neither an IOMMU nor a device is needed. The kernel shows physical addresses
 only to root (CAP_SYS_ADMIN); without them spans are as contiguous as virtual
-memory is.";
+memory is.
+
+With --backend vfio:BDF the kernel pins the memory and maps it for the PCI
+device BDF, which is bound to vfio-pci: what is timed is one request to map all
+of it and one to unmap, beside one for each page. What the kernel counts as
+pinned is checked before, meanwhile and after. No DMA is tried, as that needs a
+driver for the device: verified_bytes is 0. The JSON has device, iommu
+(apertures, page_sizes, mappings_limit) and ioctls more, and lacks what only the
+kernel knows: pin, leaves, table_bytes, pin_ns, lookup_ns, table_ns. There
+per_page has pages, page_bytes, ioctls, map_ns and unmap_ns, and speedup
+compares bytes in a second.";
 
 const MAP_EXAMPLES: &str = "\
 Examples:
@@ -74,6 +85,7 @@ Examples:
   dmaspan map 4G --memory thp,hugetlb        more of it, of two kinds
   dmaspan map 512M --granule 64k             with page tables of another granule
   dmaspan map 64M --format json              for scripts
+  dmaspan map --backend vfio:0000:00:05.0    by the kernel, for a real device
 
 Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.";
 
@@ -108,10 +120,27 @@ pub(crate) struct MapArgs {
     )]
     pub(crate) memory: Vec<MemoryKind>,
 
-    /// The smallest page: 4k, 16k or 64k
-    #[arg(long, value_name = "SIZE", default_value = "4k", ignore_case = true)]
+    /// What maps: soft, vfio:BDF, iommufd:BDF, compat:BDF
+    /// [default: soft]
+    ///
+    /// soft     a software IOMMU in this process
+    /// vfio     the kernel, asked by VFIO (container and group)
+    /// iommufd  the kernel, asked by iommufd
+    /// compat   the kernel's iommufd, asked as if it were VFIO
+    #[arg(
+        long,
+        verbatim_doc_comment,
+        value_parser = backend,
+        default_value = "soft",
+        hide_default_value = true
+    )]
+    pub(crate) backend: BackendArg,
+
+    /// The smallest page of soft: 4k, 16k or 64k
+    /// [default: 4k]
+    #[arg(long, verbatim_doc_comment, value_name = "SIZE", ignore_case = true)]
     #[arg(hide_possible_values = true)]
-    pub(crate) granule: Granule,
+    pub(crate) granule: Option<Granule>,
 
     /// How often all is timed, for medians
     #[arg(long, value_name = "N", default_value_t = 5)]
@@ -133,6 +162,31 @@ fn run_count(text: &str) -> Result<u32, String> {
 
 fn memory_kind(name: &str) -> Result<MemoryKind, UnknownKind> {
     name.trim().parse()
+}
+
+/// What maps memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BackendArg {
+    /// The software IOMMU.
+    Soft,
+    /// The kernel, for a device.
+    Real(Api, Bdf),
+}
+
+fn backend(text: &str) -> Result<BackendArg, String> {
+    let text = text.trim();
+    if text == "soft" {
+        return Ok(BackendArg::Soft);
+    }
+    let real = text
+        .split_once(':')
+        .and_then(|(name, bdf)| Some((Api::ALL.into_iter().find(|api| api.name() == name)?, bdf)));
+    let Some((api, bdf)) = real else {
+        return Err("use soft, or vfio:, iommufd: or compat: and the address of a PCI device, \
+                    as vfio:0000:00:05.0"
+            .to_owned());
+    };
+    Ok(BackendArg::Real(api, bdf.parse::<Bdf>().map_err(|error| error.to_string())?))
 }
 
 /// The smallest page of an Arm stage-1 table.
@@ -210,7 +264,7 @@ mod tests {
         let kinds = [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Hugetlb2M];
         assert_eq!(args.memory, kinds);
         assert_eq!(args.size, None);
-        assert_eq!(args.granule, Granule::K4);
+        assert_eq!((args.backend, args.granule), (BackendArg::Soft, None));
         assert_eq!((args.runs, args.format), (5, Format::Table));
     }
 
@@ -218,10 +272,27 @@ mod tests {
     fn granules_and_kinds_are_read_however_they_are_written() {
         for (text, granule) in [("4K", Granule::K4), ("16384", Granule::K16), ("64k", Granule::K64)]
         {
-            assert_eq!(parse(&["--granule", text]).granule, granule);
+            assert_eq!(parse(&["--granule", text]).granule, Some(granule));
         }
         let kinds = [MemoryKind::Thp, MemoryKind::Base];
         assert_eq!(parse(&["--memory", "thp, base"]).memory, kinds);
+    }
+
+    #[test]
+    fn a_backend_is_soft_or_names_its_device() {
+        let bdf: Bdf = "0000:00:05.0".parse().unwrap();
+        for api in Api::ALL {
+            for address in ["0000:00:05.0", "00:05.0"] {
+                let text = format!("{}:{address}", api.name());
+                let expected = BackendArg::Real(api, bdf);
+                assert_eq!(parse(&["--backend", &text]).backend, expected, "{text}");
+            }
+        }
+        assert_eq!(parse(&["--backend=soft"]).backend, BackendArg::Soft);
+        for text in ["vfio", "vfio:", "soft:00:05.0", "vfio:5", "kvm:00:05.0", ""] {
+            let error = Args::try_parse_from(["dmaspan", "map", "--backend", text]).unwrap_err();
+            assert!(error.to_string().contains("0000:00:05.0"), "{text}: {error}");
+        }
     }
 
     #[test]
@@ -237,7 +308,7 @@ mod tests {
         ]);
         assert_eq!(args.size, Some(ByteSize::new(8 << 20)));
         assert_eq!(args.memory, [MemoryKind::Memfd, MemoryKind::Base]);
-        assert_eq!(args.granule.bytes(), 65536);
+        assert_eq!(args.granule.map(Granule::bytes), Some(65536));
         assert_eq!((args.runs, args.format), (2, Format::Json));
     }
 }

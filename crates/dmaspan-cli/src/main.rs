@@ -3,6 +3,7 @@
 //! ```text
 //! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json)
 //!           ▲                 ├─ soft_iommu: container, tables, IOTLB
+//!           │                 ├─ real_iommu: a device whose memory the kernel maps
 //!        machine              ├─ verify, bus: a device uses what is mapped
 //!                             ├─ pinned: what the kernel counts as pinned
 //!                             ├─ per_page: the same table work one page at a time
@@ -33,6 +34,7 @@ mod per_page;
 mod pinned;
 mod plan;
 mod progress;
+mod real_iommu;
 mod report;
 mod run;
 mod size;
@@ -228,6 +230,8 @@ mod tests {
     fn every_error_of_the_command_line_is_one_line() {
         for line in [
             &["dmaspan", "map", "--granule", "8k"][..],
+            &["dmaspan", "map", "--backend", "vfio:5"],
+            &["dmaspan", "map", "--backend", "kvm"],
             &["dmaspan", "map", "--memory", "thp,paper"],
             &["dmaspan", "map", "lots"],
             &["dmaspan", "map", "--runs", "0"],

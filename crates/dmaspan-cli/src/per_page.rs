@@ -62,7 +62,7 @@ pub(crate) fn measure<const G: u32>(
     iova: Iova,
     runs: u32,
     max_ranges: usize,
-    mut after_run: impl FnMut(),
+    after_run: impl Fn(),
 ) -> Result<PerPage, PerPageError> {
     let count = u64::try_from(frames.len()).unwrap_or(u64::MAX);
     let (mut table, _arena) = soft_iommu::new_table::<G>(count << G)?;
@@ -139,6 +139,8 @@ fn check<const G: u32>(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -146,10 +148,11 @@ mod tests {
         fn check<const G: u32>() {
             // Every second frame, so that no two are contiguous.
             let frames: Vec<PhysAddr> = (0..100).map(|n| PhysAddr::new(n << (G + 1))).collect();
-            let mut runs = 0;
-            let times = measure::<G>(&frames, Iova::new(1 << 32), 3, 64, || runs += 1).unwrap();
+            let runs = Cell::new(0);
+            let after_run = || runs.set(runs.get() + 1);
+            let times = measure::<G>(&frames, Iova::new(1 << 32), 3, 64, after_run).unwrap();
             assert!(times.map_ns > 0 && times.unmap_ns > 0);
-            assert_eq!(runs, 3);
+            assert_eq!(runs.get(), 3);
         }
         check::<12>();
         check::<14>();

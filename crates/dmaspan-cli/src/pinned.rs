@@ -36,7 +36,24 @@ pub(crate) struct NotPinned {
     field: &'static str,
 }
 
+/// The kernel counts something as pinned that is unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "after the unmap the kernel counts {} more as pinned than before the map ({field} in \
+     /proc/self/status)",
+    ByteSize::new(*more)
+)]
+pub(crate) struct StillPinned {
+    more: u64,
+    field: &'static str,
+}
+
 impl Counter {
+    /// Reads what is pinned, in a field of `/proc/self/status`.
+    pub(crate) fn in_field(field: &'static str) -> Self {
+        Self { field: Some(field), before: read(field) }
+    }
+
     /// Reads what is pinned before memory of a kind is.
     pub(crate) fn before(method: PinMethod, kind: MemoryKind) -> Self {
         let field = match method {
@@ -55,6 +72,23 @@ impl Counter {
     /// [`NotPinned`] where the kernel counts less.
     pub(crate) fn after(self, bytes: u64) -> Result<Counted, NotPinned> {
         self.compare(bytes, self.field.and_then(read))
+    }
+
+    /// Whether nothing more is pinned than before.
+    ///
+    /// # Errors
+    ///
+    /// [`StillPinned`] where the kernel counts more.
+    pub(crate) fn after_unmap(self) -> Result<(), StillPinned> {
+        self.compare_unmapped(self.field.and_then(read))
+    }
+
+    fn compare_unmapped(self, after: Option<u64>) -> Result<(), StillPinned> {
+        let (Some(field), Some(before), Some(after)) = (self.field, self.before, after) else {
+            return Ok(());
+        };
+        let (more, field) = (after.saturating_sub(before), field.trim_end_matches(':'));
+        if more > 0 { Err(StillPinned { more, field }) } else { Ok(()) }
     }
 
     fn compare(self, bytes: u64, after: Option<u64>) -> Result<Counted, NotPinned> {
@@ -91,6 +125,16 @@ mod tests {
         assert_eq!(error.to_string(), text);
         assert!(counter.compare(4096, Some(0)).is_err());
         assert_eq!(counter.compare(4096, None), Ok(Counted::Untold));
+    }
+
+    #[test]
+    fn a_pin_that_outlives_its_mapping_is_refused() {
+        let counter = Counter { field: Some("VmLck:"), before: Some(8192) };
+        assert_eq!(counter.compare_unmapped(Some(8192)), Ok(()));
+        assert_eq!(counter.compare_unmapped(Some(4096)), Ok(()));
+        assert_eq!(counter.compare_unmapped(None), Ok(()));
+        let error = counter.compare_unmapped(Some(12288)).unwrap_err();
+        assert!(error.to_string().contains("counts 4 KiB more as pinned"), "{error}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What a run does, once it is known that it can be done.
 
-use dmaspan_linux::MemoryKind;
+use dmaspan_linux::{Bdf, MemoryKind};
 
-use crate::args::{Granule, MapArgs};
+use crate::args::{BackendArg, Granule, MapArgs};
 use crate::machine::Machine;
+use crate::real_iommu::Api;
 use crate::size::ByteSize;
 
 /// How much memory of each kind is mapped where nobody says.
@@ -14,14 +15,23 @@ const DEFAULT_BYTES: u64 = 1 << 30;
 pub(crate) struct Plan {
     /// Bytes of each kind of memory.
     pub(crate) bytes: u64,
-    /// The smallest page of the tables.
-    pub(crate) granule: Granule,
+    /// What maps.
+    pub(crate) backend: PlannedBackend,
     /// How many times everything is timed.
     pub(crate) runs: u32,
     /// The kinds of memory, each once.
     pub(crate) kinds: Vec<MemoryKind>,
     /// What is not as a user would expect.
     pub(crate) notes: Vec<String>,
+}
+
+/// What maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlannedBackend {
+    /// The software IOMMU, with tables of such pages.
+    Soft(Granule),
+    /// The kernel, for a device.
+    Real(Api, Bdf),
 }
 
 /// What the command line asks for and cannot be had.
@@ -45,6 +55,12 @@ pub(crate) enum UsageError {
         multiple: u64,
         /// What has pages of that size.
         what: String,
+    },
+    /// A granule for an IOMMU that has its own.
+    #[error("the IOMMU of {bdf} has pages of its own: leave --granule out with --backend")]
+    GranuleOfReal {
+        /// The device.
+        bdf: Bdf,
     },
     /// More than the machine has.
     #[error(
@@ -92,7 +108,13 @@ impl Plan {
             }
         }
         let pages = kinds.iter().map(|kind| (kind.page_size(), format!("{kind} memory")));
-        let granule = (args.granule.bytes(), "the granule".to_owned());
+        let backend = backend(args)?;
+        let granule = match backend {
+            PlannedBackend::Soft(granule) => granule.bytes(),
+            // What the IOMMU has is known when the device is open.
+            PlannedBackend::Real(..) => MemoryKind::Base.page_size(),
+        };
+        let granule = (granule, "the granule".to_owned());
         // All of them are powers of two, so a multiple of the largest is one of all.
         let largest = pages.chain([granule.clone()]).max_by_key(|(size, _)| *size);
         let (multiple, what) = largest.unwrap_or(granule);
@@ -113,7 +135,15 @@ impl Plan {
                 return Err(UsageError::TooMuch { kind, bytes, needed, available });
             }
         }
-        Ok(Self { bytes, granule: args.granule, runs: args.runs, kinds, notes })
+        Ok(Self { bytes, backend, runs: args.runs, kinds, notes })
+    }
+}
+
+fn backend(args: &MapArgs) -> Result<PlannedBackend, UsageError> {
+    match (args.backend, args.granule) {
+        (BackendArg::Soft, granule) => Ok(PlannedBackend::Soft(granule.unwrap_or(Granule::K4))),
+        (BackendArg::Real(api, bdf), None) => Ok(PlannedBackend::Real(api, bdf)),
+        (BackendArg::Real(_, bdf), Some(_)) => Err(UsageError::GranuleOfReal { bdf }),
     }
 }
 
@@ -157,7 +187,14 @@ mod tests {
 
     fn args(size: Option<u64>, memory: &[MemoryKind], granule: Granule) -> MapArgs {
         let size = size.map(ByteSize::new);
-        MapArgs { size, memory: memory.to_vec(), granule, runs: 3, format: Format::Table }
+        MapArgs {
+            size,
+            memory: memory.to_vec(),
+            backend: BackendArg::Soft,
+            granule: Some(granule),
+            runs: 3,
+            format: Format::Table,
+        }
     }
 
     fn plan(size: Option<u64>, kinds: &[MemoryKind], gib: u64) -> Result<Plan, UsageError> {
@@ -204,6 +241,18 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("8 GiB of base") && text.contains("the 4 GiB"), "{text}");
         assert!(plan(Some(!0xfff), &[MemoryKind::Base], 4).is_err());
+    }
+
+    #[test]
+    fn a_real_iommu_has_its_own_granule() {
+        let machine = Machine::with_available(8 * GIB);
+        let real = BackendArg::Real(Api::Vfio, "00:05.0".parse().unwrap());
+        let mut asked = MapArgs { backend: real, ..args(None, &[MemoryKind::Base], Granule::K4) };
+        let error = Plan::new(&asked, &machine).unwrap_err();
+        assert!(error.to_string().contains("leave --granule out"), "{error}");
+        asked.granule = None;
+        let planned = Plan::new(&asked, &machine).unwrap();
+        assert!(matches!(planned.backend, PlannedBackend::Real(Api::Vfio, _)));
     }
 
     #[test]

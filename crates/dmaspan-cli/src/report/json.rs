@@ -28,7 +28,7 @@ mod tests {
                 "total_ns": total_ns, "gibps": 82.6})
         };
         let expected = json!({
-            "size_bytes": 1 << 30, "granule": 4096, "runs": 5,
+            "backend": "soft", "size_bytes": 1 << 30, "granule": 4096, "runs": 5,
             "pin": "io_uring", "frames": "physical",
             "rows": [
                 {
@@ -45,5 +45,34 @@ mod tests {
         });
         assert_eq!(value, expected);
         assert!(text.find("\"4096\"").unwrap() < text.find("\"2097152\"").unwrap());
+    }
+
+    #[test]
+    fn a_real_device_has_no_figures_of_tables() {
+        let value: Value = serde_json::from_str(&render(&examples::real_report())).unwrap();
+        let times = |total_ns: u64, gibps: f64| json!({"total_ns": total_ns, "gibps": gibps});
+        let expected = json!({
+            "backend": "vfio", "device": "0000:00:05.0",
+            "iommu": {
+                "apertures": [[0, 0xfedf_ffff_u64], [0xfef0_0000_u64, (1_u64 << 39) - 1]],
+                "page_sizes": [4096, 2 << 20, 1 << 30], "mappings_limit": 65535,
+            },
+            "size_bytes": 1 << 30, "granule": 4096, "runs": 5, "frames": "physical",
+            "rows": [
+                {
+                    "memory": "thp", "spans": 7, "ioctls": {"map": 1, "unmap": 2},
+                    "map": times(12_100_000, 82.6), "unmap": times(4_000_000, 250.0),
+                    "per_page": {
+                        "pages": 8192, "page_bytes": 4096, "ioctls": {"map": 8192, "unmap": 8193},
+                        "map_ns": 40_000_000, "unmap_ns": 20_000_000,
+                    },
+                    "speedup": {"map": 105.785, "unmap": 160.0},
+                    "verified_bytes": 0,
+                },
+                {"memory": "hugetlb", "skipped": "no pool: do this"},
+            ],
+            "verified_bytes": 0,
+        });
+        assert_eq!(value, expected);
     }
 }

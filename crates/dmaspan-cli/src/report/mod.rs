@@ -7,24 +7,56 @@ pub(crate) mod units;
 
 use std::collections::BTreeMap;
 
+use dmaspan_linux::vfio::Requests;
 use serde::Serialize;
 
+use crate::pinned::Counted;
+use crate::real_iommu::Api;
 use crate::stats::Series;
 
-/// What came of a run. Its public part is what `--format json` prints.
+/// What came of a run. Its public part is what `--format json` prints; what a backend does not
+/// tell is absent there.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
+    /// What mapped: `soft`, `vfio`, `iommufd` or `compat`.
+    pub(crate) backend: &'static str,
+    #[serde(flatten)]
+    pub(crate) real: Option<RealDevice>,
     pub(crate) size_bytes: u64,
     pub(crate) granule: u64,
     pub(crate) runs: u32,
-    pub(crate) pin: &'static str,
+    /// What pinned for the software IOMMU. A kernel that maps pins by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pin: Option<&'static str>,
     pub(crate) frames: &'static str,
     pub(crate) rows: Vec<Row>,
     pub(crate) verified_bytes: u64,
-    pub(crate) stale_translations: u64,
+    /// `None` where no device tried its addresses after the unmap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stale_translations: Option<u64>,
     /// What a user should know to understand the figures.
     #[serde(skip)]
     pub(crate) notes: Vec<String>,
+}
+
+/// A real device, and what its IOMMU can map.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RealDevice {
+    pub(crate) device: String,
+    #[serde(skip)]
+    pub(crate) api: Api,
+    pub(crate) iommu: Iommu,
+}
+
+/// What an IOMMU can map.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Iommu {
+    /// The first and the last IOVA of each.
+    pub(crate) apertures: Vec<[u64; 2]>,
+    /// In bytes. iommufd tells the smallest alone.
+    pub(crate) page_sizes: Vec<u64>,
+    /// How many mappings there may be; null where nothing limits them.
+    pub(crate) mappings_limit: Option<u64>,
 }
 
 /// One kind of memory.
@@ -58,14 +90,38 @@ pub(crate) struct Failed {
 pub(crate) struct Figures {
     pub(crate) memory: &'static str,
     pub(crate) spans: usize,
-    /// By size in bytes.
-    pub(crate) leaves: BTreeMap<u64, u64>,
-    pub(crate) table_bytes: u64,
-    pub(crate) map: Phase,
-    pub(crate) unmap: Phase,
-    pub(crate) per_page: PerPageTimes,
-    pub(crate) table_speedup: Speedup,
+    #[serde(flatten)]
+    pub(crate) by: By,
     pub(crate) verified_bytes: u64,
+    /// Whether the kernel tells what is pinned.
+    #[serde(skip)]
+    pub(crate) counted: Counted,
+}
+
+/// What a backend tells.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum By {
+    /// The software IOMMU.
+    Tables {
+        /// By size in bytes.
+        leaves: BTreeMap<u64, u64>,
+        table_bytes: u64,
+        map: Phase,
+        unmap: Phase,
+        per_page: PerPageTimes,
+        table_speedup: Speedup,
+    },
+    /// The kernel.
+    Requests {
+        /// Of one map and one unmap.
+        ioctls: Ioctls,
+        map: Times,
+        unmap: Times,
+        per_page: PerPageRequests,
+        /// How many times more bytes in a second than one page at a time.
+        speedup: Speedup,
+    },
 }
 
 /// Where the time of an operation goes.
@@ -76,6 +132,33 @@ pub(crate) struct Phase {
     pub(crate) table_ns: u64,
     pub(crate) total_ns: u64,
     pub(crate) gibps: f64,
+}
+
+/// How long the kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Times {
+    pub(crate) total_ns: u64,
+    pub(crate) gibps: f64,
+}
+
+/// Requests to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Ioctls {
+    pub(crate) map: u64,
+    pub(crate) unmap: u64,
+}
+
+/// How long the kernel takes where each page is asked for by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PerPageRequests {
+    /// How many pages that was tried with.
+    pub(crate) pages: u64,
+    pub(crate) page_bytes: u64,
+    /// Of all these pages.
+    pub(crate) ioctls: Ioctls,
+    /// Of all these pages.
+    pub(crate) map_ns: u64,
+    pub(crate) unmap_ns: u64,
 }
 
 /// How long tables take one page at a time.
@@ -115,9 +198,41 @@ impl Phase {
     /// The medians of `series`, of operations on `bytes` bytes each.
     pub(crate) fn of(series: &Series, bytes: u64) -> Self {
         let [pin_ns, lookup_ns, table_ns, total_ns] = series.medians();
-        let seconds = total_ns.max(1) as f64 / 1e9;
-        let gibps = rounded(bytes as f64 / (1u64 << 30) as f64 / seconds);
-        Self { pin_ns, lookup_ns, table_ns, total_ns, gibps }
+        Self { pin_ns, lookup_ns, table_ns, total_ns, gibps: gibps(bytes, total_ns) }
+    }
+}
+
+impl Times {
+    /// The median of `series`, of operations on `bytes` bytes each.
+    pub(crate) fn of(series: &Series, bytes: u64) -> Self {
+        let [.., total_ns] = series.medians();
+        Self { total_ns, gibps: gibps(bytes, total_ns) }
+    }
+}
+
+/// GiB in a second.
+pub(crate) fn gibps(bytes: u64, ns: u64) -> f64 {
+    let seconds = ns.max(1) as f64 / 1e9;
+    rounded(bytes as f64 / (1u64 << 30) as f64 / seconds)
+}
+
+impl Ioctls {
+    pub(crate) fn of(requests: Requests) -> Self {
+        Self { map: requests.maps, unmap: requests.unmaps }
+    }
+}
+
+impl PerPageRequests {
+    /// The bytes of all pages.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.pages.saturating_mul(self.page_bytes)
+    }
+
+    /// How many times faster `bytes` are mapped and unmapped in these times, by the byte.
+    pub(crate) fn speedup(&self, bytes: u64, map_ns: u64, unmap_ns: u64) -> Speedup {
+        let scale = bytes as f64 / self.bytes().max(1) as f64;
+        let ratio = |slow: u64, fast: u64| rounded(slow as f64 * scale / fast.max(1) as f64);
+        Speedup { map: ratio(self.map_ns, map_ns), unmap: ratio(self.unmap_ns, unmap_ns) }
     }
 }
 
@@ -148,26 +263,65 @@ pub(crate) mod examples {
         let figures = Figures {
             memory: "thp",
             spans: 7,
-            leaves: BTreeMap::from([(4096, 3), (2 << 20, 512)]),
-            table_bytes: 12288,
-            map: phase(12_100_000),
-            unmap: phase(4_000_000),
-            per_page: PerPageTimes { map_table_ns: 3_100_000, unmap_table_ns: 2_000_000 },
-            table_speedup: Speedup { map: 756.1, unmap: 0.5 },
+            by: By::Tables {
+                leaves: BTreeMap::from([(4096, 3), (2 << 20, 512)]),
+                table_bytes: 12288,
+                map: phase(12_100_000),
+                unmap: phase(4_000_000),
+                per_page: PerPageTimes { map_table_ns: 3_100_000, unmap_table_ns: 2_000_000 },
+                table_speedup: Speedup { map: 756.1, unmap: 0.5 },
+            },
             verified_bytes: 1 << 30,
+            counted: Counted::All,
         };
         let skipped = Skipped { memory: "hugetlb", skipped: "no pool: do this".to_owned() };
         Report {
+            backend: "soft",
+            real: None,
             size_bytes: 1 << 30,
             granule: 4096,
             runs: 5,
-            pin: "io_uring",
+            pin: Some("io_uring"),
             frames: "physical",
             rows: vec![Row::Figures(Box::new(figures)), Row::Skipped(skipped)],
             verified_bytes: 1 << 30,
-            stale_translations: 0,
+            stale_translations: Some(0),
             notes: vec!["a note".to_owned()],
         }
+    }
+
+    /// A report of a real device.
+    pub(crate) fn real_report() -> Report {
+        let per_page = PerPageRequests {
+            pages: 8192,
+            page_bytes: 4096,
+            ioctls: Ioctls { map: 8192, unmap: 8193 },
+            map_ns: 40_000_000,
+            unmap_ns: 20_000_000,
+        };
+        let figures = Figures {
+            memory: "thp",
+            spans: 7,
+            by: By::Requests {
+                ioctls: Ioctls { map: 1, unmap: 2 },
+                map: Times { total_ns: 12_100_000, gibps: 82.6 },
+                unmap: Times { total_ns: 4_000_000, gibps: 250.0 },
+                speedup: per_page.speedup(1 << 30, 12_100_000, 4_000_000),
+                per_page,
+            },
+            verified_bytes: 0,
+            counted: Counted::All,
+        };
+        let iommu = Iommu {
+            apertures: vec![[0, 0xfedf_ffff], [0xfef0_0000, (1 << 39) - 1]],
+            page_sizes: vec![4096, 2 << 20, 1 << 30],
+            mappings_limit: Some(65535),
+        };
+        let device = "0000:00:05.0".to_owned();
+        let mut report = report();
+        report.rows[0] = Row::Figures(Box::new(figures));
+        report.real = Some(RealDevice { device, api: Api::Vfio, iommu });
+        Report { backend: "vfio", pin: None, verified_bytes: 0, stale_translations: None, ..report }
     }
 }
 
@@ -192,6 +346,15 @@ mod tests {
     fn a_speedup_is_finite_even_where_a_clock_saw_nothing() {
         let phase = Phase { table_ns: 0, ..examples::phase(1) };
         assert_eq!(Speedup::of(10, 20, &phase, &phase), Speedup { map: 10.0, unmap: 20.0 });
+    }
+
+    #[test]
+    fn requests_for_pages_are_compared_by_the_byte() {
+        let report = examples::real_report();
+        let Row::Figures(figures) = &report.rows[0] else { panic!("{report:?}") };
+        let By::Requests { speedup, .. } = &figures.by else { panic!("{figures:?}") };
+        // 8192 pages are a 32nd of 1 GiB.
+        assert_eq!(*speedup, Speedup { map: 105.785, unmap: 160.0 });
     }
 
     #[test]

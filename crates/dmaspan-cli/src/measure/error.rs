@@ -1,0 +1,118 @@
+//! Why a kind of memory has no figures.
+
+use std::fmt;
+
+use dmaspan::{IovaRange, RangeError, container, io_pgtable};
+use dmaspan_linux::framemap::FrameMapError;
+use dmaspan_linux::mem::{AccessError, MemoryError};
+use dmaspan_linux::pagemap::PagemapError;
+use dmaspan_linux::pinner::LinuxPinError;
+use dmaspan_linux::vfio;
+
+use crate::hold::HoldError;
+use crate::per_page::PerPageError;
+use crate::pinned::{NotPinned, StillPinned};
+use crate::real_iommu::NoRoom;
+use crate::size::ByteSize;
+use crate::soft_iommu::{BuildError, Left};
+use crate::verify::{Mismatch, Stale};
+
+pub(super) type ContainerError = container::Error<LinuxPinError>;
+
+/// Why there are no figures.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RowError {
+    #[error(transparent)]
+    Reservation(#[from] HoldError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Pinner(#[from] LinuxPinError),
+    #[error(
+        "scattered {} frames cannot be mapped with a {} granule: {source}; use a smaller granule \
+         or memory of larger pages", ByteSize::new(*page), ByteSize::new(*granule)
+    )]
+    Scattered { page: u64, granule: u64, source: io_pgtable::Error },
+    #[error("a refused mapping left something mapped or charged behind: {source}")]
+    LeftBehind { source: ContainerError },
+    #[error("mapping failed: {0}")]
+    Map(#[source] ContainerError),
+    #[error("unmapping failed: {0}")]
+    Unmap(#[source] ContainerError),
+    #[error("the mapping of {asked} bytes gave {unmapped} back")]
+    UnmappedLen { asked: u64, unmapped: u64 },
+    #[error(transparent)]
+    Frames(#[from] PagemapError),
+    #[error(transparent)]
+    FrameMap(#[from] FrameMapError),
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error(transparent)]
+    PerPage(#[from] PerPageError),
+    #[error(transparent)]
+    NotPinned(#[from] NotPinned),
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    #[error(transparent)]
+    Remains(#[from] Remains),
+    #[error("mapping failed: {0}")]
+    KernelMap(#[source] vfio::Error),
+    #[error("unmapping failed: {0}")]
+    KernelUnmap(#[source] vfio::Error),
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    #[error("{range} was mapped a second time, while it was mapped")]
+    MappedTwice { range: IovaRange },
+    #[error("a map of {range}, where memory was mapped, was refused by another error: {source}")]
+    NotAnOverlap { range: IovaRange, source: vfio::Error },
+    #[error(transparent)]
+    StillPinned(#[from] StillPinned),
+    #[error(
+        "after the {unmap} there are {mappings} mappings, and {left:?} may still be made instead \
+         of {expected:?}"
+    )]
+    StillMapped { unmap: &'static str, mappings: u64, left: Option<u64>, expected: Option<u64> },
+}
+
+/// What should be gone after an unmap and is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) struct Remains {
+    /// After which unmap.
+    pub(super) unmap: &'static str,
+    pub(super) left: Left,
+    pub(super) stale: Stale,
+}
+
+impl Remains {
+    /// How many things remain.
+    pub(crate) fn count(&self) -> u64 {
+        self.left.count().saturating_add(self.stale.translations)
+    }
+}
+
+impl fmt::Display for Remains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { unmap, left, stale } = self;
+        write!(f, "left after the {unmap}: ")?;
+        if left.count() > 0 {
+            write!(f, "{left}")?;
+        }
+        let Some(first) = stale.first else { return Ok(()) };
+        let comma = if left.count() > 0 { ", " } else { "" };
+        write!(f, "{comma}{} translations, the first at iova {first}", stale.translations)
+    }
+}
+
+impl RowError {
+    /// Whether this machine, or this process on it, cannot do it: no fault of the mapping.
+    pub(crate) const fn is_skip(&self) -> bool {
+        matches!(
+            self,
+            Self::Reservation(_) | Self::Memory(_) | Self::Pinner(_) | Self::Scattered { .. }
+        )
+    }
+}

@@ -1,0 +1,199 @@
+//! Memory mapped for a real device by the kernel.
+
+use std::time::Instant;
+
+use dmaspan::{Errno, Iova, IovaRange, Limits, Prot};
+use dmaspan_linux::vfio::Requests;
+use dmaspan_linux::{FrameSource, PinnerStats};
+
+use super::{Backend, FirstRun, PageRequests, RowError, Subject, Work, unmap_all};
+use crate::per_page::PerPage;
+use crate::pinned::{Counted, Counter};
+use crate::progress::Progress;
+use crate::real_iommu::{RealIommu, iova_for};
+use crate::stats::{median, nanoseconds};
+
+/// The most pages that are mapped one at a time: more tell nothing new.
+const MOST_PAGES: u64 = 8192;
+
+/// The kernel's IOMMU, for one row: nothing stays mapped behind it.
+pub(crate) struct Real<'a> {
+    iommu: &'a RealIommu,
+    frames: &'a FrameSource,
+    /// What could be mapped before anything was.
+    empty: Limits,
+}
+
+impl Drop for Real<'_> {
+    fn drop(&mut self) {
+        // What cannot be unmapped keeps its memory, which the row has said if it came so far.
+        let _ = self.iommu.unmap_all();
+    }
+}
+
+impl<'a> Real<'a> {
+    /// For one row. Spans are looked up in `frames`.
+    pub(crate) fn new(iommu: &'a RealIommu, frames: &'a FrameSource) -> Self {
+        Self { iommu, frames, empty: iommu.limits() }
+    }
+
+    fn counter(&self) -> Counter {
+        Counter::in_field(self.iommu.api().counter())
+    }
+
+    /// Maps all of it once more where it is mapped, which has to be refused.
+    fn map_again(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
+        match self.map(subject, range) {
+            Err(RowError::KernelMap(error)) if error.errno() == Errno::EEXIST => Ok(()),
+            Err(RowError::KernelMap(source)) => Err(RowError::NotAnOverlap { range, source }),
+            Err(error) => Err(error),
+            Ok(()) => Err(RowError::MappedTwice { range }),
+        }
+    }
+
+    /// Maps, has a look, and unmaps: what the kernel counts goes up and down again.
+    fn checked_run(
+        &self,
+        subject: &Subject,
+        range: IovaRange,
+        unmap: &'static str,
+        look: impl FnOnce() -> Result<(), RowError>,
+    ) -> Result<Counted, RowError> {
+        let counter = self.counter();
+        self.map(subject, range)?;
+        let counted = counter.after(subject.bytes())?;
+        look()?;
+        unmap_all(self, range)?;
+        let again = self.unmap(range)?;
+        if again != 0 {
+            return Err(RowError::UnmappedLen { asked: 0, unmapped: again });
+        }
+        counter.after_unmap()?;
+        self.check_left(unmap)?;
+        Ok(counted)
+    }
+
+    /// Maps and unmaps single pages. Returns the nanoseconds of both.
+    fn pages_once(
+        &self,
+        subject: &Subject,
+        range: IovaRange,
+        pages: u64,
+    ) -> Result<(u64, u64), RowError> {
+        let offset = subject.memory.offset_of(subject.user).unwrap_or(0);
+        let page = subject.granule;
+        let space = self.iommu.space();
+        let begin = Instant::now();
+        for at in (0..pages).map(|n| n * page) {
+            let user = subject.memory.sub_range(offset + at, page)?;
+            let iova = range.start().wrapping_add(at);
+            let mapped = space.map(&subject.memory, user, iova, Prot::READ_WRITE);
+            mapped.map_err(RowError::KernelMap)?;
+        }
+        let map_ns = nanoseconds(begin.elapsed());
+        let begin = Instant::now();
+        for at in (0..pages).map(|n| n * page) {
+            let one = IovaRange::from_len(range.start().wrapping_add(at), page)?;
+            unmap_all(self, one)?;
+        }
+        Ok((map_ns, nanoseconds(begin.elapsed())))
+    }
+}
+
+impl Backend for Real<'_> {
+    /// The requests of one map and one unmap.
+    type Found = Requests;
+
+    fn choose_iova(&self, subject: &Subject) -> Result<Iova, RowError> {
+        Ok(iova_for(&self.empty.apertures, subject.user)?)
+    }
+
+    fn first_run(
+        &self,
+        subject: &Subject,
+        range: IovaRange,
+        progress: &Progress,
+    ) -> Result<(FirstRun, Requests), RowError> {
+        let kind = subject.memory.kind();
+        progress.begin(format!("{kind}: mapping, and looking at what is pinned"), 1);
+        let before = self.iommu.requests();
+        let mut spans = 0;
+        let mut refused = Requests::default();
+        let counted = self.checked_run(subject, range, "first unmap", || {
+            let before = self.iommu.requests();
+            self.map_again(subject, range)?;
+            refused = since(before, self.iommu.requests());
+            spans = subject.spans(self.frames)?.len();
+            Ok(())
+        })?;
+        let requests = since(refused, since(before, self.iommu.requests()));
+        // Nobody can say to this program what the device would find.
+        Ok((FirstRun { spans, verified_bytes: 0, counted }, requests))
+    }
+
+    fn map(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
+        let space = self.iommu.space();
+        let mapped = space.map(&subject.memory, subject.user, range.start(), Prot::READ_WRITE);
+        mapped.map_err(RowError::KernelMap)
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<u64, RowError> {
+        self.iommu.space().unmap(range).map_err(RowError::KernelUnmap)
+    }
+
+    /// The kernel does not tell where the time goes.
+    fn take_stats(&self) -> PinnerStats {
+        PinnerStats::default()
+    }
+
+    fn check_left(&self, unmap: &'static str) -> Result<(), RowError> {
+        let (mappings, left) = (self.iommu.mappings(), self.iommu.limits().mappings_left);
+        let expected = self.empty.mappings_left;
+        if mappings == 0 && left == expected {
+            return Ok(());
+        }
+        Err(RowError::StillMapped { unmap, mappings, left, expected })
+    }
+
+    fn last_run(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
+        self.checked_run(subject, range, "last unmap", || Ok(()))?;
+        Ok(())
+    }
+
+    /// One request for each page, to map it and to unmap it.
+    fn per_page(
+        &self,
+        subject: &Subject,
+        range: IovaRange,
+        requests: Requests,
+        runs: u32,
+        after_run: &dyn Fn(),
+    ) -> Result<Work, RowError> {
+        let all = subject.bytes() / subject.granule;
+        let pages = all.min(self.empty.mappings_left.unwrap_or(u64::MAX)).min(MOST_PAGES);
+        // The first run is not timed: the kernel allocates its tables.
+        let before = self.iommu.requests();
+        self.pages_once(subject, range, pages)?;
+        let page_requests = since(before, self.iommu.requests());
+        let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
+        for _ in 0..runs {
+            let (map, unmap) = self.pages_once(subject, range, pages)?;
+            map_ns.push(map);
+            unmap_ns.push(unmap);
+            after_run();
+        }
+        self.check_left("unmap of single pages")?;
+        let times = PerPage { map_ns: median(&map_ns), unmap_ns: median(&unmap_ns) };
+        let page_bytes = subject.granule;
+        let per_page = PageRequests { pages, page_bytes, requests: page_requests, times };
+        Ok(Work::Requests { requests, per_page })
+    }
+}
+
+/// What was asked for between two counts.
+fn since(before: Requests, after: Requests) -> Requests {
+    Requests {
+        maps: after.maps.saturating_sub(before.maps),
+        unmaps: after.unmaps.saturating_sub(before.unmaps),
+    }
+}

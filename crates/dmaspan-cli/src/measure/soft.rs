@@ -1,0 +1,314 @@
+//! Memory mapped by the software IOMMU.
+
+use std::sync::Arc;
+
+use dmaspan::container;
+use dmaspan::io_pgtable;
+use dmaspan::iommu::{self, IommuOps};
+use dmaspan::lg2;
+use dmaspan::{Iova, IovaRange, PhysAddr, Span};
+use dmaspan_linux::pinner::LinuxPinError;
+use dmaspan_linux::{FrameMap, LinuxPinner, Lookup, MemoryKind, PinnerStats};
+use dmaspan_sim::device::Device;
+
+use super::error::{ContainerError, Remains};
+use super::{Backend, FirstRun, RowError, Subject, Work, unmap_all};
+use crate::bus::MemoryBus;
+use crate::per_page;
+use crate::pinned::Counter;
+use crate::progress::Progress;
+use crate::soft_iommu::{PROT, SoftIommu};
+use crate::verify::{self, Checked, PASSES, Stale};
+
+/// A software IOMMU with a granule of `2^G` bytes, of one row.
+pub(crate) struct Soft<const G: u32> {
+    iommu: SoftIommu,
+}
+
+/// What tells how tables map, and where the memory is.
+pub(crate) struct Found {
+    leaves: Vec<(u32, u64)>,
+    table_bytes: u64,
+    /// Where each granule of the memory is.
+    frames: Vec<PhysAddr>,
+}
+
+impl<const G: u32> Backend for Soft<G> {
+    type Found = Found;
+
+    /// An IOVA at which the longest span gets the largest leaves. Frames may change until they are
+    /// pinned, which then costs leaves and nothing else.
+    fn choose_iova(&self, subject: &Subject) -> Result<Iova, RowError> {
+        let mut spans: Vec<Span> = Vec::new();
+        let frames = self.iommu.container.pinner().frames();
+        Ok(match frames.frames(&subject.memory, subject.user, Lookup::Auto, &mut spans) {
+            Ok(_) => congruent_iova(&spans, G),
+            Err(_) => congruent_iova(&[], G),
+        })
+    }
+
+    fn first_run(
+        &self,
+        subject: &Subject,
+        range: IovaRange,
+        progress: &Progress,
+    ) -> Result<(FirstRun, Found), RowError> {
+        let SoftIommu { container, tables, iotlb, .. } = &self.iommu;
+        let (kind, bytes) = (subject.memory.kind(), subject.bytes());
+        progress.begin(
+            format!("{kind}: a device writes and reads every byte"),
+            PASSES.saturating_mul(bytes),
+        );
+        let counter = Counter::before(container.pinner().method(), kind);
+        container
+            .map(&subject.memory, subject.user, range.start(), PROT)
+            .map_err(|error| self.refused(subject, error))?;
+        let counted = counter.after(bytes)?;
+        let (leaves, table_bytes) = (container.census().sizes().collect(), tables.table_bytes());
+
+        let source = container.pinner().frames();
+        let spans = subject.spans(source)?;
+        let mut pages = Vec::new();
+        source.page_frames(&subject.memory, subject.user, &mut pages)?;
+        let frames = frames_of_granules(subject, pages);
+
+        let frame_map = FrameMap::new(&subject.memory, subject.user, &spans)?;
+        let bus = MemoryBus::new(Arc::clone(&subject.memory), frame_map);
+        let device = Device::new(iotlb.clone(), bus);
+        let offset = subject.user.start().get() - subject.memory.user_range().start().get();
+        let mapped = verify::Mapped { memory: &subject.memory, offset, range };
+        let Checked { bytes, mismatch } = mapped.check(&device, &|bytes| progress.advance(bytes));
+        if let Some(mismatch) = mismatch {
+            return Err(mismatch.into());
+        }
+
+        unmap_all(self, range)?;
+        self.check_gone(subject, range, "first unmap")?;
+        let first = FirstRun { spans: spans.len(), verified_bytes: bytes, counted };
+        Ok((first, Found { leaves, table_bytes, frames }))
+    }
+
+    fn map(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
+        let container = &self.iommu.container;
+        let mapped = container.map(&subject.memory, subject.user, range.start(), PROT);
+        mapped.map_err(RowError::Map)?;
+        Ok(())
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<u64, RowError> {
+        self.iommu.container.unmap(range).map_err(RowError::Unmap)
+    }
+
+    fn take_stats(&self) -> PinnerStats {
+        self.iommu.container.pinner().reset_stats()
+    }
+
+    fn check_left(&self, unmap: &'static str) -> Result<(), RowError> {
+        nothing(Remains { unmap, left: self.iommu.left(), stale: Stale::default() })
+    }
+
+    /// Lets a device reach every granule meanwhile.
+    fn last_run(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
+        self.map(subject, range)?;
+        verify::touch(&self.iommu.iotlb, range, subject.granule)?;
+        unmap_all(self, range)?;
+        self.check_gone(subject, range, "last unmap")
+    }
+
+    fn per_page(
+        &self,
+        _: &Subject,
+        range: IovaRange,
+        found: Found,
+        runs: u32,
+        after_run: &dyn Fn(),
+    ) -> Result<Work, RowError> {
+        let Found { leaves, table_bytes, frames } = found;
+        let max_ranges = self.iommu.iotlb.max_ranges();
+        let per_page = per_page::measure::<G>(&frames, range.start(), runs, max_ranges, after_run)?;
+        Ok(Work::Tables { leaves, table_bytes, per_page })
+    }
+}
+
+impl<const G: u32> Soft<G> {
+    /// One for `bytes` of memory.
+    ///
+    /// # Errors
+    ///
+    /// [`RowError`] where nothing can be pinned, or the granule is none of Arm's.
+    pub(crate) fn new(bytes: u64) -> Result<Self, RowError> {
+        Ok(Self { iommu: SoftIommu::new::<G>(LinuxPinner::new()?, bytes)? })
+    }
+
+    /// Whether nothing is left of `range`, which was unmapped, and of anything else.
+    fn check_gone(
+        &self,
+        subject: &Subject,
+        range: IovaRange,
+        unmap: &'static str,
+    ) -> Result<(), RowError> {
+        // First what is there: to try an address fills the IOTLB.
+        let left = self.iommu.left();
+        let stale = verify::stale(&self.iommu.iotlb, range, subject.granule);
+        nothing(Remains { unmap, left, stale })
+    }
+
+    /// What a refused mapping means, and whether it left anything behind.
+    fn refused(&self, subject: &Subject, error: ContainerError) -> RowError {
+        if !self.iommu.is_empty() {
+            return RowError::LeftBehind { source: error };
+        }
+        match error {
+            container::Error::Map {
+                source: iommu::Error::Table(source @ io_pgtable::Error::MisalignedSpan { .. }),
+                ..
+            } => {
+                let page = subject.memory.page_size();
+                RowError::Scattered { page, granule: subject.granule, source }
+            }
+            // Its message has the range.
+            container::Error::Pin { source: source @ LinuxPinError::Register(_), .. } => {
+                RowError::Pinner(source)
+            }
+            error => RowError::Map(error),
+        }
+    }
+}
+
+fn nothing(remains: Remains) -> Result<(), RowError> {
+    if remains.count() == 0 { Ok(()) } else { Err(remains.into()) }
+}
+
+/// The address of each granule, from those of the base pages.
+fn frames_of_granules(subject: &Subject, pages: Vec<PhysAddr>) -> Vec<PhysAddr> {
+    let page = MemoryKind::Base.page_size();
+    if page == subject.granule {
+        return pages;
+    }
+    let bytes = subject.user.checked_len().unwrap_or(0);
+    (0..bytes / subject.granule)
+        .filter_map(|n| {
+            let at = n * subject.granule;
+            let frame = pages.get(usize::try_from(at / page).ok()?)?;
+            Some(frame.wrapping_add(at % page))
+        })
+        .collect()
+}
+
+/// Blocks are at most this large with every granule that has no 52-bit addresses.
+const LARGEST_BLOCK_LG2: u32 = 30;
+
+/// Where IOVAs begin: above what a device with 32-bit addresses reaches.
+const FIRST_IOVA: u64 = 4 << 30;
+
+/// An IOVA that gives the longest of `spans` the same place within the largest block as its memory
+/// has. A multiple of the granule always.
+fn congruent_iova(spans: &[Span], granule_lg2: u32) -> Iova {
+    let mut before = 0u64;
+    let (mut longest, mut distance) = (0, 0);
+    for span in spans {
+        if span.len() > longest {
+            longest = span.len();
+            distance = span.paddr().get().wrapping_sub(before);
+        }
+        before = before.wrapping_add(span.len());
+    }
+    let place = lg2::align_down(distance & lg2::mask(LARGEST_BLOCK_LG2), granule_lg2);
+    Iova::new(FIRST_IOVA + place)
+}
+
+#[cfg(test)]
+mod tests {
+    use dmaspan_linux::{Memory, MemoryKind};
+    use dmaspan_sim::iotlb::Planted;
+
+    use super::super::error::Remains;
+    use super::*;
+    use crate::pinned::pinning_turn;
+    use crate::soft_iommu::Left;
+    use crate::stats::Series;
+
+    fn span(paddr: u64, len: u64) -> Span {
+        Span::new(PhysAddr::new(paddr), len).unwrap()
+    }
+
+    #[test]
+    fn the_longest_span_is_congruent_to_its_memory() {
+        let spans = [span(0x5000, 0x1000), span(0x1_2345_6000, 0x40_0000), span(0, 0x1000)];
+        let iova = congruent_iova(&spans, 12).get();
+        assert!(iova >= FIRST_IOVA);
+        assert_eq!((iova + 0x1000) & lg2::mask(30), 0x1_2345_6000 & lg2::mask(30));
+        assert_eq!(congruent_iova(&[], 16), Iova::new(FIRST_IOVA));
+        // What precedes the span may be longer than its address.
+        let spans = [span(1 << 40, 0x2000), span(0x1000, 0x3000)];
+        assert_eq!((congruent_iova(&spans, 12).get() + 0x2000) & lg2::mask(30), 0x1000);
+        assert!(lg2::is_aligned(congruent_iova(&spans, 16).get(), 16));
+    }
+
+    const BYTES: u64 = 2 << 20;
+
+    /// Memory, an IOMMU for it, and where to map.
+    fn subject() -> (Subject, Soft<12>, IovaRange) {
+        let subject = Subject::allocate(MemoryKind::Base, BYTES, 4096).unwrap();
+        let soft = Soft::<12>::new(2 * BYTES).unwrap();
+        let range = IovaRange::from_len(Iova::new(FIRST_IOVA), BYTES).unwrap();
+        (subject, soft, range)
+    }
+
+    fn remains(result: Result<(), RowError>) -> Remains {
+        match result {
+            Err(RowError::Remains(remains)) => remains,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_first_run_counts_pins_and_leaves_nothing() {
+        let _turn = pinning_turn();
+        let (subject, soft, range) = subject();
+        let (first, _) = soft.first_run(&subject, range, &Progress::new()).unwrap();
+        assert_eq!(first.verified_bytes, BYTES);
+        assert_eq!(soft.iommu.left(), Left::default());
+    }
+
+    #[test]
+    fn invalidations_that_stop_before_the_last_run_are_found() {
+        let _turn = pinning_turn();
+        let (subject, soft, range) = subject();
+        soft.first_run(&subject, range, &Progress::new()).unwrap();
+        let (mut map, mut unmap) = (Series::default(), Series::default());
+        subject.timed_run(&soft, range, &mut map, &mut unmap).unwrap();
+        soft.last_run(&subject, range).unwrap();
+        for planted in [Planted::IgnoreAll, Planted::IgnoreLeaves] {
+            soft.iommu.iotlb.drop_invalidations(planted);
+            let found = remains(soft.last_run(&subject, range));
+            assert_eq!(found.stale.first, Some(range.start()), "{found}");
+            assert!(found.to_string().contains("512 leaves in the IOTLB"), "{found}");
+        }
+    }
+
+    #[test]
+    fn links_that_are_not_forgotten_are_found() {
+        let _turn = pinning_turn();
+        let (subject, soft, range) = subject();
+        soft.iommu.iotlb.drop_invalidations(Planted::IgnoreTables);
+        let found = remains(soft.last_run(&subject, range));
+        assert!(found.to_string().contains("links to tables in the IOTLB"), "{found}");
+    }
+
+    #[test]
+    fn a_page_that_stays_mapped_elsewhere_is_found() {
+        let _turn = pinning_turn();
+        let (subject, soft, range) = subject();
+        let page = Memory::new(MemoryKind::Base, 4096).map(Arc::new).unwrap();
+        let elsewhere = range.start().wrapping_add(1 << 40);
+        soft.iommu.container.map(&page, page.user_range(), elsewhere, PROT).unwrap();
+        let (mut map, mut unmap) = (Series::default(), Series::default());
+        let found = remains(subject.timed_run(&soft, range, &mut map, &mut unmap));
+        let text = "left after the unmap of a timed run: 1 mappings, 1 leaves in the tables, \
+            3 tables below the root";
+        assert_eq!(found.to_string(), text);
+        assert_eq!(remains(soft.last_run(&subject, range)).stale, Stale::default());
+        soft.iommu.container.unmap_all().unwrap();
+    }
+}

@@ -13,6 +13,8 @@ const OVERHEAD_NS: f64 = 1e6;
 
 /// Kinds of memory that every machine has: their rows may not be skipped.
 const REQUIRED: [&str; 2] = ["thp", "base"];
+/// What maps without an IOMMU.
+const BACKEND: &str = "soft";
 /// The kind of memory for which spans must be faster than pages.
 const FASTER: &str = "thp";
 
@@ -66,6 +68,10 @@ impl Checker {
 
     fn report(&mut self, report: &Value) {
         let size = self.size;
+        let backend = self.get(report, &["backend"], "a text", Value::as_str);
+        if backend.is_some_and(|backend| backend != BACKEND) {
+            self.refuse(format!("`backend` must be `{BACKEND}`, whose figures are checked here"));
+        }
         self.exactly(report, "size_bytes", size);
         self.exactly(report, "stale_translations", 0);
         if self.integer(report, &["runs"]) == Some(0) {

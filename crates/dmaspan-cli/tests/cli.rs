@@ -112,6 +112,7 @@ fn every_usual_kind_is_mapped_verified_and_gone_after_the_unmap() {
     let pages_before = hugetlb_pages();
     let (report, output) = json(&["8M", "--runs", "2"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(report["backend"], "soft");
     assert_eq!(number(&report["size_bytes"]), 8 * MIB);
     assert_eq!(number(&report["granule"]), 4096);
     assert_eq!(number(&report["runs"]), 2);
@@ -130,6 +131,31 @@ fn every_usual_kind_is_mapped_verified_and_gone_after_the_unmap() {
     }
     assert_eq!(number(&report["verified_bytes"]), verified);
     assert_eq!(hugetlb_pages(), pages_before);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_one_line_that_says_so() {
+    for api in ["vfio", "iommufd", "compat"] {
+        let output = run(&["map", "4M", "--backend", &format!("{api}:ffffffff:ff:1f.7")]);
+        assert_eq!(output.status.code(), Some(1));
+        let text = stderr(&output);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.starts_with("error: there is no PCI function ffffffff:ff:1f.7"), "{text}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_device_that_is_no_address_is_wrong_usage() {
+    for args in [
+        &["--backend", "vfio:5"][..],
+        &["--backend", "vfio"],
+        &["--backend", "vfio:00:05.0", "--granule", "4k"],
+    ] {
+        let output = run(&[&["map"], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    }
 }
 
 #[test]

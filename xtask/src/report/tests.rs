@@ -18,7 +18,7 @@ fn row(memory: &str) -> Value {
 
 fn good() -> Value {
     json!({
-        "size_bytes": SIZE, "granule": 4096, "runs": 5,
+        "backend": "soft", "size_bytes": SIZE, "granule": 4096, "runs": 5,
         "rows": [row("thp"), row("base"), {"memory": "hugetlb", "skipped": "no huge pages"}],
         "verified_bytes": 2 * SIZE, "stale_translations": 0,
     })
@@ -44,7 +44,7 @@ fn a_report_that_agrees_with_itself_is_accepted() {
     let with_hugetlb = |report: &mut Value| {
         report["rows"][2] = row("hugetlb");
         report["verified_bytes"] = (3 * SIZE).into();
-        report["backend"] = "software".into();
+        report["device"] = "none".into();
     };
     assert!(problems(with_hugetlb).is_empty(), "{:?}", problems(with_hugetlb));
 }
@@ -82,6 +82,7 @@ fn another_size_or_too_little_verified_is_refused() {
     refused("/stale_translations", json!(1), "stale_translations");
     refused("/runs", json!(0), "runs");
     refused("/granule", json!(4095), "granule");
+    refused("/backend", json!("vfio"), "backend");
 }
 
 #[test]

@@ -125,9 +125,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The kernel's errno, where the device is gone.
-    pub fn set_bus_master(&self, bus_master: BusMaster) -> Result<(), Errno> {
-        self.shared.set_command(bus_master).map_err(|error| error.errno())
+    /// [`DeviceError::System`], where the device is gone.
+    pub fn set_bus_master(&self, bus_master: BusMaster) -> Result<(), DeviceError> {
+        self.shared.set_command(bus_master)
     }
 
     /// Resets the device, which may not access memory then. BARs stay mapped and interrupts on.

@@ -9,6 +9,7 @@ use dmaspan::Errno;
 
 use super::device::Shared;
 use super::device_error::DeviceError;
+use crate::pci::Bdf;
 use crate::sys::eventfd::EventFd;
 use crate::sys::uapi::vfio::PCI_MSIX_IRQ;
 
@@ -16,6 +17,7 @@ use crate::sys::uapi::vfio::PCI_MSIX_IRQ;
 #[derive(Debug)]
 pub struct Event {
     fd: EventFd,
+    bdf: Bdf,
 }
 
 impl Event {
@@ -23,9 +25,9 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// The errno of read(2).
-    pub fn try_read(&self) -> Result<u64, Errno> {
-        self.fd.take()
+    /// [`DeviceError::System`], of read(2).
+    pub fn try_read(&self) -> Result<u64, DeviceError> {
+        self.fd.take().map_err(|errno| self.failed("a read of an interrupt's eventfd", errno))
     }
 
     /// Waits for an interrupt, no longer than `timeout` where there is one. Returns how many there
@@ -33,9 +35,13 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// The errno of poll(2) or read(2).
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<u64, Errno> {
-        self.fd.wait(timeout)
+    /// [`DeviceError::System`], of poll(2) or read(2).
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<u64, DeviceError> {
+        self.fd.wait(timeout).map_err(|errno| self.failed("a wait for an interrupt", errno))
+    }
+
+    fn failed(&self, request: &'static str, errno: Errno) -> DeviceError {
+        DeviceError::System { request, bdf: self.bdf, errno }
     }
 }
 
@@ -68,7 +74,7 @@ impl Msix {
         let mut msix = Self { events: Vec::new(), device: Arc::clone(device) };
         for _ in 0..count {
             let fd = EventFd::new().map_err(device.failed("eventfd for an interrupt"))?;
-            msix.events.push(Event { fd });
+            msix.events.push(Event { fd, bdf });
         }
         let fds: Vec<BorrowedFd<'_>> = msix.events.iter().map(AsFd::as_fd).collect();
         let set = device.fd.set_irqs(PCI_MSIX_IRQ, &fds);

@@ -1,6 +1,7 @@
 //! A space by the interface that a user names.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 
 use super::device::Device;
 use super::error::{Error, OpenError};
-use super::{Interface, Ioas, Requests, Type1};
+use super::{Bar, Interface, Ioas, Requests, Type1};
 use crate::mem::Memory;
 use crate::pci::Bdf;
 
@@ -102,6 +103,24 @@ impl Space {
         match self {
             Self::Type1(space) => space.attach(bdf),
             Self::Ioas(space) => space.attach(bdf),
+        }
+    }
+
+    /// Maps registers of another device for the devices of this space.
+    ///
+    /// # Errors
+    ///
+    /// As [`Type1::map_bar`] and [`Ioas::map_bar`].
+    pub fn map_bar(
+        &self,
+        bar: &Bar,
+        offsets: Range<u64>,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        match self {
+            Self::Type1(space) => space.map_bar(bar, offsets, iova, prot),
+            Self::Ioas(space) => space.map_bar(bar, offsets, iova, prot),
         }
     }
 

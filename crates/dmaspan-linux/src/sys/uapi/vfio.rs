@@ -41,7 +41,6 @@ pub(crate) const PCI_CONFIG_REGION: u32 = 7;
 pub(crate) const PCI_BARS: u32 = 6;
 pub(crate) const PCI_MSIX_IRQ: u32 = 2;
 
-pub(crate) const IRQ_EVENTFD: u32 = 1 << 0;
 pub(crate) const IRQ_SET_DATA_NONE: u32 = 1 << 0;
 pub(crate) const IRQ_SET_DATA_EVENTFD: u32 = 1 << 2;
 pub(crate) const IRQ_SET_ACTION_TRIGGER: u32 = 1 << 5;

@@ -10,7 +10,8 @@ pub(crate) mod vfio;
 macro_rules! structures {
     ($($(#[$doc:meta])* $name:ident ($size:literal) {
         $($(#[$field_doc:meta])* $field:ident: $type:ty = $offset:literal,)*
-    })*) => {$(
+    })*) => {
+    $(
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
@@ -20,7 +21,20 @@ macro_rules! structures {
 
         const _: () = assert!(size_of::<$name>() == $size);
         $(const _: () = assert!(core::mem::offset_of!($name, $field) == $offset);)*
-    )*};
+    )*
+
+        /// What is declared here, to be compared with the C headers.
+        #[cfg(test)]
+        pub(crate) const STRUCTURES: &[super::tests::Structure] = &[$(super::tests::Structure {
+            name: stringify!($name),
+            doc: concat!($(stringify!($doc),)*),
+            size: $size,
+            fields: &[$((stringify!($field), size_of::<$type>(), $offset),)*],
+        },)*];
+    };
 }
 
 use structures;
+
+#[cfg(test)]
+mod tests;

@@ -335,3 +335,6 @@ unsafe impl Kernel for IoasId {
         Some(self.id)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod mock;

@@ -338,8 +338,7 @@ const fn refused(errno: Errno) -> &'static str {
     match errno {
         Errno::EPERM => "; what is not writable is mapped for reading alone",
         Errno::EINVAL => {
-            "; a device that was attached meanwhile may map less, or the memory is no multiple of \
-             its pages"
+            "; is the memory no multiple of its pages, or the file shorter, or not one in memory?"
         }
         Errno::EEXIST => "; something is mapped there already",
         Errno::ENODEV => "; the device has taken this memory back",

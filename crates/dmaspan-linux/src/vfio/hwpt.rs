@@ -133,6 +133,11 @@ impl Hwpt<'_> {
         read.map_err(|error| error.of_request(request, WHAT, ADVICE))
     }
 
+    #[cfg(test)]
+    pub(super) fn id(&self) -> &HwptId {
+        &self.id
+    }
+
     fn check_tracking(&self) -> Result<(), Error> {
         match self.tracking {
             DirtyTracking::On => Ok(()),

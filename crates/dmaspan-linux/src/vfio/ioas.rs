@@ -305,6 +305,11 @@ impl Ioas {
         Ok(if value == 0 { HugePages::Off } else { HugePages::On })
     }
 
+    /// The file that it is of, for address spaces beside it.
+    pub fn iommufd(&self) -> &Iommufd {
+        &self.iommufd
+    }
+
     pub(super) fn id(&self) -> &IoasId {
         self.book.kernel()
     }
@@ -331,14 +336,17 @@ impl Ioas {
     /// Does `map` with what can be mapped. No lock is held meanwhile.
     fn with_limits(&self, map: impl Fn(&Limits) -> Result<(), Error>) -> Result<(), Error> {
         let known = Arc::clone(&self.limits.read());
-        match map(&known) {
-            // A device may be gone since, which takes its limits along. Nothing was asked yet.
-            Err(error @ (Error::OutsideApertures { .. } | Error::Misaligned { .. })) => {
-                let now = self.refresh();
-                if now == known { Err(error) } else { map(&now) }
-            }
-            other => other,
-        }
+        let error = match map(&known) {
+            // A device may have come or gone since. Nothing is mapped yet.
+            Err(
+                error @ (Error::OutsideApertures { .. }
+                | Error::Misaligned { .. }
+                | Error::System { errno: Errno::EINVAL, .. }),
+            ) => error,
+            other => return other,
+        };
+        let now = self.refresh();
+        if now == known { Err(error) } else { map(&now) }
     }
 
     /// The requests that mapped and unmapped so far.

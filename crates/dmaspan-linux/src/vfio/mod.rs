@@ -51,3 +51,6 @@ pub use ioas::{Accounting, HugePages, Ioas, Iommufd};
 pub use irq::{Event, Msix};
 pub use space::{Backend, Space, UnknownBackend};
 pub use type1::{Interface, Type1};
+
+#[cfg(test)]
+mod mock;

@@ -62,9 +62,14 @@ impl Fake {
         self.lock().areas.values().copied().collect()
     }
 
-    /// Lets requests, which come in now, wait or go on.
-    pub(crate) fn hold(&self, held: bool) {
-        self.lock().held = held;
+    /// Lets requests wait that come in now.
+    pub(crate) fn hold(&self) {
+        self.lock().held = true;
+    }
+
+    /// Lets them go on.
+    pub(crate) fn go_on(&self) {
+        self.lock().held = false;
         self.changed.notify_all();
     }
 

@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-use dmaspan::{IovaRange, RangeError, container, io_pgtable};
+use dmaspan::{IovaRange, RangeError, UserRange, container, io_pgtable};
 use dmaspan_linux::framemap::FrameMapError;
 use dmaspan_linux::mem::{AccessError, MemoryError};
 use dmaspan_linux::pagemap::PagemapError;
 use dmaspan_linux::pinner::LinuxPinError;
+use dmaspan_linux::plan::PlanError;
 use dmaspan_linux::vfio;
 
 use crate::hold::HoldError;
 use crate::per_page::PerPageError;
 use crate::pinned::{NotPinned, StillPinned};
-use crate::real_iommu::NoRoom;
 use crate::size::ByteSize;
 use crate::soft_iommu::{BuildError, Left};
 use crate::verify::{Mismatch, Stale};
@@ -64,7 +64,9 @@ pub(crate) enum RowError {
     #[error("unmapping failed: {0}")]
     KernelUnmap(#[source] vfio::Error),
     #[error(transparent)]
-    NoRoom(#[from] NoRoom),
+    Plan(#[from] PlanError),
+    #[error("the plan has no IOVA for {user}")]
+    Unplanned { user: UserRange },
     #[error("{range} was mapped a second time, while it was mapped")]
     MappedTwice { range: IovaRange },
     #[error("a map of {range}, where memory was mapped, was refused by another error: {source}")]

@@ -1,8 +1,10 @@
 //! Memory mapped for a real device by the kernel.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use dmaspan::{Errno, Iova, IovaRange, Limits, Prot};
+use dmaspan_linux::plan::{Plan, Region};
 use dmaspan_linux::vfio::Requests;
 use dmaspan_linux::{FrameSource, PinnerStats};
 
@@ -10,7 +12,7 @@ use super::{Backend, FirstRun, PageRequests, RowError, Subject, Work, unmap_all}
 use crate::per_page::PerPage;
 use crate::pinned::{Counted, Counter};
 use crate::progress::Progress;
-use crate::real_iommu::{RealIommu, iova_for};
+use crate::real_iommu::RealIommu;
 use crate::stats::{median, nanoseconds};
 
 /// The most pages that are mapped one at a time: more tell nothing new.
@@ -105,7 +107,10 @@ impl Backend for Real<'_> {
     type Found = Requests;
 
     fn choose_iova(&self, subject: &Subject) -> Result<Iova, RowError> {
-        Ok(iova_for(&self.empty.apertures, subject.user)?)
+        let (memory, user) = (Arc::clone(&subject.memory), subject.user);
+        let region = Region { memory, user, iova: None, prot: Prot::READ_WRITE };
+        let plan = Plan::new(&self.empty, [region])?;
+        plan.iova_of(0).ok_or(RowError::Unplanned { user })
     }
 
     fn first_run(

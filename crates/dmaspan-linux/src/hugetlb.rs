@@ -243,7 +243,7 @@ impl fmt::Debug for PoolLock {
 impl Drop for PoolLock {
     fn drop(&mut self) {
         // A child that was forked has the open file too, so closing it here may not end the lock.
-        // Unlocking what is locked does not fail.
+        // Unlocking what is locked does not fail; where the kernel has no locks nothing is locked.
         let _ = self.0.unlock();
     }
 }
@@ -303,6 +303,10 @@ impl Pool {
                 Err(TryLockError::WouldBlock) if begin.elapsed() < patience => thread::sleep(PAUSE),
                 Err(TryLockError::WouldBlock) => {
                     return Err(ReservationError::Busy { page_size, waited: patience });
+                }
+                // A kernel without file locks (CONFIG_FILE_LOCKING): nobody takes any.
+                Err(TryLockError::Error(error)) if os::errno(&error) == os::ENOSYS => {
+                    return Ok(PoolLock(file));
                 }
                 Err(TryLockError::Error(error)) => return Err(failed(error)),
             }

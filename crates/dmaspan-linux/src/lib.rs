@@ -77,4 +77,4 @@ pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
 pub use platform::{SleepHook, UserPlatform};
 pub use registration::PinMethod;
 pub use sys::perf::{Instructions, NoCounter};
-pub use sys::{signals, thread_cpu_time};
+pub use sys::{process_cpu_time, signals, thread_cpu_time};

@@ -118,6 +118,29 @@ impl FixedRing {
         self.begin(Way::Read, buffer, bytes, file, offset, token)
     }
 
+    /// Queues a read as [`read`](Self::read) does, by the buffer's address and not by its
+    /// registration (`IORING_OP_READ`): the kernel pins its pages for this operation alone, as it
+    /// does for memory that nobody registered. It shows what the registration saves.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    ///
+    /// # Context
+    ///
+    /// As [`read`](Self::read).
+    #[inline]
+    pub fn read_unregistered<T: Pod>(
+        &mut self,
+        buffer: FixedBuf<T>,
+        bytes: Range<usize>,
+        file: &Arc<File>,
+        offset: u64,
+        token: u64,
+    ) -> Result<(), Refused<T>> {
+        self.begin(Way::ReadUnregistered, buffer, bytes, file, offset, token)
+    }
+
     /// Queues a write of `bytes` of the buffer at `offset` of `file`, as [`read`](Self::read) does
     /// a read.
     ///

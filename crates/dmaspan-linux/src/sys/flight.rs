@@ -41,6 +41,8 @@ impl From<types::Fixed> for Target {
 pub(crate) enum Way {
     /// From the file to memory (`IORING_OP_READ_FIXED`).
     Read,
+    /// The same, by the address of the memory and not by its slot (`IORING_OP_READ`).
+    ReadUnregistered,
     /// From memory to the file (`IORING_OP_WRITE_FIXED`).
     Write,
 }
@@ -62,6 +64,12 @@ pub(crate) fn entry(
         }
         (Way::Read, Target::Registered(file)) => {
             opcode::ReadFixed::new(types::Fixed(file), start, len, slot).offset(offset).build()
+        }
+        (Way::ReadUnregistered, Target::Fd(fd)) => {
+            opcode::Read::new(types::Fd(fd), start, len).offset(offset).build()
+        }
+        (Way::ReadUnregistered, Target::Registered(file)) => {
+            opcode::Read::new(types::Fixed(file), start, len).offset(offset).build()
         }
         (Way::Write, Target::Fd(fd)) => {
             opcode::WriteFixed::new(types::Fd(fd), start, len, slot).offset(offset).build()

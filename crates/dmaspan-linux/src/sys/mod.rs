@@ -68,13 +68,24 @@ pub fn thread_cpu_time() -> Duration {
     Duration::from_nanos(clock_ns(libc::CLOCK_THREAD_CPUTIME_ID))
 }
 
+/// How long all threads of this process have had a CPU, those of io_uring and those that have ended
+/// too (`CLOCK_PROCESS_CPUTIME_ID` of clock_gettime(2)).
+///
+/// ```
+/// let before = dmaspan_linux::process_cpu_time();
+/// assert!(dmaspan_linux::process_cpu_time() >= before);
+/// ```
+pub fn process_cpu_time() -> Duration {
+    Duration::from_nanos(clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID))
+}
+
 /// Nanoseconds of a clock; 0 where the kernel does not have it (clock_gettime(2)).
 #[inline]
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY:
     // 1. `time` is a live timespec that the call may write, and nothing else refers to it.
-    // Linux 2.6.32 has both clocks.
+    // Linux 2.6.32 has these clocks.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     let (seconds, ns) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(ns.unwrap_or(0))

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use dmaspan_linux::fixed::{AttachMethod, FixedRing, Sharing};
+use dmaspan_linux::fixed::{AttachMethod, FixedRing, OperationError, Sharing};
 
 use crate::support::{Random, again, base, file_with, pattern, pinned, ring, wait};
 
@@ -90,4 +90,24 @@ fn registering_again_is_said_and_counted() {
     assert!(text.contains("for this ring alone"), "{text}");
     drop((first, second, pool));
     assert_eq!(pinned(), before);
+}
+
+#[test]
+fn an_unregistered_read_finds_the_same_bytes_and_needs_the_ring_s_own_pool() {
+    let pool = base(16 << 10, 2);
+    let bytes: Vec<u8> = (0..FILE_LEN).map(pattern).collect();
+    let file = file_with(&bytes, 0).unwrap();
+    let Some(mut ring) = ring(&pool, 2) else { return };
+    ring.read(pool.take().unwrap(), 7..7 + READ, &file, 99, 1).unwrap();
+    ring.read_unregistered(pool.take().unwrap(), 7..7 + READ, &file, 99, 2).unwrap();
+    for done in [wait(&mut ring), wait(&mut ring)] {
+        assert_eq!(done.result.unwrap(), READ);
+        assert_eq!(done.buffer[7..7 + READ], bytes[99..99 + READ], "{}", done.token);
+    }
+    assert_eq!(pool.free_slices(), 2);
+    let other = base(16 << 10, 1);
+    let refused = ring.read_unregistered(other.take().unwrap(), 0..1, &file, 0, 3).unwrap_err();
+    assert_eq!(refused.error, OperationError::OtherPool);
+    let refused = ring.read_unregistered(pool.take().unwrap(), 0..16385, &file, 0, 3).unwrap_err();
+    assert!(matches!(refused.error, OperationError::Outside { .. }));
 }

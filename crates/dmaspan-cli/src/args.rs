@@ -3,6 +3,7 @@
 mod bench;
 mod bench_container;
 mod bench_dma;
+mod bench_fixed;
 mod bench_regbuf;
 mod bench_swiotlb;
 
@@ -20,6 +21,7 @@ use crate::size::ByteSize;
 pub(crate) use bench::{BenchWhat, IoPgtableArgs};
 pub(crate) use bench_container::ContainerArgs;
 pub(crate) use bench_dma::{DmaArgs, Mode, direction_name};
+pub(crate) use bench_fixed::FixedArgs;
 pub(crate) use bench_regbuf::{RegbufArgs, RegbufCase};
 pub(crate) use bench_swiotlb::SwiotlbArgs;
 

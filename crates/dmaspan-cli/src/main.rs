@@ -14,6 +14,7 @@
 //! args ──► bench_container (user memory and BARs, as a VMM's call) ──► report
 //! args ──► bench_swiotlb (bounce buffers, as jobs of fio use them) ──► report
 //! args ──► bench_regbuf (registered buffers, as a storage engine uses them) ──► report
+//! args ──► bench_fixed (reads of this machine's kernel, registered or not) ──► report
 //! ```
 //!
 //! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
@@ -22,6 +23,7 @@ mod args;
 mod bench;
 mod bench_container;
 mod bench_dma;
+mod bench_fixed;
 mod bench_regbuf;
 mod bench_swiotlb;
 mod bus;
@@ -118,6 +120,10 @@ fn bench(what: &BenchWhat) -> ExitCode {
             let plan = bench_regbuf::plan(args);
             bench_by(args.format, plan, bench_regbuf::run, bench_regbuf::report::render)
         }
+        BenchWhat::Fixed(args) => {
+            let plan = bench_fixed::plan(args);
+            bench_by(args.format, plan, bench_fixed::run, bench_fixed::report::render)
+        }
     }
 }
 
@@ -200,7 +206,7 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
         let _ = error.print();
     } else {
         let is = |place, word: &str| env::args_os().nth(place).is_some_and(|found| found == word);
-        let benches = ["dma", "container", "swiotlb", "regbuf"];
+        let benches = ["dma", "container", "swiotlb", "regbuf", "fixed"];
         let command = match benches.iter().find(|part| is(2, part)) {
             _ if is(1, "devices") => "dmaspan devices".to_owned(),
             _ if !is(1, "bench") => "dmaspan map".to_owned(),
@@ -254,6 +260,9 @@ mod tests {
             &["dmaspan", "bench", "regbuf", "--case", "paper"],
             &["dmaspan", "bench", "regbuf", "--size", "much"],
             &["dmaspan", "bench", "regbuf", "--quick", "--runs", "2"],
+            &["dmaspan", "bench", "fixed"],
+            &["dmaspan", "bench", "fixed", "disk", "--depth", "0"],
+            &["dmaspan", "bench", "fixed", "disk", "--block", "much"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");

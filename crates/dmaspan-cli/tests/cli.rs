@@ -336,6 +336,9 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["bench", "io-pgtable", "--threads", "1,65"], "--threads takes whole numbers from 1 to"),
         (&["bench", "io-pgtable", "--quick", "4"], "unexpected argument '4'"),
         (&["bench", "iotlb"], "unrecognized subcommand 'iotlb'"),
+        (&["bench", "fixed", "/dev/null"], "neither a file nor a disk"),
+        (&["bench", "fixed", "/nowhere"], "name a file or a disk that is there"),
+        (&["bench", "fixed", "/nowhere", "--depth", "0"], "--depth takes whole numbers from 1 to"),
     ] {
         let output = run(args);
         let text = stderr(&output);
@@ -361,6 +364,8 @@ fn help_and_version_are_there() {
         &["bench", "--help"],
         &["bench", "io-pgtable", "-h"],
         &["bench", "io-pgtable", "--help"],
+        &["bench", "fixed", "-h"],
+        &["bench", "fixed", "--help"],
     ] {
         for line in stdout(&run(args)).lines() {
             assert!(line.chars().count() <= 80, "{args:?}: {line}");

@@ -5,6 +5,7 @@ use clap::Subcommand;
 use super::Format;
 use super::bench_container::{CONTAINER_ABOUT, CONTAINER_EXAMPLES, ContainerArgs};
 use super::bench_dma::{DMA_ABOUT, DMA_EXAMPLES, DmaArgs};
+use super::bench_fixed::{FIXED_ABOUT, FIXED_EXAMPLES, FixedArgs};
 use super::bench_regbuf::{REGBUF_ABOUT, REGBUF_EXAMPLES, RegbufArgs};
 use super::bench_swiotlb::{SWIOTLB_ABOUT, SWIOTLB_EXAMPLES, SwiotlbArgs};
 use crate::bench::formats::{self, NamedFormat};
@@ -28,6 +29,9 @@ pub(crate) enum BenchWhat {
     /// Measure registered buffers: a step for each page or each piece.
     #[command(long_about = REGBUF_ABOUT, after_help = REGBUF_EXAMPLES)]
     Regbuf(RegbufArgs),
+    /// Measure reads of a disk: buffers registered once, or not.
+    #[command(long_about = FIXED_ABOUT, after_help = FIXED_EXAMPLES)]
+    Fixed(FixedArgs),
 }
 
 const IO_PGTABLE_ABOUT: &str = "\

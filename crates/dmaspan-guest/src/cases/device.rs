@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
 use dmaspan_drivers::Mmio;
-use dmaspan_linux::vfio::{self, Backend, Bar, BusMaster, Device, DeviceError, Error};
+use dmaspan_linux::vfio::{Backend, Bar, BusMaster, Device, DeviceError, Error, Space};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::{driver, in_sysfs};
@@ -20,15 +20,31 @@ const PEER: &str = "0000:00:06.0";
 /// The function with a BAR as large as is asked for, its BAR 2: QEMU's `pci-testdev`.
 const LARGE: &str = "0000:00:07.0";
 
-pub(super) const CASES: &[Case] = &[
-    case("device/registers_are_reached_until_the_bar_is_dropped", registers),
-    case("device/bus_mastering_is_off_until_it_is_switched_on", bus_mastering),
-    case("device/configuration_space_has_bounds_and_guards", configuration),
-    case("device/msix_interrupts_are_events", interrupts),
-    case("device/a_reset_leaves_bars_mapped", resets),
-    Case { name: "device/registers_are_mapped_for_another_device", needs: PAIR, run: peers },
-    case("device/a_large_bar_is_mapped_by_its_largest_leaf", large_bar),
-];
+/// A BAR is the device's registers for as long as it lives, its device dropped or not.
+pub(super) const REGISTERS_ARE_REACHED: Case =
+    case("device/registers_are_reached_until_the_bar_is_dropped", registers);
+
+/// A device does no DMA after it was opened, reset or dropped.
+pub(super) const BUS_MASTERING: Case =
+    case("device/bus_mastering_is_off_until_it_is_switched_on", bus_mastering);
+
+/// Registers outside, and those that BARs depend on, are refused.
+pub(super) const CONFIGURATION_SPACE: Case =
+    case("device/configuration_space_has_bounds_and_guards", configuration);
+
+/// MSI-X vectors count, each in its event, until they are dropped.
+pub(super) const INTERRUPTS: Case = case("device/msix_interrupts_are_events", interrupts);
+
+/// A reset device has its BARs and interrupts still.
+pub(super) const RESET: Case = case("device/a_reset_leaves_bars_mapped", resets);
+
+/// A BAR of gibibytes begins where its largest leaf can, and is mapped for its device.
+pub(super) const LARGE_BAR: Case =
+    case("device/a_large_bar_is_mapped_by_its_largest_leaf", large_bar);
+
+/// A controller writes its data into the BAR of another device, and not after that was unmapped.
+pub(super) const PEERS: Case =
+    Case { name: "device/registers_are_mapped_for_another_device", needs: PAIR, run: peers };
 
 const PAIR: &[Need] = &[Need::Backend, Need::Peer];
 
@@ -56,34 +72,31 @@ macro_rules! check {
     };
 }
 
-/// An address space, with what these cases ask of it.
-struct Space(vfio::Space);
+fn open(context: &Context, bdf: &str) -> Checked<(Space, Device)> {
+    Ok(Space::open(context.backend, bdf.parse()?)?)
+}
 
-impl Space {
-    fn open(backend: Backend, bdf: &str) -> Checked<(Self, Device)> {
-        let (space, device) = vfio::Space::open(backend, bdf.parse()?)?;
-        Ok((Self(space), device))
-    }
+fn map_bar(
+    space: &Space,
+    bar: &Bar,
+    offsets: Range<u64>,
+    iova: u64,
+) -> std::result::Result<(), Error> {
+    space.map_bar(bar, offsets, Iova::new(iova), Prot::READ_WRITE)
+}
 
-    fn attach(&self, bdf: &str) -> Checked<Device> {
-        Ok(self.0.attach(bdf.parse()?)?)
+/// Maps all of a BAR, and returns whether the kernel has what it takes.
+fn maps_registers(space: &Space, bar: &Bar, iova: u64) -> Checked<bool> {
+    match (map_bar(space, bar, 0..bar.len(), iova), space) {
+        // iommufd's compatibility mode does not map registers.
+        (Err(Error::NoDmaBuf { .. }), Space::Ioas(_))
+        | (Err(Error::NotPinnable { .. }), Space::Type1(_)) => Ok(false),
+        (result, _) => Ok(result.map(|()| true)?),
     }
+}
 
-    fn map(&self, memory: &Arc<Memory>, iova: u64) -> std::result::Result<(), Error> {
-        self.0.map(memory, memory.user_range(), Iova::new(iova), Prot::READ_WRITE)
-    }
-
-    fn map_bar(&self, bar: &Bar, offsets: Range<u64>, iova: u64) -> std::result::Result<(), Error> {
-        self.0.map_bar(bar, offsets, Iova::new(iova), Prot::READ_WRITE)
-    }
-
-    fn unmap(&self, iova: u64, len: u64) -> Checked<u64> {
-        Ok(self.0.unmap(IovaRange::from_len(Iova::new(iova), len)?)?)
-    }
-
-    fn maps(&self) -> u64 {
-        self.0.requests().maps
-    }
+fn unmap(space: &Space, iova: u64, len: u64) -> Checked<u64> {
+    Ok(space.unmap(IovaRange::from_len(Iova::new(iova), len)?)?)
 }
 
 /// The registers of an NVMe controller (NVM Express 1.4, section 3.1).
@@ -99,7 +112,7 @@ mod nvme {
 }
 
 fn registers(context: &Context) -> Result {
-    let (space, device) = Space::open(context.backend, &context.device)?;
+    let (space, device) = open(context, &context.device)?;
     let bar = device.bar(0)?;
     let version = bar.read32(nvme::VS);
     check!(version >= 0x1_0000 && version != u32::MAX);
@@ -124,7 +137,7 @@ fn registers(context: &Context) -> Result {
     check!(bar.read32(nvme::AQA), 0x3_0003);
     drop(bar);
     // It was closed with the last of its parts, and can be opened again.
-    let (_space, device) = Space::open(context.backend, &context.device)?;
+    let (_space, device) = open(context, &context.device)?;
     check!(device.bar(0)?.read32(nvme::VS), version);
     Ok(Outcome::Passed)
 }
@@ -149,7 +162,7 @@ const MEMORY_SPACE: u16 = 2;
 const BUS_MASTER: u16 = 4;
 
 fn bus_mastering(context: &Context) -> Result {
-    let (_space, device) = Space::open(context.backend, &context.device)?;
+    let (_space, device) = open(context, &context.device)?;
     let bits = |device: &Device| -> Checked<u16> {
         Ok(device.config().read16(COMMAND)? & (MEMORY_SPACE | BUS_MASTER))
     };
@@ -176,7 +189,7 @@ const POWER_MANAGEMENT: u8 = 0x01;
 const MSIX: u8 = 0x11;
 
 fn configuration(context: &Context) -> Result {
-    let (_space, device) = Space::open(context.backend, &context.device)?;
+    let (_space, device) = open(context, &context.device)?;
     let config = device.config();
     let mut ids = [0; 2];
     for (id, name) in ids.iter_mut().zip(["vendor", "device"]) {
@@ -216,7 +229,7 @@ fn configuration(context: &Context) -> Result {
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 fn interrupts(context: &Context) -> Result {
-    let (_space, device) = Space::open(context.backend, &context.device)?;
+    let (_space, device) = open(context, &context.device)?;
     let capability = device.config().capability(MSIX)?.ok_or("it has no MSI-X")?;
     let control = || device.config().read16(capability + 2);
     let has = device.msix_vectors()?;
@@ -252,9 +265,10 @@ fn interrupts(context: &Context) -> Result {
 }
 
 fn resets(context: &Context) -> Result {
-    let (_space, device) = Space::open(context.backend, &context.device)?;
+    let (space, device) = open(context, &context.device)?;
     let bar = device.bar(0)?;
     let version = bar.read32(nvme::VS);
+    let is_mapped = maps_registers(&space, &bar, REGISTERS)?;
     let msix = device.enable_msix(1)?;
     // Enabled with queues that nobody uses, and no access to memory.
     bar.write32(nvme::AQA, 0xf_000f);
@@ -266,6 +280,12 @@ fn resets(context: &Context) -> Result {
     check!(device.bar(0)?.read32(nvme::VS), version);
     msix.signal(0)?;
     check!(msix.events().first().map(|event| event.wait(PATIENCE)), Some(Ok(1)));
+    if is_mapped {
+        // Whether or not others reach the registers still, it is unmapped whole, and mapped anew.
+        check!(unmap(&space, REGISTERS, bar.len())?, bar.len());
+        check!(maps_registers(&space, &bar, REGISTERS)?);
+        check!(unmap(&space, REGISTERS, bar.len())?, bar.len());
+    }
     Ok(Outcome::Passed)
 }
 
@@ -295,7 +315,7 @@ impl Controller {
     fn start(space: &Space, device: &Device) -> Checked<Self> {
         let bar = device.bar(0)?;
         let memory = Arc::new(Memory::new(MemoryKind::Base, 8192)?);
-        space.map(&memory, QUEUES)?;
+        space.map(&memory, memory.user_range(), Iova::new(QUEUES), Prot::READ_WRITE)?;
         bar.write32(nvme::CC, 0);
         until(|| bar.read32(nvme::CSTS) & 1 == 0)?;
         bar.write32(nvme::AQA, 0xf_000f);
@@ -327,28 +347,31 @@ impl Controller {
 const SERIAL: [u8; 4] = *b"vfnv";
 
 fn peers(context: &Context) -> Result {
-    let (space, device) = Space::open(context.backend, &context.device)?;
-    let peer = space.attach(PEER)?;
+    let (space, device) = open(context, &context.device)?;
+    let peer = space.attach(PEER.parse()?)?;
     let bar = peer.bar(2)?;
     check!(leaf_aligned(&bar)?);
     let len = bar.len();
-    match space.map_bar(&bar, 0..len, REGISTERS) {
-        Err(error @ Error::NoDmaBuf { .. }) => return Ok(Outcome::Skipped(error.to_string())),
-        Err(Error::NotPinnable { .. }) if context.backend == Backend::Compat => {
-            return Ok(Outcome::Passed);
-        }
-        other => other?,
+    // A BAR that is smaller than a page is mapped for the process and for nobody else.
+    let small = peer.bar(0)?;
+    check!((small.len(), small.read32(256), small.read32(8) != u32::MAX), (256, u32::MAX, true));
+    let result = map_bar(&space, &small, 0..256, REGISTERS);
+    check!(matches!(result, Err(Error::Misaligned { .. })));
+    let bdf = peer.bdf();
+    check!(peer.reset(), Err(DeviceError::NoReset { bdf }));
+    if !maps_registers(&space, &bar, REGISTERS)? {
+        return no_registers(context);
     }
     let backwards = Range { start: 8192, end: 4096 };
     for refused in [0..0, len - 4096..len + 4096, len..len + 4096, backwards, 0..u64::MAX] {
-        let result = space.map_bar(&bar, refused, REGISTERS + len);
+        let result = map_bar(&space, &bar, refused, REGISTERS + len);
         check!(matches!(result, Err(Error::OutsideBar { .. })));
     }
-    let misaligned = space.map_bar(&bar, 8..4104, REGISTERS + len);
+    let misaligned = map_bar(&space, &bar, 8..4104, REGISTERS + len);
     check!(matches!(misaligned, Err(Error::Misaligned { .. })));
-    let overlap = space.map_bar(&bar, 0..4096, REGISTERS + len - 4096);
+    let overlap = map_bar(&space, &bar, 0..4096, REGISTERS + len - 4096);
     check!(matches!(overlap, Err(Error::Overlap { .. })));
-    check!(space.maps(), 1);
+    check!(space.requests().maps, 1);
     let msix = device.enable_msix(1)?;
     let mut controller = Controller::start(&space, &device)?;
     let at = len - 8192;
@@ -356,13 +379,13 @@ fn peers(context: &Context) -> Result {
     controller.identify(REGISTERS + at)?;
     check!(bar.read32(at + 4).to_le_bytes(), SERIAL);
     check!(msix.events().first().map(|event| event.wait(PATIENCE)), Some(Ok(1)));
-    check!(space.unmap(REGISTERS, len)?, len);
+    check!(unmap(&space, REGISTERS, len)?, len);
     bar.write64(at, 0);
     // The command ends, and the data go nowhere.
     controller.identify(REGISTERS + at)?;
     check!(bar.read32(at + 4), 0);
     // A part, elsewhere, whose device and BAR are held by the mapping alone.
-    space.map_bar(&bar, at..len, REGISTERS)?;
+    map_bar(&space, &bar, at..len, REGISTERS)?;
     let other = peer.bar(2)?;
     drop((peer, bar));
     controller.identify(REGISTERS + 4096)?;
@@ -373,11 +396,20 @@ fn peers(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
+/// What it means that registers are not mapped: type 1 always maps them.
+fn no_registers(context: &Context) -> Result {
+    match context.backend {
+        Backend::Vfio => Err("type 1 does not map registers".into()),
+        Backend::Iommufd => Ok(Outcome::Skipped("the kernel gives out no dma-buf".to_owned())),
+        Backend::Compat => Ok(Outcome::Skipped("iommufd maps no registers here".to_owned())),
+    }
+}
+
 fn large_bar(context: &Context) -> Result {
     if driver(LARGE).as_deref() != Some("vfio-pci") {
         return Ok(Outcome::Skipped(format!("{LARGE} is not bound to vfio-pci")));
     }
-    let (space, device) = Space::open(context.backend, LARGE)?;
+    let (space, device) = open(context, LARGE)?;
     let bdf = device.bdf();
     check!(device.bar(1).err(), Some(DeviceError::IoPorts { bdf, index: 1 }));
     let begin = Instant::now();
@@ -390,16 +422,12 @@ fn large_bar(context: &Context) -> Result {
     bar.read32(len - 4);
     check!(bar.read32(len), u32::MAX);
     let begin = Instant::now();
-    match space.map_bar(&bar, 0..len, REGISTERS) {
-        Err(error @ Error::NoDmaBuf { .. }) => return Ok(Outcome::Skipped(error.to_string())),
-        Err(Error::NotPinnable { .. }) if context.backend == Backend::Compat => {
-            return Ok(Outcome::Passed);
-        }
-        other => other?,
+    if !maps_registers(&space, &bar, REGISTERS)? {
+        return no_registers(context);
     }
     let mapped = begin.elapsed();
     let begin = Instant::now();
-    check!(space.unmap(REGISTERS, len)?, len);
+    check!(unmap(&space, REGISTERS, len)?, len);
     let unmapped = begin.elapsed();
     println!(
         "a BAR of {} MiB: had in {opened:?}, mapped in {mapped:?}, unmapped in {unmapped:?}",

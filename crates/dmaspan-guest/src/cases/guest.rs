@@ -3,10 +3,9 @@
 use super::context::{driver, in_sysfs};
 use super::{Case, Context, Need, Outcome, Result};
 
-pub(super) const CASES: &[Case] = &[
-    // The function is behind an IOMMU and bound to vfio-pci.
-    Case { name: "guest/device_is_bound", needs: &[Need::Backend], run: device_is_bound },
-];
+/// The function is behind an IOMMU and bound to vfio-pci.
+pub(super) const DEVICE_IS_BOUND: Case =
+    Case { name: "guest/device_is_bound", needs: &[Need::Backend], run: device_is_bound };
 
 fn device_is_bound(context: &Context) -> Result {
     let device = &context.device;

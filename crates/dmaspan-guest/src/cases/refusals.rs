@@ -19,35 +19,13 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const AT: u64 = 1 << 32;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "space/what_cannot_be_mapped_is_refused_before_the_request",
-        needs: &[Need::Backend],
-        run: before_the_request,
-    },
-    Case {
-        name: "space/parts_and_overlaps_are_answered_as_the_kernel_does",
-        needs: &[Need::Backend],
-        run: parts_and_overlaps,
-    },
-    Case {
-        name: "space/too_little_memory_that_may_be_locked_is_said_and_leaves_nothing",
-        needs: &[Need::Backend],
-        run: locked_memory,
-    },
-    Case {
-        name: "space/the_mapping_limit_is_said_and_leaves_nothing",
-        needs: &[Need::Backend, Need::OneOf(&[Backend::Vfio])],
-        run: mapping_limit,
-    },
-    Case {
-        name: "space/a_killed_process_leaves_the_device_usable",
-        needs: &[Need::Backend],
-        run: killed,
-    },
-];
-
 /// What no kernel has to be asked for.
+pub(super) const BEFORE_THE_REQUEST: Case = Case {
+    name: "space/what_cannot_be_mapped_is_refused_before_the_request",
+    needs: &[Need::Backend],
+    run: before_the_request,
+};
+
 fn before_the_request(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let memory = Arc::new(Memory::new(MemoryKind::Base, 2 * MIB)?);
@@ -81,6 +59,12 @@ fn before_the_request(context: &Context) -> Result {
 }
 
 /// What the kernel would answer, too.
+pub(super) const PARTS_AND_OVERLAPS: Case = Case {
+    name: "space/parts_and_overlaps_are_answered_as_the_kernel_does",
+    needs: &[Need::Backend],
+    run: parts_and_overlaps,
+};
+
 fn parts_and_overlaps(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let memory = Arc::new(Memory::new(MemoryKind::Thp, 4 * MIB)?);
@@ -109,6 +93,12 @@ fn parts_and_overlaps(context: &Context) -> Result {
 }
 
 /// A limit of locked memory that a mapping does not fit in.
+pub(super) const LOCKED_MEMORY: Case = Case {
+    name: "space/too_little_memory_that_may_be_locked_is_said_and_leaves_nothing",
+    needs: &[Need::Backend],
+    run: locked_memory,
+};
+
 fn locked_memory(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let memory = Arc::new(Memory::new(MemoryKind::Base, 8 * MIB)?);
@@ -140,6 +130,12 @@ fn locked_memory(context: &Context) -> Result {
 }
 
 /// More mappings than the kernel allows.
+pub(super) const MAPPING_LIMIT: Case = Case {
+    name: "space/the_mapping_limit_is_said_and_leaves_nothing",
+    needs: &[Need::Backend, Need::OneOf(&[Backend::Vfio])],
+    run: mapping_limit,
+};
+
 fn mapping_limit(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let Some(most) = space.limits().mappings_left else {
@@ -169,6 +165,12 @@ fn mapping_limit(context: &Context) -> Result {
 }
 
 /// A process that ends while devices reach its memory.
+pub(super) const KILLED: Case = Case {
+    name: "space/a_killed_process_leaves_the_device_usable",
+    needs: &[Need::Backend],
+    run: killed,
+};
+
 /// What a process that is going to be killed says when all is mapped.
 const MAPPED: &str = "mapped";
 

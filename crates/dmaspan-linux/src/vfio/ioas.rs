@@ -9,7 +9,7 @@ use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::RwLock;
 
 use super::bar::Bar;
-use super::book::{self, Book, check};
+use super::book::{self, Book};
 use super::device::Device;
 use super::error::{Error, OpenError};
 use super::hwpt::Binding;
@@ -170,8 +170,8 @@ impl Ioas {
         let range = IovaRange::from_len(iova, len)?;
         let limits = Arc::clone(&self.limits.read());
         // The kernel's own answer to a dma-buf that is none of whole pages says less.
-        check(&limits, "the user address", user.start().get())?;
-        check(&limits, "the length", len)?;
+        book::check(&limits, "the user address", user.start().get())?;
+        book::check(&limits, "the length", len)?;
         let dma_buf = bar.dma_buf(offsets)?;
         self.book.map(&limits, range, prot, Some(user), |table| {
             table.map_dma_buf(bar.registers(), &dma_buf, range, prot)

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 
+use super::bar::Bar;
 use super::device::Device;
 use super::error::{Error, OpenError};
-use super::{Bar, Interface, Ioas, Requests, Type1};
+use super::{Interface, Ioas, Requests, Type1};
 use crate::mem::Memory;
 use crate::pci::Bdf;
 
@@ -106,24 +107,6 @@ impl Space {
         }
     }
 
-    /// Maps registers of another device for the devices of this space.
-    ///
-    /// # Errors
-    ///
-    /// As [`Type1::map_bar`] and [`Ioas::map_bar`].
-    pub fn map_bar(
-        &self,
-        bar: &Bar,
-        offsets: Range<u64>,
-        iova: Iova,
-        prot: Prot,
-    ) -> Result<(), Error> {
-        match self {
-            Self::Type1(space) => space.map_bar(bar, offsets, iova, prot),
-            Self::Ioas(space) => space.map_bar(bar, offsets, iova, prot),
-        }
-    }
-
     /// The requests that mapped and unmapped so far.
     pub fn requests(&self) -> Requests {
         match self {
@@ -137,6 +120,25 @@ impl Space {
         match self {
             Self::Type1(space) => space.mappings(),
             Self::Ioas(space) => space.mappings(),
+        }
+    }
+
+    /// Maps the registers of `offsets`, in bytes from the start of `bar`, for the space's devices:
+    /// [`Type1::map_bar`] or [`Ioas::map_bar`].
+    ///
+    /// # Errors
+    ///
+    /// As those.
+    pub fn map_bar(
+        &self,
+        bar: &Bar,
+        offsets: Range<u64>,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Error> {
+        match self {
+            Self::Type1(space) => space.map_bar(bar, offsets, iova, prot),
+            Self::Ioas(space) => space.map_bar(bar, offsets, iova, prot),
         }
     }
 

@@ -16,7 +16,9 @@
 mod context;
 mod device;
 mod guest;
+mod iommufd;
 mod refusals;
+mod type1;
 
 use std::error::Error;
 use std::panic;
@@ -64,6 +66,10 @@ pub(crate) const CASES: &[Case] = &[
     refusals::LOCKED_MEMORY,
     refusals::MAPPING_LIMIT,
     refusals::KILLED,
+    type1::DIRTY_PAGES,
+    iommufd::MOVES,
+    iommufd::COPIES,
+    iommufd::PROMISES,
 ];
 
 /// What was asked for.

@@ -1,0 +1,109 @@
+//! What iommufd alone has, with a device behind an IOMMU.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
+use dmaspan_linux::vfio::{
+    self, Backend, DirtyBitmap, DirtyNotes, DirtyTracking, HugePages, Ioas, OpenError,
+};
+use dmaspan_linux::{Memory, MemoryKind};
+
+use super::{Case, Context, Need, Outcome, Result};
+
+const NEEDS: &[Need] = &[Need::Backend, Need::OneOf(&[Backend::Iommufd])];
+const MIB: u64 = 1 << 20;
+const AT: u64 = 1 << 32;
+
+/// A device moves from one space, and from one page table, to another.
+pub(super) const MOVES: Case =
+    Case { name: "iommufd/a_device_moves_between_page_tables", needs: NEEDS, run: moves };
+
+/// A copy keeps the memory of what it was copied from.
+pub(super) const COPIES: Case =
+    Case { name: "iommufd/a_copy_keeps_its_memory", needs: NEEDS, run: copies };
+
+/// Ranges that are promised, and options.
+pub(super) const PROMISES: Case =
+    Case { name: "iommufd/promises_and_options_are_kept", needs: NEEDS, run: promises };
+
+fn check(holds: bool, what: &str) -> std::result::Result<(), Box<dyn Error>> {
+    if holds { Ok(()) } else { Err(what.to_owned().into()) }
+}
+
+fn moves(context: &Context) -> Result {
+    let (space, device) = Ioas::open(context.device.parse()?)?;
+    let memory = Arc::new(Memory::new(MemoryKind::Base, MIB)?);
+    space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
+    let other = space.iommufd().ioas()?;
+    // The devices of `other` are none: it maps what no device could.
+    let interrupts = Iova::new(0xfee0_0000);
+    other.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
+    let refused = other.reattach(&device);
+    check(matches!(refused, Err(OpenError::DoesNotFit { .. })), "the interrupts fit a device")?;
+    other.unmap_all()?;
+    other.reattach(&device)?;
+    let narrow = other.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE);
+    check(matches!(narrow, Err(vfio::Error::OutsideApertures { .. })), "interrupts are mapped")?;
+    // Where it was before there is none any more.
+    space.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
+    space.unmap_all()?;
+    let plain = other.hwpt(&device, DirtyTracking::Off)?;
+    plain.attach(&device)?;
+    other.reattach(&device)?;
+    drop(plain);
+    match (device.has_dirty_tracking()?, other.hwpt(&device, DirtyTracking::On)) {
+        (false, Err(OpenError::Unsupported { .. })) => {}
+        (true, Ok(table)) => {
+            other.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
+            table.attach(&device)?;
+            table.set_dirty_tracking(DirtyTracking::On)?;
+            let range = IovaRange::from_len(Iova::new(AT), MIB)?;
+            let mut bitmap = DirtyBitmap::new(range, 4096)?;
+            table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
+            check(bitmap.dirty_pages() == 0, "pages are dirty that nobody wrote")?;
+        }
+        (has, made) => return Err(format!("tracking {has}, and a table {made:?}").into()),
+    }
+    other.detach(&device)?;
+    other.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
+    Ok(Outcome::Passed)
+}
+
+fn copies(context: &Context) -> Result {
+    let (space, _device) = Ioas::open(context.device.parse()?)?;
+    let other = space.iommufd().ioas()?;
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 2 * MIB)?);
+    space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
+    let kept = Arc::downgrade(&memory);
+    drop(memory);
+    let part = IovaRange::from_len(Iova::new(AT + MIB), MIB)?;
+    other.copy(&space, part, Iova::new(0), Prot::READ)?;
+    space.unmap_all()?;
+    check(kept.strong_count() == 1, "the copy does not keep the memory")?;
+    let again = other.copy(&space, part, Iova::new(AT), Prot::READ);
+    check(matches!(again, Err(vfio::Error::NotMapped { .. })), "nothing was copied")?;
+    other.unmap_all()?;
+    check(kept.strong_count() == 0, "the memory is kept")?;
+    Ok(Outcome::Passed)
+}
+
+fn promises(context: &Context) -> Result {
+    let bdf = context.device.parse()?;
+    let (space, device) = Ioas::open(bdf)?;
+    let interrupts = IovaRange::from_len(Iova::new(0xfee0_0000), MIB)?;
+    let refused = space.allow_iovas(&[interrupts]);
+    check(matches!(refused, Err(vfio::Error::Unsupported { .. })), "interrupts are promised")?;
+    space.allow_iovas(&[IovaRange::from_len(Iova::new(AT), MIB)?])?;
+    check(space.huge_pages()? == HugePages::On, "huge pages are off")?;
+    space.set_huge_pages(HugePages::Off)?;
+    let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 * MIB)?);
+    space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
+    space.unmap_all()?;
+    drop((space, device));
+    // Promised first, a device is refused that cannot map it.
+    let space = vfio::Iommufd::open()?.ioas()?;
+    space.allow_iovas(&[interrupts])?;
+    check(matches!(space.attach(bdf), Err(OpenError::DoesNotFit { .. })), "a device fits")?;
+    Ok(Outcome::Passed)
+}

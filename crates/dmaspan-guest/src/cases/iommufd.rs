@@ -1,6 +1,5 @@
 //! What iommufd alone has, with a device behind an IOMMU.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
@@ -27,10 +26,6 @@ pub(super) const COPIES: Case =
 pub(super) const PROMISES: Case =
     Case { name: "iommufd/promises_and_options_are_kept", needs: NEEDS, run: promises };
 
-fn check(holds: bool, what: &str) -> std::result::Result<(), Box<dyn Error>> {
-    if holds { Ok(()) } else { Err(what.to_owned().into()) }
-}
-
 fn moves(context: &Context) -> Result {
     let (space, device) = Ioas::open(context.device.parse()?)?;
     let memory = Arc::new(Memory::new(MemoryKind::Base, MIB)?);
@@ -40,11 +35,15 @@ fn moves(context: &Context) -> Result {
     let interrupts = Iova::new(0xfee0_0000);
     other.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
     let refused = other.reattach(&device);
-    check(matches!(refused, Err(OpenError::DoesNotFit { .. })), "the interrupts fit a device")?;
+    (matches!(refused, Err(OpenError::DoesNotFit { .. })))
+        .then_some(())
+        .ok_or("the interrupts fit a device")?;
     other.unmap_all()?;
     other.reattach(&device)?;
     let narrow = other.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE);
-    check(matches!(narrow, Err(vfio::Error::OutsideApertures { .. })), "interrupts are mapped")?;
+    (matches!(narrow, Err(vfio::Error::OutsideApertures { .. })))
+        .then_some(())
+        .ok_or("interrupts are mapped")?;
     // Where it was before there is none any more.
     space.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
     space.unmap_all()?;
@@ -61,7 +60,7 @@ fn moves(context: &Context) -> Result {
             let range = IovaRange::from_len(Iova::new(AT), MIB)?;
             let mut bitmap = DirtyBitmap::new(range, 4096)?;
             table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
-            check(bitmap.dirty_pages() == 0, "pages are dirty that nobody wrote")?;
+            (bitmap.dirty_pages() == 0).then_some(()).ok_or("pages are dirty that nobody wrote")?;
         }
         (has, made) => return Err(format!("tracking {has}, and a table {made:?}").into()),
     }
@@ -80,11 +79,13 @@ fn copies(context: &Context) -> Result {
     let part = IovaRange::from_len(Iova::new(AT + MIB), MIB)?;
     other.copy(&space, part, Iova::new(0), Prot::READ)?;
     space.unmap_all()?;
-    check(kept.strong_count() == 1, "the copy does not keep the memory")?;
+    (kept.strong_count() == 1).then_some(()).ok_or("the copy does not keep the memory")?;
     let again = other.copy(&space, part, Iova::new(AT), Prot::READ);
-    check(matches!(again, Err(vfio::Error::NotMapped { .. })), "nothing was copied")?;
+    (matches!(again, Err(vfio::Error::NotMapped { .. })))
+        .then_some(())
+        .ok_or("nothing was copied")?;
     other.unmap_all()?;
-    check(kept.strong_count() == 0, "the memory is kept")?;
+    (kept.strong_count() == 0).then_some(()).ok_or("the memory is kept")?;
     Ok(Outcome::Passed)
 }
 
@@ -93,9 +94,11 @@ fn promises(context: &Context) -> Result {
     let (space, device) = Ioas::open(bdf)?;
     let interrupts = IovaRange::from_len(Iova::new(0xfee0_0000), MIB)?;
     let refused = space.allow_iovas(&[interrupts]);
-    check(matches!(refused, Err(vfio::Error::Unsupported { .. })), "interrupts are promised")?;
+    (matches!(refused, Err(vfio::Error::Unsupported { .. })))
+        .then_some(())
+        .ok_or("interrupts are promised")?;
     space.allow_iovas(&[IovaRange::from_len(Iova::new(AT), MIB)?])?;
-    check(space.huge_pages()? == HugePages::On, "huge pages are off")?;
+    (space.huge_pages()? == HugePages::On).then_some(()).ok_or("huge pages are off")?;
     space.set_huge_pages(HugePages::Off)?;
     let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 * MIB)?);
     space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
@@ -104,6 +107,8 @@ fn promises(context: &Context) -> Result {
     // Promised first, a device is refused that cannot map it.
     let space = vfio::Iommufd::open()?.ioas()?;
     space.allow_iovas(&[interrupts])?;
-    check(matches!(space.attach(bdf), Err(OpenError::DoesNotFit { .. })), "a device fits")?;
+    (matches!(space.attach(bdf), Err(OpenError::DoesNotFit { .. })))
+        .then_some(())
+        .ok_or("a device fits")?;
     Ok(Outcome::Passed)
 }

@@ -66,6 +66,8 @@ fn mock_dirty_pages_are_read_across_holes_and_cleared_or_kept() {
     let iommufd = Arc::clone(space.id().iommufd());
     let capabilities = iommufd.capabilities(first.id).unwrap();
     assert_ne!(capabilities & sys::uapi::iommufd::HW_CAP_DIRTY_TRACKING, 0);
+    // A leaf has one dirty bit, so that neighbouring frames would be dirty together.
+    space.set_huge_pages(HugePages::Off).unwrap();
     let memory = memory(MIB);
     let (one, other) = (2 * FIRST, 2 * FIRST + 2 * MIB);
     map(&space, &memory, one).unwrap();

@@ -114,6 +114,12 @@ impl Memory {
         Ok(())
     }
 
+    /// All of it as words, in the CPU's byte order: what drivers keep their queues in.
+    #[inline]
+    pub fn words(&self) -> &[AtomicU64] {
+        self.mapping().words()
+    }
+
     /// The word at `offset`, in the CPU's byte order.
     ///
     /// # Errors

@@ -59,6 +59,17 @@ pub unsafe trait Access {
     /// Waits a little before the driver looks again for what should happen within `limit`, and for
     /// which it has looked `polls` times. It has to give up at some number of polls.
     fn pause(&self, polls: u32, limit: Duration) -> Pause;
+
+    /// How many interrupt vectors the controller can signal. Without any, queues are polled.
+    fn vectors(&self) -> u16 {
+        0
+    }
+
+    /// Waits until the controller has signalled a vector since the last time that somebody waited
+    /// for it, no longer than `limit`. It may end earlier for no reason.
+    fn wait(&self, vector: u16, limit: Duration) {
+        let _ = (vector, limit);
+    }
 }
 
 /// Why there is no shared memory.

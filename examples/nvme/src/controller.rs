@@ -125,14 +125,20 @@ impl<A: Access> Controller<A> {
     /// # Errors
     ///
     /// With no queues made: [`Error::NoQueue`], [`Error::Depth`], [`Error::ListPages`],
-    /// [`Error::Registers`], [`Error::Allocate`]; and [`Error::Command`], [`Error::Timeout`],
-    /// [`Error::Fatal`] or [`Error::Gone`] where the controller does not make them.
+    /// [`Error::Registers`], [`Error::Vector`], [`Error::Allocate`]; and [`Error::Command`],
+    /// [`Error::Timeout`], [`Error::Fatal`] or [`Error::Gone`] where the controller does not make them.
     pub fn create_queue(&mut self, config: QueueConfig) -> Result<IoQueue<A>, Error> {
         let id = self.vacant.pop().ok_or(Error::NoQueue { count: self.granted })?;
-        let new = IoQueue::new(&self.access, self.capabilities, &self.info, id, config);
+        let new = match config.vector {
+            Some(vector) if vector >= self.access.vectors() => {
+                Err(Error::Vector { vector, count: self.access.vectors() })
+            }
+            _ => IoQueue::new(&self.access, self.capabilities, &self.info, id, config),
+        };
         let queue = new.inspect_err(|_| self.vacant.push(id))?;
         let (depth, pair) = (config.depth, queue.queue());
-        let create = Command::create_completion_queue(id, depth, pair.completion_addr());
+        let (at, vector) = (pair.completion_addr(), config.vector);
+        let create = Command::create_completion_queue(id, depth, at, vector);
         if let Err(error) = self.admin(create, None) {
             return Err(self.not_made(queue, error));
         }

@@ -86,6 +86,14 @@ pub enum Error {
         /// How many there can be.
         max: usize,
     },
+    /// There is no such interrupt.
+    #[error("interrupt vector {vector} is asked for, and there are {count}")]
+    Vector {
+        /// Which was asked for.
+        vector: u16,
+        /// How many there are.
+        count: u16,
+    },
     /// All queues are in use.
     #[error("all {count} I/O queues that the controller grants are in use")]
     NoQueue {

@@ -30,12 +30,15 @@ pub struct QueueConfig {
     /// *n* of them, of 4 KiB, a command can have 511 × *n* + 1 pages wherever it begins in the
     /// first.
     pub list_pages: usize,
+    /// The interrupt vector by which the controller says that commands have ended, for
+    /// [`IoQueue::wait`]; `None` where it is not to say so.
+    pub vector: Option<u16>,
 }
 
 impl QueueConfig {
-    /// Queues of so many entries, with one page for each list.
+    /// Queues of so many entries, with one page for each list, that are polled.
     pub const fn new(depth: u16) -> Self {
-        Self { depth, list_pages: 1 }
+        Self { depth, list_pages: 1, vector: None }
     }
 }
 
@@ -78,6 +81,7 @@ pub struct Completed<B> {
 #[must_use = "dropped, it leaks what the controller may still use"]
 pub struct IoQueue<A: Access> {
     lent: ManuallyDrop<Lent<A>>,
+    vector: Option<u16>,
     /// The most bytes of a command.
     max_bytes: u64,
 }
@@ -97,11 +101,11 @@ impl<A: Access> IoQueue<A> {
         config: QueueConfig,
     ) -> Result<Self, Error> {
         let page = MemoryPageSize::new(capabilities.min_page())?;
-        let QueueConfig { depth, list_pages } = config;
+        let QueueConfig { depth, list_pages, vector } = config;
         let queue = Queue::new(access, capabilities, id, depth)?;
         let lists = Lists::new(access, page, info.sgls, depth - 1, list_pages)?;
         let max_bytes = info.max_transfer.unwrap_or(u64::MAX);
-        Ok(Self { lent: ManuallyDrop::new(Lent { queue, lists }), max_bytes })
+        Ok(Self { lent: ManuallyDrop::new(Lent { queue, lists }), vector, max_bytes })
     }
 
     pub(crate) fn queue(&self) -> &Queue<A, Option<A::Buffer>> {
@@ -179,6 +183,18 @@ impl<A: Access> IoQueue<A> {
         polled.map(|()| count)
     }
 
+    /// Waits for an interrupt that says that a command has ended, no longer than `limit`; not at
+    /// all where there is something to [`reap`](Self::reap), or the queue has no
+    /// [vector](QueueConfig::vector). It may end without anything to reap.
+    pub fn wait(&self, limit: Duration) {
+        let queue = &self.lent.queue;
+        if let Some(vector) = self.vector
+            && !queue.has_ended()
+        {
+            queue.access.wait(vector, limit);
+        }
+    }
+
     /// Reads blocks from `lba` on into `range` of a buffer, by as many commands as that takes, one
     /// after the other. What else is in flight stays to be [reaped](Self::reap).
     ///
@@ -219,7 +235,7 @@ impl<A: Access> IoQueue<A> {
     /// As of [`read`](Self::read).
     pub fn flush(&mut self, namespace: &Namespace) -> Result<(), Error> {
         let id = self.lent.queue.submit_awaited(flush(namespace), None)?;
-        self.wait(id, Opcode::Flush)
+        self.finish(id, Opcode::Flush)
     }
 
     fn transfer(
@@ -250,7 +266,7 @@ impl<A: Access> IoQueue<A> {
                     begun => break begun?,
                 }
             };
-            self.wait(id, opcode(transfer))?;
+            self.finish(id, opcode(transfer))?;
             start += bytes;
         }
         Ok(())
@@ -286,7 +302,7 @@ impl<A: Access> IoQueue<A> {
         queue.submit(Command { data, ..command }, Some(buffer.clone()), tell)
     }
 
-    fn wait(&mut self, id: u16, opcode: Opcode) -> Result<(), Error> {
+    fn finish(&mut self, id: u16, opcode: Opcode) -> Result<(), Error> {
         let done = self.lent.queue.wait(id, IO_LIMIT)?;
         done.status.ok().map_err(|status| Error::Command { opcode, status })
     }

@@ -82,7 +82,19 @@ impl<M: SharedMemory> Lists<M> {
         }
     }
 
+    #[inline]
     fn describe_prps<I>(&mut self, slot: u16, spans: I) -> Result<DataPointer, Refused>
+    where
+        I: Iterator<Item = Span<DmaAddr>> + Clone,
+    {
+        // Up to two are in the command, whatever pages there are for more.
+        if let Ok(prps) = self.page.write(spans.clone(), &mut []) {
+            return Ok(DataPointer::Prps([prps.prp1, prps.prp2]));
+        }
+        self.list_prps(slot, spans)
+    }
+
+    fn list_prps<I>(&mut self, slot: u16, spans: I) -> Result<DataPointer, Refused>
     where
         I: Iterator<Item = Span<DmaAddr>> + Clone,
     {

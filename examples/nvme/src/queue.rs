@@ -120,23 +120,26 @@ impl<A: Access, H> Queue<A, H> {
     }
 
     /// The slot that the next command gets.
+    #[inline]
     pub(crate) fn vacant(&self) -> Result<u16, Error> {
         self.free.last().copied().ok_or(Error::Full { in_flight: self.slots.len() })
     }
 
     /// Tells the controller to do a command, which holds `held` until it has ended.
+    #[inline]
     pub(crate) fn submit(&mut self, command: Command, held: H, tell: Tell) -> Result<u16, Error> {
         let id = self.vacant()?;
         if let Some(slot) = self.slots.get_mut(usize::from(id)) {
             *slot = Slot::InFlight { held, tell };
         }
         self.free.pop();
-        let place = usize::from(self.tail) * COMMAND_WORDS;
-        let entry = self.submission.words().iter().skip(place);
-        for (place, word) in entry.zip(command.words(id)) {
-            place.store(word.to_le(), Ordering::Relaxed);
+        let (entries, _) = self.submission.words().as_chunks::<COMMAND_WORDS>();
+        if let Some(entry) = entries.get(usize::from(self.tail)) {
+            for (place, word) in entry.iter().zip(command.words(id)) {
+                place.store(word.to_le(), Ordering::Relaxed);
+            }
         }
-        self.tail = (self.tail + 1) % self.depth;
+        self.tail = if self.tail + 1 == self.depth { 0 } else { self.tail + 1 };
         // The controller reads the entry when the doorbell tells it to.
         fence(Ordering::Release);
         self.access.write32(self.doorbells.0, self.tail.into());
@@ -157,6 +160,7 @@ impl<A: Access, H> Queue<A, H> {
 
     /// Takes the completions that there are, no more than the queue has entries: then the call ends
     /// whatever the controller does.
+    #[inline]
     pub(crate) fn poll(&mut self) -> Result<(), Error> {
         let mut taken = 0;
         let mut ended = Ok(());
@@ -180,7 +184,13 @@ impl<A: Access, H> Queue<A, H> {
         ended
     }
 
+    /// Whether there is something to be reaped.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.done.is_empty() || self.next_completion().is_some()
+    }
+
     /// The completion at the head, if it is a new one.
+    #[inline]
     fn next_completion(&self) -> Option<Completion> {
         let place = usize::from(self.head) * COMPLETION_WORDS;
         let [first, second] = self.completion.words().get(place..)?.first_chunk()?;
@@ -193,6 +203,7 @@ impl<A: Access, H> Queue<A, H> {
     }
 
     /// Ends the command that a completion is of.
+    #[inline]
     fn end(&mut self, completion: Completion) -> Result<(), Error> {
         let Completion { result, queue: sq, command, status } = completion;
         let queue = self.id;
@@ -216,12 +227,14 @@ impl<A: Access, H> Queue<A, H> {
     }
 
     /// The next command that has ended and is to be reaped.
+    #[inline]
     pub(crate) fn reaped(&mut self) -> Option<(u16, Done<H>)> {
         let id = self.done.pop_front()?;
         Some((id, self.take(id)?))
     }
 
     /// What has become of a command, once it has ended; its slot is free then.
+    #[inline]
     fn take(&mut self, id: u16) -> Option<Done<H>> {
         let slot = self.slots.get_mut(usize::from(id))?;
         match mem::replace(slot, Slot::Free) {

@@ -171,9 +171,16 @@ impl Command {
         Self::new(Opcode::SetFeatures, [0x07, count << 16 | count, 0])
     }
 
-    /// A completion queue that is contiguous and without interrupts.
-    pub(crate) fn create_completion_queue(id: u16, depth: u16, at: DmaAddr) -> Self {
-        let dwords = [queue_dword(id, depth), 1, 0];
+    /// A completion queue that is contiguous, with interrupts by that vector, or without any.
+    pub(crate) fn create_completion_queue(
+        id: u16,
+        depth: u16,
+        at: DmaAddr,
+        vector: Option<u16>,
+    ) -> Self {
+        // PC, bit 0; IEN, bit 1; and IV, bits 31:16 of CDW11.
+        let interrupts = vector.map_or(0, |vector| u32::from(vector) << 16 | 1 << 1);
+        let dwords = [queue_dword(id, depth), interrupts | 1, 0];
         let data = DataPointer::Prps([at.get(), 0]);
         Self { data, ..Self::new(Opcode::CreateCompletionQueue, dwords) }
     }

@@ -27,7 +27,7 @@ pub fn check() -> Result<String, String> {
     }
     for triple in bare_metal_targets() {
         let packages = CRATES.iter().flat_map(|name| ["-p", name]);
-        let arguments = ["build"].into_iter().chain(packages);
+        let arguments = ["build", "--no-default-features"].into_iter().chain(packages);
         let arguments: Vec<_> = arguments.chain(["--target", &triple, "--target-dir"]).collect();
         cargo(&arguments, &target)?;
         said.push_str(&format!("; they build for {triple}"));

@@ -19,6 +19,8 @@
 //! | `list.rs` | where the bytes of a command are, as the controller reads it |
 //! | `controller.rs` | starting, identifying, making queues, shutting down |
 //! | `namespace.rs`, `io.rs` | blocks; reading and writing them |
+//! | `vfio` | with the feature `vfio`: controllers that a Linux process has by VFIO |
+//! | `bin/dmaspan-nvme` | with the feature `program`: identifies, reads and measures such controllers |
 //!
 //! ```
 //! use dmaspan_nvme::access::Access;
@@ -54,11 +56,14 @@
 //! runs out; completions are matched with what is in flight, and one that is not is an error.
 //!
 //! **I/O allocates nothing,** takes no lock, and writes to memory that the queue has: commands,
-//! lists and slots. Queues are polled; there are no interrupts.
+//! lists and slots. Queues are polled. Between two polls a program may
+//! [wait](IoQueue::wait) for an interrupt, where there are some.
 
 #![no_std]
 
 extern crate alloc;
+#[cfg(feature = "vfio")]
+extern crate std;
 
 pub mod access;
 mod controller;
@@ -68,6 +73,8 @@ mod list;
 mod namespace;
 mod queue;
 mod spec;
+#[cfg(feature = "vfio")]
+pub mod vfio;
 
 pub use controller::Controller;
 pub use error::{Awaited, Error};

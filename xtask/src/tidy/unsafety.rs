@@ -25,14 +25,20 @@ const QEMU: &str = "crates/dmaspan-qemu/src/";
 /// What the test harness promises anywhere.
 const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
 const CLI: &str = "crates/dmaspan-cli/src/";
+const NVME: &str = "examples/nvme/src/";
+/// What the example declares, and where it is more than that: the files that promise what VFIO does
+/// and that an allocator is one.
+const NVME_DECLARES: &str = "access.rs";
+const NVME_PROMISES: [&str; 2] = ["vfio.rs", "bin/dmaspan-nvme/counting.rs"];
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
 /// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
 /// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
-/// drivers, in the harness for QEMU `ram.rs` and promises, in the program nothing.
+/// drivers, in the harness for QEMU `ram.rs` and promises, in the program nothing, and in the NVMe
+/// driver declarations of traits, what VFIO promises, and a counting allocator.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for (file, rust) in tree.rust("crates/") {
+    for (file, rust) in tree.rust("crates/").chain(tree.rust(NVME)) {
         let path = file.path.as_str();
         for index in (0..rust.tokens.len()).filter(|&index| rust.text(index) == "unsafe") {
             let what = if path.starts_with(CORE) {
@@ -69,6 +75,13 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                 "unsafe code of the harness stands in `ram.rs`"
             } else if path.starts_with(CLI) {
                 "the program has no unsafe code; move it to a library crate behind a safe function"
+            } else if let Some(inner) = path.strip_prefix(NVME) {
+                let declares = inner == NVME_DECLARES && rust.text(index + 1) == "trait";
+                if declares || NVME_PROMISES.contains(&inner) {
+                    continue;
+                }
+                "the NVMe driver has no unsafe code: what it relies on is promised in `vfio.rs`, by \
+                 whoever implements the traits of `access.rs`"
             } else {
                 continue;
             };
@@ -145,6 +158,17 @@ mod tests {
         let promises = "unsafe impl<R> Port for X<R> {}\npub unsafe fn new() {}";
         assert!(lines(path, promises).is_empty());
         assert_eq!(lines(path, "unsafe impl Send for X {}"), [1]);
+    }
+
+    #[test]
+    fn the_nvme_driver_declares_and_vfio_promises() {
+        let text = "fn f() { unsafe { g() } }";
+        assert!(lines("examples/nvme/src/vfio.rs", text).is_empty());
+        assert!(lines("examples/nvme/src/bin/dmaspan-nvme/counting.rs", text).is_empty());
+        assert_eq!(lines("examples/nvme/src/queue.rs", text), [1]);
+        assert_eq!(lines("examples/nvme/src/bin/dmaspan-nvme/vfio.rs", text), [1]);
+        assert_eq!(lines("examples/nvme/src/access.rs", text), [1]);
+        assert!(lines("examples/nvme/src/access.rs", "unsafe trait T {}").is_empty());
     }
 
     #[test]

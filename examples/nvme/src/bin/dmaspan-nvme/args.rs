@@ -1,0 +1,207 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dmaspan_linux::{Bdf, MemoryKind};
+
+/// Identifies, reads and measures an NVMe controller by VFIO, with the driver of dmaspan.
+///
+/// The controller has to be bound to vfio-pci.
+#[derive(Debug, Parser)]
+#[command(name = "dmaspan-nvme", version, arg_required_else_help = true)]
+pub(crate) struct Line {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print what the controller and its first namespace say of themselves.
+    Identify(IdentifyArgs),
+    /// Read blocks.
+    Read(ReadArgs),
+    /// Measure random I/O, every one of which is checked.
+    #[command(long_about = BENCH_ABOUT)]
+    Bench(BenchArgs),
+}
+
+const BENCH_ABOUT: &str = "\
+Measure random I/O, every one of which is checked.
+
+The blocks are read one after the other first. Then blocks of that span are
+read at random, as many at once as --depth says, into one registered buffer
+that is mapped once. Of each the first and the last 8 bytes are compared with
+what was there before. With --write blocks are written instead, and all of them
+read back afterwards.
+
+--hand-written runs a loop beside it, in turn, that writes commands with PRPs
+precomputed for one fixed mapping straight into the queue, and prints the ratio.
+An I/O allocates nothing: allocations are counted from the first I/O on.";
+
+/// The controller.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// The PCI function, such as 0000:00:05.0.
+    pub(crate) bdf: Bdf,
+    /// The interface of the kernel.
+    #[arg(long, value_enum, default_value_t = Backend::Vfio)]
+    pub(crate) backend: Backend,
+}
+
+/// Which interface of the kernel maps memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    /// VFIO's container of type 1.
+    Vfio,
+    /// iommufd.
+    Iommufd,
+    /// The container's interface, answered by iommufd.
+    Compat,
+}
+
+impl Backend {
+    /// Its name on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio",
+            Self::Iommufd => "iommufd",
+            Self::Compat => "compat",
+        }
+    }
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IdentifyArgs {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub(crate) format: Format,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReadArgs {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// The first block.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) lba: u64,
+    /// How many blocks.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) blocks: u64,
+    /// Where to write them; standard output if not given.
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// The bytes of an I/O: a power of two, such as 4k.
+    #[arg(long, default_value = "4k", value_parser = block_size)]
+    pub(crate) block: u64,
+    /// How many I/Os are in flight.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1023))]
+    pub(crate) depth: u16,
+    /// How many I/Os each way.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: u64,
+    /// For how many seconds, instead of a count.
+    #[arg(long, conflicts_with = "count", value_parser = seconds)]
+    pub(crate) seconds: Option<Duration>,
+    /// In how many turns.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) turns: u64,
+    /// The bytes from the start of the disk on that are used.
+    #[arg(long, default_value = "32m", value_parser = size)]
+    pub(crate) span: u64,
+    /// The kind of memory: thp, base, hugetlb, hugetlb-1g, memfd or memfd-hugetlb.
+    #[arg(long, default_value_t = MemoryKind::Thp)]
+    pub(crate) memory: MemoryKind,
+    /// Run a loop with PRPs written by hand beside it, and compare.
+    #[arg(long)]
+    pub(crate) hand_written: bool,
+    /// Write blocks instead of reading them: what the disk has there is lost.
+    #[arg(long, requires = "yes_destroy_data")]
+    pub(crate) write: bool,
+    /// Says that the data on the disk may be lost.
+    #[arg(long)]
+    pub(crate) yes_destroy_data: bool,
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub(crate) format: Format,
+}
+
+/// A number of bytes, with K, M or G for powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let (number, lg2) = match text.as_bytes().last().map(u8::to_ascii_lowercase) {
+        Some(b'k') => (&text[..text.len() - 1], 10),
+        Some(b'm') => (&text[..text.len() - 1], 20),
+        Some(b'g') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: Option<u64> = number.parse().ok();
+    let bytes = number.and_then(|number| number.checked_mul(1 << lg2));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "a size is a number like 4096, 4k or 1m".into())
+}
+
+/// The bytes of an I/O.
+fn block_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes.is_power_of_two() && (512..=1 << 20).contains(&bytes) {
+        return Ok(bytes);
+    }
+    Err("an I/O has a power of two of bytes, from 512 to 1m".into())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: Option<u64> = text.parse().ok().filter(|&seconds| seconds > 0);
+    seconds.map(Duration::from_secs).ok_or_else(|| "a number of seconds, 1 or more".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_read_and_nonsense_is_not() {
+        assert_eq!(size("4k"), Ok(4096));
+        assert_eq!(size("3M"), Ok(3 << 20));
+        assert_eq!(block_size("512"), Ok(512));
+        for text in ["", "k", "0", "-1", "4q", "99999999999g"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+        for text in ["256", "3k", "2m"] {
+            assert!(block_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn data_is_destroyed_only_on_demand() {
+        let line = ["dmaspan-nvme", "bench", "0000:00:05.0", "--write"];
+        assert!(Line::try_parse_from(line).is_err());
+        let more = line.into_iter().chain(["--yes-destroy-data"]);
+        assert!(Line::try_parse_from(more).is_ok());
+    }
+}

@@ -1,0 +1,226 @@
+//! The bench: the driver and, in turn, the loop that it is compared with.
+
+use std::sync::Arc;
+
+use dmaspan::Prot;
+use dmaspan_linux::Memory;
+use dmaspan_nvme::vfio::{AddressSpace, VfioAccess, VfioBuffer};
+use dmaspan_nvme::{Completed, Controller, IoQueue, Namespace, QueueConfig, Transfer};
+
+use crate::args::BenchArgs;
+use crate::hand::{Fixed, Hand};
+use crate::latency::Latencies;
+use crate::load::{Failure, Lane, Load, Turn, Until, Words};
+use crate::report::{Report, Row};
+use crate::space::Space;
+
+/// What the bench works on.
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    space: Arc<AddressSpace<Space>>,
+    regions: Registered,
+    /// What the disk has, from its start on.
+    disk: Registered,
+}
+
+/// Memory, and what it is for the controller.
+struct Registered {
+    memory: Arc<Memory>,
+    buffer: VfioBuffer<Space>,
+}
+
+impl Registered {
+    fn new(args: &BenchArgs, space: &Arc<AddressSpace<Space>>, len: u64) -> Result<Self, Failure> {
+        let len = len.next_multiple_of(args.memory.page_size());
+        let memory = Arc::new(Memory::new(args.memory, len)?);
+        let buffer = space.register(&memory, memory.user_range(), Prot::READ_WRITE)?;
+        Ok(Self { memory, buffer })
+    }
+}
+
+/// The driver's turns, and those of the loop.
+struct Side {
+    name: &'static str,
+    turns: Vec<Turn>,
+    latencies: Latencies,
+}
+
+impl Side {
+    fn new(name: &'static str) -> Self {
+        Self { name, turns: Vec::new(), latencies: Latencies::new() }
+    }
+}
+
+/// Measures what is asked for.
+pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
+    let (space, device) = Space::open(&args.target)?;
+    let space = AddressSpace::new(space)?;
+    let regions = Registered::new(args, &space, u64::from(args.depth) * args.block)?;
+    let disk = Registered::new(args, &space, args.span)?;
+    let bench = Bench { args, space, regions, disk };
+    let (mut driver, mut hand) = (Side::new("dmaspan"), Side::new("hand-written"));
+    let mut access = Some(VfioAccess::new(&bench.space, device)?);
+    for turn in 0..args.turns {
+        let namespace = bench.driver_turn(bench.access(access.take())?, turn, &mut driver)?;
+        if args.hand_written {
+            bench.hand_turn(bench.access(None)?, &namespace, turn, &mut hand)?;
+        }
+    }
+    let rows: Vec<Row> = [driver, hand]
+        .iter()
+        .filter(|side| !side.turns.is_empty())
+        .map(|side| Row::new(side.name, args.block, &side.turns, &side.latencies))
+        .collect();
+    Ok(Report::new(args, rows))
+}
+
+impl Bench<'_> {
+    /// The controller: the one that was opened, or opened again.
+    fn access(&self, open: Option<VfioAccess<Space>>) -> Result<VfioAccess<Space>, Failure> {
+        if let Some(access) = open {
+            return Ok(access);
+        }
+        let device = self.space.space().attach(self.args.target.bdf)?;
+        Ok(VfioAccess::new(&self.space, device)?)
+    }
+
+    fn transfer(&self) -> Transfer {
+        if self.args.write { Transfer::Write } else { Transfer::Read }
+    }
+
+    /// What each of either's turns does: the same.
+    fn load(&self, namespace: &Namespace, turn: u64) -> Load {
+        let (count, turns) = (self.args.count, self.args.turns);
+        let until = match self.args.seconds {
+            Some(time) => Until::Time(time / u32::try_from(turns).unwrap_or(u32::MAX)),
+            None => Until::Count(count / turns + u64::from(turn < count % turns)),
+        };
+        Load {
+            transfer: self.transfer(),
+            bytes: self.args.block,
+            block_lg2: namespace.block_bytes().trailing_zeros(),
+            regions: self.args.depth,
+            until,
+            seed: turn,
+        }
+    }
+
+    fn words(&self, span: u64) -> Result<Words<'_>, Failure> {
+        let disk = self.disk.memory.words();
+        let span = usize::try_from(span / 8)?;
+        Ok(Words { regions: self.regions.memory.words(), disk: disk.get(..span).unwrap_or(disk) })
+    }
+
+    fn driver_turn(
+        &self,
+        access: VfioAccess<Space>,
+        turn: u64,
+        side: &mut Side,
+    ) -> Result<Namespace, Failure> {
+        let mut controller = Controller::new(access, 1)?;
+        let namespace = controller.namespace(1)?;
+        if self.args.block < namespace.block_bytes() {
+            return Err(format!("the disk has blocks of {} bytes", namespace.block_bytes()).into());
+        }
+        let mut queue = controller.create_queue(QueueConfig::new(self.args.depth + 1))?;
+        let span = self.span(&namespace);
+        if turn == 0 {
+            queue.read(&namespace, 0, &self.disk.buffer, 0..span)?;
+        }
+        let load = self.load(&namespace, turn);
+        let mut lane = Driver {
+            queue,
+            namespace,
+            transfer: load.transfer,
+            buffer: &self.regions.buffer,
+            bytes: load.bytes,
+            regions: vec![0; usize::from(self.args.depth)],
+        };
+        side.turns.push(load.run(&mut lane, self.words(span)?, &mut side.latencies)?);
+        let mut queue = lane.queue;
+        if self.args.write {
+            self.check_written(&namespace, &mut queue, span)?;
+        }
+        controller.shutdown([queue])?;
+        Ok(namespace)
+    }
+
+    fn hand_turn(
+        &self,
+        access: VfioAccess<Space>,
+        namespace: &Namespace,
+        turn: u64,
+        side: &mut Side,
+    ) -> Result<(), Failure> {
+        let load = self.load(namespace, turn);
+        let segments = self.regions.buffer.buffer().segments();
+        let start = segments.iter().next().map_or(0, |segment| segment.start().get());
+        let Load { transfer, bytes, block_lg2, regions, .. } = load;
+        let fixed = Fixed { transfer, start, bytes, block_lg2, regions };
+        let mut lane = Hand::new(access, &fixed)?;
+        let words = self.words(self.span(namespace))?;
+        let ran = load.run(&mut lane, words, &mut side.latencies);
+        lane.stop()?;
+        side.turns.push(ran?);
+        Ok(())
+    }
+
+    /// As much of the disk as is used.
+    fn span(&self, namespace: &Namespace) -> u64 {
+        let disk = namespace.blocks().saturating_mul(namespace.block_bytes());
+        let span = self.args.span.min(disk);
+        span - span % self.args.block
+    }
+
+    /// Reads all of it again, and compares the first and the last word of each I/O's blocks.
+    fn check_written(
+        &self,
+        namespace: &Namespace,
+        queue: &mut IoQueue<VfioAccess<Space>>,
+        span: u64,
+    ) -> Result<(), Failure> {
+        let read = Registered::new(self.args, &self.space, span)?;
+        queue.read(namespace, 0, &read.buffer, 0..span)?;
+        for block in (0..span).step_by(usize::try_from(self.args.block)?) {
+            for at in [block, block + self.args.block - 8] {
+                if read.memory.read_u64(at)? != self.disk.memory.read_u64(at)? {
+                    return Err(format!("what was written at byte {at:#x} is not there").into());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The driver, as something that does I/O with regions of a buffer.
+struct Driver<'a> {
+    queue: IoQueue<VfioAccess<Space>>,
+    namespace: Namespace,
+    transfer: Transfer,
+    buffer: &'a VfioBuffer<Space>,
+    bytes: u64,
+    /// Of each command.
+    regions: Vec<u16>,
+}
+
+impl Lane for Driver<'_> {
+    #[inline]
+    fn submit(&mut self, region: u16, lba: u64) -> Result<(), Failure> {
+        let start = u64::from(region) * self.bytes;
+        let range = start..start + self.bytes;
+        let id = self.queue.submit(self.transfer, &self.namespace, lba, self.buffer, range)?;
+        self.regions[id.index()] = region;
+        Ok(())
+    }
+
+    #[inline]
+    fn reap(&mut self, mut ended: impl FnMut(u16)) -> Result<(), Failure> {
+        let mut failed = None;
+        let regions = &self.regions;
+        self.queue.reap(|Completed { id, result, .. }| {
+            failed = failed.or(result.err());
+            ended(regions[id.index()]);
+        })?;
+        failed.map_or(Ok(()), |status| Err(format!("an I/O failed: {status}").into()))
+    }
+}

@@ -1,0 +1,163 @@
+//! The program `dmaspan-nvme`: identifies, reads and measures an NVMe controller by VFIO.
+//!
+//! ```text
+//! args ──► space (a container or iommufd) ──► identify, read
+//!             └──► bench: load ──► the driver, and hand in turn ──► report
+//! ```
+//!
+//! Exit codes: 0 done; 1 something failed; 2 wrong usage.
+
+mod args;
+mod bench;
+mod counting;
+mod hand;
+mod latency;
+mod load;
+mod report;
+mod space;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use dmaspan::Prot;
+use dmaspan_linux::{Memory, MemoryKind};
+use dmaspan_nvme::vfio::{AddressSpace, VfioAccess};
+use dmaspan_nvme::{Controller, QueueConfig};
+use serde_json::json;
+
+use args::{Command, Format, IdentifyArgs, Line, ReadArgs, Target};
+use load::Failure;
+use space::Space;
+
+#[global_allocator]
+static ALLOCATOR: counting::Counting = counting::Counting;
+
+/// Something failed.
+const FAILED: u8 = 1;
+/// The command line asks for what cannot be done.
+const WRONG_USAGE: u8 = 2;
+/// The most bytes that are read at once.
+const AT_ONCE: u64 = 4 << 20;
+
+fn main() -> ExitCode {
+    let line = match Line::try_parse() {
+        Ok(line) => line,
+        Err(error) => return not_parsed(&error),
+    };
+    let done = match &line.command {
+        Command::Identify(args) => identify(args),
+        Command::Read(args) => read(args),
+        Command::Bench(args) => bench::run(args).and_then(|report| match args.format {
+            Format::Table => print(&report.table()),
+            Format::Json => print(&report::json(&report)),
+        }),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// The space and the controller of a target, which is started.
+type Started = (Arc<AddressSpace<Space>>, Controller<VfioAccess<Space>>);
+
+fn start(target: &Target) -> Result<Started, Failure> {
+    let (space, device) = Space::open(target)?;
+    let space = AddressSpace::new(space)?;
+    let access = VfioAccess::new(&space, device)?;
+    Ok((space, Controller::new(access, 1)?))
+}
+
+fn identify(args: &IdentifyArgs) -> Result<(), Failure> {
+    let (_space, mut controller) = start(&args.target)?;
+    let namespace = controller.namespace(1)?;
+    let info = controller.info().clone();
+    controller.shutdown([])?;
+    let (blocks, block) = (namespace.blocks(), namespace.block_bytes());
+    match args.format {
+        Format::Json => print(&report::json(&json!({
+            "model": info.model,
+            "serial": info.serial,
+            "max_transfer_bytes": info.max_transfer,
+            "sgls": format!("{:?}", info.sgls).to_lowercase(),
+            "blocks": blocks,
+            "block_bytes": block,
+        }))),
+        Format::Table => {
+            let most = info.max_transfer.map_or("any".into(), |bytes| bytes.to_string());
+            print(&format!(
+                "model         {}\nserial        {}\nmax transfer  {most} bytes\n\
+                 SGLs          {:?}\nnamespace 1   {blocks} blocks of {block} bytes\n",
+                info.model, info.serial, info.sgls
+            ))
+        }
+    }
+}
+
+fn read(args: &ReadArgs) -> Result<(), Failure> {
+    if args.out.is_none() && io::stdout().is_terminal() {
+        return Err("this would write a disk's bytes to a terminal: name a file by --out".into());
+    }
+    let mut out: Box<dyn Write> = match &args.out {
+        Some(path) => Box::new(
+            File::create(path)
+                .map_err(|error| format!("{} cannot be created: {error}", path.display()))?,
+        ),
+        None => Box::new(io::stdout().lock()),
+    };
+    let (space, mut controller) = start(&args.target)?;
+    let namespace = controller.namespace(1)?;
+    let memory = Arc::new(Memory::new(MemoryKind::Thp, AT_ONCE)?);
+    let buffer = space.register(&memory, memory.user_range(), Prot::READ_WRITE)?;
+    let mut queue = controller.create_queue(QueueConfig::new(2))?;
+    let block = namespace.block_bytes();
+    let mut bytes = vec![0; usize::try_from(AT_ONCE)?];
+    let (mut lba, mut left) = (args.lba, args.blocks);
+    while left > 0 {
+        let count = left.min(AT_ONCE / block);
+        queue.read(&namespace, lba, &buffer, 0..count * block)?;
+        let part = bytes.get_mut(..usize::try_from(count * block)?).unwrap_or_default();
+        memory.read(0, part)?;
+        out.write_all(part)?;
+        lba += count;
+        left -= count;
+    }
+    out.flush()?;
+    Ok(controller.shutdown([queue])?)
+}
+
+/// Prints a result. Where nobody listens any more there is nobody to tell.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// What was asked for instead of a run, or why the command line is wrong: that in one line.
+fn not_parsed(error: &clap::Error) -> ExitCode {
+    let is_help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    if is_help {
+        let _ = error.print();
+    } else {
+        let message = error.to_string();
+        let lines = message.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+        let words: Vec<&str> =
+            lines.filter(|line| !line.is_empty() && !line.starts_with("tip:")).collect();
+        let _ = writeln!(io::stderr(), "{} (`--help` says more)", words.join(" "));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE))
+}

@@ -46,7 +46,7 @@ use std::time::Instant;
 
 use dmaspan::iommu::iova::{self, Align, Iovas, Request};
 use dmaspan::regbuf::{Buffer, BuildError, ImportError, Keep, Segments, SegmentsBuilder};
-use dmaspan::{DmaAddr, DmaSpace, Errno, Iova, Prot, RangeError, Span, UserRange};
+use dmaspan::{DmaAddr, DmaSpace, Iova, Prot, RangeError, Span, UserRange};
 use dmaspan_drivers::Mmio as _;
 use dmaspan_linux::vfio::{Bar, BusMaster, Device, DeviceError, Event, Msix};
 use dmaspan_linux::{Memory, MemoryKind, UserPlatform};
@@ -95,7 +95,7 @@ pub enum OpenError {
     Interrupts(DeviceError),
     /// It cannot be allowed to access memory.
     #[error("the device cannot be made a bus master: {0}")]
-    BusMaster(Errno),
+    BusMaster(DeviceError),
 }
 
 /// An address space of devices, and which of its IOVAs are taken.

@@ -18,9 +18,10 @@ struct Program {
     place: &'static str,
 }
 
-const PROGRAMS: [Program; 2] = [
+const PROGRAMS: [Program; 3] = [
     Program { package: "dmaspan-guest", name: "dmaspan-guest", place: "bin/dmaspan-guest" },
     Program { package: "dmaspan-cli", name: "dmaspan", place: "bin/dmaspan" },
+    Program { package: "dmaspan-nvme", name: "dmaspan-nvme", place: "bin/dmaspan-nvme" },
 ];
 /// The one that a guest begins with, once more.
 const INIT: &str = "dmaspan-guest";

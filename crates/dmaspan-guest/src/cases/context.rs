@@ -39,7 +39,6 @@ impl Default for Context {
 
 /// What a case may need to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(dead_code, reason = "no case of this list needs them all")]
 pub(crate) enum Need {
     /// The kernel has the backend.
     Backend,

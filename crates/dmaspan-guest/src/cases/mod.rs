@@ -17,6 +17,7 @@ mod context;
 mod device;
 mod guest;
 mod iommufd;
+mod nvme;
 mod refusals;
 mod type1;
 
@@ -70,6 +71,17 @@ pub(crate) const CASES: &[Case] = &[
     iommufd::MOVES,
     iommufd::COPIES,
     iommufd::PROMISES,
+    nvme::THP,
+    nvme::BASE,
+    nvme::HUGETLB,
+    nvme::HUGETLB_1G,
+    nvme::MEMFD,
+    nvme::MEMFD_HUGETLB,
+    nvme::OUT_OF_REACH,
+    nvme::ODD_PAGES,
+    nvme::DEPTH,
+    nvme::INTERRUPTS,
+    nvme::DIRECTIONS,
 ];
 
 /// What was asked for.

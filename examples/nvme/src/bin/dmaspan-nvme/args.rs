@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
 /// Identifies, reads and measures an NVMe controller by VFIO, with the driver of dmaspan.
@@ -47,31 +48,9 @@ An I/O allocates nothing: allocations are counted from the first I/O on.";
 pub(crate) struct Target {
     /// The PCI function, such as 0000:00:05.0.
     pub(crate) bdf: Bdf,
-    /// The interface of the kernel.
-    #[arg(long, value_enum, default_value_t = Backend::Vfio)]
+    /// The interface of the kernel: vfio, iommufd or compat.
+    #[arg(long, default_value_t = Backend::Vfio)]
     pub(crate) backend: Backend,
-}
-
-/// Which interface of the kernel maps memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    /// VFIO's container of type 1.
-    Vfio,
-    /// iommufd.
-    Iommufd,
-    /// The container's interface, answered by iommufd.
-    Compat,
-}
-
-impl Backend {
-    /// Its name on the command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Vfio => "vfio",
-            Self::Iommufd => "iommufd",
-            Self::Compat => "compat",
-        }
-    }
 }
 
 /// How results are printed.

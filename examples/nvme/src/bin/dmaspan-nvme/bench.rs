@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dmaspan::Prot;
 use dmaspan_linux::Memory;
+use dmaspan_linux::vfio::Space;
 use dmaspan_nvme::vfio::{AddressSpace, VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Completed, Controller, IoQueue, Namespace, QueueConfig, Transfer};
 
@@ -12,7 +13,6 @@ use crate::hand::{Fixed, Hand};
 use crate::latency::Latencies;
 use crate::load::{Failure, Lane, Load, Turn, Until, Words};
 use crate::report::{Report, Row};
-use crate::space::Space;
 
 /// What the bench works on.
 struct Bench<'a> {
@@ -53,7 +53,7 @@ impl Side {
 
 /// Measures what is asked for.
 pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
-    let (space, device) = Space::open(&args.target)?;
+    let (space, device) = Space::open(args.target.backend, args.target.bdf)?;
     let space = AddressSpace::new(space)?;
     let regions = Registered::new(args, &space, u64::from(args.depth) * args.block)?;
     let disk = Registered::new(args, &space, args.span)?;

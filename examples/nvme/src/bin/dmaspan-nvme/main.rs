@@ -1,7 +1,7 @@
 //! The program `dmaspan-nvme`: identifies, reads and measures an NVMe controller by VFIO.
 //!
 //! ```text
-//! args ──► space (a container or iommufd) ──► identify, read
+//! args ──► a space, and a controller ──► identify, read
 //!             └──► bench: load ──► the driver, and hand in turn ──► report
 //! ```
 //!
@@ -14,7 +14,6 @@ mod hand;
 mod latency;
 mod load;
 mod report;
-mod space;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -24,6 +23,7 @@ use std::sync::Arc;
 use clap::Parser;
 use clap::error::ErrorKind;
 use dmaspan::Prot;
+use dmaspan_linux::vfio::Space;
 use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::{AddressSpace, VfioAccess};
 use dmaspan_nvme::{Controller, QueueConfig};
@@ -31,7 +31,6 @@ use serde_json::json;
 
 use args::{Command, Format, IdentifyArgs, Line, ReadArgs, Target};
 use load::Failure;
-use space::Space;
 
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
@@ -69,7 +68,7 @@ fn main() -> ExitCode {
 type Started = (Arc<AddressSpace<Space>>, Controller<VfioAccess<Space>>);
 
 fn start(target: &Target) -> Result<Started, Failure> {
-    let (space, device) = Space::open(target)?;
+    let (space, device) = Space::open(target.backend, target.bdf)?;
     let space = AddressSpace::new(space)?;
     let access = VfioAccess::new(&space, device)?;
     Ok((space, Controller::new(access, 1)?))

@@ -1,0 +1,272 @@
+//! The NVMe driver over VFIO: what a device does to memory that is mapped for it, and to memory
+//! that is not.
+//!
+//! Each word of the disk holds its tag and its own offset. What cases write is behind the first
+//! MiB, which stays as it is.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use dmaspan::{DmaSpace as _, Iova, IovaRange, Prot};
+use dmaspan_linux::vfio::Space;
+use dmaspan_linux::{Memory, MemoryKind};
+use dmaspan_nvme::vfio::{AddressSpace, VfioAccess, VfioBuffer};
+use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
+
+use super::{Case, Context, Need, Outcome, Result};
+
+/// What the words of the disk hold besides their offset.
+const TAG: u64 = 0xfeed_0000_0000_0000;
+const MIB: u64 = 1 << 20;
+/// The part of the disk that cases write to.
+const SCRATCH: u64 = 32 * MIB;
+
+const fn case(name: &'static str, needs: &'static [Need], run: fn(&Context) -> Result) -> Case {
+    Case { name, needs, run }
+}
+
+const HUGEPAGES: &[Need] = &[Need::Backend, Need::Hugepages(4)];
+const BACKEND: &[Need] = &[Need::Backend];
+
+/// DMA in both directions, of this kind of memory.
+pub(super) const THP: Case =
+    case("nvme/dma_both_ways_with_thp", BACKEND, |at| both_ways(at, MemoryKind::Thp));
+/// DMA in both directions, of this kind of memory.
+pub(super) const BASE: Case =
+    case("nvme/dma_both_ways_with_base", BACKEND, |at| both_ways(at, MemoryKind::Base));
+/// DMA in both directions, of this kind of memory.
+pub(super) const HUGETLB: Case =
+    case("nvme/dma_both_ways_with_hugetlb", HUGEPAGES, |at| both_ways(at, MemoryKind::Hugetlb2M));
+/// DMA in both directions, of this kind of memory.
+pub(super) const HUGETLB_1G: Case =
+    case("nvme/dma_both_ways_with_hugetlb-1g", BACKEND, |at| both_ways(at, MemoryKind::Hugetlb1G));
+/// DMA in both directions, of this kind of memory.
+pub(super) const MEMFD: Case =
+    case("nvme/dma_both_ways_with_memfd", BACKEND, |at| both_ways(at, MemoryKind::Memfd));
+/// DMA in both directions, of this kind of memory.
+pub(super) const MEMFD_HUGETLB: Case =
+    case("nvme/dma_both_ways_with_memfd-hugetlb", HUGEPAGES, |at| {
+        both_ways(at, MemoryKind::MemfdHugetlb2M)
+    });
+/// Memory that was unmapped stays as it is.
+pub(super) const OUT_OF_REACH: Case =
+    case("nvme/unmapped_memory_is_out_of_reach", BACKEND, out_of_reach);
+/// Lists of PRPs, from odd pages on.
+pub(super) const ODD_PAGES: Case = case("nvme/lists_reach_odd_pages", BACKEND, odd_pages);
+/// 32 reads in flight.
+pub(super) const DEPTH: Case = case("nvme/depth_keeps_reads_apart", BACKEND, depth);
+/// MSI-X.
+pub(super) const INTERRUPTS: Case =
+    case("nvme/interrupts_say_that_reads_have_ended", BACKEND, interrupts);
+/// What a device may only read.
+pub(super) const DIRECTIONS: Case = case("nvme/a_buffer_is_for_its_direction", BACKEND, directions);
+
+type Access = VfioAccess<Space>;
+type Registered = VfioBuffer<Space>;
+
+/// A controller that was started.
+struct Rig {
+    space: Arc<AddressSpace<Space>>,
+    controller: Controller<Access>,
+    namespace: Namespace,
+    queue: IoQueue<Access>,
+}
+
+impl Rig {
+    fn new(context: &Context, config: QueueConfig) -> std::result::Result<Self, Failure> {
+        let (space, device) = context.open()?;
+        let space = AddressSpace::new(space)?;
+        let access = VfioAccess::new(&space, device)?;
+        let access = match config.vector {
+            Some(vector) => access.with_interrupts(vector + 1)?,
+            None => access,
+        };
+        let mut controller = Controller::new(access, 1)?;
+        let namespace = controller.namespace(1)?;
+        let queue = controller.create_queue(config)?;
+        Ok(Self { space, controller, namespace, queue })
+    }
+
+    /// Memory of a kind, mapped for reading and writing.
+    fn memory(&self, kind: MemoryKind, len: u64) -> std::result::Result<Mapped, Failure> {
+        let len = len.next_multiple_of(kind.page_size());
+        let memory = Arc::new(Memory::new(kind, len)?);
+        let buffer = self.space.register(&memory, memory.user_range(), Prot::READ_WRITE)?;
+        Ok(Mapped { memory, buffer })
+    }
+
+    fn block(&self, byte: u64) -> u64 {
+        byte / self.namespace.block_bytes()
+    }
+
+    /// Shuts the controller down, and closes everything.
+    fn end(self) -> Result {
+        self.controller.shutdown([self.queue])?;
+        Ok(Outcome::Passed)
+    }
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+struct Mapped {
+    memory: Arc<Memory>,
+    buffer: Registered,
+}
+
+/// What the disk has from `byte` on.
+fn tagged(byte: u64) -> impl FnMut(u64) -> u64 {
+    move |word| TAG | (byte + 8 * word)
+}
+
+/// The disk's first MiB comes in; what is written from memory comes back into other memory.
+fn both_ways(context: &Context, kind: MemoryKind) -> Result {
+    let mut rig = Rig::new(context, QueueConfig::new(4))?;
+    let there = match rig.memory(kind, 2 * MIB) {
+        Ok(there) => there,
+        Err(error) if kind == MemoryKind::Hugetlb1G => {
+            rig.end()?;
+            return Ok(Outcome::Skipped(error.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    let Rig { queue, namespace, .. } = &mut rig;
+    queue.read(namespace, 0, &there.buffer, 0..MIB)?;
+    there.memory.check_words(0, MIB, tagged(0))?;
+    // Nothing that an earlier case has left there.
+    let salt = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() << 32
+        | u64::from(std::process::id());
+    let value = |word: u64| salt ^ word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    there.memory.fill_words(0, 2 * MIB, value)?;
+    let lba = SCRATCH / namespace.block_bytes();
+    queue.write(namespace, lba, &there.buffer, 0..2 * MIB)?;
+    queue.flush(namespace)?;
+    let back = rig.memory(MemoryKind::Base, 2 * MIB)?;
+    rig.queue.read(&rig.namespace, lba, &back.buffer, 0..2 * MIB)?;
+    back.memory.check_words(0, 2 * MIB, value)?;
+    rig.end()
+}
+
+/// Memory that was unmapped stays as it is, whatever the controller is told; mapped again it does
+/// not.
+fn out_of_reach(context: &Context) -> Result {
+    let mut rig = Rig::new(context, QueueConfig::new(4))?;
+    let there = rig.memory(MemoryKind::Thp, 2 * MIB)?;
+    rig.queue.read(&rig.namespace, 0, &there.buffer, 0..0x1_0000)?;
+    there.memory.check_words(0, 0x1_0000, tagged(0))?;
+    // Behind the back of the buffer, which does not know.
+    let segment = there.buffer.buffer().segments().iter().next().ok_or("there is no segment")?;
+    let range = IovaRange::from_len(Iova::new(segment.start().get()), segment.len())?;
+    let unmapped = rig.space.space().unmap(range)?;
+    if unmapped != segment.len() {
+        return Err(format!("{unmapped:#x} bytes were unmapped of {:#x}", segment.len()).into());
+    }
+    there.memory.fill_words(0, 0x1_0000, |word| !word)?;
+    // QEMU's controller says that it succeeded; others say that it did not.
+    let told = rig.queue.read(&rig.namespace, 0, &there.buffer, 0..0x1_0000);
+    if let Err(error) = told
+        && !matches!(error, Error::Command { .. })
+    {
+        return Err(error.into());
+    }
+    there.memory.check_words(0, 0x1_0000, |word| !word)?;
+    let again = rig.space.register(&there.memory, there.memory.user_range(), Prot::READ_WRITE)?;
+    rig.queue.read(&rig.namespace, 0, &again, 0..0x1_0000)?;
+    there.memory.check_words(0, 0x1_0000, tagged(0))?;
+    rig.end()
+}
+
+/// Transfers of 128 KiB and 1 MiB that begin at odd pages, and amid one.
+fn odd_pages(context: &Context) -> Result {
+    let mut rig = Rig::new(context, QueueConfig::new(4))?;
+    for kind in [MemoryKind::Base, MemoryKind::Thp] {
+        let there = rig.memory(kind, 4 * MIB)?;
+        for (offset, len) in
+            [(0x3000, 0x2_0000), (0x5200, 0x2_0000), (0x7000, MIB), (0x1_1e00, MIB)]
+        {
+            there.memory.fill_words(0, 4 * MIB, |word| !word)?;
+            rig.queue.read(&rig.namespace, 8, &there.buffer, offset..offset + len)?;
+            let at = 8 * rig.namespace.block_bytes();
+            there.memory.check_words(offset, len, tagged(at))?;
+            // Nothing beside it was written.
+            there.memory.check_words(0, offset, |word| !word)?;
+            let (end, behind) = (offset + len, 0x1000);
+            there.memory.check_words(end, behind, |word| !(end / 8 + word))?;
+        }
+    }
+    rig.end()
+}
+
+/// 32 reads in flight, each of its own place to its own.
+fn depth(context: &Context) -> Result {
+    let mut rig = Rig::new(context, QueueConfig::new(33))?;
+    let there = rig.memory(MemoryKind::Base, 32 * 0x1000)?;
+    // 13 has no factor in common with 32: each place once.
+    let place = |n: u64| (n * 13 % 32) * 0x1000;
+    for round in 0..8 {
+        there.memory.fill_words(0, 32 * 0x1000, |word| !word)?;
+        for n in 0..32 {
+            let (lba, at) = (rig.block((round * 32 + n) * 0x1000), place(n));
+            let (queue, buffer) = (&mut rig.queue, &there.buffer);
+            queue.submit(Transfer::Read, &rig.namespace, lba, buffer, at..at + 0x1000)?;
+        }
+        let mut failed = None;
+        let began = Instant::now();
+        while rig.queue.in_flight() > 0 && began.elapsed() < Duration::from_secs(30) {
+            rig.queue.reap(|done| failed = failed.or(done.result.err()))?;
+        }
+        if let Some(status) = failed {
+            return Err(format!("a read failed: {status}").into());
+        }
+        for n in 0..32 {
+            there.memory.check_words(place(n), 0x1000, tagged((round * 32 + n) * 0x1000))?;
+        }
+    }
+    rig.end()
+}
+
+/// A wait ends by the controller's interrupt, long before its time is up, and at once where
+/// something has ended already.
+fn interrupts(context: &Context) -> Result {
+    const LONG: Duration = Duration::from_secs(60);
+    let config = QueueConfig { vector: Some(1), ..QueueConfig::new(4) };
+    let mut rig = Rig::new(context, config)?;
+    let there = rig.memory(MemoryKind::Base, 0x1000)?;
+    let began = Instant::now();
+    for n in 0..16 {
+        let lba = rig.block(n * 0x1000);
+        rig.queue.submit(Transfer::Read, &rig.namespace, lba, &there.buffer, 0..0x1000)?;
+        let mut reaped = 0;
+        while reaped == 0 && began.elapsed() < LONG {
+            rig.queue.wait(LONG);
+            reaped += rig.queue.reap(|_| ())?;
+        }
+        there.memory.check_words(0, 0x1000, tagged(n * 0x1000))?;
+    }
+    if began.elapsed() >= LONG {
+        return Err("no interrupt came".into());
+    }
+    // Nothing is in flight, so the time is up.
+    let began = Instant::now();
+    rig.queue.wait(Duration::from_millis(1));
+    rig.queue.wait(Duration::from_millis(50));
+    if began.elapsed() < Duration::from_millis(50) {
+        return Err("a wait ended for no reason, twice".into());
+    }
+    rig.end()
+}
+
+/// A buffer that the device may only read is not read into, and can be written from.
+fn directions(context: &Context) -> Result {
+    let mut rig = Rig::new(context, QueueConfig::new(4))?;
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 0x1000)?);
+    memory.fill_words(0, 0x1000, |word| word)?;
+    let readable = rig.space.register(&memory, memory.user_range(), Prot::READ)?;
+    match rig.queue.read(&rig.namespace, 0, &readable, 0..0x1000) {
+        Err(Error::Import(_)) => {}
+        other => return Err(format!("a read into what may be read alone: {other:?}").into()),
+    }
+    let lba = rig.block(SCRATCH);
+    rig.queue.write(&rig.namespace, lba, &readable, 0..0x1000)?;
+    memory.check_words(0, 0x1000, |word| word)?;
+    rig.end()
+}

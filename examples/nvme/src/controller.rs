@@ -126,7 +126,8 @@ impl<A: Access> Controller<A> {
     ///
     /// With no queues made: [`Error::NoQueue`], [`Error::Depth`], [`Error::ListPages`],
     /// [`Error::Registers`], [`Error::Vector`], [`Error::Allocate`]; and [`Error::Command`],
-    /// [`Error::Timeout`], [`Error::Fatal`] or [`Error::Gone`] where the controller does not make them.
+    /// [`Error::Timeout`], [`Error::Fatal`] or [`Error::Gone`] where the controller does not make
+    /// them.
     pub fn create_queue(&mut self, config: QueueConfig) -> Result<IoQueue<A>, Error> {
         let id = self.vacant.pop().ok_or(Error::NoQueue { count: self.granted })?;
         let new = match config.vector {

@@ -20,7 +20,7 @@
 //! | `controller.rs` | starting, identifying, making queues, shutting down |
 //! | `namespace.rs`, `io.rs` | blocks; reading and writing them |
 //! | `vfio` | with the feature `vfio`: controllers that a Linux process has by VFIO |
-//! | `bin/dmaspan-nvme` | with the feature `program`: identifies, reads and measures such controllers |
+//! | `bin/dmaspan-nvme` | with the feature `program`: identifies, reads and measures them |
 //!
 //! ```
 //! use dmaspan_nvme::access::Access;

@@ -408,7 +408,7 @@ where
         }
         if polls < YIELDS {
             thread::yield_now();
-            if polls % LOOK != 0 {
+            if !polls.is_multiple_of(LOOK) {
                 return Pause::Again;
             }
         } else {

@@ -80,8 +80,8 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                 if declares || NVME_PROMISES.contains(&inner) {
                     continue;
                 }
-                "the NVMe driver has no unsafe code: what it relies on is promised in `vfio.rs`, by \
-                 whoever implements the traits of `access.rs`"
+                "the NVMe driver has no unsafe code: what it relies on is promised in `vfio.rs`, \
+                 by whoever implements the traits of `access.rs`"
             } else {
                 continue;
             };

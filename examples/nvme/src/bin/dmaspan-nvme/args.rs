@@ -102,8 +102,8 @@ pub(crate) struct BenchArgs {
     /// For how many seconds, instead of a count.
     #[arg(long, conflicts_with = "count", value_parser = seconds)]
     pub(crate) seconds: Option<Duration>,
-    /// In how many turns.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    /// In how many turns. Many short ones are fair on a machine that does other things, too.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) turns: u64,
     /// The bytes from the start of the disk on that are used.
     #[arg(long, default_value = "32m", value_parser = size)]

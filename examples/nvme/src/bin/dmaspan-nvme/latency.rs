@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_time_is_in_a_class_that_begins_little_below_it() {
         for ns in
-            (0..100_000).chain((10..63).flat_map(|lg2| [(1 << lg2) - 1, 1 << lg2, 3 << lg2 - 1]))
+            (0..100_000).chain((10..63).flat_map(|lg2| [(1 << lg2) - 1, 1 << lg2, 3 << (lg2 - 1)]))
         {
             let below = lowest(class(ns));
             assert!(below <= ns && ns - below <= ns / 32, "{ns} {below}");

@@ -211,6 +211,6 @@ impl Random {
         z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
         // The upper half of the product is below the bound.
-        u64::try_from(u128::from(z) * u128::from(bound) >> 64).unwrap_or(0)
+        u64::try_from((u128::from(z) * u128::from(bound)) >> 64).unwrap_or(0)
     }
 }

@@ -3,6 +3,8 @@
 //! A leaf maps a block of its size, aligned on both sides. Where the memory's pages are as large
 //! and the user's address is congruent to the IOVA modulo a leaf, the kernel can use it.
 
+use std::iter;
+
 use dmaspan::{Iova, UserRange, lg2};
 
 /// Larger leaves are not counted on: no page of the CPU is larger.
@@ -29,8 +31,12 @@ impl LeafSizes {
 
     /// The sizes, the largest first.
     pub(super) fn descending(self) -> impl Iterator<Item = u64> {
-        let bits = (0..u64::BITS).rev().map(lg2::size);
-        bits.filter(move |size| self.0 & size != 0)
+        let mut rest = self.0;
+        iter::from_fn(move || {
+            let size = lg2::size(rest.checked_ilog2()?);
+            rest ^= size;
+            Some(size)
+        })
     }
 
     /// The sizes of which an aligned block lies in `user`, the largest first.

@@ -6,10 +6,12 @@
 //! leaves take less. Whether the granule of 0 is taken is said beside the allocator: it is handed
 //! out only to who asks for it.
 //!
-//! The lowest IOVAs are handed out first.
+//! The lowest IOVAs are handed out first. Maps that are planned together share a block of them
+//! where they are small: to find IOVAs for each would cost as much as to map a few pages.
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dmaspan::iommu::iova::{self, Align, Iovas, Request, Space};
 use dmaspan::space::Limits;
@@ -49,14 +51,40 @@ enum Zero {
     Taken,
 }
 
-/// IOVAs that one map has. Dropped, they are never handed out again.
+/// A block is no longer, unless one map is: larger maps cost the kernel more than they cost here.
+const BLOCK_MOST: u64 = 1 << 30;
+
+/// IOVAs that were allocated at once, for one map or several.
+#[derive(Debug)]
+struct Block {
+    iovas: Mutex<Option<Iovas>>,
+    /// How many maps have not given theirs back.
+    places: AtomicUsize,
+}
+
+impl Block {
+    fn new(iovas: Iovas, places: usize) -> Arc<Self> {
+        let (iovas, places) = (Mutex::new(Some(iovas)), AtomicUsize::new(places));
+        Arc::new(Self { iovas, places })
+    }
+}
+
+/// Where maps lie in a block, from its start on.
+#[derive(Debug, Default)]
+struct Layout {
+    offsets: Vec<u64>,
+    len: u64,
+    align: u64,
+}
+
+/// IOVAs that one map has. Dropped, they are never handed out again, nor is the block they are of.
 #[derive(Debug)]
 #[must_use = "IOVAs that are dropped are lost for good"]
 pub(super) struct Place {
     /// Where the map is, in what is held.
     pub(super) range: IovaRange,
     /// What is held without the granule of 0.
-    held: Option<Iovas>,
+    held: Option<Arc<Block>>,
     zero: Zero,
 }
 
@@ -108,8 +136,67 @@ impl Places {
         books.apertures = apertures.to_vec();
     }
 
-    /// IOVAs for a map: those it asks for, else such as permit the largest leaves.
-    pub(super) fn take(&self, map: &Run) -> Result<Place, PlanError> {
+    /// IOVAs for each of the maps: those it asks for, else such as permit the largest leaves.
+    pub(super) fn take_all(&self, maps: &[Run]) -> Result<Vec<Place>, PlanError> {
+        let mut taken = Vec::with_capacity(maps.len());
+        let mut rest = maps;
+        while !rest.is_empty() {
+            let layout = self.layout(rest);
+            let (maps, more) = rest.split_at(layout.offsets.len().clamp(1, rest.len()));
+            rest = more;
+            if maps.len() > 1 && self.take_block(maps, &layout, &mut taken) {
+                continue;
+            }
+            for map in maps {
+                match self.take(map) {
+                    Ok(place) => taken.push(place),
+                    Err(error) => {
+                        taken.into_iter().for_each(|place| self.free(place));
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// How the first of the maps lie in one block, where they do not ask for IOVAs.
+    fn layout(&self, maps: &[Run]) -> Layout {
+        let mut layout = Layout::default();
+        for map in maps.iter().take_while(|map| map.iova.is_none()) {
+            let Some(leaf) = self.leaves.fitting(map.user).next() else { break };
+            let skip = map.user.start().get().wrapping_sub(layout.len) & (leaf - 1);
+            let Some(offset) = layout.len.checked_add(skip) else { break };
+            let Some(behind) = offset.checked_add(map.len()).filter(|&end| end <= BLOCK_MOST)
+            else {
+                break;
+            };
+            layout.offsets.push(offset);
+            layout.len = behind;
+            layout.align = layout.align.max(leaf);
+        }
+        layout
+    }
+
+    /// Takes a block and says of each map where it is in it. Whether there was room.
+    fn take_block(&self, maps: &[Run], layout: &Layout, taken: &mut Vec<Place>) -> bool {
+        let Layout { ref offsets, len, align } = *layout;
+        let request = Request { bytes: len, align: Align::To(align), limit: self.limit };
+        let Ok(iovas) = self.books.lock().iovas.alloc(request) else { return false };
+        let start = iovas.range().start();
+        let block = Block::new(iovas, maps.len());
+        let places = maps.iter().zip(offsets).filter_map(|(map, &offset)| {
+            let first = start.wrapping_add(offset);
+            // It is in the block.
+            let range = IovaRange::new(first, first.wrapping_add(map.user.len_less_one()))?;
+            Some(Place { range, held: Some(Arc::clone(&block)), zero: Zero::Outside })
+        });
+        taken.extend(places);
+        true
+    }
+
+    /// IOVAs for one map.
+    fn take(&self, map: &Run) -> Result<Place, PlanError> {
         let mut books = self.books.lock();
         if let Some(range) = map.iovas() {
             return books.take_at(range, self.granule).map_err(|error| match error {
@@ -134,21 +221,21 @@ impl Places {
             let range = IovaRange::new(first, first.wrapping_add(map.user.len_less_one()));
             // What is held begins `skew` before the range and is as long as both.
             let Some(range) = range else { continue };
-            return Ok(Place { range, held: Some(held), zero: Zero::Outside });
+            return Ok(Place { range, held: Some(Block::new(held, 1)), zero: Zero::Outside });
         }
         Err(PlanError::NoRoom { region: map.region, len: map.len(), limit: self.limit })
     }
 
     /// Takes IOVAs back at which nothing is mapped any more.
     pub(super) fn free(&self, place: Place) {
-        let mut books = self.books.lock();
         let Place { held, zero, .. } = place;
         if zero == Zero::Taken {
-            books.zero = Zero::Free;
+            self.books.lock().zero = Zero::Free;
         }
-        if let Some(held) = held {
+        let last = held.filter(|block| block.places.fetch_sub(1, Ordering::AcqRel) == 1);
+        if let Some(iovas) = last.and_then(|block| block.iovas.lock().take()) {
             // They are of this space. Those of another one would be lost.
-            let _ = books.iovas.free(held);
+            let _ = self.books.lock().iovas.free(iovas);
         }
     }
 
@@ -162,7 +249,7 @@ impl Books {
     /// Exactly `range`, which is whole granules.
     fn take_at(&mut self, range: IovaRange, granule: u64) -> Result<Place, iova::Error> {
         if range.start().get() >= granule {
-            let held = Some(self.iovas.alloc_at(range)?);
+            let held = Some(Block::new(self.iovas.alloc_at(range)?, 1));
             return Ok(Place { range, held, zero: Zero::Outside });
         }
         if self.zero != Zero::Free {
@@ -172,6 +259,7 @@ impl Books {
         }
         let rest = IovaRange::new(Iova::new(granule), range.last());
         let held = rest.map(|rest| self.iovas.alloc_at(rest)).transpose()?;
+        let held = held.map(|iovas| Block::new(iovas, 1));
         self.zero = Zero::Taken;
         Ok(Place { range, held, zero: Zero::Taken })
     }

@@ -121,16 +121,7 @@ impl Plan {
     ) -> Result<(Self, Vec<Place>), PlanError> {
         let Merged { maps, pieces, mut map_of_run } = merge(regions)?;
         check(limits, places.granule().max(limits.granule()), &maps)?;
-        let mut taken = Vec::with_capacity(maps.len());
-        for map in &maps {
-            match places.take(map) {
-                Ok(place) => taken.push(place),
-                Err(error) => {
-                    taken.into_iter().for_each(|place| places.free(place));
-                    return Err(error);
-                }
-            }
-        }
+        let mut taken = places.take_all(&maps)?;
         let of = |(run, place): (Run, &Place)| {
             let Run { memory, user, prot, .. } = run;
             PlannedMap { memory, user, iova: place.range, prot }

@@ -1,5 +1,7 @@
 //! The boots: which guests there are and what each does.
 
+use super::qemu::Time;
+
 /// Which kernels a boot is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum On {
@@ -29,6 +31,8 @@ pub(super) struct Boot {
     pub(super) on: &'static [On],
     /// What translates.
     pub(super) iommu: Iommu,
+    /// How its instructions pass.
+    pub(super) time: Time,
     /// Its memory, as QEMU writes sizes.
     pub(super) memory: &'static str,
     /// More arguments of QEMU.
@@ -51,6 +55,7 @@ const PLAIN: Boot = Boot {
     name: "",
     on: &[],
     iommu: Iommu::Intel,
+    time: Time::Real,
     memory: "3G",
     qemu: &[],
     cmdline: "",
@@ -96,6 +101,20 @@ pub(super) const BOOTS: &[Boot] = &[
             "hugepages 64",
             "dmaspan-guest cases --backend vfio",
             "dmaspan-guest cases --backend iommufd",
+        ],
+        ..PLAIN
+    },
+    Boot {
+        name: "counted",
+        on: &[On::Iommufd],
+        time: Time::Counted,
+        commands: &[
+            NVME,
+            "hugepages 512",
+            // The kernel first ends what it does after it started.
+            "settle 20",
+            "dmaspan-guest cases --backend vfio plan/",
+            "dmaspan-guest cases --backend iommufd plan/",
         ],
         ..PLAIN
     },

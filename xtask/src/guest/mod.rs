@@ -261,7 +261,7 @@ impl<'r> Guest<'r> {
             machine: Machine {
                 iommu: boot.iommu,
                 memory: boot.memory,
-                time: Time::Real,
+                time: boot.time,
                 extra: boot.qemu.iter().map(|&word| word.to_owned()).collect(),
                 cmdline: boot.cmdline,
             },

@@ -75,8 +75,13 @@ impl Machine<'_> {
             Iommu::Intel => "intel_iommu=on",
             Iommu::Virtio => "vfio_iommu_type1.allow_unsafe_interrupts=1",
         };
+        // A word of a module that there is not: the kernel passes it over.
+        let counted = match self.time {
+            Time::Real => "",
+            Time::Counted => "dmaspan.counted ",
+        };
         let always = "console=ttyS0 loglevel=2 no_timer_check oops=panic panic=-1";
-        format!("{always} {iommu} {}", self.cmdline).trim_end().to_owned()
+        format!("{always} {iommu} {counted}{}", self.cmdline).trim_end().to_owned()
     }
 }
 
@@ -171,6 +176,7 @@ mod tests {
         assert!(intel.contains(" intel_iommu=on a=b -device x"));
         let counted = arguments(Iommu::Virtio, Time::Counted);
         assert!(counted.contains("-smp 1 -icount shift=0,sleep=off"), "{counted}");
+        assert!(counted.contains(" dmaspan.counted a=b ") && !intel.contains("counted"));
         assert!(counted.contains("virtio-iommu-pci") && !counted.contains("intel"));
     }
 

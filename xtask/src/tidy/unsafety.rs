@@ -30,12 +30,14 @@ const NVME: &str = "examples/nvme/src/";
 /// and that an allocator is one.
 const NVME_DECLARES: &str = "access.rs";
 const NVME_PROMISES: [&str; 2] = ["vfio.rs", "bin/dmaspan-nvme/counting.rs"];
+const GUEST: &str = "crates/dmaspan-guest/src/";
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
 /// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
 /// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
-/// drivers, in the harness for QEMU `ram.rs` and promises, in the program nothing, and in the NVMe
-/// driver declarations of traits, what VFIO promises, and a counting allocator.
+/// drivers, in the harness for QEMU `ram.rs` and promises, in the guests' program
+/// `cases/plain.rs`, in the program nothing, and in the NVMe driver declarations of traits, what
+/// VFIO promises, and a counting allocator.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/").chain(tree.rust(NVME)) {
@@ -73,6 +75,11 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                     continue;
                 }
                 "unsafe code of the harness stands in `ram.rs`"
+            } else if let Some(inner) = path.strip_prefix(GUEST) {
+                if inner == "cases/plain.rs" {
+                    continue;
+                }
+                "unsafe code of the guests' program stands in `cases/plain.rs`"
             } else if path.starts_with(CLI) {
                 "the program has no unsafe code; move it to a library crate behind a safe function"
             } else if let Some(inner) = path.strip_prefix(NVME) {
@@ -132,6 +139,8 @@ mod tests {
     #[test]
     fn the_program_has_none() {
         assert_eq!(lines("crates/dmaspan-cli/src/main.rs", "unsafe fn f() {}"), [1]);
+        assert_eq!(lines("crates/dmaspan-guest/src/main.rs", "unsafe fn f() {}"), [1]);
+        assert!(lines("crates/dmaspan-guest/src/cases/plain.rs", "unsafe fn f() {}").is_empty());
     }
 
     #[test]

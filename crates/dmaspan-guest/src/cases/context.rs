@@ -11,6 +11,11 @@ const NVME: &str = "0000:00:05.0";
 /// The function whose BAR 2 is memory that others reach: QEMU's `ivshmem-plain`.
 const PEER: &str = "0000:00:06.0";
 
+/// How many hugepages of 2 MiB are free.
+pub(super) const FREE_HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+/// The word of the kernel's command line that says that instructions are counted.
+const COUNTED: &str = "dmaspan.counted";
+
 /// What a case is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Context {
@@ -46,6 +51,8 @@ pub(crate) enum Need {
     OneOf(&'static [Backend]),
     /// So many free hugepages of 2 MiB.
     Hugepages(u64),
+    /// Instructions are counted, each a nanosecond.
+    Counted,
     /// A second function, bound to vfio-pci, whose BAR 2 is memory.
     Peer,
 }
@@ -64,10 +71,14 @@ impl Need {
             Self::OneOf(backends) => (!backends.contains(&context.backend))
                 .then(|| format!("{} has nothing of it", context.backend)),
             Self::Hugepages(count) => {
-                let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-                let free = fs::read_to_string(path).unwrap_or_default();
+                let free = fs::read_to_string(FREE_HUGEPAGES).unwrap_or_default();
                 let free: u64 = free.trim().parse().unwrap_or(0);
                 (free < count).then(|| format!("{free} hugepages of 2 MiB are free, not {count}"))
+            }
+            Self::Counted => {
+                let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+                let is_told = line.split_whitespace().any(|word| word == COUNTED);
+                (!is_told).then(|| "times are not repeatable here".to_owned())
             }
             Self::Peer => match driver(PEER) {
                 Some(name) if name == "vfio-pci" => None,

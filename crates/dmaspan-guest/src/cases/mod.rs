@@ -18,6 +18,8 @@ mod device;
 mod guest;
 mod iommufd;
 mod nvme;
+mod plain;
+mod plan;
 mod refusals;
 mod type1;
 
@@ -82,6 +84,11 @@ pub(crate) const CASES: &[Case] = &[
     nvme::DEPTH,
     nvme::INTERRUPTS,
     nvme::DIRECTIONS,
+    plan::ONE_REGION,
+    plan::ALTERNATING,
+    plan::PAGE_AT_A_TIME,
+    plan::COSTS_NOTHING,
+    plan::POPULATING,
 ];
 
 /// What was asked for.

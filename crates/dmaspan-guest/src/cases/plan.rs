@@ -1,0 +1,332 @@
+//! What planning saves, and that it costs nothing.
+//!
+//! Where instructions are counted, a time is their number, and times are compared.
+
+use std::error::Error;
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dmaspan::{DmaSpace, Iova, Prot, UserRange};
+use dmaspan_linux::plan::{Mapper, PlanError, Region};
+use dmaspan_linux::vfio::{Device, Requests, Space};
+use dmaspan_linux::{Memory, MemoryKind};
+
+use super::context::FREE_HUGEPAGES;
+use super::plain::Plain;
+use super::{Case, Context, Need, Outcome, Result};
+
+type Fallible<T> = std::result::Result<T, Box<dyn Error>>;
+
+const PAGE: u64 = 4096;
+const HUGE: u64 = 2 << 20;
+const KIB64: u64 = 64 << 10;
+const GIB: u64 = 1 << 30;
+/// Hugepages that the cases without times make do with.
+const FEW: u64 = 32;
+/// Those of 1 GiB.
+const ALL: u64 = GIB / HUGE;
+const RUNS: usize = 3;
+
+/// Pieces of one region, in order and shuffled.
+pub(super) const ONE_REGION: Case = Case {
+    name: "plan/small_pieces_of_one_region_are_one_request",
+    needs: &[Need::Backend, Need::Hugepages(FEW)],
+    run: one_region,
+};
+
+fn one_region(context: &Context) -> Result {
+    let (mapper, _device) = open(context)?;
+    let memory = hugepages(ALL)?;
+    let count = memory.len() / PAGE;
+    // An odd factor permutes the numbers below a power of two, and neighbours are far apart.
+    for factor in [1, 0x9e37_79b1] {
+        let offset = |n: u64| n.wrapping_mul(factor) % count * PAGE;
+        let pieces = (0..count).map(|n| part(&memory, offset(n), PAGE));
+        let before = mapper.space().requests();
+        let mapped = mapper.map(pieces.collect::<Fallible<Vec<_>>>()?)?;
+        asked(&mapper, before, Requests { maps: 1, unmaps: 0 })?;
+        same(mapper.space().mappings(), 1, "mappings")?;
+        same(mapped.bytes(), memory.len(), "bytes")?;
+        let first = mapped.translate(memory.user_range().start()).ok_or("nothing is mapped")?;
+        for (region, n) in (0..count).enumerate() {
+            same(mapped.iova(region), first.checked_add(offset(n)), "an IOVA")?;
+        }
+        mapped.unmap().map_err(|error| error.source)?;
+        asked(&mapper, before, Requests { maps: 1, unmaps: 1 })?;
+        same(mapper.space().mappings(), 0, "mappings behind")?;
+    }
+    println!("{count} pieces of {PAGE} bytes, in order and shuffled: 1 map, 1 unmap");
+    Ok(Outcome::Passed)
+}
+
+/// Pieces that alternate: with holes, with other memory, with other permissions.
+pub(super) const ALTERNATING: Case = Case {
+    name: "plan/alternating_pieces_are_the_fewest_requests",
+    needs: &[Need::Backend, Need::Hugepages(FEW)],
+    run: alternating,
+};
+
+fn alternating(context: &Context) -> Result {
+    let (mapper, _device) = open(context)?;
+    let left = mapper.space().limits().mappings_left;
+    let memory = hugepages(if left.is_some() { ALL / 2 } else { FEW })?;
+    let other = Arc::new(Memory::new(MemoryKind::Thp, FEW * HUGE)?);
+    let count = FEW * HUGE / PAGE;
+    let two = (0..2 * count).map(|n| match n % 2 {
+        0 => part(&memory, n / 2 * PAGE, PAGE),
+        _ => part(&other, n / 2 * PAGE, PAGE),
+    });
+    maps(&mapper, two.collect::<Fallible<_>>()?, 2, "two memories in turn")?;
+
+    let prots = [Prot::READ, Prot::READ_WRITE];
+    let prot = |n: u64| if n / 4 % 2 == 0 { prots[0] } else { prots[1] };
+    let pieces = (0..count).map(|n| Ok(Region { prot: prot(n), ..part(&memory, n * PAGE, PAGE)? }));
+    maps(&mapper, pieces.collect::<Fallible<_>>()?, count / 4, "fours with other permissions")?;
+
+    let most = memory.len() / (2 * PAGE);
+    let every_second = |count: u64| {
+        (0..count).map(|n| part(&memory, 2 * n * PAGE, PAGE)).collect::<Fallible<Vec<_>>>()
+    };
+    if let Some(left) = left.filter(|&left| left < most) {
+        let before = mapper.space().requests();
+        match mapper.plan(every_second(left + 1)?) {
+            Err(PlanError::TooManyMaps { needed, left: said }) => {
+                same((needed, said), (left + 1, left), "needed and left")?;
+            }
+            other => return Err(format!("one more than the limit gave {other:?}").into()),
+        }
+        asked(&mapper, before, Requests { maps: 0, unmaps: 0 })?;
+    }
+    let count = left.unwrap_or(count).min(most);
+    maps(&mapper, every_second(count)?, count, "every second piece")?;
+    Ok(Outcome::Passed)
+}
+
+/// Maps and unmaps pieces, by so many requests to map and one to unmap, as the planner's own IOVAs
+/// have no holes.
+fn maps(mapper: &Mapper<Space>, pieces: Vec<Region>, fewest: u64, what: &str) -> Fallible<()> {
+    let before = mapper.space().requests();
+    let count = pieces.len();
+    let mapped = mapper.map(pieces)?;
+    asked(mapper, before, Requests { maps: fewest, unmaps: 0 })?;
+    same(mapper.space().mappings(), fewest, what)?;
+    mapped.unmap().map_err(|error| error.source)?;
+    let unmaps = mapper.space().requests().unmaps - before.unmaps;
+    same(mapper.space().mappings(), 0, "mappings behind")?;
+    println!("{count} pieces, {what}: {fewest} maps, {unmaps} unmaps");
+    Ok(())
+}
+
+/// A request for each page against one for all.
+pub(super) const PAGE_AT_A_TIME: Case = Case {
+    name: "plan/mapping_costs_a_hundredth_of_a_request_for_each_page",
+    needs: &[Need::Backend, Need::Counted, Need::Hugepages(FEW)],
+    run: page_at_a_time,
+};
+
+/// When it unmaps, the kernel looks up and unpins page after page however it was asked: that is all
+/// that unmapping costs then, and the requests beside it are some ten times as much.
+fn page_at_a_time(context: &Context) -> Result {
+    let memory = hugepages(FEW)?;
+    let len = memory.len();
+    let (planned, placed) = planned(context, || Ok(vec![part(&memory, 0, len)?]))?;
+    let at = placed.first().ok_or("nothing was mapped")?.1;
+    let parts: Fallible<Vec<_>> = (0..len / PAGE)
+        .map(|n| Ok((memory.sub_range(n * PAGE, PAGE)?, at.wrapping_add(n * PAGE))))
+        .collect();
+    let pages = plain(context, &memory, &parts?)?;
+    let what = format!("{} MiB of hugepages", len >> 20);
+    let ratios = compare(&what, ("page at a time", pages), ("planned", planned));
+    if ratios.map < 100.0 || ratios.unmap < 10.0 {
+        return Err(
+            "page at a time costs less than 100 times as much to map, or 10 to unmap".into()
+        );
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The planner against a loop of the same requests.
+pub(super) const COSTS_NOTHING: Case = Case {
+    name: "plan/planning_and_owning_cost_little_beside_the_bare_requests",
+    needs: &[Need::Backend, Need::Counted, Need::Hugepages(ALL)],
+    run: costs_nothing,
+};
+
+/// How often as much as the bare requests a planner may cost, and how many instructions for each
+/// region where that is more: to find it IOVAs and to keep its memory while it is mapped. Those of
+/// regions that say where they want to be are found one by one.
+const MOST: f64 = 1.05;
+const MOST_EACH: u64 = 3_500;
+const MOST_EACH_AT: u64 = 15_000;
+
+type Shape<'s> = (&'s str, u64, &'s dyn Fn(u64) -> Fallible<Region>, u64);
+
+fn costs_nothing(context: &Context) -> Result {
+    let memory = hugepages(ALL)?;
+    let huge = |n: u64| part(&memory, 2 * n * HUGE, HUGE);
+    let small = |n: u64| part(&memory, 2 * n * KIB64, KIB64);
+    let small_at = |n: u64| Ok(small(n)?.at(Iova::new((4 << 30) + 2 * n * KIB64)));
+    let shapes: [Shape<'_>; 4] = [
+        ("one region of 1 GiB", 1, &|_| part(&memory, 0, GIB), 0),
+        ("256 regions of 2 MiB", 256, &huge, 0),
+        ("1000 regions of 64 KiB", 1000, &small, MOST_EACH),
+        ("1000 regions of 64 KiB at certain IOVAs", 1000, &small_at, MOST_EACH_AT),
+    ];
+    let mut dear = Vec::new();
+    for (what, count, region, most_each) in shapes {
+        let (planned, placed) = planned(context, || (0..count).map(region).collect())?;
+        let plain = plain(context, &memory, &placed)?;
+        compare(what, ("planned", planned), ("plain", plain));
+        let more = planned.both().saturating_sub(plain.both());
+        println!("{what}: {} instructions more for each", more.as_nanos() / u128::from(count));
+        let most = plain.both().mul_f64(MOST) - plain.both();
+        if more > most.max(Duration::from_nanos(count * most_each)) {
+            dear.push(what);
+        }
+    }
+    if dear.is_empty() {
+        return Ok(Outcome::Passed);
+    }
+    Err(format!("planning costs too much: {}", dear.join("; ")).into())
+}
+
+/// Allocating pages against mapping them.
+pub(super) const POPULATING: Case = Case {
+    name: "plan/populating_costs_more_than_mapping",
+    needs: &[Need::Backend, Need::Counted, Need::Hugepages(FEW)],
+    run: populating,
+};
+
+fn populating(context: &Context) -> Result {
+    let mut cheap = Vec::new();
+    for kind in [MemoryKind::Base, MemoryKind::Thp, MemoryKind::Hugetlb2M] {
+        let begin = Instant::now();
+        let memory = Arc::new(Memory::new(kind, FEW * HUGE)?);
+        let populate = begin.elapsed();
+        let (times, _) = planned(context, || Ok(vec![part(&memory, 0, memory.len())?]))?;
+        let ratio = populate.as_secs_f64() / times.map.as_secs_f64();
+        let (mib, populate) = (memory.len() >> 20, populate.as_nanos());
+        println!("{mib} MiB, {kind}: populate {populate} ns, {times}: populate {ratio:.1} of map");
+        if ratio < 1.0 {
+            cheap.push(kind.name());
+        }
+    }
+    if cheap.is_empty() {
+        return Ok(Outcome::Passed);
+    }
+    Err(format!("mapping costs more than populating: {}", cheap.join(", ")).into())
+}
+
+/// What mapping and unmapping took.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    map: Duration,
+    unmap: Duration,
+}
+
+impl Times {
+    /// The medians of the runs.
+    fn of(mut run: impl FnMut() -> Fallible<Self>) -> Fallible<Self> {
+        let runs = (0..RUNS).map(|_| run()).collect::<Fallible<Vec<_>>>()?;
+        let median = |of: fn(&Self) -> Duration| {
+            let mut all: Vec<Duration> = runs.iter().map(of).collect();
+            all.sort_unstable();
+            all.get(RUNS / 2).copied().unwrap_or_default()
+        };
+        Ok(Self { map: median(|times| times.map), unmap: median(|times| times.unmap) })
+    }
+
+    fn both(self) -> Duration {
+        self.map + self.unmap
+    }
+}
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "map {} ns, unmap {} ns", self.map.as_nanos(), self.unmap.as_nanos())
+    }
+}
+
+/// How many times as much something took as something else.
+#[derive(Clone, Copy, Debug)]
+struct Ratios {
+    map: f64,
+    unmap: f64,
+}
+
+/// Says what both took, and how many times as much the first.
+fn compare(what: &str, one: (&str, Times), other: (&str, Times)) -> Ratios {
+    let ratio = |of: fn(Times) -> Duration| of(one.1).as_secs_f64() / of(other.1).as_secs_f64();
+    let (map, unmap) = (ratio(|times| times.map), ratio(|times| times.unmap));
+    for (how, times) in [one, other] {
+        println!("{what}, {how}: {times}");
+    }
+    let both = ratio(Times::both);
+    println!("{what}, {} / {}: map {map:.3}, unmap {unmap:.3}, both {both:.3}", one.0, other.0);
+    Ratios { map, unmap }
+}
+
+/// Maps and unmaps regions by a mapper; also what was mapped where.
+fn planned(
+    context: &Context,
+    regions: impl Fn() -> Fallible<Vec<Region>>,
+) -> Fallible<(Times, Vec<(UserRange, Iova)>)> {
+    let (mapper, _device) = open(context)?;
+    let mut placed = Vec::new();
+    let times = Times::of(|| {
+        let regions = regions()?;
+        let begin = Instant::now();
+        let mapped = mapper.map(regions)?;
+        let map = begin.elapsed();
+        placed = mapped.plan().maps().iter().map(|map| (map.user(), map.iova().start())).collect();
+        let begin = Instant::now();
+        mapped.unmap().map_err(|error| error.source)?;
+        Ok(Times { map, unmap: begin.elapsed() })
+    })?;
+    Ok((times, placed))
+}
+
+/// Maps and unmaps parts by requests alone, one to unmap for each to map.
+fn plain(context: &Context, memory: &Arc<Memory>, parts: &[(UserRange, Iova)]) -> Fallible<Times> {
+    let unmaps: Vec<_> = parts.iter().map(|(user, at)| (*at, user.len_less_one() + 1)).collect();
+    let mut plain = Plain::open(context, memory, parts, &unmaps)?;
+    Times::of(|| {
+        let begin = Instant::now();
+        plain.map()?;
+        let map = begin.elapsed();
+        let begin = Instant::now();
+        plain.unmap()?;
+        Ok(Times { map, unmap: begin.elapsed() })
+    })
+}
+
+fn open(context: &Context) -> Fallible<(Mapper<Space>, Device)> {
+    let (space, device) = context.open()?;
+    Ok((Mapper::new(space)?, device))
+}
+
+/// So many hugepages where they are free, or else few.
+fn hugepages(wanted: u64) -> Fallible<Arc<Memory>> {
+    let free: u64 = fs::read_to_string(FREE_HUGEPAGES)?.trim().parse()?;
+    let pages = if free >= wanted { wanted } else { FEW };
+    Ok(Arc::new(Memory::new(MemoryKind::Hugetlb2M, pages * HUGE)?))
+}
+
+fn part(memory: &Arc<Memory>, offset: u64, len: u64) -> Fallible<Region> {
+    Ok(Region::part(memory, offset, len, Prot::READ_WRITE)?)
+}
+
+/// Whether so many requests were made since `before`.
+fn asked(mapper: &Mapper<Space>, before: Requests, expected: Requests) -> Fallible<()> {
+    let now = mapper.space().requests();
+    let since = Requests { maps: now.maps - before.maps, unmaps: now.unmaps - before.unmaps };
+    same(since, expected, "requests")
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(found: T, expected: T, what: &str) -> Fallible<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("{what}: {found:?}, and should be {expected:?}").into())
+}

@@ -318,8 +318,8 @@ impl Error {
     }
 }
 
-/// The limit that would be enough. Where others must have used it up, what they have is the limit at
-/// most.
+/// The limit that would be enough. Where others must have used it up, what they have is the limit
+/// at most.
 const fn enough(needed: u64, locked: u64, limit: u64) -> u64 {
     let sum = locked.saturating_add(needed);
     if sum > limit { sum } else { limit.saturating_add(needed) }

@@ -21,8 +21,9 @@ pub(super) struct Binding {
     pub(super) id: u32,
 }
 
-/// A page table with what an [`Ioas`] maps, of one kind of IOMMU. The kernel makes one by itself for
-/// a device that is attached to the address space; this one can note the pages that devices write.
+/// A page table with what an [`Ioas`] maps, of one kind of IOMMU. The kernel makes one by itself
+/// for a device that is attached to the address space; this one can note the pages that devices
+/// write.
 ///
 /// A device that is attached when this is dropped keeps the table until it is closed or moved.
 #[derive(Debug)]
@@ -112,8 +113,8 @@ impl Hwpt<'_> {
     }
 
     /// Adds to `bitmap` the pages that devices wrote since the tracking began, or since the notes
-    /// were cleared. Nothing is said of what is not mapped; whoever unmaps a range and wants to know
-    /// what was written there reads it before.
+    /// were cleared. Nothing is said of what is not mapped; whoever unmaps a range and wants to
+    /// know what was written there reads it before.
     ///
     /// # Errors
     ///

@@ -157,8 +157,8 @@ impl Type1 {
         })
     }
 
-    /// Begins to note what devices write, or ends it (Linux 5.8). VFIO notes it in software: all that
-    /// is mapped for a device that does DMA by itself counts as written.
+    /// Begins to note what devices write, or ends it (Linux 5.8). VFIO notes it in software: all
+    /// that is mapped for a device that does DMA by itself counts as written.
     ///
     /// # Errors
     ///
@@ -173,9 +173,9 @@ impl Type1 {
         set.map_err(|errno| error(errno).of_request(DIRTY_PAGES, UNTRACKED, ADVICE))
     }
 
-    /// Adds to `bitmap` the pages that devices may have written since the tracking began or they were
-    /// read, and clears the notes. Nothing is said of what is not mapped; whoever unmaps a range and
-    /// wants to know what was written there reads it before.
+    /// Adds to `bitmap` the pages that devices may have written since the tracking began or they
+    /// were read, and clears the notes. Nothing is said of what is not mapped; whoever unmaps a
+    /// range and wants to know what was written there reads it before.
     ///
     /// # Errors
     ///

@@ -11,11 +11,11 @@ use std::ops::RangeInclusive;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_linux::mem::UnknownKind;
+use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
 use crate::devices::args::{DEVICES_ABOUT, DEVICES_EXAMPLES, DevicesArgs};
 use crate::hold;
-use crate::real_iommu::Api;
 use crate::size::ByteSize;
 
 pub(crate) use bench::{BenchWhat, IoPgtableArgs};
@@ -88,6 +88,7 @@ Examples:
   dmaspan map 512M --granule 64k             with page tables of another granule
   dmaspan map 64M --format json              for scripts
   dmaspan map --backend vfio:0000:00:05.0    by the kernel, for a real device
+  dmaspan map --backend vfio:00:05.0 --bar 0 the registers of its BAR 0
 
 Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.";
 
@@ -128,7 +129,7 @@ pub(crate) struct MapArgs {
     /// soft     a software IOMMU in this process
     /// vfio     the kernel, asked by VFIO (container and group)
     /// iommufd  the kernel, asked by iommufd
-    /// compat   the kernel's iommufd, asked as if it were VFIO
+    /// compat   iommufd, asked as if it were VFIO's container
     #[arg(
         long,
         verbatim_doc_comment,
@@ -137,6 +138,12 @@ pub(crate) struct MapArgs {
         hide_default_value = true
     )]
     pub(crate) backend: BackendArg,
+
+    /// Map this BAR of the device instead of memory, for the
+    /// device itself: peer-to-peer, as for another device
+    #[arg(long, verbatim_doc_comment, value_name = "N")]
+    #[arg(value_parser = bar_index, conflicts_with_all = ["size", "memory", "granule"])]
+    pub(crate) bar: Option<u32>,
 
     /// The smallest page of soft: 4k, 16k or 64k
     /// [default: 4k]
@@ -162,6 +169,14 @@ fn run_count(text: &str) -> Result<u32, String> {
     count.ok_or_else(|| format!("--runs takes a whole number from 1 to {MOST_RUNS}"))
 }
 
+fn bar_index(text: &str) -> Result<u32, String> {
+    let index = text.trim().parse().ok().filter(|index| *index < BARS);
+    index.ok_or_else(|| format!("--bar takes a whole number from 0 to {}", BARS - 1))
+}
+
+/// How many BARs a function may have (PCI Local Bus 3.0, section 6.1).
+const BARS: u32 = 6;
+
 fn memory_kind(name: &str) -> Result<MemoryKind, UnknownKind> {
     name.trim().parse()
 }
@@ -172,7 +187,7 @@ pub(crate) enum BackendArg {
     /// The software IOMMU.
     Soft,
     /// The kernel, for a device.
-    Real(Api, Bdf),
+    Real(Backend, Bdf),
 }
 
 fn backend(text: &str) -> Result<BackendArg, String> {
@@ -180,15 +195,13 @@ fn backend(text: &str) -> Result<BackendArg, String> {
     if text == "soft" {
         return Ok(BackendArg::Soft);
     }
-    let real = text
-        .split_once(':')
-        .and_then(|(name, bdf)| Some((Api::ALL.into_iter().find(|api| api.name() == name)?, bdf)));
-    let Some((api, bdf)) = real else {
+    let real = text.split_once(':').and_then(|(name, bdf)| Some((name.parse().ok()?, bdf)));
+    let Some((backend, bdf)) = real else {
         return Err("use soft, or vfio:, iommufd: or compat: and the address of a PCI device, \
                     as vfio:0000:00:05.0"
             .to_owned());
     };
-    Ok(BackendArg::Real(api, bdf.parse::<Bdf>().map_err(|error| error.to_string())?))
+    Ok(BackendArg::Real(backend, bdf.parse::<Bdf>().map_err(|error| error.to_string())?))
 }
 
 /// The smallest page of an Arm stage-1 table.
@@ -283,7 +296,7 @@ mod tests {
     #[test]
     fn a_backend_is_soft_or_names_its_device() {
         let bdf: Bdf = "0000:00:05.0".parse().unwrap();
-        for api in Api::ALL {
+        for api in Backend::ALL {
             for address in ["0000:00:05.0", "00:05.0"] {
                 let text = format!("{}:{address}", api.name());
                 let expected = BackendArg::Real(api, bdf);

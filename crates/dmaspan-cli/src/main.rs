@@ -8,6 +8,7 @@
 //!                             ├─ pinned: what the kernel counts as pinned
 //!                             ├─ per_page: the same table work one page at a time
 //!                             └─ hold: hugetlb pages, given back however the process ends
+//!           └──────► bar (a device's registers, mapped by real_iommu) ──► the same report
 //! args ──► devices (PCI functions, and what using them takes) ──► its own table, json
 //! args ──► bench (page tables alone, by format) ──► report
 //! args ──► bench_dma (IOVAs, tables and flushes, as a driver's call) ──► report
@@ -20,6 +21,7 @@
 //! Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.
 
 mod args;
+mod bar;
 mod bench;
 mod bench_container;
 mod bench_dma;
@@ -58,7 +60,7 @@ use serde::Serialize;
 use args::{Args, BenchWhat, Command, Format, MapArgs};
 use devices::args::DevicesArgs;
 use machine::Machine;
-use plan::Plan;
+use plan::Planned;
 use progress::Progress;
 use report::Report;
 use report::text::Marks;
@@ -80,11 +82,12 @@ fn main() -> ExitCode {
 
 /// `dmaspan map`.
 fn map(args: &MapArgs) -> ExitCode {
-    let plan = match Plan::new(args, &Machine::read()) {
-        Ok(plan) => plan,
+    let report = match Planned::new(args, &Machine::read()) {
+        Ok(Planned::Memory(plan)) => run::run(&plan, &Progress::new()),
+        Ok(Planned::Bar(plan)) => bar::run(&plan, &Progress::new()),
         Err(error) => return fail(WRONG_USAGE, &error.to_string()),
     };
-    match run::run(&plan, &Progress::new()) {
+    match report {
         Ok(report) => print(args.format, &report),
         Err(error) => fail(FAILED, &error.to_string()),
     }
@@ -241,6 +244,9 @@ mod tests {
             &["dmaspan", "map", "--memory", "thp,paper"],
             &["dmaspan", "map", "lots"],
             &["dmaspan", "map", "--runs", "0"],
+            &["dmaspan", "map", "--bar", "6"],
+            &["dmaspan", "map", "1G", "--bar", "0"],
+            &["dmaspan", "map", "--bar", "0", "--memory", "thp"],
             &["dmaspan", "map", "--speed"],
             &["dmaspan", "map", "-1"],
             &["dmaspan", "mop"],

@@ -22,7 +22,7 @@ use crate::size::ByteSize;
 use crate::stats::Series;
 
 pub(crate) use error::RowError;
-pub(crate) use real::Real;
+pub(crate) use real::{Real, since};
 pub(crate) use soft::Soft;
 
 /// What was measured and found.

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{MemoryKind, PinMethod};
 
 use crate::machine::kib_field;
@@ -49,8 +50,13 @@ pub(crate) struct StillPinned {
 }
 
 impl Counter {
-    /// Reads what is pinned, in a field of `/proc/self/status`.
-    pub(crate) fn in_field(field: &'static str) -> Self {
+    /// Reads what the kernel itself has pinned for a device (`vfio_lock_acct` of
+    /// drivers/vfio/vfio_iommu_type1.c, `do_update_pinned` of drivers/iommu/iommufd/pages.c).
+    pub(crate) fn of_kernel(backend: Backend) -> Self {
+        let field = match backend {
+            Backend::Vfio => "VmLck:",
+            Backend::Iommufd | Backend::Compat => "VmPin:",
+        };
         Self { field: Some(field), before: read(field) }
     }
 

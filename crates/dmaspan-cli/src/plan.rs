@@ -1,16 +1,36 @@
 //! What a run does, once it is known that it can be done.
 
+use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
 use crate::args::{BackendArg, Granule, MapArgs};
 use crate::machine::Machine;
-use crate::real_iommu::Api;
 use crate::size::ByteSize;
 
 /// How much memory of each kind is mapped where nobody says.
 const DEFAULT_BYTES: u64 = 1 << 30;
 
 /// What `dmaspan map` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Planned {
+    /// Maps memory.
+    Memory(Plan),
+    /// Maps registers.
+    Bar(BarPlan),
+}
+
+/// Which registers are mapped, for the device that they are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BarPlan {
+    pub(crate) backend: Backend,
+    pub(crate) bdf: Bdf,
+    /// Which BAR.
+    pub(crate) index: u32,
+    /// How many times everything is timed.
+    pub(crate) runs: u32,
+}
+
+/// How memory is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Bytes of each kind of memory.
@@ -31,7 +51,7 @@ pub(crate) enum PlannedBackend {
     /// The software IOMMU, with tables of such pages.
     Soft(Granule),
     /// The kernel, for a device.
-    Real(Api, Bdf),
+    Real(Backend, Bdf),
 }
 
 /// What the command line asks for and cannot be had.
@@ -62,6 +82,12 @@ pub(crate) enum UsageError {
         /// The device.
         bdf: Bdf,
     },
+    /// Registers of no device.
+    #[error(
+        "--bar maps a device's own registers: say which device with --backend, as \
+         --backend vfio:0000:00:05.0"
+    )]
+    BarOfNone,
     /// More than the machine has.
     #[error(
         "{} of {kind} memory, {} with tables and lists, are more than the {} that are available: \
@@ -94,8 +120,25 @@ fn or_base(bytes: u64, what: &str) -> &'static str {
     if fits && what.ends_with("memory") { ", or for `--memory base`" } else { "" }
 }
 
-impl Plan {
+impl Planned {
     /// What `args` ask for on `machine`.
+    ///
+    /// # Errors
+    ///
+    /// [`UsageError`] where that cannot be done.
+    pub(crate) fn new(args: &MapArgs, machine: &Machine) -> Result<Self, UsageError> {
+        match (args.bar, args.backend) {
+            (None, _) => Plan::new(args, machine).map(Self::Memory),
+            (Some(_), BackendArg::Soft) => Err(UsageError::BarOfNone),
+            (Some(index), BackendArg::Real(backend, bdf)) => {
+                Ok(Self::Bar(BarPlan { backend, bdf, index, runs: args.runs }))
+            }
+        }
+    }
+}
+
+impl Plan {
+    /// What `args` ask for on `machine`, without a BAR.
     ///
     /// # Errors
     ///
@@ -191,6 +234,7 @@ mod tests {
             size,
             memory: memory.to_vec(),
             backend: BackendArg::Soft,
+            bar: None,
             granule: Some(granule),
             runs: 3,
             format: Format::Table,
@@ -246,13 +290,27 @@ mod tests {
     #[test]
     fn a_real_iommu_has_its_own_granule() {
         let machine = Machine::with_available(8 * GIB);
-        let real = BackendArg::Real(Api::Vfio, "00:05.0".parse().unwrap());
+        let real = BackendArg::Real(Backend::Vfio, "00:05.0".parse().unwrap());
         let mut asked = MapArgs { backend: real, ..args(None, &[MemoryKind::Base], Granule::K4) };
         let error = Plan::new(&asked, &machine).unwrap_err();
         assert!(error.to_string().contains("leave --granule out"), "{error}");
         asked.granule = None;
         let planned = Plan::new(&asked, &machine).unwrap();
-        assert!(matches!(planned.backend, PlannedBackend::Real(Api::Vfio, _)));
+        assert!(matches!(planned.backend, PlannedBackend::Real(Backend::Vfio, _)));
+    }
+
+    #[test]
+    fn a_bar_is_of_a_device() {
+        let machine = Machine::with_available(8 * GIB);
+        let bdf = "00:05.0".parse().unwrap();
+        let memory = args(None, &[MemoryKind::Base], Granule::K4);
+        let mut asked = MapArgs { bar: Some(2), granule: None, ..memory };
+        assert_eq!(Planned::new(&asked, &machine), Err(UsageError::BarOfNone));
+        asked.backend = BackendArg::Real(Backend::Iommufd, bdf);
+        let planned = BarPlan { backend: Backend::Iommufd, bdf, index: 2, runs: 3 };
+        assert_eq!(Planned::new(&asked, &machine), Ok(Planned::Bar(planned)));
+        asked.bar = None;
+        assert!(matches!(Planned::new(&asked, &machine), Ok(Planned::Memory(_))));
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, RunError> 
         PlannedBackend::Soft(granule) => {
             (soft_report(plan, granule, &LinuxPinner::new()?), Opened::Soft(granule))
         }
-        PlannedBackend::Real(api, bdf) => {
-            let (iommu, frames) = (RealIommu::open(api, bdf)?, FrameSource::detect());
+        PlannedBackend::Real(backend, bdf) => {
+            let (iommu, frames) = (RealIommu::open(backend, bdf)?, FrameSource::detect());
             (real_report(plan, &iommu, &frames), Opened::Real(Box::new(iommu), frames))
         }
     };
@@ -80,19 +80,20 @@ fn soft_report(plan: &Plan, granule: Granule, pinner: &LinuxPinner) -> Report {
 /// The report of a real device, without rows.
 fn real_report(plan: &Plan, iommu: &RealIommu, frames: &FrameSource) -> Report {
     let limits = iommu.limits();
-    let mut report = empty_report(plan, iommu.api().name(), limits.granule(), frames);
-    let device = iommu.bdf().to_string();
+    let mut report = empty_report(plan, iommu.backend().name(), limits.granule(), frames);
+    let device = iommu.device().bdf().to_string();
     report.notes.extend(why_virtual(frames));
     report.notes.push(format!(
         "no DMA was tried, as this program has no driver for {device}: the example `dmaspan-nvme` \
          reads and writes the disk of an NVMe controller"
     ));
-    report.real = Some(RealDevice { device, api: iommu.api(), iommu: Iommu::of(&limits) });
+    let (backend, iommu) = (iommu.backend(), Iommu::of(&limits));
+    report.real = Some(RealDevice { device, bar: None, backend, iommu });
     report
 }
 
 impl Iommu {
-    fn of(limits: &Limits) -> Self {
+    pub(crate) fn of(limits: &Limits) -> Self {
         let ends = |range: &dmaspan::IovaRange| [range.start().get(), range.last().get()];
         let sizes = (0..u64::BITS).map(|lg2| 1u64 << lg2);
         Self {
@@ -111,10 +112,10 @@ fn empty_report(plan: &Plan, backend: &'static str, granule: u64, frames: &Frame
         granule,
         runs: plan.runs,
         pin: None,
-        frames: match frames.mode() {
+        frames: Some(match frames.mode() {
             FrameMode::Physical => "physical",
             FrameMode::Virtual => "virtual",
-        },
+        }),
         rows: Vec::new(),
         verified_bytes: 0,
         stale_translations: None,
@@ -151,7 +152,7 @@ fn row(
 }
 
 fn add_error(report: &mut Report, kind: MemoryKind, error: &RowError) {
-    let (memory, why) = (kind.name(), error.to_string());
+    let (memory, why) = (kind.name().to_owned(), error.to_string());
     if error.is_skip() {
         return report.rows.push(Row::Skipped(Skipped { memory, skipped: why }));
     }
@@ -177,7 +178,7 @@ fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
     }
     report.verified_bytes += measured.verified_bytes;
     report.rows.push(Row::Figures(Box::new(Figures {
-        memory: kind.name(),
+        memory: kind.name().to_owned(),
         spans: measured.spans,
         by: by(measured, report.size_bytes),
         verified_bytes: measured.verified_bytes,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use dmaspan::{Errno, Iova, IovaRange, Limits, Prot};
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot};
 use dmaspan_linux::plan::{Plan, Region};
 use dmaspan_linux::vfio::Requests;
 use dmaspan_linux::{FrameSource, PinnerStats};
@@ -29,7 +29,7 @@ pub(crate) struct Real<'a> {
 impl Drop for Real<'_> {
     fn drop(&mut self) {
         // What cannot be unmapped keeps its memory, which the row has said if it came so far.
-        let _ = self.iommu.unmap_all();
+        let _ = self.iommu.space().unmap_all();
     }
 }
 
@@ -37,10 +37,6 @@ impl<'a> Real<'a> {
     /// For one row. Spans are looked up in `frames`.
     pub(crate) fn new(iommu: &'a RealIommu, frames: &'a FrameSource) -> Self {
         Self { iommu, frames, empty: iommu.limits() }
-    }
-
-    fn counter(&self) -> Counter {
-        Counter::in_field(self.iommu.api().counter())
     }
 
     /// Maps all of it once more where it is mapped, which has to be refused.
@@ -53,26 +49,32 @@ impl<'a> Real<'a> {
         }
     }
 
-    /// Maps, has a look, and unmaps: what the kernel counts goes up and down again.
+    /// Maps, has a look, and unmaps: what the kernel counts goes up and down again. Returns what was
+    /// counted, and the requests of the map and of the unmap.
     fn checked_run(
         &self,
         subject: &Subject,
         range: IovaRange,
         unmap: &'static str,
         look: impl FnOnce() -> Result<(), RowError>,
-    ) -> Result<Counted, RowError> {
-        let counter = self.counter();
+    ) -> Result<(Counted, Requests), RowError> {
+        let requests = || self.iommu.space().requests();
+        let counter = Counter::of_kernel(self.iommu.backend());
+        let before = requests();
         self.map(subject, range)?;
+        let maps = since(before, requests()).maps;
         let counted = counter.after(subject.bytes())?;
         look()?;
+        let before = requests();
         unmap_all(self, range)?;
+        let unmaps = since(before, requests()).unmaps;
         let again = self.unmap(range)?;
         if again != 0 {
             return Err(RowError::UnmappedLen { asked: 0, unmapped: again });
         }
         counter.after_unmap()?;
         self.check_left(unmap)?;
-        Ok(counted)
+        Ok((counted, Requests { maps, unmaps }))
     }
 
     /// Maps and unmaps single pages. Returns the nanoseconds of both.
@@ -121,17 +123,12 @@ impl Backend for Real<'_> {
     ) -> Result<(FirstRun, Requests), RowError> {
         let kind = subject.memory.kind();
         progress.begin(format!("{kind}: mapping, and looking at what is pinned"), 1);
-        let before = self.iommu.requests();
         let mut spans = 0;
-        let mut refused = Requests::default();
-        let counted = self.checked_run(subject, range, "first unmap", || {
-            let before = self.iommu.requests();
+        let (counted, requests) = self.checked_run(subject, range, "first unmap", || {
             self.map_again(subject, range)?;
-            refused = since(before, self.iommu.requests());
             spans = subject.spans(self.frames)?.len();
             Ok(())
         })?;
-        let requests = since(refused, since(before, self.iommu.requests()));
         // Nobody can say to this program what the device would find.
         Ok((FirstRun { spans, verified_bytes: 0, counted }, requests))
     }
@@ -152,7 +149,7 @@ impl Backend for Real<'_> {
     }
 
     fn check_left(&self, unmap: &'static str) -> Result<(), RowError> {
-        let (mappings, left) = (self.iommu.mappings(), self.iommu.limits().mappings_left);
+        let (mappings, left) = (self.iommu.space().mappings(), self.iommu.limits().mappings_left);
         let expected = self.empty.mappings_left;
         if mappings == 0 && left == expected {
             return Ok(());
@@ -177,9 +174,9 @@ impl Backend for Real<'_> {
         let all = subject.bytes() / subject.granule;
         let pages = all.min(self.empty.mappings_left.unwrap_or(u64::MAX)).min(MOST_PAGES);
         // The first run is not timed: the kernel allocates its tables.
-        let before = self.iommu.requests();
+        let before = self.iommu.space().requests();
         self.pages_once(subject, range, pages)?;
-        let page_requests = since(before, self.iommu.requests());
+        let page_requests = since(before, self.iommu.space().requests());
         let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
         for _ in 0..runs {
             let (map, unmap) = self.pages_once(subject, range, pages)?;
@@ -196,7 +193,7 @@ impl Backend for Real<'_> {
 }
 
 /// What was asked for between two counts.
-fn since(before: Requests, after: Requests) -> Requests {
+pub(crate) fn since(before: Requests, after: Requests) -> Requests {
     Requests {
         maps: after.maps.saturating_sub(before.maps),
         unmaps: after.unmaps.saturating_sub(before.unmaps),

@@ -20,7 +20,9 @@ mod tests {
     #[test]
     fn the_shape_is_the_one_that_scripts_use() {
         let mut report = examples::report();
-        report.rows.push(Row::Failed(Failed { memory: "base", failed: "3 left".to_owned() }));
+        report
+            .rows
+            .push(Row::Failed(Failed { memory: "base".to_owned(), failed: "3 left".to_owned() }));
         let text = render(&report);
         let value: Value = serde_json::from_str(&text).unwrap();
         let phase = |total_ns: u64| {
@@ -74,5 +76,19 @@ mod tests {
             "verified_bytes": 0,
         });
         assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn a_bar_has_figures_of_its_own() {
+        let value: Value = serde_json::from_str(&render(&examples::bar_report())).unwrap();
+        assert_eq!((&value["bar"], &value["size_bytes"]), (&json!(2), &json!(32_u64 << 30)));
+        let times = |total_ns: u64, gibps: f64| json!({"total_ns": total_ns, "gibps": gibps});
+        let row = json!({
+            "memory": "bar 2", "spans": 1, "bytes": 32_u64 << 30, "alignment": 1 << 30,
+            "ioctls": {"map": 1, "unmap": 1},
+            "map": times(1_250_000, 25600.0), "unmap": times(625_000, 51200.0),
+            "verified_bytes": 0,
+        });
+        assert_eq!(value["rows"], json!([row]));
     }
 }

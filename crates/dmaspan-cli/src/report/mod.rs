@@ -1,17 +1,17 @@
 //! What came of a run.
 
 pub(crate) mod json;
+mod real_table;
 pub(crate) mod table;
 pub(crate) mod text;
 pub(crate) mod units;
 
 use std::collections::BTreeMap;
 
-use dmaspan_linux::vfio::Requests;
+use dmaspan_linux::vfio::{Backend, Requests};
 use serde::Serialize;
 
 use crate::pinned::Counted;
-use crate::real_iommu::Api;
 use crate::stats::Series;
 
 /// What came of a run. Its public part is what `--format json` prints; what a backend does not
@@ -28,7 +28,9 @@ pub(crate) struct Report {
     /// What pinned for the software IOMMU. A kernel that maps pins by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pin: Option<&'static str>,
-    pub(crate) frames: &'static str,
+    /// What spans are of; absent where a BAR is mapped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) frames: Option<&'static str>,
     pub(crate) rows: Vec<Row>,
     pub(crate) verified_bytes: u64,
     /// `None` where no device tried its addresses after the unmap.
@@ -43,8 +45,11 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RealDevice {
     pub(crate) device: String,
+    /// Which of its BARs is mapped; absent where memory is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bar: Option<u32>,
     #[serde(skip)]
-    pub(crate) api: Api,
+    pub(crate) backend: Backend,
     pub(crate) iommu: Iommu,
 }
 
@@ -74,21 +79,21 @@ pub(crate) enum Row {
 /// Why a kind of memory was not measured.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Skipped {
-    pub(crate) memory: &'static str,
+    pub(crate) memory: String,
     pub(crate) skipped: String,
 }
 
 /// What went wrong with a kind of memory, the first that did.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Failed {
-    pub(crate) memory: &'static str,
+    pub(crate) memory: String,
     pub(crate) failed: String,
 }
 
-/// What was measured with one kind of memory. Times are medians.
+/// What was measured with one kind of memory, or a BAR. Times are medians.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figures {
-    pub(crate) memory: &'static str,
+    pub(crate) memory: String,
     pub(crate) spans: usize,
     #[serde(flatten)]
     pub(crate) by: By,
@@ -122,6 +127,20 @@ pub(crate) enum By {
         /// How many times more bytes in a second than one page at a time.
         speedup: Speedup,
     },
+    /// The kernel, of registers.
+    Bar(BarFigures),
+}
+
+/// What was measured with a BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct BarFigures {
+    pub(crate) bytes: u64,
+    /// What its address in this process is a multiple of, no more than the largest leaf.
+    pub(crate) alignment: u64,
+    /// Of one map and one unmap.
+    pub(crate) ioctls: Ioctls,
+    pub(crate) map: Times,
+    pub(crate) unmap: Times,
 }
 
 /// Where the time of an operation goes.
@@ -261,7 +280,7 @@ pub(crate) mod examples {
 
     pub(crate) fn report() -> Report {
         let figures = Figures {
-            memory: "thp",
+            memory: "thp".to_owned(),
             spans: 7,
             by: By::Tables {
                 leaves: BTreeMap::from([(4096, 3), (2 << 20, 512)]),
@@ -274,7 +293,8 @@ pub(crate) mod examples {
             verified_bytes: 1 << 30,
             counted: Counted::All,
         };
-        let skipped = Skipped { memory: "hugetlb", skipped: "no pool: do this".to_owned() };
+        let skipped =
+            Skipped { memory: "hugetlb".to_owned(), skipped: "no pool: do this".to_owned() };
         Report {
             backend: "soft",
             real: None,
@@ -282,7 +302,7 @@ pub(crate) mod examples {
             granule: 4096,
             runs: 5,
             pin: Some("io_uring"),
-            frames: "physical",
+            frames: Some("physical"),
             rows: vec![Row::Figures(Box::new(figures)), Row::Skipped(skipped)],
             verified_bytes: 1 << 30,
             stale_translations: Some(0),
@@ -300,7 +320,7 @@ pub(crate) mod examples {
             unmap_ns: 20_000_000,
         };
         let figures = Figures {
-            memory: "thp",
+            memory: "thp".to_owned(),
             spans: 7,
             by: By::Requests {
                 ioctls: Ioctls { map: 1, unmap: 2 },
@@ -320,8 +340,32 @@ pub(crate) mod examples {
         let device = "0000:00:05.0".to_owned();
         let mut report = report();
         report.rows[0] = Row::Figures(Box::new(figures));
-        report.real = Some(RealDevice { device, api: Api::Vfio, iommu });
+        report.real = Some(RealDevice { device, bar: None, backend: Backend::Vfio, iommu });
         Report { backend: "vfio", pin: None, verified_bytes: 0, stale_translations: None, ..report }
+    }
+
+    /// A report of registers.
+    pub(crate) fn bar_report() -> Report {
+        let mut report = real_report();
+        let bytes = 32 << 30;
+        let figures = Figures {
+            memory: "bar 2".to_owned(),
+            spans: 1,
+            by: By::Bar(BarFigures {
+                bytes,
+                alignment: 1 << 30,
+                ioctls: Ioctls { map: 1, unmap: 1 },
+                map: Times { total_ns: 1_250_000, gibps: 25600.0 },
+                unmap: Times { total_ns: 625_000, gibps: 51200.0 },
+            }),
+            verified_bytes: 0,
+            counted: Counted::Untold,
+        };
+        report.rows = vec![Row::Figures(Box::new(figures))];
+        if let Some(real) = &mut report.real {
+            real.bar = Some(2);
+        }
+        Report { size_bytes: bytes, frames: None, ..report }
     }
 }
 
@@ -365,7 +409,9 @@ mod tests {
         assert!(!report.passed());
         assert_eq!(report.failures().count(), 1);
         let mut report = examples::report();
-        report.rows.push(Row::Failed(Failed { memory: "base", failed: "3 left".to_owned() }));
+        report
+            .rows
+            .push(Row::Failed(Failed { memory: "base".to_owned(), failed: "3 left".to_owned() }));
         assert_eq!(report.failures().collect::<Vec<_>>(), ["base: 3 left"]);
         assert!(!report.passed());
         report.rows.drain(..2);

@@ -3,12 +3,10 @@
 use std::fmt::Write;
 
 use comfy_table::Table;
+use dmaspan_linux::vfio::Backend;
 
 use super::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
-use super::units;
-use super::{
-    By, Failed, Figures, PerPageRequests, Phase, RealDevice, Report, Row, Skipped, Times, gibps,
-};
+use super::{By, Failed, Figures, Phase, RealDevice, Report, Row, Skipped, real_table, units};
 use crate::pinned::Counted;
 use crate::size::ByteSize;
 
@@ -24,13 +22,14 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
         })
         .collect();
     if !figures.is_empty() {
-        let is_real = report.real.is_some();
-        push_table(&mut text, &memory_table(&figures, is_real));
-        push_table(&mut text, &times_table(&figures));
-        text.push('\n');
-        let legends = if is_real { LEGENDS_REAL } else { LEGENDS };
-        for legend in legends {
-            push_wrapped(&mut text, "", legend);
+        match &report.real {
+            Some(real) => real_table::push(&mut text, &figures, real),
+            None => {
+                push_table(&mut text, &memory_table(&figures));
+                push_table(&mut text, &times_table(&figures));
+                text.push('\n');
+                LEGENDS.iter().for_each(|legend| push_wrapped(&mut text, "", legend));
+            }
         }
     }
     text.push('\n');
@@ -62,34 +61,42 @@ const LEGENDS: [&str; 2] = [
      number read in bulk before, untimed. To unmap, each page is looked up and unmapped with one \
      call, and adds one entry to the gather of a single sync. Faster = per page / tables.",
 ];
-const LEGENDS_REAL: [&str; 2] = [
-    "The kernel pins the memory, looks it up and writes the tables, and tells of all three only \
-     the total. Ioctls: to map + to unmap, once.",
-    "Per page: a request for each page, on so many pages as there are ioctls; its GiB/s. Faster = \
-     GiB/s / per page.",
-];
 
 fn heading(report: &Report) -> String {
     let runs = report.runs;
     let (size, granule) = (ByteSize::new(report.size_bytes), ByteSize::new(report.granule));
     let medians = if runs == 1 { "one run".to_owned() } else { format!("medians of {runs} runs") };
     let mut text = String::new();
-    let how = match &report.real {
-        Some(RealDevice { device, api, .. }) => {
-            format!("mapped by the kernel's {api} for {device} (granule {granule})")
+    let what = match &report.real {
+        Some(RealDevice { device, bar: Some(index), backend, .. }) => {
+            let by = name(*backend);
+            format!("BAR {index} of {device}, {size}, mapped for the device itself by {by}")
+        }
+        Some(RealDevice { device, backend, .. }) => {
+            format!("{size} of each kind of memory, mapped for {device} by {}", name(*backend))
         }
         None => {
             let pin = report.pin.unwrap_or("the kernel");
             format!(
-                "pinned with {pin} and mapped by a software IOMMU (Arm stage 1, granule {granule})"
+                "{size} of each kind of memory, pinned with {pin} and mapped by a software IOMMU \
+                 (Arm stage 1, granule {granule})"
             )
         }
     };
-    push_wrapped(&mut text, "", &format!("{size} of each kind of memory, {how}; {medians}"));
+    push_wrapped(&mut text, "", &format!("{what}; {medians}"));
     if let Some(real) = &report.real {
         push_wrapped(&mut text, "", &limits(real));
     }
     text
+}
+
+/// What the kernel was asked by.
+const fn name(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Vfio => "VFIO type1",
+        Backend::Iommufd => "iommufd",
+        Backend::Compat => "iommufd in place of VFIO type1",
+    }
 }
 
 /// What the IOMMU can map.
@@ -106,33 +113,20 @@ fn limits(real: &RealDevice) -> String {
     format!("Its IOMMU has IOVAs {apertures}, pages of {sizes}, {mappings}")
 }
 
-/// How each kind of memory lies and is mapped.
-fn memory_table(rows: &[&Figures], is_real: bool) -> Table {
-    let header = ["memory", "spans", "leaves", "tables", "ioctls", "per page"];
-    let mut table = new_table(header.into_iter().take(if is_real { 6 } else { 4 }));
+/// How each kind of memory lies in the tables.
+fn memory_table(rows: &[&Figures]) -> Table {
+    let mut table = new_table(["memory", "spans", "leaves", "tables"]);
     for row in rows {
-        let mut cells = vec![row.memory.to_owned(), row.spans.to_string()];
-        match &row.by {
-            By::Tables { leaves, table_bytes, .. } => {
-                let leaves = leaves.iter().rev();
-                let leaves = leaves.map(|(size, n)| format!("{n} × {}", units::page_size(*size)));
-                cells.push(leaves.collect::<Vec<_>>().join(" + "));
-                cells.push(ByteSize::new(*table_bytes).to_string());
-            }
-            By::Requests { ioctls, per_page, .. } => {
-                let both = [ioctls, &per_page.ioctls];
-                let both = both.map(|ioctls| format!("{} + {}", ioctls.map, ioctls.unmap));
-                cells.extend([UNTOLD.to_owned(), UNTOLD.to_owned()].into_iter().chain(both));
-            }
-        }
-        table.add_row(cells);
+        let By::Tables { leaves, table_bytes, .. } = &row.by else { continue };
+        let leaves = leaves.iter().rev();
+        let leaves = leaves.map(|(size, n)| format!("{n} × {}", units::page_size(*size)));
+        let leaves = leaves.collect::<Vec<_>>().join(" + ");
+        let tables = ByteSize::new(*table_bytes).to_string();
+        table.add_row([row.memory.clone(), row.spans.to_string(), leaves, tables]);
     }
     align_right(&mut table, 1);
     table
 }
-
-/// Stands for what there is not, or nobody tells.
-const UNTOLD: &str = "-";
 
 /// Where the time goes.
 fn times_table(rows: &[&Figures]) -> Table {
@@ -140,25 +134,17 @@ fn times_table(rows: &[&Figures]) -> Table {
     let mut table = new_table(header);
     table.add_row(["MAP"]);
     for row in rows {
-        table.add_row(match &row.by {
-            By::Tables { map, per_page, table_speedup, .. } => {
-                phase_cells(row.memory, map, per_page.map_table_ns, table_speedup.map)
-            }
-            By::Requests { map, per_page, speedup, .. } => {
-                request_cells(row.memory, *map, per_page, per_page.map_ns, speedup.map)
-            }
-        });
+        if let By::Tables { map, per_page, table_speedup, .. } = &row.by {
+            let cells = phase_cells(&row.memory, map, per_page.map_table_ns, table_speedup.map);
+            table.add_row(cells);
+        }
     }
     table.add_row(["UNMAP"]);
     for row in rows {
-        table.add_row(match &row.by {
-            By::Tables { unmap, per_page, table_speedup, .. } => {
-                phase_cells(row.memory, unmap, per_page.unmap_table_ns, table_speedup.unmap)
-            }
-            By::Requests { unmap, per_page, speedup, .. } => {
-                request_cells(row.memory, *unmap, per_page, per_page.unmap_ns, speedup.unmap)
-            }
-        });
+        if let By::Tables { unmap, per_page, table_speedup, .. } = &row.by {
+            let (slow, faster) = (per_page.unmap_table_ns, table_speedup.unmap);
+            table.add_row(phase_cells(&row.memory, unmap, slow, faster));
+        }
     }
     align_right(&mut table, 1);
     table
@@ -166,7 +152,7 @@ fn times_table(rows: &[&Figures]) -> Table {
 
 fn phase_cells(memory: &str, phase: &Phase, per_page_ns: u64, speedup: f64) -> [String; 8] {
     let lookup = match phase.lookup_ns {
-        0 => UNTOLD.to_owned(),
+        0 => "-".to_owned(),
         ns => units::time(ns),
     };
     [
@@ -177,25 +163,6 @@ fn phase_cells(memory: &str, phase: &Phase, per_page_ns: u64, speedup: f64) -> [
         lookup,
         units::time(phase.table_ns),
         units::time(per_page_ns),
-        ratio(speedup),
-    ]
-}
-
-fn request_cells(
-    memory: &str,
-    times: Times,
-    per_page: &PerPageRequests,
-    per_page_ns: u64,
-    speedup: f64,
-) -> [String; 8] {
-    [
-        format!("  {memory}"),
-        units::time(times.total_ns),
-        units::three_digits(times.gibps),
-        UNTOLD.to_owned(),
-        UNTOLD.to_owned(),
-        UNTOLD.to_owned(),
-        units::three_digits(gibps(per_page.bytes(), per_page_ns)),
         ratio(speedup),
     ]
 }
@@ -247,7 +214,7 @@ mod tests {
 
     #[test]
     fn no_line_is_wider_than_the_terminal_of_most() {
-        for mut report in [examples::report(), examples::real_report()] {
+        for mut report in [examples::report(), examples::real_report(), examples::bar_report()] {
             report.notes.push("word ".repeat(60));
             for line in render(&report, Marks::Plain).lines() {
                 assert!(line.chars().count() <= WIDTH, "{line}");
@@ -260,14 +227,11 @@ mod tests {
     fn a_real_device_says_what_was_asked_of_the_kernel_and_that_no_dma_was_tried() {
         let text = render(&examples::real_report(), Marks::Plain);
         for part in [
-            "mapped by the kernel's VFIO type 1 for 0000:00:05.0",
+            "1 GiB of each kind of memory, mapped for 0000:00:05.0 by VFIO type1",
             "0x0..=0xfedfffff and 0xfef00000..=0x7fffffffff, pages of 4K, 2M, 1G, 65535",
-            "1 + 2",
-            "8192 + 8193",
-            "12.1 ms",
-            "0.78",
-            "106×",
-            "160×",
+            "thp 7 12.1 ms 82.6 1 4.88 µs 8192 106×",
+            "thp 4.00 ms 250 2 2.44 µs 8193 160×",
+            "one of 8192 pages (32 MiB)",
             "✓ 1 GiB were mapped and unmapped again; no DMA was tried",
             "✓ no mapping is left: the kernel counts what was pinned, and none of it now",
         ] {
@@ -275,6 +239,22 @@ mod tests {
             assert!(found.contains(part), "{part} is not in\n{text}");
         }
         assert!(!text.contains("translates") && !text.contains("the CPU saw"), "{text}");
+    }
+
+    #[test]
+    fn a_bar_says_how_large_and_how_aligned_it_is() {
+        let text = render(&examples::bar_report(), Marks::Plain);
+        for part in [
+            "BAR 2 of 0000:00:05.0, 32 GiB, mapped for the device itself by VFIO type1",
+            "bar 2 32 GiB 1G 1.25 ms 25600 1",
+            "bar 2 625 µs 51200 1",
+            "✓ 32 GiB were mapped and unmapped again; no DMA was tried",
+            "✓ no mapping is left",
+        ] {
+            let found = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(found.contains(part), "{part} is not in\n{text}");
+        }
+        assert!(!text.contains("per page") && !text.contains("pinned"), "{text}");
     }
 
     #[test]
@@ -308,7 +288,7 @@ mod tests {
     fn a_failure_is_a_verdict_of_its_own() {
         let mut report = examples::report();
         let failed = "at iova 0x1000 the device reads 5".to_owned();
-        report.rows.push(Row::Failed(Failed { memory: "base", failed }));
+        report.rows.push(Row::Failed(Failed { memory: "base".to_owned(), failed }));
         report.stale_translations = Some(3);
         let text = render(&report, Marks::Coloured);
         assert!(text.contains("\x1b[31m✗\x1b[0m base: at iova 0x1000"), "{text}");

@@ -119,6 +119,13 @@ impl Registers {
         u64::try_from(self.start).ok()?.checked_add(offset)
     }
 
+    /// The largest leaf that `len` bytes have room for and that the first byte's address is a
+    /// multiple of.
+    pub(crate) fn alignment(&self, len: u64) -> u64 {
+        let of_start = self.start & self.start.wrapping_neg();
+        largest_leaf(page_size(), len.min(u64::try_from(of_start).unwrap_or(u64::MAX)))
+    }
+
     /// The area that `offset` is in, and where in there. A BAR has one area, or a few.
     fn find(&self, offset: u64) -> Option<(&MmioRegion, u64)> {
         let (area, registers) = self.areas.iter().find(|(area, _)| area.contains(offset))?;
@@ -274,6 +281,8 @@ mod tests {
         let areas = [Area { offset: 0, len: 4 << 20 }];
         let bar = Registers::map(file.as_fd(), 0, 4 << 20, &areas).unwrap();
         assert_eq!(bar.start % (2 << 20), 0);
+        assert_eq!(bar.alignment(4 << 20), 2 << 20);
+        assert_eq!(bar.alignment(1 << 20), page_size());
         assert_eq!(bar.read32((4 << 20) - 4), (1 << 20) - 1);
     }
 

@@ -72,6 +72,12 @@ impl Bar {
         self.len
     }
 
+    /// The largest leaf of a page table, in bytes, that can map it in this process, as far as its
+    /// address permits.
+    pub fn alignment(&self) -> u64 {
+        self.registers.alignment(self.len)
+    }
+
     /// Which BAR it is.
     pub fn index(&self) -> u32 {
         self.index

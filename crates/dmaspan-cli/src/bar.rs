@@ -1,0 +1,142 @@
+//! Registers of a device, mapped for the device itself: what reaches them there reaches them from
+//! any other device too.
+
+use std::time::Instant;
+
+use dmaspan::{DmaSpace, Iova, IovaRange, Limits, Prot, RangeError};
+use dmaspan_linux::PinnerStats;
+use dmaspan_linux::vfio::{self, DeviceError, Requests};
+
+use crate::measure::since;
+use crate::pinned::Counted;
+use crate::plan::BarPlan;
+use crate::progress::Progress;
+use crate::real_iommu::RealIommu;
+use crate::report::{
+    BarFigures, By, Failed, Figures, Ioctls, Iommu, RealDevice, Report, Row, Times,
+};
+use crate::run::RunError;
+use crate::size::ByteSize;
+use crate::stats::Series;
+
+/// Why a BAR has no figures.
+#[derive(Debug, thiserror::Error)]
+enum BarError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    #[error("no aperture of the IOMMU has room for {}", ByteSize::new(*bytes))]
+    NoRoom { bytes: u64 },
+    #[error("mapping failed: {0}")]
+    Map(#[source] vfio::Error),
+    #[error("unmapping failed: {0}")]
+    Unmap(#[source] vfio::Error),
+    #[error("the mapping of {range} gave {unmapped} bytes back, and left {mappings} mappings")]
+    Left { range: IovaRange, unmapped: u64, mappings: u64 },
+}
+
+/// Does what `plan` says.
+///
+/// # Errors
+///
+/// [`RunError`] where the device cannot be used. What goes wrong with the BAR is in the report.
+pub(crate) fn run(plan: &BarPlan, progress: &Progress) -> Result<Report, RunError> {
+    let iommu = RealIommu::open(plan.backend, plan.bdf)?;
+    let limits = iommu.limits();
+    let mut report = Report {
+        backend: plan.backend.name(),
+        real: Some(RealDevice {
+            device: plan.bdf.to_string(),
+            bar: Some(plan.index),
+            backend: plan.backend,
+            iommu: Iommu::of(&limits),
+        }),
+        size_bytes: 0,
+        granule: limits.granule(),
+        runs: plan.runs,
+        pin: None,
+        frames: None,
+        rows: Vec::new(),
+        verified_bytes: 0,
+        stale_translations: None,
+        notes: Vec::new(),
+    };
+    let memory = format!("bar {}", plan.index);
+    progress.begin(format!("{memory}: mapping and unmapping"), u64::from(plan.runs));
+    report.rows.push(match measure(&iommu, plan, &limits, progress) {
+        Ok(figures) => {
+            report.size_bytes = figures.bytes;
+            let (by, counted) = (By::Bar(figures), Counted::Untold);
+            Row::Figures(Box::new(Figures { memory, spans: 1, by, verified_bytes: 0, counted }))
+        }
+        Err(error) => Row::Failed(Failed { memory, failed: error.to_string() }),
+    });
+    progress.clear();
+    Ok(report)
+}
+
+/// Maps and unmaps the BAR so often. Each run maps it into the process anew, as whoever starts to
+/// use a device does: the kernel finds no page of it there.
+fn measure(
+    iommu: &RealIommu,
+    plan: &BarPlan,
+    limits: &Limits,
+    progress: &Progress,
+) -> Result<BarFigures, BarError> {
+    let space = iommu.space();
+    let (mut map, mut unmap) = (Series::default(), Series::default());
+    let (mut bytes, mut alignment, mut requests) = (0, 0, Requests::default());
+    for _ in 0..plan.runs {
+        let bar = iommu.device().bar(plan.index)?;
+        (bytes, alignment) = (bar.len(), bar.alignment());
+        let range = room(limits, bytes, alignment).ok_or(BarError::NoRoom { bytes })?;
+        let before = space.requests();
+        let begin = Instant::now();
+        let mapped = space.map_bar(&bar, 0..bytes, range.start(), Prot::READ_WRITE);
+        map.add_map(begin.elapsed(), PinnerStats::default());
+        mapped.map_err(BarError::Map)?;
+        let begin = Instant::now();
+        let unmapped = space.unmap(range).map_err(BarError::Unmap)?;
+        unmap.add_unmap(begin.elapsed(), PinnerStats::default());
+        requests = since(before, space.requests());
+        let mappings = space.mappings();
+        if unmapped != bytes || mappings != 0 {
+            return Err(BarError::Left { range, unmapped, mappings });
+        }
+        progress.advance(1);
+    }
+    let (map, unmap) = (Times::of(&map, bytes), Times::of(&unmap, bytes));
+    Ok(BarFigures { bytes, alignment, ioctls: Ioctls::of(requests), map, unmap })
+}
+
+/// The first IOVAs above 0 that are aligned so and have room.
+fn room(limits: &Limits, bytes: u64, alignment: u64) -> Option<IovaRange> {
+    limits.apertures.iter().find_map(|aperture| {
+        let first = aperture.start().get().max(1).checked_next_multiple_of(alignment)?;
+        let range = IovaRange::from_len(Iova::new(first), bytes).ok()?;
+        (range.last() <= aperture.last()).then_some(range)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_gets_aligned_iovas_within_an_aperture() {
+        let aperture = |first, last| IovaRange::new(Iova::new(first), Iova::new(last)).unwrap();
+        let limits = Limits {
+            apertures: vec![aperture(0, 0xfedf_ffff), aperture(0xfef0_0000, (1 << 39) - 1)],
+            page_sizes: 4096,
+            mappings_left: None,
+        };
+        let start = |bytes, alignment| room(&limits, bytes, alignment).map(|it| it.start().get());
+        assert_eq!(start(4096, 4096), Some(4096));
+        assert_eq!(start(2 << 30, 1 << 30), Some(1 << 30));
+        assert_eq!(start(3 << 30, 1 << 30), Some(4 << 30));
+        assert_eq!(start(508 << 30, 1 << 30), Some(4 << 30));
+        assert_eq!(start(509 << 30, 1 << 30), None);
+        assert_eq!(start(u64::MAX, 1 << 30), None);
+    }
+}

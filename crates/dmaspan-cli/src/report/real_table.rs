@@ -1,0 +1,107 @@
+//! What the kernel's IOMMU did, for people.
+
+use comfy_table::Table;
+
+use super::text::{align_right, new_table, push_table, push_wrapped, ratio};
+use super::units;
+use super::{BarFigures, By, Figures, Ioctls, PerPageRequests, RealDevice, Times};
+use crate::size::ByteSize;
+
+/// Adds the table of `rows`, and what its columns are.
+pub(super) fn push(text: &mut String, rows: &[&Figures], real: &RealDevice) {
+    if real.bar.is_some() {
+        push_table(text, &bar_table(rows));
+        text.push('\n');
+        push_wrapped(text, "", LEGEND_BAR);
+        return;
+    }
+    push_table(text, &memory_table(rows));
+    text.push('\n');
+    push_wrapped(text, "", LEGEND);
+    let pages = rows.iter().find_map(|row| match &row.by {
+        By::Requests { per_page, .. } => Some(per_page),
+        _ => None,
+    });
+    if let Some(per_page) = pages {
+        push_wrapped(text, "", &legend_of_pages(per_page));
+    }
+}
+
+const LEGEND: &str = "Total: one request for all, which the kernel pins and maps, or unmaps and \
+    unpins. It does not tell what takes how long.";
+
+const LEGEND_BAR: &str = "Each run maps the registers into this process anew, untimed. The total \
+    of a map has the page faults of the kernel, which looks up there where the registers are.";
+
+fn legend_of_pages(per_page: &PerPageRequests) -> String {
+    let (pages, bytes) = (per_page.pages, ByteSize::new(per_page.bytes()));
+    format!(
+        "Per page: the time of one of {pages} pages ({bytes}), each mapped and unmapped by a \
+         request of its own. Faster = that of as many bytes / total."
+    )
+}
+
+/// All of each kind of memory at once, and page by page.
+fn memory_table(rows: &[&Figures]) -> Table {
+    let header = ["", "spans", "total", "GiB/s", "ioctls", "per page", "ioctls", "faster"];
+    let mut table = new_table(header);
+    table.add_row(["MAP"]);
+    for row in rows {
+        if let By::Requests { ioctls, map, per_page, speedup, .. } = &row.by {
+            let [name, total, gibps, asked] = total_cells(row, *map, ioctls.map);
+            let page = per_page.one(per_page.map_ns);
+            let pages = per_page.ioctls.map.to_string();
+            let spans = row.spans.to_string();
+            table.add_row([name, spans, total, gibps, asked, page, pages, ratio(speedup.map)]);
+        }
+    }
+    table.add_row(["UNMAP"]);
+    for row in rows {
+        if let By::Requests { ioctls, unmap, per_page, speedup, .. } = &row.by {
+            let [name, total, gibps, asked] = total_cells(row, *unmap, ioctls.unmap);
+            let page = per_page.one(per_page.unmap_ns);
+            let pages = per_page.ioctls.unmap.to_string();
+            let spans = String::new();
+            table.add_row([name, spans, total, gibps, asked, page, pages, ratio(speedup.unmap)]);
+        }
+    }
+    align_right(&mut table, 1);
+    table
+}
+
+/// A BAR, which has no pages of its own.
+fn bar_table(rows: &[&Figures]) -> Table {
+    let mut table = new_table(["", "size", "aligned to", "total", "GiB/s", "ioctls"]);
+    for row in rows {
+        let By::Bar(BarFigures { bytes, alignment, ioctls, map, unmap }) = &row.by else {
+            continue;
+        };
+        let Ioctls { map: maps, unmap: unmaps } = *ioctls;
+        let (size, alignment) = (ByteSize::new(*bytes).to_string(), units::page_size(*alignment));
+        table.add_row(["MAP"]);
+        let [name, total, gibps, asked] = total_cells(row, *map, maps);
+        table.add_row([name, size, alignment, total, gibps, asked]);
+        table.add_row(["UNMAP"]);
+        let [name, total, gibps, asked] = total_cells(row, *unmap, unmaps);
+        table.add_row([name, String::new(), String::new(), total, gibps, asked]);
+    }
+    align_right(&mut table, 1);
+    table
+}
+
+/// What is mapped, how long that takes, and by how many requests.
+fn total_cells(row: &Figures, times: Times, ioctls: u64) -> [String; 4] {
+    [
+        format!("  {}", row.memory),
+        units::time(times.total_ns),
+        units::three_digits(times.gibps),
+        ioctls.to_string(),
+    ]
+}
+
+impl PerPageRequests {
+    /// The time of one page, of those that took `ns` together.
+    fn one(&self, ns: u64) -> String {
+        units::fine_time(ns as f64 / self.pages.max(1) as f64)
+    }
+}

@@ -1,29 +1,29 @@
 //! Controllers that a process has by VFIO: of real machines, and of guests.
 //!
-//! The registers are the device's BAR 0. All that the controller is to reach is mapped in the
-//! [`AddressSpace`] that its device is attached to, whichever interface of the kernel that is of:
-//! [`Type1`](dmaspan_linux::vfio::Type1) or [`Ioas`](dmaspan_linux::vfio::Ioas).
+//! The registers are the device's BAR 0. A [`Mapper`] of dmaspan maps what the controller is to
+//! reach: it plans the IOVAs, owns the memory while it is mapped, and leaks what cannot be
+//! unmapped.
 //!
 //! ```text
-//! Memory ──register──► VfioBuffer: mapped, one segment ──► submit, as often as one likes
-//!                           └── the last clone unmaps it
+//! Memory ──VfioBuffer::new──► mapped, one segment ──► submit, as often as one likes
+//!                                └── the last clone unmaps it
 //! ```
 //!
 //! ```no_run
 //! use std::sync::Arc;
 //!
 //! use dmaspan::Prot;
-//! use dmaspan_linux::vfio::Type1;
+//! use dmaspan_linux::plan::Region;
+//! use dmaspan_linux::vfio::Backend;
 //! use dmaspan_linux::{Memory, MemoryKind};
-//! use dmaspan_nvme::vfio::{AddressSpace, VfioAccess};
+//! use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 //! use dmaspan_nvme::{Controller, QueueConfig};
 //!
-//! let (space, device) = Type1::open("0000:00:05.0".parse()?)?;
-//! let space = AddressSpace::new(space)?;
+//! let (space, access) = VfioAccess::open(Backend::Vfio, "0000:00:05.0".parse()?)?;
 //! let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 << 20)?);
-//! let buffer = space.register(&memory, memory.user_range(), Prot::READ_WRITE)?;
+//! let buffer = VfioBuffer::new(&space, Region::whole(&memory, Prot::READ_WRITE))?;
 //!
-//! let mut controller = Controller::new(VfioAccess::new(&space, device)?, 1)?;
+//! let mut controller = Controller::new(access, 1)?;
 //! let namespace = controller.namespace(1)?;
 //! let mut queue = controller.create_queue(QueueConfig::new(32))?;
 //! queue.read(&namespace, 0, &buffer, 0..1 << 20)?;
@@ -38,18 +38,18 @@ use alloc::sync::Arc;
 use core::cell::Cell;
 use core::fmt;
 use core::hint;
-use core::mem;
+use core::ptr;
 use core::sync::atomic::AtomicU64;
 use core::time::Duration;
 use std::thread;
 use std::time::Instant;
 
-use dmaspan::iommu::iova::{self, Align, Iovas, Request};
 use dmaspan::regbuf::{Buffer, BuildError, ImportError, Keep, Segments, SegmentsBuilder};
-use dmaspan::{DmaAddr, DmaSpace, Iova, Prot, RangeError, Span, UserRange};
+use dmaspan::{DmaAddr, DmaSpace as _, Prot, RangeError, Span};
 use dmaspan_drivers::Mmio as _;
-use dmaspan_linux::vfio::{Bar, BusMaster, Device, DeviceError, Event, Msix};
-use dmaspan_linux::{Memory, MemoryKind, UserPlatform};
+use dmaspan_linux::plan::{MapError, Mapped, Mapper, PlanError, Region};
+use dmaspan_linux::vfio::{self, Backend, Bar, BusMaster, Device, DeviceError, Event, Msix, Space};
+use dmaspan_linux::{Bdf, Memory, MemoryKind};
 
 use crate::access::{Access, AllocateError, Pause, SharedMemory};
 
@@ -62,16 +62,34 @@ const NAP: Duration = Duration::from_micros(100);
 /// How often it looks at the clock before it sleeps: after so many polls.
 const LOOK: u32 = 64;
 
-/// Why memory was not registered. Nothing of it is mapped.
+/// Why a device cannot be used as a controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RegisterError<E: core::error::Error + 'static> {
-    /// There are no IOVAs for it.
+pub enum OpenError {
+    /// The kernel does not give it.
     #[error(transparent)]
-    Iova(#[from] iova::Error),
-    /// The space did not map it.
+    Device(#[from] vfio::OpenError),
+    /// Nothing can be mapped for it.
     #[error(transparent)]
-    Map(E),
+    Space(#[from] PlanError),
+    /// Its registers cannot be mapped.
+    #[error(transparent)]
+    Registers(DeviceError),
+    /// It has no such interrupts.
+    #[error(transparent)]
+    Interrupts(DeviceError),
+    /// It cannot be allowed to access memory.
+    #[error("the device cannot be made a bus master: {0}")]
+    BusMaster(DeviceError),
+}
+
+/// Why memory was not registered. Nothing of it is mapped, unless that is what it says.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// It cannot be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError<vfio::Error>),
     /// It has no length, or is too long.
     #[error(transparent)]
     Range(#[from] RangeError),
@@ -83,180 +101,54 @@ pub enum RegisterError<E: core::error::Error + 'static> {
     Import(#[from] ImportError),
 }
 
-/// Why a device cannot be used as a controller.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// Its registers cannot be mapped.
-    #[error(transparent)]
-    Registers(#[from] DeviceError),
-    /// It has no such interrupts.
-    #[error(transparent)]
-    Interrupts(DeviceError),
-    /// It cannot be allowed to access memory.
-    #[error("the device cannot be made a bus master: {0}")]
-    BusMaster(DeviceError),
-}
+/// Memory that is mapped for the devices of a space, as long as a clone exists. A clone is the same
+/// one.
+#[derive(Clone)]
+pub struct VfioBuffer(Arc<Registered>);
 
-/// An address space of devices, and which of its IOVAs are taken.
-pub struct AddressSpace<S> {
-    space: S,
-    iovas: iova::Space<UserPlatform>,
-}
-
-impl<S> AddressSpace<S>
-where
-    S: DmaSpace<Memory = Arc<Memory>> + Send + Sync + 'static,
-    S::Error: Send + Sync,
-{
-    /// Of a space in which nothing is mapped, and nobody else maps.
-    ///
-    /// # Errors
-    ///
-    /// [`iova::Error`] where it has no apertures to map anything in.
-    pub fn new(space: S) -> Result<Arc<Self>, iova::Error> {
-        let limits = space.limits();
-        let granule_lg2 = limits.granule().trailing_zeros();
-        let cpus = thread::available_parallelism().map_or(1, usize::from);
-        let iovas =
-            iova::Space::with_apertures(&limits.apertures, granule_lg2, cpus, UserPlatform)?;
-        Ok(Arc::new(Self { space, iovas }))
-    }
-
-    /// The space itself: to attach more devices, and to see what was asked of the kernel.
-    pub fn space(&self) -> &S {
-        &self.space
-    }
-
-    /// Maps `user` of a memory for the space's devices, which may access it as `access` says, for
-    /// as long as the buffer or a clone of it exists.
-    ///
-    /// It is one segment, whatever pages the memory has. Where it has huge ones, they are at such
-    /// IOVAs that the IOMMU can have huge ones for them.
-    ///
-    /// # Errors
-    ///
-    /// [`RegisterError`], with nothing mapped.
-    pub fn register(
-        self: &Arc<Self>,
-        memory: &Arc<Memory>,
-        user: UserRange,
-        access: Prot,
-    ) -> Result<VfioBuffer<S>, RegisterError<S::Error>> {
-        let len = user.checked_len().ok_or(BuildError::TooLong)?;
-        let leaf = memory.kind().leaf_size();
-        let align = if leaf > len { self.iovas.granule() } else { leaf };
-        let lead = user.start().get() & (align - 1);
-        let mapping = self.map(memory, user, access, Place { len, align, lead })?;
-        let mut builder = SegmentsBuilder::new();
-        builder.push(Span::new(DmaAddr::new(mapping.iova.get()), len)?)?;
-        let segments = builder.build()?;
-        // SAFETY: the mapping owns the memory and has it mapped until `end`, and forever where it
-        // cannot be unmapped. All accesses to a `Memory` are of atomic words.
-        let buffer = unsafe { Buffer::new(segments, user, access, Box::new(mapping)) }?;
-        Ok(VfioBuffer(Arc::new(Registered { buffer, space: Arc::clone(self) })))
-    }
-
-    fn map(
-        self: &Arc<Self>,
-        memory: &Arc<Memory>,
-        user: UserRange,
-        access: Prot,
-        Place { len, align, lead }: Place,
-    ) -> Result<Mapping<S>, RegisterError<S::Error>> {
-        let bytes = len.checked_add(lead).ok_or(BuildError::TooLong)?;
-        let limit = Iova::new(u64::MAX);
-        let iovas = self.iovas.alloc(Request { bytes, align: Align::To(align), limit })?;
-        let iova = iovas.range().start().wrapping_add(lead);
-        if let Err(error) = self.space.map(memory, user, iova, access & Prot::READ_WRITE) {
-            // They are the space's own.
-            let _ = self.iovas.free(iovas);
-            return Err(RegisterError::Map(error));
-        }
-        let (space, memory) = (Arc::clone(self), Arc::clone(memory));
-        Ok(Mapping { iova, held: Some(Held { iovas, memory }), space })
-    }
-}
-
-/// Where memory is to be mapped.
-struct Place {
-    /// How many bytes it has.
-    len: u64,
-    /// To what the IOVAs are aligned, and how far behind that it begins.
-    align: u64,
-    lead: u64,
-}
-
-impl<S> fmt::Debug for AddressSpace<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddressSpace").field("aperture", &self.iovas.aperture()).finish()
-    }
-}
-
-/// Memory that is mapped until this is dropped.
-struct Mapping<S: DmaSpace<Memory = Arc<Memory>>> {
-    iova: Iova,
-    /// `None` when it has ended.
-    held: Option<Held>,
-    space: Arc<AddressSpace<S>>,
-}
-
-struct Held {
-    iovas: Iovas,
-    memory: Arc<Memory>,
-}
-
-impl<S: DmaSpace<Memory = Arc<Memory>>> Mapping<S> {
-    /// Unmaps it. Where that fails, the device may still use the memory: it is leaked, and its
-    /// IOVAs are not used again.
-    fn end(&mut self) {
-        let Some(Held { iovas, memory }) = self.held.take() else { return };
-        match self.space.space.unmap(iovas.range()) {
-            // They are the space's own.
-            Ok(_) => drop(self.space.iovas.free(iovas)),
-            Err(_) => mem::forget(memory),
-        }
-    }
-}
-
-impl<S: DmaSpace<Memory = Arc<Memory>>> Drop for Mapping<S> {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl<S> Keep<DmaAddr> for Mapping<S>
-where
-    S: DmaSpace<Memory = Arc<Memory>> + Send + Sync,
-{
-    fn end(&mut self, _segments: &Segments<DmaAddr>) {
-        Mapping::end(self);
-    }
-}
-
-/// Memory that is registered with an [`AddressSpace`]. A clone is the same one.
-pub struct VfioBuffer<S>(Arc<Registered<S>>);
-
-struct Registered<S> {
+struct Registered {
     buffer: Buffer<DmaAddr>,
-    space: Arc<AddressSpace<S>>,
+    space: Mapper<Space>,
 }
 
-impl<S> VfioBuffer<S> {
+/// What a buffer keeps: a mapping, which owns the memory.
+struct Kept(Option<Mapped<Space>>);
+
+impl Keep<DmaAddr> for Kept {
+    fn end(&mut self, _segments: &Segments<DmaAddr>) {
+        // Dropped, it unmaps the memory, and leaks it where it cannot.
+        self.0 = None;
+    }
+}
+
+impl VfioBuffer {
+    /// Maps a region, which is one segment, whatever pages its memory has.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`].
+    pub fn new(space: &Mapper<Space>, region: Region) -> Result<Self, RegisterError> {
+        let Region { user, prot, .. } = region;
+        let mapped = space.map([region])?;
+        let mut builder = SegmentsBuilder::new();
+        for map in mapped.plan().maps() {
+            builder.push(Span::new(DmaAddr::new(map.iova().start().get()), map.len())?)?;
+        }
+        let segments = builder.build()?;
+        // SAFETY: the mapping owns the memory, which stays there until `end` lets go of it, and
+        // forever where it cannot be unmapped. All accesses to a `Memory` are of atomic words, so
+        // nothing breaks either if somebody maps another one there behind the mapper's back.
+        let buffer = unsafe { Buffer::new(segments, user, prot, Box::new(Kept(Some(mapped)))) }?;
+        Ok(Self(Arc::new(Registered { buffer, space: space.clone() })))
+    }
+
     /// What is registered, at the addresses that devices see.
     pub fn buffer(&self) -> &Buffer<DmaAddr> {
         &self.0.buffer
     }
 }
 
-impl<S> Clone for VfioBuffer<S> {
-    #[inline]
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<S> fmt::Debug for VfioBuffer<S> {
+impl fmt::Debug for VfioBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("VfioBuffer").field(&self.0.buffer).finish()
     }
@@ -266,26 +158,43 @@ impl<S> fmt::Debug for VfioBuffer<S> {
 ///
 /// Waits are [polls](Access::pause) that spin at first, then let other threads go first, and sleep
 /// in the end.
-pub struct VfioAccess<S> {
+#[derive(Debug)]
+pub struct VfioAccess {
     registers: Bar,
-    space: Arc<AddressSpace<S>>,
     interrupts: Option<Msix>,
     /// Dropped, the kernel resets the device.
     device: Device,
+    /// What maps for the space that the device was opened in.
+    space: Mapper<Space>,
 }
 
-impl<S> VfioAccess<S> {
-    /// A device that is attached to a space, and may access what is mapped there from now on.
-    ///
-    /// A device of another space finds nothing that the driver tells it of.
+impl VfioAccess {
+    /// The controller `bdf` in an address space of its own, and what maps there.
     ///
     /// # Errors
     ///
     /// [`OpenError`].
-    pub fn new(space: &Arc<AddressSpace<S>>, device: Device) -> Result<Self, OpenError> {
+    pub fn open(backend: Backend, bdf: Bdf) -> Result<(Mapper<Space>, Self), OpenError> {
+        let (space, device) = Space::open(backend, bdf)?;
+        let space = Mapper::new(space)?;
+        let access = Self::new(&space, device)?;
+        Ok((space, access))
+    }
+
+    /// The controller `bdf` in a space that there is: it reaches what is mapped there.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    pub fn attach(space: &Mapper<Space>, bdf: Bdf) -> Result<Self, OpenError> {
+        Self::new(space, space.space().attach(bdf)?)
+    }
+
+    /// A device that was opened in this space.
+    fn new(space: &Mapper<Space>, device: Device) -> Result<Self, OpenError> {
+        let registers = device.bar(0).map_err(OpenError::Registers)?;
         device.set_bus_master(BusMaster::On).map_err(OpenError::BusMaster)?;
-        let registers = device.bar(0)?;
-        Ok(Self { registers, space: Arc::clone(space), interrupts: None, device })
+        Ok(Self { registers, interrupts: None, device, space: space.clone() })
     }
 
     /// The same with `vectors` interrupts by MSI-X, each of which any number of queues may share.
@@ -302,44 +211,31 @@ impl<S> VfioAccess<S> {
     fn events(&self) -> &[Event] {
         self.interrupts.as_ref().map_or(&[], Msix::events)
     }
-
-    /// The device.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-}
-
-impl<S> fmt::Debug for VfioAccess<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VfioAccess").field("device", &self.device).finish_non_exhaustive()
-    }
 }
 
 /// Memory of the driver's own, mapped.
-pub struct Shared<S: DmaSpace<Memory = Arc<Memory>>> {
-    #[expect(dead_code, reason = "it is kept mapped")]
-    mapping: Mapping<S>,
-    addr: DmaAddr,
+#[derive(Debug)]
+pub struct Shared {
     memory: Arc<Memory>,
+    /// Which word is the first one that is at `addr`.
+    first: usize,
+    addr: DmaAddr,
+    #[expect(dead_code, reason = "it is kept mapped")]
+    mapped: Mapped<Space>,
 }
 
-impl<S: DmaSpace<Memory = Arc<Memory>>> fmt::Debug for Shared<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("addr", &self.addr).finish_non_exhaustive()
-    }
-}
-
-// SAFETY: nobody else has a reference to the memory, which is mapped in one piece from `addr` on as
-// long as this exists. Where the device is not attached to the space, it does not find it, and
-// nothing else that could be harmed: the kernel lets it reach what is mapped for it alone, which
-// are atomic words of a `Memory`.
-unsafe impl<S: DmaSpace<Memory = Arc<Memory>>> SharedMemory for Shared<S> {
+// SAFETY: nobody else has a reference to the memory, which is mapped in one piece until this is
+// dropped, for a device that was opened in the space. Whoever maps another `Memory` there behind
+// the mapper's back makes the driver err, and breaks no memory: the kernel lets a device reach what
+// is mapped for it alone, which are atomic words.
+unsafe impl SharedMemory for Shared {
     fn addr(&self) -> DmaAddr {
         self.addr
     }
 
+    #[inline]
     fn words(&self) -> &[AtomicU64] {
-        self.memory.words()
+        self.memory.words().get(self.first..).unwrap_or_default()
     }
 }
 
@@ -349,15 +245,12 @@ std::thread_local! {
 }
 
 // SAFETY: 1. The process has the device to itself, since the kernel gives a group or a cdev to one
-// alone, and the value has it to itself in the process. 2. A buffer is given only if it is mapped
-// in the controller's space, where it stays as long as a clone exists. 3. As above.
-unsafe impl<S> Access for VfioAccess<S>
-where
-    S: DmaSpace<Memory = Arc<Memory>> + Send + Sync + 'static,
-    S::Error: Send + Sync,
-{
-    type Memory = Shared<S>;
-    type Buffer = VfioBuffer<S>;
+// alone. Who opens it twice in the process makes the driver err, and no more: see `Shared`. 2. A
+// buffer is given only if it is mapped in the controller's space, where it stays as long as a clone
+// exists. 3. As above.
+unsafe impl Access for VfioAccess {
+    type Memory = Shared;
+    type Buffer = VfioBuffer;
 
     fn registers_len(&self) -> u64 {
         self.registers.len()
@@ -383,19 +276,23 @@ where
         self.registers.write64(offset, value);
     }
 
-    fn allocate(&self, bytes: u64, align: u64) -> Result<Shared<S>, AllocateError> {
-        let page = MemoryKind::Base.page_size().max(self.space.iovas.granule());
-        let len = bytes.checked_next_multiple_of(page).ok_or(BuildError::TooLong)?;
+    fn allocate(&self, bytes: u64, align: u64) -> Result<Shared, AllocateError> {
+        let page = MemoryKind::Base.page_size().max(self.space.space().limits().granule());
+        // The mapper aligns to pages. Where that is not enough, a part of what it maps is.
+        let len = bytes.checked_add(align.saturating_sub(page)).ok_or(BuildError::TooLong)?;
+        let len = len.checked_next_multiple_of(page).ok_or(BuildError::TooLong)?;
         let memory = Arc::new(Memory::new(MemoryKind::Base, len)?);
-        let (user, place) = (memory.user_range(), Place { len, align, lead: 0 });
-        let mapping = self.space.map(&memory, user, Prot::READ_WRITE, place)?;
-        let addr = DmaAddr::new(mapping.iova.get());
-        Ok(Shared { mapping, addr, memory })
+        let mapped = self.space.map([Region::whole(&memory, Prot::READ_WRITE)])?;
+        let start = mapped.iova(0).ok_or("what was mapped is nowhere")?.get();
+        let skip = start.wrapping_neg() & (align - 1);
+        let (first, addr) = (usize::try_from(skip / 8)?, DmaAddr::new(start + skip));
+        Ok(Shared { memory, first, addr, mapped })
     }
 
     #[inline]
-    fn buffer<'b>(&self, buffer: &'b VfioBuffer<S>) -> Option<&'b Buffer<DmaAddr>> {
-        Arc::ptr_eq(&buffer.0.space, &self.space).then_some(&buffer.0.buffer)
+    fn buffer<'b>(&self, buffer: &'b VfioBuffer) -> Option<&'b Buffer<DmaAddr>> {
+        // Handles of one mapper have the same space.
+        ptr::eq(buffer.0.space.space(), self.space.space()).then_some(&buffer.0.buffer)
     }
 
     fn pause(&self, polls: u32, limit: Duration) -> Pause {

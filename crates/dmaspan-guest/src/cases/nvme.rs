@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dmaspan::{DmaSpace as _, Iova, IovaRange, Prot};
+use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::vfio::Space;
 use dmaspan_linux::{Memory, MemoryKind};
-use dmaspan_nvme::vfio::{AddressSpace, VfioAccess, VfioBuffer};
+use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
 
 use super::{Case, Context, Need, Outcome, Result};
@@ -61,22 +62,17 @@ pub(super) const INTERRUPTS: Case =
 /// What a device may only read.
 pub(super) const DIRECTIONS: Case = case("nvme/a_buffer_is_for_its_direction", BACKEND, directions);
 
-type Access = VfioAccess<Space>;
-type Registered = VfioBuffer<Space>;
-
 /// A controller that was started.
 struct Rig {
-    space: Arc<AddressSpace<Space>>,
-    controller: Controller<Access>,
+    space: Mapper<Space>,
+    controller: Controller<VfioAccess>,
     namespace: Namespace,
-    queue: IoQueue<Access>,
+    queue: IoQueue<VfioAccess>,
 }
 
 impl Rig {
     fn new(context: &Context, config: QueueConfig) -> std::result::Result<Self, Failure> {
-        let (space, device) = context.open()?;
-        let space = AddressSpace::new(space)?;
-        let access = VfioAccess::new(&space, device)?;
+        let (space, access) = VfioAccess::open(context.backend, context.device.parse()?)?;
         let access = match config.vector {
             Some(vector) => access.with_interrupts(vector + 1)?,
             None => access,
@@ -91,7 +87,7 @@ impl Rig {
     fn memory(&self, kind: MemoryKind, len: u64) -> std::result::Result<Mapped, Failure> {
         let len = len.next_multiple_of(kind.page_size());
         let memory = Arc::new(Memory::new(kind, len)?);
-        let buffer = self.space.register(&memory, memory.user_range(), Prot::READ_WRITE)?;
+        let buffer = VfioBuffer::new(&self.space, Region::whole(&memory, Prot::READ_WRITE))?;
         Ok(Mapped { memory, buffer })
     }
 
@@ -110,7 +106,7 @@ type Failure = Box<dyn std::error::Error>;
 
 struct Mapped {
     memory: Arc<Memory>,
-    buffer: Registered,
+    buffer: VfioBuffer,
 }
 
 /// What the disk has from `byte` on.
@@ -169,7 +165,7 @@ fn out_of_reach(context: &Context) -> Result {
         return Err(error.into());
     }
     there.memory.check_words(0, 0x1_0000, |word| !word)?;
-    let again = rig.space.register(&there.memory, there.memory.user_range(), Prot::READ_WRITE)?;
+    let again = VfioBuffer::new(&rig.space, Region::whole(&there.memory, Prot::READ_WRITE))?;
     rig.queue.read(&rig.namespace, 0, &again, 0..0x1_0000)?;
     there.memory.check_words(0, 0x1_0000, tagged(0))?;
     rig.end()
@@ -260,7 +256,7 @@ fn directions(context: &Context) -> Result {
     let mut rig = Rig::new(context, QueueConfig::new(4))?;
     let memory = Arc::new(Memory::new(MemoryKind::Base, 0x1000)?);
     memory.fill_words(0, 0x1000, |word| word)?;
-    let readable = rig.space.register(&memory, memory.user_range(), Prot::READ)?;
+    let readable = VfioBuffer::new(&rig.space, Region::whole(&memory, Prot::READ))?;
     match rig.queue.read(&rig.namespace, 0, &readable, 0..0x1000) {
         Err(Error::Import(_)) => {}
         other => return Err(format!("a read into what may be read alone: {other:?}").into()),

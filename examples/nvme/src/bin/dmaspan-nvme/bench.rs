@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use dmaspan::Prot;
 use dmaspan_linux::Memory;
+use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::vfio::Space;
-use dmaspan_nvme::vfio::{AddressSpace, VfioAccess, VfioBuffer};
+use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Completed, Controller, IoQueue, Namespace, QueueConfig, Transfer};
 
 use crate::args::BenchArgs;
@@ -17,7 +18,7 @@ use crate::report::{Report, Row};
 /// What the bench works on.
 struct Bench<'a> {
     args: &'a BenchArgs,
-    space: Arc<AddressSpace<Space>>,
+    space: Mapper<Space>,
     regions: Registered,
     /// What the disk has, from its start on.
     disk: Registered,
@@ -26,14 +27,14 @@ struct Bench<'a> {
 /// Memory, and what it is for the controller.
 struct Registered {
     memory: Arc<Memory>,
-    buffer: VfioBuffer<Space>,
+    buffer: VfioBuffer,
 }
 
 impl Registered {
-    fn new(args: &BenchArgs, space: &Arc<AddressSpace<Space>>, len: u64) -> Result<Self, Failure> {
+    fn new(args: &BenchArgs, space: &Mapper<Space>, len: u64) -> Result<Self, Failure> {
         let len = len.next_multiple_of(args.memory.page_size());
         let memory = Arc::new(Memory::new(args.memory, len)?);
-        let buffer = space.register(&memory, memory.user_range(), Prot::READ_WRITE)?;
+        let buffer = VfioBuffer::new(space, Region::whole(&memory, Prot::READ_WRITE))?;
         Ok(Self { memory, buffer })
     }
 }
@@ -53,13 +54,12 @@ impl Side {
 
 /// Measures what is asked for.
 pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
-    let (space, device) = Space::open(args.target.backend, args.target.bdf)?;
-    let space = AddressSpace::new(space)?;
+    let (space, access) = VfioAccess::open(args.target.backend, args.target.bdf)?;
     let regions = Registered::new(args, &space, u64::from(args.depth) * args.block)?;
     let disk = Registered::new(args, &space, args.span)?;
     let bench = Bench { args, space, regions, disk };
     let (mut driver, mut hand) = (Side::new("dmaspan"), Side::new("hand-written"));
-    let mut access = Some(VfioAccess::new(&bench.space, device)?);
+    let mut access = Some(access);
     for turn in 0..args.turns {
         let namespace = bench.driver_turn(bench.access(access.take())?, turn, &mut driver)?;
         if args.hand_written {
@@ -76,12 +76,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
 
 impl Bench<'_> {
     /// The controller: the one that was opened, or opened again.
-    fn access(&self, open: Option<VfioAccess<Space>>) -> Result<VfioAccess<Space>, Failure> {
+    fn access(&self, open: Option<VfioAccess>) -> Result<VfioAccess, Failure> {
         if let Some(access) = open {
             return Ok(access);
         }
-        let device = self.space.space().attach(self.args.target.bdf)?;
-        Ok(VfioAccess::new(&self.space, device)?)
+        Ok(VfioAccess::attach(&self.space, self.args.target.bdf)?)
     }
 
     fn transfer(&self) -> Transfer {
@@ -113,7 +112,7 @@ impl Bench<'_> {
 
     fn driver_turn(
         &self,
-        access: VfioAccess<Space>,
+        access: VfioAccess,
         turn: u64,
         side: &mut Side,
     ) -> Result<Namespace, Failure> {
@@ -147,7 +146,7 @@ impl Bench<'_> {
 
     fn hand_turn(
         &self,
-        access: VfioAccess<Space>,
+        access: VfioAccess,
         namespace: &Namespace,
         turn: u64,
         side: &mut Side,
@@ -176,7 +175,7 @@ impl Bench<'_> {
     fn check_written(
         &self,
         namespace: &Namespace,
-        queue: &mut IoQueue<VfioAccess<Space>>,
+        queue: &mut IoQueue<VfioAccess>,
         span: u64,
     ) -> Result<(), Failure> {
         let read = Registered::new(self.args, &self.space, span)?;
@@ -194,10 +193,10 @@ impl Bench<'_> {
 
 /// The driver, as something that does I/O with regions of a buffer.
 struct Driver<'a> {
-    queue: IoQueue<VfioAccess<Space>>,
+    queue: IoQueue<VfioAccess>,
     namespace: Namespace,
     transfer: Transfer,
-    buffer: &'a VfioBuffer<Space>,
+    buffer: &'a VfioBuffer,
     bytes: u64,
     /// Of each command.
     regions: Vec<u16>,

@@ -23,9 +23,10 @@ use std::sync::Arc;
 use clap::Parser;
 use clap::error::ErrorKind;
 use dmaspan::Prot;
+use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::vfio::Space;
 use dmaspan_linux::{Memory, MemoryKind};
-use dmaspan_nvme::vfio::{AddressSpace, VfioAccess};
+use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, QueueConfig};
 use serde_json::json;
 
@@ -65,12 +66,10 @@ fn main() -> ExitCode {
 }
 
 /// The space and the controller of a target, which is started.
-type Started = (Arc<AddressSpace<Space>>, Controller<VfioAccess<Space>>);
+type Started = (Mapper<Space>, Controller<VfioAccess>);
 
 fn start(target: &Target) -> Result<Started, Failure> {
-    let (space, device) = Space::open(target.backend, target.bdf)?;
-    let space = AddressSpace::new(space)?;
-    let access = VfioAccess::new(&space, device)?;
+    let (space, access) = VfioAccess::open(target.backend, target.bdf)?;
     Ok((space, Controller::new(access, 1)?))
 }
 
@@ -114,7 +113,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     let (space, mut controller) = start(&args.target)?;
     let namespace = controller.namespace(1)?;
     let memory = Arc::new(Memory::new(MemoryKind::Thp, AT_ONCE)?);
-    let buffer = space.register(&memory, memory.user_range(), Prot::READ_WRITE)?;
+    let buffer = VfioBuffer::new(&space, Region::whole(&memory, Prot::READ_WRITE))?;
     let mut queue = controller.create_queue(QueueConfig::new(2))?;
     let block = namespace.block_bytes();
     let mut bytes = vec![0; usize::try_from(AT_ONCE)?];

@@ -169,6 +169,9 @@ impl MemoryPageSize {
         I: IntoIterator<Item = Span<A>, IntoIter: Clone>,
     {
         let spans = spans.into_iter();
+        if let Some(prps) = self.in_command(spans.clone()) {
+            return Ok(prps);
+        }
         let listed = self.count(spans.clone())? - 1;
         let mut entries = PrpEntries::new(self, spans);
         if listed <= 1 {
@@ -193,6 +196,19 @@ impl MemoryPageSize {
             }
         }
         Ok(Prps { prp1, prp2, list_pages })
+    }
+
+    /// The PRPs of a single span that lies in two pages: most commands are like that, and need no
+    /// counting.
+    #[inline(always)]
+    fn in_command<A: Address>(self, mut spans: impl Iterator<Item = Span<A>>) -> Option<Prps> {
+        let run = Run::of(spans.next()?);
+        let (first, last) = (run.first >> self.lg2, run.last >> self.lg2);
+        if last - first > 1 || !lg2::is_aligned(run.first, DWORD_LG2) || spans.next().is_some() {
+            return None;
+        }
+        let prp2 = if first == last { 0 } else { last << self.lg2 };
+        Some(Prps { prp1: run.first, prp2, list_pages: 0 })
     }
 
     /// Refuses a page of a list that the controller would read otherwise than it was written.

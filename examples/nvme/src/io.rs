@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::list::Lists;
 use crate::namespace::Namespace;
 use crate::queue::{Done, Queue, Tell};
-use crate::spec::{Capabilities, Command, ControllerInfo, Opcode, Status};
+use crate::spec::{Capabilities, Command, ControllerInfo, DataPointer, Opcode, Status};
 
 /// How long a command may take: as long as Linux gives it (drivers/nvme/host/core.c, `io_timeout`).
 const IO_LIMIT: Duration = Duration::from_secs(30);
@@ -132,19 +132,11 @@ impl<A: Access> IoQueue<A> {
     }
 
     /// Begins to transfer `range` of a buffer from or to the blocks from `lba` on, and does not
-    /// wait.
-    ///
-    /// The range is imported, which takes a few steps, and becomes PRPs or a scatter-gather list in
-    /// memory that the queue has: nothing is mapped, and nothing allocated. The queue holds a clone
-    /// of `buffer` until [`reap`](Self::reap) gives it back.
+    /// wait: [`push`](Self::push) and [`ring`](Self::ring).
     ///
     /// # Errors
     ///
-    /// With nothing begun: [`Error::Full`]; [`Error::NotBlocks`], [`Error::Blocks`],
-    /// [`Error::TooLarge`] and [`Error::Import`] for a range that cannot be transferred by a
-    /// command; [`Error::Foreign`]; [`Error::Descriptors`] where its pages need more entries than
-    /// the list has, or where pieces meet amid a page and the controller takes no scatter-gather
-    /// lists.
+    /// As of [`push`](Self::push), with nothing begun.
     #[inline]
     pub fn submit(
         &mut self,
@@ -154,7 +146,73 @@ impl<A: Access> IoQueue<A> {
         buffer: &A::Buffer,
         range: Range<u64>,
     ) -> Result<CommandId, Error> {
-        self.begin(transfer, namespace, lba, buffer, range, Tell::Reaper).map(CommandId)
+        let id = self.push(transfer, namespace, lba, buffer, range)?;
+        self.ring();
+        Ok(id)
+    }
+
+    /// Enters a transfer of `range` of a buffer from or to the blocks from `lba` on. It begins when
+    /// the controller is told: by [`ring`](Self::ring), or by whatever else is next called to submit,
+    /// to [`reap`](Self::reap) or to [`wait`](Self::wait). Telling it is a write to the device, which costs more than all else;
+    /// who has several transfers enters them all first.
+    ///
+    /// The range is imported, which takes a few steps, and becomes PRPs or a scatter-gather list in
+    /// memory that the queue has: nothing is mapped, and nothing allocated. The queue holds a clone
+    /// of `buffer` until [`reap`](Self::reap) gives it back.
+    ///
+    /// # Errors
+    ///
+    /// With nothing entered: [`Error::Full`]; [`Error::NotBlocks`], [`Error::Blocks`],
+    /// [`Error::TooLarge`] and [`Error::Import`] for a range that cannot be transferred by a
+    /// command; [`Error::Foreign`]; [`Error::Descriptors`] where its pages need more entries than
+    /// the list has, or where pieces meet amid a page and the controller takes no scatter-gather
+    /// lists.
+    #[inline]
+    pub fn push(
+        &mut self,
+        transfer: Transfer,
+        namespace: &Namespace,
+        lba: u64,
+        buffer: &A::Buffer,
+        range: Range<u64>,
+    ) -> Result<CommandId, Error> {
+        self.enter(transfer, namespace, lba, buffer, range, Tell::Reaper).map(CommandId)
+    }
+
+    /// Enters a transfer of `bytes` by two PRPs that the caller wrote, and holds nothing for it.
+    /// Everything else is as of [`push`](Self::push).
+    ///
+    /// It is there to measure what a registered buffer costs. A driver has no use for it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`push`](Self::push).
+    ///
+    /// # Safety
+    ///
+    /// Until the command has ended, or the controller has been disabled or has deleted the queue,
+    /// it may use the bytes that the PRPs tell, as [`SharedMemory`] says.
+    ///
+    /// [`SharedMemory`]: crate::access::SharedMemory
+    #[expect(unsafe_code, reason = "the caller promises that the memory is the controller's")]
+    #[inline]
+    pub unsafe fn push_prps(
+        &mut self,
+        transfer: Transfer,
+        namespace: &Namespace,
+        lba: u64,
+        bytes: u64,
+        prps: [u64; 2],
+    ) -> Result<CommandId, Error> {
+        let command = self.command(transfer, namespace, lba, bytes)?;
+        let command = Command { data: DataPointer::Prps(prps), ..command };
+        self.lent.queue.push(command, None, Tell::Reaper).map(CommandId)
+    }
+
+    /// Tells the controller of what was entered.
+    #[inline]
+    pub fn ring(&mut self) {
+        self.lent.queue.ring();
     }
 
     /// Begins to make durable what was written, and does not wait.
@@ -163,7 +221,9 @@ impl<A: Access> IoQueue<A> {
     ///
     /// [`Error::Full`].
     pub fn submit_flush(&mut self, namespace: &Namespace) -> Result<CommandId, Error> {
-        self.lent.queue.submit(flush(namespace), None, Tell::Reaper).map(CommandId)
+        let id = self.lent.queue.push(flush(namespace), None, Tell::Reaper)?;
+        self.ring();
+        Ok(CommandId(id))
     }
 
     /// Calls `each` with the commands that have ended, in the order of their completions, and
@@ -174,19 +234,16 @@ impl<A: Access> IoQueue<A> {
     /// [`Error::UnexpectedCompletion`], after `each` was called with those before it.
     #[inline]
     pub fn reap(&mut self, mut each: impl FnMut(Completed<A::Buffer>)) -> Result<usize, Error> {
-        let polled = self.lent.queue.poll();
-        let mut count = 0;
-        while let Some((id, Done { held, status, .. })) = self.lent.queue.reaped() {
+        self.lent.queue.reap(|id, Done { held, status, .. }| {
             each(Completed { id: CommandId(id), buffer: held, result: status.ok() });
-            count += 1;
-        }
-        polled.map(|()| count)
+        })
     }
 
     /// Waits for an interrupt that says that a command has ended, no longer than `limit`; not at
     /// all where there is something to [`reap`](Self::reap), or the queue has no
     /// [vector](QueueConfig::vector). It may end without anything to reap.
-    pub fn wait(&self, limit: Duration) {
+    pub fn wait(&mut self, limit: Duration) {
+        self.ring();
         let queue = &self.lent.queue;
         if let Some(vector) = self.vector
             && !queue.has_ended()
@@ -258,14 +315,15 @@ impl<A: Access> IoQueue<A> {
             let mut bytes = largest.min(end - start);
             let id = loop {
                 let part = start..start + bytes;
-                match self.begin(transfer, namespace, at, buffer, part, Tell::Waiter) {
+                match self.enter(transfer, namespace, at, buffer, part, Tell::Waiter) {
                     // Fewer bytes need fewer entries, and end before pieces meet amid a page.
                     Err(Error::Descriptors(_)) if bytes > block => {
                         bytes = whole_blocks(bytes / 2, block);
                     }
-                    begun => break begun?,
+                    entered => break entered?,
                 }
             };
+            self.ring();
             self.finish(id, opcode(transfer))?;
             start += bytes;
         }
@@ -273,7 +331,7 @@ impl<A: Access> IoQueue<A> {
     }
 
     #[inline]
-    fn begin(
+    fn enter(
         &mut self,
         transfer: Transfer,
         namespace: &Namespace,
@@ -283,11 +341,7 @@ impl<A: Access> IoQueue<A> {
         tell: Tell,
     ) -> Result<u16, Error> {
         let bytes = range.end.saturating_sub(range.start);
-        let count = namespace.count(lba, bytes)?;
-        let max = self.max_bytes(namespace);
-        if bytes > max {
-            return Err(Error::TooLarge { bytes, max });
-        }
+        let command = self.command(transfer, namespace, lba, bytes)?;
         let direction = match transfer {
             Transfer::Read => Direction::FromDevice,
             Transfer::Write => Direction::ToDevice,
@@ -296,10 +350,26 @@ impl<A: Access> IoQueue<A> {
         let slot = queue.vacant()?;
         let mapped = queue.access.buffer(buffer).ok_or(Error::Foreign)?;
         let data = lists.describe(slot, mapped.import(range.start, bytes, direction)?)?;
+        queue.push(Command { data, ..command }, Some(buffer.clone()), tell)
+    }
+
+    /// The command of a transfer, without where its bytes are.
+    #[inline]
+    fn command(
+        &self,
+        transfer: Transfer,
+        namespace: &Namespace,
+        lba: u64,
+        bytes: u64,
+    ) -> Result<Command, Error> {
+        let count = namespace.count(lba, bytes)?;
+        let max = self.max_bytes(namespace);
+        if bytes > max {
+            return Err(Error::TooLarge { bytes, max });
+        }
         // No more than fit were let through.
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let command = Command::blocks(opcode(transfer), namespace.id(), lba, count);
-        queue.submit(Command { data, ..command }, Some(buffer.clone()), tell)
+        Ok(Command::blocks(opcode(transfer), namespace.id(), lba, count))
     }
 
     fn finish(&mut self, id: u16, opcode: Opcode) -> Result<(), Error> {

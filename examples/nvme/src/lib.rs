@@ -6,9 +6,9 @@
 //! pages that the queue has had since it was made:
 //!
 //! ```text
-//! buffer ──import──► spans ──describe──► PRPs or SGL ──submit──► controller
-//!   ▲                                                                │
-//!   └───────────── the slot holds a clone ◄──────reap────────────────┘
+//! buffer ──import──► spans ──describe──► PRPs or SGL ──push, ring──► controller
+//!   ▲                                                                    │
+//!   └────────────── the slot holds a clone ◄───────reap──────────────────┘
 //! ```
 //!
 //! | | |
@@ -36,8 +36,10 @@
 //!     let blocks = 4096 / namespace.block_bytes();
 //!     for n in 0..4 {
 //!         let range = n * 4096..(n + 1) * 4096;
-//!         queue.submit(Transfer::Read, &namespace, n * n * blocks, buffer, range)?;
+//!         queue.push(Transfer::Read, &namespace, n * n * blocks, buffer, range)?;
 //!     }
+//!     // The controller is told of all four at once.
+//!     queue.ring();
 //!     while queue.in_flight() > 0 {
 //!         queue.reap(|completed| assert_eq!(completed.result, Ok(())))?;
 //!     }

@@ -45,6 +45,7 @@ impl Namespace {
     }
 
     /// How many blocks so many bytes are, all of which it has from `lba` on.
+    #[inline]
     pub(crate) fn count(&self, lba: u64, bytes: u64) -> Result<u64, Error> {
         let block = self.block_bytes();
         if bytes == 0 || !bytes.is_multiple_of(block) {

@@ -58,13 +58,18 @@ pub(crate) struct Queue<A: Access, H> {
     /// Of both queues.
     doorbells: (u64, u64),
     tail: u16,
+    /// The tail that the controller was told last.
+    rung: u16,
     head: u16,
+    /// The head that the controller was told last.
+    released: u16,
     /// The phase tag of a completion that is new.
     phase: u64,
     slots: Box<[Slot<H>]>,
     /// Slots that are free. It and `done` have room for all slots.
     free: Vec<u16>,
-    /// Slots that are to be reaped, in the order of their completions.
+    /// Slots that are to be reaped and were taken by who waited for others, in the order of their
+    /// completions.
     done: VecDeque<u16>,
 }
 
@@ -98,7 +103,9 @@ impl<A: Access, H> Queue<A, H> {
             completion,
             doorbells,
             tail: 0,
+            rung: 0,
             head: 0,
+            released: 0,
             phase: PHASE,
             slots: (0..slots).map(|_| Slot::Free).collect(),
             free: (0..slots).rev().collect(),
@@ -125,9 +132,10 @@ impl<A: Access, H> Queue<A, H> {
         self.free.last().copied().ok_or(Error::Full { in_flight: self.slots.len() })
     }
 
-    /// Tells the controller to do a command, which holds `held` until it has ended.
+    /// Enters a command, which holds `held` until it has ended. The controller is told of it by
+    /// [`ring`](Self::ring).
     #[inline]
-    pub(crate) fn submit(&mut self, command: Command, held: H, tell: Tell) -> Result<u16, Error> {
+    pub(crate) fn push(&mut self, command: Command, held: H, tell: Tell) -> Result<u16, Error> {
         let id = self.vacant()?;
         if let Some(slot) = self.slots.get_mut(usize::from(id)) {
             *slot = Slot::InFlight { held, tell };
@@ -140,17 +148,27 @@ impl<A: Access, H> Queue<A, H> {
             }
         }
         self.tail = if self.tail + 1 == self.depth { 0 } else { self.tail + 1 };
-        // The controller reads the entry when the doorbell tells it to.
-        fence(Ordering::Release);
-        self.access.write32(self.doorbells.0, self.tail.into());
         Ok(id)
+    }
+
+    /// Tells the controller of commands that were entered since the last time.
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        if self.tail != self.rung {
+            self.rung = self.tail;
+            // The controller reads the entries when the doorbell tells it to.
+            fence(Ordering::Release);
+            self.access.write32(self.doorbells.0, self.tail.into());
+        }
     }
 
     /// Tells the controller to do a command that somebody waits for. Where no slot is free, one of
     /// a command that was given up may have become it.
     pub(crate) fn submit_awaited(&mut self, command: Command, held: H) -> Result<u16, Error> {
         self.make_room()?;
-        self.submit(command, held, Tell::Waiter)
+        let id = self.push(command, held, Tell::Waiter)?;
+        self.ring();
+        Ok(id)
     }
 
     /// Looks for completions where no slot is free.
@@ -158,30 +176,80 @@ impl<A: Access, H> Queue<A, H> {
         if self.free.is_empty() { self.poll() } else { Ok(()) }
     }
 
-    /// Takes the completions that there are, no more than the queue has entries: then the call ends
-    /// whatever the controller does.
+    /// Takes the completions that there are, and keeps those that are to be reaped.
+    fn poll(&mut self) -> Result<(), Error> {
+        self.take_completions(|queue, id, done| {
+            if let Some(slot) = queue.slots.get_mut(usize::from(id)) {
+                *slot = Slot::Done(done);
+                queue.done.push_back(id);
+            }
+        })
+    }
+
+    /// Gives `each` what has ended and is to be reaped, in the order of the completions, and
+    /// returns how many that was.
     #[inline]
-    pub(crate) fn poll(&mut self) -> Result<(), Error> {
+    pub(crate) fn reap(&mut self, mut each: impl FnMut(u16, Done<H>)) -> Result<usize, Error> {
+        self.ring();
+        let mut count = 0;
+        // These were taken by who waited for others.
+        while let Some(id) = self.done.pop_front() {
+            if let Some(done) = self.take(id) {
+                count += 1;
+                each(id, done);
+            }
+        }
+        let taken = self.take_completions(|queue, id, done| {
+            count += 1;
+            queue.free.push(id);
+            each(id, done);
+        });
+        taken.map(|()| count)
+    }
+
+    /// Takes the completions that there are, no more than the queue has entries: then the call ends
+    /// whatever the controller does. `reap` gets those that are to be reaped, whose slots have
+    /// nothing any more.
+    #[inline]
+    fn take_completions(
+        &mut self,
+        mut reap: impl FnMut(&mut Self, u16, Done<H>),
+    ) -> Result<(), Error> {
+        // Unless `reap` has panicked the last time, the controller was told already.
+        self.release();
         let mut taken = 0;
         let mut ended = Ok(());
-        while let Some(completion) = self.next_completion().filter(|_| taken < self.depth) {
+        while taken < self.depth
+            && let Some(completion) = self.next_completion()
+        {
             taken += 1;
             self.head += 1;
             if self.head == self.depth {
                 self.head = 0;
                 self.phase ^= PHASE;
             }
-            ended = self.end(completion);
-            if ended.is_err() {
-                break;
+            match self.end(completion) {
+                Ok(Some(done)) => reap(self, completion.command, done),
+                Ok(None) => {}
+                Err(unexpected) => {
+                    ended = Err(unexpected);
+                    break;
+                }
             }
         }
-        if taken > 0 {
-            // Their places are read before the controller may use them again.
+        self.release();
+        ended
+    }
+
+    /// Lets the controller use the places of completions that were taken since the last time.
+    #[inline]
+    fn release(&mut self) {
+        if self.head != self.released {
+            self.released = self.head;
+            // They are read before.
             fence(Ordering::Release);
             self.access.write32(self.doorbells.1, self.head.into());
         }
-        ended
     }
 
     /// Whether there is something to be reaped.
@@ -202,35 +270,24 @@ impl<A: Access, H> Queue<A, H> {
         Some(Completion::new(u64::from_le(first.load(Ordering::Relaxed)), second))
     }
 
-    /// Ends the command that a completion is of.
+    /// Ends the command that a completion is of; what it held, if that is to be reaped.
     #[inline]
-    fn end(&mut self, completion: Completion) -> Result<(), Error> {
+    fn end(&mut self, completion: Completion) -> Result<Option<Done<H>>, Error> {
         let Completion { result, queue: sq, command, status } = completion;
-        let queue = self.id;
-        let unexpected = Err(Error::UnexpectedCompletion { queue, sq, command });
-        let slot = self.slots.get_mut(usize::from(command)).filter(|_| sq == queue);
-        let Some(slot) = slot else { return unexpected };
-        match mem::replace(slot, Slot::Free) {
-            Slot::InFlight { tell: Tell::Nobody, .. } => self.free.push(command),
-            Slot::InFlight { held, tell } => {
-                *slot = Slot::Done(Done { held, status, result });
-                if tell == Tell::Reaper {
-                    self.done.push_back(command);
-                }
+        let slot = self.slots.get_mut(usize::from(command)).filter(|_| sq == self.id);
+        if let Some(slot) = slot
+            && let Slot::InFlight { tell, .. } = *slot
+            && let Slot::InFlight { held, .. } = mem::replace(slot, Slot::Free)
+        {
+            let done = Done { held, status, result };
+            match tell {
+                Tell::Reaper => return Ok(Some(done)),
+                Tell::Waiter => *slot = Slot::Done(done),
+                Tell::Nobody => self.free.push(command),
             }
-            other => {
-                *slot = other;
-                return unexpected;
-            }
+            return Ok(None);
         }
-        Ok(())
-    }
-
-    /// The next command that has ended and is to be reaped.
-    #[inline]
-    pub(crate) fn reaped(&mut self) -> Option<(u16, Done<H>)> {
-        let id = self.done.pop_front()?;
-        Some((id, self.take(id)?))
+        Err(Error::UnexpectedCompletion { queue: self.id, sq, command })
     }
 
     /// What has become of a command, once it has ended; its slot is free then.

@@ -197,12 +197,14 @@ impl Command {
     }
 
     /// A read or a write of so many blocks, at least one.
+    #[inline]
     pub(crate) fn blocks(opcode: Opcode, namespace: u32, lba: u64, count: u32) -> Self {
         let [low, high] = [field(lba, 0, u32::MAX), field(lba, 32, u32::MAX)];
         Self { namespace, ..Self::new(opcode, [low, high, count.saturating_sub(1)]) }
     }
 
     /// The entry, before it is made little-endian.
+    #[inline]
     pub(crate) fn words(self, id: u16) -> [u64; 8] {
         // PSDT, bits 15:14 of the first dword.
         let (kind, [low, high]) = match self.data {
@@ -242,6 +244,7 @@ pub(crate) struct Completion {
 pub(crate) const PHASE: u64 = 1 << 48;
 
 impl Completion {
+    #[inline]
     pub(crate) fn new(first: u64, second: u64) -> Self {
         let bits = |shift: u32| u16::try_from(second >> shift & 0xffff).unwrap_or(0);
         Self {

@@ -26,18 +26,19 @@ const QEMU: &str = "crates/dmaspan-qemu/src/";
 const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
 const CLI: &str = "crates/dmaspan-cli/src/";
 const NVME: &str = "examples/nvme/src/";
-/// What the example declares, and where it is more than that: the files that promise what VFIO does
-/// and that an allocator is one.
-const NVME_DECLARES: &str = "access.rs";
-const NVME_PROMISES: [&str; 2] = ["vfio.rs", "bin/dmaspan-nvme/counting.rs"];
+/// What the example declares where, and where it is more than that: the files that promise what VFIO
+/// does, that PRPs are right and that an allocator is one.
+const NVME_DECLARES: [(&str, &str); 2] = [("access.rs", "trait"), ("io.rs", "fn")];
+const NVME_PROMISES: [&str; 3] =
+    ["vfio.rs", "bin/dmaspan-nvme/counting.rs", "bin/dmaspan-nvme/hand.rs"];
 const GUEST: &str = "crates/dmaspan-guest/src/";
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
 /// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
 /// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
 /// drivers, in the harness for QEMU `ram.rs` and promises, in the guests' program
-/// `cases/plain.rs`, in the program nothing, and in the NVMe driver declarations of traits, what
-/// VFIO promises, and a counting allocator.
+/// `cases/plain.rs`, in the program nothing, and in the NVMe driver declarations, what VFIO
+/// promises, PRPs for comparison, and a counting allocator.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/").chain(tree.rust(NVME)) {
@@ -83,7 +84,7 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
             } else if path.starts_with(CLI) {
                 "the program has no unsafe code; move it to a library crate behind a safe function"
             } else if let Some(inner) = path.strip_prefix(NVME) {
-                let declares = inner == NVME_DECLARES && rust.text(index + 1) == "trait";
+                let declares = NVME_DECLARES.contains(&(inner, rust.text(index + 1)));
                 if declares || NVME_PROMISES.contains(&inner) {
                     continue;
                 }
@@ -178,6 +179,9 @@ mod tests {
         assert_eq!(lines("examples/nvme/src/bin/dmaspan-nvme/vfio.rs", text), [1]);
         assert_eq!(lines("examples/nvme/src/access.rs", text), [1]);
         assert!(lines("examples/nvme/src/access.rs", "unsafe trait T {}").is_empty());
+        assert!(lines("examples/nvme/src/io.rs", "unsafe fn f() {}").is_empty());
+        assert_eq!(lines("examples/nvme/src/io.rs", text), [1]);
+        assert_eq!(lines("examples/nvme/src/queue.rs", "unsafe fn f() {}"), [1]);
     }
 
     #[test]

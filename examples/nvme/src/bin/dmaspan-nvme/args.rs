@@ -39,8 +39,10 @@ that is mapped once. Of each the first and the last 8 bytes are compared with
 what was there before. With --write blocks are written instead, and all of them
 read back afterwards.
 
---hand-written runs a loop beside it, in turn, that writes commands with PRPs
-precomputed for one fixed mapping straight into the queue, and prints the ratio.
+--hand-written runs two others in turn, with PRPs written by hand for one fixed
+mapping: the same driver, where an I/O imports, describes and holds nothing; and
+a bare loop that copies finished commands into the queue, and checks nothing. It
+prints the medians of the ratios of turns.
 An I/O allocates nothing: allocations are counted from the first I/O on.";
 
 /// The controller.
@@ -111,7 +113,7 @@ pub(crate) struct BenchArgs {
     /// The kind of memory: thp, base, hugetlb, hugetlb-1g, memfd or memfd-hugetlb.
     #[arg(long, default_value_t = MemoryKind::Thp)]
     pub(crate) memory: MemoryKind,
-    /// Run a loop with PRPs written by hand beside it, and compare.
+    /// Run the same with PRPs written by hand, and a bare loop, beside it, and compare.
     #[arg(long)]
     pub(crate) hand_written: bool,
     /// Write blocks instead of reading them: what the disk has there is lost.

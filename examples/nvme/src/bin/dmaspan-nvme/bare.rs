@@ -1,8 +1,8 @@
-//! What the driver is compared with: a loop that keeps nothing but queues.
+//! A loop that is no driver: it keeps nothing but queues.
 //!
 //! Commands are complete when it starts, with PRPs that were written by hand for one mapping. An
-//! I/O stores eight words and rings the doorbell, as one of the driver does; nothing is checked,
-//! imported or held. Sections are of the NVM Express Base Specification 2.0.
+//! I/O stores eight words, and one doorbell tells of several, as the driver's does; nothing is
+//! checked, imported or held. Sections are of the NVM Express Base Specification 2.0.
 
 use std::mem;
 use std::sync::atomic::{Ordering, fence};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use dmaspan_nvme::Transfer;
 use dmaspan_nvme::access::{Access, SharedMemory};
 
+use crate::hand::{Fixed, PAGE};
 use crate::load::{Failure, Lane};
 
 /// Registers (section 3.1.3), and the first doorbell.
@@ -23,29 +24,13 @@ const ACQ: u64 = 0x30;
 const DOORBELLS: u64 = 0x1000;
 /// Enabled, with entries of 64 and 16 bytes and pages of 4 KiB.
 const ENABLED: u32 = 6 << 16 | 4 << 20 | 1;
-/// The size of a page of PRPs.
-const PAGE: u64 = 4096;
 /// The phase tag in the second word of a completion.
 const PHASE: u64 = 1 << 48;
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What is transferred to and from where.
-pub(crate) struct Fixed {
-    /// Which way.
-    pub(crate) transfer: Transfer,
-    /// Where the controller finds the first region.
-    pub(crate) start: u64,
-    /// The bytes of an I/O, and of each region.
-    pub(crate) bytes: u64,
-    /// log2 of the bytes of a block of the disk.
-    pub(crate) block_lg2: u32,
-    /// How many regions there are.
-    pub(crate) regions: u16,
-}
-
 /// A controller that does I/O with regions of one mapping.
-pub(crate) struct Hand<A: Access> {
+pub(crate) struct Bare<A: Access> {
     access: A,
     io: Pair<A::Memory>,
     admin: Pair<A::Memory>,
@@ -62,6 +47,7 @@ struct Pair<M> {
     depth: u16,
     doorbells: (u64, u64),
     tail: u16,
+    rung: u16,
     head: u16,
     phase: u64,
 }
@@ -76,13 +62,14 @@ impl<M: SharedMemory> Pair<M> {
             depth,
             doorbells: (first, first + stride),
             tail: 0,
+            rung: 0,
             head: 0,
             phase: PHASE,
         })
     }
 
     #[inline]
-    fn push<A: Access<Memory = M>>(&mut self, access: &A, command: &[u64; 8]) {
+    fn push(&mut self, command: &[u64; 8]) {
         let (entries, _) = self.submission.words().as_chunks::<8>();
         if let Some(entry) = entries.get(usize::from(self.tail)) {
             for (place, word) in entry.iter().zip(command) {
@@ -90,8 +77,15 @@ impl<M: SharedMemory> Pair<M> {
             }
         }
         self.tail = if self.tail + 1 == self.depth { 0 } else { self.tail + 1 };
-        fence(Ordering::Release);
-        access.write32(self.doorbells.0, self.tail.into());
+    }
+
+    #[inline]
+    fn ring<A: Access<Memory = M>>(&mut self, access: &A) {
+        if self.tail != self.rung {
+            self.rung = self.tail;
+            fence(Ordering::Release);
+            access.write32(self.doorbells.0, self.tail.into());
+        }
     }
 
     /// The number and the status of a command that has ended.
@@ -117,7 +111,7 @@ impl<M: SharedMemory> Pair<M> {
     }
 }
 
-impl<A: Access> Hand<A> {
+impl<A: Access> Bare<A> {
     /// Resets and starts a controller, with queues for as many I/Os as there are regions.
     pub(crate) fn new(access: A, fixed: &Fixed) -> Result<Self, Failure> {
         let cap = access.read64(CAP);
@@ -131,14 +125,13 @@ impl<A: Access> Hand<A> {
         access.write32(AQA, 3 << 16 | 3);
         access.write64(ASQ, admin.submission.addr().get());
         access.write64(ACQ, admin.completion.addr().get());
-        let list_at = |memory: &A::Memory| memory.addr().get();
-        let commands = fixed.commands(lists.as_ref().map_or(0, list_at));
-        let mut hand = Self { access, io, admin, commands, lists };
-        if let Err(error) = hand.start() {
-            hand.stop()?;
+        let commands = commands(fixed, &fixed.prps(lists.as_ref()));
+        let mut bare = Self { access, io, admin, commands, lists };
+        if let Err(error) = bare.start() {
+            bare.stop()?;
             return Err(error);
         }
-        Ok(hand)
+        Ok(bare)
     }
 
     fn start(&mut self) -> Result<(), Failure> {
@@ -151,7 +144,8 @@ impl<A: Access> Hand<A> {
     }
 
     fn admin(&mut self, command: &[u64; 8]) -> Result<(), Failure> {
-        self.admin.push(&self.access, command);
+        self.admin.push(command);
+        self.admin.ring(&self.access);
         let began = Instant::now();
         while began.elapsed() < LIMIT {
             if let Some((_, status)) = self.admin.pop() {
@@ -174,57 +168,19 @@ impl<A: Access> Hand<A> {
     }
 }
 
-impl Fixed {
-    /// Pages with the PRPs of each region, where two of them do not do.
-    fn lists<A: Access>(&self, access: &A) -> Result<Option<A::Memory>, Failure> {
-        if self.bytes <= 2 * PAGE {
-            return Ok(None);
-        }
-        let memory = access.allocate(u64::from(self.regions) * PAGE, PAGE)?;
-        for (region, page) in (0..self.regions).zip(memory.words().as_chunks::<512>().0) {
-            let start = self.region(region);
-            for (place, at) in page.iter().zip((1..self.bytes / PAGE).map(|n| start + n * PAGE)) {
-                place.store(at.to_le(), Ordering::Relaxed);
-            }
-        }
-        Ok(Some(memory))
-    }
-
-    fn region(&self, region: u16) -> u64 {
-        self.start + u64::from(region) * self.bytes
-    }
-
-    fn commands(&self, lists: u64) -> Box<[[u64; 8]]> {
-        let opcode = match self.transfer {
-            Transfer::Write => 1,
-            Transfer::Read => 2,
-        };
-        let command = |region: u16| {
-            let prp1 = self.region(region);
-            let prp2 = match self.bytes {
-                ..=PAGE => 0,
-                bytes if bytes <= 2 * PAGE => prp1 + PAGE,
-                _ => lists + u64::from(region) * PAGE,
-            };
-            let first = opcode | u64::from(region) << 16 | 1 << 32;
-            [first, 0, 0, prp1, prp2, 0, (self.bytes >> self.block_lg2) - 1, 0]
-        };
-        (0..self.regions).map(command).collect()
-    }
-}
-
-impl<A: Access> Lane for Hand<A> {
+impl<A: Access> Lane for Bare<A> {
     #[inline]
     fn submit(&mut self, region: u16, lba: u64) -> Result<(), Failure> {
         if let Some(command) = self.commands.get_mut(usize::from(region)) {
             command[5] = lba;
-            self.io.push(&self.access, command);
+            self.io.push(command);
         }
         Ok(())
     }
 
     #[inline]
     fn reap(&mut self, mut ended: impl FnMut(u16)) -> Result<(), Failure> {
+        self.io.ring(&self.access);
         let mut failed = 0;
         let mut any = false;
         while let Some((region, status)) = self.io.pop() {
@@ -237,6 +193,19 @@ impl<A: Access> Lane for Hand<A> {
         }
         if failed == 0 { Ok(()) } else { Err(format!("an I/O failed: {failed:#x}").into()) }
     }
+}
+
+/// A command of each region, without its place on the disk.
+fn commands(fixed: &Fixed, prps: &[[u64; 2]]) -> Box<[[u64; 8]]> {
+    let opcode = match fixed.transfer {
+        Transfer::Write => 1,
+        Transfer::Read => 2,
+    };
+    let blocks = fixed.bytes >> fixed.block_lg2;
+    let command = |(region, [prp1, prp2]): (u64, &[u64; 2])| {
+        [opcode | region << 16 | 1 << 32, 0, 0, *prp1, *prp2, 0, blocks - 1, 0]
+    };
+    (0..).zip(prps).map(command).collect()
 }
 
 /// Writes CC and waits until CSTS.RDY is as CC.EN.

@@ -1,5 +1,6 @@
-//! The bench: the driver and, in turn, the loop that it is compared with.
+//! The bench: the driver and, in turn, what it is compared with.
 
+use std::mem;
 use std::sync::Arc;
 
 use dmaspan::Prot;
@@ -7,10 +8,13 @@ use dmaspan_linux::Memory;
 use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::vfio::Space;
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
-use dmaspan_nvme::{Completed, Controller, IoQueue, Namespace, QueueConfig, Transfer};
+use dmaspan_nvme::{
+    CommandId, Completed, Controller, Error, IoQueue, Namespace, QueueConfig, Transfer,
+};
 
 use crate::args::BenchArgs;
-use crate::hand::{Fixed, Hand};
+use crate::bare::Bare;
+use crate::hand::{self, Fixed};
 use crate::latency::Latencies;
 use crate::load::{Failure, Lane, Load, Turn, Until, Words};
 use crate::report::{Report, Row};
@@ -39,7 +43,7 @@ impl Registered {
     }
 }
 
-/// The driver's turns, and those of the loop.
+/// The turns of the driver, or of what it is compared with.
 struct Side {
     name: &'static str,
     turns: Vec<Turn>,
@@ -52,21 +56,25 @@ impl Side {
     }
 }
 
+/// A controller that was started, its namespace, and a queue.
+type Started = (Controller<VfioAccess>, Namespace, IoQueue<VfioAccess>);
+
 /// Measures what is asked for.
 pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
     let (space, access) = VfioAccess::open(args.target.backend, args.target.bdf)?;
     let regions = Registered::new(args, &space, u64::from(args.depth) * args.block)?;
     let disk = Registered::new(args, &space, args.span)?;
     let bench = Bench { args, space, regions, disk };
-    let (mut driver, mut hand) = (Side::new("dmaspan"), Side::new("hand-written"));
+    let [mut driver, mut hand, mut bare] = ["dmaspan", "hand-written", "bare loop"].map(Side::new);
     let mut access = Some(access);
     for turn in 0..args.turns {
         let namespace = bench.driver_turn(bench.access(access.take())?, turn, &mut driver)?;
         if args.hand_written {
-            bench.hand_turn(bench.access(None)?, &namespace, turn, &mut hand)?;
+            bench.hand_turn(bench.access(None)?, turn, &mut hand)?;
+            bench.bare_turn(bench.access(None)?, &namespace, turn, &mut bare)?;
         }
     }
-    let rows: Vec<Row> = [driver, hand]
+    let rows: Vec<Row> = [driver, hand, bare]
         .iter()
         .filter(|side| !side.turns.is_empty())
         .map(|side| Row::new(side.name, args.block, &side.turns, &side.latencies))
@@ -110,31 +118,20 @@ impl Bench<'_> {
         Ok(Words { regions: self.regions.memory.words(), disk: disk.get(..span).unwrap_or(disk) })
     }
 
+    /// The driver, as it is.
     fn driver_turn(
         &self,
         access: VfioAccess,
         turn: u64,
         side: &mut Side,
     ) -> Result<Namespace, Failure> {
-        let mut controller = Controller::new(access, 1)?;
-        let namespace = controller.namespace(1)?;
-        if self.args.block < namespace.block_bytes() {
-            return Err(format!("the disk has blocks of {} bytes", namespace.block_bytes()).into());
-        }
-        let mut queue = controller.create_queue(QueueConfig::new(self.args.depth + 1))?;
+        let (controller, namespace, mut queue) = self.start(access)?;
         let span = self.span(&namespace);
         if turn == 0 {
             queue.read(&namespace, 0, &self.disk.buffer, 0..span)?;
         }
         let load = self.load(&namespace, turn);
-        let mut lane = Driver {
-            queue,
-            namespace,
-            transfer: load.transfer,
-            buffer: &self.regions.buffer,
-            bytes: load.bytes,
-            regions: vec![0; usize::from(self.args.depth)],
-        };
+        let mut lane = Driver::new(queue, namespace, &load, &self.regions.buffer);
         side.turns.push(load.run(&mut lane, self.words(span)?, &mut side.latencies)?);
         let mut queue = lane.queue;
         if self.args.write {
@@ -144,7 +141,26 @@ impl Bench<'_> {
         Ok(namespace)
     }
 
-    fn hand_turn(
+    /// The same driver, with PRPs that were written by hand.
+    fn hand_turn(&self, access: VfioAccess, turn: u64, side: &mut Side) -> Result<(), Failure> {
+        let (controller, namespace, queue) = self.start(access)?;
+        let load = self.load(&namespace, turn);
+        let fixed = self.fixed(&load);
+        let lists = fixed.lists(controller.access())?;
+        let mut lane = Driver::new(queue, namespace, &load, fixed.prps(lists.as_ref()));
+        let words = self.words(self.span(&namespace))?;
+        let ran = load.run(&mut lane, words, &mut side.latencies);
+        if let Err(error) = controller.shutdown([lane.queue]) {
+            // The controller may still read them.
+            mem::forget(lists);
+            return Err(error.into());
+        }
+        side.turns.push(ran?);
+        Ok(())
+    }
+
+    /// The loop that is no driver.
+    fn bare_turn(
         &self,
         access: VfioAccess,
         namespace: &Namespace,
@@ -152,16 +168,31 @@ impl Bench<'_> {
         side: &mut Side,
     ) -> Result<(), Failure> {
         let load = self.load(namespace, turn);
-        let segments = self.regions.buffer.buffer().segments();
-        let start = segments.iter().next().map_or(0, |segment| segment.start().get());
-        let Load { transfer, bytes, block_lg2, regions, .. } = load;
-        let fixed = Fixed { transfer, start, bytes, block_lg2, regions };
-        let mut lane = Hand::new(access, &fixed)?;
+        let mut lane = Bare::new(access, &self.fixed(&load))?;
         let words = self.words(self.span(namespace))?;
         let ran = load.run(&mut lane, words, &mut side.latencies);
         lane.stop()?;
         side.turns.push(ran?);
         Ok(())
+    }
+
+    fn start(&self, access: VfioAccess) -> Result<Started, Failure> {
+        let mut controller = Controller::new(access, 1)?;
+        let namespace = controller.namespace(1)?;
+        let queue = controller.create_queue(QueueConfig::new(self.args.depth + 1))?;
+        if self.args.block < namespace.block_bytes() {
+            controller.shutdown([queue])?;
+            return Err(format!("the disk has blocks of {} bytes", namespace.block_bytes()).into());
+        }
+        Ok((controller, namespace, queue))
+    }
+
+    /// What PRPs are written for.
+    fn fixed(&self, load: &Load) -> Fixed {
+        let segments = self.regions.buffer.buffer().segments();
+        let start = segments.iter().next().map_or(0, |segment| segment.start().get());
+        let Load { transfer, bytes, block_lg2, regions, .. } = *load;
+        Fixed { transfer, start, bytes, block_lg2, regions }
     }
 
     /// As much of the disk as is used.
@@ -191,23 +222,75 @@ impl Bench<'_> {
     }
 }
 
-/// The driver, as something that does I/O with regions of a buffer.
-struct Driver<'a> {
-    queue: IoQueue<VfioAccess>,
+/// Says to a queue where a region is.
+trait Push {
+    fn push(
+        &self,
+        queue: &mut IoQueue<VfioAccess>,
+        work: Work,
+        region: u16,
+        lba: u64,
+    ) -> Result<CommandId, Error>;
+}
+
+/// What every I/O does.
+#[derive(Clone, Copy)]
+struct Work {
     namespace: Namespace,
     transfer: Transfer,
-    buffer: &'a VfioBuffer,
     bytes: u64,
+}
+
+/// A buffer, of which the region is a range.
+impl Push for &VfioBuffer {
+    #[inline]
+    fn push(
+        &self,
+        queue: &mut IoQueue<VfioAccess>,
+        Work { namespace, transfer, bytes }: Work,
+        region: u16,
+        lba: u64,
+    ) -> Result<CommandId, Error> {
+        let start = u64::from(region) * bytes;
+        queue.push(transfer, &namespace, lba, self, start..start + bytes)
+    }
+}
+
+/// The PRPs of each region.
+impl Push for Box<[[u64; 2]]> {
+    #[inline]
+    fn push(
+        &self,
+        queue: &mut IoQueue<VfioAccess>,
+        Work { namespace, transfer, bytes }: Work,
+        region: u16,
+        lba: u64,
+    ) -> Result<CommandId, Error> {
+        hand::push(queue, transfer, &namespace, lba, bytes, self[usize::from(region)])
+    }
+}
+
+/// The driver, as something that does I/O with regions of memory.
+struct Driver<P> {
+    queue: IoQueue<VfioAccess>,
+    work: Work,
+    place: P,
     /// Of each command.
     regions: Vec<u16>,
 }
 
-impl Lane for Driver<'_> {
+impl<P> Driver<P> {
+    fn new(queue: IoQueue<VfioAccess>, namespace: Namespace, load: &Load, place: P) -> Self {
+        let Load { transfer, bytes, regions, .. } = *load;
+        let work = Work { namespace, transfer, bytes };
+        Self { queue, work, place, regions: vec![0; usize::from(regions)] }
+    }
+}
+
+impl<P: Push> Lane for Driver<P> {
     #[inline]
     fn submit(&mut self, region: u16, lba: u64) -> Result<(), Failure> {
-        let start = u64::from(region) * self.bytes;
-        let range = start..start + self.bytes;
-        let id = self.queue.submit(self.transfer, &self.namespace, lba, self.buffer, range)?;
+        let id = self.place.push(&mut self.queue, self.work, region, lba)?;
         self.regions[id.index()] = region;
         Ok(())
     }

@@ -15,10 +15,11 @@ pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 /// Something that does I/O with numbered regions of memory.
 pub(crate) trait Lane {
-    /// Begins an I/O of a region, which has none, and of the blocks from `lba` on.
+    /// Enters an I/O of a region, which has none, and of the blocks from `lba` on. The controller
+    /// is told when [`reap`](Self::reap) is called next, at the latest.
     fn submit(&mut self, region: u16, lba: u64) -> Result<(), Failure>;
 
-    /// Says which regions' I/O has ended.
+    /// Has the controller begin what was entered, and says which regions' I/O has ended.
     fn reap(&mut self, ended: impl FnMut(u16)) -> Result<(), Failure>;
 }
 

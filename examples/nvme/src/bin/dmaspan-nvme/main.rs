@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! args ──► a space, and a controller ──► identify, read
-//!             └──► bench: load ──► the driver, and hand in turn ──► report
+//!             └──► bench: load ──► the driver; hand and bare in turn ──► report
 //! ```
 //!
 //! Exit codes: 0 done; 1 something failed; 2 wrong usage.
 
 mod args;
+mod bare;
 mod bench;
 mod counting;
 mod hand;

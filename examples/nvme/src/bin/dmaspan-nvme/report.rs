@@ -18,8 +18,11 @@ pub(crate) struct Report {
     depth: u16,
     turns: u64,
     rows: Vec<Row>,
-    /// The driver's I/Os a second by those of the loop beside it: the median of all turns.
+    /// The driver's I/Os a second by those of itself with PRPs written by hand: the median of all
+    /// turns.
     ratio: Option<f64>,
+    /// The same by those of the loop that is no driver.
+    ratio_to_bare: Option<f64>,
 }
 
 /// What one of them did.
@@ -63,13 +66,11 @@ impl Row {
 
 impl Report {
     pub(crate) fn new(args: &BenchArgs, rows: Vec<Row>) -> Self {
-        let ratio = match &rows[..] {
-            [driver, hand] => {
-                let pairs = driver.turns.iter().zip(&hand.turns);
-                Some(median(&pairs.map(|(driver, hand)| driver / hand).collect::<Vec<_>>()))
-            }
-            _ => None,
+        let ratio = |to: usize| {
+            let pairs = rows.first()?.turns.iter().zip(&rows.get(to)?.turns);
+            Some(median(&pairs.map(|(driver, other)| driver / other).collect::<Vec<_>>()))
         };
+        let (ratio, ratio_to_bare) = (ratio(1), ratio(2));
         Self {
             backend: args.target.backend.name(),
             memory: args.memory.name(),
@@ -79,6 +80,7 @@ impl Report {
             turns: args.turns,
             rows,
             ratio,
+            ratio_to_bare,
         }
     }
 
@@ -107,8 +109,10 @@ impl Report {
                 row.allocations
             );
         }
-        if let Some(ratio) = self.ratio {
-            let _ = writeln!(text, "dmaspan reaches {:.1} % of hand-written", ratio * 100.0);
+        for (ratio, of) in [(self.ratio, "hand-written"), (self.ratio_to_bare, "the bare loop")] {
+            if let Some(ratio) = ratio {
+                let _ = writeln!(text, "dmaspan reaches {:.1} % of {of}", ratio * 100.0);
+            }
         }
         text
     }

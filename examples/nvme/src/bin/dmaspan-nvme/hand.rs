@@ -1,0 +1,81 @@
+//! What the driver is compared with: itself, with PRPs that were written by hand.
+//!
+//! They are written once, for one mapping that stays. Then an I/O imports nothing, describes
+//! nothing and holds nothing, and does all else that the driver does.
+#![expect(unsafe_code, reason = "PRPs that are written by hand are promised to be right")]
+
+use std::sync::atomic::Ordering;
+
+use dmaspan_nvme::access::{Access, SharedMemory};
+use dmaspan_nvme::vfio::VfioAccess;
+use dmaspan_nvme::{CommandId, Error, IoQueue, Namespace, Transfer};
+
+use crate::load::Failure;
+
+/// The size of a page of PRPs.
+pub(crate) const PAGE: u64 = 4096;
+
+/// What is transferred to and from where.
+pub(crate) struct Fixed {
+    /// Which way.
+    pub(crate) transfer: Transfer,
+    /// Where the controller finds the first region.
+    pub(crate) start: u64,
+    /// The bytes of an I/O, and of each region.
+    pub(crate) bytes: u64,
+    /// log2 of the bytes of a block of the disk.
+    pub(crate) block_lg2: u32,
+    /// How many regions there are.
+    pub(crate) regions: u16,
+}
+
+impl Fixed {
+    /// Pages with the PRPs of each region, where two of them do not do.
+    pub(crate) fn lists<A: Access>(&self, access: &A) -> Result<Option<A::Memory>, Failure> {
+        if self.bytes <= 2 * PAGE {
+            return Ok(None);
+        }
+        let memory = access.allocate(u64::from(self.regions) * PAGE, PAGE)?;
+        for (region, page) in (0..self.regions).zip(memory.words().as_chunks::<512>().0) {
+            let start = self.region(region);
+            for (place, at) in page.iter().zip((1..self.bytes / PAGE).map(|n| start + n * PAGE)) {
+                place.store(at.to_le(), Ordering::Relaxed);
+            }
+        }
+        Ok(Some(memory))
+    }
+
+    fn region(&self, region: u16) -> u64 {
+        self.start + u64::from(region) * self.bytes
+    }
+
+    /// The PRPs of each region, with those lists.
+    pub(crate) fn prps<M: SharedMemory>(&self, lists: Option<&M>) -> Box<[[u64; 2]]> {
+        let lists = lists.map_or(0, |memory| memory.addr().get());
+        let prps = |region: u16| {
+            let prp1 = self.region(region);
+            let prp2 = match self.bytes {
+                ..=PAGE => 0,
+                bytes if bytes <= 2 * PAGE => prp1 + PAGE,
+                _ => lists + u64::from(region) * PAGE,
+            };
+            [prp1, prp2]
+        };
+        (0..self.regions).map(prps).collect()
+    }
+}
+
+/// Enters a transfer by PRPs that were written for a region.
+#[inline]
+pub(crate) fn push(
+    queue: &mut IoQueue<VfioAccess>,
+    transfer: Transfer,
+    namespace: &Namespace,
+    lba: u64,
+    bytes: u64,
+    prps: [u64; 2],
+) -> Result<CommandId, Error> {
+    // SAFETY: the IOMMU lets the controller reach what is mapped in its space alone, which are
+    // atomic words of memory that its mapping owns.
+    unsafe { queue.push_prps(transfer, namespace, lba, bytes, prps) }
+}

@@ -66,10 +66,11 @@ fn a_million_reads_at_depth_32_allocate_nothing() {
         {
             let lba = rng.below(8184);
             let (transfer, buffer) = (Transfer::Read, &buffers[n]);
-            let id = queue.submit(transfer, &namespace, lba, buffer, 0..4096).unwrap();
+            let id = queue.push(transfer, &namespace, lba, buffer, 0..4096).unwrap();
             used[id.index()] = n;
             begun += 1;
         }
+        queue.ring();
         machine.run();
         ended += queue
             .reap(|completed| {

@@ -68,6 +68,7 @@ struct Submission {
 struct Completion {
     base: u64,
     depth: u32,
+    head: u32,
     tail: u32,
     phase: u64,
 }
@@ -184,7 +185,9 @@ impl Fake {
             assert!(value < queue.depth);
             queue.tail = value;
         } else {
-            assert!(value < self.completions[&id].depth);
+            let queue = self.completions.get_mut(&id).expect("a doorbell of no queue");
+            assert!(value < queue.depth);
+            queue.head = value;
         }
     }
 
@@ -385,6 +388,12 @@ impl Fake {
         self.ram.set_word(at + 8, second | u64::from(of) << 32 | status << 48);
     }
 
+    /// How many completions the driver has not said to have read.
+    pub(crate) fn unread(&self, id: u16) -> u32 {
+        let queue = &self.completions[&id];
+        (queue.tail + queue.depth - queue.head) % queue.depth
+    }
+
     /// Fails, as `CSTS.CFS` tells.
     pub(crate) fn fail(&mut self) {
         self.csts |= 2;
@@ -398,5 +407,5 @@ impl Fake {
 }
 
 fn completion(base: u64, depth: u32) -> Completion {
-    Completion { base, depth, tail: 0, phase: 1 }
+    Completion { base, depth, head: 0, tail: 0, phase: 1 }
 }

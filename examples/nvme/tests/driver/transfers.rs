@@ -1,5 +1,8 @@
 //! Data, by PRPs, lists of them and scatter-gather lists, compared with the disk.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
+
 use dmaspan::Prot;
 use dmaspan::regbuf::{ImportError, descriptors};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
@@ -221,6 +224,84 @@ fn a_full_queue_refuses_and_each_completion_makes_room() {
         let disk = rig.on_disk(turn * 3, 1536);
         assert_eq!(rig.machine.ram.content(&buffer.buffer, 0, 1536), disk);
     }
+    rig.end();
+}
+
+#[test]
+fn one_doorbell_tells_of_all_that_was_entered_and_one_of_all_that_was_reaped() {
+    let mut rig = Rig::new(Model::default(), QueueConfig::new(8));
+    let buffer = rig.scattered(0, &[4096]);
+    let doorbells = |rig: &Rig| rig.machine.fake.lock().doorbells;
+    let before = doorbells(&rig);
+    let push = |rig: &mut Rig, lba: u64| {
+        let range = lba * 512..(lba + 1) * 512;
+        rig.queue.push(Transfer::Read, &rig.namespace, lba, &buffer, range).unwrap();
+    };
+    (0..4).for_each(|lba| push(&mut rig, lba));
+    rig.machine.run();
+    assert_eq!((doorbells(&rig) - before, rig.machine.fake.lock().done.len()), (0, 0));
+    rig.queue.ring();
+    rig.queue.ring();
+    assert_eq!(doorbells(&rig) - before, 1);
+    rig.machine.run();
+    assert_eq!((rig.queue.reap(drop).unwrap(), doorbells(&rig) - before), (4, 2));
+    assert_eq!(rig.machine.ram.content(&buffer.buffer, 0, 2048), rig.on_disk(0, 2048));
+
+    // Whatever looks for completions tells of what was entered.
+    push(&mut rig, 4);
+    assert_eq!((rig.queue.reap(drop).unwrap(), doorbells(&rig) - before), (0, 3));
+    push(&mut rig, 5);
+    rig.queue.wait(Duration::ZERO);
+    assert_eq!(doorbells(&rig) - before, 4);
+    push(&mut rig, 6);
+    rig.queue.flush(&rig.namespace).unwrap();
+    assert_eq!(rig.queue.reap(drop).unwrap(), 3);
+    assert_eq!(rig.machine.ram.content(&buffer.buffer, 0, 3584), rig.on_disk(0, 3584));
+    rig.end();
+}
+
+#[test]
+fn a_panic_of_who_reaps_loses_no_slot_and_no_place() {
+    let mut rig = Rig::new(Model::default(), QueueConfig::new(4));
+    let buffer = rig.scattered(0, &[4096]);
+    // More often than the queues have places.
+    for lba in 0..20 {
+        let count = lba as usize % 3 + 1;
+        for n in 0..count as u64 {
+            rig.queue.submit(Transfer::Read, &rig.namespace, lba + n, &buffer, 0..512).unwrap();
+        }
+        rig.machine.run();
+        let queue = &mut rig.queue;
+        let reap = AssertUnwindSafe(|| queue.reap(|_| resume_unwind(Box::new(()))));
+        assert!(catch_unwind(reap).is_err());
+        assert_eq!(rig.queue.in_flight(), count - 1);
+        assert_eq!(rig.queue.reap(drop).unwrap(), count - 1);
+        let unread = rig.machine.fake.lock().unread(1);
+        assert_eq!((rig.queue.in_flight(), unread), (0, 0));
+    }
+    rig.end();
+}
+
+#[test]
+#[expect(unsafe_code, reason = "PRPs by hand are promised to be right")]
+fn prps_by_hand_are_used_as_they_are() {
+    let mut rig = Rig::new(Model::default(), QueueConfig::new(4));
+    let start = rig.machine.ram.allocate(3 * 4096, 4096);
+    let buffer = rig.machine.map(rig.machine.ram.buffer(&[(start, 3 * 4096)], Prot::READ_WRITE));
+    let (prps, read) = ([start + 8192, start], Transfer::Read);
+    // SAFETY: the buffer exists until the command has ended.
+    let pushed = unsafe { rig.queue.push_prps(read, &rig.namespace, 7, 8192, prps) };
+    pushed.unwrap();
+    rig.queue.ring();
+    rig.machine.run();
+    let mut held = Vec::new();
+    rig.queue.reap(|done| held.push((done.buffer.is_some(), done.result))).unwrap();
+    assert_eq!(held, [(false, Ok(()))]);
+    assert_eq!(rig.machine.ram.content(&buffer.buffer, 8192, 4096), rig.on_disk(7, 4096));
+    assert_eq!(rig.machine.ram.content(&buffer.buffer, 0, 4096), rig.on_disk(15, 4096));
+    // SAFETY: it is refused.
+    let refused = unsafe { rig.queue.push_prps(read, &rig.namespace, 0, MDTS + 512, prps) };
+    assert!(matches!(refused, Err(Error::TooLarge { max: MDTS, .. })), "{refused:?}");
     rig.end();
 }
 

@@ -197,7 +197,8 @@ impl VfioAccess {
         Ok(Self { registers, interrupts: None, device, space: space.clone() })
     }
 
-    /// The same with `vectors` interrupts by MSI-X, each of which any number of queues may share.
+    /// The same with `vectors` interrupts by MSI-X. Queues may share one if the same thread waits
+    /// for all of them: a wait takes the interrupt, whichever queue it was for.
     ///
     /// # Errors
     ///
@@ -284,7 +285,7 @@ unsafe impl Access for VfioAccess {
         let memory = Arc::new(Memory::new(MemoryKind::Base, len)?);
         let mapped = self.space.map([Region::whole(&memory, Prot::READ_WRITE)])?;
         let start = mapped.iova(0).ok_or("what was mapped is nowhere")?.get();
-        let skip = start.wrapping_neg() & (align - 1);
+        let skip = start.wrapping_neg() & align.saturating_sub(1);
         let (first, addr) = (usize::try_from(skip / 8)?, DmaAddr::new(start + skip));
         Ok(Shared { memory, first, addr, mapped })
     }

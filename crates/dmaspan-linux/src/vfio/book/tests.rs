@@ -214,6 +214,73 @@ fn what_was_unmapped_short_is_kept_and_does_not_keep_the_rest() {
     assert_eq!(leaked_bytes() - leaked, PAGE);
 }
 
+/// Maps, copies, unmaps and maps again. Whatever fails, the rest is done.
+fn some_of_everything(from: &Book<Fake>, to: &Book<Fake>) -> Vec<Weak<Memory>> {
+    let mut memories = Vec::new();
+    let map_new = |memories: &mut Vec<Weak<Memory>>, iova: u64, pages: u64| {
+        let memory = memory(pages);
+        memories.push(Arc::downgrade(&memory));
+        let mapped = map(from, &memory, iova * PAGE).is_ok();
+        drop(memory);
+        check_alive(from, memories);
+        // What was refused is not kept.
+        let last = memories.last().unwrap();
+        assert_eq!(last.strong_count() > 0, mapped);
+    };
+    let unmap = |memories: &Vec<Weak<Memory>>, first: u64, last: u64| {
+        let _ = from.unmap(iovas(first * PAGE, (last + 1) * PAGE - 1));
+        check_alive(from, memories);
+    };
+    let copy = |memories: &Vec<Weak<Memory>>, first: u64, last: u64, iova: u64| {
+        let source = iovas(first * PAGE, (last + 1) * PAGE - 1);
+        let _ = to.copy(&limits(), from, source, Iova::new(iova * PAGE), Prot::READ);
+        check_alive(from, memories);
+    };
+    for (iova, pages) in [(0, 2), (2, 1), (3, 4), (16, 2), (20, 1)] {
+        map_new(&mut memories, iova, pages);
+    }
+    copy(&memories, 1, 4, 32);
+    copy(&memories, 16, 17, 48);
+    unmap(&memories, 2, 2);
+    unmap(&memories, 8, 24);
+    map_new(&mut memories, 2, 1);
+    map_new(&mut memories, 18, 3);
+    let _ = to.unmap(iovas(32 * PAGE, 48 * PAGE - 1));
+    let _ = from.unmap_all();
+    check_alive(from, &memories);
+    map_new(&mut memories, 0, 3);
+    memories
+}
+
+#[test]
+fn whichever_request_fails_all_is_given_back_but_what_was_unmapped_short() {
+    let _turn = TURN.lock();
+    let refused = Answer::Fail(Errno::ENOMEM);
+    for failing in 0..12 {
+        for (of_maps, answer) in [(true, refused), (false, refused), (false, Answer::Short)] {
+            for of_copies in [false, true] {
+                let (from, to) = (book(), book());
+                let mut answers = vec![Answer::Yes; failing];
+                answers.push(answer);
+                let (maps, unmaps) = if of_maps { (answers, vec![]) } else { (vec![], answers) };
+                let kernel = if of_copies { to.kernel() } else { from.kernel() };
+                kernel.answer(&maps, &unmaps);
+                let leaked = leaked_bytes();
+                let memories = some_of_everything(&from, &to);
+                drop(from);
+                drop(to);
+                let alive = memories.iter().filter_map(Weak::upgrade);
+                let alive: u64 = alive.map(|memory| memory.len()).sum();
+                let leaked = leaked_bytes() - leaked;
+                assert_eq!(alive > 0, leaked > 0, "{failing}, {answer:?}");
+                assert!(leaked == 0 || answer == Answer::Short, "{failing}, {answer:?}");
+                // Of a copy the memories behind it are kept whole.
+                assert!(of_copies || alive == leaked, "{failing}: {alive} and {leaked}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_space_that_is_forgotten_frees_nothing() {
     let book = book();

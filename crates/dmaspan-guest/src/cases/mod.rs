@@ -17,6 +17,7 @@ mod context;
 mod device;
 mod guest;
 mod iommufd;
+mod mock;
 mod nvme;
 mod plain;
 mod plan;
@@ -73,6 +74,12 @@ pub(crate) const CASES: &[Case] = &[
     iommufd::MOVES,
     iommufd::COPIES,
     iommufd::PROMISES,
+    mock::DIRTY_PAGES,
+    mock::LARGE_LEAVES,
+    mock::COPIES,
+    mock::FILES,
+    mock::LIMITS,
+    mock::PROMISES,
     nvme::THP,
     nvme::BASE,
     nvme::HUGETLB,

@@ -112,6 +112,8 @@ fn locked_memory(context: &Context) -> Result {
     let at = Iova::new(AT);
     let too_much = space.map(&memory, memory.user_range(), at, Prot::READ_WRITE);
     let fits = space.map(&memory, memory.sub_range(0, 2 * MIB)?, at, Prot::READ_WRITE);
+    let beside = Iova::new(2 * AT);
+    let rest = space.map(&memory, memory.sub_range(0, 3 * MIB)?, beside, Prot::READ_WRITE);
     set_capabilities(None, rights)?;
     setrlimit(Resource::Memlock, limits)?;
     match &too_much {
@@ -124,6 +126,17 @@ fn locked_memory(context: &Context) -> Result {
         other => return Err(format!("8 MiB of 4 MiB gave {other:?}").into()),
     }
     fits.map_err(|error| format!("after that 2 MiB of 4 MiB were refused: {error}"))?;
+    match &rest {
+        // What is mapped counts.
+        Err(vfio::Error::MemlockLimit { needed, locked, .. }) => {
+            same(
+                (*needed, *locked >= 2 * MIB),
+                (3 * MIB, true),
+                "needed, and locked by the first",
+            )?;
+        }
+        other => return Err(format!("3 MiB of the 2 MiB that are left gave {other:?}").into()),
+    }
     same(space.unmap_all()?, 2 * MIB, "bytes")?;
     same(locked_kib()?, locked, "locked KiB")?;
     Ok(Outcome::Passed)

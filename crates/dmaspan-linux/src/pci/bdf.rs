@@ -25,6 +25,10 @@ pub struct Bdf {
 const DOMAIN_DIGITS: usize = 8;
 
 impl Bdf {
+    /// 0000:00:00.0.
+    #[cfg(feature = "iommufd-test")]
+    pub(crate) const ZERO: Self = Self { domain: 0, bus: 0, device: 0, function: 0 };
+
     /// The domain, which other systems call segment.
     pub const fn domain(self) -> u32 {
         self.domain

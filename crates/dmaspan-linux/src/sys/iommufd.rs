@@ -5,10 +5,12 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::{Errno, Iova, IovaRange, Prot};
 
 use super::kept::{Kernel, LockedBy, Source};
+use super::mapping::Mapping;
 use super::request::{self, Request};
 use super::uapi::iommufd::{
     self as uapi, AllowIovas, Destroy, HwInfo, HwptAlloc, HwptGetDirtyBitmap, HwptSetDirtyTracking,
@@ -40,11 +42,21 @@ requests! {
 #[derive(Debug)]
 pub(crate) struct Iommufd {
     fd: OwnedFd,
+    /// Whether pinned memory counts against the process, not against its user.
+    counts_by_process: AtomicBool,
 }
 
 impl Iommufd {
     pub(crate) fn new(file: File) -> Self {
-        Self { fd: file.into() }
+        Self { fd: file.into(), counts_by_process: AtomicBool::new(false) }
+    }
+
+    /// `IOMMU_OPTION`, to set what pinned memory counts against.
+    pub(crate) fn set_locked_by(&self, locked_by: LockedBy) -> Result<(), Errno> {
+        let by_process = locked_by == LockedBy::Process;
+        self.set_option(0, uapi::OPTION_RLIMIT_MODE, u64::from(by_process))?;
+        self.counts_by_process.store(by_process, Ordering::Relaxed);
+        Ok(())
     }
 
     /// `IOMMU_DESTROY`.
@@ -203,23 +215,26 @@ impl HwptId {
         request::with(self.iommufd.as_fd(), &mut set).map(drop)
     }
 
-    /// `IOMMU_HWPT_GET_DIRTY_BITMAP`: a bit for each page of `range` that was written, in `bits`.
+    /// `IOMMU_HWPT_GET_DIRTY_BITMAP`: a bit for each page of `range` that was written, in `bits`,
+    /// which begin with a page.
     pub(crate) fn read_dirty(
         &self,
         range: IovaRange,
         page_size: u64,
         flags: u32,
-        bits: &mut [u64],
+        bits: &Mapping,
     ) -> Result<(), Errno> {
-        let length = room_for(range, page_size, bits)?;
-        let (hwpt_id, iova, data) = (self.id, range.start().get(), address_of(bits));
+        let length = room_for(range, page_size, bits.words().len())?;
+        let (hwpt_id, iova, data) = (self.id, range.start().get(), address_of_memory(bits));
         let default = HwptGetDirtyBitmap::default();
         let mut get =
             HwptGetDirtyBitmap { hwpt_id, flags, iova, length, page_size, data, ..default };
         // SAFETY:
         // 1. The argument is `struct iommu_hwpt_get_dirty_bitmap`, as long as it says.
         // 2. The request writes a bit at `data` for each `page_size` bytes of `length`, for which
-        //    `bits` has room, and which nothing else refers to meanwhile.
+        //    `bits` has room, as atomic words. For a leaf that leaves the range it writes more: bits
+        //    behind those, in the pages that they are in and no others (`iova_bitmap_set` of
+        //    drivers/iommu/iommufd/iova_bitmap.c). A mapping has its pages for itself.
         let result = unsafe {
             request::with_memory(self.iommufd.as_fd(), uapi::HWPT_GET_DIRTY_BITMAP, &mut get)
         };
@@ -234,14 +249,14 @@ impl Drop for HwptId {
     }
 }
 
-/// The length of `range`, where `bits` have one bit or more for each page of it.
-pub(super) fn room_for(range: IovaRange, page_size: u64, bits: &[u64]) -> Result<u64, Errno> {
+/// The length of `range`, where so many words have one bit or more for each page of it.
+pub(super) fn room_for(range: IovaRange, page_size: u64, words: usize) -> Result<u64, Errno> {
     let length = range.checked_len().ok_or(Errno::EOVERFLOW)?;
     if !page_size.is_power_of_two() {
         return Err(Errno::EINVAL);
     }
-    let words = usize::try_from(length.div_ceil(page_size).div_ceil(64));
-    if words.is_ok_and(|words| words <= bits.len()) { Ok(length) } else { Err(Errno::EINVAL) }
+    let needed = usize::try_from(length.div_ceil(page_size).div_ceil(64));
+    if needed.is_ok_and(|needed| needed <= words) { Ok(length) } else { Err(Errno::EINVAL) }
 }
 
 /// No kernel has so many ranges.
@@ -251,6 +266,11 @@ const MOST: usize = 1 << 20;
 pub(super) fn address_of<T>(values: &mut [T]) -> u64 {
     // `usize` has 64 bits wherever the crate builds.
     u64::try_from(values.as_mut_ptr().expose_provenance()).unwrap_or(u64::MAX)
+}
+
+/// Where the kernel finds memory.
+pub(super) fn address_of_memory(memory: &Mapping) -> u64 {
+    u64::try_from(memory.addr()).unwrap_or(u64::MAX)
 }
 
 impl Drop for IoasId {
@@ -280,7 +300,6 @@ const fn flags(prot: Prot) -> u32 {
 unsafe impl Kernel for IoasId {
     const MAP: &'static str = "IOMMU_IOAS_MAP";
     const UNMAP: &'static str = "IOMMU_IOAS_UNMAP";
-    const LOCKED_BY: LockedBy = LockedBy::User;
 
     unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno> {
         let length = range.checked_len().ok_or(Errno::EOVERFLOW)?;
@@ -331,10 +350,18 @@ unsafe impl Kernel for IoasId {
         request::with(self.iommufd.as_fd(), &mut unmap)?;
         Ok(unmap.length)
     }
+
+    fn locked_by(&self) -> LockedBy {
+        match self.iommufd.counts_by_process.load(Ordering::Relaxed) {
+            true => LockedBy::Process,
+            false => LockedBy::User,
+        }
+    }
+
     fn table(&self) -> Option<u32> {
         Some(self.id)
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "iommufd-test")]
 pub(crate) mod mock;

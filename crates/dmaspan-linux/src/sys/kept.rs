@@ -34,11 +34,11 @@ pub(crate) enum Source {
 /// What the kernel counts pinned memory against, whose limit is `RLIMIT_MEMLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockedBy {
-    /// What the process has locked and what VFIO has pinned for it (`VmLck` of proc(5)): VFIO's type
-    /// 1 and iommufd's compatibility mode.
+    /// What the process has locked and what VFIO has pinned for it (`VmLck` of proc(5)): VFIO's
+    /// type 1, and iommufd where it was told so.
     Process,
-    /// What all processes of the user have pinned; of this one, `VmPin` of proc(5) says it: iommufd
-    /// and io_uring.
+    /// What all processes of the user have pinned; of this one, `VmPin` of proc(5) says it: iommufd,
+    /// its compatibility mode too, and io_uring.
     User,
 }
 
@@ -54,8 +54,6 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     const MAP: &'static str;
     /// See [`MAP`](Self::MAP).
     const UNMAP: &'static str;
-    /// What the kernel counts pinned memory against.
-    const LOCKED_BY: LockedBy;
 
     /// Maps; all or nothing.
     ///
@@ -69,6 +67,9 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     /// Unmaps what lies in the range, and returns how many bytes that was. The range of all 2^64
     /// addresses is one, too.
     fn unmap(&self, range: IovaRange) -> Result<u64, Errno>;
+
+    /// What the kernel counts pinned memory against.
+    fn locked_by(&self) -> LockedBy;
 
     /// The number by which another table of the same kernel names this one in
     /// [`Source::Table`]; `None` where none can.
@@ -293,7 +294,6 @@ mod tests {
     unsafe impl Kernel for Willing {
         const MAP: &'static str = "map";
         const UNMAP: &'static str = "unmap";
-        const LOCKED_BY: LockedBy = LockedBy::Process;
 
         unsafe fn map(&self, _: Source, _: IovaRange, _: Prot) -> Result<(), Errno> {
             Ok(())
@@ -301,6 +301,10 @@ mod tests {
 
         fn unmap(&self, _: IovaRange) -> Result<u64, Errno> {
             Ok(0)
+        }
+
+        fn locked_by(&self) -> LockedBy {
+            LockedBy::Process
         }
     }
 

@@ -10,8 +10,9 @@ use bytemuck::Pod;
 use dmaspan::container::type1::uapi as type1;
 use dmaspan::{Errno, IovaRange, Prot};
 
-use super::iommufd::{address_of, room_for};
+use super::iommufd::{address_of_memory, room_for};
 use super::kept::{Kernel, LockedBy, Source};
+use super::mapping::Mapping;
 use super::request::{self, Request};
 use super::uapi::vfio::{
     self as uapi, AttachIommufdPt, BindIommufd, DetachIommufdPt, DeviceInfo, FeatureDmaBuf,
@@ -46,12 +47,14 @@ requests! {
 #[derive(Debug)]
 pub(crate) struct Container {
     fd: OwnedFd,
+    locked_by: LockedBy,
 }
 
 impl Container {
-    /// The container behind an open `/dev/vfio/vfio` or `/dev/iommu`.
-    pub(crate) fn new(file: File) -> Self {
-        Self { fd: file.into() }
+    /// The container behind an open `/dev/vfio/vfio` or `/dev/iommu`, and what that counts pinned
+    /// memory against.
+    pub(crate) fn new(file: File, locked_by: LockedBy) -> Self {
+        Self { fd: file.into(), locked_by }
     }
 
     /// `VFIO_GET_API_VERSION`.
@@ -92,23 +95,23 @@ impl Container {
         &self,
         range: IovaRange,
         page_size: u64,
-        bits: &mut [u64],
+        bits: &Mapping,
     ) -> Result<(), Errno> {
-        let size = room_for(range, page_size, bits)?;
+        let size = room_for(range, page_size, bits.words().len())?;
         let mut get = Type1DirtyGet {
             flags: type1::VFIO_IOMMU_DIRTY_PAGES_FLAG_GET_BITMAP,
             iova: range.start().get(),
             size,
             bitmap_pgsize: page_size,
-            bitmap_size: u64::try_from(size_of_val(bits)).map_err(|_| Errno::EINVAL)?,
-            bitmap_data: address_of(bits),
+            bitmap_size: u64::try_from(bits.len()).map_err(|_| Errno::EINVAL)?,
+            bitmap_data: address_of_memory(bits),
             ..Type1DirtyGet::default()
         };
         // SAFETY:
         // 1. The argument is `struct vfio_iommu_type1_dirty_bitmap` with what follows it, as long
         //    as it says.
-        // 2. The request writes `bitmap_size` bytes at `bitmap_data` or fewer, which `bits` has, and
-        //    which nothing else refers to meanwhile.
+        // 2. The request writes `bitmap_size` bytes at `bitmap_data` or fewer, which `bits` has, as
+        //    atomic words.
         unsafe { request::with_memory(self.fd.as_fd(), type1::VFIO_IOMMU_DIRTY_PAGES, &mut get) }?;
         Ok(())
     }
@@ -128,7 +131,6 @@ impl AsFd for Container {
 unsafe impl Kernel for Container {
     const MAP: &'static str = "VFIO_IOMMU_MAP_DMA";
     const UNMAP: &'static str = "VFIO_IOMMU_UNMAP_DMA";
-    const LOCKED_BY: LockedBy = LockedBy::Process;
 
     unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno> {
         let Source::User(vaddr) = source else { return Err(Errno::EOPNOTSUPP) };
@@ -158,6 +160,10 @@ unsafe impl Kernel for Container {
         };
         request::with(self.fd.as_fd(), &mut unmap)?;
         Ok(unmap.size)
+    }
+
+    fn locked_by(&self) -> LockedBy {
+        self.locked_by
     }
 }
 

@@ -15,8 +15,8 @@ use crate::sys::kept::{DmaTable, Kept, Kernel, Requests};
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
 /// How many bytes of memory this process keeps for ever since a kernel did not confirm that it
-/// unmapped them: a device may still use them. 0 unless an unmap failed, or a space was dropped that
-/// could not be unmapped.
+/// unmapped them: a device may still use them. 0 unless an unmap failed, or a space was dropped
+/// that could not be unmapped.
 pub fn leaked_bytes() -> u64 {
     LEAKED.load(Ordering::Relaxed)
 }
@@ -220,7 +220,7 @@ impl<K: Kernel> Book<K> {
                 state.slots.remove(&range.start().get());
                 let mappings = u64::try_from(state.slots.len()).unwrap_or(u64::MAX);
                 drop(state);
-                Err(Error::of_map(K::MAP, K::LOCKED_BY, range, user, mappings, errno))
+                Err(Error::of_map(K::MAP, self.kernel().locked_by(), range, user, mappings, errno))
             }
         }
     }

@@ -1,10 +1,14 @@
 //! Which pages devices have written.
 
+use std::sync::atomic::Ordering;
+
 use dmaspan::{Errno, Iova, IovaRange};
 
 use super::book::Book;
 use super::error::Error;
+use crate::sys;
 use crate::sys::kept::Kernel;
+use crate::sys::mapping::{Alignment, Backing, Mapping};
 
 /// Whether the pages that devices write are noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,6 +138,11 @@ impl DirtyBitmap {
         inside.then(|| (iova.get() - self.range.start().get()) >> self.lg2_page)
     }
 
+    #[cfg(feature = "iommufd-test")]
+    pub(super) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
     fn word(&self, index: u64) -> u64 {
         let index = usize::try_from(index).ok();
         index.and_then(|index| self.words.get(index)).copied().unwrap_or(0)
@@ -165,20 +174,35 @@ pub(super) fn read<K: Kernel>(
     granule: u64,
     bitmap: &mut DirtyBitmap,
     request: &'static str,
-    ask: impl Fn(&K, IovaRange, &mut [u64]) -> Result<(), Errno>,
+    ask: impl Fn(&K, IovaRange, &Mapping) -> Result<(), Errno>,
 ) -> Result<(), Error> {
     let (range, page_size) = (bitmap.range, bitmap.page_size());
     if page_size < granule {
         return Err(Error::Bitmap { range, page_size, granule });
     }
+    // A leaf has one note for all its pages, which is cleared whole.
+    book.check_whole(range)?;
     for run in book.mapped_in(range) {
+        let failed = |errno| Error::System { request, range: run, errno };
         let mut answer = DirtyBitmap::new(run, granule)?;
-        let asked = ask(book.kernel(), run, &mut answer.words);
+        let bits = room(answer.words.len()).map_err(failed)?;
+        let asked = ask(book.kernel(), run, &bits);
+        for (word, bits) in answer.words.iter_mut().zip(bits.words()) {
+            *word = bits.load(Ordering::Relaxed);
+        }
         // What was read is dirty, also where the reading failed later.
         answer.ranges().for_each(|dirty| bitmap.mark(dirty));
-        asked.map_err(|errno| Error::System { request, range: run, errno })?;
+        asked.map_err(failed)?;
     }
     Ok(())
+}
+
+/// Memory for so many words and more, in pages of its own.
+fn room(words: usize) -> Result<Mapping, Errno> {
+    let page = usize::try_from(sys::page_size()).map_err(|_| Errno::ENOMEM)?;
+    let len =
+        words.checked_mul(size_of::<u64>()).and_then(|len| len.checked_next_multiple_of(page));
+    Mapping::new(Backing::Anonymous(0), len.ok_or(Errno::ENOMEM)?, Alignment::Kernel)
 }
 
 #[cfg(test)]

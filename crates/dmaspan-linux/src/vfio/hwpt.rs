@@ -10,6 +10,7 @@ use super::error::{Error, OpenError};
 use super::ioas::Ioas;
 use crate::pci::Bdf;
 use crate::sys::iommufd::{HwptId, Iommufd};
+use crate::sys::mapping::Mapping;
 use crate::sys::uapi::iommufd as uapi;
 
 /// What iommufd knows a device by.
@@ -118,7 +119,8 @@ impl Hwpt<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error`]; what was read before an error is in the bitmap.
+    /// [`Error`]: [`Error::Bisects`] where the bitmap's range covers a part of a mapping, which may
+    /// have one note for all of its pages. What was read before an error is in the bitmap.
     pub fn read_dirty(&self, bitmap: &mut DirtyBitmap, notes: DirtyNotes) -> Result<(), Error> {
         let request = "IOMMU_HWPT_GET_DIRTY_BITMAP";
         let flags = match notes {
@@ -127,16 +129,21 @@ impl Hwpt<'_> {
         };
         self.check_tracking()?;
         let granule = self.space.granule();
-        let ask = |_: &_, range: IovaRange, words: &mut [u64]| {
-            self.id.read_dirty(range, granule, flags, words)
+        let ask = |_: &_, range: IovaRange, bits: &Mapping| {
+            self.id.read_dirty(range, granule, flags, bits)
         };
         let read = dirty::read(self.space.book(), granule, bitmap, request, ask);
         read.map_err(|error| error.of_request(request, WHAT, ADVICE))
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "iommufd-test")]
     pub(super) fn id(&self) -> &HwptId {
         &self.id
+    }
+
+    #[cfg(feature = "iommufd-test")]
+    pub(super) fn iommufd(&self) -> &Arc<Iommufd> {
+        self.space.id().iommufd()
     }
 
     fn check_tracking(&self) -> Result<(), Error> {

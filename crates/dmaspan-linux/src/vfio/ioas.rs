@@ -18,7 +18,7 @@ use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
 use crate::sys::iommufd::{self, IoasId};
-use crate::sys::kept::Requests;
+use crate::sys::kept::{LockedBy, Requests};
 use crate::sys::uapi::iommufd as uapi;
 use crate::sys::vfio::DeviceFd;
 
@@ -39,14 +39,13 @@ impl Iommufd {
         Ok(Self { fd: Arc::new(iommufd::Iommufd::new(file)) })
     }
 
-    /// Sets what pinned memory is counted against.
+    /// Sets what pinned memory is counted against: the user, unless this says otherwise.
     ///
     /// # Errors
     ///
     /// [`Error::Setting`]: it takes `CAP_SYS_RESOURCE`, and comes before all address spaces.
-    pub fn set_accounting(&self, accounting: Accounting) -> Result<(), Error> {
-        let value = u64::from(accounting == Accounting::Process);
-        let set = self.fd.set_option(0, uapi::OPTION_RLIMIT_MODE, value);
+    pub fn set_accounting(&self, locked_by: LockedBy) -> Result<(), Error> {
+        let set = self.fd.set_locked_by(locked_by);
         set.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })
     }
 
@@ -55,10 +54,10 @@ impl Iommufd {
     /// # Errors
     ///
     /// [`Error::Setting`], where the kernel does not say: it takes `CAP_SYS_RESOURCE`.
-    pub fn accounting(&self) -> Result<Accounting, Error> {
+    pub fn accounting(&self) -> Result<LockedBy, Error> {
         let value = self.fd.get_option(0, uapi::OPTION_RLIMIT_MODE);
         let value = value.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })?;
-        Ok(if value == 0 { Accounting::User } else { Accounting::Process })
+        Ok(if value == 0 { LockedBy::User } else { LockedBy::Process })
     }
 
     /// An empty address space.
@@ -75,15 +74,6 @@ impl Iommufd {
     }
 }
 
-/// What pinned memory is counted against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Accounting {
-    /// All processes of the user together, which is what a kernel does at first.
-    User,
-    /// The process, as VFIO's type 1 does.
-    Process,
-}
-
 /// Whether larger pages than the smallest are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HugePages {
@@ -96,8 +86,8 @@ pub enum HugePages {
 /// An IO address space of iommufd, which any number of devices can be attached to.
 ///
 /// What can be mapped is what all its devices can: it shrinks when one is attached, and grows again
-/// when one is closed. A mapping that is refused by what was known asks the kernel once more, and so
-/// does [`limits`](DmaSpace::limits).
+/// when one is closed. A mapping that is refused by what was known asks the kernel once more, and
+/// so does [`limits`](DmaSpace::limits).
 ///
 /// # Context
 ///
@@ -279,8 +269,8 @@ impl Ioas {
         })
     }
 
-    /// Whether larger pages than the smallest are mapped where the memory permits it, as they are at
-    /// first.
+    /// Whether larger pages than the smallest are mapped where the memory permits it, as they are
+    /// at first.
     ///
     /// # Errors
     ///

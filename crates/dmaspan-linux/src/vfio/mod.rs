@@ -47,10 +47,12 @@ pub use device_error::DeviceError;
 pub use dirty::{DirtyBitmap, DirtyNotes, DirtyTracking};
 pub use error::{Error, OpenError};
 pub use hwpt::Hwpt;
-pub use ioas::{Accounting, HugePages, Ioas, Iommufd};
+pub use ioas::{HugePages, Ioas, Iommufd};
 pub use irq::{Event, Msix};
 pub use space::{Backend, Space, UnknownBackend};
 pub use type1::{Interface, Type1};
 
-#[cfg(test)]
+#[cfg(feature = "iommufd-test")]
 mod mock;
+#[cfg(feature = "iommufd-test")]
+pub use mock::MockDevice;

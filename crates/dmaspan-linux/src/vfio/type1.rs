@@ -18,7 +18,8 @@ use super::sysfs;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
-use crate::sys::kept::Requests;
+use crate::sys::kept::{LockedBy, Requests};
+use crate::sys::mapping::Mapping;
 use crate::sys::uapi::vfio::CapHeader;
 use crate::sys::vfio::{Container, Group, read};
 
@@ -36,6 +37,14 @@ impl Interface {
         match self {
             Self::Vfio => "/dev/vfio/vfio",
             Self::IommufdCompatible => "/dev/iommu",
+        }
+    }
+
+    /// What pinned memory counts against: `/dev/iommu` counts as iommufd does, whoever asks.
+    const fn locked_by(self) -> LockedBy {
+        match self {
+            Self::Vfio => LockedBy::Process,
+            Self::IommufdCompatible => LockedBy::User,
         }
     }
 }
@@ -74,7 +83,8 @@ impl Type1 {
     /// [`OpenError`], which says what to do.
     pub fn open_by(interface: Interface, bdf: Bdf) -> Result<(Self, Device), OpenError> {
         sysfs::check_bound(bdf)?;
-        let container = Container::new(sysfs::open(Path::new(interface.path()))?);
+        let file = sysfs::open(Path::new(interface.path()))?;
+        let container = Container::new(file, interface.locked_by());
         let failed = |request| move |errno| OpenError::System { request, bdf, errno };
         let version = container.api_version().map_err(failed("VFIO_GET_API_VERSION"))?;
         let type1 = container.extension(uapi::VFIO_TYPE1V2_IOMMU);
@@ -182,10 +192,9 @@ impl Type1 {
     /// [`Error`]: [`Error::Bisects`] where the bitmap's range covers a part of a mapping,
     /// [`Error::System`] where the tracking is off. What was read before an error is in the bitmap.
     pub fn read_dirty(&self, bitmap: &mut DirtyBitmap) -> Result<(), Error> {
-        self.book.check_whole(bitmap.range())?;
         let granule = self.limits.read().granule();
-        let ask = |container: &Container, range: IovaRange, words: &mut [u64]| {
-            container.read_dirty(range, granule, words)
+        let ask = |container: &Container, range: IovaRange, bits: &Mapping| {
+            container.read_dirty(range, granule, bits)
         };
         let read = dirty::read(&self.book, granule, bitmap, DIRTY_PAGES, ask);
         read.map_err(|error| error.of_request(DIRTY_PAGES, UNTRACKED, ADVICE))
@@ -267,6 +276,9 @@ fn open_device(group: &Group, bdf: Bdf) -> Result<Device, OpenError> {
     let opened = group.device(&bdf.to_string());
     let fd = opened.map_err(|errno| match errno {
         Errno::EBUSY => OpenError::InUse { bdf },
+        // iommufd attaches the device only now.
+        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+        Errno::EADDRINUSE => OpenError::DoesNotFit { bdf, errno },
         errno => OpenError::System { request: "VFIO_GROUP_GET_DEVICE_FD", bdf, errno },
     })?;
     Device::new(bdf, fd)

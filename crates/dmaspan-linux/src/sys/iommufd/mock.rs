@@ -26,23 +26,15 @@ struct Command {
     arguments: [u64; 14],
 }
 
-/// A device that was made.
-#[derive(Debug)]
-pub(crate) struct Device {
-    /// What destroys it.
-    pub(crate) device: u32,
-    /// The number that requests name it by.
-    pub(crate) id: u32,
-}
-
-/// A device that is attached to an address space or a page table.
-pub(crate) fn device(iommufd: &Iommufd, table: u32) -> Result<Device, Errno> {
+/// Makes a device that is attached to an address space or a page table. Returns the number that
+/// destroys it, and the one that requests name it by.
+pub(crate) fn device(iommufd: &Iommufd, table: u32) -> Result<(u32, u32), Errno> {
     let mut command = Command { op: DEVICE, id: table, ..Command::default() };
     // SAFETY: the request writes numbers behind the structure's head, and names no memory.
     unsafe { request::with_memory(iommufd.as_fd(), TEST, &mut command) }?;
     let number = |index: usize| command.arguments[index / 2] >> (32 * (index % 2));
-    let number = |index| u32::try_from(number(index) & u64::from(u32::MAX)).unwrap();
-    Ok(Device { device: number(0), id: number(2) })
+    let number = |index| u32::try_from(number(index) & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+    Ok((number(0), number(2)))
 }
 
 /// Makes pages of a page table dirty, where `bits` has a 1, and says how many there are.
@@ -53,7 +45,7 @@ pub(crate) fn write(
     page_size: u64,
     bits: &mut [u64],
 ) -> Result<u64, Errno> {
-    let length = super::room_for(range, page_size, bits)?;
+    let length = super::room_for(range, page_size, bits.len())?;
     let mut command = Command { op: DIRTY, id: table, ..Command::default() };
     let arguments = [0, range.start().get(), length, page_size, address_of(bits), 0];
     command.arguments[..6].copy_from_slice(&arguments);

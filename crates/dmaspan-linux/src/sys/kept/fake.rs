@@ -93,7 +93,6 @@ impl Fake {
 unsafe impl Kernel for Fake {
     const MAP: &'static str = "map";
     const UNMAP: &'static str = "unmap";
-    const LOCKED_BY: LockedBy = LockedBy::Process;
 
     unsafe fn map(&self, source: Source, range: IovaRange, _: Prot) -> Result<(), Errno> {
         let mut state = self.pass();
@@ -120,6 +119,10 @@ unsafe impl Kernel for Fake {
             !inside
         });
         Ok(if answer == Some(Answer::Short) { bytes - 1 } else { bytes })
+    }
+
+    fn locked_by(&self) -> LockedBy {
+        LockedBy::Process
     }
 
     fn table(&self) -> Option<u32> {

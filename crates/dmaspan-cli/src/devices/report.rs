@@ -4,9 +4,9 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use dmaspan_linux::pci::{
-    Bar, BarSpace, Function, FunctionKind, Group, GroupKind, Interface, Iommu, Presence, Reason,
-    System,
+    Bar, BarSpace, Function, FunctionKind, Group, GroupKind, Iommu, Presence, Reason, System,
 };
+use dmaspan_linux::vfio::Backend;
 use serde::Serialize;
 
 /// All that is printed.
@@ -117,8 +117,8 @@ impl Report {
 }
 
 impl Verdict {
-    fn new(system: &System, function: &Function, interface: Interface) -> Self {
-        let reasons = system.verdict(function, interface);
+    fn new(system: &System, function: &Function, backend: Backend) -> Self {
+        let reasons = system.verdict(function, backend);
         let row = |reason: &Reason| ReasonRow {
             name: reason.name(),
             text: reason.to_string(),
@@ -128,7 +128,7 @@ impl Verdict {
             usable: reasons.is_empty(),
             of_machine: matches!(reasons[..], [Reason::NoIommu { .. }]),
             reasons: reasons.iter().map(row).collect(),
-            commands: texts(&system.steps(function, interface)),
+            commands: texts(&system.steps(function, backend)),
         }
     }
 }
@@ -154,8 +154,8 @@ fn device(system: &System, function: &Function) -> Device {
         group_node: function.group_node(),
         cdev_node: function.cdev_node(),
         uses: texts(&function.uses),
-        type1: Verdict::new(system, function, Interface::Type1),
-        iommufd: Verdict::new(system, function, Interface::Iommufd),
+        type1: Verdict::new(system, function, Backend::Vfio),
+        iommufd: Verdict::new(system, function, Backend::Iommufd),
         give_back: texts(&system.give_back(function)),
     }
 }

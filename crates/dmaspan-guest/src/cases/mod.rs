@@ -69,6 +69,7 @@ pub(crate) const CASES: &[Case] = &[
     refusals::PARTS_AND_OVERLAPS,
     refusals::LOCKED_MEMORY,
     refusals::MAPPING_LIMIT,
+    refusals::UNUSABLE,
     refusals::KILLED,
     type1::DIRTY_PAGES,
     iommufd::MOVES,

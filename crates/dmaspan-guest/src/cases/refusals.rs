@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Prot, UserRange};
-use dmaspan_linux::vfio::{self, Backend, Space};
+use dmaspan_linux::vfio::{self, Backend, OpenError, Space};
 use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -174,6 +174,34 @@ fn mapping_limit(context: &Context) -> Result {
     same(space.mappings(), most, "mappings")?;
     same(space.unmap_all()?, most * PAGE, "bytes")?;
     same(space.limits().mappings_left, Some(most), "mappings that are left")?;
+    Ok(Outcome::Passed)
+}
+
+/// Devices that cannot be opened.
+pub(super) const UNUSABLE: Case = Case {
+    name: "space/a_device_that_cannot_be_opened_is_said_with_the_reason",
+    needs: &[Need::Backend],
+    run: unusable,
+};
+
+fn unusable(context: &Context) -> Result {
+    let bdf = context.device.parse()?;
+    let (space, device) = Space::open(context.backend, bdf)?;
+    let again = Space::open(context.backend, bdf).map(drop);
+    let is_said = match context.backend {
+        Backend::Iommufd => matches!(again, Err(OpenError::NotTaken { .. })),
+        _ => matches!(again, Err(OpenError::InUse { .. })),
+    };
+    is_said.then_some(()).ok_or(format!("a device that is open gave {again:?}"))?;
+    drop((space, device));
+    // Nothing is there, and the bridge that every machine begins with.
+    for (name, why) in [("0000:00:1e.7", "no PCI function"), ("0000:00:00.0", "is a bridge")] {
+        match Space::open(context.backend, name.parse()?).map(drop) {
+            Err(error @ OpenError::Unusable { .. }) if error.to_string().contains(why) => {}
+            other => return Err(format!("{name} gave {other:?}").into()),
+        }
+    }
+    drop(Space::open(context.backend, bdf)?);
     Ok(Outcome::Passed)
 }
 

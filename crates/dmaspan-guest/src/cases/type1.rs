@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
-use dmaspan_linux::vfio::{
-    Backend, DirtyBitmap, DirtyTracking, Error, Interface, OpenError, Type1,
-};
+use dmaspan_linux::vfio::{Backend, DirtyBitmap, DirtyTracking, Error, OpenError, Type1};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::{Case, Context, Need, Outcome, Result};
@@ -22,15 +20,14 @@ pub(super) const DIRTY_PAGES: Case = Case {
 };
 
 fn open(context: &Context) -> std::result::Result<(Type1, dmaspan_linux::vfio::Device), OpenError> {
-    let interface = match context.backend {
-        Backend::Compat => Interface::IommufdCompatible,
-        _ => Interface::Vfio,
-    };
     let bdf = context.device.parse().map_err(|_| OpenError::Unsupported {
         what: "the device has no address",
         advice: "name it as lspci does",
     })?;
-    Type1::open_by(interface, bdf)
+    match context.backend {
+        Backend::Compat => Type1::open_compat(bdf),
+        _ => Type1::open(bdf),
+    }
 }
 
 fn dirty_pages(context: &Context) -> Result {

@@ -1,16 +1,17 @@
 //! PCI functions, as Linux shows them in `/sys/bus/pci`, and what keeps a process from using them.
 //!
 //! Nothing is opened or changed: [`System`] reads sysfs, procfs and the modes of nodes in `/dev`,
-//! so what it says is what was true then. It answers for each function and [`Interface`] with
+//! so what it says is what was true then. It answers for each function and [`Backend`] with
 //! [`Reason`]s, each of which has the [`Step`]s that take it away.
 //!
 //! ```no_run
-//! use dmaspan_linux::pci::{Interface, System};
+//! use dmaspan_linux::pci::System;
+//! use dmaspan_linux::vfio::Backend;
 //!
 //! let system = System::new();
 //! for function in system.devices()? {
 //!     println!("{} {}", function.bdf, function.class);
-//!     for reason in system.verdict(&function, Interface::Type1) {
+//!     for reason in system.verdict(&function, Backend::Vfio) {
 //!         println!("  {reason}");
 //!         for step in reason.steps() {
 //!             println!("    {step}");
@@ -25,11 +26,11 @@ mod class;
 mod files;
 mod function;
 mod host;
-mod reason;
+pub(crate) mod reason;
 mod uses;
 
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ use std::path::{Path, PathBuf};
 use dmaspan::Errno;
 
 use crate::os::{self, Size};
+use crate::vfio::Backend;
 use files::Root;
 use host::{Access, Built, Host, Interrupts};
 use uses::Uses;
@@ -49,7 +51,7 @@ pub use function::{
     VfioDevice,
 };
 pub use host::{Iommu, IommuTable, MachineKind, Owner};
-pub use reason::{Interface, KernelSupport, ModuleState, Node, Reason, Step};
+pub use reason::{KernelSupport, ModuleState, Node, Reason, Step};
 pub use uses::Use;
 
 /// Why nothing is known of PCI functions.
@@ -169,16 +171,16 @@ impl System {
     }
 
     /// Why a function cannot be used; nothing where it can. For errors of opening one.
-    pub fn why_not(&self, bdf: Bdf, interface: Interface) -> Vec<Reason> {
+    pub fn why_not(&self, bdf: Bdf, backend: Backend) -> Vec<Reason> {
         match self.device(bdf) {
-            Ok(function) => self.verdict(&function, interface),
+            Ok(function) => self.verdict(&function, backend),
             Err(PciError::NoPci { .. }) => vec![Reason::NoPci],
             Err(PciError::Absent { .. } | PciError::Read { .. }) => vec![Reason::Absent { bdf }],
         }
     }
 
     /// Why a function cannot be used, in the order in which to change it; nothing where it can.
-    pub fn verdict(&self, function: &Function, interface: Interface) -> Vec<Reason> {
+    pub fn verdict(&self, function: &Function, backend: Backend) -> Vec<Reason> {
         let bdf = function.bdf;
         if function.presence == Presence::Gone {
             return vec![Reason::Gone { bdf }];
@@ -195,23 +197,19 @@ impl System {
             }
             None => vec![Reason::NoGroup { bdf }],
             Some(group) => {
-                let mut reasons = self.kernel_reasons(function, interface);
+                let mut reasons = self.kernel_reasons(function, backend);
                 reasons.extend(self.driver_reasons(function, group));
                 // The module may be loaded only now.
-                reasons.extend(self.module_reasons(interface));
-                reasons.extend(self.permission_reasons(function, interface));
+                reasons.extend(self.module_reasons(backend));
+                reasons.extend(self.permission_reasons(function, backend));
                 reasons
             }
         }
     }
 
     /// What makes a function usable, in order; nothing where it is.
-    pub fn steps(&self, function: &Function, interface: Interface) -> Vec<Step> {
-        let reasons = self.verdict(function, interface);
-        match reasons.iter().find(|reason| reason.is_final()) {
-            Some(last) => last.steps(),
-            None => reasons.iter().flat_map(Reason::steps).collect(),
-        }
+    pub fn steps(&self, function: &Function, backend: Backend) -> Vec<Step> {
+        reason::steps(&self.verdict(function, backend))
     }
 
     /// What gives a function, and those of its group that would be taken or are, back to their
@@ -230,17 +228,17 @@ impl System {
     }
 
     /// What the kernel lacks.
-    fn kernel_reasons(&self, function: &Function, interface: Interface) -> Vec<Reason> {
+    fn kernel_reasons(&self, function: &Function, backend: Backend) -> Vec<Reason> {
         let mut reasons = Vec::new();
-        if interface == Interface::Iommufd {
-            if !self.has_iommufd() {
-                let kernel = match self.host.built("IOMMUFD") {
-                    Built::In => KernelSupport::Module,
-                    Built::Out => KernelSupport::Missing,
-                    Built::Unknown => KernelSupport::Unknown,
-                };
-                reasons.push(Reason::NoIommufd { kernel });
-            }
+        if backend != Backend::Vfio && !self.has_iommufd() {
+            let kernel = match self.host.built("IOMMUFD") {
+                Built::In => KernelSupport::Module,
+                Built::Out => KernelSupport::Missing,
+                Built::Unknown => KernelSupport::Unknown,
+            };
+            reasons.push(Reason::NoIommufd { kernel });
+        }
+        if backend == Backend::Iommufd {
             let is_missing = match &function.vfio {
                 Some(vfio) => vfio.cdev == Cdev::Missing,
                 None if function.has_vfio_driver() => true,
@@ -273,13 +271,13 @@ impl System {
     }
 
     /// What modules are missing, or need a parameter.
-    fn module_reasons(&self, interface: Interface) -> Vec<Reason> {
+    fn module_reasons(&self, backend: Backend) -> Vec<Reason> {
         let has_type1 = self.host.has_module(TYPE1);
         let has_iommufd = self.has_iommufd();
         // Where there is no type 1, iommufd can stand in for it.
-        let module = match interface {
-            Interface::Type1 if has_type1 || !has_iommufd => TYPE1,
-            Interface::Type1 | Interface::Iommufd => "iommufd",
+        let module = match backend {
+            Backend::Vfio if has_type1 || !has_iommufd => TYPE1,
+            _ => "iommufd",
         };
         let is_loaded = if module == TYPE1 { has_type1 } else { has_iommufd };
         let is_safe = self.host.interrupts != Interrupts::NotRemapped
@@ -294,11 +292,12 @@ impl System {
     }
 
     /// What this process may not open, or will not be allowed to.
-    fn permission_reasons(&self, function: &Function, interface: Interface) -> Vec<Reason> {
-        let (common, own) = match interface {
-            Interface::Type1 => (CONTAINER, function.group_node().map(Node::Path)),
+    fn permission_reasons(&self, function: &Function, backend: Backend) -> Vec<Reason> {
+        let (common, own) = match backend {
+            Backend::Vfio => (CONTAINER, function.group_node().map(Node::Path)),
             // That /dev/iommu is missing is a reason of its own.
-            Interface::Iommufd => {
+            Backend::Compat => (IOMMUFD, function.group_node().map(Node::Path)),
+            Backend::Iommufd => {
                 (IOMMUFD, Some(function.cdev_node().map_or(Node::CdevOf(function.bdf), Node::Path)))
             }
         };

@@ -7,33 +7,6 @@ use super::host::{Iommu, IommuTable, MachineKind, Owner};
 use super::uses::Use;
 use super::{Bdf, Member};
 
-/// The two ways in which the kernel gives a function to a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interface {
-    /// A VFIO container with the IOMMU type 1, and the function's group
-    /// (include/uapi/linux/vfio.h).
-    Type1,
-    /// iommufd, and the function's own character device
-    /// (include/uapi/linux/iommufd.h, Linux 6.6).
-    Iommufd,
-}
-
-impl Interface {
-    /// Its name: `type1` or `iommufd`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Type1 => "type1",
-            Self::Iommufd => "iommufd",
-        }
-    }
-}
-
-impl fmt::Display for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 /// One thing that keeps a function from being used. Displayed as a sentence without a full stop;
 /// [`steps`](Self::steps) is what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -293,6 +266,14 @@ impl Reason {
             ))],
             Self::Permission { node, uid, .. } => vec![run(&format!("chown {uid} {node}"))],
         }
+    }
+}
+
+/// What takes all of them away, in order. Where one of them stays, nothing else helps.
+pub(crate) fn steps(reasons: &[Reason]) -> Vec<Step> {
+    match reasons.iter().find(|reason| reason.is_final()) {
+        Some(last) => last.steps(),
+        None => reasons.iter().flat_map(Reason::steps).collect(),
     }
 }
 

@@ -17,17 +17,17 @@ fn bdf(text: &str) -> Bdf {
     text.parse().unwrap()
 }
 
-fn reasons(machine: &Machine, interface: Interface) -> Vec<Reason> {
-    System::at(machine.root()).why_not(bdf(NVME), interface)
+fn reasons(machine: &Machine, backend: Backend) -> Vec<Reason> {
+    System::at(machine.root()).why_not(bdf(NVME), backend)
 }
 
-fn names(machine: &Machine, interface: Interface) -> Vec<&'static str> {
-    reasons(machine, interface).iter().map(Reason::name).collect()
+fn names(machine: &Machine, backend: Backend) -> Vec<&'static str> {
+    reasons(machine, backend).iter().map(Reason::name).collect()
 }
 
-fn steps(machine: &Machine, interface: Interface) -> Vec<String> {
+fn steps(machine: &Machine, backend: Backend) -> Vec<String> {
     let system = System::at(machine.root());
-    let steps = system.steps(&system.device(bdf(NVME)).unwrap(), interface);
+    let steps = system.steps(&system.device(bdf(NVME)).unwrap(), backend);
     steps.iter().map(Step::to_string).collect()
 }
 
@@ -69,32 +69,32 @@ fn a_virtual_function_and_one_that_is_gone_are_told() {
     let config = machine.root().join("sys/bus/pci/devices/0000:00:05.0/config");
     std::fs::write(config, [0xff; 64]).unwrap();
     assert_eq!(read().presence, Presence::Gone);
-    assert_eq!(names(&machine, Interface::Type1), ["gone"]);
+    assert_eq!(names(&machine, Backend::Vfio), ["gone"]);
     let rescan = "echo 1 > /sys/bus/pci/rescan";
-    assert_eq!(steps(&machine, Interface::Type1).last().unwrap(), rescan);
+    assert_eq!(steps(&machine, Backend::Vfio).last().unwrap(), rescan);
 }
 
 #[test]
 fn a_bound_function_is_usable_by_what_the_kernel_has() {
     let machine = machine();
     machine.bound(NVME, 3);
-    assert_eq!(reasons(&machine, Interface::Type1), []);
-    assert_eq!(names(&machine, Interface::Iommufd), ["no-iommufd", "no-cdev"]);
+    assert_eq!(reasons(&machine, Backend::Vfio), []);
+    assert_eq!(names(&machine, Backend::Iommufd), ["no-iommufd", "no-cdev"]);
     machine.cdev(NVME, "vfio0");
-    assert_eq!(reasons(&machine, Interface::Type1), []);
-    assert_eq!(reasons(&machine, Interface::Iommufd), []);
-    assert!(steps(&machine, Interface::Type1).is_empty());
+    assert_eq!(reasons(&machine, Backend::Vfio), []);
+    assert_eq!(reasons(&machine, Backend::Iommufd), []);
+    assert!(steps(&machine, Backend::Vfio).is_empty());
 }
 
 #[test]
 fn a_function_of_another_driver_is_bound_by_commands_and_given_back() {
     let machine = machine();
-    assert_eq!(names(&machine, Interface::Type1), ["no-vfio-pci", "not-bound"]);
+    assert_eq!(names(&machine, Backend::Vfio), ["no-vfio-pci", "not-bound"]);
     let expected = [&["modprobe vfio-pci"][..], &BIND[..]].concat();
-    assert_eq!(steps(&machine, Interface::Type1), expected);
+    assert_eq!(steps(&machine, Backend::Vfio), expected);
     machine.vfio();
-    assert_eq!(steps(&machine, Interface::Type1), BIND);
-    assert!(reasons(&machine, Interface::Type1)[0].to_string().contains("bound to nvme"));
+    assert_eq!(steps(&machine, Backend::Vfio), BIND);
+    assert!(reasons(&machine, Backend::Vfio)[0].to_string().contains("bound to nvme"));
 
     let system = System::at(machine.root());
     let back = system.give_back(&system.device(bdf(NVME)).unwrap());
@@ -107,7 +107,7 @@ fn a_function_of_another_driver_is_bound_by_commands_and_given_back() {
 fn a_function_without_driver_is_not_unbound() {
     let machine = Machine::new();
     machine.function(NVME, NVME_CLASS, "").group(3, &[NVME]).vfio();
-    assert_eq!(steps(&machine, Interface::Type1), [BIND[0], BIND[2]]);
+    assert_eq!(steps(&machine, Backend::Vfio), [BIND[0], BIND[2]]);
 }
 
 #[test]
@@ -124,13 +124,13 @@ fn members_of_the_group_are_in_the_way_only_with_drivers_that_do_dma() {
         machine.function(bdf, class, driver).group(3, &[bdf]);
     }
     machine.bound(NVME, 3);
-    let found = reasons(&machine, Interface::Type1);
+    let found = reasons(&machine, Backend::Vfio);
     let [Reason::GroupNotViable { group: 3, blockers }] = &found[..] else { panic!("{found:?}") };
     let [blocker] = &blockers[..] else { panic!("{blockers:?}") };
     assert_eq!((blocker.bdf, blocker.driver.as_deref()), (bdf("0000:00:09.0"), Some("e1000e")));
     assert!(found[0].to_string().contains("0000:00:09.0 (bound to e1000e)"));
     let unbind = "echo 0000:00:09.0 > /sys/bus/pci/devices/0000:00:09.0/driver/unbind";
-    assert_eq!(steps(&machine, Interface::Type1)[1], unbind);
+    assert_eq!(steps(&machine, Backend::Vfio)[1], unbind);
 }
 
 #[test]
@@ -143,34 +143,34 @@ fn an_iommu_that_is_switched_off_is_switched_on_by_its_parameter() {
         ("intel_iommu=on", "says intel_iommu=on", "# `dmesg | grep -i dmar`"),
     ] {
         machine.file("proc/cmdline", line);
-        let found = reasons(&machine, Interface::Type1);
+        let found = reasons(&machine, Backend::Vfio);
         assert_eq!(found.len(), 1);
         assert!(found[0].to_string().contains(words), "{}", found[0]);
-        assert!(steps(&machine, Interface::Type1)[0].starts_with(step), "{line}");
+        assert!(steps(&machine, Backend::Vfio)[0].starts_with(step), "{line}");
     }
     machine.remove("sys/firmware/acpi/tables/DMAR").file("sys/firmware/acpi/tables/IVRS", "");
     machine.file("proc/cmdline", "amd_iommu=off");
-    assert!(steps(&machine, Interface::Iommufd)[0].starts_with("# take that off"));
+    assert!(steps(&machine, Backend::Iommufd)[0].starts_with("# take that off"));
 }
 
 #[test]
 fn where_no_iommu_is_described_the_firmware_or_the_hypervisor_must_give_one() {
     let machine = machine();
     machine.remove("sys/class/iommu/dmar0");
-    assert_eq!(names(&machine, Interface::Type1), ["no-iommu"]);
-    assert!(steps(&machine, Interface::Type1)[0].contains("firmware's settings"));
+    assert_eq!(names(&machine, Backend::Vfio), ["no-iommu"]);
+    assert!(steps(&machine, Backend::Vfio)[0].contains("firmware's settings"));
     machine.file("proc/cpuinfo", "flags\t\t: fpu hypervisor lahf_lm\n");
-    assert!(steps(&machine, Interface::Type1)[0].contains("-device intel-iommu"));
+    assert!(steps(&machine, Backend::Vfio)[0].contains("-device intel-iommu"));
 }
 
 #[test]
 fn a_function_without_group_and_a_bridge_cannot_be_used() {
     let machine = Machine::new();
     machine.function(NVME, NVME_CLASS, "nvme");
-    assert_eq!(names(&machine, Interface::Type1), ["no-group"]);
+    assert_eq!(names(&machine, Backend::Vfio), ["no-group"]);
     machine.function(NVME, "0x060400", "pcieport");
-    assert_eq!(names(&machine, Interface::Iommufd), ["bridge"]);
-    assert!(steps(&machine, Interface::Iommufd).is_empty());
+    assert_eq!(names(&machine, Backend::Iommufd), ["bridge"]);
+    assert!(steps(&machine, Backend::Iommufd).is_empty());
 }
 
 #[test]
@@ -180,23 +180,23 @@ fn the_mode_without_iommu_is_not_taken_for_one() {
     machine.file("sys/kernel/iommu_groups/3/name", "vfio-noiommu\n");
     let function = System::at(machine.root()).device(bdf(NVME)).unwrap();
     assert_eq!(function.group_node(), Some(PathBuf::from("/dev/vfio/noiommu-3")));
-    assert_eq!(reasons(&machine, Interface::Type1), [Reason::NoIommuMode { group: 3 }]);
+    assert_eq!(reasons(&machine, Backend::Vfio), [Reason::NoIommuMode { group: 3 }]);
 }
 
 #[test]
 fn a_user_who_may_not_open_the_nodes_is_told_whose_they_are() {
     let machine = machine().user(54321, 0);
     machine.bound(NVME, 3).cdev(NVME, "vfio0");
-    let found = reasons(&machine, Interface::Type1);
+    let found = reasons(&machine, Backend::Vfio);
     let [Reason::Permission { owner: Some(owner), uid: 54321, .. }] = &found[..] else {
         panic!("{found:?}")
     };
     assert_eq!(owner.mode, 0o600);
-    assert_eq!(steps(&machine, Interface::Type1), ["chown 54321 /dev/vfio/3"]);
+    assert_eq!(steps(&machine, Backend::Vfio), ["chown 54321 /dev/vfio/3"]);
     let both = ["chown 54321 /dev/iommu", "chown 54321 /dev/vfio/devices/vfio0"];
-    assert_eq!(steps(&machine, Interface::Iommufd), both);
+    assert_eq!(steps(&machine, Backend::Iommufd), both);
     machine.node("dev/vfio/3", 0o666);
-    assert_eq!(reasons(&machine, Interface::Type1), []);
+    assert_eq!(reasons(&machine, Backend::Vfio), []);
 }
 
 #[test]
@@ -204,9 +204,9 @@ fn a_user_is_told_before_binding_that_the_nodes_will_be_roots() {
     let machine = machine().user(54321, 0);
     machine.vfio().node("dev/iommu", 0o666);
     let expected = [&BIND[..], &["chown 54321 /dev/vfio/3"]].concat();
-    assert_eq!(steps(&machine, Interface::Type1), expected);
+    assert_eq!(steps(&machine, Backend::Vfio), expected);
     let own = "chown 54321 /dev/vfio/devices/$(ls /sys/bus/pci/devices/0000:00:05.0/vfio-dev)";
-    assert_eq!(steps(&machine, Interface::Iommufd).last().unwrap(), own);
+    assert_eq!(steps(&machine, Backend::Iommufd).last().unwrap(), own);
 }
 
 #[test]
@@ -214,8 +214,8 @@ fn a_node_that_is_missing_behind_a_bound_driver_is_a_containers() {
     let machine = machine();
     machine.bound(NVME, 3).remove("dev/vfio/3");
     let missing = Reason::NodeMissing { node: PathBuf::from("/dev/vfio/3") };
-    assert_eq!(reasons(&machine, Interface::Type1), [missing]);
-    assert!(steps(&machine, Interface::Type1)[0].contains("--device=/dev/vfio/3"));
+    assert_eq!(reasons(&machine, Backend::Vfio), [missing]);
+    assert!(steps(&machine, Backend::Vfio)[0].contains("--device=/dev/vfio/3"));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn the_kernels_configuration_says_whether_iommufd_can_be_loaded() {
     machine.cdev(NVME, "vfio0").remove("dev/iommu");
     let kernel = |text: &str| {
         machine.file("boot/config-6.12.1", text);
-        match &reasons(&machine, Interface::Iommufd)[..] {
+        match &reasons(&machine, Backend::Iommufd)[..] {
             [Reason::NoIommufd { kernel }, ..] => *kernel,
             other => panic!("{other:?}"),
         }
@@ -233,35 +233,35 @@ fn the_kernels_configuration_says_whether_iommufd_can_be_loaded() {
     assert_eq!(kernel("CONFIG_IOMMUFD=m\n"), KernelSupport::Module);
     assert_eq!(kernel("# CONFIG_IOMMUFD is not set\n"), KernelSupport::Missing);
     let boot = "# start a kernel that is built with CONFIG_IOMMUFD";
-    assert_eq!(steps(&machine, Interface::Iommufd), [boot]);
+    assert_eq!(steps(&machine, Backend::Iommufd), [boot]);
     machine.remove("boot/config-6.12.1");
-    assert_eq!(steps(&machine, Interface::Iommufd)[0], "modprobe iommufd");
+    assert_eq!(steps(&machine, Backend::Iommufd)[0], "modprobe iommufd");
 }
 
 #[test]
 fn interrupts_that_are_not_remapped_need_a_parameter() {
     let machine = machine();
     machine.bound(NVME, 3).file("proc/interrupts", " 0:  9  IO-APIC  2-edge  timer\n");
-    assert_eq!(names(&machine, Interface::Type1), ["unsafe-interrupts"]);
+    assert_eq!(names(&machine, Backend::Vfio), ["unsafe-interrupts"]);
     let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
-    assert_eq!(steps(&machine, Interface::Type1)[1], format!("echo 1 > {parameter}"));
+    assert_eq!(steps(&machine, Backend::Vfio)[1], format!("echo 1 > {parameter}"));
     machine.file(parameter.trim_start_matches('/'), "Y\n");
-    assert_eq!(reasons(&machine, Interface::Type1), []);
+    assert_eq!(reasons(&machine, Backend::Vfio), []);
     machine.remove("sys/module/vfio_iommu_type1");
     let load = "modprobe vfio_iommu_type1 allow_unsafe_interrupts=1";
-    assert_eq!(steps(&machine, Interface::Type1)[1], load);
+    assert_eq!(steps(&machine, Backend::Vfio)[1], load);
     machine.cdev(NVME, "vfio0");
     let instead = "echo 1 > /sys/module/iommufd/parameters/allow_unsafe_interrupts";
-    assert_eq!(steps(&machine, Interface::Type1)[1], instead);
+    assert_eq!(steps(&machine, Backend::Vfio)[1], instead);
     machine.file("proc/interrupts", " 0:  9  GICv3  27  arch_timer\n");
-    assert_eq!(reasons(&machine, Interface::Type1), []);
+    assert_eq!(reasons(&machine, Backend::Vfio), []);
 }
 
 #[test]
 fn vfio_without_its_type_1_is_completed() {
     let machine = machine();
     machine.bound(NVME, 3).remove("sys/module/vfio_iommu_type1");
-    assert_eq!(steps(&machine, Interface::Type1), ["modprobe vfio_iommu_type1"]);
+    assert_eq!(steps(&machine, Backend::Vfio), ["modprobe vfio_iommu_type1"]);
 }
 
 #[test]
@@ -269,11 +269,11 @@ fn a_mounted_disk_is_unmounted_first() {
     let machine = machine();
     let mounts = "36 35 259:1 / /my\\040data rw - ext4 /dev/nvme0n1p1 rw\n";
     machine.vfio().disk(NVME, "nvme0n1", mounts);
-    let found = reasons(&machine, Interface::Type1);
+    let found = reasons(&machine, Backend::Vfio);
     assert!(found[0].to_string().ends_with("nvme0n1p1 is mounted at /my data"), "{}", found[0]);
-    assert_eq!(steps(&machine, Interface::Type1)[0], "umount '/my data'");
+    assert_eq!(steps(&machine, Backend::Vfio)[0], "umount '/my data'");
     machine.file("proc/swaps", "Filename Type\n/dev/nvme0n1 partition 8 0 -2\n");
-    assert_eq!(steps(&machine, Interface::Type1)[0], "swapoff /dev/nvme0n1");
+    assert_eq!(steps(&machine, Backend::Vfio)[0], "swapoff /dev/nvme0n1");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn the_systems_own_disk_is_never_taken_also_below_other_devices() {
     machine.file("sys/devices/virtual/block/dm-0/dev", "253:0\n");
     let holders = "sys/devices/pci0000:00/0000:00:05.0/nvme/nvme0n1/nvme0n1p1/holders";
     machine.link(&format!("{holders}/dm-0"), "sys/devices/virtual/block/dm-0");
-    let steps = steps(&machine, Interface::Type1);
+    let steps = steps(&machine, Backend::Vfio);
     assert_eq!(steps.len(), 1);
     assert!(steps[0].starts_with("# dm-0 is mounted at /: the system needs"), "{}", steps[0]);
 }
@@ -293,11 +293,11 @@ fn an_interface_that_is_up_is_warned_of() {
     let machine = machine();
     let net = "sys/devices/pci0000:00/0000:00:05.0/net/eth0";
     machine.vfio().link("sys/class/net/eth0", net).file(&format!("{net}/flags"), "0x1003\n");
-    let found = steps(&machine, Interface::Type1);
+    let found = steps(&machine, Backend::Vfio);
     assert!(found[0].starts_with("# eth0 is up"));
     assert_eq!(found[1], "ip link set eth0 down");
     machine.file(&format!("{net}/flags"), "0x1002\n");
-    assert_eq!(steps(&machine, Interface::Type1), BIND);
+    assert_eq!(steps(&machine, Backend::Vfio), BIND);
 }
 
 #[test]
@@ -316,11 +316,11 @@ fn a_machine_without_pci_or_the_function_says_so() {
     let system = System::at(machine.root());
     let absent = bdf("0000:00:1f.0");
     assert_eq!(system.device(absent), Err(PciError::Absent { bdf: absent }));
-    assert_eq!(system.why_not(absent, Interface::Type1), [Reason::Absent { bdf: absent }]);
+    assert_eq!(system.why_not(absent, Backend::Vfio), [Reason::Absent { bdf: absent }]);
     machine.remove("sys/bus");
     assert!(matches!(system.devices(), Err(PciError::NoPci { .. })));
     assert!(matches!(system.device(absent), Err(PciError::NoPci { .. })));
-    assert_eq!(system.why_not(absent, Interface::Type1), [Reason::NoPci]);
+    assert_eq!(system.why_not(absent, Backend::Vfio), [Reason::NoPci]);
 }
 
 #[test]

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use dmaspan::{Errno, IovaRange, RangeError, UserRange};
 
+use super::backend::Backend;
 use crate::mem::OutsideMemory;
 use crate::os::{self, Size};
-use crate::pci::Bdf;
+use crate::pci::{Bdf, Reason, Step, reason};
 use crate::sys;
 use crate::sys::kept::LockedBy;
 
@@ -361,45 +362,26 @@ const fn option_refused(errno: Errno) -> &'static str {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no such function.
-    #[error("there is no PCI function {bdf}: `dmaspan devices` lists those that there are")]
-    NoDevice {
-        /// The function asked for.
-        bdf: Bdf,
-    },
-    /// It is in no IOMMU group.
-    #[error(
-        "{bdf} is behind no IOMMU: switch it on in the firmware's settings and on the kernel's \
-         command line (intel_iommu=on)"
-    )]
-    NoIommu {
+    /// The system is not set up for it.
+    #[error("{bdf} cannot be used by {backend}: {}", Reasons(*bdf, reasons))]
+    Unusable {
         /// The device.
         bdf: Bdf,
+        /// The interface that was asked for.
+        backend: Backend,
+        /// Why not, in the order in which to change it; at least one.
+        reasons: Vec<Reason>,
     },
-    /// Another driver has it, or nobody.
+    /// Another device of the group has a driver of its own.
     #[error(
-        "{bdf} is not bound to vfio-pci but to {}: `dmaspan devices {bdf}` says how to bind it",
-        driver.as_deref().unwrap_or("no driver")
-    )]
-    NotBound {
-        /// The device.
-        bdf: Bdf,
-        /// The driver that has it.
-        driver: Option<String>,
-    },
-    /// Other devices of the group have drivers of their own.
-    #[error(
-        "the IOMMU group {group} of {bdf} is not viable: {} in it; all devices of a group belong \
-         to one user: bind them to vfio-pci, or to no driver",
-        Others(others)
+        "the IOMMU group {group} of {bdf} is not viable: all devices of a group belong to one \
+         user, and another driver has one of these"
     )]
     NotViable {
         /// The device.
         bdf: Bdf,
         /// Its group.
         group: u32,
-        /// Devices and the drivers that have them.
-        others: Vec<(Bdf, String)>,
     },
     /// A file of the kernel cannot be opened.
     #[error("{} cannot be opened: {}{}", path.display(), os::words(*errno), advice(*errno))]
@@ -448,9 +430,12 @@ pub enum OpenError {
         /// The device.
         bdf: Bdf,
     },
-    /// Its accesses get round the CPU's caches.
-    #[error("{bdf} is not coherent with the CPU's caches, which iommufd demands")]
-    NotCoherent {
+    /// iommufd does not take it. The kernel does not say which of the two it is.
+    #[error(
+        "iommufd does not take {bdf}: it is open already, by this process or another, or it gets \
+         round the CPU's caches, which VFIO's type 1 permits"
+    )]
+    NotTaken {
         /// The device.
         bdf: Bdf,
     },
@@ -473,12 +458,12 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// The errno.
-    pub const fn errno(&self) -> Errno {
+    /// The errno: what the kernel answered, or would.
+    pub fn errno(&self) -> Errno {
         match self {
-            Self::NoDevice { .. } | Self::NoIommu { .. } | Self::NotBound { .. } => Errno::ENODEV,
+            Self::Unusable { reasons, .. } => reasons.first().map_or(Errno::ENODEV, errno_of),
             Self::NotViable { .. } | Self::InUse { .. } => Errno::EBUSY,
-            Self::NotCoherent { .. } | Self::Foreign { .. } => Errno::EINVAL,
+            Self::NotTaken { .. } | Self::Foreign { .. } => Errno::EINVAL,
             Self::Unsupported { .. } => Errno::ENOTTY,
             Self::UnsafeInterrupts { .. } => Errno::EPERM,
             Self::File { errno, .. }
@@ -488,16 +473,32 @@ impl OpenError {
     }
 }
 
-/// Devices and their drivers, one after the other.
-struct Others<'a>(&'a [(Bdf, String)]);
+/// What a kernel answers whoever tries all the same.
+const fn errno_of(reason: &Reason) -> Errno {
+    match reason {
+        Reason::GroupNotViable { .. } => Errno::EBUSY,
+        Reason::Permission { .. } => os::EACCES,
+        Reason::UnsafeInterrupts { .. } => Errno::EPERM,
+        Reason::NoIommufd { .. } | Reason::NoCdev | Reason::NodeMissing { .. } => Errno::ENOENT,
+        _ => Errno::ENODEV,
+    }
+}
 
-impl std::fmt::Display for Others<'_> {
+/// Why a device cannot be used, and what to do.
+struct Reasons<'a>(Bdf, &'a [Reason]);
+
+impl std::fmt::Display for Reasons<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (index, (bdf, driver)) in self.0.iter().enumerate() {
-            let comma = if index == 0 { "" } else { ", " };
-            write!(f, "{comma}{bdf} is bound to {driver}")?;
+        let Self(bdf, reasons) = self;
+        for (index, reason) in reasons.iter().enumerate() {
+            let semicolon = if index == 0 { "" } else { "; " };
+            write!(f, "{semicolon}{reason}")?;
         }
-        if self.0.is_empty() { f.write_str("another device is in use") } else { Ok(()) }
+        match reason::steps(reasons).as_slice() {
+            [Step::Run(command)] => write!(f, ": run `{command}` as root"),
+            [Step::ByHand(what)] => write!(f, ": {what}"),
+            _ => write!(f, ": `dmaspan devices {bdf}` says the commands that change it"),
+        }
     }
 }
 

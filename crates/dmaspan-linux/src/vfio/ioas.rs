@@ -8,12 +8,13 @@ use std::sync::Arc;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::RwLock;
 
+use super::backend::Backend;
 use super::bar::Bar;
 use super::book::{self, Book};
 use super::device::Device;
 use super::error::{Error, OpenError};
 use super::hwpt::Binding;
-use super::sysfs;
+use super::opening::{self, Candidate};
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
@@ -35,7 +36,7 @@ impl Iommufd {
     ///
     /// [`OpenError::File`], where the kernel has no iommufd or the user may not use it.
     pub fn open() -> Result<Self, OpenError> {
-        let file = sysfs::open(Path::new("/dev/iommu"))?;
+        let file = opening::open(Path::new("/dev/iommu"))?;
         Ok(Self { fd: Arc::new(iommufd::Iommufd::new(file)) })
     }
 
@@ -107,14 +108,15 @@ impl Ioas {
     ///
     /// [`OpenError`], which says what to do.
     pub fn open(bdf: Bdf) -> Result<(Self, Device), OpenError> {
-        sysfs::check_bound(bdf)?;
+        let candidate = Candidate::find(Backend::Iommufd, bdf)?;
         let failed = |error: Error| OpenError::System {
             request: "IOMMU_IOAS_ALLOC",
             bdf,
             errno: error.errno(),
         };
-        let space = Iommufd::open()?.ioas().map_err(failed)?;
-        let device = space.attach(bdf)?;
+        let iommufd = Iommufd::open().map_err(|error| candidate.explain(error))?;
+        let space = iommufd.ioas().map_err(failed)?;
+        let device = space.attach_candidate(&candidate)?;
         Ok((space, device))
     }
 
@@ -125,10 +127,14 @@ impl Ioas {
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
     /// cannot map.
     pub fn attach(&self, bdf: Bdf) -> Result<Device, OpenError> {
-        sysfs::check_bound(bdf)?;
-        sysfs::group(bdf)?;
-        let fd = DeviceFd::new(sysfs::open(&sysfs::cdev(bdf)?)?);
-        let id = fd.bind(self.iommufd.fd.as_fd()).map_err(|errno| bind_error(bdf, errno))?;
+        self.attach_candidate(&Candidate::find(Backend::Iommufd, bdf)?)
+    }
+
+    fn attach_candidate(&self, candidate: &Candidate) -> Result<Device, OpenError> {
+        let bdf = candidate.bdf();
+        let fd = DeviceFd::new(candidate.open_cdev()?);
+        let bound = fd.bind(self.iommufd.fd.as_fd());
+        let id = bound.map_err(|errno| candidate.explain(bind_error(bdf, errno)))?;
         let attached = fd.attach(self.book.kernel().get());
         attached.map_err(|errno| attach_error(bdf, errno))?;
         let iommufd = Arc::clone(&self.iommufd.fd);
@@ -387,17 +393,13 @@ impl DmaSpace for Ioas {
     }
 }
 
-/// Why iommufd did not take a device (`iommufd_device_bind`).
+/// Why iommufd did not take a device (`iommufd_device_bind`, and `vfio_df_open` for one that is
+/// open).
 fn bind_error(bdf: Bdf, errno: Errno) -> OpenError {
     match errno {
         Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
-        Errno::EINVAL => OpenError::NotCoherent { bdf },
-        Errno::EBUSY => match (sysfs::group(bdf), sysfs::others(bdf)) {
-            (Ok(group), others) if !others.is_empty() => {
-                OpenError::NotViable { bdf, group, others }
-            }
-            _ => OpenError::InUse { bdf },
-        },
+        Errno::EINVAL => OpenError::NotTaken { bdf },
+        Errno::EBUSY => OpenError::InUse { bdf },
         errno => OpenError::System { request: "VFIO_DEVICE_BIND_IOMMUFD", bdf, errno },
     }
 }

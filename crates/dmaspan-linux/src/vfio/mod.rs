@@ -24,6 +24,7 @@
 //! is leaked, and [`leaked_bytes`] says how much that is. A space that is forgotten leaks, and
 //! never frees.
 
+mod backend;
 mod bar;
 mod book;
 mod config;
@@ -34,11 +35,12 @@ mod error;
 mod hwpt;
 mod ioas;
 mod irq;
+mod opening;
 mod space;
-mod sysfs;
 mod type1;
 
 pub use crate::sys::kept::{LockedBy, Requests};
+pub use backend::{Backend, UnknownBackend};
 pub use bar::Bar;
 pub use book::leaked_bytes;
 pub use config::Config;
@@ -49,8 +51,8 @@ pub use error::{Error, OpenError};
 pub use hwpt::Hwpt;
 pub use ioas::{HugePages, Ioas, Iommufd};
 pub use irq::{Event, Msix};
-pub use space::{Backend, Space, UnknownBackend};
-pub use type1::{Interface, Type1};
+pub use space::Space;
+pub use type1::Type1;
 
 #[cfg(feature = "iommufd-test")]
 mod mock;

@@ -1,8 +1,6 @@
 //! A space by the interface that a user names.
 
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
@@ -10,57 +8,9 @@ use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use super::bar::Bar;
 use super::device::Device;
 use super::error::{Error, OpenError};
-use super::{Interface, Ioas, Requests, Type1};
+use super::{Backend, Ioas, Requests, Type1};
 use crate::mem::Memory;
 use crate::pci::Bdf;
-
-/// Which of the kernel's interfaces maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Backend {
-    /// VFIO type 1: [`Type1`] of [`Interface::Vfio`].
-    Vfio,
-    /// iommufd: [`Ioas`].
-    Iommufd,
-    /// iommufd as it serves VFIO's requests: [`Type1`] of [`Interface::IommufdCompatible`].
-    Compat,
-}
-
-impl Backend {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Vfio, Self::Iommufd, Self::Compat];
-
-    /// The name on a command line: `vfio`, `iommufd` or `compat`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Vfio => "vfio",
-            Self::Iommufd => "iommufd",
-            Self::Compat => "compat",
-        }
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// No backend has this name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no backend is called {name:?}: vfio, iommufd or compat")]
-pub struct UnknownBackend {
-    /// The name that was asked for.
-    pub name: String,
-}
-
-impl FromStr for Backend {
-    type Err = UnknownBackend;
-
-    fn from_str(name: &str) -> Result<Self, UnknownBackend> {
-        let found = Self::ALL.into_iter().find(|backend| backend.name() == name);
-        found.ok_or_else(|| UnknownBackend { name: name.to_owned() })
-    }
-}
 
 /// An address space of one or the other interface.
 ///
@@ -85,12 +35,11 @@ impl Space {
     ///
     /// [`OpenError`], which says what to do.
     pub fn open(backend: Backend, bdf: Bdf) -> Result<(Self, Device), OpenError> {
-        let type1 = |interface| {
-            Type1::open_by(interface, bdf).map(|(space, device)| (Self::Type1(space), device))
-        };
         match backend {
-            Backend::Vfio => type1(Interface::Vfio),
-            Backend::Compat => type1(Interface::IommufdCompatible),
+            Backend::Vfio => Type1::open(bdf).map(|(space, device)| (Self::Type1(space), device)),
+            Backend::Compat => {
+                Type1::open_compat(bdf).map(|(space, device)| (Self::Type1(space), device))
+            }
             Backend::Iommufd => Ioas::open(bdf).map(|(space, device)| (Self::Ioas(space), device)),
         }
     }
@@ -188,18 +137,5 @@ impl DmaSpace for Space {
 
     fn errno(&self, error: &Error) -> Errno {
         error.errno()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backends_are_found_by_their_names() {
-        for backend in Backend::ALL {
-            assert_eq!(backend.to_string().parse(), Ok(backend));
-        }
-        assert!("soft".parse::<Backend>().unwrap_err().to_string().contains("iommufd"));
     }
 }

@@ -9,12 +9,13 @@ use dmaspan::container::type1::uapi;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::{Mutex, RwLock};
 
+use super::backend::Backend;
 use super::bar::Bar;
 use super::book::Book;
 use super::device::Device;
 use super::dirty::{self, DirtyBitmap, DirtyTracking};
 use super::error::{Error, OpenError};
-use super::sysfs;
+use super::opening::Candidate;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
@@ -22,32 +23,6 @@ use crate::sys::kept::{LockedBy, Requests};
 use crate::sys::mapping::Mapping;
 use crate::sys::uapi::vfio::CapHeader;
 use crate::sys::vfio::{Container, Group, read};
-
-/// Who answers a container's requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Interface {
-    /// `/dev/vfio/vfio`: VFIO's own type 1.
-    Vfio,
-    /// `/dev/iommu`: iommufd's compatibility mode.
-    IommufdCompatible,
-}
-
-impl Interface {
-    const fn path(self) -> &'static str {
-        match self {
-            Self::Vfio => "/dev/vfio/vfio",
-            Self::IommufdCompatible => "/dev/iommu",
-        }
-    }
-
-    /// What pinned memory counts against: `/dev/iommu` counts as iommufd does, whoever asks.
-    const fn locked_by(self) -> LockedBy {
-        match self {
-            Self::Vfio => LockedBy::Process,
-            Self::IommufdCompatible => LockedBy::User,
-        }
-    }
-}
 
 /// A VFIO container of type 1 (version 2): an address space for the devices of the groups that are
 /// in it.
@@ -60,6 +35,8 @@ impl Interface {
 /// be mapped shrinks with each group, and does not grow again.
 #[derive(Debug)]
 pub struct Type1 {
+    /// Who answers the requests.
+    backend: Backend,
     book: Book<Container>,
     /// What can be mapped with the groups that are in it; `mappings_left` counts from none.
     limits: RwLock<Arc<Limits>>,
@@ -67,45 +44,55 @@ pub struct Type1 {
 }
 
 impl Type1 {
-    /// A container with the group of `bdf` in it, and that device.
+    /// A container of VFIO with the group of `bdf` in it, and that device.
     ///
     /// # Errors
     ///
     /// [`OpenError`], which says what to do.
     pub fn open(bdf: Bdf) -> Result<(Self, Device), OpenError> {
-        Self::open_by(Interface::Vfio, bdf)
+        Self::open_by(Backend::Vfio, CONTAINER, LockedBy::Process, bdf)
     }
 
-    /// As [`open`](Self::open), of one or the other interface.
+    /// As [`open`](Self::open), of iommufd, which serves the same requests.
     ///
     /// # Errors
     ///
     /// [`OpenError`], which says what to do.
-    pub fn open_by(interface: Interface, bdf: Bdf) -> Result<(Self, Device), OpenError> {
-        sysfs::check_bound(bdf)?;
-        let file = sysfs::open(Path::new(interface.path()))?;
-        let container = Container::new(file, interface.locked_by());
+    pub fn open_compat(bdf: Bdf) -> Result<(Self, Device), OpenError> {
+        // It counts as iommufd does, whoever asks.
+        Self::open_by(Backend::Compat, IOMMUFD, LockedBy::User, bdf)
+    }
+
+    fn open_by(
+        backend: Backend,
+        path: &str,
+        locked_by: LockedBy,
+        bdf: Bdf,
+    ) -> Result<(Self, Device), OpenError> {
+        let candidate = Candidate::find(backend, bdf)?;
+        let container = Container::new(candidate.open(Path::new(path))?, locked_by);
         let failed = |request| move |errno| OpenError::System { request, bdf, errno };
         let version = container.api_version().map_err(failed("VFIO_GET_API_VERSION"))?;
         let type1 = container.extension(uapi::VFIO_TYPE1V2_IOMMU);
         if version != uapi::VFIO_API_VERSION.cast_signed() || type1.is_ok_and(|has| has == 0) {
-            return Err(OpenError::Unsupported {
+            return Err(candidate.explain(OpenError::Unsupported {
                 what: "the kernel has no VFIO of type 1, version 2",
                 advice: "`modprobe vfio_iommu_type1`",
-            });
+            }));
         }
-        let group = open_group(&container, bdf)?;
+        let group = open_group(&container, &candidate)?;
         let set = container.set_iommu(uapi::VFIO_TYPE1V2_IOMMU);
         set.map_err(|errno| match errno {
-            Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+            Errno::EPERM => candidate.explain(OpenError::UnsafeInterrupts { bdf }),
             errno => OpenError::System { request: "VFIO_SET_IOMMU", bdf, errno },
         })?;
-        let device = open_device(&group.1, bdf)?;
+        let device = open_device(&group, &candidate)?;
         let limits = read_limits(&container).map_err(failed("VFIO_IOMMU_GET_INFO"))?;
         let space = Self {
+            backend,
             book: Book::new(container),
             limits: RwLock::new(Arc::new(limits)),
-            groups: Mutex::new(BTreeMap::from([group])),
+            groups: Mutex::new(BTreeMap::from([(candidate.group, group)])),
         };
         Ok((space, device))
     }
@@ -118,28 +105,27 @@ impl Type1 {
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
     /// cannot map.
     pub fn attach(&self, bdf: Bdf) -> Result<Device, OpenError> {
-        sysfs::check_bound(bdf)?;
-        let number = sysfs::group(bdf)?;
+        let candidate = Candidate::find(self.backend, bdf)?;
         let mut groups = self.groups.lock();
-        if let Some(group) = groups.get(&number) {
-            return open_device(group, bdf);
+        if let Some(group) = groups.get(&candidate.group) {
+            return open_device(group, &candidate);
         }
         // The group leaves the container again where the device cannot be opened.
-        let (number, group) = open_group(self.book.kernel(), bdf).map_err(|error| match error {
+        let group = open_group(self.book.kernel(), &candidate).map_err(|error| match error {
             // What is mapped is not in the group's apertures (vfio_iommu_type1_attach_group).
             OpenError::System { request: SET_CONTAINER, bdf, errno: errno @ Errno::EINVAL } => {
                 OpenError::DoesNotFit { bdf, errno }
             }
             other => other,
         })?;
-        let device = open_device(&group, bdf)?;
+        let device = open_device(&group, &candidate)?;
         let system = |errno| OpenError::System { request: "VFIO_IOMMU_GET_INFO", bdf, errno };
         let now = read_limits(self.book.kernel()).map_err(system)?;
         let mut limits = self.limits.write();
         // The limit of mappings is the container's from the start.
         *limits = Arc::new(Limits { mappings_left: limits.mappings_left, ..now });
         drop(limits);
-        groups.insert(number, group);
+        groups.insert(candidate.group, group);
         Ok(device)
     }
 
@@ -251,33 +237,37 @@ impl DmaSpace for Type1 {
     }
 }
 
+/// What a container of VFIO is opened by, and one of iommufd.
+const CONTAINER: &str = "/dev/vfio/vfio";
+const IOMMUFD: &str = "/dev/iommu";
+
 const DIRTY_PAGES: &str = "VFIO_IOMMU_DIRTY_PAGES";
 const UNTRACKED: &str = "this kernel does not note what devices write";
 const ADVICE: &str = "take all that is mapped for dirty, or use iommufd's page tables";
 const SET_CONTAINER: &str = "VFIO_GROUP_SET_CONTAINER";
 
 /// Opens the group of a device and puts it into a container.
-fn open_group(container: &Container, bdf: Bdf) -> Result<(u32, Group), OpenError> {
-    let number = sysfs::group(bdf)?;
-    let group = Group::new(sysfs::open(Path::new(&format!("/dev/vfio/{number}")))?);
+fn open_group(container: &Container, candidate: &Candidate) -> Result<Group, OpenError> {
+    let bdf = candidate.bdf();
+    let group = Group::new(candidate.open_group()?);
     let failed = |request| move |errno| OpenError::System { request, bdf, errno };
     if !group.is_viable().map_err(failed("VFIO_GROUP_GET_STATUS"))? {
-        return Err(OpenError::NotViable { bdf, group: number, others: sysfs::others(bdf) });
+        return Err(candidate.explain(OpenError::NotViable { bdf, group: candidate.group }));
     }
     group.set_container(container).map_err(|errno| match errno {
-        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+        Errno::EPERM => candidate.explain(OpenError::UnsafeInterrupts { bdf }),
         Errno::EBUSY => OpenError::InUse { bdf },
         errno => OpenError::System { request: SET_CONTAINER, bdf, errno },
     })?;
-    Ok((number, group))
+    Ok(group)
 }
 
-fn open_device(group: &Group, bdf: Bdf) -> Result<Device, OpenError> {
-    let opened = group.device(&bdf.to_string());
-    let fd = opened.map_err(|errno| match errno {
+fn open_device(group: &Group, candidate: &Candidate) -> Result<Device, OpenError> {
+    let bdf = candidate.bdf();
+    let fd = group.device(&bdf.to_string()).map_err(|errno| match errno {
         Errno::EBUSY => OpenError::InUse { bdf },
         // iommufd attaches the device only now.
-        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+        Errno::EPERM => candidate.explain(OpenError::UnsafeInterrupts { bdf }),
         Errno::EADDRINUSE => OpenError::DoesNotFit { bdf, errno },
         errno => OpenError::System { request: "VFIO_GROUP_GET_DEVICE_FD", bdf, errno },
     })?;

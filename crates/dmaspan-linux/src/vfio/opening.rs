@@ -1,0 +1,173 @@
+//! What the system says of a device that shall be opened.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+
+use dmaspan::Errno;
+
+use super::backend::Backend;
+use super::error::OpenError;
+use crate::os;
+use crate::pci::{Bdf, Function, GroupKind, Reason, System};
+
+/// A function that a VFIO driver has, and what keeps it from being used.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    system: System,
+    function: Function,
+    backend: Backend,
+    /// The number of its group.
+    pub(super) group: u32,
+}
+
+impl Candidate {
+    /// Finds a function of this machine.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unusable`] where no VFIO driver has it, or no IOMMU translates for it.
+    pub(super) fn find(backend: Backend, bdf: Bdf) -> Result<Self, OpenError> {
+        Self::find_in(System::new(), backend, bdf)
+    }
+
+    fn find_in(system: System, backend: Backend, bdf: Bdf) -> Result<Self, OpenError> {
+        let unusable = |reasons| OpenError::Unusable { bdf, backend, reasons };
+        let Ok(function) = system.device(bdf) else {
+            return Err(unusable(system.why_not(bdf, backend)));
+        };
+        let group = function.group.as_ref().filter(|group| group.kind == GroupKind::Iommu);
+        match group.map(|group| group.number).filter(|_| function.has_vfio_driver()) {
+            Some(group) => Ok(Self { system, function, backend, group }),
+            None => Err(unusable(system.verdict(&function, backend))),
+        }
+    }
+
+    /// Its address.
+    pub(super) fn bdf(&self) -> Bdf {
+        self.function.bdf
+    }
+
+    /// Opens the function's group.
+    pub(super) fn open_group(&self) -> Result<File, OpenError> {
+        self.open(&Path::new("/dev/vfio").join(self.group.to_string()))
+    }
+
+    /// Opens the function's own device of VFIO.
+    pub(super) fn open_cdev(&self) -> Result<File, OpenError> {
+        let missing = || OpenError::File { path: PathBuf::from(CDEVS), errno: Errno::ENOENT };
+        let path = self.function.cdev_node().ok_or_else(|| self.explain(missing()))?;
+        self.open(&path)
+    }
+
+    /// Opens a node to read and write.
+    pub(super) fn open(&self, path: &Path) -> Result<File, OpenError> {
+        open(path).map_err(|error| match error {
+            // Only the function's own nodes can be opened once alone.
+            OpenError::File { errno: Errno::EBUSY, .. } => OpenError::InUse { bdf: self.bdf() },
+            error => self.explain(error),
+        })
+    }
+
+    /// The error, or what the system says about it.
+    pub(super) fn explain(&self, error: OpenError) -> OpenError {
+        let explains = |reason: &Reason| match &error {
+            OpenError::File { .. } | OpenError::Unsupported { .. } => true,
+            OpenError::UnsafeInterrupts { .. } => matches!(reason, Reason::UnsafeInterrupts { .. }),
+            OpenError::NotViable { .. } | OpenError::InUse { .. } => {
+                matches!(reason, Reason::GroupNotViable { .. })
+            }
+            _ => false,
+        };
+        let mut reasons = self.system.verdict(&self.function, self.backend);
+        reasons.retain(explains);
+        let (bdf, backend) = (self.bdf(), self.backend);
+        if reasons.is_empty() { error } else { OpenError::Unusable { bdf, backend, reasons } }
+    }
+}
+
+/// Where functions' own nodes are.
+const CDEVS: &str = "/dev/vfio/devices";
+
+/// Opens a file of the kernel to read and write.
+pub(super) fn open(path: &Path) -> Result<File, OpenError> {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    opened.map_err(|error| OpenError::File { path: path.to_owned(), errno: os::errno(&error) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::fake::Machine;
+
+    const DISK: &str = "0000:00:05.0";
+    const NVME: &str = "0x010802\n";
+
+    fn find(machine: &Machine, backend: Backend) -> Result<Candidate, OpenError> {
+        Candidate::find_in(System::at(machine.root()), backend, DISK.parse().unwrap())
+    }
+
+    /// The only line that says why not.
+    fn refusal(machine: &Machine, backend: Backend) -> (String, Errno) {
+        let error = find(machine, backend).unwrap_err();
+        let text = error.to_string();
+        assert!(!text.contains('\n') && text.starts_with(DISK), "{text}");
+        (text, error.errno())
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_refused_with_the_reasons_and_the_command() {
+        let machine = Machine::new();
+        let (absent, errno) = refusal(&machine, Backend::Vfio);
+        assert!(absent.contains("there is no PCI function"), "{absent}");
+        assert_eq!(errno, Errno::ENODEV);
+        machine.function(DISK, NVME, "nvme").group(3, &[DISK]).vfio();
+        let (bound, errno) = refusal(&machine, Backend::Vfio);
+        assert!(bound.contains("bound to nvme, not to vfio-pci"), "{bound}");
+        assert!(bound.contains("`dmaspan devices 0000:00:05.0`"), "{bound}");
+        assert_eq!(errno, Errno::ENODEV);
+        machine.remove("sys/class/iommu/dmar0").file("proc/cpuinfo", "");
+        machine.remove(&format!("sys/devices/pci0000:00/{DISK}/iommu_group"));
+        let (no_iommu, _) = refusal(&machine, Backend::Iommufd);
+        assert!(no_iommu.contains("VT-d"), "{no_iommu}");
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_explained_where_the_system_says_why() {
+        let user = Machine::new().user(1000, 0);
+        user.function(DISK, NVME, "").group(3, &[DISK, "0000:00:06.0"]).bound(DISK, 3);
+        user.function("0000:00:06.0", NVME, "nvme");
+        let candidate = find(&user, Backend::Vfio).unwrap();
+        assert_eq!(candidate.group, 3);
+        let bdf = candidate.bdf();
+        let text = |error| candidate.explain(error).to_string();
+        let busy = text(OpenError::NotViable { bdf, group: 3 });
+        assert!(busy.contains("0000:00:06.0 (bound to nvme)"), "{busy}");
+        let node = OpenError::File { path: "/dev/vfio/3".into(), errno: os::EACCES };
+        let denied = text(node);
+        assert!(denied.contains("user 1000 may not open /dev/vfio/3"), "{denied}");
+        // What has nothing to do with it stays.
+        let unfit = OpenError::DoesNotFit { bdf, errno: Errno::EINVAL };
+        assert_eq!(candidate.explain(unfit.clone()), unfit);
+        user.driver("0000:00:06.0", "vfio-pci");
+        let candidate = find(&user, Backend::Vfio).unwrap();
+        let busy = OpenError::InUse { bdf };
+        assert_eq!(candidate.explain(busy.clone()), busy);
+        let denied = candidate.explain(OpenError::File { path: "/x".into(), errno: os::EACCES });
+        assert!(denied.to_string().ends_with("run `chown 1000 /dev/vfio/3` as root"), "{denied}");
+        assert_eq!(denied.errno(), os::EACCES);
+    }
+
+    #[test]
+    fn each_backend_is_told_of_what_it_needs_alone() {
+        let machine = Machine::new();
+        machine.function(DISK, NVME, "").group(3, &[DISK]).bound(DISK, 3);
+        machine.file("boot/config-7", "CONFIG_IOMMUFD=m\n").file("proc/sys/kernel/osrelease", "7");
+        let missing = || OpenError::File { path: "/x".into(), errno: Errno::ENOENT };
+        let explained = |backend| find(&machine, backend).unwrap().explain(missing());
+        assert_eq!(explained(Backend::Vfio), missing());
+        let compat = explained(Backend::Compat).to_string();
+        assert!(compat.ends_with("run `modprobe iommufd` as root"), "{compat}");
+        let iommufd = explained(Backend::Iommufd).to_string();
+        assert!(iommufd.contains("older than 6.6"), "{iommufd}");
+    }
+}

@@ -1,7 +1,5 @@
 //! What a driver maps into, whoever does the work.
 
-use alloc::sync::Arc;
-
 use crate::addr::Iova;
 use crate::error::Errno;
 use crate::prot::Prot;
@@ -65,32 +63,4 @@ pub trait DmaSpace {
 
     /// The errno of an error, for front ends that answer as Linux does.
     fn errno(&self, error: &Self::Error) -> Errno;
-}
-
-/// A space that several owners share.
-impl<S: DmaSpace + ?Sized> DmaSpace for Arc<S> {
-    type Memory = S::Memory;
-    type Error = S::Error;
-
-    fn map(
-        &self,
-        memory: &S::Memory,
-        user: UserRange,
-        iova: Iova,
-        prot: Prot,
-    ) -> Result<(), S::Error> {
-        (**self).map(memory, user, iova, prot)
-    }
-
-    fn unmap(&self, range: IovaRange) -> Result<u64, S::Error> {
-        (**self).unmap(range)
-    }
-
-    fn limits(&self) -> Limits {
-        (**self).limits()
-    }
-
-    fn errno(&self, error: &S::Error) -> Errno {
-        (**self).errno(error)
-    }
 }

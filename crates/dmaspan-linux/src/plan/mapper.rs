@@ -49,7 +49,7 @@ pub struct Mapper<S: MemorySpace> {
 
 /// What handles of a mapper share, and what is mapped keeps.
 pub(super) struct Inner<S> {
-    pub(super) space: S,
+    pub(super) space: Arc<S>,
     pub(super) places: Places,
     pub(super) mapped: AtomicU64,
     pub(super) leaked: AtomicU64,
@@ -63,16 +63,25 @@ impl<S: MemorySpace> Mapper<S> {
     ///
     /// [`PlanError::NothingFits`] where nothing can be mapped, [`PlanError::NoMemory`].
     pub fn new(space: S) -> Result<Self, PlanError> {
+        Self::shared(Arc::new(space))
+    }
+
+    /// As [`new`](Self::new), of a space that others have too: to attach devices, say.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`new`](Self::new).
+    pub fn shared(space: Arc<S>) -> Result<Self, PlanError> {
         Self::with_limit(space, Iova::new(u64::MAX))
     }
 
-    /// As [`new`](Self::new), for devices that address no more than up to `limit`: IOVAs that the
+    /// As [`shared`](Self::shared), for devices that address no more than up to `limit`: IOVAs that the
     /// mapper chooses are not above it.
     ///
     /// # Errors
     ///
     /// As those of [`new`](Self::new).
-    pub fn with_limit(space: S, limit: Iova) -> Result<Self, PlanError> {
+    pub fn with_limit(space: Arc<S>, limit: Iova) -> Result<Self, PlanError> {
         let places = Places::new(&space.limits(), limit)?;
         let [mapped, leaked] = [0; 2].map(AtomicU64::new);
         Ok(Self { inner: Arc::new(Inner { space, places, mapped, leaked }) })

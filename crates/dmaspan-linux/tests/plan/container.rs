@@ -17,7 +17,7 @@ fn container(limit: u64) -> Arc<Space> {
 #[test]
 fn a_container_is_mapped_by_plan() {
     let space = container(1 << 20);
-    let mapper = Mapper::new(space.clone()).unwrap();
+    let mapper = Mapper::shared(space.clone()).unwrap();
     let [first, second] = [memory(8), memory(8)];
     let page = |of: &Arc<Memory>, n: u64| Region::part(of, n * PAGE, PAGE, RW).unwrap();
     let regions = (0..8).flat_map(|n| [page(&first, n), page(&second, 7 - n)]);
@@ -32,7 +32,7 @@ fn a_container_is_mapped_by_plan() {
 #[test]
 fn a_container_that_refuses_a_map_gets_the_others_back() {
     let space = container(1 << 20);
-    let mapper = Mapper::new(space.clone()).unwrap();
+    let mapper = Mapper::shared(space.clone()).unwrap();
     let all = [memory(4), memory(4), memory(4)];
     // The mapper does not know of it, and plans the same IOVAs.
     let third = mapper.plan(all.iter().map(|of| Region::whole(of, RW))).unwrap().maps()[2].iova();
@@ -50,7 +50,7 @@ fn a_container_that_refuses_a_map_gets_the_others_back() {
 
 #[test]
 fn the_first_and_the_last_page_are_pages() {
-    let mapper = Mapper::new(container(1 << 20)).unwrap();
+    let mapper = Mapper::shared(container(1 << 20)).unwrap();
     let memory = memory(1);
     let at = |iova| Region::whole(&memory, RW).at(Iova::new(iova));
     let mapped = mapper.map([at(PAGE.wrapping_neg()), at(0)]).unwrap();

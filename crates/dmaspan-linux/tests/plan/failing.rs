@@ -13,14 +13,14 @@ const MAPS: u64 = 6;
 /// Memories of which each is a map of its own, and no map has a neighbour.
 struct Rig {
     kernel: Arc<Kernel>,
-    mapper: Mapper<Arc<Kernel>>,
+    mapper: Mapper<Kernel>,
     memories: Vec<Arc<Memory>>,
 }
 
 impl Rig {
     fn new() -> Self {
         let kernel = Kernel::new(x86());
-        let mapper = Mapper::new(kernel.clone()).unwrap();
+        let mapper = Mapper::shared(kernel.clone()).unwrap();
         Self { kernel, mapper, memories: (1..=MAPS).map(memory).collect() }
     }
 

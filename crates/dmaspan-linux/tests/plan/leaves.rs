@@ -70,7 +70,7 @@ fn hardware_that_says_what_it_has_gets_that() {
 
 #[test]
 fn what_was_unmapped_is_handed_out_again_and_nothing_else_twice() {
-    let mapper = Mapper::new(Kernel::new(x86())).unwrap();
+    let mapper = Mapper::shared(Kernel::new(x86())).unwrap();
     let memory = memory(3);
     let map = || mapper.map([Region::whole(&memory, RW)]).unwrap();
     let iova = |mapped: &dmaspan_linux::plan::Mapped<_>| mapped.iova(0).unwrap();
@@ -84,7 +84,7 @@ fn what_was_unmapped_is_handed_out_again_and_nothing_else_twice() {
 #[test]
 fn a_plan_that_is_dropped_gives_its_iovas_back() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(4);
     let at = || Region::whole(&memory, RW).at(Iova::new(0));
     let planned = mapper.plan([at()]).unwrap();
@@ -100,7 +100,7 @@ fn a_plan_that_is_dropped_gives_its_iovas_back() {
 #[test]
 fn a_plan_without_room_gives_what_it_took_back() {
     let apertures = vec![IovaRange::from_len(Iova::new(M2), 4 * PAGE).unwrap()];
-    let mapper = Mapper::new(Kernel::new(Limits { apertures, ..x86() })).unwrap();
+    let mapper = Mapper::shared(Kernel::new(Limits { apertures, ..x86() })).unwrap();
     let memory = memory(4);
     let other = self::memory(3);
     let too_much = [Region::whole(&other, RW), Region::part(&memory, 0, 2 * PAGE, RW).unwrap()];

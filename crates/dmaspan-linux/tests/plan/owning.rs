@@ -11,7 +11,7 @@ use crate::kernel::{Kernel, M2, PAGE, RW, memory, x86};
 #[test]
 fn one_region_is_one_call_and_no_more() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(512);
     let mapped = mapper.map([Region::whole(&memory, RW)]).unwrap();
     let entry = &kernel.entries()[0];
@@ -28,7 +28,7 @@ fn one_region_is_one_call_and_no_more() {
 
 #[test]
 fn addresses_of_the_user_are_translated() {
-    let mapper = Mapper::new(Kernel::new(x86())).unwrap();
+    let mapper = Mapper::shared(Kernel::new(x86())).unwrap();
     let [first, second] = [memory(4), memory(4)];
     let regions = [
         Region::part(&first, PAGE, 2 * PAGE, RW).unwrap().at(Iova::new(8 * M2)),
@@ -47,7 +47,7 @@ fn addresses_of_the_user_are_translated() {
 #[test]
 fn memory_lives_as_long_as_it_is_mapped() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(4);
     let weak = Arc::downgrade(&memory);
     let mapped = mapper.map([Region::whole(&memory, RW)]).unwrap();
@@ -61,7 +61,7 @@ fn memory_lives_as_long_as_it_is_mapped() {
 #[test]
 fn what_is_forgotten_stays_mapped_and_is_never_freed() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(4);
     let weak = Arc::downgrade(&memory);
     let region = || Region::whole(&weak.upgrade().unwrap(), RW).at(Iova::new(0));
@@ -77,7 +77,7 @@ fn what_is_forgotten_stays_mapped_and_is_never_freed() {
 #[test]
 fn a_scope_unmaps_also_when_it_panics() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(4);
     let region = || [Region::whole(&memory, RW)];
     let bytes = mapper.scope(region(), |mapped| (mapped.bytes(), kernel.entries().len())).unwrap();
@@ -92,7 +92,7 @@ fn a_scope_unmaps_also_when_it_panics() {
 #[test]
 fn neighbours_of_one_owner_are_unmapped_at_once() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let [first, second, third] = [memory(4), memory(4), memory(4)];
     let at = |memory: &Arc<Memory>, page| Region::whole(memory, RW).at(Iova::new(page * PAGE));
     let beside = mapper.map([at(&third, 8)]).unwrap();
@@ -106,7 +106,7 @@ fn neighbours_of_one_owner_are_unmapped_at_once() {
 
 #[test]
 fn adopted_memory_is_populated_before_it_is_mapped() {
-    let mapper = Mapper::new(Kernel::new(x86())).unwrap();
+    let mapper = Mapper::shared(Kernel::new(x86())).unwrap();
     let first = Memory::new(MemoryKind::Memfd, 64 * PAGE).unwrap();
     let (fd, offset) = first.file().unwrap();
     let file = std::fs::File::from(fd.try_clone_to_owned().unwrap());

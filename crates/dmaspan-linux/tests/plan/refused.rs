@@ -110,7 +110,7 @@ fn regions_that_overlap_are_both_named() {
 #[test]
 fn too_many_maps_are_refused_before_the_first() {
     let kernel = Kernel::new(Limits { mappings_left: Some(3), ..x86() });
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(8);
     let page = |n: u64| Region::part(&memory, n * PAGE, PAGE, RW).unwrap();
     let error = mapper.map([0, 2, 4, 6].map(page)).unwrap_err();
@@ -131,7 +131,7 @@ fn too_many_maps_are_refused_before_the_first() {
 #[test]
 fn what_is_mapped_already_is_in_use_and_not_handed_out() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(4);
     let whole = || Region::whole(&memory, RW);
     for start in [0, 0x10_0000] {
@@ -153,7 +153,7 @@ fn what_is_mapped_already_is_in_use_and_not_handed_out() {
 fn a_space_that_is_full_has_no_room() {
     let apertures = vec![iovas(M2, 4 * PAGE)];
     let kernel = Kernel::new(Limits { apertures, ..x86() });
-    let mapper = Mapper::new(kernel).unwrap();
+    let mapper = Mapper::shared(kernel).unwrap();
     let memory = memory(5);
     let mapped = mapper.map([Region::part(&memory, 0, 2 * PAGE, RW).unwrap()]).unwrap();
     let large = || Region::part(&memory, 0, 3 * PAGE, RW).unwrap();
@@ -175,7 +175,7 @@ fn a_space_without_pages_or_apertures_fits_nothing() {
     let without_pages = Limits { page_sizes: 0, ..x86() };
     let without_apertures = Limits { apertures: Vec::new(), ..x86() };
     for limits in [without_pages, without_apertures] {
-        let error = Mapper::new(Kernel::new(limits)).unwrap_err();
+        let error = Mapper::shared(Kernel::new(limits)).unwrap_err();
         assert!(matches!(error, PlanError::NothingFits { .. }), "{error:?}");
     }
 }
@@ -183,7 +183,7 @@ fn a_space_without_pages_or_apertures_fits_nothing() {
 #[test]
 fn iovas_are_not_handed_out_where_a_device_that_came_later_does_not_reach() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(1);
     let region = || Region::whole(&memory, RW);
     let early = mapper.map([region()]).unwrap();

@@ -13,7 +13,7 @@ fn threads_never_get_the_same_iovas_and_always_get_what_is_free() {
     // Room for exactly what all threads have at once.
     let apertures = vec![IovaRange::from_len(Iova::new(PAGE), 4 * 6 * PAGE).unwrap()];
     let kernel = Kernel::new(Limits { apertures, ..x86() });
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     thread::scope(|scope| {
         for thread in 0..4_u64 {
             let mapper = mapper.clone();
@@ -51,7 +51,7 @@ fn is_full(error: PlanError) -> bool {
 #[test]
 fn a_fixed_place_that_was_freed_is_free_at_once() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel).unwrap();
+    let mapper = Mapper::shared(kernel).unwrap();
     thread::scope(|scope| {
         for thread in 0..4_u64 {
             let mapper = mapper.clone();

@@ -62,7 +62,9 @@ fn no_line_but_a_command_is_wider_than_80_columns() {
     let machine = machine();
     for args in [&[][..], &["--all"], &[NVME], &[ETHERNET]] {
         let text = text(&machine, args);
-        for line in text.lines().filter(|line| !line.starts_with("    echo")) {
+        let is_command =
+            |line: &&str| ["    echo ", "    test "].iter().any(|it| line.starts_with(it));
+        for line in text.lines().filter(|line| !is_command(line)) {
             assert!(line.chars().count() <= 80 && line == line.trim_end(), "{line:?}");
         }
     }
@@ -79,6 +81,37 @@ fn a_function_that_is_not_bound_comes_with_the_commands_both_ways() {
         echo > /sys/bus/pci/devices/0000:00:05.0/driver_override\n";
     assert!(text.contains(to_use) && text.contains(back), "{text}");
     assert!(text.contains("✗ type1: 0000:00:05.0 is bound to nvme, not to vfio-pci"), "{text}");
+}
+
+#[test]
+fn commands_that_give_back_go_on_where_there_is_no_driver() {
+    let machine = Machine::new();
+    machine.function(NVME, "0x010802", "").group(3, &[NVME]).vfio();
+    let own = |line: &Value| line.as_str().unwrap().replace("/sys", "./sys");
+    let lines: Vec<String> =
+        device(&machine, NVME)["give_back"].as_array().unwrap().iter().map(own).collect();
+    // The files that the kernel has there.
+    machine.file("sys/bus/pci/drivers_probe", "");
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", &lines.join("\n")]).current_dir(machine.root());
+    let output = shell.output().unwrap();
+    assert!(output.status.success(), "{lines:?}: {output:?}");
+    let probed = std::fs::read_to_string(machine.root().join("sys/bus/pci/drivers_probe"));
+    assert_eq!(probed.unwrap(), format!("{NVME}\n"));
+}
+
+#[test]
+fn what_no_command_changes_is_the_only_thing_that_is_said() {
+    let machine = machine();
+    machine.file("proc/sys/kernel/osrelease", "6.1.0-50-cloud-amd64\n");
+    let text = text(&machine, &[NVME]);
+    assert!(text.contains("✗ iommufd: /dev/iommu is not there: this kernel is older"), "{text}");
+    assert!(text.contains("# start a kernel from 6.6 on"), "{text}");
+    assert!(!text.contains("modprobe iommufd"), "{text}");
+    assert_eq!(text.matches("✗ iommufd:").count(), 1, "{text}");
+    let reasons = &device(&machine, NVME)["iommufd"]["reasons"];
+    let names: Vec<&Value> = reasons.as_array().unwrap().iter().map(|it| &it["name"]).collect();
+    assert_eq!(names, ["no-iommufd", "not-bound"]);
 }
 
 #[test]
@@ -109,7 +142,8 @@ fn the_json_says_everything_by_names_that_scripts_use() {
         "type1": usable, "iommufd": usable,
         "give_back": [
             "echo > /sys/bus/pci/devices/0000:00:05.0/driver_override",
-            "echo 0000:00:05.0 > /sys/bus/pci/devices/0000:00:05.0/driver/unbind",
+            "test ! -e /sys/bus/pci/devices/0000:00:05.0/driver || \
+             echo 0000:00:05.0 > /sys/bus/pci/devices/0000:00:05.0/driver/unbind",
             "echo 0000:00:05.0 > /sys/bus/pci/drivers_probe",
         ],
     });

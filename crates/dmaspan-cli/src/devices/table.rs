@@ -187,7 +187,9 @@ fn push_verdict(text: &mut String, ways: &str, verdict: &Verdict) {
     if verdict.usable {
         push_wrapped(text, "  ", &format!("{} usable by {ways}", Marks::Plain.right()));
     }
-    for reason in &verdict.reasons {
+    let is_final = verdict.reasons.iter().any(|reason| reason.is_final);
+    // Where one decides the others are no matter.
+    for reason in verdict.reasons.iter().filter(|reason| reason.is_final == is_final) {
         push_wrapped(text, &format!("  {} {ways}: ", Marks::Plain.wrong()), &reason.text);
     }
     push_commands(text, &format!("to use it by {ways}"), &verdict.commands);

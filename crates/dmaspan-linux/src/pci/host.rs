@@ -178,7 +178,11 @@ pub(super) struct Host {
     /// The limit of locked memory in bytes, where one applies.
     pub(super) memlock: Option<u64>,
     config: Option<String>,
+    release: Option<Release>,
 }
+
+/// A version of Linux: major and minor.
+pub(super) type Release = (u32, u32);
 
 impl Host {
     pub(super) fn read(root: &Root) -> Self {
@@ -189,6 +193,7 @@ impl Host {
             interrupts: interrupts(root),
             memlock: if locks_all { None } else { memlock(root) },
             config: config(root),
+            release: root.text(RELEASE).as_deref().and_then(release),
             user,
             root: root.clone(),
         }
@@ -217,6 +222,11 @@ impl Host {
         let (built_in, module) = (line('y'), line('m'));
         let is_in = config.lines().any(|line| line == built_in || line == module);
         if is_in { Built::In } else { Built::Out }
+    }
+
+    /// Whether the running kernel is known to be older.
+    pub(super) fn is_older_than(&self, release: Release) -> bool {
+        self.release.is_some_and(|own| own < release)
     }
 
     /// Whether this process may open a node like `/dev/vfio/7`.
@@ -278,12 +288,35 @@ fn memlock(root: &Root) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// What the running kernel is called: `6.1.0-50-cloud-amd64`.
+const RELEASE: &str = "proc/sys/kernel/osrelease";
+
+/// The version in a kernel's name.
+fn release(name: &str) -> Option<Release> {
+    let mut numbers = name.split(|each: char| !each.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// The configuration of the running kernel, where a distribution keeps one.
 fn config(root: &Root) -> Option<String> {
-    let release = root.text("proc/sys/kernel/osrelease")?;
+    let release = root.text(RELEASE)?;
     let places: [PathBuf; 2] = [
         Path::new("boot").join(format!("config-{release}")),
         Path::new("lib/modules").join(&release).join("config"),
     ];
     places.into_iter().find_map(|place| root.text(place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_what_a_kernels_name_begins_with() {
+        assert_eq!(release("6.1.0-50-cloud-amd64"), Some((6, 1)));
+        assert_eq!(release("7.2.13"), Some((7, 2)));
+        assert_eq!(release("6.12-rc1"), Some((6, 12)));
+        assert_eq!(release("7"), None);
+        assert_eq!(release("next-20260101"), None);
+    }
 }

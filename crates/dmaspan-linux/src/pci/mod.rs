@@ -232,6 +232,7 @@ impl System {
         let mut reasons = Vec::new();
         if backend != Backend::Vfio && !self.has_iommufd() {
             let kernel = match self.host.built("IOMMUFD") {
+                _ if self.host.is_older_than(FIRST_IOMMUFD) => KernelSupport::Older,
                 Built::In => KernelSupport::Module,
                 Built::Out => KernelSupport::Missing,
                 Built::Unknown => KernelSupport::Unknown,
@@ -242,9 +243,13 @@ impl System {
             let is_missing = match &function.vfio {
                 Some(vfio) => vfio.cdev == Cdev::Missing,
                 None if function.has_vfio_driver() => true,
-                None => self.host.built("VFIO_DEVICE_CDEV") == Built::Out,
+                None => {
+                    self.host.built("VFIO_DEVICE_CDEV") == Built::Out
+                        || self.host.is_older_than(FIRST_CDEV)
+                }
             };
-            if is_missing {
+            // That is no news of a kernel without iommufd.
+            if is_missing && !self.host.is_older_than(FIRST_IOMMUFD) {
                 reasons.push(Reason::NoCdev);
             }
         }
@@ -344,6 +349,12 @@ fn is_common(node: &Path) -> bool {
 fn is_missing_iommufd(reason: &Reason) -> bool {
     matches!(reason, Reason::NodeMissing { node } if node == Path::new(IOMMUFD))
 }
+
+/// The first Linux with iommufd.
+const FIRST_IOMMUFD: host::Release = (6, 2);
+
+/// The first Linux with a character device for each function of VFIO.
+const FIRST_CDEV: host::Release = (6, 6);
 
 /// The module of type 1.
 const TYPE1: &str = "vfio_iommu_type1";

@@ -129,6 +129,8 @@ pub enum KernelSupport {
     Module,
     /// Its configuration says no.
     Missing,
+    /// It is from before the version that has it first.
+    Older,
     /// No configuration was found.
     Unknown,
 }
@@ -218,7 +220,7 @@ impl Reason {
             | Self::NoGroup { .. }
             | Self::NoCdev
             | Self::NodeMissing { .. }
-            | Self::NoIommufd { kernel: KernelSupport::Missing } => true,
+            | Self::NoIommufd { kernel: KernelSupport::Missing | KernelSupport::Older } => true,
             Self::NotBound { uses, .. } => uses.iter().any(Use::is_vital),
             Self::GroupNotViable { blockers, .. } => {
                 blockers.iter().flat_map(|member| &member.uses).any(Use::is_vital)
@@ -253,6 +255,9 @@ impl Reason {
             Self::NoType1 => vec![run("modprobe vfio_iommu_type1")],
             Self::NoIommufd { kernel: KernelSupport::Missing } => {
                 vec![by_hand("start a kernel that is built with CONFIG_IOMMUFD")]
+            }
+            Self::NoIommufd { kernel: KernelSupport::Older } => {
+                vec![by_hand("start a kernel from 6.6 on that is built with CONFIG_IOMMUFD")]
             }
             Self::NoIommufd { .. } => vec![run("modprobe iommufd")],
             Self::NoCdev => {
@@ -299,11 +304,14 @@ fn bind(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> Vec<Step> {
     steps
 }
 
-/// What gives a function back to the driver that the kernel chooses.
+/// What gives a function back to the driver that the kernel chooses. It may have none now: a shell
+/// that ends at the first error goes on then.
 pub(super) fn give_back(bdf: Bdf) -> Vec<Step> {
     vec![
         run(&format!("echo > {DEVICES}/{bdf}/driver_override")),
-        run(&format!("echo {bdf} > {DEVICES}/{bdf}/driver/unbind")),
+        run(&format!(
+            "test ! -e {DEVICES}/{bdf}/driver || echo {bdf} > {DEVICES}/{bdf}/driver/unbind"
+        )),
         run(&format!("echo {bdf} > /sys/bus/pci/drivers_probe")),
     ]
 }
@@ -424,6 +432,7 @@ const fn no_iommufd(kernel: KernelSupport) -> &'static str {
     match kernel {
         KernelSupport::Module => "the module iommufd is not loaded",
         KernelSupport::Missing => "this kernel is built without CONFIG_IOMMUFD",
+        KernelSupport::Older => "this kernel is older than 6.2, the first with iommufd",
         KernelSupport::Unknown => {
             "the module iommufd is not loaded, or the kernel is built without CONFIG_IOMMUFD"
         }

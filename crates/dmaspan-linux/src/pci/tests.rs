@@ -100,7 +100,8 @@ fn a_function_of_another_driver_is_bound_by_commands_and_given_back() {
     let back = system.give_back(&system.device(bdf(NVME)).unwrap());
     let back: Vec<String> = back.iter().map(Step::to_string).collect();
     let cleared = "echo > /sys/bus/pci/devices/0000:00:05.0/driver_override";
-    assert_eq!(back, [cleared, BIND[1], BIND[2]]);
+    let unbound = format!("test ! -e /sys/bus/pci/devices/0000:00:05.0/driver || {}", BIND[1]);
+    assert_eq!(back, [cleared, &unbound, BIND[2]]);
 }
 
 #[test]
@@ -236,6 +237,22 @@ fn the_kernels_configuration_says_whether_iommufd_can_be_loaded() {
     assert_eq!(steps(&machine, Backend::Iommufd), [boot]);
     machine.remove("boot/config-6.12.1");
     assert_eq!(steps(&machine, Backend::Iommufd)[0], "modprobe iommufd");
+}
+
+#[test]
+fn a_kernel_that_is_too_old_for_iommufd_is_not_told_to_load_it() {
+    let machine = machine();
+    for (release, reason, first) in [
+        ("6.1.0-50-cloud-amd64\n", "no-iommufd", "# start a kernel from 6.6 on"),
+        ("6.5.13\n", "no-cdev", "# start a kernel from 6.6 on"),
+        ("6.6.1\n", "no-iommufd", "modprobe iommufd"),
+        ("7.2.13\n", "no-iommufd", "modprobe iommufd"),
+    ] {
+        machine.file("proc/sys/kernel/osrelease", release);
+        let first_step = &steps(&machine, Interface::Iommufd)[0];
+        assert!(first_step.starts_with(first), "{release}: {first_step}");
+        assert!(names(&machine, Interface::Iommufd).contains(&reason), "{release}");
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(crate) enum Command {
     /// Map real memory for a device, check it, and measure how fast that is.
     #[command(long_about = MAP_ABOUT, after_help = MAP_EXAMPLES)]
     Map(MapArgs),
-    /// List PCI devices: whether programs can use each, and the commands for it.
+    /// List PCI devices: whether programs can use each, and what that takes.
     #[command(long_about = DEVICES_ABOUT, after_help = DEVICES_EXAMPLES)]
     Devices(DevicesArgs),
     /// Measure a part of the stack by itself.
@@ -79,7 +79,12 @@ driver for the device: verified_bytes is 0. The JSON has device, iommu
 (apertures, page_sizes, mappings_limit) and ioctls more, and lacks what only the
 kernel knows: pin, leaves, table_bytes, pin_ns, lookup_ns, table_ns. There
 per_page has pages, page_bytes, ioctls, map_ns and unmap_ns, and speedup
-compares bytes in a second.";
+compares bytes in a second.
+
+With --bar N the kernel maps the registers of BAR N of the device for the device
+itself, as it does for others that shall reach them (peer-to-peer): by their
+address in this process with vfio, as a dma-buf with iommufd. Each run maps them
+into the process anew. The row has bytes and alignment, and no per_page.";
 
 const MAP_EXAMPLES: &str = "\
 Examples:
@@ -139,8 +144,8 @@ pub(crate) struct MapArgs {
     )]
     pub(crate) backend: BackendArg,
 
-    /// Map this BAR of the device instead of memory, for the
-    /// device itself: peer-to-peer, as for another device
+    /// Map the registers of this BAR of the device instead
+    /// of memory
     #[arg(long, verbatim_doc_comment, value_name = "N")]
     #[arg(value_parser = bar_index, conflicts_with_all = ["size", "memory", "granule"])]
     pub(crate) bar: Option<u32>,

@@ -49,8 +49,8 @@ impl<'a> Real<'a> {
         }
     }
 
-    /// Maps, has a look, and unmaps: what the kernel counts goes up and down again. Returns what was
-    /// counted, and the requests of the map and of the unmap.
+    /// Maps, has a look, and unmaps: what the kernel counts goes up and down again. Returns what
+    /// was counted, and the requests of the map and of the unmap.
     fn checked_run(
         &self,
         subject: &Subject,

@@ -69,11 +69,14 @@ impl Machine<'_> {
     }
 
     /// The console is for the guest's program: what the kernel warns of its init says. On a busy
-    /// machine the kernel's check of its timer may fail, and then it panics.
+    /// machine the kernel's check of its timer may fail, and then it panics. Without interrupt
+    /// remapping VFIO and iommufd have to be told, each, that they may be used all the same.
     fn kernel_line(&self) -> String {
         let iommu = match self.iommu {
             Iommu::Intel => "intel_iommu=on",
-            Iommu::Virtio => "vfio_iommu_type1.allow_unsafe_interrupts=1",
+            Iommu::Virtio => {
+                "vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1"
+            }
         };
         // A word of a module that there is not: the kernel passes it over.
         let counted = match self.time {
@@ -178,6 +181,7 @@ mod tests {
         assert!(counted.contains("-smp 1 -icount shift=0,sleep=off"), "{counted}");
         assert!(counted.contains(" dmaspan.counted a=b ") && !intel.contains("counted"));
         assert!(counted.contains("virtio-iommu-pci") && !counted.contains("intel"));
+        assert_eq!(counted.matches(".allow_unsafe_interrupts=1").count(), 2, "{counted}");
     }
 
     #[test]

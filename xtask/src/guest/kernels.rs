@@ -1,5 +1,6 @@
 //! The kernels, kept in a folder each: `vmlinuz`, `modules` and, of packages, their `release`.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -82,8 +83,12 @@ pub(super) fn get(
     folder: &Path,
     lock: &File,
 ) -> Vec<(Kernel, Result<Ready, String>)> {
-    let missing: Vec<Kernel> =
-        kernels.iter().copied().filter(|&kernel| find(kernel, folder).is_err()).collect();
+    // An image that is named and not there is said, and none is built in its place.
+    let is_missing = |kernel: &Kernel| {
+        let is_named = kernel.origin == Origin::Image && named_image().is_some();
+        !is_named && find(*kernel, folder).is_err()
+    };
+    let missing: Vec<Kernel> = kernels.iter().copied().filter(is_missing).collect();
     let fetched = if missing.is_empty() { Ok(()) } else { fetch(&missing, folder, lock) };
     let ready = |&kernel: &Kernel| {
         let found = find(kernel, folder);
@@ -95,8 +100,7 @@ pub(super) fn get(
 /// A kernel that is there already.
 fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
     let place = folder.join(kernel.name);
-    let named = env::var_os(IMAGE).filter(|image| !image.is_empty());
-    let image = match (kernel.origin, named) {
+    let image = match (kernel.origin, named_image()) {
         (Origin::Image, Some(image)) => {
             let image = std::path::absolute(&image).unwrap_or_else(|_| image.into());
             if !image.is_file() {
@@ -113,6 +117,11 @@ fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
     let modules = MODULES.map(|name| (name, file(name)));
     let modules = modules.into_iter().filter(|(_, file)| file.is_file()).collect();
     Ok(Ready { kernel, image, modules })
+}
+
+/// The image that the environment names.
+fn named_image() -> Option<OsString> {
+    env::var_os(IMAGE).filter(|image| !image.is_empty())
 }
 
 /// Gets what is missing, as far as that goes, and returns what failed first.

@@ -3,8 +3,8 @@
 //! [`tidy`] holds the rules about the source tree, [`no_std`] proves that the core links without
 //! the standard library, and [`ci`] runs everything that must hold before a change lands. The rules
 //! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
-//! violation. [`hw`] runs the tests against QEMU's IOMMUs, and [`peers`] compares dmaspan with
-//! Linux's own page tables.
+//! violation. [`hw`] runs the tests against QEMU's IOMMUs, [`guest`] boots kernels with VFIO and
+//! runs dmaspan in them, and [`peers`] compares dmaspan with Linux's own page tables.
 
 pub mod ci;
 mod debian;

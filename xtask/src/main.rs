@@ -23,8 +23,16 @@ usage: cargo xtask <command>
   guest [--kernel NAME]... [--icount] [--virtio-iommu] [--memory SIZE]
         [--membar SIZE] [--prepare LINE]... -- COMMAND...
           run one command in a guest, whose NVMe controller is bound to
-          vfio-pci, and print what it prints; --icount counts instructions,
-          --membar adds a device with such a BAR at 0000:00:07.0
+          vfio-pci at 0000:00:05.0, and print what it prints; --icount counts
+          instructions, --membar adds a device with such a BAR at
+          0000:00:07.0, each --prepare is a line for the guest's init before
+          the command, such as `hugepages 64`; without --kernel the one with
+          iommufd runs
+          Both: --list says which kernels and boots there are. QEMU is that of
+          `hw`, or any of PATH; where none can be had, or a kernel, guests are
+          skipped, which DMASPAN_HW=require makes a failure. Consoles are in
+          guest/logs of the target directory; --keep leaves the disks and the
+          archives of guests in guest/run
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
           compare with Linux's own page tables; takes its source from the
           distribution and needs apt, gcc, xz and a network the first time;

@@ -41,14 +41,44 @@ pub(super) struct Boot {
     pub(super) cmdline: &'static str,
     /// The seconds after which it is given up.
     pub(super) seconds: u64,
-    /// The lines that its init runs.
+    /// The lines that its init runs first.
     pub(super) commands: &'static [&'static str],
+    /// The backends that all programs are run with behind them.
+    pub(super) backends: &'static [&'static str],
 }
+
+impl Boot {
+    /// All lines that its init runs.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.commands.iter().map(|&line| line.to_owned()).collect();
+        for backend in self.backends {
+            lines.extend(PROGRAMS.map(|line| line.replace("BACKEND", backend)));
+        }
+        lines
+    }
+}
+
+/// What is run with a backend.
+const PROGRAMS: [&str; 4] = [
+    "dmaspan-guest cases --backend BACKEND",
+    "dmaspan map 64M --runs 1 --backend BACKEND:0000:00:05.0 --format json",
+    "dmaspan-nvme identify 0000:00:05.0 --backend BACKEND",
+    "dmaspan-nvme bench 0000:00:05.0 --backend BACKEND --count 2000 --turns 4 --format json",
+];
 
 /// An NVMe controller, for every boot's commands.
 const NVME: &str = "bind 0000:00:05.0";
 /// A function with memory that others reach.
 const PEER: &str = "bind 0000:00:06.0";
+/// A function with a large BAR, and its device.
+const LARGE: &str = "bind 0000:00:07.0";
+const LARGE_DEVICE: [&str; 2] = ["-device", "pci-testdev,membar=1G,addr=07"];
+/// For memory of that kind, and of the kind whose pages are set aside when the kernel starts, which
+/// takes more memory than [`PLAIN`] has.
+const HUGEPAGES: &str = "hugepages 64";
+const PAGE_OF_1G: &str = "hugepagesz=1G hugepages=1";
+/// What the program says of the machine.
+const DEVICES: &str = "dmaspan devices";
 
 /// A boot that does nothing, for the others to say what they do.
 const PLAIN: Boot = Boot {
@@ -59,8 +89,9 @@ const PLAIN: Boot = Boot {
     memory: "3G",
     qemu: &[],
     cmdline: "",
-    seconds: 180,
+    seconds: 300,
     commands: &[],
+    backends: &[],
 };
 
 /// All boots.
@@ -68,40 +99,39 @@ pub(super) const BOOTS: &[Boot] = &[
     Boot {
         name: "type1",
         on: &[On::Stock],
-        commands: &[NVME, PEER, "hugepages 64", "dmaspan-guest cases --backend vfio"],
+        qemu: &LARGE_DEVICE,
+        memory: "4G",
+        cmdline: PAGE_OF_1G,
+        commands: &[NVME, PEER, LARGE, HUGEPAGES, DEVICES],
+        backends: &["vfio"],
         ..PLAIN
     },
     Boot {
         name: "backends",
         on: &[On::Iommufd],
-        commands: &[
-            NVME,
-            PEER,
-            "hugepages 64",
-            "dmaspan-guest cases --backend vfio",
-            "dmaspan-guest cases --backend iommufd",
-            "dmaspan-guest cases --backend compat",
-        ],
+        qemu: &LARGE_DEVICE,
+        memory: "4G",
+        cmdline: PAGE_OF_1G,
+        seconds: 600,
+        commands: &[NVME, PEER, LARGE, HUGEPAGES, DEVICES],
+        backends: &["vfio", "iommufd", "compat"],
         ..PLAIN
     },
     Boot {
         name: "virtio-iommu",
         on: &[On::Newest],
         iommu: Iommu::Virtio,
-        commands: &[NVME, PEER, "hugepages 64", "dmaspan-guest cases --backend vfio"],
+        commands: &[NVME, PEER, HUGEPAGES, DEVICES],
+        backends: &["vfio"],
         ..PLAIN
     },
     Boot {
         name: "virtio-iommu-backends",
         on: &[On::Iommufd],
         iommu: Iommu::Virtio,
-        commands: &[
-            NVME,
-            PEER,
-            "hugepages 64",
-            "dmaspan-guest cases --backend vfio",
-            "dmaspan-guest cases --backend iommufd",
-        ],
+        seconds: 600,
+        commands: &[NVME, PEER, HUGEPAGES, DEVICES],
+        backends: &["vfio", "iommufd"],
         ..PLAIN
     },
     Boot {
@@ -128,7 +158,18 @@ mod tests {
     fn boots_differ_in_their_names_and_all_do_something() {
         for (index, boot) in BOOTS.iter().enumerate() {
             assert!(BOOTS[..index].iter().all(|other| other.name != boot.name), "{}", boot.name);
-            assert!(!boot.commands.is_empty() && !boot.on.is_empty(), "{}", boot.name);
+            assert!(!boot.lines().is_empty() && !boot.on.is_empty(), "{}", boot.name);
         }
+    }
+
+    #[test]
+    fn programs_run_with_each_backend_behind_the_first_lines() {
+        let boot = Boot { commands: &["a b"], backends: &["vfio", "iommufd"], ..PLAIN };
+        let lines = boot.lines();
+        assert_eq!(lines.len(), 1 + 2 * PROGRAMS.len());
+        assert_eq!(lines[0], "a b");
+        assert!(lines[1].ends_with(" --backend vfio"), "{lines:?}");
+        let of_iommufd = &lines[1 + PROGRAMS.len()..];
+        assert!(of_iommufd.iter().all(|line| line.contains("--backend iommufd")), "{lines:?}");
     }
 }

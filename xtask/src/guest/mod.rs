@@ -138,6 +138,8 @@ fn list() {
 struct Work {
     folder: PathBuf,
     program: PathBuf,
+    /// Arguments that end QEMU with this process.
+    leash: &'static [&'static str],
     left_over: LeftOver,
 }
 
@@ -150,7 +152,8 @@ impl Work {
             qemu::write_disk(&folder.join("disk.img"))
         };
         write().map_err(|error| cannot_write(&folder, &error))?;
-        Ok(Self { folder, program, left_over })
+        let leash = qemu::leash(&program);
+        Ok(Self { folder, program, leash, left_over })
     }
 
     /// Runs the boots that were asked for, several at once, and says how each ended.
@@ -228,7 +231,8 @@ impl Work {
         fs::write(&initrd, archive).map_err(fail)?;
         fs::copy(self.folder.join("disk.img"), &disk).map_err(fail)?;
         let console = self.console(guest);
-        let arguments = guest.machine.arguments(&guest.kernel.image, &initrd, &disk);
+        let mut arguments = guest.machine.arguments(&guest.kernel.image, &initrd, &disk);
+        arguments.extend(self.leash.iter().map(|&word| word.to_owned()));
         let once = || -> Result<_, String> {
             let ran = qemu::run(&self.program, &arguments, &console, guest.limit);
             let text = fs::read(&console).map_err(fail)?;
@@ -265,7 +269,7 @@ impl<'r> Guest<'r> {
                 extra: boot.qemu.iter().map(|&word| word.to_owned()).collect(),
                 cmdline: boot.cmdline,
             },
-            commands: boot.commands.iter().map(|&line| line.to_owned()).collect(),
+            commands: boot.lines(),
             limit: Duration::from_secs(boot.seconds),
         }
     }

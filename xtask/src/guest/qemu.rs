@@ -143,6 +143,17 @@ pub(super) fn find() -> Result<PathBuf, String> {
     }
 }
 
+/// What keeps QEMU from outliving this process, where it can: from version 10.2 on it ends with its
+/// parent.
+pub(super) fn leash(program: &Path) -> &'static [&'static str] {
+    let help = Command::new(program).args(["-run-with", "help"]).stdin(Stdio::null()).output();
+    let can =
+        help.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(EXIT_WITH_PARENT));
+    if can { &["-run-with", "exit-with-parent=on"] } else { &[] }
+}
+
+const EXIT_WITH_PARENT: &str = "exit-with-parent";
+
 /// Writes the disk that each boot has a copy of, where it is not there.
 ///
 /// # Errors

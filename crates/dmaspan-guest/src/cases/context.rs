@@ -47,7 +47,7 @@ impl Default for Context {
 pub(crate) enum Need {
     /// The kernel has the backend.
     Backend,
-    /// The backend is one of these.
+    /// The backend is one of these: with others the case is not run and nothing is said.
     OneOf(&'static [Backend]),
     /// So many free hugepages of 2 MiB.
     Hugepages(u64),
@@ -58,6 +58,14 @@ pub(crate) enum Need {
 }
 
 impl Need {
+    /// Whether it can be met with a backend, whatever the guest has.
+    pub(crate) fn is_about(self, backend: Backend) -> bool {
+        match self {
+            Self::OneOf(backends) => backends.contains(&backend),
+            _ => true,
+        }
+    }
+
     /// Why it is not met, in one line; nothing where it is.
     pub(crate) fn lacks(self, context: &Context) -> Option<String> {
         match self {
@@ -68,8 +76,7 @@ impl Need {
                 };
                 (!Path::new(path).exists()).then(|| format!("the kernel has no {path}"))
             }
-            Self::OneOf(backends) => (!backends.contains(&context.backend))
-                .then(|| format!("{} has nothing of it", context.backend)),
+            Self::OneOf(_) => None,
             Self::Hugepages(count) => {
                 let free = fs::read_to_string(FREE_HUGEPAGES).unwrap_or_default();
                 let free: u64 = free.trim().parse().unwrap_or(0);

@@ -46,6 +46,13 @@ pub(super) const LARGE_BAR: Case =
 pub(super) const PEERS: Case =
     Case { name: "device/registers_are_mapped_for_another_device", needs: PAIR, run: peers };
 
+/// What was mapped before a device was attached is what it reaches.
+pub(super) const ATTACHED_LATER: Case = Case {
+    name: "device/one_attached_later_reaches_what_was_mapped",
+    needs: PAIR,
+    run: attached_later,
+};
+
 const PAIR: &[Need] = &[Need::Backend, Need::Peer];
 
 const fn case(name: &'static str, run: fn(&Context) -> Result) -> Case {
@@ -393,6 +400,25 @@ fn peers(context: &Context) -> Result {
     drop(other);
     controller.identify(REGISTERS)?;
     device.set_bus_master(BusMaster::Off)?;
+    Ok(Outcome::Passed)
+}
+
+fn attached_later(context: &Context) -> Result {
+    let (space, peer) = open(context, PEER)?;
+    let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 << 20)?);
+    space.map(&memory, memory.user_range(), Iova::new(REGISTERS), Prot::READ_WRITE)?;
+    let mut serial = [0; 4];
+    // Twice: the device leaves the space and comes back, and the other one goes.
+    for (at, peer) in [(0x1_0000, None), (0x2_3000, Some(peer))] {
+        let device = space.attach(context.device.parse()?)?;
+        let mut controller = Controller::start(&space, &device)?;
+        drop(peer);
+        controller.identify(REGISTERS + at)?;
+        memory.read(at + 4, &mut serial)?;
+        check!(serial, SERIAL);
+        check!(unmap(&space, QUEUES, 8192)?, 8192);
+    }
+    check!(space.unmap_all()?, 2 << 20);
     Ok(Outcome::Passed)
 }
 

@@ -13,6 +13,7 @@
 //! Names are `SYSTEM/what_it_shows`. A case leaves the guest as it found it: the device bound, and
 //! no mapping behind.
 
+mod adopted;
 mod context;
 mod device;
 mod guest;
@@ -65,12 +66,14 @@ pub(crate) const CASES: &[Case] = &[
     device::RESET,
     device::PEERS,
     device::LARGE_BAR,
+    device::ATTACHED_LATER,
     refusals::BEFORE_THE_REQUEST,
     refusals::PARTS_AND_OVERLAPS,
     refusals::LOCKED_MEMORY,
     refusals::MAPPING_LIMIT,
     refusals::UNUSABLE,
     refusals::KILLED,
+    refusals::UNSAFE_INTERRUPTS,
     type1::DIRTY_PAGES,
     iommufd::MOVES,
     iommufd::COPIES,
@@ -97,6 +100,9 @@ pub(crate) const CASES: &[Case] = &[
     plan::PAGE_AT_A_TIME,
     plan::COSTS_NOTHING,
     plan::POPULATING,
+    adopted::FOREIGN,
+    adopted::SHARED,
+    adopted::HUGETLBFS,
 ];
 
 /// What was asked for.
@@ -152,10 +158,13 @@ fn is_named(case: &Case, name: &str) -> bool {
     case.name.starts_with(name)
 }
 
-/// Runs the cases that were asked for.
+/// Runs the cases that were asked for and are about the backend at all.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let Options { context, names } = options;
-    let wanted = |case: &&Case| names.is_empty() || names.iter().any(|name| is_named(case, name));
+    let wanted = |case: &&Case| {
+        let is_asked_for = names.is_empty() || names.iter().any(|name| is_named(case, name));
+        is_asked_for && case.needs.iter().all(|need| need.is_about(context.backend))
+    };
     let failed = CASES.iter().filter(wanted).filter(|case| !passes(case, context)).count();
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

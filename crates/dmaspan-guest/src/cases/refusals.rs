@@ -255,6 +255,38 @@ pub(crate) fn be_killed(context: &Context) -> std::result::Result<(), Box<dyn Er
     }
 }
 
+/// A machine that does not keep interrupts apart, and a kernel that was told to go on all the same.
+pub(super) const UNSAFE_INTERRUPTS: Case = Case {
+    name: "space/interrupts_that_are_not_remapped_are_refused_unless_permitted",
+    needs: &[Need::Backend],
+    run: unsafe_interrupts,
+};
+
+fn unsafe_interrupts(context: &Context) -> Result {
+    let module = match context.backend {
+        Backend::Vfio => "vfio_iommu_type1",
+        _ => "iommufd",
+    };
+    let permitted = format!("/sys/module/{module}/parameters/allow_unsafe_interrupts");
+    if fs::read_to_string(&permitted)?.trim() != "Y" {
+        return Ok(Outcome::Skipped("nothing permits them, so they are remapped here".into()));
+    }
+    fs::write(&permitted, "N")?;
+    let refused = Space::open(context.backend, context.device.parse()?);
+    fs::write(&permitted, "Y")?;
+    match refused {
+        Err(error @ vfio::OpenError::UnsafeInterrupts { .. }) => {
+            let advice = format!("modprobe {module} allow_unsafe_interrupts=1");
+            if !error.to_string().contains(&advice) {
+                return Err(format!("the error does not say what to do: {error}").into());
+            }
+        }
+        other => return Err(format!("without permission: {other:?}").into()),
+    }
+    context.open()?;
+    Ok(Outcome::Passed)
+}
+
 /// `VmLck` of this process.
 fn locked_kib() -> std::result::Result<String, Box<dyn Error>> {
     let status = fs::read_to_string("/proc/self/status")?;

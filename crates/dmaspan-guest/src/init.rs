@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `guest: kernel RELEASE up SECONDS` | the file systems are mounted and the modules loaded |
 //! | `guest: run LINE` | before a line of the list |
-//! | `guest: rc N LINE` | after it; 128 and the signal where one ended it, 127 where it does not start |
+//! | `guest: rc N LINE` | after it; 128 and the signal that ended it, 127 where it does not start |
 //! | `guest: log <LEVEL>[SECONDS] TEXT` | for each warning or error in the kernel's log |
 //! | `guest: taint MASK` | at the end: what the kernel says of itself |
 //! | `guest: error WHAT` | init itself failed, and the list ended |

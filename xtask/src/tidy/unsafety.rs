@@ -26,19 +26,21 @@ const QEMU: &str = "crates/dmaspan-qemu/src/";
 const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
 const CLI: &str = "crates/dmaspan-cli/src/";
 const NVME: &str = "examples/nvme/src/";
-/// What the example declares where, and where it is more than that: the files that promise what VFIO
-/// does, that PRPs are right and that an allocator is one.
+/// What the example declares where, and where it is more than that: the files that promise what
+/// VFIO does, that PRPs are right and that an allocator is one.
 const NVME_DECLARES: [(&str, &str); 2] = [("access.rs", "trait"), ("io.rs", "fn")];
 const NVME_PROMISES: [&str; 3] =
     ["vfio.rs", "bin/dmaspan-nvme/counting.rs", "bin/dmaspan-nvme/hand.rs"];
 const GUEST: &str = "crates/dmaspan-guest/src/";
+/// Where the guests' program does what its system calls and applications do.
+const GUEST_PLACES: [&str; 2] = ["cases/plain.rs", "cases/adopted.rs"];
 
 /// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
 /// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
 /// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
 /// drivers, in the harness for QEMU `ram.rs` and promises, in the guests' program
-/// `cases/plain.rs`, in the program nothing, and in the NVMe driver declarations, what VFIO
-/// promises, PRPs for comparison, and a counting allocator.
+/// `cases/plain.rs` and `cases/adopted.rs`, in the program nothing, and in the NVMe driver
+/// declarations, what VFIO promises, PRPs for comparison, and a counting allocator.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/").chain(tree.rust(NVME)) {
@@ -77,10 +79,11 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                 }
                 "unsafe code of the harness stands in `ram.rs`"
             } else if let Some(inner) = path.strip_prefix(GUEST) {
-                if inner == "cases/plain.rs" {
+                if GUEST_PLACES.contains(&inner) {
                     continue;
                 }
-                "unsafe code of the guests' program stands in `cases/plain.rs`"
+                "unsafe code of the guests' program stands in `cases/plain.rs` and \
+                 `cases/adopted.rs`"
             } else if path.starts_with(CLI) {
                 "the program has no unsafe code; move it to a library crate behind a safe function"
             } else if let Some(inner) = path.strip_prefix(NVME) {

@@ -80,7 +80,7 @@ fn alternating(context: &Context) -> Result {
     maps(&mapper, two.collect::<Fallible<_>>()?, 2, "two memories in turn")?;
 
     let prots = [Prot::READ, Prot::READ_WRITE];
-    let prot = |n: u64| if n / 4 % 2 == 0 { prots[0] } else { prots[1] };
+    let prot = |n: u64| if (n / 4).is_multiple_of(2) { prots[0] } else { prots[1] };
     let pieces = (0..count).map(|n| Ok(Region { prot: prot(n), ..part(&memory, n * PAGE, PAGE)? }));
     maps(&mapper, pieces.collect::<Fallible<_>>()?, count / 4, "fours with other permissions")?;
 

@@ -75,8 +75,8 @@ impl<S: MemorySpace> Mapper<S> {
         Self::with_limit(space, Iova::new(u64::MAX))
     }
 
-    /// As [`shared`](Self::shared), for devices that address no more than up to `limit`: IOVAs that the
-    /// mapper chooses are not above it.
+    /// As [`shared`](Self::shared), for devices that address no more than up to `limit`: IOVAs that
+    /// the mapper chooses are not above it.
     ///
     /// # Errors
     ///

@@ -232,8 +232,8 @@ impl HwptId {
         // SAFETY:
         // 1. The argument is `struct iommu_hwpt_get_dirty_bitmap`, as long as it says.
         // 2. The request writes a bit at `data` for each `page_size` bytes of `length`, for which
-        //    `bits` has room, as atomic words. For a leaf that leaves the range it writes more: bits
-        //    behind those, in the pages that they are in and no others (`iova_bitmap_set` of
+        //    `bits` has room, as atomic words. For a leaf that leaves the range it writes more:
+        //    bits behind those, in the pages that they are in and no others (`iova_bitmap_set` of
         //    drivers/iommu/iommufd/iova_bitmap.c). A mapping has its pages for itself.
         let result = unsafe {
             request::with_memory(self.iommufd.as_fd(), uapi::HWPT_GET_DIRTY_BITMAP, &mut get)

@@ -37,8 +37,8 @@ pub enum LockedBy {
     /// What the process has locked and what VFIO has pinned for it (`VmLck` of proc(5)): VFIO's
     /// type 1, and iommufd where it was told so.
     Process,
-    /// What all processes of the user have pinned; of this one, `VmPin` of proc(5) says it: iommufd,
-    /// its compatibility mode too, and io_uring.
+    /// What all processes of the user have pinned; of this one, `VmPin` of proc(5) says it:
+    /// iommufd, its compatibility mode too, and io_uring.
     User,
 }
 

@@ -9,9 +9,8 @@
 //! The lowest IOVAs are handed out first. Maps that are planned together share a block of them
 //! where they are small: to find IOVAs for each would cost as much as to map a few pages.
 
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dmaspan::iommu::iova::{self, Align, Iovas, Request, Space};
 use dmaspan::space::Limits;
@@ -54,21 +53,6 @@ enum Zero {
 /// A block is no longer, unless one map is: larger maps cost the kernel more than they cost here.
 const BLOCK_MOST: u64 = 1 << 30;
 
-/// IOVAs that were allocated at once, for one map or several.
-#[derive(Debug)]
-struct Block {
-    iovas: Mutex<Option<Iovas>>,
-    /// How many maps have not given theirs back.
-    places: AtomicUsize,
-}
-
-impl Block {
-    fn new(iovas: Iovas, places: usize) -> Arc<Self> {
-        let (iovas, places) = (Mutex::new(Some(iovas)), AtomicUsize::new(places));
-        Arc::new(Self { iovas, places })
-    }
-}
-
 /// Where maps lie in a block, from its start on.
 #[derive(Debug, Default)]
 struct Layout {
@@ -83,9 +67,17 @@ struct Layout {
 pub(super) struct Place {
     /// Where the map is, in what is held.
     pub(super) range: IovaRange,
-    /// What is held without the granule of 0.
-    held: Option<Arc<Block>>,
+    /// What is held without the granule of 0, by one map or by those of a block. A drop does not
+    /// let go of it: the last one to be freed would give back what another may still use.
+    held: Option<ManuallyDrop<Arc<Iovas>>>,
     zero: Zero,
+}
+
+impl Place {
+    /// A part of what is held, or all of it.
+    fn new(range: IovaRange, held: Arc<Iovas>) -> Self {
+        Self { range, held: Some(ManuallyDrop::new(held)), zero: Zero::Outside }
+    }
 }
 
 impl Places {
@@ -184,12 +176,12 @@ impl Places {
         let request = Request { bytes: len, align: Align::To(align), limit: self.limit };
         let Ok(iovas) = self.books.lock().iovas.alloc(request) else { return false };
         let start = iovas.range().start();
-        let block = Block::new(iovas, maps.len());
+        let block = Arc::new(iovas);
         let places = maps.iter().zip(offsets).filter_map(|(map, &offset)| {
             let first = start.wrapping_add(offset);
             // It is in the block.
             let range = IovaRange::new(first, first.wrapping_add(map.user.len_less_one()))?;
-            Some(Place { range, held: Some(Arc::clone(&block)), zero: Zero::Outside })
+            Some(Place::new(range, Arc::clone(&block)))
         });
         taken.extend(places);
         true
@@ -221,7 +213,7 @@ impl Places {
             let range = IovaRange::new(first, first.wrapping_add(map.user.len_less_one()));
             // What is held begins `skew` before the range and is as long as both.
             let Some(range) = range else { continue };
-            return Ok(Place { range, held: Some(Block::new(held, 1)), zero: Zero::Outside });
+            return Ok(Place::new(range, Arc::new(held)));
         }
         Err(PlanError::NoRoom { region: map.region, len: map.len(), limit: self.limit })
     }
@@ -232,8 +224,8 @@ impl Places {
         if zero == Zero::Taken {
             self.books.lock().zero = Zero::Free;
         }
-        let last = held.filter(|block| block.places.fetch_sub(1, Ordering::AcqRel) == 1);
-        if let Some(iovas) = last.and_then(|block| block.iovas.lock().take()) {
+        let held = held.map(ManuallyDrop::into_inner);
+        if let Some(iovas) = held.and_then(Arc::into_inner) {
             // They are of this space. Those of another one would be lost.
             let _ = self.books.lock().iovas.free(iovas);
         }
@@ -249,8 +241,7 @@ impl Books {
     /// Exactly `range`, which is whole granules.
     fn take_at(&mut self, range: IovaRange, granule: u64) -> Result<Place, iova::Error> {
         if range.start().get() >= granule {
-            let held = Some(Block::new(self.iovas.alloc_at(range)?, 1));
-            return Ok(Place { range, held, zero: Zero::Outside });
+            return Ok(Place::new(range, Arc::new(self.iovas.alloc_at(range)?)));
         }
         if self.zero != Zero::Free {
             let last = Iova::new(granule - 1);
@@ -259,7 +250,7 @@ impl Books {
         }
         let rest = IovaRange::new(Iova::new(granule), range.last());
         let held = rest.map(|rest| self.iovas.alloc_at(rest)).transpose()?;
-        let held = held.map(|iovas| Block::new(iovas, 1));
+        let held = held.map(|iovas| ManuallyDrop::new(Arc::new(iovas)));
         self.zero = Zero::Taken;
         Ok(Place { range, held, zero: Zero::Taken })
     }

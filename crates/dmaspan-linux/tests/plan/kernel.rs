@@ -40,6 +40,8 @@ pub(crate) struct State {
     pub(crate) unmap_calls: u64,
     /// Which map fails, counted from now; 1 is the next one.
     pub(crate) failing_map: Option<u64>,
+    /// Whether that one panics.
+    pub(crate) panics: bool,
     /// Which unmaps fail.
     pub(crate) failing_unmaps: Vec<u64>,
     /// Whether unmapping says that nothing was there.
@@ -61,6 +63,14 @@ pub(crate) fn x86() -> Limits {
 
 pub(crate) fn memory(pages: u64) -> Arc<Memory> {
     Arc::new(Memory::new(MemoryKind::Base, pages * PAGE).unwrap())
+}
+
+/// A file of which nothing is allocated.
+pub(crate) fn file(len: u64) -> Arc<Memory> {
+    let small = Memory::new(MemoryKind::Memfd, PAGE).unwrap();
+    let file = std::fs::File::from(small.file().unwrap().0.try_clone_to_owned().unwrap());
+    file.set_len(len).unwrap();
+    Arc::new(Memory::from_file(file, 0, len).unwrap())
 }
 
 impl Kernel {
@@ -104,6 +114,9 @@ impl DmaSpace for Kernel {
         let mut state = self.state();
         state.map_calls += 1;
         if counts_down(&mut state.failing_map) {
+            let panics = state.panics;
+            drop(state);
+            assert!(!panics, "as it was told to");
             return Err(Refused(Errno::ENOMEM));
         }
         let limits = state.limits.clone().unwrap();

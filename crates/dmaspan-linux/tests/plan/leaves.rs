@@ -1,21 +1,10 @@
 //! IOVAs permit large leaves.
 
-use std::sync::Arc;
-
 use dmaspan::space::Limits;
 use dmaspan::{Iova, IovaRange};
 use dmaspan_linux::plan::{Mapper, Plan, Region};
-use dmaspan_linux::{Memory, MemoryKind};
 
-use crate::kernel::{G1, Kernel, M2, PAGE, RW, memory, x86};
-
-/// A file of which nothing is allocated, mapped from a page offset on.
-fn file(len: u64) -> Arc<Memory> {
-    let small = Memory::new(MemoryKind::Memfd, PAGE).unwrap();
-    let file = std::fs::File::from(small.file().unwrap().0.try_clone_to_owned().unwrap());
-    file.set_len(len).unwrap();
-    Arc::new(Memory::from_file(file, 0, len).unwrap())
-}
+use crate::kernel::{G1, Kernel, M2, PAGE, RW, file, memory, x86};
 
 #[test]
 fn iovas_are_congruent_to_the_memory_modulo_the_largest_leaf_that_fits() {

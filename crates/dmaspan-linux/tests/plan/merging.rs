@@ -8,7 +8,7 @@ use dmaspan_linux::Memory;
 use dmaspan_linux::plan::{Plan, PlanError, Region};
 use proptest::prelude::*;
 
-use crate::kernel::{G1, PAGE, RW, memory, x86};
+use crate::kernel::{G1, PAGE, RW, file, memory, x86};
 
 /// Pieces of one page of a memory: which ones, in that order.
 fn pages(of: &Arc<Memory>, which: impl IntoIterator<Item = u64>) -> Vec<Region> {
@@ -20,17 +20,9 @@ fn maps(regions: impl IntoIterator<Item = Region>) -> usize {
     Plan::new(&x86(), regions).unwrap().maps().len()
 }
 
-/// Address space alone, as large as is asked for.
-fn untouched(len: u64) -> Arc<Memory> {
-    let file = Memory::new(dmaspan_linux::MemoryKind::Memfd, PAGE).unwrap();
-    let file = std::fs::File::from(file.file().unwrap().0.try_clone_to_owned().unwrap());
-    file.set_len(len).unwrap();
-    Arc::new(Memory::from_file(file, 0, len).unwrap())
-}
-
 #[test]
 fn a_gib_of_4_kib_pieces_of_one_memory_is_one_map() {
-    let gib = untouched(G1);
+    let gib = file(G1);
     let plan = Plan::new(&x86(), pages(&gib, 0..262_144)).unwrap();
     assert_eq!((plan.maps().len(), plan.bytes(), plan.regions()), (1, G1, 262_144));
     let first = plan.iova_of(0).unwrap();
@@ -41,7 +33,7 @@ fn a_gib_of_4_kib_pieces_of_one_memory_is_one_map() {
 
 #[test]
 fn pieces_in_any_order_are_one_map() {
-    let gib = untouched(G1);
+    let gib = file(G1);
     let backward = pages(&gib, (0..262_144).rev());
     assert_eq!(maps(backward), 1);
     // 2^18 is coprime to any odd step, so this comes by every page.

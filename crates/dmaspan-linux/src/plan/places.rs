@@ -114,18 +114,8 @@ impl Places {
         if books.apertures == apertures {
             return;
         }
-        let mut at = Some(Iova::new(0));
-        for aperture in apertures {
-            let gap = at.zip(aperture.start().get().checked_sub(1));
-            if let Some((start, last)) = gap {
-                books.reserve(start, Iova::new(last));
-            }
-            at = aperture.last().checked_add(1);
-        }
-        if let Some(start) = at {
-            books.reserve(start, Iova::new(u64::MAX));
-        }
         books.apertures = apertures.to_vec();
+        books.reserve_gaps();
     }
 
     /// IOVAs for each of the maps: those it asks for, else such as permit the largest leaves.
@@ -226,8 +216,7 @@ impl Places {
         }
         let held = held.map(ManuallyDrop::into_inner);
         if let Some(iovas) = held.and_then(Arc::into_inner) {
-            // They are of this space. Those of another one would be lost.
-            let _ = self.books.lock().iovas.free(iovas);
+            self.books.lock().free(iovas);
         }
     }
 
@@ -253,6 +242,29 @@ impl Books {
         let held = held.map(|iovas| ManuallyDrop::new(Arc::new(iovas)));
         self.zero = Zero::Taken;
         Ok(Place { range, held, zero: Zero::Taken })
+    }
+
+    /// Takes back what no longer lies in an aperture too, and does not hand it out again.
+    fn free(&mut self, iovas: Iovas) {
+        let range = iovas.range();
+        // They are of this space. Those of another one would be lost.
+        let _ = self.iovas.free(iovas);
+        if !self.apertures.iter().any(|aperture| aperture.covers(range)) {
+            self.reserve_gaps();
+        }
+    }
+
+    /// Keeps what is free and in no aperture from being handed out.
+    fn reserve_gaps(&mut self) {
+        let mut gaps = Vec::with_capacity(self.apertures.len() + 1);
+        let mut at = Some(Iova::new(0));
+        for aperture in &self.apertures {
+            let last = aperture.start().get().checked_sub(1).map(Iova::new);
+            gaps.extend(at.zip(last));
+            at = aperture.last().checked_add(1);
+        }
+        gaps.extend(at.zip(Some(Iova::new(u64::MAX))));
+        gaps.into_iter().for_each(|(start, last)| self.reserve(start, last));
     }
 
     /// Keeps what is free from `start` to `last` from being handed out.

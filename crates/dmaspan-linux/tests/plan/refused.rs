@@ -199,6 +199,29 @@ fn iovas_are_not_handed_out_where_a_device_that_came_later_does_not_reach() {
 }
 
 #[test]
+fn iovas_that_a_later_device_does_not_reach_are_not_handed_out_when_they_come_back() {
+    let kernel = Kernel::new(x86());
+    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let memory = memory(1);
+    let region = || Region::whole(&memory, RW);
+    let dropped = mapper.plan([region()]).unwrap();
+    let unmapped = mapper.map([region()]).unwrap();
+    let refused = mapper.plan([region()]).unwrap();
+    let fixed = mapper.plan([region().at(Iova::new(0))]).unwrap();
+    kernel.state().limits.as_mut().unwrap().apertures = vec![iovas(16 * M2, 4 * PAGE)];
+    let after = |mapper: &Mapper<_>| mapper.map([region()]).unwrap().iova(0);
+    assert_eq!(after(&mapper), Some(Iova::new(16 * M2)));
+    drop((dropped, fixed));
+    assert_eq!(after(&mapper), Some(Iova::new(16 * M2)));
+    unmapped.unmap().unwrap();
+    assert_eq!(after(&mapper), Some(Iova::new(16 * M2)));
+    assert!(matches!(refused.map(), Err(MapError::Refused { .. })));
+    assert_eq!(after(&mapper), Some(Iova::new(16 * M2)));
+    let whole = crate::kernel::memory(4);
+    drop(mapper.map([Region::whole(&whole, RW)]).unwrap());
+}
+
+#[test]
 fn iovas_stay_below_what_the_device_addresses() {
     let mapper = Mapper::with_limit(Kernel::new(x86()), Iova::new(4 * PAGE - 1)).unwrap();
     let memory = memory(2);

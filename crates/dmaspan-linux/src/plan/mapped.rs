@@ -73,7 +73,7 @@ impl<S: MemorySpace> Mapped<S> {
 
     /// Where the device sees an address of the user; see [`Plan::translate`].
     pub fn translate(&self, user: UserAddr) -> Option<Iova> {
-        self.held().find_map(|(map, _)| map.translate(user))
+        self.plan.find(user, |map| self.places.get(map).is_some_and(Option::is_some))
     }
 
     /// How many bytes are mapped.

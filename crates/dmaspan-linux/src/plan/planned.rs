@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use dmaspan::space::Limits;
 use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
@@ -94,6 +94,17 @@ pub struct Plan {
     /// Where each run of pieces begins, and in which map.
     runs: Vec<usize>,
     leaves: LeafSizes,
+    /// By the start of their memory; from the first search on.
+    by_user: OnceLock<Vec<Found>>,
+}
+
+/// A map, for who looks for an address of the user.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    start: UserAddr,
+    /// The last address of this map and of all before it.
+    reach: UserAddr,
+    map: usize,
 }
 
 impl Plan {
@@ -132,12 +143,14 @@ impl Plan {
             maps.sort_unstable_by_key(|map| map.iova.start());
             taken.sort_unstable_by_key(|place| place.range.start());
         }
-        Ok((Self { maps, pieces, runs: map_of_run, leaves: places.leaves() }, taken))
+        let plan = Self { maps, pieces, runs: map_of_run, ..Self::empty(places.leaves()) };
+        Ok((plan, taken))
     }
 
     /// No maps.
     fn empty(leaves: LeafSizes) -> Self {
-        Self { maps: Vec::new(), pieces: Vec::new(), runs: Vec::new(), leaves }
+        let (maps, pieces, runs) = (Vec::new(), Vec::new(), Vec::new());
+        Self { maps, pieces, runs, leaves, by_user: OnceLock::new() }
     }
 
     /// The maps, by IOVA: as many calls of the space.
@@ -172,9 +185,22 @@ impl Plan {
     }
 
     /// Where the device sees an address of the user; `None` where nothing is mapped of it, and the
-    /// lowest IOVA where it is mapped more than once. Looks at one map after the other.
+    /// lowest IOVA where it is mapped more than once. The first call sorts the maps, others search
+    /// and do not allocate.
     pub fn translate(&self, user: UserAddr) -> Option<Iova> {
-        self.maps.iter().find_map(|map| map.translate(user))
+        self.find(user, |_| true)
+    }
+
+    /// As [`translate`](Self::translate), by maps that are wanted.
+    pub(super) fn find(&self, user: UserAddr, wanted: impl Fn(usize) -> bool) -> Option<Iova> {
+        let sorted = self.by_user.get_or_init(|| by_user(&self.maps));
+        let behind = sorted.partition_point(|found| found.start <= user);
+        let before = sorted.get(..behind)?.iter().rev();
+        before
+            .take_while(|found| found.reach >= user)
+            .filter(|found| wanted(found.map))
+            .filter_map(|found| self.maps.get(found.map)?.translate(user))
+            .min()
     }
 
     /// For each size of leaf, the largest first, how many bytes can be mapped by leaves of that
@@ -199,6 +225,22 @@ impl fmt::Debug for Plan {
             .field("regions", &self.pieces.len())
             .finish_non_exhaustive()
     }
+}
+
+/// The maps by the start of their memory.
+fn by_user(maps: &[PlannedMap]) -> Vec<Found> {
+    let found = |(map, planned): (usize, &PlannedMap)| {
+        let (start, reach) = (planned.user.start(), planned.user.last());
+        Found { start, reach, map }
+    };
+    let mut sorted: Vec<Found> = maps.iter().enumerate().map(found).collect();
+    sorted.sort_unstable_by_key(|found| found.start);
+    let mut reach = UserAddr::new(0);
+    for found in &mut sorted {
+        reach = reach.max(found.reach);
+        found.reach = reach;
+    }
+    sorted
 }
 
 /// Replaces numbers of maps by those that they will have when the maps are sorted by IOVA.

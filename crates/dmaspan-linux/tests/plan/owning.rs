@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::{Iova, Prot};
-use dmaspan_linux::plan::{Mapper, Region};
+use dmaspan_linux::plan::{Mapped, Mapper, Region};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use crate::kernel::{Kernel, M2, PAGE, RW, memory, x86};
@@ -42,6 +42,41 @@ fn addresses_of_the_user_are_translated() {
     assert_eq!(mapped.translate(at(&first, 0)), None);
     assert_eq!(mapped.translate(at(&first, 3 * PAGE)), None);
     assert_eq!(mapped.translate(at(&second, 4 * PAGE - 1)), Some(Iova::new(M2 + 4 * PAGE - 1)));
+}
+
+#[test]
+fn an_address_that_is_mapped_more_than_once_is_translated_to_the_lowest_iova() {
+    let kernel = Kernel::new(x86());
+    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let memory = memory(64);
+    // A long one around many others, at IOVAs in another order than their memory.
+    let part = |first, pages, iova: u64| {
+        let region = Region::part(&memory, first * PAGE, pages * PAGE, RW).unwrap();
+        region.at(Iova::new(iova * PAGE))
+    };
+    let shuffled = |n: u64| 200 + n * 7 % 32 * 4;
+    let short = (0..32).map(|n| part(2 * n, 1, shuffled(n)));
+    let regions = [part(8, 40, 400), part(8, 40, 100)].into_iter().chain(short);
+    let mapped = mapper.map(regions).unwrap();
+    let wanted = |page: u64, around: u64| {
+        let own = (page % 2 == 0).then(|| shuffled(page / 2));
+        let around = (8..48).contains(&page).then(|| around + page - 8);
+        own.into_iter().chain(around).min().map(|iova| Iova::new(iova * PAGE + 5))
+    };
+    let user = |page| memory.user_range().start().wrapping_add(page * PAGE + 5);
+    let check = |mapped: &Mapped<_>, around| {
+        for page in 0..64 {
+            assert_eq!(mapped.translate(user(page)), wanted(page, around), "{page} {around}");
+            assert_eq!(mapped.plan().translate(user(page)), wanted(page, 100), "{page}");
+        }
+        assert_eq!(mapped.translate(user(64)), None);
+    };
+    check(&mapped, 100);
+    // The lowest is unmapped, and all others stay.
+    kernel.state().failing_unmaps = (2..=34).collect();
+    let left = mapped.unmap().unwrap_err().left;
+    check(&left, 400);
+    left.unmap().unwrap();
 }
 
 #[test]

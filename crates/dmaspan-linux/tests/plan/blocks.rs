@@ -137,7 +137,7 @@ fn where_a_block_does_not_fit_its_maps_are_placed_one_by_one() {
 }
 
 #[test]
-fn more_than_a_gib_is_several_blocks() {
+fn maps_of_more_than_a_gib_lie_side_by_side() {
     let large = file(3 * G1);
     let mib = 1 << 20;
     let parts = (0..1536).map(|n| Region::part(&large, 2 * n * mib, mib, RW).unwrap());

@@ -23,18 +23,18 @@ const UNMAPS: u64 = 3;
 
 struct Rig {
     kernel: Arc<Kernel>,
-    mapper: Mapper<Arc<Kernel>>,
+    mapper: Mapper<Kernel>,
     memory: Arc<Memory>,
 }
 
 impl Rig {
     fn new() -> Self {
         let kernel = Kernel::new(x86());
-        let mapper = Mapper::new(kernel.clone()).unwrap();
+        let mapper = Mapper::shared(kernel.clone()).unwrap();
         Self { kernel, mapper, memory: file(8 * M2) }
     }
 
-    fn map(&self) -> Mapped<Arc<Kernel>> {
+    fn map(&self) -> Mapped<Kernel> {
         let part = |(offset, len, _)| Region::part(&self.memory, offset, len, RW).unwrap();
         self.mapper.map(PARTS.map(part)).unwrap()
     }
@@ -45,7 +45,7 @@ impl Rig {
 }
 
 /// Where the block begins whose maps are at these places.
-fn start_of(mapped: &Mapped<Arc<Kernel>>) -> u64 {
+fn start_of(mapped: &Mapped<Kernel>) -> u64 {
     let start = mapped.iova(0).unwrap().get();
     for (region, (_, _, at)) in PARTS.into_iter().enumerate() {
         assert_eq!(mapped.iova(region), Some(Iova::new(start + at)));
@@ -122,7 +122,7 @@ fn where_a_block_does_not_fit_its_maps_are_placed_one_by_one() {
     let range = |first: u64| IovaRange::from_len(Iova::new(first * PAGE), 4 * PAGE).unwrap();
     let apertures = vec![range(16), range(32)];
     let kernel = Kernel::new(Limits { apertures, ..x86() });
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memories: Vec<_> = (0..9).map(|_| memory(1)).collect();
     let regions = |count| memories.iter().take(count).map(|of| Region::whole(of, RW));
     let error = mapper.map(regions(9)).unwrap_err();
@@ -173,7 +173,7 @@ proptest! {
             })
             .collect();
         let kernel = Kernel::new(x86());
-        let mapper = Mapper::new(kernel.clone()).unwrap();
+        let mapper = Mapper::shared(kernel.clone()).unwrap();
         let planned = match mapper.plan(regions.clone()) {
             Err(PlanError::Overlap { .. }) => return Ok(()),
             result => result.unwrap(),

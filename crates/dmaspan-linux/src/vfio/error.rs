@@ -412,7 +412,7 @@ pub enum OpenError {
     /// What is mapped already does not fit the device.
     #[error(
         "{bdf} cannot reach all that is mapped already ({}): unmap what lies outside of the \
-         device's apertures, or attach it first",
+         device's apertures, or attach it first; and devices of one group share one space",
         os::words(*errno)
     )]
     DoesNotFit {

@@ -59,7 +59,7 @@ fn an_address_that_is_mapped_more_than_once_is_translated_to_the_lowest_iova() {
     let regions = [part(8, 40, 400), part(8, 40, 100)].into_iter().chain(short);
     let mapped = mapper.map(regions).unwrap();
     let wanted = |page: u64, around: u64| {
-        let own = (page % 2 == 0).then(|| shuffled(page / 2));
+        let own = page.is_multiple_of(2).then(|| shuffled(page / 2));
         let around = (8..48).contains(&page).then(|| around + page - 8);
         own.into_iter().chain(around).min().map(|iova| Iova::new(iova * PAGE + 5))
     };

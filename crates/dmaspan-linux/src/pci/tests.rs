@@ -249,9 +249,9 @@ fn a_kernel_that_is_too_old_for_iommufd_is_not_told_to_load_it() {
         ("7.2.13\n", "no-iommufd", "modprobe iommufd"),
     ] {
         machine.file("proc/sys/kernel/osrelease", release);
-        let first_step = &steps(&machine, Interface::Iommufd)[0];
+        let first_step = &steps(&machine, Backend::Iommufd)[0];
         assert!(first_step.starts_with(first), "{release}: {first_step}");
-        assert!(names(&machine, Interface::Iommufd).contains(&reason), "{release}");
+        assert!(names(&machine, Backend::Iommufd).contains(&reason), "{release}");
     }
 }
 

@@ -47,7 +47,7 @@ fn addresses_of_the_user_are_translated() {
 #[test]
 fn an_address_that_is_mapped_more_than_once_is_translated_to_the_lowest_iova() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(64);
     // A long one around many others, at IOVAs in another order than their memory.
     let part = |first, pages, iova: u64| {

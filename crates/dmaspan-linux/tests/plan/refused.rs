@@ -201,7 +201,7 @@ fn iovas_are_not_handed_out_where_a_device_that_came_later_does_not_reach() {
 #[test]
 fn iovas_that_a_later_device_does_not_reach_are_not_handed_out_when_they_come_back() {
     let kernel = Kernel::new(x86());
-    let mapper = Mapper::new(kernel.clone()).unwrap();
+    let mapper = Mapper::shared(kernel.clone()).unwrap();
     let memory = memory(1);
     let region = || Region::whole(&memory, RW);
     let dropped = mapper.plan([region()]).unwrap();

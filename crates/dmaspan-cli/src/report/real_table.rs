@@ -1,6 +1,7 @@
 //! What the kernel's IOMMU did, for people.
 
 use comfy_table::Table;
+use dmaspan_linux::vfio::Backend;
 
 use super::text::{align_right, new_table, push_table, push_wrapped, ratio};
 use super::units;
@@ -12,7 +13,7 @@ pub(super) fn push(text: &mut String, rows: &[&Figures], real: &RealDevice) {
     if real.bar.is_some() {
         push_table(text, &bar_table(rows));
         text.push('\n');
-        push_wrapped(text, "", LEGEND_BAR);
+        push_wrapped(text, "", legend_of_bar(real.backend));
         return;
     }
     push_table(text, &memory_table(rows));
@@ -30,8 +31,19 @@ pub(super) fn push(text: &mut String, rows: &[&Figures], real: &RealDevice) {
 const LEGEND: &str = "Total: one request for all, which the kernel pins and maps, or unmaps and \
     unpins. It does not tell what takes how long.";
 
-const LEGEND_BAR: &str = "Each run maps the registers into this process anew, untimed. The total \
-    of a map has the page faults of the kernel, which looks up there where the registers are.";
+/// How the kernel finds registers.
+const fn legend_of_bar(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Vfio | Backend::Compat => {
+            "Each run maps the registers into this process anew, untimed: the total of a map has \
+             the page faults by which the kernel finds them there."
+        }
+        Backend::Iommufd => {
+            "The kernel finds the registers by a dma-buf. The request for that is in the total of \
+             a map, and not in the count."
+        }
+    }
+}
 
 fn legend_of_pages(per_page: &PerPageRequests) -> String {
     let (pages, bytes) = (per_page.pages, ByteSize::new(per_page.bytes()));
@@ -71,7 +83,7 @@ fn memory_table(rows: &[&Figures]) -> Table {
 
 /// A BAR, which has no pages of its own.
 fn bar_table(rows: &[&Figures]) -> Table {
-    let mut table = new_table(["", "size", "aligned to", "total", "GiB/s", "ioctls"]);
+    let mut table = new_table(["", "size", "aligned to", "total", "ioctls"]);
     for row in rows {
         let By::Bar(BarFigures { bytes, alignment, ioctls, map, unmap }) = &row.by else {
             continue;
@@ -79,11 +91,11 @@ fn bar_table(rows: &[&Figures]) -> Table {
         let Ioctls { map: maps, unmap: unmaps } = *ioctls;
         let (size, alignment) = (ByteSize::new(*bytes).to_string(), units::page_size(*alignment));
         table.add_row(["MAP"]);
-        let [name, total, gibps, asked] = total_cells(row, *map, maps);
-        table.add_row([name, size, alignment, total, gibps, asked]);
+        let [name, total, _, asked] = total_cells(row, *map, maps);
+        table.add_row([name, size, alignment, total, asked]);
         table.add_row(["UNMAP"]);
-        let [name, total, gibps, asked] = total_cells(row, *unmap, unmaps);
-        table.add_row([name, String::new(), String::new(), total, gibps, asked]);
+        let [name, total, _, asked] = total_cells(row, *unmap, unmaps);
+        table.add_row([name, String::new(), String::new(), total, asked]);
     }
     align_right(&mut table, 1);
     table

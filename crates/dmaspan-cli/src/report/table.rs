@@ -106,8 +106,9 @@ fn limits(real: &RealDevice) -> String {
     let apertures: Vec<String> = iommu.apertures.iter().map(range).collect();
     let sizes: Vec<String> = iommu.page_sizes.iter().map(|size| units::page_size(*size)).collect();
     let mappings = match iommu.mappings_limit {
-        Some(limit) => format!("{limit} mappings at most"),
-        None => "mappings without a limit".to_owned(),
+        // What iommufd says in place of VFIO is no limit, but the largest number.
+        Some(limit) if limit < u64::from(u32::MAX) => format!("{limit} mappings at most"),
+        _ => "mappings without a limit".to_owned(),
     };
     let (apertures, sizes) = (apertures.join(" and "), sizes.join(", "));
     format!("Its IOMMU has IOVAs {apertures}, pages of {sizes}, {mappings}")
@@ -246,8 +247,8 @@ mod tests {
         let text = render(&examples::bar_report(), Marks::Plain);
         for part in [
             "BAR 2 of 0000:00:05.0, 32 GiB, mapped for the device itself by VFIO type1",
-            "bar 2 32 GiB 1G 1.25 ms 25600 1",
-            "bar 2 625 µs 51200 1",
+            "bar 2 32 GiB 1G 1.25 ms 1",
+            "bar 2 625 µs 1",
             "✓ 32 GiB were mapped and unmapped again; no DMA was tried",
             "✓ no mapping is left",
         ] {

@@ -7,15 +7,21 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
-//! use dmaspan::{DmaSpace, Iova, Prot};
-//! use dmaspan_linux::vfio::Type1;
+//! use dmaspan::Prot;
+//! use dmaspan_linux::plan::{Mapper, Region};
+//! use dmaspan_linux::vfio::{Backend, BusMaster, Space};
 //! use dmaspan_linux::{Memory, MemoryKind};
 //!
-//! let (space, device) = Type1::open("0000:00:05.0".parse()?)?;
-//! let memory = Arc::new(Memory::new(MemoryKind::Thp, 64 << 20)?);
-//! space.map(&memory, memory.user_range(), Iova::new(0x1_0000_0000), Prot::READ_WRITE)?;
-//! // The device finds the memory at 0x1_0000_0000 now. A device that is attached later does too.
-//! # drop(device);
+//! let (space, device) = Space::open(Backend::Vfio, "0000:00:05.0".parse()?)?;
+//! let mapper = Mapper::new(space)?;
+//! let queues = Arc::new(Memory::new(MemoryKind::Thp, 4 << 20)?);
+//! let mapped = mapper.plan([Region::whole(&queues, Prot::READ_WRITE)])?.map()?;
+//!
+//! let registers = device.bar(0)?; // a `Mmio`, which the drivers here run over
+//! device.set_bus_master(BusMaster::On)?; // from here on it reaches `queues` at this address, alone
+//! println!("{:?}, {} bytes of registers", mapped.iova(0), registers.len());
+//! device.set_bus_master(BusMaster::Off)?;
+//! mapped.unmap()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

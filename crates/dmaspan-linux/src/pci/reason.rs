@@ -276,10 +276,16 @@ impl Reason {
 
 /// What takes all of them away, in order. Where one of them stays, nothing else helps.
 pub(crate) fn steps(reasons: &[Reason]) -> Vec<Step> {
-    match reasons.iter().find(|reason| reason.is_final()) {
-        Some(last) => last.steps(),
-        None => reasons.iter().flat_map(Reason::steps).collect(),
+    if let Some(last) = reasons.iter().find(|reason| reason.is_final()) {
+        return last.steps();
     }
+    let mut steps: Vec<Step> = Vec::new();
+    for step in reasons.iter().flat_map(Reason::steps) {
+        if !steps.contains(&step) {
+            steps.push(step);
+        }
+    }
+    steps
 }
 
 fn run(command: &str) -> Step {
@@ -339,13 +345,13 @@ fn shell_quoted(word: &str) -> String {
 
 fn permit(module: &str, state: ModuleState) -> Vec<Step> {
     let warning = by_hand("only where the device is trusted: it can then forge interrupts");
-    let permit = match state {
-        ModuleState::Loaded => {
-            format!("echo 1 > /sys/module/{module}/parameters/allow_unsafe_interrupts")
-        }
-        ModuleState::Absent => format!("modprobe {module} allow_unsafe_interrupts=1"),
+    // A module takes parameters where it is loaded, which another step may have done before.
+    let load = match state {
+        ModuleState::Loaded => None,
+        ModuleState::Absent => Some(run(&format!("modprobe {module}"))),
     };
-    vec![warning, Step::Run(permit)]
+    let permit = format!("echo 1 > /sys/module/{module}/parameters/allow_unsafe_interrupts");
+    [Some(warning), load, Some(Step::Run(permit))].into_iter().flatten().collect()
 }
 
 fn no_iommu(iommu: &Iommu) -> String {

@@ -275,9 +275,10 @@ fn unsafe_interrupts(context: &Context) -> Result {
     let refused = Space::open(context.backend, context.device.parse()?);
     fs::write(&permitted, "Y")?;
     match refused {
-        Err(error @ vfio::OpenError::UnsafeInterrupts { .. }) => {
-            let advice = format!("modprobe {module} allow_unsafe_interrupts=1");
-            if !error.to_string().contains(&advice) {
+        Err(error @ vfio::OpenError::Unusable { .. }) => {
+            let words = error.to_string();
+            let says = words.contains(module) && words.contains("allow_unsafe_interrupts");
+            if !says {
                 return Err(format!("the error does not say what to do: {error}").into());
             }
         }

@@ -18,7 +18,7 @@
 //! let mapped = mapper.plan([Region::whole(&queues, Prot::READ_WRITE)])?.map()?;
 //!
 //! let registers = device.bar(0)?; // a `Mmio`, which the drivers here run over
-//! device.set_bus_master(BusMaster::On)?; // from here on it reaches `queues` at this address, alone
+//! device.set_bus_master(BusMaster::On)?; // from here on it reaches `queues`, and nothing else
 //! println!("{:?}, {} bytes of registers", mapped.iova(0), registers.len());
 //! device.set_bus_master(BusMaster::Off)?;
 //! mapped.unmap()?;

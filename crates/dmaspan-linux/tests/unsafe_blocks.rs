@@ -82,7 +82,7 @@ fn every_unsafe_block_is_listed_and_says_why_it_is_sound() {
         let (lines, all) = (code(&text), text.lines().collect::<Vec<_>>());
         let file = path.strip_prefix(root.join("src")).unwrap().display().to_string();
         let mut function = "";
-        let requests = lines.iter().position(|line| line.starts_with("requests! {"));
+        let requests = lines.iter().position(|line| line.ends_with("requests! {"));
         let requests = lines[requests.map_or(lines.len(), |at| at + 1)..].iter();
         for line in requests.take_while(|line| **line != "}") {
             // Whose structure names no memory, so that making the request is safe.

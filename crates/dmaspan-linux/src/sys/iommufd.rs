@@ -11,7 +11,7 @@ use dmaspan::{Errno, Iova, IovaRange, Prot};
 
 use super::kept::{Kernel, LockedBy, Source};
 use super::mapping::Mapping;
-use super::request::{self, Request};
+use super::request;
 use super::uapi::iommufd::{
     self as uapi, AllowIovas, Destroy, HwInfo, HwptAlloc, HwptGetDirtyBitmap, HwptSetDirtyTracking,
     IoasAlloc, IoasCopy, IoasMap, IoasMapFile, IoasUnmap, IovaRanges, OptionValue, Range,
@@ -20,16 +20,7 @@ use crate::os;
 
 // SAFETY of each: the structure of its request (include/uapi/linux/iommufd.h), whose addresses are
 // not used where the lengths beside them are 0. The kernel copies `size` bytes or fewer.
-macro_rules! requests {
-    ($($structure:ty = $number:expr,)*) => {$(
-        // SAFETY: as said above.
-        unsafe impl Request for $structure {
-            const NUMBER: u32 = $number;
-        }
-    )*};
-}
-
-requests! {
+request::requests! {
     Destroy = uapi::DESTROY,
     HwptSetDirtyTracking = uapi::HWPT_SET_DIRTY_TRACKING,
     IoasAlloc = uapi::IOAS_ALLOC,

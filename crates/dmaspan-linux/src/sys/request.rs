@@ -22,6 +22,18 @@ pub(super) unsafe trait Request: Pod {
     const NUMBER: u32;
 }
 
+/// Says of structures which requests they are of. Beside its use stands why that is sound.
+macro_rules! requests {
+    ($($structure:ty = $number:expr,)*) => {$(
+        // SAFETY: as is said where the list is.
+        unsafe impl $crate::sys::request::Request for $structure {
+            const NUMBER: u32 = $number;
+        }
+    )*};
+}
+
+pub(super) use requests;
+
 /// Makes a request with a structure that names no memory.
 pub(super) fn with<R: Request>(fd: BorrowedFd<'_>, argument: &mut R) -> Result<i32, Errno> {
     // SAFETY:

@@ -13,7 +13,7 @@ use dmaspan::{Errno, IovaRange, Prot};
 use super::iommufd::{address_of_memory, room_for};
 use super::kept::{Kernel, LockedBy, Source};
 use super::mapping::Mapping;
-use super::request::{self, Request};
+use super::request;
 use super::uapi::vfio::{
     self as uapi, AttachIommufdPt, BindIommufd, DetachIommufdPt, DeviceInfo, FeatureDmaBuf,
     GroupStatus, IrqInfo, RegionInfo, Type1Dirty, Type1DirtyGet, Type1Info, Type1Map, Type1Unmap,
@@ -21,16 +21,7 @@ use super::uapi::vfio::{
 
 // SAFETY of each: the structure of its request (include/uapi/linux/vfio.h), which names no address.
 // The kernel copies `argsz` bytes or fewer, as far as it knows the structure.
-macro_rules! requests {
-    ($($structure:ty = $number:expr,)*) => {$(
-        // SAFETY: as said above.
-        unsafe impl Request for $structure {
-            const NUMBER: u32 = $number;
-        }
-    )*};
-}
-
-requests! {
+request::requests! {
     GroupStatus = uapi::GROUP_GET_STATUS,
     DeviceInfo = uapi::DEVICE_GET_INFO,
     RegionInfo = uapi::DEVICE_GET_REGION_INFO,

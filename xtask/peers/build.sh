@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Builds Linux's page tables, its allocator of IOVAs and its bounce pool in user space:
-# ./build.sh WORKDIR
+# ./build.sh WORKDIR [bytes]
 #
 # Leaves WORKDIR/linux/version, the version of Linux, and WORKDIR/BUILD/io_pgtable, generic_pt,
 # iova, swiotlb and swiotlb_copy, where BUILD is u or k; a program that this Linux has no code for is
-# not there, and WORKDIR/formats names the formats that are.
+# not there, and WORKDIR/formats names the formats that are. With `bytes` it leaves
+# WORKDIR/bytes/bytes alone, the server for comparing tables.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,9 +13,11 @@ mkdir -p "$1"
 work=$(cd "$1" && pwd)
 tree=$work/linux
 
-# u: as a program of user space; k: with the kernel's options for code that matter here.
+# u: as a program of user space; k: with the kernel's options for code that matter here; bytes: for
+# a hardware that sees what was written back.
 declare -A flags=(
 	[u]="-O2"
+	[bytes]="-O2 -DKSHIM_BYTES"
 	[k]="-O2 -mgeneral-regs-only -fno-delete-null-pointer-checks -fno-allow-store-data-races -fomit-frame-pointer"
 )
 
@@ -135,6 +138,31 @@ object() {
 	[ "$build" != k ] || objcopy --redefine-sym memset=kmemset --redefine-sym memcpy=kmemcpy "$out"
 }
 
+# The server for comparing tables.
+build_bytes() {
+	local b=bytes iommu=$tree/drivers/iommu fmt formats=(amdv1 vtdss x86_64 riscv64)
+
+	for fmt in "${formats[@]}"; do
+		[ -e "$iommu/generic_pt/fmt/iommu_$fmt.c" ] ||
+			fail "Linux $(cat "$tree/version") has no generic_pt/fmt/iommu_$fmt.c: it can be timed," \
+				"not compared; remove $tree for a newer one"
+	done
+	mkdir -p "$work/$b"
+	# shellcheck disable=SC2086
+	gcc -O2 -Wall "${common[@]}" "${include[@]}" ${flags[$b]} -c "$here/shim/runtime.c" \
+		-o "$work/$b/runtime.o"
+	gcc -O2 -Wall -c "$here/shim/rep.c" -o "$work/$b/rep.o"
+	object "$b" "$here/shim/iommu_core.c" iommu_core
+	object "$b" "$iommu/io-pgtable.c" io-pgtable
+	object "$b" "$iommu/io-pgtable-arm.c" io-pgtable-arm
+	object "$b" "$iommu/io-pgtable-arm-v7s.c" io-pgtable-arm-v7s
+	for fmt in "${formats[@]}"; do
+		object "$b" "$iommu/generic_pt/fmt/iommu_$fmt.c" "$fmt"
+	done
+	program "$b" bytes bytes -DKSHIM_BYTES -- io-pgtable.o io-pgtable-arm.o io-pgtable-arm-v7s.o \
+		"${formats[@]/%/.o}" iommu_core.o
+}
+
 # program BUILD NAME BENCH [DEFINE...] -- OBJECT...
 program() {
 	local build=$1 name=$2 bench=$3 defines=()
@@ -198,4 +226,7 @@ say "building what is compared of Linux $(cat "$tree/version")"
 	common+=(-DMAP_TAKES_ALLOC_SIZE)
 stub_headers
 cut_core
-for b in u k; do build "$b"; done
+case ${2:-} in
+bytes) build_bytes ;;
+*) for b in u k; do build "$b"; done ;;
+esac

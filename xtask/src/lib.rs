@@ -18,13 +18,24 @@ pub mod report;
 pub mod tidy;
 pub mod tree;
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{self, Command};
 
 /// The directory of the workspace.
 pub fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask).to_path_buf()
+}
+
+/// Prints a line. Where nobody reads what this program prints any more it ends, as programs do that
+/// leave SIGPIPE alone (signal(7)).
+pub fn say(line: &str) {
+    let mut out = io::stdout().lock();
+    let said = out.write_all(line.as_bytes()).and_then(|()| out.write_all(b"\n"));
+    if said.and_then(|()| out.flush()).is_err_and(|it| it.kind() == io::ErrorKind::BrokenPipe) {
+        process::exit(128 + 13);
+    }
 }
 
 /// Where cargo builds, for checks that have a directory of their own there.

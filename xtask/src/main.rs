@@ -11,7 +11,11 @@ usage: cargo xtask <command>
 
   tidy    check the rules about the source tree
   no-std  prove that core and drivers link and run without the standard library
-  ci      check everything that must hold before a change lands
+  ci [--full]
+          check everything that must hold before a change lands, in its quick
+          form; with --full at full length: every command of the README as it
+          stands there, soaks of ten million operations, and the tests that
+          count fifty times on a busy machine
   hw [--install] [-- ARGUMENTS OF CARGO TEST]
           run the tests against QEMU's IOMMUs; where there is no QEMU that
           serves, takes one from Debian's packages into the target directory,
@@ -36,7 +40,10 @@ usage: cargo xtask <command>
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
           compare with Linux's own page tables; takes its source from the
           distribution and needs apt, gcc, xz and a network the first time;
-          xtask/peers/README.md says more";
+          xtask/peers/README.md says more
+  peers --bytes [--seed N] [--configurations N] [--work DIR] [--case SUBSTRING]
+          compare the tables themselves, entry by entry, after the same random
+          operations; whatever is not in the README's list of differences fails";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,7 +52,7 @@ fn main() -> ExitCode {
         ["tidy"] => run_tidy(),
         ["no-std"] => match no_std::check() {
             Ok(said) => {
-                println!("{said}");
+                xtask::say(&said);
                 ExitCode::SUCCESS
             }
             Err(error) => {
@@ -53,15 +60,10 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        ["ci"] => {
-            if ci::run() {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            }
-        }
+        ["ci"] => run_ci(ci::Extent::Quick),
+        ["ci", "--full"] => run_ci(ci::Extent::Full),
         ["help" | "--help" | "-h"] | ["hw" | "guest" | "peers", "--help" | "-h"] => {
-            println!("{USAGE}");
+            xtask::say(USAGE);
             ExitCode::SUCCESS
         }
         ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
@@ -96,6 +98,10 @@ fn with_options<T>(
     }
 }
 
+fn run_ci(extent: ci::Extent) -> ExitCode {
+    if ci::run(extent) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 fn run_tidy() -> ExitCode {
     let problems = match Tree::read(&xtask::root()) {
         Ok(tree) => tidy::check(&tree),
@@ -105,7 +111,7 @@ fn run_tidy() -> ExitCode {
         eprintln!("{problem}");
     }
     if problems.is_empty() {
-        println!("tidy: {} rules hold", tidy::RULES.len());
+        xtask::say(&format!("tidy: {} rules hold", tidy::RULES.len()));
         ExitCode::SUCCESS
     } else {
         eprintln!("tidy: {} problems", problems.len());

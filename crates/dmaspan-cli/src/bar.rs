@@ -8,7 +8,6 @@ use dmaspan_linux::PinnerStats;
 use dmaspan_linux::vfio::{self, DeviceError, Requests};
 
 use crate::measure::since;
-use crate::pinned::Counted;
 use crate::plan::BarPlan;
 use crate::progress::Progress;
 use crate::real_iommu::RealIommu;
@@ -67,8 +66,8 @@ pub(crate) fn run(plan: &BarPlan, progress: &Progress) -> Result<Report, RunErro
     report.rows.push(match measure(&iommu, plan, &limits, progress) {
         Ok(figures) => {
             report.size_bytes = figures.bytes;
-            let (by, counted) = (By::Bar(figures), Counted::Untold);
-            Row::Figures(Box::new(Figures { memory, spans: 1, by, verified_bytes: 0, counted }))
+            let (by, witness) = (By::Bar(figures), None);
+            Row::Figures(Box::new(Figures { memory, spans: 1, by, verified_bytes: 0, witness }))
         }
         Err(error) => Row::Failed(Failed { memory, failed: error.to_string() }),
     });

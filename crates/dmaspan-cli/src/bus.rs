@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
-use dmaspan::PhysAddr;
+use dmaspan::{Address, PhysAddr};
 use dmaspan_linux::{FrameMap, Memory};
 use dmaspan_sim::bus::{Bus, BusError};
 
-/// Memory that answers to its physical addresses.
+/// Memory that answers to the addresses that it was mapped with: physical ones, or those of this
+/// process.
 #[derive(Debug)]
-pub(crate) struct MemoryBus {
+pub(crate) struct MemoryBus<A: Address> {
     memory: Arc<Memory>,
-    frames: FrameMap,
+    frames: FrameMap<A>,
 }
 
-impl MemoryBus {
+impl<A: Address> MemoryBus<A> {
     /// The memory that `frames` is a map of.
-    pub(crate) const fn new(memory: Arc<Memory>, frames: FrameMap) -> Self {
+    pub(crate) const fn new(memory: Arc<Memory>, frames: FrameMap<A>) -> Self {
         Self { memory, frames }
     }
 
@@ -31,7 +32,7 @@ impl MemoryBus {
         while done < len {
             let at = paddr.wrapping_add(u64::try_from(done).unwrap_or(u64::MAX));
             let nobody = BusError::Nobody { paddr: at };
-            let (offset, left) = self.frames.locate(at).ok_or(nobody)?;
+            let (offset, left) = self.frames.locate(A::new(at.get())).ok_or(nobody)?;
             let step = usize::try_from(left).unwrap_or(usize::MAX).min(len - done);
             if !piece(offset, done, done + step) {
                 return Err(nobody);
@@ -42,7 +43,7 @@ impl MemoryBus {
     }
 }
 
-impl Bus for MemoryBus {
+impl<A: Address> Bus for MemoryBus<A> {
     fn read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
         self.pieces(paddr, buf.len(), |offset, from, to| {
             self.memory.read(offset, &mut buf[from..to]).is_ok()

@@ -8,13 +8,16 @@
 //! with the memory.
 //!
 //! Nothing gives the pages back where both are ended by `SIGKILL`: then the number stays raised
-//! until somebody writes it to `/sys/kernel/mm/hugepages`.
+//! until somebody writes it to `/sys/kernel/mm/hugepages`. The next run says so, by the
+//! [`Record`] that the holder has written.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use dmaspan_linux::{HugetlbReservation, MemoryKind, signals};
+
+use crate::left_over::Record;
 
 /// The subcommand of the holder.
 pub(crate) const COMMAND: &str = "hold-hugetlb";
@@ -100,6 +103,10 @@ impl Drop for HeldPages {
 pub(crate) fn hold(kind: MemoryKind, bytes: u64) -> ExitCode {
     signals::ignore_termination();
     let mut reservation = HugetlbReservation::for_memory(kind, bytes);
+    let record = match &reservation {
+        Ok(Some(reservation)) => Record::of(kind.page_size(), reservation.added()),
+        _ => None,
+    };
     let answer = match &reservation {
         Ok(_) => HELD.to_owned(),
         Err(error) => error.to_string(),
@@ -113,5 +120,7 @@ pub(crate) fn hold(kind: MemoryKind, bytes: u64) -> ExitCode {
         // An error ends it as well.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
     }
+    drop(reservation);
+    drop(record);
     ExitCode::SUCCESS
 }

@@ -9,6 +9,8 @@ use dmaspan_linux::MemoryKind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     available: u64,
+    /// Whether a memory cgroup leaves less than the machine has.
+    confined: bool,
     lockable: u64,
 }
 
@@ -26,13 +28,14 @@ impl Machine {
         let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let lockable = memlock_limit(&limits, &status).unwrap_or(u64::MAX);
-        Self { available: available.min(allowed), lockable }
+        let confined = allowed < available;
+        Self { available: available.min(allowed), confined, lockable }
     }
 
     /// A machine with so many bytes available.
     #[cfg(test)]
     pub(crate) const fn with_available(available: u64) -> Self {
-        Self { available, lockable: u64::MAX }
+        Self { available, confined: false, lockable: u64::MAX }
     }
 
     /// The same machine for a process that may pin so many bytes.
@@ -44,6 +47,11 @@ impl Machine {
     /// Bytes that can be allocated without swapping, within the limits of the memory cgroup.
     pub(crate) const fn available(&self) -> u64 {
         self.available
+    }
+
+    /// What leaves no more available, for an error: the cgroup's limit or the machine.
+    pub(crate) const fn limited_by(&self) -> &'static str {
+        if self.confined { " within the limits of this process's memory cgroup" } else { "" }
     }
 
     /// Bytes that the process may pin, if nothing of it is pinned yet (`RLIMIT_MEMLOCK`).
@@ -76,37 +84,81 @@ pub(crate) fn kib_field(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The limit of locked memory, in bytes; `None` where there is none (proc(5), capabilities(7)).
-fn memlock_limit(limits: &str, status: &str) -> Option<u64> {
+/// Whether this process has `CAP_IPC_LOCK`.
+pub(crate) fn has_ipc_lock() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    capabilities(&status).is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0)
+}
+
+/// The capabilities that count (capabilities(7)).
+fn capabilities(status: &str) -> Option<u64> {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    let capabilities = u64::from_str_radix(effective.trim(), 16).ok()?;
-    if capabilities & (1 << CAP_IPC_LOCK) != 0 {
+    u64::from_str_radix(effective.trim(), 16).ok()
+}
+
+/// The limit of locked memory, in bytes; `None` where there is none (proc(5)).
+fn memlock_limit(limits: &str, status: &str) -> Option<u64> {
+    if capabilities(status)? & (1 << CAP_IPC_LOCK) != 0 {
         return None;
     }
     let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     limit.split_whitespace().next()?.parse().ok()
 }
 
+/// What a version of cgroups calls a limit of memory and what counts against it.
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    /// Of `memory.stat`, the cached files, which are counted and go when memory is needed.
+    cached: [&'static str; 2],
+}
+
+/// Version 2 (Documentation/admin-guide/cgroup-v2.rst, "Memory").
+const V2: Files = Files {
+    limit: "memory.max",
+    used: "memory.current",
+    cached: ["inactive_file ", "active_file "],
+};
+
+/// Version 1 (Documentation/admin-guide/cgroup-v1/memory.rst). Without a limit the file has a
+/// number that no machine reaches.
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: ["total_inactive_file ", "total_active_file "],
+};
+
 /// What the limits of the process's cgroup and of those around it leave, in bytes; `None` where
-/// nothing limits it. Version 2 alone (Documentation/admin-guide/cgroup-v2.rst, "Memory").
+/// nothing limits it. Below `root` are the cgroups of version 2, and in its folder `memory` those
+/// of version 1: machines that have both limit memory by version 1 alone.
 ///
 /// The kernel ends a process that exceeds them, without an error to catch.
 fn cgroup_left(root: &Path, own_cgroups: &str) -> Option<u64> {
-    let own = own_cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let own = root.join(own);
-    own.ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left_in).min()
+    let of_line = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, own) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        let (root, files) = match controllers {
+            "" => (root.to_owned(), &V2),
+            _ if controllers.split(',').any(|name| name == "memory") => (root.join("memory"), &V1),
+            _ => return None,
+        };
+        // A container may see its own cgroup as the root, and the path as its host names it.
+        let own = root.join(own);
+        let around = own.ancestors().take_while(|dir| dir.starts_with(&root));
+        around.filter_map(|dir| left_in(dir, files)).min()
+    };
+    own_cgroups.lines().filter_map(of_line).min()
 }
 
-fn left_in(dir: &Path) -> Option<u64> {
-    let limit = read_number(&dir.join("memory.max"))?;
-    let used = read_number(&dir.join("memory.current")).unwrap_or(0);
-    // Cached files are counted and go when memory is needed.
+fn left_in(dir: &Path, files: &Files) -> Option<u64> {
+    let limit = read_number(&dir.join(files.limit))?;
+    let used = read_number(&dir.join(files.used)).unwrap_or(0);
     let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    let counter = |name: &str| {
-        let value = stat.lines().find_map(|line| line.strip_prefix(name));
+    let counter = |name: &&str| {
+        let value = stat.lines().find_map(|line| line.strip_prefix(*name));
         value.and_then(|value| value.trim().parse::<u64>().ok()).unwrap_or(0)
     };
-    let cached = counter("inactive_file ").saturating_add(counter("active_file "));
+    let cached = files.cached.iter().map(counter).fold(0, u64::saturating_add);
     Some(limit.saturating_sub(used.saturating_sub(cached)))
 }
 
@@ -157,6 +209,16 @@ mod tests {
         assert_eq!(cgroup_left(&root, "1:cpu:/x\n0::/a/b\n"), Some(700));
         assert_eq!(cgroup_left(&root, "0::/c\n"), None);
         assert_eq!(cgroup_left(&root, ""), None);
+        write("memory/a/b", "memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory/a", "memory.limit_in_bytes", "900\n");
+        write("memory/a", "memory.usage_in_bytes", "700\n");
+        let stat = "inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 200\n";
+        write("memory/a", "memory.stat", stat);
+        assert_eq!(cgroup_left(&root, "4:cpu,memory:/a/b\n1:cpu:/x\n0::/\n"), Some(500));
+        assert_eq!(cgroup_left(&root, "4:memory:/a/b\n0::/a/b\n"), Some(500));
+        // The host's path of a container that sees its own cgroup as the root.
+        write("memory", "memory.limit_in_bytes", "300\n");
+        assert_eq!(cgroup_left(&root, "4:memory:/docker/x\n"), Some(300));
         fs::remove_dir_all(root).unwrap();
     }
 }

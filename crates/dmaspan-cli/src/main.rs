@@ -32,6 +32,7 @@ mod bus;
 mod crew;
 mod devices;
 mod hold;
+mod left_over;
 mod machine;
 mod measure;
 mod per_page;
@@ -50,11 +51,15 @@ use std::borrow::Borrow;
 use std::convert::Infallible;
 use std::env;
 use std::error::Error;
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use dmaspan_linux::stdio;
 use serde::Serialize;
 
 use args::{Args, BenchWhat, Command, Format, MapArgs};
@@ -96,7 +101,7 @@ fn map(args: &MapArgs) -> ExitCode {
 /// `dmaspan devices`.
 fn devices(args: &DevicesArgs) -> ExitCode {
     match devices::run(args) {
-        Ok(text) => print_text(&text).unwrap_or(ExitCode::SUCCESS),
+        Ok(text) => print_text(args.format, &text).unwrap_or(ExitCode::SUCCESS),
         Err(error) => fail(FAILED, &error.to_string()),
     }
 }
@@ -149,7 +154,7 @@ fn bench_by<P: Borrow<Q>, Q, R: Serialize, E: Error>(
         Format::Table => render(&report, Marks::of_stdout()),
         Format::Json => report::json::render(&report),
     };
-    print_text(&text).unwrap_or(ExitCode::SUCCESS)
+    print_text(format, &text).unwrap_or(ExitCode::SUCCESS)
 }
 
 /// Prints a report, and says how it ended.
@@ -158,7 +163,7 @@ fn print(format: Format, report: &Report) -> ExitCode {
         Format::Table => report::table::render(report, Marks::of_stdout()),
         Format::Json => report::json::render(report),
     };
-    if let Some(failed) = print_text(&text) {
+    if let Some(failed) = print_text(format, &text) {
         return failed;
     }
     let mut stderr = io::stderr();
@@ -167,8 +172,8 @@ fn print(format: Format, report: &Report) -> ExitCode {
             let _ = writeln!(stderr, "note: {note}");
         }
     }
-    // On one terminal the table's verdict has just said it.
-    if format == Format::Json || !io::stdout().is_terminal() {
+    // In one terminal or file the table's verdict has just said it.
+    if format == Format::Json || !is_one_file() {
         for failure in report.failures() {
             let _ = writeln!(stderr, "error: {failure}");
         }
@@ -177,19 +182,23 @@ fn print(format: Format, report: &Report) -> ExitCode {
 }
 
 /// Prints a report to standard output; the exit code where that fails.
-fn print_text(text: &str) -> Option<ExitCode> {
-    match write_all(&mut io::stdout().lock(), text) {
-        // Where nobody listens any more there is nobody to tell.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Some(fail(FAILED, &format!("the report cannot be written: {error}")))
-        }
-        _ => None,
-    }
+fn print_text(format: Format, text: &str) -> Option<ExitCode> {
+    let printed = match format {
+        Format::Table => stdio::print(text),
+        Format::Json => stdio::print_json(text),
+    };
+    // Where nobody listens any more there is nobody to tell.
+    let error = printed.err()?;
+    Some(fail(FAILED, &format!("the report cannot be written: {error}")))
 }
 
-fn write_all(out: &mut dyn Write, text: &str) -> io::Result<()> {
-    out.write_all(text.as_bytes())?;
-    out.flush()
+/// Whether standard output and standard error are one terminal or file.
+fn is_one_file() -> bool {
+    let file = |stream: &dyn Fn() -> io::Result<File>| {
+        stream().and_then(|file| file.metadata()).map(|it| (it.dev(), it.ino())).ok()
+    };
+    let out = file(&|| io::stdout().as_fd().try_clone_to_owned().map(File::from));
+    out.is_some() && out == file(&|| io::stderr().as_fd().try_clone_to_owned().map(File::from))
 }
 
 fn fail(code: u8, why: &str) -> ExitCode {
@@ -199,13 +208,17 @@ fn fail(code: u8, why: &str) -> ExitCode {
 
 /// What was asked for instead of a run, or why the command line is wrong: that in one line.
 fn not_parsed(error: &clap::Error) -> ExitCode {
-    let is_help = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp
-            | ErrorKind::DisplayVersion
-            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    );
-    if is_help {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let text = error.render();
+        let text = if Marks::of_stdout().is_coloured() {
+            text.ansi().to_string()
+        } else {
+            text.to_string()
+        };
+        return print_text(Format::Table, &text).unwrap_or(ExitCode::SUCCESS);
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // On standard error, where nothing can be said of a failure.
         let _ = error.print();
     } else {
         let is = |place, word: &str| env::args_os().nth(place).is_some_and(|found| found == word);

@@ -11,11 +11,11 @@ use dmaspan::pin::PinError;
 use dmaspan::{Iova, IovaRange, Span, UserRange};
 use dmaspan_linux::pagemap::{self, PagemapError};
 use dmaspan_linux::vfio::Requests;
-use dmaspan_linux::{FrameSource, Lookup, Memory, MemoryKind, PinnerStats};
+use dmaspan_linux::{FrameAddress, FrameSource, Lookup, Memory, MemoryKind, PinnerStats};
 
 use crate::hold::HeldPages;
 use crate::per_page::PerPage;
-use crate::pinned::Counted;
+use crate::pinned::Witness;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::size::ByteSize;
@@ -36,8 +36,8 @@ pub(crate) struct Measured {
     pub(crate) work: Work,
     /// Bytes that the device and the CPU saw alike.
     pub(crate) verified_bytes: u64,
-    /// What the kernel counts of the pins.
-    pub(crate) counted: Counted,
+    /// What showed that the memory was pinned.
+    pub(crate) witness: Witness,
     /// Bytes that transparent huge pages should have and do not; 0 for other kinds.
     pub(crate) not_huge_bytes: u64,
 }
@@ -123,7 +123,7 @@ pub(crate) trait Backend {
 pub(crate) struct FirstRun {
     spans: usize,
     verified_bytes: u64,
-    counted: Counted,
+    witness: Witness,
 }
 
 /// Maps, checks and measures memory of one kind by the backend that `open` gives, whose smallest
@@ -161,9 +161,9 @@ pub(crate) fn row<B: Backend>(
     progress.begin(format!("{kind}: page at a time, {runs} times"), runs);
     let after_run = || progress.advance(1);
     let work = backend.per_page(&subject, range, found, plan.runs, &after_run)?;
-    let FirstRun { spans, verified_bytes, counted } = first;
+    let FirstRun { spans, verified_bytes, witness } = first;
     let not_huge_bytes = subject.not_huge_bytes();
-    Ok(Measured { spans, map, unmap, work, verified_bytes, counted, not_huge_bytes })
+    Ok(Measured { spans, map, unmap, work, verified_bytes, witness, not_huge_bytes })
 }
 
 /// The memory that is mapped.
@@ -190,8 +190,8 @@ impl Subject {
     }
 
     /// Its runs of contiguous frames.
-    fn spans(&self, source: &FrameSource) -> Result<Vec<Span>, RowError> {
-        let mut spans: Vec<Span> = Vec::new();
+    fn spans<A: FrameAddress>(&self, source: &FrameSource<A>) -> Result<Vec<Span<A>>, RowError> {
+        let mut spans: Vec<Span<A>> = Vec::new();
         match source.frames(&self.memory, self.user, Lookup::EveryPage, &mut spans) {
             Ok(_) => Ok(spans),
             Err(PinError::Failed(error)) => Err(error.into()),

@@ -90,8 +90,9 @@ pub(crate) enum UsageError {
     BarOfNone,
     /// More than the machine has.
     #[error(
-        "{} of {kind} memory, {} with tables and lists, are more than the {} that are available: \
-         ask for less", ByteSize::new(*bytes), ByteSize::new(*needed), ByteSize::new(*available)
+        "{} of {kind} memory, {} with tables and lists, are more than the {} that are available\
+         {limited_by}: ask for less",
+        ByteSize::new(*bytes), ByteSize::new(*needed), ByteSize::new(*available)
     )]
     TooMuch {
         /// The kind asked for.
@@ -102,6 +103,23 @@ pub(crate) enum UsageError {
         needed: u64,
         /// The bytes that there are.
         available: u64,
+        /// Why there are no more, where it is not the machine.
+        limited_by: &'static str,
+    },
+    /// Less may be pinned than the least that can be mapped.
+    #[error(
+        "this process may pin only {} (RLIMIT_MEMLOCK), of which half is left to others, and the \
+         pages of {what} have {}: raise the limit with `ulimit -l {}`{}, or run as root",
+        ByteSize::new(*lockable), ByteSize::new(*least), least.saturating_mul(2).div_ceil(1024),
+        or_base(lockable / 2, what)
+    )]
+    TooLittleLockable {
+        /// The limit, in bytes.
+        lockable: u64,
+        /// The least that can be mapped, in bytes.
+        least: u64,
+        /// What has pages of that size.
+        what: String,
     },
 }
 
@@ -110,13 +128,14 @@ fn exact(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 20) {
         ByteSize::new(bytes).to_string()
     } else {
-        format!("{bytes} bytes")
+        ByteSize::exact(bytes)
     }
 }
 
 /// What else can be done where the kind of memory asks for much.
 fn or_base(bytes: u64, what: &str) -> &'static str {
-    let fits = bytes.is_multiple_of(MemoryKind::Base.page_size());
+    let page = MemoryKind::Base.page_size();
+    let fits = bytes.is_multiple_of(page) && bytes >= page;
     if fits && what.ends_with("memory") { ", or for `--memory base`" } else { "" }
 }
 
@@ -164,7 +183,7 @@ impl Plan {
         let mut notes = Vec::new();
         let bytes = match args.size {
             Some(size) => size.bytes(),
-            None => default_bytes(multiple, machine, &mut notes),
+            None => default_bytes(multiple, &what, machine, &mut notes)?,
         };
         if bytes == 0 {
             return Err(UsageError::Zero { least: multiple });
@@ -175,7 +194,8 @@ impl Plan {
         for &kind in &kinds {
             let (needed, available) = (needed_bytes(bytes), machine.available_for(kind));
             if needed > available {
-                return Err(UsageError::TooMuch { kind, bytes, needed, available });
+                let limited_by = machine.limited_by();
+                return Err(UsageError::TooMuch { kind, bytes, needed, available, limited_by });
             }
         }
         Ok(Self { bytes, backend, runs: args.runs, kinds, notes })
@@ -198,15 +218,24 @@ fn needed_bytes(bytes: u64) -> u64 {
 }
 
 /// The usual size, or the largest power of two that leaves a quarter of the memory alone, and half
-/// of what the process may pin.
-fn default_bytes(multiple: u64, machine: &Machine, notes: &mut Vec<String>) -> u64 {
+/// of what the process may pin. The least is `multiple`, the pages of `what`.
+fn default_bytes(
+    multiple: u64,
+    what: &str,
+    machine: &Machine,
+    notes: &mut Vec<String>,
+) -> Result<u64, UsageError> {
     let (available, lockable) = (machine.available(), machine.lockable());
-    let fits = |budget: u64| budget.checked_ilog2().map_or(0, |lg2| 1u64 << lg2).max(multiple);
+    let fits = |budget: u64| budget.checked_ilog2().map_or(0, |lg2| 1u64 << lg2);
     let by_memory = fits(available.saturating_sub(64 << 20) / 4 * 3);
     let by_limit = if lockable == u64::MAX { u64::MAX } else { fits(lockable / 2) };
-    let bytes = by_memory.min(by_limit).min(DEFAULT_BYTES.max(multiple));
+    if by_limit < multiple {
+        let what = what.to_owned();
+        return Err(UsageError::TooLittleLockable { lockable, least: multiple, what });
+    }
+    let bytes = by_memory.max(multiple).min(by_limit).min(DEFAULT_BYTES.max(multiple));
     if bytes >= DEFAULT_BYTES {
-        return bytes;
+        return Ok(bytes);
     }
     let why = if by_limit < by_memory {
         format!(
@@ -214,11 +243,12 @@ fn default_bytes(multiple: u64, machine: &Machine, notes: &mut Vec<String>) -> u
             ByteSize::new(lockable)
         )
     } else {
-        format!("{} of memory are available", ByteSize::new(available))
+        let limited_by = machine.limited_by();
+        format!("{} of memory are available{limited_by}", ByteSize::new(available))
     };
     let (bytes_shown, usual) = (ByteSize::new(bytes), ByteSize::new(DEFAULT_BYTES));
     notes.push(format!("{bytes_shown} of each kind instead of {usual}, since {why}"));
-    bytes
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -263,6 +293,22 @@ mod tests {
         // Who asks for more is told by the kernel, which knows what is pinned already.
         let asked = args(Some(GIB), &[MemoryKind::Base], Granule::K4);
         assert_eq!(Plan::new(&asked, &machine).unwrap().bytes, GIB);
+    }
+
+    #[test]
+    fn a_process_that_may_pin_less_than_a_page_is_told_the_limit_that_would_do() {
+        let machine = Machine::with_available(GIB * 8).with_lockable(64 << 10);
+        let planned = Plan::new(&args(None, &[MemoryKind::Base], Granule::K4), &machine).unwrap();
+        assert_eq!(planned.bytes, 32 << 10);
+        let all = args(None, &[MemoryKind::Base, MemoryKind::Hugetlb2M], Granule::K4);
+        let error = Plan::new(&all, &machine).unwrap_err().to_string();
+        for part in ["only 64 KiB", "hugetlb memory have 2 MiB", "`ulimit -l 4096`", "memory base`"]
+        {
+            assert!(error.contains(part), "{error}");
+        }
+        let none = Machine::with_available(GIB * 8).with_lockable(4096);
+        let error = Plan::new(&args(None, &[MemoryKind::Base], Granule::K4), &none).unwrap_err();
+        assert!(error.to_string().contains("`ulimit -l 8`"), "{error}");
     }
 
     #[test]

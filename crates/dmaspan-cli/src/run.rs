@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use dmaspan::Limits;
+use dmaspan::{HostAddr, Limits, PhysAddr};
+use dmaspan_linux::pagemap::NoFrames;
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::vfio::OpenError;
-use dmaspan_linux::{FrameMode, FrameSource, LinuxPinner, MemoryKind, PinMethod};
+use dmaspan_linux::{FrameAddress, FrameMode, FrameSource, LinuxPinner, MemoryKind, PinMethod};
 
 use crate::args::Granule;
+use crate::left_over;
 use crate::measure::{self, Measured, PageRequests, Real, RowError, Soft, Work};
-use crate::pinned::Counted;
+use crate::pinned::Witness;
 use crate::plan::{Plan, PlannedBackend};
 use crate::progress::Progress;
 use crate::real_iommu::RealIommu;
@@ -30,12 +32,6 @@ pub(crate) enum RunError {
     Open(#[from] OpenError),
 }
 
-/// What maps, while rows are measured.
-enum Opened {
-    Soft(Granule),
-    Real(Box<RealIommu>, FrameSource),
-}
-
 /// Does what `plan` says.
 ///
 /// # Errors
@@ -43,28 +39,88 @@ enum Opened {
 /// [`RunError`] where nothing can be pinned or mapped here. What goes wrong with one kind of memory
 /// is in the report.
 pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, RunError> {
-    let (mut report, opened) = match plan.backend {
-        PlannedBackend::Soft(granule) => {
-            (soft_report(plan, granule, &LinuxPinner::new()?), Opened::Soft(granule))
-        }
+    match plan.backend {
+        PlannedBackend::Soft(granule) => match LinuxPinner::<PhysAddr>::new() {
+            Ok(pinner) => Ok(soft(plan, granule, &pinner, None, progress)),
+            Err(LinuxPinError::NoFrames(why)) => {
+                let pinner = LinuxPinner::<HostAddr>::new()?;
+                Ok(soft(plan, granule, &pinner, Some(why), progress))
+            }
+            Err(error) => Err(error.into()),
+        },
         PlannedBackend::Real(backend, bdf) => {
-            let (iommu, frames) = (RealIommu::open(backend, bdf)?, FrameSource::detect());
-            (real_report(plan, &iommu, &frames), Opened::Real(Box::new(iommu), frames))
+            let iommu = RealIommu::open(backend, bdf)?;
+            // Only the figures have them: the kernel maps.
+            match FrameSource::<PhysAddr>::new() {
+                Ok(frames) => Ok(real(plan, &iommu, &frames, None, progress)),
+                Err(why) => {
+                    let frames = FrameSource::<HostAddr>::new().map_err(LinuxPinError::from)?;
+                    Ok(real(plan, &iommu, &frames, Some(why), progress))
+                }
+            }
         }
-    };
+    }
+}
+
+/// Measures with a software IOMMU. `pinner` is not mapped by: each row has its own.
+fn soft<A: FrameAddress>(
+    plan: &Plan,
+    granule: Granule,
+    pinner: &LinuxPinner<A>,
+    why_virtual: Option<NoFrames>,
+    progress: &Progress,
+) -> Report {
+    let report = soft_report(plan, granule, pinner, why_virtual);
+    let (bytes, size) = (plan.bytes, granule.bytes());
+    rows(plan, report, progress, |kind| match granule {
+        Granule::K4 => measure::row(plan, kind, size, || Soft::<A, 12>::new(bytes), progress),
+        Granule::K16 => measure::row(plan, kind, size, || Soft::<A, 14>::new(bytes), progress),
+        Granule::K64 => measure::row(plan, kind, size, || Soft::<A, 16>::new(bytes), progress),
+    })
+}
+
+/// Measures with the kernel's IOMMU.
+fn real<A: FrameAddress>(
+    plan: &Plan,
+    iommu: &RealIommu,
+    frames: &FrameSource<A>,
+    why_virtual: Option<NoFrames>,
+    progress: &Progress,
+) -> Report {
+    let report = real_report::<A>(plan, iommu, why_virtual);
+    rows(plan, report, progress, |kind| {
+        let size = iommu.limits().granule();
+        measure::row(plan, kind, size, || Ok(Real::new(iommu, frames)), progress)
+    })
+}
+
+/// Adds a row for each kind of memory to a report.
+fn rows(
+    plan: &Plan,
+    mut report: Report,
+    progress: &Progress,
+    row: impl Fn(MemoryKind) -> Result<Measured, RowError>,
+) -> Report {
+    report.notes.extend(left_over::notes());
+    let mut memlock = None;
     for &kind in &plan.kinds {
-        match row(plan, &opened, kind, progress) {
+        match row(kind) {
             Ok(measured) => add_measured(&mut report, kind, &measured),
-            Err(error) => add_error(&mut report, kind, &error),
+            Err(error) => add_error(&mut report, kind, &error, &mut memlock),
         }
     }
     progress.clear();
-    Ok(report)
+    report
 }
 
 /// The report of the software IOMMU, without rows.
-fn soft_report(plan: &Plan, granule: Granule, pinner: &LinuxPinner) -> Report {
-    let mut report = empty_report(plan, "soft", granule.bytes(), pinner.frames());
+fn soft_report<A: FrameAddress>(
+    plan: &Plan,
+    granule: Granule,
+    pinner: &LinuxPinner<A>,
+    why_virtual: Option<NoFrames>,
+) -> Report {
+    let mut report = empty_report::<A>(plan, "soft", granule.bytes());
     report.pin = Some(match pinner.method() {
         PinMethod::IoUring => "io_uring",
         _ => "mlock",
@@ -73,16 +129,20 @@ fn soft_report(plan: &Plan, granule: Granule, pinner: &LinuxPinner) -> Report {
     if let Some(why) = pinner.why_mlock() {
         report.notes.push(format!("memory is locked with mlock: {why}"));
     }
-    report.notes.extend(why_virtual(pinner.frames()));
+    report.notes.extend(why_virtual.map(virtual_note));
     report
 }
 
 /// The report of a real device, without rows.
-fn real_report(plan: &Plan, iommu: &RealIommu, frames: &FrameSource) -> Report {
+fn real_report<A: FrameAddress>(
+    plan: &Plan,
+    iommu: &RealIommu,
+    why_virtual: Option<NoFrames>,
+) -> Report {
     let limits = iommu.limits();
-    let mut report = empty_report(plan, iommu.backend().name(), limits.granule(), frames);
+    let mut report = empty_report::<A>(plan, iommu.backend().name(), limits.granule());
     let device = iommu.device().bdf().to_string();
-    report.notes.extend(why_virtual(frames));
+    report.notes.extend(why_virtual.map(virtual_note));
     report.notes.push(format!(
         "no DMA was tried, as this program has no driver for {device}: the example `dmaspan-nvme` \
          reads and writes the disk of an NVMe controller"
@@ -104,7 +164,7 @@ impl Iommu {
     }
 }
 
-fn empty_report(plan: &Plan, backend: &'static str, granule: u64, frames: &FrameSource) -> Report {
+fn empty_report<A: FrameAddress>(plan: &Plan, backend: &'static str, granule: u64) -> Report {
     Report {
         backend,
         real: None,
@@ -112,7 +172,7 @@ fn empty_report(plan: &Plan, backend: &'static str, granule: u64, frames: &Frame
         granule,
         runs: plan.runs,
         pin: None,
-        frames: Some(match frames.mode() {
+        frames: Some(match A::MODE {
             FrameMode::Physical => "physical",
             FrameMode::Virtual => "virtual",
         }),
@@ -123,36 +183,28 @@ fn empty_report(plan: &Plan, backend: &'static str, granule: u64, frames: &Frame
     }
 }
 
-fn why_virtual(frames: &FrameSource) -> Option<String> {
-    let why = frames.why_virtual()?;
-    Some(format!("spans are contiguous virtual memory: {why}"))
+fn virtual_note(why: NoFrames) -> String {
+    format!("spans are contiguous virtual memory: {why}")
 }
 
-fn row(
-    plan: &Plan,
-    opened: &Opened,
+/// Adds what went wrong. That the limit of locked memory is too low is said in full once: of the
+/// kind in `memlock`.
+fn add_error(
+    report: &mut Report,
     kind: MemoryKind,
-    progress: &Progress,
-) -> Result<Measured, RowError> {
-    let bytes = plan.bytes;
-    match opened {
-        Opened::Soft(granule) => {
-            let size = granule.bytes();
-            match granule {
-                Granule::K4 => measure::row(plan, kind, size, || Soft::<12>::new(bytes), progress),
-                Granule::K16 => measure::row(plan, kind, size, || Soft::<14>::new(bytes), progress),
-                Granule::K64 => measure::row(plan, kind, size, || Soft::<16>::new(bytes), progress),
-            }
+    error: &RowError,
+    memlock: &mut Option<MemoryKind>,
+) {
+    let memory = kind.name().to_owned();
+    let why = match *memlock {
+        Some(first) if error.is_memlock() => {
+            format!("the limit of locked memory is too low for it too: see {first}")
         }
-        Opened::Real(iommu, frames) => {
-            let size = iommu.limits().granule();
-            measure::row(plan, kind, size, || Ok(Real::new(iommu, frames)), progress)
-        }
+        _ => error.to_string(),
+    };
+    if error.is_memlock() && memlock.is_none() {
+        *memlock = Some(kind);
     }
-}
-
-fn add_error(report: &mut Report, kind: MemoryKind, error: &RowError) {
-    let (memory, why) = (kind.name().to_owned(), error.to_string());
     if error.is_skip() {
         return report.rows.push(Row::Skipped(Skipped { memory, skipped: why }));
     }
@@ -163,11 +215,8 @@ fn add_error(report: &mut Report, kind: MemoryKind, error: &RowError) {
 }
 
 fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
-    if measured.counted == Counted::Untold {
-        report.notes.push(format!(
-            "{kind}: this kernel does not tell how much of such memory is pinned, so that was not \
-             checked"
-        ));
+    if let Witness::Accepted(why) = measured.witness {
+        report.notes.push(format!("{kind}: how much of it is pinned was not checked: {why}"));
     }
     if measured.not_huge_bytes > 0 {
         report.notes.push(format!(
@@ -182,7 +231,7 @@ fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
         spans: measured.spans,
         by: by(measured, report.size_bytes),
         verified_bytes: measured.verified_bytes,
-        counted: measured.counted,
+        witness: Some(measured.witness),
     })));
 }
 

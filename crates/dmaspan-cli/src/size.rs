@@ -13,6 +13,11 @@ impl ByteSize {
         Self(bytes)
     }
 
+    /// A number of bytes that is not rounded.
+    pub(crate) fn exact(bytes: u64) -> String {
+        format!("{bytes} byte{}", if bytes == 1 { "" } else { "s" })
+    }
+
     /// The number.
     pub(crate) const fn bytes(self) -> u64 {
         self.0
@@ -61,7 +66,7 @@ impl FromStr for ByteSize {
     }
 }
 
-/// The log2 of a unit: nothing or `B` for bytes, or a letter, alone or with `B` or `iB`.
+/// The log2 of a unit: nothing or `B` for bytes, or a letter, alone or with `B`, `i` or `iB`.
 fn unit_lg2(unit: &str) -> Option<u32> {
     let mut letters = unit.chars().map(|c| c.to_ascii_uppercase());
     let Some(first) = letters.next() else { return Some(0) };
@@ -70,14 +75,14 @@ fn unit_lg2(unit: &str) -> Option<u32> {
         return rest.is_empty().then_some(0);
     }
     let (_, lg2) = UNITS.into_iter().find(|(letter, _)| *letter == first)?;
-    matches!(rest.as_str(), "" | "B" | "IB").then_some(lg2)
+    matches!(rest.as_str(), "" | "B" | "I" | "IB").then_some(lg2)
 }
 
 impl fmt::Display for ByteSize {
     /// In the largest unit that it has one of, with two decimals at most.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((letter, lg2)) = UNITS.into_iter().find(|(_, lg2)| self.0 >> lg2 != 0) else {
-            return write!(f, "{} bytes", self.0);
+            return f.write_str(&Self::exact(self.0));
         };
         let number = format!("{:.2}", self.0 as f64 / (1u64 << lg2) as f64);
         let number = number.trim_end_matches('0').trim_end_matches('.');
@@ -95,9 +100,17 @@ mod tests {
 
     #[test]
     fn units_are_powers_of_1024_however_they_are_written() {
-        for text in
-            ["512M", "512m", "512MB", "512MiB", "512 MiB", "536870912", "0.5G", "536870912B"]
-        {
+        for text in [
+            "512M",
+            "512m",
+            "512MB",
+            "512Mi",
+            "512MiB",
+            "512 MiB",
+            "536870912",
+            "0.5G",
+            "536870912B",
+        ] {
             assert_eq!(parse(text), Ok(512 << 20), "{text}");
         }
         assert_eq!(parse("4K"), Ok(4096));
@@ -109,7 +122,7 @@ mod tests {
     #[test]
     fn what_is_no_size_is_refused() {
         for text in
-            ["", "M", "1X", "-1M", "1e9", "1.M", ".5M", "1.2.3M", "12Mi", "1MM", "x", "0x10"]
+            ["", "M", "1X", "-1M", "1e9", "1.M", ".5M", "1.2.3M", "12Mib/s", "1MM", "x", "0x10"]
         {
             assert_eq!(parse(text), Err(BadSize::NotASize), "{text}");
         }
@@ -128,6 +141,7 @@ mod tests {
     fn sizes_are_shown_in_the_largest_unit() {
         let show = |bytes| ByteSize::new(bytes).to_string();
         assert_eq!(show(0), "0 bytes");
+        assert_eq!(show(1), "1 byte");
         assert_eq!(show(4096), "4 KiB");
         assert_eq!(show(3 << 29), "1.5 GiB");
         assert_eq!(show(24_684_084 << 10), "23.54 GiB");

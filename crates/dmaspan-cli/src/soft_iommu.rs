@@ -5,7 +5,7 @@ use std::fmt;
 use dmaspan::io_pgtable::{self, ArmLpaeS1, ArmLpaeS1Config, ConfigError, PageTable};
 use dmaspan::iommu::{self, Domain};
 use dmaspan::{Account, Container, PhysAddr, Prot};
-use dmaspan_linux::LinuxPinner;
+use dmaspan_linux::{FrameAddress, LinuxPinner};
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, BadRegisters};
@@ -44,9 +44,9 @@ pub(crate) enum BuildError {
 
 /// A container over page tables that a device of this process can use.
 #[derive(Debug)]
-pub(crate) struct SoftIommu {
+pub(crate) struct SoftIommu<A: FrameAddress> {
     /// What maps.
-    pub(crate) container: Container<LinuxPinner, parking_lot::RawMutex>,
+    pub(crate) container: Container<LinuxPinner<A>, parking_lot::RawMutex>,
     /// Where its tables are.
     pub(crate) tables: Arena,
     /// What a device translates by.
@@ -97,13 +97,16 @@ impl fmt::Display for Left {
     }
 }
 
-impl SoftIommu {
+impl<A: FrameAddress> SoftIommu<A> {
     /// One with tables of a granule of `2^G` bytes, for `bytes` of memory.
     ///
     /// # Errors
     ///
     /// [`BuildError`], for a granule that Arm does not have.
-    pub(crate) fn new<const G: u32>(pinner: LinuxPinner, bytes: u64) -> Result<Self, BuildError> {
+    pub(crate) fn new<const G: u32>(
+        pinner: LinuxPinner<A>,
+        bytes: u64,
+    ) -> Result<Self, BuildError> {
         let (table, tables) = new_table::<G>(bytes)?;
         let registers = table.format().registers(table.root());
         let walker = ArmLpaeS1Walker::new(ArmS1Registers {
@@ -113,7 +116,7 @@ impl SoftIommu {
             ..Default::default()
         })?;
         let iotlb = Iotlb::new(walker, tables.clone());
-        let domain = Domain::new(table, iotlb.clone())?;
+        let domain = Domain::new(table, iotlb.reaching::<A>())?;
         let container = Container::with_domain(pinner, domain, Account::new(bytes));
         let empty_tables = tables.tables();
         Ok(Self { container, tables, iotlb, empty_tables })

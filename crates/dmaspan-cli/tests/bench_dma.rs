@@ -132,11 +132,10 @@ fn letters_take_their_values_in_any_order_and_form() {
 }
 
 #[test]
-fn a_case_takes_the_seconds_that_it_was_given() {
+fn a_case_takes_the_seconds_that_it_was_given_at_least() {
     let begin = Instant::now();
     let report = json(&["-s", "1", "-x", "1000", "-d", "to-device", "-b", "64", "-n", "-1"]);
-    let seconds = begin.elapsed().as_secs_f64();
-    assert!((1.0..10.0).contains(&seconds), "{seconds} s");
+    assert!(begin.elapsed().as_secs() >= 1, "{:?}", begin.elapsed());
     assert_eq!(report["direction"], "to-device");
     assert_eq!((&report["bits"], &report["delay_ns"]), (&64.into(), &1000.into()));
     let row = &rows(&report)[0];

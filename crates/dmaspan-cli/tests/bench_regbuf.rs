@@ -1,8 +1,11 @@
 //! `dmaspan bench regbuf` as its users run it.
 
 mod bench;
+#[path = "../../dmaspan-linux/tests/turn/mod.rs"]
+mod turn;
 
 use serde_json::Value;
+use turn::turn;
 
 /// The object that `--format json` prints.
 fn json(args: &[&str]) -> Value {
@@ -59,6 +62,7 @@ fn check_row(row: &Value) {
 
 #[test]
 fn every_case_is_measured_on_what_the_machine_gives() {
+    let _turn = turn();
     let report = json(&["--quick", "--size", "16M"]);
     assert_eq!((&report["size_bytes"], &report["runs"]), (&(16 << 20).into(), &1.into()));
     let rows = report["rows"].as_array().unwrap();
@@ -133,6 +137,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_what_can() {
 
 #[test]
 fn the_tables_are_narrow_and_say_what_they_mean() {
+    let _turn = turn();
     for args in [&["--quick", "--size", "16M"][..], &["--quick", "--model"]] {
         let shown = bench::tables(
             &[&["regbuf"], args].concat(),

@@ -1,15 +1,19 @@
 //! The program as its users run it.
 
+#[path = "../../dmaspan-linux/tests/turn/mod.rs"]
+mod turn;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+// Tests that pin, whose user may pin little, take turns too.
+use turn::turn;
 
 const MIB: u64 = 1 << 20;
 
@@ -76,6 +80,8 @@ fn check_row(row: &Value, bytes: u64) {
     assert!((1..=leaf_count).contains(&number(&row["spans"])), "{row}");
     assert!(number(&row["table_bytes"]) >= 4096);
     assert_eq!(number(&row["verified_bytes"]), bytes);
+    let witness = row["pin_witness"].as_str().unwrap();
+    assert!(["VmPin", "VmLck", "nr_foll_pin_acquired", "accepted"].contains(&witness), "{row}");
     for phase in ["map", "unmap"] {
         let phase = &row[phase];
         assert!(number(&phase["total_ns"]) > 0 && phase["gibps"].as_f64().unwrap() > 0.0);
@@ -87,16 +93,8 @@ fn check_row(row: &Value, bytes: u64) {
     assert!(number(&row["per_page"]["map_table_ns"]) > 0);
     assert!(number(&row["per_page"]["unmap_table_ns"]) > 0);
     for way in ["map", "unmap"] {
-        assert!(row["table_speedup"][way].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["table_speedup"][way].as_f64().unwrap() >= 0.0, "{row}");
     }
-}
-
-/// Held by tests that pin, whose user may pin little, and by those that raise the number of hugetlb
-/// pages, which is one for the whole system.
-static POOL: Mutex<()> = Mutex::new(());
-
-fn pool_turn() -> MutexGuard<'static, ()> {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn hugetlb_pages() -> Option<String> {
@@ -108,7 +106,7 @@ fn every_usual_kind_is_mapped_verified_and_gone_after_the_unmap() {
     if needs_root() {
         return;
     }
-    let _turn = pool_turn();
+    let _turn = turn();
     let pages_before = hugetlb_pages();
     let (report, output) = json(&["8M", "--runs", "2"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -161,29 +159,29 @@ fn a_device_that_is_no_address_is_wrong_usage() {
 
 #[test]
 fn a_run_that_is_killed_gives_hugetlb_pages_back() {
-    let _turn = pool_turn();
+    let _turn = turn();
     let before = hugetlb_pages();
     let args = ["map", "64M", "--memory", "hugetlb", "--runs", "1000"];
     let mut child = dmaspan(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let begin = Instant::now();
     while hugetlb_pages() == before {
         if child.try_wait().unwrap().is_some() {
             return eprintln!("SKIP: the number of hugetlb pages is not raised here");
         }
-        assert!(begin.elapsed() < Duration::from_secs(60), "nothing is reserved");
         thread::sleep(Duration::from_millis(1));
     }
     child.kill().unwrap();
     child.wait().unwrap();
+    // The process that holds them comes to its end in a moment, or never does.
+    let begin = Instant::now();
     while hugetlb_pages() != before {
-        assert!(begin.elapsed() < Duration::from_secs(120), "the pages stay reserved");
+        assert!(begin.elapsed() < Duration::from_secs(300), "the pages stay reserved");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 #[test]
 fn every_granule_maps_memory_of_huge_pages() {
-    let _turn = pool_turn();
+    let _turn = turn();
     for (granule, bytes) in [("4k", 4096), ("16k", 16384), ("64k", 65536)] {
         let (report, output) = json(&["4M", "--memory", "thp", "--granule", granule, "--runs=1"]);
         assert_eq!(number(&report["granule"]), bytes);
@@ -197,7 +195,7 @@ fn every_granule_maps_memory_of_huge_pages() {
 
 #[test]
 fn scattered_pages_under_a_larger_granule_say_why_and_others_go_on() {
-    let _turn = pool_turn();
+    let _turn = turn();
     if needs_root() {
         return;
     }
@@ -220,7 +218,7 @@ fn scattered_pages_under_a_larger_granule_say_why_and_others_go_on() {
 
 #[test]
 fn where_no_kind_can_be_mapped_the_run_failed() {
-    let _turn = pool_turn();
+    let _turn = turn();
     if needs_root() {
         return;
     }
@@ -235,7 +233,7 @@ fn where_no_kind_can_be_mapped_the_run_failed() {
 
 #[test]
 fn files_in_memory_are_mapped_too() {
-    let _turn = pool_turn();
+    let _turn = turn();
     let (report, output) = json(&["2M", "--memory", "memfd", "--runs", "1"]);
     let row = &rows(&report)[0];
     if !skipped(row) {
@@ -246,7 +244,7 @@ fn files_in_memory_are_mapped_too() {
 
 #[test]
 fn the_table_is_narrow_plain_and_ends_with_a_verdict() {
-    let _turn = pool_turn();
+    let _turn = turn();
     let output = run(&["map", "4M", "--memory", "thp,base", "--runs", "1"]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -384,7 +382,7 @@ fn help_and_version_are_there() {
 
 #[test]
 fn without_privilege_virtual_addresses_stand_for_frames() {
-    let _turn = pool_turn();
+    let _turn = turn();
     let args = ["map", "2M", "--memory", "thp", "--format", "json", "--runs", "1"];
     // A user who is nobody, where this one may become one.
     let output = match dmaspan(&args).uid(65534).gid(65534).output() {
@@ -404,7 +402,7 @@ fn without_privilege_virtual_addresses_stand_for_frames() {
 
 #[test]
 fn a_report_that_cannot_be_written_is_an_error() {
-    let _turn = pool_turn();
+    let _turn = turn();
     for format in ["table", "json"] {
         let Ok(full) = fs::OpenOptions::new().write(true).open("/dev/full") else {
             return eprintln!("SKIP: there is no /dev/full");
@@ -419,7 +417,7 @@ fn a_report_that_cannot_be_written_is_an_error() {
 
 #[test]
 fn a_holder_that_is_asked_to_end_holds_until_its_input_ends() {
-    let _turn = pool_turn();
+    let _turn = turn();
     let args = ["hold-hugetlb", "hugetlb", "4194304"];
     let mut holder = dmaspan(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
@@ -443,7 +441,7 @@ fn a_holder_that_is_asked_to_end_holds_until_its_input_ends() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_panic() {
-    let _turn = pool_turn();
+    let _turn = turn();
     for format in ["table", "json"] {
         let args = ["map", "2M", "--memory", "thp", "--runs", "1", "--format", format];
         let mut child =

@@ -3,10 +3,26 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 
-use dmaspan::iommu::{FaultHook, FaultReport, FaultResponse, ReservedRegions};
+use core::ops::RangeInclusive;
+
+use dmaspan::iommu::{
+    FaultHook, FaultReport, FaultResponse, RegionKind, ReservedRegion, ReservedRegions,
+};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use lock_api::{Mutex, RawMutex};
 
 use crate::error::Error;
+use crate::host::NoMemory;
+
+/// Where writes of devices of a PC are interrupts, whatever tables say (VT-d, 3.14; AMD 48882,
+/// 2.1.4.2).
+pub(crate) const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
+
+/// What no device can have mapped there.
+pub(crate) fn region(range: RangeInclusive<u64>, kind: RegionKind) -> Option<ReservedRegion> {
+    let range = IovaRange::new(Iova::new(*range.start()), Iova::new(*range.end()))?;
+    Some(ReservedRegion { range, kind, prot: Prot::WRITE })
+}
 
 /// What a look at the faults of an IOMMU found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +53,21 @@ pub(crate) struct Streams<L>(Mutex<L, BTreeMap<u32, Arc<Claimed<L>>>>);
 impl<L: RawMutex> Streams<L> {
     pub(crate) fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// [`claim`](Self::claim), with more regions, none of which is mapped.
+    pub(crate) fn claim_with(
+        &self,
+        id: u32,
+        mut regions: ReservedRegions,
+        more: impl Iterator<Item = ReservedRegion>,
+    ) -> Result<Arc<Claimed<L>>, Error> {
+        for region in more {
+            // For want of memory alone: none of them is direct.
+            let no_memory = NoMemory { lg2_size: 6, max_paddr: PhysAddr::new(u64::MAX) };
+            regions.insert(region).map_err(|_| no_memory)?;
+        }
+        self.claim(id, regions)
     }
 
     /// Makes a stream the caller's, until it is [released](Self::release).

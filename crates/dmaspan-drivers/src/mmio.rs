@@ -12,7 +12,8 @@ use core::ptr::NonNull;
 /// alone, and a place in a queue is given back only after it was read).
 ///
 /// Nothing is undefined whatever it returns: a driver takes nothing on trust from a register. That
-/// the registers are those of the hardware is promised to the driver when it is made.
+/// the registers are those of the hardware, in that order, is promised to the driver when it is
+/// made.
 pub trait Mmio: Send + Sync {
     /// Reads the 32 bits at `offset`, with one access.
     fn read32(&self, offset: u64) -> u32;

@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use dmaspan::Span;
+use dmaspan::{PhysAddr, Span};
 use dmaspan_linux::{FrameSource, HugetlbReservation, Lookup, Memory, MemoryKind};
 
 /// The length of the memory in bytes, of whatever page size.
@@ -14,7 +14,7 @@ fn len_of(kind: MemoryKind) -> u64 {
 }
 
 fn lookups(c: &mut Criterion) {
-    let source = match FrameSource::physical() {
+    let source = match FrameSource::<PhysAddr>::new() {
         Ok(source) => source,
         Err(why) => return eprintln!("SKIP: {why}"),
     };

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use dmaspan::swiotlb::{InSlot, PoolMemory, Room, Transfer};
-use dmaspan::{PhysAddr, Span};
+use dmaspan::{HostAddr, Promise, Span};
 use parking_lot::Mutex;
 
 use crate::mem::{Memory, MemoryError, MemoryKind};
 use crate::sys::{self, bytes};
 
-/// What a [`Pool`](dmaspan::swiotlb::Pool) of this process is made of. [`PhysAddr`]s are addresses
-/// of the process here, of slots as well as of [originals](dmaspan::swiotlb::Original), which can
-/// be any of its memory whose provenance is exposed, as that of a [`Memory`] is.
+/// What a [`Pool`](dmaspan::swiotlb::Pool) of this process is made of. Its addresses are those of
+/// the process, of slots as well as of [originals](dmaspan::swiotlb::Original), which can be any of
+/// its memory whose provenance is exposed, as that of a [`Memory`] is. A device of the
+/// [DMA API](dmaspan::dma) takes no such pool: it has no physical addresses.
 ///
 /// Every page is there from the beginning. None is pinned: what hardware is to reach goes through a
 /// [`LinuxPinner`](crate::LinuxPinner) or VFIO first.
@@ -20,7 +21,7 @@ use crate::sys::{self, bytes};
 ///
 /// ```
 /// use dmaspan::swiotlb::{Fill, Original, Pool, PoolConfig, SlotRequest};
-/// use dmaspan::{Direction, PhysAddr, Span};
+/// use dmaspan::{Direction, HostAddr, Span};
 /// use dmaspan_linux::{BounceMemory, MemoryKind, UserPlatform};
 ///
 /// let memory = BounceMemory::new(MemoryKind::Base, 4 << 20)?;
@@ -29,13 +30,13 @@ use crate::sys::{self, bytes};
 /// let mut buffer = vec![1u8; 5000];
 /// let addr = buffer.as_mut_ptr().expose_provenance() as u64;
 /// // SAFETY: the buffer outlives the mapping, and nothing refers to its bytes until that ends.
-/// let original = unsafe { Original::new(Span::new(PhysAddr::new(addr), 5000)?) };
+/// let original = unsafe { Original::new(Span::new(HostAddr::new(addr), 5000)?) };
 /// let request = SlotRequest::default();
 /// let bounced = pool.map(original, Direction::Bidirectional, Fill::Copy, &request)?;
 ///
 /// // The device finds the bytes in the slot, and writes one of them.
 /// let slot: *mut u8 =
-///     std::ptr::with_exposed_provenance_mut(bounced.span().paddr().get() as usize);
+///     std::ptr::with_exposed_provenance_mut(bounced.span().start().get() as usize);
 /// // SAFETY: the slot is held, and has a byte at least.
 /// assert_eq!(unsafe { slot.read_volatile() }, 1);
 /// // SAFETY: as before.
@@ -48,7 +49,7 @@ use crate::sys::{self, bytes};
 #[derive(Debug)]
 pub struct BounceMemory {
     memory: Memory,
-    spans: [Span; 1],
+    spans: [Span<HostAddr>; 1],
     /// What was allocated for growth, by its first address.
     grown: Mutex<BTreeMap<u64, Memory>>,
 }
@@ -79,11 +80,17 @@ impl BounceMemory {
     pub fn grown_bytes(&self) -> u64 {
         self.grown.lock().values().map(Memory::len).sum()
     }
+
+    /// Gives memory that was allocated for growth back to the system.
+    fn unmap(&self, span: Span<HostAddr>) {
+        let memory = self.grown.lock().remove(&span.start().get());
+        debug_assert!(memory.is_some(), "{span} was not allocated");
+    }
 }
 
 /// The first `len` bytes of memory.
-fn span(memory: &Memory, len: u64) -> Option<Span> {
-    Span::new(PhysAddr::new(memory.user_range().start().get()), len).ok()
+fn span(memory: &Memory, len: u64) -> Option<Span<HostAddr>> {
+    Span::new(HostAddr::new(memory.user_range().start().get()), len).ok()
 }
 
 #[expect(unsafe_code, reason = "the mappings are the pool's alone")]
@@ -93,32 +100,34 @@ fn span(memory: &Memory, len: u64) -> Option<Span> {
 //    nobody has references to them but to atomic words.
 // 2. The copies are of `sys::bytes`, which touches what a transfer or a slot says.
 unsafe impl PoolMemory for BounceMemory {
-    fn spans(&self) -> &[Span] {
+    type Address = HostAddr;
+
+    fn spans(&self) -> &[Span<HostAddr>] {
         &self.spans
     }
 
     #[inline]
-    fn copy(&self, transfer: Transfer) {
+    fn copy(&self, transfer: Transfer<HostAddr>) {
         bytes::transfer(&transfer);
     }
 
     #[inline]
-    fn zero(&self, bytes: InSlot) {
+    fn zero(&self, bytes: InSlot<HostAddr>) {
         bytes::zero(&bytes);
     }
 
     #[inline]
-    fn read(&self, bytes: InSlot, into: &mut [u8]) {
+    fn read(&self, bytes: InSlot<HostAddr>, into: &mut [u8]) {
         bytes::read(&bytes, into);
     }
 
     #[inline]
-    fn write(&self, bytes: InSlot, from: &[u8]) {
+    fn write(&self, bytes: InSlot<HostAddr>, from: &[u8]) {
         bytes::write(&bytes, from);
     }
 
     /// Maps memory; `None` where the system has too little, or maps it beyond `room.last`.
-    fn allocate(&self, room: Room) -> Option<Span> {
+    fn allocate(&self, room: Room) -> Option<Span<HostAddr>> {
         let kind = match self.kind() {
             MemoryKind::Thp if room.bytes.is_multiple_of(MemoryKind::Thp.page_size()) => {
                 MemoryKind::Thp
@@ -131,13 +140,12 @@ unsafe impl PoolMemory for BounceMemory {
         if span.last().get() > room.last {
             return None;
         }
-        self.grown.lock().insert(span.paddr().get(), memory);
+        self.grown.lock().insert(span.start().get(), memory);
         Some(span)
     }
 
-    fn free(&self, span: Span) {
-        let memory = self.grown.lock().remove(&span.paddr().get());
-        debug_assert!(memory.is_some(), "{span} was not allocated");
+    fn free(&self, _promise: Promise<'_>, span: Span<HostAddr>) {
+        self.unmap(span);
     }
 }
 
@@ -160,9 +168,9 @@ mod tests {
         let memory = memory();
         for align in [2048, sys::page_size(), M1, 4 * M1] {
             let span = memory.allocate(room(3 * 2048, align, u64::MAX)).unwrap();
-            assert_eq!((span.len(), span.paddr().get() % align), (3 * 2048, 0));
+            assert_eq!((span.len(), span.start().get() % align), (3 * 2048, 0));
             assert_eq!(memory.grown_bytes(), (3 * 2048_u64).next_multiple_of(sys::page_size()));
-            memory.free(span);
+            memory.unmap(span);
             assert_eq!(memory.grown_bytes(), 0);
         }
     }
@@ -183,8 +191,8 @@ mod tests {
         let memory = BounceMemory::new(MemoryKind::Thp, huge).unwrap();
         let kind = |bytes| {
             let span = memory.allocate(room(bytes, 2048, u64::MAX)).unwrap();
-            let kind = memory.grown.lock()[&span.paddr().get()].kind();
-            memory.free(span);
+            let kind = memory.grown.lock()[&span.start().get()].kind();
+            memory.unmap(span);
             kind
         };
         assert_eq!((kind(2 * huge), kind(huge / 2)), (MemoryKind::Thp, MemoryKind::Base));

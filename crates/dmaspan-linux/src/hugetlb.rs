@@ -330,26 +330,22 @@ impl Pool {
     }
 }
 
-/// Held by tests that use the pool, which is one for the whole system.
 #[cfg(test)]
-pub(crate) static TESTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+#[path = "../tests/turn/mod.rs"]
+mod turn;
+#[cfg(test)]
+pub(crate) use turn::turn;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{MutexGuard, PoisonError};
-
     use super::*;
     use crate::Memory;
 
     const SIZE: u64 = 2 << 20;
 
-    fn exclusive() -> MutexGuard<'static, ()> {
-        TESTS.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     #[test]
     fn reservation_gives_back_what_it_took() {
-        let _exclusive = exclusive();
+        let _turn = turn();
         let Ok(pool) = Pool::of(SIZE) else { return eprintln!("SKIP: no pool of 2 MiB pages") };
         let before = pool.counts().unwrap();
         let reservation = match HugetlbReservation::new(SIZE, before.free + 4) {
@@ -364,7 +360,7 @@ mod tests {
 
     #[test]
     fn pages_that_are_free_already_are_not_reserved_again() {
-        let _exclusive = exclusive();
+        let _turn = turn();
         let mut first = match HugetlbReservation::new(SIZE, 2) {
             Ok(first) => first,
             Err(error) => return eprintln!("SKIP: {error}"),
@@ -438,18 +434,26 @@ mod tests {
 
     #[test]
     fn a_reservation_that_goes_first_leaves_the_memory_its_pages() {
-        let _exclusive = exclusive();
+        let _turn = turn();
         let reservation = match HugetlbReservation::for_memory(MemoryKind::Hugetlb2M, 2 * SIZE) {
             Ok(reservation) => reservation.unwrap(),
             Err(error) => return eprintln!("SKIP: {error}"),
         };
-        let before = reservation.pool.counts().unwrap().persistent - reservation.added();
         let memory = Memory::new(MemoryKind::Hugetlb2M, 2 * SIZE).unwrap();
         memory.fill_words(0, 2 * SIZE, |n| n).unwrap();
         drop(reservation);
         memory.check_words(0, 2 * SIZE, |n| n).unwrap();
-        drop(memory);
-        assert_eq!(Pool::of(SIZE).unwrap().counts().unwrap().total, before);
+    }
+
+    #[test]
+    fn a_reservation_takes_back_what_it_added_whatever_others_added_meanwhile() {
+        let pool = plain_pool("takes-back");
+        let reservation = HugetlbReservation { pool: again(&pool), added: 4, lock: None };
+        // It made 9 of the 5, and another one 16 of those.
+        pool.set(16).unwrap();
+        drop(reservation);
+        assert_eq!(pool.counts().unwrap().total, 12);
+        fs::remove_dir_all(pool.dir).unwrap();
     }
 
     #[test]

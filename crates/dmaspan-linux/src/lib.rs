@@ -32,19 +32,19 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use dmaspan::Prot;
-//! use dmaspan::pin::{Dirty, Kind, Pinner};
+//! use dmaspan::pin::Pinner;
+//! use dmaspan::{HostAddr, Prot};
 //! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 //!
 //! let memory = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);
-//! let pinner = LinuxPinner::new()?;
+//! // Of virtual addresses, which need no privilege; those of hardware are `PhysAddr`s.
+//! let pinner = LinuxPinner::<HostAddr>::new()?;
 //! let mut spans = Vec::new();
-//! let mut pin = pinner
+//! let pin = pinner
 //!     .pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans)
 //!     .map_err(|failed| format!("{:?}", failed.error))?;
 //! assert_eq!(spans.iter().map(|span| span.len()).sum::<u64>(), 1 << 20);
-//! pinner.unpin(&mut pin, &spans, Kind::Memory, Dirty::Written);
-//! pinner.release(pin);
+//! pinner.give_back(pin);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -71,10 +71,10 @@ pub use bounce::BounceMemory;
 pub use framemap::FrameMap;
 pub use hugetlb::HugetlbReservation;
 pub use mem::{Memory, MemoryKind};
-pub use pagemap::{FrameMode, FrameSource, Lookup};
+pub use pagemap::{FrameAddress, FrameMode, FrameSource, Lookup};
 pub use pci::Bdf;
 pub use pinner::{LinuxPin, LinuxPinner, PinnerOptions, PinnerStats};
 pub use platform::{SleepHook, UserPlatform};
 pub use registration::PinMethod;
 pub use sys::perf::{Instructions, NoCounter};
-pub use sys::{process_cpu_time, signals, thread_cpu_time};
+pub use sys::{process_cpu_time, signals, stdio, thread_cpu_time};

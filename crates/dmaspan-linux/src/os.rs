@@ -59,6 +59,7 @@ impl fmt::Display for Size {
             .find(|(lg2, _)| bytes != 0 && bytes.trailing_zeros() >= *lg2)
         {
             Some((lg2, unit)) => write!(f, "{} {unit}", bytes >> lg2),
+            None if bytes == 1 => f.write_str("1 byte"),
             None => write!(f, "{bytes} bytes"),
         }
     }
@@ -144,6 +145,7 @@ mod tests {
         assert_eq!(text(1025 << 10), "1025 KiB");
         assert_eq!(text(1025), "1025 bytes");
         assert_eq!(text(0), "0 bytes");
+        assert_eq!(text(1), "1 byte");
     }
 
     #[test]

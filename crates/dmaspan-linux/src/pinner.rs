@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Errno, Prot, RangeError, Span, UserAddr, UserRange};
+use dmaspan::{Errno, PhysAddr, Promise, Prot, RangeError, Span, UserAddr, UserRange};
 
 use crate::mem::{AccessError, Memory, OutsideMemory};
-use crate::pagemap::{FrameMode, FrameSource, Lookup, NoFrames, PagemapError};
+use crate::pagemap::{FrameAddress, FrameMode, FrameSource, Lookup, NoFrames, PagemapError};
 use crate::registration::{PinMethod, RegisterError, Registrar, Registration};
 
 /// Why memory was not pinned, or a pinner not made.
@@ -55,8 +55,6 @@ impl LinuxPinError {
 pub struct PinnerOptions {
     /// How to pin. `None`: by io_uring, or by mlock where io_uring is forbidden.
     pub method: Option<PinMethod>,
-    /// What the addresses of spans shall be. `None`: physical where they can be.
-    pub frames: Option<FrameMode>,
     /// How frames are looked up.
     pub lookup: Lookup,
 }
@@ -85,27 +83,66 @@ struct Counters {
 /// Pins ranges of [`Memory`], each of which is an address space to it: mappings of a container may
 /// be of several, and a registry of buffers is of one.
 ///
-/// Pins by io_uring stay at their frames. Locked memory may move, so where memory is locked the
-/// addresses of spans are virtual ones, which always hold; see [`frame_mode`](Self::frame_mode).
+/// Addresses of spans are physical, or as a `LinuxPinner<HostAddr>` those of the process, which
+/// need no privilege. Pins by io_uring stay at their frames. Locked memory may move, so where
+/// memory is locked there are only virtual addresses, which always hold.
+///
+/// What has virtual addresses can be mapped by an IOMMU of software, and no driver of hardware
+/// takes it. Here `Driver` has the hooks of one:
+///
+/// ```
+/// # use dmaspan::io_pgtable::{Format, TableMemory};
+/// # use dmaspan::iommu::{Domain, IommuOps};
+/// # use dmaspan::{Account, Container, PhysAddr};
+/// # use dmaspan_linux::LinuxPinner;
+/// fn over_hardware<F: Format, M: TableMemory<F::Word> + 'static, Driver>(
+///     domain: Domain<F, M, Driver>,
+///     pinner: LinuxPinner<PhysAddr>,
+/// ) -> Container<LinuxPinner<PhysAddr>, parking_lot::RawMutex>
+/// where
+///     Driver: IommuOps<Address = PhysAddr> + 'static,
+/// {
+///     Container::with_domain(pinner, domain, Account::new(1 << 30))
+/// }
+/// ```
+///
+/// With virtual addresses it does not compile:
+///
+/// ```compile_fail,E0271
+/// # use dmaspan::io_pgtable::{Format, TableMemory};
+/// # use dmaspan::iommu::{Domain, IommuOps};
+/// # use dmaspan::{Account, Container, HostAddr, PhysAddr};
+/// # use dmaspan_linux::LinuxPinner;
+/// fn over_hardware<F: Format, M: TableMemory<F::Word> + 'static, Driver>(
+///     domain: Domain<F, M, Driver>,
+///     pinner: LinuxPinner<HostAddr>,
+/// ) -> Container<LinuxPinner<HostAddr>, parking_lot::RawMutex>
+/// where
+///     Driver: IommuOps<Address = PhysAddr> + 'static,
+/// {
+///     Container::with_domain(pinner, domain, Account::new(1 << 30))
+/// }
+/// ```
 ///
 /// # Context
 ///
 /// Any number of threads pin and release at once. A process that forks keeps its pins in the
 /// parent.
 #[derive(Debug)]
-pub struct LinuxPinner {
+pub struct LinuxPinner<A: FrameAddress = PhysAddr> {
     registrar: Arc<Registrar>,
-    frames: FrameSource,
+    frames: FrameSource<A>,
     lookup: Lookup,
     why_mlock: Option<RegisterError>,
     counters: Counters,
 }
 
-impl LinuxPinner {
+impl<A: FrameAddress> LinuxPinner<A> {
     /// A pinner with the best that this system has.
     ///
     /// # Errors
     ///
+    /// [`LinuxPinError::NoFrames`] where there are no such addresses, and
     /// [`LinuxPinError::Register`] where io_uring fails for another reason than that it is missing
     /// or forbidden.
     pub fn new() -> Result<Self, LinuxPinError> {
@@ -128,17 +165,12 @@ impl LinuxPinner {
                 Err(error) => return Err(error.into()),
             },
         };
-        let may_move = registrar.method() == PinMethod::Mlock;
-        let frames = match (options.frames, may_move) {
-            (Some(FrameMode::Virtual), _) => FrameSource::virtual_addresses(NoFrames::Asked),
-            (Some(FrameMode::Physical), true) => return Err(NoFrames::MayMove.into()),
-            (None, true) => FrameSource::virtual_addresses(NoFrames::MayMove),
-            (Some(FrameMode::Physical), false) => FrameSource::physical()?,
-            (None, false) => FrameSource::detect(),
-        };
+        if A::MODE == FrameMode::Physical && registrar.method() == PinMethod::Mlock {
+            return Err(NoFrames::MayMove.into());
+        }
         Ok(Self {
             registrar: Arc::new(registrar),
-            frames,
+            frames: FrameSource::new()?,
             lookup: options.lookup,
             why_mlock,
             counters: Counters::default(),
@@ -156,18 +188,8 @@ impl LinuxPinner {
         self.why_mlock
     }
 
-    /// What the addresses of spans are.
-    pub fn frame_mode(&self) -> FrameMode {
-        self.frames.mode()
-    }
-
-    /// Why the addresses are virtual; `None` where they are physical.
-    pub fn why_virtual(&self) -> Option<NoFrames> {
-        self.frames.why_virtual()
-    }
-
     /// Where the spans come from, for look-ups without pinning.
-    pub fn frames(&self) -> &FrameSource {
+    pub fn frames(&self) -> &FrameSource<A> {
         &self.frames
     }
 
@@ -191,10 +213,14 @@ impl LinuxPinner {
         }
     }
 
-    /// Ends a pin. Where the kernel does not, the memory is leaked with it.
-    fn end(&self, held: Held) {
+    /// Ends a pin that the caller made itself. Where the kernel does not, the memory is leaked with
+    /// it.
+    ///
+    /// Spans let nobody at their memory: to map them for a device takes unsafe code, which promises
+    /// there that the pin lasts longer.
+    pub fn give_back(&self, pin: LinuxPin) {
         let begin = Instant::now();
-        let Held { memory, registrar, registration } = held;
+        let Held { memory, registrar, registration } = ManuallyDrop::into_inner(pin.held);
         if registrar.unregister(&memory, registration).is_err() {
             mem::forget((memory, registrar));
         }
@@ -238,15 +264,17 @@ struct Held {
 // 1. Pushed spans are memory of the user's range until the pin is released: the pin keeps the
 //    `Memory`, which nothing unmaps, and dropping the pin leaks it. Physical addresses are pushed
 //    only of memory that is registered with io_uring, which keeps its frames until its slot is
-//    emptied (`release` does that) or the ring is closed (the pin keeps it). Virtual addresses do
-//    not change when the frames do.
+//    emptied (`release` does that) or the ring is closed (the pin keeps it): `with` makes no other
+//    pinner with physical ones. Virtual addresses, which `HostAddr` says they are, do not change
+//    when the frames do.
 // 2. A device may write the memory: all of `Memory` is readable and writable, and Rust code reaches
 //    it through atomic words alone.
 // 3. Spans cover the range exactly and in order, which the walk of `pagemap` sees to: each step
 //    begins where the last one ended, and the first and last spans are cut to the range.
 #[expect(unsafe_code, reason = "promises that pinned memory stays where it is")]
-unsafe impl Pinner for LinuxPinner {
+unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
     type Space = Arc<Memory>;
+    type Address = A;
     type Pin = LinuxPin;
     type Error = LinuxPinError;
 
@@ -255,7 +283,7 @@ unsafe impl Pinner for LinuxPinner {
         space: &Arc<Memory>,
         range: UserRange,
         _prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<A>,
     ) -> Result<LinuxPin, PinFailed<LinuxPin, LinuxPinError>> {
         let refused =
             |error: LinuxPinError| PinFailed { error: PinError::Failed(error), pin: None };
@@ -284,7 +312,7 @@ unsafe impl Pinner for LinuxPinner {
         let pin = match sink.took {
             Took::Something => Some(pin),
             Took::Nothing => {
-                self.release(pin);
+                self.give_back(pin);
                 None
             }
         };
@@ -292,10 +320,18 @@ unsafe impl Pinner for LinuxPinner {
     }
 
     /// Nothing to do: the kernel releases only the whole pin, and marks every page of it written.
-    fn unpin(&self, _pin: &mut LinuxPin, _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
+    fn unpin(
+        &self,
+        _promise: Promise<'_>,
+        _pin: &mut LinuxPin,
+        _spans: &[Span<A>],
+        _kind: Kind,
+        _dirty: Dirty,
+    ) {
+    }
 
-    fn release(&self, pin: LinuxPin) {
-        self.end(ManuallyDrop::into_inner(pin.held));
+    fn release(&self, _promise: Promise<'_>, pin: LinuxPin) {
+        self.give_back(pin);
     }
 
     fn space_id(&self, space: &Arc<Memory>) -> u64 {
@@ -303,7 +339,7 @@ unsafe impl Pinner for LinuxPinner {
     }
 
     fn knows_frames(&self) -> bool {
-        self.frame_mode() == FrameMode::Physical
+        A::MODE == FrameMode::Physical
     }
 
     fn read(
@@ -337,13 +373,13 @@ enum Took {
     Something,
 }
 
-struct Watched<'a> {
-    sink: &'a mut dyn SpanSink,
+struct Watched<'a, A> {
+    sink: &'a mut dyn SpanSink<A>,
     took: Took,
 }
 
-impl SpanSink for Watched<'_> {
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+impl<A> SpanSink<A> for Watched<'_, A> {
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
         self.sink.push(span, kind)?;
         self.took = Took::Something;
         Ok(())

@@ -9,7 +9,7 @@ use std::thread;
 use dmaspan::swiotlb::{
     Fill, Growth, InSlot, Original, Pool, PoolConfig, PoolMemory, SlotRequest, To,
 };
-use dmaspan::{Direction, PhysAddr, Span};
+use dmaspan::{Direction, HostAddr, Span};
 use dmaspan_linux::{BounceMemory, Memory, MemoryKind, UserPlatform};
 
 const M1: u64 = 1 << 20;
@@ -27,14 +27,14 @@ fn size(bytes: u64) -> usize {
 }
 
 /// What a slot may stand in for: `len` bytes from `offset` of the memory.
-fn original(memory: &Memory, offset: u64, len: u64) -> Original {
-    let start = PhysAddr::new(memory.user_range().start().get());
+fn original(memory: &Memory, offset: u64, len: u64) -> Original<HostAddr> {
+    let start = HostAddr::new(memory.user_range().start().get());
     // SAFETY: every test keeps the memory until its pool is gone, and uses it by atomic words.
     unsafe { Original::new(Span::new(start.wrapping_add(offset), len).unwrap()) }
 }
 
 /// The bytes of a slot.
-fn in_slot(span: Span) -> InSlot {
+fn in_slot(span: Span<HostAddr>) -> InSlot<HostAddr> {
     // SAFETY: every test holds the slot until it has looked.
     unsafe { InSlot::of(span) }
 }
@@ -86,7 +86,7 @@ fn zeros_are_written_to_the_padding_and_nowhere_else() {
         .unwrap();
     let mut bytes = vec![0; size(M1)];
     pool.memory().read(in_slot(all), &mut bytes);
-    let first = size(mapped.span().paddr().get() - all.paddr().get());
+    let first = size(mapped.span().start().get() - all.start().get());
     assert_eq!(bytes[first..first + 100], pattern(page())[3..103]);
     assert!(bytes[first + 100..first + 2048].iter().all(|byte| *byte == 0));
     assert!(bytes[..first].iter().chain(&bytes[first + 2048..]).all(|byte| *byte == 0xa5));

@@ -91,12 +91,17 @@ fn every_unsafe_block_is_listed_and_says_why_it_is_sound() {
         for (at, line) in lines.iter().enumerate() {
             function = name_after(line, "fn ").unwrap_or(function);
             let block = line.find("unsafe {");
-            let what = match (block, line.trim_start().strip_prefix("unsafe impl ")) {
+            let what = match (block, line.trim_start().strip_prefix("unsafe impl")) {
                 (Some(column), _) => {
                     let calls: Vec<_> = calls(&braces(&lines, at, column)).into_iter().collect();
                     format!("{file}: {function}: {}", calls.join(" "))
                 }
-                (None, Some(rest)) => format!("{file}: impl {}", rest.trim_end_matches([' ', '{'])),
+                (None, Some(rest)) => {
+                    // Without its own parameters, which stand before the name of the trait.
+                    let own = rest.starts_with('<').then(|| rest.split_once("> ")).flatten();
+                    let rest = own.map_or(rest, |(_, rest)| rest).trim();
+                    format!("{file}: impl {}", rest.trim_end_matches([' ', '{']))
+                }
                 (None, None) => continue,
             };
             // The proof stands above the statement, which may begin some lines before.

@@ -49,6 +49,8 @@ fn zeros(len: u64) -> Vec<u8> {
 // SAFETY: the buffer is the value's until it is dropped. All access goes through the RAM, which
 // checks each address and touches the bytes that it is told to.
 unsafe impl PoolMemory for RamPool {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         std::slice::from_ref(&self.span)
     }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 /// As much of what QEMU says on stderr is kept.
 const KEPT: usize = 1 << 14;
 /// How long its end may be behind that of its pipes.
-const LAST_MOMENTS: Duration = Duration::from_secs(1);
+const LAST_MOMENTS: Duration = Duration::from_secs(5);
 
 /// QEMU's process and what leads to it.
 pub(crate) struct Wire {

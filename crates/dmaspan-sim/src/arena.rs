@@ -4,18 +4,20 @@
 //! table's physical address is its place in the arena behind a base that the caller chooses, so
 //! tests can put tables where a format can or cannot reach them.
 //!
-//! The arena knows the state of every table, and [`TableWords::read_u64`] refuses to read one that
-//! was freed: a walk through a table that was freed too early is found when it happens.
+//! The arena knows the state of every table. [`TableWords::read_u64`] refuses to read one that was
+//! freed: a walk through a table that was freed too early is found when it happens. Where a device
+//! writes tables, a link may lead anywhere: no table that is part of no tree is entered or
+//! detached, so that none is freed twice.
 
 use std::alloc::{self, Layout};
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::{Coherency, PhysAddr, lg2};
-use parking_lot::Mutex;
+use dmaspan::{Coherency, PhysAddr, Promise, lg2};
+use parking_lot::RwLock;
 
 use crate::walker::{NotATable, TableWords};
 
@@ -32,35 +34,61 @@ const NONE: u32 = u32::MAX;
 enum State {
     /// No table, or one that was freed.
     Free = 0,
-    /// In a list or being filled: no hardware reads it.
+    /// In a list or being filled, through plain memory: nobody else reads it.
     Reserved = 1,
-    /// Part of a tree.
-    Published = 2,
     /// Detached; hardware may still read it.
-    Retired = 3,
+    Retired = 2,
+    /// Part of a tree.
+    Published = 3,
 }
 
 /// Memory for tables of all sizes. Clones share it.
 #[derive(Clone)]
 pub struct Arena {
-    // Copied out of `shared`, so that finding a table reads no other memory.
+    // Copied out of `shared`, so that finding a table reads no other memory but its tag.
     base: u64,
-    bytes: u64,
+    units: u64,
     memory: Memory,
+    tags: Tags,
     shared: Arc<Shared>,
 }
 
 struct Shared {
     /// What the arena's memory lies in.
     _block: Block,
+    /// A number that no other arena of this process has or had.
+    id: u64,
     /// For each unit, the next one of its list: never stored in the tables.
     next: Box<[AtomicU32]>,
-    /// For each unit that begins a table, a [`State`].
-    state: Box<[AtomicU8]>,
-    /// For each unit, log2 of the size of the table that it belongs to; 0 while it never did. A
-    /// unit never changes its size again.
-    size: Box<[AtomicU8]>,
-    free: Mutex<Free>,
+    /// For each unit a [`Tag`].
+    tags: Box<[AtomicU8]>,
+    /// Locked for reading while hardware's words are read, and for writing where a table becomes
+    /// one that is filled: see [`Arena::word`].
+    free: RwLock<Free>,
+}
+
+/// What a unit is of: log2 of the size of the table that it belongs to, 0 while it never did, and
+/// above it the [`State`] of the table that begins with it. A unit never changes its size again.
+///
+/// A published table is above every other one, and a larger one above a smaller.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Tag(u8);
+
+impl Tag {
+    const STATE_SHIFT: u32 = 6;
+
+    #[inline(always)]
+    fn new(lg2_size: u32, state: State) -> Self {
+        Self(lg2_size.to_le_bytes()[0] | (state as u8) << Self::STATE_SHIFT)
+    }
+
+    fn lg2_size(self) -> u32 {
+        u32::from(self.0) & 0x3f
+    }
+
+    fn is(self, state: State) -> bool {
+        self.0 >> Self::STATE_SHIFT == state as u8
+    }
 }
 
 /// Memory that an arena is in.
@@ -84,9 +112,13 @@ struct Free {
 #[derive(Clone, Copy)]
 struct Memory(NonNull<u8>);
 
+/// The first of an arena's tags.
+#[derive(Clone, Copy)]
+struct Tags(NonNull<AtomicU8>);
+
 #[expect(unsafe_code, reason = "the pointers are to memory that all threads may use")]
 mod threads {
-    use super::{Block, Memory};
+    use super::{Block, Memory, Tags};
 
     // SAFETY: 1. The pointer is only used through `Arena`'s methods, which reach published tables
     // by atomics and unpublished ones through the one `Fresh` that owns them. 2. `Block` keeps the
@@ -94,6 +126,10 @@ mod threads {
     unsafe impl Send for Memory {}
     // SAFETY: as for `Send`.
     unsafe impl Sync for Memory {}
+    // SAFETY: it leads to atomics, and `Arena` keeps them by its `Shared`.
+    unsafe impl Send for Tags {}
+    // SAFETY: as for `Send`.
+    unsafe impl Sync for Tags {}
     // SAFETY: its pointer is only used to free the memory when it is dropped.
     unsafe impl Send for Block {}
     // SAFETY: as for `Send`.
@@ -162,34 +198,31 @@ impl Arena {
 
     /// An arena of `bytes` at `memory`, behind which there are 2 MiB more of the block.
     fn at(memory: NonNull<u8>, base: u64, bytes: u64, block: Block) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+
         let units = usize::try_from(bytes >> UNIT_LG2).unwrap_or(0);
         let free = Free { heads: [NONE; CLASSES], unused: 0, in_use: [0; CLASSES] };
         let shared = Shared {
             _block: block,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             next: zeroed(units),
-            state: zeroed(units),
-            size: zeroed(units),
-            free: Mutex::new(free),
+            tags: zeroed(units),
+            free: RwLock::new(free),
         };
-        Self { base, bytes, memory: Memory(memory), shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        let tags = Tags(NonNull::from_ref(&*shared.tags).cast());
+        Self { base, units: units as u64, memory: Memory(memory), tags, shared }
     }
 
     /// How many tables are handed out, of all sizes.
     pub fn tables(&self) -> usize {
-        self.shared.free.lock().in_use.iter().sum()
+        self.shared.free.read().in_use.iter().sum()
     }
 
     /// The bytes of the tables that are handed out.
     pub fn table_bytes(&self) -> u64 {
-        let free = self.shared.free.lock();
+        let free = self.shared.free.read();
         (UNIT_LG2..).zip(free.in_use).map(|(lg2, tables)| (tables as u64) << lg2).sum()
-    }
-
-    /// The offset of a table in the arena. Behind every offset there is room for the largest table.
-    #[inline(always)]
-    fn offset_of(&self, paddr: PhysAddr) -> Option<u64> {
-        let offset = lg2::align_down(paddr.get().wrapping_sub(self.base), 6);
-        (offset < self.bytes).then_some(offset)
     }
 
     fn paddr_of(&self, unit: u32) -> PhysAddr {
@@ -200,21 +233,53 @@ impl Arena {
         u32::try_from(paddr.get().wrapping_sub(self.base) >> UNIT_LG2).unwrap_or(NONE)
     }
 
+    /// The offset in the arena of a table that is part of a tree and has at least so many bytes;
+    /// `None` where there is no such table.
+    #[inline(always)]
+    fn published(&self, table: &TableAddr) -> Option<u64> {
+        let offset = table.paddr().get().wrapping_sub(self.base);
+        // Beyond all units, too, for what is no multiple of one.
+        let unit = offset.rotate_right(UNIT_LG2);
+        if unit >= self.units {
+            return None;
+        }
+        let tag = Tag(self.tag_of(usize::try_from(unit).unwrap_or(0)).load(Ordering::Acquire));
+        (tag >= Tag::new(table.lg2_size(), State::Published)).then_some(offset)
+    }
+
+    /// The tag of one of the arena's units.
+    #[expect(unsafe_code, reason = "the arena's own memory, without a look for where it is")]
+    #[inline(always)]
+    fn tag_of(&self, unit: usize) -> &AtomicU8 {
+        debug_assert!((unit as u64) < self.units);
+        // SAFETY: the caller saw that it is below `units`, and there are as many tags.
+        let tag = unsafe { self.tags.0.add(unit) };
+        // SAFETY: it leads to one of the tags, which `shared` keeps where they are.
+        unsafe { tag.as_ref() }
+    }
+
     /// A pointer to a place in the arena; `offset` is within it.
     #[expect(unsafe_code, reason = "a place in the arena's memory")]
     #[inline(always)]
     fn pointer(&self, offset: u64) -> NonNull<u8> {
-        debug_assert!(offset < self.bytes);
+        debug_assert!(offset < self.units << UNIT_LG2);
         let offset = usize::try_from(offset).unwrap_or(0);
-        // SAFETY: every caller got `offset` from `offset_of` or from a unit of the arena, so it
-        // lies in the one allocation that `memory` points to.
+        // SAFETY: every caller got `offset` from a unit of the arena, so it lies in the one
+        // allocation that `memory` points to.
         unsafe { self.memory.0.add(offset) }
     }
 }
 
 impl Shared {
+    fn tag(&self, unit: u32) -> Tag {
+        Tag(self.tags[unit as usize].load(Ordering::Acquire))
+    }
+
+    /// Sets a table's state, which no other thread does at the moment. A thread that sees the
+    /// state sees how the table was filled.
     fn set(&self, unit: u32, state: State) {
-        self.state[unit as usize].store(state as u8, Ordering::Relaxed);
+        let tag = Tag::new(self.tag(unit).lg2_size(), state);
+        self.tags[unit as usize].store(tag.0, Ordering::Release);
     }
 
     /// Takes one table of a size, of those freed before or from memory never used.
@@ -228,9 +293,9 @@ impl Shared {
         let units = 1u32 << (lg2_size - UNIT_LG2);
         let unit = free.unused.checked_next_multiple_of(units)?;
         let behind = unit.checked_add(units).filter(|&end| end as usize <= self.next.len())?;
-        let lg2_size = u8::try_from(lg2_size).unwrap_or(0);
+        let tag = Tag::new(lg2_size, State::Free);
         for unit in unit..behind {
-            self.size[unit as usize].store(lg2_size, Ordering::Relaxed);
+            self.tags[unit as usize].store(tag.0, Ordering::Relaxed);
         }
         free.unused = behind;
         Some(unit)
@@ -249,8 +314,8 @@ impl Shared {
 pub struct ArenaList {
     first: u32,
     last: u32,
-    /// The address of the arena's `Shared` while there is a table in the list.
-    owner: usize,
+    /// Whose tables are in it, once one was.
+    owner: u64,
 }
 
 impl Default for ArenaList {
@@ -261,17 +326,20 @@ impl Default for ArenaList {
 
 impl ArenaList {
     fn push(&mut self, shared: &Shared, unit: u32) {
-        shared.next[unit as usize].store(self.first, Ordering::Relaxed);
         if self.first == NONE {
             self.last = unit;
-            self.owner = ptr::from_ref(shared).addr();
+            self.owner = shared.id;
+        } else if self.owner != shared.id {
+            // Another arena's list: the table leaks.
+            return;
         }
+        shared.next[unit as usize].store(self.first, Ordering::Relaxed);
         self.first = unit;
     }
 
     fn pop(&mut self, shared: &Shared) -> Option<u32> {
         let unit = self.first;
-        if unit == NONE || self.owner != ptr::from_ref(shared).addr() {
+        if unit == NONE || self.owner != shared.id {
             return None;
         }
         self.first = shared.next[unit as usize].load(Ordering::Relaxed);
@@ -283,9 +351,9 @@ impl ArenaList {
 // SAFETY: 1. A fresh table is a unit that was in no other list and is in none now, its memory is
 // the arena's at its address, and its size and alignment are the shape's: units of a size begin at
 // multiples of it, and the base is aligned to the largest. 2. `entries` computes the place from the
-// address alone; tables of the arena do not overlap, since a unit keeps its size. 3. Lists are
-// linked through `next`, not through the tables. 4. Freed units are handed out as tables only. 5. A
-// dropped list leaves its units in no list.
+// address alone, where a published table begins there; tables of the arena do not overlap, since a
+// unit keeps its size. 3. Lists are linked through `next`, not through the tables. 4. Freed units
+// are handed out as tables only. 5. A dropped list leaves its units in no list.
 unsafe impl<W: Word> TableMemory<W> for Arena {
     type List = ArenaList;
 
@@ -305,7 +373,7 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         }
         // An alignment above the size takes the smallest larger table.
         let lg2_size = lg2_size.max(shape.lg2_align);
-        let mut free = self.shared.free.lock();
+        let mut free = self.shared.free.write();
         for _ in 0..count {
             let unit = self.shared.take_free(&mut free, lg2_size);
             if let Some(unit) = unit {
@@ -324,20 +392,32 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         Ok(list)
     }
 
-    fn take(&self, shape: TableShape, list: &mut ArenaList) -> Option<Fresh<'_, W>> {
+    fn take(
+        &self,
+        _promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut ArenaList,
+    ) -> Option<Fresh<'_, W>> {
         let unit = list.pop(&self.shared)?;
-        let size = self.shared.size[unit as usize].load(Ordering::Relaxed);
-        if u32::from(size) < shape.lg2_size {
+        let tag = self.shared.tag(unit);
+        if tag.lg2_size() < shape.lg2_size {
             // Reserved with another shape: it leaks.
             return None;
+        }
+        if !tag.is(State::Reserved) {
+            // It was published, for a moment: who reads it now is done before it is filled anew.
+            let _nobody_reads = self.shared.free.write();
+            self.shared.set(unit, State::Reserved);
         }
         let words = 1usize << (shape.lg2_size - W::LG2_BYTES);
         let start = self.pointer(u64::from(unit) << UNIT_LG2).cast::<W>();
         // SAFETY: 1. The unit was in `list` and is in no list now: the table is this call's alone
-        // until it is published, which ends the borrow. 2. It lies in the arena
-        // whole, aligned to its size. 3. The arena's memory was zeroed when it was allocated.
+        // until it is published, which ends the borrow; as hardware, nobody reads what is reserved,
+        // and whoever did before held the lock that made it so. 2. It lies in the arena whole,
+        // aligned to its size. 3. The arena's memory was zeroed when it was allocated.
         let words = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), words) };
-        Some(Fresh::new(self.paddr_of(unit), words))
+        // SAFETY: they are the table's at that address, as was just said.
+        Some(unsafe { Fresh::new(self.paddr_of(unit), words) })
     }
 
     #[inline]
@@ -347,25 +427,27 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
 
     #[inline(always)]
     fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
-        let Some(offset) = self.offset_of(table.paddr()) else { return no_table::<W>() };
+        let Some(offset) = self.published(table) else { return no_table::<W>() };
         let start = self.pointer(offset).cast::<W::Atomic>();
-        let words = 1usize << (table.lg2_size().min(LARGEST_LG2) - W::LG2_BYTES);
-        // SAFETY: 1. `reserve` gives no table larger than 2 MiB, so it lies in the allocation
-        // whole, and it is aligned to 64 bytes. 2. It is published, so all access to it is atomic;
-        // where the address is that of no table, which takes a corrupt entry, it may be one that is
-        // being filled: no worse than what the entry does to hardware.
+        let words = 1usize << (table.lg2_size() - W::LG2_BYTES);
+        // SAFETY: 1. A table of at least this size begins there, so the words lie in the allocation
+        // and are aligned. 2. It is published, so all access to it is atomic; it is not filled
+        // anew before it was retired and freed, which the walker, who calls this, does when nobody
+        // walks it any more.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), words) }
     }
 
     fn retire(&self, list: &mut ArenaList, table: TableAddr) {
-        let unit = self.unit_of(table.paddr());
-        if (unit as usize) < self.shared.next.len() {
+        // What is no table, or was retired before, takes a corrupt entry to get here, and leaks. No
+        // exchange: it would wait for all that the unmap stored.
+        if self.published(&table).is_some() {
+            let unit = self.unit_of(table.paddr());
             self.shared.set(unit, State::Retired);
             list.push(&self.shared, unit);
         }
     }
 
-    fn append(&self, list: &mut ArenaList, other: ArenaList) {
+    fn append(&self, _promise: Promise<'_>, list: &mut ArenaList, other: ArenaList) {
         if list.first == NONE {
             *list = other;
         } else if other.first != NONE && other.owner == list.owner {
@@ -374,13 +456,13 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         }
     }
 
-    fn free(&self, _shape: TableShape, mut list: ArenaList) {
+    fn free(&self, _promise: Promise<'_>, _shape: TableShape, mut list: ArenaList) {
         if list.first == NONE {
             return;
         }
-        let mut free = self.shared.free.lock();
+        let mut free = self.shared.free.write();
         while let Some(unit) = list.pop(&self.shared) {
-            let lg2_size = self.shared.size[unit as usize].load(Ordering::Relaxed).into();
+            let lg2_size = self.shared.tag(unit).lg2_size();
             self.shared.put_free(&mut free, lg2_size, unit);
             free.in_use[class_of(lg2_size)] -= 1;
         }
@@ -388,41 +470,50 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
 }
 
 impl Arena {
-    /// The word at `paddr`, in a table that hardware may read.
-    fn word<W: Word>(&self, paddr: PhysAddr) -> Result<&W::Atomic, NotATable> {
+    /// What `access` gives for the word at `paddr`, in a table that hardware may read.
+    fn word<W: Word, R>(
+        &self,
+        paddr: PhysAddr,
+        access: impl FnOnce(&W::Atomic) -> R,
+    ) -> Result<R, NotATable> {
         let outside = NotATable::Outside { paddr };
         let unit = self.unit_of(paddr);
-        let size = self.shared.size.get(unit as usize).ok_or(outside)?.load(Ordering::Relaxed);
-        if size == 0 || !lg2::is_aligned(paddr.get(), W::LG2_BYTES) {
+        if (unit as usize) >= self.shared.tags.len() {
             return Err(outside);
         }
-        let first = unit & !((1 << (u32::from(size) - UNIT_LG2)) - 1);
-        let state = self.shared.state[first as usize].load(Ordering::Relaxed);
-        if state != State::Published as u8 && state != State::Retired as u8 {
+        // From here on no table becomes one that is filled.
+        let _stays = self.shared.free.read();
+        let lg2_size = self.shared.tag(unit).lg2_size();
+        if lg2_size == 0 || !lg2::is_aligned(paddr.get(), W::LG2_BYTES) {
+            return Err(outside);
+        }
+        let first = unit & !((1 << (lg2_size - UNIT_LG2)) - 1);
+        let tag = self.shared.tag(first);
+        if !tag.is(State::Published) && !tag.is(State::Retired) {
             return Err(NotATable::Freed { paddr });
         }
-        let table = self.offset_of(self.paddr_of(first)).ok_or(outside)?;
-        let word = self.pointer(table + (paddr.get() & lg2::mask(size.into()))).cast::<W::Atomic>();
+        let word = self.pointer(paddr.get().wrapping_sub(self.base)).cast::<W::Atomic>();
         #[expect(unsafe_code, reason = "a word of a table, read as hardware reads it")]
-        // SAFETY: 1. The word lies in the table, which lies in the arena, and is aligned. 2. The
-        // table is published or retired, so all access to it is atomic.
+        // SAFETY: 1. The word lies in a unit of the arena, and is aligned. 2. Its table is
+        // published or retired and, under the lock, stays no less: all access to it is atomic.
         let word = unsafe { word.as_ref() };
-        Ok(word)
+        Ok(access(word))
     }
 }
 
 impl TableWords for Arena {
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
-        Ok(self.word::<u64>(paddr)?.load(Ordering::Acquire))
+        self.word::<u64, _>(paddr, |word| word.load(Ordering::Acquire))
     }
 
     fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
-        Ok(self.word::<u32>(paddr)?.load(Ordering::Acquire))
+        self.word::<u32, _>(paddr, |word| word.load(Ordering::Acquire))
     }
 
     fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
-        let word = self.word::<u64>(paddr)?;
-        let exchanged = word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        let exchanged = self.word::<u64, _>(paddr, |word| {
+            word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+        })?;
         Ok(exchanged.unwrap_or_else(|found| found))
     }
 }
@@ -466,12 +557,18 @@ mod tests {
         TableMemory::<u64>::reserve(arena, shape, count)
     }
 
+    #[expect(unsafe_code, reason = "a test calls what the walker calls")]
+    fn promise() -> Promise<'static> {
+        // SAFETY: the tests hand in lists of the arena, of one shape, that no hardware reads.
+        unsafe { Promise::new() }
+    }
+
     fn free(arena: &Arena, shape: TableShape, list: ArenaList) {
-        TableMemory::<u64>::free(arena, shape, list);
+        TableMemory::<u64>::free(arena, promise(), shape, list);
     }
 
     fn take<'a>(arena: &'a Arena, shape: TableShape, list: &mut ArenaList) -> Fresh<'a, u64> {
-        TableMemory::<u64>::take(arena, shape, list).unwrap()
+        TableMemory::<u64>::take(arena, promise(), shape, list).unwrap()
     }
 
     #[test]
@@ -585,6 +682,38 @@ mod tests {
         assert_eq!(Arc::strong_count(&kept), 1);
         // SAFETY: it was allocated above, and no arena is left.
         unsafe { alloc::dealloc(memory.as_ptr(), layout) };
+    }
+
+    #[test]
+    fn a_list_of_an_arena_that_is_gone_is_refused_by_every_later_one() {
+        let gone = arena();
+        let mut list = reserve(&gone, PAGE, 2).unwrap();
+        drop(gone);
+        // The allocator gives the same memory again soon, if not at once.
+        let later: Vec<_> = (0..64).map(|_| arena()).collect();
+        for arena in &later {
+            let _own = reserve(arena, PAGE, 2).unwrap();
+            let taken = TableMemory::<u64>::take(arena, promise(), PAGE, &mut list);
+            assert!(taken.is_none(), "one table is had twice: {taken:?}");
+        }
+        free(&later[0], PAGE, list);
+        assert_eq!(later[0].tables(), 2);
+    }
+
+    #[test]
+    fn a_table_that_lost_a_race_is_not_read_while_it_is_filled_again() {
+        let arena = arena();
+        let mut list = reserve(&arena, PAGE, 1).unwrap();
+        let fresh = take(&arena, PAGE, &mut list);
+        let paddr = fresh.paddr();
+        assert_eq!(arena.read_u64(paddr), Err(NotATable::Freed { paddr }));
+        TableMemory::<u64>::publish(&arena, fresh);
+        // As the walker takes back what another thread's link came before.
+        arena.shared.set(arena.unit_of(paddr), State::Retired);
+        list.push(&arena.shared, arena.unit_of(paddr));
+        assert!(arena.read_u64(paddr).is_ok());
+        let _filled = take(&arena, PAGE, &mut list);
+        assert_eq!(arena.read_u64(paddr), Err(NotATable::Freed { paddr }));
     }
 
     #[test]

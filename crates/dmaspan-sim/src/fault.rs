@@ -12,7 +12,7 @@ use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, W
 use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::swiotlb::{Original, SlotRequest, To};
-use dmaspan::{Coherency, Errno, IovaRange, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Address, Coherency, Errno, IovaRange, Promise, Prot, Span, UserAddr, UserRange};
 
 /// Decides which step fails. Clones count together.
 #[derive(Clone, Debug)]
@@ -111,8 +111,13 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for Faulty<M> {
         self.inner.reserve(shape, count)
     }
 
-    fn take(&self, shape: TableShape, list: &mut M::List) -> Option<Fresh<'_, W>> {
-        self.inner.take(shape, list)
+    fn take(
+        &self,
+        promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut M::List,
+    ) -> Option<Fresh<'_, W>> {
+        self.inner.take(promise, shape, list)
     }
 
     fn publish(&self, fresh: Fresh<'_, W>) {
@@ -123,26 +128,28 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for Faulty<M> {
         self.inner.entries(table)
     }
 
-    fn written(&self, entries: &[W::Atomic]) {
-        self.inner.written(entries);
+    fn written(&self, promise: Promise<'_>, entries: &[W::Atomic]) {
+        self.inner.written(promise, entries);
     }
 
     fn retire(&self, list: &mut M::List, table: TableAddr) {
         self.inner.retire(list, table);
     }
 
-    fn append(&self, list: &mut M::List, other: M::List) {
-        self.inner.append(list, other);
+    fn append(&self, promise: Promise<'_>, list: &mut M::List, other: M::List) {
+        self.inner.append(promise, list, other);
     }
 
-    fn free(&self, shape: TableShape, list: M::List) {
-        self.inner.free(shape, list);
+    fn free(&self, promise: Promise<'_>, shape: TableShape, list: M::List) {
+        self.inner.free(promise, shape, list);
     }
 }
 
 #[expect(unsafe_code, reason = "everything but the counting is the inner hooks'")]
 // SAFETY: `Ok` comes from the inner hooks only.
 unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
+    type Address = O::Address;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         if self.faults.fails() {
             return Err(HardwareError { what: "injected failure of an invalidation", status: 0 });
@@ -243,14 +250,14 @@ pub enum FaultyPinError<E: std::error::Error> {
 }
 
 /// Fails in the middle of pinning, after spans were pushed.
-struct FaultySink<'a> {
-    inner: &'a mut dyn SpanSink,
+struct FaultySink<'a, A> {
+    inner: &'a mut dyn SpanSink<A>,
     faults: &'a Faults,
     injected: bool,
 }
 
-impl SpanSink for FaultySink<'_> {
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+impl<A: Address> SpanSink<A> for FaultySink<'_, A> {
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
         if self.faults.fails() {
             self.injected = true;
             return Err(Stopped);
@@ -262,6 +269,7 @@ impl SpanSink for FaultySink<'_> {
 #[expect(unsafe_code, reason = "everything but the counting is the inner pinner's")]
 // SAFETY: pins and spans are the inner pinner's; an injected failure stops it as a full sink would.
 unsafe impl<P: Pinner> Pinner for Faulty<P> {
+    type Address = P::Address;
     type Space = P::Space;
     type Pin = P::Pin;
     type Error = FaultyPinError<P::Error>;
@@ -271,7 +279,7 @@ unsafe impl<P: Pinner> Pinner for Faulty<P> {
         space: &P::Space,
         range: UserRange,
         prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<P::Address>,
     ) -> Result<P::Pin, PinFailed<P::Pin, Self::Error>> {
         if self.faults.fails() {
             let error = PinError::Failed(FaultyPinError::Injected);
@@ -288,12 +296,19 @@ unsafe impl<P: Pinner> Pinner for Faulty<P> {
         })
     }
 
-    fn unpin(&self, pin: &mut P::Pin, spans: &[Span], kind: Kind, dirty: Dirty) {
-        self.inner.unpin(pin, spans, kind, dirty);
+    fn unpin(
+        &self,
+        promise: Promise<'_>,
+        pin: &mut P::Pin,
+        spans: &[Span<P::Address>],
+        kind: Kind,
+        dirty: Dirty,
+    ) {
+        self.inner.unpin(promise, pin, spans, kind, dirty);
     }
 
-    fn release(&self, pin: P::Pin) {
-        self.inner.release(pin);
+    fn release(&self, promise: Promise<'_>, pin: P::Pin) {
+        self.inner.release(promise, pin);
     }
 
     fn space_id(&self, space: &P::Space) -> u64 {

@@ -1,10 +1,13 @@
 //! An IOTLB that keeps every translation that hardware may keep.
 //!
 //! Real IOTLBs are small and forget soon, so a driver that forgets an invalidation mostly gets away
-//! with it. This one never forgets anything by itself:
+//! with it. This one never forgets anything by itself, and of what it is told only what the
+//! commands of every architecture make hardware forget: a bug that some hardware shows, it shows.
 //!
-//! - Every leaf that a walk found stays, a contiguous group as one entry, until an invalidation
-//!   names an address of it. A leaf that refused an access stays too, since its entry is valid.
+//! - Every leaf that a walk found stays until an invalidation names an address of it and its size.
+//!   A leaf that refused an access stays too, since its entry is valid.
+//! - A contiguous group answers as one leaf, and an invalidation drops those of its entries that
+//!   have a named address: a TLB may hold it whole or entry by entry.
 //! - Every table that a walk found stays as a link, also where the walk ended in a fault. A later
 //!   miss goes on from the deepest link without reading the levels above, into a table that may
 //!   have been detached or freed. Only an invalidation with [`Tables::Detached`] drops links.
@@ -15,14 +18,41 @@
 //! Where blocks of several sizes have an address, which breaks the rules of most architectures, the
 //! smallest is used.
 //!
+//! # Why hardware forgets what this one does
+//!
+//! - Leaves, by address and size. SMMUv3: with TTL a command need only affect leaves of that
+//!   level, and without a range it is for the leaf at its address, so that leaves smaller than the
+//!   driver's step stay (IHI 0070, 4.4.1). SMMUv2: an operation is for the leaf at its address
+//!   (IHI 0062, "TLB maintenance operations"). VT-d: the pages of the address mask AM (6.5.2.3).
+//!   AMD: the pages that the address and S say (48882, 2.4.3). RISC-V: the leaf of the address
+//!   ("IOTINVAL.VMA operands and operations").
+//! - Entries of a contiguous group. Arm: the contiguous bit permits one TLB entry for all and
+//!   demands none, so that each entry is a leaf (DDI 0487, D8.7).
+//! - Links, by address, with [`Tables::Detached`]. SMMUv3: Leaf = 0 takes cached tables on the way
+//!   to the address, Leaf = 1 need not (4.4.1). SMMUv2: operations that do not end in L. VT-d: IH
+//!   = 0 takes the paging-structure caches, IH = 1 keeps them (6.5.2.3). AMD: PDE = 1 (2.4.3).
+//! - Absent entries, by address. VT-d: in caching mode they are tagged and invalidated as others
+//!   (6.1, 6.5.2.3), at a mapping as at its end, and have no size that an invalidation could name.
+//! - Everything, with [`Scope::All`]. A command for an address space takes all that carries its
+//!   tag, tables as well: CMD_TLBI_NH_ASID and CMD_TLBI_S12_VMALL (4.4), TLBIASID and TLBIVMID,
+//!   VT-d's domain-selective granularity, which has no IH (6.5.2.3), AMD's whole address range
+//!   with PDE, IOTINVAL without an address.
+//! - Everything, with [`IommuOps::detach`]. The device's entry leads nowhere when its cached copy
+//!   has been dropped (CMD_CFGI_STE, 4.3.1; INVALIDATE_DEVTAB_ENTRY, 2.4.2; VT-d's context cache,
+//!   6.5.2.1; IODIR.INVAL_DDT), and then an address space is forgotten as above.
+//!
+//! Nothing else is dropped. Where a walk marks a leaf dirty, its new entry takes the place of the
+//! old one: the same hardware that stores the mark reads it.
+//!
 //! Lock order: the accesses in flight before the state. An invalidation waits for every access that
 //! runs inside [`Iotlb::with_translation`], as the contract of [`IommuOps`] demands.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
+use dmaspan::{Address, Iova, IovaRange, PhysAddr, Prot, lg2};
 use parking_lot::{Mutex, RwLock};
 
 use crate::walker::{
@@ -31,10 +61,12 @@ use crate::walker::{
 };
 
 pub(crate) mod blocks;
+pub(crate) mod leaves;
 #[cfg(test)]
 mod tests;
 
-use blocks::{BlockMap, CachedLeaf, PackedLeaf};
+use blocks::BlockMap;
+use leaves::{CachedLeaf, LeafCache};
 
 /// Whether absent entries are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -54,6 +86,11 @@ pub enum Planted {
     None,
     /// Leaves are not forgotten.
     IgnoreLeaves,
+    /// Where leaves of several sizes are named, those of the smallest are not forgotten: what a
+    /// gather does that loses one of them.
+    IgnoreSmallest,
+    /// The same with the largest.
+    IgnoreLargest,
     /// Links to tables are not forgotten.
     IgnoreTables,
     /// Nothing is forgotten.
@@ -149,7 +186,7 @@ struct Shared<W, T> {
 
 #[derive(Debug, Default)]
 struct State {
-    leaves: BlockMap<PackedLeaf>,
+    leaves: LeafCache,
     links: BlockMap<TableLink>,
     /// The level of each absent entry.
     absent: BlockMap<u8>,
@@ -226,6 +263,12 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         self.translate(iova, access).map(f)
     }
 
+    /// The hooks of a domain whose devices reach memory by addresses `A`, such as those of a
+    /// process. The IOTLB itself is the hooks of one whose devices reach it by physical ones.
+    pub fn reaching<A: Address>(&self) -> Reaching<A, W, T> {
+        Reaching { iotlb: self.clone(), addresses: PhantomData }
+    }
+
     /// What was done so far.
     pub fn counters(&self) -> Counters {
         self.shared.state.lock().counters
@@ -264,8 +307,8 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         let state = self.shared.state.lock();
         let mut stale: Vec<StaleLeaf> = state
             .leaves
-            .blocks_in(range)
-            .filter_map(|(block, leaf)| self.contradiction(block, &leaf.unpack()))
+            .leaves_in(range)
+            .filter_map(|(block, leaf)| self.contradiction(block, &leaf))
             .collect();
         stale.sort_unstable_by_key(|leaf| (leaf.iova, leaf.block.start()));
         stale
@@ -317,7 +360,6 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         access: Access,
     ) -> Result<Hit, Fault> {
         if let Some((lg2, leaf)) = state.leaves.get(iova) {
-            let leaf = leaf.unpack();
             // A clean entry cannot answer the first write: hardware goes to the tables to mark it.
             let marks_dirty = leaf.clean && access == Access::Write;
             if !marks_dirty || !self.shared.walker.permits(leaf.prot, access) {
@@ -337,10 +379,9 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
             prot: translation.prot,
             level: translation.level,
             clean: translation.clean && !written,
+            entry_lg2: translation.leaf_lg2,
         };
-        if let Some(packed) = PackedLeaf::new(leaf) {
-            state.leaves.insert(iova, translation.group_lg2, packed);
-        }
+        state.leaves.insert(iova, translation.group_lg2, leaf);
         self.answer(&leaf, translation.group_lg2, iova, access)
     }
 
@@ -436,10 +477,11 @@ impl<W: fmt::Debug, T> fmt::Debug for Iotlb<W, T> {
 }
 
 // SAFETY:
-// 1. Where `invalidate` returns `Ok`, every cached leaf and absent entry that intersects the scope
-//    was removed under the state's lock, and every such link where tables were detached; links to
-//    tables that are still in place lead to what is true. Walks run under that lock: none that
-//    began before can add an entry afterwards. A planted bug breaks this on purpose, for tests.
+// 1. Where `invalidate` returns `Ok`, every cached leaf of a named size and every absent entry that
+//    intersects the scope was removed under the state's lock, and every such link where tables were
+//    detached; links to tables that are still in place lead to what is true. Walks run under that
+//    lock: none that began before can add an entry afterwards. A planted bug breaks this on
+//    purpose, for tests.
 // 2. Accesses use a translation while they hold `in_flight` for reading, and `invalidate` holds it
 //    for writing, so every access through an older translation has completed.
 #[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
@@ -448,6 +490,8 @@ where
     W: Walker + Send + Sync,
     T: TableWords + Send + Sync,
 {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let _accesses_done = self.shared.in_flight.write();
         self.shared.state.lock().invalidate(what)
@@ -478,6 +522,46 @@ where
     }
 }
 
+/// An [`Iotlb`] as the hooks of a domain whose devices reach memory by addresses `A`; from
+/// [`Iotlb::reaching`].
+pub struct Reaching<A, W, T> {
+    iotlb: Iotlb<W, T>,
+    addresses: PhantomData<fn() -> A>,
+}
+
+impl<A, W: fmt::Debug, T> fmt::Debug for Reaching<A, W, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Reaching").field(&self.iotlb).finish()
+    }
+}
+
+// SAFETY: every hook is the IOTLB's. It translates to numbers and accesses nothing by them.
+#[expect(unsafe_code, reason = "the trait is a promise about devices, which the IOTLB keeps")]
+unsafe impl<A, W, T> IommuOps for Reaching<A, W, T>
+where
+    A: Address,
+    W: Walker + Send + Sync,
+    T: TableWords + Send + Sync,
+{
+    type Address = A;
+
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        self.iotlb.invalidate(what)
+    }
+
+    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
+        self.iotlb.sync_map(range)
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        self.iotlb.detach()
+    }
+
+    fn max_ranges(&self) -> usize {
+        self.iotlb.max_ranges()
+    }
+}
+
 impl State {
     fn invalidate(&mut self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         match what.scope {
@@ -495,24 +579,52 @@ impl State {
             self.counters.invalidations_failed += 1;
         }
         take_failure(&mut self.invalidations_to_fail, "the simulated invalidation failed")?;
-        if !matches!(self.planted, Planted::IgnoreLeaves | Planted::IgnoreAll) {
-            self.counters.leaves_dropped += forget(&mut self.leaves, what.scope);
-            forget(&mut self.absent, what.scope);
-        }
-        // Everything about the domain includes its links, whatever was taken away.
-        let concerns_links = what.tables == Tables::Detached || what.scope == Scope::All;
-        if concerns_links && !matches!(self.planted, Planted::IgnoreTables | Planted::IgnoreAll) {
-            self.counters.links_dropped += forget(&mut self.links, what.scope);
-        }
+        self.forget(what);
         Ok(())
+    }
+
+    /// The module's table says why hardware forgets it.
+    fn forget(&mut self, what: &Invalidation<'_>) {
+        let sizes = match self.planted {
+            Planted::None | Planted::IgnoreTables => Some(what.leaf_sizes),
+            Planted::IgnoreSmallest => Some(without_smallest(what.leaf_sizes)),
+            Planted::IgnoreLargest => Some(without_largest(what.leaf_sizes)),
+            Planted::IgnoreLeaves | Planted::IgnoreAll => None,
+        };
+        let forgets_links = !matches!(self.planted, Planted::IgnoreTables | Planted::IgnoreAll);
+        match what.scope {
+            Scope::Ranges(ranges) => {
+                for &range in ranges {
+                    if let Some(sizes) = sizes {
+                        self.counters.leaves_dropped += self.leaves.forget(range, sizes);
+                        self.absent.remove(range);
+                    }
+                    if what.tables == Tables::Detached && forgets_links {
+                        self.counters.links_dropped += self.links.remove(range);
+                    }
+                }
+            }
+            Scope::All => {
+                if sizes.is_some() {
+                    self.counters.leaves_dropped += self.leaves.clear();
+                    self.absent.clear();
+                }
+                if forgets_links {
+                    self.counters.links_dropped += self.links.clear();
+                }
+            }
+        }
     }
 }
 
-fn forget<V>(blocks: &mut BlockMap<V>, scope: Scope<'_>) -> u64 {
-    match scope {
-        Scope::Ranges(ranges) => ranges.iter().map(|range| blocks.remove(*range)).sum(),
-        Scope::All => blocks.clear(),
-    }
+/// The sizes but for the smallest of several.
+const fn without_smallest(sizes: u64) -> u64 {
+    if sizes.count_ones() > 1 { sizes & (sizes - 1) } else { sizes }
+}
+
+/// The sizes but for the largest of several.
+const fn without_largest(sizes: u64) -> u64 {
+    if sizes.count_ones() > 1 { sizes ^ lg2::size(sizes.ilog2()) } else { sizes }
 }
 
 fn take_failure(left: &mut u64, what: &'static str) -> Result<(), HardwareError> {

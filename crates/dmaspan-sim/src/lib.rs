@@ -15,6 +15,8 @@
 //!   and wasteful leaves.
 //! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
 //!   that, or leaked.
+//! - [`allocator`]: a global allocator that counts by thread and fails on demand. It catches code
+//!   that allocates where it must not, and what is left where it could not.
 //! - [`bounce`]: a pool of bounce slots. It catches old data in slots and slots that leak.
 //! - [`smmu_v2`]: the registers of an SMMUv2 with a TLB that keeps what it may. It catches drivers
 //!   that leave out a register, an invalidation or a sync, or write what is none.
@@ -85,6 +87,7 @@
 //! # }
 //! ```
 
+pub mod allocator;
 pub mod arena;
 pub mod bounce;
 pub mod bus;

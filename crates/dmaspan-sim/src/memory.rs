@@ -23,7 +23,7 @@
 //! use std::sync::Arc;
 //!
 //! use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
-//! use dmaspan::{Errno, Prot, Span, UserAddr, UserRange};
+//! use dmaspan::{Errno, Promise, Prot, Span, UserAddr, UserRange};
 //! use dmaspan_sim::memory::{FaultError, SimMemory, SimSpace};
 //! use dmaspan_sim::walker::Access;
 //!
@@ -32,6 +32,7 @@
 //! // SAFETY: frames that are pinned are nobody else's until they are unpinned, and who takes
 //! // device memory away has containers revoke it first. No reference leads to either.
 //! unsafe impl Pinner for KernelPinner {
+//!     type Address = PhysAddr;
 //!     type Space = Arc<SimSpace>;
 //!     /// Frames have counts of their own, so nothing needs to be kept.
 //!     type Pin = ();
@@ -68,7 +69,9 @@
 //!                 self.0.pin_span(span);
 //!             }
 //!             if let Err(stopped) = sink.push(span, kind) {
-//!                 self.unpin(&mut (), &[span], kind, Dirty::Clean);
+//!                 if kind == Kind::Memory {
+//!                     self.0.unpin_span(span, Dirty::Clean);
+//!                 }
 //!                 return Err(failed(at, stopped.into()));
 //!             }
 //!             match at.checked_add(above + 1).filter(|next| range.contains(*next)) {
@@ -78,13 +81,14 @@
 //!         }
 //!     }
 //!
-//!     fn unpin(&self, _pin: &mut (), spans: &[Span], kind: Kind, dirty: Dirty) {
+//!     // The caller has promised that no device reaches the spans any more.
+//!     fn unpin(&self, _: Promise<'_>, (): &mut (), spans: &[Span], kind: Kind, dirty: Dirty) {
 //!         if kind == Kind::Memory {
 //!             spans.iter().for_each(|span| self.0.unpin_span(*span, dirty));
 //!         }
 //!     }
 //!
-//!     fn release(&self, _pin: ()) {}
+//!     fn release(&self, _: Promise<'_>, (): ()) {}
 //!
 //!     fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
 //!         space.id()

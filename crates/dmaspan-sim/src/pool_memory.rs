@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dmaspan::swiotlb::{HostRefused, InSlot, PoolMemory, Room, Transfer};
-use dmaspan::{PhysAddr, Span, lg2};
+use dmaspan::{PhysAddr, Promise, Span, lg2};
 use parking_lot::Mutex;
 
 use crate::fault::Faults;
@@ -126,6 +126,8 @@ fn bytes(len: u64) -> usize {
 // so until `free` or the end. The other methods touch what they are told to, through the simulated
 // memory, which checks every address.
 unsafe impl PoolMemory for SimPoolMemory {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.0.spans
     }
@@ -170,7 +172,7 @@ unsafe impl PoolMemory for SimPoolMemory {
         Some(span)
     }
 
-    fn free(&self, span: Span) {
+    fn free(&self, _promise: Promise<'_>, span: Span) {
         let mut state = self.0.state.lock();
         assert_eq!(state.grown.remove(&span.paddr().get()), Some(span), "freed and not allocated");
         assert!(
@@ -184,7 +186,7 @@ unsafe impl PoolMemory for SimPoolMemory {
         self.0.memory.free(&[whole]);
     }
 
-    fn share(&self, span: Span) -> Result<(), HostRefused> {
+    fn share(&self, _promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
         if self.0.faults.fails() {
             return Err(HostRefused);
         }
@@ -193,7 +195,7 @@ unsafe impl PoolMemory for SimPoolMemory {
         Ok(())
     }
 
-    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+    fn unshare(&self, _promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
         if self.0.faults.fails() {
             return Err(HostRefused);
         }

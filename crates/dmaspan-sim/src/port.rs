@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use dmaspan::iommu::{
-    AllMemory, FaultAccess, FaultHook, FaultReason, FaultReport, FaultResponse, FaultState,
-    HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, DomainOf, FaultAccess, FaultHook, FaultReason, FaultReport, FaultResponse,
+    FaultState, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use parking_lot::{Mutex, RwLock};
@@ -283,7 +283,7 @@ where
         &self.shared.faults
     }
 
-    fn accepts(&self, _domain: &D) -> Result<(), Incompatible> {
+    fn accepts(&self, _domain: &DomainOf<D>) -> Result<(), Incompatible> {
         self.shared.control.lock().refused.map_or(Ok(()), Err)
     }
 
@@ -299,7 +299,8 @@ where
         self.change(Route::Pass)
     }
 
-    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
-        self.change(Route::Translate(Box::new(domain.domain().ops().clone())))
+    fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
+        self.accepts(domain)?;
+        self.change(Route::Translate(Box::new(domain.ops().clone())))
     }
 }

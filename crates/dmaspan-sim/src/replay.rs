@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Errno, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Address, Errno, Promise, Prot, Span, UserAddr, UserRange};
 use parking_lot::Mutex;
 
 /// Why there was nothing to replay.
@@ -37,7 +37,7 @@ pub enum ReplayError<E> {
 /// use std::sync::Arc;
 ///
 /// use dmaspan::pin::Pinner;
-/// use dmaspan::{PhysAddr, Prot, UserAddr};
+/// use dmaspan::{PhysAddr, Promise, Prot, UserAddr};
 /// use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 /// use dmaspan_sim::replay::Replay;
 ///
@@ -54,7 +54,8 @@ pub enum ReplayError<E> {
 /// let pin = replay.pin(&space, user, Prot::READ, &mut spans).map_err(|_| "not pinned")?;
 /// assert_eq!(spans, pages);
 /// assert_eq!(replay.inner().lookups(), looked_up);
-/// replay.release(pin);
+/// // SAFETY: no device was given the spans.
+/// replay.release(unsafe { Promise::new() }, pin);
 /// drop(replay);
 /// assert_eq!(memory.pinned_frames(), 0);
 /// # Ok(())
@@ -74,7 +75,7 @@ struct Held<P: Pinner> {
     range: UserRange,
     prot: Prot,
     /// As they were pushed.
-    spans: Vec<Span>,
+    spans: Vec<Span<P::Address>>,
     /// `None` where it was never had, or is given back.
     pin: Mutex<Option<P::Pin>>,
 }
@@ -111,7 +112,7 @@ impl<P: Pinner> Replay<P> {
     }
 
     /// What is pushed, in this order.
-    pub fn spans(&self) -> &[Span] {
+    pub fn spans(&self) -> &[Span<P::Address>] {
         &self.0.spans
     }
 
@@ -128,18 +129,22 @@ impl<P: Pinner> Replay<P> {
 }
 
 impl<P: Pinner> Drop for Held<P> {
+    #[expect(unsafe_code, reason = "ends the pin that it made")]
     fn drop(&mut self) {
         let Some(mut pin) = self.pin.get_mut().take() else { return };
-        self.pinner.unpin(&mut pin, &self.spans, Kind::Memory, Dirty::after(self.prot));
-        self.pinner.release(pin);
+        // SAFETY: each pin that the spans were pushed for keeps this and was released, so that no
+        // device reaches them.
+        let promise = unsafe { Promise::new() };
+        self.pinner.unpin(promise, &mut pin, &self.spans, Kind::Memory, Dirty::after(self.prot));
+        self.pinner.release(promise, pin);
     }
 }
 
 /// Keeps spans as they are pushed, where they are of memory.
-struct Kept(Vec<Span>);
+struct Kept<A>(Vec<Span<A>>);
 
-impl SpanSink for Kept {
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+impl<A: Address> SpanSink<A> for Kept<A> {
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
         match kind {
             Kind::Memory => self.0.push(span),
             Kind::Mmio => return Err(Stopped),
@@ -155,6 +160,7 @@ impl SpanSink for Kept {
 //    only the drop of `Held` does. A pin keeps `Held`, and dropping it leaks it.
 // 2. They cover the range exactly and in order: all that `P` pushed is kept, and nothing else.
 unsafe impl<P: Pinner> Pinner for Replay<P> {
+    type Address = P::Address;
     type Space = P::Space;
     type Pin = ReplayPin<P>;
     type Error = ReplayError<P::Error>;
@@ -164,7 +170,7 @@ unsafe impl<P: Pinner> Pinner for Replay<P> {
         space: &P::Space,
         range: UserRange,
         prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<P::Address>,
     ) -> Result<ReplayPin<P>, PinFailed<ReplayPin<P>, Self::Error>> {
         let Held { pinner, space: pinned, range: whole, prot: may, .. } = &*self.0;
         let same_space = pinner.space_id(space) == pinner.space_id(pinned);
@@ -182,9 +188,17 @@ unsafe impl<P: Pinner> Pinner for Replay<P> {
         Ok(pin)
     }
 
-    fn unpin(&self, _pin: &mut ReplayPin<P>, _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
+    fn unpin(
+        &self,
+        _promise: Promise<'_>,
+        _pin: &mut ReplayPin<P>,
+        _spans: &[Span<P::Address>],
+        _kind: Kind,
+        _dirty: Dirty,
+    ) {
+    }
 
-    fn release(&self, pin: ReplayPin<P>) {
+    fn release(&self, _promise: Promise<'_>, pin: ReplayPin<P>) {
         Self::give_back(pin);
     }
 
@@ -272,7 +286,9 @@ mod tests {
         let pin = replay.pin(&space, user, Prot::READ_WRITE, &mut Vec::new()).unwrap();
         drop(replay);
         assert_eq!(memory.pinned_frames(), 4);
-        other.release(pin);
+        #[expect(unsafe_code, reason = "a test is the pin's user")]
+        // SAFETY: no device was given the spans.
+        other.release(unsafe { Promise::new() }, pin);
         drop(other);
         assert_eq!(memory.pinned_frames(), 0);
         assert!(memory.violations().is_empty());

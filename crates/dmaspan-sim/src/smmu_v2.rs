@@ -3,7 +3,8 @@
 //! Source: Arm System Memory Management Unit Architecture Specification, SMMU architecture version
 //! 2.0 (IHI 0062, issue D). Registers are named as there; each item names its section. The model
 //! knows nothing of any driver: it reads what was written to its registers, and tables through the
-//! [walkers](crate::walker).
+//! [walkers](crate::walker). But the driver in `dmaspan-drivers` has the same author, who read the
+//! manual once: what the two agree on may be wrong all the same.
 //!
 //! A driver gets at the registers by [`Smmu::read32`] and its like, offsets being those from the
 //! SMMU's base address. A device uses [`Smmu::access`], or [`Smmu::read`] and [`Smmu::write`].

@@ -1,7 +1,5 @@
 //! What containers allocate: little to map terabytes, and nothing to unmap them.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use dmaspan::account::Counting;
@@ -11,47 +9,18 @@ use dmaspan::iommu::Domain;
 use dmaspan::pin::Dirty;
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::Arena;
+use dmaspan_sim::allocator::{self, Watched};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{Books, MapOptions, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
 
-struct Measuring;
-
-thread_local! {
-    static BYTES: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is the system allocator's, but for counting.
-#[expect(unsafe_code, reason = "an allocator is unsafe to implement")]
-unsafe impl GlobalAlloc for Measuring {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let bytes = u64::try_from(layout.size()).unwrap_or(u64::MAX);
-        BYTES.with(|sum| sum.set(sum.get().saturating_add(bytes)));
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let bytes = u64::try_from(layout.size()).unwrap_or(u64::MAX);
-        BYTES.with(|sum| sum.set(sum.get().saturating_add(bytes)));
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Measuring = Measuring;
+static ALLOCATOR: Watched = Watched;
 
 /// What `f` returns, and the bytes that it allocated, those that it freed again included.
 fn allocated<R>(f: impl FnOnce() -> R) -> (R, u64) {
-    let before = BYTES.with(Cell::get);
-    let result = f();
-    (result, BYTES.with(Cell::get) - before)
+    let (result, allocated) = allocator::allocated(f);
+    (result, allocated.bytes)
 }
 
 type Arm = Domain<ArmLpaeS1<12>, Arena, Iotlb<ArmLpaeS1Walker, Arena>>;

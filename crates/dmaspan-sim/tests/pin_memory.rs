@@ -1,42 +1,19 @@
 //! What a pin of terabytes allocates: nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use dmaspan::pin::{Dirty, Kind, Pinner, SpanSink, Stopped};
-use dmaspan::{PhysAddr, Prot, Span, UserAddr};
+use dmaspan::{PhysAddr, Promise, Prot, Span, UserAddr};
+use dmaspan_sim::allocator::{self, Watched};
 use dmaspan_sim::memory::{Books, MapOptions, Population, SimMemory, SimPinner, SimSpace};
 
-struct Counting;
-
-thread_local! {
-    static BYTES: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is the system allocator's, but for counting.
-#[expect(unsafe_code, reason = "an allocator is unsafe to implement")]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let bytes = u64::try_from(layout.size()).unwrap_or(u64::MAX);
-        BYTES.with(|sum| sum.set(sum.get() + bytes));
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Watched = Watched;
 
+/// What `f` returns, and the bytes that it allocated, those that it freed again included.
 fn allocated<R>(f: impl FnOnce() -> R) -> (R, u64) {
-    let before = BYTES.with(Cell::get);
-    let result = f();
-    (result, BYTES.with(Cell::get) - before)
+    let (result, allocated) = allocator::allocated(f);
+    (result, allocated.bytes)
 }
 
 /// Gives every span back at once.
@@ -78,10 +55,13 @@ fn a_pin_of_a_terabyte_allocates_nothing_and_its_map_little() {
         assert_eq!(sums.bytes, BYTES);
         assert_eq!(pinner.lookups() % (BYTES >> 21), 0);
         let unpin = || {
+            #[expect(unsafe_code, reason = "the test is the pin's user")]
+            // SAFETY: no device was given the spans.
+            let promise = unsafe { Promise::new() };
             for folio in &folios {
-                pinner.unpin(&mut pin, &[*folio], Kind::Memory, Dirty::Written);
+                pinner.unpin(promise, &mut pin, &[*folio], Kind::Memory, Dirty::Written);
             }
-            pinner.release(pin);
+            pinner.release(promise, pin);
         };
         assert_eq!(allocated(unpin).1, 0);
     }

@@ -11,7 +11,7 @@ use dmaspan::swiotlb::{
     Error, Growth, InSlot, Original, Pool, PoolConfig, PoolMemory, Room, SlotOf, SlotRequest,
     Stats, Transfer,
 };
-use dmaspan::{PhysAddr, Platform, Span};
+use dmaspan::{PhysAddr, Platform, Promise, Span};
 
 const SLOT: u64 = 2048;
 
@@ -29,6 +29,8 @@ unsafe impl Sync for Nothing {}
 // SAFETY: it is never accessed.
 #[expect(unsafe_code, reason = "memory of a pool is unsafe to implement")]
 unsafe impl PoolMemory for Nothing {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.0
     }
@@ -46,7 +48,7 @@ unsafe impl PoolMemory for Nothing {
         Some(span(0x100_0000 * (1 + self.1.get()), room.bytes))
     }
 
-    fn free(&self, _: Span) {
+    fn free(&self, _promise: Promise<'_>, _: Span) {
         self.1.set(self.1.get() - 1);
     }
 }

@@ -14,7 +14,7 @@ use dmaspan::swiotlb::{
     Growth, HostRefused, InSlot, Lease, Original, Pool, PoolConfig, PoolMemory, Room, SlotOf,
     SlotRequest, Transfer,
 };
-use dmaspan::{PhysAddr, Platform, Span, lg2};
+use dmaspan::{PhysAddr, Platform, Promise, Span, lg2};
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
@@ -119,6 +119,8 @@ fn ends(span: Span) -> (u64, u64) {
 #[expect(unsafe_code, reason = "the words are the pool's alone")]
 // SAFETY: what is given is words of the value that nobody else was given.
 unsafe impl PoolMemory for Host {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -150,7 +152,7 @@ unsafe impl PoolMemory for Host {
         Span::new(PhysAddr::new(at), room.bytes).ok()
     }
 
-    fn free(&self, span: Span) {
+    fn free(&self, _promise: Promise<'_>, span: Span) {
         self.hand(span, NOBODY, NOBODY);
         let mut state = self.state.lock();
         let (from, behind) = ends(span);
@@ -158,7 +160,7 @@ unsafe impl PoolMemory for Host {
         assert_eq!(state.allocated.remove(&from), Some(behind));
     }
 
-    fn share(&self, span: Span) -> Result<(), HostRefused> {
+    fn share(&self, _promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
         let mut state = self.state.lock();
         self.ask(&mut state)?;
         let (from, behind) = ends(span);
@@ -166,7 +168,7 @@ unsafe impl PoolMemory for Host {
         Ok(())
     }
 
-    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+    fn unshare(&self, _promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
         let mut state = self.state.lock();
         self.ask(&mut state)?;
         self.hand(span, NOBODY, NOBODY);

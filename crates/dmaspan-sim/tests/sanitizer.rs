@@ -10,7 +10,7 @@ use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, Gap, PageTable};
 use dmaspan::iommu::{
     Domain, Event, HardwareError, Invalidation, IommuOps, Scope, Tables, flush_queue,
 };
-use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Prot, Span, SpanBuf};
+use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Promise, Prot, Span, SpanBuf};
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig, Planted};
 use dmaspan_sim::sanitizer::{
@@ -185,7 +185,11 @@ fn the_hooks_are_passed_through_and_seen() {
     assert_eq!(iotlb.counters().invalidations_by_range, 2);
     ops.sync_map(pages(1, 1)).unwrap();
     assert_eq!(iotlb.counters().sync_maps, 1);
-    assert!(ops.root_changed(&|| (table.root(), 3)).is_err(), "this IOTLB's root is fixed");
+    #[expect(unsafe_code, reason = "the test is in the domain's place")]
+    // SAFETY: it is the root of the table that the IOTLB walks.
+    let promise = unsafe { Promise::new() };
+    let changed = ops.root_changed(promise, &|| (table.root(), 3));
+    assert!(changed.is_err(), "this IOTLB's root is fixed");
     sanitizer.on_map(pages(1, 1), &[], Prot::READ);
     ops.detach().unwrap();
     assert_eq!(kinds(&sanitizer), [Kind::Leak]);
@@ -209,6 +213,8 @@ struct Driver {
 // SAFETY: nothing is behind the addresses that devices would use, and no table is freed in the
 // test: its pages share one.
 unsafe impl IommuOps for Driver {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let Invalidation { scope: Scope::Ranges(ranges), leaf_sizes, tables } = *what else {
             return self.inner.invalidate(what);
@@ -481,6 +487,8 @@ struct KeepsWalks(Sanitized<Tlb>);
 #[expect(unsafe_code, reason = "a promise about devices that there are none of")]
 // SAFETY: nothing is behind the addresses that devices would use.
 unsafe impl IommuOps for KeepsWalks {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         self.0.invalidate(&Invalidation { tables: Tables::Kept, ..*what })
     }

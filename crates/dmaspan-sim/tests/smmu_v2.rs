@@ -64,6 +64,8 @@ struct Driver {
 // SAFETY: `Ok` is returned after everything of the VMID was invalidated and the global sync, which
 // waits for accesses in flight, has completed.
 unsafe impl IommuOps for Driver {
+    type Address = PhysAddr;
+
     fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
         self.smmu.write32(0x64, VMID);
         self.smmu.write32(0x70, 0);

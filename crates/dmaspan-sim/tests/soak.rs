@@ -119,6 +119,8 @@ enum Bug {
     Forgets,
     /// It never says that tables were detached.
     KeepsWalks,
+    /// Of several sizes of leaves it leaves out the smallest.
+    LosesSize,
 }
 
 /// A driver with a bug.
@@ -131,12 +133,18 @@ struct Buggy<O> {
 #[expect(unsafe_code, reason = "a promise about devices that there are none of")]
 // SAFETY: nothing is behind the addresses that devices would use.
 unsafe impl<O: IommuOps> IommuOps for Buggy<O> {
+    type Address = O::Address;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         match self.bug {
             Bug::Forgets if count % 100 == 99 && what.tables == Tables::Kept => Ok(()),
             Bug::KeepsWalks => {
                 self.inner.invalidate(&Invalidation { tables: Tables::Kept, ..*what })
+            }
+            Bug::LosesSize if what.leaf_sizes.count_ones() > 1 => {
+                let leaf_sizes = what.leaf_sizes & (what.leaf_sizes - 1);
+                self.inner.invalidate(&Invalidation { leaf_sizes, ..*what })
             }
             _ => self.inner.invalidate(what),
         }
@@ -569,6 +577,19 @@ fn walks_that_are_never_flushed_do_not_go_unnoticed() {
             panic!("{finding}");
         };
         assert_eq!(finding.kind, Kind::LateFlush { cached, cause, freed: Some(freed) });
+    }
+    assert!(!found.is_empty());
+}
+
+#[test]
+fn a_size_of_leaves_that_is_left_out_does_not_go_unnoticed() {
+    let soak = soak(Bug::LosesSize, Fails::Never);
+    soak.run(20_000);
+    assert!(soak.wrong.load(Ordering::Relaxed) > 0, "no device met what was stale");
+    let found = soak.sanitizer.finish();
+    for finding in &found {
+        let Kind::LateFlush { cached, cause, .. } = finding.kind else { panic!("{finding}") };
+        assert_eq!((cached, cause), (Cached::Leaf, Cause::LeafSizes), "{finding}");
     }
     assert!(!found.is_empty());
 }

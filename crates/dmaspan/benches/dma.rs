@@ -18,6 +18,8 @@ struct Nothing;
 
 // SAFETY: no device uses the domain.
 unsafe impl IommuOps for Nothing {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         black_box(what);
         Ok(())

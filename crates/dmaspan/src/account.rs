@@ -175,6 +175,11 @@ impl Account {
         Charge { account: Arc::clone(self), by, held: Held::default() }
     }
 
+    /// A charge of nothing, to [`grow`](Charge::grow).
+    pub(crate) fn charge_nothing(self: &Arc<Self>) -> Charge {
+        Charge { account: Arc::clone(self), by: By::Mappings, held: Held::default() }
+    }
+
     /// How many bytes of a part are charged.
     fn charged(&self, part: Part) -> u64 {
         let mut spare = Spare::for_ranges(1);
@@ -378,6 +383,12 @@ impl Charge {
         };
         let before = mem::replace(&mut self.by, by);
         self.settle(memory).inspect_err(|_| self.by = before)
+    }
+
+    /// Charges so many more bytes, in a charge that holds nothing but bytes.
+    pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), OverLimit> {
+        let bytes = self.held.bytes.saturating_add(bytes);
+        self.hold(Held { bytes, parts: Vec::new() })
     }
 
     /// Holds this instead.

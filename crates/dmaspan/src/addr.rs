@@ -4,8 +4,10 @@
 
 use core::fmt;
 
+use crate::span::{Span, SpanBuf};
+
 /// An address of one address space, of 64 bits: for what works in any of them, like a
-/// [`Span`](crate::Span).
+/// [`Span`].
 pub trait Address: Copy + Ord + fmt::Debug + Send + Sync + 'static + sealed::Sealed {
     /// The address with this value.
     fn new(value: u64) -> Self;
@@ -14,9 +16,20 @@ pub trait Address: Copy + Ord + fmt::Debug + Send + Sync + 'static + sealed::Sea
     fn get(self) -> u64;
 }
 
-mod sealed {
-    pub trait Sealed {}
+pub(crate) mod sealed {
+    use crate::span::Span;
+
+    pub trait Sealed: Sized {
+        /// Hands spans that come out of page tables to `take`, as the kind of address that they
+        /// went in as: tables and what is built on them have numbers alone, as [`PhysAddr`]s.
+        ///
+        /// [`PhysAddr`]: super::PhysAddr
+        fn of_outputs(outputs: &[Span], take: &mut dyn FnMut(&[Span<Self>]));
+    }
 }
+
+/// How many spans of another kind of address than tables have are handed on at once.
+const OUTPUTS: usize = 32;
 
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
@@ -68,8 +81,6 @@ macro_rules! address {
             }
         }
 
-        impl sealed::Sealed for $name {}
-
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, concat!(stringify!($name), "({:#x})"), self.0)
@@ -107,3 +118,28 @@ address! {
     /// is an IOVA; the driver need not know which it has.
     DmaAddr
 }
+
+impl sealed::Sealed for PhysAddr {
+    #[inline(always)]
+    fn of_outputs(outputs: &[Span], take: &mut dyn FnMut(&[Span])) {
+        take(outputs);
+    }
+}
+
+macro_rules! not_in_tables {
+    ($($name:ident)*) => {
+        $(impl sealed::Sealed for $name {
+            fn of_outputs(outputs: &[Span], take: &mut dyn FnMut(&[Span<Self>])) {
+                let mut room = SpanBuf::room::<OUTPUTS>();
+                for some in outputs.chunks(OUTPUTS) {
+                    for (place, output) in room.iter_mut().zip(some) {
+                        *place = output.of_output();
+                    }
+                    take(&room[..some.len()]);
+                }
+            }
+        })*
+    };
+}
+
+not_in_tables!(Iova UserAddr HostAddr DmaAddr);

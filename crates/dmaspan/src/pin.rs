@@ -2,8 +2,10 @@
 
 use core::fmt;
 
-use crate::addr::UserAddr;
+use crate::addr::sealed::Sealed;
+use crate::addr::{Address, PhysAddr, UserAddr};
 use crate::error::Errno;
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::UserRange;
 use crate::span::{Full, Span, SpanBuf};
@@ -19,13 +21,13 @@ pub enum Kind {
 }
 
 /// Takes spans as a [`Pinner`] finds them, in the order of the user's addresses.
-pub trait SpanSink {
+pub trait SpanSink<A = PhysAddr> {
     /// Takes the next span. It may be part of a longer run: sinks coalesce.
     ///
     /// # Errors
     ///
     /// [`Stopped`] where no more are wanted, this one included: the pinner returns at once.
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped>;
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped>;
 }
 
 /// A [`SpanSink`] wants no more spans; it knows why.
@@ -33,15 +35,15 @@ pub trait SpanSink {
 pub struct Stopped;
 
 /// Kinds are not kept.
-impl SpanSink for SpanBuf<'_> {
-    fn push(&mut self, span: Span, _kind: Kind) -> Result<(), Stopped> {
+impl<A: Address> SpanSink<A> for SpanBuf<'_, A> {
+    fn push(&mut self, span: Span<A>, _kind: Kind) -> Result<(), Stopped> {
         SpanBuf::push(self, span).map_err(|Full| Stopped)
     }
 }
 
 /// Kinds are not kept.
-impl SpanSink for alloc::vec::Vec<Span> {
-    fn push(&mut self, span: Span, _kind: Kind) -> Result<(), Stopped> {
+impl<A: Address> SpanSink<A> for alloc::vec::Vec<Span<A>> {
+    fn push(&mut self, span: Span<A>, _kind: Kind) -> Result<(), Stopped> {
         match self.last_mut().and_then(|last| Some((last.join(span)?, last))) {
             Some((joined, last)) => *last = joined,
             None => self.push(span),
@@ -108,7 +110,12 @@ impl Dirty {
 /// 2. may be read and, where `prot` has [`Prot::WRITE`], written by a device at any time. No code
 ///    holds a Rust reference to it that a device's write would make untrue.
 ///
-/// Pushed spans cover the range exactly, in its order.
+/// Pushed spans cover the range exactly, in its order, by addresses of the kind that
+/// [`Address`](Self::Address) names.
+///
+/// The caller of [`unpin`](Self::unpin) and [`release`](Self::release) promises that no device
+/// reaches the memory any more, and hands in the [`Promise`]: safe code, which may well have a
+/// container's [pinner](crate::Container::pinner), cannot unpin what a device uses.
 ///
 /// # Context
 ///
@@ -131,6 +138,48 @@ pub unsafe trait Pinner: Send + Sync {
     /// Whose memory: a handle of an address space, a guest, a client's memory regions. Mappings
     /// keep it, for what is read, written and pinned through them later.
     type Space: Clone + Send + Sync;
+    /// What the addresses of spans are: [`PhysAddr`], or where memory is reached by other addresses
+    /// than hardware's, those. A [`Container`](crate::Container) maps into
+    /// [domains](crate::iommu::IommuOps::Address) of the same alone.
+    ///
+    /// ```
+    /// # use dmaspan::container::{Attach, Interrupts};
+    /// # use dmaspan::io_pgtable::{Format, TableMemory};
+    /// # use dmaspan::iommu::{Domain, IommuOps};
+    /// # use dmaspan::pin::Pinner;
+    /// # use dmaspan::{Container, PhysAddr};
+    /// fn attach<P, F, M: TableMemory<F::Word> + 'static, O>(
+    ///     container: &Container<P, parking_lot::RawMutex>,
+    ///     hardware: Domain<F, M, O>,
+    /// ) where
+    ///     P: Pinner<Address = PhysAddr>,
+    ///     F: Format,
+    ///     O: IommuOps<Address = PhysAddr> + 'static,
+    /// {
+    ///     container.attach(hardware, Attach::new(Interrupts::Isolated)).unwrap();
+    /// }
+    /// ```
+    ///
+    /// Addresses of a process are none that hardware can be told:
+    ///
+    /// ```compile_fail,E0271
+    /// # use dmaspan::container::{Attach, Interrupts};
+    /// # use dmaspan::io_pgtable::{Format, TableMemory};
+    /// # use dmaspan::iommu::{Domain, IommuOps};
+    /// # use dmaspan::pin::Pinner;
+    /// # use dmaspan::{Container, HostAddr, PhysAddr};
+    /// fn attach<P, F, M: TableMemory<F::Word> + 'static, O>(
+    ///     container: &Container<P, parking_lot::RawMutex>,
+    ///     hardware: Domain<F, M, O>,
+    /// ) where
+    ///     P: Pinner<Address = HostAddr>,
+    ///     F: Format,
+    ///     O: IommuOps<Address = PhysAddr> + 'static,
+    /// {
+    ///     container.attach(hardware, Attach::new(Interrupts::Isolated)).unwrap();
+    /// }
+    /// ```
+    type Address: Address;
     /// What must be kept while the memory is pinned. Dropping it leaks the pin, never ends it.
     type Pin: Send + fmt::Debug;
     /// Why pinning failed.
@@ -147,18 +196,25 @@ pub unsafe trait Pinner: Send + Sync {
         space: &Self::Space,
         range: UserRange,
         prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<Self::Address>,
     ) -> Result<Self::Pin, PinFailed<Self::Pin, Self::Error>>;
 
-    /// Says that no device reaches `spans` of this pin any more, all of which are of one kind.
-    /// Cannot fail and does not allocate.
+    /// Says that no device reaches `spans` of this pin any more, all of which are of one kind: the
+    /// caller promises it. Cannot fail and does not allocate.
     ///
     /// Called batch by batch, each span of the pin once, cut and joined as the page table gives
     /// them.
-    fn unpin(&self, pin: &mut Self::Pin, spans: &[Span], kind: Kind, dirty: Dirty);
+    fn unpin(
+        &self,
+        promise: Promise<'_>,
+        pin: &mut Self::Pin,
+        spans: &[Span<Self::Address>],
+        kind: Kind,
+        dirty: Dirty,
+    );
 
-    /// Ends the pin, all of whose spans were unpinned. Cannot fail.
-    fn release(&self, pin: Self::Pin);
+    /// Ends the pin, all of whose spans were unpinned: the caller promises it. Cannot fail.
+    fn release(&self, promise: Promise<'_>, pin: Self::Pin);
 
     /// Tells address spaces apart: the same number for handles of the same one.
     fn space_id(&self, space: &Self::Space) -> u64;
@@ -192,4 +248,17 @@ pub unsafe trait Pinner: Send + Sync {
 
     /// The errno of an error, for front ends that answer as Linux does.
     fn errno(&self, error: &Self::Error) -> Errno;
+}
+
+/// [`Pinner::unpin`] for spans as page tables have them, which no device reaches any more.
+pub(crate) fn unpin_outputs<P: Pinner>(
+    pinner: &P,
+    pin: &mut P::Pin,
+    spans: &[Span],
+    kind: Kind,
+    dirty: Dirty,
+) {
+    P::Address::of_outputs(spans, &mut |spans| {
+        pinner.unpin(Promise::kept(), pin, spans, kind, dirty);
+    });
 }

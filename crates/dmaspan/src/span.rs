@@ -84,11 +84,25 @@ impl<A: Address> Span<A> {
     }
 }
 
+impl<A: Address> Span<A> {
+    /// The span as page tables have it: the numbers of its addresses.
+    #[inline(always)]
+    pub(crate) fn output(self) -> Span {
+        Span { start: PhysAddr::new(self.start.get()), above: self.above }
+    }
+}
+
 impl Span {
     /// The first address.
     #[inline(always)]
     pub const fn paddr(self) -> PhysAddr {
         self.start
+    }
+
+    /// The span of which this is the [`output`](Self::output).
+    #[inline(always)]
+    pub(crate) fn of_output<A: Address>(self) -> Span<A> {
+        Span { start: A::new(self.start.get()), above: self.above }
     }
 }
 
@@ -121,19 +135,20 @@ pub struct Full;
 /// # Ok::<(), RangeError>(())
 /// ```
 #[derive(Debug)]
-pub struct SpanBuf<'a> {
-    spans: &'a mut [Span],
+pub struct SpanBuf<'a, A: Address = PhysAddr> {
+    spans: &'a mut [Span<A>],
     len: usize,
 }
 
-impl<'a> SpanBuf<'a> {
+impl<'a, A: Address> SpanBuf<'a, A> {
     /// Room for `N` spans, to put a buffer over.
-    pub const fn room<const N: usize>() -> [Span; N] {
-        [Span { start: PhysAddr::new(0), above: 0 }; N]
+    #[inline(always)]
+    pub fn room<const N: usize>() -> [Span<A>; N] {
+        [Span { start: A::new(0), above: 0 }; N]
     }
 
     /// An empty buffer over `room`, whose content does not matter.
-    pub fn new(room: &'a mut [Span]) -> Self {
+    pub fn new(room: &'a mut [Span<A>]) -> Self {
         Self { spans: room, len: 0 }
     }
 
@@ -143,7 +158,7 @@ impl<'a> SpanBuf<'a> {
     ///
     /// [`Full`] where it neither joins nor has a place.
     #[inline(always)]
-    pub fn push(&mut self, span: Span) -> Result<(), Full> {
+    pub fn push(&mut self, span: Span<A>) -> Result<(), Full> {
         if let Some(last) = self.last_mut()
             && let Some(joined) = last.join(span)
         {
@@ -159,7 +174,7 @@ impl<'a> SpanBuf<'a> {
     ///
     /// [`Full`] where it has no place.
     #[inline(always)]
-    pub(crate) fn push_apart(&mut self, span: Span) -> Result<(), Full> {
+    pub(crate) fn push_apart(&mut self, span: Span<A>) -> Result<(), Full> {
         let place = self.spans.get_mut(self.len).ok_or(Full)?;
         *place = span;
         self.len += 1;
@@ -167,7 +182,7 @@ impl<'a> SpanBuf<'a> {
     }
 
     /// The spans so far, each maximal.
-    pub fn spans(&self) -> &[Span] {
+    pub fn spans(&self) -> &[Span<A>] {
         &self.spans[..self.len]
     }
 
@@ -192,12 +207,12 @@ impl<'a> SpanBuf<'a> {
     }
 
     /// Where the buffer stands, for [`rewind`](Self::rewind).
-    pub(crate) fn mark(&self) -> Mark {
+    pub(crate) fn mark(&self) -> Mark<A> {
         Mark { len: self.len, last: self.spans().last().copied() }
     }
 
     /// Forgets what was pushed since `mark`.
-    pub(crate) fn rewind(&mut self, mark: Mark) {
+    pub(crate) fn rewind(&mut self, mark: Mark<A>) {
         self.len = mark.len;
         if let (Some(place), Some(last)) = (self.last_mut(), mark.last) {
             *place = last;
@@ -205,16 +220,16 @@ impl<'a> SpanBuf<'a> {
     }
 
     #[inline(always)]
-    fn last_mut(&mut self) -> Option<&mut Span> {
+    fn last_mut(&mut self) -> Option<&mut Span<A>> {
         self.spans[..self.len].last_mut()
     }
 }
 
 /// A state of a [`SpanBuf`] to go back to: joining may have changed the last span.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
+pub(crate) struct Mark<A: Address = PhysAddr> {
     len: usize,
-    last: Option<Span>,
+    last: Option<Span<A>>,
 }
 
 #[cfg(test)]

@@ -14,7 +14,10 @@ use dmaspan::regbuf::Buffer;
 ///
 /// While the value exists,
 ///
-/// 1. nothing else operates the controller: what it was told by the driver it does, and no more;
+/// 1. nothing else operates the controller: what it was told by the driver it does, and no more.
+///    Whoever has the value, or [`Controller::access`](crate::Controller::access), can write
+///    registers too: code that is not trusted with that has neither, or the controller reaches
+///    nothing but what is mapped for it, as behind an IOMMU, and is used by atomics alone;
 /// 2. [`buffer`](Self::buffer) gives a buffer only if its addresses are mapped for this controller
 ///    for as long as the value that was passed, or any clone of it, exists; and
 /// 3. [`Memory`](Self::Memory) keeps the contract of [`SharedMemory`].

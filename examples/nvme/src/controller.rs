@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
 use crate::access::{Access, SharedMemory};
@@ -24,6 +25,9 @@ const ADMIN_LIMIT: Duration = Duration::from_secs(60);
 /// `shutdown_timeout`).
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
+/// How many controllers were started so far; the next one has this number.
+static STARTED: AtomicU64 = AtomicU64::new(0);
+
 /// A controller that was started.
 ///
 /// It ends in [`shutdown`](Self::shutdown). Dropped instead, it leaks its admin queues, which the
@@ -31,6 +35,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 #[must_use = "dropped, it leaks what the controller may still use"]
 pub struct Controller<A: Access> {
     access: Arc<A>,
+    /// Which: no two have the same number.
+    number: u64,
     capabilities: Capabilities,
     info: ControllerInfo,
     /// A command in flight holds the memory that it has its answer written to.
@@ -69,7 +75,8 @@ impl<A: Access> Controller<A> {
         let admin = Queue::new(&access, capabilities, 0, depth)?;
         let info = ControllerInfo::unknown();
         let (admin, vacant) = (ManuallyDrop::new(admin), Vec::new());
-        let mut controller = Self { access, capabilities, info, admin, vacant, granted: 0 };
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let mut controller = Self { access, number, capabilities, info, admin, vacant, granted: 0 };
         match controller.start(queues) {
             Ok(()) => Ok(controller),
             Err(error) => {
@@ -117,7 +124,7 @@ impl<A: Access> Controller<A> {
     /// [`create_queue`](Self::create_queue).
     pub fn namespace(&mut self, id: u32) -> Result<Namespace, Error> {
         let info = self.identify(0, id, NamespaceInfo::new)?;
-        Namespace::new(id, &info)
+        Namespace::new(self.number, id, &info)
     }
 
     /// Makes a pair of I/O queues, with all memory that their I/O takes.
@@ -134,7 +141,10 @@ impl<A: Access> Controller<A> {
             Some(vector) if vector >= self.access.vectors() => {
                 Err(Error::Vector { vector, count: self.access.vectors() })
             }
-            _ => IoQueue::new(&self.access, self.capabilities, &self.info, id, config),
+            _ => {
+                let Self { access, number, capabilities, info, .. } = &*self;
+                IoQueue::new(access, *number, *capabilities, info, id, config)
+            }
         };
         let queue = new.inspect_err(|_| self.vacant.push(id))?;
         let (depth, pair) = (config.depth, queue.queue());
@@ -271,16 +281,21 @@ fn disable<A: Access>(access: &A, capabilities: Capabilities) -> Result<(), Erro
     await_status(access, capabilities.timeout(), Awaited::Disabled, disabled)
 }
 
-/// Waits until the controller's status is as it should be.
+/// Waits until the controller's status is as it should be. One that has failed becomes neither
+/// ready nor shut down any more; it may be disabled.
 fn await_status<A: Access>(
     access: &A,
     limit: Duration,
     what: Awaited,
     is_so: impl Fn(u32) -> bool,
 ) -> Result<(), Error> {
-    let look = || {
-        let csts = access.read32(spec::CSTS);
-        (csts != spec::GONE && is_so(csts)).then_some(())
+    let look = || match access.read32(spec::CSTS) {
+        spec::GONE => Some(Err(Error::Gone)),
+        csts if is_so(csts) => Some(Ok(())),
+        csts if csts & spec::CSTS_FATAL != 0 && what != Awaited::Disabled => {
+            Some(Err(Error::Fatal { csts }))
+        }
+        _ => None,
     };
-    poll_until(access, limit, look).ok_or_else(|| overdue(access, what, limit))
+    poll_until(access, limit, look).unwrap_or_else(|| Err(overdue(access, what, limit)))
 }

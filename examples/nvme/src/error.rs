@@ -148,7 +148,7 @@ pub enum Error {
         /// The most.
         max: u64,
     },
-    /// The buffer or the queue belongs to another controller.
+    /// The buffer, the namespace or the queue belongs to another controller.
     #[error("it belongs to another controller")]
     Foreign,
     /// The buffer does not have those bytes, or not for that direction.

@@ -13,7 +13,7 @@ use crate::access::Access;
 use crate::error::Error;
 use crate::list::Lists;
 use crate::namespace::Namespace;
-use crate::queue::{Done, Queue, Tell};
+use crate::queue::{self, Done, Queue, Tell};
 use crate::spec::{Capabilities, Command, ControllerInfo, DataPointer, Opcode, Status};
 
 /// How long a command may take: as long as Linux gives it (drivers/nvme/host/core.c, `io_timeout`).
@@ -81,6 +81,8 @@ pub struct Completed<B> {
 #[must_use = "dropped, it leaks what the controller may still use"]
 pub struct IoQueue<A: Access> {
     lent: ManuallyDrop<Lent<A>>,
+    /// The controller, by its number among all.
+    controller: u64,
     vector: Option<u16>,
     /// The most bytes of a command.
     max_bytes: u64,
@@ -93,8 +95,10 @@ struct Lent<A: Access> {
 }
 
 impl<A: Access> IoQueue<A> {
+    /// Queues of a controller that is reached so, and has that number.
     pub(crate) fn new(
         access: &Arc<A>,
+        controller: u64,
         capabilities: Capabilities,
         info: &ControllerInfo,
         id: u16,
@@ -105,7 +109,8 @@ impl<A: Access> IoQueue<A> {
         let queue = Queue::new(access, capabilities, id, depth)?;
         let lists = Lists::new(access, page, info.sgls, depth - 1, list_pages)?;
         let max_bytes = info.max_transfer.unwrap_or(u64::MAX);
-        Ok(Self { lent: ManuallyDrop::new(Lent { queue, lists }), vector, max_bytes })
+        let lent = ManuallyDrop::new(Lent { queue, lists });
+        Ok(Self { lent, controller, vector, max_bytes })
     }
 
     pub(crate) fn queue(&self) -> &Queue<A, Option<A::Buffer>> {
@@ -219,8 +224,9 @@ impl<A: Access> IoQueue<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Full`].
+    /// [`Error::Full`]; [`Error::Foreign`].
     pub fn submit_flush(&mut self, namespace: &Namespace) -> Result<CommandId, Error> {
+        namespace.check_owner(self.controller)?;
         let id = self.lent.queue.push(flush(namespace), None, Tell::Reaper)?;
         self.ring();
         Ok(CommandId(id))
@@ -250,6 +256,16 @@ impl<A: Access> IoQueue<A> {
         {
             queue.access.wait(vector, limit);
         }
+    }
+
+    /// Asks the controller's status whether commands in flight can end at all: for programs that
+    /// reap and have found nothing for long. [`read`](Self::read) and its likes ask by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fatal`] and [`Error::Gone`].
+    pub fn check(&self) -> Result<(), Error> {
+        queue::check(&*self.lent.queue.access)
     }
 
     /// Reads blocks from `lba` on into `range` of a buffer, by as many commands as that takes, one
@@ -291,6 +307,7 @@ impl<A: Access> IoQueue<A> {
     ///
     /// As of [`read`](Self::read).
     pub fn flush(&mut self, namespace: &Namespace) -> Result<(), Error> {
+        namespace.check_owner(self.controller)?;
         let id = self.lent.queue.submit_awaited(flush(namespace), None)?;
         self.finish(id, Opcode::Flush)
     }
@@ -362,6 +379,9 @@ impl<A: Access> IoQueue<A> {
         lba: u64,
         bytes: u64,
     ) -> Result<Command, Error> {
+        // Another one's blocks may be smaller: the controller would transfer more than `bytes`, and
+        // take what follows their addresses for more of them.
+        namespace.check_owner(self.controller)?;
         let count = namespace.count(lba, bytes)?;
         let max = self.max_bytes(namespace);
         if bytes > max {

@@ -54,8 +54,9 @@
 //! [`SharedMemory`](access::SharedMemory), by who implements them.
 //!
 //! **Nothing that the controller does makes the driver hang or panic.** Each poll is bounded by
-//! [`Access::pause`](access::Access::pause), and the status of the controller looked at when it
-//! runs out; completions are matched with what is in flight, and one that is not is an error.
+//! [`Access::pause`](access::Access::pause), and ends before that where the status of the
+//! controller says that it has failed or is gone; completions are matched with what is in flight,
+//! and one that is not is an error.
 //!
 //! **I/O allocates nothing,** takes no lock, and writes to memory that the queue has: commands,
 //! lists and slots. Queues are polled. Between two polls a program may

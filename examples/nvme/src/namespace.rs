@@ -10,15 +10,20 @@ const MIN_BLOCK_LG2: u32 = 9;
 const MAX_BLOCK_LG2: u32 = 31;
 
 /// A namespace: blocks of one size, numbered from 0.
+///
+/// Only queues of the controller that was asked for it take it: how many bytes a command transfers
+/// is the size of the blocks that this controller has, and what a buffer has to have room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace {
+    /// The controller, by its number among all.
+    controller: u64,
     id: u32,
     blocks: u64,
     block_lg2: u32,
 }
 
 impl Namespace {
-    pub(crate) fn new(id: u32, info: &NamespaceInfo) -> Result<Self, Error> {
+    pub(crate) fn new(controller: u64, id: u32, info: &NamespaceInfo) -> Result<Self, Error> {
         let NamespaceInfo { blocks, block_lg2, metadata } = *info;
         if blocks == 0 {
             return Err(Error::NoNamespace { id });
@@ -26,7 +31,7 @@ impl Namespace {
         if !(MIN_BLOCK_LG2..=MAX_BLOCK_LG2).contains(&block_lg2) || metadata != 0 {
             return Err(Error::BlockFormat { id, block_lg2, metadata });
         }
-        Ok(Self { id, blocks, block_lg2 })
+        Ok(Self { controller, id, blocks, block_lg2 })
     }
 
     /// Its number.
@@ -42,6 +47,12 @@ impl Namespace {
     /// The size of a block, in bytes.
     pub const fn block_bytes(&self) -> u64 {
         1 << self.block_lg2
+    }
+
+    /// Refuses a namespace of another controller.
+    #[inline]
+    pub(crate) fn check_owner(&self, controller: u64) -> Result<(), Error> {
+        if self.controller == controller { Ok(()) } else { Err(Error::Foreign) }
     }
 
     /// How many blocks so many bytes are, all of which it has from `lba` on.

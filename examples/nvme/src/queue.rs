@@ -18,6 +18,10 @@ use crate::spec::{
     self, COMMAND_WORDS, COMPLETION_WORDS, Capabilities, Command, Completion, PHASE, Status,
 };
 
+/// How often a wait finds nothing before the controller's status is looked at: a read of a register
+/// takes as long as many polls of memory.
+const STATUS_LOOKS: u32 = 1 << 10;
+
 /// Who is told that a command has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tell {
@@ -311,10 +315,14 @@ impl<A: Access, H> Queue<A, H> {
     /// Where it does not, its slot stays taken until its completion comes.
     pub(crate) fn wait(&mut self, id: u16, limit: Duration) -> Result<Done<H>, Error> {
         let access = Arc::clone(&self.access);
-        let mut failed = None;
+        let (mut failed, mut looks) = (None, 0_u32);
         let done = poll_until(&*access, limit, || {
             failed = self.poll().err();
             let done = self.take(id);
+            looks += 1;
+            if done.is_none() && failed.is_none() && looks.is_multiple_of(STATUS_LOOKS) {
+                failed = check(&*access).err();
+            }
             (done.is_some() || failed.is_some()).then_some(done)
         });
         if let Some(Some(done)) = done {
@@ -346,13 +354,18 @@ pub(crate) fn poll_until<A: Access, T>(
     look()
 }
 
-/// Why something did not happen in time: the controller's status says whether it ever will.
-pub(crate) fn overdue<A: Access>(access: &A, what: Awaited, limit: Duration) -> Error {
+/// Whether the controller's status says that it will ever do anything.
+pub(crate) fn check<A: Access>(access: &A) -> Result<(), Error> {
     match access.read32(spec::CSTS) {
-        spec::GONE => Error::Gone,
-        csts if csts & spec::CSTS_FATAL != 0 => Error::Fatal { csts },
-        _ => Error::Timeout { what, limit },
+        spec::GONE => Err(Error::Gone),
+        csts if csts & spec::CSTS_FATAL != 0 => Err(Error::Fatal { csts }),
+        _ => Ok(()),
     }
+}
+
+/// Why something did not happen in time.
+pub(crate) fn overdue<A: Access>(access: &A, what: Awaited, limit: Duration) -> Error {
+    check(access).err().unwrap_or(Error::Timeout { what, limit })
 }
 
 /// Shared memory with nothing in it.

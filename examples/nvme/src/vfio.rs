@@ -246,9 +246,9 @@ std::thread_local! {
 }
 
 // SAFETY: 1. The process has the device to itself, since the kernel gives a group or a cdev to one
-// alone. Who opens it twice in the process makes the driver err, and no more: see `Shared`. 2. A
-// buffer is given only if it is mapped in the controller's space, where it stays as long as a clone
-// exists. 3. As above.
+// alone. Code that opens it twice in the process, or writes its registers beside the driver, makes
+// the driver err, and no more: see `Shared`. 2. A buffer is given only if it is mapped in the
+// controller's space, where it stays as long as a clone exists. 3. As above.
 unsafe impl Access for VfioAccess {
     type Memory = Shared;
     type Buffer = VfioBuffer;

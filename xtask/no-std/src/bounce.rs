@@ -32,6 +32,8 @@ fn span(start: *mut u8, len: usize) -> Option<Span> {
 
 // SAFETY: the static is this pool's alone, and each method touches the bytes that it is told to.
 unsafe impl PoolMemory for Slots {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.0
     }

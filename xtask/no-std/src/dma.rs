@@ -32,6 +32,8 @@ struct Hardware<'a>(&'a AtomicU32);
 
 // SAFETY: no device walks the tables.
 unsafe impl IommuOps for Hardware<'_> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, _: &Invalidation<'_>) -> Result<(), HardwareError> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(())

@@ -7,7 +7,7 @@ use core::fmt;
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
 use dmaspan::regbuf::descriptors::{Entry, Limits};
 use dmaspan::regbuf::{Pinned, Registry, Request};
-use dmaspan::{Account, Direction, Errno, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Account, Direction, Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 
 const PAGE: u64 = 4096;
 const PAGE_LG2: u32 = 12;
@@ -29,6 +29,7 @@ impl core::error::Error for Untouchable {}
 
 // SAFETY: there is no device, and no memory at these addresses.
 unsafe impl Pinner for Apart {
+    type Address = PhysAddr;
     type Space = ();
     type Pin = ();
     type Error = Untouchable;
@@ -50,9 +51,9 @@ unsafe impl Pinner for Apart {
         Ok(())
     }
 
-    fn unpin(&self, _pin: &mut (), _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
+    fn unpin(&self, _: Promise<'_>, (): &mut (), _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
 
-    fn release(&self, _pin: ()) {}
+    fn release(&self, _: Promise<'_>, (): ()) {}
 
     fn space_id(&self, (): &()) -> u64 {
         0

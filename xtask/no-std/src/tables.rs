@@ -5,7 +5,7 @@ use core::slice;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
-use dmaspan::{Coherency, PhysAddr};
+use dmaspan::{Coherency, PhysAddr, Promise};
 
 const TABLES: usize = 16;
 const WORDS: usize = 512;
@@ -90,12 +90,18 @@ unsafe impl TableMemory<u64> for Tables {
         Ok(List(before & !left))
     }
 
-    fn take(&self, _shape: TableShape, list: &mut List) -> Option<Fresh<'_, u64>> {
+    fn take(
+        &self,
+        _promise: Promise<'_>,
+        _shape: TableShape,
+        list: &mut List,
+    ) -> Option<Fresh<'_, u64>> {
         let index = list.pop()?;
         // SAFETY: 1. The bit was in `list` and is nowhere now: the table is this call's alone. 2.
         // It lies in `MEMORY` whole, which is static, aligned and initialised.
         let words = unsafe { slice::from_raw_parts_mut(words_of(index), WORDS) };
-        Some(Fresh::new(paddr_of(index), words))
+        // SAFETY: they are the table's at that address.
+        Some(unsafe { Fresh::new(paddr_of(index), words) })
     }
 
     fn entries(&self, table: &TableAddr) -> &[AtomicU64] {
@@ -112,11 +118,11 @@ unsafe impl TableMemory<u64> for Tables {
         list.0 |= 1 << index_of(table.paddr());
     }
 
-    fn append(&self, list: &mut List, other: List) {
+    fn append(&self, _promise: Promise<'_>, list: &mut List, other: List) {
         list.0 |= other.0;
     }
 
-    fn free(&self, _shape: TableShape, list: List) {
+    fn free(&self, _promise: Promise<'_>, _shape: TableShape, list: List) {
         FREE.fetch_or(list.0, Ordering::Release);
     }
 }

@@ -79,6 +79,10 @@ const HUGEPAGES: &str = "hugepages 64";
 const PAGE_OF_1G: &str = "hugepagesz=1G hugepages=1";
 /// What the program says of the machine.
 const DEVICES: &str = "dmaspan devices";
+/// And of the controller alone.
+const DEVICE: &str = "dmaspan devices 0000:00:05.0";
+/// The program without a device, which needs io_uring of the kernel and what it counts as pinned.
+const SOFT: &str = "dmaspan map 64M --runs 1";
 
 /// A boot that does nothing, for the others to say what they do.
 const PLAIN: Boot = Boot {
@@ -102,7 +106,7 @@ pub(super) const BOOTS: &[Boot] = &[
         qemu: &LARGE_DEVICE,
         memory: "4G",
         cmdline: PAGE_OF_1G,
-        commands: &[NVME, PEER, LARGE, HUGEPAGES, DEVICES],
+        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES, DEVICE],
         backends: &["vfio"],
         ..PLAIN
     },
@@ -113,7 +117,7 @@ pub(super) const BOOTS: &[Boot] = &[
         memory: "4G",
         cmdline: PAGE_OF_1G,
         seconds: 600,
-        commands: &[NVME, PEER, LARGE, HUGEPAGES, DEVICES],
+        commands: &[SOFT, NVME, PEER, LARGE, HUGEPAGES, DEVICES],
         backends: &["vfio", "iommufd", "compat"],
         ..PLAIN
     },
@@ -159,6 +163,15 @@ mod tests {
         for (index, boot) in BOOTS.iter().enumerate() {
             assert!(BOOTS[..index].iter().all(|other| other.name != boot.name), "{}", boot.name);
             assert!(!boot.lines().is_empty() && !boot.on.is_empty(), "{}", boot.name);
+        }
+    }
+
+    #[test]
+    fn every_kernel_runs_the_program_without_a_device() {
+        for kernel in super::super::kernels::KERNELS {
+            let boots = BOOTS.iter().filter(|boot| kernel.is_one_of(boot.on));
+            let runs = boots.filter(|boot| boot.commands.contains(&SOFT)).count();
+            assert_eq!(runs, 1, "{}", kernel.name);
         }
     }
 

@@ -89,10 +89,17 @@ pub(super) fn get(
         !is_named && find(*kernel, folder).is_err()
     };
     let missing: Vec<Kernel> = kernels.iter().copied().filter(is_missing).collect();
-    let fetched = if missing.is_empty() { Ok(()) } else { fetch(&missing, folder, lock) };
+    let failed = match missing.is_empty() {
+        true => Vec::new(),
+        false => fetch(&missing, folder, lock).unwrap_or_else(|why| {
+            // What failed for all of them.
+            missing.iter().map(|kernel| (kernel.name, why.clone())).collect()
+        }),
+    };
     let ready = |&kernel: &Kernel| {
         let found = find(kernel, folder);
-        (kernel, found.map_err(|why| fetched.clone().err().unwrap_or(why)))
+        let fetching = failed.iter().find(|(name, _)| *name == kernel.name);
+        (kernel, found.map_err(|why| fetching.map_or(why, |(_, why)| why.clone())))
     };
     kernels.iter().map(ready).collect()
 }
@@ -111,7 +118,7 @@ fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
         _ => place.join("vmlinuz"),
     };
     if !image.is_file() {
-        return Err(format!("no kernel {} was found", kernel.name));
+        return Err("it is not there".to_owned());
     }
     let file = |name: &str| place.join("modules").join(format!("{name}.ko"));
     let modules = MODULES.map(|name| (name, file(name)));
@@ -124,12 +131,20 @@ fn named_image() -> Option<OsString> {
     env::var_os(IMAGE).filter(|image| !image.is_empty())
 }
 
-/// Gets what is missing, as far as that goes, and returns what failed first.
-fn fetch(missing: &[Kernel], folder: &Path, lock: &File) -> Result<(), String> {
+/// Gets what is missing, as far as that goes, and returns the names of those that failed, and why.
+///
+/// # Errors
+///
+/// Why none can be had, in one line.
+fn fetch(
+    missing: &[Kernel],
+    folder: &Path,
+    lock: &File,
+) -> Result<Vec<(&'static str, String)>, String> {
     let machine = Machine::here()?;
     let apt = folder.join("apt");
     let root = machine.root(&apt, packages::SUITES, lock)?;
-    let mut result = Ok(());
+    let mut failed = Vec::new();
     for &kernel in missing {
         let new = folder.join(format!("{}.new", kernel.name));
         let place = folder.join(kernel.name);
@@ -141,13 +156,14 @@ fn fetch(missing: &[Kernel], folder: &Path, lock: &File) -> Result<(), String> {
                 Origin::Image => source::build(&root, &new, lock),
             })
             .and_then(|()| written(remove(&place).and_then(|()| fs::rename(&new, &place))));
-        if done.is_err() {
+        if let Err(why) = done {
             // What cannot be removed is removed before the next attempt.
             let _ = remove(&new);
+            failed.push((kernel.name, why));
         }
-        result = result.and(done.map_err(|why| format!("kernel {}: {why}", kernel.name)));
     }
-    result.and(remove(&apt).map_err(|error| cannot_write(&apt, &error)))
+    remove(&apt).map_err(|error| cannot_write(&apt, &error))?;
+    Ok(failed)
 }
 
 /// Takes a kernel out of its packages.

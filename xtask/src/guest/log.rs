@@ -3,6 +3,9 @@
 //! The lines that count begin with `guest: `; the guest's program documents them. Everything else
 //! is the output of commands.
 
+/// What a line of the guest's init begins with.
+pub(super) const MARKER: &str = "guest: ";
+
 /// A guest's console, read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
@@ -47,7 +50,7 @@ impl Report {
         let mut report = Self::default();
         for line in console.lines() {
             let line = clean(line);
-            let marker = line.strip_prefix("guest: ").map(str::to_owned);
+            let marker = line.strip_prefix(MARKER).map(str::to_owned);
             match marker.as_deref().map(|rest| rest.split_once(' ').unwrap_or((rest, ""))) {
                 Some((word, rest)) => {
                     report.marker(word, rest);

@@ -27,7 +27,7 @@ use initrd::Programs;
 use kernels::{KERNELS, Ready};
 use log::Report;
 use options::{Action, LeftOver, OneCommand};
-use qemu::{Machine, Time};
+use qemu::{Limits, Machine, Stopped, Time};
 
 use crate::debian::{cannot_write, lock};
 use crate::hw;
@@ -38,6 +38,10 @@ pub use options::Options;
 const TAIL: usize = 25;
 /// What a guest with one command may take, in seconds: counted instructions pass slowly.
 const COMMAND_SECONDS: u64 = 900;
+
+/// How long a guest is given to begin, attempt by attempt; the last has all the time that the guest
+/// has. So one that hangs costs little, and one that is slow is not given up.
+const BEGIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(120)];
 
 /// How it ended where nothing failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,11 +96,11 @@ pub fn check(options: &Options) -> Result<Outcome, String> {
         return Ok(Outcome::Passed);
     }
     if !cfg!(target_arch = "x86_64") {
-        return Ok(Outcome::Skipped("the guests' programs are built on x86-64 alone".to_owned()));
+        return options.cannot("the guests' programs are built on x86-64 alone".to_owned());
     }
     let program = match qemu::find() {
         Ok(program) => program,
-        Err(why) => return Ok(Outcome::Skipped(why)),
+        Err(why) => return options.cannot(why),
     };
     let folder = crate::target_directory().join("guest");
     let lock = lock(&folder).map_err(|error| cannot_write(&folder, &error))?;
@@ -115,22 +119,34 @@ pub fn check(options: &Options) -> Result<Outcome, String> {
         Action::Command(one) => work.run_command(one, &ready, &programs)?,
         _ => work.run_boots(options, &ready, &programs)?,
     }
-    Ok(match skipped.is_empty() {
-        true => Outcome::Passed,
-        false => Outcome::Skipped(skipped.join("; ")),
-    })
+    match skipped.is_empty() {
+        true => Ok(Outcome::Passed),
+        false => options.cannot(skipped.join("; ")),
+    }
+}
+
+impl Options {
+    /// What is said where something cannot run here: boots are skipped, and a command that somebody
+    /// wanted to run has failed.
+    fn cannot(&self, why: String) -> Result<Outcome, String> {
+        match self.action {
+            Action::Command(_) => Err(why),
+            Action::List | Action::Boots => Ok(Outcome::Skipped(why)),
+        }
+    }
 }
 
 fn list() {
-    println!("kernels, those with * where none is named:");
+    crate::say("kernels, those with * where none is named:");
     for kernel in KERNELS {
-        println!("  {}{}", if kernel.by_default { "* " } else { "  " }, kernel.name);
+        let mark = if kernel.by_default { "* " } else { "  " };
+        crate::say(&format!("  {mark}{}", kernel.name));
     }
-    println!("boots, and the kernels that each is for:");
+    crate::say("boots, and the kernels that each is for:");
     for boot in BOOTS {
         let kernels = KERNELS.iter().filter(|kernel| kernel.is_one_of(boot.on));
         let kernels: Vec<&str> = kernels.map(|kernel| kernel.name).collect();
-        println!("  {}: {}", boot.name, kernels.join(", "));
+        crate::say(&format!("  {}: {}", boot.name, kernels.join(", ")));
     }
 }
 
@@ -233,28 +249,41 @@ impl Work {
         let console = self.console(guest);
         let mut arguments = guest.machine.arguments(&guest.kernel.image, &initrd, &disk);
         arguments.extend(self.leash.iter().map(|&word| word.to_owned()));
-        let once = || -> Result<_, String> {
-            let ran = qemu::run(&self.program, &arguments, &console, guest.limit);
+        let (ran, report) = attempts(guest, &mut |begin| {
+            let limits = Limits { begin, end: guest.limit };
+            let ran = qemu::run(&self.program, &arguments, &console, limits);
             let text = fs::read(&console).map_err(fail)?;
             Ok((ran, Report::parse(&String::from_utf8_lossy(&text))))
-        };
-        let (mut ran, mut report) = once()?;
-        // Firmware and kernels have clocks to calibrate, which fails on a machine that is too busy.
-        if ran.is_ok() && report.release.is_none() {
-            eprintln!("guest: {}: its kernel did not come up; once more", guest.title());
-            (ran, report) = once()?;
-        }
+        })?;
         if self.left_over == LeftOver::Removed {
             fs::remove_file(&initrd).and_then(|()| fs::remove_file(&disk)).map_err(fail)?;
         }
-        let mut problems: Vec<String> = ran.as_ref().err().cloned().into_iter().collect();
+        let seconds = *ran.as_ref().unwrap_or(&guest.limit);
+        let mut problems: Vec<String> = ran.err().map(Stopped::why).into_iter().collect();
         problems.extend(report.problems());
         let missing = guest.commands.len().saturating_sub(report.commands.len());
         if missing > 0 {
             problems.push(format!("{missing} of its commands did not begin"));
         }
-        Ok(Ended { report, problems, seconds: ran.unwrap_or(guest.limit).as_secs_f64() })
+        Ok(Ended { report, problems, seconds: seconds.as_secs_f64() })
     }
+}
+
+/// Boots a guest until it begins, at most once more than [`BEGIN`] has times. Firmware and kernels
+/// have clocks to calibrate, which fails on a machine that is too busy: they end or hang then.
+fn attempts<T>(
+    guest: &Guest<'_>,
+    boot: &mut dyn FnMut(Duration) -> Result<(Result<Duration, Stopped>, T), String>,
+) -> Result<(Result<Duration, Stopped>, T), String> {
+    for begin in BEGIN.into_iter().filter(|&begin| begin < guest.limit) {
+        match boot(begin)? {
+            (Err(Stopped::NotBegun(why)), _) => {
+                eprintln!("guest: {}: {why}; once more", guest.title());
+            }
+            ended => return Ok(ended),
+        }
+    }
+    boot(guest.limit)
 }
 
 impl<'r> Guest<'r> {
@@ -342,4 +371,57 @@ fn say(guest: &Guest<'_>, ended: &Result<Ended, String>, console: &Path) -> bool
         tail.iter().for_each(|line| println!("   | {}", log::clean(line)));
     }
     problems.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_guest(limit: Duration, test: impl FnOnce(&Guest<'_>)) {
+        let kernel = Ready { kernel: KERNELS[0], image: PathBuf::new(), modules: Vec::new() };
+        let mut guest = Guest::of_boot(&BOOTS[0], &kernel);
+        guest.limit = limit;
+        test(&guest);
+    }
+
+    fn hung() -> Result<(Result<Duration, Stopped>, ()), String> {
+        Ok((Err(Stopped::NotBegun("it hung".to_owned())), ()))
+    }
+
+    #[test]
+    fn a_guest_that_hangs_before_it_begins_is_booted_again_and_has_all_its_time_at_last() {
+        let limit = Duration::from_secs(300);
+        with_guest(limit, |guest| {
+            let mut given = Vec::new();
+            let ended = attempts(guest, &mut |begin| {
+                given.push(begin);
+                hung()
+            });
+            assert_eq!(ended, hung());
+            assert_eq!(given, [BEGIN[0], BEGIN[1], limit]);
+        });
+    }
+
+    #[test]
+    fn a_guest_that_begins_is_booted_no_more() {
+        for ends in [Ok(Duration::ZERO), Err(Stopped::Failed("it failed".to_owned()))] {
+            with_guest(Duration::from_secs(300), |guest| {
+                let mut boots = 0;
+                let ended = attempts(guest, &mut |_| {
+                    boots += 1;
+                    if boots == 1 { hung() } else { Ok((ends.clone(), ())) }
+                });
+                assert_eq!((ended, boots), (Ok((ends.clone(), ())), 2));
+            });
+        }
+    }
+
+    #[test]
+    fn a_command_that_cannot_run_has_failed_and_boots_are_skipped() {
+        let why = || "there is no kernel".to_owned();
+        let command = Options::parse(&["--", "true"]).unwrap();
+        assert_eq!(command.cannot(why()), Err(why()));
+        let boots = Options::parse(&[]).unwrap();
+        assert_eq!(boots.cannot(why()), Ok(Outcome::Skipped(why())));
+    }
 }

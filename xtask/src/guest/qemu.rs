@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
 use super::boots::Iommu;
+use super::log;
 use crate::hw;
 
 /// The disk's size. Each of its 8-byte words holds [`DISK_TAG`] and its own offset.
@@ -88,40 +89,90 @@ impl Machine<'_> {
     }
 }
 
+/// How long a machine is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Until the guest's init says its first line. A guest may hang before, in its firmware or
+    /// before its kernel says anything, and looks from outside like one that is slow.
+    pub(super) begin: Duration,
+    /// Until it has ended.
+    pub(super) end: Duration,
+}
+
+/// Why a machine did not run to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stopped {
+    /// Its guest had not begun in time, or QEMU ended before it did.
+    NotBegun(String),
+    /// Anything else, in one line.
+    Failed(String),
+}
+
+impl Stopped {
+    /// What happened, in one line.
+    pub(super) fn why(self) -> String {
+        let (Self::NotBegun(why) | Self::Failed(why)) = self;
+        why
+    }
+}
+
 /// Runs a machine to its end, with its console in a file, and returns how long it took.
 ///
 /// # Errors
 ///
-/// Why it did not start, or that it took too long, in one line.
+/// [`Stopped`]; QEMU has ended then.
 pub(super) fn run(
     program: &Path,
     arguments: &[String],
     console: &Path,
-    limit: Duration,
-) -> Result<Duration, String> {
-    let cannot = |error: io::Error| format!("QEMU does not start: {error}");
+    limits: Limits,
+) -> Result<Duration, Stopped> {
+    let cannot = |error: io::Error| Stopped::Failed(format!("QEMU does not start: {error}"));
     let output = File::create(console).map_err(cannot)?;
     let errors = output.try_clone().map_err(cannot)?;
     let started = Instant::now();
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(output).stderr(errors);
     let mut child = command.spawn().map_err(cannot)?;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(started.elapsed()),
-            Ok(Some(status)) => return Err(format!("QEMU ended with {status}")),
-            Ok(None) if started.elapsed() < limit => thread::sleep(Duration::from_millis(20)),
-            other => {
-                // It may have ended by itself meanwhile.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(match other {
-                    Err(error) => format!("QEMU cannot be waited for: {error}"),
-                    Ok(_) => format!("it did not end within {} s", limit.as_secs()),
-                });
+    let mut begun = false;
+    let stopped = loop {
+        let ended = child.try_wait();
+        begun = begun || has_begun(console);
+        match ended {
+            Ok(Some(status)) if !status.success() => {
+                return Err(Stopped::Failed(format!("QEMU ended with {status}")));
             }
+            Ok(Some(_)) if begun => return Ok(started.elapsed()),
+            Ok(Some(_)) => {
+                let why = "QEMU ended before the guest's init said anything".to_owned();
+                return Err(Stopped::NotBegun(why));
+            }
+            Ok(None) if started.elapsed() >= limits.end => {
+                break Stopped::Failed(format!("it did not end within {} s", limits.end.as_secs()));
+            }
+            Ok(None) if !begun && started.elapsed() >= limits.begin => {
+                let seconds = limits.begin.as_secs();
+                break Stopped::NotBegun(format!("its init said nothing within {seconds} s"));
+            }
+            Ok(None) => thread::sleep(POLL),
+            Err(error) => break Stopped::Failed(format!("QEMU cannot be waited for: {error}")),
         }
-    }
+    };
+    // It may have ended by itself meanwhile.
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(stopped)
+}
+
+/// Between two looks at a machine.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Whether the guest's init has said a line: firmware alone says some kilobytes.
+fn has_begun(console: &Path) -> bool {
+    fs::read(console).is_ok_and(|text| {
+        let text = String::from_utf8_lossy(&text);
+        text.lines().any(|line| log::clean(line).starts_with(log::MARKER))
+    })
 }
 
 /// The program: that of the tests against QEMU's IOMMUs where it is there, or any of `PATH`, or
@@ -174,6 +225,8 @@ pub(super) fn write_disk(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn arguments(iommu: Iommu, time: Time) -> String {
@@ -195,17 +248,46 @@ mod tests {
         assert_eq!(counted.matches(".allow_unsafe_interrupts=1").count(), 2, "{counted}");
     }
 
+    /// What came of a shell script in QEMU's place.
+    fn ran(script: &str, begin: Duration, end: Duration) -> Result<Duration, Stopped> {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let run_of = RUNS.fetch_add(1, Ordering::Relaxed);
+        let console =
+            env::temp_dir().join(format!("dmaspan-console-{}-{run_of}", std::process::id()));
+        let arguments = ["-c".to_owned(), script.to_owned()];
+        let ran = run(Path::new("sh"), &arguments, &console, Limits { begin, end });
+        fs::remove_file(console).unwrap();
+        ran
+    }
+
+    const SOON: Duration = Duration::from_millis(100);
+    const LATE: Duration = Duration::from_secs(3600);
+
     #[test]
-    fn what_does_not_end_is_killed_and_what_fails_is_said() {
+    fn a_guest_that_does_not_begin_is_told_from_one_that_does_not_end() {
+        let hung = ran("echo SeaBIOS; exec sleep 4000", SOON, LATE);
+        assert_eq!(hung, Err(Stopped::NotBegun("its init said nothing within 0 s".to_owned())));
+        let gone = ran("echo SeaBIOS", LATE, LATE);
+        assert!(matches!(gone, Err(Stopped::NotBegun(why)) if why.contains("QEMU ended before")));
+        let slow = ran("echo 'guest: kernel 6'; exec sleep 4000", LATE, 10 * SOON);
+        assert_eq!(slow, Err(Stopped::Failed("it did not end within 1 s".to_owned())));
+        assert!(ran("printf '\\033[0mguest: kernel 6\\n'", LATE, LATE).is_ok());
+    }
+
+    #[test]
+    fn a_guest_that_has_begun_has_all_its_time() {
+        let script = "echo 'guest: kernel 6'; sleep 0.3; echo 'guest: end'";
+        assert!(ran(script, SOON, LATE).is_ok_and(|took| took >= 3 * SOON));
+    }
+
+    #[test]
+    fn a_machine_that_fails_says_how() {
+        let failed = |script| ran(script, LATE, LATE).unwrap_err();
+        assert_eq!(failed("exit 1"), Stopped::Failed("QEMU ended with exit status: 1".to_owned()));
         let console = env::temp_dir().join(format!("dmaspan-console-{}", std::process::id()));
-        let run = |program: &str, argument: &str| {
-            let limit = Duration::from_millis(100);
-            run(Path::new(program), &[argument.to_owned()], &console, limit)
-        };
-        assert!(run("sleep", "60").unwrap_err().contains("within"));
-        assert!(run("false", "").unwrap_err().contains("exit status: 1"));
-        assert!(run("no-such-program-at-all", "").unwrap_err().contains("does not start"));
-        assert!(run("true", "").is_ok());
+        let limits = Limits { begin: LATE, end: LATE };
+        let none = run(Path::new("no-such-program-at-all"), &[], &console, limits).unwrap_err();
+        assert!(none.why().contains("does not start"));
         fs::remove_file(&console).unwrap();
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, io, thread};
 
+use super::kernels::IMAGE;
 use super::packages;
 use crate::debian::{self, cannot_write, output_under, remove};
 
@@ -46,7 +47,10 @@ const HEADERS: [(&str, &str); 2] = [("libelf.h", "libelf-dev"), ("openssl/ssl.h"
 pub(super) fn build(root: &debian::Root<'_>, place: &Path, lock: &File) -> Result<(), String> {
     let missing = missing();
     if !missing.is_empty() {
-        return Err(format!("building it needs the packages {}", missing.join(" ")));
+        let missing = missing.join(" ");
+        return Err(format!(
+            "building it needs the packages {missing}: install them, or name an image in {IMAGE}"
+        ));
     }
     let fail = |error: io::Error| cannot_write(place, &error);
     let names = root.names("linux-source-")?;

@@ -1,10 +1,11 @@
-//! How dmaspan's page tables compare with Linux's own, on this machine.
+//! How dmaspan's page tables compare with Linux's own, on this machine: in time, or byte for byte.
 //!
 //! `xtask/peers/build.sh` takes Linux's source package from the machine's distribution and builds
 //! its page-table code, unmodified, into programs of their own. They and dmaspan's benchmark take
 //! turns on the same cases. No code of Linux is stored here or linked to anything of this project.
 //! `xtask/peers/README.md` has the method.
 
+mod bytes;
 mod plan;
 mod samples;
 mod table;
@@ -39,8 +40,15 @@ pub struct Options {
     pub work: PathBuf,
     /// How the result is printed.
     pub output: Output,
-    /// Only cases whose `format/case` contains this; all where it is empty.
+    /// Only cases whose `format/case` contains this; all where it is empty. Where bytes are
+    /// compared it is a part of the format's name.
     pub case: String,
+    /// Whether tables are compared, and not times.
+    pub bytes: bool,
+    /// Which random operations tables are compared after.
+    pub seed: Option<u64>,
+    /// How many random configurations there are, all formats together.
+    pub configurations: Option<u64>,
 }
 
 impl Options {
@@ -56,9 +64,20 @@ impl Options {
             work: crate::root().join(target).join("peers"),
             output: Output::Table,
             case: String::new(),
+            bytes: false,
+            seed: None,
+            configurations: None,
         };
+        let mut timing = None;
         let mut arguments = arguments.iter();
         while let Some(&name) = arguments.next() {
+            if name == "--bytes" {
+                options.bytes = true;
+                continue;
+            }
+            if matches!(name, "--runs" | "--format") {
+                timing = Some(name);
+            }
             let value = arguments.next().ok_or(format!("`{name}` needs a value behind it"))?;
             match (name, *value) {
                 ("--runs", value) => match value.parse() {
@@ -70,11 +89,23 @@ impl Options {
                 ("--format", "json") => options.output = Output::Json,
                 ("--format", value) => return Err(format!("there is no format `{value}`")),
                 ("--case", value) => options.case = value.to_owned(),
+                ("--seed", value) => options.seed = Some(number(value)?),
+                ("--configurations", value) => options.configurations = Some(number(value)?),
                 _ => return Err(format!("there is no option `{name}`")),
             }
         }
-        Ok(options)
+        match timing {
+            Some(name) if options.bytes => Err(format!("`{name}` does not go with `--bytes`")),
+            _ if !options.bytes && (options.seed, options.configurations) != (None, None) => {
+                Err("`--seed` and `--configurations` go with `--bytes`".to_owned())
+            }
+            _ => Ok(options),
+        }
     }
+}
+
+fn number(value: &str) -> Result<u64, String> {
+    value.parse().map_err(|_| format!("`{value}` is no number"))
 }
 
 /// Builds everything, measures, and prints the result.
@@ -84,7 +115,10 @@ impl Options {
 /// What is missing or failed, in one line; the tools called have said more by then.
 pub fn run(options: &Options) -> Result<(), String> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-        return Err("Linux's page tables are built and timed on Linux on x86-64 only".to_owned());
+        return Err("Linux's page tables are built and run on Linux on x86-64 only".to_owned());
+    }
+    if options.bytes {
+        return bytes::run(options);
     }
     let comparisons = plan::comparisons(&options.case);
     if comparisons.is_empty() {
@@ -94,7 +128,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         ));
     }
     let own = build_own()?;
-    build_peers(&options.work)?;
+    build_peers(&options.work, &[])?;
     let built = fs::read_to_string(options.work.join("formats")).unwrap_or_default();
     let built: BTreeSet<&str> = built.split_whitespace().collect();
 
@@ -117,11 +151,11 @@ pub fn run(options: &Options) -> Result<(), String> {
 
     let rows = table::rows(&comparisons, &samples);
     match options.output {
-        Output::Json => println!("{}", table::json(&rows)),
+        Output::Json => crate::say(&table::json(&rows)),
         Output::Table => {
             let version = fs::read_to_string(options.work.join("linux/version"));
             let version = version.unwrap_or_default();
-            print!("{}", table::text(&rows, version.trim(), options.runs));
+            crate::say(table::text(&rows, version.trim(), options.runs).trim_end());
         }
     }
     let peers = comparisons.iter().filter_map(|one| match one.versus {
@@ -186,9 +220,10 @@ fn run_own(
     samples.read(&format!("dmaspan/{format}"), &lines)
 }
 
-fn build_peers(work: &Path) -> Result<(), String> {
+fn build_peers(work: &Path, what: &[&str]) -> Result<(), String> {
     let script = crate::root().join("xtask/peers/build.sh");
-    let status = Command::new("bash").arg(script).arg(work).stdin(Stdio::null()).status();
+    let mut command = Command::new("bash");
+    let status = command.arg(script).arg(work).args(what).stdin(Stdio::null()).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err("Linux's page tables could not be built here; the reason is above".to_owned()),
@@ -198,16 +233,21 @@ fn build_peers(work: &Path) -> Result<(), String> {
 
 /// Builds dmaspan's benchmark as every user builds it, and returns its program.
 fn build_own() -> Result<PathBuf, String> {
-    eprintln!("peers: building dmaspan's benchmark");
-    let arguments = ["build", "--release", "-q", "-p", "dmaspan", "--bench", OWN_BENCHMARK];
-    let mut cargo = crate::cargo(&arguments);
-    let messages = output_of(cargo.arg("--message-format=json-render-diagnostics"))?;
+    build_program(&["-p", "dmaspan", "--bench", OWN_BENCHMARK], OWN_BENCHMARK)
+}
+
+/// Builds a program of the workspace, with these arguments, and returns where it is.
+fn build_program(arguments: &[&str], name: &str) -> Result<PathBuf, String> {
+    eprintln!("peers: building dmaspan's side");
+    let mut cargo = crate::cargo(&["build", "--release", "-q"]);
+    let cargo = cargo.args(arguments).arg("--message-format=json-render-diagnostics");
+    let messages = output_of(cargo)?;
     let program = messages.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let is_own = message["target"]["name"] == OWN_BENCHMARK;
+        let is_own = message["target"]["name"] == name;
         message["executable"].as_str().filter(|_| is_own).map(PathBuf::from)
     });
-    program.ok_or_else(|| "cargo named no program of the benchmark".to_owned())
+    program.ok_or_else(|| format!("cargo named no program `{name}`"))
 }
 
 fn output_of(command: &mut Command) -> Result<String, String> {
@@ -228,11 +268,24 @@ mod tests {
     fn arguments_are_understood_and_bad_ones_refused() {
         let parse = |line: &str| Options::parse(&line.split_whitespace().collect::<Vec<_>>());
         let options = parse("--runs 2 --format json --work there --case lpae/4k").unwrap();
-        let expected =
-            Options { runs: 2, work: "there".into(), output: Output::Json, case: "lpae/4k".into() };
+        let expected = Options {
+            runs: 2,
+            work: "there".into(),
+            output: Output::Json,
+            case: "lpae/4k".into(),
+            bytes: false,
+            seed: None,
+            configurations: None,
+        };
         assert_eq!(options, expected);
+        let options = parse("--bytes --seed 7 --configurations 100 --case v7s").unwrap();
+        assert!(options.bytes && options.case == "v7s");
+        assert_eq!((options.seed, options.configurations), (Some(7), Some(100)));
         assert!(parse("").unwrap().work.ends_with("peers"));
         for wrong in ["--runs", "--runs 0", "--runs x", "--format xml", "--verbose yes", "4k"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["--seed 1", "--configurations 5", "--bytes --runs 2", "--bytes --seed x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -4,6 +4,7 @@
 //! beside it stand tests that it finds what it is for.
 
 pub mod documents;
+pub mod errors;
 pub mod imports;
 pub mod manifests;
 pub mod size;
@@ -20,7 +21,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 10] = [
+pub const RULES: [Rule; 11] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -28,6 +29,7 @@ pub const RULES: [Rule; 10] = [
     words::leftovers,
     words::plans,
     words::machine_paths,
+    errors::causes,
     documents::dependencies,
     documents::glossary,
     manifests::lints,

@@ -44,6 +44,11 @@ fn no_file_names_a_path_of_one_machine() {
 }
 
 #[test]
+fn every_error_says_its_cause() {
+    holds(errors::causes);
+}
+
+#[test]
 fn every_dependency_has_its_reason_in_the_architecture() {
     holds(documents::dependencies);
 }

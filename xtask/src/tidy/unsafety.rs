@@ -31,6 +31,10 @@ const NVME: &str = "examples/nvme/src/";
 const NVME_DECLARES: [(&str, &str); 2] = [("access.rs", "trait"), ("io.rs", "fn")];
 const NVME_PROMISES: [&str; 3] =
     ["vfio.rs", "bin/dmaspan-nvme/counting.rs", "bin/dmaspan-nvme/hand.rs"];
+const PEERS: &str = "crates/dmaspan-peers/src/";
+/// Where the comparison with Linux frees tables that no hardware walks, and what it promises.
+const PEERS_PLACE: &str = "run.rs";
+const PEERS_PROMISE: &str = "TableMemory";
 const GUEST: &str = "crates/dmaspan-guest/src/";
 /// Where the guests' program does what its system calls and applications do.
 const GUEST_PLACES: [&str; 2] = ["cases/plain.rs", "cases/adopted.rs"];
@@ -39,8 +43,9 @@ const GUEST_PLACES: [&str; 2] = ["cases/plain.rs", "cases/adopted.rs"];
 /// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
 /// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
 /// drivers, in the harness for QEMU `ram.rs` and promises, in the guests' program
-/// `cases/plain.rs` and `cases/adopted.rs`, in the program nothing, and in the NVMe driver
-/// declarations, what VFIO promises, PRPs for comparison, and a counting allocator.
+/// `cases/plain.rs` and `cases/adopted.rs`, in the comparison with Linux `run.rs` and a promise, in
+/// the program nothing, and in the NVMe driver declarations, what VFIO promises, PRPs for
+/// comparison, and a counting allocator.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/").chain(tree.rust(NVME)) {
@@ -84,6 +89,12 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                 }
                 "unsafe code of the guests' program stands in `cases/plain.rs` and \
                  `cases/adopted.rs`"
+            } else if let Some(inner) = path.strip_prefix(PEERS) {
+                if inner == PEERS_PLACE || implements(rust, index, PEERS_PROMISE) {
+                    continue;
+                }
+                "unsafe code of the comparison with Linux stands in `run.rs`, which frees tables, \
+                 besides the promise of `TableMemory`"
             } else if path.starts_with(CLI) {
                 "the program has no unsafe code; move it to a library crate behind a safe function"
             } else if let Some(inner) = path.strip_prefix(NVME) {
@@ -145,6 +156,15 @@ mod tests {
         assert_eq!(lines("crates/dmaspan-cli/src/main.rs", "unsafe fn f() {}"), [1]);
         assert_eq!(lines("crates/dmaspan-guest/src/main.rs", "unsafe fn f() {}"), [1]);
         assert!(lines("crates/dmaspan-guest/src/cases/plain.rs", "unsafe fn f() {}").is_empty());
+    }
+
+    #[test]
+    fn the_comparison_with_linux_frees_tables_and_promises_memory() {
+        let text = "fn f() { unsafe { g() } }";
+        assert!(lines("crates/dmaspan-peers/src/run.rs", text).is_empty());
+        assert_eq!(lines("crates/dmaspan-peers/src/compare.rs", text), [1]);
+        let promise = "unsafe impl<W: Word> TableMemory<W> for Memory {}";
+        assert!(lines("crates/dmaspan-peers/src/memory.rs", promise).is_empty());
     }
 
     #[test]

@@ -37,6 +37,11 @@ pub(crate) struct Shape {
     entry_sizes: u64,
     /// The length of the aperture, saturated.
     aperture_bytes: u64,
+    /// log2 of the entries of a table.
+    entries_lg2: u32,
+    /// log2 of the bytes of the root, and of every other table.
+    root_lg2: u32,
+    each_lg2: u32,
 }
 
 /// One line of the table: a range, and how it is mapped.
@@ -84,6 +89,9 @@ impl Shape {
             page_sizes: geometry.page_sizes,
             entry_sizes: entry_sizes.map(lg2::size).sum::<u64>() & geometry.page_sizes,
             aperture_bytes: geometry.aperture.checked_len().unwrap_or(u64::MAX),
+            entries_lg2: F::LG2_ENTRIES,
+            root_lg2: geometry.root.lg2_size.max(geometry.root.lg2_align),
+            each_lg2: geometry.table.lg2_size,
         }
     }
 
@@ -127,6 +135,18 @@ impl Shape {
     pub(crate) fn region_bytes(&self, case: &Case) -> u64 {
         let bytes = case.bytes.saturating_mul(case.ranges);
         lg2::align_up(bytes, self.table_lg2).unwrap_or(bytes)
+    }
+
+    /// Room for the tables of so many regions of a case: of each level that 64 bits can have, as
+    /// many as cover a region, which begins and ends in the middle of one at worst, and the root.
+    pub(crate) fn table_bytes(&self, case: &Case, threads: u64) -> u64 {
+        let region = self.region_bytes(case);
+        let covered = (self.table_lg2..64).step_by(self.entries_lg2.max(1) as usize);
+        let tables: u64 = covered.map(|lg2| (region >> lg2) + 2).sum();
+        // An arena has no smaller pieces.
+        let each = lg2::size(self.each_lg2.max(10));
+        let regions = tables.saturating_mul(each).saturating_mul(threads);
+        regions.saturating_add(2 * lg2::size(self.root_lg2.max(10)))
     }
 
     fn pages_case(&self, name: String, bytes: u64, page_lg2: u32) -> Case {

@@ -18,10 +18,6 @@ const WAYS: [Way; 2] = [Way::PerPage, Way::Batched];
 /// Where tables lie: low enough for formats whose tables must lie below 4 GiB.
 const TABLES_AT: PhysAddr = PhysAddr::new(1 << 30);
 
-/// Room for the tables of one thread's pass: 16 GiB by pages of 4 KiB need 33 MiB. Memory is only
-/// used once tables lie in it.
-const TABLE_BYTES: u64 = 48 << 20;
-
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effort {
@@ -80,11 +76,13 @@ pub(crate) fn measure<F: Format>(
     threads: usize,
     effort: Effort,
 ) -> Result<Times, BenchError> {
-    let region_bytes = Shape::of(&new_format()?).region_bytes(case);
-    let table_bytes = TABLE_BYTES.saturating_mul(u64::try_from(threads).unwrap_or(u64::MAX));
+    let shape = Shape::of(&new_format()?);
+    let region_bytes = shape.region_bytes(case);
+    let table_bytes = shape.table_bytes(case, u64::try_from(threads).unwrap_or(u64::MAX));
     let mut tables = Vec::new();
     for _ in WAYS {
-        tables.push(Unwalked::new(new_format()?, TABLES_AT, table_bytes.min(1 << 30))?);
+        // Memory is only used once tables lie in it.
+        tables.push(Unwalked::new(new_format()?, TABLES_AT, table_bytes)?);
     }
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let length = if threads > cpus { effort.shared_round } else { effort.round };
@@ -195,8 +193,11 @@ fn check_empty<F: Format>(table: &mut Unwalked<F>) -> Result<(), BenchError> {
 
 #[cfg(test)]
 mod tests {
-    use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+    use dmaspan::io_pgtable::{
+        AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, ArmV7s, ArmV7sConfig, DirtyTracking,
+    };
     use dmaspan::{Iova, Prot};
+    use dmaspan_sim::mock::MockFormat;
 
     use super::*;
 
@@ -209,6 +210,35 @@ mod tests {
         rounds.add(&Passes { map_ns: vec![3], unmap_ns: vec![3] }, 1, 10);
         rounds.add(&Passes { map_ns: vec![11], unmap_ns: vec![11] }, 1, 10);
         assert_eq!(rounds.medians(), RangeTime { map_ps: 1000, unmap_ps: 1000 });
+    }
+
+    /// Maps every case of a format at its full length once and unmaps it again.
+    fn map_in_full<F: Format>(name: &str, new_format: fn() -> Result<F, ConfigError>) {
+        let shape = Shape::of(&new_format().unwrap());
+        for threads in [1, 10] {
+            for case in shape.cases(threads, Effort::FULL.extent) {
+                let room = shape.table_bytes(&case, threads);
+                let mut table = Unwalked::new(new_format().unwrap(), TABLES_AT, room).unwrap();
+                let regions = table.regions(shape.region_bytes(&case));
+                let regions = regions.take(usize::try_from(threads).unwrap());
+                let mut workers: Vec<_> =
+                    regions.map(|region| Worker::new(region, &case, Way::Batched)).collect();
+                let mapped = workers.iter().try_for_each(Worker::map_all);
+                assert_eq!(mapped, Ok(()), "{name}, {threads} threads: {}", case.name);
+                workers.iter_mut().for_each(|worker| worker.unmap_all().unwrap());
+                drop(workers);
+                check_empty(&mut table).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn the_tables_of_every_case_have_room_whatever_the_size_of_pages_and_tables() {
+        map_in_full("mock", || MockFormat::new(43, DirtyTracking::Off));
+        map_in_full("arm-lpae", || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)));
+        map_in_full("arm-lpae-64k", || ArmLpaeS1::<16>::new(ArmLpaeS1Config::new(48, 48)));
+        map_in_full("arm-v7s", || ArmV7s::new(ArmV7sConfig::new(32, 32)));
+        map_in_full("amd-v1", || AmdV1::new(AmdV1Config::new(64, 52)));
     }
 
     #[test]

@@ -37,8 +37,9 @@ const SAMPLE: u64 = 1024;
 
 /// How long a mapping that found no IOVAs is tried again. Those that are free may all be with a
 /// thread that waits for its CPU: in the middle of a flush, which the DMA API does not wait for
-/// when it flushes and allocates once more, or with its hand in a cache.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// when it flushes and allocates once more, or with its hand in a cache. No thread waits so long
+/// for its CPU, however many there are: then no IOVAs come free any more.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Between the tries, so that such a thread gets its CPU.
 const PAUSE: Duration = Duration::from_micros(20);
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner};
-use dmaspan::{PhysAddr, Prot, Span, UserAddr, UserRange, lg2};
+use dmaspan::pin::{PinError, PinFailed, Pinner};
+use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange, lg2};
 use dmaspan_linux::mem::MemoryError;
-use dmaspan_linux::pagemap::{NoFrames, PagemapError};
+use dmaspan_linux::pagemap::PagemapError;
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::{LinuxPinner, Memory, MemoryKind, PinMethod};
 use dmaspan_sim::memory::{self, Books, SimMemory, SimPinError, SimPinner, SimSpace};
@@ -59,8 +59,6 @@ pub(crate) enum NotReal {
     Replay(#[from] ReplayError<LinuxPinError>),
     #[error(transparent)]
     Pages(#[from] PagemapError),
-    #[error(transparent)]
-    NoFrames(#[from] NoFrames),
     #[error("the kernel found {} of transparent huge pages of {}", ByteSize::new(*found),
         ByteSize::new(*wanted))]
     NotHuge { found: u64, wanted: u64 },
@@ -198,12 +196,11 @@ fn pinned(
 ) -> Result<Ground<LinuxPinner>, NotReal> {
     let memory = Arc::new(memory);
     let user = memory.user_range();
+    // What the kernel takes is the same without frame numbers.
+    let any = LinuxPinner::<HostAddr>::new()?;
+    let registered = registered_ns(&any, &memory, runs)?;
+    *kernel_ns = (any.method() == PinMethod::IoUring).then_some(registered);
     let pinner = LinuxPinner::new()?;
-    let registered = registered_ns(&pinner, &memory, runs)?;
-    *kernel_ns = (pinner.method() == PinMethod::IoUring).then_some(registered);
-    if let Some(why) = pinner.why_virtual() {
-        return Err(why.into());
-    }
     let replay = Replay::new(pinner, Arc::clone(&memory), user, Prot::READ_WRITE)?;
     let mut pages = Vec::new();
     replay.inner().frames().page_frames(&memory, user, &mut pages)?;
@@ -229,19 +226,20 @@ fn pinned(
 }
 
 /// What the kernel takes to pin memory: the median.
-fn registered_ns(pinner: &LinuxPinner, memory: &Arc<Memory>, runs: u32) -> Result<u64, NotReal> {
+fn registered_ns(
+    pinner: &LinuxPinner<HostAddr>,
+    memory: &Arc<Memory>,
+    runs: u32,
+) -> Result<u64, NotReal> {
     let user = memory.user_range();
     let mut times = Vec::new();
     for _ in 0..runs {
         pinner.reset_stats();
         let mut spans = Vec::new();
         match pinner.pin(memory, user, Prot::READ_WRITE, &mut spans) {
-            Ok(mut pin) => {
-                pinner.unpin(&mut pin, &spans, Kind::Memory, Dirty::Written);
-                pinner.release(pin);
-            }
+            Ok(pin) => pinner.give_back(pin),
             Err(PinFailed { error, pin }) => {
-                pin.into_iter().for_each(|pin| pinner.release(pin));
+                pin.into_iter().for_each(|pin| pinner.give_back(pin));
                 return Err(match error {
                     PinError::Failed(error) => error.into(),
                     PinError::Stopped => ReplayError::NotMemory(user).into(),

@@ -15,9 +15,9 @@ mod work;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dmaspan::Account;
 use dmaspan::pin::Pinner;
 use dmaspan::regbuf::{Pinned, Registry, Request};
+use dmaspan::{Account, PhysAddr};
 use dmaspan_sim::regbuf_before::{Coalescing, RegisteredBefore, RingBefore, UserBefore};
 use dmaspan_sim::replay::Replay;
 
@@ -86,7 +86,7 @@ fn measure_case(plan: &Plan, case: &Case, progress: &Progress) -> Result<Row, Re
 }
 
 /// Measures a case both ways, in turn, over the same frames.
-fn measure<P: Pinner + 'static>(
+fn measure<P: Pinner<Address = PhysAddr> + 'static>(
     plan: &Plan,
     case: &Case,
     ground: &Ground<P>,

@@ -1,7 +1,7 @@
 //! Whether slots held what they should, once a turn is over.
 
 use dmaspan::swiotlb::Fill;
-use dmaspan::{Direction, Span, UserAddr, UserRange};
+use dmaspan::{Direction, HostAddr, Span, UserAddr, UserRange};
 
 use super::plan::{Case, Copies};
 use super::work::{SwiotlbBenchError, Way};
@@ -39,18 +39,18 @@ pub(super) fn check<W: Way>(
     case: &Case,
     out: Vec<(u64, W::Mapped)>,
 ) -> Result<(), SwiotlbBenchError> {
-    let mut spans: Vec<Span> = out.iter().map(|(_, mapped)| W::span(mapped)).collect();
+    let mut spans: Vec<Span<HostAddr>> = out.iter().map(|(_, mapped)| W::span(mapped)).collect();
     apart(&mut spans)?;
     let slots = way.slots();
-    let place = |slot: Span| {
-        let range = UserRange::from_len(UserAddr::new(slot.paddr().get()), slot.len())?;
+    let place = |slot: Span<HostAddr>| {
+        let range = UserRange::from_len(UserAddr::new(slot.start().get()), slot.len())?;
         Ok::<u64, SwiotlbBenchError>(slots.offset_of(range)?)
     };
     let is_read = case.direction == Direction::FromDevice;
     let is_copied = case.copies == Copies::Made;
     let is_filled = is_copied && way.fill() == Fill::Copy;
     // Of a slot that was filled it writes half, and the rest has to stay as it is.
-    let written = |span: Span| if is_filled { span.len() / 2 } else { span.len() };
+    let written = |span: Span<HostAddr>| if is_filled { span.len() / 2 } else { span.len() };
     for (buffer, mapped) in &out {
         let slot = W::span(mapped);
         if slot.len() != case.block {
@@ -80,9 +80,9 @@ pub(super) fn check<W: Way>(
 }
 
 /// That no two spans have a byte in common.
-fn apart(spans: &mut [Span]) -> Result<(), SwiotlbBenchError> {
-    spans.sort_unstable_by_key(|span| span.paddr());
-    match spans.windows(2).find(|two| two[0].last() >= two[1].paddr()) {
+fn apart(spans: &mut [Span<HostAddr>]) -> Result<(), SwiotlbBenchError> {
+    spans.sort_unstable_by_key(|span| span.start());
+    match spans.windows(2).find(|two| two[0].last() >= two[1].start()) {
         Some(two) => Err(SwiotlbBenchError::Overlap { one: two[0], other: two[1] }),
         None => Ok(()),
     }
@@ -132,14 +132,14 @@ mod tests {
     struct Faulty<W: Way> {
         way: W,
         fault: Fault,
-        first: Mutex<Option<Span>>,
+        first: Mutex<Option<Span<HostAddr>>>,
         leaked: AtomicBool,
     }
 
     impl<W: Way> Way for Faulty<W> {
         const NAME: &'static str = "faulty";
 
-        type Mapped = (W::Mapped, Span);
+        type Mapped = (W::Mapped, Span<HostAddr>);
 
         fn map<R>(
             &self,
@@ -151,7 +151,7 @@ mod tests {
             let first = *self.first.lock().unwrap().get_or_insert(span);
             let span = match self.fault {
                 Fault::Shares => first,
-                Fault::Short => Span::new(span.paddr(), span.len() - 8)?,
+                Fault::Short => Span::new(span.start(), span.len() - 8)?,
                 _ => span,
             };
             Ok(then((mapped, span)))
@@ -164,7 +164,7 @@ mod tests {
             self.way.unmap(mapped)
         }
 
-        fn span((_, span): &Self::Mapped) -> Span {
+        fn span((_, span): &Self::Mapped) -> Span<HostAddr> {
             *span
         }
 

@@ -3,7 +3,7 @@
 use dmaspan::swiotlb::{
     self, BouncedOf, Fill, Kept, Original, Pool, PoolConfig, PoolMemory, SlotRequest,
 };
-use dmaspan::{Direction, Platform, RangeError, Span};
+use dmaspan::{Direction, HostAddr, Platform, RangeError, Span};
 use dmaspan_linux::mem::{AccessError, CheckError, MemoryError, OutsideMemory};
 use dmaspan_linux::{BounceMemory, Memory, MemoryKind, UserPlatform};
 use dmaspan_sim::swiotlb_before::{self, MappedBefore, PoolBefore};
@@ -42,7 +42,7 @@ pub(crate) enum SwiotlbBenchError {
     #[error("the slot {slot} stands in for {len} bytes")]
     Length {
         /// It.
-        slot: Span,
+        slot: Span<HostAddr>,
         /// What it should be.
         len: u64,
     },
@@ -50,9 +50,9 @@ pub(crate) enum SwiotlbBenchError {
     #[error("the slots {one} and {other} overlap and are both held")]
     Overlap {
         /// One.
-        one: Span,
+        one: Span<HostAddr>,
         /// The other.
-        other: Span,
+        other: Span<HostAddr>,
     },
     /// Slots are held though everything was unmapped.
     #[error("{bytes} bytes of slots are held after all unmaps")]
@@ -66,7 +66,7 @@ pub(crate) enum SwiotlbBenchError {
 }
 
 /// Slots in memory of this process.
-pub(crate) trait Slots: PoolMemory {
+pub(crate) trait Slots: PoolMemory<Address = HostAddr> {
     /// The memory, as a device sees it.
     fn as_seen(&self) -> &Memory;
 }
@@ -118,7 +118,7 @@ impl Buffers {
     }
 
     #[inline]
-    fn original(&self, number: u64) -> Result<Original, SwiotlbBenchError> {
+    fn original(&self, number: u64) -> Result<Original<HostAddr>, SwiotlbBenchError> {
         Ok(self.memory.original(number * self.block, self.block)?)
     }
 }
@@ -143,7 +143,7 @@ pub(crate) trait Way: Sync {
     fn unmap(&self, mapped: Self::Mapped) -> Result<(), SwiotlbBenchError>;
 
     /// Where the device finds the bytes.
-    fn span(mapped: &Self::Mapped) -> Span;
+    fn span(mapped: &Self::Mapped) -> Span<HostAddr>;
 
     /// Whether slots are filled.
     fn fill(&self) -> Fill;
@@ -183,7 +183,7 @@ impl<M: Slots> Now<M> {
 impl<M: Slots> Way for Now<M> {
     const NAME: &'static str = "now";
 
-    type Mapped = BouncedOf<UserPlatform>;
+    type Mapped = BouncedOf<UserPlatform, HostAddr>;
 
     #[inline]
     fn map<R>(
@@ -210,7 +210,7 @@ impl<M: Slots> Way for Now<M> {
         Ok(unmapped.map_err(|Kept { error, .. }| error)?)
     }
 
-    fn span(mapped: &Self::Mapped) -> Span {
+    fn span(mapped: &Self::Mapped) -> Span<HostAddr> {
         mapped.span()
     }
 
@@ -273,7 +273,7 @@ impl<'p, M: Slots> Way for Vanilla<'p, M> {
         Ok(())
     }
 
-    fn span(mapped: &Self::Mapped) -> Span {
+    fn span(mapped: &Self::Mapped) -> Span<HostAddr> {
         mapped.span()
     }
 

@@ -4,6 +4,7 @@ pub(crate) mod args;
 mod report;
 mod table;
 
+use dmaspan_linux::Bdf;
 use dmaspan_linux::pci::{Function, PciError, System};
 
 use crate::report::json;
@@ -30,7 +31,13 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<String, PciError> {
 
 fn chosen(system: &System, args: &DevicesArgs) -> Result<Vec<Function>, PciError> {
     if !args.bdfs.is_empty() {
-        return args.bdfs.iter().map(|bdf| system.device(*bdf)).collect();
+        let mut bdfs: Vec<Bdf> = Vec::new();
+        for bdf in &args.bdfs {
+            if !bdfs.contains(bdf) {
+                bdfs.push(*bdf);
+            }
+        }
+        return bdfs.into_iter().map(|bdf| system.device(bdf)).collect();
     }
     let mut functions = system.devices()?;
     functions.retain(|function| args.all || !function.class.is_bridge());

@@ -105,7 +105,7 @@ impl Report {
     pub(super) fn new(system: &System, functions: &[Function]) -> Self {
         let iommu = match system.iommu() {
             Iommu::Active => "active",
-            Iommu::SwitchedOff { .. } => "off",
+            Iommu::SwitchedOff { .. } | Iommu::NotBuilt { .. } => "off",
             _ => "none",
         };
         Self {

@@ -8,6 +8,7 @@ use dmaspan_linux::mem::{AccessError, MemoryError};
 use dmaspan_linux::pagemap::PagemapError;
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::plan::PlanError;
+use dmaspan_linux::registration::RegisterError;
 use dmaspan_linux::vfio;
 
 use crate::hold::HoldError;
@@ -110,6 +111,15 @@ impl fmt::Display for Remains {
 }
 
 impl RowError {
+    /// Whether it is the limit of locked memory.
+    pub(crate) const fn is_memlock(&self) -> bool {
+        matches!(
+            self,
+            Self::Pinner(LinuxPinError::Register(RegisterError::MemlockExceeded { .. }))
+                | Self::KernelMap(vfio::Error::MemlockLimit { .. })
+        )
+    }
+
     /// Whether this machine, or this process on it, cannot do it: no fault of the mapping.
     pub(crate) const fn is_skip(&self) -> bool {
         matches!(

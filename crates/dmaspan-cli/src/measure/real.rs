@@ -6,11 +6,11 @@ use std::time::Instant;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot};
 use dmaspan_linux::plan::{Plan, Region};
 use dmaspan_linux::vfio::Requests;
-use dmaspan_linux::{FrameSource, PinnerStats};
+use dmaspan_linux::{FrameAddress, FrameSource, PinnerStats};
 
 use super::{Backend, FirstRun, PageRequests, RowError, Subject, Work, unmap_all};
 use crate::per_page::PerPage;
-use crate::pinned::{Counted, Counter};
+use crate::pinned::{Counter, Witness};
 use crate::progress::Progress;
 use crate::real_iommu::RealIommu;
 use crate::stats::{median, nanoseconds};
@@ -19,23 +19,23 @@ use crate::stats::{median, nanoseconds};
 const MOST_PAGES: u64 = 8192;
 
 /// The kernel's IOMMU, for one row: nothing stays mapped behind it.
-pub(crate) struct Real<'a> {
+pub(crate) struct Real<'a, A: FrameAddress> {
     iommu: &'a RealIommu,
-    frames: &'a FrameSource,
+    frames: &'a FrameSource<A>,
     /// What could be mapped before anything was.
     empty: Limits,
 }
 
-impl Drop for Real<'_> {
+impl<A: FrameAddress> Drop for Real<'_, A> {
     fn drop(&mut self) {
         // What cannot be unmapped keeps its memory, which the row has said if it came so far.
         let _ = self.iommu.space().unmap_all();
     }
 }
 
-impl<'a> Real<'a> {
+impl<'a, A: FrameAddress> Real<'a, A> {
     /// For one row. Spans are looked up in `frames`.
-    pub(crate) fn new(iommu: &'a RealIommu, frames: &'a FrameSource) -> Self {
+    pub(crate) fn new(iommu: &'a RealIommu, frames: &'a FrameSource<A>) -> Self {
         Self { iommu, frames, empty: iommu.limits() }
     }
 
@@ -50,20 +50,20 @@ impl<'a> Real<'a> {
     }
 
     /// Maps, has a look, and unmaps: what the kernel counts goes up and down again. Returns what
-    /// was counted, and the requests of the map and of the unmap.
+    /// counted it, and the requests of the map and of the unmap.
     fn checked_run(
         &self,
         subject: &Subject,
         range: IovaRange,
         unmap: &'static str,
         look: impl FnOnce() -> Result<(), RowError>,
-    ) -> Result<(Counted, Requests), RowError> {
+    ) -> Result<(Witness, Requests), RowError> {
         let requests = || self.iommu.space().requests();
         let counter = Counter::of_kernel(self.iommu.backend());
         let before = requests();
         self.map(subject, range)?;
         let maps = since(before, requests()).maps;
-        let counted = counter.after(subject.bytes())?;
+        let witness = counter.after(subject.bytes())?;
         look()?;
         let before = requests();
         unmap_all(self, range)?;
@@ -74,7 +74,7 @@ impl<'a> Real<'a> {
         }
         counter.after_unmap()?;
         self.check_left(unmap)?;
-        Ok((counted, Requests { maps, unmaps }))
+        Ok((witness, Requests { maps, unmaps }))
     }
 
     /// Maps and unmaps single pages. Returns the nanoseconds of both.
@@ -104,7 +104,7 @@ impl<'a> Real<'a> {
     }
 }
 
-impl Backend for Real<'_> {
+impl<A: FrameAddress> Backend for Real<'_, A> {
     /// The requests of one map and one unmap.
     type Found = Requests;
 
@@ -124,13 +124,13 @@ impl Backend for Real<'_> {
         let kind = subject.memory.kind();
         progress.begin(format!("{kind}: mapping, and looking at what is pinned"), 1);
         let mut spans = 0;
-        let (counted, requests) = self.checked_run(subject, range, "first unmap", || {
+        let (witness, requests) = self.checked_run(subject, range, "first unmap", || {
             self.map_again(subject, range)?;
             spans = subject.spans(self.frames)?.len();
             Ok(())
         })?;
         // Nobody can say to this program what the device would find.
-        Ok((FirstRun { spans, verified_bytes: 0, counted }, requests))
+        Ok((FirstRun { spans, verified_bytes: 0, witness }, requests))
     }
 
     fn map(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {

@@ -6,9 +6,9 @@ use dmaspan::container;
 use dmaspan::io_pgtable;
 use dmaspan::iommu::{self, IommuOps};
 use dmaspan::lg2;
-use dmaspan::{Iova, IovaRange, PhysAddr, Span};
+use dmaspan::{Address, Iova, IovaRange, PhysAddr, Span};
 use dmaspan_linux::pinner::LinuxPinError;
-use dmaspan_linux::{FrameMap, LinuxPinner, Lookup, MemoryKind, PinnerStats};
+use dmaspan_linux::{FrameAddress, FrameMap, LinuxPinner, Lookup, MemoryKind, PinnerStats};
 use dmaspan_sim::device::Device;
 
 use super::error::{ContainerError, Remains};
@@ -21,8 +21,8 @@ use crate::soft_iommu::{PROT, SoftIommu};
 use crate::verify::{self, Checked, PASSES, Stale};
 
 /// A software IOMMU with a granule of `2^G` bytes, of one row.
-pub(crate) struct Soft<const G: u32> {
-    iommu: SoftIommu,
+pub(crate) struct Soft<A: FrameAddress, const G: u32> {
+    iommu: SoftIommu<A>,
 }
 
 /// What tells how tables map, and where the memory is.
@@ -33,17 +33,17 @@ pub(crate) struct Found {
     frames: Vec<PhysAddr>,
 }
 
-impl<const G: u32> Backend for Soft<G> {
+impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
     type Found = Found;
 
     /// An IOVA at which the longest span gets the largest leaves. Frames may change until they are
     /// pinned, which then costs leaves and nothing else.
     fn choose_iova(&self, subject: &Subject) -> Result<Iova, RowError> {
-        let mut spans: Vec<Span> = Vec::new();
+        let mut spans = Vec::new();
         let frames = self.iommu.container.pinner().frames();
         Ok(match frames.frames(&subject.memory, subject.user, Lookup::Auto, &mut spans) {
             Ok(_) => congruent_iova(&spans, G),
-            Err(_) => congruent_iova(&[], G),
+            Err(_) => congruent_iova::<A>(&[], G),
         })
     }
 
@@ -63,7 +63,7 @@ impl<const G: u32> Backend for Soft<G> {
         container
             .map(&subject.memory, subject.user, range.start(), PROT)
             .map_err(|error| self.refused(subject, error))?;
-        let counted = counter.after(bytes)?;
+        let witness = counter.after(bytes)?;
         let (leaves, table_bytes) = (container.census().sizes().collect(), tables.table_bytes());
 
         let source = container.pinner().frames();
@@ -84,7 +84,7 @@ impl<const G: u32> Backend for Soft<G> {
 
         unmap_all(self, range)?;
         self.check_gone(subject, range, "first unmap")?;
-        let first = FirstRun { spans: spans.len(), verified_bytes: bytes, counted };
+        let first = FirstRun { spans: spans.len(), verified_bytes: bytes, witness };
         Ok((first, Found { leaves, table_bytes, frames }))
     }
 
@@ -130,7 +130,7 @@ impl<const G: u32> Backend for Soft<G> {
     }
 }
 
-impl<const G: u32> Soft<G> {
+impl<A: FrameAddress, const G: u32> Soft<A, G> {
     /// One for `bytes` of memory.
     ///
     /// # Errors
@@ -179,18 +179,18 @@ fn nothing(remains: Remains) -> Result<(), RowError> {
     if remains.count() == 0 { Ok(()) } else { Err(remains.into()) }
 }
 
-/// The address of each granule, from those of the base pages.
-fn frames_of_granules(subject: &Subject, pages: Vec<PhysAddr>) -> Vec<PhysAddr> {
+/// The address of each granule as tables have it, from those of the base pages.
+fn frames_of_granules<A: Address>(subject: &Subject, pages: Vec<A>) -> Vec<PhysAddr> {
     let page = MemoryKind::Base.page_size();
     if page == subject.granule {
-        return pages;
+        return pages.into_iter().map(|page| PhysAddr::new(page.get())).collect();
     }
     let bytes = subject.user.checked_len().unwrap_or(0);
     (0..bytes / subject.granule)
         .filter_map(|n| {
             let at = n * subject.granule;
             let frame = pages.get(usize::try_from(at / page).ok()?)?;
-            Some(frame.wrapping_add(at % page))
+            Some(PhysAddr::new(frame.get()).wrapping_add(at % page))
         })
         .collect()
 }
@@ -203,13 +203,13 @@ const FIRST_IOVA: u64 = 4 << 30;
 
 /// An IOVA that gives the longest of `spans` the same place within the largest block as its memory
 /// has. A multiple of the granule always.
-fn congruent_iova(spans: &[Span], granule_lg2: u32) -> Iova {
+fn congruent_iova<A: Address>(spans: &[Span<A>], granule_lg2: u32) -> Iova {
     let mut before = 0u64;
     let (mut longest, mut distance) = (0, 0);
     for span in spans {
         if span.len() > longest {
             longest = span.len();
-            distance = span.paddr().get().wrapping_sub(before);
+            distance = span.start().get().wrapping_sub(before);
         }
         before = before.wrapping_add(span.len());
     }
@@ -219,6 +219,7 @@ fn congruent_iova(spans: &[Span], granule_lg2: u32) -> Iova {
 
 #[cfg(test)]
 mod tests {
+    use dmaspan::HostAddr;
     use dmaspan_linux::{Memory, MemoryKind};
     use dmaspan_sim::iotlb::Planted;
 
@@ -238,7 +239,7 @@ mod tests {
         let iova = congruent_iova(&spans, 12).get();
         assert!(iova >= FIRST_IOVA);
         assert_eq!((iova + 0x1000) & lg2::mask(30), 0x1_2345_6000 & lg2::mask(30));
-        assert_eq!(congruent_iova(&[], 16), Iova::new(FIRST_IOVA));
+        assert_eq!(congruent_iova::<PhysAddr>(&[], 16), Iova::new(FIRST_IOVA));
         // What precedes the span may be longer than its address.
         let spans = [span(1 << 40, 0x2000), span(0x1000, 0x3000)];
         assert_eq!((congruent_iova(&spans, 12).get() + 0x2000) & lg2::mask(30), 0x1000);
@@ -248,9 +249,9 @@ mod tests {
     const BYTES: u64 = 2 << 20;
 
     /// Memory, an IOMMU for it, and where to map.
-    fn subject() -> (Subject, Soft<12>, IovaRange) {
+    fn subject() -> (Subject, Soft<HostAddr, 12>, IovaRange) {
         let subject = Subject::allocate(MemoryKind::Base, BYTES, 4096).unwrap();
-        let soft = Soft::<12>::new(2 * BYTES).unwrap();
+        let soft = Soft::new(2 * BYTES).unwrap();
         let range = IovaRange::from_len(Iova::new(FIRST_IOVA), BYTES).unwrap();
         (subject, soft, range)
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use dmaspan_linux::vfio::{Backend, Requests};
 use serde::Serialize;
 
-use crate::pinned::Counted;
+use crate::pinned::Witness;
 use crate::stats::Series;
 
 /// What came of a run. Its public part is what `--format json` prints; what a backend does not
@@ -98,9 +98,9 @@ pub(crate) struct Figures {
     #[serde(flatten)]
     pub(crate) by: By,
     pub(crate) verified_bytes: u64,
-    /// Whether the kernel tells what is pinned.
-    #[serde(skip)]
-    pub(crate) counted: Counted,
+    /// What showed that the memory was pinned; absent where nothing is.
+    #[serde(rename = "pin_witness", skip_serializing_if = "Option::is_none")]
+    pub(crate) witness: Option<Witness>,
 }
 
 /// What a backend tells.
@@ -291,7 +291,7 @@ pub(crate) mod examples {
                 table_speedup: Speedup { map: 756.1, unmap: 0.5 },
             },
             verified_bytes: 1 << 30,
-            counted: Counted::All,
+            witness: Some(Witness::Process("VmPin")),
         };
         let skipped =
             Skipped { memory: "hugetlb".to_owned(), skipped: "no pool: do this".to_owned() };
@@ -330,7 +330,7 @@ pub(crate) mod examples {
                 per_page,
             },
             verified_bytes: 0,
-            counted: Counted::All,
+            witness: Some(Witness::Process("VmPin")),
         };
         let iommu = Iommu {
             apertures: vec![[0, 0xfedf_ffff], [0xfef0_0000, (1 << 39) - 1]],
@@ -359,7 +359,7 @@ pub(crate) mod examples {
                 unmap: Times { total_ns: 625_000, gibps: 51200.0 },
             }),
             verified_bytes: 0,
-            counted: Counted::Untold,
+            witness: None,
         };
         report.rows = vec![Row::Figures(Box::new(figures))];
         if let Some(real) = &mut report.real {

@@ -6,8 +6,8 @@ use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
 use super::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
-use super::{By, Failed, Figures, Phase, RealDevice, Report, Row, Skipped, real_table, units};
-use crate::pinned::Counted;
+use super::{By, Figures, Phase, RealDevice, Report, Row, Skipped, real_table, units};
+use crate::pinned::Witness;
 use crate::size::ByteSize;
 
 /// The report as text, with a newline at its end.
@@ -38,12 +38,10 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
     }
     for row in &report.rows {
         match row {
-            Row::Figures(_) => {}
+            // What failed is the verdict's to say.
+            Row::Figures(_) | Row::Failed(_) => {}
             Row::Skipped(Skipped { memory, skipped }) => {
                 push_wrapped(&mut text, &format!("skipped {memory}: "), skipped);
-            }
-            Row::Failed(Failed { memory, failed }) => {
-                push_wrapped(&mut text, &format!("failed {memory}: "), failed);
             }
         }
     }
@@ -104,13 +102,12 @@ fn limits(real: &RealDevice) -> String {
     let iommu = &real.iommu;
     let range = |[first, last]: &[u64; 2]| format!("{first:#x}..={last:#x}");
     let apertures: Vec<String> = iommu.apertures.iter().map(range).collect();
-    let sizes: Vec<String> = iommu.page_sizes.iter().map(|size| units::page_size(*size)).collect();
     let mappings = match iommu.mappings_limit {
         // What iommufd says in place of VFIO is no limit, but the largest number.
         Some(limit) if limit < u64::from(u32::MAX) => format!("{limit} mappings at most"),
         _ => "mappings without a limit".to_owned(),
     };
-    let (apertures, sizes) = (apertures.join(" and "), sizes.join(", "));
+    let (apertures, sizes) = (apertures.join(" and "), units::page_sizes(&iommu.page_sizes));
     format!("Its IOMMU has IOVAs {apertures}, pages of {sizes}, {mappings}")
 }
 
@@ -179,6 +176,13 @@ fn push_verdict(text: &mut String, report: &Report, marks: Marks) {
     if report.real.is_some() {
         push_real_verdict(text, report, mark);
     } else if report.verified_bytes > 0 {
+        if let Some(witnesses) = witnesses(report) {
+            push_wrapped(
+                text,
+                "",
+                &format!("{mark} all of it was pinned, as is seen by {witnesses}"),
+            );
+        }
         let bytes = ByteSize::new(report.verified_bytes);
         let _ = writeln!(
             text,
@@ -190,28 +194,36 @@ fn push_verdict(text: &mut String, report: &Report, marks: Marks) {
 
 /// What is known without DMA.
 fn push_real_verdict(text: &mut String, report: &Report, mark: &str) {
-    let mut counted = Vec::new();
-    for row in &report.rows {
-        if let Row::Figures(figures) = row {
-            counted.push(figures.counted);
-        }
-    }
-    let bytes = report.size_bytes.saturating_mul(counted.len() as u64);
+    let measured = report.rows.iter().filter(|row| matches!(row, Row::Figures(_))).count();
+    let bytes = report.size_bytes.saturating_mul(measured as u64);
     let bytes = ByteSize::new(bytes);
     let _ = writeln!(text, "{mark} {bytes} were mapped and unmapped again; no DMA was tried");
-    let pins = if counted.iter().all(|counted| *counted == Counted::All) {
-        ": the kernel counts what was pinned, and none of it now"
-    } else {
-        ""
-    };
-    let _ = writeln!(text, "{mark} no mapping is left{pins}");
+    let pins = witnesses(report).map_or_else(String::new, |witnesses| {
+        format!(": the kernel counts what was pinned, and none of it now ({witnesses})")
+    });
+    push_wrapped(text, "", &format!("{mark} no mapping is left{pins}"));
+}
+
+/// What showed that memory was pinned; `None` where nothing did of one kind.
+fn witnesses(report: &Report) -> Option<String> {
+    let mut witnesses: Vec<Witness> = Vec::new();
+    for row in &report.rows {
+        let Row::Figures(figures) = row else { continue };
+        match figures.witness? {
+            Witness::Accepted(_) => return None,
+            witness if witnesses.contains(&witness) => {}
+            witness => witnesses.push(witness),
+        }
+    }
+    let names: Vec<String> = witnesses.iter().map(Witness::to_string).collect();
+    Some(names.join(" and "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::examples;
     use crate::report::text::WIDTH;
+    use crate::report::{Failed, examples};
 
     #[test]
     fn no_line_is_wider_than_the_terminal_of_most() {
@@ -234,7 +246,8 @@ mod tests {
             "thp 4.00 ms 250 2 2.44 µs 8193 160×",
             "one of 8192 pages (32 MiB)",
             "✓ 1 GiB were mapped and unmapped again; no DMA was tried",
-            "✓ no mapping is left: the kernel counts what was pinned, and none of it now",
+            "✓ no mapping is left: the kernel counts what was pinned, and none of it now \
+             (VmPin in /proc/self/status)",
         ] {
             let found = text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(found.contains(part), "{part} is not in\n{text}");
@@ -279,6 +292,7 @@ mod tests {
             "skipped hugetlb: no pool: do this",
             "✓ the device wrote and read back 1 GiB, and the CPU saw the same",
             "✓ nothing translates after the unmap",
+            "✓ all of it was pinned, as is seen by VmPin in /proc/self/status",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
@@ -293,6 +307,7 @@ mod tests {
         report.stale_translations = Some(3);
         let text = render(&report, Marks::Coloured);
         assert!(text.contains("\x1b[31m✗\x1b[0m base: at iova 0x1000"), "{text}");
+        assert_eq!(text.matches("the device reads 5").count(), 1, "{text}");
         assert!(!text.contains("nothing translates") && !text.contains("saw the same"), "{text}");
     }
 }

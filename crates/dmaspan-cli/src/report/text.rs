@@ -35,6 +35,11 @@ impl Marks {
         if io::stdout().is_terminal() && !forbidden && !dumb { Self::Coloured } else { Self::Plain }
     }
 
+    /// Whether colours may be used.
+    pub(crate) fn is_coloured(self) -> bool {
+        self == Self::Coloured
+    }
+
     /// What stands before what is right.
     pub(crate) const fn right(self) -> &'static str {
         match self {

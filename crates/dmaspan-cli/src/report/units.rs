@@ -26,14 +26,29 @@ pub(crate) fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A size without decimals where it has none: `4K`, `2M`, `1G`.
+/// A size without decimals where it has none: `4K`, `2M`, `1G`, `8E`.
 pub(crate) fn page_size(bytes: u64) -> String {
-    for (unit, lg2) in [('G', 30), ('M', 20), ('K', 10)] {
+    let units = [('E', 60), ('P', 50), ('T', 40), ('G', 30), ('M', 20), ('K', 10)];
+    for (unit, lg2) in units {
         if bytes != 0 && bytes.trailing_zeros() >= lg2 {
             return format!("{}{unit}", bytes >> lg2);
         }
     }
     bytes.to_string()
+}
+
+/// Ascending page sizes, as ranges where each is twice the one before: `4K, 2M, 1G`, `4K to 8E`.
+pub(crate) fn page_sizes(sizes: &[u64]) -> String {
+    let runs = sizes.chunk_by(|&one, &next| one.checked_mul(2) == Some(next));
+    let shown: Vec<String> = runs
+        .flat_map(|run| match run {
+            [first, _, .., last] => {
+                vec![format!("{} to {}", page_size(*first), page_size(*last))]
+            }
+            few => few.iter().map(|&size| page_size(size)).collect(),
+        })
+        .collect();
+    shown.join(", ")
 }
 
 #[cfg(test)]
@@ -70,6 +85,21 @@ mod tests {
             [4096, 65536, 2 << 20, 512 << 20, 1 << 30].map(page_size),
             ["4K", "64K", "2M", "512M", "1G"]
         );
+        assert_eq!([3 << 40, 1 << 50, 1 << 63].map(page_size), ["3T", "1P", "8E"]);
         assert_eq!(page_size(100), "100");
+    }
+
+    #[test]
+    fn many_page_sizes_are_a_range() {
+        let of = |bits: u64| {
+            let sizes = (0..64).map(|lg2| 1 << lg2).filter(|size| bits & size != 0);
+            page_sizes(&sizes.collect::<Vec<u64>>())
+        };
+        // AMD-Vi; Arm's with groups; VT-d.
+        assert_eq!(of(!0xfff), "4K to 8E");
+        assert_eq!(of(1 << 12 | 1 << 16 | 1 << 21 | 1 << 25 | 1 << 30), "4K, 64K, 2M, 32M, 1G");
+        assert_eq!(of(1 << 12 | 1 << 21 | 1 << 30), "4K, 2M, 1G");
+        assert_eq!(of(0b11 << 12 | 0b111 << 20), "4K, 8K, 1M to 4M");
+        assert_eq!(of(0), "");
     }
 }

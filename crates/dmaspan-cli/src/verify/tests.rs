@@ -1,6 +1,6 @@
 use std::sync::{Arc, MutexGuard};
 
-use dmaspan::{PhysAddr, Span};
+use dmaspan::{HostAddr, PhysAddr, Span};
 use dmaspan_linux::{FrameMap, LinuxPinner, Lookup, MemoryKind};
 use dmaspan_sim::bus::BusError;
 use dmaspan_sim::iotlb::Planted;
@@ -15,9 +15,9 @@ const PAGE: u64 = 4096;
 
 /// Memory that is mapped for a device, one page behind its start.
 struct Setup {
-    iommu: SoftIommu,
+    iommu: SoftIommu<HostAddr>,
     memory: Arc<Memory>,
-    spans: Vec<Span>,
+    spans: Vec<Span<HostAddr>>,
     range: IovaRange,
     // The last to go: until then the memory is pinned.
     _turn: MutexGuard<'static, ()>,
@@ -28,7 +28,7 @@ impl Setup {
         let turn = pinning_turn();
         let memory = Arc::new(Memory::new(MemoryKind::Base, BYTES + PAGE).unwrap());
         let user = memory.sub_range(PAGE, BYTES).unwrap();
-        let iommu = SoftIommu::new::<12>(LinuxPinner::new().unwrap(), BYTES).unwrap();
+        let iommu = SoftIommu::new::<12>(LinuxPinner::<HostAddr>::new().unwrap(), BYTES).unwrap();
         let range = IovaRange::from_len(Iova::new(7 << 30), BYTES).unwrap();
         iommu.container.map(&memory, user, range.start(), PROT).unwrap();
         let mut spans = Vec::new();
@@ -37,7 +37,7 @@ impl Setup {
         Self { iommu, memory, spans, range, _turn: turn }
     }
 
-    fn bus(&self) -> MemoryBus {
+    fn bus(&self) -> MemoryBus<HostAddr> {
         let user = self.memory.sub_range(PAGE, BYTES).unwrap();
         let frames = FrameMap::new(&self.memory, user, &self.spans).unwrap();
         MemoryBus::new(Arc::clone(&self.memory), frames)
@@ -117,7 +117,7 @@ fn an_unmap_whose_flush_is_left_out_is_found() {
 #[test]
 fn a_byte_that_changes_on_the_way_is_named_by_its_word() {
     let setup = Setup::new();
-    let paddr = setup.spans[0].paddr().wrapping_add(0x123);
+    let paddr = PhysAddr::new(setup.spans[0].start().get() + 0x123);
     let iova = setup.range.start().wrapping_add(0x120);
     let flips = |which| setup.device(Flips { bus: setup.bus(), at: paddr, which });
     let checked = setup.mapped().check(&flips(Access::Write), &|_| ());

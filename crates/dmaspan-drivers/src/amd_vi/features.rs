@@ -22,10 +22,13 @@ pub struct AmdViConfig {
     pub lg2_commands: u32,
     /// log2 of the entries of the event log: 8 to 15.
     pub lg2_events: u32,
+    /// The address bit of encrypted memory, where the tables of domains are in such: the C-bit of
+    /// CPUID function 8000_001Fh, 32 to 51.
+    pub encryption_bit: Option<u32>,
 }
 
 impl AmdViConfig {
-    /// All devices and domains, and queues of 512 entries, as Linux has them.
+    /// All devices and domains, queues of 512 entries, as Linux has them, and plain memory.
     pub const fn new(capability: u32, miscellaneous: u32) -> Self {
         Self {
             capability,
@@ -34,6 +37,7 @@ impl AmdViConfig {
             last_domain: u16::MAX,
             lg2_commands: 9,
             lg2_events: 9,
+            encryption_bit: None,
         }
     }
 }

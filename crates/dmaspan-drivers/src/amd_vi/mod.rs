@@ -10,6 +10,10 @@
 //! 0xfd_0000_0000 to 0xff_ffff_ffff mean something to the bus; each stream
 //! [reserves](AmdVi::stream) both. Interrupts are not remapped.
 //!
+//! QEMU's model passes every access, whatever the driver tells it, unless it is started with
+//! `-device amd-iommu,dma-remap=on`, which is off by default. No register says so: who starts QEMU
+//! has to.
+//!
 //! Not driven: guest tables (version 2), PASIDs, page requests, and caches of translations in
 //! devices (ATS).
 //!
@@ -54,11 +58,11 @@ mod tables;
 use alloc::sync::Arc;
 use core::fmt;
 use core::marker::PhantomData;
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::AtomicBool;
 
 use dmaspan::io_pgtable::{AmdV1Config, DirtyTracking};
 use dmaspan::iommu::{HardwareError, RegionKind, ReservedRegion, ReservedRegions};
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
+use dmaspan::{PhysAddr, lg2};
 
 use lock_api::Mutex;
 
@@ -67,7 +71,7 @@ pub use ops::AmdViOps;
 pub use stream::AmdViStream;
 
 use crate::error::Error;
-use crate::faults::Streams;
+use crate::faults::{INTERRUPTS, Streams, region};
 use crate::host::{Host, NoMemory, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
@@ -89,6 +93,8 @@ pub struct AmdVi<R: Mmio, H: Host> {
     domains: Ids<H::Lock>,
     domain_count: u32,
     streams: Streams<H::Lock>,
+    /// The address bit of encrypted memory, or none.
+    encrypted: u64,
 }
 
 impl<R: Mmio, H: Host> AmdVi<R, H> {
@@ -106,12 +112,16 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
     ///
     /// # Safety
     ///
-    /// 1. `registers` are those of an AMD IOMMU, and the configuration has what its PCI capability
-    ///    says. Where the IOMMU translates already, `write64` is one access: a table whose address
-    ///    is half of the old and half of the new is anybody's.
+    /// 1. `registers` are those of an AMD IOMMU, ordered as [`Mmio`] says, and the configuration
+    ///    has what its PCI capability says. Where the IOMMU translates already, `write64` is one
+    ///    access: a table whose address is half of the old and half of the new is anybody's.
     /// 2. Nobody else drives it while the driver lives and afterwards, unless it resets the IOMMU.
     /// 3. The memory of `host`, and of the tables of each domain, is what the IOMMU sees at those
-    ///    addresses.
+    ///    addresses; that of the tables with [`AmdViConfig::encryption_bit`], if there is one.
+    ///    Physical addresses of pinners, pools and other memory that is mapped are those of its
+    ///    machine, too.
+    /// 4. An IOMMU that does not look at the length of its device table, as QEMU's, has all devices
+    ///    in it: [`AmdViConfig::last_device`] is 0xffff.
     #[expect(unsafe_code, reason = "hardware reads and writes the memory that it is told of")]
     pub unsafe fn new(registers: R, host: H, config: AmdViConfig) -> Result<Arc<Self>, Error> {
         check(&config)?;
@@ -138,6 +148,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
             domains: Ids::new(first_domain, last_domain),
             domain_count: (last_domain + 1).saturating_sub(first_domain),
             streams: Streams::new(),
+            encrypted: config.encryption_bit.map_or(0, lg2::size),
         };
         iommu.start()?;
         Ok(Arc::new(iommu))
@@ -201,22 +212,14 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
         &self.features
     }
 
-    /// The registers.
-    pub fn registers(&self) -> &R {
-        &self.registers
-    }
-
-    /// The host.
-    pub fn host(&self) -> &H {
-        &self.host
-    }
-
-    /// The configuration of tables that reach all that this IOMMU does, in plain memory. They grow;
-    /// leaves are marked where the hardware does that.
+    /// The configuration of tables that reach all that this IOMMU does. They grow; leaves are
+    /// marked where the hardware does that.
     pub fn v1_config(&self) -> AmdV1Config {
         let AmdViFeatures { input_bits, output_bits, dirty, .. } = self.features;
         let dirty = if dirty { DirtyTracking::Hardware } else { DirtyTracking::Off };
-        AmdV1Config { dirty, ..AmdV1Config::new(input_bits, output_bits) }
+        let encryption_bit = (self.encrypted != 0).then(|| lg2::floor(self.encrypted));
+        let output_bits = output_bits.min(encryption_bit.unwrap_or(output_bits));
+        AmdV1Config { dirty, encryption_bit, ..AmdV1Config::new(input_bits, output_bits) }
     }
 
     /// The hooks of a new domain, with a domain ID of its own. It comes back when the hooks are
@@ -231,8 +234,8 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
             return Err(Error::NoIds { what: "domain IDs", limit: self.domain_count });
         };
         let iommu = Arc::clone(self);
-        let (encrypted, known) = (AtomicU64::new(0), AtomicBool::new(false));
-        Ok(AmdViOps { iommu, domain, encrypted, known })
+        let (known, forgotten) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(AmdViOps { iommu, domain, known, forgotten })
     }
 
     /// The stream of a device ID. Besides `regions`, those are reserved that have a meaning of
@@ -244,19 +247,14 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
     pub fn stream<D>(
         self: &Arc<Self>,
         id: u32,
-        mut regions: ReservedRegions,
+        regions: ReservedRegions,
     ) -> Result<AmdViStream<D, R, H>, Error> {
         let last = self.devices.last();
         let device = match u16::try_from(id) {
             Ok(device) if device <= last => device,
             _ => return Err(Error::NoStream { stream: id, last: last.into() }),
         };
-        for region in reserved_regions() {
-            // For want of memory alone: neither is direct.
-            let no_memory = NoMemory { lg2_size: 6, max_paddr: PhysAddr::new(u64::MAX) };
-            regions.insert(region).map_err(|_| no_memory)?;
-        }
-        let claimed = self.streams.claim(id, regions)?;
+        let claimed = self.streams.claim_with(id, regions, reserved_regions())?;
         let iommu = Arc::clone(self);
         let switching = Mutex::new(());
         Ok(AmdViStream { iommu, claimed, device, switching, domains: PhantomData })
@@ -272,14 +270,9 @@ impl<R: Mmio, H: Host> fmt::Debug for AmdVi<R, H> {
 /// What no device of an AMD IOMMU can have mapped: the addresses of interrupts, and those that mean
 /// something else to HyperTransport (48882, 2.1.4.2; Linux: `amd_iommu_get_resv_regions`).
 pub fn reserved_regions() -> impl Iterator<Item = ReservedRegion> {
-    let regions = [
-        (0xfee0_0000, 0xfeef_ffff, RegionKind::Msi),
-        (0xfd_0000_0000, 0xff_ffff_ffff, RegionKind::Reserved),
-    ];
-    regions.into_iter().filter_map(|(start, last, kind)| {
-        let range = IovaRange::new(Iova::new(start), Iova::new(last))?;
-        Some(ReservedRegion { range, kind, prot: Prot::WRITE })
-    })
+    let hypertransport = 0xfd_0000_0000..=0xff_ffff_ffff;
+    let regions = [(INTERRUPTS, RegionKind::Msi), (hypertransport, RegionKind::Reserved)];
+    regions.into_iter().filter_map(|(range, kind)| region(range, kind))
 }
 
 /// Whether hardware can be told of it.
@@ -294,6 +287,10 @@ fn check(config: &AmdViConfig) -> Result<(), Error> {
             let limit = if lg2_entries < least { least } else { most };
             return Err(Error::Config { what, value: lg2_entries.into(), limit: limit.into() });
         }
+    }
+    if let Some(bit) = config.encryption_bit.filter(|bit| !(32..=51).contains(bit)) {
+        let (what, limit) = ("the bit of encrypted memory", if bit < 32 { 32 } else { 51 });
+        return Err(Error::Config { what, value: bit.into(), limit });
     }
     if config.last_domain < FIRST_DOMAIN {
         let (value, limit) = (config.last_domain.into(), FIRST_DOMAIN.into());

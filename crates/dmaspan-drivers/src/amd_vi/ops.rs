@@ -2,10 +2,10 @@
 
 use alloc::sync::Arc;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
-use dmaspan::{IovaRange, PhysAddr, lg2};
+use dmaspan::{IovaRange, PhysAddr, Promise, lg2};
 
 use super::AmdVi;
 use super::spec::{Command, Walks, device_entry};
@@ -16,10 +16,12 @@ use crate::mmio::Mmio;
 pub struct AmdViOps<R: Mmio, H: Host> {
     pub(super) iommu: Arc<AmdVi<R, H>>,
     pub(super) domain: u16,
-    /// The address bit of encrypted memory, as the domain's format has it, or 0.
-    pub(super) encrypted: AtomicU64,
-    /// Whether hardware may know the domain ID.
+    /// Whether a stream was ever given the domain. It stays so: a stream may be on its way to the
+    /// domain while another thread detaches that.
     pub(super) known: AtomicBool,
+    /// Whether hardware has forgotten the domain ID since the last `detach`, which a domain ends
+    /// with.
+    pub(super) forgotten: AtomicBool,
 }
 
 impl<R: Mmio, H: Host> AmdViOps<R, H> {
@@ -72,6 +74,8 @@ fn lg2_of(bytes: u64) -> u32 {
 // into every entry that has the domain and invalidates each; a `translate` after it reads the root
 // under the same lock.
 unsafe impl<R: Mmio, H: Host> IommuOps for AmdViOps<R, H> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let walks = match what.tables {
             Tables::Kept => Walks::Kept,
@@ -93,12 +97,16 @@ unsafe impl<R: Mmio, H: Host> IommuOps for AmdViOps<R, H> {
         self.iommu.run(self.forget(range, Walks::Forgotten))
     }
 
-    fn root_changed(&self, current: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
+    fn root_changed(
+        &self,
+        _: Promise<'_>,
+        current: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
         let devices = &self.iommu.devices;
         {
             let entries = devices.lock();
             let (root, level) = current();
-            let root = root.get() | self.encrypted.load(Ordering::Relaxed);
+            let root = root.get() | self.iommu.encrypted;
             for device in devices.of_domain(self.domain) {
                 if !devices.is_closed(device) {
                     let word = entries.translation(device);
@@ -115,6 +123,7 @@ unsafe impl<R: Mmio, H: Host> IommuOps for AmdViOps<R, H> {
         if !self.known.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.forgotten.store(false, Ordering::Release);
         {
             let entries = devices.lock();
             for device in devices.of_domain(self.domain) {
@@ -123,7 +132,7 @@ unsafe impl<R: Mmio, H: Host> IommuOps for AmdViOps<R, H> {
         }
         let entries = devices.of_domain(self.domain).map(Command::invalidate_device);
         self.iommu.run(entries.chain([Command::invalidate_domain(self.domain)]))?;
-        self.known.store(false, Ordering::Release);
+        self.forgotten.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -135,7 +144,7 @@ unsafe impl<R: Mmio, H: Host> IommuOps for AmdViOps<R, H> {
 impl<R: Mmio, H: Host> Drop for AmdViOps<R, H> {
     fn drop(&mut self) {
         // Hardware that was not seen to forget the domain may mix it up with the next of its ID.
-        if !*self.known.get_mut() {
+        if !*self.known.get_mut() || *self.forgotten.get_mut() {
             self.iommu.domains.give(self.domain.into());
         }
     }

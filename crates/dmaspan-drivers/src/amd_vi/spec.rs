@@ -3,6 +3,8 @@
 
 use dmaspan::lg2;
 
+use crate::faults::INTERRUPTS;
+
 /// MMIO registers (3.4).
 pub(super) mod register {
     /// Device Table Base Address Register.
@@ -300,12 +302,10 @@ impl Access {
     /// RZ: a reserved bit was set, or a level was wrong.
     const RESERVED: u64 = 1 << 55;
     const QEMU_WRITE: u64 = 1 << 49;
-    /// The addresses of interrupts (2.1.4.2).
-    const INTERRUPTS: core::ops::RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
     /// I, of an address that interrupts have.
     pub(super) fn is_interrupt(&self) -> bool {
-        self.flags & Self::INTERRUPT != 0 && Self::INTERRUPTS.contains(&self.address)
+        self.flags & Self::INTERRUPT != 0 && INTERRUPTS.contains(&self.address)
     }
 
     /// RW. The manual promises it only for what is mapped; hardware says it of everything.

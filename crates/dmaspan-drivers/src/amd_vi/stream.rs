@@ -9,7 +9,8 @@ use core::sync::atomic::Ordering;
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{AmdV1, Format as _};
 use dmaspan::iommu::{
-    AllMemory, Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
+    ReservedRegions,
 };
 use dmaspan::lg2;
 use lock_api::Mutex;
@@ -99,10 +100,11 @@ where
         &self.claimed.faults
     }
 
-    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
-        let domain = domain.domain();
+    fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let features = &self.iommu.features;
         let geometry = domain.geometry();
+        let nowhere = domain.format().registers(PhysAddr::new(0), 0);
+        let encrypted = nowhere.dte & device_entry::ROOT;
         let refuse = |what| Err(Incompatible { what });
         if !Arc::ptr_eq(&self.iommu, &domain.ops().iommu) {
             refuse("it is of another IOMMU")
@@ -114,6 +116,8 @@ where
             refuse("its physical addresses have more bits than those of the IOMMU")
         } else if domain.format().tracks_dirty() && !features.dirty {
             refuse("the IOMMU does not mark what was written")
+        } else if encrypted != self.iommu.encrypted {
+            refuse("its tables are not encrypted as the IOMMU's driver was told")
         } else {
             Ok(())
         }
@@ -131,18 +135,13 @@ where
         self.switch(PASSING, || device_entry::PASSING)
     }
 
-    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
-        let domain: &Domain<_, _, _> = domain.domain();
+    fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
+        self.accepts(domain)?;
         let ops = domain.ops();
-        if !Arc::ptr_eq(&self.iommu, &ops.iommu) {
-            return Err(HardwareError { what: "the domain is of another IOMMU", status: 0 });
-        }
         ops.known.store(true, Ordering::Release);
-        let of = |root, level| domain.format().registers(root, level).dte;
-        ops.encrypted.store(of(PhysAddr::new(0), 0) & device_entry::ROOT, Ordering::Relaxed);
         self.switch(ops.domain, || {
             let (root, level) = domain.root_and_level();
-            of(root, level)
+            domain.format().registers(root, level).dte
         })
     }
 }

@@ -9,6 +9,10 @@
 //! There are no queues: hardware is told by writing registers, and asked whether it is done.
 //! Everything that invalidations do is at most [`MAX_COMMANDS`] writes and one wait.
 //!
+//! No silicon and no foreign model has judged this driver: QEMU has no SMMUv2, and the model that
+//! the tests run it on, in `dmaspan-sim`, has the same author. What was misread in the manual is
+//! misread in both.
+//!
 //! The driver does what the architecture says. What single implementations need besides, above all
 //! against their errata (Linux: arm-smmu-impl.c), is done before it is made.
 //!
@@ -161,8 +165,10 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
     ///
     /// # Safety
     ///
-    /// The registers are those of an SMMUv2, as seen by non-secure software, and nobody else uses
-    /// them. It reads tables at the addresses that formats are told of as `TableMemory`'s.
+    /// The registers are those of an SMMUv2, as seen by non-secure software and ordered as [`Mmio`]
+    /// says, and nobody else uses them. It reads tables at the addresses that formats are told of
+    /// as `TableMemory`'s. Physical addresses of pinners, pools and other memory that is mapped are
+    /// those of its machine, too.
     #[expect(unsafe_code, reason = "tables are freed on the strength of what registers say")]
     pub unsafe fn new(registers: R, host: H, config: SmmuV2Config) -> Result<Arc<Self>, Error> {
         let registers = Registers::new(registers);

@@ -3,9 +3,8 @@
 use alloc::sync::Arc;
 use core::fmt;
 
-use dmaspan::IovaRange;
 use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
-use dmaspan::lg2;
+use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::bank::{self, Bank};
 use super::format::{Kind, Stage, Walks, low};
@@ -94,6 +93,8 @@ impl<R: Mmio, H: Host> SmmuV2Ops<R, H> {
 // succeeds; formats that grow are none of `SmmuV2Format`.
 #[expect(unsafe_code, reason = "the promises of invalidation hooks")]
 unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV2Ops<R, H> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         match (what.scope, self.stride(what)) {
             (Scope::Ranges(ranges), Some(lg2)) => {

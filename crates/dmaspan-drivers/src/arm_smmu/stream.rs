@@ -4,8 +4,11 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::marker::PhantomData;
 
+use dmaspan::Coherency;
+use dmaspan::io_pgtable::TableMemory as _;
 use dmaspan::iommu::{
-    AllMemory, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
+    ReservedRegions,
 };
 
 use lock_api::Mutex;
@@ -147,8 +150,7 @@ where
         &self.claimed.faults
     }
 
-    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
-        let domain = domain.domain();
+    fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let ops = domain.ops();
         if !Arc::ptr_eq(ops.smmu(), &self.smmu) {
             return Err(Incompatible { what: "it is another SMMU's" });
@@ -156,9 +158,15 @@ where
         if ops.taken().context != <D::Format as super::format::sealed::Tables>::CONTEXT {
             return Err(Incompatible { what: "its hooks are for tables of another format" });
         }
-        match Context::misfit(domain.format(), &self.smmu.features) {
-            Some(what) => Err(Incompatible { what }),
-            None => Ok(()),
+        let features = &self.smmu.features;
+        if let Some(what) = Context::misfit(domain.format(), features) {
+            return Err(Incompatible { what });
+        }
+        match (features.walks, domain.memory().coherency()) {
+            (Coherency::NonCoherent, Coherency::Coherent) => {
+                Err(Incompatible { what: "nobody writes its tables back for the SMMU's walks" })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -174,9 +182,8 @@ where
         self.switch(Route::Pass, |_| ())
     }
 
-    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
-        self.accepts(domain).map_err(|it| HardwareError { what: it.what, status: 0 })?;
-        let domain = domain.domain();
+    fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
+        self.accepts(domain)?;
         let smmu = &self.smmu;
         let bank = *domain.ops().taken();
         self.switch(Route::Bank(bank.index), |state| {

@@ -5,6 +5,7 @@ use core::fmt;
 use core::iter;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
+use dmaspan::PhysAddr;
 use dmaspan::iommu::{Gather, HardwareError, Invalidation, IommuOps, Scope};
 
 use super::command::{Command, Tag};
@@ -144,6 +145,8 @@ impl<R: Mmio, H: Host> SmmuV3Ops<R, H> {
 // 3. The root does not change: no format of `SmmuV3Format` grows.
 #[expect(unsafe_code, reason = "the promise of a driver")]
 unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV3Ops<R, H> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let granule_lg2 = self.granule_lg2.load(Ordering::SeqCst);
         let ranges = match what.scope {

@@ -140,9 +140,11 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     ///
     /// While the value exists, and as long as what it leaks is read:
     ///
-    /// 1. `registers` are those of an SMMUv3, both pages of them (IHI 0070, 6.1), and nobody else
-    ///    drives its Non-secure side.
-    /// 2. What the host allocates is what the SMMU finds at these addresses.
+    /// 1. `registers` are those of an SMMUv3, both pages of them (IHI 0070, 6.1), ordered as
+    ///    [`Mmio`] says, and nobody else drives its Non-secure side.
+    /// 2. What the host allocates, and the tables of domains, are what the SMMU finds at their
+    ///    addresses. Physical addresses of pinners, pools and other memory that is mapped are those
+    ///    of its machine, too.
     /// 3. What the SMMU was told before to read and to write is not needed any more, or stays
     ///    untouched: it may be used until this returns.
     #[expect(unsafe_code, reason = "hardware that reaches all memory")]

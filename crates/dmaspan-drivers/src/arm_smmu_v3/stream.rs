@@ -7,7 +7,8 @@ use core::marker::PhantomData;
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
 use dmaspan::iommu::{
-    AllMemory, Domain, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
+    ReservedRegions,
 };
 
 use super::SmmuV3;
@@ -44,27 +45,6 @@ impl<D, R: Mmio, H: Host> SmmuV3Stream<D, R, H> {
     pub fn id(&self) -> u32 {
         self.claimed.id
     }
-
-    /// Whether the stream can have a domain.
-    fn fits<F, M>(&self, domain: &Domain<F, M, SmmuV3Ops<R, H>>) -> Result<(), Incompatible>
-    where
-        F: SmmuV3Format,
-        M: TableMemory<F::Word>,
-    {
-        let features = &self.smmu.features;
-        let what = if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
-            "it is a domain of another IOMMU"
-        } else if domain.ops().stage() != F::STAGE {
-            "its hooks and its tables are of different stages"
-        } else if features.coherency == Coherency::NonCoherent
-            && domain.memory().coherency() == Coherency::Coherent
-        {
-            "its tables are not written back to memory, where the SMMU looks"
-        } else {
-            return domain.format().check(features);
-        };
-        Err(Incompatible { what })
-    }
 }
 
 // SAFETY:
@@ -96,8 +76,20 @@ where
         &self.claimed.faults
     }
 
-    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
-        self.fits(domain.domain())
+    fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
+        let features = &self.smmu.features;
+        let what = if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
+            "it is a domain of another IOMMU"
+        } else if domain.ops().stage() != D::Format::STAGE {
+            "its hooks and its tables are of different stages"
+        } else if features.coherency == Coherency::NonCoherent
+            && domain.memory().coherency() == Coherency::Coherent
+        {
+            "its tables are not written back to memory, where the SMMU looks"
+        } else {
+            return domain.format().check(features);
+        };
+        Err(Incompatible { what })
     }
 
     fn passes(&self) -> bool {
@@ -112,11 +104,8 @@ where
         self.smmu.switch(&self.slot, None, &PASSING)
     }
 
-    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
-        // Asked once: what is checked is what is used.
-        let domain = domain.domain();
-        let refused = |Incompatible { what }| HardwareError { what, status: 0 };
-        self.fits(domain).map_err(refused)?;
+    fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
+        self.accepts(domain)?;
         let words = domain.format().words(domain.root());
         let entry = domain.ops().entry(D::Format::GRANULE_LG2, words);
         self.smmu.switch(&self.slot, Some(domain.ops().tag), &entry)

@@ -189,11 +189,12 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
     ///
     /// As long as the value exists,
     ///
-    /// 1. `registers` are those of an IOMMU as the specification describes it, and nobody else
-    ///    writes them;
+    /// 1. `registers` are those of an IOMMU as the specification describes it, ordered as [`Mmio`]
+    ///    says, and nobody else writes them;
     /// 2. the IOMMU sees the host's memory at the addresses that the host names, and the tables of
     ///    domains that are attached at those that their memory names, written back where
-    ///    [`RiscvIommuConfig::walks`] says that it does not see caches;
+    ///    [`RiscvIommuConfig::walks`] says that it does not see caches; and physical addresses of
+    ///    pinners, pools and other memory that is mapped are those of its machine, too;
     /// 3. a message of [`RiscvIommuConfig::interrupts`] goes to an interrupt controller, which the
     ///    IOMMU writes to whatever it lets devices do; and
     /// 4. accesses of devices whose streams are claimed reach memory through this IOMMU alone, and

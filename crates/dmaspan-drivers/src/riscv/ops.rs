@@ -4,9 +4,9 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use dmaspan::IovaRange;
 use dmaspan::io_pgtable::RiscvStage;
 use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+use dmaspan::{IovaRange, PhysAddr};
 
 use super::RiscvIommu;
 use super::spec::{Command, at, inval_gscid, inval_pscid};
@@ -139,6 +139,8 @@ impl Addresses {
 // domain: each is counted from the begin of its `translate` until a later hook of it has succeeded,
 // which is when hardware has forgotten the old context. 3. The root of such tables does not change.
 unsafe impl<R: Mmio, H: Host> IommuOps for RiscvOps<R, H> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let forget = self.space.tag.forget();
         let addresses = match (what.scope, what.tables) {

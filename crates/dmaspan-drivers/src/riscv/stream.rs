@@ -7,7 +7,8 @@ use core::marker::PhantomData;
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{DirtyTracking, Riscv, RiscvMemoryTypes, RiscvStage, TableMemory};
 use dmaspan::iommu::{
-    AllMemory, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
+    ReservedRegions,
 };
 use lock_api::Mutex;
 
@@ -70,37 +71,8 @@ where
     R: Mmio,
     H: Host,
 {
-    /// Whether hardware walks the tables of `domain`.
-    fn check(&self, domain: &D) -> Result<(), Incompatible> {
-        let domain = domain.domain();
-        let require = |fits: bool, what| if fits { Ok(()) } else { Err(Incompatible { what }) };
-        let (ops, config) = (domain.ops(), domain.format().config());
-        let features = self.iommu.features();
-        require(Arc::ptr_eq(&ops.iommu, &self.iommu), "it is of another IOMMU")?;
-        let stage = match (config.stage, ops.space.tag) {
-            (RiscvStage::First(_), Tag::First(_)) => true,
-            (RiscvStage::Second, Tag::Second(_)) => true,
-            (RiscvStage::First(_), Tag::Second(_)) | (RiscvStage::Second, Tag::First(_)) => false,
-        };
-        require(stage, "its tables are of another stage than its hooks")?;
-        let walks = features.walks(config.stage, config.mode);
-        require(walks, "the IOMMU does not walk tables of its mode")?;
-        let fits = config.output_bits <= features.output_bits;
-        require(fits, "its addresses are wider than the IOMMU's")?;
-        let types = config.memory_types == RiscvMemoryTypes::Platform
-            || features.capabilities.contains(Capabilities::SVPBMT);
-        require(types, "the IOMMU has no Svpbmt")?;
-        let dirty = config.dirty == DirtyTracking::Off
-            || features.capabilities.contains(Capabilities::AMO_HWAD);
-        require(dirty, "the IOMMU sets no dirty bits")?;
-        let seen = self.iommu.walks == Coherency::Coherent
-            || domain.memory().coherency() == Coherency::NonCoherent;
-        require(seen, "the IOMMU does not see the CPU's caches, and nobody writes them back")
-    }
-
     /// The context that translates by the tables of `domain`.
-    fn context(domain: &D) -> Context {
-        let domain = domain.domain();
+    fn context(domain: &DomainOf<D>) -> Context {
         let registers = domain.format().registers(domain.root());
         let tc = TC_VALID | registers.tc;
         match domain.ops().space.tag {
@@ -137,8 +109,30 @@ where
         &self.claimed.faults
     }
 
-    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
-        self.check(domain)
+    fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
+        let require = |fits: bool, what| if fits { Ok(()) } else { Err(Incompatible { what }) };
+        let (ops, config) = (domain.ops(), domain.format().config());
+        let features = self.iommu.features();
+        require(Arc::ptr_eq(&ops.iommu, &self.iommu), "it is of another IOMMU")?;
+        let stage = match (config.stage, ops.space.tag) {
+            (RiscvStage::First(_), Tag::First(_)) => true,
+            (RiscvStage::Second, Tag::Second(_)) => true,
+            (RiscvStage::First(_), Tag::Second(_)) | (RiscvStage::Second, Tag::First(_)) => false,
+        };
+        require(stage, "its tables are of another stage than its hooks")?;
+        let walks = features.walks(config.stage, config.mode);
+        require(walks, "the IOMMU does not walk tables of its mode")?;
+        let fits = config.output_bits <= features.output_bits;
+        require(fits, "its addresses are wider than the IOMMU's")?;
+        let types = config.memory_types == RiscvMemoryTypes::Platform
+            || features.capabilities.contains(Capabilities::SVPBMT);
+        require(types, "the IOMMU has no Svpbmt")?;
+        let dirty = config.dirty == DirtyTracking::Off
+            || features.capabilities.contains(Capabilities::AMO_HWAD);
+        require(dirty, "the IOMMU sets no dirty bits")?;
+        let seen = self.iommu.walks == Coherency::Coherent
+            || domain.memory().coherency() == Coherency::NonCoherent;
+        require(seen, "the IOMMU does not see the CPU's caches, and nobody writes them back")
     }
 
     fn passes(&self) -> bool {
@@ -153,9 +147,9 @@ where
         self.iommu.switch(self.claimed.id, &mut self.state.lock(), &PASSING, None)
     }
 
-    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
-        self.check(domain).map_err(|error| HardwareError { what: error.what, status: 0 })?;
-        let (context, space) = (Self::context(domain), &domain.domain().ops().space);
+    fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
+        self.accepts(domain)?;
+        let (context, space) = (Self::context(domain), &domain.ops().space);
         self.iommu.switch(self.claimed.id, &mut self.state.lock(), &context, Some(space))
     }
 }

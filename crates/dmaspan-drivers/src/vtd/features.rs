@@ -44,6 +44,11 @@ impl VtdFeatures {
         matches!(levels, 3..=5) && self.cap(8 + levels - 2)
     }
 
+    /// Whether the second stage can have any number of levels.
+    pub(super) fn has_widths(&self) -> bool {
+        (3..=5).any(|levels| self.second_stage_levels(levels))
+    }
+
     /// The leaf sizes of the second stage, bit n for 2^n bytes (SSLPS).
     pub fn second_stage_sizes(&self) -> u64 {
         let (two, one) = (u64::from(self.cap(34)), u64::from(self.cap(35)));
@@ -95,6 +100,11 @@ impl VtdFeatures {
     /// Whether there is a queue of invalidations (QI).
     pub const fn queued_invalidation(&self) -> bool {
         self.ecap(1)
+    }
+
+    /// Whether interrupts can go to CPUs with an APIC ID of 32 bits (EIM).
+    pub const fn extended_interrupts(&self) -> bool {
+        self.ecap(4)
     }
 
     /// Whether accesses can pass untranslated (PT).

@@ -5,6 +5,9 @@
 //! first ([`X86_64`]) or the second stage, through the PASID table's entry for accesses without
 //! PASID. The hardware is told to forget through its invalidation queue.
 //!
+//! Writes to 0xfee0_0000 to 0xfeef_ffff are interrupts, whatever tables say, and raise no fault;
+//! each stream [reserves](Vtd::stream) these addresses. Interrupts are not remapped.
+//!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, D51397,
 //! revision 4.
 //!
@@ -12,7 +15,7 @@
 //! use std::sync::Arc;
 //!
 //! use dmaspan::io_pgtable::{PageTable, TableMemory, VtdSs};
-//! use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
+//! use dmaspan::iommu::{Attachment, Domain, Port as _, Prepared, ReservedRegions, Target};
 //! use dmaspan::{Iova, Prot, Span};
 //! use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig};
 //! use dmaspan_drivers::{Host, MmioRegion};
@@ -30,8 +33,11 @@
 //! // SAFETY: nobody else maps anything in the domain, and the buffer is memory for the device.
 //! let mapped = unsafe { domain.map_spans(Iova::new(0x1000), &[buffer], Prot::READ) };
 //! mapped.map_err(|failed| failed.error)?;
-//! // Bus 0, device 2, function 0.
-//! let stream = Attachment::new(iommu.stream(0x0010, ReservedRegions::new())?)?;
+//! // Bus 0, device 2, function 0, and what firmware reserves for it: nothing here. The IOVAs of
+//! // the domain stay clear of all that the stream then reserves.
+//! let port = iommu.stream(0x0010, ReservedRegions::new())?;
+//! assert_eq!(port.reserved_regions().as_slice()[0].range.start(), Iova::new(0xfee0_0000));
+//! let stream = Attachment::new(port)?;
 //! stream.attach(Target::Paging(Prepared::new(domain)))?;
 //! # Ok(())
 //! # }
@@ -41,7 +47,7 @@ use alloc::sync::Arc;
 use core::fmt;
 
 use dmaspan::io_pgtable::{SnoopControl, VtdSs, VtdSsConfig, X86_64, X86_64Config};
-use dmaspan::iommu::{HardwareError, ReservedRegions};
+use dmaspan::iommu::{HardwareError, RegionKind, ReservedRegion, ReservedRegions};
 use dmaspan::{Coherency, PhysAddr, lg2};
 use lock_api::Mutex;
 
@@ -50,7 +56,7 @@ use self::queue::{LG2_BYTES, Queue, Width};
 use self::spec::{Command, PASS_DOMAIN, global, register, status};
 use self::tables::Tables;
 use crate::error::Error;
-use crate::faults::Streams;
+use crate::faults::{INTERRUPTS, Streams, region};
 use crate::host::{Host, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
@@ -153,7 +159,8 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     /// # Errors
     ///
     /// [`Error::Hardware`] where it does not answer; [`Error::NoMemory`]; [`Error::Config`];
-    /// [`Error::Unsupported`] where it lacks the mode, the queue or draining, or where firmware
+    /// [`Error::Unsupported`] where it translates no DMA, lacks the mode, the queue or draining, or
+    /// where firmware
     /// left it translating in the other mode and it cannot protect memory meanwhile. What was
     /// allocated leaks then, as hardware may read it.
     ///
@@ -161,8 +168,12 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     ///
     /// Until the value and everything made of it is dropped:
     ///
-    /// 1. `registers` are those of one such unit, and nobody else writes them.
-    /// 2. The unit reads and writes the host's structures at their physical addresses.
+    /// 1. `registers` are those of one such unit, ordered as [`Mmio`] says, and nobody else writes
+    ///    them.
+    /// 2. The unit reads and writes the host's structures, and reads the tables of domains, at
+    ///    their physical addresses: in the CPU's caches where [`VtdConfig::walks`] says so.
+    ///    Physical addresses of pinners, pools and other memory that is mapped are those of its
+    ///    machine, too.
     /// 3. No stream that firmware set up needs its accesses: they are blocked.
     #[expect(
         unsafe_code,
@@ -277,7 +288,8 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     }
 
     /// The accesses of a requester ID: the bus in 15:8, device and function in 7:0. They stay
-    /// blocked until something is attached.
+    /// blocked until something is attached. Besides `regions`, the addresses of interrupts are
+    /// reserved: see [`reserved_regions`].
     ///
     /// # Errors
     ///
@@ -289,7 +301,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     ) -> Result<VtdStream<D, R, H>, Error> {
         let last = u32::from(u16::MAX);
         let stream = u16::try_from(id).map_err(|_| Error::NoStream { stream: id, last })?;
-        let claimed = self.streams.claim(id, regions)?;
+        let claimed = self.streams.claim_with(id, regions, reserved_regions())?;
         match self.tables.device(&self.hardware.host, stream) {
             Ok(device) => Ok(VtdStream::new(Arc::clone(self), claimed, device)),
             Err(error) => {
@@ -300,15 +312,27 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     }
 
     /// Has hardware say by an interrupt that there are faults, or not say it. It does not at first.
-    pub fn set_fault_interrupt(&self, interrupt: Option<FaultInterrupt>) {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for a message that is no interrupt: hardware would write to memory. Above
+    /// bit 31 its address can have bits 31:8 of the CPU's APIC ID, with extended interrupt mode, in
+    /// bits 63:40 (11.4.13).
+    pub fn set_fault_interrupt(&self, interrupt: Option<FaultInterrupt>) -> Result<(), Error> {
         let hardware = &self.hardware;
         hardware.write32(register::FECTL, spec::INTERRUPT_MASK);
-        let Some(FaultInterrupt { address, data }) = interrupt else { return };
+        let Some(FaultInterrupt { address, data }) = interrupt else { return Ok(()) };
         let half = |value: u64| u32::try_from(value & lg2::mask(32)).unwrap_or(0);
+        let upper = if self.features.extended_interrupts() { lg2::mask(24) << 40 } else { 0 };
+        if !INTERRUPTS.contains(&(address & !upper)) {
+            let (what, limit) = ("the address of the fault interrupt", *INTERRUPTS.end());
+            return Err(Error::Config { what, value: address, limit });
+        }
         hardware.write32(register::FEDATA, data);
         hardware.write32(register::FEADDR, half(address));
         hardware.write32(register::FEUADDR, half(address >> 32));
         hardware.write32(register::FECTL, 0);
+        Ok(())
     }
 
     /// Has hardware carry out commands, and waits until it has.
@@ -346,7 +370,10 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         hardware.write64(register::RTADDR, self.tables.root().get() | scalable);
         hardware.enable(global::ROOT_TABLE)?;
         self.run(stream::everything(self.mode))?;
-        hardware.enable(global::TRANSLATION)?;
+        hardware.enable(global::TRANSLATION).map_err(|error| match self.features.has_widths() {
+            false if error != gone() => no_translation(&self.features),
+            _ => error.into(),
+        })?;
         self.protect(Becomes::Clear)?;
         Ok(())
     }
@@ -380,6 +407,18 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     }
 }
 
+/// What no device behind a VT-d can have mapped: the addresses of interrupts (3.14; Linux:
+/// `intel_iommu_get_resv_regions`).
+pub fn reserved_regions() -> impl Iterator<Item = ReservedRegion> {
+    region(INTERRUPTS, RegionKind::Msi).into_iter()
+}
+
+/// The error of a unit that is there for interrupts alone: QEMU's with `dma-translation=off`.
+const fn no_translation(features: &VtdFeatures) -> Error {
+    let what = "translation of DMA: it supports no width of addresses";
+    Error::Unsupported { what, value: features.capability }
+}
+
 /// Whether the hardware has what the configuration asks for.
 fn check(config: &VtdConfig, features: &VtdFeatures, mode: Mode) -> Result<(), Error> {
     let within = |what, value: u32, (least, most): (u32, u32)| {
@@ -392,6 +431,12 @@ fn check(config: &VtdConfig, features: &VtdFeatures, mode: Mode) -> Result<(), E
     };
     within("the number of bits of physical addresses", config.host_address_bits, (32, 52))?;
     within("log2 of the bytes of the queue", config.queue_lg2_bytes, LG2_BYTES)?;
+    // What has a first stage alone may have no width. Linux does not use the others either ("No
+    // supported address widths").
+    let has_second_stage = mode == Mode::Legacy || features.scalable_second_stage();
+    if has_second_stage && !features.has_widths() {
+        return Err(no_translation(features));
+    }
     let unsupported = |what| Err(Error::Unsupported { what, value: features.extended });
     if !features.queued_invalidation() {
         return unsupported("invalidation queue");

@@ -5,7 +5,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::iommu::{Gather, HardwareError, Invalidation, IommuOps, Scope, Tables};
-use dmaspan::{IovaRange, lg2};
+use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::spec::{Block, Command, PAGE_LG2, Walks};
 use super::{Stage, Vtd};
@@ -99,6 +99,8 @@ impl<R: Mmio, H: Host> VtdOps<R, H> {
 // 2. `detach` blocks every stream that has the domain, and then makes hardware forget all of it.
 // 3. `root_changed` is never `Ok`: these formats do not grow.
 unsafe impl<R: Mmio, H: Host> IommuOps for VtdOps<R, H> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let walks = match what.tables {
             Tables::Kept => Walks::Keep,

@@ -7,7 +7,8 @@ use core::marker::PhantomData;
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
 use dmaspan::iommu::{
-    AllMemory, FaultHook, HardwareError, Incompatible, PagingDomain, Port, ReservedRegions,
+    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
+    ReservedRegions,
 };
 
 use super::format::{self, Entry, VtdFormat};
@@ -68,10 +69,9 @@ where
         &self.claimed.faults
     }
 
-    fn accepts(&self, domain: &D) -> Result<(), Incompatible> {
+    fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let refuse = |what| Err(Incompatible { what });
-        let (iommu, domain) = (&*self.iommu, domain.domain());
-        let ops = domain.ops();
+        let (iommu, ops) = (&*self.iommu, domain.ops());
         if !Arc::ptr_eq(&self.iommu, &ops.iommu) {
             return refuse("it is another IOMMU's");
         }
@@ -105,12 +105,9 @@ where
         self.iommu.switch(&self.device, entry, PASS_DOMAIN)
     }
 
-    fn translate(&self, domain: &D) -> Result<(), HardwareError> {
-        if let Err(Incompatible { what }) = self.accepts(domain) {
-            return Err(HardwareError { what, status: 0 });
-        }
-        let (iommu, domain) = (&*self.iommu, domain.domain());
-        let (root, ops) = (domain.root(), domain.ops());
+    fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
+        self.accepts(domain)?;
+        let (iommu, root, ops) = (&*self.iommu, domain.root(), domain.ops());
         let entry = format::sealed::Walked::entry(
             domain.format(),
             root,

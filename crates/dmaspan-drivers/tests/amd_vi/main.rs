@@ -7,4 +7,6 @@ mod commands;
 mod events;
 mod fake;
 mod hostile;
+#[path = "../shared/liar.rs"]
+mod liar;
 mod switching;

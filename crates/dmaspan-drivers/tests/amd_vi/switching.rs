@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::AmdV1Config;
-use dmaspan::iommu::{AllMemory, AttachedTo, IommuOps as _, Prepared, Target};
+use dmaspan::io_pgtable::{AmdV1Config, DirtyTracking};
+use dmaspan::iommu::{
+    AllMemory, AttachedTo, Attachment, IommuOps as _, Port as _, Prepared, ReservedRegions, Target,
+};
 use dmaspan::{Iova, PhysAddr, Prot, Span};
-use dmaspan_drivers::amd_vi::AmdViConfig;
+use dmaspan_drivers::Error;
+use dmaspan_drivers::amd_vi::{AmdViConfig, AmdViStream};
 
 use crate::bringup::is_closed;
-use crate::fake::{Paging, Rig, Seen, config};
+use crate::fake::{EXTENDED_FEATURES, Fake, Memory, Paging, Rig, Seen, config, start};
+use crate::liar::{self, Liar};
 
 const ROOT: u64 = 0x000f_ffff_ffff_f000;
 
@@ -118,13 +122,9 @@ fn a_new_root_is_stored_for_each_stream_of_the_domain_by_one_word() {
 #[test]
 fn a_root_in_encrypted_memory_is_one_when_it_changes_too() {
     let encrypted = 1 << 47;
-    let rig = Rig::new();
-    let config = AmdV1Config {
-        output_bits: 47,
-        encryption_bit: Some(47),
-        first_levels: 1,
-        ..rig.iommu.v1_config()
-    };
+    let rig = Rig::with(AmdViConfig { encryption_bit: Some(47), ..config() });
+    let config = AmdV1Config { first_levels: 1, ..rig.iommu.v1_config() };
+    assert_eq!((config.output_bits, config.encryption_bit), (47, Some(47)));
     let domain = rig.domain_of(config);
     let stream = rig.stream(7);
     stream.attach(paging(&domain)).unwrap();
@@ -181,4 +181,86 @@ fn what_firmware_says_of_a_device_stays_in_its_entry() {
     let [_, word] = rig.fake.entry(7);
     assert_eq!(word, 0b11 << 40 | u64::from(domain.ops().domain_id()));
     assert_eq!(rig.memory.word(table + 7 * 32 + 16), 0b1000_0101 << 56);
+}
+
+/// A domain of the same IOMMU that its streams cannot have.
+fn unfit(rig: &Rig) -> Arc<Paging> {
+    let domain = rig.domain_of(AmdV1Config::new(48, 52));
+    let stream = rig.iommu.stream::<Paging>(8, ReservedRegions::new()).unwrap();
+    stream.accepts(&domain).unwrap_err();
+    domain
+}
+
+#[test]
+fn a_domain_that_lies_is_attached_as_the_one_that_fits_or_refused() {
+    let rig = Rig::new();
+    let (fits, other) = (rig.domain(), unfit(&rig));
+    let stream: AmdViStream<Liar<_, _, _>, _, _> =
+        rig.iommu.stream(7, ReservedRegions::new()).unwrap();
+    let stream = Attachment::new(stream).unwrap();
+    liar::attach(&stream, [&fits, &other], || rig.fake.entry(7)[0] & ROOT == other.root().get());
+}
+
+#[test]
+fn domains_that_do_not_fit_are_refused_also_where_nobody_asks_first() {
+    // 4 levels.
+    let memory = Memory::new();
+    let fake = Fake::new(&memory);
+    fake.poke(EXTENDED_FEATURES, 0);
+    let iommu = start(&memory, &fake, config()).unwrap();
+    let rig = Rig { memory, fake, iommu, ..Rig::new() };
+    let stream = rig.iommu.stream::<Paging>(7, ReservedRegions::new()).unwrap();
+    let blocked = rig.fake.entry(7);
+    let fits = rig.iommu.v1_config();
+    let cases = [
+        (AmdV1Config { input_bits: 57, ..fits }, "levels"),
+        (AmdV1Config { output_bits: 49, ..fits }, "physical"),
+        (AmdV1Config { dirty: DirtyTracking::Hardware, ..fits }, "mark"),
+        // Hardware would walk what is 4 GiB above the tables.
+        (AmdV1Config { output_bits: 32, encryption_bit: Some(32), ..fits }, "encrypted"),
+    ];
+    for (config, says) in cases {
+        let domain = rig.domain_of(config);
+        let error = stream.translate(&domain).unwrap_err();
+        assert!(error.what.contains(says), "{error}");
+        assert_eq!(stream.accepts(&domain).unwrap_err().what, error.what);
+        assert_eq!(rig.fake.entry(7), blocked);
+    }
+    stream.translate(&rig.domain()).unwrap();
+}
+
+#[test]
+fn a_domain_that_is_detached_while_a_stream_is_given_it_is_taken_away_at_its_end() {
+    let rig = Rig::new();
+    let (before, domain) = (rig.domain(), rig.domain());
+    let stream = rig.iommu.stream::<Paging>(7, ReservedRegions::new()).unwrap();
+    stream.translate(&before).unwrap();
+    rig.fake.behave(|how| how.slow = 1);
+    // While hardware is to forget what the stream had before.
+    let detached = Arc::clone(&domain);
+    let meanwhile = Box::new(move || detached.ops().detach().unwrap());
+    *rig.memory.meanwhile.lock() = Some(meanwhile);
+    stream.translate(&domain).unwrap();
+    assert_eq!(rig.fake.entry(7)[0] & ROOT, domain.root().get());
+    drop(domain);
+    assert_eq!(rig.fake.entry(7)[0] & 0b11 << 61, 0, "its tables are freed");
+}
+
+#[test]
+fn plain_tables_are_refused_where_those_of_the_host_are_encrypted() {
+    let rig = Rig::with(AmdViConfig { encryption_bit: Some(47), ..config() });
+    let stream = rig.iommu.stream::<Paging>(7, ReservedRegions::new()).unwrap();
+    let plain = AmdV1Config { encryption_bit: None, ..rig.iommu.v1_config() };
+    let another = AmdV1Config { encryption_bit: Some(48), ..rig.iommu.v1_config() };
+    for config in [plain, another] {
+        let error = stream.translate(&rig.domain_of(config)).unwrap_err();
+        assert!(error.what.contains("encrypted"), "{error}");
+    }
+    stream.translate(&rig.domain()).unwrap();
+    for bit in [31, 52, 64] {
+        let (memory, config) =
+            (Memory::new(), AmdViConfig { encryption_bit: Some(bit), ..config() });
+        let error = start(&memory, &Fake::new(&memory), config).unwrap_err();
+        assert!(matches!(error, Error::Config { .. }), "{error}");
+    }
 }

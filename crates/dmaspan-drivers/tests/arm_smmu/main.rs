@@ -7,6 +7,8 @@ mod faults;
 mod host;
 mod hostile;
 mod invalidations;
+#[path = "../shared/liar.rs"]
+mod liar;
 mod random;
 mod reset;
 mod rig;

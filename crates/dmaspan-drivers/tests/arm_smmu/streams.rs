@@ -8,11 +8,12 @@ use dmaspan::iommu::{
     Attachment, FaultReason, Incompatible, IommuOps, PagingDomain, Port, ReservedRegions,
 };
 use dmaspan::{Coherency, Prot};
-use dmaspan_drivers::arm_smmu::{Has, SmmuV2Config, StreamMapping};
+use dmaspan_drivers::arm_smmu::{Has, SmmuV2Config, SmmuV2Stream, StreamMapping};
 use dmaspan_drivers::{Error, Handled};
 use dmaspan_sim::smmu_v2::{self, SmmuConfig};
 use dmaspan_sim::walker::Access;
 
+use super::liar::{self, Liar};
 use super::rig::{Recorder, Rig, Stream, map, target};
 
 type S1 = ArmLpaeS1<12>;
@@ -143,17 +144,12 @@ fn a_stream_that_is_not_known_to_be_blocked_is_never_given_again() {
 
 #[test]
 fn domains_that_the_hardware_does_not_walk_are_refused() {
-    let hardware = SmmuConfig {
-        coherent_walks: false,
-        upstream_bits: 40,
-        output_bits: 40,
-        ipa_bits: 40,
-        ..Default::default()
-    };
+    let hardware =
+        SmmuConfig { upstream_bits: 40, output_bits: 40, ipa_bits: 40, ..Default::default() };
     let rig = Rig::with(hardware, SmmuV2Config::new());
     let stream = rig.stream::<S1>(1);
     let fitting = rig.driver.features().stage_1_config();
-    assert_eq!((fitting.input_bits, fitting.walks), (40, Coherency::NonCoherent));
+    assert_eq!((fitting.input_bits, fitting.walks), (40, Coherency::Coherent));
     let refused = |rig: &Rig, config: ArmLpaeS1Config| {
         let domain = rig.domain_of(S1::new(config).unwrap());
         let Incompatible { what } = stream.port().accepts(&domain).unwrap_err();
@@ -162,8 +158,6 @@ fn domains_that_the_hardware_does_not_walk_are_refused() {
     assert_eq!(stream.port().accepts(&rig.domain::<S1>()), Ok(()));
     assert!(refused(&rig, ArmLpaeS1Config { input_bits: 42, ..fitting }).contains("translates"));
     assert!(refused(&rig, ArmLpaeS1Config { output_bits: 42, ..fitting }).contains("physical"));
-    let walks = Coherency::Coherent;
-    assert!(refused(&rig, ArmLpaeS1Config { walks, ..fitting }).contains("caches"));
     let half = dmaspan::io_pgtable::Half::Upper;
     assert!(refused(&rig, ArmLpaeS1Config { half, ..fitting }).contains("lower half"));
     let dirty = dmaspan::io_pgtable::DirtyTracking::Hardware;
@@ -177,6 +171,23 @@ fn domains_that_the_hardware_does_not_walk_are_refused() {
     config.memory_types = S2MemoryTypes::Forced;
     let domain = rig.domain_of(ArmLpaeS2::<12>::new(config).unwrap());
     assert!(stage_2.port().accepts(domain.domain()).unwrap_err().what.contains("memory types"));
+}
+
+#[test]
+fn tables_in_caches_that_walks_do_not_see_are_refused() {
+    let hardware = SmmuConfig { coherent_walks: false, ..Default::default() };
+    let rig = Rig::with(hardware, SmmuV2Config::new());
+    let stream = rig.stream::<S1>(1);
+    let walks_in_memory = rig.driver.features().stage_1_config();
+    assert_eq!(walks_in_memory.walks, Coherency::NonCoherent);
+    let walks_in_caches = ArmLpaeS1Config { walks: Coherency::Coherent, ..walks_in_memory };
+    // Of these the second would be walked where the CPU's stores do not arrive: the arena says that
+    // it needs not write them back.
+    for (config, says) in [(walks_in_caches, "CPU's caches"), (walks_in_memory, "back")] {
+        let domain = rig.domain_of(S1::new(config).unwrap());
+        let refused = stream.attach(target(&domain)).unwrap_err().to_string();
+        assert!(refused.contains(says), "{refused}");
+    }
 }
 
 #[test]
@@ -272,4 +283,19 @@ fn a_blocked_stream_is_told_of_its_accesses() {
     let [report] = faults.take()[..] else { panic!("not one fault") };
     assert_eq!((report.stream, report.iova.get()), (5, 0x1234));
     assert_eq!(report.reason, FaultReason::Blocked);
+}
+
+#[test]
+fn a_domain_that_lies_does_not_lead_a_stream_to_the_bank_of_another() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    let (ours, theirs) = (rig.domain::<S1>(), other.domain::<S1>());
+    let (victim, own) = (rig.stream::<S1>(2), rig.domain::<S1>());
+    // The other SMMU's bank has the number of the victim's.
+    assert_eq!(ours.ops().bank(), theirs.ops().bank());
+    map(&ours, 0, 0x8000_0000, 0x1000, Prot::READ);
+    victim.attach(target(&ours)).unwrap();
+    let stream: SmmuV2Stream<Liar<_, _, _>, _, _> =
+        rig.driver.stream(1, ReservedRegions::new()).unwrap();
+    let stream = Attachment::new(stream).unwrap();
+    liar::attach(&stream, [&own, &theirs], || rig.reads(1, 0).is_some());
 }

@@ -5,4 +5,6 @@ mod events;
 mod failing;
 mod hardware;
 mod host;
+#[path = "../shared/liar.rs"]
+mod liar;
 mod setup;

@@ -18,6 +18,7 @@ use dmaspan_sim::Arena;
 
 use crate::hardware::{Mode, Model, TestSmmu};
 use crate::host::{Memory, TestHost};
+use crate::liar::{self, Liar};
 
 pub(crate) type Smmu = SmmuV3<TestSmmu, TestHost>;
 pub(crate) type DomainOf<F> = Domain<F, Arena, SmmuV3Ops<TestSmmu, TestHost>>;
@@ -361,4 +362,17 @@ fn hardware_that_is_gone_does_not_start() {
     let error = start(&hardware, &memory, SmmuV3Config::default()).unwrap_err();
     assert!(matches!(error, Error::Hardware(_)), "{error}");
     assert_eq!(memory.count(), 0);
+}
+
+#[test]
+fn a_domain_that_lies_is_attached_as_the_one_that_fits_or_refused() {
+    let rig = Rig::new(Model::LARGE);
+    let tables = Arena::new(PhysAddr::new(0x8000_0000), 16 << 20);
+    let other = Rig { tables, ..Rig::new(Model::LARGE) };
+    let (ours, theirs) = (rig.s2(), other.s2());
+    let stream: SmmuV3Stream<Liar<_, _, _>, _, _> =
+        rig.smmu.stream(6, ReservedRegions::new()).unwrap();
+    let stream = Attachment::new(stream).unwrap();
+    // S2TTB.
+    liar::attach(&stream, [&ours, &theirs], || rig.entry(6).unwrap()[3] == theirs.root().get());
 }

@@ -6,13 +6,14 @@ use dmaspan::Coherency;
 use dmaspan::io_pgtable::{DirtyTracking, RiscvConfig, RiscvMode};
 use dmaspan::iommu::{Attachment, IommuOps as _, Port as _, Prepared, Target};
 use dmaspan_drivers::Error;
-use dmaspan_drivers::riscv::RiscvIommuConfig;
+use dmaspan_drivers::riscv::{RiscvIommuConfig, RiscvStream};
 use dmaspan_sim::rng::Rng;
 
 use crate::hardware::{
     AMO_HWAD, BASE_FORMAT, FIRST, Fake, Fault, Iommu, MSI_FLAT, SECOND, Stream, Tables, domain,
     domain_of, stream,
 };
+use crate::liar::{self, Liar};
 
 #[test]
 fn a_context_is_where_hardware_looks_for_it() {
@@ -249,4 +250,20 @@ fn tables_in_caches_that_hardware_does_not_see_are_refused() {
     let stream = stream(&iommu, 1);
     let error = stream.accepts(&domain(&iommu, FIRST)).unwrap_err();
     assert!(error.what.contains("caches"), "{error}");
+}
+
+#[test]
+fn a_domain_that_lies_is_attached_as_the_one_that_fits_or_refused() {
+    let fake = Fake::new(BASE_FORMAT);
+    let (iommu, other) = (fake.driver(), Fake::new(BASE_FORMAT).driver());
+    for (device, stage, word) in [(1, FIRST, 3), (2, SECOND, 1)] {
+        let [ours, theirs] = [&iommu, &other].map(|iommu| domain(iommu, stage));
+        let stream: RiscvStream<Liar<_, _, _>, _, _> =
+            iommu.stream(device, Default::default()).unwrap();
+        let stream = Attachment::new(stream).unwrap();
+        let tables = theirs.root().get() >> 12;
+        liar::attach(&stream, [&ours, &theirs], || {
+            fake.context(device)[word] & 0xfff_ffff_ffff == tables
+        });
+    }
 }

@@ -7,4 +7,6 @@ mod faults;
 mod hardware;
 mod host;
 mod hostile;
+#[path = "../shared/liar.rs"]
+mod liar;
 mod start;

@@ -63,6 +63,11 @@ pub(crate) struct State {
     pub(crate) rtaddr: u64,
     pub(crate) fsts: u32,
     pub(crate) pmen: u32,
+    /// Translation is never enabled.
+    pub(crate) interrupts_alone: bool,
+    pub(crate) fectl: u32,
+    /// Data, address and its upper half of the interrupt of faults.
+    pub(crate) message: [u64; 3],
     pub(crate) records: [[u64; 2]; 4],
     /// What hardware records in the first place as soon as anybody has looked there.
     pub(crate) arrives: Option<[u64; 2]>,
@@ -115,6 +120,20 @@ impl Fake {
         std::mem::take(&mut self.state().told)
     }
 
+    /// The page number of the tables that a device of bus 0 is translated by, if by any (9.3, 9.6).
+    pub(crate) fn reaches(&self, device: u64, mode: Mode) -> Option<u64> {
+        let follow = |entry: u64| self.memory.load(entry).filter(|word| word & 1 != 0);
+        let contexts = follow(self.state().rtaddr & !0xfff)? & !0xfff;
+        let entry = match mode {
+            Mode::Legacy => follow(contexts + device * 16)?,
+            Mode::Scalable => {
+                let directory = follow(contexts + device * 32)? & !0xfff;
+                follow(follow(directory)? & !0xfff)?
+            }
+        };
+        Some(entry >> 12)
+    }
+
     fn fetch(&self, state: &mut State) {
         let lg2 = if state.iqa >> 11 & 1 != 0 { 5 } else { 4 };
         let bytes = 0x1000 << (state.iqa & 7);
@@ -150,7 +169,7 @@ impl Fake {
         if state.broken == Broken::Deaf {
             return;
         }
-        let states = 1 << 31 | 1 << 26;
+        let states = if state.interrupts_alone { 1 << 26 } else { 1 << 31 | 1 << 26 };
         state.gsts = (value & states) | (state.gsts & 1 << 30) | (value & 1 << 30);
         state.flushes += value >> 27 & 1;
         if value >> 26 & 1 == 0 {
@@ -173,6 +192,8 @@ impl Fake {
                 state.fsts &= !(low & 0xfd);
                 self.fetch(&mut state);
             }
+            0x38 => state.fectl = low,
+            0x3c..0x48 => state.message[usize::try_from(offset / 4 - 15).unwrap_or(0)] = low.into(),
             0x64 => state.pmen = (low & 1 << 31) | low >> 31,
             0x88 => {
                 state.tail = value;

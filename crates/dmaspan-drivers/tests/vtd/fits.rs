@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
+use dmaspan::container::{Attach, Error, Interrupts};
 use dmaspan::io_pgtable::{
     DirtyTracking, ExecuteDisable, PageTable, SnoopControl, VtdSs, VtdSsConfig, X86_64,
     X86_64Config,
 };
-use dmaspan::iommu::{Domain, Port as _, ReservedRegions};
-use dmaspan::{Coherency, PhysAddr};
+use dmaspan::iommu::{Attachment, Domain, Port as _, RegionKind, ReservedRegions};
+use dmaspan::{Account, Coherency, Container, Errno, Iova, IovaRange, PhysAddr, Prot, UserAddr};
 use dmaspan_drivers::vtd::{Mode, Stage, VtdFormat, VtdOps, VtdStream};
 use dmaspan_sim::Arena;
+use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
 use crate::fake::{Fake, Iommu, domain, start};
 use crate::host::Memory;
+use crate::liar::{self, Liar};
 
 type Tables<F> = Domain<F, Arena, VtdOps<Fake, Memory>>;
 
@@ -121,4 +124,68 @@ fn hooks_of_another_stage_or_another_iommu_are_refused() {
     let refused = port.accepts(&foreign).expect_err("it is refused");
     assert_eq!(refused.what, "it is another IOMMU's");
     assert!(port.translate(&foreign).is_err());
+}
+
+#[test]
+fn a_domain_that_lies_is_attached_as_the_one_that_fits_or_refused() {
+    for mode in [Mode::Legacy, Mode::Scalable] {
+        let [fake, other] = [0, 1].map(|_| Fake::new());
+        let [iommu, another] = [&fake, &other].map(|fake| start(fake, mode).expect("it starts"));
+        let domain_at = |iommu: &Arc<Iommu>, base| {
+            let config = iommu.second_stage_config().expect("it has one");
+            let table =
+                PageTable::new(VtdSs::new(config).expect("it fits"), Arena::new(base, 4096));
+            let ops = iommu.ops(Stage::Second).expect("there is a number");
+            Arc::new(Domain::new(table.expect("there is room"), ops).expect("it is empty"))
+        };
+        let ours = domain_at(&iommu, PhysAddr::new(0x1_0000_0000));
+        let theirs = domain_at(&another, PhysAddr::new(0x2_0000_0000));
+        let port: VtdStream<Liar<_, _, _>, _, _> =
+            iommu.stream(8, ReservedRegions::new()).expect("nobody has it");
+        let stream = Attachment::new(port).expect("it is blocked");
+        let tables = theirs.root().get() >> 12;
+        liar::attach(&stream, [&ours, &theirs], || fake.reaches(8, mode) == Some(tables));
+    }
+}
+
+#[test]
+fn nothing_is_mapped_where_writes_of_devices_are_interrupts() {
+    let iommu = with(0, 0, Mode::Legacy);
+    let port: VtdStream<crate::fake::Tables, _, _> =
+        iommu.stream(8, ReservedRegions::new()).expect("nobody has it");
+    let [region] = port.reserved_regions().as_slice() else { panic!("one region") };
+    let (start, last) = (Iova::new(0xfee0_0000), Iova::new(0xfeef_ffff));
+    assert_eq!(
+        (region.range, region.kind),
+        (IovaRange::new(start, last).unwrap(), RegionKind::Msi)
+    );
+
+    let memory = SimMemory::new(PhysAddr::new(0), 1 << 20, 12).expect("a memory");
+    let memory = Arc::new(memory);
+    let frames = memory.allocate(0x1000, 12).expect("there is room");
+    let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+    let user = space.map(UserAddr::new(0x1_0000), &[frames]).expect("there is room");
+    let container: Container<_, parking_lot::RawMutex> =
+        Container::new(SimPinner::new(memory), Account::new(1 << 20));
+    let attach = || {
+        let domain = Arc::into_inner(domain(&iommu).expect("there is a number"));
+        let how = Attach::new(Interrupts::Isolated).regions(port.reserved_regions().clone());
+        container.attach(domain.expect("nobody else has it"), how)
+    };
+    // Before there is a domain, and then with it.
+    for first in [0xfee0_0000, 0xfeef_f000].map(Iova::new) {
+        container.map(&space, user, first, Prot::READ_WRITE).expect("nothing is known yet");
+        let refused = attach().expect_err("it is mapped there");
+        assert!(matches!(refused, Error::MappedReserved { .. }), "{refused}");
+        container.unmap_all().expect("it is idle");
+    }
+    attach().expect("nothing is mapped");
+    for inside in [0xfee0_0000, 0xfee8_0000, 0xfeef_f000].map(Iova::new) {
+        let refused = container.map(&space, user, inside, Prot::READ_WRITE);
+        let refused = refused.expect_err("it is reserved");
+        assert_eq!(refused.errno(|_| Errno::EFAULT), Errno::EINVAL);
+    }
+    for beside in [0xfedf_f000, 0xfef0_0000].map(Iova::new) {
+        container.map(&space, user, beside, Prot::READ_WRITE).expect("it is free");
+    }
 }

@@ -6,4 +6,6 @@ mod fake;
 mod fits;
 mod host;
 mod hostile;
+#[path = "../shared/liar.rs"]
+mod liar;
 mod start;

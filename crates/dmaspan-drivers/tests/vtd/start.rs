@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dmaspan::iommu::{IommuOps as _, Port as _, ReservedRegions};
 use dmaspan_drivers::Error;
-use dmaspan_drivers::vtd::{Mode, VtdStream};
+use dmaspan_drivers::vtd::{FaultInterrupt, Mode, VtdStream};
 
 use crate::fake::{Broken, Fake, Tables, domain, start, stream, to};
 
@@ -163,4 +163,49 @@ fn a_number_that_a_stream_was_given_during_a_detach_does_not_come_back() {
     drop(tables);
     fake.breaks(Broken::Not);
     assert_ne!(domain(&iommu).expect("there is another").ops().domain_id(), number);
+}
+
+#[test]
+fn a_unit_that_translates_no_dma_is_refused_by_name_and_left_as_it_was() {
+    for mode in [Mode::Legacy, Mode::Scalable] {
+        let fake = Fake::new();
+        // SAGAW, as of a unit that is there for interrupts.
+        fake.state().cap &= !(0x1f << 8);
+        let error = start(&fake, mode).expect_err("it is refused");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("no translation of DMA"), "{error}");
+        assert_eq!((fake.state().gsts, fake.memory.structures()), (0, 0));
+    }
+    // The first stage has no such field, and may translate or not.
+    let fake = Fake::new();
+    fake.state().cap &= !(0x1f << 8);
+    fake.state().ecap &= !(1 << 46);
+    start(&fake, Mode::Scalable).expect("it starts");
+    fake.state().interrupts_alone = true;
+    let error = start(&fake, Mode::Scalable).expect_err("it is refused");
+    assert!(error.to_string().contains("no translation of DMA"), "{error}");
+}
+
+#[test]
+fn an_interrupt_of_faults_is_one_that_goes_to_a_cpu() {
+    for (extended, upper) in [(false, 0), (true, 0x1234_5600)] {
+        let fake = Fake::new();
+        fake.state().ecap |= u64::from(extended) << 4;
+        let iommu = start(&fake, Mode::Legacy).expect("it starts");
+        let set = |address| iommu.set_fault_interrupt(Some(FaultInterrupt { address, data: 0x31 }));
+        for address in [0xfee0_1000, 0xfeef_fff0 | upper << 32] {
+            set(address).expect("it is an interrupt");
+            assert_eq!(fake.state().message, [0x31, address & 0xffff_ffff, address >> 32]);
+            assert_eq!(fake.state().fectl, 0);
+        }
+        let memory = [0, 0x8000_0000, 0xfedf_fffc, 0xfef0_0000, 1 << 32, 0xfee0_1000 | 1 << 32];
+        let wide = (!extended).then_some(0xfee0_1000 | 1 << 40);
+        for address in memory.into_iter().chain(wide) {
+            let before = fake.state().message;
+            let error = set(address).expect_err("hardware would write to memory");
+            assert!(matches!(error, Error::Config { .. }), "{error}");
+            let state = fake.state();
+            assert_eq!((state.message, state.fectl), (before, 1 << 31));
+        }
+    }
 }

@@ -261,7 +261,7 @@ fn depth(context: &Context) -> Result {
         }
         let mut failed = None;
         let began = Instant::now();
-        while rig.queue.in_flight() > 0 && began.elapsed() < Duration::from_secs(30) {
+        while rig.queue.in_flight() > 0 && began.elapsed() < Duration::from_secs(120) {
             rig.queue.reap(|done| failed = failed.or(done.result.err()))?;
         }
         if let Some(status) = failed {
@@ -277,7 +277,7 @@ fn depth(context: &Context) -> Result {
 /// A wait ends by the controller's interrupt, long before its time is up, and at once where
 /// something has ended already.
 fn interrupts(context: &Context) -> Result {
-    const LONG: Duration = Duration::from_secs(60);
+    const LONG: Duration = Duration::from_secs(120);
     let config = QueueConfig { vector: Some(1), ..QueueConfig::new(4) };
     let mut rig = Rig::new(context, config)?;
     let there = rig.memory(MemoryKind::Base, 0x1000)?;

@@ -66,7 +66,7 @@ fn one_frame_twice_is_refused_and_named() {
     let memory = memory(3);
     let (first, second) = (span(0x1000, 0x2000), span(0x2000, 0x1000));
     let error = FrameMap::new(&memory, memory.user_range(), &[second, first]).unwrap_err();
-    assert_eq!(error, FrameMapError::Overlap { first, second });
+    assert_eq!(error, FrameMapError::Overlap { first: PAGE, second: 0 });
     assert_eq!(error.errno(), Errno::EEXIST);
 }
 
@@ -76,7 +76,7 @@ fn spans_of_another_length_are_refused() {
     let range = memory.user_range();
     let short = FrameMap::new(&memory, range, &[span(0, PAGE)]).unwrap_err();
     assert_eq!(short, FrameMapError::Length { range, spans_len: PAGE });
-    let none = FrameMap::new(&memory, range, &[]).unwrap_err();
+    let none = FrameMap::<PhysAddr>::new(&memory, range, &[]).unwrap_err();
     assert_eq!(none, FrameMapError::Length { range, spans_len: 0 });
     let long = [span(0, u64::MAX), span(0, u64::MAX)];
     assert!(FrameMap::new(&memory, range, &long).is_err());

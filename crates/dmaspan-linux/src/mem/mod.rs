@@ -38,6 +38,20 @@ pub use kind::{MemoryKind, UnknownKind};
 
 /// Memory of one [`MemoryKind`], unmapped on drop.
 ///
+/// # While devices use it
+///
+/// What is pinned and mapped for a device are pages, not addresses of the process. Where the
+/// process takes other pages for these addresses, the device goes on with those that were pinned:
+/// it harms nobody, but neither sees any more what the other one writes. That happens by
+/// madvise(2) with `MADV_DONTNEED` or `MADV_REMOVE`, by a hole in the file (fallocate(2)), by
+/// munmap(2), and by mmap(2) in its place. The pages that were pinned are the system's again, and
+/// no longer counted against `RLIMIT_MEMLOCK`, when they are unmapped for the device.
+///
+/// Nothing here does any of this to memory while it is mapped: a
+/// [`Mapped`](crate::plan::Mapped) shares it until then. The owner of
+/// adopted memory ([`foreign`](Self::foreign), [`from_file`](Self::from_file)) does none of it
+/// either: a VMM whose balloon gives pages of its guest back unmaps them for devices first.
+///
 /// ```
 /// use dmaspan_linux::{Memory, MemoryKind};
 ///

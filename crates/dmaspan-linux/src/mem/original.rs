@@ -1,5 +1,6 @@
 //! Memory that slots of bounce pools stand in for.
 
+use dmaspan::HostAddr;
 use dmaspan::swiotlb::Original;
 
 use super::{AccessError, Memory};
@@ -22,7 +23,7 @@ impl Memory {
     /// let original = buffers.original(0x2000, 0x1000)?;
     /// let request = SlotRequest::default();
     /// let bounced = pool.map(original, Direction::ToDevice, Fill::Copy, &request)?;
-    /// let slot = bounced.span().paddr().get() - pool.reach().paddr().get();
+    /// let slot = bounced.span().start().get() - pool.reach().start().get();
     /// assert_eq!(pool.memory().memory().read_u64(slot + 8)?, 7);
     /// pool.unmap(bounced)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -31,13 +32,12 @@ impl Memory {
     /// # Errors
     ///
     /// [`AccessError::OutOfBounds`] where they are not all in the memory, or none.
-    ///
-    /// # Context
-    ///
-    /// The addresses are those of this process, as physical addresses of a
-    /// [`BounceMemory`](crate::BounceMemory) are.
     #[inline]
-    pub fn original(&'static self, offset: u64, len: u64) -> Result<Original, AccessError> {
+    pub fn original(
+        &'static self,
+        offset: u64,
+        len: u64,
+    ) -> Result<Original<HostAddr>, AccessError> {
         let place = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
         let original = place.and_then(|(offset, len)| self.mapping().original(offset, len));
         original.ok_or(AccessError::OutOfBounds { offset, len, memory_len: self.len() })

@@ -1,5 +1,4 @@
 use std::ptr::NonNull;
-use std::sync::PoisonError;
 use std::thread;
 
 use super::*;
@@ -75,7 +74,7 @@ fn too_few_huge_pages_are_an_error_that_says_what_to_do() {
 
 #[test]
 fn refused_huge_pages_take_no_memory_of_other_threads() {
-    let _exclusive = hugetlb::TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = hugetlb::turn();
     let pages = 16;
     for kind in [MemoryKind::Hugetlb2M, MemoryKind::MemfdHugetlb2M] {
         thread::scope(|scope| {
@@ -316,7 +315,7 @@ fn a_file_that_became_shorter_is_an_error_of_populating() {
 
 #[test]
 fn a_file_on_hugetlbfs_has_the_pages_of_its_file_system() {
-    let _exclusive = hugetlb::TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = hugetlb::turn();
     let kind = MemoryKind::MemfdHugetlb2M;
     let len = 2 * kind.page_size();
     let mut reserved = match HugetlbReservation::for_memory(kind, len) {

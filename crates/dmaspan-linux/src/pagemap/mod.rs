@@ -9,17 +9,18 @@
 //! Frames mean something only while memory is pinned: otherwise the kernel may move it at any time.
 //!
 //! The kernel shows frame numbers to processes with `CAP_SYS_ADMIN` alone, and others read 0. A
-//! [`FrameSource`] finds out once, when it is made. Without them it answers in
-//! [`FrameMode::Virtual`]: the "physical" address of a byte is its virtual one, so memory is as
-//! contiguous as it is for the process. That is enough for a device simulated in it, and nothing
-//! that real hardware may be told.
+//! [`FrameSource`] of [`PhysAddr`]s finds out once, when it is made. One of [`HostAddr`]s needs no
+//! frame numbers: it answers with the addresses that the process itself reaches memory by, so
+//! memory is as contiguous as it is for the process. That is enough for a device simulated in it,
+//! and nothing that real hardware may be told: the types differ, so that a
+//! [`Container`](dmaspan::Container) over a driver's domain does not take it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
 use dmaspan::pin::{Kind, PinError, SpanSink};
-use dmaspan::{Errno, PhysAddr, Span, UserAddr, UserRange};
+use dmaspan::{Address, Errno, HostAddr, PhysAddr, Span, UserAddr, UserRange};
 
 use crate::mem::{Memory, OutsideMemory};
 use crate::os;
@@ -40,13 +41,37 @@ mod entry {
     pub(super) const BYTES: u64 = 8;
 }
 
-/// What the addresses of spans are.
+/// What the addresses of spans are: the kind of a [`FrameAddress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameMode {
     /// Physical addresses.
     Physical,
     /// Virtual addresses of this process in place of physical ones.
     Virtual,
+}
+
+/// An address that memory of this process has: a [`PhysAddr`] or a [`HostAddr`].
+pub trait FrameAddress: Address + sealed::Sealed {
+    /// Which of the two.
+    const MODE: FrameMode;
+}
+
+impl FrameAddress for PhysAddr {
+    const MODE: FrameMode = FrameMode::Physical;
+}
+
+impl FrameAddress for HostAddr {
+    const MODE: FrameMode = FrameMode::Virtual;
+}
+
+mod sealed {
+    use dmaspan::{HostAddr, PhysAddr};
+
+    pub trait Sealed {}
+
+    impl Sealed for PhysAddr {}
+
+    impl Sealed for HostAddr {}
 }
 
 /// How frames are looked up. The spans are the same.
@@ -77,9 +102,6 @@ pub enum NoFrames {
     /// The memory is only locked, and the kernel may move it.
     #[error("memory that is locked with mlock may move to other frames: allow io_uring")]
     MayMove,
-    /// Virtual addresses were asked for.
-    #[error("virtual addresses were asked for")]
-    Asked,
 }
 
 impl NoFrames {
@@ -88,7 +110,7 @@ impl NoFrames {
         match self {
             Self::NotPermitted => Errno::EPERM,
             Self::Unreadable { errno } => *errno,
-            Self::MayMove | Self::Asked => Errno::EINVAL,
+            Self::MayMove => Errno::EINVAL,
         }
     }
 }
@@ -152,35 +174,27 @@ pub struct LookupCost {
     pub entries: u64,
 }
 
-/// Finds the frames of memory of this process.
+/// Finds where memory of this process is: its frames, or as a `FrameSource<HostAddr>` the addresses
+/// that the process has for it.
 ///
 /// Look-ups run in parallel through `&self`.
 #[derive(Debug)]
-pub struct FrameSource {
-    source: Source,
+pub struct FrameSource<A: FrameAddress = PhysAddr> {
+    /// `None` where addresses are virtual.
+    pagemap: Option<Pagemap>,
     /// Buffers of look-ups that ended, to use again.
-    scratch: Mutex<Vec<Scratch>>,
+    scratch: Mutex<Vec<Scratch<A>>>,
 }
 
 #[derive(Debug)]
-enum Source {
-    /// The pagemap, and why it cannot be scanned for huge leaves.
-    Physical(File, Option<Errno>),
-    Virtual(NoFrames),
+struct Pagemap {
+    file: File,
+    /// Why it cannot be scanned for huge leaves.
+    no_scan: Option<Errno>,
 }
 
-impl FrameSource {
-    /// A source of frame numbers, or of virtual addresses where the process may not see them.
-    pub fn detect() -> Self {
-        Self::physical().unwrap_or_else(Self::virtual_addresses)
-    }
-
-    /// A source of frame numbers.
-    ///
-    /// # Errors
-    ///
-    /// [`NoFrames`] where the process may not see them.
-    pub fn physical() -> Result<Self, NoFrames> {
+impl Pagemap {
+    fn open() -> Result<Self, NoFrames> {
         let unreadable = |error: std::io::Error| NoFrames::Unreadable { errno: os::errno(&error) };
         let pagemap = File::open("/proc/self/pagemap").map_err(unreadable)?;
         // A page that was just written is in memory.
@@ -195,32 +209,22 @@ impl FrameSource {
         let start = os::align_down(address, page);
         let no_scan =
             scan::huge_regions(&pagemap, start, start + page, &mut [PageRegion::default()]).err();
-        Ok(Self::new(Source::Physical(pagemap, no_scan)))
+        Ok(Self { file: pagemap, no_scan })
     }
+}
 
-    /// A source of virtual addresses, for this reason.
-    pub fn virtual_addresses(why: NoFrames) -> Self {
-        Self::new(Source::Virtual(why))
-    }
-
-    fn new(source: Source) -> Self {
-        Self { source, scratch: Mutex::new(Vec::new()) }
-    }
-
-    /// What the addresses of spans are.
-    pub fn mode(&self) -> FrameMode {
-        match self.source {
-            Source::Physical(..) => FrameMode::Physical,
-            Source::Virtual(_) => FrameMode::Virtual,
-        }
-    }
-
-    /// Why the addresses are virtual; `None` where they are physical.
-    pub fn why_virtual(&self) -> Option<NoFrames> {
-        match self.source {
-            Source::Physical(..) => None,
-            Source::Virtual(why) => Some(why),
-        }
+impl<A: FrameAddress> FrameSource<A> {
+    /// A source of such addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`NoFrames`] where they are physical and the process may not see them.
+    pub fn new() -> Result<Self, NoFrames> {
+        let pagemap = match A::MODE {
+            FrameMode::Physical => Some(Pagemap::open()?),
+            FrameMode::Virtual => None,
+        };
+        Ok(Self { pagemap, scratch: Mutex::new(Vec::new()) })
     }
 
     /// Pushes the spans of `range` of `memory`, in order, each maximal.
@@ -233,12 +237,13 @@ impl FrameSource {
         memory: &Memory,
         range: UserRange,
         lookup: Lookup,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<A>,
     ) -> Result<LookupCost, PinError<PagemapError>> {
         memory.offset_of(range).map_err(|outside| PinError::Failed(outside.into()))?;
-        let Source::Physical(pagemap, no_scan) = &self.source else {
+        let Some(Pagemap { file, no_scan }) = &self.pagemap else {
+            let span = |len| Span::new(A::new(range.start().get()), len);
             // A range within memory is never the whole space, so it is a span.
-            if let Some(Ok(span)) = range.checked_len().map(|len| virtual_span(range, len)) {
+            if let Some(Ok(span)) = range.checked_len().map(span) {
                 sink.push(span, Kind::Memory)?;
             }
             return Ok(LookupCost::default());
@@ -246,7 +251,7 @@ impl FrameSource {
         let leaves = walk::Leaves::choose(memory.kind(), lookup, *no_scan)
             .map_err(|errno| PinError::Failed(PagemapError::NoScan { errno }))?;
         let mut scratch = self.take_scratch();
-        let mut walk = Walk::new(pagemap, range, leaves, &mut scratch);
+        let mut walk = Walk::new(file, range, leaves, &mut scratch);
         let result = walk.run(sink).map(|()| walk.cost());
         self.give_back(scratch);
         result
@@ -262,18 +267,18 @@ impl FrameSource {
         &self,
         memory: &Memory,
         range: UserRange,
-        pages: &mut Vec<PhysAddr>,
+        pages: &mut Vec<A>,
     ) -> Result<u64, PagemapError> {
         memory.offset_of(range)?;
         let before = pages.len();
-        let result = match &self.source {
-            Source::Virtual(_) => {
-                pages.extend(walk::pages(range).map(PhysAddr::new));
+        let result = match &self.pagemap {
+            None => {
+                pages.extend(walk::pages(range).map(A::new));
                 Ok(())
             }
-            Source::Physical(pagemap, _) => {
+            Some(Pagemap { file, .. }) => {
                 let mut scratch = self.take_scratch();
-                let mut walk = Walk::new(pagemap, range, walk::Leaves::None, &mut scratch);
+                let mut walk = Walk::new(file, range, walk::Leaves::None, &mut scratch);
                 let result = walk.every_page(pages);
                 self.give_back(scratch);
                 result
@@ -286,17 +291,13 @@ impl FrameSource {
         Ok(u64::try_from(pages.len() - before).unwrap_or(u64::MAX))
     }
 
-    fn take_scratch(&self) -> Scratch {
+    fn take_scratch(&self) -> Scratch<A> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    fn give_back(&self, scratch: Scratch) {
+    fn give_back(&self, scratch: Scratch<A>) {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
-}
-
-fn virtual_span(range: UserRange, len: u64) -> Result<Span, dmaspan::RangeError> {
-    Span::new(PhysAddr::new(range.start().get()), len)
 }
 
 /// How many bytes of `memory` huge leaves map now, of whatever size (`PAGEMAP_SCAN`). Needs no

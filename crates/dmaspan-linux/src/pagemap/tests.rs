@@ -9,7 +9,12 @@ use crate::sys::mapping::Advice;
 const SIZE_2M: u64 = 2 << 20;
 
 fn source() -> Option<FrameSource> {
-    FrameSource::physical().inspect_err(|why| eprintln!("SKIP: {why}")).ok()
+    FrameSource::new().inspect_err(|why| eprintln!("SKIP: {why}")).ok()
+}
+
+/// The addresses that this process has for its memory.
+fn host() -> FrameSource<HostAddr> {
+    FrameSource::new().unwrap()
 }
 
 /// Pins memory until the registrar is dropped: frames only stay the same while it is pinned.
@@ -20,7 +25,12 @@ fn pinned(memory: &Memory) -> Option<Registrar> {
     Some(registrar)
 }
 
-fn spans(source: &FrameSource, memory: &Memory, range: UserRange, lookup: Lookup) -> Vec<Span> {
+fn spans<A: FrameAddress>(
+    source: &FrameSource<A>,
+    memory: &Memory,
+    range: UserRange,
+    lookup: Lookup,
+) -> Vec<Span<A>> {
     let mut spans = Vec::new();
     source.frames(memory, range, lookup, &mut spans).unwrap();
     spans
@@ -77,7 +87,7 @@ fn both_lookups_agree_on_memory_without_hugetlb() {
 #[test]
 fn both_lookups_agree_on_hugetlb_and_a_leaf_takes_one_entry() {
     let Some(source) = source() else { return };
-    let _exclusive = hugetlb::TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = hugetlb::turn();
     let kinds =
         [(MemoryKind::Hugetlb2M, 8), (MemoryKind::MemfdHugetlb2M, 8), (MemoryKind::Hugetlb1G, 1)];
     for (kind, count) in kinds {
@@ -166,26 +176,27 @@ fn a_page_that_is_not_there_is_an_error_and_no_frame() {
 #[test]
 fn a_sink_that_wants_no_more_stops_the_walk() {
     struct Refuses;
-    impl SpanSink for Refuses {
-        fn push(&mut self, _span: Span, _kind: Kind) -> Result<(), Stopped> {
+    impl<A> SpanSink<A> for Refuses {
+        fn push(&mut self, _span: Span<A>, _kind: Kind) -> Result<(), Stopped> {
             Err(Stopped)
         }
     }
     let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
-    for source in [FrameSource::detect(), FrameSource::virtual_addresses(NoFrames::Asked)] {
-        let result = source.frames(&memory, memory.user_range(), Lookup::Auto, &mut Refuses);
+    let range = memory.user_range();
+    if let Some(source) = source() {
+        let result = source.frames(&memory, range, Lookup::Auto, &mut Refuses);
         assert_eq!(result, Err(PinError::Stopped));
     }
+    let result = host().frames(&memory, range, Lookup::Auto, &mut Refuses);
+    assert_eq!(result, Err(PinError::Stopped));
 }
 
 #[test]
 fn virtual_addresses_are_those_of_the_process() {
-    let source = FrameSource::virtual_addresses(NoFrames::NotPermitted);
-    assert_eq!(source.mode(), FrameMode::Virtual);
-    assert_eq!(source.why_virtual(), Some(NoFrames::NotPermitted));
+    let source = host();
     let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
     let range = memory.sub_range(3, 0x5000).unwrap();
-    let expected = Span::new(PhysAddr::new(range.start().get()), 0x5000).unwrap();
+    let expected = Span::new(HostAddr::new(range.start().get()), 0x5000).unwrap();
     assert_eq!(spans(&source, &memory, range, Lookup::Auto), [expected]);
     let mut pages = Vec::new();
     assert_eq!(source.page_frames(&memory, range, &mut pages), Ok(6));
@@ -196,7 +207,7 @@ fn virtual_addresses_are_those_of_the_process() {
 fn a_range_outside_the_memory_is_refused() {
     let memory = Memory::new(MemoryKind::Base, 1 << 20).unwrap();
     let range = UserRange::from_len(memory.user_range().start(), (1 << 20) + 1).unwrap();
-    let source = FrameSource::detect();
+    let source = host();
     let result = source.frames(&memory, range, Lookup::Auto, &mut Vec::new());
     assert!(matches!(result, Err(PinError::Failed(PagemapError::Outside(_)))));
     assert!(source.page_frames(&memory, range, &mut Vec::new()).is_err());

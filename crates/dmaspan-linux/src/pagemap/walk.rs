@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use dmaspan::pin::{Kind, PinError, SpanSink};
-use dmaspan::{Errno, PhysAddr, Span, UserAddr, UserRange};
+use dmaspan::{Address, Errno, Span, UserAddr, UserRange};
 
 use super::{Lookup, LookupCost, PagemapError, entry};
 use crate::mem::MemoryKind;
@@ -56,11 +56,17 @@ impl Leaves {
 }
 
 /// Buffers of a walk, kept from one to the next.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
+#[derive(Debug)]
+pub(super) struct Scratch<A: Address> {
     entries: Vec<[u8; 8]>,
     regions: Vec<PageRegion>,
-    spans: Vec<Span>,
+    spans: Vec<Span<A>>,
+}
+
+impl<A: Address> Default for Scratch<A> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), regions: Vec::new(), spans: Vec::new() }
+    }
 }
 
 /// A part of the range whose pages are looked up the same way.
@@ -73,7 +79,7 @@ enum Piece {
 }
 
 /// A cursor over the pages of a range. All addresses are of pages but those of the range.
-pub(super) struct Walk<'a> {
+pub(super) struct Walk<'a, A: Address> {
     pagemap: &'a File,
     range: UserRange,
     leaves: Leaves,
@@ -85,7 +91,7 @@ pub(super) struct Walk<'a> {
     /// The next region of the scan, and how many there are.
     region: usize,
     regions: usize,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut Scratch<A>,
     cost: LookupCost,
 }
 
@@ -97,12 +103,12 @@ pub(super) fn pages(range: UserRange) -> impl Iterator<Item = u64> {
     (first..=range.last().get() / page).map(move |number| number * page)
 }
 
-impl<'a> Walk<'a> {
+impl<'a, A: Address> Walk<'a, A> {
     pub(super) fn new(
         pagemap: &'a File,
         range: UserRange,
         leaves: Leaves,
-        scratch: &'a mut Scratch,
+        scratch: &'a mut Scratch<A>,
     ) -> Self {
         let page = sys::page_size();
         let at = os::align_down(range.start().get(), page);
@@ -128,7 +134,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks to the end and pushes all spans.
-    pub(super) fn run(&mut self, sink: &mut dyn SpanSink) -> Result<(), PinError<PagemapError>> {
+    pub(super) fn run(&mut self, sink: &mut dyn SpanSink<A>) -> Result<(), PinError<PagemapError>> {
         while self.at < self.end {
             let begin = Instant::now();
             let result = self.next_piece().and_then(|piece| self.look_up(piece));
@@ -147,13 +153,13 @@ impl<'a> Walk<'a> {
     }
 
     /// Appends the address of every page of the range.
-    pub(super) fn every_page(&mut self, pages: &mut Vec<PhysAddr>) -> Result<(), PagemapError> {
+    pub(super) fn every_page(&mut self, pages: &mut Vec<A>) -> Result<(), PagemapError> {
         while self.at < self.end {
             let until = self.end.min(self.at + BATCH_ENTRIES * self.page);
             let count = self.read_entries(until)?;
             for (index, word) in (0..).zip(&self.scratch.entries[..count]) {
                 let address = self.at + index * self.page;
-                pages.push(PhysAddr::new(frame(*word, address)? * self.page));
+                pages.push(A::new(frame(*word, address)? * self.page));
             }
             self.at = until;
         }
@@ -301,10 +307,10 @@ fn frame(word: [u8; 8], address: u64) -> Result<u64, PagemapError> {
 }
 
 /// Adds the part of `start..end`, which is at `paddr`, that is in `range`.
-fn add(spans: &mut Vec<Span>, range: UserRange, start: u64, end: u64, paddr: u64) {
+fn add<A: Address>(spans: &mut Vec<Span<A>>, range: UserRange, start: u64, end: u64, paddr: u64) {
     let skip = range.start().get().saturating_sub(start);
     let last = range.last().get().min(end - 1);
-    let span = Span::new(PhysAddr::new(paddr + skip), (last - start).saturating_sub(skip) + 1);
+    let span = Span::new(A::new(paddr + skip), (last - start).saturating_sub(skip) + 1);
     if let Ok(span) = span {
         // A vector takes every span.
         let _ = SpanSink::push(spans, span, Kind::Memory);

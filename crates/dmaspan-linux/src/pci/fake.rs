@@ -139,6 +139,13 @@ impl Machine {
             .node("dev/iommu", 0o660)
     }
 
+    /// A process that has a node open.
+    pub(crate) fn process(&self, pid: u32, comm: &str, node: &str) -> &Self {
+        self.file(&format!("proc/{pid}/comm"), comm).folder(&format!("proc/{pid}/fd"));
+        symlink(node, self.root.join(format!("proc/{pid}/fd/5"))).unwrap();
+        self
+    }
+
     /// A disk of a function, with a partition, and what `/proc/self/mountinfo` says.
     pub(crate) fn disk(&self, bdf: &str, name: &str, mountinfo: &str) -> &Self {
         let disk = format!("{HOME}/{bdf}/nvme/{name}");

@@ -301,7 +301,8 @@ fn bar(index: u8, line: &str) -> Option<Bar> {
     Some(Bar { index, bytes, space })
 }
 
-fn vfio_device(at: &Path) -> Option<VfioDevice> {
+/// What VFIO has made in the folder of a function.
+pub(super) fn vfio_device(at: &Path) -> Option<VfioDevice> {
     let folder = at.join("vfio-dev");
     let name = files::names(&folder).ok()?.into_iter().find(|name| name.starts_with("vfio"))?;
     let has_cdev = folder.join(&name).join("dev").exists();

@@ -20,6 +20,11 @@ pub enum Iommu {
         /// The parameter on the kernel's command line that is about it, where there is one.
         parameter: Option<String>,
     },
+    /// The firmware describes one, and the kernel's configuration has no driver of it.
+    NotBuilt {
+        /// By which ACPI table.
+        table: IommuTable,
+    },
     /// None is described.
     NotFound {
         /// Whether this is a virtual machine.
@@ -57,6 +62,16 @@ impl IommuTable {
             Self::Ivrs => "IVRS",
             Self::Iort => "IORT",
             Self::Viot => "VIOT",
+        }
+    }
+
+    /// The options of the kernel's configuration, one of which has its driver.
+    pub(super) const fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Dmar => &["INTEL_IOMMU"],
+            Self::Ivrs => &["AMD_IOMMU"],
+            Self::Iort => &["ARM_SMMU_V3", "ARM_SMMU"],
+            Self::Viot => &["VIRTIO_IOMMU"],
         }
     }
 
@@ -187,12 +202,13 @@ pub(super) type Release = (u32, u32);
 impl Host {
     pub(super) fn read(root: &Root) -> Self {
         let user = User::read(root);
+        let config = config(root);
         let locks_all = user.as_ref().is_some_and(|user| user.has(CAP_IPC_LOCK));
         Self {
-            iommu: iommu(root),
+            iommu: iommu(root, config.as_deref()),
             interrupts: interrupts(root),
             memlock: if locks_all { None } else { memlock(root) },
-            config: config(root),
+            config,
             release: root.text(RELEASE).as_deref().and_then(release),
             user,
             root: root.clone(),
@@ -217,11 +233,7 @@ impl Host {
 
     /// Whether the kernel was built with `CONFIG_` and this name.
     pub(super) fn built(&self, name: &str) -> Built {
-        let Some(config) = &self.config else { return Built::Unknown };
-        let line = |value| format!("CONFIG_{name}={value}");
-        let (built_in, module) = (line('y'), line('m'));
-        let is_in = config.lines().any(|line| line == built_in || line == module);
-        if is_in { Built::In } else { Built::Out }
+        built(self.config.as_deref(), name)
     }
 
     /// Whether the running kernel is known to be older.
@@ -243,8 +255,17 @@ impl Host {
     }
 }
 
-/// What sysfs, the firmware's tables and the command line say.
-fn iommu(root: &Root) -> Iommu {
+/// Whether a kernel of that configuration was built with an option.
+fn built(config: Option<&str>, name: &str) -> Built {
+    let Some(config) = config else { return Built::Unknown };
+    let line = |value| format!("CONFIG_{name}={value}");
+    let (built_in, module) = (line('y'), line('m'));
+    let is_in = config.lines().any(|line| line == built_in || line == module);
+    if is_in { Built::In } else { Built::Out }
+}
+
+/// What sysfs, the firmware's tables, the kernel's configuration and the command line say.
+fn iommu(root: &Root, config: Option<&str>) -> Iommu {
     if !root.names("sys/class/iommu").is_empty() {
         return Iommu::Active;
     }
@@ -254,6 +275,9 @@ fn iommu(root: &Root) -> Iommu {
         tables.iter().any(|name| name == table.name())
     });
     if let Some(table) = described {
+        if table.options().iter().all(|option| built(config, option) == Built::Out) {
+            return Iommu::NotBuilt { table };
+        }
         let line = root.text("proc/cmdline").unwrap_or_default();
         let is_about = |word: &&str| table.parameters().iter().any(|about| word.starts_with(about));
         // The kernel obeys the last one.

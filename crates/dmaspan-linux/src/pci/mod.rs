@@ -25,6 +25,7 @@ mod bdf;
 mod class;
 mod files;
 mod function;
+mod holders;
 mod host;
 pub(crate) mod reason;
 mod uses;
@@ -50,6 +51,7 @@ pub use function::{
     Bar, BarSpace, Cdev, Function, FunctionKind, Group, GroupDomain, GroupKind, Member, Presence,
     VfioDevice,
 };
+pub use holders::Holder;
 pub use host::{Iommu, IommuTable, MachineKind, Owner};
 pub use reason::{KernelSupport, ModuleState, Node, Reason, Step};
 pub use uses::Use;
@@ -225,6 +227,18 @@ impl System {
         };
         let members = group.members.iter().filter(taken);
         members.flat_map(|member| reason::give_back(member.bdf)).collect()
+    }
+
+    /// That other processes hold the function's group, where that can be seen.
+    pub(crate) fn held(&self, function: &Function) -> Option<Reason> {
+        let group = function.group.as_ref()?.number;
+        let holders = holders::holders(&self.root, function);
+        if holders.is_empty() { None } else { Some(Reason::GroupHeld { group, holders }) }
+    }
+
+    /// Whether this machine does not say if it keeps interrupts of devices apart.
+    pub(crate) fn hides_interrupts(&self) -> bool {
+        self.host.interrupts == Interrupts::Unknown
     }
 
     /// What the kernel lacks.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::host::{Iommu, IommuTable, MachineKind, Owner};
 use super::uses::Use;
-use super::{Bdf, Member};
+use super::{Bdf, Holder, Member};
 
 /// One thing that keeps a function from being used. Displayed as a sentence without a full stop;
 /// [`steps`](Self::steps) is what to do.
@@ -74,6 +74,14 @@ pub enum Reason {
         group: u32,
         /// Those that are in the way.
         blockers: Vec<Member>,
+    },
+    /// Other processes use devices of the group. No verdict has it: it explains a refusal.
+    #[error("its group {group} is in use, and a group belongs to one user: {}", held_by(holders))]
+    GroupHeld {
+        /// The group's number.
+        group: u32,
+        /// The processes; those of other users are seen by root alone.
+        holders: Vec<Holder>,
     },
     /// VFIO has no type 1.
     #[error("the module vfio_iommu_type1 is not loaded")]
@@ -200,6 +208,7 @@ impl Reason {
             Self::NoVfioPci => "no-vfio-pci",
             Self::NotBound { .. } => "not-bound",
             Self::GroupNotViable { .. } => "group-not-viable",
+            Self::GroupHeld { .. } => "group-held",
             Self::NoType1 => "no-type1",
             Self::NoIommufd { .. } => "no-iommufd",
             Self::NoCdev => "no-cdev",
@@ -252,6 +261,7 @@ impl Reason {
                 each.flat_map(|member| bind(member.bdf, member.driver.as_deref(), &member.uses))
                     .collect()
             }
+            Self::GroupHeld { .. } => vec![by_hand("end it, or choose another function")],
             Self::NoType1 => vec![run("modprobe vfio_iommu_type1")],
             Self::NoIommufd { kernel: KernelSupport::Missing } => {
                 vec![by_hand("start a kernel that is built with CONFIG_IOMMUFD")]
@@ -354,18 +364,33 @@ fn permit(module: &str, state: ModuleState) -> Vec<Step> {
     [Some(warning), load, Some(Step::Run(permit))].into_iter().flatten().collect()
 }
 
+fn held_by(holders: &[Holder]) -> String {
+    let each: Vec<String> = holders.iter().map(Holder::to_string).collect();
+    each.join(", ")
+}
+
 fn no_iommu(iommu: &Iommu) -> String {
     match iommu {
         // Nothing is refused then; the words are for completeness.
         Iommu::Active => "the IOMMU is active".to_owned(),
         Iommu::SwitchedOff { table, parameter } => {
-            let line = match parameter {
-                Some(parameter) => format!("its command line says {parameter}"),
-                None => "it was not told to".to_owned(),
+            let why = match (table, parameter) {
+                (_, Some(parameter)) => format!("its command line says {parameter}"),
+                // By default only Intel's may be off.
+                (IommuTable::Dmar, None) => "it was not told to".to_owned(),
+                (_, None) => {
+                    format!("it is built without {}, or its driver failed", options(*table))
+                }
             };
             let table = table.name();
-            format!("the kernel does not use this machine's IOMMU (ACPI table {table}): {line}")
+            format!("the kernel does not use this machine's IOMMU (ACPI table {table}): {why}")
         }
+        Iommu::NotBuilt { table } => format!(
+            "the kernel has no driver of this machine's IOMMU (ACPI table {}): it is built without \
+             {}",
+            table.name(),
+            options(*table)
+        ),
         Iommu::NotFound { machine: MachineKind::Physical } => {
             "no IOMMU was found: it is switched off in the firmware's settings, or there is none"
                 .to_owned()
@@ -374,6 +399,12 @@ fn no_iommu(iommu: &Iommu) -> String {
             "this virtual machine has no IOMMU".to_owned()
         }
     }
+}
+
+/// The names of the options that have the driver: `CONFIG_AMD_IOMMU`.
+fn options(table: IommuTable) -> String {
+    let each: Vec<String> = table.options().iter().map(|name| format!("CONFIG_{name}")).collect();
+    each.join(" or ")
 }
 
 fn switch_on(iommu: &Iommu) -> String {
@@ -385,17 +416,27 @@ fn switch_on(iommu: &Iommu) -> String {
             "`dmesg | grep -i dmar` says why; the kernel needs CONFIG_INTEL_IOMMU".to_owned()
         }
         Iommu::SwitchedOff { table, parameter } => {
+            let why = |word| {
+                let options = options(*table);
+                format!(
+                    "`dmesg | grep -i {word}` says why; if it says nothing, start a kernel that is \
+                     built with {options}"
+                )
+            };
             let add = match (table, parameter) {
                 (IommuTable::Dmar, None) => "add intel_iommu=on to the kernel's command line",
                 (IommuTable::Dmar, Some(_)) => {
                     "replace that by intel_iommu=on on the kernel's command line"
                 }
                 (_, Some(_)) => "take that off the kernel's command line",
-                (IommuTable::Ivrs, None) => "see `dmesg | grep -i amd-vi`",
                 (IommuTable::Viot, None) => "`modprobe virtio_iommu`, early at boot",
-                (IommuTable::Iort, None) => "see `dmesg | grep -i smmu`",
+                (IommuTable::Ivrs, None) => return why("amd-vi"),
+                (IommuTable::Iort, None) => return why("smmu"),
             };
             format!("{add}, and boot again")
+        }
+        Iommu::NotBuilt { table } => {
+            format!("start a kernel that is built with {}", options(*table))
         }
         Iommu::NotFound { machine: MachineKind::Physical } => {
             "switch VT-d (Intel), AMD-Vi or IOMMU (AMD), or the SMMU (Arm) on in the firmware's \

@@ -155,6 +155,41 @@ fn an_iommu_that_is_switched_off_is_switched_on_by_its_parameter() {
 }
 
 #[test]
+fn a_kernel_without_the_iommus_driver_is_told_so_and_not_to_boot_again() {
+    let machine = machine();
+    machine.remove("sys/class/iommu/dmar0").file("proc/cmdline", "quiet");
+    machine.file("proc/sys/kernel/osrelease", "6.12.1-cloud\n");
+    for (table, option, others) in [
+        ("IVRS", "CONFIG_AMD_IOMMU", "CONFIG_INTEL_IOMMU=y\n"),
+        ("DMAR", "CONFIG_INTEL_IOMMU", "CONFIG_AMD_IOMMU=y\n"),
+        ("VIOT", "CONFIG_VIRTIO_IOMMU", "CONFIG_AMD_IOMMU=y\n"),
+        ("IORT", "CONFIG_ARM_SMMU_V3 or CONFIG_ARM_SMMU", ""),
+    ] {
+        let path = format!("sys/firmware/acpi/tables/{table}");
+        machine.file(&path, "").file("boot/config-6.12.1-cloud", others);
+        let found = reasons(&machine, Backend::Vfio);
+        assert_eq!(found.len(), 1);
+        let text = found[0].to_string();
+        assert!(text.ends_with(&format!("it is built without {option}")), "{text}");
+        let steps = steps(&machine, Backend::Vfio);
+        assert_eq!(steps, [format!("# start a kernel that is built with {option}")]);
+        machine.remove(&path);
+    }
+    // With the driver, or where nobody knows.
+    machine.file("sys/firmware/acpi/tables/IVRS", "");
+    for config in ["CONFIG_AMD_IOMMU=y\n", ""] {
+        match config {
+            "" => machine.remove("boot/config-6.12.1-cloud"),
+            config => machine.file("boot/config-6.12.1-cloud", config),
+        };
+        let text = reasons(&machine, Backend::Vfio)[0].to_string();
+        assert!(text.contains("CONFIG_AMD_IOMMU, or its driver failed"), "{text}");
+        let first = &steps(&machine, Backend::Vfio)[0];
+        assert!(first.starts_with("# `dmesg | grep -i amd-vi` says why"), "{first}");
+    }
+}
+
+#[test]
 fn where_no_iommu_is_described_the_firmware_or_the_hypervisor_must_give_one() {
     let machine = machine();
     machine.remove("sys/class/iommu/dmar0");

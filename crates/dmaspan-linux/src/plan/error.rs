@@ -179,7 +179,7 @@ pub enum MapError<E> {
     #[error(transparent)]
     Populate(#[from] PopulateError),
     /// The space refused a map, and those before it were taken back: nothing is mapped.
-    #[error("mapping {user} at {iova} failed")]
+    #[error("mapping {user} at {iova} failed: {source}")]
     Refused {
         /// The memory.
         user: UserRange,
@@ -190,7 +190,11 @@ pub enum MapError<E> {
     },
     /// The space refused a map, and not all of those before it could be taken back: a device may
     /// still reach them, so their memory and IOVAs are leaked.
-    #[error("mapping {user} at {iova} failed, and {} remain mapped: {why}", Size(*leaked))]
+    #[error(
+        "mapping {user} at {iova} failed: {source}; of what was mapped before, {} remain \
+         mapped: {why}",
+        Size(*leaked)
+    )]
     LeftBehind {
         /// The memory that was refused.
         user: UserRange,
@@ -210,7 +214,7 @@ pub enum MapError<E> {
 #[non_exhaustive]
 pub enum NotUnmapped<E> {
     /// The space refused to.
-    #[error("unmapping {range} failed")]
+    #[error("unmapping {range} failed: {source}")]
     Refused {
         /// What was to be unmapped.
         range: IovaRange,
@@ -232,7 +236,7 @@ pub enum NotUnmapped<E> {
 /// Unmap [`left`](Self::left) again, or drop this, which tries once more and then leaks what
 /// remains: a device may still write it.
 #[derive(thiserror::Error)]
-#[error("{} remain mapped", Size(left.bytes()))]
+#[error("{} remain mapped: {source}", Size(left.bytes()))]
 pub struct Unmapped<S: MemorySpace> {
     /// What is still mapped.
     pub left: Mapped<S>,
@@ -254,7 +258,7 @@ pub enum ScopeError<E> {
     #[error(transparent)]
     Map(#[from] MapError<E>),
     /// The closure has returned, and not all was unmapped: it is leaked.
-    #[error("{} remain mapped and are leaked", Size(*leaked))]
+    #[error("{} remain mapped and are leaked: {source}", Size(*leaked))]
     Unmap {
         /// How many bytes are leaked; 0 where a second attempt succeeded.
         leaked: u64,

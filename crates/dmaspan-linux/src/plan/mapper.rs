@@ -27,12 +27,12 @@ impl<S: DmaSpace<Memory = Arc<Memory>, Error: 'static>> MemorySpace for S {}
 /// ```
 /// use std::sync::Arc;
 ///
-/// use dmaspan::{Account, Container, Prot};
+/// use dmaspan::{Account, Container, HostAddr, Prot};
 /// use dmaspan_linux::plan::{Mapper, Region};
 /// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 ///
 /// let container: Container<_, parking_lot::RawMutex> =
-///     Container::new(LinuxPinner::new()?, Account::new(1 << 30));
+///     Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 30));
 /// let mapper = Mapper::new(container)?;
 /// let memory = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);
 /// let iova = mapper.scope([Region::whole(&memory, Prot::READ)], |mapped| {

@@ -13,16 +13,18 @@
 //!
 //! What it returns, [`Mapped`], owns the memory until it is unmapped. Dropping it unmaps too;
 //! forgetting it leaks the memory and never frees it, and so does a space that refuses to unmap.
+//! The device uses the pages that the memory had when it was mapped: what `MADV_DONTNEED` or
+//! munmap(2) of the process do to it meanwhile, the device does not see. See [`Memory`].
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use dmaspan::{Account, Container, Iova, Prot};
+//! use dmaspan::{Account, Container, HostAddr, Iova, Prot};
 //! use dmaspan_linux::plan::{Mapper, Region};
 //! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 //!
 //! let container: Container<_, parking_lot::RawMutex> =
-//!     Container::new(LinuxPinner::new()?, Account::new(1 << 30));
+//!     Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 30));
 //! let mapper = Mapper::new(container)?;
 //!
 //! let buffers = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);

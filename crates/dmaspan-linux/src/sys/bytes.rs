@@ -13,12 +13,12 @@
 use std::arch::asm;
 use std::ptr;
 
-use dmaspan::PhysAddr;
+use dmaspan::HostAddr;
 use dmaspan::swiotlb::{InSlot, Transfer};
 
-/// Copies as told, where the addresses are those of this process.
+/// Copies as told.
 #[inline]
-pub(crate) fn transfer(transfer: &Transfer) {
+pub(crate) fn transfer(transfer: &Transfer<HostAddr>) {
     let (from, to) = (pointer(transfer.source()), pointer(transfer.target()));
     // SAFETY:
     // 1. One side is of a slot that is held, the other of an original that was promised, and so
@@ -29,10 +29,10 @@ pub(crate) fn transfer(transfer: &Transfer) {
     unsafe { copy(from, to, length(transfer.len())) };
 }
 
-/// Writes zeros to the bytes of a slot, where the addresses are those of this process.
+/// Writes zeros to the bytes of a slot.
 #[inline]
-pub(crate) fn zero(bytes: &InSlot) {
-    let to = pointer(bytes.span().paddr());
+pub(crate) fn zero(bytes: &InSlot<HostAddr>) {
+    let to = pointer(bytes.span().start());
     // SAFETY:
     // 1. The bytes are of a slot that is held: writable memory of this process.
     // 2. To slots of this crate's memory nobody has a reference but to atomic words.
@@ -41,28 +41,28 @@ pub(crate) fn zero(bytes: &InSlot) {
 
 /// Copies the bytes of a slot out, as many as `into` has at most.
 #[inline]
-pub(crate) fn read(bytes: &InSlot, into: &mut [u8]) {
+pub(crate) fn read(bytes: &InSlot<HostAddr>, into: &mut [u8]) {
     let len = into.len().min(length(bytes.span().len()));
     // SAFETY:
     // 1. The bytes read are of a slot that is held: readable memory of this process.
     // 2. Those written are of `into`, which is borrowed exclusively and has so many.
-    unsafe { copy(pointer(bytes.span().paddr()), into.as_mut_ptr(), len) };
+    unsafe { copy(pointer(bytes.span().start()), into.as_mut_ptr(), len) };
 }
 
 /// Copies bytes into a slot, as many as it has at most.
 #[inline]
-pub(crate) fn write(bytes: &InSlot, from: &[u8]) {
+pub(crate) fn write(bytes: &InSlot<HostAddr>, from: &[u8]) {
     let len = from.len().min(length(bytes.span().len()));
     // SAFETY:
     // 1. The bytes read are of `from`, which is borrowed and has so many.
     // 2. Those written are of a slot that is held: writable memory of this process, to which
     //    nobody has a reference but to atomic words.
-    unsafe { copy(from.as_ptr(), pointer(bytes.span().paddr()), len) };
+    unsafe { copy(from.as_ptr(), pointer(bytes.span().start()), len) };
 }
 
 /// What is at an address of this process, whose provenance somebody has exposed.
 #[inline]
-fn pointer(addr: PhysAddr) -> *mut u8 {
+fn pointer(addr: HostAddr) -> *mut u8 {
     // This crate is for 64 bits.
     ptr::with_exposed_provenance_mut(length(addr.get()))
 }

@@ -18,15 +18,14 @@ use super::uapi::iommufd::{
 };
 use crate::os;
 
-// SAFETY of each: the structure of its request (include/uapi/linux/iommufd.h), whose addresses are
-// not used where the lengths beside them are 0. The kernel copies `size` bytes or fewer.
+// SAFETY of each: the structure of its request (include/uapi/linux/iommufd.h), which names no
+// address; the values of options are numbers. The kernel copies `size` bytes or fewer.
 request::requests! {
-    Destroy = uapi::DESTROY,
-    HwptSetDirtyTracking = uapi::HWPT_SET_DIRTY_TRACKING,
-    IoasAlloc = uapi::IOAS_ALLOC,
-    IoasMapFile = uapi::IOAS_MAP_FILE,
-    IoasUnmap = uapi::IOAS_UNMAP,
-    OptionValue = uapi::OPTION,
+    unsafe Destroy = uapi::DESTROY,
+    unsafe HwptSetDirtyTracking = uapi::HWPT_SET_DIRTY_TRACKING,
+    unsafe IoasAlloc = uapi::IOAS_ALLOC,
+    unsafe IoasUnmap = uapi::IOAS_UNMAP,
+    unsafe OptionValue = uapi::OPTION,
 }
 
 /// An open `/dev/iommu`.
@@ -287,7 +286,10 @@ const fn flags(prot: Prot) -> u32 {
 //    nothing else, and map nothing where they fail. Of a file the kernel pins the pages, whoever
 //    else has them.
 // 2. `IOMMU_IOAS_UNMAP` returns after all page tables have forgotten what was mapped
-//    (drivers/iommu/iommufd/io_pagetable.c, `iopt_unmap_iova_range`).
+//    (drivers/iommu/iommufd/io_pagetable.c, `iopt_unmap_iova_range`). It goes from area to area,
+//    each of which one request has mapped, and may fail behind some; then it does not say how many
+//    bytes that were (ioas.c, `iommufd_ioas_unmap`). It answers ENOENT where there is no area in
+//    the range, or one that leaves it, which an area with exactly that range excludes.
 unsafe impl Kernel for IoasId {
     const MAP: &'static str = "IOMMU_IOAS_MAP";
     const UNMAP: &'static str = "IOMMU_IOAS_UNMAP";
@@ -309,7 +311,11 @@ unsafe impl Kernel for IoasId {
             Source::File { fd: file, offset: start } => {
                 let default = IoasMapFile::default();
                 let map = IoasMapFile { flags, ioas_id, fd: file, start, length, iova, ..default };
-                request::with(fd, &mut { map })
+                // SAFETY:
+                // 1. The argument is `struct iommu_ioas_map_file`, as long as it says, and names no
+                //    address.
+                // 2. The file's memory may be used until it is unmapped (the caller's promise).
+                unsafe { request::with_memory(fd, uapi::IOAS_MAP_FILE, &mut { map }) }
             }
             Source::Table { id: src_ioas_id, iova: src_iova } => {
                 let (dst_ioas_id, dst_iova) = (ioas_id, iova);
@@ -349,8 +355,8 @@ unsafe impl Kernel for IoasId {
         }
     }
 
-    fn table(&self) -> Option<u32> {
-        Some(self.id)
+    fn table(&self, by: &Self) -> Option<u32> {
+        Arc::ptr_eq(&self.iommufd, &by.iommufd).then_some(self.id)
     }
 }
 

@@ -48,7 +48,9 @@ pub enum LockedBy {
 ///
 /// Devices reach nothing that they could not reach before but what `map` is asked for, as `prot`
 /// says; where it fails, nothing. When `unmap` returns `Ok`, they reach nothing of what lies in the
-/// range any more. A file holds the memory behind it by itself.
+/// range any more. Where it fails it has unmapped each mapping that lies in the range, or not; of a
+/// range that is exactly one mapping's, [`NOTHING`] says that this mapping is gone. A file holds
+/// the memory behind it by itself.
 pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     /// The names of the requests that map memory and unmap.
     const MAP: &'static str;
@@ -65,18 +67,23 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     unsafe fn map(&self, source: Source, range: IovaRange, prot: Prot) -> Result<(), Errno>;
 
     /// Unmaps what lies in the range, and returns how many bytes that was. The range of all 2^64
-    /// addresses is one, too.
+    /// addresses is one, too. On an error, some mappings in the range may be gone.
     fn unmap(&self, range: IovaRange) -> Result<u64, Errno>;
 
     /// What the kernel counts pinned memory against.
     fn locked_by(&self) -> LockedBy;
 
-    /// The number by which another table of the same kernel names this one in
-    /// [`Source::Table`]; `None` where none can.
-    fn table(&self) -> Option<u32> {
+    /// The number by which `by` names this table in [`Source::Table`]; `None` where it cannot: only
+    /// tables of the same kernel, as the same open file of iommufd is one, have numbers for each
+    /// other.
+    fn table(&self, by: &Self) -> Option<u32> {
+        let _ = by;
         None
     }
 }
+
+/// The answer to an unmap of a range in which nothing is mapped, where that is an error.
+pub(crate) const NOTHING: Errno = Errno::ENOENT;
 
 /// How many requests a table made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,11 +177,11 @@ impl<K: Kernel> DmaTable<K> {
     /// Maps at `range` what `from` has at `source`, which is as long and all in `mapped`,
     /// neighbours in this order. What they own is kept until what is returned is released.
     ///
-    /// # Context
+    /// # Safety
     ///
-    /// What `mapped` says is mapped in `from` now and until this returns: nothing was unmapped
-    /// there since, and is not meanwhile.
-    pub(crate) fn map_copy(
+    /// Until this returns, what `from` has in the ranges of `mapped` is what they keep, or nothing:
+    /// nothing else was mapped there after they had been, nor is meanwhile.
+    pub(super) unsafe fn map_copy(
         &self,
         from: &Self,
         mapped: &[Arc<Kept>],
@@ -182,7 +189,7 @@ impl<K: Kernel> DmaTable<K> {
         range: IovaRange,
         prot: Prot,
     ) -> Result<Kept, Errno> {
-        let id = from.kernel.table().ok_or(Errno::EOPNOTSUPP)?;
+        let id = from.kernel.table(&self.kernel).ok_or(Errno::EOPNOTSUPP)?;
         let is_theirs = mapped.iter().all(|kept| kept.table == from.id);
         let neighbours = mapped.windows(2).all(|pair| match pair {
             [one, next] => one.range.last().checked_add(1) == Some(next.range.start()),
@@ -202,8 +209,8 @@ impl<K: Kernel> DmaTable<K> {
         let source = Source::Table { id, iova: source.start().get() };
         // SAFETY:
         // 1. Devices may access what the owners hold while they live (the promise to `map` when it
-        //    was mapped in `from`), and that is all of what `source` names (checked above, and the
-        //    caller's context).
+        //    was mapped in `from`), and `source` names nothing else (checked above, and promised by
+        //    the caller).
         unsafe { self.map(Arc::new(owners), source, range, prot) }
     }
 
@@ -251,11 +258,24 @@ impl<K: Kernel> DmaTable<K> {
     }
 
     /// Unmaps what lies in `range`.
-    pub(crate) fn unmap(&self, range: IovaRange) -> Result<Unmapped, Errno> {
+    pub(super) fn unmap(&self, range: IovaRange) -> Result<Unmapped, Errno> {
         self.unmaps.fetch_add(1, Ordering::Relaxed);
         let asked = self.clock.fetch_add(1, Ordering::AcqRel);
         let bytes = self.kernel.unmap(range)?;
         Ok(Unmapped { bytes, range, table: self.id, asked })
+    }
+
+    /// Unmaps what one request mapped, or finds that an unmap that failed has done so: the bytes of
+    /// the proof are then those that it had.
+    pub(super) fn unmap_one(&self, kept: &Kept) -> Result<Unmapped, Errno> {
+        self.unmaps.fetch_add(1, Ordering::Relaxed);
+        let asked = self.clock.fetch_add(1, Ordering::AcqRel);
+        let bytes = match self.kernel.unmap(kept.range) {
+            // The range is exactly that of one mapping, which is gone (the contract of `Kernel`).
+            Ok(0) | Err(NOTHING) => kept.range.checked_len().unwrap_or(u64::MAX),
+            result => result?,
+        };
+        Ok(Unmapped { bytes, range: kept.range, table: self.id, asked })
     }
 }
 

@@ -10,7 +10,7 @@ use std::slice;
 use std::sync::atomic::AtomicU64;
 
 use dmaspan::swiotlb::Original;
-use dmaspan::{Errno, PhysAddr, Span};
+use dmaspan::{Errno, HostAddr, Span};
 
 use crate::os;
 
@@ -323,9 +323,9 @@ impl Mapping {
     /// Bytes that a slot of a bounce pool of this process may stand in for; `None` where they are
     /// not all in the mapping, or none.
     #[inline]
-    pub(crate) fn original(&'static self, offset: usize, len: usize) -> Option<Original> {
+    pub(crate) fn original(&'static self, offset: usize, len: usize) -> Option<Original<HostAddr>> {
         let start = self.part(offset, len).ok()?.expose_provenance();
-        let span = Span::new(PhysAddr::new(u64::try_from(start).ok()?), len.try_into().ok()?);
+        let span = Span::new(HostAddr::new(u64::try_from(start).ok()?), len.try_into().ok()?);
         // SAFETY:
         // 1. The bytes are of this mapping, which is never unmapped: a `&'static` of it says that
         //    it is not dropped.

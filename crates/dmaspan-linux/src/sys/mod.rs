@@ -8,8 +8,10 @@
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 //! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
 //! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory
-//! for devices, whose structures are in [`uapi`]; [`kept`] holds that memory until it is unmapped.
-//! [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt.
+//! for devices, whose structures are in [`uapi`]; [`kept`] holds that memory until it is unmapped,
+//! and [`book`] knows what is mapped where.
+//! [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt. [`stdio`] is for
+//! programs.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
@@ -23,6 +25,7 @@ use dmaspan::Errno;
 use crate::os;
 
 pub(crate) mod bar;
+pub(crate) mod book;
 pub(crate) mod bytes;
 pub(crate) mod eventfd;
 pub(crate) mod flight;
@@ -35,6 +38,7 @@ mod request;
 pub(crate) mod scan;
 pub mod signals;
 pub(crate) mod slices;
+pub mod stdio;
 pub(crate) mod uapi;
 pub(crate) mod uring;
 pub(crate) mod vfio;
@@ -81,7 +85,7 @@ pub fn process_cpu_time() -> Duration {
 
 /// Nanoseconds of a clock; 0 where the kernel does not have it (clock_gettime(2)).
 #[inline]
-fn clock_ns(clock: libc::clockid_t) -> u64 {
+pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY:
     // 1. `time` is a live timespec that the call may write, and nothing else refers to it.

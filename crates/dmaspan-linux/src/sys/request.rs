@@ -16,7 +16,9 @@ use crate::os;
 /// # Safety
 ///
 /// [`NUMBER`](Self::NUMBER) is a request that reads and writes as many bytes of its argument as
-/// the first 32 bits of the argument say, or fewer, and no other memory of the process.
+/// the first 32 bits of the argument say, or fewer, and no other memory of the process; nor does it
+/// let a device use any. That holds whatever values the structure has: where the number is of a
+/// family of requests, of which a field names one, it holds for each of them.
 pub(super) unsafe trait Request: Pod {
     /// The request.
     const NUMBER: u32;
@@ -24,7 +26,7 @@ pub(super) unsafe trait Request: Pod {
 
 /// Says of structures which requests they are of. Beside its use stands why that is sound.
 macro_rules! requests {
-    ($($structure:ty = $number:expr,)*) => {$(
+    ($(unsafe $structure:ty = $number:expr,)*) => {$(
         // SAFETY: as is said where the list is.
         unsafe impl $crate::sys::request::Request for $structure {
             const NUMBER: u32 = $number;
@@ -137,4 +139,39 @@ unsafe fn raw(fd: BorrowedFd<'_>, number: u32, argument: *mut libc::c_void) -> R
 pub(super) unsafe fn opened(fd: i32) -> OwnedFd {
     // SAFETY: nobody else knows it (the caller's promise), and close(2) closes it.
     unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::uapi::iommufd::{HwInfo, HwptAlloc, IoasCopy, IoasMap, IoasMapFile};
+    use super::super::uapi::vfio::{FeatureDmaBuf, Type1DirtyGet, Type1Map};
+    use super::Request;
+
+    /// Two implementations for what is a [`Request`], and one for all else: only there it is known
+    /// which is meant.
+    trait Unlike<Which> {
+        const NUMBERED: bool = false;
+    }
+
+    struct Numbered;
+
+    impl<T> Unlike<()> for T {}
+
+    impl<T: Request> Unlike<Numbered> for T {}
+
+    #[test]
+    fn what_may_name_memory_or_let_a_device_at_it_is_no_request_of_safe_code() {
+        // It would not compile.
+        let numbered = [
+            <FeatureDmaBuf as Unlike<_>>::NUMBERED,
+            <Type1DirtyGet as Unlike<_>>::NUMBERED,
+            <Type1Map as Unlike<_>>::NUMBERED,
+            <IoasMap as Unlike<_>>::NUMBERED,
+            <IoasMapFile as Unlike<_>>::NUMBERED,
+            <IoasCopy as Unlike<_>>::NUMBERED,
+            <HwptAlloc as Unlike<_>>::NUMBERED,
+            <HwInfo as Unlike<_>>::NUMBERED,
+        ];
+        assert_eq!(numbered, [false; 8]);
+    }
 }

@@ -20,18 +20,21 @@ use super::uapi::vfio::{
 };
 
 // SAFETY of each: the structure of its request (include/uapi/linux/vfio.h), which names no address.
-// The kernel copies `argsz` bytes or fewer, as far as it knows the structure.
+// The kernel copies `argsz` bytes or fewer, as far as it knows the structure. Some have flags with
+// which an address follows the structure; there the kernel refuses an `argsz` that ends before it,
+// which that of these structures does: `VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP`,
+// `VFIO_IOMMU_DIRTY_PAGES_FLAG_GET_BITMAP` (drivers/vfio/vfio_iommu_type1.c), and the token of
+// `VFIO_DEVICE_BIND_IOMMUFD`, which Linux 6.17 has (drivers/vfio/device_cdev.c).
 request::requests! {
-    GroupStatus = uapi::GROUP_GET_STATUS,
-    DeviceInfo = uapi::DEVICE_GET_INFO,
-    RegionInfo = uapi::DEVICE_GET_REGION_INFO,
-    IrqInfo = uapi::DEVICE_GET_IRQ_INFO,
-    FeatureDmaBuf = uapi::DEVICE_FEATURE,
-    BindIommufd = uapi::DEVICE_BIND_IOMMUFD,
-    AttachIommufdPt = uapi::DEVICE_ATTACH_IOMMUFD_PT,
-    DetachIommufdPt = uapi::DEVICE_DETACH_IOMMUFD_PT,
-    Type1Dirty = type1::VFIO_IOMMU_DIRTY_PAGES,
-    Type1Unmap = type1::VFIO_IOMMU_UNMAP_DMA,
+    unsafe GroupStatus = uapi::GROUP_GET_STATUS,
+    unsafe DeviceInfo = uapi::DEVICE_GET_INFO,
+    unsafe RegionInfo = uapi::DEVICE_GET_REGION_INFO,
+    unsafe IrqInfo = uapi::DEVICE_GET_IRQ_INFO,
+    unsafe BindIommufd = uapi::DEVICE_BIND_IOMMUFD,
+    unsafe AttachIommufdPt = uapi::DEVICE_ATTACH_IOMMUFD_PT,
+    unsafe DetachIommufdPt = uapi::DEVICE_DETACH_IOMMUFD_PT,
+    unsafe Type1Dirty = type1::VFIO_IOMMU_DIRTY_PAGES,
+    unsafe Type1Unmap = type1::VFIO_IOMMU_UNMAP_DMA,
 }
 
 /// A container of type 1, or what iommufd offers in its place.
@@ -118,7 +121,8 @@ impl AsFd for Container {
 // 1. `VFIO_IOMMU_MAP_DMA` maps the memory at `vaddr` and nothing else, and maps nothing where it
 //    fails; it knows neither files nor tables, which are refused here.
 // 2. `VFIO_IOMMU_UNMAP_DMA` returns after the IOMMU has forgotten what was mapped
-//    (drivers/vfio/vfio_iommu_type1.c, `vfio_dma_do_unmap`).
+//    (drivers/vfio/vfio_iommu_type1.c, `vfio_dma_do_unmap`), and answers ENOENT nowhere but in
+//    iommufd's place of it, as `IOMMU_IOAS_UNMAP` (drivers/iommu/iommufd/vfio_compat.c).
 unsafe impl Kernel for Container {
     const MAP: &'static str = "VFIO_IOMMU_MAP_DMA";
     const UNMAP: &'static str = "VFIO_IOMMU_UNMAP_DMA";
@@ -339,7 +343,13 @@ impl DeviceFd {
             length,
             ..FeatureDmaBuf::default()
         };
-        let fd = request::with(self.file.as_fd(), &mut feature)?;
+        // SAFETY:
+        // 1. The argument is `struct vfio_device_feature` with what follows it for this feature, as
+        //    long as it says.
+        // 2. `flags` say that the dma-buf is to be opened. That names no memory of the process; as
+        //    other features the structure would.
+        let fd =
+            unsafe { request::with_memory(self.file.as_fd(), uapi::DEVICE_FEATURE, &mut feature) }?;
         // SAFETY: the request has opened it for us.
         Ok(DmaBuf { fd: unsafe { request::opened(fd) } })
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use dmaspan::Errno;
+use parking_lot::Mutex;
 
 use super::bar::Bar;
 use super::config::{self, Config};
@@ -51,6 +52,8 @@ pub(super) struct Shared {
     pub(super) config: Range<u64>,
     /// Whether MSI-X interrupts are on.
     pub(super) msix: AtomicBool,
+    /// Held while the command register is read, changed and written.
+    command: Mutex<()>,
 }
 
 /// Bits of the command register (PCI Local Bus 3.0, section 6.2.2).
@@ -64,8 +67,20 @@ impl Shared {
         move |errno| DeviceError::System { request, bdf, errno }
     }
 
-    /// Sets the command register's bit for DMA, and the one that lets BARs answer.
-    fn set_command(&self, bus_master: BusMaster) -> Result<(), DeviceError> {
+    /// The device whose configuration space is there in the file.
+    fn new(bdf: Bdf, fd: DeviceFd, config: Range<u64>) -> Self {
+        Self { bdf, fd, config, msix: AtomicBool::new(false), command: Mutex::new(()) }
+    }
+
+    /// Sets the command register's bit for DMA, and the one that lets BARs answer, after `before`
+    /// was done. Nobody else changes the register meanwhile.
+    fn set_command_after(
+        &self,
+        before: impl FnOnce() -> Result<(), DeviceError>,
+        bus_master: BusMaster,
+    ) -> Result<(), DeviceError> {
+        let _turn = self.command.lock();
+        before()?;
         let mut bytes = [0; 2];
         self.read_config(config::COMMAND, &mut bytes)?;
         let command = u16::from_le_bytes(bytes) | MEMORY_SPACE;
@@ -74,6 +89,11 @@ impl Shared {
             BusMaster::Off => command & !BUS_MASTER,
         };
         self.write_config(config::COMMAND, &command.to_le_bytes())
+    }
+
+    /// The same, without anything before.
+    fn set_command(&self, bus_master: BusMaster) -> Result<(), DeviceError> {
+        self.set_command_after(|| Ok(()), bus_master)
     }
 }
 
@@ -90,7 +110,7 @@ impl Device {
         let config = fd.region(uapi::PCI_CONFIG_REGION);
         let config = config.map_err(failed("VFIO_DEVICE_GET_REGION_INFO"))?.info;
         let config = config.offset..config.offset.saturating_add(config.size);
-        let shared = Shared { bdf, fd, config, msix: AtomicBool::new(false) };
+        let shared = Shared::new(bdf, fd, config);
         let can_reset = info.flags & uapi::DEVICE_HAS_RESET != 0;
         // BARs answer from here on, until the device is closed.
         let command = shared.set_command(BusMaster::Off);
@@ -141,9 +161,9 @@ impl Device {
         if !self.can_reset {
             return Err(DeviceError::NoReset { bdf: self.bdf() });
         }
-        self.shared.fd.reset().map_err(self.shared.failed("VFIO_DEVICE_RESET"))?;
-        // The kernel has restored the register as it was.
-        self.shared.set_command(BusMaster::Off)
+        let reset = || self.shared.fd.reset().map_err(self.shared.failed("VFIO_DEVICE_RESET"));
+        // The kernel restores the register as it was.
+        self.shared.set_command_after(reset, BusMaster::Off)
     }
 
     /// Its configuration space.
@@ -184,5 +204,57 @@ impl Drop for Device {
     fn drop(&mut self) {
         // A device that is gone accesses nothing.
         let _ = self.set_bus_master(BusMaster::Off);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::Ordering;
+    use std::thread;
+
+    use super::*;
+
+    /// A device whose configuration space is a file of zeros that no path leads to.
+    fn device() -> Shared {
+        let name = format!("dmaspan-config-{}-{:?}", std::process::id(), thread::current().id());
+        let path = std::env::temp_dir().join(name);
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(256).unwrap();
+        Shared::new("0000:00:01.0".parse().unwrap(), DeviceFd::new(file), 0..256)
+    }
+
+    fn command(device: &Shared) -> u16 {
+        let mut bytes = [0; 2];
+        device.fd.file().read_exact_at(&mut bytes, config::COMMAND).unwrap();
+        u16::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn the_command_register_is_read_changed_and_written_by_one_thread_at_a_time() {
+        let (device, begun) = (device(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let turn = device.command.lock();
+            let other = scope.spawn(|| {
+                begun.store(true, Ordering::Release);
+                device.set_command(BusMaster::On)
+            });
+            while !begun.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            for _ in 0..10_000 {
+                thread::yield_now();
+                assert_eq!(command(&device), 0);
+            }
+            // A bit that is set meanwhile is not lost.
+            device.write_config(config::COMMAND, &[0x40, 0]).unwrap();
+            drop(turn);
+            other.join().unwrap().unwrap();
+        });
+        assert_eq!(command(&device), 0x40 | MEMORY_SPACE | BUS_MASTER);
+        device.set_command(BusMaster::Off).unwrap();
+        assert_eq!(command(&device), 0x40 | MEMORY_SPACE);
     }
 }

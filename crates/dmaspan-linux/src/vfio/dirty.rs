@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use dmaspan::{Errno, Iova, IovaRange};
 
-use super::book::Book;
 use super::error::Error;
 use crate::sys;
+use crate::sys::book::Book;
 use crate::sys::kept::Kernel;
 use crate::sys::mapping::{Alignment, Backing, Mapping};
 

@@ -263,7 +263,7 @@ impl Error {
     }
 
     /// What the kernel means by refusing to map.
-    pub(super) fn of_map(
+    pub(crate) fn of_map(
         request: &'static str,
         locked_by: LockedBy,
         range: IovaRange,
@@ -399,15 +399,28 @@ pub enum OpenError {
         /// What to do.
         advice: &'static str,
     },
-    /// The platform does not keep interrupts of devices apart.
+    /// The kernel does not permit it, and neither it nor the system says why.
     #[error(
-        "{bdf} could send interrupts that are not its own, as this machine does not remap them: \
-         where its user is trusted, `modprobe vfio_iommu_type1 allow_unsafe_interrupts=1` (for \
-         iommufd: `modprobe iommufd allow_unsafe_interrupts=1`)"
+        "the kernel does not permit {bdf} to be used ({request}): another process, or another \
+         space of this one, has a device of its group {group}, or the IOMMU's driver keeps it for \
+         the firmware{}; `fuser -v /dev/vfio/{group} /dev/vfio/devices/*` names processes, as \
+         root, and `dmesg` the rest",
+        if *hides_interrupts {
+            ", or this machine does not keep interrupts of devices apart"
+        } else {
+            ""
+        }
     )]
-    UnsafeInterrupts {
+    NotPermitted {
         /// The device.
         bdf: Bdf,
+        /// Its group.
+        group: u32,
+        /// The request.
+        request: &'static str,
+        /// Whether the machine does not say if it keeps interrupts of devices apart. Where it says
+        /// that it does not, [`Unusable`](Self::Unusable) has [`Reason::UnsafeInterrupts`].
+        hides_interrupts: bool,
     },
     /// What is mapped already does not fit the device.
     #[error(
@@ -446,7 +459,7 @@ pub enum OpenError {
         bdf: Bdf,
     },
     /// The kernel refused for another reason.
-    #[error("{request} of {bdf} failed: {}", os::words(*errno))]
+    #[error("{request} of {bdf} failed: {}; `dmesg` may say why", os::words(*errno))]
     System {
         /// The request.
         request: &'static str,
@@ -465,7 +478,7 @@ impl OpenError {
             Self::NotViable { .. } | Self::InUse { .. } => Errno::EBUSY,
             Self::NotTaken { .. } | Self::Foreign { .. } => Errno::EINVAL,
             Self::Unsupported { .. } => Errno::ENOTTY,
-            Self::UnsafeInterrupts { .. } => Errno::EPERM,
+            Self::NotPermitted { .. } => Errno::EPERM,
             Self::File { errno, .. }
             | Self::DoesNotFit { errno, .. }
             | Self::System { errno, .. } => *errno,
@@ -476,7 +489,7 @@ impl OpenError {
 /// What a kernel answers whoever tries all the same.
 const fn errno_of(reason: &Reason) -> Errno {
     match reason {
-        Reason::GroupNotViable { .. } => Errno::EBUSY,
+        Reason::GroupNotViable { .. } | Reason::GroupHeld { .. } => Errno::EBUSY,
         Reason::Permission { .. } => os::EACCES,
         Reason::UnsafeInterrupts { .. } => Errno::EPERM,
         Reason::NoIommufd { .. } | Reason::NoCdev | Reason::NodeMissing { .. } => Errno::ENOENT,

@@ -10,7 +10,6 @@ use parking_lot::RwLock;
 
 use super::backend::Backend;
 use super::bar::Bar;
-use super::book::{self, Book};
 use super::device::Device;
 use super::error::{Error, OpenError};
 use super::hwpt::Binding;
@@ -18,6 +17,7 @@ use super::opening::{self, Candidate};
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
+use crate::sys::book::{self, Book};
 use crate::sys::iommufd::{self, IoasId};
 use crate::sys::kept::{LockedBy, Requests};
 use crate::sys::uapi::iommufd as uapi;
@@ -134,7 +134,7 @@ impl Ioas {
         let bdf = candidate.bdf();
         let fd = DeviceFd::new(candidate.open_cdev()?);
         let bound = fd.bind(self.iommufd.fd.as_fd());
-        let id = bound.map_err(|errno| candidate.explain(bind_error(bdf, errno)))?;
+        let id = bound.map_err(|errno| bind_error(candidate, errno))?;
         let attached = fd.attach(self.book.kernel().get());
         attached.map_err(|errno| attach_error(bdf, errno))?;
         let iommufd = Arc::clone(&self.iommufd.fd);
@@ -395,19 +395,20 @@ impl DmaSpace for Ioas {
 
 /// Why iommufd did not take a device (`iommufd_device_bind`, and `vfio_df_open` for one that is
 /// open).
-fn bind_error(bdf: Bdf, errno: Errno) -> OpenError {
+fn bind_error(candidate: &Candidate, errno: Errno) -> OpenError {
+    let (request, bdf) = ("VFIO_DEVICE_BIND_IOMMUFD", candidate.bdf());
     match errno {
-        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
+        Errno::EPERM => candidate.not_permitted(request),
         Errno::EINVAL => OpenError::NotTaken { bdf },
-        Errno::EBUSY => OpenError::InUse { bdf },
-        errno => OpenError::System { request: "VFIO_DEVICE_BIND_IOMMUFD", bdf, errno },
+        Errno::EBUSY => candidate.explain(OpenError::InUse { bdf }),
+        errno => OpenError::System { request, bdf, errno },
     }
 }
 
-/// Why a device was not attached.
+/// Why a device was not attached, which iommufd has taken: it looked at interrupts and the group
+/// then.
 fn attach_error(bdf: Bdf, errno: Errno) -> OpenError {
     match errno {
-        Errno::EPERM => OpenError::UnsafeInterrupts { bdf },
         Errno::EADDRINUSE | Errno::EINVAL => OpenError::DoesNotFit { bdf, errno },
         Errno::EBUSY => OpenError::InUse { bdf },
         errno => OpenError::System { request: "VFIO_DEVICE_ATTACH_IOMMUFD_PT", bdf, errno },

@@ -32,7 +32,6 @@
 
 mod backend;
 mod bar;
-mod book;
 mod config;
 mod device;
 mod device_error;
@@ -45,10 +44,10 @@ mod opening;
 mod space;
 mod type1;
 
+pub use crate::sys::book::leaked_bytes;
 pub use crate::sys::kept::{LockedBy, Requests};
 pub use backend::{Backend, UnknownBackend};
 pub use bar::Bar;
-pub use book::leaked_bytes;
 pub use config::Config;
 pub use device::{BusMaster, Device};
 pub use device_error::DeviceError;

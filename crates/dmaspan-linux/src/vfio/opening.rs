@@ -63,16 +63,30 @@ impl Candidate {
     pub(super) fn open(&self, path: &Path) -> Result<File, OpenError> {
         open(path).map_err(|error| match error {
             // Only the function's own nodes can be opened once alone.
-            OpenError::File { errno: Errno::EBUSY, .. } => OpenError::InUse { bdf: self.bdf() },
+            OpenError::File { errno: Errno::EBUSY, .. } => {
+                self.explain(OpenError::InUse { bdf: self.bdf() })
+            }
             error => self.explain(error),
         })
+    }
+
+    /// Why the kernel answered a request with `EPERM`: the group has another owner, which may be a
+    /// driver or another open file of VFIO or iommufd (`iommu_device_claim_dma_owner`), or
+    /// interrupts are not remapped. Only what the system shows of the two is said.
+    pub(super) fn not_permitted(&self, request: &'static str) -> OpenError {
+        let (bdf, group) = (self.bdf(), self.group);
+        let hides_interrupts = self.system.hides_interrupts();
+        self.explain(OpenError::NotPermitted { bdf, group, request, hides_interrupts })
     }
 
     /// The error, or what the system says about it.
     pub(super) fn explain(&self, error: OpenError) -> OpenError {
         let explains = |reason: &Reason| match &error {
             OpenError::File { .. } | OpenError::Unsupported { .. } => true,
-            OpenError::UnsafeInterrupts { .. } => matches!(reason, Reason::UnsafeInterrupts { .. }),
+            // The kernel asks for both, in this order (`iommufd_device_bind`).
+            OpenError::NotPermitted { .. } => {
+                matches!(reason, Reason::UnsafeInterrupts { .. } | Reason::GroupNotViable { .. })
+            }
             OpenError::NotViable { .. } | OpenError::InUse { .. } => {
                 matches!(reason, Reason::GroupNotViable { .. })
             }
@@ -80,6 +94,11 @@ impl Candidate {
         };
         let mut reasons = self.system.verdict(&self.function, self.backend);
         reasons.retain(explains);
+        // Interrupts that are not remapped are reason enough, whoever holds the group.
+        let by_owner = matches!(error, OpenError::NotPermitted { .. } | OpenError::InUse { .. });
+        if by_owner && reasons.is_empty() {
+            reasons.extend(self.system.held(&self.function));
+        }
         let (bdf, backend) = (self.bdf(), self.backend);
         if reasons.is_empty() { error } else { OpenError::Unusable { bdf, backend, reasons } }
     }
@@ -155,6 +174,77 @@ mod tests {
         let denied = candidate.explain(OpenError::File { path: "/x".into(), errno: os::EACCES });
         assert!(denied.to_string().ends_with("run `chown 1000 /dev/vfio/3` as root"), "{denied}");
         assert_eq!(denied.errno(), os::EACCES);
+    }
+
+    /// A machine with the disk in group 3 beside another function, and iommufd.
+    fn shared_group() -> Machine {
+        let machine = Machine::new();
+        machine.function(DISK, NVME, "").group(3, &[DISK, OTHER]).bound(DISK, 3);
+        machine.function(OTHER, NVME, "vfio-pci").cdev(DISK, "vfio4").cdev(OTHER, "vfio7");
+        machine
+    }
+
+    const OTHER: &str = "0000:00:06.0";
+    /// More than any process has.
+    const PID: u32 = 1 << 30;
+
+    fn not_permitted(machine: &Machine, backend: Backend) -> OpenError {
+        find(machine, backend).unwrap().not_permitted("VFIO_DEVICE_BIND_IOMMUFD")
+    }
+
+    #[test]
+    fn a_group_of_another_owner_is_never_told_as_interrupts_that_are_not_remapped() {
+        let machine = shared_group();
+        let remapped = [("  0:  9  IR-IO-APIC  2-edge  timer", false), ("", true)];
+        for (interrupts, is_hidden) in remapped {
+            machine.file("proc/interrupts", interrupts);
+            let error = not_permitted(&machine, Backend::Iommufd);
+            let text = error.to_string();
+            assert!(matches!(error, OpenError::NotPermitted { group: 3, .. }), "{error:?}");
+            assert!(text.contains("another process") && text.contains("its group 3"), "{text}");
+            assert!(!text.contains("unsafe_interrupts") && !text.contains("remap"), "{text}");
+            assert_eq!(text.contains("keep interrupts of devices apart"), is_hidden, "{text}");
+            assert_eq!(error.errno(), Errno::EPERM);
+        }
+        // Another driver of the group is named.
+        machine.driver(OTHER, "nvme");
+        let text = not_permitted(&machine, Backend::Iommufd).to_string();
+        assert!(text.contains("0000:00:06.0 (bound to nvme)"), "{text}");
+        assert!(!text.contains("unsafe_interrupts"), "{text}");
+    }
+
+    #[test]
+    fn processes_that_hold_a_group_are_named_with_the_node() {
+        for (node, backend) in [
+            ("/dev/vfio/3", Backend::Vfio),
+            ("/dev/vfio/devices/vfio4", Backend::Iommufd),
+            ("/dev/vfio/devices/vfio7", Backend::Iommufd),
+        ] {
+            let machine = shared_group();
+            machine.process(PID, "qemu-system-x86\n", node).process(PID + 1, "sh\n", "/dev/null");
+            let held = not_permitted(&machine, backend);
+            let says = format!("process {PID} (qemu-system-x86) has {node} open");
+            assert!(held.to_string().contains(&says), "{held}");
+            assert!(!held.to_string().contains("unsafe_interrupts"), "{held}");
+            let busy = OpenError::InUse { bdf: DISK.parse().unwrap() };
+            assert_eq!(find(&machine, backend).unwrap().explain(busy), held);
+            assert_eq!(held.errno(), Errno::EBUSY);
+        }
+    }
+
+    #[test]
+    fn interrupts_that_are_not_remapped_are_said_where_the_machine_shows_it() {
+        let machine = shared_group();
+        machine.file("proc/interrupts", "  0:  9  IO-APIC  2-edge  timer");
+        machine.process(PID, "qemu\n", "/dev/vfio/3");
+        let error = not_permitted(&machine, Backend::Iommufd);
+        let text = error.to_string();
+        assert!(text.contains("interrupts are not remapped"), "{text}");
+        assert_eq!(error.errno(), Errno::EPERM);
+        // Permitted already, they are not what the kernel refuses.
+        machine.file("sys/module/iommufd/parameters/allow_unsafe_interrupts", "Y\n");
+        let text = not_permitted(&machine, Backend::Iommufd).to_string();
+        assert!(text.contains("(qemu) has /dev/vfio/3 open"), "{text}");
     }
 
     #[test]

@@ -11,7 +11,6 @@ use parking_lot::{Mutex, RwLock};
 
 use super::backend::Backend;
 use super::bar::Bar;
-use super::book::Book;
 use super::device::Device;
 use super::dirty::{self, DirtyBitmap, DirtyTracking};
 use super::error::{Error, OpenError};
@@ -19,6 +18,7 @@ use super::opening::Candidate;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
+use crate::sys::book::Book;
 use crate::sys::kept::{LockedBy, Requests};
 use crate::sys::mapping::Mapping;
 use crate::sys::uapi::vfio::CapHeader;
@@ -83,7 +83,7 @@ impl Type1 {
         let group = open_group(&container, &candidate)?;
         let set = container.set_iommu(uapi::VFIO_TYPE1V2_IOMMU);
         set.map_err(|errno| match errno {
-            Errno::EPERM => candidate.explain(OpenError::UnsafeInterrupts { bdf }),
+            Errno::EPERM => candidate.not_permitted("VFIO_SET_IOMMU"),
             errno => OpenError::System { request: "VFIO_SET_IOMMU", bdf, errno },
         })?;
         let device = open_device(&group, &candidate)?;
@@ -245,6 +245,7 @@ const DIRTY_PAGES: &str = "VFIO_IOMMU_DIRTY_PAGES";
 const UNTRACKED: &str = "this kernel does not note what devices write";
 const ADVICE: &str = "take all that is mapped for dirty, or use iommufd's page tables";
 const SET_CONTAINER: &str = "VFIO_GROUP_SET_CONTAINER";
+const GET_DEVICE: &str = "VFIO_GROUP_GET_DEVICE_FD";
 
 /// Opens the group of a device and puts it into a container.
 fn open_group(container: &Container, candidate: &Candidate) -> Result<Group, OpenError> {
@@ -255,8 +256,8 @@ fn open_group(container: &Container, candidate: &Candidate) -> Result<Group, Ope
         return Err(candidate.explain(OpenError::NotViable { bdf, group: candidate.group }));
     }
     group.set_container(container).map_err(|errno| match errno {
-        Errno::EPERM => candidate.explain(OpenError::UnsafeInterrupts { bdf }),
-        Errno::EBUSY => OpenError::InUse { bdf },
+        Errno::EPERM => candidate.not_permitted(SET_CONTAINER),
+        Errno::EBUSY => candidate.explain(OpenError::InUse { bdf }),
         errno => OpenError::System { request: SET_CONTAINER, bdf, errno },
     })?;
     Ok(group)
@@ -265,11 +266,11 @@ fn open_group(container: &Container, candidate: &Candidate) -> Result<Group, Ope
 fn open_device(group: &Group, candidate: &Candidate) -> Result<Device, OpenError> {
     let bdf = candidate.bdf();
     let fd = group.device(&bdf.to_string()).map_err(|errno| match errno {
-        Errno::EBUSY => OpenError::InUse { bdf },
+        Errno::EBUSY => candidate.explain(OpenError::InUse { bdf }),
         // iommufd attaches the device only now.
-        Errno::EPERM => candidate.explain(OpenError::UnsafeInterrupts { bdf }),
+        Errno::EPERM => candidate.not_permitted(GET_DEVICE),
         Errno::EADDRINUSE => OpenError::DoesNotFit { bdf, errno },
-        errno => OpenError::System { request: "VFIO_GROUP_GET_DEVICE_FD", bdf, errno },
+        errno => OpenError::System { request: GET_DEVICE, bdf, errno },
     })?;
     Device::new(bdf, fd)
 }

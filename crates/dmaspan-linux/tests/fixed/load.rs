@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dmaspan::Errno;
 use dmaspan_linux::fixed::{AttachMethod, FixedRing, OperationError, Sharing};
 
-use crate::support::{Random, again, base, file_with, pattern, pinned, ring, wait};
+use crate::support::{Random, again, base, charged, file_with, pattern, pinned, ring, wait};
 
 /// The end of a pipe to read, as a file, and the other one.
 fn pipe() -> (Arc<File>, PipeWriter) {
@@ -55,12 +55,12 @@ fn memory_stays_pinned_until_the_last_operation_is_done() {
     let (before, pool) = (pinned(), base(1 << 20, 4));
     let Ok(mut ring) = FixedRing::with(&pool, 4, Sharing::Register) else { return };
     assert_eq!(ring.attachment().method(), AttachMethod::Registered { refused: None });
-    assert_eq!(pinned() - before, 4 << 20);
+    assert_eq!(pinned() - before, charged(4 << 20));
     let (reader, mut writer) = pipe();
     ring.read(pool.take().unwrap(), 0..6, &reader, 0, 1).unwrap();
     ring.submit().unwrap();
     ring.detach().unwrap();
-    assert_eq!(pinned() - before, 4 << 20);
+    assert_eq!(pinned() - before, charged(4 << 20));
     writer.write_all(b"queued").unwrap();
     drop(wait(&mut ring));
     assert_eq!(pinned(), before);

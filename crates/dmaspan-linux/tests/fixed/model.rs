@@ -8,7 +8,8 @@ use std::sync::Arc;
 use dmaspan_linux::MemoryKind;
 use dmaspan_linux::fixed::{FixedBuf, FixedRing};
 
-use crate::support::{Random, file_with, pattern, pool, ring, turn, wait};
+use crate::support::{Random, file_with, pattern, pool, ring, wait};
+use crate::turn::turn;
 
 const FILE_LEN: usize = 1 << 20;
 const SLICE_LEN: u64 = 100 << 10;

@@ -14,7 +14,8 @@ use dmaspan_linux::fixed::{
 use dmaspan_linux::mem::{ExclusiveMemory, MemoryError};
 use dmaspan_linux::{HugetlbReservation, Memory, MemoryKind};
 
-use crate::support::{base, file_with, ring, turn, wait};
+use crate::support::{base, file_with, ring, wait};
+use crate::turn::turn;
 
 const M2: u64 = 2 << 20;
 

@@ -4,7 +4,7 @@ use std::thread;
 
 use dmaspan_linux::fixed::{AttachMethod, FixedRing, OperationError, Sharing};
 
-use crate::support::{Random, again, base, file_with, pattern, pinned, ring, wait};
+use crate::support::{Random, again, base, charged, file_with, pattern, pinned, ring, wait};
 
 const FILE_LEN: usize = 2 << 20;
 const READ: usize = 12_345;
@@ -49,7 +49,7 @@ fn rings_of_several_threads_share_slices_and_one_registration() {
         eprintln!("SKIP: buffers are not shared: {}", rings[0].attachment().method());
     } else {
         // Four rings, and the memory is pinned once.
-        assert_eq!(pinned() - before, 20 * (16 << 10));
+        assert_eq!(pinned() - before, charged(20 * (16 << 10)));
     }
     thread::scope(|scope| {
         for (seed, ring) in (1..).zip(&mut rings) {
@@ -85,7 +85,7 @@ fn registering_again_is_said_and_counted() {
     let pool = base(64 << 10, 4);
     let Some(first) = ring(&pool, 2) else { return };
     let second = FixedRing::with(&pool, 2, Sharing::Register).unwrap();
-    assert_eq!(pinned() - before, 2 * (256 << 10));
+    assert_eq!(pinned() - before, charged(2 * (256 << 10)));
     let text = second.attachment().method().to_string();
     assert!(text.contains("for this ring alone"), "{text}");
     drop((first, second, pool));

@@ -3,25 +3,19 @@
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::process::{self, Command};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dmaspan_linux::fixed::{Completion, FixedPool, FixedRing, MemoryChoice, PoolOptions};
 use dmaspan_linux::{HugetlbReservation, MemoryKind};
 
-static TURN: Mutex<()> = Mutex::new(());
-
-/// Tests that use hugetlb pages take turns.
-pub(crate) fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) use crate::charged::charged;
+use crate::charged::status;
 
 /// The bytes that this process has pinned. Other tests pin too, so who counts runs alone; see
 /// [`again`].
 pub(crate) fn pinned() -> u64 {
-    let text = fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    status("VmPin")
 }
 
 /// A generator of test values (the constants are Knuth's MMIX).

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use dmaspan::{Account, Container, Errno, Iova};
+use dmaspan::{Account, Container, Errno, HostAddr, Iova};
 use dmaspan_linux::plan::{MapError, Mapper, Region};
 use dmaspan_linux::{LinuxPinner, Memory};
 
 use crate::kernel::{PAGE, RW, memory};
 
-type Space = Container<LinuxPinner, parking_lot::RawMutex>;
+type Space = Container<LinuxPinner<HostAddr>, parking_lot::RawMutex>;
 
 fn container(limit: u64) -> Arc<Space> {
     Arc::new(Container::new(LinuxPinner::new().unwrap(), Account::new(limit)))

@@ -51,6 +51,8 @@ fn the_nth_map_fails_and_nothing_is_left() {
         rig.kernel.state().failing_map = Some(n);
         let error = rig.mapper.map(rig.regions()).unwrap_err();
         assert_eq!(rig.mapper.errno(&error), Errno::ENOMEM);
+        let text = error.to_string();
+        assert!(text.ends_with(&Refused(Errno::ENOMEM).to_string()), "{text}");
         let MapError::Refused { user, iova, source } = error else { panic!("{error}") };
         let failed = &rig.memories[usize::try_from(n - 1).unwrap()];
         assert_eq!((user, iova.start()), (failed.user_range(), Rig::at(n - 1)));
@@ -78,7 +80,10 @@ fn taking_back_fails_and_what_stays_is_leaked_and_said() {
             assert_eq!((*source, *leaked), (Refused(Errno::ENOMEM), failing * PAGE));
             assert!(matches!(why, NotUnmapped::Refused { range, .. }
                 if range.start() == Rig::at(failing - 1)));
-            assert!(error.to_string().contains("remain mapped"), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("remain mapped"), "{text}");
+            assert!(text.contains(&source.to_string()), "{text}");
+            assert!(text.ends_with(&Refused(Errno::EIO).to_string()), "{text}");
             assert_eq!((rig.mapper.mapped_bytes(), rig.mapper.leaked_bytes()), (0, *leaked));
             let weak = rig.weak();
             // The device's side may be gone; the memory is not freed even then.
@@ -143,6 +148,7 @@ fn all_unmaps_fail_and_all_is_leaked() {
     rig.kernel.state().failing_unmaps = (1..=2 * MAPS).collect();
     let unmapped = mapped.unmap().unwrap_err();
     assert!(unmapped.to_string().contains("84 KiB remain mapped"), "{unmapped}");
+    assert!(unmapped.to_string().contains(&unmapped.source.to_string()), "{unmapped}");
     assert_eq!(rig.mapper.leaked_bytes(), 0);
     drop(unmapped);
     assert_eq!(rig.mapper.leaked_bytes(), 21 * PAGE);

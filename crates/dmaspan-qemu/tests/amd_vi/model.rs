@@ -2,8 +2,11 @@
 //! does better, and that more can be asked of it.
 
 use dmaspan::Prot;
+use dmaspan_drivers::Mmio as _;
 
-use crate::rig::{Faults, INVALIDATE_PAGES, Rig, WRITERS, map, opcode, paging, unmap};
+use crate::rig::{
+    Board, Faults, INVALIDATE_PAGES, REGISTERS, Rig, WRITERS, map, opcode, paging, unmap,
+};
 
 #[test]
 fn a_page_that_is_forgotten_takes_all_of_its_domain_along() {
@@ -38,4 +41,25 @@ fn a_fault_names_its_address_or_none() {
     let [report] = faults.take()[..] else { panic!("one fault") };
     assert!([0, 0x7000].contains(&report.iova.get()), "{report:x?}");
     println!("QEMU says of a fault at 0x7000 that it was at {}", report.iova);
+}
+
+#[test]
+fn without_dma_remap_everything_passes_and_no_register_says_so() {
+    let boards = ["on", "off"].map(|remaps| Board::with(&format!("amd-iommu,dma-remap={remaps}")));
+    let [Some(remaps), Some(passes)] = boards else { return };
+    let config = passes.config();
+    assert_eq!(config, remaps.config());
+    let said = |board: &Board, at| board.machine.mmio(REGISTERS).read64(at);
+    for at in (0..0x4000).step_by(8) {
+        assert_eq!(said(&passes, at), said(&remaps, at), "{at:#x}");
+    }
+    for (board, blocks) in [(remaps, true), (passes, false)] {
+        let rig = board.drive(config);
+        let page = rig.board.machine.ram().allocate(0x1000).unwrap();
+        let (_blocked, mut device) = (rig.stream(WRITERS[0]), rig.board.writer(0));
+        let written = device.write(page.paddr().get(), page.paddr(), 4);
+        assert_eq!(written.is_err(), blocks);
+        // Nor afterwards.
+        assert_eq!(rig.iommu.handle_faults().unwrap().reported, u32::from(blocks));
+    }
 }

@@ -51,9 +51,11 @@ pub(crate) struct Board {
 impl Board {
     /// `None` without QEMU, which was said.
     pub(crate) fn start() -> Option<Self> {
-        let mut builder = Machine::builder(ready(Arch::X86_64)?, "q35")
-            .ram(2 << 30)
-            .device("amd-iommu,dma-remap=on");
+        Self::with("amd-iommu,dma-remap=on")
+    }
+
+    pub(crate) fn with(iommu: &str) -> Option<Self> {
+        let mut builder = Machine::builder(ready(Arch::X86_64)?, "q35").ram(2 << 30).device(iommu);
         for slot in WRITERS {
             builder = builder.device(&format!("iommu-testdev,addr={slot}"));
         }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use dmaspan::Coherency;
 use dmaspan::io_pgtable::{AmdV1, ArmLpaeS1, ArmLpaeS2, Half, Riscv, RiscvStage, VtdSs, X86_64};
-use dmaspan::iommu::{FaultReason, RegionKind, ReservedRegion, ReservedRegions};
-use dmaspan::{Coherency, Iova, IovaRange, Prot};
+use dmaspan::iommu::{FaultReason, ReservedRegions};
 use dmaspan_drivers::arm_smmu_v3::{self as smmu, OnFault, SmmuV3, SmmuV3Config};
 use dmaspan_drivers::riscv::{self, RiscvIommu, RiscvIommuConfig};
 use dmaspan_drivers::vtd::{self, Mode, Vtd, VtdConfig};
@@ -20,18 +20,6 @@ const AMD_CLASS: u32 = 0x08_0600;
 const AMD_CAPABILITY: u8 = 0x0f;
 /// Where RISC-V's IOMMU is on the bus.
 const RISCV_SLOT: u8 = 3;
-
-/// What devices of a machine cannot use: on a PC writes there are interrupts.
-pub(super) fn reserved(arch: Arch) -> ReservedRegions {
-    let mut regions = ReservedRegions::new();
-    if arch == Arch::X86_64 {
-        let range = IovaRange::new(Iova::new(0xfee0_0000), Iova::new(0xfeef_ffff));
-        let range = range.expect("it goes up");
-        let region = ReservedRegion { range, kind: RegionKind::Msi, prot: Prot::empty() };
-        regions.insert(region).expect("it is the first");
-    }
-    regions
-}
 
 /// What all have in common but for names.
 macro_rules! iommu {

@@ -10,7 +10,7 @@ use dmaspan::iommu::{
     Attachment, Domain, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse,
     IommuOps, Port, Prepared, Relaxable, ReservedRegions, Target,
 };
-use dmaspan::{IovaRange, Platform};
+use dmaspan::{IovaRange, PhysAddr, Platform};
 use dmaspan_drivers::Handled;
 use dmaspan_qemu::{Arch, Builder, Machine, Pci, ready};
 use dmaspan_sim::Arena;
@@ -49,7 +49,7 @@ const TABLES: u64 = 4 << 20;
 /// An IOMMU of a machine, by its driver, with one kind of tables.
 pub(crate) trait Iommu: Sized + 'static {
     type Format: Format<Word = u64>;
-    type Ops: IommuOps;
+    type Ops: IommuOps<Address = PhysAddr>;
     type Port: Port<Paging = DomainOf<Self>>;
 
     const ARCH: Arch;
@@ -100,7 +100,7 @@ impl<I: Iommu> Behind<I> {
         let domain = Domain::new(table, iommu.ops()).expect("nothing is mapped");
         let domain = DmaDomain::new(domain, DmaConfig::new(1), OneCpu).expect("there is room");
         let domain = Arc::new(domain);
-        let port = iommu.port(id, drivers::reserved(I::ARCH));
+        let port = iommu.port(id, ReservedRegions::new());
         let kept_out = port.reserved_regions().reserve_in(domain.iovas(), Relaxable::Keep);
         kept_out.expect("nothing is handed out");
         let heard = Arc::new(Heard::default());

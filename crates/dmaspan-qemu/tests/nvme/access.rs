@@ -23,6 +23,8 @@ const REGISTERS: u64 = 0x2000;
 const STEP: u64 = 10_000;
 /// How often a poll looks whether the controller has failed: what it had to do, it never does then.
 const LOOK: u32 = 100;
+/// What a busy machine may take besides.
+const BUSY: Duration = Duration::from_secs(60);
 /// The status of the controller, and that it has failed (NVM Express, 3.1.4.6).
 const CSTS: u64 = 0x1c;
 const FATAL: u32 = 1 << 1;
@@ -175,13 +177,14 @@ where
         (buffer.device == self.id()).then_some(&*buffer.buffer)
     }
 
-    /// Disk I/O takes real time, whatever virtual time is.
+    /// Disk I/O takes real time, whatever virtual time is, and more of it on a busy machine: each
+    /// limit is a minute longer.
     fn pause(&self, polls: u32, limit: Duration) -> Pause {
         if polls == 1 {
             self.began.set(Instant::now());
         }
         let failed = polls.is_multiple_of(LOOK) && self.read32(CSTS) & FATAL != 0;
-        if failed || self.machine.is_gone() || self.began.get().elapsed() > limit {
+        if failed || self.machine.is_gone() || self.began.get().elapsed() > limit + BUSY {
             return Pause::GiveUp;
         }
         self.machine.clock_step(STEP);

@@ -1,10 +1,12 @@
 //! Who reaches what: devices apart, domains switched, and the driver's own beginning and end.
 
-use dmaspan::iommu::{AllMemory, Attachment, FaultReason, ReservedRegions, Target};
-use dmaspan_drivers::Mmio as _;
-use dmaspan_qemu::{Pci, TestDev};
+use dmaspan::iommu::{AllMemory, Attachment, FaultReason, Port as _, ReservedRegions, Target};
+use dmaspan::{Iova, IovaRange};
+use dmaspan_drivers::vtd::{Vtd, VtdConfig};
+use dmaspan_drivers::{Error, Mmio as _};
+use dmaspan_qemu::{Pci, QemuHost, TestDev};
 
-use crate::rig::{Kind, RW, Rig, machine, map, of_every_kind, reaches, to, unmap};
+use crate::rig::{Kind, RW, Rig, machine, machine_with, map, of_every_kind, reaches, to, unmap};
 
 of_every_kind!(
     two_devices_in_two_domains_do_not_reach_each_others_memory,
@@ -14,6 +16,7 @@ of_every_kind!(
     what_may_pass_passes_until_it_is_detached,
     whatever_was_translated_before_is_blocked_by_a_new_driver,
     numbers_of_domains_come_back,
+    a_write_where_interrupts_are_reaches_no_memory_and_no_driver_hears_of_it,
 );
 
 const IOVA: u64 = 0x7654_3000;
@@ -183,4 +186,40 @@ fn numbers_of_domains_come_back<K: Kind>() {
     assert!(claim().is_err());
     drop(stream);
     assert!(Attachment::new(claim().expect("it was given back")).is_ok());
+}
+
+/// Which is why a stream keeps these addresses out of its domains.
+fn a_write_where_interrupts_are_reaches_no_memory_and_no_driver_hears_of_it<K: Kind>() {
+    let Some(mut rig) = Rig::new::<K>() else { return };
+    let (stream, heard) = rig.stream::<K::Format>(1);
+    let reserved = stream.port().reserved_regions();
+    let (domain, buffer) = (rig.domain::<K>(), rig.buffer(0x1000));
+    stream.attach(to(&domain)).expect("it is attached");
+    for inside in [0xfee0_0000, 0xfeef_f000] {
+        assert!(reserved.first_in(IovaRange::point(Iova::new(inside))).is_some());
+        map(&domain, inside, buffer.span(), RW);
+        buffer.set_word(0, 0);
+        let _ = rig.devices[0].write(inside, buffer.paddr(), 4);
+        assert_eq!((buffer.word(0), rig.faults(&heard)), (0, Vec::new()), "{inside:#x}");
+    }
+    for beside in [0xfedf_f000, 0xfef0_0000] {
+        assert_eq!(reserved.first_in(IovaRange::point(Iova::new(beside))), None);
+        map(&domain, beside, buffer.span(), RW);
+        assert!(rig.reaches(beside, &buffer), "{beside:#x}");
+    }
+}
+
+#[test]
+fn a_unit_that_is_there_for_interrupts_alone_is_refused_by_name() {
+    for properties in ["aw-bits=48", "aw-bits=39", "scalable-mode=on", "scalable-mode=on,fsts=on"] {
+        let properties = format!("dma-translation=off,{properties}");
+        let Some((machine, tap)) = machine_with(&properties) else { return };
+        let host = QemuHost::new(&machine);
+        #[expect(unsafe_code, reason = "hands hardware to its driver")]
+        // SAFETY: the model's registers are used by this driver alone, and reach the host's memory.
+        let refused = unsafe { Vtd::new(tap, host, VtdConfig::new(39)) };
+        let error = refused.expect_err("it translates nothing");
+        assert!(matches!(error, Error::Unsupported { .. }), "{properties}: {error}");
+        assert!(error.to_string().contains("no translation of DMA"), "{properties}: {error}");
+    }
 }

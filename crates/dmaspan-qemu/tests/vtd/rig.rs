@@ -89,8 +89,12 @@ pub(crate) struct Rig {
 
 /// The machine alone, and the tap on its IOMMU.
 pub(crate) fn machine<K: Kind>() -> Option<(Machine, Tap)> {
+    machine_with(K::PROPERTIES)
+}
+
+pub(crate) fn machine_with(properties: &str) -> Option<(Machine, Tap)> {
     let machine = Machine::builder(ready(Arch::X86_64)?, "q35")
-        .device(&format!("intel-iommu,intremap=off,{}", K::PROPERTIES))
+        .device(&format!("intel-iommu,intremap=off,{properties}"))
         .device("iommu-testdev,addr=1")
         .device("iommu-testdev,addr=2")
         .device("edu,addr=3")

@@ -7,7 +7,7 @@ use dmaspan::io_pgtable::{
     DirtyBitmap, Format, Fresh, NoTables, PageTable, Retired, TableAddr, TableMemory, TableShape,
     Word,
 };
-use dmaspan::{Coherency, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
+use dmaspan::{Coherency, Iova, IovaRange, PhysAddr, Promise, Prot, Span, SpanBuf, lg2};
 use parking_lot::Mutex;
 
 use super::choices::{Bits, Choices};
@@ -66,8 +66,13 @@ unsafe impl<W: Word> TableMemory<W> for HostileTables<W> {
         TableMemory::<W>::reserve(&self.inner, shape, count)
     }
 
-    fn take(&self, shape: TableShape, list: &mut ArenaList) -> Option<Fresh<'_, W>> {
-        self.inner.take(shape, list)
+    fn take(
+        &self,
+        promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut ArenaList,
+    ) -> Option<Fresh<'_, W>> {
+        self.inner.take(promise, shape, list)
     }
 
     fn publish(&self, mut fresh: Fresh<'_, W>) {
@@ -95,12 +100,12 @@ unsafe impl<W: Word> TableMemory<W> for HostileTables<W> {
         }
     }
 
-    fn append(&self, list: &mut ArenaList, other: ArenaList) {
-        TableMemory::<W>::append(&self.inner, list, other);
+    fn append(&self, promise: Promise<'_>, list: &mut ArenaList, other: ArenaList) {
+        TableMemory::<W>::append(&self.inner, promise, list, other);
     }
 
-    fn free(&self, shape: TableShape, list: ArenaList) {
-        TableMemory::<W>::free(&self.inner, shape, list);
+    fn free(&self, promise: Promise<'_>, shape: TableShape, list: ArenaList) {
+        TableMemory::<W>::free(&self.inner, promise, shape, list);
     }
 }
 
@@ -137,7 +142,12 @@ fn fill<F: Format<Word: Bits>>(
 ) {
     let geometry = format.geometry();
     let mut list = TableMemory::<F::Word>::reserve(memory, geometry.table, TABLES).unwrap();
-    let mut tables = [(); TABLES].map(|()| memory.take(geometry.table, &mut list).unwrap());
+    #[expect(unsafe_code, reason = "takes the tables as the walker does")]
+    let mut tables = [(); TABLES].map(|()| {
+        // SAFETY: the list was reserved with this shape, in this memory.
+        let promise = unsafe { Promise::new() };
+        memory.take(promise, geometry.table, &mut list).unwrap()
+    });
     let root_len = 1 << (geometry.root.lg2_size - F::Word::LG2_BYTES);
     let mut root = vec![F::Word::EMPTY; root_len];
     let addresses = tables.each_ref().map(Fresh::paddr);

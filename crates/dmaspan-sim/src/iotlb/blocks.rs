@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use dmaspan::{Iova, IovaRange, Prot, lg2};
+use dmaspan::{Iova, IovaRange, lg2};
 
 use crate::walker::block_around;
 
@@ -80,8 +80,14 @@ impl<V> BlockMap<V> {
     ///
     /// Costs as many steps as the range has blocks or as the map has places, whichever is less.
     pub(crate) fn remove(&mut self, range: IovaRange) -> u64 {
+        self.remove_sizes(range, |_| true)
+    }
+
+    /// The same for blocks of `2^n` bytes for every `n` of which `is_meant` says so.
+    pub(crate) fn remove_sizes(&mut self, range: IovaRange, is_meant: impl Fn(u32) -> bool) -> u64 {
         let mut removed = 0;
-        for (lg2, blocks) in self.sizes.iter_mut().filter(|(_, blocks)| !blocks.is_empty()) {
+        let meant = |(lg2, blocks): &&mut (u32, Blocks<V>)| is_meant(*lg2) && !blocks.is_empty();
+        for (lg2, blocks) in self.sizes.iter_mut().filter(meant) {
             let first = number(range.start().get(), *lg2);
             let last = number(range.last().get(), *lg2);
             let before = blocks.len();
@@ -96,6 +102,33 @@ impl<V> BlockMap<V> {
             removed += u64::try_from(before - blocks.len()).unwrap_or(u64::MAX);
         }
         removed
+    }
+
+    /// Forgets the blocks that intersect `range` and of which `is_meant` says so. Says how many.
+    pub(crate) fn remove_if(&mut self, range: IovaRange, is_meant: impl Fn(&V) -> bool) -> u64 {
+        let mut removed = 0;
+        for (lg2, blocks) in self.sizes.iter_mut().filter(|(_, blocks)| !blocks.is_empty()) {
+            let first = number(range.start().get(), *lg2);
+            let last = number(range.last().get(), *lg2);
+            let before = blocks.len();
+            blocks.retain(|block, value| !(first..=last).contains(block) || !is_meant(value));
+            removed += u64::try_from(before - blocks.len()).unwrap_or(u64::MAX);
+        }
+        removed
+    }
+
+    /// The blocks that `range` covers in part, each with log2 of its size: two of a size at most.
+    pub(crate) fn cut_by(&self, range: IovaRange) -> impl Iterator<Item = (IovaRange, u32, &V)> {
+        let ends = [Some(range.start()), (range.start() != range.last()).then(|| range.last())];
+        self.sizes.iter().flat_map(move |(lg2, blocks)| {
+            let around = ends.map(|end| end.map(|end| block_around(end, *lg2)));
+            let [first, last] = around;
+            let around = [first, last.filter(|_| first != last)];
+            around.into_iter().flatten().filter_map(move |block| {
+                let value = blocks.get(&number(block.start().get(), *lg2))?;
+                (!range.covers(block)).then_some((block, *lg2, value))
+            })
+        })
     }
 
     /// Forgets everything, and says how many blocks that were.
@@ -114,53 +147,5 @@ impl<V> BlockMap<V> {
                 block.intersection(range).map(|_| (block, value))
             })
         })
-    }
-}
-
-/// A leaf as it was when it was cached. The block that it is for is the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CachedLeaf {
-    /// What the first address of the block translates to.
-    pub(crate) paddr: u64,
-    pub(crate) prot: Prot,
-    pub(crate) level: u8,
-    /// Whether the first write must go to the entry, to mark it dirty.
-    pub(crate) clean: bool,
-}
-
-/// A leaf in eight bytes, because millions of them are kept.
-///
-/// Addresses of leaves are aligned to 2 KiB at least, which leaves eleven bits: six for `Prot`, one
-/// for a clean leaf and three for the level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PackedLeaf(u64);
-
-const PROT_LG2: u32 = 6;
-const CLEAN: u64 = 1 << PROT_LG2;
-const LEVEL_SHIFT: u32 = PROT_LG2 + 1;
-const LEVEL_LG2: u32 = 3;
-const SPARE_LG2: u32 = 11;
-const _: () = assert!(Prot::all().bits() < 1 << PROT_LG2);
-const _: () = assert!(LEVEL_SHIFT + LEVEL_LG2 <= SPARE_LG2);
-
-impl PackedLeaf {
-    /// `None` where the leaf is not aligned enough or its level too high to be packed.
-    pub(crate) fn new(leaf: CachedLeaf) -> Option<Self> {
-        let level = u64::from(leaf.level);
-        let fits = lg2::is_aligned(leaf.paddr, SPARE_LG2) && level <= lg2::mask(LEVEL_LG2);
-        let clean = if leaf.clean { CLEAN } else { 0 };
-        let packed = leaf.paddr | u64::from(leaf.prot.bits()) | clean | (level << LEVEL_SHIFT);
-        fits.then_some(Self(packed))
-    }
-
-    pub(crate) fn unpack(self) -> CachedLeaf {
-        let [level, ..] = ((self.0 >> LEVEL_SHIFT) & lg2::mask(LEVEL_LG2)).to_le_bytes();
-        let [prot, ..] = (self.0 & lg2::mask(PROT_LG2)).to_le_bytes();
-        CachedLeaf {
-            paddr: lg2::align_down(self.0, SPARE_LG2),
-            prot: Prot::from_bits_truncate(u32::from(prot)),
-            level,
-            clean: self.0 & CLEAN != 0,
-        }
     }
 }

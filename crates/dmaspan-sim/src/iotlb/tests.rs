@@ -5,6 +5,7 @@ use dmaspan::iommu::{Invalidation, IommuOps, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr};
 use proptest::prelude::*;
 
+use super::leaves::PackedLeaf;
 use super::*;
 use crate::walker::TableImage;
 use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
@@ -56,8 +57,12 @@ fn whole() -> IovaRange {
 }
 
 fn invalidate(iotlb: &TestIotlb, ranges: &[IovaRange], tables: Tables) {
+    invalidate_sizes(iotlb, ranges, 1 << 12, tables);
+}
+
+fn invalidate_sizes(iotlb: &TestIotlb, ranges: &[IovaRange], leaf_sizes: u64, tables: Tables) {
     let scope = Scope::Ranges(ranges);
-    iotlb.invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables }).unwrap();
+    iotlb.invalidate(&Invalidation { scope, leaf_sizes, tables }).unwrap();
 }
 
 #[test]
@@ -138,20 +143,67 @@ fn everything_is_forgotten_by_an_invalidation_of_all() {
     assert_eq!((counters.invalidations_of_all, counters.ranges_invalidated), (1, 0));
 }
 
-#[test]
-fn a_contiguous_group_is_one_entry_that_answers_for_every_page() {
-    let iotlb = iotlb();
+/// Sixteen pages from 0x4_0000 on, at 0.
+fn set_group(iotlb: &TestIotlb) {
     for page in 0..16 {
-        set(&iotlb, 0x3000 + page * 8, 1 << 52 | (0x4_0000 + (page << 12)) | PAGE);
+        set(iotlb, 0x3000 + page * 8, 1 << 52 | (0x4_0000 + (page << 12)) | PAGE);
     }
+}
+
+#[test]
+fn a_contiguous_group_answers_for_every_page_and_is_forgotten_page_by_page() {
+    let iotlb = iotlb();
+    set_group(&iotlb);
     assert_eq!(read(&iotlb, 0x3000), Ok(0x4_3000));
     assert_eq!(iotlb.cached_leaves(), 1);
-    // A page is taken out of the group and only its neighbour invalidated: the entry goes whole.
-    set(&iotlb, 0x3000 + 5 * 8, 0);
+    (0..16).for_each(|page| set(&iotlb, 0x3000 + page * 8, 0));
     assert_eq!(read(&iotlb, 0x5abc), Ok(0x4_5abc));
-    assert_eq!(iotlb.stale_leaves(whole())[0].iova, Iova::new(0x5000));
-    invalidate(&iotlb, &[range(0x6000, 0x6fff)], Tables::Kept);
-    assert_eq!(read(&iotlb, 0x5abc), Err(FaultKind::Translation));
+    assert_eq!(iotlb.stale_leaves(whole())[0].iova, Iova::new(0));
+    // Two pages are named. A TLB that holds each page by itself keeps the others.
+    invalidate_sizes(&iotlb, &[range(0x6000, 0x7fff)], 1 << 16, Tables::Kept);
+    for page in 0..16 {
+        let kept = !(6..8).contains(&page);
+        assert_eq!(read(&iotlb, page << 12).is_ok(), kept, "page {page}");
+    }
+    // The pages are of the group: named as pages they stay, and named as its size they go.
+    invalidate(&iotlb, &[whole()], Tables::Kept);
+    assert_eq!(read(&iotlb, 0xf123), Ok(0x4_f123));
+    assert_eq!(iotlb.stale_leaves(whole()).len(), 14);
+    invalidate_sizes(&iotlb, &[range(0, 0xffff)], 1 << 16, Tables::Kept);
+    assert_eq!((iotlb.cached_leaves(), iotlb.stale_leaves(whole()).len()), (0, 0));
+    assert_eq!(read(&iotlb, 0xf123), Err(FaultKind::Translation));
+}
+
+#[test]
+fn a_page_of_a_group_that_is_walked_for_again_is_as_the_tables_have_it() {
+    let iotlb = iotlb_with(TCR_DIRTY, IotlbConfig::default());
+    let clean = |page: u64| 1 << 52 | 1 << 51 | (0x4_0000 + (page << 12)) | READ_ONLY;
+    (0..16).for_each(|page| set(&iotlb, 0x3000 + page * 8, clean(page)));
+    assert!(read(&iotlb, 0).is_ok());
+    invalidate_sizes(&iotlb, &[range(0, 0xfff)], 1 << 16, Tables::Kept);
+    // The first write to a page that is cached as clean marks it, and the next one is a hit.
+    assert_eq!(write(&iotlb, 0x3000), Ok(0x4_3000));
+    let walks = iotlb.counters().walks;
+    assert_eq!(write(&iotlb, 0x3000), Ok(0x4_3000));
+    assert_eq!(iotlb.counters().walks, walks);
+}
+
+#[test]
+fn a_leaf_stays_unless_its_size_is_named_or_everything_is_forgotten() {
+    let (page, block) = (1 << 12, 1 << 21);
+    for (leaf_sizes, left) in [(0, 2), (page, 1), (block, 1), (page | block, 0), (1 << 16, 2)] {
+        for tables in [Tables::Kept, Tables::Detached] {
+            let iotlb = iotlb();
+            set(&iotlb, 0x3000, 0x8000 | PAGE);
+            set(&iotlb, 0x2008, 0x60_0745);
+            assert!(read(&iotlb, 0).is_ok() && read(&iotlb, 0x20_0000).is_ok());
+            invalidate_sizes(&iotlb, &[whole()], leaf_sizes, tables);
+            assert_eq!(iotlb.cached_leaves(), left, "{leaf_sizes:#x} {tables:?}");
+            let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables };
+            iotlb.invalidate(&all).unwrap();
+            assert_eq!(iotlb.cached_leaves(), 0);
+        }
+    }
 }
 
 #[test]
@@ -256,15 +308,18 @@ fn failing_calls_forget_nothing_and_are_as_many_as_asked_for() {
 fn a_planted_bug_answers_ok_and_keeps_what_it_says() {
     for (planted, left) in [
         (Planted::None, (0, 0)),
-        (Planted::IgnoreLeaves, (1, 0)),
+        (Planted::IgnoreLeaves, (2, 0)),
+        (Planted::IgnoreSmallest, (1, 0)),
+        (Planted::IgnoreLargest, (1, 0)),
         (Planted::IgnoreTables, (0, 2)),
-        (Planted::IgnoreAll, (1, 2)),
+        (Planted::IgnoreAll, (2, 2)),
     ] {
         let iotlb = iotlb();
         set(&iotlb, 0x3000, 0x8000 | PAGE);
-        assert!(read(&iotlb, 0).is_ok());
+        set(&iotlb, 0x2008, 0x60_0745);
+        assert!(read(&iotlb, 0).is_ok() && read(&iotlb, 0x20_0000).is_ok());
         iotlb.drop_invalidations(planted);
-        invalidate(&iotlb, &[whole()], Tables::Detached);
+        invalidate_sizes(&iotlb, &[whole()], 1 << 12 | 1 << 21, Tables::Detached);
         assert_eq!((iotlb.cached_leaves(), iotlb.cached_links()), left, "{planted:?}");
     }
 }
@@ -378,13 +433,15 @@ fn both_ways_of_removing_a_range_remove_the_same() {
 #[test]
 fn a_packed_leaf_unpacks_to_itself() {
     for prot in [Prot::READ, Prot::READ_WRITE | Prot::CACHE, Prot::all()] {
-        for (paddr, level, clean) in [(0x800, 0, false), (0xf_ffff_ffff_f800, 7, true)] {
-            let leaf = CachedLeaf { paddr, prot, level, clean };
+        for (paddr, level, clean) in [(0x800, 0, false), (0xff_ffff_ffff_f800, 7, true)] {
+            let leaf = CachedLeaf { paddr, prot, level, clean, entry_lg2: 12 + u32::from(level) };
             assert_eq!(PackedLeaf::new(leaf).unwrap().unpack(), leaf);
         }
     }
-    let small = CachedLeaf { paddr: 0x400, prot: Prot::READ, level: 0, clean: false };
-    assert_eq!(PackedLeaf::new(small), None);
+    for paddr in [0x400, 1 << 58] {
+        let leaf = CachedLeaf { paddr, prot: Prot::READ, level: 0, clean: false, entry_lg2: 12 };
+        assert_eq!(PackedLeaf::new(leaf), None);
+    }
 }
 
 /// What a driver and a device do to 64 pages.

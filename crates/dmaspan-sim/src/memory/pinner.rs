@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
-use dmaspan::{Errno, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 use parking_lot::RwLockWriteGuard;
 
 use super::cpu_table::{Part, Walked};
@@ -336,6 +336,7 @@ enum Pause {
 //    but a simulated one reaches them. A space calls its listeners before device memory goes.
 #[expect(unsafe_code, reason = "the trait is a promise about memory, kept as said above")]
 unsafe impl Pinner for SimPinner {
+    type Address = PhysAddr;
     type Space = Arc<SimSpace>;
     type Pin = SimPin;
     type Error = SimPinError;
@@ -374,7 +375,14 @@ unsafe impl Pinner for SimPinner {
         }
     }
 
-    fn unpin(&self, pin: &mut SimPin, spans: &[Span], kind: Kind, dirty: Dirty) {
+    fn unpin(
+        &self,
+        _promise: Promise<'_>,
+        pin: &mut SimPin,
+        spans: &[Span],
+        kind: Kind,
+        dirty: Dirty,
+    ) {
         for spans in spans.chunks(AT_ONCE) {
             if kind == Kind::Memory {
                 self.memory.fetch_records(spans.iter().copied());
@@ -383,7 +391,7 @@ unsafe impl Pinner for SimPinner {
         }
     }
 
-    fn release(&self, pin: SimPin) {
+    fn release(&self, _promise: Promise<'_>, pin: SimPin) {
         if pin.bytes_left() > 0 {
             let bytes_left = pin.bytes_left();
             self.memory.violate(Violation::ReleasedWhilePinned { bytes_left });

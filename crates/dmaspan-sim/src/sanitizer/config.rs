@@ -6,10 +6,11 @@ use crate::iotlb::AbsentEntries;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum LeafSizes {
     /// It forgets leaves of all sizes.
-    #[default]
     Any,
-    /// It forgets the named sizes (Arm's TTL field, VT-d's address mask): one that was unmapped and
-    /// not named stays. For unmaps that say their sizes.
+    /// It forgets the named sizes, as the weakest hardware does (IHI 0070, 4.4.1, TTL; and a driver
+    /// that names one address for each leaf): one that was unmapped and not named stays. For unmaps
+    /// that say their sizes.
+    #[default]
     Named,
 }
 
@@ -69,7 +70,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             absent: AbsentEntries::NotCached,
-            leaf_sizes: LeafSizes::Any,
+            leaf_sizes: LeafSizes::Named,
             parts: Parts::Report,
             pointless: Pointless::Report,
             mode: Mode::Collect,

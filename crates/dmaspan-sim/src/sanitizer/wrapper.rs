@@ -5,7 +5,7 @@ use std::fmt;
 use dmaspan::dma::{DmaMemory, Piece, Via};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
-use dmaspan::{Coherency, IovaRange, PhysAddr, Span, lg2};
+use dmaspan::{Coherency, IovaRange, PhysAddr, Promise, Span, lg2};
 
 use super::Sanitizer;
 use super::event::Outcome;
@@ -29,6 +29,8 @@ use super::event::Outcome;
 ///
 /// // SAFETY: there is no hardware that could use anything.
 /// unsafe impl IommuOps for Driver {
+///     type Address = PhysAddr;
+///
 ///     fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
 ///         Ok(())
 ///     }
@@ -90,6 +92,8 @@ impl<O> Sanitized<O> {
 #[expect(unsafe_code, reason = "everything but the events is the inner driver's")]
 // SAFETY: every hook calls the inner driver's with the same arguments and answers what it answered.
 unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
+    type Address = O::Address;
+
     #[track_caller]
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let begun = self.sanitizer.on_invalidate_begin(what);
@@ -108,8 +112,12 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
         answer
     }
 
-    fn root_changed(&self, current: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
-        self.inner.root_changed(current)
+    fn root_changed(
+        &self,
+        promise: Promise<'_>,
+        current: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
+        self.inner.root_changed(promise, current)
     }
 
     #[track_caller]
@@ -213,8 +221,13 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for SanitizedTables<M> {
         Ok(SanitizedList { inner, detached: Vec::new() })
     }
 
-    fn take(&self, shape: TableShape, list: &mut Self::List) -> Option<Fresh<'_, W>> {
-        self.inner.take(shape, &mut list.inner)
+    fn take(
+        &self,
+        promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut Self::List,
+    ) -> Option<Fresh<'_, W>> {
+        self.inner.take(promise, shape, &mut list.inner)
     }
 
     fn coherency(&self) -> Coherency {
@@ -229,8 +242,8 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for SanitizedTables<M> {
         self.inner.entries(table)
     }
 
-    fn written(&self, entries: &[W::Atomic]) {
-        self.inner.written(entries);
+    fn written(&self, promise: Promise<'_>, entries: &[W::Atomic]) {
+        self.inner.written(promise, entries);
     }
 
     fn retire(&self, list: &mut Self::List, table: TableAddr) {
@@ -241,13 +254,13 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for SanitizedTables<M> {
         self.inner.retire(&mut list.inner, table);
     }
 
-    fn append(&self, list: &mut Self::List, other: Self::List) {
+    fn append(&self, promise: Promise<'_>, list: &mut Self::List, other: Self::List) {
         list.detached.extend(other.detached);
-        self.inner.append(&mut list.inner, other.inner);
+        self.inner.append(promise, &mut list.inner, other.inner);
     }
 
-    fn free(&self, shape: TableShape, list: Self::List) {
+    fn free(&self, promise: Promise<'_>, shape: TableShape, list: Self::List) {
         list.detached.iter().for_each(|&table| self.sanitizer.on_free_table(table));
-        self.inner.free(shape, list.inner);
+        self.inner.free(promise, shape, list.inner);
     }
 }

@@ -276,6 +276,16 @@ impl AnyWalker {
         };
         leaf.tables.last().is_some_and(|step| step.entry & lg2::size(not_global) == 0)
     }
+
+    /// log2 of the least that the TLB may hold of a leaf. The contiguous bit is a hint, and each
+    /// entry of the group a leaf; the repeated entries of a large page and of a supersection are
+    /// one.
+    pub(super) fn entry_lg2(&self, leaf: &Translation) -> u32 {
+        match self {
+            Self::OneShort(_) => leaf.group_lg2,
+            _ => leaf.leaf_lg2,
+        }
+    }
 }
 
 impl Walker for AnyWalker {

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use dmaspan::{Iova, IovaRange};
 
-use crate::iotlb::blocks::{BlockMap, CachedLeaf, PackedLeaf};
+use crate::iotlb::blocks::BlockMap;
+use crate::iotlb::leaves::{CachedLeaf, LeafCache};
 use crate::walker::{TableLink, WalkPath};
 
 /// Whose entries they are, within a VMID.
@@ -29,7 +30,7 @@ pub(super) struct Tag {
 
 #[derive(Debug, Default)]
 struct Entries {
-    leaves: BlockMap<PackedLeaf>,
+    leaves: LeafCache,
     links: BlockMap<TableLink>,
 }
 
@@ -97,11 +98,10 @@ impl Tlb {
     pub(super) fn leaf(&self, tag: Tag, at: Iova) -> Option<(u32, CachedLeaf)> {
         let find = |tag| self.entries.get(&tag)?.leaves.get(at);
         let global = Tag { space: Space::Global, ..tag };
-        let found = match tag.space {
+        match tag.space {
             Space::One(_) => find(tag).or_else(|| find(global)),
             Space::Global | Space::Two => find(tag),
-        };
-        found.map(|(lg2, leaf)| (lg2, leaf.unpack()))
+        }
     }
 
     /// The deepest cached table for an address.
@@ -111,9 +111,7 @@ impl Tlb {
 
     /// Keeps a leaf of `2^lg2` bytes that has `at`.
     pub(super) fn keep_leaf(&mut self, tag: Tag, at: Iova, lg2: u32, leaf: CachedLeaf) {
-        if let Some(packed) = PackedLeaf::new(leaf) {
-            self.entries.entry(tag).or_default().leaves.insert(at, lg2, packed);
-        }
+        self.entries.entry(tag).or_default().leaves.insert(at, lg2, leaf);
     }
 
     /// Keeps the tables of a walk that began at `from`.
@@ -126,9 +124,16 @@ impl Tlb {
 
     pub(super) fn invalidate(&mut self, what: &Invalidation) {
         for (_, entries) in self.entries.iter_mut().filter(|(tag, _)| what.concerns(**tag)) {
-            forget(&mut entries.leaves, what.at);
+            match what.at {
+                // Leaves of any size, since no argument says one.
+                Some(at) => entries.leaves.forget(IovaRange::point(at), u64::MAX),
+                None => entries.leaves.clear(),
+            };
             if what.levels == Levels::All {
-                forget(&mut entries.links, what.at);
+                match what.at {
+                    Some(at) => entries.links.remove(IovaRange::point(at)),
+                    None => entries.links.clear(),
+                };
             }
         }
     }
@@ -138,11 +143,4 @@ impl Tlb {
         let leaves = self.entries.values().map(|entries| entries.leaves.len()).sum();
         (leaves, self.entries.values().map(|entries| entries.links.len()).sum())
     }
-}
-
-fn forget<V>(blocks: &mut BlockMap<V>, at: Option<Iova>) {
-    match at {
-        Some(at) => blocks.remove(IovaRange::point(at)),
-        None => blocks.clear(),
-    };
 }

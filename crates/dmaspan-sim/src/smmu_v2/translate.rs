@@ -12,7 +12,7 @@ use super::stall::Transaction;
 use super::state::{Route, State};
 use super::tlb::{Space, Tag, Tlb};
 use crate::iotlb::Hit;
-use crate::iotlb::blocks::CachedLeaf;
+use crate::iotlb::leaves::CachedLeaf;
 use crate::walker::arm_lpae::Privilege;
 use crate::walker::{
     Access, Fault, FaultKind, NotATable, TableWords, WalkPath, Walker, block_around,
@@ -120,6 +120,7 @@ fn stage(
             prot: found.prot,
             level: found.level,
             clean: false,
+            entry_lg2: walker.entry_lg2(&found),
         };
         let space = if walker.is_global(&found) { Space::Global } else { tag.space };
         tlb.keep_leaf(Tag { space, ..tag }, at, found.group_lg2, leaf);

@@ -148,7 +148,7 @@ pub fn permissions_without_an_entry_are_refused<S: Subject>() {
             let (expected, errno) = if !prot.permits_access() {
                 (Error::NoAccess { iova }, Errno::EINVAL)
             } else if format.refuses(prot) {
-                (Error::Unsupported { iova, prot }, Errno::EOPNOTSUPP)
+                (Error::Unsupported { iova, prot }, Errno::EINVAL)
             } else {
                 continue;
             };

@@ -2,7 +2,7 @@
 
 use dmaspan::io_pgtable::{Error, Format, Gap, PageTable, TableMemory};
 use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps};
-use dmaspan::{Iova, IovaRange, PhysAddr, Span, SpanBuf, lg2};
+use dmaspan::{Iova, IovaRange, PhysAddr, Promise, Span, SpanBuf, lg2};
 use parking_lot::Mutex;
 
 use super::space::{Space, range, span};
@@ -50,11 +50,17 @@ impl<S: Subject> Driver<S> {
 // SAFETY: 1. Every translation walks anew. 2. As 1. 3. The root is programmed under the lock under
 // which it is asked for, and used under it.
 unsafe impl<S: Subject> IommuOps for &Driver<S> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
         Ok(())
     }
 
-    fn root_changed(&self, current: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
+    fn root_changed(
+        &self,
+        _: Promise<'_>,
+        current: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
         let mut programmed = self.programmed.lock();
         let read = self.arena.read_u64(programmed.root.0);
         read.expect("the root that hardware walks is a table");
@@ -215,6 +221,34 @@ pub fn a_refused_root_leaves_the_old_one_in_use<S: Subject>() {
                 assert_eq!(driver.translate(page), Some(granule));
             });
         }
+    });
+}
+
+/// What a refused root makes the domain take back leaves no empty tables behind the old root, which
+/// is the only one that has to stay.
+pub fn a_refused_root_takes_its_tables_with_it<S: Subject>() {
+    each::<S>(|format| {
+        let (space, first) = (Space::of(&format), format.first_top_level());
+        let (block, leaf) = (S::Format::shift(first + 1), S::Format::shift(first));
+        if !S::Format::GROWS
+            || first == space.top_level
+            || space.page_sizes & lg2::size(leaf) == 0
+            || !space.has_memory(block, 3)
+        {
+            return;
+        }
+        let (arena, start) = (arena(), space.aperture.start().get());
+        with_domain::<S, _>(format.clone(), arena.clone(), &arena, |domain, driver| {
+            let leaves = 3 << (block - leaf);
+            let spans: Vec<_> =
+                (0..leaves).rev().map(|n| span(n << leaf, lg2::size(leaf))).collect();
+            driver.takes(Switch::Off);
+            let error = map::<S, _>(domain, start, &spans).unwrap_err();
+            assert!(matches!(error, iommu::Error::Hardware { .. }), "{error}");
+            let grown = domain.root_and_level().1 - first;
+            assert!(grown > 0);
+            assert_eq!(arena.tables(), to_usize(u64::from(1 + grown)));
+        });
     });
 }
 

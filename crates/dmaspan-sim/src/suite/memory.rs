@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::{self, ThreadId};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::{Coherency, PhysAddr, lg2};
+use dmaspan::{Coherency, PhysAddr, Promise, lg2};
 use parking_lot::Mutex;
 
 use super::space::{range, span};
@@ -112,8 +112,13 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
         TableMemory::<W>::reserve(&self.inner, shape, count)
     }
 
-    fn take(&self, shape: TableShape, list: &mut ArenaList) -> Option<Fresh<'_, W>> {
-        self.inner.take(shape, list)
+    fn take(
+        &self,
+        promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut ArenaList,
+    ) -> Option<Fresh<'_, W>> {
+        self.inner.take(promise, shape, list)
     }
 
     fn publish(&self, mut fresh: Fresh<'_, W>) {
@@ -130,7 +135,7 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
         TableMemory::<W>::entries(&self.inner, table)
     }
 
-    fn written(&self, entries: &[W::Atomic]) {
+    fn written(&self, _promise: Promise<'_>, entries: &[W::Atomic]) {
         self.maybe_stalled();
         let place = ptr::from_ref(entries).addr();
         let mut seen = self.seen.lock();
@@ -148,12 +153,12 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
         TableMemory::<W>::retire(&self.inner, list, table);
     }
 
-    fn append(&self, list: &mut ArenaList, other: ArenaList) {
-        TableMemory::<W>::append(&self.inner, list, other);
+    fn append(&self, promise: Promise<'_>, list: &mut ArenaList, other: ArenaList) {
+        TableMemory::<W>::append(&self.inner, promise, list, other);
     }
 
-    fn free(&self, shape: TableShape, list: ArenaList) {
-        TableMemory::<W>::free(&self.inner, shape, list);
+    fn free(&self, promise: Promise<'_>, shape: TableShape, list: ArenaList) {
+        TableMemory::<W>::free(&self.inner, promise, shape, list);
     }
 }
 

@@ -64,6 +64,7 @@ mod random;
 mod rewrite;
 mod rig;
 mod space;
+mod stale;
 mod stress;
 mod survey;
 mod threads;
@@ -131,9 +132,10 @@ pub mod cases {
         unmapping_blocks_over_full_tables_frees_all_of_them, unmapping_needs_no_tables,
     };
     pub use super::growth::{
-        a_refused_root_leaves_the_old_one_in_use, a_tree_that_cannot_grow_stays_as_it_is,
-        beyond_the_root_is_a_hole, hardware_has_a_new_root_before_it_is_needed,
-        the_first_leaf_may_be_larger_than_the_tree, threads_grow_a_tree_together,
+        a_refused_root_leaves_the_old_one_in_use, a_refused_root_takes_its_tables_with_it,
+        a_tree_that_cannot_grow_stays_as_it_is, beyond_the_root_is_a_hole,
+        hardware_has_a_new_root_before_it_is_needed, the_first_leaf_may_be_larger_than_the_tree,
+        threads_grow_a_tree_together,
     };
     pub use super::leaves::{
         batches_equal_single_pages, every_size_is_one_leaf,
@@ -160,6 +162,10 @@ pub mod cases {
         a_refused_split_changes_nothing, a_split_breaks_only_where_hardware_needs_it,
         a_split_whose_sync_fails_keeps_all_translations, every_permission_becomes_every_other,
         groups_are_broken_whole_and_by_bounded_batches,
+    };
+    pub use super::stale::{
+        a_size_that_a_gather_loses_is_found,
+        hardware_keeps_nothing_stale_behind_a_sync_of_what_was_gathered,
     };
     pub use super::stress::threads_with_random_operations_keep_to_their_pieces;
     pub use super::threads::{
@@ -229,6 +235,7 @@ macro_rules! format_suite {
             hardware_has_a_new_root_before_it_is_needed,
             the_first_leaf_may_be_larger_than_the_tree,
             a_refused_root_leaves_the_old_one_in_use,
+            a_refused_root_takes_its_tables_with_it,
             beyond_the_root_is_a_hole,
             a_tree_that_cannot_grow_stays_as_it_is,
             threads_grow_a_tree_together,
@@ -239,6 +246,8 @@ macro_rules! format_suite {
             who_maps_below_a_link_in_the_cache_writes_it_back,
             every_mapping_has_the_fewest_leaves,
             random_operations_agree_with_an_interval_map,
+            hardware_keeps_nothing_stale_behind_a_sync_of_what_was_gathered,
+            a_size_that_a_gather_loses_is_found,
             disjoint_ranges_are_mapped_in_parallel,
             racing_threads_install_each_table_once,
             threads_with_random_operations_keep_to_their_pieces,

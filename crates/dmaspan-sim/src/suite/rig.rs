@@ -62,6 +62,8 @@ impl<S: Subject> Hooks<S> {
 #[expect(unsafe_code, reason = "everything but the looking on is the IOTLB's")]
 // SAFETY: `Ok` comes from the IOTLB only.
 unsafe impl<S: Subject> IommuOps for Hooks<S> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let mut failing = self.failing.lock();
         let fails = *failing == 1;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use dmaspan::swiotlb::{Original, PoolMemory, SlotRequest};
-use dmaspan::{Direction, PhysAddr, Span};
+use dmaspan::{Direction, Span};
 use parking_lot::lock_api::RawMutex;
 
 use super::PoolBefore;
@@ -12,9 +12,9 @@ use super::PoolBefore;
 ///
 /// Dropped, its slots are lost to the pool for ever: a device may still use them.
 #[must_use = "slots that are dropped are lost to their pool"]
-pub struct MappedBefore<'p, M, L> {
+pub struct MappedBefore<'p, M: PoolMemory, L> {
     pool: &'p PoolBefore<M, L>,
-    span: Span,
+    span: Span<M::Address>,
     direction: Direction,
 }
 
@@ -23,7 +23,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     #[inline]
     pub fn map_owned(
         &self,
-        original: Original,
+        original: Original<M::Address>,
         direction: Direction,
         request: &SlotRequest,
     ) -> Option<MappedBefore<'_, M, L>> {
@@ -36,7 +36,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
 
 impl<M: PoolMemory, L: RawMutex> MappedBefore<'_, M, L> {
     /// Where the device finds the bytes.
-    pub fn span(&self) -> Span {
+    pub fn span(&self) -> Span<M::Address> {
         self.span
     }
 
@@ -45,14 +45,14 @@ impl<M: PoolMemory, L: RawMutex> MappedBefore<'_, M, L> {
     #[inline]
     #[expect(unsafe_code, reason = "it keeps the promise that an address asks for")]
     pub fn unmap(self) {
-        let (addr, len): (PhysAddr, u64) = (self.span.paddr(), self.span.len());
+        let (addr, len) = (self.span.start(), self.span.len());
         // SAFETY: `map` of this pool gave the address for so many bytes and this direction. Only
         // this value knows of it and can end it, and it is consumed.
         unsafe { self.pool.unmap(addr, len, self.direction) };
     }
 }
 
-impl<M, L> fmt::Debug for MappedBefore<'_, M, L> {
+impl<M: PoolMemory, L> fmt::Debug for MappedBefore<'_, M, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MappedBefore")
             .field("span", &self.span)

@@ -61,7 +61,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use dmaspan::swiotlb::{Error, Original, PoolMemory, SlotRequest, To, Transfer};
-use dmaspan::{Direction, PhysAddr};
+use dmaspan::{Address, Direction, PhysAddr, Span};
 use parking_lot::lock_api::{Mutex, RawMutex};
 
 pub use mapped::MappedBefore;
@@ -142,8 +142,10 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     /// a page of 4 KiB and have whole segments; [`Error::NoMemory`].
     pub fn new(memory: M) -> Result<Self, Error> {
         let &[span] = memory.spans() else { return Err(Error::Spans { max: 1 }) };
-        let base = span.paddr().get();
+        let base = span.start().get();
         if !base.is_multiple_of(PAGE) || !span.len().is_multiple_of(MAX_LEN) {
+            let span = Span::new(PhysAddr::new(base), span.len());
+            let span = span.map_err(|_| Error::Spans { max: 1 })?;
             return Err(Error::PoolSpan { span, slot: MAX_LEN });
         }
         let no_memory = Error::NoMemory { bytes: span.len() };
@@ -177,12 +179,12 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     /// Takes the lock.
     pub fn map(
         &self,
-        original: Original,
+        original: Original<M::Address>,
         direction: Direction,
         request: &SlotRequest,
-    ) -> Option<PhysAddr> {
+    ) -> Option<M::Address> {
         let _ = direction;
-        let (addr, len) = (original.span().paddr().get(), original.span().len());
+        let (addr, len) = (original.span().start().get(), original.span().len());
         let inner = addr & request.keep_bits & (SLOT - 1);
         let whole = inner.checked_add(len)?;
         let wanted = Wanted::new(whole, addr, request)?;
@@ -197,8 +199,8 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
             self.give(first);
             return None;
         }
-        self.copy(slot, original.span().paddr(), len, To::Slot);
-        Some(PhysAddr::new(slot))
+        self.copy(slot, original.span().start(), len, To::Slot);
+        Some(M::Address::new(slot))
     }
 
     /// Ends a mapping: copies it back where the device writes, and releases its slots.
@@ -212,7 +214,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     ///
     /// Takes the lock. No device uses the slot any more.
     #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
-    pub unsafe fn unmap(&self, addr: PhysAddr, len: u64, direction: Direction) {
+    pub unsafe fn unmap(&self, addr: M::Address, len: u64, direction: Direction) {
         if direction != Direction::ToDevice {
             self.bounce(addr, len, To::Original);
         }
@@ -227,7 +229,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     /// The bytes are of a mapping of this pool with this direction, and nothing ends that mapping
     /// meanwhile.
     #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
-    pub unsafe fn sync_for_cpu(&self, addr: PhysAddr, len: u64, direction: Direction) {
+    pub unsafe fn sync_for_cpu(&self, addr: M::Address, len: u64, direction: Direction) {
         if direction != Direction::ToDevice {
             self.bounce(addr, len, To::Original);
         }
@@ -240,36 +242,36 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     ///
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
     #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
-    pub unsafe fn sync_for_device(&self, addr: PhysAddr, len: u64, direction: Direction) {
+    pub unsafe fn sync_for_device(&self, addr: M::Address, len: u64, direction: Direction) {
         if direction != Direction::FromDevice {
             self.bounce(addr, len, To::Slot);
         }
     }
 
     /// Copies a part of a mapping, as its records say.
-    fn bounce(&self, addr: PhysAddr, len: u64, to: To) {
+    fn bounce(&self, addr: M::Address, len: u64, to: To) {
         let record = &self.records[self.index(addr)];
         let inner = (addr.get() - self.base) & (SLOT - 1);
         let left = record.bytes.load(Ordering::Relaxed).saturating_sub(inner);
         let original = record.original.load(Ordering::Relaxed).wrapping_add(inner);
         let len = len.min(left);
         if len != 0 {
-            self.copy(addr.get(), PhysAddr::new(original), len, to);
+            self.copy(addr.get(), M::Address::new(original), len, to);
         }
     }
 
     #[expect(unsafe_code, reason = "the pool's own slots")]
-    fn copy(&self, slot: u64, original: PhysAddr, len: u64, to: To) {
+    fn copy(&self, slot: u64, original: M::Address, len: u64, to: To) {
         // SAFETY:
         // 1. The slot is held: `map` has just taken it, and elsewhere the caller has the mapping.
         // 2. The bytes are those of the `Original` that `map` was given, in the same order, which
         //    holds until the slot is released.
-        let transfer = unsafe { Transfer::between(PhysAddr::new(slot), original, len, to) };
+        let transfer = unsafe { Transfer::between(M::Address::new(slot), original, len, to) };
         self.memory.copy(transfer);
     }
 
     /// The slot of an address.
-    fn index(&self, addr: PhysAddr) -> usize {
+    fn index(&self, addr: M::Address) -> usize {
         ((addr.get() - self.base) >> SLOT_LG2) as usize
     }
 

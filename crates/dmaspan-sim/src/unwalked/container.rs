@@ -18,7 +18,7 @@ pub struct UnwalkedContainer<P: Pinner> {
     tables: Arena,
 }
 
-impl<P: Pinner> UnwalkedContainer<P> {
+impl<P: Pinner<Address = PhysAddr>> UnwalkedContainer<P> {
     /// An empty container that charges `account`, with tables of this format, which have room for
     /// `table_bytes` from `tables_at` on.
     ///

@@ -17,7 +17,7 @@ use dmaspan::io_pgtable::{self, Format, Owned, PageTable, Retired};
 use dmaspan::iommu::flush_queue;
 use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
-use dmaspan::{Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, lg2};
+use dmaspan::{Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Promise, lg2};
 
 use crate::arena::{Arena, ArenaList};
 use crate::walker::TableWords;
@@ -69,6 +69,8 @@ pub(super) struct Untold;
 #[expect(unsafe_code, reason = "nothing is promised where there is no device")]
 // SAFETY: no device of the domain uses any translation, ever: there is none.
 unsafe impl IommuOps for Untold {
+    type Address = PhysAddr;
+
     #[inline]
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let commands = match what.scope {
@@ -87,7 +89,11 @@ unsafe impl IommuOps for Untold {
         MAX_RANGES
     }
 
-    fn root_changed(&self, _: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
+    fn root_changed(
+        &self,
+        _: Promise<'_>,
+        _: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
         Ok(())
     }
 }

@@ -35,6 +35,8 @@ struct NoHardware;
 
 // SAFETY: there is no device.
 unsafe impl IommuOps for NoHardware {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         invalidate(what);
         Ok(())

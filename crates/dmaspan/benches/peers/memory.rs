@@ -7,7 +7,7 @@ use std::iter;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::{Coherency, PhysAddr};
+use dmaspan::{Coherency, PhysAddr, Promise};
 use parking_lot::Mutex;
 
 use super::cpu;
@@ -169,13 +169,19 @@ unsafe impl<W: Word> TableMemory<W> for &'static Memory {
         Ok(list)
     }
 
-    fn take(&self, shape: TableShape, list: &mut List) -> Option<Fresh<'_, W>> {
+    fn take(
+        &self,
+        _promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut List,
+    ) -> Option<Fresh<'_, W>> {
         let unit = list.pop(self)?;
         let paddr = PhysAddr::new(BASE as u64 + (u64::from(unit) << UNIT_LG2));
         let words = 1usize << (shape.lg2_size - W::LG2_BYTES);
         // SAFETY: the table was in `list` and is in no list now; it is this long and was written.
         let words = unsafe { std::slice::from_raw_parts_mut(pointer(paddr).cast::<W>(), words) };
-        Some(Fresh::new(paddr, words))
+        // SAFETY: they are the table's at that address.
+        Some(unsafe { Fresh::new(paddr, words) })
     }
 
     #[inline(always)]
@@ -191,7 +197,7 @@ unsafe impl<W: Word> TableMemory<W> for &'static Memory {
         list.push(self, u32::try_from(unit).expect("a table of this memory"));
     }
 
-    fn append(&self, list: &mut List, other: List) {
+    fn append(&self, _promise: Promise<'_>, list: &mut List, other: List) {
         if list.first == NONE {
             *list = other;
         } else if other.first != NONE {
@@ -200,7 +206,7 @@ unsafe impl<W: Word> TableMemory<W> for &'static Memory {
         }
     }
 
-    fn free(&self, shape: TableShape, mut list: List) {
+    fn free(&self, _promise: Promise<'_>, shape: TableShape, mut list: List) {
         let class = class_of(shape);
         let mut free = self.lists().lock();
         while let Some(unit) = list.pop(self) {

@@ -199,6 +199,8 @@ fn pointer(paddr: PhysAddr) -> *mut u8 {
 // SAFETY: 1. Only this knows the memory, which stays mapped as long as the program runs. 2. Each
 // touches the bytes that it was told to.
 unsafe impl PoolMemory for Process {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.spans
     }

@@ -130,10 +130,10 @@ impl<P: Pinner> State<P> {
                 _ => next = mapped.last().checked_add(1),
             }
             match &slot.state {
-                SlotState::Busy | SlotState::Doomed(..) => {
+                SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..) => {
                     return Err(Error::Busy { range, busy: mapped });
                 }
-                SlotState::Quarantined => {
+                SlotState::Quarantined(_) => {
                     return Err(Error::Quarantined { range, quarantined: mapped });
                 }
                 SlotState::Mapped(mapping) if !mapping.prot.contains(asked) => {

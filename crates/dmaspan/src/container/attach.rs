@@ -1,21 +1,23 @@
 //! Attaching domains, with all that is mapped, and detaching them.
 //!
 //! Both change what every mapping must be put into or taken out of, so nobody maps or unmaps
-//! meanwhile. The lock is not held for that: whoever tries is told [`Error::Changing`].
+//! meanwhile. The lock is not held for that: whoever tries is told [`Error::Changing`]. Nobody
+//! begins to map or unmap while one of them waits for those who are at it.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::convert::Infallible;
-use core::{fmt, iter};
+use core::fmt;
 
 use lock_api::RawMutex;
 
 use super::domains::{Attached, DomainId, Domains};
 use super::error::Error;
 use super::map::{bytes_of, prot_of};
-use super::mapping::{Behind, Mapping, RunCursor, SlotState, overlapping};
-use super::paging::{Paging, Reach, before};
-use super::{ALL, Container, State};
+use super::mapping::{Behind, Bound, Mapping, RunCursor, Slot, SlotState, Then, overlapping};
+use super::paging::{Own, Paging, before};
+use super::takedown::{TakenDown, Unmap};
+use super::unmap::Unforgotten;
+use super::{ALL, Container, State, unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::{self, Format, TableMemory};
 use crate::iommu::{self, Domain, HardwareError, IommuOps, RegionKind, ReservedRegions};
@@ -83,9 +85,14 @@ impl Attach<'_> {
     }
 
     /// A domain of such devices.
-    pub(super) fn into_attached<D: Paging + 'static>(self, domain: D) -> Arc<Attached> {
+    pub(super) fn into_attached<F, M, O>(self, domain: Domain<F, M, O>) -> Arc<Attached>
+    where
+        F: Format,
+        M: TableMemory<F::Word> + 'static,
+        O: IommuOps + 'static,
+    {
         let Self { regions, coherency, .. } = self;
-        Arc::new(Attached { regions, coherency, paging: domain })
+        Arc::new(Attached { regions, coherency, paging: Own::new(domain) })
     }
 }
 
@@ -106,6 +113,9 @@ impl fmt::Debug for Attach<'_> {
             .finish_non_exhaustive()
     }
 }
+
+/// A mapping that is to go back into its slot, and whether it was refused.
+type Put<P> = (Option<Box<Mapping<P>>>, Result<(), Error<<P as Pinner>::Error>>);
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Maps all that is mapped into `domain` too, which is the container's from now on, and limits
@@ -148,12 +158,21 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// # Errors
     ///
     /// [`Error`], with translations, pins and charges as before; the domain is dropped.
-    /// [`Error::UnsafeInterrupts`]; [`Error::Changing`] while others map, unmap, attach or detach;
-    /// [`Error::NoAperture`] and [`Error::NoPageSize`] where the domain does not go with others;
-    /// [`Error::MappedOutside`], [`Error::MappedReserved`] and [`Error::MappedMisaligned`] where it
-    /// does not go with a mapping; and all that a map is refused for. Where the domain's hardware
-    /// answers neither that it has forgotten a mapping nor that it has let go, the memory of that
-    /// mapping stays pinned and charged for ever, also when it is unmapped later.
+    /// [`Error::UnsafeInterrupts`]; [`Error::Changing`] where others did not end in time what they
+    /// were at; [`Error::NoAperture`] and [`Error::NoPageSize`] where the domain does not go with
+    /// others; [`Error::MappedOutside`], [`Error::MappedReserved`] and [`Error::MappedMisaligned`]
+    /// where it does not go with a mapping; [`Error::Quarantined`] where a mapping that hardware
+    /// may use is still mapped in part, or stays for emulated devices: it is unmapped first, or
+    /// hardware answers; and all that a map is refused for. Where the domain's hardware answers
+    /// neither that it has forgotten a mapping nor that it has let go, the memory of that mapping
+    /// stays pinned and charged, also when it is unmapped later, until it answers; and where so
+    /// much waits for it that there is no room, the domain stays attached.
+    ///
+    /// # Context
+    ///
+    /// From the moment that this is called nobody begins to map, unmap or look; it waits until
+    /// those who are at it are done: with a [`BusyHook`](super::BusyHook) by that, else by spinning
+    /// for a bounded time. The caller is in the middle of no other operation.
     pub fn attach<F, M, O>(
         &self,
         domain: Domain<F, M, O>,
@@ -162,14 +181,15 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     where
         F: Format,
         M: TableMemory<F::Word> + 'static,
-        O: IommuOps + 'static,
+        O: IommuOps<Address = P::Address> + 'static,
     {
         if how.interrupts == Interrupts::Unsafe {
             return Err(Error::UnsafeInterrupts);
         }
+        self.retry_idle();
         let cancelled = how.cancelled;
         let attached = how.into_attached(domain);
-        let (domains, id) = self.waiting(|| self.begin_attach(&attached))?;
+        let (domains, id) = self.waiting_alone(|| self.begin_attach(&attached))?;
         // Its place in the list is the only one, so that it can be made to let go.
         drop(attached);
         self.attach_last(domains, id, cancelled)
@@ -184,7 +204,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let mut all = self.state.lock();
         all.check_idle()?;
         all.check_vaddr()?;
+        all.check_parts()?;
         let (domains, id) = all.domains.with(attached).map_err(|_| Error::NoMemoryForDomain)?;
+        let room = all.quarantine.make_room(BATCH, domains.list.len());
+        room.map_err(|_| Error::NoMemoryForDomain)?;
         let geometry = attached.paging.geometry();
         if domains.page_sizes == 0 {
             let (domain, others) = (geometry.page_sizes, all.domains.page_sizes);
@@ -213,25 +236,44 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let replayed = match domains.list.as_slice() {
             [(_, first), .., (_, last)] => {
                 let (from, to) = (&first.paging, &last.paging);
-                self.replay(|mapping| self.copy(mapping, from, to, cancelled))
+                self.replay(|mapping| match self.copy(&mapping, from, to, cancelled) {
+                    Ok(()) => (Some(mapping), Ok(())),
+                    Err(error) => (Some(mapping), Err(error)),
+                })
             }
-            _ => self.replay(|mapping| self.populate(mapping, &domains, cancelled).map(|_| ())),
+            _ => self.replay(|mapping| {
+                let room = self.state.lock().quarantine.reserve(BATCH);
+                if room == 0 {
+                    let range = mapping.range;
+                    return (Some(mapping), Err(Error::QuarantineFull { range }));
+                }
+                let populated = self.populate(mapping, &domains, room, cancelled, Then::Stay);
+                self.state.lock().quarantine.give_back(room);
+                match populated {
+                    Ok((mapping, _)) => (Some(mapping), Ok(())),
+                    Err(error) => (None, Err(error)),
+                }
+            }),
         };
-        if let Err((error, unsynced)) = replayed {
-            let gone = domains.let_go(id);
-            if domains.list.len() == 1 {
-                // The error says why there is no domain, not what became of it.
-                let _ = self.strip(&domains);
-            } else if let (Err(source), Some(last)) = (gone, domains.get(id)) {
-                // What the error says is why there is no domain, not what became of it.
-                let _ = self.withdraw(last, unsynced, source);
+        let Err(error) = replayed else {
+            self.end_exclusive(Some(domains));
+            return Ok(id);
+        };
+        // The error says why there is no domain, not what became of it.
+        let gone = domains.let_go(id);
+        if domains.list.len() > 1 {
+            if let (Err(source), Some(last)) = (gone, domains.get(id)) {
+                let _ = self.withdraw(last, source);
             }
-            drop(domains);
-            self.end_exclusive(None);
+        } else if self.take_all(&domains, Then::Stay).stuck {
+            self.end_exclusive(Some(domains));
             return Err(error);
         }
-        self.end_exclusive(Some(domains));
-        Ok(id)
+        let domain = domains.remove(id);
+        drop(domains);
+        self.depart(domain);
+        self.end_exclusive(None);
+        Err(error)
     }
 
     /// Takes a domain out of the container and away from its hardware.
@@ -245,31 +287,50 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// [`Error::NoDomain`] and [`Error::Changing`] with nothing changed. [`Error::NotForgotten`]
     /// for the first mapping that hardware may still use, since it answers neither that it has let
-    /// go nor that it has forgotten it: its memory stays pinned and charged for ever. The domain is
-    /// out of the container nevertheless; its tables leak.
+    /// go nor that it has forgotten it: its memory stays pinned and charged until it does. The
+    /// domain is out of the container nevertheless, unless it is the last one and there is no room
+    /// for all that would have to wait; its tables leak.
+    ///
+    /// # Context
+    ///
+    /// As for [`attach`](Self::attach).
     pub fn detach(&self, id: DomainId) -> Result<(), Error<P::Error>> {
-        let gone = self.waiting(|| self.begin_detach(id))?;
+        self.retry_idle();
+        let gone = self.waiting_alone(|| self.begin_detach(id))?;
         let domains = Arc::clone(&self.state.lock().domains);
         let emulated = self.state.lock().emulated();
-        let result = match (domains.list.len(), gone, domains.get(id)) {
-            (1, gone, _) if emulated > 0 => {
-                let kept = self.strip(&domains);
+        let mut outcome = TakenDown::default();
+        match (domains.list.len(), gone, domains.get(id)) {
+            (1, ..) if emulated > 0 => {
+                outcome = self.take_all(&domains, Then::Stay);
                 self.state.lock().charge_external();
-                let error = |range, source| Err(Error::NotForgotten { range, source });
-                kept.zip(gone.err()).map_or(Ok(()), |(range, source)| error(range, source))
             }
-            (1, ..) => self.unmap_last(&domains),
-            (_, Err(source), Some(domain)) => self.withdraw(domain, None, source),
-            _ => Ok(()),
-        };
+            (1, ..) => outcome = self.take_all(&domains, Then::Go),
+            (_, Err(source), Some(domain)) => outcome.kept = self.withdraw(domain, source),
+            _ => {}
+        }
         drop(domains);
-        let mut all = self.state.lock();
-        let removed = Arc::get_mut(&mut all.domains).and_then(|domains| domains.remove(id));
-        drop(all);
-        // Its tables are freed.
-        drop(removed);
+        if !outcome.stuck {
+            let mut all = self.state.lock();
+            let removed = Arc::get_mut(&mut all.domains).and_then(|domains| domains.remove(id));
+            drop(all);
+            self.depart(removed);
+        }
         self.end_exclusive(None);
-        result
+        let TakenDown { unmapped, kept, .. } = outcome;
+        kept.map_or(Ok(()), |Unforgotten { first, source, bytes }| {
+            Err(Error::NotForgotten { range: first, source, kept: bytes, unmapped })
+        })
+    }
+
+    /// Ends a domain that is out of the container: its tables are freed, and what it was the last
+    /// to confirm is released. One whose hardware has something to confirm waits for that.
+    fn depart(&self, domain: Option<Arc<Attached>>) {
+        let Some(domain) = domain else { return };
+        let gone = self.state.lock().quarantine.depart(domain);
+        drop(gone);
+        let domains = Arc::clone(&self.state.lock().domains);
+        self.settle(&domains, ALL);
     }
 
     /// Keeps everybody else away and makes the domain's hardware let go.
@@ -297,76 +358,79 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.wake();
     }
 
-    /// Unmaps everything from the last domain.
-    fn unmap_last(&self, domains: &Domains) -> Result<(), Error<P::Error>> {
+    /// Unmaps everything from the only domain and unpins it; mappings go or stay.
+    fn take_all(&self, domains: &Domains, then: Then) -> TakenDown {
         let mut at = Some(ALL.start());
-        let outcome = self.take_down(domains, None, &mut || {
-            let mapping = self.take_next(at?)?;
-            at = mapping.range.last().checked_add(1);
-            Some(mapping)
-        });
-        outcome.failed.map_or(Ok(()), Err)
+        let mut outcome = Unmap::new(self, domains, then).run(
+            &mut |all| {
+                let mapping = all.take_next(at?)?;
+                at = mapping.range.last().checked_add(1);
+                Some(mapping)
+            },
+            None,
+        );
+        // What waited for this domain alone does not any more where it has let go.
+        outcome.unmapped = outcome.unmapped.wrapping_add(self.settle(domains, ALL));
+        let waits = self.state.lock().unforgotten(ALL);
+        if waits.is_none() && !outcome.stuck {
+            outcome.kept = None;
+        }
+        if let Some((kept, waits)) = outcome.kept.as_mut().zip(waits) {
+            kept.bytes = kept.bytes.wrapping_add(waits.bytes);
+        }
+        outcome
     }
 
-    /// Unmaps everything from the only domain and unpins it; mappings stay, but those that hardware
-    /// may still use. Returns the first of these.
-    fn strip(&self, domains: &Domains) -> Option<IovaRange> {
-        let (mut kept, mut room) = (None, SpanBuf::room::<BATCH>());
-        let Ok(()) = self.each_mapping(|mut mapping| {
-            let range = mapping.range;
-            match self.take_back(&mut mapping, domains, &mut room) {
-                Reach::None => (SlotState::Mapped(mapping), Ok::<(), Infallible>(())),
-                Reach::Possible => {
-                    kept = kept.or(Some(range));
-                    (SlotState::Quarantined, Ok(()))
-                }
+    /// Takes all mappings out of one domain of several, whose hardware did not let go. Unless it
+    /// confirms that it has forgotten them, they stay pinned until it does.
+    fn withdraw(&self, domain: &dyn Paging, source: HardwareError) -> Option<Unforgotten> {
+        let mut synced = Ok(());
+        domain.gathering(&mut |own| {
+            let mut from = Some(Iova::new(0));
+            while let Some((range, ())) = self.next_mapping(from, |_| ()) {
+                own.remove(range, None);
+                from = range.last().checked_add(1);
             }
+            synced = own.sync();
         });
-        kept
-    }
-
-    /// Takes all mappings out of one domain of several, whose hardware did not let go. Those that
-    /// it may still use, and the one at `unsynced`, stay pinned for ever.
-    fn withdraw(
-        &self,
-        domain: &dyn Paging,
-        unsynced: Option<Iova>,
-        source: HardwareError,
-    ) -> Result<(), Error<P::Error>> {
-        let mut result = Ok(());
-        let Ok(()) = self.each_mapping(|mut mapping| {
-            let range = mapping.range;
-            let removed = domain.remove(&mut iter::once(range));
-            if removed.is_err() || unsynced == Some(range.start()) {
-                mapping.unforgotten = Some(source);
-                if result.is_ok() {
-                    result = Err(Error::NotForgotten { range, source });
-                }
+        if synced.and_then(|()| domain.retry()).is_ok() {
+            return None;
+        }
+        let number = unconfirmed::now();
+        let mut found: Option<Unforgotten> = None;
+        let mut from = Some(Iova::new(0));
+        while let Some((range, bytes)) = self.next_mapping(from, |mapping| {
+            let pinned = mapping.pinned.is_some();
+            mapping.bound = pinned.then_some(Bound { number, source }).or(mapping.bound);
+            if pinned { mapping.len() } else { 0 }
+        }) {
+            from = range.last().checked_add(1);
+            if bytes > 0 {
+                let found = found.get_or_insert(Unforgotten { first: range, source, bytes: 0 });
+                found.bytes = found.bytes.wrapping_add(bytes);
             }
-            (SlotState::Mapped(mapping), Ok::<(), Infallible>(()))
-        });
-        result
+        }
+        found
     }
 
-    /// Puts every mapping into a domain until one is refused. Says which the domain's hardware may
-    /// use then although nothing maps it; one that lost its pin over that stays out of use.
+    /// Puts every mapping into a domain until one is refused. `put` returns what its slot gets.
     fn replay(
         &self,
-        mut put: impl FnMut(&mut Box<Mapping<P>>) -> Result<(), (Error<P::Error>, Reach)>,
-    ) -> Result<(), (Error<P::Error>, Option<Iova>)> {
-        self.each_mapping(|mut mapping| {
-            let start = mapping.range.start();
-            match put(&mut mapping) {
-                Ok(()) => (SlotState::Mapped(mapping), Ok(())),
-                Err((error, Reach::Possible)) if mapping.pinned.is_none() => {
-                    (SlotState::Quarantined, Err((error, None)))
-                }
-                Err((error, reach)) => {
-                    let unsynced = (reach == Reach::Possible).then_some(start);
-                    (SlotState::Mapped(mapping), Err((error, unsynced)))
-                }
+        mut put: impl FnMut(Box<Mapping<P>>) -> Put<P>,
+    ) -> Result<(), Error<P::Error>> {
+        let mut at = Some(ALL.start());
+        while let Some(mapping) = at.and_then(|at| self.state.lock().take_next(at)) {
+            let range = mapping.range;
+            let (mapping, result) = put(mapping);
+            let mut all = self.state.lock();
+            if let Some((slot, mapping)) = all.tree.get_mut(&range.start()).zip(mapping) {
+                slot.state = SlotState::Mapped(mapping);
             }
-        })
+            drop(all);
+            result?;
+            at = range.last().checked_add(1);
+        }
+        Ok(())
     }
 
     /// Maps what `from` has of a mapping into `to`, span by span.
@@ -376,7 +440,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         from: &dyn Paging,
         to: &dyn Paging,
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<(), (Error<P::Error>, Reach)> {
+    ) -> Result<(), Error<P::Error>> {
         let Some(pinned) = &mapping.pinned else { return Ok(()) };
         let (user, start) = (mapping.user, mapping.range.start());
         let mut room = SpanBuf::room::<BATCH>();
@@ -388,62 +452,63 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             while let Some(range) = rest {
                 let mapped = range.start().get() - start.get();
                 if cancelled() {
-                    return Err((Error::Cancelled { user, mapped }, Reach::None));
+                    return Err(Error::Cancelled { user, mapped });
                 }
                 let mut buf = SpanBuf::new(&mut room);
                 rest = from.spans(range, &mut buf);
                 let left = rest.map_or(0, |rest| rest.len_less_one().wrapping_add(1));
                 let user = user.start().wrapping_add(mapped);
-                let refused = |source, reach| (Error::Map { user, source }, reach);
+                let refused = |source| Error::Map { user, source };
                 if bytes_of(buf.spans()) != range.len_less_one().wrapping_add(1).wrapping_sub(left)
                 {
                     // Never so; what follows a hole would be mapped elsewhere.
                     let error = io_pgtable::Error::Hole { hole: range };
-                    return Err(refused(error.into(), Reach::None));
+                    return Err(refused(error.into()));
                 }
                 to.map(range.start(), buf.spans(), prot_of(mapping.prot, kind))
-                    .map_err(|failed| refused(failed.error, failed.reach))?;
+                    .map_err(|failed| refused(failed.error))?;
             }
         }
         to.announce(mapping.range).map_err(|source| {
             let source = iommu::Error::Hardware { range: mapping.range, source };
-            (Error::Map { user: user.start(), source }, Reach::None)
+            Error::Map { user: user.start(), source }
         })
     }
+}
 
-    /// Works on every mapping in the order of IOVAs, without the lock, until one is refused. What
-    /// becomes of each slot is `work`'s to say. Nobody else may be at work.
-    fn each_mapping<E>(
-        &self,
-        mut work: impl FnMut(Box<Mapping<P>>) -> (SlotState<P>, Result<(), E>),
-    ) -> Result<(), E> {
-        let mut at = Some(ALL.start());
-        while let Some(mapping) = at.and_then(|at| self.take_next(at)) {
-            let range = mapping.range;
-            let (state, result) = work(mapping);
-            if let Some(slot) = self.state.lock().tree.get_mut(&range.start()) {
-                slot.state = state;
-            }
-            result?;
-            at = range.last().checked_add(1);
-        }
-        Ok(())
-    }
-
-    /// Takes the first mapping from `at` on, whose slot is the caller's then.
-    fn take_next(&self, at: Iova) -> Option<Box<Mapping<P>>> {
-        let mut all = self.state.lock();
-        for (_, slot) in all.tree.range_mut(at..) {
+impl<P: Pinner> State<P> {
+    /// Takes the first mapping from `at` on, whose slot is the caller's then; also one in
+    /// quarantine with a part that is mapped.
+    fn take_next(&mut self, at: Iova) -> Option<Box<Mapping<P>>> {
+        for (_, slot) in self.tree.range_mut(at..) {
             match core::mem::replace(&mut slot.state, SlotState::Busy) {
                 SlotState::Mapped(mapping) => return Some(mapping),
+                SlotState::Quarantined(mapping) if mapping.has_rest() => {
+                    self.quarantine.leave();
+                    return Some(mapping);
+                }
                 other => slot.state = other,
             }
         }
         None
     }
-}
 
-impl<P: Pinner> State<P> {
+    /// Refuses where a mapping in quarantine is still mapped in part, or is to stay.
+    fn check_parts(&self) -> Result<(), Error<P::Error>> {
+        let Some(Unforgotten { first, .. }) = self.unforgotten(ALL) else { return Ok(()) };
+        let mut slots = overlapping(&self.tree, ALL);
+        let is_part = |slot: &Slot<P>| slot.mapped().is_none() && slot.left().is_some();
+        match slots.find(|(_, slot)| is_part(slot)) {
+            Some((quarantined, _)) => Err(Error::Quarantined { range: first, quarantined }),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses to begin anything while domains change, or somebody waits to change them.
+    pub(super) fn check_open(&self) -> Result<(), Error<P::Error>> {
+        if self.exclusive || self.asking > 0 { Err(Error::Changing) } else { Ok(()) }
+    }
+
     /// Refuses where anybody is at work.
     pub(super) fn check_idle(&mut self) -> Result<(), Error<P::Error>> {
         // Who works without the lock holds the domains.

@@ -1,5 +1,6 @@
 //! Waiting for other operations, for front ends that must look like Linux, which waits.
 
+use core::hint;
 use core::sync::atomic::Ordering;
 
 use lock_api::RawMutex;
@@ -17,6 +18,10 @@ pub struct GaveUp;
 /// Without one they are told [`Error::Busy`]. Linux serialises what is done with a container, so a
 /// front end that must look like it waits: a thread sleeps until it is woken, a kernel's task in a
 /// wait queue.
+///
+/// A change of domains or tracking goes first: nobody begins anything while one waits for what
+/// others are at. So a sink, a pinner or a question about cancellation, which are called in the
+/// middle of an operation, must not wait here for an operation of their own: their hook gives up.
 pub trait BusyHook: Send + Sync {
     /// Returns when `ready` does not answer `false` any more. It may do so earlier: then the
     /// operation waits again.
@@ -41,6 +46,27 @@ pub trait BusyHook: Send + Sync {
     fn wake(&self);
 }
 
+/// How often it is looked whether another operation has ended, where there is no hook: some 40 ms.
+const MAX_SPINS: u32 = 1 << 20;
+
+/// The claim of whoever waits to work alone, withdrawn when it is dropped.
+struct Asking<'c, P: Pinner, L: RawMutex, const BATCH: usize>(&'c Container<P, L, BATCH>);
+
+impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Asking<'c, P, L, BATCH> {
+    fn new(container: &'c Container<P, L, BATCH>) -> Self {
+        container.state.lock().asking += 1;
+        Self(container)
+    }
+}
+
+impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Asking<'_, P, L, BATCH> {
+    fn drop(&mut self) {
+        self.0.state.lock().asking -= 1;
+        // Others may begin again, unless it works now.
+        self.0.wake();
+    }
+}
+
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Does `attempt`, which changes nothing where another operation is in its way, until none is
     /// or the hook gives up.
@@ -59,6 +85,40 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             match &self.hook {
                 Some(hook) if hook.wait(&ready).is_ok() => {}
                 _ => return Err(busy),
+            }
+        }
+    }
+
+    /// Does `attempt`, which begins what nobody else may work beside, when all others are done.
+    /// From the first attempt on nobody begins anything, until one succeeds or this gives up.
+    ///
+    /// Without a hook it spins a bounded time, since whoever is at work is a thread that goes on:
+    /// told to come again, the caller would hardly ever find a moment in which nobody works.
+    pub(super) fn waiting_alone<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T, Error<P::Error>>,
+    ) -> Result<T, Error<P::Error>> {
+        match attempt() {
+            Err(Error::Changing) => {}
+            result => return result,
+        }
+        let _asking = Asking::new(self);
+        if self.hook.is_some() {
+            return self.waiting(attempt);
+        }
+        let mut spins = 0;
+        loop {
+            let seen = self.ended.load(Ordering::Acquire);
+            match attempt() {
+                Err(Error::Changing) => {}
+                result => return result,
+            }
+            while self.ended.load(Ordering::Acquire) == seen {
+                if spins == MAX_SPINS {
+                    return Err(Error::Changing);
+                }
+                spins += 1;
+                hint::spin_loop();
             }
         }
     }

@@ -17,7 +17,7 @@ use lock_api::RawMutex;
 use super::domains::Domains;
 use super::error::Error;
 use super::log::{Log, each_run};
-use super::mapping::{Mapping, SlotState, overlapping};
+use super::mapping::{Mapping, Slot, SlotState, overlapping};
 use super::{Container, State, Version, WALKS};
 use crate::addr::Iova;
 use crate::io_pgtable::DirtyBitmap;
@@ -100,7 +100,7 @@ impl<P: Pinner> Mapping<P> {
     /// hardware's marks.
     pub(super) fn mark_gone(&self, domains: &Domains, marks: &mut DirtyBitmap<'_>) {
         let assumed = self.pinned.is_some() && !domains.track_dirty();
-        if assumed || self.leaving.failed.is_some() {
+        if assumed || self.unforgotten().is_some() {
             marks.mark(self.range);
         }
         if let Some(log) = &self.log {
@@ -118,6 +118,13 @@ impl<P: Pinner> State<P> {
         }
     }
 
+    /// Sets the bits of what hardware may still write.
+    pub(super) fn mark_quarantined(&self, range: IovaRange, marks: &mut DirtyBitmap<'_>) {
+        let quarantined = |slot: &Slot<P>| matches!(slot.state, SlotState::Quarantined(_));
+        let slots = overlapping(&self.tree, range).filter(|(_, slot)| quarantined(slot));
+        slots.for_each(|(mapped, _)| marks.mark(mapped));
+    }
+
     /// Notes that all that is mapped may have been written, for a domain that goes: what devices
     /// wrote through it cannot be asked any more (`vfio_iommu_populate_bitmap_full`).
     pub(super) fn mark_all_dirty(&self) {
@@ -132,15 +139,18 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// was written before is not reported. Does nothing where it is tracked already.
     ///
     /// As in type1 (`vfio_dma_bitmap_alloc_all`), each mapping gets a bit for each of the smallest
-    /// pages. Where hardware marks what devices write, in all domains, the marks are taken away.
+    /// pages; but the memory for these comes with the pages that are written, a chunk of them at a
+    /// time, and is charged to the mapping's owner. Where there is none, or the owner may not have
+    /// it, all of the mapping counts as written. Where hardware marks what devices write, in all
+    /// domains, the marks are taken away.
     ///
     /// # Errors
     ///
-    /// [`Error::NeedsV2`], [`Error::Changing`], [`Error::TooLargeToTrack`] and [`Error::NoMemory`]
-    /// for the first mapping that has none. Nothing is tracked then.
+    /// [`Error::NeedsV2`], [`Error::Changing`], and [`Error::TooLargeToTrack`] for the first
+    /// mapping that has too many pages. Nothing is tracked then.
     pub fn start_dirty(&self) -> Result<(), Error<P::Error>> {
         self.check_version()?;
-        let (domains, page) = self.waiting(|| self.begin_alone())?;
+        let (domains, page) = self.waiting_alone(|| self.begin_alone())?;
         let mut result = Ok(());
         if self.tracking.load(Ordering::Relaxed) == 0 {
             result = self.open_logs(page);
@@ -162,7 +172,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// [`Error::NeedsV2`] and [`Error::Changing`], with nothing changed.
     pub fn stop_dirty(&self) -> Result<(), Error<P::Error>> {
         self.check_version()?;
-        let (domains, _) = self.waiting(|| self.begin_alone())?;
+        let (domains, _) = self.waiting_alone(|| self.begin_alone())?;
         self.tracking.store(0, Ordering::Relaxed);
         self.close_logs();
         self.end_alone(domains);
@@ -180,8 +190,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// Where hardware marks what devices write, in all domains, what is marked is reported: whole
     /// leaves. Otherwise all is reported that is mapped in a domain, always. In either case so is
-    /// what was written by others: through the container, and what they pinned. What is out of use
-    /// for ever, since hardware may still use it, is dirty.
+    /// what was written by others: through the container, and what they pinned. What is out of use,
+    /// since hardware may still use it, is dirty.
     ///
     /// One sync a domain, behind all walks of tables, and none with [`DirtyRead::Keep`]. A mapping
     /// that is unmapped meanwhile may or may not be reported.
@@ -298,8 +308,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     pub(super) fn begin_log(&self, mapping: &mut Mapping<P>) -> Result<(), Error<P::Error>> {
         let page = self.tracking.load(Ordering::Relaxed);
         if page != 0 {
-            let user = mapping.user;
-            let log = Log::new(mapping.range, page, || Error::NoMemory { user })?;
+            let log = Log::new(mapping.range, page, &mapping.account)?;
             mapping.log = Some(Arc::new(log));
         }
         Ok(())
@@ -322,25 +331,23 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.end_exclusive(None);
     }
 
-    /// The first mapping from `from` on, as `get` sees it.
-    fn next_mapping<T>(
+    /// The first mapping from `from` on, as `get` sees it; also one in quarantine.
+    pub(super) fn next_mapping<T>(
         &self,
         from: Option<Iova>,
         get: impl FnOnce(&mut Mapping<P>) -> T,
     ) -> Option<(IovaRange, T)> {
         let mut all = self.state.lock();
-        let mapping = all.tree.range_mut(from?..).find_map(|(_, slot)| match &mut slot.state {
-            SlotState::Mapped(mapping) => Some(mapping),
-            _ => None,
-        })?;
+        let mapping = all.tree.range_mut(from?..).find_map(|(_, slot)| slot.idle_mut())?;
         Some((mapping.range, get(mapping)))
     }
 
     /// Gives all mappings logs. The lock is not held while those are allocated.
     fn open_logs(&self, page: u64) -> Result<(), Error<P::Error>> {
         let mut from = Some(Iova::new(0));
-        while let Some((range, user)) = self.next_mapping(from, |mapping| mapping.user) {
-            let log = Arc::new(Log::new(range, page, || Error::NoMemory { user })?);
+        let owner = |mapping: &mut Mapping<P>| Arc::clone(&mapping.account);
+        while let Some((range, account)) = self.next_mapping(from, owner) {
+            let log = Arc::new(Log::new(range, page, &account)?);
             self.next_mapping(Some(range.start()), |mapping| mapping.log = Some(log));
             self.state.lock().mark_pinned(range);
             from = range.last().checked_add(1);
@@ -425,7 +432,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             self.check_bitmap(&all, range, page_size, bytes)?;
             for (mapped, slot) in overlapping(&all.tree, range) {
                 match &slot.state {
-                    SlotState::Quarantined => {}
+                    SlotState::Quarantined(_) => {}
                     _ if !range.covers(mapped) => {
                         return Err(Error::Bisects { range, mapping: mapped });
                     }
@@ -470,14 +477,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let rest = IovaRange::new(from?, reading.range.last())?;
         let all = self.state.lock();
         overlapping(&all.tree, rest).find_map(|(range, slot)| match &slot.state {
-            SlotState::Quarantined => Some((range, Found::Quarantined)),
+            SlotState::Quarantined(_) => Some((range, Found::Quarantined)),
             SlotState::Mapped(mapping) => {
                 let log = mapping.log.as_ref()?;
                 let claimed = log.reader.load(Ordering::Relaxed) == reading.number;
                 let found = Found::Mapping(Arc::clone(log), mapping.pinned.is_some());
                 claimed.then_some((range, found))
             }
-            SlotState::Busy | SlotState::Doomed(..) => None,
+            SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..) => None,
         })
     }
 
@@ -562,7 +569,16 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             if log.stopped.load(Ordering::Relaxed) {
                 return;
             }
-            reading.domains.read_dirty(part, how, cleared, &mut |leaf| log.mark(leaf));
+            // Leaves that follow each other are marked at once.
+            let mut open: Option<IovaRange> = None;
+            reading.domains.read_dirty(part, how, cleared, &mut |leaf| {
+                let joined = open.and_then(|open| open.join(leaf));
+                if joined.is_none() {
+                    open.into_iter().for_each(|open| log.mark(open));
+                }
+                open = joined.or(Some(leaf));
+            });
+            open.into_iter().for_each(|open| log.mark(open));
             rest = part.last().checked_add(1).and_then(|at| IovaRange::new(at, left.last()));
         }
     }
@@ -591,7 +607,7 @@ struct Reading {
 enum Found {
     /// A mapping that it has claimed, and whether it is mapped in domains.
     Mapping(Arc<Log>, bool),
-    /// Devices may write there for ever.
+    /// Devices may write there.
     Quarantined,
 }
 

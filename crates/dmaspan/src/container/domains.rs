@@ -7,7 +7,7 @@ use core::ops::Range;
 use super::ALL;
 use super::attach::CacheCoherency;
 use super::dirty::{Cleared, DirtyRead};
-use super::paging::{Paging, Reach, Refused, Taken, before};
+use super::paging::{Gathering, Paging, Reach, Refused, before};
 use crate::addr::Iova;
 use crate::io_pgtable::{DirtyBitmap, LeafCensus};
 use crate::iommu::{HardwareError, Relaxable, ReservedRegions};
@@ -88,6 +88,13 @@ impl Domains {
         }
     }
 
+    /// Makes the hardware of all domains let go of their tables, as far as it does.
+    pub(super) fn let_all_go(&mut self) {
+        for (_, domain) in &mut self.list {
+            let _ = Arc::get_mut(domain).map(|domain| domain.paging.let_go());
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -111,18 +118,20 @@ impl Domains {
             let Err(mut refused) = domain.map(iova, spans, prot) else { continue };
             let bytes = spans.iter().fold(0u64, |bytes, span| bytes.saturating_add(span.len()));
             if let Ok(range) = IovaRange::from_len(iova, bytes)
-                && clear(self.each().take(n), range) == Reach::Possible
+                && n > 0
             {
-                refused.reach = Reach::Possible;
+                let mut cleared = Ok(());
+                gathering(&self.list[..n], &mut |gathers| {
+                    gathers.remove(range, None);
+                    cleared = gathers.sync();
+                });
+                if cleared.is_err() {
+                    refused.reach = Reach::Possible;
+                }
             }
             return Err(refused);
         }
         Ok(())
-    }
-
-    /// Takes away whatever is mapped in a range.
-    pub(super) fn clear(&self, range: IovaRange) -> Reach {
-        clear(self.each(), range)
     }
 
     /// Tells hardware that caches absent entries about a mapping. Where one of them fails, the
@@ -131,38 +140,14 @@ impl Domains {
         self.each().try_for_each(|domain| domain.announce(range))
     }
 
-    /// Unmaps ranges in all domains, as far as `buf` has room for their spans, and syncs each
-    /// domain once. What hardware wrote is marked where there are `marks`.
-    pub(super) fn unmap(
-        &self,
-        ranges: &[IovaRange],
-        buf: &mut SpanBuf<'_>,
-        marks: Option<&mut DirtyBitmap<'_>>,
-    ) -> Taken {
-        let Some(((_, first), rest)) = self.list.split_first() else {
-            // Only after a panic while the first domain was attached: nobody says whether its
-            // hardware has forgotten what was pinned for it.
-            let len = |range: &IovaRange| range.len_less_one().wrapping_add(1);
-            let bytes = ranges.iter().map(len).fold(0, u64::wrapping_add);
-            let error = HardwareError { what: "the domain is gone", status: 0 };
-            return Taken { bytes, synced: Err(error) };
-        };
-        // Leaves of other domains end where spans end, whatever their sizes: none is cut.
-        first.paging.unmap(ranges, buf, marks, &mut |parts, mut marks| match rest {
-            [] => Ok(()),
-            [(_, only)] => remove(&only.paging, parts, marks),
-            many => {
-                let mut kept = [IovaRange::point(Iova::new(0)); super::RANGES];
-                let len = kept.iter_mut().zip(parts).map(|(place, part)| *place = part).count();
-                let mut synced = Ok(());
-                // All of them, also where one fails.
-                for (_, domain) in many {
-                    let parts = &mut kept[..len].iter().copied();
-                    synced = synced.and(remove(&domain.paging, parts, marks.as_deref_mut()));
-                }
-                synced
-            }
-        })
+    /// Does something with empty gathers of all domains.
+    pub(super) fn gathering(&self, work: &mut dyn FnMut(&mut Gathers<'_>)) {
+        gathering(&self.list, work);
+    }
+
+    /// The number of the first failed sync that hardware has not confirmed since, in any domain.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.each().filter_map(|domain| domain.oldest()).min()
     }
 
     /// `bytes` of `range`, which is mapped without holes, extended so that no span of it is cut.
@@ -217,20 +202,29 @@ impl Domains {
 
     /// Makes hardware forget the leaves whose marks were taken away, by one sync a domain.
     pub(super) fn forget_marks(&self, cleared: &Cleared) -> Result<(), HardwareError> {
-        if cleared.ranges().is_empty() {
-            return Ok(());
-        }
         let mut synced = Ok(());
-        // All of them, also where one fails.
-        for domain in self.each() {
-            synced = synced.and(domain.forget_marks(cleared.ranges(), cleared.leaf_sizes()));
+        if cleared.ranges().is_empty() {
+            return synced;
         }
+        self.gathering(&mut |gathers| {
+            gathers.each(|domain| {
+                let ranges = cleared.ranges().iter();
+                ranges.for_each(|range| domain.forget(*range, cleared.leaf_sizes()));
+            });
+            synced = gathers.sync();
+        });
         synced
     }
 
-    /// Frees the tables that unmapping `range` left empty, of those in `owned`.
-    pub(super) fn reclaim(&self, range: IovaRange, owned: IovaRange) {
-        self.each().for_each(|domain| domain.reclaim(range, owned));
+    /// Makes hardware forget walks to tables that another thread has detached and not synced yet.
+    #[cold]
+    pub(super) fn forget_walks(&self, range: IovaRange) -> Result<(), HardwareError> {
+        let mut synced = Ok(());
+        self.gathering(&mut |gathers| {
+            gathers.each(|domain| domain.forget_walks(range));
+            synced = gathers.sync();
+        });
+        synced
     }
 
     /// Puts the spans of a range, which is mapped without holes, into `buf`, as many as fit, and
@@ -255,25 +249,115 @@ impl Domains {
     }
 }
 
-fn clear<'d>(domains: impl Iterator<Item = &'d dyn Paging>, range: IovaRange) -> Reach {
-    let mut reach = Reach::None;
-    // All of them, also where one fails.
-    for domain in domains {
-        if domain.remove(&mut core::iter::once(range)).is_err() {
-            reach = Reach::Possible;
-        }
-    }
-    reach
+/// What is taken away from all domains and is not synced yet: first it is gathered everywhere, and
+/// then it is synced everywhere. The first domain's is at the front.
+pub(super) struct Gathers<'g> {
+    chain: &'g mut dyn Chain,
+    /// Whether there is a domain.
+    any: bool,
 }
 
-fn remove(
-    domain: &dyn Paging,
-    ranges: &mut dyn Iterator<Item = IovaRange>,
-    marks: Option<&mut DirtyBitmap<'_>>,
-) -> Result<(), HardwareError> {
-    match marks {
-        Some(marks) => domain.remove_dirty(ranges, marks),
-        None => domain.remove(ranges),
+impl Gathers<'_> {
+    fn each(&mut self, mut work: impl FnMut(&mut dyn Gathering)) {
+        self.chain.each(&mut work);
+    }
+
+    /// Unmaps ranges that are mapped without holes in all domains, as far as `buf` has room for
+    /// their spans. Returns how many bytes that is, from the front. What hardware wrote is marked
+    /// where there are `marks`.
+    ///
+    /// Without a domain, as after a panic while the first was attached, all is taken and there are
+    /// no spans: nobody says whether hardware has forgotten what was pinned for it.
+    pub(super) fn unmap(
+        &mut self,
+        ranges: &[IovaRange],
+        buf: &mut SpanBuf<'_>,
+        mut marks: Option<&mut DirtyBitmap<'_>>,
+    ) -> u64 {
+        let len = |range: IovaRange| range.len_less_one().wrapping_add(1);
+        let mut bytes = None;
+        self.each(|domain| {
+            let Some(bytes) = bytes else {
+                bytes = Some(domain.unmap(ranges, buf, marks.as_deref_mut()));
+                return;
+            };
+            // Leaves of other domains end where spans end, whatever their sizes: none is cut.
+            let mut left = bytes;
+            for &range in ranges {
+                let taken = len(range).min(left);
+                if let Ok(part) = IovaRange::from_len(range.start(), taken) {
+                    domain.remove(part, marks.as_deref_mut());
+                }
+                left -= taken;
+            }
+        });
+        bytes.unwrap_or_else(|| ranges.iter().map(|range| len(*range)).fold(0, u64::wrapping_add))
+    }
+
+    /// Takes whatever is mapped in a range away.
+    pub(super) fn remove(&mut self, range: IovaRange, mut marks: Option<&mut DirtyBitmap<'_>>) {
+        self.each(|domain| domain.remove(range, marks.as_deref_mut()));
+    }
+
+    /// Detaches the tables that unmapping `range` left empty, of those in `owned`. Returns where
+    /// they were, at least.
+    pub(super) fn reclaim(&mut self, range: IovaRange, owned: IovaRange) -> Option<IovaRange> {
+        let mut hull = None;
+        self.each(|domain| hull = cover(hull, domain.reclaim(range, owned)));
+        hull
+    }
+
+    /// Makes hardware forget what was gathered: in all domains, also where one fails.
+    pub(super) fn sync(&mut self) -> Result<(), HardwareError> {
+        let mut synced = Ok(());
+        self.each(|domain| synced = synced.and(domain.sync()));
+        if self.any { synced } else { Err(super::quarantine::GONE) }
+    }
+}
+
+/// The range that covers both.
+pub(super) fn cover(one: Option<IovaRange>, other: Option<IovaRange>) -> Option<IovaRange> {
+    let (Some(one), Some(other)) = (one, other) else { return one.or(other) };
+    IovaRange::new(one.start().min(other.start()), one.last().max(other.last()))
+}
+
+/// Gathers of domains. They are of different types, so each lies on the stack of a call.
+trait Chain {
+    fn each(&mut self, work: &mut dyn FnMut(&mut dyn Gathering));
+}
+
+struct End;
+
+impl Chain for End {
+    fn each(&mut self, _work: &mut dyn FnMut(&mut dyn Gathering)) {}
+}
+
+struct Link<'g> {
+    first: &'g mut dyn Gathering,
+    rest: &'g mut dyn Chain,
+}
+
+impl Chain for Link<'_> {
+    fn each(&mut self, work: &mut dyn FnMut(&mut dyn Gathering)) {
+        work(self.first);
+        self.rest.each(work);
+    }
+}
+
+type List = [(DomainId, Arc<Attached>)];
+
+fn gathering(list: &List, work: &mut dyn FnMut(&mut Gathers<'_>)) {
+    let any = !list.is_empty();
+    link(list, &mut End, &mut |chain| work(&mut Gathers { chain, any }));
+}
+
+/// Puts the gathers of a list before others.
+fn link(list: &List, rest: &mut dyn Chain, work: &mut dyn FnMut(&mut dyn Chain)) {
+    match list.split_last() {
+        None => work(rest),
+        Some(((_, last), before)) => last.paging.gathering(&mut |first| {
+            link(before, &mut Link { first, rest }, work);
+        }),
     }
 }
 

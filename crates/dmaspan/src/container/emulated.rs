@@ -105,7 +105,7 @@ impl<P: Pinner> State<P> {
     ) -> Result<Option<(IovaRange, u64)>, Error<P::Error>> {
         let pinned = |mapped| self.external.pins_in(mapped).any(|pin| pin.is_some());
         let first = overlapping(&self.tree, range)
-            .find(|(mapped, slot)| slot.mapped().is_some() && pinned(*mapped));
+            .find(|(mapped, slot)| slot.left().is_some() && pinned(*mapped));
         let Some((mapped, _)) = first else { return Ok(None) };
         let Some(slot) = self.tree.get_mut(&mapped.start()) else { return Ok(None) };
         if slot.announcing == AT_ONCE {
@@ -281,7 +281,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let all = self.state.get_mut();
         for ((at, _), held) in core::mem::take(&mut all.external.pins) {
             let found = overlapping(&all.tree, IovaRange::point(at)).next();
-            let mapping = found.and_then(|(_, slot)| slot.mapped());
+            let mapping = found.and_then(|(_, slot)| slot.left());
             let space = mapping.map(|mapping| mapping.space.clone());
             if let Some(held) = held {
                 held.leak(space);

@@ -84,7 +84,8 @@ pub enum Error<E: core::error::Error> {
         /// The memory that was to be mapped.
         user: UserRange,
     },
-    /// Hardware may still use the range, since an invalidation failed: it is out of use for ever.
+    /// Hardware may still use the range, since an invalidation failed: it is out of use until one
+    /// succeeds.
     #[error(
         "{range} overlaps {quarantined}, which a device may still use: its invalidation failed"
     )]
@@ -93,6 +94,16 @@ pub enum Error<E: core::error::Error> {
         range: IovaRange,
         /// What is out of use.
         quarantined: IovaRange,
+    },
+    /// As much as can waits for hardware to confirm that it has forgotten it: nothing more is
+    /// mapped until that answers.
+    #[error(
+        "{range} is not mapped: too much memory waits for an IOMMU that does not answer; \
+         unmap it again when it does"
+    )]
+    QuarantineFull {
+        /// Where it was to be mapped.
+        range: IovaRange,
     },
     /// The range begins or ends inside a mapping.
     #[error("{range} would cut the mapping at {mapping}")]
@@ -177,11 +188,19 @@ pub enum Error<E: core::error::Error> {
         /// The domain's reason.
         source: iommu::Error,
     },
-    /// Hardware did not confirm that it forgot the range. Its memory stays pinned for ever.
-    #[error("{range} stays pinned, since a device may still use it: {source}")]
+    /// Hardware did not confirm that it forgot memory, which stays pinned and charged until it
+    /// does: every later operation that syncs asks it again.
+    #[error(
+        "{kept:#x} bytes stay pinned, from {range} on, since a device may still use them, and \
+         {unmapped:#x} bytes were unmapped: {source}"
+    )]
     NotForgotten {
-        /// What was to be unmapped.
+        /// The first mapping that stays.
         range: IovaRange,
+        /// The bytes of all mappings that stay.
+        kept: u64,
+        /// Bytes that were unmapped.
+        unmapped: u64,
         /// What hardware said.
         source: HardwareError,
     },
@@ -398,7 +417,9 @@ impl<E: core::error::Error> Error<E> {
             Self::Pin { source, .. } | Self::Copy { source, .. } => pin(source),
             Self::PinnedLen { .. } | Self::Undelivered { .. } => Errno::EFAULT,
             Self::Map { source, .. } => source.errno(),
-            Self::NotForgotten { .. } | Self::MarksUnsynced { .. } => Errno::EIO,
+            Self::NotForgotten { .. }
+            | Self::QuarantineFull { .. }
+            | Self::MarksUnsynced { .. } => Errno::EIO,
         }
     }
 }

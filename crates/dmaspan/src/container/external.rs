@@ -14,11 +14,12 @@ use lock_api::RawMutex;
 
 use super::error::Error;
 use super::mapping::{Behind, RunCursor, Runs, Slot, overlapping};
-use super::unmap::Spans;
+use super::takedown::Spans;
 use super::{Container, State, Version};
 use crate::account::{Account, Charge, Counting, OverLimit};
-use crate::addr::Iova;
-use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
+use crate::addr::{Address, Iova};
+use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped, unpin_outputs};
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
 use crate::span::Span;
@@ -167,7 +168,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         range: IovaRange,
         prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<P::Address>,
     ) -> Result<ExternalPin, Error<P::Error>> {
         let id = self.pin_by(By::Handle, range, prot, sink)?;
         let identity = Arc::clone(&self.state.lock().external.identity);
@@ -203,6 +204,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// [`pin_external`](Self::pin_external) for devices that only keep IOVAs, as Linux's
     /// `vfio_pin_pages` and `vfio_unpin_pages` have it.
     ///
+    /// Anybody with the container can end such a pin, by [`unpin_range`](Self::unpin_range). Code
+    /// that relies on the memory and does not know who that is keeps an [`ExternalPin`].
+    ///
     /// # Errors
     ///
     /// As for [`pin_external`](Self::pin_external).
@@ -210,7 +214,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         range: IovaRange,
         prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<P::Address>,
     ) -> Result<(), Error<P::Error>> {
         self.pin_by(By::Range, range, prot, sink).map(|_| ())
     }
@@ -274,7 +278,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         for piece in core::mem::take(&mut held.left) {
             held.unpin(&self.pinner, piece, dirty);
         }
-        self.pinner.release(held.pin);
+        self.pinner.release(Promise::kept(), held.pin);
         drop(held.charge);
     }
 
@@ -293,7 +297,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         by: By,
         range: IovaRange,
         prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<P::Address>,
     ) -> Result<u64, Error<P::Error>> {
         let mut parts = self.waiting(|| self.plan(range, prot))?;
         let pinned = parts.iter_mut().try_for_each(|part| self.pin_part(part, by, prot, sink));
@@ -344,7 +348,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         part: &mut Part<P>,
         by: By,
         prot: Prot,
-        sink: &mut dyn SpanSink,
+        sink: &mut dyn SpanSink<P::Address>,
     ) -> Result<(), Error<P::Error>> {
         let (user, mut charge) = (part.user, self.charge_external(part)?);
         let mut left = Vec::new();
@@ -372,7 +376,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         if let Some(error) = failed {
             // What was pushed, and nothing else: it may be less or more than the range.
             unpin_runs(&self.pinner, &mut pin, &spans, &runs, (0, found), Dirty::Clean);
-            self.pinner.release(pin);
+            self.pinner.release(Promise::kept(), pin);
             return Err(error);
         }
         let (range, key) = (part.range, (part.range.start(), 0));
@@ -578,7 +582,7 @@ fn unpin_runs<P: Pinner>(
         skip -= passed;
         bytes -= taken;
         if let Behind::Pinned(kind) = run.behind {
-            spans.next(taken, |spans| pinner.unpin(pin, spans, kind, dirty));
+            spans.next(taken, |spans| unpin_outputs(pinner, pin, spans, kind, dirty));
         }
     }
 }
@@ -589,8 +593,8 @@ fn behind(part: IovaRange, range: IovaRange) -> Option<IovaRange> {
 }
 
 /// Hands spans to the caller and keeps them.
-struct Tee<'s> {
-    sink: &'s mut dyn SpanSink,
+struct Tee<'s, A> {
+    sink: &'s mut dyn SpanSink<A>,
     spans: Vec<Span>,
     runs: Runs,
     found: u64,
@@ -604,14 +608,15 @@ enum Full {
     Memory,
 }
 
-impl Tee<'_> {
-    fn keep(&mut self, span: Span, kind: Kind) -> Result<(), Full> {
+impl<A: Address> Tee<'_, A> {
+    fn keep(&mut self, span: Span<A>, kind: Kind) -> Result<(), Full> {
         self.spans.try_reserve(1).map_err(|_| Full::Memory)?;
         self.runs.push(span.len(), kind).map_err(|_| Full::Memory)?;
         if self.sink.push(span, kind).is_err() {
             self.runs.pop(span.len());
             return Err(Full::Sink);
         }
+        let span = span.output();
         // Kinds meet where runs do, so that a joined span is cut there again.
         match self.spans.last_mut().and_then(|last| Some((last.join(span)?, last))) {
             Some((joined, last)) => *last = joined,
@@ -622,8 +627,8 @@ impl Tee<'_> {
     }
 }
 
-impl SpanSink for Tee<'_> {
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+impl<A: Address> SpanSink<A> for Tee<'_, A> {
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
         self.keep(span, kind).map_err(|full| {
             self.full = Some(full);
             Stopped

@@ -2,20 +2,23 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::mem::{self, ManuallyDrop};
+use core::mem::ManuallyDrop;
 
 use lock_api::RawMutex;
 
 use super::alignment::{Alignment, Place, second_leaf};
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Leaving, Mapping, Pinned, Runs, Slot, SlotState, Vaddr, overlapping};
+use super::mapping::{
+    Bound, Leaving, Mapping, Pinned, Runs, Slot, SlotState, Then, Vaddr, overlapping,
+};
 use super::paging::Reach;
-use super::{Container, State};
+use super::takedown::{Unmap, hold};
+use super::{Container, State, unconfirmed};
 use crate::account::{Account, Charge, OverLimit};
-use crate::addr::Iova;
+use crate::addr::{Address, Iova};
 use crate::iommu;
-use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped};
+use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped, unpin_outputs};
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError, UserRange};
 use crate::span::{Span, SpanBuf};
@@ -55,8 +58,17 @@ impl<'a, P: Pinner> MapRequest<'a, P> {
     }
 }
 
-/// What a slot becomes, `None` where it goes, and what the caller is told.
-type Built<P> = (Option<SlotState<P>>, Result<Mapped, Error<<P as Pinner>::Error>>);
+/// A slot that is the caller's, who works on it without the lock.
+struct Claimed {
+    domains: Arc<Domains>,
+    /// For how many spans there is room in quarantine.
+    room: usize,
+    /// Where hardware may walk tables that others have detached.
+    walks: Option<IovaRange>,
+}
+
+/// A mapping that was populated, and what was found.
+pub(super) type Populated<P> = Result<(Box<Mapping<P>>, Mapped), Error<<P as Pinner>::Error>>;
 
 /// What a map found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,31 +102,46 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             pinned: None,
             leaving: Leaving::default(),
             log: None,
-            unforgotten: None,
+            bound: None,
             copies: 0,
         });
-        let domains = self.waiting(|| self.claim(range, request))?;
-        let (state, result) = self.build(mapping, &domains, request.cancelled);
-        self.finish(range, state, domains);
-        result
+        let mut claimed = self.waiting(|| self.claim(range, request));
+        if let Err(Error::Quarantined { .. } | Error::QuarantineFull { .. }) = claimed {
+            // Perhaps hardware answers again.
+            self.retry_idle();
+            claimed = self.waiting(|| self.claim(range, request));
+        }
+        let Claimed { domains, room, walks } = claimed?;
+        let built = match walks.map_or(Ok(()), |walks| self.forget_walks(range, walks, &domains)) {
+            Ok(()) => self.build(mapping, &domains, room, request.cancelled),
+            Err(error) => Err(self.withdraw_all(mapping, &domains, Then::Go, error)),
+        };
+        match built {
+            Ok((mapping, found)) => {
+                self.finish(range, Some(mapping), domains, room);
+                Ok(found)
+            }
+            Err(error) => {
+                self.finish(range, None, domains, room);
+                Err(error)
+            }
+        }
     }
 
-    /// Ends the work on a mapping, which stays in the tree if it has a state.
+    /// Ends the work on a mapping, whose slot it gets; without one the slot has gone already.
+    /// Gives room in quarantine back.
     pub(super) fn finish(
         &self,
         range: IovaRange,
-        state: Option<SlotState<P>>,
+        mapping: Option<Box<Mapping<P>>>,
         domains: Arc<Domains>,
+        room: usize,
     ) {
         let mut all = self.state.lock();
-        if !matches!(state, Some(SlotState::Mapped(_))) {
-            all.set_vaddr(range, Vaddr::Known);
+        if let Some((mapping, slot)) = mapping.zip(all.tree.get_mut(&range.start())) {
+            slot.state = SlotState::Mapped(mapping);
         }
-        match (state, all.tree.get_mut(&range.start())) {
-            (Some(state), Some(slot)) => slot.state = state,
-            (None, _) => self.forget(&mut all, &domains, range),
-            (Some(_), None) => {}
-        }
+        all.quarantine.give_back(room);
         drop(domains);
         all.working -= 1;
         drop(all);
@@ -128,14 +155,16 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         range: IovaRange,
         request: &MapRequest<'_, P>,
-    ) -> Result<Arc<Domains>, Error<P::Error>> {
+    ) -> Result<Claimed, Error<P::Error>> {
         let mut all = self.state.lock();
         self.check_aligned(&all, request.iova, request.user)?;
         if let Some((existing, slot)) = overlapping(&all.tree, range).next() {
             return Err(match slot.state {
-                SlotState::Busy | SlotState::Doomed(..) => Error::Busy { range, busy: existing },
+                SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..) => {
+                    Error::Busy { range, busy: existing }
+                }
                 SlotState::Mapped(_) => Error::Exists { range, existing },
-                SlotState::Quarantined => Error::Quarantined { range, quarantined: existing },
+                SlotState::Quarantined(_) => Error::Quarantined { range, quarantined: existing },
             });
         }
         if all.tree.len() >= self.max_mappings {
@@ -145,13 +174,26 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             return Err(outside(range, &all.domains));
         }
         let domains = self.begin(&mut all)?;
+        let mut room = 0;
+        if !domains.is_empty() {
+            let page = domains.page_sizes & domains.page_sizes.wrapping_neg();
+            let pages = range.len_less_one() / page.max(1) + 1;
+            room = all.quarantine.reserve(usize::try_from(pages).unwrap_or(BATCH).min(BATCH));
+            if room == 0 {
+                drop(domains);
+                all.working -= 1;
+                return Err(Error::QuarantineFull { range });
+            }
+        }
         let space_id = self.pinner.space_id(request.space);
         let (last, user, vaddr) = (range.last(), request.user, Vaddr::Known);
         let (serial, announcing, state) = (all.serials, 0, SlotState::Busy);
         all.serials += 1;
-        let slot = Slot { last, serial, announcing, space_id, user, vaddr, state };
+        let walks = all.walks(range);
+        all.walking += usize::from(walks.is_some());
+        let slot = Slot { last, serial, announcing, space_id, user, vaddr, walks, state };
         all.tree.insert(range.start(), slot);
-        Ok(domains)
+        Ok(Claimed { domains, room, walks })
     }
 
     /// Refuses what is not of whole pages.
@@ -172,48 +214,48 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Begins an operation that works without the lock: domains stay as they are until it ends.
     pub(super) fn begin(&self, all: &mut State<P>) -> Result<Arc<Domains>, Error<P::Error>> {
-        if all.exclusive {
-            return Err(Error::Changing);
-        }
+        all.check_open()?;
         all.working += 1;
         Ok(Arc::clone(&all.domains))
     }
 
-    /// Charges, pins and maps. Returns what the slot becomes: `None` where it goes.
+    /// Charges, pins and maps. Where that fails the slot has gone, or is in quarantine.
     fn build(
         &self,
         mut mapping: Box<Mapping<P>>,
         domains: &Domains,
+        room: usize,
         cancelled: &dyn Fn() -> bool,
-    ) -> Built<P> {
-        if let Err(error) = self.begin_log(&mut mapping) {
-            return (None, Err(error));
-        }
-        if domains.is_empty() {
-            let found = Mapped::default();
-            return (Some(SlotState::Mapped(mapping)), Ok(found));
-        }
-        match self.populate(&mut mapping, domains, cancelled) {
-            Ok(found) => (Some(SlotState::Mapped(mapping)), Ok(found)),
-            Err((error, Reach::None)) => (None, Err(error)),
-            Err((error, Reach::Possible)) => (Some(SlotState::Quarantined), Err(error)),
+    ) -> Populated<P> {
+        match self.begin_log(&mut mapping) {
+            Err(error) => Err(self.withdraw_all(mapping, domains, Then::Go, error)),
+            Ok(()) if domains.is_empty() => Ok((mapping, Mapped::default())),
+            Ok(()) => self.populate(mapping, domains, room, cancelled, Then::Go),
         }
     }
 
-    /// Charges, pins and maps a mapping that has no pin. On an error nothing stays charged, mapped
-    /// and pinned, unless hardware may still use it.
+    /// Charges, pins and maps a mapping that has no pin, in batches of so many spans as have room
+    /// in quarantine.
+    ///
+    /// On an error nothing stays charged, mapped and pinned, unless hardware may still use it. The
+    /// mapping is in its slot then or has gone with that, as `then` says.
     pub(super) fn populate(
         &self,
-        mapping: &mut Box<Mapping<P>>,
+        mut mapping: Box<Mapping<P>>,
         domains: &Domains,
+        room: usize,
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<Mapped, (Error<P::Error>, Reach)> {
+        then: Then,
+    ) -> Populated<P> {
         let (user, range) = (mapping.user, mapping.range);
-        let over = |source| (Error::OverLimit { user, source }, Reach::None);
-        let charge = mapping.account.charge_pin(&self.pinner, &mapping.space, user);
-        let charge = charge.map_err(over)?;
-        let mut room = SpanBuf::room::<BATCH>();
-        let mut mapper = Mapper::new(domains, SpanBuf::new(&mut room), mapping, charge, cancelled);
+        let over = |source| Error::OverLimit { user, source };
+        let charge = match mapping.account.charge_pin(&self.pinner, &mapping.space, user) {
+            Ok(charge) => charge,
+            Err(source) => return Err(self.withdraw_all(mapping, domains, then, over(source))),
+        };
+        let mut spans = SpanBuf::room::<BATCH>();
+        let buf = SpanBuf::new(&mut spans[..room]);
+        let mut mapper = Mapper::new(domains, buf, &mapping, charge, cancelled);
         let (pin, pin_error) =
             match self.pinner.pin(&mapping.space, user, mapping.prot, &mut mapper) {
                 Ok(pin) => {
@@ -230,7 +272,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             }
             (None, None) if mapper.complete() && mapper.buf.is_empty() => match mapper.settle(user)
             {
-                Err(source) => Some(over(source)),
+                Err(source) => Some((over(source), Reach::None)),
                 Ok(()) => domains.announce(range).err().map(|source| {
                     let source = iommu::Error::Hardware { range, source };
                     (Error::Map { user: user.start(), source }, Reach::None)
@@ -240,38 +282,54 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 Some((Error::PinnedLen { user, found: mapper.found() }, Reach::None))
             }
         };
+        let failed = failed.or_else(|| {
+            let nothing = pin.is_none().then_some(Error::PinnedLen { user, found: 0 });
+            Some((nothing?, Reach::None))
+        });
         let mapped = mapper.mapped();
         let Mapper { buf, kind, runs, found, charge, .. } = mapper;
         let charge = ManuallyDrop::into_inner(charge);
-        let Some(pin) = pin else {
-            let (error, mut reach) =
-                failed.unwrap_or((Error::PinnedLen { user, found: 0 }, Reach::None));
-            // Nothing is pinned, the pinner says: then nothing stays mapped.
-            if mapped > 0 && domains.clear(range) == Reach::Possible {
-                reach = Reach::Possible;
-            }
-            if reach == Reach::Possible {
-                mem::forget(charge);
-            }
-            return Err((error, reach));
+        let Some((error, reach)) = failed else {
+            mapping.pinned = Some(Pinned { pin, charge, runs });
+            return Ok((mapping, found));
         };
-        let mut pinned = Pinned { pin, charge, runs };
-        match failed {
+        match pin {
+            // Nothing is pinned, the pinner says: then nothing stays mapped.
             None => {
-                mapping.pinned = Some(pinned);
-                Ok(found)
+                mapping.pinned = Some(Pinned { pin, charge, runs: Runs::default() });
+                if mapped > 0 {
+                    mapping.bound = clear(domains, range);
+                }
             }
-            Some((error, Reach::Possible)) => {
-                pinned.leak(&mapping.space);
-                Err((error, Reach::Possible))
-            }
-            Some((error, Reach::None)) => {
-                // Pinned, and never mapped.
-                self.pinner.unpin(&mut pinned.pin, buf.spans(), kind, Dirty::Clean);
-                mapping.pinned = Some(pinned);
-                Err((error, self.take_back(mapping, domains, &mut room)))
+            Some(mut pin) => {
+                if reach == Reach::None {
+                    // Pinned, and never mapped.
+                    let (spans, dirty) = (buf.spans(), Dirty::Clean);
+                    unpin_outputs(&self.pinner, &mut pin, spans, kind, dirty);
+                } else {
+                    let mut all = self.state.lock();
+                    hold(&mut all, range.start(), buf.spans(), kind);
+                    mapping.leaving.held = buf.len();
+                }
+                mapping.pinned = Some(Pinned { pin: Some(pin), charge, runs });
             }
         }
+        Err(self.withdraw_all(mapping, domains, then, error))
+    }
+
+    /// Takes all of a mapping back, and its slot, unless it is to stay. Returns the error.
+    #[cold]
+    fn withdraw_all(
+        &self,
+        mut mapping: Box<Mapping<P>>,
+        domains: &Domains,
+        then: Then,
+        error: Error<P::Error>,
+    ) -> Error<P::Error> {
+        mapping.leaving.unfinished = then == Then::Go;
+        let mut mapping = Some(mapping);
+        Unmap::new(self, domains, then).run(&mut |_| mapping.take(), None);
+        error
     }
 
     fn refused(&self, failure: Failure, user: UserRange, mapped: u64) -> (Error<P::Error>, Reach) {
@@ -285,6 +343,16 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             Failure::NoRoom => (Error::NoMemory { user }, Reach::None),
         }
     }
+}
+
+/// Takes away whatever is mapped in a range. Says what hardware has not confirmed then.
+fn clear(domains: &Domains, range: IovaRange) -> Option<Bound> {
+    let mut synced = Ok(());
+    domains.gathering(&mut |gathers| {
+        gathers.remove(range, None);
+        synced = gathers.sync();
+    });
+    synced.err().map(|source| Bound { number: unconfirmed::now(), source })
 }
 
 /// What can be said without the container.
@@ -464,8 +532,9 @@ fn charge_found(charge: &mut Charge, spans: &[Span], kind: Kind) -> Result<(), O
     }
 }
 
-impl SpanSink for Mapper<'_> {
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+impl<A: Address> SpanSink<A> for Mapper<'_> {
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
+        let span = span.output();
         if kind != self.kind {
             self.flush()?;
             self.kind = kind;

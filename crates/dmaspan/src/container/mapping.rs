@@ -4,6 +4,8 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cmp::Ordering;
+use core::mem;
 
 use super::log::Log;
 use crate::account::{Account, Charge};
@@ -27,6 +29,9 @@ pub(super) struct Slot<P: Pinner> {
     pub(super) space_id: u64,
     pub(super) user: UserRange,
     pub(super) vaddr: Vaddr,
+    /// Where empty tables around it were detached, which hardware may still walk: whoever maps
+    /// there syncs first.
+    pub(super) walks: Option<IovaRange>,
     pub(super) state: SlotState<P>,
 }
 
@@ -45,8 +50,10 @@ pub(super) enum SlotState<P: Pinner> {
     Mapped(Box<Mapping<P>>),
     /// The unmap with this number will take it down, and owns its IOVAs.
     Doomed(Box<Mapping<P>>, u64),
-    /// Hardware may use it for ever.
-    Quarantined,
+    /// It has no translations any more, and goes when that was synced.
+    Emptied,
+    /// It was taken down, and hardware has not confirmed that it forgot all of it.
+    Quarantined(Box<Mapping<P>>),
 }
 
 impl<P: Pinner> Slot<P> {
@@ -55,12 +62,36 @@ impl<P: Pinner> Slot<P> {
         IovaRange::new(start, self.last).unwrap_or(IovaRange::point(start))
     }
 
-    /// Makes the mapping the unmap's with this number, if it is mapped.
+    /// Makes the mapping the unmap's with this number, if it is nobody's work.
     pub(super) fn doom(&mut self, unmap: u64) {
-        self.state = match core::mem::replace(&mut self.state, SlotState::Busy) {
-            SlotState::Mapped(mapping) => SlotState::Doomed(mapping, unmap),
+        self.state = match mem::replace(&mut self.state, SlotState::Busy) {
+            SlotState::Mapped(mapping) | SlotState::Quarantined(mapping) => {
+                SlotState::Doomed(mapping, unmap)
+            }
             other => other,
         };
+    }
+
+    /// The mapping, if it is nobody's work and still mapped, or in quarantine with a part that is,
+    /// or to stay.
+    pub(super) fn left(&self) -> Option<&Mapping<P>> {
+        match &self.state {
+            SlotState::Mapped(mapping) => Some(mapping),
+            SlotState::Quarantined(mapping)
+                if mapping.has_rest() || mapping.leaving.then == Then::Stay =>
+            {
+                Some(mapping)
+            }
+            _ => None,
+        }
+    }
+
+    /// The mapping, if it is nobody's work, also in quarantine.
+    pub(super) fn idle_mut(&mut self) -> Option<&mut Box<Mapping<P>>> {
+        match &mut self.state {
+            SlotState::Mapped(mapping) | SlotState::Quarantined(mapping) => Some(mapping),
+            _ => None,
+        }
     }
 
     /// The mapping, if it is nobody's work.
@@ -95,10 +126,20 @@ pub(super) struct Mapping<P: Pinner> {
     /// What was written, while that is tracked. Who takes a mapping out of its slot to change its
     /// tables, and puts it back, asks first whether it [is being read](Self::is_being_read).
     pub(super) log: Option<Arc<Log>>,
-    /// A device behind a domain that is gone may use it for ever: it is never unpinned.
-    pub(super) unforgotten: Option<HardwareError>,
+    /// A device behind a domain that is gone may use it: nothing is unpinned before that hardware
+    /// has confirmed that it does not.
+    pub(super) bound: Option<Bound>,
     /// How many reads and writes of emulated devices expect that it stays, without the lock.
     pub(super) copies: u32,
+}
+
+/// What a domain that is gone has not confirmed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    /// All that failed before [this](super::unconfirmed::now).
+    pub(super) number: u64,
+    /// What its hardware said.
+    pub(super) source: HardwareError,
 }
 
 /// How much of a mapping was taken down.
@@ -107,8 +148,28 @@ pub(super) struct Leaving {
     pub(super) bytes: u64,
     /// The place in the runs.
     pub(super) at: RunCursor,
-    /// Hardware may still use it.
+    /// The same before the last batch.
+    pub(super) before: RunCursor,
+    /// How many pieces of its memory are in quarantine.
+    pub(super) held: usize,
+    /// What hardware said when it did not confirm a sync.
     pub(super) failed: Option<HardwareError>,
+    /// Nobody knows any more what hardware uses: it is never unpinned.
+    pub(super) lost: bool,
+    /// Whether it stays when it is taken down, without a pin.
+    pub(super) then: Then,
+    /// Whether the map that made it has failed: it is not mapped as a whole.
+    pub(super) unfinished: bool,
+}
+
+/// What becomes of a mapping that was taken down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) enum Then {
+    /// It goes.
+    #[default]
+    Go,
+    /// It stays, without a pin.
+    Stay,
 }
 
 impl Leaving {
@@ -121,7 +182,8 @@ impl Leaving {
 
 /// What is pinned for domains.
 pub(super) struct Pinned<Pin> {
-    pub(super) pin: Pin,
+    /// `None` where the pinner has none after all, and hardware may use what it said was pinned.
+    pub(super) pin: Option<Pin>,
     pub(super) charge: Charge,
     pub(super) runs: Runs,
 }
@@ -155,10 +217,33 @@ impl<P: Pinner> Mapping<P> {
         Some((part, user))
     }
 
-    /// Whether taking it down is over: nothing is mapped, or hardware does not forget.
-    pub(super) fn is_down(&self) -> bool {
+    /// Whether anything of it is mapped in domains.
+    pub(super) fn has_rest(&self) -> bool {
         let rest = |pinned: &Pinned<P::Pin>| pinned.runs.rest(self.leaving.at).next().is_some();
-        self.leaving.failed.is_some() || !self.pinned.as_ref().is_some_and(rest)
+        self.pinned.as_ref().is_some_and(rest)
+    }
+
+    /// Notes that hardware has confirmed what failed before `proven`.
+    pub(super) fn unbind(&mut self, proven: u64) {
+        self.bound.take_if(|bound| bound.number <= proven);
+    }
+
+    /// Whether hardware has confirmed all that keeps it pinned once it is taken down, of what
+    /// failed before `proven`.
+    pub(super) fn is_free(&self, proven: u64) -> bool {
+        let unbound = self.bound.is_none_or(|bound| bound.number <= proven);
+        unbound && self.leaving.held == 0 && !self.leaving.lost
+    }
+
+    /// Why it is still pinned, where hardware may use it.
+    pub(super) fn unforgotten(&self) -> Option<HardwareError> {
+        self.leaving.failed.or(self.bound.map(|bound| bound.source))
+    }
+
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> u64 {
+        // No mapping is of a whole space.
+        self.range.len_less_one().wrapping_add(1)
     }
 }
 
@@ -245,6 +330,19 @@ impl Runs {
         parts
             .filter(|(_, run)| run.behind == Behind::Pinned(Kind::Memory))
             .filter_map(|(start, run)| UserRange::from_len(start, run.bytes).ok())
+    }
+
+    /// The runs from one place to another, cut to what lies between them.
+    pub(super) fn between(&self, from: RunCursor, to: RunCursor) -> impl Iterator<Item = Run> {
+        let runs = (from.run..).zip(self.rest(from));
+        runs.map_while(move |(n, run)| match n.cmp(&to.run) {
+            Ordering::Less => Some(run),
+            Ordering::Equal => {
+                let passed = if n == from.run { from.bytes } else { 0 };
+                Some(Run { bytes: to.bytes - passed, ..run }).filter(|run| run.bytes > 0)
+            }
+            Ordering::Greater => None,
+        })
     }
 
     /// The runs from `at` on, the first cut to what lies behind `at`.

@@ -16,7 +16,8 @@
 //! # When memory is unpinned
 //!
 //! Only behind the sync that covers it, in all domains. Where hardware does not confirm that, the
-//! mapping stays in the tree for ever, pinned and charged.
+//! mapping stays in the tree, pinned and charged, and every later operation that syncs tries it
+//! again, until all hardware has forgotten the mapping or has let go of its tables.
 //!
 //! What emulated devices have pinned themselves is theirs to unpin: they are told, and until they
 //! have done so nothing of the mapping is unmapped.
@@ -133,7 +134,10 @@ mod log;
 mod map;
 mod mapping;
 mod paging;
+mod quarantine;
 mod revoke;
+mod takedown;
+mod unconfirmed;
 mod unmap;
 mod vaddr;
 
@@ -169,6 +173,7 @@ use domains::Domains;
 use emulated::Emulated;
 use external::External;
 use mapping::Tree;
+use quarantine::Quarantine;
 
 /// Spans that go into the tables, or come out of them, at once by default: 4 KiB of stack. A sync
 /// of an unmap covers as many at most.
@@ -207,8 +212,8 @@ pub enum Version {
 /// `P` pins memory, `L` is the lock around the tree of mappings, and up to `BATCH` spans, at least
 /// one, are mapped or unmapped at once: 16 bytes of stack for each.
 ///
-/// Dropped, it unmaps everything; what hardware does not forget, and what emulated devices have
-/// pinned and not unpinned, stays pinned for ever.
+/// Dropped, it unmaps everything. What hardware neither forgets nor lets go of, and what emulated
+/// devices have pinned and not unpinned, stays pinned for ever.
 pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH> {
     pinner: P,
     /// Charged where a request names nobody else.
@@ -225,8 +230,8 @@ pub struct Container<P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH>
     tracking: AtomicU64,
     /// Held while marks of a mapping are read from tables, a part of it at a time: by its address.
     walks: [Mutex<L, ()>; WALKS],
-    /// Not held while memory is pinned or mapped, but while the empty tables around a mapping that
-    /// is gone are taken out.
+    /// Held neither while memory is pinned or mapped nor while hardware is waited for, but while
+    /// the empty tables around a mapping are taken out.
     state: Mutex<L, State<P>>,
 }
 
@@ -237,6 +242,11 @@ struct State<P: Pinner> {
     working: usize,
     /// Whether domains are being attached or detached: then nobody else works.
     exclusive: bool,
+    /// How many wait until nobody works, to do so: nobody begins to meanwhile.
+    asking: usize,
+    /// How many slots have tables around them that hardware may walk though they were detached.
+    walking: usize,
+    quarantine: Quarantine,
     /// How many mappings were begun.
     serials: u64,
     /// How many unmaps there were.
@@ -265,11 +275,14 @@ impl<P: Pinner, L: RawMutex> Container<P, L> {
     where
         F: Format,
         M: TableMemory<F::Word> + 'static,
-        O: IommuOps + 'static,
+        O: IommuOps<Address = P::Address> + 'static,
     {
         let mut container = Self::new(pinner, account);
         let only = Domains::only(Attach::new(Interrupts::Isolated).into_attached(domain));
-        container.state.get_mut().domains = Arc::new(only);
+        let all = container.state.get_mut();
+        all.domains = Arc::new(only);
+        // Where there is no memory for it, nothing can be mapped.
+        let _ = all.quarantine.make_room(DEFAULT_BATCH, 1);
         container
     }
 }
@@ -294,6 +307,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 domains: Arc::default(),
                 working: 0,
                 exclusive: false,
+                asking: 0,
+                walking: 0,
+                quarantine: Quarantine::default(),
                 serials: 0,
                 unmaps: 0,
                 revokes: 0,
@@ -421,7 +437,17 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH>
     fn drop(&mut self) {
         self.abandon_external();
         let doomed = self.state.get_mut().doom(ALL);
-        // What fails stays pinned for ever, which is all that can be done.
+        if self.unmap_doomed(doomed, ALL, None).is_ok() {
+            return;
+        }
+        let all = self.state.get_mut();
+        all.quarantine.let_departed_go();
+        if let Some(domains) = Arc::get_mut(&mut all.domains) {
+            // Whose hardware lets go has forgotten all. What fails stays pinned for ever.
+            domains.let_all_go();
+        }
+        // What there was no room for is still mapped.
+        let doomed = self.state.get_mut().doom(ALL);
         let _ = self.unmap_doomed(doomed, ALL, None);
     }
 }

@@ -2,11 +2,17 @@
 //!
 //! The container owns every range that it works on: a mapping in its tree keeps others out. So
 //! these methods are safe to call from it, and from nowhere else.
+//!
+//! What is taken away from a domain is gathered first, in any number of steps, and synced then: so
+//! all domains of a container are changed before any of them waits for hardware.
+
+use core::mem;
 
 use super::dirty::DirtyRead;
+use super::unconfirmed::{Tried, Unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::{DirtyBitmap, Format, Geometry, LeafCensus, Rest, Retired, TableMemory};
-use crate::iommu::{self, Domain, HardwareError, IommuOps, MapFailed};
+use crate::iommu::{self, Domain, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
@@ -16,7 +22,7 @@ use crate::span::{Span, SpanBuf};
 pub(super) enum Reach {
     /// It has forgotten all of it.
     None,
-    /// It may use it: nothing of it may be released.
+    /// It may use it: nothing of it may be released before that is [confirmed](Paging::oldest).
     Possible,
 }
 
@@ -26,22 +32,6 @@ pub(super) struct Refused {
     pub(super) error: iommu::Error,
     pub(super) reach: Reach,
 }
-
-/// What one sync took away.
-#[derive(Debug)]
-#[must_use = "what was taken away may not be released where the sync failed"]
-pub(super) struct Taken {
-    /// How many bytes of the ranges, from the front: all of them, or as far as the buffer reached.
-    pub(super) bytes: u64,
-    /// Whether hardware has forgotten them.
-    pub(super) synced: Result<(), HardwareError>,
-}
-
-/// Who is told what is gone before hardware has forgotten it.
-pub(super) type Others<'a> = &'a mut dyn FnMut(
-    &mut dyn Iterator<Item = IovaRange>,
-    Option<&mut DirtyBitmap<'_>>,
-) -> Result<(), HardwareError>;
 
 /// What a [`Domain`] does for a container, whatever its format.
 pub(super) trait Paging: Send + Sync {
@@ -53,33 +43,21 @@ pub(super) trait Paging: Send + Sync {
     /// Tells hardware that caches absent entries about a mapping.
     fn announce(&self, range: IovaRange) -> Result<(), HardwareError>;
 
-    /// Unmaps ranges that are mapped without holes, as far as `buf` has room for their spans, and
-    /// syncs once. Before it does, `others` is told what of them is gone. Where there are `marks`
-    /// hardware's go there, up to the moment in which a translation was gone.
-    fn unmap(
-        &self,
-        ranges: &[IovaRange],
-        buf: &mut SpanBuf<'_>,
-        marks: Option<&mut DirtyBitmap<'_>>,
-        others: Others<'_>,
-    ) -> Taken;
+    /// Does something with an empty gather.
+    fn gathering(&self, work: &mut dyn FnMut(&mut dyn Gathering));
 
-    /// Takes whatever is mapped in the ranges away and syncs once. No leaf reaches out of a range.
-    fn remove(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError>;
+    /// The number of the first failed sync whose gather hardware has not confirmed, if any.
+    fn oldest(&self) -> Option<u64>;
 
-    /// The same, and hardware's marks go to `marks`.
-    fn remove_dirty(
-        &self,
-        ranges: &mut dyn Iterator<Item = IovaRange>,
-        marks: &mut DirtyBitmap<'_>,
-    ) -> Result<(), HardwareError>;
+    /// Syncs again what was not confirmed, unless another thread is at that.
+    fn retry(&self) -> Result<(), HardwareError>;
 
     /// Whether hardware marks the leaves through which it writes.
     fn tracks_dirty(&self) -> bool;
 
     /// Calls `found` with every leaf that devices wrote and that has an address in `range`, whole.
     /// With [`DirtyRead::Clear`] the marks of those that begin in it are taken away, and the result
-    /// is what [`forget_marks`](Self::forget_marks) is for: a range, and leaf sizes.
+    /// is what hardware is to [forget](Gathering::forget): a range, and leaf sizes.
     fn read_dirty(
         &self,
         range: IovaRange,
@@ -87,15 +65,9 @@ pub(super) trait Paging: Send + Sync {
         found: &mut dyn FnMut(IovaRange),
     ) -> Option<(IovaRange, u64)>;
 
-    /// Makes hardware forget leaves of these sizes, whose marks were taken away.
-    fn forget_marks(&self, ranges: &[IovaRange], leaf_sizes: u64) -> Result<(), HardwareError>;
-
     /// Puts the spans of a range, which is mapped without holes, into `buf`, as many as fit, and
     /// returns what of the range is left.
     fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange>;
-
-    /// Frees the tables that unmapping `range` left empty, of those in `owned`. Failure leaks them.
-    fn reclaim(&self, range: IovaRange, owned: IovaRange);
 
     fn census(&self, range: IovaRange) -> LeafCensus;
 
@@ -104,76 +76,94 @@ pub(super) trait Paging: Send + Sync {
     fn let_go(&mut self) -> Result<(), HardwareError>;
 }
 
-impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O> {
+/// What is taken away from one domain and is not synced yet.
+pub(super) trait Gathering {
+    /// Unmaps ranges that are mapped without holes, as far as `buf` has room for their spans.
+    /// Returns how many bytes that is, from the front. Where there are `marks` hardware's go
+    /// there, up to the moment in which a translation was gone.
+    fn unmap(
+        &mut self,
+        ranges: &[IovaRange],
+        buf: &mut SpanBuf<'_>,
+        marks: Option<&mut DirtyBitmap<'_>>,
+    ) -> u64;
+
+    /// Takes whatever is mapped in the range away. No leaf reaches out of it.
+    fn remove(&mut self, range: IovaRange, marks: Option<&mut DirtyBitmap<'_>>);
+
+    /// Detaches the tables that unmapping `range` left empty, of those in `owned`. Returns where
+    /// they were.
+    fn reclaim(&mut self, range: IovaRange, owned: IovaRange) -> Option<IovaRange>;
+
+    /// Adds leaves of these sizes, whose marks were taken away.
+    fn forget(&mut self, range: IovaRange, leaf_sizes: u64);
+
+    /// Adds walks that lead to tables which others have detached.
+    fn forget_walks(&mut self, range: IovaRange);
+
+    /// Makes hardware forget all that was gathered, and frees tables. Where hardware does not
+    /// confirm it, that is tried again later: see [`Paging::retry`].
+    fn sync(&mut self) -> Result<(), HardwareError>;
+}
+
+/// A domain, and what its hardware has not confirmed to have forgotten.
+pub(super) struct Own<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
+    domain: Domain<F, M, O>,
+    unconfirmed: Unconfirmed<M::List>,
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Own<F, M, O> {
+    pub(super) fn new(domain: Domain<F, M, O>) -> Self {
+        Self { domain, unconfirmed: Unconfirmed::default() }
+    }
+
+    fn keep(&self, gather: Gather<M::List>) {
+        self.unconfirmed.keep(gather, |all, more| self.domain.merge_own(all, more));
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Own<F, M, O> {
     fn geometry(&self) -> &Geometry {
-        Domain::geometry(self)
+        self.domain.geometry()
     }
 
     fn map(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Refused> {
-        self.map_pinned(iova, spans, prot).map(|_| ()).map_err(refused)
+        let Err(MapFailed { error, unsynced }) = self.domain.map_pinned(iova, spans, prot) else {
+            return Ok(());
+        };
+        let reach = if unsynced.is_some() { Reach::Possible } else { Reach::None };
+        unsynced.into_iter().for_each(|gather| self.keep(gather));
+        Err(Refused { error, reach })
     }
 
     fn announce(&self, range: IovaRange) -> Result<(), HardwareError> {
-        self.tell_mapped(range)
+        self.domain.tell_mapped(range)
     }
 
-    fn unmap(
-        &self,
-        ranges: &[IovaRange],
-        buf: &mut SpanBuf<'_>,
-        mut marks: Option<&mut DirtyBitmap<'_>>,
-        others: Others<'_>,
-    ) -> Taken {
-        let mut gather = self.gather();
-        let mut bytes = 0u64;
-        let mut last = None;
-        let mut whole = 0;
-        for &range in ranges {
-            let rest = Rest::known(range, self.id());
-            let unmapped = match &mut marks {
-                Some(marks) => self.unmap_next_dirty(rest, buf, marks),
-                None => self.unmap_next(rest, buf),
-            };
-            self.add_own(&mut gather, unmapped.retired);
-            if let Some(rest) = unmapped.rest {
-                last = before(range, rest.range().start());
-                break;
+    fn gathering(&self, work: &mut dyn FnMut(&mut dyn Gathering)) {
+        work(&mut Gathered { own: self, gather: self.domain.gather() });
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        self.unconfirmed.oldest()
+    }
+
+    fn retry(&self) -> Result<(), HardwareError> {
+        let Some((tried, gather)) = Tried::begin(&self.unconfirmed) else { return Ok(()) };
+        match self.domain.sync_own(gather) {
+            Ok(_) => {
+                tried.confirmed();
+                Ok(())
             }
-            bytes = bytes.wrapping_add(range.len_less_one()).wrapping_add(1);
-            whole += 1;
+            Err(SyncFailed { gather, error }) => {
+                tried.failed(gather, |all, more| self.domain.merge_own(all, more));
+                Err(error)
+            }
         }
-        bytes = last.map_or(bytes, |last| bytes.wrapping_add(last.len_less_one()).wrapping_add(1));
-        let mut parts = ranges[..whole].iter().copied().chain(last);
-        // All are told, also where one of them fails.
-        let others = others(&mut parts, marks);
-        let own = self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error);
-        Taken { bytes, synced: others.and(own) }
-    }
-
-    fn remove(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<(), HardwareError> {
-        let mut gather = self.gather();
-        for range in ranges {
-            let retired = self.take_away(range);
-            self.add_own(&mut gather, retired);
-        }
-        self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error)
-    }
-
-    fn remove_dirty(
-        &self,
-        ranges: &mut dyn Iterator<Item = IovaRange>,
-        marks: &mut DirtyBitmap<'_>,
-    ) -> Result<(), HardwareError> {
-        let mut gather = self.gather();
-        for range in ranges {
-            let retired = self.take_away_dirty(range, marks);
-            self.add_own(&mut gather, retired);
-        }
-        self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error)
     }
 
     fn tracks_dirty(&self) -> bool {
-        self.format().tracks_dirty()
+        self.domain.format().tracks_dirty()
     }
 
     fn read_dirty(
@@ -183,42 +173,97 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Domain<F, M, O>
         found: &mut dyn FnMut(IovaRange),
     ) -> Option<(IovaRange, u64)> {
         let clears = |leaf: IovaRange| how == DirtyRead::Clear && range.contains(leaf.start());
-        let retired = self.visit_dirty(range, clears, found);
+        let retired = self.domain.visit_dirty(range, clears, found);
         retired.range.map(|range| (range, retired.leaf_sizes))
     }
 
-    fn forget_marks(&self, ranges: &[IovaRange], leaf_sizes: u64) -> Result<(), HardwareError> {
-        let mut gather = self.gather();
-        for &range in ranges {
-            self.add_own(&mut gather, Retired { range: Some(range), leaf_sizes, tables: None });
-        }
-        self.sync_own(gather).map(|_| ()).map_err(|failed| failed.error)
-    }
-
     fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange> {
-        self.all().spans(range, buf)
-    }
-
-    fn reclaim(&self, range: IovaRange, owned: IovaRange) {
-        // A failed sync hands its tables back, and they leak: hardware may still walk them.
-        let _ = Domain::reclaim(self, range, owned);
+        self.domain.all().spans(range, buf)
     }
 
     fn census(&self, range: IovaRange) -> LeafCensus {
-        Domain::census(self, range)
+        self.domain.census(range)
     }
 
     fn let_go(&mut self) -> Result<(), HardwareError> {
-        self.detach()
+        self.domain.detach()?;
+        // Nothing is left to be invalidated: what was not confirmed is now.
+        self.retry()
+    }
+}
+
+/// What is taken away from a domain.
+struct Gathered<'d, F: Format, M: TableMemory<F::Word>, O: IommuOps> {
+    own: &'d Own<F, M, O>,
+    gather: Gather<M::List>,
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathered<'_, F, M, O> {
+    fn add(&mut self, retired: Retired<M::List>) {
+        self.own.domain.add_own(&mut self.gather, retired);
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Gathering for Gathered<'_, F, M, O> {
+    fn unmap(
+        &mut self,
+        ranges: &[IovaRange],
+        buf: &mut SpanBuf<'_>,
+        mut marks: Option<&mut DirtyBitmap<'_>>,
+    ) -> u64 {
+        let domain = &self.own.domain;
+        let mut bytes = 0u64;
+        for &range in ranges {
+            let rest = Rest::known(range, domain.id());
+            let unmapped = match &mut marks {
+                Some(marks) => domain.unmap_next_dirty(rest, buf, marks),
+                None => domain.unmap_next(rest, buf),
+            };
+            self.add(unmapped.retired);
+            if let Some(rest) = unmapped.rest {
+                return bytes.wrapping_add(rest.range().start().get() - range.start().get());
+            }
+            bytes = bytes.wrapping_add(range.len_less_one()).wrapping_add(1);
+        }
+        bytes
+    }
+
+    fn remove(&mut self, range: IovaRange, marks: Option<&mut DirtyBitmap<'_>>) {
+        let retired = match marks {
+            Some(marks) => self.own.domain.take_away_dirty(range, marks),
+            None => self.own.domain.take_away(range),
+        };
+        self.add(retired);
+    }
+
+    fn reclaim(&mut self, range: IovaRange, owned: IovaRange) -> Option<IovaRange> {
+        let retired = self.own.domain.reclaim(range, owned)?;
+        let detached = retired.range.filter(|_| retired.has_tables());
+        self.add(retired);
+        detached
+    }
+
+    fn forget(&mut self, range: IovaRange, leaf_sizes: u64) {
+        self.add(Retired { range: Some(range), leaf_sizes, tables: None });
+    }
+
+    fn forget_walks(&mut self, range: IovaRange) {
+        self.gather.add_walks(range);
+    }
+
+    fn sync(&mut self) -> Result<(), HardwareError> {
+        let domain = &self.own.domain;
+        match domain.sync_own(mem::replace(&mut self.gather, domain.gather())) {
+            Ok(_) => Ok(()),
+            Err(SyncFailed { gather, error }) => {
+                self.own.keep(gather);
+                Err(error)
+            }
+        }
     }
 }
 
 /// The part of `range` below `at`.
 pub(super) fn before(range: IovaRange, at: Iova) -> Option<IovaRange> {
     at.get().checked_sub(1).and_then(|last| IovaRange::new(range.start(), Iova::new(last)))
-}
-
-fn refused<L>(failed: MapFailed<L>) -> Refused {
-    let reach = if failed.unsynced.is_some() { Reach::Possible } else { Reach::None };
-    Refused { error: failed.error, reach }
 }

@@ -6,16 +6,17 @@ use core::ops::Range;
 
 use lock_api::RawMutex;
 
-use super::Container;
 use super::domains::Domains;
 use super::error::Error;
 use super::mapping::{Behind, Mapping, SlotState};
-use super::paging::Taken;
+use super::takedown::hold;
+use super::unmap::Unforgotten;
+use super::{Container, State};
 use crate::addr::Iova;
 use crate::iommu::HardwareError;
-use crate::pin::{Dirty, Kind, Pinner};
+use crate::pin::{Dirty, Kind, Pinner, unpin_outputs};
 use crate::range::{IovaRange, UserRange};
-use crate::span::SpanBuf;
+use crate::span::{Span, SpanBuf};
 
 /// Where a run begins.
 #[derive(Clone, Copy)]
@@ -57,34 +58,33 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// [`Error::Busy`] where a mapping of the range is under construction or on its way out, and
     /// [`Error::Changing`]: call it again, it goes on. [`Error::NotForgotten`] for the first
-    /// mapping whose device memory hardware may still use; all others were revoked.
+    /// mapping whose device memory hardware may still use; that of all others was revoked. Called
+    /// again it asks hardware again, and succeeds when that has forgotten all.
     pub fn revoke(&self, space: &P::Space, user: UserRange) -> Result<u64, Error<P::Error>> {
         let space_id = self.pinner.space_id(space);
         self.revoke_external(space_id, user)?;
-        let (mut from, mut revoked, mut failed) = (Some(Iova::new(0)), 0u64, None);
+        self.retry_idle();
+        let (mut from, mut revoked) = (Some(Iova::new(0)), 0u64);
+        let mut failed: Option<Unforgotten> = None;
         while let Some(start) = from {
             let taken = self.waiting(|| self.take_for_revoke(start, space_id, user))?;
             let Some((mut mapping, domains)) = taken else { break };
             let range = mapping.range;
             from = range.last().checked_add(1);
-            let state = match self.revoke_parts(&mut mapping, &domains, user) {
-                Ok(bytes) => {
-                    revoked = revoked.wrapping_add(bytes);
-                    if let Some(source) = mapping.unforgotten {
-                        failed = failed.or(Some(Error::NotForgotten { range, source }));
-                    }
-                    SlotState::Mapped(mapping)
-                }
-                Err(source) => {
-                    failed = failed.or(Some(Error::NotForgotten { range, source }));
-                    // With what it has pinned.
-                    drop(mapping);
-                    SlotState::Quarantined
-                }
-            };
-            self.finish(range, Some(state), domains);
+            let (bytes, result) = self.revoke_parts(&mut mapping, &domains, user);
+            revoked = revoked.wrapping_add(bytes);
+            let held = mapping.unforgotten().filter(|_| mapping.leaving.held > 0);
+            if let Some(source) = result.err().or(held) {
+                let kept = Unforgotten { first: range, source, bytes: 0 };
+                let kept = failed.get_or_insert(kept);
+                kept.bytes = kept.bytes.wrapping_add(mapping.len());
+            }
+            self.finish(range, Some(mapping), domains, 0);
         }
-        failed.map_or(Ok(revoked), Err)
+        let failed = failed.or_else(|| self.state.lock().unrevoked(space_id, user));
+        failed.map_or(Ok(revoked), |Unforgotten { first, source, bytes }| {
+            Err(Error::NotForgotten { range: first, source, kept: bytes, unmapped: revoked })
+        })
     }
 
     /// Takes the next mapping over that `user` has device memory in.
@@ -103,14 +103,18 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let start = loop {
             let Some((&start, slot)) = of_user.next() else { return Ok(None) };
             match &slot.state {
-                SlotState::Mapped(mapping) if has_mmio(mapping, user) => {
+                SlotState::Mapped(mapping)
+                    if has_mmio(mapping, user) || mapping.leaving.held > 0 =>
+                {
                     if mapping.copies > 0 || mapping.is_being_read() {
                         return Err(busy(slot.range(start)));
                     }
                     break start;
                 }
-                SlotState::Busy | SlotState::Doomed(..) => return Err(busy(slot.range(start))),
-                SlotState::Mapped(_) | SlotState::Quarantined => {}
+                SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..) => {
+                    return Err(busy(slot.range(start)));
+                }
+                SlotState::Mapped(_) | SlotState::Quarantined(_) => {}
             }
         };
         let domains = self.begin(&mut all)?;
@@ -124,42 +128,104 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         }
     }
 
-    /// Takes away what `user` leads to of a mapping's device memory.
+    /// Takes away what `user` leads to of a mapping's device memory. Returns how many bytes, and
+    /// what hardware said where it did not confirm a part or where there was no room for more.
     fn revoke_parts(
         &self,
         mapping: &mut Mapping<P>,
         domains: &Domains,
         user: UserRange,
-    ) -> Result<u64, HardwareError> {
+    ) -> (u64, Result<(), HardwareError>) {
         let mut room = SpanBuf::room::<BATCH>();
-        let (mut revoked, mut from) = (0u64, Start { run: 0, offset: 0 });
-        let dirty = Dirty::after(mapping.prot);
+        let (mut revoked, mut result, mut from) = (0u64, Ok(()), Start { run: 0, offset: 0 });
         while let Some(part) = next_part(mapping, domains, user, from, &mut room) {
-            if dirty == Dirty::Written {
+            if Dirty::after(mapping.prot) == Dirty::Written {
                 // With the leaves go hardware's marks.
                 mapping.mark_dirty(part.range);
             }
-            let Some(pinned) = &mut mapping.pinned else { break };
             let mut rest = Some(part.range);
             while let Some(range) = rest {
-                let mut buf = SpanBuf::new(&mut room);
-                let Taken { bytes, synced } = domains.unmap(&[range], &mut buf, None);
-                synced?;
-                if mapping.unforgotten.is_none() {
-                    self.pinner.unpin(&mut pinned.pin, buf.spans(), Kind::Mmio, dirty);
-                }
+                let (bytes, synced) = self.revoke_batch(mapping, domains, range, &mut room);
+                result = result.and(synced);
                 let left = range.len_less_one().wrapping_add(1).wrapping_sub(bytes);
                 rest = IovaRange::from_len(range.start().wrapping_add(bytes), left).ok();
+                if bytes == 0 {
+                    break;
+                }
             }
-            let bytes = part.bytes.end - part.bytes.start;
+            let Some(pinned) = &mut mapping.pinned else { break };
+            let left = rest.map_or(0, |rest| rest.len_less_one().wrapping_add(1));
+            let bytes = part.bytes.end - part.bytes.start - left;
+            if bytes == 0 {
+                break;
+            }
             let Start { run, offset } = part.start;
             pinned.runs.revoke(run, part.bytes.start, bytes);
             revoked = revoked.wrapping_add(bytes);
+            if left > 0 {
+                break;
+            }
             // What lies before the part in its run, if anything does, is a run of its own now.
             let run = run + 1 + usize::from(part.bytes.start > 0);
             from = Start { run, offset: offset.saturating_add(part.bytes.end) };
         }
-        Ok(revoked)
+        (revoked, result)
+    }
+
+    /// Takes away what of device memory has room in quarantine, and says how many bytes that is.
+    fn revoke_batch(
+        &self,
+        mapping: &mut Mapping<P>,
+        domains: &Domains,
+        range: IovaRange,
+        room: &mut [Span],
+    ) -> (u64, Result<(), HardwareError>) {
+        let reserved = self.state.lock().quarantine.reserve(room.len());
+        if reserved == 0 {
+            let what = "too much waits for hardware";
+            return (0, Err(HardwareError { what, status: 0 }));
+        }
+        let mut buf = SpanBuf::new(&mut room[..reserved]);
+        let (mut bytes, mut synced) = (0, Ok(()));
+        domains.gathering(&mut |gathers| {
+            bytes = gathers.unmap(&[range], &mut buf, None);
+            synced = gathers.sync();
+        });
+        if mapping.bound.is_some() {
+            let proven = self.state.lock().proven(domains);
+            mapping.unbind(proven);
+        }
+        let unforgotten = synced.err().or(mapping.bound.map(|bound| bound.source));
+        let dirty = Dirty::after(mapping.prot);
+        if let Some(pin) = mapping.pinned.as_mut().and_then(|pinned| pinned.pin.as_mut())
+            && unforgotten.is_none()
+        {
+            unpin_outputs(&self.pinner, pin, buf.spans(), Kind::Mmio, dirty);
+        }
+        let mut all = self.state.lock();
+        if let Some(error) = unforgotten {
+            mapping.leaving.failed = mapping.leaving.failed.or(Some(error));
+            mapping.leaving.held += buf.len();
+            hold(&mut all, mapping.range.start(), buf.spans(), Kind::Mmio);
+        }
+        all.quarantine.give_back(reserved);
+        (bytes, unforgotten.map_or(Ok(()), Err))
+    }
+}
+
+impl<P: Pinner> State<P> {
+    /// The first mapping in quarantine by which hardware may use device memory that `user` leads
+    /// to, or led to before it was taken away.
+    fn unrevoked(&self, space_id: u64, user: UserRange) -> Option<Unforgotten> {
+        let slots = self.tree.values().filter(|slot| slot.space_id == space_id);
+        let mut quarantined = slots.filter_map(|slot| match &slot.state {
+            SlotState::Quarantined(mapping) => Some(mapping),
+            _ => None,
+        });
+        let is_memory = |behind: Behind| behind == Behind::Pinned(Kind::Memory);
+        let found = quarantined.find(|mapping| has(mapping, user, |behind| !is_memory(behind)))?;
+        let source = found.unforgotten().unwrap_or(super::quarantine::GONE);
+        Some(Unforgotten { first: found.range, source, bytes: found.len() })
     }
 }
 
@@ -169,13 +235,21 @@ fn busy<E: core::error::Error>(range: IovaRange) -> Error<E> {
 
 /// Whether `user` leads to device memory of the mapping.
 fn has_mmio<P: Pinner>(mapping: &Mapping<P>, user: UserRange) -> bool {
+    has(mapping, user, |behind| behind == Behind::Pinned(Kind::Mmio))
+}
+
+/// Whether `user` leads to such memory of the mapping.
+fn has<P: Pinner>(
+    mapping: &Mapping<P>,
+    user: UserRange,
+    is_wanted: impl Fn(Behind) -> bool,
+) -> bool {
     let Some(pinned) = &mapping.pinned else { return false };
     let mut at = mapping.user.start();
     pinned.runs.all().iter().any(|run| {
         let range = UserRange::from_len(at, run.bytes).ok();
         at = at.wrapping_add(run.bytes);
-        run.behind == Behind::Pinned(Kind::Mmio)
-            && range.is_some_and(|range| range.intersection(user).is_some())
+        is_wanted(run.behind) && range.is_some_and(|range| range.intersection(user).is_some())
     })
 }
 
@@ -185,7 +259,7 @@ fn next_part<P: Pinner>(
     domains: &Domains,
     user: UserRange,
     from: Start,
-    room: &mut [crate::span::Span],
+    room: &mut [Span],
 ) -> Option<Part> {
     let (start, user_start) = (mapping.range.start(), mapping.user.start());
     let runs = &mut mapping.pinned.as_mut()?.runs;

@@ -156,7 +156,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 slot.user = mapping.user;
             }
         }
-        self.finish(range, Some(SlotState::Mapped(mapping)), domains);
+        self.finish(range, Some(mapping), domains, 0);
         result.map_err(|source| Error::OverLimit { user: update.user, source })
     }
 
@@ -174,10 +174,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             return Err(Error::NothingMapped { range });
         };
         match &slot.state {
-            SlotState::Busy | SlotState::Doomed(..) => {
+            SlotState::Busy | SlotState::Emptied | SlotState::Doomed(..) => {
                 return Err(Error::Busy { range, busy: mapped });
             }
-            SlotState::Quarantined => {
+            SlotState::Quarantined(_) => {
                 return Err(Error::Quarantined { range, quarantined: mapped });
             }
             // Both look for it in its slot when they end.
@@ -205,6 +205,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ) -> Result<(), OverLimit> {
         let VaddrUpdate { space, user, .. } = *update;
         let account = update.owner.unwrap_or(&mapping.account);
+        let log = mapping.log.as_ref().filter(|_| !Arc::ptr_eq(account, &mapping.account));
+        let of_log = log.map(|log| log.charge_to(account)).transpose()?;
         if let Some(pinned) = &mut mapping.pinned {
             let memory = pinned.runs.memory(user);
             if Arc::ptr_eq(account, &mapping.account) {
@@ -217,6 +219,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
                 }
                 pinned.charge = charge;
             }
+        }
+        if let Some((log, charge)) = log.zip(of_log) {
+            drop(log.pay(charge));
         }
         mapping.account = Arc::clone(account);
         mapping.space = space.clone();

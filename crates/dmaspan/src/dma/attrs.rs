@@ -48,8 +48,8 @@ pub struct Attrs {
     /// Whether slots are filled by the map. They need not be where the device
     /// [overwrites](Fill::Overwritten) what is mapped: it only writes, and how many bytes it wrote
     /// is said by [`unmap_written`](super::Device::unmap_written), which ends every such mapping,
-    /// bounced or not. Nothing else of a slot reaches the buffer. A device that is not trusted can
-    /// read what was in the slot before, where tables cannot forbid it: a pool that
-    /// [wipes](crate::swiotlb::Wipe) leaves nothing there.
+    /// bounced or not. Nothing else of a slot reaches the buffer. The slots of a device that is
+    /// [not trusted](super::Trust::Untrusted) are filled all the same: it may say that it wrote
+    /// more than it did, and read what it is only to write.
     pub fill: Fill,
 }

@@ -185,7 +185,7 @@ pub unsafe trait BouncePool: Send + Sync {
 // SAFETY: a run of slots is one holder's until it is released, with whole granules, and never given
 // out again where it is not; `PoolMemory` promises that nobody else uses the memory, and to copy no
 // more than it is told to, which is of a slot and its original.
-unsafe impl<M: PoolMemory, P: Platform> BouncePool for swiotlb::Pool<M, P> {
+unsafe impl<M: PoolMemory<Address = PhysAddr>, P: Platform> BouncePool for swiotlb::Pool<M, P> {
     type Slot = SlotOf<P>;
 
     #[inline]

@@ -34,14 +34,16 @@ impl DeviceLimits {
     }
 }
 
-/// Whether a device is known not to look at what it was not given.
+/// Whether a device is known not to look at what it was not given, and to say what is so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trust {
-    /// It may see the rest of the granules that its buffers lie in.
+    /// It may see the rest of the granules that its buffers lie in, and what was in slots that it
+    /// is to overwrite.
     Trusted,
     /// It sees nothing but its buffers: granules at their ends that they share with others are
-    /// bounced, and no unmap is lazy. That takes a translation: where there is none it is trusted
-    /// all the same.
+    /// bounced, and no unmap is lazy. That takes a translation: where there is none it sees all
+    /// memory. Slots are [filled](super::Attrs::fill) whatever is asked for, with a translation and
+    /// without.
     Untrusted,
 }
 
@@ -50,7 +52,7 @@ pub enum Trust {
 pub struct DeviceConfig {
     /// What it can address, and what segments it takes.
     pub limits: DeviceLimits,
-    /// Whether it may see more than it was given.
+    /// Whether it may see more than it was given, and is believed.
     pub trust: Trust,
     /// Whether its accesses see the CPU's caches.
     pub coherency: Coherency,

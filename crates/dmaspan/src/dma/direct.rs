@@ -10,6 +10,7 @@ use super::single::Unmapped;
 use crate::addr::Iova;
 use crate::iommu::iova::{Iovas, Request};
 use crate::platform::Platform;
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::Span;
@@ -103,25 +104,37 @@ impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {
         Err(Error::Untranslated)
     }
 
-    fn free(&self, iovas: Iovas) {
+    fn free(&self, _promise: Promise<'_>, iovas: Iovas) {
         drop(iovas);
     }
 
-    fn map(&self, _iova: Iova, _spans: &[Span], _prot: Prot) -> Result<(), Error> {
+    fn map(
+        &self,
+        _promise: Promise<'_>,
+        _iova: Iova,
+        _spans: &[Span],
+        _prot: Prot,
+    ) -> Result<(), Error> {
         Err(Error::Untranslated)
     }
 
-    fn announce(&self, _range: IovaRange) -> Result<(), Error> {
+    fn announce(&self, _promise: Promise<'_>, _range: IovaRange) -> Result<(), Error> {
         Err(Error::Untranslated)
     }
 
-    fn unmap(&self, iovas: Iovas, memory: H, _flush: Flush) -> Result<Unmapped<H>, Error> {
+    fn unmap(
+        &self,
+        _promise: Promise<'_>,
+        iovas: Iovas,
+        memory: H,
+        _flush: Flush,
+    ) -> Result<Unmapped<H>, Error> {
         // Nothing was mapped in any.
         drop(iovas);
         Ok(Unmapped::Released(memory))
     }
 
-    fn unlink(&self, _range: IovaRange) -> Result<(), Error> {
+    fn unlink(&self, _promise: Promise<'_>, _range: IovaRange) -> Result<(), Error> {
         Err(Error::Untranslated)
     }
 
@@ -129,7 +142,7 @@ impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {
         Ok(())
     }
 
-    fn hold(&self, iovas: Iovas, memory: H) {
+    fn hold(&self, _promise: Promise<'_>, iovas: Iovas, memory: H) {
         // Nobody calls this: nothing of it can fail. Kept for ever rather than released.
         core::mem::forget((iovas, memory));
     }

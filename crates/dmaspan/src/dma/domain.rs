@@ -6,12 +6,13 @@ use core::{fmt, iter};
 use super::error::Error;
 use super::memory::DmaMemory;
 use super::single::{Refused, Unmapped};
-use crate::addr::Iova;
+use crate::addr::{Iova, PhysAddr};
 use crate::io_pgtable::{Format, Retired, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
 use crate::iommu::iova::{self, Iovas, Request, Space};
 use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::platform::Platform;
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::Span;
@@ -101,7 +102,10 @@ where
     /// [`Error::Iova`] where the domain's aperture has none to hand out, [`Error::Limit`] for more
     /// CPUs or entries than a queue can have, and [`Error::NoQueue`] where there is no memory for
     /// it.
-    pub fn new(domain: Domain<F, M, O>, config: DmaConfig, platform: P) -> Result<Self, Error> {
+    pub fn new(domain: Domain<F, M, O>, config: DmaConfig, platform: P) -> Result<Self, Error>
+    where
+        O: IommuOps<Address = PhysAddr>,
+    {
         let DmaConfig { cpus, flush, queue } = config;
         for (what, value, limit) in [
             ("CPUs", cpus, MAX_CPUS),
@@ -242,6 +246,25 @@ where
 /// [`Direct`](super::Direct). It is sealed.
 ///
 /// In signatures, `T::Memory` is the `H` of either: the memory that is mapped.
+///
+/// What it does is done by a [`Device`](super::Device). Its owner cannot map memory that
+/// nobody promised:
+///
+/// ```compile_fail,E0061
+/// # use dmaspan::{Iova, Prot, Promise, Span, dma::Translation};
+/// fn map<T: Translation>(translation: &T, iova: Iova, span: Span) {
+///     let _ = translation.map(iova, &[span], Prot::READ_WRITE);
+/// }
+/// ```
+///
+/// nor take away what another one has mapped:
+///
+/// ```compile_fail,E0061
+/// # use dmaspan::{IovaRange, dma::Translation};
+/// fn unlink<T: Translation>(translation: &T, others: IovaRange) {
+///     let _ = translation.unlink(others);
+/// }
+/// ```
 pub trait Translation: translation::Sealed {}
 
 impl<T: translation::Sealed> Translation for T {}
@@ -250,7 +273,10 @@ pub(super) mod translation {
     use super::{Error, Event, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
     use crate::addr::Iova;
     use crate::dma::memory::DmaMemory;
+    use crate::promise::Promise;
 
+    /// Code with a [`Translation`](super::Translation) can call all of this, also where the trait
+    /// has no name: a method that maps, or takes away, what the caller answers for takes a promise.
     pub trait Sealed: Send + Sync {
         /// The memory that is mapped.
         type Memory: DmaMemory;
@@ -277,23 +303,30 @@ pub(super) mod translation {
         fn alloc(&self, request: Request) -> Result<Iovas, Error>;
 
         /// Takes back IOVAs where nothing was mapped since their last sync.
-        fn free(&self, iovas: Iovas);
+        fn free(&self, promise: Promise<'_>, iovas: Iovas);
 
         /// Maps spans of whole granules from `iova` on, in IOVAs that the caller holds. Hardware
         /// that caches absent entries is not told yet.
         ///
         /// [`Error::Quarantined`] says that hardware may use what was taken back: see
         /// [`hold`](Self::hold).
-        fn map(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Error>;
+        fn map(
+            &self,
+            promise: Promise<'_>,
+            iova: Iova,
+            spans: &[Span],
+            prot: Prot,
+        ) -> Result<(), Error>;
 
         /// Tells hardware that caches absent entries what was mapped in `range`, which is all that
         /// a caller holds, or takes all of it away; errors as those of [`map`](Self::map).
-        fn announce(&self, range: IovaRange) -> Result<(), Error>;
+        fn announce(&self, promise: Promise<'_>, range: IovaRange) -> Result<(), Error>;
 
         /// Takes away what is mapped in the IOVAs, holes or not, and releases them and the memory
         /// when that is synced.
         fn unmap(
             &self,
+            promise: Promise<'_>,
             iovas: Iovas,
             memory: Self::Memory,
             flush: Flush,
@@ -301,10 +334,10 @@ pub(super) mod translation {
 
         /// Takes away what is mapped in `range`, a part of IOVAs that the caller holds and goes on
         /// holding, and syncs. After an error hardware may use it: see [`hold`](Self::hold).
-        fn unlink(&self, range: IovaRange) -> Result<(), Error>;
+        fn unlink(&self, promise: Promise<'_>, range: IovaRange) -> Result<(), Error>;
 
         /// Takes away what is mapped in the IOVAs, and puts them and the memory into quarantine.
-        fn hold(&self, iovas: Iovas, memory: Self::Memory);
+        fn hold(&self, promise: Promise<'_>, iovas: Iovas, memory: Self::Memory);
 
         /// Syncs what is in quarantine, whoever put it there.
         fn settle(&self) -> Result<(), Error>;
@@ -330,7 +363,8 @@ pub(super) fn map_into<T: Sealed>(
     let range = iovas.range();
     // Where a hook panics, a device may use it by then.
     let memory = ManuallyDrop::new(memory);
-    let filled = fill(translation, &memory, range).and_then(|()| translation.announce(range));
+    let filled = fill(translation, &memory, range)
+        .and_then(|()| translation.announce(Promise::kept(), range));
     let memory = ManuallyDrop::into_inner(memory);
     match filled {
         Ok(()) => Ok((iovas, memory)),
@@ -346,10 +380,10 @@ fn take_back<T: Sealed>(
     error: Error,
 ) -> Refused<T::Memory> {
     if let Error::Quarantined { .. } = error {
-        translation.hold(iovas, memory);
+        translation.hold(Promise::kept(), iovas, memory);
         return Refused { error, memory: None };
     }
-    match translation.unmap(iovas, memory, Flush::Strict) {
+    match translation.unmap(Promise::kept(), iovas, memory, Flush::Strict) {
         Ok(Unmapped::Released(memory)) => Refused { error, memory: Some(memory) },
         Ok(Unmapped::Queued) | Err(_) => Refused { error, memory: None },
     }
@@ -393,22 +427,34 @@ where
         }
     }
 
-    fn free(&self, iovas: Iovas) {
+    fn free(&self, _promise: Promise<'_>, iovas: Iovas) {
         let _ = self.iovas.free(iovas);
     }
 
     #[inline(always)]
-    fn map(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Error> {
+    fn map(
+        &self,
+        _promise: Promise<'_>,
+        iova: Iova,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<(), Error> {
         self.domain.map_pinned(iova, spans, prot).map(|_| ()).map_err(|f| self.refused(iova, f))
     }
 
     #[inline(always)]
-    fn announce(&self, range: IovaRange) -> Result<(), Error> {
+    fn announce(&self, _promise: Promise<'_>, range: IovaRange) -> Result<(), Error> {
         self.domain.sync_map(range).map_err(|failed| self.refused(range.start(), failed))
     }
 
     #[inline(always)]
-    fn unmap(&self, iovas: Iovas, memory: H, flush: Flush) -> Result<Unmapped<H>, Error> {
+    fn unmap(
+        &self,
+        _promise: Promise<'_>,
+        iovas: Iovas,
+        memory: H,
+        flush: Flush,
+    ) -> Result<Unmapped<H>, Error> {
         let range = iovas.range();
         let held = Held::new(iovas, memory);
         let retired = self.domain.take_away(range);
@@ -428,7 +474,7 @@ where
         }
     }
 
-    fn unlink(&self, range: IovaRange) -> Result<(), Error> {
+    fn unlink(&self, _promise: Promise<'_>, range: IovaRange) -> Result<(), Error> {
         let retired = self.domain.take_away(range);
         self.domain.sync_retired(retired).map_err(|SyncFailed { gather, error }| {
             self.queue.keep(gather, iter::empty(), self);
@@ -437,7 +483,7 @@ where
     }
 
     #[cold]
-    fn hold(&self, iovas: Iovas, memory: H) {
+    fn hold(&self, _promise: Promise<'_>, iovas: Iovas, memory: H) {
         let range = iovas.range();
         let held = Held::new(iovas, memory);
         // All of the range is synced before it is released, whoever has what was taken back by now;

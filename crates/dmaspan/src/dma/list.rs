@@ -17,6 +17,7 @@ use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{Align, Iovas, Request};
 use crate::platform::Id;
+use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
@@ -504,7 +505,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 continue;
             }
             if stage.len() == N {
-                translation.map(start, stage.spans(), prot)?;
+                translation.map(Promise::kept(), start, stage.spans(), prot)?;
                 start = next;
                 stage.clear();
             }
@@ -514,7 +515,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             next = next.wrapping_add(open.len());
             open = whole;
         }
-        translation.map(start, stage.spans(), prot)
+        translation.map(Promise::kept(), start, stage.spans(), prot)
     }
 
     /// Maps the granules of the parts, by as few calls as there are gaps, changes of permissions
@@ -538,7 +539,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 return Ok(());
             }
             let prot = self.prot(via, direction, attrs.privilege);
-            let mapped = translation.map(base.wrapping_add(start), stage.spans(), prot);
+            let mapped =
+                translation.map(Promise::kept(), base.wrapping_add(start), stage.spans(), prot);
             stage.clear();
             mapped
         };

@@ -138,12 +138,12 @@ unsafe impl DmaMemory for RawMemory {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Leased<M: PoolMemory, P: Platform> {
+pub struct Leased<M: PoolMemory<Address = PhysAddr>, P: Platform> {
     lease: Lease<M, P>,
     piece: Piece,
 }
 
-impl<M: PoolMemory, P: Platform> Leased<M, P> {
+impl<M: PoolMemory<Address = PhysAddr>, P: Platform> Leased<M, P> {
     /// The memory of a lease.
     pub fn new(lease: Lease<M, P>) -> Self {
         let piece = Piece::memory(lease.span());
@@ -159,7 +159,11 @@ impl<M: PoolMemory, P: Platform> Leased<M, P> {
 #[expect(unsafe_code, reason = "the pool's memory promises")]
 // SAFETY: the slot is the lease's until that is dropped, and stays where it is; devices may read
 // and write a pool's memory at any time, and it is only reached through `PoolMemory`.
-unsafe impl<M: PoolMemory + 'static, P: Platform + 'static> DmaMemory for Leased<M, P> {
+unsafe impl<M, P> DmaMemory for Leased<M, P>
+where
+    M: PoolMemory<Address = PhysAddr> + 'static,
+    P: Platform + 'static,
+{
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
         slice::from_ref(&self.piece)

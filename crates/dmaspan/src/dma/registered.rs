@@ -24,6 +24,7 @@ use crate::error::Errno;
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Flag;
+use crate::promise::Promise;
 use crate::prot::{Coherency, Direction, Prot};
 use crate::range::UserRange;
 use crate::regbuf::{self, Buffer, BuildError, Keep, Owner, Segments, SegmentsBuilder};
@@ -192,7 +193,7 @@ where
             let segments = match joined(user, self.buffer_spans(&buffer, base)) {
                 Ok(segments) => segments,
                 Err(error) => {
-                    self.translation.free(iovas);
+                    self.translation.free(Promise::kept(), iovas);
                     return Err(error);
                 }
             };
@@ -317,14 +318,14 @@ where
         for place in self.places(buffer) {
             let (Placed { at, whole, .. }, _) = place?;
             if stage.push(whole).is_err() {
-                translation.map(start, stage.spans(), prot)?;
+                translation.map(Promise::kept(), start, stage.spans(), prot)?;
                 stage.clear();
                 start = base.wrapping_add(at);
                 // There is room in an empty stage.
                 let _ = stage.push(whole);
             }
         }
-        translation.map(start, stage.spans(), prot)
+        translation.map(Promise::kept(), start, stage.spans(), prot)
     }
 }
 
@@ -378,7 +379,9 @@ impl<T: Translation> Keep<DmaAddr> for Mapped<T> {
         let memory = ManuallyDrop::into_inner(memory);
         match iovas {
             // Where it fails, the domain has the memory.
-            Some(iovas) => drop(self.translation.unmap(iovas, memory, Flush::Strict)),
+            Some(iovas) => {
+                drop(self.translation.unmap(Promise::kept(), iovas, memory, Flush::Strict))
+            }
             None => drop(memory),
         }
     }

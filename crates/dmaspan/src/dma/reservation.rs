@@ -20,6 +20,7 @@ use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Id;
+use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
 use crate::swiotlb::Fill;
@@ -317,7 +318,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Waits for hardware, where that caches absent entries. Allocates nothing.
     pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
         let range = self.own_mapped(reservation)?;
-        let announced = self.translation.announce(range);
+        let announced = self.translation.announce(Promise::kept(), range);
         if let Err(error) = announced {
             reservation.state = State::Withdrawn;
             if let Error::Quarantined { .. } = error {
@@ -383,7 +384,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             return Err(DestroyFailed { error, reservation });
         }
         if let Some(iovas) = reservation.iovas.take() {
-            self.translation.free(iovas);
+            self.translation.free(Promise::kept(), iovas);
         }
         let direction = reservation.direction;
         reservation.links.iter_mut().for_each(|link| self.finish_link(link, direction));
@@ -393,7 +394,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// Makes hardware forget `range`, and what an earlier failure left.
     fn settle(&self, reservation: &mut Reservation<T, B>, range: IovaRange) -> Result<(), Error> {
-        if let Err(error) = self.translation.unlink(range) {
+        if let Err(error) = self.translation.unlink(Promise::kept(), range) {
             reservation.settled = Settled::No;
             return Err(error);
         }

@@ -14,6 +14,7 @@ use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Id;
+use crate::promise::Promise;
 use crate::prot::{Coherency, Direction, Prot};
 use crate::span::Span;
 use crate::swiotlb::Fill;
@@ -183,7 +184,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let prot = self.prot(piece.via, direction, attrs.privilege);
         let (iovas, memory) =
             map_into(&*self.translation, iovas, memory, |translation, _, range| {
-                translation.map(range.start(), &[whole], prot)
+                translation.map(Promise::kept(), range.start(), &[whole], prot)
             })?;
         Ok(Mapping {
             addr: DmaAddr::new(iovas.range().start().get() + offset),
@@ -312,7 +313,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.finish(&mut mapping, &memory, written);
         }
         let memory = ManuallyDrop::into_inner(memory);
-        match self.translation.unmap(iovas, memory, mapping.flush) {
+        match self.translation.unmap(Promise::kept(), iovas, memory, mapping.flush) {
             Ok(Unmapped::Released(memory)) => {
                 if mapping.flush == Flush::Strict {
                     self.finish(&mut mapping, &memory, written);

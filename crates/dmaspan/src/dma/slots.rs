@@ -9,13 +9,14 @@ use alloc::vec::Vec;
 
 use super::attrs::CpuSync;
 use super::bounce::BouncePool;
-use super::device::{Device, DeviceLimits, Policy};
+use super::device::{Device, DeviceLimits, Policy, Trust};
 use super::domain::Translation;
 use super::error::Error;
 use super::memory::Piece;
 use super::single::Way;
 use crate::addr::Iova;
 use crate::lg2;
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::span::{Span, SpanBuf};
 use crate::swiotlb::{Fill, Original, SlotRequest, To};
@@ -73,8 +74,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// Slots for what of a piece the device must not or cannot have itself, filled where `fill`
-    /// says so. A slot for all of it keeps `keep_bits`, those of ends all bits below the granule.
+    /// Slots for what of a piece the device must not or cannot have itself, filled where `fill` or
+    /// the device's trust says so. A slot for all of it keeps `keep_bits`, those of ends all bits
+    /// below the granule.
     #[cold]
     pub(super) fn bounce(
         &self,
@@ -127,7 +129,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             return false;
         }
         for (slot, span) in taken.into_iter().zip(bounced()) {
-            if fill == Fill::Copy {
+            if self.fills(fill) {
                 self.pool.copy(&slot, 0, span.len(), To::Slot);
             }
             slots.push(Slots::Head(slot));
@@ -153,10 +155,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         // `DmaMemory` promised it, and a mapping keeps it until the slot is released.
         let taken = self.pool.take(Original::promised(span), request);
         let slot = taken.ok_or_else(|| self.no_slot(span))?;
-        if fill == Fill::Copy {
+        if self.fills(fill) {
             self.pool.copy(&slot, 0, span.len(), To::Slot);
         }
         Ok(slot)
+    }
+
+    /// Whether slots are filled where `fill` is asked for. What an untrusted device says that it
+    /// wrote may be more than it did: the rest is then what the buffer had, and not what a former
+    /// holder of the slot left there.
+    fn fills(&self, fill: Fill) -> bool {
+        fill == Fill::Copy || self.config.trust == Trust::Untrusted
     }
 
     /// Why there is no slot.
@@ -239,7 +248,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         prot: Prot,
     ) -> Result<(), Error> {
         match slots {
-            None => self.translation.map(iova, &[self.granules(span)?.0], prot),
+            None => self.translation.map(Promise::kept(), iova, &[self.granules(span)?.0], prot),
             Some(_) => {
                 let mut room = SpanBuf::room::<STRETCHES>();
                 let mut wholes = SpanBuf::new(&mut room);
@@ -247,7 +256,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                     // There is room.
                     let _ = wholes.push_apart(self.granules(stretch.span)?.0);
                 }
-                self.translation.map(iova, wholes.spans(), prot)
+                self.translation.map(Promise::kept(), iova, wholes.spans(), prot)
             }
         }
     }

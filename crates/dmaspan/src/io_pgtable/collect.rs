@@ -65,6 +65,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             } else {
                 self.collect_singles::<true>(entries, level, at, buf)
             };
+            // Leaves that joined the last span before the next one had no place are named by the
+            // sweep that takes them, since they are in a table that it does not take whole.
             if buf.len() > spans || matches!(taken, ControlFlow::Continue(1..)) {
                 *leaf_sizes |= lg2::size(shift);
             }

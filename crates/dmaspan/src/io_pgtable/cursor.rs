@@ -6,6 +6,7 @@ use super::word::Word;
 use super::{PageTable, to_index};
 use crate::addr::PhysAddr;
 use crate::lg2;
+use crate::promise::Promise;
 use crate::prot::Coherency;
 
 /// An entry of a format, as hardware and other CPUs see it.
@@ -165,7 +166,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         if F::Word::load(cell) & F::WRITTEN_BACK != F::Word::EMPTY {
             return;
         }
-        self.memory.written(core::slice::from_ref(cell));
+        self.memory.written(Promise::kept(), core::slice::from_ref(cell));
         if F::WRITTEN_BACK != F::Word::EMPTY {
             F::Word::set(cell, F::WRITTEN_BACK);
         }

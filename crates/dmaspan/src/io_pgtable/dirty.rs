@@ -12,6 +12,7 @@ use super::word::Word;
 use super::{Owned, PageTable};
 use crate::addr::Iova;
 use crate::lg2;
+use crate::promise::Promise;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
 
@@ -226,7 +227,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             }
             if clears(leaf.range) {
                 leaf.cells.iter().for_each(|cell| self.clean_cell(cell));
-                self.memory.written(leaf.cells);
+                self.memory.written(Promise::kept(), leaf.cells);
                 retired.leaf_sizes |= lg2::size(leaf.lg2);
                 retired.cover(leaf.range);
             }
@@ -268,7 +269,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let dirty = leaf.cells.iter().fold(false, |dirty, cell| {
                 dirty | self.format.is_dirty(F::Word::exchange(cell, F::Word::EMPTY))
             });
-            self.memory.written(leaf.cells);
+            self.memory.written(Promise::kept(), leaf.cells);
             retired.leaf_sizes |= lg2::size(leaf.lg2);
             if dirty {
                 bitmap.mark(leaf.range);

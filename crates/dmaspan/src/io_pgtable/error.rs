@@ -73,7 +73,8 @@ pub enum Error {
         /// Where it would start.
         iova: Iova,
     },
-    /// The format can neither express these permissions nor grant more instead.
+    /// The format can neither express these permissions nor grant more instead. Linux answers as
+    /// for a bad argument (generic_pt/fmt/vtdss.h, `vtdss_pt_iommu_set_prot`).
     #[error("this table has no entries for the permissions {prot:?}, asked for at {iova}")]
     Unsupported {
         /// Where the mapping would start.
@@ -146,7 +147,11 @@ pub enum Error {
         /// How many tables it takes.
         asked: usize,
     },
-    /// An entry that no operation of this table wrote.
+    /// An entry that no operation of this table wrote, or one that leads to no table.
+    ///
+    /// It is met by chance, and protects nothing: whoever writes tables reaches all memory, and may
+    /// write entries that look like the table's own. See
+    /// [`TableMemory`](super::TableMemory#corrupt-tables).
     #[error("the entry for {iova} at level {level} is none that this table wrote")]
     Corrupt {
         /// An address that it translates.
@@ -173,8 +178,9 @@ impl Error {
             | Self::NoAccess { .. }
             | Self::Bitmap { .. }
             | Self::OutsideBitmap { .. }
-            | Self::WouldSplit { .. } => Errno::EINVAL,
-            Self::NoDirtyBits { .. } | Self::Unsupported { .. } => Errno::EOPNOTSUPP,
+            | Self::WouldSplit { .. }
+            | Self::Unsupported { .. } => Errno::EINVAL,
+            Self::NoDirtyBits { .. } => Errno::EOPNOTSUPP,
             Self::NeedsBreak { .. } => Errno::EBUSY,
             Self::OutsideAperture { .. } | Self::OutsideOutput { .. } => Errno::ERANGE,
             Self::Occupied { .. } | Self::EmptyTable { .. } => Errno::EEXIST,

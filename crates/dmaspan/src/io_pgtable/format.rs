@@ -2,6 +2,7 @@
 
 use core::fmt::Debug;
 
+use super::error::Error;
 use super::memory::TableShape;
 use super::word::Word;
 use crate::addr::PhysAddr;
@@ -35,12 +36,25 @@ pub struct Geometry {
     pub output_bits: u32,
     /// The level of the root; level 0 has the smallest leaves.
     pub top_level: u32,
-    /// The leaf sizes that calls may use and choose from, bit n for 2^n bytes.
+    /// The leaf sizes that calls may use and choose from, bit n for 2^n bytes. The
+    /// [granule](Format::GRANULE_LG2) is the smallest of them: what operations are given is made
+    /// of it.
     pub page_sizes: u64,
     /// What the root looks like.
     pub root: TableShape,
     /// What every other table looks like.
     pub table: TableShape,
+}
+
+impl Geometry {
+    /// Refuses page sizes of which the granule is not the smallest.
+    pub(super) fn check(&self, granule_lg2: u32) -> Result<(), Error> {
+        let (page_size, page_sizes) = (lg2::size(granule_lg2), self.page_sizes);
+        match page_sizes & lg2::mask(granule_lg2 + 1) == page_size {
+            true => Ok(()),
+            false => Err(Error::PageSize { page_size, page_sizes }),
+        }
+    }
 }
 
 /// What an entry means.
@@ -82,6 +96,8 @@ pub struct Leaf {
 ///    one; neither do they after hardware set accessed and dirty bits. At level 0 `decode` gives
 ///    none for any word, and `table_of` is not asked.
 /// 3. The answers do not change while a value lives, [`geometry`](Self::geometry) included.
+/// 4. The geometry is that of the tables which hardware walks: the smallest of its page sizes is
+///    the granule, and each is of entries at one of its levels.
 #[expect(unsafe_code, reason = "a contract: what a format says is dereferenced")]
 pub unsafe trait Format: Debug + Send + Sync + 'static {
     /// What an entry is.

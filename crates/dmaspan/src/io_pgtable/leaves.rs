@@ -7,6 +7,7 @@ use super::format::{Entry, Format, Groups};
 use super::memory::TableMemory;
 use super::word::Word;
 use super::{PageTable, block_of};
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 
@@ -101,6 +102,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         for (n, cell) in (0u64..).zip(leaf.cells) {
             F::Word::store(cell, self.entry_of(leaf.level, first, n));
         }
-        self.memory.written(leaf.cells);
+        self.memory.written(Promise::kept(), leaf.cells);
     }
 }

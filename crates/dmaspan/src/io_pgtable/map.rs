@@ -16,6 +16,7 @@ use super::{PageTable, to_index, top_word};
 use crate::addr::{Iova, PhysAddr};
 use crate::atomic::Ordering;
 use crate::lg2;
+use crate::promise::Promise;
 use crate::prot::{Coherency, Prot};
 use crate::range::IovaRange;
 
@@ -65,7 +66,7 @@ impl<'t, F: Format> Unwritten<'t, F> {
         if let Some(entries) = self.table.get(self.from..self.to)
             && !entries.is_empty()
         {
-            memory.written(entries);
+            memory.written(Promise::kept(), entries);
         }
         (self.from, self.to) = (0, 0);
     }
@@ -111,7 +112,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let result = self.map_each(runs, &mut at, prot, &mut reserved, &mut unwritten);
         unwritten.write_back(&self.memory);
         if let Some(list) = reserved.tables {
-            self.memory.free(self.geometry.table, list);
+            self.memory.free(Promise::kept(), self.geometry.table, list);
         }
         (at, result)
     }
@@ -266,14 +267,14 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         }
         let shape = self.geometry.table;
         let mut list = self.memory.reserve(shape, 1).map_err(|_| run)?;
-        let mut fresh = self.memory.take(shape, &mut list).ok_or(run)?;
+        let mut fresh = self.memory.take(Promise::kept(), shape, &mut list).ok_or(run)?;
         let paddr = fresh.paddr();
         self.fill_fresh(fresh.words(), from, count, fill);
         self.memory.publish(fresh);
         if F::Word::install(cell, self.format.link(level + 1, paddr)).is_err() {
             // Another CPU was first. Hardware never saw this table.
             self.memory.retire(&mut list, self.child(paddr));
-            self.memory.free(shape, list);
+            self.memory.free(Promise::kept(), shape, list);
             return Err(run);
         }
         Ok(())
@@ -422,7 +423,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             return Ok(0);
         }
         let list = reserved.tables.get_or_insert_default();
-        let Some(mut fresh) = self.memory.take(self.geometry.table, list) else {
+        let Some(mut fresh) = self.memory.take(Promise::kept(), self.geometry.table, list) else {
             // Only if somebody unmaps in the caller's range, against the contract.
             return Err(self.no_tables(run.iova, run.bytes, 1));
         };
@@ -478,7 +479,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             if top >= level {
                 return Ok(());
             }
-            let Some(mut fresh) = self.memory.take(self.geometry.table, list) else {
+            let Some(mut fresh) = self.memory.take(Promise::kept(), self.geometry.table, list)
+            else {
                 return Err(self.no_tables(run.iova, run.bytes, to_index(u64::from(level - top))));
             };
             let paddr = fresh.paddr();

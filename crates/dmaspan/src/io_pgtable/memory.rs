@@ -4,6 +4,7 @@ use core::fmt;
 
 use super::word::Word;
 use crate::addr::PhysAddr;
+use crate::promise::Promise;
 use crate::prot::Coherency;
 
 /// Size and place of a table.
@@ -26,8 +27,8 @@ pub struct NoTables {
 
 /// The address of a table that is part of a tree.
 ///
-/// Only the walker makes them, of tables that it published and did not retire: whoever gets one may
-/// rely on that.
+/// Only the walker makes them, of tables that it published and did not retire, as far as its tables
+/// have in them [what it wrote](TableMemory#corrupt-tables).
 #[derive(Debug, PartialEq, Eq)]
 pub struct TableAddr {
     paddr: PhysAddr,
@@ -64,7 +65,12 @@ pub struct Fresh<'m, W> {
 
 impl<'m, W: Word> Fresh<'m, W> {
     /// A table at `paddr` whose memory is `words`, all of it.
-    pub fn new(paddr: PhysAddr, words: &'m mut [W]) -> Self {
+    ///
+    /// # Safety
+    ///
+    /// The caller is [`TableMemory::take`]: the table is of its memory, as that promises.
+    #[expect(unsafe_code, reason = "the memory of a table that hardware is to read")]
+    pub unsafe fn new(paddr: PhysAddr, words: &'m mut [W]) -> Self {
         Self { paddr, words }
     }
 
@@ -106,8 +112,20 @@ impl<W> fmt::Debug for Fresh<'_, W> {
 ///    serves any tree.
 /// 5. A list that is dropped leaks its tables.
 ///
-/// The caller, which is only the walker, promises that a [`TableAddr`] is of this memory, that no
-/// table is retired twice, and that a retired table is freed only when no hardware can read it.
+/// The caller, which is only the walker, promises that each list, [`Fresh`] and [`TableAddr`] is of
+/// this memory, that no table is retired twice, and that a retired table is freed only when no
+/// hardware can read it; all that as far as the third promise is kept to it. Nobody else can call a
+/// method that relies on that: each takes a [`Promise`], or a [`Fresh`] or [`TableAddr`], which the
+/// walker alone has.
+/// # Corrupt tables
+///
+/// Where something else writes tables, a device above all, the walker follows what was written: a
+/// link may lead anywhere, and two links to one table. It has no books of its tables and cannot
+/// tell, so that it asks for the entries of what is no table, and retires a table twice or one of
+/// another tree. A memory that knows what is a table of a tree gives no entries of anything else,
+/// which mostly ends the operation with [`Corrupt`](super::Error::Corrupt), and does not retire it:
+/// then tables leak, and none is freed twice. A direct map cannot tell, and rests on the third
+/// promise alone, as an allocator behind it does.
 #[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
 pub unsafe trait TableMemory<W: Word>: Send + Sync {
     /// Tables in no tree: reserved for one or detached from one. Owned, and linked by the memory's
@@ -121,8 +139,14 @@ pub unsafe trait TableMemory<W: Word>: Send + Sync {
     /// [`NoTables`] where there are not so many, none taken.
     fn reserve(&self, shape: TableShape, count: usize) -> Result<Self::List, NoTables>;
 
-    /// Takes a table out of a list that was reserved with `shape`; `None` where it is empty.
-    fn take(&self, shape: TableShape, list: &mut Self::List) -> Option<Fresh<'_, W>>;
+    /// Takes a table out of a list; `None` where it is empty. The caller promises that the list was
+    /// reserved with `shape`, in this memory.
+    fn take(
+        &self,
+        promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut Self::List,
+    ) -> Option<Fresh<'_, W>>;
 
     /// Whether hardware's walks see the CPU's caches. Where they do not, [`publish`](Self::publish)
     /// and [`written`](Self::written) write back to memory. The answer does not change.
@@ -134,25 +158,28 @@ pub unsafe trait TableMemory<W: Word>: Send + Sync {
 
     /// The entries of a table.
     ///
-    /// A memory that can tell returns no entries for an address that is no table of its own, which
-    /// ends the walk with an error; a direct map cannot tell.
+    /// A memory that can tell returns none for an address that is [no table](#corrupt-tables) of
+    /// its own.
     fn entries(&self, table: &TableAddr) -> &[W::Atomic];
 
-    /// Entries that are next to each other in one published table were written. Where hardware does
-    /// not see the CPU's caches, their cache lines are written back here, each once.
+    /// Entries that are next to each other were written; the caller promises that they are of one
+    /// published table. Where hardware does not see the CPU's caches, their cache lines are written
+    /// back here, each once.
     #[inline(always)]
-    fn written(&self, _entries: &[W::Atomic]) {}
+    fn written(&self, _promise: Promise<'_>, _entries: &[W::Atomic]) {}
 
-    /// Adds a table that was detached from a tree.
+    /// Adds a table that was detached from a tree. A memory that can tell leaves out what is
+    /// [no table](#corrupt-tables) of a tree.
     fn retire(&self, list: &mut Self::List, table: TableAddr);
 
-    /// Moves all tables of `other` to `list`.
-    fn append(&self, list: &mut Self::List, other: Self::List);
+    /// Moves all tables of `other` to `list`. The caller promises that both are of this memory.
+    fn append(&self, promise: Promise<'_>, list: &mut Self::List, other: Self::List);
 
-    /// Takes back all tables of a list, all of that shape.
+    /// Takes back all tables of a list. The caller promises that all are of that shape and of this
+    /// memory, and that no hardware can read them.
     ///
     /// # Context
     ///
     /// May run with interrupts off. Does not allocate and cannot fail.
-    fn free(&self, shape: TableShape, list: Self::List);
+    fn free(&self, promise: Promise<'_>, shape: TableShape, list: Self::List);
 }

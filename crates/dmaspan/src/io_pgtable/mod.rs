@@ -99,6 +99,7 @@ use core::mem;
 use crate::addr::{Iova, PhysAddr};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::lg2;
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
@@ -182,14 +183,16 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoTables`] where `memory` has no place for the root.
+    /// [`Error::NoTables`] where `memory` has no place for the root, and [`Error::PageSize`] where
+    /// the granule is not the smallest of the format's [`page_sizes`](Geometry::page_sizes).
     pub fn new(format: F, memory: M) -> Result<Self, Error> {
         let mut geometry = format.geometry();
+        geometry.check(F::GRANULE_LG2)?;
         // Room for the level beside the root's address.
         geometry.root.lg2_align = geometry.root.lg2_align.max(LEVEL_BITS);
         let no_root = Error::NoTables { range: geometry.aperture, asked: 1 };
         let mut list = memory.reserve(geometry.root, 1).map_err(|NoTables { .. }| no_root)?;
-        let mut fresh = memory.take(geometry.root, &mut list).ok_or(no_root)?;
+        let mut fresh = memory.take(Promise::kept(), geometry.root, &mut list).ok_or(no_root)?;
         fresh.words().fill(F::Word::EMPTY);
         let root = fresh.paddr();
         memory.publish(fresh);
@@ -282,7 +285,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
 
     /// Frees detached tables that no hardware uses.
     pub(crate) fn free_tables(&self, tables: M::List) {
-        self.memory.free(self.geometry.table, tables);
+        self.memory.free(Promise::kept(), self.geometry.table, tables);
     }
 
     /// Whether the tables outlive this, because hardware may still walk them.
@@ -375,10 +378,10 @@ impl<F: Format, M: TableMemory<F::Word>> Drop for PageTable<F, M> {
         let mut tables = M::List::default();
         let (root, level) = self.top();
         self.retire_children(self.memory.entries(&root), level, Below::Anything, &mut tables);
-        self.memory.free(self.geometry.table, tables);
+        self.memory.free(Promise::kept(), self.geometry.table, tables);
         let mut roots = M::List::default();
         self.memory.retire(&mut roots, root);
-        self.memory.free(self.geometry.root, roots);
+        self.memory.free(Promise::kept(), self.geometry.root, roots);
     }
 }
 

@@ -12,6 +12,7 @@ use super::word::Word;
 use super::{Owned, PageTable};
 use crate::addr::Iova;
 use crate::lg2;
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 
@@ -104,7 +105,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 }
             }
         }
-        self.memory.written(leaf.cells);
+        self.memory.written(Promise::kept(), leaf.cells);
     }
 
     /// [`Owned::protect`] for leaves that have to be broken: takes them away a few at a time, has
@@ -160,7 +161,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         for cell in leaf.cells {
             dirty |= self.format.is_dirty(F::Word::exchange(cell, F::Word::EMPTY));
         }
-        self.memory.written(leaf.cells);
+        self.memory.written(Promise::kept(), leaf.cells);
         Some(Broken { leaf, first, dirty })
     }
 

@@ -8,6 +8,7 @@ use super::word::Word;
 use super::{PageTable, block_of};
 use crate::addr::Iova;
 use crate::lg2;
+use crate::promise::Promise;
 use crate::range::IovaRange;
 
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
@@ -56,7 +57,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                     && !self.is_walked(level - 1, block.start().get())
                 {
                     F::Word::store(cell, F::Word::EMPTY);
-                    self.memory.written(core::slice::from_ref(cell));
+                    self.memory.written(Promise::kept(), core::slice::from_ref(cell));
                     self.memory.retire(retired.tables.get_or_insert_default(), addr);
                     retired.cover(block);
                 }

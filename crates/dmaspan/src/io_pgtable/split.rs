@@ -12,6 +12,7 @@ use super::word::Word;
 use super::{PageTable, block_of, to_index};
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
+use crate::promise::Promise;
 
 /// Whether a translation may be missing for a moment, in which a device that uses it faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             .reserve(self.geometry.table, asked)
             .map_err(|_| SplitFailed::Table(Error::NoTables { range: leaf.range, asked }))?;
         let result = self.split_leaf(&leaf, at, &mut list, must_break.then_some(&mut sync));
-        self.memory.free(self.geometry.table, list);
+        self.memory.free(Promise::kept(), self.geometry.table, list);
         result.map_err(SplitFailed::Sync)?;
         sync(Self::forget(&leaf)).map_err(SplitFailed::Sync)
     }
@@ -116,7 +117,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             for cell in leaf.cells {
                 dirty |= self.format.is_dirty(F::Word::exchange(cell, F::Word::EMPTY));
             }
-            self.memory.written(leaf.cells);
+            self.memory.written(Promise::kept(), leaf.cells);
             if let Err(error) = sync(Self::forget(leaf)) {
                 self.write_leaf(leaf, if dirty { self.format.dirtied(old) } else { old });
                 if let Some(table) = table {
@@ -128,7 +129,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         for (n, cell) in leaf.cells.iter().enumerate() {
             dirty |= self.format.is_dirty(F::Word::exchange(cell, words(n)));
         }
-        self.memory.written(leaf.cells);
+        self.memory.written(Promise::kept(), leaf.cells);
         if dirty && !was_dirty {
             self.soil(leaf.cells, level);
         }
@@ -180,7 +181,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             Some(self.format.link(below, table) | F::WRITTEN_BACK)
         };
         // As many as were reserved.
-        let mut fresh = self.memory.take(self.geometry.table, list)?;
+        let mut fresh = self.memory.take(Promise::kept(), self.geometry.table, list)?;
         for (n, word) in fresh.words().iter_mut().enumerate() {
             *word = match link {
                 Some(link) if n == inner => link,
@@ -204,6 +205,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 Entry::Empty | Entry::Invalid => {}
             }
         }
-        self.memory.written(cells);
+        self.memory.written(Promise::kept(), cells);
     }
 }

@@ -12,6 +12,7 @@ use super::word::Word;
 use super::{PageTable, block_of, to_index};
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
+use crate::promise::Promise;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
 
@@ -159,14 +160,14 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         };
         let singles = self.take_singles(entries, level);
         if singles == count {
-            self.memory.written(entries);
+            self.memory.written(Promise::kept(), entries);
             retired.leaf_sizes = lg2::size(shift);
             retired.range = Some(range);
             return None;
         }
         let rest = IovaRange::new(Iova::new(first + ((singles as u64) << shift)), range.last());
         if singles > 0 {
-            self.memory.written(&entries[..singles]);
+            self.memory.written(Promise::kept(), &entries[..singles]);
             retired.leaf_sizes = lg2::size(shift);
             retired.range = rest.and_then(|rest| before(range, rest.start()));
         }
@@ -189,13 +190,16 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         let mut cursor = Cursor::new(self);
         let (first, last) = (range.start().get(), range.last().get());
         let mut at = first;
-        // Lowered where a covered table turns out to have holes, so that its leaves are taken one
-        // by one.
-        let mut cap = match covered {
+        let top = match covered {
             Covered::Detach => cursor.top(),
             Covered::Keep => 0,
         };
+        // A covered table that must stay or has holes is entered, and what it translates taken part
+        // by part. That is asked for at its first address alone: from the next one on it is not
+        // covered whole.
+        let mut entered = (at, top);
         let result = loop {
+            let cap = if entered.0 == at { entered.1 } else { top };
             let level = self.uncovered_level(at, last).min(cap);
             let level = match cursor.reach(at, level) {
                 Reached::Table => level,
@@ -221,8 +225,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                         break Ok(());
                     }
                 }
-                // The entry leads to a table that the range does not cover, or that has holes.
-                Some(End::Descend) => cap = cap.min(level - 1),
+                Some(End::Descend) => entered = (at, level - 1),
                 Some(End::Partial) => {}
             }
         };
@@ -267,7 +270,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             let entries = whole_entries(entries, at, last, shift);
             let singles = self.clear_singles::<VERIFY>(entries, level);
             if singles != 0 {
-                self.memory.written(&entries[..singles]);
+                self.memory.written(Promise::kept(), &entries[..singles]);
                 retired.leaf_sizes |= lg2::size(shift);
                 let bytes = (singles as u64) << shift;
                 let done = last - at == bytes.wrapping_sub(1);
@@ -321,7 +324,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                 }
                 let group = entries.get(..1 << (leaf.lg2 - shift)).unwrap_or(entries);
                 group.iter().for_each(|cell| F::Word::store(cell, F::Word::EMPTY));
-                self.memory.written(group);
+                self.memory.written(Promise::kept(), group);
                 retired.leaf_sizes |= lg2::size(leaf.lg2);
                 Ok(leaf.lg2)
             }
@@ -335,7 +338,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
                     return Err(End::Descend);
                 }
                 F::Word::store(cell, F::Word::EMPTY);
-                self.memory.written(core::slice::from_ref(cell));
+                self.memory.written(Promise::kept(), core::slice::from_ref(cell));
                 let below = Below::LeavesOf(retired.leaf_sizes);
                 self.retire_tree(child, level - 1, below, retired.tables.get_or_insert_default());
                 Ok(shift)

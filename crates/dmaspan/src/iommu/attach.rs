@@ -19,6 +19,9 @@ use crate::error::Errno;
 use crate::io_pgtable::{Format, TableMemory};
 
 /// What has a [`Domain`], or is one.
+///
+/// Anybody may implement it, and nothing unsafe depends on what it answers: a [`Port`] is given the
+/// domain itself, and looks at that one.
 pub trait PagingDomain: Send + Sync {
     /// Of its table.
     type Format: Format;
@@ -28,8 +31,12 @@ pub trait PagingDomain: Send + Sync {
     type Ops: IommuOps;
 
     /// The domain.
-    fn domain(&self) -> &Domain<Self::Format, Self::Memory, Self::Ops>;
+    fn domain(&self) -> &DomainOf<Self>;
 }
+
+/// The [`Domain`] that a [`PagingDomain`] has.
+pub type DomainOf<D> =
+    Domain<<D as PagingDomain>::Format, <D as PagingDomain>::Memory, <D as PagingDomain>::Ops>;
 
 impl<F, M, O> PagingDomain for Domain<F, M, O>
 where
@@ -59,6 +66,13 @@ pub struct Incompatible {
     pub what: &'static str,
 }
 
+/// What [`Port::translate`] says of a domain that [`Port::accepts`] refuses.
+impl From<Incompatible> for HardwareError {
+    fn from(Incompatible { what }: Incompatible) -> Self {
+        Self { what, status: 0 }
+    }
+}
+
 /// What an IOMMU's driver does for one stream of accesses that its hardware tells apart: those of a
 /// stream ID, of a requester ID, or of a group that cannot be told apart any further.
 ///
@@ -77,10 +91,15 @@ pub struct Incompatible {
 /// 3. A hook that fails leaves the stream with what it had, with what was asked for, or blocked.
 ///    Nothing but these hooks gives it anything, and dropping the port does not.
 /// 4. From the begin of a `translate` until a later hook returns `Ok`, the promises of the domain's
-///    [`IommuOps`] include this stream.
+///    [`IommuOps`] include this stream. Where they cannot, since the domain is one that
+///    [`accepts`](Self::accepts) refuses, `translate` fails and changes nothing.
+///
+/// The hooks are safe to call: whoever has the port may, also beside an [`Attachment`], in any
+/// order and from several threads at once. By the last promise a domain that ends takes its tables
+/// away from the stream, or leaks them.
 #[expect(unsafe_code, reason = "a contract about what devices reach; nothing here is unsafe")]
 pub unsafe trait Port: Send + Sync {
-    /// What it can be attached to.
+    /// What it can be attached to. The hooks are given the domain in it.
     type Paging: PagingDomain;
     /// The lock around what the stream is attached to. Hardware is waited for under it.
     type Lock: RawMutex + Send + Sync;
@@ -96,7 +115,7 @@ pub unsafe trait Port: Send + Sync {
     /// # Errors
     ///
     /// [`Incompatible`] says what does not fit.
-    fn accepts(&self, _domain: &Self::Paging) -> Result<(), Incompatible> {
+    fn accepts(&self, _domain: &DomainOf<Self::Paging>) -> Result<(), Incompatible> {
         Ok(())
     }
 
@@ -126,8 +145,9 @@ pub unsafe trait Port: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`HardwareError`] where completion was not seen in bounded time.
-    fn translate(&self, domain: &Self::Paging) -> Result<(), HardwareError>;
+    /// [`HardwareError`] where completion was not seen in bounded time, and for a domain that
+    /// [`accepts`](Self::accepts) refuses.
+    fn translate(&self, domain: &DomainOf<Self::Paging>) -> Result<(), HardwareError>;
 }
 
 /// The promise that a device may be let at all memory.
@@ -496,7 +516,7 @@ impl<P: Port> Attachment<P> {
             Target::Identity(_) if self.port.passes() => Ok(()),
             Target::Identity(_) => Err(AttachError::NoIdentity),
             Target::Paging(prepared) => {
-                self.port.accepts(&prepared.domain)?;
+                self.port.accepts(prepared.domain.domain())?;
                 match prepared.lacks(self.port.reserved_regions()) {
                     Some(region) => Err(AttachError::Direct { region }),
                     None => Ok(()),
@@ -509,7 +529,7 @@ impl<P: Port> Attachment<P> {
         match target {
             Target::Blocked => self.port.block(),
             Target::Identity(promise) => self.port.pass(*promise),
-            Target::Paging(prepared) => self.port.translate(&prepared.domain),
+            Target::Paging(prepared) => self.port.translate(prepared.domain.domain()),
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::io_pgtable::{
     self, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
     Unmapped,
 };
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
@@ -247,21 +248,22 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// [`add`](Self::add), for what is known to be of this domain.
     pub(crate) fn add_own(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
-        gather.add_with(retired, |list, more| self.table.memory().append(list, more));
+        gather.add_with(retired, |list, more| {
+            self.table.memory().append(Promise::kept(), list, more)
+        });
     }
 
     /// [`merge`](Self::merge), for gathers that are known to be of this domain.
     pub(crate) fn merge_own(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
-        gather.merge_with(more, |list, more| self.table.memory().append(list, more));
+        gather
+            .merge_with(more, |list, more| self.table.memory().append(Promise::kept(), list, more));
     }
 
     /// [`sync`](Self::sync), for what is known to be of this domain.
     pub(crate) fn sync_own(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
         let synced = gather.synced();
         if !gather.is_empty() {
-            if self.hardware != Hardware::LetGo
-                && let Err(error) = self.ops.invalidate(&gather.invalidation())
-            {
+            if let Err(error) = self.invalidate(&gather.invalidation()) {
                 return Err(SyncFailed { gather, error });
             }
             if let Some(tables) = gather.tables {
@@ -269,6 +271,16 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             }
         }
         Ok(synced)
+    }
+
+    /// Makes hardware forget, unless it has let go of the tables: then it has forgotten, and may no
+    /// longer answer.
+    #[inline(always)]
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        match self.hardware {
+            Hardware::LetGo => Ok(()),
+            Hardware::Walks | Hardware::Unknown => self.ops.invalidate(what),
+        }
     }
 
     /// [`sync_own`](Self::sync_own) of what one operation retired, without a gather.
@@ -282,7 +294,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         {
             let (scope, leaf_sizes) = (Scope::Ranges(&[range]), retired.leaf_sizes);
             let what = Invalidation { scope, leaf_sizes, tables: Tables::Kept };
-            return self.ops.invalidate(&what).map_err(|error| {
+            return self.invalidate(&what).map_err(|error| {
                 let mut gather = self.gather();
                 self.add_own(&mut gather, retired);
                 SyncFailed { gather, error }
@@ -381,7 +393,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     fn tell_root(&self) -> Result<(), HardwareError> {
         let root = self.table.root_word();
         if self.table.walked() != root {
-            self.ops.root_changed(&|| self.table.root_and_level())?;
+            self.ops.root_changed(Promise::kept(), &|| self.table.root_and_level())?;
             // An older root that overtakes a newer one here makes the hook be called once more.
             self.table.walks_from(root);
         }
@@ -409,17 +421,11 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// Detaches the tables that unmapping `range` left empty and that lie in `owned` whole, which
-    /// the caller owns, and frees them through a sync.
-    pub(crate) fn reclaim(
-        &self,
-        range: IovaRange,
-        owned: IovaRange,
-    ) -> Result<(), SyncFailed<M::List>> {
-        let Ok(retired) = self.table.owned(owned).reclaim(range) else { return Ok(()) };
+    /// the caller owns until they are synced.
+    pub(crate) fn reclaim(&self, range: IovaRange, owned: IovaRange) -> Option<Retired<M::List>> {
+        let retired = self.table.owned(owned).reclaim(range).ok()?;
         self.unmapped(&retired);
-        let mut gather = self.gather();
-        self.add_own(&mut gather, retired);
-        self.sync_own(gather).map(|_| ())
+        Some(retired)
     }
 
     /// What tells the domain's table from others.

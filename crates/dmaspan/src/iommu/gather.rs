@@ -85,7 +85,7 @@ impl<L> Gather<L> {
     }
 
     /// All that a domain may ever have retired, for what is not known any more; its tables leaked.
-    pub(super) fn everything() -> Self {
+    pub(crate) fn everything() -> Self {
         let mut ranges = Ranges::new(0);
         ranges.overflowed = true;
         Self { ranges, leaf_sizes: u64::MAX, tables: None, walks: Tables::Detached }
@@ -101,8 +101,14 @@ impl<L> Gather<L> {
         self.add_tables(retired.tables, append);
     }
 
+    /// Adds walks in a range, which lead to tables that are not in the gather.
+    pub(crate) fn add_walks(&mut self, range: IovaRange) {
+        self.ranges.add(range);
+        self.walks = Tables::Detached;
+    }
+
     /// Adds all of another gather.
-    pub(super) fn merge_with(&mut self, more: Self, append: impl FnOnce(&mut L, L)) {
+    pub(crate) fn merge_with(&mut self, more: Self, append: impl FnOnce(&mut L, L)) {
         match more.ranges.scope() {
             Scope::All => self.ranges.overflowed = true,
             Scope::Ranges(ranges) => ranges.iter().for_each(|&range| self.ranges.add(range)),

@@ -91,8 +91,8 @@ mod reserved;
 mod rewrite;
 
 pub use attach::{
-    AllMemory, AttachError, AttachedTo, Attachment, Incompatible, NotBlocked, PagingDomain, Port,
-    Prepared, Target,
+    AllMemory, AttachError, AttachedTo, Attachment, DomainOf, Incompatible, NotBlocked,
+    PagingDomain, Port, Prepared, Target,
 };
 pub use direct::{DirectError, DirectFailed};
 pub use domain::{Domain, Error, MapFailed, Unsynced};

@@ -1,7 +1,8 @@
 //! The hooks through which a domain tells hardware what changed.
 
 use super::event::Event;
-use crate::addr::PhysAddr;
+use crate::addr::{Address, PhysAddr};
+use crate::promise::Promise;
 use crate::range::IovaRange;
 
 /// Hardware did not do what it was told in the time it had, or said that it failed.
@@ -29,7 +30,9 @@ pub enum Scope<'a> {
 pub struct Invalidation<'a> {
     /// Where.
     pub scope: Scope<'a>,
-    /// The sizes of the leaves taken away, bit n for 2^n bytes; for commands that name a page size.
+    /// The sizes of the leaves taken away, bit n for 2^n bytes, and of a contiguous group that of
+    /// the group. In ranges, hardware need not forget leaves of another size: commands may name a
+    /// level (IHI 0070, 4.4.1, TTL), or one address for each leaf of the smallest size.
     pub leaf_sizes: u64,
     /// Whether tables were taken away too: then cached walks must be forgotten, not only leaves.
     pub tables: Tables,
@@ -51,7 +54,8 @@ pub enum Tables {
 /// Memory is freed on the strength of these:
 ///
 /// 1. When [`invalidate`](Self::invalidate) returns `Ok`, no device of the domain uses a
-///    translation or a cached walk in the scope that the tables did not have any more when it was
+///    translation of a [named size](Invalidation::leaf_sizes), or a cached walk where tables were
+///    [detached](Tables::Detached), in the scope that the tables did not have any more when it was
 ///    called, and every access made through one has completed. The hook orders the CPU's stores to
 ///    the tables before the invalidation (on Arm, DSB before TLBI).
 /// 2. When [`detach`](Self::detach) returns `Ok`, no device walks the domain's tables any more, and
@@ -59,11 +63,18 @@ pub enum Tables {
 ///
 /// 3. When [`root_changed`](Self::root_changed) returns `Ok`, hardware walks from a root that was
 ///    current during the call.
+/// 4. What the tables translate to, devices access as addresses of [`Address`](Self::Address) and
+///    of no other kind.
 ///
 /// Where stores to the tables are not ordered before the access that starts a device,
 /// [`sync_map`](Self::sync_map) orders them; a mapping is announced through it before it is used.
 #[expect(unsafe_code, reason = "a contract about what devices reach; nothing here is unsafe")]
 pub unsafe trait IommuOps: Send + Sync {
+    /// What the addresses are that come out of a translation: [`PhysAddr`] for hardware, and for a
+    /// device of software what it reaches memory by. Memory is mapped by a
+    /// [`Pinner`](crate::pin::Pinner) of the same alone.
+    type Address: Address;
+
     /// Makes hardware forget, and waits until it has.
     ///
     /// # Context
@@ -90,13 +101,18 @@ pub unsafe trait IommuOps: Send + Sync {
     ///
     /// `current` gives the root and its level, 0 for that of the smallest leaves, at any time. As
     /// the hook may run concurrently with itself, it asks under the lock under which it programs
-    /// hardware, so that a newer root is never replaced by an older one.
+    /// hardware, so that a newer root is never replaced by an older one. Its caller promises that
+    /// this is the domain's own root, whose tables stay while hardware walks them.
     ///
     /// # Errors
     ///
     /// [`HardwareError`] where hardware does not take it, which is what a driver without this hook
     /// says; the mapping is taken back.
-    fn root_changed(&self, _current: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
+    fn root_changed(
+        &self,
+        _promise: Promise<'_>,
+        _current: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
         Err(HardwareError { what: "this driver cannot change the root of its tables", status: 0 })
     }
 

@@ -14,11 +14,12 @@ use super::error::PinBufferError;
 use super::segments::Segments;
 use super::source::{Owner, Source};
 use crate::account::{Account, Charge, OverLimit};
-use crate::addr::{PhysAddr, UserAddr};
+use crate::addr::{Address, UserAddr};
 use crate::error::Errno;
 use crate::lg2;
 use crate::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use crate::platform::Flag;
+use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::UserRange;
 use crate::span::{Span, SpanBuf};
@@ -96,9 +97,9 @@ impl<P: Pinner> Pinned<P> {
     fn found(
         &self,
         error: Option<PinError<P::Error>>,
-        sink: &mut Sink,
+        sink: &mut Sink<P::Address>,
         pages: UserRange,
-    ) -> Result<Segments<PhysAddr>, PinBufferError<P::Error>> {
+    ) -> Result<Segments<P::Address>, PinBufferError<P::Error>> {
         let segments = |error| PinBufferError::Segments { user: pages, error };
         match (sink.stopped, error) {
             (Some(Why::NotMemory), _) => Err(PinBufferError::NotMemory { user: pages }),
@@ -120,10 +121,10 @@ impl<P: Pinner> Pinned<P> {
 }
 
 impl<P: Pinner + 'static> Source for Pinned<P> {
-    type Addr = PhysAddr;
+    type Addr = P::Address;
     type Error = PinBufferError<P::Error>;
 
-    fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<PhysAddr>, Self::Error> {
+    fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<P::Address>, Self::Error> {
         let pages = self.pages(user);
         let access = access & Prot::READ_WRITE;
         let (mut segments, mut pin) = self.pin(pages, access)?;
@@ -148,7 +149,7 @@ impl<P: Pinner + 'static> Source for Pinned<P> {
 }
 
 /// Where pinned memory is, and what keeps it so.
-type Held<P> = (Segments<PhysAddr>, Pin<P>);
+type Held<P> = (Segments<<P as Pinner>::Address>, Pin<P>);
 
 /// Bytes that are pinned for a buffer and not of it: those of its pages before and behind it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -175,7 +176,7 @@ impl<P: Pinner> Pin<P> {
     fn charge_found(
         &mut self,
         pages: UserRange,
-        segments: &Segments<PhysAddr>,
+        segments: &Segments<P::Address>,
     ) -> Result<(), OverLimit> {
         if self.charge.counts_frames() {
             let mut room = SpanBuf::room::<BATCH>();
@@ -184,32 +185,32 @@ impl<P: Pinner> Pin<P> {
             // a cache for the next; or, without memory for that, in their own.
             let mut sorted = Vec::new();
             if sorted.try_reserve_exact(segments.count()).is_ok() {
-                sorted.extend(segments);
+                sorted.extend(segments.iter().map(Span::output));
                 sorted.sort_unstable_by_key(|span: &Span| span.start());
                 in_batches(sorted.into_iter(), &mut room, charge)?;
             } else {
-                in_batches(segments.iter(), &mut room, charge)?;
+                in_batches(segments.iter().map(Span::output), &mut room, charge)?;
             }
         }
         self.charge.settle([pages])
     }
 
     /// Unpins everything.
-    fn unpin(&mut self, spans: impl Iterator<Item = Span>) {
+    fn unpin(&mut self, spans: impl Iterator<Item = Span<P::Address>>) {
         let Some(mut pin) = self.pin.get_mut().take() else { return };
         let mut room = SpanBuf::room::<BATCH>();
         let Ok(()) = in_batches(spans, &mut room, |spans| {
-            self.pinner.unpin(&mut pin, spans, Kind::Memory, self.dirty);
+            self.pinner.unpin(Promise::kept(), &mut pin, spans, Kind::Memory, self.dirty);
             Ok::<(), Infallible>(())
         });
-        self.pinner.release(pin);
+        self.pinner.release(Promise::kept(), pin);
     }
 }
 
-fn in_batches<E>(
-    spans: impl Iterator<Item = Span>,
-    room: &mut [Span],
-    mut take: impl FnMut(&[Span]) -> Result<(), E>,
+fn in_batches<A: Address, E>(
+    spans: impl Iterator<Item = Span<A>>,
+    room: &mut [Span<A>],
+    mut take: impl FnMut(&[Span<A>]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut batch = SpanBuf::new(room);
     for span in spans {
@@ -223,16 +224,16 @@ fn in_batches<E>(
     if batch.is_empty() { Ok(()) } else { take(batch.spans()) }
 }
 
-impl<P: Pinner> Keep<PhysAddr> for Pin<P> {
-    fn end(&mut self, segments: &Segments<PhysAddr>) {
+impl<P: Pinner> Keep<P::Address> for Pin<P> {
+    fn end(&mut self, segments: &Segments<P::Address>) {
         let Around { before, behind } = self.around;
         self.unpin(segments.widened(before, behind));
     }
 }
 
 /// Takes what is pinned, if it is memory.
-struct Sink {
-    builder: SegmentsBuilder<PhysAddr>,
+struct Sink<A: Address> {
+    builder: SegmentsBuilder<A>,
     stopped: Option<Why>,
 }
 
@@ -242,8 +243,8 @@ enum Why {
     Build(BuildError),
 }
 
-impl SpanSink for Sink {
-    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
+impl<A: Address> SpanSink<A> for Sink<A> {
+    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
         let result = match kind {
             Kind::Memory => self.builder.push(span).map_err(Why::Build),
             Kind::Mmio => Err(Why::NotMemory),

@@ -30,12 +30,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// has no room for them. The iterator runs without a lock.
     pub fn take_all(
         &self,
-        originals: impl IntoIterator<Item = Original>,
+        originals: impl IntoIterator<Item = Original<M::Address>>,
         request: &SlotRequest,
-        slots: &mut Vec<SlotOf<P>>,
+        slots: &mut Vec<SlotOf<P, M::Address>>,
     ) -> Result<(), Error> {
         let before = slots.len();
-        let mut originals = originals.into_iter().map(|original| original.span()).fuse();
+        let mut originals = originals.into_iter().map(|original| original.span().output()).fuse();
         loop {
             let batch: [_; BATCH] = array::from_fn(|_| originals.next());
             if batch[0].is_none() {
@@ -56,7 +56,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         &self,
         batch: &[Option<Span>; BATCH],
         request: &SlotRequest,
-        slots: &mut Vec<SlotOf<P>>,
+        slots: &mut Vec<SlotOf<P, M::Address>>,
     ) -> Result<(), Error> {
         let count = batch.iter().flatten().count();
         slots.try_reserve(count).map_err(|_| {
@@ -71,8 +71,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         }
         for (taken, span) in taken.into_iter().zip(batch.iter().flatten()) {
             slots.push(match taken {
-                Some(taken) => self.slot(node, taken, *span),
-                None => self.take(Original::promised(*span), request)?,
+                Some(taken) => self.slot(node, taken, span.of_output()),
+                None => self.take(Original::promised(span.of_output()), request)?,
             });
         }
         Ok(())

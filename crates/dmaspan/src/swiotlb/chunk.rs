@@ -7,13 +7,13 @@ use core::array;
 use lock_api::{MutexGuard, RawMutex};
 
 use super::area::{Area, State};
+use super::bitmap::Bitmap;
 use super::config::MAX_AREAS;
 use super::request::{Fit, Grid, SlotRequest};
 use crate::platform::Apart;
 use crate::span::Span;
 
-/// How often a request that found nothing looks again because slots were released meanwhile,
-/// before it stops all areas.
+/// How often a request that found nothing looks again because slots were released meanwhile.
 const TRIES: u32 = 4;
 
 /// Slots in contiguous memory.
@@ -70,8 +70,45 @@ impl Taken {
 /// In the place of an area: a run over several.
 const ACROSS: u32 = u32::MAX;
 
-/// All areas of a chunk, locked in their order.
-type Guards<'a, L> = [Option<MutexGuard<'a, L, State>>; MAX_AREAS];
+/// A look at areas one after the other, with the lock of the one that it is at.
+struct Look<'a, L: RawMutex> {
+    chunk: &'a Chunk<L>,
+    at: Option<(usize, MutexGuard<'a, L, State>)>,
+}
+
+impl<'a, L: RawMutex> Look<'a, L> {
+    fn new(chunk: &'a Chunk<L>) -> Self {
+        Self { chunk, at: None }
+    }
+
+    /// The bitmap of an area, and the first slot of it.
+    fn area(&mut self, number: usize) -> (&Bitmap, u32) {
+        if self.at.as_ref().is_none_or(|(at, _)| *at != number) {
+            // Not two at a time.
+            self.at = None;
+        }
+        let chunk = self.chunk;
+        let (_, state) = self.at.get_or_insert_with(|| (number, chunk.areas[number].lock()));
+        (&state.bitmap, chunk.offset(number))
+    }
+
+    /// The first free slot from `from` on.
+    fn next_free(&mut self, from: u32) -> Option<u32> {
+        let count = self.chunk.grid.slots.checked_sub(from)?;
+        self.chunk.parts(from, count).find_map(|(number, at, _)| {
+            let (bitmap, offset) = self.area(number);
+            Some(bitmap.next_free(at - offset)? + offset)
+        })
+    }
+
+    /// The first slot from `from` on, before `to`, that is held.
+    fn next_taken(&mut self, from: u32, to: u32) -> Option<u32> {
+        self.chunk.parts(from, to - from).find_map(|(number, at, count)| {
+            let (bitmap, offset) = self.area(number);
+            Some(bitmap.next_taken(at - offset, at + count - offset)? + offset)
+        })
+    }
+}
 
 impl<L: RawMutex> Chunk<L> {
     /// A chunk of a span that [`PoolMemory`](super::PoolMemory) gave, of which the configuration
@@ -144,7 +181,8 @@ impl<L: RawMutex> Chunk<L> {
     }
 
     /// Takes a run that fits: of the CPU's own area, of another one, or over several. `None` only
-    /// where none was free at some moment of the call.
+    /// where none was free at some moment of the call, or where slots were released during each of
+    /// [`TRIES`] looks, and no run was free throughout one of them.
     pub(super) fn take(&self, fit: &Fit, cpu: usize) -> Option<Taken> {
         let own = self.own(cpu);
         let area = &self.areas[own];
@@ -165,12 +203,13 @@ impl<L: RawMutex> Chunk<L> {
             let found = self.try_areas(fit, own).or_else(|| self.lock_areas(fit, own));
             let enough = || self.areas.len() > 1 && self.free() >= fit.count;
             let found = found.or_else(|| if enough() { self.take_across(fit) } else { None });
-            // Otherwise each area was seen without a fit, and none got one since.
+            // Otherwise what was seen held still is: each area was seen without a fit, none got one
+            // since, and neither did the borders between them.
             if found.is_some() || self.released() == before {
                 return found;
             }
         }
-        self.take_across(fit)
+        None
     }
 
     /// Takes runs of the CPU's own area for the first originals, as many as it has, under one lock;
@@ -254,49 +293,57 @@ impl<L: RawMutex> Chunk<L> {
         all().skip(own).chain(all().take(own))
     }
 
-    /// A run that may reach over several areas, with all of them locked in their order.
+    /// A run that may reach over several areas. It is looked for with one of them locked at a time,
+    /// and taken with those locked that it reaches over: how long a lock is held, and interrupts
+    /// with it, depends on the length of an area and of the run, not of the pool.
     fn take_across(&self, fit: &Fit) -> Option<Taken> {
-        let mut guards: Guards<'_, L> = array::from_fn(|_| None);
-        for (guard, area) in guards.iter_mut().zip(&self.areas) {
-            *guard = Some(area.lock());
+        let mut from = 0;
+        loop {
+            let first = self.find_across(fit, from)?;
+            match self.take_run(first, fit.count) {
+                Ok(()) => return Some(self.taken(first, fit.count, fit.inner, ACROSS as usize)),
+                // Somebody was faster. Where the others are was seen a moment ago.
+                Err(taken) => from = taken + 1,
+            }
         }
-        let found = self.find_across(&guards, fit);
-        for (number, at, count) in found.into_iter().flat_map(|at| self.parts(at, fit.count)) {
-            if let Some(Some(state)) = guards.get_mut(number) {
+    }
+
+    /// The first run that fits from `from` on: each slot of it was free when it was looked at.
+    fn find_across(&self, fit: &Fit, from: u32) -> Option<u32> {
+        let mut look = Look::new(self);
+        let mut from = look.next_free(from)?;
+        loop {
+            let first = fit.next(from)?;
+            let end = first.checked_add(fit.count).filter(|end| *end <= self.grid.slots)?;
+            match look.next_taken(first, end) {
+                None => return Some(first),
+                Some(taken) => from = look.next_free(taken + 1)?,
+            }
+        }
+    }
+
+    /// Takes a run, with the areas that it reaches over locked in their order.
+    ///
+    /// # Errors
+    ///
+    /// A slot of it that is held; none is taken then.
+    fn take_run(&self, first: u32, count: u32) -> Result<(), u32> {
+        let mut guards: [Option<MutexGuard<'_, L, State>>; MAX_AREAS] = array::from_fn(|_| None);
+        let parts = || self.parts(first, count);
+        let free = guards.iter_mut().zip(parts()).try_for_each(|(guard, (number, at, count))| {
+            let offset = self.offset(number);
+            let state = guard.insert(self.areas[number].lock());
+            let taken = state.bitmap.next_taken(at - offset, at + count - offset);
+            taken.map_or(Ok(()), |taken| Err(taken + offset))
+        });
+        if free.is_ok() {
+            for (state, (number, at, count)) in guards.iter_mut().flatten().zip(parts()) {
                 self.areas[number].take_at(state, at, count);
             }
         }
         // Where locks keep interrupts off, the one that was taken first lets them in again.
         guards.iter_mut().rev().for_each(|guard| *guard = None);
-        Some(self.taken(found?, fit.count, fit.inner, ACROSS as usize))
-    }
-
-    fn find_across(&self, guards: &Guards<'_, L>, fit: &Fit) -> Option<u32> {
-        let mut from = self.next_free(guards, 0)?;
-        loop {
-            let first = fit.next(from)?;
-            let end = first.checked_add(fit.count).filter(|end| *end <= self.grid.slots)?;
-            match self.next_taken(guards, first, end) {
-                None => return Some(first),
-                Some(taken) => from = self.next_free(guards, taken + 1)?,
-            }
-        }
-    }
-
-    /// The first free slot from `from` on.
-    fn next_free(&self, guards: &Guards<'_, L>, from: u32) -> Option<u32> {
-        self.parts(from, self.grid.slots.checked_sub(from)?).find_map(|(number, at, _)| {
-            let (state, offset) = (guards.get(number)?.as_ref()?, self.offset(number));
-            Some(state.bitmap.next_free(at - offset)? + offset)
-        })
-    }
-
-    /// The first slot from `from` on, before `to`, that is held.
-    fn next_taken(&self, guards: &Guards<'_, L>, from: u32, to: u32) -> Option<u32> {
-        self.parts(from, to - from).find_map(|(number, at, count)| {
-            let (state, offset) = (guards.get(number)?.as_ref()?, self.offset(number));
-            Some(state.bitmap.next_taken(at - offset, at + count - offset)? + offset)
-        })
+        free
     }
 
     /// The first slot of an area.

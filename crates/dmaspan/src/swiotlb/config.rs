@@ -2,7 +2,8 @@
 
 use super::error::Error;
 
-/// How many areas a chunk can have at most: as many locks are held at once for a run over all.
+/// How many areas a chunk can have at most: as many locks are held at once for a run that is as
+/// long as the chunk.
 pub const MAX_AREAS: usize = 128;
 
 /// Whether what was in a slot is overwritten when it is released.
@@ -12,8 +13,9 @@ pub enum Wipe {
     /// shows in the next holder's slot.
     #[default]
     Never,
-    /// With zeros, so that secrets live no longer than their transfer. It costs a write of every
-    /// byte.
+    /// With zeros, so that secrets live no longer than their transfer, and that nothing of them
+    /// reaches an original if a device says that it [overwrote](super::Fill::Overwritten) more than
+    /// it did. It costs a write of every byte.
     Release,
 }
 

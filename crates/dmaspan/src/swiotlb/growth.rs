@@ -13,10 +13,11 @@ use super::memory::{PoolMemory, Room};
 use super::pool::{Pool, SlotOf, grid};
 use super::request::{Fit, SlotRequest};
 use super::slot::{SINGLE, Slot};
-use crate::addr::PhysAddr;
+use crate::addr::{Address, PhysAddr};
 use crate::atomic::Ordering;
 use crate::lg2;
 use crate::platform::Platform;
+use crate::promise::Promise;
 use crate::span::Span;
 
 /// What a pool has beyond what it began with. Its lock is taken only where the pool was too small,
@@ -85,15 +86,15 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// there would be some, were all free.
     pub(super) fn take_grown(
         &self,
-        span: Span,
+        span: Span<M::Address>,
         request: &SlotRequest,
         cpu: usize,
         fits: &mut bool,
-    ) -> Option<SlotOf<P>> {
+    ) -> Option<SlotOf<P, M::Address>> {
         let growth = self.config.growth?;
         let guard = self.grown.lock();
         for chunk in &guard.chunks {
-            let Some(fit) = Fit::new(chunk.grid(), span, request) else { continue };
+            let Some(fit) = Fit::new(chunk.grid(), span.output(), request) else { continue };
             *fits = true;
             if let Some(taken) = chunk.take(&fit, cpu) {
                 let grown = Some(Arc::clone(chunk));
@@ -107,10 +108,15 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     }
 
     /// Memory for one request.
-    fn take_single(&self, growth: Growth, span: Span, request: &SlotRequest) -> Option<SlotOf<P>> {
+    fn take_single(
+        &self,
+        growth: Growth,
+        span: Span<M::Address>,
+        request: &SlotRequest,
+    ) -> Option<SlotOf<P, M::Address>> {
         let slot = lg2::size(self.slot_lg2);
         let align = request.keep_bits.checked_add(1)?.max(request.granule).max(slot);
-        let kept = span.paddr().get() & request.keep_bits;
+        let kept = span.start().get() & request.keep_bits;
         let bytes = lg2::align_up(kept.checked_add(span.len())?, align.ilog2())?;
         // Where it is aligned to its own length it crosses no boundary that is longer.
         let align = request.boundary.map_or(align, |boundary| {
@@ -118,7 +124,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         });
         let whole = self.obtain(growth, Room { bytes, align, last: request.last }).ok()?;
         let grid = grid(whole, self.slot_lg2).ok();
-        let Some(fit) = grid.and_then(|grid| Fit::new(grid, span, request)) else {
+        let Some(fit) = grid.and_then(|grid| Fit::new(grid, span.output(), request)) else {
             self.dispose(whole);
             return None;
         };
@@ -149,11 +155,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let counted = grown.counted.checked_add(room.bytes);
             grown.counted = counted.filter(|bytes| *bytes <= growth.limit).ok_or(beyond)?;
         }
-        let Some(span) = self.memory.allocate(room) else {
+        let Some(span) = self.memory.allocate(room).map(Span::output) else {
             self.grown.lock().counted -= room.bytes;
             return Err(Error::NoMemory { bytes: room.bytes });
         };
-        if self.memory.share(span).is_err() {
+        if self.memory.share(Promise::kept(), span.of_output()).is_err() {
             self.leak(span);
             return Err(Error::Host { span });
         }
@@ -163,11 +169,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// Takes memory back from the host and frees it; how many bytes. What the host does not give
     /// back leaks, since whoever got it next would share it with the host.
     fn dispose(&self, span: Span) -> u64 {
-        if self.memory.unshare(span).is_err() {
+        if self.memory.unshare(Promise::kept(), span.of_output()).is_err() {
             self.leak(span);
             return 0;
         }
-        self.memory.free(span);
+        self.memory.free(Promise::kept(), span.of_output());
         self.grown.lock().counted -= span.len();
         span.len()
     }
@@ -189,7 +195,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// Allocates; not for where slots are taken. As with any [`Arc`], the program ends where there
     /// is no memory for what is shared of the new slots' records, some 100 bytes.
-    pub fn grow(&self) -> Result<Span, Error> {
+    pub fn grow(&self) -> Result<Span<M::Address>, Error> {
         let no_growth = Error::GrowthLimit { bytes: 0, limit: 0 };
         let growth = self.config.growth.ok_or(no_growth)?;
         let slot = lg2::size(self.slot_lg2);
@@ -202,7 +208,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             .ok()
             .and_then(|grid| Chunk::new(span, grid, self.config.areas));
         if chunk.is_some_and(|chunk| self.add(|grown| &mut grown.chunks, Arc::new(chunk))) {
-            return Ok(span);
+            return Ok(span.of_output());
         }
         self.dispose(span);
         Err(no_memory)
@@ -254,7 +260,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// a lease. Takes a lock only while there are leases of what was added.
     pub(crate) fn owns(&self, span: Span) -> bool {
         let within = |own: Span| own.paddr() <= span.paddr() && span.last() <= own.last();
-        self.memory.spans().iter().any(|own| within(*own))
+        self.memory.spans().iter().any(|own| within(own.output()))
             || (self.leased.load(Ordering::Acquire) != 0
                 && self.grown.lock().leases.iter().any(|lease| within(*lease)))
     }

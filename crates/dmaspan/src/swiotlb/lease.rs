@@ -7,7 +7,7 @@ use super::error::Error;
 use super::memory::{InSlot, Original, PoolMemory};
 use super::pool::{Pool, SlotOf};
 use super::request::SlotRequest;
-use crate::addr::PhysAddr;
+use crate::addr::Address;
 use crate::platform::Platform;
 use crate::span::Span;
 
@@ -18,8 +18,8 @@ use crate::span::Span;
 pub struct Lease<M: PoolMemory, P: Platform> {
     pool: Arc<Pool<M, P>>,
     /// Taken by the drop.
-    slot: Option<SlotOf<P>>,
-    span: Span,
+    slot: Option<SlotOf<P, M::Address>>,
+    span: Span<M::Address>,
 }
 
 impl<M: PoolMemory, P: Platform> Pool<M, P> {
@@ -36,10 +36,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// As [`take`](Self::take).
     pub fn lease(self: &Arc<Self>, len: u64, request: &SlotRequest) -> Result<Lease<M, P>, Error> {
         let none = Error::Outside { offset: 0, len, mapped: 0 };
-        let original = Span::new(PhysAddr::new(0), len).map_err(|_| none)?;
+        let original = Span::new(M::Address::new(0), len).map_err(|_| none)?;
         let slot = self.take(Original::promised(original), request)?;
         let span = slot.span();
-        if !slot.is_base() && !self.add_lease(span) {
+        if !slot.is_base() && !self.add_lease(span.output()) {
             // It is of this pool.
             let _ = self.release(slot);
             return Err(Error::NoMemory { bytes: len });
@@ -51,7 +51,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
 impl<M: PoolMemory, P: Platform> Lease<M, P> {
     /// Where it is.
-    pub fn span(&self) -> Span {
+    pub fn span(&self) -> Span<M::Address> {
         self.span
     }
 
@@ -80,7 +80,7 @@ impl<M: PoolMemory, P: Platform> Lease<M, P> {
     }
 
     /// `None` for no bytes.
-    fn part(&self, offset: u64, len: usize) -> Result<Option<InSlot>, Error> {
+    fn part(&self, offset: u64, len: usize) -> Result<Option<InSlot<M::Address>>, Error> {
         let len = u64::try_from(len).unwrap_or(u64::MAX);
         let mapped = self.span.len();
         let outside = Error::Outside { offset, len, mapped };
@@ -96,7 +96,7 @@ impl<M: PoolMemory, P: Platform> Drop for Lease<M, P> {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
         if !slot.is_base() {
-            self.pool.remove_lease(self.span);
+            self.pool.remove_lease(self.span.output());
         }
         if let Err(foreign) = self.pool.release(slot) {
             // It is of this pool.

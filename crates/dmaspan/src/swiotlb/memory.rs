@@ -1,15 +1,16 @@
 //! What a pool is made of, and who copies.
 
-use crate::addr::PhysAddr;
+use crate::addr::{Address, PhysAddr};
+use crate::promise::Promise;
 use crate::span::Span;
 
 /// Memory that a slot stands in for, with the promise that it may be copied.
 ///
 /// It cannot be cloned: a slot keeps it until it is released.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Original(Span);
+pub struct Original<A: Address = PhysAddr>(Span<A>);
 
-impl Original {
+impl<A: Address> Original<A> {
     /// The memory of `span`.
     ///
     /// # Safety
@@ -18,19 +19,19 @@ impl Original {
     /// neither freed nor given another use, and while a slot is filled, synced or ended no code
     /// holds a Rust reference to it that the copy would break.
     #[expect(unsafe_code, reason = "the caller promises to keep the memory")]
-    pub const unsafe fn new(span: Span) -> Self {
+    pub const unsafe fn new(span: Span<A>) -> Self {
         Self(span)
     }
 
     /// Memory that somebody promised in another way.
     #[inline(always)]
-    pub(crate) const fn promised(span: Span) -> Self {
+    pub(crate) const fn promised(span: Span<A>) -> Self {
         Self(span)
     }
 
     /// Where it is.
     #[inline(always)]
-    pub const fn span(&self) -> Span {
+    pub const fn span(&self) -> Span<A> {
         self.0
     }
 }
@@ -49,16 +50,16 @@ pub enum To {
 /// They are of a slot that is held and of an original that was promised: whoever gets one may rely
 /// on that.
 #[derive(Debug)]
-pub struct Transfer {
-    slot: PhysAddr,
-    original: PhysAddr,
+pub struct Transfer<A = PhysAddr> {
+    slot: A,
+    original: A,
     len: u64,
     to: To,
 }
 
-impl Transfer {
+impl<A: Address> Transfer<A> {
     #[inline(always)]
-    pub(super) const fn new(slot: PhysAddr, original: PhysAddr, len: u64, to: To) -> Self {
+    pub(super) const fn new(slot: A, original: A, len: u64, to: To) -> Self {
         Self { slot, original, len, to }
     }
 
@@ -69,13 +70,13 @@ impl Transfer {
     /// The bytes from `slot` on are of a slot that the caller holds, and those from `original` on
     /// of memory for which holds what [`Original::new`] asks for.
     #[expect(unsafe_code, reason = "the caller promises both sides")]
-    pub const unsafe fn between(slot: PhysAddr, original: PhysAddr, len: u64, to: To) -> Self {
+    pub const unsafe fn between(slot: A, original: A, len: u64, to: To) -> Self {
         Self::new(slot, original, len, to)
     }
 
     /// Where the first byte is read.
     #[inline(always)]
-    pub const fn source(&self) -> PhysAddr {
+    pub const fn source(&self) -> A {
         match self.to {
             To::Slot => self.original,
             To::Original => self.slot,
@@ -84,7 +85,7 @@ impl Transfer {
 
     /// Where the first byte is written.
     #[inline(always)]
-    pub const fn target(&self) -> PhysAddr {
+    pub const fn target(&self) -> A {
         match self.to {
             To::Slot => self.slot,
             To::Original => self.original,
@@ -111,11 +112,11 @@ impl Transfer {
 
 /// Bytes of a slot that is held: whoever gets them may rely on that.
 #[derive(Debug)]
-pub struct InSlot(Span);
+pub struct InSlot<A: Address = PhysAddr>(Span<A>);
 
-impl InSlot {
+impl<A: Address> InSlot<A> {
     #[inline(always)]
-    pub(super) const fn new(span: Span) -> Self {
+    pub(super) const fn new(span: Span<A>) -> Self {
         Self(span)
     }
 
@@ -125,13 +126,13 @@ impl InSlot {
     ///
     /// They are of a slot that the caller holds.
     #[expect(unsafe_code, reason = "the caller promises to hold the slot")]
-    pub const unsafe fn of(span: Span) -> Self {
+    pub const unsafe fn of(span: Span<A>) -> Self {
         Self(span)
     }
 
     /// Where they are.
     #[inline(always)]
-    pub const fn span(&self) -> Span {
+    pub const fn span(&self) -> Span<A> {
         self.0
     }
 }
@@ -154,8 +155,8 @@ pub struct HostRefused;
 
 /// The memory of a pool, and who copies between it and originals.
 ///
-/// A kernel implements it with its direct mapping, a process with memory of its own, whose
-/// addresses are then what [`PhysAddr`]s say here.
+/// A kernel implements it with its direct mapping, by [`PhysAddr`]s, a process with memory of its
+/// own, by [`HostAddr`](crate::HostAddr)s.
 ///
 /// # Safety
 ///
@@ -164,16 +165,66 @@ pub struct HostRefused;
 ///    life, disjoint, always the same. Devices may read and write it at any time.
 /// 2. [`copy`](Self::copy), [`zero`](Self::zero), [`read`](Self::read) and [`write`](Self::write)
 ///    touch no memory but what they were told to.
-/// 3. Physical addresses mean to it what they mean to all that promise originals or give slots in
-///    the program: in a kernel, where memory is; in a process, what its pointers are. Or it checks
-///    each address that it is given, and panics where that is of no memory of its own.
+/// 3. Addresses of the kind that [`Address`](Self::Address) names mean to it what they mean to all
+///    that promise originals or give slots in the program: [`PhysAddr`]s, where memory is;
+///    [`HostAddr`](crate::HostAddr)s, what the program's pointers are. Or it checks each address
+///    that it is given, and panics where that is of no memory of its own.
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"
 )]
 pub unsafe trait PoolMemory: Send + Sync {
+    /// What its addresses are, and those of the originals that it copies to and from: [`PhysAddr`],
+    /// or in a process [`HostAddr`](crate::HostAddr). Devices of the DMA API have pools of the
+    /// first:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use dmaspan::dma::{Device, DeviceConfig, Direct, RawMemory};
+    /// # use dmaspan::swiotlb::{Pool, PoolMemory};
+    /// # use dmaspan::{PhysAddr, Platform};
+    /// fn device<M, P>(direct: Arc<Direct<RawMemory, P>>, pool: Arc<Pool<M, P>>)
+    /// where
+    ///     M: PoolMemory<Address = PhysAddr>,
+    ///     P: Platform,
+    /// {
+    ///     let _device = Device::new(direct, pool, DeviceConfig::bits(32));
+    /// }
+    /// ```
+    ///
+    /// Addresses of a process are none that hardware can be told:
+    ///
+    /// ```compile_fail,E0271
+    /// # use std::sync::Arc;
+    /// # use dmaspan::dma::{Device, DeviceConfig, Direct, RawMemory};
+    /// # use dmaspan::swiotlb::{Pool, PoolMemory};
+    /// # use dmaspan::{HostAddr, Platform};
+    /// fn device<M, P>(direct: Arc<Direct<RawMemory, P>>, pool: Arc<Pool<M, P>>)
+    /// where
+    ///     M: PoolMemory<Address = HostAddr>,
+    ///     P: Platform,
+    /// {
+    ///     let _device = Device::new(direct, pool, DeviceConfig::bits(32));
+    /// }
+    /// ```
+    ///
+    /// Nor does a pool copy to what is at the same number in another space:
+    ///
+    /// ```compile_fail,E0308
+    /// # use dmaspan::swiotlb::{Original, Pool, PoolMemory, SlotRequest};
+    /// # use dmaspan::{HostAddr, PhysAddr, Platform};
+    /// fn take<M, P>(pool: &Pool<M, P>, original: Original<HostAddr>)
+    /// where
+    ///     M: PoolMemory<Address = PhysAddr>,
+    ///     P: Platform,
+    /// {
+    ///     let _slot = pool.take(original, &SlotRequest::default());
+    /// }
+    /// ```
+    type Address: Address;
+
     /// What the pool begins with: one span, or one for each NUMA node, in the nodes' order.
-    fn spans(&self) -> &[Span];
+    fn spans(&self) -> &[Span<Self::Address>];
 
     /// Copies as told. A device may write what is read, and read what is written, at the same time.
     ///
@@ -181,16 +232,16 @@ pub unsafe trait PoolMemory: Send + Sync {
     ///
     /// This and the next three are called without a lock, also with interrupts off where mappings
     /// are made so.
-    fn copy(&self, transfer: Transfer);
+    fn copy(&self, transfer: Transfer<Self::Address>);
 
     /// Writes zeros.
-    fn zero(&self, bytes: InSlot);
+    fn zero(&self, bytes: InSlot<Self::Address>);
 
     /// Copies the bytes of a slot out; `into` is as long.
-    fn read(&self, bytes: InSlot, into: &mut [u8]);
+    fn read(&self, bytes: InSlot<Self::Address>, into: &mut [u8]);
 
     /// Copies bytes into a slot; `from` is as long.
-    fn write(&self, bytes: InSlot, from: &[u8]);
+    fn write(&self, bytes: InSlot<Self::Address>, from: &[u8]);
 
     /// Memory for a pool that is too small, private as all memory is; `None` where there is none
     /// now, or never, as by default.
@@ -199,39 +250,42 @@ pub unsafe trait PoolMemory: Send + Sync {
     ///
     /// Called by [`Pool::grow`](super::Pool::grow), and where a pool may grow for single requests,
     /// wherever slots are taken.
-    fn allocate(&self, room: Room) -> Option<Span> {
+    fn allocate(&self, room: Room) -> Option<Span<Self::Address>> {
         let _ = room;
         None
     }
 
-    /// Takes memory back that [`allocate`](Self::allocate) gave: private again, and used by nobody.
+    /// Takes memory back that [`allocate`](Self::allocate) gave: private again, and used by nobody,
+    /// as the caller promises.
     ///
     /// # Context
     ///
     /// This, [`share`](Self::share) and [`unshare`](Self::unshare) are called without a lock: where
     /// `allocate` is, where slots for single requests are released, and where a pool is made,
     /// shrinks or is dropped.
-    fn free(&self, span: Span) {
+    fn free(&self, _promise: Promise<'_>, span: Span<Self::Address>) {
         let _ = span;
     }
 
     /// Lets the host of a confidential guest see memory, and devices with it
     /// (`set_memory_decrypted`). What was in it is lost. Nothing, where all memory is seen anyway.
+    /// The caller promises that the memory is the pool's, and has no slots yet.
     ///
     /// # Errors
     ///
     /// [`HostRefused`]: the memory is never used again.
-    fn share(&self, span: Span) -> Result<(), HostRefused> {
+    fn share(&self, _promise: Promise<'_>, span: Span<Self::Address>) -> Result<(), HostRefused> {
         let _ = span;
         Ok(())
     }
 
-    /// Takes it out of the host's sight again (`set_memory_encrypted`).
+    /// Takes it out of the host's sight again (`set_memory_encrypted`). The caller promises that
+    /// the memory was shared, and that no slot of it is held.
     ///
     /// # Errors
     ///
     /// As [`share`](Self::share).
-    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+    fn unshare(&self, _promise: Promise<'_>, span: Span<Self::Address>) -> Result<(), HostRefused> {
         let _ = span;
         Ok(())
     }

@@ -15,17 +15,18 @@ use super::growth::Grown;
 use super::memory::{InSlot, Original, PoolMemory, To, Transfer};
 use super::request::{self, Fit, Grid, SlotRequest};
 use super::slot::{Bounced, Fill, Kept, SINGLE, Slot};
-use crate::addr::PhysAddr;
+use crate::addr::{Address, PhysAddr};
 use crate::atomic::AtomicU32;
 use crate::lg2;
 use crate::platform::{Id, Identity, Platform};
+use crate::promise::Promise;
 use crate::prot::Direction;
 use crate::span::Span;
 
 /// A slot of a pool on a platform.
-pub type SlotOf<P> = Slot<<P as Platform>::Lock>;
+pub type SlotOf<P, A = PhysAddr> = Slot<<P as Platform>::Lock, A>;
 /// A mapping of a pool on a platform.
-pub type BouncedOf<P> = Bounced<<P as Platform>::Lock>;
+pub type BouncedOf<P, A = PhysAddr> = Bounced<<P as Platform>::Lock, A>;
 
 /// How often a request that found nothing looks again because slots were released meanwhile.
 const TRIES: u32 = 4;
@@ -72,15 +73,15 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             return Err(Error::Spans { max: MAX_SPANS });
         }
         let no_memory = |span: Span| Error::NoMemory { bytes: span.len() };
-        base.try_reserve_exact(spans.len()).map_err(|_| no_memory(spans[0]))?;
-        for &span in spans {
+        base.try_reserve_exact(spans.len()).map_err(|_| no_memory(spans[0].output()))?;
+        for span in spans.iter().map(|span| span.output()) {
             let grid = grid(span, slot_lg2)?;
             base.push(Chunk::new(span, grid, config.areas).ok_or(no_memory(span))?);
         }
         // Unless all is shared, who sees it nobody knows: also where a hook panics.
         let kept = ManuallyDrop::new(Arc::clone(&memory));
         for &span in spans {
-            memory.share(span).map_err(|_| Error::Host { span })?;
+            memory.share(Promise::kept(), span).map_err(|_| Error::Host { span: span.output() })?;
         }
         drop(ManuallyDrop::into_inner(kept));
         Ok(Self {
@@ -119,13 +120,13 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
     /// From the lowest to the highest address that a slot may have, of the memory that the pool
     /// began with; without the last one where that would be the whole address space.
-    pub fn reach(&self) -> Span {
+    pub fn reach(&self) -> Span<M::Address> {
         let (mut lowest, mut highest) = (u64::MAX, 0);
         for chunk in &self.base {
             lowest = lowest.min(chunk.span().paddr().get());
             highest = highest.max(chunk.span().last().get());
         }
-        Span::covering(PhysAddr::new(lowest), (highest - lowest).min(u64::MAX - 1))
+        Span::covering(M::Address::new(lowest), (highest - lowest).min(u64::MAX - 1))
     }
 
     /// How long a slot can be that is like `request`, whatever the low bits of its original, in
@@ -143,20 +144,27 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// # Errors
     ///
-    /// [`Error::Full`] where no free run fits, nor may the pool grow; [`Error::TooLong`],
+    /// [`Error::Full`] where no free run fits, nor may the pool grow: one that stays free while it
+    /// is looked for is found, whatever others take and release. [`Error::TooLong`],
     /// [`Error::Unreachable`] and [`Error::Unfit`] where none would were the pool empty;
     /// [`Error::KeepBits`], [`Error::Granule`] and [`Error::Boundary`] for requests that mean
     /// nothing.
     ///
     /// # Context
     ///
-    /// Takes a lock of an area, for a few instructions; allocates nothing where the pool does not
+    /// Takes a lock of an area, for a few instructions, or for a look through it where it is nearly
+    /// full; several at once only for a run over as many. Allocates nothing where the pool does not
     /// grow. Also in interrupts, if [`Platform::Lock`] keeps them off while it is held. Where a
     /// hook of the memory panics, the slots are lost to the pool.
     #[inline(always)]
-    pub fn take(&self, original: Original, request: &SlotRequest) -> Result<SlotOf<P>, Error> {
+    pub fn take(
+        &self,
+        original: Original<M::Address>,
+        request: &SlotRequest,
+    ) -> Result<SlotOf<P, M::Address>, Error> {
         let (span, cpu, node) = (original.span(), self.platform.cpu(), self.node());
-        let latest = self.base.get(node).and_then(|chunk| chunk.take_plain(span, request, cpu));
+        let latest =
+            self.base.get(node).and_then(|chunk| chunk.take_plain(span.output(), request, cpu));
         match latest {
             Some(taken) => Ok(self.slot(node, taken, span)),
             None => {
@@ -164,7 +172,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
                 // written word by word and read as more stalls the processor.
                 let slot = self.take_anywhere(span, request, node, cpu)?;
                 let Slot { pool, grown, node, taken, original } = slot;
-                let original = Span::covering(original.paddr(), original.len() - 1);
+                let original = Span::covering(original.start(), original.len() - 1);
                 Ok(Slot { pool, grown, node, taken: taken.by_parts(), original })
             }
         }
@@ -183,18 +191,18 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     #[inline(never)]
     fn take_anywhere(
         &self,
-        span: Span,
+        span: Span<M::Address>,
         request: &SlotRequest,
         node: usize,
         cpu: usize,
-    ) -> Result<SlotOf<P>, Error> {
+    ) -> Result<SlotOf<P, M::Address>, Error> {
         request.check()?;
         let mut fits = false;
         for _ in 0..TRIES {
             let before = self.released();
             for number in (node..self.base.len()).chain(0..node) {
                 let chunk = &self.base[number];
-                let Some(fit) = Fit::new(chunk.grid(), span, request) else { continue };
+                let Some(fit) = Fit::new(chunk.grid(), span.output(), request) else { continue };
                 if let Some(taken) = chunk.take(&fit, cpu) {
                     return Ok(self.slot(number, taken, span));
                 }
@@ -224,7 +232,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     }
 
     /// Why there would be no slot even if the pool were empty.
-    fn unfit(&self, original: Span, request: &SlotRequest) -> Error {
+    fn unfit(&self, original: Span<M::Address>, request: &SlotRequest) -> Error {
         let (len, grown) = (original.len(), self.grown.lock());
         let spans = || self.base.iter().map(|chunk| chunk.span()).chain(grown.spans());
         let lowest = spans().map(|span| span.paddr().get()).min().unwrap_or(0);
@@ -232,13 +240,18 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         match request.last < lowest {
             true => Error::Unreachable { last: request.last, lowest },
             false if len > max => Error::TooLong { len, max },
-            false => Error::Unfit { original, request: *request },
+            false => Error::Unfit { original: original.output(), request: *request },
         }
     }
 
     /// The handle of a run that was taken, padded.
     #[inline(always)]
-    pub(super) fn slot(&self, node: usize, taken: Taken, original: Span) -> SlotOf<P> {
+    pub(super) fn slot(
+        &self,
+        node: usize,
+        taken: Taken,
+        original: Span<M::Address>,
+    ) -> SlotOf<P, M::Address> {
         if original.len() != taken.bytes(self.slot_lg2) {
             self.zero_around(taken, original.len());
         }
@@ -253,7 +266,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         let before = taken.data - taken.start();
         let after = taken.bytes(self.slot_lg2) - before - len;
         for (start, len) in [(taken.start(), before), (taken.data.wrapping_add(len), after)] {
-            if let Ok(padding) = Span::new(PhysAddr::new(start), len) {
+            if let Ok(padding) = Span::new(M::Address::new(start), len) {
                 self.memory.zero(InSlot::new(padding));
             }
         }
@@ -267,7 +280,13 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// With nothing copied: [`Error::Foreign`] for a slot of another pool, [`Error::Outside`] for
     /// no bytes and such that are not the slot's.
     #[inline]
-    pub fn copy(&self, slot: &SlotOf<P>, offset: u64, len: u64, to: To) -> Result<(), Error> {
+    pub fn copy(
+        &self,
+        slot: &SlotOf<P, M::Address>,
+        offset: u64,
+        len: u64,
+        to: To,
+    ) -> Result<(), Error> {
         self.part(slot, offset, len)?;
         self.copy_part(slot, offset, len, to);
         Ok(())
@@ -275,22 +294,29 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
     /// The same, of bytes of a slot of this pool.
     #[inline(always)]
-    fn copy_part(&self, slot: &SlotOf<P>, offset: u64, len: u64, to: To) {
-        let [slot, original] = [slot.span(), slot.original].map(|all| all.paddr());
-        let (slot, original) = (slot.wrapping_add(offset), original.wrapping_add(offset));
-        self.memory.copy(Transfer::new(slot, original, len, to));
+    fn copy_part(&self, slot: &SlotOf<P, M::Address>, offset: u64, len: u64, to: To) {
+        let [slot, original] = [slot.span(), slot.original].map(|all| all.start().get());
+        let at = |start: u64| M::Address::new(start.wrapping_add(offset));
+        self.memory.copy(Transfer::new(at(slot), at(original), len, to));
     }
 
     /// A part of a slot of this pool.
     #[inline(always)]
-    pub(super) fn part(&self, slot: &SlotOf<P>, offset: u64, len: u64) -> Result<Span, Error> {
+    pub(super) fn part(
+        &self,
+        slot: &SlotOf<P, M::Address>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Span<M::Address>, Error> {
         if slot.pool != self.id() {
-            return Err(Error::Foreign { addr: slot.span().paddr().get() });
+            return Err(Error::Foreign { addr: slot.span().start().get() });
         }
         let mapped = slot.len();
         match offset.checked_add(len) {
             Some(end) if len != 0 && end <= mapped => {
-                Ok(Span::covering(slot.span().paddr().wrapping_add(offset), len - 1))
+                // It is in the slot.
+                let start = slot.span().start().get() + offset;
+                Ok(Span::covering(M::Address::new(start), len - 1))
             }
             _ => Err(Error::Outside { offset, len, mapped }),
         }
@@ -306,9 +332,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// As [`take`](Self::take).
     #[inline(always)]
-    pub fn release(&self, slot: SlotOf<P>) -> Result<(), Kept<SlotOf<P>>> {
+    pub fn release(&self, slot: SlotOf<P, M::Address>) -> Result<(), Kept<SlotOf<P, M::Address>>> {
         if slot.pool != self.id() {
-            let error = Error::Foreign { addr: slot.span().paddr().get() };
+            let error = Error::Foreign { addr: slot.span().start().get() };
             return Err(Kept { error, handle: slot });
         }
         self.give(slot);
@@ -317,11 +343,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
     /// The same, of a slot of this pool.
     #[inline(always)]
-    fn give(&self, slot: SlotOf<P>) {
+    fn give(&self, slot: SlotOf<P, M::Address>) {
         if self.config.wipe == Wipe::Release {
             // Padding too: a device may have written it.
             let (start, bytes) = (slot.taken.start(), slot.taken.bytes(self.slot_lg2));
-            self.memory.zero(InSlot::new(Span::covering(PhysAddr::new(start), bytes - 1)));
+            self.memory.zero(InSlot::new(Span::covering(M::Address::new(start), bytes - 1)));
         }
         match (slot.grown, self.base.get(slot.node as usize)) {
             (None, Some(chunk)) => chunk.give(slot.taken),
@@ -335,9 +361,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// # Errors
     ///
     /// As [`release`](Self::release).
-    pub fn quarantine(&self, slot: SlotOf<P>) -> Result<(), Kept<SlotOf<P>>> {
+    pub fn quarantine(
+        &self,
+        slot: SlotOf<P, M::Address>,
+    ) -> Result<(), Kept<SlotOf<P, M::Address>>> {
         if slot.pool != self.id() {
-            let error = Error::Foreign { addr: slot.span().paddr().get() };
+            let error = Error::Foreign { addr: slot.span().start().get() };
             return Err(Kept { error, handle: slot });
         }
         let mut grown = self.grown.lock();
@@ -359,11 +388,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     #[inline]
     pub fn map(
         &self,
-        original: Original,
+        original: Original<M::Address>,
         direction: Direction,
         fill: Fill,
         request: &SlotRequest,
-    ) -> Result<BouncedOf<P>, Error> {
+    ) -> Result<BouncedOf<P, M::Address>, Error> {
         if fill == Fill::Overwritten && direction != Direction::FromDevice {
             return Err(Error::Direction { direction });
         }
@@ -385,7 +414,12 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// # Context
     ///
     /// The device does not write the bytes until they are handed back to it.
-    pub fn sync_for_cpu(&self, bounced: &BouncedOf<P>, offset: u64, len: u64) -> Result<(), Error> {
+    pub fn sync_for_cpu(
+        &self,
+        bounced: &BouncedOf<P, M::Address>,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Error> {
         self.part(&bounced.slot, offset, len)?;
         if bounced.direction == Direction::ToDevice {
             return Err(Error::Direction { direction: bounced.direction });
@@ -406,7 +440,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// The CPU does not write the bytes until they are handed back to it.
     pub fn sync_for_device(
         &self,
-        bounced: &BouncedOf<P>,
+        bounced: &BouncedOf<P, M::Address>,
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
@@ -429,7 +463,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// As [`take`](Self::take).
     #[inline]
-    pub fn unmap(&self, bounced: BouncedOf<P>) -> Result<(), Kept<BouncedOf<P>>> {
+    pub fn unmap(
+        &self,
+        bounced: BouncedOf<P, M::Address>,
+    ) -> Result<(), Kept<BouncedOf<P, M::Address>>> {
         let written = match (bounced.fill, bounced.direction) {
             (Fill::Overwritten, _) => {
                 return Err(Kept { error: Error::Unreported, handle: bounced });
@@ -454,9 +491,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     #[inline]
     pub fn unmap_written(
         &self,
-        bounced: BouncedOf<P>,
+        bounced: BouncedOf<P, M::Address>,
         written: u64,
-    ) -> Result<(), Kept<BouncedOf<P>>> {
+    ) -> Result<(), Kept<BouncedOf<P, M::Address>>> {
         if bounced.direction == Direction::ToDevice && written != 0 {
             let error = Error::Direction { direction: bounced.direction };
             return Err(Kept { error, handle: bounced });
@@ -465,7 +502,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     }
 
     #[inline(always)]
-    fn end(&self, bounced: BouncedOf<P>, written: u64) -> Result<(), Kept<BouncedOf<P>>> {
+    fn end(
+        &self,
+        bounced: BouncedOf<P, M::Address>,
+        written: u64,
+    ) -> Result<(), Kept<BouncedOf<P, M::Address>>> {
         // Nothing written is a part of any slot of this pool.
         let checked = self.part(&bounced.slot, 0, written.max(1));
         if let Err(error) = checked {
@@ -486,7 +527,8 @@ impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
         let kept = ManuallyDrop::new((Arc::clone(&self.memory), self.identity.clone()));
         let mut is_private = self.stats().used == 0;
         for chunk in &self.base {
-            is_private = is_private && self.memory.unshare(chunk.span()).is_ok();
+            is_private = is_private
+                && self.memory.unshare(Promise::kept(), chunk.span().of_output()).is_ok();
         }
         self.shrink();
         if is_private && self.grown.lock().counted == 0 {

@@ -5,7 +5,7 @@ use core::fmt;
 
 use super::chunk::{Chunk, Taken};
 use super::error::Error;
-use crate::addr::PhysAddr;
+use crate::addr::{Address, PhysAddr};
 use crate::platform::Id;
 use crate::prot::Direction;
 use crate::span::Span;
@@ -19,30 +19,30 @@ use crate::span::Span;
 /// use dmaspan::Platform;
 /// use dmaspan::swiotlb::{Pool, PoolMemory, SlotOf};
 ///
-/// fn twice<M: PoolMemory, P: Platform>(pool: &Pool<M, P>, slot: SlotOf<P>) {
+/// fn twice<M: PoolMemory, P: Platform>(pool: &Pool<M, P>, slot: SlotOf<P, M::Address>) {
 ///     let _ = pool.release(slot);
 ///     let _ = pool.release(slot); // It was moved.
 /// }
 /// ```
 #[must_use = "slots that are dropped are lost to their pool"]
-pub struct Slot<L> {
+pub struct Slot<L, A = PhysAddr> {
     pub(super) pool: Id,
     /// What was added to the pool that they are in, if any.
     pub(super) grown: Option<Arc<Chunk<L>>>,
     /// Otherwise the number of the pool's span, or [`SINGLE`].
     pub(super) node: u32,
     pub(super) taken: Taken,
-    pub(super) original: Span,
+    pub(super) original: Span<A>,
 }
 
 /// In the place of a span: memory that was obtained for these slots alone.
 pub(super) const SINGLE: u32 = u32::MAX;
 
-impl<L> Slot<L> {
+impl<L, A: Address> Slot<L, A> {
     /// Where the bytes are: as long as the original.
     #[inline(always)]
-    pub fn span(&self) -> Span {
-        Span::covering(PhysAddr::new(self.taken.data), self.original.len() - 1)
+    pub fn span(&self) -> Span<A> {
+        Span::covering(A::new(self.taken.data), self.original.len() - 1)
     }
 
     /// How many bytes there are.
@@ -62,7 +62,7 @@ impl<L> Slot<L> {
     }
 }
 
-impl<L> fmt::Debug for Slot<L> {
+impl<L, A: Address> fmt::Debug for Slot<L, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot").field("span", &self.span()).finish_non_exhaustive()
     }
@@ -77,6 +77,11 @@ pub enum Fill {
     /// It is not, because the device overwrites all of it, or says how much it wrote: only that is
     /// copied back. Everything else in the slot is of nobody's business, former holders' data
     /// perhaps, and never reaches the original (CVE-2022-0854).
+    ///
+    /// It is for devices that tell the truth. One that says more than it wrote has the difference
+    /// copied to the original: former holders' data, unless the pool [wipes](super::Wipe::Release)
+    /// it. The DMA API therefore fills the slots of devices that are
+    /// [not trusted](crate::dma::Trust::Untrusted) all the same.
     Overwritten,
 }
 
@@ -84,15 +89,15 @@ pub enum Fill {
 ///
 /// Dropped, its slots are lost to the pool for ever: the device may still use them.
 #[must_use = "slots that are dropped are lost to their pool"]
-pub struct Bounced<L> {
-    pub(super) slot: Slot<L>,
+pub struct Bounced<L, A = PhysAddr> {
+    pub(super) slot: Slot<L, A>,
     pub(super) direction: Direction,
     pub(super) fill: Fill,
 }
 
-impl<L> Bounced<L> {
+impl<L, A: Address> Bounced<L, A> {
     /// Where the device finds the bytes.
-    pub fn span(&self) -> Span {
+    pub fn span(&self) -> Span<A> {
         self.slot.span()
     }
 
@@ -107,7 +112,7 @@ impl<L> Bounced<L> {
     }
 }
 
-impl<L> fmt::Debug for Bounced<L> {
+impl<L, A: Address> fmt::Debug for Bounced<L, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bounced")
             .field("span", &self.slot.span())

@@ -38,6 +38,7 @@ impl Paused {
 
 // SAFETY: pins and spans are the inner pinner's.
 unsafe impl Pinner for Paused {
+    type Address = PhysAddr;
     type Space = Arc<SimSpace>;
     type Pin = SimPin;
     type Error = <SimPinner as Pinner>::Error;

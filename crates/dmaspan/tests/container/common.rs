@@ -67,14 +67,21 @@ pub(crate) fn walker<const G: u32, M: TableMemory<u64>>(
 macro_rules! as_inner {
     ($inner:tt:) => {};
     ($inner:tt: unpin $($more:ident)*) => {
-        fn unpin(&self, pin: &mut Self::Pin, spans: &[Span], kind: Kind, dirty: Dirty) {
-            self.$inner.unpin(pin, spans, kind, dirty);
+        fn unpin(
+            &self,
+            promise: dmaspan::Promise<'_>,
+            pin: &mut Self::Pin,
+            spans: &[Span],
+            kind: Kind,
+            dirty: Dirty,
+        ) {
+            self.$inner.unpin(promise, pin, spans, kind, dirty);
         }
         crate::common::as_inner!($inner: $($more)*);
     };
     ($inner:tt: release $($more:ident)*) => {
-        fn release(&self, pin: Self::Pin) {
-            self.$inner.release(pin);
+        fn release(&self, promise: dmaspan::Promise<'_>, pin: Self::Pin) {
+            self.$inner.release(promise, pin);
         }
         crate::common::as_inner!($inner: $($more)*);
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::pin::{Dirty, Kind, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Account, Container, Errno, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Account, Container, Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::{SimMemory, SimPin, SimPinner, SimSpace};
 use parking_lot::Mutex;
@@ -56,6 +56,7 @@ impl SpanSink for Kinds<'_> {
 
 // SAFETY: pins and spans are the inner pinner's.
 unsafe impl Pinner for Hooked {
+    type Address = PhysAddr;
     type Space = Arc<SimSpace>;
     type Pin = SimPin;
     type Error = <SimPinner as Pinner>::Error;
@@ -71,7 +72,14 @@ unsafe impl Pinner for Hooked {
         self.inner.pin(space, range, prot, &mut Kinds(sink, self.odd))
     }
 
-    fn unpin(&self, pin: &mut SimPin, spans: &[Span], kind: Kind, dirty: Dirty) {
+    fn unpin(
+        &self,
+        promise: Promise<'_>,
+        pin: &mut SimPin,
+        spans: &[Span],
+        kind: Kind,
+        dirty: Dirty,
+    ) {
         fire(&self.on_unpin);
         let bytes: u64 = spans.iter().map(|span| span.len()).sum();
         let mut unpinned = self.unpinned.lock();
@@ -82,7 +90,7 @@ unsafe impl Pinner for Hooked {
         let is_kind = |span: &Span| is_odd(*span) == (kind == Kind::Mmio);
         assert!(self.odd == Kind::Memory || spans.iter().all(is_kind), "{spans:?} are {kind:?}");
         // It takes them for memory.
-        self.inner.unpin(pin, spans, Kind::Memory, dirty);
+        self.inner.unpin(promise, pin, spans, Kind::Memory, dirty);
     }
 
     fn read(

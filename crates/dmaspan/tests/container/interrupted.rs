@@ -24,6 +24,9 @@ use crate::emulated::{Model, PAGE, pages};
 use crate::hooked::{Hooking, Owner};
 use crate::quarantine::Liar;
 
+/// After so long a thread hangs: it would have come to its end many times on the busiest machine.
+const HANGS: Duration = Duration::from_secs(300);
+
 type Tlb = Iotlb<ArmLpaeS1Walker, dmaspan_sim::Arena>;
 
 fn attach(container: &Hooking) -> (dmaspan::container::DomainId, Tlb) {
@@ -44,12 +47,19 @@ fn what_a_lost_domain_may_use_is_not_said_to_be_revoked() {
     let (_, kept) = attach(&container);
     let (id, lost) = attach(&container);
     map(&owner, &container, 16);
-    lost.fail_next_invalidations(2);
+    lost.fail_next_invalidations(u64::MAX);
     assert!(matches!(container.detach(id), Err(Error::NotForgotten { .. })));
-    let error = container.revoke(&owner.space, owner.user).unwrap_err();
-    assert!(matches!(error, Error::NotForgotten { range, .. } if range == pages(0, 16)), "{error}");
-    assert_eq!(container.pinner().unpinned.lock().1, 0, "its device may use it");
-    assert_eq!(kept.stale_leaves(pages(0, 16)), []);
+    for _ in 0..2 {
+        let error = container.revoke(&owner.space, owner.user).unwrap_err();
+        let Error::NotForgotten { range, .. } = error else { panic!("{error}") };
+        assert_eq!(range, pages(0, 16));
+        assert_eq!(container.pinner().unpinned.lock().1, 0, "its device may use it");
+        assert_eq!(kept.stale_leaves(pages(0, 16)), []);
+    }
+    lost.fail_next_invalidations(0);
+    container.revoke(&owner.space, owner.user).unwrap();
+    let devices = owner.frames.iter().filter(|frame| frame.get() >> 12 & 1 == 1).count();
+    assert_eq!(container.pinner().unpinned.lock().1, PAGE * devices as u64);
 }
 
 /// Does something in the middle of a read of what was written.
@@ -118,10 +128,13 @@ fn a_domain_is_attached_after_the_last_one_went_with_addresses_unknown() {
     let (id, iotlb) = attach(&container);
     map(&owner, &container, 16);
     container.invalidate_vaddr_all().unwrap();
-    iotlb.fail_next_invalidations(2);
+    iotlb.fail_next_invalidations(u64::MAX);
     assert!(matches!(container.detach(id), Err(Error::NotForgotten { .. })));
     assert_eq!(container.mappings(), 1, "in quarantine");
     attach(&container);
+    iotlb.fail_next_invalidations(0);
+    assert_eq!(container.unmap_all().unwrap(), 16 * PAGE);
+    owner.assert_untouched();
 }
 
 #[test]
@@ -148,7 +161,7 @@ fn a_panic_while_the_first_domain_is_attached_keeps_the_memory_and_ends() {
         drop(container);
         ended.send(()).unwrap();
     });
-    wait.recv_timeout(Duration::from_secs(20)).expect("it is dropped");
+    wait.recv_timeout(HANGS).expect("it is dropped");
     assert_eq!(owner.account.used(), 16 * PAGE, "as nobody knows what hardware uses");
 }
 
@@ -261,7 +274,7 @@ fn a_device_may_use_the_container_when_it_is_dropped() {
         container.detach_emulated(id).unwrap();
         ended.send(()).unwrap();
     });
-    wait.recv_timeout(Duration::from_secs(20)).expect("no lock is held");
+    wait.recv_timeout(HANGS).expect("no lock is held");
 }
 
 #[test]

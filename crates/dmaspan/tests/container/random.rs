@@ -19,10 +19,12 @@ mod world;
 use std::collections::BTreeSet;
 
 use dmaspan::Prot;
+use dmaspan_sim::iotlb::Planted;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use model::{Mapped, Pages};
 use script::{Fit, Op, Report, Script, Trouble, Troubles, script};
+use views::PLANTED;
 use world::{BARS, LARGE, World, bar_pages, place};
 
 use crate::common::PROT;
@@ -157,4 +159,18 @@ fn p11_nothing_depends_on_the_size_of_batches() {
             }
         }
     });
+}
+
+/// What hardware keeps that forgets one size too few is found as P4 is broken.
+#[test]
+fn p4_a_size_of_leaves_that_an_unmap_loses_is_found() {
+    for planted in [Planted::IgnoreSmallest, Planted::IgnoreLargest] {
+        let found = std::thread::spawn(move || {
+            PLANTED.set(planted);
+            property(Troubles::OfAnyBatch, |script| drop(run::<512>(script)));
+        });
+        let report = found.join().expect_err("nobody noticed");
+        let report = report.downcast_ref::<String>().expect("a report");
+        assert!(report.contains("P4: an IOTLB has"), "{planted:?}: {report}");
+    }
 }

@@ -40,6 +40,8 @@ type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
 
 // SAFETY: it does what the simulated hardware does, or panics before.
 unsafe impl IommuOps for Touchy<Tlb> {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         self.0.invalidate(what)
     }

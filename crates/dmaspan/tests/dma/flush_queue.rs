@@ -64,6 +64,8 @@ struct Hooks {
 
 // SAFETY: the answers are the simulated IOMMU's; what runs before is no part of them.
 unsafe impl IommuOps for Hooks {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let job = self.meanwhile.lock().take();
         if let Some(job) = job {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, Error, Flush, Unmapped};
 use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Format, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
-use dmaspan::{Direction, Iova, PhysAddr};
+use dmaspan::{Direction, Iova, PhysAddr, Promise};
 use dmaspan_sim::Arena;
 use dmaspan_sim::memory::SimMemory;
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
@@ -45,11 +45,17 @@ struct Hooks(Arc<Driver>);
 // SAFETY: 1. and 2. Nothing is cached. 3. The root is programmed under the lock under which it is
 // asked for, and used under it.
 unsafe impl IommuOps for Hooks {
+    type Address = PhysAddr;
+
     fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
         Ok(())
     }
 
-    fn root_changed(&self, current: &dyn Fn() -> (PhysAddr, u32)) -> Result<(), HardwareError> {
+    fn root_changed(
+        &self,
+        _: Promise<'_>,
+        current: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
         let mut root = self.0.root.lock();
         if self.0.refuses.load(Ordering::Relaxed) {
             return Err(HardwareError { what: "hardware keeps its root", status: 0 });

@@ -9,6 +9,7 @@ use crate::failures::faulty_domain;
 for_all_granules!(
     a_buffer_without_room_makes_no_progress_and_no_change,
     leaf_sizes_are_named_for_every_batch,
+    leaves_that_join_the_last_span_of_a_buffer_are_named,
     every_page_size_of_every_width_is_one_leaf,
     addresses_outside_the_aperture_are_nobodys,
     a_rest_is_resumed_only_where_it_came_from,
@@ -52,6 +53,22 @@ fn leaf_sizes_are_named_for_every_batch<const G: u32>() {
         unmapped = table.whole().resume(rest, &mut buf);
     }
     assert_eq!(batches, 3);
+}
+
+/// No span was added by them: they became a part of the one that the buffer had.
+fn leaves_that_join_the_last_span_of_a_buffer_are_named<const G: u32>() {
+    let g = 1u64 << G;
+    let mut table = table::<G>();
+    map(&mut table, 0, &[span(3 * g, 2 * g), span(9 * g, g)], PROT).unwrap();
+    let mut room = dmaspan::SpanBuf::room::<1>();
+    let mut buf = dmaspan::SpanBuf::new(&mut room);
+    buf.push(span(2 * g, g)).unwrap();
+    let unmapped = table.whole().unmap(range(0, 3 * g), &mut buf).unwrap();
+    assert_eq!(buf.spans(), [span(2 * g, 3 * g)]);
+    let retired = unmapped.retired;
+    assert_eq!((retired.range(), retired.leaf_sizes()), (Some(range(0, 2 * g)), g));
+    assert_eq!(unmapped.rest.unwrap().range(), range(2 * g, g));
+    free(&table, retired);
 }
 
 fn every_page_size_of_every_width_is_one_leaf<const G: u32>() {

@@ -1,8 +1,11 @@
 //! Configurations that the architecture lacks, and memory that has no room.
 
-use dmaspan::Errno;
-use dmaspan::PhysAddr;
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ConfigError, PageTable};
+use dmaspan::io_pgtable::{
+    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, ConfigError, DirtyTracking, Entry, Error,
+    Format, Geometry, Groups, PageTable,
+};
+use dmaspan::{Errno, PhysAddr, Prot};
+use dmaspan_sim::mock::MockFormat;
 
 #[test]
 fn configurations_that_the_architecture_lacks_are_refused() {
@@ -30,9 +33,73 @@ fn configurations_that_the_architecture_lacks_are_refused() {
 }
 
 #[test]
+fn a_number_of_levels_that_there_is_not_is_named_as_that() {
+    let config = AmdV1Config { first_levels: 7, ..AmdV1Config::new(64, 52) };
+    let error = AmdV1::new(config).unwrap_err();
+    assert_eq!(error.to_string(), "a tree of 7 levels; there are 1 to 6");
+    assert_eq!(error.errno(), Errno::EINVAL);
+}
+
+#[test]
 fn an_arena_too_small_for_the_root_is_an_error() {
     let small = dmaspan_sim::Arena::new(PhysAddr::new(1 << 40), 1 << 20);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 36)).unwrap();
     let error = PageTable::new(format, small).unwrap_err();
     assert_eq!(error.errno(), Errno::ENOMEM);
+}
+
+/// A format of somebody else's, with page sizes of its own.
+#[derive(Debug)]
+struct Sizes(MockFormat, u64);
+
+// SAFETY: all entries are the inner format's. The page sizes are what the test is about.
+unsafe impl Format for Sizes {
+    type Word = u64;
+    const GRANULE_LG2: u32 = MockFormat::GRANULE_LG2;
+    const LG2_ENTRIES: u32 = MockFormat::LG2_ENTRIES;
+    const GROUPS: Groups = MockFormat::GROUPS;
+
+    fn geometry(&self) -> Geometry {
+        Geometry { page_sizes: self.1, ..self.0.geometry() }
+    }
+
+    fn template(&self, level: u32, lg2: u32, prot: Prot) -> u64 {
+        self.0.template(level, lg2, prot)
+    }
+
+    fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
+        self.0.leaf(template, paddr)
+    }
+
+    fn advance(&self, leaf: u64, bytes: u64) -> u64 {
+        self.0.advance(leaf, bytes)
+    }
+
+    fn link(&self, level: u32, table: PhysAddr) -> u64 {
+        self.0.link(level, table)
+    }
+
+    fn decode(&self, level: u32, word: u64) -> Entry {
+        self.0.decode(level, word)
+    }
+
+    fn prot(&self, level: u32, leaf: u64) -> Prot {
+        self.0.prot(level, leaf)
+    }
+}
+
+#[test]
+fn a_format_whose_smallest_page_is_not_its_granule_has_no_table() {
+    let tables = crate::common::arena();
+    let new = |page_sizes| {
+        let inner = MockFormat::new(40, DirtyTracking::Off).unwrap();
+        PageTable::new(Sizes(inner, page_sizes), tables.clone()).map(|_| ())
+    };
+    let granule = 1 << 11;
+    for page_sizes in [0, 1 << 19, 1 << 19 | 1 << 27, 1 << 10, granule | 1 << 10] {
+        let expected = Error::PageSize { page_size: granule, page_sizes };
+        assert_eq!(new(page_sizes), Err(expected), "{page_sizes:#x}");
+        assert_eq!(tables.tables(), 0);
+    }
+    assert_eq!(new(granule | 1 << 19), Ok(()));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use dmaspan::io_pgtable::{Fresh, NoTables, PageTable, TableAddr, TableMemory, TableShape};
-use dmaspan::{Coherency, PhysAddr};
+use dmaspan::{Coherency, PhysAddr, Promise};
 use dmaspan_sim::Arena;
 use dmaspan_sim::arena::ArenaList;
 use dmaspan_sim::walker::TableWords;
@@ -42,8 +42,13 @@ unsafe impl TableMemory<u64> for NonCoherent {
         TableMemory::<u64>::reserve(&self.inner, shape, count)
     }
 
-    fn take(&self, shape: TableShape, list: &mut ArenaList) -> Option<Fresh<'_, u64>> {
-        self.inner.take(shape, list)
+    fn take(
+        &self,
+        promise: Promise<'_>,
+        shape: TableShape,
+        list: &mut ArenaList,
+    ) -> Option<Fresh<'_, u64>> {
+        self.inner.take(promise, shape, list)
     }
 
     fn publish(&self, fresh: Fresh<'_, u64>) {
@@ -54,7 +59,7 @@ unsafe impl TableMemory<u64> for NonCoherent {
         TableMemory::<u64>::entries(&self.inner, table)
     }
 
-    fn written(&self, entries: &[AtomicU64]) {
+    fn written(&self, _promise: Promise<'_>, entries: &[AtomicU64]) {
         let lines: HashSet<usize> = entries.iter().map(|word| address(word) / 64).collect();
         let mut counts = self.lines.lock();
         lines.into_iter().for_each(|line| *counts.entry(line).or_default() += 1);
@@ -64,12 +69,12 @@ unsafe impl TableMemory<u64> for NonCoherent {
         TableMemory::<u64>::retire(&self.inner, list, table);
     }
 
-    fn append(&self, list: &mut ArenaList, other: ArenaList) {
-        TableMemory::<u64>::append(&self.inner, list, other);
+    fn append(&self, promise: Promise<'_>, list: &mut ArenaList, other: ArenaList) {
+        TableMemory::<u64>::append(&self.inner, promise, list, other);
     }
 
-    fn free(&self, shape: TableShape, list: ArenaList) {
-        TableMemory::<u64>::free(&self.inner, shape, list);
+    fn free(&self, promise: Promise<'_>, shape: TableShape, list: ArenaList) {
+        TableMemory::<u64>::free(&self.inner, promise, shape, list);
     }
 }
 

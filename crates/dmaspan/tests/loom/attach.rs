@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
+use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::PageTable;
 use dmaspan::iommu::{
-    AttachError, AttachedTo, Attachment, Domain, FaultHook, HardwareError, Invalidation, IommuOps,
-    PagingDomain, Port, Prepared, ReservedRegions, Target,
+    AttachError, AttachedTo, Attachment, Domain, DomainOf, FaultHook, HardwareError, Invalidation,
+    IommuOps, PagingDomain, Port, Prepared, ReservedRegions, Target,
 };
 use dmaspan::platform::Flag;
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -20,10 +21,13 @@ use crate::tiny::{TOP, Tiny};
 type Uses = Arc<AtomicU32>;
 const NOTHING: u32 = 0;
 
-struct NoTlb;
+/// The hooks of the domain with that number.
+struct NoTlb(u32);
 
 // SAFETY: there are no devices.
 unsafe impl IommuOps for NoTlb {
+    type Address = PhysAddr;
+
     fn invalidate(&self, _: &Invalidation<'_>) -> Result<(), HardwareError> {
         Ok(())
     }
@@ -40,7 +44,6 @@ unsafe impl IommuOps for NoTlb {
 /// A domain with a number, that must not be in use when it ends.
 struct Numbered {
     domain: Domain<Tiny<TOP>, Tables, NoTlb>,
-    number: u32,
     uses: Uses,
 }
 
@@ -54,11 +57,17 @@ impl PagingDomain for Numbered {
     }
 }
 
+impl Numbered {
+    fn number(&self) -> u32 {
+        self.domain.ops().0
+    }
+}
+
 impl Drop for Numbered {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let used = self.uses.fetch_add(0, Ordering::Relaxed);
-            assert_ne!(used, self.number, "hardware uses what ends");
+            assert_ne!(used, self.number(), "hardware uses what ends");
         }
     }
 }
@@ -98,8 +107,8 @@ unsafe impl Port for Stream {
         self.set(NOTHING)
     }
 
-    fn translate(&self, domain: &Numbered) -> Result<(), HardwareError> {
-        self.set(domain.number)
+    fn translate(&self, domain: &DomainOf<Numbered>) -> Result<(), HardwareError> {
+        self.set(domain.ops().0)
     }
 }
 
@@ -111,9 +120,9 @@ struct Rig {
 impl Rig {
     fn domain(&self, number: u32) -> Target<Numbered> {
         let table = PageTable::new(Tiny, Tables::new()).unwrap();
-        let domain = Domain::new(table, NoTlb).unwrap();
+        let domain = Domain::new(table, NoTlb(number)).unwrap();
         let uses = Arc::clone(&self.uses);
-        Target::Paging(Prepared::new(Arc::new(Numbered { domain, number, uses })))
+        Target::Paging(Prepared::new(Arc::new(Numbered { domain, uses })))
     }
 }
 
@@ -137,7 +146,7 @@ fn race(work: [fn(&Rig, Target<Numbered>); 2]) {
         let thread = thread::spawn(move || there(&other, targets.1));
         here(&rig, targets.0);
         thread.join().unwrap();
-        let has = rig.stream.domain().map_or(NOTHING, |domain| domain.number);
+        let has = rig.stream.domain().map_or(NOTHING, |domain| domain.number());
         assert_eq!(rig.uses.load(Ordering::Relaxed), has);
         let blocked = rig.stream.attached_to() == AttachedTo::Blocked;
         assert_eq!(blocked, has == NOTHING);

@@ -68,6 +68,8 @@ struct Hardware(Log);
 
 // SAFETY: there are no devices.
 unsafe impl IommuOps for Hardware {
+    type Address = PhysAddr;
+
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let Scope::Ranges(ranges) = what.scope else { panic!("there are never so many ranges") };
         let fails = self.0.with(|record| {

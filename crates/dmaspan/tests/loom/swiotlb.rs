@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use dmaspan::swiotlb::{
     Growth, InSlot, Original, Pool, PoolConfig, PoolMemory, Room, SlotOf, SlotRequest, Transfer,
 };
-use dmaspan::{PhysAddr, Span};
+use dmaspan::{PhysAddr, Promise, Span};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -73,6 +73,8 @@ fn numbers(span: Span) -> std::ops::RangeInclusive<usize> {
 
 // SAFETY: there is no memory but the cells, and no device.
 unsafe impl PoolMemory for Memory {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -97,7 +99,7 @@ unsafe impl PoolMemory for Memory {
         Some(span(BASE + number as u64 * SLOT, SLOT))
     }
 
-    fn free(&self, span: Span) {
+    fn free(&self, _promise: Promise<'_>, span: Span) {
         // Whoever used it has to be done, and was seen to be.
         self.touch(span);
         for number in numbers(span) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
-use dmaspan::{Coherency, PhysAddr};
+use dmaspan::{Coherency, PhysAddr, Promise};
 use loom::sync::atomic::{AtomicU64, Ordering};
 
 /// What a table has in it before it is filled and after it was freed: no entry of the format. A
@@ -94,12 +94,18 @@ unsafe impl TableMemory<u64> for Tables {
         Ok(List(taken))
     }
 
-    fn take(&self, _shape: TableShape, list: &mut List) -> Option<Fresh<'_, u64>> {
+    fn take(
+        &self,
+        _promise: Promise<'_>,
+        _shape: TableShape,
+        list: &mut List,
+    ) -> Option<Fresh<'_, u64>> {
         let table = list.0.pop()?;
         // One that lost a race is in the list, too.
         self.states.lock().unwrap().of[table] = State::Reserved;
         let words = Box::leak(Box::new([POISON; WORDS]));
-        Some(Fresh::new(PhysAddr::new((table as u64 + 1) << 12), words))
+        // SAFETY: the memory is this table's alone, and no hardware reads it.
+        unsafe { Some(Fresh::new(PhysAddr::new((table as u64 + 1) << 12), words)) }
     }
 
     fn coherency(&self) -> Coherency {
@@ -127,11 +133,11 @@ unsafe impl TableMemory<u64> for Tables {
         list.0.push(number);
     }
 
-    fn append(&self, list: &mut List, other: List) {
+    fn append(&self, _promise: Promise<'_>, list: &mut List, other: List) {
         list.0.extend(other.0);
     }
 
-    fn free(&self, _shape: TableShape, list: List) {
+    fn free(&self, _promise: Promise<'_>, _shape: TableShape, list: List) {
         for table in list.0 {
             let state = self.states.lock().unwrap().of[table];
             assert!(

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use dmaspan::account::Counting;
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
 use dmaspan::regbuf::{CloneRequest, Existing, Pinned, Registry, Request, Source};
-use dmaspan::{Account, Errno, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Account, Errno, Promise, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::memory::{Holes, SimPinner};
 
@@ -190,6 +190,7 @@ struct Failed;
 
 // SAFETY: nothing uses the memory.
 unsafe impl Pinner for Script {
+    type Address = <SimPinner as Pinner>::Address;
     type Space = ();
     type Pin = ();
     type Error = Failed;
@@ -224,13 +225,13 @@ unsafe impl Pinner for Script {
         Err(PinFailed { error, pin })
     }
 
-    fn unpin(&self, (): &mut (), spans: &[Span], kind: Kind, _dirty: Dirty) {
+    fn unpin(&self, _: Promise<'_>, (): &mut (), spans: &[Span], kind: Kind, _dirty: Dirty) {
         assert_eq!(kind, Kind::Memory);
         let mut books = self.books.lock().unwrap();
         spans.iter().for_each(|span| books.count(*span, -1));
     }
 
-    fn release(&self, (): ()) {
+    fn release(&self, _: Promise<'_>, (): ()) {
         let mut books = self.books.lock().unwrap();
         assert!(books.pages.values().all(|pins| *pins == 0), "unpinned before: {books:?}");
         books.pins -= 1;

@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use dmaspan::Span;
 use dmaspan::swiotlb::{
     Error, Growth, HostRefused, InSlot, Pool, PoolConfig, PoolMemory, Room, SlotRequest, To,
     Transfer,
 };
+use dmaspan::{Promise, Span};
 
 use crate::common::{ORIGINALS, Rig, SLOT, original, span};
 use crate::flat::{FlatRig, Place, SOURCE};
@@ -102,6 +102,8 @@ struct Panics([Span; 2]);
 
 // SAFETY: it is never accessed.
 unsafe impl PoolMemory for Panics {
+    type Address = dmaspan::PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.0[..1]
     }
@@ -118,7 +120,7 @@ unsafe impl PoolMemory for Panics {
         Some(self.0[1])
     }
 
-    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+    fn unshare(&self, _promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
         panic!("{span} is kept");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use dmaspan::swiotlb::{
     Error, HostRefused, InSlot, Pool, PoolConfig, PoolMemory, Room, SlotOf, Transfer,
 };
-use dmaspan::{PhysAddr, Platform, Span};
+use dmaspan::{PhysAddr, Platform, Promise, Span};
 use parking_lot::Mutex;
 
 use crate::common::span;
@@ -152,6 +152,8 @@ impl Flat {
 
 // SAFETY: the arrays are the pool's alone, and every access is checked.
 unsafe impl PoolMemory for Flat {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -189,7 +191,7 @@ unsafe impl PoolMemory for Flat {
         })
     }
 
-    fn free(&self, at: Span) {
+    fn free(&self, _promise: Promise<'_>, at: Span) {
         self.with(|state| {
             assert!(!state.shared.contains(&at), "{at} is freed and the host sees it");
             let (index, from, to) = find(&state.bytes, at);
@@ -198,7 +200,7 @@ unsafe impl PoolMemory for Flat {
         });
     }
 
-    fn share(&self, span: Span) -> Result<(), HostRefused> {
+    fn share(&self, _promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
         if self.refuse.0.load(Ordering::Relaxed) {
             return Err(HostRefused);
         }
@@ -209,7 +211,7 @@ unsafe impl PoolMemory for Flat {
         Ok(())
     }
 
-    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
+    fn unshare(&self, _promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
         if self.refuse.1.load(Ordering::Relaxed) {
             return Err(HostRefused);
         }
@@ -264,6 +266,8 @@ pub(crate) struct Nothing(Span);
 
 // SAFETY: it is never accessed.
 unsafe impl PoolMemory for Nothing {
+    type Address = PhysAddr;
+
     fn spans(&self) -> &[Span] {
         std::slice::from_ref(&self.0)
     }

@@ -1,7 +1,7 @@
 //! Slots one by one.
 
 use dmaspan::Direction;
-use dmaspan::swiotlb::{Error, Fill, Growth, PoolConfig, SlotRequest, To};
+use dmaspan::swiotlb::{Error, Fill, Growth, PoolConfig, SlotRequest, To, Wipe};
 
 use crate::common::{ORIGINALS, RAM, Rig, SLOT, Slot, original, span};
 
@@ -88,6 +88,23 @@ fn only_what_was_reported_written_reaches_the_original_of_a_slot_that_was_not_fi
     assert_eq!(kept.error, Error::Unreported);
     rig.pool.unmap_written(kept.handle, 100).unwrap();
     let mut expected = vec![1; 4096];
+    expected[..100].fill(2);
+    assert_eq!(rig.read(span(ORIGINALS, 4096)), expected);
+}
+
+#[test]
+fn a_device_that_lies_about_what_it_overwrote_gets_zeros_copied_from_a_pool_that_wipes() {
+    let rig = Rig::with(64, PoolConfig { wipe: Wipe::Release, ..PoolConfig::new(1) });
+    let any = SlotRequest::default();
+    let map =
+        |fill| rig.pool.map(original(ORIGINALS, 4096), Direction::FromDevice, fill, &any).unwrap();
+    rig.write(ORIGINALS, &[0x5e; 4096]); // a secret
+    rig.pool.unmap(map(Fill::Copy)).unwrap();
+    rig.write(ORIGINALS, &[1; 4096]);
+    let bounced = map(Fill::Overwritten);
+    rig.write(bounced.span().paddr().get(), &[2; 100]);
+    rig.pool.unmap_written(bounced, 4096).unwrap();
+    let mut expected = vec![0; 4096];
     expected[..100].fill(2);
     assert_eq!(rig.read(span(ORIGINALS, 4096)), expected);
 }

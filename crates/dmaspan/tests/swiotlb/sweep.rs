@@ -1,14 +1,14 @@
 //! Every step that may fail, failing: memory, and the host that shares and takes back. What fails
 //! changes nothing, but for what leaks because nobody knows who sees it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::swiotlb::{
     Error, Growth, HostRefused, InSlot, Pool, PoolConfig, PoolMemory, Room, SlotRequest, Transfer,
 };
-use dmaspan::{Platform, Span};
+use dmaspan::{Platform, Promise, Span};
 use dmaspan_sim::fault::Fired;
 use dmaspan_sim::pool_memory::SimPoolMemory;
 
@@ -155,6 +155,8 @@ impl Drop for Dropped {
 
 // SAFETY: all of it is the inner memory's.
 unsafe impl PoolMemory for Dropped {
+    type Address = dmaspan::PhysAddr;
+
     fn spans(&self) -> &[Span] {
         self.inner.spans()
     }
@@ -179,16 +181,16 @@ unsafe impl PoolMemory for Dropped {
         self.inner.allocate(room)
     }
 
-    fn free(&self, span: Span) {
-        self.inner.free(span);
+    fn free(&self, promise: Promise<'_>, span: Span) {
+        self.inner.free(promise, span);
     }
 
-    fn share(&self, span: Span) -> Result<(), HostRefused> {
-        self.said(self.inner.share(span))
+    fn share(&self, promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
+        self.said(self.inner.share(promise, span))
     }
 
-    fn unshare(&self, span: Span) -> Result<(), HostRefused> {
-        self.said(self.inner.unshare(span))
+    fn unshare(&self, promise: Promise<'_>, span: Span) -> Result<(), HostRefused> {
+        self.said(self.inner.unshare(promise, span))
     }
 }
 
@@ -238,6 +240,16 @@ fn memory_that_the_host_sees_is_never_dropped_where_a_hook_panics() {
 thread_local! {
     /// The locks that are held, the latest last.
     static LOCKS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The most that were held at once.
+    static MOST: Cell<usize> = const { Cell::new(0) };
+}
+
+fn locked(lock: &Nested) {
+    let held = LOCKS.with_borrow_mut(|locks| {
+        locks.push(&raw const *lock as usize);
+        locks.len()
+    });
+    MOST.set(MOST.get().max(held));
 }
 
 /// A lock that has to be left before those that were taken earlier, as one that keeps interrupts
@@ -252,13 +264,13 @@ unsafe impl lock_api::RawMutex for Nested {
 
     fn lock(&self) {
         self.0.lock();
-        LOCKS.with_borrow_mut(|locks| locks.push(&raw const *self as usize));
+        locked(self);
     }
 
     fn try_lock(&self) -> bool {
         let taken = self.0.try_lock();
         if taken {
-            LOCKS.with_borrow_mut(|locks| locks.push(&raw const *self as usize));
+            locked(self);
         }
         taken
     }
@@ -301,4 +313,34 @@ fn locks_are_left_in_the_reverse_order() {
     pool.release(grown).unwrap();
     assert_eq!(pool.shrink(), 4 * SLOT);
     assert!(LOCKS.with_borrow(Vec::is_empty));
+}
+
+#[test]
+fn a_pool_that_is_nearly_full_is_looked_through_with_one_lock_at_a_time() {
+    const SLOTS: usize = 512;
+    const AREAS: usize = 8;
+    let rig = rig();
+    let spans = vec![span(RAM + 0x10_0000, SLOTS as u64 * SLOT)];
+    let memory = SimPoolMemory::new(Arc::clone(&rig.memory), spans).unwrap();
+    let pool = Pool::new(memory, PoolConfig::new(AREAS), Kernel).unwrap();
+    let take = |slots| pool.take(original(ORIGINALS, slots * SLOT), &SlotRequest::default());
+    let most = |run: &mut dyn FnMut()| {
+        MOST.set(0);
+        run();
+        MOST.get()
+    };
+    let mut held: Vec<_> = (0..SLOTS).map(|_| take(1).unwrap()).collect();
+    held.sort_by_key(|slot| slot.span().paddr());
+    let mut held: Vec<_> = held.into_iter().map(Some).collect();
+    let mut release = |number: usize| pool.release(held[number].take().unwrap()).unwrap();
+    // One slot of each area, and nowhere two: the whole pool is looked at.
+    (0..AREAS).for_each(|area| release(area * SLOTS / AREAS + 10));
+    assert_eq!(most(&mut || assert!(take(2).is_err())), 1);
+    // Two on both sides of a border: those two areas.
+    [191, 192].into_iter().for_each(&mut release);
+    assert_eq!(most(&mut || pool.release(take(2).unwrap()).unwrap()), 2);
+    // And one as long as the pool: all of them.
+    (0..SLOTS).filter(|n| n % (SLOTS / AREAS) != 10 && ![191, 192].contains(n)).for_each(release);
+    assert_eq!(most(&mut || pool.release(take(SLOTS as u64).unwrap()).unwrap()), AREAS);
+    assert_eq!(pool.stats().used, 0);
 }

@@ -8,14 +8,14 @@ use dmaspan::DmaAddr;
 use dmaspan::regbuf::Buffer;
 use dmaspan_nvme::access::{Access, AllocateError, Pause};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig};
+use dmaspan_sim::allocator::uncounted;
 use parking_lot::Mutex;
 
-use crate::counting::uncounted;
 use crate::fake::{Fake, Habit, Model};
 use crate::ram::{Block, Ram, RegisteredBuffer};
 
 /// After how many polls the driver is told to give up.
-const POLLS: u32 = 100;
+const POLLS: u32 = 3000;
 
 /// A controller in memory; a clone is the same one, to look at it from outside.
 #[derive(Clone)]
@@ -45,6 +45,11 @@ impl Machine {
 
     pub(crate) fn set_habit(&self, habit: Habit) {
         self.fake.lock().habit = habit;
+    }
+
+    /// Counts polls anew.
+    pub(crate) fn forget_polls(&self) {
+        self.polls.store(0, Ordering::Relaxed);
     }
 
     /// Lets the controller do what it was told.

@@ -93,12 +93,17 @@ fn the_status_of_the_controller_tells_why_nothing_ends() {
     machine.set_habit(Habit::SilentFrom(0));
     let timeout = queue.read(&namespace, 0, &buffer, 0..512);
     assert!(matches!(timeout, Err(Error::Timeout { .. })), "{timeout:?}");
+    assert!(gave_up_in_time(&machine) && queue.check().is_ok());
+    // Whatever time is left: that it is dead is seen at once.
     machine.fake.lock().fail();
+    machine.forget_polls();
     let fatal = queue.read(&namespace, 0, &buffer, 0..512);
     assert!(matches!(fatal, Err(Error::Fatal { csts: 3 })), "{fatal:?}");
+    assert!(matches!(queue.check(), Err(Error::Fatal { csts: 3 })));
     machine.set_habit(Habit::Gone);
     let gone = queue.read(&namespace, 0, &buffer, 0..512);
     assert!(matches!(gone, Err(Error::Gone)), "{gone:?}");
+    assert!(matches!(queue.check(), Err(Error::Gone)) && !gave_up_in_time(&machine));
     // Each of them keeps its slot.
     assert_eq!(queue.in_flight(), 3);
 }

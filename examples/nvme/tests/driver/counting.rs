@@ -1,46 +1,14 @@
-//! An allocator that counts, and the claim that I/O allocates nothing.
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+//! I/O allocates nothing.
 
 use dmaspan_nvme::{QueueConfig, Transfer};
 
 use crate::access::Machine;
 use crate::fake::Model;
+use dmaspan_sim::allocator::{Watched, allocated, uncounted};
 use dmaspan_sim::rng::Rng;
 
-struct Counting;
-
-thread_local! {
-    /// Allocations of this thread.
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is the system allocator's.
-#[expect(unsafe_code, reason = "an allocator is unsafe to implement")]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises what `System` wants.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// What the controller allocates is not the driver's.
-pub(crate) fn uncounted<T>(run: impl FnOnce() -> T) -> T {
-    let before = COUNT.get();
-    let result = run();
-    COUNT.set(before);
-    result
-}
+static ALLOCATOR: Watched = Watched;
 
 #[test]
 fn a_million_reads_at_depth_32_allocate_nothing() {
@@ -55,32 +23,33 @@ fn a_million_reads_at_depth_32_allocate_nothing() {
     let (mut begun, mut ended) = (0, 0);
     let mut free: Vec<usize> = (0..32).collect();
     let mut used = [0; 64];
-    let before = COUNT.get();
     let mut rounds = 0;
-    while ended < reads {
-        // Each ends at least one: a completion that is lost is not waited for.
-        rounds += 1;
-        assert!(rounds <= reads, "{ended} of {begun} reads have ended");
-        while begun < reads
-            && let Some(n) = free.pop()
-        {
-            let lba = rng.below(8184);
-            let (transfer, buffer) = (Transfer::Read, &buffers[n]);
-            let id = queue.push(transfer, &namespace, lba, buffer, 0..4096).unwrap();
-            used[id.index()] = n;
-            begun += 1;
+    let ((), cost) = allocated(|| {
+        while ended < reads {
+            // Each ends at least one: a completion that is lost is not waited for.
+            rounds += 1;
+            assert!(rounds <= reads, "{ended} of {begun} reads have ended");
+            while begun < reads
+                && let Some(n) = free.pop()
+            {
+                let lba = rng.below(8184);
+                let (transfer, buffer) = (Transfer::Read, &buffers[n]);
+                let id = queue.push(transfer, &namespace, lba, buffer, 0..4096).unwrap();
+                used[id.index()] = n;
+                begun += 1;
+            }
+            queue.ring();
+            machine.run();
+            ended += queue
+                .reap(|completed| {
+                    assert_eq!(completed.result, Ok(()));
+                    free.push(used[completed.id.index()]);
+                })
+                .unwrap();
+            uncounted(|| machine.fake.lock().done.clear());
         }
-        queue.ring();
-        machine.run();
-        ended += queue
-            .reap(|completed| {
-                assert_eq!(completed.result, Ok(()));
-                free.push(used[completed.id.index()]);
-            })
-            .unwrap();
-        uncounted(|| machine.fake.lock().done.clear());
-    }
-    assert_eq!(COUNT.get() - before, 0);
+    });
+    assert_eq!(cost.count, 0);
     controller.shutdown([queue]).unwrap();
 }
 
@@ -91,12 +60,13 @@ fn large_transfers_that_wait_allocate_nothing() {
     let (controller, namespace, mut queue) = machine.ready(config);
     let pages = machine.map(machine.ram.scattered(0xffc, &[4, 0x30_0000]));
     let amid = machine.map(machine.ram.scattered(0x1, &[511; 32]));
-    let before = COUNT.get();
-    queue.write(&namespace, 0, &pages, 4..0x30_0004).unwrap();
-    queue.read(&namespace, 0, &pages, 0..0x30_0000).unwrap();
-    queue.read(&namespace, 3, &amid, 7..7 + 31 * 512).unwrap();
-    queue.flush(&namespace).unwrap();
-    assert_eq!(COUNT.get() - before, 0);
+    let ((), cost) = allocated(|| {
+        queue.write(&namespace, 0, &pages, 4..0x30_0004).unwrap();
+        queue.read(&namespace, 0, &pages, 0..0x30_0000).unwrap();
+        queue.read(&namespace, 3, &amid, 7..7 + 31 * 512).unwrap();
+        queue.flush(&namespace).unwrap();
+    });
+    assert_eq!(cost.count, 0);
     assert_eq!(machine.fake.lock().by_sgl, 1);
     controller.shutdown([queue]).unwrap();
 }

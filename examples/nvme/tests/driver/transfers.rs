@@ -204,6 +204,32 @@ fn what_cannot_be_transferred_is_refused_before_any_of_it_is() {
     rig.end();
 }
 
+/// Blocks of one controller are 4 KiB, of the other 512 bytes: 16 of them are 64 KiB to the first,
+/// which would find addresses of the pages behind two in the buffer's own bytes.
+#[test]
+fn a_namespace_of_another_controller_lets_the_device_at_no_memory_beside_the_buffer() {
+    let mut rig =
+        Rig::new(Model { blocks: 1024, block_lg2: 12, ..Model::default() }, QueueConfig::new(8));
+    let other = Machine::new(Model::default());
+    let (controller, theirs, queue) = other.ready(QueueConfig::new(8));
+    let (buffer, bystander) = (rig.scattered(0, &[8192]), rig.scattered(0, &[4096]));
+    let start = bystander.buffer.segments().iter().next().unwrap().start().get();
+    rig.machine.ram.fill(&buffer.buffer, 4096, &start.to_le_bytes().repeat(512));
+    let before = rig.machine.ram.content(&bystander.buffer, 0, 4096);
+
+    let read = rig.queue.read(&theirs, 0, &buffer, 0..8192);
+    assert!(rig.machine.ram.content(&bystander.buffer, 0, 4096) == before, "{read:?}");
+    let write = rig.queue.write(&theirs, 0, &buffer, 0..8192);
+    let submitted = rig.queue.submit(Transfer::Read, &theirs, 0, &buffer, 0..8192).map(drop);
+    let flushes = [rig.queue.flush(&theirs), rig.queue.submit_flush(&theirs).map(drop)];
+    for refused in [read, write, submitted].into_iter().chain(flushes) {
+        assert!(matches!(refused, Err(Error::Foreign)), "{refused:?}");
+    }
+    assert_eq!((rig.machine.fake.lock().done.len(), rig.queue.in_flight()), (0, 0));
+    controller.shutdown([queue]).unwrap();
+    rig.end();
+}
+
 #[test]
 fn a_full_queue_refuses_and_each_completion_makes_room() {
     let mut rig = Rig::new(Model::default(), QueueConfig::new(4));

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 use dmaspan::{Errno, Iova, IovaRange, Prot};
 
-use super::{Kernel, LockedBy, Source};
+use super::{Kernel, LockedBy, NOTHING, Source};
 
 /// What a request does, from the first one on; those behind the last succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(crate) enum Answer {
     Fail(Errno),
     /// An unmap says that it unmapped a byte less.
     Short,
+    /// An unmap takes so many mappings away, those with the lowest addresses, and fails.
+    Part(usize, Errno),
 }
 
 /// Mappings, by the first IOVA.
@@ -33,6 +35,8 @@ struct State {
 /// The kernel.
 #[derive(Debug)]
 pub(crate) struct Fake {
+    /// Tables of different kernels have no numbers for each other.
+    kernel: u32,
     id: u32,
     state: Mutex<State>,
     changed: Condvar,
@@ -41,9 +45,14 @@ pub(crate) struct Fake {
 static TABLES: AtomicU32 = AtomicU32::new(1);
 
 impl Fake {
+    /// A table of kernel 0.
     pub(crate) fn new() -> Self {
+        Self::of(0)
+    }
+
+    pub(crate) fn of(kernel: u32) -> Self {
         let id = TABLES.fetch_add(1, Ordering::Relaxed);
-        Self { id, state: Mutex::default(), changed: Condvar::new() }
+        Self { kernel, id, state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,6 +120,12 @@ unsafe impl Kernel for Fake {
         if let Some(Answer::Fail(errno)) = answer {
             return Err(errno);
         }
+        if let Some(Answer::Part(count, errno)) = answer {
+            let inside = state.areas.range(range.start().get()..=range.last().get()).take(count);
+            let inside: Vec<u64> = inside.map(|(&start, _)| start).collect();
+            state.areas.retain(|start, _| !inside.contains(start));
+            return Err(errno);
+        }
         let mut bytes = 0;
         state.areas.retain(|_, (area, _)| {
             let inside = range.covers(*area);
@@ -118,6 +133,10 @@ unsafe impl Kernel for Fake {
             bytes += if inside { area.checked_len().unwrap_or(u64::MAX) } else { 0 };
             !inside
         });
+        // As iommufd has it; type 1 says that it was 0 bytes.
+        if bytes == 0 && self.id.is_multiple_of(2) {
+            return Err(NOTHING);
+        }
         Ok(if answer == Some(Answer::Short) { bytes - 1 } else { bytes })
     }
 
@@ -125,8 +144,8 @@ unsafe impl Kernel for Fake {
         LockedBy::Process
     }
 
-    fn table(&self) -> Option<u32> {
-        Some(self.id)
+    fn table(&self, by: &Self) -> Option<u32> {
+        (self.kernel == by.kernel).then_some(self.id)
     }
 }
 

@@ -10,10 +10,10 @@ fn spans_come_in_user_order_and_each_frame_has_one_pin() {
     assert_eq!(pinned.bytes_left(), 0x4000);
     let pins = |frame: u64| pinner.memory().pins(PhysAddr::new(BASE + (frame << 12)));
     assert_eq!([2, 5, 6, 9, 4, 16].map(pins), [Some(1), Some(1), Some(1), Some(1), Some(0), None]);
-    pinner.unpin(&mut pinned, &[span(6, 1), span(9, 1)], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &[span(6, 1), span(9, 1)], Kind::Memory, Dirty::Clean);
     assert_eq!((pins(5), pins(6), pins(9)), (Some(1), Some(0), Some(0)));
-    pinner.unpin(&mut pinned, &[span(2, 1), span(5, 1)], Kind::Memory, Dirty::Written);
-    pinner.release(pinned);
+    pinner.unpin(promise(), &mut pinned, &[span(2, 1), span(5, 1)], Kind::Memory, Dirty::Written);
+    pinner.release(promise(), pinned);
     assert_eq!(pinner.memory().pinned_frames(), 0);
     let dirty = |frame: u64| pinner.memory().is_dirty(PhysAddr::new(BASE + (frame << 12)));
     assert_eq!([2, 5, 6].map(dirty), [Some(true), Some(true), Some(false)]);
@@ -51,8 +51,8 @@ fn a_hole_found_on_the_way_leaves_what_was_pushed_pinned() {
     let mut pinned = error.pin.unwrap();
     assert_eq!((pinned.range(), pinned.bytes_left()), (user(0x1000, 0x2000), 0x2000));
     assert_eq!(pinner.memory().pinned_frames(), 2);
-    pinner.unpin(&mut pinned, &spans, Kind::Memory, Dirty::Clean);
-    pinner.release(pinned);
+    pinner.unpin(promise(), &mut pinned, &spans, Kind::Memory, Dirty::Clean);
+    pinner.release(promise(), pinned);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     // A hole right at the start leaves nothing.
     let error = pinner.pin(&space, user(0x3000, 0x2000), Prot::READ, &mut spans).unwrap_err();
@@ -71,8 +71,8 @@ fn a_sink_that_stops_keeps_what_it_took_and_nothing_else() {
     assert_eq!((pinned.range(), pinned.bytes_left()), (user(0x1000, 0x3000), 0x3000));
     let pins = |frame: u64| pinner.memory().pins(PhysAddr::new(BASE + (frame << 12)));
     assert_eq!([5, 6, 2, 9].map(pins), [Some(1), Some(1), Some(1), Some(0)]);
-    pinner.unpin(&mut pinned, sink.spans(), Kind::Memory, Dirty::Clean);
-    pinner.release(pinned);
+    pinner.unpin(promise(), &mut pinned, sink.spans(), Kind::Memory, Dirty::Clean);
+    pinner.release(promise(), pinned);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     let mut none = SpanBuf::new(&mut []);
     let error = pinner.pin(&space, user(0x1000, 0x4000), Prot::READ, &mut none).unwrap_err();
@@ -96,10 +96,10 @@ fn a_frame_of_which_a_stopped_sink_took_a_part_stays_pinned_for_that_part() {
     let error = pinner.pin(&space, range, Prot::READ, &mut sink).unwrap_err();
     let mut pinned = error.pin.unwrap();
     assert_eq!(pinner.memory().pinned_frames(), 2);
-    pinner.unpin(&mut pinned, &[bytes(0x5800, 0x800)], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &[bytes(0x5800, 0x800)], Kind::Memory, Dirty::Clean);
     assert_eq!(pinner.memory().pinned_frames(), 1);
-    pinner.unpin(&mut pinned, &[bytes(0x9000, 0x1000)], Kind::Memory, Dirty::Clean);
-    pinner.release(pinned);
+    pinner.unpin(promise(), &mut pinned, &[bytes(0x9000, 0x1000)], Kind::Memory, Dirty::Clean);
+    pinner.release(promise(), pinned);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
 }
 
@@ -109,9 +109,9 @@ fn a_frame_at_both_ends_of_a_range_is_unpinned_with_the_last_of_its_parts() {
     let (mut pinned, spans) = pin(&pinner, &space, range);
     assert_eq!(spans, [bytes(0x5800, 0x800), span(9, 1), bytes(0x5000, 0x800)]);
     let frame = PhysAddr::new(BASE + 0x5000);
-    pinner.unpin(&mut pinned, &spans[..2], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &spans[..2], Kind::Memory, Dirty::Clean);
     assert_eq!(pinner.memory().pins(frame), Some(1));
-    pinner.unpin(&mut pinned, &spans[2..], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &spans[2..], Kind::Memory, Dirty::Clean);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
 }
 
@@ -134,12 +134,12 @@ fn a_frame_pinned_in_parts_is_unpinned_with_its_last_byte() {
     let (mut pinned, spans) = pin(&pinner, &space, user(0x1800, 0x1000));
     assert_eq!(spans, [bytes(0x5800, 0x1000)]);
     let pins = |frame: u64| pinner.memory().pins(PhysAddr::new(BASE + (frame << 12))).unwrap();
-    pinner.unpin(&mut pinned, &[bytes(0x5800, 0x400)], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &[bytes(0x5800, 0x400)], Kind::Memory, Dirty::Clean);
     assert_eq!((pins(5), pins(6)), (1, 1));
-    pinner.unpin(&mut pinned, &[bytes(0x5c00, 0x600)], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &[bytes(0x5c00, 0x600)], Kind::Memory, Dirty::Clean);
     assert_eq!((pins(5), pins(6)), (0, 1));
-    pinner.unpin(&mut pinned, &[bytes(0x6200, 0x600)], Kind::Memory, Dirty::Clean);
-    pinner.release(pinned);
+    pinner.unpin(promise(), &mut pinned, &[bytes(0x6200, 0x600)], Kind::Memory, Dirty::Clean);
+    pinner.release(promise(), pinned);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
 }
 
@@ -148,12 +148,13 @@ fn a_frame_cut_in_two_by_unpinning_is_unpinned_once() {
     let (pinner, space) = space();
     let (mut pinned, _) = pin(&pinner, &space, user(0x1000, 0x2000));
     pinner.unpin(
+        promise(),
         &mut pinned,
         &[bytes(0x5000, 0x1800), bytes(0x6800, 0x800)],
         Kind::Memory,
         Dirty::Clean,
     );
-    pinner.release(pinned);
+    pinner.release(promise(), pinned);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
 }
 
@@ -164,8 +165,8 @@ fn memory_that_a_user_maps_twice_is_pinned_twice() {
     let (mut pinned, spans) = pin(&pinner, &space, user(0x1000, 0x6000));
     assert_eq!(pinner.memory().pins(PhysAddr::new(BASE + 0x5000)), Some(2));
     assert_eq!(pinner.memory().pins(PhysAddr::new(BASE + 0x6000)), Some(2));
-    pinner.unpin(&mut pinned, &spans, Kind::Memory, Dirty::Clean);
-    pinner.release(pinned);
+    pinner.unpin(promise(), &mut pinned, &spans, Kind::Memory, Dirty::Clean);
+    pinner.release(promise(), pinned);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
 }
 
@@ -174,13 +175,13 @@ fn wrong_unpins_and_early_releases_are_recorded() {
     let (pinner, space) = space();
     let (mut pinned, _) = pin(&pinner, &space, user(0x1000, 0x2000));
     let frame = PhysAddr::new(BASE + 0x5000);
-    pinner.unpin(&mut pinned, &[span(5, 1)], Kind::Memory, Dirty::Clean);
-    pinner.unpin(&mut pinned, &[span(5, 1)], Kind::Memory, Dirty::Clean);
-    pinner.unpin(&mut pinned, &[span(6, 2)], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &[span(5, 1)], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &[span(5, 1)], Kind::Memory, Dirty::Clean);
+    pinner.unpin(promise(), &mut pinned, &[span(6, 2)], Kind::Memory, Dirty::Clean);
     // The second unpin of frame 5 was counted, wrongly as the caller did.
     assert_eq!(pinned.bytes_left(), 0);
     let (other, _) = pin(&pinner, &space, user(0x3000, 0x1000));
-    pinner.release(other);
+    pinner.release(promise(), other);
     assert_eq!(
         pinner.memory().violations(),
         [

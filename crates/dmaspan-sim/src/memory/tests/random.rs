@@ -197,11 +197,11 @@ impl Play {
             let middle = self.rng.below(span.len());
             let low = Span::new(span.paddr(), middle).ok();
             for part in [span.skip(middle), low].into_iter().flatten() {
-                self.pinner.unpin(&mut pinned, &[part], kind, Dirty::Clean);
+                self.pinner.unpin(promise(), &mut pinned, &[part], kind, Dirty::Clean);
             }
         }
         assert_eq!(pinned.bytes_left(), 0);
-        self.pinner.release(pinned);
+        self.pinner.release(promise(), pinned);
         assert_eq!((self.memory.pinned_frames(), self.memory.violations()), (0, vec![]));
     }
 

@@ -78,9 +78,9 @@ fn look(pinner: &SimPinner, space: &Arc<SimSpace>, range: UserRange) -> (Vec<(Ki
     let (before, mut kinds) = (pinner.lookups(), Kinds::default());
     let mut pinned = pinner.pin(space, range, Prot::READ_WRITE, &mut kinds).unwrap();
     for (kind, span) in &kinds.0 {
-        pinner.unpin(&mut pinned, &[*span], *kind, Dirty::Clean);
+        pinner.unpin(promise(), &mut pinned, &[*span], *kind, Dirty::Clean);
     }
-    pinner.release(pinned);
+    pinner.release(promise(), pinned);
     assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     (kinds.0, pinner.lookups() - before)
 }
@@ -411,8 +411,8 @@ mod revocation {
         space.zap(user(0x1000, 0x4000));
         space.unmap(user(0x1000, 0x4000));
         assert_eq!(pinner.memory().pinned_frames(), 4);
-        pinner.unpin(&mut pinned, &spans, Kind::Memory, Dirty::Clean);
-        pinner.release(pinned);
+        pinner.unpin(promise(), &mut pinned, &spans, Kind::Memory, Dirty::Clean);
+        pinner.release(promise(), pinned);
         assert_eq!((pinner.memory().pinned_frames(), pinner.memory().violations()), (0, vec![]));
     }
 }

@@ -37,8 +37,8 @@ fn threads_pin_disjoint_ranges_at_the_same_time() {
                 let mut sink = Meets(barrier, Vec::new());
                 let range = user(number << 16, 1 << 16);
                 let mut pin = pinner.pin(space, range, Prot::READ_WRITE, &mut sink).unwrap();
-                pinner.unpin(&mut pin, &sink.1, Kind::Memory, Dirty::Written);
-                pinner.release(pin);
+                pinner.unpin(promise(), &mut pin, &sink.1, Kind::Memory, Dirty::Written);
+                pinner.release(promise(), pin);
             });
         }
     });
@@ -67,8 +67,8 @@ fn ranges_come_and_go_elsewhere_while_threads_pin() {
                     let range = user(number * each, each);
                     let mut pin = pinner.pin(space, range, Prot::READ_WRITE, &mut spans).unwrap();
                     assert_eq!(spans.iter().map(|span| span.len()).sum::<u64>(), each);
-                    pinner.unpin(&mut pin, &spans, Kind::Memory, Dirty::Clean);
-                    pinner.release(pin);
+                    pinner.unpin(promise(), &mut pin, &spans, Kind::Memory, Dirty::Clean);
+                    pinner.release(promise(), pin);
                 }
             })
         });

@@ -277,7 +277,7 @@ fn global_leaves_are_for_every_asid() {
 }
 
 #[test]
-fn contiguous_groups_are_one_entry() {
+fn contiguous_groups_answer_as_one_entry_and_are_forgotten_page_by_page() {
     let smmu = attached();
     for page in 0..16 {
         set(smmu.tables(), 0x3000 + page * 8, (0x10_0000 + page * 0x1000) | PAGE | 1 << 52);
@@ -285,9 +285,14 @@ fn contiguous_groups_are_one_entry() {
     assert_eq!(read(&smmu, 0xf000), Ok(0x10_f000));
     assert_eq!((read(&smmu, 0x3000), smmu.cached_leaves()), (Ok(0x10_3000), 1));
     assert_eq!(smmu.access(1, Iova::new(0), Access::Read).unwrap().block.last().get(), 0xffff);
-    smmu.write64(cb(0, TLBIVAL), va(0x7000, 5));
-    sync(&smmu);
-    assert_eq!(smmu.cached_leaves(), 0);
+    (0..16).for_each(|page| set(smmu.tables(), 0x3000 + page * 8, 0));
+    for left in (0..16).rev() {
+        smmu.write64(cb(0, TLBIVAL), va(left << 12, 5));
+        sync(&smmu);
+        assert_eq!(smmu.cached_leaves(), usize::try_from(left).unwrap());
+        assert!((0..left).all(|page| read(&smmu, page << 12).is_ok()));
+    }
+    assert_eq!(read(&smmu, 0), Err(FaultKind::Translation));
 }
 
 #[test]

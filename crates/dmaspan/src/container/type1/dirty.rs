@@ -106,8 +106,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Type1<'_, P, L, BATCH> {
             return Err(Errno::EINVAL);
         }
         for (mapped, slot) in overlapping(&all.tree, range) {
-            // What is out of use for ever is not mapped, and dirty.
-            if !range.covers(mapped) && !matches!(slot.state, SlotState::Quarantined) {
+            // A mapping in quarantine is not mapped, and counts as written.
+            if !range.covers(mapped) && !matches!(slot.state, SlotState::Quarantined(_)) {
                 return Err(Errno::EINVAL);
             }
             let reported = mapped.intersection(range).unwrap_or(range);

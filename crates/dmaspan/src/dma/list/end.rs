@@ -12,6 +12,7 @@ use crate::dma::error::Error;
 use crate::dma::memory::{DmaMemory, Piece};
 use crate::dma::single::{Unmapped, check_written};
 use crate::dma::slots::Slots;
+use crate::promise::Promise;
 use crate::prot::Direction;
 use crate::swiotlb::Fill;
 
@@ -88,7 +89,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.finish_list(&mut mapping, memory.pieces(), written);
         }
         let memory = ManuallyDrop::into_inner(memory);
-        match self.translation.unmap(iovas, memory, mapping.flush) {
+        match self.translation.unmap(Promise::kept(), iovas, memory, mapping.flush) {
             Ok(Unmapped::Released(memory)) => {
                 if mapping.flush == Flush::Strict {
                     self.finish_list(&mut mapping, memory.pieces(), written);

@@ -134,8 +134,7 @@ impl AmdV1 {
             return Err(ConfigError::InputBits { input_bits, supported: "13 to 64" });
         }
         if !(1..=MOST_LEVELS).contains(&first_levels) {
-            let supported = "1 to 6 levels";
-            return Err(ConfigError::InputBits { input_bits: first_levels, supported });
+            return Err(ConfigError::Levels { levels: first_levels, supported: "1 to 6" });
         }
         if !(32..=52).contains(&output_bits) {
             return Err(ConfigError::OutputBits { output_bits, supported: "32 to 52" });

@@ -2,8 +2,10 @@
 //!
 //! Source: Arm Architecture Reference Manual for A-profile, DDI 0487, chapter D8 "The AArch64
 //! Virtual Memory System Architecture": D8.3 "Translation table descriptor formats", D8.2
-//! "Translation process", and the registers TCR_EL1, TTBR0_EL1 and MAIR_EL1 in D24. The SMMU's
-//! context descriptor takes the same values (IHI 0070, 5.4).
+//! "Translation process", and the registers TCR_EL1, TTBR0_EL1 and MAIR_EL1 in D24. The context
+//! descriptor of an SMMUv3 has the fields of TCR and MAIR as they are here, most of them in other
+//! places, and the address of the root in TTB0 or TTB1 (IHI 0070, 5.4). That is not always
+//! [`ArmS1Registers::ttbr`]: with 52 bits TTBR has the upper ones in bits 5:2.
 //!
 //! Level 0 here is the manual's level 3.
 
@@ -90,7 +92,8 @@ pub enum OuterWalks {
 /// The values of the registers that a stage-1 table goes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmS1Registers {
-    /// TTBR0_EL1 or TTBR1_EL1, by the half; the ASID is the driver's to add.
+    /// TTBR0_EL1 or TTBR1_EL1, by the half; the ASID is the driver's to add. With 52 output bits,
+    /// bits 51:48 of the root's address are in bits 5:2.
     pub ttbr: u64,
     /// TCR_EL1 with walks through the other half disabled.
     pub tcr: u64,

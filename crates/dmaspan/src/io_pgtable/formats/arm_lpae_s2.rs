@@ -4,7 +4,9 @@
 //! Virtual Memory System Architecture": D8.2 "Translation process", D8.3 "Translation table
 //! descriptor formats", D8.4 "Memory access control", the registers VTTBR_EL2 and VTCR_EL2 in D24,
 //! and the functions AArch64.S2StartLevel, AArch64.S2InvalidSL, AArch64.S2InconsistentSL and
-//! AArch64.S2MinTxSZ in J1.1. The SMMU's stream table entry takes the same values (IHI 0070, 5.2).
+//! AArch64.S2MinTxSZ in J1.1. The stream table entry of an SMMUv3 has the fields of VTCR as they
+//! are here, and in S2TTB the address of the root (IHI 0070, 5.2). That is not always
+//! [`ArmS2Registers::vttbr`]: with 52 bits VTTBR has the upper ones in bits 5:2.
 //!
 //! Level 0 here is the manual's level 3.
 //!
@@ -112,7 +114,8 @@ impl ArmLpaeS2Config {
 /// The values of the registers that a stage-2 table goes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmS2Registers {
-    /// VTTBR_EL2; the VMID is the driver's to add.
+    /// VTTBR_EL2; the VMID is the driver's to add. With 52 output bits, bits 51:48 of the root's
+    /// address are in bits 5:2.
     pub vttbr: u64,
     /// VTCR_EL2.
     pub vtcr: u64,

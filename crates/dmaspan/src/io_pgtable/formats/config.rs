@@ -77,11 +77,19 @@ pub enum ConfigError {
         /// What there is, in words.
         supported: &'static str,
     },
-    /// A number of input bits, or of levels, that there is not.
+    /// A number of input bits that there is not.
     #[error("{input_bits} input bits; there are {supported}")]
     InputBits {
         /// What was asked for.
         input_bits: u32,
+        /// What there is, in words.
+        supported: &'static str,
+    },
+    /// A number of levels that there is not.
+    #[error("a tree of {levels} levels; there are {supported}")]
+    Levels {
+        /// What was asked for.
+        levels: u32,
         /// What there is, in words.
         supported: &'static str,
     },

@@ -114,6 +114,7 @@ pub(super) struct Snapshot {
     translations: Vec<Vec<[Option<PhysAddr>; 2]>>,
     tables: Vec<usize>,
     pins: Vec<Option<u32>>,
+    /// In pages: what was written is noted in less.
     charged: [u64; 2],
     info: Info,
     leaves: Vec<(u32, u64)>,
@@ -305,7 +306,7 @@ impl World {
             translations: translations.collect(),
             tables: self.views.iter().map(|view| view.tables.tables()).collect(),
             pins: self.frames.iter().map(|frame| self.memory.pins(*frame)).collect(),
-            charged: [0, 1].map(|n: usize| self.accounts[n].used()),
+            charged: [0, 1].map(|n: usize| self.accounts[n].used() / PAGE),
             info: container.info(),
             leaves: container.census().sizes().collect(),
             mappings: container.mappings(),

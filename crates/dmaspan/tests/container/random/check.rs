@@ -61,7 +61,8 @@ impl<const BATCH: usize> World<BATCH> {
             let (least, most) = self.model.charged(owner);
             let used = account.used();
             let pages = used >> self.model.g;
-            assert_eq!(used, pages << self.model.g, "P6");
+            // What was written of ten mappings is noted in less than a page.
+            assert!(used == pages << self.model.g || self.model.tracking, "P6");
             assert!((least..=most).contains(&pages), "P6: {pages}, not {least} to {most}");
             seen.push(used);
         }

@@ -1,5 +1,6 @@
 //! Domains of several formats, and what devices behind them see.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use dmaspan::container::{Attach, Interrupts};
@@ -12,7 +13,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use dmaspan_sim::Arena;
 use dmaspan_sim::bus::Bus;
 use dmaspan_sim::fault::{Faults, Faulty};
-use dmaspan_sim::iotlb::{Hit, Iotlb};
+use dmaspan_sim::iotlb::{Hit, Iotlb, Planted};
 use dmaspan_sim::memory::SimMemory;
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
 use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
@@ -94,6 +95,11 @@ impl<W: Walker + Send + Sync> View for Seen<W> {
     fn tables(&self) -> usize {
         self.tables.tables()
     }
+}
+
+thread_local! {
+    /// The bug of the hardware behind the domains that this thread makes.
+    pub(crate) static PLANTED: Cell<Planted> = const { Cell::new(Planted::None) };
 }
 
 /// Interrupts of devices behind some domains: reserved.
@@ -186,10 +192,11 @@ fn finish<F: Format + 'static, W: Walker + Send + Sync + 'static, const BATCH: u
 ) -> Fresh<BATCH>
 where
     Faulty<Arena>: TableMemory<F::Word>,
-    Iotlb<W, Arena>: IommuOps,
+    Iotlb<W, Arena>: IommuOps<Address = PhysAddr>,
     F::Word: Word,
 {
     let iotlb = Iotlb::new(walker, tables.clone());
+    iotlb.drop_invalidations(PLANTED.get());
     let domain = Domain::new(table, Faulty::new(iotlb.clone(), faults)).unwrap();
     let reserved = kind.msi.then_some(MSI);
     let geometry = domain.geometry();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dmaspan::pin::{Dirty, Kind, PinFailed, Pinner, SpanSink};
-use dmaspan::{Errno, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::Faulty;
 use dmaspan_sim::memory::{SimPin, SimPinner, SimSpace};
 use parking_lot::Mutex;
@@ -50,6 +50,7 @@ pub(crate) struct Watched {
 
 // SAFETY: pins and spans are the inner pinner's.
 unsafe impl Pinner for Watched {
+    type Address = PhysAddr;
     type Space = Arc<SimSpace>;
     type Pin = SimPin;
     type Error = <Faulty<SimPinner> as Pinner>::Error;
@@ -64,12 +65,19 @@ unsafe impl Pinner for Watched {
         self.inner.pin(space, range, prot, sink)
     }
 
-    fn unpin(&self, pin: &mut SimPin, spans: &[Span], kind: Kind, dirty: Dirty) {
+    fn unpin(
+        &self,
+        promise: Promise<'_>,
+        pin: &mut SimPin,
+        spans: &[Span],
+        kind: Kind,
+        dirty: Dirty,
+    ) {
         for span in spans {
             if kind == Kind::Memory {
                 self.watch.check(self.inner.inner(), *span);
             }
-            self.inner.unpin(pin, &[*span], kind, dirty);
+            self.inner.unpin(promise, pin, &[*span], kind, dirty);
         }
     }
 

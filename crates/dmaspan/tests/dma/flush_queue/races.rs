@@ -8,32 +8,42 @@ use dmaspan::iommu::iova;
 
 use super::*;
 
-/// Long enough for a thread to get to where it waits.
+/// Mostly long enough for a thread to get to where it waits; where it is not, the thread comes
+/// later and what is asserted holds too.
 const A_WHILE: Duration = Duration::from_millis(50);
+/// After so long a thread hangs: it would have come to its end many times on the busiest machine.
+const HANGS: Duration = Duration::from_secs(300);
 
 /// Fills the queue of four while `meanwhile` runs in another thread, from the begin of its flush
-/// on; returns what that came to.
+/// on, which goes on once that has said that it is there; returns what it came to.
 fn fill_while<T: Send + 'static>(
     bench: &Arc<Bench>,
-    meanwhile: impl FnOnce(&Bench) -> T + Send + 'static,
+    meanwhile: impl FnOnce(&Bench, mpsc::Sender<()>) -> T + Send + 'static,
 ) -> T {
     let (sender, receiver) = mpsc::channel();
+    let (there, is_there) = mpsc::channel();
     let inner = Arc::clone(bench);
     *bench.hooks.meanwhile.lock() = Some(Box::new(move || {
-        std::thread::spawn(move || sender.send(meanwhile(&inner)));
+        std::thread::spawn(move || sender.send(meanwhile(&inner, there)));
+        is_there.recv_timeout(HANGS).expect("the other thread comes to its flush");
         std::thread::sleep(A_WHILE);
     }));
     for _ in 0..4 {
         let _ = bench.pass();
     }
-    receiver.recv_timeout(Duration::from_secs(20)).expect("the other thread waits for ever")
+    receiver.recv_timeout(HANGS).expect("the other thread waits for ever")
+}
+
+fn flush(bench: &Bench, there: mpsc::Sender<()>) -> Result<(), HardwareError> {
+    there.send(()).unwrap();
+    bench.dma.flush()
 }
 
 #[test]
 fn a_flush_syncs_what_another_thread_could_not() {
     let bench = Arc::new(Bench::new(config(1, 4)));
     bench.tlb.fail_next_invalidations(1);
-    assert_eq!(fill_while(&bench, |bench| bench.dma.flush()), Ok(()));
+    assert_eq!(fill_while(&bench, flush), Ok(()));
     assert_eq!(bench.tlb.stale_leaves(range(0, 1 << 40)), []);
     assert_eq!((bench.dma.waiting(), bench.released()), ((0, 0), 4));
 }
@@ -42,7 +52,7 @@ fn a_flush_syncs_what_another_thread_could_not() {
 fn a_flush_fails_where_that_of_another_thread_did_and_hardware_does_not_answer() {
     let bench = Arc::new(Bench::new(config(1, 4)));
     bench.tlb.fail_next_invalidations(2);
-    assert!(fill_while(&bench, |bench| bench.dma.flush()).is_err());
+    assert!(fill_while(&bench, flush).is_err());
     assert_eq!((bench.dma.waiting(), bench.released()), ((0, 4), 0));
     bench.dma.flush().unwrap();
     bench.assert_nothing_is_left();
@@ -55,13 +65,13 @@ fn a_flush_syncs_what_is_in_quarantine_while_another_thread_syncs_more_of_it() {
     (0..4).for_each(|_| drop(bench.pass()));
     assert_eq!(bench.dma.waiting(), (0, 4));
     // The flush of the next four has the quarantine when the other thread fails to unmap.
-    let result = fill_while(&bench, |bench| {
+    let result = fill_while(&bench, |bench, there| {
         let strict = Attrs { flush: Some(Flush::Strict), ..Attrs::default() };
         let buffer = bench.buffer();
         let mapping = bench.device.map_single_with(buffer, Direction::FromDevice, strict).unwrap();
         bench.tlb.fail_next_invalidations(1);
         assert!(bench.device.unmap(mapping).is_err());
-        let result = bench.dma.flush();
+        let result = flush(bench, there);
         assert_eq!(bench.tlb.stale_leaves(range(0, 1 << 40)), []);
         result
     });
@@ -124,7 +134,7 @@ fn an_interrupt_that_maps_during_a_flush_waits_for_nobody() {
         let _ = device.unmap(next).unwrap();
         // In another thread, so that the test ends also where it would wait for ever.
         let mapper = std::thread::spawn(move || sender.send(map(&inner, &device).err()));
-        let until = std::time::Instant::now() + Duration::from_secs(10);
+        let until = std::time::Instant::now() + HANGS;
         while !mapper.is_finished() && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
@@ -152,7 +162,7 @@ fn a_panic_in_a_part_of_a_flush_keeps_nobody_waiting() {
     let (sender, receiver) = mpsc::channel();
     let inner = Arc::clone(&bench);
     std::thread::spawn(move || sender.send(inner.dma.flush()));
-    let flushed = receiver.recv_timeout(Duration::from_secs(10));
+    let flushed = receiver.recv_timeout(HANGS);
     assert_eq!(flushed.expect("it waits for a flush that is no more"), Ok(()));
     assert_eq!(bench.released(), 8);
     bench.assert_nothing_is_left();

@@ -130,6 +130,8 @@ impl Panics {
 
 // SAFETY: there is no device.
 unsafe impl IommuOps for Panics {
+    type Address = PhysAddr;
+
     fn invalidate(&self, _what: &Invalidation<'_>) -> Result<(), HardwareError> {
         self.tell()
     }

@@ -193,6 +193,14 @@ impl<A: Access> Lane for Bare<A> {
         }
         if failed == 0 { Ok(()) } else { Err(format!("an I/O failed: {failed:#x}").into()) }
     }
+
+    fn check(&self) -> Result<(), Failure> {
+        // All ones have the bit of a fatal status too.
+        match self.access.read32(CSTS) {
+            csts if csts & 2 != 0 => Err(format!("the controller has failed: {csts:#x}").into()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A command of each region, without its place on the disk.

@@ -66,9 +66,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
     let disk = Registered::new(args, &space, args.span)?;
     let bench = Bench { args, space, regions, disk };
     let [mut driver, mut hand, mut bare] = ["dmaspan", "hand-written", "bare loop"].map(Side::new);
-    let mut access = Some(access);
+    let (mut access, mut span) = (Some(access), args.span);
     for turn in 0..args.turns {
         let namespace = bench.driver_turn(bench.access(access.take())?, turn, &mut driver)?;
+        span = bench.span(&namespace);
         if args.hand_written {
             bench.hand_turn(bench.access(None)?, turn, &mut hand)?;
             bench.bare_turn(bench.access(None)?, &namespace, turn, &mut bare)?;
@@ -79,7 +80,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Report, Failure> {
         .filter(|side| !side.turns.is_empty())
         .map(|side| Row::new(side.name, args.block, &side.turns, &side.latencies))
         .collect();
-    Ok(Report::new(args, rows))
+    Ok(Report::new(args, span, rows))
 }
 
 impl Bench<'_> {
@@ -304,5 +305,9 @@ impl<P: Push> Lane for Driver<P> {
             ended(regions[id.index()]);
         })?;
         failed.map_or(Ok(()), |status| Err(format!("an I/O failed: {status}").into()))
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        Ok(self.queue.check()?)
     }
 }

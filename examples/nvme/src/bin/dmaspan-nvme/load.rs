@@ -21,6 +21,9 @@ pub(crate) trait Lane {
 
     /// Has the controller begin what was entered, and says which regions' I/O has ended.
     fn reap(&mut self, ended: impl FnMut(u16)) -> Result<(), Failure>;
+
+    /// Asks the controller whether it still works.
+    fn check(&self) -> Result<(), Failure>;
 }
 
 /// When to stop.
@@ -139,6 +142,7 @@ impl Load {
             hint::spin_loop();
             polls += 1;
             if polls.is_multiple_of(LOOK) {
+                lane.check()?;
                 let since = *waits_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > LIMIT {
                     return Err("an I/O does not end".into());

@@ -14,9 +14,9 @@ mod counting;
 mod hand;
 mod latency;
 mod load;
+mod out;
 mod report;
 
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,14 +25,17 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use dmaspan::Prot;
 use dmaspan_linux::plan::{Mapper, Region};
+use dmaspan_linux::stdio::{self, Printed};
 use dmaspan_linux::vfio::Space;
 use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, QueueConfig};
+use serde::Serialize;
 use serde_json::json;
 
 use args::{Command, Format, IdentifyArgs, Line, ReadArgs, Target};
 use load::Failure;
+use out::Out;
 
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
@@ -54,16 +57,23 @@ fn main() -> ExitCode {
         Command::Read(args) => read(args),
         Command::Bench(args) => bench::run(args).and_then(|report| match args.format {
             Format::Table => print(&report.table()),
-            Format::Json => print(&report::json(&report)),
+            Format::Json => {
+                if let Some(note) = report.note() {
+                    let _ = writeln!(io::stderr(), "note: {note}");
+                }
+                print_json(&report)
+            }
         }),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {error}");
-            ExitCode::from(FAILED)
-        }
+        Err(error) => failed(&error),
     }
+}
+
+fn failed(error: &Failure) -> ExitCode {
+    let _ = writeln!(io::stderr(), "error: {error}");
+    ExitCode::from(FAILED)
 }
 
 /// The space and the controller of a target, which is started.
@@ -81,14 +91,14 @@ fn identify(args: &IdentifyArgs) -> Result<(), Failure> {
     controller.shutdown([])?;
     let (blocks, block) = (namespace.blocks(), namespace.block_bytes());
     match args.format {
-        Format::Json => print(&report::json(&json!({
+        Format::Json => print_json(&json!({
             "model": info.model,
             "serial": info.serial,
             "max_transfer_bytes": info.max_transfer,
             "sgls": format!("{:?}", info.sgls).to_lowercase(),
             "blocks": blocks,
             "block_bytes": block,
-        }))),
+        })),
         Format::Table => {
             let most = info.max_transfer.map_or("any".into(), |bytes| bytes.to_string());
             print(&format!(
@@ -104,12 +114,12 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     if args.out.is_none() && io::stdout().is_terminal() {
         return Err("this would write a disk's bytes to a terminal: name a file by --out".into());
     }
-    let mut out: Box<dyn Write> = match &args.out {
-        Some(path) => Box::new(
-            File::create(path)
-                .map_err(|error| format!("{} cannot be created: {error}", path.display()))?,
+    let mut file = match &args.out {
+        Some(path) => Some(
+            Out::file(path)
+                .map_err(|error| format!("{} cannot be written: {error}", path.display()))?,
         ),
-        None => Box::new(io::stdout().lock()),
+        None => None,
     };
     let (space, mut controller) = start(&args.target)?;
     let namespace = controller.namespace(1)?;
@@ -124,32 +134,44 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
         queue.read(&namespace, lba, &buffer, 0..count * block)?;
         let part = bytes.get_mut(..usize::try_from(count * block)?).unwrap_or_default();
         memory.read(0, part)?;
-        out.write_all(part)?;
+        match &mut file {
+            Some(file) => file.write_all(part)?,
+            None if stdio::write(part).map_err(not_written)? == Printed::NobodyReads => break,
+            None => {}
+        }
         lba += count;
         left -= count;
     }
-    out.flush()?;
-    Ok(controller.shutdown([queue])?)
+    // All of it was read, however the controller ends.
+    let ended = controller.shutdown([queue]);
+    file.map_or(Ok(()), Out::finish)?;
+    Ok(ended?)
 }
 
-/// Prints a result. Where nobody listens any more there is nobody to tell.
+/// Prints a result. Where nobody reads it any more there is nobody to tell.
 fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    stdio::print(text).map(drop).map_err(not_written)
+}
+
+/// Prints a result for programs.
+fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    stdio::print_json(&report::json(value)).map(drop).map_err(not_written)
+}
+
+fn not_written(error: io::Error) -> Failure {
+    format!("the output cannot be written: {error}").into()
 }
 
 /// What was asked for instead of a run, or why the command line is wrong: that in one line.
 fn not_parsed(error: &clap::Error) -> ExitCode {
-    let is_help = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp
-            | ErrorKind::DisplayVersion
-            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    );
-    if is_help {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        return match print(&error.render().to_string()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error),
+        };
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // On standard error, where nothing can be said of a failure.
         let _ = error.print();
     } else {
         let message = error.to_string();

@@ -16,6 +16,11 @@ pub(crate) struct Report {
     operation: &'static str,
     block_bytes: u64,
     depth: u16,
+    /// The bytes from the start of the disk on that were used.
+    span_bytes: u64,
+    /// Those that were asked for.
+    #[serde(skip)]
+    span_asked: u64,
     turns: u64,
     rows: Vec<Row>,
     /// The driver's I/Os a second by those of itself with PRPs written by hand: the median of all
@@ -65,7 +70,8 @@ impl Row {
 }
 
 impl Report {
-    pub(crate) fn new(args: &BenchArgs, rows: Vec<Row>) -> Self {
+    /// Of a bench that used `span` bytes of the disk.
+    pub(crate) fn new(args: &BenchArgs, span: u64, rows: Vec<Row>) -> Self {
         let ratio = |to: usize| {
             let pairs = rows.first()?.turns.iter().zip(&rows.get(to)?.turns);
             Some(median(&pairs.map(|(driver, other)| driver / other).collect::<Vec<_>>()))
@@ -77,6 +83,8 @@ impl Report {
             operation: if args.write { "write" } else { "read" },
             block_bytes: args.block,
             depth: args.depth,
+            span_bytes: span,
+            span_asked: args.span,
             turns: args.turns,
             rows,
             ratio,
@@ -109,12 +117,26 @@ impl Report {
                 row.allocations
             );
         }
+        if let Some(note) = self.note() {
+            let _ = writeln!(text, "note: {note}");
+        }
         for (ratio, of) in [(self.ratio, "hand-written"), (self.ratio_to_bare, "the bare loop")] {
             if let Some(ratio) = ratio {
                 let _ = writeln!(text, "dmaspan reaches {:.1} % of {of}", ratio * 100.0);
             }
         }
         text
+    }
+
+    /// What is not as it was asked for.
+    pub(crate) fn note(&self) -> Option<String> {
+        let (used, asked) = (self.span_bytes, self.span_asked);
+        (used < asked).then(|| {
+            format!(
+                "the first {used} bytes of the disk were used, all of its whole I/Os, instead of \
+                 the {asked} of --span"
+            )
+        })
     }
 }
 
@@ -139,7 +161,24 @@ fn median(values: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::{Command, Line};
+
+    #[test]
+    fn a_span_that_the_disk_has_not_is_said() {
+        let line = ["dmaspan-nvme", "bench", "0000:00:05.0", "--span", "1g"];
+        let Ok(Line { command: Command::Bench(args) }) = Line::try_parse_from(line) else {
+            panic!("{line:?} is a bench")
+        };
+        let report = Report::new(&args, 64 << 20, Vec::new());
+        let says = "note: the first 67108864 bytes of the disk were used, all of its whole I/Os, \
+            instead of the 1073741824 of --span\n";
+        assert!(report.table().contains(says), "{}", report.table());
+        assert!(json(&report).contains("\"span_bytes\": 67108864"), "{}", json(&report));
+        assert_eq!(Report::new(&args, 1 << 30, Vec::new()).note(), None);
+    }
 
     #[test]
     fn the_median_of_an_even_number_is_between_the_middle_ones() {

@@ -191,7 +191,7 @@ fn configurations_that_do_not_exist_are_refused() {
         assert_eq!(refusal(AmdV1Config { input_bits, ..PLAIN }), error);
     }
     for first_levels in [0, 7] {
-        let error = ConfigError::InputBits { input_bits: first_levels, supported: "1 to 6 levels" };
+        let error = ConfigError::Levels { levels: first_levels, supported: "1 to 6" };
         assert_eq!(refusal(AmdV1Config { first_levels, ..PLAIN }), error);
     }
     for output_bits in [31, 53] {

@@ -1,9 +1,26 @@
 //! Everything that must hold before a change lands, in one command.
 
+mod readme;
+mod repeated;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
+use std::{fs, io};
+
+use Extent::{Full, Quick};
 
 use crate::{cargo, guest, hw, no_std, report};
+
+/// How much is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// What proves each kind of thing, in half an hour on two cores.
+    Quick,
+    /// All of it, at full length.
+    Full,
+}
 
 /// How a check ended.
 enum Outcome {
@@ -17,21 +34,57 @@ enum Outcome {
 /// A check and what it is called.
 struct Check {
     name: &'static str,
-    run: fn() -> Outcome,
+    /// The least extent that it belongs to.
+    from: Extent,
+    run: fn(Extent) -> Outcome,
 }
 
-const CHECKS: [Check; 11] = [
-    Check { name: "formatting: cargo fmt --all --check", run: formatting },
-    Check { name: "lints: cargo clippy --workspace --all-targets -- -D warnings", run: lints },
-    Check { name: "documentation: cargo doc --workspace --no-deps", run: documentation },
-    Check { name: "tests: cargo test --workspace --exclude dmaspan-qemu", run: tests },
-    Check { name: "hardware: cargo xtask hw", run: hardware },
-    Check { name: "guests: cargo xtask guest", run: guests },
-    Check { name: "soak: ten million operations under the sanitizer", run: soak },
-    Check { name: "interleavings: cargo test -p dmaspan --test loom", run: interleavings },
-    Check { name: "core without std: cargo xtask no-std", run: core_without_std },
-    Check { name: "dependencies: cargo deny check licenses bans sources", run: dependencies },
-    Check { name: "main job: cargo run --release -q -- map 256M --format json", run: main_job },
+const CHECKS: [Check; 13] = [
+    Check { name: "formatting: cargo fmt --all --check", from: Quick, run: |_| formatting() },
+    Check {
+        name: "lints: cargo clippy --workspace --all-targets -- -D warnings",
+        from: Quick,
+        run: |_| lints(),
+    },
+    Check {
+        name: "documentation: cargo doc --workspace --no-deps",
+        from: Quick,
+        run: |_| documentation(),
+    },
+    Check {
+        name: "tests: cargo test --workspace --exclude dmaspan-qemu",
+        from: Quick,
+        run: |_| tests(),
+    },
+    Check { name: "hardware: cargo xtask hw", from: Quick, run: |_| hardware() },
+    Check { name: "guests: cargo xtask guest", from: Quick, run: |_| guests() },
+    Check { name: "soak: ten million operations under the sanitizer", from: Full, run: |_| soak() },
+    Check {
+        name: "interleavings: cargo test -p dmaspan --test loom",
+        from: Quick,
+        run: |_| interleavings(),
+    },
+    Check {
+        name: "core without std: cargo xtask no-std",
+        from: Quick,
+        run: |_| core_without_std(),
+    },
+    Check {
+        name: "dependencies: cargo deny check licenses bans sources",
+        from: Quick,
+        run: |_| dependencies(),
+    },
+    Check {
+        name: "main job: cargo run --release -q -- map 256M --format json",
+        from: Quick,
+        run: |_| main_job(),
+    },
+    Check { name: "commands: those of README.md", from: Quick, run: readme_commands },
+    Check {
+        name: "repeated: tests that count, fifty times beside two busy loops",
+        from: Full,
+        run: |_| failures(&repeated::run()),
+    },
 ];
 
 const FUZZ: &str = "fuzz/Cargo.toml";
@@ -39,15 +92,17 @@ const NO_STD: &str = "xtask/no-std/Cargo.toml";
 const MAIN_JOB: [&str; 8] = ["run", "--release", "-q", "--", "map", "256M", "--format", "json"];
 const MAIN_JOB_BYTES: u64 = 256 << 20;
 
-/// Runs all checks, each announced by a line, and returns whether none failed. A check that fails
-/// does not keep the others from running.
-pub fn run() -> bool {
+/// Runs all checks of an extent, each announced by a line, and returns whether none failed. A check
+/// that fails does not keep the others from running.
+pub fn run(extent: Extent) -> bool {
+    let begin = Instant::now();
     let mut failed = Vec::new();
     let mut skipped = 0;
-    for check in &CHECKS {
+    let checks = || CHECKS.iter().filter(|check| extent == Full || check.from == Quick);
+    for check in checks() {
         println!("== {}", check.name);
         let started = Instant::now();
-        let outcome = (check.run)();
+        let outcome = (check.run)(extent);
         let seconds = started.elapsed().as_secs();
         match outcome {
             Outcome::Passed => println!("== passed in {seconds} s"),
@@ -61,8 +116,9 @@ pub fn run() -> bool {
             }
         }
     }
-    let passed = CHECKS.len() - failed.len() - skipped;
-    println!("== ci: {passed} passed, {skipped} skipped, {} failed", failed.len());
+    let passed = checks().count() - failed.len() - skipped;
+    let seconds = begin.elapsed().as_secs();
+    println!("== ci: {passed} passed, {skipped} skipped, {} failed in {seconds} s", failed.len());
     for name in &failed {
         println!("   FAILED {name}");
     }
@@ -79,6 +135,18 @@ fn commands<const N: usize>(commands: [&mut Command; N]) -> Outcome {
         }
     }
     Outcome::Passed
+}
+
+/// How a check ended that found this, a line each.
+fn failures(found: &[String]) -> Outcome {
+    match found.is_empty() {
+        true => Outcome::Passed,
+        false => Outcome::Failed(found.join("\n   ")),
+    }
+}
+
+fn readme_commands(extent: Extent) -> Outcome {
+    failures(&readme::run(extent))
 }
 
 fn formatting() -> Outcome {
@@ -99,9 +167,24 @@ fn documentation() -> Outcome {
     commands([doc.env("RUSTDOCFLAGS", "-D warnings")])
 }
 
-/// `cargo test --workspace` without what [`hardware`] runs.
+/// `cargo test --workspace` without what [`hardware`] runs. Examples that must not compile have to
+/// fail with the error that they name, which rustdoc looks at only where unstable features are.
 fn tests() -> Outcome {
-    commands([&mut cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"])])
+    let rustdoc = match rustdoc_with_error_codes() {
+        Ok(rustdoc) => rustdoc,
+        Err(error) => return Outcome::Failed(format!("no script for rustdoc: {error}")),
+    };
+    let mut test = cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"]);
+    commands([test.env("RUSTDOC", rustdoc)])
+}
+
+/// A script that is rustdoc with unstable features: for cargo and all that it builds nothing
+/// changes.
+fn rustdoc_with_error_codes() -> io::Result<PathBuf> {
+    let script = crate::target_directory().join("rustdoc-with-error-codes");
+    fs::write(&script, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    Ok(script)
 }
 
 /// Where there is no QEMU and none can be got, the tests that need none run, and whether that is a
@@ -126,10 +209,10 @@ fn guests() -> Outcome {
     }
 }
 
-/// `cargo test` has a short one.
+/// `cargo test` has a short one of each.
 fn soak() -> Outcome {
     let mut test = cargo(&["test", "--release", "-p", "dmaspan-sim"]);
-    test.args(["--test", "soak", "--test", "pool_soak"]);
+    test.args(["--test", "soak", "--test", "pool_soak", "--test", "container_soak"]);
     commands([test.env("DMASPAN_SOAK", "10000000")])
 }
 

@@ -1,4 +1,8 @@
 //! What is mapped in a table of the kernel, and who owns it.
+//!
+//! A book alone maps in its table, so it knows what a copy takes.
+
+#![expect(unsafe_code, reason = "copies what it knows to be mapped")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dmaspan::{Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::Mutex;
 
-use super::error::Error;
+use super::kept::{DmaTable, Kept, Kernel, Requests, Unmapped};
 use crate::mem::Memory;
-use crate::sys::kept::{DmaTable, Kept, Kernel, Requests};
+use crate::vfio::Error;
 
 /// Bytes of memory that are kept for ever because the kernel did not say that it unmapped them.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
@@ -23,12 +27,18 @@ pub fn leaked_bytes() -> u64 {
 
 /// The mappings of a table.
 ///
+/// # Invariant
+///
+/// Where a slot is [`Held::Kept`], the table has what that keeps, or nothing: this alone maps in
+/// the table, and never where a slot is. A slot stays while somebody else has a reference to what
+/// it keeps.
+///
 /// # Context
 ///
 /// Any number of threads map and unmap at once. Who put a slot in, or took its memory out of it,
 /// owns its IOVAs; the lock is not held while the kernel works.
 #[derive(Debug)]
-pub(super) struct Book<K: Kernel> {
+pub(crate) struct Book<K: Kernel> {
     table: DmaTable<K>,
     state: Mutex<State>,
 }
@@ -149,27 +159,27 @@ impl State {
 }
 
 impl<K: Kernel> Book<K> {
-    pub(super) fn new(kernel: K) -> Self {
+    pub(crate) fn new(kernel: K) -> Self {
         Self { table: DmaTable::new(kernel), state: Mutex::default() }
     }
 
     /// What the table is of.
-    pub(super) fn kernel(&self) -> &K {
+    pub(crate) fn kernel(&self) -> &K {
         self.table.kernel()
     }
 
     /// The requests so far.
-    pub(super) fn requests(&self) -> Requests {
+    pub(crate) fn requests(&self) -> Requests {
         self.table.requests()
     }
 
     /// How many mappings there are.
-    pub(super) fn mappings(&self) -> u64 {
+    pub(crate) fn mappings(&self) -> u64 {
         u64::try_from(self.state.lock().slots.len()).unwrap_or(u64::MAX)
     }
 
     /// Checks `user` of `memory` against what the kernel can map, and maps it.
-    pub(super) fn map_memory(
+    pub(crate) fn map_memory(
         &self,
         limits: &Limits,
         memory: &Arc<Memory>,
@@ -186,7 +196,7 @@ impl<K: Kernel> Book<K> {
     }
 
     /// Checks `range` against what the kernel can map, and maps there what `ask` asks for.
-    pub(super) fn map(
+    pub(crate) fn map(
         &self,
         limits: &Limits,
         range: IovaRange,
@@ -226,7 +236,7 @@ impl<K: Kernel> Book<K> {
     }
 
     /// Maps at `iova` what `from` has at `source`.
-    pub(super) fn copy(
+    pub(crate) fn copy(
         &self,
         limits: &Limits,
         from: &Self,
@@ -239,7 +249,11 @@ impl<K: Kernel> Book<K> {
         // They are not unmapped while this has them.
         let sources = from.state.lock().sources(source)?;
         self.map(limits, range, prot, None, |table| {
-            table.map_copy(&from.table, &sources, source, range, prot)
+            // SAFETY:
+            // 1. The slots of `sources` were `Kept` under the lock of `from`, and stay until this
+            //    returns, as `sources` are references. So its table has there what they keep, or
+            //    nothing (the invariant).
+            unsafe { table.map_copy(&from.table, &sources, source, range, prot) }
         })
     }
 
@@ -266,8 +280,14 @@ impl<K: Kernel> Book<K> {
         Ok(())
     }
 
-    /// Unmaps all mappings in `range`, and returns their bytes. All or nothing.
-    pub(super) fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
+    /// Unmaps all mappings in `range`, and returns their bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] names the mappings that stay: those before them in `range` are gone, as
+    /// the kernel may have unmapped some before it failed. With the others nothing has changed, but
+    /// for [`Error::Short`].
+    pub(crate) fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
         let mut state = self.state.lock();
         let Some(hull) = state.hull(range)? else { return Ok(0) };
         let kept: Vec<(IovaRange, Kept)> = state
@@ -284,18 +304,59 @@ impl<K: Kernel> Book<K> {
 
     /// Unmaps what was taken out of the slots in `hull`.
     fn unmap_kept(&self, hull: IovaRange, kept: Vec<(IovaRange, Kept)>) -> Result<u64, Error> {
-        let proof = match self.table.unmap(hull) {
-            Ok(proof) => proof,
-            Err(errno) => {
-                let mut state = self.state.lock();
-                for (range, kept) in kept {
-                    if let Some(slot) = state.slots.get_mut(&range.start().get()) {
-                        slot.held = Held::Kept(Arc::new(kept));
-                    }
-                }
-                return Err(Error::System { request: K::UNMAP, range: hull, errno });
+        match self.table.unmap(hull) {
+            Ok(proof) => self.settle(hull, kept, &proof),
+            // One mapping is unmapped or not.
+            Err(errno) if kept.len() == 1 => {
+                self.put_back(kept);
+                Err(Error::System { request: K::UNMAP, range: hull, errno })
             }
-        };
+            Err(_) => self.unmap_singly(hull, kept),
+        }
+    }
+
+    /// The same, one by one and up to the first that stays: the kernel failed to unmap all at once,
+    /// perhaps behind some, and does not say which.
+    #[cold]
+    fn unmap_singly(&self, hull: IovaRange, kept: Vec<(IovaRange, Kept)>) -> Result<u64, Error> {
+        let (mut bytes, mut rest) = (0_u64, kept.into_iter());
+        while let Some((range, kept)) = rest.next() {
+            let settled = match self.table.unmap_one(&kept) {
+                Ok(proof) => self.settle(range, vec![(range, kept)], &proof),
+                Err(errno) => {
+                    self.put_back([(range, kept)]);
+                    let stays = IovaRange::new(range.start(), hull.last()).unwrap_or(range);
+                    Err(Error::System { request: K::UNMAP, range: stays, errno })
+                }
+            };
+            match settled {
+                Ok(unmapped) => bytes = bytes.saturating_add(unmapped),
+                Err(error) => {
+                    self.put_back(rest);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Puts what is mapped still back into its slots.
+    fn put_back(&self, kept: impl IntoIterator<Item = (IovaRange, Kept)>) {
+        let mut state = self.state.lock();
+        for (range, kept) in kept {
+            if let Some(slot) = state.slots.get_mut(&range.start().get()) {
+                slot.held = Held::Kept(Arc::new(kept));
+            }
+        }
+    }
+
+    /// Gives back what was unmapped, all of what was mapped in `hull`.
+    fn settle(
+        &self,
+        hull: IovaRange,
+        kept: Vec<(IovaRange, Kept)>,
+        proof: &Unmapped,
+    ) -> Result<u64, Error> {
         let mapped = kept.iter().fold(0, |sum: u64, &(range, _)| sum.saturating_add(len(range)));
         if proof.bytes != mapped {
             LEAKED.fetch_add(mapped, Ordering::Relaxed);
@@ -312,7 +373,7 @@ impl<K: Kernel> Book<K> {
         let mut state = self.state.lock();
         for (range, kept) in kept {
             state.slots.remove(&range.start().get());
-            match kept.release(&proof) {
+            match kept.release(proof) {
                 Ok(owner) => owners.push(owner),
                 Err(_leaked) => {
                     LEAKED.fetch_add(len(range), Ordering::Relaxed);
@@ -326,7 +387,7 @@ impl<K: Kernel> Book<K> {
     }
 
     /// Unmaps everything but what was lost before.
-    pub(super) fn unmap_all(&self) -> Result<u64, Error> {
+    pub(crate) fn unmap_all(&self) -> Result<u64, Error> {
         let Some(all) = everything() else { return Ok(0) };
         let runs = {
             let state = self.state.lock();
@@ -346,7 +407,7 @@ impl<K: Kernel> Book<K> {
     }
 
     /// Where `range` is mapped without a hole, from each of such ranges to the next.
-    pub(super) fn mapped_in(&self, range: IovaRange) -> Vec<IovaRange> {
+    pub(crate) fn mapped_in(&self, range: IovaRange) -> Vec<IovaRange> {
         let joins = |run: IovaRange, slot: &Slot| {
             run.last().checked_add(1).is_some_and(|next| next == slot.range.start())
         };
@@ -355,7 +416,7 @@ impl<K: Kernel> Book<K> {
     }
 
     /// Whether `range` covers no mapping in part.
-    pub(super) fn check_whole(&self, range: IovaRange) -> Result<(), Error> {
+    pub(crate) fn check_whole(&self, range: IovaRange) -> Result<(), Error> {
         let state = self.state.lock();
         match state.overlaps(range).find(|slot| !range.covers(slot.range)) {
             Some(slot) => Err(Error::Bisects { range, mapped: slot.range }),
@@ -395,7 +456,7 @@ fn len(range: IovaRange) -> u64 {
 }
 
 /// Whether `value` is a multiple of the granule.
-pub(super) fn check(limits: &Limits, what: &'static str, value: u64) -> Result<(), Error> {
+pub(crate) fn check(limits: &Limits, what: &'static str, value: u64) -> Result<(), Error> {
     let granule = limits.granule();
     if granule == 0 || !value.is_multiple_of(granule) {
         return Err(Error::Misaligned { what, value, granule });

@@ -71,6 +71,7 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
             let (first, pages) = (random.below(64), 1 + random.below(6));
             let fails = random.below(8) == 0;
             let answer = if fails { Answer::Fail(errno) } else { Answer::Yes };
+            let part = Answer::Part(usize::try_from(random.below(4)).unwrap(), errno);
             let overlaps: Vec<(u64, u64)> = model
                 .iter()
                 .map(|(&at, &count)| (at, count))
@@ -89,18 +90,22 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
                     model.insert(first, pages);
                 }
             } else {
-                book.kernel().answer(&[], &[answer]);
+                let some = if fails && overlaps.len() > 1 { part } else { answer };
+                book.kernel().answer(&[], &[some]);
                 let range = iovas(first * PAGE, (first + pages) * PAGE - 1);
                 let result = book.unmap(range);
                 let bisects =
                     overlaps.iter().any(|&(at, count)| at < first || at + count > first + pages);
-                let asked = u64::from(!bisects && !overlaps.is_empty());
+                let one_by_one = if fails && overlaps.len() > 1 { overlaps.len() } else { 0 };
+                let asked = usize::from(!overlaps.is_empty()) + one_by_one;
+                let asked = if bisects { 0 } else { u64::try_from(asked).unwrap() };
                 assert_eq!(book.requests().unmaps, before.unmaps + asked);
                 if bisects {
                     assert!(matches!(result, Err(Error::Bisects { .. })));
-                } else if fails && asked == 1 {
+                } else if fails && overlaps.len() == 1 {
                     assert_eq!(result.map_err(|error| error.errno()), Err(errno));
                 } else {
+                    // What the kernel does not unmap at once, it does one by one.
                     let bytes: u64 = overlaps.iter().map(|(_, count)| count * PAGE).sum();
                     assert_eq!(result, Ok(bytes));
                     model.retain(|at, _| !overlaps.iter().any(|(other, _)| other == at));
@@ -165,29 +170,68 @@ fn all_addresses_are_unmapped_by_one_request() {
         let (user, iova) = (memory.user_range(), Iova::new(iova));
         book.map_memory(&everywhere, &memory, user, iova, Prot::READ).unwrap();
     }
-    let failing = [Answer::Fail(Errno::EIO)];
+    let failing = [Answer::Fail(Errno::EIO); 2];
     book.kernel().answer(&[], &failing);
     assert!(book.unmap_all().is_err());
     assert_eq!((book.mappings(), Arc::strong_count(&memory)), (2, 3));
+    let before = book.requests().unmaps;
     assert_eq!(book.unmap_all(), Ok(2 * PAGE));
-    assert_eq!((book.requests().unmaps, Arc::strong_count(&memory)), (2, 1));
+    assert_eq!((book.requests().unmaps - before, Arc::strong_count(&memory)), (1, 1));
+}
+
+#[test]
+fn what_a_failed_unmap_has_taken_away_is_given_back_and_the_rest_stays_mapped() {
+    let _turn = TURN.lock();
+    let (busy, leaked) = (Errno::EBUSY, leaked_bytes());
+    // Kernels that say of nothing that it was 0 bytes, and such that refuse.
+    for book in [book(), book()] {
+        for gone in 0..4 {
+            let memories: Vec<_> = (0..4).map(|n| map_own(&book, n * PAGE, 1)).collect();
+            let mut answers = vec![Answer::Part(gone, busy)];
+            answers.extend(vec![Answer::Yes; gone]);
+            answers.push(Answer::Fail(busy));
+            book.kernel().answer(&[], &answers);
+            let range = iovas(u64::try_from(gone).unwrap() * PAGE, 4 * PAGE - 1);
+            let error = book.unmap(iovas(0, 4 * PAGE - 1)).unwrap_err();
+            assert_eq!(error, Error::System { request: Fake::UNMAP, range, errno: busy });
+            let alive: Vec<_> = memories.iter().map(|memory| memory.strong_count() > 0).collect();
+            let stays: Vec<_> = (0..4).map(|n| n >= gone).collect();
+            assert_eq!(alive, stays);
+            assert_eq!(book.mappings(), u64::try_from(4 - gone).unwrap());
+            check_alive(&book, &memories);
+            assert_eq!(book.unmap_all(), Ok(u64::try_from(4 - gone).unwrap() * PAGE));
+        }
+        // One that failed for a moment is tried again.
+        let memories: Vec<_> = (0..4).map(|n| map_own(&book, n * PAGE, 1)).collect();
+        book.kernel().answer(&[], &[Answer::Part(2, busy)]);
+        assert_eq!(book.unmap(iovas(0, 4 * PAGE - 1)), Ok(4 * PAGE));
+        assert!(memories.iter().all(|memory| memory.strong_count() == 0));
+        // One of several that is unmapped short does not keep those behind it.
+        let memories: Vec<_> = (0..3).map(|n| map_own(&book, (8 + n) * PAGE, 1)).collect();
+        book.kernel().answer(&[], &[Answer::Part(0, busy), Answer::Short]);
+        assert!(matches!(book.unmap(iovas(8 * PAGE, 11 * PAGE - 1)), Err(Error::Short { .. })));
+        assert_eq!(book.unmap(iovas(9 * PAGE, 11 * PAGE - 1)), Ok(2 * PAGE));
+        assert_eq!(memories.iter().filter(|memory| memory.strong_count() > 0).count(), 1);
+    }
+    assert_eq!(leaked_bytes() - leaked, 2 * PAGE);
 }
 
 #[test]
 fn a_space_that_is_dropped_frees_all_but_what_the_kernel_keeps() {
     let _turn = TURN.lock();
-    // The first request is for all, and those behind it for one each.
-    for failing in 0..6 {
+    // The first request is for all, the next for one of them, up to the first that fails, and those
+    // behind it for one each.
+    for failing in 0..6_usize {
         let book = book();
         let memories: Vec<_> = (0..4).map(|n| map_own(&book, n * 0x10_000, 1)).collect();
         let mut answers = vec![Answer::Fail(Errno::EIO)];
         answers.extend(
-            (0..4).map(|n| if n < failing { Answer::Fail(Errno::EIO) } else { Answer::Yes }),
+            (0..5).map(|n| if n < failing { Answer::Fail(Errno::EIO) } else { Answer::Yes }),
         );
         book.kernel().answer(&[], &answers);
         let leaked = leaked_bytes();
         drop(book);
-        let kept = failing.min(4);
+        let kept = failing.saturating_sub(1);
         assert_eq!(leaked_bytes() - leaked, u64::try_from(kept).unwrap() * PAGE);
         let alive = memories.iter().filter(|memory| memory.strong_count() > 0).count();
         assert_eq!(alive, kept);
@@ -335,6 +379,18 @@ fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
     assert!(matches!(copy(source), Err(Error::NotMapped { .. })));
     assert_eq!(to.unmap_all(), Ok(2 * PAGE));
     assert!(memories.iter().all(|memory| memory.strong_count() == 0));
+}
+
+#[test]
+fn a_copy_from_a_table_of_another_kernel_is_refused_and_keeps_nothing() {
+    let (from, to) = (Book::new(Fake::of(1)), book());
+    let memory = map_own(&from, 0, 1);
+    let source = iovas(0, PAGE - 1);
+    // There the number is another table's.
+    let error = to.copy(&limits(), &from, source, Iova::new(0), Prot::READ).unwrap_err();
+    assert_eq!((error.errno(), to.kernel().areas().len()), (Errno::EOPNOTSUPP, 0));
+    from.unmap(source).unwrap();
+    assert_eq!(memory.strong_count(), 0);
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! generic_pt's amdv1.
+
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, ConfigError, DirtyTracking, Half};
+use dmaspan::{Coherency, PhysAddr, Prot, lg2};
+use dmaspan_sim::rng::Rng;
+
+use super::{Asked, Register, Root, Setup, Subject, chance, place, some_sizes, width};
+use crate::differences::{Difference, Expected, Met};
+use crate::linux::{Config, Kind};
+
+/// `PT_FEAT_DYNAMIC_TOP`, `PT_FEAT_AMDV1_ENCRYPT_TABLES` and `PT_FEAT_AMDV1_FORCE_COHERENCE`, which
+/// Linux's tables always have, and `PT_FEAT_FLUSH_RANGE`.
+const FEATURES: u64 = 1 << 2 | 1 << 7 | 1 << 8 | 1 << 4;
+/// FC of a leaf, and A.
+const FORCE_COHERENT: u64 = 1 << 60;
+const ACCESSED: u64 = 1 << 5;
+
+/// AMD's host tables.
+pub(crate) struct Amd;
+
+impl Subject for Amd {
+    type Format = AmdV1;
+    const NAME: &'static str = "amd_v1";
+    const HAS_PAGES: bool = false;
+    const DIRTY_LACKS_LAST: bool = true;
+
+    fn setup(rng: &mut Rng) -> Setup {
+        let input_bits = width(rng, &[32, 39, 40, 48, 57, 64], 22, 64);
+        let output_bits = width(rng, &[32, 40, 48, 51, 52], 32, 52);
+        // Levels that the widest address needs.
+        let most = (input_bits - 12).div_ceil(9) - 1;
+        let encrypted = if output_bits < 52 && chance(rng, 40) {
+            1 << width(rng, &[47, 51], output_bits, 51)
+        } else {
+            0
+        };
+        Setup {
+            linux: Config {
+                kind: Kind::AmdV1,
+                features: FEATURES,
+                page_sizes: some_sizes(rng, AmdV1::PAGE_SIZES),
+                input_bits,
+                output_bits,
+                coherent: true,
+                top_level: width(rng, &[2], 1, most),
+                tables: place(rng, output_bits),
+                encrypted,
+            },
+            half: Half::Lower,
+            walks: Coherency::Coherent,
+            dirty: chance(rng, 40),
+            variant: 0,
+        }
+    }
+
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Result<AmdV1, ConfigError> {
+        let Config { input_bits, output_bits, top_level, encrypted, .. } = setup.linux;
+        AmdV1::new(AmdV1Config {
+            first_levels: top_level + 1,
+            page_sizes,
+            dirty: if setup.dirty { DirtyTracking::Hardware } else { DirtyTracking::Off },
+            encryption_bit: (encrypted != 0).then(|| lg2::floor(encrypted)),
+            ..AmdV1Config::new(input_bits, output_bits)
+        })
+    }
+
+    /// Linux has none as large as half of what a table translates, nor as all of memory.
+    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
+        let Config { input_bits, output_bits, .. } = setup.linux;
+        sizes & !lg2::mask((input_bits - 1).min(output_bits))
+    }
+
+    fn root(_setup: &Setup, root: &[u64]) -> Root {
+        Root { paddr: root[0], level: u32::try_from(root[1]).ok().and_then(|m| m.checked_sub(1)) }
+    }
+
+    fn registers(
+        setup: &Setup,
+        format: &AmdV1,
+        (_, level): (PhysAddr, u32),
+        root: &[u64],
+        _met: &mut Met,
+    ) -> Vec<Register> {
+        let ours = format.registers(PhysAddr::new(root[0]), level).dte;
+        // What Linux's driver adds to the root and its mode: V, TV, IR and IW, HAD where it tracks.
+        let driver = 0b11 | 0b11 << 61 | if setup.dirty { 0b11 << 7 } else { 0 };
+        let dte = root[0] | setup.linux.encrypted | root[1] << 9 | driver;
+        vec![Register { name: "DTE", theirs: dte, ours }]
+    }
+
+    fn leaf(setup: &Setup, asked: Asked, expected: &mut Expected<'_>) {
+        let plain = !asked.prot.contains(Prot::CACHE);
+        if plain {
+            expected.apply(Difference::ForcedCoherence, |word| word & !FORCE_COHERENT);
+        }
+        if setup.dirty {
+            expected.apply(Difference::StartsAccessed, |word| word | ACCESSED);
+        }
+    }
+}

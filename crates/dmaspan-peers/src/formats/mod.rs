@@ -1,0 +1,190 @@
+//! The formats that both sides have, and random configurations of them.
+
+pub(crate) mod amd_v1;
+pub(crate) mod lpae;
+pub(crate) mod lpae_32;
+pub(crate) mod riscv;
+pub(crate) mod v7s;
+pub(crate) mod vtd_ss;
+pub(crate) mod x86_64;
+
+use dmaspan::io_pgtable::{ConfigError, Format, Half, Word};
+use dmaspan::{Coherency, PhysAddr, Prot, lg2};
+use dmaspan_sim::rng::Rng;
+
+use crate::differences::{Expected, Met};
+use crate::linux::Config;
+use crate::memory::{self, View};
+
+/// Entries of tables as numbers.
+pub(crate) trait Bits: Word {
+    /// The word as a number.
+    fn bits(self) -> u64;
+    /// The word that these bits are; those above its width are dropped.
+    fn of(bits: u64) -> Self;
+}
+
+impl Bits for u64 {
+    fn bits(self) -> u64 {
+        self
+    }
+
+    fn of(bits: u64) -> Self {
+        bits
+    }
+}
+
+impl Bits for u32 {
+    fn bits(self) -> u64 {
+        self.into()
+    }
+
+    fn of(bits: u64) -> Self {
+        let [a, b, c, d, ..] = bits.to_le_bytes();
+        Self::from_le_bytes([a, b, c, d])
+    }
+}
+
+/// A random configuration, as far as formats have something in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// What Linux's side is opened with.
+    pub(crate) linux: Config,
+    pub(crate) half: Half,
+    pub(crate) walks: Coherency,
+    /// Whether hardware tracks what it writes, on both sides.
+    pub(crate) dirty: bool,
+    /// What only this side, or only this format, is told.
+    pub(crate) variant: u32,
+}
+
+impl Setup {
+    /// Whether hardware does not see the CPU's caches.
+    pub(crate) fn non_coherent(&self) -> bool {
+        self.walks == Coherency::NonCoherent
+    }
+
+    /// The view of its tables that is compared: what hardware sees.
+    pub(crate) fn view(&self) -> View {
+        if self.non_coherent() { View::Hardware } else { View::Cpu }
+    }
+
+    /// Whether a bit of the features is set.
+    pub(crate) fn has(&self, feature: u64) -> bool {
+        self.linux.features & feature != 0
+    }
+}
+
+/// What Linux's side says of its root.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Root {
+    /// Its address.
+    pub(crate) paddr: u64,
+    /// Its level, where Linux says so.
+    pub(crate) level: Option<u32>,
+}
+
+/// What a leaf was asked for with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) prot: Prot,
+    /// Whether nobody asked what hardware wrote there since it was mapped.
+    pub(crate) fresh: bool,
+}
+
+/// A value of a register on both sides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Register {
+    pub(crate) name: &'static str,
+    /// What Linux's side comes to.
+    pub(crate) theirs: u64,
+    pub(crate) ours: u64,
+}
+
+/// A format that both sides have.
+pub(crate) trait Subject {
+    type Format: Format<Word: Bits> + Clone;
+
+    /// Its name in the result.
+    const NAME: &'static str;
+    /// Whether Linux's side has calls for pages of one size.
+    const HAS_PAGES: bool;
+    /// The bit that Linux sets in links that it wrote back.
+    const SOFTWARE_BIT: u64 = 0;
+    /// Whether Linux reports a dirty leaf of several entries without its last one.
+    const DIRTY_LACKS_LAST: bool = false;
+
+    /// A random configuration.
+    fn setup(rng: &mut Rng) -> Setup;
+
+    /// The format, with these page sizes or all. `root` is what Linux said of its own.
+    fn format(
+        setup: &Setup,
+        page_sizes: Option<u64>,
+        root: &[u64],
+    ) -> Result<Self::Format, ConfigError>;
+
+    /// Whether Linux has such a table although this side refuses it.
+    fn refuses(_setup: &Setup, _root: &[u64]) -> bool {
+        false
+    }
+
+    /// Those of `sizes`, which Linux has and this side has not, or the other way round, that are in
+    /// the list of differences.
+    fn listed_sizes(setup: &Setup, sizes: u64) -> u64;
+
+    /// Where Linux's root is.
+    fn root(setup: &Setup, root: &[u64]) -> Root;
+
+    /// The registers of this side's root at `at`, and what Linux says of the same.
+    fn registers(
+        setup: &Setup,
+        format: &Self::Format,
+        at: (PhysAddr, u32),
+        root: &[u64],
+        met: &mut Met,
+    ) -> Vec<Register>;
+
+    /// Applies the differences that a leaf of Linux may have.
+    fn leaf(setup: &Setup, asked: Asked, expected: &mut Expected<'_>);
+
+    /// The same for a link.
+    fn link(_setup: &Setup, _expected: &mut Expected<'_>) {}
+}
+
+/// One of some.
+pub(crate) fn one_of<T: Copy>(rng: &mut Rng, some: &[T]) -> T {
+    some[rng.index(some.len())]
+}
+
+/// Whether to, `percent` times of 100.
+pub(crate) fn chance(rng: &mut Rng, percent: u64) -> bool {
+    rng.below(100) < percent
+}
+
+/// One of the widths that matter, or any.
+pub(crate) fn width(rng: &mut Rng, usual: &[u32], least: u32, most: u32) -> u32 {
+    let usual: Vec<u32> =
+        usual.iter().copied().filter(|bits| (least..=most).contains(bits)).collect();
+    if !usual.is_empty() && chance(rng, 40) {
+        return one_of(rng, &usual);
+    }
+    let above = rng.below(u64::from(most - least) + 1);
+    least + u32::try_from(above).unwrap_or(0)
+}
+
+/// Some of `all` sizes, the smallest among them.
+pub(crate) fn some_sizes(rng: &mut Rng, all: u64) -> u64 {
+    let smallest = all & all.wrapping_neg();
+    match rng.below(4) {
+        0 | 1 => all,
+        2 => smallest,
+        _ => all & rng.next() | smallest,
+    }
+}
+
+/// A place for tables below `2^bits`, a multiple of 2 MiB and not 0.
+pub(crate) fn place(rng: &mut Rng, bits: u32) -> u64 {
+    let places = (lg2::mask(bits) - memory::BYTES * 2) >> 21;
+    if chance(rng, 25) { places << 21 } else { (1 + rng.below(places)) << 21 }
+}

@@ -1,0 +1,344 @@
+//! What hardware has not confirmed to have forgotten, and how it comes out again.
+//!
+//! Where a sync fails, translations are gone and memory stays pinned: a device may use it. Its
+//! spans wait here, in room that was allocated when the first domain came, and its mapping in its
+//! slot. Every operation that syncs tries again first what failed, and releases what all domains
+//! have confirmed by then, as the flush queue of the DMA API does. A domain that goes while its
+//! hardware has not let go stays here until that has forgotten what failed.
+//!
+//! An unmap reserves room before it takes translations away. While there is none, nothing is taken
+//! away: what is mapped stays as it is until hardware answers.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use lock_api::RawMutex;
+
+use super::domains::{Attached, Domains, cover};
+use super::error::Error;
+use super::mapping::{Mapping, SlotState, Then, Vaddr, overlapping};
+use super::unmap::Unforgotten;
+use super::{ALL, Container, State};
+use crate::addr::{Iova, UserAddr};
+use crate::iommu::{self, HardwareError};
+use crate::pin::{Dirty, Kind, Pinner, unpin_outputs};
+use crate::range::IovaRange;
+use crate::span::Span;
+
+/// How many batches have room.
+const BATCHES: usize = 16;
+
+/// Pieces that have room at least, however small batches are.
+const LEAST: usize = 1024;
+
+/// What is said of a domain that is not there any more.
+pub(super) const GONE: HardwareError = HardwareError { what: "the domain is gone", status: 0 };
+
+/// Memory that was taken out of a mapping and is not unpinned.
+pub(super) struct Piece {
+    /// Where its mapping begins.
+    owner: Iova,
+    span: Span,
+    kind: Kind,
+    /// It waits for all that failed before [this](super::unconfirmed::now).
+    number: u64,
+}
+
+/// What waits for hardware.
+#[derive(Default)]
+pub(super) struct Quarantine {
+    pieces: Vec<Piece>,
+    /// How many more pieces there may be, of those that have room.
+    reserved: usize,
+    /// Domains that are the container's no more, and whose hardware may still use what was in them.
+    departed: Vec<Arc<Attached>>,
+    /// Where tables were detached that hardware may still walk.
+    walks: Option<IovaRange>,
+    /// How many slots are in quarantine.
+    slots: usize,
+}
+
+impl Quarantine {
+    /// Makes room for batches of so many spans, and for so many domains to depart.
+    pub(super) fn make_room(&mut self, batch: usize, domains: usize) -> Result<(), NoRoom> {
+        let pieces = batch.saturating_mul(BATCHES).max(LEAST) - self.pieces.len();
+        self.pieces.try_reserve_exact(pieces).map_err(|_| NoRoom)?;
+        self.departed.try_reserve(domains).map_err(|_| NoRoom)
+    }
+
+    /// Reserves room for the pieces of up to `spans` spans, which lie in as many runs at most, and
+    /// returns how many spans that are: fewer where much is reserved, 0 where there is no room.
+    pub(super) fn reserve(&mut self, spans: usize) -> usize {
+        let used = self.pieces.len().saturating_add(self.reserved);
+        let free = self.pieces.capacity().saturating_sub(used);
+        // Each end of a span and each end of a run ends a piece.
+        let spans = spans.min((free / 8).max(1)).min(free / 2);
+        self.reserved += 2 * spans;
+        spans
+    }
+
+    /// Gives back room that was reserved.
+    pub(super) fn give_back(&mut self, spans: usize) {
+        self.reserved -= 2 * spans;
+    }
+
+    /// Whether anything waits.
+    pub(super) fn is_empty(&self) -> bool {
+        let none = self.pieces.is_empty() && self.departed.is_empty();
+        none && self.walks.is_none() && self.slots == 0
+    }
+
+    /// Holds memory of the mapping at `owner`. There is room, which was reserved.
+    pub(super) fn hold(&mut self, owner: Iova, span: Span, kind: Kind, number: u64) {
+        self.pieces.push(Piece { owner, span, kind, number });
+    }
+
+    /// Notes that hardware may walk detached tables in a range.
+    pub(super) fn keep_walks(&mut self, walks: Option<IovaRange>) {
+        self.walks = cover(self.walks, walks);
+    }
+
+    /// Where a map of `range` must not rely on what hardware knows of tables.
+    pub(super) fn walks(&self, range: IovaRange) -> Option<IovaRange> {
+        self.walks.filter(|walks| walks.intersection(range).is_some())
+    }
+
+    /// Keeps a domain that has gone as long as its hardware has something to confirm. There is
+    /// room.
+    pub(super) fn depart(&mut self, domain: Arc<Attached>) -> Option<Arc<Attached>> {
+        if domain.paging.oldest().is_none() {
+            return Some(domain);
+        }
+        self.departed.push(domain);
+        None
+    }
+
+    /// Makes the hardware of domains that have gone let go of their tables, as far as it does.
+    pub(super) fn let_departed_go(&mut self) {
+        for domain in &mut self.departed {
+            let _ = Arc::get_mut(domain).map(|domain| domain.paging.let_go());
+        }
+    }
+
+    /// A slot went into quarantine.
+    pub(super) fn enter(&mut self) {
+        self.slots += 1;
+    }
+
+    /// A slot came out of it.
+    pub(super) fn leave(&mut self) {
+        self.slots -= 1;
+    }
+}
+
+/// There is no memory for what may have to wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoRoom;
+
+impl<P: Pinner> State<P> {
+    /// Where a map of `range`, which is free, must not rely on what hardware knows of tables.
+    pub(super) fn walks(&self, range: IovaRange) -> Option<IovaRange> {
+        let mut found = self.quarantine.walks(range);
+        if self.walking > 0 {
+            let before = self.tree.range(..range.start()).next_back();
+            let behind = range.last().checked_add(1);
+            let behind = behind.and_then(|at| self.tree.range(at..).next());
+            for (_, slot) in before.into_iter().chain(behind) {
+                let walks = slot.walks.filter(|walks| walks.intersection(range).is_some());
+                found = cover(found, walks);
+            }
+        }
+        found
+    }
+
+    /// All that failed before this is confirmed by the hardware of all domains.
+    pub(super) fn proven(&self, domains: &Domains) -> u64 {
+        let departed = self.quarantine.departed.iter().filter_map(|domain| domain.paging.oldest());
+        departed.chain(domains.oldest()).min().unwrap_or(u64::MAX)
+    }
+
+    /// The part of `range` that waits for hardware: the first mapping, why, and the bytes of all.
+    pub(super) fn unforgotten(&self, range: IovaRange) -> Option<Unforgotten> {
+        let mut found: Option<Unforgotten> = None;
+        if self.quarantine.slots > 0 {
+            for (at, slot) in overlapping(&self.tree, range) {
+                let SlotState::Quarantined(mapping) = &slot.state else { continue };
+                let source = mapping.unforgotten().unwrap_or(GONE);
+                let found = found.get_or_insert(Unforgotten { first: at, source, bytes: 0 });
+                found.bytes = found.bytes.wrapping_add(mapping.len());
+            }
+        }
+        found
+    }
+
+    /// Puts a mapping that was taken down into quarantine.
+    pub(super) fn quarantine(&mut self, mapping: Box<Mapping<P>>) {
+        let range = mapping.range;
+        self.set_vaddr(range, Vaddr::Known);
+        if let Some(slot) = self.tree.get_mut(&range.start()) {
+            slot.state = SlotState::Quarantined(mapping);
+            self.quarantine.enter();
+        }
+    }
+
+    /// Takes a slot out of the tree.
+    pub(super) fn remove(&mut self, range: IovaRange) {
+        self.set_vaddr(range, Vaddr::Known);
+        if self.tree.remove(&range.start()).is_some_and(|slot| slot.walks.is_some()) {
+            self.walking -= 1;
+        }
+    }
+
+    /// Unpins what hardware has confirmed to have forgotten, of mappings that nobody works on.
+    fn unpin_proven(&mut self, pinner: &P, proven: u64) {
+        let Self { tree, quarantine, .. } = self;
+        let mut n = 0;
+        while let Some(piece) = quarantine.pieces.get(n) {
+            let mapping = tree.get_mut(&piece.owner).and_then(|slot| slot.idle_mut());
+            let Some(mapping) = mapping.filter(|_| piece.number <= proven) else {
+                n += 1;
+                continue;
+            };
+            mapping.unbind(proven);
+            if mapping.bound.is_some() {
+                n += 1;
+                continue;
+            }
+            // First: where the pinner panics it is not asked again, and the mapping stays.
+            let Piece { span, kind, .. } = quarantine.pieces.swap_remove(n);
+            let dirty = Dirty::after(mapping.prot);
+            if let Some(pin) = mapping.pinned.as_mut().and_then(|pinned| pinned.pin.as_mut()) {
+                unpin_outputs(pinner, pin, &[span], kind, dirty);
+            }
+            mapping.leaving.held -= 1;
+            if mapping.leaving.held == 0 {
+                mapping.leaving.failed = None;
+            }
+        }
+    }
+
+    /// Takes the next mapping from `from` on out of its slot that has nothing to wait for.
+    fn take_free(&mut self, from: Iova, proven: u64) -> Option<Box<Mapping<P>>> {
+        if self.quarantine.slots == 0 {
+            return None;
+        }
+        for slot in self.tree.range_mut(from..).map(|(_, slot)| slot) {
+            match core::mem::replace(&mut slot.state, SlotState::Busy) {
+                SlotState::Quarantined(mapping)
+                    if mapping.is_free(proven) && !mapping.has_rest() =>
+                {
+                    self.quarantine.leave();
+                    return Some(mapping);
+                }
+                other => slot.state = other,
+            }
+        }
+        None
+    }
+}
+
+impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
+    /// Makes hardware forget walks into tables that others have detached around `range`, which is
+    /// the caller's, before there are new ones.
+    #[cold]
+    pub(super) fn forget_walks(
+        &self,
+        range: IovaRange,
+        walks: IovaRange,
+        domains: &Domains,
+    ) -> Result<(), Error<P::Error>> {
+        let synced = domains.forget_walks(walks);
+        let mut all = self.state.lock();
+        let slot = all.tree.get_mut(&range.start());
+        let user = slot.as_ref().map_or(UserAddr::new(0), |slot| slot.user.start());
+        let cleared = slot.and_then(|slot| slot.walks.take());
+        all.walking -= usize::from(cleared.is_some());
+        synced.map_err(|source| {
+            let source = iommu::Error::Hardware { range: walks, source };
+            Error::Map { user, source }
+        })
+    }
+
+    /// Syncs again what was not confirmed, and releases what is now. Returns the bytes of mappings
+    /// in `range` that are gone by that. The caller is at work.
+    #[cold]
+    pub(super) fn retry(&self, domains: &Domains, range: IovaRange) -> u64 {
+        for domain in domains.each() {
+            // What fails waits for the next time.
+            let _ = domain.retry();
+        }
+        for n in 0.. {
+            let departed = self.state.lock().quarantine.departed.get(n).cloned();
+            let Some(domain) = departed else { break };
+            let _ = domain.paging.retry();
+        }
+        self.settle(domains, range)
+    }
+
+    /// [`retry`](Self::retry) for whoever is not at work. Nothing where nothing waits, or domains
+    /// change.
+    pub(super) fn retry_idle(&self) {
+        let mut all = self.state.lock();
+        if all.quarantine.is_empty() {
+            return;
+        }
+        let begun = self.begin(&mut all);
+        drop(all);
+        if let Ok(domains) = begun {
+            self.retry(&domains, ALL);
+            drop(domains);
+            self.state.lock().working -= 1;
+            self.wake();
+        }
+    }
+
+    /// Releases what all domains have confirmed.
+    pub(super) fn settle(&self, domains: &Domains, range: IovaRange) -> u64 {
+        let mut all = self.state.lock();
+        let proven = all.proven(domains);
+        if proven == u64::MAX {
+            all.quarantine.walks = None;
+        }
+        all.unpin_proven(&self.pinner, proven);
+        let (mut bytes, mut from) = (0u64, Some(Iova::new(0)));
+        while let Some(mut mapping) = from.and_then(|from| all.take_free(from, proven)) {
+            let mapped = mapping.range;
+            from = mapped.last().checked_add(1);
+            drop(all);
+            self.release(&mut mapping);
+            all = self.state.lock();
+            if mapping.leaving.then == Then::Stay {
+                mapping.leaving = super::mapping::Leaving::default();
+                mapping.bound = None;
+                // Devices wrote until now.
+                mapping.mark_dirty(mapped);
+                if let Some(slot) = all.tree.get_mut(&mapped.start()) {
+                    slot.state = SlotState::Mapped(mapping);
+                }
+                continue;
+            }
+            all.remove(mapped);
+            if range.contains(mapped.start()) {
+                bytes = bytes.wrapping_add(mapping.len());
+            }
+            drop(all);
+            // What its space does when it is dropped is its own affair.
+            drop(mapping);
+            all = self.state.lock();
+        }
+        let confirmed = |domain: &mut Arc<Attached>| domain.paging.oldest().is_none();
+        let at = |all: &mut State<P>| all.quarantine.departed.iter_mut().position(confirmed);
+        while let Some(n) = at(&mut all) {
+            let mut domain = all.quarantine.departed.swap_remove(n);
+            drop(all);
+            if let Some(domain) = Arc::get_mut(&mut domain) {
+                // Its tables are freed if hardware lets go of them at last.
+                let _ = domain.paging.let_go();
+            }
+            drop(domain);
+            all = self.state.lock();
+        }
+        bytes
+    }
+}

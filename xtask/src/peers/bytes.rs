@@ -1,0 +1,31 @@
+//! `cargo xtask peers --bytes`: dmaspan's tables beside those that Linux's own code writes.
+
+use std::process::{Command, Stdio};
+
+use super::{Options, build_peers, build_program};
+
+/// The package, and its program, that drives both sides.
+const COMPARISON: &str = "dmaspan-peers";
+
+/// Builds both sides and compares them.
+///
+/// # Errors
+///
+/// What is missing, or that something differs; the program has said what by then.
+pub(super) fn run(options: &Options) -> Result<(), String> {
+    build_peers(&options.work, &["bytes"])?;
+    let program = build_program(&["-p", COMPARISON], COMPARISON)?;
+    let mut command = Command::new(&program);
+    command.arg(options.work.join("bytes/bytes")).args(["--case", &options.case]);
+    if let Some(seed) = options.seed {
+        command.args(["--seed", &seed.to_string()]);
+    }
+    if let Some(configurations) = options.configurations {
+        command.args(["--configurations", &configurations.to_string()]);
+    }
+    match command.stdin(Stdio::null()).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err("the tables differ from Linux's; how is above".to_owned()),
+        Err(error) => Err(format!("`{}` did not start: {error}", program.display())),
+    }
+}

@@ -34,14 +34,14 @@ impl Lexed {
         (index..).zip(texts).all(|(index, text)| self.text(index) == *text)
     }
 
-    /// The index behind the brace that closes the one at `open`.
-    pub fn behind_braces(&self, open: usize) -> usize {
+    /// The index behind the bracket that closes the one at `open`.
+    pub fn behind(&self, open: usize) -> usize {
         let mut depth = 0usize;
         for (index, token) in self.tokens.iter().enumerate().skip(open) {
             match token.text.as_str() {
-                "{" => depth += 1,
-                "}" if depth <= 1 => return index + 1,
-                "}" => depth -= 1,
+                "(" | "[" | "{" => depth += 1,
+                ")" | "]" | "}" if depth <= 1 => return index + 1,
+                ")" | "]" | "}" => depth -= 1,
                 _ => {}
             }
         }

@@ -4,13 +4,15 @@
 //! the standard library, and [`ci`] runs everything that must hold before a change lands. The rules
 //! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
 //! violation. [`hw`] runs the tests against QEMU's IOMMUs, [`guest`] boots kernels with VFIO and
-//! runs dmaspan in them, and [`peers`] compares dmaspan with Linux's own page tables.
+//! runs dmaspan in them, [`peers`] compares dmaspan with Linux's own page tables, and [`lines`]
+//! counts lines of code.
 
 pub mod ci;
 mod debian;
 pub mod guest;
 pub mod hw;
 pub mod lexer;
+pub mod lines;
 pub mod no_std;
 pub mod peers;
 pub mod problem;

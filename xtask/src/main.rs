@@ -1,15 +1,19 @@
-//! `cargo xtask tidy | no-std | ci | hw | guest | peers`.
+//! `cargo xtask tidy | lines | no-std | ci | hw | guest | peers`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{ci, guest, hw, no_std, peers, tidy};
+use xtask::{ci, guest, hw, lines, no_std, peers, tidy};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
   tidy    check the rules about the source tree
+  lines [CHECKOUT]
+          count lines of code by package, without blanks and comments; tests
+          and benchmarks stand apart
   no-std  prove that core and drivers link and run without the standard library
   ci [--full]
           check everything that must hold before a change lands, in its quick
@@ -50,6 +54,8 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["tidy"] => run_tidy(),
+        ["lines"] => run_lines(&xtask::root()),
+        ["lines", checkout] if !checkout.starts_with('-') => run_lines(Path::new(checkout)),
         ["no-std"] => match no_std::check() {
             Ok(said) => {
                 xtask::say(&said);
@@ -62,7 +68,7 @@ fn main() -> ExitCode {
         },
         ["ci"] => run_ci(ci::Extent::Quick),
         ["ci", "--full"] => run_ci(ci::Extent::Full),
-        ["help" | "--help" | "-h"] | ["hw" | "guest" | "peers", "--help" | "-h"] => {
+        ["help" | "--help" | "-h"] | ["lines" | "hw" | "guest" | "peers", "--help" | "-h"] => {
             xtask::say(USAGE);
             ExitCode::SUCCESS
         }
@@ -100,6 +106,19 @@ fn with_options<T>(
 
 fn run_ci(extent: ci::Extent) -> ExitCode {
     if ci::run(extent) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_lines(checkout: &Path) -> ExitCode {
+    match Tree::read(checkout) {
+        Ok(tree) => {
+            xtask::say(&lines::table(&lines::count(&tree)));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("lines: {} cannot be read: {error}", checkout.display());
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run_tidy() -> ExitCode {

@@ -14,7 +14,7 @@ pub fn causes(tree: &Tree) -> Vec<Problem> {
         let attributes =
             (0..rust.tokens.len()).filter(|&index| rust.says(index, &["#", "[", "error", "("]));
         for at in attributes {
-            let attribute = at..behind(rust, at + 1);
+            let attribute = at..rust.behind(at + 1);
             let Some(cause) = cause(rust, attribute.end) else { continue };
             if !names(rust, &file.text, attribute, &cause) {
                 let line = rust.tokens[at].line;
@@ -24,20 +24,6 @@ pub fn causes(tree: &Tree) -> Vec<Problem> {
         }
     }
     problems
-}
-
-/// The index behind the bracket that closes the one at `open`.
-fn behind(rust: &Lexed, open: usize) -> usize {
-    let mut depth = 0usize;
-    for index in open..rust.tokens.len() {
-        match rust.text(index) {
-            "(" | "[" | "{" => depth += 1,
-            ")" | "]" | "}" if depth <= 1 => return index + 1,
-            ")" | "]" | "}" => depth -= 1,
-            _ => {}
-        }
-    }
-    rust.tokens.len()
 }
 
 /// The field that is the cause of the struct or variant at `index`: the one that is called so, or
@@ -50,7 +36,7 @@ fn cause(rust: &Lexed, index: usize) -> Option<String> {
     if !matches!(rust.text(fields), "(" | "{") {
         return None;
     }
-    (fields + 1..behind(rust, fields)).find_map(|index| {
+    (fields + 1..rust.behind(fields)).find_map(|index| {
         let marked = ["from", "source"].iter().any(|mark| rust.says(index, &["#", "[", mark, "]"]));
         let name = if marked { index + 4 } else { index };
         let name = if rust.text(name) == "pub" { name + 1 } else { name };

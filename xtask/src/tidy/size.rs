@@ -1,6 +1,7 @@
 //! How long files and lines may be.
 
 use crate::lexer::Lexed;
+use crate::lines;
 use crate::problem::Problem;
 use crate::tree::Tree;
 
@@ -46,8 +47,7 @@ pub fn line_width(tree: &Tree) -> Vec<Problem> {
 
 /// Whether all of a file is tests or benchmarks.
 fn is_tests(path: &str) -> bool {
-    let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
-    name == "tests.rs" || folders.split('/').any(|folder| matches!(folder, "tests" | "benches"))
+    lines::is_of_tests(path) || lines::is_in(path, "benches")
 }
 
 /// The first line of the `mod tests` that ends the file; beyond the last where there is none.
@@ -56,7 +56,7 @@ fn tests_at_end(rust: &Lexed) -> usize {
     (0..rust.tokens.len())
         .filter(|&index| rust.says(index, &attribute))
         .filter(|&index| rust.says(index + attribute.len(), &["mod", "tests", "{"]))
-        .find(|&index| rust.behind_braces(index + attribute.len() + 2) == rust.tokens.len())
+        .find(|&index| rust.behind(index + attribute.len() + 2) == rust.tokens.len())
         .map_or(usize::MAX, |index| rust.tokens[index].line)
 }
 

@@ -1,12 +1,18 @@
-//! Enough of Rust's lexical structure to tell code from comments and from literals.
+//! Enough of Rust's lexical structure to tell code from comments and from literals, by the
+//! compiler's own lexer.
 //!
 //! The rules ask about words: a path in a doc comment imports nothing, and a word in a string is
 //! data.
 
-/// A word or a punctuation mark of the code. Literals are one token without their content.
+use ra_ap_rustc_lexer::LiteralKind::{Float, Int};
+use ra_ap_rustc_lexer::{FrontmatterAllowed, TokenKind, tokenize};
+
+/// A word, a number or a punctuation mark of the code. A literal of text is one token without its
+/// content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// What it says: a word, one punctuation character, `::`, or `"` for a literal.
+    /// What it says: a word, a number, one punctuation character, `::`, `'` for a lifetime, or `"`
+    /// for a literal of text.
     pub text: String,
     /// The line that it begins at, from 1.
     pub line: usize,
@@ -51,174 +57,40 @@ impl Lexed {
 
 /// The tokens and comments of `text`.
 pub fn lex(text: &str) -> Lexed {
-    let mut lexer =
-        Lexer { chars: text.chars().collect(), at: 0, line: 1, lexed: Lexed::default() };
-    while lexer.peek(0).is_some() {
-        lexer.step();
-    }
-    lexer.lexed
-}
-
-struct Lexer {
-    chars: Vec<char>,
-    at: usize,
-    line: usize,
-    lexed: Lexed,
-}
-
-impl Lexer {
-    fn peek(&self, ahead: usize) -> Option<char> {
-        self.chars.get(self.at + ahead).copied()
-    }
-
-    fn bump(&mut self) -> Option<char> {
-        let next = self.peek(0)?;
-        self.at += 1;
-        self.line += usize::from(next == '\n');
-        Some(next)
-    }
-
-    fn step(&mut self) {
-        let Some(next) = self.peek(0) else { return };
-        match (next, self.peek(1)) {
-            (space, _) if space.is_whitespace() => {
-                self.bump();
+    let mut lexed = Lexed::default();
+    let (mut rest, mut line) = (text, 1);
+    for token in tokenize(text, FrontmatterAllowed::No) {
+        let said = rest.get(..token.len as usize).unwrap_or_default();
+        rest = &rest[said.len()..];
+        let last = line + said.matches('\n').count();
+        match token.kind {
+            TokenKind::Whitespace => {}
+            TokenKind::LineComment { .. } | TokenKind::BlockComment { .. } => {
+                let words = (line..).zip(said.split('\n')).flat_map(|(line, said)| {
+                    let words = said.split(|each| !is_word(each)).filter(|word| !word.is_empty());
+                    words.map(move |word| Token { text: word.to_owned(), line })
+                });
+                lexed.comments.extend(words);
             }
-            ('/', Some('/')) => self.line_comment(),
-            ('/', Some('*')) => self.block_comment(),
-            ('"', _) => self.string(),
-            ('\'', _) => self.quote(),
-            (':', Some(':')) => {
-                self.bump();
-                self.bump();
-                self.push("::".to_owned(), self.line);
-            }
-            (word, _) if is_word(word) => self.word(),
-            (mark, _) => {
-                self.bump();
-                self.push(mark.to_string(), self.line);
-            }
-        }
-    }
-
-    /// Adds a token that began at `line` and ends here.
-    fn push(&mut self, text: String, line: usize) {
-        for line in line..=self.line {
-            if self.lexed.code_lines.last() != Some(&line) {
-                self.lexed.code_lines.push(line);
-            }
-        }
-        self.lexed.tokens.push(Token { text, line });
-    }
-
-    fn word(&mut self) {
-        let mut word = String::new();
-        while let Some(next) = self.peek(0).filter(|&next| is_word(next)) {
-            word.push(next);
-            self.bump();
-        }
-        match (word.as_str(), self.peek(0)) {
-            ("r" | "br" | "cr", Some('"' | '#')) => self.raw(),
-            ("b" | "c", Some('"')) => self.string(),
-            ("b", Some('\'')) => self.quote(),
-            _ => self.push(word, self.line),
-        }
-    }
-
-    /// Behind the `r`: a raw string, or an identifier that would be a keyword.
-    fn raw(&mut self) {
-        let line = self.line;
-        let mut hashes = 0;
-        while self.peek(0) == Some('#') {
-            hashes += 1;
-            self.bump();
-        }
-        if self.peek(0) != Some('"') {
-            return;
-        }
-        self.bump();
-        while let Some(next) = self.bump() {
-            if next == '"' && (0..hashes).all(|ahead| self.peek(ahead) == Some('#')) {
-                self.at += hashes;
-                break;
-            }
-        }
-        self.push("\"".to_owned(), line);
-    }
-
-    fn string(&mut self) {
-        let line = self.line;
-        self.bump();
-        while let Some(next) = self.bump() {
-            match next {
-                '\\' => {
-                    self.bump();
-                }
-                '"' => break,
-                _ => {}
-            }
-        }
-        self.push("\"".to_owned(), line);
-    }
-
-    /// A character or a lifetime.
-    fn quote(&mut self) {
-        self.bump();
-        if self.peek(0) != Some('\\') && self.peek(1) != Some('\'') {
-            while self.peek(0).is_some_and(is_word) {
-                self.bump();
-            }
-            return self.push("'".to_owned(), self.line);
-        }
-        while let Some(next) = self.bump() {
-            match next {
-                '\\' => {
-                    self.bump();
-                }
-                '\'' => break,
-                _ => {}
-            }
-        }
-        self.push("\"".to_owned(), self.line);
-    }
-
-    fn line_comment(&mut self) {
-        while self.peek(0).is_some_and(|next| next != '\n') {
-            self.comment_word();
-        }
-    }
-
-    fn block_comment(&mut self) {
-        let mut depth = 0usize;
-        while let Some(next) = self.peek(0) {
-            match (next, self.peek(1)) {
-                ('/', Some('*')) => depth += 1,
-                ('*', Some('/')) => depth -= 1,
-                _ => {
-                    self.comment_word();
-                    continue;
+            kind => {
+                let text = match kind {
+                    TokenKind::Lifetime { .. } => "'",
+                    TokenKind::Literal { kind: Int { .. } | Float { .. }, .. } => said,
+                    TokenKind::Literal { .. } => "\"",
+                    _ => said.trim_start_matches("r#"),
+                };
+                let first = lexed.code_lines.last().map_or(line, |&before| line.max(before + 1));
+                lexed.code_lines.extend(first..=last);
+                // The two halves of `::` stand side by side wherever there are two.
+                match lexed.tokens.last_mut() {
+                    Some(before) if text == ":" && before.text == ":" => before.text.push(':'),
+                    _ => lexed.tokens.push(Token { text: text.to_owned(), line }),
                 }
             }
-            self.at += 2;
-            if depth == 0 {
-                return;
-            }
         }
+        line = last;
     }
-
-    /// Takes a word of a comment, or a character between words.
-    fn comment_word(&mut self) {
-        let mut word = String::new();
-        while let Some(next) = self.peek(0).filter(|&next| is_word(next)) {
-            word.push(next);
-            self.bump();
-        }
-        if word.is_empty() {
-            self.bump();
-        } else {
-            self.lexed.comments.push(Token { text: word, line: self.line });
-        }
-    }
+    lexed
 }
 
 fn is_word(character: char) -> bool {

@@ -47,18 +47,13 @@ impl Machine {
         if !is_debian(&release) {
             return Err("packages can be got on Debian alone, which this is not".to_owned());
         }
-        output_of(Command::new("apt-get").arg("--version"))?;
         output_of(Command::new("dpkg-deb").arg("--version"))?;
         let name = output_of(Command::new("dpkg").arg("--print-architecture"))?;
         let name = name.trim();
         let architecture = ARCHITECTURES.iter().find(|one| one.name == name);
         let architecture =
             architecture.ok_or(format!("packages are got for amd64 and arm64, this is {name}"))?;
-        let source = source().ok_or(
-            "no mirror of Debian stands in /etc/apt/sources.list.d/debian.sources or \
-             /etc/apt/sources.list",
-        )?;
-        Ok(Self { architecture, source })
+        Ok(Self { architecture, source: Source::of_machine()? })
     }
 
     /// A root of apt in a folder that knows what these suites have now. Downloads what they list.
@@ -129,7 +124,7 @@ impl Machine {
         if !error.contains("not signed") {
             return error;
         }
-        let keys = self.source.signed_by.trim_start().lines().next().unwrap_or_default();
+        let keys = &self.source.signed_by;
         format!("{error} (the keys in {keys} may be too old: update debian-archive-keyring)")
     }
 }
@@ -214,12 +209,6 @@ pub(crate) fn unpack(packages: &[PathBuf], folder: &Path, lock: &File) -> Result
 
 fn is_debian(os_release: &str) -> bool {
     os_release.lines().any(|line| matches!(line, "ID=debian" | "ID=\"debian\""))
-}
-
-fn source() -> Option<Source> {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    sources::of_paragraphs(&read("/etc/apt/sources.list.d/debian.sources"))
-        .or_else(|| sources::of_lines(&read("/etc/apt/sources.list")))
 }
 
 fn packages_in(folder: &Path) -> Result<Vec<PathBuf>, String> {

@@ -1,5 +1,12 @@
 //! The mirror and the keyring that a Debian machine takes its own packages from.
 
+use std::fs;
+use std::process::Command;
+
+use super::output_of;
+
+/// The files that Debian's own mirrors stand in, in the order in which they are asked.
+const FILES: [&str; 2] = ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"];
 /// Where the keys are if nothing names others.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -8,157 +15,90 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub(crate) struct Source {
     /// Its address.
     pub(crate) uri: String,
-    /// A keyring's path, or the key itself in the lines of a field.
+    /// The path of a keyring.
     pub(crate) signed_by: String,
 }
 
-/// The first mirror in a file of paragraphs, `debian.sources` (sources.list(5), "DEB822-STYLE
-/// FORMAT").
-pub(crate) fn of_paragraphs(text: &str) -> Option<Source> {
-    paragraphs(text).iter().find_map(|paragraph| {
-        let field = |name: &str| {
-            let mut fields = paragraph.iter().filter(|field| field.0.eq_ignore_ascii_case(name));
-            fields.next().map(|field| field.1.as_str())
-        };
-        let words = |name: &str| field(name).unwrap_or_default().split_whitespace();
-        if words("Enabled").any(|word| ["no", "false", "off", "0"].contains(&word))
-            || !words("Types").any(|word| word == "deb")
-            || !words("Components").any(|word| word == "main")
-            || !words("Suites").any(is_of_the_archive)
-        {
-            return None;
-        }
-        let uri = words("URIs").find(|uri| is_mirror(uri))?;
-        let signed_by = field("Signed-By").filter(|keys| !keys.is_empty()).unwrap_or(KEYRING);
-        Some(Source { uri: uri.to_owned(), signed_by: signed_by.to_owned() })
-    })
-}
-
-/// The first mirror in a file of lines, `sources.list` (sources.list(5), "ONE-LINE-STYLE FORMAT").
-pub(crate) fn of_lines(text: &str) -> Option<Source> {
-    text.lines().find_map(|line| {
-        let line = line.split('#').next().unwrap_or_default().trim();
-        let rest = line.strip_prefix("deb")?;
-        let rest = rest.strip_prefix(char::is_whitespace)?.trim_start();
-        let (options, rest) = match rest.strip_prefix('[') {
-            Some(inside) => inside.split_once(']')?,
-            None => ("", rest),
-        };
-        let mut words = rest.split_whitespace();
-        let uri = words.next().filter(|uri| is_mirror(uri))?;
-        let suite = words.next()?;
-        if !is_of_the_archive(suite) || !words.any(|word| word == "main") {
-            return None;
-        }
-        let keyring = options.split_whitespace().find_map(|word| word.strip_prefix("signed-by="));
-        let signed_by = keyring.unwrap_or(KEYRING).to_owned();
-        Some(Source { uri: uri.to_owned(), signed_by })
-    })
-}
-
-/// Whether a suite is one of the main archive, whose mirrors have all releases; security updates
-/// come from elsewhere.
-fn is_of_the_archive(suite: &str) -> bool {
-    !suite.contains('/') && !suite.ends_with("-security")
-}
-
-fn is_mirror(uri: &str) -> bool {
-    !uri.starts_with("cdrom:")
-}
-
-/// The fields of each paragraph. Lines that go on keep their line breaks.
-fn paragraphs(text: &str) -> Vec<Vec<(String, String)>> {
-    let mut all = vec![Vec::new()];
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        if line.trim().is_empty() {
-            all.push(Vec::new());
-            continue;
-        }
-        let Some(fields) = all.last_mut() else { continue };
-        let fields: &mut Vec<(String, String)> = fields;
-        if line.starts_with(char::is_whitespace) {
-            if let Some((_, value)) = fields.last_mut() {
-                value.push('\n');
-                value.push_str(line);
-            }
-        } else if let Some((name, value)) = line.split_once(':') {
-            fields.push((name.to_owned(), value.trim().to_owned()));
-        }
+impl Source {
+    /// What the machine's apt is configured for, whether it has asked the mirror before or not.
+    ///
+    /// # Errors
+    ///
+    /// That there is no mirror of Debian, or what apt says, in one line.
+    pub(crate) fn of_machine() -> Result<Self, String> {
+        let mut targets = Command::new("apt-get");
+        targets.args(["indextargets", "--no-release-info", "Created-By: Packages"]);
+        targets.args(["Component: main", "--format", "$(SOURCESENTRY) $(RELEASE) $(SITE)"]);
+        let none = || format!("no mirror of Debian stands in {}", FILES.join(" or "));
+        let (file, uri) = mirror(&output_of(&mut targets)?).ok_or_else(none)?;
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let signed_by = keyring(&text).unwrap_or(KEYRING).to_owned();
+        Ok(Self { uri, signed_by })
     }
-    all
+}
+
+/// The first mirror of the main archive among the lists of packages, each a line of its place in a
+/// file, its suite and its mirror, and the file. The mirrors of the main archive have all releases;
+/// security updates come from elsewhere.
+fn mirror(targets: &str) -> Option<(&'static str, String)> {
+    FILES.into_iter().find_map(|file| {
+        let in_file = targets.lines().filter_map(|line| line.strip_prefix(file)?.strip_prefix(':'));
+        let mut mirrors = in_file.filter_map(|rest| {
+            let (suite, uri) = rest.split_once(' ')?.1.split_once(' ')?;
+            let is_of_the_archive = !suite.contains('/') && !suite.ends_with("-security");
+            (is_of_the_archive && !uri.starts_with("cdrom:")).then_some(uri)
+        });
+        Some((file, mirrors.next()?.to_owned()))
+    })
+}
+
+/// The first keyring that a file of sources names (sources.list(5)).
+fn keyring(text: &str) -> Option<&str> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let words = lines.flat_map(|line| line.split(|each: char| " \t[]=:".contains(each)));
+    let mut words = words.filter(|word| !word.is_empty());
+    words.find(|word| word.eq_ignore_ascii_case("signed-by"))?;
+    words.next().filter(|word| word.starts_with('/'))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn source(uri: &str, signed_by: &str) -> Option<Source> {
-        Some(Source { uri: uri.to_owned(), signed_by: signed_by.to_owned() })
-    }
-
     #[test]
-    fn the_mirror_of_paragraphs_is_the_first_of_the_main_archive() {
-        let text = "\
-# comment
-Types: deb-src
-URIs: https://mirror.example/sources
-Suites: bookworm
-Components: main
-
-Types: deb
-URIs: https://mirror.example/security
-Suites: bookworm-security
-Components: main
-
-Enabled: no
-Types: deb
-URIs: https://mirror.example/disabled
-Suites: bookworm
-Components: main
-
-types: deb deb-src
-# comment between
-uris: https://mirror.example/debian
-  https://mirror.example/second
-suites: bookworm bookworm-updates
-components: main contrib
-signed-by: /usr/share/keyrings/example.gpg
-";
-        let expected = source("https://mirror.example/debian", "/usr/share/keyrings/example.gpg");
-        assert_eq!(of_paragraphs(text), expected);
-        let without_keys = text.replace("signed-by: /usr/share/keyrings/example.gpg\n", "");
-        assert_eq!(of_paragraphs(&without_keys), source("https://mirror.example/debian", KEYRING));
-        for nothing in ["", "# Types: deb", "Types: deb\n", " goes on\nno field\n"] {
-            assert_eq!(of_paragraphs(nothing), None, "{nothing}");
-        }
-    }
-
-    #[test]
-    fn a_key_within_a_paragraph_keeps_its_lines() {
-        let key = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQIN\n -----END";
-        let text = format!(
-            "Types: deb\nURIs: a:b\nSuites: trixie\nComponents: main\nSigned-By:\n {key}\nX: y"
+    fn the_mirror_is_the_first_of_the_main_archive_in_debians_own_file() {
+        let line = "/etc/apt/sources.list:1 trixie http://mirror.example/lines\n";
+        let paragraph = "/etc/apt/sources.list.d/debian.sources:";
+        let others = format!(
+            "/etc/apt/sources.list.d/another.sources:1 trixie http://mirror.example/another\n\
+             {paragraph}1 trixie-security http://mirror.example/security\n\
+             {paragraph}2 ./ http://mirror.example/flat\n\
+             {paragraph}3 trixie cdrom://[Debian GNU/Linux 13]\n"
         );
-        assert_eq!(of_paragraphs(&text), source("a:b", &format!("\n {key}")));
+        assert_eq!(mirror(&others), None);
+        assert_eq!(mirror(""), None);
+        let lines = Some((FILES[1], "http://mirror.example/lines".to_owned()));
+        assert_eq!(mirror(&format!("{others}{line}")), lines);
+        let text = format!(
+            "{line}{others}{paragraph}4 trixie-updates https://mirror.example/debian\n\
+             {paragraph}5 trixie https://mirror.example/second\n"
+        );
+        let paragraphs = Some((FILES[0], "https://mirror.example/debian".to_owned()));
+        assert_eq!(mirror(&text), paragraphs);
     }
 
     #[test]
-    fn the_mirror_of_lines_is_the_first_of_the_main_archive() {
-        let text = "\
-# deb https://mirror.example/comment bookworm main
-deb-src https://mirror.example/sources bookworm main
-deb cdrom:[Debian GNU/Linux 12]/ bookworm main
-deb https://mirror.example/security bookworm-security main
-deb https://mirror.example/flat ./
-deb https://mirror.example/other bookworm contrib
-deb\t[ arch=amd64 signed-by=/a.gpg ] https://mirror.example/debian bookworm contrib main # first
-deb https://mirror.example/second bookworm main
-";
-        assert_eq!(of_lines(text), source("https://mirror.example/debian", "/a.gpg"));
-        let plain = "deb https://mirror.example/debian/ trixie main";
-        assert_eq!(of_lines(plain), source("https://mirror.example/debian/", KEYRING));
-        for nothing in ["", "deb", "deb [a https://mirror.example b main", "debian a b main"] {
-            assert_eq!(of_lines(nothing), None, "{nothing}");
+    fn a_keyring_is_found_in_both_styles() {
+        let paragraphs = "Types: deb\n# Signed-By: /b.gpg\nsigned-by: /a.gpg\nSigned-By: /c.gpg\n";
+        assert_eq!(keyring(paragraphs), Some("/a.gpg"));
+        assert_eq!(keyring("Signed-By:\n /a.gpg\n"), Some("/a.gpg"));
+        for options in ["[signed-by=/a.gpg]", "[ arch=amd64 signed-by=/a.gpg ]"] {
+            let line = format!("deb\t{options} https://mirror.example trixie main");
+            assert_eq!(keyring(&line), Some("/a.gpg"), "{line}");
         }
+        for none in ["", "deb https://a.example trixie main", "# Signed-By: /b.gpg", "Signed-By:"] {
+            assert_eq!(keyring(none), None, "{none}");
+        }
+        assert_eq!(keyring("Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n"), None);
     }
 }

@@ -8,9 +8,8 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::nvme::both_ways_of;
-use super::{Case, Context, Need, Result};
+use super::{Case, Context, MIB, Need, Result};
 
-const MIB: u64 = 1 << 20;
 const HUGEPAGE: u64 = 2 * MIB;
 
 /// Memory of the program itself.

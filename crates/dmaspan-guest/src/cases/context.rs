@@ -1,15 +1,16 @@
 //! What cases are told of the guest, and what they may need of it.
 
-use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use dmaspan_linux::vfio::{Backend, Device, Space};
 
+use super::Result;
+
 /// The function that every guest has an NVMe controller at.
 const NVME: &str = "0000:00:05.0";
 /// The function whose BAR 2 is memory that others reach: QEMU's `ivshmem-plain`.
-const PEER: &str = "0000:00:06.0";
+pub(super) const PEER: &str = "0000:00:06.0";
 
 /// How many hugepages of 2 MiB are free.
 pub(super) const FREE_HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
@@ -31,7 +32,7 @@ impl Context {
     /// # Errors
     ///
     /// Why it cannot be used.
-    pub(crate) fn open(&self) -> Result<(Space, Device), Box<dyn Error>> {
+    pub(crate) fn open(&self) -> Result<(Space, Device)> {
         Ok(Space::open(self.backend, self.device.parse()?)?)
     }
 }

@@ -1,7 +1,6 @@
 //! Open devices: their registers, configuration space, interrupts, resets, and registers that one
 //! device reaches in another.
 
-use std::error::Error as StdError;
 use std::fs;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +11,9 @@ use dmaspan_drivers::Mmio;
 use dmaspan_linux::vfio::{Backend, Bar, BusMaster, Device, DeviceError, Error, Space};
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::context::{driver, in_sysfs};
+use super::context::{PEER, driver, in_sysfs};
 use super::{Case, Context, Need, Outcome, Result};
 
-/// The function whose BAR 2 is memory.
-const PEER: &str = "0000:00:06.0";
 /// The function with a BAR as large as is asked for, its BAR 2: QEMU's `pci-testdev`.
 const LARGE: &str = "0000:00:07.0";
 
@@ -59,41 +56,16 @@ const fn case(name: &'static str, run: fn(&Context) -> Result) -> Case {
     Case { name, needs: &[Need::Backend], run }
 }
 
-type Checked<T = ()> = std::result::Result<T, Box<dyn StdError>>;
-
-/// Fails with the condition's text where it does not hold.
-macro_rules! check {
-    ($condition:expr) => {
-        if !$condition {
-            return Err(concat!("not so: ", stringify!($condition)).into());
-        }
-    };
-    ($left:expr, $right:expr) => {
-        match (&$left, &$right) {
-            (left, right) if left == right => {}
-            (left, right) => {
-                let text = concat!(stringify!($left), " is not ", stringify!($right));
-                return Err(format!("{text}: {left:#x?}, {right:#x?}").into());
-            }
-        }
-    };
-}
-
-fn open(context: &Context, bdf: &str) -> Checked<(Space, Device)> {
+fn open(context: &Context, bdf: &str) -> Result<(Space, Device)> {
     Ok(Space::open(context.backend, bdf.parse()?)?)
 }
 
-fn map_bar(
-    space: &Space,
-    bar: &Bar,
-    offsets: Range<u64>,
-    iova: u64,
-) -> std::result::Result<(), Error> {
+fn map_bar(space: &Space, bar: &Bar, offsets: Range<u64>, iova: u64) -> Result<(), Error> {
     space.map_bar(bar, offsets, Iova::new(iova), Prot::READ_WRITE)
 }
 
 /// Maps all of a BAR, and returns whether the kernel has what it takes.
-fn maps_registers(space: &Space, bar: &Bar, iova: u64) -> Checked<bool> {
+fn maps_registers(space: &Space, bar: &Bar, iova: u64) -> Result<bool> {
     match (map_bar(space, bar, 0..bar.len(), iova), space) {
         // iommufd's compatibility mode does not map registers.
         (Err(Error::NoDmaBuf { .. }), Space::Ioas(_))
@@ -102,7 +74,7 @@ fn maps_registers(space: &Space, bar: &Bar, iova: u64) -> Checked<bool> {
     }
 }
 
-fn unmap(space: &Space, iova: u64, len: u64) -> Checked<u64> {
+fn unmap(space: &Space, iova: u64, len: u64) -> Result<u64> {
     Ok(space.unmap(IovaRange::from_len(Iova::new(iova), len)?)?)
 }
 
@@ -150,7 +122,7 @@ fn registers(context: &Context) -> Result {
 }
 
 /// Whether the process has a BAR at a multiple of the largest leaf of x86-64 that fits.
-fn leaf_aligned(bar: &Bar) -> Checked<bool> {
+fn leaf_aligned(bar: &Bar) -> Result<bool> {
     let leaf = [1 << 30, 2 << 20, 4 << 10].into_iter().find(|&leaf| leaf <= bar.len());
     let maps = fs::read_to_string("/proc/self/maps")?;
     let found = maps.lines().filter(|line| line.contains("vfio")).find_map(|line| {
@@ -170,7 +142,7 @@ const BUS_MASTER: u16 = 4;
 
 fn bus_mastering(context: &Context) -> Result {
     let (_space, device) = open(context, &context.device)?;
-    let bits = |device: &Device| -> Checked<u16> {
+    let bits = |device: &Device| -> Result<u16> {
         Ok(device.config().read16(COMMAND)? & (MEMORY_SPACE | BUS_MASTER))
     };
     check!(bits(&device)?, MEMORY_SPACE);
@@ -298,7 +270,7 @@ fn resets(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
-fn until(condition: impl Fn() -> bool) -> Checked {
+fn until(condition: impl Fn() -> bool) -> Result<()> {
     let begin = Instant::now();
     while !condition() {
         if begin.elapsed() > LONG {
@@ -321,7 +293,7 @@ struct Controller {
 }
 
 impl Controller {
-    fn start(space: &Space, device: &Device) -> Checked<Self> {
+    fn start(space: &Space, device: &Device) -> Result<Self> {
         let bar = device.bar(0)?;
         let memory = Arc::new(Memory::new(MemoryKind::Base, 8192)?);
         space.map(&memory, memory.user_range(), Iova::new(QUEUES), Prot::READ_WRITE)?;
@@ -337,7 +309,7 @@ impl Controller {
     }
 
     /// Has the controller write what it says of itself, 4 KiB, to an IOVA.
-    fn identify(&mut self, iova: u64) -> Checked {
+    fn identify(&mut self, iova: u64) -> Result<()> {
         let mut words = [0; 8];
         (words[0], words[3], words[5]) = (6 | u64::from(self.tail) << 16, iova, 1);
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();

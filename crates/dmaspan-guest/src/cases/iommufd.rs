@@ -8,10 +8,9 @@ use dmaspan_linux::vfio::{
 };
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::{Case, Context, Need, Outcome, Result};
+use super::{Case, Context, MIB, Need, Outcome, PAGE, Result};
 
-const NEEDS: &[Need] = &[Need::Backend, Need::OneOf(&[Backend::Iommufd])];
-const MIB: u64 = 1 << 20;
+pub(super) const NEEDS: &[Need] = &[Need::Backend, Need::OneOf(&[Backend::Iommufd])];
 const AT: u64 = 1 << 32;
 
 /// A device moves from one space, and from one page table, to another.
@@ -35,15 +34,11 @@ fn moves(context: &Context) -> Result {
     let interrupts = Iova::new(0xfee0_0000);
     other.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
     let refused = other.reattach(&device);
-    (matches!(refused, Err(OpenError::DoesNotFit { .. })))
-        .then_some(())
-        .ok_or("the interrupts fit a device")?;
+    check!(matches!(refused, Err(OpenError::DoesNotFit { .. })); "the interrupts fit a device");
     other.unmap_all()?;
     other.reattach(&device)?;
     let narrow = other.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE);
-    (matches!(narrow, Err(vfio::Error::OutsideApertures { .. })))
-        .then_some(())
-        .ok_or("interrupts are mapped")?;
+    check!(matches!(narrow, Err(vfio::Error::OutsideApertures { .. })); "interrupts are mapped");
     // Where it was before there is none any more.
     space.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
     space.unmap_all()?;
@@ -58,9 +53,9 @@ fn moves(context: &Context) -> Result {
             table.attach(&device)?;
             table.set_dirty_tracking(DirtyTracking::On)?;
             let range = IovaRange::from_len(Iova::new(AT), MIB)?;
-            let mut bitmap = DirtyBitmap::new(range, 4096)?;
+            let mut bitmap = DirtyBitmap::new(range, PAGE)?;
             table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
-            (bitmap.dirty_pages() == 0).then_some(()).ok_or("pages are dirty that nobody wrote")?;
+            check!(bitmap.dirty_pages() == 0; "pages are dirty that nobody wrote");
         }
         (has, made) => return Err(format!("tracking {has}, and a table {made:?}").into()),
     }
@@ -79,13 +74,11 @@ fn copies(context: &Context) -> Result {
     let part = IovaRange::from_len(Iova::new(AT + MIB), MIB)?;
     other.copy(&space, part, Iova::new(0), Prot::READ)?;
     space.unmap_all()?;
-    (kept.strong_count() == 1).then_some(()).ok_or("the copy does not keep the memory")?;
+    check!(kept.strong_count() == 1; "the copy does not keep the memory");
     let again = other.copy(&space, part, Iova::new(AT), Prot::READ);
-    (matches!(again, Err(vfio::Error::NotMapped { .. })))
-        .then_some(())
-        .ok_or("nothing was copied")?;
+    check!(matches!(again, Err(vfio::Error::NotMapped { .. })); "nothing was copied");
     other.unmap_all()?;
-    (kept.strong_count() == 0).then_some(()).ok_or("the memory is kept")?;
+    check!(kept.strong_count() == 0; "the memory is kept");
     Ok(Outcome::Passed)
 }
 
@@ -94,11 +87,9 @@ fn promises(context: &Context) -> Result {
     let (space, device) = Ioas::open(bdf)?;
     let interrupts = IovaRange::from_len(Iova::new(0xfee0_0000), MIB)?;
     let refused = space.allow_iovas(&[interrupts]);
-    (matches!(refused, Err(vfio::Error::Unsupported { .. })))
-        .then_some(())
-        .ok_or("interrupts are promised")?;
+    check!(matches!(refused, Err(vfio::Error::Unsupported { .. })); "interrupts are promised");
     space.allow_iovas(&[IovaRange::from_len(Iova::new(AT), MIB)?])?;
-    (space.huge_pages()? == HugePages::On).then_some(()).ok_or("huge pages are off")?;
+    check!(space.huge_pages()? == HugePages::On; "huge pages are off");
     space.set_huge_pages(HugePages::Off)?;
     let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 * MIB)?);
     space.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
@@ -107,8 +98,6 @@ fn promises(context: &Context) -> Result {
     // Promised first, a device is refused that cannot map it.
     let space = vfio::Iommufd::open()?.ioas()?;
     space.allow_iovas(&[interrupts])?;
-    (matches!(space.attach(bdf), Err(OpenError::DoesNotFit { .. })))
-        .then_some(())
-        .ok_or("a device fits")?;
+    check!(matches!(space.attach(bdf), Err(OpenError::DoesNotFit { .. })); "a device fits");
     Ok(Outcome::Passed)
 }

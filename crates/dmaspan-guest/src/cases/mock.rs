@@ -6,17 +6,13 @@ use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Prot};
 use dmaspan_linux::vfio::{
-    Backend, DirtyBitmap, DirtyNotes, DirtyTracking, Error, HugePages, Ioas, Iommufd, LockedBy,
-    MockDevice,
+    DirtyBitmap, DirtyNotes, DirtyTracking, Error, HugePages, Ioas, Iommufd, LockedBy, MockDevice,
 };
 use dmaspan_linux::{Memory, MemoryKind};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::{Case, Need, Outcome, Result};
-
-const NEEDS: &[Need] = &[Need::Backend, Need::OneOf(&[Backend::Iommufd])];
-const MIB: u64 = 1 << 20;
-const PAGE: u64 = 4096;
+use super::iommufd::NEEDS;
+use super::{Case, MIB, Outcome, PAGE, Result};
 
 /// What the IOMMU of these devices maps (`MOCK_APERTURE_START` and `MOCK_APERTURE_LAST`).
 const FIRST: u64 = 1 << 24;
@@ -77,18 +73,15 @@ fn with_space(case: fn(&Ioas) -> Result) -> Result {
     case(&space)
 }
 
-fn memory(
-    kind: MemoryKind,
-    len: u64,
-) -> std::result::Result<Arc<Memory>, Box<dyn std::error::Error>> {
+fn memory(kind: MemoryKind, len: u64) -> Result<Arc<Memory>> {
     Ok(Arc::new(Memory::new(kind, len)?))
 }
 
-fn map(space: &Ioas, memory: &Arc<Memory>, iova: u64) -> std::result::Result<(), Error> {
+fn map(space: &Ioas, memory: &Arc<Memory>, iova: u64) -> Result<(), Error> {
     space.map(memory, memory.user_range(), Iova::new(iova), Prot::READ_WRITE)
 }
 
-fn at(iova: u64, len: u64) -> std::result::Result<IovaRange, Box<dyn std::error::Error>> {
+fn at(iova: u64, len: u64) -> Result<IovaRange> {
     Ok(IovaRange::from_len(Iova::new(iova), len)?)
 }
 

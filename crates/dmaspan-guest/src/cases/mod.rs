@@ -13,6 +13,30 @@
 //! Names are `SYSTEM/what_it_shows`. A case leaves the guest as it found it: the device bound, and
 //! no mapping behind.
 
+/// Fails where a condition does not hold, with its text or with what that means, or where one value
+/// is not the other.
+macro_rules! check {
+    ($condition:expr) => {
+        if !$condition {
+            return Err(concat!("not so: ", stringify!($condition)).into());
+        }
+    };
+    ($condition:expr; $otherwise:literal) => {
+        if !$condition {
+            return Err($otherwise.into());
+        }
+    };
+    ($left:expr, $right:expr) => {
+        match (&$left, &$right) {
+            (left, right) if left == right => {}
+            (left, right) => {
+                let text = concat!(stringify!($left), " is not ", stringify!($right));
+                return Err(format!("{text}: {left:#x?}, {right:#x?}").into());
+            }
+        }
+    };
+}
+
 mod adopted;
 mod context;
 mod device;
@@ -26,12 +50,16 @@ mod refusals;
 mod type1;
 
 use std::error::Error;
+use std::fmt::Debug;
 use std::panic;
 use std::process::ExitCode;
 
 use dmaspan_linux::vfio::UnknownBackend;
 
 pub(crate) use context::{Context, Need};
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
 
 /// How a case ended that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,8 +70,8 @@ pub(crate) enum Outcome {
     Skipped(String),
 }
 
-/// What a case returns.
-pub(crate) type Result = std::result::Result<Outcome, Box<dyn Error>>;
+/// What a case returns, and what it is made of.
+pub(crate) type Result<T = Outcome, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// One case.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +147,7 @@ impl Options {
     /// # Errors
     ///
     /// What is wrong with them.
-    pub(crate) fn parse(arguments: &[&str]) -> std::result::Result<Self, String> {
+    pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
         let mut options = Self { context: Context::default(), names: Vec::new() };
         let mut arguments = arguments.iter();
         while let Some(&argument) = arguments.next() {
@@ -149,7 +177,7 @@ impl Options {
     /// # Errors
     ///
     /// Why it could not.
-    pub(crate) fn be_killed(&self) -> std::result::Result<(), Box<dyn Error>> {
+    pub(crate) fn be_killed(&self) -> Result<()> {
         refusals::be_killed(&self.context)
     }
 }
@@ -187,6 +215,14 @@ fn passes(case: &Case, context: &Context) -> bool {
         }
     }
     true
+}
+
+/// Fails with both where one is not the other.
+fn same<T: PartialEq + Debug>(found: T, expected: T, what: &str) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("{what}: {found:?}, and should be {expected:?}").into())
 }
 
 fn one_line(text: &str) -> String {

@@ -14,11 +14,10 @@ use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
 
-use super::{Case, Context, Need, Outcome, Result};
+use super::{Case, Context, MIB, Need, Outcome, Result};
 
 /// What the words of the disk hold besides their offset.
 const TAG: u64 = 0xfeed_0000_0000_0000;
-const MIB: u64 = 1 << 20;
 /// The part of the disk that cases write to.
 const SCRATCH: u64 = 32 * MIB;
 
@@ -71,7 +70,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(context: &Context, config: QueueConfig) -> std::result::Result<Self, Failure> {
+    fn new(context: &Context, config: QueueConfig) -> Result<Self> {
         let (space, access) = VfioAccess::open(context.backend, context.device.parse()?)?;
         let access = match config.vector {
             Some(vector) => access.with_interrupts(vector + 1)?,
@@ -84,7 +83,7 @@ impl Rig {
     }
 
     /// Memory of a kind, mapped for reading and writing.
-    fn memory(&self, kind: MemoryKind, len: u64) -> std::result::Result<Mapped, Failure> {
+    fn memory(&self, kind: MemoryKind, len: u64) -> Result<Mapped> {
         let len = len.next_multiple_of(kind.page_size());
         let memory = Arc::new(Memory::new(kind, len)?);
         let buffer = VfioBuffer::new(&self.space, Region::whole(&memory, Prot::READ_WRITE))?;
@@ -101,8 +100,6 @@ impl Rig {
         Ok(Outcome::Passed)
     }
 }
-
-type Failure = Box<dyn std::error::Error>;
 
 struct Mapped {
     memory: Arc<Memory>,
@@ -163,7 +160,7 @@ fn moves(mut rig: Rig, there: Mapped) -> Result {
 
 /// Unmaps memory behind the back of its buffer, which does not know: what is read does not arrive
 /// there, and what is written does not come from there. Maps it again, and both do.
-fn cut_off(rig: &mut Rig, there: &Mapped, back: &Mapped) -> std::result::Result<(), Failure> {
+fn cut_off(rig: &mut Rig, there: &Mapped, back: &Mapped) -> Result<()> {
     const LEN: u64 = 0x1_0000;
     let segment = there.buffer.buffer().segments().iter().next().ok_or("there is no segment")?;
     let range = IovaRange::from_len(Iova::new(segment.start().get()), segment.len())?;
@@ -194,7 +191,7 @@ fn cut_off(rig: &mut Rig, there: &Mapped, back: &Mapped) -> std::result::Result<
 }
 
 /// QEMU's controller says that it succeeded where it reaches nothing; others say that it did not.
-fn refused_or_not(told: std::result::Result<(), Error>) -> std::result::Result<(), Failure> {
+fn refused_or_not(told: Result<(), Error>) -> Result<()> {
     match told {
         Ok(()) | Err(Error::Command { .. }) => Ok(()),
         Err(error) => Err(error.into()),

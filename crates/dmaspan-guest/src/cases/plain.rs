@@ -5,7 +5,6 @@
 
 #![expect(unsafe_code, reason = "requests of ioctl name memory by its address")]
 
-use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
@@ -16,10 +15,8 @@ use dmaspan_linux::Memory;
 use dmaspan_linux::vfio::Backend;
 use rustix::ioctl::{IntegerSetter, Opcode, Updater, ioctl};
 
-use super::Context;
 use super::context::in_sysfs;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+use super::{Context, Result};
 
 /// `_IO(VFIO_TYPE, VFIO_BASE + n)`; iommufd's have the same type.
 const fn number(n: u8) -> Opcode {

@@ -2,7 +2,6 @@
 //!
 //! Where instructions are counted, a time is their number, and times are compared.
 
-use std::error::Error;
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,11 +13,8 @@ use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::FREE_HUGEPAGES;
 use super::plain::Plain;
-use super::{Case, Context, Need, Outcome, Result};
+use super::{Case, Context, Need, Outcome, PAGE, Result, same};
 
-type Fallible<T> = std::result::Result<T, Box<dyn Error>>;
-
-const PAGE: u64 = 4096;
 const HUGE: u64 = 2 << 20;
 const KIB64: u64 = 64 << 10;
 const GIB: u64 = 1 << 30;
@@ -44,7 +40,7 @@ fn one_region(context: &Context) -> Result {
         let offset = |n: u64| n.wrapping_mul(factor) % count * PAGE;
         let pieces = (0..count).map(|n| part(&memory, offset(n), PAGE));
         let before = mapper.space().requests();
-        let mapped = mapper.map(pieces.collect::<Fallible<Vec<_>>>()?)?;
+        let mapped = mapper.map(pieces.collect::<Result<Vec<_>>>()?)?;
         asked(&mapper, before, Requests { maps: 1, unmaps: 0 })?;
         same(mapper.space().mappings(), 1, "mappings")?;
         same(mapped.bytes(), memory.len(), "bytes")?;
@@ -77,16 +73,16 @@ fn alternating(context: &Context) -> Result {
         0 => part(&memory, n / 2 * PAGE, PAGE),
         _ => part(&other, n / 2 * PAGE, PAGE),
     });
-    maps(&mapper, two.collect::<Fallible<_>>()?, 2, "two memories in turn")?;
+    maps(&mapper, two.collect::<Result<_>>()?, 2, "two memories in turn")?;
 
     let prots = [Prot::READ, Prot::READ_WRITE];
     let prot = |n: u64| if (n / 4).is_multiple_of(2) { prots[0] } else { prots[1] };
     let pieces = (0..count).map(|n| Ok(Region { prot: prot(n), ..part(&memory, n * PAGE, PAGE)? }));
-    maps(&mapper, pieces.collect::<Fallible<_>>()?, count / 4, "fours with other permissions")?;
+    maps(&mapper, pieces.collect::<Result<_>>()?, count / 4, "fours with other permissions")?;
 
     let most = memory.len() / (2 * PAGE);
     let every_second = |count: u64| {
-        (0..count).map(|n| part(&memory, 2 * n * PAGE, PAGE)).collect::<Fallible<Vec<_>>>()
+        (0..count).map(|n| part(&memory, 2 * n * PAGE, PAGE)).collect::<Result<Vec<_>>>()
     };
     if let Some(left) = left.filter(|&left| left < most) {
         let before = mapper.space().requests();
@@ -105,7 +101,7 @@ fn alternating(context: &Context) -> Result {
 
 /// Maps and unmaps pieces, by so many requests to map and one to unmap, as the planner's own IOVAs
 /// have no holes.
-fn maps(mapper: &Mapper<Space>, pieces: Vec<Region>, fewest: u64, what: &str) -> Fallible<()> {
+fn maps(mapper: &Mapper<Space>, pieces: Vec<Region>, fewest: u64, what: &str) -> Result<()> {
     let before = mapper.space().requests();
     let count = pieces.len();
     let mapped = mapper.map(pieces)?;
@@ -132,7 +128,7 @@ fn page_at_a_time(context: &Context) -> Result {
     let len = memory.len();
     let (planned, placed) = planned(context, || Ok(vec![part(&memory, 0, len)?]))?;
     let at = placed.first().ok_or("nothing was mapped")?.1;
-    let parts: Fallible<Vec<_>> = (0..len / PAGE)
+    let parts: Result<Vec<_>> = (0..len / PAGE)
         .map(|n| Ok((memory.sub_range(n * PAGE, PAGE)?, at.wrapping_add(n * PAGE))))
         .collect();
     let pages = plain(context, &memory, &parts?)?;
@@ -160,7 +156,7 @@ const MOST: f64 = 1.05;
 const MOST_EACH: u64 = 3_500;
 const MOST_EACH_AT: u64 = 15_000;
 
-type Shape<'s> = (&'s str, u64, &'s dyn Fn(u64) -> Fallible<Region>, u64);
+type Shape<'s> = (&'s str, u64, &'s dyn Fn(u64) -> Result<Region>, u64);
 
 fn costs_nothing(context: &Context) -> Result {
     let memory = hugepages(ALL)?;
@@ -227,8 +223,8 @@ struct Times {
 
 impl Times {
     /// The medians of the runs.
-    fn of(mut run: impl FnMut() -> Fallible<Self>) -> Fallible<Self> {
-        let runs = (0..RUNS).map(|_| run()).collect::<Fallible<Vec<_>>>()?;
+    fn of(mut run: impl FnMut() -> Result<Self>) -> Result<Self> {
+        let runs = (0..RUNS).map(|_| run()).collect::<Result<Vec<_>>>()?;
         let median = |of: fn(&Self) -> Duration| {
             let mut all: Vec<Duration> = runs.iter().map(of).collect();
             all.sort_unstable();
@@ -270,8 +266,8 @@ fn compare(what: &str, one: (&str, Times), other: (&str, Times)) -> Ratios {
 /// Maps and unmaps regions by a mapper; also what was mapped where.
 fn planned(
     context: &Context,
-    regions: impl Fn() -> Fallible<Vec<Region>>,
-) -> Fallible<(Times, Vec<(UserRange, Iova)>)> {
+    regions: impl Fn() -> Result<Vec<Region>>,
+) -> Result<(Times, Vec<(UserRange, Iova)>)> {
     let (mapper, _device) = open(context)?;
     let mut placed = Vec::new();
     let times = Times::of(|| {
@@ -288,7 +284,7 @@ fn planned(
 }
 
 /// Maps and unmaps parts by requests alone, one to unmap for each to map.
-fn plain(context: &Context, memory: &Arc<Memory>, parts: &[(UserRange, Iova)]) -> Fallible<Times> {
+fn plain(context: &Context, memory: &Arc<Memory>, parts: &[(UserRange, Iova)]) -> Result<Times> {
     let unmaps: Vec<_> = parts.iter().map(|(user, at)| (*at, user.len_less_one() + 1)).collect();
     let mut plain = Plain::open(context, memory, parts, &unmaps)?;
     Times::of(|| {
@@ -301,32 +297,25 @@ fn plain(context: &Context, memory: &Arc<Memory>, parts: &[(UserRange, Iova)]) -
     })
 }
 
-fn open(context: &Context) -> Fallible<(Mapper<Space>, Device)> {
+fn open(context: &Context) -> Result<(Mapper<Space>, Device)> {
     let (space, device) = context.open()?;
     Ok((Mapper::new(space)?, device))
 }
 
 /// So many hugepages where they are free, or else few.
-fn hugepages(wanted: u64) -> Fallible<Arc<Memory>> {
+fn hugepages(wanted: u64) -> Result<Arc<Memory>> {
     let free: u64 = fs::read_to_string(FREE_HUGEPAGES)?.trim().parse()?;
     let pages = if free >= wanted { wanted } else { FEW };
     Ok(Arc::new(Memory::new(MemoryKind::Hugetlb2M, pages * HUGE)?))
 }
 
-fn part(memory: &Arc<Memory>, offset: u64, len: u64) -> Fallible<Region> {
+fn part(memory: &Arc<Memory>, offset: u64, len: u64) -> Result<Region> {
     Ok(Region::part(memory, offset, len, Prot::READ_WRITE)?)
 }
 
 /// Whether so many requests were made since `before`.
-fn asked(mapper: &Mapper<Space>, before: Requests, expected: Requests) -> Fallible<()> {
+fn asked(mapper: &Mapper<Space>, before: Requests, expected: Requests) -> Result<()> {
     let now = mapper.space().requests();
     let since = Requests { maps: now.maps - before.maps, unmaps: now.unmaps - before.unmaps };
     same(since, expected, "requests")
-}
-
-fn same<T: PartialEq + std::fmt::Debug>(found: T, expected: T, what: &str) -> Fallible<()> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(format!("{what}: {found:?}, and should be {expected:?}").into())
 }

@@ -1,7 +1,6 @@
 //! What a space refuses, and what is left behind: nothing.
 
 use std::env;
-use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -13,10 +12,8 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::{Case, Context, Need, Outcome, Result};
+use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, same};
 
-const MIB: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 const AT: u64 = 1 << 32;
 
 /// What no kernel has to be asked for.
@@ -242,7 +239,7 @@ fn killed(context: &Context) -> Result {
 /// # Errors
 ///
 /// Why it could not.
-pub(crate) fn be_killed(context: &Context) -> std::result::Result<(), Box<dyn Error>> {
+pub(crate) fn be_killed(context: &Context) -> Result<()> {
     let (space, device) = context.open()?;
     device.set_bus_master(vfio::BusMaster::On).map_err(|errno| format!("{errno:?}"))?;
     let memory = Arc::new(Memory::new(MemoryKind::Thp, 32 * MIB)?);
@@ -289,31 +286,15 @@ fn unsafe_interrupts(context: &Context) -> Result {
 }
 
 /// `VmLck` of this process.
-fn locked_kib() -> std::result::Result<String, Box<dyn Error>> {
+fn locked_kib() -> Result<String> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|line| line.starts_with("VmLck:"));
     Ok(line.ok_or("no VmLck")?.to_owned())
 }
 
-fn refuses(
-    space: &Space,
-    result: std::result::Result<(), vfio::Error>,
-    errno: Errno,
-    what: &str,
-) -> std::result::Result<(), Box<dyn Error>> {
+fn refuses(space: &Space, result: Result<(), vfio::Error>, errno: Errno, what: &str) -> Result<()> {
     match result {
         Err(error) if space.errno(&error) == errno => Ok(()),
         other => Err(format!("{what} gave {other:?} and should give {errno:?}").into()),
     }
-}
-
-fn same<T: PartialEq + std::fmt::Debug>(
-    found: T,
-    expected: T,
-    what: &str,
-) -> std::result::Result<(), Box<dyn Error>> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(format!("{what}: {found:?}, and should be {expected:?}").into())
 }

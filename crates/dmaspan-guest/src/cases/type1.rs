@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
-use dmaspan_linux::vfio::{Backend, DirtyBitmap, DirtyTracking, Error, OpenError, Type1};
+use dmaspan_linux::vfio::{Backend, Device, DirtyBitmap, DirtyTracking, Error, OpenError, Type1};
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::{Case, Context, Need, Outcome, Result};
+use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, same};
 
-const MIB: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 const AT: u64 = 1 << 32;
 
 /// VFIO takes all that a device reaches for written; the compatibility mode says that it has none.
@@ -19,7 +17,7 @@ pub(super) const DIRTY_PAGES: Case = Case {
     run: dirty_pages,
 };
 
-fn open(context: &Context) -> std::result::Result<(Type1, dmaspan_linux::vfio::Device), OpenError> {
+fn open(context: &Context) -> Result<(Type1, Device), OpenError> {
     let bdf = context.device.parse().map_err(|_| OpenError::Unsupported {
         what: "the device has no address",
         advice: "name it as lspci does",
@@ -47,20 +45,16 @@ fn dirty_pages(context: &Context) -> Result {
     }
     space.read_dirty(&mut bitmap)?;
     let dirty: Vec<IovaRange> = bitmap.ranges().collect();
-    let mapped: std::result::Result<Vec<_>, _> =
+    let mapped: Result<Vec<_>, _> =
         starts.iter().map(|&start| IovaRange::from_len(Iova::new(start), MIB)).collect();
-    if dirty != mapped? {
-        return Err(format!("of {all} dirty are {dirty:?}").into());
-    }
+    same(dirty, mapped?, "dirty ranges")?;
     let mut part = DirtyBitmap::new(IovaRange::from_len(Iova::new(AT), MIB / 2)?, PAGE)?;
-    if !matches!(space.read_dirty(&mut part), Err(Error::Bisects { .. })) {
-        return Err("a part of a mapping has a bitmap".into());
-    }
+    let refused = space.read_dirty(&mut part);
+    check!(matches!(refused, Err(Error::Bisects { .. })); "a part of a mapping has a bitmap");
     space.set_dirty_tracking(DirtyTracking::Off)?;
     bitmap.clear();
-    if space.read_dirty(&mut bitmap).is_ok() {
-        return Err("without tracking there are dirty pages".into());
-    }
+    let refused = space.read_dirty(&mut bitmap);
+    check!(refused.is_err(); "without tracking there are dirty pages");
     space.unmap_all()?;
     Ok(Outcome::Passed)
 }

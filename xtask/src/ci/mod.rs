@@ -211,8 +211,7 @@ fn guests() -> Outcome {
 
 /// `cargo test` has a short one of each.
 fn soak() -> Outcome {
-    let mut test = cargo(&["test", "--release", "-p", "dmaspan-sim"]);
-    test.args(["--test", "soak", "--test", "pool_soak", "--test", "container_soak"]);
+    let mut test = cargo(&["test", "--release", "-p", "dmaspan-sim", "--test", "it", "soak"]);
     commands([test.env("DMASPAN_SOAK", "10000000")])
 }
 

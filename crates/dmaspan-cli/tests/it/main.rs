@@ -1,0 +1,7 @@
+//! The program `dmaspan`, run as its users run it.
+
+mod cli;
+mod devices;
+#[path = "../../../dmaspan-linux/tests/turn/mod.rs"]
+mod turn;
+mod words;

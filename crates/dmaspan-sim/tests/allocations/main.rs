@@ -1,0 +1,67 @@
+//! What the stack allocates, and what becomes of it where there is no memory: an allocation that
+//! may fail changes nothing. Those that may not fail end the program, and what takes things away
+//! has none of them.
+//!
+//! A program of its own: its allocator counts what each thread allocates, and fails where a test
+//! says so.
+
+mod container_memory;
+mod container_nomem;
+mod dirty_bytes;
+mod failing;
+mod mapped_nomem;
+mod pin_memory;
+mod pool_nomem;
+mod regbuf_bytes;
+mod regbuf_nomem;
+
+use dmaspan::PhysAddr;
+use dmaspan::Platform;
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::Domain;
+use dmaspan_sim::Arena;
+use dmaspan_sim::allocator::{self, Watched};
+use dmaspan_sim::iotlb::Iotlb;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+
+#[global_allocator]
+static ALLOCATOR: Watched = Watched;
+
+/// What `f` returns, and the bytes that it allocated, those that it freed again included.
+fn allocated<R>(f: impl FnOnce() -> R) -> (R, u64) {
+    let (result, allocated) = allocator::allocated(f);
+    (result, allocated.bytes)
+}
+
+/// One processor, whose clock stands still.
+struct OneThread;
+
+impl Platform for OneThread {
+    type Lock = parking_lot::RawMutex;
+
+    fn cpu(&self) -> usize {
+        0
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+type Arm = Domain<ArmLpaeS1<12>, Arena, Iotlb<ArmLpaeS1Walker, Arena>>;
+
+/// A domain, and its tables, which lie in memory of `bytes` that the arena has from the start.
+fn domain(bytes: u64) -> (Arm, Arena) {
+    let tables = Arena::new(PhysAddr::new(0), bytes);
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, tables.clone()).unwrap();
+    let registers = table.format().registers(table.root());
+    let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+        ttbr: registers.ttbr,
+        tcr: registers.tcr,
+        mair: registers.mair,
+        ..Default::default()
+    });
+    let iommu = Iotlb::new(walker.unwrap(), tables.clone());
+    (Domain::new(table, iommu).unwrap(), tables)
+}

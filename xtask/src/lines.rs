@@ -31,13 +31,7 @@ impl AddAssign for Lines {
 
 /// The lines of code of each package, by its folder.
 pub fn count(tree: &Tree) -> BTreeMap<String, Lines> {
-    let modules: Vec<String> = tree.rust("").flat_map(|(file, rust)| modules(file, rust)).collect();
-    let is_module = |path: &str| {
-        modules.iter().any(|module| {
-            path.strip_prefix(module.as_str())
-                .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
-        })
-    };
+    let test_code = TestCode::of(tree);
     let mut packages = BTreeMap::<String, Lines>::new();
     for (file, rust) in tree.rust("") {
         let path = file.path.as_str();
@@ -45,14 +39,8 @@ pub fn count(tree: &Tree) -> BTreeMap<String, Lines> {
         let lines = if is_in(path, "benches") {
             Lines { benches: all, ..Lines::default() }
         } else {
-            let tests = match is_of_tests(path) || is_module(path) {
-                true => all,
-                false => {
-                    let items: Vec<_> = items(rust).map(|item| item.lines).collect();
-                    let is_test = |line: &&usize| items.iter().any(|item| item.contains(*line));
-                    rust.code_lines.iter().filter(is_test).count()
-                }
-            };
+            let is_test = test_code.of_file(path, rust);
+            let tests = rust.code_lines.iter().filter(|&&line| is_test(line)).count();
             Lines { product: all - tests, tests, benches: 0 }
         };
         *packages.entry(package(tree, path).to_owned()).or_default() += lines;
@@ -79,6 +67,30 @@ pub fn table(packages: &BTreeMap<String, Lines>) -> String {
     }
     rows.push(counted("all", sum));
     rows.join("\n")
+}
+
+/// Which code of a tree is tests.
+pub(crate) struct TestCode {
+    /// The modules with files of their own that are declared under `#[cfg(test)]`: their paths
+    /// without `.rs`.
+    modules: Vec<String>,
+}
+
+impl TestCode {
+    pub(crate) fn of(tree: &Tree) -> Self {
+        Self { modules: tree.rust("").flat_map(|(file, rust)| modules(file, rust)).collect() }
+    }
+
+    /// Says of a line of a file whether it is of tests.
+    pub(crate) fn of_file(&self, path: &str, rust: &Lexed) -> impl Fn(usize) -> bool + use<> {
+        let is_module = self.modules.iter().any(|module| {
+            let rest = path.strip_prefix(module.as_str());
+            rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+        });
+        let is_whole = is_module || is_of_tests(path);
+        let items: Vec<_> = items(rust).map(|item| item.lines).collect();
+        move |line| is_whole || items.iter().any(|item| item.contains(&line))
+    }
 }
 
 /// Whether all of a file is tests, as its place says.

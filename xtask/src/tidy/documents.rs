@@ -6,7 +6,7 @@ use crate::tree::Tree;
 
 const MANIFEST: &str = "Cargo.toml";
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
-const GLOSSARY: &str = "docs/glossary.md";
+pub(super) const GLOSSARY: &str = "docs/glossary.md";
 const TERMS: usize = 60;
 
 /// Finds dependencies of the workspace without a word in the architecture about why they are there.
@@ -34,20 +34,24 @@ pub fn dependencies(tree: &Tree) -> Vec<Problem> {
         .collect()
 }
 
-/// Finds a glossary that is missing, too long, out of order or repeats a term. A term stands in
-/// bold at the beginning of a list item.
+/// The terms of the glossary in lower case, and the lines that they stand in. A term stands in bold
+/// at the beginning of a list item.
+pub(super) fn terms(tree: &Tree) -> Vec<(usize, String)> {
+    let text = tree.file(GLOSSARY).map_or("", |glossary| glossary.text.as_str());
+    let terms = (1..).zip(text.lines()).filter_map(|(number, line)| {
+        let (term, _) = line.strip_prefix("- **")?.split_once("**")?;
+        Some((number, term.to_lowercase()))
+    });
+    terms.collect()
+}
+
+/// Finds a glossary that is missing, too long, out of order or repeats a term.
 pub fn glossary(tree: &Tree) -> Vec<Problem> {
-    let Some(glossary) = tree.file(GLOSSARY) else {
+    if tree.file(GLOSSARY).is_none() {
         let what = "this file is missing; it says what the terms of the code mean";
         return vec![Problem::of_file(GLOSSARY, what.to_owned())];
-    };
-    let terms: Vec<(usize, String)> = (1..)
-        .zip(glossary.text.lines())
-        .filter_map(|(number, line)| {
-            let (term, _) = line.strip_prefix("- **")?.split_once("**")?;
-            Some((number, term.to_lowercase()))
-        })
-        .collect();
+    }
+    let terms = terms(tree);
     let mut problems = Vec::new();
     if terms.is_empty() || terms.len() > TERMS {
         let what = format!(

@@ -7,6 +7,7 @@ pub mod documents;
 pub mod errors;
 pub mod imports;
 pub mod manifests;
+pub mod names;
 pub mod size;
 pub mod unsafety;
 pub mod words;
@@ -21,7 +22,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 11] = [
+pub const RULES: [Rule; 13] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -33,6 +34,8 @@ pub const RULES: [Rule; 11] = [
     documents::dependencies,
     documents::glossary,
     manifests::lints,
+    names::duplicates,
+    names::words,
 ];
 
 /// What all rules find in a tree, by place.

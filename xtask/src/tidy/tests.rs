@@ -62,3 +62,13 @@ fn the_glossary_is_short_sorted_and_without_repetition() {
 fn every_crate_takes_the_workspace_lints() {
     holds(manifests::lints);
 }
+
+#[test]
+fn no_two_public_types_have_one_name() {
+    holds(names::duplicates);
+}
+
+#[test]
+fn every_word_of_a_public_type_is_plain_or_explained() {
+    holds(names::words);
+}

@@ -45,6 +45,21 @@ pub fn target_directory() -> PathBuf {
     root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
+/// Runs a command to its end.
+///
+/// # Errors
+///
+/// That it does not start, or how it ended, in one line.
+pub fn run(command: &mut Command) -> Result<(), String> {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{name} ended with {status}")),
+        Err(error) => Err(format!("{name} did not start: {error}")),
+    }
+}
+
 /// A call of the cargo that runs this program, in the workspace's directory.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

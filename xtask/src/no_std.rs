@@ -37,12 +37,8 @@ pub fn check() -> Result<String, String> {
 
 fn cargo(arguments: &[&str], target: &PathBuf) -> Result<(), String> {
     let call = format!("cargo {} {}", arguments.join(" "), target.display());
-    let status = crate::cargo(arguments).arg(target).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("`{call}` failed with {status}")),
-        Err(error) => Err(format!("`{call}` did not start: {error}")),
-    }
+    let ran = crate::run(crate::cargo(arguments).arg(target));
+    ran.map_err(|why| format!("`{call}` failed: {why}"))
 }
 
 fn run(program: &PathBuf) -> Result<(), String> {

@@ -127,14 +127,10 @@ pub fn run(extent: Extent) -> bool {
 
 /// Runs commands one after the other, until one fails.
 fn commands<const N: usize>(commands: [&mut Command; N]) -> Outcome {
-    for command in commands {
-        match command.status() {
-            Ok(status) if status.success() => {}
-            Ok(status) => return Outcome::Failed(status.to_string()),
-            Err(error) => return Outcome::Failed(format!("it did not start: {error}")),
-        }
+    match commands.into_iter().try_for_each(crate::run) {
+        Ok(()) => Outcome::Passed,
+        Err(why) => Outcome::Failed(why),
     }
-    Outcome::Passed
 }
 
 /// How a check ended that found this, a line each.

@@ -43,13 +43,7 @@ pub(super) fn programs(target: &Path) -> Result<Programs, String> {
     }
     build.env("RUSTFLAGS", "-C target-feature=+crt-static");
     build.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "true");
-    match build.status() {
-        Ok(status) if status.success() => {}
-        Ok(status) => {
-            return Err(format!("its programs cannot be built: cargo ended with {status}"));
-        }
-        Err(error) => return Err(format!("cargo did not start: {error}")),
-    }
+    crate::run(&mut build).map_err(|why| format!("its programs cannot be built: {why}"))?;
     let file = |name: &str| target.join(TARGET).join("release").join(name);
     let mut programs = Programs::new();
     for Program { name, place, .. } in PROGRAMS {

@@ -13,6 +13,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub(crate) use qemu::program;
+
 /// Names the folder of the programs.
 const FOLDER: &str = "DMASPAN_QEMU";
 /// Says whether tests may be skipped for want of QEMU.
@@ -63,11 +65,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         }
         Options::Test(arguments) => arguments,
     };
-    match tests(&folder).args(arguments).status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("the tests failed: cargo ended with {status}")),
-        Err(error) => Err(format!("cargo did not start: {error}")),
-    }
+    crate::run(tests(&folder).args(arguments)).map_err(|why| format!("the tests failed: {why}"))
 }
 
 /// The folder of a QEMU that serves; installs one where there is none.
@@ -110,11 +108,6 @@ pub fn is_required() -> bool {
 /// The folder of a QEMU that serves, where there is one.
 pub fn found() -> Option<PathBuf> {
     Some(find()?.0)
-}
-
-/// What the program of a processor's machines is called.
-pub fn program(machine: &str) -> String {
-    qemu::program(machine)
 }
 
 /// The first folder that serves, with its version. Says why others do not.
@@ -166,7 +159,7 @@ mod tests {
         };
         assert_eq!(parse(""), test(&[]));
         assert_eq!(parse("--"), test(&[]));
-        assert_eq!(parse("-- --test vtd -- a"), test(&["--test", "vtd", "--", "a"]));
+        assert_eq!(parse("-- --test it -- vtd"), test(&["--test", "it", "--", "vtd"]));
         assert_eq!(parse("--install"), Ok(Options::Install));
         for (line, named) in [("vtd", "`vtd`"), ("--install x", "`x`"), ("--fast -- a", "`--fast`")]
         {

@@ -16,7 +16,7 @@ pub(super) fn least() -> String {
 }
 
 /// What the program of a machine is called.
-pub(super) fn program(machine: &str) -> String {
+pub(crate) fn program(machine: &str) -> String {
     format!("qemu-system-{machine}")
 }
 

@@ -11,7 +11,6 @@ mod samples;
 mod table;
 
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -58,10 +57,9 @@ impl Options {
     ///
     /// What is wrong with them, in one line.
     pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
         let mut options = Self {
             runs: 5,
-            work: crate::root().join(target).join("peers"),
+            work: crate::target_directory().join("peers"),
             output: Output::Table,
             case: String::new(),
             bytes: false,

@@ -100,7 +100,8 @@ const COMMANDS: &[Entry] = &[
         ),
     ),
     entry(
-        "DMASPAN_COST_PAGES=262144 cargo test --release -p dmaspan-qemu --test cost -- --nocapture",
+        "DMASPAN_COST_PAGES=262144 cargo test --release -p dmaspan-qemu --test it cost -- \
+         --nocapture",
         Check("hardware"),
         AsIs,
     ),

@@ -12,7 +12,7 @@ use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
 
-use crate::failing::{self, Case, Ends, said};
+use crate::failing::{self, Case, Ends, case, said, unchanged};
 
 const PAGE: u64 = 4096;
 const USER: u64 = 0x7f00_0000_0000;
@@ -118,67 +118,23 @@ impl failing::World for World {
 
 /// What is done.
 const CASES: [Case; 13] = [
-    Case {
-        name: "map",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(2), |world| world.map(512, 0, 40)),
-    },
-    Case {
-        name: "map in no domain",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(0), |world| world.map(512, 0, 40)),
-    },
-    Case {
-        name: "map while tracking",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(1).tracking(), |world| world.map(512, 0, 40)),
-    },
-    Case {
-        name: "attach the first",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(0), World::attach),
-    },
-    Case {
-        name: "attach the second",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(1), World::attach),
-    },
-    Case { name: "pin", ends: Ends::Maybe, run: |n| failing::unchanged(n, World::new(1), pin) },
-    Case {
-        name: "unpin the middle",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(1), unpin),
-    },
-    Case {
-        name: "start to track",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(1), start),
-    },
-    Case {
-        name: "get",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(1).tracking(), get),
-    },
-    Case {
-        name: "get elsewhere",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(1).tracking(), get_to),
-    },
-    Case {
-        name: "stop to track",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(1).tracking(), stop),
-    },
-    Case {
-        name: "revoke",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(2), revoke),
-    },
-    Case {
-        name: "read and write",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(1), copy),
-    },
+    case("map", Ends::Maybe, |n| unchanged(n, World::new(2), |world| world.map(512, 0, 40))),
+    case("map in no domain", Ends::Maybe, |n| {
+        unchanged(n, World::new(0), |world| world.map(512, 0, 40))
+    }),
+    case("map while tracking", Ends::Maybe, |n| {
+        unchanged(n, World::new(1).tracking(), |world| world.map(512, 0, 40))
+    }),
+    case("attach the first", Ends::Maybe, |n| unchanged(n, World::new(0), World::attach)),
+    case("attach the second", Ends::Maybe, |n| unchanged(n, World::new(1), World::attach)),
+    case("pin", Ends::Maybe, |n| unchanged(n, World::new(1), pin)),
+    case("unpin the middle", Ends::Never, |n| unchanged(n, World::new(1), unpin)),
+    case("start to track", Ends::Maybe, |n| unchanged(n, World::new(1), start)),
+    case("get", Ends::Never, |n| unchanged(n, World::new(1).tracking(), get)),
+    case("get elsewhere", Ends::Never, |n| unchanged(n, World::new(1).tracking(), get_to)),
+    case("stop to track", Ends::Never, |n| unchanged(n, World::new(1).tracking(), stop)),
+    case("revoke", Ends::Never, |n| unchanged(n, World::new(2), revoke)),
+    case("read and write", Ends::Maybe, |n| unchanged(n, World::new(1), copy)),
 ];
 
 fn pin(world: &mut World) -> Result<(), String> {

@@ -14,11 +14,15 @@ const NO_HARM: i32 = 61;
 
 /// An operation, one of whose allocations fails.
 pub(crate) struct Case {
-    pub(crate) name: &'static str,
-    pub(crate) ends: Ends,
+    name: &'static str,
+    ends: Ends,
     /// Runs it with its `n`-th allocation failing, asserts that all is as it should be then, and
     /// returns what [`fail`] said behind it: where it is positive, there were fewer allocations.
-    pub(crate) run: fn(n: i64) -> i64,
+    run: fn(n: i64) -> i64,
+}
+
+pub(crate) const fn case(name: &'static str, ends: Ends, run: fn(n: i64) -> i64) -> Case {
+    Case { name, ends, run }
 }
 
 /// How many allocations of an operation end the program where there is no memory, in small memory

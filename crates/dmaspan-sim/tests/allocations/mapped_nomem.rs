@@ -12,7 +12,7 @@ use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 use crate::OneThread;
-use crate::failing::{self, Case, Ends};
+use crate::failing::{self, Case, Ends, case};
 
 type Dma = DmaDomain<ArmLpaeS1<12>, Arena, Iotlb<ArmLpaeS1Walker, Arena>, OneThread, Registered>;
 
@@ -99,9 +99,9 @@ fn registers_regions(n: i64) -> i64 {
 /// What is done. Those of its allocations that end a program need few bytes, whatever the buffer.
 /// Tables and IOVAs are the domain's.
 const CASES: [Case; 3] = [
-    Case { name: "maps", ends: Ends::Times(1), run: maps },
-    Case { name: "ends", ends: Ends::Never, run: ends },
-    Case { name: "regions", ends: Ends::Times(1), run: registers_regions },
+    case("maps", Ends::Times(1), maps),
+    case("ends", Ends::Never, ends),
+    case("regions", Ends::Times(1), registers_regions),
 ];
 
 #[test]

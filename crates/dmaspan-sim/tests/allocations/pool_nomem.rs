@@ -9,7 +9,7 @@ use dmaspan::swiotlb::{
 use dmaspan::{PhysAddr, Promise, Span};
 
 use crate::OneThread;
-use crate::failing::{self, Case, Ends};
+use crate::failing::{self, Case, Ends, case};
 
 const SLOT: u64 = 2048;
 
@@ -115,23 +115,15 @@ type Run = fn(&mut World) -> Result<(), Error>;
 
 /// What is done.
 const CASES: [Case; 5] = [
-    Case { name: "a pool is made", ends: Ends::Times(2), run: |n| unchanged(n, |_| Ok(()), make) },
-    Case { name: "it grows", ends: Ends::Times(1), run: |n| unchanged(n, |_| Ok(()), grow) },
-    Case {
-        name: "it grows again",
-        ends: Ends::Times(1),
-        run: |n| unchanged(n, |world| (0..4).try_for_each(|_| grow(world)), grow),
-    },
-    Case {
-        name: "slots are taken",
-        ends: Ends::Never,
-        run: |n| unchanged(n, |_| Ok(()), take_all),
-    },
-    Case {
-        name: "they are released",
-        ends: Ends::Never,
-        run: |n| unchanged(n, |world| grow(world).and_then(|()| take_all(world)), end),
-    },
+    case("a pool is made", Ends::Times(2), |n| unchanged(n, |_| Ok(()), make)),
+    case("it grows", Ends::Times(1), |n| unchanged(n, |_| Ok(()), grow)),
+    case("it grows again", Ends::Times(1), |n| {
+        unchanged(n, |world| (0..4).try_for_each(|_| grow(world)), grow)
+    }),
+    case("slots are taken", Ends::Never, |n| unchanged(n, |_| Ok(()), take_all)),
+    case("they are released", Ends::Never, |n| {
+        unchanged(n, |world| grow(world).and_then(|()| take_all(world)), end)
+    }),
 ];
 
 #[test]

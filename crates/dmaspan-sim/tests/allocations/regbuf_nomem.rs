@@ -6,7 +6,7 @@ use dmaspan::regbuf::{CloneRequest, Existing, Pinned, Registry, Request, Segment
 use dmaspan::{Account, Direction, HostAddr, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
-use crate::failing::{self, Case, Ends, said};
+use crate::failing::{self, Case, Ends, case, said, unchanged};
 
 const PAGE: u64 = 4096;
 const USER: u64 = 0x7f00_0000_0000;
@@ -77,61 +77,17 @@ impl failing::World for World {
 
 /// What is done.
 const CASES: [Case; 11] = [
-    Case {
-        name: "register",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::new(), register),
-    },
-    Case {
-        name: "register empty slots",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(), register_sparse),
-    },
-    Case {
-        name: "update",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::registered(), update),
-    },
-    Case {
-        name: "clone",
-        ends: Ends::Maybe,
-        run: |n| failing::unchanged(n, World::registered(), clone),
-    },
-    Case {
-        name: "clone empty slots",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::sparse(), clone),
-    },
-    Case {
-        name: "clone empty slots within",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::sparse(), clone_within),
-    },
-    Case {
-        name: "empty slots",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::registered(), empty),
-    },
-    Case {
-        name: "unregister",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::registered(), unregister),
-    },
-    Case {
-        name: "import",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::registered(), import),
-    },
-    Case {
-        name: "build uniform segments",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(), |_| build(4096)),
-    },
-    Case {
-        name: "build mixed segments",
-        ends: Ends::Never,
-        run: |n| failing::unchanged(n, World::new(), |_| build(4097)),
-    },
+    case("register", Ends::Maybe, |n| unchanged(n, World::new(), register)),
+    case("register empty slots", Ends::Never, |n| unchanged(n, World::new(), register_sparse)),
+    case("update", Ends::Maybe, |n| unchanged(n, World::registered(), update)),
+    case("clone", Ends::Maybe, |n| unchanged(n, World::registered(), clone)),
+    case("clone empty slots", Ends::Never, |n| unchanged(n, World::sparse(), clone)),
+    case("clone empty slots within", Ends::Never, |n| unchanged(n, World::sparse(), clone_within)),
+    case("empty slots", Ends::Never, |n| unchanged(n, World::registered(), empty)),
+    case("unregister", Ends::Never, |n| unchanged(n, World::registered(), unregister)),
+    case("import", Ends::Never, |n| unchanged(n, World::registered(), import)),
+    case("build uniform segments", Ends::Never, |n| unchanged(n, World::new(), |_| build(4096))),
+    case("build mixed segments", Ends::Never, |n| unchanged(n, World::new(), |_| build(4097))),
 ];
 
 fn register(world: &mut World) -> Result<(), String> {

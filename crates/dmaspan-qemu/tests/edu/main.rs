@@ -1,7 +1,0 @@
-//! QEMU's `edu`, whose addresses have 28 bits: what it does not reach is bounced, or translated.
-
-mod direct;
-#[path = "../iommus/mod.rs"]
-mod iommus;
-mod rig;
-mod translated;

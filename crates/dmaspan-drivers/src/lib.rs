@@ -35,6 +35,7 @@ mod faults;
 mod host;
 mod ids;
 mod mmio;
+mod ring;
 mod structure;
 
 pub use error::Error;

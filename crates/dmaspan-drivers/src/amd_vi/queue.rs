@@ -1,16 +1,18 @@
 //! The command buffer (2.4).
 //!
-//! A batch of commands goes in under one lock with one COMPLETION_WAIT behind it, which stores a
-//! number that only grows. Commands are done in their order, so whoever finds his number or a later
-//! one knows that his batch is done.
+//! A batch of commands goes in under one lock with one COMPLETION_WAIT behind it, which stores the
+//! batch's number: the position of its end, which only grows. Commands are done in their order, so
+//! a number that is there says that all batches up to it are done.
+
+use core::ops::Range;
 
 use dmaspan::iommu::HardwareError;
-use dmaspan::lg2;
 use lock_api::{Mutex, RawMutex};
 
 use super::spec::{BUFFER_LENGTH_SHIFT, Command, LG2_RECORD, control, register, status};
 use crate::host::{Host, Structure, poll};
 use crate::mmio::Mmio;
+use crate::ring::{Full, Ring, State};
 use crate::structure::Words;
 
 /// The most commands that go in under one lock, with their COMPLETION_WAIT.
@@ -33,30 +35,9 @@ impl<L: RawMutex> Control<L> {
 }
 
 pub(super) struct Commands<L, S> {
-    places: Mutex<L, Places>,
-    ring: Words<S>,
+    ring: Ring<S, L>,
     /// Word 0 is the number of the last COMPLETION_WAIT that is done.
     done: Words<S>,
-    lg2_entries: u32,
-}
-
-/// Positions count commands from the last start on; a place in the ring is one modulo its length.
-struct Places {
-    /// Behind the last command.
-    tail: u64,
-    /// Up to here commands were fetched, as far as was seen.
-    head: u64,
-    /// The number of the last COMPLETION_WAIT.
-    number: u64,
-    /// How often the buffer was started again: what was in it before is not done.
-    starts: u64,
-}
-
-/// What a batch waits for.
-#[derive(Clone, Copy)]
-struct Ticket {
-    number: u64,
-    starts: u64,
 }
 
 const STARTED_AGAIN: HardwareError =
@@ -64,8 +45,7 @@ const STARTED_AGAIN: HardwareError =
 
 impl<L: RawMutex, S: Structure> Commands<L, S> {
     pub(super) fn new(ring: Words<S>, done: Words<S>, lg2_entries: u32) -> Self {
-        let places = Mutex::new(Places { tail: 0, head: 0, number: 0, starts: 0 });
-        Self { places, ring, done, lg2_entries }
+        Self { ring: Ring::new(ring, lg2_entries, 1, Full::EmptyPlace), done }
     }
 
     /// Where COMPLETION_WAIT stores: a page of its own.
@@ -75,8 +55,8 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
 
     /// Tells hardware where the buffer is; it is empty. Nothing is fetched meanwhile.
     pub(super) fn program(&self, registers: &impl Mmio) {
-        let length = u64::from(self.lg2_entries) << BUFFER_LENGTH_SHIFT;
-        registers.write64(register::COMMAND_BASE, self.ring.paddr().get() | length);
+        let length = u64::from(self.ring.lg2()) << BUFFER_LENGTH_SHIFT;
+        registers.write64(register::COMMAND_BASE, self.ring.words.paddr().get() | length);
         registers.write64(register::COMMAND_HEAD, 0);
         registers.write64(register::COMMAND_TAIL, 0);
     }
@@ -94,7 +74,7 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
         commands: impl IntoIterator<Item = Command>,
     ) -> Result<(), HardwareError> {
         let mut commands = commands.into_iter().fuse();
-        let mut starts = None;
+        let mut first = None;
         loop {
             let mut batch = [Command::default(); BATCH - 1];
             let mut len = 0;
@@ -103,69 +83,50 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
                 len += 1;
             }
             let batch = batch.get(..len).unwrap_or_default();
-            let placed = poll(host, || self.place(registers, batch, starts).transpose());
-            let ticket = match placed {
-                Some(ticket) => ticket?,
-                None => return Err(self.stuck(registers, host, control, starts)),
+            let placed = self.ring.place(host, |state| self.fill(registers, state, batch, first));
+            let placed = match placed {
+                Some(placed) => placed?,
+                None => return Err(self.stuck(registers, host, control, first)),
             };
+            let start = *first.get_or_insert(placed.start);
             if len < BATCH - 1 {
-                return self.wait(registers, host, control, ticket);
+                return self.wait(registers, host, control, &(start..placed.end));
             }
-            starts = Some(ticket.starts);
         }
     }
 
-    /// Puts the commands and a COMPLETION_WAIT into the ring, if there is room.
-    fn place(
+    /// Puts the commands and a COMPLETION_WAIT into the ring, if there is room. What they belong to
+    /// has begun at `first`.
+    fn fill(
         &self,
         registers: &impl Mmio,
+        state: &mut State,
         batch: &[Command],
-        starts: Option<u64>,
-    ) -> Result<Option<Ticket>, HardwareError> {
-        let mut places = self.places.lock();
-        if starts.is_some_and(|starts| starts != places.starts) {
+        first: Option<u64>,
+    ) -> Result<bool, HardwareError> {
+        if first.is_some_and(|first| first < state.spoiled) {
             return Err(STARTED_AGAIN);
         }
         let needed = batch.len() as u64 + 1;
-        if self.room(&places) < needed {
-            places.head = self.fetched(registers, &places)?;
-            if self.room(&places) < needed {
-                return Ok(None);
+        if self.ring.room(state) < needed {
+            let head = registers.read64(register::COMMAND_HEAD);
+            if head == u64::MAX {
+                return Err(gone(head));
+            }
+            // One that hardware cannot be at changes nothing.
+            self.ring.advance(state, head >> LG2_RECORD);
+            if self.ring.room(state) < needed {
+                return Ok(false);
             }
         }
-        places.number += 1;
-        let done = Command::completion_wait(self.done.paddr().get(), places.number);
-        for &Command(words) in batch.iter().chain([&done]) {
-            let place = places.tail & lg2::mask(self.lg2_entries);
-            // The ring has this place: its length is that of the mask.
-            let word = usize::try_from(place * 2).unwrap_or(usize::MAX);
-            for (offset, &value) in words.iter().enumerate() {
-                self.ring.set(word.saturating_add(offset), value);
-            }
-            places.tail += 1;
+        for &Command(words) in batch {
+            self.ring.push(state, words);
         }
-        registers.write64(register::COMMAND_TAIL, self.pointer(places.tail));
-        Ok(Some(Ticket { number: places.number, starts: places.starts }))
-    }
-
-    /// The commands that can be placed: one place stays free, since equal pointers mean empty.
-    fn room(&self, places: &Places) -> u64 {
-        (lg2::size(self.lg2_entries) - 1).saturating_sub(places.tail - places.head)
-    }
-
-    fn pointer(&self, position: u64) -> u64 {
-        (position & lg2::mask(self.lg2_entries)) << LG2_RECORD
-    }
-
-    /// Up to where hardware has fetched.
-    fn fetched(&self, registers: &impl Mmio, places: &Places) -> Result<u64, HardwareError> {
-        let head = registers.read64(register::COMMAND_HEAD);
-        if head == u64::MAX {
-            return Err(gone(head));
-        }
-        let left = places.tail.wrapping_sub(head >> LG2_RECORD) & lg2::mask(self.lg2_entries);
-        // More than there was left to fetch is no place that hardware can be at.
-        Ok(if left <= places.tail - places.head { places.tail - left } else { places.head })
+        let Command(words) = Command::completion_wait(self.done_paddr(), state.tail + 1);
+        self.ring.push(state, words);
+        let pointer = self.ring.index(state.tail) << LG2_RECORD;
+        registers.write64(register::COMMAND_TAIL, pointer);
+        Ok(true)
     }
 
     fn wait<H: Host<Lock = L, Structure = S>>(
@@ -173,35 +134,32 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
         registers: &impl Mmio,
         host: &H,
         control: &Control<L>,
-        ticket: Ticket,
+        batch: &Range<u64>,
     ) -> Result<(), HardwareError> {
-        let done = poll(host, || {
-            // Under the lock, so that no other start comes between the two looks.
-            let places = self.places.lock();
-            if places.starts != ticket.starts {
-                return Some(Err(STARTED_AGAIN));
-            }
-            let number = self.done.get(0);
-            (ticket.number..=places.number).contains(&number).then_some(Ok(()))
-        });
-        done.unwrap_or_else(|| Err(self.stuck(registers, host, control, Some(ticket.starts))))
+        let look = |state: &mut State| {
+            state.stored(self.done.get(0), u64::BITS);
+            Ok(state.done)
+        };
+        let waited = self.ring.wait(host, batch, look, |_| STARTED_AGAIN);
+        waited.unwrap_or_else(|| Err(self.stuck(registers, host, control, Some(batch.start))))
     }
 
-    /// Hardware does not go on: says why, and starts the buffer again, empty.
+    /// Hardware does not go on: says why, and starts the buffer again, empty, unless that was done
+    /// since `first` was placed.
     fn stuck<H: Host<Lock = L, Structure = S>>(
         &self,
         registers: &impl Mmio,
         host: &H,
         control: &Control<L>,
-        starts: Option<u64>,
+        first: Option<u64>,
     ) -> HardwareError {
-        let mut places = self.places.lock();
+        let mut state = self.ring.lock();
         let status = registers.read32(register::STATUS);
         if status == status::GONE {
             return gone(status.into());
         }
-        if starts.is_none_or(|starts| starts == places.starts) {
-            self.restart(registers, host, control, &mut places);
+        if first.is_none_or(|first| first >= state.spoiled) {
+            self.restart(registers, host, control, &mut state);
         }
         let what = if status & status::COMMANDS_RUN == 0 {
             "the IOMMU stopped at a command"
@@ -218,9 +176,9 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
         host: &H,
         control: &Control<L>,
     ) {
-        let mut places = self.places.lock();
+        let mut state = self.ring.lock();
         if registers.read32(register::STATUS) & status::COMMANDS_RUN == 0 {
-            self.restart(registers, host, control, &mut places);
+            self.restart(registers, host, control, &mut state);
         }
     }
 
@@ -230,17 +188,17 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
         registers: &impl Mmio,
         host: &H,
         control: &Control<L>,
-        places: &mut Places,
+        state: &mut State,
     ) {
         control.change(registers, control::COMMANDS, 0);
         let stopped = poll(host, || {
             (registers.read32(register::STATUS) & status::COMMANDS_RUN == 0).then_some(())
         });
-        places.starts = places.starts.wrapping_add(1);
+        state.spoil(0);
         // Where it does not stop, it may fetch still: the buffer stays as it is, and whoever is
         // stuck next comes here again.
         if stopped.is_some() {
-            (places.tail, places.head) = (0, 0);
+            self.ring.empty(state);
             self.program(registers);
         }
         control.change(registers, 0, control::COMMANDS);

@@ -8,12 +8,13 @@ use super::spec::{
     CSR_BUSY, CSR_ENABLE, CSR_INTERRUPT, CSR_MEMORY_FAULT, CSR_ON, FAULT_LG2, FQB, FQCSR,
     FQCSR_OVERFLOW, FQH, FQT, FaultRecord, IPSR, IPSR_FAULT,
 };
-use super::start::{Ring, queue_base, turn_on};
+use super::start::{lg2_bytes, queue_base, turn_on};
 use super::{GONE, RiscvIommu};
 use crate::Mmio;
 use crate::error::Error;
 use crate::faults::Handled;
 use crate::host::{Host, NoMemory, Structure};
+use crate::structure::Words;
 
 /// Words of a record.
 const RECORD_WORDS: usize = 4;
@@ -22,7 +23,8 @@ const IOTVAL: usize = 2;
 
 /// The ring, and how far it was read.
 pub(super) struct FaultQueue<S, L> {
-    ring: Ring<S>,
+    records: Words<S>,
+    lg2: u32,
     /// `fqcsr` with nothing to be cleared.
     control: u32,
     /// Several CPUs may look at the faults.
@@ -46,14 +48,14 @@ impl<S: Structure, L: RawMutex> FaultQueue<S, L> {
         interrupt: u32,
         max_paddr: PhysAddr,
     ) -> Result<Self, NoMemory> {
-        let ring = Ring::new(host, lg2, FAULT_LG2, max_paddr)?;
+        let records = Words::new(host, lg2_bytes(lg2, FAULT_LG2), max_paddr)?;
         let control = CSR_ENABLE | interrupt & CSR_INTERRUPT;
-        Ok(Self { ring, control, state: Mutex::new(State { head: 0, tail: 0 }) })
+        Ok(Self { records, lg2, control, state: Mutex::new(State { head: 0, tail: 0 }) })
     }
 
     /// Gives hardware the ring and turns the queue on, which is off.
     pub(super) fn start<R: Mmio>(&self, registers: &R, host: &impl Host) -> Result<(), Error> {
-        queue_base(registers, FQB, &self.ring, "fault queue of that size")?;
+        queue_base(registers, FQB, &self.records, self.lg2, "fault queue of that size")?;
         registers.write32(FQH, 0);
         turn_on(registers, host, FQCSR, self.control, "the fault queue does not start")?;
         Ok(())
@@ -61,7 +63,7 @@ impl<S: Structure, L: RawMutex> FaultQueue<S, L> {
 
     /// Gives the memory back of a queue that is off.
     pub(super) fn free(&mut self) {
-        self.ring.free();
+        self.records.free_in_place();
     }
 
     /// The next record, if there is one.
@@ -74,7 +76,7 @@ impl<S: Structure, L: RawMutex> FaultQueue<S, L> {
             return Ok(None);
         }
         let first = state.head as usize * RECORD_WORDS;
-        let record = FaultRecord::new(self.ring.get(first), self.ring.get(first + IOTVAL));
+        let record = FaultRecord::new(self.records.get(first), self.records.get(first + IOTVAL));
         state.head = (state.head + 1) & self.mask();
         Ok(Some(record))
     }
@@ -97,7 +99,7 @@ impl<S: Structure, L: RawMutex> FaultQueue<S, L> {
     }
 
     fn mask(&self) -> u32 {
-        (1 << self.ring.lg2()) - 1
+        (1 << self.lg2) - 1
     }
 }
 

@@ -5,35 +5,23 @@ use core::ops::Range;
 
 use dmaspan::PhysAddr;
 use dmaspan::iommu::HardwareError;
-use lock_api::{Mutex, RawMutex};
+use lock_api::RawMutex;
 
 use super::GONE;
 use super::spec::{
     COMMAND_LG2, CQB, CQCSR, CQCSR_ERRORS, CQCSR_ILLEGAL, CQCSR_TIMEOUT, CQH, CQT, CSR_BUSY,
     CSR_ENABLE, CSR_ON, Command, FENCE, NOTHING,
 };
-use super::start::{Ring, queue_base, turn_on};
+use super::start::{lg2_bytes, queue_base, turn_on};
 use crate::Mmio;
 use crate::error::Error;
-use crate::host::{Host, NoMemory, Structure, poll};
+use crate::host::{Host, NoMemory, Structure};
+use crate::ring::{Full, Ring, State};
+use crate::structure::Words;
 
-/// The ring, and who is where in it.
 pub(super) struct CommandQueue<S, L> {
-    ring: Ring<S>,
-    /// Several CPUs place commands in one ring. Nobody waits for hardware under it.
-    state: Mutex<L, State>,
-}
-
-/// Places in the queue, counted from the first command ever, so that they never wrap.
-struct State {
-    /// Where the next command goes.
-    tail: u64,
-    /// The command that hardware fetches next, when it was looked at last.
-    head: u64,
-    /// Batches that begin before it were in the queue when an error stopped it.
-    spoiled: u64,
-    /// `cqcsr` at that error.
-    error: u32,
+    /// Several CPUs place commands in one ring.
+    ring: Ring<S, L>,
 }
 
 impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
@@ -43,14 +31,14 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
         lg2: u32,
         max_paddr: PhysAddr,
     ) -> Result<Self, NoMemory> {
-        let ring = Ring::new(host, lg2, COMMAND_LG2, max_paddr)?;
-        let state = State { tail: 0, head: 0, spoiled: 0, error: 0 };
-        Ok(Self { ring, state: Mutex::new(state) })
+        let words = Words::new(host, lg2_bytes(lg2, COMMAND_LG2), max_paddr)?;
+        Ok(Self { ring: Ring::new(words, lg2, COMMAND_LG2 - 3, Full::EmptyPlace) })
     }
 
     /// Gives hardware the ring and turns the queue on, which is off.
     pub(super) fn start<R: Mmio>(&self, registers: &R, host: &impl Host) -> Result<(), Error> {
-        queue_base(registers, CQB, &self.ring, "command queue of that size")?;
+        let Ring { words, .. } = &self.ring;
+        queue_base(registers, CQB, words, self.ring.lg2(), "command queue of that size")?;
         // It has whatever value, and hardware starts with what is before it.
         registers.write32(CQT, 0);
         turn_on(registers, host, CQCSR, CSR_ENABLE, "the command queue does not start")?;
@@ -59,7 +47,7 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
 
     /// Gives the memory back of a queue that is off.
     pub(super) fn free(&mut self) {
-        self.ring.free();
+        self.ring.words.free_in_place();
     }
 
     /// Makes hardware execute `commands`, and waits until it has, and until every access that it
@@ -70,8 +58,8 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
         host: &impl Host,
         commands: &[Command],
     ) -> Result<(), HardwareError> {
-        // One place stays empty, and one is the fence's.
-        let most = usize::try_from((1u64 << self.ring.lg2()) - 2).unwrap_or(usize::MAX).max(1);
+        // One place is the fence's.
+        let most = usize::try_from(self.ring.capacity() - 1).unwrap_or(usize::MAX).max(1);
         let mut rest = commands;
         let mut start = None;
         loop {
@@ -80,7 +68,7 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
             let place = self.place(registers, host, now, fence)?;
             let start = *start.get_or_insert(place.start);
             if later.is_empty() {
-                return self.wait(registers, host, start..place.end);
+                return self.wait(registers, host, &(start..place.end));
             }
             rest = later;
         }
@@ -95,26 +83,20 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
         fence: &[Command],
     ) -> Result<Range<u64>, HardwareError> {
         let len = (commands.len() + fence.len()) as u64;
-        let placed = poll(host, || {
-            let mut state = self.state.lock();
-            let room = |state: &State| (1 << self.ring.lg2()) - 1 - (state.tail - state.head);
+        let placed = self.ring.place(host, |state| {
             // Room is made by hardware that goes on; and where it has not passed an error yet, what
             // is placed now is not to be blamed for another one.
-            if (room(&state) < len || state.head < state.spoiled)
-                && let Err(error) = self.look(registers, &mut state)
-            {
-                return Some(Err(error));
+            if self.ring.room(state) < len || state.head < state.spoiled {
+                self.look(registers, state)?;
             }
-            if room(&state) < len {
-                return None;
+            if self.ring.room(state) < len {
+                return Ok(false);
             }
-            let start = state.tail;
-            for command in commands.iter().chain(fence) {
-                self.store(state.tail, command);
-                state.tail += 1;
+            for &command in commands.iter().chain(fence) {
+                self.ring.push(state, command);
             }
             registers.write32(CQT, self.index(state.tail));
-            Some(Ok(start..state.tail))
+            Ok(true)
         });
         placed.unwrap_or_else(|| Err(stuck(registers, "the command queue stays full")))
     }
@@ -125,31 +107,21 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
         &self,
         registers: &R,
         host: &impl Host,
-        batch: Range<u64>,
+        batch: &Range<u64>,
     ) -> Result<(), HardwareError> {
-        let done = poll(host, || {
-            let mut state = self.state.lock();
-            if let Err(error) = self.look(registers, &mut state) {
-                return Some(Err(error));
-            }
-            // Which of the batches in the queue met the error is not known for sure.
-            if batch.start < state.spoiled {
-                return Some(Err(stopped(state.error)));
-            }
-            (state.head >= batch.end).then_some(Ok(()))
-        });
+        let look = |state: &mut State| self.look(registers, state).map(|()| state.head);
+        let done = self.ring.wait(host, batch, look, stopped);
         done.unwrap_or_else(|| Err(stuck(registers, "a fence of the command queue is not reached")))
     }
 
     /// Looks how far hardware has come, and makes it go on where an error stopped it.
     fn look<R: Mmio>(&self, registers: &R, state: &mut State) -> Result<(), HardwareError> {
         let index = registers.read32(CQH);
-        let passed = u64::from(index.wrapping_sub(self.index(state.head)) & self.mask());
-        if index > self.mask() || passed > state.tail - state.head {
+        let is_place = self.ring.index(index.into()) == u64::from(index);
+        if !is_place || !self.ring.advance(state, index.into()) {
             let what = if index == u32::MAX { GONE } else { "cqh is where no command is" };
             return Err(HardwareError { what, status: index.into() });
         }
-        state.head += passed;
         if state.head == state.tail {
             return Ok(());
         }
@@ -171,40 +143,28 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
     /// Makes a queue usable again that stopped at its head. Everybody who has commands in the queue
     /// is told that they failed, so none of them is executed any more.
     fn recover<R: Mmio>(&self, registers: &R, state: &mut State, csr: u32) {
-        (state.head..state.tail).for_each(|place| self.store(place, &NOTHING));
-        state.spoiled = state.tail;
-        state.error = csr;
+        (state.head..state.tail).for_each(|position| self.ring.set(position, NOTHING));
+        state.spoil(csr.into());
         registers.write32(CQCSR, CSR_ENABLE | csr & CQCSR_ERRORS);
         // Hardware may look at the queue only when the tail is written.
         registers.write32(CQT, self.index(state.tail));
     }
 
-    fn store(&self, place: u64, command: &Command) {
-        let first = self.index(place) as usize * command.len();
-        for (index, &word) in (first..).zip(command) {
-            self.ring.set(index, word);
-        }
-    }
-
-    fn mask(&self) -> u32 {
-        (1 << self.ring.lg2()) - 1
-    }
-
-    fn index(&self, place: u64) -> u32 {
-        u32::try_from(place & u64::from(self.mask())).unwrap_or(0)
+    fn index(&self, position: u64) -> u32 {
+        u32::try_from(self.ring.index(position)).unwrap_or(0)
     }
 }
 
 /// Why the queue stopped.
-fn stopped(csr: u32) -> HardwareError {
-    let what = if csr & CQCSR_ILLEGAL != 0 {
+fn stopped(csr: u64) -> HardwareError {
+    let what = if csr & u64::from(CQCSR_ILLEGAL) != 0 {
         "the IOMMU refused a command"
-    } else if csr & CQCSR_TIMEOUT != 0 {
+    } else if csr & u64::from(CQCSR_TIMEOUT) != 0 {
         "a command of the IOMMU took too long"
     } else {
         "the IOMMU could not reach the memory of its command queue"
     };
-    HardwareError { what, status: csr.into() }
+    HardwareError { what, status: csr }
 }
 
 /// What `cqcsr` says where nothing else does.

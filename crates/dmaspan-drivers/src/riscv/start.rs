@@ -17,48 +17,13 @@ use super::spec::{
 use super::{GONE, RiscvInterrupts, RiscvIommuConfig, RiscvIommuFeatures};
 use crate::Mmio;
 use crate::error::Error;
-use crate::host::{Host, NoMemory, Structure, poll};
+use crate::host::{Host, Structure, poll};
 use crate::structure::Words;
 
-/// The memory of a queue.
-pub(super) struct Ring<S> {
-    /// `None` once it was given back.
-    words: Option<Words<S>>,
-    lg2: u32,
-}
-
-impl<S: Structure> Ring<S> {
-    /// `2^lg2` places of `2^place_lg2` bytes each, and not less than a page.
-    pub(super) fn new<H: Host<Structure = S>>(
-        host: &H,
-        lg2: u32,
-        place_lg2: u32,
-        max_paddr: PhysAddr,
-    ) -> Result<Self, NoMemory> {
-        let words = Words::new(host, (lg2 + place_lg2).max(12), max_paddr)?;
-        Ok(Self { words: Some(words), lg2 })
-    }
-
-    /// log2 of the places.
-    pub(super) fn lg2(&self) -> u32 {
-        self.lg2
-    }
-
-    pub(super) fn get(&self, index: usize) -> u64 {
-        self.words.as_ref().map_or(0, |words| words.get(index))
-    }
-
-    pub(super) fn set(&self, index: usize, value: u64) {
-        if let Some(words) = &self.words {
-            words.set(index, value);
-        }
-    }
-
-    pub(super) fn free(&mut self) {
-        if let Some(words) = self.words.take() {
-            words.free();
-        }
-    }
+/// log2 of the bytes of a queue of `2^lg2` places of `2^place_lg2` bytes each: not less than a
+/// page.
+pub(super) fn lg2_bytes(lg2: u32, place_lg2: u32) -> u32 {
+    (lg2 + place_lg2).max(12)
 }
 
 /// An IOMMU that was brought up.
@@ -282,15 +247,15 @@ fn ppn_of(ddtp: u64) -> u64 {
     ddtp & ppn(u64::MAX)
 }
 
-/// Tells hardware where a queue is. It is off.
+/// Tells hardware where a queue of `2^lg2` places is. It is off.
 pub(super) fn queue_base<R: Mmio, S: Structure>(
     registers: &R,
     register: u64,
-    ring: &Ring<S>,
+    words: &Words<S>,
+    lg2: u32,
     what: &'static str,
 ) -> Result<(), Error> {
-    let paddr = ring.words.as_ref().map_or(0, |words| words.paddr().get());
-    let value = ppn(paddr) | u64::from(ring.lg2 - 1);
+    let value = ppn(words.paddr().get()) | u64::from(lg2 - 1);
     registers.write64(register, value);
     let kept = registers.read64(register);
     if kept == value { Ok(()) } else { Err(Error::Unsupported { what, value: kept }) }

@@ -176,6 +176,11 @@ impl Command {
     pub(super) fn wait(address: u64, data: u32) -> Self {
         Self { low: 0x5 | 1 << 5 | 1 << 6 | u64::from(data) << 32, high: address }
     }
+
+    /// Its words, in their order in memory.
+    pub(super) const fn words(self) -> [u64; 2] {
+        [self.low, self.high]
+    }
 }
 
 /// P of root entries, context entries and entries of PASID directories and tables (9.1 to 9.6).

@@ -98,6 +98,7 @@ pub mod iotlb;
 pub mod memory;
 pub mod mock;
 pub mod model;
+mod platform;
 pub mod pool_memory;
 pub mod port;
 pub mod regbuf_before;
@@ -113,6 +114,7 @@ pub mod unwalked;
 pub mod walker;
 
 pub use arena::Arena;
+pub use platform::OneThread;
 
 /// The example of docs/writing_a_format.md, compiled.
 #[cfg(doctest)]

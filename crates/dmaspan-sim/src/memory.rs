@@ -121,15 +121,13 @@
 //! # use dmaspan::iommu::Domain;
 //! # use dmaspan_sim::{Arena, iotlb::Iotlb};
 //! # use dmaspan_sim::memory::Rights;
-//! # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
 //! # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 //! # let table = PageTable::new(format, tables.clone())?;
 //! # let r = table.format().registers(table.root());
-//! # let (ttbr, tcr, mair) = (r.ttbr, r.tcr, r.mair);
-//! # let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
-//! # let iommu = Iotlb::new(ArmLpaeS1Walker::new(registers)?, tables);
+//! # let iommu = Iotlb::new(ArmLpaeS1Walker::new(r.into())?, tables);
 //! # let domain = Domain::new(table, iommu)?;
 //! // 3 MiB of memory, and a BAR of 2 MiB behind it.
 //! let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);

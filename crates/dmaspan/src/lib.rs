@@ -50,7 +50,7 @@
 //! use dmaspan_sim::Arena;
 //! use dmaspan_sim::iotlb::Iotlb;
 //! use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-//! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//! use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // A page table, and an IOMMU that walks it: here a simulated one.
@@ -58,12 +58,7 @@
 //! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 //! let table = PageTable::new(format, tables.clone())?;
 //! let registers = table.format().registers(table.root());
-//! let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-//!     ttbr: registers.ttbr,
-//!     tcr: registers.tcr,
-//!     mair: registers.mair,
-//!     ..Default::default()
-//! })?;
+//! let walker = ArmLpaeS1Walker::new(registers.into())?;
 //! let iommu = Iotlb::new(walker, tables);
 //! let domain = Domain::new(table, iommu.clone())?;
 //!

@@ -14,7 +14,7 @@
 //! use dmaspan::PhysAddr;
 //! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 //! use dmaspan_sim::suite::Subject;
-//! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//! use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //!
 //! /// Arm's stage 1 with pages of 4K, and the walker that was written from Arm's manual.
 //! struct Arm4k;
@@ -33,14 +33,7 @@
 //!     }
 //!
 //!     fn walker(format: &Self::Format, root: PhysAddr, _top_level: u32) -> Self::Walker {
-//!         let registers = format.registers(root);
-//!         ArmLpaeS1Walker::new(ArmS1Registers {
-//!             ttbr: registers.ttbr,
-//!             tcr: registers.tcr,
-//!             mair: registers.mair,
-//!             ..Default::default()
-//!         })
-//!         .unwrap()
+//!         ArmLpaeS1Walker::new(format.registers(root).into()).unwrap()
 //!     }
 //! }
 //!

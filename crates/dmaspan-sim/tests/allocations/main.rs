@@ -16,13 +16,12 @@ mod regbuf_bytes;
 mod regbuf_nomem;
 
 use dmaspan::PhysAddr;
-use dmaspan::Platform;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan_sim::Arena;
 use dmaspan_sim::allocator::{self, Watched};
 use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
@@ -33,21 +32,6 @@ fn allocated<R>(f: impl FnOnce() -> R) -> (R, u64) {
     (result, allocated.bytes)
 }
 
-/// One processor, whose clock stands still.
-struct OneThread;
-
-impl Platform for OneThread {
-    type Lock = parking_lot::RawMutex;
-
-    fn cpu(&self) -> usize {
-        0
-    }
-
-    fn now(&self) -> u64 {
-        0
-    }
-}
-
 type Arm = Domain<ArmLpaeS1<12>, Arena, Iotlb<ArmLpaeS1Walker, Arena>>;
 
 /// A domain, and its tables, which lie in memory of `bytes` that the arena has from the start.
@@ -56,12 +40,7 @@ fn domain(bytes: u64) -> (Arm, Arena) {
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let table = PageTable::new(format, tables.clone()).unwrap();
     let registers = table.format().registers(table.root());
-    let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        ..Default::default()
-    });
+    let walker = ArmLpaeS1Walker::new(registers.into());
     let iommu = Iotlb::new(walker.unwrap(), tables.clone());
     (Domain::new(table, iommu).unwrap(), tables)
 }

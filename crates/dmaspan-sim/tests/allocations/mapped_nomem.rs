@@ -7,11 +7,10 @@ use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Registere
 use dmaspan::io_pgtable::ArmLpaeS1;
 use dmaspan::regbuf::{Buffer, HostMemory, Keep, Regions, Segments, SegmentsBuilder, Source as _};
 use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use dmaspan_sim::{Arena, OneThread};
 
-use crate::OneThread;
 use crate::failing::{self, Case, Ends, case};
 
 type Dma = DmaDomain<ArmLpaeS1<12>, Arena, Iotlb<ArmLpaeS1Walker, Arena>, OneThread, Registered>;

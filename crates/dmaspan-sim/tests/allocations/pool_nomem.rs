@@ -7,8 +7,8 @@ use dmaspan::swiotlb::{
     Transfer,
 };
 use dmaspan::{PhysAddr, Promise, Span};
+use dmaspan_sim::OneThread;
 
-use crate::OneThread;
 use crate::failing::{self, Case, Ends, case};
 
 const SLOT: u64 = 2048;

@@ -18,7 +18,7 @@ use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinError, SimPinner, SimSpace};
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::walker::Access;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 const THREADS: u64 = 4;
 const FEW: u64 = 40_000;
@@ -145,9 +145,7 @@ impl Soak {
         let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
         let table = PageTable::new(format, tables.clone()).unwrap();
         let registers = table.format().registers(table.root());
-        let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
-        let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
-        let walker = ArmLpaeS1Walker::new(registers).unwrap();
+        let walker = ArmLpaeS1Walker::new(registers.into()).unwrap();
         let iotlb = Iotlb::new(walker, tables.clone());
         let ops = Flaky { iotlb: iotlb.clone(), health: Arc::clone(&self.health) };
         (Domain::new(table, ops).unwrap(), tables, iotlb)

@@ -25,7 +25,7 @@ use dmaspan_sim::sanitizer::{
     Cached, Cause, Config, Finding, Kind, Pointless, Sanitized, SanitizedTables, Sanitizer, Tracked,
 };
 use dmaspan_sim::walker::Access;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use parking_lot::Mutex;
 
 const THREADS: u64 = 4;
@@ -201,9 +201,7 @@ fn soak(bug: Bug, fails: Fails) -> Soak {
     let memory = SanitizedTables::new(tables.clone(), &sanitizer);
     let table = PageTable::new(format, memory).unwrap();
     let registers = table.format().registers(table.root());
-    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
-    let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
-    let walker = ArmLpaeS1Walker::new(registers).unwrap();
+    let walker = ArmLpaeS1Walker::new(registers.into()).unwrap();
     let config = IotlbConfig { absent, ..IotlbConfig::default() };
     let iotlb = Iotlb::with_config(walker, tables.clone(), config);
     let inner = Sanitized::new(iotlb.clone(), &sanitizer);

@@ -18,7 +18,7 @@ use dmaspan_sim::sanitizer::{
     Tracked,
 };
 use dmaspan_sim::walker::Access;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use proptest::prelude::*;
 
 const PAGE: u64 = 0x1000;
@@ -31,10 +31,8 @@ fn table() -> (Table, Tlb) {
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let table = PageTable::new(format, tables.clone()).unwrap();
     let registers = table.format().registers(table.root());
-    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
-    let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
     let config = IotlbConfig { absent: AbsentEntries::Cached, ..IotlbConfig::default() };
-    let iotlb = Iotlb::with_config(ArmLpaeS1Walker::new(registers).unwrap(), tables, config);
+    let iotlb = Iotlb::with_config(ArmLpaeS1Walker::new(registers.into()).unwrap(), tables, config);
     (table, iotlb)
 }
 
@@ -514,9 +512,7 @@ fn a_table_that_is_freed_while_walks_into_it_are_cached_is_found() {
     let seen = SanitizedTables::new(tables.clone(), &sanitizer);
     let table = PageTable::new(format, seen).unwrap();
     let registers = table.format().registers(table.root());
-    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
-    let registers = ArmS1Registers { ttbr, tcr, mair, ..Default::default() };
-    let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers).unwrap(), tables);
+    let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers.into()).unwrap(), tables);
     let domain = Domain::new(table, KeepsWalks(Sanitized::new(iotlb, &sanitizer))).unwrap();
     // Two whole tables of pages, by two unmaps and one sync.
     let ranges = [pages(512, 512), pages(1024, 512)];

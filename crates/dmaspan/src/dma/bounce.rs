@@ -17,15 +17,10 @@ use crate::swiotlb::{self, Original, PoolMemory, SlotOf, SlotRequest, To};
 /// # use std::sync::Arc;
 /// use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, Piece, RawMemory};
 /// use dmaspan::swiotlb::{Pool, PoolConfig};
-/// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+/// # use dmaspan::{Direction, PhysAddr, Span};
 /// # use dmaspan_sim::memory::SimMemory;
 /// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # struct OneThread;
-/// # impl Platform for OneThread {
-/// #     type Lock = parking_lot::RawMutex;
-/// #     fn cpu(&self) -> usize { 0 }
-/// #     fn now(&self) -> u64 { 0 }
-/// # }
+/// # use dmaspan_sim::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let ram = Span::new(PhysAddr::new(0x8000_0000), 1 << 20)?;
 /// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
@@ -66,15 +61,10 @@ pub enum Bounce {
 /// # use std::sync::Arc;
 /// use dmaspan::dma::{Device, DeviceConfig, Direct, Piece, RawMemory};
 /// use dmaspan::swiotlb::{Pool, PoolConfig};
-/// # use dmaspan::{Direction, PhysAddr, Platform, Span};
+/// # use dmaspan::{Direction, PhysAddr, Span};
 /// # use dmaspan_sim::memory::SimMemory;
 /// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # struct OneThread;
-/// # impl Platform for OneThread {
-/// #     type Lock = parking_lot::RawMutex;
-/// #     fn cpu(&self) -> usize { 0 }
-/// #     fn now(&self) -> u64 { 0 }
-/// # }
+/// # use dmaspan_sim::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
 /// let ram = span(0xfff0_0000, 2 << 20)?;

@@ -201,13 +201,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// ```
     /// # use std::sync::Arc;
     /// use dmaspan::dma::{Device, DeviceConfig, Direct, DmaMemory, NoPool, Piece, Segment};
-    /// # use dmaspan::{Direction, PhysAddr, Platform, Span};
-    /// # struct OneThread;
-    /// # impl Platform for OneThread {
-    /// #     type Lock = parking_lot::RawMutex;
-    /// #     fn cpu(&self) -> usize { 0 }
-    /// #     fn now(&self) -> u64 { 0 }
-    /// # }
+    /// # use dmaspan::{Direction, PhysAddr, Span};
+    /// # use dmaspan_sim::OneThread;
     ///
     /// struct Packet([Piece; 2]);
     ///

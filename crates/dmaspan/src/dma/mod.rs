@@ -40,7 +40,7 @@
 //! use dmaspan::iommu::Domain;
 //! use dmaspan::{Direction, PhysAddr, Platform, Span};
 //! # use dmaspan_sim::{Arena, iotlb::Iotlb};
-//! # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //!
 //! /// Where it runs. In a process, `dmaspan_linux::UserPlatform` does this.
 //! struct OneThread;
@@ -73,12 +73,7 @@
 //! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 //! let table = PageTable::new(format, tables.clone())?;
 //! # let registers = table.format().registers(table.root());
-//! # let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-//! #     ttbr: registers.ttbr,
-//! #     tcr: registers.tcr,
-//! #     mair: registers.mair,
-//! #     ..Default::default()
-//! # })?;
+//! # let walker = ArmLpaeS1Walker::new(registers.into())?;
 //! // Who tells hardware: a driver's `IommuOps`; here a simulated IOMMU.
 //! let iommu = Iotlb::new(walker, tables);
 //! let config = DmaConfig { flush: Flush::Lazy, ..DmaConfig::new(1) };

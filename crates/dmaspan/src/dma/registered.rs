@@ -430,16 +430,11 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// use dmaspan::{Account, Direction, DmaAddr, UserAddr};
 /// # use dmaspan::dma::{DmaConfig, DmaDomain, Registered};
 /// # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
-/// # use dmaspan::{PhysAddr, Platform, iommu::Domain};
+/// # use dmaspan::{PhysAddr, iommu::Domain};
 /// # use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-/// # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+/// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 /// # use dmaspan_sim::{Arena, iotlb::Iotlb};
-/// # struct OneThread;
-/// # impl Platform for OneThread {
-/// #     type Lock = parking_lot::RawMutex;
-/// #     fn cpu(&self) -> usize { 0 }
-/// #     fn now(&self) -> u64 { 0 }
-/// # }
+/// # use dmaspan_sim::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
 /// # let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
@@ -450,12 +445,7 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 /// # let table = PageTable::new(format, tables.clone())?;
 /// # let registers = table.format().registers(table.root());
-/// # let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-/// #     ttbr: registers.ttbr,
-/// #     tcr: registers.tcr,
-/// #     mair: registers.mair,
-/// #     ..Default::default()
-/// # })?;
+/// # let walker = ArmLpaeS1Walker::new(registers.into())?;
 /// # let domain = Domain::new(table, Iotlb::new(walker, tables))?;
 /// # let domain = DmaDomain::<_, _, _, _, Registered>::new(domain, DmaConfig::new(1), OneThread)?;
 /// let controller = Arc::new(Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(64))?);

@@ -36,7 +36,7 @@ use crate::swiotlb::Fill;
 /// use dmaspan::{Direction, PhysAddr, Span};
 /// # use dmaspan_sim::Arena;
 /// # use dmaspan_sim::iotlb::Iotlb;
-/// # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+/// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 /// # struct OneThread;
 /// # impl dmaspan::Platform for OneThread {
 /// #     type Lock = parking_lot::RawMutex;
@@ -48,12 +48,7 @@ use crate::swiotlb::Fill;
 /// # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 /// # let table = PageTable::new(format, arena.clone())?;
 /// # let registers = table.format().registers(table.root());
-/// # let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-/// #     ttbr: registers.ttbr,
-/// #     tcr: registers.tcr,
-/// #     mair: registers.mair,
-/// #     ..Default::default()
-/// # })?;
+/// # let walker = ArmLpaeS1Walker::new(registers.into())?;
 /// # let domain = Domain::new(table, Iotlb::new(walker, arena))?;
 /// # let domain = DmaDomain::<_, _, _, _, RawMemory>::new(domain, DmaConfig::new(1), OneThread)?;
 /// # let device = Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(40))?;

@@ -232,13 +232,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # use std::sync::Arc;
     /// use dmaspan::dma::{Attrs, Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
     /// use dmaspan::swiotlb::Fill;
-    /// # use dmaspan::{Direction, PhysAddr, Platform, Span};
-    /// # struct OneThread;
-    /// # impl Platform for OneThread {
-    /// #     type Lock = parking_lot::RawMutex;
-    /// #     fn cpu(&self) -> usize { 0 }
-    /// #     fn now(&self) -> u64 { 0 }
-    /// # }
+    /// # use dmaspan::{Direction, PhysAddr, Span};
+    /// # use dmaspan_sim::OneThread;
     /// # fn main() -> Result<(), Error> {
     /// # let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
     /// # let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));

@@ -366,19 +366,14 @@ impl<D> State<D> {
 /// use dmaspan_sim::iotlb::Iotlb;
 /// use dmaspan_sim::port::SimPort;
 /// use dmaspan_sim::walker::Access;
-/// use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+/// use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
 /// let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 /// let table = PageTable::new(format, tables.clone())?;
 /// let registers = table.format().registers(table.root());
-/// let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-///     ttbr: registers.ttbr,
-///     tcr: registers.tcr,
-///     mair: registers.mair,
-///     ..Default::default()
-/// })?;
+/// let walker = ArmLpaeS1Walker::new(registers.into())?;
 /// let domain = Arc::new(Domain::new(table, Iotlb::new(walker, tables))?);
 /// let page = Span::new(PhysAddr::new(0x8000), 0x1000)?;
 /// // SAFETY: the simulated device touches no memory.

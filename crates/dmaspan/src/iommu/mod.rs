@@ -22,7 +22,7 @@
 //! };
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 //! # use dmaspan_sim::{Arena, iotlb::Iotlb, memory::SimMemory, port::SimPort};
-//! # use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //!
 //! struct LastFault(AtomicU64);
 //!
@@ -38,12 +38,7 @@
 //! # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 //! # let table = PageTable::new(format, tables.clone())?;
 //! # let registers = table.format().registers(table.root());
-//! # let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-//! #     ttbr: registers.ttbr,
-//! #     tcr: registers.tcr,
-//! #     mair: registers.mair,
-//! #     ..Default::default()
-//! # })?;
+//! # let walker = ArmLpaeS1Walker::new(registers.into())?;
 //! # let iommu = Iotlb::new(walker, tables);
 //! # let memory = SimMemory::new(PhysAddr::new(0x8000_0000), 1 << 20, 12)?;
 //! # let frames = memory.allocate(0x2000, 12)?;

@@ -16,15 +16,10 @@
 //! ```
 //! # use std::sync::Arc;
 //! use dmaspan::swiotlb::{Fill, Original, Pool, PoolConfig, SlotRequest};
-//! use dmaspan::{Direction, PhysAddr, Platform, Span};
+//! use dmaspan::{Direction, PhysAddr, Span};
 //! # use dmaspan_sim::memory::SimMemory;
 //! # use dmaspan_sim::pool_memory::SimPoolMemory;
-//! # struct OneThread;
-//! # impl Platform for OneThread {
-//! #     type Lock = parking_lot::RawMutex;
-//! #     fn cpu(&self) -> usize { 0 }
-//! #     fn now(&self) -> u64 { 0 }
-//! # }
+//! # use dmaspan_sim::OneThread;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
 //! # let ram = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 4 << 20, 12)?);

@@ -6,7 +6,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 
@@ -59,8 +59,7 @@ pub(crate) fn walker<const G: u32, M: TableMemory<u64>>(
     table: &PageTable<ArmLpaeS1<G>, M>,
 ) -> ArmLpaeS1Walker {
     let registers = table.format().registers(table.root());
-    let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
-    ArmLpaeS1Walker::new(ArmS1Registers { ttbr, tcr, mair, ..Default::default() }).unwrap()
+    ArmLpaeS1Walker::new(registers.into()).unwrap()
 }
 
 /// Methods of a [`Pinner`](dmaspan::pin::Pinner) that are those of another one, in a field.

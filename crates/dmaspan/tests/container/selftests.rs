@@ -17,7 +17,7 @@ use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{Holes, MapOptions, Rights, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
-use dmaspan_sim::walker::arm_lpae::{self, ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use dmaspan_sim::walker::arm_v7s::{ArmV7sRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE};
 use dmaspan_sim::walker::riscv::{self, RiscvWalker};
 use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
@@ -106,20 +106,7 @@ fn amd_walker(format: &AmdV1, root: PhysAddr, level: u32) -> AmdV1Walker {
 }
 
 fn arm_walker(format: &ArmLpaeS1<12>, root: PhysAddr, _level: u32) -> ArmLpaeS1Walker {
-    let registers = format.registers(root);
-    ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        // EPD0: the lower half is not walked.
-        half: if registers.tcr & 1 << 7 != 0 {
-            arm_lpae::Half::Upper
-        } else {
-            arm_lpae::Half::Lower
-        },
-        ..Default::default()
-    })
-    .unwrap()
+    ArmLpaeS1Walker::new(format.registers(root).into()).unwrap()
 }
 
 fn arm_v7s_walker(format: &ArmV7s, root: PhysAddr, _level: u32) -> ArmV7sWalker {

@@ -13,6 +13,7 @@ use dmaspan::iommu::{
     ReservedRegions, Target,
 };
 use dmaspan::{Direction, Errno, Iova, PhysAddr, Prot};
+use dmaspan_sim::OneThread;
 use dmaspan_sim::bus::{Bus, BusError};
 use dmaspan_sim::device::DmaError;
 use dmaspan_sim::memory::SimMemory;
@@ -21,7 +22,7 @@ use dmaspan_sim::walker::Access;
 use parking_lot::Mutex;
 
 use crate::common::PROT;
-use crate::reserved::{OneCpu, SimDomain, domain, map, region, regions};
+use crate::reserved::{SimDomain, domain, map, region, regions};
 
 type SimTarget = Target<SimDomain>;
 
@@ -266,7 +267,7 @@ fn buffers_of_an_attached_device_keep_clear_of_its_regions() {
     let memory = SimMemory::new(PhysAddr::new(0), 0x1_0000, 12).unwrap();
     let direct = region(RegionKind::Direct, 0x1000, 0x2000, Prot::READ_WRITE);
     let list = regions(&[direct, region(RegionKind::Reserved, 0x4000, 0x1000, Prot::empty())]);
-    let dma = Arc::new(DmaDomain::new(domain().0, DmaConfig::new(1), OneCpu).unwrap());
+    let dma = Arc::new(DmaDomain::new(domain().0, DmaConfig::new(1), OneThread).unwrap());
     list.reserve_in(dma.iovas(), Relaxable::Keep).unwrap();
     let port = SimPort::new(9, list.clone());
     let stream = Attachment::new(port.clone()).unwrap();

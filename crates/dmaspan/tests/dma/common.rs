@@ -3,7 +3,7 @@
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
 use dmaspan_sim::Arena;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 
@@ -17,13 +17,7 @@ pub(crate) fn format<const G: u32>(input_bits: u32, output_bits: u32) -> ArmLpae
 
 pub(crate) fn walker<const G: u32>(format: &ArmLpaeS1<G>, root: PhysAddr) -> ArmLpaeS1Walker {
     let registers = format.registers(root);
-    ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        ..Default::default()
-    })
-    .unwrap()
+    ArmLpaeS1Walker::new(registers.into()).unwrap()
 }
 
 pub(crate) fn span(paddr: u64, len: u64) -> Span {

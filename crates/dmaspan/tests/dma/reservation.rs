@@ -9,31 +9,15 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
-use dmaspan::{Direction, Iova, Platform};
-use dmaspan_sim::Arena;
+use dmaspan::{Direction, Iova};
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use dmaspan_sim::{Arena, OneThread};
 
 use crate::common::{arena, format, range, span, walker};
 
 const PAGE: u64 = 4096;
-
-/// One thread without a clock.
-#[derive(Clone, Copy, Debug)]
-struct Alone;
-
-impl Platform for Alone {
-    type Lock = parking_lot::RawMutex;
-
-    fn cpu(&self) -> usize {
-        0
-    }
-
-    fn now(&self) -> u64 {
-        0
-    }
-}
 
 /// Memory that counts how many of its kind there are.
 #[derive(Debug)]
@@ -56,7 +40,7 @@ unsafe impl DmaMemory for Counted {
 }
 
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
-type Translation = DmaDomain<ArmLpaeS1<12>, Arena, Tlb, Alone, Counted>;
+type Translation = DmaDomain<ArmLpaeS1<12>, Arena, Tlb, OneThread, Counted>;
 
 struct Rig {
     device: Device<Translation>,
@@ -72,7 +56,7 @@ impl Rig {
         let config = IotlbConfig { absent, ..IotlbConfig::default() };
         let iotlb = Iotlb::with_config(walker, table.memory().clone(), config);
         let domain = Domain::new(table, iotlb.clone()).unwrap();
-        let translation = DmaDomain::new(domain, DmaConfig::new(1), Alone).unwrap();
+        let translation = DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap();
         let translation = Arc::new(translation);
         let config = DeviceConfig::bits(48);
         let device = Device::new(Arc::clone(&translation), NoPool, config).unwrap();

@@ -5,12 +5,12 @@ use dmaspan::iommu::iova::{self, Align, Request, Space};
 use dmaspan::iommu::{
     DirectError, Domain, RegionError, RegionKind, Relaxable, ReservedRegion, ReservedRegions,
 };
-use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Platform, Prot, Span, SpanBuf};
-use dmaspan_sim::Arena;
+use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use dmaspan_sim::{Arena, OneThread};
 use proptest::prelude::*;
 
 use crate::common::{PROT, arena, format, range, span, walker};
@@ -168,24 +168,8 @@ fn regions_of_two_devices_are_one_list() {
     assert_eq!(both.as_slice(), expected);
 }
 
-/// One CPU, whose clock stands still.
-#[derive(Debug)]
-pub(crate) struct OneCpu;
-
-impl Platform for OneCpu {
-    type Lock = parking_lot::RawMutex;
-
-    fn cpu(&self) -> usize {
-        0
-    }
-
-    fn now(&self) -> u64 {
-        0
-    }
-}
-
 /// Every granule that the space has left.
-fn all_iovas(space: &Space<OneCpu>) -> Vec<IovaRange> {
+fn all_iovas(space: &Space<OneThread>) -> Vec<IovaRange> {
     let request = Request { bytes: 1, align: Align::Natural, limit: space.aperture().last() };
     let mut all = Vec::new();
     loop {
@@ -199,7 +183,7 @@ fn all_iovas(space: &Space<OneCpu>) -> Vec<IovaRange> {
 
 #[test]
 fn no_address_of_a_region_is_handed_out_and_every_other_is() {
-    let space = Space::new(range(0, 64 << 12), 12, 1, OneCpu).unwrap();
+    let space = Space::new(range(0, 64 << 12), 12, 1, OneThread).unwrap();
     let regions = regions(&[
         region(RegionKind::Direct, 0x2800, 0x1000, Prot::READ),
         region(RegionKind::DirectRelaxable, 0x8000, 0x1000, Prot::READ),
@@ -221,7 +205,7 @@ fn no_address_of_a_region_is_handed_out_and_every_other_is() {
 
 #[test]
 fn a_region_that_is_in_use_is_named_with_what_uses_it() {
-    let space = Space::new(range(0, 64 << 12), 12, 1, OneCpu).unwrap();
+    let space = Space::new(range(0, 64 << 12), 12, 1, OneThread).unwrap();
     let request = Request { bytes: 0x1000, align: Align::Natural, limit: Iova::new(0x1fff) };
     let iovas = space.alloc(request).unwrap();
     assert_eq!(iovas.range(), range(0x1000, 0x1000));

@@ -17,16 +17,15 @@ use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::iommu::iova::Stats;
 use dmaspan::{Direction, DmaAddr, Iova, PhysAddr};
-use dmaspan_sim::Arena;
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::SimMemory;
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use dmaspan_sim::{Arena, OneThread};
 
 use crate::common::{arena, format, range, span, walker};
-use crate::reserved::OneCpu;
 use crate::rig::{RAM, untrusted};
 
 pub(crate) const PAGE: u64 = 1 << 12;
@@ -36,7 +35,7 @@ const TOUCHED: [Range<u64>; 3] = [0..32, 1024..1028, 1536..1538];
 pub(crate) const FAR: u64 = 1 << 30;
 
 type Tlb = Iotlb<ArmLpaeS1Walker, Arena>;
-pub(crate) type Dma = DmaDomain<ArmLpaeS1<12>, Faulty<Arena>, Faulty<Tlb>, OneCpu, Pieces>;
+pub(crate) type Dma = DmaDomain<ArmLpaeS1<12>, Faulty<Arena>, Faulty<Tlb>, OneThread, Pieces>;
 pub(crate) type Dev = Device<Dma, Faulty<SimPool>>;
 
 /// Memory that says when it is released: nothing of it may be in the IOTLB then.
@@ -104,7 +103,7 @@ impl Rig {
         let table = PageTable::new(format::<12>(48, 48), tables).unwrap();
         let tlb = Iotlb::new(walker(table.format(), table.root()), arena.clone());
         let domain = Domain::new(table, Faulty::new(tlb.clone(), &faults)).unwrap();
-        let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneCpu).unwrap());
+        let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap());
         let memory = Arc::new(SimMemory::new(PhysAddr::new(RAM), 1 << 20, 12).unwrap());
         let pool = SimPool::new(memory, span(RAM, 64 * PAGE)).unwrap();
         let device = |config| {

@@ -5,7 +5,7 @@ use dmaspan::io_pgtable::{
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_sim::Arena;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, Half};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 
@@ -34,15 +34,7 @@ pub(crate) fn table<const G: u32>() -> Table<G> {
 }
 
 pub(crate) fn walker<const G: u32>(format: &ArmLpaeS1<G>, root: PhysAddr) -> ArmLpaeS1Walker {
-    let registers = format.registers(root);
-    ArmLpaeS1Walker::new(ArmS1Registers {
-        ttbr: registers.ttbr,
-        tcr: registers.tcr,
-        mair: registers.mair,
-        half: if registers.tcr & (1 << 7) != 0 { Half::Upper } else { Half::Lower },
-        ..Default::default()
-    })
-    .unwrap()
+    ArmLpaeS1Walker::new(format.registers(root).into()).unwrap()
 }
 
 pub(crate) fn range(start: u64, len: u64) -> IovaRange {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use dmaspan::dma::{BouncePool as _, Device, DeviceConfig, Direct, Error, NoPool, Piece, Segment};
 use dmaspan::{Direction, DmaAddr, PhysAddr, Span};
 use dmaspan_qemu::{Arch, Edu, Machine, Pci, ready};
+use dmaspan_sim::OneThread;
 use dmaspan_sim::rng::Rng;
 
 use crate::edu::rig::{EDU, END, Pieces, RAM, SLOT, WINDOW, Window, memory, pool, read, write};
-use crate::iommus::{Memory, OneCpu};
+use crate::iommus::Memory;
 
-type Untranslated = Direct<Memory, OneCpu>;
+type Untranslated = Direct<Memory, OneThread>;
 
 struct Setup {
     edu: Edu,
@@ -35,7 +36,7 @@ fn setup() -> Option<Setup> {
     let mut bytes = || (0..WINDOW).map(|_| rng.next().to_le_bytes()[0]).collect::<Vec<_>>();
     let high = Window::new(&machine, &upper, lower.paddr().get(), bytes());
     let low = Window::new(&machine, &lower, 0, bytes());
-    let direct = Arc::new(Direct::new(Span::new(ram.base(), ram.bytes()).unwrap(), OneCpu));
+    let direct = Arc::new(Direct::new(Span::new(ram.base(), ram.bytes()).unwrap(), OneThread));
     Some(Setup { edu, direct, high, low, rng, machine })
 }
 

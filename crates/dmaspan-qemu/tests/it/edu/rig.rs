@@ -7,9 +7,10 @@ use dmaspan::dma::{BouncePool, Device, DmaMemory, Piece, RawMemory, Translation}
 use dmaspan::swiotlb::{Pool, PoolConfig};
 use dmaspan::{Direction, DmaAddr, Span};
 use dmaspan_qemu::{Buffer, Edu, Machine, Ram, RamPool};
+use dmaspan_sim::OneThread;
 use dmaspan_sim::bus::Bus as _;
 
-use crate::iommus::{Memory, OneCpu};
+use crate::iommus::Memory;
 
 /// Where the copier is.
 pub(crate) const SLOT: u8 = 5;
@@ -21,11 +22,11 @@ pub(crate) const RAM: u64 = 2 * END;
 /// The bytes of a window.
 pub(crate) const WINDOW: u64 = 0x8000;
 
-pub(crate) type PoolOf = Arc<Pool<RamPool, OneCpu>>;
+pub(crate) type PoolOf = Arc<Pool<RamPool, OneThread>>;
 
 pub(crate) fn pool(ram: &Ram) -> PoolOf {
     let memory = RamPool::new(ram, 0x1_0000).unwrap();
-    Arc::new(Pool::new(memory, PoolConfig::new(1), OneCpu).unwrap())
+    Arc::new(Pool::new(memory, PoolConfig::new(1), OneThread).unwrap())
 }
 
 /// Memory to copy from and to, and what should be in it.

@@ -10,10 +10,10 @@ use dmaspan::iommu::{
     Attachment, Domain, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse,
     IommuOps, Port, Prepared, Relaxable, ReservedRegions, Target,
 };
-use dmaspan::{IovaRange, PhysAddr, Platform};
+use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_drivers::Handled;
 use dmaspan_qemu::{Arch, Builder, Machine, Pci, ready};
-use dmaspan_sim::Arena;
+use dmaspan_sim::{Arena, OneThread};
 use parking_lot::Mutex;
 
 pub(crate) use drivers::{
@@ -21,26 +21,10 @@ pub(crate) use drivers::{
     VtdSecondStage,
 };
 
-/// Where the tests run: on one CPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OneCpu;
-
-impl Platform for OneCpu {
-    type Lock = parking_lot::RawMutex;
-
-    fn cpu(&self) -> usize {
-        0
-    }
-
-    fn now(&self) -> u64 {
-        0
-    }
-}
-
 /// What is mapped for devices.
 pub(crate) type Memory = Box<dyn DmaMemory>;
 /// The domain of a device.
-pub(crate) type Translated<F, O> = DmaDomain<F, Arena, O, OneCpu, Memory>;
+pub(crate) type Translated<F, O> = DmaDomain<F, Arena, O, OneThread, Memory>;
 pub(crate) type DomainOf<I> = Translated<<I as Iommu>::Format, <I as Iommu>::Ops>;
 
 /// For page tables.
@@ -98,7 +82,7 @@ impl<I: Iommu> Behind<I> {
         let tables = pci.machine().ram().arena(TABLES).expect("there is room");
         let table = PageTable::new(iommu.format(), tables).expect("there is room");
         let domain = Domain::new(table, iommu.ops()).expect("nothing is mapped");
-        let domain = DmaDomain::new(domain, DmaConfig::new(1), OneCpu).expect("there is room");
+        let domain = DmaDomain::new(domain, DmaConfig::new(1), OneThread).expect("there is room");
         let domain = Arc::new(domain);
         let port = iommu.port(id, ReservedRegions::new());
         let kept_out = port.reserved_regions().reserve_in(domain.iovas(), Relaxable::Keep);

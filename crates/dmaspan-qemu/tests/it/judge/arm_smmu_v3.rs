@@ -8,9 +8,7 @@ use dmaspan::lg2;
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, SmmuV3Ops, SmmuV3Stream, Stage};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
-use dmaspan_sim::walker::arm_lpae::{
-    ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers,
-};
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS2Registers};
 
 use crate::judge::planted::Bug;
 use crate::judge::rig::{DomainOf, Rig, machine};
@@ -116,9 +114,7 @@ impl<const G: u32> Rig for Stage1<G> {
 
     fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let registers = domain.format().registers(domain.root());
-        let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
-        let registers = ArmS1Registers { ttbr, tcr, mair, ..ArmS1Registers::default() };
-        ArmLpaeS1Walker::new(registers).expect("the format made the registers")
+        ArmLpaeS1Walker::new(registers.into()).expect("the format made the registers")
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use dmaspan::Span;
 use dmaspan::dma::{Device, DeviceConfig, Direct, NoPool, Registered};
 use dmaspan_qemu::{Arch, Machine, Pci, ready};
+use dmaspan_sim::OneThread;
 
-use crate::iommus::OneCpu;
 use crate::nvme::disk::Disk;
 use crate::nvme::exercise::exercise;
 use crate::nvme::rig::{DISK_BYTES, NVME};
@@ -17,7 +17,7 @@ fn run(arch: Arch, machine: &str, namespace: &str) {
     let builder = Machine::builder(qemu, machine).arg("-drive").arg(&disk.drive());
     let machine = builder.device(&format!("{NVME}{namespace}")).start().unwrap();
     let ram = Span::new(machine.ram().base(), machine.ram().bytes()).unwrap();
-    let direct = Arc::new(Direct::<Registered, _>::new(ram, OneCpu));
+    let direct = Arc::new(Direct::<Registered, _>::new(ram, OneThread));
     let device = Device::new(direct, NoPool, DeviceConfig::bits(64)).unwrap();
     exercise(&machine, &Pci::new(&machine), &disk, device);
 }

@@ -36,6 +36,18 @@ pub struct ArmS1Registers {
     pub privilege: Privilege,
 }
 
+/// What a table wants in the registers, for the half that TCR lets be walked.
+impl From<dmaspan::io_pgtable::ArmS1Registers> for ArmS1Registers {
+    fn from(registers: dmaspan::io_pgtable::ArmS1Registers) -> Self {
+        let dmaspan::io_pgtable::ArmS1Registers { ttbr, tcr, mair, .. } = registers;
+        let half = if tcr & EPD0 == 0 { Half::Lower } else { Half::Upper };
+        Self { ttbr, tcr, mair, half, privilege: Privilege::default() }
+    }
+}
+
+/// TCR_EL1.EPD0: TTBR0 is not walked.
+const EPD0: u64 = 1 << 7;
+
 /// Why registers describe no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -16,13 +16,8 @@ impl<P: Platform> Space<P> {
     ///
     /// ```
     /// # use dmaspan::iommu::iova::{Align, Error, Request, Space};
-    /// # use dmaspan::{Iova, IovaRange, Platform};
-    /// # struct OneThread;
-    /// # impl Platform for OneThread {
-    /// #     type Lock = parking_lot::RawMutex;
-    /// #     fn cpu(&self) -> usize { 0 }
-    /// #     fn now(&self) -> u64 { 0 }
-    /// # }
+    /// # use dmaspan::{Iova, IovaRange};
+    /// # use dmaspan_sim::OneThread;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let aperture = IovaRange::from_len(Iova::new(0), 1 << 40)?;
     /// let space = Space::new(aperture, 12, 1, OneThread)?;

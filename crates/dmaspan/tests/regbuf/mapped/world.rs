@@ -16,7 +16,7 @@ use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::sanitizer::{Config, Pointless, Sanitized, Sanitizer};
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) use crate::common::{Rng, USER, part, size};
 
@@ -110,12 +110,7 @@ impl<const G: u32> Behind<G> {
         let format = ArmLpaeS1::new(ArmLpaeS1Config::new(48, 48)).unwrap();
         let table = PageTable::new(format, Faulty::new(tables.clone(), &world.faults)).unwrap();
         let registers = table.format().registers(table.root());
-        let walker = ArmLpaeS1Walker::new(ArmS1Registers {
-            ttbr: registers.ttbr,
-            tcr: registers.tcr,
-            mair: registers.mair,
-            ..Default::default()
-        });
+        let walker = ArmLpaeS1Walker::new(registers.into());
         let iotlb = Iotlb::new(walker.unwrap(), tables.clone());
         // What was to be mapped and was not is unmapped all the same.
         let sanitizer =

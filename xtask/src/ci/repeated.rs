@@ -35,7 +35,8 @@ pub(super) fn run() -> Vec<String> {
         let mut failed = Vec::new();
         for &(package, program, tests) in COUNTING {
             let count = (0..ROUNDS).filter(|_| !passes(package, program, tests)).count();
-            let said = format!("{package}, {program} {tests}: {count} of {ROUNDS}");
+            let name = format!("{package}, {program} {tests}");
+            let said = format!("{}: {count} of {ROUNDS}", name.trim_end());
             println!("   {said} failed");
             if count > 0 {
                 failed.push(said);

@@ -1,11 +1,11 @@
 //! The ring of commands that four of the drivers have: who is where in it, and which batches an
 //! error fails.
 //!
-//! A driver places a batch of commands under the ring's lock, with one behind it by which hardware
-//! says that all are done. It waits without the lock, which it takes for each look. What differs
-//! from driver to driver is given to [`Ring::place`] and [`Ring::wait`]: how hardware is told of
-//! the tail and asked for its head, how a batch is known to be done (by the head, or by a number
-//! that hardware stores), and how hardware that stopped goes on.
+//! A driver places a batch of commands under the ring's lock, with a fence behind it by which
+//! hardware says that all are done. It waits without the lock, which it takes for each look. What
+//! differs from driver to driver is its [`Consumer`]: how hardware is told of the tail and asked
+//! for its head, how a fence is known to be done (by the head, or by a number that hardware
+//! stores), and how hardware that stopped goes on.
 //!
 //! **Recovery.** Hardware stops at a bad command. Which one that was is not known for sure, and
 //! what is left in the ring may be as bad. So the driver that sees the error [spoils](State::spoil)
@@ -16,15 +16,16 @@
 //! takes memory for reachable that no device reaches any more. They are never too few: the batch
 //! with the bad command was placed before hardware met it, and hardware does not get to that
 //! batch's end before it goes on. By then the batch is among the spoiled ones, and [`Ring::wait`]
-//! asks that first, under the same lock.
+//! asks that first, under the same lock. A batch that is placed afterwards has no command among
+//! those that were passed over; one that is placed in parts begins with its first command.
 
 use core::ops::Range;
 
 use dmaspan::iommu::HardwareError;
 use dmaspan::lg2;
-use lock_api::{Mutex, MutexGuard, RawMutex};
+use lock_api::{Mutex, MutexGuard};
 
-use crate::host::{Host, Structure, poll};
+use crate::host::{Host, poll};
 use crate::structure::Words;
 
 /// How hardware tells a full ring from an empty one.
@@ -36,17 +37,65 @@ pub(crate) enum Full {
     EmptyPlace,
 }
 
+/// The hardware that takes commands out of a ring.
+pub(crate) trait Consumer<H: Host> {
+    /// How patient a caller is.
+    fn host(&self) -> &H;
+
+    /// A command that is done when all before it are. `end` is the position behind it.
+    fn fence(&self, ring: &Ring<H>, end: u64) -> [u64; 2];
+
+    /// Tells hardware that it may take all commands before the position `tail`.
+    fn tell(&self, ring: &Ring<H>, tail: u64);
+
+    /// Whether there is room for `needed` commands. Asks hardware where there was none when it was
+    /// asked last.
+    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError>;
+
+    /// Looks up to where all is done, and lets hardware go on that has stopped.
+    fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError>;
+
+    /// The error of a batch that has failed, by what hardware said then.
+    fn failed(&self, status: u32) -> HardwareError;
+
+    /// The error of a batch that hardware had no room for, or was not done with, in time. The lock
+    /// is not held.
+    fn stuck(&self, at: Stuck) -> HardwareError;
+}
+
+/// What hardware did not do in time.
+#[derive(Clone, Copy)]
+pub(crate) enum Stuck {
+    /// It made no room.
+    Full,
+    /// It did not get to a fence.
+    Late,
+}
+
+/// What is placed behind the last command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Behind {
+    Fence,
+    Nothing,
+}
+
 /// Commands of two words, and where each party is.
 ///
 /// Positions count all commands ever placed, so that they never wrap; a place is one modulo the
 /// length.
-pub(crate) struct Ring<S, L> {
+pub(crate) struct Ring<H: Host> {
     /// The commands, and whatever the driver has behind them.
-    pub(crate) words: Words<S>,
+    pub(crate) words: Words<H::Structure>,
     lg2: u32,
     lg2_place_words: u32,
     full: Full,
-    state: Mutex<L, State>,
+    state: Mutex<H::Lock, State>,
+}
+
+/// A ring that nobody else places commands in meanwhile, or looks at.
+pub(crate) struct Locked<'a, H: Host> {
+    pub(crate) ring: &'a Ring<H>,
+    pub(crate) state: MutexGuard<'a, H::Lock, State>,
 }
 
 /// Who is where in a [`Ring`].
@@ -62,12 +111,12 @@ pub(crate) struct State {
     /// Batches that begin before this one have failed.
     pub(crate) spoiled: u64,
     /// What hardware said then.
-    status: u64,
+    status: u32,
 }
 
 impl State {
     /// Fails all batches that were placed; `status` is what hardware said. See the module.
-    pub(crate) fn spoil(&mut self, status: u64) {
+    pub(crate) fn spoil(&mut self, status: u32) {
         self.spoiled = self.tail;
         // Those that are not carried out never store their number.
         self.done = self.tail;
@@ -91,9 +140,47 @@ impl State {
     }
 }
 
-impl<S: Structure, L: RawMutex> Ring<S, L> {
+impl<H: Host> Locked<'_, H> {
+    /// How many commands can be placed, as far as the head was seen.
+    #[inline]
+    pub(crate) fn room(&self) -> u64 {
+        self.ring.capacity() - (self.state.tail - self.state.head)
+    }
+
+    /// How many commands hardware has not fetched whose head that is, as an [index](Ring::index).
+    #[inline]
+    pub(crate) fn left(&self, head: u64) -> u64 {
+        self.ring.index(self.state.tail.wrapping_sub(head))
+    }
+
+    /// Takes note of the head that hardware says. `false`, and nothing, where no command is there
+    /// that it was to fetch.
+    #[inline]
+    pub(crate) fn advance(&mut self, head: u64) -> bool {
+        let left = self.left(head);
+        let possible = left <= self.state.tail - self.state.head;
+        if possible {
+            self.state.head = self.state.tail - left;
+        }
+        possible
+    }
+
+    /// Drops all that is placed, at hardware that begins at the first place again. Positions go on
+    /// there in a new round.
+    pub(crate) fn empty(&mut self) {
+        let start = self.state.tail.next_multiple_of(lg2::size(self.ring.lg2));
+        (self.state.tail, self.state.head, self.state.done) = (start, start, start);
+    }
+}
+
+impl<H: Host> Ring<H> {
     /// An empty ring of `2^lg2` places of `2^lg2_place_words` words each.
-    pub(crate) fn new(words: Words<S>, lg2: u32, lg2_place_words: u32, full: Full) -> Self {
+    pub(crate) fn new(
+        words: Words<H::Structure>,
+        lg2: u32,
+        lg2_place_words: u32,
+        full: Full,
+    ) -> Self {
         Self { words, lg2, lg2_place_words, full, state: Mutex::new(State::default()) }
     }
 
@@ -102,16 +189,15 @@ impl<S: Structure, L: RawMutex> Ring<S, L> {
         self.lg2
     }
 
+    /// log2 of the bytes of a place.
+    pub(crate) fn lg2_place(&self) -> u32 {
+        self.lg2_place_words + 3
+    }
+
     /// The most commands that are in it at once.
     #[inline]
     pub(crate) fn capacity(&self) -> u64 {
         lg2::size(self.lg2) - u64::from(self.full == Full::EmptyPlace)
-    }
-
-    /// How many commands can be placed, as far as the head was seen.
-    #[inline]
-    pub(crate) fn room(&self, state: &State) -> u64 {
-        self.capacity() - (state.tail - state.head)
     }
 
     /// A position as hardware's registers count it: the place, and the round's bit if there is one.
@@ -120,14 +206,13 @@ impl<S: Structure, L: RawMutex> Ring<S, L> {
         position & lg2::mask(self.lg2 + u32::from(self.full == Full::RoundBit))
     }
 
-    /// Places a command, which hardware is not told of yet. There is room.
+    /// [`index`](Self::index), for a register of 32 bits.
     #[inline]
-    pub(crate) fn push(&self, state: &mut State, command: [u64; 2]) {
-        self.set(state.tail, command);
-        state.tail += 1;
+    pub(crate) fn index32(&self, position: u64) -> u32 {
+        u32::try_from(self.index(position)).unwrap_or(0)
     }
 
-    /// Stores a command in the place of one that hardware does not look at.
+    /// Stores a command at a position, which hardware does not look at.
     #[inline]
     pub(crate) fn set(&self, position: u64, [first, second]: [u64; 2]) {
         let place = (position & lg2::mask(self.lg2)) << self.lg2_place_words;
@@ -136,61 +221,80 @@ impl<S: Structure, L: RawMutex> Ring<S, L> {
         self.words.set(word + 1, second);
     }
 
-    /// Takes note of the head that hardware says, as an [index](Self::index). `false`, and nothing,
-    /// where no command is there that it was to fetch.
-    #[inline]
-    pub(crate) fn advance(&self, state: &mut State, head: u64) -> bool {
-        let left = self.index(state.tail.wrapping_sub(head));
-        let possible = left <= state.tail - state.head;
-        if possible {
-            state.head = state.tail - left;
-        }
-        possible
+    /// Keeps others out.
+    pub(crate) fn lock(&self) -> Locked<'_, H> {
+        Locked { ring: self, state: self.state.lock() }
     }
 
-    /// Drops all that is placed, at hardware that begins at the first place again. Positions go on
-    /// there in a new round.
-    pub(crate) fn empty(&self, state: &mut State) {
-        state.tail = state.tail.next_multiple_of(lg2::size(self.lg2));
-        (state.head, state.done) = (state.tail, state.tail);
-    }
-
-    /// Who is where, for the time being.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, L, State> {
-        self.state.lock()
-    }
-
-    /// Lets `fill` place commands, under the lock, until it says that all are; says where those of
-    /// the last time are. `None` where the host has lost patience.
+    /// Places commands and what is to be behind them, and says where they are. All go in under one
+    /// lock if there is room for `needed`. Where these are fewer, those that fit go in, and others'
+    /// commands may get between: no command depends on its neighbours.
     pub(crate) fn place(
         &self,
-        host: &impl Host,
-        mut fill: impl FnMut(&mut State) -> Result<bool, HardwareError>,
-    ) -> Option<Result<Range<u64>, HardwareError>> {
-        poll(host, || {
-            let mut state = self.state.lock();
-            let start = state.tail;
-            fill(&mut state).map(|placed| placed.then_some(start..state.tail)).transpose()
-        })
+        consumer: &impl Consumer<H>,
+        needed: u64,
+        commands: impl IntoIterator<Item = [u64; 2]>,
+        behind: Behind,
+    ) -> Result<Range<u64>, HardwareError> {
+        let fence = (behind == Behind::Fence).then_some(None);
+        let mut commands = commands.into_iter().map(Some).chain(fence).peekable();
+        let mut start = None;
+        let placed = poll(consumer.host(), || {
+            let mut locked = self.lock();
+            let before = locked.state.tail;
+            while commands.peek().is_some() {
+                match consumer.has_room(&mut locked, needed) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => return Some(Err(error)),
+                }
+                while locked.room() > 0
+                    && let Some(command) = commands.next()
+                {
+                    let end = locked.state.tail + 1;
+                    let command = command.unwrap_or_else(|| consumer.fence(self, end));
+                    self.set(locked.state.tail, command);
+                    locked.state.tail = end;
+                }
+            }
+            let tail = locked.state.tail;
+            if tail != before {
+                start = start.or(Some(before));
+                consumer.tell(self, tail);
+            }
+            commands.peek().is_none().then(|| Ok(start.unwrap_or(tail)..tail))
+        });
+        placed.unwrap_or_else(|| Err(consumer.stuck(Stuck::Full)))
     }
 
-    /// Waits until a batch is done: `look` says, under the lock, up to where all are. A batch that
-    /// has failed is `failed`, by what hardware said. `None` where the host has lost patience.
+    /// Waits until a batch is done, which has a fence at its end.
     pub(crate) fn wait(
         &self,
-        host: &impl Host,
+        consumer: &impl Consumer<H>,
         batch: &Range<u64>,
-        mut look: impl FnMut(&mut State) -> Result<u64, HardwareError>,
-        failed: impl Fn(u64) -> HardwareError,
-    ) -> Option<Result<(), HardwareError>> {
-        poll(host, || {
-            let mut state = self.state.lock();
-            match look(&mut state) {
+    ) -> Result<(), HardwareError> {
+        let waited = poll(consumer.host(), || {
+            let mut locked = self.lock();
+            match consumer.look(&mut locked, batch) {
                 Err(error) => Some(Err(error)),
-                Ok(_) if batch.start < state.spoiled => Some(Err(failed(state.status))),
+                Ok(_) if batch.start < locked.state.spoiled => {
+                    Some(Err(consumer.failed(locked.state.status)))
+                }
                 Ok(done) => (done >= batch.end).then_some(Ok(())),
             }
-        })
+        });
+        waited.unwrap_or_else(|| Err(consumer.stuck(Stuck::Late)))
+    }
+
+    /// Places commands with a fence behind them, and waits until they are done.
+    pub(crate) fn run(
+        &self,
+        consumer: &impl Consumer<H>,
+        needed: u64,
+        commands: impl IntoIterator<Item = [u64; 2]>,
+    ) -> Result<(), HardwareError> {
+        let batch = self.place(consumer, needed, commands, Behind::Fence)?;
+        self.wait(consumer, &batch)
     }
 }
 

@@ -87,7 +87,7 @@ pub struct AmdVi<R: Mmio, H: Host> {
     host: H,
     features: AmdViFeatures,
     control: Control<H::Lock>,
-    commands: Commands<H::Lock, H::Structure>,
+    commands: Commands<H>,
     events: Events<H::Lock, H::Structure>,
     devices: Devices<H::Lock, H::Structure>,
     domains: Ids<H::Lock>,

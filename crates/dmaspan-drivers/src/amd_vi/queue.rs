@@ -1,8 +1,8 @@
-//! The command buffer (2.4).
+//! The command buffer (2.4): a [`Ring`], and hardware that says in memory how far it is.
 //!
-//! A batch of commands goes in under one lock with one COMPLETION_WAIT behind it, which stores the
-//! batch's number: the position of its end, which only grows. Commands are done in their order, so
-//! a number that is there says that all batches up to it are done.
+//! Behind each batch is a COMPLETION_WAIT, which stores the batch's number: the position of its
+//! end, which only grows. Commands are done in their order, so a number that is there says that all
+//! batches up to it are done. Hardware that stopped is started again with an empty buffer.
 
 use core::ops::Range;
 
@@ -10,9 +10,9 @@ use dmaspan::iommu::HardwareError;
 use lock_api::{Mutex, RawMutex};
 
 use super::spec::{BUFFER_LENGTH_SHIFT, Command, LG2_RECORD, control, register, status};
-use crate::host::{Host, Structure, poll};
+use crate::host::{Host, poll};
 use crate::mmio::Mmio;
-use crate::ring::{Full, Ring, State};
+use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
 
 /// The most commands that go in under one lock, with their COMPLETION_WAIT.
@@ -34,18 +34,23 @@ impl<L: RawMutex> Control<L> {
     }
 }
 
-pub(super) struct Commands<L, S> {
-    ring: Ring<S, L>,
+pub(super) struct Commands<H: Host> {
+    ring: Ring<H>,
     /// Word 0 is the number of the last COMPLETION_WAIT that is done.
-    done: Words<S>,
+    done: Words<H::Structure>,
 }
 
+/// What was in the buffer before is not done.
 const STARTED_AGAIN: HardwareError =
     HardwareError { what: "the command buffer was started again after an error", status: 0 };
 
-impl<L: RawMutex, S: Structure> Commands<L, S> {
-    pub(super) fn new(ring: Words<S>, done: Words<S>, lg2_entries: u32) -> Self {
-        Self { ring: Ring::new(ring, lg2_entries, 1, Full::EmptyPlace), done }
+impl<H: Host> Commands<H> {
+    pub(super) fn new(
+        ring: Words<H::Structure>,
+        done: Words<H::Structure>,
+        lg2_entries: u32,
+    ) -> Self {
+        Self { ring: Ring::new(ring, lg2_entries, LG2_RECORD - 3, Full::EmptyPlace), done }
     }
 
     /// Where COMPLETION_WAIT stores: a page of its own.
@@ -66,15 +71,15 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
     /// # Errors
     ///
     /// Hardware stopped at a command, of this batch or of another one, or was not done in time.
-    pub(super) fn run<H: Host<Lock = L, Structure = S>>(
+    pub(super) fn run(
         &self,
         registers: &impl Mmio,
         host: &H,
-        control: &Control<L>,
+        control: &Control<H::Lock>,
         commands: impl IntoIterator<Item = Command>,
     ) -> Result<(), HardwareError> {
+        let mut hardware = Hardware { commands: self, registers, host, control, first: None };
         let mut commands = commands.into_iter().fuse();
-        let mut first = None;
         loop {
             let mut batch = [Command::default(); BATCH - 1];
             let mut len = 0;
@@ -82,84 +87,86 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
                 *place = command;
                 len += 1;
             }
-            let batch = batch.get(..len).unwrap_or_default();
-            let placed = self.ring.place(host, |state| self.fill(registers, state, batch, first));
-            let placed = match placed {
-                Some(placed) => placed?,
-                None => return Err(self.stuck(registers, host, control, first)),
-            };
-            let start = *first.get_or_insert(placed.start);
+            let words = batch.iter().take(len).map(|&Command(words)| words);
+            let placed = self.ring.place(&hardware, len as u64 + 1, words, Behind::Fence)?;
+            let first = *hardware.first.get_or_insert(placed.start);
             if len < BATCH - 1 {
-                return self.wait(registers, host, control, &(start..placed.end));
+                return self.ring.wait(&hardware, &(first..placed.end));
             }
         }
     }
 
-    /// Puts the commands and a COMPLETION_WAIT into the ring, if there is room. What they belong to
-    /// has begun at `first`.
-    fn fill(
+    /// Starts the buffer again if hardware stopped at a command; all that wait fail.
+    pub(super) fn restart_stopped(
         &self,
         registers: &impl Mmio,
-        state: &mut State,
-        batch: &[Command],
-        first: Option<u64>,
-    ) -> Result<bool, HardwareError> {
-        if first.is_some_and(|first| first < state.spoiled) {
+        host: &H,
+        control: &Control<H::Lock>,
+    ) {
+        let hardware = Hardware { commands: self, registers, host, control, first: None };
+        let mut locked = self.ring.lock();
+        if registers.read32(register::STATUS) & status::COMMANDS_RUN == 0 {
+            hardware.restart(&mut locked);
+        }
+    }
+}
+
+/// The hardware, for one caller.
+struct Hardware<'a, R, H: Host> {
+    commands: &'a Commands<H>,
+    registers: &'a R,
+    host: &'a H,
+    control: &'a Control<H::Lock>,
+    /// Where the first batch of the caller's starts, once it was placed.
+    first: Option<u64>,
+}
+
+impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
+    fn host(&self) -> &H {
+        self.host
+    }
+
+    fn fence(&self, _ring: &Ring<H>, end: u64) -> [u64; 2] {
+        Command::completion_wait(self.commands.done_paddr(), end).0
+    }
+
+    fn tell(&self, ring: &Ring<H>, tail: u64) {
+        self.registers.write64(register::COMMAND_TAIL, ring.index(tail) << LG2_RECORD);
+    }
+
+    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
+        if self.first.is_some_and(|first| first < locked.state.spoiled) {
             return Err(STARTED_AGAIN);
         }
-        let needed = batch.len() as u64 + 1;
-        if self.ring.room(state) < needed {
-            let head = registers.read64(register::COMMAND_HEAD);
+        if locked.room() < needed {
+            let head = self.registers.read64(register::COMMAND_HEAD);
             if head == u64::MAX {
                 return Err(gone(head));
             }
-            // One that hardware cannot be at changes nothing.
-            self.ring.advance(state, head >> LG2_RECORD);
-            if self.ring.room(state) < needed {
-                return Ok(false);
-            }
+            // One that hardware cannot be at makes no room.
+            locked.advance(head >> LG2_RECORD);
         }
-        for &Command(words) in batch {
-            self.ring.push(state, words);
-        }
-        let Command(words) = Command::completion_wait(self.done_paddr(), state.tail + 1);
-        self.ring.push(state, words);
-        let pointer = self.ring.index(state.tail) << LG2_RECORD;
-        registers.write64(register::COMMAND_TAIL, pointer);
-        Ok(true)
+        Ok(locked.room() >= needed)
     }
 
-    fn wait<H: Host<Lock = L, Structure = S>>(
-        &self,
-        registers: &impl Mmio,
-        host: &H,
-        control: &Control<L>,
-        batch: &Range<u64>,
-    ) -> Result<(), HardwareError> {
-        let look = |state: &mut State| {
-            state.stored(self.done.get(0), u64::BITS);
-            Ok(state.done)
-        };
-        let waited = self.ring.wait(host, batch, look, |_| STARTED_AGAIN);
-        waited.unwrap_or_else(|| Err(self.stuck(registers, host, control, Some(batch.start))))
+    fn look(&self, locked: &mut Locked<'_, H>, _batch: &Range<u64>) -> Result<u64, HardwareError> {
+        locked.state.stored(self.commands.done.get(0), u64::BITS);
+        Ok(locked.state.done)
     }
 
-    /// Hardware does not go on: says why, and starts the buffer again, empty, unless that was done
-    /// since `first` was placed.
-    fn stuck<H: Host<Lock = L, Structure = S>>(
-        &self,
-        registers: &impl Mmio,
-        host: &H,
-        control: &Control<L>,
-        first: Option<u64>,
-    ) -> HardwareError {
-        let mut state = self.ring.lock();
-        let status = registers.read32(register::STATUS);
+    fn failed(&self, _status: u32) -> HardwareError {
+        STARTED_AGAIN
+    }
+
+    /// Says why hardware does not go on, and starts the buffer again, empty.
+    fn stuck(&self, _at: Stuck) -> HardwareError {
+        let mut locked = self.commands.ring.lock();
+        let status = self.registers.read32(register::STATUS);
         if status == status::GONE {
             return gone(status.into());
         }
-        if first.is_none_or(|first| first >= state.spoiled) {
-            self.restart(registers, host, control, &mut state);
+        if self.first.is_none_or(|first| first >= locked.state.spoiled) {
+            self.restart(&mut locked);
         }
         let what = if status & status::COMMANDS_RUN == 0 {
             "the IOMMU stopped at a command"
@@ -168,40 +175,23 @@ impl<L: RawMutex, S: Structure> Commands<L, S> {
         };
         HardwareError { what, status: status.into() }
     }
+}
 
-    /// Starts the buffer again if hardware stopped at a command; all that wait fail.
-    pub(super) fn restart_stopped<H: Host<Lock = L, Structure = S>>(
-        &self,
-        registers: &impl Mmio,
-        host: &H,
-        control: &Control<L>,
-    ) {
-        let mut state = self.ring.lock();
-        if registers.read32(register::STATUS) & status::COMMANDS_RUN == 0 {
-            self.restart(registers, host, control, &mut state);
-        }
-    }
-
+impl<R: Mmio, H: Host> Hardware<'_, R, H> {
     /// Stops, empties and starts the buffer (2.4, restarting command processing).
-    fn restart<H: Host<Lock = L, Structure = S>>(
-        &self,
-        registers: &impl Mmio,
-        host: &H,
-        control: &Control<L>,
-        state: &mut State,
-    ) {
-        control.change(registers, control::COMMANDS, 0);
-        let stopped = poll(host, || {
-            (registers.read32(register::STATUS) & status::COMMANDS_RUN == 0).then_some(())
+    fn restart(&self, locked: &mut Locked<'_, H>) {
+        self.control.change(self.registers, control::COMMANDS, 0);
+        let stopped = poll(self.host, || {
+            (self.registers.read32(register::STATUS) & status::COMMANDS_RUN == 0).then_some(())
         });
-        state.spoil(0);
+        locked.state.spoil(0);
         // Where it does not stop, it may fetch still: the buffer stays as it is, and whoever is
         // stuck next comes here again.
         if stopped.is_some() {
-            self.ring.empty(state);
-            self.program(registers);
+            locked.empty();
+            self.commands.program(self.registers);
         }
-        control.change(registers, 0, control::COMMANDS);
+        self.control.change(self.registers, 0, control::COMMANDS);
     }
 }
 

@@ -225,10 +225,7 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     fn report(&self, event: &Event, handled: &mut Handled) -> Result<(), HardwareError> {
         let response = self.streams.report(&event.report, handled);
         match event.answer(response) {
-            Some(command) => {
-                let commands = &self.structures.commands;
-                commands.place(&self.hardware, iter::once(command)).map(|_| ())
-            }
+            Some(command) => self.structures.commands.place(&self.hardware, command),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
-//! The command queue (IHI 0070, 3.5 and 4.1).
+//! The command queue (IHI 0070, 3.5 and 4.1): a [`Ring`], and hardware that says by CMDQ_CONS how
+//! far it is and why it stopped.
 
-use core::iter::{self, Peekable};
 use core::ops::Range;
 
 use dmaspan::PhysAddr;
@@ -12,147 +12,128 @@ use super::spec::{gerror, queue, reg};
 use crate::error::Error;
 use crate::host::Host;
 use crate::mmio::Mmio;
-use crate::ring::{Full, Ring, State};
+use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
 
 /// log2 of a command's bytes.
 const LG2_COMMAND: u32 = 4;
 
 /// Where commands are placed.
-pub(super) struct CommandQueue<H: Host> {
-    ring: Ring<H::Structure, H::Lock>,
-}
+pub(super) struct CommandQueue<H: Host>(Ring<H>);
 
 impl<H: Host> CommandQueue<H> {
     /// A queue of `2^lg2` places, which hardware has not been told of.
     pub(super) fn new(host: &H, lg2: u32, max_paddr: PhysAddr) -> Result<Self, Error> {
         let places = Words::new(host, lg2 + LG2_COMMAND, max_paddr)?;
-        Ok(Self { ring: Ring::new(places, lg2, 1, Full::RoundBit) })
+        Ok(Self(Ring::new(places, lg2, LG2_COMMAND - 3, Full::RoundBit)))
     }
 
     /// Tells hardware of it. CMDQEN is clear.
     pub(super) fn program(&self, registers: &impl Mmio) {
-        let base = self.ring.words.paddr().get() | u64::from(self.ring.lg2());
-        registers.write64(reg::CMDQ_BASE, queue::ALLOCATE | base);
+        let base = queue::ALLOCATE | self.0.words.paddr().get() | u64::from(self.0.lg2());
+        registers.write64(reg::CMDQ_BASE, base);
         registers.write32(reg::CMDQ_PROD, 0);
         registers.write32(reg::CMDQ_CONS, 0);
     }
 
     /// Gives the memory back. CMDQEN is clear.
     pub(super) fn free(&mut self) {
-        self.ring.words.free_in_place();
+        self.0.words.free_in_place();
     }
 
-    /// Places commands and a sync behind them, and waits until that is complete.
-    ///
-    /// The commands stand together in the queue if there is room. Where there is not, those that
-    /// fit go in, and others' commands may get between: no command depends on its neighbours.
+    /// Places commands and a sync behind them, and waits until that is complete. They stand
+    /// together in the queue if there is room.
     pub(super) fn run<R: Mmio>(
         &self,
         hardware: &Hardware<R, H>,
         commands: impl IntoIterator<Item = Command>,
     ) -> Result<(), HardwareError> {
-        let commands = commands.into_iter().chain(iter::once(Command::SYNC));
-        let batch = self.place(hardware, commands)?;
-        let look = |state: &mut State| {
-            if state.head < batch.end {
-                self.observe(hardware, state)?;
-            }
-            Ok(state.head)
-        };
-        self.ring
-            .wait(&hardware.host, &batch, look, refused)
-            .unwrap_or_else(|| Err(hardware.why("the SMMU did not complete its commands in time")))
+        self.0.run(hardware, 1, commands.into_iter().map(|Command(words)| words))
     }
 
-    /// Places commands whose completion nobody waits for, and says where they are, with what others
-    /// placed between them.
+    /// Places a command whose completion nobody waits for.
     pub(super) fn place<R: Mmio>(
         &self,
         hardware: &Hardware<R, H>,
-        commands: impl IntoIterator<Item = Command>,
-    ) -> Result<Range<u64>, HardwareError> {
-        let mut commands = commands.into_iter().peekable();
-        let mut first = None;
-        let placed = self.ring.place(&hardware.host, |state| {
-            first.get_or_insert(state.tail);
-            self.fill(hardware, state, &mut commands)?;
-            Ok(commands.peek().is_none())
-        });
-        let last =
-            placed.unwrap_or_else(|| Err(hardware.why("the SMMU's command queue stayed full")))?;
-        Ok(first.unwrap_or(last.start)..last.end)
+        Command(words): Command,
+    ) -> Result<(), HardwareError> {
+        self.0.place(hardware, 1, [words], Behind::Nothing).map(|_| ())
     }
 
     /// Lets hardware go on if it has stopped.
     pub(super) fn look<R: Mmio>(&self, hardware: &Hardware<R, H>) -> Result<(), HardwareError> {
-        self.observe(hardware, &mut self.ring.lock())
+        hardware.observe(&mut self.0.lock())
+    }
+}
+
+impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
+    fn host(&self) -> &H {
+        &self.host
     }
 
-    /// Places as many commands as there is room for, and tells hardware.
-    fn fill<R: Mmio>(
-        &self,
-        hardware: &Hardware<R, H>,
-        state: &mut State,
-        commands: &mut Peekable<impl Iterator<Item = Command>>,
-    ) -> Result<(), HardwareError> {
-        let before = state.tail;
-        while commands.peek().is_some() {
-            if self.ring.room(state) == 0 {
-                self.observe(hardware, state)?;
-            }
-            if self.ring.room(state) == 0 {
-                break;
-            }
-            if let Some(Command(words)) = commands.next() {
-                self.ring.push(state, words);
-            }
-        }
-        if state.tail != before {
-            let index = u32::try_from(self.ring.index(state.tail)).unwrap_or(0);
-            hardware.registers.write32(reg::CMDQ_PROD, index);
-        }
-        Ok(())
+    fn fence(&self, _ring: &Ring<H>, _end: u64) -> [u64; 2] {
+        Command::SYNC.0
     }
 
+    fn tell(&self, ring: &Ring<H>, tail: u64) {
+        self.registers.write32(reg::CMDQ_PROD, ring.index32(tail));
+    }
+
+    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
+        if locked.room() < needed {
+            self.observe(locked)?;
+        }
+        Ok(locked.room() >= needed)
+    }
+
+    fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError> {
+        if locked.state.head < batch.end {
+            self.observe(locked)?;
+        }
+        Ok(locked.state.head)
+    }
+
+    /// Hardware stopped at a command of the batch, or at one near it.
+    fn failed(&self, status: u32) -> HardwareError {
+        HardwareError { what: "the SMMU refused a command", status: status.into() }
+    }
+
+    fn stuck(&self, at: Stuck) -> HardwareError {
+        self.why(match at {
+            Stuck::Full => "the SMMU's command queue stayed full",
+            Stuck::Late => "the SMMU did not complete its commands in time",
+        })
+    }
+}
+
+impl<R: Mmio, H: Host> Hardware<R, H> {
     /// Looks how far hardware is, and lets it go on where it stopped because of an error.
-    fn observe<R: Mmio>(
-        &self,
-        hardware: &Hardware<R, H>,
-        state: &mut State,
-    ) -> Result<(), HardwareError> {
-        let consumer = hardware.registers.read32(reg::CMDQ_CONS);
+    fn observe(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
+        let consumer = self.registers.read32(reg::CMDQ_CONS);
         if consumer == u32::MAX {
             return Err(hardware::gone(consumer));
         }
-        if !self.ring.advance(state, consumer.into()) {
+        if !locked.advance(consumer.into()) {
             let what = "the SMMU says that it consumed commands that were never placed";
             return Err(HardwareError { what, status: consumer.into() });
         }
         // ERR says why it stopped last, also when it has gone on since.
         if consumer >> queue::ERR_SHIFT & queue::ERR_MASK != 0 {
-            self.recover(hardware, state, consumer);
+            self.recover(locked, consumer);
         }
         Ok(())
     }
 
-    /// Where hardware has stopped at a command, makes it go on.
-    ///
-    /// A command that is illegal is replaced by one that does nothing. Where hardware could not
-    /// read it, it tries again (7.1).
-    fn recover<R: Mmio>(&self, hardware: &Hardware<R, H>, state: &mut State, consumer: u32) {
-        if hardware.active_errors() & gerror::CMDQ_ERR == 0 {
+    /// Where hardware has stopped at a command, makes it go on. A command that is illegal is
+    /// replaced by one that does nothing. Where hardware could not read it, it tries again (7.1).
+    fn recover(&self, locked: &mut Locked<'_, H>, consumer: u32) {
+        if self.active_errors() & gerror::CMDQ_ERR == 0 {
             return;
         }
         if consumer >> queue::ERR_SHIFT & queue::ERR_MASK == queue::CERROR_ILL {
-            self.ring.set(state.head, Command::SYNC.0);
+            locked.ring.set(locked.state.head, Command::SYNC.0);
         }
-        state.spoil(consumer.into());
-        hardware.acknowledge(gerror::CMDQ_ERR);
+        locked.state.spoil(consumer);
+        self.acknowledge(gerror::CMDQ_ERR);
     }
-}
-
-/// The SMMU stopped at a command of the batch, or at one near it.
-fn refused(status: u64) -> HardwareError {
-    HardwareError { what: "the SMMU refused a command", status }
 }

@@ -167,7 +167,7 @@ pub struct RiscvIommu<R: Mmio, H: Host> {
     host: H,
     features: RiscvIommuFeatures,
     walks: Coherency,
-    commands: CommandQueue<H::Structure, H::Lock>,
+    commands: CommandQueue<H>,
     faults: FaultQueue<H::Structure, H::Lock>,
     directory: Directory<H::Structure, H::Lock>,
     streams: Streams<H::Lock>,

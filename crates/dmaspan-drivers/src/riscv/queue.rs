@@ -1,11 +1,10 @@
-//! The command queue ("Command-Queue"): commands go in as batches, and a fence behind each batch
-//! says when it is done.
+//! The command queue ("Command-Queue"): a [`Ring`], and hardware that says by `cqh` how far it is
+//! and by `cqcsr` why it stopped.
 
 use core::ops::Range;
 
 use dmaspan::PhysAddr;
 use dmaspan::iommu::HardwareError;
-use lock_api::RawMutex;
 
 use super::GONE;
 use super::spec::{
@@ -15,30 +14,24 @@ use super::spec::{
 use super::start::{lg2_bytes, queue_base, turn_on};
 use crate::Mmio;
 use crate::error::Error;
-use crate::host::{Host, NoMemory, Structure};
-use crate::ring::{Full, Ring, State};
+use crate::host::{Host, NoMemory};
+use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
 
-pub(super) struct CommandQueue<S, L> {
-    /// Several CPUs place commands in one ring.
-    ring: Ring<S, L>,
-}
+/// The ring of commands.
+pub(super) struct CommandQueue<H: Host>(Ring<H>);
 
-impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
+impl<H: Host> CommandQueue<H> {
     /// A ring of `2^lg2` commands.
-    pub(super) fn new<H: Host<Structure = S>>(
-        host: &H,
-        lg2: u32,
-        max_paddr: PhysAddr,
-    ) -> Result<Self, NoMemory> {
+    pub(super) fn new(host: &H, lg2: u32, max_paddr: PhysAddr) -> Result<Self, NoMemory> {
         let words = Words::new(host, lg2_bytes(lg2, COMMAND_LG2), max_paddr)?;
-        Ok(Self { ring: Ring::new(words, lg2, COMMAND_LG2 - 3, Full::EmptyPlace) })
+        Ok(Self(Ring::new(words, lg2, COMMAND_LG2 - 3, Full::EmptyPlace)))
     }
 
     /// Gives hardware the ring and turns the queue on, which is off.
-    pub(super) fn start<R: Mmio>(&self, registers: &R, host: &impl Host) -> Result<(), Error> {
-        let Ring { words, .. } = &self.ring;
-        queue_base(registers, CQB, words, self.ring.lg2(), "command queue of that size")?;
+    pub(super) fn start<R: Mmio>(&self, registers: &R, host: &H) -> Result<(), Error> {
+        let Self(ring) = self;
+        queue_base(registers, CQB, &ring.words, ring.lg2(), "command queue of that size")?;
         // It has whatever value, and hardware starts with what is before it.
         registers.write32(CQT, 0);
         turn_on(registers, host, CQCSR, CSR_ENABLE, "the command queue does not start")?;
@@ -47,7 +40,7 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
 
     /// Gives the memory back of a queue that is off.
     pub(super) fn free(&mut self) {
-        self.ring.words.free_in_place();
+        self.0.words.free_in_place();
     }
 
     /// Makes hardware execute `commands`, and waits until it has, and until every access that it
@@ -55,77 +48,94 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
     pub(super) fn run<R: Mmio>(
         &self,
         registers: &R,
-        host: &impl Host,
+        host: &H,
         commands: &[Command],
     ) -> Result<(), HardwareError> {
+        let (Self(ring), hardware) = (self, Hardware { registers, host });
         // One place is the fence's.
-        let most = usize::try_from(self.ring.capacity() - 1).unwrap_or(usize::MAX).max(1);
+        let most = usize::try_from(ring.capacity() - 1).unwrap_or(usize::MAX).max(1);
         let mut rest = commands;
         let mut start = None;
         loop {
             let (now, later) = rest.split_at(rest.len().min(most));
-            let fence: &[Command] = if later.is_empty() { &[FENCE] } else { &[] };
-            let place = self.place(registers, host, now, fence)?;
-            let start = *start.get_or_insert(place.start);
+            let behind = if later.is_empty() { Behind::Fence } else { Behind::Nothing };
+            let needed = now.len() as u64 + u64::from(later.is_empty());
+            let placed = ring.place(&hardware, needed, now.iter().copied(), behind)?;
+            let start = *start.get_or_insert(placed.start);
             if later.is_empty() {
-                return self.wait(registers, host, &(start..place.end));
+                return ring.wait(&hardware, &(start..placed.end));
             }
             rest = later;
         }
     }
+}
 
-    /// Puts commands into the queue as soon as there is room for all.
-    fn place<R: Mmio>(
-        &self,
-        registers: &R,
-        host: &impl Host,
-        commands: &[Command],
-        fence: &[Command],
-    ) -> Result<Range<u64>, HardwareError> {
-        let len = (commands.len() + fence.len()) as u64;
-        let placed = self.ring.place(host, |state| {
-            // Room is made by hardware that goes on; and where it has not passed an error yet, what
-            // is placed now is not to be blamed for another one.
-            if self.ring.room(state) < len || state.head < state.spoiled {
-                self.look(registers, state)?;
-            }
-            if self.ring.room(state) < len {
-                return Ok(false);
-            }
-            for &command in commands.iter().chain(fence) {
-                self.ring.push(state, command);
-            }
-            registers.write32(CQT, self.index(state.tail));
-            Ok(true)
-        });
-        placed.unwrap_or_else(|| Err(stuck(registers, "the command queue stays full")))
+/// The hardware, for one caller.
+struct Hardware<'a, R, H> {
+    registers: &'a R,
+    host: &'a H,
+}
+
+impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
+    fn host(&self) -> &H {
+        self.host
     }
 
-    /// Waits until hardware has passed the end of a batch, whose last command is a fence: "a
-    /// IOFENCE.C command completion, as determined by cqh advancing past the index".
-    fn wait<R: Mmio>(
-        &self,
-        registers: &R,
-        host: &impl Host,
-        batch: &Range<u64>,
-    ) -> Result<(), HardwareError> {
-        let look = |state: &mut State| self.look(registers, state).map(|()| state.head);
-        let done = self.ring.wait(host, batch, look, stopped);
-        done.unwrap_or_else(|| Err(stuck(registers, "a fence of the command queue is not reached")))
+    fn fence(&self, _ring: &Ring<H>, _end: u64) -> [u64; 2] {
+        FENCE
     }
 
+    fn tell(&self, ring: &Ring<H>, tail: u64) {
+        self.registers.write32(CQT, ring.index32(tail));
+    }
+
+    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
+        // Room is made by hardware that goes on; and where it has not passed an error yet, what is
+        // placed now is not to be blamed for another one.
+        if locked.room() < needed || locked.state.head < locked.state.spoiled {
+            self.observe(locked)?;
+        }
+        Ok(locked.room() >= needed)
+    }
+
+    fn look(&self, locked: &mut Locked<'_, H>, _batch: &Range<u64>) -> Result<u64, HardwareError> {
+        self.observe(locked)?;
+        // "A IOFENCE.C command completion, as determined by cqh advancing past the index".
+        Ok(locked.state.head)
+    }
+
+    fn failed(&self, status: u32) -> HardwareError {
+        let what = if status & CQCSR_ILLEGAL != 0 {
+            "the IOMMU refused a command"
+        } else if status & CQCSR_TIMEOUT != 0 {
+            "a command of the IOMMU took too long"
+        } else {
+            "the IOMMU could not reach the memory of its command queue"
+        };
+        HardwareError { what, status: status.into() }
+    }
+
+    fn stuck(&self, at: Stuck) -> HardwareError {
+        let what = match at {
+            Stuck::Full => "the command queue stays full",
+            Stuck::Late => "a fence of the command queue is not reached",
+        };
+        HardwareError { what, status: self.registers.read32(CQCSR).into() }
+    }
+}
+
+impl<R: Mmio, H: Host> Hardware<'_, R, H> {
     /// Looks how far hardware has come, and makes it go on where an error stopped it.
-    fn look<R: Mmio>(&self, registers: &R, state: &mut State) -> Result<(), HardwareError> {
-        let index = registers.read32(CQH);
-        let is_place = self.ring.index(index.into()) == u64::from(index);
-        if !is_place || !self.ring.advance(state, index.into()) {
+    fn observe(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
+        let index = self.registers.read32(CQH);
+        if locked.ring.index32(index.into()) != index || !locked.advance(index.into()) {
             let what = if index == u32::MAX { GONE } else { "cqh is where no command is" };
             return Err(HardwareError { what, status: index.into() });
         }
-        if state.head == state.tail {
+        if locked.state.head == locked.state.tail {
             return Ok(());
         }
-        let csr = registers.read32(CQCSR);
+        let csr = self.registers.read32(CQCSR);
         if csr == u32::MAX {
             return Err(HardwareError { what: GONE, status: csr.into() });
         }
@@ -135,39 +145,18 @@ impl<S: Structure, L: RawMutex> CommandQueue<S, L> {
         }
         // A register that is busy is not to be written.
         if csr & CQCSR_ERRORS != 0 && csr & CSR_BUSY == 0 {
-            self.recover(registers, state, csr);
+            self.recover(locked, csr);
         }
         Ok(())
     }
 
-    /// Makes a queue usable again that stopped at its head. Everybody who has commands in the queue
-    /// is told that they failed, so none of them is executed any more.
-    fn recover<R: Mmio>(&self, registers: &R, state: &mut State, csr: u32) {
-        (state.head..state.tail).for_each(|position| self.ring.set(position, NOTHING));
-        state.spoil(csr.into());
-        registers.write32(CQCSR, CSR_ENABLE | csr & CQCSR_ERRORS);
+    /// Makes a queue usable again that stopped at its head. All in it count as failed, so none of
+    /// them is executed any more.
+    fn recover(&self, locked: &mut Locked<'_, H>, csr: u32) {
+        (locked.state.head..locked.state.tail).for_each(|place| locked.ring.set(place, NOTHING));
+        locked.state.spoil(csr);
+        self.registers.write32(CQCSR, CSR_ENABLE | csr & CQCSR_ERRORS);
         // Hardware may look at the queue only when the tail is written.
-        registers.write32(CQT, self.index(state.tail));
+        self.tell(locked.ring, locked.state.tail);
     }
-
-    fn index(&self, position: u64) -> u32 {
-        u32::try_from(self.ring.index(position)).unwrap_or(0)
-    }
-}
-
-/// Why the queue stopped.
-fn stopped(csr: u64) -> HardwareError {
-    let what = if csr & u64::from(CQCSR_ILLEGAL) != 0 {
-        "the IOMMU refused a command"
-    } else if csr & u64::from(CQCSR_TIMEOUT) != 0 {
-        "a command of the IOMMU took too long"
-    } else {
-        "the IOMMU could not reach the memory of its command queue"
-    };
-    HardwareError { what, status: csr }
-}
-
-/// What `cqcsr` says where nothing else does.
-fn stuck<R: Mmio>(registers: &R, what: &'static str) -> HardwareError {
-    HardwareError { what, status: registers.read32(CQCSR).into() }
 }

@@ -27,11 +27,11 @@ pub(super) fn lg2_bytes(lg2: u32, place_lg2: u32) -> u32 {
 }
 
 /// An IOMMU that was brought up.
-pub(super) struct Started<S, L> {
+pub(super) struct Started<H: Host> {
     pub(super) features: RiscvIommuFeatures,
-    pub(super) commands: CommandQueue<S, L>,
-    pub(super) faults: FaultQueue<S, L>,
-    pub(super) directory: Directory<S, L>,
+    pub(super) commands: CommandQueue<H>,
+    pub(super) faults: FaultQueue<H::Structure, H::Lock>,
+    pub(super) directory: Directory<H::Structure, H::Lock>,
 }
 
 /// Brings an IOMMU up with all devices blocked.
@@ -39,7 +39,7 @@ pub(super) fn start<R: Mmio, H: Host>(
     registers: &R,
     host: &H,
     config: &RiscvIommuConfig,
-) -> Result<Started<H::Structure, H::Lock>, Error> {
+) -> Result<Started<H>, Error> {
     check(config)?;
     let capabilities = registers.read64(CAPABILITIES);
     if capabilities == u64::MAX {
@@ -97,12 +97,12 @@ pub(super) fn start<R: Mmio, H: Host>(
 }
 
 /// Turns the queues on, and makes hardware forget everything.
-fn turn_on_queues<R: Mmio, H: Host, L: RawMutex>(
+fn turn_on_queues<R: Mmio, H: Host>(
     registers: &R,
     host: &H,
     capabilities: Capabilities,
-    commands: &CommandQueue<H::Structure, L>,
-    faults: &FaultQueue<H::Structure, L>,
+    commands: &CommandQueue<H>,
+    faults: &FaultQueue<H::Structure, H::Lock>,
 ) -> Result<(), Error> {
     commands.start(registers, host)?;
     faults.start(registers, host)?;

@@ -52,7 +52,7 @@ use dmaspan::{Coherency, PhysAddr, lg2};
 use lock_api::Mutex;
 
 use self::hardware::{Becomes, GONE, Hardware, gone};
-use self::queue::{LG2_BYTES, Queue, Width};
+use self::queue::{LG2_BYTES, Queue};
 use self::spec::{Command, PASS_DOMAIN, global, register, status};
 use self::tables::Tables;
 use crate::error::Error;
@@ -134,7 +134,7 @@ pub struct Vtd<R: Mmio, H: Host> {
     config: VtdConfig,
     features: VtdFeatures,
     mode: Mode,
-    queue: Queue<H::Structure, H::Lock>,
+    queue: Queue<H>,
     tables: Tables<H::Structure, H::Lock>,
     ids: Ids<H::Lock>,
     streams: Streams<H::Lock>,
@@ -192,12 +192,8 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         let mode = config.mode.unwrap_or(best);
         check(&config, &features, mode)?;
         let max_paddr = PhysAddr::new(lg2::mask(config.host_address_bits));
-        let width = match mode {
-            Mode::Legacy => Width::Narrow,
-            Mode::Scalable => Width::Wide,
-        };
         let mut iommu = Self {
-            queue: Queue::new(&hardware.host, config.queue_lg2_bytes, width, max_paddr)?,
+            queue: Queue::new(&hardware.host, config.queue_lg2_bytes, mode, max_paddr)?,
             tables: Tables::new(&hardware.host, mode, max_paddr)?,
             ids: Ids::new(u32::from(PASS_DOMAIN) + 1, features.last_domain().into()),
             streams: Streams::new(),

@@ -1,191 +1,155 @@
-//! The invalidation queue (6.5.2).
+//! The invalidation queue (6.5.2): a [`Ring`], and hardware that says in memory how far it is and
+//! by FSTS why it stopped.
 //!
-//! A batch is its commands and one wait behind them, which stores the batch's number to memory: the
-//! lower half of the position of its end. A wait is a fence, so that numbers are stored in their
-//! order: the one that is there says that all batches up to it are done.
-//!
-//! Where hardware stops with an error, what is left in the queue is made harmless, and hardware
-//! goes on.
+//! Behind each batch is a wait, which stores the batch's number to memory: the lower half of the
+//! position of its end. A wait is a fence, so that numbers are stored in their order: the one that
+//! is there says that all batches up to it are done.
 
 use core::ops::Range;
 
-use dmaspan::PhysAddr;
 use dmaspan::iommu::HardwareError;
-use lock_api::RawMutex;
+use dmaspan::{PhysAddr, lg2};
 
+use super::Mode;
 use super::hardware::{GONE, Hardware, gone};
 use super::spec::{self, Command, register, status};
-use crate::host::{Host, NoMemory, Structure};
+use crate::host::{Host, NoMemory};
 use crate::mmio::Mmio;
-use crate::ring::{Full, Ring, State};
+use crate::ring::{Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
 
 /// log2 of the least and the most bytes of a queue (IQA.QS).
 pub(super) const LG2_BYTES: (u32, u32) = (12, 19);
 
-/// How wide commands are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Width {
-    /// 128 bits: legacy mode.
-    Narrow,
-    /// 256 bits: scalable mode.
-    Wide,
-}
-
-impl Width {
-    /// log2 of the bytes of a command.
-    const fn lg2(self) -> u32 {
-        match self {
-            Self::Narrow => 4,
-            Self::Wide => 5,
-        }
+/// log2 of the bytes of a command: 128 bits in legacy mode, 256 in scalable mode.
+const fn lg2_command(mode: Mode) -> u32 {
+    match mode {
+        Mode::Legacy => 4,
+        Mode::Scalable => 5,
     }
 }
 
-pub(super) struct Queue<S, L> {
-    /// The commands; behind them the word of the batch's number, and a word for nothing.
-    ring: Ring<S, L>,
-    lg2_bytes: u32,
-    width: Width,
-}
+/// The ring. Behind its places are the word in which hardware stores numbers, and a word for
+/// nothing.
+pub(super) struct Queue<H: Host>(Ring<H>);
 
-impl<S: Structure, L: RawMutex> Queue<S, L> {
+impl<H: Host> Queue<H> {
     /// A queue that hardware is not told of yet.
-    pub(super) fn new<H: Host<Structure = S>>(
+    pub(super) fn new(
         host: &H,
         lg2_bytes: u32,
-        width: Width,
+        mode: Mode,
         max_paddr: PhysAddr,
     ) -> Result<Self, NoMemory> {
         let words = Words::new(host, lg2_bytes + 1, max_paddr)?;
-        // The upper half of a wide command is 0 from the beginning.
-        let ring = Ring::new(words, lg2_bytes - width.lg2(), width.lg2() - 3, Full::EmptyPlace);
-        Ok(Self { ring, lg2_bytes, width })
+        let lg2_place = lg2_command(mode);
+        let lg2 = lg2_bytes - lg2_place;
+        Ok(Self(Ring::new(words, lg2, lg2_place - 3, Full::EmptyPlace)))
     }
 
     /// What IQA is told.
     pub(super) fn address(&self) -> u64 {
-        let wide = if self.width == Width::Wide { spec::WIDE } else { 0 };
-        self.ring.words.paddr().get() | wide | u64::from(self.lg2_bytes - LG2_BYTES.0)
+        let scalable = self.0.lg2_place() == lg2_command(Mode::Scalable);
+        let wide = if scalable { spec::WIDE } else { 0 };
+        self.0.words.paddr().get() | wide | u64::from(lg2_bytes(&self.0) - LG2_BYTES.0)
     }
 
-    /// The word in which hardware stores numbers.
-    const fn number(&self) -> usize {
-        1 << (self.lg2_bytes - 3)
-    }
-
-    /// Where that word is, or the one behind it.
-    fn number_address(&self, word: u64) -> u64 {
-        self.ring.words.paddr().get() + (1 << self.lg2_bytes) + word * 8
-    }
-
-    /// Has hardware carry out `commands`, and waits until it has.
-    pub(super) fn run<R: Mmio, H: Host>(
+    /// Has hardware carry out `commands`, and waits until it has. Each batch is placed whole.
+    pub(super) fn run<R: Mmio>(
         &self,
         hardware: &Hardware<R, H>,
         commands: &[Command],
     ) -> Result<(), HardwareError> {
         // One place is for the wait.
-        let most = usize::try_from(self.ring.capacity() - 1).unwrap_or(1);
-        commands.chunks(most).try_for_each(|commands| {
-            let batch = self.place(hardware, commands)?;
-            self.wait(hardware, &batch)
+        let most = usize::try_from(self.0.capacity() - 1).unwrap_or(1);
+        commands.chunks(most).try_for_each(|batch| {
+            let needed = batch.len() as u64 + 1;
+            self.0.run(hardware, needed, batch.iter().copied().map(Command::words))
         })
     }
+}
 
-    /// Places a batch whole, and says where it is.
-    fn place<R: Mmio, H: Host>(
-        &self,
-        hardware: &Hardware<R, H>,
-        commands: &[Command],
-    ) -> Result<Range<u64>, HardwareError> {
-        let needed = commands.len() as u64 + 1;
-        let placed = self.ring.place(&hardware.host, |state| {
-            if self.room(hardware, state, needed)? {
-                self.fill(hardware, state, commands);
-                return Ok(true);
-            }
-            self.recover(hardware, state).map(|()| false)
-        });
-        placed.unwrap_or_else(|| Err(stuck(hardware, "the invalidation queue stays full")))
+/// log2 of the bytes of the places.
+fn lg2_bytes<H: Host>(ring: &Ring<H>) -> u32 {
+    ring.lg2() + ring.lg2_place()
+}
+
+/// A wait that stores to the word with that index behind the places.
+fn wait<H: Host>(ring: &Ring<H>, word: u64, position: u64) -> [u64; 2] {
+    let store = ring.words.paddr().get() + lg2::size(lg2_bytes(ring)) + word * 8;
+    // The lower half tells it from those that can be there: see `State::stored`.
+    let data = u32::try_from(position & u64::from(u32::MAX)).unwrap_or(0);
+    Command::wait(store, data).words()
+}
+
+/// Looks which batches are done.
+fn see_done<H: Host>(locked: &mut Locked<'_, H>) {
+    let number = locked.ring.words.get(1 << (lg2_bytes(locked.ring) - 3));
+    locked.state.stored(number, 32);
+}
+
+impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
+    fn host(&self) -> &H {
+        &self.host
     }
 
-    /// Whether `needed` commands can be placed.
-    fn room<R: Mmio, H: Host>(
-        &self,
-        hardware: &Hardware<R, H>,
-        state: &mut State,
-        needed: u64,
-    ) -> Result<bool, HardwareError> {
-        if self.ring.room(state) < needed {
+    fn fence(&self, ring: &Ring<H>, end: u64) -> [u64; 2] {
+        wait(ring, 0, end)
+    }
+
+    fn tell(&self, ring: &Ring<H>, tail: u64) {
+        self.write64(register::IQT, ring.index(tail) << ring.lg2_place());
+    }
+
+    fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
+        if locked.room() < needed {
             // A garbled head makes it neither more nor less.
-            self.ring.advance(state, self.head(hardware)?);
+            let head = self.head(locked.ring)?;
+            locked.advance(head);
         }
-        self.look(state);
+        see_done(locked);
         // Half a number tells batches apart as long as fewer commands wait. Those that hardware
         // fetched and never completes are among them.
-        Ok(self.ring.room(state) >= needed && state.tail - state.done < 1 << 31)
-    }
-
-    /// The place that hardware fetches from next.
-    fn head<R: Mmio, H: Host>(&self, hardware: &Hardware<R, H>) -> Result<u64, HardwareError> {
-        let value = hardware.read64(register::IQH);
-        if value == u64::MAX {
-            return Err(gone());
+        let has = locked.room() >= needed && locked.state.tail - locked.state.done < 1 << 31;
+        if !has {
+            self.recover(locked)?;
         }
-        Ok(self.ring.index(value >> self.width.lg2()))
+        Ok(has)
     }
 
-    /// Places commands and the wait behind them. There is room.
-    fn fill<R: Mmio, H: Host>(
-        &self,
-        hardware: &Hardware<R, H>,
-        state: &mut State,
-        commands: &[Command],
-    ) {
-        for command in commands {
-            self.ring.push(state, command.words());
+    fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError> {
+        see_done(locked);
+        if !locked.state.is_over(batch) {
+            self.recover(locked)?;
         }
-        let number = u32::try_from((state.tail + 1) & u64::from(u32::MAX)).unwrap_or(0);
-        self.ring.push(state, Command::wait(self.number_address(0), number).words());
-        self.tell(hardware, state);
+        Ok(locked.state.done)
     }
 
-    /// Tells hardware the tail.
-    fn tell<R: Mmio, H: Host>(&self, hardware: &Hardware<R, H>, state: &State) {
-        hardware.write64(register::IQT, self.ring.index(state.tail) << self.width.lg2());
+    fn failed(&self, status: u32) -> HardwareError {
+        HardwareError { what: "an invalidation failed", status: status.into() }
     }
 
-    /// Looks which batches are done.
-    fn look(&self, state: &mut State) {
-        state.stored(self.ring.words.get(self.number()), 32);
-    }
-
-    /// Waits until a batch is done.
-    fn wait<R: Mmio, H: Host>(
-        &self,
-        hardware: &Hardware<R, H>,
-        batch: &Range<u64>,
-    ) -> Result<(), HardwareError> {
-        let look = |state: &mut State| {
-            self.look(state);
-            if !state.is_over(batch) {
-                self.recover(hardware, state)?;
-            }
-            Ok(state.done)
+    fn stuck(&self, at: Stuck) -> HardwareError {
+        let what = match at {
+            Stuck::Full => "the invalidation queue stays full",
+            Stuck::Late => "an invalidation was not completed",
         };
-        let failed = |status| HardwareError { what: "an invalidation failed", status };
-        let waited = self.ring.wait(&hardware.host, batch, look, failed);
-        waited.unwrap_or_else(|| Err(stuck(hardware, "an invalidation was not completed")))
+        HardwareError { what, status: self.read32(register::FSTS).into() }
+    }
+}
+
+impl<R: Mmio, H: Host> Hardware<R, H> {
+    /// The place that hardware fetches from next.
+    fn head(&self, ring: &Ring<H>) -> Result<u64, HardwareError> {
+        match self.read64(register::IQH) {
+            u64::MAX => Err(gone()),
+            value => Ok(value >> ring.lg2_place()),
+        }
     }
 
     /// Looks whether hardware stopped with an error, and makes it go on (7.2.3 and 11.4.9).
-    fn recover<R: Mmio, H: Host>(
-        &self,
-        hardware: &Hardware<R, H>,
-        state: &mut State,
-    ) -> Result<(), HardwareError> {
-        let status = hardware.read32(register::FSTS);
+    fn recover(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
+        let status = self.read32(register::FSTS);
         if status == GONE {
             return Err(gone());
         }
@@ -194,24 +158,19 @@ impl<S: Structure, L: RawMutex> Queue<S, L> {
             return Ok(());
         }
         if errors & (status::QUEUE | status::TIMEOUT) != 0 {
-            state.spoil(status.into());
+            locked.state.spoil(status);
         }
         if errors & status::QUEUE != 0 {
             // The head stays at the command that hardware did not take. It and all behind it have
             // failed, and may be as bad: waits that store to where nobody looks take their places.
-            let behind = self.ring.index(state.tail.wrapping_sub(self.head(hardware)?));
-            for position in state.tail.saturating_sub(behind)..state.tail {
-                self.ring.set(position, Command::wait(self.number_address(1), 0).words());
+            let behind = locked.left(self.head(locked.ring)?);
+            for position in locked.state.tail.saturating_sub(behind)..locked.state.tail {
+                locked.ring.set(position, wait(locked.ring, 1, 0));
             }
         }
-        hardware.write32(register::FSTS, errors);
+        self.write32(register::FSTS, errors);
         // A model fetches again only when it is told a tail; hardware ignores one that it has.
-        self.tell(hardware, state);
+        self.tell(locked.ring, locked.state.tail);
         Ok(())
     }
-}
-
-/// What hardware says where nothing else does.
-fn stuck<R: Mmio, H: Host>(hardware: &Hardware<R, H>, what: &'static str) -> HardwareError {
-    HardwareError { what, status: hardware.read32(register::FSTS).into() }
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use super::Extent;
+use crate::hw;
 
 /// How a command is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,9 +149,14 @@ pub(super) fn run(extent: Extent) -> Vec<String> {
             Line(_) | Check(_) => {}
         }
     }
+    let qemu = hw::found();
     for line in lines {
         let started = Instant::now();
-        let output = Command::new("sh").args(["-c", line]).current_dir(crate::root()).output();
+        let mut shell = Command::new("sh");
+        if let Some(folder) = &qemu {
+            shell.env(hw::FOLDER, folder);
+        }
+        let output = shell.args(["-c", line]).current_dir(crate::root()).output();
         let how = match output {
             Ok(output) if output.status.success() => {
                 println!("   {} s: {line}", started.elapsed().as_secs());

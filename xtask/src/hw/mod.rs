@@ -15,8 +15,8 @@ use std::process::Command;
 
 pub(crate) use qemu::program;
 
-/// Names the folder of the programs.
-const FOLDER: &str = "DMASPAN_QEMU";
+/// The variable of the environment that names the folder of QEMU's programs.
+pub const FOLDER: &str = "DMASPAN_QEMU";
 /// Says whether tests may be skipped for want of QEMU.
 const SKIPS: &str = "DMASPAN_HW";
 /// The value of [`SKIPS`] with which they may not.

@@ -36,9 +36,11 @@ mod host;
 mod ids;
 mod mmio;
 mod ring;
+mod stream;
 mod structure;
 
 pub use error::Error;
 pub use faults::Handled;
 pub use host::{Again, Host, NoMemory, Structure};
 pub use mmio::{Mmio, MmioRegion};
+pub use stream::IommuStream;

@@ -20,7 +20,7 @@ const LINUX: &str = "crates/dmaspan-linux/src/";
 const LINUX_PROMISES: [&str; 2] = ["Pinner", "PoolMemory"];
 const DRIVERS: &str = "crates/dmaspan-drivers/src/";
 /// What the drivers promise anywhere.
-const DRIVERS_PROMISES: [&str; 3] = ["IommuOps", "Port", "Host"];
+const DRIVERS_PROMISES: [&str; 4] = ["IommuOps", "Port", "PortHooks", "Host"];
 const QEMU: &str = "crates/dmaspan-qemu/src/";
 /// What the test harness promises anywhere.
 const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
@@ -76,7 +76,7 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                     continue;
                 }
                 "unsafe code of the drivers stands in `mmio.rs`, besides the promises of \
-                 `IommuOps`, `Port` and `Host`"
+                 `IommuOps`, `Port`, `PortHooks` and `Host`"
             } else if let Some(inner) = path.strip_prefix(QEMU) {
                 let promises = QEMU_PROMISES.iter().any(|name| implements(rust, index, name));
                 if inner == "ram.rs" || promises {

@@ -57,7 +57,6 @@ mod tables;
 
 use alloc::sync::Arc;
 use core::fmt;
-use core::marker::PhantomData;
 use core::sync::atomic::AtomicBool;
 
 use dmaspan::io_pgtable::{AmdV1Config, DirtyTracking};
@@ -69,12 +68,14 @@ use lock_api::Mutex;
 pub use features::{AmdViConfig, AmdViFeatures};
 pub use ops::AmdViOps;
 pub use stream::AmdViStream;
+use stream::AmdViStreamHooks;
 
 use crate::error::Error;
 use crate::faults::{INTERRUPTS, Streams, region};
 use crate::host::{Host, NoMemory, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
+use crate::stream::IommuStream;
 use crate::structure::Words;
 use events::Events;
 use queue::{Commands, Control, gone};
@@ -257,7 +258,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
         let claimed = self.streams.claim_with(id, regions, reserved_regions())?;
         let iommu = Arc::clone(self);
         let switching = Mutex::new(());
-        Ok(AmdViStream { iommu, claimed, device, switching, domains: PhantomData })
+        Ok(IommuStream::new(AmdViStreamHooks { iommu, device, switching }, claimed))
     }
 }
 

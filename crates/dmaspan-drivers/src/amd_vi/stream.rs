@@ -1,17 +1,12 @@
 //! A stream: the accesses of one device ID.
 
 use alloc::sync::Arc;
-use core::fmt;
 use core::iter;
-use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{AmdV1, Format as _};
-use dmaspan::iommu::{
-    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
-    ReservedRegions,
-};
+use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
 use dmaspan::lg2;
 use lock_api::Mutex;
 
@@ -19,24 +14,35 @@ use super::AmdVi;
 use super::ops::AmdViOps;
 use super::spec::{Command, device_entry};
 use super::tables::{BLOCKED, PASSING};
-use crate::faults::Claimed;
 use crate::host::Host;
 use crate::mmio::Mmio;
+use crate::stream::{IommuStream, PortHooks, StreamHooks};
 
 /// The accesses of one device ID, which a PCI device puts its bus, device and function in.
-pub struct AmdViStream<D, R: Mmio, H: Host> {
+pub type AmdViStream<D, R, H> = IommuStream<D, AmdViStreamHooks<R, H>>;
+
+/// What the driver knows of a stream.
+#[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
+pub struct AmdViStreamHooks<R: Mmio, H: Host> {
     pub(super) iommu: Arc<AmdVi<R, H>>,
-    pub(super) claimed: Arc<Claimed<H::Lock>>,
     pub(super) device: u16,
     /// Held while the stream is switched: its entry is closed and opened by one thread at a time.
     pub(super) switching: Mutex<H::Lock, ()>,
-    pub(super) domains: PhantomData<fn(&D)>,
+}
+
+impl<R: Mmio, H: Host> StreamHooks for AmdViStreamHooks<R, H> {
+    const NAME: &'static str = "AmdViStream";
+    type Lock = H::Lock;
+
+    fn release(&self, id: u32) {
+        self.iommu.streams.release(id);
+    }
 }
 
 impl<D, R: Mmio, H: Host> AmdViStream<D, R, H> {
     /// The device ID.
     pub fn device_id(&self) -> u16 {
-        self.device
+        self.hooks.device
     }
 
     /// Tells hardware what firmware says of the device: the DTE setting of its IVHD entry, which
@@ -47,10 +53,13 @@ impl<D, R: Mmio, H: Host> AmdViStream<D, R, H> {
     ///
     /// [`HardwareError`] where hardware was not seen to take it.
     pub fn set_firmware_setting(&self, setting: u8) -> Result<(), HardwareError> {
-        self.iommu.devices.lock().set_setting(self.device, setting);
-        self.iommu.run([Command::invalidate_device(self.device)])
+        let AmdViStreamHooks { iommu, device, .. } = &self.hooks;
+        iommu.devices.lock().set_setting(*device, setting);
+        iommu.run([Command::invalidate_device(*device)])
     }
+}
 
+impl<R: Mmio, H: Host> AmdViStreamHooks<R, H> {
     /// Gives the device an entry of `domain`; `word` is asked for under the lock of the table.
     fn switch(&self, domain: u16, word: impl FnOnce() -> u64) -> Result<(), HardwareError> {
         let _switching = self.switching.lock();
@@ -83,23 +92,12 @@ impl<D, R: Mmio, H: Host> AmdViStream<D, R, H> {
 // hardware has an entry that was in the table. Only these hooks open an entry.
 // 4. The domain is in the entry before its tables are, so what is cached through them is of that
 // domain, and the hooks of the domain find the entry in the table.
-unsafe impl<D, R, H> Port for AmdViStream<D, R, H>
+unsafe impl<D, R, H> PortHooks<D> for AmdViStreamHooks<R, H>
 where
     D: PagingDomain<Format = AmdV1, Ops = AmdViOps<R, H>>,
     R: Mmio,
     H: Host,
 {
-    type Paging = D;
-    type Lock = H::Lock;
-
-    fn reserved_regions(&self) -> &ReservedRegions {
-        &self.claimed.regions
-    }
-
-    fn faults(&self) -> &FaultHook<H::Lock> {
-        &self.claimed.faults
-    }
-
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let features = &self.iommu.features;
         let geometry = domain.geometry();
@@ -123,40 +121,20 @@ where
         }
     }
 
-    fn passes(&self) -> bool {
-        true
-    }
-
     fn block(&self) -> Result<(), HardwareError> {
         self.switch(BLOCKED, || self.iommu.devices.closed())
     }
 
-    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
+    fn pass(&self) -> Result<(), HardwareError> {
         self.switch(PASSING, || device_entry::PASSING)
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        self.accepts(domain)?;
         let ops = domain.ops();
         ops.known.store(true, Ordering::Release);
         self.switch(ops.domain, || {
             let (root, level) = domain.root_and_level();
             domain.format().registers(root, level).dte
         })
-    }
-}
-
-impl<D, R: Mmio, H: Host> Drop for AmdViStream<D, R, H> {
-    fn drop(&mut self) {
-        self.iommu.streams.release(self.claimed.id);
-    }
-}
-
-impl<D, R: Mmio, H: Host> fmt::Debug for AmdViStream<D, R, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmdViStream")
-            .field("device", &self.device)
-            .field("regions", &self.claimed.regions)
-            .finish_non_exhaustive()
     }
 }

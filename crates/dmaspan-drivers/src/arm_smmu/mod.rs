@@ -67,6 +67,7 @@ pub use features::{Has, SmmuV2Features, StreamMapping};
 pub use format::SmmuV2Format;
 pub use ops::{MAX_COMMANDS, SmmuV2Ops};
 pub use stream::SmmuV2Stream;
+use stream::SmmuV2StreamHooks;
 
 use self::bank::Bank;
 use self::format::{Kind, Stage};
@@ -78,6 +79,7 @@ use crate::faults::Claimed;
 use crate::host::{Host, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
+use crate::stream::IommuStream;
 
 /// What becomes of an access that a bank does not translate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,7 +277,8 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
         let claimed = Arc::new(claimed);
         let ours = Arc::clone(&claimed);
         let entry = self.state.lock().map.claim(&self.registers, ids, ours)?;
-        Ok(SmmuV2Stream::new(Arc::clone(self), entry, claimed))
+        let hooks = SmmuV2StreamHooks::new(Arc::clone(self), entry);
+        Ok(IommuStream::new(hooks, claimed))
     }
 
     /// Blocks everything, then forgets everything, and only then turns banks off.

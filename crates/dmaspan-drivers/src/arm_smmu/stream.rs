@@ -1,15 +1,10 @@
 //! Streams that are attached to domains.
 
 use alloc::sync::Arc;
-use core::fmt;
-use core::marker::PhantomData;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::TableMemory as _;
-use dmaspan::iommu::{
-    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
-    ReservedRegions,
-};
+use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
 
 use lock_api::Mutex;
 
@@ -19,26 +14,37 @@ use super::map::{Route, StreamMap};
 use super::ops::SmmuV2Ops;
 use super::spec::gr0;
 use super::{SmmuV2, SmmuV2Format, State, Translates};
-use crate::faults::Claimed;
 use crate::host::Host;
 use crate::mmio::Mmio;
+use crate::stream::{IommuStream, PortHooks, StreamHooks};
 
-/// A stream, or several as one: an entry of the stream map.
+/// A stream, or several as one: an entry of the stream map. See [`SmmuV2::stream`].
 ///
 /// Dropped, its entry is free again, unless hardware may let something through it: then nobody gets
 /// these streams any more.
-pub struct SmmuV2Stream<D, R: Mmio, H: Host> {
+pub type SmmuV2Stream<D, R, H> = IommuStream<D, SmmuV2StreamHooks<R, H>>;
+
+/// What the driver knows of a stream.
+#[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
+pub struct SmmuV2StreamHooks<R: Mmio, H: Host> {
     smmu: Arc<SmmuV2<R, H>>,
     entry: u32,
-    claimed: Arc<Claimed<H::Lock>>,
     /// Held while the stream is switched, so that what is noted as its route is the last one.
     switching: Mutex<H::Lock, ()>,
-    domains: PhantomData<fn(&D)>,
 }
 
-impl<D, R: Mmio, H: Host> SmmuV2Stream<D, R, H> {
-    pub(super) fn new(smmu: Arc<SmmuV2<R, H>>, entry: u32, claimed: Arc<Claimed<H::Lock>>) -> Self {
-        Self { smmu, entry, claimed, switching: Mutex::new(()), domains: PhantomData }
+impl<R: Mmio, H: Host> StreamHooks for SmmuV2StreamHooks<R, H> {
+    const NAME: &'static str = "SmmuV2Stream";
+    type Lock = H::Lock;
+
+    fn release(&self, _id: u32) {
+        self.smmu.state.lock().map.release(&self.smmu.registers, self.entry);
+    }
+}
+
+impl<R: Mmio, H: Host> SmmuV2StreamHooks<R, H> {
+    pub(super) fn new(smmu: Arc<SmmuV2<R, H>>, entry: u32) -> Self {
+        Self { smmu, entry, switching: Mutex::new(()) }
     }
 
     /// Switches the stream, by one thread at a time.
@@ -49,11 +55,6 @@ impl<D, R: Mmio, H: Host> SmmuV2Stream<D, R, H> {
     ) -> Result<(), HardwareError> {
         let _one = self.switching.lock();
         self.smmu.switch(self.entry, route, prepare)
-    }
-
-    /// Its stream ID; of several streams, the lowest.
-    pub fn id(&self) -> u32 {
-        self.claimed.id
     }
 }
 
@@ -132,24 +133,13 @@ enum Left {
 // is blocked. 4. The hooks of a domain always tell the bank, whoever uses it; `translate` takes
 // none of another SMMU.
 #[expect(unsafe_code, reason = "the promises of a port")]
-unsafe impl<D, R, H> Port for SmmuV2Stream<D, R, H>
+unsafe impl<D, R, H> PortHooks<D> for SmmuV2StreamHooks<R, H>
 where
     R: Mmio,
     H: Host,
     D: PagingDomain<Ops = SmmuV2Ops<R, H>>,
     D::Format: SmmuV2Format,
 {
-    type Paging = D;
-    type Lock = H::Lock;
-
-    fn reserved_regions(&self) -> &ReservedRegions {
-        &self.claimed.regions
-    }
-
-    fn faults(&self) -> &FaultHook<H::Lock> {
-        &self.claimed.faults
-    }
-
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let ops = domain.ops();
         if !Arc::ptr_eq(ops.smmu(), &self.smmu) {
@@ -170,20 +160,15 @@ where
         }
     }
 
-    fn passes(&self) -> bool {
-        true
-    }
-
     fn block(&self) -> Result<(), HardwareError> {
         self.switch(Route::Blocked, |_| ())
     }
 
-    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
+    fn pass(&self) -> Result<(), HardwareError> {
         self.switch(Route::Pass, |_| ())
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        self.accepts(domain)?;
         let smmu = &self.smmu;
         let bank = *domain.ops().taken();
         self.switch(Route::Bank(bank.index), |state| {
@@ -194,17 +179,5 @@ where
                 bank.translate(&smmu.registers, &smmu.features, tables, smmu.config.stalls);
             }
         })
-    }
-}
-
-impl<D, R: Mmio, H: Host> Drop for SmmuV2Stream<D, R, H> {
-    fn drop(&mut self) {
-        self.smmu.state.lock().map.release(&self.smmu.registers, self.entry);
-    }
-}
-
-impl<D, R: Mmio, H: Host> fmt::Debug for SmmuV2Stream<D, R, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SmmuV2Stream({:#x})", self.claimed.id)
     }
 }

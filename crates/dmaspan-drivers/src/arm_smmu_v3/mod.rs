@@ -56,6 +56,7 @@ pub use format::SmmuV3Format;
 pub use ops::SmmuV3Ops;
 pub use reset::{Interrupts, SmmuV3Config};
 pub use stream::SmmuV3Stream;
+use stream::SmmuV3StreamHooks;
 pub use table::StreamTable;
 
 use alloc::sync::Arc;
@@ -77,6 +78,7 @@ use crate::faults::{Handled, Streams};
 use crate::host::Host;
 use crate::ids::Ids;
 use crate::mmio::Mmio;
+use crate::stream::IommuStream;
 
 /// What becomes of a domain's accesses that fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,7 +168,10 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
         }
         let claimed = self.streams.claim(id, regions)?;
         match table.slot(&self.hardware.host, id) {
-            Ok(slot) => Ok(SmmuV3Stream::new(Arc::clone(self), slot, claimed)),
+            Ok(slot) => {
+                let smmu = Arc::clone(self);
+                Ok(IommuStream::new(SmmuV3StreamHooks { smmu, slot }, claimed))
+            }
             Err(error) => {
                 self.streams.release(id);
                 Err(error)

@@ -1,15 +1,10 @@
 //! A stream, as something that is attached to domains.
 
 use alloc::sync::Arc;
-use core::fmt;
-use core::marker::PhantomData;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
-use dmaspan::iommu::{
-    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
-    ReservedRegions,
-};
+use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
 
 use super::SmmuV3;
 use super::format::SmmuV3Format;
@@ -17,33 +12,28 @@ use super::format::sealed::Tables as _;
 use super::ops::SmmuV3Ops;
 use super::ste::{BLOCKED, PASSING};
 use super::table::Slot;
-use crate::faults::Claimed;
 use crate::host::Host;
 use crate::mmio::Mmio;
+use crate::stream::{IommuStream, PortHooks, StreamHooks};
 
 /// A stream of accesses that an SMMUv3 tells apart: see [`SmmuV3::stream`](super::SmmuV3::stream).
 ///
-/// Domains of both stages are one type `D` only where their tables are one format. Dropped, it
-/// leaves the stream with what it has; an [`Attachment`](dmaspan::iommu::Attachment) blocks it.
-pub struct SmmuV3Stream<D, R: Mmio, H: Host> {
-    smmu: Arc<SmmuV3<R, H>>,
-    slot: Arc<Slot<H>>,
-    claimed: Arc<Claimed<H::Lock>>,
-    domains: PhantomData<fn(&D)>,
+/// Domains of both stages are one type `D` only where their tables are one format.
+pub type SmmuV3Stream<D, R, H> = IommuStream<D, SmmuV3StreamHooks<R, H>>;
+
+/// What the driver knows of a stream.
+#[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
+pub struct SmmuV3StreamHooks<R: Mmio, H: Host> {
+    pub(super) smmu: Arc<SmmuV3<R, H>>,
+    pub(super) slot: Arc<Slot<H>>,
 }
 
-impl<D, R: Mmio, H: Host> SmmuV3Stream<D, R, H> {
-    pub(super) fn new(
-        smmu: Arc<SmmuV3<R, H>>,
-        slot: Arc<Slot<H>>,
-        claimed: Arc<Claimed<H::Lock>>,
-    ) -> Self {
-        Self { smmu, slot, claimed, domains: PhantomData }
-    }
+impl<R: Mmio, H: Host> StreamHooks for SmmuV3StreamHooks<R, H> {
+    const NAME: &'static str = "SmmuV3Stream";
+    type Lock = H::Lock;
 
-    /// Its number.
-    pub fn id(&self) -> u32 {
-        self.claimed.id
+    fn release(&self, id: u32) {
+        self.smmu.streams.release(id);
     }
 }
 
@@ -60,22 +50,11 @@ impl<D, R: Mmio, H: Host> SmmuV3Stream<D, R, H> {
 //    hardware confirmed another entry; `SmmuV3Ops` goes by them. Invalidations are by ASID or VMID
 //    and concern all streams. A domain of another SMMU is refused.
 #[expect(unsafe_code, reason = "the promise of a driver")]
-unsafe impl<D, R: Mmio, H: Host> Port for SmmuV3Stream<D, R, H>
+unsafe impl<D, R: Mmio, H: Host> PortHooks<D> for SmmuV3StreamHooks<R, H>
 where
     D: PagingDomain<Ops = SmmuV3Ops<R, H>>,
     D::Format: SmmuV3Format,
 {
-    type Paging = D;
-    type Lock = H::Lock;
-
-    fn reserved_regions(&self) -> &ReservedRegions {
-        &self.claimed.regions
-    }
-
-    fn faults(&self) -> &FaultHook<H::Lock> {
-        &self.claimed.faults
-    }
-
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let features = &self.smmu.features;
         let what = if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
@@ -92,34 +71,17 @@ where
         Err(Incompatible { what })
     }
 
-    fn passes(&self) -> bool {
-        true
-    }
-
     fn block(&self) -> Result<(), HardwareError> {
         self.smmu.switch(&self.slot, None, &BLOCKED)
     }
 
-    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
+    fn pass(&self) -> Result<(), HardwareError> {
         self.smmu.switch(&self.slot, None, &PASSING)
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        self.accepts(domain)?;
         let words = domain.format().words(domain.root());
         let entry = domain.ops().entry(D::Format::GRANULE_LG2, words);
         self.smmu.switch(&self.slot, Some(domain.ops().tag), &entry)
-    }
-}
-
-impl<D, R: Mmio, H: Host> Drop for SmmuV3Stream<D, R, H> {
-    fn drop(&mut self) {
-        self.smmu.streams.release(self.claimed.id);
-    }
-}
-
-impl<D, R: Mmio, H: Host> fmt::Debug for SmmuV3Stream<D, R, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SmmuV3Stream").field("id", &self.claimed.id).finish_non_exhaustive()
     }
 }

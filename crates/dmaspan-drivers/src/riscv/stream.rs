@@ -1,15 +1,10 @@
 //! A stream: the accesses of one device ID, as something that can be attached.
 
 use alloc::sync::Arc;
-use core::fmt;
-use core::marker::PhantomData;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{DirtyTracking, Riscv, RiscvMemoryTypes, RiscvStage, TableMemory};
-use dmaspan::iommu::{
-    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
-    ReservedRegions,
-};
+use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain, ReservedRegions};
 use lock_api::Mutex;
 
 use super::RiscvIommu;
@@ -18,19 +13,30 @@ use super::ops::{RiscvOps, Tag};
 use super::spec::{Capabilities, TC_VALID, gscid_field, pscid_field};
 use crate::Mmio;
 use crate::error::Error;
-use crate::faults::Claimed;
 use crate::host::Host;
+use crate::stream::{IommuStream, PortHooks, StreamHooks};
 
 /// The accesses of one device, which an [`Attachment`](dmaspan::iommu::Attachment) attaches.
 ///
-/// Dropped, the stream keeps what it has: see [`Port`]. A stream that is dropped with a domain
-/// keeps that domain's tables for ever.
-pub struct RiscvStream<D, R: Mmio, H: Host> {
+/// A stream that is dropped with a domain keeps that domain's tables for ever.
+pub type RiscvStream<D, R, H> = IommuStream<D, RiscvStreamHooks<R, H>>;
+
+/// What the driver knows of a stream.
+#[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
+pub struct RiscvStreamHooks<R: Mmio, H: Host> {
     iommu: Arc<RiscvIommu<R, H>>,
-    claimed: Arc<Claimed<H::Lock>>,
+    id: u32,
     /// Hardware is waited for under it, as under that of the attachment.
     state: Mutex<H::Lock, StreamState>,
-    domains: PhantomData<fn(&D)>,
+}
+
+impl<R: Mmio, H: Host> StreamHooks for RiscvStreamHooks<R, H> {
+    const NAME: &'static str = "RiscvStream";
+    type Lock = H::Lock;
+
+    fn release(&self, id: u32) {
+        self.iommu.streams.release(id);
+    }
 }
 
 impl<R: Mmio, H: Host> RiscvIommu<R, H> {
@@ -61,24 +67,20 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
         }
         let state = StreamState::new(self.directory.context(id));
         let (iommu, state) = (Arc::clone(self), Mutex::new(state));
-        Ok(RiscvStream { iommu, claimed, state, domains: PhantomData })
+        Ok(IommuStream::new(RiscvStreamHooks { iommu, id, state }, claimed))
     }
 }
 
-impl<D, R, H> RiscvStream<D, R, H>
+/// The context that translates by the tables of `domain`.
+fn context<D, R: Mmio, H: Host>(domain: &DomainOf<D>) -> Context
 where
     D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
-    R: Mmio,
-    H: Host,
 {
-    /// The context that translates by the tables of `domain`.
-    fn context(domain: &DomainOf<D>) -> Context {
-        let registers = domain.format().registers(domain.root());
-        let tc = TC_VALID | registers.tc;
-        match domain.ops().space.tag {
-            Tag::First(pscid) => [tc, 0, pscid_field(pscid), registers.atp],
-            Tag::Second(gscid) => [tc, registers.atp | gscid_field(gscid), 0, 0],
-        }
+    let registers = domain.format().registers(domain.root());
+    let tc = TC_VALID | registers.tc;
+    match domain.ops().space.tag {
+        Tag::First(pscid) => [tc, 0, pscid_field(pscid), registers.atp],
+        Tag::Second(gscid) => [tc, registers.atp | gscid_field(gscid), 0, 0],
     }
 }
 
@@ -92,23 +94,12 @@ where
 // contexts: the stream is claimed once, and its hooks take turns under its lock. 4. The context has
 // the PSCID or GSCID that the domain's hooks name, and the domain's address space counts the stream
 // from before the context is stored.
-unsafe impl<D, R, H> Port for RiscvStream<D, R, H>
+unsafe impl<D, R, H> PortHooks<D> for RiscvStreamHooks<R, H>
 where
     D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
     R: Mmio,
     H: Host,
 {
-    type Paging = D;
-    type Lock = H::Lock;
-
-    fn reserved_regions(&self) -> &ReservedRegions {
-        &self.claimed.regions
-    }
-
-    fn faults(&self) -> &FaultHook<H::Lock> {
-        &self.claimed.faults
-    }
-
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let require = |fits: bool, what| if fits { Ok(()) } else { Err(Incompatible { what }) };
         let (ops, config) = (domain.ops(), domain.format().config());
@@ -135,33 +126,16 @@ where
         require(seen, "the IOMMU does not see the CPU's caches, and nobody writes them back")
     }
 
-    fn passes(&self) -> bool {
-        true
-    }
-
     fn block(&self) -> Result<(), HardwareError> {
-        self.iommu.switch(self.claimed.id, &mut self.state.lock(), &BLOCKED, None)
+        self.iommu.switch(self.id, &mut self.state.lock(), &BLOCKED, None)
     }
 
-    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
-        self.iommu.switch(self.claimed.id, &mut self.state.lock(), &PASSING, None)
+    fn pass(&self) -> Result<(), HardwareError> {
+        self.iommu.switch(self.id, &mut self.state.lock(), &PASSING, None)
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        self.accepts(domain)?;
-        let (context, space) = (Self::context(domain), &domain.ops().space);
-        self.iommu.switch(self.claimed.id, &mut self.state.lock(), &context, Some(space))
-    }
-}
-
-impl<D, R: Mmio, H: Host> Drop for RiscvStream<D, R, H> {
-    fn drop(&mut self) {
-        self.iommu.streams.release(self.claimed.id);
-    }
-}
-
-impl<D, R: Mmio, H: Host> fmt::Debug for RiscvStream<D, R, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RiscvStream").field("id", &self.claimed.id).finish_non_exhaustive()
+        let (context, space) = (context::<D, R, H>(domain), &domain.ops().space);
+        self.iommu.switch(self.id, &mut self.state.lock(), &context, Some(space))
     }
 }

@@ -60,6 +60,7 @@ use crate::faults::{INTERRUPTS, Streams, region};
 use crate::host::{Host, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
+use crate::stream::IommuStream;
 
 mod faults;
 mod features;
@@ -75,6 +76,7 @@ pub use features::VtdFeatures;
 pub use format::VtdFormat;
 pub use ops::VtdOps;
 pub use stream::VtdStream;
+use stream::VtdStreamHooks;
 
 /// Which structures tell hardware what a stream has (3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,7 +301,10 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         let stream = u16::try_from(id).map_err(|_| Error::NoStream { stream: id, last })?;
         let claimed = self.streams.claim_with(id, regions, reserved_regions())?;
         match self.tables.device(&self.hardware.host, stream) {
-            Ok(device) => Ok(VtdStream::new(Arc::clone(self), claimed, device)),
+            Ok(device) => {
+                let iommu = Arc::clone(self);
+                Ok(IommuStream::new(VtdStreamHooks { iommu, device }, claimed))
+            }
             Err(error) => {
                 self.streams.release(id);
                 Err(error.into())

@@ -1,46 +1,37 @@
 //! Streams: what a requester ID reaches.
 
 use alloc::sync::Arc;
-use core::fmt;
-use core::marker::PhantomData;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
-use dmaspan::iommu::{
-    AllMemory, DomainOf, FaultHook, HardwareError, Incompatible, PagingDomain, Port,
-    ReservedRegions,
-};
+use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
 
 use super::format::{self, Entry, VtdFormat};
 use super::ops::VtdOps;
 use super::spec::{Command, NO_DOMAIN, PASS_DOMAIN};
 use super::tables::{Device, Has};
 use super::{Mode, Vtd};
-use crate::faults::Claimed;
 use crate::host::Host;
 use crate::mmio::Mmio;
+use crate::stream::{IommuStream, PortHooks, StreamHooks};
 
-/// The accesses of one requester ID. Made by [`Vtd::stream`]; dropped, others can claim the ID, and
-/// it keeps what it has.
-pub struct VtdStream<D, R: Mmio, H: Host> {
-    iommu: Arc<Vtd<R, H>>,
-    claimed: Arc<Claimed<H::Lock>>,
-    device: Arc<Device<H::Structure, H::Lock>>,
-    domains: PhantomData<fn(&D)>,
+/// The accesses of one requester ID: the bus in 15:8 of the number, device and function in 7:0.
+/// Made by [`Vtd::stream`].
+pub type VtdStream<D, R, H> = IommuStream<D, VtdStreamHooks<R, H>>;
+
+/// What the driver knows of a stream.
+#[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
+pub struct VtdStreamHooks<R: Mmio, H: Host> {
+    pub(super) iommu: Arc<Vtd<R, H>>,
+    pub(super) device: Arc<Device<H::Structure, H::Lock>>,
 }
 
-impl<D, R: Mmio, H: Host> VtdStream<D, R, H> {
-    pub(super) fn new(
-        iommu: Arc<Vtd<R, H>>,
-        claimed: Arc<Claimed<H::Lock>>,
-        device: Arc<Device<H::Structure, H::Lock>>,
-    ) -> Self {
-        Self { iommu, claimed, device, domains: PhantomData }
-    }
+impl<R: Mmio, H: Host> StreamHooks for VtdStreamHooks<R, H> {
+    const NAME: &'static str = "VtdStream";
+    type Lock = H::Lock;
 
-    /// The requester ID: the bus in 15:8, device and function in 7:0.
-    pub fn id(&self) -> u32 {
-        self.claimed.id
+    fn release(&self, id: u32) {
+        self.iommu.streams.release(id);
     }
 }
 
@@ -51,24 +42,13 @@ impl<D, R: Mmio, H: Host> VtdStream<D, R, H> {
 // 3. Hooks store an entry whole or none. One that fails may leave hardware with the entry that it
 // had cached; the next one then begins by making it forget everything.
 // 4. The invalidations of `VtdOps` name the domain's number, which is in the entry.
-unsafe impl<D, R, H> Port for VtdStream<D, R, H>
+unsafe impl<D, R, H> PortHooks<D> for VtdStreamHooks<R, H>
 where
     R: Mmio,
     H: Host,
     D: PagingDomain<Ops = VtdOps<R, H>>,
     D::Format: VtdFormat,
 {
-    type Paging = D;
-    type Lock = H::Lock;
-
-    fn reserved_regions(&self) -> &ReservedRegions {
-        &self.claimed.regions
-    }
-
-    fn faults(&self) -> &FaultHook<H::Lock> {
-        &self.claimed.faults
-    }
-
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let refuse = |what| Err(Incompatible { what });
         let (iommu, ops) = (&*self.iommu, domain.ops());
@@ -96,8 +76,8 @@ where
         self.iommu.block(&self.device, &mut self.device.has.lock())
     }
 
-    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
-        if !self.passes() {
+    fn pass(&self) -> Result<(), HardwareError> {
+        if !self.iommu.features.pass_through() {
             let what = "the IOMMU lets no accesses pass untranslated";
             return Err(HardwareError { what, status: self.iommu.features.extended });
         }
@@ -106,7 +86,6 @@ where
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        self.accepts(domain)?;
         let (iommu, root, ops) = (&*self.iommu, domain.root(), domain.ops());
         let entry = format::sealed::Walked::entry(
             domain.format(),
@@ -202,17 +181,5 @@ pub(super) const fn everything(mode: Mode) -> &'static [Command] {
     match mode {
         Mode::Legacy => &[Command::CONTEXTS, Command::EVERYTHING],
         Mode::Scalable => &[Command::CONTEXTS, Command::PASIDS, Command::EVERYTHING],
-    }
-}
-
-impl<D, R: Mmio, H: Host> Drop for VtdStream<D, R, H> {
-    fn drop(&mut self) {
-        self.iommu.streams.release(self.claimed.id);
-    }
-}
-
-impl<D, R: Mmio, H: Host> fmt::Debug for VtdStream<D, R, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VtdStream").field("id", &self.claimed.id).finish_non_exhaustive()
     }
 }

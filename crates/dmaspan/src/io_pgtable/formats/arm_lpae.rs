@@ -170,6 +170,68 @@ impl<const G: u32> Descriptor<G> {
     }
 }
 
+/// What `Format` has of both stages with a granule of `2^$granule` bytes: all but the permissions,
+/// the memory types and the marks of writes. `self` has a `config` with what is asked of it here.
+macro_rules! long_descriptors {
+    ($granule:ident) => {
+        type Word = u64;
+        const GRANULE_LG2: u32 = $granule;
+        const LG2_ENTRIES: u32 = $granule - 3;
+        const GROUPS: Groups = Groups::Consecutive;
+        const WRITTEN_BACK: u64 = SOFTWARE;
+
+        #[inline(always)]
+        fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
+            template | Descriptor::<$granule>::encode(paddr)
+        }
+
+        #[inline(always)]
+        fn advance(&self, leaf: u64, bytes: u64) -> u64 {
+            Descriptor::<$granule>::advance(leaf, bytes)
+        }
+
+        #[inline(always)]
+        fn link(&self, _level: u32, table: PhysAddr) -> u64 {
+            Descriptor::<$granule>::link(table)
+        }
+
+        #[inline(always)]
+        fn decode(&self, level: u32, word: u64) -> Entry {
+            Descriptor::<$granule>::decode(level, Self::shift(level), word)
+        }
+
+        #[inline(always)]
+        fn table_of(&self, _level: u32, word: u64) -> Option<PhysAddr> {
+            Descriptor::<$granule>::table_of(word)
+        }
+
+        #[inline(always)]
+        fn is_single(&self, level: u32, word: u64) -> bool {
+            Descriptor::<$granule>::is_single(level, word)
+        }
+
+        #[inline(always)]
+        fn tracks_dirty(&self) -> bool {
+            self.config.dirty == DirtyTracking::Hardware
+        }
+
+        /// Where entries of different sizes for one address may be cached at once, hardware may do
+        /// anything with them (D8, "Using break-before-make when updating translation table
+        /// entries").
+        fn needs_break(&self) -> bool {
+            self.config.break_before_make == BreakBeforeMake::Needed
+        }
+
+        /// A change of the memory type or cacheability wants it at every level of FEAT_BBM, and the
+        /// entries of a contiguous group must never differ (the same section, and "The Contiguous
+        /// bit").
+        fn breaks_to_change(&self) -> bool {
+            true
+        }
+    };
+}
+pub(super) use long_descriptors;
+
 /// TCR_EL1.IPS and VTCR_EL2.PS for a number of output bits.
 pub(super) const fn output_size(output_bits: u32) -> Option<u64> {
     Some(match output_bits {

@@ -11,7 +11,7 @@
 
 use super::arm_lpae::{
     ACCESSED, DIRTY_MODIFIER, Descriptor, ORGN_WRITE_BACK, SH_INNER, SH_OUTER, SOFTWARE,
-    base_address, granule_field, output_size, walk_fields,
+    base_address, granule_field, long_descriptors, output_size, walk_fields,
 };
 use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
 use crate::addr::PhysAddr;
@@ -186,11 +186,7 @@ impl<const G: u32> ArmLpaeS1<G> {
 // walk asks for a table at level 0.
 #[expect(unsafe_code, reason = "the promise of a format")]
 unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
-    type Word = u64;
-    const GRANULE_LG2: u32 = G;
-    const LG2_ENTRIES: u32 = G - 3;
-    const GROUPS: Groups = Groups::Consecutive;
-    const WRITTEN_BACK: u64 = SOFTWARE;
+    long_descriptors!(G);
 
     fn geometry(&self) -> Geometry {
         let input_bits = self.config.input_bits;
@@ -231,36 +227,6 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     }
 
     #[inline(always)]
-    fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
-        template | Descriptor::<G>::encode(paddr)
-    }
-
-    #[inline(always)]
-    fn advance(&self, leaf: u64, bytes: u64) -> u64 {
-        Descriptor::<G>::advance(leaf, bytes)
-    }
-
-    #[inline(always)]
-    fn link(&self, _level: u32, table: PhysAddr) -> u64 {
-        Descriptor::<G>::link(table)
-    }
-
-    #[inline(always)]
-    fn decode(&self, level: u32, word: u64) -> Entry {
-        Descriptor::<G>::decode(level, Self::shift(level), word)
-    }
-
-    #[inline(always)]
-    fn table_of(&self, _level: u32, word: u64) -> Option<PhysAddr> {
-        Descriptor::<G>::table_of(word)
-    }
-
-    #[inline(always)]
-    fn is_single(&self, level: u32, word: u64) -> bool {
-        Descriptor::<G>::is_single(level, word)
-    }
-
-    #[inline(always)]
     fn prot(&self, _level: u32, leaf: u64) -> Prot {
         let mut prot = Prot::READ;
         prot.set(Prot::WRITE, leaf & AP_READ_ONLY == 0 || leaf & DIRTY_MODIFIER != 0);
@@ -269,11 +235,6 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
         prot.set(Prot::CACHE, leaf & ATTR_MASK == ATTR_WRITE_BACK);
         prot.set(Prot::MMIO, leaf & ATTR_MASK == ATTR_DEVICE);
         prot
-    }
-
-    #[inline(always)]
-    fn tracks_dirty(&self) -> bool {
-        self.config.dirty == DirtyTracking::Hardware
     }
 
     /// Writable-dirty is DBM with AP\[2\] clear (D8.5, "Hardware management of dirty state").
@@ -290,19 +251,6 @@ unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     #[inline(always)]
     fn dirtied(&self, leaf: u64) -> u64 {
         leaf & !read_only_if_managed(leaf)
-    }
-
-    /// Where entries of different sizes for one address may be cached at once, hardware may do
-    /// anything with them (D8, "Using break-before-make when updating translation table entries").
-    fn needs_break(&self) -> bool {
-        self.config.break_before_make == BreakBeforeMake::Needed
-    }
-
-    /// A change of the memory type or cacheability wants it at every level of FEAT_BBM, and the
-    /// entries of a contiguous group must never differ (the same section, and "The Contiguous
-    /// bit").
-    fn breaks_to_change(&self) -> bool {
-        true
     }
 }
 

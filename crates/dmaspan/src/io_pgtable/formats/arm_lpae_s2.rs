@@ -22,7 +22,7 @@
 
 use super::arm_lpae::{
     ACCESSED, DIRTY_MODIFIER, Descriptor, SH_INNER, SH_OUTER, SOFTWARE, base_address,
-    granule_field, output_size, walk_fields,
+    granule_field, long_descriptors, output_size, walk_fields,
 };
 use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
 use crate::addr::PhysAddr;
@@ -265,11 +265,7 @@ impl<const G: u32> ArmLpaeS2<G> {
 // walk asks for a table at level 0.
 #[expect(unsafe_code, reason = "the promise of a format")]
 unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
-    type Word = u64;
-    const GRANULE_LG2: u32 = G;
-    const LG2_ENTRIES: u32 = G - 3;
-    const GROUPS: Groups = Groups::Consecutive;
-    const WRITTEN_BACK: u64 = SOFTWARE;
+    long_descriptors!(G);
 
     fn geometry(&self) -> Geometry {
         let ArmLpaeS2Config { input_bits, output_bits, .. } = self.config;
@@ -309,36 +305,6 @@ unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
         kind | read | write | execute | memory | ACCESSED
     }
 
-    #[inline(always)]
-    fn leaf(&self, template: u64, paddr: PhysAddr) -> u64 {
-        template | Descriptor::<G>::encode(paddr)
-    }
-
-    #[inline(always)]
-    fn advance(&self, leaf: u64, bytes: u64) -> u64 {
-        Descriptor::<G>::advance(leaf, bytes)
-    }
-
-    #[inline(always)]
-    fn link(&self, _level: u32, table: PhysAddr) -> u64 {
-        Descriptor::<G>::link(table)
-    }
-
-    #[inline(always)]
-    fn decode(&self, level: u32, word: u64) -> Entry {
-        Descriptor::<G>::decode(level, Self::shift(level), word)
-    }
-
-    #[inline(always)]
-    fn table_of(&self, _level: u32, word: u64) -> Option<PhysAddr> {
-        Descriptor::<G>::table_of(word)
-    }
-
-    #[inline(always)]
-    fn is_single(&self, level: u32, word: u64) -> bool {
-        Descriptor::<G>::is_single(level, word)
-    }
-
     /// Stage 2 cannot tell privileged accesses from others.
     #[inline(always)]
     fn prot(&self, _level: u32, leaf: u64) -> Prot {
@@ -350,11 +316,6 @@ unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
         prot.set(Prot::CACHE, memory == self.write_back());
         prot.set(Prot::MMIO, memory == DEVICE);
         prot
-    }
-
-    #[inline(always)]
-    fn tracks_dirty(&self) -> bool {
-        self.config.dirty == DirtyTracking::Hardware
     }
 
     /// Writable-dirty is DBM with S2AP\[1\] set (D8.5, "Hardware management of dirty state").
@@ -371,19 +332,6 @@ unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
     #[inline(always)]
     fn dirtied(&self, leaf: u64) -> u64 {
         leaf | write_if_managed(leaf)
-    }
-
-    /// Where entries of different sizes for one address may be cached at once, hardware may do
-    /// anything with them (D8, "Using break-before-make when updating translation table entries").
-    fn needs_break(&self) -> bool {
-        self.config.break_before_make == BreakBeforeMake::Needed
-    }
-
-    /// A change of the memory type or cacheability wants it at every level of FEAT_BBM, and the
-    /// entries of a contiguous group must never differ (the same section, and "The Contiguous
-    /// bit").
-    fn breaks_to_change(&self) -> bool {
-        true
     }
 }
 

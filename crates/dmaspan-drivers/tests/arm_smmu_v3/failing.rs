@@ -17,7 +17,7 @@ use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 
 use crate::hardware::{EVENTQ_PROD, Mode, Model, TestSmmu};
-use crate::host::{Memory, TestHost};
+use crate::host::FakeHost;
 use crate::setup::{Rig, S1, S2};
 
 const ALL: Invalidation<'static> =
@@ -30,9 +30,9 @@ fn commands_that_never_complete_are_an_error_in_bounded_time() {
     rig.hardware.set(Mode::Stuck);
     // Also when the queue is full.
     for _ in 0..300 {
-        let before = rig.memory.polls.load(Ordering::Relaxed);
+        rig.memory.polls();
         domain.ops().invalidate(&ALL).unwrap_err();
-        assert!(rig.memory.polls.load(Ordering::Relaxed) - before <= 200);
+        assert!(rig.memory.polls() <= 200);
     }
     // What was placed is consumed once it can be, and the queue works again.
     rig.hardware.set(Mode::Well);
@@ -319,7 +319,7 @@ fn a_domain_blocks_the_streams_that_still_have_it() {
 /// Registers that say what a driver waits for, or something else each time.
 struct Chaos {
     state: Mutex<(Rng, u32, u32)>,
-    memory: Arc<Memory>,
+    memory: FakeHost,
     model: Model,
 }
 
@@ -356,11 +356,11 @@ impl Mmio for Chaos {
 }
 
 /// Does everything that a driver can.
-fn everything(smmu: &Arc<SmmuV3<Chaos, TestHost>>, tables: &Arena) -> Result<(), Error> {
+fn everything(smmu: &Arc<SmmuV3<Chaos, FakeHost>>, tables: &Arena) -> Result<(), Error> {
     let ops = smmu.ops(Stage::One, OnFault::Terminate)?;
     let format = S1::new(smmu.stage1_config(12)?).unwrap();
     let table = PageTable::new(format, tables.clone()).unwrap();
-    let domain: Arc<Domain<S1, Arena, SmmuV3Ops<Chaos, TestHost>>> =
+    let domain: Arc<Domain<S1, Arena, SmmuV3Ops<Chaos, FakeHost>>> =
         Arc::new(Domain::new(table, ops).unwrap());
     let port: SmmuV3Stream<Domain<S1, Arena, _>, _, _> =
         smmu.stream(0x17, ReservedRegions::new())?;
@@ -386,8 +386,8 @@ fn registers_and_memory_that_say_anything_lead_to_errors_and_nothing_else() {
     let tables = Arena::new(PhysAddr::new(0x4000_0000), 16 << 20);
     for seed in 0..3000 {
         let mut rng = Rng::new(seed);
-        let memory = Memory::new();
-        let host = TestHost(Arc::clone(&memory));
+        let memory = FakeHost::new(0x10_0000);
+        let host = memory.clone();
         let kind = if rng.below(2) == 0 { Model::LARGE } else { Model::SMALL };
         // Stalling, forced or not, too.
         let idr0 = kind.idr0 ^ u32::try_from(rng.below(4)).unwrap() << 24;

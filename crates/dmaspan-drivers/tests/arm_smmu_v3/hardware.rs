@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dmaspan_drivers::Mmio;
 use parking_lot::Mutex;
 
-use crate::host::Memory;
+use crate::host::FakeHost;
 
 /// How it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ struct State {
 /// The registers. Clones are the same.
 #[derive(Clone)]
 pub(crate) struct TestSmmu {
-    memory: Arc<Memory>,
+    memory: FakeHost,
     state: Arc<Mutex<State>>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) const EVENTQ_PROD: u64 = 0x1_00a8;
 pub(crate) const EVENTQ_CONS: u64 = 0x1_00ac;
 
 impl TestSmmu {
-    pub(crate) fn new(memory: &Arc<Memory>, model: Model) -> Self {
+    pub(crate) fn new(memory: &FakeHost, model: Model) -> Self {
         let state = State {
             mode: Mode::Well,
             model,
@@ -97,7 +97,7 @@ impl TestSmmu {
             commands: Vec::new(),
             writes: Vec::new(),
         };
-        Self { memory: Arc::clone(memory), state: Arc::new(Mutex::new(state)) }
+        Self { memory: memory.clone(), state: Arc::new(Mutex::new(state)) }
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -150,7 +150,9 @@ impl TestSmmu {
             return false;
         }
         let place = start + (producer & (round >> 1)) * 32;
-        (0..4).for_each(|i| self.memory.write(place + i as u64 * 8, words[i]));
+        for (address, word) in (place..).step_by(8).zip(words) {
+            self.memory.write(address, word);
+        }
         self.set_register(EVENTQ_PROD, producer & 1 << 31 | (producer + 1) & round);
         true
     }
@@ -161,7 +163,7 @@ fn base(value: u64) -> (u64, u32) {
 }
 
 impl State {
-    fn consume(&mut self, memory: &Memory) {
+    fn consume(&mut self, memory: &FakeHost) {
         let register = |offset: u64| self.registers.get(&offset).copied().unwrap_or(0);
         let (start, lg2) = base(register(0x90));
         let round = (2u32 << lg2) - 1;

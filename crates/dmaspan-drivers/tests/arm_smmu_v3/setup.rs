@@ -1,7 +1,6 @@
 //! Drivers over the hardware made here, and what they make of it when they start.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{
@@ -17,31 +16,31 @@ use dmaspan_drivers::arm_smmu_v3::{
 use dmaspan_sim::Arena;
 
 use crate::hardware::{Mode, Model, TestSmmu};
-use crate::host::{Memory, TestHost};
+use crate::host::FakeHost;
 use crate::liar::{self, Liar};
 
-pub(crate) type Smmu = SmmuV3<TestSmmu, TestHost>;
-pub(crate) type DomainOf<F> = Domain<F, Arena, SmmuV3Ops<TestSmmu, TestHost>>;
-pub(crate) type Port1<F> = SmmuV3Stream<DomainOf<F>, TestSmmu, TestHost>;
+pub(crate) type Smmu = SmmuV3<TestSmmu, FakeHost>;
+pub(crate) type DomainOf<F> = Domain<F, Arena, SmmuV3Ops<TestSmmu, FakeHost>>;
+pub(crate) type Port1<F> = SmmuV3Stream<DomainOf<F>, TestSmmu, FakeHost>;
 pub(crate) type S1 = ArmLpaeS1<12>;
 pub(crate) type S2 = ArmLpaeS2<12>;
 
 pub(crate) struct Rig {
     pub(crate) smmu: Arc<Smmu>,
     pub(crate) hardware: TestSmmu,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: FakeHost,
     pub(crate) tables: Arena,
 }
 
 pub(crate) fn start(
     hardware: &TestSmmu,
-    memory: &Arc<Memory>,
+    memory: &FakeHost,
     config: SmmuV3Config,
 ) -> Result<Arc<Smmu>, Error> {
     #[expect(unsafe_code, reason = "the hardware is the test's")]
     // SAFETY: the hardware reads what the host allocates, and reaches no other memory.
     unsafe {
-        SmmuV3::new(hardware.clone(), TestHost(Arc::clone(memory)), config)
+        SmmuV3::new(hardware.clone(), memory.clone(), config)
     }
 }
 
@@ -51,7 +50,7 @@ impl Rig {
     }
 
     pub(crate) fn with(model: Model, config: SmmuV3Config) -> Self {
-        let memory = Memory::new();
+        let memory = FakeHost::new(0x10_0000);
         let hardware = TestSmmu::new(&memory, model);
         let smmu = start(&hardware, &memory, config).unwrap();
         hardware.take();
@@ -100,7 +99,7 @@ impl Rig {
 
 #[test]
 fn accesses_are_aborted_before_anything_else_and_until_the_end() {
-    let memory = Memory::new();
+    let memory = FakeHost::new(0x10_0000);
     let hardware = TestSmmu::new(&memory, Model::LARGE);
     let config = SmmuV3Config { interrupts: Interrupts::Wired, ..Default::default() };
     let smmu = start(&hardware, &memory, config).unwrap();
@@ -124,7 +123,7 @@ fn accesses_are_aborted_before_anything_else_and_until_the_end() {
 #[test]
 fn translations_that_devices_claim_to_have_are_checked() {
     let idr0 = Model::LARGE.idr0 | 1 << 10 | 1 << 9;
-    let memory = Memory::new();
+    let memory = FakeHost::new(0x10_0000);
     let hardware = TestSmmu::new(&memory, Model { idr0, ..Model::LARGE });
     let _smmu = start(&hardware, &memory, SmmuV3Config::default()).unwrap();
     assert_eq!(hardware.register(0x20), 0b1_1101);
@@ -292,7 +291,7 @@ fn numbers_of_eight_bits_run_out_and_come_back() {
 #[test]
 fn hardware_that_is_not_understood_is_refused() {
     let refuses = |model: Model, config: SmmuV3Config| {
-        let memory = Memory::new();
+        let memory = FakeHost::new(0x10_0000);
         let hardware = TestSmmu::new(&memory, model);
         let error = start(&hardware, &memory, config).expect_err("refused");
         assert_eq!((memory.count(), hardware.writes()), (0, Vec::new()), "{error}");
@@ -319,11 +318,11 @@ fn hardware_that_is_not_understood_is_refused() {
 
 #[test]
 fn every_allocation_may_fail_and_nothing_leaks() {
-    let memory = Memory::new();
+    let memory = FakeHost::new(0x10_0000);
     let mut failed = 0;
     for n in 0.. {
         let hardware = TestSmmu::new(&memory, Model::LARGE);
-        memory.left.store(n, Ordering::Relaxed);
+        memory.fail_after(n);
         let result = start(&hardware, &memory, SmmuV3Config::default()).and_then(|smmu| {
             let ops = smmu.ops(Stage::One, OnFault::Terminate)?;
             let _stream: Port1<S1> = smmu.stream(0x700, ReservedRegions::new())?;
@@ -341,22 +340,22 @@ fn every_allocation_may_fail_and_nothing_leaks() {
     }
     // Three for the driver, one for a domain, one for a stream.
     assert_eq!(failed, 5);
-    memory.left.store(u64::MAX, Ordering::Relaxed);
+    memory.fail(0);
 }
 
 #[test]
 fn a_stream_that_could_not_be_made_can_be_claimed_later() {
     let rig = Rig::new(Model::LARGE);
-    rig.memory.left.store(0, Ordering::Relaxed);
+    rig.memory.fail_after(0);
     let none = rig.smmu.stream::<DomainOf<S1>>(7, ReservedRegions::new());
     assert!(matches!(none, Err(Error::NoMemory(_))));
-    rig.memory.left.store(u64::MAX, Ordering::Relaxed);
+    rig.memory.fail(0);
     rig.port::<S1>(7);
 }
 
 #[test]
 fn hardware_that_is_gone_does_not_start() {
-    let memory = Memory::new();
+    let memory = FakeHost::new(0x10_0000);
     let hardware = TestSmmu::new(&memory, Model::LARGE);
     hardware.set(Mode::Gone);
     let error = start(&hardware, &memory, SmmuV3Config::default()).unwrap_err();

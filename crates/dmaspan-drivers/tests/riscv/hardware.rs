@@ -101,7 +101,7 @@ impl Fake {
             ipsr: 0b1111,
             ..Registers::default()
         };
-        Self { host: FakeHost::new(), state: Arc::new(Mutex::new(registers)) }
+        Self { host: FakeHost::new(0x1_2345_0000), state: Arc::new(Mutex::new(registers)) }
     }
 
     pub(crate) fn start(&self, config: RiscvIommuConfig) -> Result<Arc<Iommu>, Error> {

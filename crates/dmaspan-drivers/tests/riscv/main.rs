@@ -5,6 +5,8 @@ mod commands;
 mod contexts;
 mod faults;
 mod hardware;
+#[expect(dead_code, reason = "each program of tests needs a part of it")]
+#[path = "../shared/host.rs"]
 mod host;
 mod hostile;
 #[path = "../shared/liar.rs"]

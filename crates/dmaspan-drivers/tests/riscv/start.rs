@@ -55,7 +55,7 @@ fn the_fewest_levels_that_hardware_takes_are_used() {
         assert_eq!(started.as_ref().ok().map(|iommu| iommu.features().directory_levels), levels);
         if levels.is_none() {
             assert!(matches!(started, Err(Error::Unsupported { .. })));
-            assert_eq!((fake.state.lock().ddtp & 0xf, fake.host.live()), (0, 0));
+            assert_eq!((fake.state.lock().ddtp & 0xf, fake.host.count()), (0, 0));
         }
     }
 }
@@ -99,7 +99,7 @@ fn what_cannot_be_set_up_is_refused() {
     let fake = Fake::new(BASE_FORMAT);
     fake.state.lock().ddtp_kept = !0x3ff << 16;
     assert!(matches!(fake.start(CONFIG), Err(Error::Unsupported { .. })));
-    assert_eq!((fake.state.lock().ddtp & 0xf, fake.host.live()), (0, 0));
+    assert_eq!((fake.state.lock().ddtp & 0xf, fake.host.count()), (0, 0));
 }
 
 #[test]
@@ -128,13 +128,13 @@ fn no_allocation_that_fails_leaves_anything() {
             fake.host.fail(n);
             match fake.start(config) {
                 Err(Error::NoMemory(_)) => {
-                    assert_eq!((fake.host.live(), fake.state.lock().ddtp & 0xf), (0, 0));
+                    assert_eq!((fake.host.count(), fake.state.lock().ddtp & 0xf), (0, 0));
                 }
                 Err(error) => panic!("{error}"),
                 Ok(iommu) => {
                     // The same for the tables of a stream.
                     for n in 1.. {
-                        fake.host.fail(n);
+                        fake.host.fail(n.into());
                         let id = 0x100 * n;
                         match iommu.stream::<Tables>(id, Default::default()) {
                             Err(Error::NoMemory(_)) => assert_eq!(fake.context(id), [0; 4]),
@@ -160,9 +160,9 @@ fn dropped_hardware_is_off_and_memory_that_it_may_read_is_kept() {
     let fake = Fake::new(BASE_FORMAT);
     let iommu = fake.start(CONFIG).unwrap();
     drop(stream(&iommu, 1));
-    assert!(fake.host.live() > 3);
+    assert!(fake.host.count() > 3);
     drop(iommu);
-    assert_eq!((fake.state.lock().ddtp & 0xf, fake.host.live()), (0, 0));
+    assert_eq!((fake.state.lock().ddtp & 0xf, fake.host.count()), (0, 0));
     assert_eq!(fake.state.lock().csr, [0; 3]);
 
     let iommu = fake.start(CONFIG).unwrap();
@@ -170,7 +170,7 @@ fn dropped_hardware_is_off_and_memory_that_it_may_read_is_kept() {
     fake.state.lock().ddtp_busy = true;
     fake.host.polls();
     drop(iommu);
-    assert!(fake.host.live() >= 3);
+    assert!(fake.host.count() >= 3);
     assert_eq!(fake.host.polls(), PATIENCE);
 }
 

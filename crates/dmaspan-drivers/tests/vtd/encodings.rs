@@ -15,7 +15,7 @@ use crate::fake::{CAP, Fake, domain, map, start, stream, to, unmap};
 const STREAM: u32 = 0x03_9a;
 
 fn load(fake: &Fake, paddr: u64) -> u64 {
-    fake.memory.load(paddr).expect("hardware finds it")
+    fake.memory.read(paddr).expect("hardware finds it")
 }
 
 #[test]

@@ -6,12 +6,12 @@ use dmaspan::iommu::{IommuOps as _, Port as _, ReservedRegions};
 use dmaspan_drivers::vtd::{Mode, VtdStream};
 
 use crate::fake::{Broken, Fake, Iommu, Tables, domain, map, start, unmap};
-use crate::host::Memory;
+use crate::host::FakeHost;
 
 const CONTEXTS: u64 = 0x1 | 1 << 4;
 const EVERYTHING: u64 = 0x2 | 1 << 4 | 3 << 6;
 
-fn port(iommu: &Arc<Iommu>, id: u32) -> VtdStream<Tables, Fake, Memory> {
+fn port(iommu: &Arc<Iommu>, id: u32) -> VtdStream<Tables, Fake, FakeHost> {
     iommu.stream(id, ReservedRegions::new()).expect("nobody has it")
 }
 
@@ -24,8 +24,8 @@ fn a_detach_blocks_all_streams_that_have_the_domain_and_settles_the_others() {
     for (port, tables) in ports.iter().zip([&one, &other, &one]) {
         port.translate(tables).expect("it answers");
     }
-    let context = fake.memory.load(fake.state().rtaddr).expect("a root entry") & !0xfff;
-    let present = || [1, 2, 3].map(|id| fake.memory.load(context + id * 16).unwrap_or(0) & 1);
+    let context = fake.memory.read(fake.state().rtaddr).expect("a root entry") & !0xfff;
+    let present = || [1, 2, 3].map(|id| fake.memory.read(context + id * 16).unwrap_or(0) & 1);
     assert_eq!(present(), [1, 1, 1]);
     one.ops().detach().expect("it answers");
     assert_eq!(present(), [0, 1, 0]);
@@ -65,7 +65,7 @@ fn what_passed_is_blocked_when_the_driver_ends() {
         fake.told();
         drop((port, iommu));
         let root = fake.state().rtaddr & !0xfff;
-        assert_eq!([0, 8].map(|word| fake.memory.load(root + word)), [Some(0); 2]);
+        assert_eq!([0, 8].map(|word| fake.memory.read(root + word)), [Some(0); 2]);
         assert_eq!(fake.told()[0][0], CONTEXTS);
     }
 }
@@ -75,10 +75,10 @@ fn what_is_not_done_at_the_end_stays_where_hardware_may_find_it() {
     let fake = Fake::new();
     let iommu = start(&fake, Mode::Legacy).expect("it starts");
     let port = port(&iommu, 8);
-    let structures = fake.memory.structures();
+    let structures = fake.memory.count();
     fake.breaks(Broken::Silent);
     drop((port, iommu));
-    assert_eq!(fake.memory.structures(), structures);
+    assert_eq!(fake.memory.count(), structures);
 }
 
 #[test]

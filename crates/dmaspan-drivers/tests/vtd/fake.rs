@@ -10,7 +10,7 @@ use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdOps, VtdStream};
 use dmaspan_sim::Arena;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::host::Memory;
+use crate::host::FakeHost;
 
 pub(crate) const RECORDS: u64 = 0x200;
 /// 256 domains, 3 to 5 levels, all leaf sizes, blocks of 2^9 pages, 4 records, protected memory,
@@ -96,13 +96,13 @@ pub(crate) struct State {
 #[derive(Clone)]
 pub(crate) struct Fake {
     state: Arc<Mutex<State>>,
-    pub(crate) memory: Memory,
+    pub(crate) memory: FakeHost,
 }
 
 impl Fake {
     pub(crate) fn new() -> Self {
         let state = State { cap: CAP, ecap: ECAP, ..State::default() };
-        Self { state: Arc::new(Mutex::new(state)), memory: Memory::default() }
+        Self { state: Arc::new(Mutex::new(state)), memory: FakeHost::new(0x10_0000) }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -122,7 +122,7 @@ impl Fake {
 
     /// The page number of the tables that a device of bus 0 is translated by, if by any (9.3, 9.6).
     pub(crate) fn reaches(&self, device: u64, mode: Mode) -> Option<u64> {
-        let follow = |entry: u64| self.memory.load(entry).filter(|word| word & 1 != 0);
+        let follow = |entry: u64| self.memory.read(entry).filter(|word| word & 1 != 0);
         let contexts = follow(self.state().rtaddr & !0xfff)? & !0xfff;
         let entry = match mode {
             Mode::Legacy => follow(contexts + device * 16)?,
@@ -142,7 +142,7 @@ impl Fake {
                 return;
             }
             let paddr = (state.iqa & !0xfff) + state.head;
-            let [low, high] = [0, 8].map(|word| self.memory.load(paddr + word).unwrap_or(0));
+            let [low, high] = [0, 8].map(|word| self.memory.read(paddr + word).unwrap_or(0));
             if state.broken == Broken::Picky && low & 0xf != 5 {
                 state.fsts |= 1 << 4;
                 return;
@@ -159,7 +159,9 @@ impl Fake {
                     state.broken = Broken::Not;
                     state.fsts |= 1 << 6;
                 }
-                (5, _) => self.memory.store(high, low >> 32),
+                (5, _) => {
+                    self.memory.write(high, low >> 32);
+                }
                 _ => state.told.push([low, high]),
             }
         }
@@ -274,9 +276,9 @@ impl Mmio for Fake {
     }
 }
 
-pub(crate) type Iommu = Vtd<Fake, Memory>;
-pub(crate) type Tables = Domain<VtdSs, Arena, VtdOps<Fake, Memory>>;
-pub(crate) type Stream = Attachment<VtdStream<Tables, Fake, Memory>>;
+pub(crate) type Iommu = Vtd<Fake, FakeHost>;
+pub(crate) type Tables = Domain<VtdSs, Arena, VtdOps<Fake, FakeHost>>;
+pub(crate) type Stream = Attachment<VtdStream<Tables, Fake, FakeHost>>;
 
 pub(crate) fn start(fake: &Fake, mode: Mode) -> Result<Arc<Iommu>, dmaspan_drivers::Error> {
     let config = VtdConfig { mode: Some(mode), ..VtdConfig::new(39) };

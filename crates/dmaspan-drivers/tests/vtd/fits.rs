@@ -14,10 +14,10 @@ use dmaspan_sim::Arena;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
 use crate::fake::{Fake, Iommu, domain, start};
-use crate::host::Memory;
+use crate::host::FakeHost;
 use crate::liar::{self, Liar};
 
-type Tables<F> = Domain<F, Arena, VtdOps<Fake, Memory>>;
+type Tables<F> = Domain<F, Arena, VtdOps<Fake, FakeHost>>;
 
 fn with(cap: u64, ecap: u64, mode: Mode) -> Arc<Iommu> {
     let fake = Fake::new();

@@ -4,6 +4,8 @@ mod encodings;
 mod entries;
 mod fake;
 mod fits;
+#[expect(dead_code, reason = "each program of tests needs a part of it")]
+#[path = "../shared/host.rs"]
 mod host;
 mod hostile;
 #[path = "../shared/liar.rs"]

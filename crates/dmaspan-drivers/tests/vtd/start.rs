@@ -113,10 +113,10 @@ fn every_allocation_may_fail() {
         fake.memory.fail(0);
         let tables = domain(&iommu).expect("there is a number");
         stream(&iommu, 8).attach(to(&tables)).expect("it is attached");
-        let structures = fake.memory.structures();
+        let structures = fake.memory.count();
         drop((tables, iommu));
         // The root table and the queue stay where hardware knows them.
-        assert!(fake.memory.structures() < structures);
+        assert!(fake.memory.count() < structures);
     }
 }
 
@@ -174,7 +174,7 @@ fn a_unit_that_translates_no_dma_is_refused_by_name_and_left_as_it_was() {
         let error = start(&fake, mode).expect_err("it is refused");
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("no translation of DMA"), "{error}");
-        assert_eq!((fake.state().gsts, fake.memory.structures()), (0, 0));
+        assert_eq!((fake.state().gsts, fake.memory.count()), (0, 0));
     }
     // The first stage has no such field, and may translate or not.
     let fake = Fake::new();

@@ -15,9 +15,9 @@ usage: cargo xtask <command>
           count lines of code by package, without blanks and comments; tests
           and benchmarks stand apart
   no-std  prove that core and drivers link and run without the standard library
-  ci [--full]
-          check everything that must hold before a change lands, in its quick
-          form; with --full at full length: every command of the README as it
+  ci [--full] [CHECK...]
+          check everything that must hold before a change lands, or the checks
+          that are named, in its quick form; with --full at full length: every command of the README as it
           stands there, soaks of ten million operations, and the tests that
           count fifty times on a busy machine
   hw [--install] [-- ARGUMENTS OF CARGO TEST]
@@ -66,8 +66,10 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        ["ci"] => run_ci(ci::Extent::Quick),
-        ["ci", "--full"] => run_ci(ci::Extent::Full),
+        ["ci", "--full", names @ ..] => run_ci(ci::Extent::Full, names),
+        ["ci", names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {
+            run_ci(ci::Extent::Quick, names)
+        }
         ["help" | "--help" | "-h"] | ["lines" | "hw" | "guest" | "peers", "--help" | "-h"] => {
             xtask::say(USAGE);
             ExitCode::SUCCESS
@@ -104,8 +106,15 @@ fn with_options<T>(
     }
 }
 
-fn run_ci(extent: ci::Extent) -> ExitCode {
-    if ci::run(extent) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+fn run_ci(extent: ci::Extent, names: &[&str]) -> ExitCode {
+    match ci::run(extent, names) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("ci: {error}");
+            ExitCode::from(2)
+        }
+    }
 }
 
 fn run_lines(checkout: &Path) -> ExitCode {

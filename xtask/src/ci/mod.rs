@@ -94,13 +94,29 @@ const MAIN_JOB: [&str; 10] =
     ["run", "--release", "-q", "--", "map", "256M", "--runs", "1", "--format", "json"];
 const MAIN_JOB_BYTES: u64 = 256 << 20;
 
-/// Runs all checks of an extent, each announced by a line, and returns whether none failed. A check
-/// that fails does not keep the others from running.
-pub fn run(extent: Extent) -> bool {
+/// Runs the checks of an extent that `names` name, or all where there are no names, and returns
+/// whether none failed. A check's name is what stands before its colon. Each is announced by a
+/// line; one that fails does not keep the others from running.
+///
+/// # Errors
+///
+/// The names that no check of the extent has, in one line; nothing ran.
+pub fn run(extent: Extent, names: &[&str]) -> Result<bool, String> {
     let begin = Instant::now();
     let mut failed = Vec::new();
     let mut skipped = 0;
-    let checks = || CHECKS.iter().filter(|check| extent == Full || check.from == Quick);
+    let of_extent = || CHECKS.iter().filter(|check| extent == Full || check.from == Quick);
+    let is_one = |check: &Check, name: &str| check.name.split(':').next() == Some(name);
+    let unknown = names.iter().find(|name| !of_extent().any(|check| is_one(check, name)));
+    if let Some(unknown) = unknown {
+        let known: Vec<_> = of_extent().filter_map(|check| check.name.split(':').next()).collect();
+        return Err(format!("there is no check `{unknown}`; there are: {}", known.join(", ")));
+    }
+    let checks = || {
+        let asked =
+            |check: &&Check| names.is_empty() || names.iter().any(|name| is_one(check, name));
+        of_extent().filter(asked)
+    };
     for check in checks() {
         println!("== {}", check.name);
         let started = Instant::now();
@@ -124,7 +140,7 @@ pub fn run(extent: Extent) -> bool {
     for name in &failed {
         println!("   FAILED {name}");
     }
-    failed.is_empty()
+    Ok(failed.is_empty())
 }
 
 /// Runs commands one after the other, until one fails.

@@ -93,17 +93,26 @@ impl<L: RawMutex> Streams<L> {
 
     /// Reports a fault to its stream, and counts it.
     pub(crate) fn report(&self, fault: &FaultReport, handled: &mut Handled) -> FaultResponse {
-        // Not under the lock: a handler may take its time.
         let claimed = self.0.lock().get(&fault.stream).cloned();
-        match claimed {
-            Some(claimed) => {
-                handled.reported = handled.reported.saturating_add(1);
-                claimed.faults.report(fault)
-            }
-            None => {
-                handled.unclaimed = handled.unclaimed.saturating_add(1);
-                FaultResponse::Terminate
-            }
+        report(claimed, fault, handled)
+    }
+}
+
+/// Reports a fault to the stream that somebody claimed, if anybody has, and counts it. No lock is
+/// held: a handler may take its time.
+pub(crate) fn report<L: RawMutex>(
+    claimed: Option<Arc<Claimed<L>>>,
+    fault: &FaultReport,
+    handled: &mut Handled,
+) -> FaultResponse {
+    match claimed {
+        Some(claimed) => {
+            handled.reported = handled.reported.saturating_add(1);
+            claimed.faults.report(fault)
+        }
+        None => {
+            handled.unclaimed = handled.unclaimed.saturating_add(1);
+            FaultResponse::Terminate
         }
     }
 }

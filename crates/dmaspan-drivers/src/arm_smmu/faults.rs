@@ -9,7 +9,7 @@ use dmaspan::iommu::{
 
 use super::spec::{STREAM_ID, bank, fsr, fsynr0, gfsr, gfsynr0, gr0, resume};
 use super::{GONE, SmmuV2};
-use crate::faults::Handled;
+use crate::faults::{self, Handled};
 use crate::host::Host;
 use crate::mmio::Mmio;
 
@@ -136,17 +136,7 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
 
     /// Tells whoever has the stream.
     fn report(&self, fault: &FaultReport, handled: &mut Handled) -> FaultResponse {
-        // Not under the lock: a handler may take its time.
         let owner = self.state.lock().map.owner(fault.stream).map(Arc::clone);
-        match owner {
-            Some(owner) => {
-                handled.reported = handled.reported.saturating_add(1);
-                owner.faults.report(fault)
-            }
-            None => {
-                handled.unclaimed = handled.unclaimed.saturating_add(1);
-                FaultResponse::Terminate
-            }
-        }
+        faults::report(owner, fault, handled)
     }
 }

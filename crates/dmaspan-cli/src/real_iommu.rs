@@ -2,14 +2,14 @@
 
 use dmaspan::{DmaSpace, Limits};
 use dmaspan_linux::Bdf;
-use dmaspan_linux::vfio::{Backend, Device, OpenError, Space};
+use dmaspan_linux::vfio::{Backend, OpenError, VfioDevice, VfioSpace};
 
 /// The address space of a device, and the device, which may not access memory.
 #[derive(Debug)]
 pub(crate) struct RealIommu {
     backend: Backend,
-    space: Space,
-    device: Device,
+    space: VfioSpace,
+    device: VfioDevice,
 }
 
 impl RealIommu {
@@ -19,7 +19,7 @@ impl RealIommu {
     ///
     /// [`OpenError`], which says what to do.
     pub(crate) fn open(backend: Backend, bdf: Bdf) -> Result<Self, OpenError> {
-        let (space, device) = Space::open(backend, bdf)?;
+        let (space, device) = VfioSpace::open(backend, bdf)?;
         Ok(Self { backend, space, device })
     }
 
@@ -29,12 +29,12 @@ impl RealIommu {
     }
 
     /// The device.
-    pub(crate) fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &VfioDevice {
         &self.device
     }
 
     /// What maps.
-    pub(crate) fn space(&self) -> &Space {
+    pub(crate) fn space(&self) -> &VfioSpace {
         &self.space
     }
 

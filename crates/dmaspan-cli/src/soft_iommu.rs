@@ -8,7 +8,7 @@ use dmaspan::{Account, Container, PhysAddr, Prot};
 use dmaspan_linux::{FrameAddress, LinuxPinner};
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, BadRegisters};
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters, BadLpaeRegisters};
 
 /// What a device may do with what is mapped for it.
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
@@ -39,7 +39,7 @@ pub(crate) enum BuildError {
     Domain(#[from] iommu::Error),
     /// The walker knows no such tables.
     #[error(transparent)]
-    Registers(#[from] BadRegisters),
+    Registers(#[from] BadLpaeRegisters),
 }
 
 /// A container over page tables that a device of this process can use.
@@ -109,7 +109,7 @@ impl<A: FrameAddress> SoftIommu<A> {
     ) -> Result<Self, BuildError> {
         let (table, tables) = new_table::<G>(bytes)?;
         let registers = table.format().registers(table.root());
-        let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+        let walker = ArmLpaeS1Walker::new(ArmS1WalkRegisters {
             ttbr: registers.ttbr,
             tcr: registers.tcr,
             mair: registers.mair,

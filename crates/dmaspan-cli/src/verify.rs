@@ -6,7 +6,7 @@ use dmaspan::{Iova, IovaRange};
 use dmaspan_linux::Memory;
 use dmaspan_linux::mem::{AccessError, CheckError};
 use dmaspan_sim::bus::Bus;
-use dmaspan_sim::device::{Device, DmaError};
+use dmaspan_sim::device::{DmaError, SimDevice};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::{Access, TableWords, Walker};
 
@@ -107,7 +107,7 @@ impl Mapped<'_> {
     /// is told of bytes passed over.
     pub(crate) fn check<W: Walker, T: TableWords, B: Bus>(
         &self,
-        device: &Device<W, T, B>,
+        device: &SimDevice<W, T, B>,
         advance: &dyn Fn(u64),
     ) -> Checked {
         let mut bytes = 0;
@@ -121,7 +121,7 @@ impl Mapped<'_> {
 
     fn write_as_device<W: Walker, T: TableWords, B: Bus>(
         &self,
-        device: &Device<W, T, B>,
+        device: &SimDevice<W, T, B>,
         advance: &dyn Fn(u64),
     ) -> Result<(), Mismatch> {
         let mut buf = Vec::new();
@@ -164,7 +164,7 @@ impl Mapped<'_> {
 
     fn check_as_device<W: Walker, T: TableWords, B: Bus>(
         &self,
-        device: &Device<W, T, B>,
+        device: &SimDevice<W, T, B>,
         checked: &mut u64,
         advance: &dyn Fn(u64),
     ) -> Result<(), Mismatch> {

@@ -220,7 +220,8 @@ impl<A: FrameAddress> LinuxPinner<A> {
     /// there that the pin lasts longer.
     pub fn give_back(&self, pin: LinuxPin) {
         let begin = Instant::now();
-        let Held { memory, registrar, registration } = ManuallyDrop::into_inner(pin.held);
+        let RegisteredMemory { memory, registrar, registration } =
+            ManuallyDrop::into_inner(pin.held);
         if registrar.unregister(&memory, registration).is_err() {
             mem::forget((memory, registrar));
         }
@@ -236,7 +237,7 @@ impl<A: FrameAddress> LinuxPinner<A> {
 #[derive(Debug)]
 #[must_use = "dropping a pin leaks the memory and keeps it pinned"]
 pub struct LinuxPin {
-    held: ManuallyDrop<Held>,
+    held: ManuallyDrop<RegisteredMemory>,
     range: UserRange,
 }
 
@@ -254,7 +255,7 @@ impl LinuxPin {
 
 /// What a pin keeps. The ring as well: it would end its registrations with itself.
 #[derive(Debug)]
-struct Held {
+struct RegisteredMemory {
     memory: Arc<Memory>,
     registrar: Arc<Registrar>,
     registration: Registration,
@@ -292,7 +293,7 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
         let registration = self.registrar.register(space, range, offset);
         self.counters.pin_ns.fetch_add(ns_since(begin), Ordering::Relaxed);
         let registration = registration.map_err(|error| refused(error.into()))?;
-        let held = Held {
+        let held = RegisteredMemory {
             memory: Arc::clone(space),
             registrar: Arc::clone(&self.registrar),
             registration,

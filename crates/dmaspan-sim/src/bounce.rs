@@ -10,7 +10,7 @@ use dmaspan::swiotlb::{Original, SlotRequest, To};
 use dmaspan::{PhysAddr, Span, lg2};
 use parking_lot::Mutex;
 
-use crate::memory::{MemoryError, SimMemory};
+use crate::memory::{AllocError, SimMemory};
 
 /// What the bytes of a slot are before it was filled.
 pub const POISON: u8 = 0xa5;
@@ -67,8 +67,8 @@ impl SimPool {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`] where they are not free.
-    pub fn new(memory: Arc<SimMemory>, span: Span) -> Result<Self, MemoryError> {
+    /// [`AllocError`] where they are not free.
+    pub fn new(memory: Arc<SimMemory>, span: Span) -> Result<Self, AllocError> {
         memory.allocate_at(span)?;
         memory.pin_frames(&[span]);
         let shared = Shared { memory, span, state: Mutex::default() };

@@ -40,12 +40,12 @@ pub enum DmaError {
 
 /// A device behind an IOMMU.
 #[derive(Clone, Debug)]
-pub struct Device<W, T, B> {
+pub struct SimDevice<W, T, B> {
     iotlb: Iotlb<W, T>,
     bus: B,
 }
 
-impl<W: Walker, T: TableWords, B: Bus> Device<W, T, B> {
+impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
     /// A device whose addresses `iotlb` translates to addresses of `bus`.
     pub fn new(iotlb: Iotlb<W, T>, bus: B) -> Self {
         Self { iotlb, bus }

@@ -56,7 +56,7 @@ use dmaspan::{Address, Iova, IovaRange, PhysAddr, Prot, lg2};
 use parking_lot::{Mutex, RwLock};
 
 use crate::walker::{
-    Access, Fault, FaultKind, NotATable, TableLink, TableWords, Translation, WalkPath, Walker,
+    Access, Fault, FaultKind, NotATable, TableLink, TableWords, Translated, WalkPath, Walker,
     block_around,
 };
 
@@ -114,7 +114,7 @@ impl Default for IotlbConfig {
 
 /// What an [`Iotlb`] did so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counters {
+pub struct IotlbCounters {
     /// Translations answered from a cached leaf or a cached absent entry.
     pub hits: u64,
     /// Translations that were not.
@@ -190,7 +190,7 @@ struct State {
     links: BlockMap<TableLink>,
     /// The level of each absent entry.
     absent: BlockMap<u8>,
-    counters: Counters,
+    counters: IotlbCounters,
     invalidations_to_fail: u64,
     sync_maps_to_fail: u64,
     planted: Planted,
@@ -270,7 +270,7 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
     }
 
     /// What was done so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> IotlbCounters {
         self.shared.state.lock().counters
     }
 
@@ -330,7 +330,7 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         stale
     }
 
-    fn fresh_walk(&self, iova: Iova, path: &mut WalkPath) -> Result<Translation, Fault> {
+    fn fresh_walk(&self, iova: Iova, path: &mut WalkPath) -> Result<Translated, Fault> {
         let root = self.shared.walker.root(iova, Access::Read)?;
         self.shared.walker.walk_from(&self.shared.tables, root, iova, Access::Read, path)
     }
@@ -405,7 +405,7 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         state: &mut State,
         iova: Iova,
         access: Access,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         let from = match state.links.get(iova) {
             Some((_, link)) => {
                 state.counters.walks_from_link += 1;
@@ -443,7 +443,7 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         state: &mut State,
         from: TableLink,
         path: &WalkPath,
-        walked: &Result<Translation, Fault>,
+        walked: &Result<Translated, Fault>,
     ) {
         for link in path.iter().map(|step| step.link).filter(|link| *link != from) {
             state.links.insert(link.block.start(), block_lg2(link.block), link);

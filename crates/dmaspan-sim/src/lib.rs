@@ -45,17 +45,17 @@
 //!
 //! use dmaspan::iommu::{Invalidation, IommuOps, Scope, Tables};
 //! use dmaspan::{Iova, IovaRange, PhysAddr};
-//! use dmaspan_sim::device::{Device, DmaError};
+//! use dmaspan_sim::device::{DmaError, SimDevice};
 //! use dmaspan_sim::iotlb::Iotlb;
 //! use dmaspan_sim::memory::SimMemory;
 //! use dmaspan_sim::walker::TableImage;
-//! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+//! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // 4K pages, 16 bits of input address (T0SZ = 48), 48 bits of output address (IPS = 0b101): one
 //! // table of sixteen pages. Byte 1 of MAIR is write-back memory.
 //! let registers =
-//!     ArmS1Registers { ttbr: 0, tcr: 5 << 32 | 48, mair: 0xff00, ..Default::default() };
+//!     ArmS1WalkRegisters { ttbr: 0, tcr: 5 << 32 | 48, mair: 0xff00, ..Default::default() };
 //! let tables = Arc::new(TableImage::new());
 //! tables.add_table(PhysAddr::new(0), 16);
 //! // Page 1 is at 0x10_0000: AF, inner shareable, AP[1], AttrIndx 1, and 0b11 for a page.
@@ -67,7 +67,7 @@
 //! memory.cpu_write(frame.paddr(), b"hello")?;
 //!
 //! let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers)?, Arc::clone(&tables));
-//! let device = Device::new(iotlb.clone(), Arc::clone(&memory));
+//! let device = SimDevice::new(iotlb.clone(), Arc::clone(&memory));
 //! let mut buf = [0; 5];
 //! device.read(Iova::new(0x1000), &mut buf)?;
 //! assert_eq!(&buf, b"hello");

@@ -181,12 +181,12 @@ mod tests;
 mod vma;
 
 pub use books::Books;
-pub use folio::{Counts, Folio};
+pub use folio::{Folio, FolioCounts};
 pub use gup::PinnedPages;
 pub use held::SimPin;
 pub use mm::FaultError;
 pub use pinner::{Holes, SimPinError, SimPinner};
-pub use space::{FAULT_TRIES, ListenerId, Segment, SimSpace};
+pub use space::{FAULT_TRIES, ListenerId, SimSpace, UserSpan};
 pub use vma::{MapOptions, Population, Rights};
 
 /// Something that no correct user of memory does.
@@ -277,7 +277,7 @@ pub enum FrameState {
 /// Why memory was not allocated. Nothing was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum MemoryError {
+pub enum AllocError {
     /// Not enough frames are free, or not where and as they are asked for.
     #[error("no {bytes} bytes aligned to 2^{align_lg2} are free")]
     Full {
@@ -343,8 +343,8 @@ impl SimMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`] for sizes that are not simulated.
-    pub fn new(base: PhysAddr, bytes: u64, granule_lg2: u32) -> Result<Self, MemoryError> {
+    /// [`AllocError`] for sizes that are not simulated.
+    pub fn new(base: PhysAddr, bytes: u64, granule_lg2: u32) -> Result<Self, AllocError> {
         Self::with_books(base, bytes, granule_lg2, Books::Exact)
     }
 
@@ -352,25 +352,25 @@ impl SimMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`] for sizes that are not simulated.
+    /// [`AllocError`] for sizes that are not simulated.
     pub fn with_books(
         base: PhysAddr,
         bytes: u64,
         granule_lg2: u32,
         books: Books,
-    ) -> Result<Self, MemoryError> {
+    ) -> Result<Self, AllocError> {
         if !(3..=20).contains(&granule_lg2) {
-            return Err(MemoryError::Granule { granule_lg2 });
+            return Err(AllocError::Granule { granule_lg2 });
         }
         for (value, may_be_zero) in [(base.get(), true), (bytes, false)] {
             if !lg2::is_aligned(value, granule_lg2) || (value == 0 && !may_be_zero) {
-                return Err(MemoryError::Unaligned { value, granule_lg2 });
+                return Err(AllocError::Unaligned { value, granule_lg2 });
             }
         }
         // Lists of free blocks name frames by 32 bits, counted from some way before the first.
         let count = bytes >> granule_lg2;
         if count > lg2::size(32) - 1024 || Span::new(base, bytes).is_err() {
-            return Err(MemoryError::TooLarge { base, bytes });
+            return Err(AllocError::TooLarge { base, bytes });
         }
         let first = base.get() >> granule_lg2;
         let pfns = first..first + count;

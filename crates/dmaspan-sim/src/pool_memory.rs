@@ -8,7 +8,7 @@ use dmaspan::{PhysAddr, Promise, Span, lg2};
 use parking_lot::Mutex;
 
 use crate::fault::Faults;
-use crate::memory::{MemoryError, SimMemory};
+use crate::memory::{AllocError, SimMemory};
 
 /// What the bytes of a pool's memory are before anything was written.
 pub const POISON: u8 = 0xa5;
@@ -32,12 +32,12 @@ struct State {
     seen: BTreeMap<u64, Span>,
     /// What was allocated for growth and not freed, by its first address.
     grown: BTreeMap<u64, Span>,
-    counts: Counts,
+    counts: PoolCounts,
 }
 
 /// What a pool asked its memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct PoolCounts {
     /// Copies between slots and originals.
     pub copies: u64,
     /// Bytes of them.
@@ -53,8 +53,8 @@ impl SimPoolMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`] where they are not free.
-    pub fn new(memory: Arc<SimMemory>, spans: Vec<Span>) -> Result<Self, MemoryError> {
+    /// [`AllocError`] where they are not free.
+    pub fn new(memory: Arc<SimMemory>, spans: Vec<Span>) -> Result<Self, AllocError> {
         Self::with_faults(memory, spans, &Faults::none())
     }
 
@@ -67,7 +67,7 @@ impl SimPoolMemory {
         memory: Arc<SimMemory>,
         spans: Vec<Span>,
         faults: &Faults,
-    ) -> Result<Self, MemoryError> {
+    ) -> Result<Self, AllocError> {
         for &span in &spans {
             memory.allocate_at(span)?;
         }
@@ -91,7 +91,7 @@ impl SimPoolMemory {
     }
 
     /// What was asked for so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> PoolCounts {
         self.0.state.lock().counts
     }
 

@@ -104,13 +104,13 @@ mod tlb;
 mod translate;
 
 pub use behaviour::{
-    Behaviour, Commands, Counters, Reads, ResetValues, SyncCompletion, TakesEffect,
+    Behaviour, Commands, Reads, ResetValues, SmmuCounters, SyncCompletion, TakesEffect,
 };
-pub use config::{Aarch32, BadConfig, PageSize, SmmuConfig, Stages, StreamMapping};
-pub use refused::{GlobalFault, Refused, Response, Why};
+pub use config::{Aarch32, BadConfig, PageSize, SmmuConfig, Stages, StreamMatchSupport};
+pub use refused::{GlobalFault, RefusedTransaction, Response, Why};
 pub use stall::StallId;
 
-use registers::{Place, Undefined};
+use registers::{RegisterPlace, Undefined};
 use spec::{cr0, fsr, gfsr, halves, sctlr};
 use stall::{Outcome, Transaction};
 use state::State;
@@ -170,7 +170,7 @@ impl<T: TableWords> Smmu<T> {
     }
 
     /// What was done so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> SmmuCounters {
         self.state.lock().counters
     }
 
@@ -250,7 +250,7 @@ impl<T: TableWords> Smmu<T> {
         &self,
         offset: u64,
         width_lg2: u32,
-        f: impl FnOnce(&mut State, Place) -> Result<R, Undefined>,
+        f: impl FnOnce(&mut State, RegisterPlace) -> Result<R, Undefined>,
     ) -> Result<R, Undefined> {
         if !lg2::is_aligned(offset, width_lg2) {
             return Err(Undefined);
@@ -267,8 +267,13 @@ impl<T: TableWords> Smmu<T> {
     ///
     /// # Errors
     ///
-    /// [`Refused`]; the registers say so, too.
-    pub fn access(&self, stream: u16, iova: Iova, access: Access) -> Result<Hit, Refused> {
+    /// [`RefusedTransaction`]; the registers say so, too.
+    pub fn access(
+        &self,
+        stream: u16,
+        iova: Iova,
+        access: Access,
+    ) -> Result<Hit, RefusedTransaction> {
         let transaction = Transaction { stream, iova, access };
         self.state.lock().transact(&self.tables, transaction, Behind::Waits)
     }
@@ -281,14 +286,14 @@ impl<T: TableWords> Smmu<T> {
     ///
     /// # Errors
     ///
-    /// [`Refused`]; then `f` is not called.
+    /// [`RefusedTransaction`]; then `f` is not called.
     pub fn access_with<R>(
         &self,
         stream: u16,
         iova: Iova,
         access: Access,
         f: impl FnOnce(Hit) -> R,
-    ) -> Result<R, Refused> {
+    ) -> Result<R, RefusedTransaction> {
         let _accessing = self.in_flight.read();
         self.access(stream, iova, access).map(f)
     }
@@ -340,7 +345,7 @@ impl<T: TableWords> Smmu<T> {
     /// register"): `None` while it stalls, and where this was told before.
     ///
     /// One that is retried is processed here, and may stall again under another number.
-    pub fn resumed(&self, id: StallId) -> Option<Result<Hit, Refused>> {
+    pub fn resumed(&self, id: StallId) -> Option<Result<Hit, RefusedTransaction>> {
         let mut state = self.state.lock();
         let (transaction, outcome) = state.banks.get_mut(id.bank)?.stalls.take(id)?;
         Some(match outcome {

@@ -6,7 +6,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use dmaspan::regbuf::descriptors::{
-    Chain, Entry, Limits, ListPage, MemoryPageSize, Sgl, SglDescriptor, SplitDescriptor,
+    Chain, ListPage, MemoryPageSize, ScatterEntry, SegmentLimits, Sgl, SglDescriptor,
+    SplitDescriptor,
 };
 use dmaspan::regbuf::{Buffer, Keep, Segments, SegmentsBuilder};
 use dmaspan::{Direction, DmaAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
@@ -88,10 +89,10 @@ fn spans(count: u64) -> Vec<Span<DmaAddr>> {
 
 fn segments(c: &mut Criterion) {
     let mut group = c.benchmark_group("regbuf_segments");
-    let limits = Limits::default();
+    let limits = SegmentLimits::default();
     for count in [4, 2048] {
         let spans = spans(count);
-        let mut entries = vec![Entry::default(); 2048];
+        let mut entries = vec![ScatterEntry::default(); 2048];
         group.bench_function(BenchmarkId::new("sg", count), |b| {
             b.iter(|| {
                 let spans = black_box(&spans[..]).iter().copied();

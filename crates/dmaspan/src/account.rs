@@ -65,11 +65,11 @@ pub enum Counting {
 pub struct Account {
     limit: u64,
     counting: Counting,
-    books: Mutex<Flag, Books>,
+    totals: Mutex<Flag, Totals>,
 }
 
 #[derive(Default)]
-struct Books {
+struct Totals {
     /// The bytes of all charges that name no ranges, and all that the ranges cover.
     used: u64,
     users: Ledger,
@@ -85,7 +85,7 @@ impl Account {
 
     /// An account with nothing charged, for at most `limit` bytes.
     pub fn with_counting(limit: u64, counting: Counting) -> Arc<Self> {
-        Arc::new(Self { limit, counting, books: Mutex::default() })
+        Arc::new(Self { limit, counting, totals: Mutex::default() })
     }
 
     /// An account of an owner with a privilege, who has no limit (as with `CAP_IPC_LOCK`): it only
@@ -96,7 +96,7 @@ impl Account {
 
     /// Bytes charged now.
     pub fn used(&self) -> u64 {
-        self.books.lock().used
+        self.totals.lock().used
     }
 
     /// Bytes that may be charged at most.
@@ -126,8 +126,8 @@ impl Account {
     /// # Ok::<(), dmaspan::account::OverLimit>(())
     /// ```
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, OverLimit> {
-        let held = Held { bytes, parts: Vec::new() };
-        self.exchange(&Held::default(), &held)?;
+        let held = ChargedParts { bytes, parts: Vec::new() };
+        self.exchange(&ChargedParts::default(), &held)?;
         Ok(Charge { account: Arc::clone(self), by: By::Mappings, held })
     }
 
@@ -149,12 +149,12 @@ impl Account {
     ) -> Result<Charge, OverLimit> {
         let mut charge = self.charge_none(pinner, space);
         let memory = pinner.chargeable(space, user);
-        let bytes = |bytes| Held { bytes, parts: Vec::new() };
+        let bytes = |bytes| ChargedParts { bytes, parts: Vec::new() };
         let held = match charge.by {
             By::Frames => return Ok(charge),
             By::Mappings => bytes(memory),
             By::Ranges { space } => match user_part(space, user) {
-                Some(part) if memory >= part.range.len() => Held::of(iter::once(part)),
+                Some(part) if memory >= part.range.len() => ChargedParts::of(iter::once(part)),
                 // Which part is memory is not known: if it is what is charged already, at best
                 // that much is not.
                 Some(part) => bytes(memory.saturating_sub(self.charged(part))),
@@ -172,21 +172,21 @@ impl Account {
             Counting::Frames if pinner.knows_frames() => By::Frames,
             Counting::Ranges | Counting::Frames => By::Ranges { space: pinner.space_id(space) },
         };
-        Charge { account: Arc::clone(self), by, held: Held::default() }
+        Charge { account: Arc::clone(self), by, held: ChargedParts::default() }
     }
 
     /// A charge of nothing, to [`grow`](Charge::grow).
     pub(crate) fn charge_nothing(self: &Arc<Self>) -> Charge {
-        Charge { account: Arc::clone(self), by: By::Mappings, held: Held::default() }
+        Charge { account: Arc::clone(self), by: By::Mappings, held: ChargedParts::default() }
     }
 
     /// How many bytes of a part are charged.
     fn charged(&self, part: Part) -> u64 {
         let mut spare = Spare::for_ranges(1);
-        let mut books = self.books.lock();
-        let new = books.change(Change::Add, part, &mut spare);
-        books.change(Change::Take, part, &mut spare);
-        books.prune(part, &mut spare);
+        let mut totals = self.totals.lock();
+        let new = totals.change(Change::Add, part, &mut spare);
+        totals.change(Change::Take, part, &mut spare);
+        totals.prune(part, &mut spare);
         part.range.len() - new
     }
 
@@ -195,24 +195,24 @@ impl Account {
     /// # Context
     ///
     /// Allocates only for `new`.
-    fn exchange(&self, old: &Held, new: &Held) -> Result<(), OverLimit> {
+    fn exchange(&self, old: &ChargedParts, new: &ChargedParts) -> Result<(), OverLimit> {
         // Before the lock, and so dropped behind it.
         let mut spare = Spare::for_ranges(new.parts.len());
-        let mut books = self.books.lock();
-        let used = books.used;
-        let more = books.change_all(Change::Add, new, &mut spare);
-        let less = books.change_all(Change::Take, old, &mut spare);
+        let mut totals = self.totals.lock();
+        let used = totals.used;
+        let more = totals.change_all(Change::Add, new, &mut spare);
+        let less = totals.change_all(Change::Take, old, &mut spare);
         let after = u128::from(used) + more - less;
         if let Ok(after) = u64::try_from(after)
             && after <= self.limit.max(used)
         {
-            books.used = after;
-            books.prune_all(old, &mut spare);
+            totals.used = after;
+            totals.prune_all(old, &mut spare);
             return Ok(());
         }
-        books.change_all(Change::Add, old, &mut spare);
-        books.change_all(Change::Take, new, &mut spare);
-        books.prune_all(new, &mut spare);
+        totals.change_all(Change::Add, old, &mut spare);
+        totals.change_all(Change::Take, new, &mut spare);
+        totals.prune_all(new, &mut spare);
         let asked = u64::try_from(after - u128::from(used)).unwrap_or(u64::MAX);
         Err(OverLimit { asked, used, limit: self.limit })
     }
@@ -227,9 +227,9 @@ impl fmt::Debug for Account {
     }
 }
 
-impl Books {
+impl Totals {
     /// Adds or takes all, and returns how many bytes that is.
-    fn change_all(&mut self, change: Change, held: &Held, spare: &mut Spare) -> u128 {
+    fn change_all(&mut self, change: Change, held: &ChargedParts, spare: &mut Spare) -> u128 {
         let parts = held.parts.iter().map(|part| u128::from(self.change(change, *part, spare)));
         u128::from(held.bytes) + parts.sum::<u128>()
     }
@@ -238,7 +238,7 @@ impl Books {
         self.ledger(part).change(change, part.range, spare)
     }
 
-    fn prune_all(&mut self, held: &Held, spare: &mut Spare) {
+    fn prune_all(&mut self, held: &ChargedParts, spare: &mut Spare) {
         held.parts.iter().for_each(|part| self.prune(*part, spare));
     }
 
@@ -283,13 +283,13 @@ fn user_part(space: u64, user: UserRange) -> Option<Part> {
 
 /// What a charge holds.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Held {
+struct ChargedParts {
     /// Bytes that are counted by themselves.
     bytes: u64,
     parts: Vec<Part>,
 }
 
-impl Held {
+impl ChargedParts {
     fn of(parts: impl Iterator<Item = Part>) -> Self {
         Self { bytes: 0, parts: parts.collect() }
     }
@@ -305,7 +305,7 @@ impl Held {
 pub struct Charge {
     account: Arc<Account>,
     by: By,
-    held: Held,
+    held: ChargedParts,
 }
 
 impl Charge {
@@ -340,8 +340,8 @@ impl Charge {
             let (start, last) = (span.paddr().get(), span.last().get());
             let Some(range) = Stretch::new(0, start, last) else { continue };
             let part = Part { of: Of::Frames, range };
-            let one = Held::of(iter::once(part));
-            if let Err(over) = self.account.exchange(&Held::default(), &one) {
+            let one = ChargedParts::of(iter::once(part));
+            if let Err(over) = self.account.exchange(&ChargedParts::default(), &one) {
                 self.give_back(before);
                 return Err(over);
             }
@@ -360,11 +360,13 @@ impl Charge {
         let memory = memory.into_iter();
         let held = match self.by {
             By::Frames => return Ok(()),
-            By::Ranges { space } => Held::of(memory.filter_map(|user| user_part(space, user))),
+            By::Ranges { space } => {
+                ChargedParts::of(memory.filter_map(|user| user_part(space, user)))
+            }
             By::Mappings => {
                 let len = |user: UserRange| user.checked_len().unwrap_or(u64::MAX);
                 let bytes = memory.map(len).fold(0, u64::saturating_add);
-                Held { bytes, parts: Vec::new() }
+                ChargedParts { bytes, parts: Vec::new() }
             }
         };
         if held == self.held { Ok(()) } else { self.hold(held) }
@@ -388,11 +390,11 @@ impl Charge {
     /// Charges so many more bytes, in a charge that holds nothing but bytes.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), OverLimit> {
         let bytes = self.held.bytes.saturating_add(bytes);
-        self.hold(Held { bytes, parts: Vec::new() })
+        self.hold(ChargedParts { bytes, parts: Vec::new() })
     }
 
     /// Holds this instead.
-    fn hold(&mut self, held: Held) -> Result<(), OverLimit> {
+    fn hold(&mut self, held: ChargedParts) -> Result<(), OverLimit> {
         self.account.exchange(&self.held, &held)?;
         self.held = held;
         Ok(())
@@ -411,15 +413,15 @@ impl Charge {
 impl Account {
     fn give_back(&self, part: Part) {
         let mut spare = Spare::default();
-        let mut books = self.books.lock();
-        books.used -= books.change(Change::Take, part, &mut spare);
-        books.prune(part, &mut spare);
+        let mut totals = self.totals.lock();
+        totals.used -= totals.change(Change::Take, part, &mut spare);
+        totals.prune(part, &mut spare);
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         self.give_back(0);
-        self.account.books.lock().used -= self.held.bytes;
+        self.account.totals.lock().used -= self.held.bytes;
     }
 }

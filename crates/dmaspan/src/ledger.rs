@@ -13,7 +13,7 @@ use core::cmp::Ordering;
 
 /// Where a range begins, or the byte behind it: in the order of spaces, then of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Boundary {
     space: u64,
     at: u64,
 }
@@ -37,15 +37,15 @@ impl Stretch {
         (self.last - self.start).wrapping_add(1)
     }
 
-    fn begin(self) -> Place {
-        Place { space: self.space, at: self.start }
+    fn begin(self) -> Boundary {
+        Boundary { space: self.space, at: self.start }
     }
 
     /// Behind the top of a space is the bottom of the next; `None` behind all.
-    fn end(self) -> Option<Place> {
+    fn end(self) -> Option<Boundary> {
         match self.last.checked_add(1) {
-            Some(at) => Some(Place { space: self.space, at }),
-            None => Some(Place { space: self.space.checked_add(1)?, at: 0 }),
+            Some(at) => Some(Boundary { space: self.space, at }),
+            None => Some(Boundary { space: self.space.checked_add(1)?, at: 0 }),
         }
     }
 }
@@ -54,8 +54,8 @@ impl Stretch {
 /// over spaces.
 #[derive(Clone, Copy, Debug)]
 struct Row {
-    first: Place,
-    last: Place,
+    first: Boundary,
+    last: Boundary,
     /// How many ranges more are open behind the row than before it.
     rise: i64,
     /// Of the gaps between its places, the least that are open more there than before the row.
@@ -65,7 +65,7 @@ struct Row {
 }
 
 impl Row {
-    fn point(place: Place, rise: i64) -> Self {
+    fn point(place: Boundary, rise: i64) -> Self {
         Self { first: place, last: place, rise, least: i64::MAX, bytes: 0 }
     }
 
@@ -94,7 +94,7 @@ type Tree = Option<Box<Node>>;
 
 #[derive(Debug)]
 struct Node {
-    place: Place,
+    place: Boundary,
     /// How many ranges begin here, and how many end before it.
     begin: i64,
     end: i64,
@@ -106,7 +106,7 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let place = Place { space: 0, at: 0 };
+        let place = Boundary { space: 0, at: 0 };
         let row = Row::point(place, 0);
         Self { place, begin: 0, end: 0, below: [None, None], height: 1, row }
     }
@@ -158,7 +158,7 @@ fn balance(tree: &mut Tree) {
 }
 
 /// Counts ranges that begin and end at a place, which a spare node becomes where it is new.
-fn count(tree: &mut Tree, place: Place, (begin, end): (i64, i64), spare: &mut Spare) {
+fn count(tree: &mut Tree, place: Boundary, (begin, end): (i64, i64), spare: &mut Spare) {
     match tree {
         None => {
             *tree = spare.take().map(|mut node| {
@@ -179,7 +179,7 @@ fn count(tree: &mut Tree, place: Place, (begin, end): (i64, i64), spare: &mut Sp
 }
 
 /// Takes a place out where no range begins or ends any more.
-fn prune(tree: &mut Tree, place: Place, spare: &mut Spare) {
+fn prune(tree: &mut Tree, place: Boundary, spare: &mut Spare) {
     let Some(node) = tree else { return };
     match place.cmp(&node.place) {
         Ordering::Less => prune(&mut node.below[LEFT], place, spare),
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     /// The height of a tree whose subtrees differ by one level at most, and all places in order.
-    fn check(tree: &Tree, places: &mut Vec<Place>) -> u8 {
+    fn check(tree: &Tree, places: &mut Vec<Boundary>) -> u8 {
         let Some(node) = tree else { return 0 };
         let left = check(&node.below[LEFT], places);
         places.push(node.place);
@@ -388,7 +388,7 @@ mod tests {
                 let mut places = Vec::new();
                 check(&ledger.tree, &mut places);
                 let ends = held.iter().flat_map(|range| [Some(range.begin()), range.end()]);
-                let mut expected: Vec<Place> = ends.flatten().collect();
+                let mut expected: Vec<Boundary> = ends.flatten().collect();
                 expected.sort_unstable();
                 expected.dedup();
                 prop_assert_eq!(places, expected, "as many places as there are ends");

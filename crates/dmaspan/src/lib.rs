@@ -99,7 +99,7 @@ mod promise;
 pub mod prot;
 pub mod range;
 pub mod regbuf;
-mod registry;
+mod sharded_map;
 pub mod space;
 pub mod span;
 pub mod swiotlb;

@@ -10,7 +10,7 @@ use core::array;
 use core::sync::atomic::Ordering;
 
 use dmaspan::regbuf::descriptors::{
-    Error as Refused, Limits, ListPage, MemoryPageSize, Sgl, SglDescriptor,
+    Error as Refused, ListPage, MemoryPageSize, SegmentLimits, Sgl, SglDescriptor,
 };
 use dmaspan::{DmaAddr, Span};
 
@@ -113,7 +113,7 @@ impl<M: SharedMemory> Lists<M> {
     where
         I: Iterator<Item = Span<DmaAddr>> + Clone,
     {
-        let (addr, limits) = (self.addr(slot), Limits::default());
+        let (addr, limits) = (self.addr(slot), SegmentLimits::default());
         let mut list = pages(addr, self.page, &mut self.sgl);
         let sgl = Sgl::write(limits, spans.clone(), &mut list)?;
         if sgl.list_pages > 0 {

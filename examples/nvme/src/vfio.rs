@@ -47,8 +47,10 @@ use std::time::Instant;
 use dmaspan::regbuf::{Buffer, BuildError, ImportError, Keep, Segments, SegmentsBuilder};
 use dmaspan::{DmaAddr, DmaSpace as _, Prot, RangeError, Span};
 use dmaspan_drivers::Mmio as _;
-use dmaspan_linux::plan::{MapError, Mapped, Mapper, PlanError, Region};
-use dmaspan_linux::vfio::{self, Backend, Bar, BusMaster, Device, DeviceError, Event, Msix, Space};
+use dmaspan_linux::plan::{MapError, MappedRegions, Mapper, PlanError, Region};
+use dmaspan_linux::vfio::{
+    self, Backend, Bar, BusMaster, DeviceError, IrqEvent, Msix, VfioDevice, VfioSpace,
+};
 use dmaspan_linux::{Bdf, Memory, MemoryKind};
 
 use crate::access::{Access, AllocateError, Pause, SharedMemory};
@@ -108,11 +110,11 @@ pub struct VfioBuffer(Arc<Registered>);
 
 struct Registered {
     buffer: Buffer<DmaAddr>,
-    space: Mapper<Space>,
+    space: Mapper<VfioSpace>,
 }
 
 /// What a buffer keeps: a mapping, which owns the memory.
-struct Kept(Option<Mapped<Space>>);
+struct Kept(Option<MappedRegions<VfioSpace>>);
 
 impl Keep<DmaAddr> for Kept {
     fn end(&mut self, _segments: &Segments<DmaAddr>) {
@@ -127,7 +129,7 @@ impl VfioBuffer {
     /// # Errors
     ///
     /// [`RegisterError`].
-    pub fn new(space: &Mapper<Space>, region: Region) -> Result<Self, RegisterError> {
+    pub fn new(space: &Mapper<VfioSpace>, region: Region) -> Result<Self, RegisterError> {
         let Region { user, prot, .. } = region;
         let mapped = space.map([region])?;
         let mut builder = SegmentsBuilder::new();
@@ -163,9 +165,9 @@ pub struct VfioAccess {
     registers: Bar,
     interrupts: Option<Msix>,
     /// Dropped, the kernel resets the device.
-    device: Device,
+    device: VfioDevice,
     /// What maps for the space that the device was opened in.
-    space: Mapper<Space>,
+    space: Mapper<VfioSpace>,
 }
 
 impl VfioAccess {
@@ -174,8 +176,8 @@ impl VfioAccess {
     /// # Errors
     ///
     /// [`OpenError`].
-    pub fn open(backend: Backend, bdf: Bdf) -> Result<(Mapper<Space>, Self), OpenError> {
-        let (space, device) = Space::open(backend, bdf)?;
+    pub fn open(backend: Backend, bdf: Bdf) -> Result<(Mapper<VfioSpace>, Self), OpenError> {
+        let (space, device) = VfioSpace::open(backend, bdf)?;
         let space = Mapper::new(space)?;
         let access = Self::new(&space, device)?;
         Ok((space, access))
@@ -186,12 +188,12 @@ impl VfioAccess {
     /// # Errors
     ///
     /// [`OpenError`].
-    pub fn attach(space: &Mapper<Space>, bdf: Bdf) -> Result<Self, OpenError> {
+    pub fn attach(space: &Mapper<VfioSpace>, bdf: Bdf) -> Result<Self, OpenError> {
         Self::new(space, space.space().attach(bdf)?)
     }
 
     /// A device that was opened in this space.
-    fn new(space: &Mapper<Space>, device: Device) -> Result<Self, OpenError> {
+    fn new(space: &Mapper<VfioSpace>, device: VfioDevice) -> Result<Self, OpenError> {
         let registers = device.bar(0).map_err(OpenError::Registers)?;
         device.set_bus_master(BusMaster::On).map_err(OpenError::BusMaster)?;
         Ok(Self { registers, interrupts: None, device, space: space.clone() })
@@ -209,7 +211,7 @@ impl VfioAccess {
         Ok(Self { interrupts, ..self })
     }
 
-    fn events(&self) -> &[Event] {
+    fn events(&self) -> &[IrqEvent] {
         self.interrupts.as_ref().map_or(&[], Msix::events)
     }
 }
@@ -222,7 +224,7 @@ pub struct Shared {
     first: usize,
     addr: DmaAddr,
     #[expect(dead_code, reason = "it is kept mapped")]
-    mapped: Mapped<Space>,
+    mapped: MappedRegions<VfioSpace>,
 }
 
 // SAFETY: nobody else has a reference to the memory, which is mapped in one piece until this is

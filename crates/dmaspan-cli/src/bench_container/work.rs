@@ -7,7 +7,7 @@ use dmaspan::{
     Account, Iova, IovaRange, PhysAddr, RangeError, Span, UserAddr, UserRange, container, iommu,
 };
 use dmaspan_sim::memory::{
-    Books, MapOptions, MemoryError, SimMemory, SimPinError, SimPinner, SimSpace,
+    AllocError, Books, MapOptions, SimMemory, SimPinError, SimPinner, SimSpace,
 };
 use dmaspan_sim::type1_before::{Type1Before, Type1Error};
 use dmaspan_sim::unwalked::UnwalkedContainer;
@@ -43,7 +43,7 @@ pub(crate) enum ContainerBenchError {
     Range(#[from] RangeError),
     /// There is no simulated memory.
     #[error("simulated memory: {0}")]
-    Memory(#[from] MemoryError),
+    Memory(#[from] AllocError),
     /// The space refused a range.
     #[error("the simulated space has no place for {0} bytes")]
     NoPlace(u64),
@@ -143,7 +143,7 @@ impl Ground {
 }
 
 /// Folios, as many as `bytes` take.
-fn folios(memory: &SimMemory, bytes: u64, order: u32, lie: Lie) -> Result<Vec<Span>, MemoryError> {
+fn folios(memory: &SimMemory, bytes: u64, order: u32, lie: Lie) -> Result<Vec<Span>, AllocError> {
     let count = usize::try_from((bytes / PAGE) >> order).unwrap_or(usize::MAX);
     match (lie, order) {
         (Lie::Fresh, _) => (0..count).map(|_| Ok(memory.allocate_folio(order)?.span())).collect(),

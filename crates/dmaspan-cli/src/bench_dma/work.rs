@@ -11,7 +11,9 @@ use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr};
 use dmaspan_linux::mem::AccessError;
 use dmaspan_linux::{Memory, UserPlatform};
 use dmaspan_sim::unwalked::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, BadRegisters, BadTable};
+use dmaspan_sim::walker::arm_lpae::{
+    ArmLpaeS1Walker, ArmS1WalkRegisters, BadLpaeRegisters, BadLpaeTable,
+};
 use dmaspan_sim::walker::{Access, Walker};
 
 use super::latency::Latency;
@@ -54,7 +56,7 @@ pub(crate) enum DmaBenchError {
     Config(#[from] ConfigError),
     /// The walker knows no such tables.
     #[error(transparent)]
-    Registers(#[from] BadRegisters),
+    Registers(#[from] BadLpaeRegisters),
     /// The DMA API refused something.
     #[error("with {threads} threads and {granule} pages: {source}")]
     Dma {
@@ -86,7 +88,7 @@ pub(crate) enum DmaBenchError {
     },
     /// The tables are damaged.
     #[error("the tables are damaged: {0}")]
-    Tables(#[from] BadTable),
+    Tables(#[from] BadLpaeTable),
     /// Leaves are left though all was unmapped.
     #[error("{leaves} leaves are left in the tables after all unmaps")]
     Left {
@@ -127,7 +129,7 @@ impl Rig {
         )
         .map_err(|source| case.refused(source))?;
         let registers = tables.format().registers(root(&tables));
-        let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+        let walker = ArmLpaeS1Walker::new(ArmS1WalkRegisters {
             ttbr: registers.ttbr,
             tcr: registers.tcr,
             mair: registers.mair,

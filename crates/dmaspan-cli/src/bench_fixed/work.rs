@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use dmaspan_linux::fixed::{
-    AttachError, AttachMethod, Completion, FixedBuf, FixedPool, FixedRing, MemoryChoice,
-    OperationError, PoolError, PoolOptions, Refused,
+    AttachMethod, Completion, FixedBuf, FixedPool, FixedRing, MemoryChoice, OperationError,
+    PoolError, PoolOptions, RefusedOperation, RingAttachError,
 };
 use dmaspan_sim::rng::Rng;
 
@@ -51,7 +51,7 @@ pub(crate) enum FixedBenchError {
     #[error("no buffers: {0}")]
     Pool(#[from] PoolError),
     #[error("no ring: {0}")]
-    Attach(#[from] AttachError),
+    Attach(#[from] RingAttachError),
     #[error("a read does not begin: {0}")]
     Operation(#[from] OperationError),
     #[error("io_uring failed: {}", words(.0))]
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
             Way::Fixed => self.ring.read(buffer, bytes, file, at, at),
             Way::Plain => self.ring.read_unregistered(buffer, bytes, file, at, at),
         };
-        Ok(begun.map_err(|Refused { error, .. }| error)?)
+        Ok(begun.map_err(|RefusedOperation { error, .. }| error)?)
     }
 
     fn wait(&mut self) -> Result<(), FixedBenchError> {

@@ -2,7 +2,7 @@
 
 use super::plan::Io;
 use super::work::{ByPage, BySegment, RegbufBenchError, Way};
-use dmaspan::regbuf::descriptors::{Entry, Prps, Sgl, SglDescriptor};
+use dmaspan::regbuf::descriptors::{Prps, ScatterEntry, Sgl, SglDescriptor};
 
 /// What is not the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,7 +93,7 @@ pub(crate) fn descriptors(
         let pages = old.entries[..used].iter().map(|entry| (entry.addr, entry.len.into()));
         let pages = joined(pages);
         let used = new.scatter(*io)?;
-        let piece = |entry: &Entry| (entry.addr.get(), u64::from(entry.len));
+        let piece = |entry: &ScatterEntry| (entry.addr.get(), u64::from(entry.len));
         let entries = joined(new.entries[..used].iter().map(piece));
         expect("scatter-gather entries", *io, &pages, &entries)?;
 

@@ -37,7 +37,7 @@ const SEED: u64 = 7;
 pub(crate) enum GroundError {
     /// There is no simulated memory.
     #[error("simulated memory: {0}")]
-    Memory(#[from] memory::MemoryError),
+    Memory(#[from] memory::AllocError),
     /// The space refused a range.
     #[error("the simulated space has no place for {0} bytes")]
     NoPlace(u64),
@@ -288,7 +288,7 @@ pub(crate) fn model(case: &Case) -> Result<Ground<SimPinner>, GroundError> {
 }
 
 /// Huge pages and base pages of a model, wherever, and none of them beside another.
-fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, memory::MemoryError> {
+fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, memory::AllocError> {
     let huge = wanted_huge(case);
     let count = usize::try_from(huge / HUGE).unwrap_or(usize::MAX);
     let blocks = memory.allocate_folios(&vec![APART_ORDER; count], SEED)?;

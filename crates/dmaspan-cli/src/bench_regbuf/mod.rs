@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dmaspan::pin::Pinner;
-use dmaspan::regbuf::{Pinned, Registry, Request};
+use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 use dmaspan::{Account, PhysAddr};
 use dmaspan_sim::regbuf_before::{Coalescing, RegisteredBefore, RingBefore, UserBefore};
 use dmaspan_sim::replay::Replay;
@@ -180,7 +180,7 @@ impl<'a, P: Pinner> Before<'a, P> {
 /// Registering as dmaspan does.
 struct Now<P: Pinner + 'static> {
     registry: Registry<Pinned<Replay<P>>>,
-    request: Request,
+    request: BufferRequest,
 }
 
 impl<P: Pinner + 'static> Now<P> {
@@ -189,7 +189,7 @@ impl<P: Pinner + 'static> Now<P> {
         let source = Pinned::new(replay, space, Account::new(LIMIT), PAGE.ilog2());
         let mut registry = Registry::new(source);
         registry.register_sparse(1).map_err(refused)?;
-        Ok(Self { registry, request: Request::new(ground.user) })
+        Ok(Self { registry, request: BufferRequest::new(ground.user) })
     }
 
     fn register(&mut self) -> Result<(), RegbufBenchError> {
@@ -201,7 +201,7 @@ impl<P: Pinner + 'static> Now<P> {
         let begin = Instant::now();
         self.register()?;
         let took = begin.elapsed();
-        self.registry.update(0, &[Request::VACANT]).map_err(refused)?;
+        self.registry.update(0, &[BufferRequest::VACANT]).map_err(refused)?;
         Ok(took)
     }
 }

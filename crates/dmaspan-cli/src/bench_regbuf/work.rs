@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 
 use dmaspan::regbuf::descriptors::{
-    self, Entry, Limits, ListPage, MemoryPageSize, Sgl, SglDescriptor,
+    self, ListPage, MemoryPageSize, ScatterEntry, SegmentLimits, Sgl, SglDescriptor,
 };
 use dmaspan::regbuf::{Import, ImportError, Node};
 use dmaspan::{Direction, DmaAddr, PhysAddr};
@@ -142,17 +142,17 @@ impl Lists {
 }
 
 /// What a device with the limits of NVMe's takes: the same as by page.
-pub(super) fn limits() -> Result<Limits, descriptors::Error> {
+pub(super) fn limits() -> Result<SegmentLimits, descriptors::Error> {
     let LimitsBefore { boundary_mask, .. } = LimitsBefore::NVME;
-    Limits::new(NonZeroU32::MAX).with_boundary(boundary_mask + 1)
+    SegmentLimits::new(NonZeroU32::MAX).with_boundary(boundary_mask + 1)
 }
 
 /// As dmaspan keeps them.
 pub(crate) struct BySegment<'a> {
     node: &'a Node<PhysAddr>,
-    limits: Limits,
+    limits: SegmentLimits,
     page: MemoryPageSize,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<ScatterEntry>,
     pub(super) sgl: [ListPage<'a, SglDescriptor>; 1],
     pub(super) prps: Vec<ListPage<'a, u64>>,
 }
@@ -170,7 +170,7 @@ impl<'a> BySegment<'a> {
             node,
             limits: limits()?,
             page: MemoryPageSize::new(PAGE.ilog2() - 12)?,
-            entries: vec![Entry::default(); entries],
+            entries: vec![ScatterEntry::default(); entries],
             sgl: [ListPage { addr: DmaAddr::new(LISTS_AT), entries: &mut lists.sgl }],
             prps: pages.map(|(addr, entries)| ListPage { addr, entries }).collect(),
         })

@@ -1,7 +1,7 @@
 //! Both pools, used alike.
 
 use dmaspan::swiotlb::{
-    self, BouncedOf, Fill, Kept, Original, Pool, PoolConfig, PoolMemory, SlotRequest,
+    self, BouncedOf, Fill, NotReleased, Original, Pool, PoolConfig, PoolMemory, SlotRequest,
 };
 use dmaspan::{Direction, HostAddr, Platform, RangeError, Span};
 use dmaspan_linux::mem::{AccessError, CheckError, MemoryError, OutsideMemory};
@@ -207,7 +207,7 @@ impl<M: Slots> Way for Now<M> {
                 self.pool.unmap_written(mapped, written)
             }
         };
-        Ok(unmapped.map_err(|Kept { error, .. }| error)?)
+        Ok(unmapped.map_err(|NotReleased { error, .. }| error)?)
     }
 
     fn span(mapped: &Self::Mapped) -> Span<HostAddr> {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use dmaspan_linux::pci::{
-    Bar, BarSpace, Function, FunctionKind, Group, GroupKind, Iommu, Presence, Reason, System,
+    BarInfo, BarSpace, Function, FunctionKind, Group, GroupKind, Iommu, Presence, Reason, System,
 };
 use dmaspan_linux::vfio::Backend;
 use serde::Serialize;
@@ -160,7 +160,7 @@ fn device(system: &System, function: &Function) -> Device {
     }
 }
 
-fn bar(bar: &Bar) -> BarRow {
+fn bar(bar: &BarInfo) -> BarRow {
     let space = match bar.space {
         BarSpace::Io => "io",
         BarSpace::Memory => "memory",

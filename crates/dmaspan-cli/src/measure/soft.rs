@@ -9,7 +9,7 @@ use dmaspan::lg2;
 use dmaspan::{Address, Iova, IovaRange, PhysAddr, Span};
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::{FrameAddress, FrameMap, LinuxPinner, Lookup, MemoryKind, PinnerStats};
-use dmaspan_sim::device::Device;
+use dmaspan_sim::device::SimDevice;
 
 use super::error::{ContainerError, Remains};
 use super::{Backend, FirstRun, RowError, Subject, Work, unmap_all};
@@ -74,7 +74,7 @@ impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
 
         let frame_map = FrameMap::new(&subject.memory, subject.user, &spans)?;
         let bus = MemoryBus::new(Arc::clone(&subject.memory), frame_map);
-        let device = Device::new(iotlb.clone(), bus);
+        let device = SimDevice::new(iotlb.clone(), bus);
         let offset = subject.user.start().get() - subject.memory.user_range().start().get();
         let mapped = verify::Mapped { memory: &subject.memory, offset, range };
         let Checked { bytes, mismatch } = mapped.check(&device, &|bytes| progress.advance(bytes));

@@ -46,9 +46,9 @@ impl Setup {
     fn device<B: Bus>(
         &self,
         bus: B,
-    ) -> Device<dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker, dmaspan_sim::Arena, B> {
+    ) -> SimDevice<dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker, dmaspan_sim::Arena, B> {
         let iotlb: TableIotlb = self.iommu.iotlb.clone();
-        Device::new(iotlb, bus)
+        SimDevice::new(iotlb, bus)
     }
 
     fn mapped(&self) -> Mapped<'_> {

@@ -7,7 +7,7 @@ use dmaspan::{Iova, Prot};
 use dmaspan_drivers::arm_smmu::{SmmuV2, SmmuV2Config};
 use dmaspan_drivers::{Error, Handled};
 use dmaspan_sim::smmu_v2::{
-    Behaviour, ResetValues, Smmu, SmmuConfig, StreamMapping, SyncCompletion,
+    Behaviour, ResetValues, Smmu, SmmuConfig, StreamMatchSupport, SyncCompletion,
 };
 use dmaspan_sim::walker::Access;
 
@@ -33,7 +33,8 @@ fn blocked(rig: &Rig, what: &str) {
 #[test]
 fn nothing_passes_whatever_was_in_the_registers() {
     for seed in 0..40u64 {
-        let streams = if seed % 4 == 3 { StreamMapping::Indexing } else { StreamMapping::Matching };
+        let streams =
+            if seed % 4 == 3 { StreamMatchSupport::Indexing } else { StreamMatchSupport::Matching };
         let hardware = SmmuConfig {
             streams,
             stream_id_bits: if seed % 4 == 3 { 7 } else { 15 },

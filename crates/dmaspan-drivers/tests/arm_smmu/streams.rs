@@ -95,7 +95,7 @@ fn sixteen_bits_of_stream_ids_are_used_where_hardware_has_them() {
 #[test]
 fn stream_ids_are_indices_where_hardware_matches_none() {
     let hardware = SmmuConfig {
-        streams: smmu_v2::StreamMapping::Indexing,
+        streams: smmu_v2::StreamMatchSupport::Indexing,
         stream_id_bits: 5,
         mapping_groups: 32,
         ..Default::default()

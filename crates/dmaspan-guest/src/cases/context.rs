@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dmaspan_linux::vfio::{Backend, Device, Space};
+use dmaspan_linux::vfio::{Backend, VfioDevice, VfioSpace};
 
 use super::Result;
 
@@ -32,8 +32,8 @@ impl Context {
     /// # Errors
     ///
     /// Why it cannot be used.
-    pub(crate) fn open(&self) -> Result<(Space, Device)> {
-        Ok(Space::open(self.backend, self.device.parse()?)?)
+    pub(crate) fn open(&self) -> Result<(VfioSpace, VfioDevice)> {
+        Ok(VfioSpace::open(self.backend, self.device.parse()?)?)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
 use dmaspan_drivers::Mmio;
-use dmaspan_linux::vfio::{Backend, Bar, BusMaster, Device, DeviceError, Error, Space};
+use dmaspan_linux::vfio::{Backend, Bar, BusMaster, DeviceError, Error, VfioDevice, VfioSpace};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::{PEER, driver, in_sysfs};
@@ -56,25 +56,25 @@ const fn case(name: &'static str, run: fn(&Context) -> Result) -> Case {
     Case { name, needs: &[Need::Backend], run }
 }
 
-fn open(context: &Context, bdf: &str) -> Result<(Space, Device)> {
-    Ok(Space::open(context.backend, bdf.parse()?)?)
+fn open(context: &Context, bdf: &str) -> Result<(VfioSpace, VfioDevice)> {
+    Ok(VfioSpace::open(context.backend, bdf.parse()?)?)
 }
 
-fn map_bar(space: &Space, bar: &Bar, offsets: Range<u64>, iova: u64) -> Result<(), Error> {
+fn map_bar(space: &VfioSpace, bar: &Bar, offsets: Range<u64>, iova: u64) -> Result<(), Error> {
     space.map_bar(bar, offsets, Iova::new(iova), Prot::READ_WRITE)
 }
 
 /// Maps all of a BAR, and returns whether the kernel has what it takes.
-fn maps_registers(space: &Space, bar: &Bar, iova: u64) -> Result<bool> {
+fn maps_registers(space: &VfioSpace, bar: &Bar, iova: u64) -> Result<bool> {
     match (map_bar(space, bar, 0..bar.len(), iova), space) {
         // iommufd's compatibility mode does not map registers.
-        (Err(Error::NoDmaBuf { .. }), Space::Ioas(_))
-        | (Err(Error::NotPinnable { .. }), Space::Type1(_)) => Ok(false),
+        (Err(Error::NoDmaBuf { .. }), VfioSpace::Ioas(_))
+        | (Err(Error::NotPinnable { .. }), VfioSpace::Type1(_)) => Ok(false),
         (result, _) => Ok(result.map(|()| true)?),
     }
 }
 
-fn unmap(space: &Space, iova: u64, len: u64) -> Result<u64> {
+fn unmap(space: &VfioSpace, iova: u64, len: u64) -> Result<u64> {
     Ok(space.unmap(IovaRange::from_len(Iova::new(iova), len)?)?)
 }
 
@@ -142,7 +142,7 @@ const BUS_MASTER: u16 = 4;
 
 fn bus_mastering(context: &Context) -> Result {
     let (_space, device) = open(context, &context.device)?;
-    let bits = |device: &Device| -> Result<u16> {
+    let bits = |device: &VfioDevice| -> Result<u16> {
         Ok(device.config().read16(COMMAND)? & (MEMORY_SPACE | BUS_MASTER))
     };
     check!(bits(&device)?, MEMORY_SPACE);
@@ -293,7 +293,7 @@ struct Controller {
 }
 
 impl Controller {
-    fn start(space: &Space, device: &Device) -> Result<Self> {
+    fn start(space: &VfioSpace, device: &VfioDevice) -> Result<Self> {
         let bar = device.bar(0)?;
         let memory = Arc::new(Memory::new(MemoryKind::Base, 8192)?);
         space.map(&memory, memory.user_range(), Iova::new(QUEUES), Prot::READ_WRITE)?;

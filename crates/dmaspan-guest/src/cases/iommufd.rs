@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
 use dmaspan_linux::vfio::{
-    self, Backend, DirtyBitmap, DirtyNotes, DirtyTracking, HugePages, Ioas, OpenError,
+    self, Backend, DirtyLogging, DirtyNotes, DirtyPages, HugePages, Ioas, OpenError,
 };
 use dmaspan_linux::{Memory, MemoryKind};
 
@@ -42,18 +42,18 @@ fn moves(context: &Context) -> Result {
     // Where it was before there is none any more.
     space.map(&memory, memory.user_range(), interrupts, Prot::READ_WRITE)?;
     space.unmap_all()?;
-    let plain = other.hwpt(&device, DirtyTracking::Off)?;
+    let plain = other.hwpt(&device, DirtyLogging::Off)?;
     plain.attach(&device)?;
     other.reattach(&device)?;
     drop(plain);
-    match (device.has_dirty_tracking()?, other.hwpt(&device, DirtyTracking::On)) {
+    match (device.has_dirty_tracking()?, other.hwpt(&device, DirtyLogging::On)) {
         (false, Err(OpenError::Unsupported { .. })) => {}
         (true, Ok(table)) => {
             other.map(&memory, memory.user_range(), Iova::new(AT), Prot::READ_WRITE)?;
             table.attach(&device)?;
-            table.set_dirty_tracking(DirtyTracking::On)?;
+            table.set_dirty_tracking(DirtyLogging::On)?;
             let range = IovaRange::from_len(Iova::new(AT), MIB)?;
-            let mut bitmap = DirtyBitmap::new(range, PAGE)?;
+            let mut bitmap = DirtyPages::new(range, PAGE)?;
             table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
             check!(bitmap.dirty_pages() == 0; "pages are dirty that nobody wrote");
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Prot};
 use dmaspan_linux::vfio::{
-    DirtyBitmap, DirtyNotes, DirtyTracking, Error, HugePages, Ioas, Iommufd, LockedBy, MockDevice,
+    DirtyLogging, DirtyNotes, DirtyPages, Error, HugePages, Ioas, Iommufd, LockedBy, MockDevice,
 };
 use dmaspan_linux::{Memory, MemoryKind};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -94,16 +94,16 @@ fn dirty_pages(space: &Ioas) -> Result {
     let (one, other) = (2 * FIRST, 2 * FIRST + 2 * MIB);
     map(space, &memory, one)?;
     map(space, &memory, other)?;
-    let plain = first.hwpt(space, DirtyTracking::Off)?;
-    let refused = plain.set_dirty_tracking(DirtyTracking::On);
+    let plain = first.hwpt(space, DirtyLogging::Off)?;
+    let refused = plain.set_dirty_tracking(DirtyLogging::On);
     assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     drop(plain);
-    let table = first.hwpt(space, DirtyTracking::On)?;
+    let table = first.hwpt(space, DirtyLogging::On)?;
     let second = MockDevice::of_table(&table)?;
-    table.set_dirty_tracking(DirtyTracking::On)?;
+    table.set_dirty_tracking(DirtyLogging::On)?;
     let mut dirty = Vec::new();
     for base in [one, other] {
-        let mut pages = DirtyBitmap::new(at(base, MIB)?, PAGE)?;
+        let mut pages = DirtyPages::new(at(base, MIB)?, PAGE)?;
         for (page, count) in [(1, 2), (255, 1)] {
             dirty.push(at(base + page * PAGE, count * PAGE)?);
             pages.mark(at(base + page * PAGE, count * PAGE)?);
@@ -112,24 +112,24 @@ fn dirty_pages(space: &Ioas) -> Result {
     }
     let all = at(one, 3 * MIB)?;
     for notes in [DirtyNotes::Keep, DirtyNotes::Clear] {
-        let mut bitmap = DirtyBitmap::new(all, PAGE)?;
+        let mut bitmap = DirtyPages::new(all, PAGE)?;
         table.read_dirty(&mut bitmap, notes)?;
         assert_eq!(bitmap.ranges().collect::<Vec<_>>(), dirty);
     }
-    let mut bitmap = DirtyBitmap::new(all, PAGE)?;
+    let mut bitmap = DirtyPages::new(all, PAGE)?;
     table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
     assert_eq!(bitmap.dirty_pages(), 0);
     // In larger pages.
-    let mut pages = DirtyBitmap::new(at(one, MIB)?, PAGE)?;
+    let mut pages = DirtyPages::new(at(one, MIB)?, PAGE)?;
     pages.mark(at(one + 5 * PAGE, PAGE)?);
     table.mock_write(&pages)?;
-    let mut bitmap = DirtyBitmap::new(at(one, MIB)?, 0x1_0000)?;
+    let mut bitmap = DirtyPages::new(at(one, MIB)?, 0x1_0000)?;
     table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
     assert_eq!(bitmap.ranges().collect::<Vec<_>>(), [at(one, 0x1_0000)?]);
-    let mut small = DirtyBitmap::new(at(one, MIB)?, 0x800)?;
+    let mut small = DirtyPages::new(at(one, MIB)?, 0x800)?;
     let refused = table.read_dirty(&mut small, DirtyNotes::Keep);
     assert!(matches!(refused, Err(Error::Bitmap { .. })), "{refused:?}");
-    table.set_dirty_tracking(DirtyTracking::Off)?;
+    table.set_dirty_tracking(DirtyLogging::Off)?;
     drop((second, table));
     drop(first);
     assert_eq!(space.unmap_all(), Ok(2 * MIB));
@@ -140,19 +140,19 @@ fn large_leaves(space: &Ioas) -> Result {
     let first = MockDevice::of_space(space)?;
     let memory = memory(MemoryKind::Thp, 2 * MIB)?;
     map(space, &memory, 2 * FIRST)?;
-    let table = first.hwpt(space, DirtyTracking::On)?;
+    let table = first.hwpt(space, DirtyLogging::On)?;
     let second = MockDevice::of_table(&table)?;
-    table.set_dirty_tracking(DirtyTracking::On)?;
+    table.set_dirty_tracking(DirtyLogging::On)?;
     let whole = at(2 * FIRST, 2 * MIB)?;
-    let mut pages = DirtyBitmap::new(whole, PAGE)?;
+    let mut pages = DirtyPages::new(whole, PAGE)?;
     pages.mark(at(2 * FIRST + 70 * PAGE, PAGE)?);
     table.mock_write(&pages)?;
     for (offset, len) in [(0, 64 * PAGE), (64 * PAGE, 64 * PAGE), (MIB, MIB), (0, MIB)] {
-        let mut part = DirtyBitmap::new(at(2 * FIRST + offset, len)?, PAGE)?;
+        let mut part = DirtyPages::new(at(2 * FIRST + offset, len)?, PAGE)?;
         let refused = table.read_dirty(&mut part, DirtyNotes::Clear);
         assert!(matches!(refused, Err(Error::Bisects { .. })), "{refused:?}");
     }
-    let mut bitmap = DirtyBitmap::new(whole, PAGE)?;
+    let mut bitmap = DirtyPages::new(whole, PAGE)?;
     table.read_dirty(&mut bitmap, DirtyNotes::Clear)?;
     assert!(bitmap.is_dirty(Iova::new(2 * FIRST + 70 * PAGE)));
     drop((second, table));

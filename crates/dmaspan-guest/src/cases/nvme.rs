@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dmaspan::{DmaSpace as _, Iova, IovaRange, Prot};
 use dmaspan_linux::plan::{Mapper, Region};
-use dmaspan_linux::vfio::Space;
+use dmaspan_linux::vfio::VfioSpace;
 use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
@@ -63,7 +63,7 @@ pub(super) const DIRECTIONS: Case = case("nvme/a_buffer_is_for_its_direction", B
 
 /// A controller that was started.
 struct Rig {
-    space: Mapper<Space>,
+    space: Mapper<VfioSpace>,
     controller: Controller<VfioAccess>,
     namespace: Namespace,
     queue: IoQueue<VfioAccess>,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dmaspan::{DmaSpace, Iova, Prot, UserRange};
 use dmaspan_linux::plan::{Mapper, PlanError, Region};
-use dmaspan_linux::vfio::{Device, Requests, Space};
+use dmaspan_linux::vfio::{Requests, VfioDevice, VfioSpace};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::FREE_HUGEPAGES;
@@ -101,7 +101,7 @@ fn alternating(context: &Context) -> Result {
 
 /// Maps and unmaps pieces, by so many requests to map and one to unmap, as the planner's own IOVAs
 /// have no holes.
-fn maps(mapper: &Mapper<Space>, pieces: Vec<Region>, fewest: u64, what: &str) -> Result<()> {
+fn maps(mapper: &Mapper<VfioSpace>, pieces: Vec<Region>, fewest: u64, what: &str) -> Result<()> {
     let before = mapper.space().requests();
     let count = pieces.len();
     let mapped = mapper.map(pieces)?;
@@ -297,7 +297,7 @@ fn plain(context: &Context, memory: &Arc<Memory>, parts: &[(UserRange, Iova)]) -
     })
 }
 
-fn open(context: &Context) -> Result<(Mapper<Space>, Device)> {
+fn open(context: &Context) -> Result<(Mapper<VfioSpace>, VfioDevice)> {
     let (space, device) = context.open()?;
     Ok((Mapper::new(space)?, device))
 }
@@ -314,7 +314,7 @@ fn part(memory: &Arc<Memory>, offset: u64, len: u64) -> Result<Region> {
 }
 
 /// Whether so many requests were made since `before`.
-fn asked(mapper: &Mapper<Space>, before: Requests, expected: Requests) -> Result<()> {
+fn asked(mapper: &Mapper<VfioSpace>, before: Requests, expected: Requests) -> Result<()> {
     let now = mapper.space().requests();
     let since = Requests { maps: now.maps - before.maps, unmaps: now.unmaps - before.unmaps };
     same(since, expected, "requests")

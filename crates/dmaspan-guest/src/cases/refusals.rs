@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Prot, UserRange};
-use dmaspan_linux::vfio::{self, Backend, OpenError, Space};
+use dmaspan_linux::vfio::{self, Backend, OpenError, VfioSpace};
 use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -183,8 +183,8 @@ pub(super) const UNUSABLE: Case = Case {
 
 fn unusable(context: &Context) -> Result {
     let bdf = context.device.parse()?;
-    let (space, device) = Space::open(context.backend, bdf)?;
-    let again = Space::open(context.backend, bdf).map(drop);
+    let (space, device) = VfioSpace::open(context.backend, bdf)?;
+    let again = VfioSpace::open(context.backend, bdf).map(drop);
     let is_said = match context.backend {
         Backend::Iommufd => matches!(again, Err(OpenError::NotTaken { .. })),
         _ => matches!(again, Err(OpenError::InUse { .. })),
@@ -193,12 +193,12 @@ fn unusable(context: &Context) -> Result {
     drop((space, device));
     // Nothing is there, and the bridge that every machine begins with.
     for (name, why) in [("0000:00:1e.7", "no PCI function"), ("0000:00:00.0", "is a bridge")] {
-        match Space::open(context.backend, name.parse()?).map(drop) {
+        match VfioSpace::open(context.backend, name.parse()?).map(drop) {
             Err(error @ OpenError::Unusable { .. }) if error.to_string().contains(why) => {}
             other => return Err(format!("{name} gave {other:?}").into()),
         }
     }
-    drop(Space::open(context.backend, bdf)?);
+    drop(VfioSpace::open(context.backend, bdf)?);
     Ok(Outcome::Passed)
 }
 
@@ -269,7 +269,7 @@ fn unsafe_interrupts(context: &Context) -> Result {
         return Ok(Outcome::Skipped("nothing permits them, so they are remapped here".into()));
     }
     fs::write(&permitted, "N")?;
-    let refused = Space::open(context.backend, context.device.parse()?);
+    let refused = VfioSpace::open(context.backend, context.device.parse()?);
     fs::write(&permitted, "Y")?;
     match refused {
         Err(error @ vfio::OpenError::Unusable { .. }) => {
@@ -292,7 +292,12 @@ fn locked_kib() -> Result<String> {
     Ok(line.ok_or("no VmLck")?.to_owned())
 }
 
-fn refuses(space: &Space, result: Result<(), vfio::Error>, errno: Errno, what: &str) -> Result<()> {
+fn refuses(
+    space: &VfioSpace,
+    result: Result<(), vfio::Error>,
+    errno: Errno,
+    what: &str,
+) -> Result<()> {
     match result {
         Err(error) if space.errno(&error) == errno => Ok(()),
         other => Err(format!("{what} gave {other:?} and should give {errno:?}").into()),

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Iova, IovaRange, Prot};
-use dmaspan_linux::vfio::{Backend, Device, DirtyBitmap, DirtyTracking, Error, OpenError, Type1};
+use dmaspan_linux::vfio::{
+    Backend, DirtyLogging, DirtyPages, Error, OpenError, VfioContainer, VfioDevice,
+};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, same};
@@ -17,14 +19,14 @@ pub(super) const DIRTY_PAGES: Case = Case {
     run: dirty_pages,
 };
 
-fn open(context: &Context) -> Result<(Type1, Device), OpenError> {
+fn open(context: &Context) -> Result<(VfioContainer, VfioDevice), OpenError> {
     let bdf = context.device.parse().map_err(|_| OpenError::Unsupported {
         what: "the device has no address",
         advice: "name it as lspci does",
     })?;
     match context.backend {
-        Backend::Compat => Type1::open_compat(bdf),
-        _ => Type1::open(bdf),
+        Backend::Compat => VfioContainer::open_compat(bdf),
+        _ => VfioContainer::open(bdf),
     }
 }
 
@@ -35,8 +37,8 @@ fn dirty_pages(context: &Context) -> Result {
     let map = |start| space.map(&memory, memory.user_range(), Iova::new(start), Prot::READ_WRITE);
     starts.into_iter().try_for_each(map)?;
     let all = IovaRange::from_len(Iova::new(AT), 3 * MIB)?;
-    let mut bitmap = DirtyBitmap::new(all, PAGE)?;
-    match (context.backend, space.set_dirty_tracking(DirtyTracking::On)) {
+    let mut bitmap = DirtyPages::new(all, PAGE)?;
+    match (context.backend, space.set_dirty_tracking(DirtyLogging::On)) {
         (Backend::Compat, Err(Error::Unsupported { .. })) => return Ok(Outcome::Passed),
         (Backend::Compat, other) => {
             return Err(format!("the compatibility mode notes what is written: {other:?}").into());
@@ -48,10 +50,10 @@ fn dirty_pages(context: &Context) -> Result {
     let mapped: Result<Vec<_>, _> =
         starts.iter().map(|&start| IovaRange::from_len(Iova::new(start), MIB)).collect();
     same(dirty, mapped?, "dirty ranges")?;
-    let mut part = DirtyBitmap::new(IovaRange::from_len(Iova::new(AT), MIB / 2)?, PAGE)?;
+    let mut part = DirtyPages::new(IovaRange::from_len(Iova::new(AT), MIB / 2)?, PAGE)?;
     let refused = space.read_dirty(&mut part);
     check!(matches!(refused, Err(Error::Bisects { .. })); "a part of a mapping has a bitmap");
-    space.set_dirty_tracking(DirtyTracking::Off)?;
+    space.set_dirty_tracking(DirtyLogging::Off)?;
     bitmap.clear();
     let refused = space.read_dirty(&mut bitmap);
     check!(refused.is_err(); "without tracking there are dirty pages");

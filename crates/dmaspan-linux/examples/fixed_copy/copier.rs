@@ -2,7 +2,9 @@
 
 use std::io;
 
-use dmaspan_linux::fixed::{AttachMethod, Completion, FixedBuf, FixedPool, FixedRing, Refused};
+use dmaspan_linux::fixed::{
+    AttachMethod, Completion, FixedBuf, FixedPool, FixedRing, RefusedOperation,
+};
 use indicatif::ProgressBar;
 
 use crate::error::CopyError;
@@ -99,7 +101,7 @@ impl Copier {
             Step::Read => self.ring.read(buffer, bytes, &source.file, offset, token),
             Step::Write => self.ring.write(buffer, bytes, &target.file, offset, token),
         };
-        result.map_err(|Refused { error, .. }| error)?;
+        result.map_err(|RefusedOperation { error, .. }| error)?;
         if let Some(place) = usize::try_from(index).ok().and_then(|n| self.blocks.get_mut(n)) {
             *place = Some(Block { done: from, ..block });
         }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use dmaspan_linux::fixed::{AttachError, OperationError, PoolError};
+use dmaspan_linux::fixed::{OperationError, PoolError, RingAttachError};
 use indicatif::HumanBytes;
 
 /// Why a file is not copied.
@@ -28,7 +28,7 @@ pub(crate) enum CopyError {
     #[error("no buffers: {0}")]
     Pool(#[from] PoolError),
     #[error("no ring: {0}")]
-    Attach(#[from] AttachError),
+    Attach(#[from] RingAttachError),
     #[error("an operation does not begin: {0}")]
     Operation(#[from] OperationError),
     #[error("io_uring failed: {}", words(.0))]

@@ -8,7 +8,7 @@ use io_uring::Submitter;
 use parking_lot::Mutex;
 
 use super::error::ring_advice;
-use super::{AttachError, FixedPool};
+use super::{FixedPool, RingAttachError};
 use crate::os;
 use crate::registration::{RegisterError, SLOTS};
 use crate::sys::slices::{Slice, Slices};
@@ -70,13 +70,13 @@ fn what_can_share(errno: Errno) -> &'static str {
 /// It keeps the pool, not the ring: dropping it changes nothing, and a ring that is closed lets its
 /// buffers go.
 #[derive(Clone, Debug)]
-pub struct Attachment {
+pub struct RingAttachment {
     pool: FixedPool,
     first_slot: u32,
     method: AttachMethod,
 }
 
-impl Attachment {
+impl RingAttachment {
     pub(super) fn new(pool: FixedPool, first_slot: u32, method: AttachMethod) -> Self {
         Self { pool, first_slot, method }
     }
@@ -107,7 +107,7 @@ impl Attachment {
     /// # Context
     ///
     /// `ring` is the ring that was attached. As [`FixedPool::attach`].
-    pub fn renew(&mut self, ring: &Submitter<'_>, sharing: Sharing) -> Result<(), AttachError> {
+    pub fn renew(&mut self, ring: &Submitter<'_>, sharing: Sharing) -> Result<(), RingAttachError> {
         self.method = self.pool.fill(ring, self.first_slot, sharing)?;
         Ok(())
     }
@@ -167,17 +167,17 @@ pub(super) fn fill(
     ring: &Submitter<'_>,
     first: u32,
     sharing: Sharing,
-) -> Result<AttachMethod, AttachError> {
+) -> Result<AttachMethod, RingAttachError> {
     let needed = slices.layout().chunks();
     if first.checked_add(needed).is_none_or(|end| end > SLOTS) {
-        return Err(AttachError::BeyondTable { first, needed });
+        return Err(RingAttachError::BeyondTable { first, needed });
     }
     let refused = match sharing {
         Sharing::Register => None,
         Sharing::Auto | Sharing::Clone => match share(slices, &mut source.lock(), ring, first)? {
             Ok(()) => return Ok(AttachMethod::Cloned),
             Err(errno) if sharing == Sharing::Clone => {
-                return Err(AttachError::Clone { errno });
+                return Err(RingAttachError::Clone { errno });
             }
             Err(errno) => Some(errno),
         },
@@ -193,7 +193,7 @@ fn share(
     source: &mut Source,
     ring: &Submitter<'_>,
     first: u32,
-) -> Result<Result<(), Errno>, AttachError> {
+) -> Result<Result<(), Errno>, RingAttachError> {
     if matches!(source, Source::Untried) {
         match own_registration(slices)? {
             // Too many open files, or the like: another time there may be a ring.
@@ -216,12 +216,12 @@ fn share(
         Err(Errno::ENOMEM) => {
             Err(RegisterError::NoMemory { range: slices.memory().user_range() }.into())
         }
-        Err(errno) => Err(AttachError::Ring { errno }),
+        Err(errno) => Err(RingAttachError::Ring { errno }),
     }
 }
 
 /// Registers a pool with a ring of its own.
-fn own_registration(slices: &Slices) -> Result<Source, AttachError> {
+fn own_registration(slices: &Slices) -> Result<Source, RingAttachError> {
     let needed = slices.layout().chunks();
     let table = match BufferTable::new(needed) {
         Ok(table) => Box::new(table),
@@ -241,7 +241,7 @@ fn own_registration(slices: &Slices) -> Result<Source, AttachError> {
 
 /// Registers a pool with the application's ring. Where one buffer fails, the slots of those before
 /// it are empty, the others hold what they held, and the ring has no table where it had none.
-fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), AttachError> {
+fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), RingAttachError> {
     let needed = slices.layout().chunks();
     let mut had_table = true;
     for chunk in 0..needed {
@@ -263,8 +263,10 @@ fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), Att
         }
         return Err(match errno {
             // Buffers of a pool have lengths and places that the kernel takes.
-            Errno::EINVAL => AttachError::TableTooShort { first, needed },
-            Errno::EEXIST | os::EBADFD | os::ENXIO | Errno::EACCES => AttachError::Ring { errno },
+            Errno::EINVAL => RingAttachError::TableTooShort { first, needed },
+            Errno::EEXIST | os::EBADFD | os::ENXIO | Errno::EACCES => {
+                RingAttachError::Ring { errno }
+            }
             errno => unregistered(slices, range, errno).into(),
         });
     }
@@ -280,16 +282,16 @@ fn unregistered(slices: &Slices, range: UserRange, errno: Errno) -> RegisterErro
 }
 
 /// What `errno` means for a table that a ring does not get.
-fn no_table(range: UserRange, errno: Errno) -> AttachError {
+fn no_table(range: UserRange, errno: Errno) -> RingAttachError {
     match errno {
         Errno::ENOMEM => RegisterError::of(range, errno).into(),
-        Errno::EEXIST | os::EBADFD | Errno::EACCES => AttachError::Ring { errno },
+        Errno::EEXIST | os::EBADFD | Errno::EACCES => RingAttachError::Ring { errno },
         errno => RegisterError::Unavailable { errno }.into(),
     }
 }
 
 /// A chunk for the kernel, and for errors.
-fn chunk_buffer(slices: &Slices, chunk: u32) -> Result<(Buffer, UserRange), AttachError> {
+fn chunk_buffer(slices: &Slices, chunk: u32) -> Result<(Buffer, UserRange), RingAttachError> {
     let memory = slices.memory();
     let part = slices.layout().chunk(chunk, memory.len()).and_then(|bytes| {
         let len = bytes.end - bytes.start;
@@ -299,7 +301,7 @@ fn chunk_buffer(slices: &Slices, chunk: u32) -> Result<(Buffer, UserRange), Atta
         Some((Buffer { start: start.cast(), len }, range))
     });
     // Every chunk of a layout is in its memory.
-    part.ok_or(AttachError::Ring { errno: Errno::EFAULT })
+    part.ok_or(RingAttachError::Ring { errno: Errno::EFAULT })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use bytemuck::Pod;
 
-use super::{Attachment, InFlight, OperationError, Target};
+use super::{InFlight, OperationError, RingAttachment, RingFile};
 use crate::sys::flight::{self, Way};
 use crate::sys::slices::Slice;
 
@@ -77,7 +77,7 @@ impl<T: Pod> FixedBuf<T> {
     /// ```
     /// use std::os::fd::AsRawFd;
     ///
-    /// use dmaspan_linux::fixed::{FixedPool, PoolOptions, Target};
+    /// use dmaspan_linux::fixed::{FixedPool, PoolOptions, RingFile};
     ///
     /// let pool = FixedPool::new(&PoolOptions::new(4096, 1))?;
     /// let mut ring = io_uring::IoUring::new(4)?;
@@ -85,7 +85,7 @@ impl<T: Pod> FixedBuf<T> {
     /// let file = std::fs::File::open("/proc/self/exe")?;
     ///
     /// let buffer = pool.take().ok_or("every slice is taken")?;
-    /// let operation = buffer.read(&attachment, Target::Fd(file.as_raw_fd()), 1, 10..13)?;
+    /// let operation = buffer.read(&attachment, RingFile::Fd(file.as_raw_fd()), 1, 10..13)?;
     /// let entry = operation.entry().user_data(7);
     /// // SAFETY: the operation owns the buffer until it is completed, and the file is open.
     /// unsafe { ring.submission().push(&entry)? };
@@ -100,7 +100,7 @@ impl<T: Pod> FixedBuf<T> {
     ///
     /// # Errors
     ///
-    /// [`Refused`], with the buffer, where the bytes are not all in the slice, or where the
+    /// [`RefusedOperation`], with the buffer, where the bytes are not all in the slice, or where the
     /// attachment is of another pool.
     ///
     /// # Context
@@ -109,11 +109,11 @@ impl<T: Pod> FixedBuf<T> {
     #[inline]
     pub fn read(
         self,
-        at: &Attachment,
-        target: impl Into<Target>,
+        at: &RingAttachment,
+        target: impl Into<RingFile>,
         offset: u64,
         bytes: Range<usize>,
-    ) -> Result<InFlight<T>, Refused<T>> {
+    ) -> Result<InFlight<T>, RefusedOperation<T>> {
         self.operation(at, Way::Read, target.into(), offset, bytes)
     }
 
@@ -130,30 +130,30 @@ impl<T: Pod> FixedBuf<T> {
     #[inline]
     pub fn write(
         self,
-        at: &Attachment,
-        target: impl Into<Target>,
+        at: &RingAttachment,
+        target: impl Into<RingFile>,
         offset: u64,
         bytes: Range<usize>,
-    ) -> Result<InFlight<T>, Refused<T>> {
+    ) -> Result<InFlight<T>, RefusedOperation<T>> {
         self.operation(at, Way::Write, target.into(), offset, bytes)
     }
 
     fn operation(
         self,
-        at: &Attachment,
+        at: &RingAttachment,
         way: Way,
-        target: Target,
+        target: RingFile,
         offset: u64,
         bytes: Range<usize>,
-    ) -> Result<InFlight<T>, Refused<T>> {
+    ) -> Result<InFlight<T>, RefusedOperation<T>> {
         let Some(slot) = at.slot_of(&self.slice) else {
-            return Err(Refused { buffer: self, error: OperationError::OtherPool });
+            return Err(RefusedOperation { buffer: self, error: OperationError::OtherPool });
         };
         match flight::entry(&self.slice, &bytes, way, slot, target, offset) {
             Some(entry) => Ok(InFlight::new(self.slice, entry)),
             None => {
                 let error = OperationError::Outside { bytes, len: self.byte_len() };
-                Err(Refused { buffer: self, error })
+                Err(RefusedOperation { buffer: self, error })
             }
         }
     }
@@ -194,7 +194,7 @@ impl<T: Pod> fmt::Debug for FixedBuf<T> {
 /// An operation that did not begin, and its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct Refused<T: Pod = u8> {
+pub struct RefusedOperation<T: Pod = u8> {
     /// As it was.
     pub buffer: FixedBuf<T>,
     /// Why.

@@ -107,7 +107,7 @@ impl PoolError {
 /// that had no table has none, and the ring can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum AttachError {
+pub enum RingAttachError {
     /// The memory cannot be registered, or there is no ring to do it with.
     #[error(transparent)]
     Register(#[from] RegisterError),
@@ -156,7 +156,7 @@ pub enum AttachError {
     },
 }
 
-impl AttachError {
+impl RingAttachError {
     /// The errno.
     pub const fn errno(&self) -> Errno {
         match self {
@@ -255,7 +255,7 @@ mod tests {
             (os::ENXIO, "no table of buffers"),
             (Errno::EIO, "Input/output error"),
         ] {
-            let error = AttachError::Ring { errno };
+            let error = RingAttachError::Ring { errno };
             assert!(error.to_string().contains(part), "{error}");
             assert_eq!(error.errno(), errno);
         }
@@ -271,7 +271,7 @@ mod tests {
             (os::ENXIO, "no buffers to clone"),
             (Errno::EIO, "register the memory again"),
         ] {
-            let error = AttachError::Clone { errno };
+            let error = RingAttachError::Clone { errno };
             assert!(error.to_string().contains(part), "{error}");
         }
     }

@@ -19,7 +19,7 @@
 //! | [`FixedBuf`] | one slice, as `[T]` |
 //! | [`FixedRing`] | a ring whose operations own their buffers and files: nothing unsafe |
 //! | [`InFlight`] | an operation of the application's own ring |
-//! | [`Attachment`] | where in a ring's table the pool's buffers are |
+//! | [`RingAttachment`] | where in a ring's table the pool's buffers are |
 //!
 //! ```
 //! use std::fs::File;
@@ -47,11 +47,11 @@ mod error;
 mod pool;
 mod ring;
 
-pub use attach::{AttachMethod, Attachment, DetachError, Sharing};
-pub use buffer::{FixedBuf, Refused};
+pub use attach::{AttachMethod, DetachError, RingAttachment, Sharing};
+pub use buffer::{FixedBuf, RefusedOperation};
 pub use choice::{MemoryChoice, PassedOver, Provenance, WhyNot};
-pub use error::{AttachError, OperationError, PoolError};
+pub use error::{OperationError, PoolError, RingAttachError};
 pub use pool::{FixedPool, PoolOptions};
 pub use ring::{Completion, FixedRing};
 
-pub use crate::sys::flight::{InFlight, Target};
+pub use crate::sys::flight::{InFlight, RingFile};

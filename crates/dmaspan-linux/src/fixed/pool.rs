@@ -7,9 +7,9 @@ use dmaspan::UserRange;
 use io_uring::Submitter;
 use parking_lot::Mutex;
 
-use super::attach::{self, Attachment, Sharing, Source};
+use super::attach::{self, RingAttachment, Sharing, Source};
 use super::choice::{self, MemoryChoice, Provenance};
-use super::{AttachError, FixedBuf, PoolError};
+use super::{FixedBuf, PoolError, RingAttachError};
 use crate::mem::ExclusiveMemory;
 use crate::os;
 use crate::registration::{CHUNK, SLOTS};
@@ -202,11 +202,11 @@ impl FixedPool {
     /// slots hold is replaced. The first time the memory is registered, with a ring of the pool's
     /// own; then each ring shares that registration. Where it cannot (before Linux 6.12, or a ring
     /// of another user), the memory is registered again, and pinned and charged again, and
-    /// [`Attachment::method`] says so.
+    /// [`RingAttachment::method`] says so.
     ///
     /// # Errors
     ///
-    /// [`AttachError`]; each of the slots is empty then, or holds what it held, and the ring can be
+    /// [`RingAttachError`]; each of the slots is empty then, or holds what it held, and the ring can be
     /// used. [`RegisterError`] says which limit to raise.
     ///
     /// # Context
@@ -215,7 +215,11 @@ impl FixedPool {
     /// `IORING_SETUP_SINGLE_ISSUER`. System calls, and pinning the first time.
     ///
     /// [`RegisterError`]: crate::registration::RegisterError
-    pub fn attach(&self, ring: &Submitter<'_>, first_slot: u32) -> Result<Attachment, AttachError> {
+    pub fn attach(
+        &self,
+        ring: &Submitter<'_>,
+        first_slot: u32,
+    ) -> Result<RingAttachment, RingAttachError> {
         self.attach_by(ring, first_slot, Sharing::Auto)
     }
 
@@ -223,7 +227,7 @@ impl FixedPool {
     ///
     /// # Errors
     ///
-    /// As [`attach`](Self::attach), and [`AttachError::Clone`] where sharing is demanded and
+    /// As [`attach`](Self::attach), and [`RingAttachError::Clone`] where sharing is demanded and
     /// cannot be.
     ///
     /// # Context
@@ -234,9 +238,9 @@ impl FixedPool {
         ring: &Submitter<'_>,
         first_slot: u32,
         sharing: Sharing,
-    ) -> Result<Attachment, AttachError> {
+    ) -> Result<RingAttachment, RingAttachError> {
         let method = self.fill(ring, first_slot, sharing)?;
-        Ok(Attachment::new(self.clone(), first_slot, method))
+        Ok(RingAttachment::new(self.clone(), first_slot, method))
     }
 
     pub(super) fn fill(
@@ -244,7 +248,7 @@ impl FixedPool {
         ring: &Submitter<'_>,
         first_slot: u32,
         sharing: Sharing,
-    ) -> Result<attach::AttachMethod, AttachError> {
+    ) -> Result<attach::AttachMethod, RingAttachError> {
         attach::fill(&self.inner.slices, &self.inner.source, ring, first_slot, sharing)
     }
 

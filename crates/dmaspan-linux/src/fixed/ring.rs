@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::{
-    AttachError, Attachment, DetachError, FixedBuf, FixedPool, OperationError, Refused, Sharing,
+    DetachError, FixedBuf, FixedPool, OperationError, RefusedOperation, RingAttachError,
+    RingAttachment, Sharing,
 };
 use crate::os;
 use crate::registration::RegisterError;
@@ -31,7 +32,7 @@ const MAX_DEPTH: u32 = 1 << 15;
 #[derive(Debug)]
 pub struct FixedRing {
     flights: Flights,
-    attachment: Attachment,
+    attachment: RingAttachment,
     state: State,
 }
 
@@ -59,8 +60,8 @@ impl FixedRing {
     ///
     /// # Errors
     ///
-    /// [`AttachError`]; [`RegisterError::Unavailable`] where there can be no ring.
-    pub fn new(pool: &FixedPool, depth: u32) -> Result<Self, AttachError> {
+    /// [`RingAttachError`]; [`RegisterError::Unavailable`] where there can be no ring.
+    pub fn new(pool: &FixedPool, depth: u32) -> Result<Self, RingAttachError> {
         Self::with(pool, depth, Sharing::Auto)
     }
 
@@ -69,9 +70,9 @@ impl FixedRing {
     /// # Errors
     ///
     /// As [`new`](Self::new) and [`FixedPool::attach_by`].
-    pub fn with(pool: &FixedPool, depth: u32, sharing: Sharing) -> Result<Self, AttachError> {
+    pub fn with(pool: &FixedPool, depth: u32, sharing: Sharing) -> Result<Self, RingAttachError> {
         if depth == 0 || depth > MAX_DEPTH {
-            return Err(AttachError::Depth { depth, limit: MAX_DEPTH });
+            return Err(RingAttachError::Depth { depth, limit: MAX_DEPTH });
         }
         let flights = Flights::new(depth)
             .map_err(|error| RegisterError::Unavailable { errno: os::errno(&error) })?;
@@ -80,7 +81,7 @@ impl FixedRing {
     }
 
     /// Where the pool's buffers are, and how they came there.
-    pub fn attachment(&self) -> &Attachment {
+    pub fn attachment(&self) -> &RingAttachment {
         &self.attachment
     }
 
@@ -100,7 +101,7 @@ impl FixedRing {
     ///
     /// # Errors
     ///
-    /// [`Refused`], with the buffer: bytes that are not all in it, a buffer of another pool, or too
+    /// [`RefusedOperation`], with the buffer: bytes that are not all in it, a buffer of another pool, or too
     /// many operations.
     ///
     /// # Context
@@ -114,7 +115,7 @@ impl FixedRing {
         file: &Arc<File>,
         offset: u64,
         token: u64,
-    ) -> Result<(), Refused<T>> {
+    ) -> Result<(), RefusedOperation<T>> {
         self.begin(Way::Read, buffer, bytes, file, offset, token)
     }
 
@@ -137,7 +138,7 @@ impl FixedRing {
         file: &Arc<File>,
         offset: u64,
         token: u64,
-    ) -> Result<(), Refused<T>> {
+    ) -> Result<(), RefusedOperation<T>> {
         self.begin(Way::ReadUnregistered, buffer, bytes, file, offset, token)
     }
 
@@ -159,7 +160,7 @@ impl FixedRing {
         file: &Arc<File>,
         offset: u64,
         token: u64,
-    ) -> Result<(), Refused<T>> {
+    ) -> Result<(), RefusedOperation<T>> {
         self.begin(Way::Write, buffer, bytes, file, offset, token)
     }
 
@@ -171,18 +172,18 @@ impl FixedRing {
         file: &Arc<File>,
         offset: u64,
         token: u64,
-    ) -> Result<(), Refused<T>> {
+    ) -> Result<(), RefusedOperation<T>> {
         if self.state == State::Detached {
-            return Err(Refused { buffer, error: OperationError::NotAttached });
+            return Err(RefusedOperation { buffer, error: OperationError::NotAttached });
         }
         let (slice, len) = (buffer.into_slice(), self.attachment.pool().slice_len());
         let Some(slot) = self.attachment.slot_of(&slice) else {
             let buffer = FixedBuf::new(slice);
-            return Err(Refused { buffer, error: OperationError::OtherPool });
+            return Err(RefusedOperation { buffer, error: OperationError::OtherPool });
         };
         let is_inside = bytes.start <= bytes.end && bytes.end <= len;
         let op = Op { way, bytes: bytes.clone(), slot, file, offset, token };
-        self.flights.start(slice, op).map_err(|slice| Refused {
+        self.flights.start(slice, op).map_err(|slice| RefusedOperation {
             buffer: FixedBuf::new(slice),
             error: if is_inside {
                 OperationError::Full { depth: self.flights.depth() }
@@ -224,12 +225,12 @@ impl FixedRing {
     }
 
     /// Registers the pool's memory anew, also while operations are in flight; see
-    /// [`Attachment::renew`].
+    /// [`RingAttachment::renew`].
     ///
     /// # Errors
     ///
     /// As [`FixedPool::attach_by`].
-    pub fn renew(&mut self, sharing: Sharing) -> Result<(), AttachError> {
+    pub fn renew(&mut self, sharing: Sharing) -> Result<(), RingAttachError> {
         self.state = State::Detached;
         self.attachment.renew(&self.flights.submitter(), sharing)?;
         self.state = State::Attached;
@@ -237,11 +238,11 @@ impl FixedRing {
     }
 
     /// Lets the pool's buffers go, also while operations are in flight; see
-    /// [`Attachment::detach`]. [`renew`](Self::renew) brings them back.
+    /// [`RingAttachment::detach`]. [`renew`](Self::renew) brings them back.
     ///
     /// # Errors
     ///
-    /// As [`Attachment::detach`].
+    /// As [`RingAttachment::detach`].
     pub fn detach(&mut self) -> Result<(), DetachError> {
         self.state = State::Detached;
         self.attachment.detach(&self.flights.submitter())

@@ -48,7 +48,7 @@ pub use kind::{MemoryKind, UnknownKind};
 /// no longer counted against `RLIMIT_MEMLOCK`, when they are unmapped for the device.
 ///
 /// Nothing here does any of this to memory while it is mapped: a
-/// [`Mapped`](crate::plan::Mapped) shares it until then. The owner of
+/// [`MappedRegions`](crate::plan::MappedRegions) shares it until then. The owner of
 /// adopted memory ([`foreign`](Self::foreign), [`from_file`](Self::from_file)) does none of it
 /// either: a VMM whose balloon gives pages of its guest back unmaps them for devices first.
 ///

@@ -29,7 +29,7 @@ pub struct Function {
     /// The NUMA node that it is next to.
     pub numa_node: Option<u32>,
     /// Its base address registers.
-    pub bars: Vec<Bar>,
+    pub bars: Vec<BarInfo>,
     /// How VFIO calls it, where a VFIO driver of Linux 6.1 or newer is bound to it.
     pub vfio: Option<VfioDevice>,
     /// Whether it is a virtual function of SR-IOV.
@@ -145,7 +145,7 @@ impl GroupDomain {
 /// A base address register that decodes something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Bar {
+pub struct BarInfo {
     /// Its number, 0 to 5.
     pub index: u8,
     /// Its bytes.
@@ -283,12 +283,12 @@ fn group(root: &Root, uses: &Uses, at: &Path) -> Option<Group> {
 }
 
 /// The registers that the first lines of `resource` describe: start, end and flags.
-fn bars(resource: &str) -> Vec<Bar> {
+fn bars(resource: &str) -> Vec<BarInfo> {
     let lines = (0..).zip(resource.lines().take(BARS));
     lines.filter_map(|(index, line)| bar(index, line)).collect()
 }
 
-fn bar(index: u8, line: &str) -> Option<Bar> {
+fn bar(index: u8, line: &str) -> Option<BarInfo> {
     let mut numbers = line.split_whitespace().map(files::hex);
     let (start, end, flags) = (numbers.next()??, numbers.next()??, numbers.next()??);
     let space = match flags {
@@ -298,7 +298,7 @@ fn bar(index: u8, line: &str) -> Option<Bar> {
         _ => BarSpace::Memory,
     };
     let bytes = end.checked_sub(start)?.checked_add(1)?;
-    Some(Bar { index, bytes, space })
+    Some(BarInfo { index, bytes, space })
 }
 
 /// What VFIO has made in the folder of a function.
@@ -329,7 +329,7 @@ mod tests {
             0x0000001000000000 0x00000017ffffffff 0x000000000014220c\n\
             0x5 0x1 0x200\nnonsense\n\
             0x0000000000000000 0x00000000000fffff 0x0000000000000200\n";
-        let bar = |index, bytes, space| Bar { index, bytes, space };
+        let bar = |index, bytes, space| BarInfo { index, bytes, space };
         let expected = [
             bar(0, 16 << 10, BarSpace::Memory),
             bar(2, 64, BarSpace::Io),

@@ -156,7 +156,7 @@ impl User {
 /// Who a node of `/dev` belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Owner {
+pub struct NodeOwner {
     /// The user.
     pub uid: u32,
     /// The group.
@@ -165,7 +165,7 @@ pub struct Owner {
     pub mode: u32,
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for NodeOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |id: u32| if id == 0 { "root".to_owned() } else { id.to_string() };
         let (uid, gid) = (name(self.uid), name(self.gid));
@@ -178,7 +178,7 @@ pub(super) enum Access {
     /// It may, or nothing says otherwise.
     Granted,
     /// It may not.
-    Denied(Owner),
+    Denied(NodeOwner),
     /// There is no such node.
     Missing,
 }
@@ -248,7 +248,7 @@ impl Host {
         match &self.user {
             Some(user) if !user.may_open(&file) => {
                 let (uid, gid, mode) = (file.uid(), file.gid(), file.mode() & 0o7777);
-                Access::Denied(Owner { uid, gid, mode })
+                Access::Denied(NodeOwner { uid, gid, mode })
             }
             _ => Access::Granted,
         }

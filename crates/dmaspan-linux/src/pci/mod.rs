@@ -48,12 +48,12 @@ use uses::Uses;
 pub use bdf::{BadBdf, Bdf};
 pub use class::Class;
 pub use function::{
-    Bar, BarSpace, Cdev, Function, FunctionKind, Group, GroupDomain, GroupKind, Member, Presence,
-    VfioDevice,
+    BarInfo, BarSpace, Cdev, Function, FunctionKind, Group, GroupDomain, GroupKind, Member,
+    Presence, VfioDevice,
 };
 pub use holders::Holder;
-pub use host::{Iommu, IommuTable, MachineKind, Owner};
-pub use reason::{KernelSupport, ModuleState, Node, Reason, Step};
+pub use host::{Iommu, IommuTable, MachineKind, NodeOwner};
+pub use reason::{DeviceNode, KernelSupport, ModuleState, Reason, Step};
 pub use uses::Use;
 
 /// Why nothing is known of PCI functions.
@@ -313,33 +313,36 @@ impl System {
     /// What this process may not open, or will not be allowed to.
     fn permission_reasons(&self, function: &Function, backend: Backend) -> Vec<Reason> {
         let (common, own) = match backend {
-            Backend::Vfio => (CONTAINER, function.group_node().map(Node::Path)),
+            Backend::Vfio => (CONTAINER, function.group_node().map(DeviceNode::Path)),
             // That /dev/iommu is missing is a reason of its own.
-            Backend::Compat => (IOMMUFD, function.group_node().map(Node::Path)),
-            Backend::Iommufd => {
-                (IOMMUFD, Some(function.cdev_node().map_or(Node::CdevOf(function.bdf), Node::Path)))
-            }
+            Backend::Compat => (IOMMUFD, function.group_node().map(DeviceNode::Path)),
+            Backend::Iommufd => (
+                IOMMUFD,
+                Some(
+                    function.cdev_node().map_or(DeviceNode::CdevOf(function.bdf), DeviceNode::Path),
+                ),
+            ),
         };
-        let common = Node::Path(PathBuf::from(common));
+        let common = DeviceNode::Path(PathBuf::from(common));
         let of_node = |node| self.permission(function, node);
         let reasons = [Some(common), own].into_iter().flatten().filter_map(of_node);
         reasons.filter(|reason| !is_missing_iommufd(reason)).collect()
     }
 
-    fn permission(&self, function: &Function, node: Node) -> Option<Reason> {
-        let is_own = !matches!(&node, Node::Path(path) if is_common(path));
+    fn permission(&self, function: &Function, node: DeviceNode) -> Option<Reason> {
+        let is_own = !matches!(&node, DeviceNode::Path(path) if is_common(path));
         let uid = self.host.user.as_ref().map_or(0, |user| user.uid);
         let opens_all = self.host.user.as_ref().is_none_or(|user| user.opens_all());
         let access = match &node {
-            Node::Path(path) => self.host.access(path),
-            Node::CdevOf(_) => Access::Missing,
+            DeviceNode::Path(path) => self.host.access(path),
+            DeviceNode::CdevOf(_) => Access::Missing,
         };
         match (access, node) {
             (Access::Granted, _) => None,
             (Access::Denied(owner), node) => {
                 Some(Reason::Permission { node, owner: Some(owner), uid })
             }
-            (Access::Missing, Node::Path(node)) if function.has_vfio_driver() => {
+            (Access::Missing, DeviceNode::Path(node)) if function.has_vfio_driver() => {
                 Some(Reason::NodeMissing { node })
             }
             // It will belong to root.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::host::{Iommu, IommuTable, MachineKind, Owner};
+use super::host::{Iommu, IommuTable, MachineKind, NodeOwner};
 use super::uses::Use;
 use super::{Bdf, Holder, Member};
 
@@ -122,9 +122,9 @@ pub enum Reason {
     #[error("{}", denied(node, *owner, *uid))]
     Permission {
         /// What it must open.
-        node: Node,
+        node: DeviceNode,
         /// Whose it is; `None` where it will appear when the driver is bound, as root's.
-        owner: Option<Owner>,
+        owner: Option<NodeOwner>,
         /// The user of this process.
         uid: u32,
     },
@@ -154,14 +154,14 @@ pub enum ModuleState {
 
 /// A node of `/dev` that must be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Node {
+pub enum DeviceNode {
     /// One with a known name.
     Path(PathBuf),
     /// The function's own, whose name VFIO chooses when its driver is bound.
     CdevOf(Bdf),
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for DeviceNode {
     /// As a shell reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -486,10 +486,10 @@ const fn no_iommufd(kernel: KernelSupport) -> &'static str {
     }
 }
 
-fn denied(node: &Node, owner: Option<Owner>, uid: u32) -> String {
+fn denied(node: &DeviceNode, owner: Option<NodeOwner>, uid: u32) -> String {
     let name = match node {
-        Node::Path(path) => path.display().to_string(),
-        Node::CdevOf(bdf) => format!("the node of {bdf} in /dev/vfio/devices"),
+        DeviceNode::Path(path) => path.display().to_string(),
+        DeviceNode::CdevOf(bdf) => format!("the node of {bdf} in /dev/vfio/devices"),
     };
     match owner {
         Some(owner) => format!("user {uid} may not open {name}, which belongs to {owner}"),

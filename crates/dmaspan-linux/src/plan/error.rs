@@ -4,7 +4,7 @@ use std::fmt;
 
 use dmaspan::{Errno, Iova, IovaRange, Prot, RangeError, UserRange};
 
-use super::Mapped;
+use super::MappedRegions;
 use super::mapper::MemorySpace;
 use crate::mem::{OutsideMemory, PopulateError};
 use crate::os::Size;
@@ -121,7 +121,7 @@ pub enum PlanError {
         /// How many apertures there are.
         apertures: usize,
     },
-    /// There is no memory for the books.
+    /// There is no memory for the record of IOVAs.
     #[error("no memory to keep a record of IOVAs")]
     NoMemory,
 }
@@ -237,16 +237,19 @@ pub enum NotUnmapped<E> {
 /// remains: a device may still write it.
 #[derive(thiserror::Error)]
 #[error("{} remain mapped: {source}", Size(left.bytes()))]
-pub struct Unmapped<S: MemorySpace> {
+pub struct StillMapped<S: MemorySpace> {
     /// What is still mapped.
-    pub left: Mapped<S>,
+    pub left: MappedRegions<S>,
     /// Why the first of it is.
     pub source: NotUnmapped<S::Error>,
 }
 
-impl<S: MemorySpace> fmt::Debug for Unmapped<S> {
+impl<S: MemorySpace> fmt::Debug for StillMapped<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unmapped").field("left", &self.left).field("source", &self.source).finish()
+        f.debug_struct("StillMapped")
+            .field("left", &self.left)
+            .field("source", &self.source)
+            .finish()
     }
 }
 

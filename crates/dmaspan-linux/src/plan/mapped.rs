@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use dmaspan::{Iova, IovaRange, UserAddr, UserRange};
 
 use super::mapper::{Inner, MemorySpace};
-use super::places::{self, Place};
+use super::places::{self, PlacedIovas};
 use super::planned::{Plan, PlannedMap};
-use super::{MapError, NotUnmapped, Unmapped};
+use super::{MapError, NotUnmapped, StillMapped};
 
 /// Regions that a device can use, from [`Mapper::map`](super::Mapper::map).
 ///
@@ -17,14 +17,14 @@ use super::{MapError, NotUnmapped, Unmapped};
 /// says what failed, or when it is dropped. What the space does not unmap is leaked, and so is all
 /// of it if this is forgotten: memory that a device may write is never freed.
 #[must_use = "what is mapped is unmapped when this is dropped"]
-pub struct Mapped<S: MemorySpace> {
+pub struct MappedRegions<S: MemorySpace> {
     inner: Arc<Inner<S>>,
     plan: Plan,
     /// One for each map that was made, the first ones; `None` where it was unmapped or leaked.
-    places: Vec<Option<Place>>,
+    places: Vec<Option<PlacedIovas>>,
 }
 
-impl<S: MemorySpace> Mapped<S> {
+impl<S: MemorySpace> MappedRegions<S> {
     /// None of the plan's maps is made yet.
     pub(super) fn begin(inner: Arc<Inner<S>>, plan: Plan) -> Self {
         let places = Vec::with_capacity(plan.maps().len());
@@ -37,7 +37,7 @@ impl<S: MemorySpace> Mapped<S> {
     }
 
     /// Notes that the next map was made.
-    pub(super) fn add(&mut self, place: Place) {
+    pub(super) fn add(&mut self, place: PlacedIovas) {
         let bytes = place.range.len_less_one() + 1;
         self.places.push(Some(place));
         self.inner.mapped.fetch_add(bytes, Ordering::Relaxed);
@@ -85,11 +85,11 @@ impl<S: MemorySpace> Mapped<S> {
     ///
     /// # Errors
     ///
-    /// [`Unmapped`], with what is still mapped; everything else is unmapped.
-    pub fn unmap(mut self) -> Result<(), Unmapped<S>> {
+    /// [`StillMapped`], with what is still mapped; everything else is unmapped.
+    pub fn unmap(mut self) -> Result<(), StillMapped<S>> {
         match self.release() {
             Ok(()) => Ok(()),
-            Err(source) => Err(Unmapped { left: self, source }),
+            Err(source) => Err(StillMapped { left: self, source }),
         }
     }
 
@@ -99,7 +99,7 @@ impl<S: MemorySpace> Mapped<S> {
         self.leak_rest()
     }
 
-    fn held(&self) -> impl Iterator<Item = (&PlannedMap, &Place)> {
+    fn held(&self) -> impl Iterator<Item = (&PlannedMap, &PlacedIovas)> {
         let all = self.plan.maps().iter().zip(&self.places);
         all.filter_map(|(map, place)| place.as_ref().map(|place| (map, place)))
     }
@@ -149,7 +149,7 @@ impl<S: MemorySpace> Mapped<S> {
 
 /// The range of the first place and of those that follow it without a gap, and how many they are;
 /// `None` where the first is none.
-fn neighbours(places: &[Option<Place>]) -> Option<(IovaRange, usize)> {
+fn neighbours(places: &[Option<PlacedIovas>]) -> Option<(IovaRange, usize)> {
     let mut rest = places.iter();
     let mut range = rest.next()?.as_ref()?.range;
     let mut count = 1;
@@ -161,7 +161,7 @@ fn neighbours(places: &[Option<Place>]) -> Option<(IovaRange, usize)> {
     Some((range, count))
 }
 
-impl<S: MemorySpace> Drop for Mapped<S> {
+impl<S: MemorySpace> Drop for MappedRegions<S> {
     fn drop(&mut self) {
         if self.release().is_err() {
             self.leak_rest();
@@ -169,9 +169,9 @@ impl<S: MemorySpace> Drop for Mapped<S> {
     }
 }
 
-impl<S: MemorySpace> fmt::Debug for Mapped<S> {
+impl<S: MemorySpace> fmt::Debug for MappedRegions<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped")
+        f.debug_struct("MappedRegions")
             .field("plan", &self.plan)
             .field("bytes", &self.bytes())
             .finish_non_exhaustive()

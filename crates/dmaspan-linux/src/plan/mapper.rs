@@ -9,7 +9,7 @@ use dmaspan::{Errno, Iova};
 
 use super::places::Places;
 use super::planned::{Plan, Planned};
-use super::{MapError, Mapped, PlanError, Region, ScopeError};
+use super::{MapError, MappedRegions, PlanError, Region, ScopeError};
 use crate::mem::Memory;
 
 /// A [`DmaSpace`] into which [`Memory`] is mapped: a kernel's by its clients in this crate, or the
@@ -114,7 +114,7 @@ impl<S: MemorySpace> Mapper<S> {
     pub fn map(
         &self,
         regions: impl IntoIterator<Item = Region>,
-    ) -> Result<Mapped<S>, MapError<S::Error>> {
+    ) -> Result<MappedRegions<S>, MapError<S::Error>> {
         self.plan(regions)?.map()
     }
 
@@ -126,7 +126,7 @@ impl<S: MemorySpace> Mapper<S> {
     pub fn scope<T>(
         &self,
         regions: impl IntoIterator<Item = Region>,
-        work: impl FnOnce(&Mapped<S>) -> T,
+        work: impl FnOnce(&MappedRegions<S>) -> T,
     ) -> Result<T, ScopeError<S::Error>> {
         let mapped = self.map(regions)?;
         let result = work(&mapped);
@@ -139,7 +139,7 @@ impl<S: MemorySpace> Mapper<S> {
         }
     }
 
-    /// How many bytes are mapped, those of forgotten [`Mapped`]s among them.
+    /// How many bytes are mapped, those of forgotten [`MappedRegions`]s among them.
     pub fn mapped_bytes(&self) -> u64 {
         self.inner.mapped.load(Ordering::Relaxed)
     }

@@ -15,7 +15,7 @@ use crate::mem::{Memory, OutsideMemory};
 
 /// Neighbouring regions, in the order in which they came or as one map.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
+pub(super) struct RegionRun {
     pub(super) memory: Arc<Memory>,
     pub(super) user: UserRange,
     pub(super) iova: Option<Iova>,
@@ -35,7 +35,7 @@ pub(super) struct Piece {
 /// All regions, merged.
 #[derive(Debug)]
 pub(super) struct Merged {
-    pub(super) maps: Vec<Run>,
+    pub(super) maps: Vec<RegionRun>,
     pub(super) pieces: Vec<Piece>,
     /// Which map each run is in.
     pub(super) map_of_run: Vec<usize>,
@@ -44,7 +44,7 @@ pub(super) struct Merged {
 /// What runs are sorted by: those with IOVAs by them, the others by memory, permission, address.
 type Key = (bool, u64, u32, u64);
 
-impl Run {
+impl RegionRun {
     /// How many bytes. A run lies in memory, so it is shorter than the address space.
     pub(super) const fn len(&self) -> u64 {
         self.user.len_less_one() + 1
@@ -116,10 +116,10 @@ impl Run {
 /// [`PlanError`] for a region that is none, and for regions that overlap.
 pub(super) fn merge(regions: impl IntoIterator<Item = Region>) -> Result<Merged, PlanError> {
     let regions = regions.into_iter();
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<RegionRun> = Vec::new();
     let mut pieces = Vec::with_capacity(regions.size_hint().0);
     for (index, region) in regions.enumerate() {
-        let next = Run::of(index, region)?;
+        let next = RegionRun::of(index, region)?;
         let start = next.user.start();
         match runs.last_mut().map(|run| (run.joined(&next), run)) {
             Some((Some(user), run)) => run.user = user,
@@ -133,8 +133,8 @@ pub(super) fn merge(regions: impl IntoIterator<Item = Region>) -> Result<Merged,
     }
     map_of_run.fill(usize::MAX);
     let mut order: Vec<usize> = (0..runs.len()).collect();
-    order.sort_by_key(|&index| runs.get(index).map(Run::key));
-    let mut maps: Vec<Run> = Vec::new();
+    order.sort_by_key(|&index| runs.get(index).map(RegionRun::key));
+    let mut maps: Vec<RegionRun> = Vec::new();
     for index in order {
         let Some(run) = runs.get(index) else { continue };
         let map_count = maps.len();
@@ -162,8 +162,8 @@ pub(super) fn merge(regions: impl IntoIterator<Item = Region>) -> Result<Merged,
 
 /// Refuses a run whose IOVAs begin in the map before it, whose runs have `map` in `map_of_run`.
 fn check_overlap(
-    before: &Run,
-    run: &Run,
+    before: &RegionRun,
+    run: &RegionRun,
     is_before: impl Fn(&Piece) -> Option<Iova>,
     pieces: &[Piece],
 ) -> Result<(), PlanError> {

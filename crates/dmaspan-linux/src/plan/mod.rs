@@ -11,7 +11,7 @@
 //! 4. populates memory that has no pages yet, by several threads;
 //! 5. maps, and takes everything back where the space refuses one.
 //!
-//! What it returns, [`Mapped`], owns the memory until it is unmapped. Dropping it unmaps too;
+//! What it returns, [`MappedRegions`], owns the memory until it is unmapped. Dropping it unmaps too;
 //! forgetting it leaks the memory and never frees it, and so does a space that refuses to unmap.
 //! The device uses the pages that the memory had when it was mapped: what `MADV_DONTNEED` or
 //! munmap(2) of the process do to it meanwhile, the device does not see. See [`Memory`].
@@ -58,8 +58,8 @@ mod places;
 mod planned;
 mod region;
 
-pub use error::{MapError, NotUnmapped, PlanError, ScopeError, Unmapped};
-pub use mapped::Mapped;
+pub use error::{MapError, NotUnmapped, PlanError, ScopeError, StillMapped};
+pub use mapped::MappedRegions;
 pub use mapper::{Mapper, MemorySpace};
 pub use planned::{Plan, Planned, PlannedMap};
 pub use region::Region;

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::PlanError;
 use super::leaves::LeafSizes;
-use super::merge::Run;
+use super::merge::RegionRun;
 use crate::platform::UserPlatform;
 
 /// The IOVAs of the apertures of a space.
@@ -31,11 +31,11 @@ pub(super) struct Places {
     limit: Iova,
     /// Behind a lock, although the allocator has its own: it passes over what lies in the cache of
     /// a thread that was interrupted there.
-    books: Mutex<Books>,
+    state: Mutex<PlacesState>,
 }
 
 #[derive(Debug)]
-struct Books {
+struct PlacesState {
     iovas: Space<UserPlatform>,
     zero: Zero,
     apertures: Vec<IovaRange>,
@@ -64,7 +64,7 @@ struct Layout {
 /// IOVAs that one map has. Dropped, they are never handed out again, nor is the block they are of.
 #[derive(Debug)]
 #[must_use = "IOVAs that are dropped are lost for good"]
-pub(super) struct Place {
+pub(super) struct PlacedIovas {
     /// Where the map is, in what is held.
     pub(super) range: IovaRange,
     /// What is held without the granule of 0, by one map or by those of a block. A drop does not
@@ -73,7 +73,7 @@ pub(super) struct Place {
     zero: Zero,
 }
 
-impl Place {
+impl PlacedIovas {
     /// A part of what is held, or all of it.
     fn new(range: IovaRange, held: Arc<Iovas>) -> Self {
         Self { range, held: Some(ManuallyDrop::new(held)), zero: Zero::Outside }
@@ -99,8 +99,8 @@ impl Places {
         let zero = IovaRange::from_len(Iova::new(0), granule).map_err(|_| nothing)?;
         let has_zero = apertures.iter().any(|aperture| aperture.covers(zero));
         let zero = if has_zero { Zero::Free } else { Zero::Outside };
-        let books = Mutex::new(Books { iovas, zero, apertures: apertures.clone() });
-        Ok(Self { granule, leaves: LeafSizes::new(*page_sizes), limit, books })
+        let state = Mutex::new(PlacesState { iovas, zero, apertures: apertures.clone() });
+        Ok(Self { granule, leaves: LeafSizes::new(*page_sizes), limit, state })
     }
 
     pub(super) fn leaves(&self) -> LeafSizes {
@@ -110,16 +110,16 @@ impl Places {
     /// Hands nothing more out of what is no longer in an aperture: a device was attached that
     /// reaches less. Apertures that became larger are not noticed.
     pub(super) fn narrow(&self, apertures: &[IovaRange]) {
-        let mut books = self.books.lock();
-        if books.apertures == apertures {
+        let mut state = self.state.lock();
+        if state.apertures == apertures {
             return;
         }
-        books.apertures = apertures.to_vec();
-        books.reserve_gaps();
+        state.apertures = apertures.to_vec();
+        state.reserve_gaps();
     }
 
     /// IOVAs for each of the maps: those it asks for, else such as permit the largest leaves.
-    pub(super) fn take_all(&self, maps: &[Run]) -> Result<Vec<Place>, PlanError> {
+    pub(super) fn take_all(&self, maps: &[RegionRun]) -> Result<Vec<PlacedIovas>, PlanError> {
         let mut taken = Vec::with_capacity(maps.len());
         let mut rest = maps;
         while !rest.is_empty() {
@@ -143,7 +143,7 @@ impl Places {
     }
 
     /// How the first of the maps lie in one block, where they do not ask for IOVAs.
-    fn layout(&self, maps: &[Run]) -> Layout {
+    fn layout(&self, maps: &[RegionRun]) -> Layout {
         let mut layout = Layout::default();
         for map in maps.iter().take_while(|map| map.iova.is_none()) {
             let Some(leaf) = self.leaves.fitting(map.user).next() else { break };
@@ -161,27 +161,32 @@ impl Places {
     }
 
     /// Takes a block and says of each map where it is in it. Whether there was room.
-    fn take_block(&self, maps: &[Run], layout: &Layout, taken: &mut Vec<Place>) -> bool {
+    fn take_block(
+        &self,
+        maps: &[RegionRun],
+        layout: &Layout,
+        taken: &mut Vec<PlacedIovas>,
+    ) -> bool {
         let Layout { ref offsets, len, align } = *layout;
         let request = Request { bytes: len, align: Align::To(align), limit: self.limit };
-        let Ok(iovas) = self.books.lock().iovas.alloc(request) else { return false };
+        let Ok(iovas) = self.state.lock().iovas.alloc(request) else { return false };
         let start = iovas.range().start();
         let block = Arc::new(iovas);
         let places = maps.iter().zip(offsets).filter_map(|(map, &offset)| {
             let first = start.wrapping_add(offset);
             // It is in the block.
             let range = IovaRange::new(first, first.wrapping_add(map.user.len_less_one()))?;
-            Some(Place::new(range, Arc::clone(&block)))
+            Some(PlacedIovas::new(range, Arc::clone(&block)))
         });
         taken.extend(places);
         true
     }
 
     /// IOVAs for one map.
-    fn take(&self, map: &Run) -> Result<Place, PlanError> {
-        let mut books = self.books.lock();
+    fn take(&self, map: &RegionRun) -> Result<PlacedIovas, PlanError> {
+        let mut state = self.state.lock();
         if let Some(range) = map.iovas() {
-            return books.take_at(range, self.granule).map_err(|error| match error {
+            return state.take_at(range, self.granule).map_err(|error| match error {
                 iova::Error::NoMemory { .. } => PlanError::NoMemory,
                 iova::Error::Taken { taken, .. } => {
                     PlanError::InUse { region: map.region, range, taken }
@@ -194,7 +199,7 @@ impl Places {
             let skew = start & (leaf - 1);
             let Some(bytes) = map.len().checked_add(skew) else { continue };
             let request = Request { bytes, align: Align::To(leaf), limit: self.limit };
-            let held = match books.iovas.alloc(request) {
+            let held = match state.iovas.alloc(request) {
                 Ok(held) => held,
                 Err(iova::Error::NoMemory { .. }) => return Err(PlanError::NoMemory),
                 Err(_) => continue,
@@ -203,20 +208,20 @@ impl Places {
             let range = IovaRange::new(first, first.wrapping_add(map.user.len_less_one()));
             // What is held begins `skew` before the range and is as long as both.
             let Some(range) = range else { continue };
-            return Ok(Place::new(range, Arc::new(held)));
+            return Ok(PlacedIovas::new(range, Arc::new(held)));
         }
         Err(PlanError::NoRoom { region: map.region, len: map.len(), limit: self.limit })
     }
 
     /// Takes IOVAs back at which nothing is mapped any more.
-    pub(super) fn free(&self, place: Place) {
-        let Place { held, zero, .. } = place;
+    pub(super) fn free(&self, place: PlacedIovas) {
+        let PlacedIovas { held, zero, .. } = place;
         if zero == Zero::Taken {
-            self.books.lock().zero = Zero::Free;
+            self.state.lock().zero = Zero::Free;
         }
         let held = held.map(ManuallyDrop::into_inner);
         if let Some(iovas) = held.and_then(Arc::into_inner) {
-            self.books.lock().free(iovas);
+            self.state.lock().free(iovas);
         }
     }
 
@@ -226,11 +231,11 @@ impl Places {
     }
 }
 
-impl Books {
+impl PlacesState {
     /// Exactly `range`, which is whole granules.
-    fn take_at(&mut self, range: IovaRange, granule: u64) -> Result<Place, iova::Error> {
+    fn take_at(&mut self, range: IovaRange, granule: u64) -> Result<PlacedIovas, iova::Error> {
         if range.start().get() >= granule {
-            return Ok(Place::new(range, Arc::new(self.iovas.alloc_at(range)?)));
+            return Ok(PlacedIovas::new(range, Arc::new(self.iovas.alloc_at(range)?)));
         }
         if self.zero != Zero::Free {
             let last = Iova::new(granule - 1);
@@ -241,7 +246,7 @@ impl Books {
         let held = rest.map(|rest| self.iovas.alloc_at(rest)).transpose()?;
         let held = held.map(|iovas| ManuallyDrop::new(Arc::new(iovas)));
         self.zero = Zero::Taken;
-        Ok(Place { range, held, zero: Zero::Taken })
+        Ok(PlacedIovas { range, held, zero: Zero::Taken })
     }
 
     /// Takes back what no longer lies in an aperture too, and does not hand it out again.
@@ -286,7 +291,7 @@ impl Books {
 }
 
 /// What keeps memory and IOVAs of a map that a device may still use: never freed, never reused.
-pub(super) fn leak<T>(memory: &Arc<T>, place: Place) {
+pub(super) fn leak<T>(memory: &Arc<T>, place: PlacedIovas) {
     mem::forget(Arc::clone(memory));
     drop(place);
 }

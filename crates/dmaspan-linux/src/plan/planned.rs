@@ -10,9 +10,9 @@ use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
 
 use super::leaves::LeafSizes;
 use super::mapper::{Inner, MemorySpace};
-use super::merge::{Merged, Piece, Run, merge};
-use super::places::{Place, Places};
-use super::{MapError, Mapped, PlanError, Region};
+use super::merge::{Merged, Piece, RegionRun, merge};
+use super::places::{PlacedIovas, Places};
+use super::{MapError, MappedRegions, PlanError, Region};
 use crate::mem::Memory;
 
 /// One map of a [`Plan`]: one call of [`DmaSpace::map`](dmaspan::space::DmaSpace::map).
@@ -129,12 +129,12 @@ impl Plan {
         places: &Places,
         limits: &Limits,
         regions: impl IntoIterator<Item = Region>,
-    ) -> Result<(Self, Vec<Place>), PlanError> {
+    ) -> Result<(Self, Vec<PlacedIovas>), PlanError> {
         let Merged { maps, pieces, mut map_of_run } = merge(regions)?;
         check(limits, places.granule().max(limits.granule()), &maps)?;
         let mut taken = places.take_all(&maps)?;
-        let of = |(run, place): (Run, &Place)| {
-            let Run { memory, user, prot, .. } = run;
+        let of = |(run, place): (RegionRun, &PlacedIovas)| {
+            let RegionRun { memory, user, prot, .. } = run;
             PlannedMap { memory, user, iova: place.range, prot }
         };
         let mut maps: Vec<PlannedMap> = maps.into_iter().zip(&taken).map(of).collect();
@@ -259,9 +259,9 @@ fn renumber(maps: &[PlannedMap], numbers: &mut [usize]) {
 }
 
 /// Whether maps can be made, as far as the limits of a space tell.
-fn check(limits: &Limits, granule: u64, maps: &[Run]) -> Result<(), PlanError> {
+fn check(limits: &Limits, granule: u64, maps: &[RegionRun]) -> Result<(), PlanError> {
     for map in maps {
-        let Run { user, iova, region, .. } = *map;
+        let RegionRun { user, iova, region, .. } = *map;
         let ends = user.start().get() | map.len() | iova.map_or(0, Iova::get);
         if !ends.is_multiple_of(granule) {
             return Err(PlanError::Unaligned { region, user, iova, granule });
@@ -290,7 +290,7 @@ pub struct Planned<S: MemorySpace> {
     pub(super) inner: Arc<Inner<S>>,
     pub(super) plan: Plan,
     /// One for each map.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<PlacedIovas>,
 }
 
 impl<S: MemorySpace> Planned<S> {
@@ -299,12 +299,12 @@ impl<S: MemorySpace> Planned<S> {
     /// # Errors
     ///
     /// [`MapError`], with nothing mapped unless it says [`LeftBehind`](MapError::LeftBehind).
-    pub fn map(mut self) -> Result<Mapped<S>, MapError<S::Error>> {
+    pub fn map(mut self) -> Result<MappedRegions<S>, MapError<S::Error>> {
         for map in &self.plan.maps {
             map.memory.populate_range(map.user)?;
         }
         let plan = mem::replace(&mut self.plan, Plan::empty(self.inner.places.leaves()));
-        let mut mapped = Mapped::begin(Arc::clone(&self.inner), plan);
+        let mut mapped = MappedRegions::begin(Arc::clone(&self.inner), plan);
         // Unless all are mapped, the rest is given back with `self`.
         self.places.reverse();
         while let (Some(map), Some(place)) = (mapped.next(), self.places.pop()) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use dmaspan::{Errno, IovaRange, Prot, UserRange};
 use dmaspan_drivers::{Mmio, MmioRegion};
 
-use super::kept::{DmaTable, Kept, Kernel, Owner, Source};
+use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Owner, Source};
 use super::mapping::Region;
 use super::page_size;
 use super::vfio::DmaBuf;
@@ -142,7 +142,7 @@ impl<K: Kernel> DmaTable<K> {
         user: UserRange,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<Kept, Errno> {
+    ) -> Result<KernelMapping, Errno> {
         let start = u64::try_from(registers.start).ok();
         let offset = start.and_then(|start| user.start().get().checked_sub(start));
         let len = user.checked_len().and_then(NonZero::new);
@@ -169,7 +169,7 @@ impl<K: Kernel> DmaTable<K> {
         dma_buf: &DmaBuf,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<Kept, Errno> {
+    ) -> Result<KernelMapping, Errno> {
         let owner: Owner = Arc::<Registers>::clone(registers);
         let source = Source::File { fd: dma_buf.as_fd().as_raw_fd(), offset: 0 };
         // SAFETY:

@@ -17,20 +17,20 @@ use crate::sys::slices::Slice;
 
 /// What an operation on a ring reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum RingFile {
     /// An open file.
     Fd(RawFd),
     /// A slot of the ring's table of registered files.
     Registered(u32),
 }
 
-impl From<types::Fd> for Target {
+impl From<types::Fd> for RingFile {
     fn from(fd: types::Fd) -> Self {
         Self::Fd(fd.0)
     }
 }
 
-impl From<types::Fixed> for Target {
+impl From<types::Fixed> for RingFile {
     fn from(slot: types::Fixed) -> Self {
         Self::Registered(slot.0)
     }
@@ -54,27 +54,27 @@ pub(crate) fn entry(
     bytes: &Range<usize>,
     way: Way,
     slot: u16,
-    target: Target,
+    target: RingFile,
     offset: u64,
 ) -> Option<squeue::Entry> {
     let (start, len) = slice.part(bytes)?;
     Some(match (way, target) {
-        (Way::Read, Target::Fd(fd)) => {
+        (Way::Read, RingFile::Fd(fd)) => {
             opcode::ReadFixed::new(types::Fd(fd), start, len, slot).offset(offset).build()
         }
-        (Way::Read, Target::Registered(file)) => {
+        (Way::Read, RingFile::Registered(file)) => {
             opcode::ReadFixed::new(types::Fixed(file), start, len, slot).offset(offset).build()
         }
-        (Way::ReadUnregistered, Target::Fd(fd)) => {
+        (Way::ReadUnregistered, RingFile::Fd(fd)) => {
             opcode::Read::new(types::Fd(fd), start, len).offset(offset).build()
         }
-        (Way::ReadUnregistered, Target::Registered(file)) => {
+        (Way::ReadUnregistered, RingFile::Registered(file)) => {
             opcode::Read::new(types::Fixed(file), start, len).offset(offset).build()
         }
-        (Way::Write, Target::Fd(fd)) => {
+        (Way::Write, RingFile::Fd(fd)) => {
             opcode::WriteFixed::new(types::Fd(fd), start, len, slot).offset(offset).build()
         }
-        (Way::Write, Target::Registered(file)) => {
+        (Way::Write, RingFile::Registered(file)) => {
             opcode::WriteFixed::new(types::Fixed(file), start, len, slot).offset(offset).build()
         }
     })

@@ -14,7 +14,7 @@ use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Submitter};
 
 use crate::os;
-use crate::sys::flight::{self, Target, Way};
+use crate::sys::flight::{self, RingFile, Way};
 use crate::sys::slices::Slice;
 
 /// How long a dropped ring waits for operations that were asked to end.
@@ -59,12 +59,12 @@ pub(crate) struct Op<'file> {
 /// the generation that its user data says.
 pub(crate) struct Flights {
     ring: IoUring,
-    table: Vec<Place>,
+    table: Vec<FlightSlot>,
     free: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct FlightSlot {
     flight: Option<Flight>,
     /// Raised by each flight.
     generation: u32,
@@ -79,7 +79,7 @@ impl Flights {
         let (mut table, mut free) = (Vec::new(), Vec::new());
         table.try_reserve_exact(count).map_err(no_memory)?;
         free.try_reserve_exact(count).map_err(no_memory)?;
-        table.extend((0..depth).map(|_| Place { flight: None, generation: 0 }));
+        table.extend((0..depth).map(|_| FlightSlot { flight: None, generation: 0 }));
         free.extend((0..depth).rev());
         Ok(Self { ring, table, free })
     }
@@ -102,7 +102,7 @@ impl Flights {
     /// Queues an operation. Gives the slice back where `op.bytes` are not all in it, or where
     /// there are as many operations as there can be.
     pub(crate) fn start(&mut self, slice: Slice, op: Op<'_>) -> Result<(), Slice> {
-        let target = Target::Fd(op.file.as_raw_fd());
+        let target = RingFile::Fd(op.file.as_raw_fd());
         let entry = flight::entry(&slice, &op.bytes, op.way, op.slot, target, op.offset);
         let Some(entry) = entry else { return Err(slice) };
         let Some(&index) = self.free.last() else { return Err(slice) };

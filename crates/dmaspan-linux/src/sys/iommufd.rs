@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::{Errno, Iova, IovaRange, Prot};
 
-use super::kept::{Kernel, LockedBy, Source};
+use super::kernel_mapping::{Kernel, LockedBy, Source};
 use super::mapping::Mapping;
 use super::request;
 use super::uapi::iommufd::{

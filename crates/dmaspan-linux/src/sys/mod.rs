@@ -8,8 +8,8 @@
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 //! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
 //! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory
-//! for devices, whose structures are in [`uapi`]; [`kept`] holds that memory until it is unmapped,
-//! and [`book`] knows what is mapped where.
+//! for devices, whose structures are in [`uapi`]; [`kernel_mapping`] holds that memory until it is unmapped,
+//! and [`mapping_table`] knows what is mapped where.
 //! [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt. [`stdio`] is for
 //! programs.
 
@@ -25,14 +25,14 @@ use dmaspan::Errno;
 use crate::os;
 
 pub(crate) mod bar;
-pub(crate) mod book;
 pub(crate) mod bytes;
 pub(crate) mod eventfd;
 pub(crate) mod flight;
 pub(crate) mod flights;
 pub(crate) mod iommufd;
-pub(crate) mod kept;
+pub(crate) mod kernel_mapping;
 pub(crate) mod mapping;
+pub(crate) mod mapping_table;
 pub(crate) mod perf;
 mod request;
 pub(crate) mod scan;

@@ -11,7 +11,7 @@ use dmaspan::container::type1::uapi as type1;
 use dmaspan::{Errno, IovaRange, Prot};
 
 use super::iommufd::{address_of_memory, room_for};
-use super::kept::{Kernel, LockedBy, Source};
+use super::kernel_mapping::{Kernel, LockedBy, Source};
 use super::mapping::Mapping;
 use super::request;
 use super::uapi::vfio::{

@@ -6,12 +6,12 @@ use std::str::FromStr;
 /// Which of the kernel's interfaces maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// VFIO's own type 1, `/dev/vfio/vfio` and groups: [`Type1::open`](super::Type1::open).
+    /// VFIO's own type 1, `/dev/vfio/vfio` and groups: [`VfioContainer::open`](super::VfioContainer::open).
     Vfio,
     /// iommufd, `/dev/iommu` and devices' own nodes: [`Ioas`](super::Ioas).
     Iommufd,
     /// iommufd as it serves VFIO's requests, `/dev/iommu` and groups:
-    /// [`Type1::open_compat`](super::Type1::open_compat).
+    /// [`VfioContainer::open_compat`](super::VfioContainer::open_compat).
     Compat,
 }
 

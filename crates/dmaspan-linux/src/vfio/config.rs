@@ -24,9 +24,9 @@ const POWER_CONTROL: u64 = 4;
 /// access's width. Of a device that was pulled out all bits are ones.
 ///
 /// What would make BARs stop answering cannot be written: the command register, whose bit for DMA
-/// is [`set_bus_master`](super::Device::set_bus_master)'s, and the control of power management.
+/// is [`set_bus_master`](super::VfioDevice::set_bus_master)'s, and the control of power management.
 #[derive(Clone, Copy, Debug)]
-pub struct Config<'a> {
+pub struct ConfigSpace<'a> {
     device: &'a Shared,
 }
 
@@ -55,7 +55,7 @@ macro_rules! accesses {
     )*};
 }
 
-impl<'a> Config<'a> {
+impl<'a> ConfigSpace<'a> {
     pub(super) fn new(device: &'a Shared) -> Self {
         Self { device }
     }
@@ -139,7 +139,7 @@ impl Shared {
 
     /// Whether a BAR, 0 to 5, is of I/O ports (PCI Local Bus 3.0, section 6.2.5.1).
     pub(super) fn has_io_ports(&self, bar: u32) -> bool {
-        let register = Config::new(self).read32(BAR0 + 4 * u64::from(bar));
+        let register = ConfigSpace::new(self).read32(BAR0 + 4 * u64::from(bar));
         register.is_ok_and(|register| register & 1 != 0)
     }
 }

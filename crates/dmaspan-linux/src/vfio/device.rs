@@ -8,7 +8,7 @@ use dmaspan::Errno;
 use parking_lot::Mutex;
 
 use super::bar::Bar;
-use super::config::{self, Config};
+use super::config::{self, ConfigSpace};
 use super::device_error::DeviceError;
 use super::error::OpenError;
 use super::hwpt::Binding;
@@ -36,7 +36,7 @@ pub enum BusMaster {
 ///
 /// Any number of threads use it at once.
 #[derive(Debug)]
-pub struct Device {
+pub struct VfioDevice {
     shared: Arc<Shared>,
     can_reset: bool,
     /// Where iommufd opened it.
@@ -97,7 +97,7 @@ impl Shared {
     }
 }
 
-impl Device {
+impl VfioDevice {
     pub(super) fn new(bdf: Bdf, fd: DeviceFd) -> Result<Self, OpenError> {
         let failed = |request| move |errno| OpenError::System { request, bdf, errno };
         let info = fd.info().map_err(failed("VFIO_DEVICE_GET_INFO"))?;
@@ -167,8 +167,8 @@ impl Device {
     }
 
     /// Its configuration space.
-    pub fn config(&self) -> Config<'_> {
-        Config::new(&self.shared)
+    pub fn config(&self) -> ConfigSpace<'_> {
+        ConfigSpace::new(&self.shared)
     }
 
     /// How many MSI-X interrupts it has; 0 where it has none.
@@ -200,7 +200,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for VfioDevice {
     fn drop(&mut self) {
         // A device that is gone accesses nothing.
         let _ = self.set_bus_master(BusMaster::Off);

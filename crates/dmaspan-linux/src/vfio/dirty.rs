@@ -6,13 +6,13 @@ use dmaspan::{Errno, Iova, IovaRange};
 
 use super::error::Error;
 use crate::sys;
-use crate::sys::book::Book;
-use crate::sys::kept::Kernel;
+use crate::sys::kernel_mapping::Kernel;
 use crate::sys::mapping::{Alignment, Backing, Mapping};
+use crate::sys::mapping_table::MappingTable;
 
 /// Whether the pages that devices write are noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DirtyTracking {
+pub enum DirtyLogging {
     /// They are.
     On,
     /// They are not.
@@ -37,10 +37,10 @@ const MOST_PAGES: u64 = 1 << 31;
 ///
 /// ```
 /// use dmaspan::{Iova, IovaRange};
-/// use dmaspan_linux::vfio::DirtyBitmap;
+/// use dmaspan_linux::vfio::DirtyPages;
 ///
 /// let range = IovaRange::from_len(Iova::new(0x10_0000), 0x10_0000)?;
-/// let mut bitmap = DirtyBitmap::new(range, 0x1000)?;
+/// let mut bitmap = DirtyPages::new(range, 0x1000)?;
 /// bitmap.mark(IovaRange::from_len(Iova::new(0x10_1fff), 2)?);
 /// assert!(bitmap.is_dirty(Iova::new(0x10_2000)));
 /// let dirty = IovaRange::from_len(Iova::new(0x10_1000), 0x2000)?;
@@ -48,14 +48,14 @@ const MOST_PAGES: u64 = 1 << 31;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirtyBitmap {
+pub struct DirtyPages {
     range: IovaRange,
     lg2_page: u32,
     /// A bit for each page, the first of a word the lowest.
     words: Vec<u64>,
 }
 
-impl DirtyBitmap {
+impl DirtyPages {
     /// All pages of `range`, of `page_size` bytes, clean.
     ///
     /// # Errors
@@ -170,9 +170,9 @@ impl DirtyBitmap {
 /// drivers/iommu/iommufd/io_pagetable.c). It is asked by the granule, which is the one page size
 /// that every kernel has.
 pub(super) fn read<K: Kernel>(
-    book: &Book<K>,
+    table: &MappingTable<K>,
     granule: u64,
-    bitmap: &mut DirtyBitmap,
+    bitmap: &mut DirtyPages,
     request: &'static str,
     ask: impl Fn(&K, IovaRange, &Mapping) -> Result<(), Errno>,
 ) -> Result<(), Error> {
@@ -181,12 +181,12 @@ pub(super) fn read<K: Kernel>(
         return Err(Error::Bitmap { range, page_size, granule });
     }
     // A leaf has one note for all its pages, which is cleared whole.
-    book.check_whole(range)?;
-    for run in book.mapped_in(range) {
+    table.check_whole(range)?;
+    for run in table.mapped_in(range) {
         let failed = |errno| Error::System { request, range: run, errno };
-        let mut answer = DirtyBitmap::new(run, granule)?;
+        let mut answer = DirtyPages::new(run, granule)?;
         let bits = room(answer.words.len()).map_err(failed)?;
-        let asked = ask(book.kernel(), run, &bits);
+        let asked = ask(table.kernel(), run, &bits);
         for (word, bits) in answer.words.iter_mut().zip(bits.words()) {
             *word = bits.load(Ordering::Relaxed);
         }
@@ -220,7 +220,7 @@ mod tests {
             for first in 0..pages {
                 for last in first..pages {
                     let all = range(base, base + pages * page - 1);
-                    let mut bitmap = DirtyBitmap::new(all, page).unwrap();
+                    let mut bitmap = DirtyPages::new(all, page).unwrap();
                     let marked = range(base + first * page + 5, base + last * page + 5);
                     bitmap.mark(marked);
                     let whole = range(base + first * page, base + (last + 1) * page - 1);
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn ranges_are_the_maximal_runs_of_dirty_pages() {
         let all = range(0, 200 * 0x1000 - 1);
-        let mut bitmap = DirtyBitmap::new(all, 0x1000).unwrap();
+        let mut bitmap = DirtyPages::new(all, 0x1000).unwrap();
         let dirty = |page: u64| page.is_multiple_of(7) || (60..70).contains(&page) || page == 199;
         for page in (0..200).filter(|&page| dirty(page)) {
             bitmap.mark(range(page * 0x1000, page * 0x1000));
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn the_last_address_has_a_page() {
         let top = range(u64::MAX - 0x1fff, u64::MAX);
-        let mut bitmap = DirtyBitmap::new(top, 0x1000).unwrap();
+        let mut bitmap = DirtyPages::new(top, 0x1000).unwrap();
         bitmap.mark(range(u64::MAX, u64::MAX));
         let last = range(u64::MAX - 0xfff, u64::MAX);
         assert_eq!(bitmap.ranges().collect::<Vec<_>>(), [last]);
@@ -273,8 +273,8 @@ mod tests {
             (0, u64::MAX, 0x1000),
             (0, (1 << 43) - 1 + 0x1000, 0x1000),
         ] {
-            assert!(DirtyBitmap::new(range(start, last), page).is_err(), "{start:#x} {last:#x}");
+            assert!(DirtyPages::new(range(start, last), page).is_err(), "{start:#x} {last:#x}");
         }
-        assert!(DirtyBitmap::new(range(0, u64::MAX), 1 << 63).is_ok());
+        assert!(DirtyPages::new(range(0, u64::MAX), 1 << 63).is_ok());
     }
 }

@@ -10,7 +10,7 @@ use crate::mem::OutsideMemory;
 use crate::os::{self, Size};
 use crate::pci::{Bdf, Reason, Step, reason};
 use crate::sys;
-use crate::sys::kept::LockedBy;
+use crate::sys::kernel_mapping::LockedBy;
 
 /// Why a mapping or an unmapping was refused. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use dmaspan::{Errno, IovaRange};
 
-use super::device::Device;
-use super::dirty::{self, DirtyBitmap, DirtyNotes, DirtyTracking};
+use super::device::VfioDevice;
+use super::dirty::{self, DirtyLogging, DirtyNotes, DirtyPages};
 use super::error::{Error, OpenError};
 use super::ioas::Ioas;
 use crate::pci::Bdf;
@@ -32,7 +32,7 @@ pub struct Hwpt<'space> {
     space: &'space Ioas,
     id: HwptId,
     /// Whether it was made to note what devices write.
-    tracking: DirtyTracking,
+    tracking: DirtyLogging,
 }
 
 impl Ioas {
@@ -43,7 +43,7 @@ impl Ioas {
     ///
     /// [`OpenError::Unsupported`] where the IOMMU cannot note what devices write, or the kernel has
     /// no such tables (Linux 6.7); [`OpenError::Foreign`] for a device of another `/dev/iommu`.
-    pub fn hwpt(&self, device: &Device, tracking: DirtyTracking) -> Result<Hwpt<'_>, OpenError> {
+    pub fn hwpt(&self, device: &VfioDevice, tracking: DirtyLogging) -> Result<Hwpt<'_>, OpenError> {
         self.hwpt_for(device.bdf(), self.device_id(device)?, tracking)
     }
 
@@ -51,14 +51,14 @@ impl Ioas {
         &self,
         bdf: Bdf,
         dev_id: u32,
-        tracking: DirtyTracking,
+        tracking: DirtyLogging,
     ) -> Result<Hwpt<'_>, OpenError> {
         let flags = match tracking {
-            DirtyTracking::On => uapi::HWPT_ALLOC_DIRTY_TRACKING,
-            DirtyTracking::Off => 0,
+            DirtyLogging::On => uapi::HWPT_ALLOC_DIRTY_TRACKING,
+            DirtyLogging::Off => 0,
         };
         let made = HwptId::alloc(self.id(), dev_id, flags).map_err(|errno| match errno {
-            Errno::EOPNOTSUPP | Errno::ENOTTY if tracking == DirtyTracking::On => UNTRACKED,
+            Errno::EOPNOTSUPP | Errno::ENOTTY if tracking == DirtyLogging::On => UNTRACKED,
             Errno::ENOTTY => OpenError::Unsupported {
                 what: "this kernel makes no page tables on request (IOMMU_HWPT_ALLOC)",
                 advice: "Linux 6.7 does; attach the device to the address space itself",
@@ -72,7 +72,7 @@ impl Ioas {
     }
 
     /// The number of a device of the same file.
-    pub(super) fn device_id(&self, device: &Device) -> Result<u32, OpenError> {
+    pub(super) fn device_id(&self, device: &VfioDevice) -> Result<u32, OpenError> {
         let binding = device.binding().filter(|it| Arc::ptr_eq(&it.iommufd, self.id().iommufd()));
         binding.map(|binding| binding.id).ok_or(OpenError::Foreign { bdf: device.bdf() })
     }
@@ -81,7 +81,7 @@ impl Ioas {
 /// The IOMMU has no notes.
 const UNTRACKED: OpenError = OpenError::Unsupported {
     what: "the IOMMU of this device does not note what devices write",
-    advice: "ask Device::has_dirty_tracking first, and take all that is mapped for dirty",
+    advice: "ask VfioDevice::has_dirty_tracking first, and take all that is mapped for dirty",
 };
 
 impl Hwpt<'_> {
@@ -92,7 +92,7 @@ impl Hwpt<'_> {
     ///
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where the device's IOMMU is of another kind. The
     /// device stays where it was.
-    pub fn attach(&self, device: &Device) -> Result<(), OpenError> {
+    pub fn attach(&self, device: &VfioDevice) -> Result<(), OpenError> {
         self.space.move_to(device, self.id.get())
     }
 
@@ -102,11 +102,11 @@ impl Hwpt<'_> {
     /// # Errors
     ///
     /// [`Error::Unsupported`] where the table was not made for it.
-    pub fn set_dirty_tracking(&self, tracking: DirtyTracking) -> Result<(), Error> {
+    pub fn set_dirty_tracking(&self, tracking: DirtyLogging) -> Result<(), Error> {
         let request = "IOMMU_HWPT_SET_DIRTY_TRACKING";
         let flags = match tracking {
-            DirtyTracking::On => uapi::DIRTY_TRACKING_ENABLE,
-            DirtyTracking::Off => 0,
+            DirtyLogging::On => uapi::DIRTY_TRACKING_ENABLE,
+            DirtyLogging::Off => 0,
         };
         self.check_tracking()?;
         let set = self.id.set_dirty_tracking(flags);
@@ -121,7 +121,7 @@ impl Hwpt<'_> {
     ///
     /// [`Error`]: [`Error::Bisects`] where the bitmap's range covers a part of a mapping, which may
     /// have one note for all of its pages. What was read before an error is in the bitmap.
-    pub fn read_dirty(&self, bitmap: &mut DirtyBitmap, notes: DirtyNotes) -> Result<(), Error> {
+    pub fn read_dirty(&self, bitmap: &mut DirtyPages, notes: DirtyNotes) -> Result<(), Error> {
         let request = "IOMMU_HWPT_GET_DIRTY_BITMAP";
         let flags = match notes {
             DirtyNotes::Clear => 0,
@@ -132,7 +132,7 @@ impl Hwpt<'_> {
         let ask = |_: &_, range: IovaRange, bits: &Mapping| {
             self.id.read_dirty(range, granule, flags, bits)
         };
-        let read = dirty::read(self.space.book(), granule, bitmap, request, ask);
+        let read = dirty::read(self.space.table(), granule, bitmap, request, ask);
         read.map_err(|error| error.of_request(request, WHAT, ADVICE))
     }
 
@@ -148,16 +148,16 @@ impl Hwpt<'_> {
 
     fn check_tracking(&self) -> Result<(), Error> {
         match self.tracking {
-            DirtyTracking::On => Ok(()),
-            DirtyTracking::Off => Err(Error::Unsupported { what: WHAT, advice: ADVICE }),
+            DirtyLogging::On => Ok(()),
+            DirtyLogging::Off => Err(Error::Unsupported { what: WHAT, advice: ADVICE }),
         }
     }
 }
 
 const WHAT: &str = "this page table does not note what devices write";
-const ADVICE: &str = "make one by Ioas::hwpt with DirtyTracking::On, where the IOMMU can";
+const ADVICE: &str = "make one by Ioas::hwpt with DirtyLogging::On, where the IOMMU can";
 
-impl Device {
+impl VfioDevice {
     /// Whether the device's IOMMU can note the pages that devices write (`IOMMU_GET_HW_INFO`).
     ///
     /// # Errors

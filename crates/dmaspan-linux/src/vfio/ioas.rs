@@ -10,16 +10,16 @@ use parking_lot::RwLock;
 
 use super::backend::Backend;
 use super::bar::Bar;
-use super::device::Device;
+use super::device::VfioDevice;
 use super::error::{Error, OpenError};
 use super::hwpt::Binding;
 use super::opening::{self, Candidate};
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
-use crate::sys::book::{self, Book};
 use crate::sys::iommufd::{self, IoasId};
-use crate::sys::kept::{LockedBy, Requests};
+use crate::sys::kernel_mapping::{LockedBy, Requests};
+use crate::sys::mapping_table::{self, MappingTable};
 use crate::sys::uapi::iommufd as uapi;
 use crate::sys::vfio::DeviceFd;
 
@@ -71,7 +71,7 @@ impl Iommufd {
         let id = IoasId::alloc(&self.fd).map_err(no_limits)?;
         let limits = read_limits(&id).map_err(no_limits)?;
         let (iommufd, limits) = (self.clone(), RwLock::new(Arc::new(limits)));
-        Ok(Ioas { book: Book::new(id), iommufd, limits })
+        Ok(Ioas { table: MappingTable::new(id), iommufd, limits })
     }
 }
 
@@ -95,7 +95,7 @@ pub enum HugePages {
 /// Any number of threads map and unmap at once, and the kernel works for all of them at once.
 #[derive(Debug)]
 pub struct Ioas {
-    book: Book<IoasId>,
+    table: MappingTable<IoasId>,
     iommufd: Iommufd,
     /// As of the last time that the kernel was asked.
     limits: RwLock<Arc<Limits>>,
@@ -107,7 +107,7 @@ impl Ioas {
     /// # Errors
     ///
     /// [`OpenError`], which says what to do.
-    pub fn open(bdf: Bdf) -> Result<(Self, Device), OpenError> {
+    pub fn open(bdf: Bdf) -> Result<(Self, VfioDevice), OpenError> {
         let candidate = Candidate::find(Backend::Iommufd, bdf)?;
         let failed = |error: Error| OpenError::System {
             request: "IOMMU_IOAS_ALLOC",
@@ -126,19 +126,19 @@ impl Ioas {
     ///
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
     /// cannot map.
-    pub fn attach(&self, bdf: Bdf) -> Result<Device, OpenError> {
+    pub fn attach(&self, bdf: Bdf) -> Result<VfioDevice, OpenError> {
         self.attach_candidate(&Candidate::find(Backend::Iommufd, bdf)?)
     }
 
-    fn attach_candidate(&self, candidate: &Candidate) -> Result<Device, OpenError> {
+    fn attach_candidate(&self, candidate: &Candidate) -> Result<VfioDevice, OpenError> {
         let bdf = candidate.bdf();
         let fd = DeviceFd::new(candidate.open_cdev()?);
         let bound = fd.bind(self.iommufd.fd.as_fd());
         let id = bound.map_err(|errno| bind_error(candidate, errno))?;
-        let attached = fd.attach(self.book.kernel().get());
+        let attached = fd.attach(self.table.kernel().get());
         attached.map_err(|errno| attach_error(bdf, errno))?;
         let iommufd = Arc::clone(&self.iommufd.fd);
-        let device = Device::new(bdf, fd)?.bound(Binding { iommufd, id });
+        let device = VfioDevice::new(bdf, fd)?.bound(Binding { iommufd, id });
         self.refresh();
         Ok(device)
     }
@@ -147,7 +147,7 @@ impl Ioas {
     /// space: they access another device without going through memory. The BAR stays mapped, and
     /// its device open, until the range is unmapped.
     ///
-    /// A [reset](Device::reset) of that device takes the registers away for good: unmap the range
+    /// A [reset](VfioDevice::reset) of that device takes the registers away for good: unmap the range
     /// and map it anew.
     ///
     /// # Errors
@@ -166,10 +166,10 @@ impl Ioas {
         let range = IovaRange::from_len(iova, len)?;
         let limits = Arc::clone(&self.limits.read());
         // The kernel's own answer to a dma-buf that is none of whole pages says less.
-        book::check(&limits, "the user address", user.start().get())?;
-        book::check(&limits, "the length", len)?;
+        mapping_table::check(&limits, "the user address", user.start().get())?;
+        mapping_table::check(&limits, "the length", len)?;
         let dma_buf = bar.dma_buf(offsets)?;
-        self.book.map(&limits, range, prot, Some(user), |table| {
+        self.table.map(&limits, range, prot, Some(user), |table| {
             table.map_dma_buf(bar.registers(), &dma_buf, range, prot)
         })
     }
@@ -181,8 +181,8 @@ impl Ioas {
     ///
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
     /// cannot map. The device stays where it was.
-    pub fn reattach(&self, device: &Device) -> Result<(), OpenError> {
-        self.move_to(device, self.book.kernel().get())
+    pub fn reattach(&self, device: &VfioDevice) -> Result<(), OpenError> {
+        self.move_to(device, self.table.kernel().get())
     }
 
     /// Detaches a device, which stays open and reaches nothing.
@@ -190,14 +190,14 @@ impl Ioas {
     /// # Errors
     ///
     /// [`OpenError`], where the device is of another `/dev/iommu`, or the kernel refuses.
-    pub fn detach(&self, device: &Device) -> Result<(), OpenError> {
+    pub fn detach(&self, device: &VfioDevice) -> Result<(), OpenError> {
         self.device_id(device)?;
         let (request, bdf) = ("VFIO_DEVICE_DETACH_IOMMUFD_PT", device.bdf());
         device.fd().detach().map_err(|errno| OpenError::System { request, bdf, errno })
     }
 
     /// Moves a device to this address space or a page table of it.
-    pub(super) fn move_to(&self, device: &Device, id: u32) -> Result<(), OpenError> {
+    pub(super) fn move_to(&self, device: &VfioDevice, id: u32) -> Result<(), OpenError> {
         self.device_id(device)?;
         let moved = device.fd().attach(id);
         moved.map_err(|errno| attach_error(device.bdf(), errno))?;
@@ -221,8 +221,8 @@ impl Ioas {
     ) -> Result<(), Error> {
         let range = IovaRange::from_len(iova, len)?;
         let mapped = self.with_limits(|limits| {
-            book::check(limits, "the offset", offset)?;
-            self.book.map(limits, range, prot, None, |table| {
+            mapping_table::check(limits, "the offset", offset)?;
+            self.table.map(limits, range, prot, None, |table| {
                 table.map_file(file.as_fd(), offset, range, prot)
             })
         });
@@ -251,7 +251,7 @@ impl Ioas {
             });
         }
         let copied =
-            self.with_limits(|limits| self.book.copy(limits, &from.book, range, iova, prot));
+            self.with_limits(|limits| self.table.copy(limits, &from.table, range, iova, prot));
         copied.map_err(|error| {
             let what = "this kernel copies no mappings (IOMMU_IOAS_COPY)";
             error.of_request("IOMMU_IOAS_COPY", what, "map the memory again")
@@ -266,7 +266,7 @@ impl Ioas {
     /// [`Error::Unsupported`] where a device that is attached keeps a part of them for itself;
     /// [`Error::Setting`] where two overlap.
     pub fn allow_iovas(&self, ranges: &[IovaRange]) -> Result<(), Error> {
-        self.book.kernel().allow_iovas(ranges).map_err(|errno| match errno {
+        self.table.kernel().allow_iovas(ranges).map_err(|errno| match errno {
             Errno::EADDRINUSE => Error::Unsupported {
                 what: "a device that is attached cannot map all of the ranges",
                 advice: "choose some in the apertures of the limits",
@@ -282,7 +282,7 @@ impl Ioas {
     ///
     /// [`Error::Setting`] where something is mapped that the smallest pages cannot map.
     pub fn set_huge_pages(&self, pages: HugePages) -> Result<(), Error> {
-        let (kernel, value) = (self.book.kernel(), u64::from(pages == HugePages::On));
+        let (kernel, value) = (self.table.kernel(), u64::from(pages == HugePages::On));
         let set = kernel.iommufd().set_option(kernel.get(), uapi::OPTION_HUGE_PAGES, value);
         set.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })?;
         self.refresh();
@@ -295,7 +295,7 @@ impl Ioas {
     ///
     /// [`Error::Setting`], where the kernel does not say.
     pub fn huge_pages(&self) -> Result<HugePages, Error> {
-        let kernel = self.book.kernel();
+        let kernel = self.table.kernel();
         let value = kernel.iommufd().get_option(kernel.get(), uapi::OPTION_HUGE_PAGES);
         let value = value.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })?;
         Ok(if value == 0 { HugePages::Off } else { HugePages::On })
@@ -307,11 +307,11 @@ impl Ioas {
     }
 
     pub(super) fn id(&self) -> &IoasId {
-        self.book.kernel()
+        self.table.kernel()
     }
 
-    pub(super) fn book(&self) -> &Book<IoasId> {
-        &self.book
+    pub(super) fn table(&self) -> &MappingTable<IoasId> {
+        &self.table
     }
 
     /// The smallest page, in bytes.
@@ -323,7 +323,7 @@ impl Ioas {
     pub(super) fn refresh(&self) -> Arc<Limits> {
         // Under the lock, so that the last to ask is the last to write.
         let mut limits = self.limits.write();
-        if let Ok(now) = read_limits(self.book.kernel()) {
+        if let Ok(now) = read_limits(self.table.kernel()) {
             *limits = Arc::new(now);
         }
         Arc::clone(&limits)
@@ -347,12 +347,12 @@ impl Ioas {
 
     /// The requests that mapped and unmapped so far.
     pub fn requests(&self) -> Requests {
-        self.book.requests()
+        self.table.requests()
     }
 
     /// How many mappings there are.
     pub fn mappings(&self) -> u64 {
-        self.book.mappings()
+        self.table.mappings()
     }
 
     /// Unmaps everything, and returns how many bytes that was.
@@ -361,7 +361,7 @@ impl Ioas {
     ///
     /// As [`unmap`](DmaSpace::unmap).
     pub fn unmap_all(&self) -> Result<u64, Error> {
-        self.book.unmap_all()
+        self.table.unmap_all()
     }
 }
 
@@ -376,11 +376,11 @@ impl DmaSpace for Ioas {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Error> {
-        self.with_limits(|limits| self.book.map_memory(limits, memory, user, iova, prot))
+        self.with_limits(|limits| self.table.map_memory(limits, memory, user, iova, prot))
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
-        self.book.unmap(range)
+        self.table.unmap(range)
     }
 
     /// What can be mapped. iommufd tells no page sizes: the granule alone is there.

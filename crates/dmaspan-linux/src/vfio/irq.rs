@@ -15,12 +15,12 @@ use crate::sys::uapi::vfio::PCI_MSIX_IRQ;
 
 /// An interrupt of a device: a counter that each one adds 1 to (eventfd(2)).
 #[derive(Debug)]
-pub struct Event {
+pub struct IrqEvent {
     fd: EventFd,
     bdf: Bdf,
 }
 
-impl Event {
+impl IrqEvent {
     /// How many interrupts there were since the last time; 0 where there was none.
     ///
     /// # Errors
@@ -46,16 +46,16 @@ impl Event {
 }
 
 /// For event loops: readable when there was an interrupt. It does not block.
-impl AsFd for Event {
+impl AsFd for IrqEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// The MSI-X interrupts of a device that are on, each with its [`Event`]. Dropped, they are off.
+/// The MSI-X interrupts of a device that are on, each with its [`IrqEvent`]. Dropped, they are off.
 #[derive(Debug)]
 pub struct Msix {
-    events: Vec<Event>,
+    events: Vec<IrqEvent>,
     device: Arc<Shared>,
 }
 
@@ -74,7 +74,7 @@ impl Msix {
         let mut msix = Self { events: Vec::new(), device: Arc::clone(device) };
         for _ in 0..count {
             let fd = EventFd::new().map_err(device.failed("eventfd for an interrupt"))?;
-            msix.events.push(Event { fd, bdf });
+            msix.events.push(IrqEvent { fd, bdf });
         }
         let fds: Vec<BorrowedFd<'_>> = msix.events.iter().map(AsFd::as_fd).collect();
         let set = device.fd.set_irqs(PCI_MSIX_IRQ, &fds);
@@ -83,7 +83,7 @@ impl Msix {
     }
 
     /// The events, in the order of the vectors.
-    pub fn events(&self) -> &[Event] {
+    pub fn events(&self) -> &[IrqEvent] {
         &self.events
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dmaspan::Errno;
 
-use super::dirty::{DirtyBitmap, DirtyTracking};
+use super::dirty::{DirtyLogging, DirtyPages};
 use super::error::{Error, OpenError};
 use super::hwpt::Hwpt;
 use super::ioas::Ioas;
@@ -58,12 +58,12 @@ impl MockDevice {
     pub fn hwpt<'space>(
         &self,
         space: &'space Ioas,
-        tracking: DirtyTracking,
+        tracking: DirtyLogging,
     ) -> Result<Hwpt<'space>, OpenError> {
         space.hwpt_for(Bdf::ZERO, self.id, tracking)
     }
 
-    /// As [`Device::has_dirty_tracking`](super::Device::has_dirty_tracking).
+    /// As [`VfioDevice::has_dirty_tracking`](super::VfioDevice::has_dirty_tracking).
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl Hwpt<'_> {
     /// # Errors
     ///
     /// What the kernel answers: `EINVAL` where a page is not mapped.
-    pub fn mock_write(&self, pages: &DirtyBitmap) -> Result<u64, Error> {
+    pub fn mock_write(&self, pages: &DirtyPages) -> Result<u64, Error> {
         let mut bits = pages.words().to_vec();
         let (table, page_size) = (self.id().get(), pages.page_size());
         let written = mock::write(self.iommufd(), table, pages.range(), page_size, &mut bits);

@@ -1,18 +1,18 @@
 //! Memory mapped for real devices by the kernel: VFIO type 1 and iommufd.
 //!
 //! The kernel pins the memory and writes the IOMMU's tables. This module plans what to ask of it
-//! and owns what it got: [`Type1`] and [`Ioas`] are each a [`DmaSpace`](dmaspan::DmaSpace), and
-//! [`Device`] is a PCI function that reaches what is mapped in one of them.
+//! and owns what it got: [`VfioContainer`] and [`Ioas`] are each a [`DmaSpace`](dmaspan::DmaSpace), and
+//! [`VfioDevice`] is a PCI function that reaches what is mapped in one of them.
 //!
 //! ```no_run
 //! use std::sync::Arc;
 //!
 //! use dmaspan::Prot;
 //! use dmaspan_linux::plan::{Mapper, Region};
-//! use dmaspan_linux::vfio::{Backend, BusMaster, Space};
+//! use dmaspan_linux::vfio::{Backend, BusMaster, VfioSpace};
 //! use dmaspan_linux::{Memory, MemoryKind};
 //!
-//! let (space, device) = Space::open(Backend::Vfio, "0000:00:05.0".parse()?)?;
+//! let (space, device) = VfioSpace::open(Backend::Vfio, "0000:00:05.0".parse()?)?;
 //! let mapper = Mapper::new(space)?;
 //! let queues = Arc::new(Memory::new(MemoryKind::Thp, 4 << 20)?);
 //! let mapped = mapper.plan([Region::whole(&queues, Prot::READ_WRITE)])?.map()?;
@@ -44,20 +44,20 @@ mod opening;
 mod space;
 mod type1;
 
-pub use crate::sys::book::leaked_bytes;
-pub use crate::sys::kept::{LockedBy, Requests};
+pub use crate::sys::kernel_mapping::{LockedBy, Requests};
+pub use crate::sys::mapping_table::leaked_bytes;
 pub use backend::{Backend, UnknownBackend};
 pub use bar::Bar;
-pub use config::Config;
-pub use device::{BusMaster, Device};
+pub use config::ConfigSpace;
+pub use device::{BusMaster, VfioDevice};
 pub use device_error::DeviceError;
-pub use dirty::{DirtyBitmap, DirtyNotes, DirtyTracking};
+pub use dirty::{DirtyLogging, DirtyNotes, DirtyPages};
 pub use error::{Error, OpenError};
 pub use hwpt::Hwpt;
 pub use ioas::{HugePages, Ioas, Iommufd};
-pub use irq::{Event, Msix};
-pub use space::Space;
-pub use type1::Type1;
+pub use irq::{IrqEvent, Msix};
+pub use space::VfioSpace;
+pub use type1::VfioContainer;
 
 #[cfg(feature = "iommufd-test")]
 mod mock;

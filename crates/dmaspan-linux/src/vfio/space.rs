@@ -6,39 +6,41 @@ use std::sync::Arc;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
 
 use super::bar::Bar;
-use super::device::Device;
+use super::device::VfioDevice;
 use super::error::{Error, OpenError};
-use super::{Backend, Ioas, Requests, Type1};
+use super::{Backend, Ioas, Requests, VfioContainer};
 use crate::mem::Memory;
 use crate::pci::Bdf;
 
 /// An address space of one or the other interface.
 ///
 /// ```no_run
-/// use dmaspan_linux::vfio::{Backend, Space};
+/// use dmaspan_linux::vfio::{Backend, VfioSpace};
 ///
-/// let (space, device) = Space::open(Backend::Iommufd, "0000:00:05.0".parse()?)?;
+/// let (space, device) = VfioSpace::open(Backend::Iommufd, "0000:00:05.0".parse()?)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub enum Space {
+pub enum VfioSpace {
     /// Of VFIO, or iommufd in its place.
-    Type1(Type1),
+    Type1(VfioContainer),
     /// Of iommufd.
     Ioas(Ioas),
 }
 
-impl Space {
+impl VfioSpace {
     /// A new address space with the device `bdf` in it.
     ///
     /// # Errors
     ///
     /// [`OpenError`], which says what to do.
-    pub fn open(backend: Backend, bdf: Bdf) -> Result<(Self, Device), OpenError> {
+    pub fn open(backend: Backend, bdf: Bdf) -> Result<(Self, VfioDevice), OpenError> {
         match backend {
-            Backend::Vfio => Type1::open(bdf).map(|(space, device)| (Self::Type1(space), device)),
+            Backend::Vfio => {
+                VfioContainer::open(bdf).map(|(space, device)| (Self::Type1(space), device))
+            }
             Backend::Compat => {
-                Type1::open_compat(bdf).map(|(space, device)| (Self::Type1(space), device))
+                VfioContainer::open_compat(bdf).map(|(space, device)| (Self::Type1(space), device))
             }
             Backend::Iommufd => Ioas::open(bdf).map(|(space, device)| (Self::Ioas(space), device)),
         }
@@ -48,8 +50,8 @@ impl Space {
     ///
     /// # Errors
     ///
-    /// As [`Type1::attach`] and [`Ioas::attach`].
-    pub fn attach(&self, bdf: Bdf) -> Result<Device, OpenError> {
+    /// As [`VfioContainer::attach`] and [`Ioas::attach`].
+    pub fn attach(&self, bdf: Bdf) -> Result<VfioDevice, OpenError> {
         match self {
             Self::Type1(space) => space.attach(bdf),
             Self::Ioas(space) => space.attach(bdf),
@@ -73,7 +75,7 @@ impl Space {
     }
 
     /// Maps the registers of `offsets`, in bytes from the start of `bar`, for the space's devices:
-    /// [`Type1::map_bar`] or [`Ioas::map_bar`].
+    /// [`VfioContainer::map_bar`] or [`Ioas::map_bar`].
     ///
     /// # Errors
     ///
@@ -104,7 +106,7 @@ impl Space {
     }
 }
 
-impl DmaSpace for Space {
+impl DmaSpace for VfioSpace {
     type Memory = Arc<Memory>;
     type Error = Error;
 

@@ -11,16 +11,16 @@ use parking_lot::{Mutex, RwLock};
 
 use super::backend::Backend;
 use super::bar::Bar;
-use super::device::Device;
-use super::dirty::{self, DirtyBitmap, DirtyTracking};
+use super::device::VfioDevice;
+use super::dirty::{self, DirtyLogging, DirtyPages};
 use super::error::{Error, OpenError};
 use super::opening::Candidate;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
-use crate::sys::book::Book;
-use crate::sys::kept::{LockedBy, Requests};
+use crate::sys::kernel_mapping::{LockedBy, Requests};
 use crate::sys::mapping::Mapping;
+use crate::sys::mapping_table::MappingTable;
 use crate::sys::uapi::vfio::CapHeader;
 use crate::sys::vfio::{Container, Group, read};
 
@@ -34,22 +34,22 @@ use crate::sys::vfio::{Container, Group, read};
 /// A group stays in the container until that is dropped, also when its devices are closed: what can
 /// be mapped shrinks with each group, and does not grow again.
 #[derive(Debug)]
-pub struct Type1 {
+pub struct VfioContainer {
     /// Who answers the requests.
     backend: Backend,
-    book: Book<Container>,
+    table: MappingTable<Container>,
     /// What can be mapped with the groups that are in it; `mappings_left` counts from none.
     limits: RwLock<Arc<Limits>>,
     groups: Mutex<BTreeMap<u32, Group>>,
 }
 
-impl Type1 {
+impl VfioContainer {
     /// A container of VFIO with the group of `bdf` in it, and that device.
     ///
     /// # Errors
     ///
     /// [`OpenError`], which says what to do.
-    pub fn open(bdf: Bdf) -> Result<(Self, Device), OpenError> {
+    pub fn open(bdf: Bdf) -> Result<(Self, VfioDevice), OpenError> {
         Self::open_by(Backend::Vfio, CONTAINER, LockedBy::Process, bdf)
     }
 
@@ -58,7 +58,7 @@ impl Type1 {
     /// # Errors
     ///
     /// [`OpenError`], which says what to do.
-    pub fn open_compat(bdf: Bdf) -> Result<(Self, Device), OpenError> {
+    pub fn open_compat(bdf: Bdf) -> Result<(Self, VfioDevice), OpenError> {
         // It counts as iommufd does, whoever asks.
         Self::open_by(Backend::Compat, IOMMUFD, LockedBy::User, bdf)
     }
@@ -68,7 +68,7 @@ impl Type1 {
         path: &str,
         locked_by: LockedBy,
         bdf: Bdf,
-    ) -> Result<(Self, Device), OpenError> {
+    ) -> Result<(Self, VfioDevice), OpenError> {
         let candidate = Candidate::find(backend, bdf)?;
         let container = Container::new(candidate.open(Path::new(path))?, locked_by);
         let failed = |request| move |errno| OpenError::System { request, bdf, errno };
@@ -90,7 +90,7 @@ impl Type1 {
         let limits = read_limits(&container).map_err(failed("VFIO_IOMMU_GET_INFO"))?;
         let space = Self {
             backend,
-            book: Book::new(container),
+            table: MappingTable::new(container),
             limits: RwLock::new(Arc::new(limits)),
             groups: Mutex::new(BTreeMap::from([(candidate.group, group)])),
         };
@@ -104,14 +104,14 @@ impl Type1 {
     ///
     /// [`OpenError`]; [`OpenError::DoesNotFit`] where something is mapped that the device's IOMMU
     /// cannot map.
-    pub fn attach(&self, bdf: Bdf) -> Result<Device, OpenError> {
+    pub fn attach(&self, bdf: Bdf) -> Result<VfioDevice, OpenError> {
         let candidate = Candidate::find(self.backend, bdf)?;
         let mut groups = self.groups.lock();
         if let Some(group) = groups.get(&candidate.group) {
             return open_device(group, &candidate);
         }
         // The group leaves the container again where the device cannot be opened.
-        let group = open_group(self.book.kernel(), &candidate).map_err(|error| match error {
+        let group = open_group(self.table.kernel(), &candidate).map_err(|error| match error {
             // What is mapped is not in the group's apertures (vfio_iommu_type1_attach_group).
             OpenError::System { request: SET_CONTAINER, bdf, errno: errno @ Errno::EINVAL } => {
                 OpenError::DoesNotFit { bdf, errno }
@@ -120,7 +120,7 @@ impl Type1 {
         })?;
         let device = open_device(&group, &candidate)?;
         let system = |errno| OpenError::System { request: "VFIO_IOMMU_GET_INFO", bdf, errno };
-        let now = read_limits(self.book.kernel()).map_err(system)?;
+        let now = read_limits(self.table.kernel()).map_err(system)?;
         let mut limits = self.limits.write();
         // The limit of mappings is the container's from the start.
         *limits = Arc::new(Limits { mappings_left: limits.mappings_left, ..now });
@@ -148,7 +148,7 @@ impl Type1 {
         let user = bar.user_range(offsets)?;
         let range = IovaRange::from_len(iova, user.len_less_one().saturating_add(1))?;
         let limits = Arc::clone(&self.limits.read());
-        self.book.map(&limits, range, prot, Some(user), |table| {
+        self.table.map(&limits, range, prot, Some(user), |table| {
             table.map_registers(bar.registers(), user, range, prot)
         })
     }
@@ -159,12 +159,12 @@ impl Type1 {
     /// # Errors
     ///
     /// [`Error::Unsupported`] where nothing is noted, as in iommufd's compatibility mode.
-    pub fn set_dirty_tracking(&self, tracking: DirtyTracking) -> Result<(), Error> {
+    pub fn set_dirty_tracking(&self, tracking: DirtyLogging) -> Result<(), Error> {
         let flags = match tracking {
-            DirtyTracking::On => uapi::VFIO_IOMMU_DIRTY_PAGES_FLAG_START,
-            DirtyTracking::Off => uapi::VFIO_IOMMU_DIRTY_PAGES_FLAG_STOP,
+            DirtyLogging::On => uapi::VFIO_IOMMU_DIRTY_PAGES_FLAG_START,
+            DirtyLogging::Off => uapi::VFIO_IOMMU_DIRTY_PAGES_FLAG_STOP,
         };
-        let set = self.book.kernel().dirty_pages(flags);
+        let set = self.table.kernel().dirty_pages(flags);
         let error = |errno| Error::Setting { request: DIRTY_PAGES, errno };
         set.map_err(|errno| error(errno).of_request(DIRTY_PAGES, UNTRACKED, ADVICE))
     }
@@ -177,23 +177,23 @@ impl Type1 {
     ///
     /// [`Error`]: [`Error::Bisects`] where the bitmap's range covers a part of a mapping,
     /// [`Error::System`] where the tracking is off. What was read before an error is in the bitmap.
-    pub fn read_dirty(&self, bitmap: &mut DirtyBitmap) -> Result<(), Error> {
+    pub fn read_dirty(&self, bitmap: &mut DirtyPages) -> Result<(), Error> {
         let granule = self.limits.read().granule();
         let ask = |container: &Container, range: IovaRange, bits: &Mapping| {
             container.read_dirty(range, granule, bits)
         };
-        let read = dirty::read(&self.book, granule, bitmap, DIRTY_PAGES, ask);
+        let read = dirty::read(&self.table, granule, bitmap, DIRTY_PAGES, ask);
         read.map_err(|error| error.of_request(DIRTY_PAGES, UNTRACKED, ADVICE))
     }
 
     /// The requests that mapped and unmapped so far.
     pub fn requests(&self) -> Requests {
-        self.book.requests()
+        self.table.requests()
     }
 
     /// How many mappings there are.
     pub fn mappings(&self) -> u64 {
-        self.book.mappings()
+        self.table.mappings()
     }
 
     /// Unmaps everything, and returns how many bytes that was.
@@ -202,11 +202,11 @@ impl Type1 {
     ///
     /// As [`unmap`](DmaSpace::unmap).
     pub fn unmap_all(&self) -> Result<u64, Error> {
-        self.book.unmap_all()
+        self.table.unmap_all()
     }
 }
 
-impl DmaSpace for Type1 {
+impl DmaSpace for VfioContainer {
     type Memory = Arc<Memory>;
     type Error = Error;
 
@@ -218,16 +218,16 @@ impl DmaSpace for Type1 {
         prot: Prot,
     ) -> Result<(), Error> {
         let limits = Arc::clone(&self.limits.read());
-        self.book.map_memory(&limits, memory, user, iova, prot)
+        self.table.map_memory(&limits, memory, user, iova, prot)
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
-        self.book.unmap(range)
+        self.table.unmap(range)
     }
 
     fn limits(&self) -> Limits {
         let mut limits = Limits::clone(&self.limits.read());
-        let left = |most: u64| most.saturating_sub(self.book.mappings());
+        let left = |most: u64| most.saturating_sub(self.table.mappings());
         limits.mappings_left = limits.mappings_left.map(left);
         limits
     }
@@ -263,7 +263,7 @@ fn open_group(container: &Container, candidate: &Candidate) -> Result<Group, Ope
     Ok(group)
 }
 
-fn open_device(group: &Group, candidate: &Candidate) -> Result<Device, OpenError> {
+fn open_device(group: &Group, candidate: &Candidate) -> Result<VfioDevice, OpenError> {
     let bdf = candidate.bdf();
     let fd = group.device(&bdf.to_string()).map_err(|errno| match errno {
         Errno::EBUSY => candidate.explain(OpenError::InUse { bdf }),
@@ -272,7 +272,7 @@ fn open_device(group: &Group, candidate: &Candidate) -> Result<Device, OpenError
         Errno::EADDRINUSE => OpenError::DoesNotFit { bdf, errno },
         errno => OpenError::System { request: GET_DEVICE, bdf, errno },
     })?;
-    Device::new(bdf, fd)
+    VfioDevice::new(bdf, fd)
 }
 
 /// What a container can map (`VFIO_IOMMU_GET_INFO`).

@@ -6,13 +6,13 @@ use dmaspan::iommu::{Invalidation, IommuOps, Scope, Tables};
 
 use super::*;
 use crate::memory::SimMemory;
-use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers, Half};
+use crate::walker::arm_lpae::{AddressHalf, ArmLpaeS1Walker, ArmS1WalkRegisters};
 use crate::walker::{FaultKind, TableImage};
 
-type TestDevice = Device<ArmLpaeS1Walker, Arc<TableImage>, Arc<SimMemory>>;
+type TestDevice = SimDevice<ArmLpaeS1Walker, Arc<TableImage>, Arc<SimMemory>>;
 
 /// 4K pages at the bottom and at the top of the 16 bits that the tables have: a root at level 3.
-fn device(half: Half) -> (TestDevice, Arc<SimMemory>) {
+fn device(half: AddressHalf) -> (TestDevice, Arc<SimMemory>) {
     let image = Arc::new(TableImage::new());
     image.add_table(PhysAddr::new(0), 16);
     let words =
@@ -21,10 +21,10 @@ fn device(half: Half) -> (TestDevice, Arc<SimMemory>) {
         image.set(PhysAddr::new(paddr), word).unwrap();
     }
     let tcr = 5 << 32 | 2 << 30 | 48 << 16 | 48;
-    let registers = ArmS1Registers { ttbr: 0, tcr, mair: 0xff00, half, ..Default::default() };
+    let registers = ArmS1WalkRegisters { ttbr: 0, tcr, mair: 0xff00, half, ..Default::default() };
     let walker = ArmLpaeS1Walker::new(registers).unwrap();
     let memory = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 0x4000, 12).unwrap());
-    (Device::new(Iotlb::new(walker, image), Arc::clone(&memory)), memory)
+    (SimDevice::new(Iotlb::new(walker, image), Arc::clone(&memory)), memory)
 }
 
 fn fault_of(error: DmaError) -> (FaultKind, u64, usize) {
@@ -36,7 +36,7 @@ fn fault_of(error: DmaError) -> (FaultKind, u64, usize) {
 
 #[test]
 fn an_access_over_a_leaf_border_reaches_both_frames() {
-    let (device, memory) = device(Half::Lower);
+    let (device, memory) = device(AddressHalf::Lower);
     device.write(Iova::new(0xffe), &[1, 2, 3, 4]).unwrap();
     let mut bytes = [0; 2];
     memory.cpu_read(PhysAddr::new(0x10_2ffe), &mut bytes).unwrap();
@@ -50,7 +50,7 @@ fn an_access_over_a_leaf_border_reaches_both_frames() {
 
 #[test]
 fn an_access_ends_at_the_first_fault_with_the_bytes_before_it_done() {
-    let (device, memory) = device(Half::Lower);
+    let (device, memory) = device(AddressHalf::Lower);
     let error = device.write(Iova::new(0x1ffc), &[9; 8]).unwrap_err();
     assert_eq!(fault_of(error), (FaultKind::Permission, 0x2000, 4));
     let mut bytes = [0; 4];
@@ -63,7 +63,7 @@ fn an_access_ends_at_the_first_fault_with_the_bytes_before_it_done() {
 
 #[test]
 fn a_translation_to_nowhere_is_a_bus_error() {
-    let (device, _memory) = device(Half::Lower);
+    let (device, _memory) = device(AddressHalf::Lower);
     let error = device.read(Iova::new(0x2ffe), &mut [0; 4]).unwrap_err();
     let nobody = BusError::Nobody { paddr: PhysAddr::new(0x50_0000) };
     assert_eq!(error, DmaError::Bus { iova: Iova::new(0x3000), done: 2, error: nobody });
@@ -71,7 +71,7 @@ fn a_translation_to_nowhere_is_a_bus_error() {
 
 #[test]
 fn the_last_byte_of_the_space_is_reached_and_none_behind_it() {
-    let (device, memory) = device(Half::Upper);
+    let (device, memory) = device(AddressHalf::Upper);
     device.write(Iova::new(u64::MAX - 1), &[5, 6]).unwrap();
     let mut bytes = [0; 2];
     memory.cpu_read(PhysAddr::new(0x10_3ffe), &mut bytes).unwrap();
@@ -83,7 +83,7 @@ fn the_last_byte_of_the_space_is_reached_and_none_behind_it() {
 
 #[test]
 fn a_probe_finds_what_is_stale_and_nothing_after_the_sync() {
-    let (device, _memory) = device(Half::Lower);
+    let (device, _memory) = device(AddressHalf::Lower);
     let probe = || device.probe(Iova::new(0x1abc), Access::Read);
     assert_eq!(probe(), Some(PhysAddr::new(0x10_0abc)));
     device.iotlb().tables().set(PhysAddr::new(8), 0).unwrap();

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::leaves::PackedLeaf;
 use super::*;
 use crate::walker::TableImage;
-use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 
 type TestIotlb = Iotlb<ArmLpaeS1Walker, Arc<TableImage>>;
 
@@ -23,7 +23,7 @@ fn iotlb_with(tcr: u64, config: IotlbConfig) -> TestIotlb {
     for table in [0x1000, 0x2000, 0x3000] {
         image.add_table(PhysAddr::new(table), 512);
     }
-    let registers = ArmS1Registers { ttbr: 0x1000, tcr, mair: 0xff00, ..Default::default() };
+    let registers = ArmS1WalkRegisters { ttbr: 0x1000, tcr, mair: 0xff00, ..Default::default() };
     let iotlb = Iotlb::with_config(ArmLpaeS1Walker::new(registers).unwrap(), image, config);
     set(&iotlb, 0x1000, 0x2003);
     set(&iotlb, 0x2000, 0x3003);

@@ -5,13 +5,13 @@ use std::ops::Range;
 use dmaspan::{Span, lg2};
 
 use super::buddy::{Buddy, at, pieces};
-use super::folio::{Counts, Folio, Found};
+use super::folio::{Folio, FolioCounts, Found};
 use super::pins::Part;
-use super::{MemoryError, SimMemory, Violation};
+use super::{AllocError, SimMemory, Violation};
 use crate::rng::Rng;
 
 /// What whoever allocates a folio has.
-const FIRST: Counts = Counts { refs: 1, pins: 0 };
+const FIRST: FolioCounts = FolioCounts { refs: 1, pins: 0 };
 
 impl SimMemory {
     /// Allocates a folio of `2^order` frames, with one reference.
@@ -20,8 +20,8 @@ impl SimMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::Full`] where no free block is large enough; then nothing is allocated.
-    pub fn allocate_folio(&self, order: u32) -> Result<Folio, MemoryError> {
+    /// [`AllocError::Full`] where no free block is large enough; then nothing is allocated.
+    pub fn allocate_folio(&self, order: u32) -> Result<Folio, AllocError> {
         let mut buddy = self.buddy.lock();
         let folio = buddy.take(order).and_then(|pfn| {
             self.records.make(pfn, order, FIRST);
@@ -40,10 +40,10 @@ impl SimMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`]; then nothing is allocated.
-    pub fn allocate(&self, bytes: u64, align_lg2: u32) -> Result<Span, MemoryError> {
+    /// [`AllocError`]; then nothing is allocated.
+    pub fn allocate(&self, bytes: u64, align_lg2: u32) -> Result<Span, AllocError> {
         let frames = self.check_size(bytes)?;
-        let full = MemoryError::Full { bytes, align_lg2 };
+        let full = AllocError::Full { bytes, align_lg2 };
         let order = align_lg2.saturating_sub(self.granule_lg2);
         let whole = self.pfns(0..self.frame_count);
         let mut buddy = self.buddy.lock();
@@ -57,19 +57,19 @@ impl SimMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`] where it is not free memory.
-    pub fn allocate_at(&self, span: Span) -> Result<(), MemoryError> {
+    /// [`AllocError`] where it is not free memory.
+    pub fn allocate_at(&self, span: Span) -> Result<(), AllocError> {
         let granule_lg2 = self.granule_lg2;
         for value in [span.paddr().get(), span.len()] {
             if !lg2::is_aligned(value, granule_lg2) {
-                return Err(MemoryError::Unaligned { value, granule_lg2 });
+                return Err(AllocError::Unaligned { value, granule_lg2 });
             }
         }
         let mut buddy = self.buddy.lock();
         let pfns = self.frames_of(span).map(|frames| self.pfns(frames));
         match pfns.filter(|pfns| buddy.first_taken(pfns.clone()).is_none()) {
             Some(pfns) => self.own(&mut buddy, pfns),
-            None => return Err(MemoryError::Full { bytes: span.len(), align_lg2: granule_lg2 }),
+            None => return Err(AllocError::Full { bytes: span.len(), align_lg2: granule_lg2 }),
         }
         Ok(())
     }
@@ -80,15 +80,15 @@ impl SimMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`]; then nothing is allocated.
-    pub fn allocate_scattered(&self, bytes: u64, seed: u64) -> Result<Vec<Span>, MemoryError> {
+    /// [`AllocError`]; then nothing is allocated.
+    pub fn allocate_scattered(&self, bytes: u64, seed: u64) -> Result<Vec<Span>, AllocError> {
         let wanted = at(self.check_size(bytes)?);
         let mut buddy = self.buddy.lock();
         // Choosing among all frames of terabytes would take longer than anything done with them.
         let choices = wanted.saturating_mul(2).max(1 << 12);
         let mut frames = self.free_frames(&buddy, choices);
         if frames.len() < wanted {
-            return Err(MemoryError::Full { bytes, align_lg2: self.granule_lg2 });
+            return Err(AllocError::Full { bytes, align_lg2: self.granule_lg2 });
         }
         let mut rng = Rng::new(seed);
         for at in 0..wanted {
@@ -114,8 +114,8 @@ impl SimMemory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError`]; then nothing is allocated.
-    pub fn allocate_folios(&self, orders: &[u32], seed: u64) -> Result<Vec<Span>, MemoryError> {
+    /// [`AllocError`]; then nothing is allocated.
+    pub fn allocate_folios(&self, orders: &[u32], seed: u64) -> Result<Vec<Span>, AllocError> {
         let mut rng = Rng::new(seed);
         let mut taken: Vec<Folio> = Vec::with_capacity(orders.len());
         let mut buddy = self.buddy.lock();
@@ -152,7 +152,7 @@ impl SimMemory {
     /// assert!(memory.allocate_folio(5).is_err());
     /// memory.free(&frames);
     /// assert!(memory.allocate_folio(10).is_ok());
-    /// # Ok::<(), dmaspan_sim::memory::MemoryError>(())
+    /// # Ok::<(), dmaspan_sim::memory::AllocError>(())
     /// ```
     pub fn fragment(&self, percent: u32, highest: u32, seed: u64) -> Vec<Span> {
         let chunk = highest.saturating_add(1);
@@ -214,13 +214,13 @@ impl SimMemory {
         for rest in [pfn..part.pfns.start, part.pfns.end..found.pfns().end] {
             for (pfn, order) in pieces(rest) {
                 let pins = self.exact_pins(pfn..pfn + lg2::size(order));
-                self.records.make(pfn, order, Counts { pins, ..counts });
+                self.records.make(pfn, order, FolioCounts { pins, ..counts });
             }
         }
     }
 
     /// Records what is wrong with freeing frames whose folio had these counts.
-    fn complain(&self, part: &Part<'_>, counts: Option<Counts>) {
+    fn complain(&self, part: &Part<'_>, counts: Option<FolioCounts>) {
         if let Some(books) = &self.books {
             let books = books.lock();
             for pfn in part.pfns.clone() {
@@ -253,11 +253,11 @@ impl SimMemory {
     }
 
     /// How many frames so many bytes are.
-    fn check_size(&self, bytes: u64) -> Result<u64, MemoryError> {
+    fn check_size(&self, bytes: u64) -> Result<u64, AllocError> {
         if bytes > 0 && lg2::is_aligned(bytes, self.granule_lg2) {
             Ok(bytes >> self.granule_lg2)
         } else {
-            Err(MemoryError::Unaligned { value: bytes, granule_lg2: self.granule_lg2 })
+            Err(AllocError::Unaligned { value: bytes, granule_lg2: self.granule_lg2 })
         }
     }
 
@@ -306,8 +306,8 @@ impl SimMemory {
         pfn..pfn + lg2::size(folio.order)
     }
 
-    fn full_folio(&self, order: u32) -> MemoryError {
+    fn full_folio(&self, order: u32) -> AllocError {
         let align_lg2 = self.granule_lg2.saturating_add(order).min(63);
-        MemoryError::Full { bytes: lg2::size(align_lg2), align_lg2 }
+        AllocError::Full { bytes: lg2::size(align_lg2), align_lg2 }
     }
 }

@@ -35,7 +35,7 @@ impl Folio {
 
 /// What keeps a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Counts {
+pub struct FolioCounts {
     /// References. Whoever allocates a folio has the first.
     pub refs: u32,
     /// Pins, one for each frame of it as often as that is pinned.
@@ -49,7 +49,7 @@ const PIN_LG2: u32 = 24;
 /// The most references of a folio.
 pub(super) const MAX_REFS: u32 = (1 << 24) - 1;
 
-impl Counts {
+impl FolioCounts {
     pub(super) const NONE: Self = Self { refs: 0, pins: 0 };
 
     fn of(word: u64) -> Self {
@@ -83,21 +83,21 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn counts(&self) -> Counts {
-        Counts::of(self.counts.load(Ordering::Acquire))
+    pub(super) fn counts(&self) -> FolioCounts {
+        FolioCounts::of(self.counts.load(Ordering::Acquire))
     }
 
     /// Adds pins, and returns what the counts were.
     #[inline]
-    pub(super) fn pin(&self, pins: u64) -> Counts {
+    pub(super) fn pin(&self, pins: u64) -> FolioCounts {
         // Whoever pins holds the folio in another way: nothing is ordered by this.
-        Counts::of(self.counts.fetch_add(pins << PIN_LG2, Ordering::Relaxed))
+        FolioCounts::of(self.counts.fetch_add(pins << PIN_LG2, Ordering::Relaxed))
     }
 
     /// Takes pins away, and returns what the counts are now; `None`, with nothing changed, where
     /// there are not so many.
     #[inline]
-    pub(super) fn unpin(&self, pins: u64) -> Option<Counts> {
+    pub(super) fn unpin(&self, pins: u64) -> Option<FolioCounts> {
         // Ordered before the folio is used again, and behind all others where this is the last.
         let before = self.counts.fetch_sub(pins << PIN_LG2, Ordering::AcqRel);
         if before >> PIN_LG2 < pins {
@@ -105,7 +105,7 @@ impl Record {
             self.counts.fetch_add(pins << PIN_LG2, Ordering::Relaxed);
             return None;
         }
-        Some(Counts::of(before - (pins << PIN_LG2)))
+        Some(FolioCounts::of(before - (pins << PIN_LG2)))
     }
 
     /// Adds references; `None`, with nothing changed, where nothing keeps the folio or there would
@@ -113,21 +113,21 @@ impl Record {
     pub(super) fn get(&self, refs: u32) -> Option<()> {
         self.change(|counts| {
             let refs = counts.refs.checked_add(refs).filter(|refs| *refs <= MAX_REFS)?;
-            (counts != Counts::NONE).then_some(Counts { refs, ..counts })
+            (counts != FolioCounts::NONE).then_some(FolioCounts { refs, ..counts })
         })?;
         Some(())
     }
 
     /// Takes references away, and returns what the counts are now; `None`, with nothing changed,
     /// where there are not so many.
-    pub(super) fn put(&self, refs: u32) -> Option<Counts> {
-        self.change(|counts| Some(Counts { refs: counts.refs.checked_sub(refs)?, ..counts }))
+    pub(super) fn put(&self, refs: u32) -> Option<FolioCounts> {
+        self.change(|counts| Some(FolioCounts { refs: counts.refs.checked_sub(refs)?, ..counts }))
     }
 
-    fn change(&self, to: impl Fn(Counts) -> Option<Counts>) -> Option<Counts> {
+    fn change(&self, to: impl Fn(FolioCounts) -> Option<FolioCounts>) -> Option<FolioCounts> {
         let mut now = self.counts.load(Ordering::Relaxed);
         loop {
-            let new = to(Counts::of(now))?;
+            let new = to(FolioCounts::of(now))?;
             let order = (Ordering::AcqRel, Ordering::Relaxed);
             match self.counts.compare_exchange_weak(now, new.word(), order.0, order.1) {
                 Ok(_) => return Some(new),
@@ -216,7 +216,7 @@ impl Records {
     }
 
     /// Makes frames that are no folio one, with these counts.
-    pub(super) fn make(&self, pfn: u64, order: u32, counts: Counts) {
+    pub(super) fn make(&self, pfn: u64, order: u32, counts: FolioCounts) {
         let records = self.records(pfn, order);
         let mark = u8::try_from(order).map_or(0, |order| order + 1);
         for (number, record) in records.enumerate() {
@@ -229,12 +229,12 @@ impl Records {
     }
 
     /// Makes a folio frames that are none, and returns the counts that it had.
-    pub(super) fn unmake(&self, pfn: u64, order: u32) -> Counts {
-        let mut counts = Counts::NONE;
+    pub(super) fn unmake(&self, pfn: u64, order: u32) -> FolioCounts {
+        let mut counts = FolioCounts::NONE;
         for (number, record) in self.records(pfn, order).enumerate() {
             record.order.store(0, Ordering::Release);
             if number == 0 {
-                counts = Counts::of(record.counts.swap(0, Ordering::AcqRel));
+                counts = FolioCounts::of(record.counts.swap(0, Ordering::AcqRel));
             }
         }
         counts

@@ -148,16 +148,16 @@ struct Pinning<'a> {
     sink: &'a mut dyn SpanSink,
     pin: SimPin,
     /// What is contiguous and may go on.
-    run: Option<Run>,
+    run: Option<PinnedRun>,
     /// Runs that have ended and were not pushed yet.
-    closed: [Option<Run>; AT_ONCE],
+    closed: [Option<PinnedRun>; AT_ONCE],
     /// How many they are.
     closed_count: usize,
     lookups: u64,
 }
 
 #[derive(Clone, Copy)]
-struct Run {
+struct PinnedRun {
     span: Span,
     kind: Kind,
     /// How many bytes of it are pinned, from the first on.
@@ -210,7 +210,7 @@ impl Pinning<'_> {
     /// on finds a sink that knows it.
     fn settle(&mut self) -> Result<(), Failure> {
         match &mut self.run {
-            Some(Run { kind: Kind::Mmio, .. }) => self.push_all(),
+            Some(PinnedRun { kind: Kind::Mmio, .. }) => self.push_all(),
             Some(run) => {
                 run.pin(&mut self.pin, self.space.memory());
                 self.push_closed()
@@ -261,7 +261,7 @@ impl Pinning<'_> {
         if self.close_run().is_err() {
             return ControlFlow::Break(Pause::Stopped);
         }
-        self.run = Some(Run { span, kind, pinned: 0 });
+        self.run = Some(PinnedRun { span, kind, pinned: 0 });
         ControlFlow::Continue(())
     }
 
@@ -300,7 +300,7 @@ impl Pinning<'_> {
     }
 }
 
-impl Run {
+impl PinnedRun {
     /// Pins what is not pinned yet of memory.
     fn pin(&mut self, pin: &mut SimPin, memory: &SimMemory) {
         if self.kind == Kind::Memory

@@ -10,7 +10,7 @@ use dmaspan::{PhysAddr, Span, lg2};
 use parking_lot::Mutex;
 
 use super::books::{FrameBooks, Wrong};
-use super::folio::{Counts, Folio, Found, MAX_REFS, Marks};
+use super::folio::{Folio, FolioCounts, Found, MAX_REFS, Marks};
 use super::{Access, SimMemory, Violation};
 
 impl SimMemory {
@@ -30,7 +30,7 @@ impl SimMemory {
     }
 
     /// What keeps the folio of `paddr`; `None` where it is free or outside.
-    pub fn counts(&self, paddr: PhysAddr) -> Option<Counts> {
+    pub fn counts(&self, paddr: PhysAddr) -> Option<FolioCounts> {
         Some(self.records.find(self.pfn(paddr)?)?.record.counts())
     }
 
@@ -53,7 +53,7 @@ impl SimMemory {
         let Some(pfn) = self.inside(paddr) else { return };
         let found = self.records.find(pfn);
         match found.and_then(|found| Some((found, found.record.put(refs)?))) {
-            Some((found, Counts::NONE)) => self.release(found),
+            Some((found, FolioCounts::NONE)) => self.release(found),
             Some(_) => {}
             None => self.violate(Violation::PutTwice { frame: self.pfn_paddr(pfn) }),
         }
@@ -246,7 +246,7 @@ impl SimMemory {
         }
         let Some(found) = folio else { return self.held_free(pfns) };
         let pins = pfns.end - pfns.start;
-        if found.record.pin(pins) == Counts::NONE {
+        if found.record.pin(pins) == FolioCounts::NONE {
             found.record.unpin(pins);
             self.held_free(pfns);
         }
@@ -279,7 +279,7 @@ impl SimMemory {
                     let frame = self.pfn_paddr(found.pfn);
                     self.violate(Violation::WrittenButClean { frame });
                 }
-                if left == Counts::NONE {
+                if left == FolioCounts::NONE {
                     self.release(*found);
                 }
             }
@@ -296,7 +296,7 @@ impl SimMemory {
         // What is wrong with the folio's own count the books have said.
         let pins = self.unpin_books(pfns, dirty);
         if let Some(found) = folio.filter(|_| pins > 0)
-            && found.record.unpin(pins) == Some(Counts::NONE)
+            && found.record.unpin(pins) == Some(FolioCounts::NONE)
         {
             self.release(*found);
         }
@@ -331,7 +331,7 @@ impl SimMemory {
         let mut buddy = self.buddy.lock();
         // Somebody without a right to it may have freed it meanwhile.
         let now = self.records.find(found.pfn).map(|now| (now.pfns(), now.record.counts()));
-        if now == Some((found.pfns(), Counts::NONE)) {
+        if now == Some((found.pfns(), FolioCounts::NONE)) {
             self.records.unmake(found.pfn, found.order);
             self.forget(&found.pfns());
             buddy.give(found.pfn, found.order);

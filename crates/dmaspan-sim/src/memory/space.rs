@@ -18,7 +18,7 @@ pub const FAULT_TRIES: u32 = 16;
 
 /// Contiguous user memory that is contiguous in physical memory too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct UserSpan {
     /// The user's addresses.
     pub user: UserRange,
     /// Where the first of them is.
@@ -271,15 +271,15 @@ impl SimSpace {
     /// # Errors
     ///
     /// The first address without memory, where the range has a hole.
-    pub fn resolve(&self, range: UserRange) -> Result<Vec<Segment>, UserAddr> {
+    pub fn resolve(&self, range: UserRange) -> Result<Vec<UserSpan>, UserAddr> {
         let mm = self.mm.read();
         mm.check(range, Access::Read).map_err(|error| error.at())?;
-        let mut found: Vec<Segment> = Vec::new();
+        let mut found: Vec<UserSpan> = Vec::new();
         for vma in mm.vmas.overlapping(range).filter_map(|vma| vma.cut(range)) {
             let mut next = Some(vma.user.start());
             while let Some(at) = next.filter(|at| vma.user.contains(*at)) {
                 let (user, paddr) = vma.run(at);
-                found.push(Segment { user, paddr });
+                found.push(UserSpan { user, paddr });
                 next = user.last().checked_add(1);
             }
         }

@@ -165,7 +165,7 @@ mod allocation {
         assert_eq!(memory.allocate(0x3000, 12).unwrap(), span(0, 3));
         assert_eq!(memory.allocate(0x1000, 14).unwrap(), span(4, 1));
         let refused = memory.allocate_at(span(2, 2));
-        assert_eq!(refused, Err(MemoryError::Full { bytes: 0x2000, align_lg2: 12 }));
+        assert_eq!(refused, Err(AllocError::Full { bytes: 0x2000, align_lg2: 12 }));
         assert_eq!(memory.frame_state(PhysAddr::new(BASE + 0x3000)), Some(FrameState::Free));
         assert!(memory.allocate_at(span(15, 2)).is_err());
         assert!(memory.allocate_at(bytes(0x800, 0x1000)).is_err());
@@ -176,10 +176,10 @@ mod allocation {
     #[test]
     fn sizes_that_cannot_be_simulated_are_refused() {
         let new = |base, bytes, lg2| SimMemory::new(PhysAddr::new(base), bytes, lg2).unwrap_err();
-        assert!(matches!(new(0, 0x1000, 2), MemoryError::Granule { .. }));
-        assert!(matches!(new(0, 0x1800, 12), MemoryError::Unaligned { value: 0x1800, .. }));
-        assert!(matches!(new(0, 0, 12), MemoryError::Unaligned { value: 0, .. }));
-        assert!(matches!(new(u64::MAX - 0xfff, 0x2000, 12), MemoryError::TooLarge { .. }));
+        assert!(matches!(new(0, 0x1000, 2), AllocError::Granule { .. }));
+        assert!(matches!(new(0, 0x1800, 12), AllocError::Unaligned { value: 0x1800, .. }));
+        assert!(matches!(new(0, 0, 12), AllocError::Unaligned { value: 0, .. }));
+        assert!(matches!(new(u64::MAX - 0xfff, 0x2000, 12), AllocError::TooLarge { .. }));
     }
 
     #[test]

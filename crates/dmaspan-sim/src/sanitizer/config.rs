@@ -29,14 +29,14 @@ pub enum Parts {
 pub enum Pointless {
     /// They are not: some drivers flush to be safe.
     Ignore,
-    /// They are, of [`Class::Performance`](super::Class::Performance).
+    /// They are, of [`Severity::Performance`](super::Severity::Performance).
     #[default]
     Report,
 }
 
 /// What happens with a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Mode {
+pub enum OnFinding {
     /// It is kept, for [`findings`](super::Sanitizer::findings).
     #[default]
     Collect,
@@ -47,7 +47,7 @@ pub enum Mode {
 
 /// What a [`Sanitizer`](super::Sanitizer) assumes and does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct SanitizerConfig {
     /// Whether hardware caches absent entries, so that it must be told of what is mapped.
     pub absent: AbsentEntries,
     /// Whether it minds the sizes of leaves in invalidations.
@@ -57,7 +57,7 @@ pub struct Config {
     /// Whether pointless flushes are findings.
     pub pointless: Pointless,
     /// What happens with findings.
-    pub mode: Mode,
+    pub mode: OnFinding,
     /// How many of the last operations are kept. An operation costs about 100 bytes.
     pub history: usize,
     /// How many operations a finding shows at most.
@@ -66,14 +66,14 @@ pub struct Config {
     pub findings: usize,
 }
 
-impl Default for Config {
+impl Default for SanitizerConfig {
     fn default() -> Self {
         Self {
             absent: AbsentEntries::NotCached,
             leaf_sizes: LeafSizes::Named,
             parts: Parts::Report,
             pointless: Pointless::Report,
-            mode: Mode::Collect,
+            mode: OnFinding::Collect,
             history: 16384,
             shown: 12,
             findings: 100,

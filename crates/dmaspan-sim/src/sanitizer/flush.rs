@@ -6,7 +6,7 @@ use dmaspan::{Iova, IovaRange};
 use super::config::{LeafSizes, Pointless};
 use super::event::{Forget, Invalidating, Outcome, Record};
 use super::intervals::{Cut, Intervals};
-use super::report::{Cause, Kind};
+use super::report::{Cause, FindingKind};
 use super::state::{Stale, State, Unflushed, Walk};
 
 /// What was unmapped and waits for a flush.
@@ -54,7 +54,7 @@ impl State {
             && what.tables == Tables::Kept
             && let Some(range) = self.nothing_stale_in(what)
         {
-            self.find(Kind::PointlessFlush, (range, None), Vec::new(), now);
+            self.find(FindingKind::PointlessFlush, (range, None), Vec::new(), now);
         }
         self.in_flight.push(now.clone());
     }

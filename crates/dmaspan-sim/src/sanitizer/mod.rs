@@ -70,10 +70,10 @@
 //! ```
 //! use dmaspan::iommu::{Invalidation, Scope, Tables};
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, RangeError, Span};
-//! use dmaspan_sim::sanitizer::{Cached, Cause, Config, Kind, Sanitizer};
+//! use dmaspan_sim::sanitizer::{Cached, Cause, FindingKind, Sanitizer, SanitizerConfig};
 //!
 //! # fn main() -> Result<(), RangeError> {
-//! let sanitizer = Sanitizer::new(Config::default());
+//! let sanitizer = Sanitizer::new(SanitizerConfig::default());
 //! let nic = sanitizer.named("nic0");
 //! let buffer = IovaRange::from_len(Iova::new(0x8000), 0x2000)?;
 //! let memory = Span::new(PhysAddr::new(0x4_2000_0000), 0x2000)?;
@@ -96,7 +96,7 @@
 //! nic.on_release(buffer);
 //!
 //! let found = sanitizer.findings();
-//! let late = Kind::LateFlush { cached: Cached::Leaf, cause: Cause::TooShort, freed: None };
+//! let late = FindingKind::LateFlush { cached: Cached::Leaf, cause: Cause::TooShort, freed: None };
 //! assert_eq!(found[0].kind, late);
 //! let report = found[0].to_string();
 //! # let report: String = {
@@ -148,12 +148,12 @@ use dmaspan::{Direction, Iova, IovaRange, Prot, Span};
 use parking_lot::Mutex;
 
 use crate::walker::Access;
-pub use config::{Config, LeafSizes, Mode, Parts, Pointless};
+pub use config::{LeafSizes, OnFinding, Parts, Pointless, SanitizerConfig};
 pub use dmaspan::iommu::SyncFor;
 use event::Forget;
 pub use event::{Invalidating, Op, Origin, Outcome, Record, Where};
-pub use report::{Cached, Cause, Class, Finding, Kind};
-use state::{Mapped, State};
+pub use report::{Cached, Cause, Finding, FindingKind, Severity};
+use state::{MappedPiece, State};
 pub use wrapper::{Sanitized, SanitizedList, SanitizedTables, Tracked};
 
 /// Who is told what happens, and finds what is wrong: see the [module](self).
@@ -167,19 +167,19 @@ pub struct Sanitizer {
 }
 
 struct Shared {
-    mode: Mode,
+    mode: OnFinding,
     state: Mutex<State>,
 }
 
 impl Default for Sanitizer {
     fn default() -> Self {
-        Self::new(Config::default())
+        Self::new(SanitizerConfig::default())
     }
 }
 
 impl Sanitizer {
     /// One that knows of nothing mapped.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: SanitizerConfig) -> Self {
         let state = Mutex::new(State::new(config));
         let shared = Shared { mode: config.mode, state };
         Self { shared: Arc::new(shared), name: None }
@@ -205,7 +205,7 @@ impl Sanitizer {
     pub fn on_map(&self, range: IovaRange, spans: &[Span], prot: Prot) {
         let op = Op::Map { prot, first: spans.first().copied() };
         self.tell(op, Where::Range(range), |state, now| {
-            let mapped = Mapped { paddr: None, prot, mapped: now.clone() };
+            let mapped = MappedPiece { paddr: None, prot, mapped: now.clone() };
             state.map(range, spans, &mapped);
         });
     }
@@ -387,7 +387,7 @@ impl Sanitizer {
         self.shared.state.lock().findings.clone()
     }
 
-    /// How many findings there were, those beyond [`Config::findings`] included.
+    /// How many findings there were, those beyond [`SanitizerConfig::findings`] included.
     pub fn found(&self) -> u64 {
         self.shared.state.lock().found
     }
@@ -416,8 +416,8 @@ impl Sanitizer {
         let known = state.findings.len();
         let record = state.record(op, iovas, origin);
         let answer = look(&mut state, &record);
-        if self.shared.mode == Mode::Panic && !thread::panicking() {
-            let new = state.findings[known..].iter().find(|found| found.class() == Class::Error);
+        if self.shared.mode == OnFinding::Panic && !thread::panicking() {
+            let new = state.findings[known..].iter().find(|found| found.class() == Severity::Error);
             if let Some(finding) = new.cloned() {
                 drop(state);
                 panic!("{finding}");

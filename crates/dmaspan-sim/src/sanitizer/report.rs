@@ -9,7 +9,7 @@ use crate::walker::Access;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Class {
+pub enum Severity {
     /// Nothing breaks, but time is lost.
     Performance,
     /// Memory, or what a device reads, may be corrupted, or memory is lost.
@@ -70,7 +70,7 @@ impl Cause {
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum FindingKind {
     /// A device accessed IOVAs that were unmapped, which hardware may let it.
     UseAfterUnmap {
         /// How.
@@ -162,12 +162,12 @@ pub enum Kind {
     Leak,
 }
 
-impl Kind {
+impl FindingKind {
     /// How bad it is.
-    pub const fn class(&self) -> Class {
+    pub const fn class(&self) -> Severity {
         match self {
-            Self::PointlessFlush => Class::Performance,
-            _ => Class::Error,
+            Self::PointlessFlush => Severity::Performance,
+            _ => Severity::Error,
         }
     }
 
@@ -333,7 +333,7 @@ const fn did(access: Access) -> &'static str {
 #[non_exhaustive]
 pub struct Finding {
     /// What is wrong.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// With which IOVAs.
     pub iovas: IovaRange,
     /// The memory that they lead or led to, where it was said and is one piece.
@@ -345,7 +345,7 @@ pub struct Finding {
 
 impl Finding {
     /// How bad it is.
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> Severity {
         self.kind.class()
     }
 }
@@ -353,8 +353,8 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let class = match self.class() {
-            Class::Error => "ERROR",
-            Class::Performance => "PERFORMANCE",
+            Severity::Error => "ERROR",
+            Severity::Performance => "PERFORMANCE",
         };
         writeln!(f, "{class}: {}", self.kind.title())?;
         f.write_str("  what: ")?;

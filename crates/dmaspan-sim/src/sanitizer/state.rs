@@ -5,17 +5,17 @@ use std::collections::VecDeque;
 use dmaspan::iommu::Tables;
 use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Prot, Span};
 
-use super::config::{Config, Parts};
+use super::config::{Parts, SanitizerConfig};
 use super::event::{Op, Origin, Record, Where};
 use super::intervals::{Cut, Intervals};
-use super::report::{Cached, Cause, Finding, Kind};
+use super::report::{Cached, Cause, Finding, FindingKind};
 use super::tables::DetachedTables;
 use crate::iotlb::AbsentEntries;
 use crate::walker::Access;
 
 /// A piece of a mapping.
 #[derive(Clone, Debug)]
-pub(super) struct Mapped {
+pub(super) struct MappedPiece {
     pub(super) paddr: Option<u64>,
     pub(super) prot: Prot,
     pub(super) mapped: Record,
@@ -24,7 +24,7 @@ pub(super) struct Mapped {
 /// A piece of what was unmapped and not flushed.
 #[derive(Clone, Debug)]
 pub(super) struct Stale {
-    pub(super) was: Mapped,
+    pub(super) was: MappedPiece,
     pub(super) by: Unflushed,
     pub(super) leaf_sizes: u64,
 }
@@ -49,7 +49,7 @@ pub(super) enum Reported {
     Yes,
 }
 
-impl Cut for Mapped {
+impl Cut for MappedPiece {
     fn advance(&mut self, bytes: u64) {
         self.paddr = self.paddr.map(|paddr| paddr.wrapping_add(bytes));
     }
@@ -88,8 +88,8 @@ impl Cut for u64 {
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) config: Config,
-    pub(super) mapped: Intervals<Mapped>,
+    pub(super) config: SanitizerConfig,
+    pub(super) mapped: Intervals<MappedPiece>,
     pub(super) stale: Intervals<Stale>,
     pub(super) walks: Intervals<Walk>,
     pub(super) tables: DetachedTables,
@@ -115,7 +115,7 @@ pub(super) struct Suspect {
 }
 
 impl State {
-    pub(super) fn new(config: Config) -> Self {
+    pub(super) fn new(config: SanitizerConfig) -> Self {
         Self {
             config,
             mapped: Intervals::default(),
@@ -147,7 +147,7 @@ impl State {
     /// Adds a finding; `before` are operations that led to it, however old they are.
     pub(super) fn find(
         &mut self,
-        kind: Kind,
+        kind: FindingKind,
         (iovas, memory): (IovaRange, Option<Span>),
         before: Vec<Record>,
         now: &Record,
@@ -168,7 +168,7 @@ impl State {
         self.findings.push(Finding { kind, iovas, memory, history });
     }
 
-    pub(super) fn map(&mut self, range: IovaRange, spans: &[Span], mapped: &Mapped) {
+    pub(super) fn map(&mut self, range: IovaRange, spans: &[Span], mapped: &MappedPiece) {
         let now = &mapped.mapped;
         self.expect_unused(range, now);
         self.mapped.take(range);
@@ -181,7 +181,7 @@ impl State {
                 break;
             };
             let paddr = Some(span.paddr().get());
-            self.mapped.insert(piece, Mapped { paddr, ..mapped.clone() });
+            self.mapped.insert(piece, MappedPiece { paddr, ..mapped.clone() });
             next = piece.last().checked_add(1).filter(|next| range.contains(*next));
         }
         if let Some(rest) = next.and_then(|next| IovaRange::new(next, range.last())) {
@@ -194,10 +194,10 @@ impl State {
         if let Some((taken, piece)) = self.mapped.first(range) {
             let (memory, before) = (memory(taken, piece), vec![piece.mapped.clone()]);
             let whole = self.whole(taken);
-            self.find(Kind::AlreadyMapped { taken: whole }, (range, memory), before, now);
+            self.find(FindingKind::AlreadyMapped { taken: whole }, (range, memory), before, now);
         }
         if let Some(Suspect { cached, range, memory, cause, before }) = self.suspect(range) {
-            self.find(Kind::MissingFlush { cached, cause }, (range, memory), before, now);
+            self.find(FindingKind::MissingFlush { cached, cause }, (range, memory), before, now);
         }
         self.stale.take(range);
         self.walks.take(range);
@@ -275,7 +275,8 @@ impl State {
         }
         if let Some(gap) = self.mapped.gap(range) {
             let was_unmapped = self.stale.first(gap).is_some() || self.last_unmapped(gap);
-            let kind = if was_unmapped { Kind::DoubleUnmap } else { Kind::UnmapOfNothing };
+            let kind =
+                if was_unmapped { FindingKind::DoubleUnmap } else { FindingKind::UnmapOfNothing };
             self.find(kind, (gap, None), Vec::new(), now);
         }
         self.unmap_parts(range, (tables, leaf_sizes), now);
@@ -305,11 +306,12 @@ impl State {
 
     pub(super) fn protect(&mut self, range: IovaRange, prot: Option<Prot>, now: &Record) {
         if let Some(gap) = self.mapped.gap(range) {
-            self.find(Kind::ProtectOfNothing, (gap, None), Vec::new(), now);
+            self.find(FindingKind::ProtectOfNothing, (gap, None), Vec::new(), now);
         }
         let by = Unflushed { unmapped: now.clone(), missed: None, reported: Reported::No };
         for (piece, was) in self.mapped.take(range) {
-            self.mapped.insert(piece, Mapped { prot: prot.unwrap_or(was.prot), ..was.clone() });
+            self.mapped
+                .insert(piece, MappedPiece { prot: prot.unwrap_or(was.prot), ..was.clone() });
             self.stale.take(piece);
             self.stale.insert(piece, Stale { was, by: by.clone(), leaf_sizes: 0 });
         }
@@ -319,12 +321,13 @@ impl State {
     pub(super) fn refused_unmap(&mut self, range: IovaRange, now: &Record) {
         let Some((piece, part)) = self.mapped.at(range.start()) else {
             let was_unmapped = self.stale.first(range).is_some() || self.last_unmapped(range);
-            let kind = if was_unmapped { Kind::DoubleUnmap } else { Kind::UnmapOfNothing };
+            let kind =
+                if was_unmapped { FindingKind::DoubleUnmap } else { FindingKind::UnmapOfNothing };
             return self.find(kind, (range, None), Vec::new(), now);
         };
         let (memory, before) = (memory(piece, part), vec![part.mapped.clone()]);
         let mapping = self.whole(piece);
-        self.find(Kind::RefusedUnmap { mapping }, (range, memory), before, now);
+        self.find(FindingKind::RefusedUnmap { mapping }, (range, memory), before, now);
     }
 
     /// Whether the history has an unmap of `range`, before the event that is looked at.
@@ -342,7 +345,12 @@ impl State {
             let memory = memory(piece, part);
             let mapping = self.whole(piece);
             if !range.covers(mapping) {
-                return self.find(Kind::PartialUnmap { mapping }, (range, memory), before, now);
+                return self.find(
+                    FindingKind::PartialUnmap { mapping },
+                    (range, memory),
+                    before,
+                    now,
+                );
             }
         }
     }
@@ -354,7 +362,7 @@ impl State {
         };
         if let Some((range, stale)) = self.stale.first(gap) {
             let Suspect { range, memory, cause, before, .. } = self.suspect_leaf(range, stale);
-            let kind = Kind::UseAfterUnmap { access, cause };
+            let kind = FindingKind::UseAfterUnmap { access, cause };
             return self.find(kind, (range, memory), before, now);
         }
         let ran_out_of = gap.start().get().checked_sub(1).filter(|_| gap.start() > iova);
@@ -362,9 +370,9 @@ impl State {
             Some((piece, part)) => {
                 let before = vec![part.mapped.clone()];
                 let mapping = self.whole(piece);
-                self.find(Kind::PastMapping { access, mapping }, (gap, None), before, now);
+                self.find(FindingKind::PastMapping { access, mapping }, (gap, None), before, now);
             }
-            None => self.find(Kind::Unmapped { access }, (gap, None), Vec::new(), now),
+            None => self.find(FindingKind::Unmapped { access }, (gap, None), Vec::new(), now),
         }
     }
 
@@ -380,8 +388,8 @@ impl State {
             let unannounced =
                 absent_cached && !announced(piece.intersection(range)?, part.mapped.number);
             let kind = match () {
-                () if denied => Kind::Denied { access, prot: part.prot },
-                () if unannounced => Kind::Unannounced { access },
+                () if denied => FindingKind::Denied { access, prot: part.prot },
+                () if unannounced => FindingKind::Unannounced { access },
                 () => return None,
             };
             Some((kind, (piece, memory(piece, part)), vec![part.mapped.clone()]))
@@ -397,19 +405,19 @@ impl State {
                 .stale
                 .at(range.start())
                 .map(|(_, stale)| vec![stale.was.mapped.clone(), stale.by.unmapped.clone()]);
-            let kind = Kind::SyncOutside { mapping: None };
+            let kind = FindingKind::SyncOutside { mapping: None };
             return self.find(kind, (range, None), before.unwrap_or_default(), now);
         };
         let (prot, before) = (first.prot, vec![first.mapped.clone()]);
         let memory = memory(piece, first);
         let mapping = self.whole(piece);
         if !mapping.covers(range) {
-            let kind = Kind::SyncOutside { mapping: Some(mapping) };
+            let kind = FindingKind::SyncOutside { mapping: Some(mapping) };
             return self.find(kind, (range, memory), before, now);
         }
         let access = prot & Prot::READ_WRITE;
         if access != Prot::READ_WRITE && access != access_of(direction) {
-            self.find(Kind::SyncDirection { direction, prot }, (range, memory), before, now);
+            self.find(FindingKind::SyncDirection { direction, prot }, (range, memory), before, now);
         }
     }
 
@@ -424,12 +432,12 @@ impl State {
         let part = self.mapped.at(range.start()).map(|(_, part)| part.mapped.clone());
         let before = part.into_iter().collect();
         if !mapping.covers(range) {
-            let kind = Kind::SyncOutside { mapping: Some(mapping) };
+            let kind = FindingKind::SyncOutside { mapping: Some(mapping) };
             return self.find(kind, (range, None), before, now);
         }
         if direction != mapped {
             let prot = access_of(mapped);
-            let kind = Kind::SyncDirection { direction, prot };
+            let kind = FindingKind::SyncDirection { direction, prot };
             return self.find(kind, (range, None), before, now);
         }
         self.sync(range, direction, now);
@@ -445,7 +453,7 @@ impl State {
         let Some((piece, Walk(by))) = found else { return };
         let (cause, before) = (self.cause(piece, by, 0), vec![by.unmapped.clone()]);
         self.walks.each_meeting(range, |walk| walk.0.reported = Reported::Yes);
-        let kind = Kind::LateFlush { cached: Cached::Walk, cause, freed: Some(span) };
+        let kind = FindingKind::LateFlush { cached: Cached::Walk, cause, freed: Some(span) };
         self.find(kind, (piece, None), before, now);
     }
 
@@ -453,10 +461,10 @@ impl State {
     pub(super) fn release(&mut self, range: IovaRange, now: &Record) {
         if let Some((piece, part)) = self.mapped.first(range) {
             let (subject, before) = ((piece, memory(piece, part)), vec![part.mapped.clone()]);
-            self.find(Kind::ReleasedWhileMapped { freed: None }, subject, before, now);
+            self.find(FindingKind::ReleasedWhileMapped { freed: None }, subject, before, now);
         }
         if let Some(Suspect { cached, range, memory, cause, before }) = self.suspect(range) {
-            let kind = Kind::LateFlush { cached, cause, freed: None };
+            let kind = FindingKind::LateFlush { cached, cause, freed: None };
             self.find(kind, (range, memory), before, now);
         }
         self.stale.each_meeting(range, |stale| stale.by.reported = Reported::Yes);
@@ -468,7 +476,7 @@ impl State {
         let freed = Some(span);
         if let Some((piece, part)) = self.mapped.first_leading_to(span) {
             let (subject, before) = ((piece, memory(piece, part)), vec![part.mapped.clone()]);
-            self.find(Kind::ReleasedWhileMapped { freed }, subject, before, now);
+            self.find(FindingKind::ReleasedWhileMapped { freed }, subject, before, now);
         }
         let fresh = |(_, stale): &(IovaRange, &Stale)| stale.by.reported == Reported::No;
         let Some((range, stale)) = self.stale.leading_to(span).find(fresh) else { return };
@@ -477,7 +485,7 @@ impl State {
         for range in all {
             self.stale.each_meeting(range, |stale| stale.by.reported = Reported::Yes);
         }
-        self.find(Kind::LateFlush { cached, cause, freed }, (range, memory), before, now);
+        self.find(FindingKind::LateFlush { cached, cause, freed }, (range, memory), before, now);
     }
 
     /// Reports every mapping as leaked, once, and forgets it.
@@ -490,7 +498,7 @@ impl State {
                 range = range.join(more).unwrap_or(range);
                 memory = None;
             }
-            self.find(Kind::Leak, (range, memory), vec![part.mapped.clone()], now);
+            self.find(FindingKind::Leak, (range, memory), vec![part.mapped.clone()], now);
         }
     }
 
@@ -500,7 +508,7 @@ impl State {
         while let Some(suspect) = everything.and_then(|all| self.suspect(all)) {
             let Suspect { cached, range, memory, cause, before } = suspect;
             let unmapped = before.last().map_or(Where::Nowhere, |record| record.iovas.clone());
-            self.find(Kind::MissingFlush { cached, cause }, (range, memory), before, now);
+            self.find(FindingKind::MissingFlush { cached, cause }, (range, memory), before, now);
             // The rest of what the same unmap took away is no other bug.
             let all = unmapped.ranges().unwrap_or_default().iter().copied();
             for range in all.chain([range]) {
@@ -514,7 +522,7 @@ impl State {
 }
 
 /// The memory that a piece leads to.
-fn memory(piece: IovaRange, mapped: &Mapped) -> Option<Span> {
+fn memory(piece: IovaRange, mapped: &MappedPiece) -> Option<Span> {
     Span::new(PhysAddr::new(mapped.paddr?), piece.checked_len()?).ok()
 }
 

@@ -29,16 +29,16 @@ fn map(sanitizer: &Sanitizer, first: u64, count: u64) -> IovaRange {
     range
 }
 
-fn kinds(sanitizer: &Sanitizer) -> Vec<Kind> {
+fn kinds(sanitizer: &Sanitizer) -> Vec<FindingKind> {
     sanitizer.findings().iter().map(|finding| finding.kind).collect()
 }
 
-fn late(cause: Cause) -> Kind {
-    Kind::LateFlush { cached: Cached::Leaf, cause, freed: None }
+fn late(cause: Cause) -> FindingKind {
+    FindingKind::LateFlush { cached: Cached::Leaf, cause, freed: None }
 }
 
-fn missing(cause: Cause) -> Kind {
-    Kind::MissingFlush { cached: Cached::Leaf, cause }
+fn missing(cause: Cause) -> FindingKind {
+    FindingKind::MissingFlush { cached: Cached::Leaf, cause }
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_release_before_the_flush_is_a_late_flush_and_says_why() {
         }),
     ];
     for (cause, plant) in cases {
-        let config = Config { pointless: Pointless::Ignore, ..Config::default() };
+        let config = SanitizerConfig { pointless: Pointless::Ignore, ..SanitizerConfig::default() };
         let sanitizer = Sanitizer::new(config);
         let range = map(&sanitizer, 16, 4);
         plant(&sanitizer, range);
@@ -139,12 +139,12 @@ fn memory_that_is_freed_while_a_translation_leads_there_is_found() {
     sanitizer.on_unmap(pages(1, 8), Tables::Kept);
     flush(&sanitizer, pages(1, 8), Tables::Kept);
     sanitizer.on_free(freed);
-    assert_eq!(kinds(&sanitizer), [Kind::ReleasedWhileMapped { freed: Some(freed) }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::ReleasedWhileMapped { freed: Some(freed) }]);
     assert_eq!(sanitizer.findings()[0].iovas, pages(21, 7));
     sanitizer.on_unmap(pages(20, 8), Tables::Kept);
     sanitizer.on_free(freed);
     let (cached, cause, freed) = (Cached::Leaf, Cause::NoFlush, Some(freed));
-    assert_eq!(kinds(&sanitizer)[1..], [Kind::LateFlush { cached, cause, freed }]);
+    assert_eq!(kinds(&sanitizer)[1..], [FindingKind::LateFlush { cached, cause, freed }]);
     flush(&sanitizer, pages(20, 8), Tables::Kept);
     sanitizer.on_free(memory);
     assert_eq!(sanitizer.finish().len(), 2);
@@ -158,7 +158,7 @@ fn walks_into_detached_tables_outlive_a_flush_of_leaves() {
     flush(&sanitizer, range, Tables::Kept);
     sanitizer.on_release(range);
     let (cached, cause) = (Cached::Walk, Cause::TablesKept);
-    assert_eq!(kinds(&sanitizer), [Kind::LateFlush { cached, cause, freed: None }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::LateFlush { cached, cause, freed: None }]);
     flush(&sanitizer, range, Tables::Detached);
     sanitizer.on_release(range);
     assert_eq!(sanitizer.finish().len(), 1);
@@ -167,7 +167,8 @@ fn walks_into_detached_tables_outlive_a_flush_of_leaves() {
 #[test]
 fn leaves_whose_size_was_not_named_stay_where_hardware_minds() {
     for (leaf_sizes, found) in [(LeafSizes::Any, 0), (LeafSizes::Named, 1)] {
-        let sanitizer = Sanitizer::new(Config { leaf_sizes, ..Config::default() });
+        let sanitizer =
+            Sanitizer::new(SanitizerConfig { leaf_sizes, ..SanitizerConfig::default() });
         let range = map(&sanitizer, 512, 513);
         sanitizer.on_unmap_leaves(range, Tables::Kept, 1 << 12 | 1 << 21);
         flush(&sanitizer, range, Tables::Kept);
@@ -182,10 +183,10 @@ fn a_device_that_goes_on_after_the_unmap_is_found_until_the_flush() {
     sanitizer.on_unmap(map(&sanitizer, 3, 2), Tables::Kept);
     sanitizer.on_dma(Iova::new(5 * PAGE - 1), 1, access);
     let cause = Cause::NoFlush;
-    assert_eq!(kinds(&sanitizer), [Kind::UseAfterUnmap { access, cause }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::UseAfterUnmap { access, cause }]);
     flush(&sanitizer, pages(3, 2), Tables::Kept);
     sanitizer.on_dma(Iova::new(5 * PAGE - 1), 1, access);
-    assert_eq!(kinds(&sanitizer)[1..], [Kind::Unmapped { access }]);
+    assert_eq!(kinds(&sanitizer)[1..], [FindingKind::Unmapped { access }]);
 }
 
 #[test]
@@ -201,9 +202,9 @@ fn a_device_that_leaves_its_mapping_or_its_permissions_is_found() {
     assert_eq!(
         kinds(&sanitizer),
         [
-            Kind::PastMapping { access, mapping: pages(2, 2) },
-            Kind::Denied { access, prot: Prot::WRITE },
-            Kind::Unmapped { access },
+            FindingKind::PastMapping { access, mapping: pages(2, 2) },
+            FindingKind::Denied { access, prot: Prot::WRITE },
+            FindingKind::Unmapped { access },
         ]
     );
 }
@@ -214,13 +215,13 @@ fn an_unmap_that_fits_no_mapping_is_found() {
     let range = map(&sanitizer, 1, 4);
     map(&sanitizer, 5, 1);
     sanitizer.on_unmap(pages(3, 1), Tables::Kept);
-    assert_eq!(kinds(&sanitizer), [Kind::PartialUnmap { mapping: range }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::PartialUnmap { mapping: range }]);
     sanitizer.on_unmap(pages(3, 1), Tables::Kept);
-    assert_eq!(kinds(&sanitizer)[1..], [Kind::DoubleUnmap]);
+    assert_eq!(kinds(&sanitizer)[1..], [FindingKind::DoubleUnmap]);
     flush(&sanitizer, pages(3, 1), Tables::Kept);
     sanitizer.on_unmap(pages(3, 1), Tables::Kept);
     sanitizer.on_unmap(pages(7, 1), Tables::Kept);
-    assert_eq!(kinds(&sanitizer)[2..], [Kind::DoubleUnmap, Kind::UnmapOfNothing]);
+    assert_eq!(kinds(&sanitizer)[2..], [FindingKind::DoubleUnmap, FindingKind::UnmapOfNothing]);
     // Two whole mappings by one unmap are fine.
     let sanitizer = Sanitizer::default();
     map(&sanitizer, 1, 4);
@@ -234,18 +235,18 @@ fn a_map_over_a_mapping_is_found() {
     let sanitizer = Sanitizer::default();
     let taken = map(&sanitizer, 1, 4);
     map(&sanitizer, 4, 2);
-    assert_eq!(kinds(&sanitizer), [Kind::AlreadyMapped { taken }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::AlreadyMapped { taken }]);
 }
 
 #[test]
 fn a_mapping_is_not_seen_before_its_sync_where_absent_entries_are_cached() {
-    let config = Config { absent: AbsentEntries::Cached, ..Config::default() };
+    let config = SanitizerConfig { absent: AbsentEntries::Cached, ..SanitizerConfig::default() };
     let (sanitizer, access) = (Sanitizer::new(config), Access::Read);
     // Of the mapping before, and so of no use.
     sanitizer.on_sync_map(pages(1, 2));
     map(&sanitizer, 1, 2);
     sanitizer.on_dma(Iova::new(PAGE), 1, access);
-    assert_eq!(kinds(&sanitizer), [Kind::Unannounced { access }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::Unannounced { access }]);
     sanitizer.on_sync_map(pages(1, 1));
     sanitizer.on_dma(Iova::new(PAGE), PAGE, access);
     assert_eq!(kinds(&sanitizer).len(), 1);
@@ -262,12 +263,12 @@ fn the_old_entries_of_what_was_protected_want_a_flush() {
     sanitizer.on_dma(Iova::new(PAGE), 4 * PAGE, Access::Read);
     assert_eq!(kinds(&sanitizer), []);
     sanitizer.on_dma(Iova::new(PAGE), 4 * PAGE, access);
-    assert_eq!(kinds(&sanitizer), [Kind::Denied { access, prot: Prot::READ }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::Denied { access, prot: Prot::READ }]);
     flush(&sanitizer, pages(2, 1), Tables::Kept);
     sanitizer.on_protect(pages(5, 1), Prot::READ);
-    assert_eq!(kinds(&sanitizer)[1..], [Kind::ProtectOfNothing]);
+    assert_eq!(kinds(&sanitizer)[1..], [FindingKind::ProtectOfNothing]);
     sanitizer.finish();
-    assert_eq!(kinds(&sanitizer)[2..], [Kind::Leak, missing(Cause::TooShort)]);
+    assert_eq!(kinds(&sanitizer)[2..], [FindingKind::Leak, missing(Cause::TooShort)]);
     assert_eq!(sanitizer.findings()[3].iovas, pages(3, 1));
     // The flush of the unmap does for both.
     let sanitizer = Sanitizer::default();
@@ -298,9 +299,9 @@ fn a_sync_outside_of_a_mapping_or_of_another_direction_is_found() {
     assert_eq!(
         kinds(&sanitizer),
         [
-            Kind::SyncOutside { mapping: Some(pages(1, 2)) },
-            Kind::SyncOutside { mapping: None },
-            Kind::SyncDirection { direction: both, prot: Prot::WRITE },
+            FindingKind::SyncOutside { mapping: Some(pages(1, 2)) },
+            FindingKind::SyncOutside { mapping: None },
+            FindingKind::SyncDirection { direction: both, prot: Prot::WRITE },
         ]
     );
 }
@@ -314,8 +315,8 @@ fn what_is_left_at_the_end_is_found_and_a_detach_forgives_what_was_unmapped() {
     let other = Sanitizer::default();
     other.on_unmap(map(&other, 8, 1), Tables::Detached);
     let found = sanitizer.finish();
-    let walk = Kind::MissingFlush { cached: Cached::Walk, cause: Cause::NoFlush };
-    assert_eq!(kinds(&sanitizer), [Kind::Leak, missing(Cause::NoFlush), walk]);
+    let walk = FindingKind::MissingFlush { cached: Cached::Walk, cause: Cause::NoFlush };
+    assert_eq!(kinds(&sanitizer), [FindingKind::Leak, missing(Cause::NoFlush), walk]);
     assert_eq!((found[0].iovas, found[0].history[0].number), (pages(1, 3), 1));
     other.on_detach();
     assert_eq!(other.finish(), []);
@@ -324,14 +325,14 @@ fn what_is_left_at_the_end_is_found_and_a_detach_forgives_what_was_unmapped() {
 #[test]
 fn a_flush_of_nothing_stale_is_pointless_unless_that_is_ignored() {
     for (pointless, count) in [(Pointless::Report, 2), (Pointless::Ignore, 0)] {
-        let sanitizer = Sanitizer::new(Config { pointless, ..Config::default() });
+        let sanitizer = Sanitizer::new(SanitizerConfig { pointless, ..SanitizerConfig::default() });
         let range = map(&sanitizer, 1, 1);
         flush(&sanitizer, range, Tables::Kept);
         sanitizer.on_unmap(range, Tables::Kept);
         flush(&sanitizer, pages(0, 9), Tables::Kept);
         flush(&sanitizer, pages(0, 9), Tables::Kept);
-        assert_eq!(kinds(&sanitizer), vec![Kind::PointlessFlush; count]);
-        assert!(sanitizer.findings().iter().all(|f| f.class() == Class::Performance));
+        assert_eq!(kinds(&sanitizer), vec![FindingKind::PointlessFlush; count]);
+        assert!(sanitizer.findings().iter().all(|f| f.class() == Severity::Performance));
     }
 }
 
@@ -349,7 +350,7 @@ fn the_top_of_the_space_is_an_iova_like_others() {
 
 #[test]
 fn findings_beyond_the_bound_are_counted() {
-    let sanitizer = Sanitizer::new(Config { findings: 2, ..Config::default() });
+    let sanitizer = Sanitizer::new(SanitizerConfig { findings: 2, ..SanitizerConfig::default() });
     (0..5).for_each(|page| sanitizer.on_unmap(pages(page, 1), Tables::Kept));
     assert_eq!((sanitizer.findings().len(), sanitizer.found()), (2, 5));
 }
@@ -357,7 +358,8 @@ fn findings_beyond_the_bound_are_counted() {
 #[test]
 #[should_panic(expected = "ERROR: double unmap")]
 fn an_error_panics_where_that_is_asked_for() {
-    let sanitizer = Sanitizer::new(Config { mode: Mode::Panic, ..Config::default() });
+    let sanitizer =
+        Sanitizer::new(SanitizerConfig { mode: OnFinding::Panic, ..SanitizerConfig::default() });
     let range = map(&sanitizer, 1, 1);
     flush(&sanitizer, range, Tables::Kept);
     sanitizer.on_unmap(range, Tables::Kept);
@@ -366,7 +368,7 @@ fn an_error_panics_where_that_is_asked_for() {
 
 #[test]
 fn a_report_keeps_the_map_and_the_unmap_however_long_ago_they_were() {
-    let sanitizer = Sanitizer::new(Config { history: 8, ..Config::default() });
+    let sanitizer = Sanitizer::new(SanitizerConfig { history: 8, ..SanitizerConfig::default() });
     let old = map(&sanitizer, 1, 1);
     sanitizer.on_unmap(old, Tables::Kept);
     for _ in 0..20 {
@@ -394,7 +396,7 @@ fn a_flush_of_everything_forgets_walks_and_is_pointless_only_where_there_is_noth
     sanitizer.on_release(range);
     assert_eq!(kinds(&sanitizer), []);
     sanitizer.on_invalidate(&all);
-    assert_eq!(kinds(&sanitizer), [Kind::PointlessFlush]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::PointlessFlush]);
 }
 
 #[test]
@@ -402,13 +404,13 @@ fn iovas_that_are_released_while_they_are_mapped_are_found() {
     let sanitizer = Sanitizer::default();
     let range = map(&sanitizer, 1, 2);
     sanitizer.on_release(pages(2, 1));
-    assert_eq!(kinds(&sanitizer), [Kind::ReleasedWhileMapped { freed: None }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::ReleasedWhileMapped { freed: None }]);
     assert_eq!(sanitizer.findings()[0].iovas, range);
 }
 
 #[test]
 fn a_double_unmap_before_the_flush_is_one_however_short_the_history() {
-    let sanitizer = Sanitizer::new(Config { history: 2, ..Config::default() });
+    let sanitizer = Sanitizer::new(SanitizerConfig { history: 2, ..SanitizerConfig::default() });
     let range = map(&sanitizer, 1, 1);
     sanitizer.on_unmap(range, Tables::Kept);
     for page in 8..16 {
@@ -417,7 +419,7 @@ fn a_double_unmap_before_the_flush_is_one_however_short_the_history() {
     sanitizer.on_unmap(range, Tables::Kept);
     let refused = dmaspan::iommu::Event::RefusedUnmap { range };
     sanitizer.on_event(&refused);
-    assert_eq!(kinds(&sanitizer), [Kind::DoubleUnmap, Kind::DoubleUnmap]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::DoubleUnmap, FindingKind::DoubleUnmap]);
 }
 
 #[test]
@@ -441,7 +443,7 @@ fn a_table_goes_with_the_unmap_of_its_thread_and_counts_once() {
     sanitizer.on_free_table(tables[0]);
     sanitizer.on_free_table(tables[1]);
     let (cached, cause, freed) = (Cached::Walk, Cause::NoFlush, Some(tables[0]));
-    assert_eq!(kinds(&sanitizer), [Kind::LateFlush { cached, cause, freed }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::LateFlush { cached, cause, freed }]);
 }
 
 #[test]

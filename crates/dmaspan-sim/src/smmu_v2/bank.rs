@@ -7,11 +7,11 @@ use super::spec::{cba2r, cr0, fsr, halves, low16, low16_of_u64, sctlr, tcr};
 use super::spec::{field, joined};
 use super::stall::Stalls;
 use crate::walker::arm_lpae::{
-    Arm32LpaeS1Walker, Arm32LpaeS2Walker, Arm32S1Registers, Arm32S2Registers, ArmLpaeS1Walker,
-    ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers, Half, Privilege,
+    AccessPrivilege, AddressHalf, Arm32LpaeS1Walker, Arm32LpaeS2Walker, Arm32S1Registers,
+    Arm32S2Registers, ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1WalkRegisters, ArmS2WalkRegisters,
 };
-use crate::walker::arm_v7s::{ArmV7sRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE};
-use crate::walker::{Access, Fault, TableLink, TableWords, Translation, WalkPath, Walker};
+use crate::walker::arm_v7s::{ArmV7sWalkRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE};
+use crate::walker::{Access, Fault, TableLink, TableWords, Translated, WalkPath, Walker};
 
 /// Which registers a bank has, as SMMU_CBARn.TYPE says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,9 +138,9 @@ impl Bank {
         &self,
         config: &SmmuConfig,
         va: Iova,
-        privilege: Privilege,
+        privilege: AccessPrivilege,
     ) -> Option<AnyWalker> {
-        let [lower, upper] = [Half::Lower, Half::Upper].map(|half| {
+        let [lower, upper] = [AddressHalf::Lower, AddressHalf::Upper].map(|half| {
             if self.is_aarch64() {
                 self.stage1_aarch64(config, half, privilege)
             } else if self.tcr & tcr::EAE != 0 {
@@ -155,11 +155,11 @@ impl Bank {
         if of_half(&upper) { upper } else { lower.or(upper) }
     }
 
-    fn ttbr_of(&self, half: Half) -> u64 {
+    fn ttbr_of(&self, half: AddressHalf) -> u64 {
         let [ttbr0, ttbr1] = self.ttbr;
         match half {
-            Half::Lower => ttbr0,
-            Half::Upper => ttbr1,
+            AddressHalf::Lower => ttbr0,
+            AddressHalf::Upper => ttbr1,
         }
     }
 
@@ -167,12 +167,12 @@ impl Bank {
     fn stage1_aarch64(
         &self,
         config: &SmmuConfig,
-        half: Half,
-        privilege: Privilege,
+        half: AddressHalf,
+        privilege: AccessPrivilege,
     ) -> Option<AnyWalker> {
         let pa_size = field(self.tcr2, 2, 0).min(output_code(config));
         let upper = field(self.tcr2, 6, 3) << 3 | pa_size;
-        let walker = ArmLpaeS1Walker::new(ArmS1Registers {
+        let walker = ArmLpaeS1Walker::new(ArmS1WalkRegisters {
             ttbr: self.ttbr_of(half),
             tcr: joined([self.tcr, upper]),
             mair: joined(self.mair),
@@ -185,8 +185,8 @@ impl Bank {
     fn stage1_long(
         &self,
         config: &SmmuConfig,
-        half: Half,
-        privilege: Privilege,
+        half: AddressHalf,
+        privilege: AccessPrivilege,
     ) -> Option<AnyWalker> {
         let registers = Arm32S1Registers {
             ttbr: self.ttbr_of(half),
@@ -202,13 +202,13 @@ impl Bank {
     fn stage1_short(
         &self,
         config: &SmmuConfig,
-        half: Half,
-        privilege: Privilege,
+        half: AddressHalf,
+        privilege: AccessPrivilege,
     ) -> Option<AnyWalker> {
         let [ttbr, _] = halves(self.ttbr_of(half));
         let flag = |bit, as_sctlr| if self.sctlr & bit != 0 { as_sctlr } else { 0 };
         let [prrr, nmrr] = self.mair;
-        let registers = ArmV7sRegisters {
+        let registers = ArmV7sWalkRegisters {
             ttbr,
             ttbcr: self.tcr,
             prrr,
@@ -229,7 +229,7 @@ impl Bank {
             // PASize is in bits 18:16; bits 22:21 would be HA and HD.
             let pa_size = field(self.tcr, 18, 16).min(output_code(config));
             let vtcr = self.tcr & !(0b111 << 16 | 0b11 << 21) | pa_size << 16;
-            let registers = ArmS2Registers { vttbr, vtcr: vtcr.into(), ..Default::default() };
+            let registers = ArmS2WalkRegisters { vttbr, vtcr: vtcr.into(), ..Default::default() };
             let walker = ArmLpaeS2Walker::new(registers).ok()?;
             has_granule(config, walker.granule_lg2()).then_some(AnyWalker::Two(walker))?
         } else {
@@ -268,7 +268,7 @@ impl AnyWalker {
     }
 
     /// Whether a leaf is for every ASID: nG is 0, which stage 2 has not.
-    pub(super) fn is_global(&self, leaf: &Translation) -> bool {
+    pub(super) fn is_global(&self, leaf: &Translated) -> bool {
         let not_global = match (self, leaf.level) {
             (Self::One(_) | Self::OneLong(_), _) | (Self::OneShort(_), 2) => 11,
             (Self::OneShort(_), _) => 17,
@@ -280,7 +280,7 @@ impl AnyWalker {
     /// log2 of the least that the TLB may hold of a leaf. The contiguous bit is a hint, and each
     /// entry of the group a leaf; the repeated entries of a large page and of a supersection are
     /// one.
-    pub(super) fn entry_lg2(&self, leaf: &Translation) -> u32 {
+    pub(super) fn entry_lg2(&self, leaf: &Translated) -> u32 {
         match self {
             Self::OneShort(_) => leaf.group_lg2,
             _ => leaf.leaf_lg2,
@@ -306,7 +306,7 @@ impl Walker for AnyWalker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         match self {
             Self::One(walker) => walker.walk_from(tables, from, iova, access, path),
             Self::OneLong(walker) => walker.walk_from(tables, from, iova, access, path),

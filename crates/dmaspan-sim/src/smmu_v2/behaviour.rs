@@ -108,7 +108,7 @@ impl Commands {
 
 /// What an [`Smmu`](super::Smmu) did so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counters {
+pub struct SmmuCounters {
     /// Reads of what is no register that can be read, or with the wrong width.
     pub undefined_reads: u64,
     /// Writes of what is no register that can be written, or with the wrong width. They were

@@ -24,7 +24,7 @@ impl PageSize {
 
 /// SMMU_IDR0.SMS: how a stream finds its stream mapping group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum StreamMapping {
+pub enum StreamMatchSupport {
     /// By comparing with SMMU_SMRn.
     #[default]
     Matching,
@@ -89,7 +89,7 @@ pub struct SmmuConfig {
     /// SMMU_IDR0.NUMSMRG: stream mapping groups, 1 to 128.
     pub mapping_groups: u8,
     /// SMMU_IDR0.SMS.
-    pub streams: StreamMapping,
+    pub streams: StreamMatchSupport,
     /// SMMU_IDR0.NUMSIDB: bits of a stream ID, up to 15, which are 16 while
     /// SMMU_sCR0.EXIDENABLE is 1.
     pub stream_id_bits: u32,
@@ -123,7 +123,7 @@ impl Default for SmmuConfig {
             context_banks: 16,
             stage2_banks: 0,
             mapping_groups: 48,
-            streams: StreamMapping::Matching,
+            streams: StreamMatchSupport::Matching,
             stream_id_bits: 15,
             extended_ids: false,
             granules: 1 << 12 | 1 << 14 | 1 << 16,
@@ -211,7 +211,7 @@ impl SmmuConfig {
                     Aarch32::Long => 0b01,
                     Aarch32::None => 0b10,
                 };
-                let streams = flag(self.streams == StreamMapping::Matching, 27)
+                let streams = flag(self.streams == StreamMatchSupport::Matching, 27)
                     | self.stream_id_bits << 9
                     | flag(self.extended_ids, 8)
                     | u32::from(self.mapping_groups);

@@ -57,7 +57,7 @@ pub enum Response {
 /// A transaction that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{access:?} of iova {iova} by stream {stream:#x} was refused: {why:?}, {response:?}")]
-pub struct Refused {
+pub struct RefusedTransaction {
     /// The stream.
     pub stream: u16,
     /// The address that the device used.
@@ -70,7 +70,7 @@ pub struct Refused {
     pub response: Response,
 }
 
-impl Refused {
+impl RefusedTransaction {
     /// The same as a fault of a walk: a translation fault where no table is to blame.
     pub fn fault(&self) -> Fault {
         match self.why {

@@ -1,7 +1,7 @@
 //! Reads and writes of the registers.
 
 use super::bank::BankType;
-use super::config::StreamMapping;
+use super::config::StreamMatchSupport;
 use super::spec::{bank, fsr, gfsr, global0, global1, halves, joined};
 use super::stall::Outcome;
 use super::state::State;
@@ -9,7 +9,7 @@ use super::sync::Origin;
 
 /// A register, by the space that it is in and its offset there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum RegisterPlace {
     Global0(u64),
     Global1(u64),
     Bank(usize, u64),
@@ -19,7 +19,7 @@ pub(super) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Undefined;
 
-impl Place {
+impl RegisterPlace {
     /// The sync whose write or status this is.
     pub(super) fn sync(self) -> Option<Origin> {
         match self {
@@ -57,33 +57,37 @@ fn number(offset: u64, base: u64, len: usize) -> Option<usize> {
 
 impl State {
     /// The register at an offset of the SMMU (IHI 0062, "The SMMU address space").
-    pub(super) fn place(&self, offset: u64) -> Option<Place> {
+    pub(super) fn place(&self, offset: u64) -> Option<RegisterPlace> {
         let page_lg2 = self.config.page_size.lg2();
         let (page, inside) = (offset >> page_lg2, offset & ((1 << page_lg2) - 1));
         match page {
-            0 => Some(Place::Global0(inside)),
-            1 => Some(Place::Global1(inside)),
+            0 => Some(RegisterPlace::Global0(inside)),
+            1 => Some(RegisterPlace::Global1(inside)),
             _ => {
                 let number = usize::try_from(page.checked_sub(1 << self.config.pages_lg2)?).ok()?;
-                (number < self.banks.len()).then_some(Place::Bank(number, inside))
+                (number < self.banks.len()).then_some(RegisterPlace::Bank(number, inside))
             }
         }
     }
 
-    pub(super) fn read_narrow(&mut self, place: Place) -> Result<u32, Undefined> {
+    pub(super) fn read_narrow(&mut self, place: RegisterPlace) -> Result<u32, Undefined> {
         let (wide, half) = place.wide();
         if let Some(value) = self.read_wide(wide) {
             return Ok(halves(value)[half]);
         }
         let value = match place {
-            Place::Global0(offset) => self.read_global0(offset),
-            Place::Global1(offset) => self.read_global1(offset),
-            Place::Bank(number, offset) => self.read_bank(number, offset),
+            RegisterPlace::Global0(offset) => self.read_global0(offset),
+            RegisterPlace::Global1(offset) => self.read_global1(offset),
+            RegisterPlace::Bank(number, offset) => self.read_bank(number, offset),
         };
         value.ok_or(Undefined)
     }
 
-    pub(super) fn write_narrow(&mut self, place: Place, value: u32) -> Result<(), Undefined> {
+    pub(super) fn write_narrow(
+        &mut self,
+        place: RegisterPlace,
+        value: u32,
+    ) -> Result<(), Undefined> {
         let (wide, half) = place.wide();
         if let Some(old) = self.read_wide(wide) {
             let mut words = halves(old);
@@ -91,18 +95,18 @@ impl State {
             return self.write_wide(wide, joined(words));
         }
         let written = match place {
-            Place::Global0(offset) => self.write_global0(offset, value),
-            Place::Global1(offset) => self.write_global1(offset, value),
-            Place::Bank(number, offset) => self.write_bank(number, offset, value),
+            RegisterPlace::Global0(offset) => self.write_global0(offset, value),
+            RegisterPlace::Global1(offset) => self.write_global1(offset, value),
+            RegisterPlace::Bank(number, offset) => self.write_bank(number, offset, value),
         };
         written.ok_or(Undefined)
     }
 
     /// A register of 64 bits that can be read.
-    pub(super) fn read_wide(&self, place: Place) -> Option<u64> {
+    pub(super) fn read_wide(&self, place: RegisterPlace) -> Option<u64> {
         match place {
-            Place::Global0(global0::GFAR) => Some(self.gfar),
-            Place::Bank(number, offset) => {
+            RegisterPlace::Global0(global0::GFAR) => Some(self.gfar),
+            RegisterPlace::Bank(number, offset) => {
                 let registers = self.banks.get(number)?;
                 let [ttbr0, ttbr1] = registers.ttbr;
                 let is_stage2 = registers.kind() == BankType::Two;
@@ -119,11 +123,11 @@ impl State {
     }
 
     /// Writes a register of 64 bits. One that can be read can be written.
-    pub(super) fn write_wide(&mut self, place: Place, value: u64) -> Result<(), Undefined> {
+    pub(super) fn write_wide(&mut self, place: RegisterPlace, value: u64) -> Result<(), Undefined> {
         let readable = self.read_wide(place).is_some();
         match place {
-            Place::Global0(_) if readable => self.gfar = value,
-            Place::Bank(number, offset) if readable => {
+            RegisterPlace::Global0(_) if readable => self.gfar = value,
+            RegisterPlace::Bank(number, offset) if readable => {
                 let registers = self.banks.get_mut(number).ok_or(Undefined)?;
                 match offset {
                     bank::TTBR0 => registers.ttbr[0] = value,
@@ -132,10 +136,10 @@ impl State {
                     _ => registers.ipafar = value,
                 }
             }
-            Place::Bank(number, offset) => {
+            RegisterPlace::Bank(number, offset) => {
                 return self.invalidate_wide(number, offset, value).ok_or(Undefined);
             }
-            Place::Global0(_) | Place::Global1(_) => return Err(Undefined),
+            RegisterPlace::Global0(_) | RegisterPlace::Global1(_) => return Err(Undefined),
         }
         Ok(())
     }
@@ -161,8 +165,8 @@ impl State {
 
     fn smr_number(&self, offset: u64) -> Option<usize> {
         match self.config.streams {
-            StreamMapping::Matching => number(offset, global0::SMR, self.smr.len()),
-            StreamMapping::Indexing => None,
+            StreamMatchSupport::Matching => number(offset, global0::SMR, self.smr.len()),
+            StreamMatchSupport::Indexing => None,
         }
     }
 

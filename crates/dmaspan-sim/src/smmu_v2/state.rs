@@ -1,8 +1,8 @@
 //! Everything behind the lock: global registers, banks, the TLB and what is pending.
 
 use super::bank::{Bank, BankType};
-use super::behaviour::{Behaviour, Counters, ResetValues, TakesEffect};
-use super::config::{SmmuConfig, StreamMapping};
+use super::behaviour::{Behaviour, ResetValues, SmmuCounters, TakesEffect};
+use super::config::{SmmuConfig, StreamMatchSupport};
 use super::refused::GlobalFault;
 use super::spec::{cba2r, cr0, field, gfsr, halves, low16, stream};
 use super::stall::Transaction;
@@ -10,13 +10,13 @@ use super::sync::{Origin, Syncs};
 use super::tlb::{Invalidation, Tlb};
 use crate::rng::Rng;
 use crate::walker::Access;
-use crate::walker::arm_lpae::Privilege;
+use crate::walker::arm_lpae::AccessPrivilege;
 
 /// Where a stream's transactions go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Bypass,
-    Bank(usize, Privilege),
+    Bank(usize, AccessPrivilege),
 }
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct State {
     pub(super) tlb: Tlb,
     pub(super) syncs: Syncs,
     pub(super) behaviour: Behaviour,
-    pub(super) counters: Counters,
+    pub(super) counters: SmmuCounters,
     pub(super) rng: Rng,
 }
 
@@ -59,7 +59,7 @@ impl State {
             tlb: Tlb::default(),
             syncs: Syncs::default(),
             behaviour: Behaviour::default(),
-            counters: Counters::default(),
+            counters: SmmuCounters::default(),
             rng: Rng::new(seed),
         };
         if let ResetValues::Random(_) = reset {
@@ -135,7 +135,7 @@ impl State {
 
     /// The stream mapping group of a stream (IHI 0062, "Stream mapping").
     fn group(&self, id: u16) -> Result<Option<usize>, GlobalFault> {
-        if self.config.streams == StreamMapping::Indexing {
+        if self.config.streams == StreamMatchSupport::Indexing {
             let number = usize::from(id);
             return Ok(Some(number).filter(|number| *number < self.s2cr.len()));
         }
@@ -170,8 +170,8 @@ impl State {
             0b00 => {
                 let bank = usize::try_from(field(s2cr, 7, 0)).unwrap_or(usize::MAX);
                 let privilege = match field(s2cr, 25, 24) {
-                    0b11 => Privilege::Privileged,
-                    _ => Privilege::Unprivileged,
+                    0b11 => AccessPrivilege::Privileged,
+                    _ => AccessPrivilege::Unprivileged,
                 };
                 if bank < self.banks.len() {
                     Ok(Route::Bank(bank, privilege))

@@ -5,15 +5,15 @@ use std::cell::Cell;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::bank::{AnyWalker, BankType};
-use super::behaviour::Counters;
-use super::refused::{GlobalFault, Refused, Response, Why};
+use super::behaviour::SmmuCounters;
+use super::refused::{GlobalFault, RefusedTransaction, Response, Why};
 use super::spec::{cr0, fsr, gfsr, sctlr};
 use super::stall::Transaction;
 use super::state::{Route, State};
 use super::tlb::{Space, Tag, Tlb};
 use crate::iotlb::Hit;
 use crate::iotlb::leaves::CachedLeaf;
-use crate::walker::arm_lpae::Privilege;
+use crate::walker::arm_lpae::AccessPrivilege;
 use crate::walker::{
     Access, Fault, FaultKind, NotATable, TableWords, WalkPath, Walker, block_around,
 };
@@ -92,7 +92,7 @@ impl<T: TableWords + ?Sized> TableWords for ThroughStage2<'_, T> {
 
 /// One stage of a translation: from the TLB, or by a walk of which everything is kept.
 fn stage(
-    (tlb, counters): (&mut Tlb, &mut Counters),
+    (tlb, counters): (&mut Tlb, &mut SmmuCounters),
     walker: &AnyWalker,
     tag: Tag,
     tables: &impl TableWords,
@@ -142,7 +142,7 @@ impl State {
         tables: &impl TableWords,
         transaction: Transaction,
         behind: Behind,
-    ) -> Result<Hit, Refused> {
+    ) -> Result<Hit, RefusedTransaction> {
         if self.cr0 & cr0::CLIENTPD != 0 {
             return Ok(self.bypass(transaction.iova));
         }
@@ -187,7 +187,7 @@ impl State {
         tables: &impl TableWords,
         bank: usize,
         transaction: Transaction,
-        privilege: Privilege,
+        privilege: AccessPrivilege,
     ) -> Result<Output, Failed> {
         let kind = self.banks[bank].kind();
         if !self.has_stages(kind) {
@@ -237,7 +237,7 @@ impl State {
         second: usize,
         va: Iova,
         access: Access,
-        privilege: Privilege,
+        privilege: AccessPrivilege,
     ) -> Result<Output, Failed> {
         let registers = &self.banks[bank];
         if registers.sctlr & sctlr::M == 0 {
@@ -295,7 +295,7 @@ impl State {
     fn record_context(
         &mut self,
         transaction: Transaction,
-        privilege: Privilege,
+        privilege: AccessPrivilege,
         failed: &ContextFault,
     ) {
         self.counters.context_faults += 1;
@@ -319,8 +319,8 @@ impl State {
             Access::Write => fsr::SYNR0_WNR,
         };
         let pnu = match privilege {
-            Privilege::Unprivileged => 0,
-            Privilege::Privileged => fsr::SYNR0_PNU,
+            AccessPrivilege::Unprivileged => 0,
+            AccessPrivilege::Privileged => fsr::SYNR0_PNU,
         };
         let stage1_bank = u32::try_from(failed.stage1_bank).unwrap_or_default() << 16;
         let level = u32::from(fault.level);
@@ -332,7 +332,7 @@ impl State {
     }
 
     /// What a device gets from a bank that refuses: an abort or nothing, or a stall.
-    fn refuse(&mut self, transaction: Transaction, bank: usize, why: Why) -> Refused {
+    fn refuse(&mut self, transaction: Transaction, bank: usize, why: Why) -> RefusedTransaction {
         let stalls_allowed = self.cr0 & cr0::STALLD == 0;
         let registers = &mut self.banks[bank];
         let response = if registers.sctlr & sctlr::CFCFG != 0 && stalls_allowed {
@@ -347,7 +347,7 @@ impl State {
     }
 
     /// Ends a stalled transaction.
-    pub(super) fn terminated(&self, transaction: Transaction, bank: usize) -> Refused {
+    pub(super) fn terminated(&self, transaction: Transaction, bank: usize) -> RefusedTransaction {
         let reported = self.banks[bank].sctlr & sctlr::CFRE != 0;
         let response = if reported { Response::Aborted } else { Response::Ignored };
         refused(transaction, Why::Terminated { bank }, response)
@@ -358,7 +358,7 @@ impl State {
         transaction: Transaction,
         fault: GlobalFault,
         nested: u32,
-    ) -> Refused {
+    ) -> RefusedTransaction {
         self.record_global(fault, transaction, nested);
         let reported = self.cr0 & cr0::GFRE != 0;
         let response = if reported { Response::Aborted } else { Response::Ignored };
@@ -366,9 +366,9 @@ impl State {
     }
 }
 
-fn refused(transaction: Transaction, why: Why, response: Response) -> Refused {
+fn refused(transaction: Transaction, why: Why, response: Response) -> RefusedTransaction {
     let Transaction { stream, iova, access } = transaction;
-    Refused { stream, iova, access, why, response }
+    RefusedTransaction { stream, iova, access, why, response }
 }
 
 fn to_the_top(iova: Iova) -> IovaRange {

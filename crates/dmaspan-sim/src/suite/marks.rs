@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, Rest, Retired, Unmapped};
+use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, Rest, Retired, UnmappedSpans};
 use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, Span, SpanBuf, lg2};
 
@@ -170,7 +170,7 @@ fn unmap_dirty<S: Subject, const ROOM: usize>(
     let mut room = SpanBuf::room::<ROOM>();
     let mut buf = SpanBuf::new(&mut room);
     let mut spans = Vec::new();
-    let mut unmapped: Unmapped<ArenaList> =
+    let mut unmapped: UnmappedSpans<ArenaList> =
         tree.table.whole().unmap_dirty(asked, &mut buf, bits).unwrap();
     loop {
         for &span in buf.spans() {

@@ -2,7 +2,7 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
-use crate::walker::{Access, FaultKind, TableWords, Translation, WalkPath, Walker, block_around};
+use crate::walker::{Access, FaultKind, TableWords, Translated, WalkPath, Walker, block_around};
 
 /// A leaf as a walker sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub(super) fn translate<W: Walker, T: TableWords + ?Sized>(
     walker: &W,
     tables: &T,
     iova: Iova,
-) -> Option<Translation> {
+) -> Option<Translated> {
     step(walker, tables, iova).1
 }
 
@@ -27,7 +27,7 @@ fn step<W: Walker, T: TableWords + ?Sized>(
     walker: &W,
     tables: &T,
     iova: Iova,
-) -> (IovaRange, Option<Translation>) {
+) -> (IovaRange, Option<Translated>) {
     let root = walker.root(iova, Access::Read).unwrap_or_else(|fault| panic!("{fault}"));
     let mut path = WalkPath::new();
     let walked = walker.walk_from(tables, root, iova, Access::Read, &mut path);
@@ -47,7 +47,7 @@ pub(super) fn survey<W: Walker, T: TableWords + ?Sized>(
     walker: &W,
     tables: &T,
     range: IovaRange,
-    mut visit: impl FnMut(IovaRange, &Translation),
+    mut visit: impl FnMut(IovaRange, &Translated),
 ) {
     let mut leaf: Option<Seen> = None;
     let mut next = Some(range.start());
@@ -70,7 +70,7 @@ pub(super) fn survey<W: Walker, T: TableWords + ?Sized>(
 
 /// The leaf of a translation, whole.
 #[track_caller]
-pub(super) fn seen(found: &Translation) -> Seen {
+pub(super) fn seen(found: &Translated) -> Seen {
     let range = found.group;
     assert!(range.contains(found.iova) && range.covers(found.leaf), "{found:?}");
     let offset = found.iova.get() - range.start().get();

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use dmaspan::io_pgtable::{
-    Error, Format, MapFailed, Mapped, PageTable, Retired, TableMemory, Word,
+    Error, Format, MappedRun, PageTable, Retired, TableMapFailed, TableMemory, Word,
 };
 use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
@@ -126,7 +126,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
     /// Maps, and frees what a failure retired.
     pub(super) fn map(&mut self, iova: u64, spans: &[Span], prot: Prot) -> Result<(), Error> {
         let result = self.table.whole().map_spans(Iova::new(iova), spans, prot);
-        result.map_err(|MapFailed { error, retired }| {
+        result.map_err(|TableMapFailed { error, retired }| {
             free(&self.table, retired);
             error
         })
@@ -216,7 +216,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
     }
 
     /// All that the table says: its maximal runs and its leaves by size.
-    pub(super) fn contents(&mut self) -> (Vec<Mapped>, Vec<(u32, u64)>) {
+    pub(super) fn contents(&mut self) -> (Vec<MappedRun>, Vec<(u32, u64)>) {
         let whole = self.table.whole();
         (whole.walk(whole.range()).collect(), whole.census(whole.range()).sizes().collect())
     }

@@ -7,14 +7,14 @@
 //! to 6. An entry may lead to any lower level; the address bits of the levels between must be 0. A
 //! page may have any power of two as its size: one larger than an entry repeats in as many entries
 //! as it covers. Where the access bit is enabled hardware sets it above the leaf too; a
-//! [`Translation`] reports the leaf's update alone, which is in the copy that the walk read.
+//! [`Translated`] reports the leaf's update alone, which is in the copy that the walk read.
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translation, WalkPath, Walker,
+    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
     block_around,
 };
 
@@ -41,7 +41,7 @@ const RESERVED_DIRECTORY: u64 = bits(60, 52);
 
 /// What a device table entry says of host tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct AmdV1Registers {
+pub struct AmdV1WalkRegisters {
     /// Bits 63:0 of the DTE: V, TV, HAD, Mode, the root's address, IR and IW.
     pub dte: u64,
 }
@@ -49,7 +49,7 @@ pub struct AmdV1Registers {
 /// The walk of host tables.
 #[derive(Clone, Copy, Debug)]
 pub struct AmdV1Walker {
-    registers: AmdV1Registers,
+    registers: AmdV1WalkRegisters,
     /// The level of the root table.
     mode: u8,
     accessed: Switch,
@@ -63,7 +63,7 @@ impl AmdV1Walker {
     ///
     /// [`BadRegister`] where V or TV is clear, for a Mode without tables, for guest translation,
     /// and for reserved values.
-    pub fn new(registers: AmdV1Registers) -> Result<Self, BadRegister> {
+    pub fn new(registers: AmdV1WalkRegisters) -> Result<Self, BadRegister> {
         let dte = registers.dte;
         let reserved = |field, value| Err(BadRegister::Reserved { field, value });
         if dte & (VALID | TRANSLATION_VALID) != VALID | TRANSLATION_VALID {
@@ -90,7 +90,7 @@ impl AmdV1Walker {
     }
 
     /// The device table entry.
-    pub fn registers(&self) -> &AmdV1Registers {
+    pub fn registers(&self) -> &AmdV1WalkRegisters {
         &self.registers
     }
 
@@ -208,7 +208,7 @@ impl Walker for AmdV1Walker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         radix::descend(self, tables, from, iova, access, path)
     }
 

@@ -7,8 +7,8 @@
 //!
 //! | tables | walker | registers |
 //! |---|---|---|
-//! | AArch64, stage 1 | [`ArmLpaeS1Walker`] | [`ArmS1Registers`] |
-//! | AArch64, stage 2 | [`ArmLpaeS2Walker`] | [`ArmS2Registers`] |
+//! | AArch64, stage 1 | [`ArmLpaeS1Walker`] | [`ArmS1WalkRegisters`] |
+//! | AArch64, stage 2 | [`ArmLpaeS2Walker`] | [`ArmS2WalkRegisters`] |
 //! | AArch32, stage 1 | [`Arm32LpaeS1Walker`] | [`Arm32S1Registers`] |
 //! | AArch32, stage 2 | [`Arm32LpaeS2Walker`] | [`Arm32S2Registers`] |
 //!
@@ -23,7 +23,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::{
     Access, EntryUpdate, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords,
-    Translation, WalkPath, Walker, block_around,
+    Translated, WalkPath, Walker, block_around,
 };
 
 mod aarch32;
@@ -35,11 +35,11 @@ mod strict;
 mod tests;
 
 pub use aarch32::{Arm32S1Registers, Arm32S2Registers};
-pub use registers::{ArmS1Registers, BadRegisters, Half};
-use registers::{Config, FlagUpdate, Registers, State, Walks, bit, field};
-pub use stage::{ExecuteNever, MemAttr, Privilege};
-pub use stage2::ArmS2Registers;
-pub use strict::BadTable;
+pub use registers::{AddressHalf, ArmS1WalkRegisters, BadLpaeRegisters};
+use registers::{FlagUpdate, LpaeConfig, Registers, State, Walks, bit, field};
+pub use stage::{AccessPrivilege, ExecuteNever, MemAttr};
+pub use stage2::ArmS2WalkRegisters;
+pub use strict::BadLpaeTable;
 
 // Attributes of a block or page descriptor that all stages have (D8.3.1, "Block descriptor and Page
 // descriptor").
@@ -53,13 +53,13 @@ const CONTIGUOUS: u32 = 52;
 #[derive(Clone, Copy, Debug)]
 pub struct LpaeWalker<R> {
     registers: R,
-    config: Config,
+    config: LpaeConfig,
 }
 
 /// The walk of one half of a stage 1 address space of AArch64 state.
-pub type ArmLpaeS1Walker = LpaeWalker<ArmS1Registers>;
+pub type ArmLpaeS1Walker = LpaeWalker<ArmS1WalkRegisters>;
 /// The walk of a stage 2 of AArch64 state.
-pub type ArmLpaeS2Walker = LpaeWalker<ArmS2Registers>;
+pub type ArmLpaeS2Walker = LpaeWalker<ArmS2WalkRegisters>;
 /// The walk of one half of a stage 1 address space of AArch32 state.
 pub type Arm32LpaeS1Walker = LpaeWalker<Arm32S1Registers>;
 /// The walk of a stage 2 of AArch32 state.
@@ -78,8 +78,8 @@ impl<R: Registers> LpaeWalker<R> {
     ///
     /// # Errors
     ///
-    /// [`BadRegisters`] for reserved values, misaligned bases and features that are not supported.
-    pub fn new(registers: R) -> Result<Self, BadRegisters> {
+    /// [`BadLpaeRegisters`] for reserved values, misaligned bases and features that are not supported.
+    pub fn new(registers: R) -> Result<Self, BadLpaeRegisters> {
         Ok(Self { registers, config: registers.parse()? })
     }
 }
@@ -179,7 +179,7 @@ impl<R> LpaeWalker<R> {
         output: u64,
         iova: Iova,
         access: Access,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         let level = step.link.level;
         let entry = step.entry;
         let stage = self.config.stage;
@@ -198,7 +198,7 @@ impl<R> LpaeWalker<R> {
             Some(lg2) if bit(entry, CONTIGUOUS) => lg2.min(self.config.input_lg2),
             _ => step.entry_lg2,
         };
-        Ok(Translation {
+        Ok(Translated {
             iova,
             paddr: PhysAddr::new(output | (iova.get() & lg2::mask(step.entry_lg2))),
             leaf: block_around(iova, step.entry_lg2),
@@ -254,7 +254,7 @@ impl<R> Walker for LpaeWalker<R> {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         let mut link = from;
         loop {
             let level = link.level;
@@ -270,7 +270,7 @@ impl<R> Walker for LpaeWalker<R> {
                 }
                 Descriptor::Leaf(address) => {
                     let translation = self.translate(&step, address, iova, access)?;
-                    return Ok(Translation { tables: *path, ..translation });
+                    return Ok(Translated { tables: *path, ..translation });
                 }
                 Descriptor::Table(address) => {
                     link = TableLink {

@@ -16,10 +16,10 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
-use super::arm_lpae::Privilege;
+use super::arm_lpae::AccessPrivilege;
 use super::{
-    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translation,
-    WalkPath, Walker, block_around,
+    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
+    Walker, block_around,
 };
 
 mod registers;
@@ -28,7 +28,7 @@ mod strict;
 mod tests;
 
 use registers::{AccessFlag, Config, SECTION_LG2, Walks};
-pub use registers::{ArmV7sRegisters, BadRegisters, SCTLR_AFE, SCTLR_TRE, Variant};
+pub use registers::{ArmV7sWalkRegisters, BadV7sRegisters, SCTLR_AFE, SCTLR_TRE, Variant};
 
 const SMALL_PAGE_LG2: u32 = 12;
 const LARGE_PAGE_LG2: u32 = 16;
@@ -40,7 +40,7 @@ const PXN_TABLE: u64 = 1 << 2;
 /// The walk of one half of an address space of short descriptors.
 #[derive(Clone, Copy, Debug)]
 pub struct ArmV7sWalker {
-    registers: ArmV7sRegisters,
+    registers: ArmV7sWalkRegisters,
     config: Config,
 }
 
@@ -111,13 +111,13 @@ impl ArmV7sWalker {
     ///
     /// # Errors
     ///
-    /// [`BadRegisters`] for reserved values, misaligned bases and features that are not supported.
-    pub fn new(registers: ArmV7sRegisters) -> Result<Self, BadRegisters> {
+    /// [`BadV7sRegisters`] for reserved values, misaligned bases and features that are not supported.
+    pub fn new(registers: ArmV7sWalkRegisters) -> Result<Self, BadV7sRegisters> {
         Ok(Self { registers, config: Config::parse(&registers)? })
     }
 
     /// The registers.
-    pub fn registers(&self) -> &ArmV7sRegisters {
+    pub fn registers(&self) -> &ArmV7sWalkRegisters {
         &self.registers
     }
 
@@ -197,7 +197,7 @@ impl ArmV7sWalker {
         if let Variant::MediaTek { .. } = self.registers.variant {
             return Prot::READ_WRITE;
         }
-        let unprivileged = self.registers.privilege == Privilege::Unprivileged;
+        let unprivileged = self.registers.privilege == AccessPrivilege::Unprivileged;
         let ap = match self.config.access_flag {
             AccessFlag::None => fields.ap,
             // AP[2:1] mean what AP[2:0] with AP[0] = 1 mean.
@@ -251,7 +251,7 @@ impl ArmV7sWalker {
         leaf: Leaf,
         iova: Iova,
         access: Access,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         let level = step.link.level;
         let entry = word(step.entry);
         let fields = leaf.fields(entry, step.link.inherited);
@@ -264,7 +264,7 @@ impl ArmV7sWalker {
         let (attributes, memory_type, shareability) = self.memory(&fields);
         prot.insert(memory_type);
         let output = self.leaf_address(entry, leaf) | (iova.get() & lg2::mask(leaf.lg2()));
-        Ok(Translation {
+        Ok(Translated {
             iova,
             paddr: PhysAddr::new(output),
             leaf: block_around(iova, step.entry_lg2),
@@ -300,7 +300,7 @@ impl Walker for ArmV7sWalker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         let mut link = from;
         loop {
             let step = self.step(tables, link, iova, access)?;
@@ -320,7 +320,7 @@ impl Walker for ArmV7sWalker {
                 }
                 Descriptor::Leaf(leaf) => {
                     let translation = self.translate(&step, leaf, iova, access)?;
-                    return Ok(Translation { tables: *path, ..translation });
+                    return Ok(Translated { tables: *path, ..translation });
                 }
             }
         }
@@ -328,7 +328,7 @@ impl Walker for ArmV7sWalker {
 
     fn permits(&self, prot: Prot, access: Access) -> bool {
         let reachable =
-            self.registers.privilege == Privilege::Privileged || !prot.contains(Prot::PRIV);
+            self.registers.privilege == AccessPrivilege::Privileged || !prot.contains(Prot::PRIV);
         let needed = match access {
             Access::Read => Prot::READ,
             Access::Write => Prot::WRITE,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use dmaspan::{Iova, IovaRange, PhysAddr};
 
 use super::{
-    Access, Fault, FaultKind, NotATable, TableStep, TableWords, Translation, WalkPath, Walker,
+    Access, Fault, FaultKind, NotATable, TableStep, TableWords, Translated, WalkPath, Walker,
     block_around,
 };
 
@@ -82,7 +82,7 @@ pub trait Checked: Walker {
         &self,
         tables: &T,
         iova: Iova,
-    ) -> Result<Translation, BadTable> {
+    ) -> Result<Translated, BadTable> {
         let mut path = WalkPath::new();
         let translation = strict_path(self, tables, iova, &mut path)?;
         check_copies(self, tables, &translation)?;
@@ -99,7 +99,7 @@ pub trait Checked: Walker {
         &self,
         tables: &T,
         range: IovaRange,
-        mut visit: impl FnMut(&Translation),
+        mut visit: impl FnMut(&Translated),
     ) -> Result<(), BadTable> {
         let reach = self.input_ranges();
         for range in reach.into_iter().filter_map(|reach| range.intersection(reach)) {
@@ -155,7 +155,7 @@ fn strict_path<W: Checked + ?Sized, T: TableWords + ?Sized>(
     tables: &T,
     iova: Iova,
     path: &mut WalkPath,
-) -> Result<Translation, BadTable> {
+) -> Result<Translated, BadTable> {
     let root = walker.root(iova, Access::Read)?;
     let walked = walker.walk_from(tables, root, iova, Access::Read, path);
     let present = match walked {
@@ -181,7 +181,7 @@ fn strict_path<W: Checked + ?Sized, T: TableWords + ?Sized>(
 fn check_copies<W: Checked + ?Sized, T: TableWords + ?Sized>(
     walker: &W,
     tables: &T,
-    leaf: &Translation,
+    leaf: &Translated,
 ) -> Result<(), BadTable> {
     let Some(step) = leaf.tables.last() else { return Ok(()) };
     let before = (leaf.leaf.start().get() - leaf.group.start().get()) >> leaf.leaf_lg2;

@@ -4,11 +4,12 @@ use dmaspan::{Iova, PhysAddr};
 use proptest::prelude::*;
 
 use super::arm_lpae::{
-    Arm32LpaeS1Walker, Arm32LpaeS2Walker, Arm32S1Registers, Arm32S2Registers, ArmLpaeS1Walker,
-    ArmLpaeS2Walker, ArmS1Registers, ArmS2Registers, Half, LpaeWalker, MemAttr, Privilege,
+    AccessPrivilege, AddressHalf, Arm32LpaeS1Walker, Arm32LpaeS2Walker, Arm32S1Registers,
+    Arm32S2Registers, ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1WalkRegisters, ArmS2WalkRegisters,
+    LpaeWalker, MemAttr,
 };
-use super::arm_v7s::{ArmV7sRegisters, ArmV7sWalker, SCTLR_TRE, Variant};
-use super::{Access, Checked as _, NotATable, TableWords, Translation, Walker};
+use super::arm_v7s::{ArmV7sWalkRegisters, ArmV7sWalker, SCTLR_TRE, Variant};
+use super::{Access, Checked as _, NotATable, TableWords, Translated, Walker};
 
 /// A word at every address, mostly one that goes on: each follows from its address and a seed.
 struct Noise(u64);
@@ -28,7 +29,7 @@ impl TableWords for Noise {
 fn check<W: Walker>(walker: &W, seed: u64, iova: u64) {
     for access in [Access::Read, Access::Write] {
         let Ok(found) = walker.walk(&Noise(seed), Iova::new(iova), access) else { continue };
-        let Translation { leaf, group, leaf_lg2, .. } = found;
+        let Translated { leaf, group, leaf_lg2, .. } = found;
         assert!(leaf.contains(Iova::new(iova)) && group.covers(leaf));
         assert_eq!(leaf.len_less_one() + 1, 1 << leaf_lg2);
         let last = found.tables.last().unwrap();
@@ -44,12 +45,12 @@ fn check_long<R>(walker: &LpaeWalker<R>, seed: u64, offset: u64) {
     let _ = walker.check_contiguous_group(&Noise(seed), Iova::new(iova));
 }
 
-fn half() -> impl Strategy<Value = Half> {
-    prop_oneof![Just(Half::Lower), Just(Half::Upper)]
+fn half() -> impl Strategy<Value = AddressHalf> {
+    prop_oneof![Just(AddressHalf::Lower), Just(AddressHalf::Upper)]
 }
 
-fn privilege() -> impl Strategy<Value = Privilege> {
-    prop_oneof![Just(Privilege::Unprivileged), Just(Privilege::Privileged)]
+fn privilege() -> impl Strategy<Value = AccessPrivilege> {
+    prop_oneof![Just(AccessPrivilege::Unprivileged), Just(AccessPrivilege::Privileged)]
 }
 
 proptest! {
@@ -66,14 +67,14 @@ proptest! {
     ) {
         // Without what is not supported, and with a base that is aligned mostly.
         let (tcr, ttbr) = (tcr & !(1 << 59 | 3 << 37 | 1 << 7 | 1 << 23), ttbr & !0xf_ffff);
-        let registers = ArmS1Registers { ttbr, tcr, mair, half, privilege };
+        let registers = ArmS1WalkRegisters { ttbr, tcr, mair, half, privilege };
         if let Ok(walker) = ArmLpaeS1Walker::new(registers) {
             check_long(&walker, seed, offset);
         }
         for mem_attr in [MemAttr::Combined, MemAttr::Forced] {
             let vtcr = tcr & !(3 << 32);
             let registers =
-                ArmS2Registers { vttbr: ttbr, vtcr, mem_attr, privilege, ..Default::default() };
+                ArmS2WalkRegisters { vttbr: ttbr, vtcr, mem_attr, privilege, ..Default::default() };
             if let Ok(walker) = ArmLpaeS2Walker::new(registers) {
                 check_long(&walker, seed, offset);
             }
@@ -108,7 +109,7 @@ proptest! {
         for variant in [Variant::Arm, Variant::MediaTek { input_lg2 }] {
             let ttbcr = if variant == Variant::Arm { n } else { 0 };
             let registers =
-                ArmV7sRegisters { ttbr, ttbcr, prrr, nmrr, sctlr, half, privilege, variant };
+                ArmV7sWalkRegisters { ttbr, ttbcr, prrr, nmrr, sctlr, half, privilege, variant };
             let Ok(walker) = ArmV7sWalker::new(registers) else { continue };
             let range = walker.input_range();
             let iova = range.start().get() + offset % (range.len_less_one() + 1);

@@ -27,7 +27,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translation, WalkPath, Walker,
+    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
     block_around,
 };
 
@@ -56,7 +56,7 @@ const RUN_LG2: u32 = 4;
 
 /// The registers of the mock format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct MockRegisters {
+pub struct MockWalkRegisters {
     /// The address of the root table.
     pub root: u64,
     /// Bits of an input address, 19 to 43.
@@ -68,7 +68,7 @@ pub struct MockRegisters {
 /// The walk of the mock format.
 #[derive(Clone, Copy, Debug)]
 pub struct MockWalker {
-    registers: MockRegisters,
+    registers: MockWalkRegisters,
     root_level: u8,
 }
 
@@ -79,9 +79,9 @@ impl MockWalker {
     ///
     /// [`BadRegister`] for an input size out of range, and a root that is misaligned or above
     /// 52 bits.
-    pub fn new(registers: MockRegisters) -> Result<Self, BadRegister> {
+    pub fn new(registers: MockWalkRegisters) -> Result<Self, BadRegister> {
         let reserved = |field, value| Err(BadRegister::Reserved { field, value });
-        let MockRegisters { root, input_lg2, .. } = registers;
+        let MockWalkRegisters { root, input_lg2, .. } = registers;
         let root_level = match input_lg2 {
             19 => 0,
             20..=27 => 1,
@@ -101,7 +101,7 @@ impl MockWalker {
     }
 
     /// The registers.
-    pub fn registers(&self) -> &MockRegisters {
+    pub fn registers(&self) -> &MockWalkRegisters {
         &self.registers
     }
 
@@ -176,7 +176,7 @@ impl Walker for MockWalker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         radix::descend(self, tables, from, iova, access, path)
     }
 

@@ -1,7 +1,7 @@
 //! Table walkers written from the manuals, not from an encoder.
 //!
 //! A walker reads tables word by word through [`TableWords`] and answers as hardware with the same
-//! registers would: a [`Translation`] or a [`Fault`]. It shares no code with the page tables of the
+//! registers would: a [`Translated`] or a [`Fault`]. It shares no code with the page tables of the
 //! core, so that a misread manual shows as a disagreement between the two.
 //!
 //! Levels are numbered as the manual of the format numbers them, since faults report them.
@@ -279,7 +279,7 @@ pub struct EntryUpdate {
 
 /// What an address translates to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Translation {
+pub struct Translated {
     /// The address that was translated.
     pub iova: Iova,
     /// What it translates to.
@@ -333,7 +333,7 @@ pub trait Walker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault>;
+    ) -> Result<Translated, Fault>;
 
     /// Whether a leaf with these permissions permits the access.
     fn permits(&self, prot: Prot, access: Access) -> bool;
@@ -348,7 +348,7 @@ pub trait Walker {
         tables: &T,
         iova: Iova,
         access: Access,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         let root = self.root(iova, access)?;
         let translation = self.walk_from(tables, root, iova, access, &mut WalkPath::new())?;
         if self.permits(translation.prot, access) {

@@ -5,7 +5,7 @@ use dmaspan::{Iova, PhysAddr, Prot, lg2};
 
 use super::{
     Access, EntryUpdate, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords,
-    Translation, WalkPath, Walker, block_around,
+    Translated, WalkPath, Walker, block_around,
 };
 
 /// A bit of a register, or an optional feature of hardware.
@@ -106,7 +106,7 @@ pub(super) fn descend<R: Radix, T: TableWords + ?Sized>(
     iova: Iova,
     access: Access,
     path: &mut WalkPath,
-) -> Result<Translation, Fault> {
+) -> Result<Translated, Fault> {
     let mut link = from;
     loop {
         let level = link.level;
@@ -127,15 +127,15 @@ pub(super) fn descend<R: Radix, T: TableWords + ?Sized>(
                 link = TableLink { table: PhysAddr::new(table), block, level, inherited };
             }
             Next::Leaf(leaf) => {
-                return Ok(Translation { tables: *path, ..translation(&step, leaf, iova) });
+                return Ok(Translated { tables: *path, ..translation(&step, leaf, iova) });
             }
         }
     }
 }
 
-fn translation(step: &TableStep, leaf: Leaf, iova: Iova) -> Translation {
+fn translation(step: &TableStep, leaf: Leaf, iova: Iova) -> Translated {
     let (old, new) = (step.entry, step.entry | leaf.set);
-    Translation {
+    Translated {
         iova,
         paddr: PhysAddr::new(leaf.output | (iova.get() & lg2::mask(leaf.group_lg2))),
         leaf: block_around(iova, step.entry_lg2),

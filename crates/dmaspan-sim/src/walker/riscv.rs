@@ -13,7 +13,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translation, WalkPath, Walker,
+    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
     block_around,
 };
 
@@ -38,7 +38,7 @@ const NAPOT_LG2: u32 = 16;
 
 /// Which stage the tables are, with the register that has their root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RiscvStage {
+pub enum RiscvRoot {
     /// The first stage: `fsc` of a device context, or the same bits in a process context.
     First {
         /// iosatp: MODE in bits 63:60 and PPN in bits 43:0.
@@ -53,9 +53,9 @@ pub enum RiscvStage {
 
 /// What a device context says of the tables, and what the hardware can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RiscvRegisters {
+pub struct RiscvWalkRegisters {
     /// The stage and its register.
-    pub stage: RiscvStage,
+    pub stage: RiscvRoot,
     /// SADE for the first stage, GADE for the second: hardware sets A and D. Otherwise a leaf whose
     /// bit is clear faults.
     pub updates: Switch,
@@ -73,7 +73,7 @@ pub struct RiscvRegisters {
 /// The walk of one stage.
 #[derive(Clone, Copy, Debug)]
 pub struct RiscvWalker {
-    registers: RiscvRegisters,
+    registers: RiscvWalkRegisters,
     /// 3, 4 or 5.
     levels: u8,
     root: u64,
@@ -85,11 +85,11 @@ impl RiscvWalker {
     /// # Errors
     ///
     /// [`BadRegister`] for a MODE that is Bare or reserved, reserved bits, and a misaligned root.
-    pub fn new(registers: RiscvRegisters) -> Result<Self, BadRegister> {
+    pub fn new(registers: RiscvWalkRegisters) -> Result<Self, BadRegister> {
         let reserved = |field, value| Err(BadRegister::Reserved { field, value });
         let (register, align_lg2) = match registers.stage {
-            RiscvStage::First { fsc } => (fsc, 12),
-            RiscvStage::Second { iohgatp } => (iohgatp, 14),
+            RiscvRoot::First { fsc } => (fsc, 12),
+            RiscvRoot::Second { iohgatp } => (iohgatp, 14),
         };
         let levels = match register >> 60 {
             8 => 3,
@@ -97,7 +97,7 @@ impl RiscvWalker {
             10 => 5,
             mode => return reserved("MODE", mode),
         };
-        if matches!(registers.stage, RiscvStage::First { .. }) && register & bits(59, 44) != 0 {
+        if matches!(registers.stage, RiscvRoot::First { .. }) && register & bits(59, 44) != 0 {
             return reserved("bits 59:44", register & bits(59, 44));
         }
         let root = (register & bits(43, 0)) << 12;
@@ -108,7 +108,7 @@ impl RiscvWalker {
     }
 
     /// The registers.
-    pub fn registers(&self) -> &RiscvRegisters {
+    pub fn registers(&self) -> &RiscvWalkRegisters {
         &self.registers
     }
 
@@ -121,8 +121,8 @@ impl RiscvWalker {
     fn block(&self, iova: Iova) -> IovaRange {
         let whole = self.table_lg2(self.root_level());
         match self.registers.stage {
-            RiscvStage::First { .. } => block_around(iova, whole - 1),
-            RiscvStage::Second { .. } => block_around(iova, whole),
+            RiscvRoot::First { .. } => block_around(iova, whole - 1),
+            RiscvRoot::Second { .. } => block_around(iova, whole),
         }
     }
 
@@ -158,7 +158,7 @@ impl Radix for RiscvWalker {
 
     /// The root of the second stage resolves two bits more.
     fn table_lg2(&self, level: u8) -> u32 {
-        let wide = matches!(self.registers.stage, RiscvStage::Second { .. });
+        let wide = matches!(self.registers.stage, RiscvRoot::Second { .. });
         let more = if wide && level == self.root_level() { 2 } else { 0 };
         self.entry_lg2(level) + 9 + more
     }
@@ -215,8 +215,8 @@ impl Walker for RiscvWalker {
         let level = self.root_level();
         let block = self.block(iova);
         let last = match self.registers.stage {
-            RiscvStage::First { .. } => Iova::new(u64::MAX),
-            RiscvStage::Second { .. } => Iova::new(0),
+            RiscvRoot::First { .. } => Iova::new(u64::MAX),
+            RiscvRoot::Second { .. } => Iova::new(0),
         };
         if !block.contains(Iova::new(0)) && !block.contains(last) {
             return Err(Fault { kind: FaultKind::Translation, level, iova, access });
@@ -231,7 +231,7 @@ impl Walker for RiscvWalker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         radix::descend(self, tables, from, iova, access, path)
     }
 
@@ -240,7 +240,7 @@ impl Walker for RiscvWalker {
     fn permits(&self, prot: Prot, access: Access) -> bool {
         let supervisors = prot.contains(Prot::PRIV);
         let reachable = match (self.registers.stage, self.registers.requester) {
-            (RiscvStage::Second { .. }, _) | (_, Requester::User) => !supervisors,
+            (RiscvRoot::Second { .. }, _) | (_, Requester::User) => !supervisors,
             (_, Requester::Supervisor) => supervisors || self.registers.sum == Switch::On,
         };
         reachable && prot.contains(access.needs())
@@ -253,8 +253,8 @@ impl Checked for RiscvWalker {
     fn input_ranges(&self) -> Vec<IovaRange> {
         let lower = self.block(Iova::new(0));
         match self.registers.stage {
-            RiscvStage::First { .. } => vec![lower, self.block(Iova::new(u64::MAX))],
-            RiscvStage::Second { .. } => vec![lower],
+            RiscvRoot::First { .. } => vec![lower, self.block(Iova::new(u64::MAX))],
+            RiscvRoot::Second { .. } => vec![lower],
         }
     }
 
@@ -265,8 +265,8 @@ impl Checked for RiscvWalker {
     /// G is reserved in the second stage, and hardware ignores it.
     fn must_be_clear(&self, _: &TableStep) -> u64 {
         match self.registers.stage {
-            RiscvStage::First { .. } => 0,
-            RiscvStage::Second { .. } => GLOBAL,
+            RiscvRoot::First { .. } => 0,
+            RiscvRoot::Second { .. } => GLOBAL,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr};
 
-use super::{Access, EntryUpdate, FaultKind, TableImage, Translation, Walker};
+use super::{Access, EntryUpdate, FaultKind, TableImage, Translated, Walker};
 
 /// Tables of 512 entries at these addresses.
 pub(super) fn tables(at: &[u64]) -> TableImage {
@@ -16,7 +16,7 @@ pub(super) fn set(image: &TableImage, words: &[(u64, u64)]) {
 }
 
 /// The outcome of an access, faults as their kind and level.
-pub(super) type Outcome = Result<Translation, (FaultKind, u8)>;
+pub(super) type Outcome = Result<Translated, (FaultKind, u8)>;
 
 pub(super) fn read(walker: &impl Walker, image: &TableImage, iova: u64) -> Outcome {
     walker.walk(image, Iova::new(iova), Access::Read).map_err(|fault| (fault.kind, fault.level))

@@ -2,11 +2,11 @@
 
 use dmaspan::{Iova, PhysAddr, lg2};
 
-use super::amd_v1::{AmdV1Registers, AmdV1Walker};
-use super::mock::{MockRegisters, MockWalker};
-use super::riscv::{RiscvRegisters, RiscvStage, RiscvWalker};
-use super::vtd_ss::{VtdSsRegisters, VtdSsWalker};
-use super::x86_64::{X86Registers, X86Walker};
+use super::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
+use super::mock::{MockWalkRegisters, MockWalker};
+use super::riscv::{RiscvStage, RiscvWalRiscvRoot, RiscvWalker};
+use super::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
+use super::x86_64::{X86_64WalkRegisters, X86Walker};
 use super::{Access, Checked, NotATable, Requester, Switch, TableWords, WalkPath};
 use crate::rng::Rng;
 
@@ -61,7 +61,7 @@ fn wander<W: Checked>(walker: &W, levels: usize, frequent: u64) -> usize {
 
 #[test]
 fn walks_of_arbitrary_words_end_and_translate_what_they_say() {
-    let vtd = VtdSsRegisters {
+    let vtd = VtdSsWalkRegisters {
         ssptptr: 0,
         aw: 3,
         ssade: Switch::On,
@@ -70,15 +70,15 @@ fn walks_of_arbitrary_words_end_and_translate_what_they_say() {
         snoop_control: Switch::On,
     };
     assert!(wander(&VtdSsWalker::new(vtd).unwrap(), 5, PERMISSIONS) > 0);
-    let x86 = X86Registers { levels: 5, ..Default::default() };
+    let x86 = X86_64WalkRegisters { levels: 5, ..Default::default() };
     assert!(wander(&X86Walker::new(x86).unwrap(), 5, PERMISSIONS) > 0);
     for mode in 1..=6u8 {
-        let registers = AmdV1Registers { dte: 3 << 61 | 3 << 7 | u64::from(mode) << 9 | 3 };
+        let registers = AmdV1WalkRegisters { dte: 3 << 61 | 3 << 7 | u64::from(mode) << 9 | 3 };
         let walker = AmdV1Walker::new(registers).unwrap();
         assert!(wander(&walker, mode.into(), NEXT_LEVEL) > 0, "mode {mode}");
     }
-    let riscv = RiscvRegisters {
-        stage: RiscvStage::First { fsc: 10 << 60 },
+    let riscv = RiscvWalkRegisters {
+        stage: RiscvRoot::First { fsc: 10 << 60 },
         updates: Switch::On,
         svnapot: Switch::On,
         svpbmt: Switch::On,
@@ -86,12 +86,13 @@ fn walks_of_arbitrary_words_end_and_translate_what_they_say() {
         sum: Switch::Off,
     };
     assert!(wander(&RiscvWalker::new(riscv).unwrap(), 5, PERMISSIONS) > 0);
-    let stage = RiscvStage::Second { iohgatp: 8 << 60 };
+    let stage = RiscvRoot::Second { iohgatp: 8 << 60 };
     assert!(
-        wander(&RiscvWalker::new(RiscvRegisters { stage, ..riscv }).unwrap(), 3, PERMISSIONS) > 0
+        wander(&RiscvWalker::new(RiscvWalkRegisters { stage, ..riscv }).unwrap(), 3, PERMISSIONS)
+            > 0
     );
     for input_lg2 in [19, 24, 32, 43] {
-        let registers = MockRegisters { root: 0, input_lg2, dirty_tracking: Switch::On };
+        let registers = MockWalkRegisters { root: 0, input_lg2, dirty_tracking: Switch::On };
         assert!(
             wander(&MockWalker::new(registers).unwrap(), 4, PERMISSIONS) > 0,
             "{input_lg2} bits"

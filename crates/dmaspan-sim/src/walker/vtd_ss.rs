@@ -8,14 +8,14 @@
 //! an SS-PML5E. Not supported: nested translation, the memory type of bits 6:3, the transient
 //! mappings of device TLBs (bit 62 counts as reserved). Bit 2, execute, is ignored, as hardware
 //! without execute requests does. Where SSADE is on hardware also sets A in the entries above the
-//! leaf; a [`Translation`] reports the leaf's update alone.
+//! leaf; a [`Translated`] reports the leaf's update alone.
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translation, WalkPath, Walker,
+    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
     block_around,
 };
 
@@ -35,7 +35,7 @@ const ADDRESS: u64 = bits(51, 12);
 /// What a PASID-table entry or a context entry says of second-stage tables, and what the hardware
 /// can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VtdSsRegisters {
+pub struct VtdSsWalkRegisters {
     /// SSPTPTR: the address of the root table, with bits 11:0 clear.
     pub ssptptr: u64,
     /// AW: 1 is 39 bits and three levels, 2 is 48 and four, 3 is 57 and five.
@@ -53,7 +53,7 @@ pub struct VtdSsRegisters {
 /// The walk of second-stage tables.
 #[derive(Clone, Copy, Debug)]
 pub struct VtdSsWalker {
-    registers: VtdSsRegisters,
+    registers: VtdSsWalkRegisters,
     levels: u8,
 }
 
@@ -64,7 +64,7 @@ impl VtdSsWalker {
     ///
     /// [`BadRegister`] for reserved values and a root that is misaligned or above the host address
     /// width.
-    pub fn new(registers: VtdSsRegisters) -> Result<Self, BadRegister> {
+    pub fn new(registers: VtdSsWalkRegisters) -> Result<Self, BadRegister> {
         let reserved = |field, value| Err(BadRegister::Reserved { field, value });
         if !(1..=3).contains(&registers.aw) {
             return reserved("AW", registers.aw.into());
@@ -86,7 +86,7 @@ impl VtdSsWalker {
     }
 
     /// The registers.
-    pub fn registers(&self) -> &VtdSsRegisters {
+    pub fn registers(&self) -> &VtdSsWalkRegisters {
         &self.registers
     }
 
@@ -181,7 +181,7 @@ impl Walker for VtdSsWalker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         radix::descend(self, tables, from, iova, access, path)
     }
 

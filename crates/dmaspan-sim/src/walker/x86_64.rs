@@ -9,7 +9,7 @@
 //!
 //! Levels count from the last table: 1 is a PTE, 2 a PDE, 3 a PDPTE, 4 a PML4E and 5 a PML5E. Not
 //! supported: protection keys, the extended accessed bit, SMEP and SMAP. Where hardware updates
-//! entries it also sets A in the entries above the leaf; a [`Translation`] reports the leaf's
+//! entries it also sets A in the entries above the leaf; a [`Translated`] reports the leaf's
 //! update alone.
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
@@ -17,7 +17,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translation, WalkPath, Walker,
+    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
     block_around,
 };
 
@@ -42,7 +42,7 @@ const ADDRESS: u64 = bits(51, 12);
 /// The registers that x86-64 tables are walked with. In VT-d they are fields of a PASID-table
 /// entry, in the AMD IOMMU of a DTE and a GCR3 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct X86Registers {
+pub struct X86_64WalkRegisters {
     /// CR3, FSPTPTR or a GCR3 table's entry: the address of the root table in bits 51:12. Bits 11:0
     /// are ignored.
     pub root: u64,
@@ -67,12 +67,12 @@ pub struct X86Registers {
     pub requester: Requester,
 }
 
-impl X86Registers {
+impl X86_64WalkRegisters {
     /// IA32_PAT after reset (SDM 3A, 12.12.4): WB, WT, UC- and UC, twice.
     pub const PAT_AT_RESET: u64 = 0x0007_0406_0007_0406;
 }
 
-impl Default for X86Registers {
+impl Default for X86_64WalkRegisters {
     /// Four levels with the root at 0, 52-bit addresses, no encryption, the PAT of reset, every
     /// feature on, and the requests of a user.
     fn default() -> Self {
@@ -94,7 +94,7 @@ impl Default for X86Registers {
 /// The walk of x86-64 tables.
 #[derive(Clone, Copy, Debug)]
 pub struct X86Walker {
-    registers: X86Registers,
+    registers: X86_64WalkRegisters,
 }
 
 impl X86Walker {
@@ -104,7 +104,7 @@ impl X86Walker {
     ///
     /// [`BadRegister`] for another number of levels, an address width out of range, a root above
     /// it, an encryption mask that is no address bit, and reserved memory types.
-    pub fn new(registers: X86Registers) -> Result<Self, BadRegister> {
+    pub fn new(registers: X86_64WalkRegisters) -> Result<Self, BadRegister> {
         let reserved = |field, value| Err(BadRegister::Reserved { field, value });
         if !(4..=5).contains(&registers.levels) {
             return reserved("the number of levels", registers.levels.into());
@@ -127,7 +127,7 @@ impl X86Walker {
     }
 
     /// The registers.
-    pub fn registers(&self) -> &X86Registers {
+    pub fn registers(&self) -> &X86_64WalkRegisters {
         &self.registers
     }
 
@@ -251,7 +251,7 @@ impl Walker for X86Walker {
         iova: Iova,
         access: Access,
         path: &mut WalkPath,
-    ) -> Result<Translation, Fault> {
+    ) -> Result<Translated, Fault> {
         radix::descend(self, tables, from, iova, access, path)
     }
 

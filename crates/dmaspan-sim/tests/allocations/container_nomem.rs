@@ -10,7 +10,7 @@ use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Prot, Span, UserAdd
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 
 use crate::failing::{self, Case, Ends, case, said, unchanged};
 
@@ -85,7 +85,7 @@ impl World {
         let table = PageTable::new(AmdV1::new(config).unwrap(), tables.clone()).unwrap();
         let (root, level) = table.root_and_level();
         let dte = table.format().registers(root, level).dte;
-        let walker = AmdV1Walker::new(AmdV1Registers { dte }).unwrap();
+        let walker = AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap();
         self.tables.push(tables.clone());
         self.next = Some(Domain::new(table, Iotlb::new(walker, tables)).unwrap());
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use dmaspan::pin::{Dirty, Kind, PinFailed, Pinner, SpanSink};
-use dmaspan::regbuf::{Node, Pinned, Registry, Request, Segments};
+use dmaspan::regbuf::{BufferRequest, Node, Pinned, Registry, Segments};
 use dmaspan::{
     Account, Direction, Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange,
     account::Counting,
@@ -92,7 +92,7 @@ fn register(start: u64, len: u64) -> (Registry<Pinned<Folios>>, Allocated) {
     let account = Account::with_counting(TERABYTE, Counting::Ranges);
     let mut registry = Registry::new(Pinned::new(Arc::new(Folios), (), account, 12));
     let user = UserRange::from_len(UserAddr::new(USER + start), len).unwrap();
-    let ((), cost) = allocated(|| registry.register(&[Request::new(user)]).unwrap());
+    let ((), cost) = allocated(|| registry.register(&[BufferRequest::new(user)]).unwrap());
     (registry, cost)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::regbuf::{CloneRequest, Existing, Pinned, Registry, Request, SegmentsBuilder};
+use dmaspan::regbuf::{BufferRequest, CloneRequest, Existing, Pinned, Registry, SegmentsBuilder};
 use dmaspan::{Account, Direction, HostAddr, PhysAddr, Span, UserAddr, UserRange};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
@@ -22,8 +22,12 @@ fn pages(first: u64, count: u64) -> UserRange {
     UserRange::from_len(UserAddr::new(USER + first * PAGE), count * PAGE).unwrap()
 }
 
-fn requests() -> [Request; 3] {
-    [Request::new(pages(0, 40)), Request::new(pages(30, 10)), Request::new(pages(5, 1))]
+fn requests() -> [BufferRequest; 3] {
+    [
+        BufferRequest::new(pages(0, 40)),
+        BufferRequest::new(pages(30, 10)),
+        BufferRequest::new(pages(5, 1)),
+    ]
 }
 
 impl World {
@@ -99,7 +103,7 @@ fn register_sparse(world: &mut World) -> Result<(), String> {
 }
 
 fn update(world: &mut World) -> Result<(), String> {
-    world.registry.update(1, &[Request::new(pages(7, 22))]).map_err(said).map(|_| ())
+    world.registry.update(1, &[BufferRequest::new(pages(7, 22))]).map_err(said).map(|_| ())
 }
 
 fn clone(world: &mut World) -> Result<(), String> {
@@ -114,7 +118,7 @@ fn clone_within(world: &mut World) -> Result<(), String> {
 }
 
 fn empty(world: &mut World) -> Result<(), String> {
-    world.registry.update(0, &[Request::VACANT; 3]).map_err(said).map(|_| ())
+    world.registry.update(0, &[BufferRequest::VACANT; 3]).map_err(said).map(|_| ())
 }
 
 fn unregister(world: &mut World) -> Result<(), String> {

@@ -22,7 +22,8 @@ use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::sanitizer::{
-    Cached, Cause, Config, Finding, Kind, Pointless, Sanitized, SanitizedTables, Sanitizer, Tracked,
+    Cached, Cause, Finding, FindingKind, Pointless, Sanitized, SanitizedTables, Sanitizer,
+    SanitizerConfig, Tracked,
 };
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
@@ -194,7 +195,8 @@ enum Fails {
 fn soak(bug: Bug, fails: Fails) -> Soak {
     let absent = AbsentEntries::Cached;
     // Another thread's flush of everything may have been for this one's unmap too.
-    let config = Config { absent, pointless: Pointless::Ignore, ..Config::default() };
+    let config =
+        SanitizerConfig { absent, pointless: Pointless::Ignore, ..SanitizerConfig::default() };
     let sanitizer = Sanitizer::new(config);
     let tables = Arena::new(PhysAddr::new(0x4000_0000), 256 << 20);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
@@ -559,8 +561,13 @@ fn a_flush_in_a_hundred_left_out_does_not_go_unnoticed() {
     let soak = soak(Bug::Forgets, Fails::Never);
     soak.run(20_000);
     let found = soak.sanitizer.finish();
-    assert!(found.iter().any(|f| matches!(f.kind, Kind::LateFlush { .. })), "{}", reports(&found));
-    let unflushed = |kind| matches!(kind, Kind::LateFlush { .. } | Kind::MissingFlush { .. });
+    assert!(
+        found.iter().any(|f| matches!(f.kind, FindingKind::LateFlush { .. })),
+        "{}",
+        reports(&found)
+    );
+    let unflushed =
+        |kind| matches!(kind, FindingKind::LateFlush { .. } | FindingKind::MissingFlush { .. });
     assert!(found.iter().all(|f| unflushed(f.kind)), "{}", reports(&found));
 }
 
@@ -571,10 +578,10 @@ fn walks_that_are_never_flushed_do_not_go_unnoticed() {
     let found = soak.sanitizer.finish();
     let (cached, cause) = (Cached::Walk, Cause::TablesKept);
     for finding in &found {
-        let Kind::LateFlush { freed: Some(freed), .. } = finding.kind else {
+        let FindingKind::LateFlush { freed: Some(freed), .. } = finding.kind else {
             panic!("{finding}");
         };
-        assert_eq!(finding.kind, Kind::LateFlush { cached, cause, freed: Some(freed) });
+        assert_eq!(finding.kind, FindingKind::LateFlush { cached, cause, freed: Some(freed) });
     }
     assert!(!found.is_empty());
 }
@@ -586,7 +593,9 @@ fn a_size_of_leaves_that_is_left_out_does_not_go_unnoticed() {
     assert!(soak.wrong.load(Ordering::Relaxed) > 0, "no device met what was stale");
     let found = soak.sanitizer.finish();
     for finding in &found {
-        let Kind::LateFlush { cached, cause, .. } = finding.kind else { panic!("{finding}") };
+        let FindingKind::LateFlush { cached, cause, .. } = finding.kind else {
+            panic!("{finding}")
+        };
         assert_eq!((cached, cause), (Cached::Leaf, Cause::LeafSizes), "{finding}");
     }
     assert!(!found.is_empty());

@@ -4,7 +4,7 @@ use dmaspan::io_pgtable::DirtyTracking;
 use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_sim::mock::{MockFormat, MockRegisters};
 use dmaspan_sim::suite::Subject;
-use dmaspan_sim::walker::mock::{MockRegisters as Registers, MockWalker};
+use dmaspan_sim::walker::mock::{MockWalkRegisters as Registers, MockWalker};
 use dmaspan_sim::walker::{Checked, Switch};
 use dmaspan_sim::{Arena, format_suite};
 

@@ -14,8 +14,8 @@ use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Promise, Prot, Spa
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig, Planted};
 use dmaspan_sim::sanitizer::{
-    Cached, Cause, Config, Kind, Outcome, Parts, Pointless, Sanitized, SanitizedTables, Sanitizer,
-    Tracked,
+    Cached, Cause, FindingKind, Outcome, Parts, Pointless, Sanitized, SanitizedTables, Sanitizer,
+    SanitizerConfig, Tracked,
 };
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
@@ -48,7 +48,7 @@ fn everything() -> IovaRange {
     IovaRange::new(Iova::new(0), Iova::new(u64::MAX)).unwrap()
 }
 
-fn kinds(sanitizer: &Sanitizer) -> Vec<Kind> {
+fn kinds(sanitizer: &Sanitizer) -> Vec<FindingKind> {
     sanitizer.findings().iter().map(|finding| finding.kind).collect()
 }
 
@@ -72,7 +72,7 @@ type Dma = DmaDomain<ArmLpaeS1<12>, Arena, Sanitized<Tlb>, Machine, Tracked<RawM
 fn dma(flush: Flush) -> (Sanitizer, Tlb, Arc<Dma>, Device<Dma>) {
     let (table, iotlb) = table();
     let absent = AbsentEntries::Cached;
-    let sanitizer = Sanitizer::new(Config { absent, ..Config::default() });
+    let sanitizer = Sanitizer::new(SanitizerConfig { absent, ..SanitizerConfig::default() });
     let domain = Domain::new(table, Sanitized::new(iotlb.clone(), &sanitizer)).unwrap();
     let queue = flush_queue::Config { entries: 4, max_age: 1000 };
     let config = DmaConfig { cpus: 1, flush, queue };
@@ -135,10 +135,10 @@ fn a_mapping_that_is_dropped_is_a_leak_and_what_is_lazily_unmapped_is_stale() {
     assert_eq!(sanitizer.stale(everything()), [iovas]);
     sanitizer.on_dma(iovas.start(), 1, Access::Read);
     let (access, cause) = (Access::Read, Cause::NoFlush);
-    assert_eq!(kinds(&sanitizer), [Kind::UseAfterUnmap { access, cause }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::UseAfterUnmap { access, cause }]);
     domain.flush().unwrap();
     let found = sanitizer.finish();
-    assert_eq!((found[1].kind, found[1].iovas), (Kind::Leak, leaked_iovas));
+    assert_eq!((found[1].kind, found[1].iovas), (FindingKind::Leak, leaked_iovas));
     assert_eq!(found[1].memory, Some(frames(0, 2)));
 }
 
@@ -149,7 +149,7 @@ fn memory_that_somebody_frees_before_the_queue_does_is_found() {
     assert!(matches!(device.unmap(mapping).unwrap(), Unmapped::Queued));
     drop(memory(&sanitizer, frames(0, 1)));
     let (cached, cause, freed) = (Cached::Leaf, Cause::NoFlush, Some(frames(0, 1)));
-    assert_eq!(kinds(&sanitizer), [Kind::LateFlush { cached, cause, freed }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::LateFlush { cached, cause, freed }]);
     domain.flush().unwrap();
     assert_eq!(sanitizer.finish().len(), 1);
 }
@@ -190,7 +190,7 @@ fn the_hooks_are_passed_through_and_seen() {
     assert!(changed.is_err(), "this IOTLB's root is fixed");
     sanitizer.on_map(pages(1, 1), &[], Prot::READ);
     ops.detach().unwrap();
-    assert_eq!(kinds(&sanitizer), [Kind::Leak]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::Leak]);
 }
 
 /// What a driver does with each of its invalidations.
@@ -267,10 +267,10 @@ proptest! {
         steps in prop::collection::vec((0u64..8, 1u64..5, does()), 0..40),
     ) {
         let (table, iotlb) = table();
-        let config = Config {
+        let config = SanitizerConfig {
             parts: Parts::Allow,
             pointless: Pointless::Ignore,
-            ..Config::default()
+            ..SanitizerConfig::default()
         };
         let sanitizer = Sanitizer::new(config);
         let inner = Sanitized::new(iotlb.clone(), &sanitizer);
@@ -328,7 +328,7 @@ fn hardware_that_forgets_nothing_is_found_by_what_a_device_can_do_with_it() {
         dma();
         assert!(matches!(device.unmap(mapping).unwrap(), Unmapped::Released(_)));
         dma();
-        assert_eq!(kinds(&sanitizer), [Kind::Unmapped { access }][..found]);
+        assert_eq!(kinds(&sanitizer), [FindingKind::Unmapped { access }][..found]);
         assert_eq!(iotlb.stale_leaves(everything()).len(), found);
     }
 }
@@ -432,9 +432,9 @@ fn a_sync_that_the_api_refuses_is_found() {
     assert!(device.sync_raw_for_device(addr, 1, len, from).is_err());
     drop(device.unmap_raw(addr, len, from).unwrap());
     assert!(device.sync_raw_for_cpu(addr, 0, len, from).is_err());
-    let outside = Kind::SyncOutside { mapping: Some(of(100)) };
-    let direction = Kind::SyncDirection { direction: both, prot: Prot::WRITE };
-    let gone = Kind::SyncOutside { mapping: None };
+    let outside = FindingKind::SyncOutside { mapping: Some(of(100)) };
+    let direction = FindingKind::SyncDirection { direction: both, prot: Prot::WRITE };
+    let gone = FindingKind::SyncOutside { mapping: None };
     assert_eq!(kinds(&sanitizer), [outside, outside, direction, outside, gone]);
     assert_eq!(sanitizer.findings()[0].iovas, of(101));
 }
@@ -448,7 +448,7 @@ fn an_unmap_that_the_api_refuses_is_found() {
     let (addr, len) = device.into_raw(mapping).unwrap();
     assert!(device.unmap_raw(addr, len - 1, direction).is_err());
     assert!(device.unmap_raw(addr, len, Direction::FromDevice).is_err());
-    let other = Kind::RefusedUnmap { mapping: mapped };
+    let other = FindingKind::RefusedUnmap { mapping: mapped };
     assert_eq!(kinds(&sanitizer), [other, other]);
     let _ = device.unmap_raw(addr, len, direction).unwrap();
     assert!(device.unmap_raw(addr, len, direction).is_err());
@@ -456,8 +456,8 @@ fn an_unmap_that_the_api_refuses_is_found() {
     assert!(device.unmap_raw(addr, len, direction).is_err());
     let nowhere = dmaspan::DmaAddr::new(0x7000);
     assert!(device.unmap_raw(nowhere, len, direction).is_err());
-    let twice = Kind::DoubleUnmap;
-    assert_eq!(kinds(&sanitizer)[2..], [twice, twice, Kind::UnmapOfNothing]);
+    let twice = FindingKind::DoubleUnmap;
+    assert_eq!(kinds(&sanitizer)[2..], [twice, twice, FindingKind::UnmapOfNothing]);
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn what_a_failed_map_published_is_seen_until_it_is_flushed() {
     assert_eq!(sanitizer.stale(everything()), []);
     sanitizer.finish();
     // What failed is looked for once more, of which nothing is left.
-    assert!(kinds(&sanitizer).iter().all(|kind| *kind == Kind::PointlessFlush));
+    assert!(kinds(&sanitizer).iter().all(|kind| *kind == FindingKind::PointlessFlush));
 }
 
 /// Drops what an invalidation says of tables.
@@ -537,7 +537,7 @@ fn a_table_that_is_freed_while_walks_into_it_are_cached_is_found() {
     let found = sanitizer.findings();
     assert_eq!(found.iter().map(|finding| finding.iovas).collect::<Vec<_>>(), ranges);
     for finding in found {
-        let Kind::LateFlush { cached: Cached::Walk, cause, freed } = finding.kind else {
+        let FindingKind::LateFlush { cached: Cached::Walk, cause, freed } = finding.kind else {
             panic!("{finding}");
         };
         assert_eq!(cause, Cause::TablesKept);
@@ -559,6 +559,6 @@ fn what_is_protected_in_a_domain_is_seen() {
     unsafe { domain.protect(range, Prot::READ, Gap::Refuse) }.unwrap();
     let access = Access::Write;
     sanitizer.on_dma(range.start(), 1, access);
-    assert_eq!(kinds(&sanitizer), [Kind::Denied { access, prot: Prot::READ }]);
+    assert_eq!(kinds(&sanitizer), [FindingKind::Denied { access, prot: Prot::READ }]);
     assert_eq!(sanitizer.stale(range), []);
 }

@@ -23,14 +23,14 @@ pub struct Alignment {
 }
 
 /// A span and the addresses that it has.
-pub(super) struct Place {
+pub(super) struct PlacedSpan {
     pub(super) user: UserAddr,
     pub(super) iova: Iova,
     pub(super) span: Span,
     pub(super) kind: Kind,
 }
 
-impl Place {
+impl PlacedSpan {
     /// Whether the addresses are right for the largest leaves that are not longer than the span,
     /// and so for all smaller ones. For most spans it is all that is asked.
     #[inline(always)]
@@ -84,7 +84,7 @@ mod tests {
 
     fn better(user: u64, iova: u64, paddr: u64, len: u64, kind: Kind) -> Option<Alignment> {
         let span = Span::new(PhysAddr::new(paddr), len).unwrap();
-        Place { user: UserAddr::new(user), iova: Iova::new(iova), span, kind }.better(SIZES)
+        PlacedSpan { user: UserAddr::new(user), iova: Iova::new(iova), span, kind }.better(SIZES)
     }
 
     #[test]

@@ -13,7 +13,9 @@ use lock_api::RawMutex;
 use super::domains::{Attached, DomainId, Domains};
 use super::error::Error;
 use super::map::{bytes_of, prot_of};
-use super::mapping::{Behind, Bound, Mapping, RunCursor, Slot, SlotState, Then, overlapping};
+use super::mapping::{
+    Behind, Bound, Mapping, MappingSlot, RunCursor, SlotState, Then, overlapping,
+};
 use super::paging::{Own, Paging, before};
 use super::takedown::{TakenDown, Unmap};
 use super::unmap::Unforgotten;
@@ -135,14 +137,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// # use dmaspan_sim::Arena;
     /// # use dmaspan_sim::iotlb::Iotlb;
     /// # use dmaspan_sim::memory::{SimMemory, SimPinner};
-    /// # use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+    /// # use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
     /// # let config = AmdV1Config { first_levels: 4, ..AmdV1Config::new(48, 48) };
     /// # let table = PageTable::new(AmdV1::new(config)?, tables.clone())?;
     /// # let (root, level) = table.root_and_level();
     /// # let dte = table.format().registers(root, level).dte;
-    /// # let iommu = Iotlb::new(AmdV1Walker::new(AmdV1Registers { dte })?, tables);
+    /// # let iommu = Iotlb::new(AmdV1Walker::new(AmdV1WalkRegisters { dte })?, tables);
     /// # let domain = Domain::new(table, iommu)?;
     /// # let memory = SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?;
     /// let container: Container<_, parking_lot::RawMutex> =
@@ -497,7 +499,7 @@ impl<P: Pinner> State<P> {
     fn check_parts(&self) -> Result<(), Error<P::Error>> {
         let Some(Unforgotten { first, .. }) = self.unforgotten(ALL) else { return Ok(()) };
         let mut slots = overlapping(&self.tree, ALL);
-        let is_part = |slot: &Slot<P>| slot.mapped().is_none() && slot.left().is_some();
+        let is_part = |slot: &MappingSlot<P>| slot.mapped().is_none() && slot.left().is_some();
         match slots.find(|(_, slot)| is_part(slot)) {
             Some((quarantined, _)) => Err(Error::Quarantined { range: first, quarantined }),
             None => Ok(()),

@@ -17,7 +17,7 @@ use lock_api::RawMutex;
 use super::domains::Domains;
 use super::error::Error;
 use super::log::{Log, each_run};
-use super::mapping::{Mapping, Slot, SlotState, overlapping};
+use super::mapping::{Mapping, MappingSlot, SlotState, overlapping};
 use super::{Container, State, Version, WALKS};
 use crate::addr::Iova;
 use crate::io_pgtable::DirtyBitmap;
@@ -120,7 +120,7 @@ impl<P: Pinner> State<P> {
 
     /// Sets the bits of what hardware may still write.
     pub(super) fn mark_quarantined(&self, range: IovaRange, marks: &mut DirtyBitmap<'_>) {
-        let quarantined = |slot: &Slot<P>| matches!(slot.state, SlotState::Quarantined(_));
+        let quarantined = |slot: &MappingSlot<P>| matches!(slot.state, SlotState::Quarantined(_));
         let slots = overlapping(&self.tree, range).filter(|(_, slot)| quarantined(slot));
         slots.for_each(|(mapped, _)| marks.mark(mapped));
     }

@@ -13,7 +13,7 @@ use core::fmt;
 use lock_api::RawMutex;
 
 use super::error::Error;
-use super::mapping::{Behind, RunCursor, Runs, Slot, overlapping};
+use super::mapping::{Behind, MappingSlot, RunCursor, Runs, overlapping};
 use super::takedown::Spans;
 use super::{Container, State, Version};
 use crate::account::{Account, Charge, Counting, OverLimit};
@@ -72,12 +72,12 @@ enum By {
 type Key = (Iova, u64);
 
 /// A pin; `None` while it is being ended.
-pub(super) type Place<Pin> = Option<Box<Held<Pin>>>;
+pub(super) type PinSlot<Pin> = Option<Box<HeldPin<Pin>>>;
 
 /// All external pins. Each lies in one mapping.
 pub(super) struct External<Pin> {
     identity: Arc<Identity>,
-    pub(super) pins: BTreeMap<Key, Place<Pin>>,
+    pub(super) pins: BTreeMap<Key, PinSlot<Pin>>,
     /// How many there were.
     given: u64,
     /// The longest that is unpinned by range was as long, less one byte.
@@ -85,7 +85,7 @@ pub(super) struct External<Pin> {
 }
 
 /// What is pinned for an emulated device, in one mapping.
-pub(super) struct Held<Pin> {
+pub(super) struct HeldPin<Pin> {
     key: Key,
     range: IovaRange,
     user: UserRange,
@@ -98,7 +98,7 @@ pub(super) struct Held<Pin> {
     /// What is still pinned, sorted and disjoint.
     left: Vec<IovaRange>,
     /// Of pins that are being ended, the next.
-    next: Place<Pin>,
+    next: PinSlot<Pin>,
 }
 
 /// What an emulated device wants to pin, as far as it lies in one mapping.
@@ -111,7 +111,7 @@ struct Part<P: Pinner> {
     space: P::Space,
     account: Arc<Account>,
     charging: Charging,
-    held: Place<P::Pin>,
+    held: PinSlot<P::Pin>,
 }
 
 /// Charges what turned out to be memory, and nothing else.
@@ -264,7 +264,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Unpins what is left of pins that were taken out, and forgets them. Their places keep their
     /// mappings until then.
-    fn end(&self, mut ended: Place<P::Pin>, dirty: Dirty) {
+    fn end(&self, mut ended: PinSlot<P::Pin>, dirty: Dirty) {
         while let Some(mut held) = ended {
             ended = held.next.take();
             let key = held.key;
@@ -274,7 +274,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.wake();
     }
 
-    fn release_held(&self, mut held: Held<P::Pin>, dirty: Dirty) {
+    fn release_held(&self, mut held: HeldPin<P::Pin>, dirty: Dirty) {
         for piece in core::mem::take(&mut held.left) {
             held.unpin(&self.pinner, piece, dirty);
         }
@@ -380,7 +380,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             return Err(error);
         }
         let (range, key) = (part.range, (part.range.start(), 0));
-        part.held = Some(Box::new(Held {
+        part.held = Some(Box::new(HeldPin {
             key,
             range,
             user,
@@ -414,11 +414,11 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         all.check_mapped(range, Prot::empty())?;
         for part in parts.iter() {
             let found = overlapping(&all.tree, part.range).next();
-            let same = |slot: &Slot<P>| {
+            let same = |slot: &MappingSlot<P>| {
                 let mapped = slot.mapped().and_then(|mapping| mapping.part(part.range));
                 slot.serial == part.serial && mapped == Some((part.range, part.user))
             };
-            let has_mmio = |held: &Held<P::Pin>| held.has_mmio(part.user);
+            let has_mmio = |held: &HeldPin<P::Pin>| held.has_mmio(part.user);
             // A revocation did not see it.
             let revoked = part.revokes != all.revokes && part.held.as_deref().is_some_and(has_mmio);
             if revoked || !found.is_some_and(|(_, slot)| same(slot)) {
@@ -467,7 +467,7 @@ impl<P: Pinner> State<P> {
 
 impl<Pin> External<Pin> {
     /// The pins in a mapping.
-    pub(super) fn pins_in(&self, mapping: IovaRange) -> impl Iterator<Item = &Place<Pin>> {
+    pub(super) fn pins_in(&self, mapping: IovaRange) -> impl Iterator<Item = &PinSlot<Pin>> {
         let keys = (mapping.start(), 0)..=(mapping.last(), u64::MAX);
         self.pins.range(keys).map(|(_, place)| place)
     }
@@ -510,7 +510,7 @@ impl<Pin> Default for External<Pin> {
     }
 }
 
-impl<Pin> Held<Pin> {
+impl<Pin> HeldPin<Pin> {
     /// Charges what domains had charged when it was pinned.
     fn charge_again(&mut self, account: &Arc<Account>) {
         if self.charge.is_none() {

@@ -6,11 +6,11 @@ use core::mem::ManuallyDrop;
 
 use lock_api::RawMutex;
 
-use super::alignment::{Alignment, Place, second_leaf};
+use super::alignment::{Alignment, PlacedSpan, second_leaf};
 use super::domains::Domains;
 use super::error::Error;
 use super::mapping::{
-    Bound, Leaving, Mapping, Pinned, Runs, Slot, SlotState, Then, Vaddr, overlapping,
+    Bound, Leaving, Mapping, MappingSlot, Pinned, Runs, SlotState, Then, Vaddr, overlapping,
 };
 use super::paging::Reach;
 use super::takedown::{Unmap, hold};
@@ -59,7 +59,7 @@ impl<'a, P: Pinner> MapRequest<'a, P> {
 }
 
 /// A slot that is the caller's, who works on it without the lock.
-struct Claimed {
+struct ClaimedSlot {
     domains: Arc<Domains>,
     /// For how many spans there is room in quarantine.
     room: usize,
@@ -111,7 +111,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             self.retry_idle();
             claimed = self.waiting(|| self.claim(range, request));
         }
-        let Claimed { domains, room, walks } = claimed?;
+        let ClaimedSlot { domains, room, walks } = claimed?;
         let built = match walks.map_or(Ok(()), |walks| self.forget_walks(range, walks, &domains)) {
             Ok(()) => self.build(mapping, &domains, room, request.cancelled),
             Err(error) => Err(self.withdraw_all(mapping, &domains, Then::Go, error)),
@@ -155,7 +155,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         range: IovaRange,
         request: &MapRequest<'_, P>,
-    ) -> Result<Claimed, Error<P::Error>> {
+    ) -> Result<ClaimedSlot, Error<P::Error>> {
         let mut all = self.state.lock();
         self.check_aligned(&all, request.iova, request.user)?;
         if let Some((existing, slot)) = overlapping(&all.tree, range).next() {
@@ -191,9 +191,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         all.serials += 1;
         let walks = all.walks(range);
         all.walking += usize::from(walks.is_some());
-        let slot = Slot { last, serial, announcing, space_id, user, vaddr, walks, state };
+        let slot = MappingSlot { last, serial, announcing, space_id, user, vaddr, walks, state };
         all.tree.insert(range.start(), slot);
-        Ok(Claimed { domains, room, walks })
+        Ok(ClaimedSlot { domains, room, walks })
     }
 
     /// Refuses what is not of whole pages.
@@ -513,7 +513,7 @@ impl Mapper<'_> {
         for span in spans {
             if span.len() >= self.second_leaf {
                 let user = self.user.start().wrapping_add(iova.get() - self.range.start().get());
-                let place = Place { user, iova, span: *span, kind: self.kind };
+                let place = PlacedSpan { user, iova, span: *span, kind: self.kind };
                 let sizes = self.domains.page_sizes;
                 if !place.is_best(sizes) {
                     self.found.better = self.found.better.max(place.better(sizes));

@@ -16,10 +16,10 @@ use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
 
 /// All mappings, by first IOVA. No two overlap.
-pub(super) type Tree<P> = BTreeMap<Iova, Slot<P>>;
+pub(super) type Tree<P> = BTreeMap<Iova, MappingSlot<P>>;
 
 /// A place in the tree: it keeps others away from its IOVAs.
-pub(super) struct Slot<P: Pinner> {
+pub(super) struct MappingSlot<P: Pinner> {
     pub(super) last: Iova,
     /// Tells it from what is mapped there later.
     pub(super) serial: u64,
@@ -56,7 +56,7 @@ pub(super) enum SlotState<P: Pinner> {
     Quarantined(Box<Mapping<P>>),
 }
 
-impl<P: Pinner> Slot<P> {
+impl<P: Pinner> MappingSlot<P> {
     pub(super) fn range(&self, start: Iova) -> IovaRange {
         // The tree holds valid ranges only; the fallback is never taken.
         IovaRange::new(start, self.last).unwrap_or(IovaRange::point(start))
@@ -174,7 +174,7 @@ pub(super) enum Then {
 
 impl Leaving {
     /// Goes on by bytes that the current run has, `run` being its rest.
-    pub(super) fn pass(&mut self, run: Run, bytes: u64) {
+    pub(super) fn pass(&mut self, run: BackingRun, bytes: u64) {
         self.bytes = self.bytes.wrapping_add(bytes);
         self.at.advance(run, bytes);
     }
@@ -257,7 +257,7 @@ pub(super) enum Behind {
 
 /// Bytes that follow each other and have the same behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct BackingRun {
     pub(super) bytes: u64,
     pub(super) behind: Behind,
 }
@@ -269,7 +269,7 @@ pub(super) struct NoRoom;
 /// What is behind a mapping, in order: usually one run, since a page-table entry cannot say of what
 /// kind its memory is.
 #[derive(Debug, Default)]
-pub(super) struct Runs(Vec<Run>);
+pub(super) struct Runs(Vec<BackingRun>);
 
 impl Runs {
     /// Adds bytes behind what is there.
@@ -281,7 +281,7 @@ impl Runs {
             return Ok(());
         }
         self.0.try_reserve(1).map_err(|_| NoRoom)?;
-        self.0.push(Run { bytes, behind });
+        self.0.push(BackingRun { bytes, behind });
         Ok(())
     }
 
@@ -296,7 +296,7 @@ impl Runs {
     }
 
     /// All runs.
-    pub(super) fn all(&self) -> &[Run] {
+    pub(super) fn all(&self) -> &[BackingRun] {
         &self.0
     }
 
@@ -310,13 +310,13 @@ impl Runs {
     pub(super) fn revoke(&mut self, n: usize, offset: u64, len: u64) {
         let Some(run) = self.0.get_mut(n) else { return };
         let (behind, bytes) = (run.behind, run.bytes);
-        *run = Run { bytes: len, behind: Behind::Revoked };
+        *run = BackingRun { bytes: len, behind: Behind::Revoked };
         let after = bytes.saturating_sub(offset).saturating_sub(len);
         if after > 0 {
-            self.0.insert(n + 1, Run { bytes: after, behind });
+            self.0.insert(n + 1, BackingRun { bytes: after, behind });
         }
         if offset > 0 {
-            self.0.insert(n, Run { bytes: offset, behind });
+            self.0.insert(n, BackingRun { bytes: offset, behind });
         }
     }
 
@@ -333,23 +333,27 @@ impl Runs {
     }
 
     /// The runs from one place to another, cut to what lies between them.
-    pub(super) fn between(&self, from: RunCursor, to: RunCursor) -> impl Iterator<Item = Run> {
+    pub(super) fn between(
+        &self,
+        from: RunCursor,
+        to: RunCursor,
+    ) -> impl Iterator<Item = BackingRun> {
         let runs = (from.run..).zip(self.rest(from));
         runs.map_while(move |(n, run)| match n.cmp(&to.run) {
             Ordering::Less => Some(run),
             Ordering::Equal => {
                 let passed = if n == from.run { from.bytes } else { 0 };
-                Some(Run { bytes: to.bytes - passed, ..run }).filter(|run| run.bytes > 0)
+                Some(BackingRun { bytes: to.bytes - passed, ..run }).filter(|run| run.bytes > 0)
             }
             Ordering::Greater => None,
         })
     }
 
     /// The runs from `at` on, the first cut to what lies behind `at`.
-    pub(super) fn rest(&self, at: RunCursor) -> impl Iterator<Item = Run> {
+    pub(super) fn rest(&self, at: RunCursor) -> impl Iterator<Item = BackingRun> {
         let passed = move |n| if n == 0 { at.bytes } else { 0 };
         let runs = self.0.get(at.run..).unwrap_or_default().iter().enumerate();
-        runs.map(move |(n, run)| Run { bytes: run.bytes - passed(n), ..*run })
+        runs.map(move |(n, run)| BackingRun { bytes: run.bytes - passed(n), ..*run })
     }
 }
 
@@ -363,7 +367,7 @@ pub(super) struct RunCursor {
 
 impl RunCursor {
     /// Moves by bytes that the current run has, `run` being its rest.
-    pub(super) fn advance(&mut self, run: Run, bytes: u64) {
+    pub(super) fn advance(&mut self, run: BackingRun, bytes: u64) {
         if bytes < run.bytes {
             self.bytes += bytes;
         } else {
@@ -376,7 +380,7 @@ impl RunCursor {
 pub(super) fn overlapping<P: Pinner>(
     tree: &Tree<P>,
     range: IovaRange,
-) -> impl Iterator<Item = (IovaRange, &Slot<P>)> {
+) -> impl Iterator<Item = (IovaRange, &MappingSlot<P>)> {
     // Slots are disjoint, so of those that begin before the range only the last can reach into it.
     let before = tree.range(..range.start()).next_back();
     before

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use lock_api::RawMutex;
 
 use super::domains::{Domains, Gathers};
-use super::mapping::{Behind, Leaving, Mapping, Run, SlotState, Then};
+use super::mapping::{BackingRun, Behind, Leaving, Mapping, SlotState, Then};
 use super::unmap::Unforgotten;
 use super::{ALL, Container, RANGES, State, unconfirmed};
 use crate::addr::Iova;
@@ -20,7 +20,7 @@ use crate::span::{Span, SpanBuf};
 const NO_RANGES: [IovaRange; RANGES] = [IovaRange::point(Iova::new(0)); RANGES];
 
 /// Gives the next mapping to take down, whose slot is the taker's.
-pub(super) type Claim<'a, P> = &'a mut dyn FnMut(&mut State<P>) -> Option<Box<Mapping<P>>>;
+pub(super) type NextMapping<'a, P> = &'a mut dyn FnMut(&mut State<P>) -> Option<Box<Mapping<P>>>;
 
 /// Mappings on their way out. It allocates nothing.
 pub(super) struct Unmap<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
@@ -78,7 +78,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
     /// Takes all mappings down that `claim` gives, and marks what was written of them in `marks`.
     pub(super) fn run(
         mut self,
-        claim: Claim<'_, P>,
+        claim: NextMapping<'_, P>,
         mut marks: Option<&mut DirtyBitmap<'_>>,
     ) -> TakenDown {
         let domains = self.domains;
@@ -99,7 +99,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
 
     /// Claims mappings for the next batch, and room in quarantine for what it takes away. Says
     /// whether there is anything to do, and room to do it.
-    fn next_batch(&mut self, claim: Claim<'_, P>) -> bool {
+    fn next_batch(&mut self, claim: NextMapping<'_, P>) -> bool {
         let (before, mut asked) = (self.len, false);
         loop {
             if self.last && self.reserved > 0 {
@@ -237,7 +237,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 leaving.failed = leaving.failed.or(Some(error));
                 leaving.lost |= self.domains.is_empty();
                 let mut all = self.container.state.lock();
-                for Run { bytes, behind } in taken {
+                for BackingRun { bytes, behind } in taken {
                     let Behind::Pinned(kind) = behind else { continue };
                     spans.next(bytes, |spans| {
                         leaving.held += spans.len();
@@ -246,7 +246,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 }
                 holds = true;
             } else if let Some(pin) = pin {
-                for Run { bytes, behind } in taken {
+                for BackingRun { bytes, behind } in taken {
                     let Behind::Pinned(kind) = behind else { continue };
                     spans.next(bytes, |spans| {
                         unpin_outputs(pinner, pin, spans, kind, dirty);
@@ -316,7 +316,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
 
     /// Ends it. What there was no room for is as it was, or in quarantine with the part that is
     /// still mapped.
-    fn put_back(&mut self, claim: Claim<'_, P>) {
+    fn put_back(&mut self, claim: NextMapping<'_, P>) {
         let mut all = self.container.state.lock();
         all.quarantine.give_back(core::mem::take(&mut self.reserved));
         if self.last && self.len == 0 {
@@ -375,7 +375,8 @@ impl<P: Pinner> State<P> {
     /// What lies between the neighbours of the slot at `range`. Those that are empty count as not
     /// there.
     fn gap(&self, range: IovaRange) -> Option<IovaRange> {
-        let full = |slot: &super::mapping::Slot<P>| !matches!(slot.state, SlotState::Emptied);
+        let full =
+            |slot: &super::mapping::MappingSlot<P>| !matches!(slot.state, SlotState::Emptied);
         let mut before = self.tree.range(..range.start()).rev();
         let before = before.find(|(_, slot)| full(slot)).map(|(_, slot)| slot.last);
         let start = before.map_or(Some(ALL.start()), |last| last.checked_add(1))?;

@@ -25,12 +25,12 @@ pub(super) fn now() -> u64 {
 
 /// What hardware has not confirmed to have forgotten.
 pub(super) struct Unconfirmed<L> {
-    books: Mutex<Flag, Books<L>>,
-    /// The smaller of the numbers in the books. Written under their lock.
+    state: Mutex<Flag, UnconfirmedState<L>>,
+    /// The smaller of the numbers in the state. Written under its lock.
     oldest: AtomicU64,
 }
 
-struct Books<L> {
+struct UnconfirmedState<L> {
     waiting: Option<Part<L>>,
     /// The number of what is being tried again.
     tried: u64,
@@ -44,8 +44,8 @@ struct Part<L> {
 
 impl<L> Default for Unconfirmed<L> {
     fn default() -> Self {
-        let books = Mutex::new(Books { waiting: None, tried: NONE });
-        Self { books, oldest: AtomicU64::new(NONE) }
+        let state = Mutex::new(UnconfirmedState { waiting: None, tried: NONE });
+        Self { state, oldest: AtomicU64::new(NONE) }
     }
 }
 
@@ -59,19 +59,19 @@ impl<L> Unconfirmed<L> {
     #[cold]
     pub(super) fn keep(&self, gather: Gather<L>, merge: impl FnOnce(&mut Gather<L>, Gather<L>)) {
         let oldest = FAILURES.fetch_add(1, Ordering::Relaxed);
-        self.change(|books| books.add(Part { gather, oldest }, merge));
+        self.change(|state| state.add(Part { gather, oldest }, merge));
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Books<L>) -> T) -> T {
-        let mut books = self.books.lock();
-        let result = change(&mut books);
-        let waiting = books.waiting.as_ref().map_or(NONE, |part| part.oldest);
-        self.oldest.store(waiting.min(books.tried), Ordering::Release);
+    fn change<T>(&self, change: impl FnOnce(&mut UnconfirmedState<L>) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        let waiting = state.waiting.as_ref().map_or(NONE, |part| part.oldest);
+        self.oldest.store(waiting.min(state.tried), Ordering::Release);
         result
     }
 }
 
-impl<L> Books<L> {
+impl<L> UnconfirmedState<L> {
     fn add(&mut self, more: Part<L>, merge: impl FnOnce(&mut Gather<L>, Gather<L>)) {
         match &mut self.waiting {
             Some(part) => {
@@ -93,9 +93,9 @@ impl<'u, L> Tried<'u, L> {
     /// What is to be synced again; nothing where another thread is at it.
     pub(super) fn begin(unconfirmed: &'u Unconfirmed<L>) -> Option<(Self, Gather<L>)> {
         unconfirmed.oldest()?;
-        let part = unconfirmed.change(|books| {
-            let part = books.waiting.take_if(|_| books.tried == NONE)?;
-            books.tried = part.oldest;
+        let part = unconfirmed.change(|state| {
+            let part = state.waiting.take_if(|_| state.tried == NONE)?;
+            state.tried = part.oldest;
             Some(part)
         })?;
         Some((Self { unconfirmed }, part.gather))
@@ -103,7 +103,7 @@ impl<'u, L> Tried<'u, L> {
 
     /// Hardware has forgotten it.
     pub(super) fn confirmed(self) {
-        self.unconfirmed.change(|books| books.tried = NONE);
+        self.unconfirmed.change(|state| state.tried = NONE);
         mem::forget(self);
     }
 
@@ -114,9 +114,9 @@ impl<'u, L> Tried<'u, L> {
     }
 
     fn end(&self, gather: Gather<L>, merge: impl FnOnce(&mut Gather<L>, Gather<L>)) {
-        self.unconfirmed.change(|books| {
-            let oldest = mem::replace(&mut books.tried, NONE);
-            books.add(Part { gather, oldest }, merge);
+        self.unconfirmed.change(|state| {
+            let oldest = mem::replace(&mut state.tried, NONE);
+            state.add(Part { gather, oldest }, merge);
         });
     }
 }

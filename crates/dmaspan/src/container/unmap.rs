@@ -7,7 +7,7 @@ use lock_api::RawMutex;
 
 use super::domains::Domains;
 use super::error::Error;
-use super::mapping::{Mapping, Slot, SlotState, Then, Vaddr, overlapping};
+use super::mapping::{Mapping, MappingSlot, SlotState, Then, Vaddr, overlapping};
 use super::takedown::Unmap;
 use super::{ALL, Container, State, Version};
 use crate::io_pgtable::DirtyBitmap;
@@ -17,14 +17,14 @@ use crate::range::IovaRange;
 
 /// Whether a range reaches what is to be unmapped, by the rules of the container's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reaches {
+pub(super) enum UnmapScope {
     Mappings,
     /// It begins inside a mapping, which with version 1 stays and hides all behind it.
     Nothing,
 }
 
 /// What an unmap takes down.
-pub(super) struct Doomed {
+pub(super) struct PendingUnmap {
     /// The number of the unmap, by which it knows its mappings: others may be mapped and doomed in
     /// the range meanwhile.
     unmap: u64,
@@ -35,7 +35,7 @@ pub(super) struct Doomed {
 
 impl<P: Pinner> State<P> {
     /// Makes all mappings that begin in `range` the caller's, who works on them without the lock.
-    pub(super) fn doom(&mut self, range: IovaRange) -> Doomed {
+    pub(super) fn doom(&mut self, range: IovaRange) -> PendingUnmap {
         self.working += 1;
         self.unmaps += 1;
         let unmap = self.unmaps;
@@ -57,7 +57,7 @@ impl<P: Pinner> State<P> {
             slot.vaddr = Vaddr::Known;
         }
         let waits = !self.quarantine.is_empty();
-        Doomed { unmap, domains: Arc::clone(&self.domains), waits }
+        PendingUnmap { unmap, domains: Arc::clone(&self.domains), waits }
     }
 
     /// The next mapping of a range that the unmap with this number doomed.
@@ -98,10 +98,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         all: &mut State<P>,
         range: IovaRange,
-    ) -> Result<Option<Doomed>, Error<P::Error>> {
+    ) -> Result<Option<PendingUnmap>, Error<P::Error>> {
         match self.check_unmap(all, range)? {
-            Reaches::Nothing => Ok(None),
-            Reaches::Mappings => self.try_doom(all, range).map(Some),
+            UnmapScope::Nothing => Ok(None),
+            UnmapScope::Mappings => self.try_doom(all, range).map(Some),
         }
     }
 
@@ -110,17 +110,17 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         all: &State<P>,
         range: IovaRange,
-    ) -> Result<Reaches, Error<P::Error>> {
+    ) -> Result<UnmapScope, Error<P::Error>> {
         let granule = self.granule(&all.domains);
         let ends = range.start().get() | range.last().get().wrapping_add(1);
         if ends & granule.wrapping_sub(1) != 0 {
             return Err(Error::MisalignedUnmap { range, granule });
         }
-        let in_use = |slot: &Slot<P>| !matches!(slot.state, SlotState::Quarantined(_));
+        let in_use = |slot: &MappingSlot<P>| !matches!(slot.state, SlotState::Quarantined(_));
         let first = overlapping(&all.tree, range).find(|(_, slot)| in_use(slot));
         let inside = first.is_some_and(|(mapped, _)| mapped.start() < range.start());
         let nothing = inside && self.version == Version::V1;
-        Ok(if nothing { Reaches::Nothing } else { Reaches::Mappings })
+        Ok(if nothing { UnmapScope::Nothing } else { UnmapScope::Mappings })
     }
 
     /// Unmaps everything and returns its bytes. Where it succeeds nothing of the container's is
@@ -135,7 +135,11 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Makes all mappings in `range` the caller's to take down, or none of them.
-    fn try_doom(&self, all: &mut State<P>, range: IovaRange) -> Result<Doomed, Error<P::Error>> {
+    fn try_doom(
+        &self,
+        all: &mut State<P>,
+        range: IovaRange,
+    ) -> Result<PendingUnmap, Error<P::Error>> {
         self.check_whole(all, range)?;
         // Last: devices are told only of what will be unmapped.
         for (mapped, slot) in overlapping(&all.tree, range) {
@@ -173,11 +177,11 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Takes down what was doomed, and marks what was written of it in `marks`.
     pub(super) fn unmap_doomed(
         &self,
-        doomed: Doomed,
+        doomed: PendingUnmap,
         range: IovaRange,
         mut marks: Option<&mut DirtyBitmap<'_>>,
     ) -> Result<u64, Error<P::Error>> {
-        let Doomed { unmap, domains, waits } = doomed;
+        let PendingUnmap { unmap, domains, waits } = doomed;
         let mut unmapped = 0u64;
         if waits || domains.oldest().is_some() {
             if let Some(marks) = &mut marks {

@@ -13,7 +13,7 @@ use super::domains::Domains;
 use super::error::Error;
 use super::map::iovas_of;
 use super::mapping::{Behind, Mapping, Pinned, RunCursor, SlotState, Vaddr, overlapping};
-use super::unmap::Reaches;
+use super::unmap::UnmapScope;
 use super::{ALL, Container, State};
 use crate::account::{Account, Charge, OverLimit};
 use crate::addr::Iova;
@@ -44,7 +44,7 @@ impl<'a, P: Pinner> VaddrUpdate<'a, P> {
 }
 
 /// A mapping that its slot is without, and the domains that it is in.
-type Claimed<P> = (Box<Mapping<P>>, Arc<Domains>);
+type TakenMapping<P> = (Box<Mapping<P>>, Arc<Domains>);
 
 impl<P: Pinner> State<P> {
     /// Refuses what needs the user's addresses of all mappings, while some are not known.
@@ -107,8 +107,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.waiting(|| {
             let mut all = self.state.lock();
             match self.check_unmap(&all, range)? {
-                Reaches::Nothing => Ok(0),
-                Reaches::Mappings => {
+                UnmapScope::Nothing => Ok(0),
+                UnmapScope::Mappings => {
                     self.check_whole(&all, range)?;
                     all.invalidate(range)
                 }
@@ -167,7 +167,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         range: IovaRange,
         update: &VaddrUpdate<'_, P>,
-    ) -> Result<Claimed<P>, Error<P::Error>> {
+    ) -> Result<TakenMapping<P>, Error<P::Error>> {
         let mut all = self.state.lock();
         self.check_aligned(&all, update.iova, update.user)?;
         let Some((mapped, slot)) = overlapping(&all.tree, range).next() else {

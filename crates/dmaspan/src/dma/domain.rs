@@ -51,12 +51,12 @@ impl DmaConfig {
 /// IOVAs and the memory that was mapped there. Dropped, both leak: a device may still use them.
 #[derive(Debug)]
 #[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
-pub struct Held<H> {
+pub struct QueuedMapping<H> {
     iovas: Iovas,
     memory: ManuallyDrop<H>,
 }
 
-impl<H> Held<H> {
+impl<H> QueuedMapping<H> {
     fn new(iovas: Iovas, memory: H) -> Self {
         Self { iovas, memory: ManuallyDrop::new(memory) }
     }
@@ -81,7 +81,7 @@ where
     P: Platform,
     H: DmaMemory,
 {
-    queue: FlushQueue<P, M::List, Held<H>>,
+    queue: FlushQueue<P, M::List, QueuedMapping<H>>,
     domain: Domain<F, M, O>,
     iovas: Space<P>,
     flush: Flush,
@@ -191,7 +191,7 @@ where
     H: DmaMemory,
 {
     type List = M::List;
-    type Held = Held<H>;
+    type QueuedMapping = QueuedMapping<H>;
 
     #[inline(always)]
     fn gather(&self) -> Gather<M::List> {
@@ -217,7 +217,7 @@ where
     }
 
     #[inline(always)]
-    fn release(&self, held: Held<H>) {
+    fn release(&self, held: QueuedMapping<H>) {
         let (iovas, memory) = held.into_parts();
         // Of this space: nobody else makes what is held.
         let _ = self.iovas.free(iovas);
@@ -456,7 +456,7 @@ where
         flush: Flush,
     ) -> Result<Unmapped<H>, Error> {
         let range = iovas.range();
-        let held = Held::new(iovas, memory);
+        let held = QueuedMapping::new(iovas, memory);
         let retired = self.domain.take_away(range);
         let quarantined = |source| Error::Quarantined { range, source };
         match flush {
@@ -485,7 +485,7 @@ where
     #[cold]
     fn hold(&self, _promise: Promise<'_>, iovas: Iovas, memory: H) {
         let range = iovas.range();
-        let held = Held::new(iovas, memory);
+        let held = QueuedMapping::new(iovas, memory);
         // All of the range is synced before it is released, whoever has what was taken back by now;
         // and other parts of it may still be mapped.
         let mut gather = self.domain.gather();

@@ -167,12 +167,12 @@ impl<T: Translation, B: BouncePool> Iterator for Parts<'_, T, B> {
 }
 
 /// The segments of a list that is mapped: from [`Device::segments`].
-pub struct Segments<'a, T: Translation, B: BouncePool = NoPool> {
+pub struct ListSegments<'a, T: Translation, B: BouncePool = NoPool> {
     layout: Layout<Parts<'a, T, B>>,
     left: usize,
 }
 
-impl<T: Translation, B: BouncePool> Iterator for Segments<'_, T, B> {
+impl<T: Translation, B: BouncePool> Iterator for ListSegments<'_, T, B> {
     type Item = Segment;
 
     #[inline]
@@ -187,11 +187,11 @@ impl<T: Translation, B: BouncePool> Iterator for Segments<'_, T, B> {
     }
 }
 
-impl<T: Translation, B: BouncePool> ExactSizeIterator for Segments<'_, T, B> {}
+impl<T: Translation, B: BouncePool> ExactSizeIterator for ListSegments<'_, T, B> {}
 
-impl<T: Translation, B: BouncePool> fmt::Debug for Segments<'_, T, B> {
+impl<T: Translation, B: BouncePool> fmt::Debug for ListSegments<'_, T, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Segments").field("left", &self.left).finish_non_exhaustive()
+        f.debug_struct("ListSegments").field("left", &self.left).finish_non_exhaustive()
     }
 }
 
@@ -348,11 +348,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub fn segments<'a>(
         &'a self,
         mapping: &'a ListMapping<T, B>,
-    ) -> Result<Segments<'a, T, B>, Error> {
+    ) -> Result<ListSegments<'a, T, B>, Error> {
         self.check_list(mapping)?;
         let base = mapping.iovas().map_or(0, |range| range.start().get());
         let layout = self.layout(mapping.pieces(), &mapping.slots, base);
-        Ok(Segments { layout, left: mapping.segments })
+        Ok(ListSegments { layout, left: mapping.segments })
     }
 
     fn check_list(&self, mapping: &ListMapping<T, B>) -> Result<(), Error> {

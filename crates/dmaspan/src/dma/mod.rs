@@ -139,7 +139,7 @@ pub use device::{Device, DeviceConfig, DeviceLimits, Trust};
 pub use direct::Direct;
 pub use domain::{DmaConfig, DmaDomain, Flush, Translation};
 pub use error::Error;
-pub use list::{ListMapping, Segment, Segments, UnmapListFailed};
+pub use list::{ListMapping, ListSegments, Segment, UnmapListFailed};
 pub use memory::{DmaMemory, FromRegistered, Leased, Piece, RawMemory, Registered, Via};
 pub use registered::{MapBufferError, MappedSource, MappedSourceError, MustBounce};
 pub use reservation::{DestroyFailed, Reservation, ReserveRequest};

@@ -12,12 +12,12 @@ use super::sync::bytes;
 use crate::addr::DmaAddr;
 use crate::iommu::{Event, SyncFor};
 use crate::prot::Direction;
-use crate::registry::Registry;
+use crate::sharded_map::ShardedMap;
 use crate::swiotlb::Fill;
 
 /// The mappings of a device that were turned into addresses. Where nothing is translated, several
 /// can have one address.
-pub(super) type Records<T, B> = Registry<<T as Sealed>::Platform, Mapping<T, B>>;
+pub(super) type Records<T, B> = ShardedMap<<T as Sealed>::Platform, Mapping<T, B>>;
 
 /// What of a mapping a driver names besides its address.
 #[derive(Clone, Copy)]

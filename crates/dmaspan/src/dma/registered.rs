@@ -154,7 +154,7 @@ where
     /// No segment is cut to what the device takes of a list, its
     /// [`max_segment`](super::DeviceLimits::max_segment) and
     /// [`boundary`](super::DeviceLimits::boundary): descriptors of an import are, by
-    /// [`Limits`](crate::regbuf::descriptors::Limits) of the same numbers.
+    /// [`SegmentLimits`](crate::regbuf::descriptors::SegmentLimits) of the same numbers.
     ///
     /// The last reference to what this returns unmaps it strictly, in a lazy domain too, and only
     /// then lets go of the buffer. Where hardware does not answer, the domain has it in quarantine
@@ -207,7 +207,7 @@ where
         };
         let mapped = segments.len();
         let held = Mutex::new(Some((iovas, ManuallyDrop::new(memory))));
-        let keep = Box::new(Mapped { translation: Arc::clone(&self.translation), held });
+        let keep = Box::new(MappedBuffer { translation: Arc::clone(&self.translation), held });
         // As long as the buffer, whose length is that of what was registered.
         let (addr, len) = (DmaAddr::default(), mapped);
         Buffer::kept(segments, user, access, keep)
@@ -364,16 +364,16 @@ fn joined(
 }
 
 /// What a mapped buffer keeps. Dropped without an end it leaks the memory: a device may use it.
-struct Mapped<T: Translation> {
+struct MappedBuffer<T: Translation> {
     translation: Arc<T>,
     /// In a lock as memory need not be `Sync`; it is never waited for. There are no IOVAs where
     /// nothing is translated.
-    held: Mutex<Flag, Option<Held<T::Memory>>>,
+    held: Mutex<Flag, Option<MappedMemory<T::Memory>>>,
 }
 
-type Held<H> = (Option<Iovas>, ManuallyDrop<H>);
+type MappedMemory<H> = (Option<Iovas>, ManuallyDrop<H>);
 
-impl<T: Translation> Keep<DmaAddr> for Mapped<T> {
+impl<T: Translation> Keep<DmaAddr> for MappedBuffer<T> {
     fn end(&mut self, _segments: &Segments<DmaAddr>) {
         let Some((iovas, memory)) = self.held.get_mut().take() else { return };
         let memory = ManuallyDrop::into_inner(memory);
@@ -426,7 +426,7 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// # use std::sync::Arc;
 /// use dmaspan::dma::{Device, DeviceConfig, MappedSource, NoPool};
 /// use dmaspan::regbuf::descriptors::{ListPage, MemoryPageSize};
-/// use dmaspan::regbuf::{Pinned, Registry, Request};
+/// use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 /// use dmaspan::{Account, Direction, DmaAddr, UserAddr};
 /// # use dmaspan::dma::{DmaConfig, DmaDomain, Registered};
 /// # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
@@ -452,7 +452,7 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// let pinned = Pinned::new(pinner, space, Account::unlimited(), 12);
 /// let mut registry = Registry::new(MappedSource::new(pinned, controller));
 /// // Once: pages that lie anywhere are one segment for the controller.
-/// registry.register(&[Request::new(user)])?;
+/// registry.register(&[BufferRequest::new(user)])?;
 /// assert_eq!(registry.get(0)?.segments().count(), 1);
 ///
 /// // For each command: where it goes is looked up. Its node keeps the buffer until it is done.

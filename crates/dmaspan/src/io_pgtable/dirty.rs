@@ -7,7 +7,7 @@ use super::error::Error;
 use super::format::Format;
 use super::memory::TableMemory;
 use super::retired::Retired;
-use super::unmap::{Ahead, Rest, Unmapped};
+use super::unmap::{Ahead, Rest, UnmappedSpans};
 use super::word::Word;
 use super::{Owned, PageTable};
 use crate::addr::Iova;
@@ -174,7 +174,7 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
         range: IovaRange,
         buf: &mut SpanBuf<'_>,
         bitmap: &mut DirtyBitmap<'_>,
-    ) -> Result<Unmapped<M::List>, Error> {
+    ) -> Result<UnmappedSpans<M::List>, Error> {
         self.check_range(range, F::GRANULE_LG2)?;
         self.check_dirty(range, bitmap)?;
         self.table.unmap_dirty(range, buf, bitmap, Ahead::Check)
@@ -188,7 +188,7 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
         rest: Rest,
         buf: &mut SpanBuf<'_>,
         bitmap: &mut DirtyBitmap<'_>,
-    ) -> Unmapped<M::List> {
+    ) -> UnmappedSpans<M::List> {
         let range = rest.range();
         if rest.is_of(self.table.id)
             && self.check_range(range, F::GRANULE_LG2).is_ok()
@@ -197,7 +197,7 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
         {
             return unmapped;
         }
-        Unmapped { retired: Retired::nothing(), rest: Some(rest) }
+        UnmappedSpans { retired: Retired::nothing(), rest: Some(rest) }
     }
 
     fn check_dirty(&self, range: IovaRange, bitmap: &DirtyBitmap<'_>) -> Result<(), Error> {
@@ -254,7 +254,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         buf: &mut SpanBuf<'_>,
         bitmap: &mut DirtyBitmap<'_>,
         ahead: Ahead,
-    ) -> Result<Unmapped<M::List>, Error> {
+    ) -> Result<UnmappedSpans<M::List>, Error> {
         self.unmap_by(range, buf, ahead, |taken, retired| self.take_dirty(taken, bitmap, retired))
     }
 

@@ -86,8 +86,8 @@ pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 pub use retired::Retired;
 pub use split::Gap;
 pub(crate) use split::SplitFailed;
-pub use unmap::{Rest, Unmapped};
-pub use walk::{LeafCensus, Mapped, Walk};
+pub use unmap::{Rest, UnmappedSpans};
+pub use walk::{LeafCensus, MappedRun, Walk};
 pub use word::Word;
 
 use core::cell::Cell;
@@ -103,7 +103,7 @@ use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
-use runs::{Run, Runs};
+use runs::{LeafRun, Runs};
 use unmap::{Ahead, Below, Covered};
 
 /// A tree of tables of one format.
@@ -159,7 +159,7 @@ pub struct Owned<'t, F: Format, M: TableMemory<F::Word>> {
 /// larger than itself and met [`Error::EmptyTable`]: then it stays grown.
 #[derive(Debug)]
 #[must_use = "hardware may have seen what was taken back: sync it"]
-pub struct MapFailed<L> {
+pub struct TableMapFailed<L> {
     /// Why.
     pub error: Error,
     /// What was mapped before the error was found and taken back. Empty in most cases.
@@ -418,7 +418,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         if let Err(error) = self.check_memory(iova, paddr, bytes, lg2, prot) {
             return (0, Err(error));
         }
-        let run = Run { iova: iova.get(), paddr: paddr.get(), bytes, lg2 };
+        let run = LeafRun { iova: iova.get(), paddr: paddr.get(), bytes, lg2 };
         let Err(rest) = self.table.map_in_table(run, prot) else { return (bytes, Ok(())) };
         let last = iova.get().wrapping_add(bytes - 1);
         let (at, result) = self.table.map_runs(iter::once(rest), (rest.iova, last), lg2, prot);
@@ -430,22 +430,22 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     ///
     /// # Errors
     ///
-    /// [`MapFailed`], whose `retired` is to be synced: see [`Error`] for the reasons.
+    /// [`TableMapFailed`], whose `retired` is to be synced: see [`Error`] for the reasons.
     #[inline]
     pub fn map_spans(
         &self,
         iova: Iova,
         spans: &[Span],
         prot: Prot,
-    ) -> Result<(), MapFailed<M::List>> {
-        let refuse = |error| MapFailed { error, retired: Retired::nothing() };
+    ) -> Result<(), TableMapFailed<M::List>> {
+        let refuse = |error| TableMapFailed { error, retired: Retired::nothing() };
         // One span of leaves of one size, as most buffers of drivers are: nothing to choose.
         if let &[span] = spans {
             let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
             let (paddr, bytes) = (span.paddr().get(), span.len());
             let lg2 = if bytes < self.table.larger { F::GRANULE_LG2 } else { smallest };
             if !runs::may_have_larger(self.table.geometry.page_sizes, lg2, bytes) {
-                let run = Run { iova: iova.get(), paddr, bytes, lg2 };
+                let run = LeafRun { iova: iova.get(), paddr, bytes, lg2 };
                 return match self.table.map_in_table(run, prot) {
                     Ok(()) => Ok(()),
                     Err(rest) => self.map_rest(range, rest, prot),
@@ -457,21 +457,31 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
 
     /// The rest of a range that began to be mapped by one run of pages.
     #[inline(never)]
-    fn map_rest(&self, range: IovaRange, rest: Run, prot: Prot) -> Result<(), MapFailed<M::List>> {
+    fn map_rest(
+        &self,
+        range: IovaRange,
+        rest: LeafRun,
+        prot: Prot,
+    ) -> Result<(), TableMapFailed<M::List>> {
         let ends = (rest.iova, range.last().get());
         let (at, result) = self.table.map_runs(iter::once(rest), ends, rest.lg2, prot);
-        result.map_err(|error| MapFailed { error, retired: self.withdraw(range.start(), at) })
+        result.map_err(|error| TableMapFailed { error, retired: self.withdraw(range.start(), at) })
     }
 
     /// [`map_spans`](Self::map_spans) for any list.
     #[inline(never)]
-    fn map_list(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), MapFailed<M::List>> {
-        let refuse = |error| MapFailed { error, retired: Retired::nothing() };
+    fn map_list(
+        &self,
+        iova: Iova,
+        spans: &[Span],
+        prot: Prot,
+    ) -> Result<(), TableMapFailed<M::List>> {
+        let refuse = |error| TableMapFailed { error, retired: Retired::nothing() };
         let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
         let runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);
         let ends = (iova.get(), range.last().get());
         let (at, result) = self.table.map_runs(runs, ends, smallest, prot);
-        result.map_err(|error| MapFailed { error, retired: self.withdraw(iova, at) })
+        result.map_err(|error| TableMapFailed { error, retired: self.withdraw(iova, at) })
     }
 
     /// Takes away up to `page_count` pages of `page_size` bytes from `iova` on, whatever leaves map
@@ -517,14 +527,14 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         &self,
         range: IovaRange,
         buf: &mut SpanBuf<'_>,
-    ) -> Result<Unmapped<M::List>, Error> {
+    ) -> Result<UnmappedSpans<M::List>, Error> {
         self.check_range(range, F::GRANULE_LG2)?;
         self.table.unmap_spans(range, buf, Ahead::Check)
     }
 
     /// Goes on with an unmap whose buffer became full. Nothing refuses it but a `rest` that is not
     /// of this table or not of the range owned here, of which nothing is unmapped.
-    pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unmapped<M::List> {
+    pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> UnmappedSpans<M::List> {
         let range = rest.range();
         if rest.is_of(self.table.id)
             && self.check_range(range, F::GRANULE_LG2).is_ok()
@@ -532,7 +542,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         {
             return unmapped;
         }
-        Unmapped { retired: Retired::nothing(), rest: Some(rest) }
+        UnmappedSpans { retired: Retired::nothing(), rest: Some(rest) }
     }
 
     /// Takes all translations of `range` away, whatever holes there are between them. No leaf

@@ -19,7 +19,7 @@ use crate::span::SpanBuf;
 /// What an unmap with spans did.
 #[derive(Debug)]
 #[must_use = "hardware may still use what was retired"]
-pub struct Unmapped<L> {
+pub struct UnmappedSpans<L> {
     /// What to sync before the spans in the buffer may be freed.
     pub retired: Retired<L>,
     /// What is still to be unmapped, where the buffer became full.
@@ -82,7 +82,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         range: IovaRange,
         buf: &mut SpanBuf<'_>,
         ahead: Ahead,
-    ) -> Result<Unmapped<M::List>, Error> {
+    ) -> Result<UnmappedSpans<M::List>, Error> {
         self.unmap_by(range, buf, ahead, |taken, retired| {
             // Whole leaves without holes, as was just seen: nothing refuses them. Whatever happens,
             // what was taken away is in `retired`.
@@ -98,7 +98,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         buf: &mut SpanBuf<'_>,
         ahead: Ahead,
         take: impl FnOnce(IovaRange, &mut Retired<M::List>),
-    ) -> Result<Unmapped<M::List>, Error> {
+    ) -> Result<UnmappedSpans<M::List>, Error> {
         let mark = buf.mark();
         let mut retired = Retired::nothing();
         let full_at = match self.collect(range, buf, ahead, &mut retired.leaf_sizes) {
@@ -118,7 +118,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         if let Some(taken) = taken {
             take(taken, &mut retired);
         }
-        Ok(Unmapped { retired, rest: rest.map(|range| Rest { range, table: self.id }) })
+        Ok(UnmappedSpans { retired, rest: rest.map(|range| Rest { range, table: self.id }) })
     }
 
     /// Takes the translations of `range` away as far as they are leaves of one entry each, of

@@ -15,7 +15,7 @@ use crate::range::IovaRange;
 
 /// Contiguous translations with the same permissions: as far as they go, whatever their leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapped {
+pub struct MappedRun {
     /// Which IOVAs.
     pub range: IovaRange,
     /// Where the first of them leads.
@@ -24,7 +24,7 @@ pub struct Mapped {
     pub prot: Prot,
 }
 
-impl Mapped {
+impl MappedRun {
     /// Both as one, where `next` continues this in IOVAs, memory and permissions.
     fn join(self, next: Self) -> Option<Self> {
         let offset = next.range.start().get() - self.range.start().get();
@@ -61,11 +61,11 @@ pub struct Walk<'o, F: Format, M: TableMemory<F::Word>> {
 }
 
 impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
-    type Item = Mapped;
+    type Item = MappedRun;
 
-    fn next(&mut self) -> Option<Mapped> {
+    fn next(&mut self) -> Option<MappedRun> {
         let range = self.rest.take()?;
-        let mut run: Option<Mapped> = None;
+        let mut run: Option<MappedRun> = None;
         let table = self.owned.table;
         let ended = table.scan(range, |piece| {
             let Piece::Leaves { range, paddr, level, word, .. } = piece else {
@@ -75,7 +75,7 @@ impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
                     _ => ControlFlow::Continue(()),
                 };
             };
-            let next = Mapped { range, paddr, prot: table.format.prot(level, word) };
+            let next = MappedRun { range, paddr, prot: table.format.prot(level, word) };
             match run {
                 None => run = Some(next),
                 Some(so_far) => match so_far.join(next) {

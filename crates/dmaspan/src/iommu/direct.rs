@@ -8,7 +8,7 @@ use super::ops::IommuOps;
 use super::reserved::{Relaxable, ReservedRegions};
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
-use crate::io_pgtable::{Format, Mapped, TableMemory};
+use crate::io_pgtable::{Format, MappedRun, TableMemory};
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::Span;
@@ -213,7 +213,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             Ok(())
         };
         let mut at = Some(region.start());
-        for Mapped { range: mapped, paddr, prot } in self.all().walk(region) {
+        for MappedRun { range: mapped, paddr, prot } in self.all().walk(region) {
             if paddr.get() != mapped.start().get() {
                 return Err(DirectError::Elsewhere { region, mapped, paddr });
             }

@@ -9,7 +9,7 @@ use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
 use crate::io_pgtable::{
     self, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
-    Unmapped,
+    UnmappedSpans,
 };
 use crate::promise::Promise;
 use crate::prot::Prot;
@@ -200,7 +200,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     pub unsafe fn remove(&self, range: IovaRange) -> Result<Unsynced<'_, F, M, O>, Error> {
         let all = self.all();
         all.check_whole(range)?;
-        Ok(self.guard(Unmapped { retired: all.remove(range), rest: None }))
+        Ok(self.guard(UnmappedSpans { retired: all.remove(range), rest: None }))
     }
 
     /// An empty gather for this domain's hardware.
@@ -335,8 +335,10 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         let range = IovaRange::from_len(iova, bytes).map_err(|error| refused(error.into()))?;
         let mut result = self.all().map_spans(iova, spans, prot);
         let mut told = Ok(());
-        if let Err(io_pgtable::MapFailed { error: io_pgtable::Error::EmptyTable { .. }, retired }) =
-            result
+        if let Err(io_pgtable::TableMapFailed {
+            error: io_pgtable::Error::EmptyTable { .. },
+            retired,
+        }) = result
         {
             if F::GROWS {
                 // The empty table may be the root that hardware walks, which stays while it does.
@@ -439,7 +441,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// The next spans of a range that the caller owns and that is known to be mapped without holes.
-    pub(crate) fn unmap_next(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unmapped<M::List> {
+    pub(crate) fn unmap_next(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> UnmappedSpans<M::List> {
         let unmapped = self.all().resume(rest, buf);
         self.unmapped(&unmapped.retired);
         unmapped
@@ -477,7 +479,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     #[inline(always)]
-    pub(super) fn guard(&self, unmapped: Unmapped<M::List>) -> Unsynced<'_, F, M, O> {
+    pub(super) fn guard(&self, unmapped: UnmappedSpans<M::List>) -> Unsynced<'_, F, M, O> {
         self.unmapped(&unmapped.retired);
         Unsynced { domain: self, retired: Some(unmapped.retired), rest: unmapped.rest }
     }

@@ -30,7 +30,7 @@ pub(crate) trait Flusher {
     /// Lists of detached tables.
     type List;
     /// What is released by a sync. Dropped instead, it leaks.
-    type Held;
+    type QueuedMapping;
 
     /// An empty gather for the hardware.
     fn gather(&self) -> Gather<Self::List>;
@@ -48,7 +48,7 @@ pub(crate) trait Flusher {
     fn sync_one(&self, retired: Retired<Self::List>) -> Result<(), SyncFailed<Self::List>>;
 
     /// Takes back what was held, which no device reaches any more.
-    fn release(&self, held: Self::Held);
+    fn release(&self, held: Self::QueuedMapping);
 }
 
 /// When a queue flushes.
@@ -76,8 +76,8 @@ impl Default for Config {
 
 /// What was unmapped and is still to be synced, by CPU.
 pub(crate) struct FlushQueue<P: Platform, L, T> {
-    slots: Box<[Apart<Slot<Flag, L, T>>]>,
-    quarantine: Slot<P::Lock, L, T>,
+    slots: Box<[Apart<CpuQueue<Flag, L, T>>]>,
+    quarantine: CpuQueue<P::Lock, L, T>,
     /// Whether anything may be in quarantine.
     quarantined: AtomicBool,
     /// The last ticket that was given to a flush.
@@ -86,7 +86,7 @@ pub(crate) struct FlushQueue<P: Platform, L, T> {
 }
 
 /// What waits in one place, and what of it is being flushed.
-struct Slot<R, L, T> {
+struct CpuQueue<R, L, T> {
     waiting: Mutex<R, Batch<L, T>>,
     /// [`FREE`], or the ticket of the flush that has `flushed`, with [`SYNCED`].
     flush: AtomicU64,
@@ -122,7 +122,7 @@ enum Others {
     Skip,
 }
 
-impl<R: RawMutex, L, T> Slot<R, L, T> {
+impl<R: RawMutex, L, T> CpuQueue<R, L, T> {
     fn new(gather: Gather<L>, room: usize) -> Result<Self, TryReserveError> {
         let mut both = [Vec::new(), Vec::new()];
         both.iter_mut().try_for_each(|held| held.try_reserve_exact(room))?;
@@ -137,7 +137,7 @@ impl<R: RawMutex, L, T> Slot<R, L, T> {
         &self,
         batch: &mut Batch<L, T>,
         ticket: u64,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Option<Gather<L>> {
         self.flush.compare_exchange(FREE, ticket, Ordering::Acquire, Ordering::Relaxed).ok()?;
         mem::swap(&mut batch.held, &mut self.flushed.lock());
@@ -153,13 +153,13 @@ impl<R: RawMutex, L, T> Slot<R, L, T> {
 /// The slots that a flush has, which it gives free again. What is still being synced then was torn
 /// out of it by a panic: it is for quarantine, and hardware has to forget everything, since nobody
 /// knows any more what that was.
-struct Claim<'q, P: Platform, L, T> {
+struct FlushClaim<'q, P: Platform, L, T> {
     queue: &'q FlushQueue<P, L, T>,
-    slots: &'q [Apart<Slot<Flag, L, T>>],
+    slots: &'q [Apart<CpuQueue<Flag, L, T>>],
     ticket: u64,
 }
 
-impl<P: Platform, L, T> Claim<'_, P, L, T> {
+impl<P: Platform, L, T> FlushClaim<'_, P, L, T> {
     /// The second batches of its slots.
     fn flushed(&self) -> impl Iterator<Item = (&AtomicU64, &Mutex<Flag, Vec<T>>)> {
         let slots = self.slots.iter().filter(|slot| slot.is_of(self.ticket));
@@ -170,7 +170,7 @@ impl<P: Platform, L, T> Claim<'_, P, L, T> {
     }
 }
 
-impl<P: Platform, L, T> Drop for Claim<'_, P, L, T> {
+impl<P: Platform, L, T> Drop for FlushClaim<'_, P, L, T> {
     fn drop(&mut self) {
         if self.flushed().any(|(flush, _)| is_syncing(flush.load(Ordering::Relaxed))) {
             self.queue.keep_torn(self.flushed().map(|(_, held)| held));
@@ -190,13 +190,13 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(cpus)?;
         for _ in 0..cpus {
-            slots.push(Apart(Slot::new(gather(), config.entries)?));
+            slots.push(Apart(CpuQueue::new(gather(), config.entries)?));
         }
         // All that can wait at once has a place in quarantine, and what follows for a while.
         let room = (cpus + 1).saturating_mul(config.entries.max(QUARANTINE_LEAST));
         Ok(Self {
             slots: slots.into(),
-            quarantine: Slot::new(gather(), room)?,
+            quarantine: CpuQueue::new(gather(), room)?,
             quarantined: AtomicBool::new(false),
             tickets: AtomicU64::new(FREE),
             config,
@@ -214,7 +214,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         retired: Retired<L>,
         held: T,
         platform: &P,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         let now = platform.now();
         let cpu = platform.cpu();
@@ -247,7 +247,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         &self,
         retired: Retired<L>,
         held: T,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         let held = self.sync(retired, held, flusher)?;
         flusher.release(held);
@@ -264,7 +264,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         &self,
         retired: Retired<L>,
         held: T,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<T, HardwareError> {
         if self.quarantined.load(Ordering::Relaxed) {
             // Hardware may answer again. What comes out of it is of the same kind as what follows.
@@ -287,7 +287,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     pub(crate) fn expire(
         &self,
         now: u64,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<Option<u64>, HardwareError> {
         let due = |since: u64| since.saturating_add(self.config.max_age);
         let mut next = None;
@@ -311,7 +311,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// Where hardware did not answer: what was flushed is in quarantine.
     pub(crate) fn flush(
         &self,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         self.flush_where(flusher, Others::Wait, |_| true)
     }
@@ -323,7 +323,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// Where hardware did not answer: what was flushed is in quarantine.
     pub(crate) fn try_flush(
         &self,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         self.flush_where(flusher, Others::Skip, |batch| batch.is_some())
     }
@@ -344,7 +344,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         &self,
         gather: Gather<L>,
         held: impl Iterator<Item = T>,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) {
         let mut batch = self.quarantine.waiting.lock();
         flusher.merge(&mut batch.gather, gather);
@@ -376,9 +376,9 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     #[inline(never)]
     fn flush_slot(
         &self,
-        slot: &Apart<Slot<Flag, L, T>>,
+        slot: &Apart<CpuQueue<Flag, L, T>>,
         mut batch: MutexGuard<'_, Flag, Batch<L, T>>,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         if batch.held.is_empty() {
             return Ok(());
@@ -395,7 +395,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     #[cold]
     fn flush_quarantine(
         &self,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         let claim = self.claim(&[]);
         let mut gather = flusher.gather();
@@ -407,7 +407,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// and `None` for those that are taken and not waited for, and for those whose entries stay.
     fn flush_where(
         &self,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
         others: Others,
         mut is_due: impl FnMut(Option<&Batch<L, T>>) -> bool,
     ) -> Result<(), HardwareError> {
@@ -447,7 +447,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// Syncs what other threads had to put into quarantine meanwhile, or waits until they have.
     fn sync_quarantine(
         &self,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         let quarantine = &self.quarantine;
         // Dropped after the lock, which it may need.
@@ -477,9 +477,9 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// Takes what is in quarantine along, unless another thread is at it.
     fn begin_quarantine(
         &self,
-        claim: &Claim<'_, P, L, T>,
+        claim: &FlushClaim<'_, P, L, T>,
         gather: &mut Gather<L>,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) {
         if !self.quarantined.load(Ordering::Relaxed) {
             return;
@@ -495,9 +495,9 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// Syncs what a flush has, and releases it or puts it into quarantine.
     fn finish(
         &self,
-        claim: Claim<'_, P, L, T>,
+        claim: FlushClaim<'_, P, L, T>,
         gather: Gather<L>,
-        flusher: &impl Flusher<List = L, Held = T>,
+        flusher: &impl Flusher<List = L, QueuedMapping = T>,
     ) -> Result<(), HardwareError> {
         // Nobody needs to wait for this flush any more, also where `release` calls back.
         let is_over = || {
@@ -526,9 +526,9 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     }
 
     /// A flush that is to have some of `slots`, and perhaps what is in quarantine.
-    fn claim<'q>(&'q self, slots: &'q [Apart<Slot<Flag, L, T>>]) -> Claim<'q, P, L, T> {
+    fn claim<'q>(&'q self, slots: &'q [Apart<CpuQueue<Flag, L, T>>]) -> FlushClaim<'q, P, L, T> {
         let ticket = self.tickets.fetch_add(2, Ordering::Relaxed).wrapping_add(2);
-        Claim { queue: self, slots, ticket }
+        FlushClaim { queue: self, slots, ticket }
     }
 }
 
@@ -537,7 +537,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
 #[cold]
 fn sync_in_place<L, T>(
     batch: &mut Batch<L, T>,
-    flusher: &impl Flusher<List = L, Held = T>,
+    flusher: &impl Flusher<List = L, QueuedMapping = T>,
 ) -> Result<(), HardwareError> {
     // That stays, where the hook panics: then nobody knows what was synced.
     let gather = mem::replace(&mut batch.gather, Gather::everything());

@@ -97,4 +97,4 @@ pub use fault::{
 };
 pub use gather::{Gather, SyncFailed, Synced};
 pub use ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};
-pub use reserved::{RegionError, RegionKind, Relaxable, ReservedRegion, ReservedRegions};
+pub use reserved::{RegionKind, Relaxable, ReservedRegion, ReservedRegionError, ReservedRegions};

@@ -64,7 +64,7 @@ pub struct ReservedRegion {
 /// Why a region was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RegionError {
+pub enum ReservedRegionError {
     /// A direct region with neither reads nor writes: it could not be mapped.
     #[error("the direct region {} permits neither reads nor writes", region.range)]
     NoAccess {
@@ -81,7 +81,7 @@ pub enum RegionError {
     },
 }
 
-impl RegionError {
+impl ReservedRegionError {
     /// What a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
@@ -112,7 +112,7 @@ impl RegionError {
 /// regions.insert(region(0xa000, 0x1000, RegionKind::Direct))?;
 /// assert_eq!(regions.as_slice()[0], region(0x9000, 0x2000, RegionKind::Direct));
 /// assert_eq!(regions.kept_out(Relaxable::Keep).count(), 2);
-/// # Ok::<(), dmaspan::iommu::RegionError>(())
+/// # Ok::<(), dmaspan::iommu::ReservedRegionError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReservedRegions {
@@ -129,14 +129,14 @@ impl ReservedRegions {
     ///
     /// # Errors
     ///
-    /// [`RegionError`], with nothing changed.
-    pub fn insert(&mut self, region: ReservedRegion) -> Result<(), RegionError> {
+    /// [`ReservedRegionError`], with nothing changed.
+    pub fn insert(&mut self, region: ReservedRegion) -> Result<(), ReservedRegionError> {
         if region.kind.is_direct(Relaxable::Keep) && !region.prot.permits_access() {
-            return Err(RegionError::NoAccess { region });
+            return Err(ReservedRegionError::NoAccess { region });
         }
         let count = self.regions.len();
         if self.regions.try_reserve(1).is_err() {
-            return Err(RegionError::NoMemory { region, count });
+            return Err(ReservedRegionError::NoMemory { region, count });
         }
         let mut joined = region;
         // Those that are there do not meet each other, so one pass joins all.
@@ -160,8 +160,8 @@ impl ReservedRegions {
     ///
     /// # Errors
     ///
-    /// [`RegionError`]; the regions before the one in it were added.
-    pub fn extend(&mut self, others: &Self) -> Result<(), RegionError> {
+    /// [`ReservedRegionError`]; the regions before the one in it were added.
+    pub fn extend(&mut self, others: &Self) -> Result<(), ReservedRegionError> {
         others.regions.iter().try_for_each(|&region| self.insert(region))
     }
 

@@ -6,7 +6,7 @@ use super::gather::SyncFailed;
 use super::ops::{HardwareError, IommuOps};
 use crate::addr::Iova;
 use crate::io_pgtable::{
-    self, DirtyBitmap, Format, Gap, Rest, Retired, SplitFailed, TableMemory, Unmapped,
+    self, DirtyBitmap, Format, Gap, Rest, Retired, SplitFailed, TableMemory, UnmappedSpans,
 };
 use crate::prot::Prot;
 use crate::range::IovaRange;
@@ -161,7 +161,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         rest: Rest,
         buf: &mut SpanBuf<'_>,
         bitmap: &mut DirtyBitmap<'_>,
-    ) -> Unmapped<M::List> {
+    ) -> UnmappedSpans<M::List> {
         let unmapped = self.all().resume_dirty(rest, buf, bitmap);
         self.unmapped(&unmapped.retired);
         unmapped

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use super::buffer::Node;
 use super::error::Error;
-use super::registry::{MAX_BUFFERS, Registry, Slot, Table, to_index, vacant};
+use super::registry::{BufferSlot, MAX_BUFFERS, Registry, Table, to_index, vacant};
 use super::source::Source;
 use crate::addr::Address;
 
@@ -77,21 +77,21 @@ impl<S: Source> Registry<S> {
 }
 
 /// Checked first, as in `io_register_clone_buffers` (Linux, io_uring/rsrc.c).
-fn refuse_existing<S: Source>(to: &[Slot<S::Addr>], request: &CloneRequest) -> Result<(), S> {
+fn refuse_existing<S: Source>(to: &[BufferSlot<S::Addr>], request: &CloneRequest) -> Result<(), S> {
     if request.existing == Existing::Refuse && !to.is_empty() {
         return Err(Error::TableExists { slots: slots(to) });
     }
     Ok(())
 }
 
-fn slots<A: Address>(table: &[Slot<A>]) -> u32 {
+fn slots<A: Address>(table: &[BufferSlot<A>]) -> u32 {
     u32::try_from(table.len()).unwrap_or(u32::MAX)
 }
 
 /// The table that a destination gets.
 fn cloned<S: Source>(
-    from: &[Slot<S::Addr>],
-    to: &[Slot<S::Addr>],
+    from: &[BufferSlot<S::Addr>],
+    to: &[BufferSlot<S::Addr>],
     request: &CloneRequest,
 ) -> Result<Table<S>, S> {
     let CloneRequest { source_index, index, count, .. } = *request;
@@ -125,7 +125,7 @@ fn cloned<S: Source>(
     Ok(table)
 }
 
-impl<A: Address> Slot<A> {
+impl<A: Address> BufferSlot<A> {
     /// Another slot's node of the same buffer, which knows nothing of this one's tag.
     fn share(&self) -> Self {
         let node = |node: &Node<A>| Node::new(Arc::clone(node.buffer()));

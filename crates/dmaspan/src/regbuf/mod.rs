@@ -44,7 +44,7 @@ pub use error::{Error, ImportError, PinBufferError};
 pub use import::{Import, Outside};
 pub use pinned::Pinned;
 pub use regions::{HostMemory, RegionError, Regions};
-pub use registry::{MAX_BUFFER_LEN, MAX_BUFFERS, Registry, Request};
+pub use registry::{BufferRequest, MAX_BUFFER_LEN, MAX_BUFFERS, Registry};
 pub use segments::Segments;
 pub use source::{Owner, Source};
 pub use vectored::VectoredImport;

@@ -64,7 +64,11 @@ impl<P: Pinner> Pinned<P> {
     }
 
     /// Pins and charges whole pages.
-    fn pin(&self, pages: UserRange, access: Prot) -> Result<Held<P>, PinBufferError<P::Error>> {
+    fn pin(
+        &self,
+        pages: UserRange,
+        access: Prot,
+    ) -> Result<PinnedSegments<P>, PinBufferError<P::Error>> {
         let over = |over| PinBufferError::OverLimit { user: pages, over };
         let charge = self.account.charge_pin(&*self.pinner, &self.space, pages).map_err(over)?;
         let mut sink = Sink { builder: SegmentsBuilder::new(), stopped: None };
@@ -149,7 +153,7 @@ impl<P: Pinner + 'static> Source for Pinned<P> {
 }
 
 /// Where pinned memory is, and what keeps it so.
-type Held<P> = (Segments<<P as Pinner>::Address>, Pin<P>);
+type PinnedSegments<P> = (Segments<<P as Pinner>::Address>, Pin<P>);
 
 /// Bytes that are pinned for a buffer and not of it: those of its pages before and behind it.
 #[derive(Clone, Copy, Debug, Default)]

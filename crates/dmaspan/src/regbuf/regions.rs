@@ -136,7 +136,7 @@ impl RegionError {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use dmaspan::regbuf::{HostMemory, Regions, Registry, Request};
+/// use dmaspan::regbuf::{BufferRequest, HostMemory, Regions, Registry};
 /// use dmaspan::{Direction, HostAddr, Prot, Span, UserAddr, UserRange};
 ///
 /// /// A file of the client's that is mapped here, and unmapped when this is dropped.
@@ -155,7 +155,7 @@ impl RegionError {
 /// let ram = regions.insert(UserAddr::new(0), Prot::READ_WRITE, Arc::new(file))?;
 ///
 /// let mut queue = Registry::new(Arc::clone(&regions));
-/// queue.register(&[Request::new(UserRange::from_len(UserAddr::new(0x4200), 0x2000)?)])?;
+/// queue.register(&[BufferRequest::new(UserRange::from_len(UserAddr::new(0x4200), 0x2000)?)])?;
 /// // The client takes the region back: what is registered stays.
 /// regions.remove(ram)?;
 /// let mut pieces = queue.get(0)?.import(0x10, 0x100, Direction::ToDevice)?;
@@ -253,7 +253,7 @@ impl<M: HostMemory, L: RawMutex> Regions<M, L> {
         &self,
         user: UserRange,
         wanted: Prot,
-    ) -> Result<(Segments<HostAddr>, Kept<M>), RegionError> {
+    ) -> Result<(Segments<HostAddr>, BackingMemory<M>), RegionError> {
         let regions = self.regions.lock();
         let first = first_at(&regions, user.start());
         let behind = regions.partition_point(|region| region.user.start() <= user.last());
@@ -283,7 +283,7 @@ impl<M: HostMemory, L: RawMutex> Regions<M, L> {
         if next.is_some_and(|next| next <= user.last()) {
             return Err(hole(user, next, None));
         }
-        Ok((builder.build().map_err(failed)?, Kept { _memory: kept }))
+        Ok((builder.build().map_err(failed)?, BackingMemory { _memory: kept }))
     }
 }
 
@@ -301,11 +301,11 @@ fn hole(user: UserRange, first: Option<UserAddr>, behind: Option<UserAddr>) -> R
 }
 
 /// The memory that a buffer lies in.
-struct Kept<M> {
+struct BackingMemory<M> {
     _memory: Vec<Arc<M>>,
 }
 
-impl<M: HostMemory> Keep<HostAddr> for Kept<M> {
+impl<M: HostMemory> Keep<HostAddr> for BackingMemory<M> {
     fn end(&mut self, _segments: &Segments<HostAddr>) {
         // The memory goes with the handles of it, which are dropped with this.
     }

@@ -20,7 +20,7 @@ pub const MAX_BUFFER_LEN: u64 = 1 << 40;
 
 /// What a slot is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct BufferRequest {
     /// The memory; `None` for an empty slot.
     pub user: Option<UserRange>,
     /// What devices may do with it: by default read and write.
@@ -29,7 +29,7 @@ pub struct Request {
     pub tag: u64,
 }
 
-impl Request {
+impl BufferRequest {
     /// An empty slot.
     pub const VACANT: Self = Self { user: None, access: Prot::READ_WRITE, tag: 0 };
 
@@ -81,7 +81,7 @@ impl Request {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use dmaspan::regbuf::{Pinned, Registry, Request};
+/// use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 /// use dmaspan::{Account, Direction, PhysAddr, UserAddr};
 /// use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 ///
@@ -96,7 +96,7 @@ impl Request {
 /// let pinner = Arc::new(SimPinner::new(memory));
 /// let source = Pinned::new(pinner, space, Arc::clone(&account), 12);
 /// let mut registry = Registry::new(source);
-/// registry.register(&[Request::new(user), Request::VACANT])?;
+/// registry.register(&[BufferRequest::new(user), BufferRequest::VACANT])?;
 /// assert_eq!(registry.get(0)?.segments().count(), 2);
 ///
 /// // An operation in flight keeps the buffer, whatever becomes of the table.
@@ -113,14 +113,14 @@ impl Request {
 pub struct Registry<S: Source> {
     source: S,
     /// Empty where no table is registered.
-    pub(super) table: Box<[Slot<S::Addr>]>,
+    pub(super) table: Box<[BufferSlot<S::Addr>]>,
     tags: Option<Arc<dyn TagSink>>,
     issuer: Option<u64>,
 }
 
 /// A slot of a table.
 #[derive(Clone)]
-pub(super) enum Slot<A: Address> {
+pub(super) enum BufferSlot<A: Address> {
     Vacant,
     /// Registered from the registry's source, or cloned.
     Registered(Node<A>),
@@ -128,7 +128,7 @@ pub(super) enum Slot<A: Address> {
     Lent(Node<A>),
 }
 
-impl<A: Address> Slot<A> {
+impl<A: Address> BufferSlot<A> {
     fn forget_tag(&mut self) {
         if let Self::Registered(node) = self {
             node.forget_tag();
@@ -143,7 +143,7 @@ impl<A: Address> Slot<A> {
     }
 }
 
-pub(super) type Table<S> = Box<[Slot<<S as Source>::Addr>]>;
+pub(super) type Table<S> = Box<[BufferSlot<<S as Source>::Addr>]>;
 type Result<T, S> = result::Result<T, Error<<S as Source>::Error>>;
 
 impl<S: Source> Registry<S> {
@@ -186,7 +186,7 @@ impl<S: Source> Registry<S> {
     ///
     /// [`Error::TableExists`]; [`Error::TableLen`] for none or more than [`MAX_BUFFERS`];
     /// [`Error::NoMemory`]; and for a request as [`update`](Self::update). Then there is no table.
-    pub fn register(&mut self, requests: &[Request]) -> Result<(), S> {
+    pub fn register(&mut self, requests: &[BufferRequest]) -> Result<(), S> {
         let mut table = self.new_table(requests.len())?;
         let mut slots = (0..).zip(requests).zip(&mut table);
         let result = slots.try_for_each(|((index, request), slot)| {
@@ -196,7 +196,7 @@ impl<S: Source> Registry<S> {
         match result {
             Ok(()) => self.table = table,
             // Nobody knows of these buffers, so nobody is told that they go.
-            Err(_) => table.iter_mut().for_each(Slot::forget_tag),
+            Err(_) => table.iter_mut().for_each(BufferSlot::forget_tag),
         }
         result
     }
@@ -231,7 +231,7 @@ impl<S: Source> Registry<S> {
     /// [`Error::NoTable`]; [`Error::Index`], also for no requests; [`Error::IndexOverflow`]; and
     /// where the first request cannot be had: [`Error::TagOfVacant`], [`Error::NoAccess`],
     /// [`Error::TooLong`], or [`Error::Buffer`] with the source's reason. Then nothing changed.
-    pub fn update(&mut self, index: u32, requests: &[Request]) -> Result<usize, S> {
+    pub fn update(&mut self, index: u32, requests: &[BufferRequest]) -> Result<usize, S> {
         let slots = self.slots();
         let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
         if count == 0 {
@@ -266,7 +266,7 @@ impl<S: Source> Registry<S> {
     /// [`Error::Vacant`] for an empty slot and one that does not exist.
     #[inline]
     pub fn get(&self, index: u32) -> Result<&Node<S::Addr>, S> {
-        self.table.get(to_index(index)).and_then(Slot::node).ok_or(Error::Vacant { index })
+        self.table.get(to_index(index)).and_then(BufferSlot::node).ok_or(Error::Vacant { index })
     }
 
     /// The slots that have buffers, in order, with these.
@@ -293,7 +293,7 @@ impl<S: Source> Registry<S> {
     /// [`Error::Index`] and [`Error::Occupied`]. Then the buffer is dropped.
     pub fn lend(&mut self, index: u32, buffer: impl Into<Arc<Buffer<S::Addr>>>) -> Result<(), S> {
         match self.slot(index)? {
-            slot @ Slot::Vacant => *slot = Slot::Lent(Node::new(buffer.into())),
+            slot @ BufferSlot::Vacant => *slot = BufferSlot::Lent(Node::new(buffer.into())),
             _ => return Err(Error::Occupied { index }),
         }
         Ok(())
@@ -307,21 +307,21 @@ impl<S: Source> Registry<S> {
     /// [`Error::Index`]; [`Error::NothingLent`] for an empty slot; [`Error::NotLent`].
     pub fn take_back(&mut self, index: u32) -> Result<(), S> {
         match self.slot(index)? {
-            slot @ Slot::Lent(_) => *slot = Slot::Vacant,
-            Slot::Vacant => return Err(Error::NothingLent { index }),
-            Slot::Registered(_) => return Err(Error::NotLent { index }),
+            slot @ BufferSlot::Lent(_) => *slot = BufferSlot::Vacant,
+            BufferSlot::Vacant => return Err(Error::NothingLent { index }),
+            BufferSlot::Registered(_) => return Err(Error::NotLent { index }),
         }
         Ok(())
     }
 
-    fn slot(&mut self, index: u32) -> Result<&mut Slot<S::Addr>, S> {
+    fn slot(&mut self, index: u32) -> Result<&mut BufferSlot<S::Addr>, S> {
         let slots = self.slots();
         let count = 1;
         self.table.get_mut(to_index(index)).ok_or(Error::Index { index, count, slots })
     }
 
     /// The table, if there is one.
-    pub(super) fn table(&self) -> Result<&[Slot<S::Addr>], S> {
+    pub(super) fn table(&self) -> Result<&[BufferSlot<S::Addr>], S> {
         if self.table.is_empty() { Err(Error::NoTable) } else { Ok(&self.table) }
     }
 
@@ -333,11 +333,11 @@ impl<S: Source> Registry<S> {
     }
 
     /// What a slot gets.
-    fn make(&self, index: u32, request: &Request) -> Result<Slot<S::Addr>, S> {
-        let Request { user, access, tag } = *request;
+    fn make(&self, index: u32, request: &BufferRequest) -> Result<BufferSlot<S::Addr>, S> {
+        let BufferRequest { user, access, tag } = *request;
         let Some(user) = user else {
             return if tag == 0 {
-                Ok(Slot::Vacant)
+                Ok(BufferSlot::Vacant)
             } else {
                 Err(Error::TagOfVacant { index, tag })
             };
@@ -354,7 +354,7 @@ impl<S: Source> Registry<S> {
             Error::Buffer { index, error, errno }
         })?;
         let buffer = Arc::new(buffer);
-        Ok(Slot::Registered(match &self.tags {
+        Ok(BufferSlot::Registered(match &self.tags {
             Some(sink) if tag != 0 => Node::tagged(buffer, tag, sink),
             _ => Node::new(buffer),
         }))
@@ -368,7 +368,7 @@ pub(super) fn vacant<S: Source>(slots: usize) -> Result<Table<S>, S> {
     let count = count.ok_or(Error::TableLen { slots, limit })?;
     let mut table = Vec::new();
     table.try_reserve_exact(slots).map_err(|_| Error::NoMemory { slots: count })?;
-    table.resize_with(slots, || Slot::Vacant);
+    table.resize_with(slots, || BufferSlot::Vacant);
     Ok(table.into_boxed_slice())
 }
 

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn weakness_1_taking_and_giving_change_the_words_of_the_run_and_no_other() {
+    fn taking_and_giving_change_the_words_of_the_run_and_no_other() {
         let mut bitmap = Bitmap::new(1 << 16).unwrap();
         for (first, count, most) in [(0, 1, 1), (127, 2, 2), (1000, 2, 1), (64, 64, 1), (5, 300, 5)]
         {

@@ -68,5 +68,5 @@ pub use lease::Lease;
 pub use memory::{HostRefused, InSlot, Original, PoolMemory, Room, To, Transfer};
 pub use pool::{BouncedOf, Pool, SlotOf};
 pub use request::SlotRequest;
-pub use slot::{Bounced, Fill, Kept, Slot};
-pub use stats::Stats;
+pub use slot::{Bounced, Fill, NotReleased, Slot};
+pub use stats::PoolStats;

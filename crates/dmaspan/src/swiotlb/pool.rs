@@ -14,7 +14,7 @@ use super::error::Error;
 use super::growth::Grown;
 use super::memory::{InSlot, Original, PoolMemory, To, Transfer};
 use super::request::{self, Fit, Grid, SlotRequest};
-use super::slot::{Bounced, Fill, Kept, SINGLE, Slot};
+use super::slot::{Bounced, Fill, NotReleased, SINGLE, Slot};
 use crate::addr::{Address, PhysAddr};
 use crate::atomic::AtomicU32;
 use crate::lg2;
@@ -332,10 +332,13 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     ///
     /// As [`take`](Self::take).
     #[inline(always)]
-    pub fn release(&self, slot: SlotOf<P, M::Address>) -> Result<(), Kept<SlotOf<P, M::Address>>> {
+    pub fn release(
+        &self,
+        slot: SlotOf<P, M::Address>,
+    ) -> Result<(), NotReleased<SlotOf<P, M::Address>>> {
         if slot.pool != self.id() {
             let error = Error::Foreign { addr: slot.span().start().get() };
-            return Err(Kept { error, handle: slot });
+            return Err(NotReleased { error, handle: slot });
         }
         self.give(slot);
         Ok(())
@@ -364,10 +367,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     pub fn quarantine(
         &self,
         slot: SlotOf<P, M::Address>,
-    ) -> Result<(), Kept<SlotOf<P, M::Address>>> {
+    ) -> Result<(), NotReleased<SlotOf<P, M::Address>>> {
         if slot.pool != self.id() {
             let error = Error::Foreign { addr: slot.span().start().get() };
-            return Err(Kept { error, handle: slot });
+            return Err(NotReleased { error, handle: slot });
         }
         let mut grown = self.grown.lock();
         grown.quarantined += slot.taken.bytes(self.slot_lg2);
@@ -466,10 +469,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     pub fn unmap(
         &self,
         bounced: BouncedOf<P, M::Address>,
-    ) -> Result<(), Kept<BouncedOf<P, M::Address>>> {
+    ) -> Result<(), NotReleased<BouncedOf<P, M::Address>>> {
         let written = match (bounced.fill, bounced.direction) {
             (Fill::Overwritten, _) => {
-                return Err(Kept { error: Error::Unreported, handle: bounced });
+                return Err(NotReleased { error: Error::Unreported, handle: bounced });
             }
             (Fill::Copy, Direction::ToDevice) => 0,
             (Fill::Copy, _) => bounced.slot.len(),
@@ -493,10 +496,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         &self,
         bounced: BouncedOf<P, M::Address>,
         written: u64,
-    ) -> Result<(), Kept<BouncedOf<P, M::Address>>> {
+    ) -> Result<(), NotReleased<BouncedOf<P, M::Address>>> {
         if bounced.direction == Direction::ToDevice && written != 0 {
             let error = Error::Direction { direction: bounced.direction };
-            return Err(Kept { error, handle: bounced });
+            return Err(NotReleased { error, handle: bounced });
         }
         self.end(bounced, written)
     }
@@ -506,11 +509,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         &self,
         bounced: BouncedOf<P, M::Address>,
         written: u64,
-    ) -> Result<(), Kept<BouncedOf<P, M::Address>>> {
+    ) -> Result<(), NotReleased<BouncedOf<P, M::Address>>> {
         // Nothing written is a part of any slot of this pool.
         let checked = self.part(&bounced.slot, 0, written.max(1));
         if let Err(error) = checked {
-            return Err(Kept { error, handle: bounced });
+            return Err(NotReleased { error, handle: bounced });
         }
         if written != 0 {
             self.copy_part(&bounced.slot, 0, written, To::Original);

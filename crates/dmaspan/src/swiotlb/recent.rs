@@ -15,7 +15,7 @@ const DEPTH: u32 = 4096;
 /// The last runs of lengths from 2^n to 2^(n + 1) - 1: a ring, so that the oldest is forgotten.
 #[derive(Debug)]
 struct Ring {
-    runs: Lines<Run>,
+    runs: Lines<SlotRun>,
     mask: u32,
     /// Where the next one goes.
     head: u32,
@@ -24,7 +24,7 @@ struct Ring {
 
 /// Slots that follow each other.
 #[derive(Clone, Copy, Debug, Default)]
-struct Run {
+struct SlotRun {
     first: u32,
     count: u32,
 }
@@ -36,7 +36,7 @@ impl Ring {
     }
 
     #[inline(always)]
-    fn push(&mut self, run: Run) {
+    fn push(&mut self, run: SlotRun) {
         *self.runs.at(self.head as usize) = run;
         self.head = (self.head + 1) & self.mask;
         self.len = (self.len + 1).min(self.mask + 1);
@@ -44,7 +44,7 @@ impl Ring {
 
     /// The one pushed last; there is one.
     #[inline(always)]
-    fn top(&self) -> Run {
+    fn top(&self) -> SlotRun {
         self.runs.get((self.head.wrapping_sub(1) & self.mask) as usize)
     }
 
@@ -83,7 +83,7 @@ impl Recent {
         if let Some(class) = count.checked_ilog2()
             && let Some(ring) = self.rings.get_mut(class as usize)
         {
-            ring.push(Run { first, count });
+            ring.push(SlotRun { first, count });
             self.has |= 1 << class;
         }
     }
@@ -218,7 +218,7 @@ mod tests {
     fn more_runs_than_are_remembered_forget_the_oldest() {
         let mut ring = Ring::new(16).unwrap();
         for first in 0..20 {
-            ring.push(Run { first, count: 1 });
+            ring.push(SlotRun { first, count: 1 });
         }
         let mut seen = Vec::new();
         while ring.len != 0 {

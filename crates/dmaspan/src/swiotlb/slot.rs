@@ -125,7 +125,7 @@ impl<L, A: Address> fmt::Debug for Bounced<L, A> {
 /// What was to be ended and is not: it is given back.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct Kept<H> {
+pub struct NotReleased<H> {
     /// Why.
     pub error: Error,
     /// The handle, which is as it was.
@@ -133,8 +133,8 @@ pub struct Kept<H> {
 }
 
 // Of any handle, and whoever unwraps wants the error.
-impl<H> fmt::Debug for Kept<H> {
+impl<H> fmt::Debug for NotReleased<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("NotReleased").field("error", &self.error).finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use crate::platform::Platform;
 /// How full a pool is, in bytes of whole slots, from [`Pool::stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Stats {
+pub struct PoolStats {
     /// What there is, without memory of single requests.
     pub bytes: u64,
     /// What is held: leases and what is in quarantine included.
@@ -25,7 +25,7 @@ pub struct Stats {
     pub leaked: u64,
 }
 
-impl Stats {
+impl PoolStats {
     /// What is free.
     pub const fn free_bytes(&self) -> u64 {
         (self.bytes + self.single).saturating_sub(self.used)
@@ -35,8 +35,8 @@ impl Stats {
 impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// How full the pool is. Areas are read one after the other without their locks: while slots
     /// are taken and released the sums are of no single moment.
-    pub fn stats(&self) -> Stats {
-        let mut stats = Stats::default();
+    pub fn stats(&self) -> PoolStats {
+        let mut stats = PoolStats::default();
         for chunk in self.base() {
             stats.bytes += chunk.span().len();
             stats.used += u64::from(chunk.used()) << self.slot_lg2;
@@ -47,7 +47,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         stats.bytes += bytes;
         stats.used += used + single;
         stats.high_water += grown.high(self.slot_lg2);
-        Stats { grown: bytes, single, leaked, quarantined: grown.quarantined, ..stats }
+        PoolStats { grown: bytes, single, leaked, quarantined: grown.quarantined, ..stats }
     }
 
     /// Begins a new high-water mark, at what is held now (writing 0 to `io_tlb_used_hiwater`).

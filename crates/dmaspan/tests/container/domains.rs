@@ -16,7 +16,7 @@ use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use dmaspan_sim::walker::{Access, Walker};
 
@@ -94,7 +94,7 @@ fn amd(faults: &Faults) -> (Amd, Arc<dyn View>) {
     let table = PageTable::new(format, Faulty::new(tables.clone(), faults)).unwrap();
     let (root, level) = table.root_and_level();
     let dte = table.format().registers(root, level).dte;
-    let walker = AmdV1Walker::new(AmdV1Registers { dte }).unwrap();
+    let walker = AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap();
     finish(table, walker, tables, faults)
 }
 

@@ -8,7 +8,7 @@ use dmaspan::{
     Account, Container, DmaSpace, Errno, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange,
 };
 use dmaspan_sim::Arena;
-use dmaspan_sim::device::Device;
+use dmaspan_sim::device::SimDevice;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{Holes, SimMemory, SimPinner, SimSpace, Violation};
@@ -78,7 +78,7 @@ impl<const G: u32> World<G> {
 
 fn a_device_reaches_exactly_what_is_mapped_while_it_is_mapped<const G: u32>() {
     let world = World::<G>::new(u64::MAX);
-    let device = Device::new(world.iotlb.clone(), Arc::clone(&world.memory));
+    let device = SimDevice::new(world.iotlb.clone(), Arc::clone(&world.memory));
     let granules = 700;
     let bytes = granules << G;
     let (user, _) = world.user(0, granules);

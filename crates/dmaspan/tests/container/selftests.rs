@@ -16,12 +16,12 @@ use dmaspan::{
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{Holes, MapOptions, Rights, SimMemory, SimPinner, SimSpace};
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-use dmaspan_sim::walker::arm_v7s::{ArmV7sRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE};
+use dmaspan_sim::walker::arm_v7s::{ArmV7sWalkRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE};
 use dmaspan_sim::walker::riscv::{self, RiscvWalker};
-use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
-use dmaspan_sim::walker::x86_64::{X86Registers, X86Walker};
+use dmaspan_sim::walker::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
+use dmaspan_sim::walker::x86_64::{X86_64WalkRegisters, X86Walker};
 use dmaspan_sim::walker::{Access, Requester, Switch, Walker};
 
 use crate::common::{PROT, range};
@@ -102,7 +102,7 @@ fn amd(bits: u32) -> AmdV1 {
 
 fn amd_walker(format: &AmdV1, root: PhysAddr, level: u32) -> AmdV1Walker {
     let dte = format.registers(root, level).dte;
-    AmdV1Walker::new(AmdV1Registers { dte }).unwrap()
+    AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap()
 }
 
 fn arm_walker(format: &ArmLpaeS1<12>, root: PhysAddr, _level: u32) -> ArmLpaeS1Walker {
@@ -111,7 +111,7 @@ fn arm_walker(format: &ArmLpaeS1<12>, root: PhysAddr, _level: u32) -> ArmLpaeS1W
 
 fn arm_v7s_walker(format: &ArmV7s, root: PhysAddr, _level: u32) -> ArmV7sWalker {
     let registers = format.registers(root);
-    ArmV7sWalker::new(ArmV7sRegisters {
+    ArmV7sWalker::new(ArmV7sWalkRegisters {
         ttbr: registers.ttbr,
         ttbcr: registers.tcr,
         prrr: registers.prrr,
@@ -123,8 +123,8 @@ fn arm_v7s_walker(format: &ArmV7s, root: PhysAddr, _level: u32) -> ArmV7sWalker 
 }
 
 fn riscv_walker(format: &Riscv, root: PhysAddr, _level: u32) -> RiscvWalker {
-    RiscvWalker::new(riscv::RiscvRegisters {
-        stage: riscv::RiscvStage::First { fsc: format.registers(root).atp },
+    RiscvWalker::new(riscv::RiscvWalkRegisters {
+        stage: riscv::RiscvRoot::First { fsc: format.registers(root).atp },
         updates: Switch::Off,
         svnapot: Switch::On,
         svpbmt: Switch::On,
@@ -136,7 +136,7 @@ fn riscv_walker(format: &Riscv, root: PhysAddr, _level: u32) -> RiscvWalker {
 
 fn vtd_walker(format: &VtdSs, root: PhysAddr, _level: u32) -> VtdSsWalker {
     let [entry, _] = format.registers(root).pasid_entry;
-    VtdSsWalker::new(VtdSsRegisters {
+    VtdSsWalker::new(VtdSsWalkRegisters {
         ssptptr: entry & !lg2::mask(12),
         aw: u8::try_from(entry >> 2 & 0b111).unwrap(),
         ssade: Switch::Off,
@@ -149,12 +149,12 @@ fn vtd_walker(format: &VtdSs, root: PhysAddr, _level: u32) -> VtdSsWalker {
 
 fn x86_walker(format: &X86_64, root: PhysAddr, _level: u32) -> X86Walker {
     let entry = format.registers(root).pasid_entry;
-    X86Walker::new(X86Registers {
+    X86Walker::new(X86_64WalkRegisters {
         root: entry & !lg2::mask(12),
         levels: if entry >> 2 & 0b11 == 1 { 5 } else { 4 },
         physical_lg2: format.geometry().output_bits,
         encryption_mask: 0,
-        pat: X86Registers::PAT_AT_RESET,
+        pat: X86_64WalkRegisters::PAT_AT_RESET,
         nxe: Switch::Off,
         wp: Switch::On,
         pages_1g: Switch::On,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dmaspan::account::Counting;
 use dmaspan::container::{Attach, Error, Interrupts, MapRequest, VaddrUpdate, Version};
 use dmaspan::{Account, Container, DmaSpace, Errno, Iova, PhysAddr, Span, UserAddr, UserRange};
-use dmaspan_sim::device::Device;
+use dmaspan_sim::device::SimDevice;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
@@ -92,7 +92,7 @@ impl<const G: u32> World<G> {
 
     /// What a device finds at the first `granules` IOVAs.
     fn translations(&self, granules: u64) -> Vec<Option<Span>> {
-        let device = Device::new(self.iotlb.clone(), Arc::clone(&self.memory));
+        let device = SimDevice::new(self.iotlb.clone(), Arc::clone(&self.memory));
         let page = |n| Iova::new(n << G);
         let probe = |n| device.probe(page(n), Access::Write).map(|at| Span::new(at, 1).unwrap());
         (0..granules).map(probe).collect()
@@ -108,7 +108,7 @@ fn devices_go_on_while_user_addresses_are_invalid<const G: u32>() {
     assert_eq!(world.translations(GRANULES), before);
     assert_eq!(world.memory.pinned_frames(), GRANULES);
     assert_eq!(world.account.used(), GRANULES << G);
-    let device = Device::new(world.iotlb.clone(), Arc::clone(&world.memory));
+    let device = SimDevice::new(world.iotlb.clone(), Arc::clone(&world.memory));
     device.write(Iova::new(5), b"meanwhile").unwrap();
     world.update(0, 0, GRANULES, None).unwrap();
     assert_eq!(world.translations(GRANULES), before);

@@ -9,7 +9,7 @@ use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Direction, Iova, PhysAddr, Promise};
 use dmaspan_sim::Arena;
 use dmaspan_sim::memory::SimMemory;
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 use dmaspan_sim::walker::{Access, Walker};
 use parking_lot::Mutex;
 
@@ -32,7 +32,7 @@ impl Driver {
             return None;
         }
         let dte = self.format.registers(root, level).dte;
-        let walker = AmdV1Walker::new(AmdV1Registers { dte }).unwrap();
+        let walker = AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap();
         let found = walker.walk(&self.arena, Iova::new(iova), Access::Write);
         found.ok().map(|found| found.paddr.get())
     }

@@ -101,7 +101,7 @@ impl<const G: u32, H: DmaMemory> Bench<G, H> {
 
     /// What a device behind the IOMMU does.
     fn behind(&self) -> impl Dma {
-        dmaspan_sim::device::Device::new(self.iotlb.clone(), Arc::clone(&self.memory))
+        dmaspan_sim::device::SimDevice::new(self.iotlb.clone(), Arc::clone(&self.memory))
     }
 
     /// Buffers of so many bytes at these offsets in their first frames.

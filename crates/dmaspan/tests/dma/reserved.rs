@@ -3,7 +3,8 @@
 use dmaspan::io_pgtable::{self, ArmLpaeS1, PageTable};
 use dmaspan::iommu::iova::{self, Align, Request, Space};
 use dmaspan::iommu::{
-    DirectError, Domain, RegionError, RegionKind, Relaxable, ReservedRegion, ReservedRegions,
+    DirectError, Domain, RegionKind, Relaxable, ReservedRegion, ReservedRegionError,
+    ReservedRegions,
 };
 use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
@@ -143,7 +144,8 @@ fn a_direct_region_without_access_is_refused_and_named() {
     for kind in KINDS {
         let none = region(kind, 0x1000, 0x1000, Prot::CACHE);
         let direct = matches!(kind, RegionKind::Direct | RegionKind::DirectRelaxable);
-        let expected = if direct { Err(RegionError::NoAccess { region: none }) } else { Ok(()) };
+        let expected =
+            if direct { Err(ReservedRegionError::NoAccess { region: none }) } else { Ok(()) };
         assert_eq!(regions.insert(none), expected);
         if let Err(error) = expected {
             assert_eq!(error.errno(), Errno::EINVAL);

@@ -206,7 +206,7 @@ impl<const G: u32> Rig<G> {
 
     /// A device behind the IOMMU.
     pub(crate) fn behind(&self) -> impl Dma {
-        dmaspan_sim::device::Device::new(self.iotlb.clone(), Arc::clone(&self.memory))
+        dmaspan_sim::device::SimDevice::new(self.iotlb.clone(), Arc::clone(&self.memory))
     }
 
     /// A device without one.
@@ -221,7 +221,7 @@ pub(crate) trait Dma {
     fn write(&self, addr: DmaAddr, bytes: &[u8]) -> Option<()>;
 }
 
-impl Dma for dmaspan_sim::device::Device<ArmLpaeS1Walker, Arena, Arc<SimMemory>> {
+impl Dma for dmaspan_sim::device::SimDevice<ArmLpaeS1Walker, Arena, Arc<SimMemory>> {
     fn read(&self, addr: DmaAddr, len: u64) -> Option<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(len).unwrap()];
         self.read(Iova::new(addr.get()), &mut bytes).ok().map(|()| bytes)

@@ -15,7 +15,7 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
-use dmaspan::iommu::iova::Stats;
+use dmaspan::iommu::iova::IovaStats;
 use dmaspan::{Direction, DmaAddr, Iova, PhysAddr};
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
@@ -148,7 +148,7 @@ impl Rig {
     }
 
     fn state(&self) -> State {
-        let Stats { live, .. } = self.domain.iovas().stats();
+        let IovaStats { live, .. } = self.domain.iovas().stats();
         State {
             tables: self.arena.tables(),
             alive: self.alive(),

@@ -1,7 +1,7 @@
 //! Tables to try, and ways to look at them.
 
 use dmaspan::io_pgtable::{
-    ArmLpaeS1, ArmLpaeS1Config, Error, Format, MapFailed, PageTable, Retired, TableMemory,
+    ArmLpaeS1, ArmLpaeS1Config, Error, Format, PageTable, Retired, TableMapFailed, TableMemory,
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_sim::Arena;
@@ -62,7 +62,7 @@ pub(crate) fn map<F: Format, M: TableMemory<F::Word>>(
     prot: Prot,
 ) -> Result<(), Error> {
     let result = table.whole().map_spans(Iova::new(iova), spans, prot);
-    result.map_err(|MapFailed { error, retired }| {
+    result.map_err(|TableMapFailed { error, retired }| {
         free(table, retired);
         error
     })
@@ -100,7 +100,7 @@ pub(crate) fn unmap<F: Format, M: TableMemory<F::Word>>(
 /// All that a table says: its maximal runs and its leaves by size.
 pub(crate) fn contents<F: Format, M: TableMemory<F::Word>>(
     table: &mut PageTable<F, M>,
-) -> (Vec<dmaspan::io_pgtable::Mapped>, Vec<(u32, u64)>) {
+) -> (Vec<dmaspan::io_pgtable::MappedRun>, Vec<(u32, u64)>) {
     let whole = table.whole();
     let runs = whole.walk(whole.range()).collect();
     (runs, whole.census(whole.range()).sizes().collect())

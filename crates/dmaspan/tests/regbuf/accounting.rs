@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use dmaspan::account::Counting;
-use dmaspan::regbuf::{CloneRequest, Existing, Node, Pinned, Registry, Request};
+use dmaspan::regbuf::{BufferRequest, CloneRequest, Existing, Node, Pinned, Registry};
 use dmaspan::{Account, Errno, PhysAddr, UserAddr, UserRange};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
@@ -38,7 +38,7 @@ fn a_huge_page_stays_charged_while_any_of_its_buffers_is_pinned() {
             let request = CloneRequest { source_index: 1, count: 1, ..CloneRequest::default() };
             two.clone_from(&one, &request).unwrap();
             assert_eq!(world.account.used(), HUGE);
-            one.update(1, &[Request::VACANT]).unwrap();
+            one.update(1, &[BufferRequest::VACANT]).unwrap();
             assert_eq!(world.account.used(), HUGE);
             two.unregister().unwrap();
             assert_eq!(world.account.used(), a.checked_len().unwrap());
@@ -89,7 +89,7 @@ fn an_owner_who_counts_mappings_is_charged_for_each() {
     assert_eq!(error.errno(), Errno::ENOMEM);
     drop(one);
     assert_eq!(world.account.used(), 2 * HUGE);
-    two.update(0, &[Request::VACANT]).unwrap();
+    two.update(0, &[BufferRequest::VACANT]).unwrap();
     assert_eq!(world.account.used(), HUGE);
     drop(two);
     world.assert_idle();
@@ -257,18 +257,18 @@ impl Random {
         }
     }
 
-    fn request(&mut self) -> Request {
+    fn request(&mut self) -> BufferRequest {
         if self.rng.below(6) == 0 {
-            return Request::VACANT;
+            return BufferRequest::VACANT;
         }
         let start = self.rng.below((PAGES - 1) * PAGE);
         let most = if self.rng.below(8) == 0 { PAGES } else { 6 };
         let len = 1 + self.rng.below((PAGES * PAGE - start).min(most * PAGE));
-        Request::new(user(USER + start, len))
+        BufferRequest::new(user(USER + start, len))
     }
 
     /// What a slot gets, or nothing where the limit does not permit it.
-    fn make(&mut self, place: usize, request: &Request) -> Result<Option<Rc<Part>>, Errno> {
+    fn make(&mut self, place: usize, request: &BufferRequest) -> Result<Option<Rc<Part>>, Errno> {
         let Some(user) = request.user else { return Ok(None) };
         let pages = user.start().get() / PAGE..=user.last().get() / PAGE;
         let part = Rc::new(Part { place, pages });

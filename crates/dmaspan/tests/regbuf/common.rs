@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::regbuf::{Buffer, Pinned, Registry, Request, Source};
+use dmaspan::regbuf::{Buffer, BufferRequest, Pinned, Registry, Source};
 use dmaspan::{Account, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 pub(crate) use dmaspan_sim::rng::Rng;
@@ -138,6 +138,6 @@ pub(crate) fn walk(pieces: &[Span], mut offset: u64, mut len: u64) -> Vec<Span> 
     found
 }
 
-pub(crate) fn requests(users: &[UserRange]) -> Vec<Request> {
-    users.iter().map(|user| Request::new(*user)).collect()
+pub(crate) fn requests(users: &[UserRange]) -> Vec<BufferRequest> {
+    users.iter().map(|user| BufferRequest::new(*user)).collect()
 }

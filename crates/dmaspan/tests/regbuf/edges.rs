@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use dmaspan::account::Counting;
 use dmaspan::regbuf::{
-    CloneRequest, Error, Existing, MAX_BUFFER_LEN, MAX_BUFFERS, Pinned, Registry, Request, Source,
+    BufferRequest, CloneRequest, Error, Existing, MAX_BUFFER_LEN, MAX_BUFFERS, Pinned, Registry,
+    Source,
 };
 use dmaspan::{Account, Direction, Errno, Prot, UserAddr, UserRange};
 use dmaspan_sim::memory::SimPinner;
@@ -125,24 +126,24 @@ fn frames_that_a_buffer_has_twice_are_pinned_for_each_and_charged_once() {
 fn the_longest_buffer_and_the_largest_table_are_asked_for_and_no_more() {
     let world = world(Counting::Ranges);
     let mut registry = world.registry();
-    let longest = Request::new(user(PAGE, MAX_BUFFER_LEN));
+    let longest = BufferRequest::new(user(PAGE, MAX_BUFFER_LEN));
     // It is not refused for its length, but as nothing is there.
     let error = registry.register(&[longest]).unwrap_err();
     assert!(matches!(error, Error::Buffer { errno: Errno::EFAULT, .. }), "{error}");
     for too_long in [MAX_BUFFER_LEN + 1, u64::MAX - PAGE] {
-        let error = registry.register(&[Request::new(user(PAGE, too_long))]).unwrap_err();
+        let error = registry.register(&[BufferRequest::new(user(PAGE, too_long))]).unwrap_err();
         assert_eq!(error, Error::TooLong { len: too_long, limit: MAX_BUFFER_LEN });
     }
     let space = UserRange::new(UserAddr::new(0), UserAddr::new(u64::MAX)).unwrap();
-    let error = registry.register(&[Request::new(space)]).unwrap_err();
+    let error = registry.register(&[BufferRequest::new(space)]).unwrap_err();
     assert_eq!(error, Error::TooLong { len: u64::MAX, limit: MAX_BUFFER_LEN });
     world.assert_idle();
 
     let most = usize::try_from(MAX_BUFFERS).unwrap();
-    let error = registry.register(&vec![Request::VACANT; most + 1]).unwrap_err();
+    let error = registry.register(&vec![BufferRequest::VACANT; most + 1]).unwrap_err();
     assert_eq!(error.errno(), Errno::EINVAL);
     world.map_blocks(&[(0, 16)]);
-    registry.register(&vec![Request::new(user(USER + 5, 9)); most]).unwrap();
+    registry.register(&vec![BufferRequest::new(user(USER + 5, 9)); most]).unwrap();
     assert_eq!((registry.slots(), world.account.used()), (MAX_BUFFERS, PAGE));
     assert_eq!(registry.nodes().count(), most);
     let (count, existing) = (MAX_BUFFERS, Existing::Replace);

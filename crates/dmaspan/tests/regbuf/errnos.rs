@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dmaspan::regbuf::{
-    Buffer, CloneRequest, Existing, ImportError, Keep, MAX_BUFFER_LEN, MAX_BUFFERS, MAX_IMPORT,
-    PinBufferError, Request, Segments, Source,
+    Buffer, BufferRequest, CloneRequest, Existing, ImportError, Keep, MAX_BUFFER_LEN, MAX_BUFFERS,
+    MAX_IMPORT, PinBufferError, Segments, Source,
 };
 use dmaspan::{Account, Direction, Errno, PhysAddr, Prot, UserAddr, UserRange};
 use dmaspan_sim::memory::{
@@ -23,8 +23,8 @@ fn world() -> World {
     world
 }
 
-fn page(number: u64) -> Request {
-    Request::new(user(USER + number * PAGE, PAGE))
+fn page(number: u64) -> BufferRequest {
+    BufferRequest::new(user(USER + number * PAGE, PAGE))
 }
 
 /// Beyond what the user has.
@@ -38,8 +38,8 @@ fn errno<T: std::fmt::Debug>(result: Result<T, Error>) -> Errno {
 
 #[test]
 fn iovecs_are_checked_as_linux_checks_them() {
-    let of = |base, len| Request::from_iovec::<PinBufferError<SimPinError>>(base, len);
-    assert_eq!(of(0, 0).unwrap(), Request::VACANT);
+    let of = |base, len| BufferRequest::from_iovec::<PinBufferError<SimPinError>>(base, len);
+    assert_eq!(of(0, 0).unwrap(), BufferRequest::VACANT);
     assert_eq!(errno(of(0, 1)), Errno::EFAULT);
     // Without an address, and too long: no address is found first.
     assert_eq!(errno(of(0, u64::MAX)), Errno::EFAULT);
@@ -50,7 +50,7 @@ fn iovecs_are_checked_as_linux_checks_them() {
     assert_eq!(errno(of(u64::MAX, MAX_BUFFER_LEN + 1)), Errno::EINVAL);
     assert_eq!(errno(of(u64::MAX - 0xfff, 0x1001)), Errno::EOVERFLOW);
     let request = of(0x1234, 0x10).unwrap();
-    assert_eq!(request, Request::new(user(0x1234, 0x10)));
+    assert_eq!(request, BufferRequest::new(user(0x1234, 0x10)));
     assert_eq!((request.access, request.tag), (Prot::READ_WRITE, 0));
 }
 
@@ -61,7 +61,7 @@ fn a_table_that_cannot_be_registered_has_linux_errno() {
     assert_eq!(errno(registry.register(&[])), Errno::EINVAL);
     assert_eq!(errno(registry.register_sparse(0)), Errno::EINVAL);
     assert_eq!(errno(registry.register_sparse(MAX_BUFFERS + 1)), Errno::EINVAL);
-    let too_many = vec![Request::VACANT; 16385];
+    let too_many = vec![BufferRequest::VACANT; 16385];
     assert_eq!(errno(registry.register(&too_many)), Errno::EINVAL);
     registry.register(&too_many[1..]).unwrap();
     assert_eq!(registry.slots(), 16384);
@@ -87,11 +87,11 @@ fn a_request_that_cannot_be_had_has_linux_errno() {
     for (request, expected) in [
         (page(NOWHERE), Errno::EFAULT),
         // The last page of it is nowhere.
-        (Request::new(user(USER, 16 * PAGE + 1)), Errno::EFAULT),
-        (Request { tag: 1, ..Request::VACANT }, Errno::EINVAL),
-        (Request::new(long), Errno::EINVAL),
-        (Request::new(all), Errno::EINVAL),
-        (Request { access: Prot::CACHE, ..page(0) }, Errno::EINVAL),
+        (BufferRequest::new(user(USER, 16 * PAGE + 1)), Errno::EFAULT),
+        (BufferRequest { tag: 1, ..BufferRequest::VACANT }, Errno::EINVAL),
+        (BufferRequest::new(long), Errno::EINVAL),
+        (BufferRequest::new(all), Errno::EINVAL),
+        (BufferRequest { access: Prot::CACHE, ..page(0) }, Errno::EINVAL),
     ] {
         let mut registry = world.registry();
         assert_eq!(errno(registry.register(&[page(1), request])), expected, "{request:?}");
@@ -101,7 +101,7 @@ fn a_request_that_cannot_be_had_has_linux_errno() {
         assert_eq!(errno(registry.update(1, &[request])), expected, "{request:?}");
         world.assert_idle();
         // The first one that is wrong.
-        let both = [request, Request { tag: 1, ..Request::VACANT }];
+        let both = [request, BufferRequest { tag: 1, ..BufferRequest::VACANT }];
         assert_eq!(errno(registry.update(1, &both)), expected);
     }
     let error = world.registry().register(&[page(0), page(NOWHERE)]).unwrap_err();
@@ -168,7 +168,7 @@ fn an_empty_slot_and_one_that_does_not_exist_have_no_buffer() {
     let world = world();
     let mut registry = world.registry();
     assert_eq!(errno(registry.get(0)), Errno::EFAULT);
-    registry.register(&[page(0), Request::VACANT]).unwrap();
+    registry.register(&[page(0), BufferRequest::VACANT]).unwrap();
     for index in [1, 2, u32::MAX] {
         assert_eq!(errno(registry.get(index)), Errno::EFAULT);
     }

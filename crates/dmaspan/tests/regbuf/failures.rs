@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use dmaspan::account::Counting;
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
-use dmaspan::regbuf::{CloneRequest, Existing, Pinned, Registry, Request, Source};
+use dmaspan::regbuf::{BufferRequest, CloneRequest, Existing, Pinned, Registry, Source};
 use dmaspan::{Account, Errno, Promise, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::memory::{Holes, SimPinner};
@@ -36,10 +36,10 @@ fn state(world: &World, registry: &Of<Faulty<SimPinner>>) -> (u64, u64, Vec<Opti
 }
 
 /// Three buffers: of all blocks, of parts of some, of one page.
-fn three(whole: UserRange) -> [Request; 3] {
+fn three(whole: UserRange) -> [BufferRequest; 3] {
     let len = whole.checked_len().unwrap();
     [part(whole, 5, len - 9), part(whole, 510 * PAGE, 8 * PAGE), part(whole, 0, 1)]
-        .map(Request::new)
+        .map(BufferRequest::new)
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn an_update_of_which_any_step_fails_keeps_what_slots_had() {
         for n in 1.. {
             let (world, whole) = world(counting);
             let mut registry = registry(&world, &faults);
-            registry.register(&[Request::new(part(whole, PAGE, PAGE)); 3]).unwrap();
+            registry.register(&[BufferRequest::new(part(whole, PAGE, PAGE)); 3]).unwrap();
             let before = state(&world, &registry);
             faults.arm(n);
             let result = registry.update(0, &three(whole));
@@ -110,7 +110,7 @@ fn clones_and_what_takes_away_have_no_step_of_the_pinner_that_fails() {
     let replace = CloneRequest { existing: Existing::Replace, ..CloneRequest::default() };
     two.clone_from(&one, &replace).unwrap();
     two.clone_within(&CloneRequest { index: 1, count: 3, ..replace }).unwrap();
-    one.update(0, &[Request::VACANT]).unwrap();
+    one.update(0, &[BufferRequest::VACANT]).unwrap();
     one.unregister().unwrap();
     drop(two);
     assert_eq!(faults.disarm(), Fired::No);
@@ -123,7 +123,7 @@ fn a_pin_that_stops_half_way_is_undone() {
         let (world, whole) = world(counting);
         let mut registry = registry(&world, &Faults::none());
         let len = whole.checked_len().unwrap();
-        let beyond = Request::new(part(whole, 5, len));
+        let beyond = BufferRequest::new(part(whole, 5, len));
         let error = registry.register(&[three(whole)[1], beyond]).unwrap_err();
         assert_eq!(error.errno(), Errno::EFAULT);
         world.assert_idle();
@@ -143,7 +143,7 @@ fn a_limit_that_is_reached_after_memory_was_pinned_leaves_nothing() {
         let (world, whole) = world(frames);
         let world = World { account: Account::with_counting(limit * PAGE, frames), ..world };
         let mut registry = registry(&world, &Faults::none());
-        let error = registry.register(&[Request::new(whole)]).unwrap_err();
+        let error = registry.register(&[BufferRequest::new(whole)]).unwrap_err();
         assert_eq!(error.errno(), Errno::ENOMEM);
         assert_eq!(state(&world, &registry), (0, 0, vec![]), "{limit}");
     }

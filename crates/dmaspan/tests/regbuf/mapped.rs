@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use dmaspan::dma::{
     Device, DeviceConfig, DeviceLimits, Flush, FromRegistered, MappedSource, NoPool, Translation,
 };
-use dmaspan::regbuf::{Buffer, CloneRequest, Error, Node, Registry, Request, TagSink};
+use dmaspan::regbuf::{Buffer, BufferRequest, CloneRequest, Error, Node, Registry, TagSink};
 use dmaspan::{Direction, DmaAddr, Errno, Iova, PhysAddr, Prot, Span, UserAddr};
 use dmaspan_sim::walker::Access;
 
@@ -64,7 +64,7 @@ fn bytes_land_behind<const G: u32>(seed: u64) {
         let offset = rng.below(all.checked_len().unwrap());
         let len = 1 + rng.below(all.checked_len().unwrap() - offset);
         let mut registry = behind.registry(&world);
-        registry.register(&[Request::new(part(all, offset, len))]).unwrap();
+        registry.register(&[BufferRequest::new(part(all, offset, len))]).unwrap();
         bytes_land(&world, &behind, registry.get(0).unwrap(), all, &mut rng);
     }
     assert_eq!(world.held(), (0, 0));
@@ -88,7 +88,7 @@ fn bytes_land_where_nothing_is_translated() {
     let device = world.direct(DeviceConfig::bits(48));
     let all = world.folios(&[0, 2, 0, 1, 0, 0], 3);
     let mut registry = Registry::new(MappedSource::new(world.pinned(), device));
-    registry.register(&[Request::new(part(all, 0x123, 0x6789))]).unwrap();
+    registry.register(&[BufferRequest::new(part(all, 0x123, 0x6789))]).unwrap();
     let buffer = registry.get(0).unwrap();
     bytes_land(&world, &world.memory, buffer, all, &mut Rng::new(3));
     let physical = physical(&world, part(all, 0x123, 0x6789), Prot::READ);
@@ -111,7 +111,7 @@ fn scattered_pages_are_one_segment_whatever_the_device_takes_at_once() {
     for (offset, len) in [(0, 300 * PAGE), (0x123, 0x12_0001), (0x10, 1), (0xfff, 2), (1, PAGE)] {
         let user = part(all, offset, len);
         let mut registry = behind.registry(&world);
-        registry.register(&[Request::new(user)]).unwrap();
+        registry.register(&[BufferRequest::new(user)]).unwrap();
         let node = registry.get(0).unwrap();
         assert_eq!((node.segments().count(), node.len(), node.user()), (1, len, user));
         let start = node.segments().iter().next().unwrap().start();
@@ -130,7 +130,7 @@ fn leaves_are_as_large_as_the_memory_wherever_a_buffer_begins() {
     let huge = 2 << 20;
     for offset in [0, 0x3_4567, huge - 1] {
         let mut registry = behind.registry(&world);
-        registry.register(&[Request::new(part(all, offset, 4 * huge - offset))]).unwrap();
+        registry.register(&[BufferRequest::new(part(all, offset, 4 * huge - offset))]).unwrap();
         let node = registry.get(0).unwrap();
         assert_eq!(node.segments().count(), 1);
         // All but the first, which is entered in its middle.
@@ -156,7 +156,7 @@ fn a_long_run_without_large_leaves_costs_the_others_none() {
     spans.extend(world.memory.allocate_folios(&[9; 4], 5).unwrap());
     let all = world.space.map(UserAddr::new(USER), &spans).unwrap();
     let mut registry = behind.registry(&world);
-    registry.register(&[Request::new(all)]).unwrap();
+    registry.register(&[BufferRequest::new(all)]).unwrap();
     let node = registry.get(0).unwrap();
     assert_eq!(node.segments().count(), 1);
     for n in 0..4 {
@@ -194,17 +194,17 @@ fn a_device_that_reaches_few_iovas_gets_smaller_leaves_rather_than_none() {
     let behind = Behind::<12>::with(&world, Flush::Strict, config);
     let all = world.folios(&[9, 9], 5);
     let mut registry = behind.registry(&world);
-    registry.register(&[Request::new(part(all, 0x1000, (3 << 20) + 0x800))]).unwrap();
+    registry.register(&[BufferRequest::new(part(all, 0x1000, (3 << 20) + 0x800))]).unwrap();
     let mut rng = Rng::new(9);
     bytes_land(&world, &behind, registry.get(0).unwrap(), all, &mut rng);
     let last = registry.get(0).unwrap().segments().iter().next().unwrap().last();
     assert!(last.get() < 4 << 20);
     // There is no place for it a second time.
     let mut second = behind.registry(&world);
-    let refused = second.register(&[Request::new(part(all, 0, 3 << 20))]).unwrap_err();
+    let refused = second.register(&[BufferRequest::new(part(all, 0, 3 << 20))]).unwrap_err();
     assert_eq!(refused.errno(), Errno::ENOMEM);
     drop(registry);
-    second.register(&[Request::new(part(all, 0, 3 << 20))]).unwrap();
+    second.register(&[BufferRequest::new(part(all, 0, 3 << 20))]).unwrap();
     drop(second);
     assert_eq!(world.held(), (0, 0));
     behind.check_end();
@@ -216,7 +216,7 @@ fn a_million_imports_tell_hardware_nothing_and_write_no_table() {
     let behind = Behind::<12>::new(&world, Flush::Strict);
     let all = world.folios(&[0, 3, 0, 1, 5, 0], 17);
     let mut registry = behind.registry(&world);
-    registry.register(&[Request::new(part(all, 0x321, 0x2_0000))]).unwrap();
+    registry.register(&[BufferRequest::new(part(all, 0x321, 0x2_0000))]).unwrap();
     let counters = || {
         let tables = behind.tables.tables();
         (behind.iotlb.counters(), tables, behind.state(), behind.sanitizer.events(), world.held())
@@ -247,10 +247,10 @@ fn lives_until_the_last_reference(flush: Flush) {
     let behind = Behind::<12>::new(&world, flush);
     let all = world.folios(&[0; 8], 2);
     let mut registry = behind.registry(&world);
-    registry.register(&[Request::new(part(all, 0x10, 0x2000))]).unwrap();
+    registry.register(&[BufferRequest::new(part(all, 0x10, 0x2000))]).unwrap();
     let (node, at) = in_flight(&registry);
     // Another buffer in its slot, and then no table at all.
-    registry.update(0, &[Request::new(part(all, 0x4000, 0x1000))]).unwrap();
+    registry.update(0, &[BufferRequest::new(part(all, 0x4000, 0x1000))]).unwrap();
     let (second, second_at) = in_flight(&registry);
     registry.unregister().unwrap();
     assert_eq!(world.held(), (4, 4 * PAGE));
@@ -303,7 +303,7 @@ fn a_device_gets_no_more_than_the_buffer_is_registered_for() {
         [(Prot::READ, true, false), (Prot::WRITE, false, true), (Prot::READ_WRITE, true, true)]
     {
         let mut registry = behind.registry(&world);
-        registry.register(&[Request { access, ..Request::new(all) }]).unwrap();
+        registry.register(&[BufferRequest { access, ..BufferRequest::new(all) }]).unwrap();
         let node = registry.get(0).unwrap();
         let at = node.segments().import(0x10, 4).unwrap().next().unwrap();
         // What Arm's stage 1 permits to write it permits to read.
@@ -352,7 +352,7 @@ fn registries_of_one_device_share_mappings_and_no_others_do() {
     let behind = Behind::<12>::new(&world, Flush::Strict);
     let all = world.folios(&[0; 4], 8);
     let mut first = behind.registry(&world);
-    first.register(&[Request::new(all)]).unwrap();
+    first.register(&[BufferRequest::new(all)]).unwrap();
     let mut second = behind.registry(&world);
     second.clone_from(&first, &CloneRequest::default()).unwrap();
     assert_eq!(behind.state().0, 1);
@@ -392,7 +392,8 @@ fn a_tag_is_told_when_memory_is_neither_mapped_nor_pinned() {
     let sink = Sink(world, behind, Mutex::default(), AtomicUsize::new(9));
     let sink = Arc::new(sink);
     let mut registry = registry.with_tags(Arc::clone(&sink) as Arc<dyn TagSink>);
-    let tagged = |offset, tag| Request { tag, ..Request::new(part(all, offset, 2 * PAGE)) };
+    let tagged =
+        |offset, tag| BufferRequest { tag, ..BufferRequest::new(part(all, offset, 2 * PAGE)) };
     registry.register(&[tagged(0, 5), tagged(2 * PAGE, 6)]).unwrap();
     let node = registry.get(0).unwrap().clone();
     registry.unregister().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::regbuf::{
-    CloneRequest, Error, HostMemory, RegionError, Regions, Registry, Request, Source,
+    BufferRequest, CloneRequest, Error, HostMemory, RegionError, Regions, Registry, Source,
 };
 use dmaspan::{Direction, Errno, HostAddr, Prot, Span, UserAddr, UserRange};
 
@@ -173,7 +173,7 @@ fn memory_stays_while_a_buffer_or_an_operation_has_some_of_it() {
         memory
     });
     let mut registry = Registry::new(Arc::clone(&regions));
-    registry.register(&[Request::new(user(4, 8))]).unwrap();
+    registry.register(&[BufferRequest::new(user(4, 8))]).unwrap();
     for range in [user(0, 8), user(8, 8), user(16, 8)] {
         drop(regions.remove(range).unwrap());
     }
@@ -196,7 +196,7 @@ fn memory_stays_while_a_buffer_or_an_operation_has_some_of_it() {
 fn queues_of_one_client_share_buffers_and_no_others() {
     let client = regions(&[(0, 100, 64, BOTH)]);
     let mut queue = Registry::new(Arc::clone(&client));
-    queue.register(&[Request::new(user(0, 64))]).unwrap();
+    queue.register(&[BufferRequest::new(user(0, 64))]).unwrap();
     let mut second = Registry::new(Arc::clone(&client));
     second.clone_from(&queue, &CloneRequest::default()).unwrap();
     assert!(Arc::ptr_eq(second.get(0).unwrap().buffer(), queue.get(0).unwrap().buffer()));
@@ -208,7 +208,7 @@ fn queues_of_one_client_share_buffers_and_no_others() {
 #[test]
 fn a_registry_says_which_slot_has_no_memory_and_why() {
     let mut queue = Registry::new(regions(&[(0, 100, 64, BOTH)]));
-    let requests = [Request::new(user(0, 64)), Request::new(user(60, 8))];
+    let requests = [BufferRequest::new(user(0, 64)), BufferRequest::new(user(60, 8))];
     let refused = queue.register(&requests).unwrap_err();
     let error = RegionError::Hole { user: user(60, 8), hole: user(64, 4) };
     assert_eq!(refused, Error::Buffer { index: 1, error, errno: Errno::EFAULT });

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use dmaspan::regbuf::{Buffer, CloneRequest, Existing, Keep, Registry, Request, Segments};
+use dmaspan::regbuf::{Buffer, BufferRequest, CloneRequest, Existing, Keep, Registry, Segments};
 use dmaspan::{Account, Direction, Errno, PhysAddr, Prot, UserRange};
 use dmaspan_sim::memory::SimPinner;
 
@@ -44,8 +44,8 @@ fn page(number: u64) -> UserRange {
     user(USER + number * PAGE, PAGE)
 }
 
-fn tagged(number: u64, tag: u64) -> Request {
-    Request { tag, ..Request::new(page(number)) }
+fn tagged(number: u64, tag: u64) -> BufferRequest {
+    BufferRequest { tag, ..BufferRequest::new(page(number)) }
 }
 
 /// What slots have, by the first page.
@@ -61,13 +61,15 @@ fn slots(registry: &Of<SimPinner>) -> Vec<Option<u64>> {
 fn a_tag_is_told_once_when_its_slot_is_emptied_and_its_memory_is_let_go() {
     let tags = Tagged::new();
     let mut registry = tags.registry();
-    registry.register(&[tagged(0, 7), tagged(1, 8), Request::new(page(2)), tagged(3, 9)]).unwrap();
-    assert_eq!(registry.update(0, &[Request::VACANT]).unwrap(), 1);
+    registry
+        .register(&[tagged(0, 7), tagged(1, 8), BufferRequest::new(page(2)), tagged(3, 9)])
+        .unwrap();
+    assert_eq!(registry.update(0, &[BufferRequest::VACANT]).unwrap(), 1);
     assert_eq!(tags.told(), [(7, 3, 3)]);
     // The new one is there before the old one goes.
     registry.update(1, &[tagged(1, 10)]).unwrap();
     assert_eq!(tags.told(), [(8, 3, 3)]);
-    registry.update(2, &[Request::VACANT]).unwrap();
+    registry.update(2, &[BufferRequest::VACANT]).unwrap();
     assert_eq!(tags.told(), []);
     registry.unregister().unwrap();
     let mut told = tags.told();
@@ -116,14 +118,14 @@ fn clones_have_no_tags_and_do_not_delay_them() {
     let (mut registry, mut other) = (tags.registry(), tags.registry());
     registry.register(&[tagged(0, 7), tagged(1, 8)]).unwrap();
     other.clone_from(&registry, &CloneRequest::default()).unwrap();
-    registry.update(0, &[Request::VACANT]).unwrap();
+    registry.update(0, &[BufferRequest::VACANT]).unwrap();
     // The clone has the memory still.
     assert_eq!(tags.told(), [(7, 2, 2)]);
     let (index, count, existing) = (5, 1, Existing::Replace);
     let within = CloneRequest { source_index: 1, index, count, existing, ..Default::default() };
     registry.clone_within(&within).unwrap();
     assert_eq!(tags.told(), []);
-    registry.update(1, &[Request::VACANT]).unwrap();
+    registry.update(1, &[BufferRequest::VACANT]).unwrap();
     assert_eq!(tags.told(), [(8, 2, 2)]);
     drop((registry, other));
     assert_eq!(tags.told(), []);
@@ -147,7 +149,7 @@ fn a_clone_over_slots_tells_the_tags_of_those_and_of_no_others() {
 fn a_table_that_was_not_registered_tells_no_tags() {
     let tags = Tagged::new();
     let mut registry = tags.registry();
-    let nowhere = Request::new(user(USER + 60 * PAGE, PAGE));
+    let nowhere = BufferRequest::new(user(USER + 60 * PAGE, PAGE));
     registry.register(&[tagged(0, 7), tagged(1, 8), nowhere]).unwrap_err();
     assert_eq!(tags.told(), []);
     assert_eq!(registry.slots(), 0);
@@ -168,10 +170,10 @@ fn an_update_that_stops_in_the_middle_says_how_far_it_came() {
     let tags = Tagged::new();
     let mut registry = tags.registry();
     registry.register(&[tagged(0, 1), tagged(1, 2), tagged(2, 3), tagged(3, 4)]).unwrap();
-    let nowhere = Request::new(user(USER + 60 * PAGE, PAGE));
-    let empty_with_tag = Request { tag: 5, ..Request::VACANT };
+    let nowhere = BufferRequest::new(user(USER + 60 * PAGE, PAGE));
+    let empty_with_tag = BufferRequest { tag: 5, ..BufferRequest::VACANT };
     for stop in [nowhere, empty_with_tag] {
-        let done = registry.update(1, &[Request::new(page(9)), stop, tagged(7, 7)]).unwrap();
+        let done = registry.update(1, &[BufferRequest::new(page(9)), stop, tagged(7, 7)]).unwrap();
         assert_eq!(done, 1);
         assert_eq!(slots(&registry), [Some(0), Some(9), Some(2), Some(3)]);
         let first = registry.update(1, &[stop, tagged(7, 7)]).unwrap_err();
@@ -196,12 +198,12 @@ fn sparse_tables_are_filled_and_emptied_slot_by_slot() {
     let nodes: Vec<_> = registry.nodes().map(|(index, node)| (index, node.user())).collect();
     assert_eq!(nodes, [(3, page(0)), (4, page(1)), (7, page(2))]);
     assert_eq!(tags.world.account.used(), 3 * PAGE);
-    assert_eq!(registry.update(3, &[Request::VACANT; 5]).unwrap(), 5);
+    assert_eq!(registry.update(3, &[BufferRequest::VACANT; 5]).unwrap(), 5);
     assert_eq!(slots(&registry), [None; 8]);
     assert_eq!(tags.told(), [(5, 0, 0)]);
     // As a table that was registered with empty slots.
     registry.unregister().unwrap();
-    registry.register(&[Request::VACANT, tagged(2, 0)]).unwrap();
+    registry.register(&[BufferRequest::VACANT, tagged(2, 0)]).unwrap();
     assert_eq!(slots(&registry), [None, Some(2)]);
     registry.unregister().unwrap();
     tags.world.assert_idle();
@@ -234,7 +236,7 @@ fn memory_that_is_only_read_is_registered_for_reading() {
     let mut registry = world.registry();
     let error = registry.register(&requests(&[range])).unwrap_err();
     assert_eq!(error.errno(), Errno::EFAULT);
-    let request = Request { access: Prot::READ, ..Request::new(range) };
+    let request = BufferRequest { access: Prot::READ, ..BufferRequest::new(range) };
     registry.register(&[request]).unwrap();
     let node = registry.get(0).unwrap();
     assert_eq!(node.access(), Prot::READ);
@@ -255,7 +257,7 @@ fn memory_that_devices_may_have_written_is_dirty_when_it_is_let_go() {
         let world = World::new(64 * PAGE, 12);
         let range = world.map_blocks(&[(5, 2)]);
         let mut registry = world.registry();
-        registry.register(&[Request { access, ..Request::new(range) }]).unwrap();
+        registry.register(&[BufferRequest { access, ..BufferRequest::new(range) }]).unwrap();
         drop(registry);
         let frame = PhysAddr::new(crate::common::BASE + 5 * PAGE);
         assert_eq!(world.memory.is_dirty(frame), Some(dirty), "{access:?}");
@@ -267,7 +269,9 @@ fn a_buffer_for_writing_is_not_read() {
     let world = World::new(64 * PAGE, 12);
     let range = world.map_blocks(&[(5, 2)]);
     let mut registry = world.registry();
-    registry.register(&[Request { access: Prot::WRITE, ..Request::new(range) }]).unwrap();
+    registry
+        .register(&[BufferRequest { access: Prot::WRITE, ..BufferRequest::new(range) }])
+        .unwrap();
     let node = registry.get(0).unwrap();
     assert!(node.import(0, 1, Direction::FromDevice).is_ok());
     assert!(node.import(0, 1, Direction::ToDevice).is_err());
@@ -294,7 +298,7 @@ fn a_lent_buffer_goes_when_it_is_taken_back_and_used_no_more() {
     let world = World::new(64 * PAGE, 12);
     world.map_blocks(&[(0, 8)]);
     let (mut registry, ends) = (world.registry(), Arc::default());
-    registry.register(&[Request::new(page(0)), Request::VACANT]).unwrap();
+    registry.register(&[BufferRequest::new(page(0)), BufferRequest::VACANT]).unwrap();
     registry.lend(1, lent(&ends, 100)).unwrap();
     assert_eq!(registry.lend(0, lent(&ends, 1)).unwrap_err().errno(), Errno::EBUSY);
     assert_eq!(registry.lend(1, lent(&ends, 2)).unwrap_err().errno(), Errno::EBUSY);
@@ -363,9 +367,15 @@ fn two() -> (World, Of<SimPinner>, Of<SimPinner>) {
     let world = World::new(64 * PAGE, 12);
     world.map_blocks(&[(0, 32)]);
     let (mut one, mut other) = (world.registry(), world.registry());
-    let [a, b, c] = [0, 2, 3].map(|number| Request::new(page(number)));
-    one.register(&[a, Request::VACANT, b, c]).unwrap();
-    other.register(&[Request::new(page(8)), Request::new(page(9)), Request::VACANT]).unwrap();
+    let [a, b, c] = [0, 2, 3].map(|number| BufferRequest::new(page(number)));
+    one.register(&[a, BufferRequest::VACANT, b, c]).unwrap();
+    other
+        .register(&[
+            BufferRequest::new(page(8)),
+            BufferRequest::new(page(9)),
+            BufferRequest::VACANT,
+        ])
+        .unwrap();
     (world, one, other)
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 
 use dmaspan::Account;
 use dmaspan::account::Counting;
-use dmaspan::regbuf::{CloneRequest, Existing, Node, Request};
+use dmaspan::regbuf::{BufferRequest, CloneRequest, Existing, Node};
 use dmaspan::{Errno, PhysAddr, UserRange};
 
 use crate::common::{Rng, USER, World, requests, user};
@@ -70,7 +70,7 @@ fn one_account_is_right_whichever_thread_drops_what() {
         let world = World { account: Account::with_counting(LIMIT, counting), ..world };
         let (nodes, refused) = (Mutex::default(), AtomicU32::new(0));
         let mut shared = world.registry();
-        shared.register(&[Request::VACANT; 4]).unwrap();
+        shared.register(&[BufferRequest::VACANT; 4]).unwrap();
         let shared = Mutex::new(shared);
         thread::scope(|scope| {
             for seed in 1..=4 {

@@ -1,6 +1,6 @@
 //! Input that no caller should give: an error that says what is wrong, and nothing changed.
 
-use dmaspan::swiotlb::{Error, Fill, Growth, PoolConfig, SlotRequest, Stats, To};
+use dmaspan::swiotlb::{Error, Fill, Growth, PoolConfig, PoolStats, SlotRequest, To};
 use dmaspan::{Direction, Span};
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn any() -> SlotRequest {
 }
 
 /// A pool of 64 slots, one of them taken, and its statistics.
-fn rig() -> (FlatRig, Stats) {
+fn rig() -> (FlatRig, PoolStats) {
     let rig = FlatRig::simple(64, PoolConfig::new(2));
     let _lost = rig.pool.take(original(SOURCE, 1), &any()).unwrap();
     let stats = rig.pool.stats();

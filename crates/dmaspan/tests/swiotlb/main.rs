@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "the tests own the originals")]
 
 mod bad_input;
+mod beyond_linux;
 mod common;
 mod dropped;
 mod flat;
@@ -11,4 +12,3 @@ mod model;
 mod pool;
 mod random;
 mod sweep;
-mod weaknesses;

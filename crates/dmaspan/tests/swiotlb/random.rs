@@ -3,7 +3,7 @@
 use std::mem;
 
 use dmaspan::swiotlb::{
-    BouncedOf, Error, Fill, Growth, Lease, PoolConfig, SlotRequest, Stats, Wipe,
+    BouncedOf, Error, Fill, Growth, Lease, PoolConfig, PoolStats, SlotRequest, Wipe,
 };
 use dmaspan::{Direction, Span};
 use proptest::prelude::*;
@@ -433,7 +433,7 @@ impl Runner {
             *high = (*high).max(*now);
         }
         self.high.1 = self.high.1.max(self.model.used());
-        let Stats { bytes, used, high_water, grown, single, quarantined, leaked, .. } =
+        let PoolStats { bytes, used, high_water, grown, single, quarantined, leaked, .. } =
             self.rig.pool.stats();
         let lens = |spans: &[Span]| spans.iter().map(|span| span.len()).sum::<u64>();
         assert_eq!(bytes, lens(&self.model.spans));

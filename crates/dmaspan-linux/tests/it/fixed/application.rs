@@ -8,7 +8,7 @@ use std::thread;
 
 use dmaspan::Errno;
 use dmaspan_linux::fixed::{
-    AttachError, AttachMethod, Attachment, FixedBuf, FixedPool, InFlight, Sharing, Target,
+    AttachMethod, FixedBuf, FixedPool, InFlight, RingAttachError, RingAttachment, RingFile, Sharing,
 };
 use io_uring::register::Restriction;
 use io_uring::{IoUring, types};
@@ -33,7 +33,11 @@ fn run(ring: &mut IoUring, operation: InFlight) -> (FixedBuf, std::io::Result<us
     unsafe { operation.complete(&done) }
 }
 
-fn read(ring: &mut IoUring, at: &Attachment, file: impl Into<Target>) -> std::io::Result<Vec<u8>> {
+fn read(
+    ring: &mut IoUring,
+    at: &RingAttachment,
+    file: impl Into<RingFile>,
+) -> std::io::Result<Vec<u8>> {
     let buffer = at.pool().take().unwrap();
     let (buffer, result) = run(ring, buffer.read(at, file, 2, 3..7).unwrap());
     result.map(|len| buffer[3..3 + len].to_vec())
@@ -85,11 +89,11 @@ fn a_table_that_is_too_short_is_named_and_the_ring_works_on() {
     ring.submitter().register_buffers_sparse(2).unwrap();
     let (pool, before) = (base(4096, 2), pinned());
     let error = pool.attach_by(&ring.submitter(), 2, Sharing::Register).unwrap_err();
-    assert_eq!(error, AttachError::TableTooShort { first: 2, needed: 1 });
+    assert_eq!(error, RingAttachError::TableTooShort { first: 2, needed: 1 });
     assert!(error.to_string().contains("slots 2 to 2"), "{error}");
     assert_eq!(pinned(), before);
     let error = pool.attach(&ring.submitter(), 1 << 14).unwrap_err();
-    assert!(matches!(error, AttachError::BeyondTable { needed: 1, .. }), "{error}");
+    assert!(matches!(error, RingAttachError::BeyondTable { needed: 1, .. }), "{error}");
     assert!(error.to_string().contains("16384"), "{error}");
     let at = pool.attach_by(&ring.submitter(), 1, Sharing::Register).unwrap();
     let file = file_with(b"0123456789", 0).unwrap();
@@ -115,7 +119,7 @@ fn a_ring_of_another_thread_is_named_as_such() {
             scope.spawn(|| pool.attach_by(&ring.submitter(), 0, sharing)).join().unwrap()
         });
         let error = result.unwrap_err();
-        assert_eq!(error, AttachError::Ring { errno: Errno::EEXIST });
+        assert_eq!(error, RingAttachError::Ring { errno: Errno::EEXIST });
         assert!(error.to_string().contains("by another thread"), "{error}");
     }
     let at = pool.attach(&ring.submitter(), 0).unwrap();
@@ -138,7 +142,7 @@ fn a_ring_that_may_register_but_not_share_registers() {
     submitter.register_enable_rings().unwrap();
     let pool = base(4096, 1);
     let error = pool.attach_by(&submitter, 0, Sharing::Clone).unwrap_err();
-    assert!(matches!(error, AttachError::Clone { .. }), "{error}");
+    assert!(matches!(error, RingAttachError::Clone { .. }), "{error}");
     let at = pool.attach(&submitter, 0).unwrap();
     assert!(matches!(at.method(), AttachMethod::Registered { refused: Some(_) }));
 }
@@ -150,7 +154,7 @@ fn an_operation_that_is_dropped_leaks_its_buffer_and_the_memory() {
     let range = pool.user_range();
     let at = pool.attach(&ring.submitter(), 0).unwrap();
     let file = file_with(b"0123456789", 0).unwrap();
-    let target = Target::Fd(file.as_raw_fd());
+    let target = RingFile::Fd(file.as_raw_fd());
     let operation = pool.take().unwrap().read(&at, target, 0, 0..10).unwrap();
     let entry = operation.entry();
     drop(operation);
@@ -178,7 +182,7 @@ fn an_operation_that_never_was_gives_its_buffer_back() {
     let Some(ring) = ring() else { return };
     let pool = base(4096, 1);
     let at = pool.attach(&ring.submitter(), 0).unwrap();
-    let operation = pool.take().unwrap().write(&at, Target::Registered(0), 0, 0..10).unwrap();
+    let operation = pool.take().unwrap().write(&at, RingFile::Registered(0), 0, 0..10).unwrap();
     assert_eq!(pool.free_slices(), 0);
     // SAFETY:
     // 1. Nobody has asked for its entry.

@@ -9,7 +9,8 @@ use std::process;
 use dmaspan::Errno;
 use dmaspan_linux::MemoryKind;
 use dmaspan_linux::fixed::{
-    AttachError, AttachMethod, FixedPool, FixedRing, MemoryChoice, PoolOptions, Sharing, Target,
+    AttachMethod, FixedPool, FixedRing, MemoryChoice, PoolOptions, RingAttachError, RingFile,
+    Sharing,
 };
 use dmaspan_linux::registration::RegisterError;
 use io_uring::IoUring;
@@ -58,7 +59,7 @@ fn more_than_the_limit_says_what_to_raise_and_leaves_the_ring_usable() {
     let raw = IoUring::new(4).unwrap();
     for sharing in [Sharing::Auto, Sharing::Clone, Sharing::Register] {
         let error = large.attach_by(&raw.submitter(), 0, sharing).unwrap_err();
-        let AttachError::Register(RegisterError::MemlockExceeded { needed, limit, .. }) = error
+        let RingAttachError::Register(RegisterError::MemlockExceeded { needed, limit, .. }) = error
         else {
             panic!("{error}")
         };
@@ -97,7 +98,7 @@ fn what_was_registered_before_the_limit_is_let_go() {
         let error = large.attach_by(&raw.submitter(), 1, sharing).unwrap_err();
         let is_limit = matches!(
             error,
-            AttachError::Register(RegisterError::MemlockExceeded { needed: 0x60_0000, .. })
+            RingAttachError::Register(RegisterError::MemlockExceeded { needed: 0x60_0000, .. })
         );
         assert!(is_limit, "{error}");
         assert_eq!(pinned(), 0);
@@ -105,7 +106,7 @@ fn what_was_registered_before_the_limit_is_let_go() {
     let small = base(4096, 1);
     let at = small.attach(&raw.submitter(), 1).unwrap();
     let file = std::fs::File::open(env::current_exe().unwrap()).unwrap();
-    let target = Target::Fd(file.as_raw_fd());
+    let target = RingFile::Fd(file.as_raw_fd());
     let operation = small.take().unwrap().read(&at, target, 0, 0..4).unwrap();
     // SAFETY:
     // 1. The operation owns the buffer, and the file stays open.
@@ -134,7 +135,7 @@ fn a_ring_of_another_user_registers_again_and_says_why() {
         return eprintln!("SKIP: {why}");
     }
     let error = FixedRing::with(&pool, 2, Sharing::Clone).unwrap_err();
-    assert_eq!(error, AttachError::Clone { errno: Errno::EINVAL });
+    assert_eq!(error, RingAttachError::Clone { errno: Errno::EINVAL });
     assert!(error.to_string().contains("another user"), "{error}");
     let mut second = FixedRing::new(&pool, 2).unwrap();
     let method = second.attachment().method();

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::Errno;
 use dmaspan_linux::fixed::{
-    AttachError, FixedPool, FixedRing, MemoryChoice, OperationError, PoolError, PoolOptions, WhyNot,
+    FixedPool, FixedRing, MemoryChoice, OperationError, PoolError, PoolOptions, RingAttachError,
+    WhyNot,
 };
 use dmaspan_linux::mem::{ExclusiveMemory, MemoryError};
 use dmaspan_linux::{HugetlbReservation, Memory, MemoryKind};
@@ -106,7 +107,7 @@ fn a_ring_of_no_or_too_many_operations_is_refused_by_name() {
     let pool = base(4096, 1);
     for depth in [0, (1 << 15) + 1] {
         let error = FixedRing::new(&pool, depth).unwrap_err();
-        assert_eq!(error, AttachError::Depth { depth, limit: 1 << 15 });
+        assert_eq!(error, RingAttachError::Depth { depth, limit: 1 << 15 });
     }
 }
 

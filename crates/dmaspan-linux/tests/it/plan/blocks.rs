@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dmaspan::space::Limits;
 use dmaspan::{DmaSpace, Iova, IovaRange};
 use dmaspan_linux::Memory;
-use dmaspan_linux::plan::{MapError, Mapped, Mapper, Plan, PlanError, PlannedMap, Region};
+use dmaspan_linux::plan::{MapError, MappedRegions, Mapper, Plan, PlanError, PlannedMap, Region};
 use proptest::prelude::*;
 
 use crate::plan::kernel::{G1, Kernel, M2, PAGE, RW, file, memory, x86};
@@ -34,7 +34,7 @@ impl Rig {
         Self { kernel, mapper, memory: file(8 * M2) }
     }
 
-    fn map(&self) -> Mapped<Kernel> {
+    fn map(&self) -> MappedRegions<Kernel> {
         let part = |(offset, len, _)| Region::part(&self.memory, offset, len, RW).unwrap();
         self.mapper.map(PARTS.map(part)).unwrap()
     }
@@ -45,7 +45,7 @@ impl Rig {
 }
 
 /// Where the block begins whose maps are at these places.
-fn start_of(mapped: &Mapped<Kernel>) -> u64 {
+fn start_of(mapped: &MappedRegions<Kernel>) -> u64 {
     let start = mapped.iova(0).unwrap().get();
     for (region, (_, _, at)) in PARTS.into_iter().enumerate() {
         assert_eq!(mapped.iova(region), Some(Iova::new(start + at)));

@@ -62,7 +62,7 @@ fn what_was_unmapped_is_handed_out_again_and_nothing_else_twice() {
     let mapper = Mapper::shared(Kernel::new(x86())).unwrap();
     let memory = memory(3);
     let map = || mapper.map([Region::whole(&memory, RW)]).unwrap();
-    let iova = |mapped: &dmaspan_linux::plan::Mapped<_>| mapped.iova(0).unwrap();
+    let iova = |mapped: &dmaspan_linux::plan::MappedRegions<_>| mapped.iova(0).unwrap();
     let [first, second] = [map(), map()];
     assert!(iova(&second).get() >= iova(&first).get() + 3 * PAGE);
     let freed = iova(&first);

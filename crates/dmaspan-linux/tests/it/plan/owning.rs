@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::{Iova, Prot};
-use dmaspan_linux::plan::{Mapped, Mapper, Region};
+use dmaspan_linux::plan::{MappedRegions, Mapper, Region};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use crate::plan::kernel::{Kernel, M2, PAGE, RW, memory, x86};
@@ -64,7 +64,7 @@ fn an_address_that_is_mapped_more_than_once_is_translated_to_the_lowest_iova() {
         own.into_iter().chain(around).min().map(|iova| Iova::new(iova * PAGE + 5))
     };
     let user = |page| memory.user_range().start().wrapping_add(page * PAGE + 5);
-    let check = |mapped: &Mapped<_>, around| {
+    let check = |mapped: &MappedRegions<_>, around| {
         for page in 0..64 {
             assert_eq!(mapped.translate(user(page)), wanted(page, around), "{page} {around}");
             assert_eq!(mapped.plan().translate(user(page)), wanted(page, 100), "{page}");

@@ -11,8 +11,8 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
 use dmaspan_qemu::{Arch, CommandQueue, Edu, Machine, Pci, QemuHost, Tap, TestDev, ready};
 use dmaspan_sim::Arena;
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
-use dmaspan_sim::walker::{Access, Fault, Translation, Walker as _};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
+use dmaspan_sim::walker::{Access, Fault, Translated, Walker as _};
 use parking_lot::Mutex;
 
 pub(crate) type Ops = AmdViOps<Tap, QemuHost>;
@@ -133,9 +133,9 @@ impl Rig {
     }
 
     /// What the independent walker says of a read.
-    pub(crate) fn walk(&self, domain: &Paging, iova: Iova) -> Result<Translation, Fault> {
+    pub(crate) fn walk(&self, domain: &Paging, iova: Iova) -> Result<Translated, Fault> {
         let (root, level) = domain.root_and_level();
-        let registers = AmdV1Registers { dte: domain.format().registers(root, level).dte };
+        let registers = AmdV1WalkRegisters { dte: domain.format().registers(root, level).dte };
         let walker = AmdV1Walker::new(registers).expect("the entry is valid");
         walker.walk(&self.arena, iova, Access::Read)
     }

@@ -7,7 +7,7 @@ use dmaspan::iommu::{FaultReason, ReservedRegions};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 
 use crate::judge::planted::Bug;
 use crate::judge::rig::{DomainOf, Rig, machine};
@@ -93,6 +93,6 @@ impl Rig for AmdViRig {
     fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let (root, level) = domain.root_and_level();
         let dte = domain.format().registers(root, level).dte;
-        AmdV1Walker::new(AmdV1Registers { dte }).expect("the format made the entry")
+        AmdV1Walker::new(AmdV1WalkRegisters { dte }).expect("the format made the entry")
     }
 }

@@ -8,7 +8,7 @@ use dmaspan::lg2;
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, SmmuV3Ops, SmmuV3Stream, Stage};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS2Registers};
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS2WalkRegisters};
 
 use crate::judge::planted::Bug;
 use crate::judge::rig::{DomainOf, Rig, machine};
@@ -147,7 +147,7 @@ impl<const G: u32> Rig for Stage2<G> {
     fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let registers = domain.format().registers(domain.root());
         let (vttbr, vtcr) = (registers.vttbr, registers.vtcr);
-        let registers = ArmS2Registers { vttbr, vtcr, ..ArmS2Registers::default() };
+        let registers = ArmS2WalkRegisters { vttbr, vtcr, ..ArmS2WalkRegisters::default() };
         ArmLpaeS2Walker::new(registers).expect("the format made the registers")
     }
 }

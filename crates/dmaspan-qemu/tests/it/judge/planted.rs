@@ -9,7 +9,7 @@ use dmaspan::io_pgtable::{Format, PageTable};
 use dmaspan::iommu::{Invalidation, IommuOps as _, Scope, Tables};
 use dmaspan::{IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 use dmaspan_qemu::{DmaRefused, Ram};
-use dmaspan_sim::walker::{TableStep, Translation, Walker as _};
+use dmaspan_sim::walker::{TableStep, Translated, Walker as _};
 
 use crate::judge::engine::{Judge, Judges};
 use crate::judge::rig::{Rig, Strict as _};
@@ -164,7 +164,7 @@ pub(crate) fn finds_unequal_groups<R: Rig>(group_lg2: u32, spoil: Spoil) {
     // SAFETY: 1. One thread uses the domain. 2. The memory is reached by atomics alone.
     unsafe { domain.map_spans(iova, &[span], Prot::READ_WRITE) }.expect("it is free");
     let walker = judge.rig.walker(&domain);
-    let found = |iova| -> Result<Translation, String> { walker.strict(&judge.tables, iova) };
+    let found = |iova| -> Result<Translated, String> { walker.strict(&judge.tables, iova) };
     let leaf = found(iova).expect("the group is whole");
     assert_eq!(leaf.group_lg2, group_lg2, "no group was made");
     let ram = judge.rig.pci().machine().ram().clone();

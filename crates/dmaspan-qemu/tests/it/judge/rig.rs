@@ -13,7 +13,7 @@ use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker};
 use dmaspan_sim::walker::riscv::RiscvWalker;
 use dmaspan_sim::walker::vtd_ss::VtdSsWalker;
 use dmaspan_sim::walker::x86_64::X86Walker;
-use dmaspan_sim::walker::{Checked as _, Translation, Walker};
+use dmaspan_sim::walker::{Checked as _, Translated, Walker};
 
 use crate::judge::planted::Bug;
 
@@ -23,7 +23,7 @@ pub(crate) type DomainOf<R> = Domain<<R as Rig>::Format, Arena, <R as Rig>::Ops>
 /// A walker that also finds what hardware passes over: reserved bits, and groups of entries that
 /// disagree.
 pub(crate) trait Strict: Walker {
-    fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translation, String>;
+    fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translated, String>;
 }
 
 macro_rules! strict {

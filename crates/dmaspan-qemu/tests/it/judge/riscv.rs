@@ -104,10 +104,10 @@ impl<const SECOND: bool> Rig for RiscvRig<SECOND> {
     fn walker(&self, domain: &DomainOf<Self>) -> Self::Walker {
         let atp = domain.format().registers(domain.root()).atp;
         let stage = match SECOND {
-            true => walker::RiscvStage::Second { iohgatp: atp },
-            false => walker::RiscvStage::First { fsc: atp & !(lg2::mask(16) << 44) },
+            true => walker::RiscvRoot::Second { iohgatp: atp },
+            false => walker::RiscvRoot::First { fsc: atp & !(lg2::mask(16) << 44) },
         };
-        let registers = walker::RiscvRegisters {
+        let registers = walker::RiscvWalkRegisters {
             stage,
             updates: Switch::Off,
             svnapot: Switch::On,

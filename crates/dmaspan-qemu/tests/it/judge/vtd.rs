@@ -10,8 +10,8 @@ use dmaspan_drivers::Handled;
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat, VtdOps, VtdStream};
 use dmaspan_qemu::{Arch, CommandQueue, Pci, QemuHost, Tap};
 use dmaspan_sim::walker::Switch;
-use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
-use dmaspan_sim::walker::x86_64::{X86Registers, X86Walker};
+use dmaspan_sim::walker::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
+use dmaspan_sim::walker::x86_64::{X86_64WalkRegisters, X86Walker};
 
 use crate::judge::planted::Bug;
 use crate::judge::rig::{DomainOf, Rig, Strict, machine};
@@ -67,7 +67,7 @@ impl<const SCALABLE: bool, const CACHING: bool> Way for SecondStage<SCALABLE, CA
 
     fn walker(format: &VtdSs, root: PhysAddr) -> Self::Walker {
         let [low, high] = format.registers(root).context_entry;
-        let walker = VtdSsWalker::new(VtdSsRegisters {
+        let walker = VtdSsWalker::new(VtdSsWalkRegisters {
             ssptptr: low & !lg2::mask(12),
             aw: (high & 7).try_into().unwrap_or(0),
             ssade: Switch::Off,
@@ -99,10 +99,10 @@ impl Way for FirstStage {
 
     fn walker(format: &X86_64, root: PhysAddr) -> Self::Walker {
         let entry = format.registers(root).pasid_entry;
-        let walker = X86Walker::new(X86Registers {
+        let walker = X86Walker::new(X86_64WalkRegisters {
             root: entry & !lg2::mask(12),
             physical_lg2: HOST_BITS,
-            ..X86Registers::default()
+            ..X86_64WalkRegisters::default()
         });
         walker.expect("the format made the entry")
     }

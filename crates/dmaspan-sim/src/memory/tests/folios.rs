@@ -33,7 +33,7 @@ fn every_frame_of_a_folio_of_any_order_leads_to_it() {
             for inside in [span.paddr(), middle, span.last()] {
                 assert_eq!(memory.folio_of(inside), Some(*folio));
             }
-            assert_eq!(memory.counts(span.last()), Some(Counts { refs: 1, pins: 0 }));
+            assert_eq!(memory.counts(span.last()), Some(FolioCounts { refs: 1, pins: 0 }));
         }
         let mut spans: Vec<Span> = folios.iter().map(|folio| folio.span()).collect();
         spans.sort_unstable_by_key(|span| span.paddr());
@@ -50,7 +50,7 @@ fn every_frame_of_a_folio_of_any_order_leads_to_it() {
 fn a_folio_that_does_not_fit_is_refused_and_nothing_is_allocated() {
     let memory = with_books(1000, Books::Folios);
     let initial = memory.free_blocks();
-    let full = MemoryError::Full { bytes: 1 << 22, align_lg2: 22 };
+    let full = AllocError::Full { bytes: 1 << 22, align_lg2: 22 };
     assert_eq!(memory.allocate_folio(10), Err(full));
     assert!(memory.allocate_folio(u32::MAX).is_err());
     assert!(memory.allocate_folios(&[3, u32::MAX], 1).is_err());
@@ -73,7 +73,7 @@ fn the_last_holder_of_a_folio_frees_it_be_it_a_reference_or_a_pin() {
         memory.cpu_write(last, &[9]).unwrap();
         memory.pin_span(folio.span());
         memory.pin_page(last);
-        assert_eq!(memory.counts(start), Some(Counts { refs: 1, pins: 9 }));
+        assert_eq!(memory.counts(start), Some(FolioCounts { refs: 1, pins: 9 }));
         memory.put(last, 1);
         memory.unpin_span(folio.span(), Dirty::Clean);
         let mut byte = [0];
@@ -100,7 +100,7 @@ fn folios_count_what_their_frames_do_however_pins_are_cut() {
         for folio in &folios {
             let frames = (0..folio.len() >> 12).map(|n| folio.paddr().wrapping_add(n << 12));
             let pins: u64 = frames.map(|frame| u64::from(exact.pins(frame).unwrap())).sum();
-            let counts = Some(Counts { refs: 1, pins });
+            let counts = Some(FolioCounts { refs: 1, pins });
             assert_eq!(both.map(|memory| memory.counts(folio.last())), [counts; 2]);
             assert_eq!(lean.pins(folio.paddr()).map(u64::from), Some(pins));
         }
@@ -163,7 +163,7 @@ fn pins_of_several_threads_end_at_zero_and_nothing_is_lost_on_the_way() {
             }
         });
         let counts = folios.map(|folio| memory.counts(folio.span().paddr()));
-        assert_eq!(counts, [Some(Counts { refs: 1, pins: 0 }); 2]);
+        assert_eq!(counts, [Some(FolioCounts { refs: 1, pins: 0 }); 2]);
         folios.iter().for_each(|folio| memory.put(folio.span().paddr(), 1));
         assert_eq!((memory.free_blocks(), memory.violations()), (initial, vec![]));
     }
@@ -184,7 +184,7 @@ fn a_tebibyte_in_large_folios_has_records_of_blocks_only() {
         memory.pin_span(folio.span());
     }
     memory.pin_span(whole);
-    assert_eq!(memory.counts(whole.last()), Some(Counts { refs: 1, pins: 1 << 27 }));
+    assert_eq!(memory.counts(whole.last()), Some(FolioCounts { refs: 1, pins: 1 << 27 }));
     assert_eq!(memory.metadata_bytes(), empty);
     // A single frame has one block cut up, as have ones beside it.
     for frame in [0; 512].map(|_| memory.allocate_folio(0).unwrap()) {
@@ -238,7 +238,7 @@ fn what_is_left_of_a_folio_that_is_freed_in_part_stays_as_smaller_ones() {
             [16, 20, 21, 23, 24].map(folio),
             [Some(span(16, 4)), Some(span(20, 1)), None, None, Some(span(24, 8))]
         );
-        assert_eq!(memory.counts(paddr(31)), Some(Counts { refs: 1, pins: 0 }));
+        assert_eq!(memory.counts(paddr(31)), Some(FolioCounts { refs: 1, pins: 0 }));
         memory.free(&[span(16, 5), span(24, 8)]);
         assert_eq!((memory.free_blocks(), memory.violations()), (initial, vec![]));
     }
@@ -277,7 +277,7 @@ fn holding_what_is_free_and_giving_back_what_nobody_holds_is_recorded() {
         expected.push(Violation::TooManyReferences { frame: whole });
         memory.get(frame, u32::MAX);
         expected.push(Violation::TooManyReferences { frame: whole });
-        assert_eq!(memory.counts(frame), Some(Counts { refs: 1, pins: 0 }));
+        assert_eq!(memory.counts(frame), Some(FolioCounts { refs: 1, pins: 0 }));
         memory.unpin_page(frame, Dirty::Clean);
         expected.push(Violation::UnpinnedTwice { frame: whole });
         memory.get(frame, 3);

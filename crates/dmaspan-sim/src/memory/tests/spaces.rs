@@ -26,9 +26,9 @@ fn unmapping_cuts_segments_and_the_top_of_the_space_can_be_mapped() {
     assert_eq!(space.map(UserAddr::new(top), &[]), None);
     space.unmap(user(top + 0x1000, 0x1000));
     assert_eq!(space.resolve(user(top, 0x4000)), Err(UserAddr::new(top + 0x1000)));
-    let upper = Segment { user: user(top + 0x2000, 0x2000), paddr: PhysAddr::new(BASE + 0x6000) };
+    let upper = UserSpan { user: user(top + 0x2000, 0x2000), paddr: PhysAddr::new(BASE + 0x6000) };
     assert_eq!(space.resolve(upper.user), Ok(vec![upper]));
-    let lower = Segment { user: user(top, 0x1000), paddr: PhysAddr::new(BASE + 0x4000) };
+    let lower = UserSpan { user: user(top, 0x1000), paddr: PhysAddr::new(BASE + 0x4000) };
     assert_eq!(space.resolve(lower.user), Ok(vec![lower]));
 }
 

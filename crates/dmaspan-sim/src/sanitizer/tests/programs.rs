@@ -74,7 +74,7 @@ enum Bug {
 
 impl Driver {
     fn new(bug: Option<Bug>) -> Self {
-        let config = Config { pointless: Pointless::Ignore, ..Config::default() };
+        let config = SanitizerConfig { pointless: Pointless::Ignore, ..SanitizerConfig::default() };
         let sanitizer = Sanitizer::new(config);
         Self { sanitizer, mapped: [None; PLACES], waiting: Vec::new(), begun: None, bug }
     }
@@ -201,10 +201,10 @@ impl Driver {
     }
 }
 
-fn is_of(kind: Kind, bug: Bug) -> bool {
+fn is_of(kind: FindingKind, bug: Bug) -> bool {
     use {Cached::*, Cause::*};
     match kind {
-        Kind::LateFlush { cached: Leaf, cause, .. } => match bug {
+        FindingKind::LateFlush { cached: Leaf, cause, .. } => match bug {
             // What was flushed when it was mapped before may be what the history has.
             Bug::Skip => matches!(cause, NoFlush | FlushBeforeUnmap),
             Bug::Early => cause == FlushBeforeUnmap,
@@ -212,13 +212,17 @@ fn is_of(kind: Kind, bug: Bug) -> bool {
             _ => false,
         },
         // Memory and leaf were found first, and then the walk.
-        Kind::LateFlush { cached: Walk, cause: TablesKept, .. } => bug == Bug::Kept,
-        Kind::LateFlush { cached: Walk, .. } => matches!(bug, Bug::Skip | Bug::Early | Bug::Short),
-        Kind::DoubleUnmap => bug == Bug::Twice,
-        Kind::Leak | Kind::AlreadyMapped { .. } => bug == Bug::Leak,
-        Kind::UseAfterUnmap { .. } => bug == Bug::DmaAfter,
-        Kind::SyncOutside { .. } => bug == Bug::SyncAfter,
-        Kind::MissingFlush { .. } => matches!(bug, Bug::Skip | Bug::Early | Bug::Short | Bug::Kept),
+        FindingKind::LateFlush { cached: Walk, cause: TablesKept, .. } => bug == Bug::Kept,
+        FindingKind::LateFlush { cached: Walk, .. } => {
+            matches!(bug, Bug::Skip | Bug::Early | Bug::Short)
+        }
+        FindingKind::DoubleUnmap => bug == Bug::Twice,
+        FindingKind::Leak | FindingKind::AlreadyMapped { .. } => bug == Bug::Leak,
+        FindingKind::UseAfterUnmap { .. } => bug == Bug::DmaAfter,
+        FindingKind::SyncOutside { .. } => bug == Bug::SyncAfter,
+        FindingKind::MissingFlush { .. } => {
+            matches!(bug, Bug::Skip | Bug::Early | Bug::Short | Bug::Kept)
+        }
         _ => false,
     }
 }

@@ -74,7 +74,7 @@ fn reads_may_be_ones_or_random() {
 fn random_registers_and_accesses_do_no_harm() {
     let configs = [
         SmmuConfig::default(),
-        SmmuConfig { streams: StreamMapping::Indexing, vmid16: true, ..Default::default() },
+        SmmuConfig { streams: StreamMatchSupport::Indexing, vmid16: true, ..Default::default() },
         SmmuConfig { stages: Stages::Two, stage2_banks: 16, ..Default::default() },
         SmmuConfig { stages: Stages::One, extended_ids: true, ..Default::default() },
     ];

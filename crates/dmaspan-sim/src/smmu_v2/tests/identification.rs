@@ -39,7 +39,7 @@ fn smaller_smmus_say_so() {
     let config = SmmuConfig {
         stages: Stages::Two,
         stage2_banks: 16,
-        streams: StreamMapping::Indexing,
+        streams: StreamMatchSupport::Indexing,
         aarch32: Aarch32::None,
         granules: 1 << 14,
         coherent_walks: false,

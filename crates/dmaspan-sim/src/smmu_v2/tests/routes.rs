@@ -71,7 +71,8 @@ fn extended_stream_ids_have_16_bits_and_are_valid_in_s2cr() {
 
 #[test]
 fn stream_indexing_takes_the_stream_as_the_group() {
-    let smmu = smmu_with(SmmuConfig { streams: StreamMapping::Indexing, ..Default::default() });
+    let smmu =
+        smmu_with(SmmuConfig { streams: StreamMatchSupport::Indexing, ..Default::default() });
     stage1(&smmu, 0, 0, 5, 0x1000);
     smmu.write32(0xc00 + 4, 0);
     smmu.write32(0xc00 + 8, 1 << 16);

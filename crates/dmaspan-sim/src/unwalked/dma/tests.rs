@@ -5,7 +5,7 @@ use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::{Coherency, Span};
 
 use super::*;
-use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1Registers};
+use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 use crate::walker::{Access, Walker};
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ fn dma(flush: Flush, table_bytes: u64) -> Dma {
 fn walker(dma: &Dma, root: PhysAddr) -> ArmLpaeS1Walker {
     let registers = dma.format().registers(root);
     let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
-    ArmLpaeS1Walker::new(ArmS1Registers { ttbr, tcr, mair, ..Default::default() }).unwrap()
+    ArmLpaeS1Walker::new(ArmS1WalkRegisters { ttbr, tcr, mair, ..Default::default() }).unwrap()
 }
 
 fn leads_to(dma: &Dma, root: PhysAddr, addr: u64) -> Option<PhysAddr> {

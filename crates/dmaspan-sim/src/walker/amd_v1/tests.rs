@@ -17,7 +17,7 @@ fn dte(mode: u64) -> u64 {
 }
 
 fn walker(dte: u64) -> AmdV1Walker {
-    AmdV1Walker::new(AmdV1Registers { dte }).unwrap()
+    AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap()
 }
 
 /// Mode 3: the tables of the first 1G and the first 2M.
@@ -302,7 +302,7 @@ mod checks {
 
 #[test]
 fn a_dte_without_host_tables_is_refused() {
-    let field = |dte| match AmdV1Walker::new(AmdV1Registers { dte }) {
+    let field = |dte| match AmdV1Walker::new(AmdV1WalkRegisters { dte }) {
         Err(BadRegister::Reserved { field, .. }) => field,
         other => panic!("{other:?}"),
     };

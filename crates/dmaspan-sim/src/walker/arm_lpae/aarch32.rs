@@ -9,9 +9,10 @@
 use dmaspan::{Iova, IovaRange, lg2};
 
 use super::registers::{
-    BadRegisters, Config, FlagUpdate, Half, Registers, State, Walks, bit, field, start_level,
+    AddressHalf, BadLpaeRegisters, FlagUpdate, LpaeConfig, Registers, State, Walks, bit, field,
+    start_level,
 };
-use super::stage::{ExecuteNever, Hierarchical, MemAttr, Privilege, Stage};
+use super::stage::{AccessPrivilege, ExecuteNever, Hierarchical, MemAttr, Stage};
 use crate::walker::block_around;
 
 const GRANULE_LG2: u32 = 12;
@@ -30,9 +31,9 @@ pub struct Arm32S1Registers {
     /// MAIR0 and MAIR1: the attributes 0 to 3 and 4 to 7.
     pub mair: [u32; 2],
     /// Whether TTBR0 or TTBR1 is meant.
-    pub half: Half,
+    pub half: AddressHalf,
     /// As whom the device accesses memory.
-    pub privilege: Privilege,
+    pub privilege: AccessPrivilege,
 }
 
 /// The registers of a stage 2 translation regime of AArch32 state.
@@ -45,24 +46,24 @@ pub struct Arm32S2Registers {
 }
 
 impl Registers for Arm32S1Registers {
-    fn parse(&self) -> Result<Config, BadRegisters> {
+    fn parse(&self) -> Result<LpaeConfig, BadLpaeRegisters> {
         let tcr = u64::from(self.ttbcr);
         if !bit(tcr, 31) {
-            return Err(BadRegisters::Unsupported { field: "EAE = 0", tcr });
+            return Err(BadLpaeRegisters::Unsupported { field: "EAE = 0", tcr });
         }
         // Fields of three bits fit.
         let [t0sz, t1sz] = [field(tcr, 2, 0), field(tcr, 18, 16)]
             .map(|txsz| u32::try_from(txsz).unwrap_or_default());
         let (txsz, epd) = match self.half {
-            Half::Lower => (t0sz, 7),
-            Half::Upper => (t1sz, 23),
+            AddressHalf::Lower => (t0sz, 7),
+            AddressHalf::Upper => (t1sz, 23),
         };
         let input_lg2 = VIRTUAL_LG2 - txsz;
         let [low, high] = self.mair.map(u64::from);
-        let config = Config {
+        let config = LpaeConfig {
             input_lg2,
             input_range: input_range(self.half, t0sz, t1sz)
-                .ok_or(BadRegisters::Reserved { field: "T1SZ", tcr })?,
+                .ok_or(BadLpaeRegisters::Reserved { field: "T1SZ", tcr })?,
             start_level: start_level(input_lg2, GRANULE_LG2),
             walks: Walks::parse(tcr, epd),
             stage: Stage::One {
@@ -78,12 +79,12 @@ impl Registers for Arm32S1Registers {
 }
 
 impl Registers for Arm32S2Registers {
-    fn parse(&self) -> Result<Config, BadRegisters> {
+    fn parse(&self) -> Result<LpaeConfig, BadLpaeRegisters> {
         let vtcr = u64::from(self.vtcr);
         // T0SZ is a signed number of four bits, and S repeats its sign.
         let (magnitude, negative) = (field(vtcr, 2, 0), bit(vtcr, 3));
         if bit(vtcr, 4) != negative {
-            return Err(BadRegisters::Reserved { field: "S", tcr: vtcr });
+            return Err(BadLpaeRegisters::Reserved { field: "S", tcr: vtcr });
         }
         // A field of three bits fits.
         let magnitude = u32::try_from(magnitude).unwrap_or_default();
@@ -91,23 +92,23 @@ impl Registers for Arm32S2Registers {
         let start_level = match field(vtcr, 7, 6) {
             0b00 => 2,
             0b01 => 1,
-            _ => return Err(BadRegisters::StartLevel { vtcr, input_lg2 }),
+            _ => return Err(BadLpaeRegisters::StartLevel { vtcr, input_lg2 }),
         };
         let stage = Stage::Two {
             mem_attr: MemAttr::Combined,
             execute_never: ExecuteNever::ForAll,
-            privilege: Privilege::Unprivileged,
+            privilege: AccessPrivilege::Unprivileged,
         };
         let input_range = block_around(Iova::new(0), input_lg2);
-        Config { input_lg2, input_range, start_level, stage, ..common() }
+        LpaeConfig { input_lg2, input_range, start_level, stage, ..common() }
             .with_concatenated_root(vtcr)?
             .with_base(self.vttbr)
     }
 }
 
 /// What both stages have in common; the rest is filled in.
-fn common() -> Config {
-    Config {
+fn common() -> LpaeConfig {
+    LpaeConfig {
         granule_lg2: GRANULE_LG2,
         input_lg2: VIRTUAL_LG2,
         input_range: block_around(Iova::new(0), VIRTUAL_LG2),
@@ -120,7 +121,7 @@ fn common() -> Config {
         stage: Stage::Two {
             mem_attr: MemAttr::Combined,
             execute_never: ExecuteNever::ForAll,
-            privilege: Privilege::Unprivileged,
+            privilege: AccessPrivilege::Unprivileged,
         },
         state: State::AArch32,
     }
@@ -129,15 +130,15 @@ fn common() -> Config {
 /// What TTBR0 and TTBR1 translate (G5.5, "Selecting between TTBR0 and TTBR1, VMSAv8-32
 /// Long-descriptor translation table format"): a size of 0 leaves a half all that the other one
 /// does not take. `None` where that is nothing.
-fn input_range(half: Half, t0sz: u32, t1sz: u32) -> Option<IovaRange> {
+fn input_range(half: AddressHalf, t0sz: u32, t1sz: u32) -> Option<IovaRange> {
     let upper = |t1sz| LAST - lg2::mask(VIRTUAL_LG2 - t1sz);
     let (start, last) = match (half, t0sz, t1sz) {
-        (Half::Lower, 0, 0) => (0, LAST),
-        (Half::Lower, 0, _) => (0, upper(t1sz) - 1),
-        (Half::Lower, _, _) => (0, lg2::mask(VIRTUAL_LG2 - t0sz)),
-        (Half::Upper, 0, 0) => return None,
-        (Half::Upper, _, 0) => (lg2::size(VIRTUAL_LG2 - t0sz), LAST),
-        (Half::Upper, _, _) => (upper(t1sz), LAST),
+        (AddressHalf::Lower, 0, 0) => (0, LAST),
+        (AddressHalf::Lower, 0, _) => (0, upper(t1sz) - 1),
+        (AddressHalf::Lower, _, _) => (0, lg2::mask(VIRTUAL_LG2 - t0sz)),
+        (AddressHalf::Upper, 0, 0) => return None,
+        (AddressHalf::Upper, _, 0) => (lg2::size(VIRTUAL_LG2 - t0sz), LAST),
+        (AddressHalf::Upper, _, _) => (upper(t1sz), LAST),
     };
     IovaRange::new(Iova::new(start), Iova::new(last))
 }

@@ -8,12 +8,12 @@
 
 use dmaspan::{Iova, IovaRange, lg2};
 
-use super::stage::{Hierarchical, Privilege, Stage};
+use super::stage::{AccessPrivilege, Hierarchical, Stage};
 use crate::walker::block_around;
 
 /// Which half of the address space the tables are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Half {
+pub enum AddressHalf {
     /// Addresses whose upper bits are all 0: TTBR0, T0SZ, TG0, EPD0, HPD0.
     #[default]
     Lower,
@@ -23,7 +23,7 @@ pub enum Half {
 
 /// The registers of a stage 1 translation regime, EL1&0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ArmS1Registers {
+pub struct ArmS1WalkRegisters {
     /// TTBR0_EL1 or TTBR1_EL1, as `half` says.
     pub ttbr: u64,
     /// TCR_EL1.
@@ -31,17 +31,17 @@ pub struct ArmS1Registers {
     /// MAIR_EL1.
     pub mair: u64,
     /// Which half of the address space.
-    pub half: Half,
+    pub half: AddressHalf,
     /// As whom the device accesses memory.
-    pub privilege: Privilege,
+    pub privilege: AccessPrivilege,
 }
 
 /// What a table wants in the registers, for the half that TCR lets be walked.
-impl From<dmaspan::io_pgtable::ArmS1Registers> for ArmS1Registers {
+impl From<dmaspan::io_pgtable::ArmS1Registers> for ArmS1WalkRegisters {
     fn from(registers: dmaspan::io_pgtable::ArmS1Registers) -> Self {
         let dmaspan::io_pgtable::ArmS1Registers { ttbr, tcr, mair, .. } = registers;
-        let half = if tcr & EPD0 == 0 { Half::Lower } else { Half::Upper };
-        Self { ttbr, tcr, mair, half, privilege: Privilege::default() }
+        let half = if tcr & EPD0 == 0 { AddressHalf::Lower } else { AddressHalf::Upper };
+        Self { ttbr, tcr, mair, half, privilege: AccessPrivilege::default() }
     }
 }
 
@@ -51,7 +51,7 @@ const EPD0: u64 = 1 << 7;
 /// Why registers describe no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum BadRegisters {
+pub enum BadLpaeRegisters {
     /// TG0 or TG1 is reserved.
     #[error("the granule field of {tcr:#x} is reserved")]
     Granule {
@@ -115,13 +115,13 @@ pub trait Registers: Copy {
     ///
     /// # Errors
     ///
-    /// [`BadRegisters`].
-    fn parse(&self) -> Result<Config, BadRegisters>;
+    /// [`BadLpaeRegisters`].
+    fn parse(&self) -> Result<LpaeConfig, BadLpaeRegisters>;
 }
 
 /// What the registers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct LpaeConfig {
     pub(super) granule_lg2: u32,
     /// Bits of an input address.
     pub(super) input_lg2: u32,
@@ -189,18 +189,18 @@ pub(super) const fn bit(word: u64, number: u32) -> bool {
     field(word, number, number) == 1
 }
 
-impl Registers for ArmS1Registers {
-    fn parse(&self) -> Result<Config, BadRegisters> {
+impl Registers for ArmS1WalkRegisters {
+    fn parse(&self) -> Result<LpaeConfig, BadLpaeRegisters> {
         let tcr = self.tcr;
         // DS (FEAT_LPA2), TBI0 and TBI1 change what an address is; a wrong walk would be silent.
         for (field, number) in [("DS", 59), ("TBI0", 37), ("TBI1", 38)] {
             if bit(tcr, number) {
-                return Err(BadRegisters::Unsupported { field, tcr });
+                return Err(BadLpaeRegisters::Unsupported { field, tcr });
             }
         }
         let (txsz, epd, hpd, inside) = match self.half {
-            Half::Lower => (field(tcr, 5, 0), 7, 41, Iova::new(0)),
-            Half::Upper => (field(tcr, 21, 16), 23, 42, Iova::new(u64::MAX)),
+            AddressHalf::Lower => (field(tcr, 5, 0), 7, 41, Iova::new(0)),
+            AddressHalf::Upper => (field(tcr, 21, 16), 23, 42, Iova::new(u64::MAX)),
         };
         let granule_lg2 = granule_lg2(self)?;
         let output_lg2 = output_lg2(tcr, field(tcr, 34, 32), granule_lg2)?;
@@ -217,7 +217,7 @@ impl Registers for ArmS1Registers {
                 Hierarchical::Honoured
             },
         };
-        let config = Config {
+        let config = LpaeConfig {
             granule_lg2,
             input_lg2,
             input_range: block_around(inside, input_lg2),
@@ -234,7 +234,7 @@ impl Registers for ArmS1Registers {
     }
 }
 
-impl Config {
+impl LpaeConfig {
     /// Address bits that one level resolves: a table is one granule of 8-byte descriptors.
     pub(super) const fn stride_lg2(granule_lg2: u32) -> u32 {
         granule_lg2 - 3
@@ -255,7 +255,7 @@ impl Config {
     ///
     /// The root has as many descriptors of 8 bytes as the input address needs, and in AArch64 state
     /// at least 64 bytes' alignment.
-    pub(super) fn with_base(self, ttbr: u64) -> Result<Self, BadRegisters> {
+    pub(super) fn with_base(self, ttbr: u64) -> Result<Self, BadLpaeRegisters> {
         let size_lg2 = self.input_lg2 - self.entry_lg2(self.start_level) + 3;
         let align_lg2 = match self.state {
             State::AArch64 => size_lg2.max(6),
@@ -271,23 +271,23 @@ impl Config {
         if lg2::is_aligned(low, align_lg2) {
             Ok(Self { base: low | high, ..self })
         } else {
-            Err(BadRegisters::Base { ttbr, align_lg2 })
+            Err(BadLpaeRegisters::Base { ttbr, align_lg2 })
         }
     }
 }
 
 /// TG0 and TG1 have different encodings.
-fn granule_lg2(registers: &ArmS1Registers) -> Result<u32, BadRegisters> {
+fn granule_lg2(registers: &ArmS1WalkRegisters) -> Result<u32, BadLpaeRegisters> {
     let tcr = registers.tcr;
     match (registers.half, registers.half.granule_field(tcr)) {
-        (Half::Lower, 0b00) | (Half::Upper, 0b10) => Ok(12),
-        (Half::Lower, 0b10) | (Half::Upper, 0b01) => Ok(14),
-        (Half::Lower, 0b01) | (Half::Upper, 0b11) => Ok(16),
-        _ => Err(BadRegisters::Granule { tcr }),
+        (AddressHalf::Lower, 0b00) | (AddressHalf::Upper, 0b10) => Ok(12),
+        (AddressHalf::Lower, 0b10) | (AddressHalf::Upper, 0b01) => Ok(14),
+        (AddressHalf::Lower, 0b01) | (AddressHalf::Upper, 0b11) => Ok(16),
+        _ => Err(BadLpaeRegisters::Granule { tcr }),
     }
 }
 
-impl Half {
+impl AddressHalf {
     fn granule_field(self, tcr: u64) -> u64 {
         match self {
             Self::Lower => field(tcr, 15, 14),
@@ -297,7 +297,7 @@ impl Half {
 }
 
 /// IPS and PS. 52 bits need the 64K granule where DS is 0; with others the size is 48 bits.
-pub(super) fn output_lg2(tcr: u64, size: u64, granule_lg2: u32) -> Result<u32, BadRegisters> {
+pub(super) fn output_lg2(tcr: u64, size: u64, granule_lg2: u32) -> Result<u32, BadLpaeRegisters> {
     match size {
         0b000 => Ok(32),
         0b001 => Ok(36),
@@ -306,26 +306,26 @@ pub(super) fn output_lg2(tcr: u64, size: u64, granule_lg2: u32) -> Result<u32, B
         0b100 => Ok(44),
         0b101 => Ok(48),
         0b110 => Ok(if granule_lg2 == 16 { 52 } else { 48 }),
-        _ => Err(BadRegisters::OutputSize { tcr }),
+        _ => Err(BadLpaeRegisters::OutputSize { tcr }),
     }
 }
 
 /// T0SZ and T1SZ. 52-bit input needs the 64K granule (FEAT_LVA); small tables as FEAT_TTST has
 /// them.
-pub(super) fn input_lg2(txsz: u64, granule_lg2: u32) -> Result<u32, BadRegisters> {
+pub(super) fn input_lg2(txsz: u64, granule_lg2: u32) -> Result<u32, BadLpaeRegisters> {
     let (min, max) = if granule_lg2 == 16 { (12, 47) } else { (16, 48) };
     // A field of six bits fits.
     let txsz = u32::try_from(txsz).unwrap_or(u32::MAX);
     if (min..=max).contains(&txsz) {
         Ok(64 - txsz)
     } else {
-        Err(BadRegisters::InputSize { txsz, min, max })
+        Err(BadLpaeRegisters::InputSize { txsz, min, max })
     }
 }
 
 /// As many levels as the input address needs, the last one being level 3.
 pub(super) fn start_level(input_lg2: u32, granule_lg2: u32) -> u8 {
-    match (input_lg2 - granule_lg2).div_ceil(Config::stride_lg2(granule_lg2)) {
+    match (input_lg2 - granule_lg2).div_ceil(LpaeConfig::stride_lg2(granule_lg2)) {
         0 | 1 => 3,
         2 => 2,
         3 => 1,

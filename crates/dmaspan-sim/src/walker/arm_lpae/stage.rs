@@ -25,7 +25,7 @@ const S2AP_READ: u32 = 6;
 
 /// As whom a device accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Privilege {
+pub enum AccessPrivilege {
     /// As EL0 does.
     #[default]
     Unprivileged,
@@ -64,9 +64,9 @@ pub(super) enum Hierarchical {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Stage 1 of AArch64's EL1&0 or AArch32's PL1&0.
-    One { mair: u64, privilege: Privilege, hierarchical: Hierarchical, state: State },
+    One { mair: u64, privilege: AccessPrivilege, hierarchical: Hierarchical, state: State },
     /// Stage 2.
-    Two { mem_attr: MemAttr, execute_never: ExecuteNever, privilege: Privilege },
+    Two { mem_attr: MemAttr, execute_never: ExecuteNever, privilege: AccessPrivilege },
 }
 
 impl Stage {
@@ -110,19 +110,19 @@ impl Stage {
                 let unprivileged = bit(entry, UXN) || bit(inherited, UXN_TABLE);
                 let privileged = bit(entry, PXN) || bit(inherited, PXN_TABLE);
                 match (privilege, state) {
-                    (Privilege::Unprivileged, _) => unprivileged,
-                    (Privilege::Privileged, State::AArch64) => privileged,
+                    (AccessPrivilege::Unprivileged, _) => unprivileged,
+                    (AccessPrivilege::Privileged, State::AArch64) => privileged,
                     // In AArch32 state bit 54 is XN, which is for every privilege (G5.6).
-                    (Privilege::Privileged, State::AArch32) => privileged || unprivileged,
+                    (AccessPrivilege::Privileged, State::AArch32) => privileged || unprivileged,
                 }
             }
             Self::Two { execute_never: ExecuteNever::ForAll, .. } => bit(entry, UXN),
             Self::Two { execute_never: ExecuteNever::ByPrivilege, privilege, .. } => {
                 match field(entry, 54, 53) {
                     0b00 => false,
-                    0b01 => privilege == Privilege::Privileged,
+                    0b01 => privilege == AccessPrivilege::Privileged,
                     0b10 => true,
-                    _ => privilege == Privilege::Unprivileged,
+                    _ => privilege == AccessPrivilege::Unprivileged,
                 }
             }
         }
@@ -131,7 +131,9 @@ impl Stage {
     /// Whether the device may use a leaf with these permissions at all.
     pub(super) fn reaches(self, prot: Prot) -> bool {
         match self {
-            Self::One { privilege: Privilege::Unprivileged, .. } => !prot.contains(Prot::PRIV),
+            Self::One { privilege: AccessPrivilege::Unprivileged, .. } => {
+                !prot.contains(Prot::PRIV)
+            }
             _ => true,
         }
     }

@@ -7,9 +7,10 @@
 use dmaspan::Iova;
 
 use super::registers::{
-    BadRegisters, Config, FlagUpdate, Registers, State, Walks, bit, field, input_lg2, output_lg2,
+    BadLpaeRegisters, FlagUpdate, LpaeConfig, Registers, State, Walks, bit, field, input_lg2,
+    output_lg2,
 };
-use super::stage::{ExecuteNever, MemAttr, Privilege, Stage};
+use super::stage::{AccessPrivilege, ExecuteNever, MemAttr, Stage};
 use crate::walker::block_around;
 
 /// log2 of how many tables a root of stage 2 can be at most, one behind the other.
@@ -17,7 +18,7 @@ const CONCATENATED_LG2: u32 = 4;
 
 /// The registers of a stage 2 translation regime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ArmS2Registers {
+pub struct ArmS2WalkRegisters {
     /// VTTBR_EL2.
     pub vttbr: u64,
     /// VTCR_EL2.
@@ -27,23 +28,23 @@ pub struct ArmS2Registers {
     /// Whether FEAT_XNX is there.
     pub execute_never: ExecuteNever,
     /// As whom the device accesses memory, for [`ExecuteNever::ByPrivilege`].
-    pub privilege: Privilege,
+    pub privilege: AccessPrivilege,
 }
 
-impl Registers for ArmS2Registers {
-    fn parse(&self) -> Result<Config, BadRegisters> {
+impl Registers for ArmS2WalkRegisters {
+    fn parse(&self) -> Result<LpaeConfig, BadLpaeRegisters> {
         let vtcr = self.vtcr;
         // DS and SL2 are FEAT_LPA2's.
         for (field, number) in [("DS", 32), ("SL2", 33)] {
             if bit(vtcr, number) {
-                return Err(BadRegisters::Unsupported { field, tcr: vtcr });
+                return Err(BadLpaeRegisters::Unsupported { field, tcr: vtcr });
             }
         }
         let granule_lg2 = match field(vtcr, 15, 14) {
             0b00 => 12,
             0b01 => 16,
             0b10 => 14,
-            _ => return Err(BadRegisters::Granule { tcr: vtcr }),
+            _ => return Err(BadLpaeRegisters::Granule { tcr: vtcr }),
         };
         let output_lg2 = output_lg2(vtcr, field(vtcr, 18, 16), granule_lg2)?;
         let input_lg2 = input_lg2(field(vtcr, 5, 0), granule_lg2)?;
@@ -53,10 +54,10 @@ impl Registers for ArmS2Registers {
             (12, 0b00) | (14 | 16, 0b01) => 2,
             (12, 0b01) | (14 | 16, 0b10) => 1,
             (12, 0b10) => 0,
-            _ => return Err(BadRegisters::StartLevel { vtcr, input_lg2 }),
+            _ => return Err(BadLpaeRegisters::StartLevel { vtcr, input_lg2 }),
         };
         let (access_flag, dirty) = FlagUpdate::parse(vtcr, 21, 22);
-        Config {
+        LpaeConfig {
             granule_lg2,
             input_lg2,
             input_range: block_around(Iova::new(0), input_lg2),
@@ -78,16 +79,16 @@ impl Registers for ArmS2Registers {
     }
 }
 
-impl Config {
+impl LpaeConfig {
     /// The same, where the root at the start level has two entries at least and is 16 tables at
     /// most (D8.2, "Concatenated translation tables").
-    pub(super) fn with_concatenated_root(self, vtcr: u64) -> Result<Self, BadRegisters> {
+    pub(super) fn with_concatenated_root(self, vtcr: u64) -> Result<Self, BadLpaeRegisters> {
         let entry_lg2 = self.entry_lg2(self.start_level);
         let most = entry_lg2 + Self::stride_lg2(self.granule_lg2) + CONCATENATED_LG2;
         if (entry_lg2 + 1..=most).contains(&self.input_lg2) {
             Ok(self)
         } else {
-            Err(BadRegisters::StartLevel { vtcr, input_lg2: self.input_lg2 })
+            Err(BadLpaeRegisters::StartLevel { vtcr, input_lg2: self.input_lg2 })
         }
     }
 }

@@ -7,13 +7,13 @@ use dmaspan::{Iova, IovaRange, PhysAddr, lg2};
 use super::registers::{FlagUpdate, State, bit};
 use super::{ACCESS_FLAG, CONTIGUOUS, DIRTY_MODIFIER, DIRTY_STATE, Descriptor, LpaeWalker};
 use crate::walker::{
-    Access, Fault, FaultKind, TableStep, TableWords, Translation, WalkPath, Walker, block_around,
+    Access, Fault, FaultKind, TableStep, TableWords, Translated, WalkPath, Walker, block_around,
 };
 
 /// What is wrong with a table that hardware may nevertheless walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum BadTable {
+pub enum BadLpaeTable {
     /// The walk faults.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -74,12 +74,12 @@ impl<R> LpaeWalker<R> {
     ///
     /// # Errors
     ///
-    /// [`BadTable`] for the first entry that is wrong, or with the fault.
+    /// [`BadLpaeTable`] for the first entry that is wrong, or with the fault.
     pub fn strict_walk<T: TableWords + ?Sized>(
         &self,
         tables: &T,
         iova: Iova,
-    ) -> Result<Translation, BadTable> {
+    ) -> Result<Translated, BadLpaeTable> {
         let root = self.root(iova, Access::Read)?;
         let mut path = WalkPath::new();
         let walked = self.walk_from(tables, root, iova, Access::Read, &mut path);
@@ -88,7 +88,7 @@ impl<R> LpaeWalker<R> {
         let Some(step) = path.last() else { return Ok(translation) };
         match self.config.stage.reserved_value(step.entry) {
             None => Ok(translation),
-            Some(field) => Err(BadTable::ReservedValue {
+            Some(field) => Err(BadLpaeTable::ReservedValue {
                 entry_paddr: step.entry_paddr,
                 entry: step.entry,
                 level: step.link.level,
@@ -106,12 +106,12 @@ impl<R> LpaeWalker<R> {
     ///
     /// # Errors
     ///
-    /// [`BadTable`] for the first entry that does not fit, or with the fault that a walk gets.
+    /// [`BadLpaeTable`] for the first entry that does not fit, or with the fault that a walk gets.
     pub fn check_contiguous_group<T: TableWords + ?Sized>(
         &self,
         tables: &T,
         iova: Iova,
-    ) -> Result<Option<IovaRange>, BadTable> {
+    ) -> Result<Option<IovaRange>, BadLpaeTable> {
         let translation = self.strict_walk(tables, iova)?;
         let level = translation.level;
         let (Some(group_lg2), Some(step)) = (self.group_lg2(level), translation.tables.last())
@@ -123,7 +123,7 @@ impl<R> LpaeWalker<R> {
             // The table ends before the group would.
             return if bit(step.entry, CONTIGUOUS) {
                 let (entry_paddr, entry) = (step.entry_paddr, step.entry);
-                Err(BadTable::GroupAlignment { group, entry_paddr, entry })
+                Err(BadLpaeTable::GroupAlignment { group, entry_paddr, entry })
             } else {
                 Ok(None)
             };
@@ -145,13 +145,13 @@ impl<R> LpaeWalker<R> {
     ///
     /// # Errors
     ///
-    /// [`BadTable`]. Addresses at which nothing is mapped are passed over.
+    /// [`BadLpaeTable`]. Addresses at which nothing is mapped are passed over.
     pub fn survey<T: TableWords + ?Sized>(
         &self,
         tables: &T,
         range: IovaRange,
-        mut visit: impl FnMut(&Translation),
-    ) -> Result<(), BadTable> {
+        mut visit: impl FnMut(&Translated),
+    ) -> Result<(), BadLpaeTable> {
         let Some(range) = range.intersection(self.input_range()) else { return Ok(()) };
         let mut checked: Option<IovaRange> = None;
         let mut next = Some(range.start());
@@ -165,7 +165,7 @@ impl<R> LpaeWalker<R> {
                     visit(&leaf);
                     leaf.leaf
                 }
-                Err(BadTable::Fault(fault)) if fault.kind == FaultKind::Translation => {
+                Err(BadLpaeTable::Fault(fault)) if fault.kind == FaultKind::Translation => {
                     self.absent_block(tables, iova, fault)?
                 }
                 Err(error) => return Err(error),
@@ -180,12 +180,12 @@ impl<R> LpaeWalker<R> {
     ///
     /// # Errors
     ///
-    /// [`BadTable`], as [`survey`](Self::survey).
+    /// [`BadLpaeTable`], as [`survey`](Self::survey).
     pub fn census<T: TableWords + ?Sized>(
         &self,
         tables: &T,
         range: IovaRange,
-    ) -> Result<BTreeMap<u32, u64>, BadTable> {
+    ) -> Result<BTreeMap<u32, u64>, BadLpaeTable> {
         let mut census = BTreeMap::new();
         self.survey(tables, range, |leaf| {
             if leaf.group.start() == leaf.leaf.start() {
@@ -201,7 +201,7 @@ impl<R> LpaeWalker<R> {
         tables: &T,
         iova: Iova,
         fault: Fault,
-    ) -> Result<IovaRange, BadTable> {
+    ) -> Result<IovaRange, BadLpaeTable> {
         let root = self.root(iova, Access::Read)?;
         let mut path = WalkPath::new();
         let again = self.walk_from(tables, root, iova, Access::Read, &mut path);
@@ -215,7 +215,7 @@ impl<R> LpaeWalker<R> {
     /// A table descriptor ignores bits 11:2 and 58:51; a leaf's bits 58:55 are software's, and
     /// 63:59 are ignored. In AArch32 state there is no DBM, and a table's bit 51 is reserved too
     /// (G5.5).
-    fn check_reserved(&self, step: &TableStep) -> Result<(), BadTable> {
+    fn check_reserved(&self, step: &TableStep) -> Result<(), BadLpaeTable> {
         let level = step.link.level;
         // Bits 15:12 belong to the address with the 64K granule.
         let address_low = if self.config.granule_lg2 == 16 { 16 } else { 12 };
@@ -237,7 +237,7 @@ impl<R> LpaeWalker<R> {
         };
         match step.entry & reserved {
             0 => Ok(()),
-            bits => Err(BadTable::Reserved {
+            bits => Err(BadLpaeTable::Reserved {
                 entry_paddr: step.entry_paddr,
                 entry: step.entry,
                 level,
@@ -252,7 +252,7 @@ impl<R> LpaeWalker<R> {
         tables: &T,
         step: &TableStep,
         group: IovaRange,
-    ) -> Result<Vec<TableStep>, BadTable> {
+    ) -> Result<Vec<TableStep>, BadLpaeTable> {
         let count = (group.len_less_one() >> step.entry_lg2) + 1;
         (0..count)
             .map(|index| {
@@ -267,18 +267,18 @@ impl<R> LpaeWalker<R> {
         steps: &[TableStep],
         group: IovaRange,
         group_lg2: u32,
-    ) -> Result<(), BadTable> {
+    ) -> Result<(), BadLpaeTable> {
         let Some(first) = steps.first() else { return Ok(()) };
         let level = first.link.level;
         let Descriptor::Leaf(output) = self.decode(first.entry, level) else {
             // Another entry has the bit, this one is not even a leaf.
             let (entry_paddr, entry) = (first.entry_paddr, first.entry);
             let expected = entry | 0b1 | 1 << CONTIGUOUS;
-            return Err(BadTable::Group { group, entry_paddr, entry, expected });
+            return Err(BadLpaeTable::Group { group, entry_paddr, entry, expected });
         };
         if !lg2::is_aligned(output, group_lg2) {
             let (entry_paddr, entry) = (first.entry_paddr, first.entry);
-            return Err(BadTable::GroupAlignment { group, entry_paddr, entry });
+            return Err(BadLpaeTable::GroupAlignment { group, entry_paddr, entry });
         }
         let model = first.entry | 1 << CONTIGUOUS;
         for (index, step) in (0u64..).zip(steps) {
@@ -286,7 +286,7 @@ impl<R> LpaeWalker<R> {
             let expected = model | index << step.entry_lg2;
             if self.comparable(step.entry) != self.comparable(expected) {
                 let (entry_paddr, entry) = (step.entry_paddr, step.entry);
-                return Err(BadTable::Group { group, entry_paddr, entry, expected });
+                return Err(BadLpaeTable::Group { group, entry_paddr, entry, expected });
             }
         }
         Ok(())

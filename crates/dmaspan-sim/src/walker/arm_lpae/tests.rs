@@ -20,7 +20,7 @@ const IPS_48: u64 = 5 << 32;
 const TCR_4K_39: u64 = IPS_48 | 25;
 
 fn walker(ttbr: u64, tcr: u64) -> ArmLpaeS1Walker {
-    let registers = ArmS1Registers { ttbr, tcr, mair: MAIR, ..Default::default() };
+    let registers = ArmS1WalkRegisters { ttbr, tcr, mair: MAIR, ..Default::default() };
     ArmLpaeS1Walker::new(registers).unwrap()
 }
 
@@ -39,7 +39,7 @@ fn read<W: Walker>(
     walker: &W,
     image: &TableImage,
     iova: u64,
-) -> Result<Translation, (FaultKind, u8)> {
+) -> Result<Translated, (FaultKind, u8)> {
     walker.walk(image, Iova::new(iova), Access::Read).map_err(|fault| (fault.kind, fault.level))
 }
 
@@ -47,7 +47,7 @@ fn write<W: Walker>(
     walker: &W,
     image: &TableImage,
     iova: u64,
-) -> Result<Translation, (FaultKind, u8)> {
+) -> Result<Translated, (FaultKind, u8)> {
     walker.walk(image, Iova::new(iova), Access::Write).map_err(|fault| (fault.kind, fault.level))
 }
 
@@ -204,12 +204,12 @@ mod ranges {
     #[test]
     fn the_upper_half_ends_at_the_top_address() {
         // TG1 = 0b10 (4K), T1SZ = 25; T0SZ and TG0 are nonsense and not looked at.
-        let registers = ArmS1Registers {
+        let registers = ArmS1WalkRegisters {
             ttbr: 0x1000,
             tcr: IPS_48 | 2 << 30 | 25 << 16 | 0xc03f,
             mair: MAIR,
-            half: Half::Upper,
-            privilege: Privilege::Unprivileged,
+            half: AddressHalf::Upper,
+            privilege: AccessPrivilege::Unprivileged,
         };
         let walker = ArmLpaeS1Walker::new(registers).unwrap();
         let image = tables(4096, &[0x1000, 0x2000, 0x3000]);
@@ -272,7 +272,8 @@ mod permissions {
         assert_eq!(read(&walker, &image, 0).unwrap().prot, Prot::READ | Prot::CACHE);
         assert_eq!(write(&walker, &image, 0), Err((FaultKind::Permission, 3)));
         assert_eq!(read(&walker, &image, 0x1000), Err((FaultKind::Permission, 3)));
-        let registers = ArmS1Registers { privilege: Privilege::Privileged, ..walker.registers };
+        let registers =
+            ArmS1WalkRegisters { privilege: AccessPrivilege::Privileged, ..walker.registers };
         let privileged = ArmLpaeS1Walker::new(registers).unwrap();
         let leaf = write(&privileged, &image, 0x1000).unwrap();
         assert_eq!(leaf.prot, Prot::READ_WRITE | Prot::PRIV | Prot::CACHE);
@@ -298,7 +299,8 @@ mod permissions {
     #[test]
     fn execute_never_is_reported_for_who_accesses() {
         let (walker, image) = three_levels();
-        let registers = ArmS1Registers { privilege: Privilege::Privileged, ..walker.registers };
+        let registers =
+            ArmS1WalkRegisters { privilege: AccessPrivilege::Privileged, ..walker.registers };
         let privileged = ArmLpaeS1Walker::new(registers).unwrap();
         let no_exec =
             |walker, iova| read(walker, &image, iova).unwrap().prot.contains(Prot::NOEXEC);
@@ -400,7 +402,7 @@ mod checks {
             let (walker, image) = group();
             set(&image, &[(0x3000 + 23 * 8, wrong)]);
             let checked = walker.check_contiguous_group(&image, Iova::new(0x1_0000));
-            let Err(BadTable::Group { entry_paddr, entry, expected, .. }) = checked else {
+            let Err(BadLpaeTable::Group { entry_paddr, entry, expected, .. }) = checked else {
                 panic!("{wrong:#x} passed: {checked:?}");
             };
             assert_eq!((entry_paddr.get(), entry), (0x3000 + 23 * 8, wrong));
@@ -427,7 +429,7 @@ mod checks {
             set(&image, &[(0x3000 + index * 8, 1 << 52 | (0x4_1747 + (index << 12)))]);
         }
         let checked = walker.check_contiguous_group(&image, Iova::new(0));
-        assert!(matches!(checked, Err(BadTable::GroupAlignment { .. })), "{checked:?}");
+        assert!(matches!(checked, Err(BadLpaeTable::GroupAlignment { .. })), "{checked:?}");
     }
 
     #[test]
@@ -449,7 +451,7 @@ mod checks {
     fn reserved_bits(walker: &ArmLpaeS1Walker, image: &TableImage, iova: u64) -> u64 {
         match walker.strict_walk(image, Iova::new(iova)) {
             Ok(_) => 0,
-            Err(BadTable::Reserved { bits, .. }) => bits,
+            Err(BadLpaeTable::Reserved { bits, .. }) => bits,
             Err(other) => panic!("{other}"),
         }
     }
@@ -495,7 +497,10 @@ mod checks {
         set(&image, &[(0x3000, 0x8547)]);
         assert_eq!(read(&walker, &image, 0).unwrap().shareability, Shareability::Reserved);
         let strict = walker.strict_walk(&image, Iova::new(0));
-        assert!(matches!(strict, Err(BadTable::ReservedValue { field: "SH", .. })), "{strict:?}");
+        assert!(
+            matches!(strict, Err(BadLpaeTable::ReservedValue { field: "SH", .. })),
+            "{strict:?}"
+        );
     }
 
     #[test]
@@ -519,7 +524,7 @@ mod checks {
         let (walker, image) = three_levels();
         image.free_table(PhysAddr::new(0x3000));
         let survey = walker.survey(&image, walker.input_range(), |_| ());
-        assert!(matches!(survey, Err(BadTable::Fault(_))), "{survey:?}");
+        assert!(matches!(survey, Err(BadLpaeTable::Fault(_))), "{survey:?}");
         image.free_table(PhysAddr::new(0x1000));
         assert!(walker.survey(&image, walker.input_range(), |_| ()).is_err());
     }
@@ -528,36 +533,39 @@ mod checks {
 mod registers {
     use super::*;
 
-    fn bad(ttbr: u64, tcr: u64, half: Half) -> BadRegisters {
-        let registers = ArmS1Registers { ttbr, tcr, mair: MAIR, half, ..Default::default() };
+    fn bad(ttbr: u64, tcr: u64, half: AddressHalf) -> BadLpaeRegisters {
+        let registers = ArmS1WalkRegisters { ttbr, tcr, mair: MAIR, half, ..Default::default() };
         ArmLpaeS1Walker::new(registers).unwrap_err()
     }
 
     #[test]
     fn reserved_values_are_refused() {
-        let granule = bad(0x1000, IPS_48 | 0xc000 | 25, Half::Lower);
-        assert!(matches!(granule, BadRegisters::Granule { .. }));
+        let granule = bad(0x1000, IPS_48 | 0xc000 | 25, AddressHalf::Lower);
+        assert!(matches!(granule, BadLpaeRegisters::Granule { .. }));
         // TG1 = 0b00 is reserved, though TG0 = 0b00 is 4K.
-        let granule = bad(0x1000, IPS_48 | 25 << 16, Half::Upper);
-        assert!(matches!(granule, BadRegisters::Granule { .. }));
-        let size = bad(0x1000, 7 << 32 | 25, Half::Lower);
-        assert!(matches!(size, BadRegisters::OutputSize { .. }));
-        let input = bad(0x1000, IPS_48 | 15, Half::Lower);
-        assert_eq!(input, BadRegisters::InputSize { txsz: 15, min: 16, max: 48 });
-        let input = bad(0x1000, IPS_48 | 49, Half::Lower);
-        assert_eq!(input, BadRegisters::InputSize { txsz: 49, min: 16, max: 48 });
+        let granule = bad(0x1000, IPS_48 | 25 << 16, AddressHalf::Upper);
+        assert!(matches!(granule, BadLpaeRegisters::Granule { .. }));
+        let size = bad(0x1000, 7 << 32 | 25, AddressHalf::Lower);
+        assert!(matches!(size, BadLpaeRegisters::OutputSize { .. }));
+        let input = bad(0x1000, IPS_48 | 15, AddressHalf::Lower);
+        assert_eq!(input, BadLpaeRegisters::InputSize { txsz: 15, min: 16, max: 48 });
+        let input = bad(0x1000, IPS_48 | 49, AddressHalf::Lower);
+        assert_eq!(input, BadLpaeRegisters::InputSize { txsz: 49, min: 16, max: 48 });
         for number in [37, 38, 59] {
-            let unsupported = bad(0x1000, TCR_4K_39 | 1 << number, Half::Lower);
-            assert!(matches!(unsupported, BadRegisters::Unsupported { .. }), "bit {number}");
+            let unsupported = bad(0x1000, TCR_4K_39 | 1 << number, AddressHalf::Lower);
+            assert!(matches!(unsupported, BadLpaeRegisters::Unsupported { .. }), "bit {number}");
         }
     }
 
     #[test]
     fn the_base_is_aligned_to_the_root_table() {
-        assert!(matches!(bad(0x1800, TCR_4K_39, Half::Lower), BadRegisters::Base { .. }));
+        assert!(matches!(
+            bad(0x1800, TCR_4K_39, AddressHalf::Lower),
+            BadLpaeRegisters::Base { .. }
+        ));
         // T0SZ = 32: four entries at level 1, which still need 64 bytes.
-        let base = bad(0x1020, IPS_48 | 32, Half::Lower);
-        assert_eq!(base, BadRegisters::Base { ttbr: 0x1020, align_lg2: 6 });
+        let base = bad(0x1020, IPS_48 | 32, AddressHalf::Lower);
+        assert_eq!(base, BadLpaeRegisters::Base { ttbr: 0x1020, align_lg2: 6 });
         assert_eq!(walker(0x1040, IPS_48 | 32).start_level(), 1);
         // The ASID in bits 63:48 and CnP in bit 0 are no address.
         let image = tables(4096, &[0x1000]);

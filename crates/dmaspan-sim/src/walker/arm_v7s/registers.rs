@@ -6,7 +6,7 @@
 use dmaspan::{Iova, IovaRange, lg2};
 
 use super::bits;
-use crate::walker::arm_lpae::{Half, Privilege};
+use crate::walker::arm_lpae::{AccessPrivilege, AddressHalf};
 
 /// SCTLR.TRE: PRRR and NMRR say what memory types are.
 pub const SCTLR_TRE: u32 = 1 << 28;
@@ -33,7 +33,7 @@ pub enum Variant {
 
 /// The registers of a translation regime of short descriptors, PL1&0 with TTBCR.EAE = 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ArmV7sRegisters {
+pub struct ArmV7sWalkRegisters {
     /// TTBR0 or TTBR1, as `half` says.
     pub ttbr: u32,
     /// TTBCR.
@@ -45,9 +45,9 @@ pub struct ArmV7sRegisters {
     /// SCTLR, of which [`SCTLR_TRE`] and [`SCTLR_AFE`] are looked at.
     pub sctlr: u32,
     /// Whether TTBR0 or TTBR1 is meant.
-    pub half: Half,
+    pub half: AddressHalf,
     /// As whom the device accesses memory.
-    pub privilege: Privilege,
+    pub privilege: AccessPrivilege,
     /// Whose tables they are.
     pub variant: Variant,
 }
@@ -55,7 +55,7 @@ pub struct ArmV7sRegisters {
 /// Why registers describe no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum BadRegisters {
+pub enum BadV7sRegisters {
     /// TTBCR.EAE asks for long descriptors, or MediaTek's TTBCR is not 0.
     #[error("TTBCR {ttbcr:#x} is not one of these tables")]
     Control {
@@ -122,28 +122,32 @@ pub(super) enum AccessFlag {
 }
 
 impl Config {
-    pub(super) fn parse(registers: &ArmV7sRegisters) -> Result<Self, BadRegisters> {
-        let &ArmV7sRegisters { ttbr, ttbcr, prrr, sctlr, half, variant, .. } = registers;
+    pub(super) fn parse(registers: &ArmV7sWalkRegisters) -> Result<Self, BadV7sRegisters> {
+        let &ArmV7sWalkRegisters { ttbr, ttbcr, prrr, sctlr, half, variant, .. } = registers;
         if sctlr & SCTLR_TRE == 0 {
-            return Err(BadRegisters::NoRemap { sctlr });
+            return Err(BadV7sRegisters::NoRemap { sctlr });
         }
         // The type of region 6 is implementation defined.
         if (0..8).any(|region| region != 6 && bits(prrr, 2 * region + 1, 2 * region) == 0b11) {
-            return Err(BadRegisters::MemoryType { prrr });
+            return Err(BadV7sRegisters::MemoryType { prrr });
         }
         let (input_lg2, input_range) = match variant {
             Variant::Arm if bits(ttbcr, 31, 31) == 1 => {
-                return Err(BadRegisters::Control { ttbcr });
+                return Err(BadV7sRegisters::Control { ttbcr });
             }
-            Variant::Arm => arm_input(half, bits(ttbcr, 2, 0)).ok_or(BadRegisters::Unused)?,
+            Variant::Arm => arm_input(half, bits(ttbcr, 2, 0)).ok_or(BadV7sRegisters::Unused)?,
             Variant::MediaTek { .. } if ttbcr != 0 => {
-                return Err(BadRegisters::Control { ttbcr });
+                return Err(BadV7sRegisters::Control { ttbcr });
             }
-            Variant::MediaTek { .. } if half == Half::Upper => return Err(BadRegisters::Unused),
+            Variant::MediaTek { .. } if half == AddressHalf::Upper => {
+                return Err(BadV7sRegisters::Unused);
+            }
             Variant::MediaTek { input_lg2: input_lg2 @ 32..=34 } => {
                 (input_lg2, range(0, lg2::mask(input_lg2)))
             }
-            Variant::MediaTek { input_lg2 } => return Err(BadRegisters::InputSize { input_lg2 }),
+            Variant::MediaTek { input_lg2 } => {
+                return Err(BadV7sRegisters::InputSize { input_lg2 });
+            }
         };
         // Entries of 4 bytes.
         let align_lg2 = input_lg2 - SECTION_LG2 + 2;
@@ -154,11 +158,11 @@ impl Config {
             Variant::MediaTek { .. } => u64::from(bits(ttbr, 2, 0)) << 32,
         };
         if !lg2::is_aligned(low, align_lg2) {
-            return Err(BadRegisters::Base { ttbr, align_lg2 });
+            return Err(BadV7sRegisters::Base { ttbr, align_lg2 });
         }
         let disabled = match half {
-            Half::Lower => bits(ttbcr, 4, 4),
-            Half::Upper => bits(ttbcr, 5, 5),
+            AddressHalf::Lower => bits(ttbcr, 4, 4),
+            AddressHalf::Upper => bits(ttbcr, 5, 5),
         };
         Ok(Self {
             input_lg2,
@@ -177,11 +181,11 @@ impl Config {
 /// What TTBCR.N leaves to TTBR0 and TTBR1 (B3.5.4, "Selecting between TTBR0 and TTBR1,
 /// Short-descriptor translation table format"), and how many bits index the root: TTBR1's always
 /// has an entry for every MiB of 4 GiB.
-fn arm_input(half: Half, n: u32) -> Option<(u32, IovaRange)> {
+fn arm_input(half: AddressHalf, n: u32) -> Option<(u32, IovaRange)> {
     match half {
-        Half::Lower => Some((32 - n, range(0, lg2::mask(32 - n)))),
-        Half::Upper if n == 0 => None,
-        Half::Upper => Some((32, range(lg2::size(32 - n), lg2::mask(32)))),
+        AddressHalf::Lower => Some((32 - n, range(0, lg2::mask(32 - n)))),
+        AddressHalf::Upper if n == 0 => None,
+        AddressHalf::Upper => Some((32, range(lg2::size(32 - n), lg2::mask(32)))),
     }
 }
 

@@ -8,7 +8,7 @@
 use dmaspan::{Iova, PhysAddr, Prot};
 
 use super::*;
-use crate::walker::arm_lpae::Half;
+use crate::walker::arm_lpae::AddressHalf;
 use crate::walker::testing::{block, read, write};
 use crate::walker::{BadTable, Checked as _, NotATable, TableImage};
 
@@ -22,8 +22,8 @@ const PRRR: u32 = 2 << 8 | 2 << 6 | 1 << 2 | 2 | 0b1011 << 16 | 1 << 27;
 /// Region 3 is write-back inside and outside; region 4 write-back inside only.
 const NMRR: u32 = 1 << 6 | 1 << 22 | 1 << 8;
 
-fn registers(ttbr: u32, ttbcr: u32) -> ArmV7sRegisters {
-    ArmV7sRegisters {
+fn registers(ttbr: u32, ttbcr: u32) -> ArmV7sWalkRegisters {
+    ArmV7sWalkRegisters {
         ttbr,
         ttbcr,
         prrr: PRRR,
@@ -39,7 +39,7 @@ fn walker(ttbr: u32, ttbcr: u32) -> ArmV7sWalker {
 
 fn media_tek(ttbr: u32, input_lg2: u32) -> ArmV7sWalker {
     let variant = Variant::MediaTek { input_lg2 };
-    ArmV7sWalker::new(ArmV7sRegisters { variant, ..registers(ttbr, 0) }).unwrap()
+    ArmV7sWalker::new(ArmV7sWalkRegisters { variant, ..registers(ttbr, 0) }).unwrap()
 }
 
 /// A root at 0x4000 and a table at 0x400 for the first MiB.
@@ -60,7 +60,7 @@ fn repeat(image: &TableImage, at: u64, word: u32) {
     (0..16).for_each(|index| set(image, &[(at + index * 4, word)]));
 }
 
-fn strict(walker: &ArmV7sWalker, image: &TableImage, iova: u64) -> Result<Translation, BadTable> {
+fn strict(walker: &ArmV7sWalker, image: &TableImage, iova: u64) -> Result<Translated, BadTable> {
     walker.strict_walk(image, Iova::new(iova))
 }
 
@@ -173,7 +173,7 @@ mod halves {
 
     #[test]
     fn ttbr1_has_the_rest_and_a_whole_root() {
-        let upper = ArmV7sRegisters { half: Half::Upper, ..registers(0x4000, 1) };
+        let upper = ArmV7sWalkRegisters { half: AddressHalf::Upper, ..registers(0x4000, 1) };
         let walker = ArmV7sWalker::new(upper).unwrap();
         let (_, image) = two_levels();
         set(&image, &[(0x4000 + 0x800 * 4, 0x10_0000 | SECTION)]);
@@ -197,21 +197,24 @@ mod halves {
         let good = registers(0x4000, 0);
         let media_tek = |input_lg2| Variant::MediaTek { input_lg2 };
         assert_eq!(
-            bad(ArmV7sRegisters { ttbcr: 1 << 31, ..good }),
-            BadRegisters::Control { ttbcr: 1 << 31 }
+            bad(ArmV7sWalkRegisters { ttbcr: 1 << 31, ..good }),
+            BadV7sRegisters::Control { ttbcr: 1 << 31 }
         );
         assert_eq!(
-            bad(ArmV7sRegisters { ttbcr: 1, variant: media_tek(32), ..good }),
-            BadRegisters::Control { ttbcr: 1 }
+            bad(ArmV7sWalkRegisters { ttbcr: 1, variant: media_tek(32), ..good }),
+            BadV7sRegisters::Control { ttbcr: 1 }
         );
-        let no_remap = bad(ArmV7sRegisters { sctlr: SCTLR_AFE, ..good });
-        assert!(matches!(no_remap, BadRegisters::NoRemap { .. }));
+        let no_remap = bad(ArmV7sWalkRegisters { sctlr: SCTLR_AFE, ..good });
+        assert!(matches!(no_remap, BadV7sRegisters::NoRemap { .. }));
         let prrr = PRRR | 3 << 14;
-        assert_eq!(bad(ArmV7sRegisters { prrr, ..good }), BadRegisters::MemoryType { prrr });
-        assert_eq!(bad(ArmV7sRegisters { half: Half::Upper, ..good }), BadRegisters::Unused);
-        let size = bad(ArmV7sRegisters { variant: media_tek(35), ..good });
-        assert_eq!(size, BadRegisters::InputSize { input_lg2: 35 });
-        let base = BadRegisters::Base { ttbr: 0x2000, align_lg2: 14 };
+        assert_eq!(bad(ArmV7sWalkRegisters { prrr, ..good }), BadV7sRegisters::MemoryType { prrr });
+        assert_eq!(
+            bad(ArmV7sWalkRegisters { half: AddressHalf::Upper, ..good }),
+            BadV7sRegisters::Unused
+        );
+        let size = bad(ArmV7sWalkRegisters { variant: media_tek(35), ..good });
+        assert_eq!(size, BadV7sRegisters::InputSize { input_lg2: 35 });
+        let base = BadV7sRegisters::Base { ttbr: 0x2000, align_lg2: 14 };
         assert_eq!(bad(registers(0x2000, 0)), base);
         // Attributes of the walk in bits 6:0 are no address.
         assert!(ArmV7sWalker::new(registers(0x407f, 0)).is_ok());
@@ -222,9 +225,9 @@ mod permissions {
     use super::*;
 
     /// What a page with each value of AP\[2:0\] permits, for each kind of requester.
-    fn by_ap(sctlr: u32, privilege: Privilege) -> [Option<Prot>; 8] {
+    fn by_ap(sctlr: u32, privilege: AccessPrivilege) -> [Option<Prot>; 8] {
         let (_, image) = two_levels();
-        let registers = ArmV7sRegisters { sctlr, privilege, ..registers(0x4000, 0) };
+        let registers = ArmV7sWalkRegisters { sctlr, privilege, ..registers(0x4000, 0) };
         let walker = ArmV7sWalker::new(registers).unwrap();
         [0, 1, 2, 3, 4, 5, 6, 7].map(|ap: u32| {
             let entry = 0x40e | (ap >> 2) << 9 | (ap & 3) << 4;
@@ -252,9 +255,9 @@ mod permissions {
         let both = Some(Prot::READ_WRITE);
         // AP[0] = 0 is an access flag fault.
         let unprivileged = [None, none, None, both, None, none, None, read];
-        assert_eq!(by_ap(sctlr, Privilege::Unprivileged), unprivileged);
+        assert_eq!(by_ap(sctlr, AccessPrivilege::Unprivileged), unprivileged);
         let privileged = [None, both, None, both, None, read, None, read];
-        assert_eq!(by_ap(sctlr, Privilege::Privileged), privileged);
+        assert_eq!(by_ap(sctlr, AccessPrivilege::Privileged), privileged);
     }
 
     #[test]
@@ -262,16 +265,17 @@ mod permissions {
         let (none, read) = (Some(Prot::empty()), Some(Prot::READ));
         let both = Some(Prot::READ_WRITE);
         let unprivileged = [none, none, read, both, none, none, read, read];
-        assert_eq!(by_ap(SCTLR_TRE, Privilege::Unprivileged), unprivileged);
+        assert_eq!(by_ap(SCTLR_TRE, AccessPrivilege::Unprivileged), unprivileged);
         let privileged = [none, both, both, both, none, read, read, read];
-        assert_eq!(by_ap(SCTLR_TRE, Privilege::Privileged), privileged);
+        assert_eq!(by_ap(SCTLR_TRE, AccessPrivilege::Privileged), privileged);
     }
 
     #[test]
     fn privileged_pages_say_so() {
         let (_, image) = two_levels();
         let registers = registers(0x4000, 0);
-        let privileged = ArmV7sRegisters { privilege: Privilege::Privileged, ..registers };
+        let privileged =
+            ArmV7sWalkRegisters { privilege: AccessPrivilege::Privileged, ..registers };
         let walker = ArmV7sWalker::new(privileged).unwrap();
         // AP[1], 0x20, is clear.
         set(&image, &[(0x400, 0x41e), (0x404, SMALL)]);
@@ -299,13 +303,13 @@ mod permissions {
         // PXN is bit 2 of a table and bit 0 of a section.
         set(&image, &[(0x4000, 0x405), (0x400, SMALL), (0x4004, SECTION | 1)]);
         let no_exec = |privilege| {
-            let registers = ArmV7sRegisters { privilege, ..registers(0x4000, 0) };
+            let registers = ArmV7sWalkRegisters { privilege, ..registers(0x4000, 0) };
             let walker = ArmV7sWalker::new(registers).unwrap();
             [0, 0x10_0000]
                 .map(|iova| read(&walker, &image, iova).unwrap().prot.contains(Prot::NOEXEC))
         };
-        assert_eq!(no_exec(Privilege::Unprivileged), [false, false]);
-        assert_eq!(no_exec(Privilege::Privileged), [true, true]);
+        assert_eq!(no_exec(AccessPrivilege::Unprivileged), [false, false]);
+        assert_eq!(no_exec(AccessPrivilege::Privileged), [true, true]);
     }
 
     #[test]
@@ -389,8 +393,8 @@ mod media_tek {
         assert_eq!((last.paddr.get(), last.leaf), (0x1f_ffff, block(0x3_fff0_0000, 20)));
         assert_eq!(read(&walker, &image, 1 << 34), Err((FaultKind::Translation, 1)));
         let variant = Variant::MediaTek { input_lg2: 34 };
-        let misaligned = ArmV7sRegisters { variant, ..registers(0x4000, 0) };
-        let base = BadRegisters::Base { ttbr: 0x4000, align_lg2: 16 };
+        let misaligned = ArmV7sWalkRegisters { variant, ..registers(0x4000, 0) };
+        let base = BadV7sRegisters::Base { ttbr: 0x4000, align_lg2: 16 };
         assert_eq!(ArmV7sWalker::new(misaligned).unwrap_err(), base);
     }
 
@@ -465,7 +469,7 @@ mod checks {
         let (with_flag, image) = two_levels();
         // AP[2:0] = 0b100.
         set(&image, &[(0x400, 0x60e)]);
-        let registers = ArmV7sRegisters { sctlr: SCTLR_TRE, ..registers(0x4000, 0) };
+        let registers = ArmV7sWalkRegisters { sctlr: SCTLR_TRE, ..registers(0x4000, 0) };
         let without = ArmV7sWalker::new(registers).unwrap();
         let found = strict(&without, &image, 0);
         assert!(matches!(found, Err(BadTable::Reserved { bits: 0x200, .. })), "{found:?}");

@@ -8,7 +8,7 @@ use crate::walker::testing::{block, read, set, shape, update, write};
 use crate::walker::{BadTable, TableImage};
 
 fn walker(root: u64, input_lg2: u32) -> MockWalker {
-    MockWalker::new(MockRegisters { root, input_lg2, dirty_tracking: Switch::Off }).unwrap()
+    MockWalker::new(MockWalkRegisters { root, input_lg2, dirty_tracking: Switch::Off }).unwrap()
 }
 
 /// Tables of 2K at these addresses.
@@ -128,7 +128,7 @@ fn the_first_write_marks_a_leaf_dirty_where_that_is_tracked() {
     let image = tables(&[0x800]);
     set(&image, &[(0x800, 0xd), (0x808, 0x5), (0x810, 0x4d)]);
     assert_eq!(update(write(&walker(0x800, 19), &image, 0)), None);
-    let registers = MockRegisters { root: 0x800, input_lg2: 19, dirty_tracking: Switch::On };
+    let registers = MockWalkRegisters { root: 0x800, input_lg2: 19, dirty_tracking: Switch::On };
     let tracking = MockWalker::new(registers).unwrap();
     let reading = read(&tracking, &image, 0).unwrap();
     assert_eq!((reading.clean, reading.update), (true, None));
@@ -157,7 +157,7 @@ fn entries_of_a_run_that_disagree_are_found() {
     let image = run();
     set(&image, &[(0x8c0, 0x80cd)]);
     assert!(plain.strict_walk(&image, Iova::new(0x8000)).is_err());
-    let registers = MockRegisters { dirty_tracking: Switch::On, ..*plain.registers() };
+    let registers = MockWalkRegisters { dirty_tracking: Switch::On, ..*plain.registers() };
     let tracking = MockWalker::new(registers).unwrap();
     assert!(tracking.strict_walk(&image, Iova::new(0x8000)).is_ok());
 }
@@ -165,7 +165,7 @@ fn entries_of_a_run_that_disagree_are_found() {
 #[test]
 fn reserved_register_values_are_refused() {
     let refused = |root, input_lg2| {
-        let registers = MockRegisters { root, input_lg2, ..Default::default() };
+        let registers = MockWalkRegisters { root, input_lg2, ..Default::default() };
         MockWalker::new(registers).unwrap_err()
     };
     for input_lg2 in [0, 18, 44, 64] {

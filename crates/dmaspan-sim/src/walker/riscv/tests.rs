@@ -13,9 +13,9 @@ const SV48: u64 = 9 << 60;
 const SV57: u64 = 10 << 60;
 
 /// Every extension, no hardware updates, the root at 0x1000.
-fn first(mode: u64) -> RiscvRegisters {
-    RiscvRegisters {
-        stage: RiscvStage::First { fsc: mode | 1 },
+fn first(mode: u64) -> RiscvWalkRegisters {
+    RiscvWalkRegisters {
+        stage: RiscvRoot::First { fsc: mode | 1 },
         updates: Switch::Off,
         svnapot: Switch::On,
         svpbmt: Switch::On,
@@ -25,12 +25,15 @@ fn first(mode: u64) -> RiscvRegisters {
 }
 
 /// The root of 16K at 0x4000.
-fn second(mode: u64) -> RiscvRegisters {
+fn second(mode: u64) -> RiscvWalkRegisters {
     // GSCID is no part of the address.
-    RiscvRegisters { stage: RiscvStage::Second { iohgatp: mode | 0xffff << 44 | 4 }, ..first(SV39) }
+    RiscvWalkRegisters {
+        stage: RiscvRoot::Second { iohgatp: mode | 0xffff << 44 | 4 },
+        ..first(SV39)
+    }
 }
 
-fn walker(registers: RiscvRegisters) -> RiscvWalker {
+fn walker(registers: RiscvWalkRegisters) -> RiscvWalker {
     RiscvWalker::new(registers).unwrap()
 }
 
@@ -60,7 +63,10 @@ mod levels {
         let levels: Vec<_> = leaf.tables.iter().map(|step| step.link.level).collect();
         assert_eq!(levels, [4, 3, 2, 1, 0]);
         let at = |mode, ppn| {
-            walker(RiscvRegisters { stage: RiscvStage::First { fsc: mode | ppn }, ..first(mode) })
+            walker(RiscvWalkRegisters {
+                stage: RiscvRoot::First { fsc: mode | ppn },
+                ..first(mode)
+            })
         };
         let low = |lg2| iova & lg2::mask(lg2);
         assert_eq!(shape(read(&at(SV48, 2), &image, low(48))), (paddr, 12, 12, 0));
@@ -87,7 +93,7 @@ mod levels {
                 assert_eq!(read(&five, &image, iova), Err((FaultKind::Reserved, level)));
             }
         }
-        assert_eq!(read(&five, &image, 0), Err((FaultKind::Translation, 4)));
+        assert_eq!(read(&five, &image, 0), Err((FaultKind::Translated, 4)));
     }
 
     #[test]
@@ -96,13 +102,13 @@ mod levels {
         set(&image, &[(0x1ff8, 0x4000_0000 >> 2 | 0xd7)]);
         assert_eq!(shape(read(&three, &image, u64::MAX)), (0x7fff_ffff, 30, 30, 2));
         for iova in [1 << 38, 1 << 39, 1 << 63, 0xffff_ffbf_ffff_ffff] {
-            assert_eq!(read(&three, &image, iova), Err((FaultKind::Translation, 2)));
+            assert_eq!(read(&three, &image, iova), Err((FaultKind::Translated, 2)));
         }
         for (mode, bits, level) in [(SV48, 48, 3), (SV57, 57, 4)] {
             let walker = walker(first(mode));
             assert_eq!(walker.input_ranges()[0], block(0, bits - 1));
             let outside = read(&walker, &image, 1 << (bits - 1));
-            assert_eq!(outside, Err((FaultKind::Translation, level)));
+            assert_eq!(outside, Err((FaultKind::Translated, level)));
         }
     }
 
@@ -116,7 +122,7 @@ mod levels {
         let last = (1 << 41) - 1;
         assert_eq!(shape(read(&x4, &image, last)), (0x7fff_ffff, 30, 30, 2));
         for iova in [1 << 41, 1 << 63, u64::MAX] {
-            assert_eq!(read(&x4, &image, iova), Err((FaultKind::Translation, 2)));
+            assert_eq!(read(&x4, &image, iova), Err((FaultKind::Translated, 2)));
         }
         let reach = |mode| walker(second(mode)).input_ranges();
         assert_eq!(reach(SV39), [block(0, 41)]);
@@ -137,7 +143,7 @@ mod entries {
     use super::*;
 
     /// The outcome with this entry as the page of address 0.
-    fn page(registers: RiscvRegisters, entry: u64) -> Result<Translation, (FaultKind, u8)> {
+    fn page(registers: RiscvWalkRegisters, entry: u64) -> Result<Translated, (FaultKind, u8)> {
         let (_, image) = three_levels();
         set(&image, &[(0x3000, entry)]);
         read(&walker(registers), &image, 0)
@@ -161,13 +167,13 @@ mod entries {
             assert_eq!(page(first(SV39), entry), Err((FaultKind::Reserved, 0)));
         }
         // V clear: nothing else counts.
-        assert_eq!(page(first(SV39), !1), Err((FaultKind::Translation, 0)));
+        assert_eq!(page(first(SV39), !1), Err((FaultKind::Translated, 0)));
     }
 
     #[test]
     fn a_user_needs_u_and_a_supervisor_needs_it_clear_or_sum() {
-        let supervisor = RiscvRegisters { requester: Requester::Supervisor, ..first(SV39) };
-        let sum = RiscvRegisters { sum: Switch::On, ..supervisor };
+        let supervisor = RiscvWalkRegisters { requester: Requester::Supervisor, ..first(SV39) };
+        let sum = RiscvWalkRegisters { sum: Switch::On, ..supervisor };
         let denied = Err((FaultKind::Permission, 0));
         let outcomes = |entry| {
             [first(SV39), supervisor, sum]
@@ -180,7 +186,7 @@ mod entries {
     #[test]
     fn the_second_stage_takes_everybody_for_a_user() {
         let image = tables(&[0x4000]);
-        let supervisor = RiscvRegisters { requester: Requester::Supervisor, ..second(SV39) };
+        let supervisor = RiscvWalkRegisters { requester: Requester::Supervisor, ..second(SV39) };
         set(&image, &[(0x4000, 0xd7)]);
         assert!(read(&walker(supervisor), &image, 0).is_ok());
         set(&image, &[(0x4000, 0xc7)]);
@@ -195,7 +201,7 @@ mod entries {
             let entry = 0x20d7 | 1 << number;
             assert_eq!(page(first(SV39), entry), Err((FaultKind::Reserved, 0)));
         }
-        let plain = RiscvRegisters { svnapot: Switch::Off, svpbmt: Switch::Off, ..first(SV39) };
+        let plain = RiscvWalkRegisters { svnapot: Switch::Off, svpbmt: Switch::Off, ..first(SV39) };
         for number in 61..=63 {
             assert_eq!(page(plain, 0x20d7 | 1 << number), Err((FaultKind::Reserved, 0)));
         }
@@ -241,7 +247,7 @@ mod entries {
     #[test]
     fn with_updates_hardware_sets_a_and_at_the_first_write_d() {
         let (_, image) = three_levels();
-        let updating = walker(RiscvRegisters { updates: Switch::On, ..first(SV39) });
+        let updating = walker(RiscvWalkRegisters { updates: Switch::On, ..first(SV39) });
         set(&image, &[(0x3000, 0x2017), (0x3008, 0x2013), (0x2008, 0x20_0000 >> 2 | 0x17)]);
         assert_eq!(update(read(&updating, &image, 0)), Some((0x3000, 0x2017, 0x2057)));
         assert!(read(&updating, &image, 0).unwrap().clean);
@@ -311,13 +317,14 @@ fn g_is_ignored_by_the_second_stage_and_found_by_the_check() {
 
 #[test]
 fn reserved_register_values_are_refused() {
-    let refused = |stage| RiscvWalker::new(RiscvRegisters { stage, ..first(SV39) }).unwrap_err();
+    let refused =
+        |stage| RiscvWalker::new(RiscvWalkRegisters { stage, ..first(SV39) }).unwrap_err();
     for mode in [0, 1, 7, 11, 15] {
-        let bad = refused(RiscvStage::First { fsc: mode << 60 | 1 });
+        let bad = refused(RiscvRoot::First { fsc: mode << 60 | 1 });
         assert_eq!(bad, BadRegister::Reserved { field: "MODE", value: mode });
     }
-    let bad = refused(RiscvStage::First { fsc: SV39 | 1 << 44 });
+    let bad = refused(RiscvRoot::First { fsc: SV39 | 1 << 44 });
     assert!(matches!(bad, BadRegister::Reserved { field: "bits 59:44", .. }));
-    let bad = refused(RiscvStage::Second { iohgatp: SV39 | 2 });
+    let bad = refused(RiscvRoot::Second { iohgatp: SV39 | 2 });
     assert_eq!(bad, BadRegister::Root { root: 0x2000, align_lg2: 14 });
 }

@@ -8,7 +8,7 @@ use crate::walker::TableImage;
 use crate::walker::testing::{block, read, set, shape, tables, update, write};
 
 /// Three levels with the root at 0x1000, 46 bits of host address, 2M and 1G pages.
-const THREE: VtdSsRegisters = VtdSsRegisters {
+const THREE: VtdSsWalkRegisters = VtdSsWalkRegisters {
     ssptptr: 0x1000,
     aw: 1,
     ssade: Switch::Off,
@@ -17,7 +17,7 @@ const THREE: VtdSsRegisters = VtdSsRegisters {
     snoop_control: Switch::On,
 };
 
-fn walker(registers: VtdSsRegisters) -> VtdSsWalker {
+fn walker(registers: VtdSsWalkRegisters) -> VtdSsWalker {
     VtdSsWalker::new(registers).unwrap()
 }
 
@@ -35,7 +35,7 @@ fn each_address_width_has_its_levels() {
     set(&image, &[(0x1008, 0x2003), (0x2010, 0x3003), (0x3018, 0x4003), (0x4020, 0x5003)]);
     set(&image, &[(0x5028, 0x3fff_1234_5003)]);
     let iova = 1 << 48 | 2 << 39 | 3 << 30 | 4 << 21 | 5 << 12 | 0xabc;
-    let five = walker(VtdSsRegisters { aw: 3, ..THREE });
+    let five = walker(VtdSsWalkRegisters { aw: 3, ..THREE });
     let leaf = write(&five, &image, iova).unwrap();
     assert_eq!(leaf.paddr.get(), 0x3fff_1234_5abc);
     assert_eq!((leaf.leaf, leaf.leaf_lg2, leaf.level), (block(iova & !0xfff, 12), 12, 1));
@@ -44,9 +44,9 @@ fn each_address_width_has_its_levels() {
     let expected = [57, 48, 39, 30, 21].map(|lg2| block(lg2::align_down(iova, lg2), lg2));
     assert_eq!(blocks, expected);
     // The same tables from the second and the third on.
-    let four = walker(VtdSsRegisters { aw: 2, ssptptr: 0x2000, ..THREE });
+    let four = walker(VtdSsWalkRegisters { aw: 2, ssptptr: 0x2000, ..THREE });
     assert_eq!(shape(read(&four, &image, iova & lg2::mask(48))), (0x3fff_1234_5abc, 12, 12, 1));
-    let three = walker(VtdSsRegisters { ssptptr: 0x3000, ..THREE });
+    let three = walker(VtdSsWalkRegisters { ssptptr: 0x3000, ..THREE });
     assert_eq!(shape(read(&three, &image, iova & lg2::mask(39))), (0x3fff_1234_5abc, 12, 12, 1));
 }
 
@@ -56,7 +56,7 @@ fn addresses_above_the_width_fault_at_the_root() {
     for iova in [1 << 39, 1 << 57, u64::MAX] {
         assert_eq!(read(&three, &image, iova), Err((FaultKind::Translation, 3)));
     }
-    let five = walker(VtdSsRegisters { aw: 3, ..THREE });
+    let five = walker(VtdSsWalkRegisters { aw: 3, ..THREE });
     assert_eq!(read(&five, &image, 1 << 57), Err((FaultKind::Translation, 5)));
     assert_eq!(read(&five, &image, (1 << 57) - 1), Err((FaultKind::Translation, 5)));
 }
@@ -68,16 +68,16 @@ fn pages_of_2m_and_1g_have_ps() {
     assert_eq!(shape(write(&three, &image, 0x4567_89ab)), (0x7_4567_89ab, 30, 30, 3));
     assert_eq!(shape(write(&three, &image, 0x51_2345)), (0x6_0051_2345, 21, 21, 2));
     // Where the hardware has no such pages PS is reserved.
-    let small = walker(VtdSsRegisters { sslps: 0, ..THREE });
+    let small = walker(VtdSsWalkRegisters { sslps: 0, ..THREE });
     assert_eq!(read(&small, &image, 0x4567_89ab), Err((FaultKind::Reserved, 3)));
     assert_eq!(read(&small, &image, 0x51_2345), Err((FaultKind::Reserved, 2)));
-    let two_meg = walker(VtdSsRegisters { sslps: 1, ..THREE });
+    let two_meg = walker(VtdSsWalkRegisters { sslps: 1, ..THREE });
     assert_eq!(read(&two_meg, &image, 0x4567_89ab), Err((FaultKind::Reserved, 3)));
     assert!(read(&two_meg, &image, 0x51_2345).is_ok());
     // PS is ignored in an SS-PTE, and reserved in an SS-PML4E.
     set(&image, &[(0x3000, 0x9083)]);
     assert_eq!(shape(read(&three, &image, 0)), (0x9000, 12, 12, 1));
-    let four = walker(VtdSsRegisters { aw: 2, ..THREE });
+    let four = walker(VtdSsWalkRegisters { aw: 2, ..THREE });
     assert_eq!(read(&four, &image, 1 << 39), Err((FaultKind::Reserved, 4)));
 }
 
@@ -140,7 +140,7 @@ fn snp_makes_a_page_coherent_where_the_hardware_has_it() {
     let coherent = Prot::READ_WRITE | Prot::CACHE;
     assert_eq!(read(&three, &image, 0).unwrap().prot, coherent);
     assert_eq!(read(&three, &image, 0x20_0000).unwrap().prot, coherent);
-    let without = walker(VtdSsRegisters { snoop_control: Switch::Off, ..THREE });
+    let without = walker(VtdSsWalkRegisters { snoop_control: Switch::Off, ..THREE });
     assert_eq!(read(&without, &image, 0), Err((FaultKind::Reserved, 1)));
 }
 
@@ -150,7 +150,7 @@ fn ssade_sets_accessed_and_at_the_first_write_dirty() {
     set(&image, &[(0x3000, 0x9003), (0x3008, 0x9001), (0x3010, 0x9303), (0x2008, 0x20_0083)]);
     assert_eq!(update(write(&plain, &image, 0)), None);
     assert!(!write(&plain, &image, 0).unwrap().clean);
-    let tracking = walker(VtdSsRegisters { ssade: Switch::On, ..THREE });
+    let tracking = walker(VtdSsWalkRegisters { ssade: Switch::On, ..THREE });
     assert_eq!(update(read(&tracking, &image, 0)), Some((0x3000, 0x9003, 0x9103)));
     assert!(read(&tracking, &image, 0).unwrap().clean);
     assert_eq!(update(write(&tracking, &image, 0)), Some((0x3000, 0x9003, 0x9303)));
@@ -165,18 +165,21 @@ fn ssade_sets_accessed_and_at_the_first_write_dirty() {
 fn reserved_register_values_are_refused() {
     let refused = |registers| VtdSsWalker::new(registers).unwrap_err();
     for aw in [0, 4] {
-        let bad = refused(VtdSsRegisters { aw, ..THREE });
+        let bad = refused(VtdSsWalkRegisters { aw, ..THREE });
         assert_eq!(bad, BadRegister::Reserved { field: "AW", value: aw.into() });
     }
-    let bad = refused(VtdSsRegisters { ssptptr: 0x1800, ..THREE });
+    let bad = refused(VtdSsWalkRegisters { ssptptr: 0x1800, ..THREE });
     assert_eq!(bad, BadRegister::Root { root: 0x1800, align_lg2: 12 });
-    let bad = refused(VtdSsRegisters { ssptptr: 1 << 46, ..THREE });
+    let bad = refused(VtdSsWalkRegisters { ssptptr: 1 << 46, ..THREE });
     assert_eq!(bad, BadRegister::Reserved { field: "SSPTPTR", value: 1 << 46 });
     assert!(matches!(
-        refused(VtdSsRegisters { host_lg2: 53, ..THREE }),
+        refused(VtdSsWalkRegisters { host_lg2: 53, ..THREE }),
         BadRegister::Reserved { .. }
     ));
-    assert!(matches!(refused(VtdSsRegisters { sslps: 4, ..THREE }), BadRegister::Reserved { .. }));
+    assert!(matches!(
+        refused(VtdSsWalkRegisters { sslps: 4, ..THREE }),
+        BadRegister::Reserved { .. }
+    ));
 }
 
 #[test]

@@ -8,21 +8,22 @@ use super::*;
 use crate::walker::TableImage;
 use crate::walker::testing::{block, read, set, shape, tables, update, write};
 
-const ROOT: X86Registers = X86Registers {
+const ROOT: X86_64WalkRegisters = X86_64WalkRegisters {
     root: 0x1000,
     levels: 4,
     physical_lg2: 46,
     encryption_mask: 0,
-    pat: X86Registers::PAT_AT_RESET,
+    pat: X86_64WalkRegisters::PAT_AT_RESET,
     nxe: Switch::On,
     wp: Switch::On,
     pages_1g: Switch::On,
     updates: Switch::Off,
     requester: Requester::User,
 };
-const SUPERVISOR: X86Registers = X86Registers { requester: Requester::Supervisor, ..ROOT };
+const SUPERVISOR: X86_64WalkRegisters =
+    X86_64WalkRegisters { requester: Requester::Supervisor, ..ROOT };
 
-fn walker(registers: X86Registers) -> X86Walker {
+fn walker(registers: X86_64WalkRegisters) -> X86Walker {
     X86Walker::new(registers).unwrap()
 }
 
@@ -39,13 +40,13 @@ fn four_and_five_levels_resolve_nine_bits_each() {
     set(&image, &[(0x1008, 0x2007), (0x2010, 0x3007), (0x3018, 0x4007), (0x4020, 0x5007)]);
     set(&image, &[(0x5028, 0x3fff_1234_5007)]);
     let iova = 1 << 48 | 2 << 39 | 3 << 30 | 4 << 21 | 5 << 12 | 0xabc;
-    let leaf = write(&walker(X86Registers { levels: 5, ..ROOT }), &image, iova).unwrap();
+    let leaf = write(&walker(X86_64WalkRegisters { levels: 5, ..ROOT }), &image, iova).unwrap();
     assert_eq!((leaf.paddr.get(), leaf.level), (0x3fff_1234_5abc, 1));
     assert_eq!(leaf.leaf, block(iova & !0xfff, 12));
     assert_eq!(leaf.prot, Prot::READ_WRITE | Prot::CACHE);
     let levels: Vec<_> = leaf.tables.iter().map(|step| step.link.level).collect();
     assert_eq!(levels, [5, 4, 3, 2, 1]);
-    let four = walker(X86Registers { root: 0x2000, ..ROOT });
+    let four = walker(X86_64WalkRegisters { root: 0x2000, ..ROOT });
     assert_eq!(shape(read(&four, &image, iova & lg2::mask(48))), (0x3fff_1234_5abc, 12, 12, 1));
 }
 
@@ -63,7 +64,7 @@ fn the_upper_half_is_reached_by_canonical_addresses_only() {
     for iova in [1 << 47, 1 << 48, 0xffff_7fff_ffff_ffff, 1 << 63] {
         assert_eq!(read(&four, &image, iova), Err((FaultKind::Translation, 4)), "{iova:#x}");
     }
-    let five = walker(X86Registers { levels: 5, ..ROOT });
+    let five = walker(X86_64WalkRegisters { levels: 5, ..ROOT });
     for iova in [1 << 56, 0xfeff_ffff_ffff_ffff] {
         assert_eq!(read(&five, &image, iova), Err((FaultKind::Translation, 5)), "{iova:#x}");
     }
@@ -77,12 +78,12 @@ fn pages_of_2m_and_1g_have_ps() {
     let four = walker(ROOT);
     assert_eq!(shape(write(&four, &image, 0x4567_89ab)), (0x7_4567_89ab, 30, 30, 3));
     assert_eq!(shape(write(&four, &image, 0x51_2345)), (0x6_0051_2345, 21, 21, 2));
-    let without = walker(X86Registers { pages_1g: Switch::Off, ..ROOT });
+    let without = walker(X86_64WalkRegisters { pages_1g: Switch::Off, ..ROOT });
     assert_eq!(read(&without, &image, 0x4567_89ab), Err((FaultKind::Reserved, 3)));
     // There is no PS in a PML4E or PML5E.
     set(&image, &[(0x1000, 0x2087)]);
     assert_eq!(read(&four, &image, 0), Err((FaultKind::Reserved, 4)));
-    let five = walker(X86Registers { levels: 5, ..ROOT });
+    let five = walker(X86_64WalkRegisters { levels: 5, ..ROOT });
     assert_eq!(read(&five, &image, 0), Err((FaultKind::Reserved, 5)));
 }
 
@@ -105,9 +106,9 @@ fn rights_are_needed_at_every_level() {
         assert_eq!(read(&walker(ROOT), &image, 0).unwrap().prot, Prot::READ | Prot::CACHE);
         assert_eq!(write(&walker(SUPERVISOR), &image, 0), Err((FaultKind::Permission, 1)));
         // Without WP a supervisor writes everywhere.
-        let unprotected = walker(X86Registers { wp: Switch::Off, ..SUPERVISOR });
+        let unprotected = walker(X86_64WalkRegisters { wp: Switch::Off, ..SUPERVISOR });
         assert!(write(&unprotected, &image, 0).is_ok());
-        let user = walker(X86Registers { wp: Switch::Off, ..ROOT });
+        let user = walker(X86_64WalkRegisters { wp: Switch::Off, ..ROOT });
         assert_eq!(write(&user, &image, 0), Err((FaultKind::Permission, 1)));
 
         set(&image, &[(paddr, entry & !4)]);
@@ -137,7 +138,7 @@ fn reserved_bits_fault_at_their_level() {
         for number in [9, 10, 11, 52, 62] {
             assert_eq!(with(ROOT, number), Ok(()), "bit {number}");
         }
-        let without_nx = X86Registers { nxe: Switch::Off, ..ROOT };
+        let without_nx = X86_64WalkRegisters { nxe: Switch::Off, ..ROOT };
         assert_eq!(with(without_nx, 63), Err((FaultKind::Reserved, level)));
         assert_eq!(with(ROOT, 63), Ok(()));
     }
@@ -156,7 +157,7 @@ fn reserved_bits_fault_at_their_level() {
 fn the_pat_gives_the_memory_type() {
     let image = four_levels();
     // WB, WC, UC-, UC, WT, WP, UC, WB from index 0 up.
-    let four = walker(X86Registers { pat: 0x0600_0504_0007_0106, ..ROOT });
+    let four = walker(X86_64WalkRegisters { pat: 0x0600_0504_0007_0106, ..ROOT });
     let types = |entry_paddr, base: u64, pat: u64| {
         [0, 0x8, 0x10, 0x18].map(|select| {
             set(&image, &[(entry_paddr, base | pat | select)]);
@@ -177,7 +178,7 @@ fn hardware_sets_accessed_and_at_the_first_write_dirty() {
     let image = four_levels();
     set(&image, &[(0x4008, 0x9005), (0x4010, 0x9067), (0x3008, 0x20_0087)]);
     assert_eq!(update(write(&walker(ROOT), &image, 0)), None);
-    let updating = walker(X86Registers { updates: Switch::On, ..ROOT });
+    let updating = walker(X86_64WalkRegisters { updates: Switch::On, ..ROOT });
     assert_eq!(update(read(&updating, &image, 0)), Some((0x4000, 0x9007, 0x9027)));
     assert!(read(&updating, &image, 0).unwrap().clean);
     assert_eq!(update(write(&updating, &image, 0)), Some((0x4000, 0x9007, 0x9067)));
@@ -196,7 +197,7 @@ fn the_encryption_bit_is_no_address() {
     set(&image, &entries.map(|(paddr, entry)| (paddr, entry | c_bit)));
     assert_eq!(read(&walker(ROOT), &image, 0), Err((FaultKind::Reserved, 4)));
     let root = 0x1000 | c_bit;
-    let encrypting = walker(X86Registers { encryption_mask: c_bit, root, ..ROOT });
+    let encrypting = walker(X86_64WalkRegisters { encryption_mask: c_bit, root, ..ROOT });
     assert_eq!(shape(read(&encrypting, &image, 0xabc)), (0x9abc, 12, 12, 1));
 }
 
@@ -206,15 +207,15 @@ fn reserved_register_values_are_refused() {
         let outcome = X86Walker::new(registers);
         matches!(outcome, Err(BadRegister::Reserved { .. }))
     };
-    assert!(refused(X86Registers { levels: 3, ..ROOT }));
-    assert!(refused(X86Registers { levels: 6, ..ROOT }));
-    assert!(refused(X86Registers { physical_lg2: 53, ..ROOT }));
-    assert!(refused(X86Registers { root: 1 << 46, ..ROOT }));
-    assert!(refused(X86Registers { encryption_mask: 1 << 52, ..ROOT }));
+    assert!(refused(X86_64WalkRegisters { levels: 3, ..ROOT }));
+    assert!(refused(X86_64WalkRegisters { levels: 6, ..ROOT }));
+    assert!(refused(X86_64WalkRegisters { physical_lg2: 53, ..ROOT }));
+    assert!(refused(X86_64WalkRegisters { root: 1 << 46, ..ROOT }));
+    assert!(refused(X86_64WalkRegisters { encryption_mask: 1 << 52, ..ROOT }));
     // Memory types 2 and 3 are reserved.
-    assert!(refused(X86Registers { pat: 0x0007_0406_0007_0206, ..ROOT }));
+    assert!(refused(X86_64WalkRegisters { pat: 0x0007_0406_0007_0206, ..ROOT }));
     // CR3's low bits are PCD, PWT and the PCID.
-    assert!(!refused(X86Registers { root: 0x1fff, ..ROOT }));
+    assert!(!refused(X86_64WalkRegisters { root: 0x1fff, ..ROOT }));
 }
 
 #[test]

@@ -140,7 +140,7 @@ impl Shape {
     /// Skips segments that a run is cut into, none of which is its last, and counts them: pieces
     /// may be so long that nobody can wait for one after the other.
     #[inline(always)]
-    fn skip(&self, run: &mut Run) -> u64 {
+    fn skip(&self, run: &mut DeviceRun) -> u64 {
         if self.holds(run.addr, run.len) || !lg2::is_aligned(run.addr, self.granule_lg2) {
             return 0;
         }
@@ -148,7 +148,7 @@ impl Shape {
     }
 
     #[cold]
-    fn skip_long(&self, run: &mut Run) -> u64 {
+    fn skip_long(&self, run: &mut DeviceRun) -> u64 {
         let step = lg2::align_down(self.max_segment, self.granule_lg2);
         let above = run.len - 1;
         let (bytes, segments) = match self.window.checked_add(1) {
@@ -177,7 +177,7 @@ impl Shape {
 
 /// Bytes that follow each other for the device.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct DeviceRun {
     addr: u64,
     len: u64,
     joinable: Joinable,
@@ -209,7 +209,7 @@ pub(super) struct Layout<I> {
     taken: usize,
     bytes: u64,
     /// What was taken and belongs to the segments to come.
-    pending: Option<Run>,
+    pending: Option<DeviceRun>,
     /// Set where a part did not fit into the space.
     wraps: Option<usize>,
 }
@@ -270,7 +270,7 @@ impl<I: Iterator<Item = Part>> Layout<I> {
 
     /// Takes the next part, and gives it an address.
     #[inline(always)]
-    fn take(&mut self) -> Option<Run> {
+    fn take(&mut self) -> Option<DeviceRun> {
         let part = self.parts.next()?;
         let index = self.taken;
         self.taken += 1;
@@ -278,12 +278,14 @@ impl<I: Iterator<Item = Part>> Layout<I> {
             Part::Placed(span) => {
                 self.shape.place(&mut self.next, span).map(|Placed { at, offset, .. }| {
                     let addr = self.base.wrapping_add(at + offset);
-                    Run { addr, len: span.len(), joinable: Joinable::Yes }
+                    DeviceRun { addr, len: span.len(), joinable: Joinable::Yes }
                 })
             }
-            Part::Passed(span) => {
-                Some(Run { addr: span.paddr().get(), len: span.len(), joinable: Joinable::No })
-            }
+            Part::Passed(span) => Some(DeviceRun {
+                addr: span.paddr().get(),
+                len: span.len(),
+                joinable: Joinable::No,
+            }),
         };
         let bytes = run.and_then(|run| self.bytes.checked_add(run.len));
         let (Some(run), Some(bytes)) = (run, bytes) else {
@@ -309,7 +311,8 @@ impl<I: Iterator<Item = Part>> Iterator for Layout<I> {
             let len = self.shape.cut(run.addr, run.len);
             let rest = run.len - len;
             if rest > 0 {
-                self.pending = Some(Run { addr: run.addr.wrapping_add(len), len: rest, ..run });
+                self.pending =
+                    Some(DeviceRun { addr: run.addr.wrapping_add(len), len: rest, ..run });
             }
             return Some(Segment { addr: DmaAddr::new(run.addr), len });
         }

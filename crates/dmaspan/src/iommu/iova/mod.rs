@@ -69,7 +69,7 @@ use crate::atomic::AtomicU64;
 use crate::lg2;
 use crate::platform::{Apart, Flag, Id, Identity, Platform};
 use crate::range::IovaRange;
-use crate::registry::Registry;
+use crate::sharded_map::ShardedMap;
 use depot::Depot;
 pub use error::{Error, Foreign, IntoRawFailed};
 use magazine::{Halves, Magazines, NoMemory, Zone, with_room};
@@ -104,7 +104,7 @@ impl Iovas {
 /// It is exact where nobody else works on the space; what moves meanwhile may be counted twice or
 /// not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stats {
+pub struct IovaStats {
     /// How many ranges are handed out, raw ones too.
     pub live: usize,
     /// How many free ranges are in caches.
@@ -124,7 +124,7 @@ pub struct Space<P: Platform> {
     /// Which CPUs may have something in their magazines: a bit each, changed under their flag.
     stocked: Box<[AtomicU64]>,
     depot: Mutex<P::Lock, Depot>,
-    raw: Registry<P, Raw>,
+    raw: ShardedMap<P, Raw>,
     platform: P,
 }
 
@@ -162,7 +162,7 @@ impl<P: Platform> Space<P> {
         stocked.resize_with(words, || AtomicU64::new(0));
         let tree = Tree::new(aperture, granule_lg2)?;
         let depot = Depot::new(tree, granule_lg2, cpus, &halves).map_err(no_memory)?;
-        let raw = Registry::new(cpus).ok_or(NoMemory).map_err(no_memory)?;
+        let raw = ShardedMap::new(cpus).ok_or(NoMemory).map_err(no_memory)?;
         Ok(Self {
             identity: Identity::new(),
             aperture,

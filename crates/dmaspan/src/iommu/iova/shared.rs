@@ -11,7 +11,7 @@ use super::depot::Depot;
 use super::error::Error;
 use super::magazine::{Magazines, Zone};
 use super::request::{Request, UNCACHED, Wanted};
-use super::{Iovas, Space, Stats};
+use super::{IovaStats, Iovas, Space};
 use crate::addr::Iova;
 use crate::atomic::Ordering;
 use crate::lg2;
@@ -68,7 +68,7 @@ impl<P: Platform> Space<P> {
     }
 
     /// How much is where.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> IovaStats {
         let depot = self.depot.lock();
         let own = self.cpus.iter().filter_map(|own| try_for_long(own)).map(|own| own.count());
         let cached = depot.count() + own.sum::<usize>();
@@ -76,7 +76,7 @@ impl<P: Platform> Space<P> {
         // The aperture has no IOVA 0, so its length is a number.
         let free = self.aperture.len_less_one() + 1 - (allocated.bytes + reserved.bytes);
         let live = allocated.ranges.saturating_sub(cached);
-        Stats { live, cached, free, reserved: reserved.bytes }
+        IovaStats { live, cached, free, reserved: reserved.bytes }
     }
 
     /// From the depot, the tree, or all that lies in caches.

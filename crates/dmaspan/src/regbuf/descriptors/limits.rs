@@ -3,8 +3,8 @@
 use core::num::NonZeroU32;
 
 use super::error::Error;
-use super::run::{Run, Runs};
-use super::scatter::{Entry, ScatterGather};
+use super::run::{ByteRun, Runs};
+use super::scatter::{ScatterEntry, ScatterGather};
 use crate::addr::{Address, DmaAddr};
 use crate::span::Span;
 
@@ -13,7 +13,7 @@ use crate::span::Span;
 /// The default has no boundary, and segments as long as a length of 32 bits can tell in pages of
 /// 4 KiB: 2^32 - 4096 bytes, so that no page of a run that begins with one is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SegmentLimits {
     max_segment: NonZeroU32,
     /// The low bits of addresses that may differ within a segment: all, where no boundary matters.
     window: u64,
@@ -22,7 +22,7 @@ pub struct Limits {
 /// The longest segment of whole 4 KiB pages.
 const LONGEST: NonZeroU32 = NonZeroU32::new(0_u32.wrapping_sub(1 << 12)).unwrap();
 
-impl Default for Limits {
+impl Default for SegmentLimits {
     fn default() -> Self {
         Self::new(LONGEST)
     }
@@ -37,7 +37,7 @@ pub struct Need {
     pub bytes: u64,
 }
 
-impl Limits {
+impl SegmentLimits {
     /// Segments of up to so many bytes (Linux's `max_segment_size`, virtio-blk's `size_max`), which
     /// may lie anywhere.
     ///
@@ -99,7 +99,7 @@ impl Limits {
     /// [`Error::Room`] where they are more than have room, which has the first of them then: that
     /// is found out on the way, so that spans are gone through once.
     #[inline(always)]
-    pub fn write<A: Address, I>(self, spans: I, room: &mut [Entry]) -> Result<usize, Error>
+    pub fn write<A: Address, I>(self, spans: I, room: &mut [ScatterEntry]) -> Result<usize, Error>
     where
         I: IntoIterator<Item = Span<A>>,
     {
@@ -124,7 +124,7 @@ impl Limits {
 
     /// Whether a run is one segment.
     #[inline(always)]
-    fn takes(self, run: Run) -> bool {
+    fn takes(self, run: ByteRun) -> bool {
         let is_within = (run.first ^ run.last) & !self.window == 0;
         run.above() < u64::from(self.max_segment.get()) && is_within
     }
@@ -133,7 +133,7 @@ impl Limits {
     /// `get_max_segment_size` (block/blk.h), with which `bvec_split_segs` and `__blk_rq_map_sg`
     /// (block/blk-merge.c) cut.
     #[inline(always)]
-    fn segment_above(self, run: Run) -> u32 {
+    fn segment_above(self, run: ByteRun) -> u32 {
         let longest = self.max_segment.get() - 1;
         let fits = run.above().min(!run.first & self.window);
         u32::try_from(fits).map_or(longest, |above| above.min(longest))
@@ -141,37 +141,37 @@ impl Limits {
 
     /// The first segment of a run, and what remains.
     #[inline(always)]
-    pub(super) fn cut(self, run: Run) -> (Entry, Option<Run>) {
+    pub(super) fn cut(self, run: ByteRun) -> (ScatterEntry, Option<ByteRun>) {
         let addr = DmaAddr::new(run.first);
         if self.takes(run) {
             // Most are so. What one segment takes is less than 2^32 bytes.
             let len = u32::try_from(run.above() + 1).unwrap_or(u32::MAX);
-            return (Entry { addr, len }, None);
+            return (ScatterEntry { addr, len }, None);
         }
         let above = self.segment_above(run);
         // It is less than a length of 32 bits.
-        let entry = Entry { addr, len: above.wrapping_add(1) };
+        let entry = ScatterEntry { addr, len: above.wrapping_add(1) };
         let last = run.first.wrapping_add(u64::from(above));
-        let rest = Run { first: last.wrapping_add(1), last: run.last };
+        let rest = ByteRun { first: last.wrapping_add(1), last: run.last };
         (entry, (last != run.last).then_some(rest))
     }
 
     /// How many segments a run has.
     #[inline(always)]
-    fn count(self, run: Run) -> usize {
+    fn count(self, run: ByteRun) -> usize {
         if self.takes(run) { 1 } else { self.count_long(run) }
     }
 
     #[inline(never)]
-    fn count_long(self, run: Run) -> usize {
+    fn count_long(self, run: ByteRun) -> usize {
         let max = u64::from(self.max_segment.get());
         let segments = |above: u64| (above / max).saturating_add(1);
-        let head = Run { last: run.last.min(run.first | self.window), ..run };
+        let head = ByteRun { last: run.last.min(run.first | self.window), ..run };
         let mut count = segments(head.above());
         if head.last != run.last {
             // From one boundary to the next they are as many.
             let second = head.last + 1;
-            let tail = Run { first: run.last & !self.window, last: run.last };
+            let tail = ByteRun { first: run.last & !self.window, last: run.last };
             let windows = (tail.first - second) >> self.window.trailing_ones();
             count = count.saturating_add(windows.saturating_mul(segments(self.window)));
             count = count.saturating_add(segments(tail.above()));

@@ -17,7 +17,7 @@ pub struct ListPage<'a, E> {
 
 /// What a page of a list is in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PagePosition {
     /// It ends with a pointer to the next one.
     Chained,
     /// All its entries are of data.
@@ -30,13 +30,13 @@ pub(super) enum Place {
 pub(super) fn pages_for<E>(
     list: &[ListPage<'_, E>],
     needed: usize,
-    check: impl Fn(usize, &ListPage<'_, E>, Place) -> Result<(), Error>,
+    check: impl Fn(usize, &ListPage<'_, E>, PagePosition) -> Result<(), Error>,
 ) -> Result<usize, Error> {
     let mut room: usize = 0;
     for (n, page) in list.iter().enumerate() {
         let whole = room.saturating_add(page.entries.len());
         if needed <= whole {
-            check(n, page, Place::Last)?;
+            check(n, page, PagePosition::Last)?;
             return Ok(n + 1);
         }
         if n + 1 == list.len() {
@@ -44,7 +44,7 @@ pub(super) fn pages_for<E>(
             let without = if n > 0 { room + 1 } else { 0 };
             return Err(Error::Room { needed, room: whole.max(without) });
         }
-        check(n, page, Place::Chained)?;
+        check(n, page, PagePosition::Chained)?;
         room = whole.saturating_sub(1);
     }
     Err(Error::Room { needed, room })

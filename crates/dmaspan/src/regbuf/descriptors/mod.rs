@@ -7,13 +7,13 @@
 //! them. Nothing allocates: descriptors go to memory of the caller. What is refused is refused
 //! before anything is written.
 //!
-//! - [`Limits`]: scatter-gather [`Entry`]s under a device's longest segment and boundary.
+//! - [`SegmentLimits`]: scatter-gather [`ScatterEntry`]s under a device's longest segment and boundary.
 //! - [`MemoryPageSize`]: NVMe PRP entries and lists, of which each page needs one by definition.
 //! - [`Sgl`]: NVMe scatter-gather lists.
 //! - [`Chain`]: virtio descriptors, for split and packed rings, in the ring or indirect.
 //!
 //! ```
-//! use dmaspan::regbuf::descriptors::{Error, Limits, MemoryPageSize};
+//! use dmaspan::regbuf::descriptors::{Error, MemoryPageSize, SegmentLimits};
 //! use dmaspan::{DmaAddr, Span};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,7 +21,7 @@
 //! let spans = [0x8000_0000, 0x8020_0000].map(|addr| Span::new(DmaAddr::new(addr), 2 << 20));
 //! let spans = [spans[0]?, spans[1]?];
 //!
-//! assert_eq!(Limits::default().entries(spans).count(), 1);
+//! assert_eq!(SegmentLimits::default().entries(spans).count(), 1);
 //! assert_eq!(MemoryPageSize::new(0)?.entries(spans)?.count(), 1024);
 //! # Ok(())
 //! # }
@@ -42,11 +42,11 @@ mod split;
 mod virtq;
 
 pub use error::Error;
-pub use limits::{Limits, Need};
+pub use limits::{Need, SegmentLimits};
 pub use list::ListPage;
 pub use packed::{PackedDescriptor, PackedPosition};
 pub use prp::{MemoryPageSize, PrpEntries, Prps};
-pub use scatter::{Entry, ScatterGather};
+pub use scatter::{ScatterEntry, ScatterGather};
 pub use sgl::{Sgl, SglDescriptor};
 pub use split::SplitDescriptor;
 pub use virtq::Chain;

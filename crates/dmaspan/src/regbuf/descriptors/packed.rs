@@ -3,7 +3,7 @@
 //! Virtual I/O Device 1.2, section 2.8.
 
 use super::error::Error;
-use super::scatter::Entry;
+use super::scatter::ScatterEntry;
 use super::virtq::{Chain, INDIRECT, NEXT, WRITE, table_bytes};
 use crate::addr::{Address, DmaAddr};
 use crate::span::Span;
@@ -30,7 +30,7 @@ const _: () = assert!(size_of::<PackedDescriptor>() == 16);
 
 impl PackedDescriptor {
     #[inline(always)]
-    const fn new(entry: Entry, id: u16, flags: u16) -> Self {
+    const fn new(entry: ScatterEntry, id: u16, flags: u16) -> Self {
         let addr = entry.addr.get().to_le();
         Self { addr, len: entry.len.to_le(), id: id.to_le(), flags: flags.to_le() }
     }
@@ -48,7 +48,7 @@ impl PackedDescriptor {
         descriptors: usize,
     ) -> Result<Self, Error> {
         let len = table_bytes(descriptors)?;
-        Ok(Self::new(Entry { addr, len }, id, INDIRECT | position.flags()))
+        Ok(Self::new(ScatterEntry { addr, len }, id, INDIRECT | position.flags()))
     }
 
     /// The flags, as a number: the last two bytes. They make the descriptor available.

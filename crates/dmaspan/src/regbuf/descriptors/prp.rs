@@ -5,8 +5,8 @@
 //! second one points to a list of them.
 
 use super::error::Error;
-use super::list::{ListPage, Place, pages_for};
-use super::run::{Run, Runs};
+use super::list::{ListPage, PagePosition, pages_for};
+use super::run::{ByteRun, Runs};
 use crate::addr::{Address, DmaAddr};
 use crate::lg2;
 use crate::span::Span;
@@ -93,7 +93,7 @@ impl MemoryPageSize {
     {
         let spans = spans.into_iter();
         let mut rest = spans.clone();
-        let first = Run::of(rest.next().ok_or(Error::Empty)?);
+        let first = ByteRun::of(rest.next().ok_or(Error::Empty)?);
         if !lg2::is_aligned(first.first, DWORD_LG2) {
             let addr = DmaAddr::new(first.first);
             return Err(Error::Unaligned { addr, align: lg2::size(DWORD_LG2) });
@@ -101,7 +101,7 @@ impl MemoryPageSize {
         // Low bits: a span ends or the next one begins elsewhere than on a page.
         let (mut seams, mut last) = (0, first.last);
         let mut above = u128::from(first.above());
-        rest.map(Run::of).for_each(|run| {
+        rest.map(ByteRun::of).for_each(|run| {
             seams |= last.wrapping_add(1) | run.first;
             last = run.last;
             above += u128::from(run.above()) + 1;
@@ -116,7 +116,7 @@ impl MemoryPageSize {
 
     /// The same for spans that meet inside pages, and have to touch there.
     #[cold]
-    fn count_seamed(self, mut runs: impl Iterator<Item = Run>) -> Result<usize, Error> {
+    fn count_seamed(self, mut runs: impl Iterator<Item = ByteRun>) -> Result<usize, Error> {
         let mask = lg2::mask(self.lg2);
         let mut run = runs.next().ok_or(Error::Empty)?;
         let mut count = self.pages(run);
@@ -202,7 +202,7 @@ impl MemoryPageSize {
     /// counting.
     #[inline(always)]
     fn in_command<A: Address>(self, mut spans: impl Iterator<Item = Span<A>>) -> Option<Prps> {
-        let run = Run::of(spans.next()?);
+        let run = ByteRun::of(spans.next()?);
         let (first, last) = (run.first >> self.lg2, run.last >> self.lg2);
         if last - first > 1 || !lg2::is_aligned(run.first, DWORD_LG2) || spans.next().is_some() {
             return None;
@@ -213,7 +213,7 @@ impl MemoryPageSize {
 
     /// Refuses a page of a list that the controller would read otherwise than it was written.
     #[inline(always)]
-    fn check(self, n: usize, page: &ListPage<'_, u64>, place: Place) -> Result<(), Error> {
+    fn check(self, n: usize, page: &ListPage<'_, u64>, place: PagePosition) -> Result<(), Error> {
         let (addr, entries) = (page.addr, page.entries.len());
         let align_lg2 = if n == 0 { ENTRY_LG2 } else { self.lg2 };
         if !lg2::is_aligned(addr.get(), align_lg2) {
@@ -221,8 +221,8 @@ impl MemoryPageSize {
         }
         let expected = self.list_entries(addr.get());
         let is_fit = match place {
-            Place::Chained => entries == expected,
-            Place::Last => entries <= expected,
+            PagePosition::Chained => entries == expected,
+            PagePosition::Last => entries <= expected,
         };
         if is_fit { Ok(()) } else { Err(Error::ListPage { addr, entries, expected }) }
     }
@@ -236,7 +236,7 @@ impl MemoryPageSize {
 
     /// How many pages the bytes of a run lie in.
     #[inline(always)]
-    fn pages(self, run: Run) -> u64 {
+    fn pages(self, run: ByteRun) -> u64 {
         (run.last >> self.lg2) - (run.first >> self.lg2) + 1
     }
 }

@@ -6,12 +6,12 @@ use crate::span::Span;
 /// Bytes that follow each other, from the first to the last address. Unlike a [`Span`] it may be
 /// the whole space, which spans that touch can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct ByteRun {
     pub(super) first: u64,
     pub(super) last: u64,
 }
 
-impl Run {
+impl ByteRun {
     #[inline(always)]
     pub(super) fn of<A: Address>(span: Span<A>) -> Self {
         Self { first: span.start().get(), last: span.last().get() }
@@ -40,25 +40,25 @@ impl Run {
 pub(super) struct Runs<I> {
     spans: I,
     /// What the next span may still join; `None` at the end.
-    open: Option<Run>,
+    open: Option<ByteRun>,
 }
 
 impl<A: Address, I: Iterator<Item = Span<A>>> Runs<I> {
     #[inline(always)]
     pub(super) fn new(mut spans: I) -> Self {
-        let open = spans.next().map(Run::of);
+        let open = spans.next().map(ByteRun::of);
         Self { spans, open }
     }
 }
 
 impl<A: Address, I: Iterator<Item = Span<A>>> Iterator for Runs<I> {
-    type Item = Run;
+    type Item = ByteRun;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Run> {
+    fn next(&mut self) -> Option<ByteRun> {
         let mut run = self.open?;
         self.open = loop {
-            match self.spans.next().map(Run::of) {
+            match self.spans.next().map(ByteRun::of) {
                 Some(next) if run.touches(next) => run.last = next.last,
                 next => break next,
             }
@@ -67,15 +67,16 @@ impl<A: Address, I: Iterator<Item = Span<A>>> Iterator for Runs<I> {
     }
 
     #[inline(always)]
-    fn fold<T, F: FnMut(T, Run) -> T>(self, init: T, mut each: F) -> T {
+    fn fold<T, F: FnMut(T, ByteRun) -> T>(self, init: T, mut each: F) -> T {
         let Some(open) = self.open else { return init };
-        let (folded, last) = self.spans.map(Run::of).fold((init, open), |(folded, run), next| {
-            if run.touches(next) {
-                (folded, Run { first: run.first, last: next.last })
-            } else {
-                (each(folded, run), next)
-            }
-        });
+        let (folded, last) =
+            self.spans.map(ByteRun::of).fold((init, open), |(folded, run), next| {
+                if run.touches(next) {
+                    (folded, ByteRun { first: run.first, last: next.last })
+                } else {
+                    (each(folded, run), next)
+                }
+            });
         each(folded, last)
     }
 }

@@ -1,43 +1,43 @@
 //! Scatter-gather entries.
 
-use super::limits::Limits;
-use super::run::{Run, Runs};
+use super::limits::SegmentLimits;
+use super::run::{ByteRun, Runs};
 use crate::addr::{Address, DmaAddr};
 use crate::span::Span;
 
 /// A segment that a device takes: contiguous bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Entry {
+pub struct ScatterEntry {
     /// Where it begins.
     pub addr: DmaAddr,
     /// How many bytes it has; not 0.
     pub len: u32,
 }
 
-/// The segments of some spans, from [`Limits::entries`].
+/// The segments of some spans, from [`SegmentLimits::entries`].
 ///
 /// Going through all of them by [`for_each`](Iterator::for_each) or [`fold`](Iterator::fold) is
 /// faster than one by one.
 #[derive(Clone, Debug)]
 pub struct ScatterGather<I> {
-    limits: Limits,
+    limits: SegmentLimits,
     runs: Runs<I>,
     /// What a run was cut off from.
-    rest: Option<Run>,
+    rest: Option<ByteRun>,
 }
 
 impl<I> ScatterGather<I> {
     #[inline(always)]
-    pub(super) fn new(limits: Limits, runs: Runs<I>) -> Self {
+    pub(super) fn new(limits: SegmentLimits, runs: Runs<I>) -> Self {
         Self { limits, runs, rest: None }
     }
 }
 
 impl<A: Address, I: Iterator<Item = Span<A>>> Iterator for ScatterGather<I> {
-    type Item = Entry;
+    type Item = ScatterEntry;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Entry> {
+    fn next(&mut self) -> Option<ScatterEntry> {
         let run = match self.rest {
             Some(rest) => rest,
             None => self.runs.next()?,
@@ -48,9 +48,9 @@ impl<A: Address, I: Iterator<Item = Span<A>>> Iterator for ScatterGather<I> {
     }
 
     #[inline(always)]
-    fn fold<T, F: FnMut(T, Entry) -> T>(self, init: T, mut each: F) -> T {
+    fn fold<T, F: FnMut(T, ScatterEntry) -> T>(self, init: T, mut each: F) -> T {
         let Self { limits, runs, rest } = self;
-        let mut cut = |mut folded: T, mut run: Run| loop {
+        let mut cut = |mut folded: T, mut run: ByteRun| loop {
             let (entry, rest) = limits.cut(run);
             folded = each(folded, entry);
             match rest {

@@ -4,9 +4,9 @@
 //! of data or of a segment, which is an array of further ones.
 
 use super::error::Error;
-use super::limits::Limits;
-use super::list::{ListPage, Place, pages_for};
-use super::scatter::Entry;
+use super::limits::SegmentLimits;
+use super::list::{ListPage, PagePosition, pages_for};
+use super::scatter::ScatterEntry;
 use crate::addr::{Address, DmaAddr};
 use crate::lg2;
 use crate::span::Span;
@@ -54,7 +54,7 @@ impl SglDescriptor {
 
     /// A Data Block.
     #[inline(always)]
-    const fn data(entry: Entry) -> Self {
+    const fn data(entry: ScatterEntry) -> Self {
         Self::new(Kind::Data, entry.addr, entry.len)
     }
 
@@ -80,7 +80,7 @@ impl Sgl {
     /// are chained. The pages of the list are taken from the first one on, and those that are not
     /// needed are left as they are. They may be of any length and lie anywhere, aligned to 8 bytes.
     ///
-    /// How many Data Blocks there are says [`Limits::need`]; a page that another follows has one
+    /// How many Data Blocks there are says [`SegmentLimits::need`]; a page that another follows has one
     /// less than it has entries.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl Sgl {
     /// The device does not read the list meanwhile.
     #[inline(always)]
     pub fn write<A: Address, I>(
-        limits: Limits,
+        limits: SegmentLimits,
         spans: I,
         list: &mut [ListPage<'_, SglDescriptor>],
     ) -> Result<Self, Error>
@@ -157,7 +157,7 @@ fn pointer(
 
 /// Refuses a page of a list that no descriptor can tell.
 #[inline(always)]
-fn check(_: usize, page: &ListPage<'_, SglDescriptor>, place: Place) -> Result<(), Error> {
+fn check(_: usize, page: &ListPage<'_, SglDescriptor>, place: PagePosition) -> Result<(), Error> {
     let (addr, entries) = (page.addr, page.entries.len());
     if !lg2::is_aligned(addr.get(), SEGMENT_ALIGN_LG2) {
         return Err(Error::Unaligned { addr, align: lg2::size(SEGMENT_ALIGN_LG2) });
@@ -165,7 +165,7 @@ fn check(_: usize, page: &ListPage<'_, SglDescriptor>, place: Place) -> Result<(
     if entries > MAX_SEGMENT {
         return Err(Error::ListPage { addr, entries, expected: MAX_SEGMENT });
     }
-    if place == Place::Chained && entries == 0 {
+    if place == PagePosition::Chained && entries == 0 {
         return Err(Error::ListPage { addr, entries, expected: 1 });
     }
     Ok(())

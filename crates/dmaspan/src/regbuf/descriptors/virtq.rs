@@ -3,8 +3,8 @@
 //! Virtual I/O Device 1.2, sections 2.7 (split) and 2.8 (packed).
 
 use super::error::Error;
-use super::limits::Limits;
-use super::scatter::Entry;
+use super::limits::SegmentLimits;
+use super::scatter::ScatterEntry;
 use crate::addr::Address;
 use crate::span::Span;
 
@@ -30,7 +30,7 @@ const MAX_BYTES: u64 = 1 << 32;
 /// its `seg_max` and the size of its queue are the room to give.
 ///
 /// ```
-/// use dmaspan::regbuf::descriptors::{Chain, Limits, SplitDescriptor};
+/// use dmaspan::regbuf::descriptors::{Chain, SegmentLimits, SplitDescriptor};
 /// use dmaspan::{PhysAddr, Span};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,7 +39,7 @@ const MAX_BYTES: u64 = 1 << 32;
 /// let status = Span::new(PhysAddr::new(0x1010), 1)?;
 ///
 /// let mut table = [SplitDescriptor::default(); 8]; // of the queue
-/// let chain = Chain::new(Limits::default(), [header], [data, status]);
+/// let chain = Chain::new(SegmentLimits::default(), [header], [data, status]);
 /// let head = chain.write_split(&[5, 2, 7, 1], |index, descriptor| {
 ///     table[usize::from(index)] = descriptor;
 /// })?;
@@ -49,7 +49,7 @@ const MAX_BYTES: u64 = 1 << 32;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Chain<R, W> {
-    limits: Limits,
+    limits: SegmentLimits,
     readable: R,
     writable: W,
 }
@@ -57,7 +57,7 @@ pub struct Chain<R, W> {
 /// A descriptor of a chain, in either format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Element {
-    pub(super) entry: Entry,
+    pub(super) entry: ScatterEntry,
     /// [`WRITE`] and [`NEXT`], as is right for its place in the chain.
     pub(super) flags: u16,
 }
@@ -70,7 +70,7 @@ where
     /// The chain of what a device reads and of what it writes.
     #[inline(always)]
     pub fn new(
-        limits: Limits,
+        limits: SegmentLimits,
         readable: impl IntoIterator<IntoIter = R>,
         writable: impl IntoIterator<IntoIter = W>,
     ) -> Self {

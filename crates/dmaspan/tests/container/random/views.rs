@@ -15,8 +15,8 @@ use dmaspan_sim::bus::Bus;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::{Hit, Iotlb, Planted};
 use dmaspan_sim::memory::SimMemory;
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
-use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
+use dmaspan_sim::walker::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
 use dmaspan_sim::walker::{Access, Switch, Walker};
 
 use super::world::Tried;
@@ -147,14 +147,14 @@ pub(crate) fn fresh<const BATCH: usize>(kind: Kind, faults: &Faults) -> Fresh<BA
             let table = PageTable::new(AmdV1::new(config).unwrap(), memory).unwrap();
             let (root, level) = table.root_and_level();
             let dte = table.format().registers(root, level).dte;
-            let walker = AmdV1Walker::new(AmdV1Registers { dte }).unwrap();
+            let walker = AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap();
             finish(kind, table, walker, tables, faults)
         }
         _ => {
             let config = VtdSsConfig { dirty, ..VtdSsConfig::new(39, 46) };
             let table = PageTable::new(VtdSs::new(config).unwrap(), memory).unwrap();
             let [entry, _] = table.format().registers(table.root()).pasid_entry;
-            let walker = VtdSsWalker::new(VtdSsRegisters {
+            let walker = VtdSsWalker::new(VtdSsWalkRegisters {
                 ssptptr: entry & !lg2::mask(12),
                 aw: u8::try_from(entry >> 2 & 0b111).unwrap(),
                 ssade: if entry & 1 << 9 != 0 { Switch::On } else { Switch::Off },

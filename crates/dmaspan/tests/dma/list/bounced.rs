@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dmaspan::dma::{Device, DeviceConfig, Error, Flush, Trust, Unmapped};
 use dmaspan::{Direction, Iova, PhysAddr};
 use dmaspan_sim::bounce::{POISON, SimPool};
-use dmaspan_sim::device::Device as SimDevice;
+use dmaspan_sim::device::SimDevice;
 use dmaspan_sim::memory::SimMemory;
 
 use super::{G, Pieces, Rig, Space, config, memory, refused, rig, room};

@@ -3,7 +3,7 @@
 use dmaspan::io_pgtable::{AmdV1, AmdV1Config, DirtyTracking};
 use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_sim::suite::Subject;
-use dmaspan_sim::walker::amd_v1::{AmdV1Registers, AmdV1Walker};
+use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
@@ -31,7 +31,7 @@ impl Subject for Amd {
 
     fn walker(format: &AmdV1, root: PhysAddr, top_level: u32) -> AmdV1Walker {
         let dte = format.registers(root, top_level).dte;
-        AmdV1Walker::new(AmdV1Registers { dte }).unwrap()
+        AmdV1Walker::new(AmdV1WalkRegisters { dte }).unwrap()
     }
 
     fn strict(walker: &AmdV1Walker, tables: &Arena, range: IovaRange) -> Result<(), String> {

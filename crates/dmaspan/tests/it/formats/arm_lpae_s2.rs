@@ -3,7 +3,7 @@
 use dmaspan::io_pgtable::{ArmLpaeS2, ArmLpaeS2Config, DirtyTracking, Format, S2MemoryTypes};
 use dmaspan::{IovaRange, PhysAddr, Prot};
 use dmaspan_sim::suite::Subject;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS2Walker, ArmS2Registers, MemAttr};
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS2Walker, ArmS2WalkRegisters, MemAttr};
 use dmaspan_sim::{Arena, format_suite};
 
 use super::WIDTHS;
@@ -50,7 +50,7 @@ impl<const G: u32> Subject for ArmS2<G> {
             0b1111 => MemAttr::Combined,
             _ => MemAttr::Forced,
         };
-        ArmLpaeS2Walker::new(ArmS2Registers {
+        ArmLpaeS2Walker::new(ArmS2WalkRegisters {
             vttbr: registers.vttbr,
             vtcr: registers.vtcr,
             mem_attr,

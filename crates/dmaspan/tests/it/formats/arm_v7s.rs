@@ -3,7 +3,9 @@
 use dmaspan::io_pgtable::{ArmV7s, ArmV7sConfig, ArmV7sVariant, Format};
 use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_sim::suite::Subject;
-use dmaspan_sim::walker::arm_v7s::{ArmV7sRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE, Variant};
+use dmaspan_sim::walker::arm_v7s::{
+    ArmV7sWalkRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE, Variant,
+};
 use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
@@ -35,7 +37,7 @@ impl Subject for ShortDescriptors {
             0 => Variant::Arm,
             _ => Variant::MediaTek { input_lg2: 34 },
         };
-        ArmV7sWalker::new(ArmV7sRegisters {
+        ArmV7sWalker::new(ArmV7sWalkRegisters {
             ttbr: registers.ttbr,
             ttbcr: registers.tcr,
             prrr: registers.prrr,

@@ -50,10 +50,10 @@ impl Subject for RiscvTables {
         let registers = format.registers(root);
         // The second stage alone has a root of four tables.
         let stage = match format.geometry().root.lg2_size {
-            12 => riscv::RiscvStage::First { fsc: registers.atp },
-            _ => riscv::RiscvStage::Second { iohgatp: registers.atp },
+            12 => riscv::RiscvRoot::First { fsc: registers.atp },
+            _ => riscv::RiscvRoot::Second { iohgatp: registers.atp },
         };
-        RiscvWalker::new(riscv::RiscvRegisters {
+        RiscvWalker::new(riscv::RiscvWalkRegisters {
             stage,
             // SADE and GADE.
             updates: if registers.tc & 0b11 << 7 != 0 { Switch::On } else { Switch::Off },

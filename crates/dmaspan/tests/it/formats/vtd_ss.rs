@@ -6,7 +6,7 @@ use dmaspan::io_pgtable::{
 use dmaspan::{IovaRange, PhysAddr, Prot, lg2};
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::Switch;
-use dmaspan_sim::walker::vtd_ss::{VtdSsRegisters, VtdSsWalker};
+use dmaspan_sim::walker::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
 use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
@@ -37,7 +37,7 @@ impl Subject for SecondStage {
         let switch = |on: bool| if on { Switch::On } else { Switch::Off };
         // Without snoop control bit 11 is reserved.
         let snoops = format.template(0, 12, Prot::READ_WRITE | Prot::CACHE) & 1 << 11;
-        VtdSsWalker::new(VtdSsRegisters {
+        VtdSsWalker::new(VtdSsWalkRegisters {
             ssptptr: entry & !lg2::mask(12),
             aw: u8::try_from(entry >> 2 & 0b111).unwrap(),
             ssade: switch(entry & 1 << 9 != 0),

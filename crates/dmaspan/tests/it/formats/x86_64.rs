@@ -3,7 +3,7 @@
 use dmaspan::io_pgtable::{DirtyTracking, ExecuteDisable, Format, Half, X86_64, X86_64Config};
 use dmaspan::{IovaRange, PhysAddr, lg2};
 use dmaspan_sim::suite::Subject;
-use dmaspan_sim::walker::x86_64::{X86Registers, X86Walker};
+use dmaspan_sim::walker::x86_64::{X86_64WalkRegisters, X86Walker};
 use dmaspan_sim::walker::{Requester, Switch};
 use dmaspan_sim::{Arena, format_suite};
 
@@ -37,13 +37,13 @@ impl Subject for FirstStage {
         let registers = format.registers(root);
         let entry = registers.pasid_entry;
         let switch = |on: bool| if on { Switch::On } else { Switch::Off };
-        X86Walker::new(X86Registers {
+        X86Walker::new(X86_64WalkRegisters {
             root: entry & !lg2::mask(12),
             // FSPM.
             levels: if entry >> 2 & 0b11 == 1 { 5 } else { 4 },
             physical_lg2: format.geometry().output_bits,
             encryption_mask: (registers.gcr3_entry ^ entry) & !lg2::mask(12),
-            pat: X86Registers::PAT_AT_RESET,
+            pat: X86_64WalkRegisters::PAT_AT_RESET,
             nxe: switch(entry & 1 << 5 != 0),
             wp: Switch::On,
             pages_1g: Switch::On,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use dmaspan::regbuf::descriptors::Limits;
+use dmaspan::regbuf::descriptors::SegmentLimits;
 use dmaspan::{DmaAddr, Span};
 use proptest::prelude::*;
 
@@ -13,8 +13,8 @@ pub(crate) fn span(start: u64, len: u64) -> Span<DmaAddr> {
     Span::new(DmaAddr::new(start), len).unwrap()
 }
 
-pub(crate) fn limits(max_segment: u32, boundary: Option<u64>) -> Limits {
-    let limits = Limits::new(NonZeroU32::new(max_segment).unwrap());
+pub(crate) fn limits(max_segment: u32, boundary: Option<u64>) -> SegmentLimits {
+    let limits = SegmentLimits::new(NonZeroU32::new(max_segment).unwrap());
     boundary.map_or(limits, |boundary| limits.with_boundary(boundary).unwrap())
 }
 

@@ -1,13 +1,13 @@
 //! Scatter-gather entries, against all ways to cut the bytes.
 
-use dmaspan::regbuf::descriptors::{Entry, Error, Limits, Need};
+use dmaspan::regbuf::descriptors::{Error, Need, ScatterEntry, SegmentLimits};
 use dmaspan::{DmaAddr, Errno, PhysAddr, Span};
 use proptest::prelude::*;
 
 use super::common::{bytes, joined, joined_spans, limits, lists, small_lists, span, total};
 
-fn entry(addr: u64, len: u32) -> Entry {
-    Entry { addr: DmaAddr::new(addr), len }
+fn entry(addr: u64, len: u32) -> ScatterEntry {
+    ScatterEntry { addr: DmaAddr::new(addr), len }
 }
 
 /// The fewest segments that bytes can be cut into: over all ways.
@@ -29,7 +29,7 @@ fn fewest(bytes: &[u64], max: usize, boundary: Option<u64>) -> usize {
     best[0]
 }
 
-fn check(spans: &[Span<DmaAddr>], limits: Limits) -> Vec<Entry> {
+fn check(spans: &[Span<DmaAddr>], limits: SegmentLimits) -> Vec<ScatterEntry> {
     let entries: Vec<_> = limits.entries(spans.iter().copied()).collect();
     let max = limits.max_segment().get();
     for entry in &entries {
@@ -96,7 +96,7 @@ fn spans_beyond_a_length_of_32_bits_are_cut() {
     // Without limits of its own, no page is.
     let last_page = (1 << 32) - 0x1000;
     let expected = [entry(0, 0xffff_f000), entry(last_page, 0x1000)];
-    assert_eq!(check(&four_gib, Limits::default()), expected);
+    assert_eq!(check(&four_gib, SegmentLimits::default()), expected);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn too_little_room_is_refused_with_the_number_that_is_needed() {
 #[test]
 fn a_boundary_is_a_power_of_two() {
     for boundary in [0, 3, 0xfff, u64::MAX] {
-        let error = Limits::default().with_boundary(boundary).unwrap_err();
+        let error = SegmentLimits::default().with_boundary(boundary).unwrap_err();
         assert_eq!((error, error.errno()), (Error::Boundary { boundary }, Errno::EINVAL));
     }
     assert_eq!(limits(1, Some(1 << 63)).boundary(), Some(1 << 63));
@@ -143,7 +143,7 @@ fn a_boundary_is_a_power_of_two() {
 #[test]
 fn physical_addresses_do_where_nothing_translates() {
     let spans = [Span::new(PhysAddr::new(0x1000), 0x800).unwrap()];
-    assert_eq!(Limits::default().entries(spans).next(), Some(entry(0x1000, 0x800)));
+    assert_eq!(SegmentLimits::default().entries(spans).next(), Some(entry(0x1000, 0x800)));
     let nothing: [Span; 0] = [];
-    assert_eq!(Limits::default().entries(nothing).next(), None);
+    assert_eq!(SegmentLimits::default().entries(nothing).next(), None);
 }

@@ -1,6 +1,6 @@
 //! NVMe scatter-gather lists, read as a controller does.
 
-use dmaspan::regbuf::descriptors::{Error, Limits, ListPage, Sgl, SglDescriptor};
+use dmaspan::regbuf::descriptors::{Error, ListPage, SegmentLimits, Sgl, SglDescriptor};
 use dmaspan::{DmaAddr, Errno, Span};
 use proptest::prelude::*;
 
@@ -53,7 +53,7 @@ impl List {
         LISTS + n as u64 * 0x10008
     }
 
-    fn write(&mut self, limits: Limits, spans: &[Span<DmaAddr>]) -> Result<Sgl, Error> {
+    fn write(&mut self, limits: SegmentLimits, spans: &[Span<DmaAddr>]) -> Result<Sgl, Error> {
         let addr = |n| DmaAddr::new(Self::addr(n));
         let pages = self.pages.iter_mut().enumerate();
         let mut list: Vec<_> =
@@ -73,10 +73,10 @@ impl List {
 
 /// What list memory has before: the segment of a command that was made of nothing in particular.
 fn old() -> SglDescriptor {
-    Sgl::write(Limits::default(), [span(0x5a5a, 0x5a5a)], &mut []).unwrap().sgl1
+    Sgl::write(SegmentLimits::default(), [span(0x5a5a, 0x5a5a)], &mut []).unwrap().sgl1
 }
 
-fn check(limits: Limits, spans: &[Span<DmaAddr>], mut list: List) -> Result<Sgl, Error> {
+fn check(limits: SegmentLimits, spans: &[Span<DmaAddr>], mut list: List) -> Result<Sgl, Error> {
     let written = list.write(limits, spans);
     match written {
         Ok(sgl) => {
@@ -112,7 +112,7 @@ fn small_spans_are_told_under_all_limits() {
 
 #[test]
 fn every_number_of_blocks_has_lists_that_are_just_long_enough() {
-    let any = Limits::default();
+    let any = SegmentLimits::default();
     for count in 2..24 {
         for first in 1..=6 {
             for second in 1..=6 {
@@ -148,7 +148,8 @@ proptest! {
 
 #[test]
 fn one_block_stands_in_the_command() {
-    let sgl = check(Limits::default(), &[span(0x1001, 0x1234), span(0x2235, 1)], List::new(&[]));
+    let sgl =
+        check(SegmentLimits::default(), &[span(0x1001, 0x1234), span(0x2235, 1)], List::new(&[]));
     let sgl = sgl.unwrap();
     let expected = [1, 0x10, 0, 0, 0, 0, 0, 0, 0x35, 0x12, 0, 0, 0, 0, 0, 0];
     assert_eq!((sgl.sgl1.to_bytes(), sgl.list_pages), (expected, 0));
@@ -164,22 +165,22 @@ fn blocks_are_as_long_as_a_length_of_32_bits_can_tell() {
 #[test]
 fn a_last_page_without_entries_takes_no_room_away() {
     for (pages, room) in [(&[3, 0][..], 3), (&[3, 1], 3), (&[1, 0], 1), (&[0], 0), (&[], 0)] {
-        let written = check(Limits::default(), &apart(4), List::new(pages));
+        let written = check(SegmentLimits::default(), &apart(4), List::new(pages));
         assert_eq!(written, Err(Error::Room { needed: 4, room }));
     }
 }
 
 #[test]
 fn lists_that_no_descriptor_can_tell_are_refused() {
-    assert_eq!(check(Limits::default(), &[], List::new(&[4])), Err(Error::Empty));
-    let error = check(Limits::default(), &apart(3), List::new(&[0, 4])).unwrap_err();
+    assert_eq!(check(SegmentLimits::default(), &[], List::new(&[4])), Err(Error::Empty));
+    let error = check(SegmentLimits::default(), &apart(3), List::new(&[0, 4])).unwrap_err();
     let addr = DmaAddr::new(LISTS);
     assert_eq!(error, Error::ListPage { addr, entries: 0, expected: 1 });
     assert_eq!(error.errno(), Errno::EINVAL);
     let mut entries = [old(); 4];
     let addr = DmaAddr::new(0x1004);
     let list = &mut [ListPage { addr, entries: &mut entries }];
-    let error = Sgl::write(Limits::default(), apart(3), list);
+    let error = Sgl::write(SegmentLimits::default(), apart(3), list);
     assert_eq!(error, Err(Error::Unaligned { addr, align: 8 }));
     assert_eq!(entries, [old(); 4]);
 }

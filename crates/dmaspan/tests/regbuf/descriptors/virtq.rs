@@ -1,7 +1,7 @@
 //! Virtio chains, read as a device does.
 
 use dmaspan::regbuf::descriptors::{
-    Chain, Error, Limits, PackedDescriptor, PackedPosition, SplitDescriptor,
+    Chain, Error, PackedDescriptor, PackedPosition, SegmentLimits, SplitDescriptor,
 };
 use dmaspan::{DmaAddr, Errno, Span};
 use proptest::prelude::*;
@@ -72,7 +72,7 @@ fn packed_list(
     panic!("a list with a loop");
 }
 
-fn check_pieces(pieces: &(Pieces, Pieces), limits: Limits, read: &Spans, written: &Spans) {
+fn check_pieces(pieces: &(Pieces, Pieces), limits: SegmentLimits, read: &Spans, written: &Spans) {
     for (pieces, spans) in [(&pieces.0, read), (&pieces.1, written)] {
         let entries = limits.entries(spans.iter().copied());
         let entries = entries.map(|entry| (entry.addr.get(), u64::from(entry.len)));
@@ -82,7 +82,7 @@ fn check_pieces(pieces: &(Pieces, Pieces), limits: Limits, read: &Spans, written
 }
 
 /// Checks a chain of bytes that are read and written, in all formats.
-fn check(limits: Limits, read: &Spans, written: &Spans) {
+fn check(limits: SegmentLimits, read: &Spans, written: &Spans) {
     let chain = Chain::new(limits, read.iter().copied(), written.iter().copied());
     let count = chain.descriptors().unwrap();
 
@@ -213,7 +213,7 @@ impl Iterator for FewerInClones {
 
 #[test]
 fn spans_that_were_not_counted_take_no_descriptor_of_another_chain() {
-    let chain = || Chain::new(Limits::default(), FewerInClones(0..4), FewerInClones(0..4));
+    let chain = || Chain::new(SegmentLimits::default(), FewerInClones(0..4), FewerInClones(0..4));
     let mut indices = Vec::new();
     assert_eq!(chain().write_split(&[7, 5, 3], |index, _| indices.push(index)), Ok(2));
     assert_eq!(indices, [7, 5]);

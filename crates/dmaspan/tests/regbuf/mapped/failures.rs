@@ -10,7 +10,7 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
-use dmaspan::regbuf::{Error, Request};
+use dmaspan::regbuf::{BufferRequest, Error};
 use dmaspan::{Direction, Errno, IovaRange, PhysAddr, Prot};
 use dmaspan_sim::Arena;
 use dmaspan_sim::fault::Fired;
@@ -24,9 +24,9 @@ fn every_failing_step_of_registering_leaves_nothing() {
         let behind = Behind::<12>::new(&world, flush);
         let all = world.folios(&[0; 100], 31);
         let requests = [
-            Request::new(part(all, 0x123, 70 * PAGE)),
-            Request::VACANT,
-            Request::new(part(all, 80 * PAGE, 0x1800)),
+            BufferRequest::new(part(all, 0x123, 70 * PAGE)),
+            BufferRequest::VACANT,
+            BufferRequest::new(part(all, 80 * PAGE, 0x1800)),
         ];
         // Roots stay.
         let mut registry = behind.registry(&world);
@@ -62,12 +62,12 @@ fn what_was_mapped_before_a_failure_stays_pinned_until_hardware_forgets_it() {
     let mut registry = behind.registry(&world);
     behind.iotlb.fail_next_sync_maps(1);
     behind.iotlb.fail_next_invalidations(1);
-    let refused = registry.register(&[Request::new(all)]).unwrap_err();
+    let refused = registry.register(&[BufferRequest::new(all)]).unwrap_err();
     assert_eq!(refused.errno(), Errno::EIO);
     assert_eq!((behind.state(), world.held()), ((1, (0, 1)), (4, 4 * PAGE)));
     behind.domain.flush().unwrap();
     assert_eq!((behind.state(), world.held()), ((0, (0, 0)), (0, 0)));
-    registry.register(&[Request::new(all)]).unwrap();
+    registry.register(&[BufferRequest::new(all)]).unwrap();
     drop(registry);
     behind.check_end();
 }
@@ -79,7 +79,7 @@ fn memory_stays_pinned_in_quarantine_where_hardware_does_not_forget_it() {
         let behind = Behind::<12>::new(&world, flush);
         let all = world.folios(&[0; 4], 31);
         let mut registry = behind.registry(&world);
-        registry.register(&[Request::new(part(all, 0x10, 0x2000))]).unwrap();
+        registry.register(&[BufferRequest::new(part(all, 0x10, 0x2000))]).unwrap();
         let node = registry.get(0).unwrap().clone();
         let at = node.import(0, 4, Direction::FromDevice).unwrap().next().unwrap();
         behind.write(at.start(), b"seen").unwrap();
@@ -106,7 +106,7 @@ fn a_domain_without_tables_refuses_by_name_and_keeps_nothing() {
     let mut registry = behind.registry(&world);
     // The pin, its two runs, and then the tables.
     world.faults.arm(4);
-    let refused = registry.register(&[Request::new(all)]).unwrap_err();
+    let refused = registry.register(&[BufferRequest::new(all)]).unwrap_err();
     world.faults.disarm();
     let Error::Buffer { error: MappedSourceError::Map(error), errno, .. } = refused else {
         panic!("{refused}");

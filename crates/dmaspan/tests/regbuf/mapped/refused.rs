@@ -6,7 +6,7 @@ use dmaspan::dma::{
     Bounce, Device, DeviceConfig, DeviceLimits, Flush, MapBufferError, MappedSource,
     MappedSourceError, MustBounce, Trust,
 };
-use dmaspan::regbuf::{Error, Registry, Request};
+use dmaspan::regbuf::{BufferRequest, Error, Registry};
 use dmaspan::{Coherency, Errno, PhysAddr, Prot, Span};
 use dmaspan_sim::bounce::SimPool;
 
@@ -59,14 +59,14 @@ fn an_untrusted_device_gets_whole_granules_and_is_refused_parts() {
     let behind = Behind::<12>::with(&world, Flush::Lazy, config);
     let all = world.folios(&[0, 0, 0, 0], 21);
     let mut registry = behind.registry(&world);
-    registry.register(&[Request::new(all)]).unwrap();
+    registry.register(&[BufferRequest::new(all)]).unwrap();
     drop(registry);
     for (user, bad) in [
         (part(all, 0x10, 3 * PAGE), part(all, 0x10, PAGE - 0x10)),
         (part(all, 0, PAGE + 1), part(all, PAGE, 1)),
     ] {
         let mut registry = behind.registry(&world);
-        let refused = registry.register(&[Request::new(user)]).unwrap_err();
+        let refused = registry.register(&[BufferRequest::new(user)]).unwrap_err();
         assert_eq!(refused.errno(), Errno::EPERM);
         let Error::Buffer { index: 0, error: MappedSourceError::Map(error), .. } = refused else {
             panic!("{refused}");
@@ -88,7 +88,7 @@ fn a_device_that_sees_only_its_pool_is_refused_other_memory() {
     let all = world.folios(&[1], 21);
     let before = world.held();
     let mut registry = Registry::new(MappedSource::new(world.pinned(), Arc::new(device)));
-    let refused = registry.register(&[Request::new(all)]).unwrap_err();
+    let refused = registry.register(&[BufferRequest::new(all)]).unwrap_err();
     assert_eq!(refused.errno(), Errno::EPERM);
     assert!(refused.to_string().contains("sees nothing but its pool"), "{refused}");
     assert_eq!(world.held(), before);
@@ -169,7 +169,7 @@ fn the_reason_of_the_memory_and_its_errno_are_passed_on() {
     let all = world.folios(&[1], 21);
     let mut registry = behind.registry(&world);
     // Half of it is nobody's.
-    let refused = registry.register(&[Request::new(part(all, PAGE, 2 * PAGE))]).unwrap_err();
+    let refused = registry.register(&[BufferRequest::new(part(all, PAGE, 2 * PAGE))]).unwrap_err();
     let Error::Buffer { error: MappedSourceError::Buffer { error, errno }, .. } = &refused else {
         panic!("{refused}");
     };

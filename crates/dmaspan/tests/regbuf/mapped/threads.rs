@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use dmaspan::dma::{Device, DeviceConfig, Flush, MapBufferError, MappedSource, NoPool};
-use dmaspan::regbuf::{Buffer, CloneRequest, Existing, Node, Registry, Request};
+use dmaspan::regbuf::{Buffer, BufferRequest, CloneRequest, Existing, Node, Registry};
 use dmaspan::{Direction, DmaAddr, PhysAddr, Prot, UserRange};
 
 use super::world::{Accesses as _, Behind, Dma, PAGE, Rng, Source, World, part, physical, size};
@@ -84,7 +84,10 @@ impl<const G: u32> Place<'_, G> {
         let mut mine = Registry::new(MappedSource::new(self.world.pinned(), Arc::clone(&device)));
         let mut third = self.behind.registry(self.world);
         for _ in 0..150 {
-            let requests = [Request::new(self.range(&mut rng)), Request::new(self.range(&mut rng))];
+            let requests = [
+                BufferRequest::new(self.range(&mut rng)),
+                BufferRequest::new(self.range(&mut rng)),
+            ];
             // Where hardware does not answer, or a table is taken already, nothing happens.
             match rng.below(8) {
                 0 => drop(mine.register(&requests)),
@@ -139,7 +142,7 @@ fn history(seed: u64) {
         buffers: &'a [Arc<Buffer<PhysAddr>>],
     ) -> Place<'a, G> {
         let mut shared = behind.registry(world);
-        shared.register(&[Request::VACANT, Request::VACANT]).unwrap();
+        shared.register(&[BufferRequest::VACANT, BufferRequest::VACANT]).unwrap();
         let (shared, flying) = (Mutex::new(shared), Mutex::default());
         Place { world, behind, all, buffers, shared, flying }
     }

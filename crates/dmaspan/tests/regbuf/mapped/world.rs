@@ -15,7 +15,7 @@ use dmaspan_sim::device::DmaError;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-use dmaspan_sim::sanitizer::{Config, Pointless, Sanitized, Sanitizer};
+use dmaspan_sim::sanitizer::{Pointless, Sanitized, Sanitizer, SanitizerConfig};
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) use crate::common::{Rng, USER, part, size};
@@ -113,8 +113,10 @@ impl<const G: u32> Behind<G> {
         let walker = ArmLpaeS1Walker::new(registers.into());
         let iotlb = Iotlb::new(walker.unwrap(), tables.clone());
         // What was to be mapped and was not is unmapped all the same.
-        let sanitizer =
-            Sanitizer::new(Config { pointless: Pointless::Ignore, ..Config::default() });
+        let sanitizer = Sanitizer::new(SanitizerConfig {
+            pointless: Pointless::Ignore,
+            ..SanitizerConfig::default()
+        });
         let hooks = Sanitized::new(Faulty::new(iotlb.clone(), &world.faults), &sanitizer);
         let domain = Domain::new(table, hooks).unwrap();
         let dma = DmaConfig { flush, ..DmaConfig::new(1) };
@@ -128,8 +130,8 @@ impl<const G: u32> Behind<G> {
         Registry::new(MappedSource::new(world.pinned(), Arc::clone(&self.device)))
     }
 
-    fn hardware(&self) -> dmaspan_sim::device::Device<ArmLpaeS1Walker, Arena, Arc<SimMemory>> {
-        dmaspan_sim::device::Device::new(self.iotlb.clone(), Arc::clone(&self.memory))
+    fn hardware(&self) -> dmaspan_sim::device::SimDevice<ArmLpaeS1Walker, Arena, Arc<SimMemory>> {
+        dmaspan_sim::device::SimDevice::new(self.iotlb.clone(), Arc::clone(&self.memory))
     }
 
     /// How many ranges of IOVAs are in use, and how many unmaps wait and are in quarantine.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dmaspan::Prot;
 use dmaspan_linux::Memory;
 use dmaspan_linux::plan::{Mapper, Region};
-use dmaspan_linux::vfio::Space;
+use dmaspan_linux::vfio::VfioSpace;
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{
     CommandId, Completed, Controller, Error, IoQueue, Namespace, QueueConfig, Transfer,
@@ -22,7 +22,7 @@ use crate::report::{Report, Row};
 /// What the bench works on.
 struct Bench<'a> {
     args: &'a BenchArgs,
-    space: Mapper<Space>,
+    space: Mapper<VfioSpace>,
     regions: Registered,
     /// What the disk has, from its start on.
     disk: Registered,
@@ -35,7 +35,7 @@ struct Registered {
 }
 
 impl Registered {
-    fn new(args: &BenchArgs, space: &Mapper<Space>, len: u64) -> Result<Self, Failure> {
+    fn new(args: &BenchArgs, space: &Mapper<VfioSpace>, len: u64) -> Result<Self, Failure> {
         let len = len.next_multiple_of(args.memory.page_size());
         let memory = Arc::new(Memory::new(args.memory, len)?);
         let buffer = VfioBuffer::new(space, Region::whole(&memory, Prot::READ_WRITE))?;

@@ -26,7 +26,7 @@ use clap::error::ErrorKind;
 use dmaspan::Prot;
 use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::stdio::{self, Printed};
-use dmaspan_linux::vfio::Space;
+use dmaspan_linux::vfio::VfioSpace;
 use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, QueueConfig};
@@ -77,7 +77,7 @@ fn failed(error: &Failure) -> ExitCode {
 }
 
 /// The space and the controller of a target, which is started.
-type Started = (Mapper<Space>, Controller<VfioAccess>);
+type Started = (Mapper<VfioSpace>, Controller<VfioAccess>);
 
 fn start(target: &Target) -> Result<Started, Failure> {
     let (space, access) = VfioAccess::open(target.backend, target.bdf)?;

@@ -9,19 +9,19 @@ const EAE: u32 = 1 << 31;
 /// Attribute 1 is write-back, attribute 5 device nGnRE.
 const MAIR: [u32; 2] = [0xff00, 0x0400];
 
-fn registers(ttbr: u64, ttbcr: u32, half: Half) -> Arm32S1Registers {
+fn registers(ttbr: u64, ttbcr: u32, half: AddressHalf) -> Arm32S1Registers {
     Arm32S1Registers { ttbr, ttbcr: EAE | ttbcr, mair: MAIR, half, ..Default::default() }
 }
 
 fn lower(ttbr: u64, ttbcr: u32) -> Arm32LpaeS1Walker {
-    Arm32LpaeS1Walker::new(registers(ttbr, ttbcr, Half::Lower)).unwrap()
+    Arm32LpaeS1Walker::new(registers(ttbr, ttbcr, AddressHalf::Lower)).unwrap()
 }
 
 fn upper(ttbr: u64, ttbcr: u32) -> Arm32LpaeS1Walker {
-    Arm32LpaeS1Walker::new(registers(ttbr, ttbcr, Half::Upper)).unwrap()
+    Arm32LpaeS1Walker::new(registers(ttbr, ttbcr, AddressHalf::Upper)).unwrap()
 }
 
-fn second(vttbr: u64, vtcr: u32) -> Result<Arm32LpaeS2Walker, BadRegisters> {
+fn second(vttbr: u64, vtcr: u32) -> Result<Arm32LpaeS2Walker, BadLpaeRegisters> {
     Arm32LpaeS2Walker::new(Arm32S2Registers { vttbr, vtcr })
 }
 
@@ -46,8 +46,8 @@ fn all_32_bits_need_a_root_of_four_entries_aligned_to_its_size() {
     assert_eq!(page.prot, Prot::READ_WRITE | Prot::CACHE);
     assert_eq!(read(&walker, &image, 1 << 32), Err((FaultKind::Translation, 1)));
     assert_eq!(read(&walker, &image, 0), Err((FaultKind::Translation, 3)));
-    let base = Arm32LpaeS1Walker::new(registers(0x1010, 0, Half::Lower)).unwrap_err();
-    assert_eq!(base, BadRegisters::Base { ttbr: 0x1010, align_lg2: 5 });
+    let base = Arm32LpaeS1Walker::new(registers(0x1010, 0, AddressHalf::Lower)).unwrap_err();
+    assert_eq!(base, BadLpaeRegisters::Base { ttbr: 0x1010, align_lg2: 5 });
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn small_input_sizes_start_at_level_2() {
     let last = read(&walker, &image, 0x1ff_ffff).unwrap();
     assert_eq!((last.paddr.get(), last.level), (0x3f_ffff, 2));
     assert_eq!(read(&walker, &image, 0x200_0000), Err((FaultKind::Translation, 1)));
-    let base = Arm32LpaeS1Walker::new(registers(0x1040, 7, Half::Lower)).unwrap_err();
-    assert_eq!(base, BadRegisters::Base { ttbr: 0x1040, align_lg2: 7 });
+    let base = Arm32LpaeS1Walker::new(registers(0x1040, 7, AddressHalf::Lower)).unwrap_err();
+    assert_eq!(base, BadLpaeRegisters::Base { ttbr: 0x1040, align_lg2: 7 });
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn a_half_of_size_0_gets_what_the_other_leaves() {
     assert_eq!(ranges(2, 0), [(0, 0x3fff_ffff), (0x4000_0000, 0xffff_ffff)]);
     assert_eq!(ranges(2, 2), [(0, 0x3fff_ffff), (0xc000_0000, 0xffff_ffff)]);
     // Both 0: TTBR0 has everything.
-    let nothing = Arm32LpaeS1Walker::new(registers(0, 0, Half::Upper)).unwrap_err();
-    assert!(matches!(nothing, BadRegisters::Reserved { field: "T1SZ", .. }));
+    let nothing = Arm32LpaeS1Walker::new(registers(0, 0, AddressHalf::Upper)).unwrap_err();
+    assert!(matches!(nothing, BadLpaeRegisters::Reserved { field: "T1SZ", .. }));
 }
 
 #[test]
@@ -113,9 +113,9 @@ fn disabled_walks_fault_at_level_1() {
 
 #[test]
 fn short_tables_are_refused() {
-    let short = Arm32S1Registers { ttbcr: 0, ..registers(0, 0, Half::Lower) };
+    let short = Arm32S1Registers { ttbcr: 0, ..registers(0, 0, AddressHalf::Lower) };
     let refused = Arm32LpaeS1Walker::new(short).unwrap_err();
-    assert!(matches!(refused, BadRegisters::Unsupported { field: "EAE = 0", .. }));
+    assert!(matches!(refused, BadLpaeRegisters::Unsupported { field: "EAE = 0", .. }));
 }
 
 #[test]
@@ -150,12 +150,12 @@ fn xn_is_for_everybody_and_pxn_for_the_privileged() {
     // XN is bit 54, PXN bit 53.
     set(&image, &[(0x3000, 1 << 54 | 0x8747), (0x3008, 1 << 53 | 0x8747), (0x3010, 0x8747)]);
     let no_exec = |privilege| {
-        let registers = Arm32S1Registers { privilege, ..registers(0x1020, 0, Half::Lower) };
+        let registers = Arm32S1Registers { privilege, ..registers(0x1020, 0, AddressHalf::Lower) };
         let walker = Arm32LpaeS1Walker::new(registers).unwrap();
         [0, 1, 2].map(|page| read(&walker, &image, page << 12).unwrap().prot.contains(Prot::NOEXEC))
     };
-    assert_eq!(no_exec(Privilege::Unprivileged), [true, false, false]);
-    assert_eq!(no_exec(Privilege::Privileged), [true, true, false]);
+    assert_eq!(no_exec(AccessPrivilege::Unprivileged), [true, false, false]);
+    assert_eq!(no_exec(AccessPrivilege::Privileged), [true, true, false]);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn there_is_no_dirty_bit_modifier() {
     set(&image, &[(0x3000, 1 << 51 | 0x87c7)]);
     assert_eq!(write(&walker, &image, 0), Err((FaultKind::Permission, 3)));
     let strict = walker.strict_walk(&image, Iova::new(0)).unwrap_err();
-    assert!(matches!(strict, BadTable::Reserved { bits, .. } if bits == 1 << 51), "{strict}");
+    assert!(matches!(strict, BadLpaeTable::Reserved { bits, .. } if bits == 1 << 51), "{strict}");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn sixteen_pages_are_a_contiguous_group() {
     assert_eq!(checked, Ok(Some(block(0, 16))));
     set(&image, &[(0x3010, 0x4_2747)]);
     let unequal = walker.check_contiguous_group(&image, Iova::new(0x5000));
-    assert!(matches!(unequal, Err(BadTable::Group { .. })), "{unequal:?}");
+    assert!(matches!(unequal, Err(BadLpaeTable::Group { .. })), "{unequal:?}");
 }
 
 #[test]
@@ -206,12 +206,12 @@ fn reserved_stage_2_registers_are_refused() {
     // S without the sign and the sign without S.
     for vtcr in [0x10, 0x08] {
         let refused = second(0, vtcr).unwrap_err();
-        assert!(matches!(refused, BadRegisters::Reserved { field: "S", .. }));
+        assert!(matches!(refused, BadLpaeRegisters::Reserved { field: "S", .. }));
     }
     // SL0 = 0b10; 35 bits from level 2; 30 bits from level 1.
     for vtcr in [2 << 6, 0x1d, 1 << 6 | 2] {
-        assert!(matches!(second(0, vtcr).unwrap_err(), BadRegisters::StartLevel { .. }));
+        assert!(matches!(second(0, vtcr).unwrap_err(), BadLpaeRegisters::StartLevel { .. }));
     }
-    let base = BadRegisters::Base { ttbr: 0x1000, align_lg2: 13 };
+    let base = BadLpaeRegisters::Base { ttbr: 0x1000, align_lg2: 13 };
     assert_eq!(second(0x1000, 1 << 6 | 0x18).unwrap_err(), base);
 }

@@ -15,8 +15,8 @@ const VTCR_4K_39: u64 = PS_48 | 1 << 6 | 25;
 const HA: u64 = 1 << 21;
 const HD: u64 = 1 << 22;
 
-fn registers(vttbr: u64, vtcr: u64) -> ArmS2Registers {
-    ArmS2Registers { vttbr, vtcr, ..Default::default() }
+fn registers(vttbr: u64, vtcr: u64) -> ArmS2WalkRegisters {
+    ArmS2WalkRegisters { vttbr, vtcr, ..Default::default() }
 }
 
 fn walker(vttbr: u64, vtcr: u64) -> ArmLpaeS2Walker {
@@ -95,7 +95,7 @@ fn start_levels_that_do_not_fit_the_input_size_are_refused() {
         let vtcr = PS_48 | tg0 << 14 | sl0 << 6 | t0sz;
         match ArmLpaeS2Walker::new(registers(0, vtcr)) {
             Ok(_) => true,
-            Err(BadRegisters::StartLevel { .. }) => false,
+            Err(BadLpaeRegisters::StartLevel { .. }) => false,
             Err(other) => panic!("{other}"),
         }
     };
@@ -110,15 +110,15 @@ fn start_levels_that_do_not_fit_the_input_size_are_refused() {
 #[test]
 fn reserved_registers_and_misaligned_roots_are_refused() {
     let bad = |vttbr, vtcr| ArmLpaeS2Walker::new(registers(vttbr, vtcr)).unwrap_err();
-    assert!(matches!(bad(0, VTCR_4K_39 | 3 << 14), BadRegisters::Granule { .. }));
-    assert!(matches!(bad(0, VTCR_4K_39 | 7 << 16), BadRegisters::OutputSize { .. }));
+    assert!(matches!(bad(0, VTCR_4K_39 | 3 << 14), BadLpaeRegisters::Granule { .. }));
+    assert!(matches!(bad(0, VTCR_4K_39 | 7 << 16), BadLpaeRegisters::OutputSize { .. }));
     for number in [32, 33] {
-        assert!(matches!(bad(0, VTCR_4K_39 | 1 << number), BadRegisters::Unsupported { .. }));
+        assert!(matches!(bad(0, VTCR_4K_39 | 1 << number), BadLpaeRegisters::Unsupported { .. }));
     }
-    let input = BadRegisters::InputSize { txsz: 15, min: 16, max: 48 };
+    let input = BadLpaeRegisters::InputSize { txsz: 15, min: 16, max: 48 };
     assert_eq!(bad(0, PS_48 | 2 << 6 | 15), input);
     // Two tables of 4K are aligned to 8K.
-    let base = BadRegisters::Base { ttbr: 0x1000, align_lg2: 13 };
+    let base = BadLpaeRegisters::Base { ttbr: 0x1000, align_lg2: 13 };
     assert_eq!(bad(0x1000, PS_48 | 1 << 6 | 24), base);
     // The VMID in bits 63:48 and CnP in bit 0 are no address.
     let image = tables(0x2000, &[0x2000]);
@@ -157,7 +157,7 @@ fn tables_take_no_permissions_away() {
     set(&image, &[(0x1000, 0x7800_0000_0000_2003), (0x3000, 0x87ff)]);
     assert!(write(&walker, &image, 0).is_ok());
     let strict = walker.strict_walk(&image, Iova::new(0)).unwrap_err();
-    assert!(matches!(strict, BadTable::Reserved { bits: 0x7800_0000_0000_0000, level: 1, .. }));
+    assert!(matches!(strict, BadLpaeTable::Reserved { bits: 0x7800_0000_0000_0000, level: 1, .. }));
 }
 
 #[test]
@@ -197,14 +197,14 @@ fn the_first_write_of_a_writable_clean_page_sets_its_write_bit() {
 /// What MemAttr says in a page, and whether the value is reserved.
 fn memory(mem_attr: MemAttr, value: u64) -> (Prot, bool) {
     let (walker, image) = three_levels();
-    let registers = ArmS2Registers { mem_attr, ..*walker.registers() };
+    let registers = ArmS2WalkRegisters { mem_attr, ..*walker.registers() };
     let walker = ArmLpaeS2Walker::new(registers).unwrap();
     set(&image, &[(0x3000, 0x87c3 | value << 2)]);
     let page = read(&walker, &image, 0).unwrap();
     assert_eq!(u64::from(page.attributes), value);
     let reserved = match walker.strict_walk(&image, Iova::new(0)) {
         Ok(_) => false,
-        Err(BadTable::ReservedValue { field: "MemAttr", .. }) => true,
+        Err(BadLpaeTable::ReservedValue { field: "MemAttr", .. }) => true,
         Err(other) => panic!("{other}"),
     };
     (page.prot - Prot::READ_WRITE, reserved)
@@ -232,11 +232,11 @@ fn mem_attr_with_fwb_forces_a_type() {
     assert_eq!(of(0b111), (Prot::CACHE, false));
     // MemAttr[3] is RES0: what was write-back without FWB.
     let (walker, image) = three_levels();
-    let registers = ArmS2Registers { mem_attr: MemAttr::Forced, ..*walker.registers() };
+    let registers = ArmS2WalkRegisters { mem_attr: MemAttr::Forced, ..*walker.registers() };
     let walker = ArmLpaeS2Walker::new(registers).unwrap();
     set(&image, &[(0x3000, 0x87ff)]);
     let strict = walker.strict_walk(&image, Iova::new(0)).unwrap_err();
-    assert!(matches!(strict, BadTable::Reserved { bits: 0x20, .. }), "{strict}");
+    assert!(matches!(strict, BadLpaeTable::Reserved { bits: 0x20, .. }), "{strict}");
 }
 
 #[test]
@@ -246,20 +246,20 @@ fn execute_never_is_one_bit_or_a_field_of_two() {
         set(&image, &[(0x3000 + index * 8, index << 53 | 0x87ff)]);
     }
     let no_exec = |execute_never, privilege| {
-        let registers = ArmS2Registers { execute_never, privilege, ..*walker.registers() };
+        let registers = ArmS2WalkRegisters { execute_never, privilege, ..*walker.registers() };
         let walker = ArmLpaeS2Walker::new(registers).unwrap();
         [0, 1, 2, 3].map(|page| {
             let page = read(&walker, &image, page << 12).unwrap();
             page.prot.contains(Prot::NOEXEC)
         })
     };
-    let (el0, el1) = (Privilege::Unprivileged, Privilege::Privileged);
+    let (el0, el1) = (AccessPrivilege::Unprivileged, AccessPrivilege::Privileged);
     assert_eq!(no_exec(ExecuteNever::ForAll, el0), [false, false, true, true]);
     assert_eq!(no_exec(ExecuteNever::ByPrivilege, el0), [false, false, true, true]);
     assert_eq!(no_exec(ExecuteNever::ByPrivilege, el1), [false, true, true, false]);
     // Without FEAT_XNX bit 53 is RES0.
     let strict = walker.strict_walk(&image, Iova::new(0x1000)).unwrap_err();
-    assert!(matches!(strict, BadTable::Reserved { bits, .. } if bits == 1 << 53), "{strict}");
+    assert!(matches!(strict, BadLpaeTable::Reserved { bits, .. } if bits == 1 << 53), "{strict}");
 }
 
 #[test]
@@ -272,7 +272,10 @@ fn res0_bits_of_a_leaf_are_found() {
     set(&image, &[(0x3008, 1 << 11 | 0x87ff), (0x2008, 0x20_17fd)]);
     for (iova, expected) in [(0x1000, 1 << 11), (0x20_0000, 1 << 12)] {
         let strict = walker.strict_walk(&image, Iova::new(iova)).unwrap_err();
-        assert!(matches!(strict, BadTable::Reserved { bits, .. } if bits == expected), "{strict}");
+        assert!(
+            matches!(strict, BadLpaeTable::Reserved { bits, .. } if bits == expected),
+            "{strict}"
+        );
     }
 }
 
@@ -289,5 +292,5 @@ fn a_contiguous_group_may_differ_in_what_hardware_writes_only() {
     assert_eq!(tracking.check_contiguous_group(&image, inside), Ok(Some(group)));
     assert_eq!(tracking.census(&image, tracking.input_range()).unwrap(), [(16, 1)].into());
     let unequal = plain.check_contiguous_group(&image, inside);
-    assert!(matches!(unequal, Err(BadTable::Group { .. })), "{unequal:?}");
+    assert!(matches!(unequal, Err(BadLpaeTable::Group { .. })), "{unequal:?}");
 }

@@ -16,13 +16,13 @@ const CHUNK: usize = 32;
 const NONE: u32 = u32::MAX;
 
 pub(super) struct Arena<T> {
-    chunks: Vec<Vec<Slot<T>>>,
+    chunks: Vec<Vec<ArenaSlot<T>>>,
     /// The first of the spare nodes, or [`NONE`].
     spare: u32,
     spares: usize,
 }
 
-struct Slot<T> {
+struct ArenaSlot<T> {
     /// The next spare node, while this one is spare.
     next: u32,
     node: T,
@@ -59,7 +59,7 @@ impl<T> Arena<T> {
         if id == NONE {
             return Err(NoNode);
         }
-        chunk.push(Slot { next: NONE, node });
+        chunk.push(ArenaSlot { next: NONE, node });
         Ok(id)
     }
 
@@ -86,7 +86,7 @@ impl<T> Arena<T> {
         self.chunks.iter().map(Vec::len).sum::<usize>() - self.spares
     }
 
-    fn slot_mut(&mut self, id: u32) -> &mut Slot<T> {
+    fn slot_mut(&mut self, id: u32) -> &mut ArenaSlot<T> {
         &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK]
     }
 }

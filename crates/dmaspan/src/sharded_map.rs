@@ -11,7 +11,7 @@ use lock_api::Mutex;
 use crate::platform::{Apart, Platform};
 
 /// Values by key; several may have the same.
-pub(crate) struct Registry<P: Platform, T> {
+pub(crate) struct ShardedMap<P: Platform, T> {
     shards: Box<[Shard<P, T>]>,
 }
 
@@ -25,7 +25,7 @@ struct Table<T> {
     len: usize,
 }
 
-impl<P: Platform, T> Registry<P, T> {
+impl<P: Platform, T> ShardedMap<P, T> {
     /// An empty one for so many CPUs, or `None` where there is no memory.
     pub(crate) fn new(cpus: usize) -> Option<Self> {
         let count = cpus.clamp(1, 64).next_power_of_two();
@@ -75,7 +75,7 @@ impl<P: Platform, T> Registry<P, T> {
     }
 }
 
-impl<P: Platform, T> fmt::Debug for Registry<P, T> {
+impl<P: Platform, T> fmt::Debug for ShardedMap<P, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").finish_non_exhaustive()
     }

@@ -3,17 +3,17 @@ use std::thread;
 
 use super::*;
 use crate::mem::MemoryKind;
-use crate::sys::kept::LockedBy;
-use crate::sys::kept::Source;
-use crate::sys::kept::fake::{Answer, Fake, iovas};
+use crate::sys::kernel_mapping::LockedBy;
+use crate::sys::kernel_mapping::Source;
+use crate::sys::kernel_mapping::fake::{Answer, Fake, iovas};
 
 const PAGE: u64 = 0x1000;
 
 /// `LEAKED` is the process's: the tests that change or read it take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-fn book() -> Book<Fake> {
-    Book::new(Fake::new())
+fn table() -> MappingTable<Fake> {
+    MappingTable::new(Fake::new())
 }
 
 fn limits() -> Limits {
@@ -25,20 +25,20 @@ fn memory(pages: u64) -> Arc<Memory> {
     Arc::new(Memory::new(MemoryKind::Base, pages * PAGE).unwrap())
 }
 
-fn map(book: &Book<Fake>, memory: &Arc<Memory>, iova: u64) -> Result<(), Error> {
-    book.map_memory(&limits(), memory, memory.user_range(), Iova::new(iova), Prot::READ_WRITE)
+fn map(table: &MappingTable<Fake>, memory: &Arc<Memory>, iova: u64) -> Result<(), Error> {
+    table.map_memory(&limits(), memory, memory.user_range(), Iova::new(iova), Prot::READ_WRITE)
 }
 
-/// Maps memory that lives as long as the book says.
-fn map_own(book: &Book<Fake>, iova: u64, pages: u64) -> Weak<Memory> {
+/// Maps memory that lives as long as the table says.
+fn map_own(table: &MappingTable<Fake>, iova: u64, pages: u64) -> Weak<Memory> {
     let memory = memory(pages);
-    map(book, &memory, iova).unwrap();
+    map(table, &memory, iova).unwrap();
     Arc::downgrade(&memory)
 }
 
 /// All that a device reaches is memory that lives.
-fn check_alive(book: &Book<Fake>, memories: &[Weak<Memory>]) {
-    for (range, source) in book.kernel().areas() {
+fn check_alive(table: &MappingTable<Fake>, memories: &[Weak<Memory>]) {
+    for (range, source) in table.kernel().areas() {
         let Source::User(start) = source else { continue };
         let user = UserRange::from_len(start, range.checked_len().unwrap()).unwrap();
         let alive = memories.iter().filter_map(Weak::upgrade);
@@ -63,7 +63,7 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
     let errno = Errno::ENOMEM;
     for seed in 1..=40u64 {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let book = book();
+        let table = table();
         let mut memories = Vec::new();
         // First pages, and numbers of pages.
         let mut model: BTreeMap<u64, u64> = BTreeMap::new();
@@ -77,29 +77,29 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
                 .map(|(&at, &count)| (at, count))
                 .filter(|&(at, count)| at < first + pages && first < at + count)
                 .collect();
-            let before = book.requests();
+            let before = table.requests();
             if random.below(3) > 0 {
-                book.kernel().answer(&[answer], &[]);
+                table.kernel().answer(&[answer], &[]);
                 let memory = memory(pages);
-                let result = map(&book, &memory, first * PAGE);
+                let result = map(&table, &memory, first * PAGE);
                 memories.push(Arc::downgrade(&memory));
                 let asked = u64::from(overlaps.is_empty());
-                assert_eq!(book.requests().maps, before.maps + asked);
+                assert_eq!(table.requests().maps, before.maps + asked);
                 assert_eq!(result.is_ok(), overlaps.is_empty() && !fails, "{result:?}");
                 if result.is_ok() {
                     model.insert(first, pages);
                 }
             } else {
                 let some = if fails && overlaps.len() > 1 { part } else { answer };
-                book.kernel().answer(&[], &[some]);
+                table.kernel().answer(&[], &[some]);
                 let range = iovas(first * PAGE, (first + pages) * PAGE - 1);
-                let result = book.unmap(range);
+                let result = table.unmap(range);
                 let bisects =
                     overlaps.iter().any(|&(at, count)| at < first || at + count > first + pages);
                 let one_by_one = if fails && overlaps.len() > 1 { overlaps.len() } else { 0 };
                 let asked = usize::from(!overlaps.is_empty()) + one_by_one;
                 let asked = if bisects { 0 } else { u64::try_from(asked).unwrap() };
-                assert_eq!(book.requests().unmaps, before.unmaps + asked);
+                assert_eq!(table.requests().unmaps, before.unmaps + asked);
                 if bisects {
                     assert!(matches!(result, Err(Error::Bisects { .. })));
                 } else if fails && overlaps.len() == 1 {
@@ -111,19 +111,19 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
                     model.retain(|at, _| !overlaps.iter().any(|(other, _)| other == at));
                 }
             }
-            let areas = book.kernel().areas();
+            let areas = table.kernel().areas();
             let areas = areas
                 .iter()
                 .map(|(range, _)| (range.start().get() / PAGE, (range.len_less_one() + 1) / PAGE));
             assert_eq!(areas.collect::<BTreeMap<_, _>>(), model);
-            check_alive(&book, &memories);
+            check_alive(&table, &memories);
             // Nothing is kept longer than it is mapped either.
             let alive = memories.iter().filter(|memory| memory.strong_count() > 0).count();
             assert_eq!(alive, model.len());
         }
-        book.kernel().answer(&[], &[]);
+        table.kernel().answer(&[], &[]);
         let leaked = leaked_bytes();
-        drop(book);
+        drop(table);
         assert!(memories.iter().all(|memory| memory.strong_count() == 0));
         assert_eq!(leaked_bytes(), leaked);
     }
@@ -131,10 +131,10 @@ fn any_sequence_of_requests_leaves_what_an_interval_map_has() {
 
 #[test]
 fn what_cannot_be_mapped_is_refused_without_a_request() {
-    let book = book();
+    let table = table();
     let memory = memory(4);
     let (user, rw) = (memory.user_range(), Prot::READ_WRITE);
-    let ask = |iova, user, prot| book.map_memory(&limits(), &memory, user, Iova::new(iova), prot);
+    let ask = |iova, user, prot| table.map_memory(&limits(), &memory, user, Iova::new(iova), prot);
     let outside = UserRange::from_len(user.last(), 2).unwrap();
     let odd = UserRange::from_len(user.start(), PAGE + 1).unwrap();
     let shifted = UserRange::new(user.start().checked_add(8).unwrap(), user.last()).unwrap();
@@ -150,33 +150,33 @@ fn what_cannot_be_mapped_is_refused_without_a_request() {
     }
     assert!(matches!(ask(u64::MAX - PAGE + 1, user, rw), Err(Error::Range(_))));
     let full = Limits { mappings_left: Some(0), ..limits() };
-    let error = book.map_memory(&full, &memory, user, Iova::new(0), rw).unwrap_err();
+    let error = table.map_memory(&full, &memory, user, Iova::new(0), rw).unwrap_err();
     assert_eq!(error, Error::NoMappingsLeft { mappings: 0 });
-    assert_eq!(book.requests(), Requests::default());
+    assert_eq!(table.requests(), Requests::default());
     // Those beside what is refused are mapped, and so is the top.
     for iova in [0xfedf_c000, 0xfef0_0000, u64::MAX - 4 * PAGE + 1] {
         ask(iova, user, rw).unwrap();
     }
-    assert_eq!(book.unmap(iovas(0xfef0_0000, u64::MAX)), Ok(8 * PAGE));
+    assert_eq!(table.unmap(iovas(0xfef0_0000, u64::MAX)), Ok(8 * PAGE));
 }
 
 #[test]
 fn all_addresses_are_unmapped_by_one_request() {
     let _turn = TURN.lock();
-    let book = book();
+    let table = table();
     let everywhere = Limits { apertures: vec![iovas(0, u64::MAX)], ..limits() };
     let memory = memory(1);
     for iova in [0, u64::MAX - PAGE + 1] {
         let (user, iova) = (memory.user_range(), Iova::new(iova));
-        book.map_memory(&everywhere, &memory, user, iova, Prot::READ).unwrap();
+        table.map_memory(&everywhere, &memory, user, iova, Prot::READ).unwrap();
     }
     let failing = [Answer::Fail(Errno::EIO); 2];
-    book.kernel().answer(&[], &failing);
-    assert!(book.unmap_all().is_err());
-    assert_eq!((book.mappings(), Arc::strong_count(&memory)), (2, 3));
-    let before = book.requests().unmaps;
-    assert_eq!(book.unmap_all(), Ok(2 * PAGE));
-    assert_eq!((book.requests().unmaps - before, Arc::strong_count(&memory)), (1, 1));
+    table.kernel().answer(&[], &failing);
+    assert!(table.unmap_all().is_err());
+    assert_eq!((table.mappings(), Arc::strong_count(&memory)), (2, 3));
+    let before = table.requests().unmaps;
+    assert_eq!(table.unmap_all(), Ok(2 * PAGE));
+    assert_eq!((table.requests().unmaps - before, Arc::strong_count(&memory)), (1, 1));
 }
 
 #[test]
@@ -184,33 +184,33 @@ fn what_a_failed_unmap_has_taken_away_is_given_back_and_the_rest_stays_mapped() 
     let _turn = TURN.lock();
     let (busy, leaked) = (Errno::EBUSY, leaked_bytes());
     // Kernels that say of nothing that it was 0 bytes, and such that refuse.
-    for book in [book(), book()] {
+    for table in [table(), table()] {
         for gone in 0..4 {
-            let memories: Vec<_> = (0..4).map(|n| map_own(&book, n * PAGE, 1)).collect();
+            let memories: Vec<_> = (0..4).map(|n| map_own(&table, n * PAGE, 1)).collect();
             let mut answers = vec![Answer::Part(gone, busy)];
             answers.extend(vec![Answer::Yes; gone]);
             answers.push(Answer::Fail(busy));
-            book.kernel().answer(&[], &answers);
+            table.kernel().answer(&[], &answers);
             let range = iovas(u64::try_from(gone).unwrap() * PAGE, 4 * PAGE - 1);
-            let error = book.unmap(iovas(0, 4 * PAGE - 1)).unwrap_err();
+            let error = table.unmap(iovas(0, 4 * PAGE - 1)).unwrap_err();
             assert_eq!(error, Error::System { request: Fake::UNMAP, range, errno: busy });
             let alive: Vec<_> = memories.iter().map(|memory| memory.strong_count() > 0).collect();
             let stays: Vec<_> = (0..4).map(|n| n >= gone).collect();
             assert_eq!(alive, stays);
-            assert_eq!(book.mappings(), u64::try_from(4 - gone).unwrap());
-            check_alive(&book, &memories);
-            assert_eq!(book.unmap_all(), Ok(u64::try_from(4 - gone).unwrap() * PAGE));
+            assert_eq!(table.mappings(), u64::try_from(4 - gone).unwrap());
+            check_alive(&table, &memories);
+            assert_eq!(table.unmap_all(), Ok(u64::try_from(4 - gone).unwrap() * PAGE));
         }
         // One that failed for a moment is tried again.
-        let memories: Vec<_> = (0..4).map(|n| map_own(&book, n * PAGE, 1)).collect();
-        book.kernel().answer(&[], &[Answer::Part(2, busy)]);
-        assert_eq!(book.unmap(iovas(0, 4 * PAGE - 1)), Ok(4 * PAGE));
+        let memories: Vec<_> = (0..4).map(|n| map_own(&table, n * PAGE, 1)).collect();
+        table.kernel().answer(&[], &[Answer::Part(2, busy)]);
+        assert_eq!(table.unmap(iovas(0, 4 * PAGE - 1)), Ok(4 * PAGE));
         assert!(memories.iter().all(|memory| memory.strong_count() == 0));
         // One of several that is unmapped short does not keep those behind it.
-        let memories: Vec<_> = (0..3).map(|n| map_own(&book, (8 + n) * PAGE, 1)).collect();
-        book.kernel().answer(&[], &[Answer::Part(0, busy), Answer::Short]);
-        assert!(matches!(book.unmap(iovas(8 * PAGE, 11 * PAGE - 1)), Err(Error::Short { .. })));
-        assert_eq!(book.unmap(iovas(9 * PAGE, 11 * PAGE - 1)), Ok(2 * PAGE));
+        let memories: Vec<_> = (0..3).map(|n| map_own(&table, (8 + n) * PAGE, 1)).collect();
+        table.kernel().answer(&[], &[Answer::Part(0, busy), Answer::Short]);
+        assert!(matches!(table.unmap(iovas(8 * PAGE, 11 * PAGE - 1)), Err(Error::Short { .. })));
+        assert_eq!(table.unmap(iovas(9 * PAGE, 11 * PAGE - 1)), Ok(2 * PAGE));
         assert_eq!(memories.iter().filter(|memory| memory.strong_count() > 0).count(), 1);
     }
     assert_eq!(leaked_bytes() - leaked, 2 * PAGE);
@@ -222,15 +222,15 @@ fn a_space_that_is_dropped_frees_all_but_what_the_kernel_keeps() {
     // The first request is for all, the next for one of them, up to the first that fails, and those
     // behind it for one each.
     for failing in 0..6_usize {
-        let book = book();
-        let memories: Vec<_> = (0..4).map(|n| map_own(&book, n * 0x10_000, 1)).collect();
+        let table = table();
+        let memories: Vec<_> = (0..4).map(|n| map_own(&table, n * 0x10_000, 1)).collect();
         let mut answers = vec![Answer::Fail(Errno::EIO)];
         answers.extend(
             (0..5).map(|n| if n < failing { Answer::Fail(Errno::EIO) } else { Answer::Yes }),
         );
-        book.kernel().answer(&[], &answers);
+        table.kernel().answer(&[], &answers);
         let leaked = leaked_bytes();
-        drop(book);
+        drop(table);
         let kept = failing.saturating_sub(1);
         assert_eq!(leaked_bytes() - leaked, u64::try_from(kept).unwrap() * PAGE);
         let alive = memories.iter().filter(|memory| memory.strong_count() > 0).count();
@@ -241,25 +241,25 @@ fn a_space_that_is_dropped_frees_all_but_what_the_kernel_keeps() {
 #[test]
 fn what_was_unmapped_short_is_kept_and_does_not_keep_the_rest() {
     let _turn = TURN.lock();
-    let book = book();
-    let memories: Vec<_> = (0..5).map(|n| map_own(&book, n * PAGE, 1)).collect();
-    book.kernel().answer(&[], &[Answer::Short]);
+    let table = table();
+    let memories: Vec<_> = (0..5).map(|n| map_own(&table, n * PAGE, 1)).collect();
+    table.kernel().answer(&[], &[Answer::Short]);
     let leaked = leaked_bytes();
     let middle = iovas(2 * PAGE, 3 * PAGE - 1);
-    let error = book.unmap(middle).unwrap_err();
+    let error = table.unmap(middle).unwrap_err();
     assert_eq!(error, Error::Short { range: middle, mapped: PAGE, unmapped: PAGE - 1 });
-    assert_eq!(book.unmap(middle), Err(Error::Lost { range: middle }));
-    assert!(matches!(map(&book, &memory(1), 2 * PAGE), Err(Error::Overlap { .. })));
-    assert_eq!(book.unmap_all(), Ok(4 * PAGE));
+    assert_eq!(table.unmap(middle), Err(Error::Lost { range: middle }));
+    assert!(matches!(map(&table, &memory(1), 2 * PAGE), Err(Error::Overlap { .. })));
+    assert_eq!(table.unmap_all(), Ok(4 * PAGE));
     let alive: Vec<_> = memories.iter().map(|memory| memory.strong_count() > 0).collect();
     assert_eq!(alive, [false, false, true, false, false]);
-    map_own(&book, 7 * PAGE, 1);
-    drop(book);
+    map_own(&table, 7 * PAGE, 1);
+    drop(table);
     assert_eq!(leaked_bytes() - leaked, PAGE);
 }
 
 /// Maps, copies, unmaps and maps again. Whatever fails, the rest is done.
-fn some_of_everything(from: &Book<Fake>, to: &Book<Fake>) -> Vec<Weak<Memory>> {
+fn some_of_everything(from: &MappingTable<Fake>, to: &MappingTable<Fake>) -> Vec<Weak<Memory>> {
     let mut memories = Vec::new();
     let map_new = |memories: &mut Vec<Weak<Memory>>, iova: u64, pages: u64| {
         let memory = memory(pages);
@@ -303,7 +303,7 @@ fn whichever_request_fails_all_is_given_back_but_what_was_unmapped_short() {
     for failing in 0..12 {
         for (of_maps, answer) in [(true, refused), (false, refused), (false, Answer::Short)] {
             for of_copies in [false, true] {
-                let (from, to) = (book(), book());
+                let (from, to) = (table(), table());
                 let mut answers = vec![Answer::Yes; failing];
                 answers.push(answer);
                 let (maps, unmaps) = if of_maps { (answers, vec![]) } else { (vec![], answers) };
@@ -327,42 +327,42 @@ fn whichever_request_fails_all_is_given_back_but_what_was_unmapped_short() {
 
 #[test]
 fn a_space_that_is_forgotten_frees_nothing() {
-    let book = book();
-    let memory = map_own(&book, 0, 1);
-    std::mem::forget(book);
+    let table = table();
+    let memory = map_own(&table, 0, 1);
+    std::mem::forget(table);
     assert_eq!(memory.strong_count(), 1);
 }
 
 #[test]
 fn nothing_is_mapped_into_a_hole_of_what_is_being_unmapped() {
-    let book = book();
-    let one = map_own(&book, 0, 1);
-    let other = map_own(&book, 2 * PAGE, 1);
+    let table = table();
+    let one = map_own(&table, 0, 1);
+    let other = map_own(&table, 2 * PAGE, 1);
     let hull = iovas(0, 3 * PAGE - 1);
     let third = memory(1);
     thread::scope(|scope| {
-        book.kernel().hold();
-        let unmapped = scope.spawn(|| book.unmap(iovas(0, 9 * PAGE - 1)));
-        book.kernel().wait_for(1);
-        assert_eq!(map(&book, &third, PAGE), Err(Error::Busy { range: hull }));
-        assert!(matches!(map(&book, &third, 0), Err(Error::Overlap { .. })));
-        assert!(matches!(book.unmap(iovas(0, PAGE - 1)), Err(Error::Busy { .. })));
+        table.kernel().hold();
+        let unmapped = scope.spawn(|| table.unmap(iovas(0, 9 * PAGE - 1)));
+        table.kernel().wait_for(1);
+        assert_eq!(map(&table, &third, PAGE), Err(Error::Busy { range: hull }));
+        assert!(matches!(map(&table, &third, 0), Err(Error::Overlap { .. })));
+        assert!(matches!(table.unmap(iovas(0, PAGE - 1)), Err(Error::Busy { .. })));
         assert_eq!((one.strong_count(), other.strong_count()), (1, 1));
         // Behind what is mapped nothing is unmapped.
-        let behind = scope.spawn(|| map(&book, &third, 4 * PAGE));
-        book.kernel().wait_for(2);
-        assert!(matches!(book.unmap(iovas(4 * PAGE, 5 * PAGE - 1)), Err(Error::Busy { .. })));
-        book.kernel().go_on();
+        let behind = scope.spawn(|| map(&table, &third, 4 * PAGE));
+        table.kernel().wait_for(2);
+        assert!(matches!(table.unmap(iovas(4 * PAGE, 5 * PAGE - 1)), Err(Error::Busy { .. })));
+        table.kernel().go_on();
         assert_eq!(unmapped.join().unwrap(), Ok(2 * PAGE));
         behind.join().unwrap().unwrap();
     });
     assert_eq!((one.strong_count(), other.strong_count()), (0, 0));
-    map(&book, &third, PAGE).unwrap();
+    map(&table, &third, PAGE).unwrap();
 }
 
 #[test]
 fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
-    let (from, to) = (book(), book());
+    let (from, to) = (table(), table());
     let memories = [map_own(&from, 0, 2), map_own(&from, 2 * PAGE, 2)];
     let source = iovas(PAGE, 3 * PAGE - 1);
     let copy = |source| to.copy(&limits(), &from, source, Iova::new(0), Prot::READ);
@@ -383,7 +383,7 @@ fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
 
 #[test]
 fn a_copy_from_a_table_of_another_kernel_is_refused_and_keeps_nothing() {
-    let (from, to) = (Book::new(Fake::of(1)), book());
+    let (from, to) = (MappingTable::new(Fake::of(1)), table());
     let memory = map_own(&from, 0, 1);
     let source = iovas(0, PAGE - 1);
     // There the number is another table's.
@@ -395,7 +395,7 @@ fn a_copy_from_a_table_of_another_kernel_is_refused_and_keeps_nothing() {
 
 #[test]
 fn a_copy_of_what_has_a_hole_is_refused_without_a_request() {
-    let (from, to) = (book(), book());
+    let (from, to) = (table(), table());
     let _memories = [map_own(&from, PAGE, 2), map_own(&from, 4 * PAGE, 1)];
     for (first, last) in [(0, 1), (1, 3), (1, 4), (3, 3), (3, 4), (4, 5), (9, 9)] {
         let source = iovas(first * PAGE, (last + 1) * PAGE - 1);
@@ -413,20 +413,20 @@ fn a_copy_of_what_has_a_hole_is_refused_without_a_request() {
 #[test]
 fn threads_that_map_and_unmap_at_once_leave_nothing_behind() {
     let _turn = TURN.lock();
-    let book = book();
+    let table = table();
     let shared = memory(4);
     let leaked = leaked_bytes();
     thread::scope(|scope| {
         for seed in 1..=4u64 {
-            let (book, shared) = (&book, &shared);
+            let (table, shared) = (&table, &shared);
             scope.spawn(move || {
                 let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 for _ in 0..20_000 {
                     let first = random.below(32) * PAGE;
                     let result = match random.below(4) {
-                        0..2 => map(book, shared, first),
-                        2 => book.unmap(iovas(first, first + 8 * PAGE - 1)).map(drop),
-                        _ => book.unmap_all().map(drop),
+                        0..2 => map(table, shared, first),
+                        2 => table.unmap(iovas(first, first + 8 * PAGE - 1)).map(drop),
+                        _ => table.unmap_all().map(drop),
                     };
                     assert!(matches!(
                         result,
@@ -439,8 +439,8 @@ fn threads_that_map_and_unmap_at_once_leave_nothing_behind() {
             });
         }
     });
-    assert_eq!(book.kernel().areas().len(), Arc::strong_count(&shared) - 1);
-    book.unmap_all().unwrap();
+    assert_eq!(table.kernel().areas().len(), Arc::strong_count(&shared) - 1);
+    table.unmap_all().unwrap();
     assert_eq!((Arc::strong_count(&shared), leaked_bytes()), (1, leaked));
 }
 

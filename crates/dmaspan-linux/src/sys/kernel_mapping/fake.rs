@@ -109,7 +109,7 @@ unsafe impl Kernel for Fake {
             return Err(errno);
         }
         let overlaps = state.areas.values().any(|(area, _)| area.intersection(range).is_some());
-        assert!(!overlaps, "the book let {range} through, where something is mapped");
+        assert!(!overlaps, "the table let {range} through, where something is mapped");
         state.areas.insert(range.start().get(), (range, source));
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What Linux's bounce buffers are bad at, as `linux-dma-semantics.md` lists it: each test fails
-//! where slots are managed as there. The first is a test of the bitmap, beside it.
+//! What a pool does better than Linux's bounce buffers: each test fails where slots are managed as
+//! there.
 
 use dmaspan::Direction;
 use dmaspan::swiotlb::{Error, Fill, Growth, PoolConfig, SlotRequest, Wipe};
@@ -16,7 +16,7 @@ fn take(rig: &FlatRig, len: u64) -> FlatSlot {
 }
 
 #[test]
-fn weakness_2_the_latest_slots_are_taken_first_whatever_their_length() {
+fn the_latest_slots_are_taken_first_whatever_their_length() {
     let rig = FlatRig::simple(1024, PoolConfig::new(1));
     let mut slots: Vec<_> = (0..64).map(|_| take(&rig, 4096)).collect();
     let long: Vec<_> = (0..4).map(|_| take(&rig, 5 * SLOT)).collect();
@@ -36,7 +36,7 @@ fn weakness_2_the_latest_slots_are_taken_first_whatever_their_length() {
 }
 
 #[test]
-fn weakness_3_a_full_pool_refuses_without_a_lock() {
+fn a_full_pool_refuses_without_a_lock() {
     let rig = FlatRig::simple(1024, PoolConfig::new(8));
     let slots: Vec<_> = (0..1024).map(|_| take(&rig, SLOT)).collect();
     let (locks, refused) = locks_of(|| rig.pool.take(original(SOURCE, 1), &any()));
@@ -46,7 +46,7 @@ fn weakness_3_a_full_pool_refuses_without_a_lock() {
 }
 
 #[test]
-fn weakness_3_too_few_free_slots_are_seen_without_a_lock() {
+fn too_few_free_slots_are_seen_without_a_lock() {
     let rig = FlatRig::simple(1024, PoolConfig::new(8));
     let slots: Vec<_> = (0..1020).map(|_| take(&rig, SLOT)).collect();
     let (locks, refused) = locks_of(|| rig.pool.take(original(SOURCE, 5 * SLOT), &any()));
@@ -56,7 +56,7 @@ fn weakness_3_too_few_free_slots_are_seen_without_a_lock() {
 }
 
 #[test]
-fn weakness_4_a_mapping_may_be_longer_than_256_kib() {
+fn a_mapping_may_be_longer_than_256_kib() {
     let rig = Rig::new(4096, 4);
     let len = 4096 * SLOT - 100;
     let bytes: Vec<_> = (0..len).map(|n| ((n * 7) >> 3).to_le_bytes()[0]).collect();
@@ -70,7 +70,7 @@ fn weakness_4_a_mapping_may_be_longer_than_256_kib() {
 }
 
 #[test]
-fn weakness_5_slots_of_the_size_of_requests_waste_nothing() {
+fn slots_of_the_size_of_requests_waste_nothing() {
     for slot_bytes in [64, 4096, 65536] {
         let config = PoolConfig { slot_bytes, ..PoolConfig::new(3) };
         let rig = FlatRig::simple(100, config);
@@ -84,7 +84,7 @@ fn weakness_5_slots_of_the_size_of_requests_waste_nothing() {
 }
 
 #[test]
-fn weakness_6_a_pool_shrinks_and_a_slot_knows_its_memory() {
+fn a_pool_shrinks_and_a_slot_knows_its_memory() {
     let growth = Some(Growth::new(8 * SLOT, 1 << 20));
     let rig = FlatRig::simple(8, PoolConfig { growth, ..PoolConfig::new(1) });
     let own = take(&rig, 8 * SLOT);
@@ -110,7 +110,7 @@ fn weakness_6_a_pool_shrinks_and_a_slot_knows_its_memory() {
 }
 
 #[test]
-fn weakness_7_an_original_at_address_0_keeps_its_low_bits() {
+fn an_original_at_address_0_keeps_its_low_bits() {
     let config = PoolConfig::new(1);
     let rig = FlatRig::new(vec![span(0x10_0000 + SLOT, 63 * SLOT)], config);
     for keep_bits in [0xfff, 0x3fff] {
@@ -121,7 +121,7 @@ fn weakness_7_an_original_at_address_0_keeps_its_low_bits() {
 }
 
 #[test]
-fn weakness_8_the_last_slots_of_an_odd_pool_are_given_back() {
+fn the_last_slots_of_an_odd_pool_are_given_back() {
     for slots in [1, 63, 100, 129, 191] {
         let rig = FlatRig::simple(slots, PoolConfig::new(1));
         for last in [1, slots.min(3), slots.min(70)] {
@@ -140,7 +140,7 @@ fn weakness_8_the_last_slots_of_an_odd_pool_are_given_back() {
 }
 
 #[test]
-fn weakness_9_no_secret_of_a_former_holder_shows_or_stays() {
+fn no_secret_of_a_former_holder_shows_or_stays() {
     for wipe in [Wipe::Never, Wipe::Release] {
         let rig = FlatRig::simple(8, PoolConfig { wipe, ..PoolConfig::new(1) });
         rig.memory.write(SOURCE, &[0x5e; 8 << 11]);
@@ -166,7 +166,7 @@ fn weakness_9_no_secret_of_a_former_holder_shows_or_stays() {
 }
 
 #[test]
-fn weakness_10_what_a_device_overwrites_is_not_copied_in() {
+fn what_a_device_overwrites_is_not_copied_in() {
     let rig = Rig::new(64, 1);
     let before = rig.pool_memory.counts();
     let from = original(ORIGINALS, 4096);
@@ -178,7 +178,7 @@ fn weakness_10_what_a_device_overwrites_is_not_copied_in() {
 }
 
 #[test]
-fn weakness_11_32_originals_are_one_lock() {
+fn a_lock_is_taken_for_32_originals_at_once() {
     let rig = FlatRig::simple(1024, PoolConfig::new(4));
     let mut slots = Vec::new();
     let many = (0..64).map(|n| original(SOURCE + n * 4096, 4096));
@@ -188,7 +188,7 @@ fn weakness_11_32_originals_are_one_lock() {
 }
 
 #[test]
-fn weakness_12_memory_of_the_cpus_node_is_taken_first() {
+fn memory_of_the_cpus_node_is_taken_first() {
     let spans = vec![span(0x100_0000, 16 * SLOT), span(0x10_0000, 16 * SLOT)];
     let rig = FlatRig::new(spans.clone(), PoolConfig::new(2));
     let node_of = |slot: &FlatSlot| {

@@ -1,6 +1,6 @@
 //! What is mapped in a table of the kernel, and who owns it.
 //!
-//! A book alone maps in its table, so it knows what a copy takes.
+//! A `MappingTable` alone maps in its table, so it knows what a copy takes.
 
 #![expect(unsafe_code, reason = "copies what it knows to be mapped")]
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dmaspan::{Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::Mutex;
 
-use super::kept::{DmaTable, Kept, Kernel, Requests, Unmapped};
+use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Requests, UnmapProof};
 use crate::mem::Memory;
 use crate::vfio::Error;
 
@@ -29,7 +29,7 @@ pub fn leaked_bytes() -> u64 {
 ///
 /// # Invariant
 ///
-/// Where a slot is [`Held::Kept`], the table has what that keeps, or nothing: this alone maps in
+/// Where a slot is [`SlotMemory::Kept`], the table has what that keeps, or nothing: this alone maps in
 /// the table, and never where a slot is. A slot stays while somebody else has a reference to what
 /// it keeps.
 ///
@@ -38,7 +38,7 @@ pub fn leaked_bytes() -> u64 {
 /// Any number of threads map and unmap at once. Who put a slot in, or took its memory out of it,
 /// owns its IOVAs; the lock is not held while the kernel works.
 #[derive(Debug)]
-pub(crate) struct Book<K: Kernel> {
+pub(crate) struct MappingTable<K: Kernel> {
     table: DmaTable<K>,
     state: Mutex<State>,
 }
@@ -46,31 +46,31 @@ pub(crate) struct Book<K: Kernel> {
 #[derive(Debug, Default)]
 struct State {
     /// By the first IOVA. No two overlap.
-    slots: BTreeMap<u64, Slot>,
+    slots: BTreeMap<u64, IovaSlot>,
     /// Ranges that are being unmapped: the kernel takes away whatever it finds there.
     unmapping: Vec<IovaRange>,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct IovaSlot {
     range: IovaRange,
-    held: Held,
+    held: SlotMemory,
 }
 
 /// Who has a slot's memory.
 #[derive(Debug)]
-enum Held {
+enum SlotMemory {
     /// A thread that maps or unmaps it.
     Working,
     /// The slot; and threads that copy from it, which let go under no lock.
-    Kept(Arc<Kept>),
+    Kept(Arc<KernelMapping>),
     /// Nobody: the kernel did not unmap all of it.
     Lost,
 }
 
-impl Held {
+impl SlotMemory {
     /// Takes the memory out, where nobody copies from it.
-    fn take(&mut self) -> Option<Kept> {
+    fn take(&mut self) -> Option<KernelMapping> {
         match std::mem::replace(self, Self::Working) {
             Self::Kept(kept) => match Arc::try_unwrap(kept) {
                 Ok(kept) => return Some(kept),
@@ -84,7 +84,7 @@ impl Held {
 
 impl State {
     /// The slot that overlaps with `range` and comes first.
-    fn overlap(&self, range: IovaRange) -> Option<&Slot> {
+    fn overlap(&self, range: IovaRange) -> Option<&IovaSlot> {
         let before = self.slots.range(..=range.start().get()).next_back();
         let before = before.map(|(_, slot)| slot).filter(|slot| slot.range.last() >= range.start());
         before.or_else(|| {
@@ -94,7 +94,7 @@ impl State {
     }
 
     /// The slots that overlap with `range`, in order.
-    fn overlaps(&self, range: IovaRange) -> impl Iterator<Item = &Slot> {
+    fn overlaps(&self, range: IovaRange) -> impl Iterator<Item = &IovaSlot> {
         let first = self.overlap(range).map_or(range.start(), |slot| slot.range.start());
         self.slots.range(first.get()..=range.last().get()).map(|(_, slot)| slot)
     }
@@ -112,9 +112,11 @@ impl State {
             }
             match &slot.held {
                 // Copies begin under the lock alone.
-                Held::Kept(kept) if Arc::strong_count(kept) == 1 => {}
-                Held::Kept(_) | Held::Working => return Err(Error::Busy { range: slot.range }),
-                Held::Lost => return Err(Error::Lost { range: slot.range }),
+                SlotMemory::Kept(kept) if Arc::strong_count(kept) == 1 => {}
+                SlotMemory::Kept(_) | SlotMemory::Working => {
+                    return Err(Error::Busy { range: slot.range });
+                }
+                SlotMemory::Lost => return Err(Error::Lost { range: slot.range }),
             }
             let start = hull.map_or(slot.range.start(), IovaRange::start);
             hull = IovaRange::new(start, slot.range.last());
@@ -123,7 +125,7 @@ impl State {
     }
 
     /// What is mapped in all of `range`, whole mappings in order.
-    fn sources(&self, range: IovaRange) -> Result<Vec<Arc<Kept>>, Error> {
+    fn sources(&self, range: IovaRange) -> Result<Vec<Arc<KernelMapping>>, Error> {
         let mut sources = Vec::new();
         let mut next = Some(range.start());
         for slot in self.overlaps(range) {
@@ -131,9 +133,9 @@ impl State {
                 break;
             }
             match &slot.held {
-                Held::Kept(kept) => sources.push(Arc::clone(kept)),
-                Held::Working => return Err(Error::Busy { range: slot.range }),
-                Held::Lost => return Err(Error::Lost { range: slot.range }),
+                SlotMemory::Kept(kept) => sources.push(Arc::clone(kept)),
+                SlotMemory::Working => return Err(Error::Busy { range: slot.range }),
+                SlotMemory::Lost => return Err(Error::Lost { range: slot.range }),
             }
             if slot.range.last() >= range.last() {
                 return Ok(sources);
@@ -144,9 +146,13 @@ impl State {
     }
 
     /// The ranges of slots that `joins` adds to the range before them, or that begin a new one.
-    fn runs(&self, within: IovaRange, joins: impl Fn(IovaRange, &Slot) -> bool) -> Vec<IovaRange> {
+    fn runs(
+        &self,
+        within: IovaRange,
+        joins: impl Fn(IovaRange, &IovaSlot) -> bool,
+    ) -> Vec<IovaRange> {
         let mut runs: Vec<IovaRange> = Vec::new();
-        for slot in self.overlaps(within).filter(|slot| !matches!(slot.held, Held::Lost)) {
+        for slot in self.overlaps(within).filter(|slot| !matches!(slot.held, SlotMemory::Lost)) {
             let joined = runs.last().copied().filter(|&run| joins(run, slot));
             let joined = joined.and_then(|run| IovaRange::new(run.start(), slot.range.last()));
             match (joined, runs.last_mut()) {
@@ -158,7 +164,7 @@ impl State {
     }
 }
 
-impl<K: Kernel> Book<K> {
+impl<K: Kernel> MappingTable<K> {
     pub(crate) fn new(kernel: K) -> Self {
         Self { table: DmaTable::new(kernel), state: Mutex::default() }
     }
@@ -202,7 +208,7 @@ impl<K: Kernel> Book<K> {
         range: IovaRange,
         prot: Prot,
         user: Option<UserRange>,
-        ask: impl FnOnce(&DmaTable<K>) -> Result<Kept, Errno>,
+        ask: impl FnOnce(&DmaTable<K>) -> Result<KernelMapping, Errno>,
     ) -> Result<(), Error> {
         if let Some(user) = user {
             check(limits, "the user address", user.start().get())?;
@@ -222,7 +228,7 @@ impl<K: Kernel> Book<K> {
         match asked {
             Ok(kept) => {
                 if let Some(slot) = state.slots.get_mut(&range.start().get()) {
-                    slot.held = Held::Kept(Arc::new(kept));
+                    slot.held = SlotMemory::Kept(Arc::new(kept));
                 }
                 Ok(())
             }
@@ -276,7 +282,7 @@ impl<K: Kernel> Book<K> {
         if limits.mappings_left.is_some_and(|most| mappings >= most) {
             return Err(Error::NoMappingsLeft { mappings });
         }
-        state.slots.insert(range.start().get(), Slot { range, held: Held::Working });
+        state.slots.insert(range.start().get(), IovaSlot { range, held: SlotMemory::Working });
         Ok(())
     }
 
@@ -290,7 +296,7 @@ impl<K: Kernel> Book<K> {
     pub(crate) fn unmap(&self, range: IovaRange) -> Result<u64, Error> {
         let mut state = self.state.lock();
         let Some(hull) = state.hull(range)? else { return Ok(0) };
-        let kept: Vec<(IovaRange, Kept)> = state
+        let kept: Vec<(IovaRange, KernelMapping)> = state
             .slots
             .range_mut(hull.start().get()..=hull.last().get())
             .filter_map(|(_, slot)| Some((slot.range, slot.held.take()?)))
@@ -303,7 +309,11 @@ impl<K: Kernel> Book<K> {
     }
 
     /// Unmaps what was taken out of the slots in `hull`.
-    fn unmap_kept(&self, hull: IovaRange, kept: Vec<(IovaRange, Kept)>) -> Result<u64, Error> {
+    fn unmap_kept(
+        &self,
+        hull: IovaRange,
+        kept: Vec<(IovaRange, KernelMapping)>,
+    ) -> Result<u64, Error> {
         match self.table.unmap(hull) {
             Ok(proof) => self.settle(hull, kept, &proof),
             // One mapping is unmapped or not.
@@ -318,7 +328,11 @@ impl<K: Kernel> Book<K> {
     /// The same, one by one and up to the first that stays: the kernel failed to unmap all at once,
     /// perhaps behind some, and does not say which.
     #[cold]
-    fn unmap_singly(&self, hull: IovaRange, kept: Vec<(IovaRange, Kept)>) -> Result<u64, Error> {
+    fn unmap_singly(
+        &self,
+        hull: IovaRange,
+        kept: Vec<(IovaRange, KernelMapping)>,
+    ) -> Result<u64, Error> {
         let (mut bytes, mut rest) = (0_u64, kept.into_iter());
         while let Some((range, kept)) = rest.next() {
             let settled = match self.table.unmap_one(&kept) {
@@ -341,11 +355,11 @@ impl<K: Kernel> Book<K> {
     }
 
     /// Puts what is mapped still back into its slots.
-    fn put_back(&self, kept: impl IntoIterator<Item = (IovaRange, Kept)>) {
+    fn put_back(&self, kept: impl IntoIterator<Item = (IovaRange, KernelMapping)>) {
         let mut state = self.state.lock();
         for (range, kept) in kept {
             if let Some(slot) = state.slots.get_mut(&range.start().get()) {
-                slot.held = Held::Kept(Arc::new(kept));
+                slot.held = SlotMemory::Kept(Arc::new(kept));
             }
         }
     }
@@ -354,8 +368,8 @@ impl<K: Kernel> Book<K> {
     fn settle(
         &self,
         hull: IovaRange,
-        kept: Vec<(IovaRange, Kept)>,
-        proof: &Unmapped,
+        kept: Vec<(IovaRange, KernelMapping)>,
+        proof: &UnmapProof,
     ) -> Result<u64, Error> {
         let mapped = kept.iter().fold(0, |sum: u64, &(range, _)| sum.saturating_add(len(range)));
         if proof.bytes != mapped {
@@ -364,7 +378,7 @@ impl<K: Kernel> Book<K> {
             for (range, _leaked) in kept {
                 if let Some(slot) = state.slots.get_mut(&range.start().get()) {
                     // Nobody maps there again.
-                    slot.held = Held::Lost;
+                    slot.held = SlotMemory::Lost;
                 }
             }
             return Err(Error::Short { range: hull, mapped, unmapped: proof.bytes });
@@ -394,7 +408,7 @@ impl<K: Kernel> Book<K> {
             let lost: Vec<IovaRange> = state
                 .slots
                 .values()
-                .filter(|slot| matches!(slot.held, Held::Lost))
+                .filter(|slot| matches!(slot.held, SlotMemory::Lost))
                 .map(|slot| slot.range)
                 .collect();
             // Nothing lost lies between two slots of a run.
@@ -408,7 +422,7 @@ impl<K: Kernel> Book<K> {
 
     /// Where `range` is mapped without a hole, from each of such ranges to the next.
     pub(crate) fn mapped_in(&self, range: IovaRange) -> Vec<IovaRange> {
-        let joins = |run: IovaRange, slot: &Slot| {
+        let joins = |run: IovaRange, slot: &IovaSlot| {
             run.last().checked_add(1).is_some_and(|next| next == slot.range.start())
         };
         let runs = self.state.lock().runs(range, joins);
@@ -425,7 +439,7 @@ impl<K: Kernel> Book<K> {
     }
 }
 
-impl<K: Kernel> Drop for Book<K> {
+impl<K: Kernel> Drop for MappingTable<K> {
     fn drop(&mut self) {
         if self.unmap_all().is_ok() {
             return;
@@ -433,7 +447,7 @@ impl<K: Kernel> Drop for Book<K> {
         // One mapping that stays does not keep the others.
         let slots = self.state.get_mut().slots.values();
         let ranges: Vec<IovaRange> = slots
-            .filter(|slot| matches!(slot.held, Held::Kept(_)))
+            .filter(|slot| matches!(slot.held, SlotMemory::Kept(_)))
             .map(|slot| slot.range)
             .collect();
         for range in ranges {

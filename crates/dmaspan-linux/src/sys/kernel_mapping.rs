@@ -1,7 +1,7 @@
 //! Memory that the kernel has mapped for devices: kept until it says that it is unmapped.
 //!
-//! What [`DmaTable::map`] returns, [`Kept`], holds the memory. Dropped or forgotten it leaks it, so
-//! a device never reaches memory that was freed. Only [`Kept::release`] gives it back, against the
+//! What [`DmaTable::map`] returns, [`KernelMapping`], holds the memory. Dropped or forgotten it leaks it, so
+//! a device never reaches memory that was freed. Only [`KernelMapping::release`] gives it back, against the
 //! proof that the kernel unmapped the range after it had mapped it.
 
 #![expect(unsafe_code, reason = "lets devices use memory that a value owns")]
@@ -107,7 +107,7 @@ pub(crate) struct DmaTable<K> {
 
 /// A range of a table that is mapped, and its memory. Dropped, it leaks the memory.
 #[must_use = "dropped, it leaks the memory"]
-pub(crate) struct Kept {
+pub(crate) struct KernelMapping {
     owner: ManuallyDrop<Owner>,
     range: IovaRange,
     table: u64,
@@ -115,15 +115,15 @@ pub(crate) struct Kept {
     mapped: u64,
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for KernelMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("range", &self.range).finish_non_exhaustive()
+        f.debug_struct("KernelMapping").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
 /// The kernel has unmapped a range.
 #[derive(Debug)]
-pub(crate) struct Unmapped {
+pub(crate) struct UnmapProof {
     /// How many bytes were mapped there.
     pub(crate) bytes: u64,
     range: IovaRange,
@@ -161,7 +161,7 @@ impl<K: Kernel> DmaTable<K> {
         user: UserRange,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<Kept, Errno> {
+    ) -> Result<KernelMapping, Errno> {
         let inside = memory.user_range().covers(user);
         if !inside || user.len_less_one() != range.len_less_one() {
             return Err(Errno::EFAULT);
@@ -184,11 +184,11 @@ impl<K: Kernel> DmaTable<K> {
     pub(super) unsafe fn map_copy(
         &self,
         from: &Self,
-        mapped: &[Arc<Kept>],
+        mapped: &[Arc<KernelMapping>],
         source: IovaRange,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<Kept, Errno> {
+    ) -> Result<KernelMapping, Errno> {
         let id = from.kernel.table(&self.kernel).ok_or(Errno::EOPNOTSUPP)?;
         let is_theirs = mapped.iter().all(|kept| kept.table == from.id);
         let neighbours = mapped.windows(2).all(|pair| match pair {
@@ -221,7 +221,7 @@ impl<K: Kernel> DmaTable<K> {
         offset: u64,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<Kept, Errno> {
+    ) -> Result<KernelMapping, Errno> {
         let source = Source::File { fd: file.as_raw_fd(), offset };
         // SAFETY:
         // 1. The kernel holds the memory of the file (the contract of `Kernel`), and that a file
@@ -240,13 +240,13 @@ impl<K: Kernel> DmaTable<K> {
         source: Source,
         range: IovaRange,
         prot: Prot,
-    ) -> Result<Kept, Errno> {
+    ) -> Result<KernelMapping, Errno> {
         self.maps.fetch_add(1, Ordering::Relaxed);
         // Kept also where the request panics.
         let owner = ManuallyDrop::new(owner);
         // SAFETY:
         // 1. While `owner` lives, devices may access it (the caller's promise).
-        // 2. It lives until `Kept::release`, which wants the proof of an unmap that was asked for
+        // 2. It lives until `KernelMapping::release`, which wants the proof of an unmap that was asked for
         //    after this; where there is none, for ever.
         if let Err(errno) = unsafe { self.kernel.map(source, range, prot) } {
             // A refused request mapped nothing (the contract of `Kernel`).
@@ -254,20 +254,20 @@ impl<K: Kernel> DmaTable<K> {
             return Err(errno);
         }
         let mapped = self.clock.fetch_add(1, Ordering::AcqRel);
-        Ok(Kept { owner, range, table: self.id, mapped })
+        Ok(KernelMapping { owner, range, table: self.id, mapped })
     }
 
     /// Unmaps what lies in `range`.
-    pub(super) fn unmap(&self, range: IovaRange) -> Result<Unmapped, Errno> {
+    pub(super) fn unmap(&self, range: IovaRange) -> Result<UnmapProof, Errno> {
         self.unmaps.fetch_add(1, Ordering::Relaxed);
         let asked = self.clock.fetch_add(1, Ordering::AcqRel);
         let bytes = self.kernel.unmap(range)?;
-        Ok(Unmapped { bytes, range, table: self.id, asked })
+        Ok(UnmapProof { bytes, range, table: self.id, asked })
     }
 
     /// Unmaps what one request mapped, or finds that an unmap that failed has done so: the bytes of
     /// the proof are then those that it had.
-    pub(super) fn unmap_one(&self, kept: &Kept) -> Result<Unmapped, Errno> {
+    pub(super) fn unmap_one(&self, kept: &KernelMapping) -> Result<UnmapProof, Errno> {
         self.unmaps.fetch_add(1, Ordering::Relaxed);
         let asked = self.clock.fetch_add(1, Ordering::AcqRel);
         let bytes = match self.kernel.unmap(kept.range) {
@@ -275,17 +275,17 @@ impl<K: Kernel> DmaTable<K> {
             Ok(0) | Err(NOTHING) => kept.range.checked_len().unwrap_or(u64::MAX),
             result => result?,
         };
-        Ok(Unmapped { bytes, range: kept.range, table: self.id, asked })
+        Ok(UnmapProof { bytes, range: kept.range, table: self.id, asked })
     }
 }
 
-impl Kept {
+impl KernelMapping {
     /// Gives the memory back.
     ///
     /// # Errors
     ///
     /// This, where the proof is not of its range in its table, or older than the mapping.
-    pub(crate) fn release(self, proof: &Unmapped) -> Result<Owner, Self> {
+    pub(crate) fn release(self, proof: &UnmapProof) -> Result<Owner, Self> {
         let covered = proof.range.covers(self.range);
         if self.table == proof.table && covered && proof.asked > self.mapped {
             // No device reaches it any more: the kernel said so of a range that covers it, after it
@@ -332,7 +332,7 @@ mod tests {
         IovaRange::new(Iova::new(start), Iova::new(last)).unwrap()
     }
 
-    fn map(table: &DmaTable<Willing>, owner: &Arc<()>, range: IovaRange) -> Kept {
+    fn map(table: &DmaTable<Willing>, owner: &Arc<()>, range: IovaRange) -> KernelMapping {
         let owner: Owner = Arc::<()>::clone(owner);
         // SAFETY: nothing is mapped for any device.
         unsafe { table.map(owner, Source::User(UserAddr::new(0)), range, Prot::READ) }.unwrap()

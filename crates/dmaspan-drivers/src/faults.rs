@@ -41,14 +41,14 @@ pub struct Handled {
 
 /// A stream that somebody claimed.
 #[derive(Debug)]
-pub(crate) struct Claimed<L> {
+pub(crate) struct ClaimedStream<L> {
     pub(crate) id: u32,
     pub(crate) regions: ReservedRegions,
     pub(crate) faults: FaultHook<L>,
 }
 
 /// The streams of an IOMMU that somebody claimed.
-pub(crate) struct Streams<L>(Mutex<L, BTreeMap<u32, Arc<Claimed<L>>>>);
+pub(crate) struct Streams<L>(Mutex<L, BTreeMap<u32, Arc<ClaimedStream<L>>>>);
 
 impl<L: RawMutex> Streams<L> {
     pub(crate) fn new() -> Self {
@@ -61,7 +61,7 @@ impl<L: RawMutex> Streams<L> {
         id: u32,
         mut regions: ReservedRegions,
         more: impl Iterator<Item = ReservedRegion>,
-    ) -> Result<Arc<Claimed<L>>, Error> {
+    ) -> Result<Arc<ClaimedStream<L>>, Error> {
         for region in more {
             // For want of memory alone: none of them is direct.
             let no_memory = NoMemory { lg2_size: 6, max_paddr: PhysAddr::new(u64::MAX) };
@@ -75,8 +75,8 @@ impl<L: RawMutex> Streams<L> {
         &self,
         id: u32,
         regions: ReservedRegions,
-    ) -> Result<Arc<Claimed<L>>, Error> {
-        let claimed = Arc::new(Claimed { id, regions, faults: FaultHook::new() });
+    ) -> Result<Arc<ClaimedStream<L>>, Error> {
+        let claimed = Arc::new(ClaimedStream { id, regions, faults: FaultHook::new() });
         let mut streams = self.0.lock();
         if streams.contains_key(&id) {
             return Err(Error::Claimed { stream: id });

@@ -44,7 +44,7 @@ pub unsafe trait Structure: Send + Sync {
     fn words(&self) -> &[AtomicU64];
 }
 
-/// Where a driver runs: memory, a lock and patience.
+/// Where a driver runs: memory, a lock and waiting.
 ///
 /// # Safety
 ///

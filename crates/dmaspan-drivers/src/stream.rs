@@ -10,7 +10,7 @@ use dmaspan::iommu::{
 };
 use lock_api::RawMutex;
 
-use crate::faults::Claimed;
+use crate::faults::ClaimedStream;
 
 /// A stream of accesses that an IOMMU tells apart, made by its driver. `D` is the type of the
 /// domains that it can have, and `X` the driver's part.
@@ -19,7 +19,7 @@ use crate::faults::Claimed;
 /// [`Attachment`](dmaspan::iommu::Attachment) blocks it before.
 pub struct IommuStream<D, X: StreamHooks> {
     pub(crate) hooks: X,
-    claimed: Arc<Claimed<X::Lock>>,
+    claimed: Arc<ClaimedStream<X::Lock>>,
     domains: PhantomData<fn(&D)>,
 }
 
@@ -62,7 +62,7 @@ pub unsafe trait PortHooks<D: PagingDomain>: StreamHooks {
 }
 
 impl<D, X: StreamHooks> IommuStream<D, X> {
-    pub(crate) fn new(hooks: X, claimed: Arc<Claimed<X::Lock>>) -> Self {
+    pub(crate) fn new(hooks: X, claimed: Arc<ClaimedStream<X::Lock>>) -> Self {
         Self { hooks, claimed, domains: PhantomData }
     }
 
@@ -117,7 +117,7 @@ impl<D, X: StreamHooks> Drop for IommuStream<D, X> {
 
 impl<D, X: StreamHooks> fmt::Debug for IommuStream<D, X> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Claimed { id, regions, .. } = &*self.claimed;
+        let ClaimedStream { id, regions, .. } = &*self.claimed;
         f.debug_struct(X::NAME).field("id", id).field("regions", regions).finish_non_exhaustive()
     }
 }

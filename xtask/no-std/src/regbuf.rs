@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
-use dmaspan::regbuf::descriptors::{Entry, Limits};
-use dmaspan::regbuf::{Pinned, Registry, Request};
+use dmaspan::regbuf::descriptors::{ScatterEntry, SegmentLimits};
+use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 use dmaspan::{Account, Direction, Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 
 const PAGE: u64 = 4096;
@@ -79,14 +79,14 @@ pub fn exercise() -> Option<()> {
     let source = Pinned::new(Arc::new(Apart), (), Arc::clone(&account), PAGE_LG2);
     let mut registry = Registry::new(source);
     let user = UserRange::from_len(UserAddr::new(PAGE + 100), 60 * PAGE).ok()?;
-    registry.register(&[Request::new(user), Request::VACANT]).ok()?;
+    registry.register(&[BufferRequest::new(user), BufferRequest::VACANT]).ok()?;
     let too_much = UserRange::from_len(UserAddr::new(0), 65 * PAGE).ok()?;
-    registry.update(1, &[Request::new(too_much)]).is_err().then_some(())?;
+    registry.update(1, &[BufferRequest::new(too_much)]).is_err().then_some(())?;
     let node = registry.get(0).ok()?.clone();
     registry.unregister().ok()?;
     let import = node.import(PAGE, 3 * PAGE, Direction::FromDevice).ok()?;
-    let mut entries = Vec::from([Entry::default(); 4]);
-    let count = Limits::default().write(import, &mut entries).ok()?;
+    let mut entries = Vec::from([ScatterEntry::default(); 4]);
+    let count = SegmentLimits::default().write(import, &mut entries).ok()?;
     let bytes: u64 = entries.iter().map(|entry| u64::from(entry.len)).sum();
     let is_right = (count, bytes, account.used()) == (4, 3 * PAGE, 61 * PAGE);
     drop(node);

@@ -76,7 +76,7 @@ pub fn exercise() -> Option<()> {
     // SAFETY: the hardware reads nothing.
     let smmu = unsafe { SmmuV3::new(Arc::clone(&registers), Bare, config) }.ok()?;
     let format = ArmLpaeS1::<12>::new(smmu.stage1_config(12).ok()?).ok()?;
-    let ops = smmu.ops(Stage::One, OnFault::Terminate).ok()?;
+    let ops = smmu.ops(Stage::First, OnFault::Terminate).ok()?;
     let domain = Arc::new(Domain::new(PageTable::new(format, Tables).ok()?, ops).ok()?);
     let stream = Attachment::new(smmu.stream(5, ReservedRegions::new()).ok()?).ok()?;
     stream.attach(Target::Paging(Prepared::new(Arc::clone(&domain)))).ok()?;

@@ -7,7 +7,7 @@ use crate::tree::Tree;
 const MANIFEST: &str = "Cargo.toml";
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 pub(super) const GLOSSARY: &str = "docs/glossary.md";
-const TERMS: usize = 60;
+const TERMS: usize = 40;
 
 /// Finds dependencies of the workspace without a word in the architecture about why they are there.
 pub fn dependencies(tree: &Tree) -> Vec<Problem> {

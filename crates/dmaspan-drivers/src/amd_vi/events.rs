@@ -26,9 +26,9 @@ pub(super) struct Events<L, S> {
 /// Linux waits, too (drivers/iommu/amd/iommu.c, `iommu_print_event`); once a look, since one that
 /// does not come at all takes as long as a poll does.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    Waits,
-    Waited,
+enum LateRecord {
+    IsWaitedFor,
+    WasWaitedFor,
 }
 
 impl<L: RawMutex, S: Structure> Events<L, S> {
@@ -66,7 +66,7 @@ impl<L: RawMutex, S: Structure> Events<L, S> {
     }
 
     /// Takes the record at the head out, if that is before the tail.
-    fn take(&self, host: &impl Host, tail: u64, patience: &mut Patience) -> Option<Event> {
+    fn take(&self, host: &impl Host, tail: u64, late: &mut LateRecord) -> Option<Event> {
         let mut head = self.head.lock();
         if *head >= tail {
             return None;
@@ -77,12 +77,12 @@ impl<L: RawMutex, S: Structure> Events<L, S> {
             let event = Event::decode([self.log.get(at), self.log.get(at.saturating_add(1))]);
             (event != Event::Nothing).then_some(event)
         };
-        let event = match patience {
-            Patience::Waits => poll(host, read),
-            Patience::Waited => read(),
+        let event = match late {
+            LateRecord::IsWaitedFor => poll(host, read),
+            LateRecord::WasWaitedFor => read(),
         };
         if event.is_none() {
-            *patience = Patience::Waited;
+            *late = LateRecord::WasWaitedFor;
         }
         // What is there when hardware comes round again is not taken for a record.
         self.log.set(at, 0);
@@ -125,9 +125,9 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
             self.registers.write32(register::STATUS, status::EVENT_INTERRUPT);
         }
         let tail = self.events.tail(&self.registers)?;
-        let mut patience = Patience::Waits;
+        let mut late = LateRecord::IsWaitedFor;
         // At most as many as the log has: so far ahead is a tail.
-        while let Some(event) = self.events.take(&self.host, tail, &mut patience) {
+        while let Some(event) = self.events.take(&self.host, tail, &mut late) {
             self.handle(event, &mut handled, &mut refused);
         }
         self.events.give_room(&self.registers);

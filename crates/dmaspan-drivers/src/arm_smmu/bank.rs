@@ -4,11 +4,12 @@ use dmaspan::PhysAddr;
 
 use super::Stalls;
 use super::features::{Has, SmmuV2Features};
-use super::format::sealed::Tables;
-use super::format::{Context, Kind, Stage, Values, sign_position};
+use super::format::sealed::SmmuTables;
+use super::format::{Context, Kind, Values, sign_position};
 use super::registers::Registers;
 use super::spec::{TTBR_ASID_SHIFT, bank, cba2r, cbar, fsr, gr0, gr1, resume, sctlr, tcr2};
 use crate::mmio::Mmio;
+use crate::stage::Stage;
 
 /// A context bank that a domain has.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +27,8 @@ impl Bank {
         let va64 = if self.context.tables == Kind::AArch64 { cba2r::VA64 } else { 0 };
         // Banks of stage 1 have VMID 0, which no bank of stage 2 has.
         let (kind, vmid) = match self.context.stage {
-            Stage::One => (cbar::STAGE_1 | cbar::STAGE_2_ADDS_NOTHING, 0),
-            Stage::Two => (cbar::STAGE_2, self.id),
+            Stage::First => (cbar::STAGE_1 | cbar::STAGE_2_ADDS_NOTHING, 0),
+            Stage::Second => (cbar::STAGE_2, self.id),
         };
         let (cba2r, cbar) = match features.wide_vmids {
             Has::Yes => (va64 | vmid << cba2r::VMID16_SHIFT, kind),
@@ -39,7 +40,7 @@ impl Bank {
     }
 
     /// Gives the bank its tables, and lets it translate.
-    pub(super) fn translate<R: Mmio, F: Tables>(
+    pub(super) fn translate<R: Mmio, F: SmmuTables>(
         &self,
         registers: &Registers<R>,
         features: &SmmuV2Features,
@@ -56,8 +57,8 @@ impl Bank {
         }
         bank.write(bank::TCR, tcr);
         match (self.context.stage, self.context.tables) {
-            (Stage::Two, _) => bank.write64(bank::TTBR0, ttbr0),
-            (Stage::One, tables) => {
+            (Stage::Second, _) => bank.write64(bank::TTBR0, ttbr0),
+            (Stage::First, tables) => {
                 let wide = tables == Kind::AArch64;
                 let tcr2 = if wide { self.upper_tcr(tcr, output_size, features) } else { 0 };
                 bank.write(bank::TCR2, tcr2);
@@ -88,8 +89,8 @@ impl Bank {
     /// the bank for stage 1.
     pub(super) fn forget_all<R: Mmio>(&self, registers: &Registers<R>) {
         match self.context.stage {
-            Stage::One => registers.bank(self.index).write(bank::TLBIASID, self.id),
-            Stage::Two => registers.write(gr0::TLBIVMID, self.id),
+            Stage::First => registers.bank(self.index).write(bank::TLBIASID, self.id),
+            Stage::Second => registers.write(gr0::TLBIVMID, self.id),
         }
     }
 

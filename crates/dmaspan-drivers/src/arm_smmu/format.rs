@@ -7,10 +7,11 @@ use dmaspan::{Coherency, PhysAddr, Prot};
 
 use super::features::{Has, SmmuV2Features};
 use super::spec::{gr0, tcr2};
+use crate::stage::Stage;
 
 /// A page-table format that context banks of an SMMUv2 walk: [`ArmLpaeS1`] and [`ArmLpaeS2`] with
 /// each granule, [`ArmLpae32S1`], [`ArmLpae32S2`] and [`ArmV7s`].
-pub trait SmmuV2Format: sealed::Tables {}
+pub trait SmmuV2Format: sealed::SmmuTables {}
 
 /// What kind of context bank a format needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,13 +21,6 @@ pub struct Context {
     granule_lg2: u32,
     lg2_entries: u32,
     groups: Groups,
-}
-
-/// Which translation a bank does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    One,
-    Two,
 }
 
 /// Which descriptors, and which registers go with them.
@@ -53,7 +47,7 @@ pub(super) mod sealed {
     use dmaspan::PhysAddr;
 
     /// What the driver asks of a format.
-    pub trait Tables: Format {
+    pub trait SmmuTables: Format {
         /// What kind of bank walks it.
         const CONTEXT: Context;
 
@@ -77,12 +71,12 @@ pub(super) mod sealed {
     }
 }
 
-use sealed::{Tables, context};
+use sealed::{SmmuTables, context};
 
-impl<F: Tables> SmmuV2Format for F {}
+impl<F: SmmuTables> SmmuV2Format for F {}
 
-impl<const G: u32> Tables for ArmLpaeS1<G> {
-    const CONTEXT: Context = context::<Self>(Stage::One, Kind::AArch64);
+impl<const G: u32> SmmuTables for ArmLpaeS1<G> {
+    const CONTEXT: Context = context::<Self>(Stage::First, Kind::AArch64);
 
     fn values(&self, root: PhysAddr) -> Values {
         let registers = self.registers(root);
@@ -96,8 +90,8 @@ impl<const G: u32> Tables for ArmLpaeS1<G> {
     }
 }
 
-impl<const G: u32> Tables for ArmLpaeS2<G> {
-    const CONTEXT: Context = context::<Self>(Stage::Two, Kind::AArch64);
+impl<const G: u32> SmmuTables for ArmLpaeS2<G> {
+    const CONTEXT: Context = context::<Self>(Stage::Second, Kind::AArch64);
 
     fn values(&self, root: PhysAddr) -> Values {
         let registers = self.registers(root);
@@ -110,8 +104,8 @@ impl<const G: u32> Tables for ArmLpaeS2<G> {
     }
 }
 
-impl Tables for ArmLpae32S1 {
-    const CONTEXT: Context = context::<Self>(Stage::One, Kind::AArch32Long);
+impl SmmuTables for ArmLpae32S1 {
+    const CONTEXT: Context = context::<Self>(Stage::First, Kind::AArch32Long);
 
     fn values(&self, root: PhysAddr) -> Values {
         let registers = self.registers(root);
@@ -125,8 +119,8 @@ impl Tables for ArmLpae32S1 {
     }
 }
 
-impl Tables for ArmLpae32S2 {
-    const CONTEXT: Context = context::<Self>(Stage::Two, Kind::AArch32Long);
+impl SmmuTables for ArmLpae32S2 {
+    const CONTEXT: Context = context::<Self>(Stage::Second, Kind::AArch32Long);
 
     fn values(&self, root: PhysAddr) -> Values {
         let registers = self.registers(root);
@@ -134,8 +128,8 @@ impl Tables for ArmLpae32S2 {
     }
 }
 
-impl Tables for ArmV7s {
-    const CONTEXT: Context = context::<Self>(Stage::One, Kind::AArch32Short);
+impl SmmuTables for ArmV7s {
+    const CONTEXT: Context = context::<Self>(Stage::First, Kind::AArch32Short);
 
     fn values(&self, root: PhysAddr) -> Values {
         let registers = self.registers(root);
@@ -164,8 +158,8 @@ impl Context {
     /// What of such a bank the hardware does not have, if so, and the register that says it.
     pub(super) fn missing(&self, features: &SmmuV2Features) -> Option<(&'static str, u64)> {
         let stage = match self.stage {
-            Stage::One => features.stage_1,
-            Stage::Two => features.stage_2,
+            Stage::First => features.stage_1,
+            Stage::Second => features.stage_2,
         };
         let tables = match self.tables {
             Kind::AArch64 if features.granules >> self.granule_lg2 & 1 == 0 => Has::No,
@@ -205,12 +199,15 @@ impl Context {
     }
 
     /// Why the hardware does not walk the tables of this format, if so.
-    pub(super) fn misfit<F: Tables>(format: &F, features: &SmmuV2Features) -> Option<&'static str> {
+    pub(super) fn misfit<F: SmmuTables>(
+        format: &F,
+        features: &SmmuV2Features,
+    ) -> Option<&'static str> {
         let geometry = format.geometry();
         let input_bits = match (F::CONTEXT.stage, F::CONTEXT.tables) {
-            (Stage::One, Kind::AArch64) => features.input_bits,
-            (Stage::One, _) => 32,
-            (Stage::Two, _) => features.stage_2_input_bits,
+            (Stage::First, Kind::AArch64) => features.input_bits,
+            (Stage::First, _) => 32,
+            (Stage::Second, _) => features.stage_2_input_bits,
         };
         let output_bits = match F::CONTEXT.tables {
             Kind::AArch32Short => 32,

@@ -7,7 +7,7 @@ use super::features::{Has, SmmuV2Features, StreamMapping};
 use super::registers::Registers;
 use super::spec::{gr0, s2cr, smr};
 use crate::error::Error;
-use crate::faults::Claimed;
+use crate::faults::ClaimedStream;
 use crate::mmio::Mmio;
 
 /// Stream IDs: those that are `id` in all bits that `mask` does not have.
@@ -42,7 +42,7 @@ pub(super) enum Route {
 /// An entry that is somebody's.
 struct Entry<L> {
     ids: Ids,
-    claimed: Arc<Claimed<L>>,
+    claimed: Arc<ClaimedStream<L>>,
     /// `None` while hardware has not said that it left the former one.
     route: Option<Route>,
 }
@@ -67,7 +67,7 @@ impl<L> StreamMap<L> {
         &mut self,
         registers: &Registers<R>,
         ids: Ids,
-        claimed: Arc<Claimed<L>>,
+        claimed: Arc<ClaimedStream<L>>,
     ) -> Result<u32, Error> {
         let Ids { id, mask } = ids;
         let mask_bits = match self.mapping {
@@ -151,7 +151,7 @@ impl<L> StreamMap<L> {
     }
 
     /// Whose stream that is.
-    pub(super) fn owner(&self, id: u32) -> Option<&Arc<Claimed<L>>> {
+    pub(super) fn owner(&self, id: u32) -> Option<&Arc<ClaimedStream<L>>> {
         let entry = self.entries.iter().flatten().find(|entry| entry.ids.contain(id));
         entry.map(|entry| &entry.claimed)
     }

@@ -70,15 +70,16 @@ pub use stream::SmmuV2Stream;
 use stream::SmmuV2StreamHooks;
 
 use self::bank::Bank;
-use self::format::{Kind, Stage};
+use self::format::Kind;
 use self::map::StreamMap;
 use self::registers::Registers;
 use self::spec::{SYNC_ACTIVE, cr0, gr0};
 use crate::error::Error;
-use crate::faults::Claimed;
+use crate::faults::ClaimedStream;
 use crate::host::{Host, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
+use crate::stage::Stage;
 use crate::stream::IommuStream;
 
 /// What becomes of an access that a bank does not translate.
@@ -217,17 +218,17 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
             return Err(Error::Unsupported { what, value: self.registers.read(register).into() });
         }
         let index = match context.stage {
-            Stage::One => self.banks.take(),
-            Stage::Two => self.stage_2_banks.take().or_else(|| self.banks.take()),
+            Stage::First => self.banks.take(),
+            Stage::Second => self.stage_2_banks.take().or_else(|| self.banks.take()),
         };
         let limit = self.features.banks;
         let index = index.ok_or(Error::NoIds { what: "context banks", limit })?;
         let (what, id, limit) = match (context.stage, context.tables, self.features.wide_vmids) {
-            (Stage::One, Kind::AArch64, _) => ("the ASID", 0, 0xffff),
-            (Stage::One, _, _) => ("the ASID", 0, 0xff),
+            (Stage::First, Kind::AArch64, _) => ("the ASID", 0, 0xffff),
+            (Stage::First, _, _) => ("the ASID", 0, 0xff),
             // VMID 0 is that of all banks of stage 1.
-            (Stage::Two, _, Has::Yes) => ("the VMID", 1, 0xffff),
-            (Stage::Two, _, Has::No) => ("the VMID", 1, 0xff),
+            (Stage::Second, _, Has::Yes) => ("the VMID", 1, 0xffff),
+            (Stage::Second, _, Has::No) => ("the VMID", 1, 0xff),
         };
         let id = u32::from(self.config.first_id) + index + id;
         if id > limit {
@@ -273,7 +274,7 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
         regions: ReservedRegions,
     ) -> Result<SmmuV2Stream<D, R, H>, Error> {
         let ids = map::Ids { id: id & !mask, mask };
-        let claimed = Claimed { id: ids.id, regions, faults: FaultHook::new() };
+        let claimed = ClaimedStream { id: ids.id, regions, faults: FaultHook::new() };
         let claimed = Arc::new(claimed);
         let ours = Arc::clone(&claimed);
         let entry = self.state.lock().map.claim(&self.registers, ids, ours)?;

@@ -7,11 +7,12 @@ use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
 use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::bank::{self, Bank};
-use super::format::{Kind, Stage, Walks, low};
+use super::format::{Kind, Walks, low};
 use super::spec::{TLBIVA_ADDRESS_BITS, TLBIVA_ASID_SHIFT};
 use super::{SmmuV2, Translates};
 use crate::host::Host;
 use crate::mmio::Mmio;
+use crate::stage::Stage;
 
 /// The most addresses that one invalidation names. With more, all of the domain is forgotten: each
 /// is a write to a register, and as many as a table of 4K has entries cost more than walking for
@@ -64,22 +65,22 @@ impl<R: Mmio, H: Host> SmmuV2Ops<R, H> {
         let Bank { index, context, id } = self.bank;
         let registers = self.smmu.registers.bank(index);
         let register = match (context.stage, tables) {
-            (Stage::One, Tables::Kept) => bank::TLBIVAL,
-            (Stage::One, Tables::Detached) => bank::TLBIVA,
-            (Stage::Two, Tables::Kept) => bank::TLBIIPAS2L,
-            (Stage::Two, Tables::Detached) => bank::TLBIIPAS2,
+            (Stage::First, Tables::Kept) => bank::TLBIVAL,
+            (Stage::First, Tables::Detached) => bank::TLBIVA,
+            (Stage::Second, Tables::Kept) => bank::TLBIIPAS2L,
+            (Stage::Second, Tables::Detached) => bank::TLBIIPAS2,
         };
         let page = iova >> 12;
         match (context.stage, context.tables) {
-            (Stage::One, Kind::AArch64) => {
+            (Stage::First, Kind::AArch64) => {
                 let asid = u64::from(id) << TLBIVA_ASID_SHIFT;
                 registers.write64(register, page & lg2::mask(TLBIVA_ADDRESS_BITS) | asid);
             }
             // Address bits 31:12, and an ASID of 8 bits.
-            (Stage::One, _) => registers.write(register, low(page << 12) | id),
-            (Stage::Two, Kind::AArch64) => registers.write64(register, page),
+            (Stage::First, _) => registers.write(register, low(page << 12) | id),
+            (Stage::Second, Kind::AArch64) => registers.write64(register, page),
             // Address bits 39:12.
-            (Stage::Two, _) => registers.write(register, low(page)),
+            (Stage::Second, _) => registers.write(register, low(page)),
         }
     }
 }
@@ -107,9 +108,9 @@ unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV2Ops<R, H> {
             _ => {
                 self.bank.forget_all(&self.smmu.registers);
                 match self.bank.context.stage {
-                    Stage::One => self.smmu.sync_bank(self.bank.index),
+                    Stage::First => self.smmu.sync_bank(self.bank.index),
                     // The bank is not what was told.
-                    Stage::Two => self.smmu.sync_global(),
+                    Stage::Second => self.smmu.sync_global(),
                 }
             }
         }

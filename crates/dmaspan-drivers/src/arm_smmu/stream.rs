@@ -145,7 +145,7 @@ where
         if !Arc::ptr_eq(ops.smmu(), &self.smmu) {
             return Err(Incompatible { what: "it is another SMMU's" });
         }
-        if ops.taken().context != <D::Format as super::format::sealed::Tables>::CONTEXT {
+        if ops.taken().context != <D::Format as super::format::sealed::SmmuTables>::CONTEXT {
             return Err(Incompatible { what: "its hooks are for tables of another format" });
         }
         let features = &self.smmu.features;

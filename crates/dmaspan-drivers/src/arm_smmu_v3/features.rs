@@ -8,15 +8,7 @@ use dmaspan::io_pgtable::{
 use super::spec::{idr0, idr1, idr3, idr5, queue, reg};
 use crate::error::Error;
 use crate::mmio::Mmio;
-
-/// Which stage of translation a domain is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// Tables as for processes, told apart by ASIDs.
-    One,
-    /// Tables as for virtual machines, told apart by VMIDs.
-    Two,
-}
+use crate::stage::Stage;
 
 /// What can become of an access that faults (IDR0.STALL_MODEL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -162,8 +154,8 @@ impl SmmuV3Features {
     /// [`Error::Unsupported`].
     pub(super) fn check_stage(&self, stage: Stage) -> Result<(), Error> {
         match stage {
-            Stage::One if !self.stage1 => Err(unsupported("stage 1", 0)),
-            Stage::Two if !self.stage2 => Err(unsupported("stage 2", 0)),
+            Stage::First if !self.stage1 => Err(unsupported("stage 1", 0)),
+            Stage::Second if !self.stage2 => Err(unsupported("stage 2", 0)),
             _ => Ok(()),
         }
     }
@@ -176,7 +168,7 @@ impl SmmuV3Features {
     ///
     /// [`Error::Unsupported`] where the hardware has no stage 1 or not this granule.
     pub fn stage1_config(&self, granule_lg2: u32) -> Result<ArmLpaeS1Config, Error> {
-        self.check_stage(Stage::One)?;
+        self.check_stage(Stage::First)?;
         let (input_bits, output_bits) = self.widths(granule_lg2)?;
         let mut config = ArmLpaeS1Config::new(input_bits, output_bits);
         config.walks = self.coherency;
@@ -192,7 +184,7 @@ impl SmmuV3Features {
     ///
     /// [`Error::Unsupported`] where the hardware has no stage 2 or not this granule.
     pub fn stage2_config(&self, granule_lg2: u32) -> Result<ArmLpaeS2Config, Error> {
-        self.check_stage(Stage::Two)?;
+        self.check_stage(Stage::Second)?;
         let (_, output_bits) = self.widths(granule_lg2)?;
         let mut config = ArmLpaeS2Config::new(output_bits, output_bits);
         config.walks = self.coherency;

@@ -6,28 +6,29 @@ use dmaspan::io_pgtable::{
 use dmaspan::iommu::Incompatible;
 use dmaspan::{Coherency, PhysAddr, lg2};
 
-use super::features::{SmmuV3Features, Stage};
+use super::Stage;
+use super::features::SmmuV3Features;
 use super::spec::{cd, ste, vtcr};
 
 /// The formats of tables that an SMMUv3 walks: [`ArmLpaeS1`] and [`ArmLpaeS2`].
-pub trait SmmuV3Format: Format + sealed::Tables {
+pub trait SmmuV3Format: Format + sealed::SmmuV3Tables {
     /// Which stage the tables are for.
     const STAGE: Stage;
 }
 
 impl<const G: u32> SmmuV3Format for ArmLpaeS1<G> {
-    const STAGE: Stage = Stage::One;
+    const STAGE: Stage = Stage::First;
 }
 
 impl<const G: u32> SmmuV3Format for ArmLpaeS2<G> {
-    const STAGE: Stage = Stage::Two;
+    const STAGE: Stage = Stage::Second;
 }
 
 pub(super) mod sealed {
     use super::*;
 
     /// What the driver has to know of tables.
-    pub trait Tables {
+    pub trait SmmuV3Tables {
         /// Whether hardware with these features walks them.
         fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible>;
 
@@ -37,7 +38,7 @@ pub(super) mod sealed {
     }
 }
 
-impl<const G: u32> sealed::Tables for ArmLpaeS1<G> {
+impl<const G: u32> sealed::SmmuV3Tables for ArmLpaeS1<G> {
     fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible> {
         let config = self.config();
         let common = Common {
@@ -69,7 +70,7 @@ impl<const G: u32> sealed::Tables for ArmLpaeS1<G> {
     }
 }
 
-impl<const G: u32> sealed::Tables for ArmLpaeS2<G> {
+impl<const G: u32> sealed::SmmuV3Tables for ArmLpaeS2<G> {
     fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible> {
         let config = self.config();
         let common = Common {

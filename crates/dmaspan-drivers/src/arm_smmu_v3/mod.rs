@@ -22,7 +22,7 @@
 //! let smmu = unsafe { SmmuV3::new(registers, host, SmmuV3Config::default()) }?;
 //!
 //! let format = ArmLpaeS1::<12>::new(smmu.stage1_config(12)?)?;
-//! let ops = smmu.ops(Stage::One, OnFault::Terminate)?;
+//! let ops = smmu.ops(Stage::First, OnFault::Terminate)?;
 //! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
 //! let page = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
 //! // SAFETY: nobody else uses these IOVAs, and the memory is the device's.
@@ -51,10 +51,11 @@ mod stream;
 mod table;
 mod tlbi;
 
-pub use features::{SmmuV3Features, Stage, StallModel};
+pub use crate::stage::Stage;
+pub use features::{SmmuV3Features, StallModel};
 pub use format::SmmuV3Format;
 pub use ops::SmmuV3Ops;
-pub use reset::{Interrupts, SmmuV3Config};
+pub use reset::{EventInterrupts, SmmuV3Config};
 pub use stream::SmmuV3Stream;
 use stream::SmmuV3StreamHooks;
 pub use table::StreamTable;
@@ -71,7 +72,7 @@ use command::{Command, Tag};
 use events::{Event, Next};
 use hardware::Hardware;
 use spec::gerror;
-use table::{Slot, Tags};
+use table::{StreamSlot, Tags};
 
 use crate::error::Error;
 use crate::faults::{Handled, Streams};
@@ -243,7 +244,7 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     /// Gives a stream another entry, by which it has the domain with that tag, if any.
     fn switch(
         &self,
-        slot: &Slot<H>,
+        slot: &StreamSlot<H>,
         tag: Option<Tag>,
         entry: &ste::Entry,
     ) -> Result<(), HardwareError> {
@@ -254,7 +255,7 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     /// [`switch`](Self::switch), under the slot's lock.
     fn change(
         &self,
-        slot: &Slot<H>,
+        slot: &StreamSlot<H>,
         tags: &mut Tags,
         tag: Option<Tag>,
         entry: &ste::Entry,

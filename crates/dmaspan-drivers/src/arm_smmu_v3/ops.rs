@@ -8,8 +8,9 @@ use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use dmaspan::PhysAddr;
 use dmaspan::iommu::{Gather, HardwareError, Invalidation, IommuOps, Scope};
 
+use super::Stage;
 use super::command::{Command, Tag};
-use super::features::{Stage, StallModel};
+use super::features::StallModel;
 use super::spec::{cd, ste};
 use super::ste::Entry;
 use super::tlbi::Forget;
@@ -59,7 +60,7 @@ impl<R: Mmio, H: Host> SmmuV3Ops<R, H> {
             (_, on_fault) => on_fault,
         };
         let (tag, descriptor) = match stage {
-            Stage::One => {
+            Stage::First => {
                 let descriptor = Words::new(&smmu.hardware.host, cd::LG2_SIZE, smmu.max_paddr())?;
                 match smmu.asids.take() {
                     Some(asid) => (Tag::Asid(number(asid)), Some(descriptor)),
@@ -70,7 +71,7 @@ impl<R: Mmio, H: Host> SmmuV3Ops<R, H> {
                     }
                 }
             }
-            Stage::Two => match smmu.vmids.take() {
+            Stage::Second => match smmu.vmids.take() {
                 Some(vmid) => (Tag::Vmid(number(vmid)), None),
                 None => {
                     let limit = (1 << smmu.features.vmid_bits) - 1;
@@ -85,8 +86,8 @@ impl<R: Mmio, H: Host> SmmuV3Ops<R, H> {
     /// Which stage the domain is.
     pub fn stage(&self) -> Stage {
         match self.tag {
-            Tag::Asid(_) => Stage::One,
-            Tag::Vmid(_) => Stage::Two,
+            Tag::Asid(_) => Stage::First,
+            Tag::Vmid(_) => Stage::Second,
         }
     }
 

@@ -27,7 +27,7 @@ const TWO_LEVEL_BITS: u32 = 24;
 
 /// Who is told of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interrupts {
+pub enum EventInterrupts {
     /// Nobody: faults are looked for by [`SmmuV3::handle_faults`].
     Off,
     /// The wired interrupts of events and of global errors are raised.
@@ -47,7 +47,7 @@ pub struct SmmuV3Config {
     /// log2 of the places of the event queue, if hardware has so many.
     pub lg2_events: u32,
     /// Who is told of events.
-    pub interrupts: Interrupts,
+    pub interrupts: EventInterrupts,
 }
 
 impl Default for SmmuV3Config {
@@ -58,7 +58,7 @@ impl Default for SmmuV3Config {
             stream_bits: None,
             lg2_commands: 8,
             lg2_events: 7,
-            interrupts: Interrupts::Off,
+            interrupts: EventInterrupts::Off,
         }
     }
 }
@@ -199,7 +199,7 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
     }
 
     /// Tells hardware where everything is, makes it forget all that it knew, and turns it on.
-    fn enable(&self, interrupts: Interrupts) -> Result<(), HardwareError> {
+    fn enable(&self, interrupts: EventInterrupts) -> Result<(), HardwareError> {
         let Self { hardware, structures, features, .. } = self;
         let registers = &hardware.registers;
         registers.write32(
@@ -221,7 +221,7 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
         let all = [Command::CONFIGURATION, Command::TRANSLATIONS];
         self.run(all.into_iter().chain(hypervisor))?;
         on(cr0::CMDQEN | cr0::EVENTQEN)?;
-        if interrupts == Interrupts::Wired {
+        if interrupts == EventInterrupts::Wired {
             // No address for messages.
             registers.write64(reg::GERROR_IRQ_CFG0, 0);
             registers.write64(reg::EVENTQ_IRQ_CFG0, 0);

@@ -8,10 +8,10 @@ use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
 
 use super::SmmuV3;
 use super::format::SmmuV3Format;
-use super::format::sealed::Tables as _;
+use super::format::sealed::SmmuV3Tables as _;
 use super::ops::SmmuV3Ops;
 use super::ste::{BLOCKED, PASSING};
-use super::table::Slot;
+use super::table::StreamSlot;
 use crate::host::Host;
 use crate::mmio::Mmio;
 use crate::stream::{IommuStream, PortHooks, StreamHooks};
@@ -25,7 +25,7 @@ pub type SmmuV3Stream<D, R, H> = IommuStream<D, SmmuV3StreamHooks<R, H>>;
 #[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
 pub struct SmmuV3StreamHooks<R: Mmio, H: Host> {
     pub(super) smmu: Arc<SmmuV3<R, H>>,
-    pub(super) slot: Arc<Slot<H>>,
+    pub(super) slot: Arc<StreamSlot<H>>,
 }
 
 impl<R: Mmio, H: Host> StreamHooks for SmmuV3StreamHooks<R, H> {

@@ -29,7 +29,7 @@ pub enum StreamTable {
 }
 
 /// A stream's entry, while it or the driver lives.
-pub(super) struct Slot<H: Host> {
+pub(super) struct StreamSlot<H: Host> {
     pub(super) id: u32,
     table: Arc<Words<H::Structure>>,
     first: usize,
@@ -66,7 +66,7 @@ impl Tags {
     }
 }
 
-impl<H: Host> Slot<H> {
+impl<H: Host> StreamSlot<H> {
     pub(super) fn entry(&self) -> Entry {
         [0, 1, 2, 3].map(|word| self.table.get(self.first + word))
     }
@@ -84,7 +84,7 @@ pub(super) struct Table<H: Host> {
     pub(super) bits: u32,
     first: First<H>,
     max_paddr: PhysAddr,
-    slots: Mutex<H::Lock, BTreeMap<u32, Arc<Slot<H>>>>,
+    slots: Mutex<H::Lock, BTreeMap<u32, Arc<StreamSlot<H>>>>,
 }
 
 enum First<H: Host> {
@@ -130,7 +130,7 @@ impl<H: Host> Table<H> {
     }
 
     /// The slot of a stream that the table reaches, with the tables that it needs.
-    pub(super) fn slot(&self, host: &H, id: u32) -> Result<Arc<Slot<H>>, Error> {
+    pub(super) fn slot(&self, host: &H, id: u32) -> Result<Arc<StreamSlot<H>>, Error> {
         if let Some(slot) = self.slots.lock().get(&id) {
             return Ok(Arc::clone(slot));
         }
@@ -142,7 +142,7 @@ impl<H: Host> Table<H> {
             }
         };
         let first = (index as usize) << ste::LG2_WORDS;
-        let slot = Arc::new(Slot { id, table, first, tags: Mutex::new(Tags::None) });
+        let slot = Arc::new(StreamSlot { id, table, first, tags: Mutex::new(Tags::None) });
         Ok(Arc::clone(self.slots.lock().entry(id).or_insert(slot)))
     }
 
@@ -174,7 +174,7 @@ impl<H: Host> Table<H> {
     }
 
     /// The slot with the lowest number from `id` on.
-    pub(super) fn from(&self, id: u32) -> Option<Arc<Slot<H>>> {
+    pub(super) fn from(&self, id: u32) -> Option<Arc<StreamSlot<H>>> {
         self.slots.lock().range(id..).next().map(|(_, slot)| Arc::clone(slot))
     }
 

@@ -72,6 +72,7 @@ mod spec;
 mod stream;
 mod tables;
 
+pub use crate::stage::Stage;
 pub use features::VtdFeatures;
 pub use format::VtdFormat;
 pub use ops::VtdOps;
@@ -85,15 +86,6 @@ pub enum Mode {
     Legacy,
     /// Context entries that lead to PASID tables, whose entries lead to tables of either stage.
     Scalable,
-}
-
-/// By which tables a domain is translated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// [`X86_64`], in scalable mode.
-    First,
-    /// [`VtdSs`].
-    Second,
 }
 
 /// What the registers do not say.

@@ -216,7 +216,7 @@ fn a_domain_says_whether_its_accesses_stall() {
     // S of a context descriptor, by the model and what is asked for.
     let stalls = |model: Model, on_fault: OnFault| {
         let rig = Rig::new(model);
-        let ops = rig.smmu.ops(Stage::One, on_fault).ok()?;
+        let ops = rig.smmu.ops(Stage::First, on_fault).ok()?;
         let table = rig.table(S1::new(rig.smmu.stage1_config(12).unwrap()).unwrap());
         let domain = dmaspan::iommu::Domain::new(table, ops).unwrap();
         rig.port::<S1>(1).translate(&domain).unwrap();

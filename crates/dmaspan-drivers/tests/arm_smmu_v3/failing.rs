@@ -357,7 +357,7 @@ impl Mmio for Chaos {
 
 /// Does everything that a driver can.
 fn everything(smmu: &Arc<SmmuV3<Chaos, FakeHost>>, tables: &Arena) -> Result<(), Error> {
-    let ops = smmu.ops(Stage::One, OnFault::Terminate)?;
+    let ops = smmu.ops(Stage::First, OnFault::Terminate)?;
     let format = S1::new(smmu.stage1_config(12)?).unwrap();
     let table = PageTable::new(format, tables.clone()).unwrap();
     let domain: Arc<Domain<S1, Arena, SmmuV3Ops<Chaos, FakeHost>>> =

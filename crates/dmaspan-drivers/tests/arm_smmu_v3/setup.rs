@@ -10,7 +10,7 @@ use dmaspan::io_pgtable::{
 use dmaspan::iommu::{Attachment, Domain, Port, Prepared, ReservedRegions, Target};
 use dmaspan_drivers::Error;
 use dmaspan_drivers::arm_smmu_v3::{
-    Interrupts, OnFault, SmmuV3, SmmuV3Config, SmmuV3Format, SmmuV3Ops, SmmuV3Stream, Stage,
+    EventInterrupts, OnFault, SmmuV3, SmmuV3Config, SmmuV3Format, SmmuV3Ops, SmmuV3Stream, Stage,
     StreamTable,
 };
 use dmaspan_sim::Arena;
@@ -101,7 +101,7 @@ impl Rig {
 fn accesses_are_aborted_before_anything_else_and_until_the_end() {
     let memory = FakeHost::new(0x10_0000);
     let hardware = TestSmmu::new(&memory, Model::LARGE);
-    let config = SmmuV3Config { interrupts: Interrupts::Wired, ..Default::default() };
+    let config = SmmuV3Config { interrupts: EventInterrupts::Wired, ..Default::default() };
     let smmu = start(&hardware, &memory, config).unwrap();
     let writes = hardware.writes();
     // GBPA with UPDATE and ABORT; CR0; IRQ_CTRL.
@@ -243,7 +243,7 @@ fn what_tables_need_besides_is_enabled_or_refused() {
     let small = ArmLpaeS2Config { start_level: Some(3), input_bits: 25, ..config };
     assert!(lacks.accepts(&lacking.domain(S2::new(small).unwrap())).is_err());
     // Hooks of the other stage, and those of another SMMU.
-    let ops = lacking.smmu.ops(Stage::One, OnFault::Terminate).unwrap();
+    let ops = lacking.smmu.ops(Stage::First, OnFault::Terminate).unwrap();
     let mixed = Domain::new(lacking.table(S2::new(config).unwrap()), ops).unwrap();
     assert!(lacks.accepts(&mixed).is_err() && lacks.translate(&mixed).is_err());
     let foreign = rig.domain(S2::new(config).unwrap());
@@ -279,7 +279,7 @@ fn a_change_tells_hardware_to_forget_the_entry_and_then_the_old_domain() {
 fn numbers_of_eight_bits_run_out_and_come_back() {
     let rig = Rig::new(Model::SMALL);
     let all: Vec<_> = (1..256).map(|_| rig.s1()).collect();
-    let none = rig.smmu.ops(Stage::One, OnFault::Terminate).unwrap_err();
+    let none = rig.smmu.ops(Stage::First, OnFault::Terminate).unwrap_err();
     assert_eq!(none, Error::NoIds { what: "ASIDs", limit: 255 });
     drop(all);
     let stream = Attachment::new(rig.port::<S1>(3)).unwrap();
@@ -324,7 +324,7 @@ fn every_allocation_may_fail_and_nothing_leaks() {
         let hardware = TestSmmu::new(&memory, Model::LARGE);
         memory.fail_after(n);
         let result = start(&hardware, &memory, SmmuV3Config::default()).and_then(|smmu| {
-            let ops = smmu.ops(Stage::One, OnFault::Terminate)?;
+            let ops = smmu.ops(Stage::First, OnFault::Terminate)?;
             let _stream: Port1<S1> = smmu.stream(0x700, ReservedRegions::new())?;
             drop(ops);
             Ok(())

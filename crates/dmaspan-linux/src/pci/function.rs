@@ -31,7 +31,7 @@ pub struct Function {
     /// Its base address registers.
     pub bars: Vec<BarInfo>,
     /// How VFIO calls it, where a VFIO driver of Linux 6.1 or newer is bound to it.
-    pub vfio: Option<VfioDevice>,
+    pub vfio: Option<VfioInfo>,
     /// Whether it is a virtual function of SR-IOV.
     pub kind: FunctionKind,
     /// Whether it answers.
@@ -168,7 +168,7 @@ pub enum BarSpace {
 /// What VFIO has made for a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct VfioDevice {
+pub struct VfioInfo {
     /// Its name, like `vfio0`.
     pub name: String,
     /// Whether it can be opened by itself, without its group.
@@ -302,11 +302,11 @@ fn bar(index: u8, line: &str) -> Option<BarInfo> {
 }
 
 /// What VFIO has made in the folder of a function.
-pub(super) fn vfio_device(at: &Path) -> Option<VfioDevice> {
+pub(super) fn vfio_device(at: &Path) -> Option<VfioInfo> {
     let folder = at.join("vfio-dev");
     let name = files::names(&folder).ok()?.into_iter().find(|name| name.starts_with("vfio"))?;
     let has_cdev = folder.join(&name).join("dev").exists();
-    Some(VfioDevice { name, cdev: if has_cdev { Cdev::Present } else { Cdev::Missing } })
+    Some(VfioInfo { name, cdev: if has_cdev { Cdev::Present } else { Cdev::Missing } })
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub use bdf::{BadBdf, Bdf};
 pub use class::Class;
 pub use function::{
     BarInfo, BarSpace, Cdev, Function, FunctionKind, Group, GroupDomain, GroupKind, Member,
-    Presence, VfioDevice,
+    Presence, VfioInfo,
 };
 pub use holders::Holder;
 pub use host::{Iommu, IommuTable, MachineKind, NodeOwner};

@@ -4,7 +4,7 @@ use dmaspan::{Iova, PhysAddr, lg2};
 
 use super::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 use super::mock::{MockWalkRegisters, MockWalker};
-use super::riscv::{RiscvStage, RiscvWalRiscvRoot, RiscvWalker};
+use super::riscv::{RiscvRoot, RiscvWalkRegisters, RiscvWalker};
 use super::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
 use super::x86_64::{X86_64WalkRegisters, X86Walker};
 use super::{Access, Checked, NotATable, Requester, Switch, TableWords, WalkPath};

@@ -200,7 +200,7 @@ fn domains_that_do_not_fit_are_refused() {
     assert_eq!(again.unwrap_err(), Error::Claimed { stream: id });
     let beyond = rig.smmu.stream::<DomainOf<S1>>(0x1_0000, ReservedRegions::new());
     assert_eq!(beyond.unwrap_err(), Error::NoStream { stream: 0x1_0000, last: 0xffff });
-    assert!(rig.smmu.ops(Stage::One, OnFault::Stall).is_err(), "the model cannot stall");
+    assert!(rig.smmu.ops(Stage::First, OnFault::Stall).is_err(), "the model cannot stall");
     drop(stream);
     let port = rig.smmu.stream::<DomainOf<S1>>(id, ReservedRegions::new()).unwrap();
     Attachment::new(port).unwrap();
@@ -211,12 +211,12 @@ fn an_older_model_has_stage_1_alone() {
     let Some((machine, mut writers, _)) = machine("virt-8.2,iommu=smmuv3") else { return };
     let smmu: std::sync::Arc<Smmu> = driver(&machine, &tap(&machine), SmmuV3Config::default());
     assert!(smmu.features().stage1 && !smmu.features().stage2);
-    assert!(matches!(smmu.ops(Stage::Two, OnFault::Terminate), Err(Error::Unsupported { .. })));
+    assert!(matches!(smmu.ops(Stage::Second, OnFault::Terminate), Err(Error::Unsupported { .. })));
     assert!(matches!(smmu.stage2_config(12), Err(Error::Unsupported { .. })));
     let buffer = machine.ram().allocate(0x1000).unwrap();
     let tables = machine.ram().arena(4 << 20).unwrap();
     let table = dmaspan::io_pgtable::PageTable::new(S1::of(&smmu), tables).unwrap();
-    let ops = smmu.ops(Stage::One, OnFault::Terminate).unwrap();
+    let ops = smmu.ops(Stage::First, OnFault::Terminate).unwrap();
     let domain = std::sync::Arc::new(dmaspan::iommu::Domain::new(table, ops).unwrap());
     let stream =
         Attachment::new(smmu.stream(Pci::requester(WRITERS[0]), ReservedRegions::new()).unwrap())

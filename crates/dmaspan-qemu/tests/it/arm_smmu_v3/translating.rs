@@ -32,8 +32,8 @@ fn a_page_lands_faults_and_is_forgotten<F: Tables>() {
     // Beyond the tables. The model does not tell of an input of stage 2 that is too large.
     let beyond = domain.geometry().aperture.last().get() + 1;
     match F::STAGE {
-        Stage::One => rig.refused(0, beyond, &buffer, FaultReason::Translation),
-        Stage::Two => assert!(!rig.write(0, beyond, &buffer)),
+        Stage::First => rig.refused(0, beyond, &buffer, FaultReason::Translation),
+        Stage::Second => assert!(!rig.write(0, beyond, &buffer)),
     }
     rig.reported();
 
@@ -152,7 +152,7 @@ fn the_upper_half_is_translated_by_its_own_tables() {
     let Some(mut rig) = Rig::new() else { return };
     let config = rig.smmu.stage1_config(12).unwrap();
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config { half: Half::Upper, ..config }).unwrap();
-    let ops = rig.smmu.ops(Stage::One, OnFault::Terminate).unwrap();
+    let ops = rig.smmu.ops(Stage::First, OnFault::Terminate).unwrap();
     let table = PageTable::new(format, rig.tables.clone()).unwrap();
     let domain = Arc::new(Domain::new(table, ops).unwrap());
     let stream = rig.stream::<ArmLpaeS1<12>>(WRITERS[0]);

@@ -93,7 +93,7 @@ fn start_1<R: Mmio + 'static>(registers: fn(Tap) -> R, hardware: Hardware) -> Op
     let (pci, tap, smmu) = smmu(registers)?;
     let config = smmu.stage1_config(PAGE_LG2).expect("the model has the granule");
     let format = ArmLpaeS1::<PAGE_LG2>::new(config).expect("there are such tables");
-    let ops = smmu.ops(Stage::One, OnFault::Terminate).expect("numbers are left");
+    let ops = smmu.ops(Stage::First, OnFault::Terminate).expect("numbers are left");
     let port = smmu.stream(Pci::requester(SLOT), ReservedRegions::new()).expect("it is free");
     Some((Box::new(Iommu::new((&pci, &tap), format, ops, port, kind)), hardware))
 }
@@ -111,7 +111,7 @@ pub(crate) fn stage_2() -> Option<Started> {
     let (pci, tap, smmu) = smmu(|tap| tap)?;
     let config = smmu.stage2_config(PAGE_LG2).expect("the model has the granule");
     let format = ArmLpaeS2::<PAGE_LG2>::new(config).expect("there are such tables");
-    let ops = smmu.ops(Stage::Two, OnFault::Terminate).expect("numbers are left");
+    let ops = smmu.ops(Stage::Second, OnFault::Terminate).expect("numbers are left");
     let port = smmu.stream(Pci::requester(SLOT), ReservedRegions::new()).expect("it is free");
     let hardware = Hardware { name: "SMMUv3, stage 2", fewest };
     Some((Box::new(Iommu::new((&pci, &tap), format, ops, port, kind)), hardware))

@@ -92,7 +92,7 @@ iommu! {
     format |smmu| {
         ArmLpaeS1::new(smmu.stage1_config(12).expect("it has 4K")).expect("there are such tables")
     },
-    ops |smmu| smmu.ops(smmu::Stage::One, OnFault::Terminate),
+    ops |smmu| smmu.ops(smmu::Stage::First, OnFault::Terminate),
 }
 
 iommu! {
@@ -104,7 +104,7 @@ iommu! {
     format |smmu| {
         ArmLpaeS2::new(smmu.stage2_config(16).expect("it has 64K")).expect("there are such tables")
     },
-    ops |smmu| smmu.ops(smmu::Stage::Two, OnFault::Terminate),
+    ops |smmu| smmu.ops(smmu::Stage::Second, OnFault::Terminate),
 }
 
 type Intel = Vtd<QtestMmio, QemuHost>;

@@ -102,7 +102,7 @@ impl<const G: u32> Rig for Stage1<G> {
         _ => "SMMUv3 stage 1, 64K",
     };
 
-    common!(Stage::One);
+    common!(Stage::First);
 
     fn format(&self) -> ArmLpaeS1<G> {
         let config = self.0.smmu.stage1_config(G).expect("the model has all granules");
@@ -134,7 +134,7 @@ impl<const G: u32> Rig for Stage2<G> {
     /// Of a root of several tables, one behind the other, it finds the first alone.
     const REACH: u64 = if G == 16 { lg2::mask(42) } else { u64::MAX };
 
-    common!(Stage::Two);
+    common!(Stage::Second);
 
     fn format(&self) -> ArmLpaeS2<G> {
         let config = self.0.smmu.stage2_config(G).expect("the model has all granules");

@@ -29,7 +29,7 @@ pub(crate) trait Strict: Walker {
 macro_rules! strict {
     ($($walker:ty),+) => { $(
         impl Strict for $walker {
-            fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translation, String> {
+            fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translated, String> {
                 self.strict_walk(tables, iova).map_err(|bad| bad.to_string())
             }
         }
@@ -41,7 +41,7 @@ strict!(AmdV1Walker, RiscvWalker, VtdSsWalker, X86Walker);
 macro_rules! strict_of_arm {
     ($($walker:ty),+) => { $(
         impl Strict for $walker {
-            fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translation, String> {
+            fn strict(&self, tables: &Arena, iova: Iova) -> Result<Translated, String> {
                 let group = self.check_contiguous_group(tables, iova);
                 let leaf = group.and_then(|_| self.strict_walk(tables, iova));
                 leaf.map_err(|bad| bad.to_string())

@@ -93,7 +93,7 @@ mod levels {
                 assert_eq!(read(&five, &image, iova), Err((FaultKind::Reserved, level)));
             }
         }
-        assert_eq!(read(&five, &image, 0), Err((FaultKind::Translated, 4)));
+        assert_eq!(read(&five, &image, 0), Err((FaultKind::Translation, 4)));
     }
 
     #[test]
@@ -102,13 +102,13 @@ mod levels {
         set(&image, &[(0x1ff8, 0x4000_0000 >> 2 | 0xd7)]);
         assert_eq!(shape(read(&three, &image, u64::MAX)), (0x7fff_ffff, 30, 30, 2));
         for iova in [1 << 38, 1 << 39, 1 << 63, 0xffff_ffbf_ffff_ffff] {
-            assert_eq!(read(&three, &image, iova), Err((FaultKind::Translated, 2)));
+            assert_eq!(read(&three, &image, iova), Err((FaultKind::Translation, 2)));
         }
         for (mode, bits, level) in [(SV48, 48, 3), (SV57, 57, 4)] {
             let walker = walker(first(mode));
             assert_eq!(walker.input_ranges()[0], block(0, bits - 1));
             let outside = read(&walker, &image, 1 << (bits - 1));
-            assert_eq!(outside, Err((FaultKind::Translated, level)));
+            assert_eq!(outside, Err((FaultKind::Translation, level)));
         }
     }
 
@@ -122,7 +122,7 @@ mod levels {
         let last = (1 << 41) - 1;
         assert_eq!(shape(read(&x4, &image, last)), (0x7fff_ffff, 30, 30, 2));
         for iova in [1 << 41, 1 << 63, u64::MAX] {
-            assert_eq!(read(&x4, &image, iova), Err((FaultKind::Translated, 2)));
+            assert_eq!(read(&x4, &image, iova), Err((FaultKind::Translation, 2)));
         }
         let reach = |mode| walker(second(mode)).input_ranges();
         assert_eq!(reach(SV39), [block(0, 41)]);
@@ -167,7 +167,7 @@ mod entries {
             assert_eq!(page(first(SV39), entry), Err((FaultKind::Reserved, 0)));
         }
         // V clear: nothing else counts.
-        assert_eq!(page(first(SV39), !1), Err((FaultKind::Translated, 0)));
+        assert_eq!(page(first(SV39), !1), Err((FaultKind::Translation, 0)));
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl<L: RawMutex> Streams<L> {
 /// Reports a fault to the stream that somebody claimed, if anybody has, and counts it. No lock is
 /// held: a handler may take its time.
 pub(crate) fn report<L: RawMutex>(
-    claimed: Option<Arc<Claimed<L>>>,
+    claimed: Option<Arc<ClaimedStream<L>>>,
     fault: &FaultReport,
     handled: &mut Handled,
 ) -> FaultResponse {

@@ -100,8 +100,8 @@ impl<T: Pod> FixedBuf<T> {
     ///
     /// # Errors
     ///
-    /// [`RefusedOperation`], with the buffer, where the bytes are not all in the slice, or where the
-    /// attachment is of another pool.
+    /// [`RefusedOperation`], with the buffer, where the bytes are not all in the slice, or where
+    /// the attachment is of another pool.
     ///
     /// # Context
     ///

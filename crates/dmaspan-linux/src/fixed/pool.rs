@@ -206,8 +206,8 @@ impl FixedPool {
     ///
     /// # Errors
     ///
-    /// [`RingAttachError`]; each of the slots is empty then, or holds what it held, and the ring can be
-    /// used. [`RegisterError`] says which limit to raise.
+    /// [`RingAttachError`]; each of the slots is empty then, or holds what it held, and the ring
+    /// can be used. [`RegisterError`] says which limit to raise.
     ///
     /// # Context
     ///

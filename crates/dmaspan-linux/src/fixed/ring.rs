@@ -101,8 +101,8 @@ impl FixedRing {
     ///
     /// # Errors
     ///
-    /// [`RefusedOperation`], with the buffer: bytes that are not all in it, a buffer of another pool, or too
-    /// many operations.
+    /// [`RefusedOperation`], with the buffer: bytes that are not all in it, a buffer of another
+    /// pool, or too many operations.
     ///
     /// # Context
     ///

@@ -11,9 +11,9 @@
 //! 4. populates memory that has no pages yet, by several threads;
 //! 5. maps, and takes everything back where the space refuses one.
 //!
-//! What it returns, [`MappedRegions`], owns the memory until it is unmapped. Dropping it unmaps too;
-//! forgetting it leaks the memory and never frees it, and so does a space that refuses to unmap.
-//! The device uses the pages that the memory had when it was mapped: what `MADV_DONTNEED` or
+//! What it returns, [`MappedRegions`], owns the memory until it is unmapped. Dropping it unmaps
+//! too; forgetting it leaks the memory and never frees it, and so does a space that refuses to
+//! unmap. The device uses the pages that the memory had when it was mapped: what `MADV_DONTNEED` or
 //! munmap(2) of the process do to it meanwhile, the device does not see. See [`Memory`].
 //!
 //! ```

@@ -1,8 +1,8 @@
 //! Memory that the kernel has mapped for devices: kept until it says that it is unmapped.
 //!
-//! What [`DmaTable::map`] returns, [`KernelMapping`], holds the memory. Dropped or forgotten it leaks it, so
-//! a device never reaches memory that was freed. Only [`KernelMapping::release`] gives it back, against the
-//! proof that the kernel unmapped the range after it had mapped it.
+//! What [`DmaTable::map`] returns, [`KernelMapping`], holds the memory. Dropped or forgotten it
+//! leaks it, so a device never reaches memory that was freed. Only [`KernelMapping::release`] gives
+//! it back, against the proof that the kernel unmapped the range after it had mapped it.
 
 #![expect(unsafe_code, reason = "lets devices use memory that a value owns")]
 
@@ -246,8 +246,8 @@ impl<K: Kernel> DmaTable<K> {
         let owner = ManuallyDrop::new(owner);
         // SAFETY:
         // 1. While `owner` lives, devices may access it (the caller's promise).
-        // 2. It lives until `KernelMapping::release`, which wants the proof of an unmap that was asked for
-        //    after this; where there is none, for ever.
+        // 2. It lives until `KernelMapping::release`, which wants the proof of an unmap that was
+        //    asked for after this; where there is none, for ever.
         if let Err(errno) = unsafe { self.kernel.map(source, range, prot) } {
             // A refused request mapped nothing (the contract of `Kernel`).
             drop(ManuallyDrop::into_inner(owner));

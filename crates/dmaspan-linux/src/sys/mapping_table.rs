@@ -29,9 +29,9 @@ pub fn leaked_bytes() -> u64 {
 ///
 /// # Invariant
 ///
-/// Where a slot is [`SlotMemory::Kept`], the table has what that keeps, or nothing: this alone maps in
-/// the table, and never where a slot is. A slot stays while somebody else has a reference to what
-/// it keeps.
+/// Where a slot is [`SlotMemory::Kept`], the table has what that keeps, or nothing: this alone maps
+/// in the table, and never where a slot is. A slot stays while somebody else has a reference to
+/// what it keeps.
 ///
 /// # Context
 ///

@@ -8,8 +8,8 @@
 //! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
 //! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
 //! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory
-//! for devices, whose structures are in [`uapi`]; [`kernel_mapping`] holds that memory until it is unmapped,
-//! and [`mapping_table`] knows what is mapped where.
+//! for devices, whose structures are in [`uapi`]; [`kernel_mapping`] holds that memory until it is
+//! unmapped, and [`mapping_table`] knows what is mapped where.
 //! [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt. [`stdio`] is for
 //! programs.
 

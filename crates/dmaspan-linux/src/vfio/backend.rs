@@ -6,7 +6,8 @@ use std::str::FromStr;
 /// Which of the kernel's interfaces maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// VFIO's own type 1, `/dev/vfio/vfio` and groups: [`VfioContainer::open`](super::VfioContainer::open).
+    /// VFIO's own type 1, `/dev/vfio/vfio` and groups:
+    /// [`VfioContainer::open`](super::VfioContainer::open).
     Vfio,
     /// iommufd, `/dev/iommu` and devices' own nodes: [`Ioas`](super::Ioas).
     Iommufd,

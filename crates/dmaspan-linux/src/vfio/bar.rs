@@ -23,10 +23,11 @@ use crate::sys::vfio::{DmaBuf, WithCaps, read};
 /// for (4 KiB, 2 MiB or 1 GiB), as the BAR does on the bus, so that kernels that can (Linux 6.12
 /// and later) map it by such leaves.
 ///
-/// It may live longer than its [`VfioDevice`](super::VfioDevice), and keeps the device open then. Nothing
-/// in this crate makes the device stop answering meanwhile: its memory space stays on, and it is
-/// not put to sleep. During a [reset](super::VfioDevice::reset) an access waits, or reads all ones. A
-/// device that is pulled out answers with all ones, or the kernel kills the process (`SIGBUS`).
+/// It may live longer than its [`VfioDevice`](super::VfioDevice), and keeps the device open then.
+/// Nothing in this crate makes the device stop answering meanwhile: its memory space stays on, and
+/// it is not put to sleep. During a [reset](super::VfioDevice::reset) an access waits, or reads all
+/// ones. A device that is pulled out answers with all ones, or the kernel kills the process
+/// (`SIGBUS`).
 ///
 /// Where the kernel lets parts of the BAR be mapped alone, the rest reads all ones, as does what
 /// lies outside of the BAR, and an access that is not aligned. The table of MSI-X vectors may be in

@@ -147,8 +147,8 @@ impl Ioas {
     /// space: they access another device without going through memory. The BAR stays mapped, and
     /// its device open, until the range is unmapped.
     ///
-    /// A [reset](VfioDevice::reset) of that device takes the registers away for good: unmap the range
-    /// and map it anew.
+    /// A [reset](VfioDevice::reset) of that device takes the registers away for good: unmap the
+    /// range and map it anew.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! Memory mapped for real devices by the kernel: VFIO type 1 and iommufd.
 //!
 //! The kernel pins the memory and writes the IOMMU's tables. This module plans what to ask of it
-//! and owns what it got: [`VfioContainer`] and [`Ioas`] are each a [`DmaSpace`](dmaspan::DmaSpace), and
-//! [`VfioDevice`] is a PCI function that reaches what is mapped in one of them.
+//! and owns what it got: [`VfioContainer`] and [`Ioas`] are each a [`DmaSpace`](dmaspan::DmaSpace),
+//! and [`VfioDevice`] is a PCI function that reaches what is mapped in one of them.
 //!
 //! ```no_run
 //! use std::sync::Arc;

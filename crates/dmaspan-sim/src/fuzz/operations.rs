@@ -1,6 +1,6 @@
 //! Operations on a page table, beside an interval map.
 
-use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, PageTable, Retired, TableMapFailed};
+use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, MapUndone, PageTable, Retired};
 use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 
@@ -188,7 +188,7 @@ impl<'a, F: Format> Pair<'a, F> {
 
     fn map_spans(&mut self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Error> {
         let result = self.table.whole().map_spans(iova, spans, prot);
-        result.map_err(|TableMapFailed { error, retired }| {
+        result.map_err(|MapUndone { error, retired }| {
             self.free(retired);
             error
         })

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use dmaspan::io_pgtable::{Error, Owned, PageTable, TableMapFailed};
+use dmaspan::io_pgtable::{Error, MapUndone, Owned, PageTable};
 use dmaspan::{IovaRange, PhysAddr, Span, SpanBuf, lg2};
 
 use super::space::{Space, range, span};
@@ -113,7 +113,7 @@ impl<'t, S: Subject> Worker<'t, S> {
         let grant = granted(self.table.format(), PROT);
         match owned.map_spans(part.start(), &[span], PROT) {
             Ok(()) => self.model.map(part.start(), &[span], grant).unwrap(),
-            Err(TableMapFailed { error, retired }) => {
+            Err(MapUndone { error, retired }) => {
                 free(self.table, retired);
                 self.refused(error, part);
             }

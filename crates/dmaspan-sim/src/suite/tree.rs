@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use dmaspan::io_pgtable::{
-    Error, Format, MappedRun, PageTable, Retired, TableMapFailed, TableMemory, Word,
+    Error, Format, MapUndone, MappedRun, PageTable, Retired, TableMemory, Word,
 };
 use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
@@ -126,7 +126,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
     /// Maps, and frees what a failure retired.
     pub(super) fn map(&mut self, iova: u64, spans: &[Span], prot: Prot) -> Result<(), Error> {
         let result = self.table.whole().map_spans(Iova::new(iova), spans, prot);
-        result.map_err(|TableMapFailed { error, retired }| {
+        result.map_err(|MapUndone { error, retired }| {
             free(&self.table, retired);
             error
         })

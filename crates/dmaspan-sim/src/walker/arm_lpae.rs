@@ -78,7 +78,8 @@ impl<R: Registers> LpaeWalker<R> {
     ///
     /// # Errors
     ///
-    /// [`BadLpaeRegisters`] for reserved values, misaligned bases and features that are not supported.
+    /// [`BadLpaeRegisters`] for reserved values, misaligned bases and features that are not
+    /// supported.
     pub fn new(registers: R) -> Result<Self, BadLpaeRegisters> {
         Ok(Self { registers, config: registers.parse()? })
     }

@@ -111,7 +111,8 @@ impl ArmV7sWalker {
     ///
     /// # Errors
     ///
-    /// [`BadV7sRegisters`] for reserved values, misaligned bases and features that are not supported.
+    /// [`BadV7sRegisters`] for reserved values, misaligned bases and features that are not
+    /// supported.
     pub fn new(registers: ArmV7sWalkRegisters) -> Result<Self, BadV7sRegisters> {
         Ok(Self { registers, config: Config::parse(&registers)? })
     }

@@ -10,7 +10,7 @@ use super::cursor::{Cell, Cursor, Reached};
 use super::error::Error;
 use super::format::{Entry, Format};
 use super::memory::{Fresh, TableMemory};
-use super::runs::{LeafRun, Source};
+use super::runs::{Run, Source};
 use super::word::Word;
 use super::{PageTable, to_index, top_word};
 use crate::addr::{Iova, PhysAddr};
@@ -230,7 +230,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Maps as much of a run as one table takes that exists, or all of it where it only lacks its
     /// own table. The rest, whatever stands in its way, is for [`map_runs`](Self::map_runs).
     #[inline(always)]
-    pub(super) fn map_in_table(&self, run: LeafRun, prot: Prot) -> Result<(), LeafRun> {
+    pub(super) fn map_in_table(&self, run: Run, prot: Prot) -> Result<(), Run> {
         let leaves = self.leaves_of(run.lg2, prot);
         let shift = F::shift(leaves.level);
         if self.memory.coherency() == Coherency::NonCoherent {
@@ -256,10 +256,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     fn map_in_new_table(
         &self,
         cell: &Cell<F>,
-        run: LeafRun,
+        run: Run,
         count: usize,
         fill: Fill<F::Word>,
-    ) -> Result<(), LeafRun> {
+    ) -> Result<(), Run> {
         let level = fill.leaves.level;
         let from = self.index(level, run.iova);
         if from + count > 1 << F::LG2_ENTRIES || F::Word::load_link(cell) != F::Word::EMPTY {
@@ -288,7 +288,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         &self,
         cursor: &mut Cursor<'_, F, M>,
         reserved: &mut Reserved<M::List>,
-        run: LeafRun,
+        run: Run,
         behind: &R,
         fill: Fill<F::Word>,
     ) -> Result<usize, Error>
@@ -405,7 +405,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         &self,
         cursor: &mut Cursor<'_, F, M>,
         reserved: &mut Reserved<M::List>,
-        run: LeafRun,
+        run: Run,
         above: u32,
         fill: Fill<F::Word>,
     ) -> Result<usize, Error> {
@@ -472,12 +472,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ///
     /// Walks that began at the old root go on undisturbed: it stays where it is.
     #[cold]
-    fn grow(
-        &self,
-        level: u32,
-        reserved: &mut Reserved<M::List>,
-        run: LeafRun,
-    ) -> Result<(), Error> {
+    fn grow(&self, level: u32, reserved: &mut Reserved<M::List>, run: Run) -> Result<(), Error> {
         let list = reserved.tables.get_or_insert_default();
         loop {
             let (root, top) = self.top();

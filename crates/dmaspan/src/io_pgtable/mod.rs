@@ -103,7 +103,7 @@ use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
-use runs::{LeafRun, Runs};
+use runs::{Run, Runs};
 use unmap::{Ahead, Below, Covered};
 
 /// A tree of tables of one format.
@@ -159,7 +159,7 @@ pub struct Owned<'t, F: Format, M: TableMemory<F::Word>> {
 /// larger than itself and met [`Error::EmptyTable`]: then it stays grown.
 #[derive(Debug)]
 #[must_use = "hardware may have seen what was taken back: sync it"]
-pub struct TableMapFailed<L> {
+pub struct MapUndone<L> {
     /// Why.
     pub error: Error,
     /// What was mapped before the error was found and taken back. Empty in most cases.
@@ -418,7 +418,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         if let Err(error) = self.check_memory(iova, paddr, bytes, lg2, prot) {
             return (0, Err(error));
         }
-        let run = LeafRun { iova: iova.get(), paddr: paddr.get(), bytes, lg2 };
+        let run = Run { iova: iova.get(), paddr: paddr.get(), bytes, lg2 };
         let Err(rest) = self.table.map_in_table(run, prot) else { return (bytes, Ok(())) };
         let last = iova.get().wrapping_add(bytes - 1);
         let (at, result) = self.table.map_runs(iter::once(rest), (rest.iova, last), lg2, prot);
@@ -430,22 +430,22 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     ///
     /// # Errors
     ///
-    /// [`TableMapFailed`], whose `retired` is to be synced: see [`Error`] for the reasons.
+    /// [`MapUndone`], whose `retired` is to be synced: see [`Error`] for the reasons.
     #[inline]
     pub fn map_spans(
         &self,
         iova: Iova,
         spans: &[Span],
         prot: Prot,
-    ) -> Result<(), TableMapFailed<M::List>> {
-        let refuse = |error| TableMapFailed { error, retired: Retired::nothing() };
+    ) -> Result<(), MapUndone<M::List>> {
+        let refuse = |error| MapUndone { error, retired: Retired::nothing() };
         // One span of leaves of one size, as most buffers of drivers are: nothing to choose.
         if let &[span] = spans {
             let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
             let (paddr, bytes) = (span.paddr().get(), span.len());
             let lg2 = if bytes < self.table.larger { F::GRANULE_LG2 } else { smallest };
             if !runs::may_have_larger(self.table.geometry.page_sizes, lg2, bytes) {
-                let run = LeafRun { iova: iova.get(), paddr, bytes, lg2 };
+                let run = Run { iova: iova.get(), paddr, bytes, lg2 };
                 return match self.table.map_in_table(run, prot) {
                     Ok(()) => Ok(()),
                     Err(rest) => self.map_rest(range, rest, prot),
@@ -457,31 +457,21 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
 
     /// The rest of a range that began to be mapped by one run of pages.
     #[inline(never)]
-    fn map_rest(
-        &self,
-        range: IovaRange,
-        rest: LeafRun,
-        prot: Prot,
-    ) -> Result<(), TableMapFailed<M::List>> {
+    fn map_rest(&self, range: IovaRange, rest: Run, prot: Prot) -> Result<(), MapUndone<M::List>> {
         let ends = (rest.iova, range.last().get());
         let (at, result) = self.table.map_runs(iter::once(rest), ends, rest.lg2, prot);
-        result.map_err(|error| TableMapFailed { error, retired: self.withdraw(range.start(), at) })
+        result.map_err(|error| MapUndone { error, retired: self.withdraw(range.start(), at) })
     }
 
     /// [`map_spans`](Self::map_spans) for any list.
     #[inline(never)]
-    fn map_list(
-        &self,
-        iova: Iova,
-        spans: &[Span],
-        prot: Prot,
-    ) -> Result<(), TableMapFailed<M::List>> {
-        let refuse = |error| TableMapFailed { error, retired: Retired::nothing() };
+    fn map_list(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), MapUndone<M::List>> {
+        let refuse = |error| MapUndone { error, retired: Retired::nothing() };
         let (range, smallest) = self.check_spans(iova, spans, prot).map_err(refuse)?;
         let runs = Runs::new(self.table.geometry.page_sizes, iova.get(), spans);
         let ends = (iova.get(), range.last().get());
         let (at, result) = self.table.map_runs(runs, ends, smallest, prot);
-        result.map_err(|error| TableMapFailed { error, retired: self.withdraw(iova, at) })
+        result.map_err(|error| MapUndone { error, retired: self.withdraw(iova, at) })
     }
 
     /// Takes away up to `page_count` pages of `page_size` bytes from `iova` on, whatever leaves map

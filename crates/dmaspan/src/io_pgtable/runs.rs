@@ -14,7 +14,7 @@ pub(super) fn may_have_larger(page_sizes: u64, lg2: u32, bytes: u64) -> bool {
 
 /// Leaves of one size, next to each other in IOVAs and in physical addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LeafRun {
+pub(super) struct Run {
     pub(super) iova: u64,
     pub(super) paddr: u64,
     pub(super) bytes: u64,
@@ -22,7 +22,7 @@ pub(super) struct LeafRun {
     pub(super) lg2: u32,
 }
 
-impl LeafRun {
+impl Run {
     /// The first leaves of `bytes` bytes at `iova` and `paddr`: as large as both addresses, the
     /// length and `page_sizes` allow, and as many of them as come before larger ones do.
     ///
@@ -98,7 +98,7 @@ impl<'s> Runs<'s> {
 }
 
 /// What a mapping is made of, in the order of IOVAs.
-pub(super) trait Source: Iterator<Item = LeafRun> + Clone {
+pub(super) trait Source: Iterator<Item = Run> + Clone {
     /// Hands the addresses of single leaves of `2^lg2` bytes to `take`, as long as nothing but such
     /// leaves comes and `take` has a place for them; returns how many. This is the loop of
     /// scattered memory, which needs none of the arithmetic.
@@ -108,7 +108,7 @@ pub(super) trait Source: Iterator<Item = LeafRun> + Clone {
     fn spans_left(&self) -> usize;
 }
 
-impl Source for core::iter::Once<LeafRun> {
+impl Source for core::iter::Once<Run> {
     fn take_alike(&mut self, _lg2: u32, _take: impl FnMut(PhysAddr) -> bool) -> usize {
         0
     }
@@ -145,10 +145,10 @@ impl Source for Runs<'_> {
 }
 
 impl Iterator for Runs<'_> {
-    type Item = LeafRun;
+    type Item = Run;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<LeafRun> {
+    fn next(&mut self) -> Option<Run> {
         if self.bytes == 0 {
             let (first, mut rest) = self.spans.split_first()?;
             let mut span = *first;
@@ -164,11 +164,11 @@ impl Iterator for Runs<'_> {
         }
         let (iova, paddr, bytes) = (self.iova, self.paddr, self.bytes);
         let run = if bytes < self.larger {
-            LeafRun { iova, paddr, bytes, lg2: self.smallest_lg2 }
+            Run { iova, paddr, bytes, lg2: self.smallest_lg2 }
         } else if bytes == lg2::size(self.alike) && lg2::is_aligned(iova | paddr, self.alike) {
-            LeafRun { iova, paddr, bytes, lg2: self.alike }
+            Run { iova, paddr, bytes, lg2: self.alike }
         } else {
-            let run = LeafRun::first(self.page_sizes, iova, paddr, bytes);
+            let run = Run::first(self.page_sizes, iova, paddr, bytes);
             self.alike = run.lg2;
             run
         };

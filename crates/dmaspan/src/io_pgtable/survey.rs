@@ -5,7 +5,7 @@ use super::error::Error;
 use super::format::{Format, MAX_LEVELS};
 use super::map::Reserved;
 use super::memory::TableMemory;
-use super::runs::{LeafRun, Source};
+use super::runs::{Run, Source};
 use super::word::Word;
 use super::{PageTable, to_index};
 use crate::lg2;
@@ -16,7 +16,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     pub(super) fn reserve_rest<R>(
         &self,
         reserved: &mut Reserved<M::List>,
-        run: LeafRun,
+        run: Run,
         behind: &R,
     ) -> Result<(), Error>
     where
@@ -108,7 +108,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Survey<'t, F, M> {
         Self { cursor: Cursor::new(table), count: 0, growth: 0, last: [None; MAX_LEVELS] }
     }
 
-    fn run(&mut self, table: &PageTable<F, M>, run: LeafRun) -> Result<(), Error> {
+    fn run(&mut self, table: &PageTable<F, M>, run: Run) -> Result<(), Error> {
         let level = F::level_of(run.lg2);
         let mut left = Some(run);
         while let Some(run) = left {

@@ -335,10 +335,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         let range = IovaRange::from_len(iova, bytes).map_err(|error| refused(error.into()))?;
         let mut result = self.all().map_spans(iova, spans, prot);
         let mut told = Ok(());
-        if let Err(io_pgtable::TableMapFailed {
-            error: io_pgtable::Error::EmptyTable { .. },
-            retired,
-        }) = result
+        if let Err(io_pgtable::MapUndone { error: io_pgtable::Error::EmptyTable { .. }, retired }) =
+            result
         {
             if F::GROWS {
                 // The empty table may be the root that hardware walks, which stays while it does.

@@ -1,7 +1,7 @@
 //! Tables to try, and ways to look at them.
 
 use dmaspan::io_pgtable::{
-    ArmLpaeS1, ArmLpaeS1Config, Error, Format, PageTable, Retired, TableMapFailed, TableMemory,
+    ArmLpaeS1, ArmLpaeS1Config, Error, Format, MapUndone, PageTable, Retired, TableMemory,
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_sim::Arena;
@@ -62,7 +62,7 @@ pub(crate) fn map<F: Format, M: TableMemory<F::Word>>(
     prot: Prot,
 ) -> Result<(), Error> {
     let result = table.whole().map_spans(Iova::new(iova), spans, prot);
-    result.map_err(|TableMapFailed { error, retired }| {
+    result.map_err(|MapUndone { error, retired }| {
         free(table, retired);
         error
     })

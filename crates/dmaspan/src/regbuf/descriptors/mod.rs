@@ -7,7 +7,8 @@
 //! them. Nothing allocates: descriptors go to memory of the caller. What is refused is refused
 //! before anything is written.
 //!
-//! - [`SegmentLimits`]: scatter-gather [`ScatterEntry`]s under a device's longest segment and boundary.
+//! - [`SegmentLimits`]: scatter-gather [`ScatterEntry`]s under a device's longest segment and
+//!   boundary.
 //! - [`MemoryPageSize`]: NVMe PRP entries and lists, of which each page needs one by definition.
 //! - [`Sgl`]: NVMe scatter-gather lists.
 //! - [`Chain`]: virtio descriptors, for split and packed rings, in the ring or indirect.

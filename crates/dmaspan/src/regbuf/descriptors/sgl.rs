@@ -80,8 +80,8 @@ impl Sgl {
     /// are chained. The pages of the list are taken from the first one on, and those that are not
     /// needed are left as they are. They may be of any length and lie anywhere, aligned to 8 bytes.
     ///
-    /// How many Data Blocks there are says [`SegmentLimits::need`]; a page that another follows has one
-    /// less than it has entries.
+    /// How many Data Blocks there are says [`SegmentLimits::need`]; a page that another follows has
+    /// one less than it has entries.
     ///
     /// # Errors
     ///

@@ -88,7 +88,10 @@ pub(crate) struct Ring<H: Host> {
     pub(crate) words: Words<H::Structure>,
     lg2: u32,
     lg2_place_words: u32,
-    full: Full,
+    capacity: u64,
+    /// The bits of a place, and of an [index](Self::index).
+    places: u64,
+    indices: u64,
     state: Mutex<H::Lock, State>,
 }
 
@@ -181,7 +184,10 @@ impl<H: Host> Ring<H> {
         lg2_place_words: u32,
         full: Full,
     ) -> Self {
-        Self { words, lg2, lg2_place_words, full, state: Mutex::new(State::default()) }
+        let capacity = lg2::size(lg2) - u64::from(full == Full::EmptyPlace);
+        let indices = lg2::mask(lg2 + u32::from(full == Full::RoundBit));
+        let (places, state) = (lg2::mask(lg2), Mutex::new(State::default()));
+        Self { words, lg2, lg2_place_words, capacity, places, indices, state }
     }
 
     /// log2 of the places.
@@ -197,13 +203,13 @@ impl<H: Host> Ring<H> {
     /// The most commands that are in it at once.
     #[inline]
     pub(crate) fn capacity(&self) -> u64 {
-        lg2::size(self.lg2) - u64::from(self.full == Full::EmptyPlace)
+        self.capacity
     }
 
     /// A position as hardware's registers count it: the place, and the round's bit if there is one.
     #[inline]
     pub(crate) fn index(&self, position: u64) -> u64 {
-        position & lg2::mask(self.lg2 + u32::from(self.full == Full::RoundBit))
+        position & self.indices
     }
 
     /// [`index`](Self::index), for a register of 32 bits.
@@ -215,7 +221,7 @@ impl<H: Host> Ring<H> {
     /// Stores a command at a position, which hardware does not look at.
     #[inline]
     pub(crate) fn set(&self, position: u64, [first, second]: [u64; 2]) {
-        let place = (position & lg2::mask(self.lg2)) << self.lg2_place_words;
+        let place = (position & self.places) << self.lg2_place_words;
         let word = usize::try_from(place).unwrap_or(usize::MAX - 1);
         self.words.set(word, first);
         self.words.set(word + 1, second);
@@ -236,33 +242,44 @@ impl<H: Host> Ring<H> {
         commands: impl IntoIterator<Item = [u64; 2]>,
         behind: Behind,
     ) -> Result<Range<u64>, HardwareError> {
-        let fence = (behind == Behind::Fence).then_some(None);
-        let mut commands = commands.into_iter().map(Some).chain(fence).peekable();
+        let mut commands = commands.into_iter();
+        let mut next = commands.next();
+        let mut behind = behind;
         let mut start = None;
         let placed = poll(consumer.host(), || {
             let mut locked = self.lock();
             let before = locked.state.tail;
-            while commands.peek().is_some() {
+            let mut tail = before;
+            while next.is_some() || behind == Behind::Fence {
                 match consumer.has_room(&mut locked, needed) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => return Some(Err(error)),
                 }
-                while locked.room() > 0
-                    && let Some(command) = commands.next()
-                {
-                    let end = locked.state.tail + 1;
-                    let command = command.unwrap_or_else(|| consumer.fence(self, end));
-                    self.set(locked.state.tail, command);
-                    locked.state.tail = end;
+                let full = locked.state.head + self.capacity();
+                while tail < full {
+                    let command = match next {
+                        Some(command) => {
+                            next = commands.next();
+                            command
+                        }
+                        None if behind == Behind::Fence => {
+                            behind = Behind::Nothing;
+                            consumer.fence(self, tail + 1)
+                        }
+                        None => break,
+                    };
+                    self.set(tail, command);
+                    tail += 1;
                 }
+                locked.state.tail = tail;
             }
-            let tail = locked.state.tail;
             if tail != before {
                 start = start.or(Some(before));
                 consumer.tell(self, tail);
             }
-            commands.peek().is_none().then(|| Ok(start.unwrap_or(tail)..tail))
+            let all = next.is_none() && behind == Behind::Nothing;
+            all.then(|| Ok(start.unwrap_or(tail)..tail))
         });
         placed.unwrap_or_else(|| Err(consumer.stuck(Stuck::Full)))
     }

@@ -17,9 +17,9 @@ usage: cargo xtask <command>
   no-std  prove that core and drivers link and run without the standard library
   ci [--full] [CHECK...]
           check everything that must hold before a change lands, or the checks
-          that are named, in its quick form; with --full at full length: every command of the README as it
-          stands there, soaks of ten million operations, and the tests that
-          count fifty times on a busy machine
+          that are named, in its quick form; with --full at full length: every
+          command of the README as it stands there, soaks of ten million
+          operations, and the tests that count fifty times on a busy machine
   hw [--install] [-- ARGUMENTS OF CARGO TEST]
           run the tests against QEMU's IOMMUs; where there is no QEMU that
           serves, takes one from Debian's packages into the target directory,

@@ -1,29 +1,13 @@
 //! The command line.
 
-mod bench;
-mod bench_container;
-mod bench_dma;
-mod bench_fixed;
-mod bench_regbuf;
-mod bench_swiotlb;
-
-use std::ops::RangeInclusive;
-
 use clap::{Parser, Subcommand, ValueEnum};
-use dmaspan_linux::mem::UnknownKind;
+use dmaspan_cli::hold;
+use dmaspan_cli::options::{OutputFormat, memory_kind, run_count};
+use dmaspan_cli::size::ByteSize;
 use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
 use crate::devices::args::{DEVICES_ABOUT, DEVICES_EXAMPLES, DevicesArgs};
-use crate::hold;
-use crate::size::ByteSize;
-
-pub(crate) use bench::{BenchWhat, IoPgtableArgs};
-pub(crate) use bench_container::ContainerArgs;
-pub(crate) use bench_dma::{DmaArgs, Mode, direction_name};
-pub(crate) use bench_fixed::FixedArgs;
-pub(crate) use bench_regbuf::{RegbufArgs, RegbufCase};
-pub(crate) use bench_swiotlb::SwiotlbArgs;
 
 /// Maps memory for devices one contiguous span at a time, measures and verifies.
 #[derive(Debug, Parser)]
@@ -43,12 +27,6 @@ pub(crate) enum Command {
     /// List PCI devices: whether programs can use each, and what that takes.
     #[command(long_about = DEVICES_ABOUT, after_help = DEVICES_EXAMPLES)]
     Devices(DevicesArgs),
-    /// Measure a part of the stack by itself.
-    Bench {
-        /// Which part.
-        #[command(subcommand)]
-        what: BenchWhat,
-    },
     /// Hold hugetlb pages until standard input ends: what `map` starts.
     #[command(name = hold::COMMAND, hide = true)]
     HoldHugetlb {
@@ -163,15 +141,7 @@ pub(crate) struct MapArgs {
 
     /// How to print: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: Format,
-}
-
-/// The most runs: more tell nothing new.
-const MOST_RUNS: u32 = 1000;
-
-fn run_count(text: &str) -> Result<u32, String> {
-    let count = text.trim().parse().ok().filter(|count| (1..=MOST_RUNS).contains(count));
-    count.ok_or_else(|| format!("--runs takes a whole number from 1 to {MOST_RUNS}"))
+    pub(crate) format: OutputFormat,
 }
 
 fn bar_index(text: &str) -> Result<u32, String> {
@@ -181,10 +151,6 @@ fn bar_index(text: &str) -> Result<u32, String> {
 
 /// How many BARs a function may have (PCI Local Bus 3.0, section 6.1).
 const BARS: u32 = 6;
-
-fn memory_kind(name: &str) -> Result<MemoryKind, UnknownKind> {
-    name.trim().parse()
-}
 
 /// What maps memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,38 +200,6 @@ impl Granule {
     }
 }
 
-/// How results are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// Tables for people
-    Table,
-    /// One object for programs
-    Json,
-}
-
-/// Whole numbers within limits, for the option that they are of.
-#[derive(Clone, Debug)]
-struct Whole(&'static str, RangeInclusive<u64>);
-
-impl clap::builder::TypedValueParser for Whole {
-    type Value = u64;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        arg: Option<&clap::Arg>,
-        value: &std::ffi::OsStr,
-    ) -> Result<u64, clap::Error> {
-        let Self(option, limits) = self.clone();
-        let parse = move |text: &str| {
-            let number = text.trim().parse().ok().filter(|number| limits.contains(number));
-            let (first, last) = (limits.start(), limits.end());
-            number.ok_or_else(|| format!("{option} takes whole numbers from {first} to {last}"))
-        };
-        clap::builder::TypedValueParser::parse_ref(&parse, command, arg, value)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,7 +219,7 @@ mod tests {
         assert_eq!(args.memory, kinds);
         assert_eq!(args.size, None);
         assert_eq!((args.backend, args.granule), (BackendArg::Soft, None));
-        assert_eq!((args.runs, args.format), (5, Format::Table));
+        assert_eq!((args.runs, args.format), (5, OutputFormat::Table));
     }
 
     #[test]
@@ -329,6 +263,6 @@ mod tests {
         assert_eq!(args.size, Some(ByteSize::new(8 << 20)));
         assert_eq!(args.memory, [MemoryKind::Memfd, MemoryKind::Base]);
         assert_eq!(args.granule.map(Granule::bytes), Some(65536));
-        assert_eq!((args.runs, args.format), (2, Format::Json));
+        assert_eq!((args.runs, args.format), (2, OutputFormat::Json));
     }
 }

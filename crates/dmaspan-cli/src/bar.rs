@@ -9,14 +9,14 @@ use dmaspan_linux::vfio::{self, DeviceError, Requests};
 
 use crate::measure::since;
 use crate::plan::BarPlan;
-use crate::progress::Progress;
 use crate::real_iommu::RealIommu;
 use crate::report::{
     BarFigures, By, Failed, Figures, Ioctls, Iommu, RealDevice, Report, Row, Times,
 };
 use crate::run::RunError;
-use crate::size::ByteSize;
-use crate::stats::Series;
+use dmaspan_cli::progress::Progress;
+use dmaspan_cli::size::ByteSize;
+use dmaspan_cli::stats::Series;
 
 /// Why a BAR has no figures.
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@
 //!
 //! Nothing gives the pages back where both are ended by `SIGKILL`: then the number stays raised
 //! until somebody writes it to `/sys/kernel/mm/hugepages`. The next run says so, by the
-//! [`Record`] that the holder has written.
+//! [`ReservationRecord`] that the holder has written.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -17,10 +17,10 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use dmaspan_linux::{HugetlbReservation, MemoryKind, signals};
 
-use crate::left_over::Record;
+use crate::left_over::ReservationRecord;
 
 /// The subcommand of the holder.
-pub(crate) const COMMAND: &str = "hold-hugetlb";
+pub const COMMAND: &str = "hold-hugetlb";
 
 /// This program, also where its file was replaced meanwhile (proc_pid_exe(5)).
 const OWN_EXECUTABLE: &str = "/proc/self/exe";
@@ -33,10 +33,13 @@ const MAPPED: &[u8] = b"mapped\n";
 
 /// Why no pages are held.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HoldError {
+pub enum HoldError {
     /// They could not be reserved; the reason is the holder's.
     #[error("{reason}")]
-    Refused { reason: String },
+    Refused {
+        /// What the holder says.
+        reason: String,
+    },
     /// There is no holder.
     #[error("no process could be started that holds hugetlb pages: {0}")]
     NoHolder(#[from] io::Error),
@@ -44,7 +47,7 @@ pub(crate) enum HoldError {
 
 /// Hugetlb pages held by another process, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct HeldPages {
+pub struct HeldPages {
     holder: Child,
 }
 
@@ -54,7 +57,7 @@ impl HeldPages {
     /// # Errors
     ///
     /// [`HoldError`]; nothing is reserved.
-    pub(crate) fn for_memory(kind: MemoryKind, bytes: u64) -> Result<Option<Self>, HoldError> {
+    pub fn for_memory(kind: MemoryKind, bytes: u64) -> Result<Option<Self>, HoldError> {
         if !kind.is_hugetlb() {
             return Ok(None);
         }
@@ -83,7 +86,7 @@ impl HeldPages {
 
 impl HeldPages {
     /// Says that the memory that uses the pages exists, so that others may reserve pages.
-    pub(crate) fn mapped(&mut self) {
+    pub fn mapped(&mut self) {
         if let Some(holder) = &mut self.holder.stdin {
             // A holder that is gone holds nothing from others.
             let _ = holder.write_all(MAPPED);
@@ -100,11 +103,11 @@ impl Drop for HeldPages {
 }
 
 /// The holder: reserves, says so, and lets go at the end of its input.
-pub(crate) fn hold(kind: MemoryKind, bytes: u64) -> ExitCode {
+pub fn hold(kind: MemoryKind, bytes: u64) -> ExitCode {
     signals::ignore_termination();
     let mut reservation = HugetlbReservation::for_memory(kind, bytes);
     let record = match &reservation {
-        Ok(Some(reservation)) => Record::of(kind.page_size(), reservation.added()),
+        Ok(Some(reservation)) => ReservationRecord::of(kind.page_size(), reservation.added()),
         _ => None,
     };
     let answer = match &reservation {

@@ -21,23 +21,23 @@ const PREFIX: &str = "dmaspan-hugetlb-";
 
 /// That this process has set pages aside. Dropping it says that it has given them back.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub struct ReservationRecord {
     path: PathBuf,
     /// Locked while it is open.
     _file: File,
 }
 
-impl Drop for Record {
+impl Drop for ReservationRecord {
     fn drop(&mut self) {
         // One that stays is found to be of pages that are not there, or asks for too much.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-impl Record {
+impl ReservationRecord {
     /// A record of pages. `None` where there are none or it cannot be written: the pages are set
     /// aside all the same.
-    pub(crate) fn of(page_size: u64, pages: u64) -> Option<Self> {
+    pub fn of(page_size: u64, pages: u64) -> Option<Self> {
         if pages == 0 {
             return None;
         }
@@ -57,7 +57,7 @@ impl Record {
 
 /// What runs that were killed have left set aside, and what gives it back: a note for each size of
 /// pages.
-pub(crate) fn notes() -> Vec<String> {
+pub fn notes() -> Vec<String> {
     notes_in(Path::new(RECORDS), Path::new(POOLS))
 }
 
@@ -124,7 +124,7 @@ mod tests {
         let Folder(at) = &folder("left-over");
         let pool = at.join("hugepages-2048kB/nr_hugepages");
         fs::write(&pool, "40\n").unwrap();
-        let own = Record::in_folder(at, 2 << 20, 8).unwrap();
+        let own = ReservationRecord::in_folder(at, 2 << 20, 8).unwrap();
         assert!(notes_in(at, at).is_empty());
         fs::write(at.join("dmaspan-hugetlb-2048kB.1"), "30\n").unwrap();
         fs::write(at.join("dmaspan-hugetlb-2048kB.2"), "2\n").unwrap();

@@ -7,7 +7,7 @@ use dmaspan_linux::MemoryKind;
 
 /// How much memory a run may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Machine {
+pub struct Machine {
     available: u64,
     /// Whether a memory cgroup leaves less than the machine has.
     confined: bool,
@@ -20,7 +20,7 @@ const CAP_IPC_LOCK: u32 = 14;
 impl Machine {
     /// This machine. Where the kernel does not say what is available nothing is limited here, and
     /// the allocation itself will fail.
-    pub(crate) fn read() -> Self {
+    pub fn read() -> Self {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let available = kib_field(&meminfo, "MemAvailable:").unwrap_or(u64::MAX);
         let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -32,35 +32,35 @@ impl Machine {
         Self { available: available.min(allowed), confined, lockable }
     }
 
-    /// A machine with so many bytes available.
-    #[cfg(test)]
-    pub(crate) const fn with_available(available: u64) -> Self {
+    /// A machine with so many bytes available, and no limit of what is pinned.
+    #[must_use]
+    pub const fn with_available(available: u64) -> Self {
         Self { available, confined: false, lockable: u64::MAX }
     }
 
     /// The same machine for a process that may pin so many bytes.
-    #[cfg(test)]
-    pub(crate) const fn with_lockable(self, lockable: u64) -> Self {
+    #[must_use]
+    pub const fn with_lockable(self, lockable: u64) -> Self {
         Self { lockable, ..self }
     }
 
     /// Bytes that can be allocated without swapping, within the limits of the memory cgroup.
-    pub(crate) const fn available(&self) -> u64 {
+    pub const fn available(&self) -> u64 {
         self.available
     }
 
     /// What leaves no more available, for an error: the cgroup's limit or the machine.
-    pub(crate) const fn limited_by(&self) -> &'static str {
+    pub const fn limited_by(&self) -> &'static str {
         if self.confined { " within the limits of this process's memory cgroup" } else { "" }
     }
 
     /// Bytes that the process may pin, if nothing of it is pinned yet (`RLIMIT_MEMLOCK`).
-    pub(crate) const fn lockable(&self) -> u64 {
+    pub const fn lockable(&self) -> u64 {
         self.lockable
     }
 
     /// Bytes of a kind that can be had: free pages of its pool too, where it has one.
-    pub(crate) fn available_for(&self, kind: MemoryKind) -> u64 {
+    pub fn available_for(&self, kind: MemoryKind) -> u64 {
         let pool = if kind.is_hugetlb() { free_pool_bytes(kind.page_size()) } else { 0 };
         self.available.saturating_add(pool)
     }
@@ -79,13 +79,13 @@ fn read_number(path: &Path) -> Option<u64> {
 }
 
 /// A field of `/proc/meminfo` or `/proc/self/status`, in bytes (proc(5)).
-pub(crate) fn kib_field(meminfo: &str, name: &str) -> Option<u64> {
+pub fn kib_field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Whether this process has `CAP_IPC_LOCK`.
-pub(crate) fn has_ipc_lock() -> bool {
+pub fn has_ipc_lock() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     capabilities(&status).is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0)
 }

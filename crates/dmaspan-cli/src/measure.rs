@@ -13,13 +13,13 @@ use dmaspan_linux::pagemap::{self, PagemapError};
 use dmaspan_linux::vfio::Requests;
 use dmaspan_linux::{FrameAddress, FrameSource, Lookup, Memory, MemoryKind, PinnerStats};
 
-use crate::hold::HeldPages;
 use crate::per_page::PerPage;
 use crate::pinned::Witness;
 use crate::plan::Plan;
-use crate::progress::Progress;
-use crate::size::ByteSize;
-use crate::stats::Series;
+use dmaspan_cli::hold::HeldPages;
+use dmaspan_cli::progress::Progress;
+use dmaspan_cli::size::ByteSize;
+use dmaspan_cli::stats::Series;
 
 pub(crate) use error::RowError;
 pub(crate) use real::{Real, since};

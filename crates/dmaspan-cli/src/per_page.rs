@@ -13,7 +13,7 @@ use dmaspan::iommu::IommuOps;
 use dmaspan::{Iova, PhysAddr};
 
 use crate::soft_iommu::{self, BuildError, PROT, Table};
-use crate::stats::{median, nanoseconds};
+use dmaspan_cli::stats::{median, nanoseconds};
 
 /// Medians of the time that tables took, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

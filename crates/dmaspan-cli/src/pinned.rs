@@ -21,8 +21,8 @@ use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{MemoryKind, PinMethod};
 use serde::{Serialize, Serializer};
 
-use crate::machine::{has_ipc_lock, kib_field};
-use crate::size::ByteSize;
+use dmaspan_cli::machine::{has_ipc_lock, kib_field};
+use dmaspan_cli::size::ByteSize;
 
 /// What the kernel counts as pinned, read before memory is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

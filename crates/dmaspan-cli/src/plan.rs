@@ -4,8 +4,8 @@ use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
 use crate::args::{BackendArg, Granule, MapArgs};
-use crate::machine::Machine;
-use crate::size::ByteSize;
+use dmaspan_cli::machine::Machine;
+use dmaspan_cli::size::ByteSize;
 
 /// How much memory of each kind is mapped where nobody says.
 const DEFAULT_BYTES: u64 = 1 << 30;
@@ -254,7 +254,7 @@ fn default_bytes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Format;
+    use dmaspan_cli::options::OutputFormat;
 
     const GIB: u64 = 1 << 30;
 
@@ -267,7 +267,7 @@ mod tests {
             bar: None,
             granule: Some(granule),
             runs: 3,
-            format: Format::Table,
+            format: OutputFormat::Table,
         }
     }
 

@@ -9,13 +9,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// It is drawn by the thread that does the work, and only between measurements: a thread of its own
 /// would take time from what is measured.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// For this process.
-    pub(crate) fn new() -> Self {
+    /// On this process's standard error.
+    pub fn on_stderr() -> Self {
         let target = if io::stderr().is_terminal() {
             ProgressDrawTarget::stderr()
         } else {
@@ -29,7 +29,7 @@ impl Progress {
     }
 
     /// Begins something of `steps` steps.
-    pub(crate) fn begin(&self, what: String, steps: u64) {
+    pub fn begin(&self, what: String, steps: u64) {
         self.bar.set_length(steps.max(1));
         self.bar.set_position(0);
         self.bar.set_message(what);
@@ -37,12 +37,12 @@ impl Progress {
     }
 
     /// Some steps are done.
-    pub(crate) fn advance(&self, steps: u64) {
+    pub fn advance(&self, steps: u64) {
         self.bar.inc(steps);
     }
 
     /// Everything is done: leaves no trace.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.bar.finish_and_clear();
     }
 }

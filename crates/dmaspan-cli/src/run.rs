@@ -9,17 +9,17 @@ use dmaspan_linux::vfio::OpenError;
 use dmaspan_linux::{FrameAddress, FrameMode, FrameSource, LinuxPinner, MemoryKind, PinMethod};
 
 use crate::args::Granule;
-use crate::left_over;
 use crate::measure::{self, Measured, PageRequests, Real, RowError, Soft, Work};
 use crate::pinned::Witness;
 use crate::plan::{Plan, PlannedBackend};
-use crate::progress::Progress;
 use crate::real_iommu::RealIommu;
 use crate::report::{
     By, Failed, Figures, Ioctls, Iommu, PerPageRequests, PerPageTimes, Phase, RealDevice, Report,
     Row, Skipped, Speedup, Times,
 };
-use crate::size::ByteSize;
+use dmaspan_cli::left_over;
+use dmaspan_cli::progress::Progress;
+use dmaspan_cli::size::ByteSize;
 
 /// Why nothing can be mapped here.
 #[derive(Debug, thiserror::Error)]

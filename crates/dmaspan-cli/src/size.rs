@@ -5,28 +5,28 @@ use std::str::FromStr;
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ByteSize(u64);
+pub struct ByteSize(u64);
 
 impl ByteSize {
     /// So many bytes.
-    pub(crate) const fn new(bytes: u64) -> Self {
+    pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
     /// A number of bytes that is not rounded.
-    pub(crate) fn exact(bytes: u64) -> String {
+    pub fn exact(bytes: u64) -> String {
         format!("{bytes} byte{}", if bytes == 1 { "" } else { "s" })
     }
 
     /// The number.
-    pub(crate) const fn bytes(self) -> u64 {
+    pub const fn bytes(self) -> u64 {
         self.0
     }
 }
 
 /// Why a text is no size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadSize {
+pub enum BadSize {
     /// No number, or an unknown unit.
     #[error("a size is a number of bytes or like 512M, 4G or 1.5GiB (K, M, G, T: powers of 1024)")]
     NotASize,

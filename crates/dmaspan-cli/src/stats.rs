@@ -5,12 +5,12 @@ use std::time::Duration;
 use dmaspan_linux::PinnerStats;
 
 /// Nanoseconds of a duration.
-pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The middle value, or the mean of the two middle ones; 0 of none.
-pub(crate) fn median(values: &[u64]) -> u64 {
+pub fn median(values: &[u64]) -> u64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
     let upper = sorted.get(sorted.len() / 2).copied().unwrap_or(0);
@@ -21,9 +21,14 @@ pub(crate) fn median(values: &[u64]) -> u64 {
     u64::midpoint(lower, upper)
 }
 
+/// With three decimals: more would be noise.
+pub fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
 /// Where the time of one operation went, over several runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Series {
+pub struct Series {
     pin: Vec<u64>,
     lookup: Vec<u64>,
     table: Vec<u64>,
@@ -32,12 +37,12 @@ pub(crate) struct Series {
 
 impl Series {
     /// Adds a map.
-    pub(crate) fn add_map(&mut self, total: Duration, pinner: PinnerStats) {
+    pub fn add_map(&mut self, total: Duration, pinner: PinnerStats) {
         self.add(nanoseconds(total), pinner.pin_ns, pinner.lookup_ns);
     }
 
     /// Adds an unmap: its spans come out of the table, so nothing is looked up.
-    pub(crate) fn add_unmap(&mut self, total: Duration, pinner: PinnerStats) {
+    pub fn add_unmap(&mut self, total: Duration, pinner: PinnerStats) {
         self.add(nanoseconds(total), pinner.unpin_ns, 0);
     }
 
@@ -49,7 +54,7 @@ impl Series {
     }
 
     /// The median of each part, in the order pin, look-up, table and total.
-    pub(crate) fn medians(&self) -> [u64; 4] {
+    pub fn medians(&self) -> [u64; 4] {
         [&self.pin, &self.lookup, &self.table, &self.total].map(|values| median(values))
     }
 }

@@ -64,29 +64,29 @@ const COMMANDS: &[Entry] = &[
         AsIs,
     ),
     entry(
-        "cargo run --release -- bench io-pgtable --format-name arm-lpae",
-        Line("cargo run --release -q -- bench io-pgtable --quick"),
+        "cargo run --release -p dmaspan-bench -- io-pgtable --format-name arm-lpae",
+        Line("cargo run --release -q -p dmaspan-bench -- io-pgtable --quick"),
         // Without a name it is every format.
-        Line("cargo run --release -q -- bench io-pgtable"),
+        Line("cargo run --release -q -p dmaspan-bench -- io-pgtable"),
     ),
     entry(
-        "cargo run --release -- bench dma",
-        Line("cargo run --release -q -- bench dma --quick"),
+        "cargo run --release -p dmaspan-bench -- dma",
+        Line("cargo run --release -q -p dmaspan-bench -- dma --quick"),
         AsIs,
     ),
     entry(
-        "cargo run --release -- bench container",
-        Line("cargo run --release -q -- bench container --quick"),
+        "cargo run --release -p dmaspan-bench -- container",
+        Line("cargo run --release -q -p dmaspan-bench -- container --quick"),
         AsIs,
     ),
     entry(
-        "cargo run --release -- bench swiotlb",
-        Line("cargo run --release -q -- bench swiotlb --quick"),
+        "cargo run --release -p dmaspan-bench -- swiotlb",
+        Line("cargo run --release -q -p dmaspan-bench -- swiotlb --quick"),
         AsIs,
     ),
     entry(
-        "cargo run --release -- bench regbuf",
-        Line("cargo run --release -q -- bench regbuf --quick --size 64M"),
+        "cargo run --release -p dmaspan-bench -- regbuf",
+        Line("cargo run --release -q -p dmaspan-bench -- regbuf --quick --size 64M"),
         AsIs,
     ),
     entry(

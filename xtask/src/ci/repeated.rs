@@ -17,7 +17,7 @@ const COUNTING: &[(&str, &str, &str)] = &[
     ("dmaspan-sim", "allocations", ""),
     ("dmaspan-nvme", "it", ""),
     ("dmaspan-linux", "it", "fixed::"),
-    ("dmaspan-cli", "bench_dma", ""),
+    ("dmaspan-bench", "it", "dma::"),
     ("dmaspan-cli", "it", "cli::"),
 ];
 

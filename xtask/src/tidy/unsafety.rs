@@ -24,7 +24,7 @@ const DRIVERS_PROMISES: [&str; 4] = ["IommuOps", "Port", "PortHooks", "Host"];
 const QEMU: &str = "crates/dmaspan-qemu/src/";
 /// What the test harness promises anywhere.
 const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
-const CLI: &str = "crates/dmaspan-cli/src/";
+const PROGRAMS: [&str; 2] = ["crates/dmaspan-cli/src/", "crates/dmaspan-bench/src/"];
 const NVME: &str = "examples/nvme/src/";
 /// What the example declares where, and where it is more than that: the files that promise what
 /// VFIO does, that PRPs are right and that an allocator is one.
@@ -44,7 +44,7 @@ const GUEST_PLACES: [&str; 2] = ["cases/plain.rs", "cases/adopted.rs"];
 /// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
 /// drivers, in the harness for QEMU `ram.rs` and promises, in the guests' program
 /// `cases/plain.rs` and `cases/adopted.rs`, in the comparison with Linux `run.rs` and a promise, in
-/// the program nothing, and in the NVMe driver declarations, what VFIO promises, PRPs for
+/// the programs nothing, and in the NVMe driver declarations, what VFIO promises, PRPs for
 /// comparison, and a counting allocator.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -95,8 +95,8 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                 }
                 "unsafe code of the comparison with Linux stands in `run.rs`, which frees tables, \
                  besides the promise of `TableMemory`"
-            } else if path.starts_with(CLI) {
-                "the program has no unsafe code; move it to a library crate behind a safe function"
+            } else if PROGRAMS.iter().any(|program| path.starts_with(program)) {
+                "a program has no unsafe code; move it to a library crate behind a safe function"
             } else if let Some(inner) = path.strip_prefix(NVME) {
                 let declares = NVME_DECLARES.contains(&(inner, rust.text(index + 1)));
                 if declares || NVME_PROMISES.contains(&inner) {

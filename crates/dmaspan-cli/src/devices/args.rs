@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use dmaspan_linux::Bdf;
 
-use crate::args::Format;
+use dmaspan_cli::options::OutputFormat;
 
 pub(crate) const DEVICES_ABOUT: &str = "\
 List PCI devices: whether programs can use each, and the commands for it.
@@ -45,7 +45,7 @@ pub(crate) struct DevicesArgs {
 
     /// How to print: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: Format,
+    pub(crate) format: OutputFormat,
 
     /// The folder that another machine's sys, proc and dev are in
     #[arg(long, hide = true, default_value = "/")]

@@ -7,12 +7,12 @@ mod table;
 use dmaspan_linux::Bdf;
 use dmaspan_linux::pci::{Function, PciError, System};
 
-use crate::report::json;
-use crate::report::text::Marks;
 use args::DevicesArgs;
+use dmaspan_cli::json;
+use dmaspan_cli::text::Marks;
 use report::Report;
 
-use crate::args::Format;
+use dmaspan_cli::options::OutputFormat;
 
 /// The report as it is printed.
 ///
@@ -24,8 +24,8 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<String, PciError> {
     let functions = chosen(&system, args)?;
     let report = Report::new(&system, &functions);
     Ok(match args.format {
-        Format::Table => table::render(&report, args, Marks::of_stdout()),
-        Format::Json => json::render(&report),
+        OutputFormat::Table => table::render(&report, args, Marks::of_stdout()),
+        OutputFormat::Json => json::render(&report),
     })
 }
 

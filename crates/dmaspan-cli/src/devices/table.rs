@@ -4,8 +4,8 @@ use comfy_table::{ContentArrangement, Table};
 
 use super::args::DevicesArgs;
 use super::report::{Device, GroupRow, Report, Verdict};
-use crate::report::text::{Marks, WIDTH, new_table, push_table, push_wrapped};
-use crate::report::units;
+use dmaspan_cli::text::{Marks, WIDTH, new_table, push_table, push_wrapped};
+use dmaspan_cli::units;
 
 /// How many functions are explained without being asked for.
 const FEW: usize = 4;

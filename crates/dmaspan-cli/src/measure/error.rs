@@ -11,12 +11,12 @@ use dmaspan_linux::plan::PlanError;
 use dmaspan_linux::registration::RegisterError;
 use dmaspan_linux::vfio;
 
-use crate::hold::HoldError;
 use crate::per_page::PerPageError;
 use crate::pinned::{NotPinned, StillPinned};
-use crate::size::ByteSize;
 use crate::soft_iommu::{BuildError, Left};
 use crate::verify::{Mismatch, Stale};
+use dmaspan_cli::hold::HoldError;
+use dmaspan_cli::size::ByteSize;
 
 pub(super) type ContainerError = container::Error<LinuxPinError>;
 

@@ -11,9 +11,9 @@ use dmaspan_linux::{FrameAddress, FrameSource, PinnerStats};
 use super::{Backend, FirstRun, PageRequests, RowError, Subject, Work, unmap_all};
 use crate::per_page::PerPage;
 use crate::pinned::{Counter, Witness};
-use crate::progress::Progress;
 use crate::real_iommu::RealIommu;
-use crate::stats::{median, nanoseconds};
+use dmaspan_cli::progress::Progress;
+use dmaspan_cli::stats::{median, nanoseconds};
 
 /// The most pages that are mapped one at a time: more tell nothing new.
 const MOST_PAGES: u64 = 8192;

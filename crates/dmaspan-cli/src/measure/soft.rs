@@ -16,9 +16,9 @@ use super::{Backend, FirstRun, RowError, Subject, Work, unmap_all};
 use crate::bus::MemoryBus;
 use crate::per_page;
 use crate::pinned::Counter;
-use crate::progress::Progress;
 use crate::soft_iommu::{PROT, SoftIommu};
 use crate::verify::{self, Checked, PASSES, Stale};
+use dmaspan_cli::progress::Progress;
 
 /// A software IOMMU with a granule of `2^G` bytes, of one row.
 pub(crate) struct Soft<A: FrameAddress, const G: u32> {
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     use crate::pinned::pinning_turn;
     use crate::soft_iommu::Left;
-    use crate::stats::Series;
+    use dmaspan_cli::stats::Series;
 
     fn span(paddr: u64, len: u64) -> Span {
         Span::new(PhysAddr::new(paddr), len).unwrap()
@@ -267,7 +267,7 @@ mod tests {
     fn the_first_run_counts_pins_and_leaves_nothing() {
         let _turn = pinning_turn();
         let (subject, soft, range) = subject();
-        let (first, _) = soft.first_run(&subject, range, &Progress::new()).unwrap();
+        let (first, _) = soft.first_run(&subject, range, &Progress::on_stderr()).unwrap();
         assert_eq!(first.verified_bytes, BYTES);
         assert_eq!(soft.iommu.left(), Left::default());
     }
@@ -276,7 +276,7 @@ mod tests {
     fn invalidations_that_stop_before_the_last_run_are_found() {
         let _turn = pinning_turn();
         let (subject, soft, range) = subject();
-        soft.first_run(&subject, range, &Progress::new()).unwrap();
+        soft.first_run(&subject, range, &Progress::on_stderr()).unwrap();
         let (mut map, mut unmap) = (Series::default(), Series::default());
         subject.timed_run(&soft, range, &mut map, &mut unmap).unwrap();
         soft.last_run(&subject, range).unwrap();

@@ -1,10 +1,7 @@
 //! What came of a run.
 
-pub(crate) mod json;
 mod real_table;
 pub(crate) mod table;
-pub(crate) mod text;
-pub(crate) mod units;
 
 use std::collections::BTreeMap;
 
@@ -12,7 +9,7 @@ use dmaspan_linux::vfio::{Backend, Requests};
 use serde::Serialize;
 
 use crate::pinned::Witness;
-use crate::stats::Series;
+use dmaspan_cli::stats::{Series, rounded};
 
 /// What came of a run. Its public part is what `--format json` prints; what a backend does not
 /// tell is absent there.
@@ -263,11 +260,8 @@ impl Speedup {
     }
 }
 
-/// With three decimals: more would be noise.
-pub(crate) fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
-}
-
+#[cfg(test)]
+mod shape;
 #[cfg(test)]
 pub(crate) mod examples {
     //! Reports for tests.

@@ -3,10 +3,10 @@
 use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
-use super::text::{align_right, new_table, push_table, push_wrapped, ratio};
-use super::units;
 use super::{BarFigures, By, Figures, Ioctls, PerPageRequests, RealDevice, Times};
-use crate::size::ByteSize;
+use dmaspan_cli::size::ByteSize;
+use dmaspan_cli::text::{align_right, new_table, push_table, push_wrapped, ratio};
+use dmaspan_cli::units;
 
 /// Adds the table of `rows`, and what its columns are.
 pub(super) fn push(text: &mut String, rows: &[&Figures], real: &RealDevice) {

@@ -5,10 +5,11 @@ use std::fmt::Write;
 use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
-use super::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
-use super::{By, Figures, Phase, RealDevice, Report, Row, Skipped, real_table, units};
+use super::{By, Figures, Phase, RealDevice, Report, Row, Skipped, real_table};
 use crate::pinned::Witness;
-use crate::size::ByteSize;
+use dmaspan_cli::size::ByteSize;
+use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
+use dmaspan_cli::units;
 
 /// The report as text, with a newline at its end.
 pub(crate) fn render(report: &Report, marks: Marks) -> String {
@@ -222,8 +223,8 @@ fn witnesses(report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::text::WIDTH;
     use crate::report::{Failed, examples};
+    use dmaspan_cli::text::WIDTH;
 
     #[test]
     fn no_line_is_wider_than_the_terminal_of_most() {

@@ -1,0 +1,212 @@
+//! What is measured: the cases, and what each of them maps.
+
+use super::args::ContainerArgs;
+use dmaspan_cli::machine::Machine;
+use dmaspan_cli::size::ByteSize;
+
+pub(crate) const GIB: u64 = 1 << 30;
+/// The pages that all is counted in.
+pub(crate) const PAGE: u64 = 4096;
+
+/// How much memory Linux's own figures map.
+const USUAL_BYTES: u64 = 16 * GIB;
+const QUICK_BYTES: u64 = GIB;
+const USUAL_RUNS: u32 = 5;
+
+/// What the simulation takes for a page of memory at most: base pages that lie apart, with their
+/// records and those of the frames between, the CPU's entry and one in each IOMMU's table.
+const BYTES_PER_PAGE: u64 = 256;
+/// The same for all else: the CPU's tables of a BAR by pages, above all.
+const BYTES_BESIDES: u64 = 256 << 20;
+
+/// Where folios are that follow each other in a user's range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// As the buddy allocator hands them out of fresh memory.
+    Fresh,
+    /// Anywhere, in any order.
+    Apart,
+    /// In blocks of 2 MiB one after the other, of each about half, in any order: as a system hands
+    /// base pages out that has fragmented its memory.
+    InBlocks,
+}
+
+/// What a case maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Memory in folios of `2^order` pages.
+    Memory {
+        /// log2 of the pages of a folio.
+        order: u32,
+        /// Where they are.
+        lie: Lie,
+    },
+    /// BARs of devices, by CPU leaves of one size.
+    Bars {
+        /// How many, each a mapping.
+        count: u64,
+        /// log2 of the bytes of a CPU's leaf.
+        leaf_lg2: u32,
+    },
+}
+
+/// GB/s of Linux itself, before the series for large folios and with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LinuxRates {
+    pub(crate) map: (f64, f64),
+    pub(crate) unmap: (f64, f64),
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Case {
+    /// How scripts call it.
+    pub(crate) name: &'static str,
+    pub(crate) what: What,
+    /// All bytes.
+    pub(crate) bytes: u64,
+    /// How many threads share them.
+    pub(crate) threads: u64,
+    /// How often by page is timed; by span it is the plan's.
+    pub(crate) per_page_runs: u32,
+    pub(crate) linux: Option<LinuxRates>,
+}
+
+/// What `dmaspan-bench container` does.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) bytes: u64,
+    pub(crate) runs: u32,
+    pub(crate) quick: bool,
+    pub(crate) cases: Vec<Case>,
+}
+
+/// What the command line asks for and cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum UsageError {
+    /// Not what pages of 1 GiB can make.
+    #[error("--size takes whole GiB from 1 to {most} (pages of 1 GiB are measured too), like 16G")]
+    NotWhole {
+        /// The most GiB.
+        most: u64,
+    },
+    /// More than the machine has.
+    #[error(
+        "simulating {} takes {} of memory for page tables and records, of which {} are available: \
+         ask for less, like --size {}G",
+        ByteSize::new(*bytes), ByteSize::new(*needed), ByteSize::new(*available), *fits
+    )]
+    TooMuch {
+        /// The bytes asked for.
+        bytes: u64,
+        /// What that takes.
+        needed: u64,
+        /// What there is.
+        available: u64,
+        /// How many GiB fit.
+        fits: u64,
+    },
+}
+
+/// The most GiB: four times as much memory is simulated, by frame numbers of 32 bits.
+const MOST_GIB: u64 = 2048;
+
+fn needed_bytes(bytes: u64) -> u64 {
+    bytes / PAGE * BYTES_PER_PAGE + BYTES_BESIDES
+}
+
+impl Plan {
+    /// What `args` ask for on `machine`.
+    ///
+    /// # Errors
+    ///
+    /// [`UsageError`] where that cannot be done.
+    pub(crate) fn new(args: &ContainerArgs, machine: &Machine) -> Result<Self, UsageError> {
+        let usual = if args.quick { QUICK_BYTES } else { USUAL_BYTES };
+        let bytes = args.size.map_or(usual, ByteSize::bytes);
+        if !bytes.is_multiple_of(GIB) || !(1..=MOST_GIB).contains(&(bytes / GIB)) {
+            return Err(UsageError::NotWhole { most: MOST_GIB });
+        }
+        let (needed, available) = (needed_bytes(bytes), machine.available());
+        if needed > available {
+            let fits = available.saturating_sub(BYTES_BESIDES) / (GIB / PAGE * BYTES_PER_PAGE);
+            return Err(UsageError::TooMuch { bytes, needed, available, fits: fits.max(1) });
+        }
+        let runs = if args.quick { 1 } else { args.runs.unwrap_or(USUAL_RUNS) };
+        Ok(Self { bytes, runs, quick: args.quick, cases: cases(bytes, runs) })
+    }
+}
+
+fn cases(bytes: u64, runs: u32) -> Vec<Case> {
+    let memory = |name, order, threads, linux| Case {
+        name,
+        what: What::Memory { order, lie: Lie::Apart },
+        bytes,
+        threads,
+        per_page_runs: runs,
+        linux,
+    };
+    let bars = |name, count, gib: u64, leaf_lg2, per_page_runs| Case {
+        name,
+        what: What::Bars { count, leaf_lg2 },
+        bytes: count * gib * GIB,
+        threads: 1,
+        per_page_runs,
+        linux: None,
+    };
+    let linux = |map, unmap| Some(LinuxRates { map, unmap });
+    let thp = memory("MADV_HUGEPAGE", 9, 1, linux((340.2, 596.4), (118.6, 357.6)));
+    let populate = memory("MAP_POPULATE", 0, 1, linux((57.2, 55.5), (51.3, 55.6)));
+    vec![
+        Case { what: What::Memory { order: 9, lie: Lie::Fresh }, ..thp },
+        memory("2M apart", 9, 1, None),
+        populate,
+        Case {
+            what: What::Memory { order: 0, lie: Lie::InBlocks },
+            ..memory("4K in blocks", 0, 1, None)
+        },
+        memory("HUGETLBFS", 18, 1, linux((310.5, 508.3), (117.3, 352.9))),
+        memory("64K", 4, 1, None),
+        memory("threads=1", 4, 1, None),
+        memory("threads=2", 4, 2, None),
+        memory("threads=4", 4, 4, None),
+        bars("BAR 32G as 1G", 1, 32, 30, runs),
+        bars("BAR 32G as 2M", 1, 32, 21, runs),
+        bars("BAR 32G as 4K", 1, 32, 12, runs),
+        // By page it takes seconds.
+        bars("BAR 4x128G as 1G", 4, 128, 30, 1),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dmaspan_cli::options::OutputFormat;
+
+    fn plan(size: Option<u64>, available: u64) -> Result<Plan, UsageError> {
+        let size = size.map(ByteSize::new);
+        let args = ContainerArgs { size, runs: None, quick: false, format: OutputFormat::Table };
+        Plan::new(&args, &Machine::with_available(available))
+    }
+
+    #[test]
+    fn the_usual_plan_is_that_of_linux_and_its_sizes() {
+        let plan = plan(None, 8 * GIB).unwrap();
+        assert_eq!((plan.bytes, plan.runs, plan.quick), (16 * GIB, 5, false));
+        let rates = plan.cases.iter().filter(|case| case.linux.is_some()).map(|case| case.name);
+        assert_eq!(rates.collect::<Vec<_>>(), ["MADV_HUGEPAGE", "MAP_POPULATE", "HUGETLBFS"]);
+        let last = plan.cases.last().unwrap();
+        assert_eq!((last.bytes, last.per_page_runs), (512 * GIB, 1));
+    }
+
+    #[test]
+    fn what_does_not_fit_says_what_does() {
+        let error = plan(Some(64 * GIB), 4 * GIB).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("64 GiB takes 4.25 GiB") && text.contains("--size 60G"), "{text}");
+        assert!(plan(Some(60 * GIB), 4 * GIB).is_ok());
+        for bytes in [0, GIB / 2, GIB + 4096, 4096 * GIB] {
+            assert!(matches!(plan(Some(bytes), u64::MAX), Err(UsageError::NotWhole { .. })));
+        }
+    }
+}

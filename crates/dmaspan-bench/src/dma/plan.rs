@@ -1,0 +1,212 @@
+//! What is measured: the cases, and the buffers of each.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dmaspan::dma::{self, Flush, Piece};
+use dmaspan::{Direction, PhysAddr, Span, lg2};
+use dmaspan_linux::{Memory, MemoryKind};
+
+use super::args::{DmaArgs, Mode};
+use super::work::{ADDRESS_BITS, DmaBenchError};
+
+/// The pages that are mapped.
+pub(crate) const PAGE: u64 = 4096;
+/// A block of the tables.
+pub(crate) const BLOCK: u64 = 2 << 20;
+
+/// The threads of the grid, and log2 of its largest buffer in pages.
+const GRID_THREADS: [u64; 2] = [1, 10];
+const GRID_LG2: u32 = 10;
+
+/// What Linux's tool measures when it is not told.
+const THREADS: u64 = 1;
+const GRANULE: u64 = 1;
+const SECONDS: u64 = 20;
+
+/// How long a case is measured: rounds of both ways in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Effort {
+    /// How many times each way has its turn.
+    pub(crate) rounds: u32,
+    /// How long a turn is.
+    pub(crate) turn: Duration,
+    /// The same where there are more threads than CPUs: long enough for all to have theirs.
+    pub(crate) shared_turn: Duration,
+}
+
+impl Effort {
+    const GRID: Self = Self {
+        rounds: 6,
+        turn: Duration::from_millis(40),
+        shared_turn: Duration::from_millis(100),
+    };
+    const QUICK: Self =
+        Self { rounds: 1, turn: Duration::from_millis(2), shared_turn: Duration::from_millis(2) };
+
+    /// So many seconds for both ways together.
+    fn seconds(seconds: u64, threads: u64) -> Self {
+        // Turns of 100 ms, longer where starting the threads takes a part of that.
+        let rounds = if threads <= 64 { seconds * 5 } else { seconds };
+        let turn = Duration::from_secs(seconds) / 2 / u32::try_from(rounds).unwrap_or(1);
+        let rounds = u32::try_from(rounds).unwrap_or(1);
+        Self { rounds, turn, shared_turn: turn }
+    }
+}
+
+/// One line of the grid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    pub(crate) threads: u64,
+    /// Pages of a buffer.
+    pub(crate) granule: u64,
+    pub(crate) mode: Mode,
+    pub(crate) direction: Direction,
+    /// Bits of the device's addresses.
+    pub(crate) bits: u32,
+    pub(crate) delay: Duration,
+    pub(crate) flush: Flush,
+}
+
+impl Case {
+    /// An error of the DMA API, with the case that it met.
+    pub(crate) fn refused(&self, source: dma::Error) -> DmaBenchError {
+        DmaBenchError::Dma { threads: self.threads, granule: self.granule, source }
+    }
+
+    /// Bytes of a buffer.
+    fn bytes(&self) -> u64 {
+        self.granule * PAGE
+    }
+
+    /// Bytes to which IOVAs of a buffer are aligned.
+    fn aligned_bytes(&self) -> u64 {
+        self.granule.next_power_of_two() * PAGE
+    }
+
+    /// Bytes of memory for each thread: a buffer as Linux's page allocator aligns it, or twice as
+    /// many pages as the list has.
+    fn share(&self) -> u64 {
+        match self.mode {
+            Mode::Single => self.aligned_bytes(),
+            Mode::Sg => 2 * self.bytes(),
+        }
+    }
+
+    /// How many lazy unmaps may wait with each thread that keeps them to itself: as many as Linux's
+    /// queue has, or fewer where there are no IOVAs for so many.
+    pub(crate) fn waiting(&self) -> usize {
+        let buffers = lg2::size(self.bits.min(ADDRESS_BITS)) / self.aligned_bytes();
+        let each = buffers.saturating_sub(1 + self.threads) / self.threads.max(1);
+        usize::try_from(each.clamp(1, 256)).unwrap_or(256)
+    }
+
+    /// Whether each thread can have its IOVAs, besides the first that could be: 0 is never given.
+    fn fits(&self) -> bool {
+        let buffers = lg2::size(self.bits.min(ADDRESS_BITS)) / self.aligned_bytes();
+        buffers > self.threads
+    }
+}
+
+/// Why a command line cannot be followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{bits} bits (-b) of addresses are too few for {threads} buffers (-t) of {granule} pages (-g) \
+     at once: it takes {needed} or more"
+)]
+pub(crate) struct TooFewBits {
+    bits: u32,
+    threads: u64,
+    granule: u64,
+    needed: u32,
+}
+
+/// What is measured, and how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) cases: Vec<Case>,
+    pub(crate) effort: Effort,
+    /// Whether this is too short for figures.
+    pub(crate) quick: bool,
+    /// Seconds of a single case.
+    pub(crate) seconds: Option<u64>,
+}
+
+impl Plan {
+    /// What a command line asks for: the grid, unless it says threads, pages or seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`TooFewBits`] where not every thread can have a buffer mapped.
+    pub(crate) fn new(args: &DmaArgs) -> Result<Self, TooFewBits> {
+        let case = |threads, granule| Case {
+            threads,
+            granule,
+            mode: args.mode,
+            direction: args.direction,
+            bits: u32::try_from(args.bits).unwrap_or(u32::MAX),
+            delay: Duration::from_nanos(args.delay),
+            flush: if args.lazy { Flush::Lazy } else { Flush::Strict },
+        };
+        let is_grid = [args.threads, args.granule, args.seconds].iter().all(Option::is_none);
+        let plan = if is_grid {
+            let granules = || (0..=GRID_LG2).map(lg2::size);
+            let cases = GRID_THREADS.iter().flat_map(|&t| granules().map(move |g| (t, g)));
+            let cases = cases.map(|(threads, granule)| case(threads, granule)).collect();
+            let effort = if args.quick { Effort::QUICK } else { Effort::GRID };
+            Self { cases, effort, quick: args.quick, seconds: None }
+        } else {
+            let threads = args.threads.unwrap_or(THREADS);
+            let seconds = args.seconds.unwrap_or(SECONDS);
+            let cases = vec![case(threads, args.granule.unwrap_or(GRANULE))];
+            let effort = Effort::seconds(seconds, threads);
+            Self { cases, effort, quick: false, seconds: Some(seconds) }
+        };
+        match plan.cases.iter().find(|case| !case.fits()) {
+            None => Ok(plan),
+            Some(case) => {
+                let &Case { bits, threads, granule, .. } = case;
+                let needed =
+                    (bits..ADDRESS_BITS).find(|&bits| Case { bits, ..case.clone() }.fits());
+                Err(TooFewBits { bits, threads, granule, needed: needed.unwrap_or(ADDRESS_BITS) })
+            }
+        }
+    }
+}
+
+/// What one thread maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Buffer {
+    /// Where it is, in the order in which it is mapped.
+    pub(crate) pieces: Arc<[Piece]>,
+    /// The same as offsets and lengths in the memory.
+    pub(crate) parts: Vec<(u64, u64)>,
+    pub(crate) bytes: u64,
+}
+
+/// Memory for the buffers of all threads of a case.
+pub(crate) fn memory(case: &Case) -> Result<Memory, DmaBenchError> {
+    let bytes = case.share().saturating_mul(case.threads);
+    // A buffer of blocks is of huge pages where the system has some.
+    let kind = if bytes >= BLOCK { MemoryKind::Thp } else { MemoryKind::Base };
+    let page = kind.page_size();
+    Ok(Memory::new(kind, bytes.next_multiple_of(page))?)
+}
+
+/// The buffers. Their addresses are virtual ones in the place of physical ones: the kernel does not
+/// tell those, and no device needs them.
+pub(crate) fn buffers(case: &Case, memory: &Memory) -> Result<Vec<Buffer>, DmaBenchError> {
+    let base = memory.user_range().start().get();
+    let buffer = |thread: u64| {
+        let start = thread * case.share();
+        let parts: Vec<(u64, u64)> = match case.mode {
+            Mode::Single => vec![(start, case.bytes())],
+            // Every second page, so that no two are neighbours.
+            Mode::Sg => (0..case.granule).map(|n| (start + 2 * n * PAGE, PAGE)).collect(),
+        };
+        let piece = |&(at, len)| Span::new(PhysAddr::new(base + at), len).map(Piece::memory);
+        let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
+        Ok(Buffer { pieces, parts, bytes: case.bytes() })
+    };
+    (0..case.threads).map(buffer).collect()
+}

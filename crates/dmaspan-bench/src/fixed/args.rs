@@ -1,0 +1,83 @@
+//! What `dmaspan-bench fixed` takes.
+
+use std::path::PathBuf;
+
+use dmaspan_linux::MemoryKind;
+
+use dmaspan_cli::options::{OutputFormat, Whole, memory_kind, run_count};
+use dmaspan_cli::size::ByteSize;
+
+pub(crate) const FIXED_ABOUT: &str = "\
+Measure reads by this machine's kernel: buffers registered once, or not.
+
+Reads blocks of a file or a disk at random places, past the page cache
+(O_DIRECT), so many at a time by one io_uring, both ways in turn over the same
+memory and the same places:
+  fixed  buffers registered with the ring, one for each read of the depth
+  plain  the same buffers by their addresses: pinned anew for each read
+
+From Linux 6.12 on a registered buffer of several huge pages is kept as a few
+large pieces. Before, it was kept as one for each 4K page: the disk's driver
+gets many small requests for a large read. REQUESTS shows that, where the disk
+counts them.
+
+Nothing is written to the file. Before anything is timed, some blocks are read
+both ways, and must be the same.
+
+With --format json each way has, for one read, medians of the runs:
+  wall_ns    the time of a run / its reads
+  thread_ns  CPU time of the thread that submits and waits
+  cpu_ns     CPU time of the process, the kernel's threads for it too
+  busy_ns    time that the machine's CPUs were not idle, interrupts and other
+             processes too; in steps of 10 ms / reads
+  requests   how many the disk got, or null";
+
+pub(crate) const FIXED_EXAMPLES: &str = "\
+Examples:
+  dmaspan-bench fixed /dev/nvme0n1               8M, 64 at a time, 2M pages
+  dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512
+  dmaspan-bench fixed FILE --memory thp --block 1M
+
+Exit codes: 0 done; 1 a read failed, or both ways differ; 2 wrong usage.";
+
+/// The most at a time: what a ring can have.
+const MOST_DEPTH: u64 = 1 << 15;
+/// The most reads of a run.
+const MOST_READS: u64 = 1 << 32;
+
+/// What is read and how often.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FixedArgs {
+    /// A file, or a disk like /dev/nvme0n1: it is only read
+    #[arg(value_name = "FILE|DEVICE")]
+    pub(crate) path: PathBuf,
+
+    /// Bytes of a read
+    #[arg(long, value_name = "SIZE", default_value = "8M")]
+    pub(crate) block: ByteSize,
+
+    /// How many at a time
+    /// [default: 64, or fewer where memory is short]
+    #[arg(long, verbatim_doc_comment, value_name = "N")]
+    #[arg(value_parser = Whole("--depth", 1..=MOST_DEPTH))]
+    pub(crate) depth: Option<u64>,
+
+    /// Reads of a run, each way
+    #[arg(long, value_name = "N", default_value = "256")]
+    #[arg(value_parser = Whole("--count", 1..=MOST_READS))]
+    pub(crate) count: u64,
+
+    /// Memory of the buffers: memfd-hugetlb, hugetlb,
+    /// hugetlb-1g, thp, base or memfd
+    #[arg(long, verbatim_doc_comment, value_name = "KIND", value_parser = memory_kind)]
+    #[arg(default_value = "memfd-hugetlb")]
+    pub(crate) memory: MemoryKind,
+
+    /// How often all is timed, for medians
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = run_count)]
+    pub(crate) runs: u32,
+
+    /// How to print: table or json
+    #[arg(long, default_value = "table", hide_possible_values = true)]
+    pub(crate) format: OutputFormat,
+}

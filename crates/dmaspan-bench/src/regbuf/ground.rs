@@ -1,0 +1,341 @@
+//! The memory of a case: this machine's, pinned, or a model's.
+
+use std::sync::Arc;
+
+use dmaspan::pin::{PinError, PinFailed, Pinner};
+use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange, lg2};
+use dmaspan_linux::mem::MemoryError;
+use dmaspan_linux::pagemap::PagemapError;
+use dmaspan_linux::pinner::LinuxPinError;
+use dmaspan_linux::{LinuxPinner, Memory, MemoryKind, PinMethod};
+use dmaspan_sim::memory::{self, Books, SimMemory, SimPinError, SimPinner, SimSpace};
+use dmaspan_sim::regbuf_before::{FolioBefore, FolioOf};
+use dmaspan_sim::replay::{Replay, ReplayError};
+
+use super::args::RegbufCase;
+use super::plan::{Case, HUGE, PAGE};
+use dmaspan_cli::hold::{HeldPages, HoldError};
+use dmaspan_cli::size::ByteSize;
+use dmaspan_cli::stats::median;
+
+/// log2 of the bytes of a huge page, and of its pages.
+const HUGE_LG2: u32 = 21;
+const HUGE_ORDER: u32 = 9;
+/// Of the room that a huge page of the model has for itself: it is the second of four.
+const APART_ORDER: u32 = HUGE_ORDER + 2;
+/// How many pages a huge one has.
+const HUGE_PAGES: usize = 512;
+/// Where the model has memory and its user: different, so that nothing is right by accident.
+const MEMORY_AT: PhysAddr = PhysAddr::new(1 << 36);
+const USER_AT: UserAddr = UserAddr::new(0x7e00_0000_0000);
+const GIB: u64 = 1 << 30;
+/// By which the model scatters; any number.
+const SEED: u64 = 7;
+
+/// Why a case has no memory at all.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GroundError {
+    /// There is no simulated memory.
+    #[error("simulated memory: {0}")]
+    Memory(#[from] memory::AllocError),
+    /// The space refused a range.
+    #[error("the simulated space has no place for {0} bytes")]
+    NoPlace(u64),
+    /// It could not be pinned.
+    #[error("simulated pins: {0}")]
+    Pin(#[from] ReplayError<SimPinError>),
+}
+
+/// Why a case has no memory of this machine.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotReal {
+    #[error(transparent)]
+    Reservation(#[from] HoldError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Pinner(#[from] LinuxPinError),
+    #[error(transparent)]
+    Replay(#[from] ReplayError<LinuxPinError>),
+    #[error(transparent)]
+    Pages(#[from] PagemapError),
+    #[error("the kernel found {} of transparent huge pages of {}", ByteSize::new(*found),
+        ByteSize::new(*wanted))]
+    NotHuge { found: u64, wanted: u64 },
+}
+
+/// Memory, pinned, page by page and by span.
+pub(crate) struct Ground<P: Pinner> {
+    /// Declared first, so that it is gone before what it uses.
+    pub(crate) replay: Arc<Replay<P>>,
+    pub(crate) space: P::Space,
+    pub(crate) user: UserRange,
+    /// Where each page is.
+    pub(crate) pages: Vec<PhysAddr>,
+    pub(crate) folios: Folios,
+    /// What pages it has.
+    pub(crate) memory: &'static str,
+    /// Bytes that should be in huge pages and are not.
+    pub(crate) not_huge: u64,
+    /// Declared last: the pool is lowered when its pages are back.
+    _held: Option<HeldPages>,
+}
+
+/// Which pages are in huge ones.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Folios {
+    /// The number of the first block of memory that is one, by [`HUGE`].
+    first: u64,
+    /// For it and the following ones.
+    huge: Vec<bool>,
+}
+
+impl Folios {
+    /// Those of memory of which the blocks of [`HUGE`] that `may_be` names can be huge pages, and
+    /// are where they lie so.
+    fn new(pages: &[PhysAddr], may_be: impl Fn(usize) -> bool) -> Self {
+        let is_huge = |block: &[PhysAddr]| {
+            lg2::is_aligned(block[0].get(), HUGE_LG2)
+                && block.windows(2).all(|pair| pair[1].get() == pair[0].get() + PAGE)
+        };
+        let blocks = pages.as_chunks::<HUGE_PAGES>().0.iter().enumerate();
+        let huge = blocks.filter(|(number, block)| may_be(*number) && is_huge(*block));
+        let numbers: Vec<u64> = huge.map(|(_, block)| block[0].get() >> HUGE_LG2).collect();
+        let first = numbers.iter().min().copied().unwrap_or(0);
+        let index = |number: u64| usize::try_from(number - first).unwrap_or(usize::MAX);
+        let count = numbers.iter().max().map_or(0, |last| index(*last) + 1);
+        let mut huge = vec![false; count];
+        numbers.iter().for_each(|number| huge[index(*number)] = true);
+        Self { first, huge }
+    }
+
+    /// Bytes of all.
+    fn bytes(&self) -> u64 {
+        self.huge.iter().filter(|huge| **huge).map(|_| HUGE).sum()
+    }
+}
+
+impl FolioOf for &Folios {
+    #[inline]
+    fn folio_of(&self, page: PhysAddr) -> FolioBefore {
+        let number = (page.get() >> HUGE_LG2).wrapping_sub(self.first);
+        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        if self.huge.get(number).copied().unwrap_or(false) {
+            let head = PhysAddr::new(lg2::align_down(page.get(), HUGE_LG2));
+            FolioBefore { head, order: HUGE_ORDER }
+        } else {
+            FolioBefore { head: page, order: 0 }
+        }
+    }
+}
+
+/// Whether a block of [`HUGE`] of a case can be a huge page.
+fn may_be_huge(case: RegbufCase, block: usize) -> bool {
+    match case {
+        RegbufCase::FourHuge | RegbufCase::Thp | RegbufCase::Hugetlb => true,
+        RegbufCase::Base => false,
+        RegbufCase::Mixed => block.is_multiple_of(2),
+    }
+}
+
+/// How many bytes of a case should be in huge pages.
+fn wanted_huge(case: &Case) -> u64 {
+    match case.name {
+        RegbufCase::FourHuge | RegbufCase::Thp | RegbufCase::Hugetlb => case.bytes,
+        RegbufCase::Base => 0,
+        RegbufCase::Mixed => case.bytes.div_ceil(2 * HUGE) * HUGE,
+    }
+}
+
+/// What this machine gives.
+pub(crate) struct Real {
+    /// The memory, or why it cannot be used.
+    pub(crate) ground: Result<Ground<LinuxPinner>, NotReal>,
+    /// What the kernel took to register it as a buffer of an io_uring, where it did.
+    pub(crate) kernel_ns: Option<u64>,
+}
+
+/// The memory of a case on this machine, which is registered `runs` times on the way.
+pub(crate) fn real(case: &Case, runs: u32) -> Real {
+    let mut kernel_ns = None;
+    let ground = match case.name {
+        RegbufCase::FourHuge => of_kind(case, MemoryKind::Hugetlb2M, runs, &mut kernel_ns)
+            .or_else(|_| of_kind(case, MemoryKind::Thp, runs, &mut kernel_ns)),
+        RegbufCase::Base => of_kind(case, MemoryKind::Base, runs, &mut kernel_ns),
+        RegbufCase::Thp => of_kind(case, MemoryKind::Thp, runs, &mut kernel_ns),
+        RegbufCase::Hugetlb => of_kind(case, MemoryKind::Hugetlb2M, runs, &mut kernel_ns),
+        RegbufCase::Mixed => {
+            let memory = Memory::striped(case.bytes).map_err(NotReal::from);
+            memory.and_then(|memory| pinned(case, memory, None, runs, &mut kernel_ns))
+        }
+    };
+    Real { ground, kernel_ns }
+}
+
+fn of_kind(
+    case: &Case,
+    kind: MemoryKind,
+    runs: u32,
+    kernel_ns: &mut Option<u64>,
+) -> Result<Ground<LinuxPinner>, NotReal> {
+    let mut held = HeldPages::for_memory(kind, case.bytes)?;
+    let memory = Memory::new(kind, case.bytes)?;
+    if let Some(held) = &mut held {
+        held.mapped();
+    }
+    pinned(case, memory, held, runs, kernel_ns)
+}
+
+/// Pins memory, and says how long the kernel takes for that.
+fn pinned(
+    case: &Case,
+    memory: Memory,
+    held: Option<HeldPages>,
+    runs: u32,
+    kernel_ns: &mut Option<u64>,
+) -> Result<Ground<LinuxPinner>, NotReal> {
+    let memory = Arc::new(memory);
+    let user = memory.user_range();
+    // What the kernel takes is the same without frame numbers.
+    let any = LinuxPinner::<HostAddr>::new()?;
+    let registered = registered_ns(&any, &memory, runs)?;
+    *kernel_ns = (any.method() == PinMethod::IoUring).then_some(registered);
+    let pinner = LinuxPinner::new()?;
+    let replay = Replay::new(pinner, Arc::clone(&memory), user, Prot::READ_WRITE)?;
+    let mut pages = Vec::new();
+    replay.inner().frames().page_frames(&memory, user, &mut pages)?;
+    let folios = Folios::new(&pages, |block| may_be_huge(case.name, block));
+    let (wanted, found) = (wanted_huge(case), folios.bytes());
+    if case.name == RegbufCase::FourHuge && found < wanted {
+        return Err(NotReal::NotHuge { found, wanted });
+    }
+    let kind = match case.name {
+        RegbufCase::Mixed => "thp and base",
+        _ => memory.kind().name(),
+    };
+    Ok(Ground {
+        replay: Arc::new(replay),
+        space: memory,
+        user,
+        pages,
+        folios,
+        memory: kind,
+        not_huge: wanted.saturating_sub(found),
+        _held: held,
+    })
+}
+
+/// What the kernel takes to pin memory: the median.
+fn registered_ns(
+    pinner: &LinuxPinner<HostAddr>,
+    memory: &Arc<Memory>,
+    runs: u32,
+) -> Result<u64, NotReal> {
+    let user = memory.user_range();
+    let mut times = Vec::new();
+    for _ in 0..runs {
+        pinner.reset_stats();
+        let mut spans = Vec::new();
+        match pinner.pin(memory, user, Prot::READ_WRITE, &mut spans) {
+            Ok(pin) => pinner.give_back(pin),
+            Err(PinFailed { error, pin }) => {
+                pin.into_iter().for_each(|pin| pinner.give_back(pin));
+                return Err(match error {
+                    PinError::Failed(error) => error.into(),
+                    PinError::Stopped => ReplayError::NotMemory(user).into(),
+                });
+            }
+        }
+        times.push(pinner.stats().pin_ns);
+    }
+    Ok(median(&times))
+}
+
+/// The memory of a case in a model.
+///
+/// # Errors
+///
+/// [`GroundError`] where there is not enough.
+pub(crate) fn model(case: &Case) -> Result<Ground<SimPinner>, GroundError> {
+    // Room to lie apart in.
+    let simulated = 4 * case.bytes + 4 * GIB;
+    let memory = Arc::new(SimMemory::with_books(MEMORY_AT, simulated, 12, Books::Folios)?);
+    let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+    let spans = apart(&memory, case)?;
+    let user = space.map(USER_AT, &spans).ok_or(GroundError::NoPlace(case.bytes))?;
+    let pinner = SimPinner::new(memory);
+    let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE)?;
+    let pages: Vec<PhysAddr> = spans
+        .iter()
+        .flat_map(|span| (0..span.len() / PAGE).map(|n| span.paddr().wrapping_add(n * PAGE)))
+        .collect();
+    let folios = Folios::new(&pages, |block| may_be_huge(case.name, block));
+    Ok(Ground {
+        replay: Arc::new(replay),
+        space,
+        user,
+        pages,
+        folios,
+        memory: match case.name {
+            RegbufCase::FourHuge | RegbufCase::Hugetlb => "hugetlb",
+            RegbufCase::Base => "base",
+            RegbufCase::Thp => "thp",
+            RegbufCase::Mixed => "thp and base",
+        },
+        not_huge: 0,
+        _held: None,
+    })
+}
+
+/// Huge pages and base pages of a model, wherever, and none of them beside another.
+fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, memory::AllocError> {
+    let huge = wanted_huge(case);
+    let count = usize::try_from(huge / HUGE).unwrap_or(usize::MAX);
+    let blocks = memory.allocate_folios(&vec![APART_ORDER; count], SEED)?;
+    // No block wraps.
+    let second = |block: Span| Span::new(block.start().wrapping_add(HUGE), HUGE).ok();
+    let folios: Vec<Span> = blocks.into_iter().filter_map(second).collect();
+    if huge == case.bytes {
+        return Ok(folios);
+    }
+    let base = memory.allocate_scattered(case.bytes - huge, SEED)?;
+    if huge == 0 {
+        return Ok(base);
+    }
+    let blocks = folios.into_iter().zip(base.chunks(HUGE_PAGES));
+    Ok(blocks.flat_map(|(folio, pages)| [&[folio], pages].concat()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_model_are_neighbours_of_none() {
+        for name in [RegbufCase::Base, RegbufCase::Thp, RegbufCase::Mixed] {
+            let ground = model(&Case { name, bytes: GIB }).unwrap();
+            let ends = ground.pages.iter().map(|page| page.get() + PAGE);
+            let next = ground.pages.iter().skip(1).map(|page| page.get());
+            let touching = ends.zip(next).filter(|(end, next)| end == next).count();
+            let huge = usize::try_from(ground.folios.bytes() / HUGE).unwrap();
+            assert_eq!(touching, huge * (HUGE_PAGES - 1), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn folios_of_a_model_are_huge_where_the_case_says() {
+        for (name, huge) in [(RegbufCase::Base, 0), (RegbufCase::Thp, 4), (RegbufCase::Mixed, 2)] {
+            let case = Case { name, bytes: 4 * HUGE };
+            let ground = model(&case).unwrap();
+            assert_eq!(ground.folios.bytes(), huge * HUGE, "{name:?}");
+            assert_eq!(ground.pages.len(), 2048);
+            for (number, page) in ground.pages.iter().enumerate() {
+                let folio = (&ground.folios).folio_of(*page);
+                let is_huge = may_be_huge(name, number / HUGE_PAGES);
+                assert_eq!(folio.order, if is_huge { HUGE_ORDER } else { 0 });
+                let behind = if is_huge { (number % HUGE_PAGES) as u64 * PAGE } else { 0 };
+                assert_eq!(folio.head.get() + behind, page.get());
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What `dmaspan-bench swiotlb` takes.
+
+use dmaspan_cli::options::{OutputFormat, Whole};
+use dmaspan_cli::size::ByteSize;
+
+pub(crate) const SWIOTLB_ABOUT: &str = "\
+Measure bounce buffers: one lock and run lengths against areas and bitmaps.
+
+Jobs map a buffer, which takes a slot of the pool and copies, and unmap it
+again. Both pools are measured in the same run, in turn, by the same load:
+  vanilla  what Linux did before its series for swiotlb performance (5.19): one
+           lock, the length of the free run in a record of each slot, and a
+           search from where the last one ended
+  now      the pool of dmaspan: areas with locks of their own, bitmaps, and the
+           slots released last taken first
+
+The load of the first tables is that of the series, fio's: each job has 256
+buffers of 4K out, and when the oldest is unmapped it is mapped again. A read
+copies in and out, in both pools, and a write copies in. In the row read,
+overwritten the device says that it wrote all of the buffer, so that nothing is
+copied in; vanilla cannot. Then come pairs (a buffer mapped and unmapped) and
+bursts (so many mapped and then unmapped) of reads, with copies and without.
+
+Pools, locks and copies are real, in memory of this process. There is no device
+and no driver: an I/O is the map and the unmap of its buffer, which takes less
+than the I/O of a guest, and gains more. There are never more jobs than CPUs.
+
+With --format json each row has
+  case, threads       what is done, and by how many at once
+  vanilla_ns, ns      nanoseconds of a job's I/O: medians
+  speedup             vanilla_ns / ns
+  mbps, kiops         10^6 bytes and 1000 I/Os a second of all jobs; with
+                      vanilla_ before them those of vanilla
+  cpu_ns, vanilla_cpu_ns
+                      CPU time of an I/O
+and where instructions can be counted instructions and vanilla_instructions, of
+an I/O.";
+
+pub(crate) const SWIOTLB_EXAMPLES: &str = "\
+Examples:
+  dmaspan-bench swiotlb                        everything, in half a minute
+  dmaspan-bench swiotlb --block 64K --jobs 2   the first tables of larger I/Os
+  dmaspan-bench swiotlb --quick --format json  a look at everything, for scripts
+
+Exit codes: 0 done; 1 a buffer held the wrong bytes or a pool refused; 2 wrong
+usage.";
+
+/// What the jobs do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SwiotlbArgs {
+    /// How many jobs at once, one run after the other, up to as
+    /// many as there are CPUs [default: 1 and all CPUs, or 4
+    /// where there are more; for pairs and bursts 1, 2, 4, ...]
+    #[arg(long, verbatim_doc_comment, value_name = "N,...", value_delimiter = ',')]
+    #[arg(value_parser = Whole("--jobs", 1..=1024))]
+    pub(crate) jobs: Vec<u64>,
+
+    /// Buffers that a job has out, in the first tables
+    #[arg(long, value_name = "N", default_value = "256")]
+    #[arg(value_parser = Whole("--iodepth", 1..=65536))]
+    pub(crate) iodepth: u64,
+
+    /// Bytes of a buffer, in the first tables: up to 256K
+    #[arg(long, value_name = "SIZE", default_value = "4K")]
+    pub(crate) block: ByteSize,
+
+    /// Bytes of each pool: whole MiB
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub(crate) pool: ByteSize,
+
+    /// One short round: does all work?
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// How to print: table or json
+    #[arg(long, default_value = "table", hide_possible_values = true)]
+    pub(crate) format: OutputFormat,
+}

@@ -1,0 +1,21 @@
+//! What the program `dmaspan` shares with the project's other programs, and no API of its own.
+//!
+//! ```text
+//! program (errors, exit codes) ── options ── size
+//! text, units, json (how reports look) ── stats ── progress
+//! machine (what may be used) ── hold, left_over (hugetlb pages, given back however a process ends)
+//! ```
+//!
+//! The users' API is in [`dmaspan`] and [`dmaspan_linux`].
+
+pub mod hold;
+pub mod json;
+pub mod left_over;
+pub mod machine;
+pub mod options;
+pub mod program;
+pub mod progress;
+pub mod size;
+pub mod stats;
+pub mod text;
+pub mod units;

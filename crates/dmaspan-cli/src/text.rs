@@ -1,0 +1,135 @@
+//! What the tables of all commands have in common.
+
+use std::env;
+use std::io::{self, IsTerminal};
+
+use comfy_table::{CellAlignment, LineStyle, Row, Table, TableStyle};
+
+use crate::units;
+
+/// How wide lines may be.
+pub const WIDTH: usize = 80;
+
+/// What a benchmark says of its times.
+pub const TIMES: &str = "the times are this machine's and say nothing by themselves; the \
+    ratios are the point";
+
+/// What it says of them with `--quick`.
+pub const QUICK: &str = "one short round shows that all works, not how fast: leave \
+    --quick out for figures";
+
+/// Whether the marks of the verdict have a colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marks {
+    /// Plain text.
+    Plain,
+    /// Green and red.
+    Coloured,
+}
+
+impl Marks {
+    /// What suits standard output: colour on a terminal that is not told otherwise (no-color.org).
+    pub fn of_stdout() -> Self {
+        let forbidden = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = env::var_os("TERM").is_none_or(|value| value == "dumb");
+        if io::stdout().is_terminal() && !forbidden && !dumb { Self::Coloured } else { Self::Plain }
+    }
+
+    /// Whether colours may be used.
+    pub fn is_coloured(self) -> bool {
+        self == Self::Coloured
+    }
+
+    /// What stands before what is right.
+    pub const fn right(self) -> &'static str {
+        match self {
+            Self::Plain => "✓",
+            Self::Coloured => "\x1b[32m✓\x1b[0m",
+        }
+    }
+
+    /// What stands before what is wrong.
+    pub const fn wrong(self) -> &'static str {
+        match self {
+            Self::Plain => "✗",
+            Self::Coloured => "\x1b[31m✗\x1b[0m",
+        }
+    }
+}
+
+/// How many times faster something is; below 1 where it is slower.
+pub fn ratio(speedup: f64) -> String {
+    format!("{}×", units::three_digits(speedup))
+}
+
+/// A table with a line under its header and no other.
+pub fn new_table(header: impl Into<Row>) -> Table {
+    let line = LineStyle::none().fill('─').junction('─');
+    let mut table = Table::new();
+    table.load_style(TableStyle::new().header_separator(line)).set_header(header);
+    table
+}
+
+/// Aligns all columns from `first` on as numbers are.
+pub fn align_right(table: &mut Table, first: usize) {
+    for column in table.column_iter_mut().skip(first) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// Adds a table below an empty line.
+pub fn push_table(text: &mut String, table: &Table) {
+    text.push('\n');
+    text.push_str(&table.trim_fmt());
+    text.push('\n');
+}
+
+/// Adds `words` after `label`, broken into lines that are not too wide.
+pub fn push_wrapped(text: &mut String, label: &str, words: &str) {
+    let indent = if label.is_empty() { "" } else { "  " };
+    let mut line = label.to_owned();
+    let mut is_empty = true;
+    for word in unbroken(words) {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            text.push_str(line.trim_end());
+            text.push('\n');
+            line = indent.to_owned();
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(&word);
+        is_empty = false;
+    }
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+/// The words of a text, where what is in backticks is one word: a command to copy.
+fn unbroken(words: &str) -> Vec<String> {
+    let mut unbroken: Vec<String> = Vec::new();
+    let mut is_inside = false;
+    for word in words.split_whitespace() {
+        match unbroken.last_mut() {
+            Some(last) if is_inside => *last = format!("{last} {word}"),
+            _ => unbroken.push(word.to_owned()),
+        }
+        is_inside ^= word.matches('`').count() % 2 == 1;
+    }
+    unbroken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_never_broken() {
+        let mut text = String::new();
+        let words = format!("{} or `echo 3 > /proc/file`, as root", "word ".repeat(12));
+        push_wrapped(&mut text, "note: ", &words);
+        assert!(text.contains("\n  `echo 3 > /proc/file`, as root\n"), "{text}");
+        assert_eq!(unbroken("a `b` `c d`e f"), ["a", "`b`", "`c d`e", "f"]);
+    }
+}

@@ -58,9 +58,9 @@ pub(crate) trait Consumer<H: Host> {
     /// The error of a batch that has failed, by what hardware said then.
     fn failed(&self, status: u32) -> HardwareError;
 
-    /// The error of a batch that hardware had no room for, or was not done with, in time. The lock
-    /// is not held.
-    fn stuck(&self, at: Stuck) -> HardwareError;
+    /// The error of a batch that hardware had no room for, or was not done with, in time. `start`
+    /// is where the batch begins, if a command of it was placed. The lock is not held.
+    fn stuck(&self, at: Stuck, start: Option<u64>) -> HardwareError;
 }
 
 /// What hardware did not do in time.
@@ -75,6 +75,14 @@ pub(crate) enum Stuck {
 /// What is placed behind the last command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Behind {
+    Fence,
+    Nothing,
+}
+
+/// What of a batch is not placed yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Commands,
     Fence,
     Nothing,
 }
@@ -128,6 +136,7 @@ impl State {
 
     /// Takes note of a number that hardware stored: the lower `bits` of the end of a batch that is
     /// done, which tell it from all others as long as fewer commands are not.
+    #[inline]
     pub(crate) fn stored(&mut self, number: u64, bits: u32) {
         // The last position up to the tail with those bits. What is not among those that are waited
         // for is an old one, or nothing that hardware was told to store.
@@ -138,6 +147,7 @@ impl State {
     }
 
     /// Whether nobody waits for a batch any more: it has failed, or its end was stored.
+    #[inline]
     pub(crate) fn is_over(&self, batch: &Range<u64>) -> bool {
         batch.start < self.spoiled || batch.end <= self.done
     }
@@ -228,6 +238,7 @@ impl<H: Host> Ring<H> {
     }
 
     /// Keeps others out.
+    #[inline]
     pub(crate) fn lock(&self) -> Locked<'_, H> {
         Locked { ring: self, state: self.state.lock() }
     }
@@ -235,6 +246,7 @@ impl<H: Host> Ring<H> {
     /// Places commands and what is to be behind them, and says where they are. All go in under one
     /// lock if there is room for `needed`. Where these are fewer, those that fit go in, and others'
     /// commands may get between: no command depends on its neighbours.
+    #[inline]
     pub(crate) fn place(
         &self,
         consumer: &impl Consumer<H>,
@@ -243,34 +255,37 @@ impl<H: Host> Ring<H> {
         behind: Behind,
     ) -> Result<Range<u64>, HardwareError> {
         let mut commands = commands.into_iter();
-        let mut next = commands.next();
-        let mut behind = behind;
+        let mut left = Left::Commands;
         let mut start = None;
         let placed = poll(consumer.host(), || {
             let mut locked = self.lock();
             let before = locked.state.tail;
             let mut tail = before;
-            while next.is_some() || behind == Behind::Fence {
+            while left != Left::Nothing {
                 match consumer.has_room(&mut locked, needed) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => return Some(Err(error)),
                 }
                 let full = locked.state.head + self.capacity();
-                while tail < full {
-                    let command = match next {
-                        Some(command) => {
-                            next = commands.next();
-                            command
-                        }
-                        None if behind == Behind::Fence => {
-                            behind = Behind::Nothing;
-                            consumer.fence(self, tail + 1)
-                        }
-                        None => break,
-                    };
-                    self.set(tail, command);
+                if left == Left::Commands {
+                    let room = usize::try_from(full - tail).unwrap_or(usize::MAX);
+                    commands.by_ref().take(room).for_each(|command| {
+                        self.set(tail, command);
+                        tail += 1;
+                    });
+                    // A list that ends where the room does may not know it: it is asked again.
+                    if tail < full || commands.size_hint().1 == Some(0) {
+                        left = match behind {
+                            Behind::Fence => Left::Fence,
+                            Behind::Nothing => Left::Nothing,
+                        };
+                    }
+                }
+                if left == Left::Fence && tail < full {
+                    self.set(tail, consumer.fence(self, tail + 1));
                     tail += 1;
+                    left = Left::Nothing;
                 }
                 locked.state.tail = tail;
             }
@@ -278,13 +293,13 @@ impl<H: Host> Ring<H> {
                 start = start.or(Some(before));
                 consumer.tell(self, tail);
             }
-            let all = next.is_none() && behind == Behind::Nothing;
-            all.then(|| Ok(start.unwrap_or(tail)..tail))
+            (left == Left::Nothing).then(|| Ok(start.unwrap_or(tail)..tail))
         });
-        placed.unwrap_or_else(|| Err(consumer.stuck(Stuck::Full)))
+        placed.unwrap_or_else(|| Err(consumer.stuck(Stuck::Full, start)))
     }
 
     /// Waits until a batch is done, which has a fence at its end.
+    #[inline]
     pub(crate) fn wait(
         &self,
         consumer: &impl Consumer<H>,
@@ -300,7 +315,7 @@ impl<H: Host> Ring<H> {
                 Ok(done) => (done >= batch.end).then_some(Ok(())),
             }
         });
-        waited.unwrap_or_else(|| Err(consumer.stuck(Stuck::Late)))
+        waited.unwrap_or_else(|| Err(consumer.stuck(Stuck::Late, Some(batch.start))))
     }
 
     /// Places commands with a fence behind them, and waits until they are done.

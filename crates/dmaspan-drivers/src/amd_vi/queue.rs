@@ -12,11 +12,8 @@ use lock_api::{Mutex, RawMutex};
 use super::spec::{BUFFER_LENGTH_SHIFT, Command, LG2_RECORD, control, register, status};
 use crate::host::{Host, poll};
 use crate::mmio::Mmio;
-use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
+use crate::ring::{Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
-
-/// The most commands that go in under one lock, with their COMPLETION_WAIT.
-const BATCH: usize = 32;
 
 /// The control register, which several parts of the driver change.
 pub(super) struct Control<L>(Mutex<L, u64>);
@@ -39,10 +36,6 @@ pub(super) struct Commands<H: Host> {
     /// Word 0 is the number of the last COMPLETION_WAIT that is done.
     done: Words<H::Structure>,
 }
-
-/// What was in the buffer before is not done.
-const STARTED_AGAIN: HardwareError =
-    HardwareError { what: "the command buffer was started again after an error", status: 0 };
 
 impl<H: Host> Commands<H> {
     pub(super) fn new(
@@ -78,22 +71,8 @@ impl<H: Host> Commands<H> {
         control: &Control<H::Lock>,
         commands: impl IntoIterator<Item = Command>,
     ) -> Result<(), HardwareError> {
-        let mut hardware = Hardware { commands: self, registers, host, control, first: None };
-        let mut commands = commands.into_iter().fuse();
-        loop {
-            let mut batch = [Command::default(); BATCH - 1];
-            let mut len = 0;
-            for (place, command) in batch.iter_mut().zip(&mut commands) {
-                *place = command;
-                len += 1;
-            }
-            let words = batch.iter().take(len).map(|&Command(words)| words);
-            let placed = self.ring.place(&hardware, len as u64 + 1, words, Behind::Fence)?;
-            let first = *hardware.first.get_or_insert(placed.start);
-            if len < BATCH - 1 {
-                return self.ring.wait(&hardware, &(first..placed.end));
-            }
-        }
+        let hardware = Hardware { commands: self, registers, host, control };
+        self.ring.run(&hardware, 1, commands.into_iter().map(|Command(words)| words))
     }
 
     /// Starts the buffer again if hardware stopped at a command; all that wait fail.
@@ -103,7 +82,7 @@ impl<H: Host> Commands<H> {
         host: &H,
         control: &Control<H::Lock>,
     ) {
-        let hardware = Hardware { commands: self, registers, host, control, first: None };
+        let hardware = Hardware { commands: self, registers, host, control };
         let mut locked = self.ring.lock();
         if registers.read32(register::STATUS) & status::COMMANDS_RUN == 0 {
             hardware.restart(&mut locked);
@@ -117,8 +96,6 @@ struct Hardware<'a, R, H: Host> {
     registers: &'a R,
     host: &'a H,
     control: &'a Control<H::Lock>,
-    /// Where the first batch of the caller's starts, once it was placed.
-    first: Option<u64>,
 }
 
 impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
@@ -126,18 +103,18 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         self.host
     }
 
+    #[inline]
     fn fence(&self, _ring: &Ring<H>, end: u64) -> [u64; 2] {
         Command::completion_wait(self.commands.done_paddr(), end).0
     }
 
+    #[inline]
     fn tell(&self, ring: &Ring<H>, tail: u64) {
         self.registers.write64(register::COMMAND_TAIL, ring.index(tail) << LG2_RECORD);
     }
 
+    #[inline]
     fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
-        if self.first.is_some_and(|first| first < locked.state.spoiled) {
-            return Err(STARTED_AGAIN);
-        }
         if locked.room() < needed {
             let head = self.registers.read64(register::COMMAND_HEAD);
             if head == u64::MAX {
@@ -149,23 +126,25 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         Ok(locked.room() >= needed)
     }
 
+    #[inline]
     fn look(&self, locked: &mut Locked<'_, H>, _batch: &Range<u64>) -> Result<u64, HardwareError> {
         locked.state.stored(self.commands.done.get(0), u64::BITS);
         Ok(locked.state.done)
     }
 
-    fn failed(&self, _status: u32) -> HardwareError {
-        STARTED_AGAIN
+    fn failed(&self, status: u32) -> HardwareError {
+        let what = "the command buffer was started again after an error";
+        HardwareError { what, status: status.into() }
     }
 
     /// Says why hardware does not go on, and starts the buffer again, empty.
-    fn stuck(&self, _at: Stuck) -> HardwareError {
+    fn stuck(&self, _at: Stuck, start: Option<u64>) -> HardwareError {
         let mut locked = self.commands.ring.lock();
         let status = self.registers.read32(register::STATUS);
         if status == status::GONE {
             return gone(status.into());
         }
-        if self.first.is_none_or(|first| first >= locked.state.spoiled) {
+        if start.is_none_or(|start| start >= locked.state.spoiled) {
             self.restart(&mut locked);
         }
         let what = if status & status::COMMANDS_RUN == 0 {

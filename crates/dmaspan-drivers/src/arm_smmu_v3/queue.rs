@@ -71,14 +71,17 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
         &self.host
     }
 
+    #[inline]
     fn fence(&self, _ring: &Ring<H>, _end: u64) -> [u64; 2] {
         Command::SYNC.0
     }
 
+    #[inline]
     fn tell(&self, ring: &Ring<H>, tail: u64) {
         self.registers.write32(reg::CMDQ_PROD, ring.index32(tail));
     }
 
+    #[inline]
     fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
         if locked.room() < needed {
             self.observe(locked)?;
@@ -86,6 +89,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
         Ok(locked.room() >= needed)
     }
 
+    #[inline]
     fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError> {
         if locked.state.head < batch.end {
             self.observe(locked)?;
@@ -98,7 +102,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
         HardwareError { what: "the SMMU refused a command", status: status.into() }
     }
 
-    fn stuck(&self, at: Stuck) -> HardwareError {
+    fn stuck(&self, at: Stuck, _start: Option<u64>) -> HardwareError {
         self.why(match at {
             Stuck::Full => "the SMMU's command queue stayed full",
             Stuck::Late => "the SMMU did not complete its commands in time",

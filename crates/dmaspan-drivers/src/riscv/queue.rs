@@ -81,14 +81,17 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         self.host
     }
 
+    #[inline]
     fn fence(&self, _ring: &Ring<H>, _end: u64) -> [u64; 2] {
         FENCE
     }
 
+    #[inline]
     fn tell(&self, ring: &Ring<H>, tail: u64) {
         self.registers.write32(CQT, ring.index32(tail));
     }
 
+    #[inline]
     fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
         // Room is made by hardware that goes on; and where it has not passed an error yet, what is
         // placed now is not to be blamed for another one.
@@ -98,6 +101,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         Ok(locked.room() >= needed)
     }
 
+    #[inline]
     fn look(&self, locked: &mut Locked<'_, H>, _batch: &Range<u64>) -> Result<u64, HardwareError> {
         self.observe(locked)?;
         // "A IOFENCE.C command completion, as determined by cqh advancing past the index".
@@ -115,7 +119,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         HardwareError { what, status: status.into() }
     }
 
-    fn stuck(&self, at: Stuck) -> HardwareError {
+    fn stuck(&self, at: Stuck, _start: Option<u64>) -> HardwareError {
         let what = match at {
             Stuck::Full => "the command queue stays full",
             Stuck::Late => "a fence of the command queue is not reached",

@@ -93,14 +93,17 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
         &self.host
     }
 
+    #[inline]
     fn fence(&self, ring: &Ring<H>, end: u64) -> [u64; 2] {
         wait(ring, 0, end)
     }
 
+    #[inline]
     fn tell(&self, ring: &Ring<H>, tail: u64) {
         self.write64(register::IQT, ring.index(tail) << ring.lg2_place());
     }
 
+    #[inline]
     fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError> {
         if locked.room() < needed {
             // A garbled head makes it neither more nor less.
@@ -117,6 +120,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
         Ok(has)
     }
 
+    #[inline]
     fn look(&self, locked: &mut Locked<'_, H>, batch: &Range<u64>) -> Result<u64, HardwareError> {
         see_done(locked);
         if !locked.state.is_over(batch) {
@@ -129,7 +133,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
         HardwareError { what: "an invalidation failed", status: status.into() }
     }
 
-    fn stuck(&self, at: Stuck) -> HardwareError {
+    fn stuck(&self, at: Stuck, _start: Option<u64>) -> HardwareError {
         let what = match at {
             Stuck::Full => "the invalidation queue stays full",
             Stuck::Late => "an invalidation was not completed",

@@ -13,9 +13,11 @@ pub mod guest;
 pub mod hw;
 pub mod lexer;
 pub mod lines;
+pub mod msrv;
 pub mod no_std;
 pub mod peers;
 pub mod problem;
+pub mod published;
 pub mod report;
 pub mod tidy;
 pub mod tree;
@@ -23,6 +25,15 @@ pub mod tree;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
+
+/// How a check ended where nothing failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything that was asked for ran.
+    Passed,
+    /// Something could not run here, or nothing; why.
+    Skipped(String),
+}
 
 /// The directory of the workspace.
 pub fn root() -> PathBuf {

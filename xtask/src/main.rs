@@ -1,11 +1,11 @@
-//! `cargo xtask tidy | lines | no-std | ci | hw | guest | peers`.
+//! `cargo xtask tidy | lines | no-std | msrv | ci | hw | guest | peers`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{ci, guest, hw, lines, no_std, peers, tidy};
+use xtask::{Outcome, ci, guest, hw, lines, msrv, no_std, peers, tidy};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -15,6 +15,8 @@ usage: cargo xtask <command>
           count lines of code by package, without blanks and comments; tests
           and benchmarks stand apart
   no-std  prove that core and drivers link and run without the standard library
+  msrv    prove that the published libraries build with the oldest Rust that
+          they state, by rustup
   ci [--full] [CHECK...]
           check everything that must hold before a change lands, or the checks
           that are named, in its quick form; with --full at full length: every
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        ["msrv"] => ended("msrv", msrv::check()),
         ["ci", "--full", names @ ..] => run_ci(ci::Extent::Full, names),
         ["ci", names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {
             run_ci(ci::Extent::Quick, names)
@@ -102,6 +105,20 @@ fn with_options<T>(
         Err(error) => {
             eprintln!("{name}: {error}\n\n{USAGE}");
             ExitCode::from(2)
+        }
+    }
+}
+
+fn ended(name: &str, ended: Result<Outcome, String>) -> ExitCode {
+    match ended {
+        Ok(Outcome::Passed) => ExitCode::SUCCESS,
+        Ok(Outcome::Skipped(why)) => {
+            xtask::say(&format!("{name}: SKIP: {why}"));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
         }
     }
 }

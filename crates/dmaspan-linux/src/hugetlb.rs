@@ -11,7 +11,7 @@
 //! change of theirs between the reading and the writing is overwritten.
 
 use std::fmt;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use dmaspan::Errno;
 
 use crate::mem::MemoryKind;
 use crate::os::{self, Size};
+use crate::sys::{self, Lock};
 
 /// How long the pool's lock is waited for: longer than mapping memory takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -244,7 +245,7 @@ impl Drop for PoolLock {
     fn drop(&mut self) {
         // A child that was forked has the open file too, so closing it here may not end the lock.
         // Unlocking what is locked does not fail; where the kernel has no locks nothing is locked.
-        let _ = self.0.unlock();
+        let _ = sys::lock(&self.0, Lock::Released);
     }
 }
 
@@ -294,21 +295,19 @@ impl Pool {
     /// needs no permission to write).
     fn lock(&self, patience: Duration) -> Result<PoolLock, ReservationError> {
         let page_size = self.page_size;
-        let failed = |error| ReservationError::Unreadable { page_size, errno: os::errno(&error) };
-        let file = File::open(self.dir.join("nr_hugepages")).map_err(failed)?;
+        let failed = |errno| ReservationError::Unreadable { page_size, errno };
+        let file = File::open(self.dir.join("nr_hugepages"));
+        let file = file.map_err(|error| failed(os::errno(&error)))?;
         let begin = Instant::now();
         loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(PoolLock(file)),
-                Err(TryLockError::WouldBlock) if begin.elapsed() < patience => thread::sleep(PAUSE),
-                Err(TryLockError::WouldBlock) => {
+            match sys::lock(&file, Lock::Tried) {
+                // A kernel without file locks (CONFIG_FILE_LOCKING): nobody takes any.
+                Ok(()) | Err(os::ENOSYS) => return Ok(PoolLock(file)),
+                Err(os::EAGAIN) if begin.elapsed() < patience => thread::sleep(PAUSE),
+                Err(os::EAGAIN) => {
                     return Err(ReservationError::Busy { page_size, waited: patience });
                 }
-                // A kernel without file locks (CONFIG_FILE_LOCKING): nobody takes any.
-                Err(TryLockError::Error(error)) if os::errno(&error) == os::ENOSYS => {
-                    return Ok(PoolLock(file));
-                }
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
+                Err(errno) => return Err(failed(errno)),
             }
         }
     }

@@ -210,7 +210,7 @@ impl Arena {
             free: RwLock::new(free),
         };
         let shared = Arc::new(shared);
-        let tags = Tags(NonNull::from_ref(&*shared.tags).cast());
+        let tags = Tags(NonNull::from(&*shared.tags).cast());
         Self { base, units: units as u64, memory: Memory(memory), tags, shared }
     }
 

@@ -11,7 +11,7 @@ use std::{fs, io};
 
 use Extent::{Full, Quick};
 
-use crate::{cargo, guest, hw, no_std, report};
+use crate::{cargo, guest, hw, msrv, no_std, report};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ struct Check {
     run: fn(Extent) -> Outcome,
 }
 
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 14] = [
     Check { name: "formatting: cargo fmt --all --check", from: Quick, run: |_| formatting() },
     Check {
         name: "lints: cargo clippy --workspace --all-targets -- -D warnings",
@@ -69,6 +69,7 @@ const CHECKS: [Check; 13] = [
         from: Quick,
         run: |_| core_without_std(),
     },
+    Check { name: "oldest Rust: cargo xtask msrv", from: Quick, run: |_| outcome(msrv::check()) },
     Check {
         name: "dependencies: cargo deny check licenses bans sources",
         from: Quick,
@@ -215,10 +216,17 @@ fn hardware() -> Outcome {
 }
 
 fn guests() -> Outcome {
-    match guest::Options::parse(&[]).and_then(|options| guest::check(&options)) {
-        Ok(guest::Outcome::Passed) => Outcome::Passed,
-        Ok(guest::Outcome::Skipped(reason)) if hw::is_required() => Outcome::Failed(reason),
-        Ok(guest::Outcome::Skipped(reason)) => Outcome::Skipped(reason),
+    let ended = guest::Options::parse(&[]).and_then(|options| guest::check(&options));
+    match outcome(ended) {
+        Outcome::Skipped(reason) if hw::is_required() => Outcome::Failed(reason),
+        outcome => outcome,
+    }
+}
+
+fn outcome(ended: Result<crate::Outcome, String>) -> Outcome {
+    match ended {
+        Ok(crate::Outcome::Passed) => Outcome::Passed,
+        Ok(crate::Outcome::Skipped(reason)) => Outcome::Skipped(reason),
         Err(error) => Outcome::Failed(error),
     }
 }

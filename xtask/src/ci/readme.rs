@@ -128,6 +128,7 @@ const COMMANDS: &[Entry] = &[
     entry("cargo bench -p dmaspan --bench dma", Line(BENCHES), AsIs),
     entry("cargo bench -p dmaspan --bench regbuf", Line(BENCHES), AsIs),
     entry("cargo xtask hw", Check("hardware"), Check("hardware")),
+    entry("cargo xtask msrv", Check("oldest Rust"), Check("oldest Rust")),
     // The very thing that runs.
     entry("cargo xtask ci", Check(""), Check("")),
     entry("cargo xtask ci --full", Check(""), Check("")),

@@ -30,7 +30,7 @@ use options::{Action, LeftOver, OneCommand};
 use qemu::{Limits, Machine, Stopped, Time};
 
 use crate::debian::{cannot_write, lock};
-use crate::hw;
+use crate::{Outcome, hw};
 
 pub use options::Options;
 
@@ -42,15 +42,6 @@ const COMMAND_SECONDS: u64 = 900;
 /// How long a guest is given to begin, attempt by attempt; the last has all the time that the guest
 /// has. So one that hangs costs little, and one that is slow is not given up.
 const BEGIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(120)];
-
-/// How it ended where nothing failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Everything that was asked for ran.
-    Passed,
-    /// Something could not run here, or nothing; why.
-    Skipped(String),
-}
 
 /// A guest to run.
 struct Guest<'r> {

@@ -16,7 +16,8 @@
 #![expect(unsafe_code, reason = "system calls of the C library")]
 
 use std::ffi::CStr;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -53,6 +54,29 @@ pub(crate) fn page_size() -> u64 {
         // POSIX requires the value; 4 KiB is the smallest page of every 64-bit Linux.
         u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
     })
+}
+
+/// What [`lock`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// It takes the lock, and fails with `EAGAIN` where another open file has it.
+    Tried,
+    /// It gives the lock back.
+    Released,
+}
+
+/// Locks an open file against its other openings (flock(2)); `File::try_lock` came with Rust 1.89.
+pub(crate) fn lock(file: &File, lock: Lock) -> Result<(), Errno> {
+    let operation = match lock {
+        Lock::Tried => libc::LOCK_EX | libc::LOCK_NB,
+        Lock::Released => libc::LOCK_UN,
+    };
+    // SAFETY:
+    // 1. flock(2) takes numbers and touches no memory of ours. A borrowed file is open.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(os::last_errno()),
+    }
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC_COARSE`: since some moment, as of the kernel's last tick.

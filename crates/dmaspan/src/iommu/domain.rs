@@ -292,7 +292,8 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         if let (Some(range), None) = (retired.range, &retired.tables)
             && self.ops.max_ranges() > 0
         {
-            let (scope, leaf_sizes) = (Scope::Ranges(&[range]), retired.leaf_sizes);
+            let (ranges, leaf_sizes) = ([range], retired.leaf_sizes);
+            let scope = Scope::Ranges(&ranges);
             let what = Invalidation { scope, leaf_sizes, tables: Tables::Kept };
             return self.invalidate(&what).map_err(|error| {
                 let mut gather = self.gather();

@@ -17,6 +17,7 @@ mod crew;
 mod dma;
 mod fixed;
 mod io_pgtable;
+mod models;
 mod regbuf;
 mod swiotlb;
 

@@ -23,11 +23,6 @@
 //! - [`sanitizer`]: told what a driver does, it models an IOTLB that keeps what it may. It catches
 //!   what is used after its unmap, flushed late or never, unmapped twice, or leaked, and shows the
 //!   history that led there.
-//! - [`regbuf_before`]: registered buffers as Linux's io_uring keeps them. For measuring against.
-//! - [`replay`]: a pinner that has pinned already. For measuring what is done with spans alone.
-//! - [`swiotlb_before`]: the bounce pool as Linux 5.19 had it. For measuring against.
-//! - [`type1_before`]: the VFIO container as Linux 6.15 had it. For measuring against.
-//! - [`unwalked`]: page tables without hardware, divided among threads. For measuring tables alone.
 //! - [`fuzz`]: operations, and tables, made of any bytes. They catch what nobody thought of.
 //! - [`fault`]: failures on demand. They catch operations that do not undo themselves.
 //!
@@ -101,16 +96,10 @@ pub mod model;
 mod platform;
 pub mod pool_memory;
 pub mod port;
-pub mod regbuf_before;
-pub mod replay;
 pub mod rng;
 pub mod sanitizer;
 pub mod smmu_v2;
 pub mod suite;
-pub mod swiotlb_before;
-pub mod type1_before;
-pub mod uncopied;
-pub mod unwalked;
 pub mod walker;
 
 pub use arena::Arena;

@@ -11,12 +11,6 @@ use crate::tree::Tree;
 /// or nobody outside can use it.
 const CUSTOMARY: [&str; 2] = ["Error", "Sealed"];
 
-/// Names with more than one meaning: how many each has, and which.
-const DUPLICATES: &[(&str, usize, &str)] = &[
-    ("Mapped", 2, "what a container's map found; a buffer of one call, of a former Linux"),
-    ("Region", 2, "memory that a device shall use; a range of a table, of a former Linux"),
-];
-
 /// The words that need no explanation.
 const WORDS: &str = include_str!("words.txt");
 
@@ -29,10 +23,6 @@ struct Type<'t> {
 
 /// Finds public types and traits of published crates that share their name with another.
 pub fn duplicates(tree: &Tree) -> Vec<Problem> {
-    found(tree, DUPLICATES)
-}
-
-fn found(tree: &Tree, known: &[(&str, usize, &str)]) -> Vec<Problem> {
     let mut names = BTreeMap::<&str, Vec<Type<'_>>>::new();
     for one in types(tree) {
         names.entry(one.name).or_default().push(one);
@@ -40,8 +30,7 @@ fn found(tree: &Tree, known: &[(&str, usize, &str)]) -> Vec<Problem> {
     names.retain(|name, types| types.len() > 1 && !CUSTOMARY.contains(name));
     let mut problems = Vec::new();
     for (name, types) in &names {
-        let allowed = known.iter().find(|known| known.0 == *name).map_or(1, |known| known.1);
-        for one in types.iter().skip(allowed) {
+        for one in types.iter().skip(1) {
             let others =
                 types.iter().filter(|other| other.path != one.path || other.line != one.line);
             let others: Vec<_> = others.map(|other| other.path).collect();
@@ -51,16 +40,6 @@ fn found(tree: &Tree, known: &[(&str, usize, &str)]) -> Vec<Problem> {
                 others.join(", ")
             );
             problems.push(Problem::new(one.path, one.line, what));
-        }
-    }
-    for (name, count, _) in known {
-        let now = names.get(name).map_or(0, Vec::len);
-        if now < *count {
-            let what = format!(
-                "`{name}` has {now} meanings in the crates and {count} in the list of \
-                 xtask/src/tidy/names.rs; shorten the list"
-            );
-            problems.push(Problem::of_file("crates", what));
         }
     }
     problems
@@ -149,8 +128,6 @@ fn types(tree: &Tree) -> impl Iterator<Item = Type<'_>> {
 mod tests {
     use super::*;
 
-    const KNOWN: &[(&str, usize, &str)] = &[("Known", 2, "one; another")];
-
     /// The places that the rule names in crates `a` and `b`, published, and `c`, which is not.
     fn places(a: &str, b: &str, c: &str) -> Vec<(String, usize)> {
         let tree = Tree::of(&[
@@ -161,29 +138,26 @@ mod tests {
             ("crates/c/Cargo.toml", "[package]\npublish = false\n"),
             ("crates/c/src/lib.rs", c),
         ]);
-        found(&tree, KNOWN).into_iter().map(|problem| (problem.path, problem.line)).collect()
+        duplicates(&tree).into_iter().map(|problem| (problem.path, problem.line)).collect()
     }
-
-    const BOTH: &str = "pub struct Known;\n";
 
     #[test]
     fn a_name_of_two_public_types_is_found_at_the_second() {
-        let b = format!("{BOTH}\npub enum Twice {{}}");
-        let found = places(&format!("pub struct Twice;\n{BOTH}"), &b, "pub struct Twice;");
+        let found = places("pub struct Twice;", "\n\npub enum Twice {}", "pub struct Twice;");
         assert_eq!(found, [("crates/b/src/lib.rs".to_owned(), 3)]);
         for kind in ["pub unsafe trait Twice {}", "pub type Twice = u8;", "pub union Twice {}"] {
-            let a = format!("pub struct Twice;\n{kind}\n{BOTH}");
-            assert_eq!(places(&a, BOTH, ""), [("crates/a/src/lib.rs".to_owned(), 2)], "{kind}");
+            let a = format!("pub struct Twice;\n{kind}\n");
+            assert_eq!(places(&a, "", ""), [("crates/a/src/lib.rs".to_owned(), 2)], "{kind}");
         }
     }
 
     #[test]
     fn what_is_not_public_or_of_tests_has_any_name() {
-        let a = format!("pub struct Twice;\npub enum Error {{}}\n{BOTH}");
+        let a = "pub struct Twice;\npub enum Error {}\n";
         let others = "pub enum Error {}\npub(crate) struct Twice;\nstruct Twice;\n\
              impl A for B { type Twice = u8; }\n// pub struct Twice;\n\
              #[cfg(test)]\nmod tests { pub struct Twice; }\nfn f(pub_struct: Twice) {}\n";
-        assert_eq!(places(&a, &format!("{BOTH}{others}"), "pub struct Twice;"), []);
+        assert_eq!(places(a, others, "pub struct Twice;"), []);
     }
 
     #[test]
@@ -200,13 +174,5 @@ mod tests {
         assert_eq!(found("pub struct MapFrobnic;\nstruct Frobnic;"), 1);
         assert_eq!(split("X86_64ConfigOfIova2M"), ["x", "config", "of", "iova", "m"]);
         assert_eq!(split("VtdSSRegisters"), ["vtd", "ss", "registers"]);
-    }
-
-    #[test]
-    fn a_known_name_may_not_spread_and_leaves_the_list_when_it_has_one_meaning() {
-        let third = format!("{BOTH}mod m {{\npub struct Known;\n}}");
-        assert_eq!(places(BOTH, &third, ""), [("crates/b/src/lib.rs".to_owned(), 3)]);
-        assert_eq!(places(BOTH, BOTH, ""), []);
-        assert_eq!(places(BOTH, "", ""), [("crates".to_owned(), 1)]);
     }
 }

@@ -24,6 +24,8 @@ const DRIVERS_PROMISES: [&str; 4] = ["IommuOps", "Port", "PortHooks", "Host"];
 const QEMU: &str = "crates/dmaspan-qemu/src/";
 /// What the test harness promises anywhere.
 const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
+/// Where benchmarks stand in for hardware and for a former Linux, without what those promise.
+const MODELS: &str = "crates/dmaspan-bench/src/models/";
 const PROGRAMS: [&str; 2] = ["crates/dmaspan-cli/src/", "crates/dmaspan-bench/src/"];
 const NVME: &str = "examples/nvme/src/";
 /// What the example declares where, and where it is more than that: the files that promise what
@@ -44,8 +46,8 @@ const GUEST_PLACES: [&str; 2] = ["cases/plain.rs", "cases/adopted.rs"];
 /// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
 /// drivers, in the harness for QEMU `ram.rs` and promises, in the guests' program
 /// `cases/plain.rs` and `cases/adopted.rs`, in the comparison with Linux `run.rs` and a promise, in
-/// the programs nothing, and in the NVMe driver declarations, what VFIO promises, PRPs for
-/// comparison, and a counting allocator.
+/// the programs nothing but in the benchmarks' `models/`, and in the NVMe driver declarations, what
+/// VFIO promises, PRPs for comparison, and a counting allocator.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("crates/").chain(tree.rust(NVME)) {
@@ -95,6 +97,8 @@ pub fn placement(tree: &Tree) -> Vec<Problem> {
                 }
                 "unsafe code of the comparison with Linux stands in `run.rs`, which frees tables, \
                  besides the promise of `TableMemory`"
+            } else if path.starts_with(MODELS) {
+                continue;
             } else if PROGRAMS.iter().any(|program| path.starts_with(program)) {
                 "a program has no unsafe code; move it to a library crate behind a safe function"
             } else if let Some(inner) = path.strip_prefix(NVME) {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::models::type1_before::{Type1Before, Type1Error};
+use crate::models::unwalked::UnwalkedContainer;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ConfigError, LeafCensus};
 use dmaspan::{
     Account, Iova, IovaRange, PhysAddr, RangeError, Span, UserAddr, UserRange, container, iommu,
@@ -9,8 +11,6 @@ use dmaspan::{
 use dmaspan_sim::memory::{
     AllocError, Books, MapOptions, SimMemory, SimPinError, SimPinner, SimSpace,
 };
-use dmaspan_sim::type1_before::{Type1Before, Type1Error};
-use dmaspan_sim::unwalked::UnwalkedContainer;
 
 use super::plan::{Case, GIB, Lie, PAGE, What};
 use crate::PROT;

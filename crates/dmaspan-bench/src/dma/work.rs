@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::models::unwalked::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
 use dmaspan::dma::{self, DeviceConfig, DmaConfig, Piece, Segment};
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ConfigError};
 use dmaspan::iommu::iova;
 use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr};
 use dmaspan_linux::mem::AccessError;
 use dmaspan_linux::{Memory, UserPlatform};
-use dmaspan_sim::unwalked::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
 use dmaspan_sim::walker::arm_lpae::{
     ArmLpaeS1Walker, ArmS1WalkRegisters, BadLpaeRegisters, BadLpaeTable,
 };

@@ -4,9 +4,9 @@ use std::panic;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::models::unwalked::Unwalked;
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{ConfigError, Format};
-use dmaspan_sim::unwalked::Unwalked;
 
 use super::cases::{Case, Extent, Shape};
 use super::work::{BenchError, Way, Worker};

@@ -2,11 +2,11 @@
 
 use std::hint::black_box;
 
+use crate::models::unwalked::Region;
 use dmaspan::io_pgtable::{self, ConfigError, Format, Retired};
 use dmaspan::iommu::Gather;
 use dmaspan::{Iova, IovaRange, PhysAddr, RangeError, Span, SpanBuf};
 use dmaspan_sim::arena::ArenaList;
-use dmaspan_sim::unwalked::Region;
 
 use super::cases::{Case, MEMORY, Work};
 use crate::PROT;

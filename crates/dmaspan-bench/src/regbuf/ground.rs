@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::models::regbuf_before::{FolioBefore, FolioOf};
+use crate::models::replay::{Replay, ReplayError};
 use dmaspan::pin::{PinError, PinFailed, Pinner};
 use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange, lg2};
 use dmaspan_linux::mem::MemoryError;
@@ -9,8 +11,6 @@ use dmaspan_linux::pagemap::PagemapError;
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::{LinuxPinner, Memory, MemoryKind, PinMethod};
 use dmaspan_sim::memory::{self, Books, SimMemory, SimPinError, SimPinner, SimSpace};
-use dmaspan_sim::regbuf_before::{FolioBefore, FolioOf};
-use dmaspan_sim::replay::{Replay, ReplayError};
 
 use super::args::RegbufCase;
 use super::plan::{Case, HUGE, PAGE};

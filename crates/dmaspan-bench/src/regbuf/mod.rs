@@ -16,11 +16,11 @@ mod work;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::models::regbuf_before::{Coalescing, RegisteredBefore, RingBefore, UserBefore};
+use crate::models::replay::Replay;
 use dmaspan::pin::Pinner;
 use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 use dmaspan::{Account, PhysAddr};
-use dmaspan_sim::regbuf_before::{Coalescing, RegisteredBefore, RingBefore, UserBefore};
-use dmaspan_sim::replay::Replay;
 
 use args::RegbufArgs;
 use dmaspan_cli::machine::Machine;

@@ -1,9 +1,9 @@
 //! What came of `dmaspan-bench regbuf`, for people and for programs.
 
+use crate::models::regbuf_before::BufferBefore;
 use comfy_table::Table;
 use dmaspan::PhysAddr;
 use dmaspan::regbuf::{Buffer, Node};
-use dmaspan_sim::regbuf_before::BufferBefore;
 use serde::Serialize;
 
 use super::plan::{Case, Plan};

@@ -3,15 +3,15 @@
 use std::hint::black_box;
 use std::num::NonZeroU32;
 
+use crate::models::regbuf_before::{
+    BufferBefore, BusBefore, EntryBefore, ImportBefore, LimitsBefore, RegbufBeforeError,
+    map_direct, map_sg, prps, sgl,
+};
 use dmaspan::regbuf::descriptors::{
     self, ListPage, MemoryPageSize, ScatterEntry, SegmentLimits, Sgl, SglDescriptor,
 };
 use dmaspan::regbuf::{Import, ImportError, Node};
 use dmaspan::{Direction, DmaAddr, PhysAddr};
-use dmaspan_sim::regbuf_before::{
-    BufferBefore, BusBefore, EntryBefore, ImportBefore, LimitsBefore, RegbufBeforeError,
-    map_direct, map_sg, prps, sgl,
-};
 
 use super::check::Difference;
 use super::ground::GroundError;

@@ -94,8 +94,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
+    use crate::models::uncopied::Uncopied;
     use dmaspan_linux::{BounceMemory, Memory};
-    use dmaspan_sim::uncopied::Uncopied;
 
     use super::super::plan::Order;
     use super::super::work::{self, Before, Buffers, Now, Slots, Vanilla};

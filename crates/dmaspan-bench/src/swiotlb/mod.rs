@@ -14,8 +14,8 @@ mod work;
 
 use std::thread;
 
+use crate::models::uncopied::Uncopied;
 use dmaspan_linux::{BounceMemory, Instructions};
-use dmaspan_sim::uncopied::Uncopied;
 
 use args::SwiotlbArgs;
 use dmaspan_cli::progress::Progress;

@@ -1,13 +1,13 @@
 //! Both pools, used alike.
 
+use crate::models::swiotlb_before::{self, MappedBefore, PoolBefore};
+use crate::models::uncopied::Uncopied;
 use dmaspan::swiotlb::{
     self, BouncedOf, Fill, NotReleased, Original, Pool, PoolConfig, PoolMemory, SlotRequest,
 };
 use dmaspan::{Direction, HostAddr, Platform, RangeError, Span};
 use dmaspan_linux::mem::{AccessError, CheckError, MemoryError, OutsideMemory};
 use dmaspan_linux::{BounceMemory, Memory, MemoryKind, UserPlatform};
-use dmaspan_sim::swiotlb_before::{self, MappedBefore, PoolBefore};
-use dmaspan_sim::uncopied::Uncopied;
 
 use super::plan::Case;
 

@@ -23,41 +23,6 @@
 //! it and their references; and lists of PRPs cut into pages.
 //!
 //! The account is that of Linux 7.2 with its fault: a [`RingBefore`] says how clones make it wrong.
-//!
-//! ```
-//! use std::sync::Arc;
-//!
-//! use dmaspan::{Direction, PhysAddr, UserAddr, UserRange};
-//! use dmaspan_sim::memory::SimMemory;
-//! use dmaspan_sim::regbuf_before::{
-//!     Coalescing, EntryBefore, LimitsBefore, RingBefore, UserBefore, map_sg,
-//! };
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 8 << 20, 12)?);
-//! let folios = memory.allocate_folios(&[9, 9], 1)?;
-//! let pages: Vec<PhysAddr> = folios
-//!     .iter()
-//!     .flat_map(|folio| (0..512).map(|n| folio.paddr().wrapping_add(n << 12)))
-//!     .collect();
-//! let user = UserRange::from_len(UserAddr::new(0x20_0000), 4 << 20)?;
-//!
-//! let owner = Arc::new(UserBefore::new(8 << 20));
-//! let mut ring = RingBefore::new(Arc::clone(&owner), memory);
-//! let buffer = ring.register(user, &pages, Coalescing::SameFolios)?;
-//! assert_eq!((buffer.bvecs().len(), owner.charged_pages()), (2, 1024));
-//!
-//! let import = buffer.import(0x1f_f000, 0x2000, Direction::FromDevice)?;
-//! let mut entries = [EntryBefore::default(); 2];
-//! let used = map_sg(import, LimitsBefore::NVME, &mut entries)?;
-//! assert_eq!(entries[0].addr, pages[511].get());
-//! assert_eq!(entries[..used].iter().map(|entry| entry.len).sum::<u32>(), 0x2000);
-//!
-//! ring.unregister(buffer);
-//! assert_eq!(owner.charged_pages(), 0);
-//! # Ok(())
-//! # }
-//! ```
 
 mod buffer;
 mod coalesce;
@@ -67,29 +32,29 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
-use dmaspan::{Direction, Errno, UserRange};
+use dmaspan::{Direction, UserRange};
 
-pub use buffer::{BufferBefore, BvecBefore, BytesBefore, ImportBefore};
-pub use coalesce::Coalescing;
-pub use descriptors::{BusBefore, EntryBefore, LimitsBefore, map_direct, map_sg, prps, sgl};
-pub use folio::{FolioBefore, FolioOf};
-pub use ring::{RegisteredBefore, RingBefore, UserBefore};
+pub(crate) use buffer::{BufferBefore, ImportBefore};
+pub(crate) use coalesce::Coalescing;
+pub(crate) use descriptors::{BusBefore, EntryBefore, LimitsBefore, map_direct, map_sg, prps, sgl};
+pub(crate) use folio::{FolioBefore, FolioOf};
+pub(crate) use ring::{RegisteredBefore, RingBefore, UserBefore};
 
 /// log2 of the pages that all is counted in.
 const PAGE_LG2: u32 = 12;
 const PAGE: u64 = 1 << PAGE_LG2;
 
 /// The longest buffer in bytes (`io_validate_user_buf_range`).
-pub const MAX_LEN: u64 = 1 << 40;
+pub(crate) const MAX_LEN: u64 = 1 << 40;
 
 /// The longest import in bytes (`MAX_RW_COUNT`): what an `int` counts, in whole pages.
-pub const MAX_IMPORT: u64 = 0x7fff_f000;
+pub(crate) const MAX_IMPORT: u64 = 0x7fff_f000;
 
 /// Why a buffer was not registered, an import refused or descriptors not made. Nothing was changed,
 /// but for entries that a caller has no use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RegbufBeforeError {
+pub(crate) enum RegbufBeforeError {
     /// A buffer is too long.
     #[error("the buffer {user} is longer than {max} bytes")]
     TooLong {
@@ -170,7 +135,9 @@ pub enum RegbufBeforeError {
 
 impl RegbufBeforeError {
     /// What Linux returns.
-    pub const fn errno(&self) -> Errno {
+    #[cfg(test)]
+    pub(crate) const fn errno(&self) -> dmaspan::Errno {
+        use dmaspan::Errno;
         match self {
             Self::TooLong { .. } => Errno::EINVAL,
             Self::Pages { .. } | Self::Outside { .. } | Self::Direction { .. } => Errno::EFAULT,

@@ -1,7 +1,8 @@
+use dmaspan::Errno;
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 
 use super::*;
-use crate::memory::Rights;
+use dmaspan_sim::memory::Rights;
 
 const TABLES: PhysAddr = PhysAddr::new(1 << 40);
 const IOVA: Iova = Iova::new(0x8000_0000);

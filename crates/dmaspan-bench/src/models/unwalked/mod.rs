@@ -10,15 +10,15 @@ mod dma;
 use dmaspan::io_pgtable::{Error, Format, Owned, PageTable, Retired};
 use dmaspan::{IovaRange, PhysAddr};
 
-use crate::arena::{Arena, ArenaList};
+use dmaspan_sim::arena::{Arena, ArenaList};
 
-pub use container::UnwalkedContainer;
-pub use dma::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
+pub(crate) use container::UnwalkedContainer;
+pub(crate) use dma::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
 pub(crate) use dma::{MAX_RANGES, told};
 
 /// A page table with an arena of its own and without hardware.
 #[derive(Debug)]
-pub struct Unwalked<F: Format> {
+pub(crate) struct Unwalked<F: Format> {
     table: PageTable<F, Arena>,
 }
 
@@ -29,48 +29,23 @@ impl<F: Format> Unwalked<F> {
     /// # Errors
     ///
     /// [`Error::NoTables`] where the root has no room, or would lie where the format cannot reach.
-    pub fn new(format: F, base: PhysAddr, bytes: u64) -> Result<Self, Error> {
+    pub(crate) fn new(format: F, base: PhysAddr, bytes: u64) -> Result<Self, Error> {
         Ok(Self { table: PageTable::new(format, Arena::new(base, bytes))? })
     }
 
     /// How many tables there are, the root included.
-    pub fn tables(&self) -> usize {
+    pub(crate) fn tables(&self) -> usize {
         self.table.memory().tables()
     }
 
     /// All that the table translates, as one region.
-    pub fn whole(&mut self) -> Region<'_, F> {
+    pub(crate) fn whole(&mut self) -> Region<'_, F> {
         self.claim(self.table.geometry().aperture)
     }
 
     /// Regions of `bytes` bytes, one behind the other from the first IOVA on, as many as there is
     /// place for: none of 0 bytes. Each can go to a thread of its own.
-    ///
-    /// ```
-    /// use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
-    /// use dmaspan::{Iova, PhysAddr, Prot};
-    /// use dmaspan_sim::unwalked::Unwalked;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(32, 48))?;
-    /// let mut table = Unwalked::new(format, PhysAddr::new(0x4000_0000), 1 << 20)?;
-    /// std::thread::scope(|scope| {
-    ///     for region in table.regions(1 << 30) {
-    ///         scope.spawn(move || {
-    ///             let iova = region.owned().range().start();
-    ///             let memory = PhysAddr::new(0x5000);
-    ///             let (bytes, _) = region.owned().map_pages(iova, memory, 4096, 1, Prot::READ);
-    ///             assert_eq!(bytes, 4096);
-    ///         });
-    ///     }
-    /// });
-    /// assert_eq!(table.regions(1 << 30).count(), 4);
-    /// let third = table.whole().owned().iova_to_phys(Iova::new(2 << 30));
-    /// assert_eq!(third, Some(PhysAddr::new(0x5000)));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn regions(&mut self, bytes: u64) -> impl Iterator<Item = Region<'_, F>> {
+    pub(crate) fn regions(&mut self, bytes: u64) -> impl Iterator<Item = Region<'_, F>> {
         let this = &*self;
         let aperture = this.table.geometry().aperture;
         let mut next = (bytes > 0).then_some(aperture.start());
@@ -97,7 +72,7 @@ impl<F: Format> Unwalked<F> {
 
 /// A range of an [`Unwalked`] table that the holder alone works on.
 #[derive(Debug)]
-pub struct Region<'t, F: Format> {
+pub(crate) struct Region<'t, F: Format> {
     owned: Owned<'t, F, Arena>,
     table: &'t PageTable<F, Arena>,
 }
@@ -105,14 +80,14 @@ pub struct Region<'t, F: Format> {
 impl<'t, F: Format> Region<'t, F> {
     /// What maps, unmaps and looks up.
     #[inline]
-    pub fn owned(&self) -> &Owned<'t, F, Arena> {
+    pub(crate) fn owned(&self) -> &Owned<'t, F, Arena> {
         &self.owned
     }
 
     /// Frees the tables that were detached. Those of another table are leaked.
     #[expect(unsafe_code, reason = "nothing walks these tables")]
     #[inline]
-    pub fn free(&self, retired: Retired<ArenaList>) {
+    pub(crate) fn free(&self, retired: Retired<ArenaList>) {
         // SAFETY: 1. Nothing walks this table: its arena is made by `Unwalked::new` and given to
         // nobody, and without it no address of a table leads to memory. 2. Tables of another arena
         // stay where they are: an arena takes no other one's list; and no other tree lies in this
@@ -126,7 +101,7 @@ impl<'t, F: Format> Region<'t, F> {
     /// # Errors
     ///
     /// [`Error::OutsideAperture`] never: a region lies in the aperture.
-    pub fn clean_up(&self) -> Result<u64, Error> {
+    pub(crate) fn clean_up(&self) -> Result<u64, Error> {
         let range = self.owned.range();
         self.free(self.owned.reclaim(range)?);
         Ok(self.owned.census(range).total())
@@ -154,8 +129,25 @@ mod tests {
         assert_eq!(starts(&mut table, 1 << 30), [0, 1 << 30, 2 << 30, 3 << 30]);
         assert_eq!(starts(&mut table, 3 << 30), [0]);
         assert_eq!(starts(&mut table, 1 << 32), [0]);
-        assert_eq!(starts(&mut table, (1 << 32) + 1), []);
-        assert_eq!(starts(&mut table, 0), []);
+        assert_eq!(starts(&mut table, (1 << 32) + 1), [0; 0]);
+        assert_eq!(starts(&mut table, 0), [0; 0]);
+    }
+
+    #[test]
+    fn every_thread_maps_in_a_region_of_its_own() {
+        let mut table = table(32);
+        std::thread::scope(|scope| {
+            for region in table.regions(1 << 30) {
+                scope.spawn(move || {
+                    let (iova, memory) = (region.owned().range().start(), PhysAddr::new(0x5000));
+                    let mapped = region.owned().map_pages(iova, memory, 4096, 1, Prot::READ);
+                    assert_eq!(mapped.0, 4096);
+                });
+            }
+        });
+        assert_eq!(table.regions(1 << 30).count(), 4);
+        let third = table.whole().owned().iova_to_phys(Iova::new(2 << 30));
+        assert_eq!(third, Some(PhysAddr::new(0x5000)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use dmaspan::{Promise, Span};
 /// Memory whose [copies](PoolMemory::copy) are left out. It is no use for anything but measuring
 /// how long it takes to find and release slots.
 #[derive(Clone, Copy, Debug)]
-pub struct Uncopied<M>(pub M);
+pub(crate) struct Uncopied<M>(pub(crate) M);
 
 #[expect(unsafe_code, reason = "the promises are those of the memory inside")]
 // SAFETY: all memory is that of `M`, which promises the same of it, and what is not copied touches

@@ -4,9 +4,9 @@ use dmaspan::Span;
 use parking_lot::RawMutex;
 
 use super::*;
-use crate::memory::SimMemory;
-use crate::pool_memory::{POISON, SimPoolMemory};
-use crate::rng::Rng;
+use dmaspan_sim::memory::SimMemory;
+use dmaspan_sim::pool_memory::{POISON, SimPoolMemory};
+use dmaspan_sim::rng::Rng;
 
 const BASE: u64 = 0x10_0000;
 /// Where originals are, beside the pool.

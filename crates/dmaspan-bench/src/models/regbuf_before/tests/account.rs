@@ -1,7 +1,7 @@
 use dmaspan::pin::Dirty;
 
 use super::*;
-use crate::memory::{SimMemory, SimSpace};
+use dmaspan_sim::memory::{SimMemory, SimSpace};
 
 const USER: UserAddr = UserAddr::new(0x7f00_0000_0000);
 

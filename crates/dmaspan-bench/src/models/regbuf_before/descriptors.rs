@@ -9,25 +9,26 @@ use super::{PAGE, PAGE_LG2, RegbufBeforeError};
 
 /// Contiguous bytes for a device (`struct scatterlist`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct EntryBefore {
+pub(crate) struct EntryBefore {
     /// Where they begin: in memory, and as the device knows it after [`map_direct`].
-    pub addr: u64,
+    pub(crate) addr: u64,
     /// How many there are.
-    pub len: u32,
+    pub(crate) len: u32,
 }
 
 /// What one entry may be (`struct queue_limits`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitsBefore {
+pub(crate) struct LimitsBefore {
     /// The longest in bytes (`max_segment_size`).
-    pub max_segment: NonZeroU32,
+    pub(crate) max_segment: NonZeroU32,
     /// All bits below the one at whose multiples none may go on (`seg_boundary_mask`).
-    pub boundary_mask: u64,
+    pub(crate) boundary_mask: u64,
 }
 
 impl LimitsBefore {
     /// Those of an NVMe device in Linux: what lengths of 32 bits can say, within 4 GiB.
-    pub const NVME: Self = Self { max_segment: NonZeroU32::MAX, boundary_mask: lg2::mask(32) };
+    pub(crate) const NVME: Self =
+        Self { max_segment: NonZeroU32::MAX, boundary_mask: lg2::mask(32) };
 
     /// How long an entry at `addr` may be (`get_max_segment_size`).
     #[inline(always)]
@@ -92,7 +93,7 @@ impl Places<'_> {
 /// # Errors
 ///
 /// [`RegbufBeforeError::NoRoom`], with entries written.
-pub fn map_sg(
+pub(crate) fn map_sg(
     import: ImportBefore<'_>,
     limits: LimitsBefore,
     entries: &mut [EntryBefore],
@@ -115,16 +116,16 @@ pub fn map_sg(
 
 /// How a device without an IOMMU reaches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BusBefore {
+pub(crate) struct BusBefore {
     /// What is added to an address, modulo 2^64.
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// The last address that the device can use.
-    pub last: u64,
+    pub(crate) last: u64,
 }
 
 impl BusBefore {
     /// All of memory, at its own addresses.
-    pub const WHOLE: Self = Self { offset: 0, last: u64::MAX };
+    pub(crate) const WHOLE: Self = Self { offset: 0, last: u64::MAX };
 }
 
 /// Makes addresses of the device out of those of memory, entry by entry (`dma_direct_map_sg`).
@@ -133,7 +134,10 @@ impl BusBefore {
 ///
 /// [`RegbufBeforeError::OutOfReach`], with entries before that one mapped.
 #[inline]
-pub fn map_direct(entries: &mut [EntryBefore], bus: BusBefore) -> Result<(), RegbufBeforeError> {
+pub(crate) fn map_direct(
+    entries: &mut [EntryBefore],
+    bus: BusBefore,
+) -> Result<(), RegbufBeforeError> {
     for entry in entries {
         let addr = entry.addr.wrapping_add(bus.offset);
         let above = u64::from(entry.len).wrapping_sub(1);
@@ -154,7 +158,10 @@ pub fn map_direct(entries: &mut [EntryBefore], bus: BusBefore) -> Result<(), Reg
 ///
 /// [`RegbufBeforeError::NoRoom`], with nothing written.
 #[inline]
-pub fn sgl(entries: &[EntryBefore], out: &mut [[u64; 2]]) -> Result<usize, RegbufBeforeError> {
+pub(crate) fn sgl(
+    entries: &[EntryBefore],
+    out: &mut [[u64; 2]],
+) -> Result<usize, RegbufBeforeError> {
     let room = out.len();
     let places = out.get_mut(..entries.len()).ok_or(RegbufBeforeError::NoRoom { room })?;
     for (place, entry) in places.iter_mut().zip(entries) {
@@ -172,7 +179,7 @@ pub fn sgl(entries: &[EntryBefore], out: &mut [[u64; 2]]) -> Result<usize, Regbu
 /// [`RegbufBeforeError::NotPages`] where an entry does not begin with a page and is not the first,
 /// or does not end with one and is not the last, and where the first begins within a dword;
 /// [`RegbufBeforeError::NoRoom`]. PRPs of entries before that one are written.
-pub fn prps(entries: &[EntryBefore], out: &mut [u64]) -> Result<usize, RegbufBeforeError> {
+pub(crate) fn prps(entries: &[EntryBefore], out: &mut [u64]) -> Result<usize, RegbufBeforeError> {
     let room = out.len();
     let mut used = 0;
     for (number, entry) in entries.iter().enumerate() {

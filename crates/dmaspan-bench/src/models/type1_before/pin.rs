@@ -6,8 +6,8 @@ use dmaspan::pin::{Dirty, Kind};
 use dmaspan::{PhysAddr, UserAddr, UserRange};
 
 use super::{ARRAY_PAGES, Owner, PAGE_LG2, Type1Error};
-use crate::memory::{FAULT_TRIES, FaultError, SimMemory, SimSpace};
-use crate::walker::Access;
+use dmaspan_sim::memory::{FAULT_TRIES, FaultError, SimMemory, SimSpace};
+use dmaspan_sim::walker::Access;
 
 /// Pages that are pinned and not mapped yet (`struct vfio_batch`).
 #[derive(Debug)]

@@ -19,8 +19,8 @@ use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
 use dmaspan::{Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Promise, lg2};
 
-use crate::arena::{Arena, ArenaList};
-use crate::walker::TableWords;
+use dmaspan_sim::arena::{Arena, ArenaList};
+use dmaspan_sim::walker::TableWords;
 
 /// How many ranges an invalidation names before it is one of everything, as that of a driver with
 /// range commands might.
@@ -28,23 +28,23 @@ pub(crate) const MAX_RANGES: usize = 8;
 
 /// What hardware would have been told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub(crate) struct Told {
     /// Invalidation commands: one for each range, or one for everything.
-    pub commands: u64,
+    pub(crate) commands: u64,
     /// Waits until they were done.
-    pub syncs: u64,
+    pub(crate) syncs: u64,
 }
 
 impl Told {
     /// By the calling thread, through any [`UnwalkedDma`], since the thread began: what a thread
     /// does costs others nothing.
-    pub fn by_this_thread() -> Self {
+    pub(crate) fn by_this_thread() -> Self {
         TOLD.get()
     }
 
     /// What was told after `earlier`.
     #[must_use]
-    pub fn since(self, earlier: Self) -> Self {
+    pub(crate) fn since(self, earlier: Self) -> Self {
         let Self { commands, syncs } = self;
         Self { commands: commands - earlier.commands, syncs: syncs - earlier.syncs }
     }
@@ -129,7 +129,7 @@ type Dma<F, P> = DmaDomain<F, Arena, Untold, P, Unreached>;
 
 /// A device's way to memory, without the device.
 #[derive(Debug)]
-pub struct UnwalkedDma<F: Format, P: Platform> {
+pub(crate) struct UnwalkedDma<F: Format, P: Platform> {
     device: Device<Dma<F, P>>,
     domain: Arc<Dma<F, P>>,
     /// What is mapped page by page.
@@ -143,11 +143,11 @@ pub struct UnwalkedDma<F: Format, P: Platform> {
 /// A contiguous buffer mapped by one call.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped stays mapped"]
-pub struct Mapped<F: Format, P: Platform>(Mapping<Dma<F, P>>);
+pub(crate) struct Mapped<F: Format, P: Platform>(Mapping<Dma<F, P>>);
 
 impl<F: Format, P: Platform> Mapped<F, P> {
     /// Where the device would find it.
-    pub fn addr(&self) -> DmaAddr {
+    pub(crate) fn addr(&self) -> DmaAddr {
         self.0.addr()
     }
 }
@@ -155,11 +155,12 @@ impl<F: Format, P: Platform> Mapped<F, P> {
 /// A list mapped by one call.
 #[derive(Debug)]
 #[must_use = "a list that is dropped stays mapped"]
-pub struct MappedList<F: Format, P: Platform>(ListMapping<Dma<F, P>>);
+pub(crate) struct MappedList<F: Format, P: Platform>(ListMapping<Dma<F, P>>);
 
 impl<F: Format, P: Platform> MappedList<F, P> {
     /// How many segments the device would be given.
-    pub fn segment_count(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn segment_count(&self) -> usize {
         self.0.segment_count()
     }
 }
@@ -167,7 +168,7 @@ impl<F: Format, P: Platform> MappedList<F, P> {
 /// A buffer that a [`Caller`] mapped.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped stays mapped"]
-pub struct ByCalls<'d, 'm, F: Format, P: Platform> {
+pub(crate) struct ByCalls<'d, 'm, F: Format, P: Platform> {
     dma: &'d UnwalkedDma<F, P>,
     pieces: &'m [Piece],
     iovas: Iovas,
@@ -175,7 +176,7 @@ pub struct ByCalls<'d, 'm, F: Format, P: Platform> {
 
 impl<F: Format, P: Platform> ByCalls<'_, '_, F, P> {
     /// Where the device would find it.
-    pub fn addr(&self) -> DmaAddr {
+    pub(crate) fn addr(&self) -> DmaAddr {
         DmaAddr::new(self.iovas.range().start().get())
     }
 }
@@ -190,7 +191,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     /// [`Error::Domain`] where the root has no room, or would lie where the format cannot reach;
     /// [`Error::Iova`] for an aperture without IOVAs; [`Error::Mask`] and [`Error::Limit`] for a
     /// device that cannot be served.
-    pub fn new(
+    pub(crate) fn new(
         [format, pages]: [F; 2],
         (base, bytes): (PhysAddr, u64),
         (dma, device): (DmaConfig, DeviceConfig),
@@ -209,22 +210,22 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     }
 
     /// The format, which knows the values of hardware's registers.
-    pub fn format(&self) -> &F {
+    pub(crate) fn format(&self) -> &F {
         self.domain.domain().format()
     }
 
     /// The physical address of the root table.
-    pub fn root(&self) -> PhysAddr {
+    pub(crate) fn root(&self) -> PhysAddr {
         self.domain.domain().root()
     }
 
     /// The root of the table of what a [`Caller`] maps.
-    pub fn pages_root(&self) -> PhysAddr {
+    pub(crate) fn pages_root(&self) -> PhysAddr {
         self.pages.root()
     }
 
     /// The tables, for a walker of software.
-    pub fn words(&self) -> &impl TableWords {
+    pub(crate) fn words(&self) -> &impl TableWords {
         &self.tables
     }
 
@@ -235,7 +236,11 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     ///
     /// Those of the DMA API, with nothing mapped.
     #[inline]
-    pub fn map_single(&self, piece: &Piece, direction: Direction) -> Result<Mapped<F, P>, Error> {
+    pub(crate) fn map_single(
+        &self,
+        piece: &Piece,
+        direction: Direction,
+    ) -> Result<Mapped<F, P>, Error> {
         let memory = Unreached::Piece(*piece);
         self.device.map_single(memory, direction).map(Mapped).map_err(|refused| refused.error)
     }
@@ -246,7 +251,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another one of these, which stays.
     #[inline]
-    pub fn unmap(&self, mapped: Mapped<F, P>) -> Result<(), Error> {
+    pub(crate) fn unmap(&self, mapped: Mapped<F, P>) -> Result<(), Error> {
         self.device.unmap(mapped.0).map(|_| ()).map_err(|failed| failed.error)
     }
 
@@ -257,7 +262,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     ///
     /// Those of the DMA API, with nothing mapped and nothing written.
     #[inline]
-    pub fn map_list(
+    pub(crate) fn map_list(
         &self,
         pieces: &Arc<[Piece]>,
         direction: Direction,
@@ -274,13 +279,13 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another one of these, which stays.
     #[inline]
-    pub fn unmap_list(&self, mapped: MappedList<F, P>) -> Result<(), Error> {
+    pub(crate) fn unmap_list(&self, mapped: MappedList<F, P>) -> Result<(), Error> {
         self.device.unmap_list(mapped.0).map(|_| ()).map_err(|failed| failed.error)
     }
 
     /// Who maps and unmaps by a call to the table for each leaf, on one thread. In lazy mode up to
     /// `entries` unmaps wait; the IOVAs that wait with one caller are not to be had by another.
-    pub fn caller(&self, entries: usize) -> Caller<'_, F, P> {
+    pub(crate) fn caller(&self, entries: usize) -> Caller<'_, F, P> {
         Caller { dma: self, entries, gather: None, iovas: Vec::new(), since: 0 }
     }
 
@@ -290,7 +295,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     /// # Errors
     ///
     /// None: hardware that does not exist does not fail.
-    pub fn flush(&self) -> Result<(), Error> {
+    pub(crate) fn flush(&self) -> Result<(), Error> {
         self.domain.flush().map_err(|source| quarantined(self.domain.iovas().aperture(), source))
     }
 
@@ -300,7 +305,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     /// # Errors
     ///
     /// What stands in the way, as [`Space::reserve`](dmaspan::iommu::iova::Space::reserve) says it.
-    pub fn check_all_free(&mut self) -> Result<(), Error> {
+    pub(crate) fn check_all_free(&mut self) -> Result<(), Error> {
         let iovas = self.domain.iovas();
         Ok(iovas.reserve(iovas.aperture())?)
     }
@@ -388,7 +393,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
 /// unmaps, and one sync for all. In lazy mode unmaps wait here, as long as in the domain's own
 /// queue; dropped, what waits is lost.
 #[derive(Debug)]
-pub struct Caller<'d, F: Format, P: Platform> {
+pub(crate) struct Caller<'d, F: Format, P: Platform> {
     dma: &'d UnwalkedDma<F, P>,
     entries: usize,
     gather: Option<Gather<ArenaList>>,
@@ -403,7 +408,7 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
     ///
     /// Those of the DMA API, with nothing mapped.
     #[inline]
-    pub fn map<'m>(
+    pub(crate) fn map<'m>(
         &self,
         pieces: &'m [Piece],
         direction: Direction,
@@ -436,7 +441,7 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
     ///
     /// [`Error::Foreign`] for a mapping of another domain, which stays.
     #[inline]
-    pub fn unmap(&mut self, mapped: ByCalls<'_, '_, F, P>) -> Result<(), Error> {
+    pub(crate) fn unmap(&mut self, mapped: ByCalls<'_, '_, F, P>) -> Result<(), Error> {
         let dma = self.dma;
         if !std::ptr::eq(dma, mapped.dma) {
             return Err(Error::Foreign { addr: mapped.addr() });
@@ -459,7 +464,7 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
     }
 
     /// Syncs what waits, and gives its IOVAs back.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         if let Some(gather) = self.gather.take() {
             // A queue is flushed by one command for everything.
             sync(&gather, 1);

@@ -12,7 +12,7 @@ use super::PoolBefore;
 ///
 /// Dropped, its slots are lost to the pool for ever: a device may still use them.
 #[must_use = "slots that are dropped are lost to their pool"]
-pub struct MappedBefore<'p, M: PoolMemory, L> {
+pub(crate) struct MappedBefore<'p, M: PoolMemory, L> {
     pool: &'p PoolBefore<M, L>,
     span: Span<M::Address>,
     direction: Direction,
@@ -21,7 +21,7 @@ pub struct MappedBefore<'p, M: PoolMemory, L> {
 impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     /// As [`map`](Self::map).
     #[inline]
-    pub fn map_owned(
+    pub(crate) fn map_owned(
         &self,
         original: Original<M::Address>,
         direction: Direction,
@@ -36,7 +36,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
 
 impl<M: PoolMemory, L: RawMutex> MappedBefore<'_, M, L> {
     /// Where the device finds the bytes.
-    pub fn span(&self) -> Span<M::Address> {
+    pub(crate) fn span(&self) -> Span<M::Address> {
         self.span
     }
 
@@ -44,7 +44,7 @@ impl<M: PoolMemory, L: RawMutex> MappedBefore<'_, M, L> {
     /// [`PoolBefore::unmap`].
     #[inline]
     #[expect(unsafe_code, reason = "it keeps the promise that an address asks for")]
-    pub fn unmap(self) {
+    pub(crate) fn unmap(self) {
         let (addr, len) = (self.span.start(), self.span.len());
         // SAFETY: `map` of this pool gave the address for so many bytes and this direction. Only
         // this value knows of it and can end it, and it is consumed.

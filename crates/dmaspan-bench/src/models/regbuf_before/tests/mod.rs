@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
-use dmaspan::{Direction, PhysAddr, Span, UserAddr, UserRange, lg2};
+use dmaspan::{Direction, Errno, PhysAddr, Span, UserAddr, UserRange, lg2};
 
+use super::buffer::BvecBefore;
 use super::*;
-use crate::rng::Rng;
+use dmaspan_sim::rng::Rng;
 
 mod account;
 mod bvecs;

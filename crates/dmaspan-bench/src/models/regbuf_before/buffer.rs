@@ -1,39 +1,37 @@
 //! A buffer and what is imported of it (`struct io_mapped_ubuf`, `io_import_fixed`).
 
-use dmaspan::pin::Dirty;
-use dmaspan::{Direction, PhysAddr, Span, UserRange, lg2};
+use dmaspan::{Direction, PhysAddr, UserRange, lg2};
 
 use super::coalesce::{Coalescing, bvecs, shape};
 use super::descriptors::EntryBefore;
 use super::folio::FolioOf;
-use super::{MAX_IMPORT, MAX_LEN, PAGE, PAGE_LG2, RegbufBeforeError};
-use crate::memory::SimMemory;
+use super::{MAX_IMPORT, MAX_LEN, PAGE, RegbufBeforeError};
 
 /// Contiguous bytes of a buffer (`struct bio_vec`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BvecBefore {
+pub(crate) struct BvecBefore {
     /// A page, or the first of a folio.
-    pub page: PhysAddr,
+    pub(crate) page: PhysAddr,
     /// How many bytes it has.
-    pub len: u32,
+    pub(crate) len: u32,
     /// Where they begin, in bytes from the page on.
-    pub offset: u32,
+    pub(crate) offset: u32,
 }
 
 const _: () = assert!(size_of::<BvecBefore>() == 16);
 
 /// What a buffer takes besides its own memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BytesBefore {
+pub(crate) struct BytesBefore {
     /// As long as it is registered.
-    pub kept: u64,
+    pub(crate) kept: u64,
     /// The array of pages while it is.
-    pub temporary: u64,
+    pub(crate) temporary: u64,
 }
 
 /// A buffer of whole folios or pages.
 #[derive(Debug)]
-pub struct BufferBefore {
+pub(crate) struct BufferBefore {
     bvecs: Box<[BvecBefore]>,
     len: u64,
     /// log2 of the bytes of all bvecs but the first and the last; `None` where they differ.
@@ -70,34 +68,32 @@ impl BufferBefore {
 
     /// A buffer of bvecs of any lengths, as the requests have that a driver of the kernel registers
     /// (`io_buffer_register_bvec`). Imports walk over it.
-    pub fn of_kernel(bvecs: Vec<BvecBefore>, direction: Direction) -> Self {
+    #[cfg(test)]
+    pub(crate) fn of_kernel(bvecs: Vec<BvecBefore>, direction: Direction) -> Self {
         let len = bvecs.iter().map(|bvec| u64::from(bvec.len)).sum();
         Self { bvecs: bvecs.into_boxed_slice(), len, shift: None, direction, pages: 0 }
     }
 
     /// Its bvecs.
-    pub fn bvecs(&self) -> &[BvecBefore] {
+    pub(crate) fn bvecs(&self) -> &[BvecBefore] {
         &self.bvecs
     }
 
     /// How many bytes it has.
-    pub fn len(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> u64 {
         self.len
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// log2 of the bytes of all bvecs but the first and the last (`folio_shift`); `None` where they
     /// differ.
-    pub fn folio_shift(&self) -> Option<u32> {
+    #[cfg(test)]
+    pub(crate) fn folio_shift(&self) -> Option<u32> {
         self.shift
     }
 
     /// What it takes.
-    pub fn bytes(&self) -> BytesBefore {
+    pub(crate) fn bytes(&self) -> BytesBefore {
         let of = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
         BytesBefore {
             kept: of(size_of::<Self>()) + of(size_of_val(&*self.bvecs)),
@@ -114,7 +110,7 @@ impl BufferBefore {
     /// [`RegbufBeforeError::Outside`], also for more than [`MAX_IMPORT`];
     /// [`RegbufBeforeError::Direction`].
     #[inline(always)]
-    pub fn import(
+    pub(crate) fn import(
         &self,
         offset: u64,
         len: u64,
@@ -163,12 +159,17 @@ impl BufferBefore {
     }
 
     /// Unpins its pages, bvec by bvec.
-    pub fn unpin(&self, memory: &SimMemory, dirty: Dirty) {
+    #[cfg(test)]
+    pub(crate) fn unpin(
+        &self,
+        memory: &dmaspan_sim::memory::SimMemory,
+        dirty: dmaspan::pin::Dirty,
+    ) {
         for bvec in &self.bvecs {
             let (offset, len) = (u64::from(bvec.offset), u64::from(bvec.len));
-            let start = lg2::align_down(offset, PAGE_LG2);
+            let start = lg2::align_down(offset, super::PAGE_LG2);
             let bytes = (offset + len).div_ceil(PAGE) * PAGE - start;
-            if let Ok(span) = Span::new(bvec.page.wrapping_add(start), bytes) {
+            if let Ok(span) = dmaspan::Span::new(bvec.page.wrapping_add(start), bytes) {
                 memory.unpin_span(span, dirty);
             }
         }
@@ -177,7 +178,7 @@ impl BufferBefore {
 
 /// Bytes of a buffer, bvec by bvec (`struct iov_iter`).
 #[derive(Clone, Copy, Debug)]
-pub struct ImportBefore<'a> {
+pub(crate) struct ImportBefore<'a> {
     bvecs: &'a [BvecBefore],
     /// Bytes of the first bvec that come before.
     skip: u64,
@@ -186,7 +187,8 @@ pub struct ImportBefore<'a> {
 
 impl ImportBefore<'_> {
     /// How many bytes are left.
-    pub fn bytes_left(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn bytes_left(&self) -> u64 {
         self.left
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 /// Why there was nothing to replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReplayError<E> {
+pub(crate) enum ReplayError<E> {
     /// The pinner inside failed.
     #[error(transparent)]
     Inner(E),
@@ -32,42 +32,13 @@ pub enum ReplayError<E> {
 /// of then whenever that range is pinned again.
 ///
 /// It is for measuring: what a pin then takes is what the sink takes.
-///
-/// ```
-/// use std::sync::Arc;
-///
-/// use dmaspan::pin::Pinner;
-/// use dmaspan::{PhysAddr, Promise, Prot, UserAddr};
-/// use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-/// use dmaspan_sim::replay::Replay;
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?);
-/// let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-/// let pages = memory.allocate_scattered(4 << 12, 1)?;
-/// let user = space.map(UserAddr::new(0x1000), &pages).ok_or("no place")?;
-/// let pinner = SimPinner::new(Arc::clone(&memory));
-/// let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE)?;
-/// let looked_up = replay.inner().lookups();
-///
-/// let mut spans = Vec::new();
-/// let pin = replay.pin(&space, user, Prot::READ, &mut spans).map_err(|_| "not pinned")?;
-/// assert_eq!(spans, pages);
-/// assert_eq!(replay.inner().lookups(), looked_up);
-/// // SAFETY: no device was given the spans.
-/// replay.release(unsafe { Promise::new() }, pin);
-/// drop(replay);
-/// assert_eq!(memory.pinned_frames(), 0);
-/// # Ok(())
-/// # }
-/// ```
-pub struct Replay<P: Pinner>(Arc<Held<P>>);
+pub(crate) struct Replay<P: Pinner>(Arc<Held<P>>);
 
 /// What a [`Replay`] keeps pinned.
 ///
 /// Dropped without a [release](Pinner::release) the range stays pinned.
 #[must_use = "what is dropped stays pinned"]
-pub struct ReplayPin<P: Pinner>(ManuallyDrop<Arc<Held<P>>>);
+pub(crate) struct ReplayPin<P: Pinner>(ManuallyDrop<Arc<Held<P>>>);
 
 struct Held<P: Pinner> {
     pinner: P,
@@ -86,7 +57,7 @@ impl<P: Pinner> Replay<P> {
     /// # Errors
     ///
     /// [`ReplayError`], with nothing pinned.
-    pub fn new(
+    pub(crate) fn new(
         pinner: P,
         space: P::Space,
         range: UserRange,
@@ -107,18 +78,8 @@ impl<P: Pinner> Replay<P> {
     }
 
     /// The pinner inside.
-    pub fn inner(&self) -> &P {
+    pub(crate) fn inner(&self) -> &P {
         &self.0.pinner
-    }
-
-    /// What is pushed, in this order.
-    pub fn spans(&self) -> &[Span<P::Address>] {
-        &self.0.spans
-    }
-
-    /// The range that is pinned.
-    pub fn range(&self) -> UserRange {
-        self.0.range
     }
 
     /// Ends a pin; there is none any more.
@@ -250,7 +211,26 @@ mod tests {
     use dmaspan::{PhysAddr, UserAddr};
 
     use super::*;
-    use crate::memory::{SimMemory, SimPinner, SimSpace};
+    use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+
+    #[test]
+    fn the_spans_of_then_are_pushed_without_looking_them_up_again() {
+        let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 1 << 20, 12).unwrap());
+        let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+        let pages = memory.allocate_scattered(4 << 12, 1).unwrap();
+        let user = space.map(UserAddr::new(0x1000), &pages).unwrap();
+        let pinner = SimPinner::new(Arc::clone(&memory));
+        let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE).unwrap();
+        let looked_up = replay.inner().lookups();
+        let mut spans = Vec::new();
+        let pin = replay.pin(&space, user, Prot::READ, &mut spans).unwrap();
+        assert_eq!((spans, replay.inner().lookups()), (pages, looked_up));
+        #[expect(unsafe_code, reason = "a test is the pin's user")]
+        // SAFETY: no device was given the spans.
+        replay.release(unsafe { Promise::new() }, pin);
+        drop(replay);
+        assert_eq!(memory.pinned_frames(), 0);
+    }
 
     #[test]
     fn only_what_is_pinned_is_replayed_and_only_for_what_it_is_pinned() {

@@ -20,29 +20,6 @@
 //! tries before it follows a pfnmap, and the wait for hardware. What Linux does for each run is
 //! here too: a lock around the owner's count, an allocation for a run that waits for a sync, and a
 //! second look-up of the page that ends a run.
-//!
-//! ```
-//! use std::sync::Arc;
-//!
-//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
-//! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, UserAddr};
-//! use dmaspan_sim::memory::{SimMemory, SimSpace};
-//! use dmaspan_sim::type1_before::Type1Before;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?);
-//! let space = SimSpace::new(Arc::clone(&memory));
-//! let frames = memory.allocate(0x4000, 14)?;
-//! let user = space.map(UserAddr::new(0x10_0000), &[frames]).ok_or("no room")?;
-//!
-//! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-//! let type1 = Type1Before::new(format, PhysAddr::new(1 << 40), 1 << 20, memory, u64::MAX)?;
-//! let range = IovaRange::from_len(Iova::new(0x8000), 0x4000)?;
-//! type1.map(&space, user, range.start(), Prot::READ_WRITE)?;
-//! assert_eq!(type1.unmap(range)?, 0x4000);
-//! # Ok(())
-//! # }
-//! ```
 
 mod pin;
 #[cfg(test)]
@@ -54,12 +31,12 @@ use std::sync::Arc;
 
 use dmaspan::io_pgtable::{self, Format, LeafCensus};
 use dmaspan::pin::Dirty;
-use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, RangeError, Span, UserAddr, UserRange};
+use dmaspan::{Iova, IovaRange, PhysAddr, Prot, RangeError, Span, UserAddr, UserRange};
 use parking_lot::Mutex;
 
-use crate::memory::{SimMemory, SimSpace};
-use crate::unwalked::Unwalked;
-use crate::walker::Access;
+use crate::models::unwalked::Unwalked;
+use dmaspan_sim::memory::{SimMemory, SimSpace};
+use dmaspan_sim::walker::Access;
 use pin::{Frames, Known, Pages};
 use unmap::Regions;
 
@@ -76,7 +53,7 @@ const SYNC_RUNS: usize = 512;
 /// Why a mapping was refused, or an unmap. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Type1Error {
+pub(crate) enum Type1Error {
     /// The range wraps, or an end of it is within a page.
     #[error("{iova} and {user} do not begin and end with pages of 4 KiB")]
     Misaligned {
@@ -123,7 +100,9 @@ pub enum Type1Error {
 
 impl Type1Error {
     /// As the errno of Linux.
-    pub fn errno(&self) -> Errno {
+    #[cfg(test)]
+    pub(crate) fn errno(&self) -> dmaspan::Errno {
+        use dmaspan::Errno;
         match self {
             Self::Misaligned { .. } | Self::Bisects { .. } => Errno::EINVAL,
             Self::Range(_) => Errno::EOVERFLOW,
@@ -137,16 +116,16 @@ impl Type1Error {
 
 /// How often tables were asked where something is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lookups {
+pub(crate) struct Lookups {
     /// Leaves of the CPU's tables, each as often as a call met it.
-    pub cpu: u64,
+    pub(crate) cpu: u64,
     /// Walks of the IOMMU's tables.
-    pub iommu: u64,
+    pub(crate) iommu: u64,
 }
 
 /// A container that goes page by page, over page tables without hardware.
 #[derive(Debug)]
-pub struct Type1Before<F: Format> {
+pub(crate) struct Type1Before<F: Format> {
     memory: Known,
     state: Mutex<State<F>>,
 }
@@ -190,7 +169,7 @@ impl<F: Format> Type1Before<F> {
     /// # Errors
     ///
     /// [`io_pgtable::Error`] where the root has no room.
-    pub fn new(
+    pub(crate) fn new(
         format: F,
         tables_at: PhysAddr,
         table_bytes: u64,
@@ -213,7 +192,7 @@ impl<F: Format> Type1Before<F> {
     /// # Errors
     ///
     /// [`Type1Error`], with nothing mapped, pinned or charged.
-    pub fn map(
+    pub(crate) fn map(
         &self,
         space: &SimSpace,
         user: UserRange,
@@ -247,7 +226,7 @@ impl<F: Format> Type1Before<F> {
     /// # Errors
     ///
     /// [`Type1Error::Bisects`], with nothing changed.
-    pub fn unmap(&self, range: IovaRange) -> Result<u64, Type1Error> {
+    pub(crate) fn unmap(&self, range: IovaRange) -> Result<u64, Type1Error> {
         let mut state = self.state.lock();
         if let Some(mapping) = state.overlapping(range).find(|mapping| !range.covers(*mapping)) {
             return Err(Type1Error::Bisects { range, mapping });
@@ -263,27 +242,29 @@ impl<F: Format> Type1Before<F> {
     }
 
     /// How often tables were asked so far.
-    pub fn lookups(&self) -> Lookups {
+    pub(crate) fn lookups(&self) -> Lookups {
         self.state.lock().lookups
     }
 
     /// How many mappings there are.
-    pub fn mappings(&self) -> usize {
+    pub(crate) fn mappings(&self) -> usize {
         self.state.lock().mappings.len()
     }
 
     /// Bytes that the owner has pinned.
-    pub fn locked_bytes(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn locked_bytes(&self) -> u64 {
         self.state.lock().owner.lock().locked << PAGE_LG2
     }
 
     /// Where an IOVA leads.
-    pub fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
+    #[cfg(test)]
+    pub(crate) fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
         self.state.lock().table.whole().owned().iova_to_phys(iova)
     }
 
     /// The leaves of all mappings.
-    pub fn census(&self) -> LeafCensus {
+    pub(crate) fn census(&self) -> LeafCensus {
         let mut state = self.state.lock();
         let whole = state.table.whole();
         whole.owned().census(whole.owned().range())

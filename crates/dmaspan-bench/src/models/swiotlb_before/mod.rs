@@ -22,36 +22,6 @@
 //! pools of devices, pools that grow, hosts that have to be asked, debugfs, and padding that is
 //! zeroed (dma-iommu.c does that). A [granule](SlotRequest::granule) is counted from the beginning
 //! of the pool, and is no more than a stride.
-//!
-//! ```
-//! use std::sync::Arc;
-//!
-//! use dmaspan::swiotlb::{Original, SlotRequest};
-//! use dmaspan::{Direction, PhysAddr, Span};
-//! use dmaspan_sim::memory::SimMemory;
-//! use dmaspan_sim::pool_memory::SimPoolMemory;
-//! use dmaspan_sim::swiotlb_before::PoolBefore;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?);
-//! let slots = Span::new(PhysAddr::new(0), 256 << 10)?;
-//! let pool_memory = SimPoolMemory::new(Arc::clone(&memory), vec![slots])?;
-//! let pool: PoolBefore<_, parking_lot::RawMutex> = PoolBefore::new(pool_memory)?;
-//!
-//! let buffer = memory.allocate(0x1000, 12)?;
-//! // SAFETY: the frames stay the buffer's until the unmap, and nothing refers to them.
-//! let original = unsafe { Original::new(buffer) };
-//! let request = SlotRequest::default();
-//! let addr = pool.map(original, Direction::FromDevice, &request).ok_or("full")?;
-//! memory.cpu_write(addr, b"device")?;
-//! // SAFETY: it was mapped so, and no device uses it any more.
-//! unsafe { pool.unmap(addr, buffer.len(), Direction::FromDevice) };
-//! let mut bytes = [0; 6];
-//! memory.cpu_read(buffer.paddr(), &mut bytes)?;
-//! assert_eq!((&bytes, pool.used()), (b"device", 0));
-//! # Ok(())
-//! # }
-//! ```
 
 mod mapped;
 #[cfg(test)]
@@ -64,16 +34,16 @@ use dmaspan::swiotlb::{Error, Original, PoolMemory, SlotRequest, To, Transfer};
 use dmaspan::{Address, Direction, PhysAddr, Span};
 use parking_lot::lock_api::{Mutex, RawMutex};
 
-pub use mapped::MappedBefore;
+pub(crate) use mapped::MappedBefore;
 
 /// log2 of a slot (`IO_TLB_SHIFT`).
 const SLOT_LG2: u32 = 11;
 /// The bytes of a slot.
-pub const SLOT: u64 = 1 << SLOT_LG2;
+pub(crate) const SLOT: u64 = 1 << SLOT_LG2;
 /// How many slots a segment has (`IO_TLB_SEGSIZE`): no run crosses the end of one.
-pub const SEGMENT: usize = 128;
+pub(crate) const SEGMENT: usize = 128;
 /// The longest mapping in bytes.
-pub const MAX_LEN: u64 = SLOT * SEGMENT as u64;
+pub(crate) const MAX_LEN: u64 = SLOT * SEGMENT as u64;
 /// From so many bytes on a mapping begins on a multiple of it.
 const PAGE: u64 = 4096;
 
@@ -91,7 +61,7 @@ struct Record {
 const _: () = assert!(size_of::<Record>() == 24);
 
 /// A pool of one span of memory under one lock.
-pub struct PoolBefore<M, L> {
+pub(crate) struct PoolBefore<M, L> {
     memory: M,
     base: u64,
     records: Vec<Record>,
@@ -140,7 +110,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     ///
     /// [`Error::Spans`] for more spans or none; [`Error::PoolSpan`] for one that does not begin on
     /// a page of 4 KiB and have whole segments; [`Error::NoMemory`].
-    pub fn new(memory: M) -> Result<Self, Error> {
+    pub(crate) fn new(memory: M) -> Result<Self, Error> {
         let &[span] = memory.spans() else { return Err(Error::Spans { max: 1 }) };
         let base = span.start().get();
         if !base.is_multiple_of(PAGE) || !span.len().is_multiple_of(MAX_LEN) {
@@ -162,12 +132,12 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     }
 
     /// The memory, to look at it.
-    pub fn memory(&self) -> &M {
+    pub(crate) fn memory(&self) -> &M {
         &self.memory
     }
 
     /// How many slots are held.
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
@@ -177,7 +147,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     /// # Context
     ///
     /// Takes the lock.
-    pub fn map(
+    pub(crate) fn map(
         &self,
         original: Original<M::Address>,
         direction: Direction,
@@ -214,7 +184,7 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     ///
     /// Takes the lock. No device uses the slot any more.
     #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
-    pub unsafe fn unmap(&self, addr: M::Address, len: u64, direction: Direction) {
+    pub(crate) unsafe fn unmap(&self, addr: M::Address, len: u64, direction: Direction) {
         if direction != Direction::ToDevice {
             self.bounce(addr, len, To::Original);
         }
@@ -228,8 +198,9 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     ///
     /// The bytes are of a mapping of this pool with this direction, and nothing ends that mapping
     /// meanwhile.
+    #[cfg(test)]
     #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
-    pub unsafe fn sync_for_cpu(&self, addr: M::Address, len: u64, direction: Direction) {
+    pub(crate) unsafe fn sync_for_cpu(&self, addr: M::Address, len: u64, direction: Direction) {
         if direction != Direction::ToDevice {
             self.bounce(addr, len, To::Original);
         }
@@ -241,8 +212,9 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
     /// # Safety
     ///
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    #[cfg(test)]
     #[expect(unsafe_code, reason = "addresses name mappings, as in Linux")]
-    pub unsafe fn sync_for_device(&self, addr: M::Address, len: u64, direction: Direction) {
+    pub(crate) unsafe fn sync_for_device(&self, addr: M::Address, len: u64, direction: Direction) {
         if direction != Direction::FromDevice {
             self.bounce(addr, len, To::Slot);
         }

@@ -8,12 +8,12 @@ use dmaspan::pin::Pinner;
 use dmaspan::{Account, Container, PhysAddr};
 
 use super::dma::Untold;
-use crate::arena::Arena;
+use dmaspan_sim::arena::Arena;
 
 /// A [`Container`] with one domain, behind which there is no hardware: invalidations are counted
 /// (see [`Told`](super::Told)) and done at once.
 #[derive(Debug)]
-pub struct UnwalkedContainer<P: Pinner> {
+pub(crate) struct UnwalkedContainer<P: Pinner> {
     container: Container<P, parking_lot::RawMutex>,
     tables: Arena,
 }
@@ -25,7 +25,7 @@ impl<P: Pinner<Address = PhysAddr>> UnwalkedContainer<P> {
     /// # Errors
     ///
     /// [`iommu::Error`] where the root has no room.
-    pub fn new<F: Format>(
+    pub(crate) fn new<F: Format>(
         format: F,
         tables_at: PhysAddr,
         table_bytes: u64,
@@ -39,12 +39,12 @@ impl<P: Pinner<Address = PhysAddr>> UnwalkedContainer<P> {
 
     /// What maps and unmaps.
     #[inline]
-    pub fn container(&self) -> &Container<P, parking_lot::RawMutex> {
+    pub(crate) fn container(&self) -> &Container<P, parking_lot::RawMutex> {
         &self.container
     }
 
     /// How many tables there are, the root included.
-    pub fn tables(&self) -> usize {
+    pub(crate) fn tables(&self) -> usize {
         self.tables.tables()
     }
 }

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use super::pin::Known;
 use super::{Owner, PAGE, PAGE_LG2, SYNC_RUNS, State, Type1Error};
-use crate::arena::ArenaList;
-use crate::unwalked;
+use crate::models::unwalked;
+use dmaspan_sim::arena::ArenaList;
 
 /// Runs that are unmapped and wait for a sync, allocated one by one (`unmapped_region_list`).
 #[derive(Debug)]

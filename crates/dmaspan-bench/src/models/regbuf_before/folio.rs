@@ -5,15 +5,15 @@ use std::sync::Arc;
 use dmaspan::{PhysAddr, lg2};
 
 use super::{PAGE_LG2, buffer::BvecBefore};
-use crate::memory::SimMemory;
+use dmaspan_sim::memory::SimMemory;
 
 /// A folio: `2^order` pages of 4 KiB, naturally aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FolioBefore {
+pub(crate) struct FolioBefore {
     /// Its first page.
-    pub head: PhysAddr,
+    pub(crate) head: PhysAddr,
     /// log2 of its pages.
-    pub order: u32,
+    pub(crate) order: u32,
 }
 
 impl FolioBefore {
@@ -44,7 +44,7 @@ impl FolioBefore {
 
 /// What tells the folio of a page: memory of the simulation, or, for real memory whose leaves are
 /// known, a closure.
-pub trait FolioOf {
+pub(crate) trait FolioOf {
     /// The folio that a page of 4 KiB is of. The order is 51 at most.
     fn folio_of(&self, page: PhysAddr) -> FolioBefore;
 }

@@ -5,8 +5,8 @@ use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::{Coherency, Span};
 
 use super::*;
-use crate::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
-use crate::walker::{Access, Walker};
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
+use dmaspan_sim::walker::{Access, Walker};
 
 #[derive(Debug)]
 struct OneThread;

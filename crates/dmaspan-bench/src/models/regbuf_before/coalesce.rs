@@ -8,7 +8,7 @@ use super::{PAGE, PAGE_LG2, RegbufBeforeError};
 
 /// Which pages become one bvec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Coalescing {
+pub(crate) enum Coalescing {
     /// None: a bvec for each page, as in Linux 6.2.
     None,
     /// All pages of the buffer where they are neighbours in one large folio, else none: as in

@@ -8,31 +8,29 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use dmaspan::pin::Dirty;
 use dmaspan::{PhysAddr, UserRange};
 
 use super::buffer::BufferBefore;
 use super::coalesce::Coalescing;
 use super::folio::{FolioBefore, FolioOf, folios_under};
 use super::{PAGE_LG2, RegbufBeforeError};
-use crate::memory::SimSpace;
-use crate::walker::Access;
 
 /// What a user has charged, over all rings (`user->locked_vm`).
 #[derive(Debug)]
-pub struct UserBefore {
+pub(crate) struct UserBefore {
     pages: AtomicI64,
     limit: u64,
 }
 
 impl UserBefore {
     /// A user who may have `limit` bytes charged, in whole pages (`RLIMIT_MEMLOCK`).
-    pub fn new(limit: u64) -> Self {
+    pub(crate) fn new(limit: u64) -> Self {
         Self { pages: AtomicI64::new(0), limit: limit >> PAGE_LG2 }
     }
 
     /// How many pages are charged; below 0 where more were given back than taken.
-    pub fn charged_pages(&self) -> i64 {
+    #[cfg(test)]
+    pub(crate) fn charged_pages(&self) -> i64 {
         self.pages.load(Ordering::Relaxed)
     }
 
@@ -55,7 +53,7 @@ impl UserBefore {
 /// Dropped, it stays charged: [`RingBefore::unregister`] ends it.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped stays charged"]
-pub struct RegisteredBefore(Arc<BufferBefore>);
+pub(crate) struct RegisteredBefore(Arc<BufferBefore>);
 
 impl Deref for RegisteredBefore {
     type Target = BufferBefore;
@@ -84,7 +82,7 @@ impl Deref for RegisteredBefore {
 /// ring's charge behind for ever: that ring's map loses the folio while the clone is there, and the
 /// clone ends while its own ring's map keeps it. And a folio in two rings that registered it each
 /// is charged twice.
-pub struct RingBefore<F> {
+pub(crate) struct RingBefore<F> {
     user: Arc<UserBefore>,
     folios: F,
     heads: Heads,
@@ -92,7 +90,7 @@ pub struct RingBefore<F> {
 
 impl<F: FolioOf> RingBefore<F> {
     /// A ring without buffers.
-    pub fn new(user: Arc<UserBefore>, folios: F) -> Self {
+    pub(crate) fn new(user: Arc<UserBefore>, folios: F) -> Self {
         Self { user, folios, heads: Heads::default() }
     }
 
@@ -103,7 +101,7 @@ impl<F: FolioOf> RingBefore<F> {
     ///
     /// [`RegbufBeforeError::TooLong`], [`RegbufBeforeError::Pages`],
     /// [`RegbufBeforeError::OverLimit`] and [`RegbufBeforeError::NoMemory`].
-    pub fn register(
+    pub(crate) fn register(
         &mut self,
         user: UserRange,
         pages: &[PhysAddr],
@@ -127,9 +125,10 @@ impl<F: FolioOf> RingBefore<F> {
     ///
     /// As there, with nothing pinned; [`RegbufBeforeError::Pages`] where the user has not all of
     /// it, or may not write it.
-    pub fn pin_and_register(
+    #[cfg(test)]
+    pub(crate) fn pin_and_register(
         &mut self,
-        space: &SimSpace,
+        space: &dmaspan_sim::memory::SimSpace,
         user: UserRange,
         coalescing: Coalescing,
     ) -> Result<RegisteredBefore, RegbufBeforeError> {
@@ -139,11 +138,13 @@ impl<F: FolioOf> RingBefore<F> {
         let mut pages = Vec::new();
         pages.try_reserve_exact(room).map_err(|_| no_memory)?;
         pages.resize(room, PhysAddr::new(0));
-        let pinned = space.pin_pages(user, Access::Write, &mut pages).pages;
+        let pinned = space.pin_pages(user, dmaspan_sim::walker::Access::Write, &mut pages).pages;
         let registered = self.register(user, &pages[..pinned], coalescing);
         if registered.is_err() {
             let memory = space.memory();
-            pages[..pinned].iter().for_each(|page| memory.unpin_page(*page, Dirty::Clean));
+            pages[..pinned]
+                .iter()
+                .for_each(|page| memory.unpin_page(*page, dmaspan::pin::Dirty::Clean));
         }
         registered
     }
@@ -153,7 +154,8 @@ impl<F: FolioOf> RingBefore<F> {
     /// # Errors
     ///
     /// [`RegbufBeforeError::NoMemory`].
-    pub fn clone_in(
+    #[cfg(test)]
+    pub(crate) fn clone_in(
         &mut self,
         buffer: &RegisteredBefore,
     ) -> Result<RegisteredBefore, RegbufBeforeError> {
@@ -164,18 +166,11 @@ impl<F: FolioOf> RingBefore<F> {
 
     /// Ends a buffer of this ring, and returns it where no other ring has it: the caller unpins its
     /// pages.
-    pub fn unregister(&mut self, buffer: RegisteredBefore) -> Option<BufferBefore> {
+    pub(crate) fn unregister(&mut self, buffer: RegisteredBefore) -> Option<BufferBefore> {
         let left = self.heads.unreference(folios_under(&self.folios, buffer.bvecs()));
         let last = Arc::into_inner(buffer.0)?;
         self.user.uncharge(left);
         Some(last)
-    }
-
-    /// Bytes of the map of folios.
-    pub fn bytes(&self) -> u64 {
-        // An entry, and a byte of control.
-        let entry = size_of::<(PhysAddr, u64)>() + 1;
-        u64::try_from(self.heads.counts.capacity() * entry).unwrap_or(u64::MAX)
     }
 }
 

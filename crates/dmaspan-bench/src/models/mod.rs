@@ -1,0 +1,18 @@
+//! What the benchmarks measure against, and what stands in for hardware there: Linux as it was, and
+//! tables, pins and slots of which a part is left out of the time.
+//!
+//! | | |
+//! |---|---|
+//! | [`type1_before`] | the VFIO container as Linux 6.15 had it |
+//! | [`swiotlb_before`] | the bounce pool as Linux 5.19 had it |
+//! | [`regbuf_before`] | registered buffers as Linux's io_uring keeps them |
+//! | [`unwalked`] | page tables that no hardware walks, divided among threads |
+//! | [`replay`] | a pinner that has pinned already |
+//! | [`uncopied`] | slots to which nobody copies |
+
+pub(crate) mod regbuf_before;
+pub(crate) mod replay;
+pub(crate) mod swiotlb_before;
+pub(crate) mod type1_before;
+pub(crate) mod uncopied;
+pub(crate) mod unwalked;

@@ -4,8 +4,8 @@
 //! the standard library, and [`ci`] runs everything that must hold before a change lands. The rules
 //! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
 //! violation. [`hw`] runs the tests against QEMU's IOMMUs, [`guest`] boots kernels with VFIO and
-//! runs dmaspan in them, [`peers`] compares dmaspan with Linux's own page tables, and [`lines`]
-//! counts lines of code.
+//! runs dmaspan in them, [`msrv`] and [`package`] prove that others can build what is published,
+//! [`peers`] compares dmaspan with Linux's own page tables, and [`lines`] counts lines of code.
 
 pub mod ci;
 mod debian;
@@ -15,6 +15,7 @@ pub mod lexer;
 pub mod lines;
 pub mod msrv;
 pub mod no_std;
+pub mod package;
 pub mod peers;
 pub mod problem;
 pub mod published;

@@ -1,11 +1,11 @@
-//! `cargo xtask tidy | lines | no-std | msrv | ci | hw | guest | peers`.
+//! `cargo xtask tidy | lines | no-std | msrv | package | ci | hw | guest | peers`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{Outcome, ci, guest, hw, lines, msrv, no_std, peers, tidy};
+use xtask::{Outcome, ci, guest, hw, lines, msrv, no_std, package, peers, tidy};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -17,6 +17,8 @@ usage: cargo xtask <command>
   no-std  prove that core and drivers link and run without the standard library
   msrv    prove that the published libraries build with the oldest Rust that
           they state, by rustup
+  package package the workspace, and prove that what is published builds and
+          passes the examples of its documentation once it is unpacked
   ci [--full] [CHECK...]
           check everything that must hold before a change lands, or the checks
           that are named, in its quick form; with --full at full length: every
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        ["package"] => ended("package", package::check().map(|()| Outcome::Passed)),
         ["msrv"] => ended("msrv", msrv::check()),
         ["ci", "--full", names @ ..] => run_ci(ci::Extent::Full, names),
         ["ci", names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {

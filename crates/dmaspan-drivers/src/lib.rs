@@ -45,3 +45,8 @@ pub use faults::Handled;
 pub use host::{Again, Host, NoMemory, Structure};
 pub use mmio::{Mmio, MmioRegion};
 pub use stream::IommuStream;
+
+/// The example of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -78,3 +78,8 @@ pub use platform::{SleepHook, UserPlatform};
 pub use registration::PinMethod;
 pub use sys::perf::{Instructions, NoCounter};
 pub use sys::{process_cpu_time, signals, stdio, thread_cpu_time};
+
+/// The example of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -105,7 +105,7 @@ pub mod walker;
 pub use arena::Arena;
 pub use platform::OneThread;
 
-/// The example of docs/writing_a_format.md, compiled.
+/// The example of the README, compiled.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/writing_a_format.md")]
-struct WritingAFormat;
+#[doc = include_str!("../README.md")]
+struct Readme;

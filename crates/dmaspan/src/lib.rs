@@ -115,7 +115,7 @@ pub use range::{IovaRange, RangeError, UserRange};
 pub use space::{DmaSpace, Limits};
 pub use span::{Full, Span, SpanBuf};
 
-/// The README's examples, compiled.
+/// The example of the README, compiled.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

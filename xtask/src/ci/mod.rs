@@ -11,7 +11,7 @@ use std::{fs, io};
 
 use Extent::{Full, Quick};
 
-use crate::{cargo, guest, hw, msrv, no_std, report};
+use crate::{cargo, guest, hw, msrv, no_std, package, report};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ struct Check {
     run: fn(Extent) -> Outcome,
 }
 
-const CHECKS: [Check; 14] = [
+const CHECKS: [Check; 15] = [
     Check { name: "formatting: cargo fmt --all --check", from: Quick, run: |_| formatting() },
     Check {
         name: "lints: cargo clippy --workspace --all-targets -- -D warnings",
@@ -70,6 +70,7 @@ const CHECKS: [Check; 14] = [
         run: |_| core_without_std(),
     },
     Check { name: "oldest Rust: cargo xtask msrv", from: Quick, run: |_| outcome(msrv::check()) },
+    Check { name: "packages: cargo xtask package", from: Quick, run: |_| packages() },
     Check {
         name: "dependencies: cargo deny check licenses bans sources",
         from: Quick,
@@ -253,6 +254,10 @@ fn core_without_std() -> Outcome {
         }
         Err(error) => Outcome::Failed(error),
     }
+}
+
+fn packages() -> Outcome {
+    outcome(package::check().map(|()| crate::Outcome::Passed))
 }
 
 fn dependencies() -> Outcome {

@@ -23,7 +23,7 @@ const PROGRAMS: [Program; 3] = [
     Program { package: "dmaspan-cli", name: "dmaspan", place: "bin/dmaspan" },
     Program { package: "dmaspan-nvme", name: "dmaspan-nvme", place: "bin/dmaspan-nvme" },
 ];
-/// The one that a guest begins with, once more.
+/// The one that a guest begins with, once more: an example of its package.
 const INIT: &str = "dmaspan-guest";
 
 /// Where the programs lie in a guest, and what they are.
@@ -41,16 +41,20 @@ pub(super) fn programs(target: &Path) -> Result<Programs, String> {
     for Program { package, .. } in &PROGRAMS {
         build.args(["-p", package]);
     }
+    build.args(["--bins", "--example", INIT]);
     build.env("RUSTFLAGS", "-C target-feature=+crt-static");
     build.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "true");
     crate::run(&mut build).map_err(|why| format!("its programs cannot be built: {why}"))?;
-    let file = |name: &str| target.join(TARGET).join("release").join(name);
+    let built = target.join(TARGET).join("release");
     let mut programs = Programs::new();
     for Program { name, place, .. } in PROGRAMS {
-        let program = read(&file(name))?;
-        if name == INIT {
+        let program = if name == INIT {
+            let program = read(&built.join("examples").join(name))?;
             programs.push(("init", program.clone()));
-        }
+            program
+        } else {
+            read(&built.join(name))?
+        };
         programs.push((place, program));
     }
     Ok(programs)

@@ -31,7 +31,8 @@ pub fn lints(tree: &Tree) -> Vec<Problem> {
     let members = tree.files().iter().filter(|file| {
         let folder = file.path.strip_suffix("/Cargo.toml");
         folder.is_some_and(|folder| {
-            folder == "xtask" || ["crates/", "examples/"].iter().any(|at| folder.starts_with(at))
+            ["docs", "xtask"].contains(&folder)
+                || ["crates/", "examples/"].iter().any(|at| folder.starts_with(at))
         })
     });
     let lacks = members.filter(|file| {
@@ -59,6 +60,7 @@ mod tests {
         assert_eq!(found(path, "[lints]\n# workspace = true\n"), 1);
         assert_eq!(found(path, "[dependencies.x]\nworkspace = true\n"), 1);
         assert_eq!(found("xtask/Cargo.toml", ""), 1);
+        assert_eq!(found("docs/Cargo.toml", ""), 1);
         assert_eq!(found("examples/x/Cargo.toml", ""), 1);
     }
 

@@ -33,6 +33,7 @@ const MAPPED: &[u8] = b"mapped\n";
 
 /// Why no pages are held.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum HoldError {
     /// They could not be reserved; the reason is the holder's.
     #[error("{reason}")]

@@ -26,6 +26,7 @@ impl ByteSize {
 
 /// Why a text is no size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BadSize {
     /// No number, or an unknown unit.
     #[error("a size is a number of bytes or like 512M, 4G or 1.5GiB (K, M, G, T: powers of 1024)")]

@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn the_table_has_what_is_left_of_the_total_and_never_less_than_nothing() {
         let mut series = Series::default();
-        let stats = PinnerStats { pin_ns: 60, lookup_ns: 30, unpin_ns: 200, lookups: 1 };
+        let mut stats = PinnerStats::default();
+        (stats.pin_ns, stats.lookup_ns, stats.unpin_ns, stats.lookups) = (60, 30, 200, 1);
         series.add_map(Duration::from_nanos(100), stats);
         assert_eq!(series.medians(), [60, 30, 10, 100]);
         let mut series = Series::default();

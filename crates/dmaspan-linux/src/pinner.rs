@@ -61,6 +61,7 @@ pub struct PinnerOptions {
 
 /// What pinning cost so far, over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PinnerStats {
     /// Nanoseconds that the kernel took to pin.
     pub pin_ns: u64,

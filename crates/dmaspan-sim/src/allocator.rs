@@ -30,6 +30,7 @@ pub struct Watched;
 
 /// What a thread allocated in some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Allocated {
     /// How many times. A reallocation is one.
     pub count: u64,

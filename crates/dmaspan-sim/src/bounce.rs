@@ -42,6 +42,7 @@ struct State {
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Copies {
     /// How often into slots.
     pub to_slots: u64,

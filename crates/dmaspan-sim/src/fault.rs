@@ -240,6 +240,7 @@ unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
 
 /// Why a [`Faulty`] pinner failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FaultyPinError<E: std::error::Error> {
     /// On request.
     #[error("injected failure of a pin")]

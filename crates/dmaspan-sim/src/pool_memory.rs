@@ -37,6 +37,7 @@ struct State {
 
 /// What a pool asked its memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct PoolCounts {
     /// Copies between slots and originals.
     pub copies: u64,

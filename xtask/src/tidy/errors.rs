@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::manifests;
 use crate::lexer::Lexed;
 use crate::problem::Problem;
 use crate::tree::Tree;
@@ -24,6 +25,43 @@ pub fn causes(tree: &Tree) -> Vec<Problem> {
         }
     }
     problems
+}
+
+/// Finds public enums of errors in published crates that cannot get another variant without
+/// breaking who matches on them.
+pub fn growth(tree: &Tree) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let published = manifests::published(tree);
+    let files = tree.rust("crates/");
+    let files = files.filter(|(file, _)| published.iter().any(|at| file.path.starts_with(at)));
+    for (file, rust) in files {
+        for index in (0..rust.tokens.len()).filter(|&index| rust.says(index, &["pub", "enum"])) {
+            let attributes = attributes(rust, index);
+            let has = |word: &str| attributes.clone().any(|index| rust.text(index) == word);
+            if has("derive") && has("Error") && !has("non_exhaustive") {
+                let what = format!(
+                    "`{}` cannot get another variant without breaking its users; add \
+                     `#[non_exhaustive]`",
+                    rust.text(index + 2)
+                );
+                problems.push(Problem::new(&file.path, rust.tokens[index].line, what));
+            }
+        }
+    }
+    problems
+}
+
+/// The tokens of the attributes of the item at `index`.
+fn attributes(rust: &Lexed, index: usize) -> Range<usize> {
+    let mut first = index;
+    while let Some(begin) = (0..first)
+        .rev()
+        .take_while(|&at| !matches!(rust.text(at), ";" | "}"))
+        .find(|&at| rust.says(at, &["#", "["]) && rust.behind(at + 1) == first)
+    {
+        first = begin;
+    }
+    first..index
 }
 
 /// The field that is the cause of the struct or variant at `index`: the one that is called so, or
@@ -92,5 +130,25 @@ mod tests {
             #[error(\"z\")] G { resource: U } }\n\
             fn f(source: T) {}";
         assert!(lines(text).is_empty(), "{:?}", lines(text));
+    }
+
+    #[test]
+    fn a_public_enum_of_errors_that_cannot_grow_is_found() {
+        let manifest = "[package]\nname = \"a\"\n";
+        let found = |text: &str| {
+            let files = [("crates/a/Cargo.toml", manifest), ("crates/a/src/lib.rs", text)];
+            growth(&Tree::of(&files)).len()
+        };
+        let derives = "#[derive(Debug, thiserror::Error)]\n";
+        assert_eq!(found(&format!("{derives}pub enum E {{ A }}")), 1);
+        assert_eq!(found(&format!("{derives}/// Text.\n#[must_use]\npub enum E {{ A }}")), 1);
+        assert_eq!(found(&format!("{derives}#[non_exhaustive]\npub enum E {{ A }}")), 0);
+        assert_eq!(found(&format!("{derives}enum E {{ A }}\npub enum F {{ B }}")), 0);
+        let before = "#[non_exhaustive]\npub struct S;\n";
+        assert_eq!(found(&format!("{before}{derives}pub enum E {{ A }}")), 1);
+        let kept = "[package]\npublish = false\n";
+        let text = format!("{derives}pub enum E {{ A }}");
+        let files = [("crates/a/Cargo.toml", kept), ("crates/a/src/lib.rs", text.as_str())];
+        assert_eq!(growth(&Tree::of(&files)), []);
     }
 }

@@ -44,6 +44,19 @@ pub fn lints(tree: &Tree) -> Vec<Problem> {
     lacks.map(|file| Problem::of_file(&file.path, what.to_owned())).collect()
 }
 
+/// The folders of the sources of the crates that are published.
+pub(super) fn published(tree: &Tree) -> Vec<String> {
+    let crates = tree.files().iter().filter_map(|file| {
+        let folder =
+            file.path.strip_suffix("/Cargo.toml").filter(|path| path.starts_with("crates/"))?;
+        let is_kept = settings(&file.text).any(|setting| {
+            (setting.table, setting.key, setting.value) == ("package", "publish", "false")
+        });
+        (!is_kept).then(|| format!("{folder}/src/"))
+    });
+    crates.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -22,7 +22,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 13] = [
+pub const RULES: [Rule; 14] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -31,6 +31,7 @@ pub const RULES: [Rule; 13] = [
     words::plans,
     words::machine_paths,
     errors::causes,
+    errors::growth,
     documents::dependencies,
     documents::glossary,
     manifests::lints,

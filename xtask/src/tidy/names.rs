@@ -98,15 +98,7 @@ fn split(name: &str) -> Vec<String> {
 /// compiler's lint `unreachable_pub` sees to it.
 fn types(tree: &Tree) -> impl Iterator<Item = Type<'_>> {
     let tests = TestCode::of(tree);
-    let crates = tree.files().iter().filter_map(|file| {
-        let folder =
-            file.path.strip_suffix("/Cargo.toml").filter(|path| path.starts_with("crates/"))?;
-        let is_kept = manifests::settings(&file.text).any(|setting| {
-            (setting.table, setting.key, setting.value) == ("package", "publish", "false")
-        });
-        (!is_kept).then(|| format!("{folder}/src/"))
-    });
-    let crates: Vec<String> = crates.collect();
+    let crates = manifests::published(tree);
     let files = tree
         .rust("crates/")
         .filter(move |(file, _)| crates.iter().any(|folder| file.path.starts_with(folder)));

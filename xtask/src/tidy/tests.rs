@@ -49,6 +49,11 @@ fn every_error_says_its_cause() {
 }
 
 #[test]
+fn every_public_enum_of_errors_can_grow() {
+    holds(errors::growth);
+}
+
+#[test]
 fn every_dependency_has_its_reason_in_the_architecture() {
     holds(documents::dependencies);
 }

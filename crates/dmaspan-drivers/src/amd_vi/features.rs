@@ -44,6 +44,7 @@ impl AmdViConfig {
 
 /// What an IOMMU has, as its registers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AmdViFeatures {
     /// The Extended Feature Register (48882, 3.4); 0 where there is none.
     pub extended: u64,

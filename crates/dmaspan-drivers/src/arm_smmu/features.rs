@@ -40,6 +40,7 @@ pub enum StreamMapping {
 
 /// What an SMMUv2 says of itself in its ID registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SmmuV2Features {
     /// Stage 1.
     pub stage_1: Has,

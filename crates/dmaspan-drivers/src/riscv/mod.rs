@@ -126,6 +126,7 @@ impl Default for RiscvIommuConfig {
 
 /// What an IOMMU can do, as its registers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RiscvIommuFeatures {
     /// `capabilities`, as far as this driver knows it.
     pub capabilities: Capabilities,

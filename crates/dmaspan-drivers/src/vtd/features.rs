@@ -7,6 +7,7 @@ use super::Mode;
 
 /// What an IOMMU has, by its capability registers (11.4.2 and 11.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VtdFeatures {
     /// The capability register.
     pub capability: u64,

@@ -35,6 +35,7 @@ pub enum WhyNot {
 
 /// A better kind of memory that the pool did not get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PassedOver {
     /// The kind.
     pub kind: MemoryKind,
@@ -52,6 +53,7 @@ impl fmt::Display for PassedOver {
 ///
 /// Displayed, it is one line for the memory, and one for each kind that was passed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Provenance {
     /// The kind; `None` for memory that the application brought.
     pub kind: Option<MemoryKind>,

@@ -167,6 +167,7 @@ impl PagemapError {
 
 /// What a look-up cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LookupCost {
     /// Nanoseconds, without those that the sink took.
     pub ns: u64,

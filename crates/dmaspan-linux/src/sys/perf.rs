@@ -36,6 +36,7 @@ const _: () = assert!(size_of::<Attributes>() == 64);
 
 /// Why instructions are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NoCounter {
     /// The machine has no such counter, as many virtual ones.
     #[error("this machine has no counter of instructions ({})", os::words(*.0))]

@@ -108,6 +108,7 @@ impl Commands {
 
 /// What an [`Smmu`](super::Smmu) did so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct SmmuCounters {
     /// Reads of what is no register that can be read, or with the wrong width.
     pub undefined_reads: u64,

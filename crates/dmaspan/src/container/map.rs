@@ -72,6 +72,7 @@ pub(super) type Populated<P> = Result<(Box<Mapping<P>>, Mapped), Error<<P as Pin
 
 /// What a map found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Mapped {
     /// How many spans there are, each as long as memory is contiguous and of one kind.
     pub spans: u64,

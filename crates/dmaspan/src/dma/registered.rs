@@ -389,6 +389,7 @@ impl<T: Translation> Keep<DmaAddr> for MappedBuffer<T> {
 
 /// Why memory was not registered for a device. `E` is the error of the source of the memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum MappedSourceError<E: core::error::Error> {
     /// There is no buffer to map.
     #[error("{error}")]

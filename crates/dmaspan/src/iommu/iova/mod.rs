@@ -104,6 +104,7 @@ impl Iovas {
 /// It is exact where nobody else works on the space; what moves meanwhile may be counted twice or
 /// not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct IovaStats {
     /// How many ranges are handed out, raw ones too.
     pub live: usize,

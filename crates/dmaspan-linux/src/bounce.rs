@@ -1,4 +1,4 @@
-//! Memory of this process for bounce pools.
+//! [`BounceMemory`] is memory of this process for bounce pools.
 
 use std::collections::BTreeMap;
 

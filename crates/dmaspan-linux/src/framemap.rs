@@ -1,4 +1,4 @@
-//! The way back: from the addresses that a device uses to the memory.
+//! A [`FrameMap`] leads back from the addresses that a device uses to the memory.
 //!
 //! A device that is simulated in this process gets physical addresses from the page table that it
 //! walks. A [`FrameMap`] says which bytes of a [`Memory`] they are.
@@ -24,8 +24,8 @@ pub enum FrameMapError {
     },
     /// A frame backs two parts of the memory.
     #[error(
-        "the spans for the bytes from {first:#x} and from {second:#x} on have memory in common, \
-         which those of one memory never have"
+        "the spans of the bytes from {first:#x} and from {second:#x} on overlap: pass spans of one \
+         memory, which never do"
     )]
     Overlap {
         /// Where the span with the lower address is in the memory, in bytes.

@@ -1,4 +1,5 @@
-//! Reserving hugetlb pages: the pool of the system is raised, and lowered again by the same number.
+//! A reservation of hugetlb pages raises the pool of the system, and lowers it again by the same
+//! number.
 //!
 //! The files are those of Documentation/admin-guide/mm/hugetlbpage.rst below
 //! `/sys/kernel/mm/hugepages`. The kernel answers a request for more pages than it finds contiguous
@@ -43,7 +44,7 @@ pub enum ReservationError {
     },
     /// The pool may not be changed.
     #[error(
-        "{pages} free hugetlb pages of {} are needed and {free} are there, and this process may \
+        "{pages} free hugetlb pages of {} are needed but only {free} exist, and this process may \
          not raise the number ({}): {}",
         Size(*page_size), os::words(*errno), advice(*page_size, *pages)
     )]
@@ -75,7 +76,7 @@ pub enum ReservationError {
     /// Another reservation of the pool has not mapped its pages.
     #[error(
         "another process, or another reservation of this one, has reserved hugetlb pages of {} and \
-         not mapped them for {} s: wait for it or end it",
+         has not mapped them within {} s: wait for it or end it",
         Size(*page_size), waited.as_secs()
     )]
     Busy {

@@ -1,4 +1,4 @@
-//! What `/proc` and `/sys` say, and errors of system calls in words.
+//! This reads `/proc` and `/sys`, and puts errors of system calls in words.
 
 use std::fmt;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The pinner: ranges of [`Memory`], pinned for real, as spans.
+//! [`LinuxPinner`] pins ranges of [`Memory`] for real, and says as spans where they are.
 
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;

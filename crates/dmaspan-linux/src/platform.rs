@@ -1,4 +1,4 @@
-//! What the core asks of a process: locks, a number for each thread, a clock, and a way to wait.
+//! The platform of a process: locks, a number for each thread, a clock, and a way to wait.
 
 use std::cell::Cell;
 use std::cmp::Reverse;

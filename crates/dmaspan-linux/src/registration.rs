@@ -1,4 +1,4 @@
-//! What makes a pin: memory registered with io_uring, or locked.
+//! A registration makes a pin: memory registered with io_uring, or locked.
 //!
 //! A registered buffer is the long-term pin that an ordinary process can have: its pages keep their
 //! frames (io_uring_register(2), `IORING_REGISTER_BUFFERS`). All pins of a pinner share one ring,
@@ -79,8 +79,8 @@ pub enum RegisterError {
     },
     /// The ring's buffer table is full.
     #[error(
-        "pinning {range} needs {needed} of the {limit} buffers of a ring and {free} are free: \
-         unpin something, or use another pinner"
+        "pinning {range} needs {needed} of the {limit} buffers of a ring, but only {free} are \
+         free: unpin something, or use another pinner"
     )]
     TableFull {
         /// The range asked for.

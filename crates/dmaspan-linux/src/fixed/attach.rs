@@ -1,4 +1,4 @@
-//! A pool's buffers in the table of a ring.
+//! A pool puts its buffers into the table of a ring here, and takes them out again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl fmt::Display for AttachMethod {
             Self::Registered { refused: None } => f.write_str("registered for this ring alone"),
             Self::Registered { refused: Some(errno) } => write!(
                 f,
-                "registered again for this ring, as buffers cannot be shared with it ({}{})",
+                "registered again for this ring, which cannot share the buffers ({}{})",
                 os::words(*errno),
                 what_can_share(*errno)
             ),
@@ -139,7 +139,7 @@ impl RingAttachment {
 
 /// Why a ring's slots were not emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the ring does not let the buffers go: {}", ring_advice(*.0))]
+#[error("the ring did not let the buffers go: {}", ring_advice(*.0))]
 pub struct DetachError(Errno);
 
 impl DetachError {

@@ -1,4 +1,4 @@
-//! A slice of a pool.
+//! A [`FixedBuf`] is a slice of a pool.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! The best memory that the machine gives.
+//! This chooses the best memory that the machine gives for a pool.
 
 use std::fmt;
 
@@ -27,8 +27,8 @@ pub enum WhyNot {
     Refused(#[from] MemoryError),
     /// It was mapped, and the kernel found no huge page for it.
     #[error(
-        "the kernel found no huge page: see /sys/kernel/mm/transparent_hugepage/enabled (madvise \
-         or always), or memory is fragmented"
+        "the kernel gave no huge page: let /sys/kernel/mm/transparent_hugepage/enabled say madvise \
+         or always; memory may also be fragmented"
     )]
     NotHuge,
 }

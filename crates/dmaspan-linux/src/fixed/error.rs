@@ -1,4 +1,4 @@
-//! Why there is no pool, why it is not attached, and why an operation does not begin.
+//! The errors of making a pool, of attaching it, and of beginning an operation.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::sys;
 pub enum PoolError {
     /// The slices are empty, no multiple of the base page, or longer than a registered buffer.
     #[error(
-        "slices of {slice_len:#x} bytes: they must be a multiple of {} and at most {}",
+        "slices cannot have {slice_len:#x} bytes: ask for a multiple of {}, and at most {}",
         Size(sys::page_size()), Size(*limit)
     )]
     SliceLength {
@@ -25,7 +25,7 @@ pub enum PoolError {
         limit: u64,
     },
     /// No slices, or more than an index can say.
-    #[error("a pool of {slices} slices: ask for 1 to {limit}")]
+    #[error("a pool cannot have {slices} slices: ask for 1 to {limit}")]
     SliceCount {
         /// How many were asked for.
         slices: u64,
@@ -34,8 +34,8 @@ pub enum PoolError {
     },
     /// Registered buffers that are too short or too long, or that cut a page in two.
     #[error(
-        "registered buffers of {buffer_len:#x} bytes: they must be a multiple of the page of {}, \
-         at least a slice of {slice_len:#x}, and at most {}",
+        "registered buffers cannot have {buffer_len:#x} bytes: ask for a multiple of the page size \
+         {}, at least the slice length {slice_len:#x}, and at most {}",
         Size(*page_size), Size(CHUNK)
     )]
     BufferLength {
@@ -48,8 +48,8 @@ pub enum PoolError {
     },
     /// The pool needs more registered buffers than a ring has.
     #[error(
-        "the pool needs {needed} registered buffers and a ring has {SLOTS}: make them longer, or \
-         make several pools"
+        "the pool needs {needed} registered buffers but a ring has only {SLOTS}: make them longer, \
+         or make several pools"
     )]
     TooManyBuffers {
         /// How many it needs.
@@ -68,7 +68,9 @@ pub enum PoolError {
         start: u64,
     },
     /// The application's memory has no room for one slice.
-    #[error("memory of {len:#x} bytes has no room for a slice of {slice_len:#x}: cut it smaller")]
+    #[error(
+        "memory of {len:#x} bytes has no room for a slice of {slice_len:#x}: ask for smaller slices"
+    )]
     TooShort {
         /// The bytes of the memory.
         len: u64,
@@ -114,7 +116,7 @@ pub enum RingAttachError {
     /// The slots are not all in the table that the ring has.
     #[error(
         "the pool needs slots {first} to {} of the ring's table, which is shorter: register a \
-         sparse table that is longer, or none before the pool is attached",
+         longer sparse table, or attach the pool before registering one",
         u64::from(*first) + u64::from(*needed) - 1
     )]
     TableTooShort {
@@ -125,7 +127,7 @@ pub enum RingAttachError {
     },
     /// No ring has so many slots.
     #[error(
-        "{needed} buffers from slot {first} on end behind the {SLOTS} that a ring has: begin lower"
+        "{needed} buffers from slot {first} on do not fit in the {SLOTS} of a ring: begin lower"
     )]
     BeyondTable {
         /// The first slot.
@@ -134,7 +136,7 @@ pub enum RingAttachError {
         needed: u32,
     },
     /// No ring has room for so many operations, or for none.
-    #[error("a ring for {depth} operations at a time: ask for 1 to {limit}")]
+    #[error("a ring cannot do {depth} operations at a time: ask for 1 to {limit}")]
     Depth {
         /// How many were asked for.
         depth: u32,
@@ -178,7 +180,7 @@ pub(super) fn ring_advice(errno: Errno) -> String {
         os::EBADFD => {
             "it was made with IORING_SETUP_R_DISABLED: enable it or use one thread".to_owned()
         }
-        Errno::EACCES => "its restrictions forbid to register buffers: register them before they \
+        Errno::EACCES => "its restrictions forbid registering buffers: register them before they \
                           are enabled"
             .to_owned(),
         os::ENXIO => "it has no table of buffers".to_owned(),
@@ -198,8 +200,10 @@ pub(super) fn clone_advice(errno: Errno) -> &'static str {
              than the pool's first; or the kernel is older than 6.12, or than 6.13 for a ring that \
              has buffers"
         }
-        Errno::EOPNOTSUPP => "the kernel cannot clone buffers, which Linux 6.12 brought",
-        Errno::EACCES => "its restrictions forbid to clone buffers: allow it, or register again",
+        Errno::EOPNOTSUPP => "this kernel cannot clone buffers; Linux 6.12 can",
+        Errno::EACCES => {
+            "its restrictions forbid cloning buffers: allow it, or register the memory again"
+        }
         os::ENXIO => "there are no buffers to clone",
         _ => "register the memory again instead",
     }
@@ -218,13 +222,15 @@ pub enum OperationError {
         len: usize,
     },
     /// The buffer is of another pool than the one attached to the ring.
-    #[error("the buffer is of another pool than the ring has: take it from that one")]
+    #[error(
+        "the buffer belongs to another pool than the ring has: take one from the pool of the ring"
+    )]
     OtherPool,
     /// The ring was detached from its pool.
     #[error("the ring has no buffers: attach its pool again")]
     NotAttached,
     /// As many operations are in flight as the ring has room for.
-    #[error("{depth} operations are in flight, as many as there may be: take completions first")]
+    #[error("{depth} operations are in flight, which is the limit: take completions first")]
     Full {
         /// The most operations at a time.
         depth: usize,

@@ -1,4 +1,4 @@
-//! Memory cut into slices, and attached to rings.
+//! A [`FixedPool`] is memory cut into slices, and attached to rings.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A ring of its own for a pool: reads and writes without anything unsafe.
+//! A [`FixedRing`] is a ring of its own for a pool: it reads and writes without anything unsafe.
 
 use std::fs::File;
 use std::io;

@@ -17,7 +17,7 @@ const WORD: usize = size_of::<AtomicU64>();
 #[non_exhaustive]
 pub enum AccessError {
     /// Not all bytes are in the memory.
-    #[error("{len:#x} bytes at offset {offset:#x} are not all in memory of {memory_len:#x} bytes")]
+    #[error("{len:#x} bytes at offset {offset:#x} leave the memory of {memory_len:#x} bytes")]
     OutOfBounds {
         /// The offset of the first byte.
         offset: u64,
@@ -27,7 +27,7 @@ pub enum AccessError {
         memory_len: u64,
     },
     /// Words were asked for and the offset or the length is no multiple of 8.
-    #[error("offset {offset:#x} or length {len:#x} is no multiple of 8, as words need")]
+    #[error("offset {offset:#x} or length {len:#x} is not a multiple of 8, the size of a word")]
     Misaligned {
         /// The offset of the first byte.
         offset: u64,

@@ -1,4 +1,4 @@
-//! Memory that the application brings.
+//! The application brings memory of its own here, and [`Memory`](super::Memory) adopts it.
 
 #![expect(unsafe_code, reason = "takes memory by its address on a promise")]
 

@@ -1,4 +1,4 @@
-//! Why there is no memory.
+//! The errors of allocating, adopting and populating memory.
 
 use dmaspan::{Errno, UserRange};
 
@@ -11,16 +11,19 @@ use crate::os::{self, Size};
 #[non_exhaustive]
 pub enum MemoryError {
     /// A length of 0.
-    #[error("{kind} memory of 0 bytes was asked for: ask for at least {}", Size(kind.page_size()))]
+    #[error(
+        "0 bytes of {kind} memory cannot be allocated: ask for at least {}",
+        Size(kind.page_size())
+    )]
     Empty {
         /// The kind asked for.
         kind: MemoryKind,
     },
     /// Memory of [`MemoryKind::Adopted`] is brought, not made.
-    #[error("adopted memory is not made: take it by Memory::from_file or Memory::foreign")]
+    #[error("adopted memory cannot be allocated: take it by Memory::from_file or Memory::foreign")]
     NotMade,
     /// The length is no multiple of the page size.
-    #[error("{len:#x} bytes of {kind} memory are no multiple of its page size {page_size:#x}")]
+    #[error("{len:#x} bytes of {kind} memory are not a multiple of its page size {page_size:#x}")]
     Length {
         /// The kind asked for.
         kind: MemoryKind,
@@ -137,15 +140,15 @@ fn missing(kind: MemoryKind, page_size: u64, errno: Errno) -> String {
 #[non_exhaustive]
 pub enum AdoptError {
     /// No bytes.
-    #[error("no bytes were to be adopted: adopt at least {}", Size(*page_size))]
+    #[error("0 bytes cannot be adopted: adopt at least {}", Size(*page_size))]
     Empty {
         /// The size of the pages, in bytes.
         page_size: u64,
     },
     /// It does not begin and end between pages.
     #[error(
-        "{len:#x} bytes from {start:#x} on do not begin and end between pages of {page_size:#x} \
-         bytes"
+        "{len:#x} bytes from {start:#x} on do not begin and end at multiples of the page size \
+         {page_size:#x}"
     )]
     Unaligned {
         /// The address of the first byte, or its offset in the file.
@@ -165,8 +168,8 @@ pub enum AdoptError {
     },
     /// The file is not in memory, so that what is written there may have to be written back.
     #[error(
-        "the file is not in memory: devices can use those of memfd_create, tmpfs (such as \
-         /dev/shm) and hugetlbfs"
+        "the file is not in memory: use a file of memfd_create, tmpfs (such as \
+         /dev/shm) or hugetlbfs"
     )]
     NotInMemory,
     /// The file is shorter.
@@ -243,14 +246,16 @@ pub struct PopulateError {
 /// What a user can change whose pages are not allocated (madvise(2), `MADV_POPULATE_WRITE`).
 fn populate_advice(errno: Errno) -> &'static str {
     match errno {
-        Errno::EFAULT => "; is a file of it shorter by now, or are hugetlb pages used up?",
+        Errno::EFAULT => {
+            "; check whether its file has become shorter, and whether hugetlb pages are left"
+        }
         _ => advice(errno),
     }
 }
 
 /// A range is not all in the memory that it was said to be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{range} is not all in the memory {memory}: ask for a range of it")]
+#[error("{range} is not all within the memory {memory}: ask for a range of that")]
 pub struct OutsideMemory {
     /// The range asked for.
     pub range: UserRange,

@@ -1,4 +1,4 @@
-//! Memory that one owner alone accesses.
+//! [`ExclusiveMemory`] is memory that its owner alone accesses.
 
 #![expect(unsafe_code, reason = "takes memory by its address on a promise")]
 
@@ -117,10 +117,10 @@ impl ExclusiveMemory {
 #[non_exhaustive]
 pub enum NotExclusive {
     /// The application brought it, and may have it mapped elsewhere.
-    #[error("adopted memory may be accessed by others: take it by ExclusiveMemory::foreign")]
+    #[error("other owners may access adopted memory: take it by ExclusiveMemory::foreign")]
     Adopted,
     /// Its file was handed out by [`Memory::file`].
-    #[error("the file of this memory was handed out, so others may have it mapped")]
+    #[error("the file of this memory was handed out, so another owner may have it mapped")]
     FileShared,
     /// It is no range.
     #[error(transparent)]

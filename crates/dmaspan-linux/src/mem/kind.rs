@@ -1,4 +1,4 @@
-//! The kinds of memory.
+//! The kinds of memory: which pages, and where they come from.
 
 use std::fmt;
 use std::str::FromStr;
@@ -111,7 +111,8 @@ impl fmt::Display for MemoryKind {
 /// No kind of memory has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no kind of memory is called {name:?}: thp, base, hugetlb, hugetlb-1g, memfd or memfd-hugetlb"
+    "no kind of memory is called {name:?}: use thp, base, hugetlb, hugetlb-1g, memfd or \
+     memfd-hugetlb"
 )]
 pub struct UnknownKind {
     /// The name that was asked for.

@@ -1,4 +1,4 @@
-//! Memory that slots of bounce pools stand in for.
+//! Slots of bounce pools stand in for this memory.
 
 use dmaspan::HostAddr;
 use dmaspan::swiotlb::Original;

@@ -1,4 +1,4 @@
-//! Allocating pages before anybody pins them.
+//! This allocates the pages of memory before anybody pins them.
 //!
 //! To allocate and to clear pages is most of what pinning fresh memory costs, and the kernel does
 //! it on the thread that asks. So large memory is populated by several.

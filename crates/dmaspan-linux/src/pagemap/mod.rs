@@ -1,4 +1,4 @@
-//! Where memory is: frame numbers from `/proc/self/pagemap`.
+//! A [`FrameSource`] says where memory is, by frame numbers from `/proc/self/pagemap`.
 //!
 //! The file has a 64-bit entry for each base page (Documentation/admin-guide/mm/pagemap.rst). Two
 //! ways lead to the same spans. One reads every entry, in bulk. The other asks the kernel first
@@ -91,7 +91,7 @@ pub enum Lookup {
 #[non_exhaustive]
 pub enum NoFrames {
     /// The kernel shows 0 for every frame number.
-    #[error("frame numbers are hidden from this process: run it with CAP_SYS_ADMIN to see them")]
+    #[error("the kernel hides frame numbers from this process: run it with CAP_SYS_ADMIN")]
     NotPermitted,
     /// There is no pagemap to read.
     #[error("/proc/self/pagemap cannot be read: {}", os::words(*errno))]
@@ -100,7 +100,7 @@ pub enum NoFrames {
         errno: Errno,
     },
     /// The memory is only locked, and the kernel may move it.
-    #[error("memory that is locked with mlock may move to other frames: allow io_uring")]
+    #[error("the kernel may move memory that is locked with mlock to other frames: allow io_uring")]
     MayMove,
 }
 
@@ -123,13 +123,15 @@ pub enum PagemapError {
     #[error(transparent)]
     Outside(#[from] OutsideMemory),
     /// A page is not in memory: it was swapped, or given back to the kernel.
-    #[error("the page at {address} is not in memory: pin it before its frames are looked up")]
+    #[error("the page at {address} is not in memory: pin it before looking its frame up")]
     NotPresent {
         /// The page's address.
         address: UserAddr,
     },
     /// The kernel shows no frame for a page that is in memory.
-    #[error("the kernel shows no frame of the page at {address}: CAP_SYS_ADMIN was lost")]
+    #[error(
+        "the kernel shows no frame of the page at {address}: this process has lost CAP_SYS_ADMIN"
+    )]
     Hidden {
         /// The page's address.
         address: UserAddr,

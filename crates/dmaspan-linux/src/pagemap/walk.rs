@@ -1,4 +1,4 @@
-//! One look-up: a walk over a range of addresses, batch by batch.
+//! A walk looks up a range of addresses, batch by batch.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! What kinds of functions there are.
+//! A [`Class`] is the kind of a function.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! A machine made of files: a tree with the folders and links that sysfs and procfs have.
+//! A machine made of files, for tests: a tree with the folders and links that sysfs and procfs
+//! have.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -73,7 +74,7 @@ impl Machine {
         self
     }
 
-    /// Who looks at it: a user with these capabilities, and 64 KiB of locked memory.
+    /// The user that looks at it: one with these capabilities, and 64 KiB of locked memory.
     pub(crate) fn user(self, uid: u32, capabilities: u64) -> Self {
         let status = format!(
             "Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t{uid}\t{uid}\t{uid}\t{uid}\n\

@@ -1,4 +1,4 @@
-//! One function of a PCI device: what sysfs says of it.
+//! A [`Function`] is one function of a PCI device, as sysfs describes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

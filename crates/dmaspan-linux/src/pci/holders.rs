@@ -1,4 +1,4 @@
-//! Processes that have nodes of VFIO open.
+//! This finds processes that have nodes of VFIO open.
 
 use std::fmt;
 use std::fs;

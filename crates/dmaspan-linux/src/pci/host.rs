@@ -1,4 +1,5 @@
-//! What the machine, its kernel and this process bring along, whatever the function.
+//! What the machine, its kernel and this process bring along, whatever the function: the IOMMU,
+//! modules, nodes and rights.
 
 use std::fmt;
 use std::fs::{self, Metadata};
@@ -104,7 +105,7 @@ pub(super) enum Interrupts {
     Unknown,
 }
 
-/// Who this process is.
+/// The user that this process runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct User {
     pub(super) uid: u32,
@@ -153,7 +154,7 @@ impl User {
     }
 }
 
-/// Who a node of `/dev` belongs to.
+/// The owner of a node of `/dev`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeOwner {

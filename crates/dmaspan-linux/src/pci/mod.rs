@@ -79,7 +79,7 @@ pub enum PciError {
         errno: Errno,
     },
     /// There is no such function.
-    #[error("there is no PCI function {bdf}: `dmaspan devices --all` lists those that are there")]
+    #[error("there is no PCI function {bdf}: `dmaspan devices --all` lists those of this machine")]
     Absent {
         /// Its address.
         bdf: Bdf,
@@ -92,8 +92,8 @@ pub enum PciError {
 pub enum Hint {
     /// The limit of locked memory.
     #[error(
-        "this process may map {} at a time for devices (RLIMIT_MEMLOCK): for more, run \
-         `ulimit -l unlimited` as root before, set LimitMEMLOCK=infinity in the systemd unit, or \
+        "this process may map {} at a time for devices (RLIMIT_MEMLOCK): to map more, run \
+         `ulimit -l unlimited` as root first, set LimitMEMLOCK=infinity in the systemd unit, or \
          memlock in /etc/security/limits.conf",
         Size(*bytes)
     )]

@@ -1,4 +1,4 @@
-//! Why a function cannot be used, and what makes it so.
+//! A [`Reason`] says why a function cannot be used, and its steps say what makes it usable.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::{Bdf, Holder, Member};
 #[non_exhaustive]
 pub enum Reason {
     /// sysfs has no PCI.
-    #[error("/sys/bus/pci is not there: this machine has no PCI, or sysfs is not mounted")]
+    #[error("/sys/bus/pci does not exist: this machine has no PCI, or sysfs is not mounted")]
     NoPci,
     /// There is no such function.
     #[error("there is no PCI function {bdf}")]
@@ -28,7 +28,7 @@ pub enum Reason {
         bdf: Bdf,
     },
     /// VFIO gives no bridges away.
-    #[error("{bdf} is a bridge, which VFIO does not give away: use what is behind it")]
+    #[error("{bdf} is a bridge, which VFIO gives to no program: use a device behind it")]
     Bridge {
         /// Its address.
         bdf: Bdf,
@@ -40,14 +40,14 @@ pub enum Reason {
         iommu: Iommu,
     },
     /// The IOMMU does not translate for it.
-    #[error("{bdf} is in no IOMMU group: this machine's IOMMU does not translate for it")]
+    #[error("{bdf} is in no IOMMU group: this machine's IOMMU does not translate its accesses")]
     NoGroup {
         /// Its address.
         bdf: Bdf,
     },
     /// VFIO was told to do without an IOMMU.
     #[error(
-        "group {group} is one of VFIO's mode without IOMMU: the function would reach all memory, \
+        "group {group} belongs to VFIO's mode without IOMMU: the function would reach all memory, \
          and nothing can be mapped for it"
     )]
     NoIommuMode {
@@ -76,7 +76,7 @@ pub enum Reason {
         blockers: Vec<Member>,
     },
     /// Other processes use devices of the group. No verdict has it: it explains a refusal.
-    #[error("its group {group} is in use, and a group belongs to one user: {}", held_by(holders))]
+    #[error("its group {group}, which only one user can have, is in use: {}", held_by(holders))]
     GroupHeld {
         /// The group's number.
         group: u32,
@@ -87,21 +87,21 @@ pub enum Reason {
     #[error("the module vfio_iommu_type1 is not loaded")]
     NoType1,
     /// There is no iommufd.
-    #[error("/dev/iommu is not there: {}", no_iommufd(*kernel))]
+    #[error("/dev/iommu does not exist: {}", no_iommufd(*kernel))]
     NoIommufd {
         /// Whether the kernel can have it.
         kernel: KernelSupport,
     },
     /// There is no character device for single functions.
     #[error(
-        "the kernel has no VFIO devices of their own: it is older than 6.6, or built without \
+        "the kernel has no node for each VFIO device: it is older than 6.6, or built without \
          CONFIG_VFIO_DEVICE_CDEV"
     )]
     NoCdev,
     /// Devices could forge interrupts, and the kernel refuses to risk it.
     #[error(
-        "interrupts are not remapped, so the function could forge those of others, and the kernel \
-         refuses to attach it"
+        "interrupts are not remapped, so the function could forge those of other devices, and the \
+         kernel refuses to attach it"
     )]
     UnsafeInterrupts {
         /// The module whose parameter permits it.
@@ -111,7 +111,8 @@ pub enum Reason {
     },
     /// A node is not there although the driver is bound.
     #[error(
-        "{} is not there: it was not passed into this container, or the kernel is built without it",
+        "{} does not exist: it was not passed into this container, or the kernel was built without \
+         it",
         node.display()
     )]
     NodeMissing {
@@ -261,17 +262,17 @@ impl Reason {
                 each.flat_map(|member| bind(member.bdf, member.driver.as_deref(), &member.uses))
                     .collect()
             }
-            Self::GroupHeld { .. } => vec![by_hand("end it, or choose another function")],
+            Self::GroupHeld { .. } => vec![by_hand("end that process, or choose another function")],
             Self::NoType1 => vec![run("modprobe vfio_iommu_type1")],
             Self::NoIommufd { kernel: KernelSupport::Missing } => {
-                vec![by_hand("start a kernel that is built with CONFIG_IOMMUFD")]
+                vec![by_hand("start a kernel that was built with CONFIG_IOMMUFD")]
             }
             Self::NoIommufd { kernel: KernelSupport::Older } => {
-                vec![by_hand("start a kernel from 6.6 on that is built with CONFIG_IOMMUFD")]
+                vec![by_hand("start a kernel from 6.6 on that was built with CONFIG_IOMMUFD")]
             }
             Self::NoIommufd { .. } => vec![run("modprobe iommufd")],
             Self::NoCdev => {
-                let what = "start a kernel from 6.6 on that is built with CONFIG_VFIO_DEVICE_CDEV";
+                let what = "start a kernel from 6.6 on that was built with CONFIG_VFIO_DEVICE_CDEV";
                 vec![by_hand(what)]
             }
             Self::UnsafeInterrupts { module, state } => permit(module, *state),
@@ -309,7 +310,9 @@ fn by_hand(what: &str) -> Step {
 /// What binds a function to vfio-pci. What the system cannot do without is not taken from it.
 fn bind(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> Vec<Step> {
     if let Some(vital) = uses.iter().find(|used| used.is_vital()) {
-        return vec![by_hand(&format!("{vital}: the system needs {bdf}, choose another function"))];
+        return vec![by_hand(&format!(
+            "{vital}: the system needs {bdf}, so choose another function"
+        ))];
     }
     let mut steps: Vec<Step> = uses.iter().flat_map(end_use).collect();
     steps.push(run(&format!("echo vfio-pci > {DEVICES}/{bdf}/driver_override")));
@@ -337,7 +340,7 @@ fn end_use(used: &Use) -> Vec<Step> {
         Use::Mounted { at, .. } => vec![run(&format!("umount {}", quoted(at)))],
         Use::Swap { node } => vec![run(&format!("swapoff {}", quoted(node)))],
         Use::NetworkUp { interface } => vec![
-            by_hand(&format!("{interface} is up: connections over it end, yours perhaps too")),
+            by_hand(&format!("{interface} is up: its connections will end, perhaps yours too")),
             run(&format!("ip link set {} down", quoted(interface))),
         ],
     }
@@ -354,7 +357,7 @@ fn shell_quoted(word: &str) -> String {
 }
 
 fn permit(module: &str, state: ModuleState) -> Vec<Step> {
-    let warning = by_hand("only where the device is trusted: it can then forge interrupts");
+    let warning = by_hand("only if you trust the device: it can forge interrupts then");
     // A module takes parameters where it is loaded, which another step may have done before.
     let load = match state {
         ModuleState::Loaded => None,
@@ -377,7 +380,7 @@ fn no_iommu(iommu: &Iommu) -> String {
             let why = match (table, parameter) {
                 (_, Some(parameter)) => format!("its command line says {parameter}"),
                 // By default only Intel's may be off.
-                (IommuTable::Dmar, None) => "it was not told to".to_owned(),
+                (IommuTable::Dmar, None) => "its command line does not ask for it".to_owned(),
                 (_, None) => {
                     format!("it is built without {}, or its driver failed", options(*table))
                 }
@@ -392,7 +395,7 @@ fn no_iommu(iommu: &Iommu) -> String {
             options(*table)
         ),
         Iommu::NotFound { machine: MachineKind::Physical } => {
-            "no IOMMU was found: it is switched off in the firmware's settings, or there is none"
+            "no IOMMU was found: the firmware's settings switch it off, or the machine has none"
                 .to_owned()
         }
         Iommu::NotFound { machine: MachineKind::Virtual } => {
@@ -436,7 +439,7 @@ fn switch_on(iommu: &Iommu) -> String {
             format!("{add}, and boot again")
         }
         Iommu::NotBuilt { table } => {
-            format!("start a kernel that is built with {}", options(*table))
+            format!("start a kernel that was built with {}", options(*table))
         }
         Iommu::NotFound { machine: MachineKind::Physical } => {
             "switch VT-d (Intel), AMD-Vi or IOMMU (AMD), or the SMMU (Arm) on in the firmware's \
@@ -444,7 +447,7 @@ fn switch_on(iommu: &Iommu) -> String {
                 .to_owned()
         }
         Iommu::NotFound { machine: MachineKind::Virtual } => {
-            "give the machine one: with QEMU `-M q35,kernel-irqchip=split -device \
+            "give the virtual machine one: with QEMU `-M q35,kernel-irqchip=split -device \
              intel-iommu,intremap=on,caching-mode=on`, and boot with intel_iommu=on"
                 .to_owned()
         }
@@ -454,7 +457,7 @@ fn switch_on(iommu: &Iommu) -> String {
 fn not_bound(bdf: Bdf, driver: Option<&str>, uses: &[Use]) -> String {
     let mut text = match driver {
         Some(driver) => format!("{bdf} is bound to {driver}, not to vfio-pci"),
-        None => format!("{bdf} has no driver, and needs vfio-pci"),
+        None => format!("{bdf} has no driver and needs vfio-pci"),
     };
     for used in uses {
         text = format!("{text}; {used}");
@@ -472,7 +475,7 @@ fn members(members: &[Member]) -> String {
             text = format!("{text}, {used}");
         }
     }
-    format!("{text}, which the IOMMU cannot tell apart from it")
+    format!("{text}; the IOMMU cannot tell them apart")
 }
 
 const fn no_iommufd(kernel: KernelSupport) -> &'static str {

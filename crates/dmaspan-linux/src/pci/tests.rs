@@ -139,7 +139,7 @@ fn an_iommu_that_is_switched_off_is_switched_on_by_its_parameter() {
     let machine = machine();
     machine.remove("sys/class/iommu/dmar0").file("sys/firmware/acpi/tables/DMAR", "");
     for (line, words, step) in [
-        ("quiet", "was not told to", "# add intel_iommu=on to"),
+        ("quiet", "does not ask for it", "# add intel_iommu=on to"),
         ("intel_iommu=on intel_iommu=off", "says intel_iommu=off", "# replace that by"),
         ("intel_iommu=on", "says intel_iommu=on", "# `dmesg | grep -i dmar`"),
     ] {
@@ -172,7 +172,7 @@ fn a_kernel_without_the_iommus_driver_is_told_so_and_not_to_boot_again() {
         let text = found[0].to_string();
         assert!(text.ends_with(&format!("it is built without {option}")), "{text}");
         let steps = steps(&machine, Backend::Vfio);
-        assert_eq!(steps, [format!("# start a kernel that is built with {option}")]);
+        assert_eq!(steps, [format!("# start a kernel that was built with {option}")]);
         machine.remove(&path);
     }
     // With the driver, or where nobody knows.
@@ -268,7 +268,7 @@ fn the_kernels_configuration_says_whether_iommufd_can_be_loaded() {
     };
     assert_eq!(kernel("CONFIG_IOMMUFD=m\n"), KernelSupport::Module);
     assert_eq!(kernel("# CONFIG_IOMMUFD is not set\n"), KernelSupport::Missing);
-    let boot = "# start a kernel that is built with CONFIG_IOMMUFD";
+    let boot = "# start a kernel that was built with CONFIG_IOMMUFD";
     assert_eq!(steps(&machine, Backend::Iommufd), [boot]);
     machine.remove("boot/config-6.12.1");
     assert_eq!(steps(&machine, Backend::Iommufd)[0], "modprobe iommufd");

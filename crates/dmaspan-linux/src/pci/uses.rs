@@ -1,4 +1,5 @@
-//! What would break if a function lost its driver: mounted disks, swap, network interfaces.
+//! This finds what would break if a function lost its driver: mounted disks, swap, network
+//! interfaces.
 
 use std::fmt;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Why something is not mapped, or still is.
+//! The errors of planning, mapping and unmapping.
 
 use std::fmt;
 
@@ -41,8 +41,8 @@ pub enum PlanError {
     },
     /// What becomes one map does not begin and end between pages of the IOMMU.
     #[error(
-        "region {region}: {user} at {} does not begin and end between pages of {granule:#x} \
-         bytes, which the IOMMU needs of addresses, IOVAs and lengths",
+        "region {region}: {user} at {} does not begin and end at multiples of {granule:#x}, the \
+         IOMMU's page size: align the address, the IOVA and the length",
         At(*iova)
     )]
     Unaligned {
@@ -76,7 +76,7 @@ pub enum PlanError {
         ranges: [IovaRange; 2],
     },
     /// Something else is mapped there.
-    #[error("region {region}: {range} is not free: {taken} is in use")]
+    #[error("region {region}: {range} is not free, because {taken} is in use: choose other IOVAs")]
     InUse {
         /// Which region it begins with.
         region: usize,
@@ -87,8 +87,8 @@ pub enum PlanError {
     },
     /// More maps are needed than may be made.
     #[error(
-        "{needed} maps are needed and {left} can be made: map larger pieces, memory that is one \
-         range so that neighbours merge, or raise the limit (of type1 the parameter \
+        "{needed} maps are needed but only {left} can be made: map larger pieces, map memory that \
+         is one range so that neighbours merge, or raise the limit (for type1, the parameter \
          dma_entry_limit of the module vfio_iommu_type1)"
     )]
     TooManyMaps {
@@ -99,7 +99,7 @@ pub enum PlanError {
     },
     /// No IOVAs are free for a region.
     #[error(
-        "region {region}: no {} of IOVAs are free up to {limit}: unmap something, or map less",
+        "region {region}: {} of IOVAs are not free up to {limit}: unmap something, or map less",
         Size(*len)
     )]
     NoRoom {
@@ -112,8 +112,8 @@ pub enum PlanError {
     },
     /// The space says that it has no pages or no apertures.
     #[error(
-        "nothing can be mapped: page sizes {page_sizes:#x} and {apertures} apertures are reported; \
-         is a device attached?"
+        "nothing can be mapped: the space has page sizes {page_sizes:#x} and {apertures} \
+         apertures; attach a device first"
     )]
     NothingFits {
         /// The page sizes, a bit each.
@@ -122,7 +122,7 @@ pub enum PlanError {
         apertures: usize,
     },
     /// There is no memory for the record of IOVAs.
-    #[error("no memory to keep a record of IOVAs")]
+    #[error("there is no memory for a record of IOVAs: end other programs")]
     NoMemory,
 }
 

@@ -1,4 +1,4 @@
-//! Which leaves a mapping can have.
+//! This finds the leaves that a mapping can have.
 //!
 //! A leaf maps a block of its size, aligned on both sides. Where the memory's pages are as large
 //! and the user's address is congruent to the IOVA modulo a leaf, the kernel can use it.

@@ -1,4 +1,4 @@
-//! What is mapped.
+//! [`MappedRegions`] own what a [`Mapper`](super::Mapper) mapped, until it is unmapped.
 
 use std::fmt;
 use std::sync::Arc;

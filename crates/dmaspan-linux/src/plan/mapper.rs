@@ -1,4 +1,4 @@
-//! Whoever maps into one space.
+//! A [`Mapper`] plans and maps into one space.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Regions that become one map.
+//! This merges regions into the fewest maps.
 //!
 //! A map is one range of a memory, seen at one range of IOVAs with one permission. So regions with
 //! IOVAs of their own are the fewest maps if neighbours are merged in the order of IOVAs, and

@@ -1,4 +1,4 @@
-//! The IOVAs of a space, and who has them.
+//! This knows the IOVAs of a space, and who has them.
 //!
 //! The core's allocator aligns and does not make congruent, and it keeps the granule of IOVA 0 for
 //! itself. So a range that is to be congruent to its memory modulo a leaf is a part of an aligned
@@ -41,7 +41,7 @@ struct PlacesState {
     apertures: Vec<IovaRange>,
 }
 
-/// Who has the granule of IOVA 0.
+/// The holder of the granule of IOVA 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Zero {
     /// It is in no aperture.

@@ -1,4 +1,4 @@
-//! What will be asked for.
+//! A [`Plan`] is what a mapper will ask of its space.
 
 use std::fmt;
 use std::mem;

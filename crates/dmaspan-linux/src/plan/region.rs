@@ -1,4 +1,4 @@
-//! What is to be mapped.
+//! A [`Region`] is what a caller wants to map.
 
 use std::sync::Arc;
 

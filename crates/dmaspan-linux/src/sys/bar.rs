@@ -1,4 +1,4 @@
-//! Registers of a device, mapped into this process.
+//! The registers of a device, mapped into this process.
 
 #![expect(unsafe_code, reason = "maps registers and hands them to devices")]
 

@@ -1,4 +1,5 @@
-//! Operations on fixed buffers that the application's own ring does.
+//! The application's own ring does operations on fixed buffers; this keeps the buffer of each until
+//! its completion.
 
 #![expect(unsafe_code, reason = "what the kernel has done is the caller's word")]
 

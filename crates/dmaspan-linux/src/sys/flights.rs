@@ -1,4 +1,4 @@
-//! A ring that keeps what its operations use.
+//! A ring that keeps what its operations use, until they have completed.
 
 #![expect(unsafe_code, reason = "queues operations on memory")]
 

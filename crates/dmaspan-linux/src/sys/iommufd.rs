@@ -1,4 +1,4 @@
-//! iommufd: address spaces and page tables by their numbers.
+//! The requests of iommufd: address spaces and page tables by their numbers.
 
 #![expect(unsafe_code, reason = "requests of iommufd")]
 

@@ -176,7 +176,7 @@ impl Drop for Region {
 enum Keep {
     /// Ours, unmapped on drop.
     Region { _region: Region },
-    /// Somebody else's, who was promised to us to keep it.
+    /// Memory of another owner, who promised to keep it.
     Foreign { _keep: Box<dyn Any + Send + Sync> },
 }
 

@@ -1,4 +1,4 @@
-//! What is mapped in a table of the kernel, and who owns it.
+//! A table says what is mapped in an address space of the kernel, and who owns it.
 //!
 //! A `MappingTable` alone maps in its table, so it knows what a copy takes.
 
@@ -35,8 +35,8 @@ pub fn leaked_bytes() -> u64 {
 ///
 /// # Context
 ///
-/// Any number of threads map and unmap at once. Who put a slot in, or took its memory out of it,
-/// owns its IOVAs; the lock is not held while the kernel works.
+/// Any number of threads map and unmap at once. The thread that put a slot in, or took its memory
+/// out of it, owns its IOVAs; the lock is not held while the kernel works.
 #[derive(Debug)]
 pub(crate) struct MappingTable<K: Kernel> {
     table: DmaTable<K>,
@@ -57,7 +57,7 @@ struct IovaSlot {
     held: SlotMemory,
 }
 
-/// Who has a slot's memory.
+/// What has a slot's memory.
 #[derive(Debug)]
 enum SlotMemory {
     /// A thread that maps or unmaps it.

@@ -43,8 +43,8 @@ pub enum NoCounter {
     Missing(Errno),
     /// The system does not permit it.
     #[error(
-        "the kernel does not permit it (/proc/sys/kernel/perf_event_paranoid should be 2 or less; \
-         {})",
+        "the kernel does not permit counting instructions ({}): \
+         /proc/sys/kernel/perf_event_paranoid should be 2 or less",
         os::words(*.0)
     )]
     Forbidden(Errno),

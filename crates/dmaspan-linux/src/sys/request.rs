@@ -1,4 +1,5 @@
-//! Requests of ioctl(2) whose argument is a structure or a number.
+//! A request of ioctl(2) has a structure or a number as its argument, and says what memory the
+//! kernel may touch.
 
 #![expect(unsafe_code, reason = "ioctl reads and writes what its argument names")]
 

@@ -1,4 +1,4 @@
-//! Signals that end a process.
+//! A process can ignore here the signals that would end it.
 
 /// From now on this process ignores `SIGTERM`, `SIGINT` and `SIGHUP` (signal(7)): for one that
 /// holds something for another and ends when that one does.

@@ -1,4 +1,4 @@
-//! Memory cut into equal slices, each handed out to one owner at a time.
+//! Memory is cut into equal slices here, and each is handed out to one owner at a time.
 
 #![expect(unsafe_code, reason = "makes Rust slices of memory")]
 

@@ -1,4 +1,4 @@
-//! VFIO: containers, groups and devices by their file descriptors.
+//! The requests of VFIO: containers, groups and devices by their file descriptors.
 
 #![expect(unsafe_code, reason = "requests of VFIO")]
 

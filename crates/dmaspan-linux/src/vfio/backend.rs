@@ -1,4 +1,4 @@
-//! The kernel's interfaces that map memory for devices.
+//! A [`Backend`] is an interface of the kernel that maps memory for devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +38,7 @@ impl fmt::Display for Backend {
 
 /// No backend has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no backend is called {name:?}: vfio, iommufd or compat")]
+#[error("no backend is called {name:?}: use vfio, iommufd or compat")]
 pub struct UnknownBackend {
     /// The name that was asked for.
     pub name: String,

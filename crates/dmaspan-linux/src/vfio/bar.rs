@@ -1,4 +1,4 @@
-//! Registers of devices.
+//! A [`Bar`] is registers of a device, mapped into this process.
 
 use std::fmt;
 use std::num::NonZero;
@@ -31,7 +31,7 @@ use crate::sys::vfio::{DmaBuf, WithCaps, read};
 ///
 /// Where the kernel lets parts of the BAR be mapped alone, the rest reads all ones, as does what
 /// lies outside of the BAR, and an access that is not aligned. The table of MSI-X vectors may be in
-/// a BAR: it is the kernel's, who writes it.
+/// a BAR: the kernel owns and writes it.
 #[derive(Clone)]
 pub struct Bar {
     registers: Arc<Registers>,

@@ -1,4 +1,4 @@
-//! Configuration space of devices.
+//! The configuration space of a device.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! Devices.
+//! A [`VfioDevice`] is an open device: its registers, configuration space, interrupts and resets.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -103,8 +103,8 @@ impl VfioDevice {
         let info = fd.info().map_err(failed("VFIO_DEVICE_GET_INFO"))?;
         if info.flags & uapi::DEVICE_IS_PCI == 0 {
             return Err(OpenError::Unsupported {
-                what: "the device is no PCI function",
-                advice: "only those of vfio-pci can be opened",
+                what: "the device is not a PCI function",
+                advice: "open a function that vfio-pci has",
             });
         }
         let config = fd.region(uapi::PCI_CONFIG_REGION);

@@ -1,4 +1,4 @@
-//! Why something of an open device cannot be had.
+//! The errors of an open device.
 
 use dmaspan::Errno;
 
@@ -21,7 +21,7 @@ pub enum DeviceError {
         index: u32,
     },
     /// The BAR's registers are I/O ports.
-    #[error("BAR {index} of {bdf} is of I/O ports, which cannot be mapped")]
+    #[error("BAR {index} of {bdf} has I/O ports, which cannot be mapped")]
     IoPorts {
         /// The device.
         bdf: Bdf,
@@ -30,8 +30,8 @@ pub enum DeviceError {
     },
     /// The kernel does not let the BAR be mapped.
     #[error(
-        "the kernel does not let BAR {index} of {bdf} be mapped: another device's registers may \
-         share a page with it"
+        "the kernel does not let this process map BAR {index} of {bdf}: another device's registers \
+         may share a page with it"
     )]
     NotMappable {
         /// The device.
@@ -41,8 +41,8 @@ pub enum DeviceError {
     },
     /// Configuration space has no such register.
     #[error(
-        "the configuration space of {bdf}, {len} bytes, has no register of that width at \
-         {offset:#x}: registers are inside, and at multiples of their width"
+        "the configuration space of {bdf} has {len} bytes and no register of that width at \
+         {offset:#x}: stay inside, and at multiples of the width"
     )]
     NoRegister {
         /// The device.
@@ -54,7 +54,7 @@ pub enum DeviceError {
     },
     /// A register that cannot be written.
     #[error(
-        "the {register} of {bdf}, at {offset:#x} of configuration space, cannot be written: BARs \
+        "the {register} of {bdf}, at {offset:#x} of configuration space, must not be written: BARs \
          would stop answering"
     )]
     Guarded {
@@ -66,7 +66,7 @@ pub enum DeviceError {
         register: &'static str,
     },
     /// No interrupts, or more than there are.
-    #[error("{asked} MSI-X vectors of {bdf} are asked for, which has {has}: ask for 1 to {has}")]
+    #[error("{bdf} has {has} MSI-X vectors, not {asked}: ask for 1 to {has}")]
     NoVectors {
         /// The device.
         bdf: Bdf,
@@ -76,7 +76,7 @@ pub enum DeviceError {
         has: u32,
     },
     /// The interrupts are on.
-    #[error("the MSI-X interrupts of {bdf} are on already: drop what holds them first")]
+    #[error("the MSI-X interrupts of {bdf} are on already: drop their holder first")]
     MsixIsOn {
         /// The device.
         bdf: Bdf,

@@ -1,4 +1,4 @@
-//! Which pages devices have written.
+//! This reads which pages devices have written.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Why memory was not mapped for a device, or a device not opened.
+//! The errors of mapping memory for a device, and of opening one.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ pub enum Error {
     Outside(#[from] OutsideMemory),
     /// The registers are not all mapped into the process.
     #[error(
-        "{:#x} to {:#x} of BAR {index} of {bdf} is not all mapped into the process: it is empty, \
-         leaves the BAR, or the kernel keeps a part of it for itself",
+        "bytes {:#x} to {:#x} of BAR {index} of {bdf} are not all mapped into the process: the \
+         range is empty, leaves the BAR, or has a part that the kernel keeps for itself",
         offsets.start, offsets.end
     )]
     OutsideBar {
@@ -38,8 +38,9 @@ pub enum Error {
     },
     /// The kernel does not give out registers as a dma-buf.
     #[error(
-        "BAR {index} of {bdf} cannot be had as a dma-buf ({}): it takes Linux 6.19 with \
-         CONFIG_VFIO_PCI_DMABUF, and iommufd of 7.0 to map it; VFIO's type 1 maps BARs without",
+        "the kernel gives no dma-buf of BAR {index} of {bdf} ({}): that needs Linux 6.19 with \
+         CONFIG_VFIO_PCI_DMABUF, and iommufd maps it from Linux 7.0 on; use VFIO's type 1, which \
+         maps BARs without",
         os::words(*errno)
     )]
     NoDmaBuf {
@@ -52,7 +53,7 @@ pub enum Error {
     },
     /// Something is no multiple of the granule.
     #[error(
-        "{what} {value:#x} is no multiple of the IOMMU's smallest page, {}", Size(*granule)
+        "{what} {value:#x} is not a multiple of the IOMMU's smallest page, {}", Size(*granule)
     )]
     Misaligned {
         /// The IOVA, the user address or the length.
@@ -63,14 +64,14 @@ pub enum Error {
         granule: u64,
     },
     /// Neither reading nor writing was asked for.
-    #[error("{range} would be mapped for neither reading nor writing: ask for one of them")]
+    #[error("{range} must be mapped for reading, for writing, or for both")]
     NoAccess {
         /// The range asked for.
         range: IovaRange,
     },
     /// The IOMMU cannot translate the range, or keeps a part of it for itself.
     #[error(
-        "{range} is in no aperture of the IOMMU, which maps {}: choose an IOVA in there",
+        "{range} is in no aperture of the IOMMU, which maps {}: choose an IOVA in one of these",
         Ranges(apertures)
     )]
     OutsideApertures {
@@ -88,7 +89,7 @@ pub enum Error {
         mapped: IovaRange,
     },
     /// The range begins or ends inside a mapping.
-    #[error("{range} covers a part of the mapping of {mapped}, which is unmapped whole or not")]
+    #[error("{range} covers only a part of the mapping of {mapped}: unmap all of that")]
     Bisects {
         /// The range asked for.
         range: IovaRange,
@@ -96,14 +97,14 @@ pub enum Error {
         mapped: IovaRange,
     },
     /// Another thread maps or unmaps there.
-    #[error("{range} is being mapped or unmapped by another thread")]
+    #[error("another thread is mapping or unmapping {range}: wait until it has finished")]
     Busy {
         /// Where.
         range: IovaRange,
     },
     /// All mappings that the kernel allows exist.
     #[error(
-        "the kernel allows no more than the {mappings} mappings that there are: map larger \
+        "the kernel allows no more mappings than the {mappings} that exist: map larger \
          neighbouring ranges at once (hugetlb pages or merging), or raise the limit by \
          vfio_iommu_type1's parameter dma_entry_limit"
     )]
@@ -130,21 +131,23 @@ pub enum Error {
         locked_by: LockedBy,
     },
     /// The kernel has no memory for pins or page tables.
-    #[error("the kernel has not enough memory to map {range}")]
+    #[error("the kernel has not enough memory to map {range}: end other programs or map less")]
     NoMemory {
         /// The range asked for.
         range: IovaRange,
     },
     /// The memory cannot be pinned.
-    #[error("{user} cannot be pinned: it is not mapped, not writable, or a device's registers")]
+    #[error(
+        "the kernel cannot pin {user}: it is not mapped, not writable, or a device's registers"
+    )]
     NotPinnable {
         /// The memory.
         user: UserRange,
     },
     /// The kernel unmapped less than was mapped. The memory is kept for ever.
     #[error(
-        "of {range} the kernel unmapped {unmapped:#x} bytes of {mapped:#x}: the memory behind it \
-         stays allocated, since a device may still use it"
+        "the kernel unmapped only {unmapped:#x} of the {mapped:#x} bytes of {range}: the memory \
+         behind it stays allocated, because a device may still use it"
     )]
     Short {
         /// The range asked for.
@@ -155,21 +158,23 @@ pub enum Error {
         unmapped: u64,
     },
     /// An earlier unmapping was [`Short`](Self::Short) there: nobody knows what is mapped.
-    #[error("{range} was not unmapped whole before: its IOVAs are lost until the space is dropped")]
+    #[error(
+        "an earlier unmap of {range} failed in part: its IOVAs are lost until the space is dropped"
+    )]
     Lost {
         /// The mapping that was.
         range: IovaRange,
     },
     /// What was to be copied is not all mapped.
-    #[error("{range} is not mapped whole, so that it cannot be copied")]
+    #[error("{range} cannot be copied, because it is not one whole mapping")]
     NotMapped {
         /// The range asked for.
         range: IovaRange,
     },
     /// A device needs the range for itself, or it was promised to be mappable.
     #[error(
-        "{range} is reserved for a device that is attached, or promised to be mappable \
-         (allow_iovas)"
+        "{range} holds IOVAs that are reserved for an attached device, or that were promised to \
+         stay mappable (allow_iovas)"
     )]
     Reserved {
         /// The range asked for.
@@ -216,7 +221,7 @@ pub enum Error {
         errno: Errno,
     },
     /// The kernel did not say what can be mapped.
-    #[error("the kernel does not say what can be mapped: {}", os::words(*errno))]
+    #[error("the kernel did not say what can be mapped: {}", os::words(*errno))]
     NoLimits {
         /// What it answered.
         errno: Errno,
@@ -337,13 +342,13 @@ const fn counted(locked_by: LockedBy) -> &'static str {
 /// What a user can change where a mapping was refused.
 const fn refused(errno: Errno) -> &'static str {
     match errno {
-        Errno::EPERM => "; what is not writable is mapped for reading alone",
+        Errno::EPERM => "; map memory that is not writable for reading alone",
         Errno::EINVAL => {
-            "; is the memory no multiple of its pages, or the file shorter, or not one in memory?"
+            "; check that the memory is whole pages, and that its file is long enough and in memory"
         }
         Errno::EEXIST => "; something is mapped there already",
         Errno::ENODEV => "; the device has taken this memory back",
-        os::EBADF => "; the file is no memory",
+        os::EBADF => "; the file is not memory",
         _ => "",
     }
 }
@@ -352,8 +357,8 @@ const fn refused(errno: Errno) -> &'static str {
 const fn option_refused(errno: Errno) -> &'static str {
     match errno {
         Errno::EPERM => "; this takes CAP_SYS_RESOURCE",
-        Errno::EBUSY => "; it has to be set first, before there are address spaces",
-        Errno::EADDRINUSE => "; what is mapped, or a device, does not permit it",
+        Errno::EBUSY => "; set it first, before any address space exists",
+        Errno::EADDRINUSE => "; an existing mapping or a device does not permit it",
         _ => "",
     }
 }
@@ -374,8 +379,8 @@ pub enum OpenError {
     },
     /// Another device of the group has a driver of its own.
     #[error(
-        "the IOMMU group {group} of {bdf} is not viable: all devices of a group belong to one \
-         user, and another driver has one of these"
+        "the IOMMU group {group} of {bdf} is not viable: another driver has a device of this \
+         group, and all devices of a group belong to one user"
     )]
     NotViable {
         /// The device.
@@ -401,12 +406,12 @@ pub enum OpenError {
     },
     /// The kernel does not permit it, and neither it nor the system says why.
     #[error(
-        "the kernel does not permit {bdf} to be used ({request}): another process, or another \
-         space of this one, has a device of its group {group}, or the IOMMU's driver keeps it for \
-         the firmware{}; `fuser -v /dev/vfio/{group} /dev/vfio/devices/*` names processes, as \
-         root, and `dmesg` the rest",
+        "the kernel does not permit this process to use {bdf} ({request}): another process, or \
+         another space of this one, has a device of its group {group}, or the IOMMU's driver keeps \
+         the device for the firmware{}; `fuser -v /dev/vfio/{group} /dev/vfio/devices/*` names \
+         processes, as root, and `dmesg` the rest",
         if *hides_interrupts {
-            ", or this machine does not keep interrupts of devices apart"
+            ", or this machine does not keep the interrupts of devices apart"
         } else {
             ""
         }
@@ -425,7 +430,8 @@ pub enum OpenError {
     /// What is mapped already does not fit the device.
     #[error(
         "{bdf} cannot reach all that is mapped already ({}): unmap what lies outside of the \
-         device's apertures, or attach it first; and devices of one group share one space",
+         device's apertures, or attach the device before mapping; devices of one group share one \
+         space",
         os::words(*errno)
     )]
     DoesNotFit {
@@ -436,8 +442,8 @@ pub enum OpenError {
     },
     /// Somebody else has it open.
     #[error(
-        "{bdf} is in use: another process has it or a device of its group open, or this one does \
-         by another space"
+        "{bdf} is in use: another process has the device or one of its group open, or this process \
+         has, through another space"
     )]
     InUse {
         /// The device.
@@ -445,15 +451,17 @@ pub enum OpenError {
     },
     /// iommufd does not take it. The kernel does not say which of the two it is.
     #[error(
-        "iommufd does not take {bdf}: it is open already, by this process or another, or it gets \
-         round the CPU's caches, which VFIO's type 1 permits"
+        "iommufd does not take {bdf}: a process has it open already, or the device bypasses the \
+         CPU's caches, which only VFIO's type 1 permits"
     )]
     NotTaken {
         /// The device.
         bdf: Bdf,
     },
     /// The device was opened by another interface, or by another `/dev/iommu`.
-    #[error("{bdf} was not opened by this iommufd: attach it to an address space of it first")]
+    #[error(
+        "this iommufd did not open {bdf}: attach the device to one of its address spaces first"
+    )]
     Foreign {
         /// The device.
         bdf: Bdf,
@@ -510,7 +518,7 @@ impl std::fmt::Display for Reasons<'_> {
         match reason::steps(reasons).as_slice() {
             [Step::Run(command)] => write!(f, ": run `{command}` as root"),
             [Step::ByHand(what)] => write!(f, ": {what}"),
-            _ => write!(f, ": `dmaspan devices {bdf}` says the commands that change it"),
+            _ => write!(f, ": `dmaspan devices {bdf}` lists the commands that change that"),
         }
     }
 }
@@ -518,7 +526,7 @@ impl std::fmt::Display for Reasons<'_> {
 /// What to do about a file of the kernel that cannot be opened.
 const fn advice(errno: Errno) -> &'static str {
     match errno {
-        os::EACCES => "; its owner has to be the user, or run as root",
+        os::EACCES => "; make this user its owner, or run as root",
         Errno::ENOENT => "; the kernel has no such interface, or its module is not loaded",
         Errno::EBUSY => "; another process uses it",
         _ => "",

@@ -1,4 +1,4 @@
-//! Page tables of iommufd, whose dirty pages can be read.
+//! An [`Hwpt`] is a page table of iommufd, whose dirty pages can be read.
 
 use std::sync::Arc;
 
@@ -114,8 +114,8 @@ impl Hwpt<'_> {
     }
 
     /// Adds to `bitmap` the pages that devices wrote since the tracking began, or since the notes
-    /// were cleared. Nothing is said of what is not mapped; whoever unmaps a range and wants to
-    /// know what was written there reads it before.
+    /// were cleared. It reports nothing of what is not mapped; a caller that unmaps a range and
+    /// wants to know what was written there reads it before.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! iommufd: address spaces of their own.
+//! An [`Ioas`] is an address space of iommufd.
 
 use std::ops::Range;
 use std::os::fd::AsFd;

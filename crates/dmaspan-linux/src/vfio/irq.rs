@@ -1,4 +1,4 @@
-//! Interrupts of devices, as events.
+//! The interrupts of a device, as events.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the system says of a device that shall be opened.
+//! Before a device is opened, this asks the system what keeps it from being used.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -203,7 +203,7 @@ mod tests {
             assert!(matches!(error, OpenError::NotPermitted { group: 3, .. }), "{error:?}");
             assert!(text.contains("another process") && text.contains("its group 3"), "{text}");
             assert!(!text.contains("unsafe_interrupts") && !text.contains("remap"), "{text}");
-            assert_eq!(text.contains("keep interrupts of devices apart"), is_hidden, "{text}");
+            assert_eq!(text.contains("keep the interrupts of devices apart"), is_hidden, "{text}");
             assert_eq!(error.errno(), Errno::EPERM);
         }
         // Another driver of the group is named.

@@ -1,4 +1,4 @@
-//! A space by the interface that a user names.
+//! A [`VfioSpace`] is a space by the interface that a user names.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! VFIO type 1: containers and groups.
+//! A [`VfioContainer`] is an address space of VFIO type 1, with its groups.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,7 +35,7 @@ use crate::sys::vfio::{Container, Group, read};
 /// be mapped shrinks with each group, and does not grow again.
 #[derive(Debug)]
 pub struct VfioContainer {
-    /// Who answers the requests.
+    /// The interface that answers the requests.
     backend: Backend,
     table: MappingTable<Container>,
     /// What can be mapped with the groups that are in it; `mappings_left` counts from none.
@@ -170,8 +170,8 @@ impl VfioContainer {
     }
 
     /// Adds to `bitmap` the pages that devices may have written since the tracking began or they
-    /// were read, and clears the notes. Nothing is said of what is not mapped; whoever unmaps a
-    /// range and wants to know what was written there reads it before.
+    /// were read, and clears the notes. It reports nothing of what is not mapped; a caller that
+    /// unmaps a range and wants to know what was written there reads it before.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `dmaspan`.
 
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_cli::hold;
@@ -24,10 +24,10 @@ pub(crate) enum Command {
     /// Map real memory for a device, check it, and measure how fast that is.
     #[command(long_about = MAP_ABOUT, after_help = MAP_EXAMPLES)]
     Map(MapArgs),
-    /// List PCI devices: whether programs can use each, and what that takes.
+    /// List PCI devices, and say what a program needs to use each.
     #[command(long_about = DEVICES_ABOUT, after_help = DEVICES_EXAMPLES)]
     Devices(DevicesArgs),
-    /// Hold hugetlb pages until standard input ends: what `map` starts.
+    /// Hold hugetlb pages until standard input ends; `map` starts this command.
     #[command(name = hold::COMMAND, hide = true)]
     HoldHugetlb {
         /// The kind of memory that they are for.
@@ -40,52 +40,54 @@ pub(crate) enum Command {
 const MAP_ABOUT: &str = "\
 Map real memory for a device, check it, and measure how fast that is.
 
-For each kind of memory in turn: allocates SIZE bytes in this process, pins
-them, finds the physically contiguous spans, and maps them through a software
-IOMMU. A device behind it writes and reads every byte, and after the unmap it
-tries every page again. Then mapping and unmapping are timed.
+For each kind of memory in turn, the program allocates SIZE bytes in its
+process, pins them, finds the physically contiguous spans, and maps them through
+a software IOMMU. A simulated device behind it writes and reads every byte, and
+tries every page again after the unmap. Then the program times mapping and
+unmapping.
 
-Neither an IOMMU nor a device is needed. The kernel shows physical addresses
-only to root (CAP_SYS_ADMIN); without them spans are as contiguous as virtual
-memory is.
+The program needs neither an IOMMU nor a device. The kernel shows physical
+addresses only to root (CAP_SYS_ADMIN); without them the program takes virtual
+ones, and spans are as contiguous as virtual memory is.
 
 With --backend vfio:BDF the kernel pins the memory and maps it for the PCI
-device BDF, which is bound to vfio-pci: what is timed is one request to map all
-of it and one to unmap, beside one for each page. What the kernel counts as
-pinned is checked before, meanwhile and after. No DMA is tried, as that needs a
-driver for the device: verified_bytes is 0. The JSON has device, iommu
-(apertures, page_sizes, mappings_limit) and ioctls more, and lacks what only the
-kernel knows: pin, leaves, table_bytes, pin_ns, lookup_ns, table_ns. There
-per_page has pages, page_bytes, ioctls, map_ns and unmap_ns, and speedup
-compares bytes in a second.
+device BDF, which must be bound to vfio-pci. The program times one request that
+maps all of the memory and one that unmaps it, beside one request for each page.
+It checks what the kernel counts as pinned before, during and after the mapping.
+It tries no DMA, as that needs a driver for the device, so verified_bytes is 0.
+The JSON has also device, iommu (apertures, page_sizes, mappings_limit) and
+ioctls, and lacks what only the kernel knows: pin, leaves, table_bytes, pin_ns,
+lookup_ns, table_ns. Its per_page has pages, page_bytes, ioctls, map_ns and
+unmap_ns, and its speedup compares bytes in a second.
 
 With --bar N the kernel maps the registers of BAR N of the device for the device
-itself, as it does for others that shall reach them (peer-to-peer): by their
-address in this process with vfio, as a dma-buf with iommufd. Each run maps them
-into the process anew. The row has bytes and alignment, and no per_page.";
+itself, as it maps them for another device that is to reach them (peer-to-peer):
+by their address in this process with vfio, as a dma-buf with iommufd. Each run
+maps them into the process anew. The row has bytes and alignment, and no
+per_page.";
 
 const MAP_EXAMPLES: &str = "\
 Examples:
   dmaspan map                                1 GiB of each usual kind of memory
-  dmaspan map 4G --memory thp,hugetlb        more of it, of two kinds
-  dmaspan map 512M --granule 64k             with page tables of another granule
-  dmaspan map 64M --format json              for scripts
-  dmaspan map --backend vfio:0000:00:05.0    by the kernel, for a real device
+  dmaspan map 4G --memory thp,hugetlb        4 GiB of each of two kinds
+  dmaspan map 512M --granule 64k             page tables with pages of 64 KiB
+  dmaspan map 64M --format json              a report for scripts
+  dmaspan map --backend vfio:0000:00:05.0    mapped by the kernel for a device
   dmaspan map --backend vfio:00:05.0 --bar 0 the registers of its BAR 0
 
 Exit codes: 0 done; 1 the check or the mapping failed; 2 wrong usage.";
 
-/// What to map and how to say what came of it.
+/// What to map, and how to report it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MapArgs {
-    /// How much memory of each kind: a number of bytes, or like 512M,
-    /// 4G or 1.5GiB (K, M, G and T are powers of 1024)
+    /// How much memory of each kind to map: a number of bytes, or
+    /// like 512M, 4G or 1.5GiB (K, M, G and T are powers of 1024)
     ///
     /// [default: 1G, or less where the machine has less]
     #[arg(verbatim_doc_comment)]
     pub(crate) size: Option<ByteSize>,
 
-    /// Kinds of memory, one after the other: thp, base,
+    /// The kinds of memory to map in turn: thp, base,
     /// hugetlb, hugetlb-1g, memfd, memfd-hugetlb
     /// [default: thp,base,hugetlb]
     ///
@@ -106,7 +108,8 @@ pub(crate) struct MapArgs {
     )]
     pub(crate) memory: Vec<MemoryKind>,
 
-    /// What maps: soft, vfio:BDF, iommufd:BDF, compat:BDF
+    /// The IOMMU to map with: soft, vfio:BDF, iommufd:BDF,
+    /// compat:BDF
     /// [default: soft]
     ///
     /// soft     a software IOMMU in this process
@@ -128,18 +131,19 @@ pub(crate) struct MapArgs {
     #[arg(value_parser = bar_index, conflicts_with_all = ["size", "memory", "granule"])]
     pub(crate) bar: Option<u32>,
 
-    /// The smallest page of soft: 4k, 16k or 64k
+    /// The smallest page of the software IOMMU: 4k, 16k or
+    /// 64k
     /// [default: 4k]
     #[arg(long, verbatim_doc_comment, value_name = "SIZE", ignore_case = true)]
     #[arg(hide_possible_values = true)]
     pub(crate) granule: Option<Granule>,
 
-    /// How often all is timed, for medians
+    /// How many runs to time, for medians
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = run_count)]
     pub(crate) runs: u32,
 
-    /// How to print: table or json
+    /// How to print the report: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: OutputFormat,
 }
@@ -168,8 +172,8 @@ fn backend(text: &str) -> Result<BackendArg, String> {
     }
     let real = text.split_once(':').and_then(|(name, bdf)| Some((name.parse().ok()?, bdf)));
     let Some((backend, bdf)) = real else {
-        return Err("use soft, or vfio:, iommufd: or compat: and the address of a PCI device, \
-                    as vfio:0000:00:05.0"
+        return Err("--backend takes soft, or vfio:, iommufd: or compat: before the address of a \
+                    PCI device, as in vfio:0000:00:05.0"
             .to_owned());
     };
     Ok(BackendArg::Real(backend, bdf.parse::<Bdf>().map_err(|error| error.to_string())?))

@@ -1,5 +1,5 @@
-//! Registers of a device, mapped for the device itself: what reaches them there reaches them from
-//! any other device too.
+//! `map --bar`: the kernel maps registers of a device for the device itself. An address that
+//! reaches them from there reaches them from any other device, too.
 
 use std::time::Instant;
 
@@ -25,13 +25,13 @@ enum BarError {
     Device(#[from] DeviceError),
     #[error(transparent)]
     Range(#[from] RangeError),
-    #[error("no aperture of the IOMMU has room for {}", ByteSize::new(*bytes))]
+    #[error("no aperture of the IOMMU has room for the {} of the BAR", ByteSize::new(*bytes))]
     NoRoom { bytes: u64 },
     #[error("mapping failed: {0}")]
     Map(#[source] vfio::Error),
     #[error("unmapping failed: {0}")]
     Unmap(#[source] vfio::Error),
-    #[error("the mapping of {range} gave {unmapped} bytes back, and left {mappings} mappings")]
+    #[error("the unmap of {range} took {unmapped} bytes away, and left {mappings} mappings")]
     Left { range: IovaRange, unmapped: u64, mappings: u64 },
 }
 

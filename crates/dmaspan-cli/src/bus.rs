@@ -1,4 +1,4 @@
-//! The process's memory, as a device behind the IOMMU reaches it.
+//! The process's memory, as a simulated device behind the software IOMMU reaches it.
 
 use std::sync::Arc;
 

@@ -42,7 +42,7 @@ pub enum HoldError {
         reason: String,
     },
     /// There is no holder.
-    #[error("no process could be started that holds hugetlb pages: {0}")]
+    #[error("the process that holds hugetlb pages could not be started: {0}")]
     NoHolder(#[from] io::Error),
 }
 

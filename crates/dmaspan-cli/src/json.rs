@@ -1,4 +1,4 @@
-//! For programs: one object, whose names and units are a contract.
+//! A report for programs is one object, whose names and units are a contract.
 
 use serde::Serialize;
 

@@ -1,4 +1,5 @@
-//! Hugetlb pages that a run has set aside and not given back, since it was killed with its holder.
+//! A run that was killed with its holder leaves hugetlb pages set aside; a later run finds them
+//! here, and says so.
 //!
 //! The kernel does not say who raised the number of pages. So the holder leaves a record beside it
 //! in `/run`, which is empty when the machine starts, as the pools are. It holds a lock of the
@@ -93,10 +94,11 @@ fn note(pools: &Path, page_kib: u64, pages: u64, paths: &[PathBuf]) -> Option<St
     };
     let (pool, size) = (pool.display(), ByteSize::new(page_kib.saturating_mul(1024)));
     let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-    let (paths, s) = (paths.join(" "), if pages == 1 { " is" } else { "s are" });
+    let paths = paths.join(" ");
+    let (s, are) = if pages == 1 { ("", "is") } else { ("s", "are") };
     Some(format!(
-        "{pages} hugetlb page{s} still set aside, of {size}, by a run that was killed: \
-         `echo {before} > {pool} && rm {paths}` as root gives them back"
+        "{pages} hugetlb page{s} of {size} {are} still set aside by a run that was killed: run \
+         `echo {before} > {pool} && rm {paths}` as root to give them back"
     ))
 }
 
@@ -133,10 +135,10 @@ mod tests {
         fs::write(at.join("dmaspan-hugetlb-x"), "1\n").unwrap();
         let notes = notes_in(at, at);
         let [note] = &notes[..] else { panic!("{notes:?}") };
-        assert!(note.starts_with("32 hugetlb pages are still set aside, of 2 MiB, by"), "{note}");
+        assert!(note.starts_with("32 hugetlb pages of 2 MiB are still set aside by"), "{note}");
         let (from, rest) = note.split_once('`').unwrap();
         let command = rest.split_once('`').unwrap().0;
-        assert!(from.ends_with("was killed: ") && command.starts_with("echo 8 > "), "{note}");
+        assert!(from.ends_with("was killed: run ") && command.starts_with("echo 8 > "), "{note}");
         let done = process::Command::new("sh").args(["-c", command]).status().unwrap();
         assert!(done.success());
         assert_eq!(fs::read_to_string(&pool).unwrap(), "8\n");

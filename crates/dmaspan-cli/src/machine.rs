@@ -1,4 +1,4 @@
-//! What the machine has.
+//! What the machine has: memory, limits and free hugetlb pages.
 
 use std::fs;
 use std::path::Path;

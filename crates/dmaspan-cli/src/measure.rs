@@ -1,4 +1,4 @@
-//! One row: one kind of memory, mapped, checked and measured.
+//! One row of `map`: one kind of memory, mapped, checked and measured.
 
 mod error;
 mod real;

@@ -1,4 +1,4 @@
-//! Options that several commands take.
+//! Options that several commands share.
 
 use std::ops::RangeInclusive;
 

@@ -1,4 +1,4 @@
-//! Whether the kernel agrees that memory is pinned.
+//! This checks whether the kernel agrees that memory is pinned.
 //!
 //! ```text
 //! of this process   VmPin, VmLck      exact: what grew is what was pinned
@@ -95,18 +95,18 @@ impl fmt::Display for Untold {
         match *self {
             Self::Hugetlb => f.write_str("the kernel counts no locks of hugetlb pages"),
             Self::Unread { path, errno: Some(libc::ENOENT) } => {
-                write!(f, "{path} is not there, as procfs is not mounted at /proc")
+                write!(f, "{path} does not exist, because procfs is not mounted at /proc")
             }
             Self::Unread { path, errno: Some(libc::EMFILE) } => {
                 write!(
                     f,
-                    "{path} cannot be opened, as this process may have no more files open \
+                    "{path} cannot be opened, because this process may open no more files \
                      (EMFILE): raise the limit with `ulimit -n`"
                 )
             }
             Self::Unread { path, errno } => {
                 let error = errno.map(io::Error::from_raw_os_error);
-                let why = error.map_or_else(|| "it is no text".to_owned(), |it| it.to_string());
+                let why = error.map_or_else(|| "it is not text".to_owned(), |it| it.to_string());
                 write!(f, "{path} cannot be read: {why}")
             }
             Self::NoLine { path, name } => write!(f, "{path} has no line {name}"),
@@ -125,8 +125,8 @@ pub(crate) enum NotPinned {
     Process { counted: u64, bytes: u64, field: &'static str },
     /// Of the whole machine.
     #[error(
-        "the kernel charges no pins to this process (VmPin in {STATUS} stays as it was, as it may \
-         with CAP_IPC_LOCK), and of {wanted} pages only {pages} were pinned in the whole machine \
+        "the kernel charged no pins to this process (VmPin in {STATUS} did not change, which is \
+         usual with CAP_IPC_LOCK), and the whole machine pinned only {pages} of {wanted} pages \
          ({FOLL_PIN} in {VMSTAT})"
     )]
     Machine { pages: u64, wanted: u64 },
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(compare(own(8192), Ok(356)), Ok(Witness::Machine));
         assert_eq!(compare(own(8192), Ok(9000)), Ok(Witness::Machine));
         let error = compare(own(8192), Ok(355)).unwrap_err().to_string();
-        let parts = ["of 256 pages only 255 were pinned", "nr_foll_pin_acquired", "CAP_IPC_LOCK"];
+        let parts = ["pinned only 255 of 256 pages", "nr_foll_pin_acquired", "CAP_IPC_LOCK"];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         // A kernel that charges a part charges all.
         let partly = compare(own(12288), Ok(9000));

@@ -1,4 +1,4 @@
-//! What a run does, once it is known that it can be done.
+//! The plan of a run of `map`: its options, checked against what the machine has.
 
 use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
@@ -65,7 +65,7 @@ pub(crate) enum UsageError {
     },
     /// Not a whole number of pages.
     #[error(
-        "{} is no multiple of {}, the pages of {what}: ask for a multiple of it{}",
+        "{} is not a multiple of {}, the page size of {what}: ask for a multiple of it{}",
         exact(*size), ByteSize::new(*multiple), or_base(*size, what)
     )]
     NotAMultiple {
@@ -77,20 +77,20 @@ pub(crate) enum UsageError {
         what: String,
     },
     /// A granule for an IOMMU that has its own.
-    #[error("the IOMMU of {bdf} has pages of its own: leave --granule out with --backend")]
+    #[error("the IOMMU of {bdf} has page sizes of its own: leave --granule out with --backend")]
     GranuleOfReal {
         /// The device.
         bdf: Bdf,
     },
     /// Registers of no device.
     #[error(
-        "--bar maps a device's own registers: say which device with --backend, as \
+        "--bar maps the registers of a device: name the device with --backend, as in \
          --backend vfio:0000:00:05.0"
     )]
     BarOfNone,
     /// More than the machine has.
     #[error(
-        "{} of {kind} memory, {} with tables and lists, are more than the {} that are available\
+        "{} of {kind} memory take {} with tables and lists, but only {} are available\
          {limited_by}: ask for less",
         ByteSize::new(*bytes), ByteSize::new(*needed), ByteSize::new(*available)
     )]
@@ -108,8 +108,8 @@ pub(crate) enum UsageError {
     },
     /// Less may be pinned than the least that can be mapped.
     #[error(
-        "this process may pin only {} (RLIMIT_MEMLOCK), of which half is left to others, and the \
-         pages of {what} have {}: raise the limit with `ulimit -l {}`{}, or run as root",
+        "this process may pin only {} (RLIMIT_MEMLOCK) and leaves half of that to others, but a \
+         page of {what} has {}: raise the limit with `ulimit -l {}`{}, or run as root",
         ByteSize::new(*lockable), ByteSize::new(*least), least.saturating_mul(2).div_ceil(1024),
         or_base(lockable / 2, what)
     )]
@@ -136,7 +136,7 @@ fn exact(bytes: u64) -> String {
 fn or_base(bytes: u64, what: &str) -> &'static str {
     let page = MemoryKind::Base.page_size();
     let fits = bytes.is_multiple_of(page) && bytes >= page;
-    if fits && what.ends_with("memory") { ", or for `--memory base`" } else { "" }
+    if fits && what.ends_with("memory") { ", or use `--memory base`" } else { "" }
 }
 
 impl Planned {
@@ -176,7 +176,7 @@ impl Plan {
             // What the IOMMU has is known when the device is open.
             PlannedBackend::Real(..) => MemoryKind::Base.page_size(),
         };
-        let granule = (granule, "the granule".to_owned());
+        let granule = (granule, "the page tables".to_owned());
         // All of them are powers of two, so a multiple of the largest is one of all.
         let largest = pages.chain([granule.clone()]).max_by_key(|(size, _)| *size);
         let (multiple, what) = largest.unwrap_or(granule);
@@ -244,10 +244,10 @@ fn default_bytes(
         )
     } else {
         let limited_by = machine.limited_by();
-        format!("{} of memory are available{limited_by}", ByteSize::new(available))
+        format!("only {} of memory are available{limited_by}", ByteSize::new(available))
     };
     let (bytes_shown, usual) = (ByteSize::new(bytes), ByteSize::new(DEFAULT_BYTES));
-    notes.push(format!("{bytes_shown} of each kind instead of {usual}, since {why}"));
+    notes.push(format!("the size is {bytes_shown} of each kind instead of {usual}, because {why}"));
     Ok(bytes)
 }
 
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(planned.bytes, 32 << 10);
         let all = args(None, &[MemoryKind::Base, MemoryKind::Hugetlb2M], Granule::K4);
         let error = Plan::new(&all, &machine).unwrap_err().to_string();
-        for part in ["only 64 KiB", "hugetlb memory have 2 MiB", "`ulimit -l 4096`", "memory base`"]
+        for part in ["only 64 KiB", "hugetlb memory has 2 MiB", "`ulimit -l 4096`", "memory base`"]
         {
             assert!(error.contains(part), "{error}");
         }
@@ -314,12 +314,12 @@ mod tests {
     #[test]
     fn sizes_are_whole_pages_of_every_kind_and_of_the_granule() {
         let error = plan(Some(3 << 20), &[MemoryKind::Base, MemoryKind::Hugetlb2M], 8).unwrap_err();
-        assert!(error.to_string().contains("multiple of 2 MiB, the pages of hugetlb memory"));
+        assert!(error.to_string().contains("multiple of 2 MiB, the page size of hugetlb memory"));
         assert!(plan(Some(3 << 20), &[MemoryKind::Base], 8).is_ok());
         let wanted = args(Some(4096 * 17), &[MemoryKind::Base], Granule::K64);
         let error = Plan::new(&wanted, &Machine::with_available(GIB)).unwrap_err();
         assert!(
-            error.to_string().contains("multiple of 64 KiB, the pages of the granule"),
+            error.to_string().contains("multiple of 64 KiB, the page size of the page tables"),
             "{error}"
         );
         assert_eq!(plan(Some(0), &[MemoryKind::Base], 8), Err(UsageError::Zero { least: 4096 }));
@@ -329,7 +329,7 @@ mod tests {
     fn more_than_there_is_names_both_numbers() {
         let error = plan(Some(8 * GIB), &[MemoryKind::Base], 4).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("8 GiB of base") && text.contains("the 4 GiB"), "{text}");
+        assert!(text.contains("8 GiB of base") && text.contains("only 4 GiB"), "{text}");
         assert!(plan(Some(!0xfff), &[MemoryKind::Base], 4).is_err());
     }
 

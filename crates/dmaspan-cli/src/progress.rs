@@ -1,4 +1,4 @@
-//! What is being done, on a terminal.
+//! A bar on a terminal shows what is being done.
 
 use std::io::{self, IsTerminal};
 

@@ -1,4 +1,4 @@
-//! The kernel's IOMMU: the address space of a real device.
+//! The kernel's IOMMU, as `map` uses it: the address space of a real device.
 
 use dmaspan::{DmaSpace, Limits};
 use dmaspan_linux::Bdf;

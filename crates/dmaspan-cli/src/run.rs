@@ -1,4 +1,4 @@
-//! All rows, one kind of memory after the other.
+//! A run of `map`: all rows, one kind of memory after the other.
 
 use std::collections::BTreeMap;
 
@@ -127,7 +127,9 @@ fn soft_report<A: FrameAddress>(
     });
     report.stale_translations = Some(0);
     if let Some(why) = pinner.why_mlock() {
-        report.notes.push(format!("memory is locked with mlock: {why}"));
+        report
+            .notes
+            .push(format!("memory is locked with mlock instead of pinned by io_uring: {why}"));
     }
     report.notes.extend(why_virtual.map(virtual_note));
     report
@@ -144,8 +146,8 @@ fn real_report<A: FrameAddress>(
     let device = iommu.device().bdf().to_string();
     report.notes.extend(why_virtual.map(virtual_note));
     report.notes.push(format!(
-        "no DMA was tried, as this program has no driver for {device}: the example `dmaspan-nvme` \
-         reads and writes the disk of an NVMe controller"
+        "no DMA was tried, because this program has no driver for {device}; the example \
+         `dmaspan-nvme` reads and writes the disk of an NVMe controller"
     ));
     let (backend, iommu) = (iommu.backend(), Iommu::of(&limits));
     report.real = Some(RealDevice { device, bar: None, backend, iommu });
@@ -184,7 +186,7 @@ fn empty_report<A: FrameAddress>(plan: &Plan, backend: &'static str, granule: u6
 }
 
 fn virtual_note(why: NoFrames) -> String {
-    format!("spans are contiguous virtual memory: {why}")
+    format!("spans are contiguous in virtual memory only: {why}")
 }
 
 /// Adds what went wrong. That the limit of locked memory is too low is said in full once: of the
@@ -198,7 +200,7 @@ fn add_error(
     let memory = kind.name().to_owned();
     let why = match *memlock {
         Some(first) if error.is_memlock() => {
-            format!("the limit of locked memory is too low for it too: see {first}")
+            format!("the limit of locked memory is too low for this kind, too: see {first}")
         }
         _ => error.to_string(),
     };
@@ -216,12 +218,14 @@ fn add_error(
 
 fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
     if let Witness::Accepted(why) = measured.witness {
-        report.notes.push(format!("{kind}: how much of it is pinned was not checked: {why}"));
+        report
+            .notes
+            .push(format!("{kind}: the program did not check how much of it is pinned: {why}"));
     }
     if measured.not_huge_bytes > 0 {
         report.notes.push(format!(
-            "{kind}: {} have no transparent huge pages: /sys/kernel/mm/transparent_hugepage/\
-             enabled should say madvise or always, and memory may be fragmented",
+            "{kind}: {} got no transparent huge pages: let /sys/kernel/mm/transparent_hugepage/\
+             enabled say madvise or always; memory may also be fragmented",
             ByteSize::new(measured.not_huge_bytes)
         ));
     }

@@ -32,10 +32,10 @@ pub enum BadSize {
     #[error("a size is a number of bytes or like 512M, 4G or 1.5GiB (K, M, G, T: powers of 1024)")]
     NotASize,
     /// A fraction of a byte.
-    #[error("it is no whole number of bytes")]
+    #[error("the size is not a whole number of bytes")]
     Fraction,
     /// More than 64 bits can say.
-    #[error("it is more than any machine has")]
+    #[error("the size is more than any machine has")]
     TooLarge,
 }
 

@@ -1,4 +1,4 @@
-//! Times of runs, and what is said of them.
+//! Times of runs: their medians, and speeds from them.
 
 use std::time::Duration;
 

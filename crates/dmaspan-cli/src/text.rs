@@ -1,4 +1,4 @@
-//! What the tables of all commands have in common.
+//! The tables of all commands share this: marks, wrapping, alignment.
 
 use std::env;
 use std::io::{self, IsTerminal};
@@ -11,11 +11,10 @@ use crate::units;
 pub const WIDTH: usize = 80;
 
 /// What a benchmark says of its times.
-pub const TIMES: &str = "the times are this machine's and say nothing by themselves; the \
-    ratios are the point";
+pub const TIMES: &str = "the times are this machine's: compare the ratios, not the times";
 
 /// What it says of them with `--quick`.
-pub const QUICK: &str = "one short round shows that all works, not how fast: leave \
+pub const QUICK: &str = "one short round shows that all works, not how fast it is: leave \
     --quick out for figures";
 
 /// Whether the marks of the verdict have a colour.

@@ -1,4 +1,5 @@
-//! Whether a device reaches exactly what was mapped for it, and nothing after the unmap.
+//! This checks whether a device reaches exactly what was mapped for it, and nothing after the
+//! unmap.
 
 use std::iter;
 
@@ -75,7 +76,8 @@ pub(crate) struct Stale {
     pub(crate) first: Option<Iova>,
 }
 
-/// Who wrote a word: the two patterns have no word in common, so that none passes for the other.
+/// The writer of a word: the two patterns have no word in common, so that none passes for the
+/// other.
 #[derive(Clone, Copy, Debug)]
 enum Writer {
     Device,

@@ -1,4 +1,4 @@
-//! `dmaspan devices`: what PCI functions there are, and what using each of them takes.
+//! `dmaspan devices` lists the PCI functions, and says what using each of them takes.
 
 pub(crate) mod args;
 mod report;

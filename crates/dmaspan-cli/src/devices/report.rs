@@ -1,4 +1,4 @@
-//! What is known of each function, in the names and units of the JSON, which are a contract.
+//! The JSON of `dmaspan devices`. Its names and units are a contract.
 
 use std::fmt::Display;
 use std::path::PathBuf;

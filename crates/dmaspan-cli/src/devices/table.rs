@@ -1,4 +1,4 @@
-//! For people.
+//! The list of `dmaspan devices`, for people.
 
 use comfy_table::{ContentArrangement, Table};
 
@@ -32,7 +32,8 @@ pub(super) fn render(report: &Report, args: &DevicesArgs, marks: Marks) -> Strin
         }
         (_, devices) if is_asked || devices.len() <= FEW => devices,
         _ => {
-            let more = "why, and the commands that change it: `dmaspan devices BDF`";
+            let more =
+                "`dmaspan devices BDF` says why a device is not usable, and what changes that";
             text.push('\n');
             push_wrapped(&mut text, "", more);
             &[]
@@ -58,7 +59,7 @@ fn coloured(text: &str, marks: Marks) -> String {
 fn heading(report: &Report) -> String {
     let iommu = match report.iommu {
         "active" => "the IOMMU is active",
-        "off" => "the IOMMU is not used by the kernel",
+        "off" => "the kernel does not use the IOMMU",
         _ => "no IOMMU was found",
     };
     let all = report.devices.len();
@@ -146,7 +147,7 @@ fn title(device: &Device) -> String {
 fn place(device: &Device) -> String {
     let driver = match (&device.driver, &device.driver_override) {
         (Some(driver), _) => format!("driver {driver}"),
-        (None, Some(only)) => format!("no driver, only {only} may be bound"),
+        (None, Some(only)) => format!("no driver; only {only} may bind it"),
         (None, None) => "no driver".to_owned(),
     };
     let group = device.group.as_ref().map_or("no group".to_owned(), |row| group(row, &device.bdf));

@@ -1,4 +1,4 @@
-//! Why a kind of memory has no figures.
+//! The errors that leave a kind of memory without figures.
 
 use std::fmt;
 
@@ -30,17 +30,17 @@ pub(crate) enum RowError {
     #[error(transparent)]
     Pinner(#[from] LinuxPinError),
     #[error(
-        "scattered {} frames cannot be mapped with a {} granule: {source}; use a smaller granule \
-         or memory of larger pages", ByteSize::new(*page), ByteSize::new(*granule)
+        "scattered frames of {} cannot be mapped with a granule of {}: {source}; use a smaller \
+         --granule, or memory with larger pages", ByteSize::new(*page), ByteSize::new(*granule)
     )]
     Scattered { page: u64, granule: u64, source: io_pgtable::Error },
-    #[error("a refused mapping left something mapped or charged behind: {source}")]
+    #[error("a mapping was refused, and left memory mapped or charged: {source}")]
     LeftBehind { source: ContainerError },
     #[error("mapping failed: {0}")]
     Map(#[source] ContainerError),
     #[error("unmapping failed: {0}")]
     Unmap(#[source] ContainerError),
-    #[error("the mapping of {asked} bytes gave {unmapped} back")]
+    #[error("{asked} bytes were mapped, and the unmap took {unmapped} away")]
     UnmappedLen { asked: u64, unmapped: u64 },
     #[error(transparent)]
     Frames(#[from] PagemapError),
@@ -68,15 +68,15 @@ pub(crate) enum RowError {
     Plan(#[from] PlanError),
     #[error("the plan has no IOVA for {user}")]
     Unplanned { user: UserRange },
-    #[error("{range} was mapped a second time, while it was mapped")]
+    #[error("the kernel mapped {range} a second time while it was mapped")]
     MappedTwice { range: IovaRange },
-    #[error("a map of {range}, where memory was mapped, was refused by another error: {source}")]
+    #[error("the kernel refused to map {range} twice, but by the wrong error: {source}")]
     NotAnOverlap { range: IovaRange, source: vfio::Error },
     #[error(transparent)]
     StillPinned(#[from] StillPinned),
     #[error(
-        "after the {unmap} there are {mappings} mappings, and {left:?} may still be made instead \
-         of {expected:?}"
+        "after the {unmap}, {mappings} mappings are left, and the kernel allows {} more instead of \
+         {}", mappings_allowed(*left), mappings_allowed(*expected)
     )]
     StillMapped { unmap: &'static str, mappings: u64, left: Option<u64>, expected: Option<u64> },
 }
@@ -95,6 +95,11 @@ impl Remains {
     pub(crate) fn count(&self) -> u64 {
         self.left.count().saturating_add(self.stale.translations)
     }
+}
+
+/// How many mappings a kernel allows, which may have no limit.
+fn mappings_allowed(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "any number".to_owned(), |limit| limit.to_string())
 }
 
 impl fmt::Display for Remains {

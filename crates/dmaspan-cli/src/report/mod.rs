@@ -1,4 +1,4 @@
-//! What came of a run.
+//! The report of `map`: its values, as JSON and tables show them.
 
 mod real_table;
 pub(crate) mod table;

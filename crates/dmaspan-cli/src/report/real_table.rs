@@ -1,4 +1,4 @@
-//! What the kernel's IOMMU did, for people.
+//! The table of `map` for a real device, for people.
 
 use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
@@ -28,19 +28,19 @@ pub(super) fn push(text: &mut String, rows: &[&Figures], real: &RealDevice) {
     }
 }
 
-const LEGEND: &str = "Total: one request for all, which the kernel pins and maps, or unmaps and \
-    unpins. It does not tell what takes how long.";
+const LEGEND: &str = "Total: one request for all memory, by which the kernel pins and maps it, or \
+    unmaps and unpins it. The kernel does not tell how long each step takes.";
 
 /// How the kernel finds registers.
 const fn legend_of_bar(backend: Backend) -> &'static str {
     match backend {
         Backend::Vfio | Backend::Compat => {
-            "Each run maps the registers into this process anew, untimed: the total of a map has \
-             the page faults by which the kernel finds them there."
+            "Each run maps the registers into this process anew, untimed. So the total of a map \
+             includes the page faults by which the kernel finds them there."
         }
         Backend::Iommufd => {
-            "The kernel finds the registers by a dma-buf. The request for that is in the total of \
-             a map, and not in the count."
+            "The kernel finds the registers by a dma-buf. The total of a map includes the request \
+             for it; the number of ioctls does not."
         }
     }
 }
@@ -48,8 +48,8 @@ const fn legend_of_bar(backend: Backend) -> &'static str {
 fn legend_of_pages(per_page: &PerPageRequests) -> String {
     let (pages, bytes) = (per_page.pages, ByteSize::new(per_page.bytes()));
     format!(
-        "Per page: the time of one of {pages} pages ({bytes}), each mapped and unmapped by a \
-         request of its own. Faster = that of as many bytes / total."
+        "Per page: the time of one of {pages} pages ({bytes}), each of which a request of its own \
+         maps and unmaps. Faster = the time of as many bytes by pages / total."
     )
 }
 

@@ -1,4 +1,4 @@
-//! The shape of the JSON is what scripts use.
+//! These tests hold the shape of the JSON, which scripts use.
 
 use serde_json::{Value, json};
 

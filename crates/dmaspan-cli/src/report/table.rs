@@ -1,4 +1,4 @@
-//! For people.
+//! The table of `map`, for people.
 
 use std::fmt::Write;
 
@@ -54,11 +54,12 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
 }
 
 const LEGENDS: [&str; 2] = [
-    "In each run total = pin or unpin (the kernel's) + look-up of frame numbers + tables \
-     (dmaspan's); each figure is a median of its own.",
-    "Per page: the same table work one page at a time. To map, one call for each page, its frame \
-     number read in bulk before, untimed. To unmap, each page is looked up and unmapped with one \
-     call, and adds one entry to the gather of a single sync. Faster = per page / tables.",
+    "In each run, total = pin or unpin (by the kernel) + look-up of frame numbers + tables (by \
+     dmaspan). Each figure is a median of its own.",
+    "Per page: the same table work, one page at a time. A map makes one call for each page, whose \
+     frame number was read before, in bulk and untimed. An unmap looks each page up and unmaps it \
+     with one call, which adds one entry to the gather of a single sync. Faster = per page / \
+     tables.",
 ];
 
 fn heading(report: &Report) -> String {
@@ -105,11 +106,11 @@ fn limits(real: &RealDevice) -> String {
     let apertures: Vec<String> = iommu.apertures.iter().map(range).collect();
     let mappings = match iommu.mappings_limit {
         // What iommufd says in place of VFIO is no limit, but the largest number.
-        Some(limit) if limit < u64::from(u32::MAX) => format!("{limit} mappings at most"),
-        _ => "mappings without a limit".to_owned(),
+        Some(limit) if limit < u64::from(u32::MAX) => format!("at most {limit} mappings"),
+        _ => "any number of mappings".to_owned(),
     };
     let (apertures, sizes) = (apertures.join(" and "), units::page_sizes(&iommu.page_sizes));
-    format!("Its IOMMU has IOVAs {apertures}, pages of {sizes}, {mappings}")
+    format!("Its IOMMU maps IOVAs {apertures}, with pages of {sizes} and {mappings}")
 }
 
 /// How each kind of memory lies in the tables.
@@ -181,7 +182,7 @@ fn push_verdict(text: &mut String, report: &Report, marks: Marks) {
             push_wrapped(
                 text,
                 "",
-                &format!("{mark} all of it was pinned, as is seen by {witnesses}"),
+                &format!("{mark} all of it was pinned, according to {witnesses}"),
             );
         }
         let bytes = ByteSize::new(report.verified_bytes);
@@ -200,7 +201,7 @@ fn push_real_verdict(text: &mut String, report: &Report, mark: &str) {
     let bytes = ByteSize::new(bytes);
     let _ = writeln!(text, "{mark} {bytes} were mapped and unmapped again; no DMA was tried");
     let pins = witnesses(report).map_or_else(String::new, |witnesses| {
-        format!(": the kernel counts what was pinned, and none of it now ({witnesses})")
+        format!(": the kernel counted the pinned memory, and counts none of it now ({witnesses})")
     });
     push_wrapped(text, "", &format!("{mark} no mapping is left{pins}"));
 }
@@ -242,12 +243,13 @@ mod tests {
         let text = render(&examples::real_report(), Marks::Plain);
         for part in [
             "1 GiB of each kind of memory, mapped for 0000:00:05.0 by VFIO type1",
-            "0x0..=0xfedfffff and 0xfef00000..=0x7fffffffff, pages of 4K, 2M, 1G, 65535",
+            "0x0..=0xfedfffff and 0xfef00000..=0x7fffffffff, with pages of 4K, 2M, 1G and at most \
+             65535",
             "thp 7 12.1 ms 82.6 1 4.88 µs 8192 106×",
             "thp 4.00 ms 250 2 2.44 µs 8193 160×",
             "one of 8192 pages (32 MiB)",
             "✓ 1 GiB were mapped and unmapped again; no DMA was tried",
-            "✓ no mapping is left: the kernel counts what was pinned, and none of it now \
+            "✓ no mapping is left: the kernel counted the pinned memory, and counts none of it now \
              (VmPin in /proc/self/status)",
         ] {
             let found = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -293,7 +295,7 @@ mod tests {
             "skipped hugetlb: no pool: do this",
             "✓ the device wrote and read back 1 GiB, and the CPU saw the same",
             "✓ nothing translates after the unmap",
-            "✓ all of it was pinned, as is seen by VmPin in /proc/self/status",
+            "✓ all of it was pinned, according to VmPin in /proc/self/status",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }

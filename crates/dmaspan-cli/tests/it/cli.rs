@@ -205,7 +205,7 @@ fn scattered_pages_under_a_larger_granule_say_why_and_others_go_on() {
         return eprintln!("SKIP: the base pages happen to be contiguous, or frames are hidden");
     };
     assert!(
-        reason.starts_with("scattered 4 KiB frames cannot be mapped with a 64 KiB granule: "),
+        reason.starts_with("scattered frames of 4 KiB cannot be mapped with a granule of 64 KiB: "),
         "{reason}"
     );
     if !skipped(thp) {
@@ -265,7 +265,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["map", "0.3K"], "whole number of bytes"),
         (&["map", "4097", "--memory", "base"], "multiple of 4 KiB"),
         (&["map", "1M", "--memory", "base,hugetlb"], "multiple of 2 MiB"),
-        (&["map", "1M", "--memory", "hugetlb"], "1 MiB is no multiple"),
+        (&["map", "1M", "--memory", "hugetlb"], "1 MiB is not a multiple"),
         (&["map", "1M", "--memory", "hugetlb"], "`--memory base`"),
         (&["map", "--runs", "abc"], "--runs takes a whole number"),
         (&["map", "512M", "--memory", "hugetlb-1g"], "multiple of 1 GiB"),
@@ -275,7 +275,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["map", "--granule", "8k"], "4k, 16k, 64k"),
         (&["map", "--runs", "0"], "--runs takes a whole number from 1 to 1000"),
         (&["map", "--format", "xml"], "table, json"),
-        (&["map", "--bar", "0"], "say which device with --backend"),
+        (&["map", "--bar", "0"], "name the device with --backend"),
         (&["map", "--bar", "6"], "--bar takes a whole number from 0 to 5"),
         (&["map", "1M", "--bar", "0", "--backend", "vfio:00:05.0"], "cannot be used with"),
         (&["map", "--bar", "0", "--memory", "thp"], "cannot be used with"),
@@ -336,7 +336,7 @@ fn without_privilege_virtual_addresses_stand_for_frames() {
     assert_eq!(report["frames"], "virtual");
     assert_eq!(rows(&report)[0]["spans"], 1);
     check_row(&rows(&report)[0], 2 * MIB);
-    assert!(stderr(&output).contains("note: spans are contiguous virtual memory"));
+    assert!(stderr(&output).contains("note: spans are contiguous in virtual memory only"));
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn what_no_command_changes_is_the_only_thing_that_is_said() {
     let machine = machine();
     machine.file("proc/sys/kernel/osrelease", "6.1.0-50-cloud-amd64\n");
     let text = text(&machine, &[NVME]);
-    assert!(text.contains("✗ iommufd: /dev/iommu is not there: this kernel is older"), "{text}");
+    assert!(text.contains("✗ iommufd: /dev/iommu does not exist: this kernel is older"), "{text}");
     assert!(text.contains("# start a kernel from 6.6 on"), "{text}");
     assert!(!text.contains("modprobe iommufd"), "{text}");
     assert_eq!(text.matches("✗ iommufd:").count(), 1, "{text}");

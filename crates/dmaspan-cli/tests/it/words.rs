@@ -104,7 +104,7 @@ fn sizes_are_read_as_kubernetes_writes_them_and_one_byte_is_one() {
     assert_eq!(report["size_bytes"], 64 << 10);
     let output = run(&["map", "1"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).starts_with("error: 1 byte is no multiple"), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("error: 1 byte is not a multiple"), "{}", stderr(&output));
 }
 
 /// Runs a line of a shell as an ordinary user. `None` where that is not permitted.
@@ -131,7 +131,7 @@ fn a_low_limit_of_locked_memory_chooses_what_fits_or_says_what_does_not_once() {
     assert_eq!(both.status.code(), Some(1));
     let text = stdout(&both).split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(text.matches("RLIMIT_MEMLOCK").count(), 1, "{text}");
-    assert_eq!(text.matches("is too low for it too: see base").count(), 2, "{text}");
+    assert_eq!(text.matches("is too low for this kind, too: see base").count(), 2, "{text}");
     assert_eq!(text.matches("nothing was mapped").count(), 1, "{text}");
 }
 

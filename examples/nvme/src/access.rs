@@ -1,4 +1,4 @@
-//! What the driver takes from outside: registers, memory that both sides see, buffers and time.
+//! The driver takes this from outside: registers, memory that both sides see, buffers and time.
 
 use alloc::boxed::Box;
 use core::error::Error;

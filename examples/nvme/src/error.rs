@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! The errors of the driver.
 
 use core::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::spec::{Opcode, Status};
 #[non_exhaustive]
 pub enum Error {
     /// There is no memory for queues.
-    #[error("no {bytes:#x} bytes of shared memory: {source}")]
+    #[error("there are no {bytes:#x} bytes of shared memory: {source}")]
     Allocate {
         /// How many bytes.
         bytes: u64,
@@ -26,7 +26,7 @@ pub enum Error {
         cap: u64,
     },
     /// The registers that it should have lie beyond those that can be reached.
-    #[error("registers up to {needed:#x} are needed, and there are {len:#x} bytes")]
+    #[error("the driver needs registers up to {needed:#x}, but there are only {len:#x} bytes")]
     Registers {
         /// The end of those that are needed.
         needed: u64,
@@ -34,7 +34,7 @@ pub enum Error {
         len: u64,
     },
     /// Nothing answers at its registers.
-    #[error("the controller is gone: its registers read all ones")]
+    #[error("the controller is gone: its registers read as all ones")]
     Gone,
     /// It reports that it can do nothing more until it is reset.
     #[error("the controller has failed (CSTS {csts:#x})")]
@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// It completed something that it was not told to do. The queue goes on behind it.
     #[error(
-        "queue {queue}: a completion of command {command} of queue {sq}, which is not in flight"
+        "queue {queue} has a completion of command {command} of queue {sq}, which is not in flight"
     )]
     UnexpectedCompletion {
         /// The queue that has the completion.
@@ -71,7 +71,7 @@ pub enum Error {
         status: Status,
     },
     /// A queue of that many entries cannot be had.
-    #[error("a queue of {depth} entries; this controller has 2 to {max}")]
+    #[error("a queue cannot have {depth} entries: this controller has 2 to {max}")]
     Depth {
         /// How many were asked for.
         depth: u16,
@@ -79,7 +79,7 @@ pub enum Error {
         max: u32,
     },
     /// A command of a queue can have only so many pages of a list.
-    #[error("{pages} pages for the list of a command; there are up to {max}")]
+    #[error("the list of a command cannot have {pages} pages: it has up to {max}")]
     ListPages {
         /// How many were asked for.
         pages: usize,
@@ -87,7 +87,7 @@ pub enum Error {
         max: usize,
     },
     /// There is no such interrupt.
-    #[error("interrupt vector {vector} is asked for, and there are {count}")]
+    #[error("there is no interrupt vector {vector}: there are {count}")]
     Vector {
         /// Which was asked for.
         vector: u16,
@@ -101,7 +101,7 @@ pub enum Error {
         count: u16,
     },
     /// As many commands are in flight as the queue takes.
-    #[error("{in_flight} commands are in flight, which is all that the queue takes")]
+    #[error("{in_flight} commands are in flight, which fill the queue: reap completions first")]
     Full {
         /// How many.
         in_flight: usize,
@@ -131,7 +131,7 @@ pub enum Error {
         block: u64,
     },
     /// Beyond the end of the namespace.
-    #[error("{count:#x} blocks from {lba:#x} on are not all among the namespace's {blocks:#x}")]
+    #[error("{count:#x} blocks from {lba:#x} on leave the {blocks:#x} blocks of the namespace")]
     Blocks {
         /// The first block.
         lba: u64,
@@ -141,7 +141,7 @@ pub enum Error {
         blocks: u64,
     },
     /// More bytes than a command can have.
-    #[error("{bytes:#x} bytes; a command transfers up to {max:#x}")]
+    #[error("a command cannot transfer {bytes:#x} bytes: it transfers up to {max:#x}")]
     TooLarge {
         /// How many.
         bytes: u64,
@@ -149,7 +149,7 @@ pub enum Error {
         max: u64,
     },
     /// The buffer, the namespace or the queue belongs to another controller.
-    #[error("it belongs to another controller")]
+    #[error("the buffer, the namespace or the queue belongs to another controller")]
     Foreign,
     /// The buffer does not have those bytes, or not for that direction.
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! Reads and writes.
+//! Reads and writes: a caller submits them to an [`IoQueue`] and reaps their completions.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -159,7 +159,7 @@ impl<A: Access> IoQueue<A> {
     /// Enters a transfer of `range` of a buffer from or to the blocks from `lba` on. It begins when
     /// the controller is told: by [`ring`](Self::ring), or by whatever is called next to submit, to
     /// [`reap`](Self::reap) or to [`wait`](Self::wait). Telling it is a write to the device, which
-    /// costs more than all else; who has several transfers enters them all first.
+    /// costs more than all else; a caller with several transfers enters them all first.
     ///
     /// The range is imported, which takes a few steps, and becomes PRPs or a scatter-gather list in
     /// memory that the queue has: nothing is mapped, and nothing allocated. The queue holds a clone

@@ -1,4 +1,4 @@
-//! Where the bytes of a command are, in the way that the controller reads it.
+//! This tells the controller where the bytes of a command are.
 //!
 //! The descriptors come from dmaspan. They are written to memory of the driver's own and copied to
 //! that which the controller reads, as nobody can have a `&mut` to what a device sees.

@@ -1,4 +1,4 @@
-//! Blocks of a controller.
+//! A [`Namespace`] is the blocks of a controller.
 
 use crate::error::Error;
 use crate::spec::NamespaceInfo;

@@ -22,12 +22,12 @@ use crate::spec::{
 /// takes as long as many polls of memory.
 const STATUS_LOOKS: u32 = 1 << 10;
 
-/// Who is told that a command has ended.
+/// What is told that a command has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tell {
-    /// Whoever reaps.
+    /// The caller that reaps.
     Reaper,
-    /// Who waits for this command.
+    /// The caller that waits for this command.
     Waiter,
     /// Nobody any more.
     Nobody,

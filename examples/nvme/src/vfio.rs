@@ -286,7 +286,7 @@ unsafe impl Access for VfioAccess {
         let len = len.checked_next_multiple_of(page).ok_or(BuildError::TooLong)?;
         let memory = Arc::new(Memory::new(MemoryKind::Base, len)?);
         let mapped = self.space.map([Region::whole(&memory, Prot::READ_WRITE)])?;
-        let start = mapped.iova(0).ok_or("what was mapped is nowhere")?.get();
+        let start = mapped.iova(0).ok_or("the mapping has no IOVA")?.get();
         let skip = start.wrapping_neg() & align.saturating_sub(1);
         let (first, addr) = (usize::try_from(skip / 8)?, DmaAddr::new(start + skip));
         Ok(Shared { memory, first, addr, mapped })

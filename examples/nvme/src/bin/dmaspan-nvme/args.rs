@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `dmaspan-nvme`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
-/// Identifies, reads and measures an NVMe controller by VFIO, with the driver of dmaspan.
+/// Identifies, reads and measures an NVMe controller by VFIO, with dmaspan's example driver.
 ///
-/// The controller has to be bound to vfio-pci.
+/// The controller must be bound to vfio-pci.
 #[derive(Debug, Parser)]
 #[command(name = "dmaspan-nvme", version, arg_required_else_help = true)]
 pub(crate) struct Line {
@@ -21,36 +21,36 @@ pub(crate) struct Line {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Print what the controller and its first namespace say of themselves.
+    /// Print what the controller and its first namespace report.
     Identify(IdentifyArgs),
-    /// Read blocks.
+    /// Read blocks of the disk.
     Read(ReadArgs),
-    /// Measure random I/O, every one of which is checked.
+    /// Measure random I/O, and check every transfer.
     #[command(long_about = BENCH_ABOUT)]
     Bench(BenchArgs),
 }
 
 const BENCH_ABOUT: &str = "\
-Measure random I/O, every one of which is checked.
+Measure random I/O, and check every transfer.
 
-The blocks are read one after the other first. Then blocks of that span are
-read at random, as many at once as --depth says, into one registered buffer
-that is mapped once. Of each the first and the last 8 bytes are compared with
-what was there before. With --write blocks are written instead, and all of them
-read back afterwards.
+The bench reads all blocks of --span in order first. Then it reads random blocks
+of the span, --depth of them at once, into one registered buffer that is mapped
+once. It compares the first and the last 8 bytes of each with what the block had
+before. With --write it writes blocks instead, and reads all of them back
+afterwards.
 
---hand-written runs two others in turn, with PRPs written by hand for one fixed
-mapping: the same driver, where an I/O imports, describes and holds nothing; and
-a bare loop that copies finished commands into the queue, and checks nothing. It
-prints the medians of the ratios of turns.
-An I/O allocates nothing: allocations are counted from the first I/O on.";
+With --hand-written it runs two others in turn, with PRPs written by hand for
+one fixed mapping: the same driver, where an I/O imports, describes and holds
+nothing; and a bare loop that copies finished commands into the queue and checks
+nothing. It prints the medians of the ratios of all turns.
+An I/O allocates nothing: the bench counts allocations from the first I/O on.";
 
 /// The controller.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
     /// The PCI function, such as 0000:00:05.0.
     pub(crate) bdf: Bdf,
-    /// The interface of the kernel: vfio, iommufd or compat.
+    /// The kernel's interface: vfio, iommufd or compat.
     #[arg(long, default_value_t = Backend::Vfio)]
     pub(crate) backend: Backend,
 }
@@ -77,13 +77,13 @@ pub(crate) struct IdentifyArgs {
 pub(crate) struct ReadArgs {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// The first block.
+    /// The first block to read.
     #[arg(long, default_value_t = 0)]
     pub(crate) lba: u64,
-    /// How many blocks.
+    /// How many blocks to read.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) blocks: u64,
-    /// Where to write them; standard output if not given.
+    /// The file to write the blocks to; without it, standard output.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
 }
@@ -95,31 +95,32 @@ pub(crate) struct BenchArgs {
     /// The bytes of an I/O: a power of two, such as 4k.
     #[arg(long, default_value = "4k", value_parser = block_size)]
     pub(crate) block: u64,
-    /// How many I/Os are in flight.
+    /// How many I/Os to have in flight.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1023))]
     pub(crate) depth: u16,
-    /// How many I/Os each way.
+    /// How many I/Os each side does.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: u64,
-    /// For how many seconds, instead of a count.
+    /// How many seconds each side runs, instead of a count.
     #[arg(long, conflicts_with = "count", value_parser = seconds)]
     pub(crate) seconds: Option<Duration>,
-    /// In how many turns. Many short ones are fair on a machine that does other things, too.
+    /// How many turns the sides take. Many short turns are fair on a machine that is also busy
+    /// otherwise.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) turns: u64,
-    /// The bytes from the start of the disk on that are used.
+    /// How many bytes to use, from the start of the disk on.
     #[arg(long, default_value = "32m", value_parser = size)]
     pub(crate) span: u64,
-    /// The kind of memory: thp, base, hugetlb, hugetlb-1g, memfd or memfd-hugetlb.
+    /// The kind of memory to use: thp, base, hugetlb, hugetlb-1g, memfd or memfd-hugetlb.
     #[arg(long, default_value_t = MemoryKind::Thp)]
     pub(crate) memory: MemoryKind,
-    /// Run the same with PRPs written by hand, and a bare loop, beside it, and compare.
+    /// Compare with the driver with PRPs written by hand, and with a bare loop.
     #[arg(long)]
     pub(crate) hand_written: bool,
-    /// Write blocks instead of reading them: what the disk has there is lost.
+    /// Write blocks instead of reading them; this destroys what the disk has there.
     #[arg(long, requires = "yes_destroy_data")]
     pub(crate) write: bool,
-    /// Says that the data on the disk may be lost.
+    /// Confirm that the data on the disk may be lost.
     #[arg(long)]
     pub(crate) yes_destroy_data: bool,
     /// How the result is printed.
@@ -146,12 +147,12 @@ fn block_size(text: &str) -> Result<u64, String> {
     if bytes.is_power_of_two() && (512..=1 << 20).contains(&bytes) {
         return Ok(bytes);
     }
-    Err("an I/O has a power of two of bytes, from 512 to 1m".into())
+    Err("the bytes of an I/O are a power of two from 512 to 1m".into())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: Option<u64> = text.parse().ok().filter(|&seconds| seconds > 0);
-    seconds.map(Duration::from_secs).ok_or_else(|| "a number of seconds, 1 or more".into())
+    seconds.map(Duration::from_secs).ok_or_else(|| "take 1 second or more".into())
 }
 
 #[cfg(test)]

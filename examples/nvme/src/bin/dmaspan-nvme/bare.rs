@@ -116,7 +116,7 @@ impl<A: Access> Bare<A> {
     pub(crate) fn new(access: A, fixed: &Fixed) -> Result<Self, Failure> {
         let cap = access.read64(CAP);
         if cap >> 48 & 0xf != 0 || cap & 0xffff < u64::from(fixed.regions) {
-            return Err("the controller has no pages of 4 KiB, or no queues so deep".into());
+            return Err("the controller has no pages of 4 KiB, or no queue of --depth".into());
         }
         await_ready(&access, 0)?;
         let admin = Pair::new(&access, 0, 4)?;
@@ -154,7 +154,7 @@ impl<A: Access> Bare<A> {
                 return if status == 0 { Ok(()) } else { Err(failed()) };
             }
         }
-        Err("an admin command did not end".into())
+        Err("the controller did not complete an admin command in time".into())
     }
 
     /// Stops the controller, and frees what it used. Where it does not stop, that is leaked.
@@ -191,13 +191,15 @@ impl<A: Access> Lane for Bare<A> {
         if any {
             self.io.popped(&self.access);
         }
-        if failed == 0 { Ok(()) } else { Err(format!("an I/O failed: {failed:#x}").into()) }
+        if failed == 0 { Ok(()) } else { Err(format!("an I/O failed: status {failed:#x}").into()) }
     }
 
     fn check(&self) -> Result<(), Failure> {
         // All ones have the bit of a fatal status too.
         match self.access.read32(CSTS) {
-            csts if csts & 2 != 0 => Err(format!("the controller has failed: {csts:#x}").into()),
+            csts if csts & 2 != 0 => {
+                Err(format!("the controller has failed (CSTS {csts:#x})").into())
+            }
             _ => Ok(()),
         }
     }
@@ -225,5 +227,5 @@ fn await_ready<A: Access>(access: &A, cc: u32) -> Result<(), Failure> {
             return Ok(());
         }
     }
-    Err("the controller does not become ready".into())
+    Err("the controller did not become ready in time".into())
 }

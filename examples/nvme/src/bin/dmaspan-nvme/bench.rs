@@ -183,7 +183,8 @@ impl Bench<'_> {
         let queue = controller.create_queue(QueueConfig::new(self.args.depth + 1))?;
         if self.args.block < namespace.block_bytes() {
             controller.shutdown([queue])?;
-            return Err(format!("the disk has blocks of {} bytes", namespace.block_bytes()).into());
+            let bytes = namespace.block_bytes();
+            return Err(format!("--block is less than a block of the disk, {bytes} bytes").into());
         }
         Ok((controller, namespace, queue))
     }
@@ -215,7 +216,10 @@ impl Bench<'_> {
         for block in (0..span).step_by(usize::try_from(self.args.block)?) {
             for at in [block, block + self.args.block - 8] {
                 if read.memory.read_u64(at)? != self.disk.memory.read_u64(at)? {
-                    return Err(format!("what was written at byte {at:#x} is not there").into());
+                    return Err(format!(
+                        "the disk does not have at byte {at:#x} what was written there"
+                    )
+                    .into());
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What the driver is compared with: itself, with PRPs that were written by hand.
+//! The bench compares the driver with itself, with PRPs that were written by hand.
 //!
 //! They are written once, for one mapping that stays. Then an I/O imports nothing, describes
 //! nothing and holds nothing, and does all else that the driver does.

@@ -1,4 +1,4 @@
-//! Random I/O at depth, through whatever does it.
+//! Random I/O at depth, through either side of the bench.
 
 use std::error::Error;
 use std::hint;
@@ -104,7 +104,9 @@ impl Load {
         let mut idle: Vec<u16> = (0..self.regions).rev().collect();
         let places = words.disk.len() / self.words() / regions.len();
         if places == 0 {
-            return Err("the span is too small for so many I/Os at once".into());
+            return Err(
+                "--span is too small for --depth I/Os at once: raise it or lower --depth".into()
+            );
         }
         let (mut begun, mut ended, mut wrong) = (0_u64, 0_u64, 0_u64);
         let (mut polls, mut waits_since) = (0_u32, None);
@@ -145,14 +147,14 @@ impl Load {
                 lane.check()?;
                 let since = *waits_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > LIMIT {
-                    return Err("an I/O does not end".into());
+                    return Err("the controller did not complete an I/O in time".into());
                 }
             }
         }
         let time = start.elapsed();
         let allocations = counting::allocations() - allocated;
         if wrong > 0 {
-            return Err(format!("{wrong} of {ended} reads gave other data than before").into());
+            return Err(format!("{wrong} of {ended} reads returned other data than before").into());
         }
         Ok(Turn { count: ended, time, allocations })
     }

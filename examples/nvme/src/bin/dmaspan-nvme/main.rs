@@ -112,7 +112,7 @@ fn identify(args: &IdentifyArgs) -> Result<(), Failure> {
 
 fn read(args: &ReadArgs) -> Result<(), Failure> {
     if args.out.is_none() && io::stdout().is_terminal() {
-        return Err("this would write a disk's bytes to a terminal: name a file by --out".into());
+        return Err("the bytes of a disk do not go to a terminal: name a file by --out".into());
     }
     let mut file = match &args.out {
         Some(path) => Some(

@@ -1,4 +1,4 @@
-//! Where bytes of a disk go but to standard output: all of them, or none.
+//! The bytes of a disk go to a file here: all of them, or none.
 
 use std::ffi::OsString;
 use std::fs::{self, File};

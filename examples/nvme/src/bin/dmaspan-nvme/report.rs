@@ -1,4 +1,4 @@
-//! What is printed.
+//! The report of the bench.
 
 use std::fmt::Write as _;
 
@@ -133,7 +133,7 @@ impl Report {
         let (used, asked) = (self.span_bytes, self.span_asked);
         (used < asked).then(|| {
             format!(
-                "the first {used} bytes of the disk were used, all of its whole I/Os, instead of \
+                "the first {used} bytes of the disk were used, which are whole I/Os, instead of \
                  the {asked} of --span"
             )
         })
@@ -173,7 +173,7 @@ mod tests {
             panic!("{line:?} is a bench")
         };
         let report = Report::new(&args, 64 << 20, Vec::new());
-        let says = "note: the first 67108864 bytes of the disk were used, all of its whole I/Os, \
+        let says = "note: the first 67108864 bytes of the disk were used, which are whole I/Os, \
             instead of the 1073741824 of --span\n";
         assert!(report.table().contains(says), "{}", report.table());
         assert!(json(&report).contains("\"span_bytes\": 67108864"), "{}", json(&report));

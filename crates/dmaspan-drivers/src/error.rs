@@ -1,4 +1,4 @@
-//! What goes wrong when a driver, a stream or a domain is made.
+//! The errors of making a driver, a stream or a domain.
 
 use dmaspan::Errno;
 use dmaspan::iommu::HardwareError;
@@ -24,7 +24,7 @@ pub enum Error {
         value: u64,
     },
     /// The configuration asks for what cannot be.
-    #[error("{what} is {value}, and the limit is {limit}")]
+    #[error("{what} is {value}, but the limit is {limit}")]
     Config {
         /// Of what.
         what: &'static str,
@@ -34,7 +34,7 @@ pub enum Error {
         limit: u64,
     },
     /// There is no such stream.
-    #[error("there is no stream {stream:#x}: the IOMMU tells apart 0 to {last:#x}")]
+    #[error("there is no stream {stream:#x}: the streams of this IOMMU are 0 to {last:#x}")]
     NoStream {
         /// Its number.
         stream: u32,

@@ -1,4 +1,4 @@
-//! Streams that somebody claimed, and the faults of all of them.
+//! Every driver keeps here which streams are claimed, and reports their faults.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a driver asks of whoever runs it.
+//! A kernel or a process that runs a driver implements [`Host`]: memory, a lock, and patience.
 
 use core::hint;
 use core::sync::atomic::AtomicU64;

@@ -1,4 +1,4 @@
-//! The registers of a device.
+//! [`Mmio`] is the registers of a device, and [`MmioRegion`] is registers that are mapped.
 
 use core::fmt;
 use core::ptr::NonNull;

@@ -1,5 +1,5 @@
-//! The ring of commands that four of the drivers have: who is where in it, and which batches an
-//! error fails.
+//! Four of the drivers have a ring of commands. This keeps the positions of driver and hardware in
+//! it, and decides which batches an error fails.
 //!
 //! A driver places a batch of commands under the ring's lock, with a fence behind it by which
 //! hardware says that all are done. It waits without the lock, which it takes for each look. What
@@ -109,7 +109,7 @@ pub(crate) struct Locked<'a, H: Host> {
     pub(crate) state: MutexGuard<'a, H::Lock, State>,
 }
 
-/// Who is where in a [`Ring`].
+/// The positions of driver and hardware in a [`Ring`].
 #[derive(Default)]
 pub(crate) struct State {
     /// Where the next command goes.

@@ -1,4 +1,4 @@
-//! The two translations that an IOMMU can do one after the other.
+//! An IOMMU can do two translations one after the other: the stages.
 
 /// By which stage a domain is translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

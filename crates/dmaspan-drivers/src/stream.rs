@@ -1,4 +1,5 @@
-//! A stream of accesses, as something that is attached to domains, whichever driver's it is.
+//! [`IommuStream`] is a stream of accesses that is attached to domains, whichever driver's it is.
+//! It checks a domain before the driver's hooks see it.
 
 use alloc::sync::Arc;
 use core::fmt;

@@ -1,4 +1,4 @@
-//! Words of a structure by their index.
+//! A driver reads and writes the words of a structure here, by their index.
 
 use core::mem;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,15 +1,16 @@
-//! Charges against a limit: what an owner may have pinned.
+//! An [`Account`] charges an owner for pinned memory, against a limit. Containers and sources of
+//! registered buffers call it before they pin.
 //!
 //! An account is one owner, of any number of containers and other users of pinned memory. It holds
-//! ranges, each for as long as the [`Charge`] that brought it, and counts each byte under them
+//! ranges, each for as long as the [`Charge`] that brought it, and counts each byte that they cover
 //! once.
 //!
 //! # How it locks
 //!
-//! By a flag, which is spun on: an account is shared by containers of different locks, so it has
-//! none of theirs. Under it nothing is allocated or freed and nobody is called; memory for what a
-//! charge adds is there before, and what it leaves is freed behind. A charge costs a walk down a
-//! balanced tree for each end of its ranges.
+//! An account locks by a flag, on which callers spin: containers of different locks share an
+//! account, so it cannot have the lock of one of them. Under the flag it allocates and frees
+//! nothing and calls nobody: a charge allocates its memory before, and frees what it leaves
+//! afterwards. A charge costs a walk down a balanced tree for each end of its ranges.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -315,7 +316,7 @@ impl Charge {
         self.held.parts.iter().map(len).fold(self.held.bytes, u64::saturating_add)
     }
 
-    /// Who is charged.
+    /// The account that is charged.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }

@@ -1,4 +1,4 @@
-//! Addresses, one type for each address space.
+//! Addresses, with one type for each address space, so that no layer takes one for another.
 //!
 //! 0 is an ordinary address in all of them, never "none".
 

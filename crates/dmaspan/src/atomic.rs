@@ -1,5 +1,5 @@
-//! Atomics: the core's own, or those of loom, which tries all interleavings of a test and all
-//! values that the orderings let a load see.
+//! The atomics of the tables and queues: the core's own, or those of loom, which tries all
+//! interleavings of a test and all values that the orderings let a load see.
 
 #[cfg(not(loom))]
 pub(crate) use core::hint::spin_loop;

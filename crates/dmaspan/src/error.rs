@@ -1,4 +1,5 @@
-//! What errors have in common: each system has one enum, and each of its variants an errno.
+//! All errors have an errno in common: each system has one error enum, and each of its variants an
+//! [`Errno`].
 //!
 //! The errno lets a VFIO or iommufd front end answer as Linux does. One meaning each, over all
 //! systems: overlap is `EEXIST`, out of reach is `ERANGE`, wrapping is `EOVERFLOW`, nothing there

@@ -1,12 +1,13 @@
-//! Ranges that may overlap, and how many bytes they cover together.
+//! The ledger holds ranges that may overlap, and knows how many bytes they cover together. An
+//! [`Account`](crate::account::Account) counts with it.
 //!
 //! Each range is kept as its two ends, in a balanced tree of all places where ranges begin or end.
 //! Each subtree knows where the fewest ranges cover its bytes, and how many bytes those are; so the
 //! root knows how many are covered by none. Adding and taking a range costs one walk for each end,
 //! however many ranges lie inside it.
 //!
-//! The places bring their memory along, and take it away: nothing is allocated or freed by the
-//! tree, which a lock may be around.
+//! Each place brings its memory along, and takes it away: the tree allocates and frees nothing, so
+//! a lock may be around it.
 
 use alloc::boxed::Box;
 use core::cmp::Ordering;

@@ -2,8 +2,8 @@
 //! kernel.
 //!
 //! The currency between all layers is the [`Span`]: a maximal run of physically contiguous bytes.
-//! Every operation costs as much as there are spans and page-table entries to write, never as much
-//! as there are 4 KiB pages.
+//! The cost of an operation follows the number of spans and page-table entries that it writes,
+//! never the number of 4 KiB pages.
 //!
 //! ```text
 //!  user range ──pin──► spans ──coalesce──► spans ──map──► IO page table ──► device
@@ -15,19 +15,21 @@
 //! Every folder is one system, and every plain file is shared by the systems:
 //!
 //! - [`io_pgtable`]: IO page tables. A format says how entries look, one walker does the rest.
-//! - [`iommu`]: domains, what is attached to them, and their IOVAs. What was unmapped is released
+//! - [`iommu`]: domains, the streams attached to them, and their IOVAs. Unmapped memory is released
 //!   only against the proof that hardware has forgotten it.
-//! - [`dma`]: what a driver calls: buffers mapped and unmapped, strictly or lazily, translated,
-//!   direct or bounced. Its page shows all of it in one example.
-//! - [`swiotlb`]: bounce pools, for what a device cannot reach or must not see.
+//! - [`dma`]: the DMA API that a driver calls: buffers mapped and unmapped, strictly or lazily,
+//!   translated, direct or bounced. Its page shows all of it in one example.
+//! - [`swiotlb`]: bounce pools, for buffers that a device cannot reach or must not see.
 //! - [`regbuf`]: buffers that are registered once and used for ever: pinned, coalesced, charged and
 //!   perhaps mapped; an operation finds its part in a few steps, and makes descriptors of it.
 //! - [`container`]: user memory, pinned, mapped and kept account of, as Linux's VFIO does.
 //! - [`addr`], [`range`](mod@range), [`span`], [`lg2`]: addresses and what they span. Ranges are
 //!   inclusive, so that the top of an address space is an address.
-//! - [`prot`], [`pin`], [`account`], [`space`], [`error`]: permissions, who supplies pinned memory,
-//!   what an owner may pin, what a driver maps into, and an errno for each error.
-//! - [`platform`]: locks, a number for the CPU, a clock and caches, from whoever runs the code.
+//! - [`prot`], [`pin`], [`account`], [`space`], [`error`]: permissions, the supplier of pinned
+//!   memory, the limit of what an owner may pin, the target that a driver maps into, and an errno
+//!   for each error.
+//! - [`platform`]: locks, a number for the CPU, a clock and caches, which a kernel or a process
+//!   supplies.
 //!
 //! The crate has no operating system, no clock, no randomness and no globals: memory, locks and
 //! hardware come through traits. It contains no unsafe block;
@@ -39,7 +41,7 @@
 //! [`Domain`](iommu::Domain), and promises such as [`RawMemory::new`](dma::RawMemory::new) and
 //! [`Buffer::new`](regbuf::Buffer::new) are unsafe to call, each with its contract.
 //!
-//! What maps memory most simply is a [`Container`]:
+//! The simplest way to map memory is a [`Container`]:
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Pinning: memory that stays where it is, as spans.
+//! [`Pinner`] pins user memory, so that it stays where it is, and says as spans where that is.
 
 use core::fmt;
 
@@ -126,10 +126,10 @@ impl Dirty {
 ///
 /// # Panics
 ///
-/// Where a pinner panics, and likewise a [`BusyHook`](crate::container::BusyHook), a sink or
-/// whoever is asked about cancellation, nothing is unpinned or given back that a device may use.
-/// What was worked on then stays [`Busy`](crate::container::Error::Busy) for ever, and domains
-/// [can no longer change](crate::container::Error::Changing).
+/// Where a pinner, a [`BusyHook`](crate::container::BusyHook), a sink or the closure that is asked
+/// about cancellation panics, nothing is unpinned or given back that a device may use. The range
+/// that was worked on then stays [`Busy`](crate::container::Error::Busy) for ever, and domains [can
+/// no longer change](crate::container::Error::Changing).
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"

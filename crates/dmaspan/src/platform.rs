@@ -1,4 +1,5 @@
-//! What the core asks of whoever runs it: locks, a number for the CPU, a clock, caches.
+//! [`Platform`] is what the core asks of a kernel or process that runs it: locks, a number for the
+//! CPU, a clock, caches.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -19,8 +20,8 @@ pub trait Platform: Send + Sync {
     /// mappings are made or ended in interrupts.
     type Lock: RawMutex + Send + Sync;
 
-    /// The number of the CPU, or of the thread's place in user space: a hint. Whoever shares a
-    /// number shares caches, and two threads with one number are only slower.
+    /// The number of the CPU, or of the thread's place in user space: a hint. Threads with the same
+    /// number share caches, and are slower for it, but no less right.
     fn cpu(&self) -> usize;
 
     /// The number of the CPU's NUMA node: a hint, too.
@@ -44,7 +45,7 @@ pub trait Platform: Send + Sync {
 
 /// A lock that is a flag: an exchange to take it, a plain store to leave it.
 ///
-/// It is for what a CPU has of its own, which is only ever *tried*: who finds it taken goes
+/// It guards what belongs to one CPU, and is only ever *tried*: a caller that finds it taken goes
 /// elsewhere instead of waiting. So it takes part in no deadlock, also not with an interrupt that
 /// comes while it is held. [`lock`](RawMutex::lock) spins.
 pub struct Flag(#[cfg(not(loom))] AtomicBool, #[cfg(loom)] std::sync::OnceLock<usize>);
@@ -160,8 +161,9 @@ impl<T> DerefMut for Apart<T> {
 
 /// What tells an object from all others that handles of it may meet.
 ///
-/// Handles carry the number. It is unique among the objects that live; whoever is dropped while
-/// handles are out keeps its number for ever, by [`keep`](Self::keep) or a clone that is leaked.
+/// Handles carry the number. It is unique among the objects that live; an object that is dropped
+/// while handles are out keeps its number for ever, by [`keep`](Self::keep) or a clone that is
+/// leaked.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity(Arc<()>);
 

@@ -1,4 +1,4 @@
-//! What a caller promises to the implementer of an unsafe trait.
+//! A [`Promise`] is what a caller promises to the implementer of an unsafe trait.
 
 use core::marker::PhantomData;
 

@@ -1,4 +1,4 @@
-//! What a device may do with what is mapped for it.
+//! [`Prot`] says what a device may do with mapped memory, and how it is cached.
 
 bitflags::bitflags! {
     /// Permissions and memory type of a mapping, as Linux's `IOMMU_READ` … `IOMMU_PRIV`

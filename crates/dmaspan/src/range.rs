@@ -1,4 +1,4 @@
-//! Inclusive address ranges, valid by construction.
+//! Inclusive address ranges, which are valid by construction.
 //!
 //! The top of an address space is an address, so a range is `start..=last`: a half-open range
 //! cannot end there without wrapping to 0. No range is empty.

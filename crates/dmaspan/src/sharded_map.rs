@@ -1,6 +1,8 @@
-//! Things that are found again by a number that was given away: by the address that a driver keeps.
+//! A hash table that finds things again by a number that was given away, as the address that a
+//! driver keeps.
 //!
-//! Hash tables, each with a lock of its own, so that CPUs seldom meet. Taking out never allocates.
+//! It is several hash tables, each with a lock of its own, so that CPUs seldom meet. Taking out
+//! never allocates.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -1,4 +1,5 @@
-//! What a driver maps into, whoever does the work.
+//! [`DmaSpace`] is what user memory can be mapped into, be it the core's container or the kernel's
+//! IOMMU.
 
 use crate::addr::Iova;
 use crate::error::Errno;

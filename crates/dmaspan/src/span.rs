@@ -1,4 +1,4 @@
-//! The currency between all layers: contiguous bytes.
+//! A [`Span`] is contiguous bytes, the currency between all layers.
 
 use core::fmt;
 

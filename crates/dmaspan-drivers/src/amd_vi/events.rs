@@ -53,7 +53,7 @@ impl<L: RawMutex, S: Structure> Events<L, S> {
         if tail == u64::MAX {
             Err(gone(tail))
         } else if index > lg2::mask(self.lg2_entries) {
-            let what = "the tail of the event log is outside of it";
+            let what = "the tail of the event log points outside of the log";
             Err(HardwareError { what, status: tail })
         } else {
             Ok(*head + self.place(index.wrapping_sub(*head)))
@@ -112,7 +112,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
     /// # Errors
     ///
     /// [`HardwareError`] where the IOMMU is gone or its log is not where it should be, and where an
-    /// event says that it refused a command; whoever waited for that one failed.
+    /// event says that it refused a command; the call that waited for that one failed.
     pub fn handle_faults(&self) -> Result<Handled, HardwareError> {
         let mut handled = Handled::default();
         let mut refused = Ok(());

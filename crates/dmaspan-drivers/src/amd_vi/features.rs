@@ -1,4 +1,4 @@
-//! What an IOMMU has.
+//! The driver reads here which features an IOMMU has.
 
 use super::spec::{capability, feature};
 use crate::error::Error;

@@ -11,8 +11,8 @@
 //! [reserves](AmdVi::stream) both. Interrupts are not remapped.
 //!
 //! QEMU's model passes every access, whatever the driver tells it, unless it is started with
-//! `-device amd-iommu,dma-remap=on`, which is off by default. No register says so: who starts QEMU
-//! has to.
+//! `-device amd-iommu,dma-remap=on`, which is off by default. No register shows that, so start QEMU
+//! with the option.
 //!
 //! Not driven: guest tables (version 2), PASIDs, page requests, and caches of translations in
 //! devices (ATS).

@@ -1,4 +1,4 @@
-//! The hooks of a domain.
+//! The hooks of a domain: they tell the IOMMU what changed in its tables.
 
 use alloc::sync::Arc;
 use core::fmt;

@@ -150,7 +150,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         let what = if status & status::COMMANDS_RUN == 0 {
             "the IOMMU stopped at a command"
         } else {
-            "the IOMMU was not done with its commands in time"
+            "the IOMMU did not complete its commands in time"
         };
         HardwareError { what, status: status.into() }
     }
@@ -176,5 +176,5 @@ impl<R: Mmio, H: Host> Hardware<'_, R, H> {
 
 /// What a device that is gone answers was read.
 pub(super) fn gone(status: u64) -> HardwareError {
-    HardwareError { what: "the IOMMU is gone: its registers read all ones", status }
+    HardwareError { what: "the IOMMU is gone: its registers read as all ones", status }
 }

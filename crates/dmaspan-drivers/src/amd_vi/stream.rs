@@ -1,4 +1,4 @@
-//! A stream: the accesses of one device ID.
+//! A stream is the accesses of one device ID, and it is attached to domains here.
 
 use alloc::sync::Arc;
 use core::iter;
@@ -105,15 +105,15 @@ where
         let encrypted = nowhere.dte & device_entry::ROOT;
         let refuse = |what| Err(Incompatible { what });
         if !Arc::ptr_eq(&self.iommu, &domain.ops().iommu) {
-            refuse("it is of another IOMMU")
+            refuse("it belongs to another IOMMU")
         } else if geometry.top_level >= features.levels {
             refuse("its tree has more levels than the IOMMU walks")
         } else if geometry.aperture.last().get() > lg2::mask(features.input_bits) {
-            refuse("its addresses have more bits than those of the IOMMU")
+            refuse("its addresses have more bits than the IOMMU's")
         } else if geometry.output_bits > features.output_bits {
-            refuse("its physical addresses have more bits than those of the IOMMU")
+            refuse("its physical addresses have more bits than the IOMMU's")
         } else if domain.format().tracks_dirty() && !features.dirty {
-            refuse("the IOMMU does not mark what was written")
+            refuse("the IOMMU sets no dirty bits")
         } else if encrypted != self.iommu.encrypted {
             refuse("its tables are not encrypted as the IOMMU's driver was told")
         } else {

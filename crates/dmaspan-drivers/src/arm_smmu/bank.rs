@@ -1,4 +1,5 @@
-//! Context banks: what they are told, and what they are to forget.
+//! A context bank translates for one domain: the driver sets it up here, and tells it what to
+//! forget.
 
 use dmaspan::PhysAddr;
 

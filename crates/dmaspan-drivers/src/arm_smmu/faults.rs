@@ -1,4 +1,5 @@
-//! Faults: the one that each context bank records, and that of all else.
+//! Faults: each context bank records one, and the global registers record one of all other
+//! accesses.
 
 use alloc::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What an SMMUv2 has.
+//! The driver reads here which features an SMMUv2 has.
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{ArmLpaeS1Config, ArmLpaeS2Config, ArmV7sConfig};

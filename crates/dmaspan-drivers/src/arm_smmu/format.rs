@@ -1,4 +1,4 @@
-//! The page tables that context banks walk, and what a bank is told of them.
+//! The page tables that context banks walk, and the register values that describe them.
 
 use core::fmt;
 
@@ -226,7 +226,7 @@ impl Context {
         } else if format.tracks_dirty() {
             Some("the SMMU does not manage dirty state")
         } else if !format.needs_break() {
-            Some("the SMMU needs a break before a leaf is replaced by leaves of another size")
+            Some("the SMMU needs a break before a leaf changes its size")
         } else if format.forces_types() {
             Some("the SMMU does not force memory types")
         } else {

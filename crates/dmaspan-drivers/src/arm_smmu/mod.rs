@@ -346,7 +346,7 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
         });
         done.unwrap_or_else(|| {
             let status = self.registers.read(gr0::GFSR).into();
-            Err(HardwareError { what: "the SMMU does not finish a TLB sync", status })
+            Err(HardwareError { what: "the SMMU did not finish a TLB sync in time", status })
         })
     }
 

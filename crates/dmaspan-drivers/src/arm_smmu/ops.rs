@@ -1,4 +1,4 @@
-//! The hooks of a domain.
+//! The hooks of a domain: they tell its context bank what to forget.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -123,7 +123,10 @@ unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV2Ops<R, H> {
         // accesses pass.
         let mut state = self.smmu.state.lock();
         if state.map.reaches(registers, index) {
-            return Err(HardwareError { what: "a stream has this domain", status: 0 });
+            return Err(HardwareError {
+                what: "a stream is still attached to this domain",
+                status: 0,
+            });
         }
         let Some(taken) = state.bank(index).filter(|taken| taken.translates == Translates::Yes)
         else {

@@ -1,4 +1,4 @@
-//! The registers by their spaces.
+//! The registers of an SMMUv2, by their spaces.
 
 use super::spec::{gr0, gr1, id1};
 use crate::mmio::Mmio;

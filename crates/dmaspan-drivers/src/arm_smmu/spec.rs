@@ -1,4 +1,4 @@
-//! Registers of an SMMUv2, and what their bits mean.
+//! The registers of an SMMUv2, and what their bits mean. No logic.
 //!
 //! Source: Arm System Memory Management Unit Architecture Specification, version 2.0, IHI 0062:
 //! chapter 10 "SMMU Global Register Space 0", chapter 11 "SMMU Global Register Space 1", chapter 16
@@ -96,7 +96,7 @@ pub(super) mod bank {
 
 /// SMMU_sCR0.
 pub(super) mod cr0 {
-    /// GFRE: who is ended by a global fault is told so.
+    /// GFRE: a device whose access a global fault ends is told so.
     pub(in super::super) const GFRE: u32 = 1 << 1;
     /// GFIE: global faults interrupt.
     pub(in super::super) const GFIE: u32 = 1 << 2;
@@ -234,7 +234,7 @@ pub(super) mod sctlr {
     /// TRE and AFE: MAIR or PRRR and NMRR give memory types, AP\[0\] is an access flag.
     pub(in super::super) const TRE: u32 = 1 << 1;
     pub(in super::super) const AFE: u32 = 1 << 2;
-    /// CFRE: who is ended by a fault is told so. CFIE: faults interrupt.
+    /// CFRE: a device whose access a fault ends is told so. CFIE: faults interrupt.
     pub(in super::super) const CFRE: u32 = 1 << 5;
     pub(in super::super) const CFIE: u32 = 1 << 6;
     /// CFCFG: accesses that fault stall; they end without it.

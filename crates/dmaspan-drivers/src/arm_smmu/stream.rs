@@ -1,4 +1,4 @@
-//! Streams that are attached to domains.
+//! Streams are attached to domains here, by their entries in the stream map.
 
 use alloc::sync::Arc;
 
@@ -79,7 +79,10 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
         drop(state);
         if !StreamMap::<H::Lock>::has(&self.registers, entry, route) {
             let status = self.registers.read_entry(gr0::S2CR, entry).into();
-            return Err(HardwareError { what: "the SMMU does not take a stream's route", status });
+            return Err(HardwareError {
+                what: "the SMMU did not take a stream's new route",
+                status,
+            });
         }
         let left = match (former, bank) {
             (_, Some(bank)) => Left::Bank(bank),
@@ -143,7 +146,7 @@ where
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let ops = domain.ops();
         if !Arc::ptr_eq(ops.smmu(), &self.smmu) {
-            return Err(Incompatible { what: "it is another SMMU's" });
+            return Err(Incompatible { what: "it belongs to another SMMU" });
         }
         if ops.taken().context != <D::Format as super::format::sealed::SmmuTables>::CONTEXT {
             return Err(Incompatible { what: "its hooks are for tables of another format" });
@@ -154,7 +157,7 @@ where
         }
         match (features.walks, domain.memory().coherency()) {
             (Coherency::NonCoherent, Coherency::Coherent) => {
-                Err(Incompatible { what: "nobody writes its tables back for the SMMU's walks" })
+                Err(Incompatible { what: "its tables are not written back, where the SMMU looks" })
             }
             _ => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! What the hardware can, by its ID registers.
+//! The driver reads here what the hardware can do, from its ID registers.
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{

@@ -1,4 +1,4 @@
-//! The formats of tables that an SMMUv3 walks, and what it is told of them.
+//! The formats of tables that an SMMUv3 walks, and the values that describe them to it.
 
 use dmaspan::io_pgtable::{
     ArmLpaeS1, ArmLpaeS2, BreakBeforeMake, DirtyTracking, Format, Half, S2MemoryTypes,

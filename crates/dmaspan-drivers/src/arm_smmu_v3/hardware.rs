@@ -1,4 +1,4 @@
-//! The registers, and how they are waited for.
+//! The registers of an SMMUv3, and waiting for them.
 
 use dmaspan::iommu::HardwareError;
 use lock_api::Mutex;
@@ -66,8 +66,5 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
 
 /// Registers that read as all ones: there is no device any more.
 pub(super) fn gone(value: u32) -> HardwareError {
-    HardwareError {
-        what: "the SMMU does not answer: its registers are all ones",
-        status: value.into(),
-    }
+    HardwareError { what: "the SMMU is gone: its registers read as all ones", status: value.into() }
 }

@@ -1,4 +1,4 @@
-//! The hooks of a domain.
+//! The hooks of a domain: they make the commands that tell the SMMU what to forget.
 
 use alloc::sync::Arc;
 use core::fmt;

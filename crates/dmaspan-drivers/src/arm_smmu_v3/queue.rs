@@ -118,7 +118,7 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
             return Err(hardware::gone(consumer));
         }
         if !locked.advance(consumer.into()) {
-            let what = "the SMMU says that it consumed commands that were never placed";
+            let what = "the SMMU reports as consumed commands that were never placed";
             return Err(HardwareError { what, status: consumer.into() });
         }
         // ERR says why it stopped last, also when it has gone on since.

@@ -1,4 +1,5 @@
-//! From whatever firmware left to an SMMU that blocks all streams (IHI 0070, 6.3.9.6 and 3.11).
+//! Starting the hardware: from whatever firmware left to an SMMU that blocks all streams (IHI 0070,
+//! 6.3.9.6 and 3.11).
 
 use alloc::sync::Arc;
 
@@ -187,7 +188,7 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
             let value = hardware.registers.read32(reg::GBPA);
             (value & gbpa::UPDATE == 0).then_some(value)
         };
-        let why = || hardware.why("the SMMU did not take what it does without tables");
+        let why = || hardware.why("the SMMU did not take the setting for accesses without tables");
         let value = poll(&hardware.host, settled).ok_or_else(why)?;
         hardware.registers.write32(reg::GBPA, value | gbpa::ABORT | gbpa::UPDATE);
         let value = poll(&hardware.host, settled).ok_or_else(why)?;

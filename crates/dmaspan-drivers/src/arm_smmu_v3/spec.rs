@@ -1,4 +1,4 @@
-//! What the manual says: registers, commands, structures and events. No logic.
+//! The manual's registers, commands, structures and events. No logic.
 //!
 //! Source: Arm System Memory Management Unit Architecture Specification, version 3, IHI 0070: 6.3
 //! "Register formats", 4 "Commands", 5 "Data structure formats" and 7.3 "Event records".

@@ -1,4 +1,4 @@
-//! A stream, as something that is attached to domains.
+//! A stream is attached to domains here, by its entry in the stream table.
 
 use alloc::sync::Arc;
 
@@ -58,7 +58,7 @@ where
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let features = &self.smmu.features;
         let what = if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
-            "it is a domain of another IOMMU"
+            "it belongs to another SMMU"
         } else if domain.ops().stage() != D::Format::STAGE {
             "its hooks and its tables are of different stages"
         } else if features.coherency == Coherency::NonCoherent

@@ -1,4 +1,4 @@
-//! Which commands make hardware forget ranges (IHI 0070, 4.4.1).
+//! This chooses the commands that make hardware forget ranges (IHI 0070, 4.4.1).
 
 use dmaspan::iommu::{Invalidation, Tables};
 use dmaspan::{IovaRange, lg2};

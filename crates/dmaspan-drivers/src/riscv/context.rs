@@ -1,4 +1,4 @@
-//! What a stream has: its device context, and how that is changed while the device is active.
+//! A stream has a device context. This fills it, and changes it while the device is active.
 //!
 //! Hardware may read the words of a context in any order ("Leaf DDT entry"), and may use the old or
 //! the new value of each until an invalidation was processed ("Changing device directory table

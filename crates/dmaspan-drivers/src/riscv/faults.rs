@@ -57,7 +57,7 @@ impl<S: Structure, L: RawMutex> FaultQueue<S, L> {
     pub(super) fn start<R: Mmio>(&self, registers: &R, host: &impl Host) -> Result<(), Error> {
         queue_base(registers, FQB, &self.records, self.lg2, "fault queue of that size")?;
         registers.write32(FQH, 0);
-        turn_on(registers, host, FQCSR, self.control, "the fault queue does not start")?;
+        turn_on(registers, host, FQCSR, self.control, "the fault queue did not start")?;
         Ok(())
     }
 
@@ -85,7 +85,8 @@ impl<S: Structure, L: RawMutex> FaultQueue<S, L> {
     fn tail<R: Mmio>(&self, registers: &R) -> Result<u32, HardwareError> {
         let tail = registers.read32(FQT);
         if tail > self.mask() {
-            let what = if tail == u32::MAX { GONE } else { "fqt is outside of the fault queue" };
+            let what =
+                if tail == u32::MAX { GONE } else { "fqt points outside of the fault queue" };
             return Err(HardwareError { what, status: tail.into() });
         }
         Ok(tail)

@@ -73,7 +73,7 @@ use queue::CommandQueue;
 use spec::Command;
 
 /// What registers of a device that is gone read.
-const GONE: &str = "the registers of the IOMMU read all ones";
+const GONE: &str = "the IOMMU is gone: its registers read as all ones";
 /// The last PSCID and the last GSCID that are given out. A GSCID has 16 bits, a PSCID 20; 0 is the
 /// number in contexts that have no such stage.
 const LAST_ID: u32 = 0xffff;

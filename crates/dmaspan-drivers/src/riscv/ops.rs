@@ -1,4 +1,4 @@
-//! The hooks of a domain: what hardware has to forget of it.
+//! The hooks of a domain: they tell hardware what to forget of it.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -73,7 +73,7 @@ impl<R: Mmio, H: Host> RiscvOps<R, H> {
     fn let_go(&self) -> Result<(), HardwareError> {
         let streams = self.space.streams.load(Ordering::Acquire);
         if streams != 0 {
-            let what = "streams have the domain still";
+            let what = "a stream is still attached to this domain";
             return Err(HardwareError { what, status: streams.into() });
         }
         self.iommu.run(&[self.space.tag.forget()])

@@ -34,7 +34,7 @@ impl<H: Host> CommandQueue<H> {
         queue_base(registers, CQB, &ring.words, ring.lg2(), "command queue of that size")?;
         // It has whatever value, and hardware starts with what is before it.
         registers.write32(CQT, 0);
-        turn_on(registers, host, CQCSR, CSR_ENABLE, "the command queue does not start")?;
+        turn_on(registers, host, CQCSR, CSR_ENABLE, "the command queue did not start")?;
         Ok(())
     }
 
@@ -121,8 +121,8 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
 
     fn stuck(&self, at: Stuck, _start: Option<u64>) -> HardwareError {
         let what = match at {
-            Stuck::Full => "the command queue stays full",
-            Stuck::Late => "a fence of the command queue is not reached",
+            Stuck::Full => "the command queue stayed full",
+            Stuck::Late => "the IOMMU did not complete its commands in time",
         };
         HardwareError { what, status: self.registers.read32(CQCSR).into() }
     }
@@ -133,7 +133,8 @@ impl<R: Mmio, H: Host> Hardware<'_, R, H> {
     fn observe(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
         let index = self.registers.read32(CQH);
         if locked.ring.index32(index.into()) != index || !locked.advance(index.into()) {
-            let what = if index == u32::MAX { GONE } else { "cqh is where no command is" };
+            let what =
+                if index == u32::MAX { GONE } else { "cqh points to no command that was placed" };
             return Err(HardwareError { what, status: index.into() });
         }
         if locked.state.head == locked.state.tail {

@@ -1,4 +1,4 @@
-//! Bringing the hardware up, and down ("Guidelines for initialization").
+//! Starting the hardware, and stopping it ("Guidelines for initialization").
 
 use dmaspan::iommu::HardwareError;
 use dmaspan::{PhysAddr, lg2};
@@ -195,7 +195,7 @@ fn set_control<R: Mmio>(
 
 /// Turns an IOMMU off: no access passes, and it reads and writes no memory of ours any more.
 pub(super) fn turn_off<R: Mmio>(registers: &R, host: &impl Host) -> Result<(), HardwareError> {
-    let what = "the IOMMU does not turn off";
+    let what = "the IOMMU did not turn off";
     if !set_directory(registers, host, DDTP_OFF)? {
         return Err(HardwareError { what, status: registers.read64(DDTP) });
     }
@@ -229,7 +229,7 @@ fn set_directory<R: Mmio>(
             Some(u64::MAX) => Err(HardwareError { what: GONE, status: u64::MAX }),
             Some(ddtp) => Ok(ddtp),
             None => {
-                let what = "ddtp stays busy";
+                let what = "ddtp stayed busy";
                 Err(HardwareError { what, status: registers.read64(DDTP) })
             }
         }

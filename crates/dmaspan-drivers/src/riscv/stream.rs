@@ -1,4 +1,4 @@
-//! A stream: the accesses of one device ID, as something that can be attached.
+//! A stream is the accesses of one device ID. It is attached to domains here.
 
 use alloc::sync::Arc;
 
@@ -104,17 +104,17 @@ where
         let require = |fits: bool, what| if fits { Ok(()) } else { Err(Incompatible { what }) };
         let (ops, config) = (domain.ops(), domain.format().config());
         let features = self.iommu.features();
-        require(Arc::ptr_eq(&ops.iommu, &self.iommu), "it is of another IOMMU")?;
+        require(Arc::ptr_eq(&ops.iommu, &self.iommu), "it belongs to another IOMMU")?;
         let stage = match (config.stage, ops.space.tag) {
             (RiscvStage::First(_), Tag::First(_)) => true,
             (RiscvStage::Second, Tag::Second(_)) => true,
             (RiscvStage::First(_), Tag::Second(_)) | (RiscvStage::Second, Tag::First(_)) => false,
         };
-        require(stage, "its tables are of another stage than its hooks")?;
+        require(stage, "its hooks and its tables are of different stages")?;
         let walks = features.walks(config.stage, config.mode);
         require(walks, "the IOMMU does not walk tables of its mode")?;
         let fits = config.output_bits <= features.output_bits;
-        require(fits, "its addresses are wider than the IOMMU's")?;
+        require(fits, "its addresses have more bits than the IOMMU's")?;
         let types = config.memory_types == RiscvMemoryTypes::Platform
             || features.capabilities.contains(Capabilities::SVPBMT);
         require(types, "the IOMMU has no Svpbmt")?;
@@ -123,7 +123,7 @@ where
         require(dirty, "the IOMMU sets no dirty bits")?;
         let seen = self.iommu.walks == Coherency::Coherent
             || domain.memory().coherency() == Coherency::NonCoherent;
-        require(seen, "the IOMMU does not see the CPU's caches, and nobody writes them back")
+        require(seen, "its tables are in the CPU's caches, which the IOMMU does not see")
     }
 
     fn block(&self) -> Result<(), HardwareError> {

@@ -1,4 +1,4 @@
-//! What the hardware has.
+//! The driver reads here which features the hardware has.
 
 use dmaspan::io_pgtable::{VtdSs, X86_64};
 use dmaspan::{Coherency, lg2};

@@ -1,4 +1,4 @@
-//! The formats that the hardware walks.
+//! The formats of tables that the hardware walks.
 
 use dmaspan::io_pgtable::{Format, VtdSs, X86_64};
 use dmaspan::iommu::Incompatible;
@@ -68,7 +68,7 @@ impl sealed::Walked for VtdSs {
             (has_levels, "the IOMMU walks no tables of so many levels"),
             (has_sizes, "the IOMMU does not have leaves of all these sizes"),
             (features.snoop_control() || !snoops, "the IOMMU has no snoop control"),
-            (marks || !self.tracks_dirty(), "the IOMMU does not mark what it writes"),
+            (marks || !self.tracks_dirty(), "the IOMMU sets no dirty bits"),
         ])
     }
 
@@ -105,7 +105,10 @@ impl sealed::Walked for X86_64 {
             (has_stage, "the IOMMU has no first stage in this mode"),
             (has_levels, "the IOMMU walks no tables of so many levels"),
             (has_sizes, "the IOMMU does not have leaves of all these sizes"),
-            (features.execute_requests() || !forbids, "the IOMMU tells no instruction fetches"),
+            (
+                features.execute_requests() || !forbids,
+                "the IOMMU does not tell instruction fetches apart",
+            ),
             (!encrypts, "the IOMMU has no encryption bit"),
         ])
     }

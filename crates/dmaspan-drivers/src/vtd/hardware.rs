@@ -1,4 +1,4 @@
-//! The registers, and the host behind them.
+//! The registers of a VT-d unit, and the host behind them.
 
 use dmaspan::iommu::HardwareError;
 use lock_api::Mutex;
@@ -12,7 +12,7 @@ pub(super) const GONE: u32 = u32::MAX;
 
 /// The error of a device whose registers read as all ones.
 pub(super) fn gone() -> HardwareError {
-    HardwareError { what: "the IOMMU is gone: its registers read as ones", status: GONE.into() }
+    HardwareError { what: "the IOMMU is gone: its registers read as all ones", status: GONE.into() }
 }
 
 /// What becomes of a bit of the global status.
@@ -60,7 +60,12 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
         }
         self.write32(register::GCMD, (status & global::STATES & !clear) | set);
         let (bit, becomes) = done;
-        self.wait32(register::GSTS, bit, becomes, "a global command was not carried out")
+        self.wait32(
+            register::GSTS,
+            bit,
+            becomes,
+            "the IOMMU did not carry out a global command in time",
+        )
     }
 
     /// Sets a state, or does a one-time action, that the status shows by the same bit.

@@ -132,7 +132,7 @@ pub struct Vtd<R: Mmio, H: Host> {
     tables: Tables<H::Structure, H::Lock>,
     ids: Ids<H::Lock>,
     streams: Streams<H::Lock>,
-    /// Around the fault records: who reads one also gives it back.
+    /// Guards the fault records: a reader of one also gives it back.
     recording: Mutex<H::Lock, ()>,
     state: State,
 }

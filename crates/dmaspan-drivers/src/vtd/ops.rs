@@ -1,4 +1,4 @@
-//! What a domain tells hardware.
+//! The hooks of a domain: they tell hardware what to forget of it.
 
 use alloc::sync::Arc;
 use core::fmt;

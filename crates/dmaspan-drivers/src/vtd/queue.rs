@@ -135,8 +135,8 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<R, H> {
 
     fn stuck(&self, at: Stuck, _start: Option<u64>) -> HardwareError {
         let what = match at {
-            Stuck::Full => "the invalidation queue stays full",
-            Stuck::Late => "an invalidation was not completed",
+            Stuck::Full => "the invalidation queue stayed full",
+            Stuck::Late => "the IOMMU did not complete an invalidation in time",
         };
         HardwareError { what, status: self.read32(register::FSTS).into() }
     }

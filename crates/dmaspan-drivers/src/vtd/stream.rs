@@ -1,4 +1,4 @@
-//! Streams: what a requester ID reaches.
+//! A stream is the accesses of one requester ID. It is attached to domains here.
 
 use alloc::sync::Arc;
 
@@ -53,17 +53,17 @@ where
         let refuse = |what| Err(Incompatible { what });
         let (iommu, ops) = (&*self.iommu, domain.ops());
         if !Arc::ptr_eq(&self.iommu, &ops.iommu) {
-            return refuse("it is another IOMMU's");
+            return refuse("it belongs to another IOMMU");
         }
         if ops.stage != <D::Format as format::sealed::Walked>::STAGE {
-            return refuse("its hooks are for the other stage");
+            return refuse("its hooks and its tables are of different stages");
         }
         if domain.format().geometry().output_bits > iommu.config.host_address_bits {
-            return refuse("its physical addresses are wider than the IOMMU's");
+            return refuse("its physical addresses have more bits than the IOMMU's");
         }
         let seen = iommu.walks() == Coherency::Coherent;
         if domain.memory().coherency() == Coherency::Coherent && !seen {
-            return refuse("the IOMMU does not see its tables in the CPU's caches");
+            return refuse("its tables are in the CPU's caches, which the IOMMU does not see");
         }
         format::sealed::Walked::fits(domain.format(), &iommu.features, iommu.mode)
     }

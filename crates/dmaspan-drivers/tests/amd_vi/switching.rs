@@ -215,7 +215,7 @@ fn domains_that_do_not_fit_are_refused_also_where_nobody_asks_first() {
     let cases = [
         (AmdV1Config { input_bits: 57, ..fits }, "levels"),
         (AmdV1Config { output_bits: 49, ..fits }, "physical"),
-        (AmdV1Config { dirty: DirtyTracking::Hardware, ..fits }, "mark"),
+        (AmdV1Config { dirty: DirtyTracking::Hardware, ..fits }, "dirty bits"),
         // Hardware would walk what is 4 GiB above the tables.
         (AmdV1Config { output_bits: 32, encryption_bit: Some(32), ..fits }, "encrypted"),
     ];

@@ -36,7 +36,10 @@ fn a_domain_is_not_taken_away_from_a_stream_that_has_it() {
     let (stream, domain) = (rig.stream::<ArmLpaeS1<12>>(1), rig.domain::<ArmLpaeS1<12>>());
     map(&domain, 0, 0x8000_0000, 0x1000, Prot::READ);
     stream.attach(target(&domain)).unwrap();
-    assert_eq!(domain.ops().detach().unwrap_err().what, "a stream has this domain");
+    assert_eq!(
+        domain.ops().detach().unwrap_err().what,
+        "a stream is still attached to this domain"
+    );
     assert_eq!(rig.reads(1, 0), Some(0x8000_0000));
     stream.detach().unwrap();
     assert_eq!(domain.ops().detach(), Ok(()));

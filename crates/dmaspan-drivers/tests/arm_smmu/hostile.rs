@@ -99,7 +99,7 @@ where
         let unsynced = unsafe { domain.remove(range(0, 4 * page)) }.unwrap();
         unsynced.sync().unwrap_err()
     };
-    assert!(gather.error.what.contains("does not finish"), "{}", F::NAME);
+    assert!(gather.error.what.contains("did not finish"), "{}", F::NAME);
     assert!(rig.hardware.counters().status_reads - before <= u64::from(POLLS) + 1);
     // Nothing was promised, and the old translation is in use.
     assert!(rig.reads(1, 0).is_some());

@@ -90,7 +90,8 @@ fn a_command_that_is_never_completed_is_an_error_in_bounded_time() {
     let domain = domain(&iommu, FIRST);
     fake.set(Fault::Stuck);
     fake.host.polls();
-    for says in ["a fence of the command queue is not reached", "the command queue stays full"] {
+    for says in ["the IOMMU did not complete its commands in time", "the command queue stayed full"]
+    {
         let error = invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap_err();
         assert_eq!((error.what, error.status), (says, 0x1_0001));
         assert_eq!(fake.host.polls(), PATIENCE);
@@ -153,11 +154,14 @@ fn a_head_that_makes_no_sense_and_hardware_that_is_gone_are_errors() {
         error.what
     };
     for head in [256, 0x8000_0000, u32::MAX - 1] {
-        assert_eq!(stuck(Fault::Reads(32, head)), "cqh is where no command is");
+        assert_eq!(stuck(Fault::Reads(32, head)), "cqh points to no command that was placed");
     }
-    assert_eq!(stuck(Fault::Reads(32, 200)), "cqh is where no command is");
-    assert_eq!(stuck(Fault::Reads(32, u32::MAX)), "the registers of the IOMMU read all ones");
-    assert_eq!(stuck(Fault::Gone), "the registers of the IOMMU read all ones");
+    assert_eq!(stuck(Fault::Reads(32, 200)), "cqh points to no command that was placed");
+    assert_eq!(
+        stuck(Fault::Reads(32, u32::MAX)),
+        "the IOMMU is gone: its registers read as all ones"
+    );
+    assert_eq!(stuck(Fault::Gone), "the IOMMU is gone: its registers read as all ones");
     invalidate(&domain, &[range(0, 0x1000)], Detached::Kept).unwrap();
     fake.set(Fault::Stuck);
     fake.state.lock().csr[0] = 0;

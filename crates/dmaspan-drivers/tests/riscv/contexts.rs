@@ -224,9 +224,9 @@ fn domains_that_hardware_does_not_walk_are_refused() {
     assert_eq!(config.mode, RiscvMode::Sv48);
     let cases = [
         (domain(&other, FIRST), "another IOMMU"),
-        (domain_of(&iommu, SECOND, config), "another stage"),
+        (domain_of(&iommu, SECOND, config), "different stages"),
         (domain_of(&iommu, FIRST, RiscvConfig { mode: RiscvMode::Sv57, ..config }), "its mode"),
-        (domain_of(&iommu, FIRST, RiscvConfig { output_bits: 47, ..config }), "wider"),
+        (domain_of(&iommu, FIRST, RiscvConfig { output_bits: 47, ..config }), "more bits"),
         (
             domain_of(&iommu, FIRST, RiscvConfig { dirty: DirtyTracking::Hardware, ..config }),
             "dirty",

@@ -210,8 +210,8 @@ fn a_storm_of_faults_ends_with_a_queue_of_them() {
 fn registers_that_make_no_sense_are_errors() {
     let fake = Fake::new(BASE_FORMAT);
     let iommu = fake.driver();
-    let gone = "the registers of the IOMMU read all ones";
-    let outside = "fqt is outside of the fault queue";
+    let gone = "the IOMMU is gone: its registers read as all ones";
+    let outside = "fqt points outside of the fault queue";
     let cases = [
         (Fault::Reads(52, 128), outside),
         (Fault::Reads(52, u32::MAX - 1), outside),

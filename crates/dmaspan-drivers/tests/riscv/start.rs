@@ -177,16 +177,16 @@ fn dropped_hardware_is_off_and_memory_that_it_may_read_is_kept() {
 #[test]
 fn hardware_that_does_not_answer_is_an_error_in_bounded_time() {
     let cases: [(Fault, &str); 8] = [
-        (Fault::Gone, "the registers of the IOMMU read all ones"),
-        (Fault::Reads(72, 1 << 17), "the IOMMU does not turn off"),
-        (Fault::Reads(72, 1 << 16), "the IOMMU does not turn off"),
-        (Fault::Reads(72, 0), "the command queue does not start"),
-        (Fault::Reads(76, 0), "the fault queue does not start"),
-        (Fault::Reads(76, u32::MAX), "the registers of the IOMMU read all ones"),
-        (Fault::Stuck, "a fence of the command queue is not reached"),
+        (Fault::Gone, "the IOMMU is gone: its registers read as all ones"),
+        (Fault::Reads(72, 1 << 17), "the IOMMU did not turn off"),
+        (Fault::Reads(72, 1 << 16), "the IOMMU did not turn off"),
+        (Fault::Reads(72, 0), "the command queue did not start"),
+        (Fault::Reads(76, 0), "the fault queue did not start"),
+        (Fault::Reads(76, u32::MAX), "the IOMMU is gone: its registers read as all ones"),
+        (Fault::Stuck, "the IOMMU did not complete its commands in time"),
         (
             Fault::Reads(16, u32::try_from(FIRMWARE_DDTP & 0xffff_ffff).unwrap()),
-            "the IOMMU does not turn off",
+            "the IOMMU did not turn off",
         ),
     ];
     for (fault, what) in cases {
@@ -200,7 +200,6 @@ fn hardware_that_does_not_answer_is_an_error_in_bounded_time() {
     }
     let fake = Fake::new(BASE_FORMAT);
     fake.state.lock().ddtp_busy = true;
-    assert!(
-        matches!(fake.start(CONFIG), Err(Error::Hardware(error)) if error.what == "ddtp stays busy")
-    );
+    let busy = "ddtp stayed busy";
+    assert!(matches!(fake.start(CONFIG), Err(Error::Hardware(error)) if error.what == busy));
 }

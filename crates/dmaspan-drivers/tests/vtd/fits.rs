@@ -63,9 +63,9 @@ fn second_stage_tables_that_the_hardware_does_not_walk_are_refused() {
         assert_eq!(second(&all, VtdSsConfig { walks, ..config }), None);
     }
     let wide = VtdSsConfig { output_bits: 40, ..config };
-    assert_eq!(second(&all, wide), Some("its physical addresses are wider than the IOMMU's"));
+    assert_eq!(second(&all, wide), Some("its physical addresses have more bits than the IOMMU's"));
     let marks = VtdSsConfig { dirty: DirtyTracking::Hardware, ..config };
-    assert_eq!(second(&all, marks), Some("the IOMMU does not mark what it writes"));
+    assert_eq!(second(&all, marks), Some("the IOMMU sets no dirty bits"));
 
     for (levels, bit) in [(39, 9), (48, 10), (57, 11)] {
         let lacks = with(1 << bit, 0, Mode::Legacy);
@@ -87,7 +87,10 @@ fn second_stage_tables_that_the_hardware_does_not_walk_are_refused() {
     // C of legacy mode and SMPWC of scalable mode: the arena's tables are in the CPU's caches.
     for (mode, bit) in [(Mode::Legacy, 0), (Mode::Scalable, 48)] {
         let refused = second(&with(0, 1 << bit, mode), config);
-        assert_eq!(refused, Some("the IOMMU does not see its tables in the CPU's caches"));
+        assert_eq!(
+            refused,
+            Some("its tables are in the CPU's caches, which the IOMMU does not see")
+        );
     }
 }
 
@@ -99,7 +102,7 @@ fn first_stage_tables_that_the_hardware_does_not_walk_are_refused() {
     let five = X86_64Config { input_bits: 57, ..config };
     assert_eq!(first(&all, five), Some("the IOMMU walks no tables of so many levels"));
     let fetches = X86_64Config { execute_disable: ExecuteDisable::Enabled, ..config };
-    assert_eq!(first(&all, fetches), Some("the IOMMU tells no instruction fetches"));
+    assert_eq!(first(&all, fetches), Some("the IOMMU does not tell instruction fetches apart"));
     // The hardware would take the bit for one of the address.
     let encrypts = X86_64Config { encryption_bit: Some(45), ..config };
     assert_eq!(first(&all, encrypts), Some("the IOMMU has no encryption bit"));
@@ -117,12 +120,12 @@ fn hooks_of_another_stage_or_another_iommu_are_refused() {
     let [one, other] = [0, 1].map(|_| with(0, 0, Mode::Scalable));
     let format = VtdSs::new(one.second_stage_config().expect("it has one")).expect("it fits");
     let refused = refusal(&one, format, Stage::First);
-    assert_eq!(refused, Some("its hooks are for the other stage"));
+    assert_eq!(refused, Some("its hooks and its tables are of different stages"));
     let foreign = domain(&other).expect("there is a number");
     let port: VtdStream<crate::fake::Tables, _, _> =
         one.stream(8, ReservedRegions::new()).expect("nobody has it");
     let refused = port.accepts(&foreign).expect_err("it is refused");
-    assert_eq!(refused.what, "it is another IOMMU's");
+    assert_eq!(refused.what, "it belongs to another IOMMU");
     assert!(port.translate(&foreign).is_err());
 }
 

@@ -1,4 +1,4 @@
-//! Reads and writes of emulated devices, by copying, through mappings.
+//! Emulated devices read and write memory by IOVAs here: bytes are copied through mappings.
 
 use core::ops::Range;
 

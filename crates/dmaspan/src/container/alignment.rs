@@ -1,4 +1,5 @@
-//! Which addresses would have given larger leaves.
+//! This finds the addresses that would have given a mapping larger leaves;
+//! [`Container::map`](super::Container::map) reports them.
 
 use crate::addr::{Iova, UserAddr};
 use crate::lg2;

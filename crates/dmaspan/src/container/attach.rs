@@ -1,8 +1,9 @@
-//! Attaching domains, with all that is mapped, and detaching them.
+//! Domains are attached here, with a replay of all that is mapped, and detached.
 //!
-//! Both change what every mapping must be put into or taken out of, so nobody maps or unmaps
-//! meanwhile. The lock is not held for that: whoever tries is told [`Error::Changing`]. Nobody
-//! begins to map or unmap while one of them waits for those who are at it.
+//! Both change what every mapping must be put into or taken out of, so no thread maps or unmaps
+//! meanwhile. They do not hold the lock for that: an operation that comes in between gets
+//! [`Error::Changing`]. No operation begins to map or unmap while an attach or a detach waits for
+//! those that have begun.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -68,14 +69,14 @@ impl Attach<'_> {
         }
     }
 
-    /// Attaches also where interrupts are not isolated: `allow_unsafe_interrupts` of type1. Then
-    /// whoever uses the devices can disturb everybody on the machine.
+    /// Attaches also where interrupts are not isolated: `allow_unsafe_interrupts` of type1. A user
+    /// of the devices can then disturb everybody on the machine.
     pub fn allow_unsafe_interrupts(self) -> Self {
         Self { interrupts: Interrupts::Isolated, ..self }
     }
 
     /// Nothing is mapped in these regions, but in those that are
-    /// [relaxable](RegionKind::DirectRelaxable): whoever attaches has taken the devices over from
+    /// [relaxable](RegionKind::DirectRelaxable): the caller has taken the devices over from
     /// firmware.
     pub fn regions(self, regions: ReservedRegions) -> Self {
         Self { regions, ..self }

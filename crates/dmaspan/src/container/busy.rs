@@ -1,4 +1,5 @@
-//! Waiting for other operations, for front ends that must look like Linux, which waits.
+//! An operation waits for others here, by the hook of a front end that must look like Linux, where
+//! requests wait.
 
 use core::hint;
 use core::sync::atomic::Ordering;

@@ -1,12 +1,13 @@
-//! What was written: by devices, as hardware marks it or as must be assumed, and by others.
+//! The container tracks what was written: by devices, as hardware marks it or as must be assumed,
+//! and by others.
 //!
-//! Each mapping has a log while that is tracked. Hardware's marks go there before they are taken
-//! away, and what is reported leaves it only when it was delivered and hardware was seen to forget
-//! the marks: nothing that fails loses a bit.
+//! Each mapping has a log while writes are tracked. Hardware's marks go there before they are
+//! cleared, and what is reported leaves the log only when it was delivered and hardware was seen to
+//! forget the marks: no failure loses a bit.
 //!
 //! A read works without the container's lock, and mappings are unmapped meanwhile. Both meet in the
-//! locks of the walks: tables are read a part at a time, and whoever is to change them says so in
-//! the log first.
+//! locks of the walks: a read takes the tables a part at a time, and an operation that is to change
+//! a table first says so in the log.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,4 +1,5 @@
-//! The domains of a container, which all hold the same translations.
+//! All domains of a container as one: they hold the same translations, and each operation changes
+//! all of them.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,4 +1,5 @@
-//! Emulated devices: software that uses mapped memory itself, and is told before it goes.
+//! Emulated devices are registered here: software that uses mapped memory itself, and that an unmap
+//! tells before the memory goes.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

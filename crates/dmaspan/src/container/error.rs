@@ -1,4 +1,4 @@
-//! What a container refuses.
+//! The errors of a container, with the errno that Linux answers for each.
 
 use super::domains::DomainId;
 use crate::account::OverLimit;
@@ -59,7 +59,7 @@ pub enum Error<E: core::error::Error> {
         existing: IovaRange,
     },
     /// Another operation works on a mapping there. Try again when it is done.
-    #[error("{range} overlaps {busy}, which is being mapped or unmapped")]
+    #[error("{range} overlaps {busy}, which another operation is mapping or unmapping: try again")]
     Busy {
         /// What was asked for.
         range: IovaRange,
@@ -68,10 +68,10 @@ pub enum Error<E: core::error::Error> {
     },
     /// Domains are being attached or detached, or tracking is started or stopped, or would be while
     /// mappings are made or unmapped. Try again when that is done.
-    #[error("domains or tracking change, or would while mappings do")]
+    #[error("domains or tracking cannot change while mappings do, and the reverse: try again")]
     Changing,
     /// The caller did not want the mapping any more.
-    #[error("mapping {user} was cancelled when {mapped:#x} bytes were mapped")]
+    #[error("mapping {user} was cancelled after {mapped:#x} bytes")]
     Cancelled {
         /// The memory.
         user: UserRange,
@@ -79,7 +79,7 @@ pub enum Error<E: core::error::Error> {
         mapped: u64,
     },
     /// There is no memory to keep book of a mapping.
-    #[error("no memory to keep book of the mapping of {user}")]
+    #[error("there is no memory for a record of the mapping of {user}")]
     NoMemory {
         /// The memory that was to be mapped.
         user: UserRange,
@@ -98,15 +98,15 @@ pub enum Error<E: core::error::Error> {
     /// As much as can waits for hardware to confirm that it has forgotten it: nothing more is
     /// mapped until that answers.
     #[error(
-        "{range} is not mapped: too much memory waits for an IOMMU that does not answer; \
-         unmap it again when it does"
+        "{range} was not mapped, because too much memory waits for an IOMMU that does not answer: \
+         map it when that has answered"
     )]
     QuarantineFull {
         /// Where it was to be mapped.
         range: IovaRange,
     },
     /// The range begins or ends inside a mapping.
-    #[error("{range} would cut the mapping at {mapping}")]
+    #[error("{range} would cut the mapping at {mapping}: unmap all of that")]
     Bisects {
         /// What was to be unmapped.
         range: IovaRange,
@@ -114,7 +114,7 @@ pub enum Error<E: core::error::Error> {
         mapping: IovaRange,
     },
     /// Users' addresses cannot be forgotten while emulated devices use memory by them.
-    #[error("{range} cannot be without user addresses: {devices} emulated devices use them")]
+    #[error("{range} needs its user addresses, because {devices} emulated devices use them")]
     Emulated {
         /// Whose addresses were to be forgotten.
         range: IovaRange,
@@ -128,7 +128,7 @@ pub enum Error<E: core::error::Error> {
         mapping: IovaRange,
     },
     /// The user addresses of a mapping are invalid already.
-    #[error("the mapping at {mapping}, in {range}, has no valid user addresses already")]
+    #[error("the mapping at {mapping}, in {range}, has lost its valid user addresses before")]
     VaddrInvalidAlready {
         /// Whose addresses were to be forgotten.
         range: IovaRange,
@@ -150,13 +150,13 @@ pub enum Error<E: core::error::Error> {
         mapping: IovaRange,
     },
     /// There are as many mappings as there may be.
-    #[error("{limit} mappings are in use, as many as there may be")]
+    #[error("all {limit} mappings that the container allows are in use: unmap one first")]
     TooManyMappings {
         /// How many there may be.
         limit: usize,
     },
     /// The owner may not pin so much.
-    #[error("pinning {user}: {source}")]
+    #[error("{user} was not pinned: {source}")]
     OverLimit {
         /// The memory.
         user: UserRange,
@@ -172,7 +172,7 @@ pub enum Error<E: core::error::Error> {
         source: E,
     },
     /// The pinner found less or more memory than the range has.
-    #[error("the pinner found {found:#x} bytes for {user}")]
+    #[error("the pinner pushed spans of {found:#x} bytes for {user}")]
     PinnedLen {
         /// The memory.
         user: UserRange,
@@ -191,7 +191,7 @@ pub enum Error<E: core::error::Error> {
     /// Hardware did not confirm that it forgot memory, which stays pinned and charged until it
     /// does: every later operation that syncs asks it again.
     #[error(
-        "{kept:#x} bytes stay pinned, from {range} on, since a device may still use them, and \
+        "{kept:#x} bytes from {range} on stay pinned, because a device may still use them, and \
          {unmapped:#x} bytes were unmapped: {source}"
     )]
     NotForgotten {
@@ -206,16 +206,18 @@ pub enum Error<E: core::error::Error> {
     },
     /// Only with [`Version::V2`](super::Version::V2) is tracked what was written, and do emulated
     /// devices pin.
-    #[error("the rules of VFIO_TYPE1_IOMMU know no external pins and track no writes")]
+    #[error(
+        "VFIO_TYPE1_IOMMU has no external pins and does not track writes: use VFIO_TYPE1v2_IOMMU"
+    )]
     NeedsV2,
     /// What was written is not tracked.
-    #[error("what was written in {range} is asked for, and not tracked")]
+    #[error("writes to {range} are not tracked: start tracking first")]
     NotTracking {
         /// What was asked about.
         range: IovaRange,
     },
     /// Bits stand for the smallest pages only.
-    #[error("bits for {page_size:#x} bytes of {range} each: the smallest page has {granule:#x}")]
+    #[error("bits of {range} cannot stand for {page_size:#x} bytes: the granule is {granule:#x}")]
     BitSize {
         /// What was asked about.
         range: IovaRange,
@@ -226,7 +228,7 @@ pub enum Error<E: core::error::Error> {
     },
     /// A bitmap has too few bits, none, or more than there may be.
     #[error(
-        "a bitmap of {bytes:#x} bytes for {range} has less than {least:#x} or more than {most:#x}"
+        "a bitmap of {bytes:#x} bytes does not fit {range}, which takes {least:#x} to {most:#x}"
     )]
     BitmapSize {
         /// What was asked about.
@@ -239,7 +241,7 @@ pub enum Error<E: core::error::Error> {
         most: u64,
     },
     /// A mapping has more pages than a log has bits.
-    #[error("the mapping at {mapping} has more than {most} pages, too many to track")]
+    #[error("the mapping at {mapping} has more pages than can be tracked, {most}")]
     TooLargeToTrack {
         /// The mapping.
         mapping: IovaRange,
@@ -247,13 +249,13 @@ pub enum Error<E: core::error::Error> {
         most: u64,
     },
     /// There is no memory for a bitmap.
-    #[error("no memory for a bitmap of {range}")]
+    #[error("there is no memory for a bitmap of {range}")]
     NoBitmap {
         /// What was asked about.
         range: IovaRange,
     },
     /// A sink did not take the bitmap. The bits are kept and reported again.
-    #[error("the bitmap of {range} was not taken")]
+    #[error("the caller did not take the bitmap of {range}")]
     Undelivered {
         /// What was asked about.
         range: IovaRange,
@@ -261,7 +263,7 @@ pub enum Error<E: core::error::Error> {
     /// Hardware did not confirm that it marks the range anew. The bits were reported, and may lack
     /// what is written from now on; they are kept, and the next read reports them again with all
     /// that they may lack.
-    #[error("what is written in {range} may go unnoticed until it is read again: {source}")]
+    #[error("writes to {range} may go unnoticed until its bitmap is read again: {source}")]
     MarksUnsynced {
         /// What was asked about.
         range: IovaRange,
@@ -273,7 +275,7 @@ pub enum Error<E: core::error::Error> {
     UnsafeInterrupts,
     /// The domain translates no address that the other domains do, and that no device of them has
     /// reserved.
-    #[error("nothing of the domain's {aperture} is left to be mapped")]
+    #[error("reserved regions leave nothing of the domain's aperture {aperture}")]
     NoAperture {
         /// What the domain translates.
         aperture: IovaRange,
@@ -311,7 +313,7 @@ pub enum Error<E: core::error::Error> {
         granule: u64,
     },
     /// There is no memory for the list of domains or of where they may map.
-    #[error("no memory for another domain")]
+    #[error("there is no memory for another domain")]
     NoMemoryForDomain,
     /// The container has no such domain.
     #[error("the container has no {id:?}")]
@@ -328,7 +330,7 @@ pub enum Error<E: core::error::Error> {
         at: Iova,
     },
     /// The mapping does not permit what an emulated device wants to do.
-    #[error("the mapping at {mapping} permits {permits:?}, and {asked:?} is needed")]
+    #[error("the mapping at {mapping} permits {permits:?}, but the access needs {asked:?}")]
     Denied {
         /// The mapping.
         mapping: IovaRange,
@@ -338,10 +340,10 @@ pub enum Error<E: core::error::Error> {
         asked: Prot,
     },
     /// No such emulated device is attached, or none at all.
-    #[error("the emulated device is not attached, or none is")]
+    #[error("no emulated device is attached, or this one is not")]
     NotAttached,
     /// Emulated devices have pinned part of the mapping, and do not unpin it.
-    #[error("emulated devices keep parts of {range} pinned")]
+    #[error("emulated devices keep parts of {range} pinned: let them unpin first")]
     StillPinned {
         /// The mapping.
         range: IovaRange,

@@ -1,8 +1,8 @@
 //! External pins: memory behind IOVAs that emulated devices pin themselves.
 //!
-//! Each pin is one of its own with the pinner, whoever else has pinned the same bytes: so they stay
-//! pinned until the last is gone. The container keeps it together with its spans, under its IOVAs,
-//! and nobody unmaps a mapping that has one.
+//! The pinner counts each of these pins by itself, so bytes stay pinned until the last of their
+//! pins is gone. The container keeps a pin together with its spans, under its IOVAs, and no mapping
+//! that has one is unmapped.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -51,7 +51,7 @@ impl fmt::Debug for ExternalPin {
 
 /// A pin of another container, which stays as it was.
 #[derive(Debug, thiserror::Error)]
-#[error("the pin of {} is another container's", .pin.range)]
+#[error("the pin of {} belongs to another container", .pin.range)]
 pub struct ForeignPin {
     /// The pin.
     pub pin: ExternalPin,
@@ -134,7 +134,7 @@ fn settle(
     charge.settle(runs.memory(user))
 }
 
-/// Who is charged for a pin.
+/// What is charged for a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Charging {
     /// Domains have the mapping pinned and charged.

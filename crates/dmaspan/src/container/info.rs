@@ -1,4 +1,4 @@
-//! What a container can map.
+//! A container reports here what it can map: apertures, page sizes, and how many mappings.
 
 use alloc::vec::Vec;
 

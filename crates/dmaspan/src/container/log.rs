@@ -1,9 +1,10 @@
 //! The log of a mapping: a bit for each page that was written.
 //!
 //! A client that may not be trusted says how long a mapping is, so a log has no memory for pages
-//! that nobody writes: its bits are in chunks, which come with the first written page of each, are
-//! charged to the owner of the mapping, and go with it. Where a chunk cannot be had all of the
-//! mapping counts as written until that is reported: more than was, and never less.
+//! that nobody writes. Its bits are in chunks: a chunk comes with its first written page, is
+//! charged to the owner of the mapping, and goes with the mapping. Where there is no memory for a
+//! chunk, the whole mapping counts as written until that is reported: the log reports more than was
+//! written, and never less.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

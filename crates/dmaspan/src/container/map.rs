@@ -1,4 +1,5 @@
-//! Mapping: check, claim the IOVAs, charge, pin, and map the spans as they come.
+//! Mapping: this checks the request, claims the IOVAs, charges the owner, pins, and maps the spans
+//! as they come.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -58,7 +59,7 @@ impl<'a, P: Pinner> MapRequest<'a, P> {
     }
 }
 
-/// A slot that is the caller's, who works on it without the lock.
+/// A slot that is the caller's own, to work on without the lock.
 struct ClaimedSlot {
     domains: Arc<Domains>,
     /// For how many spans there is room in quarantine.

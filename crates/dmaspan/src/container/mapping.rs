@@ -1,4 +1,5 @@
-//! Mappings and the tree of them.
+//! The tree of mappings, and each mapping's runs. Every operation of the container looks here for
+//! who owns a range.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -29,7 +30,7 @@ pub(super) struct MappingSlot<P: Pinner> {
     pub(super) space_id: u64,
     pub(super) user: UserRange,
     pub(super) vaddr: Vaddr,
-    /// Where empty tables around it were detached, which hardware may still walk: whoever maps
+    /// Where empty tables around it were detached, which hardware may still walk: a map that comes
     /// there syncs first.
     pub(super) walks: Option<IovaRange>,
     pub(super) state: SlotState<P>,
@@ -123,8 +124,9 @@ pub(super) struct Mapping<P: Pinner> {
     pub(super) pinned: Option<Pinned<P::Pin>>,
     /// How far it was taken down, by whoever owns its slot.
     pub(super) leaving: Leaving,
-    /// What was written, while that is tracked. Who takes a mapping out of its slot to change its
-    /// tables, and puts it back, asks first whether it [is being read](Self::is_being_read).
+    /// What was written, while that is tracked. An operation that takes a mapping out of its slot
+    /// to change its tables, and puts it back, asks first whether the mapping [is being
+    /// read](Self::is_being_read).
     pub(super) log: Option<Arc<Log>>,
     /// A device behind a domain that is gone may use it: nothing is unpinned before that hardware
     /// has confirmed that it does not.

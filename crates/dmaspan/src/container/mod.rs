@@ -7,20 +7,21 @@
 //! # Who owns what
 //!
 //! A mapping enters the tree of mappings *before* it is built and leaves it after it is gone, and
-//! no mapping overlaps another: whoever put one there, or took one over to unmap it, owns its
-//! IOVAs. The lock around the tree is held for that. Memory is pinned and tables are written
-//! without it, so many threads map at once, and a range that another thread works on answers
-//! [`Error::Busy`], or waits through a [`BusyHook`]. Domains are attached and detached while nobody
-//! does either.
+//! no mapping overlaps another. The thread that put a mapping there, or took one over to unmap it,
+//! owns its IOVAs. It holds the lock around the tree for that step only: memory is pinned and
+//! tables are written without the lock, so many threads map at once. An operation on a range that
+//! another thread works on gets [`Error::Busy`], or waits through a [`BusyHook`]. Domains are
+//! attached and detached while no thread does either.
 //!
 //! # When memory is unpinned
 //!
-//! Only behind the sync that covers it, in all domains. Where hardware does not confirm that, the
-//! mapping stays in the tree, pinned and charged, and every later operation that syncs tries it
-//! again, until all hardware has forgotten the mapping or has let go of its tables.
+//! Memory is unpinned only behind the sync that covers it, in all domains. Where hardware does not
+//! confirm that sync, the mapping stays in the tree, pinned and charged, and every later operation
+//! that syncs tries it again, until all hardware has forgotten the mapping or has let go of its
+//! tables.
 //!
-//! What emulated devices have pinned themselves is theirs to unpin: they are told, and until they
-//! have done so nothing of the mapping is unmapped.
+//! Emulated devices unpin themselves what they have pinned: an unmap tells them, and unmaps nothing
+//! of the mapping until they have done so.
 //!
 //! # Example
 //!

@@ -1,10 +1,10 @@
-//! A domain of any format, as the container uses it.
+//! [`Paging`] is a domain of any format, as the container calls it.
 //!
-//! The container owns every range that it works on: a mapping in its tree keeps others out. So
-//! these methods are safe to call from it, and from nowhere else.
+//! The container owns every range that it works on, since a mapping in its tree keeps others out.
+//! So these methods are safe to call from the container, and from nowhere else.
 //!
-//! What is taken away from a domain is gathered first, in any number of steps, and synced then: so
-//! all domains of a container are changed before any of them waits for hardware.
+//! An unmap first gathers what it takes away from a domain, in any number of steps, and then syncs.
+//! So all domains of a container are changed before any of them waits for hardware.
 
 use core::mem;
 

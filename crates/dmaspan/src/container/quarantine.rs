@@ -1,10 +1,11 @@
-//! What hardware has not confirmed to have forgotten, and how it comes out again.
+//! The quarantine keeps what hardware has not confirmed to have forgotten, and lets it go once
+//! hardware has.
 //!
-//! Where a sync fails, translations are gone and memory stays pinned: a device may use it. Its
-//! spans wait here, in room that was allocated when the first domain came, and its mapping in its
-//! slot. Every operation that syncs tries again first what failed, and releases what all domains
-//! have confirmed by then, as the flush queue of the DMA API does. A domain that goes while its
-//! hardware has not let go stays here until that has forgotten what failed.
+//! Where a sync fails, translations are gone and memory stays pinned, because a device may use it.
+//! Its spans wait here, in room that was allocated when the first domain came, and its mapping
+//! waits in its slot. Every operation that syncs first tries again what failed, and releases what
+//! all domains have confirmed by then. A domain that goes while its hardware has not let go stays
+//! here until that hardware has forgotten what failed.
 //!
 //! An unmap reserves room before it takes translations away. While there is none, nothing is taken
 //! away: what is mapped stays as it is until hardware answers.

@@ -1,4 +1,4 @@
-//! Device memory that is taken away while it is mapped.
+//! Device memory is taken away here while it is mapped, for an owner whose device goes.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -49,7 +49,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// May sleep where the [`BusyHook`](super::BusyHook) does, for a map that is pinning among
     /// others: the caller holds no lock that the pinner takes, such as that of the user's page
-    /// tables. Whoever calls it sees to it that nobody maps the range anew. Looks at every mapping.
+    /// tables. The caller sees to it that nobody maps the range anew. Looks at every mapping.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ) -> (u64, Result<(), HardwareError>) {
         let reserved = self.state.lock().quarantine.reserve(room.len());
         if reserved == 0 {
-            let what = "too much waits for hardware";
+            let what = "too many unmaps wait for hardware that does not answer";
             return (0, Err(HardwareError { what, status: 0 }));
         }
         let mut buf = SpanBuf::new(&mut room[..reserved]);

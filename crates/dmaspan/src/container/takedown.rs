@@ -1,4 +1,5 @@
-//! Taking mappings down, a batch at a time: translations, a sync, pins, charges and slots.
+//! Mappings are taken down here a batch at a time: translations, a sync, pins, charges and slots.
+//! Unmapping, detaching and the quarantine call it.
 
 use alloc::boxed::Box;
 
@@ -327,7 +328,10 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
         let mut next = |all: &mut State<P>| rest.next().or_else(|| claim(all));
         while let Some(mut mapping) = next(&mut all) {
             let first = mapping.range;
-            let full = HardwareError { what: "too much waits for hardware", status: 0 };
+            let full = HardwareError {
+                what: "too many unmaps wait for hardware that does not answer",
+                status: 0,
+            };
             let kept = Unforgotten { first, source: full, bytes: 0 };
             let kept = self.outcome.kept.get_or_insert(kept);
             if mapping.leaving.bytes > 0 || mapping.leaving.unfinished {

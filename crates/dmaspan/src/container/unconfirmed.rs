@@ -1,8 +1,9 @@
-//! What a failed sync leaves behind in a domain, until a later one succeeds.
+//! A domain keeps here what a failed sync leaves behind, until a later sync succeeds.
 //!
-//! Failed syncs are numbered, in all containers together. A holder of memory that such a sync was
-//! to make safe notes the number, and releases the memory when every domain has confirmed all that
-//! failed before. Nothing here allocates: what was not synced becomes one gather.
+//! Failed syncs are numbered, in all containers together. Where such a sync was to make memory
+//! safe, the holder of the memory notes the number, and releases the memory when every domain has
+//! confirmed all syncs that failed before. Nothing here allocates: all that was not synced becomes
+//! one gather.
 
 use core::mem;
 use core::sync::atomic::{AtomicU64, Ordering};

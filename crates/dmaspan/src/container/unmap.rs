@@ -1,4 +1,5 @@
-//! Unmapping: which mappings, by whose rules, and what the caller is told.
+//! Unmapping: this decides which mappings go, by the rules of the version, and what the caller is
+//! told. [`takedown`](super::takedown) does the work.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -34,7 +35,7 @@ pub(super) struct PendingUnmap {
 }
 
 impl<P: Pinner> State<P> {
-    /// Makes all mappings that begin in `range` the caller's, who works on them without the lock.
+    /// Makes all mappings that begin in `range` the caller's own, to work on without the lock.
     pub(super) fn doom(&mut self, range: IovaRange) -> PendingUnmap {
         self.working += 1;
         self.unmaps += 1;

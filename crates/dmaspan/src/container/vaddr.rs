@@ -1,4 +1,5 @@
-//! Mappings whose memory has moved to another address or process, while devices go on.
+//! Mappings lose and get user addresses here: their memory moves to another address or process
+//! while devices go on.
 //!
 //! A VMM that is replaced by another process forgets the user addresses of all mappings, and the
 //! new process says where the memory is there (`VFIO_DMA_UNMAP_FLAG_VADDR` and
@@ -160,7 +161,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         result.map_err(|source| Error::OverLimit { user: update.user, source })
     }
 
-    /// Makes the mapping at exactly `range` the caller's, who works on it without the lock.
+    /// Makes the mapping at exactly `range` the caller's own, to work on without the lock.
     ///
     /// The checks are in the order of `vfio_dma_do_map`, for their errors.
     fn claim_invalid(

@@ -1,4 +1,4 @@
-//! What streams are attached to, where a domain hands out its own IOVAs.
+//! A stream can be attached to a [`DmaDomain`], which hands out its own IOVAs.
 
 use super::domain::DmaDomain;
 use super::memory::DmaMemory;

@@ -1,4 +1,4 @@
-//! What a single mapping asks for beyond its direction.
+//! [`Attrs`] are what a driver asks of a single mapping beyond its direction.
 
 use super::domain::Flush;
 use crate::swiotlb::Fill;

@@ -1,4 +1,5 @@
-//! Memory that stands in for what a device cannot use.
+//! [`BouncePool`] supplies memory that stands in for a buffer that the device cannot use, and
+//! [`Bounce`] says when a device uses it.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

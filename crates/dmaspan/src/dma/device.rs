@@ -1,4 +1,4 @@
-//! A device, and what it can reach.
+//! [`Device`] is what drivers call: it knows the limits of a device, and what it can reach.
 
 use alloc::sync::Arc;
 use core::fmt;

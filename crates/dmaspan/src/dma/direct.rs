@@ -1,4 +1,4 @@
-//! Devices whose addresses nobody translates.
+//! [`Direct`] stands in for a domain where nothing translates the addresses of a device.
 
 use core::fmt;
 use core::marker::PhantomData;

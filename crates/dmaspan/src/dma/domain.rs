@@ -1,4 +1,5 @@
-//! A domain with IOVAs of its own: what the buffers of devices are mapped into.
+//! [`DmaDomain`] is a domain with its own IOVAs and flush queue, into which
+//! [`Device`](super::Device) maps buffers.
 
 use core::mem::ManuallyDrop;
 use core::{fmt, iter};
@@ -67,10 +68,10 @@ impl<H> QueuedMapping<H> {
     }
 }
 
-/// A [`Domain`], the IOVAs of it, and what of both waits for a sync.
+/// A [`Domain`], its IOVAs, and a queue of what waits for a sync.
 ///
-/// `H` is the memory that is mapped in it; whoever maps memory of several kinds makes an enum of
-/// them.
+/// `H` is the memory that is mapped in it; a driver that maps memory of several kinds makes an enum
+/// of them.
 ///
 /// Dropped, it releases all that waits, if hardware lets go; otherwise all of that leaks.
 pub struct DmaDomain<F, M, O, P, H>
@@ -342,7 +343,7 @@ pub(super) mod translation {
         /// Syncs what is in quarantine, whoever put it there.
         fn settle(&self) -> Result<(), Error>;
 
-        /// Says what a driver asks for, to whoever watches.
+        /// Tells an observer what a driver asks for.
         #[inline(always)]
         fn observe(&self, _event: &Event<'_>) {}
     }

@@ -1,4 +1,4 @@
-//! What the DMA API refuses.
+//! The errors of the DMA API.
 
 use crate::addr::DmaAddr;
 use crate::error::Errno;
@@ -18,9 +18,7 @@ pub enum Error {
     #[error(transparent)]
     Domain(#[from] iommu::Error),
     /// The device reaches nothing that could be given to it.
-    #[error(
-        "a device that reaches addresses up to {last:#x} reaches none of {lowest:#x} and above"
-    )]
+    #[error("the device reaches addresses up to {last:#x}, and so none of {lowest:#x} and above")]
     Mask {
         /// The last address that the device can use.
         last: u64,
@@ -28,10 +26,10 @@ pub enum Error {
         lowest: u64,
     },
     /// Everything is to be bounced, and there is nothing to bounce it through.
-    #[error("a device whose buffers are all bounced needs a pool with slots")]
+    #[error("the device bounces all its buffers and has no pool: give it one with slots")]
     NoPool,
     /// A limit of the device cannot be kept.
-    #[error("a device with {what} of {value:#x} cannot be served: {limit:#x} is the limit")]
+    #[error("a device cannot have {what} of {value:#x}: the limit is {limit:#x}")]
     Limit {
         /// Which.
         what: &'static str,
@@ -41,7 +39,7 @@ pub enum Error {
         limit: u64,
     },
     /// There is no memory for a flush queue.
-    #[error("no memory for flush queues of {cpus} CPUs with {entries} entries each")]
+    #[error("there is no memory for flush queues of {cpus} CPUs with {entries} entries each")]
     NoQueue {
         /// How many CPUs it was to have slots for.
         cpus: usize,
@@ -57,7 +55,7 @@ pub enum Error {
         last: u64,
     },
     /// The memory has to be bounced, and there is no slot for it.
-    #[error("no bounce slot for the {len:#x} bytes of {span}")]
+    #[error("the pool has no free slot for the {len:#x} bytes of {span}")]
     NoSlot {
         /// The memory.
         span: Span,
@@ -65,26 +63,26 @@ pub enum Error {
         len: u64,
     },
     /// Registers of a device cannot be bounced.
-    #[error("{span} is no memory and cannot be bounced")]
+    #[error("{span} is not memory, so it cannot be bounced")]
     NotMemory {
         /// The registers.
         span: Span,
     },
     /// What is to be mapped as one piece is not one.
-    #[error("memory of {pieces} pieces cannot be mapped as one")]
+    #[error("memory of {pieces} pieces cannot be mapped as one: map it as a list")]
     NotSingle {
         /// How many pieces it has.
         pieces: usize,
     },
     /// The mapping is not of this device.
-    #[error("what is mapped at {addr} was not mapped for this device")]
+    #[error("the mapping at {addr} belongs to another device")]
     Foreign {
         /// Where the mapping begins.
         addr: DmaAddr,
     },
     /// There is nothing mapped there that was turned into an address: it never was, or was
     /// unmapped, or is another device's.
-    #[error("nothing that was handed out as an address is mapped at {addr} for this device")]
+    #[error("no mapping of this device was handed out as the address {addr}")]
     NotMapped {
         /// What was said to be mapped.
         addr: DmaAddr,
@@ -100,7 +98,7 @@ pub enum Error {
         mapped: u64,
     },
     /// The mapping has another direction.
-    #[error("what is mapped at {addr} goes {mapped:?}, not {direction:?}")]
+    #[error("the mapping at {addr} goes {mapped:?}, not {direction:?}")]
     OtherDirection {
         /// Where the mapping begins.
         addr: DmaAddr,
@@ -110,20 +108,20 @@ pub enum Error {
         mapped: Direction,
     },
     /// A device overwrites what it does not only write.
-    #[error("a device overwrites what is mapped FromDevice, not {direction:?}")]
+    #[error("only a mapping FromDevice can be overwritten, not one {direction:?}")]
     Overwrites {
         /// The direction that was asked for.
         direction: Direction,
     },
     /// Slots were not filled, since the device writes what is mapped, and nobody said how much of
     /// it it wrote: [`unmap_written`](super::Device::unmap_written) and its likes do.
-    #[error("{len:#x} bytes are overwritten: `unmap_written` has to say how many of them were")]
+    #[error("the device overwrites {len:#x} bytes: say by `unmap_written` how many it wrote")]
     Unreported {
         /// How many bytes are mapped.
         len: u64,
     },
     /// There is no memory to remember a mapping by its address.
-    #[error("no memory to remember the {len:#x} bytes mapped at {addr}")]
+    #[error("there is no memory for a record of the {len:#x} bytes mapped at {addr}")]
     NoRecord {
         /// Where the mapping begins.
         addr: DmaAddr,
@@ -131,10 +129,10 @@ pub enum Error {
         len: u64,
     },
     /// There is no memory to remember mappings by their addresses.
-    #[error("no memory for the records of a device")]
+    #[error("there is no memory for the records of a device")]
     NoRecords,
     /// Nothing translates the device's addresses: there are no IOVAs to be had.
-    #[error("the addresses of the device are not translated: there are no IOVAs for it")]
+    #[error("nothing translates the addresses of the device, so it has no IOVAs")]
     Untranslated,
     /// A list has no pieces.
     #[error("a list without pieces cannot be mapped")]
@@ -146,7 +144,7 @@ pub enum Error {
         piece: usize,
     },
     /// There is no room for the segments of a list.
-    #[error("a list of {needed} segments does not fit into room for {room}")]
+    #[error("the list makes {needed} segments, and there is room for {room}")]
     SegmentRoom {
         /// How many segments there is room for.
         room: usize,
@@ -154,7 +152,7 @@ pub enum Error {
         needed: usize,
     },
     /// Memory of another device is beyond what the device can address.
-    #[error("{span} of another device is beyond {last:#x}, the last address of the device")]
+    #[error("{span} of another device is beyond {last:#x}, the last address of this device")]
     PeerUnreachable {
         /// Where it is on their common bus.
         span: Span,
@@ -172,7 +170,7 @@ pub enum Error {
         mapped: u64,
     },
     /// What would be unlinked or linked cuts a piece that is linked.
-    #[error("{len:#x} bytes at offset {offset:#x} are linked, and a link is not cut")]
+    #[error("{len:#x} bytes at offset {offset:#x} would cut a link: name all of it")]
     CutsLink {
         /// Where the linked piece begins, in bytes from the reservation's first.
         offset: u64,
@@ -188,25 +186,25 @@ pub enum Error {
         granule: u64,
     },
     /// Hardware could not be told of the reservation, and what was linked was unmapped.
-    #[error("the reservation at {addr} was withdrawn when hardware could not be told of it")]
+    #[error("the reservation at {addr} was withdrawn: hardware did not take its translations")]
     Withdrawn {
         /// The reservation's first address.
         addr: DmaAddr,
     },
     /// There is no room to keep a record of so many pieces.
-    #[error("no room to keep a record of {pieces} pieces")]
+    #[error("there is no memory for a record of {pieces} pieces")]
     NoRoom {
         /// How many they would be.
         pieces: usize,
     },
     /// What is reached on the bus needs no translation and gets none.
-    #[error("{span} is reached on the bus: give the device its address")]
+    #[error("the device reaches {span} on the bus without a mapping: give it that address")]
     NotTranslated {
         /// The addresses on the bus.
         span: Span,
     },
     /// Hardware was not seen to forget the translations: IOVAs and memory stay in quarantine.
-    #[error("{range} is unmapped but in quarantine: {source}")]
+    #[error("{range} was unmapped but stays in quarantine: {source}")]
     Quarantined {
         /// Where the translations were.
         range: IovaRange,

@@ -1,4 +1,4 @@
-//! Memory of many pieces: scatter lists.
+//! Mapping memory of many pieces: scatter lists.
 
 mod end;
 mod layout;

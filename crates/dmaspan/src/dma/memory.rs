@@ -1,4 +1,4 @@
-//! Memory that devices may be let at.
+//! [`DmaMemory`] is the memory of a buffer: a mapping owns it for as long as a device may use it.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -1,7 +1,7 @@
 //! The DMA API: what a driver calls.
 //!
-//! A [`Device`] maps buffers and gets addresses for the device, translated, direct or bounced; it
-//! need not know which.
+//! A [`Device`] maps buffers and gets addresses for the device, translated, direct or bounced; the
+//! driver need not know which.
 //!
 //! | to map | by | to end it |
 //! |---|---|---|
@@ -13,18 +13,18 @@
 //! | what a driver keeps as address and length | [`Device::into_raw`] | [`Device::unmap_raw`] |
 //! | what a device overwrites, by [`Attrs`] | the same | [`Device::unmap_written`] and its likes |
 //!
-//! What a device cannot or must not have is bounced, through a
-//! [`swiotlb::Pool`](crate::swiotlb::Pool) or another [`BouncePool`]: a buffer that it does not
-//! reach and, [where everything is](Bounce::Always), every buffer; of one that shares granules with
-//! others only those at its ends, if the device is not [trusted](Trust::Untrusted). Between them it
-//! is mapped straight, at addresses that follow each other. What a driver uses again and again, it
-//! [leases](Leased) from the pool. What is [registered](MappedSource) is never bounced: it is
-//! mapped once, and stays so until its last reference is gone.
+//! The device bounces what its hardware cannot or must not have, through a
+//! [`swiotlb::Pool`](crate::swiotlb::Pool) or another [`BouncePool`]: a buffer that the hardware
+//! does not reach and, [where everything is](Bounce::Always), every buffer. Of a buffer that shares
+//! granules with other memory it bounces only the ends, if the hardware is not
+//! [trusted](Trust::Untrusted), and maps the rest straight, at addresses that follow each other. A
+//! driver [leases](Leased) from the pool what it uses again and again. A [registered](MappedSource)
+//! buffer is never bounced: it is mapped once, and stays so until its last reference is gone.
 //!
-//! A page table and the hooks of an IOMMU make a [`Domain`](crate::iommu::Domain), that and a
-//! [`Platform`](crate::Platform) a [`DmaDomain`], and that a [`Device`]. A mapping owns its memory,
-//! which the unmap gives back, or where that is [lazy](Flush::Lazy), the flush drops. Mappings that
-//! are dropped leak: a device may still use them.
+//! A page table and the hooks of an IOMMU make a [`Domain`](crate::iommu::Domain), a domain and a
+//! [`Platform`](crate::Platform) make a [`DmaDomain`], and that makes a [`Device`]. A mapping owns
+//! its memory. An unmap gives the memory back, or the flush drops it where the unmap is
+//! [lazy](Flush::Lazy). A mapping that is dropped leaks, because a device may still use it.
 //!
 //! Errors that give memory or a mapping back are errors as others: by `?` they become a
 //! `Box<dyn Error>`, with what they hold. Their `error` alone becomes another type's.

@@ -1,7 +1,8 @@
 //! Mappings that a driver keeps as an address and a length.
 //!
-//! The device keeps the mapping itself, and checks what it is told at the end as Linux's dma-debug
-//! does (kernel/dma/debug.c), only that it refuses what that reports.
+//! The device keeps the mapping itself, and finds it by the address. At the end it checks direction
+//! and length as Linux's dma-debug does (kernel/dma/debug.c), and refuses what dma-debug only
+//! reports.
 
 use super::bounce::BouncePool;
 use super::device::Device;

@@ -1,8 +1,8 @@
-//! Registered buffers, mapped once: their imports are addresses that a device uses.
+//! Registered buffers are mapped here once, so that their imports are addresses that a device uses.
 //!
 //! Behind a translation a buffer lies in one range of IOVAs, whatever its memory is scattered over:
-//! it is one segment wherever its pieces end and begin on granules. What a device takes in one
-//! descriptor does not matter here: that is for whoever makes descriptors of an import.
+//! it is one segment wherever its pieces end and begin on granules. How much a device takes in one
+//! descriptor does not matter here, but where descriptors are made of an import.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -36,16 +36,18 @@ use crate::span::{Span, SpanBuf};
 #[non_exhaustive]
 pub enum MustBounce {
     /// The device does not address it, and nothing translates.
-    #[error("it is beyond {last:#x}, the last address of the device")]
+    #[error("the memory is beyond {last:#x}, the last address of the device")]
     Beyond {
         /// The last address that the device can use.
         last: u64,
     },
     /// The device sees nothing but a pool, and the memory is not the pool's.
-    #[error("the device sees nothing but its pool")]
+    #[error("the device may see nothing but its pool")]
     NotPooled,
     /// The device is not trusted, and the memory shares granules with other memory.
-    #[error("the device is not trusted, and it shares granules of {granule:#x} bytes with others")]
+    #[error(
+        "the device is not trusted, and the memory does not fill its granules of {granule:#x} bytes"
+    )]
     SharesGranule {
         /// The granule in bytes.
         granule: u64,
@@ -58,7 +60,7 @@ pub enum MustBounce {
 #[non_exhaustive]
 pub enum MapBufferError {
     /// The buffer is not registered for what the device is to do with it.
-    #[error("{wanted:?} is not among {access:?}, for which {user} is registered")]
+    #[error("{user} is registered for {access:?}, not for {wanted:?}")]
     Access {
         /// What was registered.
         user: UserRange,

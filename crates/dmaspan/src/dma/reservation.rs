@@ -1,7 +1,7 @@
-//! Mapping in two steps: IOVAs first, and what they lead to piece by piece.
+//! Mapping in two steps: IOVAs first, and then piece by piece what they lead to.
 //!
-//! Whoever has many pieces, and learns of them one after the other, pays once for the IOVAs and
-//! once for telling hardware (Linux: `dma_iova_try_alloc`, `dma_iova_link`, `dma_iova_sync`,
+//! A driver that has many pieces, and learns of them one after the other, pays once for the IOVAs
+//! and once for telling hardware (Linux: `dma_iova_try_alloc`, `dma_iova_link`, `dma_iova_sync`,
 //! `dma_iova_unlink`, `dma_iova_destroy` in drivers/iommu/dma-iommu.c).
 
 use alloc::vec::Vec;
@@ -415,8 +415,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// Lets the CPU see a piece that no device reaches any more, and gives its slots back: of all
-    /// pieces before the first one's memory is anybody's, who may panic.
+    /// Lets the CPU see a piece that no device reaches any more, and gives its slots back. This is
+    /// done for all pieces before the memory of the first one goes to its owner, whose code may
+    /// panic.
     fn finish_link(&self, link: &mut Link<T, B>, direction: Direction) {
         if let &[piece] = link.memory.pieces() {
             self.part_for_cpu(piece, link.slots.as_ref(), direction, 0, link.len);

@@ -1,4 +1,4 @@
-//! A buffer that is mapped while a closure runs.
+//! A buffer is mapped here while a closure runs, and unmapped at its end.
 
 use core::fmt;
 

@@ -1,4 +1,4 @@
-//! One contiguous buffer.
+//! Mapping one contiguous buffer, and unmapping it.
 
 use core::fmt;
 use core::mem::ManuallyDrop;

@@ -1,9 +1,11 @@
-//! What of a piece is bounced, and where its bytes are then.
+//! This divides a piece into stretches that are bounced and stretches that are mapped straight, and
+//! finds their bytes.
 //!
-//! A device that may see nothing but its buffers shares no granule with others: only the granules
-//! at the ends of a piece are bounced, each in a granule of its own, and those between them are
-//! mapped straight. A piece without such, and one that a device cannot or must not have at all, is
-//! bounced whole. Everything else asks for the [stretches](Device::stretches) of a piece.
+//! A device that may see nothing but its buffers shares no granule with other memory: only the
+//! granules at the ends of a piece are bounced, each in a granule of its own, and those between
+//! them are mapped straight. A piece without such granules, and one that a device cannot or must
+//! not have at all, is bounced whole. All other code asks for the [stretches](Device::stretches) of
+//! a piece.
 
 use alloc::vec::Vec;
 

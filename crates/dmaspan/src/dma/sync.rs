@@ -1,8 +1,9 @@
-//! Handing parts of a mapped buffer to and fro between CPU and device.
+//! Parts of a mapped buffer are handed to and fro here between CPU and device: caches are
+//! maintained, and bounced bytes copied.
 //!
-//! Where caches are not coherent it is done as arm64 does it (arch/arm64/mm/dma-mapping.c): caches
-//! are written back before the device gets the memory, also for a device that only writes, so that
-//! no dirty line is evicted over what it wrote; and they are invalidated before the CPU reads what
+//! Where caches are not coherent, this does as arm64 does (arch/arm64/mm/dma-mapping.c). It writes
+//! caches back before the device gets the memory, also for a device that only writes, so that no
+//! dirty line is evicted over what the device wrote. It invalidates them before the CPU reads what
 //! the device wrote, since lines may have been fetched in the meantime.
 
 use super::attrs::CpuSync;

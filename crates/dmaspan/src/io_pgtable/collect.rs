@@ -1,4 +1,4 @@
-//! The spans that a range leads to: what an unmap returns.
+//! This collects the spans that a range leads to. An unmap returns them.
 
 use core::ops::ControlFlow;
 

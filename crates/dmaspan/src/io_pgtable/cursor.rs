@@ -1,4 +1,4 @@
-//! A place in the tree, kept while an operation moves through its range.
+//! A [`Cursor`] is a place in the tree. Every operation keeps one while it moves through its range.
 
 use super::format::{Format, MAX_LEVELS};
 use super::memory::{TableAddr, TableMemory};
@@ -94,8 +94,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
     }
 
     /// Makes sure that the links from the root down to `level`, which was reached, are in memory
-    /// that is not coherent with the CPU's caches: whoever installed one may not have written it
-    /// back yet, and what is mapped below would not be seen.
+    /// that is not coherent with the CPU's caches: the thread that installed one may not have
+    /// written it back yet, and hardware would not see what is mapped below it.
     #[inline(always)]
     pub(super) fn write_back_links(&self, level: u32) {
         if self.table.memory.coherency() == Coherency::Coherent {

@@ -1,4 +1,4 @@
-//! What hardware wrote, as far as its entries say.
+//! Reading, and clearing, the marks that hardware sets in entries where it writes.
 
 use core::fmt;
 use core::ops::ControlFlow;

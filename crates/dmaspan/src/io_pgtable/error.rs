@@ -1,4 +1,4 @@
-//! What page-table operations refuse.
+//! The errors of page-table operations.
 
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
@@ -14,7 +14,7 @@ pub enum Error {
     #[error(transparent)]
     Range(#[from] RangeError),
     /// The list of spans is empty.
-    #[error("no spans to map at {iova}")]
+    #[error("the list of spans to map at {iova} is empty")]
     NoSpans {
         /// Where they would have been mapped.
         iova: Iova,
@@ -60,7 +60,7 @@ pub enum Error {
         owned: IovaRange,
     },
     /// Part of the memory cannot be expressed by an entry.
-    #[error("the memory {span} reaches beyond {last}, the last that entries can express")]
+    #[error("the memory {span} reaches beyond {last}, the last address that entries can express")]
     OutsideOutput {
         /// The memory that was to be mapped.
         span: Span,
@@ -68,14 +68,14 @@ pub enum Error {
         last: PhysAddr,
     },
     /// Neither reading nor writing is permitted: hardware would take the entry for an empty one.
-    #[error("a mapping at {iova} that permits neither reads nor writes")]
+    #[error("a mapping at {iova} must permit reads or writes")]
     NoAccess {
         /// Where it would start.
         iova: Iova,
     },
     /// The format can neither express these permissions nor grant more instead. Linux answers as
     /// for a bad argument (generic_pt/fmt/vtdss.h, `vtdss_pt_iommu_set_prot`).
-    #[error("this table has no entries for the permissions {prot:?}, asked for at {iova}")]
+    #[error("this format has no entries for the permissions {prot:?}, asked for at {iova}")]
     Unsupported {
         /// Where the mapping would start.
         iova: Iova,
@@ -83,13 +83,13 @@ pub enum Error {
         prot: Prot,
     },
     /// Hardware does not mark what it writes through this table.
-    #[error("this table has no dirty bits, asked for in {range}")]
+    #[error("this table has no dirty bits to read in {range}")]
     NoDirtyBits {
         /// What was asked about.
         range: IovaRange,
     },
     /// A bitmap's granule is no power of two, or there are too few words for its range.
-    #[error("a bitmap of {words} words with bits for {granule:#x} bytes each is none for {range}")]
+    #[error("a bitmap of {words} words with a bit for {granule:#x} bytes does not fit {range}")]
     Bitmap {
         /// What it should have bits for.
         range: IovaRange,
@@ -108,7 +108,7 @@ pub enum Error {
     },
     /// Hardware demands that the leaf is taken away and forgotten before it is written anew, and
     /// the caller did not accept that its translation is missing meanwhile.
-    #[error("the leaf {leaf} can only be rewritten with its translation missing for a moment")]
+    #[error("the leaf {leaf} can be rewritten only by a break, which this call does not permit")]
     NeedsBreak {
         /// The leaf.
         leaf: IovaRange,
@@ -149,10 +149,10 @@ pub enum Error {
     },
     /// An entry that no operation of this table wrote, or one that leads to no table.
     ///
-    /// It is met by chance, and protects nothing: whoever writes tables reaches all memory, and may
-    /// write entries that look like the table's own. See
+    /// It is found by chance, and protects nothing: a device that writes tables reaches all memory,
+    /// and may write entries that look like the table's own. See
     /// [`TableMemory`](super::TableMemory#corrupt-tables).
-    #[error("the entry for {iova} at level {level} is none that this table wrote")]
+    #[error("the table did not write the entry for {iova} at level {level}")]
     Corrupt {
         /// An address that it translates.
         iova: Iova,

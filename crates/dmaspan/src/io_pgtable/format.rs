@@ -1,4 +1,4 @@
-//! How a format encodes its entries: all that the walker does not know.
+//! [`Format`] says how entries are encoded: all that the walker does not know itself.
 
 use core::fmt::Debug;
 

@@ -1,4 +1,5 @@
-//! Visiting the entries of leaves, to change them where they are.
+//! This visits the entries of leaves, for operations that change them where they are: marks,
+//! permissions and splits.
 
 use core::ops::ControlFlow;
 

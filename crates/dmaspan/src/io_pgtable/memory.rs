@@ -1,4 +1,4 @@
-//! Where tables live.
+//! [`TableMemory`] supplies tables and takes them back: a kernel, a VMM or a test implements it.
 
 use core::fmt;
 

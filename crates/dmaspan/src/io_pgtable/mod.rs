@@ -7,15 +7,15 @@
 //! # Owning ranges
 //!
 //! There is no lock around a table: disjoint ranges are mapped, unmapped and looked up in parallel.
-//! Whoever works on a range must own it, which is what [`Owned`] says. It comes from `&mut
-//! PageTable` safely ([`PageTable::whole`]), or from a promise ([`PageTable::claim`]).
+//! A caller must own the range that it works on, and [`Owned`] says that it does. It comes from
+//! `&mut PageTable` safely ([`PageTable::whole`]), or from a promise ([`PageTable::claim`]).
 //!
 //! # When tables come and go
 //!
-//! A missing table is filled while nobody sees it and then installed by compare-and-swap, since
-//! neighbours may need the same one. Unmapping detaches the tables that its range covers whole;
-//! those at the range's ends may be in a neighbour's use and stay, empty, until [`Owned::reclaim`].
-//! Detached tables are in [`Retired`] and freed by the sync.
+//! A missing table is filled while no other thread sees it and then installed by compare-and-swap,
+//! since neighbours may need the same one. Unmapping detaches the tables that its range covers
+//! whole. A neighbour may use those at the range's ends, so they stay, empty, until
+//! [`Owned::reclaim`]. Detached tables are in [`Retired`], and the sync frees them.
 //!
 //! ```
 //! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};

@@ -1,4 +1,4 @@
-//! Other permissions for what is mapped.
+//! Changing the permissions of what is mapped.
 
 use core::ops::ControlFlow;
 

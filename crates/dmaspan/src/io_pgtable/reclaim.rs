@@ -1,4 +1,4 @@
-//! Taking out tables that became empty.
+//! Taking tables out of the tree that became empty.
 
 use super::cursor::Cell;
 use super::format::{Entry, Format};

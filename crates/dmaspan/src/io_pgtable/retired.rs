@@ -1,4 +1,5 @@
-//! What an operation took out of a tree and hardware may still use.
+//! [`Retired`] is what an operation took out of the tree, and what hardware may still use until a
+//! sync.
 
 use crate::range::IovaRange;
 

@@ -1,5 +1,5 @@
-//! Which leaves a mapping gets: arithmetic on the bitmap of page sizes, once a span and not once a
-//! page.
+//! This decides which leaves a mapping gets: arithmetic on the bitmap of page sizes, once a span
+//! and not once a page.
 
 use crate::addr::PhysAddr;
 use crate::lg2;

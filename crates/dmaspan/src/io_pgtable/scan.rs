@@ -1,4 +1,5 @@
-//! Reading the tree: one pass over a range that yields leaves by runs, and holes.
+//! Reading the tree: one pass over a range yields runs of leaves, and holes. Look-ups, and reads of
+//! marks, use it.
 
 use core::ops::ControlFlow;
 

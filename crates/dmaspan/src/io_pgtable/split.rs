@@ -1,4 +1,4 @@
-//! Smaller leaves in the place of a larger one.
+//! Replacing a large leaf by smaller ones.
 //!
 //! Source: the order of break, invalidation and make is that of DDI 0487, D8.16.1; hardware that
 //! does not need it gets the new entry in one store.

@@ -1,4 +1,5 @@
-//! What a mapping will need and what is in its way, before it installs its first table.
+//! Before a mapping installs its first table, this finds out which tables it will need and what is
+//! in its way.
 
 use super::cursor::{Cursor, Reached};
 use super::error::Error;

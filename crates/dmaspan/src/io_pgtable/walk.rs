@@ -1,4 +1,4 @@
-//! Looking up what is mapped.
+//! Looking up what is mapped, as maximal runs.
 
 use core::ops::ControlFlow;
 

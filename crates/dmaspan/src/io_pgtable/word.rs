@@ -1,4 +1,4 @@
-//! Table entries as machine words.
+//! Table entries as machine words, with the orderings of their loads and stores.
 
 use core::fmt::Debug;
 use core::ops::{BitAnd, BitOr};

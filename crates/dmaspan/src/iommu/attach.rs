@@ -1,8 +1,9 @@
-//! Attaching a device to a domain, and what it is attached to meanwhile.
+//! An [`Attachment`] attaches the stream of a device to a domain, and knows what the stream reaches
+//! meanwhile.
 //!
-//! A [`Port`] is what an IOMMU's driver does for one stream of accesses, an [`Attachment`] knows
-//! what the stream reaches: nothing, all memory, or what a domain maps. It keeps the domain alive
-//! for as long as hardware may use its tables.
+//! A [`Port`] is what the driver of an IOMMU does for one stream of accesses. An [`Attachment`]
+//! knows what the stream reaches: nothing, all memory, or what a domain maps. It keeps the domain
+//! alive for as long as hardware may use its tables.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -27,7 +28,7 @@ pub trait PagingDomain: Send + Sync {
     type Format: Format;
     /// Where the table is.
     type Memory: TableMemory<<Self::Format as Format>::Word>;
-    /// Who tells hardware.
+    /// The hooks that tell hardware.
     type Ops: IommuOps;
 
     /// The domain.
@@ -60,7 +61,7 @@ type ListOf<D> = <<D as PagingDomain>::Memory as TableMemory<
 
 /// Why a stream cannot have a domain, whatever is mapped in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the stream cannot have this domain: {what}")]
+#[error("the stream cannot be attached to this domain: {what}")]
 pub struct Incompatible {
     /// What does not fit, lower-case.
     pub what: &'static str,
@@ -94,9 +95,9 @@ impl From<Incompatible> for HardwareError {
 ///    [`IommuOps`] include this stream. Where they cannot, since the domain is one that
 ///    [`accepts`](Self::accepts) refuses, `translate` fails and changes nothing.
 ///
-/// The hooks are safe to call: whoever has the port may, also beside an [`Attachment`], in any
-/// order and from several threads at once. By the last promise a domain that ends takes its tables
-/// away from the stream, or leaks them.
+/// The hooks are safe to call: the owner of the port may call them, also beside an [`Attachment`],
+/// in any order and from several threads at once. By the last promise a domain that ends takes its
+/// tables away from the stream, or leaks them.
 #[expect(unsafe_code, reason = "a contract about what devices reach; nothing here is unsafe")]
 pub unsafe trait Port: Send + Sync {
     /// What it can be attached to. The hooks are given the domain in it.
@@ -131,14 +132,14 @@ pub unsafe trait Port: Send + Sync {
     /// [`HardwareError`] where completion was not seen in bounded time.
     fn block(&self) -> Result<(), HardwareError>;
 
-    /// Lets all accesses through, each to the physical address that it names: whoever asks for it
-    /// made the promise, whether the stream is attached or asked directly.
+    /// Lets all accesses through, each to the physical address that it names. The caller made the
+    /// promise for that, whether it attaches the stream or calls this directly.
     ///
     /// # Errors
     ///
     /// [`HardwareError`] where completion was not seen in bounded time, or hardware cannot.
     fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
-        Err(HardwareError { what: "accesses cannot pass untranslated", status: 0 })
+        Err(HardwareError { what: "the IOMMU cannot let accesses pass untranslated", status: 0 })
     }
 
     /// Translates accesses by the tables of `domain`.
@@ -281,7 +282,7 @@ pub enum AttachError {
         to: AttachedTo,
     },
     /// Hardware did not answer lately: detach until it does.
-    #[error("what the stream reaches is not known since hardware did not answer: detach it first")]
+    #[error("hardware did not answer, so what the stream reaches is unknown: detach it first")]
     Unknown,
     /// Accesses of this stream are always translated.
     #[error("the IOMMU cannot let the accesses of this stream pass untranslated")]
@@ -300,7 +301,7 @@ pub enum AttachError {
         region: ReservedRegion,
     },
     /// Hardware did not do it.
-    #[error("the stream could not be switched, and is {left:?} now: {source}")]
+    #[error("the stream was not switched and is {left:?} now: {source}")]
     Hardware {
         /// What it said.
         source: HardwareError,
@@ -321,9 +322,9 @@ impl AttachError {
     }
 }
 
-/// A stream that could not be blocked, so that nobody knows what it reaches.
+/// A stream that hardware did not block, so that what it reaches is unknown.
 #[derive(Debug, thiserror::Error)]
-#[error("the stream could not be blocked: {error}")]
+#[error("the stream was not blocked: {error}")]
 pub struct NotBlocked<P> {
     /// The stream.
     pub port: P,
@@ -396,7 +397,7 @@ pub struct Attachment<P: Port> {
 }
 
 impl<P: Port> Attachment<P> {
-    /// A stream, which is blocked now: whoever had it before has no access any more.
+    /// Takes a stream and blocks it: its device loses the access that a former owner gave it.
     ///
     /// # Errors
     ///

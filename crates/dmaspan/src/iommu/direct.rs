@@ -1,4 +1,5 @@
-//! Direct regions: memory that a device reaches by its physical addresses, through tables too.
+//! Direct regions are mapped here: memory that a device goes on reaching by its physical addresses,
+//! through tables too.
 
 use alloc::vec::Vec;
 
@@ -36,7 +37,7 @@ pub enum DirectError {
         paddr: PhysAddr,
     },
     /// The region is mapped one to one, but for less than the device needs.
-    #[error("{mapped}, in the direct region {region}, permits {permits:?} and needs {needs:?}")]
+    #[error("{mapped}, in the direct region {region}, permits {permits:?}, not {needs:?}")]
     Permission {
         /// The region, in whole granules.
         region: IovaRange,
@@ -48,13 +49,13 @@ pub enum DirectError {
         needs: Prot,
     },
     /// There is no memory for the list of what is to be mapped.
-    #[error("no memory to list what is to be mapped of the direct region {region}")]
+    #[error("there is no memory to list what the direct region {region} needs mapped")]
     NoMemory {
         /// The region, in whole granules.
         region: IovaRange,
     },
     /// The domain refused.
-    #[error("the direct region around {hole} cannot be mapped: {source}")]
+    #[error("{hole} of a direct region cannot be mapped: {source}")]
     Domain {
         /// What was to be mapped.
         hole: IovaRange,

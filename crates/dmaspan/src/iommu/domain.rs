@@ -1,4 +1,5 @@
-//! A domain: a page table, the hardware that walks it, and the order in which things are released.
+//! A [`Domain`] is a page table with the hooks of the hardware that walks it. It keeps the order in
+//! which things are released.
 
 use core::fmt;
 
@@ -24,7 +25,7 @@ pub enum Error {
     #[error(transparent)]
     Table(#[from] io_pgtable::Error),
     /// Hardware could not be told about a new mapping.
-    #[error("the IOMMU could not be told about {range}: {source}")]
+    #[error("the IOMMU did not take what changed in {range}: {source}")]
     Hardware {
         /// What it was to be told about.
         range: IovaRange,

@@ -1,4 +1,4 @@
-//! What a domain does, for whoever watches it.
+//! An observer of a domain is told these events. The sanitizer of `dmaspan-sim` is one.
 
 use super::ops::Tables;
 use crate::prot::{Direction, Prot};

@@ -1,4 +1,4 @@
-//! Accesses of devices that the IOMMU refused, and who hears of them.
+//! The IOMMU refused the access of a device: a driver reports that here to a [`FaultHandler`].
 
 use alloc::sync::Arc;
 use core::fmt;

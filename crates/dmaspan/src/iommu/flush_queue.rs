@@ -1,16 +1,17 @@
-//! What was unmapped and waits for its sync.
+//! The flush queue keeps what was unmapped lazily, until its sync. A
+//! [`DmaDomain`](crate::dma::DmaDomain) has one.
 //!
-//! In lazy mode an unmap does not wait for hardware: what it took away is collected, and synced
-//! together with what follows. Until then a device may still use the translation. That is what lazy
-//! mode buys its speed with, so the time is bounded, and what must not be used again before the
-//! sync (IOVAs, memory) is owned by the queue.
+//! In lazy mode an unmap does not wait for hardware: the queue collects what it took away, and
+//! syncs that together with what follows. Until then a device may still use the translation. Lazy
+//! mode buys its speed with that, so the time is bounded, and the queue owns what must not be used
+//! again before the sync: IOVAs and memory.
 //!
 //! Each CPU has a slot with two batches: one that fills, and one that is being flushed or empty. A
-//! flush exchanges them and syncs without holding the slot, so that nobody waits for hardware but
-//! whoever flushes. An unmap that finds its slot taken, or both batches full, syncs for itself.
+//! flush exchanges them and syncs without holding the slot, so only the thread that flushes waits
+//! for hardware. An unmap that finds its slot taken, or both batches full, syncs for itself.
 //!
-//! What a failed sync leaves behind is in quarantine, and every later flush tries it again. Nothing
-//! here allocates once the queue exists.
+//! The quarantine has what a failed sync leaves behind, and every later flush tries it again.
+//! Nothing here allocates once the queue exists.
 
 use alloc::boxed::Box;
 use alloc::collections::TryReserveError;
@@ -25,7 +26,8 @@ use crate::atomic::{AtomicBool, AtomicU64, Ordering, spin_loop};
 use crate::io_pgtable::Retired;
 use crate::platform::{Apart, Flag, Platform};
 
-/// Who ends what a queue holds: the domain of the translations, and the owner of what is held.
+/// The two that end what a queue holds: the domain of the translations, and the owner of the IOVAs
+/// and memory.
 pub(crate) trait Flusher {
     /// Lists of detached tables.
     type List;
@@ -57,10 +59,9 @@ pub struct Config {
     /// Unmaps that wait on one CPU at most, up to [`MAX_ENTRIES`]; so many more may be on their way
     /// to hardware. With 0 every unmap is strict.
     pub entries: usize,
-    /// Nanoseconds that a translation may outlive its unmap. Whoever unmaps next on the same CPU
-    /// keeps to it, and a timer that calls [`DmaDomain::expire`](crate::dma::DmaDomain::expire):
-    /// what waits is flushed by the first of them that comes after that time. With 0 every unmap
-    /// flushes.
+    /// Nanoseconds that a translation may outlive its unmap. The next unmap on the same CPU keeps
+    /// to it, and so does a timer that calls [`DmaDomain::expire`](crate::dma::DmaDomain::expire):
+    /// the first of them that comes after that time flushes what waits. With 0 every unmap flushes.
     pub max_age: u64,
 }
 

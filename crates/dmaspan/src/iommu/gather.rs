@@ -1,4 +1,4 @@
-//! Collecting what hardware must forget, so that it is told once.
+//! A [`Gather`] collects what hardware must forget, so that a domain tells it once.
 
 use super::ops::{HardwareError, Invalidation, Scope, Tables};
 use crate::addr::Iova;

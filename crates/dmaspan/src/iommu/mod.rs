@@ -1,15 +1,15 @@
 //! Domains: page tables that devices use, and what must happen before anything of them is released.
 //!
-//! The order is *unmap, sync, release*, and it is in the types: a page table gives what was taken
-//! away as [`Retired`](crate::io_pgtable::Retired), a [`Gather`] collects any number of those,
-//! [`Domain::sync`] makes hardware forget them and gives a [`Synced`], and only against that are
-//! pins and IOVAs released. Detached tables are freed by the sync itself.
+//! The order is *unmap, sync, release*, and the types keep it: a page table returns what it took
+//! away as [`Retired`](crate::io_pgtable::Retired), a [`Gather`] collects any number of those, and
+//! [`Domain::sync`] makes hardware forget them and returns a [`Synced`]. Pins and IOVAs are
+//! released only against that proof. The sync itself frees detached tables.
 //!
-//! Which domain the accesses of a device go through is an [`Attachment`]'s to say: none of them
-//! arrives ([`Target::Blocked`]), all do ([`Target::Identity`]), or those that a domain maps
-//! ([`Target::Paging`]). What firmware reserved is kept out of IOVA allocation, and mapped one to
-//! one where the device goes on using it, before the device is attached; what the IOMMU refuses is
-//! reported to a [`FaultHandler`].
+//! An [`Attachment`] says which domain the accesses of a device go through: none of them arrives
+//! ([`Target::Blocked`]), all do ([`Target::Identity`]), or those that a domain maps
+//! ([`Target::Paging`]). Regions that firmware reserved are kept out of IOVA allocation. Where the
+//! device goes on using them, they are mapped one to one before the device is attached. A
+//! [`FaultHandler`] hears of what the IOMMU refuses.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The hooks through which a domain tells hardware what changed.
+//! [`IommuOps`] are the hooks by which a domain tells hardware what changed. Drivers implement
+//! them.
 
 use super::event::Event;
 use crate::addr::{Address, PhysAddr};

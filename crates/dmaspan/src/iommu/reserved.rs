@@ -72,7 +72,7 @@ pub enum ReservedRegionError {
         region: ReservedRegion,
     },
     /// There is no memory for one more.
-    #[error("no memory for the reserved region {}, the {count} that there are stay", region.range)]
+    #[error("no memory for the reserved region {}; the {count} before it stay", region.range)]
     NoMemory {
         /// The region.
         region: ReservedRegion,

@@ -1,4 +1,4 @@
-//! Changing what is mapped, where it is: permissions, leaves, and hardware's marks.
+//! A domain changes here what is mapped, where it is: permissions, leaves, and hardware's marks.
 
 use super::domain::{Domain, Error, Unsynced};
 use super::event::Event;

@@ -1,4 +1,4 @@
-//! A buffer: its segments, and what keeps its memory.
+//! A [`Buffer`] is its segments, and what keeps its memory until the last reference is gone.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

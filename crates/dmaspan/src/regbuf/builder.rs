@@ -1,4 +1,4 @@
-//! Segments made of spans as they come.
+//! This makes segments of spans as they come, as few as can be. Sources of buffers call it.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,16 +16,16 @@ use crate::span::Span;
 #[non_exhaustive]
 pub enum BuildError {
     /// There is no memory for so many segments.
-    #[error("no memory to keep track of {segments} segments")]
+    #[error("there is no memory for {segments} segments")]
     NoMemory {
         /// How many there are.
         segments: usize,
     },
     /// The spans have 2^64 bytes or more, or there are more than 2^32 of them.
-    #[error("more than {} bytes, or more than {} segments", u64::MAX, u32::MAX)]
+    #[error("a buffer cannot have more than {} bytes or {} segments", u64::MAX, u32::MAX)]
     TooLong,
     /// There is no span.
-    #[error("a buffer without bytes")]
+    #[error("a buffer cannot be empty")]
     Empty,
 }
 

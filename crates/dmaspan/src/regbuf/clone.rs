@@ -1,4 +1,4 @@
-//! Buffers of one registry in another.
+//! Cloning the buffers of one registry into another.
 
 use alloc::sync::Arc;
 

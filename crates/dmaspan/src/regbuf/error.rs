@@ -1,4 +1,4 @@
-//! What registries and buffers refuse.
+//! The errors of registries and buffers.
 
 use super::builder::BuildError;
 use crate::account::OverLimit;
@@ -11,7 +11,7 @@ use crate::range::UserRange;
 #[non_exhaustive]
 pub enum ImportError {
     /// Not all of it is in the buffer.
-    #[error("{range} is not all in a buffer of {len:#x} bytes{}", At(*buffer))]
+    #[error("{range} leaves the buffer of {len:#x} bytes{}", At(*buffer))]
     Outside {
         /// What was asked for, by the addresses that were registered.
         range: UserRange,
@@ -31,7 +31,7 @@ pub enum ImportError {
         user: UserRange,
     },
     /// A range of a vector has no bytes (`io_vec_fill_bvec` of Linux, io_uring/rsrc.c).
-    #[error("a range without bytes at {start:#x}")]
+    #[error("the range at {start:#x} is empty")]
     Empty {
         /// Where it would begin.
         start: u64,
@@ -45,13 +45,13 @@ pub enum ImportError {
         limit: u64,
     },
     /// The ranges have more bytes together than one operation can have.
-    #[error("the ranges have more than the {limit:#x} bytes of one import together")]
+    #[error("the ranges together have more than the {limit:#x} bytes of one import")]
     TooLongTogether {
         /// The most.
         limit: u64,
     },
     /// The buffer is not registered for data that goes that way.
-    #[error("data goes {direction:?}, and {user} is registered for {access:?}")]
+    #[error("data goes {direction:?}, but {user} is registered for {access:?}")]
     Direction {
         /// What was registered.
         user: UserRange,
@@ -158,7 +158,7 @@ pub enum Error<E: core::error::Error> {
         slots: u32,
     },
     /// A table has at least one slot, and not so many.
-    #[error("a table of {slots} buffers: it has 1 to {limit}")]
+    #[error("a table cannot have {slots} buffers: it has 1 to {limit}")]
     TableLen {
         /// How many slots were asked for.
         slots: usize,
@@ -166,13 +166,13 @@ pub enum Error<E: core::error::Error> {
         limit: u32,
     },
     /// There is no memory for the table.
-    #[error("no memory for a table of {slots} buffers")]
+    #[error("there is no memory for a table of {slots} buffers")]
     NoMemory {
         /// How many slots were asked for.
         slots: u32,
     },
     /// There are fewer slots.
-    #[error("{count} slots from {index} on are not all in a table of {slots}")]
+    #[error("{count} slots from {index} on leave the table of {slots}")]
     Index {
         /// The first slot.
         index: u32,
@@ -182,7 +182,7 @@ pub enum Error<E: core::error::Error> {
         slots: u32,
     },
     /// Slots beyond what numbers can say.
-    #[error("{count} slots from {index} on are not all in the {slots} of the table")]
+    #[error("{count} slots from {index} on leave the {slots} of the table")]
     IndexOverflow {
         /// The first slot.
         index: u32,
@@ -204,25 +204,25 @@ pub enum Error<E: core::error::Error> {
         index: u32,
     },
     /// The buffer in the slot was registered as memory, not lent.
-    #[error("the buffer in slot {index} was not lent: empty it by an update")]
+    #[error("the buffer in slot {index} was not lent: empty the slot by an update")]
     NotLent {
         /// The slot.
         index: u32,
     },
     /// There is nothing in the slot to be taken back.
-    #[error("no buffer was lent to slot {index}, which is empty")]
+    #[error("slot {index} is empty: no buffer was lent to it")]
     NothingLent {
         /// The slot.
         index: u32,
     },
     /// A length without an address.
-    #[error("a buffer of {len:#x} bytes without an address")]
+    #[error("a buffer of {len:#x} bytes needs an address")]
     NoAddress {
         /// The length.
         len: u64,
     },
     /// An address without a length.
-    #[error("a buffer without bytes at {start:#x}")]
+    #[error("the buffer at {start:#x} has no bytes")]
     Empty {
         /// The address.
         start: u64,
@@ -236,7 +236,7 @@ pub enum Error<E: core::error::Error> {
         len: u64,
     },
     /// The buffer is too long.
-    #[error("a buffer of {len:#x} bytes: it has at most {limit:#x}")]
+    #[error("a buffer cannot have {len:#x} bytes: it has at most {limit:#x}")]
     TooLong {
         /// How many bytes; `u64::MAX` for more.
         len: u64,
@@ -252,7 +252,7 @@ pub enum Error<E: core::error::Error> {
         access: Prot,
     },
     /// An empty slot has no tag.
-    #[error("tag {tag:#x} for slot {index}, which would be empty")]
+    #[error("slot {index} would be empty, so it cannot have the tag {tag:#x}")]
     TagOfVacant {
         /// The slot.
         index: u32,
@@ -260,7 +260,7 @@ pub enum Error<E: core::error::Error> {
         tag: u64,
     },
     /// The registries are of different owners, or of different address spaces.
-    #[error("the registries are not of the same owner and address space")]
+    #[error("the registries have different owners or address spaces")]
     OtherOwner,
     /// Another task than the one that the source belongs to.
     #[error("the registry belongs to task {issuer}")]
@@ -269,7 +269,7 @@ pub enum Error<E: core::error::Error> {
         issuer: u64,
     },
     /// Offsets without saying of how many buffers.
-    #[error("slots {source_index} and {index} were named, and not how many")]
+    #[error("a clone from slot {source_index} to slot {index} must say how many slots")]
     NoCount {
         /// The first slot of the source.
         source_index: u32,

@@ -1,4 +1,4 @@
-//! Part of a buffer, as the contiguous pieces that it is in.
+//! An [`Import`] is part of a buffer, as the contiguous pieces that it is in.
 
 use core::fmt;
 use core::iter::FusedIterator;
@@ -11,7 +11,7 @@ use crate::span::Span;
 
 /// Bytes were asked for that are not all in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len:#x} bytes at offset {offset:#x} are not all in a buffer of {buffer:#x} bytes")]
+#[error("{len:#x} bytes at offset {offset:#x} leave the buffer of {buffer:#x} bytes")]
 pub struct Outside {
     /// The offset of the first byte.
     pub offset: u64,

@@ -19,10 +19,10 @@
 //! | [`Import`], [`VectoredImport`] | part of a buffer, as contiguous pieces |
 //! | [`descriptors`] | what devices read to find them |
 //!
-//! What Linux does is in io_uring/rsrc.c. Beyond it, pieces are joined over folios of any and of
+//! Linux does this in io_uring/rsrc.c. Beyond that, pieces are joined over folios of any and of
 //! mixed sizes and over frames that happen to be neighbours; nothing is kept for each page, not
-//! even while registering; what is pinned is charged once, by the page, and right under clones;
-//! buffers may be read-only.
+//! even while registering; pinned memory is charged once, by the page, and the charge is right
+//! under clones; buffers may be read-only.
 
 mod buffer;
 mod builder;

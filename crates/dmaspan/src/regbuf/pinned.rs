@@ -1,4 +1,4 @@
-//! Buffers of pinned memory.
+//! [`Pinned`] is a source of buffers: it pins their memory, and charges an account.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -51,7 +51,7 @@ impl<P: Pinner> Pinned<P> {
         Self { pinner, space, account, page_lg2: page_lg2.min(63) }
     }
 
-    /// Who is charged.
+    /// The account that is charged.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }

@@ -1,4 +1,4 @@
-//! A client's memory as a server has it mapped.
+//! [`Regions`] are a client's memory as a server has it mapped, and a source of buffers.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -53,7 +53,7 @@ pub enum RegionError {
         range: UserRange,
     },
     /// The region would wrap.
-    #[error("a region of {len:#x} bytes at {start} wraps beyond {:#x}", u64::MAX)]
+    #[error("the region of {len:#x} bytes at {start} wraps beyond {:#x}", u64::MAX)]
     Wraps {
         /// Where it would begin.
         start: UserAddr,
@@ -61,7 +61,7 @@ pub enum RegionError {
         len: u64,
     },
     /// Nobody could do anything with it.
-    #[error("a region at {start} with {access:?} permits neither reads nor writes")]
+    #[error("the region at {start} with {access:?} permits neither reads nor writes")]
     NoAccess {
         /// Where it would begin.
         start: UserAddr,
@@ -69,7 +69,7 @@ pub enum RegionError {
         access: Prot,
     },
     /// No region has part of a buffer.
-    #[error("{hole} of {user} is in no region")]
+    #[error("no region has {hole} of {user}")]
     Hole {
         /// What was to be registered.
         user: UserRange,
@@ -77,7 +77,7 @@ pub enum RegionError {
         hole: UserRange,
     },
     /// A region with part of a buffer permits less.
-    #[error("{user} wants {wanted:?}, and the region {region} permits {access:?}")]
+    #[error("{user} needs {wanted:?}, but the region {region} permits {access:?}")]
     Access {
         /// What was to be registered.
         user: UserRange,
@@ -89,7 +89,7 @@ pub enum RegionError {
         access: Prot,
     },
     /// There is no memory to keep track of the regions.
-    #[error("no memory to keep track of {regions} regions")]
+    #[error("there is no memory for {regions} regions")]
     NoMemory {
         /// How many.
         regions: usize,

@@ -1,4 +1,4 @@
-//! Tables of registered buffers.
+//! A [`Registry`] is a table of registered buffers.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

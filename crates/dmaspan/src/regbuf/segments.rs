@@ -1,4 +1,5 @@
-//! Where a buffer's bytes are, kept compactly, and found at once from any offset.
+//! [`Segments`] say where a buffer's bytes are. They are kept compactly, and found at once from any
+//! offset.
 
 use alloc::boxed::Box;
 use core::fmt;

@@ -1,4 +1,4 @@
-//! Where a registry gets its buffers.
+//! A registry gets its buffers from a [`Source`].
 
 use alloc::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A part of a pool with a lock of its own.
+//! An area is a part of a pool, with a lock of its own.
 
 use lock_api::{Mutex, MutexGuard, RawMutex};
 

@@ -1,4 +1,4 @@
-//! Many slots at a time: one lock for all that one area has.
+//! Taking, filling and releasing many slots at a time, by one lock for all that one area has.
 
 use alloc::vec::Vec;
 use core::array;

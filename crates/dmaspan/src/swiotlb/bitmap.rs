@@ -1,4 +1,4 @@
-//! Which slots of an area are free: a bit each, and a bit for each word of them.
+//! The bitmap of an area says which slots are free, by a bit each, and a bit for each word of them.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

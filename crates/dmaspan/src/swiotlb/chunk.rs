@@ -1,4 +1,4 @@
-//! Contiguous memory of a pool, divided into areas.
+//! A chunk is contiguous memory of a pool, divided into areas.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

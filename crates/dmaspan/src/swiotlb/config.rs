@@ -1,4 +1,4 @@
-//! What a pool is to be like.
+//! [`PoolConfig`] says what a pool is to be like.
 
 use super::error::Error;
 
@@ -9,7 +9,7 @@ pub const MAX_AREAS: usize = 128;
 /// Whether what was in a slot is overwritten when it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Wipe {
-    /// No: who can read the pool's memory has read it while the slot was held, too. Nothing of it
+    /// No: a reader of the pool's memory could read it while the slot was held, too. Nothing of it
     /// shows in the next holder's slot.
     #[default]
     Never,

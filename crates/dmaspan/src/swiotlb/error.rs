@@ -1,4 +1,4 @@
-//! Why a pool refused.
+//! The errors of a pool.
 
 use super::request::SlotRequest;
 use crate::error::Errno;
@@ -10,7 +10,7 @@ use crate::span::Span;
 #[non_exhaustive]
 pub enum Error {
     /// No run of free slots is long enough and as it has to be.
-    #[error("no free slots for {len:#x} bytes; {free:#x} bytes are free in all")]
+    #[error("no free slots fit {len:#x} bytes; {free:#x} bytes are free in all")]
     Full {
         /// How many bytes were asked for.
         len: u64,
@@ -48,19 +48,19 @@ pub enum Error {
         keep_bits: u64,
     },
     /// The granule is no power of two.
-    #[error("the granule {granule:#x} is no power of two")]
+    #[error("the granule {granule:#x} is not a power of two")]
     Granule {
         /// It.
         granule: u64,
     },
     /// The boundary is no power of two.
-    #[error("the boundary {boundary:#x} is no power of two")]
+    #[error("the boundary {boundary:#x} is not a power of two")]
     Boundary {
         /// It.
         boundary: u64,
     },
     /// The slot is of another pool.
-    #[error("the slot at {addr:#x} is of another pool")]
+    #[error("the slot at {addr:#x} belongs to another pool")]
     Foreign {
         /// Where its bytes are.
         addr: u64,
@@ -76,22 +76,22 @@ pub enum Error {
         mapped: u64,
     },
     /// Data does not go that way.
-    #[error("not for a slot whose data goes {direction:?}")]
+    #[error("a slot whose data goes {direction:?} does not permit this call")]
     Direction {
         /// Which way it goes.
         direction: Direction,
     },
     /// A slot was not filled, since the device writes all of it, and nobody said how much it wrote.
-    #[error("of a slot that was not filled, the bytes written have to be reported")]
+    #[error("the slot was not filled: say how many of its bytes the device wrote")]
     Unreported,
     /// Slots are powers of two, from 64 bytes to 1 GiB.
-    #[error("slots of {bytes:#x} bytes: a power of two from 0x40 to 0x40000000 is needed")]
+    #[error("slots cannot have {bytes:#x} bytes: ask for a power of two from 0x40 to 0x40000000")]
     SlotSize {
         /// What was asked for.
         bytes: u64,
     },
     /// A span of a pool has to begin on a slot and have whole ones, up to 2^31.
-    #[error("{span} is no whole number of slots of {slot:#x} bytes, from 1 to 2^31")]
+    #[error("{span} is not a whole number, from 1 to 2^31, of slots of {slot:#x} bytes")]
     PoolSpan {
         /// The span.
         span: Span,
@@ -105,13 +105,13 @@ pub enum Error {
         max: usize,
     },
     /// The host did not share or take back memory of a pool. It is never used again.
-    #[error("the host did not change who sees {span}; it is never used again")]
+    #[error("the host refused to change who sees {span}; the pool never uses it again")]
     Host {
         /// The memory.
         span: Span,
     },
     /// The pool does not grow, or would beyond its limit.
-    #[error("growing by {bytes:#x} bytes goes beyond the limit, of {limit:#x} bytes")]
+    #[error("growing by {bytes:#x} bytes exceeds the limit of {limit:#x} bytes")]
     GrowthLimit {
         /// By how much.
         bytes: u64,
@@ -119,7 +119,7 @@ pub enum Error {
         limit: u64,
     },
     /// Out of memory, for slots or for the records of them.
-    #[error("no memory for {bytes:#x} bytes of slots")]
+    #[error("there is no memory for {bytes:#x} bytes of slots")]
     NoMemory {
         /// How many bytes of slots.
         bytes: u64,

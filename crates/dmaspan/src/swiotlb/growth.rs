@@ -1,4 +1,5 @@
-//! A pool that becomes larger, and smaller again.
+//! A pool grows here, and shrinks again: it adds memory, and shares it with the host of a
+//! confidential guest.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

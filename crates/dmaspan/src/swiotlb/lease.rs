@@ -1,4 +1,4 @@
-//! Slots that are kept and used again and again.
+//! A [`Lease`] keeps a slot, which its driver uses again and again.
 
 use alloc::sync::Arc;
 use core::{fmt, mem};

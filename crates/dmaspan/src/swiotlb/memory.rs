@@ -1,4 +1,4 @@
-//! What a pool is made of, and who copies.
+//! [`PoolMemory`] is what a pool is made of, and what copies to and from it.
 
 use crate::addr::{Address, PhysAddr};
 use crate::promise::Promise;
@@ -47,8 +47,7 @@ pub enum To {
 
 /// Bytes to copy between a slot and what it stands in for.
 ///
-/// They are of a slot that is held and of an original that was promised: whoever gets one may rely
-/// on that.
+/// The slot is held and the original was promised: the code that gets a transfer may rely on both.
 #[derive(Debug)]
 pub struct Transfer<A = PhysAddr> {
     slot: A,
@@ -98,7 +97,7 @@ impl<A: Address> Transfer<A> {
         self.len
     }
 
-    /// Never.
+    /// A transfer is never empty: always `false`.
     pub const fn is_empty(&self) -> bool {
         false
     }
@@ -110,7 +109,7 @@ impl<A: Address> Transfer<A> {
     }
 }
 
-/// Bytes of a slot that is held: whoever gets them may rely on that.
+/// Bytes of a slot that is held, on which the code that gets them may rely.
 #[derive(Debug)]
 pub struct InSlot<A: Address = PhysAddr>(Span<A>);
 
@@ -148,9 +147,9 @@ pub struct Room {
     pub last: u64,
 }
 
-/// The host did not do as it was asked: in what state the memory is nobody knows.
+/// The host did not do as it was asked, and the state of the memory is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the host did not change who sees the memory")]
+#[error("the host refused to change who sees the memory")]
 pub struct HostRefused;
 
 /// The memory of a pool, and who copies between it and originals.

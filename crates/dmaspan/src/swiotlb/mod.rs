@@ -1,9 +1,10 @@
 //! Bounce buffers: memory that devices reach stands in for memory that they do not.
 //!
-//! What Linux's kernel/dma/swiotlb.c does, without the words that all CPUs share: a [`Pool`] is
-//! divided into areas, each with a lock of its own on cache lines of its own. Which slots are free
-//! is a bit each, found by words; the runs released last are taken first, while they are still in
-//! the CPU's cache. A slot is a handle that is moved, so it is released once and into its own pool.
+//! A [`Pool`] does what Linux's kernel/dma/swiotlb.c does, without the words that all CPUs share:
+//! it is divided into areas, each with a lock of its own on cache lines of its own. One bit says
+//! whether a slot is free, and bits are found by words. The runs released last are taken first,
+//! while they are still in the CPU's cache. A slot is a handle that is moved, so it is released
+//! once and into its own pool.
 //!
 //! ```text
 //!  take ──► latest runs of the CPU's area ──► its bitmap ──► other areas ──► runs over several
@@ -11,7 +12,7 @@
 //! ```
 //!
 //! A driver need not know: a [`dma::Device`](crate::dma::Device) bounces what its device cannot or
-//! must not have. Whoever uses a pool by itself maps, syncs and unmaps:
+//! must not have. Code that uses a pool by itself maps, syncs and unmaps:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -43,9 +44,9 @@
 //! # }
 //! ```
 //!
-//! Buffers that are used again and again are better [leased](Pool::lease) once. A pool that is too
-//! small obtains memory for single requests, and [grows](Pool::grow) and [shrinks](Pool::shrink)
-//! by whole chunks; [`PoolMemory`] allocates, and shares with the host of a confidential guest.
+//! [Lease](Pool::lease) a slot once for a buffer that is used again and again. A pool that is too
+//! small obtains memory for single requests, and [grows](Pool::grow) and [shrinks](Pool::shrink) by
+//! whole chunks; [`PoolMemory`] allocates, and shares with the host of a confidential guest.
 
 mod area;
 mod batch;

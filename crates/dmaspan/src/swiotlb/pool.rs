@@ -1,4 +1,4 @@
-//! The pool: taking, copying and releasing slots.
+//! The [`Pool`]: taking, copying and releasing slots.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -78,7 +78,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let grid = grid(span, slot_lg2)?;
             base.push(Chunk::new(span, grid, config.areas).ok_or(no_memory(span))?);
         }
-        // Unless all is shared, who sees it nobody knows: also where a hook panics.
+        // Unless all of it is shared, it is unknown who sees the memory: also where a hook panics.
         let kept = ManuallyDrop::new(Arc::clone(&memory));
         for &span in spans {
             memory.share(Promise::kept(), span).map_err(|_| Error::Host { span: span.output() })?;

@@ -1,7 +1,7 @@
-//! The runs of an area that were given back last: what is still in the CPU's cache.
+//! An area remembers here which runs were given back last: those are still in the CPU's cache.
 //!
-//! They are hints. What is free is in the bitmap alone: a hint whose slots were taken by another
-//! way is dropped when it is met, and nothing has to be drained before a request may fail.
+//! They are hints: the bitmap alone says what is free. A hint whose slots were taken another way is
+//! dropped when it is met, and nothing has to be drained before a request may fail.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

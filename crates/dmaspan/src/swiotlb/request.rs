@@ -1,4 +1,5 @@
-//! What a slot has to be like, and where in a pool it can be so.
+//! A request says what a slot has to be like. This turns it, once, into arithmetic on the places of
+//! a pool.
 
 use super::error::Error;
 use super::pool::MAX_SLOTS;

@@ -1,4 +1,4 @@
-//! What is handed out: slots, and mappings of a pool by itself.
+//! The handles that a pool hands out: slots, and mappings of a pool used by itself.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -71,12 +71,13 @@ impl<L, A: Address> fmt::Debug for Slot<L, A> {
 /// Whether a slot is filled from its original when it is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Fill {
-    /// It is, whatever the direction: what the device does not write is then as it was.
+    /// The slot is filled from the original, whatever the direction: bytes that the device does not
+    /// write then stay as they were.
     #[default]
     Copy,
-    /// It is not, because the device overwrites all of it, or says how much it wrote: only that is
-    /// copied back. Everything else in the slot is of nobody's business, former holders' data
-    /// perhaps, and never reaches the original (CVE-2022-0854).
+    /// The slot is not filled, because the device overwrites all of it or the driver says how much
+    /// it wrote. Only what was written is copied back: the rest of the slot may hold data of a
+    /// former holder, and never reaches the original (CVE-2022-0854).
     ///
     /// It is for devices that tell the truth. One that says more than it wrote has the difference
     /// copied to the original: former holders' data, unless the pool [wipes](super::Wipe::Release)

@@ -1,4 +1,4 @@
-//! How full a pool is.
+//! [`PoolStats`] say how full a pool is.
 
 use super::memory::PoolMemory;
 use super::pool::Pool;

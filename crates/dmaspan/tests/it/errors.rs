@@ -36,7 +36,7 @@ fn configurations_that_the_architecture_lacks_are_refused() {
 fn a_number_of_levels_that_there_is_not_is_named_as_that() {
     let config = AmdV1Config { first_levels: 7, ..AmdV1Config::new(64, 52) };
     let error = AmdV1::new(config).unwrap_err();
-    assert_eq!(error.to_string(), "a tree of 7 levels; there are 1 to 6");
+    assert_eq!(error.to_string(), "the tree cannot have 7 levels: the format has 1 to 6");
     assert_eq!(error.errno(), Errno::EINVAL);
 }
 

@@ -161,7 +161,7 @@ fn tables_of_another_iommu_are_refused_and_so_are_those_that_it_does_not_walk() 
         AttachError::Incompatible(what) => what.what,
         error => panic!("{error}"),
     };
-    assert_eq!(refused(other.domain()), "it is of another IOMMU");
+    assert_eq!(refused(other.domain()), "it belongs to another IOMMU");
     let config = rig.iommu.v1_config();
     let wide = dmaspan::io_pgtable::AmdV1Config { input_bits: 50, ..config };
     assert!(refused(rig.domain_of(wide)).contains("addresses"));

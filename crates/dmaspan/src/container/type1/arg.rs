@@ -1,4 +1,4 @@
-//! The bytes of an argument.
+//! The bytes of a request's argument, read and written field by field.
 
 use crate::error::Errno;
 

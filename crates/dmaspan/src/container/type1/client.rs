@@ -1,4 +1,4 @@
-//! Who asks.
+//! The client that sends a request, and its memory.
 
 use alloc::sync::Arc;
 
@@ -15,7 +15,7 @@ pub enum Process {
     Exited,
 }
 
-/// Who asks: whose memory is mapped, and what it is charged to.
+/// The client that asks: its memory is mapped, and its account is charged.
 #[expect(missing_debug_implementations, reason = "spaces and closures have no text")]
 pub struct Client<'a, P: Pinner> {
     pub(super) space: &'a P::Space,

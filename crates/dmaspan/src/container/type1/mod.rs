@@ -1,4 +1,5 @@
-//! A container asked as Linux's VFIO type1 is (drivers/vfio/vfio_iommu_type1.c).
+//! [`Type1`] answers the requests of Linux's VFIO type1 (drivers/vfio/vfio_iommu_type1.c) from a
+//! container.
 //!
 //! Servers of vfio-user and monitors of virtual machines get requests of the VFIO interface from a
 //! client or a guest, and have to answer each as Linux would: the same bytes, and for a request
@@ -6,13 +7,14 @@
 //!
 //! # What is not here
 //!
-//! Groups and devices, which are the caller's: it attaches domains and emulated devices to the
-//! container. `VFIO_SET_IOMMU` decides which [`Version`] a container has before there is one, see
-//! [`version_of`]. Nesting was taken out of Linux; its number opens version 2 and is no extension.
-//! Pointers in structures have 64 bits.
+//! Groups and devices are not here: the caller has them, and attaches domains and emulated devices
+//! to the container. `VFIO_SET_IOMMU` decides which [`Version`] a container has before there is
+//! one, see [`version_of`]. Linux has removed nesting; its number opens version 2 and is no
+//! extension. Pointers in structures have 64 bits.
 //!
-//! Linux lets a request wait for one before it. So does a container with a
-//! [`BusyHook`](super::BusyHook); without one requests that get in each other's way answer `EBUSY`.
+//! Linux lets a request wait for the one before it. So does a container with a
+//! [`BusyHook`](super::BusyHook); without one, requests that get in each other's way answer
+//! `EBUSY`.
 
 mod arg;
 mod bitmap;

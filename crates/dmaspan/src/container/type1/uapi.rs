@@ -1,4 +1,4 @@
-//! Numbers of Linux's interface (include/uapi/linux/vfio.h).
+//! The numbers of Linux's interface (include/uapi/linux/vfio.h).
 
 /// `VFIO_GET_API_VERSION`.
 pub const VFIO_GET_API_VERSION: u32 = request(0);

@@ -1,4 +1,4 @@
-//! User addresses that are not known for a while.
+//! The requests that make user addresses invalid, and valid again.
 
 use lock_api::RawMutex;
 

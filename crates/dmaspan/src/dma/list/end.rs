@@ -1,4 +1,4 @@
-//! Ending the mapping of a list, and handing it to and fro.
+//! The mapping of a list ends here, and is handed to and fro between CPU and device.
 
 use core::mem::ManuallyDrop;
 use core::{fmt, mem};

@@ -1,7 +1,7 @@
-//! Where the pieces of a list go in its IOVAs, and the segments that they make.
+//! This lays the pieces of a list out in its IOVAs, and finds the segments that they make.
 //!
-//! All of it follows from the pieces and from what the device asks for, so nothing is kept: it is
-//! worked out again wherever it is needed, and no list needs memory of its own.
+//! The layout follows from the pieces and from what the device asks for, so nothing is kept: each
+//! use works it out again, and no list needs memory of its own.
 
 use super::Segment;
 use crate::addr::{DmaAddr, PhysAddr};

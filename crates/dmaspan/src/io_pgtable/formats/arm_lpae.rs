@@ -1,4 +1,4 @@
-//! What Arm's long-descriptor formats have in common, whatever the stage.
+//! Both stages of Arm's long-descriptor formats share this code.
 //!
 //! Source: Arm Architecture Reference Manual for A-profile, DDI 0487, chapter D8 "The AArch64
 //! Virtual Memory System Architecture", D8.3 "Translation table descriptor formats", and the fields

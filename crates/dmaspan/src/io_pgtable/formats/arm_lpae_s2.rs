@@ -158,7 +158,7 @@ impl<const G: u32> ArmLpaeS2<G> {
         let ArmLpaeS2Config { input_bits, output_bits, .. } = config;
         let format = Self::with_any_input(config)?;
         if input_bits > output_bits {
-            let supported = "as many as output bits at the most";
+            let supported = "at most as many as output bits";
             return Err(ConfigError::InputBits { input_bits, supported });
         }
         Ok(format)

@@ -1,4 +1,4 @@
-//! What the unit tests of the formats have in common.
+//! The unit tests of all formats share these checks.
 
 use super::super::format::{Entry, Format, Leaf};
 use super::super::word::Word;

@@ -1,4 +1,4 @@
-//! What the configurations of formats have in common.
+//! The configurations of all formats share this code: their checks, and the error of a bad one.
 
 use crate::addr::Iova;
 use crate::error::Errno;
@@ -70,7 +70,7 @@ pub(super) fn page_sizes(
 #[non_exhaustive]
 pub enum ConfigError {
     /// The format has no such granule.
-    #[error("a granule of 2^{granule_lg2} bytes; there are {supported}")]
+    #[error("the granule cannot be 2^{granule_lg2} bytes: the format has {supported}")]
     Granule {
         /// log2 of the granule asked for.
         granule_lg2: u32,
@@ -78,7 +78,7 @@ pub enum ConfigError {
         supported: &'static str,
     },
     /// A number of input bits that there is not.
-    #[error("{input_bits} input bits; there are {supported}")]
+    #[error("the tables cannot have {input_bits} input bits: the format has {supported}")]
     InputBits {
         /// What was asked for.
         input_bits: u32,
@@ -86,7 +86,7 @@ pub enum ConfigError {
         supported: &'static str,
     },
     /// A number of levels that there is not.
-    #[error("a tree of {levels} levels; there are {supported}")]
+    #[error("the tree cannot have {levels} levels: the format has {supported}")]
     Levels {
         /// What was asked for.
         levels: u32,
@@ -94,7 +94,7 @@ pub enum ConfigError {
         supported: &'static str,
     },
     /// A number of output bits that there is not.
-    #[error("{output_bits} output bits; there are {supported}")]
+    #[error("the tables cannot have {output_bits} output bits: the format has {supported}")]
     OutputBits {
         /// What was asked for.
         output_bits: u32,
@@ -102,7 +102,7 @@ pub enum ConfigError {
         supported: &'static str,
     },
     /// Leaf sizes that the format does not have, or not the granule among them.
-    #[error("page sizes {page_sizes:#x}; the granule is needed and {supported:#x} are possible")]
+    #[error("page sizes {page_sizes:#x} lack the granule or are not all among {supported:#x}")]
     PageSizes {
         /// What was asked for, one bit each.
         page_sizes: u64,

@@ -1,4 +1,4 @@
-//! The formats, each in a file of its own, from its architecture's manual.
+//! The formats: each is a file of its own, written from its architecture's manual.
 
 pub(super) mod amd_v1;
 mod arm_lpae;

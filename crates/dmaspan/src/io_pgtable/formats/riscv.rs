@@ -91,7 +91,7 @@ pub enum RiscvStage {
     Second,
 }
 
-/// Who says what type of memory an access has.
+/// What decides the memory type of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RiscvMemoryTypes {
     /// The platform alone, by physical address.

@@ -1,4 +1,4 @@
-//! What all CPUs share, under one lock: the tree, and half magazines that are full.
+//! All CPUs share the depot, under one lock: it has the tree, and half magazines that are full.
 
 use alloc::vec::Vec;
 

@@ -1,4 +1,4 @@
-//! What is wrong with a request, and what is given back.
+//! The errors of the allocator, and the handles that they give back.
 
 use super::Iovas;
 use crate::addr::Iova;
@@ -23,13 +23,13 @@ pub enum Error {
         limit: Iova,
     },
     /// The alignment is no power of two.
-    #[error("{align:#x} is no power of two to align IOVAs to")]
+    #[error("IOVAs cannot be aligned to {align:#x}, which is not a power of two")]
     Align {
         /// What was asked for, in bytes.
         align: u64,
     },
     /// Part of the range is in use or reserved by somebody else.
-    #[error("{range} is not free: {taken} is in use")]
+    #[error("{range} is not free, because {taken} is in use")]
     Taken {
         /// What was to be reserved or handed out.
         range: IovaRange,
@@ -37,7 +37,7 @@ pub enum Error {
         taken: IovaRange,
     },
     /// The range does not consist of whole granules.
-    #[error("{range} does not consist of whole granules of {granule:#x} bytes")]
+    #[error("{range} is not whole granules of {granule:#x} bytes")]
     Unaligned {
         /// What was asked for.
         range: IovaRange,
@@ -45,19 +45,19 @@ pub enum Error {
         granule: u64,
     },
     /// The range is not what was turned into a raw one, or was turned back before.
-    #[error("{range} is no range that was given out raw")]
+    #[error("{range} was not given out raw by this space")]
     NotRaw {
         /// What was to be turned back.
         range: IovaRange,
     },
     /// There is no memory for the records of the space.
-    #[error("no memory to keep a record of {range}")]
+    #[error("there is no memory for a record of {range}")]
     NoMemory {
         /// What was to be recorded.
         range: IovaRange,
     },
     /// There is no aperture in the list of them.
-    #[error("no aperture to hand IOVAs out of")]
+    #[error("the space has no aperture to hand IOVAs out of")]
     NoAperture,
     /// The granule or the aperture is none.
     #[error("no IOVAs can be handed out of {aperture} by granules of 2^{granule_lg2} bytes")]
@@ -88,7 +88,7 @@ impl Error {
 
 /// A space that IOVAs were not of; they are given back.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the IOVAs {} are of another space", iovas.range())]
+#[error("the IOVAs {} belong to another space", iovas.range())]
 pub struct Foreign {
     /// What was to be freed.
     pub iovas: Iovas,
@@ -102,7 +102,7 @@ pub enum IntoRawFailed {
     #[error(transparent)]
     Foreign(#[from] Foreign),
     /// There is no memory for the record of them.
-    #[error("no memory to keep a record of {}", iovas.range())]
+    #[error("there is no memory for a record of {}", iovas.range())]
     NoMemory {
         /// What was to be made raw.
         iovas: Iovas,

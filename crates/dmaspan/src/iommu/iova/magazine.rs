@@ -1,9 +1,9 @@
-//! What a CPU keeps of its own: free ranges by size, so that most are taken and given back without
-//! a lock that others want (Bonwick and Adams, Magazines and Vmem, USENIX 2001, section 3).
+//! Each CPU keeps free ranges by size here, so that most are taken and given back without a lock
+//! that others want (Bonwick and Adams, Magazines and Vmem, USENIX 2001, section 3).
 //!
 //! A magazine has room for two halves. Where Bonwick's design has a loaded magazine and the
-//! previous one and swaps them, here the older half of a full magazine goes, and an empty one gets
-//! half a magazine. Either way, whoever takes and gives back in turn stays off the depot.
+//! previous one and swaps them, here a full magazine gives away its older half, and an empty one
+//! gets half a magazine. Either way, a CPU that takes and gives back in turn stays off the depot.
 
 use alloc::vec::Vec;
 
@@ -39,7 +39,7 @@ pub(super) fn with_room<T>(room: usize) -> Result<Vec<T>, NoMemory> {
     Ok(list)
 }
 
-/// Which part of the space: whoever has only 32 bits looks through no addresses beyond them.
+/// Which part of the space: a device with only 32 bits looks through no addresses beyond them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Zone {
     Low,

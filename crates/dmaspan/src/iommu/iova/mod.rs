@@ -1,12 +1,12 @@
-//! Allocating IOVAs.
+//! The allocator of IOVAs.
 //!
-//! A [`Space`] hands out ranges of IOVAs that nobody else has. What was given back lately is kept
-//! in magazines by size, one set a CPU; what is too much for them is in a depot that all CPUs
-//! share; the rest is a tree. A range is found in a magazine in constant time, and in the tree in
-//! logarithmic time, also where there is none.
+//! A [`Space`] hands out ranges of IOVAs that nobody else has. Magazines keep the ranges that were
+//! given back lately, by size, one set a CPU; what is too much for them is in a depot that all CPUs
+//! share; the rest is a tree. A magazine yields a range in constant time, and the tree finds one,
+//! or that there is none, in logarithmic time.
 //!
 //! Sizes that are cached are rounded up to powers of two inside. Low addresses, of 32 bits, are
-//! handed out first, and kept apart from high ones: whoever needs low ones searches no others.
+//! handed out first, and kept apart from high ones: a request for low ones searches no others.
 //!
 //! ```
 //! use dmaspan::iommu::iova::{Align, Error, Request, Space};
@@ -257,8 +257,8 @@ impl<P: Platform> Space<P> {
         Ok(self.handle(range, class))
     }
 
-    /// Takes IOVAs back. Whoever mapped something there has unmapped *and synced* it before: the
-    /// next holder may get them at once.
+    /// Takes IOVAs back. The caller has unmapped *and synced* before what was mapped there: the
+    /// next holder may get the IOVAs at once.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What is asked for, checked and in granules.
+//! A request for IOVAs, checked and counted in granules.
 
 use super::error::Error;
 use super::magazine::CLASSES;

@@ -1,7 +1,7 @@
-//! The slow half of a space: what takes the lock of the depot.
+//! The slow half of a space: these operations take the lock of the depot.
 //!
-//! A CPU's flag is waited for by nobody, and held either for some instructions or under this lock.
-//! So whoever has the lock finds all flags free but those of moments and of interrupted CPUs.
+//! No thread waits for a CPU's flag, which is held either for some instructions or under this lock.
+//! So the holder of the lock finds all flags free but those of moments and of interrupted CPUs.
 
 use core::fmt;
 

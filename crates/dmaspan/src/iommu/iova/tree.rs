@@ -1,8 +1,8 @@
-//! The ranges in use, by address, and what is free between them.
+//! The tree knows the ranges in use, by address, and what is free between them.
 //!
-//! A B+tree whose entries are the ranges in use; each has the gap before it, and an empty range at
-//! the end of the aperture has the last gap. What is given back only takes an entry out, so it
-//! needs no memory.
+//! It is a B+tree whose entries are the ranges in use; each has the gap before it, and an empty
+//! range at the end of the aperture has the last gap. Giving a range back only takes an entry out,
+//! so it needs no memory.
 //!
 //! A gap may fit by size and not by alignment. So an inner node keeps for each child and for each
 //! alignment of 2^k granules the longest range that starts aligned in one gap below that child. A

@@ -1,4 +1,4 @@
-//! Why no descriptors were made.
+//! The errors of making descriptors.
 
 use crate::addr::DmaAddr;
 use crate::error::Errno;
@@ -9,19 +9,19 @@ use crate::span::Span;
 #[non_exhaustive]
 pub enum Error {
     /// The boundary is no power of two.
-    #[error("the boundary {boundary:#x} is no power of two")]
+    #[error("the boundary {boundary:#x} is not a power of two")]
     Boundary {
         /// It.
         boundary: u64,
     },
     /// No such memory page size: 2^(12 + `mps`) bytes, of a field of four bits.
-    #[error("a memory page size of 2^(12 + {mps}) bytes; the field is at most 15")]
+    #[error("memory pages cannot have 2^(12 + {mps}) bytes: the field is at most 15")]
     MemoryPageSize {
         /// The field, `CC.MPS`.
         mps: u32,
     },
     /// A packed ring has 1 to 2^15 descriptors.
-    #[error("a packed ring of {size} descriptors; there are 1 to 32768")]
+    #[error("a packed ring cannot have {size} descriptors: it has 1 to 32768")]
     QueueSize {
         /// How many it should have.
         size: u16,
@@ -38,7 +38,7 @@ pub enum Error {
         align: u64,
     },
     /// A span ends inside a page and is not the last, or begins inside one and is not the first.
-    #[error("{span} begins or ends inside a page of {page:#x} bytes, amid the transfer")]
+    #[error("{span} begins or ends inside a page of {page:#x} bytes in the middle of the transfer")]
     AmidPage {
         /// It, with the spans that touch it.
         span: Span<DmaAddr>,
@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// A page of a list goes beyond the memory page that it lies in, has more bytes than a
     /// descriptor can tell, or should end with a pointer to the next one and cannot.
-    #[error("the list page at {addr} of {entries} entries; in its place it has {expected}")]
+    #[error("the list page at {addr} has {entries} entries, but needs {expected} in its place")]
     ListPage {
         /// Where it begins.
         addr: DmaAddr,
@@ -65,7 +65,7 @@ pub enum Error {
         room: usize,
     },
     /// A virtio chain of more than 2^32 bytes.
-    #[error("a chain of {bytes:#x} bytes; it has at most {max:#x}")]
+    #[error("a chain cannot have {bytes:#x} bytes: it has at most {max:#x}")]
     TooLong {
         /// How many bytes it would have; `u64::MAX` for more.
         bytes: u64,

@@ -1,4 +1,4 @@
-//! What segments a device takes.
+//! [`SegmentLimits`] say which segments a device takes.
 
 use core::num::NonZeroU32;
 

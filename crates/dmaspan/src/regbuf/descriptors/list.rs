@@ -1,4 +1,4 @@
-//! Memory for lists that are chained.
+//! A caller supplies memory here for lists that are chained.
 
 use super::error::Error;
 use crate::addr::DmaAddr;

@@ -1,11 +1,12 @@
-//! What devices read to find the bytes of an I/O, straight from the spans of an import.
+//! Descriptors tell devices where the bytes of an I/O are. They are made straight from the spans of
+//! an import.
 //!
-//! All of it takes an iterator of [`Span`](crate::Span)s, in the order of the bytes: of addresses
-//! that the device uses, which are [`DmaAddr`](crate::DmaAddr)s, or
+//! Each kind takes an iterator of [`Span`](crate::Span)s, in the order of the bytes: spans of
+//! addresses that the device uses, which are [`DmaAddr`](crate::DmaAddr)s, or
 //! [`PhysAddr`](crate::PhysAddr)s where nothing translates. Spans that touch become one descriptor
 //! where the hardware can have one, so the work is that of the descriptors, not of the pages behind
-//! them. Nothing allocates: descriptors go to memory of the caller. What is refused is refused
-//! before anything is written.
+//! them. Nothing allocates: descriptors go to memory of the caller. A transfer that is refused is
+//! refused before anything is written.
 //!
 //! - [`SegmentLimits`]: scatter-gather [`ScatterEntry`]s under a device's longest segment and
 //!   boundary.
@@ -28,8 +29,8 @@
 //! # }
 //! ```
 //!
-//! The spans are gone through twice, first to count, by a clone of their iterator. A clone that
-//! gives others makes descriptors that are no use, and nothing worse.
+//! The spans are gone through twice, first to count them, by a clone of their iterator. A clone
+//! that yields other spans makes descriptors that are of no use, and does no other harm.
 
 mod error;
 mod limits;

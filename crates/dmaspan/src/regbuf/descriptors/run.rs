@@ -1,4 +1,4 @@
-//! Spans joined where they touch.
+//! This joins spans where they touch. All kinds of descriptors use it.
 
 use crate::addr::{Address, DmaAddr};
 use crate::span::Span;

@@ -1,4 +1,4 @@
-//! Splitting and merging nodes: what is in use stays the same, and so does what an ancestor knows.
+//! Splitting and merging nodes. Neither changes what is in use, or what an ancestor knows of it.
 
 use core::mem;
 

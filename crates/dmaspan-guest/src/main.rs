@@ -4,7 +4,8 @@
 //! commands and powers off. Called by a command of that list it runs [`cases`], which need VFIO and
 //! a device behind an IOMMU.
 //!
-//! Whoever started the guest reads what it says on the console, in lines that begin with `guest: `.
+//! The program that started the guest reads what it says on the console, in lines that begin with
+//! `guest: `.
 
 mod cases;
 mod commands;

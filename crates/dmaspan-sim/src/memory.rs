@@ -316,9 +316,9 @@ pub struct SimMemory {
     base: PhysAddr,
     granule_lg2: u32,
     frame_count: usize,
-    /// Read without a lock: who looks a folio up holds it.
+    /// Read without a lock: the caller that looks a folio up holds it.
     records: Records,
-    /// Whoever changes what is free or a folio holds this. Taken before the locks below.
+    /// A change of what is free, or of a folio, holds this. Taken before the locks below.
     buddy: Mutex<Buddy>,
     /// Where books are exact.
     books: Option<Mutex<FrameBooks>>,

@@ -1,4 +1,4 @@
-//! Who may import whom in the core.
+//! This checks which system of the core may import which.
 //!
 //! Every folder of `crates/dmaspan/src` is one system, and every plain file there is shared by all.
 //! Paths that begin with `crate`, `super` or `self` are resolved to the crate's root, groups

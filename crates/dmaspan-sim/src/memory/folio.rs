@@ -36,7 +36,7 @@ impl Folio {
 /// What keeps a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FolioCounts {
-    /// References. Whoever allocates a folio has the first.
+    /// References. The allocator of a folio has the first.
     pub refs: u32,
     /// Pins, one for each frame of it as often as that is pinned.
     pub pins: u64,

@@ -239,7 +239,7 @@ pub struct Record {
     pub op: Op,
     /// Which IOVAs it concerns.
     pub iovas: Where,
-    /// Who said so.
+    /// The caller that told of it.
     pub origin: Origin,
 }
 

@@ -156,7 +156,7 @@ pub use report::{Cached, Cause, Finding, FindingKind, Severity};
 use state::{MappedPiece, State};
 pub use wrapper::{Sanitized, SanitizedList, SanitizedTables, Tracked};
 
-/// Who is told what happens, and finds what is wrong: see the [module](self).
+/// The sanitizer is told what happens, and finds what is wrong: see the [module](self).
 ///
 /// One looks after one domain. All its methods may be called at any time and by any thread; events
 /// that race in the driver are in the order in which they are told.

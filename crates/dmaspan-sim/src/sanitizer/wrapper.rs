@@ -14,8 +14,8 @@ use super::event::Outcome;
 /// [`IommuOps::observe`] what its [`Domain`](dmaspan::iommu::Domain) maps and unmaps, whoever asked
 /// for it: single mappings, lists, reservations, a flush queue.
 ///
-/// Who maps memory says by [`Tracked`] or [`Sanitizer::on_free`] when its owner has it back, and
-/// who plays the device says what it does by [`Sanitizer::on_dma`].
+/// The code that maps memory says by [`Tracked`] or [`Sanitizer::on_free`] when its owner has it
+/// back, and the code that plays the device says what it does by [`Sanitizer::on_dma`].
 ///
 /// ```
 /// use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
@@ -83,7 +83,7 @@ impl<O> Sanitized<O> {
         &self.inner
     }
 
-    /// Who sees it.
+    /// The sanitizer that sees it.
     pub fn sanitizer(&self) -> &Sanitizer {
         &self.sanitizer
     }
@@ -140,7 +140,7 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
     }
 }
 
-/// Memory whose end a [`Sanitizer`] sees: whoever drops it, a flush queue too, releases it.
+/// Memory whose end a [`Sanitizer`] sees: dropping it, also by a flush queue, releases it.
 ///
 /// [`Sanitizer::on_free`] hears of it just before the inner value is dropped.
 pub struct Tracked<H: DmaMemory> {

@@ -300,7 +300,7 @@ pub fn nothing_to_unmap_gathers_nothing<S: Subject>() {
     });
 }
 
-/// Whoever owns a part of the table works in it and nowhere else.
+/// The owner of a part of the table works in it and nowhere else.
 pub fn owners_stay_in_their_range<S: Subject>() {
     each::<S>(|format| {
         let tree = Tree::<S>::new(format);

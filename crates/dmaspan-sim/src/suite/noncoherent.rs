@@ -130,8 +130,8 @@ pub fn scattered_pages_write_each_line_back_once<S: Subject>() {
     });
 }
 
-/// A thread that installed a table and did not write the link back yet, at each link on the way:
-/// whoever maps below meanwhile finds its own mapping in hardware when its call returns.
+/// A thread that installed a table and did not write the link back yet, at each link on the way: a
+/// thread that maps below meanwhile finds its own mapping in hardware when its call returns.
 pub fn who_maps_below_a_link_in_the_cache_writes_it_back<S: Subject>() {
     each::<S>(|format| {
         // A page beside the other one, and one that shares the upper tables only.

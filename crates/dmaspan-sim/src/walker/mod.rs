@@ -175,7 +175,7 @@ pub struct Fault {
     pub access: Access,
 }
 
-/// Who can see writes to a page, as its entry says.
+/// The agents that can see writes to a page, as its entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shareability {
     /// Only the observer itself.

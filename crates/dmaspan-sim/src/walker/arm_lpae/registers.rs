@@ -167,8 +167,8 @@ pub(super) enum FlagUpdate {
 }
 
 impl FlagUpdate {
-    /// Who sets the access flag and who keeps dirty state, by the bits HA and HD of a control
-    /// register. Hardware manages dirty state only where it manages the access flag (D8.5).
+    /// Whether hardware sets the access flag and keeps dirty state, by the bits HA and HD of a
+    /// control register. Hardware manages dirty state only where it manages the access flag (D8.5).
     pub(super) fn parse(tcr: u64, ha: u32, hd: u32) -> (Self, Self) {
         match (bit(tcr, ha), bit(tcr, hd)) {
             (true, true) => (Self::Hardware, Self::Hardware),

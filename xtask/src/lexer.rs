@@ -1,5 +1,4 @@
-//! Enough of Rust's lexical structure to tell code from comments and from literals, by the
-//! compiler's own lexer.
+//! The lexer tells code from comments and from literals, by the compiler's own lexer.
 //!
 //! The rules ask about words: a path in a doc comment imports nothing, and a word in a string is
 //! data.

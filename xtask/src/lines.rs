@@ -1,4 +1,4 @@
-//! How many lines of code there are, by package: what is neither blank nor a comment.
+//! `cargo xtask lines` counts lines of code by package: lines that are neither blank nor comments.
 //!
 //! Tests and benchmarks stand apart, so that what a package does can be compared with what it was
 //! before, in another checkout.

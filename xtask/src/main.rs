@@ -12,46 +12,48 @@ usage: cargo xtask <command>
 
   tidy    check the rules about the source tree
   lines [CHECKOUT]
-          count lines of code by package, without blanks and comments; tests
-          and benchmarks stand apart
+          count the lines of code of each package, without blanks and comments,
+          and apart from them the lines of tests and benchmarks
   no-std  prove that core and drivers link and run without the standard library
   msrv    prove that the published libraries build with the oldest Rust that
           they state, by rustup
   package package the workspace, and prove that what is published builds and
           passes the examples of its documentation once it is unpacked
   ci [--full] [CHECK...]
-          check everything that must hold before a change lands, or the checks
-          that are named, in its quick form; with --full at full length: every
-          command of the README as it stands there, soaks of ten million
-          operations, and the tests that count fifty times on a busy machine
+          check everything that must hold before a change lands, or only the
+          checks that are named, in their quick form; --full runs them at full
+          length: every command of the README as it stands there, soaks of ten
+          million operations, and fifty times the tests that count, on a busy
+          machine
   hw [--install] [-- ARGUMENTS OF CARGO TEST]
-          run the tests against QEMU's IOMMUs; where there is no QEMU that
-          serves, takes one from Debian's packages into the target directory,
-          which needs no privileges but a network; with --install nothing more
+          run the tests against QEMU's IOMMUs; where no QEMU on this machine
+          serves, put one from Debian's packages into the target directory,
+          which needs a network and no privileges; --install only does that
   guest [--kernel NAME]... [--boot NAME]... [--jobs N] [--keep] [--list]
           boot guests whose kernels have VFIO and run the project's program in
-          them; kernels come from Debian's packages, that with iommufd is the
-          image that DMASPAN_GUEST_KERNEL names or is built from its source
+          them; the kernels come from Debian's packages, and the one with
+          iommufd is the image that DMASPAN_GUEST_KERNEL names, or is built from
+          its source
   guest [--kernel NAME]... [--icount] [--virtio-iommu] [--memory SIZE]
         [--membar SIZE] [--prepare LINE]... -- COMMAND...
           run one command in a guest, whose NVMe controller is bound to
-          vfio-pci at 0000:00:05.0, and print what it prints; --icount counts
-          instructions, --membar adds a device with such a BAR at
+          vfio-pci at 0000:00:05.0, and print its output; --icount counts
+          instructions, --membar adds a device with a BAR of that size at
           0000:00:07.0, each --prepare is a line for the guest's init before
-          the command, such as `hugepages 64`; without --kernel the one with
+          the command, such as `hugepages 64`; without --kernel the kernel with
           iommufd runs
-          Both: --list says which kernels and boots there are. QEMU is that of
-          `hw`, or any of PATH; where none can be had, or a kernel, guests are
-          skipped, which DMASPAN_HW=require makes a failure. Consoles are in
+          Both: --list prints the kernels and boots. QEMU is the one of `hw`, or
+          any of PATH; where there is no QEMU or no kernel, guests are skipped,
+          and DMASPAN_HW=require makes that a failure. The consoles are in
           guest/logs of the target directory; --keep leaves the disks and the
           archives of guests in guest/run
   peers [--runs N] [--work DIR] [--format table|json] [--case SUBSTRING]
-          compare with Linux's own page tables; takes its source from the
-          distribution and needs apt, gcc, xz and a network the first time;
-          xtask/peers/README.md says more
+          time Linux's own page tables beside dmaspan's; takes the source of
+          Linux from the distribution, and needs apt, gcc, xz and, the first
+          time, a network; xtask/peers/README.md says more
   peers --bytes [--seed N] [--configurations N] [--work DIR] [--case SUBSTRING]
           compare the tables themselves, entry by entry, after the same random
-          operations; whatever is not in the README's list of differences fails";
+          operations; a difference that is not in the README's list fails";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

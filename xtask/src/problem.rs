@@ -1,4 +1,4 @@
-//! What a check found.
+//! A check finds problems.
 
 use std::fmt;
 

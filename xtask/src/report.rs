@@ -1,4 +1,4 @@
-//! What the JSON of `dmaspan map --format json` must say.
+//! This checks the JSON of `dmaspan map --format json`.
 //!
 //! Scripts rely on these keys, and readers on figures that agree with each other: every byte mapped
 //! by some leaf, every byte verified, no translation alive after its sync, and times that add up.
@@ -23,7 +23,7 @@ pub fn check(json: &str, size: u64) -> Vec<String> {
             checker.report(&report);
             checker.problems
         }
-        Err(error) => vec![format!("the report is no JSON: {error}")],
+        Err(error) => vec![format!("the report is not JSON: {error}")],
     }
 }
 
@@ -139,7 +139,9 @@ impl Checker {
         for (size, count) in leaves {
             let leaf = size.parse().ok().filter(|leaf: &u64| leaf.is_power_of_two());
             let (Some(leaf), Some(count)) = (leaf, count.as_u64()) else {
-                self.refuse(format!("`leaves` has `{size}: {count}`, no power of two and count"));
+                self.refuse(format!(
+                    "`leaves` has `{size}: {count}`, not a power of two with a count"
+                ));
                 continue;
             };
             if leaf < granule {

@@ -1,7 +1,7 @@
 //! Hugetlb pages that go back to the system however this process ends.
 //!
-//! A reservation raises a number of the whole system and lowers it on drop, which a process that is
-//! killed or interrupted does not come to. So another process holds it: this program again, in a
+//! A reservation raises a number of the whole system and lowers it on drop; a process that is
+//! killed or interrupted never gets there. So another process holds it: this program again, in a
 //! process group of its own, so that the terminal's interrupt does not reach it, and deaf to
 //! `SIGTERM`, `SIGINT` and `SIGHUP`. It lets go when its standard input ends, and that ends with
 //! this process at the latest. Where it goes before the memory does, the kernel frees each page
@@ -31,7 +31,7 @@ const HELD: &str = "held";
 /// What the holder is told once the memory exists: a line.
 const MAPPED: &[u8] = b"mapped\n";
 
-/// Why no pages are held.
+/// The reason why no pages are held.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HoldError {

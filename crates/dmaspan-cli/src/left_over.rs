@@ -1,10 +1,10 @@
 //! A run that was killed with its holder leaves hugetlb pages set aside; a later run finds them
 //! here, and says so.
 //!
-//! The kernel does not say who raised the number of pages. So the holder leaves a record beside it
-//! in `/run`, which is empty when the machine starts, as the pools are. It holds a lock of the
-//! record (flock(2)), which ends with it however it ends: a record that nobody has locked is left
-//! over.
+//! The kernel does not say who raised the number of pages. So the holder leaves a record in `/run`,
+//! which is empty when the machine starts, as the pools are. The holder keeps a lock of the record
+//! (flock(2)), which ends with the process however that ends: a record that nobody has locked is
+//! left over.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! What the program `dmaspan` shares with the project's other programs, and no API of its own.
+//! The program `dmaspan` shares this with the project's other programs. It is no API.
 //!
 //! ```text
 //! program (errors, exit codes) ── options ── size

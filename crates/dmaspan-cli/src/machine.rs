@@ -1,11 +1,11 @@
-//! What the machine has: memory, limits and free hugetlb pages.
+//! The machine's memory, limits and free hugetlb pages, as a plan needs them.
 
 use std::fs;
 use std::path::Path;
 
 use dmaspan_linux::MemoryKind;
 
-/// How much memory a run may take.
+/// Says how much memory a run may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     available: u64,

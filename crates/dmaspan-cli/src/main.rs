@@ -1,4 +1,4 @@
-//! The program `dmaspan`: maps real memory for a device, measures and verifies.
+//! The program `dmaspan` maps real memory for a device, measures and verifies.
 //!
 //! ```text
 //! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json)

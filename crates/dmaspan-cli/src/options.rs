@@ -28,7 +28,7 @@ pub fn memory_kind(name: &str) -> Result<MemoryKind, UnknownKind> {
     name.trim().parse()
 }
 
-/// How results are printed.
+/// Says how results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// Tables for people

@@ -1,7 +1,7 @@
 //! The same table work one page at a time.
 //!
-//! It is at its best here: the frame numbers were read in bulk before, one sync at the end covers
-//! the whole range, and tables stay from run to run.
+//! This is the best case of that work: the frame numbers were read in bulk before, one sync at the
+//! end covers the whole range, and tables stay from run to run.
 
 use std::hint::black_box;
 use std::time::Instant;

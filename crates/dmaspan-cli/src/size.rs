@@ -24,7 +24,7 @@ impl ByteSize {
     }
 }
 
-/// Why a text is no size.
+/// The reason why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadSize {

@@ -26,7 +26,7 @@ pub fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// Where the time of one operation went, over several runs.
+/// Says where the time of one operation went, over several runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Series {
     pin: Vec<u64>,

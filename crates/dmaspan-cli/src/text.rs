@@ -17,7 +17,7 @@ pub const TIMES: &str = "the times are this machine's: compare the ratios, not t
 pub const QUICK: &str = "one short round shows that all works, not how fast it is: leave \
     --quick out for figures";
 
-/// Whether the marks of the verdict have a colour.
+/// Says whether the marks of the verdict have a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marks {
     /// Plain text.

@@ -5,7 +5,7 @@ use dmaspan::iommu::HardwareError;
 
 use crate::host::NoMemory;
 
-/// Why a driver, a stream or the hooks of a domain could not be made.
+/// The reason why a driver, a stream or the hooks of a domain could not be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -58,7 +58,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Hardware(_) => Errno::EIO,

@@ -24,7 +24,7 @@ pub(crate) fn region(range: RangeInclusive<u64>, kind: RegionKind) -> Option<Res
     Some(ReservedRegion { range, kind, prot: Prot::WRITE })
 }
 
-/// What a look at the faults of an IOMMU found.
+/// Says what a look at the faults of an IOMMU found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handled {
     /// Faults that were reported to the stream that caused them.

@@ -16,7 +16,7 @@ pub struct NoMemory {
     pub max_paddr: PhysAddr,
 }
 
-/// Whether to look at hardware once more.
+/// Says whether to look at hardware once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Again {
     /// Look again.
@@ -37,14 +37,14 @@ pub enum Again {
 ///    done to caches (Linux: `dma_alloc_coherent`).
 #[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
 pub unsafe trait Structure: Send + Sync {
-    /// Where hardware finds it.
+    /// Returns where hardware finds it.
     fn paddr(&self) -> PhysAddr;
 
     /// Its memory, in words of 8 bytes that are little-endian.
     fn words(&self) -> &[AtomicU64];
 }
 
-/// Where a driver runs: memory, a lock and waiting.
+/// Supplies what a driver runs on: memory, a lock and waiting.
 ///
 /// # Safety
 ///

@@ -14,9 +14,9 @@
 //! | [`amd_vi`] | AMD's IOMMU | I/O Virtualization Technology (48882) |
 //! | [`riscv`] | RISC-V's IOMMU | RISC-V IOMMU Architecture Specification |
 //!
-//! A driver stands on two traits: [`Mmio`] is the registers, and [`Host`] is memory for what the
-//! hardware reads and writes itself, a lock, and waiting. It allocates when it is made and when a
-//! stream or a domain is; telling hardware to forget, switching a stream and handling faults
+//! A driver stands on two traits: [`Mmio`] reaches the registers, and [`Host`] supplies memory that
+//! the hardware reads and writes itself, a lock, and waiting. It allocates when it is made and when
+//! a stream or a domain is; telling hardware to forget, switching a stream and handling faults
 //! allocate nothing. Every poll ends: where hardware does not answer, the driver looks at the
 //! register that says why, and returns an error that names it.
 

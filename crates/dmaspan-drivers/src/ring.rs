@@ -2,10 +2,10 @@
 //! it, and decides which batches an error fails.
 //!
 //! A driver places a batch of commands under the ring's lock, with a fence behind it by which
-//! hardware says that all are done. It waits without the lock, which it takes for each look. What
-//! differs from driver to driver is its [`Consumer`]: how hardware is told of the tail and asked
-//! for its head, how a fence is known to be done (by the head, or by a number that hardware
-//! stores), and how hardware that stopped goes on.
+//! hardware says that all are done. It waits without the lock, which it takes for each look. A
+//! driver's [`Consumer`] has what differs: how hardware is told of the tail and asked for its head,
+//! how a fence is known to be done (by the head, or by a number that hardware stores), and how
+//! hardware that stopped goes on.
 //!
 //! **Recovery.** Hardware stops at a bad command. Which one that was is not known for sure, and
 //! what is left in the ring may be as bad. So the driver that sees the error [spoils](State::spoil)
@@ -39,7 +39,7 @@ pub(crate) enum Full {
 
 /// The hardware that takes commands out of a ring.
 pub(crate) trait Consumer<H: Host> {
-    /// How patient a caller is.
+    /// Returns how patient a caller is.
     fn host(&self) -> &H;
 
     /// A command that is done when all before it are. `end` is the position behind it.
@@ -48,8 +48,8 @@ pub(crate) trait Consumer<H: Host> {
     /// Tells hardware that it may take all commands before the position `tail`.
     fn tell(&self, ring: &Ring<H>, tail: u64);
 
-    /// Whether there is room for `needed` commands. Asks hardware where there was none when it was
-    /// asked last.
+    /// Returns whether there is room for `needed` commands. Asks hardware where there was none when
+    /// it was asked last.
     fn has_room(&self, locked: &mut Locked<'_, H>, needed: u64) -> Result<bool, HardwareError>;
 
     /// Looks up to where all is done, and lets hardware go on that has stopped.

@@ -24,7 +24,7 @@ pub struct IommuStream<D, X: StreamHooks> {
     domains: PhantomData<fn(&D)>,
 }
 
-/// What a driver knows of a stream.
+/// Says what a driver knows of a stream.
 pub trait StreamHooks: Send + Sync {
     /// What the stream is called where it is printed.
     const NAME: &'static str;
@@ -35,7 +35,7 @@ pub trait StreamHooks: Send + Sync {
     fn release(&self, id: u32);
 }
 
-/// What a driver does with a stream that can have domains of the type `D`.
+/// The work of a driver for a stream that can have domains of the type `D`.
 ///
 /// # Safety
 ///

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use crate::mem::{Memory, MemoryError, MemoryKind};
 use crate::sys::{self, bytes};
 
-/// What a [`Pool`](dmaspan::swiotlb::Pool) of this process is made of. Its addresses are those of
-/// the process, of slots as well as of [originals](dmaspan::swiotlb::Original), which can be any of
-/// its memory whose provenance is exposed, as that of a [`Memory`] is. A device of the
+/// The memory that a [`Pool`](dmaspan::swiotlb::Pool) of this process is made of. Its addresses are
+/// those of the process, of slots as well as of [originals](dmaspan::swiotlb::Original), which can
+/// be any of its memory whose provenance is exposed, as that of a [`Memory`] is. A device of the
 /// [DMA API](dmaspan::dma) takes no such pool: it has no physical addresses.
 ///
 /// Every page is there from the beginning. None is pinned: what hardware is to reach goes through a
@@ -66,7 +66,7 @@ impl BounceMemory {
         Ok(Self { memory, spans, grown: Mutex::default() })
     }
 
-    /// What kind of memory it began with.
+    /// Returns what kind of memory it began with.
     pub fn kind(&self) -> MemoryKind {
         self.memory.kind()
     }
@@ -76,7 +76,7 @@ impl BounceMemory {
         &self.memory
     }
 
-    /// How many bytes were allocated for growth and not freed: whole pages.
+    /// Returns how many bytes were allocated for growth and not freed: whole pages.
     pub fn grown_bytes(&self) -> u64 {
         self.grown.lock().values().map(Memory::len).sum()
     }

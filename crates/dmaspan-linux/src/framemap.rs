@@ -7,7 +7,7 @@ use dmaspan::{Address, Errno, PhysAddr, Span, UserRange};
 
 use crate::mem::{Memory, OutsideMemory};
 
-/// Why spans are no map of memory.
+/// The reason why spans do not map memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameMapError {
@@ -135,12 +135,12 @@ impl<A: Address> FrameMap<A> {
         Some((piece.offset + skip, left))
     }
 
-    /// How many spans it has.
+    /// Returns how many spans it has.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether it has no spans. It always has: no range is empty.
+    /// Returns whether it has no spans. It always has: no range is empty.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }

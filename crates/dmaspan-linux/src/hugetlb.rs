@@ -2,8 +2,8 @@
 //! number.
 //!
 //! The files are those of Documentation/admin-guide/mm/hugetlbpage.rst below
-//! `/sys/kernel/mm/hugepages`. The kernel answers a request for more pages than it finds contiguous
-//! memory for by granting fewer and saying nothing, so the number is read back.
+//! `/sys/kernel/mm/hugepages`. Where the kernel does not find contiguous memory for all pages that
+//! are asked for, it grants fewer and says nothing, so the number is read back.
 //!
 //! A reservation holds a lock of the pool (flock(2) of its file `nr_hugepages`) from the reading of
 //! the number until its pages are mapped, which [`HugetlbReservation::mapped`] says. So nobody who
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to wait between two attempts to lock.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Why hugetlb pages were not reserved. The pool is as before.
+/// The reason why hugetlb pages were not reserved. The pool is as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReservationError {
@@ -190,7 +190,7 @@ impl HugetlbReservation {
         self.lock = None;
     }
 
-    /// What memory of this kind and length needs; `None` where it needs no hugetlb pages.
+    /// Returns what memory of this kind and length needs; `None` where it needs no hugetlb pages.
     ///
     /// # Errors
     ///

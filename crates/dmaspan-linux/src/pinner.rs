@@ -12,7 +12,7 @@ use crate::mem::{AccessError, Memory, OutsideMemory};
 use crate::pagemap::{FrameAddress, FrameMode, FrameSource, Lookup, NoFrames, PagemapError};
 use crate::registration::{PinMethod, RegisterError, Registrar, Registration};
 
-/// Why memory was not pinned, or a pinner not made.
+/// The reason why memory was not pinned, or a pinner not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinuxPinError {
@@ -50,7 +50,7 @@ impl LinuxPinError {
     }
 }
 
-/// What a [`LinuxPinner`] shall use.
+/// Says what a [`LinuxPinner`] shall use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PinnerOptions {
     /// How to pin. `None`: by io_uring, or by mlock where io_uring is forbidden.
@@ -59,7 +59,7 @@ pub struct PinnerOptions {
     pub lookup: Lookup,
 }
 
-/// What pinning cost so far, over all threads.
+/// Says what pinning cost so far, over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PinnerStats {
@@ -178,23 +178,23 @@ impl<A: FrameAddress> LinuxPinner<A> {
         })
     }
 
-    /// How memory is pinned.
+    /// Returns how memory is pinned.
     pub fn method(&self) -> PinMethod {
         self.registrar.method()
     }
 
-    /// Why memory is locked though io_uring would be better; `None` where it is not, or where
-    /// locking was asked for.
+    /// Returns why memory is locked though io_uring would be better; `None` where it is not, or
+    /// where locking was asked for.
     pub fn why_mlock(&self) -> Option<RegisterError> {
         self.why_mlock
     }
 
-    /// Where the spans come from, for look-ups without pinning.
+    /// Returns where the spans come from, for look-ups without pinning.
     pub fn frames(&self) -> &FrameSource<A> {
         &self.frames
     }
 
-    /// What pinning cost since the pinner was made or the statistics were reset.
+    /// Returns what pinning cost since the pinner was made or the statistics were reset.
     pub fn stats(&self) -> PinnerStats {
         self.read_counters(|counter| counter.load(Ordering::Relaxed))
     }

@@ -19,7 +19,7 @@ use crate::os::{self, Size};
 use crate::sys::uring::{Buffer, BufferTable};
 use crate::sys::{self};
 
-/// How memory is pinned.
+/// Says how memory is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PinMethod {
@@ -47,7 +47,7 @@ pub(crate) const SLOTS: u32 = 1 << 14;
 /// that no huge page is in two of them.
 pub(crate) const CHUNK: u64 = 1 << 30;
 
-/// Why memory was not pinned, or cannot be. Nothing stays pinned by the call.
+/// The reason why memory was not pinned, or cannot be. Nothing stays pinned by the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {

@@ -1,4 +1,4 @@
-//! The written list: in what dmaspan's tables differ from Linux's, and why.
+//! This is the written list of how dmaspan's tables may differ from Linux's, and why.
 //!
 //! `xtask/peers/README.md` has it for readers. Whatever is not in it is a failure.
 

@@ -1,4 +1,4 @@
-//! Memory for this side's tables: an arena, and what hardware sees of it.
+//! The memory of this side's tables: an arena, and what hardware sees of it.
 
 use std::ptr;
 use std::sync::Arc;

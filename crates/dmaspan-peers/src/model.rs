@@ -1,4 +1,4 @@
-//! What is mapped, as it was asked for.
+//! The model knows what is mapped, as it was asked for.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What both sides are told to do, as a failure names it.
+//! An operation is what both sides are told to do, as a failure names it.
 
 use std::fmt;
 

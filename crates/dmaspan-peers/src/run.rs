@@ -1,4 +1,4 @@
-//! A configuration on both sides: the same operations, and a comparison now and then.
+//! This runs a configuration on both sides: the same operations, and a comparison now and then.
 
 use dmaspan::io_pgtable::{DirtyBitmap, Entry, Error, Format, Geometry, PageTable, Retired, Word};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};

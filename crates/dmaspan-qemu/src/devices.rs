@@ -1,4 +1,4 @@
-//! Devices that do DMA where they are told.
+//! Devices of QEMU that do DMA where a test tells them.
 
 use dmaspan::PhysAddr;
 

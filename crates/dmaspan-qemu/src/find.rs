@@ -1,4 +1,4 @@
-//! A QEMU that is new enough.
+//! This looks for a QEMU that is new enough.
 
 use std::env;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a driver stands on, in a [`Machine`].
+//! A driver stands on this [`Host`] in a [`Machine`].
 
 use std::sync::atomic::AtomicU64;
 

@@ -1,4 +1,4 @@
-//! A machine whose CPU is the test.
+//! A [`Machine`] is a QEMU whose CPU is the test.
 
 use std::fmt::{self, Write as _};
 use std::io;

@@ -1,4 +1,4 @@
-//! PCI devices of a machine.
+//! The PCI devices of a machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! RAM of a machine that a bounce pool is made of.
+//! A bounce pool in the RAM of a machine.
 
 use dmaspan::swiotlb::{InSlot, PoolMemory, Transfer};
 use dmaspan::{PhysAddr, Span};

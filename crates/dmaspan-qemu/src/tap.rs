@@ -1,4 +1,4 @@
-//! An eye, and a hand, on the commands between a driver and its hardware.
+//! A tap stands between a driver and its hardware: it sees the commands, and can change them.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! A global allocator that counts what a thread allocates, and fails where it is told to.
 //!
-//! Everything is of the calling thread: what other threads allocate meanwhile, those of a test
-//! harness among them, is neither counted nor refused. Memory that a thread frees counts as freed
-//! by it, whoever allocated it.
+//! Each thread counts for itself: what other threads allocate meanwhile, those of a test harness
+//! among them, is neither counted nor refused. Memory that a thread frees counts as freed by it,
+//! whichever thread allocated it.
 //!
 //! A program has one global allocator, so a test that counts names this one:
 //!
@@ -28,7 +28,7 @@ use std::ptr;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watched;
 
-/// What a thread allocated in some time.
+/// Says what a thread allocated in some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allocated {
@@ -50,8 +50,8 @@ thread_local! {
     static LEFT: Cell<i64> = const { Cell::new(0) };
 }
 
-/// What `f` returns, and what the calling thread allocated in it. All is 0 where [`Watched`] is not
-/// the global allocator.
+/// Returns what `f` returns, and what the calling thread allocated in it. All is 0 where
+/// [`Watched`] is not the global allocator.
 pub fn allocated<R>(f: impl FnOnce() -> R) -> (R, Allocated) {
     let before = SO_FAR.replace(Allocated::default());
     let result = f();
@@ -65,7 +65,8 @@ pub fn allocated<R>(f: impl FnOnce() -> R) -> (R, Allocated) {
     (result, inner)
 }
 
-/// What `f` returns. Nothing that it allocates or frees is counted by an [`allocated`] around it.
+/// Returns what `f` returns. Nothing that it allocates or frees is counted by an [`allocated`]
+/// around it.
 pub fn uncounted<R>(f: impl FnOnce() -> R) -> R {
     let before = SO_FAR.get();
     let result = f();

@@ -1,13 +1,13 @@
 //! Table memory for user space: one arena that all tables of a domain come from.
 //!
-//! It is the reference for implementing [`TableMemory`] and what the software IOMMU walks. A
+//! The arena is the reference for implementing [`TableMemory`], and the software IOMMU walks it. A
 //! table's physical address is its place in the arena behind a base that the caller chooses, so
 //! tests can put tables where a format can or cannot reach them.
 //!
 //! The arena knows the state of every table. [`TableWords::read_u64`] refuses to read one that was
-//! freed: a walk through a table that was freed too early is found when it happens. Where a device
-//! writes tables, a link may lead anywhere: no table that is part of no tree is entered or
-//! detached, so that none is freed twice.
+//! freed, so a test finds a walk through a table that was freed too early when it happens. Where a
+//! device writes tables, a link may lead anywhere: the arena enters and detaches no table that is
+//! part of no tree, so that none is freed twice.
 
 use std::alloc::{self, Layout};
 use std::fmt;
@@ -214,7 +214,7 @@ impl Arena {
         Self { base, units: units as u64, memory: Memory(memory), tags, shared }
     }
 
-    /// How many tables are handed out, of all sizes.
+    /// Returns how many tables are handed out, of all sizes.
     pub fn tables(&self) -> usize {
         self.shared.free.read().in_use.iter().sum()
     }

@@ -1,7 +1,8 @@
 //! A pool of bounce slots in simulated memory.
 //!
-//! It finds a slot by trying every place, which shows what any pool could have found; and it fills
-//! what is given back with [`POISON`], so that data of former holders shows wherever it leaks.
+//! This pool finds a slot by trying every place, which shows what any pool could have found; and it
+//! fills slots that come back with [`POISON`], so that data of former holders shows wherever it
+//! leaks.
 
 use std::sync::Arc;
 
@@ -40,7 +41,7 @@ struct State {
     copies: Copies,
 }
 
-/// What was copied.
+/// Says what was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copies {
@@ -77,27 +78,27 @@ impl SimPool {
         Ok(Self(Arc::new(shared)))
     }
 
-    /// Where its slots are.
+    /// Returns where its slots are.
     pub fn span(&self) -> Span {
         self.0.span
     }
 
-    /// How many slots are held, those in quarantine and those that were lost included.
+    /// Returns how many slots are held, those in quarantine and those that were lost included.
     pub fn held(&self) -> usize {
         self.0.state.lock().held.len()
     }
 
-    /// How many are in quarantine.
+    /// Returns how many are in quarantine.
     pub fn quarantined(&self) -> usize {
         self.0.state.lock().quarantined
     }
 
-    /// How many were dropped, and neither released nor put into quarantine.
+    /// Returns how many were dropped, and neither released nor put into quarantine.
     pub fn lost(&self) -> usize {
         self.0.state.lock().lost
     }
 
-    /// What was copied so far.
+    /// Returns what was copied so far.
     pub fn copies(&self) -> Copies {
         self.0.state.lock().copies
     }

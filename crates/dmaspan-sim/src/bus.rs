@@ -1,8 +1,8 @@
-//! Physical memory as a device sees it.
+//! Physical memory, as a device sees it.
 
 use dmaspan::PhysAddr;
 
-/// Why a bus access failed. Part of it may have been done.
+/// The reason why a bus access failed. Part of it may have been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BusError {
@@ -14,7 +14,7 @@ pub enum BusError {
     },
 }
 
-/// What answers to physical addresses: memory, or registers of another device.
+/// Answers to physical addresses: memory, or registers of another device.
 pub trait Bus {
     /// Reads from `paddr` on.
     ///

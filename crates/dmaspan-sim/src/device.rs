@@ -6,7 +6,7 @@ use crate::bus::{Bus, BusError};
 use crate::iotlb::{Hit, Iotlb};
 use crate::walker::{Access, Fault, TableWords, Walker};
 
-/// Why a device's access ended early.
+/// The reason why a device's access ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaError {
@@ -78,7 +78,7 @@ impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
         })
     }
 
-    /// Where an access to `iova` would go, if anywhere. Fills the IOTLB as an access does.
+    /// Returns where an access to `iova` would go, if anywhere. Fills the IOTLB as an access does.
     pub fn probe(&self, iova: Iova, access: Access) -> Option<PhysAddr> {
         self.iotlb.translate(iova, access).ok().map(|hit| hit.paddr)
     }

@@ -1,4 +1,4 @@
-//! Fault injection: the n-th fallible step fails.
+//! Fault injection makes the n-th fallible step fail.
 //!
 //! One [`Faults`] counts the fallible steps of everything that is wrapped with it. A sweep runs an
 //! operation with the first step failing, then with the second, and so on until none fires, and
@@ -67,7 +67,7 @@ impl Faults {
     }
 }
 
-/// Whether an armed fault was reached.
+/// Says whether an armed fault was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fired {
     /// A step failed.
@@ -89,7 +89,7 @@ impl<T> Faulty<T> {
         Self { inner, faults: faults.clone() }
     }
 
-    /// What is wrapped.
+    /// Returns what is wrapped.
     pub fn inner(&self) -> &T {
         &self.inner
     }
@@ -238,7 +238,7 @@ unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
     }
 }
 
-/// Why a [`Faulty`] pinner failed.
+/// The reason why a [`Faulty`] pinner failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultyPinError<E: std::error::Error> {

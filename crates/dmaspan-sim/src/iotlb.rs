@@ -68,7 +68,7 @@ mod tests;
 use blocks::BlockMap;
 use leaves::{CachedLeaf, LeafCache};
 
-/// Whether absent entries are cached.
+/// Says whether absent entries are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum AbsentEntries {
     /// They are not: what was mapped is seen at once.
@@ -97,7 +97,7 @@ pub enum Planted {
     IgnoreAll,
 }
 
-/// What an [`Iotlb`] does.
+/// Says what an [`Iotlb`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IotlbConfig {
     /// Whether absent entries are cached.
@@ -112,7 +112,7 @@ impl Default for IotlbConfig {
     }
 }
 
-/// What an [`Iotlb`] did so far.
+/// Says what an [`Iotlb`] did so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct IotlbCounters {
     /// Translations answered from a cached leaf or a cached absent entry.
@@ -218,7 +218,7 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         &self.shared.walker
     }
 
-    /// What the walker reads.
+    /// Returns what the walker reads.
     pub fn tables(&self) -> &T {
         &self.shared.tables
     }
@@ -269,17 +269,17 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         Reaching { iotlb: self.clone(), addresses: PhantomData }
     }
 
-    /// What was done so far.
+    /// Returns what was done so far.
     pub fn counters(&self) -> IotlbCounters {
         self.shared.state.lock().counters
     }
 
-    /// How many leaves are cached.
+    /// Returns how many leaves are cached.
     pub fn cached_leaves(&self) -> usize {
         self.shared.state.lock().leaves.len()
     }
 
-    /// How many links to tables are cached.
+    /// Returns how many links to tables are cached.
     pub fn cached_links(&self) -> usize {
         self.shared.state.lock().links.len()
     }

@@ -1,4 +1,4 @@
-//! What tests of DMA-mapping code stand on: memory, tables, IOMMUs and devices, simulated.
+//! Tests of DMA-mapping code stand on this crate: it simulates memory, tables, IOMMUs and devices.
 //!
 //! - [`walker`]: table walks written from the manuals. They catch encodings that only their own
 //!   decoder understands.
@@ -26,9 +26,9 @@
 //! - [`fuzz`]: operations, and tables, made of any bytes. They catch what nobody thought of.
 //! - [`fault`]: failures on demand. They catch operations that do not undo themselves.
 //!
-//! Nothing here shares code with what it checks, beyond addresses, ranges and spans. What a real
-//! machine would corrupt in silence is an error, a fault or an entry in a list that a test asserts
-//! to be empty.
+//! Nothing here shares code with what it checks, beyond addresses, ranges and spans. Where a real
+//! machine would corrupt memory in silence, there is an error, a fault or an entry in a list that a
+//! test asserts to be empty.
 //!
 //! # Example
 //!

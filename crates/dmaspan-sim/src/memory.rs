@@ -1,12 +1,12 @@
 //! Simulated physical memory, in folios that are allocated, pinned and touched by devices.
 //!
-//! It works as a kernel's: a buddy allocator has what is free, a [`Folio`] of any order is one
-//! allocation with one count of references and one of pins, and from each frame its folio is found
-//! in one step. See [`SimMemory::fragment`] for memory as it is after a long time.
+//! It works as a kernel's memory: a buddy allocator has what is free, a [`Folio`] of any order is
+//! one allocation with one count of references and one of pins, and from each frame its folio is
+//! found in one step. [`SimMemory::fragment`] makes memory as it is after a long time.
 //!
-//! Memory keeps books and never refuses a wrong act: what a real machine would silently corrupt is
-//! done and recorded as a [`Violation`]. A test asserts at its end that [`SimMemory::violations`]
-//! is empty. [`Books`] says how exact they are.
+//! Memory keeps books and never refuses a wrong act: it does what a real machine would silently
+//! corrupt, and records it as a [`Violation`]. A test asserts at its end that
+//! [`SimMemory::violations`] is empty. [`Books`] says how exact the books are.
 //!
 //! A frame's bytes exist from the first write on, and records of single frames where memory was cut
 //! into small folios, so that terabytes can be simulated.
@@ -264,7 +264,7 @@ pub enum Violation {
     },
 }
 
-/// What a frame is.
+/// Says what a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum FrameState {
     /// It belongs to nobody.
@@ -274,7 +274,7 @@ pub enum FrameState {
     Owned,
 }
 
-/// Why memory was not allocated. Nothing was.
+/// The reason why memory was not allocated. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
@@ -393,23 +393,23 @@ impl SimMemory {
         self.granule_lg2
     }
 
-    /// How exact the books are.
+    /// Returns how exact the books are.
     pub fn books(&self) -> Books {
         if self.books.is_some() { Books::Exact } else { Books::Folios }
     }
 
-    /// What went wrong so far, in order.
+    /// Returns what went wrong so far, in order.
     pub fn violations(&self) -> Vec<Violation> {
         self.violations.lock().clone()
     }
 
-    /// What the frame of `paddr` is; `None` outside this memory.
+    /// Returns what the frame of `paddr` is; `None` outside this memory.
     pub fn frame_state(&self, paddr: PhysAddr) -> Option<FrameState> {
         Some(self.state_of(self.pfn(paddr)?))
     }
 
-    /// How many bytes the records of folios and free blocks have now, without contents and exact
-    /// books: 56 or so for each block of 512 frames, and 14 KiB more for one that was cut up.
+    /// Returns how many bytes the records of folios and free blocks have now, without contents and
+    /// exact books: 56 or so for each block of 512 frames, and 14 KiB more for one that was cut up.
     pub fn metadata_bytes(&self) -> usize {
         self.records.bytes() + self.buddy.lock().bytes()
     }

@@ -41,7 +41,7 @@ const LG2_RUN: u32 = 4;
 /// The highest level that has leaves.
 const TOP_LEAF: u32 = 2;
 
-/// What the hardware of a mock tree is given.
+/// The registers of a mock tree's hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MockRegisters {
     /// Where the root is.
@@ -77,7 +77,7 @@ impl MockFormat {
         Ok(Self { input_bits, dirty })
     }
 
-    /// What the hardware is given, for a table whose root is at `root`.
+    /// Returns what the hardware is given, for a table whose root is at `root`.
     pub const fn registers(&self, root: PhysAddr) -> MockRegisters {
         MockRegisters { root, input_bits: self.input_bits, dirty: self.dirty }
     }

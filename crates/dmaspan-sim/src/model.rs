@@ -1,4 +1,5 @@
-//! What page tables should say: an interval map, and the fewest leaves that can say it.
+//! The model knows what page tables should say, as an interval map, and the fewest leaves that can
+//! say it.
 //!
 //! Both are plain and slow, and share no idea with what they check: the model has no tables, and
 //! the census asks of every block whether it could be one leaf.
@@ -10,7 +11,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, RangeError, Span, lg2};
 #[cfg(test)]
 mod tests;
 
-/// Why the model cannot map. Nothing was changed.
+/// The reason why the model cannot map. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -27,7 +28,7 @@ pub enum ModelError {
     Range(#[from] RangeError),
 }
 
-/// How much of a range is mapped.
+/// Says how much of a range is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage {
     /// Nothing.
@@ -122,14 +123,14 @@ impl IntervalModel {
         coalesce(spans)
     }
 
-    /// What an address is mapped to.
+    /// Returns what an address is mapped to.
     pub fn lookup(&self, iova: Iova) -> Option<(PhysAddr, Prot)> {
         let run = self.overlapping(IovaRange::new(iova, iova)?).next()?;
         let offset = iova.get() - run.iova.start().get();
         Some((run.paddr.wrapping_add(offset), run.prot))
     }
 
-    /// How much of `range` is mapped.
+    /// Returns how much of `range` is mapped.
     pub fn covered(&self, range: IovaRange) -> Coverage {
         let mut next = Some(range.start());
         let mut any = false;
@@ -147,7 +148,7 @@ impl IntervalModel {
         }
     }
 
-    /// What is mapped in `range`, as maximal runs cut to it.
+    /// Returns what is mapped in `range`, as maximal runs cut to it.
     pub fn runs(&self, range: IovaRange) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for run in self.overlapping(range).filter_map(|run| run.cut(range)) {
@@ -162,7 +163,7 @@ impl IntervalModel {
         runs
     }
 
-    /// Whether nothing is mapped.
+    /// Returns whether nothing is mapped.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
@@ -175,7 +176,7 @@ impl IntervalModel {
     }
 }
 
-/// Why spans cannot be mapped with leaves of the given sizes.
+/// The reason why spans cannot be mapped with leaves of the given sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CensusError {
@@ -195,8 +196,9 @@ pub enum CensusError {
     Range(#[from] RangeError),
 }
 
-/// How many leaves of each size map spans one behind the other from `iova` on, with as few leaves
-/// as possible: by log2 of the size, of the sizes in the bitmap `page_sizes` (bit n for 2^n bytes).
+/// Returns how many leaves of each size map spans one behind the other from `iova` on, with as few
+/// leaves as possible: by log2 of the size, of the sizes in the bitmap `page_sizes` (bit n for 2^n
+/// bytes).
 ///
 /// Sizes are powers of two and leaves aligned to them, so blocks nest: one that can be a single
 /// leaf is never better as several. The census asks that of every block, the largest first.

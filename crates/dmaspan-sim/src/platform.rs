@@ -1,4 +1,4 @@
-//! The least of a [`Platform`].
+//! [`OneThread`] is the smallest [`Platform`].
 
 use dmaspan::Platform;
 

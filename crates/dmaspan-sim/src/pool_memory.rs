@@ -1,4 +1,4 @@
-//! Memory of a bounce pool, simulated, with a host that may refuse.
+//! The memory of a bounce pool, simulated, with a host that may refuse.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ struct State {
     counts: PoolCounts,
 }
 
-/// What a pool asked its memory for.
+/// Says what a pool asked its memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolCounts {
@@ -81,17 +81,17 @@ impl SimPoolMemory {
         Ok(Self(Arc::new(shared)))
     }
 
-    /// What the host sees at the moment.
+    /// Returns what the host sees at the moment.
     pub fn seen(&self) -> Vec<Span> {
         self.0.state.lock().seen.values().copied().collect()
     }
 
-    /// What was allocated for growth and not given back.
+    /// Returns what was allocated for growth and not given back.
     pub fn grown(&self) -> Vec<Span> {
         self.0.state.lock().grown.values().copied().collect()
     }
 
-    /// What was asked for so far.
+    /// Returns what was asked for so far.
     pub fn counts(&self) -> PoolCounts {
         self.0.state.lock().counts
     }

@@ -50,7 +50,7 @@ enum Route {
     Translate(Box<dyn Translate>),
 }
 
-/// What a hook that fails has done.
+/// Says what a hook that fails has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// Nothing.
@@ -59,7 +59,7 @@ pub enum Failure {
     Unseen,
 }
 
-/// Whether the stream can have the identity.
+/// Says whether the stream can have the identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passing {
     /// It can.
@@ -118,17 +118,17 @@ impl<D> SimPort<D> {
         self.shared.control.lock().failures = failures.to_vec();
     }
 
-    /// Whether the stream can have the identity, from now on.
+    /// Sets whether the stream can have the identity, from now on.
     pub fn set_passing(&self, passing: Passing) {
         self.shared.control.lock().passing = passing;
     }
 
-    /// Whether accesses that fault stall until the handler has answered, from now on.
+    /// Sets whether accesses that fault stall until the handler has answered, from now on.
     pub fn set_faulting(&self, faulting: FaultState) {
         self.shared.control.lock().faulting = faulting;
     }
 
-    /// What the stream says of every domain, from now on; `None` for that it fits.
+    /// Sets what the stream says of every domain, from now on; `None` for that it fits.
     pub fn set_refused(&self, refused: Option<Incompatible>) {
         self.shared.control.lock().refused = refused;
     }
@@ -153,8 +153,8 @@ impl<D> SimPort<D> {
         in_pieces(iova, buf.len(), translate, |paddr, from, to| bus.write(paddr, &buf[from..to]))
     }
 
-    /// Where an access to `iova` would go, if anywhere. Fills the IOTLB as an access does, and
-    /// reports no fault.
+    /// Returns where an access to `iova` would go, if anywhere. Fills the IOTLB as an access does,
+    /// and reports no fault.
     pub fn probe(&self, iova: Iova, access: Access) -> Option<PhysAddr> {
         let mut paddr = None;
         let mut note = |hit: Hit| {

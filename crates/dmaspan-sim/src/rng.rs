@@ -1,4 +1,4 @@
-//! Reproducible choices.
+//! Random choices that a seed repeats.
 
 /// SplitMix64: every seed gives a different, fixed sequence.
 #[derive(Clone, Debug)]

@@ -35,7 +35,7 @@
 //!   DEFINED: SMMU_sACR and SMMU_CBn_ACTLR hold what is written, SMMU_sGFSYNR2 and SMMU_CBn_FSYNR1
 //!   are 0.
 //! - Memory attributes: MemAttr, SHCFG, NSCFG, RACFG, WACFG, BPSHCFG, FB, BSU, PTM and the like
-//!   hold what is written. Whether walks are coherent is told and changes nothing.
+//!   hold what is written. The coherency of walks can be set and changes nothing.
 //! - VMIDPNE and ASIDPNE, since no TLB maintenance of CPUs is broadcast to the SMMU; GSE.
 //! - Instruction fetches, and S2CR's INSTCFG; of PRIVCFG only 0b11 does anything. Devices are
 //!   unprivileged otherwise.
@@ -154,12 +154,12 @@ impl<T: TableWords> Smmu<T> {
         Ok(Self { tables, in_flight: RwLock::new(()), state })
     }
 
-    /// What the SMMU reads tables from.
+    /// Returns what the SMMU reads tables from.
     pub fn tables(&self) -> &T {
         &self.tables
     }
 
-    /// What the SMMU does at present; [`Behaviour::storm`] is what is left of it.
+    /// Returns what the SMMU does at present; [`Behaviour::storm`] is what is left of it.
     pub fn behaviour(&self) -> Behaviour {
         self.state.lock().behaviour
     }
@@ -169,22 +169,22 @@ impl<T: TableWords> Smmu<T> {
         self.state.lock().behaviour = behaviour;
     }
 
-    /// What was done so far.
+    /// Returns what was done so far.
     pub fn counters(&self) -> SmmuCounters {
         self.state.lock().counters
     }
 
-    /// How many leaves are cached.
+    /// Returns how many leaves are cached.
     pub fn cached_leaves(&self) -> usize {
         self.state.lock().tlb.len().0
     }
 
-    /// How many tables are cached, besides roots.
+    /// Returns how many tables are cached, besides roots.
     pub fn cached_links(&self) -> usize {
         self.state.lock().tlb.len().1
     }
 
-    /// How many invalidations no sync has completed.
+    /// Returns how many invalidations no sync has completed.
     pub fn pending_invalidations(&self) -> usize {
         self.state.lock().syncs.pending()
     }
@@ -341,7 +341,7 @@ impl<T: TableWords> Smmu<T> {
         self.access_with(stream, at, access, step).map_err(|refused| refused.fault())
     }
 
-    /// What became of a stalled transaction (IHI 0062, "SMMU_CBn_RESUME, Transaction Resume
+    /// Returns what became of a stalled transaction (IHI 0062, "SMMU_CBn_RESUME, Transaction Resume
     /// register"): `None` while it stalls, and where this was told before.
     ///
     /// One that is retried is processed here, and may stall again under another number.
@@ -354,7 +354,7 @@ impl<T: TableWords> Smmu<T> {
         })
     }
 
-    /// How many transactions of a bank stall.
+    /// Returns how many transactions of a bank stall.
     pub fn stalled(&self, bank: usize) -> usize {
         self.state.lock().banks.get(bank).map_or(0, |bank| bank.stalls.waiting())
     }

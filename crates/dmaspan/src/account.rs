@@ -44,7 +44,7 @@ impl OverLimit {
     }
 }
 
-/// What an account counts of memory that is pinned more than once.
+/// Says how an account counts memory that is pinned more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Counting {
     /// A byte of a user's address space once, however many mappings and containers pin it.
@@ -62,7 +62,7 @@ pub enum Counting {
     Frames,
 }
 
-/// What one owner has pinned, and may.
+/// An account knows what one owner has pinned, and may pin.
 pub struct Account {
     limit: u64,
     counting: Counting,
@@ -105,7 +105,7 @@ impl Account {
         self.limit
     }
 
-    /// What it counts.
+    /// Returns what it counts.
     pub fn counting(&self) -> Counting {
         self.counting
     }
@@ -296,7 +296,7 @@ impl ChargedParts {
     }
 }
 
-/// What is charged to an [`Account`]; given back on drop.
+/// A charge to an [`Account`], which dropping it gives back.
 ///
 /// # Context
 ///
@@ -310,7 +310,8 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// How many bytes the charge is for, those included that are charged once together with others.
+    /// Returns how many bytes the charge is for, those included that are charged once together with
+    /// others.
     pub fn bytes(&self) -> u64 {
         let len = |part: &Part| part.range.len();
         self.held.parts.iter().map(len).fold(self.held.bytes, u64::saturating_add)

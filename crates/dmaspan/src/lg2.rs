@@ -17,7 +17,7 @@ pub const fn mask(lg2: u32) -> u64 {
 }
 const _: () = assert!(mask(0) == 0 && mask(12) == 0xfff && mask(64) == u64::MAX);
 
-/// Whether `value` is a multiple of `2^lg2`.
+/// Returns whether `value` is a multiple of `2^lg2`.
 #[inline(always)]
 pub const fn is_aligned(value: u64, lg2: u32) -> bool {
     value & mask(lg2) == 0

@@ -10,7 +10,7 @@ use crate::prot::Prot;
 use crate::range::UserRange;
 use crate::span::{Full, Span, SpanBuf};
 
-/// What is behind a span.
+/// Says what is behind a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Memory that the pin keeps where it is, and that is charged to its owner.
@@ -52,7 +52,7 @@ impl<A: Address> SpanSink<A> for alloc::vec::Vec<Span<A>> {
     }
 }
 
-/// Why memory was not pinned.
+/// The reason why memory was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinError<E> {
     /// The sink stopped the pinner.
@@ -64,7 +64,7 @@ pub enum PinError<E> {
 /// A pin that failed, perhaps in the middle.
 #[derive(Debug)]
 pub struct PinFailed<Pin, E> {
-    /// Why.
+    /// The reason.
     pub error: PinError<E>,
     /// What keeps the spans pinned that the sink took before: a device may reach them by now. The
     /// caller unpins them and releases this as after a success. `None` where the sink took none.
@@ -77,7 +77,7 @@ impl<E> From<Stopped> for PinError<E> {
     }
 }
 
-/// Whether a device may have written pinned memory.
+/// Says whether a device may have written pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dirty {
     /// No device could write it.
@@ -87,7 +87,7 @@ pub enum Dirty {
 }
 
 impl Dirty {
-    /// What a mapping with this `prot` leaves behind.
+    /// Returns what a mapping with this `prot` leaves behind.
     pub const fn after(prot: Prot) -> Self {
         if prot.contains(Prot::WRITE) { Self::Written } else { Self::Clean }
     }

@@ -11,7 +11,7 @@ use lock_api::{GuardSend, RawMutex};
 use crate::atomic::{AtomicBool, Ordering};
 use crate::span::Span;
 
-/// Where the code runs: a kernel, or a process.
+/// The place where the code runs: a kernel, or a process.
 ///
 /// Nothing here is a matter of memory safety: a wrong answer makes it slow, late, or, where caches
 /// are not maintained, leaves a device with old data.

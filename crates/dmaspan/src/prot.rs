@@ -28,13 +28,13 @@ impl Prot {
     /// Reading and writing.
     pub const READ_WRITE: Self = Self::READ.union(Self::WRITE);
 
-    /// Whether the device may do anything at all.
+    /// Returns whether the device may do anything at all.
     pub const fn permits_access(self) -> bool {
         self.intersects(Self::READ_WRITE)
     }
 }
 
-/// Which way the data of a buffer goes.
+/// Says which way the data of a buffer goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// The device reads what the CPU wrote.
@@ -45,7 +45,7 @@ pub enum Direction {
     Bidirectional,
 }
 
-/// Whether a device's accesses see the CPU's caches.
+/// Says whether a device's accesses see the CPU's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coherency {
     /// They do.
@@ -55,7 +55,8 @@ pub enum Coherency {
 }
 
 impl Direction {
-    /// What a device needs to be allowed for this direction, as dma-iommu.c's `dma_info_to_prot`.
+    /// Returns what a device needs to be allowed for this direction, as dma-iommu.c's
+    /// `dma_info_to_prot`.
     ///
     /// ```
     /// use dmaspan::{Coherency, Direction, Prot};

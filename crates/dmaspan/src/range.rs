@@ -8,7 +8,7 @@ use core::fmt;
 use crate::addr::{Iova, UserAddr};
 use crate::error::Errno;
 
-/// Why no range has this start and length.
+/// The reason why no range has this start and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
@@ -29,8 +29,8 @@ pub enum RangeError {
 }
 
 impl RangeError {
-    /// What Linux's VFIO answers: `EINVAL` for an empty range, `EOVERFLOW` for one that wraps
-    /// (drivers/vfio/vfio_iommu_type1.c, `vfio_dma_do_map`).
+    /// Returns what Linux's VFIO answers: `EINVAL` for an empty range, `EOVERFLOW` for one that
+    /// wraps (drivers/vfio/vfio_iommu_type1.c, `vfio_dma_do_map`).
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Empty { .. } => Errno::EINVAL,
@@ -102,13 +102,13 @@ macro_rules! range {
                 self.len_less_one().checked_add(1)
             }
 
-            /// Whether `address` lies in the range.
+            /// Returns whether `address` lies in the range.
             #[inline(always)]
             pub const fn contains(self, address: $addr) -> bool {
                 self.start.get() <= address.get() && address.get() <= self.last.get()
             }
 
-            /// Whether every address of `other` lies in the range.
+            /// Returns whether every address of `other` lies in the range.
             #[inline(always)]
             pub const fn covers(self, other: Self) -> bool {
                 self.start.get() <= other.start.get() && other.last.get() <= self.last.get()

@@ -6,7 +6,7 @@ use crate::error::Errno;
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
 
-/// What a [`DmaSpace`] can map: read it before asking for mappings.
+/// Says what a [`DmaSpace`] can map: read it before asking for mappings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Where mappings may lie, sorted and disjoint.
@@ -59,7 +59,7 @@ pub trait DmaSpace {
     /// A range that begins or ends inside a mapping is refused and nothing is changed.
     fn unmap(&self, range: IovaRange) -> Result<u64, Self::Error>;
 
-    /// What can be mapped now.
+    /// Returns what can be mapped now.
     fn limits(&self) -> Limits;
 
     /// The errno of an error, for front ends that answer as Linux does.

@@ -78,7 +78,7 @@ impl<A: Address> Span<A> {
         self.above + 1
     }
 
-    /// Never: a span has at least one byte.
+    /// Always `false`: a span has at least one byte.
     pub const fn is_empty(self) -> bool {
         false
     }
@@ -186,17 +186,17 @@ impl<'a, A: Address> SpanBuf<'a, A> {
         &self.spans[..self.len]
     }
 
-    /// How many spans are in the buffer.
+    /// Returns how many spans are in the buffer.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no span is in the buffer.
+    /// Returns whether no span is in the buffer.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many spans have a place.
+    /// Returns how many spans have a place.
     pub fn capacity(&self) -> usize {
         self.spans.len()
     }

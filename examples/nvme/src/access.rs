@@ -8,7 +8,7 @@ use core::time::Duration;
 use dmaspan::DmaAddr;
 use dmaspan::regbuf::Buffer;
 
-/// How the driver reaches one controller: over VFIO, in a kernel, or in an emulator.
+/// Lets the driver reach one controller: over VFIO, in a kernel, or in an emulator.
 ///
 /// # Safety
 ///
@@ -32,8 +32,8 @@ pub unsafe trait Access {
     /// [`Node`](dmaspan::regbuf::Node), so that a clone is a reference and allocates nothing.
     type Buffer: Clone;
 
-    /// How many bytes of registers there are. The driver asks for no others, and for each at a
-    /// multiple of its size.
+    /// Returns how many bytes of registers there are. The driver asks for no others, and for each
+    /// at a multiple of its size.
     fn registers_len(&self) -> u64;
 
     /// Reads a register of 32 bits. Where the device is gone, that is all ones.
@@ -75,10 +75,10 @@ pub unsafe trait Access {
     }
 }
 
-/// Why there is no shared memory.
+/// The reason why there is no shared memory.
 pub type AllocateError = Box<dyn Error + Send + Sync>;
 
-/// Whether to look again.
+/// Says whether to look again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// There is time left.
@@ -99,7 +99,7 @@ pub enum Pause {
     reason = "a contract about memory that a device uses; nothing is unsafe here"
 )]
 pub unsafe trait SharedMemory {
-    /// Where the controller finds the first word.
+    /// Returns where the controller finds the first word.
     fn addr(&self) -> DmaAddr;
 
     /// The words. Those that the controller reads or writes are little-endian.

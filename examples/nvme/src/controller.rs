@@ -106,12 +106,12 @@ impl<A: Access> Controller<A> {
         Ok(())
     }
 
-    /// What the controller says of itself.
+    /// Returns what the controller says of itself.
     pub fn info(&self) -> &ControllerInfo {
         &self.info
     }
 
-    /// How the controller is reached.
+    /// Returns how the controller is reached.
     pub fn access(&self) -> &A {
         &self.access
     }

@@ -7,7 +7,7 @@ use dmaspan::regbuf::{ImportError, descriptors};
 use crate::access::AllocateError;
 use crate::spec::{Opcode, Status};
 
-/// Why a controller was not started, or a command not done.
+/// The reason why a controller was not started, or a command not done.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -159,7 +159,7 @@ pub enum Error {
     Descriptors(#[from] descriptors::Error),
 }
 
-/// What a controller did not do in time.
+/// Says what a controller did not do in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// `CSTS.RDY` after it was disabled.

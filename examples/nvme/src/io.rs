@@ -21,7 +21,7 @@ const IO_LIMIT: Duration = Duration::from_secs(30);
 /// The most blocks of a command, whose count has 16 bits and begins at 0.
 const MAX_BLOCKS: u64 = 1 << 16;
 
-/// What a pair of I/O queues is to be like.
+/// Says what a pair of I/O queues is to be like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
     /// How many entries each has. One command less can be in flight.
@@ -42,7 +42,7 @@ impl QueueConfig {
     }
 }
 
-/// Which way the bytes of a transfer go.
+/// Says which way the bytes of a transfer go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// From blocks to memory.
@@ -126,12 +126,12 @@ impl<A: Access> IoQueue<A> {
         drop(ManuallyDrop::into_inner(self.lent));
     }
 
-    /// How many commands can be in flight.
+    /// Returns how many commands can be in flight.
     pub fn slots(&self) -> usize {
         usize::from(self.lent.queue.depth) - 1
     }
 
-    /// How many commands are in flight, or ended and not reaped.
+    /// Returns how many commands are in flight, or ended and not reaped.
     pub fn in_flight(&self) -> usize {
         self.lent.queue.in_flight()
     }

@@ -1,9 +1,9 @@
 //! An NVMe driver over dmaspan, to be read by whoever writes one.
 //!
-//! What it shows is how a driver gets along without mapping anything for an I/O. Buffers are
-//! registered with [`dmaspan::regbuf`] and mapped once. A command imports the range that it
-//! transfers, which are spans as the controller sees them, and dmaspan turns them into PRPs in
-//! pages that the queue has had since it was made:
+//! It shows how a driver gets along without mapping anything for an I/O. Buffers are registered
+//! with [`dmaspan::regbuf`] and mapped once. A command imports the range that it transfers, which
+//! are spans as the controller sees them, and dmaspan turns them into PRPs in pages that the queue
+//! has had since it was made:
 //!
 //! ```text
 //! buffer ──import──► spans ──describe──► PRPs or SGL ──push, ring──► controller
@@ -49,9 +49,9 @@
 //!
 //! **What the controller may use is never freed.** A slot holds what its command transfers until
 //! the completion has come, a queue its memory until the controller has deleted it. Where the
-//! controller does not answer, both are leaked. So there is no unsafe function here: what is
-//! promised is in the contracts of [`Access`](access::Access) and
-//! [`SharedMemory`](access::SharedMemory), by who implements them.
+//! controller does not answer, both are leaked. So there is no unsafe function here: the promises
+//! are in the contracts of [`Access`](access::Access) and [`SharedMemory`](access::SharedMemory),
+//! by who implements them.
 //!
 //! **Nothing that the controller does makes the driver hang or panic.** Each poll is bounded by
 //! [`Access::pause`](access::Access::pause), and ends before that where the status of the

@@ -39,7 +39,7 @@ impl Namespace {
         self.id
     }
 
-    /// How many blocks it has.
+    /// Returns how many blocks it has.
     pub const fn blocks(&self) -> u64 {
         self.blocks
     }

@@ -96,7 +96,7 @@ impl Capabilities {
     }
 }
 
-/// What a command does.
+/// Says what a command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -256,7 +256,7 @@ impl Completion {
     }
 }
 
-/// How a command ended: the status field of its completion (section 3.3.3.2.1).
+/// Says how a command ended: the status field of its completion (section 3.3.3.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(u16);
 
@@ -324,7 +324,7 @@ impl Identified<'_> {
     }
 }
 
-/// What a controller says of itself (section 5.17.2.1).
+/// The report of a controller about itself (section 5.17.2.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ControllerInfo {
@@ -338,7 +338,7 @@ pub struct ControllerInfo {
     pub sgls: Sgls,
 }
 
-/// Which scatter-gather lists a controller takes.
+/// Says which scatter-gather lists a controller takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sgls {
     /// None.

@@ -64,7 +64,7 @@ const NAP: Duration = Duration::from_micros(100);
 /// How often it looks at the clock before it sleeps: after so many polls.
 const LOOK: u32 = 64;
 
-/// Why a device cannot be used as a controller.
+/// The reason why a device cannot be used as a controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -85,7 +85,7 @@ pub enum OpenError {
     BusMaster(DeviceError),
 }
 
-/// Why memory was not registered. Nothing of it is mapped, unless that is what it says.
+/// The reason why memory was not registered. Nothing of it is mapped, unless that is what it says.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
@@ -144,7 +144,7 @@ impl VfioBuffer {
         Ok(Self(Arc::new(Registered { buffer, space: space.clone() })))
     }
 
-    /// What is registered, at the addresses that devices see.
+    /// Returns what is registered, at the addresses that devices see.
     pub fn buffer(&self) -> &Buffer<DmaAddr> {
         &self.0.buffer
     }

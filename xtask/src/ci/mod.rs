@@ -1,4 +1,4 @@
-//! Everything that must hold before a change lands, in one command.
+//! `cargo xtask ci` checks in one command everything that must hold before a change lands.
 
 mod readme;
 mod repeated;

@@ -51,8 +51,8 @@ impl Machine {
         let name = output_of(Command::new("dpkg").arg("--print-architecture"))?;
         let name = name.trim();
         let architecture = ARCHITECTURES.iter().find(|one| one.name == name);
-        let architecture =
-            architecture.ok_or(format!("packages are got for amd64 and arm64, this is {name}"))?;
+        let architecture = architecture
+            .ok_or(format!("there are packages for amd64 and arm64, and this machine is {name}"))?;
         Ok(Self { architecture, source: Source::of_machine()? })
     }
 
@@ -236,7 +236,7 @@ pub(crate) fn output_under(lock: &File, command: &mut Command) -> Result<String,
 pub(crate) fn output_of(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.env("LC_ALL", "C").output();
-    let output = output.map_err(|error| format!("{name} does not start: {error}"))?;
+    let output = output.map_err(|error| format!("{name} did not start: {error}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn a_program_that_is_missing_or_fails_is_named() {
         let missing = output_of(&mut Command::new("no-such-program-at-all"));
-        assert!(missing.unwrap_err().starts_with("no-such-program-at-all does not start: "));
+        assert!(missing.unwrap_err().starts_with("no-such-program-at-all did not start: "));
         let failing = output_of(&mut Command::new("false"));
         assert!(failing.unwrap_err().starts_with("false: exit status"));
     }

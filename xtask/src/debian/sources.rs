@@ -29,7 +29,7 @@ impl Source {
         let mut targets = Command::new("apt-get");
         targets.args(["indextargets", "--no-release-info", "Created-By: Packages"]);
         targets.args(["Component: main", "--format", "$(SOURCESENTRY) $(RELEASE) $(SITE)"]);
-        let none = || format!("no mirror of Debian stands in {}", FILES.join(" or "));
+        let none = || format!("{} names no mirror of Debian", FILES.join(" or "));
         let (file, uri) = mirror(&output_of(&mut targets)?).ok_or_else(none)?;
         let text = fs::read_to_string(file).unwrap_or_default();
         let signed_by = keyring(&text).unwrap_or(KEYRING).to_owned();

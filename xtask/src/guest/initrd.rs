@@ -1,4 +1,4 @@
-//! What a guest begins with: its programs, its kernel's modules and its list of commands.
+//! A guest begins with this: its programs, its kernel's modules and its list of commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};

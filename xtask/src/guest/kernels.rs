@@ -111,7 +111,7 @@ fn find(kernel: Kernel, folder: &Path) -> Result<Ready, String> {
         (Origin::Image, Some(image)) => {
             let image = std::path::absolute(&image).unwrap_or_else(|_| image.into());
             if !image.is_file() {
-                return Err(format!("{IMAGE} names {}, which is no file", image.display()));
+                return Err(format!("{IMAGE} names {}, which is not a file", image.display()));
             }
             return Ok(Ready { kernel, image, modules: Vec::new() });
         }

@@ -1,4 +1,4 @@
-//! What a guest said on its console.
+//! The console of a guest, read line by line.
 //!
 //! The lines that count begin with `guest: `; the guest's program documents them. Everything else
 //! is the output of commands.

@@ -219,7 +219,11 @@ impl Work {
             }
             if !problems.is_empty() {
                 let console = self.console(&guest);
-                return Err(format!("{}; {} has all", problems.join("; "), console.display()));
+                return Err(format!(
+                    "{}; {} has the whole console",
+                    problems.join("; "),
+                    console.display()
+                ));
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What was asked for.
+//! The options of `cargo xtask guest`.
 
 use super::boots::{BOOTS, Iommu};
 use super::kernels::{KERNELS, Kernel};
@@ -116,18 +116,21 @@ impl Options {
 
 fn kernel(name: &str) -> Result<Kernel, String> {
     KERNELS.into_iter().find(|kernel| kernel.name == name).ok_or_else(|| {
-        format!("`{name}` is none of the kernels {}", KERNELS.map(|kernel| kernel.name).join(", "))
+        format!(
+            "there is no kernel `{name}`, only {}",
+            KERNELS.map(|kernel| kernel.name).join(", ")
+        )
     })
 }
 
 fn boot(name: &str) -> Result<String, String> {
     let is_one = BOOTS.iter().any(|boot| boot.name == name);
-    is_one.then(|| name.to_owned()).ok_or_else(|| format!("`{name}` is no boot; --list says them"))
+    is_one.then(|| name.to_owned()).ok_or_else(|| format!("there is no boot `{name}`; see --list"))
 }
 
 fn jobs(text: &str) -> Result<usize, String> {
     let jobs = text.parse().ok().filter(|&jobs| jobs > 0);
-    jobs.ok_or_else(|| format!("`{text}` is no number of guests"))
+    jobs.ok_or_else(|| format!("`{text}` is not a number of guests"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which of Debian's packages have a kernel.
+//! This finds the packages of Debian that have a kernel.
 
 /// Suites that have kernels from 6.1 on.
 pub(super) const SUITES: &str = "bookworm trixie trixie-updates trixie-backports";

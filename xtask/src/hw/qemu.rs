@@ -1,4 +1,4 @@
-//! Which QEMU serves.
+//! This decides which QEMU serves the tests.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -44,11 +44,11 @@ fn check_program(program: &PathBuf) -> Result<String, String> {
         return Err("is missing".to_owned());
     }
     let output = Command::new(program).arg("--version").stderr(Stdio::null()).output();
-    let output = output.map_err(|error| format!("does not start: {error}"))?;
+    let output = output.map_err(|error| format!("did not start: {error}"))?;
     let said = String::from_utf8_lossy(&output.stdout);
     let version = version(&said).ok_or("does not run, or says no version")?;
     if !is_new_enough(version) {
-        return Err(format!("is version {version}, and {} or newer is needed", least()));
+        return Err(format!("is version {version}, but the tests need {} or newer", least()));
     }
     if !has_qtest(program) {
         return Err(format!("is version {version}, but built without the qtest accelerator"));

@@ -80,7 +80,7 @@ impl Options {
             match (name, *value) {
                 ("--runs", value) => match value.parse() {
                     Ok(runs) if runs > 0 => options.runs = runs,
-                    _ => return Err(format!("`{value}` is no number of runs")),
+                    _ => return Err(format!("`{value}` is not a number of runs")),
                 },
                 ("--work", value) => options.work = value.into(),
                 ("--format", "table") => options.output = Output::Table,
@@ -93,7 +93,9 @@ impl Options {
             }
         }
         match timing {
-            Some(name) if options.bytes => Err(format!("`{name}` does not go with `--bytes`")),
+            Some(name) if options.bytes => {
+                Err(format!("`{name}` and `--bytes` exclude each other"))
+            }
             _ if !options.bytes && (options.seed, options.configurations) != (None, None) => {
                 Err("`--seed` and `--configurations` go with `--bytes`".to_owned())
             }
@@ -103,7 +105,7 @@ impl Options {
 }
 
 fn number(value: &str) -> Result<u64, String> {
-    value.parse().map_err(|_| format!("`{value}` is no number"))
+    value.parse().map_err(|_| format!("`{value}` is not a number"))
 }
 
 /// Builds everything, measures, and prints the result.
@@ -255,7 +257,7 @@ fn output_of(command: &mut Command) -> Result<String, String> {
     if !output.status.success() {
         return Err(format!("`{name}` failed with {}", output.status));
     }
-    String::from_utf8(output.stdout).map_err(|_| format!("`{name}` printed no text"))
+    String::from_utf8(output.stdout).map_err(|_| format!("the output of `{name}` is not text"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is compared with what, and what the ratio is to be.
+//! The plan says what is compared with what, and what the ratio is to be.
 
 /// Linux is built in these ways, and the faster one counts: `u` as a program of user space, `k`
 /// with the kernel's options.

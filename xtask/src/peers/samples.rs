@@ -1,4 +1,4 @@
-//! What the benchmarks printed.
+//! This reads what the benchmarks printed.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ impl Samples {
             let ns = parts.last().and_then(|ns| ns.parse::<f64>().ok());
             let ns = ns.filter(|ns| ns.is_finite() && *ns > 0.0);
             let ([case, operation, _], Some(ns)) = (parts.as_slice(), ns) else {
-                return Err(format!("{who} printed `{line}`, which is no measurement"));
+                return Err(format!("{who} printed `{line}`, which is not a measurement"));
             };
             let key = (who.to_owned(), (*case).to_owned(), (*operation).to_owned());
             self.values.entry(key).or_default().push(ns);

@@ -1,4 +1,4 @@
-//! What the documents must say.
+//! These rules say what the documents must contain.
 
 use super::manifests;
 use crate::problem::Problem;

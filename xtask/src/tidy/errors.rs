@@ -1,4 +1,4 @@
-//! What errors say.
+//! This rule says what the texts of errors must contain.
 
 use std::ops::Range;
 

@@ -76,8 +76,8 @@ pub fn systems(tree: &Tree) -> Vec<Problem> {
     for folder in unknown {
         let names = SYSTEMS.map(|(name, _)| name).join(", ");
         let what = format!(
-            "this folder is no system; every folder here is one of {names}: make it a plain file, \
-             or name the system in the design and in xtask/src/tidy/imports.rs"
+            "every folder here is a system, one of {names}: make this one a plain file, or \
+             name the system in the design and in xtask/src/tidy/imports.rs"
         );
         problems.push(Problem::of_file(&format!("{SRC}{folder}"), what));
     }

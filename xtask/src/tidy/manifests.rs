@@ -1,4 +1,4 @@
-//! What manifests must say.
+//! This rule says what manifests must contain.
 
 use crate::problem::Problem;
 use crate::tree::Tree;

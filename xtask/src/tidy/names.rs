@@ -1,4 +1,4 @@
-//! What public types are called.
+//! These rules say how public types may be called.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! How long files and lines may be.
+//! These rules limit files and lines.
 
 use crate::lexer::Lexed;
 use crate::lines;

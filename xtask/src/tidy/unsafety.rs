@@ -1,4 +1,4 @@
-//! Where the word `unsafe` may stand.
+//! This rule says where the word `unsafe` may stand.
 //!
 //! That each block has its reason beside it is the compiler's and clippy's to check.
 

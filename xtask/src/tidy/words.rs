@@ -1,4 +1,4 @@
-//! Words that may not stand in the tree.
+//! These rules forbid words in the tree.
 
 use crate::lexer::Token;
 use crate::problem::Problem;

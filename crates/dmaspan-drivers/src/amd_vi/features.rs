@@ -3,7 +3,7 @@
 use super::spec::{capability, feature};
 use crate::error::Error;
 
-/// How an IOMMU is to be driven.
+/// Says how an IOMMU is to be driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdViConfig {
     /// The header of the capability block in the IOMMU's PCI configuration space, at offset 0 of
@@ -42,7 +42,7 @@ impl AmdViConfig {
     }
 }
 
-/// What an IOMMU has, as its registers say.
+/// Says what an IOMMU has, as its registers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AmdViFeatures {

@@ -1,10 +1,10 @@
 //! AMD's IOMMU: I/O Virtualization Technology (48882).
 //!
 //! A device has an entry in one flat table, which says whether its accesses are refused, pass, or
-//! go through [`AmdV1`](dmaspan::io_pgtable::AmdV1) tables, and of which domain they are. A device
-//! that nobody attached has an entry that refuses. As without translation *everything* passes, the
-//! driver never turns it off: dropped, it leaves the hardware as it is, and what the hardware reads
-//! is never freed.
+//! go through [`AmdV1`](dmaspan::io_pgtable::AmdV1) tables, and which domain they belong to. The
+//! entry of a device that nobody attached refuses. Without translation *everything* would pass, so
+//! the driver never turns it off: a driver that is dropped leaves the hardware as it is, and never
+//! frees what the hardware reads.
 //!
 //! Accesses to 0xfee0_0000 to 0xfeef_ffff are interrupts, whatever a table says, and those to
 //! 0xfd_0000_0000 to 0xff_ffff_ffff mean something to the bus; each stream
@@ -208,7 +208,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
         self.commands.run(&self.registers, &self.host, &self.control, commands)
     }
 
-    /// What the hardware has.
+    /// Returns what the hardware has.
     pub fn features(&self) -> &AmdViFeatures {
         &self.features
     }
@@ -268,8 +268,9 @@ impl<R: Mmio, H: Host> fmt::Debug for AmdVi<R, H> {
     }
 }
 
-/// What no device of an AMD IOMMU can have mapped: the addresses of interrupts, and those that mean
-/// something else to HyperTransport (48882, 2.1.4.2; Linux: `amd_iommu_get_resv_regions`).
+/// Returns what no device of an AMD IOMMU can have mapped: the addresses of interrupts, and those
+/// that mean something else to HyperTransport (48882, 2.1.4.2; Linux:
+/// `amd_iommu_get_resv_regions`).
 pub fn reserved_regions() -> impl Iterator<Item = ReservedRegion> {
     let hypertransport = 0xfd_0000_0000..=0xff_ffff_ffff;
     let regions = [(INTERRUPTS, RegionKind::Msi), (hypertransport, RegionKind::Reserved)];

@@ -1,4 +1,4 @@
-//! The command buffer (2.4): a [`Ring`], and hardware that says in memory how far it is.
+//! The command buffer (2.4): a [`Ring`] whose hardware says in memory how far it is.
 //!
 //! Behind each batch is a COMPLETION_WAIT, which stores the batch's number: the position of its
 //! end, which only grows. Commands are done in their order, so a number that is there says that all

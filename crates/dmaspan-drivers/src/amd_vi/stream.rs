@@ -21,7 +21,7 @@ use crate::stream::{IommuStream, PortHooks, StreamHooks};
 /// The accesses of one device ID, which a PCI device puts its bus, device and function in.
 pub type AmdViStream<D, R, H> = IommuStream<D, AmdViStreamHooks<R, H>>;
 
-/// What the driver knows of a stream.
+/// Says what the driver knows of a stream.
 #[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
 pub struct AmdViStreamHooks<R: Mmio, H: Host> {
     pub(super) iommu: Arc<AmdVi<R, H>>,

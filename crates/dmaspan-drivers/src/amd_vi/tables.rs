@@ -10,7 +10,7 @@
 //! 2. Word 1 names the new domain, then word 0 its tables. The entry is invalidated, so that the
 //!    closed one is not used on.
 //!
-//! So what word 1 names is all that can be cached of the device: where a step fails, doing both
+//! So hardware caches nothing of the device but what word 1 names: where a step fails, doing both
 //! again makes up for it.
 
 use core::sync::atomic::{AtomicU32, Ordering};

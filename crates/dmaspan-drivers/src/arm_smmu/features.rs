@@ -11,7 +11,7 @@ use crate::mmio::Mmio;
 /// The most entries of a stream map, and the most context banks (IHI 0062, SMMU_SMRn, SMMU_CBARn).
 const MOST: u32 = 128;
 
-/// Whether hardware has something.
+/// Says whether hardware has a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Has {
     /// It does.
@@ -26,7 +26,7 @@ impl Has {
     }
 }
 
-/// How streams find their entry in the stream map.
+/// Says how streams find their entry in the stream map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamMapping {
     /// The stream ID is the entry's number.
@@ -38,7 +38,7 @@ pub enum StreamMapping {
     },
 }
 
-/// What an SMMUv2 says of itself in its ID registers.
+/// Says what an SMMUv2 has, by its ID registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SmmuV2Features {

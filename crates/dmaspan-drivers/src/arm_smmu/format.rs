@@ -13,7 +13,7 @@ use crate::stage::Stage;
 /// each granule, [`ArmLpae32S1`], [`ArmLpae32S2`] and [`ArmV7s`].
 pub trait SmmuV2Format: sealed::SmmuTables {}
 
-/// What kind of context bank a format needs.
+/// Says what kind of context bank a format needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Context {
     pub(super) stage: Stage,

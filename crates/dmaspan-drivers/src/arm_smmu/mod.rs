@@ -1,20 +1,20 @@
 //! Arm's SMMUv2: Arm System MMU architecture, version 2 (IHI 0062).
 //!
 //! The hardware has a *stream map*, whose entries say what becomes of the accesses of which
-//! streams, and *context banks*, which translate. A domain has a bank from its
-//! [`ops`](SmmuV2::ops) on. Streams of the same domain lead to the same bank, and a stream changes
-//! to another one by one write of 32 bits, so that each access sees the one or the other. What is
-//! cached of the old bank is forgotten then.
+//! streams, and *context banks*, which translate. A domain has a bank from its [`ops`](SmmuV2::ops)
+//! on. Streams of the same domain lead to the same bank, and a stream changes to another one by one
+//! write of 32 bits, so that each access sees the one or the other. Then the driver makes hardware
+//! forget what it cached of the old bank.
 //!
-//! There are no queues: hardware is told by writing registers, and asked whether it is done.
-//! Everything that invalidations do is at most [`MAX_COMMANDS`] writes and one wait.
+//! There are no queues: the driver writes registers, and reads whether hardware is done. An
+//! invalidation takes at most [`MAX_COMMANDS`] writes and one wait.
 //!
-//! No silicon and no foreign model has judged this driver: QEMU has no SMMUv2, and the model that
-//! the tests run it on, in `dmaspan-sim`, has the same author. What was misread in the manual is
-//! misread in both.
+//! Neither silicon nor a model by others has judged this driver: QEMU has no SMMUv2, and the model
+//! in `dmaspan-sim`, on which the tests run, has the same author. Both share whatever that author
+//! misread in the manual.
 //!
-//! The driver does what the architecture says. What single implementations need besides, above all
-//! against their errata (Linux: arm-smmu-impl.c), is done before it is made.
+//! The driver does what the architecture says. Some implementations need more, above all against
+//! their errata (Linux: arm-smmu-impl.c); the caller does that before it makes the driver.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -82,7 +82,7 @@ use crate::mmio::Mmio;
 use crate::stage::Stage;
 use crate::stream::IommuStream;
 
-/// What becomes of an access that a bank does not translate.
+/// Says what becomes of an access that a bank does not translate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stalls {
     /// It ends with an error.
@@ -92,7 +92,7 @@ pub enum Stalls {
     Held,
 }
 
-/// What is to be decided about an SMMU.
+/// Says what is to be decided about an SMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmmuV2Config {
     /// The first ASID and VMID to use. For SMMUs that share a TLB, whose numbers must differ
@@ -199,7 +199,7 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
         Ok(Arc::new(smmu))
     }
 
-    /// What the hardware has.
+    /// Returns what the hardware has.
     pub fn features(&self) -> &SmmuV2Features {
         &self.features
     }

@@ -24,7 +24,7 @@ use crate::stream::{IommuStream, PortHooks, StreamHooks};
 /// these streams any more.
 pub type SmmuV2Stream<D, R, H> = IommuStream<D, SmmuV2StreamHooks<R, H>>;
 
-/// What the driver knows of a stream.
+/// Says what the driver knows of a stream.
 #[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
 pub struct SmmuV2StreamHooks<R: Mmio, H: Host> {
     smmu: Arc<SmmuV2<R, H>>,

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::mmio::Mmio;
 use crate::stage::Stage;
 
-/// What can become of an access that faults (IDR0.STALL_MODEL).
+/// Says what can become of an access that faults (IDR0.STALL_MODEL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StallModel {
     /// It ends or is held, as each domain says.
@@ -21,7 +21,7 @@ pub enum StallModel {
     Forced,
 }
 
-/// What an SMMUv3 can (IHI 0070, 6.3.1 to 6.3.6).
+/// Says what an SMMUv3 can do (IHI 0070, 6.3.1 to 6.3.6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SmmuV3Features {

@@ -29,7 +29,7 @@ pub(super) mod sealed {
 
     /// What the driver has to know of tables.
     pub trait SmmuV3Tables {
-        /// Whether hardware with these features walks them.
+        /// Returns whether hardware with these features walks them.
         fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible>;
 
         /// For stage 1 the words of a context descriptor, but for the ASID and what becomes of

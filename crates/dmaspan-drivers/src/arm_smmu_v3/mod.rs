@@ -81,7 +81,7 @@ use crate::ids::Ids;
 use crate::mmio::Mmio;
 use crate::stream::IommuStream;
 
-/// What becomes of a domain's accesses that fault.
+/// Says what becomes of a domain's accesses that fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OnFault {
     /// They end.
@@ -110,7 +110,7 @@ pub struct SmmuV3<R: Mmio, H: Host> {
 }
 
 impl<R: Mmio, H: Host> SmmuV3<R, H> {
-    /// What the hardware can.
+    /// Returns what the hardware can.
     pub fn features(&self) -> &SmmuV3Features {
         &self.features
     }

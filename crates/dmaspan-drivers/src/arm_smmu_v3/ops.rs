@@ -83,7 +83,7 @@ impl<R: Mmio, H: Host> SmmuV3Ops<R, H> {
         Ok(Self { smmu, tag, descriptor, on_fault, granule_lg2, known })
     }
 
-    /// Which stage the domain is.
+    /// Returns which stage the domain is.
     pub fn stage(&self) -> Stage {
         match self.tag {
             Tag::Asid(_) => Stage::First,

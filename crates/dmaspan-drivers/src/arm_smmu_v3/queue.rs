@@ -1,5 +1,5 @@
-//! The command queue (IHI 0070, 3.5 and 4.1): a [`Ring`], and hardware that says by CMDQ_CONS how
-//! far it is and why it stopped.
+//! The command queue (IHI 0070, 3.5 and 4.1): a [`Ring`] whose hardware says by CMDQ_CONS how far
+//! it is and why it stopped.
 
 use core::ops::Range;
 

@@ -26,7 +26,7 @@ use crate::mmio::Mmio;
 const LINEAR_BITS: u32 = 16;
 const TWO_LEVEL_BITS: u32 = 24;
 
-/// Who is told of events.
+/// Says who is told of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventInterrupts {
     /// Nobody: faults are looked for by [`SmmuV3::handle_faults`].
@@ -35,7 +35,7 @@ pub enum EventInterrupts {
     Wired,
 }
 
-/// How an SMMUv3 is driven.
+/// Says how an SMMUv3 is driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmmuV3Config {
     /// How the stream table is made.

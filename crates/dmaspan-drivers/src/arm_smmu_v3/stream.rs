@@ -21,7 +21,7 @@ use crate::stream::{IommuStream, PortHooks, StreamHooks};
 /// Domains of both stages are one type `D` only where their tables are one format.
 pub type SmmuV3Stream<D, R, H> = IommuStream<D, SmmuV3StreamHooks<R, H>>;
 
-/// What the driver knows of a stream.
+/// Says what the driver knows of a stream.
 #[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
 pub struct SmmuV3StreamHooks<R: Mmio, H: Host> {
     pub(super) smmu: Arc<SmmuV3<R, H>>,

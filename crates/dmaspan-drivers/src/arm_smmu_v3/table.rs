@@ -17,7 +17,7 @@ use crate::structure::Words;
 /// log2 of the streams that a second-level table has: those of a PCI bus.
 pub(super) const SPLIT: u32 = 8;
 
-/// How the stream table is made.
+/// Says how the stream table is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamTable {
     /// Of two levels where hardware has them and one table of the second would not do.

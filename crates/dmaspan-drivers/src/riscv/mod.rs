@@ -78,8 +78,8 @@ const GONE: &str = "the IOMMU is gone: its registers read as all ones";
 /// number in contexts that have no such stage.
 const LAST_ID: u32 = 0xffff;
 
-/// How an IOMMU's own interrupts reach a CPU ("Feature-control register" and "MSI configuration
-/// table").
+/// Says how an IOMMU's own interrupts reach a CPU ("Feature-control register" and "MSI
+/// configuration table").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RiscvInterrupts {
     /// They do not: [`RiscvIommu::handle_faults`] is called now and then.
@@ -95,7 +95,7 @@ pub enum RiscvInterrupts {
     },
 }
 
-/// How an IOMMU is to be set up.
+/// Says how an IOMMU is to be set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscvIommuConfig {
     /// How many bits device IDs have, at most 24; the directory has the fewest levels that the
@@ -124,7 +124,7 @@ impl Default for RiscvIommuConfig {
     }
 }
 
-/// What an IOMMU can do, as its registers say.
+/// Says what an IOMMU can do, as its registers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RiscvIommuFeatures {
@@ -139,7 +139,7 @@ pub struct RiscvIommuFeatures {
 }
 
 impl RiscvIommuFeatures {
-    /// Whether the IOMMU walks such tables.
+    /// Returns whether the IOMMU walks such tables.
     pub const fn walks(&self, stage: RiscvStage, mode: RiscvMode) -> bool {
         self.capabilities.contains(match (stage, mode) {
             (RiscvStage::First(_), RiscvMode::Sv39) => Capabilities::SV39,
@@ -218,7 +218,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
         }))
     }
 
-    /// What the hardware can do.
+    /// Returns what the hardware can do.
     pub fn features(&self) -> &RiscvIommuFeatures {
         &self.features
     }

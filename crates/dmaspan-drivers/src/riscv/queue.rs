@@ -1,5 +1,5 @@
-//! The command queue ("Command-Queue"): a [`Ring`], and hardware that says by `cqh` how far it is
-//! and by `cqcsr` why it stopped.
+//! The command queue ("Command-Queue"): a [`Ring`] whose hardware says by `cqh` how far it is and
+//! by `cqcsr` why it stopped.
 
 use core::ops::Range;
 

@@ -21,7 +21,7 @@ use crate::stream::{IommuStream, PortHooks, StreamHooks};
 /// A stream that is dropped with a domain keeps that domain's tables for ever.
 pub type RiscvStream<D, R, H> = IommuStream<D, RiscvStreamHooks<R, H>>;
 
-/// What the driver knows of a stream.
+/// Says what the driver knows of a stream.
 #[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
 pub struct RiscvStreamHooks<R: Mmio, H: Host> {
     iommu: Arc<RiscvIommu<R, H>>,

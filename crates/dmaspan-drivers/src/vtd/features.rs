@@ -5,7 +5,7 @@ use dmaspan::{Coherency, lg2};
 
 use super::Mode;
 
-/// What an IOMMU has, by its capability registers (11.4.2 and 11.4.3).
+/// Says what an IOMMU has, by its capability registers (11.4.2 and 11.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VtdFeatures {
@@ -40,7 +40,7 @@ impl VtdFeatures {
         self.field(16, 6) + 1
     }
 
-    /// Whether the second stage can have that many levels: 3, 4 or 5 (SAGAW).
+    /// Returns whether the second stage can have that many levels: 3, 4 or 5 (SAGAW).
     pub fn second_stage_levels(&self, levels: u32) -> bool {
         matches!(levels, 3..=5) && self.cap(8 + levels - 2)
     }
@@ -61,17 +61,17 @@ impl VtdFeatures {
         X86_64::PAGE_SIZES & (1 << 12 | 1 << 21 | u64::from(self.cap(56)) << 30)
     }
 
-    /// Whether the first stage can have 5 levels (FS5LP).
+    /// Returns whether the first stage can have 5 levels (FS5LP).
     pub const fn first_stage_5_levels(&self) -> bool {
         self.cap(60)
     }
 
-    /// Whether hardware, or rather software in its place, caches absent entries (CM).
+    /// Returns whether hardware, or rather software in its place, caches absent entries (CM).
     pub const fn caching_mode(&self) -> bool {
         self.cap(7)
     }
 
-    /// Whether stores are held in a buffer that must be flushed (RWBF).
+    /// Returns whether stores are held in a buffer that must be flushed (RWBF).
     pub const fn write_buffer(&self) -> bool {
         self.cap(4)
     }
@@ -82,13 +82,14 @@ impl VtdFeatures {
         self.cap(39).then(|| self.field(48, 6))
     }
 
-    /// Whether memory below 4 GiB, and above, can be protected from all devices (PLMR and PHMR).
+    /// Returns whether memory below 4 GiB, and above, can be protected from all devices (PLMR and
+    /// PHMR).
     pub const fn protected_memory(&self) -> [bool; 2] {
         [self.cap(5), self.cap(6)]
     }
 
-    /// Whether an invalidation can complete the writes and the reads that were let through before
-    /// (DWD and DRD).
+    /// Returns whether an invalidation can complete the writes and the reads that were let through
+    /// before (DWD and DRD).
     pub const fn drains(&self) -> bool {
         self.cap(54) && self.cap(55)
     }
@@ -98,52 +99,53 @@ impl VtdFeatures {
         (u64::from(self.field(24, 10)) * 16, self.field(40, 8) + 1)
     }
 
-    /// Whether there is a queue of invalidations (QI).
+    /// Returns whether there is a queue of invalidations (QI).
     pub const fn queued_invalidation(&self) -> bool {
         self.ecap(1)
     }
 
-    /// Whether interrupts can go to CPUs with an APIC ID of 32 bits (EIM).
+    /// Returns whether interrupts can go to CPUs with an APIC ID of 32 bits (EIM).
     pub const fn extended_interrupts(&self) -> bool {
         self.ecap(4)
     }
 
-    /// Whether accesses can pass untranslated (PT).
+    /// Returns whether accesses can pass untranslated (PT).
     pub const fn pass_through(&self) -> bool {
         self.ecap(6)
     }
 
-    /// Whether leaves can force accesses to snoop (SC).
+    /// Returns whether leaves can force accesses to snoop (SC).
     pub const fn snoop_control(&self) -> bool {
         self.ecap(7)
     }
 
-    /// Whether there is scalable mode (SMTS).
+    /// Returns whether there is scalable mode (SMTS).
     pub const fn scalable(&self) -> bool {
         self.ecap(43)
     }
 
-    /// Whether scalable mode's second stage marks what it uses and writes (SSADS).
+    /// Returns whether scalable mode's second stage marks what it uses and writes (SSADS).
     pub const fn second_stage_dirty(&self) -> bool {
         self.ecap(45)
     }
 
-    /// Whether scalable mode has the second stage (SSTS).
+    /// Returns whether scalable mode has the second stage (SSTS).
     pub const fn scalable_second_stage(&self) -> bool {
         self.ecap(46)
     }
 
-    /// Whether scalable mode has the first stage (FSTS).
+    /// Returns whether scalable mode has the first stage (FSTS).
     pub const fn first_stage(&self) -> bool {
         self.ecap(47)
     }
 
-    /// Whether entries can forbid instruction fetches: requests for such are told apart (ERS).
+    /// Returns whether entries can forbid instruction fetches: requests for such are told apart
+    /// (ERS).
     pub const fn execute_requests(&self) -> bool {
         self.ecap(30)
     }
 
-    /// Whether walks see the CPU's caches: C in legacy mode, SMPWC in scalable mode.
+    /// Returns whether walks see the CPU's caches: C in legacy mode, SMPWC in scalable mode.
     pub const fn walks(&self, mode: Mode) -> Coherency {
         let snooped = match mode {
             Mode::Legacy => self.ecap(0),

@@ -24,10 +24,10 @@ pub(crate) mod sealed {
         /// By which stage.
         const STAGE: Stage;
 
-        /// Whether hardware walks tables of this configuration.
+        /// Returns whether hardware walks tables of this configuration.
         fn fits(&self, features: &VtdFeatures, mode: Mode) -> Result<(), Incompatible>;
 
-        /// What hardware is told of tables with their root at `root`, in domain `domain`.
+        /// Returns what hardware is told of tables with their root at `root`, in domain `domain`.
         fn entry(&self, root: PhysAddr, domain: u16, features: &VtdFeatures, mode: Mode) -> Entry;
     }
 }

@@ -79,7 +79,7 @@ pub use ops::VtdOps;
 pub use stream::VtdStream;
 use stream::VtdStreamHooks;
 
-/// Which structures tell hardware what a stream has (3.4).
+/// Says which structures tell hardware what a stream has (3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Context entries that lead to second-stage tables.
@@ -88,7 +88,7 @@ pub enum Mode {
     Scalable,
 }
 
-/// What the registers do not say.
+/// Says what the registers do not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdConfig {
     /// Bits of physical addresses: Host Address Width of ACPI's table DMAR, plus one, 32 to 52.
@@ -203,7 +203,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         Ok(Arc::new(iommu))
     }
 
-    /// What the hardware has.
+    /// Returns what the hardware has.
     pub fn features(&self) -> &VtdFeatures {
         &self.features
     }
@@ -213,8 +213,8 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         self.mode
     }
 
-    /// Whether the hardware's walks see the CPU's caches. If not, the tables of domains are in
-    /// memory that [says so](dmaspan::io_pgtable::TableMemory::coherency).
+    /// Returns whether the hardware's walks see the CPU's caches. If not, the tables of domains are
+    /// in memory that [says so](dmaspan::io_pgtable::TableMemory::coherency).
     pub fn walks(&self) -> Coherency {
         self.config.walks.unwrap_or(self.features.walks(self.mode))
     }
@@ -400,7 +400,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     }
 }
 
-/// What no device behind a VT-d can have mapped: the addresses of interrupts (3.14; Linux:
+/// Returns what no device behind a VT-d can have mapped: the addresses of interrupts (3.14; Linux:
 /// `intel_iommu_get_resv_regions`).
 pub fn reserved_regions() -> impl Iterator<Item = ReservedRegion> {
     region(INTERRUPTS, RegionKind::Msi).into_iter()

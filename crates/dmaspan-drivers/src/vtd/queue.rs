@@ -1,5 +1,5 @@
-//! The invalidation queue (6.5.2): a [`Ring`], and hardware that says in memory how far it is and
-//! by FSTS why it stopped.
+//! The invalidation queue (6.5.2): a [`Ring`] whose hardware says in memory how far it is and by
+//! FSTS why it stopped.
 //!
 //! Behind each batch is a wait, which stores the batch's number to memory: the lower half of the
 //! position of its end. A wait is a fence, so that numbers are stored in their order: the one that

@@ -19,7 +19,7 @@ use crate::stream::{IommuStream, PortHooks, StreamHooks};
 /// Made by [`Vtd::stream`].
 pub type VtdStream<D, R, H> = IommuStream<D, VtdStreamHooks<R, H>>;
 
-/// What the driver knows of a stream.
+/// Says what the driver knows of a stream.
 #[expect(missing_debug_implementations, reason = "the stream has it, and nobody sees this")]
 pub struct VtdStreamHooks<R: Mmio, H: Host> {
     pub(super) iommu: Arc<Vtd<R, H>>,

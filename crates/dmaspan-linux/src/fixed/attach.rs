@@ -14,7 +14,7 @@ use crate::registration::{RegisterError, SLOTS};
 use crate::sys::slices::{Slice, Slices};
 use crate::sys::uring::{self, Buffer, BufferTable};
 
-/// Whether rings share one registration of a pool.
+/// Says whether rings share one registration of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
     /// Share it where the kernel can, else register again.
@@ -26,7 +26,7 @@ pub enum Sharing {
     Register,
 }
 
-/// How a ring got a pool's buffers.
+/// Says how a ring got a pool's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachMethod {
@@ -65,7 +65,7 @@ fn what_can_share(errno: Errno) -> &'static str {
     }
 }
 
-/// Where the buffers of a pool are in the table of a ring.
+/// Says where the buffers of a pool are in the table of a ring.
 ///
 /// It keeps the pool, not the ring: dropping it changes nothing, and a ring that is closed lets its
 /// buffers go.
@@ -91,7 +91,7 @@ impl RingAttachment {
         self.first_slot
     }
 
-    /// How the ring got the buffers.
+    /// Returns how the ring got the buffers.
     pub fn method(&self) -> AttachMethod {
         self.method
     }
@@ -137,7 +137,7 @@ impl RingAttachment {
     }
 }
 
-/// Why a ring's slots were not emptied.
+/// The reason why a ring's slots were not emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring did not let the buffers go: {}", ring_advice(*.0))]
 pub struct DetachError(Errno);

@@ -197,6 +197,6 @@ impl<T: Pod> fmt::Debug for FixedBuf<T> {
 pub struct RefusedOperation<T: Pod = u8> {
     /// As it was.
     pub buffer: FixedBuf<T>,
-    /// Why.
+    /// The reason.
     pub error: OperationError,
 }

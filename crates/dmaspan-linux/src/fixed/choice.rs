@@ -7,7 +7,7 @@ use crate::mem::{ExclusiveMemory, Memory, MemoryError, MemoryKind};
 use crate::os::Size;
 use crate::pagemap;
 
-/// What memory a pool is made of.
+/// Says what memory a pool is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryChoice {
     /// hugetlb pages, of 1 GiB where the pool fills them, else of 2 MiB; then transparent huge
@@ -18,7 +18,7 @@ pub enum MemoryChoice {
     Only(MemoryKind),
 }
 
-/// Why a kind of memory was not had.
+/// The reason why a kind of memory was not had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WhyNot {
@@ -49,7 +49,7 @@ impl fmt::Display for PassedOver {
     }
 }
 
-/// What memory a pool got.
+/// Says what memory a pool got.
 ///
 /// Displayed, it is one line for the memory, and one for each kind that was passed over.
 #[derive(Clone, Debug, PartialEq, Eq)]

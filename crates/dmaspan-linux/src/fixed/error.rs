@@ -9,7 +9,7 @@ use crate::os::{self, Size};
 use crate::registration::{CHUNK, RegisterError, SLOTS};
 use crate::sys;
 
-/// Why there is no pool. Nothing stays mapped.
+/// The reason why there is no pool. Nothing stays mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
@@ -105,8 +105,8 @@ impl PoolError {
     }
 }
 
-/// Why a pool is not attached to a ring. Each of the slots is empty, or holds what it held; a ring
-/// that had no table has none, and the ring can be used.
+/// The reason why a pool is not attached to a ring. Each of the slots is empty, or holds what it
+/// held; a ring that had no table has none, and the ring can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingAttachError {
@@ -209,7 +209,7 @@ pub(super) fn clone_advice(errno: Errno) -> &'static str {
     }
 }
 
-/// Why an operation does not begin. Nothing was queued.
+/// The reason why an operation does not begin. Nothing was queued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {

@@ -16,7 +16,7 @@ use crate::registration::{CHUNK, SLOTS};
 use crate::sys;
 use crate::sys::slices::{Layout, Slices, SlicesError};
 
-/// What a pool shall be.
+/// Says what a pool shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolOptions {
@@ -166,12 +166,12 @@ impl FixedPool {
         self.inner.slices.take().map(FixedBuf::new)
     }
 
-    /// How many slices there are.
+    /// Returns how many slices there are.
     pub fn slices(&self) -> u32 {
         self.inner.slices.count()
     }
 
-    /// How many are free; other threads may take and give back at any moment.
+    /// Returns how many are free; other threads may take and give back at any moment.
     pub fn free_slices(&self) -> u32 {
         self.inner.slices.free()
     }
@@ -181,17 +181,17 @@ impl FixedPool {
         self.inner.slices.slice_len()
     }
 
-    /// How many registered buffers the pool is in a ring: one for each GiB or less.
+    /// Returns how many registered buffers the pool is in a ring: one for each GiB or less.
     pub fn buffers(&self) -> u32 {
         self.inner.slices.layout().chunks()
     }
 
-    /// What memory it has, and why no better one.
+    /// Returns what memory it has, and why no better one.
     pub fn provenance(&self) -> &Provenance {
         &self.inner.provenance
     }
 
-    /// Where it is in this process.
+    /// Returns where it is in this process.
     pub fn user_range(&self) -> UserRange {
         self.inner.slices.memory().user_range()
     }

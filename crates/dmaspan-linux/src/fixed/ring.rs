@@ -80,17 +80,17 @@ impl FixedRing {
         Ok(Self { flights, attachment, state: State::Attached })
     }
 
-    /// Where the pool's buffers are, and how they came there.
+    /// Returns where the pool's buffers are, and how they came there.
     pub fn attachment(&self) -> &RingAttachment {
         &self.attachment
     }
 
-    /// How many operations there can be at a time.
+    /// Returns how many operations there can be at a time.
     pub fn depth(&self) -> usize {
         self.flights.depth()
     }
 
-    /// How many operations are queued, submitted, or done and not taken by
+    /// Returns how many operations are queued, submitted, or done and not taken by
     /// [`completion`](Self::completion).
     pub fn in_flight(&self) -> usize {
         self.flights.in_flight()

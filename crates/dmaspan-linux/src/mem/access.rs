@@ -12,7 +12,7 @@ use super::Memory;
 /// The bytes of a word.
 const WORD: usize = size_of::<AtomicU64>();
 
-/// Why bytes of a [`Memory`] were not accessed. Nothing was read or written.
+/// The reason why bytes of a [`Memory`] were not accessed. Nothing was read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
@@ -46,7 +46,7 @@ impl AccessError {
     }
 }
 
-/// What a check of memory found.
+/// Says what a check of memory found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {

@@ -6,7 +6,7 @@ use super::MemoryKind;
 use crate::hugetlb;
 use crate::os::{self, Size};
 
-/// Why memory was not mapped. Nothing stays mapped.
+/// The reason why memory was not mapped. Nothing stays mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -135,7 +135,7 @@ fn missing(kind: MemoryKind, page_size: u64, errno: Errno) -> String {
     format!("this kernel has no {kind} memory with pages of {size} ({words})")
 }
 
-/// Why memory that the application brings was not adopted.
+/// The reason why memory that the application brings was not adopted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdoptError {

@@ -85,7 +85,7 @@ impl ExclusiveMemory {
         Ok(Self { start, len, range, kind, _keep: keep })
     }
 
-    /// Where it is in this process.
+    /// Returns where it is in this process.
     pub fn user_range(&self) -> UserRange {
         self.range
     }
@@ -96,7 +96,7 @@ impl ExclusiveMemory {
         self.len
     }
 
-    /// What kind of memory it is; `None` for the application's own.
+    /// Returns what kind of memory it is; `None` for the application's own.
     pub fn kind(&self) -> Option<MemoryKind> {
         self.kind
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::{os, sys};
 
-/// What pages memory has.
+/// Says what pages memory has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -78,7 +78,7 @@ impl MemoryKind {
         }
     }
 
-    /// Whether its pages come from the hugetlb pool.
+    /// Returns whether its pages come from the hugetlb pool.
     pub const fn is_hugetlb(self) -> bool {
         matches!(self, Self::Hugetlb2M | Self::Hugetlb1G | Self::MemfdHugetlb2M)
     }

@@ -155,7 +155,7 @@ impl Memory {
         Self { mapping, kind, page_size, range, file, populated, file_shared }
     }
 
-    /// What kind of memory it is.
+    /// Returns what kind of memory it is.
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }
@@ -186,15 +186,15 @@ impl Memory {
         self.file.is_some() && self.file_shared.load(Ordering::Relaxed)
     }
 
-    /// Where it is in this process. Its provenance is exposed: a bounce pool of [`BounceMemory`]
-    /// may copy by such addresses.
+    /// Returns where it is in this process. Its provenance is exposed: a bounce pool of
+    /// [`BounceMemory`] may copy by such addresses.
     ///
     /// [`BounceMemory`]: crate::BounceMemory
     pub fn user_range(&self) -> UserRange {
         self.range
     }
 
-    /// Where `len` bytes from `offset` are in this process.
+    /// Returns where `len` bytes from `offset` are in this process.
     ///
     /// # Errors
     ///
@@ -206,7 +206,7 @@ impl Memory {
         if self.range.covers(range) { Ok(range) } else { Err(outside) }
     }
 
-    /// How far `range` begins behind the start of the memory, in bytes.
+    /// Returns how far `range` begins behind the start of the memory, in bytes.
     ///
     /// # Errors
     ///

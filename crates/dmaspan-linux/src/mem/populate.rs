@@ -48,8 +48,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether every page has been allocated. Another process may take pages of a shared file away
-    /// again.
+    /// Returns whether every page has been allocated. Another process may take pages of a shared
+    /// file away again.
     pub fn is_populated(&self) -> bool {
         self.populated.load(Ordering::Relaxed)
     }

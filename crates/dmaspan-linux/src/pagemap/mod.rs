@@ -41,7 +41,7 @@ mod entry {
     pub(super) const BYTES: u64 = 8;
 }
 
-/// What the addresses of spans are: the kind of a [`FrameAddress`].
+/// Says what the addresses of spans are: the kind of a [`FrameAddress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameMode {
     /// Physical addresses.
@@ -74,7 +74,7 @@ mod sealed {
     impl Sealed for HostAddr {}
 }
 
-/// How frames are looked up. The spans are the same.
+/// Says how frames are looked up. The spans are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Lookup {
     /// By huge leaves where the memory may have some and the kernel tells, else page by page.
@@ -86,7 +86,7 @@ pub enum Lookup {
     HugeLeaves,
 }
 
-/// Why frame numbers are not used.
+/// The reason why frame numbers are not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoFrames {
@@ -115,7 +115,7 @@ impl NoFrames {
     }
 }
 
-/// Why the frames of a range were not found.
+/// The reason why the frames of a range were not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagemapError {
@@ -167,7 +167,7 @@ impl PagemapError {
     }
 }
 
-/// What a look-up cost.
+/// Says what a look-up cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LookupCost {
@@ -303,8 +303,8 @@ impl<A: FrameAddress> FrameSource<A> {
     }
 }
 
-/// How many bytes of `memory` huge leaves map now, of whatever size (`PAGEMAP_SCAN`). Needs no
-/// privilege.
+/// Returns how many bytes of `memory` huge leaves map now, of whatever size (`PAGEMAP_SCAN`). Needs
+/// no privilege.
 ///
 /// # Errors
 ///

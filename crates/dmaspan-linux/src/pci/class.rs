@@ -47,7 +47,7 @@ impl Class {
         self.0.to_be_bytes()[3]
     }
 
-    /// Whether it is a bridge of some kind: to the host, to ISA, to another PCI bus.
+    /// Returns whether it is a bridge of some kind: to the host, to ISA, to another PCI bus.
     pub const fn is_bridge(self) -> bool {
         self.base() == BRIDGE
     }

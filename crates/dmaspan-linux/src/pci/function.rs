@@ -40,7 +40,7 @@ pub struct Function {
     pub uses: Vec<Use>,
 }
 
-/// Whether a function is part of a device or made by SR-IOV.
+/// Says whether a function is part of a device or made by SR-IOV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FunctionKind {
     /// A physical function.
@@ -49,7 +49,7 @@ pub enum FunctionKind {
     Virtual,
 }
 
-/// Whether a function answers reads of its configuration.
+/// Says whether a function answers reads of its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// It does, or nothing says otherwise.
@@ -85,8 +85,9 @@ pub struct Member {
 }
 
 impl Member {
-    /// Whether nobody but VFIO may have the group while this driver is bound: drivers that do DMA
-    /// through the kernel's own domain. Bridges and placeholders do none (`driver_managed_dma`).
+    /// Returns whether nobody but VFIO may have the group while this driver is bound: drivers that
+    /// do DMA through the kernel's own domain. Bridges and placeholders do none
+    /// (`driver_managed_dma`).
     pub fn blocks_group(&self) -> bool {
         self.driver.as_deref().is_some_and(|driver| {
             !is_vfio_driver(driver) && !matches!(driver, "pcieport" | "pci-stub")
@@ -94,7 +95,7 @@ impl Member {
     }
 }
 
-/// What makes a group.
+/// Says what makes a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupKind {
     /// An IOMMU translates for it.
@@ -154,7 +155,7 @@ pub struct BarInfo {
     pub space: BarSpace,
 }
 
-/// What a base address register decodes.
+/// Says what a base address register decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarSpace {
     /// I/O ports.
@@ -165,7 +166,7 @@ pub enum BarSpace {
     Prefetchable,
 }
 
-/// What VFIO has made for a function.
+/// Says what VFIO has made for a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VfioInfo {
@@ -175,7 +176,7 @@ pub struct VfioInfo {
     pub cdev: Cdev,
 }
 
-/// Whether a VFIO device has a character device of its own.
+/// Says whether a VFIO device has a character device of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cdev {
     /// `/dev/vfio/devices/NAME`.
@@ -220,7 +221,7 @@ impl Function {
         })
     }
 
-    /// Whether a VFIO driver is bound to it.
+    /// Returns whether a VFIO driver is bound to it.
     pub fn has_vfio_driver(&self) -> bool {
         self.vfio.is_some() || self.driver.as_deref().is_some_and(is_vfio_driver)
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::files::{self, Root};
 
-/// What there is of an IOMMU.
+/// Says what is known of the machine's IOMMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Iommu {
@@ -46,7 +46,7 @@ pub enum IommuTable {
     Viot,
 }
 
-/// Whether a machine is real.
+/// Says whether a machine is real.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MachineKind {
     /// It is, or does not say otherwise.

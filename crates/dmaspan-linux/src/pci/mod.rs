@@ -56,7 +56,7 @@ pub use host::{Iommu, IommuTable, MachineKind, NodeOwner};
 pub use reason::{DeviceNode, KernelSupport, ModuleState, Reason, Step};
 pub use uses::Use;
 
-/// Why nothing is known of PCI functions.
+/// The reason why nothing is known of PCI functions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PciError {
@@ -162,17 +162,17 @@ impl System {
         Function::read(&self.root, &self.uses, bdf).ok_or(PciError::Absent { bdf })
     }
 
-    /// What there is of an IOMMU.
+    /// Returns what there is of an IOMMU.
     pub fn iommu(&self) -> &Iommu {
         &self.host.iommu
     }
 
-    /// What may refuse something later.
+    /// Returns what may refuse something later.
     pub fn hints(&self) -> Vec<Hint> {
         self.host.memlock.map(|bytes| Hint::LockedMemory { bytes }).into_iter().collect()
     }
 
-    /// Why a function cannot be used; nothing where it can. For errors of opening one.
+    /// Returns why a function cannot be used; nothing where it can. For errors of opening one.
     pub fn why_not(&self, bdf: Bdf, backend: Backend) -> Vec<Reason> {
         match self.device(bdf) {
             Ok(function) => self.verdict(&function, backend),
@@ -181,7 +181,8 @@ impl System {
         }
     }
 
-    /// Why a function cannot be used, in the order in which to change it; nothing where it can.
+    /// Returns why a function cannot be used, in the order in which to change it; nothing where it
+    /// can.
     pub fn verdict(&self, function: &Function, backend: Backend) -> Vec<Reason> {
         let bdf = function.bdf;
         if function.presence == Presence::Gone {
@@ -209,13 +210,13 @@ impl System {
         }
     }
 
-    /// What makes a function usable, in order; nothing where it is.
+    /// Returns what makes a function usable, in order; nothing where it is.
     pub fn steps(&self, function: &Function, backend: Backend) -> Vec<Step> {
         reason::steps(&self.verdict(function, backend))
     }
 
-    /// What gives a function, and those of its group that would be taken or are, back to their
-    /// drivers; nothing where the function has and needs no VFIO driver.
+    /// Returns what gives a function, and those of its group that would be taken or are, back to
+    /// their drivers; nothing where the function has and needs no VFIO driver.
     pub fn give_back(&self, function: &Function) -> Vec<Step> {
         let Some(group) = &function.group else { return Vec::new() };
         if function.class.is_bridge() {

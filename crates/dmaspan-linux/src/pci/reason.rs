@@ -131,7 +131,7 @@ pub enum Reason {
     },
 }
 
-/// Whether a kernel can have what it has not now.
+/// Says whether a kernel can get what it lacks now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelSupport {
     /// Its configuration has it, as a module.
@@ -144,7 +144,7 @@ pub enum KernelSupport {
     Unknown,
 }
 
-/// Whether a module is loaded.
+/// Says whether a module is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModuleState {
     /// It is.
@@ -219,7 +219,8 @@ impl Reason {
         }
     }
 
-    /// Whether no command changes it while this kernel runs: other reasons do not matter then.
+    /// Returns whether no command changes it while this kernel runs: other reasons do not matter
+    /// then.
     pub fn is_final(&self) -> bool {
         match self {
             Self::NoPci
@@ -239,7 +240,7 @@ impl Reason {
         }
     }
 
-    /// What takes it away, in order.
+    /// Returns what takes it away, in order.
     pub fn steps(&self) -> Vec<Step> {
         match self {
             Self::NoPci => vec![run("mount -t sysfs sysfs /sys")],

@@ -33,7 +33,7 @@ pub enum Use {
 }
 
 impl Use {
-    /// Whether the system cannot run without it: the file systems that it was started from.
+    /// Returns whether the system cannot run without it: the file systems that it was started from.
     pub fn is_vital(&self) -> bool {
         let Self::Mounted { at, .. } = self else { return false };
         matches!(at.as_str(), "/" | "/usr" | "/var" | "/etc")

@@ -9,7 +9,7 @@ use super::mapper::MemorySpace;
 use crate::mem::{OutsideMemory, PopulateError};
 use crate::os::Size;
 
-/// Why regions cannot be mapped as asked. Nothing has been asked of the kernel.
+/// The reason why regions cannot be mapped as asked. Nothing has been asked of the kernel.
 ///
 /// Regions are named by their place in what was asked, from 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -168,7 +168,7 @@ impl fmt::Display for Nearest {
     }
 }
 
-/// Why regions were not mapped. `E` is the error of the space.
+/// The reason why regions were not mapped. `E` is the error of the space.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError<E> {
@@ -209,7 +209,7 @@ pub enum MapError<E> {
     },
 }
 
-/// Why something is still mapped.
+/// The reason why something is still mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotUnmapped<E> {
@@ -231,7 +231,7 @@ pub enum NotUnmapped<E> {
     },
 }
 
-/// What could not be unmapped.
+/// Mappings that could not be unmapped.
 ///
 /// Unmap [`left`](Self::left) again, or drop this, which tries once more and then leaks what
 /// remains: a device may still write it.
@@ -253,7 +253,7 @@ impl<S: MemorySpace> fmt::Debug for StillMapped<S> {
     }
 }
 
-/// Why a scope did not begin, or ended with something mapped.
+/// The reason why a scope did not begin, or ended with something mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScopeError<E> {

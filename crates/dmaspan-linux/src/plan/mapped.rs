@@ -59,24 +59,24 @@ impl<S: MemorySpace> MappedRegions<S> {
         }
     }
 
-    /// Which maps were made, and of what.
+    /// Returns which maps were made, and of what.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Where the device sees a region, by its place in what was asked, from 0 on; `None` where
-    /// there were fewer, and where it is not mapped any more.
+    /// Returns where the device sees a region, by its place in what was asked, from 0 on; `None`
+    /// where there were fewer, and where it is not mapped any more.
     pub fn iova(&self, region: usize) -> Option<Iova> {
         let (map, iova) = self.plan.place_of(region)?;
         self.places.get(map)?.as_ref().map(|_| iova)
     }
 
-    /// Where the device sees an address of the user; see [`Plan::translate`].
+    /// Returns where the device sees an address of the user; see [`Plan::translate`].
     pub fn translate(&self, user: UserAddr) -> Option<Iova> {
         self.plan.find(user, |map| self.places.get(map).is_some_and(Option::is_some))
     }
 
-    /// How many bytes are mapped.
+    /// Returns how many bytes are mapped.
     pub fn bytes(&self) -> u64 {
         self.held().map(|(map, _)| map.len()).fold(0, u64::saturating_add)
     }

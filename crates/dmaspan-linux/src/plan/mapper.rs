@@ -139,13 +139,13 @@ impl<S: MemorySpace> Mapper<S> {
         }
     }
 
-    /// How many bytes are mapped, those of forgotten [`MappedRegions`]s among them.
+    /// Returns how many bytes are mapped, those of forgotten [`MappedRegions`]s among them.
     pub fn mapped_bytes(&self) -> u64 {
         self.inner.mapped.load(Ordering::Relaxed)
     }
 
-    /// How many bytes could not be unmapped and are leaked: their memory is never freed, and their
-    /// IOVAs are never used again.
+    /// Returns how many bytes could not be unmapped and are leaked: their memory is never freed,
+    /// and their IOVAs are never used again.
     pub fn leaked_bytes(&self) -> u64 {
         self.inner.leaked.load(Ordering::Relaxed)
     }

@@ -11,10 +11,11 @@
 //! 4. populates memory that has no pages yet, by several threads;
 //! 5. maps, and takes everything back where the space refuses one.
 //!
-//! What it returns, [`MappedRegions`], owns the memory until it is unmapped. Dropping it unmaps
-//! too; forgetting it leaks the memory and never frees it, and so does a space that refuses to
-//! unmap. The device uses the pages that the memory had when it was mapped: what `MADV_DONTNEED` or
-//! munmap(2) of the process do to it meanwhile, the device does not see. See [`Memory`].
+//! It returns [`MappedRegions`], which own the memory until it is unmapped. Dropping them unmaps
+//! too; forgetting them leaks the memory, and so does a space that refuses to unmap: the memory is
+//! never freed then. The device uses the pages that the memory had when it was mapped: what
+//! `MADV_DONTNEED` or munmap(2) of the process do to it meanwhile, the device does not see. See
+//! [`Memory`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -45,7 +46,8 @@
 //! ```
 //!
 //! Regions without an IOVA get the lowest that are free, 32-bit ones first, never those of the page
-//! at 0, which is for who asks for it. Regions with one are neither moved nor shared with others.
+//! at 0, which only a region that asks for it gets. Regions with one are neither moved nor shared
+//! with others.
 //!
 //! [`Memory`]: crate::Memory
 

@@ -3,8 +3,8 @@
 //! The core's allocator aligns and does not make congruent, and it keeps the granule of IOVA 0 for
 //! itself. So a range that is to be congruent to its memory modulo a leaf is a part of an aligned
 //! one, which begins up to a leaf below it; IOVAs are plenty, and where they are not, smaller
-//! leaves take less. Whether the granule of 0 is taken is said beside the allocator: it is handed
-//! out only to who asks for it.
+//! leaves take less. A flag beside the allocator says whether the granule of 0 is taken: only a
+//! region that asks for it gets it.
 //!
 //! The lowest IOVAs are handed out first. Maps that are planned together share a block of them
 //! where they are small: to find IOVAs for each would cost as much as to map a few pages.

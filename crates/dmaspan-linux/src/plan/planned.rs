@@ -30,35 +30,35 @@ impl PlannedMap {
         &self.memory
     }
 
-    /// Which part of it.
+    /// Returns which part of it.
     pub fn user(&self) -> UserRange {
         self.user
     }
 
-    /// Where the device sees it.
+    /// Returns where the device sees it.
     pub fn iova(&self) -> IovaRange {
         self.iova
     }
 
-    /// What the device may do.
+    /// Returns what the device may do.
     pub fn prot(&self) -> Prot {
         self.prot
     }
 
-    /// Where the device sees an address of the user; `None` where it is not of this map.
+    /// Returns where the device sees an address of the user; `None` where it is not of this map.
     pub fn translate(&self, user: UserAddr) -> Option<Iova> {
         let skip = user.get().checked_sub(self.user.start().get())?;
         if self.user.contains(user) { self.iova.start().checked_add(skip) } else { None }
     }
 
-    /// How many bytes, never 0.
+    /// Returns how many bytes, never 0.
     #[expect(clippy::len_without_is_empty, reason = "a map has at least one byte")]
     pub fn len(&self) -> u64 {
         self.user.len_less_one() + 1
     }
 }
 
-/// Which maps regions become, and where each region will be.
+/// Says which maps regions become, and where each region will be.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -108,8 +108,8 @@ struct Found {
 }
 
 impl Plan {
-    /// What regions become in a space with these limits in which nothing is mapped. Nothing is
-    /// asked of any space.
+    /// Returns what regions become in a space with these limits in which nothing is mapped. Nothing
+    /// is asked of any space.
     ///
     /// # Errors
     ///
@@ -158,19 +158,19 @@ impl Plan {
         &self.maps
     }
 
-    /// How many bytes are mapped, all of which the space pins. Memory that is mapped twice counts
-    /// twice, as the kernel's limit of locked memory counts it for VFIO type1.
+    /// Returns how many bytes are mapped, all of which the space pins. Memory that is mapped twice
+    /// counts twice, as the kernel's limit of locked memory counts it for VFIO type1.
     pub fn bytes(&self) -> u64 {
         self.maps.iter().map(PlannedMap::len).fold(0, u64::saturating_add)
     }
 
-    /// How many regions there are.
+    /// Returns how many regions there are.
     pub fn regions(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Where the device sees a region, by its place in what was asked; `None` where there were
-    /// fewer.
+    /// Returns where the device sees a region, by its place in what was asked; `None` where there
+    /// were fewer.
     pub fn iova_of(&self, region: usize) -> Option<Iova> {
         self.place_of(region).map(|(_, iova)| iova)
     }
@@ -184,9 +184,9 @@ impl Plan {
         Some((number, map.iova.start().checked_add(skip)?))
     }
 
-    /// Where the device sees an address of the user; `None` where nothing is mapped of it, and the
-    /// lowest IOVA where it is mapped more than once. The first call sorts the maps, others search
-    /// and do not allocate.
+    /// Returns where the device sees an address of the user; `None` where nothing is mapped of it,
+    /// and the lowest IOVA where it is mapped more than once. The first call sorts the maps, others
+    /// search and do not allocate.
     pub fn translate(&self, user: UserAddr) -> Option<Iova> {
         self.find(user, |_| true)
     }

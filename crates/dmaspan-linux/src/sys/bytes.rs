@@ -4,7 +4,7 @@
 //! instructions, which the compiler does not look into: with ERMS and FSRM (Intel 64 and IA-32
 //! Architectures Optimization Reference Manual, 3.7.6) nothing is faster at the sizes of bounce
 //! slots. Elsewhere it is by volatile words. Whichever it is, a byte that is read is one that the
-//! memory has had. What the caller writes later is not seen before it on x86-64; elsewhere that
+//! memory has had. On x86-64 no later write of the caller is seen before a copy; elsewhere that
 //! takes the barrier with which a driver tells its device.
 
 #![expect(unsafe_code, reason = "copies between addresses")]

@@ -16,7 +16,7 @@ use io_uring::{cqueue, opcode, squeue, types};
 use crate::fixed::FixedBuf;
 use crate::sys::slices::Slice;
 
-/// What an operation on a ring reads or writes.
+/// The file that an operation on a ring reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingFile {
     /// An open file.
@@ -103,7 +103,7 @@ impl<T: Pod> InFlight<T> {
         Self { slice: ManuallyDrop::new(slice), entry, _type: PhantomData }
     }
 
-    /// What to push to the submission queue, once. Its user data is 0.
+    /// Returns what to push to the submission queue, once. Its user data is 0.
     ///
     /// # Context
     ///

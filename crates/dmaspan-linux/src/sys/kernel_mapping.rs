@@ -1,8 +1,9 @@
 //! Memory that the kernel has mapped for devices: kept until it says that it is unmapped.
 //!
-//! What [`DmaTable::map`] returns, [`KernelMapping`], holds the memory. Dropped or forgotten it
-//! leaks it, so a device never reaches memory that was freed. Only [`KernelMapping::release`] gives
-//! it back, against the proof that the kernel unmapped the range after it had mapped it.
+//! [`DmaTable::map`] returns a [`KernelMapping`], which holds the memory. A mapping that is dropped
+//! or forgotten leaks the memory, so a device never reaches memory that was freed. Only
+//! [`KernelMapping::release`] gives it back, against the proof that the kernel unmapped the range
+//! after it had mapped it.
 
 #![expect(unsafe_code, reason = "lets devices use memory that a value owns")]
 
@@ -31,7 +32,7 @@ pub(crate) enum Source {
     Table { id: u32, iova: u64 },
 }
 
-/// What the kernel counts pinned memory against, whose limit is `RLIMIT_MEMLOCK`.
+/// Says what the kernel counts pinned memory against, whose limit is `RLIMIT_MEMLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockedBy {
     /// What the process has locked and what VFIO has pinned for it (`VmLck` of proc(5)): VFIO's
@@ -70,7 +71,7 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
     /// addresses is one, too. On an error, some mappings in the range may be gone.
     fn unmap(&self, range: IovaRange) -> Result<u64, Errno>;
 
-    /// What the kernel counts pinned memory against.
+    /// Returns what the kernel counts pinned memory against.
     fn locked_by(&self) -> LockedBy;
 
     /// The number by which `by` names this table in [`Source::Table`]; `None` where it cannot: only
@@ -85,7 +86,7 @@ pub(crate) unsafe trait Kernel: fmt::Debug + Send + Sync {
 /// The answer to an unmap of a range in which nothing is mapped, where that is an error.
 pub(crate) const NOTHING: Errno = Errno::ENOENT;
 
-/// How many requests a table made.
+/// Says how many requests a table made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// To map.

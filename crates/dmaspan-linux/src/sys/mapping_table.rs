@@ -18,8 +18,8 @@ use crate::vfio::Error;
 /// Bytes of memory that are kept for ever because the kernel did not say that it unmapped them.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
-/// How many bytes of memory this process keeps for ever since a kernel did not confirm that it
-/// unmapped them: a device may still use them. 0 unless an unmap failed, or a space was dropped
+/// Returns how many bytes of memory this process keeps for ever since a kernel did not confirm that
+/// it unmapped them: a device may still use them. 0 unless an unmap failed, or a space was dropped
 /// that could not be unmapped.
 pub fn leaked_bytes() -> u64 {
     LEAKED.load(Ordering::Relaxed)

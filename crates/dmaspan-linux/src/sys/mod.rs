@@ -85,8 +85,8 @@ pub(crate) fn coarse_time_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC_COARSE)
 }
 
-/// How long this thread has had a CPU, in the kernel and outside (`CLOCK_THREAD_CPUTIME_ID` of
-/// clock_gettime(2)).
+/// Returns how long this thread has had a CPU, in the kernel and outside (`CLOCK_THREAD_CPUTIME_ID`
+/// of clock_gettime(2)).
 ///
 /// ```
 /// let before = dmaspan_linux::thread_cpu_time();
@@ -96,8 +96,8 @@ pub fn thread_cpu_time() -> Duration {
     Duration::from_nanos(clock_ns(libc::CLOCK_THREAD_CPUTIME_ID))
 }
 
-/// How long all threads of this process have had a CPU, those of io_uring and those that have ended
-/// too (`CLOCK_PROCESS_CPUTIME_ID` of clock_gettime(2)).
+/// Returns how long all threads of this process have had a CPU, those of io_uring and those that
+/// have ended too (`CLOCK_PROCESS_CPUTIME_ID` of clock_gettime(2)).
 ///
 /// ```
 /// let before = dmaspan_linux::process_cpu_time();

@@ -34,7 +34,7 @@ struct Attributes {
 
 const _: () = assert!(size_of::<Attributes>() == 64);
 
-/// Why instructions are not counted.
+/// The reason why instructions are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoCounter {
@@ -116,7 +116,7 @@ impl Instructions {
         Ok(Self { counter: unsafe { File::from_raw_fd(fd) } })
     }
 
-    /// How many there were so far.
+    /// Returns how many there were so far.
     ///
     /// # Errors
     ///

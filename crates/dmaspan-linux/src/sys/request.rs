@@ -25,7 +25,8 @@ pub(super) unsafe trait Request: Pod {
     const NUMBER: u32;
 }
 
-/// Says of structures which requests they are of. Beside its use stands why that is sound.
+/// Declares which request each structure belongs to. The reason why that is sound stands beside
+/// each use of this macro.
 macro_rules! requests {
     ($(unsafe $structure:ty = $number:expr,)*) => {$(
         // SAFETY: as is said where the list is.

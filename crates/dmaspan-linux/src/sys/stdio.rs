@@ -27,7 +27,7 @@ extern "C" fn note_streams() {
     WAS_CLOSED.store(flags < 0, Ordering::Relaxed);
 }
 
-/// What came of writing to standard output.
+/// Says what came of writing to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Printed {
     /// All of it was written.

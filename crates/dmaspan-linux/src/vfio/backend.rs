@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Which of the kernel's interfaces maps.
+/// Says which of the kernel's interfaces maps memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backend {
     /// VFIO's own type 1, `/dev/vfio/vfio` and groups:

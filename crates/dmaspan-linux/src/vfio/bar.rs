@@ -79,7 +79,7 @@ impl Bar {
         self.registers.alignment(self.len)
     }
 
-    /// Which BAR it is.
+    /// Returns which BAR it is.
     pub fn index(&self) -> u32 {
         self.index
     }

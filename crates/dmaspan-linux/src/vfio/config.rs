@@ -72,8 +72,8 @@ impl<'a> ConfigSpace<'a> {
         read32, write32, u32, "32";
     }
 
-    /// Where the first capability with that number is (PCI Local Bus 3.0, section 6.7); `None`
-    /// where there is none.
+    /// Returns where the first capability with that number is (PCI Local Bus 3.0, section 6.7);
+    /// `None` where there is none.
     ///
     /// # Errors
     ///

@@ -17,7 +17,7 @@ use crate::pci::Bdf;
 use crate::sys::uapi::vfio as uapi;
 use crate::sys::vfio::DeviceFd;
 
-/// Whether a device may access memory at all.
+/// Says whether a device may access memory at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BusMaster {
     /// It may.
@@ -171,7 +171,7 @@ impl VfioDevice {
         ConfigSpace::new(&self.shared)
     }
 
-    /// How many MSI-X interrupts it has; 0 where it has none.
+    /// Returns how many MSI-X interrupts it has; 0 where it has none.
     ///
     /// # Errors
     ///

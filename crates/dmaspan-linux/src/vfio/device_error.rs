@@ -5,7 +5,7 @@ use dmaspan::Errno;
 use crate::os;
 use crate::pci::Bdf;
 
-/// Why something of an open device cannot be had.
+/// The reason why something of an open device cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {

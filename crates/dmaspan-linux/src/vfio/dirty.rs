@@ -10,7 +10,7 @@ use crate::sys::kernel_mapping::Kernel;
 use crate::sys::mapping::{Alignment, Backing, Mapping};
 use crate::sys::mapping_table::MappingTable;
 
-/// Whether the pages that devices write are noted.
+/// Says whether the pages that devices write are noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DirtyLogging {
     /// They are.
@@ -19,7 +19,7 @@ pub enum DirtyLogging {
     Off,
 }
 
-/// What becomes of the kernel's notes when they are read.
+/// Says what becomes of the kernel's notes when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DirtyNotes {
     /// They are cleared: the next reading tells what was written since.
@@ -90,13 +90,13 @@ impl DirtyPages {
         1 << self.lg2_page
     }
 
-    /// Whether the page of `iova` is dirty. One outside of the range is not.
+    /// Returns whether the page of `iova` is dirty. One outside of the range is not.
     pub fn is_dirty(&self, iova: Iova) -> bool {
         let Some(page) = self.page(iova) else { return false };
         self.word(page / 64) & (1 << (page % 64)) != 0
     }
 
-    /// How many pages are dirty.
+    /// Returns how many pages are dirty.
     pub fn dirty_pages(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }

@@ -12,7 +12,7 @@ use crate::pci::{Bdf, Reason, Step, reason};
 use crate::sys;
 use crate::sys::kernel_mapping::LockedBy;
 
-/// Why a mapping or an unmapping was refused. Nothing has changed.
+/// The reason why a mapping or an unmapping was refused. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -363,7 +363,7 @@ const fn option_refused(errno: Errno) -> &'static str {
     }
 }
 
-/// Why a device cannot be used, or not this way.
+/// The reason why a device cannot be used, or not this way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {

@@ -158,7 +158,8 @@ const WHAT: &str = "this page table does not note what devices write";
 const ADVICE: &str = "make one by Ioas::hwpt with DirtyLogging::On, where the IOMMU can";
 
 impl VfioDevice {
-    /// Whether the device's IOMMU can note the pages that devices write (`IOMMU_GET_HW_INFO`).
+    /// Returns whether the device's IOMMU can note the pages that devices write
+    /// (`IOMMU_GET_HW_INFO`).
     ///
     /// # Errors
     ///

@@ -50,7 +50,7 @@ impl Iommufd {
         set.map_err(|errno| Error::Setting { request: "IOMMU_OPTION", errno })
     }
 
-    /// What pinned memory is counted against.
+    /// Returns what pinned memory is counted against.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ impl Iommufd {
     }
 }
 
-/// Whether larger pages than the smallest are mapped.
+/// Says whether larger pages than the smallest are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HugePages {
     /// They are.
@@ -275,8 +275,8 @@ impl Ioas {
         })
     }
 
-    /// Whether larger pages than the smallest are mapped where the memory permits it, as they are
-    /// at first.
+    /// Returns whether larger pages than the smallest are mapped where the memory permits it, as
+    /// they are at first.
     ///
     /// # Errors
     ///
@@ -289,7 +289,7 @@ impl Ioas {
         Ok(())
     }
 
-    /// Whether larger pages are mapped.
+    /// Returns whether larger pages are mapped.
     ///
     /// # Errors
     ///
@@ -350,7 +350,7 @@ impl Ioas {
         self.table.requests()
     }
 
-    /// How many mappings there are.
+    /// Returns how many mappings there are.
     pub fn mappings(&self) -> u64 {
         self.table.mappings()
     }

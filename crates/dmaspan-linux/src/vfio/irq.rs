@@ -21,7 +21,7 @@ pub struct IrqEvent {
 }
 
 impl IrqEvent {
-    /// How many interrupts there were since the last time; 0 where there was none.
+    /// Returns how many interrupts there were since the last time; 0 where there was none.
     ///
     /// # Errors
     ///

@@ -26,9 +26,9 @@
 //! ```
 //!
 //! **A mapping owns its memory.** A space keeps a reference to what is mapped until the kernel has
-//! said that it is unmapped. Dropping a space unmaps everything; what the kernel does not confirm
-//! is leaked, and [`leaked_bytes`] says how much that is. A space that is forgotten leaks, and
-//! never frees.
+//! said that it is unmapped. Dropping a space unmaps everything. Memory whose unmap the kernel does
+//! not confirm is leaked, and [`leaked_bytes`] says how much that is. A space that is forgotten
+//! leaks its memory.
 
 mod backend;
 mod bar;

@@ -66,7 +66,7 @@ impl VfioSpace {
         }
     }
 
-    /// How many mappings there are.
+    /// Returns how many mappings there are.
     pub fn mappings(&self) -> u64 {
         match self {
             Self::Type1(space) => space.mappings(),

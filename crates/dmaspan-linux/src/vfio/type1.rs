@@ -191,7 +191,7 @@ impl VfioContainer {
         self.table.requests()
     }
 
-    /// How many mappings there are.
+    /// Returns how many mappings there are.
     pub fn mappings(&self) -> u64 {
         self.table.mappings()
     }

@@ -1,4 +1,4 @@
-//! What fuzzers call: operations that any bytes choose, on tables of any format.
+//! Fuzzers call this: operations that any bytes choose, on tables of any format.
 //!
 //! `fuzz/` makes targets for libFuzzer of them, whose first byte chooses the format; the tests run
 //! the same targets over random bytes and over those in `fuzz/seeds`.

@@ -1,4 +1,4 @@
-//! What a cache holds: aligned blocks of addresses, each with a value.
+//! A cache holds aligned blocks of addresses, each with a value.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,4 +1,4 @@
-//! The leaves that a TLB holds, and what an invalidation by address makes it forget of them.
+//! A TLB holds leaves, and an invalidation by address makes it forget some of them.
 
 use dmaspan::{Iova, IovaRange, Prot, lg2};
 

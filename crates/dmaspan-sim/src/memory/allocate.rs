@@ -1,4 +1,4 @@
-//! Which frames somebody gets.
+//! This decides which frames an allocation gets.
 
 use std::ops::Range;
 
@@ -179,8 +179,8 @@ impl SimMemory {
         taken
     }
 
-    /// How many free blocks there are of each order, from 0 up to the highest that has one. What
-    /// `/proc/buddyinfo` shows of a Linux.
+    /// Returns how many free blocks there are of each order, from 0 up to the highest that has one.
+    /// What `/proc/buddyinfo` shows of a Linux.
     pub fn free_blocks(&self) -> Vec<u64> {
         self.buddy.lock().by_order()
     }

@@ -1,11 +1,11 @@
-//! What is written down of each frame, where books are exact.
+//! The books have a record of each frame, where they are exact.
 
 use dmaspan::pin::Dirty;
 
 use super::buddy::BLOCK_FRAMES;
 use super::folio::Marks;
 
-/// How exactly memory keeps books of pins and writes.
+/// Says how exactly memory keeps books of pins and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Books {
     /// By frame, for tests: each mistake names its frame. Every pin costs a lock, and a step for

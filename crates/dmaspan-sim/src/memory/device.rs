@@ -1,4 +1,4 @@
-//! What a device keeps behind the addresses of its BARs: bytes that a user writes there.
+//! A device keeps bytes behind the addresses of its BARs: a user writes them there.
 
 use std::collections::HashMap;
 

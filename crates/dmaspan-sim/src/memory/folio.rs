@@ -1,8 +1,9 @@
 //! Folios: naturally aligned frames of one owner, with the counts that keep them.
 //!
-//! What Linux's vmemmap is to `struct folio`: a record for each block of 512 frames, and one for
-//! each frame only in blocks that were ever cut into smaller folios. A folio's first record has its
-//! counts, and all its records have its order, by which the first is found from each frame of it.
+//! The records are what Linux's vmemmap is to `struct folio`: one for each block of 512 frames, and
+//! one for each frame only in blocks that were ever cut into smaller folios. A folio's first record
+//! has its counts, and all its records have its order, by which the first is found from each frame
+//! of it.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -33,7 +34,7 @@ impl Folio {
     }
 }
 
-/// What keeps a folio.
+/// The counts that keep a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FolioCounts {
     /// References. The allocator of a folio has the first.

@@ -8,7 +8,7 @@ use super::SimSpace;
 use super::mm::permit_rights;
 use crate::walker::Access;
 
-/// What [`SimSpace::pin_pages`] did.
+/// Says what [`SimSpace::pin_pages`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PinnedPages {
     /// How many pages are pinned.

@@ -1,4 +1,4 @@
-//! What a pin of simulated memory holds.
+//! A pin of simulated memory holds this.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use dmaspan::{PhysAddr, Span, UserRange, lg2};
 
 use super::{Books, SimMemory, Violation};
 
-/// What a [`SimPinner`](super::SimPinner) pinned.
+/// A pin of a [`SimPinner`](super::SimPinner).
 ///
 /// A few words, and the frames that are pinned or unpinned in part. Where books are exact also the
 /// spans, to find out what the pin does not have.
@@ -82,12 +82,13 @@ impl SimPin {
         Self { range, bytes_left: 0, held, partial: BTreeMap::new() }
     }
 
-    /// What was pinned.
+    /// Returns what was pinned.
     pub fn range(&self) -> UserRange {
         self.range
     }
 
-    /// How many bytes of it are left: pinned memory, and device memory that was not given back.
+    /// Returns how many bytes of it are left: pinned memory, and device memory that was not given
+    /// back.
     pub fn bytes_left(&self) -> u64 {
         self.bytes_left
     }

@@ -7,7 +7,7 @@ use super::cpu_table::{CpuTable, Geometry, Leaf};
 use super::vma::{Presence, Rights, Vma, Vmas};
 use crate::walker::Access;
 
-/// Why a user may not access an address.
+/// The reason why a user may not access an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultError {

@@ -20,7 +20,7 @@ const LEAVES_AT_ONCE: u32 = 1024;
 /// for together, the processor waits for all of them once.
 const AT_ONCE: usize = 32;
 
-/// Why simulated memory was not pinned.
+/// The reason why simulated memory was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimPinError {
@@ -120,8 +120,8 @@ impl SimPinner {
         &self.memory
     }
 
-    /// How many leaves of CPUs' tables this pinner and its clones have looked up: one for each leaf
-    /// under a pinned range, of any size.
+    /// Returns how many leaves of CPUs' tables this pinner and its clones have looked up: one for
+    /// each leaf under a pinned range, of any size.
     pub fn lookups(&self) -> u64 {
         self.lookups.load(Ordering::Relaxed)
     }

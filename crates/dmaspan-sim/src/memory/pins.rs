@@ -29,7 +29,7 @@ impl SimMemory {
         found.filter_map(|found| self.folio(found.pfn, found.order))
     }
 
-    /// What keeps the folio of `paddr`; `None` where it is free or outside.
+    /// Returns what keeps the folio of `paddr`; `None` where it is free or outside.
     pub fn counts(&self, paddr: PhysAddr) -> Option<FolioCounts> {
         Some(self.records.find(self.pfn(paddr)?)?.record.counts())
     }
@@ -59,8 +59,8 @@ impl SimMemory {
         }
     }
 
-    /// How many pins the frame of `paddr` has, or, where books are not exact, all frames of its
-    /// folio together; `None` outside this memory.
+    /// Returns how many pins the frame of `paddr` has, or, where books are not exact, all frames of
+    /// its folio together; `None` outside this memory.
     pub fn pins(&self, paddr: PhysAddr) -> Option<u32> {
         let pfn = self.pfn(paddr)?;
         if let Some(books) = &self.books {
@@ -70,8 +70,8 @@ impl SimMemory {
         Some(u32::try_from(pins).unwrap_or(u32::MAX))
     }
 
-    /// Whether the frame of `paddr` was unpinned as written, or, where books are not exact, any of
-    /// its folio; `None` outside this memory.
+    /// Returns whether the frame of `paddr` was unpinned as written, or, where books are not exact,
+    /// any of its folio; `None` outside this memory.
     pub fn is_dirty(&self, paddr: PhysAddr) -> Option<bool> {
         let pfn = self.pfn(paddr)?;
         let marks = match &self.books {
@@ -81,8 +81,8 @@ impl SimMemory {
         Some(marks == Marks::Dirty)
     }
 
-    /// How many frames are pinned now, or, where books are not exact, how many the folios have that
-    /// are: a walk over all folios.
+    /// Returns how many frames are pinned now, or, where books are not exact, how many the folios
+    /// have that are: a walk over all folios.
     pub fn pinned_frames(&self) -> u64 {
         if let Some(books) = &self.books {
             return books.lock().pinned();

@@ -266,7 +266,7 @@ impl SimSpace {
         self.listeners.lock().all.retain(|(known, _)| *known != id);
     }
 
-    /// What is mapped in a range, in order and cut to it, whether populated or not.
+    /// Returns what is mapped in a range, in order and cut to it, whether populated or not.
     ///
     /// # Errors
     ///
@@ -286,7 +286,7 @@ impl SimSpace {
         Ok(found)
     }
 
-    /// How many bytes of `range` are memory, populated or not. O(mappings).
+    /// Returns how many bytes of `range` are memory, populated or not. O(mappings).
     pub fn memory_bytes(&self, range: UserRange) -> u64 {
         let mm = self.mm.read();
         let memory = mm.vmas.overlapping(range).filter(|vma| vma.kind() == Kind::Memory);
@@ -294,8 +294,9 @@ impl SimSpace {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// What the CPU's tables say of an address: where it is, how many bytes its leaf maps and of
-    /// which kind that is. `None` where no leaf maps it; a [`fault`](Self::fault) may enter one.
+    /// Returns what the CPU's tables say of an address: where it is, how many bytes its leaf maps
+    /// and of which kind that is. `None` where no leaf maps it; a [`fault`](Self::fault) may enter
+    /// one.
     ///
     /// One walk from the root, as Linux's `follow_pfnmap_start` (mm/memory.c).
     pub fn frame_at(&self, at: UserAddr) -> Option<(PhysAddr, u64, Kind)> {
@@ -314,7 +315,7 @@ impl SimSpace {
         Ok(lg2::size(u32::from(leaf.size_lg2)))
     }
 
-    /// How many faults there were, those included that failed or must be tried again.
+    /// Returns how many faults there were, those included that failed or must be tried again.
     pub fn faults(&self) -> u64 {
         self.faults.load(Ordering::Relaxed)
     }

@@ -9,7 +9,7 @@ use dmaspan::{PhysAddr, Span, UserAddr, UserRange, lg2};
 use super::SimMemory;
 use super::cpu_table::{Geometry, Leaf};
 
-/// What a user may do with a range.
+/// Says what a user may do with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rights {
     /// Reading.
@@ -27,7 +27,7 @@ pub enum Population {
     Lazy,
 }
 
-/// How a range is mapped. The default is writable, eager, and by the largest leaves that fit.
+/// Says how a range is mapped. The default is writable, eager, and by the largest leaves that fit.
 ///
 /// ```
 /// use dmaspan_sim::memory::{MapOptions, Population, Rights};

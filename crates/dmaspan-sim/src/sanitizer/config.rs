@@ -1,8 +1,8 @@
-//! What hardware and driver are like, and how findings are reported.
+//! The configuration says what hardware and driver are like, and how findings are reported.
 
 use crate::iotlb::AbsentEntries;
 
-/// Whether hardware forgets only the sizes of leaves that an invalidation names.
+/// Says whether hardware forgets only the sizes of leaves that an invalidation names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum LeafSizes {
     /// It forgets leaves of all sizes.
@@ -14,7 +14,7 @@ pub enum LeafSizes {
     Named,
 }
 
-/// Whether a part of what was mapped by one event may be unmapped.
+/// Says whether a part of what was mapped by one event may be unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Parts {
     /// It may not, as in the DMA API: kernel/dma/debug.c calls it "different size".
@@ -24,7 +24,7 @@ pub enum Parts {
     Allow,
 }
 
-/// Whether flushes that were of no use are findings.
+/// Says whether flushes that were of no use are findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Pointless {
     /// They are not: some drivers flush to be safe.
@@ -34,7 +34,7 @@ pub enum Pointless {
     Report,
 }
 
-/// What happens with a finding.
+/// Says what happens with a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OnFinding {
     /// It is kept, for [`findings`](super::Sanitizer::findings).
@@ -45,7 +45,7 @@ pub enum OnFinding {
     Panic,
 }
 
-/// What a [`Sanitizer`](super::Sanitizer) assumes and does.
+/// Says what a [`Sanitizer`](super::Sanitizer) assumes and does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SanitizerConfig {
     /// Whether hardware caches absent entries, so that it must be told of what is mapped.

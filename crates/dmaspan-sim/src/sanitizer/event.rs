@@ -1,4 +1,4 @@
-//! What happened, as the history keeps it.
+//! The history keeps these events.
 
 use std::fmt;
 use std::panic::Location;
@@ -10,7 +10,7 @@ use dmaspan::{Direction, IovaRange, Prot, Span};
 
 use crate::walker::Access;
 
-/// How an invalidation ended.
+/// Says how an invalidation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Hardware was seen to have forgotten.
@@ -19,7 +19,7 @@ pub enum Outcome {
     Failed,
 }
 
-/// Which IOVAs an event concerns.
+/// Says which IOVAs an event concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Where {
     /// None: it is about memory, or about nothing.
@@ -52,7 +52,7 @@ impl Where {
         }
     }
 
-    /// Whether any IOVA of `range` is among them.
+    /// Returns whether any IOVA of `range` is among them.
     pub fn meets(&self, range: IovaRange) -> bool {
         self.ranges().is_none_or(|all| all.iter().any(|one| one.intersection(range).is_some()))
     }
@@ -71,7 +71,7 @@ impl fmt::Display for Where {
     }
 }
 
-/// What was done.
+/// Says what was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Op {
@@ -251,7 +251,7 @@ impl fmt::Display for Record {
     }
 }
 
-/// Where an event comes from.
+/// Says where an event comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The call.

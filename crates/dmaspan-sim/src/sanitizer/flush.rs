@@ -1,4 +1,4 @@
-//! What an invalidation makes hardware forget, and what it does not.
+//! This says what an invalidation makes hardware forget, and what it does not.
 
 use dmaspan::iommu::Tables;
 use dmaspan::{Iova, IovaRange};
@@ -15,7 +15,7 @@ trait Waiting: Cut {
 
     fn unmapped(&self) -> &Record;
 
-    /// What keeps an invalidation of its IOVAs from making hardware forget it.
+    /// Returns what keeps an invalidation of its IOVAs from making hardware forget it.
     fn survives(&self, what: &Forget, sizes: LeafSizes) -> Option<Cause>;
 }
 

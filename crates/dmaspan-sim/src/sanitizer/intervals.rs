@@ -9,7 +9,7 @@ pub(super) trait Cut: Clone {
     /// The value for what lies `bytes` behind the start.
     fn advance(&mut self, bytes: u64);
 
-    /// Where the memory begins that the range leads to.
+    /// Returns where the memory begins that the range leads to.
     fn paddr(&self) -> Option<u64>;
 }
 

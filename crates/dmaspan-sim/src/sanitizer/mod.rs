@@ -1,9 +1,8 @@
 //! A sanitizer for the order of things in DMA: map, use, unmap, flush, release.
 //!
-//! What goes wrong between a driver and an IOMMU mostly goes unnoticed: IOTLBs are small and forget
-//! soon, and a device that writes through a translation that should be gone corrupts whatever lies
-//! there by then. The [`Sanitizer`] is told what happens, by events, and assumes the worst of
-//! hardware:
+//! A mistake between a driver and an IOMMU mostly goes unnoticed: IOTLBs are small and forget soon,
+//! and a device that writes through a translation that should be gone corrupts whatever lies there
+//! by then. The [`Sanitizer`] is told what happens, by events, and assumes the worst of hardware:
 //!
 //! - Every translation is in the IOTLB from its map on, and stays until an invalidation that *began
 //!   after the unmap*, names its IOVAs (and its leaf's size, where hardware minds), and has *ended*
@@ -56,9 +55,9 @@
 //! [`Sanitized`] goes around any [`IommuOps`](dmaspan::iommu::IommuOps) and sees all that a
 //! [`Domain`](dmaspan::iommu::Domain) does, and so all of the DMA API: single mappings, lists,
 //! reservations, raw addresses, syncs, and a flush queue. The domain keeps the rule of order.
-//! [`Tracked`] goes around the memory that is mapped, [`SanitizedTables`] around that of tables.
-//! What the API refuses with an error changes nothing, and is a finding where a driver named bytes
-//! that are not its mapping's: a sync outside, an unmap by another length, a second unmap.
+//! [`Tracked`] goes around the memory that is mapped, [`SanitizedTables`] around that of tables. A
+//! call that the API refuses changes nothing, and is a finding where a driver named bytes that are
+//! not its mapping's: a sync outside, an unmap by another length, a second unmap.
 //!
 //! Clones share all state and can go to all threads; one lock is around it, which puts events in an
 //! order that is the same in all reports.
@@ -333,7 +332,7 @@ impl Sanitizer {
         self.tell(op, Where::Nowhere, |state, now| state.free_table(table, now));
     }
 
-    /// What a [`Domain`](dmaspan::iommu::Domain) does: see
+    /// Takes what a [`Domain`](dmaspan::iommu::Domain) does: see
     /// [`IommuOps::observe`](dmaspan::iommu::IommuOps::observe).
     #[track_caller]
     pub fn on_event(&self, event: &Event<'_>) {
@@ -382,27 +381,28 @@ impl Sanitizer {
         self.findings()
     }
 
-    /// What was found so far, in order.
+    /// Returns what was found so far, in order.
     pub fn findings(&self) -> Vec<Finding> {
         self.shared.state.lock().findings.clone()
     }
 
-    /// How many findings there were, those beyond [`SanitizerConfig::findings`] included.
+    /// Returns how many findings there were, those beyond [`SanitizerConfig::findings`] included.
     pub fn found(&self) -> u64 {
         self.shared.state.lock().found
     }
 
-    /// How many events there were.
+    /// Returns how many events there were.
     pub fn events(&self) -> u64 {
         self.shared.state.lock().number
     }
 
-    /// What of `range` is mapped, in order.
+    /// Returns what of `range` is mapped, in order.
     pub fn mapped(&self, range: IovaRange) -> Vec<IovaRange> {
         joined(self.shared.state.lock().mapped.meeting(range).map(|(piece, _)| piece), range)
     }
 
-    /// Where in `range` hardware may hold entries that the tables do not have any more, in order.
+    /// Returns where in `range` hardware may hold entries that the tables do not have any more, in
+    /// order.
     pub fn stale(&self, range: IovaRange) -> Vec<IovaRange> {
         joined(self.shared.state.lock().stale.meeting(range).map(|(piece, _)| piece), range)
     }

@@ -1,4 +1,4 @@
-//! What was found, why it is wrong, and what led to it.
+//! A finding says what is wrong, why, and what led to it.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use dmaspan::{Direction, IovaRange, Prot, Span};
 use super::event::{Permits, Record};
 use crate::walker::Access;
 
-/// How bad a finding is.
+/// Says how bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
     /// Nothing breaks, but time is lost.
@@ -16,7 +16,7 @@ pub enum Severity {
     Error,
 }
 
-/// What hardware may still hold.
+/// Says what hardware may still hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cached {
     /// A translation, in the IOTLB.
@@ -25,7 +25,7 @@ pub enum Cached {
     Walk,
 }
 
-/// Why hardware may still hold what was unmapped.
+/// The reason why hardware may still hold what was unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
@@ -67,7 +67,7 @@ impl Cause {
     }
 }
 
-/// What is wrong.
+/// Says what is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FindingKind {
@@ -163,7 +163,7 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// How bad it is.
+    /// Returns how bad it is.
     pub const fn class(&self) -> Severity {
         match self {
             Self::PointlessFlush => Severity::Performance,
@@ -344,7 +344,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// How bad it is.
+    /// Returns how bad it is.
     pub fn class(&self) -> Severity {
         self.kind.class()
     }

@@ -1,4 +1,4 @@
-//! What is mapped, and what hardware may hold that is not.
+//! The state is what is mapped, and what hardware may hold that is not.
 
 use std::collections::VecDeque;
 

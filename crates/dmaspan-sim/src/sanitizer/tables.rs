@@ -1,4 +1,4 @@
-//! Tables that were taken out of a tree, and the unmap that did it.
+//! Tables that were taken out of a tree, with the unmap that did it.
 
 use std::collections::HashMap;
 use std::thread::ThreadId;

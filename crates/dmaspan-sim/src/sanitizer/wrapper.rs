@@ -1,4 +1,4 @@
-//! The sanitizer around what is there: hooks of an IOMMU, memory, a device.
+//! These wrappers put the sanitizer around the hooks of an IOMMU, memory, or a device.
 
 use std::fmt;
 
@@ -78,7 +78,7 @@ impl<O> Sanitized<O> {
         Self { inner, sanitizer: sanitizer.clone() }
     }
 
-    /// What is wrapped.
+    /// Returns what is wrapped.
     pub fn inner(&self) -> &O {
         &self.inner
     }
@@ -154,7 +154,7 @@ impl<H: DmaMemory> Tracked<H> {
         Self { inner, sanitizer: sanitizer.clone() }
     }
 
-    /// What is wrapped.
+    /// Returns what is wrapped.
     pub fn inner(&self) -> &H {
         &self.inner
     }
@@ -198,7 +198,7 @@ impl<M> SanitizedTables<M> {
         Self { inner, sanitizer: sanitizer.clone() }
     }
 
-    /// What is wrapped.
+    /// Returns what is wrapped.
     pub fn inner(&self) -> &M {
         &self.inner
     }

@@ -1,4 +1,5 @@
-//! What an SMMU does where the architecture leaves it a choice, and what a broken one does.
+//! This chooses what an SMMU does where the architecture leaves it a choice, and what a broken one
+//! does.
 
 /// When a sync completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,7 +23,7 @@ pub enum TakesEffect {
     AtOnce,
 }
 
-/// What reads of registers return.
+/// Says what reads of registers return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Reads {
     /// The registers.
@@ -34,7 +35,7 @@ pub enum Reads {
     Random,
 }
 
-/// What an [`Smmu`](super::Smmu) does, to be changed at any time.
+/// Says what an [`Smmu`](super::Smmu) does, to be changed at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behaviour {
     /// When a sync completes. After one poll by default.
@@ -58,8 +59,8 @@ impl Default for Behaviour {
     }
 }
 
-/// What registers hold after a reset whose reset values the architecture leaves UNKNOWN: all but
-/// SMMU_sCR0 and the identification registers.
+/// Says what registers hold after a reset whose reset values the architecture leaves UNKNOWN: all
+/// but SMMU_sCR0 and the identification registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum ResetValues {
     /// Zeros.
@@ -69,7 +70,7 @@ pub enum ResetValues {
     Random(u64),
 }
 
-/// How many commands of each kind were accepted.
+/// Says how many commands of each kind were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Commands {
     /// SMMU_CBn_TLBIVA.
@@ -106,7 +107,7 @@ impl Commands {
     }
 }
 
-/// What an [`Smmu`](super::Smmu) did so far.
+/// Says what an [`Smmu`](super::Smmu) did so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SmmuCounters {

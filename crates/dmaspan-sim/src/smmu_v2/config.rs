@@ -1,4 +1,5 @@
-//! What the SMMU implements, and the identification registers that say so.
+//! The configuration says what the SMMU implements, and makes the identification registers that
+//! show it.
 
 use dmaspan::lg2;
 
@@ -59,18 +60,18 @@ pub enum Stages {
 }
 
 impl Stages {
-    /// Whether stage 1 is there.
+    /// Returns whether stage 1 is there.
     pub const fn one(self) -> bool {
         !matches!(self, Self::Two)
     }
 
-    /// Whether stage 2 is there.
+    /// Returns whether stage 2 is there.
     pub const fn two(self) -> bool {
         !matches!(self, Self::One)
     }
 }
 
-/// What an [`Smmu`](super::Smmu) implements.
+/// Says what an [`Smmu`](super::Smmu) implements.
 ///
 /// The default has the features of a large MMU-500: 4 KiB pages of registers, 16 context banks of
 /// which none is for stage 2 only, 48 stream mapping groups, all formats and 48 bits of each

@@ -1,4 +1,4 @@
-//! Why a transaction was refused, and what the device gets instead.
+//! A transaction is refused for one of these reasons, and the device gets something instead.
 
 use dmaspan::Iova;
 
@@ -18,7 +18,7 @@ pub enum GlobalFault {
     UnimplementedContextBank,
 }
 
-/// Why a transaction was refused.
+/// The reason why a transaction was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A global fault.
@@ -42,7 +42,7 @@ pub enum Why {
     },
 }
 
-/// What the device gets.
+/// Says what the device gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Response {
     /// An abort.
@@ -64,7 +64,7 @@ pub struct RefusedTransaction {
     pub iova: Iova,
     /// What the device did.
     pub access: Access,
-    /// Why.
+    /// The reason.
     pub why: Why,
     /// What the device gets.
     pub response: Response,

@@ -1,4 +1,4 @@
-//! Transactions that wait for SMMU_CBn_RESUME.
+//! Transactions wait here for SMMU_CBn_RESUME.
 
 use dmaspan::Iova;
 

@@ -1,4 +1,4 @@
-//! Everything behind the lock: global registers, banks, the TLB and what is pending.
+//! The state behind the lock: global registers, banks, the TLB and pending invalidations.
 
 use super::bank::{Bank, BankType};
 use super::behaviour::{Behaviour, ResetValues, SmmuCounters, TakesEffect};

@@ -1,5 +1,4 @@
-//! What the SMMU caches: leaves and table entries of every VMID and ASID, until the right
-//! invalidation.
+//! The SMMU caches leaves and table entries of every VMID and ASID, until the right invalidation.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What becomes of a transaction: stream mapping, the stages, faults.
+//! A transaction goes through this: stream mapping, the stages, faults.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! Entries by themselves: what was encoded decodes to the same, at all sizes and extremes.
+//! Entries by themselves: an encoded entry decodes to the same, at all sizes and extremes.
 
 use dmaspan::io_pgtable::{Entry, Format, Groups, Leaf, MAX_LEVELS, Word};
 use dmaspan::{PhysAddr, Prot, lg2};
@@ -148,7 +148,8 @@ pub fn addresses_advance_as_they_are_encoded<S: Subject>() {
     });
 }
 
-/// What is granted is no less than was asked, permits it again, and does not depend on the size.
+/// The permissions that are granted are no less than was asked, are granted when asked for again,
+/// and do not depend on the size.
 pub fn permissions_are_granted_alike_at_all_sizes<S: Subject>() {
     each::<S>(|format| {
         for prot in prots(&format) {

@@ -1,4 +1,4 @@
-//! Dirty bits: what hardware writes into leaves, and what is read of it.
+//! Dirty bits: what hardware writes into leaves, and what an operation reads of it.
 
 use dmaspan::io_pgtable::{DirtyBitmap, Error, Format};
 use dmaspan::{Errno, Iova, IovaRange, Prot, SpanBuf, lg2};

@@ -141,8 +141,8 @@ pub fn a_mapping_taken_back_leaves_all_tables<S: Subject>() {
     });
 }
 
-/// What the owner unmaps while the buffer is full is passed over: what comes behind it is unmapped
-/// all the same, and no table below it leaks.
+/// Leaves that the owner unmaps while the buffer is full are passed over: those behind them are
+/// unmapped all the same, and no table below them leaks.
 pub fn an_unmap_passes_over_what_was_unmapped_meanwhile<S: Subject>() {
     each::<S>(|format| {
         let mut tree = Tree::<S>::new(format);

@@ -224,8 +224,8 @@ pub fn a_refused_root_leaves_the_old_one_in_use<S: Subject>() {
     });
 }
 
-/// What a refused root makes the domain take back leaves no empty tables behind the old root, which
-/// is the only one that has to stay.
+/// A domain whose new root is refused takes its tables back, and leaves no empty tables behind the
+/// old root, which is the only one that has to stay.
 pub fn a_refused_root_takes_its_tables_with_it<S: Subject>() {
     each::<S>(|format| {
         let (space, first) = (Space::of(&format), format.first_top_level());
@@ -287,7 +287,7 @@ fn domain_is_as_before<S: Subject, M: TableMemory<WordOf<S>>>(
     assert_eq!(driver.translate(start), None);
 }
 
-/// What lies beyond the root's reach is a hole to every operation, and none of them makes the tree
+/// Everything beyond the root's reach is a hole to every operation, and none of them makes the tree
 /// grow.
 pub fn beyond_the_root_is_a_hole<S: Subject>() {
     each::<S>(|format| {

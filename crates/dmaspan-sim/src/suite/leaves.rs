@@ -70,7 +70,7 @@ pub fn the_last_leaf_of_both_spaces_maps<S: Subject>() {
     });
 }
 
-/// What a walk reports as permitted is what the walker finds, for every combination.
+/// A walk reports as permitted what the walker finds, for every combination.
 pub fn permissions_read_back_by_the_walker<S: Subject>() {
     each::<S>(|format| {
         for lg2 in Tree::<S>::new(format.clone()).space.sizes() {

@@ -1,4 +1,4 @@
-//! Bitmaps of what devices wrote: exact to the leaf, and nothing is ever lost.
+//! Bitmaps of what devices wrote are exact to the leaf, and nothing is ever lost.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;

@@ -1,4 +1,4 @@
-//! A domain on trial, its hardware, and somebody who looks on.
+//! A rig is a domain on trial, its hardware, and an observer.
 
 use dmaspan::io_pgtable::{DirtyBitmap, Gap, TableMemory};
 use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps, Scope};

@@ -1,4 +1,4 @@
-//! A page table on trial, and what is done with it.
+//! A tree is a page table on trial, with the operations of the suite on it.
 
 use std::marker::PhantomData;
 

@@ -29,8 +29,8 @@ pub fn a_walk_may_begin_inside_a_leaf<S: Subject>() {
     });
 }
 
-/// What one table translates, exactly, and what a table above it does, with tables below: all of
-/// them are freed, whichever way it is unmapped, and the sizes of its leaves are named.
+/// An unmap of exactly what one table translates, or a table above it with tables below, frees all
+/// of these tables, whichever way it unmaps, and names the sizes of the leaves.
 pub fn an_unmap_of_exactly_a_table_frees_all_below_it<S: Subject>() {
     each::<S>(|format| {
         let mut tree = Tree::<S>::new(format.clone());

@@ -39,7 +39,7 @@ const RESERVED_PAGE: u64 = bits(58, 52);
 /// Of an entry that leads to a table.
 const RESERVED_DIRECTORY: u64 = bits(60, 52);
 
-/// What a device table entry says of host tables.
+/// The fields of a device table entry that describe host tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AmdV1WalkRegisters {
     /// Bits 63:0 of the DTE: V, TV, HAD, Mode, the root's address, IR and IW.

@@ -1,5 +1,5 @@
-//! Checks that hardware does not make, for the formats that share them: bits that software must
-//! leave clear, entries that repeat one leaf, whole tables.
+//! Formats share these checks that hardware does not make: bits that software must leave clear,
+//! entries that repeat one leaf, whole tables.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::{
     block_around,
 };
 
-/// What is wrong with a table that hardware may nevertheless walk.
+/// Says what is wrong with a table that hardware may nevertheless walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTable {

@@ -7,9 +7,9 @@
 //! Levels are numbered as the manual of the format numbers them, since faults report them.
 //!
 //! A walk is cut in two for the sake of walk caches: [`Walker::root`] says where it begins, and
-//! [`Walker::walk_from`] goes on from any table that an earlier walk found. What was found on the
-//! way is left in a [`WalkPath`], also where the walk ends in a fault: hardware may keep valid
-//! links that lead to an invalid entry.
+//! [`Walker::walk_from`] goes on from any table that an earlier walk found. A walk leaves what it
+//! found on its way in a [`WalkPath`], also where it ends in a fault: hardware may keep valid links
+//! that lead to an invalid entry.
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
@@ -34,7 +34,7 @@ pub use check::{BadTable, Checked};
 pub use image::TableImage;
 pub use radix::{BadRegister, Requester, Switch};
 
-/// Why a word cannot be read from, or written to, a table.
+/// The reason why a word cannot be read from, or written to, a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotATable {
@@ -58,8 +58,7 @@ pub enum NotATable {
     },
 }
 
-/// What a walker reads tables from: the memory that table pointers lead to, as the hardware sees
-/// it.
+/// The words that a walker reads: the memory that table pointers lead to, as the hardware sees it.
 pub trait TableWords {
     /// The little-endian word at `paddr`, read with one access.
     ///
@@ -123,7 +122,7 @@ impl<T: TableWords + ?Sized> TableWords for std::sync::Arc<T> {
     }
 }
 
-/// What a device does.
+/// Says what a device does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// It reads.
@@ -142,7 +141,7 @@ impl Access {
     }
 }
 
-/// What kind of fault ended a translation.
+/// Says what kind of fault ended a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -240,12 +239,12 @@ impl WalkPath {
         self.steps[..self.len].last()?.as_ref()
     }
 
-    /// How many entries were read.
+    /// Returns how many entries were read.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no entry was read.
+    /// Returns whether no entry was read.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -277,7 +276,7 @@ pub struct EntryUpdate {
     pub new: u64,
 }
 
-/// What an address translates to.
+/// Says what an address translates to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translated {
     /// The address that was translated.
@@ -311,7 +310,7 @@ pub struct Translated {
 
 /// A format's table walk.
 pub trait Walker {
-    /// Where the walk for `iova` begins: the root table.
+    /// Returns where the walk for `iova` begins: the root table.
     ///
     /// # Errors
     ///
@@ -335,7 +334,7 @@ pub trait Walker {
         path: &mut WalkPath,
     ) -> Result<Translated, Fault>;
 
-    /// Whether a leaf with these permissions permits the access.
+    /// Returns whether a leaf with these permissions permits the access.
     fn permits(&self, prot: Prot, access: Access) -> bool;
 
     /// The whole translation, as a device's access gets it when nothing is cached.

@@ -1,5 +1,4 @@
-//! What the formats of 64-bit entries have in common: the way down, and the words of their
-//! registers.
+//! The formats of 64-bit entries share this: the way down, and the words of their registers.
 
 use dmaspan::{Iova, PhysAddr, Prot, lg2};
 
@@ -38,7 +37,7 @@ pub enum Requester {
     Supervisor,
 }
 
-/// Why register values describe no tables.
+/// The reason why register values describe no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadRegister {
@@ -89,7 +88,7 @@ pub(super) trait Radix: Walker {
     /// log2 of what a whole table at `level` covers, where it resolves all of its bits.
     fn table_lg2(&self, level: u8) -> u32;
 
-    /// What an entry leads to.
+    /// Returns what an entry leads to.
     fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind>;
 
     /// Whether a leaf with `prot` is one that this access writes through.

@@ -36,7 +36,7 @@ const NAPOT: u64 = 1 << 63;
 /// log2 of the one size that Svnapot defines.
 const NAPOT_LG2: u32 = 16;
 
-/// Which stage the tables are, with the register that has their root.
+/// Says which stage the tables are, with the register that has their root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RiscvRoot {
     /// The first stage: `fsc` of a device context, or the same bits in a process context.
@@ -51,7 +51,7 @@ pub enum RiscvRoot {
     },
 }
 
-/// What a device context says of the tables, and what the hardware can.
+/// The fields of a device context that describe the tables, and the features of the hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscvWalkRegisters {
     /// The stage and its register.

@@ -1,4 +1,4 @@
-//! What the tests of several walkers share.
+//! The tests of several walkers share this.
 
 use dmaspan::{Iova, IovaRange, PhysAddr};
 

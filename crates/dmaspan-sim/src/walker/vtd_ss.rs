@@ -32,8 +32,8 @@ const SNOOP: u64 = 1 << 11;
 const TRANSIENT: u64 = 1 << 62;
 const ADDRESS: u64 = bits(51, 12);
 
-/// What a PASID-table entry or a context entry says of second-stage tables, and what the hardware
-/// can.
+/// The fields of a PASID-table entry or a context entry that describe second-stage tables, and the
+/// features of the hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdSsWalkRegisters {
     /// SSPTPTR: the address of the root table, with bits 11:0 clear.

@@ -6,8 +6,8 @@ use crate::lg2;
 use crate::pin::Kind;
 use crate::span::Span;
 
-/// What addresses must be like for larger leaves: congruent to the device's or the memory's, modulo
-/// the size of the leaf.
+/// Says what addresses must be like for larger leaves: congruent to the device's or the memory's,
+/// modulo the size of the leaf.
 ///
 /// An IOVA decides over the leaves of the IO page tables. For device memory the user's address
 /// decides over those of the CPU's page tables, by whose size the memory is followed.

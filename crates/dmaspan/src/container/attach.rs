@@ -28,7 +28,7 @@ use crate::pin::Pinner;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
 
-/// Whether the devices behind a domain can send only interrupts that are theirs
+/// Says whether the devices behind a domain can send only interrupts that are theirs
 /// (`iommu_group_has_isolated_msi`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Interrupts {
@@ -38,8 +38,8 @@ pub enum Interrupts {
     Unsafe,
 }
 
-/// Whether the IOMMU makes a device's accesses coherent with the CPU's caches even where the device
-/// asks for others (`enforce_cache_coherency`).
+/// Says whether the IOMMU makes a device's accesses coherent with the CPU's caches even where the
+/// device asks for others (`enforce_cache_coherency`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CacheCoherency {
     /// It does.
@@ -48,7 +48,7 @@ pub enum CacheCoherency {
     NotEnforced,
 }
 
-/// What is known of the devices behind a domain that is attached.
+/// Says what is known of the devices behind a domain that is attached.
 #[must_use]
 pub struct Attach<'a> {
     interrupts: Interrupts,

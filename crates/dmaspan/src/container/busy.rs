@@ -14,7 +14,7 @@ use crate::pin::Pinner;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GaveUp;
 
-/// How callers wait while another operation is at work on their range.
+/// Lets callers wait while another operation is at work on their range.
 ///
 /// Without one they are told [`Error::Busy`]. Linux serialises what is done with a container, so a
 /// front end that must look like it waits: a thread sleeps until it is woken, a kernel's task in a

@@ -36,7 +36,7 @@ const PART_PAGES: u64 = 1 << 15;
 /// How many bytes a sink is given at once.
 const PIECE: usize = 512;
 
-/// Whether what is reported is still dirty afterwards.
+/// Says whether what is reported is still dirty afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum DirtyRead {
     /// It is not, until it is written again.
@@ -52,7 +52,7 @@ pub struct Undelivered;
 
 /// Takes a bitmap to where it is wanted, byte by byte: memory of a client, at any address.
 pub trait DirtySink {
-    /// How many bytes it has room for. A bitmap takes 8 bytes for each 64 pages or fewer.
+    /// Returns how many bytes it has room for. A bitmap takes 8 bytes for each 64 pages or fewer.
     fn room(&self) -> u64;
 
     /// Takes `bytes` of the bitmap, from its byte `offset` on. Bit `n % 8` of byte `n / 8` is that
@@ -180,7 +180,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         Ok(())
     }
 
-    /// Whether it is tracked what is written.
+    /// Returns whether it is tracked what is written.
     pub fn tracks_dirty(&self) -> bool {
         self.tracking.load(Ordering::Relaxed) != 0
     }

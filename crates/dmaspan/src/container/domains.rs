@@ -16,7 +16,7 @@ use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
 
-/// Which domain of a container: what [`Container::attach`](super::Container::attach) returns. No
+/// Names a domain of a container: [`Container::attach`](super::Container::attach) returns it. No
 /// other domain of the container gets it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DomainId(pub(super) u64);

@@ -36,7 +36,7 @@ pub trait UnmapNotifier: Send + Sync {
     fn unmapping(&self, range: IovaRange);
 }
 
-/// Which emulated device: what [`Container::attach_emulated`] returns.
+/// Names an emulated device: [`Container::attach_emulated`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EmulatedId(u64);
 

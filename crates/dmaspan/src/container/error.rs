@@ -8,8 +8,8 @@ use crate::iommu::{self, HardwareError, ReservedRegion};
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError, UserRange};
 
-/// Why a container refused an operation, with the range that offends and the limit. `E` is the
-/// pinner's error.
+/// The reason why a container refused an operation, with the range that offends and the limit. `E`
+/// is the pinner's error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error<E: core::error::Error> {
@@ -241,7 +241,7 @@ pub enum Error<E: core::error::Error> {
         most: u64,
     },
     /// A mapping has more pages than a log has bits.
-    #[error("the mapping at {mapping} has more pages than can be tracked, {most}")]
+    #[error("the mapping at {mapping} has more than {most} pages, which is the limit of tracking")]
     TooLargeToTrack {
         /// The mapping.
         mapping: IovaRange,
@@ -375,8 +375,8 @@ pub enum Error<E: core::error::Error> {
 }
 
 impl<E: core::error::Error> Error<E> {
-    /// What a front end that looks like Linux's VFIO answers (drivers/vfio/vfio_iommu_type1.c);
-    /// `pin` gives the number for the pinner's own errors.
+    /// Returns what a front end that looks like Linux's VFIO answers
+    /// (drivers/vfio/vfio_iommu_type1.c); `pin` gives the number for the pinner's own errors.
     pub fn errno(&self, pin: impl FnOnce(&E) -> Errno) -> Errno {
         match self {
             Self::Range(error) => error.errno(),

@@ -10,7 +10,7 @@ use super::{ALL, Container};
 use crate::pin::Pinner;
 use crate::range::IovaRange;
 
-/// What a container can map now: what `VFIO_IOMMU_GET_INFO` and `VFIO_CHECK_EXTENSION` tell
+/// Says what a container can map now: what `VFIO_IOMMU_GET_INFO` and `VFIO_CHECK_EXTENSION` tell
 /// (drivers/vfio/vfio_iommu_type1.c).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,7 +32,7 @@ pub struct Info {
 }
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
-    /// What can be mapped now.
+    /// Returns what can be mapped now.
     ///
     /// ```
     /// use dmaspan::{Account, Container, IovaRange};

@@ -28,7 +28,7 @@ use crate::span::{Span, SpanBuf};
 /// span more.
 const CANCEL_BYTES: u64 = 1 << 30;
 
-/// What to map and for whom.
+/// Says what to map and for whom.
 #[expect(missing_debug_implementations, reason = "spaces and closures have no text")]
 pub struct MapRequest<'a, P: Pinner> {
     pub(super) space: &'a P::Space,
@@ -71,7 +71,7 @@ struct ClaimedSlot {
 /// A mapping that was populated, and what was found.
 pub(super) type Populated<P> = Result<(Box<Mapping<P>>, Mapped), Error<<P as Pinner>::Error>>;
 
-/// What a map found.
+/// Says what a map found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mapped {

@@ -198,7 +198,7 @@ const ALL: IovaRange = match IovaRange::new(Iova::new(0), Iova::new(u64::MAX)) {
     None => IovaRange::point(Iova::new(0)),
 };
 
-/// Which rules of VFIO unmapping follows.
+/// Says which rules of VFIO unmapping follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Version {
     /// `VFIO_TYPE1_IOMMU`: an unmap takes whole mappings, also such as end behind its range.
@@ -354,12 +354,12 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self
     }
 
-    /// What supplies the memory.
+    /// Returns what supplies the memory.
     pub fn pinner(&self) -> &P {
         &self.pinner
     }
 
-    /// What the container charges where a request names nobody else.
+    /// Returns what the container charges where a request names nobody else.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
@@ -374,7 +374,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         self.state.lock().tree.len()
     }
 
-    /// How many leaves of each size translate all that is mapped.
+    /// Returns how many leaves of each size translate all that is mapped.
     ///
     /// # Context
     ///

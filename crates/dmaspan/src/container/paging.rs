@@ -52,7 +52,7 @@ pub(super) trait Paging: Send + Sync {
     /// Syncs again what was not confirmed, unless another thread is at that.
     fn retry(&self) -> Result<(), HardwareError>;
 
-    /// Whether hardware marks the leaves through which it writes.
+    /// Returns whether hardware marks the leaves through which it writes.
     fn tracks_dirty(&self) -> bool;
 
     /// Calls `found` with every leaf that devices wrote and that has an address in `range`, whole.

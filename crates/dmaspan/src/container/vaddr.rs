@@ -22,7 +22,7 @@ use crate::pin::{Kind, Pinner};
 use crate::range::{IovaRange, UserRange};
 use crate::span::SpanBuf;
 
-/// Where the memory of a mapping is now, and whose it is.
+/// Says where the memory of a mapping is now, and whose it is.
 #[expect(missing_debug_implementations, reason = "spaces have no text")]
 pub struct VaddrUpdate<'a, P: Pinner> {
     space: &'a P::Space,

@@ -3,7 +3,7 @@
 use super::domain::Flush;
 use crate::swiotlb::Fill;
 
-/// Whether the CPU's caches, and the slot of a bounced buffer, follow a map and an unmap.
+/// Says whether the CPU's caches, and the slot of a bounced buffer, follow a map and an unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum CpuSync {
     /// They do: the device sees what the CPU wrote before the map, and the CPU what the device
@@ -17,7 +17,7 @@ pub enum CpuSync {
     Skip,
 }
 
-/// Which accesses of a device are permitted.
+/// Says which accesses of a device are permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Privilege {
     /// All.
@@ -28,7 +28,8 @@ pub enum Privilege {
     Privileged,
 }
 
-/// How a buffer is mapped. By default as its domain says, synced, for all accesses.
+/// Says how a buffer is mapped. By default it is mapped as its domain says, synced, for all
+/// accesses.
 ///
 /// ```
 /// use dmaspan::dma::{Attrs, CpuSync, Flush};

@@ -143,7 +143,7 @@ pub unsafe trait BouncePool: Send + Sync {
         drop(slot);
     }
 
-    /// Where the slot's bytes are: as long as the original.
+    /// Returns where the slot's bytes are: as long as the original.
     fn span(&self, slot: &Self::Slot) -> Span;
 
     /// Copies `len` bytes at `offset`, which are within the slot, one of this pool.
@@ -160,8 +160,8 @@ pub unsafe trait BouncePool: Send + Sync {
         false
     }
 
-    /// How long a slot can be that is like `request`, whatever the low bits of its original, in
-    /// bytes: 0 where some original has no slot at all.
+    /// Returns how long a slot can be that is like `request`, whatever the low bits of its
+    /// original, in bytes: 0 where some original has no slot at all.
     fn max_len(&self, request: &SlotRequest) -> u64;
 
     /// How many slots of one granule each, of so many bytes, can be held at a time. By default one,

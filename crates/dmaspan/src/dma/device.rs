@@ -11,7 +11,7 @@ use crate::lg2;
 use crate::platform::{Id, Identity};
 use crate::prot::Coherency;
 
-/// What a device can address.
+/// Says what a device can address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// The last address that the device and its bus can use: 2^bits - 1 (`dma_mask`).
@@ -34,7 +34,7 @@ impl DeviceLimits {
     }
 }
 
-/// Whether a device is known not to look at what it was not given, and to say what is so.
+/// Says whether a device is known to leave alone what it was not given, and to report the truth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trust {
     /// It may see the rest of the granules that its buffers lie in, and what was in slots that it
@@ -47,7 +47,7 @@ pub enum Trust {
     Untrusted,
 }
 
-/// What a device is like, for [`Device`].
+/// Says what a device is like, for [`Device`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// What it can address, and what segments it takes.
@@ -153,19 +153,19 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         Ok(Self { translation, pool, config, policy, raw, identity: Identity::new() })
     }
 
-    /// What translates its addresses: for a timer that flushes, say, or for another device.
+    /// Returns what translates its addresses: for a timer that flushes, say, or for another device.
     pub fn translation(&self) -> &Arc<T> {
         &self.translation
     }
 
-    /// What it is like.
+    /// Returns what it is like.
     pub fn config(&self) -> &DeviceConfig {
         &self.config
     }
 
-    /// How many bytes can be mapped at once whatever memory they are (`dma_max_mapping_size`):
-    /// what a slot can have where any of it may be bounced whole, and otherwise what the device can
-    /// address. 0 where some memory cannot be mapped at all.
+    /// Returns how many bytes can be mapped at once whatever memory they are
+    /// (`dma_max_mapping_size`): what a slot can have where any of it may be bounced whole, and
+    /// otherwise what the device can address. 0 where some memory cannot be mapped at all.
     ///
     /// Where only ends are bounced, a longer buffer than that has a slot for each end.
     pub fn max_mapping_len(&self) -> u64 {
@@ -193,8 +193,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// Where the ends of a list's pieces have to lie for them to become one segment: at multiples
-    /// of so many bytes. `None` where no pieces become one (`dma_get_merge_boundary` + 1).
+    /// Returns where the ends of a list's pieces have to lie for them to become one segment: at
+    /// multiples of so many bytes. `None` where no pieces become one (`dma_get_merge_boundary` +
+    /// 1).
     pub fn merge_boundary(&self) -> Option<u64> {
         (!self.is_direct()).then(|| lg2::size(self.translation.granule_lg2()))
     }

@@ -30,7 +30,7 @@ pub enum Flush {
 /// The most CPUs that a domain can have caches and queues for.
 const MAX_CPUS: usize = 1 << 16;
 
-/// How a domain serves the DMA API.
+/// Says how a domain serves the DMA API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaConfig {
     /// How many CPUs have caches and queues of their own, up to 65,536; 0 is taken for 1. Those
@@ -172,8 +172,8 @@ where
         self.queue.flush(self)
     }
 
-    /// How many unmaps wait for a flush, and how many are in quarantine. What is being flushed at
-    /// the moment is neither.
+    /// Returns how many unmaps wait for a flush, and how many are in quarantine. What is being
+    /// flushed at the moment is neither.
     ///
     /// # Context
     ///
@@ -243,7 +243,7 @@ where
     }
 }
 
-/// What translates the addresses of devices: a [`DmaDomain`], or nothing, a
+/// Translates the addresses of devices, as a [`DmaDomain`] does, or leaves them as they are, as a
 /// [`Direct`](super::Direct). It is sealed.
 ///
 /// In signatures, `T::Memory` is the `H` of either: the memory that is mapped.
@@ -298,7 +298,7 @@ pub(super) mod translation {
 
         fn aperture(&self) -> IovaRange;
 
-        /// How unmaps are flushed that do not say.
+        /// Returns how unmaps are flushed that do not say.
         fn flush_mode(&self) -> Flush;
 
         fn alloc(&self, request: Request) -> Result<Iovas, Error>;

@@ -7,7 +7,7 @@ use crate::prot::Direction;
 use crate::range::IovaRange;
 use crate::span::Span;
 
-/// Why the DMA API refused an operation, with what offends and the limit.
+/// The reason why the DMA API refused an operation, with what offends and the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -214,7 +214,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
             // As `dma_map_sgtable` says it; who asks for IOVAs alone is told `ENOSPC`.

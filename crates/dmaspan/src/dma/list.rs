@@ -64,22 +64,22 @@ pub struct ListMapping<T: Translation, B: BouncePool = NoPool> {
 }
 
 impl<T: Translation, B: BouncePool> ListMapping<T, B> {
-    /// How many bytes are mapped, over all pieces.
+    /// Returns how many bytes are mapped, over all pieces.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// No: a mapping has a byte at least.
+    /// Always `false`: a mapping has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// How many segments the device was given.
+    /// Returns how many segments the device was given.
     pub fn segment_count(&self) -> usize {
         self.segments
     }
 
-    /// Which way the data goes.
+    /// Returns which way the data goes.
     pub fn direction(&self) -> Direction {
         self.direction
     }
@@ -89,7 +89,7 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
         self.flush
     }
 
-    /// How many pieces have slots that stand in for them or for their ends.
+    /// Returns how many pieces have slots that stand in for them or for their ends.
     pub fn bounced(&self) -> usize {
         self.slots.len()
     }
@@ -324,8 +324,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         })
     }
 
-    /// How many segments a list has, and so how much room [`map_list`](Self::map_list) needs, if
-    /// none of its pieces is bounced to a slot that lies worse than the piece. Nothing is mapped.
+    /// Returns how many segments a list has, and so how much room [`map_list`](Self::map_list)
+    /// needs, if none of its pieces is bounced to a slot that lies worse than the piece. Nothing is
+    /// mapped.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use crate::regbuf::Buffer;
 use crate::span::Span;
 use crate::swiotlb::{Lease, PoolMemory};
 
-/// How a device comes to a piece of memory.
+/// Says how a device comes to a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Via {
     /// It is memory.
@@ -57,7 +57,7 @@ impl Piece {
     reason = "a contract about memory that devices write; nothing here is unsafe"
 )]
 pub unsafe trait DmaMemory: Send + 'static {
-    /// Where the memory is, in the order of its bytes.
+    /// Returns where the memory is, in the order of its bytes.
     fn pieces(&self) -> &[Piece];
 }
 

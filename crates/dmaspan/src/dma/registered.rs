@@ -30,8 +30,8 @@ use crate::range::UserRange;
 use crate::regbuf::{self, Buffer, BuildError, Keep, Owner, Segments, SegmentsBuilder};
 use crate::span::{Span, SpanBuf};
 
-/// Why a device cannot have memory itself, but only slots in its place, which a registered buffer
-/// cannot have: each operation would copy.
+/// The reason why a device cannot have memory itself, but only slots in its place, which a
+/// registered buffer cannot have: each operation would copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MustBounce {
@@ -54,8 +54,8 @@ pub enum MustBounce {
     },
 }
 
-/// Why a registered buffer was not mapped. Nothing is mapped, and the device reaches nothing of it,
-/// unless it says that it is in quarantine.
+/// The reason why a registered buffer was not mapped. Nothing is mapped, and the device reaches
+/// nothing of it, unless it says that it is in quarantine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapBufferError {
@@ -107,9 +107,9 @@ pub enum MapBufferError {
 }
 
 impl MapBufferError {
-    /// What a front end that looks like Linux answers: `EACCES` for another access, `EOPNOTSUPP`
-    /// for a device that needs syncs, `EIO` for what it does not reach, `EPERM` for what it must
-    /// not see.
+    /// Returns what a front end that looks like Linux answers: `EACCES` for another access,
+    /// `EOPNOTSUPP` for a device that needs syncs, `EIO` for what it does not reach, `EPERM` for
+    /// what it must not see.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Access { .. } => Errno::EACCES,
@@ -389,7 +389,8 @@ impl<T: Translation> Keep<DmaAddr> for MappedBuffer<T> {
     }
 }
 
-/// Why memory was not registered for a device. `E` is the error of the source of the memory.
+/// The reason why memory was not registered for a device. `E` is the error of the source of the
+/// memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MappedSourceError<E: core::error::Error> {
@@ -476,12 +477,12 @@ pub struct MappedSource<S, T: Translation, B: BouncePool = NoPool> {
 }
 
 impl<S, T: Translation, B: BouncePool> MappedSource<S, T, B> {
-    /// What `memory` gives, mapped for `device`.
+    /// Maps for `device` what `memory` gives.
     pub fn new(memory: S, device: Arc<Device<T, B>>) -> Self {
         Self { memory, device }
     }
 
-    /// Where the memory comes from.
+    /// Returns where the memory comes from.
     pub fn memory(&self) -> &S {
         &self.memory
     }

@@ -112,27 +112,27 @@ struct Link<T: Translation, B: BouncePool> {
 }
 
 impl<T: Translation, B: BouncePool> Reservation<T, B> {
-    /// What the device is given for the first byte.
+    /// Returns what the device is given for the first byte.
     pub fn addr(&self) -> DmaAddr {
         self.addr
     }
 
-    /// How many bytes are reserved.
+    /// Returns how many bytes are reserved.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether nothing is linked.
+    /// Returns whether nothing is linked.
     pub fn is_empty(&self) -> bool {
         self.links.is_empty()
     }
 
-    /// How many pieces it has. After a failed announcement they are not mapped any more.
+    /// Returns how many pieces it has. After a failed announcement they are not mapped any more.
     pub fn linked(&self) -> usize {
         self.links.len()
     }
 
-    /// Which way the data goes.
+    /// Returns which way the data goes.
     pub fn direction(&self) -> Direction {
         self.direction
     }
@@ -169,7 +169,7 @@ impl<T: Translation, B: BouncePool> fmt::Debug for Reservation<T, B> {
     }
 }
 
-/// What is to be reserved.
+/// Says what is to be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReserveRequest {
     /// How many bytes the device will use.
@@ -186,7 +186,7 @@ pub struct ReserveRequest {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct DestroyFailed<T: Translation, B: BouncePool = NoPool> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The reservation, as it was. Destroy it again, or drop it: then it leaks.
     pub reservation: Reservation<T, B>,

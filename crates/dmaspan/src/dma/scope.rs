@@ -16,7 +16,7 @@ use crate::swiotlb::Fill;
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct ScopeFailed<H, R> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// What was to be mapped; `None` where it is in quarantine.
     pub memory: Option<H>,

@@ -38,24 +38,24 @@ pub struct Mapping<T: Translation, B: BouncePool = NoPool> {
 }
 
 impl<T: Translation, B: BouncePool> Mapping<T, B> {
-    /// What the device is given.
+    /// Returns what the device is given.
     #[inline(always)]
     pub fn addr(&self) -> DmaAddr {
         self.addr
     }
 
-    /// How many bytes are mapped.
+    /// Returns how many bytes are mapped.
     #[inline(always)]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// No: a mapping has a byte at least.
+    /// Always `false`: a mapping has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Which way the data goes.
+    /// Returns which way the data goes.
     pub fn direction(&self) -> Direction {
         self.direction
     }
@@ -65,13 +65,13 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
         self.flush
     }
 
-    /// Whether slots stand in for the memory or its ends.
+    /// Returns whether slots stand in for the memory or its ends.
     pub fn is_bounced(&self) -> bool {
         self.slots.is_some()
     }
 
-    /// Whether slots were filled. Of what was not, the unmap
-    /// [says](Device::unmap_written) how much the device wrote.
+    /// Returns whether slots were filled. Of what was not, the unmap [says](Device::unmap_written)
+    /// how much the device wrote.
     pub fn fill(&self) -> Fill {
         self.fill
     }
@@ -84,7 +84,7 @@ impl<T: Translation, B: BouncePool> Drop for Mapping<T, B> {
     }
 }
 
-/// What became of memory that was unmapped.
+/// Says what became of memory that was unmapped.
 #[derive(Debug)]
 #[must_use = "the memory is in it"]
 pub enum Unmapped<H> {
@@ -98,7 +98,7 @@ pub enum Unmapped<H> {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<H> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// What was to be mapped, which no device reaches. `None` where hardware was not seen to forget
     /// what had been mapped before the error: the memory is in quarantine.
@@ -536,7 +536,7 @@ fn refuse<M, H>(error: Error, memory: H) -> Result<M, Refused<H>> {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct UnmapFailed<T: Translation, B: BouncePool = NoPool> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The mapping, where nothing was changed. `None` where it is in quarantine, memory and all,
     /// until a [flush](super::DmaDomain::flush) succeeds.

@@ -58,7 +58,7 @@ impl<'b> DirtyBitmap<'b> {
         Ok(Self { words, range, granule_lg2 })
     }
 
-    /// What there are bits for.
+    /// Returns what there are bits for.
     pub fn range(&self) -> IovaRange {
         self.range
     }

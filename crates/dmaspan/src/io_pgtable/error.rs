@@ -6,7 +6,7 @@ use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::Span;
 
-/// Why a page-table operation was refused, with the range that offends and the limit.
+/// The reason why a page-table operation was refused, with the range that offends and the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -162,7 +162,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     ///
     /// Linux's own page tables do not agree among themselves; where they differ it is the number
     /// that io-pgtable-arm uses for overlap (`EEXIST`), and generic_pt for holes and wrapping

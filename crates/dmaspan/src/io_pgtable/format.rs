@@ -13,7 +13,7 @@ use crate::range::IovaRange;
 /// The most levels of any format.
 pub const MAX_LEVELS: usize = 6;
 
-/// How the entries of a leaf that fills several of them look.
+/// Says how the entries of a leaf that fills several of them look.
 ///
 /// A leaf of a size between two levels' blocks is a *group* of `2^n` neighbouring entries of the
 /// lower level.
@@ -57,7 +57,7 @@ impl Geometry {
     }
 }
 
-/// What an entry means.
+/// Says what an entry means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Nothing is mapped.
@@ -70,7 +70,7 @@ pub enum Entry {
     Invalid,
 }
 
-/// What a leaf entry says.
+/// The meaning of a leaf entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
     /// The address in the entry: of the entry's block ([`Groups::Consecutive`]) or of the whole
@@ -146,7 +146,7 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
     /// An entry at `level`, above 0, that leads to a table of the next lower level.
     fn link(&self, level: u32, table: PhysAddr) -> Self::Word;
 
-    /// What an entry at `level` means.
+    /// Returns what an entry at `level` means.
     fn decode(&self, level: u32, word: Self::Word) -> Entry;
 
     /// The table that an entry at `level`, above 0, leads to: what [`decode`](Self::decode) says,
@@ -166,7 +166,7 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
         matches!(self.decode(level, word), Entry::Leaf(leaf) if leaf.lg2 == Self::shift(level))
     }
 
-    /// What a leaf entry permits.
+    /// Returns what a leaf entry permits.
     fn prot(&self, level: u32, leaf: Self::Word) -> Prot;
 
     /// Whether hardware marks the leaf entries through which it writes.

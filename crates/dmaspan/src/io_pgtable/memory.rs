@@ -148,8 +148,9 @@ pub unsafe trait TableMemory<W: Word>: Send + Sync {
         list: &mut Self::List,
     ) -> Option<Fresh<'_, W>>;
 
-    /// Whether hardware's walks see the CPU's caches. Where they do not, [`publish`](Self::publish)
-    /// and [`written`](Self::written) write back to memory. The answer does not change.
+    /// Returns whether hardware's walks see the CPU's caches. Where they do not,
+    /// [`publish`](Self::publish) and [`written`](Self::written) write back to memory. The answer
+    /// does not change.
     fn coherency(&self) -> Coherency;
 
     /// Ends the exclusive access: hardware may read the table from now on. Where hardware does not

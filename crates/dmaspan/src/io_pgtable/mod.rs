@@ -160,13 +160,13 @@ pub struct Owned<'t, F: Format, M: TableMemory<F::Word>> {
 #[derive(Debug)]
 #[must_use = "hardware may have seen what was taken back: sync it"]
 pub struct MapUndone<L> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// What was mapped before the error was found and taken back. Empty in most cases.
     pub retired: Retired<L>,
 }
 
-/// What [`Owned::unmap_pages`] did.
+/// Says what [`Owned::unmap_pages`] did.
 #[derive(Debug)]
 #[must_use = "hardware may still use what was retired"]
 pub struct UnmappedPages<L> {
@@ -224,7 +224,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         &self.format
     }
 
-    /// Where the tables live.
+    /// Returns where the tables live.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -386,7 +386,7 @@ impl<F: Format, M: TableMemory<F::Word>> Drop for PageTable<F, M> {
 }
 
 impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
-    /// What the holder owns.
+    /// Returns what the holder owns.
     pub fn range(&self) -> IovaRange {
         self.range
     }

@@ -20,7 +20,7 @@ impl<L> Retired<L> {
         Self { range: None, leaf_sizes: 0, tables: None }
     }
 
-    /// Where translations were taken away: one range that covers all of them.
+    /// Returns where translations were taken away: one range that covers all of them.
     pub fn range(&self) -> Option<IovaRange> {
         self.range
     }
@@ -30,12 +30,12 @@ impl<L> Retired<L> {
         self.leaf_sizes
     }
 
-    /// Whether tables were detached.
+    /// Returns whether tables were detached.
     pub fn has_tables(&self) -> bool {
         self.tables.is_some()
     }
 
-    /// Whether there is nothing to sync.
+    /// Returns whether there is nothing to sync.
     pub fn is_empty(&self) -> bool {
         self.range.is_none() && self.tables.is_none()
     }

@@ -104,7 +104,7 @@ pub(super) trait Source: Iterator<Item = Run> + Clone {
     /// scattered memory, which needs none of the arithmetic.
     fn take_alike(&mut self, lg2: u32, take: impl FnMut(PhysAddr) -> bool) -> usize;
 
-    /// How many spans were not begun yet: about as many runs are still to come.
+    /// Returns how many spans were not begun yet: about as many runs are still to come.
     fn spans_left(&self) -> usize;
 }
 

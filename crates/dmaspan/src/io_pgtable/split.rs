@@ -14,7 +14,7 @@ use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
 use crate::promise::Promise;
 
-/// Whether a translation may be missing for a moment, in which a device that uses it faults.
+/// Says whether a translation may be missing for a moment, in which a device that uses it faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gap {
     /// It may not: what cannot be done without is refused.

@@ -16,7 +16,7 @@ use crate::promise::Promise;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
 
-/// What an unmap with spans did.
+/// Says what an unmap with spans did.
 #[derive(Debug)]
 #[must_use = "hardware may still use what was retired"]
 pub struct UnmappedSpans<L> {
@@ -47,7 +47,7 @@ impl Rest {
         self.table == table
     }
 
-    /// What is still mapped.
+    /// Returns what is still mapped.
     pub fn range(&self) -> IovaRange {
         self.range
     }

@@ -38,7 +38,7 @@ impl MappedRun {
     }
 }
 
-/// What is mapped in a range, as maximal runs in the order of IOVAs. Holes are left out.
+/// Yields what is mapped in a range, as maximal runs in the order of IOVAs. Holes are left out.
 ///
 /// An entry that no operation of the table wrote is passed over like a hole.
 ///
@@ -90,7 +90,7 @@ impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
     }
 }
 
-/// How many leaves of each size translate a range.
+/// Counts the leaves of each size that translate a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafCensus {
     counts: [u64; 64],
@@ -127,7 +127,7 @@ impl LeafCensus {
 }
 
 impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
-    /// Where `iova` leads: `None` where nothing is mapped or the address is not owned.
+    /// Returns where `iova` leads: `None` where nothing is mapped or the address is not owned.
     pub fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
         if !self.within?.contains(iova) {
             return None;
@@ -148,13 +148,13 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
         Some(leaf.paddr.wrapping_add(offset))
     }
 
-    /// What is mapped in `range`, as maximal runs with their permissions. The part of the range
-    /// that is not owned counts as a hole.
+    /// Returns what is mapped in `range`, as maximal runs with their permissions. The part of the
+    /// range that is not owned counts as a hole.
     pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
         Walk { owned: self, rest: self.within.and_then(|within| within.intersection(range)) }
     }
 
-    /// How many leaves of each size translate `range`. A leaf counts where it begins.
+    /// Returns how many leaves of each size translate `range`. A leaf counts where it begins.
     pub fn census(&self, range: IovaRange) -> LeafCensus {
         let mut census = LeafCensus::default();
         let within = self.within.and_then(|within| within.intersection(range));

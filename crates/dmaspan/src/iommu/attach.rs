@@ -19,7 +19,7 @@ use super::reserved::{Relaxable, ReservedRegion, ReservedRegions};
 use crate::error::Errno;
 use crate::io_pgtable::{Format, TableMemory};
 
-/// What has a [`Domain`], or is one.
+/// A type that has a [`Domain`], or is one.
 ///
 /// Anybody may implement it, and nothing unsafe depends on what it answers: a [`Port`] is given the
 /// domain itself, and looks at that one.
@@ -59,7 +59,7 @@ type ListOf<D> = <<D as PagingDomain>::Memory as TableMemory<
     <<D as PagingDomain>::Format as Format>::Word,
 >>::List;
 
-/// Why a stream cannot have a domain, whatever is mapped in it.
+/// The reason why a stream cannot have a domain, whatever is mapped in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the stream cannot be attached to this domain: {what}")]
 pub struct Incompatible {
@@ -74,8 +74,8 @@ impl From<Incompatible> for HardwareError {
     }
 }
 
-/// What an IOMMU's driver does for one stream of accesses that its hardware tells apart: those of a
-/// stream ID, of a requester ID, or of a group that cannot be told apart any further.
+/// The work of an IOMMU's driver for one stream of accesses that its hardware tells apart: those of
+/// a stream ID, of a requester ID, or of a group that cannot be told apart any further.
 ///
 /// Where hardware can, `pass` and `translate` change from the old to the new at one moment, so that
 /// an access sees one or the other; what both domains map goes on without a fault.
@@ -108,7 +108,7 @@ pub unsafe trait Port: Send + Sync {
     /// The regions that firmware and the IOMMU reserve for the stream.
     fn reserved_regions(&self) -> &ReservedRegions;
 
-    /// Where faults of the stream are reported.
+    /// Returns where faults of the stream are reported.
     fn faults(&self) -> &FaultHook<Self::Lock>;
 
     /// Whether the stream can have `domain` at all: its IOMMU walks such tables.
@@ -233,7 +233,7 @@ impl<D> fmt::Debug for Prepared<D> {
     }
 }
 
-/// What a stream is to reach.
+/// Says what a stream is to reach.
 #[derive(Debug)]
 pub enum Target<D> {
     /// Nothing: every access is a fault.
@@ -257,7 +257,7 @@ impl<D> Target<D> {
     }
 }
 
-/// What a stream reaches.
+/// Says what a stream reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttachedTo {
     /// Nothing.
@@ -271,7 +271,7 @@ pub enum AttachedTo {
     Unknown,
 }
 
-/// Why a stream was not attached as asked for.
+/// The reason why a stream was not attached as asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -311,7 +311,7 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Attached { .. } => Errno::EBUSY,
@@ -409,12 +409,12 @@ impl<P: Port> Attachment<P> {
         }
     }
 
-    /// What an IOMMU's driver does for it.
+    /// Returns what an IOMMU's driver does for it.
     pub fn port(&self) -> &P {
         &self.port
     }
 
-    /// What the stream reaches.
+    /// Returns what the stream reaches.
     pub fn attached_to(&self) -> AttachedTo {
         self.state.lock().attached_to()
     }

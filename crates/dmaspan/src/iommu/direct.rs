@@ -14,7 +14,7 @@ use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::Span;
 
-/// Why direct regions cannot be mapped.
+/// The reason why direct regions cannot be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectError {
@@ -65,7 +65,7 @@ pub enum DirectError {
 }
 
 impl DirectError {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::OutsideAperture { .. } => Errno::ERANGE,
@@ -80,7 +80,7 @@ impl DirectError {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct DirectFailed<L> {
-    /// Why.
+    /// The reason.
     pub error: DirectError,
     /// What hardware may use still: set only where taking back could not be synced. To release
     /// nothing is enough, since the memory is nobody's to free; dropped, tables in it leak.

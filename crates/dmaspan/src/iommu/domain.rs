@@ -17,7 +17,7 @@ use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
 
-/// Why a domain refused an operation.
+/// The reason why a domain refused an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -35,7 +35,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a front end that looks like Linux answers; `EIO` for hardware.
+    /// Returns what a front end that looks like Linux answers; `EIO` for hardware.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Table(error) => error.errno(),
@@ -49,7 +49,7 @@ impl Error {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct MapFailed<L> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// What hardware may use still: set only where taking the mapping back could not be synced.
     /// Then the memory stays pinned until a sync of it succeeds.
@@ -117,7 +117,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.table.geometry()
     }
 
-    /// Where the tables live.
+    /// Returns where the tables live.
     pub fn memory(&self) -> &M {
         self.table.memory()
     }

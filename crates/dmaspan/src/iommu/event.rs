@@ -14,7 +14,7 @@ pub enum SyncFor {
     Device,
 }
 
-/// What a domain did to its tables, or was asked for: see
+/// Says what a domain did to its tables, or was asked for: see
 /// [`IommuOps::observe`](super::IommuOps::observe).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -8,7 +8,7 @@ use lock_api::{Mutex, RawMutex};
 use crate::addr::Iova;
 use crate::atomic::{AtomicU64, Ordering};
 
-/// What a device tried.
+/// Says what a device tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultAccess {
     /// To read.
@@ -19,7 +19,7 @@ pub enum FaultAccess {
     Execute,
 }
 
-/// Why an access was refused.
+/// The reason why an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultReason {
@@ -35,7 +35,7 @@ pub enum FaultReason {
     Other(u32),
 }
 
-/// What becomes of an access that was refused.
+/// Says what becomes of an access that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultState {
     /// It has ended already: the handler only hears of it.
@@ -59,7 +59,7 @@ pub struct FaultReport {
     pub state: FaultState,
 }
 
-/// What is to become of an access that was refused.
+/// Says what is to become of an access that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultResponse {
     /// It ends with an error, as far as the bus can say so.
@@ -81,7 +81,7 @@ pub trait FaultHandler: Send + Sync {
     fn fault(&self, report: &FaultReport) -> FaultResponse;
 }
 
-/// Where a driver reports faults of a stream or of a domain, whatever its hardware tells apart.
+/// A driver reports here the faults of a stream or of a domain, whatever its hardware tells apart.
 ///
 /// Without a handler every access is terminated and counted (Linux: `iommu_set_fault_handler` and
 /// `report_iommu_fault`, which says `ENOSYS` where there is none).
@@ -127,12 +127,12 @@ impl<L: RawMutex> FaultHook<L> {
         }
     }
 
-    /// How many faults were reported.
+    /// Returns how many faults were reported.
     pub fn reported(&self) -> u64 {
         self.reported.load(Ordering::Relaxed)
     }
 
-    /// How many of them nobody heard of, since there was no handler.
+    /// Returns how many of them nobody heard of, since there was no handler.
     pub fn unhandled(&self) -> u64 {
         self.unhandled.load(Ordering::Relaxed)
     }

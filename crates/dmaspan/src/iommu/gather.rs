@@ -58,7 +58,7 @@ impl Ranges {
     }
 }
 
-/// What was retired from one domain and is to be synced together.
+/// Collects what was retired from one domain and is to be synced together.
 ///
 /// Any number of ranges and leaf sizes go into one gather; none forces a sync in between. Past the
 /// bound that the driver sets ([`IommuOps::max_ranges`](super::IommuOps::max_ranges)) it asks for
@@ -143,12 +143,12 @@ impl<L> Gather<L> {
         Ok(())
     }
 
-    /// Whether there is nothing to sync.
+    /// Returns whether there is nothing to sync.
     pub fn is_empty(&self) -> bool {
         self.ranges.len == 0 && !self.ranges.overflowed && self.tables.is_none()
     }
 
-    /// What hardware must forget.
+    /// Returns what hardware must forget.
     pub fn invalidation(&self) -> Invalidation<'_> {
         Invalidation {
             scope: self.ranges.scope(),
@@ -180,12 +180,12 @@ impl Synced {
         Self { ranges }
     }
 
-    /// Whether the sync covered `range`.
+    /// Returns whether the sync covered `range`.
     pub fn covers(&self, range: IovaRange) -> bool {
         self.ranges.any(|synced| synced.covers(range))
     }
 
-    /// Whether the sync covered any part of `range`.
+    /// Returns whether the sync covered any part of `range`.
     pub fn meets(&self, range: IovaRange) -> bool {
         self.ranges.any(|synced| synced.intersection(range).is_some())
     }

@@ -16,7 +16,7 @@ pub struct HardwareError {
     pub status: u64,
 }
 
-/// Where translations were taken away.
+/// Says where translations were taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
     /// In these ranges and nowhere else.
@@ -26,7 +26,7 @@ pub enum Scope<'a> {
     All,
 }
 
-/// What hardware must forget before anything that was unmapped may be freed.
+/// Says what hardware must forget before anything that was unmapped may be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidation<'a> {
     /// Where.
@@ -39,7 +39,7 @@ pub struct Invalidation<'a> {
     pub tables: Tables,
 }
 
-/// Whether an invalidation concerns page tables besides leaves.
+/// Says whether an invalidation concerns page tables besides leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
     /// All tables are still in place.
@@ -133,7 +133,7 @@ pub unsafe trait IommuOps: Send + Sync {
     #[inline(always)]
     fn observe(&self, _event: &Event<'_>) {}
 
-    /// How many ranges are worth naming. With more, and with more than
+    /// Returns how many ranges are worth naming. With more, and with more than
     /// [`Gather::MAX_RANGES`](super::Gather::MAX_RANGES), [`Scope::All`] is asked for.
     fn max_ranges(&self) -> usize;
 }

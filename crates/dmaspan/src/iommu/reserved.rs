@@ -11,8 +11,8 @@ use crate::platform::Platform;
 use crate::prot::Prot;
 use crate::range::IovaRange;
 
-/// What is special about a region: Linux's `enum iommu_resv_type` (include/linux/iommu.h), in its
-/// order.
+/// Says what is special about a region: Linux's `enum iommu_resv_type` (include/linux/iommu.h), in
+/// its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RegionKind {
     /// The device uses this memory already, by its physical addresses, and goes on doing so: it
@@ -30,7 +30,8 @@ pub enum RegionKind {
 }
 
 impl RegionKind {
-    /// Whether the region is mapped one to one for those who keep relaxable regions or drop them.
+    /// Returns whether the region is mapped one to one for those who keep relaxable regions or drop
+    /// them.
     pub const fn is_direct(self, relaxable: Relaxable) -> bool {
         match self {
             Self::Direct => true,
@@ -40,7 +41,7 @@ impl RegionKind {
     }
 }
 
-/// What becomes of regions that are [`RegionKind::DirectRelaxable`].
+/// Says what becomes of regions that are [`RegionKind::DirectRelaxable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Relaxable {
     /// They are as the other direct ones: the device may use what firmware set up.
@@ -55,13 +56,13 @@ pub enum Relaxable {
 pub struct ReservedRegion {
     /// Which; in any bytes, not in granules.
     pub range: IovaRange,
-    /// Why.
+    /// The reason.
     pub kind: RegionKind,
     /// What the device needs there, for regions that are mapped.
     pub prot: Prot,
 }
 
-/// Why a region was refused.
+/// The reason why a region was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReservedRegionError {
@@ -82,7 +83,7 @@ pub enum ReservedRegionError {
 }
 
 impl ReservedRegionError {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::NoAccess { .. } => Errno::EINVAL,
@@ -120,7 +121,7 @@ pub struct ReservedRegions {
 }
 
 impl ReservedRegions {
-    /// None.
+    /// A list of no regions.
     pub const fn new() -> Self {
         Self { regions: Vec::new() }
     }
@@ -175,8 +176,8 @@ impl ReservedRegions {
         self.regions.iter().find(|region| region.range.intersection(range).is_some())
     }
 
-    /// What must be kept out of IOVA allocation: the addresses of all regions, whatever their
-    /// kinds, windows of software MSIs too. Ascending, and with gaps between.
+    /// Returns what must be kept out of IOVA allocation: the addresses of all regions, whatever
+    /// their kinds, windows of software MSIs too. Ascending, and with gaps between.
     pub fn kept_out(&self, relaxable: Relaxable) -> impl Iterator<Item = IovaRange> + '_ {
         let is_kept = move |region: &&ReservedRegion| {
             relaxable == Relaxable::Keep || region.kind != RegionKind::DirectRelaxable

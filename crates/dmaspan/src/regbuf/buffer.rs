@@ -15,7 +15,7 @@ use crate::range::{RangeError, UserRange};
 /// The most bytes of one import (`MAX_RW_COUNT` of Linux, include/linux/fs.h).
 pub const MAX_IMPORT: u64 = 0x7fff_f000;
 
-/// What keeps a buffer's memory where it is.
+/// Keeps a buffer's memory where it is.
 pub trait Keep<A: Address>: Send + Sync {
     /// Lets go of the memory: nobody uses it through the buffer any more. Called once.
     ///
@@ -74,17 +74,17 @@ impl<A: Address> Buffer<A> {
         Ok(Self { segments, user, access, keep })
     }
 
-    /// Where it is.
+    /// Returns where it is.
     pub fn segments(&self) -> &Segments<A> {
         &self.segments
     }
 
-    /// What was registered.
+    /// Returns what was registered.
     pub fn user(&self) -> UserRange {
         self.user
     }
 
-    /// What devices may do with it.
+    /// Returns what devices may do with it.
     pub fn access(&self) -> Prot {
         self.access
     }
@@ -96,7 +96,8 @@ impl<A: Address> Buffer<A> {
         self.segments.len()
     }
 
-    /// Where `len` bytes from `offset` on are, for a device to which data goes as `direction` says.
+    /// Returns where `len` bytes from `offset` on are, for a device to which data goes as
+    /// `direction` says.
     ///
     /// In a few steps where segments are [uniform](Segments::uniform_len), in O(log n) otherwise,
     /// and without allocating. The device may use what it gets while the import borrows the buffer,
@@ -123,7 +124,7 @@ impl<A: Address> Buffer<A> {
         Err(self.refusal(offset, len, direction))
     }
 
-    /// Where `range` of what was registered is.
+    /// Returns where `range` of what was registered is.
     ///
     /// # Errors
     ///
@@ -159,8 +160,8 @@ impl<A: Address> Buffer<A> {
         })
     }
 
-    /// Where several ranges are, one behind the other (`io_import_reg_vec`): checked here, looked
-    /// up as the iteration comes to them. Nothing is allocated.
+    /// Returns where several ranges are, one behind the other (`io_import_reg_vec`): checked here,
+    /// looked up as the iteration comes to them. Nothing is allocated.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use crate::error::Errno;
 use crate::lg2;
 use crate::span::Span;
 
-/// Why no segments were made of spans.
+/// The reason why no segments were made of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -107,17 +107,17 @@ impl<A: Address> SegmentsBuilder<A> {
         Ok(())
     }
 
-    /// How many bytes were taken.
+    /// Returns how many bytes were taken.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether no span was taken.
+    /// Returns whether no span was taken.
     pub fn is_empty(&self) -> bool {
         self.open_len == 0
     }
 
-    /// What was taken, joined.
+    /// Returns what was taken, joined.
     pub fn spans(&self) -> impl Iterator<Item = Span<A>> {
         let mut end = 0;
         let closed = (0..self.closed.count()).filter_map(move |index| {

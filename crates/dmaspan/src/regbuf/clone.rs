@@ -8,7 +8,7 @@ use super::registry::{BufferSlot, MAX_BUFFERS, Registry, Table, to_index, vacant
 use super::source::Source;
 use crate::addr::Address;
 
-/// Which buffers are cloned, and where to (`struct io_uring_clone_buffers` of Linux,
+/// Says which buffers are cloned, and where to (`struct io_uring_clone_buffers` of Linux,
 /// include/uapi/linux/io_uring.h).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CloneRequest {
@@ -24,7 +24,7 @@ pub struct CloneRequest {
     pub task: Option<u64>,
 }
 
-/// What becomes of a table into which buffers are cloned.
+/// Says what becomes of a table into which buffers are cloned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Existing {
     /// It is an error.

@@ -6,7 +6,7 @@ use crate::error::Errno;
 use crate::prot::{Direction, Prot};
 use crate::range::UserRange;
 
-/// Why part of a buffer was not imported.
+/// The reason why part of a buffer was not imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -81,7 +81,8 @@ impl core::fmt::Display for At {
     }
 }
 
-/// Why memory was not pinned as a buffer. Nothing is pinned or charged. `E` is the pinner's error.
+/// The reason why memory was not pinned as a buffer. Nothing is pinned or charged. `E` is the
+/// pinner's error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinBufferError<E: core::error::Error> {
@@ -144,7 +145,7 @@ impl<E: core::error::Error> PinBufferError<E> {
     }
 }
 
-/// Why a registry refused. `E` is the error of its source of buffers.
+/// The reason why a registry refused. `E` is the error of its source of buffers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error<E: core::error::Error> {

@@ -52,13 +52,13 @@ impl<'a, A: Address> Import<'a, A> {
         Self { segments, index, position, end }
     }
 
-    /// How many bytes are left.
+    /// Returns how many bytes are left.
     #[inline(always)]
     pub fn bytes(&self) -> u64 {
         self.end - self.position
     }
 
-    /// How many pieces are left; found without going through them.
+    /// Returns how many pieces are left; found without going through them.
     pub fn pieces(&self) -> usize {
         let Some(last) = self.end.checked_sub(1).filter(|last| *last >= self.position) else {
             return 0;

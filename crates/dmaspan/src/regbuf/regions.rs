@@ -30,11 +30,11 @@ use crate::span::Span;
 ///    it at any time: no code holds a Rust reference to it that this would break.
 #[expect(unsafe_code, reason = "a contract about memory that others write; nothing here is unsafe")]
 pub unsafe trait HostMemory: Send + Sync {
-    /// Where it is.
+    /// Returns where it is.
     fn span(&self) -> Span<HostAddr>;
 }
 
-/// Why regions were not changed, or have no buffer. Nothing is kept.
+/// The reason why regions were not changed, or have no buffer. Nothing is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
@@ -188,7 +188,7 @@ impl<M: HostMemory, L: RawMutex> Regions<M, L> {
         Self::default()
     }
 
-    /// How many regions there are.
+    /// Returns how many regions there are.
     pub fn count(&self) -> usize {
         self.regions.lock().len()
     }

@@ -18,7 +18,7 @@ pub const MAX_BUFFERS: u32 = 1 << 14;
 /// The most bytes of a buffer (`io_validate_user_buf_range` of Linux, io_uring/rsrc.c).
 pub const MAX_BUFFER_LEN: u64 = 1 << 40;
 
-/// What a slot is to have.
+/// Says what a slot is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferRequest {
     /// The memory; `None` for an empty slot.
@@ -38,8 +38,8 @@ impl BufferRequest {
         Self { user: Some(user), ..Self::VACANT }
     }
 
-    /// What an `iovec` of io_uring's asks for, where a base of 0 is none: an empty slot or a buffer
-    /// (`io_sqe_buffers_register` of Linux, io_uring/rsrc.c).
+    /// Returns what an `iovec` of io_uring's asks for, where a base of 0 is none: an empty slot or
+    /// a buffer (`io_sqe_buffers_register` of Linux, io_uring/rsrc.c).
     ///
     /// # Errors
     ///
@@ -165,17 +165,17 @@ impl<S: Source> Registry<S> {
         Self { issuer: Some(task), ..self }
     }
 
-    /// Where its buffers come from.
+    /// Returns where its buffers come from.
     pub fn source(&self) -> &S {
         &self.source
     }
 
-    /// Which task it belongs to, if to one alone.
+    /// Returns which task it belongs to, if to one alone.
     pub fn issuer(&self) -> Option<u64> {
         self.issuer
     }
 
-    /// How many slots the table has; 0 without one.
+    /// Returns how many slots the table has; 0 without one.
     pub fn slots(&self) -> u32 {
         u32::try_from(self.table.len()).unwrap_or(u32::MAX)
     }

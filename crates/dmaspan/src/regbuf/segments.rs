@@ -123,7 +123,7 @@ impl<A: Address> Segments<A> {
         self.end - self.skew
     }
 
-    /// How many segments there are.
+    /// Returns how many segments there are.
     pub fn count(&self) -> usize {
         self.iter().pieces()
     }
@@ -137,7 +137,7 @@ impl<A: Address> Segments<A> {
         }
     }
 
-    /// How many bytes of memory keep track of the segments, this value included.
+    /// Returns how many bytes of memory keep track of the segments, this value included.
     pub fn footprint(&self) -> usize {
         let allocated = match &self.layout {
             Layout::One { .. } => 0,
@@ -165,7 +165,7 @@ impl<A: Address> Segments<A> {
         Import::new(self, self.skew - before, self.end + behind)
     }
 
-    /// Where `len` bytes from `offset` on are. None where `len` is 0.
+    /// Returns where `len` bytes from `offset` on are. None where `len` is 0.
     ///
     /// # Errors
     ///

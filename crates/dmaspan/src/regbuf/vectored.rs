@@ -41,7 +41,7 @@ impl<'a, A: Address> VectoredImport<'a, A> {
         Ok(Self { buffer, ranges: ranges.iter(), current, bytes })
     }
 
-    /// How many bytes are left.
+    /// Returns how many bytes are left.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -6,7 +6,7 @@ use super::error::Error;
 /// long as the chunk.
 pub const MAX_AREAS: usize = 128;
 
-/// Whether what was in a slot is overwritten when it is released.
+/// Says whether what was in a slot is overwritten when it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Wipe {
     /// No: a reader of the pool's memory could read it while the slot was held, too. Nothing of it
@@ -19,7 +19,7 @@ pub enum Wipe {
     Release,
 }
 
-/// How a pool gets larger.
+/// Says how a pool gets larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
     /// How many bytes [`Pool::grow`](super::Pool::grow) adds, rounded up to whole slots.
@@ -39,7 +39,7 @@ impl Growth {
     }
 }
 
-/// What a pool is to be like, for [`Pool`](super::Pool).
+/// Says what a pool is to be like, for [`Pool`](super::Pool).
 ///
 /// ```
 /// use dmaspan::swiotlb::PoolConfig;

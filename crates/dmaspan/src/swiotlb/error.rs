@@ -5,7 +5,7 @@ use crate::error::Errno;
 use crate::prot::Direction;
 use crate::span::Span;
 
-/// Why a pool did not do what it was asked to. Nothing was changed.
+/// The reason why a pool did not do what it was asked to. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

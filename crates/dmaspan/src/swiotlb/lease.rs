@@ -50,7 +50,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 }
 
 impl<M: PoolMemory, P: Platform> Lease<M, P> {
-    /// Where it is.
+    /// Returns where it is.
     pub fn span(&self) -> Span<M::Address> {
         self.span
     }

@@ -29,14 +29,14 @@ impl<A: Address> Original<A> {
         Self(span)
     }
 
-    /// Where it is.
+    /// Returns where it is.
     #[inline(always)]
     pub const fn span(&self) -> Span<A> {
         self.0
     }
 }
 
-/// Which way a copy goes.
+/// Says which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
     /// From the original to the slot, for the device to read.
@@ -73,7 +73,7 @@ impl<A: Address> Transfer<A> {
         Self::new(slot, original, len, to)
     }
 
-    /// Where the first byte is read.
+    /// Returns where the first byte is read.
     #[inline(always)]
     pub const fn source(&self) -> A {
         match self.to {
@@ -82,7 +82,7 @@ impl<A: Address> Transfer<A> {
         }
     }
 
-    /// Where the first byte is written.
+    /// Returns where the first byte is written.
     #[inline(always)]
     pub const fn target(&self) -> A {
         match self.to {
@@ -91,7 +91,7 @@ impl<A: Address> Transfer<A> {
         }
     }
 
-    /// How many bytes; at least one.
+    /// Returns how many bytes; at least one.
     #[inline(always)]
     pub const fn len(&self) -> u64 {
         self.len
@@ -102,7 +102,7 @@ impl<A: Address> Transfer<A> {
         false
     }
 
-    /// Which way they go.
+    /// Returns which way they go.
     #[inline(always)]
     pub const fn to(&self) -> To {
         self.to
@@ -129,7 +129,7 @@ impl<A: Address> InSlot<A> {
         Self(span)
     }
 
-    /// Where they are.
+    /// Returns where they are.
     #[inline(always)]
     pub const fn span(&self) -> Span<A> {
         self.0
@@ -222,7 +222,7 @@ pub unsafe trait PoolMemory: Send + Sync {
     /// ```
     type Address: Address;
 
-    /// What the pool begins with: one span, or one for each NUMA node, in the nodes' order.
+    /// Returns what the pool begins with: one span, or one for each NUMA node, in the nodes' order.
     fn spans(&self) -> &[Span<Self::Address>];
 
     /// Copies as told. A device may write what is read, and read what is written, at the same time.

@@ -101,7 +101,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         &self.memory
     }
 
-    /// What it is like.
+    /// Returns what it is like.
     pub fn config(&self) -> &PoolConfig {
         &self.config
     }
@@ -129,9 +129,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         Span::covering(M::Address::new(lowest), (highest - lowest).min(u64::MAX - 1))
     }
 
-    /// How long a slot can be that is like `request`, whatever the low bits of its original, in
-    /// bytes, of the memory that the pool began with: 0 where some original has no slot at all, or
-    /// the request means nothing.
+    /// Returns how long a slot can be that is like `request`, whatever the low bits of its
+    /// original, in bytes, of the memory that the pool began with: 0 where some original has no
+    /// slot at all, or the request means nothing.
     pub fn max_len(&self, request: &SlotRequest) -> u64 {
         let longest = |chunk: &Chunk<P::Lock>| request::longest(chunk.grid(), request);
         self.base.iter().map(longest).max().unwrap_or(0)

@@ -7,7 +7,7 @@ use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::span::Span;
 
-/// What a bounce slot has to be like, beside its length.
+/// Says what a bounce slot has to be like, beside its length.
 ///
 /// ```
 /// use dmaspan::swiotlb::SlotRequest;

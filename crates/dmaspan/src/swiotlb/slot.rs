@@ -39,13 +39,13 @@ pub struct Slot<L, A = PhysAddr> {
 pub(super) const SINGLE: u32 = u32::MAX;
 
 impl<L, A: Address> Slot<L, A> {
-    /// Where the bytes are: as long as the original.
+    /// Returns where the bytes are: as long as the original.
     #[inline(always)]
     pub fn span(&self) -> Span<A> {
         Span::covering(A::new(self.taken.data), self.original.len() - 1)
     }
 
-    /// How many bytes there are.
+    /// Returns how many bytes there are.
     #[inline(always)]
     pub fn len(&self) -> u64 {
         self.original.len()
@@ -56,7 +56,7 @@ impl<L, A: Address> Slot<L, A> {
         self.grown.is_none() && self.node != SINGLE
     }
 
-    /// No: a slot has a byte at least.
+    /// Always `false`: a slot has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -68,7 +68,7 @@ impl<L, A: Address> fmt::Debug for Slot<L, A> {
     }
 }
 
-/// Whether a slot is filled from its original when it is taken.
+/// Says whether a slot is filled from its original when it is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Fill {
     /// The slot is filled from the original, whatever the direction: bytes that the device does not
@@ -97,17 +97,17 @@ pub struct Bounced<L, A = PhysAddr> {
 }
 
 impl<L, A: Address> Bounced<L, A> {
-    /// Where the device finds the bytes.
+    /// Returns where the device finds the bytes.
     pub fn span(&self) -> Span<A> {
         self.slot.span()
     }
 
-    /// Which way the data goes.
+    /// Returns which way the data goes.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Whether the slot was filled.
+    /// Returns whether the slot was filled.
     pub fn fill(&self) -> Fill {
         self.fill
     }
@@ -123,11 +123,11 @@ impl<L, A: Address> fmt::Debug for Bounced<L, A> {
     }
 }
 
-/// What was to be ended and is not: it is given back.
+/// Gives back a handle that was to be ended and is not.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct NotReleased<H> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The handle, which is as it was.
     pub handle: H,

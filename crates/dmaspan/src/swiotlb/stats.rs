@@ -4,7 +4,7 @@ use super::memory::PoolMemory;
 use super::pool::Pool;
 use crate::platform::Platform;
 
-/// How full a pool is, in bytes of whole slots, from [`Pool::stats`].
+/// Says how full a pool is, in bytes of whole slots, from [`Pool::stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -26,15 +26,15 @@ pub struct PoolStats {
 }
 
 impl PoolStats {
-    /// What is free.
+    /// Returns what is free.
     pub const fn free_bytes(&self) -> u64 {
         (self.bytes + self.single).saturating_sub(self.used)
     }
 }
 
 impl<M: PoolMemory, P: Platform> Pool<M, P> {
-    /// How full the pool is. Areas are read one after the other without their locks: while slots
-    /// are taken and released the sums are of no single moment.
+    /// Returns how full the pool is. Areas are read one after the other without their locks: while
+    /// slots are taken and released the sums are of no single moment.
     pub fn stats(&self) -> PoolStats {
         let mut stats = PoolStats::default();
         for chunk in self.base() {

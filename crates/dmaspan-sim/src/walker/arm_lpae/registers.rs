@@ -1,5 +1,5 @@
-//! What registers say of the tables, and the registers of stage 1 in AArch64 state: TTBR, TCR and
-//! MAIR as software gives them to the hardware.
+//! The meaning of registers for the tables, and the registers of stage 1 in AArch64 state: TTBR,
+//! TCR and MAIR as software gives them to the hardware.
 //!
 //! Arm Architecture Reference Manual for A-profile architecture (DDI 0487, issue K.a): chapter D24,
 //! registers TCR_EL1, TTBR0_EL1, TTBR1_EL1 and MAIR_EL1; D8.2, "Translation process", for address
@@ -11,7 +11,7 @@ use dmaspan::{Iova, IovaRange, lg2};
 use super::stage::{AccessPrivilege, Hierarchical, Stage};
 use crate::walker::block_around;
 
-/// Which half of the address space the tables are for.
+/// Says which half of the address space the tables are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum AddressHalf {
     /// Addresses whose upper bits are all 0: TTBR0, T0SZ, TG0, EPD0, HPD0.
@@ -48,7 +48,7 @@ impl From<dmaspan::io_pgtable::ArmS1Registers> for ArmS1WalkRegisters {
 /// TCR_EL1.EPD0: TTBR0 is not walked.
 const EPD0: u64 = 1 << 7;
 
-/// Why registers describe no tables.
+/// The reason why registers describe no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadLpaeRegisters {
@@ -111,7 +111,7 @@ pub enum BadLpaeRegisters {
 
 /// Registers that describe tables of long descriptors. Only this module's kinds do.
 pub trait Registers: Copy {
-    /// What the registers say.
+    /// Returns what the registers say.
     ///
     /// # Errors
     ///
@@ -119,7 +119,7 @@ pub trait Registers: Copy {
     fn parse(&self) -> Result<LpaeConfig, BadLpaeRegisters>;
 }
 
-/// What the registers say.
+/// The meaning of the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LpaeConfig {
     pub(super) granule_lg2: u32,

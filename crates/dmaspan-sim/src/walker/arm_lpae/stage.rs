@@ -1,4 +1,4 @@
-//! What the stages of translation make of a descriptor's attributes: permissions and memory types.
+//! The stages of translation make permissions and memory types of a descriptor's attributes.
 //!
 //! DDI 0487, issue K.a: D8.3.1 for the places of the fields, D8.4, "Memory access control", and
 //! D8.6, "Memory region attributes". Their counterparts for AArch32 state are in G5.6 and G5.7.
@@ -43,7 +43,7 @@ pub enum MemAttr {
     Forced,
 }
 
-/// How a stage 2 descriptor forbids execution.
+/// Says how a stage 2 descriptor forbids execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum ExecuteNever {
     /// XN, bit 54, is for everybody and bit 53 is RES0.

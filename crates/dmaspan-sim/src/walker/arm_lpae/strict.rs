@@ -10,7 +10,7 @@ use crate::walker::{
     Access, Fault, FaultKind, TableStep, TableWords, Translated, WalkPath, Walker, block_around,
 };
 
-/// What is wrong with a table that hardware may nevertheless walk.
+/// Says what is wrong with a table that hardware may nevertheless walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadLpaeTable {
@@ -175,8 +175,8 @@ impl<R> LpaeWalker<R> {
         Ok(())
     }
 
-    /// How many translations of each size the tables hold in `range`, by log2 of the size. A
-    /// contiguous group counts as one of its size.
+    /// Returns how many translations of each size the tables hold in `range`, by log2 of the size.
+    /// A contiguous group counts as one of its size.
     ///
     /// # Errors
     ///

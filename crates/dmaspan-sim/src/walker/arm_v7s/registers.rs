@@ -52,7 +52,7 @@ pub struct ArmV7sWalkRegisters {
     pub variant: Variant,
 }
 
-/// Why registers describe no tables.
+/// The reason why registers describe no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadV7sRegisters {

@@ -1,4 +1,4 @@
-//! What the check of whole tables needs to know.
+//! The check of whole tables needs to know this of short descriptors.
 
 use dmaspan::{IovaRange, PhysAddr};
 

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use crate::account::Account;
 use crate::pin::Pinner;
 
-/// Whether the process whose memory is mapped still has it.
+/// Says whether the process whose memory is mapped still has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Process {
     /// It has.

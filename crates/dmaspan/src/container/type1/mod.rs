@@ -130,7 +130,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Type1<'c, P, L, BATCH> {
         }
     }
 
-    /// What `VFIO_CHECK_EXTENSION` answers: 1 for what there is, 0 for everything else.
+    /// Returns what `VFIO_CHECK_EXTENSION` answers: 1 for what there is, 0 for everything else.
     ///
     /// Addresses cannot be invalidated while there are emulated devices. Devices cannot get round
     /// caches if no domain lets them; without domains none does.

@@ -174,7 +174,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct UnmapListFailed<T: Translation, B: BouncePool = NoPool> {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The mapping, where nothing was changed. `None` where it is in quarantine, memory and all,
     /// until a [flush](crate::dma::DmaDomain::flush) succeeds.

@@ -59,7 +59,7 @@ const LARGEST_LG2: u32 = 51;
 /// The level whose entries cover 512G each.
 const LEVEL_512G: u32 = 3;
 
-/// What distinguishes one AMD v1 table from another.
+/// Says what distinguishes one AMD v1 table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdV1Config {
     /// Bits of input addresses that the tree may grow to: 13 to 64.
@@ -93,7 +93,7 @@ impl AmdV1Config {
     }
 }
 
-/// What an AMD v1 table is in a device table entry.
+/// The fields of a device table entry that describe an AMD v1 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AmdV1Registers {
     /// Bits 63:0: V, TV, HAD, Mode, the root, IR and IW. All others are 0 and the driver's to add.

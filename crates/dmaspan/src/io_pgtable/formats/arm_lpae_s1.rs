@@ -39,7 +39,7 @@ const ATTR_NON_CACHEABLE: u64 = 0 << ATTR_SHIFT;
 const ATTR_WRITE_BACK: u64 = 1 << ATTR_SHIFT;
 const ATTR_DEVICE: u64 = 2 << ATTR_SHIFT;
 
-/// What distinguishes one stage-1 table from another.
+/// Says what distinguishes one stage-1 table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmLpaeS1Config {
     /// Bits of input addresses: 25 to 48, and to 52 with the 64K granule.
@@ -78,7 +78,7 @@ impl ArmLpaeS1Config {
     }
 }
 
-/// Which outer cacheability walks have, as Linux's `IO_PGTABLE_QUIRK_ARM_OUTER_WBWA`
+/// Says which outer cacheability walks have, as Linux's `IO_PGTABLE_QUIRK_ARM_OUTER_WBWA`
 /// (include/linux/io-pgtable.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OuterWalks {
@@ -175,7 +175,7 @@ impl<const G: u32> ArmLpaeS1<G> {
         walk_fields(self.config.walks) | outer
     }
 
-    /// What it was made with: a driver compares it with what hardware walks.
+    /// Returns what it was made with: a driver compares it with what hardware walks.
     pub const fn config(&self) -> &ArmLpaeS1Config {
         &self.config
     }

@@ -58,7 +58,7 @@ const LAST_LEVEL: u32 = 3;
 /// The most tables that a root is made of, log2.
 const LG2_CONCATENATED: u32 = 4;
 
-/// Which stage decides the memory type.
+/// Says which stage decides the memory type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum S2MemoryTypes {
     /// The stricter of the two.
@@ -67,7 +67,7 @@ pub enum S2MemoryTypes {
     Forced,
 }
 
-/// What distinguishes one stage-2 table from another.
+/// Says what distinguishes one stage-2 table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmLpaeS2Config {
     /// Bits of input addresses: 25 to 48, and to 52 with the 64K granule; at most `output_bits`
@@ -210,7 +210,7 @@ impl<const G: u32> ArmLpaeS2<G> {
         }
     }
 
-    /// What it was made with: a driver compares it with what hardware walks.
+    /// Returns what it was made with: a driver compares it with what hardware walks.
     pub const fn config(&self) -> &ArmLpaeS2Config {
         &self.config
     }

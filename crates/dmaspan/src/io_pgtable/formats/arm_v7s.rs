@@ -3,8 +3,8 @@
 //! Source: ARM Architecture Reference Manual, ARMv7-A and ARMv7-R edition, DDI 0406C, section B3.5
 //! "Short-descriptor translation table format", with B3.7 "Memory access control", B3.8 "Memory
 //! region attributes", B3.10.1 "General TLB maintenance requirements", and the registers TTBR0,
-//! TTBCR, PRRR and NMRR in B4.1. What MediaTek adds is no manual's: the facts are those of Linux's
-//! io-pgtable-arm-v7s.c.
+//! TTBCR, PRRR and NMRR in B4.1. No manual describes MediaTek's extension: its facts come from
+//! Linux's io-pgtable-arm-v7s.c.
 //!
 //! The descriptors rely on SCTLR.TRE (attributes remapped by PRRR and NMRR) and SCTLR.AFE (AP\[0\]
 //! is an access flag), both set. Level 0 here is the manual's second level.
@@ -108,7 +108,7 @@ pub enum ArmV7sVariant {
     MediaTekHighTables,
 }
 
-/// What distinguishes one table from another.
+/// Says what distinguishes one table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmV7sConfig {
     /// Whose descriptors.

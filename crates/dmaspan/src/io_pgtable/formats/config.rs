@@ -5,7 +5,7 @@ use crate::error::Errno;
 use crate::lg2;
 use crate::range::IovaRange;
 
-/// Which half of a 64-bit input space a table translates, where addresses are sign-extended.
+/// Says which half of a 64-bit input space a table translates, where addresses are sign-extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// From address 0 up.
@@ -14,7 +14,7 @@ pub enum Half {
     Upper,
 }
 
-/// Whether hardware marks the leaf entries through which it writes.
+/// Says whether hardware marks the leaf entries through which it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirtyTracking {
     /// It does not, and writes no entries.
@@ -23,7 +23,7 @@ pub enum DirtyTracking {
     Hardware,
 }
 
-/// What it takes to replace a leaf by leaves of another size, or those by one.
+/// Says what it takes to replace a leaf by leaves of another size, or those by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakBeforeMake {
     /// The entry is emptied and hardware made to forget it first: accesses between fail.

@@ -60,7 +60,7 @@ const TC_GADE: u64 = 1 << 7;
 /// Bit 8 of DC.tc, SADE: the same for first-stage entries.
 const TC_SADE: u64 = 1 << 8;
 
-/// How many levels, and so how many input bits.
+/// Says how many levels the tables have, and so how many input bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RiscvMode {
     /// Three levels: 39 bits, 41 in the second stage.
@@ -82,7 +82,7 @@ impl RiscvMode {
     }
 }
 
-/// What a table translates, and for whom.
+/// Says what a table translates, and for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RiscvStage {
     /// One half of the sign-extended addresses: one bit less than the mode's name says.
@@ -91,7 +91,7 @@ pub enum RiscvStage {
     Second,
 }
 
-/// What decides the memory type of an access.
+/// Says what decides the memory type of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RiscvMemoryTypes {
     /// The platform alone, by physical address.
@@ -100,7 +100,7 @@ pub enum RiscvMemoryTypes {
     Svpbmt,
 }
 
-/// What distinguishes one RISC-V table from another.
+/// Says what distinguishes one RISC-V table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscvConfig {
     /// The number of levels.
@@ -133,7 +133,7 @@ impl RiscvConfig {
     }
 }
 
-/// What a RISC-V table is in an IOMMU's device context.
+/// The fields of an IOMMU's device context that describe a RISC-V table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiscvRegisters {
     /// Mode and root: iosatp, which is DC.fsc, in the first stage and iohgatp in the second. A
@@ -184,7 +184,7 @@ impl Riscv {
         Ok(Self { config, page_sizes })
     }
 
-    /// What the format was made with: a driver asks whether its hardware walks such tables.
+    /// Returns what the format was made with: a driver asks whether its hardware walks such tables.
     pub fn config(&self) -> &RiscvConfig {
         &self.config
     }

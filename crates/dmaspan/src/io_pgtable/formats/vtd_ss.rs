@@ -40,7 +40,7 @@ const SOFTWARE: u64 = 1 << 52;
 /// The highest level that has leaves: 1 GiB (3.7).
 const TOP_LEAF: u32 = 2;
 
-/// Which leaves force accesses to snoop the CPU's caches (SNP).
+/// Says which leaves force accesses to snoop the CPU's caches (SNP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnoopControl {
     /// None: for hardware without snoop control. Accesses snoop unless the device asks not to, so
@@ -52,7 +52,7 @@ pub enum SnoopControl {
     Forced,
 }
 
-/// Whether there may be leaves that permit no writes.
+/// Says whether there may be leaves that permit no writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadOnlyLeaves {
     /// There may.
@@ -62,7 +62,7 @@ pub enum ReadOnlyLeaves {
     Refused,
 }
 
-/// What distinguishes one second-stage table from another.
+/// Says what distinguishes one second-stage table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VtdSsConfig {
     /// Bits of input addresses: 39, 48 or 57, of those in the capability SAGAW.
@@ -147,7 +147,7 @@ impl VtdSs {
         Ok(Self { config, page_sizes })
     }
 
-    /// What hardware is told of a table whose root is at `root`.
+    /// Returns what hardware is told of a table whose root is at `root`.
     pub fn registers(&self, root: PhysAddr) -> VtdSsRegisters {
         // AW: 001b for 3 levels, 010b for 4, 011b for 5 (9.3 and 9.6).
         let width = match self.config.input_bits {

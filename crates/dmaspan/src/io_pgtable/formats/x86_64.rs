@@ -47,7 +47,7 @@ const EXECUTE_DISABLE: u64 = 1 << 63;
 /// The highest level that has leaves: 1 GiB (SDM 4.5.4).
 const TOP_LEAF: u32 = 2;
 
-/// Whether leaves can forbid instruction fetches.
+/// Says whether leaves can forbid instruction fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecuteDisable {
     /// They cannot: [`Prot::NOEXEC`] changes nothing.
@@ -56,7 +56,7 @@ pub enum ExecuteDisable {
     Enabled,
 }
 
-/// What distinguishes one table from another.
+/// Says what distinguishes one table from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct X86_64Config {
     /// Bits of input addresses, sign included: 48 for 4 levels, 57 for 5.
@@ -158,7 +158,7 @@ impl X86_64 {
         Ok(Self { config, page_sizes, address: ADDRESS & !encrypted, encrypted })
     }
 
-    /// What hardware is told of a table whose root is at `root`.
+    /// Returns what hardware is told of a table whose root is at `root`.
     pub fn registers(&self, root: PhysAddr) -> X86_64Registers {
         // FSPM and GuestPagingMode: 00b for 4 levels, 01b for 5.
         let mode = u64::from(self.config.input_bits == 57);

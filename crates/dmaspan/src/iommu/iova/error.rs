@@ -5,7 +5,7 @@ use crate::addr::Iova;
 use crate::error::Errno;
 use crate::range::{IovaRange, RangeError};
 
-/// Why there are no IOVAs.
+/// The reason why there are no IOVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -70,7 +70,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Range(error) => error.errno(),
@@ -110,7 +110,7 @@ pub enum IntoRawFailed {
 }
 
 impl IntoRawFailed {
-    /// What a front end that looks like Linux answers.
+    /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Foreign(_) => Errno::EINVAL,

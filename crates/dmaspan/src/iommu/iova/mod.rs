@@ -92,14 +92,14 @@ pub struct Iovas {
 }
 
 impl Iovas {
-    /// Which they are: whole granules.
+    /// Returns which they are: whole granules.
     #[inline(always)]
     pub fn range(&self) -> IovaRange {
         self.range
     }
 }
 
-/// How much of a space is where.
+/// Says how much of a space is where.
 ///
 /// It is exact where nobody else works on the space; what moves meanwhile may be counted twice or
 /// not at all.
@@ -214,7 +214,7 @@ impl<P: Platform> Space<P> {
         Ok(space)
     }
 
-    /// What can be handed out at most, in whole granules.
+    /// Returns what can be handed out at most, in whole granules.
     pub fn aperture(&self) -> IovaRange {
         self.aperture
     }
@@ -224,7 +224,7 @@ impl<P: Platform> Space<P> {
         lg2::size(self.granule_lg2)
     }
 
-    /// Whom it asks for its CPU and clock.
+    /// The platform that the space asks for the CPU and the clock.
     pub fn platform(&self) -> &P {
         &self.platform
     }

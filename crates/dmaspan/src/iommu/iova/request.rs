@@ -6,7 +6,7 @@ use crate::addr::Iova;
 use crate::lg2;
 use crate::range::{IovaRange, RangeError};
 
-/// Which IOVAs are asked for.
+/// Says which IOVAs are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// How many bytes; rounded up to granules.

@@ -67,7 +67,7 @@ impl<P: Platform> Space<P> {
         Ok(self.handle(range, UNCACHED))
     }
 
-    /// How much is where.
+    /// Returns how much is where.
     pub fn stats(&self) -> IovaStats {
         let depot = self.depot.lock();
         let own = self.cpus.iter().filter_map(|own| try_for_long(own)).map(|own| own.count());

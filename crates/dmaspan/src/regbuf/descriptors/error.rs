@@ -4,7 +4,7 @@ use crate::addr::DmaAddr;
 use crate::error::Errno;
 use crate::span::Span;
 
-/// Why no descriptors were made. Nothing was written.
+/// The reason why no descriptors were made. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -8,7 +8,7 @@ use super::scatter::{ScatterEntry, ScatterGather};
 use crate::addr::{Address, DmaAddr};
 use crate::span::Span;
 
-/// What segments a device takes.
+/// Says which segments a device takes.
 ///
 /// The default has no boundary, and segments as long as a length of 32 bits can tell in pages of
 /// 4 KiB: 2^32 - 4096 bytes, so that no page of a run that begins with one is cut.
@@ -28,7 +28,7 @@ impl Default for SegmentLimits {
     }
 }
 
-/// What the descriptors of some spans come to.
+/// Says what the descriptors of some spans come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// How many segments there are; `usize::MAX` for more.
@@ -65,7 +65,7 @@ impl SegmentLimits {
         self.max_segment
     }
 
-    /// What no segment crosses a multiple of; `None` where that does not matter.
+    /// Returns what no segment crosses a multiple of; `None` where that does not matter.
     pub const fn boundary(self) -> Option<u64> {
         self.window.checked_add(1)
     }
@@ -79,8 +79,8 @@ impl SegmentLimits {
         ScatterGather::new(self, Runs::new(spans.into_iter()))
     }
 
-    /// How many segments [`entries`](Self::entries) gives, and how many bytes they have. This costs
-    /// as much as there are spans, however many segments a span is cut into.
+    /// Returns how many segments [`entries`](Self::entries) gives, and how many bytes they have.
+    /// This costs as much as there are spans, however many segments a span is cut into.
     #[inline(always)]
     pub fn need<A: Address, I>(self, spans: I) -> Need
     where

@@ -10,7 +10,7 @@
 //!
 //! - [`SegmentLimits`]: scatter-gather [`ScatterEntry`]s under a device's longest segment and
 //!   boundary.
-//! - [`MemoryPageSize`]: NVMe PRP entries and lists, of which each page needs one by definition.
+//! - [`MemoryPageSize`]: NVMe PRP entries and lists, one entry for each page of memory.
 //! - [`Sgl`]: NVMe scatter-gather lists.
 //! - [`Chain`]: virtio descriptors, for split and packed rings, in the ring or indirect.
 //!

@@ -64,7 +64,7 @@ impl PackedDescriptor {
     }
 }
 
-/// Where a driver puts its next descriptor into a packed ring, and its wrap counter (section
+/// Says where a driver puts its next descriptor into a packed ring, and its wrap counter (section
 /// 2.8.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedPosition {

@@ -80,8 +80,8 @@ impl MemoryPageSize {
         Ok(PrpEntries::new(self, spans))
     }
 
-    /// How many PRP entries `spans` have, in all; `usize::MAX` for more. This costs as much as
-    /// there are spans.
+    /// Returns how many PRP entries `spans` have, in all; `usize::MAX` for more. This costs as much
+    /// as there are spans.
     ///
     /// # Errors
     ///
@@ -131,7 +131,8 @@ impl MemoryPageSize {
         Ok(usize::try_from(count).unwrap_or(usize::MAX))
     }
 
-    /// How many whole pages of a list [`write`](Self::write) needs for so many entries in all.
+    /// Returns how many whole pages of a list [`write`](Self::write) needs for so many entries in
+    /// all.
     pub fn list_pages(self, entries: usize) -> usize {
         // All but the first, of which 1 needs no list.
         let listed = entries.saturating_sub(1);

@@ -77,7 +77,7 @@ where
         Self { limits, readable: readable.into_iter(), writable: writable.into_iter() }
     }
 
-    /// How many descriptors the chain has, which is not none.
+    /// Returns how many descriptors the chain has, which is not none.
     ///
     /// # Errors
     ///

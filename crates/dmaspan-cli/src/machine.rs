@@ -59,7 +59,7 @@ impl Machine {
         self.lockable
     }
 
-    /// Bytes of a kind that can be had: free pages of its pool too, where it has one.
+    /// Bytes of a kind that are available: free pages of its pool too, where it has one.
     pub fn available_for(&self, kind: MemoryKind) -> u64 {
         let pool = if kind.is_hugetlb() { free_pool_bytes(kind.page_size()) } else { 0 };
         self.available.saturating_add(pool)

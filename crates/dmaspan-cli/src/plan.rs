@@ -54,7 +54,7 @@ pub(crate) enum PlannedBackend {
     Real(Backend, Bdf),
 }
 
-/// What the command line asks for and cannot be had.
+/// The command line asks for what the machine does not have, or for nonsense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UsageError {
     /// A size of 0.

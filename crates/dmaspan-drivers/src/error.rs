@@ -30,7 +30,7 @@ pub enum Error {
         what: &'static str,
         /// What was asked for.
         value: u64,
-        /// The most, or the least, that can be had.
+        /// The most, or the least, that is possible.
         limit: u64,
     },
     /// There is no such stream.

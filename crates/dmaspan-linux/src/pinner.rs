@@ -154,8 +154,8 @@ impl<A: FrameAddress> LinuxPinner<A> {
     ///
     /// # Errors
     ///
-    /// [`LinuxPinError`] where what was asked for cannot be had. Physical addresses cannot be had
-    /// of memory that is only locked.
+    /// [`LinuxPinError`] where the machine does not give what was asked for. There are no physical
+    /// addresses of memory that is only locked.
     pub fn with(options: PinnerOptions) -> Result<Self, LinuxPinError> {
         let (registrar, why_mlock) = match options.method {
             Some(PinMethod::Mlock) => (Registrar::Mlock, None),

@@ -70,7 +70,7 @@ pub enum Error {
         /// Why.
         status: Status,
     },
-    /// A queue of that many entries cannot be had.
+    /// The controller has no queues of that many entries.
     #[error("a queue cannot have {depth} entries: this controller has 2 to {max}")]
     Depth {
         /// How many were asked for.

@@ -115,7 +115,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
     ///
     /// 1. `registers` are those of an AMD IOMMU, ordered as [`Mmio`] says, and the configuration
     ///    has what its PCI capability says. Where the IOMMU translates already, `write64` is one
-    ///    access: a table whose address is half of the old and half of the new is anybody's.
+    ///    access: a table whose address is half old and half new may be any memory.
     /// 2. Nobody else drives it while the driver lives and afterwards, unless it resets the IOMMU.
     /// 3. The memory of `host`, and of the tables of each domain, is what the IOMMU sees at those
     ///    addresses; that of the tables with [`AmdViConfig::encryption_bit`], if there is one.

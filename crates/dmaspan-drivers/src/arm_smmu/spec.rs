@@ -131,7 +131,7 @@ pub(super) mod id0 {
     /// NUMSIDB, bits 12:9: bits of stream IDs.
     pub(in super::super) const NUMSIDB_SHIFT: u32 = 9;
     pub(in super::super) const NUMSIDB_MASK: u32 = 0xf;
-    /// EXIDS: 16 bits of stream IDs are to be had.
+    /// EXIDS: stream IDs can have 16 bits.
     pub(in super::super) const EXIDS: u32 = 1 << 8;
     /// NUMSMRG, bits 7:0: entries of the stream map.
     pub(in super::super) const NUMSMRG_MASK: u32 = 0xff;

@@ -77,7 +77,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
         Ok(())
     }
 
-    /// Blocks a stream of which nobody knows what hardware has.
+    /// Blocks a stream whose context in hardware is unknown.
     fn block_unknown(&self, device: u32, state: &mut StreamState) -> Result<(), HardwareError> {
         self.store(device, &mut state.words, DC_TC, TC_LEFT);
         let mut all = [INVAL_DDT_ALL; 3];

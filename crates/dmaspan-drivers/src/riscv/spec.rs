@@ -25,7 +25,7 @@ bitflags::bitflags! {
         const MSI_FLAT = 1 << 22;
         /// Hardware can set A and D bits in entries of tables.
         const AMO_HWAD = 1 << 24;
-        /// Both byte orders can be had.
+        /// Hardware has both byte orders.
         const END = 1 << 27;
         /// Any mode of the first stage.
         const FIRST_STAGE = 0b111 << 9;

@@ -36,7 +36,7 @@ pub(crate) enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockedBy {
     /// What the process has locked and what VFIO has pinned for it (`VmLck` of proc(5)): VFIO's
-    /// type 1, and iommufd where it was told so.
+    /// type 1, and iommufd where an option asks for it.
     Process,
     /// What all processes of the user have pinned; of this one, `VmPin` of proc(5) says it:
     /// iommufd, its compatibility mode too, and io_uring.

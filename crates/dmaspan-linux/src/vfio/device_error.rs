@@ -5,7 +5,7 @@ use dmaspan::Errno;
 use crate::os;
 use crate::pci::Bdf;
 
-/// The reason why something of an open device cannot be had.
+/// The reason why a part of an open device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {

@@ -157,7 +157,7 @@ pub enum Error {
         /// What the kernel says that it unmapped.
         unmapped: u64,
     },
-    /// An earlier unmapping was [`Short`](Self::Short) there: nobody knows what is mapped.
+    /// An earlier unmapping was [`Short`](Self::Short) there: it is unknown what is mapped.
     #[error(
         "an earlier unmap of {range} failed in part: its IOVAs are lost until the space is dropped"
     )]

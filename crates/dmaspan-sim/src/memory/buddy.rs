@@ -154,7 +154,7 @@ impl Buddy {
         size_of_val(&*self.blocks) + small * BLOCK_FRAMES * size_of::<Node>()
     }
 
-    /// Pushes what of a block that is in no list lies around the block of `order` at `pfn`.
+    /// A block is in no list: pushes its parts around the block of `order` at `pfn`.
     fn cut(&mut self, mut head: u64, above: u32, pfn: u64, order: u32) {
         for half in (order..above).rev() {
             let upper = head + lg2::size(half);

@@ -311,7 +311,7 @@ impl PinnedRun {
         }
     }
 
-    /// Unpins what is pinned of it, of which nobody was told.
+    /// Unpins what is pinned of it, and was reported to nobody.
     fn undo_pin(self, pin: &mut SimPin, memory: &SimMemory) {
         if let Ok(pinned) = Span::new(self.span.paddr(), self.pinned) {
             pin.undo_pin(memory, pinned);

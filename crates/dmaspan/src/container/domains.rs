@@ -229,7 +229,7 @@ impl Domains {
     }
 
     /// Puts the spans of a range, which is mapped without holes, into `buf`, as many as fit, and
-    /// returns what of the range is left.
+    /// returns the rest of the range.
     pub(super) fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange> {
         self.each().next().and_then(|domain| domain.spans(range, buf))
     }

@@ -66,7 +66,7 @@ pub(super) trait Paging: Send + Sync {
     ) -> Option<(IovaRange, u64)>;
 
     /// Puts the spans of a range, which is mapped without holes, into `buf`, as many as fit, and
-    /// returns what of the range is left.
+    /// returns the rest of the range.
     fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange>;
 
     fn census(&self, range: IovaRange) -> LeafCensus;

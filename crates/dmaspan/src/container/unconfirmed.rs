@@ -84,7 +84,7 @@ impl<L> UnconfirmedState<L> {
     }
 }
 
-/// A gather that is being synced again. Dropped, as a panic does it, nobody knows what of it was
+/// A gather that is being synced again. After a drop, as by a panic, it is unknown what of it was
 /// synced: hardware has to forget everything then, and the tables in it leak.
 pub(super) struct Tried<'u, L> {
     unconfirmed: &'u Unconfirmed<L>,

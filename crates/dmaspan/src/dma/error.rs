@@ -131,7 +131,7 @@ pub enum Error {
     /// There is no memory to remember mappings by their addresses.
     #[error("there is no memory for the records of a device")]
     NoRecords,
-    /// Nothing translates the device's addresses: there are no IOVAs to be had.
+    /// Nothing translates the device's addresses, so there are no IOVAs.
     #[error("nothing translates the addresses of the device, so it has no IOVAs")]
     Untranslated,
     /// A list has no pieces.

@@ -414,7 +414,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// Maps slots, and what of the piece lies between them.
+    /// Maps slots, and the part of the piece that lies between them.
     fn place_bounced(
         &self,
         piece: Piece,

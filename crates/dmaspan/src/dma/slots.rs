@@ -76,9 +76,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
     }
 
-    /// Slots for what of a piece the device must not or cannot have itself, filled where `fill` or
-    /// the device's trust says so. A slot for all of it keeps `keep_bits`, those of ends all bits
-    /// below the granule.
+    /// Slots for the part of a piece that the device must not or cannot have itself, filled where
+    /// `fill` or the device's trust says so. A slot for all of it keeps `keep_bits`, those of ends
+    /// all bits below the granule.
     #[cold]
     pub(super) fn bounce(
         &self,

@@ -177,7 +177,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
 
 impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
     /// Adds the spans of a range, which is known to be mapped without holes, to `buf`, as many as
-    /// fit, and returns what of the range is left.
+    /// fit, and returns the rest of the range.
     pub(crate) fn spans(&self, range: IovaRange, buf: &mut SpanBuf<'_>) -> Option<IovaRange> {
         let full_at = self.table.collect(range, buf, Ahead::Checked, &mut 0).ok().flatten()?;
         IovaRange::new(full_at, range.last())

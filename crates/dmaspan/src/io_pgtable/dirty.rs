@@ -78,7 +78,7 @@ impl<'b> DirtyBitmap<'b> {
         }
     }
 
-    /// The same for what of a leaf is in `range`.
+    /// The same for the part of a leaf that is in `range`.
     fn mark_within(&mut self, leaf: IovaRange, range: IovaRange) {
         if let Some(dirty) = leaf.intersection(range) {
             self.mark(dirty);

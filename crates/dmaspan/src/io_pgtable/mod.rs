@@ -522,8 +522,8 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
         self.table.unmap_spans(range, buf, Ahead::Check)
     }
 
-    /// Goes on with an unmap whose buffer became full. Nothing refuses it but a `rest` that is not
-    /// of this table or not of the range owned here, of which nothing is unmapped.
+    /// Goes on with an unmap whose buffer became full. It refuses only a `rest` that is not of this
+    /// table or not of the range owned here, and then unmaps nothing.
     pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> UnmappedSpans<M::List> {
         let range = rest.range();
         if rest.is_of(self.table.id)

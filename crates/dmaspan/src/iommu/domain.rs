@@ -237,7 +237,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// # Errors
     ///
-    /// [`SyncFailed`] with the gather, of which nothing was released.
+    /// [`SyncFailed`] with the gather; nothing of it was released.
     ///
     /// # Safety
     ///

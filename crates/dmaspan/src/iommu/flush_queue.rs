@@ -86,7 +86,7 @@ pub(crate) struct FlushQueue<P: Platform, L, T> {
     config: Config,
 }
 
-/// What waits in one place, and what of it is being flushed.
+/// The entries that wait in one place, and those of them that are being flushed.
 struct CpuQueue<R, L, T> {
     waiting: Mutex<R, Batch<L, T>>,
     /// [`FREE`], or the ticket of the flush that has `flushed`, with [`SYNCED`].

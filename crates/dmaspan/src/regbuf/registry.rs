@@ -223,13 +223,13 @@ impl<S: Source> Registry<S> {
     }
 
     /// Gives slots from `index` on what is requested, one by one; what they had goes. Returns how
-    /// many: fewer than requested where a later one could not be had
-    /// (`__io_sqe_buffers_update` of Linux, io_uring/rsrc.c).
+    /// many: fewer than requested where a later one could not be made (`__io_sqe_buffers_update` of
+    /// Linux, io_uring/rsrc.c).
     ///
     /// # Errors
     ///
     /// [`Error::NoTable`]; [`Error::Index`], also for no requests; [`Error::IndexOverflow`]; and
-    /// where the first request cannot be had: [`Error::TagOfVacant`], [`Error::NoAccess`],
+    /// where the first request is refused: [`Error::TagOfVacant`], [`Error::NoAccess`],
     /// [`Error::TooLong`], or [`Error::Buffer`] with the source's reason. Then nothing changed.
     pub fn update(&mut self, index: u32, requests: &[BufferRequest]) -> Result<usize, S> {
         let slots = self.slots();

@@ -20,7 +20,7 @@ pub trait Source {
     ///
     /// # Errors
     ///
-    /// Where it cannot be had. Then nothing is pinned, charged or mapped.
+    /// Where there is none. Then nothing is pinned, charged or mapped.
     fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<Self::Addr>, Self::Error>;
 
     /// Whose memory it is.

@@ -179,7 +179,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         span.len()
     }
 
-    /// Counts memory that is nobody's any more. It goes on counting against the limit.
+    /// Counts memory that has no owner any more. It goes on counting against the limit.
     fn leak(&self, span: Span) {
         self.grown.lock().leaked += span.len();
     }

@@ -260,7 +260,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         Slot { pool: self.id(), grown: None, node, taken, original }
     }
 
-    /// Writes zeros to what of a run is not the original's.
+    /// Writes zeros to the part of a run that does not stand in for the original.
     #[inline(never)]
     fn zero_around(&self, taken: Taken, len: u64) {
         let before = taken.data - taken.start();

@@ -170,7 +170,7 @@ pub enum Error {
         mapped: u64,
     },
     /// What would be unlinked or linked cuts a piece that is linked.
-    #[error("{len:#x} bytes at offset {offset:#x} would cut a link: name all of it")]
+    #[error("{len:#x} bytes at offset {offset:#x} overlap a link, and a link is not cut")]
     CutsLink {
         /// Where the linked piece begins, in bytes from the reservation's first.
         offset: u64,

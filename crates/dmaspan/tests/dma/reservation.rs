@@ -149,7 +149,7 @@ fn what_does_not_fit_its_place_is_refused_and_given_back() {
     rig.link(&mut reservation, PAGE, 0x8000_0000, PAGE).unwrap();
     let link = |reservation: &mut _, offset, paddr, len| rig.link(reservation, offset, paddr, len);
     let refused = [
-        (link(&mut reservation, PAGE, 0x9000_0000, PAGE), "linked, and a link is not cut"),
+        (link(&mut reservation, PAGE, 0x9000_0000, PAGE), "overlap a link, and a link is not cut"),
         (link(&mut reservation, 0, 0x9000_0000, PAGE + 1), "a link is not cut"),
         (link(&mut reservation, 3 * PAGE, 0x9000_0000, PAGE + 1), "are not within"),
         (link(&mut reservation, u64::MAX, 0x9000_0fff, 1), "are not within"),

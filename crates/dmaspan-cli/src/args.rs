@@ -143,7 +143,7 @@ pub(crate) struct MapArgs {
     #[arg(value_parser = run_count)]
     pub(crate) runs: u32,
 
-    /// How to print the report: table or json
+    /// How to print: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: OutputFormat,
 }

@@ -17,11 +17,11 @@ are few, it also says why, which commands change that, and which undo them.
 
 This program opens and changes nothing: run the commands yourself, as root.
 
-With --format json the report is one object: iommu, hints and devices. Each device
-has bdf, vendor, device, class, class_name, driver, driver_override, kind,
-present, bridge, numa_node, bars, group, group_node, cdev_node, uses, type1,
-iommufd and give_back. type1 and iommufd have usable, reasons (name and text)
-and commands; a command that begins with # is a step to take by hand.";
+With --format json the report is one object: iommu, hints and devices. Each
+device has bdf, vendor, device, class, class_name, driver, driver_override,
+kind, present, bridge, numa_node, bars, group, group_node, cdev_node, uses,
+type1, iommufd and give_back. type1 and iommufd have usable, reasons (name and
+text) and commands; a command that begins with # is a step to take by hand.";
 
 pub(crate) const DEVICES_EXAMPLES: &str = "\
 Examples:
@@ -43,7 +43,7 @@ pub(crate) struct DevicesArgs {
     #[arg(long, conflicts_with = "bdfs")]
     pub(crate) all: bool,
 
-    /// How to print the report: table or json
+    /// How to print: table or json
     #[arg(long, default_value = "table", hide_possible_values = true)]
     pub(crate) format: OutputFormat,
 

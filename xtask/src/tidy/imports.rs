@@ -76,7 +76,7 @@ pub fn systems(tree: &Tree) -> Vec<Problem> {
     for folder in unknown {
         let names = SYSTEMS.map(|(name, _)| name).join(", ");
         let what = format!(
-            "every folder here is a system, one of {names}: make this one a plain file, or \
+            "this folder is not a system; the systems are {names}: make it a plain file, or \
              name the system in the design and in xtask/src/tidy/imports.rs"
         );
         problems.push(Problem::of_file(&format!("{SRC}{folder}"), what));
@@ -266,6 +266,6 @@ mod tests {
         let problems = systems(&Tree::of(&files.map(|path| (path, ""))));
         assert_eq!(problems.len(), 1);
         assert_eq!(problems[0].path, "crates/dmaspan/src/util");
-        assert!(problems[0].what.contains("no system"), "{problems:?}");
+        assert!(problems[0].what.contains("not a system"), "{problems:?}");
     }
 }

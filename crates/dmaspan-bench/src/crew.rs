@@ -1,11 +1,13 @@
 //! Threads that begin at the same time.
 
-use std::io;
 use std::panic;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::RwLock;
+
+use crate::failed::Failed;
 
 /// Where threads wait for each other.
 #[derive(Debug, Default)]
@@ -23,30 +25,48 @@ impl Gate {
     }
 }
 
+/// Does `work` with every item at once until `length` is over, when the flag is set.
+///
+/// # Errors
+///
+/// As [`at_once`].
+pub(crate) fn for_a_while<T: Send, R: Send>(
+    items: impl ExactSizeIterator<Item = T>,
+    length: Duration,
+    work: impl Fn(T, &Gate, &AtomicBool) -> Result<R, Failed> + Sync,
+) -> Result<Vec<R>, Failed> {
+    let stop = AtomicBool::new(false);
+    let meanwhile = || {
+        thread::sleep(length);
+        stop.store(true, Ordering::Relaxed);
+    };
+    at_once(items, |item, gate| work(item, gate, &stop), meanwhile)
+}
+
 /// Does `work` with every item at once, each in a thread of its own, which passes the gate when it
 /// is ready: it opens when all are. Then this thread does something, too.
 ///
 /// # Errors
 ///
-/// The system's, where it gives no thread.
+/// The first thread's that failed, and the system's where it gives no thread.
 pub(crate) fn at_once<T: Send, R: Send>(
     items: impl ExactSizeIterator<Item = T>,
-    work: impl Fn(T, &Gate) -> R + Sync,
+    work: impl Fn(T, &Gate) -> Result<R, Failed> + Sync,
     meanwhile: impl FnOnce(),
-) -> io::Result<Vec<R>> {
+) -> Result<Vec<R>, Failed> {
     let (count, work, gate) = (items.len(), &work, &Gate::default());
     thread::scope(|scope| {
         // Opened by any return, so that a thread that cannot be had leaves no other one waiting.
         let closed = gate.closed.write();
         let spawn = |item| thread::Builder::new().spawn_scoped(scope, move || work(item, gate));
-        let mut running: Vec<thread::ScopedJoinHandle<'_, R>> = Vec::with_capacity(count);
+        let mut running: Vec<thread::ScopedJoinHandle<'_, _>> = Vec::with_capacity(count);
         for item in items {
             match spawn(item) {
                 Ok(thread) => running.push(thread),
                 Err(error) => {
                     // Those that wait at an open gate are told to stop, too.
                     meanwhile();
-                    return Err(error);
+                    return Err(Failed::at("there is no thread")(error));
                 }
             }
         }
@@ -58,7 +78,7 @@ pub(crate) fn at_once<T: Send, R: Send>(
         drop(closed);
         meanwhile();
         let joined = running.into_iter().map(|thread| thread.join());
-        Ok(joined.map(|done| done.unwrap_or_else(|panic| panic::resume_unwind(panic))).collect())
+        joined.map(|done| done.unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
     })
 }
 
@@ -74,7 +94,7 @@ mod tests {
                 gate.pass();
                 passed.fetch_add(1, Ordering::Relaxed);
             }
-            item * 10
+            Ok(item * 10)
         };
         let found = at_once([0, 1, 2].into_iter(), work, || ()).unwrap();
         assert_eq!((found, passed.into_inner()), (vec![0, 10, 20], 2));

@@ -9,21 +9,24 @@
 //! args ──► fixed (reads of this machine's kernel, registered or not) ──► report
 //! ```
 //!
+//! Each module plans what its arguments ask for, measures it (with `crew` and `time`, against
+//! `models`), and returns a `report` of rows and tables, or what `failed`. Here both are printed.
+//!
 //! Exit codes: 0 done; 1 a check failed; 2 wrong usage.
 
 mod args;
 mod container;
 mod crew;
 mod dma;
+mod failed;
 mod fixed;
 mod io_pgtable;
 mod models;
 mod regbuf;
+mod report;
 mod swiotlb;
+mod time;
 
-use std::borrow::Borrow;
-use std::convert::Infallible;
-use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -33,9 +36,10 @@ use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text};
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::text::Marks;
 use dmaspan_cli::{hold, json};
-use serde::Serialize;
 
 use args::{Args, Command};
+use failed::Failed;
+use report::Report;
 
 /// The benchmarks, in the order of the help.
 const COMMANDS: [&str; 6] = ["io-pgtable", "dma", "container", "swiotlb", "regbuf", "fixed"];
@@ -49,48 +53,34 @@ fn main() -> ExitCode {
         Err(error) => return not_parsed(&error, "dmaspan-bench", &COMMANDS),
     };
     match command {
-        Command::IoPgtable(args) => bench(
-            args.format,
-            Ok::<_, Infallible>(args),
-            io_pgtable::run,
-            io_pgtable::report::render,
-        ),
-        Command::Dma(args) => {
-            bench(args.format, dma::Plan::new(&args), dma::run, dma::report::render)
-        }
-        Command::Container(args) => {
-            bench(args.format, container::plan(&args), container::run, container::report::render)
-        }
-        Command::Swiotlb(args) => {
-            bench(args.format, swiotlb::plan(&args), swiotlb::run, swiotlb::report::render)
-        }
-        Command::Regbuf(args) => {
-            bench(args.format, regbuf::plan(&args), regbuf::run, regbuf::report::render)
-        }
-        Command::Fixed(args) => {
-            bench(args.format, fixed::plan(&args), fixed::run, fixed::report::render)
-        }
+        Command::IoPgtable(args) => measure(args.format, Ok(args), io_pgtable::run),
+        Command::Dma(args) => measure(args.format, dma::plan(&args), dma::run),
+        Command::Container(args) => measure(args.format, container::plan(&args), container::run),
+        Command::Swiotlb(args) => measure(args.format, swiotlb::plan(&args), swiotlb::run),
+        Command::Regbuf(args) => measure(args.format, regbuf::plan(&args), regbuf::run),
+        Command::Fixed(args) => measure(args.format, fixed::plan(&args), fixed::run),
         Command::HoldHugetlb { kind, bytes } => hold::hold(kind, bytes),
     }
 }
 
 /// Measures what is planned, where it can be, and prints the report.
-fn bench<P: Borrow<Q>, Q, R: Serialize, E: Error>(
+fn measure<P>(
     format: OutputFormat,
-    plan: Result<P, impl Error>,
-    run: impl Fn(&Q, &Progress) -> Result<R, E>,
-    render: impl Fn(&R, Marks) -> String,
+    plan: Result<P, Failed>,
+    run: impl Fn(&P, &Progress) -> Result<Report, Failed>,
 ) -> ExitCode {
     let plan = match plan {
         Ok(plan) => plan,
         Err(error) => return fail(WRONG_USAGE, &error.to_string()),
     };
-    let report = match run(plan.borrow(), &Progress::on_stderr()) {
+    let progress = Progress::on_stderr();
+    let report = match run(&plan, &progress) {
         Ok(report) => report,
         Err(error) => return fail(FAILED, &error.to_string()),
     };
+    progress.clear();
     let text = match format {
-        OutputFormat::Table => render(&report, Marks::of_stdout()),
+        OutputFormat::Table => report.render(Marks::of_stdout()),
         OutputFormat::Json => json::render(&report),
     };
     print_text(format, &text).unwrap_or(ExitCode::SUCCESS)

@@ -1,6 +1,7 @@
 //! What is measured: the cases, and what each of them maps.
 
 use super::args::ContainerArgs;
+use crate::failed::Failed;
 use dmaspan_cli::machine::Machine;
 use dmaspan_cli::size::ByteSize;
 
@@ -45,16 +46,11 @@ pub(crate) enum What {
     Bars {
         /// How many, each a mapping.
         count: u64,
+        /// GiB of each.
+        gib: u64,
         /// log2 of the bytes of a CPU's leaf.
         leaf_lg2: u32,
     },
-}
-
-/// GB/s of Linux itself, before the series for large folios and with it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct LinuxRates {
-    pub(crate) map: (f64, f64),
-    pub(crate) unmap: (f64, f64),
 }
 
 /// One line of the table.
@@ -69,7 +65,8 @@ pub(crate) struct Case {
     pub(crate) threads: u64,
     /// How often by page is timed; by span it is the plan's.
     pub(crate) per_page_runs: u32,
-    pub(crate) linux: Option<LinuxRates>,
+    /// GB/s of Linux itself, before the series for large folios and with it: to map, to unmap.
+    pub(crate) linux: Option<[(f64, f64); 2]>,
 }
 
 /// What `dmaspan-bench container` does.
@@ -81,100 +78,69 @@ pub(crate) struct Plan {
     pub(crate) cases: Vec<Case>,
 }
 
-/// What the command line asks for and cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum UsageError {
-    /// Not what pages of 1 GiB can make.
-    #[error("--size takes whole GiB from 1 to {most} (pages of 1 GiB are measured too), like 16G")]
-    NotWhole {
-        /// The most GiB.
-        most: u64,
-    },
-    /// More than the machine has.
-    #[error(
-        "simulating {} takes {} of memory for page tables and records, of which {} are available: \
-         ask for less, like --size {}G",
-        ByteSize::new(*bytes), ByteSize::new(*needed), ByteSize::new(*available), *fits
-    )]
-    TooMuch {
-        /// The bytes asked for.
-        bytes: u64,
-        /// What that takes.
-        needed: u64,
-        /// What there is.
-        available: u64,
-        /// How many GiB fit.
-        fits: u64,
-    },
-}
-
 /// The most GiB: four times as much memory is simulated, by frame numbers of 32 bits.
 const MOST_GIB: u64 = 2048;
-
-fn needed_bytes(bytes: u64) -> u64 {
-    bytes / PAGE * BYTES_PER_PAGE + BYTES_BESIDES
-}
 
 impl Plan {
     /// What `args` ask for on `machine`.
     ///
     /// # Errors
     ///
-    /// [`UsageError`] where that cannot be done.
-    pub(crate) fn new(args: &ContainerArgs, machine: &Machine) -> Result<Self, UsageError> {
+    /// What cannot be done, and what can.
+    pub(crate) fn new(args: &ContainerArgs, machine: &Machine) -> Result<Self, Failed> {
         let usual = if args.quick { QUICK_BYTES } else { USUAL_BYTES };
         let bytes = args.size.map_or(usual, ByteSize::bytes);
         if !bytes.is_multiple_of(GIB) || !(1..=MOST_GIB).contains(&(bytes / GIB)) {
-            return Err(UsageError::NotWhole { most: MOST_GIB });
+            return Err(Failed::new(format_args!(
+                "--size takes whole GiB from 1 to {MOST_GIB} (pages of 1 GiB are measured too), \
+                 like 16G"
+            )));
         }
-        let (needed, available) = (needed_bytes(bytes), machine.available());
+        let needed = bytes / PAGE * BYTES_PER_PAGE + BYTES_BESIDES;
+        let available = machine.available();
         if needed > available {
             let fits = available.saturating_sub(BYTES_BESIDES) / (GIB / PAGE * BYTES_PER_PAGE);
-            return Err(UsageError::TooMuch { bytes, needed, available, fits: fits.max(1) });
+            let [bytes, needed, available] = [bytes, needed, available].map(ByteSize::new);
+            return Err(Failed::new(format_args!(
+                "simulating {bytes} takes {needed} of memory for page tables and records, of which \
+                 {available} are available: ask for less, like --size {}G",
+                fits.max(1)
+            )));
         }
         let runs = if args.quick { 1 } else { args.runs.unwrap_or(USUAL_RUNS) };
         Ok(Self { bytes, runs, quick: args.quick, cases: cases(bytes, runs) })
     }
 }
 
-fn cases(bytes: u64, runs: u32) -> Vec<Case> {
-    let memory = |name, order, threads, linux| Case {
-        name,
-        what: What::Memory { order, lie: Lie::Apart },
-        bytes,
-        threads,
-        per_page_runs: runs,
-        linux,
+fn cases(memory: u64, runs: u32) -> Vec<Case> {
+    let case = |name, what, linux| {
+        let bytes = match what {
+            What::Memory { .. } => memory,
+            What::Bars { count, gib, .. } => count * gib * GIB,
+        };
+        Case { name, what, bytes, threads: 1, per_page_runs: runs, linux }
     };
-    let bars = |name, count, gib: u64, leaf_lg2, per_page_runs| Case {
-        name,
-        what: What::Bars { count, leaf_lg2 },
-        bytes: count * gib * GIB,
-        threads: 1,
-        per_page_runs,
-        linux: None,
-    };
-    let linux = |map, unmap| Some(LinuxRates { map, unmap });
-    let thp = memory("MADV_HUGEPAGE", 9, 1, linux((340.2, 596.4), (118.6, 357.6)));
-    let populate = memory("MAP_POPULATE", 0, 1, linux((57.2, 55.5), (51.3, 55.6)));
+    let folios = |order, lie| What::Memory { order, lie };
+    let bars = |count, gib, leaf_lg2| What::Bars { count, gib, leaf_lg2 };
+    let small = |name, threads| Case { threads, ..case(name, folios(4, Lie::Apart), None) };
+    let huge = Some([(340.2, 596.4), (118.6, 357.6)]);
+    let base = Some([(57.2, 55.5), (51.3, 55.6)]);
+    let gigantic = Some([(310.5, 508.3), (117.3, 352.9)]);
     vec![
-        Case { what: What::Memory { order: 9, lie: Lie::Fresh }, ..thp },
-        memory("2M apart", 9, 1, None),
-        populate,
-        Case {
-            what: What::Memory { order: 0, lie: Lie::InBlocks },
-            ..memory("4K in blocks", 0, 1, None)
-        },
-        memory("HUGETLBFS", 18, 1, linux((310.5, 508.3), (117.3, 352.9))),
-        memory("64K", 4, 1, None),
-        memory("threads=1", 4, 1, None),
-        memory("threads=2", 4, 2, None),
-        memory("threads=4", 4, 4, None),
-        bars("BAR 32G as 1G", 1, 32, 30, runs),
-        bars("BAR 32G as 2M", 1, 32, 21, runs),
-        bars("BAR 32G as 4K", 1, 32, 12, runs),
+        case("MADV_HUGEPAGE", folios(9, Lie::Fresh), huge),
+        case("2M apart", folios(9, Lie::Apart), None),
+        case("MAP_POPULATE", folios(0, Lie::Apart), base),
+        case("4K in blocks", folios(0, Lie::InBlocks), None),
+        case("HUGETLBFS", folios(18, Lie::Apart), gigantic),
+        small("64K", 1),
+        small("threads=1", 1),
+        small("threads=2", 2),
+        small("threads=4", 4),
+        case("BAR 32G as 1G", bars(1, 32, 30), None),
+        case("BAR 32G as 2M", bars(1, 32, 21), None),
+        case("BAR 32G as 4K", bars(1, 32, 12), None),
         // By page it takes seconds.
-        bars("BAR 4x128G as 1G", 4, 128, 30, 1),
+        Case { per_page_runs: 1, ..case("BAR 4x128G as 1G", bars(4, 128, 30), None) },
     ]
 }
 
@@ -183,7 +149,7 @@ mod tests {
     use super::*;
     use dmaspan_cli::options::OutputFormat;
 
-    fn plan(size: Option<u64>, available: u64) -> Result<Plan, UsageError> {
+    fn plan(size: Option<u64>, available: u64) -> Result<Plan, Failed> {
         let size = size.map(ByteSize::new);
         let args = ContainerArgs { size, runs: None, quick: false, format: OutputFormat::Table };
         Plan::new(&args, &Machine::with_available(available))
@@ -206,7 +172,8 @@ mod tests {
         assert!(text.contains("64 GiB takes 4.25 GiB") && text.contains("--size 60G"), "{text}");
         assert!(plan(Some(60 * GIB), 4 * GIB).is_ok());
         for bytes in [0, GIB / 2, GIB + 4096, 4096 * GIB] {
-            assert!(matches!(plan(Some(bytes), u64::MAX), Err(UsageError::NotWhole { .. })));
+            let error = plan(Some(bytes), u64::MAX).unwrap_err().to_string();
+            assert!(error.starts_with("--size takes whole GiB from 1 to 2048 "), "{error}");
         }
     }
 }

@@ -45,14 +45,16 @@ pub(crate) struct Figures {
 /// The percentiles, in parts of a thousand.
 pub(crate) const PERMILLES: [u64; 4] = [500, 900, 990, 999];
 
-impl Latency {
-    pub(crate) fn new() -> Self {
+impl Default for Latency {
+    fn default() -> Self {
         Self {
             octaves: Box::new([Moments::default(); OCTAVES]),
             buckets: Box::new([0; PER_OCTAVE * OCTAVES]),
         }
     }
+}
 
+impl Latency {
     /// Adds one of so many nanoseconds.
     #[inline]
     pub(crate) fn add(&mut self, ns: u64) {
@@ -148,7 +150,7 @@ mod tests {
     use super::*;
 
     fn of(values: impl IntoIterator<Item = u64>) -> Figures {
-        let mut latency = Latency::new();
+        let mut latency = Latency::default();
         values.into_iter().for_each(|ns| latency.add(ns));
         latency.figures()
     }
@@ -177,9 +179,9 @@ mod tests {
 
     #[test]
     fn what_waited_for_a_cpu_is_counted_and_not_averaged() {
-        let mut latency = Latency::new();
+        let mut latency = Latency::default();
         (0..999).for_each(|_| latency.add(100));
-        let mut other = Latency::new();
+        let mut other = Latency::default();
         other.add(12_000_000);
         latency.merge(&other);
         let figures = latency.figures();

@@ -8,7 +8,9 @@ use dmaspan::{Direction, PhysAddr, Span, lg2};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::args::{DmaArgs, Mode};
-use super::work::{ADDRESS_BITS, DmaBenchError};
+use super::work::ADDRESS_BITS;
+use crate::failed::Failed;
+use crate::time::Effort;
 
 /// The pages that are mapped.
 pub(crate) const PAGE: u64 = 4096;
@@ -24,34 +26,15 @@ const THREADS: u64 = 1;
 const GRANULE: u64 = 1;
 const SECONDS: u64 = 20;
 
-/// How long a case is measured: rounds of both ways in turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Effort {
-    /// How many times each way has its turn.
-    pub(crate) rounds: u32,
-    /// How long a turn is.
-    pub(crate) turn: Duration,
-    /// The same where there are more threads than CPUs: long enough for all to have theirs.
-    pub(crate) shared_turn: Duration,
-}
+/// The grid, and a look at it.
+const GRID: Effort = Effort::new(6, 40_000).shared(100_000);
+const QUICK: Effort = Effort::new(1, 2000);
 
-impl Effort {
-    const GRID: Self = Self {
-        rounds: 6,
-        turn: Duration::from_millis(40),
-        shared_turn: Duration::from_millis(100),
-    };
-    const QUICK: Self =
-        Self { rounds: 1, turn: Duration::from_millis(2), shared_turn: Duration::from_millis(2) };
-
-    /// So many seconds for both ways together.
-    fn seconds(seconds: u64, threads: u64) -> Self {
-        // Turns of 100 ms, longer where starting the threads takes a part of that.
-        let rounds = if threads <= 64 { seconds * 5 } else { seconds };
-        let turn = Duration::from_secs(seconds) / 2 / u32::try_from(rounds).unwrap_or(1);
-        let rounds = u32::try_from(rounds).unwrap_or(1);
-        Self { rounds, turn, shared_turn: turn }
-    }
+/// So many seconds for both ways together: turns of 100 ms, longer where starting the threads takes
+/// a part of that.
+fn for_seconds(seconds: u64, threads: u64) -> Effort {
+    let rounds = if threads <= 64 { seconds * 5 } else { seconds };
+    Effort::new(u32::try_from(rounds).unwrap_or(u32::MAX), seconds * 500_000 / rounds.max(1))
 }
 
 /// One line of the grid.
@@ -70,8 +53,9 @@ pub(crate) struct Case {
 
 impl Case {
     /// An error of the DMA API, with the case that it met.
-    pub(crate) fn refused(&self, source: dma::Error) -> DmaBenchError {
-        DmaBenchError::Dma { threads: self.threads, granule: self.granule, source }
+    pub(crate) fn refused(&self, error: dma::Error) -> Failed {
+        let Self { threads, granule, .. } = self;
+        Failed::at(format_args!("with {threads} threads and {granule} pages"))(error)
     }
 
     /// Bytes of a buffer.
@@ -108,19 +92,6 @@ impl Case {
     }
 }
 
-/// Why a command line cannot be followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{bits} bits (-b) of addresses are too few for {threads} buffers (-t) of {granule} pages (-g) \
-     at once: it takes {needed} or more"
-)]
-pub(crate) struct TooFewBits {
-    bits: u32,
-    threads: u64,
-    granule: u64,
-    needed: u32,
-}
-
 /// What is measured, and how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -137,8 +108,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`TooFewBits`] where not every thread can have a buffer mapped.
-    pub(crate) fn new(args: &DmaArgs) -> Result<Self, TooFewBits> {
+    /// Where not every thread can have a buffer mapped.
+    pub(crate) fn new(args: &DmaArgs) -> Result<Self, Failed> {
         let case = |threads, granule| Case {
             threads,
             granule,
@@ -153,13 +124,13 @@ impl Plan {
             let granules = || (0..=GRID_LG2).map(lg2::size);
             let cases = GRID_THREADS.iter().flat_map(|&t| granules().map(move |g| (t, g)));
             let cases = cases.map(|(threads, granule)| case(threads, granule)).collect();
-            let effort = if args.quick { Effort::QUICK } else { Effort::GRID };
+            let effort = if args.quick { QUICK } else { GRID };
             Self { cases, effort, quick: args.quick, seconds: None }
         } else {
             let threads = args.threads.unwrap_or(THREADS);
             let seconds = args.seconds.unwrap_or(SECONDS);
             let cases = vec![case(threads, args.granule.unwrap_or(GRANULE))];
-            let effort = Effort::seconds(seconds, threads);
+            let effort = for_seconds(seconds, threads);
             Self { cases, effort, quick: false, seconds: Some(seconds) }
         };
         match plan.cases.iter().find(|case| !case.fits()) {
@@ -168,7 +139,11 @@ impl Plan {
                 let &Case { bits, threads, granule, .. } = case;
                 let needed =
                     (bits..ADDRESS_BITS).find(|&bits| Case { bits, ..case.clone() }.fits());
-                Err(TooFewBits { bits, threads, granule, needed: needed.unwrap_or(ADDRESS_BITS) })
+                Err(Failed::new(format_args!(
+                    "{bits} bits (-b) of addresses are too few for {threads} buffers (-t) of \
+                     {granule} pages (-g) at once: it takes {} or more",
+                    needed.unwrap_or(ADDRESS_BITS)
+                )))
             }
         }
     }
@@ -185,7 +160,7 @@ pub(crate) struct Buffer {
 }
 
 /// Memory for the buffers of all threads of a case.
-pub(crate) fn memory(case: &Case) -> Result<Memory, DmaBenchError> {
+pub(crate) fn memory(case: &Case) -> Result<Memory, Failed> {
     let bytes = case.share().saturating_mul(case.threads);
     // A buffer of blocks is of huge pages where the system has some.
     let kind = if bytes >= BLOCK { MemoryKind::Thp } else { MemoryKind::Base };
@@ -195,7 +170,7 @@ pub(crate) fn memory(case: &Case) -> Result<Memory, DmaBenchError> {
 
 /// The buffers. Their addresses are virtual ones in the place of physical ones: the kernel does not
 /// tell those, and no device needs them.
-pub(crate) fn buffers(case: &Case, memory: &Memory) -> Result<Vec<Buffer>, DmaBenchError> {
+pub(crate) fn buffers(case: &Case, memory: &Memory) -> Result<Vec<Buffer>, Failed> {
     let base = memory.user_range().start().get();
     let buffer = |thread: u64| {
         let start = thread * case.share();

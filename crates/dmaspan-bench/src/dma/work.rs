@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::models::unwalked::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
 use dmaspan::dma::{self, DeviceConfig, DmaConfig, Piece, Segment};
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ConfigError};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::iommu::iova;
 use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr};
-use dmaspan_linux::mem::AccessError;
 use dmaspan_linux::{Memory, UserPlatform};
-use dmaspan_sim::walker::arm_lpae::{
-    ArmLpaeS1Walker, ArmS1WalkRegisters, BadLpaeRegisters, BadLpaeTable,
-};
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 use dmaspan_sim::walker::{Access, Walker};
 
 use super::latency::Latency;
 use super::plan::{Buffer, Case};
+use crate::crew::{self, Gate};
+use crate::failed::Failed;
 use dmaspan_cli::stats::nanoseconds;
 
 /// Bits of IOVAs and of physical addresses of the tables.
@@ -48,61 +48,6 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// What is mapped in.
 pub(crate) type Tables = UnwalkedDma<ArmLpaeS1<12>, UserPlatform>;
 
-/// Why mapping was not measured.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DmaBenchError {
-    /// There are no such tables.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The walker knows no such tables.
-    #[error(transparent)]
-    Registers(#[from] BadLpaeRegisters),
-    /// The DMA API refused something.
-    #[error("with {threads} threads and {granule} pages: {source}")]
-    Dma {
-        /// How many threads there were.
-        threads: u64,
-        /// How many pages a buffer has.
-        granule: u64,
-        /// Why.
-        source: dma::Error,
-    },
-    /// There is no memory for the buffers.
-    #[error(transparent)]
-    Memory(#[from] dmaspan_linux::mem::MemoryError),
-    /// A buffer is not all in the memory.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// A buffer is no span.
-    #[error(transparent)]
-    Range(#[from] dmaspan::RangeError),
-    /// A mapping leads elsewhere.
-    #[error("the device would find {found:x?} at {addr}, where {expected} was mapped")]
-    Elsewhere {
-        /// Where it was looked up.
-        addr: DmaAddr,
-        /// Where it leads.
-        found: Option<PhysAddr>,
-        /// Where it should lead.
-        expected: PhysAddr,
-    },
-    /// The tables are damaged.
-    #[error("the tables are damaged: {0}")]
-    Tables(#[from] BadLpaeTable),
-    /// Leaves are left though all was unmapped.
-    #[error("{leaves} leaves are left in the tables after all unmaps")]
-    Left {
-        /// How many.
-        leaves: u64,
-    },
-    /// IOVAs are left.
-    #[error("not all IOVAs were given back: {0}")]
-    Iovas(dma::Error),
-    /// The system gave no thread.
-    #[error("there is no thread: {0}")]
-    NoThread(std::io::Error),
-}
-
 /// A domain of its own for one way of mapping.
 #[derive(Debug)]
 pub(crate) struct Rig {
@@ -112,10 +57,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     /// One whose buffers are mapped below the root that `root` gives.
-    pub(crate) fn new(
-        case: &Case,
-        root: impl Fn(&Tables) -> PhysAddr,
-    ) -> Result<Self, DmaBenchError> {
+    pub(crate) fn new(case: &Case, root: impl Fn(&Tables) -> PhysAddr) -> Result<Self, Failed> {
         let format = || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS));
         let bytes = TABLE_BYTES.saturating_mul(case.threads).min(MOST_TABLE_BYTES);
         let cpus = usize::try_from(case.threads).unwrap_or(usize::MAX);
@@ -144,7 +86,7 @@ impl Rig {
     }
 
     /// Whether a device would find the buffer.
-    fn check(&self, addr: DmaAddr, buffer: &Buffer, way: Direction) -> Result<(), DmaBenchError> {
+    fn check(&self, addr: DmaAddr, buffer: &Buffer, way: Direction) -> Result<(), Failed> {
         let access = if way == Direction::FromDevice { Access::Write } else { Access::Read };
         let (Some(first), Some(last)) = (buffer.pieces.first(), buffer.pieces.last()) else {
             return Ok(());
@@ -154,20 +96,25 @@ impl Rig {
             let found = self.walker.walk(self.tables.words(), Iova::new(addr.get()), access);
             let found = found.ok().map(|translation| translation.paddr);
             if found != Some(expected) {
-                return Err(DmaBenchError::Elsewhere { addr, found, expected });
+                return Err(Failed::new(format_args!(
+                    "the device would find {found:x?} at {addr}, where {expected} was mapped"
+                )));
             }
         }
         Ok(())
     }
 
     /// Whether nothing is left, after all was unmapped and flushed.
-    pub(crate) fn check_empty(mut self) -> Result<(), DmaBenchError> {
+    pub(crate) fn check_empty(mut self) -> Result<(), Failed> {
         let whole = IovaRange::from_len(Iova::new(0), 1 << ADDRESS_BITS)?;
-        let leaves = self.walker.census(self.tables.words(), whole)?.values().sum();
+        let census = self.walker.census(self.tables.words(), whole);
+        let leaves: u64 = census.map_err(Failed::at("the tables are damaged"))?.values().sum();
         if leaves > 0 {
-            return Err(DmaBenchError::Left { leaves });
+            return Err(Failed::new(format_args!(
+                "{leaves} leaves are left in the tables after all unmaps"
+            )));
         }
-        self.tables.check_all_free().map_err(DmaBenchError::Iovas)
+        self.tables.check_all_free().map_err(Failed::at("not all IOVAs were given back"))
     }
 }
 
@@ -282,7 +229,7 @@ impl<'r, 'm> Mapper for Calling<'r, 'm> {
 }
 
 /// What was measured of one way.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
     pub(crate) map: Latency,
     pub(crate) unmap: Latency,
@@ -290,10 +237,6 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    pub(crate) fn new() -> Self {
-        Self { map: Latency::new(), unmap: Latency::new(), told: Told::default() }
-    }
-
     /// Adds what another thread measured.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.map.merge(&other.map);
@@ -311,18 +254,29 @@ impl Measured {
 /// One thread of one way.
 #[derive(Debug)]
 pub(crate) struct Worker<'r, M> {
-    pub(crate) mapper: M,
-    pub(crate) rig: &'r Rig,
-    pub(crate) memory: &'r Memory,
-    pub(crate) buffer: &'r Buffer,
-    pub(crate) case: &'r Case,
+    mapper: M,
+    rig: &'r Rig,
+    memory: &'r Memory,
+    buffer: &'r Buffer,
+    case: &'r Case,
     pub(crate) measured: Measured,
 }
 
-impl<M: Mapper> Worker<'_, M> {
+impl<'r, M: Mapper> Worker<'r, M> {
+    pub(crate) fn new(
+        case: &'r Case,
+        memory: &'r Memory,
+        rig: &'r Rig,
+        buffer: &'r Buffer,
+        mapper: M,
+    ) -> Self {
+        Self { mapper, rig, memory, buffer, case, measured: Measured::default() }
+    }
+
     /// Maps and unmaps until `stop` is set, once at least. What looking at the clock takes is not
     /// counted.
-    pub(crate) fn work(&mut self, stop: &AtomicBool, clock_ns: u64) -> Result<(), DmaBenchError> {
+    fn work(&mut self, gate: &Gate, stop: &AtomicBool, clock_ns: u64) -> Result<(), Failed> {
+        gate.pass();
         let told = Told::by_this_thread();
         let mut count = 0u64;
         loop {
@@ -352,14 +306,14 @@ impl<M: Mapper> Worker<'_, M> {
     }
 
     /// Syncs what waits, and counts that too.
-    pub(crate) fn flush(&mut self) -> Result<(), DmaBenchError> {
+    fn flush(&mut self) -> Result<(), Failed> {
         let told = Told::by_this_thread();
         self.mapper.flush().map_err(|source| self.case.refused(source))?;
         self.measured.add(Told::by_this_thread().since(told));
         Ok(())
     }
 
-    fn fill(&self) -> Result<(), DmaBenchError> {
+    fn fill(&self) -> Result<(), Failed> {
         if self.case.direction != Direction::FromDevice {
             for &(offset, len) in &self.buffer.parts {
                 self.memory.fill_words(offset, len, |_| FILLING)?;
@@ -370,13 +324,13 @@ impl<M: Mapper> Worker<'_, M> {
 
     /// Tries again where there were no IOVAs: see [`PATIENCE`].
     #[cold]
-    fn map_again(&mut self, refused: dma::Error) -> Result<M::Mapped, DmaBenchError> {
+    fn map_again(&mut self, refused: dma::Error) -> Result<M::Mapped, Failed> {
         let mut refused = refused;
         let begin = Instant::now();
         while matches!(refused, dma::Error::Iova(iova::Error::Exhausted { .. }))
             && begin.elapsed() < PATIENCE
         {
-            std::thread::sleep(PAUSE);
+            thread::sleep(PAUSE);
             match self.mapper.map() {
                 Ok(mapped) => return Ok(mapped),
                 Err(error) => refused = error,
@@ -384,6 +338,28 @@ impl<M: Mapper> Worker<'_, M> {
         }
         Err(self.case.refused(refused))
     }
+}
+
+/// Lets all workers work at once, each in a thread of its own.
+pub(crate) fn turn<M: Mapper>(
+    workers: &mut [Worker<'_, M>],
+    length: Duration,
+    clock_ns: u64,
+) -> Result<(), Failed> {
+    let work = |worker: &mut Worker<'_, M>, gate: &Gate, stop: &AtomicBool| {
+        worker.work(gate, stop, clock_ns)
+    };
+    crew::for_a_while(workers.iter_mut(), length, work).map(drop)
+}
+
+/// Syncs what waits, and adds up what all workers measured.
+pub(crate) fn finish<M: Mapper>(workers: Vec<Worker<'_, M>>) -> Result<Measured, Failed> {
+    let mut all = Measured::default();
+    for mut worker in workers {
+        worker.flush()?;
+        all.merge(&worker.measured);
+    }
+    Ok(all)
 }
 
 /// Waits without giving the CPU away, as for a short transmission.

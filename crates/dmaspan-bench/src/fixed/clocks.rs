@@ -1,9 +1,13 @@
 //! What a run takes: time, CPU time, and requests to the disk.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use dmaspan_cli::stats::nanoseconds;
+use dmaspan_linux::process_cpu_time;
 
 use super::source::Source;
+use crate::time::{Begun, Meter};
 
 /// What a run took, in nanoseconds, and how many requests the disk got.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,42 +22,35 @@ pub(crate) struct Taken {
 /// All clocks at the beginning of a run.
 pub(crate) struct Clocks<'a> {
     source: &'a Source,
-    begin: Instant,
-    thread: Duration,
-    cpu: Duration,
-    idle: Option<Idle>,
     requests: Option<u64>,
+    idle: Option<Idle>,
+    cpu: Duration,
+    meter: Meter,
+    begun: Begun,
 }
 
 impl<'a> Clocks<'a> {
     /// Starts them.
     pub(crate) fn start(source: &'a Source) -> Self {
-        Self {
-            source,
-            requests: source.disk_reads(),
-            idle: idle(),
-            thread: dmaspan_linux::thread_cpu_time(),
-            cpu: dmaspan_linux::process_cpu_time(),
-            begin: Instant::now(),
-        }
+        let meter = Meter::of_this_thread();
+        let (requests, idle, cpu) = (source.disk_reads(), idle(), process_cpu_time());
+        Self { source, requests, idle, cpu, begun: meter.begin(), meter }
     }
 
     /// Reads them.
     pub(crate) fn stop(self) -> Taken {
-        let wall = self.begin.elapsed();
-        let cpu = dmaspan_linux::process_cpu_time().saturating_sub(self.cpu);
-        let thread = dmaspan_linux::thread_cpu_time().saturating_sub(self.thread);
+        let took = self.meter.end(self.begun);
+        let (wall, cpu) = (took.end - took.begin, process_cpu_time().saturating_sub(self.cpu));
         let busy = self.idle.zip(idle()).map(|(before, after)| {
             let idle = after.time.saturating_sub(before.time);
             (wall * after.cpus).saturating_sub(idle)
         });
         let requests = self.requests.zip(self.source.disk_reads());
-        let ns = dmaspan_cli::stats::nanoseconds;
         Taken {
-            wall: ns(wall),
-            thread: ns(thread),
-            cpu: ns(cpu),
-            busy: busy.map(ns),
+            wall: took.ns(),
+            thread: took.cpu_ns,
+            cpu: nanoseconds(cpu),
+            busy: busy.map(nanoseconds),
             requests: requests.map(|(before, after)| after.saturating_sub(before)),
         }
     }

@@ -8,7 +8,7 @@
 pub(crate) mod args;
 mod clocks;
 mod plan;
-pub(crate) mod report;
+mod report;
 mod source;
 mod work;
 
@@ -16,16 +16,14 @@ use args::FixedArgs;
 use dmaspan_cli::hold::HeldPages;
 use dmaspan_cli::machine::Machine;
 use dmaspan_cli::progress::Progress;
-pub(crate) use plan::{Plan, UsageError};
-use report::Report;
-use work::{FixedBenchError, Reader, WAYS};
+use plan::Plan;
+use work::{Reader, WAYS};
+
+use crate::failed::Failed;
+use crate::report::Report;
 
 /// What `args` ask for on this machine.
-///
-/// # Errors
-///
-/// [`UsageError`] where that cannot be done.
-pub(crate) fn plan(args: &FixedArgs) -> Result<Plan, UsageError> {
+pub(crate) fn plan(args: &FixedArgs) -> Result<Plan, Failed> {
     Plan::new(args, &Machine::read())
 }
 
@@ -33,11 +31,13 @@ pub(crate) fn plan(args: &FixedArgs) -> Result<Plan, UsageError> {
 ///
 /// # Errors
 ///
-/// [`FixedBenchError`] where there is no memory or no ring, a read failed, or the ways differ.
-pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, FixedBenchError> {
+/// Where there is no memory or no ring, a read failed, or the ways differ.
+pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     progress.begin("reads, fixed and plain".to_owned(), 2 * u64::from(plan.runs) + 1);
     // Dropped last: the number of pages is lowered when they are back.
-    let mut held = HeldPages::for_memory(plan.memory, plan.memory_bytes())?;
+    let held = HeldPages::for_memory(plan.memory, plan.memory_bytes());
+    let held = held.map_err(|error| Failed::new(format_args!("{error}; --memory thp needs none")));
+    let mut held = held?;
     let mut reader = Reader::new(plan)?;
     if let Some(held) = &mut held {
         held.mapped();
@@ -53,6 +53,5 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, FixedBench
             progress.advance(1);
         }
     }
-    progress.clear();
-    Ok(Report::new(plan, &reader, &taken))
+    Ok(report::report(plan, &reader, &taken))
 }

@@ -3,7 +3,8 @@
 use dmaspan_linux::MemoryKind;
 
 use super::args::FixedArgs;
-use super::source::{Source, SourceError};
+use super::source::Source;
+use crate::failed::Failed;
 use dmaspan_cli::machine::Machine;
 use dmaspan_cli::size::ByteSize;
 
@@ -32,51 +33,32 @@ pub(crate) struct Plan {
     pub(crate) notes: Vec<String>,
 }
 
-/// What the command line asks for and cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum UsageError {
-    /// There is nothing to read.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// No length of a direct read.
-    #[error(
-        "--block {}: direct reads are multiples of {}, up to 1 GiB, like 8M",
-        ByteSize::new(*block), ByteSize::new(*unit)
-    )]
-    Block { block: u64, unit: u64 },
-    /// The file is shorter than a block.
-    #[error(
-        "{path}: it has {}, and a block {}: name a longer file, or ask for less by --block",
-        ByteSize::new(*len), ByteSize::new(*block)
-    )]
-    Short { path: String, len: u64, block: u64 },
-    /// More than the machine has.
-    #[error(
-        "{depth} buffers of {} are more than the {} that are available: ask for less, like \
-         --depth {fits}",
-        ByteSize::new(*buffer), ByteSize::new(*available)
-    )]
-    TooMuch { depth: u32, buffer: u64, available: u64, fits: u64 },
-}
-
 impl Plan {
     /// What `args` ask for on `machine`.
     ///
     /// # Errors
     ///
-    /// [`UsageError`] where that cannot be done.
-    pub(crate) fn new(args: &FixedArgs, machine: &Machine) -> Result<Self, UsageError> {
+    /// What cannot be done, and what can.
+    pub(crate) fn new(args: &FixedArgs, machine: &Machine) -> Result<Self, Failed> {
         let source = Source::open(&args.path)?;
         let unit = source.limits().map_or(SECTOR, |limits| limits.logical_block_size.max(SECTOR));
         let block = args.block.bytes();
-        let wrong = UsageError::Block { block, unit };
         let block_len = match usize::try_from(block) {
             Ok(len) if block > 0 && block <= MOST_BLOCK && block.is_multiple_of(unit) => len,
-            _ => return Err(wrong),
+            _ => {
+                let [block, unit] = [block, unit].map(ByteSize::new);
+                return Err(Failed::new(format_args!(
+                    "--block {block}: direct reads are multiples of {unit}, up to 1 GiB, like 8M"
+                )));
+            }
         };
         if source.len < block {
-            let path = source.path.display().to_string();
-            return Err(UsageError::Short { path, len: source.len, block });
+            let [len, block] = [source.len, block].map(ByteSize::new);
+            return Err(Failed::new(format_args!(
+                "{}: it has {len}, and a block {block}: name a longer file, or ask for less by \
+                 --block",
+                source.path.display()
+            )));
         }
         let page = args.memory.page_size();
         let buffer = block.next_multiple_of(page);
@@ -87,7 +69,11 @@ impl Plan {
         let mut notes = Vec::new();
         let depth = match asked {
             Some(_) if u64::from(depth) > fits => {
-                return Err(UsageError::TooMuch { depth, buffer, available, fits });
+                let [buffer, available] = [buffer, available].map(ByteSize::new);
+                return Err(Failed::new(format_args!(
+                    "{depth} buffers of {buffer} are more than the {available} that are available: \
+                     ask for less, like --depth {fits}"
+                )));
             }
             // Half: others want memory too.
             None if u64::from(depth) > fits / 2 => {
@@ -138,7 +124,7 @@ pub(super) mod tests {
     }
 
     /// A plan to read this program, or its message.
-    fn plan(block: u64, depth: Option<u64>, available: u64) -> Result<Plan, UsageError> {
+    fn plan(block: u64, depth: Option<u64>, available: u64) -> Result<Plan, Failed> {
         let args = FixedArgs {
             path: std::env::current_exe().unwrap(),
             block: ByteSize::new(block),
@@ -151,12 +137,16 @@ pub(super) mod tests {
         Plan::new(&args, &Machine::with_available(available))
     }
 
+    fn is_refused(block: u64, depth: Option<u64>, available: u64, words: &str) -> String {
+        let error = plan(block, depth, available).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        error
+    }
+
     /// Where the test's own file system has no direct I/O nothing can be planned.
     fn is_direct() -> bool {
-        let direct = !matches!(
-            plan(MIB, None, u64::MAX),
-            Err(UsageError::Source(SourceError::NotDirect { .. }))
-        );
+        let refused = plan(MIB, None, u64::MAX).err().map(|error| error.to_string());
+        let direct = !refused.is_some_and(|words| words.contains("has no direct I/O"));
         if !direct {
             eprintln!("SKIP: no direct I/O where the tests are");
         }
@@ -179,12 +169,11 @@ pub(super) mod tests {
             return;
         }
         for block in [0, 100, 513, 2 << 30] {
-            let error = plan(block, None, u64::MAX).unwrap_err();
-            assert!(matches!(error, UsageError::Block { .. }), "{error}");
+            is_refused(block, None, u64::MAX, ": direct reads are multiples of ");
         }
-        let error = plan(1 << 30, None, u64::MAX).unwrap_err();
-        assert!(matches!(error, UsageError::Short { .. }), "{error}");
-        let error = plan(MIB, Some(1 << 11), 1 << 30).unwrap_err();
-        assert!(matches!(error, UsageError::TooMuch { fits, .. } if fits >= 512), "{error}");
+        is_refused(1 << 30, None, u64::MAX, "name a longer file");
+        let error = is_refused(MIB, Some(1 << 11), 1 << 30, "ask for less, like --depth ");
+        let fits = error.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
+        assert!(fits >= 512, "{error}");
     }
 }

@@ -8,23 +8,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// Why something cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SourceError {
-    /// It cannot be opened.
-    #[error("{}: {}{}", path.display(), words(error), advice(error))]
-    Open { path: PathBuf, error: io::Error },
-    /// Its file system has no direct I/O.
-    #[error(
-        "{}: its file system has no direct I/O (O_DIRECT): name a file on ext4, xfs or btrfs, or \
-         a disk like /dev/nvme0n1",
-        path.display()
-    )]
-    NotDirect { path: PathBuf },
-    /// A directory, a pipe, a terminal.
-    #[error("{}: neither a file nor a disk: name one", path.display())]
-    Neither { path: PathBuf },
-}
+use crate::failed::Failed;
 
 /// The words of an error, without its number.
 pub(super) fn words(error: &io::Error) -> String {
@@ -39,6 +23,9 @@ fn advice(error: &io::Error) -> &'static str {
         _ => "",
     }
 }
+
+const NOT_DIRECT: &str = "its file system has no direct I/O (O_DIRECT): name a file on ext4, xfs \
+    or btrfs, or a disk like /dev/nvme0n1";
 
 /// Something to read, past the page cache.
 #[derive(Clone, Debug)]
@@ -65,20 +52,21 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// [`SourceError`].
-    pub(crate) fn open(path: &Path) -> Result<Self, SourceError> {
-        let failed = |error| SourceError::Open { path: path.to_owned(), error };
+    /// What it is that cannot be read so, and what can.
+    pub(crate) fn open(path: &Path) -> Result<Self, Failed> {
+        let of = |words: &str| Failed::new(format_args!("{}: {words}", path.display()));
+        let failed = |error: io::Error| of(&(words(&error) + advice(&error)));
         // Before it is opened: a pipe would wait for its other end.
         let metadata = fs::metadata(path).map_err(failed)?;
         let kind = metadata.file_type();
         let device = match () {
             () if kind.is_file() => metadata.dev(),
             () if kind.is_block_device() => metadata.rdev(),
-            () => return Err(SourceError::Neither { path: path.to_owned() }),
+            () => return Err(of("neither a file nor a disk: name one")),
         };
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
         let mut file = opened.map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidInput => SourceError::NotDirect { path: path.to_owned() },
+            io::ErrorKind::InvalidInput => of(NOT_DIRECT),
             _ => failed(error),
         })?;
         // Of a disk the metadata has no length.

@@ -1,18 +1,18 @@
 //! Reading, one way or the other.
 
+use std::fmt::Display;
 use std::io;
-use std::path::PathBuf;
 
 use dmaspan_linux::fixed::{
-    AttachMethod, Completion, FixedBuf, FixedPool, FixedRing, MemoryChoice, OperationError,
-    PoolError, PoolOptions, RefusedOperation, RingAttachError,
+    AttachMethod, Completion, FixedBuf, FixedPool, FixedRing, MemoryChoice, PoolOptions,
+    RefusedOperation,
 };
 use dmaspan_sim::rng::Rng;
 
 use super::clocks::{Clocks, Taken};
 use super::plan::Plan;
 use super::source::words;
-use dmaspan_cli::hold::HoldError;
+use crate::failed::Failed;
 use dmaspan_cli::size::ByteSize;
 
 /// How many blocks are compared.
@@ -42,38 +42,6 @@ impl Way {
     }
 }
 
-/// Why nothing was measured.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FixedBenchError {
-    /// No hugetlb pages.
-    #[error("{0}; --memory thp needs none")]
-    Held(#[from] HoldError),
-    #[error("no buffers: {0}")]
-    Pool(#[from] PoolError),
-    #[error("no ring: {0}")]
-    Attach(#[from] RingAttachError),
-    #[error("a read does not begin: {0}")]
-    Operation(#[from] OperationError),
-    #[error("io_uring failed: {}", words(.0))]
-    Ring(io::Error),
-    /// Not what direct reads are there.
-    #[error(
-        "{}: direct reads of {} are refused at {offset}: --block must be a multiple of the blocks \
-         of its file system or disk, like 4K", path.display(), ByteSize::new(*block)
-    )]
-    Refused { path: PathBuf, offset: u64, block: u64 },
-    #[error("{}: reading at {offset} failed: {words}: dmesg may say more", path.display())]
-    Read { path: PathBuf, offset: u64, words: String },
-    /// Somebody cut it off.
-    #[error("{}: reading at {offset} gave {got} bytes of {block}: it became shorter",
-        path.display())]
-    Short { path: PathBuf, offset: u64, got: usize, block: u64 },
-    /// The same place had different bytes.
-    #[error("{}: at {offset} both ways read different bytes: is somebody writing to it?",
-        path.display())]
-    Differ { path: PathBuf, offset: u64 },
-}
-
 /// Buffers and a ring.
 pub(crate) struct Reader<'a> {
     plan: &'a Plan,
@@ -83,12 +51,12 @@ pub(crate) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// For the reads of a plan: a registered buffer for each at a time.
-    pub(crate) fn new(plan: &'a Plan) -> Result<Self, FixedBenchError> {
+    pub(crate) fn new(plan: &'a Plan) -> Result<Self, Failed> {
         let options = PoolOptions::new(plan.buffer, plan.depth)
             .memory(MemoryChoice::Only(plan.memory))
             .buffer_len(plan.buffer);
-        let pool = FixedPool::new(&options)?;
-        let ring = FixedRing::new(&pool, plan.depth)?;
+        let pool = FixedPool::new(&options).map_err(Failed::at("no buffers"))?;
+        let ring = FixedRing::new(&pool, plan.depth).map_err(Failed::at("no ring"))?;
         Ok(Self { plan, pool, ring })
     }
 
@@ -106,22 +74,24 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`FixedBenchError::Differ`], or that of a read.
-    pub(crate) fn check(&mut self) -> Result<(), FixedBenchError> {
+    /// That they differ, or a read's.
+    pub(crate) fn check(&mut self) -> Result<(), Failed> {
         let mut places = self.offsets(0);
         for _ in 0..CHECKED.min(self.plan.places()) {
             let offset = places();
             let fixed = self.once(Way::Fixed, offset)?;
             let plain = self.once(Way::Plain, offset)?;
             if fixed != plain {
-                return Err(FixedBenchError::Differ { path: self.path(), offset });
+                return Err(self.failed(format_args!(
+                    "at {offset} both ways read different bytes: is somebody writing to it?"
+                )));
             }
         }
         Ok(())
     }
 
     /// Reads one block, and returns a copy of it.
-    fn once(&mut self, way: Way, offset: u64) -> Result<Vec<u8>, FixedBenchError> {
+    fn once(&mut self, way: Way, offset: u64) -> Result<Vec<u8>, Failed> {
         // Every buffer is free between two runs.
         let Some(mut buffer) = self.pool.take() else { return Ok(Vec::new()) };
         buffer.fill(FILL);
@@ -141,7 +111,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     ///
     /// The first read's that failed.
-    pub(crate) fn run(&mut self, way: Way, run: u32) -> Result<Taken, FixedBenchError> {
+    pub(crate) fn run(&mut self, way: Way, run: u32) -> Result<Taken, Failed> {
         let mut places = self.offsets(run);
         let (mut begun, mut done) = (0, 0);
         let clocks = Clocks::start(&self.plan.source);
@@ -169,40 +139,49 @@ impl<'a> Reader<'a> {
         move || numbers.below(places) * block
     }
 
-    fn begin(&mut self, way: Way, buffer: FixedBuf, at: u64) -> Result<(), FixedBenchError> {
+    fn begin(&mut self, way: Way, buffer: FixedBuf, at: u64) -> Result<(), Failed> {
         let (bytes, file) = (0..self.plan.block_len, &self.plan.source.file);
         let begun = match way {
             Way::Fixed => self.ring.read(buffer, bytes, file, at, at),
             Way::Plain => self.ring.read_unregistered(buffer, bytes, file, at, at),
         };
-        Ok(begun.map_err(|RefusedOperation { error, .. }| error)?)
+        let begun = begun.map_err(|RefusedOperation { error, .. }| error);
+        begun.map_err(Failed::at("a read does not begin"))
     }
 
-    fn wait(&mut self) -> Result<(), FixedBenchError> {
+    fn wait(&mut self) -> Result<(), Failed> {
         match self.ring.submit_and_wait(1) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                Err(FixedBenchError::Ring(error))
+                Err(Failed::at("io_uring failed")(words(&error)))
             }
             _ => Ok(()),
         }
     }
 
     /// Whether a read moved all of its bytes.
-    fn moved(&self, done: &Completion) -> Result<(), FixedBenchError> {
+    fn moved(&self, done: &Completion) -> Result<(), Failed> {
         let (offset, block) = (done.token, self.plan.block);
         match &done.result {
             Ok(got) if *got == self.plan.block_len => Ok(()),
-            Ok(got) => Err(FixedBenchError::Short { path: self.path(), offset, got: *got, block }),
+            // Somebody cut it off.
+            Ok(got) => Err(self.failed(format_args!(
+                "reading at {offset} gave {got} bytes of {block}: it became shorter"
+            ))),
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                Err(FixedBenchError::Refused { path: self.path(), offset, block })
+                Err(self.failed(format_args!(
+                    "direct reads of {} are refused at {offset}: --block must be a multiple of the \
+                     blocks of its file system or disk, like 4K",
+                    ByteSize::new(block)
+                )))
             }
-            Err(error) => {
-                Err(FixedBenchError::Read { path: self.path(), offset, words: words(error) })
-            }
+            Err(error) => Err(self.failed(format_args!(
+                "reading at {offset} failed: {}: dmesg may say more",
+                words(error)
+            ))),
         }
     }
 
-    fn path(&self) -> PathBuf {
-        self.plan.source.path.clone()
+    fn failed(&self, words: impl Display) -> Failed {
+        Failed::at(self.plan.source.path.display())(words)
     }
 }

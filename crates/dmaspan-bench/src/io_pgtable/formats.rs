@@ -2,15 +2,15 @@
 
 use dmaspan::io_pgtable::{
     AmdV1, AmdV1Config, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2,
-    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, ConfigError, DirtyTracking, Riscv, RiscvConfig,
-    RiscvMode, VtdSs, VtdSsConfig, X86_64, X86_64Config,
+    ArmLpaeS2Config, ArmV7s, ArmV7sConfig, DirtyTracking, Riscv, RiscvConfig, RiscvMode, VtdSs,
+    VtdSsConfig, X86_64, X86_64Config,
 };
 
 use dmaspan_sim::mock::MockFormat;
 
 use super::Bench;
-use super::report::FormatRows;
-use super::work::BenchError;
+use crate::failed::Failed;
+use crate::report::Fields;
 
 /// A format with a configuration that is usual for it.
 #[derive(Clone, Copy, Debug)]
@@ -20,108 +20,51 @@ pub(crate) struct NamedFormat {
     /// What it is.
     pub(crate) about: &'static str,
     /// Measures it.
-    pub(super) measure: fn(&Bench<'_>, &'static NamedFormat) -> Result<FormatRows, BenchError>,
+    pub(super) measure: fn(&Bench<'_>, &'static NamedFormat) -> Result<Vec<Fields>, Failed>,
+}
+
+/// A format of this type, by this configuration.
+macro_rules! named {
+    ($name:literal, $about:literal, $format:ty, $($config:expr),+) => {
+        NamedFormat {
+            name: $name,
+            about: $about,
+            measure: |bench, named| bench.format(named, || <$format>::new($($config),+)),
+        }
+    };
 }
 
 /// All of them, in the order of the report.
 pub(crate) static FORMATS: &[NamedFormat] = &[
-    NamedFormat {
-        name: "arm-lpae",
-        about: "Arm 64-bit stage 1, granule 4K",
-        measure: |bench, named| {
-            bench.format(named, || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)))
-        },
-    },
-    NamedFormat {
-        name: "arm-lpae-16k",
-        about: "Arm 64-bit stage 1, granule 16K",
-        measure: |bench, named| {
-            bench.format(named, || ArmLpaeS1::<14>::new(ArmLpaeS1Config::new(48, 48)))
-        },
-    },
-    NamedFormat {
-        name: "arm-lpae-64k",
-        about: "Arm 64-bit stage 1, granule 64K",
-        measure: |bench, named| {
-            bench.format(named, || ArmLpaeS1::<16>::new(ArmLpaeS1Config::new(48, 48)))
-        },
-    },
-    NamedFormat {
-        name: "arm-lpae-s2",
-        about: "Arm 64-bit stage 2, granule 4K, 40 bits",
-        measure: |bench, named| {
-            bench.format(named, || ArmLpaeS2::<12>::new(ArmLpaeS2Config::new(40, 48)))
-        },
-    },
-    NamedFormat {
-        name: "arm-32-lpae",
-        about: "Arm 32-bit long descriptors, stage 1",
-        measure: |bench, named| {
-            bench.format(named, || ArmLpae32S1::new(ArmLpaeS1Config::new(32, 40)))
-        },
-    },
-    NamedFormat {
-        name: "arm-32-lpae-s2",
-        about: "Arm 32-bit long descriptors, stage 2",
-        measure: |bench, named| {
-            bench.format(named, || ArmLpae32S2::new(ArmLpaeS2Config::new(40, 40)))
-        },
-    },
-    NamedFormat {
-        name: "arm-v7s",
-        about: "Arm short descriptors, with 16M",
-        measure: |bench, named| bench.format(named, arm_v7s),
-    },
-    NamedFormat {
-        name: "vtd-ss",
-        about: "VT-d second stage, 4 levels",
-        measure: |bench, named| bench.format(named, || VtdSs::new(VtdSsConfig::new(48, 52))),
-    },
-    NamedFormat {
-        name: "x86-64",
-        about: "x86-64 first stage, 4 levels",
-        measure: |bench, named| bench.format(named, || X86_64::new(X86_64Config::new(48, 52))),
-    },
-    NamedFormat {
-        name: "x86-64-la57",
-        about: "x86-64 first stage, 5 levels",
-        measure: |bench, named| bench.format(named, || X86_64::new(X86_64Config::new(57, 52))),
-    },
-    NamedFormat {
-        name: "amd-v1",
-        about: "AMD v1, a tree that grows from 3 levels on",
-        measure: |bench, named| bench.format(named, || AmdV1::new(AmdV1Config::new(64, 52))),
-    },
-    NamedFormat {
-        name: "riscv-sv39",
-        about: "RISC-V Sv39",
-        measure: |bench, named| bench.format(named, || riscv(RiscvMode::Sv39)),
-    },
-    NamedFormat {
-        name: "riscv-sv48",
-        about: "RISC-V Sv48",
-        measure: |bench, named| bench.format(named, || riscv(RiscvMode::Sv48)),
-    },
-    NamedFormat {
-        name: "riscv-sv57",
-        about: "RISC-V Sv57",
-        measure: |bench, named| bench.format(named, || riscv(RiscvMode::Sv57)),
-    },
-    NamedFormat {
-        name: "mock",
-        about: "a format for tests, granule 2K",
-        measure: |bench, named| bench.format(named, || MockFormat::new(43, DirtyTracking::Off)),
-    },
+    named!("arm-lpae", "Arm 64-bit stage 1, granule 4K", ArmLpaeS1<12>, s1(48, 48)),
+    named!("arm-lpae-16k", "Arm 64-bit stage 1, granule 16K", ArmLpaeS1<14>, s1(48, 48)),
+    named!("arm-lpae-64k", "Arm 64-bit stage 1, granule 64K", ArmLpaeS1<16>, s1(48, 48)),
+    named!("arm-lpae-s2", "Arm 64-bit stage 2, granule 4K, 40 bits", ArmLpaeS2<12>, s2(40, 48)),
+    named!("arm-32-lpae", "Arm 32-bit long descriptors, stage 1", ArmLpae32S1, s1(32, 40)),
+    named!("arm-32-lpae-s2", "Arm 32-bit long descriptors, stage 2", ArmLpae32S2, s2(40, 40)),
+    named!("arm-v7s", "Arm short descriptors, with 16M", ArmV7s, v7s()),
+    named!("vtd-ss", "VT-d second stage, 4 levels", VtdSs, VtdSsConfig::new(48, 52)),
+    named!("x86-64", "x86-64 first stage, 4 levels", X86_64, X86_64Config::new(48, 52)),
+    named!("x86-64-la57", "x86-64 first stage, 5 levels", X86_64, X86_64Config::new(57, 52)),
+    named!("amd-v1", "AMD v1, a tree that grows from 3 levels on", AmdV1, AmdV1Config::new(64, 52)),
+    named!("riscv-sv39", "RISC-V Sv39", Riscv, RiscvConfig::new(RiscvMode::Sv39, 56)),
+    named!("riscv-sv48", "RISC-V Sv48", Riscv, RiscvConfig::new(RiscvMode::Sv48, 56)),
+    named!("riscv-sv57", "RISC-V Sv57", Riscv, RiscvConfig::new(RiscvMode::Sv57, 56)),
+    named!("mock", "a format for tests, granule 2K", MockFormat, 43, DirtyTracking::Off),
 ];
 
-fn arm_v7s() -> Result<ArmV7s, ConfigError> {
-    // With supersections, as Linux's drivers ask for.
-    let page_sizes = Some(1 << 12 | 1 << 16 | 1 << 20 | 1 << 24);
-    ArmV7s::new(ArmV7sConfig { page_sizes, ..ArmV7sConfig::new(32, 32) })
+fn s1(input_bits: u32, output_bits: u32) -> ArmLpaeS1Config {
+    ArmLpaeS1Config::new(input_bits, output_bits)
 }
 
-fn riscv(mode: RiscvMode) -> Result<Riscv, ConfigError> {
-    Riscv::new(RiscvConfig::new(mode, 56))
+fn s2(input_bits: u32, output_bits: u32) -> ArmLpaeS2Config {
+    ArmLpaeS2Config::new(input_bits, output_bits)
+}
+
+/// With supersections, as Linux's drivers ask for.
+fn v7s() -> ArmV7sConfig {
+    let page_sizes = Some(1 << 12 | 1 << 16 | 1 << 20 | 1 << 24);
+    ArmV7sConfig { page_sizes, ..ArmV7sConfig::new(32, 32) }
 }
 
 /// The format of that name.

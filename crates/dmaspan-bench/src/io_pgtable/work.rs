@@ -3,13 +3,14 @@
 use std::hint::black_box;
 
 use crate::models::unwalked::Region;
-use dmaspan::io_pgtable::{self, ConfigError, Format, Retired};
+use dmaspan::io_pgtable::{self, Format, Retired};
 use dmaspan::iommu::Gather;
-use dmaspan::{Iova, IovaRange, PhysAddr, RangeError, Span, SpanBuf};
+use dmaspan::{Iova, IovaRange, PhysAddr, Span, SpanBuf};
 use dmaspan_sim::arena::ArenaList;
 
 use super::cases::{Case, MEMORY, Work};
 use crate::PROT;
+use crate::failed::Failed;
 
 /// How many ranges the gather of an unmap names, as that of an SMMUv3 driver might.
 const MAX_RANGES: usize = 8;
@@ -23,45 +24,9 @@ pub(crate) enum Way {
     Batched,
 }
 
-/// Why a format could not be measured.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BenchError {
-    /// The format has no such tables.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The table refused something.
-    #[error("the table refused: {0}")]
-    Table(#[from] io_pgtable::Error),
-    /// A range is none.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// A mapping leads elsewhere than where it was made to.
-    #[error("iova {iova} leads to {found:x?} instead of {expected:x?}")]
-    Elsewhere {
-        /// Where.
-        iova: Iova,
-        /// Where it was mapped; `None` after the unmap.
-        expected: Option<PhysAddr>,
-        /// Where it leads.
-        found: Option<PhysAddr>,
-    },
-    /// An unmap gave back other memory than what was mapped.
-    #[error("unmapping the range from iova {iova} on gave back other spans than were mapped")]
-    OtherSpans {
-        /// Where the range begins.
-        iova: Iova,
-    },
-    /// Something is there though everything was unmapped.
-    #[error("left after all unmaps: {leaves} leaves, {tables} tables besides the root")]
-    Left {
-        /// Leaves in the tables.
-        leaves: u64,
-        /// Tables below the root.
-        tables: usize,
-    },
-    /// The system gave no thread.
-    #[error("there is no thread: {0}")]
-    NoThread(String),
+/// What a table says that refuses.
+pub(super) fn refused(error: io_pgtable::Error) -> Failed {
+    Failed::at("the table refused")(error)
 }
 
 /// What one thread does: the ranges of a case, one behind the other in a region of the table.
@@ -86,9 +51,9 @@ impl<'t, F: Format> Worker<'t, F> {
     }
 
     /// Maps all ranges.
-    pub(crate) fn map_all(&self) -> Result<(), BenchError> {
+    pub(crate) fn map_all(&self) -> Result<(), Failed> {
         let owned = self.region.owned();
-        match (&self.case.work, self.way) {
+        let mapped = match (&self.case.work, self.way) {
             (&Work::Pages { page_size, pages }, Way::Batched) => {
                 self.each_range(|iova| owned.map_pages(iova, MEMORY, page_size, pages, PROT).1)
             }
@@ -108,12 +73,13 @@ impl<'t, F: Format> Worker<'t, F> {
                     self.map_spans(at, std::slice::from_ref(span))
                 })
             }),
-        }
+        };
+        mapped.map_err(refused)
     }
 
     /// Unmaps all ranges, gathers for each range what hardware would have to forget, and frees the
     /// tables that were detached.
-    pub(crate) fn unmap_all(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn unmap_all(&mut self) -> Result<(), Failed> {
         let mut room = std::mem::take(&mut self.room);
         let result = match (&self.case.work, self.way) {
             (&Work::Pages { page_size, pages }, Way::Batched) => {
@@ -143,7 +109,7 @@ impl<'t, F: Format> Worker<'t, F> {
 
     /// Maps all, looks where the first and the last byte of every range lead, unmaps all, and looks
     /// again.
-    pub(crate) fn checked_pass(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn checked_pass(&mut self) -> Result<(), Failed> {
         self.map_all()?;
         let (first, last) = match &self.case.work {
             Work::Pages { .. } => (MEMORY, MEMORY.wrapping_add(self.case.bytes - 1)),
@@ -157,17 +123,15 @@ impl<'t, F: Format> Worker<'t, F> {
         self.check_ends(None, None)
     }
 
-    fn check_ends(
-        &self,
-        first: Option<PhysAddr>,
-        last: Option<PhysAddr>,
-    ) -> Result<(), BenchError> {
+    fn check_ends(&self, first: Option<PhysAddr>, last: Option<PhysAddr>) -> Result<(), Failed> {
         self.each_range(|iova| {
             for (iova, expected) in [(iova, first), (iova.wrapping_add(self.case.bytes - 1), last)]
             {
                 let found = self.region.owned().iova_to_phys(iova);
                 if found != expected {
-                    return Err(BenchError::Elsewhere { iova, expected, found });
+                    return Err(Failed::new(format_args!(
+                        "iova {iova} leads to {found:x?} instead of {expected:x?}"
+                    )));
                 }
             }
             Ok(())
@@ -175,13 +139,10 @@ impl<'t, F: Format> Worker<'t, F> {
     }
 
     #[inline(always)]
-    fn each_range<E: Into<BenchError>>(
-        &self,
-        mut each: impl FnMut(Iova) -> Result<(), E>,
-    ) -> Result<(), BenchError> {
+    fn each_range<E>(&self, mut each: impl FnMut(Iova) -> Result<(), E>) -> Result<(), E> {
         let mut iova = self.region.owned().range().start();
         for _ in 0..self.case.ranges {
-            each(iova).map_err(Into::into)?;
+            each(iova)?;
             iova = iova.wrapping_add(self.case.bytes);
         }
         Ok(())
@@ -190,13 +151,13 @@ impl<'t, F: Format> Worker<'t, F> {
     #[inline(always)]
     fn each_gathered(
         &self,
-        mut each: impl FnMut(Iova, &mut Gather<ArenaList>) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        mut each: impl FnMut(Iova, &mut Gather<ArenaList>) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
         self.each_range(|iova| {
             let mut gather = Gather::new(MAX_RANGES);
             each(iova, &mut gather)?;
             black_box(gather.invalidation());
-            Ok::<(), BenchError>(())
+            Ok(())
         })
     }
 
@@ -212,10 +173,10 @@ impl<'t, F: Format> Worker<'t, F> {
         iova: Iova,
         page_size: u64,
         pages: u64,
-    ) -> Result<(), BenchError> {
+    ) -> Result<(), Failed> {
         let unmapped = self.region.owned().unmap_pages(iova, page_size, pages);
         self.retire(gather, unmapped.retired);
-        Ok(unmapped.result?)
+        unmapped.result.map_err(refused)
     }
 
     #[inline(always)]
@@ -225,14 +186,16 @@ impl<'t, F: Format> Worker<'t, F> {
         iova: Iova,
         spans: &[Span],
         room: &mut [Span],
-    ) -> Result<(), BenchError> {
+    ) -> Result<(), Failed> {
         let mut removed = SpanBuf::new(room);
         let range = IovaRange::from_len(iova, self.case.bytes)?;
-        let unmapped = self.region.owned().unmap(range, &mut removed)?;
+        let unmapped = self.region.owned().unmap(range, &mut removed).map_err(refused)?;
         self.retire(gather, unmapped.retired);
         // All of them lie apart, so as many spans of which the last is right are the same list.
         if removed.len() != spans.len() || removed.spans().last() != spans.last() {
-            return Err(BenchError::OtherSpans { iova });
+            return Err(Failed::new(format_args!(
+                "unmapping the range from iova {iova} on gave back other spans than were mapped"
+            )));
         }
         Ok(())
     }

@@ -192,14 +192,6 @@ unsafe impl<P: Pinner> Pinner for Replay<P> {
     }
 }
 
-impl<P: Pinner> fmt::Debug for Replay<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fields = f.debug_struct("Replay");
-        fields.field("range", &self.0.range).field("spans", &self.0.spans.len());
-        fields.finish_non_exhaustive()
-    }
-}
-
 impl<P: Pinner> fmt::Debug for ReplayPin<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ReplayPin").field(&self.0.range).finish()

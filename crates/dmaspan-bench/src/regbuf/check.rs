@@ -1,20 +1,9 @@
 //! Whether both ways lead to the same bytes.
 
 use super::plan::Io;
-use super::work::{ByPage, BySegment, RegbufBenchError, Way};
+use super::work::{ByPage, BySegment};
+use crate::failed::Failed;
 use dmaspan::regbuf::descriptors::{Prps, ScatterEntry, Sgl, SglDescriptor};
-
-/// What is not the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} of {len} bytes at {offset} differ by page and by segment")]
-pub(crate) struct Difference {
-    /// What differs.
-    what: &'static str,
-    /// Of how many bytes.
-    len: u64,
-    /// From where in the buffer.
-    offset: u64,
-}
 
 /// Contiguous bytes: where, and how many.
 type Piece = (u64, u64);
@@ -69,11 +58,7 @@ fn all_prps(prps: Prps, lists: &[&[u64]], count: usize) -> Vec<u64> {
 }
 
 /// Compares where imports lead.
-pub(crate) fn imports(
-    old: &ByPage<'_>,
-    new: &BySegment<'_>,
-    ios: &[Io],
-) -> Result<(), RegbufBenchError> {
+pub(crate) fn imports(old: &ByPage<'_>, new: &BySegment<'_>, ios: &[Io]) -> Result<(), Failed> {
     for io in ios {
         let pages = joined(old.pieces(*io)?.map(|piece| (piece.addr, piece.len.into())));
         let segments = new.pieces(*io)?.map(|span| (span.start().get(), span.len()));
@@ -87,7 +72,7 @@ pub(crate) fn descriptors(
     old: &mut ByPage<'_>,
     new: &mut BySegment<'_>,
     ios: &[Io],
-) -> Result<(), RegbufBenchError> {
+) -> Result<(), Failed> {
     for io in ios {
         let used = old.scatter(*io)?;
         let pages = old.entries[..used].iter().map(|entry| (entry.addr, entry.len.into()));
@@ -112,12 +97,12 @@ pub(crate) fn descriptors(
     Ok(())
 }
 
-fn expect<T: PartialEq>(
-    what: &'static str,
-    io: Io,
-    old: &[T],
-    new: &[T],
-) -> Result<(), Difference> {
+fn expect<T: PartialEq>(what: &'static str, io: Io, old: &[T], new: &[T]) -> Result<(), Failed> {
     let Io { offset, len } = io;
-    if old == new { Ok(()) } else { Err(Difference { what, len, offset }) }
+    if old == new {
+        return Ok(());
+    }
+    Err(Failed::new(format_args!(
+        "{what} of {len} bytes at {offset} differ by page and by segment"
+    )))
 }

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 
 use crate::models::regbuf_before::{FolioBefore, FolioOf};
-use crate::models::replay::{Replay, ReplayError};
+use crate::models::replay::Replay;
 use dmaspan::pin::{PinError, PinFailed, Pinner};
 use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange, lg2};
-use dmaspan_linux::mem::MemoryError;
-use dmaspan_linux::pagemap::PagemapError;
-use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::{LinuxPinner, Memory, MemoryKind, PinMethod};
-use dmaspan_sim::memory::{self, Books, SimMemory, SimPinError, SimPinner, SimSpace};
+use dmaspan_sim::memory::{self, Books, SimMemory, SimPinner, SimSpace};
 
 use super::args::RegbufCase;
 use super::plan::{Case, HUGE, PAGE};
-use dmaspan_cli::hold::{HeldPages, HoldError};
+use crate::failed::Failed;
+use dmaspan_cli::hold::HeldPages;
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::stats::median;
 
@@ -32,38 +30,6 @@ const GIB: u64 = 1 << 30;
 /// By which the model scatters; any number.
 const SEED: u64 = 7;
 
-/// Why a case has no memory at all.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GroundError {
-    /// There is no simulated memory.
-    #[error("simulated memory: {0}")]
-    Memory(#[from] memory::AllocError),
-    /// The space refused a range.
-    #[error("the simulated space has no place for {0} bytes")]
-    NoPlace(u64),
-    /// It could not be pinned.
-    #[error("simulated pins: {0}")]
-    Pin(#[from] ReplayError<SimPinError>),
-}
-
-/// Why a case has no memory of this machine.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NotReal {
-    #[error(transparent)]
-    Reservation(#[from] HoldError),
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error(transparent)]
-    Pinner(#[from] LinuxPinError),
-    #[error(transparent)]
-    Replay(#[from] ReplayError<LinuxPinError>),
-    #[error(transparent)]
-    Pages(#[from] PagemapError),
-    #[error("the kernel found {} of transparent huge pages of {}", ByteSize::new(*found),
-        ByteSize::new(*wanted))]
-    NotHuge { found: u64, wanted: u64 },
-}
-
 /// Memory, pinned, page by page and by span.
 pub(crate) struct Ground<P: Pinner> {
     /// Declared first, so that it is gone before what it uses.
@@ -79,6 +45,21 @@ pub(crate) struct Ground<P: Pinner> {
     pub(crate) not_huge: u64,
     /// Declared last: the pool is lowered when its pages are back.
     _held: Option<HeldPages>,
+}
+
+impl<P: Pinner> Ground<P> {
+    /// What `replay` has pinned of `space`, pages of this kind.
+    fn new(
+        case: &Case,
+        replay: Replay<P>,
+        (space, user, memory): (P::Space, UserRange, &'static str),
+        pages: Vec<PhysAddr>,
+        held: Option<HeldPages>,
+    ) -> Self {
+        let folios = Folios::new(&pages, |block| may_be_huge(case.name, block));
+        let not_huge = wanted_huge(case).saturating_sub(folios.bytes());
+        Self { replay: Arc::new(replay), space, user, pages, folios, memory, not_huge, _held: held }
+    }
 }
 
 /// Which pages are in huge ones.
@@ -150,7 +131,7 @@ fn wanted_huge(case: &Case) -> u64 {
 /// What this machine gives.
 pub(crate) struct Real {
     /// The memory, or why it cannot be used.
-    pub(crate) ground: Result<Ground<LinuxPinner>, NotReal>,
+    pub(crate) ground: Result<Ground<LinuxPinner>, Failed>,
     /// What the kernel took to register it as a buffer of an io_uring, where it did.
     pub(crate) kernel_ns: Option<u64>,
 }
@@ -158,14 +139,14 @@ pub(crate) struct Real {
 /// The memory of a case on this machine, which is registered `runs` times on the way.
 pub(crate) fn real(case: &Case, runs: u32) -> Real {
     let mut kernel_ns = None;
+    let mut of = |kind| of_kind(case, kind, runs, &mut kernel_ns);
     let ground = match case.name {
-        RegbufCase::FourHuge => of_kind(case, MemoryKind::Hugetlb2M, runs, &mut kernel_ns)
-            .or_else(|_| of_kind(case, MemoryKind::Thp, runs, &mut kernel_ns)),
-        RegbufCase::Base => of_kind(case, MemoryKind::Base, runs, &mut kernel_ns),
-        RegbufCase::Thp => of_kind(case, MemoryKind::Thp, runs, &mut kernel_ns),
-        RegbufCase::Hugetlb => of_kind(case, MemoryKind::Hugetlb2M, runs, &mut kernel_ns),
+        RegbufCase::FourHuge => of(MemoryKind::Hugetlb2M).or_else(|_| of(MemoryKind::Thp)),
+        RegbufCase::Base => of(MemoryKind::Base),
+        RegbufCase::Thp => of(MemoryKind::Thp),
+        RegbufCase::Hugetlb => of(MemoryKind::Hugetlb2M),
         RegbufCase::Mixed => {
-            let memory = Memory::striped(case.bytes).map_err(NotReal::from);
+            let memory = Memory::striped(case.bytes).map_err(Failed::from);
             memory.and_then(|memory| pinned(case, memory, None, runs, &mut kernel_ns))
         }
     };
@@ -177,7 +158,7 @@ fn of_kind(
     kind: MemoryKind,
     runs: u32,
     kernel_ns: &mut Option<u64>,
-) -> Result<Ground<LinuxPinner>, NotReal> {
+) -> Result<Ground<LinuxPinner>, Failed> {
     let mut held = HeldPages::for_memory(kind, case.bytes)?;
     let memory = Memory::new(kind, case.bytes)?;
     if let Some(held) = &mut held {
@@ -193,7 +174,7 @@ fn pinned(
     held: Option<HeldPages>,
     runs: u32,
     kernel_ns: &mut Option<u64>,
-) -> Result<Ground<LinuxPinner>, NotReal> {
+) -> Result<Ground<LinuxPinner>, Failed> {
     let memory = Arc::new(memory);
     let user = memory.user_range();
     // What the kernel takes is the same without frame numbers.
@@ -204,25 +185,18 @@ fn pinned(
     let replay = Replay::new(pinner, Arc::clone(&memory), user, Prot::READ_WRITE)?;
     let mut pages = Vec::new();
     replay.inner().frames().page_frames(&memory, user, &mut pages)?;
-    let folios = Folios::new(&pages, |block| may_be_huge(case.name, block));
-    let (wanted, found) = (wanted_huge(case), folios.bytes());
-    if case.name == RegbufCase::FourHuge && found < wanted {
-        return Err(NotReal::NotHuge { found, wanted });
-    }
     let kind = match case.name {
         RegbufCase::Mixed => "thp and base",
         _ => memory.kind().name(),
     };
-    Ok(Ground {
-        replay: Arc::new(replay),
-        space: memory,
-        user,
-        pages,
-        folios,
-        memory: kind,
-        not_huge: wanted.saturating_sub(found),
-        _held: held,
-    })
+    let ground = Ground::new(case, replay, (memory, user, kind), pages, held);
+    if case.name == RegbufCase::FourHuge && ground.not_huge > 0 {
+        let [found, wanted] = [case.bytes - ground.not_huge, case.bytes].map(ByteSize::new);
+        return Err(Failed::new(format_args!(
+            "the kernel found {found} of transparent huge pages of {wanted}"
+        )));
+    }
+    Ok(ground)
 }
 
 /// What the kernel takes to pin memory: the median.
@@ -230,7 +204,7 @@ fn registered_ns(
     pinner: &LinuxPinner<HostAddr>,
     memory: &Arc<Memory>,
     runs: u32,
-) -> Result<u64, NotReal> {
+) -> Result<u64, Failed> {
     let user = memory.user_range();
     let mut times = Vec::new();
     for _ in 0..runs {
@@ -242,7 +216,7 @@ fn registered_ns(
                 pin.into_iter().for_each(|pin| pinner.give_back(pin));
                 return Err(match error {
                     PinError::Failed(error) => error.into(),
-                    PinError::Stopped => ReplayError::NotMemory(user).into(),
+                    PinError::Stopped => Failed::new(format_args!("{user} is not all memory")),
                 });
             }
         }
@@ -255,36 +229,32 @@ fn registered_ns(
 ///
 /// # Errors
 ///
-/// [`GroundError`] where there is not enough.
-pub(crate) fn model(case: &Case) -> Result<Ground<SimPinner>, GroundError> {
+/// Where there is not enough.
+pub(crate) fn model(case: &Case) -> Result<Ground<SimPinner>, Failed> {
     // Room to lie apart in.
     let simulated = 4 * case.bytes + 4 * GIB;
-    let memory = Arc::new(SimMemory::with_books(MEMORY_AT, simulated, 12, Books::Folios)?);
+    let no_memory = |error: memory::AllocError| Failed::at("simulated memory")(error);
+    let memory = SimMemory::with_books(MEMORY_AT, simulated, 12, Books::Folios);
+    let memory = Arc::new(memory.map_err(no_memory)?);
     let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-    let spans = apart(&memory, case)?;
-    let user = space.map(USER_AT, &spans).ok_or(GroundError::NoPlace(case.bytes))?;
+    let spans = apart(&memory, case).map_err(no_memory)?;
+    let bytes = case.bytes;
+    let no_place = || format!("the simulated space has no place for {bytes} bytes");
+    let user = space.map(USER_AT, &spans).ok_or_else(|| Failed::new(no_place()))?;
     let pinner = SimPinner::new(memory);
-    let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE)?;
+    let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE);
+    let replay = replay.map_err(Failed::at("simulated pins"))?;
     let pages: Vec<PhysAddr> = spans
         .iter()
         .flat_map(|span| (0..span.len() / PAGE).map(|n| span.paddr().wrapping_add(n * PAGE)))
         .collect();
-    let folios = Folios::new(&pages, |block| may_be_huge(case.name, block));
-    Ok(Ground {
-        replay: Arc::new(replay),
-        space,
-        user,
-        pages,
-        folios,
-        memory: match case.name {
-            RegbufCase::FourHuge | RegbufCase::Hugetlb => "hugetlb",
-            RegbufCase::Base => "base",
-            RegbufCase::Thp => "thp",
-            RegbufCase::Mixed => "thp and base",
-        },
-        not_huge: 0,
-        _held: None,
-    })
+    let kind = match case.name {
+        RegbufCase::FourHuge | RegbufCase::Hugetlb => "hugetlb",
+        RegbufCase::Base => "base",
+        RegbufCase::Thp => "thp",
+        RegbufCase::Mixed => "thp and base",
+    };
+    Ok(Ground::new(case, replay, (space, user, kind), pages, None))
 }
 
 /// Huge pages and base pages of a model, wherever, and none of them beside another.

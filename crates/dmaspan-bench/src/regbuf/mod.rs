@@ -9,46 +9,37 @@ pub(crate) mod args;
 mod check;
 mod ground;
 mod plan;
-pub(crate) mod report;
+mod report;
 mod timing;
 mod work;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::models::regbuf_before::{Coalescing, RegisteredBefore, RingBefore, UserBefore};
-use crate::models::replay::Replay;
 use dmaspan::pin::Pinner;
 use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 use dmaspan::{Account, PhysAddr};
-
-use args::RegbufArgs;
 use dmaspan_cli::machine::Machine;
 use dmaspan_cli::progress::Progress;
+
+use args::RegbufArgs;
 use ground::{Folios, Ground};
-use plan::{Case, Frames, PAGE};
-pub(crate) use plan::{Plan, UsageError};
-use report::{Counts, Report, Row, Setting};
-use timing::{Measured, Series};
-use work::{ByPage, BySegment, Lists, RegbufBenchError, Way};
+use plan::{Case, PAGE, Plan};
+use report::Setting;
+use timing::{Measured, passes, turn};
+use work::{BY_SEGMENT, ByPage, BySegment, Lists};
+
+use crate::failed::Failed;
+use crate::models::regbuf_before::{Coalescing, RegisteredBefore, RingBefore, UserBefore};
+use crate::models::replay::Replay;
+use crate::report::{Fields, Report};
+use crate::time::Series;
 
 /// More than any case charges.
 const LIMIT: u64 = 1 << 50;
 
-/// Which case could not be measured, and why.
-#[derive(Debug, thiserror::Error)]
-#[error("{case}: {source}")]
-pub(crate) struct CaseFailed {
-    case: &'static str,
-    source: RegbufBenchError,
-}
-
 /// What `args` ask for on this machine.
-///
-/// # Errors
-///
-/// [`UsageError`] where that cannot be done.
-pub(crate) fn plan(args: &RegbufArgs) -> Result<Plan, UsageError> {
+pub(crate) fn plan(args: &RegbufArgs) -> Result<Plan, Failed> {
     Plan::new(args, &Machine::read())
 }
 
@@ -56,29 +47,24 @@ pub(crate) fn plan(args: &RegbufArgs) -> Result<Plan, UsageError> {
 ///
 /// # Errors
 ///
-/// [`CaseFailed`] for the first case in which a way refused, or both differ.
-pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, CaseFailed> {
+/// For the first case in which a way refused, or both differ.
+pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     let mut rows = Vec::new();
     for case in &plan.cases {
         let name = case.name.name();
-        progress.begin(format!("registered buffers: {name}"), u64::from(plan.effort.runs) + 1);
-        let row = measure_case(plan, case, progress);
-        rows.push(row.map_err(|source| CaseFailed { case: name, source })?);
+        progress.begin(format!("registered buffers: {name}"), u64::from(plan.effort.rounds) + 1);
+        rows.push(measure_case(plan, case, progress).map_err(Failed::at(name))?);
     }
-    progress.clear();
-    Ok(Report::new(plan, rows))
+    Ok(report::report(plan, rows))
 }
 
-fn measure_case(plan: &Plan, case: &Case, progress: &Progress) -> Result<Row, RegbufBenchError> {
+fn measure_case(plan: &Plan, case: &Case, progress: &Progress) -> Result<Fields, Failed> {
     let mut setting = Setting::default();
-    if plan.frames == Frames::Machine {
-        let real = ground::real(case, plan.effort.kernel_runs());
+    if !plan.model {
+        let real = ground::real(case, plan.effort.rounds.min(plan::MOST_KERNEL_RUNS));
         setting.kernel_ns = real.kernel_ns;
         match real.ground {
-            Ok(ground) => {
-                setting.not_huge = ground.not_huge;
-                return measure(plan, case, &ground, setting, progress);
-            }
+            Ok(ground) => return measure(plan, case, &ground, setting, progress),
             Err(why) => setting.why_model = Some(why.to_string()),
         }
     }
@@ -91,24 +77,24 @@ fn measure<P: Pinner<Address = PhysAddr> + 'static>(
     plan: &Plan,
     case: &Case,
     ground: &Ground<P>,
-    setting: Setting,
+    mut setting: Setting,
     progress: &Progress,
-) -> Result<Row, RegbufBenchError> {
+) -> Result<Fields, Failed> {
     let mut before = Before::new(ground);
     let mut now = Now::new(ground)?;
     let (mut old, mut new) = (Measured::default(), Measured::default());
-    let turn = plan.effort.turn;
-    for _ in 0..plan.effort.runs {
-        old.register.passes(turn, 1, || before.registering())?;
-        new.register.passes(turn, 1, || now.registering())?;
+    let length = plan.effort.turn;
+    for _ in 0..plan.effort.rounds {
+        passes(&mut old.register, length, 1, || before.registering())?;
+        passes(&mut new.register, length, 1, || now.registering())?;
     }
     let mut keep = |coalescing| before.register(coalescing);
     let pages = keep(Coalescing::None)?;
     let single = keep(Coalescing::SingleHugepage)?;
     let linux72 = keep(Coalescing::SameFolios)?;
     now.register()?;
-    let node = now.registry.get(0).map_err(refused)?;
-    let counts = Counts::new(&pages, &single, &linux72, node);
+    let node = now.registry.get(0).map_err(Failed::at(BY_SEGMENT))?;
+    let counts = report::counts([&pages, &single, &linux72], node);
 
     let entries = usize::try_from(case.io_bytes() / PAGE).unwrap_or(usize::MAX) + 1;
     let mut lists = Lists::new(entries);
@@ -123,29 +109,26 @@ fn measure<P: Pinner<Address = PhysAddr> + 'static>(
 
     let (mut folio, mut stores) = (Series::default(), Series::default());
     let mut places = vec![0; entries];
-    for _ in 0..plan.effort.runs {
-        old.import.turn(turn, &imports, |io| by_page.import(io))?;
-        new.import.turn(turn, &imports, |io| by_segment.import(io))?;
-        old.scatter.turn(turn, &ios, |io| by_page.scatter(io))?;
-        new.scatter.turn(turn, &ios, |io| by_segment.scatter(io))?;
-        folio.turn(turn, &ios, |io| by_folio.scatter(io))?;
-        old.sgl.turn(turn, &ios, |io| by_page.sgl(io))?;
-        new.sgl.turn(turn, &ios, |io| by_segment.sgl(io))?;
-        old.prp.turn(turn, &ios, |io| by_page.prp(io))?;
-        new.prp.turn(turn, &ios, |io| by_segment.prp(io))?;
-        stores.turn(turn, &ios, |io| {
+    for _ in 0..plan.effort.rounds {
+        turn(&mut old.import, length, &imports, |io| by_page.import(io))?;
+        turn(&mut new.import, length, &imports, |io| by_segment.import(io))?;
+        turn(&mut old.scatter, length, &ios, |io| by_page.scatter(io))?;
+        turn(&mut new.scatter, length, &ios, |io| by_segment.scatter(io))?;
+        turn(&mut folio, length, &ios, |io| by_folio.scatter(io))?;
+        turn(&mut old.sgl, length, &ios, |io| by_page.sgl(io))?;
+        turn(&mut new.sgl, length, &ios, |io| by_segment.sgl(io))?;
+        turn(&mut old.prp, length, &ios, |io| by_page.prp(io))?;
+        turn(&mut new.prp, length, &ios, |io| by_segment.prp(io))?;
+        turn(&mut stores, length, &ios, |io| {
             work::store(io, &mut places);
             Ok(())
         })?;
         progress.advance(1);
     }
-    let row = Row::new(case, ground.memory, setting, counts, [&old, &new], [&folio, &stores]);
+    (setting.memory, setting.not_huge) = (ground.memory, ground.not_huge);
+    let row = report::row(case, setting, counts, [&old, &new], [&folio, &stores]);
     [pages, single, linux72].into_iter().for_each(|buffer| before.end(buffer));
     Ok(row)
-}
-
-fn refused(error: impl std::fmt::Display) -> RegbufBenchError {
-    RegbufBenchError::Registry(error.to_string())
 }
 
 /// Registering as Linux does.
@@ -160,8 +143,10 @@ impl<'a, P: Pinner> Before<'a, P> {
         Self { ground, ring }
     }
 
-    fn register(&mut self, coalescing: Coalescing) -> Result<RegisteredBefore, RegbufBenchError> {
-        Ok(self.ring.register(self.ground.user, &self.ground.pages, coalescing)?)
+    fn register(&mut self, coalescing: Coalescing) -> Result<RegisteredBefore, Failed> {
+        let ground = self.ground;
+        let registered = self.ring.register(ground.user, &ground.pages, coalescing);
+        registered.map_err(Failed::at("by page"))
     }
 
     fn end(&mut self, buffer: RegisteredBefore) {
@@ -169,7 +154,7 @@ impl<'a, P: Pinner> Before<'a, P> {
     }
 
     /// Registers page by page, says how long that took, and ends it.
-    fn registering(&mut self) -> Result<Duration, RegbufBenchError> {
+    fn registering(&mut self) -> Result<Duration, Failed> {
         let begin = Instant::now();
         let buffer = self.register(Coalescing::None)?;
         let took = begin.elapsed();
@@ -185,24 +170,24 @@ struct Now<P: Pinner + 'static> {
 }
 
 impl<P: Pinner + 'static> Now<P> {
-    fn new(ground: &Ground<P>) -> Result<Self, RegbufBenchError> {
+    fn new(ground: &Ground<P>) -> Result<Self, Failed> {
         let (replay, space) = (Arc::clone(&ground.replay), ground.space.clone());
         let source = Pinned::new(replay, space, Account::new(LIMIT), PAGE.ilog2());
         let mut registry = Registry::new(source);
-        registry.register_sparse(1).map_err(refused)?;
+        registry.register_sparse(1).map_err(Failed::at(BY_SEGMENT))?;
         Ok(Self { registry, request: BufferRequest::new(ground.user) })
     }
 
-    fn register(&mut self) -> Result<(), RegbufBenchError> {
-        self.registry.update(0, &[self.request]).map(|_| ()).map_err(refused)
+    fn register(&mut self) -> Result<(), Failed> {
+        self.registry.update(0, &[self.request]).map(|_| ()).map_err(Failed::at(BY_SEGMENT))
     }
 
     /// Registers, says how long that took, and ends it.
-    fn registering(&mut self) -> Result<Duration, RegbufBenchError> {
+    fn registering(&mut self) -> Result<Duration, Failed> {
         let begin = Instant::now();
         self.register()?;
         let took = begin.elapsed();
-        self.registry.update(0, &[BufferRequest::VACANT]).map_err(refused)?;
+        self.registry.update(0, &[BufferRequest::VACANT]).map_err(Failed::at(BY_SEGMENT))?;
         Ok(took)
     }
 }

@@ -1,10 +1,10 @@
 //! What is measured: the cases, and how long.
 
-use std::time::Duration;
-
 use dmaspan_sim::rng::Rng;
 
 use super::args::{RegbufArgs, RegbufCase};
+use crate::failed::Failed;
+use crate::time::Effort;
 use dmaspan_cli::machine::Machine;
 use dmaspan_cli::size::ByteSize;
 
@@ -37,35 +37,11 @@ const MULTIPLE: u64 = 2 * HUGE;
 /// What Linux takes for a buffer, and more than enough of it.
 const MOST_BYTES: u64 = 1 << 40;
 
-/// Where frames are from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frames {
-    /// This machine, as far as it can be.
-    Machine,
-    /// A model.
-    Model,
-}
-
-/// How long each case is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Effort {
-    /// How many times each way has its turn.
-    pub(crate) runs: u32,
-    /// How long a turn is.
-    pub(crate) turn: Duration,
-}
-
-impl Effort {
-    /// How many times the kernel registers a buffer, which takes longer than all else.
-    pub(crate) fn kernel_runs(self) -> u32 {
-        self.runs.min(MOST_KERNEL_RUNS)
-    }
-}
-
-const MOST_KERNEL_RUNS: u32 = 5;
+/// The most times that the kernel registers a buffer, which takes longer than all else.
+pub(crate) const MOST_KERNEL_RUNS: u32 = 5;
 const USUAL_RUNS: u32 = 31;
-const TURN: Duration = Duration::from_millis(1);
-const QUICK: Effort = Effort { runs: 1, turn: Duration::from_micros(200) };
+const TURN_US: u64 = 1000;
+const QUICK: Effort = Effort::new(1, 200);
 
 /// One line of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,43 +92,14 @@ impl Case {
 pub(crate) struct Plan {
     /// Bytes of all cases but that of four huge pages.
     pub(crate) bytes: u64,
-    pub(crate) frames: Frames,
+    /// Whether frames are a model's, and not this machine's as far as they can be.
+    pub(crate) model: bool,
     pub(crate) effort: Effort,
     /// Whether this is too short for figures.
     pub(crate) quick: bool,
     pub(crate) cases: Vec<Case>,
     /// What is not as a user would expect.
     pub(crate) notes: Vec<String>,
-}
-
-/// What the command line asks for and cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum UsageError {
-    /// Not what huge and base pages in turn can make.
-    #[error(
-        "--size {bytes} cannot be measured: multiples of 4M (blocks of 2M by huge and by base \
-         pages take turns), up to 1T, like 1G"
-    )]
-    Size {
-        /// The bytes asked for.
-        bytes: u64,
-    },
-    /// More than the machine has.
-    #[error(
-        "buffers of {}, {} with tables and lists, are more than the {} that are available: ask \
-         for less, like --size {}M", ByteSize::new(*bytes), ByteSize::new(*needed),
-        ByteSize::new(*available), fits / MIB
-    )]
-    TooMuch {
-        /// The bytes asked for.
-        bytes: u64,
-        /// What that takes.
-        needed: u64,
-        /// What there is.
-        available: u64,
-        /// What would be possible.
-        fits: u64,
-    },
 }
 
 /// What a case takes at most: the memory, and for each page about 100 bytes in lists and in the
@@ -172,8 +119,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`UsageError`] where that cannot be done.
-    pub(crate) fn new(args: &RegbufArgs, machine: &Machine) -> Result<Self, UsageError> {
+    /// What cannot be done, and what can.
+    pub(crate) fn new(args: &RegbufArgs, machine: &Machine) -> Result<Self, Failed> {
         let (usual, available) =
             (if args.quick { QUICK_BYTES } else { USUAL_BYTES }, machine.available());
         let mut notes = Vec::new();
@@ -192,11 +139,19 @@ impl Plan {
             None => usual,
         };
         if bytes == 0 || !bytes.is_multiple_of(MULTIPLE) || bytes > MOST_BYTES {
-            return Err(UsageError::Size { bytes });
+            return Err(Failed::new(format_args!(
+                "--size {bytes} cannot be measured: multiples of 4M (blocks of 2M by huge and by \
+                 base pages take turns), up to 1T, like 1G"
+            )));
         }
         let needed = needed_bytes(bytes);
         if needed > available && args.size.is_some() {
-            return Err(UsageError::TooMuch { bytes, needed, available, fits: fitting(available) });
+            let fits = fitting(available) / MIB;
+            let [bytes, needed, available] = [bytes, needed, available].map(ByteSize::new);
+            return Err(Failed::new(format_args!(
+                "buffers of {bytes}, {needed} with tables and lists, are more than the \
+                 {available} that are available: ask for less, like --size {fits}M"
+            )));
         }
         let mut cases: Vec<Case> = Vec::new();
         let asked = if args.cases.is_empty() { &ALL[..] } else { &args.cases };
@@ -206,10 +161,10 @@ impl Plan {
                 cases.push(Case { name, bytes });
             }
         }
-        let usual = Effort { runs: args.runs.unwrap_or(USUAL_RUNS), turn: TURN };
+        let usual = Effort::new(args.runs.unwrap_or(USUAL_RUNS), TURN_US);
         Ok(Self {
             bytes,
-            frames: if args.model { Frames::Model } else { Frames::Machine },
+            model: args.model,
             effort: if args.quick { QUICK } else { usual },
             quick: args.quick,
             cases,
@@ -223,7 +178,7 @@ mod tests {
     use super::*;
     use dmaspan_cli::options::OutputFormat;
 
-    fn plan(size: Option<u64>, available: u64) -> Result<Plan, UsageError> {
+    fn plan(size: Option<u64>, available: u64) -> Result<Plan, Failed> {
         let args = RegbufArgs {
             cases: Vec::new(),
             size: size.map(ByteSize::new),
@@ -254,10 +209,12 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_and_says_what_can() {
         for bytes in [0, MIB, 6 * MIB, GIB - 1, 2048 * GIB] {
-            assert_eq!(plan(Some(bytes), u64::MAX), Err(UsageError::Size { bytes }));
+            let error = plan(Some(bytes), u64::MAX).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--size {bytes} cannot be measured")), "{error}");
         }
-        let Err(UsageError::TooMuch { fits, .. }) = plan(Some(8 * GIB), 4 * GIB) else { panic!() };
-        assert!(plan(Some(fits), 4 * GIB).is_ok(), "{fits}");
+        let error = plan(Some(8 * GIB), 4 * GIB).unwrap_err().to_string();
+        let fits = error.rsplit_once("like --size ").unwrap().1.trim_end_matches('M');
+        assert!(plan(Some(fits.parse::<u64>().unwrap() * MIB), 4 * GIB).is_ok(), "{error}");
     }
 
     const GIB: u64 = 1 << 30;

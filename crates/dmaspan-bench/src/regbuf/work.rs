@@ -4,18 +4,16 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 
 use crate::models::regbuf_before::{
-    BufferBefore, BusBefore, EntryBefore, ImportBefore, LimitsBefore, RegbufBeforeError,
-    map_direct, map_sg, prps, sgl,
+    BufferBefore, BusBefore, EntryBefore, ImportBefore, LimitsBefore, map_direct, map_sg, prps, sgl,
 };
 use dmaspan::regbuf::descriptors::{
     self, ListPage, MemoryPageSize, ScatterEntry, SegmentLimits, Sgl, SglDescriptor,
 };
-use dmaspan::regbuf::{Import, ImportError, Node};
+use dmaspan::regbuf::{Import, Node};
 use dmaspan::{Direction, DmaAddr, PhysAddr};
 
-use super::check::Difference;
-use super::ground::GroundError;
 use super::plan::{Io, PAGE};
+use crate::failed::Failed;
 
 /// Data goes from the device to memory: a read.
 const DIRECTION: Direction = Direction::FromDevice;
@@ -24,43 +22,9 @@ const LISTS_AT: u64 = 1 << 40;
 /// How many PRPs a page of a list has.
 const LIST_PRPS: usize = 512;
 
-/// Why a case could not be measured.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RegbufBenchError {
-    /// There is no memory.
-    #[error(transparent)]
-    Ground(#[from] GroundError),
-    /// By page something was refused.
-    #[error("by page: {0}")]
-    ByPage(#[from] RegbufBeforeError),
-    /// The registry refused.
-    #[error("by segment: {0}")]
-    Registry(String),
-    /// An import was refused.
-    #[error("by segment: {0}")]
-    Import(#[from] ImportError),
-    /// Descriptors were.
-    #[error("by segment: {0}")]
-    Descriptors(#[from] descriptors::Error),
-    /// The ways do not lead to the same bytes.
-    #[error(transparent)]
-    Differ(#[from] Difference),
-}
-
-/// A way to make descriptors.
-pub(crate) trait Way {
-    /// Finds the first piece of an import, and returns where it is.
-    fn import(&self, io: Io) -> Result<u64, RegbufBenchError>;
-
-    /// Makes scatter-gather entries of an import, and returns how many.
-    fn scatter(&mut self, io: Io) -> Result<usize, RegbufBenchError>;
-
-    /// Makes an NVMe scatter-gather list.
-    fn sgl(&mut self, io: Io) -> Result<(), RegbufBenchError>;
-
-    /// Makes an NVMe PRP list.
-    fn prp(&mut self, io: Io) -> Result<(), RegbufBenchError>;
-}
+/// Which way it was that refused.
+const BY_PAGE: &str = "by page";
+pub(super) const BY_SEGMENT: &str = "by segment";
 
 /// As Linux keeps buffers.
 pub(crate) struct ByPage<'a> {
@@ -82,45 +46,48 @@ impl<'a> ByPage<'a> {
     }
 
     #[inline(always)]
-    pub(super) fn pieces(&self, io: Io) -> Result<ImportBefore<'a>, RegbufBenchError> {
-        Ok(self.buffer.import(io.offset, io.len, DIRECTION)?)
+    pub(super) fn pieces(&self, io: Io) -> Result<ImportBefore<'a>, Failed> {
+        self.buffer.import(io.offset, io.len, DIRECTION).map_err(Failed::at(BY_PAGE))
     }
 
     /// The entries that the driver gets, with the device's addresses.
     #[inline(always)]
-    fn mapped(&mut self, io: Io) -> Result<usize, RegbufBenchError> {
+    fn mapped(&mut self, io: Io) -> Result<usize, Failed> {
         let import = self.pieces(io)?;
-        let used = map_sg(import, LimitsBefore::NVME, &mut self.entries)?;
-        map_direct(&mut self.entries[..used], BusBefore::WHOLE)?;
+        let used = map_sg(import, LimitsBefore::NVME, &mut self.entries);
+        let used = used.map_err(Failed::at(BY_PAGE))?;
+        map_direct(&mut self.entries[..used], BusBefore::WHOLE).map_err(Failed::at(BY_PAGE))?;
         Ok(used)
     }
-}
 
-impl Way for ByPage<'_> {
+    /// Finds the first piece of an import, and returns where it is.
     #[inline(always)]
-    fn import(&self, io: Io) -> Result<u64, RegbufBenchError> {
+    pub(super) fn import(&self, io: Io) -> Result<u64, Failed> {
         Ok(self.pieces(io)?.next().map_or(0, |piece| piece.addr))
     }
 
+    /// Makes scatter-gather entries of an import, and returns how many.
     #[inline(always)]
-    fn scatter(&mut self, io: Io) -> Result<usize, RegbufBenchError> {
+    pub(super) fn scatter(&mut self, io: Io) -> Result<usize, Failed> {
         let used = self.mapped(io)?;
         black_box(&mut *self.entries);
         Ok(used)
     }
 
+    /// Makes an NVMe scatter-gather list.
     #[inline(always)]
-    fn sgl(&mut self, io: Io) -> Result<(), RegbufBenchError> {
+    pub(super) fn sgl(&mut self, io: Io) -> Result<(), Failed> {
         let used = self.mapped(io)?;
-        sgl(&self.entries[..used], &mut self.sgl)?;
+        sgl(&self.entries[..used], &mut self.sgl).map_err(Failed::at(BY_PAGE))?;
         black_box(&mut *self.sgl);
         Ok(())
     }
 
+    /// Makes an NVMe PRP list.
     #[inline(always)]
-    fn prp(&mut self, io: Io) -> Result<(), RegbufBenchError> {
+    pub(super) fn prp(&mut self, io: Io) -> Result<(), Failed> {
         let used = self.mapped(io)?;
-        prps(&self.entries[..used], &mut self.prps)?;
+        prps(&self.entries[..used], &mut self.prps).map_err(Failed::at(BY_PAGE))?;
         black_box(&mut *self.prps);
         Ok(())
     }
@@ -163,7 +130,7 @@ impl<'a> BySegment<'a> {
         node: &'a Node<PhysAddr>,
         entries: usize,
         lists: &'a mut Lists,
-    ) -> Result<Self, RegbufBenchError> {
+    ) -> Result<Self, Failed> {
         let pages =
             (LISTS_AT..).step_by(4096).map(DmaAddr::new).zip(lists.prps.chunks_mut(LIST_PRPS));
         Ok(Self {
@@ -177,48 +144,51 @@ impl<'a> BySegment<'a> {
     }
 
     #[inline(always)]
-    pub(super) fn pieces(&self, io: Io) -> Result<Import<'a, PhysAddr>, RegbufBenchError> {
-        Ok(self.node.import(io.offset, io.len, DIRECTION)?)
+    pub(super) fn pieces(&self, io: Io) -> Result<Import<'a, PhysAddr>, Failed> {
+        self.node.import(io.offset, io.len, DIRECTION).map_err(Failed::at(BY_SEGMENT))
     }
 
     /// The list as the command has it.
     #[inline(always)]
-    pub(super) fn write_sgl(&mut self, io: Io) -> Result<Sgl, RegbufBenchError> {
+    pub(super) fn write_sgl(&mut self, io: Io) -> Result<Sgl, Failed> {
         let import = self.pieces(io)?;
-        Ok(Sgl::write(self.limits, import, &mut self.sgl)?)
+        Sgl::write(self.limits, import, &mut self.sgl).map_err(Failed::at(BY_SEGMENT))
     }
 
     /// The same with PRPs.
     #[inline(always)]
-    pub(super) fn write_prps(&mut self, io: Io) -> Result<descriptors::Prps, RegbufBenchError> {
+    pub(super) fn write_prps(&mut self, io: Io) -> Result<descriptors::Prps, Failed> {
         let import = self.pieces(io)?;
-        Ok(self.page.write(import, &mut self.prps)?)
+        self.page.write(import, &mut self.prps).map_err(Failed::at(BY_SEGMENT))
     }
-}
 
-impl Way for BySegment<'_> {
+    /// Finds the first piece of an import, and returns where it is.
     #[inline(always)]
-    fn import(&self, io: Io) -> Result<u64, RegbufBenchError> {
+    pub(super) fn import(&self, io: Io) -> Result<u64, Failed> {
         Ok(self.pieces(io)?.next().map_or(0, |piece| piece.start().get()))
     }
 
+    /// Makes scatter-gather entries of an import, and returns how many.
     #[inline(always)]
-    fn scatter(&mut self, io: Io) -> Result<usize, RegbufBenchError> {
+    pub(super) fn scatter(&mut self, io: Io) -> Result<usize, Failed> {
         let import = self.pieces(io)?;
-        let used = self.limits.write(import, &mut self.entries)?;
+        let used = self.limits.write(import, &mut self.entries);
+        let used = used.map_err(Failed::at(BY_SEGMENT))?;
         black_box(&mut *self.entries);
         Ok(used)
     }
 
+    /// Makes an NVMe scatter-gather list.
     #[inline(always)]
-    fn sgl(&mut self, io: Io) -> Result<(), RegbufBenchError> {
+    pub(super) fn sgl(&mut self, io: Io) -> Result<(), Failed> {
         black_box(self.write_sgl(io)?);
         black_box(&mut self.sgl);
         Ok(())
     }
 
+    /// Makes an NVMe PRP list.
     #[inline(always)]
-    fn prp(&mut self, io: Io) -> Result<(), RegbufBenchError> {
+    pub(super) fn prp(&mut self, io: Io) -> Result<(), Failed> {
         black_box(self.write_prps(io)?);
         black_box(&mut *self.prps);
         Ok(())

@@ -2,9 +2,11 @@
 
 use dmaspan::swiotlb::Fill;
 use dmaspan::{Direction, HostAddr, Span, UserAddr, UserRange};
+use dmaspan_linux::mem::CheckError;
 
 use super::plan::{Case, Copies};
-use super::work::{SwiotlbBenchError, Way};
+use super::work::{Bounces, Buffers};
+use crate::failed::Failed;
 
 /// Who wrote bytes.
 #[derive(Clone, Copy)]
@@ -21,9 +23,9 @@ fn word(by: By, buffer: u64, n: u64) -> u64 {
 }
 
 /// Writes what its owner has into every buffer.
-pub(super) fn fill(way: &impl Way, case: &Case) -> Result<(), SwiotlbBenchError> {
+pub(super) fn fill(buffers: Buffers, case: &Case) -> Result<(), Failed> {
     (0..case.threads * case.depth).try_for_each(|buffer| {
-        let (memory, at) = way.buffers().place(buffer);
+        let (memory, at) = buffers.place(buffer);
         Ok(memory.fill_words(at, case.block, |n| word(By::Owner, buffer, n))?)
     })
 }
@@ -34,30 +36,34 @@ pub(super) fn fill(way: &impl Way, case: &Case) -> Result<(), SwiotlbBenchError>
 /// # Errors
 ///
 /// What is wrong first.
-pub(super) fn check<W: Way>(
-    way: &W,
+pub(super) fn check<'p, W: Bounces>(
+    pool: &'p W,
+    buffers: Buffers,
     case: &Case,
-    out: Vec<(u64, W::Mapped)>,
-) -> Result<(), SwiotlbBenchError> {
+    out: Vec<(u64, W::Mapped<'p>)>,
+) -> Result<(), Failed> {
+    let wrong = |error: CheckError| Failed::at("after a turn, in a slot or a buffer")(error);
     let mut spans: Vec<Span<HostAddr>> = out.iter().map(|(_, mapped)| W::span(mapped)).collect();
     apart(&mut spans)?;
-    let slots = way.slots();
+    let slots = pool.slots();
     let place = |slot: Span<HostAddr>| {
         let range = UserRange::from_len(UserAddr::new(slot.start().get()), slot.len())?;
-        Ok::<u64, SwiotlbBenchError>(slots.offset_of(range)?)
+        slots.offset_of(range).map_err(Failed::at("a slot is elsewhere"))
     };
     let is_read = case.direction == Direction::FromDevice;
     let is_copied = case.copies == Copies::Made;
-    let is_filled = is_copied && way.fill() == Fill::Copy;
+    let is_filled = is_copied && pool.fill(case) == Fill::Copy;
     // Of a slot that was filled it writes half, and the rest has to stay as it is.
     let written = |span: Span<HostAddr>| if is_filled { span.len() / 2 } else { span.len() };
     for (buffer, mapped) in &out {
         let slot = W::span(mapped);
         if slot.len() != case.block {
-            return Err(SwiotlbBenchError::Length { slot, len: case.block });
+            let len = case.block;
+            return Err(Failed::new(format_args!("the slot {slot} stands in for {len} bytes")));
         }
         if is_filled {
-            slots.check_words(place(slot)?, slot.len(), |n| word(By::Owner, *buffer, n))?;
+            let words = |n| word(By::Owner, *buffer, n);
+            slots.check_words(place(slot)?, slot.len(), words).map_err(wrong)?;
         }
     }
     // Every slot is written before any buffer is looked at: one that is another's too shows.
@@ -67,23 +73,26 @@ pub(super) fn check<W: Way>(
     }
     for (buffer, mapped) in out {
         let words = written(W::span(&mapped)) / 8;
-        way.unmap(mapped)?;
+        pool.unmap(mapped, case)?;
         let by = |n| if is_read && is_copied && n < words { By::Device } else { By::Owner };
-        let (memory, at) = way.buffers().place(buffer);
-        memory.check_words(at, case.block, |n| word(by(n), buffer, n))?;
+        let (memory, at) = buffers.place(buffer);
+        memory.check_words(at, case.block, |n| word(by(n), buffer, n)).map_err(wrong)?;
         memory.fill_words(at, case.block, |n| word(By::Owner, buffer, n))?;
     }
-    match way.used() {
+    match pool.used() {
         0 => Ok(()),
-        bytes => Err(SwiotlbBenchError::Left { bytes }),
+        bytes => Err(Failed::new(format_args!("{bytes} bytes of slots are held after all unmaps"))),
     }
 }
 
 /// That no two spans have a byte in common.
-fn apart(spans: &mut [Span<HostAddr>]) -> Result<(), SwiotlbBenchError> {
+fn apart(spans: &mut [Span<HostAddr>]) -> Result<(), Failed> {
     spans.sort_unstable_by_key(|span| span.start());
     match spans.windows(2).find(|two| two[0].last() >= two[1].start()) {
-        Some(two) => Err(SwiotlbBenchError::Overlap { one: two[0], other: two[1] }),
+        Some(two) => Err(Failed::new(format_args!(
+            "the slots {} and {} overlap and are both held",
+            two[0], two[1]
+        ))),
         None => Ok(()),
     }
 }
@@ -95,10 +104,11 @@ mod tests {
     use std::time::Duration;
 
     use crate::models::uncopied::Uncopied;
+    use dmaspan::swiotlb::Original;
     use dmaspan_linux::{BounceMemory, Memory};
 
     use super::super::plan::Order;
-    use super::super::work::{self, Before, Buffers, Now, Slots, Vanilla};
+    use super::super::work::{self, Slots, Vanilla};
     use super::*;
     use crate::swiotlb::load::{self, Measured};
 
@@ -129,24 +139,28 @@ mod tests {
         Fills,
     }
 
-    struct Faulty<W: Way> {
-        way: W,
+    struct Faulty<W: Bounces> {
+        pool: W,
         fault: Fault,
         first: Mutex<Option<Span<HostAddr>>>,
         leaked: AtomicBool,
     }
 
-    impl<W: Way> Way for Faulty<W> {
+    impl<W: Bounces> Bounces for Faulty<W> {
         const NAME: &'static str = "faulty";
 
-        type Mapped = (W::Mapped, Span<HostAddr>);
+        type Mapped<'p>
+            = (W::Mapped<'p>, Span<HostAddr>)
+        where
+            Self: 'p;
 
-        fn map<R>(
-            &self,
-            buffer: u64,
-            then: impl FnOnce(Self::Mapped) -> R,
-        ) -> Result<R, SwiotlbBenchError> {
-            let mapped = self.way.map(buffer, |mapped| mapped)?;
+        fn map<'p, R>(
+            &'p self,
+            buffer: Original<HostAddr>,
+            case: &Case,
+            then: impl FnOnce(Self::Mapped<'p>) -> R,
+        ) -> Result<R, Failed> {
+            let mapped = self.pool.map(buffer, case, |mapped| mapped)?;
             let span = W::span(&mapped);
             let first = *self.first.lock().unwrap().get_or_insert(span);
             let span = match self.fault {
@@ -157,61 +171,51 @@ mod tests {
             Ok(then((mapped, span)))
         }
 
-        fn unmap(&self, (mapped, _): Self::Mapped) -> Result<(), SwiotlbBenchError> {
+        fn unmap(&self, (mapped, _): Self::Mapped<'_>, case: &Case) -> Result<(), Failed> {
             if self.fault == Fault::Leaks && !self.leaked.swap(true, Ordering::Relaxed) {
                 return Ok(());
             }
-            self.way.unmap(mapped)
+            self.pool.unmap(mapped, case)
         }
 
-        fn span((_, span): &Self::Mapped) -> Span<HostAddr> {
+        fn span((_, span): &Self::Mapped<'_>) -> Span<HostAddr> {
             *span
         }
 
-        fn fill(&self) -> Fill {
+        fn fill(&self, case: &Case) -> Fill {
             match self.fault {
                 Fault::Fills => Fill::Copy,
-                _ => self.way.fill(),
+                _ => self.pool.fill(case),
             }
         }
 
         fn used(&self) -> u64 {
-            self.way.used()
+            self.pool.used()
         }
 
         fn slots(&self) -> &Memory {
-            self.way.slots()
-        }
-
-        fn buffers(&self) -> Buffers {
-            self.way.buffers()
+            self.pool.slots()
         }
     }
 
     /// What a turn says of a pool that has a fault, in a case.
-    fn turn(way: impl Way, fault: Fault, case: &Case) -> Result<(), SwiotlbBenchError> {
-        let way = Faulty { way, fault, first: Mutex::default(), leaked: AtomicBool::default() };
-        fill(&way, case)?;
-        load::turn(&way, case, Duration::ZERO, &mut Measured::default())
-    }
-
-    fn buffers(case: &Case) -> Buffers {
-        Buffers::new(work::leak(case.bytes()).unwrap(), case)
+    fn turn(pool: impl Bounces, fault: Fault, case: &Case) -> Result<(), Failed> {
+        let pool = Faulty { pool, fault, first: Mutex::default(), leaked: AtomicBool::default() };
+        let buffers = Buffers::new(work::leak(case.bytes()).unwrap(), case);
+        fill(buffers, case)?;
+        load::turn(&pool, buffers, case, Duration::ZERO, &mut Measured::default())
     }
 
     /// The pool of dmaspan with a fault.
-    fn now(fault: Fault, case: &Case) -> Result<(), SwiotlbBenchError> {
-        let slots = work::slots(POOL).unwrap();
-        turn(Now::new(slots, 2, buffers(case), case).unwrap(), fault, case)
+    fn now(fault: Fault, case: &Case) -> Result<(), Failed> {
+        turn(work::now(work::slots(POOL).unwrap(), 2).unwrap(), fault, case)
     }
 
     /// Both pools without one.
     fn are_right<M: Slots>(case: &Case, wrap: impl Fn(BounceMemory) -> M) {
         let memory = || wrap(work::slots(POOL).unwrap());
-        let before = Before::new(memory()).unwrap();
-        turn(Vanilla::new(&before, buffers(case), case), Fault::None, case).unwrap();
-        let now = Now::new(memory(), 2, buffers(case), case).unwrap();
-        turn(now, Fault::None, case).unwrap();
+        turn(Vanilla::new(memory()).unwrap(), Fault::None, case).unwrap();
+        turn(work::now(memory(), 2).unwrap(), Fault::None, case).unwrap();
     }
 
     #[test]
@@ -228,19 +232,21 @@ mod tests {
 
     #[test]
     fn whatever_a_pool_does_wrong_is_found() {
-        let fails = |fault, case: &Case| now(fault, case).unwrap_err();
-        assert!(matches!(fails(Fault::Shares, &CASE), SwiotlbBenchError::Overlap { .. }));
-        assert!(matches!(fails(Fault::Short, &CASE), SwiotlbBenchError::Length { .. }));
-        assert!(matches!(fails(Fault::Leaks, &CASE), SwiotlbBenchError::Left { bytes: 4096 }));
+        let fails = |fault, case: &Case, words: &str| {
+            let error = now(fault, case).unwrap_err().to_string();
+            assert!(error.contains(words), "{fault:?}: {error}");
+        };
+        fails(Fault::Shares, &CASE, "overlap and are both held");
+        fails(Fault::Short, &CASE, "stands in for 4096 bytes");
+        fails(Fault::Leaks, &CASE, "4096 bytes of slots are held");
         let overwritten = Case { fill: Fill::Overwritten, ..CASE };
-        assert!(matches!(fails(Fault::Fills, &overwritten), SwiotlbBenchError::Content(_)));
+        fails(Fault::Fills, &overwritten, "after a turn, in a slot or a buffer: ");
         // Nothing is copied where it should be.
         for direction in [Direction::ToDevice, Direction::FromDevice] {
             let case = Case { direction, ..CASE };
             let slots = Uncopied(work::slots(POOL).unwrap());
-            let way = Now::new(slots, 2, buffers(&case), &case).unwrap();
-            let found = turn(way, Fault::None, &case);
-            assert!(matches!(found, Err(SwiotlbBenchError::Content(_))), "{found:?}");
+            let found = turn(work::now(slots, 2).unwrap(), Fault::None, &case).unwrap_err();
+            assert!(found.to_string().contains("after a turn, in a slot"), "{found}");
         }
     }
 

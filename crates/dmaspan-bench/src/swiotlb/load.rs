@@ -2,41 +2,31 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use dmaspan_linux::{Instructions, thread_cpu_time};
+use std::time::Duration;
 
 use super::check;
 use super::plan::{Case, Order};
-use super::work::{SwiotlbBenchError, Way};
+use super::work::{Bounces, Buffers};
 use crate::crew::{self, Gate};
-use dmaspan_cli::stats::{median, nanoseconds};
+use crate::failed::Failed;
+use crate::time::{Meter, Series, Took};
 
 /// A thread that maps buffers of its own and unmaps them. It shares no cache line with others, whom
 /// what it has out would slow down.
 #[repr(align(128))]
-pub(crate) struct Job<'a, W: Way> {
-    way: &'a W,
+struct Job<'a, W: Bounces + 'a> {
+    pool: &'a W,
+    buffers: Buffers,
     case: &'a Case,
     /// The number of its first buffer.
     first: u64,
     /// What is mapped, the oldest first, with the numbers of the buffers.
-    pub(super) out: VecDeque<(u64, W::Mapped)>,
+    out: VecDeque<(u64, W::Mapped<'a>)>,
 }
 
-/// What a job did in a turn.
-#[derive(Clone, Copy)]
-struct Did {
-    ios: u64,
-    ns: u64,
-    cpu_ns: u64,
-    instructions: Option<u64>,
-}
-
-impl<W: Way> Job<'_, W> {
+impl<W: Bounces> Job<'_, W> {
     /// Maps all buffers of the job, unless they are.
-    fn fill(&mut self) -> Result<(), SwiotlbBenchError> {
+    fn fill(&mut self) -> Result<(), Failed> {
         let wanted = if self.out.is_empty() { self.case.depth } else { 0 };
         for number in self.first..self.first + wanted {
             self.map(number)?;
@@ -45,37 +35,36 @@ impl<W: Way> Job<'_, W> {
     }
 
     #[inline]
-    fn map(&mut self, number: u64) -> Result<(), SwiotlbBenchError> {
-        self.way.map(number, |mapped| self.out.push_back((number, mapped)))
+    fn map(&mut self, number: u64) -> Result<(), Failed> {
+        let buffer = self.buffers.original(number)?;
+        self.pool.map(buffer, self.case, |mapped| self.out.push_back((number, mapped)))
     }
 
-    /// Works until it is told to stop. All its buffers are mapped then.
-    fn work(&mut self, gate: &Gate, stop: &AtomicBool) -> Result<Did, SwiotlbBenchError> {
+    /// Works until it is told to stop: how many I/Os that were, and what they took. All its buffers
+    /// are mapped then.
+    fn work(&mut self, gate: &Gate, stop: &AtomicBool) -> Result<(u64, Took), Failed> {
         let ready = match self.case.order {
             Order::Queue => self.fill(),
             Order::Burst => Ok(()),
         };
-        let counter = Instructions::of_this_thread().ok();
-        let count = || counter.as_ref().and_then(|counter| counter.read().ok());
+        let meter = Meter::of_this_thread();
         gate.pass();
         ready?;
-        let (instructions, cpu, begin) = (count(), thread_cpu_time(), Instant::now());
+        let begun = meter.begin();
         let ios = match self.case.order {
             Order::Queue => self.queue(stop)?,
             Order::Burst if self.case.depth == 1 => self.pairs(stop)?,
             Order::Burst => self.bursts(stop)?,
         };
-        let ns = nanoseconds(begin.elapsed());
-        let cpu_ns = nanoseconds(thread_cpu_time().saturating_sub(cpu));
-        let instructions = count().zip(instructions).map(|(after, before)| after - before);
+        let took = meter.end(begun);
         self.fill()?;
-        Ok(Did { ios, ns, cpu_ns, instructions })
+        Ok((ios, took))
     }
 
-    fn queue(&mut self, stop: &AtomicBool) -> Result<u64, SwiotlbBenchError> {
+    fn queue(&mut self, stop: &AtomicBool) -> Result<u64, Failed> {
         let mut ios = 0;
         while let Some((number, mapped)) = self.out.pop_front() {
-            self.way.unmap(mapped)?;
+            self.pool.unmap(mapped, self.case)?;
             self.map(number)?;
             ios += 1;
             if stop.load(Ordering::Relaxed) {
@@ -85,10 +74,12 @@ impl<W: Way> Job<'_, W> {
         Ok(ios)
     }
 
-    fn pairs(&mut self, stop: &AtomicBool) -> Result<u64, SwiotlbBenchError> {
+    fn pairs(&mut self, stop: &AtomicBool) -> Result<u64, Failed> {
         let mut ios = 0;
         loop {
-            self.way.map(self.first, |mapped| self.way.unmap(mapped))??;
+            let (pool, case) = (self.pool, self.case);
+            let buffer = self.buffers.original(self.first)?;
+            pool.map(buffer, case, |mapped| pool.unmap(mapped, case))??;
             ios += 1;
             if stop.load(Ordering::Relaxed) {
                 return Ok(ios);
@@ -96,12 +87,12 @@ impl<W: Way> Job<'_, W> {
         }
     }
 
-    fn bursts(&mut self, stop: &AtomicBool) -> Result<u64, SwiotlbBenchError> {
+    fn bursts(&mut self, stop: &AtomicBool) -> Result<u64, Failed> {
         let mut ios = 0;
         loop {
             self.fill()?;
             while let Some((_, mapped)) = self.out.pop_front() {
-                self.way.unmap(mapped)?;
+                self.pool.unmap(mapped, self.case)?;
             }
             ios += self.case.depth;
             if stop.load(Ordering::Relaxed) {
@@ -111,75 +102,38 @@ impl<W: Way> Job<'_, W> {
     }
 }
 
-/// What all jobs of a case did with a pool, turn by turn.
-#[derive(Clone, Debug, Default)]
+/// What all jobs of a case did with a pool, turn by turn: of an I/O of a job.
+#[derive(Debug, Default)]
 pub(crate) struct Measured {
-    /// Picoseconds of an I/O of a job.
-    ps: Vec<u64>,
-    /// Of CPU time.
-    cpu_ps: Vec<u64>,
-    /// Instructions of 1000 I/Os.
-    instructions: Vec<u64>,
-}
-
-impl Measured {
-    fn add(&mut self, jobs: &[Did]) {
-        let ios: u64 = jobs.iter().map(|did| did.ios).sum();
-        let each = |sum: u64| each(sum, ios);
-        self.ps.push(each(jobs.iter().map(|did| did.ns).sum()));
-        self.cpu_ps.push(each(jobs.iter().map(|did| did.cpu_ns).sum()));
-        let instructions: Option<u64> = jobs.iter().map(|did| did.instructions).sum();
-        self.instructions.extend(instructions.map(each));
-    }
-
-    /// Nanoseconds of a job's I/O.
-    pub(super) fn ns(&self) -> f64 {
-        median(&self.ps) as f64 / 1000.0
-    }
-
-    /// Nanoseconds of CPU time of an I/O.
-    pub(super) fn cpu_ns(&self) -> f64 {
-        median(&self.cpu_ps) as f64 / 1000.0
-    }
-
-    /// Instructions of an I/O, where they were counted.
-    pub(super) fn instructions(&self) -> Option<f64> {
-        let counted = !self.instructions.is_empty();
-        counted.then(|| median(&self.instructions) as f64 / 1000.0)
-    }
-}
-
-/// A thousand times the share of each of `ios`.
-fn each(sum: u64, ios: u64) -> u64 {
-    let each = u128::from(sum) * 1000 / u128::from(ios.max(1));
-    u64::try_from(each).unwrap_or(u64::MAX)
+    pub(crate) ns: Series,
+    pub(crate) cpu_ns: Series,
+    /// None where they were not counted.
+    pub(crate) instructions: Series,
 }
 
 /// Lets all jobs of a case work at once, for so long, and checks what came of it.
 ///
 /// # Errors
 ///
-/// [`SwiotlbBenchError`] where a pool refused, or something is wrong afterwards.
+/// Where a pool refused, or something is wrong afterwards.
 pub(crate) fn turn(
-    way: &impl Way,
+    pool: &impl Bounces,
+    buffers: Buffers,
     case: &Case,
     length: Duration,
     measured: &mut Measured,
-) -> Result<(), SwiotlbBenchError> {
+) -> Result<(), Failed> {
     let job = |number| {
         let out = VecDeque::with_capacity(usize::try_from(case.depth).unwrap_or(0));
-        Job { way, case, first: number * case.depth, out }
+        Job { pool, buffers, case, first: number * case.depth, out }
     };
     let mut jobs: Vec<_> = (0..case.threads).map(job).collect();
-    let stop = AtomicBool::new(false);
-    let meanwhile = || {
-        thread::sleep(length);
-        stop.store(true, Ordering::Relaxed);
-    };
-    let work = |job: &mut Job<'_, _>, gate: &Gate| job.work(gate, &stop);
-    let did = crew::at_once(jobs.iter_mut(), work, meanwhile);
-    let did: Vec<Did> =
-        did.map_err(SwiotlbBenchError::NoThread)?.into_iter().collect::<Result<_, _>>()?;
-    measured.add(&did);
-    check::check(way, case, jobs.into_iter().flat_map(|job| job.out).collect())
+    let work = |job: &mut Job<'_, _>, gate: &Gate, stop: &AtomicBool| job.work(gate, stop);
+    let did = crew::for_a_while(jobs.iter_mut(), length, work)?;
+    let ios = did.iter().map(|did| did.0).sum();
+    measured.ns.add(did.iter().map(|did| did.1.ns()).sum(), ios);
+    measured.cpu_ns.add(did.iter().map(|did| did.1.cpu_ns).sum(), ios);
+    let instructions: Option<u64> = did.iter().map(|did| did.1.instructions).sum();
+    instructions.into_iter().for_each(|sum| measured.instructions.add(sum, ios));
+    check::check(pool, buffers, case, jobs.into_iter().flat_map(|job| job.out).collect())
 }

@@ -1,11 +1,11 @@
 //! What is measured: the cases, and how long.
 
-use std::time::Duration;
-
 use dmaspan::Direction;
 use dmaspan::swiotlb::Fill;
 
 use super::args::SwiotlbArgs;
+use crate::failed::Failed;
+use crate::time::Effort;
 use dmaspan_cli::size::ByteSize;
 
 const MIB: u64 = 1 << 20;
@@ -71,21 +71,10 @@ impl Case {
     }
 }
 
-/// How long each case is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Effort {
-    /// How many times each pool has its turn.
-    pub(crate) rounds: u32,
-    /// How long a turn is.
-    pub(crate) turn: Duration,
-}
-
-impl Effort {
-    /// Of the first tables.
-    const QUEUE: Self = Self { rounds: 9, turn: Duration::from_millis(100) };
-    const BURST: Self = Self { rounds: 9, turn: Duration::from_millis(40) };
-    const QUICK: Self = Self { rounds: 1, turn: Duration::from_millis(2) };
-}
+/// The first tables, pairs and bursts, and anything that is only to be seen to work.
+const QUEUE: Effort = Effort::new(9, 100_000);
+const BURST: Effort = Effort::new(9, 40_000);
+const QUICK: Effort = Effort::new(1, 2000);
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,68 +92,30 @@ pub(crate) struct Plan {
     pub(crate) left_out: Vec<Case>,
 }
 
-/// What the command line asks for and cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum UsageError {
-    /// More jobs than CPUs measure how long jobs wait that hold a lock and no CPU.
-    #[error("--jobs {jobs} is more than the CPUs, of which there are {cpus}")]
-    Jobs {
-        /// How many were asked for.
-        jobs: u64,
-        /// How many there can be.
-        cpus: u64,
-    },
-    /// No such blocks.
-    #[error(
-        "--block {block} cannot be measured: whole sectors of 512 bytes, up to 256K, the longest \
-         slot of vanilla"
-    )]
-    Block {
-        /// The bytes asked for.
-        block: u64,
-    },
-    /// No such pools.
-    #[error("--pool {pool} cannot be measured: whole MiB, from 1M to 4G")]
-    Pool {
-        /// The bytes asked for.
-        pool: u64,
-    },
-    /// Too many buffers for the pool.
-    #[error(
-        "--jobs {jobs} with {iodepth} buffers of {} each out take more than half of a pool of {}: \
-         --pool {needed}M is enough",
-        ByteSize::new(*block), ByteSize::new(*pool)
-    )]
-    Full {
-        /// How many jobs.
-        jobs: u64,
-        /// How many buffers each.
-        iodepth: u64,
-        /// Of how many bytes.
-        block: u64,
-        /// The bytes of the pool.
-        pool: u64,
-        /// How many MiB it should have.
-        needed: u64,
-    },
-}
-
 impl Plan {
     /// What `args` ask for on a machine with so many CPUs.
     ///
     /// # Errors
     ///
-    /// [`UsageError`] where that cannot be done.
-    pub(crate) fn new(args: &SwiotlbArgs, cpus: u64) -> Result<Self, UsageError> {
+    /// What cannot be done, and what can.
+    pub(crate) fn new(args: &SwiotlbArgs, cpus: u64) -> Result<Self, Failed> {
         let (pool, block, iodepth) = (args.pool.bytes(), args.block.bytes(), args.iodepth);
         if let Some(&jobs) = args.jobs.iter().find(|jobs| **jobs > cpus) {
-            return Err(UsageError::Jobs { jobs, cpus });
+            // They would measure how long jobs wait that hold a lock and no CPU.
+            return Err(Failed::new(format_args!(
+                "--jobs {jobs} is more than the CPUs, of which there are {cpus}"
+            )));
         }
         if !block.is_multiple_of(SECTOR) || !(SECTOR..=MOST_BLOCK).contains(&block) {
-            return Err(UsageError::Block { block });
+            return Err(Failed::new(format_args!(
+                "--block {block} cannot be measured: whole sectors of 512 bytes, up to 256K, the \
+                 longest slot of vanilla"
+            )));
         }
         if !pool.is_multiple_of(MIB) || !POOL_MIB.contains(&(pool / MIB)) {
-            return Err(UsageError::Pool { pool });
+            return Err(Failed::new(format_args!(
+                "--pool {pool} cannot be measured: whole MiB, from 1M to 4G"
+            )));
         }
         let (queue_jobs, burst_jobs) = match sorted(&args.jobs) {
             jobs if jobs.is_empty() => (sorted(&[1, cpus.min(USUAL_JOBS)]), doubling(cpus)),
@@ -173,7 +124,11 @@ impl Plan {
         let queues = queues(&queue_jobs, iodepth, block);
         if let Some(case) = queues.iter().find(|case| case.out() > pool / 2) {
             let (jobs, needed) = (case.threads, case.out().saturating_mul(2).div_ceil(MIB));
-            return Err(UsageError::Full { jobs, iodepth, block, pool, needed });
+            let [block, pool] = [block, pool].map(ByteSize::new);
+            return Err(Failed::new(format_args!(
+                "--jobs {jobs} with {iodepth} buffers of {block} each out take more than half of \
+                 a pool of {pool}: --pool {needed}M is enough"
+            )));
         }
         let (fitting, left_out) =
             bursts(&burst_jobs).into_iter().partition(|case| case.out() <= pool / 2);
@@ -184,9 +139,9 @@ impl Plan {
     /// How long a case is measured.
     pub(crate) fn effort(&self, case: &Case) -> Effort {
         match case.order {
-            _ if self.quick => Effort::QUICK,
-            Order::Queue => Effort::QUEUE,
-            Order::Burst => Effort::BURST,
+            _ if self.quick => QUICK,
+            Order::Queue => QUEUE,
+            Order::Burst => BURST,
         }
     }
 }
@@ -207,17 +162,10 @@ fn doubling(last: u64) -> Vec<u64> {
 }
 
 /// The load of fio.
-fn queues(jobs: &[u64], iodepth: u64, block: u64) -> Vec<Case> {
-    let case = |name, label, direction, fill| Case {
-        name,
-        label,
-        threads: 1,
-        block,
-        depth: iodepth,
-        order: Order::Queue,
-        direction,
-        fill,
-        copies: Copies::Made,
+fn queues(jobs: &[u64], depth: u64, block: u64) -> Vec<Case> {
+    let case = |name, label, direction, fill| {
+        let (order, copies) = (Order::Queue, Copies::Made);
+        Case { name, label, threads: 1, block, depth, order, direction, fill, copies }
     };
     let cases = [
         case("read", "read", Direction::FromDevice, Fill::Copy),
@@ -229,31 +177,22 @@ fn queues(jobs: &[u64], iodepth: u64, block: u64) -> Vec<Case> {
 
 /// Pairs and bursts.
 fn bursts(jobs: &[u64]) -> Vec<Case> {
-    let case = |[made, left_out]: [&'static str; 2], label, depth, block| {
-        [(made, Copies::Made), (left_out, Copies::LeftOut)].map(|(name, copies)| Case {
-            name,
-            label,
-            threads: 1,
-            block,
-            depth,
-            order: Order::Burst,
-            direction: Direction::FromDevice,
-            fill: Fill::Copy,
-            copies,
-        })
+    let case = |name, label, depth, block, copies| {
+        let (order, direction, fill) = (Order::Burst, Direction::FromDevice, Fill::Copy);
+        Case { name, label, threads: 1, block, depth, order, direction, fill, copies }
     };
     let cases = [
-        case(["pair", "pair-uncopied"], "pair", 1, 4096),
-        case(["burst-64", "burst-64-uncopied"], "burst of 64", 64, 4096),
-        case(["burst-4096", "burst-4096-uncopied"], "burst of 4096", 4096, 4096),
-        case(["pair-64k", "pair-64k-uncopied"], "pair of 64K", 1, 65536),
+        case("pair", "pair", 1, 4096, Copies::Made),
+        case("burst-64", "burst of 64", 64, 4096, Copies::Made),
+        case("burst-4096", "burst of 4096", 4096, 4096, Copies::Made),
+        case("pair-64k", "pair of 64K", 1, 65536, Copies::Made),
+        case("pair-uncopied", "pair", 1, 4096, Copies::LeftOut),
+        case("burst-64-uncopied", "burst of 64", 64, 4096, Copies::LeftOut),
+        case("burst-4096-uncopied", "burst of 4096", 4096, 4096, Copies::LeftOut),
+        case("pair-64k-uncopied", "pair of 64K", 1, 65536, Copies::LeftOut),
     ];
-    let of = |kind: usize| {
-        cases
-            .iter()
-            .flat_map(move |pair| jobs.iter().map(move |&threads| Case { threads, ..pair[kind] }))
-    };
-    of(0).chain(of(1)).collect()
+    let of = |case: Case| jobs.iter().map(move |&threads| Case { threads, ..case });
+    cases.into_iter().flat_map(of).collect()
 }
 
 #[cfg(test)]
@@ -270,6 +209,11 @@ mod tests {
             quick: false,
             format: OutputFormat::Table,
         }
+    }
+
+    fn is_refused(args: &SwiotlbArgs, cpus: u64, words: &str) {
+        let error = Plan::new(args, cpus).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
     }
 
     fn jobs(cpus: u64, order: Order) -> Vec<u64> {
@@ -291,7 +235,7 @@ mod tests {
             assert_eq!(jobs(cpus, Order::Burst), burst, "{cpus} CPUs");
         }
         let asked = SwiotlbArgs { jobs: vec![2, 9, 1], ..args() };
-        assert_eq!(Plan::new(&asked, 8), Err(UsageError::Jobs { jobs: 9, cpus: 8 }));
+        is_refused(&asked, 8, "--jobs 9 is more than the CPUs, of which there are 8");
     }
 
     #[test]
@@ -300,25 +244,24 @@ mod tests {
         let left: Vec<_> = plan.left_out.iter().map(|case| (case.name, case.threads)).collect();
         assert_eq!(left, [("burst-4096", 4), ("burst-4096-uncopied", 4)]);
         let wide = SwiotlbArgs { iodepth: 4096, jobs: vec![3], ..args() };
-        let error = Plan::new(&wide, 4).unwrap_err();
-        assert!(matches!(error, UsageError::Full { needed: 96, .. }), "{error}");
+        is_refused(&wide, 4, "--pool 96M is enough");
         assert!(Plan::new(&SwiotlbArgs { pool: ByteSize::new(96 * MIB), ..wide }, 4).is_ok());
         // Slots are whole ones.
         let small = SwiotlbArgs { block: ByteSize::new(512), iodepth: 16385, ..args() };
-        assert!(matches!(Plan::new(&small, 1), Err(UsageError::Full { .. })));
+        is_refused(&small, 1, "more than half of a pool");
         let most = SwiotlbArgs { block: ByteSize::new(MOST_BLOCK), iodepth: u64::MAX, ..args() };
-        assert!(matches!(Plan::new(&most, 1), Err(UsageError::Full { .. })));
+        is_refused(&most, 1, "more than half of a pool");
     }
 
     #[test]
     fn sizes_that_cannot_be_are_refused() {
         for block in [0, 1, 513, MOST_BLOCK + 512] {
             let asked = SwiotlbArgs { block: ByteSize::new(block), ..args() };
-            assert_eq!(Plan::new(&asked, 1), Err(UsageError::Block { block }));
+            is_refused(&asked, 1, &format!("--block {block} cannot be measured"));
         }
         for pool in [0, MIB / 2, MIB + 4096, 4097 * MIB] {
             let asked = SwiotlbArgs { pool: ByteSize::new(pool), ..args() };
-            assert_eq!(Plan::new(&asked, 1), Err(UsageError::Pool { pool }));
+            is_refused(&asked, 1, &format!("--pool {pool} cannot be measured"));
         }
     }
 

@@ -1,63 +1,15 @@
 //! What came of `dmaspan-bench swiotlb`, for people and for programs.
 
-use comfy_table::Table;
-use serde::Serialize;
+use dmaspan_cli::size::ByteSize;
+use dmaspan_cli::stats::rounded;
+use dmaspan_cli::text::{QUICK, TIMES, ratio};
+use dmaspan_cli::units::{fine_time, three_digits};
+use serde_json::json;
 
 use super::load::Measured;
 use super::plan::{Case, Copies, Order, Plan};
-use dmaspan_cli::size::ByteSize;
-use dmaspan_cli::stats::rounded;
-use dmaspan_cli::text::{
-    Marks, QUICK, TIMES, align_right, new_table, push_table, push_wrapped, ratio,
-};
-use dmaspan_cli::units;
-
-/// What was measured. `--format json` prints it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    pool_bytes: u64,
-    /// Of the pool that has any.
-    areas: u64,
-    cpus: u64,
-    /// Of the rows `read`, `write` and `read-overwritten`.
-    iodepth: u64,
-    block: u64,
-    quick: bool,
-    /// Why instructions were not counted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    instructions_not_counted: Option<String>,
-    rows: Vec<Row>,
-    /// Names and threads of cases that need more than half of the pool.
-    left_out: Vec<(&'static str, u64)>,
-}
-
-/// A case with both pools.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
-    case: &'static str,
-    threads: u64,
-    block: u64,
-    copies: bool,
-    vanilla_ns: f64,
-    ns: f64,
-    speedup: f64,
-    vanilla_mbps: f64,
-    mbps: f64,
-    vanilla_kiops: f64,
-    kiops: f64,
-    vanilla_cpu_ns: f64,
-    cpu_ns: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    vanilla_instructions: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    instructions: Option<f64>,
-    #[serde(skip)]
-    label: &'static str,
-    #[serde(skip)]
-    order: Order,
-    #[serde(skip)]
-    series: Option<Series>,
-}
+use crate::report::{Column, Fields, Report, count, plural, speedup};
+use crate::time;
 
 /// What the series for Linux measured: a guest with 8 CPUs, fio, 4K, 256 out, 5.19-rc2.
 #[derive(Clone, Copy, Debug)]
@@ -86,186 +38,123 @@ fn series(case: &Case) -> Option<Series> {
     }
 }
 
-impl Row {
-    pub(super) fn new(case: &Case, vanilla: &Measured, now: &Measured) -> Self {
-        let (old, new) = (rounded(vanilla.ns()), rounded(now.ns()));
-        // What is never 0, however fast: a picosecond.
-        let kiops = |ns: f64| case.threads as f64 * 1e6 / ns.max(0.001);
-        let mbps = |ns| kiops(ns) * case.block as f64 / 1000.0;
-        Self {
-            case: case.name,
-            threads: case.threads,
-            block: case.block,
-            copies: case.copies == Copies::Made,
-            vanilla_ns: old,
-            ns: new,
-            speedup: rounded(old / new.max(0.001)),
-            vanilla_mbps: rounded(mbps(old)),
-            mbps: rounded(mbps(new)),
-            vanilla_kiops: rounded(kiops(old)),
-            kiops: rounded(kiops(new)),
-            vanilla_cpu_ns: rounded(vanilla.cpu_ns()),
-            cpu_ns: rounded(now.cpu_ns()),
-            vanilla_instructions: vanilla.instructions().map(rounded),
-            instructions: now.instructions().map(rounded),
-            label: case.label,
-            order: case.order,
-            series: series(case),
-        }
-    }
-
-    fn bandwidth(&self) -> [String; 7] {
-        [
-            format!(" {}", self.label),
-            whole(self.vanilla_mbps),
-            whole(self.vanilla_kiops),
-            whole(self.mbps),
-            whole(self.kiops),
-            format!("{:+.0} %", (self.speedup - 1.0) * 100.0),
-            self.series.map_or(String::new(), |series| format!("+{} %", series.gain)),
-        ]
-    }
-
-    fn cpu(&self) -> [String; 6] {
-        let series = self.series.map(|series| series.cpu_ns);
-        [
-            format!(" {}", self.label),
-            units::fine_time(self.vanilla_cpu_ns),
-            units::fine_time(self.cpu_ns),
-            saved(self.vanilla_cpu_ns, self.cpu_ns),
-            series.map_or(String::new(), |(old, new)| {
-                let micros = |ns| units::three_digits(ns / 1000.0);
-                format!("{} → {} µs", micros(old), micros(new))
-            }),
-            series.map_or(String::new(), |(old, new)| saved(old, new)),
-        ]
-    }
-
-    fn times(&self) -> [String; 7] {
-        [
-            format!(" {}", self.label),
-            self.threads.to_string(),
-            units::fine_time(self.vanilla_ns),
-            units::fine_time(self.ns),
-            ratio(self.speedup),
-            whole(self.vanilla_kiops),
-            whole(self.kiops),
-        ]
-    }
-
-    fn counts(&self) -> [String; 4] {
-        let count = |count: Option<f64>| count.map_or("-".to_owned(), units::three_digits);
-        let label = if self.copies { self.label.to_owned() } else { format!("{}*", self.label) };
-        [
-            label,
-            self.threads.to_string(),
-            count(self.vanilla_instructions),
-            count(self.instructions),
-        ]
-    }
+/// A case with both pools.
+pub(super) fn row(case: &Case, vanilla: &Measured, now: &Measured) -> Fields {
+    let (old, new) = (rounded(vanilla.ns.each()), rounded(now.ns.each()));
+    // What is never 0, however fast: a picosecond.
+    let kiops = |ns: f64| case.threads as f64 * 1e6 / ns.max(0.001);
+    let mbps = |ns| kiops(ns) * case.block as f64 / 1000.0;
+    let (old_cpu, cpu) = (rounded(vanilla.cpu_ns.each()), rounded(now.cpu_ns.each()));
+    let (is_queue, is_copied) = (case.order == Order::Queue, case.copies == Copies::Made);
+    let section = match (is_queue, is_copied) {
+        (true, _) => plural(case.threads, "job"),
+        (false, true) => "copied in and out".to_owned(),
+        (false, false) => "copies left out".to_owned(),
+    };
+    let micros = |ns| three_digits(ns / 1000.0);
+    let series = series(case);
+    let [gain, cpus, saved_by] = series.map_or_else(Default::default, |series| {
+        let (old, new) = series.cpu_ns;
+        let cpus = format!("{} → {} µs", micros(old), micros(new));
+        [format!("+{} %", series.gain), cpus, saved(old - new)]
+    });
+    let fields = Fields::from([
+        (".section", section.into()),
+        (".label", case.label.into()),
+        (".queue", is_queue.into()),
+        (".saved", (old_cpu - cpu).into()),
+        (".gain", gain.into()),
+        (".cpus", cpus.into()),
+        (".saved_by", saved_by.into()),
+        ("case", case.name.into()),
+        ("threads", case.threads.into()),
+        ("block", case.block.into()),
+        ("copies", is_copied.into()),
+        ("vanilla_ns", old.into()),
+        ("ns", new.into()),
+        ("speedup", speedup(old, new).into()),
+        ("vanilla_mbps", rounded(mbps(old)).into()),
+        ("mbps", rounded(mbps(new)).into()),
+        ("vanilla_kiops", rounded(kiops(old)).into()),
+        ("kiops", rounded(kiops(new)).into()),
+        ("vanilla_cpu_ns", old_cpu.into()),
+        ("cpu_ns", cpu.into()),
+    ]);
+    let instructions = |way: &Measured| way.instructions.counted().map(rounded);
+    let fields = fields.some("vanilla_instructions", instructions(vanilla));
+    fields.some("instructions", instructions(now))
 }
 
 /// A number of which tenths say nothing.
 fn whole(number: f64) -> String {
-    if number < 99.5 { units::three_digits(number) } else { format!("{number:.0}") }
+    if number < 99.5 { three_digits(number) } else { format!("{number:.0}") }
 }
 
 /// Nanoseconds, which may be lost ones.
-fn saved(old: f64, new: f64) -> String {
-    format!("{:.0} ns", old - new)
+fn saved(ns: f64) -> String {
+    format!("{ns:.0} ns")
 }
 
-const BANDWIDTH: [&str; 7] =
-    ["", "vanilla\nMB/s", "\nkIOPS", "now\nMB/s", "\nkIOPS", "gain", "series"];
-const CPU: [&str; 6] = ["CPU of an I/O", "vanilla", "now", "saved", "series", "saved"];
-const TIMES_HEADER: [&str; 7] =
-    ["", "threads", "vanilla", "now", "faster", "vanilla\nkIOPS", "now\nkIOPS"];
-const COUNTS: [&str; 4] = ["instructions of an I/O", "threads", "vanilla", "now"];
+/// How much more that is, in per cent.
+fn gain(speedup: f64) -> String {
+    format!("{:+.0} %", (speedup - 1.0) * 100.0)
+}
 
-impl Report {
-    pub(super) fn new(plan: &Plan, uncounted: Option<String>, rows: Vec<Row>) -> Self {
-        Self {
-            pool_bytes: plan.pool,
-            areas: plan.cpus,
-            cpus: plan.cpus,
-            iodepth: plan.iodepth,
-            block: plan.block,
-            quick: plan.quick,
-            instructions_not_counted: uncounted,
-            rows,
-            left_out: plan.left_out.iter().map(|case| (case.name, case.threads)).collect(),
-        }
-    }
+const BANDWIDTH: &[Column] = &[
+    ("vanilla\nMB/s", "vanilla_mbps", whole),
+    ("\nkIOPS", "vanilla_kiops", whole),
+    ("now\nMB/s", "mbps", whole),
+    ("\nkIOPS", "kiops", whole),
+    ("gain", "speedup", gain),
+    ("series", ".gain", gain),
+];
+const CPU: &[Column] = &[
+    ("vanilla", "vanilla_cpu_ns", fine_time),
+    ("now", "cpu_ns", fine_time),
+    ("saved", ".saved", saved),
+    ("series", ".cpus", saved),
+    ("saved", ".saved_by", saved),
+];
+const TIMES_OF: &[Column] = &[
+    ("threads", "threads", count),
+    ("vanilla", "vanilla_ns", fine_time),
+    ("now", "ns", fine_time),
+    ("faster", "speedup", ratio),
+    ("vanilla\nkIOPS", "vanilla_kiops", whole),
+    ("now\nkIOPS", "kiops", whole),
+];
+const COUNTS: &[Column] = &[
+    ("threads", "threads", count),
+    ("vanilla", "vanilla_instructions", three_digits),
+    ("now", "instructions", three_digits),
+];
 
-    /// A table of the load of fio, by the number of jobs.
-    fn queues<const N: usize>(
-        &self,
-        header: [&str; N],
-        cells: impl Fn(&Row) -> [String; N],
-    ) -> Table {
-        let mut table = new_table(header);
-        let mut jobs = 0;
-        for row in self.rows.iter().filter(|row| row.order == Order::Queue) {
-            if row.threads != jobs {
-                jobs = row.threads;
-                table.add_row([plural(jobs, "job")]);
-            }
-            table.add_row(cells(row));
-        }
-        align_right(&mut table, 1);
-        table
-    }
-
-    /// A table of pairs and bursts, by whether they copy.
-    fn bursts(&self) -> Table {
-        let mut table = new_table(TIMES_HEADER);
-        for (copies, title) in [(true, "copied in and out"), (false, "copies left out")] {
-            table.add_row([title]);
-            let rows = self.rows.iter().filter(|row| row.order == Order::Burst);
-            for row in rows.filter(|row| row.copies == copies) {
-                table.add_row(row.times());
-            }
-        }
-        align_right(&mut table, 1);
-        table
-    }
-
-    /// How much more CPU time an I/O takes with many jobs than with one.
-    fn scaling(&self) -> Option<String> {
-        let most = self.rows.iter().filter(|row| row.order == Order::Queue).map(|row| row.threads);
-        let most = most.max().filter(|most| *most > 1)?;
-        let times = ["read", "write"].map(|case| {
-            let row = |jobs| self.rows.iter().find(|row| row.case == case && row.threads == jobs);
-            let (one, many) = (row(1)?, row(most)?);
-            let [old, new] = [many.vanilla_cpu_ns / one.vanilla_cpu_ns, many.cpu_ns / one.cpu_ns];
-            Some(format!("{} (vanilla {}) to {case}", ratio(new), ratio(old)))
-        });
-        let [Some(read), Some(write)] = times else { return None };
-        Some(format!(
+/// How much more CPU time an I/O takes with many jobs than with one.
+fn scaling(rows: &[Fields]) -> Option<String> {
+    let queues = || rows.iter().filter(|row| row.is(".queue"));
+    let most = queues().map(|row| row.number("threads")).reduce(f64::max)?;
+    let times = ["read", "write"].map(|case| {
+        let row = |jobs: f64| {
+            queues().find(|row| row.word("case") == case && row.number("threads") >= jobs)
+        };
+        let (one, many) = (row(1.0)?, row(most)?);
+        let more = |name| ratio(many.number(name) / one.number(name));
+        Some(format!("{} (vanilla {}) to {case}", more("cpu_ns"), more("vanilla_cpu_ns")))
+    });
+    let [Some(read), Some(write)] = times else { return None };
+    (most > 1.0).then(|| {
+        format!(
             "CPU of an I/O with {most} jobs, by that with one: {read}, {write}; the series, with \
              four: 1.00× (vanilla 4.63×), 1.03× (vanilla 5.24×)"
-        ))
-    }
-
-    /// How much of their time jobs that wait for no lock had a CPU, in per cent.
-    fn had_cpu(&self) -> f64 {
-        let alone = || self.rows.iter().filter(|row| row.threads == 1);
-        let shares: f64 = alone().map(|row| row.cpu_ns / row.ns.max(0.001)).sum();
-        100.0 * shares / alone().count().max(1) as f64
-    }
-
-    fn instructions(&self) -> Table {
-        let mut table = new_table(COUNTS);
-        for row in &self.rows {
-            table.add_row(row.counts());
-        }
-        align_right(&mut table, 1);
-        table
-    }
+        )
+    })
 }
 
-fn plural(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+/// How much of their time jobs that wait for no lock had a CPU, in per cent.
+fn had_cpu(rows: &[Fields]) -> f64 {
+    let alone = || rows.iter().filter(|row| row.number("threads") <= 1.0);
+    let shares: f64 = alone().map(|row| row.number("cpu_ns") / row.number("ns").max(0.001)).sum();
+    100.0 * shares / alone().count().max(1) as f64
 }
 
 const LEGEND: &str = "Vanilla: the pool of Linux before the series for swiotlb performance \
@@ -280,63 +169,57 @@ const LEGEND_SERIES: &str = "The series measured whole I/Os of a guest, with one
     left out: no time has a device in it, which is this program and works between the turns. \
     Pairs are buffers of 4K mapped and unmapped, bursts are so many mapped and then unmapped, all \
     as reads.";
-const STARRED: &str = "* copies left out";
 
-/// The report as text, with a newline at its end.
-pub(crate) fn render(report: &Report, marks: Marks) -> String {
-    let mut text = String::new();
-    let (pool, block) = (ByteSize::new(report.pool_bytes), ByteSize::new(report.block));
+const DONE: &str = "after each turn a device found what was mapped, its bytes came back and no \
+    others changed, no two slots overlapped, and none was left";
+
+/// All of it.
+pub(super) fn report(plan: &Plan, rows: Vec<Fields>) -> Report {
+    let uncounted = time::uncounted();
+    let head = Fields::from([
+        ("pool_bytes", plan.pool.into()),
+        ("areas", plan.cpus.into()),
+        ("cpus", plan.cpus.into()),
+        ("iodepth", plan.iodepth.into()),
+        ("block", plan.block.into()),
+        ("quick", plan.quick.into()),
+    ]);
+    let head = head.some("instructions_not_counted", uncounted.clone());
+    let left_out = plan.left_out.iter().map(|case| json!([case.name, case.threads]));
+    let tail = Fields::from([("left_out", left_out.collect())]);
     let title = format!(
-        "Bounce buffers: {pool} of slots, {}, {}, {} of {block} a job",
-        plural(report.areas, "area"),
-        plural(report.cpus, "CPU"),
-        plural(report.iodepth, "buffer"),
+        "Bounce buffers: {} of slots, {}, {}, {} of {} a job",
+        ByteSize::new(plan.pool),
+        plural(plan.cpus, "area"),
+        plural(plan.cpus, "CPU"),
+        plural(plan.iodepth, "buffer"),
+        ByteSize::new(plan.block),
     );
-    push_wrapped(&mut text, "", &title);
-    push_table(&mut text, &report.queues(BANDWIDTH, Row::bandwidth));
-    push_table(&mut text, &report.queues(CPU, Row::cpu));
-    if let Some(scaling) = report.scaling() {
-        text.push('\n');
-        push_wrapped(&mut text, "", &scaling);
+    let (scaling, had_cpu) = (scaling(&rows), had_cpu(&rows));
+    let mut report = Report::new([head, tail], rows, &title, DONE);
+    report.tabulate("", BANDWIDTH, |row| row.is(".queue"));
+    report.tabulate("CPU of an I/O", CPU, |row| row.is(".queue"));
+    scaling.iter().for_each(|words| report.say(words));
+    report.tabulate("", TIMES_OF, |row| !row.is(".queue"));
+    if uncounted.is_none() {
+        report.tabulate("instructions of an I/O", COUNTS, |_| true);
     }
-    push_table(&mut text, &report.bursts());
-    if report.instructions_not_counted.is_none() {
-        push_table(&mut text, &report.instructions());
-        text.push_str(STARRED);
-        text.push('\n');
-    }
-    text.push('\n');
-    push_wrapped(&mut text, "", LEGEND);
-    text.push('\n');
-    push_wrapped(&mut text, "", LEGEND_SERIES);
-    text.push('\n');
-    push_notes(&mut text, report);
-    text.push('\n');
-    let done = "after each turn a device found what was mapped, its bytes came back and no others \
-        changed, no two slots overlapped, and none was left";
-    push_wrapped(&mut text, &format!("{} ", marks.right()), done);
-    text
-}
-
-fn push_notes(text: &mut String, report: &Report) {
-    push_wrapped(text, "note: ", if report.quick { QUICK } else { TIMES });
-    let had_cpu = report.had_cpu();
-    if had_cpu < 90.0 && !report.quick {
-        let busy = format!(
+    report.say(LEGEND);
+    report.say(LEGEND_SERIES);
+    report.note(if plan.quick { QUICK } else { TIMES });
+    if had_cpu < 90.0 && !plan.quick {
+        report.note(format!(
             "single jobs had a CPU for {had_cpu:.0} % of their time: others use this machine, \
              which bandwidth and times suffer from, and CPU times less"
-        );
-        push_wrapped(text, "note: ", &busy);
+        ));
     }
-    if let Some(why) = &report.instructions_not_counted {
-        push_wrapped(text, "note: ", &format!("instructions are not counted: {why}"));
+    report.note_uncounted(uncounted.as_deref());
+    for case in &plan.left_out {
+        report.note(format!(
+            "{} with {} needs more than half of the pool and is left out; --pool makes it larger",
+            case.name,
+            plural(case.threads, "thread")
+        ));
     }
-    for (case, threads) in &report.left_out {
-        let out = format!(
-            "{case} with {} needs more than half of the pool and is left out; --pool makes it \
-             larger",
-            plural(*threads, "thread")
-        );
-        push_wrapped(text, "note: ", &out);
-    }
+    report
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -171,13 +170,6 @@ impl<F: FolioOf> RingBefore<F> {
         let last = Arc::into_inner(buffer.0)?;
         self.user.uncharge(left);
         Some(last)
-    }
-}
-
-impl<F> fmt::Debug for RingBefore<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let folios = self.heads.counts.len();
-        f.debug_struct("RingBefore").field("folios", &folios).finish_non_exhaustive()
     }
 }
 

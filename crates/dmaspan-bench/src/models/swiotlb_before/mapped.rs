@@ -1,7 +1,5 @@
 //! Mappings that are moved, so that nobody needs to promise to end one once.
 
-use std::fmt;
-
 use dmaspan::swiotlb::{Original, PoolMemory, SlotRequest};
 use dmaspan::{Direction, Span};
 use parking_lot::lock_api::RawMutex;
@@ -49,14 +47,5 @@ impl<M: PoolMemory, L: RawMutex> MappedBefore<'_, M, L> {
         // SAFETY: `map` of this pool gave the address for so many bytes and this direction. Only
         // this value knows of it and can end it, and it is consumed.
         unsafe { self.pool.unmap(addr, len, self.direction) };
-    }
-}
-
-impl<M: PoolMemory, L> fmt::Debug for MappedBefore<'_, M, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MappedBefore")
-            .field("span", &self.span)
-            .field("direction", &self.direction)
-            .finish_non_exhaustive()
     }
 }

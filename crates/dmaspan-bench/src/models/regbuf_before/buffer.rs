@@ -103,7 +103,7 @@ impl BufferBefore {
 
     /// The bytes from `offset` on: to be written by a device or read.
     ///
-    /// One step, but for a buffer [of the kernel](Self::of_kernel): a step for each bvec before it.
+    /// One step where all bvecs but the first and the last are equally long, else one for each before.
     ///
     /// # Errors
     ///

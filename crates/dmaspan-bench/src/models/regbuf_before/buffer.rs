@@ -103,7 +103,8 @@ impl BufferBefore {
 
     /// The bytes from `offset` on: to be written by a device or read.
     ///
-    /// One step where all bvecs but the first and the last are equally long, else one for each before.
+    /// One step where all bvecs but the first and the last are equally long, else one for each
+    /// before.
     ///
     /// # Errors
     ///

@@ -108,6 +108,10 @@ struct Free {
     in_use: [usize; CLASSES],
 }
 
+/// The least memory that an arena asks for. glibc takes less than 32 MiB from what was used before, and
+/// writes zeroes to all of it; more comes from the system, zeroed where it is touched.
+const LEAST_FRESH: usize = 33 << 20;
+
 /// The arena's first byte.
 #[derive(Clone, Copy)]
 struct Memory(NonNull<u8>);
@@ -161,8 +165,9 @@ impl Arena {
         // Zeroed memory of a small alignment is memory that the system backs when it is touched; of
         // a large one it is all written at once. So the tables' alignment comes from room to spare;
         // and with as much behind the arena, a table that begins in it never ends outside.
-        let layout = Layout::from_size_align(size + (2 << LARGEST_LG2), 16)
-            .expect("2 TiB and some fit in a 64-bit size");
+        let room = (size + (2 << LARGEST_LG2)).max(LEAST_FRESH);
+        let layout =
+            Layout::from_size_align(room, 16).expect("2 TiB and some fit in a 64-bit size");
         // SAFETY: the layout's size is not 0.
         let block = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
         let Some(start) = block else { alloc::handle_alloc_error(layout) };

@@ -234,7 +234,7 @@ fn outcome(ended: Result<crate::Outcome, String>) -> Outcome {
 
 /// `cargo test` has a short one of each.
 fn soak() -> Outcome {
-    let mut test = cargo(&["test", "--release", "-p", "dmaspan-sim", "--test", "it", "soak"]);
+    let mut test = cargo(&["test", "--release", "-p", "dmaspan", "--test", "simulation", "soak"]);
     commands([test.env("DMASPAN_SOAK", "10000000")])
 }
 

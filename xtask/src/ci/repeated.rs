@@ -14,7 +14,7 @@ const BUSY: usize = 2;
 /// The tests that count allocations, frames or time: a crate, a program of its tests, and a part of
 /// their names.
 const COUNTING: &[(&str, &str, &str)] = &[
-    ("dmaspan-sim", "allocations", ""),
+    ("dmaspan", "allocations", ""),
     ("dmaspan-nvme", "it", ""),
     ("dmaspan-linux", "it", "fixed::"),
     ("dmaspan-bench", "it", "dma::"),

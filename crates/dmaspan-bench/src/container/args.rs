@@ -54,7 +54,7 @@ pub(crate) struct ContainerArgs {
     #[arg(long, verbatim_doc_comment, value_name = "SIZE")]
     pub(crate) size: Option<ByteSize>,
 
-    /// How often all is timed, for medians [default: 5]
+    /// How many runs to time, for medians [default: 5]
     #[arg(long, value_name = "N", value_parser = run_count)]
     #[arg(conflicts_with = "quick")]
     pub(crate) runs: Option<u32>,

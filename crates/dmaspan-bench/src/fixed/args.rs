@@ -73,7 +73,7 @@ pub(crate) struct FixedArgs {
     #[arg(default_value = "memfd-hugetlb")]
     pub(crate) memory: MemoryKind,
 
-    /// How often all is timed, for medians
+    /// How many runs to time, for medians
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = run_count)]
     pub(crate) runs: u32,
 

@@ -155,8 +155,8 @@ const LEGEND_TIMES: &str = "Register makes that of memory that is pinned already
     it; kernel is what Linux here takes for its own IORING_REGISTER_BUFFERS of the same memory, \
     pins included. Import finds the first piece at a random offset, aligned or odd. Entries are \
     those of a scatter list for an I/O of 8 MiB at a random offset (in 8m-4x2m all of it), its \
-    import included. Of PRPs there is one for each page by definition: stores is a loop that \
-    writes as many addresses and does nothing else.";
+    import included. PRPs take one entry for each page: stores is a loop that writes as many \
+    addresses and does nothing else.";
 const MIXED: &str = "mixed is by huge pages and by base pages in turn, 2 MiB each";
 const APART: &str =
     "this machine's frames are often neighbours; --model shows what is left where none are";

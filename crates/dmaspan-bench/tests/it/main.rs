@@ -8,3 +8,11 @@ mod regbuf;
 mod swiotlb;
 #[path = "../../../dmaspan-linux/tests/turn/mod.rs"]
 mod turn;
+
+#[test]
+fn every_help_fits_a_terminal() {
+    for name in ["io-pgtable", "dma", "container", "swiotlb", "regbuf", "fixed"] {
+        program::shown(&[name, "--help"], &[&format!("Usage: dmaspan-bench {name}")]);
+    }
+    program::shown(&["--help"], &["Usage: dmaspan-bench"]);
+}

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// `dmaspan bench` with these arguments, the benchmark's name first.
+/// `dmaspan-bench` with these arguments, the benchmark's name first.
 pub(crate) fn run(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dmaspan-bench"));
     command.args(args).env_remove("NO_COLOR").output().unwrap()

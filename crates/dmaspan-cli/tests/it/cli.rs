@@ -305,13 +305,10 @@ fn help_and_version_are_there() {
         &["map", "--help"],
         &["devices", "-h"],
         &["devices", "--help"],
-        &["bench", "--help"],
-        &["bench", "io-pgtable", "-h"],
-        &["bench", "io-pgtable", "--help"],
-        &["bench", "fixed", "-h"],
-        &["bench", "fixed", "--help"],
     ] {
-        for line in stdout(&run(args)).lines() {
+        let help = stdout(&run(args));
+        assert!(help.contains("Usage: dmaspan"), "{args:?}: {help}");
+        for line in help.lines() {
             assert!(line.chars().count() <= 80, "{args:?}: {line}");
         }
     }

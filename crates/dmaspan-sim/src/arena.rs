@@ -108,8 +108,8 @@ struct Free {
     in_use: [usize; CLASSES],
 }
 
-/// The least memory that an arena asks for. glibc takes less than 32 MiB from what was used before, and
-/// writes zeroes to all of it; more comes from the system, zeroed where it is touched.
+/// The least memory that an arena asks for. glibc takes less than 32 MiB from what was used before,
+/// and writes zeroes to all of it; more comes from the system, zeroed where it is touched.
 const LEAST_FRESH: usize = 33 << 20;
 
 /// The arena's first byte.

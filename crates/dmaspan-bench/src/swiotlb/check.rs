@@ -104,7 +104,6 @@ mod tests {
     use std::time::Duration;
 
     use crate::models::uncopied::Uncopied;
-    use dmaspan::swiotlb::Original;
     use dmaspan_linux::{BounceMemory, Memory};
 
     use super::super::plan::Order;
@@ -156,7 +155,7 @@ mod tests {
 
         fn map<'p, R>(
             &'p self,
-            buffer: Original<HostAddr>,
+            buffer: (Buffers, u64),
             case: &Case,
             then: impl FnOnce(Self::Mapped<'p>) -> R,
         ) -> Result<R, Failed> {

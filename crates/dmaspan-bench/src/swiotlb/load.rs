@@ -36,7 +36,7 @@ impl<W: Bounces> Job<'_, W> {
 
     #[inline]
     fn map(&mut self, number: u64) -> Result<(), Failed> {
-        let buffer = self.buffers.original(number)?;
+        let buffer = (self.buffers, number);
         self.pool.map(buffer, self.case, |mapped| self.out.push_back((number, mapped)))
     }
 
@@ -78,8 +78,7 @@ impl<W: Bounces> Job<'_, W> {
         let mut ios = 0;
         loop {
             let (pool, case) = (self.pool, self.case);
-            let buffer = self.buffers.original(self.first)?;
-            pool.map(buffer, case, |mapped| pool.unmap(mapped, case))??;
+            pool.map((self.buffers, self.first), case, |mapped| pool.unmap(mapped, case))??;
             ios += 1;
             if stop.load(Ordering::Relaxed) {
                 return Ok(ios);

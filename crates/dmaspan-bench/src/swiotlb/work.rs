@@ -67,7 +67,7 @@ impl Buffers {
     }
 
     #[inline]
-    pub(crate) fn original(&self, number: u64) -> Result<Original<HostAddr>, Failed> {
+    fn original(&self, number: u64) -> Result<Original<HostAddr>, Failed> {
         Ok(self.memory.original(number * self.block, self.block)?)
     }
 }
@@ -82,11 +82,11 @@ pub(crate) trait Bounces: Sync {
     where
         Self: 'p;
 
-    /// Takes a slot for a buffer, copies, and hands it on: returned, it would be copied several
-    /// times, which takes longer than the rest.
+    /// Takes a slot for the buffer of a number, copies, and hands it on: a buffer or a slot that is
+    /// passed by value would be copied several times, which takes longer than the rest.
     fn map<'p, R>(
         &'p self,
-        buffer: Original<HostAddr>,
+        buffer: (Buffers, u64),
         case: &Case,
         then: impl FnOnce(Self::Mapped<'p>) -> R,
     ) -> Result<R, Failed>;
@@ -127,11 +127,12 @@ impl<M: Slots> Bounces for Now<M> {
     #[inline]
     fn map<'p, R>(
         &'p self,
-        buffer: Original<HostAddr>,
+        (buffers, number): (Buffers, u64),
         case: &Case,
         then: impl FnOnce(Self::Mapped<'p>) -> R,
     ) -> Result<R, Failed> {
-        match self.map(buffer, case.direction, case.fill, &ANY) {
+        let original = buffers.original(number)?;
+        match self.map(original, case.direction, case.fill, &ANY) {
             Ok(mapped) => Ok(then(mapped)),
             Err(error) => Err(error.into()),
         }
@@ -182,11 +183,12 @@ impl<M: Slots> Bounces for Vanilla<M> {
     #[inline]
     fn map<'p, R>(
         &'p self,
-        buffer: Original<HostAddr>,
+        (buffers, number): (Buffers, u64),
         case: &Case,
         then: impl FnOnce(Self::Mapped<'p>) -> R,
     ) -> Result<R, Failed> {
-        match self.map_owned(buffer, case.direction, &ANY) {
+        let original = buffers.original(number)?;
+        match self.map_owned(original, case.direction, &ANY) {
             Some(mapped) => Ok(then(mapped)),
             None => Err(Failed::new("the pool has no slot")),
         }

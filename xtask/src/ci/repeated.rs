@@ -47,9 +47,11 @@ pub(super) fn run() -> Vec<String> {
     })
 }
 
-/// Whether tests of a program pass; what they printed is shown where they do not.
+/// Whether tests of a program pass; what they printed is shown where they do not. They are optimised,
+/// as they run often.
 fn passes(package: &str, program: &str, tests: &str) -> bool {
-    match cargo(&["test", "-q", "-p", package, "--test", program, tests]).output() {
+    let mut test = cargo(&["test", "--release", "-q", "-p", package, "--test", program, tests]);
+    match test.output() {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
             print!("{}", String::from_utf8_lossy(&output.stdout));

@@ -169,7 +169,7 @@ fn tables_of_another_iommu_are_refused_and_so_are_those_that_it_does_not_walk() 
     assert!(refused(rig.domain_of(wide)).contains("physical"));
     let dirty = dmaspan::io_pgtable::DirtyTracking::Hardware;
     let dirty = dmaspan::io_pgtable::AmdV1Config { dirty, ..config };
-    assert!(refused(rig.domain_of(dirty)).contains("mark"));
+    assert!(refused(rig.domain_of(dirty)).contains("dirty bits"));
     stream.attach(paging(&rig.domain())).unwrap();
 }
 

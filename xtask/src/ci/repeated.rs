@@ -47,8 +47,8 @@ pub(super) fn run() -> Vec<String> {
     })
 }
 
-/// Whether tests of a program pass; what they printed is shown where they do not. They are optimised,
-/// as they run often.
+/// Whether tests of a program pass; what they printed is shown where they do not. They are
+/// optimised, as they run often.
 fn passes(package: &str, program: &str, tests: &str) -> bool {
     let mut test = cargo(&["test", "--release", "-q", "-p", package, "--test", program, tests]);
     match test.output() {

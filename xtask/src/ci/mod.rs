@@ -243,7 +243,9 @@ fn soak() -> Outcome {
 fn interleavings() -> Outcome {
     let mut test = cargo(&["test", "-p", "dmaspan", "--test", "loom", "--target-dir"]);
     let target = crate::target_directory().join("loom");
-    commands([test.arg(target).env("RUSTFLAGS", "--cfg loom")])
+    // Unoptimised, the models need more stack than loom gives their threads.
+    test.arg(target).env("RUSTFLAGS", "--cfg loom").env("CARGO_PROFILE_TEST_OPT_LEVEL", "1");
+    commands([&mut test])
 }
 
 fn core_without_std() -> Outcome {

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["list"] => {
-            cases::CASES.iter().for_each(|case| println!("{}", case.name));
+            cases::all().for_each(|case| println!("{}", case.name));
             ExitCode::SUCCESS
         }
         ["cases", rest @ ..] => match cases::Options::parse(rest) {

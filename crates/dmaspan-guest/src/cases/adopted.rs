@@ -8,24 +8,18 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::nvme::both_ways_of;
-use super::{Case, Context, MIB, Need, Result};
+use super::{BACKEND, Case, Context, MIB, Need, Result, case};
 
 const HUGEPAGE: u64 = 2 * MIB;
 
-/// Memory of the program itself.
-pub(super) const FOREIGN: Case =
-    Case { name: "adopted/dma_both_ways_with_foreign", needs: &[Need::Backend], run: foreign };
-
-/// A part of a file that others have as well.
-pub(super) const SHARED: Case =
-    Case { name: "adopted/dma_both_ways_with_a_shared_file", needs: &[Need::Backend], run: shared };
-
-/// A file of a hugetlbfs.
-pub(super) const HUGETLBFS: Case = Case {
-    name: "adopted/dma_both_ways_with_hugetlbfs",
-    needs: &[Need::Backend, Need::Hugepages(2)],
-    run: hugetlbfs,
-};
+pub(super) const CASES: &[Case] = &[
+    // Memory of the program itself.
+    case("adopted/dma_both_ways_with_foreign", BACKEND, foreign),
+    // A part of a file that others have as well.
+    case("adopted/dma_both_ways_with_a_shared_file", BACKEND, shared),
+    // A file of a hugetlbfs.
+    case("adopted/dma_both_ways_with_hugetlbfs", &[Need::Backend, Need::Hugepages(2)], hugetlbfs),
+];
 
 fn foreign(context: &Context) -> Result {
     let own = Memory::new(MemoryKind::Base, 2 * MIB)?;

@@ -12,49 +12,31 @@ use dmaspan_linux::vfio::{Backend, Bar, BusMaster, DeviceError, Error, VfioDevic
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::{PEER, driver, in_sysfs};
-use super::{Case, Context, Need, Outcome, Result};
+use super::{BACKEND, Case, Context, Need, Outcome, Result, case};
 
 /// The function with a BAR as large as is asked for, its BAR 2: QEMU's `pci-testdev`.
 const LARGE: &str = "0000:00:07.0";
 
-/// A BAR is the device's registers for as long as it lives, its device dropped or not.
-pub(super) const REGISTERS_ARE_REACHED: Case =
-    case("device/registers_are_reached_until_the_bar_is_dropped", registers);
-
-/// A device does no DMA after it was opened, reset or dropped.
-pub(super) const BUS_MASTERING: Case =
-    case("device/bus_mastering_is_off_until_it_is_switched_on", bus_mastering);
-
-/// Registers outside, and those that BARs depend on, are refused.
-pub(super) const CONFIGURATION_SPACE: Case =
-    case("device/configuration_space_has_bounds_and_guards", configuration);
-
-/// MSI-X vectors count, each in its event, until they are dropped.
-pub(super) const INTERRUPTS: Case = case("device/msix_interrupts_are_events", interrupts);
-
-/// A reset device has its BARs and interrupts still.
-pub(super) const RESET: Case = case("device/a_reset_leaves_bars_mapped", resets);
-
-/// A BAR of gibibytes begins where its largest leaf can, and is mapped for its device.
-pub(super) const LARGE_BAR: Case =
-    case("device/a_large_bar_is_mapped_by_its_largest_leaf", large_bar);
-
-/// A controller writes its data into the BAR of another device, and not after that was unmapped.
-pub(super) const PEERS: Case =
-    Case { name: "device/registers_are_mapped_for_another_device", needs: PAIR, run: peers };
-
-/// What was mapped before a device was attached is what it reaches.
-pub(super) const ATTACHED_LATER: Case = Case {
-    name: "device/one_attached_later_reaches_what_was_mapped",
-    needs: PAIR,
-    run: attached_later,
-};
+pub(super) const CASES: &[Case] = &[
+    // A BAR is the device's registers for as long as it lives, its device dropped or not.
+    case("device/registers_are_reached_until_the_bar_is_dropped", BACKEND, registers),
+    // A device does no DMA after it was opened, reset or dropped.
+    case("device/bus_mastering_is_off_until_it_is_switched_on", BACKEND, bus_mastering),
+    // Registers outside, and those that BARs depend on, are refused.
+    case("device/configuration_space_has_bounds_and_guards", BACKEND, configuration),
+    // MSI-X vectors count, each in its event, until they are dropped.
+    case("device/msix_interrupts_are_events", BACKEND, interrupts),
+    // A reset device has its BARs and interrupts still.
+    case("device/a_reset_leaves_bars_mapped", BACKEND, resets),
+    // A controller writes its data into the BAR of another device, and not after that was unmapped.
+    case("device/registers_are_mapped_for_another_device", PAIR, peers),
+    // A BAR of gibibytes begins where its largest leaf can, and is mapped for its device.
+    case("device/a_large_bar_is_mapped_by_its_largest_leaf", BACKEND, large_bar),
+    // What was mapped before a device was attached is what it reaches.
+    case("device/one_attached_later_reaches_what_was_mapped", PAIR, attached_later),
+];
 
 const PAIR: &[Need] = &[Need::Backend, Need::Peer];
-
-const fn case(name: &'static str, run: fn(&Context) -> Result) -> Case {
-    Case { name, needs: &[Need::Backend], run }
-}
 
 fn open(context: &Context, bdf: &str) -> Result<(VfioSpace, VfioDevice)> {
     Ok(VfioSpace::open(context.backend, bdf.parse()?)?)

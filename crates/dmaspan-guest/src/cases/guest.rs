@@ -1,11 +1,12 @@
 //! The guest itself: without this no other case says anything.
 
 use super::context::{driver, in_sysfs};
-use super::{Case, Context, Need, Outcome, Result};
+use super::{BACKEND, Case, Context, Outcome, Result, case};
 
-/// The function is behind an IOMMU and bound to vfio-pci.
-pub(super) const DEVICE_IS_BOUND: Case =
-    Case { name: "guest/device_is_bound", needs: &[Need::Backend], run: device_is_bound };
+pub(super) const CASES: &[Case] = &[
+    // The function is behind an IOMMU and bound to vfio-pci.
+    case("guest/device_is_bound", BACKEND, device_is_bound),
+];
 
 fn device_is_bound(context: &Context) -> Result {
     let device = &context.device;

@@ -8,22 +8,19 @@ use dmaspan_linux::vfio::{
 };
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::{Case, Context, MIB, Need, Outcome, PAGE, Result};
+use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, case};
 
 pub(super) const NEEDS: &[Need] = &[Need::Backend, Need::OneOf(&[Backend::Iommufd])];
 const AT: u64 = 1 << 32;
 
-/// A device moves from one space, and from one page table, to another.
-pub(super) const MOVES: Case =
-    Case { name: "iommufd/a_device_moves_between_page_tables", needs: NEEDS, run: moves };
-
-/// A copy keeps the memory of what it was copied from.
-pub(super) const COPIES: Case =
-    Case { name: "iommufd/a_copy_keeps_its_memory", needs: NEEDS, run: copies };
-
-/// Ranges that are promised, and options.
-pub(super) const PROMISES: Case =
-    Case { name: "iommufd/promises_and_options_are_kept", needs: NEEDS, run: promises };
+pub(super) const CASES: &[Case] = &[
+    // A device moves from one space, and from one page table, to another.
+    case("iommufd/a_device_moves_between_page_tables", NEEDS, moves),
+    // A copy keeps the memory of what it was copied from.
+    case("iommufd/a_copy_keeps_its_memory", NEEDS, copies),
+    // Ranges that are promised, and options.
+    case("iommufd/promises_and_options_are_kept", NEEDS, promises),
+];
 
 fn moves(context: &Context) -> Result {
     let (space, device) = Ioas::open(context.device.parse()?)?;

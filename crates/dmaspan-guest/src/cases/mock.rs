@@ -12,53 +12,32 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::iommufd::NEEDS;
-use super::{Case, MIB, Outcome, PAGE, Result};
+use super::{Case, MIB, Outcome, PAGE, Result, case};
 
 /// What the IOMMU of these devices maps (`MOCK_APERTURE_START` and `MOCK_APERTURE_LAST`).
 const FIRST: u64 = 1 << 24;
 const LAST: u64 = (1 << 31) - 1;
 
-/// What devices wrote.
-pub(super) const DIRTY_PAGES: Case = Case {
-    name: "mock/dirty_pages_are_read_across_holes_and_cleared_or_kept",
-    needs: NEEDS,
-    run: |_| with_space(dirty_pages),
-};
-
-/// A leaf of many pages has one note, and the kernel writes all of its bits.
-pub(super) const LARGE_LEAVES: Case = Case {
-    name: "mock/a_large_leaf_is_dirty_as_a_whole_and_read_as_a_whole",
-    needs: NEEDS,
-    run: |_| with_space(large_leaves),
-};
-
-/// A copy keeps the memory of what it was copied from.
-pub(super) const COPIES: Case = Case {
-    name: "mock/copies_outlive_their_sources_and_keep_their_memory",
-    needs: NEEDS,
-    run: |_| with_space(copies),
-};
-
-/// The kernel holds a file's memory.
-pub(super) const FILES: Case = Case {
-    name: "mock/files_are_mapped_without_memory_of_the_process",
-    needs: NEEDS,
-    run: |_| with_space(files),
-};
-
-/// What can be mapped changes with the devices.
-pub(super) const LIMITS: Case = Case {
-    name: "mock/limits_shrink_with_a_device_and_grow_again_without_it",
-    needs: NEEDS,
-    run: |_| with_space(limits),
-};
-
-/// What is promised is kept.
-pub(super) const PROMISES: Case = Case {
-    name: "mock/promised_iovas_and_options_are_the_kernels",
-    needs: NEEDS,
-    run: |_| with_space(promises),
-};
+pub(super) const CASES: &[Case] = &[
+    // What devices wrote.
+    case("mock/dirty_pages_are_read_across_holes_and_cleared_or_kept", NEEDS, |_| {
+        with_space(dirty_pages)
+    }),
+    // A leaf of many pages has one note, and the kernel writes all of its bits.
+    case("mock/a_large_leaf_is_dirty_as_a_whole_and_read_as_a_whole", NEEDS, |_| {
+        with_space(large_leaves)
+    }),
+    // A copy keeps the memory of what it was copied from.
+    case("mock/copies_outlive_their_sources_and_keep_their_memory", NEEDS, |_| with_space(copies)),
+    // The kernel holds a file's memory.
+    case("mock/files_are_mapped_without_memory_of_the_process", NEEDS, |_| with_space(files)),
+    // What can be mapped changes with the devices.
+    case("mock/limits_shrink_with_a_device_and_grow_again_without_it", NEEDS, |_| {
+        with_space(limits)
+    }),
+    // What is promised is kept.
+    case("mock/promised_iovas_and_options_are_the_kernels", NEEDS, |_| with_space(promises)),
+];
 
 /// Runs a case with an address space, where there are devices for tests.
 fn with_space(case: fn(&Ioas) -> Result) -> Result {

@@ -14,52 +14,36 @@ use dmaspan_linux::{Memory, MemoryKind};
 use dmaspan_nvme::vfio::{VfioAccess, VfioBuffer};
 use dmaspan_nvme::{Controller, Error, IoQueue, Namespace, QueueConfig, Transfer};
 
-use super::{Case, Context, MIB, Need, Outcome, Result};
+use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case};
 
 /// What the words of the disk hold besides their offset.
 const TAG: u64 = 0xfeed_0000_0000_0000;
 /// The part of the disk that cases write to.
 const SCRATCH: u64 = 32 * MIB;
 
-const fn case(name: &'static str, needs: &'static [Need], run: fn(&Context) -> Result) -> Case {
-    Case { name, needs, run }
-}
-
 const HUGEPAGES: &[Need] = &[Need::Backend, Need::Hugepages(4)];
-const BACKEND: &[Need] = &[Need::Backend];
 
-/// DMA in both directions, of this kind of memory.
-pub(super) const THP: Case =
-    case("nvme/dma_both_ways_with_thp", BACKEND, |at| both_ways(at, MemoryKind::Thp));
-/// DMA in both directions, of this kind of memory.
-pub(super) const BASE: Case =
-    case("nvme/dma_both_ways_with_base", BACKEND, |at| both_ways(at, MemoryKind::Base));
-/// DMA in both directions, of this kind of memory.
-pub(super) const HUGETLB: Case =
-    case("nvme/dma_both_ways_with_hugetlb", HUGEPAGES, |at| both_ways(at, MemoryKind::Hugetlb2M));
-/// DMA in both directions, of this kind of memory.
-pub(super) const HUGETLB_1G: Case =
-    case("nvme/dma_both_ways_with_hugetlb-1g", BACKEND, |at| both_ways(at, MemoryKind::Hugetlb1G));
-/// DMA in both directions, of this kind of memory.
-pub(super) const MEMFD: Case =
-    case("nvme/dma_both_ways_with_memfd", BACKEND, |at| both_ways(at, MemoryKind::Memfd));
-/// DMA in both directions, of this kind of memory.
-pub(super) const MEMFD_HUGETLB: Case =
+pub(super) const CASES: &[Case] = &[
+    // DMA in both directions, of each kind of memory.
+    case("nvme/dma_both_ways_with_thp", BACKEND, |at| both_ways(at, MemoryKind::Thp)),
+    case("nvme/dma_both_ways_with_base", BACKEND, |at| both_ways(at, MemoryKind::Base)),
+    case("nvme/dma_both_ways_with_hugetlb", HUGEPAGES, |at| both_ways(at, MemoryKind::Hugetlb2M)),
+    case("nvme/dma_both_ways_with_hugetlb-1g", BACKEND, |at| both_ways(at, MemoryKind::Hugetlb1G)),
+    case("nvme/dma_both_ways_with_memfd", BACKEND, |at| both_ways(at, MemoryKind::Memfd)),
     case("nvme/dma_both_ways_with_memfd-hugetlb", HUGEPAGES, |at| {
         both_ways(at, MemoryKind::MemfdHugetlb2M)
-    });
-/// Memory that was unmapped stays as it is, and its neighbours are reached.
-pub(super) const OUT_OF_REACH: Case =
-    case("nvme/unmapped_memory_is_out_of_reach", BACKEND, out_of_reach);
-/// Lists of PRPs, from odd pages on.
-pub(super) const ODD_PAGES: Case = case("nvme/lists_reach_odd_pages", BACKEND, odd_pages);
-/// 32 reads in flight.
-pub(super) const DEPTH: Case = case("nvme/depth_keeps_reads_apart", BACKEND, depth);
-/// MSI-X.
-pub(super) const INTERRUPTS: Case =
-    case("nvme/interrupts_say_that_reads_have_ended", BACKEND, interrupts);
-/// What a device may only read.
-pub(super) const DIRECTIONS: Case = case("nvme/a_buffer_is_for_its_direction", BACKEND, directions);
+    }),
+    // Memory that was unmapped stays as it is, and its neighbours are reached.
+    case("nvme/unmapped_memory_is_out_of_reach", BACKEND, out_of_reach),
+    // Lists of PRPs, from odd pages on.
+    case("nvme/lists_reach_odd_pages", BACKEND, odd_pages),
+    // 32 reads in flight.
+    case("nvme/depth_keeps_reads_apart", BACKEND, depth),
+    // MSI-X.
+    case("nvme/interrupts_say_that_reads_have_ended", BACKEND, interrupts),
+    // What a device may only read.
+    case("nvme/a_buffer_is_for_its_direction", BACKEND, directions),
+];
 
 /// A controller that was started.
 struct Rig {

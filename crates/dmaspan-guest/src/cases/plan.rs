@@ -13,7 +13,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 
 use super::context::FREE_HUGEPAGES;
 use super::plain::Plain;
-use super::{Case, Context, Need, Outcome, PAGE, Result, same};
+use super::{Case, Context, Need, Outcome, PAGE, Result, case, same};
 
 const HUGE: u64 = 2 << 20;
 const KIB64: u64 = 64 << 10;
@@ -24,12 +24,25 @@ const FEW: u64 = 32;
 const ALL: u64 = GIB / HUGE;
 const RUNS: usize = 3;
 
-/// Pieces of one region, in order and shuffled.
-pub(super) const ONE_REGION: Case = Case {
-    name: "plan/small_pieces_of_one_region_are_one_request",
-    needs: &[Need::Backend, Need::Hugepages(FEW)],
-    run: one_region,
-};
+const PAGES: &[Need] = &[Need::Backend, Need::Hugepages(FEW)];
+const COUNTED: &[Need] = &[Need::Backend, Need::Counted, Need::Hugepages(FEW)];
+
+pub(super) const CASES: &[Case] = &[
+    // Pieces of one region, in order and shuffled.
+    case("plan/small_pieces_of_one_region_are_one_request", PAGES, one_region),
+    // Pieces that alternate: with holes, with other memory, with other permissions.
+    case("plan/alternating_pieces_are_the_fewest_requests", PAGES, alternating),
+    // A request for each page against one for all.
+    case("plan/mapping_costs_a_hundredth_of_a_request_for_each_page", COUNTED, page_at_a_time),
+    // The planner against a loop of the same requests.
+    case(
+        "plan/planning_and_owning_cost_little_beside_the_bare_requests",
+        &[Need::Backend, Need::Counted, Need::Hugepages(ALL)],
+        costs_nothing,
+    ),
+    // Allocating pages against mapping them.
+    case("plan/populating_costs_more_than_mapping", COUNTED, populating),
+];
 
 fn one_region(context: &Context) -> Result {
     let (mapper, _device) = open(context)?;
@@ -55,13 +68,6 @@ fn one_region(context: &Context) -> Result {
     println!("{count} pieces of {PAGE} bytes, in order and shuffled: 1 map, 1 unmap");
     Ok(Outcome::Passed)
 }
-
-/// Pieces that alternate: with holes, with other memory, with other permissions.
-pub(super) const ALTERNATING: Case = Case {
-    name: "plan/alternating_pieces_are_the_fewest_requests",
-    needs: &[Need::Backend, Need::Hugepages(FEW)],
-    run: alternating,
-};
 
 fn alternating(context: &Context) -> Result {
     let (mapper, _device) = open(context)?;
@@ -114,13 +120,6 @@ fn maps(mapper: &Mapper<VfioSpace>, pieces: Vec<Region>, fewest: u64, what: &str
     Ok(())
 }
 
-/// A request for each page against one for all.
-pub(super) const PAGE_AT_A_TIME: Case = Case {
-    name: "plan/mapping_costs_a_hundredth_of_a_request_for_each_page",
-    needs: &[Need::Backend, Need::Counted, Need::Hugepages(FEW)],
-    run: page_at_a_time,
-};
-
 /// When it unmaps, the kernel looks up and unpins page after page however it was asked: that is all
 /// that unmapping costs then, and the requests beside it are some ten times as much.
 fn page_at_a_time(context: &Context) -> Result {
@@ -141,13 +140,6 @@ fn page_at_a_time(context: &Context) -> Result {
     }
     Ok(Outcome::Passed)
 }
-
-/// The planner against a loop of the same requests.
-pub(super) const COSTS_NOTHING: Case = Case {
-    name: "plan/planning_and_owning_cost_little_beside_the_bare_requests",
-    needs: &[Need::Backend, Need::Counted, Need::Hugepages(ALL)],
-    run: costs_nothing,
-};
 
 /// How often as much as the bare requests a planner may cost, and how many instructions for each
 /// region where that is more: to find it IOVAs and to keep its memory while it is mapped. Those of
@@ -186,13 +178,6 @@ fn costs_nothing(context: &Context) -> Result {
     }
     Err(format!("planning costs too much: {}", dear.join("; ")).into())
 }
-
-/// Allocating pages against mapping them.
-pub(super) const POPULATING: Case = Case {
-    name: "plan/populating_costs_more_than_mapping",
-    needs: &[Need::Backend, Need::Counted, Need::Hugepages(FEW)],
-    run: populating,
-};
 
 fn populating(context: &Context) -> Result {
     let mut cheap = Vec::new();

@@ -12,16 +12,39 @@ use dmaspan_linux::{Memory, MemoryKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, same};
+use super::{BACKEND, Case, Context, MIB, Need, Outcome, PAGE, Result, case, same};
 
 const AT: u64 = 1 << 32;
 
-/// What no kernel has to be asked for.
-pub(super) const BEFORE_THE_REQUEST: Case = Case {
-    name: "space/what_cannot_be_mapped_is_refused_before_the_request",
-    needs: &[Need::Backend],
-    run: before_the_request,
-};
+pub(super) const CASES: &[Case] = &[
+    // What no kernel has to be asked for.
+    case("space/what_cannot_be_mapped_is_refused_before_the_request", BACKEND, before_the_request),
+    // What the kernel would answer, too.
+    case("space/parts_and_overlaps_are_answered_as_the_kernel_does", BACKEND, parts_and_overlaps),
+    // A limit of locked memory that a mapping does not fit in.
+    case(
+        "space/too_little_memory_that_may_be_locked_is_said_and_leaves_nothing",
+        BACKEND,
+        locked_memory,
+    ),
+    // More mappings than the kernel allows.
+    case(
+        "space/the_mapping_limit_is_said_and_leaves_nothing",
+        &[Need::Backend, Need::OneOf(&[Backend::Vfio])],
+        mapping_limit,
+    ),
+    // Devices that cannot be opened.
+    case("space/a_device_that_cannot_be_opened_is_said_with_the_reason", BACKEND, unusable),
+    // A process that ends while devices reach its memory.
+    case("space/a_killed_process_leaves_the_device_usable", BACKEND, killed),
+    // A machine that does not keep interrupts apart, and a kernel that was told to go on all the
+    // same.
+    case(
+        "space/interrupts_that_are_not_remapped_are_refused_unless_permitted",
+        BACKEND,
+        unsafe_interrupts,
+    ),
+];
 
 fn before_the_request(context: &Context) -> Result {
     let (space, _device) = context.open()?;
@@ -55,13 +78,6 @@ fn before_the_request(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
-/// What the kernel would answer, too.
-pub(super) const PARTS_AND_OVERLAPS: Case = Case {
-    name: "space/parts_and_overlaps_are_answered_as_the_kernel_does",
-    needs: &[Need::Backend],
-    run: parts_and_overlaps,
-};
-
 fn parts_and_overlaps(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let memory = Arc::new(Memory::new(MemoryKind::Thp, 4 * MIB)?);
@@ -88,13 +104,6 @@ fn parts_and_overlaps(context: &Context) -> Result {
     same(space.mappings(), 0, "mappings")?;
     Ok(Outcome::Passed)
 }
-
-/// A limit of locked memory that a mapping does not fit in.
-pub(super) const LOCKED_MEMORY: Case = Case {
-    name: "space/too_little_memory_that_may_be_locked_is_said_and_leaves_nothing",
-    needs: &[Need::Backend],
-    run: locked_memory,
-};
 
 fn locked_memory(context: &Context) -> Result {
     let (space, _device) = context.open()?;
@@ -139,13 +148,6 @@ fn locked_memory(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
-/// More mappings than the kernel allows.
-pub(super) const MAPPING_LIMIT: Case = Case {
-    name: "space/the_mapping_limit_is_said_and_leaves_nothing",
-    needs: &[Need::Backend, Need::OneOf(&[Backend::Vfio])],
-    run: mapping_limit,
-};
-
 fn mapping_limit(context: &Context) -> Result {
     let (space, _device) = context.open()?;
     let Some(most) = space.limits().mappings_left else {
@@ -174,13 +176,6 @@ fn mapping_limit(context: &Context) -> Result {
     Ok(Outcome::Passed)
 }
 
-/// Devices that cannot be opened.
-pub(super) const UNUSABLE: Case = Case {
-    name: "space/a_device_that_cannot_be_opened_is_said_with_the_reason",
-    needs: &[Need::Backend],
-    run: unusable,
-};
-
 fn unusable(context: &Context) -> Result {
     let bdf = context.device.parse()?;
     let (space, device) = VfioSpace::open(context.backend, bdf)?;
@@ -201,13 +196,6 @@ fn unusable(context: &Context) -> Result {
     drop(VfioSpace::open(context.backend, bdf)?);
     Ok(Outcome::Passed)
 }
-
-/// A process that ends while devices reach its memory.
-pub(super) const KILLED: Case = Case {
-    name: "space/a_killed_process_leaves_the_device_usable",
-    needs: &[Need::Backend],
-    run: killed,
-};
 
 /// What a process that is going to be killed says when all is mapped.
 const MAPPED: &str = "mapped";
@@ -251,13 +239,6 @@ pub(crate) fn be_killed(context: &Context) -> Result<()> {
         space.unmap(IovaRange::from_len(other, 32 * MIB)?)?;
     }
 }
-
-/// A machine that does not keep interrupts apart, and a kernel that was told to go on all the same.
-pub(super) const UNSAFE_INTERRUPTS: Case = Case {
-    name: "space/interrupts_that_are_not_remapped_are_refused_unless_permitted",
-    needs: &[Need::Backend],
-    run: unsafe_interrupts,
-};
 
 fn unsafe_interrupts(context: &Context) -> Result {
     let module = match context.backend {

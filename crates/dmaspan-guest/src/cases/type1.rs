@@ -8,16 +8,19 @@ use dmaspan_linux::vfio::{
 };
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, same};
+use super::{Case, Context, MIB, Need, Outcome, PAGE, Result, case, same};
 
 const AT: u64 = 1 << 32;
 
-/// VFIO takes all that a device reaches for written; the compatibility mode says that it has none.
-pub(super) const DIRTY_PAGES: Case = Case {
-    name: "type1/dirty_pages_are_those_that_the_device_reaches",
-    needs: &[Need::Backend, Need::OneOf(&[Backend::Vfio, Backend::Compat])],
-    run: dirty_pages,
-};
+pub(super) const CASES: &[Case] = &[
+    // VFIO takes all that a device reaches for written; the compatibility mode says that it has
+    // none.
+    case(
+        "type1/dirty_pages_are_those_that_the_device_reaches",
+        &[Need::Backend, Need::OneOf(&[Backend::Vfio, Backend::Compat])],
+        dirty_pages,
+    ),
+];
 
 fn open(context: &Context) -> Result<(VfioContainer, VfioDevice), OpenError> {
     let bdf = context.device.parse().map_err(|_| OpenError::Unsupported {

@@ -209,8 +209,7 @@ impl<T: TableWords> Smmu<T> {
 
     /// Reads a register of 64 bits.
     pub fn read64(&self, offset: u64) -> u64 {
-        let value =
-            self.with_register(offset, 3, |state, place| state.read_wide(place).ok_or(Undefined));
+        let value = self.with_register(offset, 3, State::read_wide);
         let mut state = self.state.lock();
         if value.is_err() {
             state.counters.undefined_reads += 1;

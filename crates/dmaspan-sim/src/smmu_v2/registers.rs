@@ -1,5 +1,7 @@
 //! Reads and writes of the registers.
 
+use dmaspan::lg2;
+
 use super::bank::BankType;
 use super::config::StreamMatchSupport;
 use super::spec::{bank, fsr, gfsr, global0, global1, halves, joined};
@@ -9,10 +11,16 @@ use super::sync::Origin;
 
 /// A register, by the space that it is in and its offset there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RegisterPlace {
-    Global0(u64),
-    Global1(u64),
-    Bank(usize, u64),
+pub(super) struct RegisterPlace {
+    space: RegisterSpace,
+    offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RegisterSpace {
+    Global0,
+    Global1,
+    Bank(usize),
 }
 
 /// An access to what is no register, or of the wrong width or direction.
@@ -22,63 +30,56 @@ pub(super) struct Undefined;
 impl RegisterPlace {
     /// The sync whose write or status this is.
     pub(super) fn sync(self) -> Option<Origin> {
-        match self {
-            Self::Global0(global0::TLBGSYNC | global0::TLBGSTATUS) => Some(Origin::Global),
-            Self::Bank(number, bank::TLBSYNC | bank::TLBSTATUS) => Some(Origin::Bank(number)),
+        match (self.space, self.offset) {
+            (RegisterSpace::Global0, global0::TLBGSYNC | global0::TLBGSTATUS) => {
+                Some(Origin::Global)
+            }
+            (RegisterSpace::Bank(number), bank::TLBSYNC | bank::TLBSTATUS) => {
+                Some(Origin::Bank(number))
+            }
             _ => None,
         }
     }
 
     /// The register of 64 bits that this is in, and which half of it.
     fn wide(self) -> (Self, usize) {
-        let split = |offset: u64| (offset & !0b111, usize::from(offset & 0b100 != 0));
-        match self {
-            Self::Global0(offset) => {
-                let (offset, half) = split(offset);
-                (Self::Global0(offset), half)
-            }
-            Self::Global1(offset) => {
-                let (offset, half) = split(offset);
-                (Self::Global1(offset), half)
-            }
-            Self::Bank(number, offset) => {
-                let (offset, half) = split(offset);
-                (Self::Bank(number, offset), half)
-            }
-        }
+        let half = usize::from(self.offset & 0b100 != 0);
+        (Self { offset: self.offset & !0b111, ..self }, half)
     }
 }
 
-/// The number of a register in an array of `len` words.
-fn number(offset: u64, base: u64, len: usize) -> Option<usize> {
-    let number = usize::try_from(offset.checked_sub(base)? / 4).ok()?;
-    (number < len).then_some(number)
+/// The number of a register in an array that begins at `base`.
+fn number(offset: u64, base: u64) -> Option<usize> {
+    usize::try_from(offset.checked_sub(base)? / 4).ok()
 }
 
 impl State {
     /// The register at an offset of the SMMU (IHI 0062, "The SMMU address space").
     pub(super) fn place(&self, offset: u64) -> Option<RegisterPlace> {
         let page_lg2 = self.config.page_size.lg2();
-        let (page, inside) = (offset >> page_lg2, offset & ((1 << page_lg2) - 1));
-        match page {
-            0 => Some(RegisterPlace::Global0(inside)),
-            1 => Some(RegisterPlace::Global1(inside)),
-            _ => {
+        let space = match offset >> page_lg2 {
+            0 => RegisterSpace::Global0,
+            1 => RegisterSpace::Global1,
+            page => {
                 let number = usize::try_from(page.checked_sub(1 << self.config.pages_lg2)?).ok()?;
-                (number < self.banks.len()).then_some(RegisterPlace::Bank(number, inside))
+                self.banks.get(number).map(|_| RegisterSpace::Bank(number))?
             }
-        }
+        };
+        Some(RegisterPlace { space, offset: offset & lg2::mask(page_lg2) })
     }
 
     pub(super) fn read_narrow(&mut self, place: RegisterPlace) -> Result<u32, Undefined> {
         let (wide, half) = place.wide();
-        if let Some(value) = self.read_wide(wide) {
-            return Ok(halves(value)[half]);
+        if let Some(value) = self.wide_register(wide) {
+            return Ok(halves(*value)[half]);
         }
-        let value = match place {
-            RegisterPlace::Global0(offset) => self.read_global0(offset),
-            RegisterPlace::Global1(offset) => self.read_global1(offset),
-            RegisterPlace::Bank(number, offset) => self.read_bank(number, offset),
+        if let Some(value) = self.plain_register(place) {
+            return Ok(*value);
+        }
+        let value = match place.space {
+            RegisterSpace::Global0 => self.read_global0(place.offset),
+            RegisterSpace::Global1 => None,
+            RegisterSpace::Bank(number) => self.read_bank(number, place.offset),
         };
         value.ok_or(Undefined)
     }
@@ -89,83 +90,114 @@ impl State {
         value: u32,
     ) -> Result<(), Undefined> {
         let (wide, half) = place.wide();
-        if let Some(old) = self.read_wide(wide) {
-            let mut words = halves(old);
+        if let Some(register) = self.wide_register(wide) {
+            let mut words = halves(*register);
             words[half] = value;
-            return self.write_wide(wide, joined(words));
+            *register = joined(words);
+            return Ok(());
         }
-        let written = match place {
-            RegisterPlace::Global0(offset) => self.write_global0(offset, value),
-            RegisterPlace::Global1(offset) => self.write_global1(offset, value),
-            RegisterPlace::Bank(number, offset) => self.write_bank(number, offset, value),
+        let written = match place.space {
+            RegisterSpace::Global0 => self.write_global0(place.offset, value),
+            RegisterSpace::Global1 => self.write_global1(place.offset, value),
+            RegisterSpace::Bank(number) => self.write_bank(number, place.offset, value),
         };
-        written.ok_or(Undefined)
+        if written.is_some() {
+            return Ok(());
+        }
+        *self.plain_register(place).ok_or(Undefined)? = value;
+        Ok(())
     }
 
-    /// A register of 64 bits that can be read.
-    pub(super) fn read_wide(&self, place: RegisterPlace) -> Option<u64> {
-        match place {
-            RegisterPlace::Global0(global0::GFAR) => Some(self.gfar),
-            RegisterPlace::Bank(number, offset) => {
-                let registers = self.banks.get(number)?;
-                let [ttbr0, ttbr1] = registers.ttbr;
-                let is_stage2 = registers.kind() == BankType::Two;
-                match offset {
-                    bank::TTBR0 => Some(ttbr0),
-                    bank::TTBR1 if !is_stage2 => Some(ttbr1),
-                    bank::FAR => Some(registers.far),
-                    bank::IPAFAR if is_stage2 => Some(registers.ipafar),
-                    _ => None,
-                }
-            }
+    pub(super) fn read_wide(&mut self, place: RegisterPlace) -> Result<u64, Undefined> {
+        self.wide_register(place).map(|register| *register).ok_or(Undefined)
+    }
+
+    pub(super) fn write_wide(&mut self, place: RegisterPlace, value: u64) -> Result<(), Undefined> {
+        if let Some(register) = self.wide_register(place) {
+            *register = value;
+            return Ok(());
+        }
+        let RegisterSpace::Bank(number) = place.space else { return Err(Undefined) };
+        self.invalidate_wide(number, place.offset, value).ok_or(Undefined)
+    }
+
+    /// A register of 64 bits, which holds what is written.
+    fn wide_register(&mut self, place: RegisterPlace) -> Option<&mut u64> {
+        let RegisterSpace::Bank(number) = place.space else {
+            let is_gfar = place.space == RegisterSpace::Global0 && place.offset == global0::GFAR;
+            return is_gfar.then_some(&mut self.gfar);
+        };
+        let registers = self.banks.get_mut(number)?;
+        let is_stage2 = registers.kind() == BankType::Two;
+        match place.offset {
+            bank::TTBR0 => Some(&mut registers.ttbr[0]),
+            bank::TTBR1 if !is_stage2 => Some(&mut registers.ttbr[1]),
+            bank::FAR => Some(&mut registers.far),
+            bank::IPAFAR if is_stage2 => Some(&mut registers.ipafar),
             _ => None,
         }
     }
 
-    /// Writes a register of 64 bits. One that can be read can be written.
-    pub(super) fn write_wide(&mut self, place: RegisterPlace, value: u64) -> Result<(), Undefined> {
-        let readable = self.read_wide(place).is_some();
-        match place {
-            RegisterPlace::Global0(_) if readable => self.gfar = value,
-            RegisterPlace::Bank(number, offset) if readable => {
-                let registers = self.banks.get_mut(number).ok_or(Undefined)?;
-                match offset {
-                    bank::TTBR0 => registers.ttbr[0] = value,
-                    bank::TTBR1 => registers.ttbr[1] = value,
-                    bank::FAR => registers.far = value,
-                    _ => registers.ipafar = value,
+    /// A register of 32 bits that can be read without an effect, and holds what is written where
+    /// nothing else is said of its writes.
+    fn plain_register(&mut self, place: RegisterPlace) -> Option<&mut u32> {
+        let offset = place.offset;
+        match place.space {
+            RegisterSpace::Global0 => match offset {
+                global0::CR0 => Some(&mut self.cr0),
+                global0::CR2 => Some(&mut self.cr2),
+                global0::ACR => Some(&mut self.acr),
+                global0::GFSR => Some(&mut self.gfsr),
+                global0::GFSYNR0 => Some(&mut self.gfsynr[0]),
+                global0::GFSYNR1 => Some(&mut self.gfsynr[1]),
+                global0::S2CR.. => self.s2cr.get_mut(number(offset, global0::S2CR)?),
+                _ => {
+                    let number = self.smr_number(offset)?;
+                    self.smr.get_mut(number)
+                }
+            },
+            RegisterSpace::Global1 => {
+                let base = lg2::align_down(offset, 10);
+                let registers = self.banks.get_mut(number(offset, base)?)?;
+                match base {
+                    global1::CBAR => Some(&mut registers.cbar),
+                    global1::CBFRSYNRA => Some(&mut registers.frsynra),
+                    global1::CBA2R => Some(&mut registers.cba2r),
+                    _ => None,
                 }
             }
-            RegisterPlace::Bank(number, offset) => {
-                return self.invalidate_wide(number, offset, value).ok_or(Undefined);
+            RegisterSpace::Bank(number) => {
+                let registers = self.banks.get_mut(number)?;
+                let is_stage2 = registers.kind() == BankType::Two;
+                match offset {
+                    bank::SCTLR => Some(&mut registers.sctlr),
+                    bank::ACTLR => Some(&mut registers.actlr),
+                    bank::TCR => Some(&mut registers.tcr),
+                    bank::FSR => Some(&mut registers.fsr),
+                    bank::FSYNR0 => Some(&mut registers.fsynr0),
+                    bank::TCR2 if !is_stage2 => Some(&mut registers.tcr2),
+                    bank::CONTEXTIDR if !is_stage2 => Some(&mut registers.contextidr),
+                    bank::MAIR0 if !is_stage2 => Some(&mut registers.mair[0]),
+                    bank::MAIR1 if !is_stage2 => Some(&mut registers.mair[1]),
+                    _ => None,
+                }
             }
-            RegisterPlace::Global0(_) | RegisterPlace::Global1(_) => return Err(Undefined),
         }
-        Ok(())
     }
 
     fn read_global0(&mut self, offset: u64) -> Option<u32> {
         match offset {
-            global0::CR0 => Some(self.cr0),
-            global0::CR2 => Some(self.cr2),
-            global0::ACR => Some(self.acr),
             global0::ID0..=global0::ID7 => self.config.identification((offset - global0::ID0) / 4),
-            global0::GFSR => Some(self.gfsr),
-            global0::GFSYNR0 => Some(self.gfsynr[0]),
-            global0::GFSYNR1 => Some(self.gfsynr[1]),
             // IMPLEMENTATION DEFINED.
             global0::GFSYNR2 => Some(0),
             global0::TLBGSTATUS => Some(self.sync_status(Origin::Global)),
-            global0::S2CR.. => {
-                number(offset, global0::S2CR, self.s2cr.len()).map(|number| self.s2cr[number])
-            }
-            _ => self.smr_number(offset).map(|number| self.smr[number]),
+            _ => None,
         }
     }
 
     fn smr_number(&self, offset: u64) -> Option<usize> {
         match self.config.streams {
-            StreamMatchSupport::Matching => number(offset, global0::SMR, self.smr.len()),
+            StreamMatchSupport::Matching => number(offset, global0::SMR),
             StreamMatchSupport::Indexing => None,
         }
     }
@@ -173,8 +205,6 @@ impl State {
     fn write_global0(&mut self, offset: u64, value: u32) -> Option<()> {
         match offset {
             global0::CR0 => self.set_cr0(value),
-            global0::CR2 => self.cr2 = value,
-            global0::ACR => self.acr = value,
             global0::GFSR => {
                 let cleared = self.gfsr & value;
                 self.gfsr &= !value;
@@ -185,89 +215,58 @@ impl State {
                 }
             }
             global0::GFSRRESTORE => self.gfsr = value & gfsr::ALL,
-            global0::GFSYNR0 => self.gfsynr[0] = value,
-            global0::GFSYNR1 => self.gfsynr[1] = value,
             global0::GFSYNR2 => {}
             global0::TLBIVMID | global0::TLBIALLNSNH | global0::TLBIALLH => {
                 self.invalidate_global(offset, value);
             }
             global0::TLBGSYNC => self.sync(Origin::Global),
             global0::S2CR.. => {
-                let number = number(offset, global0::S2CR, self.s2cr.len())?;
-                self.s2cr[number] = value & self.s2cr_writable();
+                let writable = self.s2cr_writable();
+                *self.s2cr.get_mut(number(offset, global0::S2CR)?)? = value & writable;
             }
             _ => {
-                let number = self.smr_number(offset)?;
-                self.smr[number] = value & self.smr_writable();
+                let (number, writable) = (self.smr_number(offset)?, self.smr_writable());
+                *self.smr.get_mut(number)? = value & writable;
             }
         }
         Some(())
     }
 
-    fn read_global1(&self, offset: u64) -> Option<u32> {
-        let find = |base| number(offset, base, self.banks.len()).map(|at| &self.banks[at]);
-        match offset {
-            global1::CBA2R.. => find(global1::CBA2R).map(|bank| bank.cba2r),
-            global1::CBFRSYNRA.. => find(global1::CBFRSYNRA).map(|bank| bank.frsynra),
-            _ => find(global1::CBAR).map(|bank| bank.cbar),
-        }
-    }
-
     fn write_global1(&mut self, offset: u64, value: u32) -> Option<()> {
         let banks = self.banks.len();
-        let find = |base| number(offset, base, banks);
+        let find = |base| number(offset, base).filter(|number| *number < banks);
         match offset {
             global1::CBA2R.. => self.set_cba2r(find(global1::CBA2R)?, value),
-            global1::CBFRSYNRA.. => self.banks[find(global1::CBFRSYNRA)?].frsynra = value,
+            global1::CBFRSYNRA.. => return None,
             _ => self.set_cbar(find(global1::CBAR)?, value),
         }
         Some(())
     }
 
     fn read_bank(&mut self, number: usize, offset: u64) -> Option<u32> {
-        let registers = self.banks.get(number)?;
-        let is_stage2 = registers.kind() == BankType::Two;
         match offset {
-            bank::SCTLR => Some(registers.sctlr),
-            bank::ACTLR => Some(registers.actlr),
-            bank::TCR => Some(registers.tcr),
-            bank::FSR => Some(registers.fsr),
-            bank::FSYNR0 => Some(registers.fsynr0),
             // IMPLEMENTATION DEFINED.
             bank::FSYNR1 => Some(0),
             bank::TLBSTATUS => Some(self.sync_status(Origin::Bank(number))),
-            bank::TCR2 if !is_stage2 => Some(registers.tcr2),
-            bank::CONTEXTIDR if !is_stage2 => Some(registers.contextidr),
-            bank::MAIR0 if !is_stage2 => Some(registers.mair[0]),
-            bank::MAIR1 if !is_stage2 => Some(registers.mair[1]),
             _ => None,
         }
     }
 
     fn write_bank(&mut self, number: usize, offset: u64, value: u32) -> Option<()> {
         let registers = self.banks.get_mut(number)?;
-        let is_stage2 = registers.kind() == BankType::Two;
         match offset {
-            bank::SCTLR => registers.sctlr = value,
-            bank::ACTLR => registers.actlr = value,
             bank::RESUME => {
                 let retry = value & 1 == 0;
                 registers.stalls.resume(if retry { Outcome::Retry } else { Outcome::Terminate });
                 registers.fsr &= !fsr::SS;
             }
-            bank::TCR => registers.tcr = value,
             bank::FSR => self.clear_fsr(number, value),
             bank::FSRRESTORE => {
                 let kept = registers.fsr & fsr::SS;
                 registers.fsr = value & (fsr::FAULTS | fsr::FORMAT) | kept;
             }
-            bank::FSYNR0 => registers.fsynr0 = value,
             bank::FSYNR1 => {}
             bank::TLBSYNC => self.sync(Origin::Bank(number)),
-            bank::TCR2 if !is_stage2 => registers.tcr2 = value,
-            bank::CONTEXTIDR if !is_stage2 => registers.contextidr = value,
-            bank::MAIR0 if !is_stage2 => registers.mair[0] = value,
-            bank::MAIR1 if !is_stage2 => registers.mair[1] = value,
             _ => return self.invalidate_narrow(number, offset, value),
         }
         Some(())

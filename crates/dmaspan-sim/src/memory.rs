@@ -151,7 +151,6 @@
 //! # }
 //! ```
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use dmaspan::{PhysAddr, Span, lg2};
@@ -159,6 +158,7 @@ use parking_lot::Mutex;
 
 use self::books::FrameBooks;
 use self::buddy::{Buddy, at};
+use self::bytes::SparseBytes;
 use self::device::DeviceMemory;
 use self::folio::Records;
 use crate::bus::{Bus, BusError};
@@ -167,6 +167,7 @@ use crate::walker::Access;
 mod allocate;
 mod books;
 mod buddy;
+mod bytes;
 mod cpu_table;
 mod device;
 mod folio;
@@ -322,19 +323,11 @@ pub struct SimMemory {
     buddy: Mutex<Buddy>,
     /// Where books are exact.
     books: Option<Mutex<FrameBooks>>,
-    /// By frame number; a frame without bytes reads as zeros.
-    contents: Mutex<BTreeMap<usize, Box<[u8]>>>,
+    /// By frame of the physical space.
+    contents: Mutex<SparseBytes>,
     violations: Mutex<Vec<Violation>>,
     /// What answers at addresses that are not of frames.
     devices: DeviceMemory,
-}
-
-/// Part of a frame: its number, the first byte in it and how many.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    frame: usize,
-    offset: usize,
-    len: usize,
 }
 
 impl SimMemory {
@@ -382,7 +375,7 @@ impl SimMemory {
             records: Records::new(&pfns),
             buddy: Mutex::new(Buddy::new(pfns)),
             books: (books == Books::Exact).then(|| Mutex::new(FrameBooks::new(frame_count))),
-            contents: Mutex::default(),
+            contents: Mutex::new(SparseBytes::new(granule_lg2)),
             violations: Mutex::default(),
             devices: DeviceMemory::default(),
         })
@@ -421,16 +414,7 @@ impl SimMemory {
     /// [`BusError`] outside this memory; nothing was read.
     pub fn cpu_read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
         self.check_inside(paddr, buf.len())?;
-        let contents = self.contents.lock();
-        let mut rest = buf;
-        for part in self.parts(paddr, rest.len()) {
-            let (here, behind) = rest.split_at_mut(part.len);
-            match contents.get(&part.frame) {
-                Some(bytes) => here.copy_from_slice(&bytes[part.offset..part.offset + part.len]),
-                None => here.fill(0),
-            }
-            rest = behind;
-        }
+        self.contents.lock().read(paddr, buf);
         Ok(())
     }
 
@@ -441,15 +425,7 @@ impl SimMemory {
     /// [`BusError`] outside this memory; nothing was written.
     pub fn cpu_write(&self, paddr: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
         self.check_inside(paddr, buf.len())?;
-        let mut contents = self.contents.lock();
-        let mut rest = buf;
-        for part in self.parts(paddr, rest.len()) {
-            let (here, behind) = rest.split_at(part.len);
-            let empty = || vec![0; 1 << self.granule_lg2].into_boxed_slice();
-            let bytes = contents.entry(part.frame).or_insert_with(empty);
-            bytes[part.offset..part.offset + part.len].copy_from_slice(here);
-            rest = behind;
-        }
+        self.contents.lock().write(paddr, buf);
         Ok(())
     }
 
@@ -484,41 +460,25 @@ impl SimMemory {
         self.number(pfns.start)..self.number(pfns.end)
     }
 
-    /// The frames with these numbers in the physical space.
-    fn pfns(&self, frames: Range<usize>) -> Range<u64> {
+    /// All frames of this memory in the physical space.
+    fn all_pfns(&self) -> Range<u64> {
         let first = self.base.get() >> self.granule_lg2;
-        let pfn = |number| first + u64::try_from(number).unwrap_or(u64::MAX);
-        pfn(frames.start)..pfn(frames.end)
+        first..first + u64::try_from(self.frame_count).unwrap_or(u64::MAX)
     }
 
     fn pfn_paddr(&self, pfn: u64) -> PhysAddr {
         PhysAddr::new(pfn << self.granule_lg2)
     }
 
-    fn frame_paddr(&self, number: usize) -> PhysAddr {
-        let number = u64::try_from(number).unwrap_or(u64::MAX);
-        self.base.wrapping_add(number << self.granule_lg2)
-    }
-
     /// The last address of this memory, which may be the top of the space.
     fn last(&self) -> PhysAddr {
-        self.frame_paddr(self.frame_count - 1).wrapping_add(lg2::mask(self.granule_lg2))
+        self.pfn_paddr(self.all_pfns().end - 1).wrapping_add(lg2::mask(self.granule_lg2))
     }
 
-    /// The numbers of the frames that a span consists of; `None` where it does not.
-    fn frames_of(&self, span: Span) -> Option<Range<usize>> {
+    /// The frames that a span consists of; `None` where it does not.
+    fn frames_of(&self, span: Span) -> Option<Range<u64>> {
         let aligned = lg2::is_aligned(span.paddr().get() | span.len(), self.granule_lg2);
-        aligned.then(|| self.frames_under(span)).flatten()
-    }
-
-    /// The numbers of the frames that a span touches; `None` where it leaves this memory.
-    fn frames_under(&self, span: Span) -> Option<Range<usize>> {
-        let number = |paddr: PhysAddr| {
-            let offset = paddr.get().checked_sub(self.base.get())?;
-            usize::try_from(offset >> self.granule_lg2).ok()
-        };
-        let (first, last) = (number(span.paddr())?, number(span.last())?);
-        (last < self.frame_count).then_some(first..last + 1)
+        aligned.then(|| self.pfns_under(span)).flatten()
     }
 
     /// Whether a byte of a span belongs to a frame.
@@ -530,28 +490,13 @@ impl SimMemory {
         let Ok(span) = Span::new(paddr, u64::try_from(len).unwrap_or(u64::MAX)) else {
             return if len == 0 { Ok(()) } else { Err(BusError::Nobody { paddr }) };
         };
-        if self.frames_under(span).is_some() {
+        if self.pfns_under(span).is_some() {
             return Ok(());
         }
         // A span that begins inside and ends outside has an address behind the last frame.
         let begins_inside = (self.base..=self.last()).contains(&paddr);
-        let end = self.frame_paddr(self.frame_count);
+        let end = self.pfn_paddr(self.all_pfns().end);
         Err(BusError::Nobody { paddr: if begins_inside { end } else { paddr } })
-    }
-
-    /// An access that lies in this memory, frame by frame.
-    fn parts(&self, paddr: PhysAddr, len: usize) -> impl Iterator<Item = Part> + use<> {
-        let granule = 1usize << self.granule_lg2;
-        // An access of no bytes may be anywhere.
-        let offset = paddr.get().saturating_sub(self.base.get());
-        let mut start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let mut left = len;
-        std::iter::from_fn(move || {
-            let (frame, offset) = (start / granule, start % granule);
-            let len = left.min(granule - offset);
-            (start, left) = (start + len, left - len);
-            (len > 0).then_some(Part { frame, offset, len })
-        })
     }
 }
 

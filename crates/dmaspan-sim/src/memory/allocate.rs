@@ -45,7 +45,7 @@ impl SimMemory {
         let frames = self.check_size(bytes)?;
         let full = AllocError::Full { bytes, align_lg2 };
         let order = align_lg2.saturating_sub(self.granule_lg2);
-        let whole = self.pfns(0..self.frame_count);
+        let whole = self.all_pfns();
         let mut buddy = self.buddy.lock();
         let pfn = self.find(&buddy, frames, order, whole).ok_or(full)?;
         let span = Span::new(self.pfn_paddr(pfn), bytes).map_err(|_| full)?;
@@ -66,7 +66,7 @@ impl SimMemory {
             }
         }
         let mut buddy = self.buddy.lock();
-        let pfns = self.frames_of(span).map(|frames| self.pfns(frames));
+        let pfns = self.frames_of(span);
         match pfns.filter(|pfns| buddy.first_taken(pfns.clone()).is_none()) {
             Some(pfns) => self.own(&mut buddy, pfns),
             None => return Err(AllocError::Full { bytes: span.len(), align_lg2: granule_lg2 }),
@@ -120,7 +120,7 @@ impl SimMemory {
         let mut taken: Vec<Folio> = Vec::with_capacity(orders.len());
         let mut buddy = self.buddy.lock();
         for order in orders {
-            let whole = self.pfns(0..self.frame_count);
+            let whole = self.all_pfns();
             let from = whole.start + rng.below(whole.end - whole.start);
             let frames = 1u64.checked_shl(*order).unwrap_or(u64::MAX);
             let find = |starts| self.find(&buddy, frames, *order, starts);
@@ -193,12 +193,12 @@ impl SimMemory {
     /// folio of which a part is freed loses all its pins.
     pub fn free(&self, spans: &[Span]) {
         for span in spans {
-            let Some(frames) = self.frames_of(*span) else {
+            let Some(pfns) = self.frames_of(*span) else {
                 self.violate(Violation::NotFrames { span: *span });
                 continue;
             };
             let mut buddy = self.buddy.lock();
-            for part in self.parts_of(self.pfns(frames)) {
+            for part in self.parts_of(pfns) {
                 self.free_part(&mut buddy, part);
             }
         }
@@ -263,7 +263,7 @@ impl SimMemory {
 
     /// The first place in `starts`, aligned to `2^order` frames, at which so many are free.
     fn find(&self, buddy: &Buddy, frames: u64, order: u32, starts: Range<u64>) -> Option<u64> {
-        let end = self.pfns(0..self.frame_count).end;
+        let end = self.all_pfns().end;
         // The whole space has fewer frames than any higher order.
         let order = order.min(63);
         let mut start = lg2::align_up(starts.start, order)?;
@@ -278,7 +278,7 @@ impl SimMemory {
 
     /// The lowest free frames, at most so many.
     fn free_frames(&self, buddy: &Buddy, most: usize) -> Vec<u64> {
-        let Range { start: mut next, end } = self.pfns(0..self.frame_count);
+        let Range { start: mut next, end } = self.all_pfns();
         let mut frames = Vec::new();
         while next < end && frames.len() < most {
             if let Some((head, order)) = buddy.block_around(next) {

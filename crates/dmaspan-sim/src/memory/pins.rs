@@ -10,6 +10,7 @@ use dmaspan::{PhysAddr, Span, lg2};
 use parking_lot::Mutex;
 
 use super::books::{FrameBooks, Wrong};
+use super::bytes::parts;
 use super::folio::{Folio, FolioCounts, Found, MAX_REFS, Marks};
 use super::{Access, SimMemory, Violation};
 
@@ -25,7 +26,7 @@ impl SimMemory {
 
     /// All folios that there are, in the order of their addresses: a walk over all of memory.
     pub fn folios(&self) -> impl Iterator<Item = Folio> {
-        let found = self.records.folios(self.pfns(0..self.frame_count));
+        let found = self.records.folios(self.all_pfns());
         found.filter_map(|found| self.folio(found.pfn, found.order))
     }
 
@@ -87,7 +88,7 @@ impl SimMemory {
         if let Some(books) = &self.books {
             return books.lock().pinned();
         }
-        let folios = self.records.folios(self.pfns(0..self.frame_count));
+        let folios = self.records.folios(self.all_pfns());
         let pinned = folios.filter(|found| found.record.counts().pins > 0);
         pinned.map(|found| lg2::size(found.order)).sum()
     }
@@ -141,28 +142,28 @@ impl SimMemory {
     /// Pins whole frames, besides what a [`SimPinner`](super::SimPinner) pins: for memory that a
     /// driver owns and gives to its device.
     pub fn pin_frames(&self, spans: &[Span]) {
-        for span in spans {
-            match self.frames_of(*span) {
-                Some(_) => self.pin_span(*span),
-                None => self.violate(Violation::NotFrames { span: *span }),
-            }
-        }
+        self.each_of_frames(spans, |span| self.pin_span(span));
     }
 
     /// Undoes [`pin_frames`](Self::pin_frames).
     pub fn unpin_frames(&self, spans: &[Span], dirty: Dirty) {
-        for span in spans {
-            match self.frames_of(*span) {
-                Some(_) => self.unpin_span(*span, dirty),
-                None => self.violate(Violation::NotFrames { span: *span }),
+        self.each_of_frames(spans, |span| self.unpin_span(span, dirty));
+    }
+
+    /// Calls `f` with each span; one that is not whole frames is a violation.
+    fn each_of_frames(&self, spans: &[Span], f: impl Fn(Span)) {
+        for &span in spans {
+            match self.frames_of(span) {
+                Some(_) => f(span),
+                None => self.violate(Violation::NotFrames { span }),
             }
         }
     }
 
     /// Writes down what a device does to memory, all of which is here.
     pub(super) fn touch(&self, paddr: PhysAddr, len: usize, access: Access) {
-        for part in self.parts(paddr, len) {
-            let pfn = self.pfns(part.frame..part.frame).start;
+        for part in parts(paddr, len, self.granule_lg2) {
+            let pfn = part.block;
             if self.touch_frame(pfn, access) {
                 continue;
             }
@@ -340,15 +341,11 @@ impl SimMemory {
 
     /// Forgets what is in frames that become free, and whether it was written.
     pub(super) fn forget(&self, pfns: &Range<u64>) {
-        let frames = self.numbers(pfns);
         if let Some(books) = &self.books {
             let mut books = books.lock();
-            frames.clone().for_each(|number| books.mark(number, Marks::Clean));
+            self.numbers(pfns).for_each(|number| books.mark(number, Marks::Clean));
         }
-        let mut contents = self.contents.lock();
-        while let Some((&number, _)) = contents.range(frames.clone()).next() {
-            contents.remove(&number);
-        }
+        self.contents.lock().forget(pfns.clone());
     }
 
     /// The frame of an address, which is a violation outside this memory.

@@ -93,6 +93,7 @@ pub mod iotlb;
 pub mod memory;
 pub mod mock;
 pub mod model;
+mod modelled;
 mod platform;
 pub mod pool_memory;
 pub mod port;

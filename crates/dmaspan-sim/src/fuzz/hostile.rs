@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::io_pgtable::{
-    DirtyBitmap, Format, Fresh, NoTables, PageTable, Retired, TableAddr, TableMemory, TableShape,
-    Word,
+    DirtyBitmap, Format, Fresh, NoTables, PageTable, TableAddr, TableMemory, TableShape, Word,
 };
 use dmaspan::{Coherency, Iova, IovaRange, PhysAddr, Promise, Prot, Span, SpanBuf, lg2};
 use parking_lot::Mutex;
 
 use super::choices::{Bits, Choices};
 use crate::arena::{Arena, ArenaList};
+use crate::modelled::free;
 
 /// Tables beside the root.
 const TABLES: usize = 4;
@@ -252,17 +252,17 @@ impl<F: Format> Tree<'_, F> {
                 let count = (range.len_less_one() >> F::GRANULE_LG2) + 1;
                 let size = lg2::size(F::GRANULE_LG2);
                 let gone = self.table.whole().unmap_pages(range.start(), size, count);
-                self.free(gone.retired);
+                free(&self.table, gone.retired);
             }
             4 => self.dirty(range),
             5 => {
                 if let Ok(retired) = self.table.whole().protect(range, Prot::READ) {
-                    self.free(retired);
+                    free(&self.table, retired);
                 }
             }
             6 => {
                 let retired = self.table.whole().reclaim(range).unwrap();
-                self.free(retired);
+                free(&self.table, retired);
             }
             _ => self.map(range),
         }
@@ -288,7 +288,7 @@ impl<F: Format> Tree<'_, F> {
             return;
         };
         for _ in 0..8 {
-            self.free(unmapped.retired);
+            free(&self.table, unmapped.retired);
             buf.clear();
             let Some(rest) = unmapped.rest else { break };
             unmapped = self.table.whole().resume(rest, &mut buf);
@@ -302,12 +302,12 @@ impl<F: Format> Tree<'_, F> {
             return;
         }
         if let Ok(retired) = self.table.whole().read_and_clear_dirty(range, &mut bitmap) {
-            self.free(retired);
+            free(&self.table, retired);
         }
         let mut room = SpanBuf::room::<4>();
         let mut buf = SpanBuf::new(&mut room);
         if let Ok(unmapped) = self.table.whole().unmap_dirty(range, &mut buf, &mut bitmap) {
-            self.free(unmapped.retired);
+            free(&self.table, unmapped.retired);
         }
     }
 
@@ -325,17 +325,9 @@ impl<F: Format> Tree<'_, F> {
             _ => {
                 let failed = self.table.whole().map_spans(range.start(), &[span], Prot::READ_WRITE);
                 if let Err(failed) = failed {
-                    self.free(failed.retired);
+                    free(&self.table, failed.retired);
                 }
             }
-        }
-    }
-
-    fn free(&self, retired: Retired<ArenaList>) {
-        #[expect(unsafe_code, reason = "no hardware walks the table")]
-        // SAFETY: no hardware walks the table.
-        unsafe {
-            self.table.free(retired);
         }
     }
 }

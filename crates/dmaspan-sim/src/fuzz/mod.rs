@@ -9,4 +9,5 @@ mod operations;
 
 pub use choices::Bits;
 pub use hostile::hostile;
+pub(crate) use operations::Pair;
 pub use operations::operations;

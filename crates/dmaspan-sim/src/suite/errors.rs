@@ -5,7 +5,7 @@ use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, RangeError, Span, SpanBuf,
 
 use super::space::{Space, range, span};
 use super::survey;
-use super::tree::{PROT, Tree, free};
+use super::tree::{PROT, Tree, claim, free};
 use super::{Subject, each};
 
 /// A tree with a page at the start and a larger leaf further on.
@@ -306,9 +306,7 @@ pub fn owners_stay_in_their_range<S: Subject>() {
         let tree = Tree::<S>::new(format);
         let granule = tree.space.granule();
         let at = |n: u64| tree.space.aperture.start().get() + n * granule;
-        #[expect(unsafe_code, reason = "the suite works on the table with one thread")]
-        // SAFETY: nobody else uses the table.
-        let owned = unsafe { tree.table.claim(range(at(4), 4 * granule)) };
+        let owned = claim(&tree.table, range(at(4), 4 * granule));
         let not_owned = |n: u64, pages: u64| Error::NotOwned {
             range: range(at(n), pages * granule),
             owned: owned.range(),

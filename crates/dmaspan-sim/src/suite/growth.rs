@@ -2,9 +2,10 @@
 
 use dmaspan::io_pgtable::{Error, Format, Gap, PageTable, TableMemory};
 use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps};
-use dmaspan::{Iova, IovaRange, PhysAddr, Promise, Span, SpanBuf, lg2};
+use dmaspan::{Iova, PhysAddr, Promise, Span, lg2};
 use parking_lot::Mutex;
 
+use super::rig::Rig;
 use super::space::{Space, range, span};
 use super::survey;
 use super::tree::{PROT, Tree, WordOf, arena};
@@ -80,7 +81,7 @@ unsafe impl<S: Subject> IommuOps for &Driver<S> {
     }
 }
 
-type Grown<'d, S, M> = Domain<<S as Subject>::Format, M, &'d Driver<S>>;
+type Grown<'d, S, M> = Rig<S, M, &'d Driver<S>>;
 
 /// A new tree in `memory`, and its hardware; and what is done with them.
 fn with_domain<S: Subject, M: TableMemory<WordOf<S>>>(
@@ -92,38 +93,11 @@ fn with_domain<S: Subject, M: TableMemory<WordOf<S>>>(
     let table = PageTable::new(format.clone(), memory).unwrap();
     let programmed = Programmed { root: table.root_and_level(), takes: Switch::On };
     let driver = Driver::<S> { format, arena: arena.clone(), programmed: Mutex::new(programmed) };
-    let domain = Domain::new(table, &driver).unwrap();
-    case(&domain, &driver);
-    drop(domain);
+    let (domain, space) = (Domain::new(table, &driver).unwrap(), Space::of(&driver.format));
+    let rig = Rig { domain, arena: arena.clone(), space };
+    case(&rig, &driver);
+    drop(rig);
     assert_eq!(arena.tables(), 0, "all tables were given back");
-}
-
-#[expect(unsafe_code, reason = "callers work on ranges of their own")]
-fn map<S: Subject, M: TableMemory<WordOf<S>>>(
-    domain: &Grown<'_, S, M>,
-    iova: u64,
-    spans: &[Span],
-) -> Result<(), iommu::Error> {
-    // SAFETY: no other thread of a case has this range, and its devices only translate.
-    let mapped = unsafe { domain.map_spans(Iova::new(iova), spans, PROT) };
-    mapped.map_err(|failed| {
-        assert!(failed.unsynced.is_none());
-        failed.error
-    })
-}
-
-#[track_caller]
-#[expect(unsafe_code, reason = "callers work on ranges of their own")]
-fn unmap<S: Subject, M: TableMemory<WordOf<S>>>(
-    domain: &Grown<'_, S, M>,
-    range: IovaRange,
-) -> Result<Vec<Span>, iommu::Error> {
-    let mut room = SpanBuf::room::<8>();
-    let mut buf = SpanBuf::new(&mut room);
-    // SAFETY: no other thread of a case has this range.
-    let unsynced = unsafe { domain.unmap(range, &mut buf) }?;
-    assert!(unsynced.sync().unwrap().1.is_none());
-    Ok(buf.spans().to_vec())
 }
 
 /// The first page that a root of each level from `first` on does not translate, ascending.
@@ -142,27 +116,27 @@ pub fn hardware_has_a_new_root_before_it_is_needed<S: Subject>() {
         let mut pages = vec![space.aperture.start().get()];
         pages.extend(&beyond);
         let arena = arena();
-        with_domain::<S, _>(format.clone(), arena.clone(), &arena, |domain, driver| {
+        with_domain::<S, _>(format.clone(), arena.clone(), &arena, |rig, driver| {
             for (n, &page) in (1u64..).zip(&pages) {
-                map::<S, _>(domain, page, &[span(n * granule, granule)]).unwrap();
+                rig.map(page, &[span(n * granule, granule)], PROT).unwrap();
                 for (n, &page) in (1u64..).zip(&pages[..to_usize(n)]) {
                     assert_eq!(driver.translate(page), Some(n * granule), "{page:#x}");
                 }
             }
             for &page in &pages {
-                unmap::<S, _>(domain, range(page, granule)).unwrap();
+                rig.unmap(range(page, granule)).unwrap();
                 assert_eq!(driver.translate(page), None);
             }
         });
         // Two pages around each border.
         for &border in beyond.iter().rev() {
-            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |domain, driver| {
+            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |rig, driver| {
                 let start = border - granule;
                 let spans = [span(3 * granule, granule), span(granule, granule)];
-                map::<S, _>(domain, start, &spans).unwrap();
+                rig.map(start, &spans, PROT).unwrap();
                 assert_eq!(driver.translate(start), Some(3 * granule));
                 assert_eq!(driver.translate(border), Some(granule));
-                assert_eq!(unmap::<S, _>(domain, range(start, 2 * granule)).unwrap(), spans);
+                assert_eq!(rig.unmap(range(start, 2 * granule)).unwrap(), spans);
                 assert_eq!(driver.translate(start), None);
             });
         }
@@ -181,10 +155,10 @@ pub fn the_first_leaf_may_be_larger_than_the_tree<S: Subject>() {
         for lg2 in space.sizes() {
             let (arena, size) = (arena(), lg2::size(lg2));
             let start = space.aperture.start().get();
-            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |domain, driver| {
-                map::<S, _>(domain, start, &[span(0, size)]).unwrap();
+            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |rig, driver| {
+                rig.map(start, &[span(0, size)], PROT).unwrap();
                 assert_eq!(driver.translate(start + (size - 1)), Some(size - 1));
-                assert_eq!(unmap::<S, _>(domain, range(start, size)).unwrap(), [span(0, size)]);
+                assert_eq!(rig.unmap(range(start, size)).unwrap(), [span(0, size)]);
                 assert_eq!(driver.translate(start), None);
             });
         }
@@ -199,13 +173,13 @@ pub fn a_refused_root_leaves_the_old_one_in_use<S: Subject>() {
         let granule = space.granule();
         for page in pages_beyond(&space, first) {
             let (arena, start) = (arena(), space.aperture.start().get());
-            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |domain, driver| {
-                map::<S, _>(domain, start, &[span(granule, granule)]).unwrap();
+            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |rig, driver| {
+                rig.map(start, &[span(granule, granule)], PROT).unwrap();
                 driver.takes(Switch::Off);
-                let error = map::<S, _>(domain, page, &[span(0, granule)]).unwrap_err();
+                let error = rig.map(page, &[span(0, granule)], PROT).unwrap_err();
                 assert!(matches!(error, iommu::Error::Hardware { .. }), "{error}");
                 assert_eq!(driver.translate(start), Some(granule));
-                unmap::<S, _>(domain, range(start, granule)).unwrap();
+                rig.unmap(range(start, granule)).unwrap();
                 assert_eq!(driver.translate(start), None);
                 // All that the old root translates, by as many leaves as it has entries.
                 let (block, leaf) = (S::Format::shift(first + 1), S::Format::shift(first));
@@ -215,9 +189,9 @@ pub fn a_refused_root_leaves_the_old_one_in_use<S: Subject>() {
                 let (block, leaf) = (lg2::size(block), lg2::size(leaf));
                 let leaves: Vec<_> =
                     (0..block / leaf).rev().map(|n| span(n * leaf, leaf)).collect();
-                domain_is_as_before::<S, _>(domain, driver, start, &leaves);
+                domain_is_as_before(rig, driver, start, &leaves);
                 driver.takes(Switch::On);
-                map::<S, _>(domain, page, &[span(granule, granule)]).unwrap();
+                rig.map(page, &[span(granule, granule)], PROT).unwrap();
                 assert_eq!(driver.translate(page), Some(granule));
             });
         }
@@ -238,14 +212,14 @@ pub fn a_refused_root_takes_its_tables_with_it<S: Subject>() {
             return;
         }
         let (arena, start) = (arena(), space.aperture.start().get());
-        with_domain::<S, _>(format.clone(), arena.clone(), &arena, |domain, driver| {
+        with_domain::<S, _>(format.clone(), arena.clone(), &arena, |rig, driver| {
             let leaves = 3 << (block - leaf);
             let spans: Vec<_> =
                 (0..leaves).rev().map(|n| span(n << leaf, lg2::size(leaf))).collect();
             driver.takes(Switch::Off);
-            let error = map::<S, _>(domain, start, &spans).unwrap_err();
+            let error = rig.map(start, &spans, PROT).unwrap_err();
             assert!(matches!(error, iommu::Error::Hardware { .. }), "{error}");
-            let grown = domain.root_and_level().1 - first;
+            let grown = rig.domain.root_and_level().1 - first;
             assert!(grown > 0);
             assert_eq!(arena.tables(), to_usize(u64::from(1 + grown)));
         });
@@ -255,34 +229,26 @@ pub fn a_refused_root_takes_its_tables_with_it<S: Subject>() {
 /// Maps and unmaps leaves that fill the root which hardware walks.
 #[track_caller]
 fn domain_is_as_before<S: Subject, M: TableMemory<WordOf<S>>>(
-    domain: &Grown<'_, S, M>,
+    rig: &Grown<'_, S, M>,
     driver: &Driver<S>,
     start: u64,
     leaves: &[Span],
 ) {
     let block: u64 = leaves.iter().map(|leaf| leaf.len()).sum();
-    map::<S, _>(domain, start, leaves).unwrap();
+    rig.map(start, leaves, PROT).unwrap();
     assert_eq!(driver.translate(start), leaves.first().map(|leaf| leaf.paddr().get()));
-    #[expect(unsafe_code, reason = "one thread works on the domain")]
-    // SAFETY: nobody else works on it.
-    let split = unsafe { domain.split(Iova::new(start), Gap::Accept) };
-    assert_eq!(split, Ok(()));
-    let mut room = vec![span(0, 1); leaves.len()];
-    let mut buf = SpanBuf::new(&mut room);
-    #[expect(unsafe_code, reason = "one thread works on the domain")]
-    // SAFETY: nobody else works on it.
-    let unsynced = unsafe { domain.unmap(range(start, block), &mut buf) }.unwrap();
-    assert!(unsynced.sync().unwrap().1.is_none());
+    assert_eq!(rig.split(start, Gap::Accept), Ok(()));
+    rig.unmap(range(start, block)).unwrap();
     for n in 0..4 {
         let at = start + n * (block / 4);
         assert_eq!(driver.translate(at), None, "hardware finds what was unmapped");
     }
     // A leaf in the place of all of it would need the root that hardware refused.
-    let is_leaf = domain.geometry().page_sizes & block != 0;
-    assert_eq!(map::<S, _>(domain, start, &[span(0, block)]).is_err(), is_leaf);
+    let is_leaf = rig.space.page_sizes & block != 0;
+    assert_eq!(rig.map(start, &[span(0, block)], PROT).is_err(), is_leaf);
     assert_eq!(driver.translate(start), (!is_leaf).then_some(0));
     if !is_leaf {
-        unmap::<S, _>(domain, range(start, block)).unwrap();
+        rig.unmap(range(start, block)).unwrap();
     }
     assert_eq!(driver.translate(start), None);
 }
@@ -325,11 +291,8 @@ pub fn beyond_the_root_is_a_hole<S: Subject>() {
         tree.unmap(range(start, granule)).unwrap();
         let (arena, format) = (tree.arena.clone(), tree.table.format().clone());
         drop(tree);
-        with_domain::<S, _>(format, arena.clone(), &arena, |domain, _| {
-            let at = Iova::new(lg2::size(S::Format::shift(first + 1)));
-            #[expect(unsafe_code, reason = "one thread works on the domain")]
-            // SAFETY: nobody else works on it.
-            let split = unsafe { domain.split(at, Gap::Accept) };
+        with_domain::<S, _>(format, arena.clone(), &arena, |rig, _| {
+            let split = rig.split(lg2::size(S::Format::shift(first + 1)), Gap::Accept);
             assert!(matches!(split, Err(iommu::Error::Table(Error::Hole { .. }))), "{split:?}");
         });
     });
@@ -385,19 +348,19 @@ pub fn threads_grow_a_tree_together<S: Subject>() {
         let pages: Vec<_> = pages.iter().flat_map(|&page| [page, page + granule]).collect();
         for _ in 0..share::<S>(60) {
             let (arena, start) = (arena(), std::sync::Barrier::new(pages.len()));
-            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |domain, driver| {
+            with_domain::<S, _>(format.clone(), arena.clone(), &arena, |rig, driver| {
                 std::thread::scope(|scope| {
                     for (n, &page) in (1u64..).zip(&pages) {
                         let start = &start;
                         scope.spawn(move || {
                             start.wait();
-                            map::<S, _>(domain, page, &[span(n * granule, granule)]).unwrap();
+                            rig.map(page, &[span(n * granule, granule)], PROT).unwrap();
                             assert_eq!(driver.translate(page), Some(n * granule), "{page:#x}");
                         });
                     }
                 });
                 for (n, &page) in (1u64..).zip(&pages) {
-                    let gone = unmap::<S, _>(domain, range(page, granule)).unwrap();
+                    let gone = rig.unmap(range(page, granule)).unwrap();
                     assert_eq!(gone, [span(n * granule, granule)]);
                     assert_eq!(driver.translate(page), None);
                 }

@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, Rest, Retired, UnmappedSpans};
-use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, Span, SpanBuf, lg2};
 
 use super::rig::Rig;
 use super::space::{range, span};
 use super::survey::Seen;
-use super::tree::{PROT, Tree, free};
+use super::tree::{PROT, Tree, claim, free};
 use super::{Subject, each, share};
 use crate::arena::{Arena, ArenaList};
+use crate::modelled::take;
 use crate::rng::Rng;
 use crate::walker::{Access, TableWords, Walker as _};
 
@@ -173,10 +173,7 @@ fn unmap_dirty<S: Subject, const ROOM: usize>(
     let mut unmapped: UnmappedSpans<ArenaList> =
         tree.table.whole().unmap_dirty(asked, &mut buf, bits).unwrap();
     loop {
-        for &span in buf.spans() {
-            SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
-        }
-        buf.clear();
+        take(&mut buf, &mut spans);
         free(&tree.table, unmapped.retired);
         let Some(rest) = unmapped.rest else { return spans };
         between(tree, rest.range());
@@ -268,9 +265,7 @@ pub fn bad_requests_for_marks_change_nothing<S: Subject>() {
         let resumed = whole.resume_dirty(rest.unwrap(), &mut buf, &mut bits);
         assert_eq!(resumed.rest.map(|rest| rest.range()), Some(all));
         assert!(resumed.retired.is_empty());
-        #[expect(unsafe_code, reason = "one thread works on the table")]
-        // SAFETY: nobody else works on it.
-        let owned = unsafe { tree.table.claim(range(start + granule, granule)) };
+        let owned = claim(&tree.table, range(start + granule, granule));
         let outside: Result<Retired<ArenaList>, _> = owned.read_and_clear_dirty(covered, &mut bits);
         assert!(matches!(outside.map(drop), Err(Error::NotOwned { .. })));
         assert_eq!((buf.len(), words), (0, [0]));

@@ -100,75 +100,22 @@ pub trait Subject: 'static {
 /// The bodies of the suite. Each runs all configurations of a subject, and panics where the format,
 /// the page table, the model and the walker disagree.
 pub mod cases {
-    pub use super::boundaries::{
-        mappings_go_over_table_borders_with_the_fewest_leaves, the_mixed_case_has_twenty_leaves,
-        the_page_size_boundary_case_maps_every_byte, trees_grow_and_keep_what_they_translate,
-    };
-    pub use super::codec::{
-        addresses_advance_as_they_are_encoded, leaves_decode_as_they_were_encoded,
-        links_decode_as_they_were_encoded, permissions_are_granted_alike_at_all_sizes,
-        the_geometry_is_consistent,
-    };
-    pub use super::dirty::{
-        hardware_marks_any_entry_of_a_leaf, marks_are_read_among_holes_and_in_parts_of_leaves,
-        unmapping_reports_marks,
-    };
-    pub use super::errors::{
-        bad_arguments_of_map_pages_change_nothing, bad_arguments_of_map_spans_change_nothing,
-        collisions_take_everything_back, nothing_to_unmap_gathers_nothing,
-        owners_stay_in_their_range, pages_over_leaves_change_nothing,
-        permissions_without_an_entry_are_refused, unmaps_of_holes_and_parts_change_nothing,
-    };
-    pub use super::failures::{
-        a_mapping_taken_back_leaves_all_tables, an_unmap_passes_over_what_was_unmapped_meanwhile,
-        every_failing_allocation_leaves_everything_as_before,
-        unmapping_blocks_over_full_tables_frees_all_of_them, unmapping_needs_no_tables,
-    };
-    pub use super::growth::{
-        a_refused_root_leaves_the_old_one_in_use, a_refused_root_takes_its_tables_with_it,
-        a_tree_that_cannot_grow_stays_as_it_is, beyond_the_root_is_a_hole,
-        hardware_has_a_new_root_before_it_is_needed, the_first_leaf_may_be_larger_than_the_tree,
-        threads_grow_a_tree_together,
-    };
-    pub use super::leaves::{
-        batches_equal_single_pages, every_size_is_one_leaf,
-        large_leaves_replace_emptied_tables_only, leaves_are_never_split_by_an_unmap,
-        permissions_read_back_by_the_walker, protecting_changes_permissions_alone,
-        the_last_leaf_of_both_spaces_maps, unmapping_stops_at_the_first_hole,
-    };
-    pub use super::marks::{
-        an_unmap_by_batches_loses_no_write, bad_requests_for_marks_change_nothing,
-        bitmaps_are_exact_to_the_leaf, no_write_escapes_a_reader_that_clears,
-        the_last_page_is_reported,
-    };
-    pub use super::memory::everything_is_written_back_before_a_call_returns;
-    pub use super::noncoherent::{
-        changes_in_place_are_written_back, new_roots_are_written_back,
-        scattered_pages_write_each_line_back_once,
-        who_maps_below_a_link_in_the_cache_writes_it_back,
-    };
-    pub use super::random::{
-        every_mapping_has_the_fewest_leaves, random_operations_agree_with_an_interval_map,
-    };
-    pub use super::rewrite::{
-        a_leaf_is_split_as_little_as_a_border_takes, a_refused_protect_changes_nothing,
-        a_refused_split_changes_nothing, a_split_breaks_only_where_hardware_needs_it,
-        a_split_whose_sync_fails_keeps_all_translations, every_permission_becomes_every_other,
-        groups_are_broken_whole_and_by_bounded_batches,
-    };
-    pub use super::stale::{
-        a_size_that_a_gather_loses_is_found,
-        hardware_keeps_nothing_stale_behind_a_sync_of_what_was_gathered,
-    };
-    pub use super::stress::threads_with_random_operations_keep_to_their_pieces;
-    pub use super::threads::{
-        disjoint_ranges_are_mapped_in_parallel, racing_threads_install_each_table_once,
-    };
-    pub use super::whole_tables::{
-        a_failed_map_keeps_the_tables_as_they_are, a_walk_may_begin_inside_a_leaf,
-        an_unmap_of_exactly_a_table_frees_all_below_it, changes_in_place_check_their_arguments,
-        lists_of_large_spans_are_mapped_by_aligned_leaves,
-    };
+    pub use super::boundaries::*;
+    pub use super::codec::*;
+    pub use super::dirty::*;
+    pub use super::errors::*;
+    pub use super::failures::*;
+    pub use super::growth::*;
+    pub use super::leaves::*;
+    pub use super::marks::*;
+    pub use super::memory::*;
+    pub use super::noncoherent::*;
+    pub use super::random::*;
+    pub use super::rewrite::*;
+    pub use super::stale::*;
+    pub use super::stress::*;
+    pub use super::threads::*;
+    pub use super::whole_tables::*;
 }
 
 /// Makes a module of tests: every case of [`suite::cases`](crate::suite::cases) for a

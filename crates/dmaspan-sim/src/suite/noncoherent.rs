@@ -12,7 +12,7 @@ use super::rewrite::other;
 use super::rig::Rig;
 use super::space::{range, span};
 use super::survey;
-use super::tree::{PROT, Tree, WordOf, arena, free};
+use super::tree::{PROT, Tree, WordOf, arena, claim, free};
 use super::{Subject, each};
 use crate::iotlb::IotlbConfig;
 use crate::walker::{Access, TableWords, Walker as _};
@@ -151,18 +151,14 @@ pub fn who_maps_below_a_link_in_the_cache_writes_it_back<S: Subject>() {
                 let (table, stalled) = (&tree.table, memory.clone());
                 // Dropped before the thread is waited for, also where this one panics.
                 let go_on = go_on;
-                #[expect(unsafe_code, reason = "the pages are disjoint")]
-                // SAFETY: this page is the thread's.
-                let owned = move || unsafe { table.claim(range(start, granule)) };
                 scope.spawn(move || {
+                    let owned = claim(table, range(start, granule));
                     let thread = thread::current().id();
                     stalled.stall(Stall { thread, reached, go_on: may_go_on });
-                    owned().map_spans(Iova::new(start), &[span(granule, granule)], PROT).unwrap();
+                    owned.map_spans(Iova::new(start), &[span(granule, granule)], PROT).unwrap();
                 });
                 has_reached.recv().unwrap();
-                #[expect(unsafe_code, reason = "the pages are disjoint")]
-                // SAFETY: this page is this thread's.
-                let owned = unsafe { table.claim(range(start + far, granule)) };
+                let owned = claim(table, range(start + far, granule));
                 let at = Iova::new(start + far);
                 owned.map_spans(at, &[span(3 * granule, granule)], PROT).unwrap();
                 let found = survey::translate(&walker, &memory, at);

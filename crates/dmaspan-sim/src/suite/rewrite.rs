@@ -7,9 +7,9 @@ use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, Gap};
 use dmaspan::{Iova, IovaRange, Prot, iommu, lg2};
 use parking_lot::Mutex;
 
-use super::rig::{Rig, Tlb, leaves};
+use super::rig::{Rig, Tlb};
 use super::space::{Space, range, span};
-use super::survey::Seen;
+use super::survey::{self, Seen};
 use super::tree::{PROT, Tree, arena, granted};
 use super::{Subject, codec, each, share};
 use crate::fault::{Faults, Faulty};
@@ -81,7 +81,7 @@ pub(super) fn other<F: Format>(format: &F) -> Prot {
 
 /// What hardware says of an address besides where it leads.
 fn attributes<S: Subject>(iotlb: &Tlb<S>, iova: u64) -> impl PartialEq + std::fmt::Debug + use<S> {
-    let found = super::survey::translate(iotlb.walker(), iotlb.tables(), Iova::new(iova)).unwrap();
+    let found = survey::translate(iotlb.walker(), iotlb.tables(), Iova::new(iova)).unwrap();
     (found.paddr, found.prot, found.attributes, found.shareability, found.clean)
 }
 
@@ -175,7 +175,10 @@ pub fn a_split_breaks_only_where_hardware_needs_it<S: Subject>() {
             let look = Arc::clone(&found);
             rig.hooks().watch(move |iotlb| {
                 let access = iotlb.translate(Iova::new(at), Access::Read);
-                look.lock().push((leaves::<S>(iotlb, all).len(), access.is_ok()));
+                look.lock().push((
+                    survey::leaves(iotlb.walker(), iotlb.tables(), all).len(),
+                    access.is_ok(),
+                ));
             });
             rig.split(at, if breaks { Gap::Accept } else { Gap::Refuse }).unwrap();
             let after = (rig.leaves(all).len(), true);
@@ -377,7 +380,7 @@ pub fn groups_are_broken_whole_and_by_bounded_batches<S: Subject>() {
             for page in [all.start(), Iova::new(start + 3 * granule), all.last()] {
                 let _ = iotlb.translate(page, Access::Read);
             }
-            let there = leaves::<S>(iotlb, all).len() as u64;
+            let there = survey::leaves(iotlb.walker(), iotlb.tables(), all).len() as u64;
             most.fetch_max(63 - there, Ordering::Relaxed);
         });
         rig.protect(all, other(&format)).unwrap();

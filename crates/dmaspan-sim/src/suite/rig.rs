@@ -2,7 +2,6 @@
 
 use dmaspan::io_pgtable::{DirtyBitmap, Gap, TableMemory};
 use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps, Scope};
-use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use parking_lot::Mutex;
 
@@ -12,6 +11,7 @@ use super::survey::{self, Seen};
 use super::tree::{Tree, WordOf};
 use crate::arena::Arena;
 use crate::iotlb::{Iotlb, IotlbConfig};
+use crate::modelled::take;
 
 /// The IOMMU of a subject's tables, with caches that forget nothing by themselves.
 pub(super) type Tlb<S> = Iotlb<<S as Subject>::Walker, Arena>;
@@ -97,9 +97,14 @@ unsafe impl<S: Subject> IommuOps for Hooks<S> {
     }
 }
 
-/// A domain whose tree has all the levels that it can have.
-pub(super) struct Rig<S: Subject, M: TableMemory<WordOf<S>> = Arena> {
-    pub(super) domain: Domain<S::Format, M, Hooks<S>>,
+/// A domain of which each range is one thread's; its devices only translate.
+pub(super) struct Rig<S, M = Arena, O = Hooks<S>>
+where
+    S: Subject,
+    M: TableMemory<WordOf<S>>,
+    O: IommuOps<Address = PhysAddr>,
+{
+    pub(super) domain: Domain<S::Format, M, O>,
     pub(super) arena: Arena,
     pub(super) space: Space,
 }
@@ -110,8 +115,47 @@ impl<S: Subject> Rig<S> {
     }
 }
 
+impl<S, M, O> Rig<S, M, O>
+where
+    S: Subject,
+    M: TableMemory<WordOf<S>>,
+    O: IommuOps<Address = PhysAddr>,
+{
+    #[expect(unsafe_code, reason = "devices of the suite reach no memory")]
+    pub(super) fn map(&self, iova: u64, spans: &[Span], prot: Prot) -> Result<(), iommu::Error> {
+        // SAFETY: no other thread of a case has this range, and its devices only translate.
+        let mapped = unsafe { self.domain.map_spans(Iova::new(iova), spans, prot) };
+        mapped.map_err(|failed| {
+            assert!(failed.unsynced.is_none());
+            failed.error
+        })
+    }
+
+    #[expect(unsafe_code, reason = "one thread works on the domain")]
+    pub(super) fn split(&self, at: u64, gap: Gap) -> Result<(), iommu::Error> {
+        // SAFETY: nobody else works on the domain.
+        unsafe { self.domain.split(Iova::new(at), gap) }
+    }
+
+    #[expect(unsafe_code, reason = "callers work on ranges of their own")]
+    pub(super) fn unmap(&self, range: IovaRange) -> Result<Vec<Span>, iommu::Error> {
+        let mut room = SpanBuf::room::<16>();
+        let mut buf = SpanBuf::new(&mut room);
+        let mut spans = Vec::new();
+        // SAFETY: no other thread of a case has this range.
+        let mut unsynced = unsafe { self.domain.unmap(range, &mut buf) }?;
+        loop {
+            let (_, rest) = unsynced.sync().unwrap();
+            take(&mut buf, &mut spans);
+            let Some(rest) = rest else { return Ok(spans) };
+            // SAFETY: as above.
+            unsynced = unsafe { self.domain.resume(rest, &mut buf) };
+        }
+    }
+}
+
 impl<S: Subject, M: TableMemory<WordOf<S>>> Rig<S, M> {
-    /// A domain over the tree, which is empty.
+    /// A domain over the tree, which is empty and has all the levels that it can have.
     pub(super) fn with_config(tree: Tree<S, M>, config: IotlbConfig) -> Self {
         let iotlb = Iotlb::with_config(tree.walker(), tree.arena.clone(), config);
         let hooks = Hooks {
@@ -132,19 +176,6 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Rig<S, M> {
         &self.hooks().iotlb
     }
 
-    #[expect(unsafe_code, reason = "devices of the suite reach no memory")]
-    pub(super) fn map(&self, iova: u64, spans: &[Span], prot: Prot) -> Result<(), iommu::Error> {
-        // SAFETY: one thread works on the domain, and its devices only translate.
-        let mapped = unsafe { self.domain.map_spans(Iova::new(iova), spans, prot) };
-        mapped.map_err(|failed| failed.error)
-    }
-
-    #[expect(unsafe_code, reason = "one thread works on the domain")]
-    pub(super) fn split(&self, at: u64, gap: Gap) -> Result<(), iommu::Error> {
-        // SAFETY: nobody else works on the domain.
-        unsafe { self.domain.split(Iova::new(at), gap) }
-    }
-
     #[expect(unsafe_code, reason = "one thread works on the domain")]
     pub(super) fn protect(&self, range: IovaRange, prot: Prot) -> Result<(), iommu::Error> {
         // SAFETY: nobody else works on the domain, and its devices only translate.
@@ -161,29 +192,10 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Rig<S, M> {
         unsafe { self.domain.read_and_clear_dirty(range, bitmap) }
     }
 
-    #[expect(unsafe_code, reason = "one thread works on the domain")]
-    pub(super) fn unmap(&self, range: IovaRange) -> Result<Vec<Span>, iommu::Error> {
-        let mut room = SpanBuf::room::<16>();
-        let mut buf = SpanBuf::new(&mut room);
-        let mut spans = Vec::new();
-        // SAFETY: nobody else works on the domain.
-        let mut unsynced = unsafe { self.domain.unmap(range, &mut buf) }?;
-        loop {
-            let (_, rest) = unsynced.sync().unwrap();
-            for &span in buf.spans() {
-                SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
-            }
-            buf.clear();
-            let Some(rest) = rest else { return Ok(spans) };
-            // SAFETY: as above.
-            unsynced = unsafe { self.domain.resume(rest, &mut buf) };
-        }
-    }
-
     /// All leaves in `range`, as hardware finds them that has nothing cached.
     #[track_caller]
     pub(super) fn leaves(&self, range: IovaRange) -> Vec<Seen> {
-        leaves::<S>(self.iotlb(), range)
+        survey::leaves(self.iotlb().walker(), self.iotlb().tables(), range)
     }
 
     /// Where hardware finds `iova`.
@@ -191,17 +203,4 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Rig<S, M> {
         let iotlb = self.iotlb();
         survey::translate(iotlb.walker(), iotlb.tables(), Iova::new(iova)).map(|found| found.paddr)
     }
-}
-
-/// All leaves in `range`, as hardware finds them that has nothing cached.
-#[track_caller]
-pub(super) fn leaves<S: Subject>(iotlb: &Tlb<S>, range: IovaRange) -> Vec<Seen> {
-    let mut leaves = Vec::new();
-    survey::survey(iotlb.walker(), iotlb.tables(), range, |_, found| {
-        let seen = survey::seen(found);
-        if leaves.last() != Some(&seen) {
-            leaves.push(seen);
-        }
-    });
-    leaves
 }

@@ -4,14 +4,15 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use dmaspan::io_pgtable::{Error, MapUndone, Owned, PageTable};
-use dmaspan::{IovaRange, PhysAddr, Span, SpanBuf, lg2};
+use dmaspan::io_pgtable::PageTable;
+use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::space::{Space, range, span};
-use super::tree::{PROT, Tree, free, granted};
+use super::tree::{PROT, Tree, claim, granted};
 use super::{Subject, each, share, survey};
 use crate::arena::Arena;
-use crate::model::{Coverage, IntervalModel};
+use crate::model::IntervalModel;
+use crate::modelled::{Marks, Modelled};
 use crate::rng::Rng;
 
 /// Threads that change their pieces.
@@ -67,23 +68,27 @@ impl<'t, S: Subject> Worker<'t, S> {
 
     /// Does something to a part of a piece.
     fn step(&mut self, piece: IovaRange) {
-        let owned = claim::<S>(self.table, piece);
         let part = self.part(piece);
-        match self.rng.below(8) {
-            0..3 => self.map(&owned, part),
-            3 => self.map_pages(&owned, part),
-            4 => self.unmap(&owned, part),
-            5 => self.unmap(&owned, piece),
-            6 => self.unmap_pages(&owned, part),
-            _ => free(self.table, owned.reclaim(part).unwrap()),
+        let (which, memory, chunk) = (self.rng.below(8), self.rng.next(), self.space.chunk());
+        let owned = claim(self.table, piece);
+        let mut both = Modelled { table: self.table, owned, model: &mut self.model };
+        // As much memory as `part` has IOVAs, at any place or where large leaves are possible.
+        let paddr = match memory % 2 {
+            0 => lg2::align_down(memory >> 1, self.space.granule_lg2) & lg2::mask(chunk + 3),
+            _ => lg2::size(chunk) + (part.start().get() & lg2::mask(chunk)),
+        };
+        match which {
+            0..3 => both.map(part.start(), &[span(paddr, part.len_less_one() + 1)], PROT),
+            3 => both.map_pages(part, PhysAddr::new(paddr), self.space.granule_lg2, PROT),
+            4 => both.unmap(part, Marks::Ignored),
+            5 => both.unmap(piece, Marks::Ignored),
+            6 => both.unmap_pages(part),
+            _ => both.reclaim(part),
         }
         for iova in [part.start(), part.last(), piece.last()] {
-            let found = self.model.lookup(iova).map(|(paddr, _)| paddr);
-            assert_eq!(owned.iova_to_phys(iova), found, "at {iova}");
+            both.look_up(iova);
         }
-        let found: Vec<_> = owned.walk(piece).map(|run| (run.range, run.paddr)).collect();
-        let runs = self.model.runs(piece);
-        assert_eq!(found, runs.iter().map(|run| (run.iova, run.paddr)).collect::<Vec<_>>());
+        both.agree(piece);
     }
 
     /// All of a piece, or some granules of it.
@@ -97,100 +102,6 @@ impl<'t, S: Subject> Worker<'t, S> {
         let granule = self.space.granule_lg2;
         range(piece.start().get() + (first << granule), len << granule)
     }
-
-    /// As much memory as `part` has IOVAs, at any place or where large leaves are possible.
-    fn memory(&mut self, part: IovaRange) -> Span {
-        let chunk = lg2::size(self.space.chunk());
-        let paddr = match self.rng.below(2) {
-            0 => self.rng.below((8 * chunk) >> self.space.granule_lg2) << self.space.granule_lg2,
-            _ => chunk + part.start().get() % chunk,
-        };
-        span(paddr, part.len_less_one() + 1)
-    }
-
-    fn map(&mut self, owned: &Owned<'_, S::Format, Arena>, part: IovaRange) {
-        let span = self.memory(part);
-        let grant = granted(self.table.format(), PROT);
-        match owned.map_spans(part.start(), &[span], PROT) {
-            Ok(()) => self.model.map(part.start(), &[span], grant).unwrap(),
-            Err(MapUndone { error, retired }) => {
-                free(self.table, retired);
-                self.refused(error, part);
-            }
-        }
-    }
-
-    fn map_pages(&mut self, owned: &Owned<'_, S::Format, Arena>, part: IovaRange) {
-        let span = self.memory(part);
-        let granule = self.space.granule();
-        let count = span.len() / granule;
-        let (done, result) = owned.map_pages(part.start(), span.paddr(), granule, count, PROT);
-        if done > 0 {
-            let mapped = Span::new(span.paddr(), done).unwrap();
-            let grant = granted(self.table.format(), PROT);
-            self.model.map(part.start(), &[mapped], grant).unwrap();
-        }
-        if let Err(error) = result {
-            self.refused(error, part);
-        }
-    }
-
-    fn refused(&self, error: Error, part: IovaRange) {
-        match error {
-            Error::Occupied { .. } => assert_ne!(self.model.covered(part), Coverage::None),
-            Error::EmptyTable { block } => assert!(block.intersection(part).is_some()),
-            error => panic!("{error}"),
-        }
-    }
-
-    fn unmap(&mut self, owned: &Owned<'_, S::Format, Arena>, part: IovaRange) {
-        let mut room = SpanBuf::room::<2>();
-        let mut buf = SpanBuf::new(&mut room);
-        let mut unmapped = match owned.unmap(part, &mut buf) {
-            Ok(unmapped) => unmapped,
-            Err(Error::Hole { hole }) => {
-                return assert!(self.model.lookup(hole.start()).is_none());
-            }
-            Err(Error::WouldSplit { leaf }) => return assert!(!part.covers(leaf)),
-            Err(error) => panic!("{error}"),
-        };
-        let expected = self.model.unmap(part);
-        let mut bytes = 0;
-        loop {
-            bytes += buf.spans().iter().map(|span| span.len()).sum::<u64>();
-            assert!(buf.spans().iter().all(|span| expected.iter().any(|all| holds(*all, *span))));
-            buf.clear();
-            free(self.table, unmapped.retired);
-            let Some(rest) = unmapped.rest else { break };
-            unmapped = owned.resume(rest, &mut buf);
-        }
-        assert_eq!(bytes, part.len_less_one() + 1);
-    }
-
-    fn unmap_pages(&mut self, owned: &Owned<'_, S::Format, Arena>, part: IovaRange) {
-        let granule = self.space.granule();
-        let count = (part.len_less_one() >> self.space.granule_lg2) + 1;
-        let gone = owned.unmap_pages(part.start(), granule, count);
-        free(self.table, gone.retired);
-        if gone.bytes > 0 {
-            let taken = range(part.start().get(), gone.bytes);
-            assert_eq!(self.model.covered(taken), Coverage::All);
-            self.model.unmap(taken);
-        }
-    }
-}
-
-/// Whether a span lies in another.
-fn holds(outer: Span, inner: Span) -> bool {
-    outer.paddr() <= inner.paddr() && inner.last() <= outer.last()
-}
-
-fn claim<S: Subject>(table: &Table<S>, piece: IovaRange) -> Owned<'_, S::Format, Arena> {
-    #[expect(unsafe_code, reason = "the pieces are disjoint")]
-    // SAFETY: every piece is one thread's.
-    unsafe {
-        table.claim(piece)
-    }
 }
 
 /// Looks its own pieces up, by the table and as hardware, until the workers are done: they were
@@ -201,7 +112,7 @@ fn watch<S: Subject>(tree: &Tree<S>, pieces: &[IovaRange], done: &AtomicBool) ->
     loop {
         let last_round = done.load(Ordering::Acquire);
         for &piece in pieces {
-            let owned = claim::<S>(&tree.table, piece);
+            let owned = claim(&tree.table, piece);
             let (first, place) = (piece.start(), PhysAddr::new(place(tree, piece)));
             let runs: Vec<_> = owned.walk(piece).map(|run| (run.range, run.paddr)).collect();
             assert_eq!(runs, [(piece, place)]);

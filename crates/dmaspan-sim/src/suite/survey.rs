@@ -68,9 +68,26 @@ pub(super) fn survey<W: Walker, T: TableWords + ?Sized>(
     }
 }
 
+/// All leaves in `range`, as hardware finds them that has nothing cached.
+#[track_caller]
+pub(super) fn leaves<W: Walker, T: TableWords + ?Sized>(
+    walker: &W,
+    tables: &T,
+    range: IovaRange,
+) -> Vec<Seen> {
+    let mut leaves = Vec::new();
+    survey(walker, tables, range, |_, found| {
+        let seen = seen(found);
+        if leaves.last() != Some(&seen) {
+            leaves.push(seen);
+        }
+    });
+    leaves
+}
+
 /// The leaf of a translation, whole.
 #[track_caller]
-pub(super) fn seen(found: &Translated) -> Seen {
+fn seen(found: &Translated) -> Seen {
     let range = found.group;
     assert!(range.contains(found.iova) && range.covers(found.leaf), "{found:?}");
     let offset = found.iova.get() - range.start().get();

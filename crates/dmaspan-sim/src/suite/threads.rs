@@ -7,7 +7,7 @@ use dmaspan::io_pgtable::{Error, Owned, PageTable};
 use dmaspan::{Iova, PhysAddr, Span, SpanBuf, lg2};
 
 use super::space::{Space, range, span};
-use super::tree::{PROT, Tree, free};
+use super::tree::{PROT, Tree, claim, free};
 use super::{Subject, each, share};
 use crate::arena::Arena;
 
@@ -44,9 +44,7 @@ fn churn<S: Subject>(table: &Table<S>, lanes: &Lanes, thread: u64, rounds: u64) 
     for round in 0..rounds {
         for n in 0..4 {
             let at = lanes.at(n, thread);
-            #[expect(unsafe_code, reason = "the lanes are disjoint")]
-            // SAFETY: no other thread computes this range.
-            let owned = unsafe { table.claim(range(at, pages * granule)) };
+            let owned = claim(table, range(at, pages * granule));
             let paddr = (round % 8 + thread + 1) * 3 * granule;
             let spans = [span(paddr, granule), span(paddr + 2 * granule, (pages - 1) * granule)];
             owned.map_spans(Iova::new(at), &spans, PROT).unwrap();
@@ -104,9 +102,7 @@ pub fn racing_threads_install_each_table_once<S: Subject>() {
                 for thread in 0..THREADS {
                     let (table, start) = (&tree.table, &start);
                     scope.spawn(move || {
-                        #[expect(unsafe_code, reason = "the pages are disjoint")]
-                        // SAFETY: each thread has a page of its own.
-                        let owned = unsafe { table.claim(range(at(thread), granule)) };
+                        let owned = claim(table, range(at(thread), granule));
                         start.wait();
                         let spans = [span(thread * granule, granule)];
                         owned.map_spans(Iova::new(at(thread)), &spans, PROT).unwrap();

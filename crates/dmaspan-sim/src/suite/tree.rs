@@ -2,10 +2,7 @@
 
 use std::marker::PhantomData;
 
-use dmaspan::io_pgtable::{
-    Error, Format, MapUndone, MappedRun, PageTable, Retired, TableMemory, Word,
-};
-use dmaspan::pin::{Kind, SpanSink};
+use dmaspan::io_pgtable::{Error, Format, MapUndone, MappedRun, PageTable, TableMemory};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 
 use super::Subject;
@@ -13,6 +10,8 @@ use super::space::{Space, range};
 use super::survey::{self, Seen};
 use crate::arena::Arena;
 use crate::model::IntervalModel;
+use crate::modelled::{agree, take};
+pub(super) use crate::modelled::{claim, free, granted};
 use crate::rng::Rng;
 use crate::walker::TableWords;
 
@@ -44,12 +43,6 @@ pub(super) fn arena() -> Arena {
     Arena::new(PhysAddr::new(0x4000_0000), 24 << 20)
 }
 
-/// What the format grants to whom asks for `prot`.
-pub(super) fn granted<F: Format>(format: &F, prot: Prot) -> Prot {
-    let template = format.template(0, F::GRANULE_LG2, prot);
-    format.prot(0, format.leaf(template, PhysAddr::new(0)))
-}
-
 impl<S: Subject> Tree<S> {
     pub(super) fn new(format: S::Format) -> Self {
         let arena = arena();
@@ -60,11 +53,7 @@ impl<S: Subject> Tree<S> {
     /// manual forbids is in the tables. Permissions of the model are those granted.
     #[track_caller]
     pub(super) fn check(&mut self, model: &IntervalModel, range: IovaRange, rng: &mut Rng) {
-        let runs: Vec<_> = self.table.whole().walk(range).collect();
-        let found: Vec<_> = runs.iter().map(|run| (run.range, run.paddr, run.prot)).collect();
-        let expected = model.runs(range);
-        let expected: Vec<_> = expected.iter().map(|run| (run.iova, run.paddr, run.prot)).collect();
-        assert_eq!(found, expected, "the table disagrees with the model");
+        agree(self.table.whole().walk(range), model, range);
         let mut bytes = 0;
         let walker = self.walker();
         let mut entries = Vec::new();
@@ -78,7 +67,8 @@ impl<S: Subject> Tree<S> {
             bytes += block.intersection(range).map_or(0, |block| block.len_less_one() + 1);
             entries.push(block);
         });
-        let mapped: u64 = expected.iter().map(|(iova, ..)| iova.len_less_one() + 1).sum();
+        let runs = model.runs(range);
+        let mapped: u64 = runs.iter().map(|run| run.iova.len_less_one() + 1).sum();
         assert_eq!(bytes, mapped, "the walker finds less than the model");
         for block in entries {
             let offset = rng.next() & block.len_less_one();
@@ -172,10 +162,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
         let mut spans = Vec::new();
         let mut unmapped = self.table.whole().unmap(range, &mut buf)?;
         loop {
-            for &span in buf.spans() {
-                SpanSink::push(&mut spans, span, Kind::Memory).unwrap();
-            }
-            buf.clear();
+            take(&mut buf, &mut spans);
             free(&self.table, unmapped.retired);
             match unmapped.rest {
                 Some(rest) => unmapped = self.table.whole().resume(rest, &mut buf),
@@ -235,25 +222,6 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
     /// All leaves of the aperture, as the walker finds them in `tables`.
     #[track_caller]
     pub(super) fn leaves_in<T: TableWords + ?Sized>(&self, tables: &T) -> Vec<Seen> {
-        let mut leaves = Vec::new();
-        survey::survey(&self.walker(), tables, self.space.aperture, |_, found| {
-            let seen = survey::seen(found);
-            if leaves.last() != Some(&seen) {
-                leaves.push(seen);
-            }
-        });
-        leaves
+        survey::leaves(&self.walker(), tables, self.space.aperture)
     }
-}
-
-/// Frees what was retired from a table that no hardware walks.
-#[expect(unsafe_code, reason = "the suite walks tables by itself only")]
-pub(super) fn free<F: Format, M: TableMemory<F::Word>>(
-    table: &PageTable<F, M>,
-    retired: Retired<M::List>,
-) where
-    F::Word: Word,
-{
-    // SAFETY: walkers of the suite keep nothing from one walk to the next.
-    unsafe { table.free(retired) }
 }

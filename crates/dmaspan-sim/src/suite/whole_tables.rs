@@ -4,7 +4,7 @@ use dmaspan::io_pgtable::{DirtyBitmap, Error, Format};
 use dmaspan::{Iova, IovaRange, Prot, SpanBuf, lg2};
 
 use super::space::{range, span};
-use super::tree::{PROT, Tree, free};
+use super::tree::{PROT, Tree, claim, free};
 use super::{Subject, each};
 use crate::model::optimal_leaf_census;
 
@@ -169,16 +169,12 @@ pub fn changes_in_place_check_their_arguments<S: Subject>() {
             let gone = whole.unmap_dirty(cut, &mut SpanBuf::new(&mut room), &mut bits);
             assert_eq!(gone.map(drop), expected);
         }
-        #[expect(unsafe_code, reason = "one thread works on the table")]
-        // SAFETY: nobody else works on it.
-        let owned = unsafe { tree.table.claim(range(start, granule)) };
+        let owned = claim(&tree.table, range(start, granule));
         let refused = owned.protect(pages, PROT).map(drop);
         assert_eq!(refused, Err(Error::NotOwned { range: pages, owned: owned.range() }));
         if format.tracks_dirty() {
             let rest = owned_rest(&mut tree, pages);
-            #[expect(unsafe_code, reason = "one thread works on the table")]
-            // SAFETY: nobody else works on it.
-            let owned = unsafe { tree.table.claim(range(start, granule)) };
+            let owned = claim(&tree.table, range(start, granule));
             let mut words = [0];
             let mut bits = DirtyBitmap::new(&mut words, pages, granule).unwrap();
             let mut room = SpanBuf::room::<4>();

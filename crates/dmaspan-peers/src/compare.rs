@@ -10,7 +10,7 @@ use dmaspan::io_pgtable::{Entry, Format, PageTable, Word};
 use dmaspan::{PhysAddr, lg2};
 
 use crate::differences::{Difference, Expected, Met};
-use crate::formats::{Bits, Register, Setup, Subject};
+use crate::formats::{Bits, Register, Setup, Subject, Told};
 use crate::linux::Linux;
 use crate::memory::{Memory, View};
 use crate::model::{Mapping, Model};
@@ -113,8 +113,8 @@ impl<S: Subject> Sides<'_, S> {
         let words = self.linux.root()?;
         let root = S::root(self.setup, &words);
         let (ours, top) = self.table.root_and_level();
-        let met = &mut found.counts.met;
-        let all = S::registers(self.setup, self.table.format(), (ours, top), &words, met);
+        let (setup, format, met) = (self.setup, self.table.format(), &mut found.counts.met);
+        let all = S::registers(Told { setup, format, at: (ours, top), root: &words, met });
         registers(&all)?;
         found.counts.registers += all.len() as u64;
         if let Some(level) = root.level.filter(|&level| level != top) {

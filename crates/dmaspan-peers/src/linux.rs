@@ -5,6 +5,8 @@ use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use dmaspan::Coherency;
+
 use crate::memory::View;
 use crate::operation::Marks;
 
@@ -72,7 +74,7 @@ pub(crate) struct Config {
     /// Bits of physical addresses.
     pub(crate) output_bits: u32,
     /// Whether hardware's walks see the CPU's caches.
-    pub(crate) coherent: bool,
+    pub(crate) walks: Coherency,
     /// The level of the first root, for generic_pt.
     pub(crate) top_level: u32,
     /// Where its tables are, for hardware.
@@ -175,7 +177,7 @@ impl Linux {
             config.page_sizes,
             u64::from(config.input_bits),
             u64::from(config.output_bits),
-            u64::from(config.coherent),
+            u64::from(config.walks == Coherency::Coherent),
             u64::from(config.top_level),
             config.tables,
             config.encrypted,

@@ -3,7 +3,7 @@
 use dmaspan::io_pgtable::{Format, Word};
 
 use crate::compare::{Found, Sides, registers};
-use crate::formats::{Bits, Subject, one_of};
+use crate::formats::{Bits, Subject, Told, one_of};
 use crate::run::Run;
 
 impl<S: Subject> Run<'_, S> {
@@ -43,9 +43,9 @@ impl<S: Subject> Run<'_, S> {
 
     fn plant_registers(&mut self) -> Result<u64, String> {
         let words = self.linux.root()?;
-        let at = self.table.root_and_level();
+        let (setup, format, at) = (&self.setup, self.table.format(), self.table.root_and_level());
         let mut met = self.counts.met;
-        let all = S::registers(&self.setup, self.table.format(), at, &words, &mut met);
+        let all = S::registers(Told { setup, format, at, root: &words, met: &mut met });
         let mut planted = 0;
         for n in 0..all.len() {
             for bit in 0..64 {

@@ -98,7 +98,7 @@ impl<'l, S: Subject> Run<'l, S> {
         }
         let [theirs, ours] = [theirs, all].map(|sizes| sizes & setup.linux.page_sizes);
         let differ = theirs ^ ours;
-        if differ & !S::listed_sizes(&setup, differ) != 0 {
+        if differ & lg2::mask(S::first_listed_size(&setup)) != 0 {
             return Err(format!("the page sizes are {theirs:#x} in Linux and {ours:#x} here"));
         }
         if differ != 0 {
@@ -108,7 +108,7 @@ impl<'l, S: Subject> Run<'l, S> {
         let format = S::format(&setup, Some(theirs & ours), &root);
         let format = format.map_err(|error| format!("of these page sizes: {error}"))?;
         let bits = lg2::floor(format.geometry().root.max_paddr.get()) + 1;
-        let memory = Memory::new(place(&mut rng, bits), setup.walks);
+        let memory = Memory::new(place(&mut rng, bits), setup.linux.walks);
         let table = PageTable::new(format, memory).map_err(|error| error.to_string())?;
         let (model, trail, counts) = (Model::default(), Vec::new(), Counts::default());
         Ok(Some(Self { setup, linux, table, model, rng, trail, compared: 0, counts }))

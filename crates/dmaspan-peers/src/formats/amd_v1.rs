@@ -1,11 +1,11 @@
 //! generic_pt's amdv1.
 
-use dmaspan::io_pgtable::{AmdV1, AmdV1Config, ConfigError, DirtyTracking, Half};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config};
 use dmaspan::{Coherency, PhysAddr, Prot, lg2};
 use dmaspan_sim::rng::Rng;
 
-use super::{Asked, Register, Root, Setup, Subject, chance, place, some_sizes, width};
-use crate::differences::{Difference, Expected, Met};
+use super::{Asked, Made, Register, Root, Setup, Subject, Told, chance, width};
+use crate::differences::{Difference, Expected};
 use crate::linux::{Config, Kind};
 
 /// `PT_FEAT_DYNAMIC_TOP`, `PT_FEAT_AMDV1_ENCRYPT_TABLES` and `PT_FEAT_AMDV1_FORCE_COHERENCE`, which
@@ -34,53 +34,31 @@ impl Subject for Amd {
         } else {
             0
         };
-        Setup {
-            linux: Config {
-                kind: Kind::AmdV1,
-                features: FEATURES,
-                page_sizes: some_sizes(rng, AmdV1::PAGE_SIZES),
-                input_bits,
-                output_bits,
-                coherent: true,
-                top_level: width(rng, &[2], 1, most),
-                tables: place(rng, output_bits),
-                encrypted,
-            },
-            half: Half::Lower,
-            walks: Coherency::Coherent,
-            dirty: chance(rng, 40),
-            variant: 0,
-        }
+        let top_level = width(rng, &[2], 1, most);
+        let bits = (input_bits, output_bits);
+        let mut setup = Setup::new(rng, Kind::AmdV1, AmdV1::PAGE_SIZES, bits, Coherency::Coherent);
+        setup.linux = Config { features: FEATURES, top_level, encrypted, ..setup.linux };
+        setup.dirty = chance(rng, 40);
+        setup
     }
 
-    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Result<AmdV1, ConfigError> {
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Made<Self> {
         let Config { input_bits, output_bits, top_level, encrypted, .. } = setup.linux;
         AmdV1::new(AmdV1Config {
             first_levels: top_level + 1,
             page_sizes,
-            dirty: if setup.dirty { DirtyTracking::Hardware } else { DirtyTracking::Off },
+            dirty: setup.tracking(),
             encryption_bit: (encrypted != 0).then(|| lg2::floor(encrypted)),
             ..AmdV1Config::new(input_bits, output_bits)
         })
-    }
-
-    /// Linux has none as large as half of what a table translates, nor as all of memory.
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        let Config { input_bits, output_bits, .. } = setup.linux;
-        sizes & !lg2::mask((input_bits - 1).min(output_bits))
     }
 
     fn root(_setup: &Setup, root: &[u64]) -> Root {
         Root { paddr: root[0], level: u32::try_from(root[1]).ok().and_then(|m| m.checked_sub(1)) }
     }
 
-    fn registers(
-        setup: &Setup,
-        format: &AmdV1,
-        (_, level): (PhysAddr, u32),
-        root: &[u64],
-        _met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(told: Told<'_, AmdV1>) -> Vec<Register> {
+        let Told { setup, format, at: (_, level), root, .. } = told;
         let ours = format.registers(PhysAddr::new(root[0]), level).dte;
         // What Linux's driver adds to the root and its mode: V, TV, IR and IW, HAD where it tracks.
         let driver = 0b11 | 0b11 << 61 | if setup.dirty { 0b11 << 7 } else { 0 };
@@ -89,8 +67,7 @@ impl Subject for Amd {
     }
 
     fn leaf(setup: &Setup, asked: Asked, expected: &mut Expected<'_>) {
-        let plain = !asked.prot.contains(Prot::CACHE);
-        if plain {
+        if !asked.prot.contains(Prot::CACHE) {
             expected.apply(Difference::ForcedCoherence, |word| word & !FORCE_COHERENT);
         }
         if setup.dirty {

@@ -1,15 +1,14 @@
 //! io-pgtable-arm: 64-bit LPAE, stages 1 and 2.
 
 use dmaspan::io_pgtable::{
-    ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, ConfigError, DirtyTracking, Half,
-    OuterWalks, S2MemoryTypes,
+    ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, Half, OuterWalks, S2MemoryTypes,
 };
-use dmaspan::{Coherency, PhysAddr, Prot, lg2};
+use dmaspan::{PhysAddr, Prot, lg2};
 use dmaspan_sim::rng::Rng;
 
-use super::{Asked, Register, Root, Setup, Subject, chance, one_of, place, some_sizes, width};
+use super::{Asked, Made, Register, Setup, Subject, Told, any_walks, chance, one_of, width};
 use crate::differences::{Difference, Expected, Met};
-use crate::linux::{Config, Kind};
+use crate::linux::Kind;
 
 /// `IO_PGTABLE_QUIRK_ARM_TTBR1`.
 const TTBR1: u64 = 1 << 5;
@@ -44,24 +43,10 @@ pub(super) fn setup(rng: &mut Rng, kind: Kind, sizes: u64, most: (u32, u32)) -> 
     let widths = [32, 36, 40, 42, 44, 48, 52];
     let possible = widths.iter().filter(|&&bits| bits <= most.1).count();
     let output_bits = one_of(rng, &widths[..possible]);
-    let coherent = chance(rng, 60);
-    Setup {
-        linux: Config {
-            kind,
-            features: NO_WARN,
-            page_sizes: some_sizes(rng, sizes),
-            input_bits,
-            output_bits,
-            coherent,
-            top_level: 0,
-            tables: place(rng, output_bits),
-            encrypted: 0,
-        },
-        half: Half::Lower,
-        walks: if coherent { Coherency::Coherent } else { Coherency::NonCoherent },
-        dirty: false,
-        variant: 0,
-    }
+    let walks = any_walks(rng);
+    let mut setup = Setup::new(rng, kind, sizes, (input_bits, output_bits), walks);
+    setup.linux.features = NO_WARN;
+    setup
 }
 
 /// The walk's fields of TCR and VTCR, as Linux has them: TxSZ, IRGN, ORGN and SH.
@@ -71,26 +56,17 @@ pub(super) fn walk_fields(root: &[u64]) -> u64 {
 
 /// The leaf differences of both stages.
 pub(super) fn device_is_outer_shareable(asked: Asked, expected: &mut Expected<'_>) {
-    let both = asked.prot.contains(Prot::MMIO | Prot::CACHE);
     let outer = |word: u64| word & !SHAREABILITY | OUTER;
-    if both {
+    if asked.prot.contains(Prot::MMIO | Prot::CACHE) {
         expected.apply(Difference::DeviceShareability, outer);
     }
 }
 
 /// XN of stage 2: 0b10 for Linux's 0b11.
 pub(super) fn execute_never_is_0b10(asked: Asked, expected: &mut Expected<'_>) {
-    let never = asked.prot.contains(Prot::NOEXEC);
-    if never {
+    if asked.prot.contains(Prot::NOEXEC) {
         expected.apply(Difference::Stage2ExecuteNever, |word| word & !(1 << 53));
     }
-}
-
-/// Sizes as large as all that the table translates, or larger than memory: Linux's bitmap has all
-/// that the granule has.
-pub(super) fn too_large(setup: &Setup, sizes: u64) -> u64 {
-    let Config { input_bits, output_bits, .. } = setup.linux;
-    sizes & !lg2::mask(input_bits.min(output_bits + 1))
 }
 
 /// MAIR: no leaf names the attributes 4 to 7.
@@ -105,9 +81,8 @@ pub(super) fn attributes(mair: u64, met: &mut Met) -> u64 {
 /// TTBR or VTTBR: Linux has the address as it is.
 fn base_address(setup: &Setup, paddr: u64, met: &mut Met) -> u64 {
     let mut expected = Expected::of(paddr, met);
-    let wide = setup.linux.output_bits == 52;
     let moved = |paddr: u64| paddr & ((1 << 48) - 1) | (paddr >> 48 & 0xf) << 2;
-    if wide {
+    if setup.linux.output_bits == 52 {
         expected.apply(Difference::BaseAddress, moved);
     }
     expected.word
@@ -139,37 +114,12 @@ impl<const G: u32> Subject for S1<G> {
         setup
     }
 
-    fn format(
-        setup: &Setup,
-        page_sizes: Option<u64>,
-        _root: &[u64],
-    ) -> Result<ArmLpaeS1<G>, ConfigError> {
-        let outer = setup.has(OUTER_WBWA);
-        ArmLpaeS1::new(ArmLpaeS1Config {
-            page_sizes,
-            half: setup.half,
-            walks: setup.walks,
-            outer_walks: if outer { OuterWalks::WriteBack } else { OuterWalks::AsInner },
-            dirty: if setup.dirty { DirtyTracking::Hardware } else { DirtyTracking::Off },
-            ..ArmLpaeS1Config::new(setup.linux.input_bits, setup.linux.output_bits)
-        })
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Made<Self> {
+        ArmLpaeS1::new(s1_config(setup, page_sizes))
     }
 
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        too_large(setup, sizes)
-    }
-
-    fn root(_setup: &Setup, root: &[u64]) -> Root {
-        Root { paddr: root[0], level: None }
-    }
-
-    fn registers(
-        setup: &Setup,
-        format: &ArmLpaeS1<G>,
-        (at, _): (PhysAddr, u32),
-        root: &[u64],
-        met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(told: Told<'_, ArmLpaeS1<G>>) -> Vec<Register> {
+        let Told { setup, format, at: (at, _), root, met } = told;
         let ours = format.registers(at);
         let there = format.registers(PhysAddr::new(root[0]));
         let (half, other_disabled) = match setup.half {
@@ -189,9 +139,7 @@ impl<const G: u32> Subject for S1<G> {
 
     fn leaf(setup: &Setup, asked: Asked, expected: &mut Expected<'_>) {
         device_is_outer_shareable(asked, expected);
-        let writes = asked.prot.contains(Prot::WRITE);
-        let starts = setup.dirty && asked.fresh && writes;
-        if starts {
+        if setup.dirty && asked.fresh && asked.prot.contains(Prot::WRITE) {
             expected.apply(Difference::StartsClean, |word| word | 1 << 7);
         }
     }
@@ -218,18 +166,8 @@ impl<const G: u32> Subject for S2<G> {
         setup
     }
 
-    fn format(
-        setup: &Setup,
-        page_sizes: Option<u64>,
-        root: &[u64],
-    ) -> Result<ArmLpaeS2<G>, ConfigError> {
-        ArmLpaeS2::new(ArmLpaeS2Config {
-            page_sizes,
-            walks: setup.walks,
-            start_level: Some(start_level(G, root)),
-            memory_types: memory_types(setup),
-            ..ArmLpaeS2Config::new(setup.linux.input_bits, setup.linux.output_bits)
-        })
+    fn format(setup: &Setup, page_sizes: Option<u64>, root: &[u64]) -> Made<Self> {
+        ArmLpaeS2::new(s2_config::<G>(setup, page_sizes, root))
     }
 
     /// AArch64.S2MinTxSZ: a table translates no more than there is memory.
@@ -237,21 +175,8 @@ impl<const G: u32> Subject for S2<G> {
         setup.linux.input_bits > setup.linux.output_bits
     }
 
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        too_large(setup, sizes)
-    }
-
-    fn root(_setup: &Setup, root: &[u64]) -> Root {
-        Root { paddr: root[0], level: None }
-    }
-
-    fn registers(
-        setup: &Setup,
-        format: &ArmLpaeS2<G>,
-        (at, _): (PhysAddr, u32),
-        root: &[u64],
-        met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(told: Told<'_, ArmLpaeS2<G>>) -> Vec<Register> {
+        let Told { setup, format, at: (at, _), root, met } = told;
         let vtcr = walk_fields(root) | root[7] << 6 | root[5] << 14 | root[6] << 16 | 1 << 31;
         let vttbr = base_address(setup, root[0], met);
         let there = format.registers(PhysAddr::new(root[0]));
@@ -274,8 +199,33 @@ pub(super) fn start_level(granule_lg2: u32, root: &[u64]) -> u32 {
     if granule_lg2 == 12 { start.wrapping_sub(1) & 0b11 } else { start }
 }
 
-pub(super) fn memory_types(setup: &Setup) -> S2MemoryTypes {
-    if setup.has(FORCED) { S2MemoryTypes::Forced } else { S2MemoryTypes::Combined }
+/// What this side is told of a first stage.
+pub(super) fn s1_config(setup: &Setup, page_sizes: Option<u64>) -> ArmLpaeS1Config {
+    let outer = setup.has(OUTER_WBWA);
+    ArmLpaeS1Config {
+        page_sizes,
+        half: setup.half,
+        walks: setup.linux.walks,
+        outer_walks: if outer { OuterWalks::WriteBack } else { OuterWalks::AsInner },
+        dirty: setup.tracking(),
+        ..ArmLpaeS1Config::new(setup.linux.input_bits, setup.linux.output_bits)
+    }
+}
+
+/// What this side is told of a second stage.
+pub(super) fn s2_config<const G: u32>(
+    setup: &Setup,
+    page_sizes: Option<u64>,
+    root: &[u64],
+) -> ArmLpaeS2Config {
+    let forced = setup.has(FORCED);
+    ArmLpaeS2Config {
+        page_sizes,
+        walks: setup.linux.walks,
+        start_level: Some(start_level(G, root)),
+        memory_types: if forced { S2MemoryTypes::Forced } else { S2MemoryTypes::Combined },
+        ..ArmLpaeS2Config::new(setup.linux.input_bits, setup.linux.output_bits)
+    }
 }
 
 #[cfg(test)]

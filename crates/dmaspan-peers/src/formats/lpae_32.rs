@@ -1,17 +1,15 @@
 //! io-pgtable-arm: the long descriptors of AArch32, stages 1 and 2.
 
 use dmaspan::PhysAddr;
-use dmaspan::io_pgtable::{
-    ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, ConfigError,
-};
+use dmaspan::io_pgtable::{ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS2};
 use dmaspan_sim::rng::Rng;
 
 use super::lpae::{
     self, SOFTWARE, attributes, device_is_outer_shareable, execute_never_is_0b10, start_level,
-    too_large, walk_fields,
+    walk_fields,
 };
-use super::{Asked, Register, Root, Setup, Subject};
-use crate::differences::{Expected, Met};
+use super::{Asked, Made, Register, Setup, Subject, Told};
+use crate::differences::Expected;
 use crate::linux::Kind;
 
 /// TTBCR.EAE and VTCR bit 31.
@@ -35,33 +33,11 @@ impl Subject for S1 {
         lpae::setup(rng, Kind::Lpae32S1, ArmLpaeS1::<12>::PAGE_SIZES, (32, 40))
     }
 
-    fn format(
-        setup: &Setup,
-        page_sizes: Option<u64>,
-        _root: &[u64],
-    ) -> Result<ArmLpae32S1, ConfigError> {
-        ArmLpae32S1::new(ArmLpaeS1Config {
-            page_sizes,
-            walks: setup.walks,
-            ..ArmLpaeS1Config::new(setup.linux.input_bits, setup.linux.output_bits)
-        })
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Made<Self> {
+        ArmLpae32S1::new(lpae::s1_config(setup, page_sizes))
     }
 
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        too_large(setup, sizes)
-    }
-
-    fn root(_setup: &Setup, root: &[u64]) -> Root {
-        Root { paddr: root[0], level: None }
-    }
-
-    fn registers(
-        _setup: &Setup,
-        format: &ArmLpae32S1,
-        _at: (PhysAddr, u32),
-        root: &[u64],
-        met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(Told { format, root, met, .. }: Told<'_, ArmLpae32S1>) -> Vec<Register> {
         let ours = format.registers(PhysAddr::new(root[0]));
         // T0SZ is 3 bits of Linux's 64 - input bits.
         let ttbcr = walk_fields(root) & !0b11_1000 | OTHER_DISABLED | EXTENDED;
@@ -88,17 +64,8 @@ impl Subject for S2 {
         lpae::setup(rng, Kind::Lpae32S2, ArmLpaeS2::<12>::PAGE_SIZES, (40, 40))
     }
 
-    fn format(
-        setup: &Setup,
-        page_sizes: Option<u64>,
-        root: &[u64],
-    ) -> Result<ArmLpae32S2, ConfigError> {
-        ArmLpae32S2::new(ArmLpaeS2Config {
-            page_sizes,
-            walks: setup.walks,
-            start_level: Some(start_level(12, root)),
-            ..ArmLpaeS2Config::new(setup.linux.input_bits, setup.linux.output_bits)
-        })
+    fn format(setup: &Setup, page_sizes: Option<u64>, root: &[u64]) -> Made<Self> {
+        ArmLpae32S2::new(lpae::s2_config::<12>(setup, page_sizes, root))
     }
 
     /// Linux starts at level 0 where memory has fewer than 40 bits; AArch32 has no such level.
@@ -106,21 +73,7 @@ impl Subject for S2 {
         start_level(12, root) == 0
     }
 
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        too_large(setup, sizes)
-    }
-
-    fn root(_setup: &Setup, root: &[u64]) -> Root {
-        Root { paddr: root[0], level: None }
-    }
-
-    fn registers(
-        _setup: &Setup,
-        format: &ArmLpae32S2,
-        _at: (PhysAddr, u32),
-        root: &[u64],
-        _met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(Told { format, root, .. }: Told<'_, ArmLpae32S2>) -> Vec<Register> {
         let ours = format.registers(PhysAddr::new(root[0]));
         // T0SZ with its sign is 5 bits of Linux's 64 - input bits.
         let vtcr = walk_fields(root) & !0b10_0000 | root[7] << 6 | EXTENDED;

@@ -8,12 +8,12 @@ pub(crate) mod v7s;
 pub(crate) mod vtd_ss;
 pub(crate) mod x86_64;
 
-use dmaspan::io_pgtable::{ConfigError, Format, Half, Word};
+use dmaspan::io_pgtable::{ConfigError, DirtyTracking, Format, Half, Word};
 use dmaspan::{Coherency, PhysAddr, Prot, lg2};
 use dmaspan_sim::rng::Rng;
 
 use crate::differences::{Expected, Met};
-use crate::linux::Config;
+use crate::linux::{Config, Kind};
 use crate::memory::{self, View};
 
 /// Entries of tables as numbers.
@@ -51,7 +51,6 @@ pub(crate) struct Setup {
     /// What Linux's side is opened with.
     pub(crate) linux: Config,
     pub(crate) half: Half,
-    pub(crate) walks: Coherency,
     /// Whether hardware tracks what it writes, on both sides.
     pub(crate) dirty: bool,
     /// What only this side, or only this format, is told.
@@ -59,9 +58,37 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Tables of the lower half for so many bits of addresses, in and out, with some of these page
+    /// sizes, anywhere in memory.
+    pub(crate) fn new(
+        rng: &mut Rng,
+        kind: Kind,
+        sizes: u64,
+        (input_bits, output_bits): (u32, u32),
+        walks: Coherency,
+    ) -> Self {
+        let linux = Config {
+            kind,
+            features: 0,
+            page_sizes: some_sizes(rng, sizes),
+            input_bits,
+            output_bits,
+            walks,
+            top_level: 0,
+            tables: place(rng, output_bits),
+            encrypted: 0,
+        };
+        Self { linux, half: Half::Lower, dirty: false, variant: 0 }
+    }
+
     /// Whether hardware does not see the CPU's caches.
     pub(crate) fn non_coherent(&self) -> bool {
-        self.walks == Coherency::NonCoherent
+        self.linux.walks == Coherency::NonCoherent
+    }
+
+    /// Whether hardware tracks what it writes.
+    pub(crate) fn tracking(&self) -> DirtyTracking {
+        if self.dirty { DirtyTracking::Hardware } else { DirtyTracking::Off }
     }
 
     /// The view of its tables that is compared: what hardware sees.
@@ -101,6 +128,20 @@ pub(crate) struct Register {
     pub(crate) ours: u64,
 }
 
+/// What there is to say of a root.
+pub(crate) struct Told<'a, F> {
+    pub(crate) setup: &'a Setup,
+    pub(crate) format: &'a F,
+    /// Where this side's is, and its level.
+    pub(crate) at: (PhysAddr, u32),
+    /// What Linux said of its own.
+    pub(crate) root: &'a [u64],
+    pub(crate) met: &'a mut Met,
+}
+
+/// A format that was made, or why not.
+pub(crate) type Made<S> = Result<<S as Subject>::Format, ConfigError>;
+
 /// A format that both sides have.
 pub(crate) trait Subject {
     type Format: Format<Word: Bits> + Clone;
@@ -118,35 +159,34 @@ pub(crate) trait Subject {
     fn setup(rng: &mut Rng) -> Setup;
 
     /// The format, with these page sizes or all. `root` is what Linux said of its own.
-    fn format(
-        setup: &Setup,
-        page_sizes: Option<u64>,
-        root: &[u64],
-    ) -> Result<Self::Format, ConfigError>;
+    fn format(setup: &Setup, page_sizes: Option<u64>, root: &[u64]) -> Made<Self>;
 
     /// Whether Linux has such a table although this side refuses it.
     fn refuses(_setup: &Setup, _root: &[u64]) -> bool {
         false
     }
 
-    /// Those of `sizes`, which Linux has and this side has not, or the other way round, that are in
-    /// the list of differences.
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64;
+    /// log2 of the smallest size that is in the list of differences, where one side alone has it.
+    /// io-pgtable, which has calls for pages, offers all sizes that the granule has: also those as
+    /// large as all that a table translates, and those beyond memory. Generic_pt has none as large
+    /// as half of what a table translates, nor as all of memory.
+    fn first_listed_size(setup: &Setup) -> u32 {
+        let Config { input_bits, output_bits, .. } = setup.linux;
+        let beyond_memory = output_bits + u32::from(Self::HAS_PAGES);
+        beyond_memory.min(input_bits - u32::from(!Self::HAS_PAGES))
+    }
 
-    /// Where Linux's root is.
-    fn root(setup: &Setup, root: &[u64]) -> Root;
+    /// Where Linux's root is. Generic_pt, which has no calls for pages, was told its level.
+    fn root(setup: &Setup, root: &[u64]) -> Root {
+        let level = (!Self::HAS_PAGES).then_some(setup.linux.top_level);
+        Root { paddr: root[0], level }
+    }
 
-    /// The registers of this side's root at `at`, and what Linux says of the same.
-    fn registers(
-        setup: &Setup,
-        format: &Self::Format,
-        at: (PhysAddr, u32),
-        root: &[u64],
-        met: &mut Met,
-    ) -> Vec<Register>;
+    /// The registers of this side's root, and what Linux says of the same.
+    fn registers(told: Told<'_, Self::Format>) -> Vec<Register>;
 
     /// Applies the differences that a leaf of Linux may have.
-    fn leaf(setup: &Setup, asked: Asked, expected: &mut Expected<'_>);
+    fn leaf(_setup: &Setup, _asked: Asked, _expected: &mut Expected<'_>) {}
 
     /// The same for a link.
     fn link(_setup: &Setup, _expected: &mut Expected<'_>) {}
@@ -173,8 +213,13 @@ pub(crate) fn width(rng: &mut Rng, usual: &[u32], least: u32, most: u32) -> u32 
     least + u32::try_from(above).unwrap_or(0)
 }
 
+/// Whether hardware's walks see the CPU's caches, as they do most often.
+pub(crate) fn any_walks(rng: &mut Rng) -> Coherency {
+    if chance(rng, 60) { Coherency::Coherent } else { Coherency::NonCoherent }
+}
+
 /// Some of `all` sizes, the smallest among them.
-pub(crate) fn some_sizes(rng: &mut Rng, all: u64) -> u64 {
+fn some_sizes(rng: &mut Rng, all: u64) -> u64 {
     let smallest = all & all.wrapping_neg();
     match rng.below(4) {
         0 | 1 => all,

@@ -1,14 +1,14 @@
 //! generic_pt's riscv64: first stages.
 
-use dmaspan::io_pgtable::{ConfigError, Half, Riscv, RiscvConfig, RiscvMode, RiscvStage};
+use dmaspan::io_pgtable::{Half, Riscv, RiscvConfig, RiscvMode, RiscvStage};
 use dmaspan::{Coherency, PhysAddr, Prot, lg2};
 use dmaspan_sim::rng::Rng;
 
 use super::vtd_ss::FLUSH_RANGE;
 use super::x86_64::SIGN_EXTEND;
-use super::{Asked, Register, Root, Setup, Subject, chance, one_of, place, some_sizes, width};
-use crate::differences::{Difference, Expected, Met};
-use crate::linux::{Config, Kind};
+use super::{Asked, Made, Register, Setup, Subject, Told, chance, one_of, width};
+use crate::differences::{Difference, Expected};
+use crate::linux::Kind;
 
 /// `PT_FEAT_DETAILED_GATHER`, which Linux's tables always have.
 const DETAILED_GATHER: u64 = 1 << 6;
@@ -31,29 +31,15 @@ impl Subject for Rv64 {
         let napot = chance(rng, 60);
         let half = if chance(rng, 30) { Half::Upper } else { Half::Lower };
         let sizes = Riscv::PAGE_SIZES | if napot { Riscv::NAPOT_SIZES } else { 0 };
-        Setup {
-            linux: Config {
-                kind: Kind::Riscv64,
-                features: FLUSH_RANGE
-                    | SIGN_EXTEND
-                    | DETAILED_GATHER
-                    | if napot { NAPOT } else { 0 },
-                page_sizes: some_sizes(rng, sizes),
-                input_bits,
-                output_bits,
-                coherent: true,
-                top_level: (input_bits - 12) / 9 - 1,
-                tables: place(rng, output_bits),
-                encrypted: 0,
-            },
-            half,
-            walks: Coherency::Coherent,
-            dirty: false,
-            variant: 0,
-        }
+        let bits = (input_bits, output_bits);
+        let mut setup = Setup::new(rng, Kind::Riscv64, sizes, bits, Coherency::Coherent);
+        let features = FLUSH_RANGE | SIGN_EXTEND | DETAILED_GATHER;
+        setup.linux.features = features | if napot { NAPOT } else { 0 };
+        setup.linux.top_level = (input_bits - 12) / 9 - 1;
+        Setup { half, ..setup }
     }
 
-    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Result<Riscv, ConfigError> {
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Made<Self> {
         let mode = match setup.linux.input_bits {
             39 => RiscvMode::Sv39,
             48 => RiscvMode::Sv48,
@@ -68,22 +54,7 @@ impl Subject for Rv64 {
         })
     }
 
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        let Config { input_bits, output_bits, .. } = setup.linux;
-        sizes & !lg2::mask((input_bits - 1).min(output_bits))
-    }
-
-    fn root(setup: &Setup, root: &[u64]) -> Root {
-        Root { paddr: root[0], level: Some(setup.linux.top_level) }
-    }
-
-    fn registers(
-        _setup: &Setup,
-        format: &Riscv,
-        _at: (PhysAddr, u32),
-        root: &[u64],
-        _met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(Told { format, root, .. }: Told<'_, Riscv>) -> Vec<Register> {
         let ours = format.registers(PhysAddr::new(root[0]));
         let atp = root[1] << 60 | root[0] >> 12;
         vec![
@@ -93,8 +64,7 @@ impl Subject for Rv64 {
     }
 
     fn leaf(_setup: &Setup, asked: Asked, expected: &mut Expected<'_>) {
-        let privileged = asked.prot.contains(Prot::PRIV);
-        if privileged {
+        if asked.prot.contains(Prot::PRIV) {
             expected.apply(Difference::Privilege, |word| word & !USER);
         }
     }

@@ -1,11 +1,10 @@
 //! io-pgtable-arm-v7s: short descriptors, Arm's and MediaTek's.
 
-use dmaspan::io_pgtable::{ArmV7s, ArmV7sConfig, ArmV7sVariant, ConfigError, Half};
-use dmaspan::{Coherency, PhysAddr};
+use dmaspan::PhysAddr;
+use dmaspan::io_pgtable::{ArmV7s, ArmV7sConfig, ArmV7sVariant};
 use dmaspan_sim::rng::Rng;
 
-use super::{Asked, Register, Root, Setup, Subject, chance, one_of, place, some_sizes};
-use crate::differences::{Expected, Met};
+use super::{Made, Register, Root, Setup, Subject, Told, any_walks, one_of};
 use crate::linux::{Config, Kind};
 
 /// `IO_PGTABLE_QUIRK_NO_PERMS`.
@@ -32,7 +31,7 @@ impl Subject for V7s {
     const HAS_PAGES: bool = true;
 
     fn setup(rng: &mut Rng) -> Setup {
-        let coherent = chance(rng, 60);
+        let walks = any_walks(rng);
         let features = one_of(
             rng,
             &[0, 0, NO_PERMISSIONS | MEDIATEK, NO_PERMISSIONS | MEDIATEK | HIGH_TABLES],
@@ -42,40 +41,19 @@ impl Subject for V7s {
             _ => (one_of(rng, &[32, 34]), one_of(rng, &[32, 33, 34, 35])),
         };
         let table_bits = if features & HIGH_TABLES == 0 { 32 } else { output_bits };
-        Setup {
-            linux: Config {
-                kind: Kind::V7s,
-                features,
-                page_sizes: some_sizes(rng, ArmV7s::PAGE_SIZES),
-                input_bits,
-                output_bits,
-                coherent,
-                top_level: 0,
-                tables: place(rng, table_bits),
-                encrypted: 0,
-            },
-            half: Half::Lower,
-            walks: if coherent { Coherency::Coherent } else { Coherency::NonCoherent },
-            dirty: false,
-            variant: 0,
-        }
+        let bits = (input_bits, table_bits);
+        let mut setup = Setup::new(rng, Kind::V7s, ArmV7s::PAGE_SIZES, bits, walks);
+        setup.linux = Config { features, output_bits, ..setup.linux };
+        setup
     }
 
-    fn format(
-        setup: &Setup,
-        page_sizes: Option<u64>,
-        _root: &[u64],
-    ) -> Result<ArmV7s, ConfigError> {
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Made<Self> {
         ArmV7s::new(ArmV7sConfig {
             variant: variant(setup),
             page_sizes: page_sizes.or(Some(ArmV7s::PAGE_SIZES)),
-            walks: setup.walks,
+            walks: setup.linux.walks,
             ..ArmV7sConfig::new(setup.linux.input_bits, setup.linux.output_bits)
         })
-    }
-
-    fn listed_sizes(_setup: &Setup, _sizes: u64) -> u64 {
-        0
     }
 
     /// The first table is aligned to its size, 16K or 64K; what is below is the register's.
@@ -84,13 +62,7 @@ impl Subject for V7s {
         Root { paddr: root[0] & !0x3fff | high, level: None }
     }
 
-    fn registers(
-        setup: &Setup,
-        format: &ArmV7s,
-        _at: (PhysAddr, u32),
-        root: &[u64],
-        _met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(Told { setup, format, root, .. }: Told<'_, ArmV7s>) -> Vec<Register> {
         let ours = format.registers(PhysAddr::new(Self::root(setup, root).paddr));
         vec![
             Register { name: "TTBR", theirs: root[0], ours: ours.ttbr.into() },
@@ -99,6 +71,4 @@ impl Subject for V7s {
             Register { name: "NMRR", theirs: root[3], ours: ours.nmrr.into() },
         ]
     }
-
-    fn leaf(_setup: &Setup, _asked: Asked, _expected: &mut Expected<'_>) {}
 }

@@ -1,13 +1,11 @@
 //! generic_pt's vtdss.
 
-use dmaspan::io_pgtable::{
-    ConfigError, DirtyTracking, Half, ReadOnlyLeaves, SnoopControl, VtdSs, VtdSsConfig,
-};
-use dmaspan::{Coherency, PhysAddr, lg2};
+use dmaspan::io_pgtable::{ReadOnlyLeaves, SnoopControl, VtdSs, VtdSsConfig};
+use dmaspan::{Coherency, PhysAddr};
 use dmaspan_sim::rng::Rng;
 
-use super::{Asked, Register, Root, Setup, Subject, chance, one_of, place, some_sizes, width};
-use crate::differences::{Difference, Expected, Met};
+use super::{Asked, Made, Register, Setup, Subject, Told, any_walks, chance, one_of, width};
+use crate::differences::{Difference, Expected};
 use crate::linux::{Config, Kind};
 
 /// `PT_FEAT_DMA_INCOHERENT` and `PT_FEAT_FLUSH_RANGE`.
@@ -30,59 +28,33 @@ impl Subject for Vtd {
     const SOFTWARE_BIT: u64 = 1 << 10;
 
     fn setup(rng: &mut Rng) -> Setup {
-        let coherent = chance(rng, 60);
+        let walks = any_walks(rng);
         let (input_bits, top_level) = one_of(rng, &[(39, 2), (48, 3), (57, 4)]);
         let output_bits = width(rng, &[32, 39, 46, 48, 52], 32, 52);
-        let mut features = FLUSH_RANGE | if coherent { 0 } else { INCOHERENT };
+        let mut features = FLUSH_RANGE | if walks == Coherency::Coherent { 0 } else { INCOHERENT };
         features |= if chance(rng, 50) { FORCE_COHERENCE } else { 0 };
         features |= if chance(rng, 25) { FORCE_WRITEABLE } else { 0 };
-        Setup {
-            linux: Config {
-                kind: Kind::VtdSs,
-                features,
-                page_sizes: some_sizes(rng, VtdSs::PAGE_SIZES),
-                input_bits,
-                output_bits,
-                coherent,
-                top_level,
-                tables: place(rng, output_bits),
-                encrypted: 0,
-            },
-            half: Half::Lower,
-            walks: if coherent { Coherency::Coherent } else { Coherency::NonCoherent },
-            dirty: coherent && chance(rng, 40),
-            variant: 0,
-        }
+        let bits = (input_bits, output_bits);
+        let mut setup = Setup::new(rng, Kind::VtdSs, VtdSs::PAGE_SIZES, bits, walks);
+        setup.linux = Config { features, top_level, ..setup.linux };
+        setup.dirty = walks == Coherency::Coherent && chance(rng, 40);
+        setup
     }
 
-    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Result<VtdSs, ConfigError> {
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Made<Self> {
         let forced = setup.has(FORCE_COHERENCE);
         let refused = setup.has(FORCE_WRITEABLE);
         VtdSs::new(VtdSsConfig {
             page_sizes,
             snoop: if forced { SnoopControl::Forced } else { SnoopControl::Absent },
             read_only: if refused { ReadOnlyLeaves::Refused } else { ReadOnlyLeaves::Allowed },
-            dirty: if setup.dirty { DirtyTracking::Hardware } else { DirtyTracking::Off },
-            walks: setup.walks,
+            dirty: setup.tracking(),
+            walks: setup.linux.walks,
             ..VtdSsConfig::new(setup.linux.input_bits, setup.linux.output_bits)
         })
     }
 
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        sizes & !lg2::mask(setup.linux.output_bits)
-    }
-
-    fn root(setup: &Setup, root: &[u64]) -> Root {
-        Root { paddr: root[0], level: Some(setup.linux.top_level) }
-    }
-
-    fn registers(
-        setup: &Setup,
-        format: &VtdSs,
-        _at: (PhysAddr, u32),
-        root: &[u64],
-        _met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(Told { setup, format, root, .. }: Told<'_, VtdSs>) -> Vec<Register> {
         let ours = format.registers(PhysAddr::new(root[0]));
         // What Linux's driver adds: SSADE where it tracks, PWSNP where walks are coherent.
         let entry = root[0] | u64::from(setup.dirty) << 9 | root[1] << 2;
@@ -96,9 +68,7 @@ impl Subject for Vtd {
     }
 
     fn leaf(setup: &Setup, _asked: Asked, expected: &mut Expected<'_>) {
-        if setup.dirty {
-            expected.apply(Difference::StartsAccessed, |word| word | ACCESSED);
-        }
+        Self::link(setup, expected);
     }
 
     fn link(setup: &Setup, expected: &mut Expected<'_>) {

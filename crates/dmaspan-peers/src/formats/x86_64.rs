@@ -1,12 +1,12 @@
 //! generic_pt's x86_64: VT-d's first stage and AMD's guest tables.
 
-use dmaspan::io_pgtable::{ConfigError, ExecuteDisable, Half, X86_64, X86_64Config};
+use dmaspan::io_pgtable::{ExecuteDisable, Half, X86_64, X86_64Config};
 use dmaspan::{Coherency, PhysAddr, Prot, lg2};
 use dmaspan_sim::rng::Rng;
 
 use super::vtd_ss::{FLUSH_RANGE, INCOHERENT};
-use super::{Asked, Register, Root, Setup, Subject, chance, one_of, place, some_sizes, width};
-use crate::differences::{Difference, Expected, Met};
+use super::{Asked, Made, Register, Setup, Subject, Told, any_walks, chance, one_of, width};
+use crate::differences::{Difference, Expected};
 use crate::linux::{Config, Kind};
 
 /// `PT_FEAT_SIGN_EXTEND`.
@@ -32,7 +32,7 @@ impl Subject for X86 {
     const SOFTWARE_BIT: u64 = 1 << 9;
 
     fn setup(rng: &mut Rng) -> Setup {
-        let coherent = chance(rng, 60);
+        let walks = any_walks(rng);
         let top_level = one_of(rng, &[3, 4]);
         let signed = chance(rng, 70);
         let upper = signed && chance(rng, 40);
@@ -42,34 +42,20 @@ impl Subject for X86 {
         } else {
             0
         };
-        let mut features = FLUSH_RANGE | if coherent { 0 } else { INCOHERENT };
+        let mut features = FLUSH_RANGE | if walks == Coherency::Coherent { 0 } else { INCOHERENT };
         features |= if signed { SIGN_EXTEND } else { 0 };
         features |= if encrypted == 0 { 0 } else { ENCRYPT };
-        Setup {
-            linux: Config {
-                kind: Kind::X86_64,
-                features,
-                page_sizes: some_sizes(rng, X86_64::PAGE_SIZES),
-                // The sign is a bit of its own where there is one.
-                input_bits: 12 + 9 * (top_level + 1) - u32::from(!signed),
-                output_bits,
-                coherent,
-                top_level,
-                tables: place(rng, output_bits),
-                encrypted,
-            },
-            half: if upper { Half::Upper } else { Half::Lower },
-            walks: if coherent { Coherency::Coherent } else { Coherency::NonCoherent },
-            dirty: false,
-            variant: u32::from(chance(rng, 50)),
-        }
+        // The sign is a bit of its own where there is one.
+        let input_bits = 12 + 9 * (top_level + 1) - u32::from(!signed);
+        let bits = (input_bits, output_bits);
+        let mut setup = Setup::new(rng, Kind::X86_64, X86_64::PAGE_SIZES, bits, walks);
+        setup.linux = Config { features, top_level, encrypted, ..setup.linux };
+        setup.half = if upper { Half::Upper } else { Half::Lower };
+        setup.variant = u32::from(chance(rng, 50));
+        setup
     }
 
-    fn format(
-        setup: &Setup,
-        page_sizes: Option<u64>,
-        _root: &[u64],
-    ) -> Result<X86_64, ConfigError> {
+    fn format(setup: &Setup, page_sizes: Option<u64>, _root: &[u64]) -> Made<Self> {
         let Config { top_level, output_bits, encrypted, .. } = setup.linux;
         X86_64::new(X86_64Config {
             half: setup.half,
@@ -80,21 +66,7 @@ impl Subject for X86 {
         })
     }
 
-    fn listed_sizes(setup: &Setup, sizes: u64) -> u64 {
-        sizes & !lg2::mask(setup.linux.output_bits)
-    }
-
-    fn root(setup: &Setup, root: &[u64]) -> Root {
-        Root { paddr: root[0], level: Some(setup.linux.top_level) }
-    }
-
-    fn registers(
-        setup: &Setup,
-        format: &X86_64,
-        _at: (PhysAddr, u32),
-        root: &[u64],
-        _met: &mut Met,
-    ) -> Vec<Register> {
+    fn registers(Told { setup, format, root, .. }: Told<'_, X86_64>) -> Vec<Register> {
         let ours = format.registers(PhysAddr::new(root[0]));
         let mode = root[1].wrapping_sub(4);
         // What Linux's drivers add: NXE where hardware has it, V and the encryption bit in GCR3.
@@ -116,8 +88,7 @@ impl Subject for X86 {
         if asks(Prot::MMIO) {
             expected.apply(Difference::MemoryType, |word| word | UNCACHEABLE);
         }
-        let never = asks(Prot::NOEXEC) && execute_disable(setup) == ExecuteDisable::Enabled;
-        if never {
+        if asks(Prot::NOEXEC) && execute_disable(setup) == ExecuteDisable::Enabled {
             expected.apply(Difference::NoExecute, |word| word | EXECUTE_DISABLE);
         }
     }

@@ -10,9 +10,7 @@ use dmaspan_linux::vfio::{self, DeviceError, Requests};
 use crate::measure::since;
 use crate::plan::BarPlan;
 use crate::real_iommu::RealIommu;
-use crate::report::{
-    BarFigures, By, Failed, Figures, Ioctls, Iommu, RealDevice, Report, Row, Times,
-};
+use crate::report::{BarFigures, Both, By, Failed, Figures, RealDevice, Report, Row, Times};
 use crate::run::RunError;
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
@@ -43,24 +41,8 @@ enum BarError {
 pub(crate) fn run(plan: &BarPlan, progress: &Progress) -> Result<Report, RunError> {
     let iommu = RealIommu::open(plan.backend, plan.bdf)?;
     let limits = iommu.limits();
-    let mut report = Report {
-        backend: plan.backend.name(),
-        real: Some(RealDevice {
-            device: plan.bdf.to_string(),
-            bar: Some(plan.index),
-            backend: plan.backend,
-            iommu: Iommu::of(&limits),
-        }),
-        size_bytes: 0,
-        granule: limits.granule(),
-        runs: plan.runs,
-        pin: None,
-        frames: None,
-        rows: Vec::new(),
-        verified_bytes: 0,
-        stale_translations: None,
-        notes: Vec::new(),
-    };
+    let mut report = Report::new(plan.backend.name(), limits.granule(), plan.runs);
+    report.real = Some(RealDevice::of(&iommu, plan.bdf.to_string(), Some(plan.index)));
     let memory = format!("bar {}", plan.index);
     progress.begin(format!("{memory}: mapping and unmapping"), u64::from(plan.runs));
     report.rows.push(match measure(&iommu, plan, &limits, progress) {
@@ -83,21 +65,21 @@ fn measure(
     limits: &Limits,
     progress: &Progress,
 ) -> Result<BarFigures, BarError> {
-    let space = iommu.space();
-    let (mut map, mut unmap) = (Series::default(), Series::default());
+    let space = &iommu.space;
+    let mut series = Both::<Series>::default();
     let (mut bytes, mut alignment, mut requests) = (0, 0, Requests::default());
     for _ in 0..plan.runs {
-        let bar = iommu.device().bar(plan.index)?;
+        let bar = iommu.device.bar(plan.index)?;
         (bytes, alignment) = (bar.len(), bar.alignment());
         let range = room(limits, bytes, alignment).ok_or(BarError::NoRoom { bytes })?;
         let before = space.requests();
         let begin = Instant::now();
         let mapped = space.map_bar(&bar, 0..bytes, range.start(), Prot::READ_WRITE);
-        map.add_map(begin.elapsed(), PinnerStats::default());
+        series.map.add_map(begin.elapsed(), PinnerStats::default());
         mapped.map_err(BarError::Map)?;
         let begin = Instant::now();
         let unmapped = space.unmap(range).map_err(BarError::Unmap)?;
-        unmap.add_unmap(begin.elapsed(), PinnerStats::default());
+        series.unmap.add_unmap(begin.elapsed(), PinnerStats::default());
         requests = since(before, space.requests());
         let mappings = space.mappings();
         if unmapped != bytes || mappings != 0 {
@@ -105,8 +87,8 @@ fn measure(
         }
         progress.advance(1);
     }
-    let (map, unmap) = (Times::of(&map, bytes), Times::of(&unmap, bytes));
-    Ok(BarFigures { bytes, alignment, ioctls: Ioctls::of(requests), map, unmap })
+    let (ioctls, times) = (Both::ioctls(requests), series.map(|each| Times::of(each, bytes)));
+    Ok(BarFigures { bytes, alignment, ioctls, times })
 }
 
 /// The first IOVAs above 0 that are aligned so and have room.

@@ -10,12 +10,11 @@ use std::time::Instant;
 use dmaspan::pin::PinError;
 use dmaspan::{Iova, IovaRange, Span, UserRange};
 use dmaspan_linux::pagemap::{self, PagemapError};
-use dmaspan_linux::vfio::Requests;
 use dmaspan_linux::{FrameAddress, FrameSource, Lookup, Memory, MemoryKind, PinnerStats};
 
-use crate::per_page::PerPage;
 use crate::pinned::Witness;
 use crate::plan::Plan;
+use crate::report::{Both, By, Figures};
 use dmaspan_cli::hold::HeldPages;
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
@@ -24,55 +23,6 @@ use dmaspan_cli::stats::Series;
 pub(crate) use error::RowError;
 pub(crate) use real::{Real, since};
 pub(crate) use soft::Soft;
-
-/// What was measured and found.
-#[derive(Clone, Debug)]
-pub(crate) struct Measured {
-    /// Runs of physically contiguous memory.
-    pub(crate) spans: usize,
-    pub(crate) map: Series,
-    pub(crate) unmap: Series,
-    /// What the backend tells of how that is done.
-    pub(crate) work: Work,
-    /// Bytes that the device and the CPU saw alike.
-    pub(crate) verified_bytes: u64,
-    /// What showed that the memory was pinned.
-    pub(crate) witness: Witness,
-    /// Bytes that transparent huge pages should have and do not; 0 for other kinds.
-    pub(crate) not_huge_bytes: u64,
-}
-
-/// How memory is mapped, and what that costs one page at a time.
-#[derive(Clone, Debug)]
-pub(crate) enum Work {
-    /// By tables of this process.
-    Tables {
-        /// The leaves: log2 of the size, and how many.
-        leaves: Vec<(u32, u64)>,
-        /// Bytes of the tables, the root included.
-        table_bytes: u64,
-        per_page: PerPage,
-    },
-    /// By requests to the kernel.
-    Requests {
-        /// Those of one map and one unmap of everything.
-        requests: Requests,
-        per_page: PageRequests,
-    },
-}
-
-/// Pages that were mapped by a request each, and unmapped by a request each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PageRequests {
-    /// How many pages that were.
-    pub(crate) pages: u64,
-    /// Their size in bytes.
-    pub(crate) page_bytes: u64,
-    /// The requests of one run.
-    pub(crate) requests: Requests,
-    /// Medians of the time that all of them took, in nanoseconds.
-    pub(crate) times: PerPage,
-}
 
 /// What maps memory. Nothing of it is mapped between calls unless one says so.
 pub(crate) trait Backend {
@@ -107,15 +57,22 @@ pub(crate) trait Backend {
     /// first.
     fn last_run(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError>;
 
-    /// The same work one page at a time, `runs` times.
-    fn per_page(
+    /// Does the same work one page at a time, as often as it was timed, and says what `timed` tells
+    /// beside that.
+    fn figures(
         &self,
         subject: &Subject,
         range: IovaRange,
         found: Self::Found,
-        runs: u32,
+        timed: &Timed,
         after_run: &dyn Fn(),
-    ) -> Result<Work, RowError>;
+    ) -> Result<By, RowError>;
+}
+
+/// The times of all runs.
+pub(crate) struct Timed {
+    runs: u32,
+    series: Both<Series>,
 }
 
 /// What the run that checks everything found.
@@ -127,7 +84,8 @@ pub(crate) struct FirstRun {
 }
 
 /// Maps, checks and measures memory of one kind by the backend that `open` gives, whose smallest
-/// page has `granule` bytes.
+/// page has `granule` bytes. Returns the bytes that transparent huge pages should have and do not,
+/// too; 0 for other kinds.
 ///
 /// # Errors
 ///
@@ -138,7 +96,7 @@ pub(crate) fn row<B: Backend>(
     granule: u64,
     open: impl FnOnce() -> Result<B, RowError>,
     progress: &Progress,
-) -> Result<Measured, RowError> {
+) -> Result<(Figures, u64), RowError> {
     let (bytes, runs) = (plan.bytes, u64::from(plan.runs));
     progress.begin(format!("{kind}: allocating {}", ByteSize::new(bytes)), 1);
     // Declared first, so that the pages go back to the pool before it is lowered.
@@ -152,18 +110,19 @@ pub(crate) fn row<B: Backend>(
     let (first, found) = backend.first_run(&subject, range, progress)?;
 
     progress.begin(format!("{kind}: mapping and unmapping {runs} times"), runs);
-    let (mut map, mut unmap) = (Series::default(), Series::default());
+    let mut timed = Timed { runs: plan.runs, series: Both::default() };
     for _ in 0..runs {
-        subject.timed_run(&backend, range, &mut map, &mut unmap)?;
+        subject.timed_run(&backend, range, &mut timed.series)?;
         progress.advance(1);
     }
     backend.last_run(&subject, range)?;
     progress.begin(format!("{kind}: page at a time, {runs} times"), runs);
     let after_run = || progress.advance(1);
-    let work = backend.per_page(&subject, range, found, plan.runs, &after_run)?;
+    let by = backend.figures(&subject, range, found, &timed, &after_run)?;
     let FirstRun { spans, verified_bytes, witness } = first;
-    let not_huge_bytes = subject.not_huge_bytes();
-    Ok(Measured { spans, map, unmap, work, verified_bytes, witness, not_huge_bytes })
+    let (memory, witness) = (kind.name().to_owned(), Some(witness));
+    let figures = Figures { memory, spans, by, verified_bytes, witness };
+    Ok((figures, subject.not_huge_bytes()))
 }
 
 /// The memory that is mapped.
@@ -206,16 +165,15 @@ impl Subject {
         &self,
         backend: &impl Backend,
         range: IovaRange,
-        map: &mut Series,
-        unmap: &mut Series,
+        series: &mut Both<Series>,
     ) -> Result<(), RowError> {
         backend.take_stats();
         let begin = Instant::now();
         backend.map(self, range)?;
-        map.add_map(begin.elapsed(), backend.take_stats());
+        series.map.add_map(begin.elapsed(), backend.take_stats());
         let begin = Instant::now();
         unmap_all(backend, range)?;
-        unmap.add_unmap(begin.elapsed(), backend.take_stats());
+        series.unmap.add_unmap(begin.elapsed(), backend.take_stats());
         backend.check_left("unmap of a timed run")
     }
 

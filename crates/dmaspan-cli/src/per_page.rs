@@ -12,20 +12,12 @@ use dmaspan::iommu::Gather;
 use dmaspan::iommu::IommuOps;
 use dmaspan::{Iova, PhysAddr};
 
+use crate::report::PerPageTimes;
 use crate::soft_iommu::{self, BuildError, PROT, Table};
 use dmaspan_cli::stats::{median, nanoseconds};
 
-/// Medians of the time that tables took, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PerPage {
-    /// Of mapping all pages.
-    pub(crate) map_ns: u64,
-    /// Of unmapping all pages.
-    pub(crate) unmap_ns: u64,
-}
-
 /// Why pages could not be mapped one at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum PerPageError {
     /// There is no table.
     #[error(transparent)]
@@ -51,8 +43,9 @@ pub(crate) enum PerPageError {
     },
 }
 
-/// Maps and unmaps `frames`, one for each granule of `2^G` bytes from `iova` on, `runs` times. The
-/// sync at the end names `max_ranges` at most, as for the container's ([`IommuOps::max_ranges`]).
+/// Maps and unmaps `frames`, one for each granule of `2^G` bytes from `iova` on, `runs` times, and
+/// returns medians of the time that tables took. The sync at the end names `max_ranges` at most, as
+/// for the container's ([`IommuOps::max_ranges`]).
 ///
 /// # Errors
 ///
@@ -63,7 +56,7 @@ pub(crate) fn measure<const G: u32>(
     runs: u32,
     max_ranges: usize,
     after_run: impl Fn(),
-) -> Result<PerPage, PerPageError> {
+) -> Result<PerPageTimes, PerPageError> {
     let count = u64::try_from(frames.len()).unwrap_or(u64::MAX);
     let (mut table, _arena) = soft_iommu::new_table::<G>(count << G)?;
     // The first run is not timed: it allocates the tables.
@@ -76,7 +69,7 @@ pub(crate) fn measure<const G: u32>(
         unmap_ns.push(unmap::<G>(&mut table, frames.len(), iova, max_ranges)?);
         after_run();
     }
-    Ok(PerPage { map_ns: median(&map_ns), unmap_ns: median(&unmap_ns) })
+    Ok(PerPageTimes { map_table_ns: median(&map_ns), unmap_table_ns: median(&unmap_ns) })
 }
 
 /// One call for each page, whose frame number is read from a list. Returns nanoseconds.
@@ -151,7 +144,7 @@ mod tests {
             let runs = Cell::new(0);
             let after_run = || runs.set(runs.get() + 1);
             let times = measure::<G>(&frames, Iova::new(1 << 32), 3, 64, after_run).unwrap();
-            assert!(times.map_ns > 0 && times.unmap_ns > 0);
+            assert!(times.map_table_ns > 0 && times.unmap_table_ns > 0);
             assert_eq!(runs.get(), 3);
         }
         check::<12>();

@@ -7,9 +7,11 @@ use dmaspan_linux::vfio::{Backend, OpenError, VfioDevice, VfioSpace};
 /// The address space of a device, and the device, which may not access memory.
 #[derive(Debug)]
 pub(crate) struct RealIommu {
-    backend: Backend,
-    space: VfioSpace,
-    device: VfioDevice,
+    /// What the kernel is asked by.
+    pub(crate) backend: Backend,
+    /// What maps.
+    pub(crate) space: VfioSpace,
+    pub(crate) device: VfioDevice,
 }
 
 impl RealIommu {
@@ -21,21 +23,6 @@ impl RealIommu {
     pub(crate) fn open(backend: Backend, bdf: Bdf) -> Result<Self, OpenError> {
         let (space, device) = VfioSpace::open(backend, bdf)?;
         Ok(Self { backend, space, device })
-    }
-
-    /// What the kernel is asked by.
-    pub(crate) fn backend(&self) -> Backend {
-        self.backend
-    }
-
-    /// The device.
-    pub(crate) fn device(&self) -> &VfioDevice {
-        &self.device
-    }
-
-    /// What maps.
-    pub(crate) fn space(&self) -> &VfioSpace {
-        &self.space
     }
 
     /// What can be mapped now.

@@ -1,36 +1,24 @@
 //! A run of `map`: all rows, one kind of memory after the other.
 
-use std::collections::BTreeMap;
+use std::error::Error;
 
-use dmaspan::{HostAddr, Limits, PhysAddr};
+use dmaspan::{HostAddr, PhysAddr};
 use dmaspan_linux::pagemap::NoFrames;
 use dmaspan_linux::pinner::LinuxPinError;
-use dmaspan_linux::vfio::OpenError;
 use dmaspan_linux::{FrameAddress, FrameMode, FrameSource, LinuxPinner, MemoryKind, PinMethod};
 
 use crate::args::Granule;
-use crate::measure::{self, Measured, PageRequests, Real, RowError, Soft, Work};
+use crate::measure::{self, Real, RowError, Soft};
 use crate::pinned::Witness;
 use crate::plan::{Plan, PlannedBackend};
 use crate::real_iommu::RealIommu;
-use crate::report::{
-    By, Failed, Figures, Ioctls, Iommu, PerPageRequests, PerPageTimes, Phase, RealDevice, Report,
-    Row, Skipped, Speedup, Times,
-};
+use crate::report::{Failed, Figures, Iommu, RealDevice, Report, Row, Skipped};
 use dmaspan_cli::left_over;
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
 
-/// Why nothing can be mapped here.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
-    /// Nothing can be pinned.
-    #[error(transparent)]
-    Pinner(#[from] LinuxPinError),
-    /// The device cannot be used.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-}
+/// Why nothing can be mapped here: nothing can be pinned, or the device cannot be used.
+pub(crate) type RunError = Box<dyn Error>;
 
 /// Does what `plan` says.
 ///
@@ -70,8 +58,19 @@ fn soft<A: FrameAddress>(
     why_virtual: Option<NoFrames>,
     progress: &Progress,
 ) -> Report {
-    let report = soft_report(plan, granule, pinner, why_virtual);
     let (bytes, size) = (plan.bytes, granule.bytes());
+    let mut report = empty_report::<A>(plan, "soft", size);
+    report.pin = Some(match pinner.method() {
+        PinMethod::IoUring => "io_uring",
+        _ => "mlock",
+    });
+    report.stale_translations = Some(0);
+    if let Some(why) = pinner.why_mlock() {
+        report
+            .notes
+            .push(format!("memory is locked with mlock instead of pinned by io_uring: {why}"));
+    }
+    report.notes.extend(why_virtual.map(virtual_note));
     rows(plan, report, progress, |kind| match granule {
         Granule::K4 => measure::row(plan, kind, size, || Soft::<A, 12>::new(bytes), progress),
         Granule::K16 => measure::row(plan, kind, size, || Soft::<A, 14>::new(bytes), progress),
@@ -87,7 +86,15 @@ fn real<A: FrameAddress>(
     why_virtual: Option<NoFrames>,
     progress: &Progress,
 ) -> Report {
-    let report = real_report::<A>(plan, iommu, why_virtual);
+    let limits = iommu.limits();
+    let mut report = empty_report::<A>(plan, iommu.backend.name(), limits.granule());
+    let device = iommu.device.bdf().to_string();
+    report.notes.extend(why_virtual.map(virtual_note));
+    report.notes.push(format!(
+        "no DMA was tried, because this program has no driver for {device}; the example \
+         `dmaspan-nvme` reads and writes the disk of an NVMe controller"
+    ));
+    report.real = Some(RealDevice::of(iommu, device, None));
     rows(plan, report, progress, |kind| {
         let size = iommu.limits().granule();
         measure::row(plan, kind, size, || Ok(Real::new(iommu, frames)), progress)
@@ -99,13 +106,13 @@ fn rows(
     plan: &Plan,
     mut report: Report,
     progress: &Progress,
-    row: impl Fn(MemoryKind) -> Result<Measured, RowError>,
+    row: impl Fn(MemoryKind) -> Result<(Figures, u64), RowError>,
 ) -> Report {
     report.notes.extend(left_over::notes());
     let mut memlock = None;
     for &kind in &plan.kinds {
         match row(kind) {
-            Ok(measured) => add_measured(&mut report, kind, &measured),
+            Ok((figures, not_huge)) => add_figures(&mut report, kind, figures, not_huge),
             Err(error) => add_error(&mut report, kind, &error, &mut memlock),
         }
     }
@@ -113,76 +120,29 @@ fn rows(
     report
 }
 
-/// The report of the software IOMMU, without rows.
-fn soft_report<A: FrameAddress>(
-    plan: &Plan,
-    granule: Granule,
-    pinner: &LinuxPinner<A>,
-    why_virtual: Option<NoFrames>,
-) -> Report {
-    let mut report = empty_report::<A>(plan, "soft", granule.bytes());
-    report.pin = Some(match pinner.method() {
-        PinMethod::IoUring => "io_uring",
-        _ => "mlock",
-    });
-    report.stale_translations = Some(0);
-    if let Some(why) = pinner.why_mlock() {
-        report
-            .notes
-            .push(format!("memory is locked with mlock instead of pinned by io_uring: {why}"));
-    }
-    report.notes.extend(why_virtual.map(virtual_note));
-    report
-}
-
-/// The report of a real device, without rows.
-fn real_report<A: FrameAddress>(
-    plan: &Plan,
-    iommu: &RealIommu,
-    why_virtual: Option<NoFrames>,
-) -> Report {
-    let limits = iommu.limits();
-    let mut report = empty_report::<A>(plan, iommu.backend().name(), limits.granule());
-    let device = iommu.device().bdf().to_string();
-    report.notes.extend(why_virtual.map(virtual_note));
-    report.notes.push(format!(
-        "no DMA was tried, because this program has no driver for {device}; the example \
-         `dmaspan-nvme` reads and writes the disk of an NVMe controller"
-    ));
-    let (backend, iommu) = (iommu.backend(), Iommu::of(&limits));
-    report.real = Some(RealDevice { device, bar: None, backend, iommu });
-    report
-}
-
-impl Iommu {
-    pub(crate) fn of(limits: &Limits) -> Self {
+impl RealDevice {
+    pub(crate) fn of(iommu: &RealIommu, device: String, bar: Option<u32>) -> Self {
+        let limits = iommu.limits();
         let ends = |range: &dmaspan::IovaRange| [range.start().get(), range.last().get()];
         let sizes = (0..u64::BITS).map(|lg2| 1u64 << lg2);
-        Self {
+        let can = Iommu {
             apertures: limits.apertures.iter().map(ends).collect(),
             page_sizes: sizes.filter(|size| limits.page_sizes & size != 0).collect(),
             mappings_limit: limits.mappings_left,
-        }
+        };
+        Self { device, bar, backend: iommu.backend, iommu: can }
     }
 }
 
+/// A report of memory, without rows.
 fn empty_report<A: FrameAddress>(plan: &Plan, backend: &'static str, granule: u64) -> Report {
-    Report {
-        backend,
-        real: None,
-        size_bytes: plan.bytes,
-        granule,
-        runs: plan.runs,
-        pin: None,
-        frames: Some(match A::MODE {
-            FrameMode::Physical => "physical",
-            FrameMode::Virtual => "virtual",
-        }),
-        rows: Vec::new(),
-        verified_bytes: 0,
-        stale_translations: None,
-        notes: plan.notes.clone(),
-    }
+    let frames = match A::MODE {
+        FrameMode::Physical => "physical",
+        FrameMode::Virtual => "virtual",
+    };
+    let (frames, notes) = (Some(frames), plan.notes.clone());
+    let report = Report::new(backend, granule, plan.runs);
+    Report { size_bytes: plan.bytes, frames, notes, ..report }
 }
 
 fn virtual_note(why: NoFrames) -> String {
@@ -216,60 +176,19 @@ fn add_error(
     report.rows.push(Row::Failed(Failed { memory, failed: why }));
 }
 
-fn add_measured(report: &mut Report, kind: MemoryKind, measured: &Measured) {
-    if let Witness::Accepted(why) = measured.witness {
+fn add_figures(report: &mut Report, kind: MemoryKind, figures: Figures, not_huge_bytes: u64) {
+    if let Some(Witness::Accepted(why)) = figures.witness {
         report
             .notes
             .push(format!("{kind}: the program did not check how much of it is pinned: {why}"));
     }
-    if measured.not_huge_bytes > 0 {
+    if not_huge_bytes > 0 {
         report.notes.push(format!(
             "{kind}: {} got no transparent huge pages: let /sys/kernel/mm/transparent_hugepage/\
              enabled say madvise or always; memory may also be fragmented",
-            ByteSize::new(measured.not_huge_bytes)
+            ByteSize::new(not_huge_bytes)
         ));
     }
-    report.verified_bytes += measured.verified_bytes;
-    report.rows.push(Row::Figures(Box::new(Figures {
-        memory: kind.name().to_owned(),
-        spans: measured.spans,
-        by: by(measured, report.size_bytes),
-        verified_bytes: measured.verified_bytes,
-        witness: Some(measured.witness),
-    })));
-}
-
-/// What was measured, as the backend tells it.
-fn by(measured: &Measured, bytes: u64) -> By {
-    let (map, unmap) = (&measured.map, &measured.unmap);
-    match &measured.work {
-        Work::Tables { leaves, table_bytes, per_page } => {
-            let (map, unmap) = (Phase::of(map, bytes), Phase::of(unmap, bytes));
-            let leaves = leaves.iter().map(|&(lg2, count)| (1 << lg2, count));
-            By::Tables {
-                leaves: leaves.collect::<BTreeMap<u64, u64>>(),
-                table_bytes: *table_bytes,
-                table_speedup: Speedup::of(per_page.map_ns, per_page.unmap_ns, &map, &unmap),
-                map,
-                unmap,
-                per_page: PerPageTimes {
-                    map_table_ns: per_page.map_ns,
-                    unmap_table_ns: per_page.unmap_ns,
-                },
-            }
-        }
-        Work::Requests { requests, per_page } => {
-            let PageRequests { pages, page_bytes, requests: page_requests, times } = *per_page;
-            let (map, unmap) = (Times::of(map, bytes), Times::of(unmap, bytes));
-            let per_page = PerPageRequests {
-                pages,
-                page_bytes,
-                ioctls: Ioctls::of(page_requests),
-                map_ns: times.map_ns,
-                unmap_ns: times.unmap_ns,
-            };
-            let speedup = per_page.speedup(bytes, map.total_ns, unmap.total_ns);
-            By::Requests { ioctls: Ioctls::of(*requests), map, unmap, per_page, speedup }
-        }
-    }
+    report.verified_bytes += figures.verified_bytes;
+    report.rows.push(Row::Figures(Box::new(figures)));
 }

@@ -1,14 +1,15 @@
 //! An IOMMU of software: page tables, an IOTLB over them and the container that maps.
 
+use std::error::Error;
 use std::fmt;
 
-use dmaspan::io_pgtable::{self, ArmLpaeS1, ArmLpaeS1Config, ConfigError, PageTable};
-use dmaspan::iommu::{self, Domain};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::Domain;
 use dmaspan::{Account, Container, PhysAddr, Prot};
 use dmaspan_linux::{FrameAddress, LinuxPinner};
 use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters, BadLpaeRegisters};
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 
 /// What a device may do with what is mapped for it.
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
@@ -26,21 +27,7 @@ pub(crate) type TableIotlb = Iotlb<ArmLpaeS1Walker, Arena>;
 pub(crate) type Table<const G: u32> = PageTable<ArmLpaeS1<G>, Arena>;
 
 /// Why there is no software IOMMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BuildError {
-    /// The format has no such tables.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// There is no root table.
-    #[error(transparent)]
-    Table(#[from] io_pgtable::Error),
-    /// There is no domain.
-    #[error(transparent)]
-    Domain(#[from] iommu::Error),
-    /// The walker knows no such tables.
-    #[error(transparent)]
-    Registers(#[from] BadLpaeRegisters),
-}
+pub(crate) type BuildError = Box<dyn Error + Send + Sync>;
 
 /// A container over page tables that a device of this process can use.
 #[derive(Debug)]

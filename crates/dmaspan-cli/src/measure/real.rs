@@ -8,10 +8,10 @@ use dmaspan_linux::plan::{Plan, Region};
 use dmaspan_linux::vfio::Requests;
 use dmaspan_linux::{FrameAddress, FrameSource, PinnerStats};
 
-use super::{Backend, FirstRun, PageRequests, RowError, Subject, Work, unmap_all};
-use crate::per_page::PerPage;
+use super::{Backend, FirstRun, RowError, Subject, Timed, unmap_all};
 use crate::pinned::{Counter, Witness};
 use crate::real_iommu::RealIommu;
+use crate::report::{Both, By, PerPageRequests, Times};
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::stats::{median, nanoseconds};
 
@@ -29,7 +29,7 @@ pub(crate) struct Real<'a, A: FrameAddress> {
 impl<A: FrameAddress> Drop for Real<'_, A> {
     fn drop(&mut self) {
         // What cannot be unmapped keeps its memory, which the row has said if it came so far.
-        let _ = self.iommu.space().unmap_all();
+        let _ = self.iommu.space.unmap_all();
     }
 }
 
@@ -58,8 +58,8 @@ impl<'a, A: FrameAddress> Real<'a, A> {
         unmap: &'static str,
         look: impl FnOnce() -> Result<(), RowError>,
     ) -> Result<(Witness, Requests), RowError> {
-        let requests = || self.iommu.space().requests();
-        let counter = Counter::of_kernel(self.iommu.backend());
+        let requests = || self.iommu.space.requests();
+        let counter = Counter::of_kernel(self.iommu.backend);
         let before = requests();
         self.map(subject, range)?;
         let maps = since(before, requests()).maps;
@@ -86,7 +86,7 @@ impl<'a, A: FrameAddress> Real<'a, A> {
     ) -> Result<(u64, u64), RowError> {
         let offset = subject.memory.offset_of(subject.user).unwrap_or(0);
         let page = subject.granule;
-        let space = self.iommu.space();
+        let space = &self.iommu.space;
         let begin = Instant::now();
         for at in (0..pages).map(|n| n * page) {
             let user = subject.memory.sub_range(offset + at, page)?;
@@ -134,13 +134,13 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
     }
 
     fn map(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
-        let space = self.iommu.space();
+        let space = &self.iommu.space;
         let mapped = space.map(&subject.memory, subject.user, range.start(), Prot::READ_WRITE);
         mapped.map_err(RowError::KernelMap)
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, RowError> {
-        self.iommu.space().unmap(range).map_err(RowError::KernelUnmap)
+        self.iommu.space.unmap(range).map_err(RowError::KernelUnmap)
     }
 
     /// The kernel does not tell where the time goes.
@@ -149,7 +149,7 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
     }
 
     fn check_left(&self, unmap: &'static str) -> Result<(), RowError> {
-        let (mappings, left) = (self.iommu.space().mappings(), self.iommu.limits().mappings_left);
+        let (mappings, left) = (self.iommu.space.mappings(), self.iommu.limits().mappings_left);
         let expected = self.empty.mappings_left;
         if mappings == 0 && left == expected {
             return Ok(());
@@ -163,32 +163,38 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
     }
 
     /// One request for each page, to map it and to unmap it.
-    fn per_page(
+    fn figures(
         &self,
         subject: &Subject,
         range: IovaRange,
         requests: Requests,
-        runs: u32,
+        timed: &Timed,
         after_run: &dyn Fn(),
-    ) -> Result<Work, RowError> {
+    ) -> Result<By, RowError> {
         let all = subject.bytes() / subject.granule;
         let pages = all.min(self.empty.mappings_left.unwrap_or(u64::MAX)).min(MOST_PAGES);
         // The first run is not timed: the kernel allocates its tables.
-        let before = self.iommu.space().requests();
+        let before = self.iommu.space.requests();
         self.pages_once(subject, range, pages)?;
-        let page_requests = since(before, self.iommu.space().requests());
+        let ioctls = since(before, self.iommu.space.requests());
         let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
-        for _ in 0..runs {
+        for _ in 0..timed.runs {
             let (map, unmap) = self.pages_once(subject, range, pages)?;
             map_ns.push(map);
             unmap_ns.push(unmap);
             after_run();
         }
         self.check_left("unmap of single pages")?;
-        let times = PerPage { map_ns: median(&map_ns), unmap_ns: median(&unmap_ns) };
-        let page_bytes = subject.granule;
-        let per_page = PageRequests { pages, page_bytes, requests: page_requests, times };
-        Ok(Work::Requests { requests, per_page })
+        let per_page = PerPageRequests {
+            pages,
+            page_bytes: subject.granule,
+            ioctls: Both::ioctls(ioctls),
+            map_ns: median(&map_ns),
+            unmap_ns: median(&unmap_ns),
+        };
+        let times = timed.series.map(|each| Times::of(each, subject.bytes()));
+        let speedup = per_page.speedup(subject.bytes(), times);
+        Ok(By::Requests { ioctls: Both::ioctls(requests), times, per_page, speedup })
     }
 }
 

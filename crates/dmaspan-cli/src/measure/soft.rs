@@ -1,5 +1,6 @@
 //! Memory mapped by the software IOMMU.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dmaspan::container;
@@ -12,10 +13,11 @@ use dmaspan_linux::{FrameAddress, FrameMap, LinuxPinner, Lookup, MemoryKind, Pin
 use dmaspan_sim::device::SimDevice;
 
 use super::error::{ContainerError, Remains};
-use super::{Backend, FirstRun, RowError, Subject, Work, unmap_all};
+use super::{Backend, FirstRun, RowError, Subject, Timed, unmap_all};
 use crate::bus::MemoryBus;
 use crate::per_page;
 use crate::pinned::Counter;
+use crate::report::{By, Phase};
 use crate::soft_iommu::{PROT, SoftIommu};
 use crate::verify::{self, Checked, PASSES, Stale};
 use dmaspan_cli::progress::Progress;
@@ -27,7 +29,8 @@ pub(crate) struct Soft<A: FrameAddress, const G: u32> {
 
 /// What tells how tables map, and where the memory is.
 pub(crate) struct Found {
-    leaves: Vec<(u32, u64)>,
+    /// By size in bytes.
+    leaves: BTreeMap<u64, u64>,
     table_bytes: u64,
     /// Where each granule of the memory is.
     frames: Vec<PhysAddr>,
@@ -64,7 +67,9 @@ impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
             .map(&subject.memory, subject.user, range.start(), PROT)
             .map_err(|error| self.refused(subject, error))?;
         let witness = counter.after(bytes)?;
-        let (leaves, table_bytes) = (container.census().sizes().collect(), tables.table_bytes());
+        let census = container.census();
+        let leaves = census.sizes().map(|(lg2, count)| (lg2::size(lg2), count)).collect();
+        let table_bytes = tables.table_bytes();
 
         let source = container.pinner().frames();
         let spans = subject.spans(source)?;
@@ -115,18 +120,20 @@ impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
         self.check_gone(subject, range, "last unmap")
     }
 
-    fn per_page(
+    fn figures(
         &self,
-        _: &Subject,
+        subject: &Subject,
         range: IovaRange,
         found: Found,
-        runs: u32,
+        timed: &Timed,
         after_run: &dyn Fn(),
-    ) -> Result<Work, RowError> {
+    ) -> Result<By, RowError> {
         let Found { leaves, table_bytes, frames } = found;
-        let max_ranges = self.iommu.iotlb.max_ranges();
+        let (runs, max_ranges) = (timed.runs, self.iommu.iotlb.max_ranges());
         let per_page = per_page::measure::<G>(&frames, range.start(), runs, max_ranges, after_run)?;
-        Ok(Work::Tables { leaves, table_bytes, per_page })
+        let times = timed.series.map(|each| Phase::of(each, subject.bytes()));
+        let table_speedup = per_page.speedup(&times);
+        Ok(By::Tables { leaves, table_bytes, times, per_page, table_speedup })
     }
 }
 
@@ -226,8 +233,8 @@ mod tests {
     use super::super::error::Remains;
     use super::*;
     use crate::pinned::pinning_turn;
+    use crate::report::Both;
     use crate::soft_iommu::Left;
-    use dmaspan_cli::stats::Series;
 
     fn span(paddr: u64, len: u64) -> Span {
         Span::new(PhysAddr::new(paddr), len).unwrap()
@@ -277,8 +284,7 @@ mod tests {
         let _turn = pinning_turn();
         let (subject, soft, range) = subject();
         soft.first_run(&subject, range, &Progress::on_stderr()).unwrap();
-        let (mut map, mut unmap) = (Series::default(), Series::default());
-        subject.timed_run(&soft, range, &mut map, &mut unmap).unwrap();
+        subject.timed_run(&soft, range, &mut Both::default()).unwrap();
         soft.last_run(&subject, range).unwrap();
         for planted in [Planted::IgnoreAll, Planted::IgnoreLeaves] {
             soft.iommu.iotlb.drop_invalidations(planted);
@@ -304,8 +310,7 @@ mod tests {
         let page = Memory::new(MemoryKind::Base, 4096).map(Arc::new).unwrap();
         let elsewhere = range.start().wrapping_add(1 << 40);
         soft.iommu.container.map(&page, page.user_range(), elsewhere, PROT).unwrap();
-        let (mut map, mut unmap) = (Series::default(), Series::default());
-        let found = remains(subject.timed_run(&soft, range, &mut map, &mut unmap));
+        let found = remains(subject.timed_run(&soft, range, &mut Both::default()));
         let text = "left after the unmap of a timed run: 1 mappings, 1 leaves in the tables, \
             3 tables below the root";
         assert_eq!(found.to_string(), text);

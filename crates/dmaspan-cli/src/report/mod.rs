@@ -109,20 +109,20 @@ pub(crate) enum By {
         /// By size in bytes.
         leaves: BTreeMap<u64, u64>,
         table_bytes: u64,
-        map: Phase,
-        unmap: Phase,
+        #[serde(flatten)]
+        times: Both<Phase>,
         per_page: PerPageTimes,
-        table_speedup: Speedup,
+        table_speedup: Both<f64>,
     },
     /// The kernel.
     Requests {
         /// Of one map and one unmap.
-        ioctls: Ioctls,
-        map: Times,
-        unmap: Times,
+        ioctls: Both<u64>,
+        #[serde(flatten)]
+        times: Both<Times>,
         per_page: PerPageRequests,
         /// How many times more bytes in a second than one page at a time.
-        speedup: Speedup,
+        speedup: Both<f64>,
     },
     /// The kernel, of registers.
     Bar(BarFigures),
@@ -135,9 +135,23 @@ pub(crate) struct BarFigures {
     /// What its address in this process is a multiple of, no more than the largest leaf.
     pub(crate) alignment: u64,
     /// Of one map and one unmap.
-    pub(crate) ioctls: Ioctls,
-    pub(crate) map: Times,
-    pub(crate) unmap: Times,
+    pub(crate) ioctls: Both<u64>,
+    #[serde(flatten)]
+    pub(crate) times: Both<Times>,
+}
+
+/// The two operations that are measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    Map,
+    Unmap,
+}
+
+/// What is said of a map and of an unmap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Both<T> {
+    pub(crate) map: T,
+    pub(crate) unmap: T,
 }
 
 /// Where the time of an operation goes.
@@ -157,21 +171,14 @@ pub(crate) struct Times {
     pub(crate) gibps: f64,
 }
 
-/// Requests to the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Ioctls {
-    pub(crate) map: u64,
-    pub(crate) unmap: u64,
-}
-
 /// How long the kernel takes where each page is asked for by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct PerPageRequests {
     /// How many pages that was tried with.
     pub(crate) pages: u64,
     pub(crate) page_bytes: u64,
     /// Of all these pages.
-    pub(crate) ioctls: Ioctls,
+    pub(crate) ioctls: Both<u64>,
     /// Of all these pages.
     pub(crate) map_ns: u64,
     pub(crate) unmap_ns: u64,
@@ -184,14 +191,24 @@ pub(crate) struct PerPageTimes {
     pub(crate) unmap_table_ns: u64,
 }
 
-/// How many times faster tables are than one page at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Speedup {
-    pub(crate) map: f64,
-    pub(crate) unmap: f64,
-}
-
 impl Report {
+    /// One without rows.
+    pub(crate) fn new(backend: &'static str, granule: u64, runs: u32) -> Self {
+        Self {
+            backend,
+            real: None,
+            size_bytes: 0,
+            granule,
+            runs,
+            pin: None,
+            frames: None,
+            rows: Vec::new(),
+            verified_bytes: 0,
+            stale_translations: None,
+            notes: Vec::new(),
+        }
+    }
+
     /// Whether everything that ran was right, and anything ran.
     pub(crate) fn passed(&self) -> bool {
         self.failures().next().is_none()
@@ -232,9 +249,42 @@ pub(crate) fn gibps(bytes: u64, ns: u64) -> f64 {
     rounded(bytes as f64 / (1u64 << 30) as f64 / seconds)
 }
 
-impl Ioctls {
-    pub(crate) fn of(requests: Requests) -> Self {
+impl Way {
+    pub(crate) const ALL: [Self; 2] = [Self::Map, Self::Unmap];
+
+    /// What stands above its rows.
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Map => "MAP",
+            Self::Unmap => "UNMAP",
+        }
+    }
+}
+
+impl<T> Both<T> {
+    pub(crate) const fn of(&self, way: Way) -> &T {
+        match way {
+            Way::Map => &self.map,
+            Way::Unmap => &self.unmap,
+        }
+    }
+
+    /// What `f` makes of either.
+    pub(crate) fn map<U>(&self, f: impl Fn(&T) -> U) -> Both<U> {
+        Both { map: f(&self.map), unmap: f(&self.unmap) }
+    }
+}
+
+impl Both<u64> {
+    /// The requests to the kernel.
+    pub(crate) const fn ioctls(requests: Requests) -> Self {
         Self { map: requests.maps, unmap: requests.unmaps }
+    }
+
+    /// How many times longer these times are than `fast`, for `scale` times as much.
+    pub(crate) fn speedup(self, scale: f64, fast: Self) -> Both<f64> {
+        let ratio = |slow: u64, fast: u64| rounded(slow as f64 * scale / fast.max(1) as f64);
+        Both { map: ratio(self.map, fast.map), unmap: ratio(self.unmap, fast.unmap) }
     }
 }
 
@@ -244,19 +294,27 @@ impl PerPageRequests {
         self.pages.saturating_mul(self.page_bytes)
     }
 
+    /// How long all pages took together.
+    pub(crate) const fn times(&self) -> Both<u64> {
+        Both { map: self.map_ns, unmap: self.unmap_ns }
+    }
+
     /// How many times faster `bytes` are mapped and unmapped in these times, by the byte.
-    pub(crate) fn speedup(&self, bytes: u64, map_ns: u64, unmap_ns: u64) -> Speedup {
+    pub(crate) fn speedup(&self, bytes: u64, times: Both<Times>) -> Both<f64> {
         let scale = bytes as f64 / self.bytes().max(1) as f64;
-        let ratio = |slow: u64, fast: u64| rounded(slow as f64 * scale / fast.max(1) as f64);
-        Speedup { map: ratio(self.map_ns, map_ns), unmap: ratio(self.unmap_ns, unmap_ns) }
+        self.times().speedup(scale, times.map(|times| times.total_ns))
     }
 }
 
-impl Speedup {
-    /// The time of tables one page at a time, in that of `map` and `unmap`.
-    pub(crate) fn of(map_ns: u64, unmap_ns: u64, map: &Phase, unmap: &Phase) -> Self {
-        let ratio = |slow: u64, fast: u64| rounded(slow as f64 / fast.max(1) as f64);
-        Self { map: ratio(map_ns, map.table_ns), unmap: ratio(unmap_ns, unmap.table_ns) }
+impl PerPageTimes {
+    /// Of mapping and of unmapping all pages.
+    pub(crate) const fn times(&self) -> Both<u64> {
+        Both { map: self.map_table_ns, unmap: self.unmap_table_ns }
+    }
+
+    /// How many times faster the tables of `spans` are.
+    pub(crate) fn speedup(&self, spans: &Both<Phase>) -> Both<f64> {
+        self.times().speedup(1.0, spans.map(|phase| phase.table_ns))
     }
 }
 
@@ -279,10 +337,9 @@ pub(crate) mod examples {
             by: By::Tables {
                 leaves: BTreeMap::from([(4096, 3), (2 << 20, 512)]),
                 table_bytes: 12288,
-                map: phase(12_100_000),
-                unmap: phase(4_000_000),
+                times: Both { map: phase(12_100_000), unmap: phase(4_000_000) },
                 per_page: PerPageTimes { map_table_ns: 3_100_000, unmap_table_ns: 2_000_000 },
-                table_speedup: Speedup { map: 756.1, unmap: 0.5 },
+                table_speedup: Both { map: 756.1, unmap: 0.5 },
             },
             verified_bytes: 1 << 30,
             witness: Some(Witness::Process("VmPin")),
@@ -309,18 +366,21 @@ pub(crate) mod examples {
         let per_page = PerPageRequests {
             pages: 8192,
             page_bytes: 4096,
-            ioctls: Ioctls { map: 8192, unmap: 8193 },
+            ioctls: Both { map: 8192, unmap: 8193 },
             map_ns: 40_000_000,
             unmap_ns: 20_000_000,
+        };
+        let times = Both {
+            map: Times { total_ns: 12_100_000, gibps: 82.6 },
+            unmap: Times { total_ns: 4_000_000, gibps: 250.0 },
         };
         let figures = Figures {
             memory: "thp".to_owned(),
             spans: 7,
             by: By::Requests {
-                ioctls: Ioctls { map: 1, unmap: 2 },
-                map: Times { total_ns: 12_100_000, gibps: 82.6 },
-                unmap: Times { total_ns: 4_000_000, gibps: 250.0 },
-                speedup: per_page.speedup(1 << 30, 12_100_000, 4_000_000),
+                ioctls: Both { map: 1, unmap: 2 },
+                times,
+                speedup: per_page.speedup(1 << 30, times),
                 per_page,
             },
             verified_bytes: 0,
@@ -348,9 +408,11 @@ pub(crate) mod examples {
             by: By::Bar(BarFigures {
                 bytes,
                 alignment: 1 << 30,
-                ioctls: Ioctls { map: 1, unmap: 1 },
-                map: Times { total_ns: 1_250_000, gibps: 25600.0 },
-                unmap: Times { total_ns: 625_000, gibps: 51200.0 },
+                ioctls: Both { map: 1, unmap: 1 },
+                times: Both {
+                    map: Times { total_ns: 1_250_000, gibps: 25600.0 },
+                    unmap: Times { total_ns: 625_000, gibps: 51200.0 },
+                },
             }),
             verified_bytes: 0,
             witness: None,
@@ -383,7 +445,9 @@ mod tests {
     #[test]
     fn a_speedup_is_finite_even_where_a_clock_saw_nothing() {
         let phase = Phase { table_ns: 0, ..examples::phase(1) };
-        assert_eq!(Speedup::of(10, 20, &phase, &phase), Speedup { map: 10.0, unmap: 20.0 });
+        let per_page = PerPageTimes { map_table_ns: 10, unmap_table_ns: 20 };
+        let speedup = per_page.speedup(&Both { map: phase, unmap: phase });
+        assert_eq!(speedup, Both { map: 10.0, unmap: 20.0 });
     }
 
     #[test]
@@ -392,7 +456,7 @@ mod tests {
         let Row::Figures(figures) = &report.rows[0] else { panic!("{report:?}") };
         let By::Requests { speedup, .. } = &figures.by else { panic!("{figures:?}") };
         // 8192 pages are a 32nd of 1 GiB.
-        assert_eq!(*speedup, Speedup { map: 105.785, unmap: 160.0 });
+        assert_eq!(*speedup, Both { map: 105.785, unmap: 160.0 });
     }
 
     #[test]

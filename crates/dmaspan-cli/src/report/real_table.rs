@@ -3,7 +3,7 @@
 use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
-use super::{BarFigures, By, Figures, Ioctls, PerPageRequests, RealDevice, Times};
+use super::{BarFigures, By, Figures, PerPageRequests, RealDevice, Times, Way};
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::{align_right, new_table, push_table, push_wrapped, ratio};
 use dmaspan_cli::units;
@@ -57,24 +57,19 @@ fn legend_of_pages(per_page: &PerPageRequests) -> String {
 fn memory_table(rows: &[&Figures]) -> Table {
     let header = ["", "spans", "total", "GiB/s", "ioctls", "per page", "ioctls", "faster"];
     let mut table = new_table(header);
-    table.add_row(["MAP"]);
-    for row in rows {
-        if let By::Requests { ioctls, map, per_page, speedup, .. } = &row.by {
-            let [name, total, gibps, asked] = total_cells(row, *map, ioctls.map);
-            let page = per_page.one(per_page.map_ns);
-            let pages = per_page.ioctls.map.to_string();
-            let spans = row.spans.to_string();
-            table.add_row([name, spans, total, gibps, asked, page, pages, ratio(speedup.map)]);
-        }
-    }
-    table.add_row(["UNMAP"]);
-    for row in rows {
-        if let By::Requests { ioctls, unmap, per_page, speedup, .. } = &row.by {
-            let [name, total, gibps, asked] = total_cells(row, *unmap, ioctls.unmap);
-            let page = per_page.one(per_page.unmap_ns);
-            let pages = per_page.ioctls.unmap.to_string();
-            let spans = String::new();
-            table.add_row([name, spans, total, gibps, asked, page, pages, ratio(speedup.unmap)]);
+    for way in Way::ALL {
+        table.add_row([way.title()]);
+        for row in rows {
+            let By::Requests { ioctls, times, per_page, speedup, .. } = &row.by else { continue };
+            let [name, total, gibps, asked] = total_cells(row, times.of(way), *ioctls.of(way));
+            // An unmap finds them where the map put them.
+            let spans = match way {
+                Way::Map => row.spans.to_string(),
+                Way::Unmap => String::new(),
+            };
+            let page = per_page.one(*per_page.times().of(way));
+            let (pages, faster) = (per_page.ioctls.of(way).to_string(), ratio(*speedup.of(way)));
+            table.add_row([name, spans, total, gibps, asked, page, pages, faster]);
         }
     }
     align_right(&mut table, 1);
@@ -85,24 +80,23 @@ fn memory_table(rows: &[&Figures]) -> Table {
 fn bar_table(rows: &[&Figures]) -> Table {
     let mut table = new_table(["", "size", "aligned to", "total", "ioctls"]);
     for row in rows {
-        let By::Bar(BarFigures { bytes, alignment, ioctls, map, unmap }) = &row.by else {
-            continue;
-        };
-        let Ioctls { map: maps, unmap: unmaps } = *ioctls;
-        let (size, alignment) = (ByteSize::new(*bytes).to_string(), units::page_size(*alignment));
-        table.add_row(["MAP"]);
-        let [name, total, _, asked] = total_cells(row, *map, maps);
-        table.add_row([name, size, alignment, total, asked]);
-        table.add_row(["UNMAP"]);
-        let [name, total, _, asked] = total_cells(row, *unmap, unmaps);
-        table.add_row([name, String::new(), String::new(), total, asked]);
+        let By::Bar(BarFigures { bytes, alignment, ioctls, times }) = &row.by else { continue };
+        for way in Way::ALL {
+            table.add_row([way.title()]);
+            let [name, total, _, asked] = total_cells(row, times.of(way), *ioctls.of(way));
+            let [size, alignment] = match way {
+                Way::Map => [ByteSize::new(*bytes).to_string(), units::page_size(*alignment)],
+                Way::Unmap => Default::default(),
+            };
+            table.add_row([name, size, alignment, total, asked]);
+        }
     }
     align_right(&mut table, 1);
     table
 }
 
 /// What is mapped, how long that takes, and by how many requests.
-fn total_cells(row: &Figures, times: Times, ioctls: u64) -> [String; 4] {
+fn total_cells(row: &Figures, times: &Times, ioctls: u64) -> [String; 4] {
     [
         format!("  {}", row.memory),
         units::time(times.total_ns),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
-use super::{By, Figures, Phase, RealDevice, Report, Row, Skipped, real_table};
+use super::{By, Figures, Phase, RealDevice, Report, Row, Skipped, Way, real_table};
 use crate::pinned::Witness;
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
@@ -132,18 +132,13 @@ fn memory_table(rows: &[&Figures]) -> Table {
 fn times_table(rows: &[&Figures]) -> Table {
     let header = ["", "total", "GiB/s", "pin", "look-up", "tables", "per page", "faster"];
     let mut table = new_table(header);
-    table.add_row(["MAP"]);
-    for row in rows {
-        if let By::Tables { map, per_page, table_speedup, .. } = &row.by {
-            let cells = phase_cells(&row.memory, map, per_page.map_table_ns, table_speedup.map);
-            table.add_row(cells);
-        }
-    }
-    table.add_row(["UNMAP"]);
-    for row in rows {
-        if let By::Tables { unmap, per_page, table_speedup, .. } = &row.by {
-            let (slow, faster) = (per_page.unmap_table_ns, table_speedup.unmap);
-            table.add_row(phase_cells(&row.memory, unmap, slow, faster));
+    for way in Way::ALL {
+        table.add_row([way.title()]);
+        for row in rows {
+            if let By::Tables { times, per_page, table_speedup, .. } = &row.by {
+                let (slow, faster) = (*per_page.times().of(way), *table_speedup.of(way));
+                table.add_row(phase_cells(&row.memory, times.of(way), slow, faster));
+            }
         }
     }
     align_right(&mut table, 1);

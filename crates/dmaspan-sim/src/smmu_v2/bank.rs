@@ -274,7 +274,7 @@ impl AnyWalker {
             (Self::OneShort(_), _) => 17,
             (Self::Two(_) | Self::TwoLong(_), _) => return false,
         };
-        leaf.tables.last().is_some_and(|step| step.entry & lg2::size(not_global) == 0)
+        leaf.step.entry & lg2::size(not_global) == 0
     }
 
     /// log2 of the least that the TLB may hold of a leaf. The contiguous bit is a hint, and each
@@ -299,9 +299,9 @@ impl Walker for AnyWalker {
         }
     }
 
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,

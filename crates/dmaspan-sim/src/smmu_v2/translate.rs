@@ -63,13 +63,13 @@ pub(super) enum Behind {
 }
 
 /// Tables of stage 1, whose addresses stage 2 translates. Nothing of that is cached.
-struct ThroughStage2<'a, T: ?Sized> {
-    tables: &'a T,
+struct ThroughStage2<'a> {
+    tables: &'a dyn TableWords,
     walker: Option<&'a AnyWalker>,
     fault: Cell<Option<Fault>>,
 }
 
-impl<T: TableWords + ?Sized> ThroughStage2<'_, T> {
+impl ThroughStage2<'_> {
     fn at(&self, ipa: PhysAddr) -> Result<PhysAddr, NotATable> {
         let Some(walker) = self.walker else { return Ok(ipa) };
         let walked = walker.walk(self.tables, Iova::new(ipa.get()), Access::Read);
@@ -80,7 +80,7 @@ impl<T: TableWords + ?Sized> ThroughStage2<'_, T> {
     }
 }
 
-impl<T: TableWords + ?Sized> TableWords for ThroughStage2<'_, T> {
+impl TableWords for ThroughStage2<'_> {
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
         self.tables.read_u64(self.at(paddr)?)
     }
@@ -95,7 +95,7 @@ fn stage(
     (tlb, counters): (&mut Tlb, &mut SmmuCounters),
     walker: &AnyWalker,
     tag: Tag,
-    tables: &impl TableWords,
+    tables: &dyn TableWords,
     at: Iova,
     access: Access,
 ) -> Result<Output, Fault> {
@@ -139,7 +139,7 @@ impl State {
     /// processing").
     pub(super) fn transact(
         &mut self,
-        tables: &impl TableWords,
+        tables: &dyn TableWords,
         transaction: Transaction,
         behind: Behind,
     ) -> Result<Hit, RefusedTransaction> {
@@ -184,7 +184,7 @@ impl State {
     /// What the contexts of a bank make of a transaction, by SMMU_CBARn.TYPE.
     fn context(
         &mut self,
-        tables: &impl TableWords,
+        tables: &dyn TableWords,
         bank: usize,
         transaction: Transaction,
         privilege: AccessPrivilege,
@@ -230,9 +230,9 @@ impl State {
         }
     }
 
-    fn stage1<T: TableWords + ?Sized>(
+    fn stage1(
         &mut self,
-        through: &ThroughStage2<'_, T>,
+        through: &ThroughStage2<'_>,
         bank: usize,
         second: usize,
         va: Iova,
@@ -262,7 +262,7 @@ impl State {
 
     fn stage2(
         &mut self,
-        tables: &impl TableWords,
+        tables: &dyn TableWords,
         bank: usize,
         first: usize,
         far: Iova,

@@ -58,8 +58,8 @@ pub fn changes_in_place_are_written_back<S: Subject>() {
         let same = |rig: &Rig<S, NonCoherent>| {
             let (walker, aperture) = (rig.iotlb().walker(), rig.space.aperture);
             let mut seen = [Vec::new(), Vec::new()];
-            survey::survey(walker, &rig.arena, aperture, |_, found| seen[0].push(found.paddr));
-            survey::survey(walker, &memory, aperture, |_, found| seen[1].push(found.paddr));
+            survey::survey(walker, &rig.arena, aperture, &mut |_, found| seen[0].push(found.paddr));
+            survey::survey(walker, &memory, aperture, &mut |_, found| seen[1].push(found.paddr));
             assert_eq!(seen[0], seen[1]);
         };
         for &lg2 in sizes.iter().skip(1) {

@@ -13,9 +13,9 @@ pub(super) struct Seen {
 }
 
 /// The translation of one address, whatever it permits.
-pub(super) fn translate<W: Walker, T: TableWords + ?Sized>(
-    walker: &W,
-    tables: &T,
+pub(super) fn translate(
+    walker: &dyn Walker,
+    tables: &dyn TableWords,
     iova: Iova,
 ) -> Option<Translated> {
     step(walker, tables, iova).1
@@ -23,9 +23,9 @@ pub(super) fn translate<W: Walker, T: TableWords + ?Sized>(
 
 /// All the IOVAs that the entry for `iova` is for, and what it says unless it is empty.
 #[track_caller]
-fn step<W: Walker, T: TableWords + ?Sized>(
-    walker: &W,
-    tables: &T,
+fn step(
+    walker: &dyn Walker,
+    tables: &dyn TableWords,
     iova: Iova,
 ) -> (IovaRange, Option<Translated>) {
     let root = walker.root(iova, Access::Read).unwrap_or_else(|fault| panic!("{fault}"));
@@ -43,11 +43,11 @@ fn step<W: Walker, T: TableWords + ?Sized>(
 /// Calls `visit` with every entry that maps something in `range`, in the order of IOVAs: the IOVAs
 /// that it is for, and what it says. All entries of a leaf must say the same.
 #[track_caller]
-pub(super) fn survey<W: Walker, T: TableWords + ?Sized>(
-    walker: &W,
-    tables: &T,
+pub(super) fn survey(
+    walker: &dyn Walker,
+    tables: &dyn TableWords,
     range: IovaRange,
-    mut visit: impl FnMut(IovaRange, &Translated),
+    visit: &mut dyn FnMut(IovaRange, &Translated),
 ) {
     let mut leaf: Option<Seen> = None;
     let mut next = Some(range.start());
@@ -70,13 +70,9 @@ pub(super) fn survey<W: Walker, T: TableWords + ?Sized>(
 
 /// All leaves in `range`, as hardware finds them that has nothing cached.
 #[track_caller]
-pub(super) fn leaves<W: Walker, T: TableWords + ?Sized>(
-    walker: &W,
-    tables: &T,
-    range: IovaRange,
-) -> Vec<Seen> {
+pub(super) fn leaves(walker: &dyn Walker, tables: &dyn TableWords, range: IovaRange) -> Vec<Seen> {
     let mut leaves = Vec::new();
-    survey(walker, tables, range, |_, found| {
+    survey(walker, tables, range, &mut |_, found| {
         let seen = seen(found);
         if leaves.last() != Some(&seen) {
             leaves.push(seen);

@@ -57,7 +57,7 @@ impl<S: Subject> Tree<S> {
         let mut bytes = 0;
         let walker = self.walker();
         let mut entries = Vec::new();
-        survey::survey(&walker, &self.arena, range, |block, found| {
+        survey::survey(&walker, &self.arena, range, &mut |block, found| {
             assert_eq!(
                 model.lookup(found.iova),
                 Some((found.paddr, found.prot)),
@@ -221,7 +221,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
 
     /// All leaves of the aperture, as the walker finds them in `tables`.
     #[track_caller]
-    pub(super) fn leaves_in<T: TableWords + ?Sized>(&self, tables: &T) -> Vec<Seen> {
+    pub(super) fn leaves_in(&self, tables: &dyn TableWords) -> Vec<Seen> {
         survey::leaves(&self.walker(), tables, self.space.aperture)
     }
 }

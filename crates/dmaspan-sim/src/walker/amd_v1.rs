@@ -201,9 +201,9 @@ impl Walker for AmdV1Walker {
         Ok(TableLink { table, block, level, inherited: !dte & (READ | WRITE) })
     }
 
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,

@@ -107,9 +107,9 @@ impl<R> LpaeWalker<R> {
     }
 
     /// Reads the entry for `iova` in the table of `link`.
-    fn step<T: TableWords + ?Sized>(
+    fn step(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         link: TableLink,
         iova: Iova,
         access: Access,
@@ -212,7 +212,7 @@ impl<R> LpaeWalker<R> {
             attributes,
             shareability: shareability(entry),
             update,
-            tables: WalkPath::new(),
+            step: *step,
         })
     }
 
@@ -248,9 +248,9 @@ impl<R> Walker for LpaeWalker<R> {
         Ok(TableLink { table, block, level: self.config.start_level, inherited: 0 })
     }
 
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,
@@ -270,8 +270,7 @@ impl<R> Walker for LpaeWalker<R> {
                     return fault(FaultKind::AddressSize);
                 }
                 Descriptor::Leaf(address) => {
-                    let translation = self.translate(&step, address, iova, access)?;
-                    return Ok(Translated { tables: *path, ..translation });
+                    return self.translate(&step, address, iova, access);
                 }
                 Descriptor::Table(address) => {
                     link = TableLink {

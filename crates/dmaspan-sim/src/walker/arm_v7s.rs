@@ -128,9 +128,9 @@ impl ArmV7sWalker {
     }
 
     /// Reads the entry for `iova` in the table of `link` (B3.5.5, "Translation table walks").
-    fn step<T: TableWords + ?Sized>(
+    fn step(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         link: TableLink,
         iova: Iova,
         access: Access,
@@ -278,7 +278,7 @@ impl ArmV7sWalker {
             attributes,
             shareability,
             update: None,
-            tables: WalkPath::new(),
+            step: *step,
         })
     }
 }
@@ -294,9 +294,9 @@ impl Walker for ArmV7sWalker {
         Ok(TableLink { table, block, level: 1, inherited: 0 })
     }
 
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,
@@ -319,10 +319,7 @@ impl Walker for ArmV7sWalker {
                         inherited: step.entry & PXN_TABLE,
                     };
                 }
-                Descriptor::Leaf(leaf) => {
-                    let translation = self.translate(&step, leaf, iova, access)?;
-                    return Ok(Translated { tables: *path, ..translation });
-                }
+                Descriptor::Leaf(leaf) => return self.translate(&step, leaf, iova, access),
             }
         }
     }

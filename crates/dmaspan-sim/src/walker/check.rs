@@ -64,11 +64,7 @@ pub trait Checked: Walker {
     /// # Errors
     ///
     /// [`NotATable`].
-    fn read_entry<T: TableWords + ?Sized>(
-        &self,
-        tables: &T,
-        paddr: PhysAddr,
-    ) -> Result<u64, NotATable> {
+    fn read_entry(&self, tables: &dyn TableWords, paddr: PhysAddr) -> Result<u64, NotATable> {
         tables.read_u64(paddr)
     }
 
@@ -78,11 +74,7 @@ pub trait Checked: Walker {
     /// # Errors
     ///
     /// [`BadTable`] for the first entry that is wrong, or with the fault.
-    fn strict_walk<T: TableWords + ?Sized>(
-        &self,
-        tables: &T,
-        iova: Iova,
-    ) -> Result<Translated, BadTable> {
+    fn strict_walk(&self, tables: &dyn TableWords, iova: Iova) -> Result<Translated, BadTable> {
         let mut path = WalkPath::new();
         let translation = strict_path(self, tables, iova, &mut path)?;
         check_copies(self, tables, &translation)?;
@@ -95,9 +87,9 @@ pub trait Checked: Walker {
     /// # Errors
     ///
     /// [`BadTable`]. Addresses at which nothing is mapped are passed over.
-    fn survey<T: TableWords + ?Sized>(
+    fn survey(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         range: IovaRange,
         mut visit: impl FnMut(&Translated),
     ) -> Result<(), BadTable> {
@@ -134,9 +126,9 @@ pub trait Checked: Walker {
     /// # Errors
     ///
     /// [`BadTable`], as [`survey`](Self::survey).
-    fn census<T: TableWords + ?Sized>(
+    fn census(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         range: IovaRange,
     ) -> Result<BTreeMap<u32, u64>, BadTable> {
         let mut census = BTreeMap::new();
@@ -150,9 +142,9 @@ pub trait Checked: Walker {
 }
 
 /// The walk, with every entry on the way checked.
-fn strict_path<W: Checked + ?Sized, T: TableWords + ?Sized>(
+fn strict_path<W: Checked + ?Sized>(
     walker: &W,
-    tables: &T,
+    tables: &dyn TableWords,
     iova: Iova,
     path: &mut WalkPath,
 ) -> Result<Translated, BadTable> {
@@ -178,12 +170,12 @@ fn strict_path<W: Checked + ?Sized, T: TableWords + ?Sized>(
 }
 
 /// Compares the entries that repeat a leaf, which are all in one table.
-fn check_copies<W: Checked + ?Sized, T: TableWords + ?Sized>(
+fn check_copies<W: Checked + ?Sized>(
     walker: &W,
-    tables: &T,
+    tables: &dyn TableWords,
     leaf: &Translated,
 ) -> Result<(), BadTable> {
-    let Some(step) = leaf.tables.last() else { return Ok(()) };
+    let step = &leaf.step;
     let before = (leaf.leaf.start().get() - leaf.group.start().get()) >> leaf.leaf_lg2;
     let count = 1 << (leaf.group_lg2 - leaf.leaf_lg2);
     let first = step.entry_paddr.get() - (before << W::ENTRY_LG2_BYTES);

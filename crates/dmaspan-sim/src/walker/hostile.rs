@@ -32,7 +32,7 @@ fn check<W: Walker>(walker: &W, seed: u64, iova: u64) {
         let Translated { leaf, group, leaf_lg2, .. } = found;
         assert!(leaf.contains(Iova::new(iova)) && group.covers(leaf));
         assert_eq!(leaf.len_less_one() + 1, 1 << leaf_lg2);
-        let last = found.tables.last().unwrap();
+        let last = found.step;
         assert_eq!((last.link.level, found.iova.get()), (found.level, iova));
         assert!(found.update.is_none_or(|update| update.old != update.new));
     }

@@ -169,9 +169,9 @@ impl Walker for MockWalker {
         Ok(TableLink { table, block, level, inherited: 0 })
     }
 
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,

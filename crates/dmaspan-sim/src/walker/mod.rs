@@ -304,8 +304,8 @@ pub struct Translated {
     pub shareability: Shareability,
     /// What hardware writes into the entry for this access, where it writes.
     pub update: Option<EntryUpdate>,
-    /// The entries read, for walk caches and checks.
-    pub tables: WalkPath,
+    /// The leaf's own entry.
+    pub step: TableStep,
 }
 
 /// A format's table walk.
@@ -325,9 +325,9 @@ pub trait Walker {
     /// # Errors
     ///
     /// [`Fault`] of every kind but [`FaultKind::Permission`].
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,
@@ -342,9 +342,9 @@ pub trait Walker {
     /// # Errors
     ///
     /// [`Fault`].
-    fn walk<T: TableWords + ?Sized>(
+    fn walk(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         iova: Iova,
         access: Access,
     ) -> Result<Translated, Fault> {

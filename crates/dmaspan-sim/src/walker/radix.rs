@@ -98,9 +98,9 @@ pub(super) trait Radix: Walker {
 }
 
 /// The walk of [`Walker::walk_from`].
-pub(super) fn descend<R: Radix, T: TableWords + ?Sized>(
+pub(super) fn descend<R: Radix>(
     format: &R,
-    tables: &T,
+    tables: &dyn TableWords,
     from: TableLink,
     iova: Iova,
     access: Access,
@@ -126,7 +126,7 @@ pub(super) fn descend<R: Radix, T: TableWords + ?Sized>(
                 link = TableLink { table: PhysAddr::new(table), block, level, inherited };
             }
             Next::Leaf(leaf) => {
-                return Ok(Translated { tables: *path, ..translation(&step, leaf, iova) });
+                return Ok(translation(&step, leaf, iova));
             }
         }
     }
@@ -148,7 +148,7 @@ fn translation(step: &TableStep, leaf: Leaf, iova: Iova) -> Translated {
         // None of these formats has shareability: all memory is shared.
         shareability: Shareability::Inner,
         update: (old != new).then_some(EntryUpdate { entry_paddr: step.entry_paddr, old, new }),
-        tables: WalkPath::new(),
+        step: *step,
     }
 }
 

@@ -224,9 +224,9 @@ impl Walker for RiscvWalker {
         Ok(TableLink { table: PhysAddr::new(self.root), block, level, inherited: 0 })
     }
 
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,

@@ -2,7 +2,7 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr};
 
-use super::{Access, EntryUpdate, FaultKind, TableImage, Translated, Walker};
+use super::{Access, EntryUpdate, FaultKind, TableImage, TableStep, Translated, WalkPath, Walker};
 
 /// Tables of 512 entries at these addresses.
 pub(super) fn tables(at: &[u64]) -> TableImage {
@@ -24,6 +24,14 @@ pub(super) fn read(walker: &impl Walker, image: &TableImage, iova: u64) -> Outco
 
 pub(super) fn write(walker: &impl Walker, image: &TableImage, iova: u64) -> Outcome {
     walker.walk(image, Iova::new(iova), Access::Write).map_err(|fault| (fault.kind, fault.level))
+}
+
+/// The entries that a walk for a write reads, from the root.
+pub(super) fn steps(walker: &impl Walker, image: &TableImage, iova: u64) -> Vec<TableStep> {
+    let (iova, mut path) = (Iova::new(iova), WalkPath::new());
+    let root = walker.root(iova, Access::Write).unwrap();
+    walker.walk_from(image, root, iova, Access::Write, &mut path).unwrap();
+    path.iter().copied().collect()
 }
 
 /// What hardware writes: the entry's address and its old and new value.

@@ -244,9 +244,9 @@ impl Walker for X86Walker {
         Ok(TableLink { table, block, level, inherited: 0 })
     }
 
-    fn walk_from<T: TableWords + ?Sized>(
+    fn walk_from(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         from: TableLink,
         iova: Iova,
         access: Access,

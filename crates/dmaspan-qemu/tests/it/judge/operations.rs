@@ -254,8 +254,8 @@ impl<R: Rig> Judge<R> {
         let side = &self.sides[side];
         for &iova in places.iter().filter(|&&iova| side.model.lookup(iova).is_some()) {
             let walked = self.rig.walker(&side.domain).walk(&self.tables, iova, Access::Read);
-            if let Some(step) = walked.ok().and_then(|leaf| leaf.tables.last().copied()) {
-                spoil(self.rig.pci().machine().ram(), &step);
+            if let Ok(leaf) = walked {
+                spoil(self.rig.pci().machine().ram(), &leaf.step);
             }
         }
     }

@@ -168,7 +168,7 @@ pub(crate) fn finds_unequal_groups<R: Rig>(group_lg2: u32, spoil: Spoil) {
     let leaf = found(iova).expect("the group is whole");
     assert_eq!(leaf.group_lg2, group_lg2, "no group was made");
     let ram = judge.rig.pci().machine().ram().clone();
-    spoil(&ram, leaf.tables.last().expect("the walk read an entry"));
+    spoil(&ram, &leaf.step);
     let next = Iova::new(leaf.leaf.last().get() + 1);
     assert!(walker.walk(&judge.tables, next, dmaspan_sim::walker::Access::Write).is_ok());
     let why = found(next).expect_err("the walker passes over it");

@@ -5,7 +5,7 @@
 use dmaspan::Prot;
 
 use super::*;
-use crate::walker::testing::{block, read, set, shape, tables, update, write};
+use crate::walker::testing::{block, read, set, shape, steps, tables, update, write};
 use crate::walker::{BadTable, TableImage};
 
 /// IR and IW, in entries and in the DTE.
@@ -43,9 +43,10 @@ mod levels {
         assert_eq!((leaf.paddr.get(), leaf.level), (0xf_ffff_1234_5abc, 1));
         assert_eq!(leaf.leaf, block(iova & !0xfff, 12));
         assert_eq!(leaf.prot, Prot::READ_WRITE);
-        let levels: Vec<_> = leaf.tables.iter().map(|step| step.link.level).collect();
+        let steps = steps(&six, &image, iova);
+        let levels: Vec<_> = steps.iter().map(|step| step.link.level).collect();
         assert_eq!(levels, [6, 5, 4, 3, 2, 1]);
-        let root = leaf.tables.iter().next().unwrap().link.block;
+        let root = steps[0].link.block;
         assert_eq!(root, IovaRange::new(Iova::new(0), Iova::new(u64::MAX)).unwrap());
     }
 
@@ -84,7 +85,7 @@ mod levels {
         let four = walker(dte(4));
         let leaf = read(&four, &image, 1 << 39 | 0x5678).unwrap();
         assert_eq!((leaf.paddr.get(), leaf.leaf_lg2, leaf.level), (0x9678, 12, 1));
-        assert_eq!(leaf.tables.last().unwrap().link.block, block(1 << 39, 21));
+        assert_eq!(leaf.step.link.block, block(1 << 39, 21));
         for number in [21, 30, 38] {
             let skipped = 1 << 39 | 1 << number | 0x5678;
             assert_eq!(read(&four, &image, skipped), Err((FaultKind::Translation, 4)));

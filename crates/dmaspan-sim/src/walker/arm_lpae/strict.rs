@@ -75,9 +75,9 @@ impl<R> LpaeWalker<R> {
     /// # Errors
     ///
     /// [`BadLpaeTable`] for the first entry that is wrong, or with the fault.
-    pub fn strict_walk<T: TableWords + ?Sized>(
+    pub fn strict_walk(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         iova: Iova,
     ) -> Result<Translated, BadLpaeTable> {
         let root = self.root(iova, Access::Read)?;
@@ -107,17 +107,15 @@ impl<R> LpaeWalker<R> {
     /// # Errors
     ///
     /// [`BadLpaeTable`] for the first entry that does not fit, or with the fault that a walk gets.
-    pub fn check_contiguous_group<T: TableWords + ?Sized>(
+    pub fn check_contiguous_group(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         iova: Iova,
     ) -> Result<Option<IovaRange>, BadLpaeTable> {
         let translation = self.strict_walk(tables, iova)?;
         let level = translation.level;
-        let (Some(group_lg2), Some(step)) = (self.group_lg2(level), translation.tables.last())
-        else {
-            return Ok(None);
-        };
+        let step = &translation.step;
+        let Some(group_lg2) = self.group_lg2(level) else { return Ok(None) };
         let group = block_around(iova, group_lg2);
         if group_lg2 > self.config.table_lg2(level) {
             // The table ends before the group would.
@@ -146,9 +144,9 @@ impl<R> LpaeWalker<R> {
     /// # Errors
     ///
     /// [`BadLpaeTable`]. Addresses at which nothing is mapped are passed over.
-    pub fn survey<T: TableWords + ?Sized>(
+    pub fn survey(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         range: IovaRange,
         mut visit: impl FnMut(&Translated),
     ) -> Result<(), BadLpaeTable> {
@@ -181,9 +179,9 @@ impl<R> LpaeWalker<R> {
     /// # Errors
     ///
     /// [`BadLpaeTable`], as [`survey`](Self::survey).
-    pub fn census<T: TableWords + ?Sized>(
+    pub fn census(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         range: IovaRange,
     ) -> Result<BTreeMap<u32, u64>, BadLpaeTable> {
         let mut census = BTreeMap::new();
@@ -196,9 +194,9 @@ impl<R> LpaeWalker<R> {
     }
 
     /// What the invalid entry that ends the walk for `iova` covers.
-    fn absent_block<T: TableWords + ?Sized>(
+    fn absent_block(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         iova: Iova,
         fault: Fault,
     ) -> Result<IovaRange, BadLpaeTable> {
@@ -247,9 +245,9 @@ impl<R> LpaeWalker<R> {
     }
 
     /// All entries of a group, in order.
-    fn group_steps<T: TableWords + ?Sized>(
+    fn group_steps(
         &self,
-        tables: &T,
+        tables: &dyn TableWords,
         step: &TableStep,
         group: IovaRange,
     ) -> Result<Vec<TableStep>, BadLpaeTable> {

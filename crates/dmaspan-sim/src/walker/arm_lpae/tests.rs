@@ -7,6 +7,7 @@
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 
 use super::*;
+use crate::walker::testing::steps;
 use crate::walker::{NotATable, TableImage};
 
 mod aarch32;
@@ -78,8 +79,10 @@ mod granules {
         assert_eq!((leaf.group, leaf.group_lg2), (leaf.leaf, 12));
         assert_eq!(leaf.prot, Prot::READ | Prot::WRITE | Prot::CACHE);
         assert_eq!((leaf.attributes, leaf.shareability), (0xff, Shareability::Inner));
-        let visited: Vec<_> =
-            leaf.tables.iter().map(|step| (step.link.table.get(), step.link.block)).collect();
+        let visited: Vec<_> = steps(&walker, &image, 0x80_8060_4abc)
+            .iter()
+            .map(|step| (step.link.table.get(), step.link.block))
+            .collect();
         assert_eq!(
             visited,
             [

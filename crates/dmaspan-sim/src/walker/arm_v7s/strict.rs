@@ -38,11 +38,7 @@ impl Checked for ArmV7sWalker {
         others | u64::from(reserved_ap) << ap2
     }
 
-    fn read_entry<T: TableWords + ?Sized>(
-        &self,
-        tables: &T,
-        paddr: PhysAddr,
-    ) -> Result<u64, NotATable> {
+    fn read_entry(&self, tables: &dyn TableWords, paddr: PhysAddr) -> Result<u64, NotATable> {
         tables.read_u32(paddr).map(u64::from)
     }
 }

@@ -9,7 +9,7 @@ use dmaspan::{Iova, PhysAddr, Prot};
 
 use super::*;
 use crate::walker::arm_lpae::AddressHalf;
-use crate::walker::testing::{block, read, write};
+use crate::walker::testing::{block, read, steps, write};
 use crate::walker::{BadTable, Checked as _, NotATable, TableImage};
 
 const SMALL: u32 = 0x43e;
@@ -80,8 +80,7 @@ mod sizes {
         assert_eq!((page.group, page.leaf_lg2, page.group_lg2), (page.leaf, 12, 12));
         assert_eq!(page.prot, Prot::READ_WRITE | Prot::CACHE);
         assert_eq!((page.clean, page.update), (false, None));
-        let visited: Vec<_> = page
-            .tables
+        let visited: Vec<_> = steps(&walker, &image, 0x8_5123)
             .iter()
             .map(|step| (step.link.table.get(), step.link.block, step.entry))
             .collect();

@@ -4,7 +4,7 @@
 use dmaspan::Prot;
 
 use super::*;
-use crate::walker::testing::{block, read, set, shape, update, write};
+use crate::walker::testing::{block, read, set, shape, steps, update, write};
 use crate::walker::{BadTable, TableImage};
 
 fn walker(root: u64, input_lg2: u32) -> MockWalker {
@@ -25,10 +25,11 @@ fn four_levels_resolve_eight_bits_each() {
     set(&image, &[(0x808, 0x1003), (0x1010, 0x1803), (0x1818, 0x2003)]);
     set(&image, &[(0x2020, 0xf_ffff_1234_580d)]);
     let iova = 1 << 35 | 2 << 27 | 3 << 19 | 4 << 11 | 0x7bc;
-    let leaf = write(&walker(0x800, 43), &image, iova).unwrap();
+    let walker = walker(0x800, 43);
+    let leaf = write(&walker, &image, iova).unwrap();
     assert_eq!((leaf.paddr.get(), leaf.level), (0xf_ffff_1234_5fbc, 0));
     assert_eq!(leaf.leaf, block(iova & !0x7ff, 11));
-    let blocks: Vec<_> = leaf.tables.iter().map(|step| step.link.block).collect();
+    let blocks: Vec<_> = steps(&walker, &image, iova).iter().map(|step| step.link.block).collect();
     assert_eq!(blocks, [43, 35, 27, 19].map(|lg2| block(lg2::align_down(iova, lg2), lg2)));
 }
 

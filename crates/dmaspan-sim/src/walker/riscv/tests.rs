@@ -5,7 +5,7 @@
 use dmaspan::Prot;
 
 use super::*;
-use crate::walker::testing::{block, read, set, shape, tables, update, write};
+use crate::walker::testing::{block, read, set, shape, steps, tables, update, write};
 use crate::walker::{BadTable, TableImage};
 
 const SV39: u64 = 8 << 60;
@@ -56,11 +56,13 @@ mod levels {
         set(&image, &[(0x5028, 1 << 53 | 0x12345 << 10 | 0xd7)]);
         let iova = 1 << 48 | 2 << 39 | 3 << 30 | 4 << 21 | 5 << 12 | 0xabc;
         let paddr = 1 << 55 | 0x1234_5abc;
-        let leaf = write(&walker(first(SV57)), &image, iova).unwrap();
+        let five = walker(first(SV57));
+        let leaf = write(&five, &image, iova).unwrap();
         assert_eq!((leaf.paddr.get(), leaf.level), (paddr, 0));
         assert_eq!(leaf.leaf, block(iova & !0xfff, 12));
         assert_eq!(leaf.prot, Prot::READ_WRITE | Prot::CACHE | Prot::NOEXEC);
-        let levels: Vec<_> = leaf.tables.iter().map(|step| step.link.level).collect();
+        let levels: Vec<_> =
+            steps(&five, &image, iova).iter().map(|step| step.link.level).collect();
         assert_eq!(levels, [4, 3, 2, 1, 0]);
         let at = |mode, ppn| {
             walker(RiscvWalkRegisters {

@@ -5,7 +5,7 @@ use dmaspan::Prot;
 
 use super::*;
 use crate::walker::TableImage;
-use crate::walker::testing::{block, read, set, shape, tables, update, write};
+use crate::walker::testing::{block, read, set, shape, steps, tables, update, write};
 
 /// Three levels with the root at 0x1000, 46 bits of host address, 2M and 1G pages.
 const THREE: VtdSsWalkRegisters = VtdSsWalkRegisters {
@@ -40,7 +40,7 @@ fn each_address_width_has_its_levels() {
     assert_eq!(leaf.paddr.get(), 0x3fff_1234_5abc);
     assert_eq!((leaf.leaf, leaf.leaf_lg2, leaf.level), (block(iova & !0xfff, 12), 12, 1));
     assert_eq!(leaf.prot, Prot::READ_WRITE);
-    let blocks: Vec<_> = leaf.tables.iter().map(|step| step.link.block).collect();
+    let blocks: Vec<_> = steps(&five, &image, iova).iter().map(|step| step.link.block).collect();
     let expected = [57, 48, 39, 30, 21].map(|lg2| block(lg2::align_down(iova, lg2), lg2));
     assert_eq!(blocks, expected);
     // The same tables from the second and the third on.

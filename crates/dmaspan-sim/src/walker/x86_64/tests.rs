@@ -6,7 +6,7 @@ use dmaspan::Prot;
 
 use super::*;
 use crate::walker::TableImage;
-use crate::walker::testing::{block, read, set, shape, tables, update, write};
+use crate::walker::testing::{block, read, set, shape, steps, tables, update, write};
 
 const ROOT: X86_64WalkRegisters = X86_64WalkRegisters {
     root: 0x1000,
@@ -40,11 +40,12 @@ fn four_and_five_levels_resolve_nine_bits_each() {
     set(&image, &[(0x1008, 0x2007), (0x2010, 0x3007), (0x3018, 0x4007), (0x4020, 0x5007)]);
     set(&image, &[(0x5028, 0x3fff_1234_5007)]);
     let iova = 1 << 48 | 2 << 39 | 3 << 30 | 4 << 21 | 5 << 12 | 0xabc;
-    let leaf = write(&walker(X86_64WalkRegisters { levels: 5, ..ROOT }), &image, iova).unwrap();
+    let five = walker(X86_64WalkRegisters { levels: 5, ..ROOT });
+    let leaf = write(&five, &image, iova).unwrap();
     assert_eq!((leaf.paddr.get(), leaf.level), (0x3fff_1234_5abc, 1));
     assert_eq!(leaf.leaf, block(iova & !0xfff, 12));
     assert_eq!(leaf.prot, Prot::READ_WRITE | Prot::CACHE);
-    let levels: Vec<_> = leaf.tables.iter().map(|step| step.link.level).collect();
+    let levels: Vec<_> = steps(&five, &image, iova).iter().map(|step| step.link.level).collect();
     assert_eq!(levels, [5, 4, 3, 2, 1]);
     let four = walker(X86_64WalkRegisters { root: 0x2000, ..ROOT });
     assert_eq!(shape(read(&four, &image, iova & lg2::mask(48))), (0x3fff_1234_5abc, 12, 12, 1));
@@ -59,7 +60,7 @@ fn the_upper_half_is_reached_by_canonical_addresses_only() {
     let four = walker(ROOT);
     let last = read(&four, &image, u64::MAX).unwrap();
     assert_eq!((last.paddr.get(), last.leaf.last()), (0x5fff, Iova::new(u64::MAX)));
-    assert_eq!(last.tables.iter().next().unwrap().entry_paddr.get(), 0x1ff8);
+    assert_eq!(steps(&four, &image, u64::MAX)[0].entry_paddr.get(), 0x1ff8);
     assert!(read(&four, &image, 0xffff_8000_0000_0000).is_ok());
     for iova in [1 << 47, 1 << 48, 0xffff_7fff_ffff_ffff, 1 << 63] {
         assert_eq!(read(&four, &image, iova), Err((FaultKind::Translation, 4)), "{iova:#x}");

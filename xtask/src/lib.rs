@@ -36,6 +36,9 @@ pub enum Outcome {
     Skipped(String),
 }
 
+/// How a check ended, or in one line why it failed.
+pub type Checked = Result<Outcome, String>;
+
 /// The directory of the workspace.
 pub fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -117,7 +117,7 @@ struct Item {
 }
 
 /// The attribute that tests stand behind.
-const TEST: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
+pub(crate) const TEST: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
 /// What items begin with that do not end at a comma, as fields, variants and arms do.
 const ITEMS: [&str; 14] = [
     "fn", "mod", "use", "const", "static", "struct", "enum", "union", "impl", "type", "trait",

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{Outcome, ci, guest, hw, lines, msrv, no_std, package, peers, tidy};
+use xtask::{Checked, Outcome, ci, guest, hw, lines, msrv, no_std, package, peers, tidy};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -60,19 +60,12 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["tidy"] => run_tidy(),
-        ["lines"] => run_lines(&xtask::root()),
-        ["lines", checkout] if !checkout.starts_with('-') => run_lines(Path::new(checkout)),
-        ["no-std"] => match no_std::check() {
-            Ok(said) => {
-                xtask::say(&said);
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("no-std: {error}");
-                ExitCode::FAILURE
-            }
-        },
-        ["package"] => ended("package", package::check().map(|()| Outcome::Passed)),
+        ["lines"] => ended("lines", print_lines(&xtask::root())),
+        ["lines", checkout] if !checkout.starts_with('-') => {
+            ended("lines", print_lines(Path::new(checkout)))
+        }
+        ["no-std"] => ended("no-std", no_std::check()),
+        ["package"] => ended("package", package::check()),
         ["msrv"] => ended("msrv", msrv::check()),
         ["ci", "--full", names @ ..] => run_ci(ci::Extent::Full, names),
         ["ci", names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {
@@ -96,17 +89,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn with_options<T>(
-    name: &str,
-    options: Result<T, String>,
-    run: fn(&T) -> Result<(), String>,
-) -> ExitCode {
-    match options.map(|options| run(&options)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            eprintln!("{name}: {error}");
-            ExitCode::FAILURE
-        }
+fn with_options<T>(name: &str, options: Result<T, String>, run: fn(&T) -> Checked) -> ExitCode {
+    match options {
+        Ok(options) => ended(name, run(&options)),
         Err(error) => {
             eprintln!("{name}: {error}\n\n{USAGE}");
             ExitCode::from(2)
@@ -114,7 +99,7 @@ fn with_options<T>(
     }
 }
 
-fn ended(name: &str, ended: Result<Outcome, String>) -> ExitCode {
+fn ended(name: &str, ended: Checked) -> ExitCode {
     match ended {
         Ok(Outcome::Passed) => ExitCode::SUCCESS,
         Ok(Outcome::Skipped(why)) => {
@@ -139,17 +124,11 @@ fn run_ci(extent: ci::Extent, names: &[&str]) -> ExitCode {
     }
 }
 
-fn run_lines(checkout: &Path) -> ExitCode {
-    match Tree::read(checkout) {
-        Ok(tree) => {
-            xtask::say(&lines::table(&lines::count(&tree)));
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("lines: {} cannot be read: {error}", checkout.display());
-            ExitCode::FAILURE
-        }
-    }
+fn print_lines(checkout: &Path) -> Checked {
+    let tree = Tree::read(checkout);
+    let tree = tree.map_err(|error| format!("{} cannot be read: {error}", checkout.display()))?;
+    xtask::say(&lines::table(&lines::count(&tree)));
+    Ok(Outcome::Passed)
 }
 
 fn run_tidy() -> ExitCode {

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::process::{Command, Output};
 
-use crate::Outcome;
 use crate::published::{self, Package};
+use crate::{Checked, Outcome};
 
 /// Where the libraries are checked, below the target directory.
 const FOLDER: &str = "msrv";
@@ -19,7 +19,7 @@ const FOLDER: &str = "msrv";
 /// # Errors
 ///
 /// What failed, in one line; the compiler has said more by then.
-pub fn check() -> Result<Outcome, String> {
+pub fn check() -> Checked {
     let oldest = oldest(&published::packages()?, env!("CARGO_PKG_RUST_VERSION"));
     if oldest.is_empty() {
         return Err("no published library states a Rust older than the workspace's".to_owned());

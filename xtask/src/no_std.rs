@@ -7,17 +7,19 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::{Checked, Outcome};
+
 const MANIFEST: &str = "xtask/no-std/Cargo.toml";
 /// The crates that need nothing but `core` and `alloc`.
 const CRATES: [&str; 3] = ["dmaspan", "dmaspan-drivers", "dmaspan-nvme"];
 
 /// Builds the program, runs it where this machine can, and builds the crates for bare-metal targets
-/// as far as they are installed. Returns one line about what was done.
+/// as far as they are installed. Says what was done.
 ///
 /// # Errors
 ///
 /// What failed, in one line; the compiler has said more by then.
-pub fn check() -> Result<String, String> {
+pub fn check() -> Checked {
     let target = crate::target_directory().join("no-std");
     cargo(&["build", "--manifest-path", MANIFEST, "--target-dir"], &target)?;
     let mut said = String::from("no-std: core and drivers link without the standard library");
@@ -32,7 +34,8 @@ pub fn check() -> Result<String, String> {
         cargo(&arguments, &target)?;
         said.push_str(&format!("; they build for {triple}"));
     }
-    Ok(said)
+    crate::say(&said);
+    Ok(Outcome::Passed)
 }
 
 fn cargo(arguments: &[&str], target: &PathBuf) -> Result<(), String> {

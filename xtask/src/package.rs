@@ -9,7 +9,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::debian::{cannot_write, remove};
 use crate::published::{self, Package};
+use crate::{Checked, Outcome};
 
 /// Where archives are unpacked, below the target directory.
 const FOLDER: &str = "unpacked";
@@ -20,7 +22,7 @@ const FOLDER: &str = "unpacked";
 /// # Errors
 ///
 /// What failed, in one line; cargo has said more by then.
-pub fn check() -> Result<(), String> {
+pub fn check() -> Checked {
     let target = crate::target_directory();
     let archives = target.join("package");
     let mut package = crate::cargo(&["package", "--workspace", "--no-verify", "--allow-dirty"]);
@@ -55,7 +57,7 @@ pub fn check() -> Result<(), String> {
     }
     let names: Vec<_> = packages.iter().map(|package| package.name.as_str()).collect();
     crate::say(&format!("package: {} build and pass their examples unpacked", names.join(", ")));
-    Ok(())
+    Ok(Outcome::Passed)
 }
 
 /// What the folder of an unpacked package is called.
@@ -67,10 +69,7 @@ fn directory(package: &Package) -> String {
 fn make_empty(folder: &Path, packages: &[Package]) -> Result<(), String> {
     for package in packages {
         let old = folder.join(directory(package));
-        if old.exists() {
-            fs::remove_dir_all(&old)
-                .map_err(|error| format!("{} cannot be removed: {error}", old.display()))?;
-        }
+        remove(&old).map_err(|error| format!("{} cannot be removed: {error}", old.display()))?;
     }
     let made = fs::create_dir_all(folder);
     made.map_err(|error| format!("{} cannot be made: {error}", folder.display()))
@@ -141,7 +140,7 @@ fn manifest(packages: &[Package], root: &str) -> String {
 }
 
 fn write(file: &Path, text: &str) -> Result<(), String> {
-    fs::write(file, text).map_err(|error| format!("{} cannot be written: {error}", file.display()))
+    fs::write(file, text).map_err(|error| cannot_write(file, &error))
 }
 
 #[cfg(test)]

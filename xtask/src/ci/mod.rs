@@ -11,7 +11,7 @@ use std::{fs, io};
 
 use Extent::{Full, Quick};
 
-use crate::{cargo, guest, hw, msrv, no_std, package, report};
+use crate::{Checked, Outcome, cargo, guest, hw, msrv, no_std, package, report};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,71 +22,40 @@ pub enum Extent {
     Full,
 }
 
-/// How a check ended.
-enum Outcome {
-    Passed,
-    /// It could not run here; why.
-    Skipped(String),
-    /// It failed; why.
-    Failed(String),
-}
-
 /// A check and what it is called.
 struct Check {
     name: &'static str,
     /// The least extent that it belongs to.
     from: Extent,
-    run: fn(Extent) -> Outcome,
+    run: fn(Extent) -> Checked,
+}
+
+const fn quick(name: &'static str, run: fn(Extent) -> Checked) -> Check {
+    Check { name, from: Quick, run }
+}
+
+const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
+    Check { name, from: Full, run }
 }
 
 const CHECKS: [Check; 15] = [
-    Check { name: "formatting: cargo fmt --all --check", from: Quick, run: |_| formatting() },
-    Check {
-        name: "lints: cargo clippy --workspace --all-targets -- -D warnings",
-        from: Quick,
-        run: |_| lints(),
-    },
-    Check {
-        name: "documentation: cargo doc --workspace --no-deps",
-        from: Quick,
-        run: |_| documentation(),
-    },
-    Check {
-        name: "tests: cargo test --workspace --exclude dmaspan-qemu",
-        from: Quick,
-        run: |_| tests(),
-    },
-    Check { name: "hardware: cargo xtask hw", from: Quick, run: |_| hardware() },
-    Check { name: "guests: cargo xtask guest", from: Quick, run: |_| guests() },
-    Check { name: "soak: ten million operations under the sanitizer", from: Full, run: |_| soak() },
-    Check {
-        name: "interleavings: cargo test -p dmaspan --test loom",
-        from: Quick,
-        run: |_| interleavings(),
-    },
-    Check {
-        name: "core without std: cargo xtask no-std",
-        from: Quick,
-        run: |_| core_without_std(),
-    },
-    Check { name: "oldest Rust: cargo xtask msrv", from: Quick, run: |_| outcome(msrv::check()) },
-    Check { name: "packages: cargo xtask package", from: Quick, run: |_| packages() },
-    Check {
-        name: "dependencies: cargo deny check licenses bans sources",
-        from: Quick,
-        run: |_| dependencies(),
-    },
-    Check {
-        name: "main job: cargo run --release -q -- map 256M --runs 1 --format json",
-        from: Quick,
-        run: |_| main_job(),
-    },
-    Check { name: "commands: those of README.md", from: Quick, run: readme_commands },
-    Check {
-        name: "repeated: tests that count, fifty times beside two busy loops",
-        from: Full,
-        run: |_| failures(&repeated::run()),
-    },
+    quick("formatting: cargo fmt --all --check", |_| formatting()),
+    quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
+    quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
+    quick("tests: cargo test --workspace --exclude dmaspan-qemu", |_| tests()),
+    quick("hardware: cargo xtask hw", |_| hardware()),
+    quick("guests: cargo xtask guest", |_| guest::run(&guest::Options::parse(&[])?)),
+    full("soak: ten million operations under the sanitizer", |_| soak()),
+    quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
+    quick("core without std: cargo xtask no-std", |_| no_std::check()),
+    quick("oldest Rust: cargo xtask msrv", |_| msrv::check()),
+    quick("packages: cargo xtask package", |_| package::check()),
+    quick("dependencies: cargo deny check licenses bans sources", |_| dependencies()),
+    quick("main job: cargo run --release -q -- map 256M --runs 1 --format json", |_| main_job()),
+    quick("commands: those of README.md", |extent| failures(&readme::run(extent))),
+    full("repeated: tests that count, fifty times beside two busy loops", |_| {
+        failures(&repeated::run())
+    }),
 ];
 
 const FUZZ: &str = "fuzz/Cargo.toml";
@@ -125,12 +94,12 @@ pub fn run(extent: Extent, names: &[&str]) -> Result<bool, String> {
         let outcome = (check.run)(extent);
         let seconds = started.elapsed().as_secs();
         match outcome {
-            Outcome::Passed => println!("== passed in {seconds} s"),
-            Outcome::Skipped(reason) => {
+            Ok(Outcome::Passed) => println!("== passed in {seconds} s"),
+            Ok(Outcome::Skipped(reason)) => {
                 println!("== SKIP: {reason}");
                 skipped += 1;
             }
-            Outcome::Failed(reason) => {
+            Err(reason) => {
                 println!("== FAILED: {reason}");
                 failed.push(check.name);
             }
@@ -146,26 +115,27 @@ pub fn run(extent: Extent, names: &[&str]) -> Result<bool, String> {
 }
 
 /// Runs commands one after the other, until one fails.
-fn commands<const N: usize>(commands: [&mut Command; N]) -> Outcome {
-    match commands.into_iter().try_for_each(crate::run) {
-        Ok(()) => Outcome::Passed,
-        Err(why) => Outcome::Failed(why),
-    }
+fn commands<const N: usize>(commands: [&mut Command; N]) -> Checked {
+    commands.into_iter().try_for_each(crate::run).map(|()| Outcome::Passed)
 }
 
 /// How a check ended that found this, a line each.
-fn failures(found: &[String]) -> Outcome {
-    match found.is_empty() {
-        true => Outcome::Passed,
-        false => Outcome::Failed(found.join("\n   ")),
+fn failures(found: &[String]) -> Checked {
+    if found.is_empty() { Ok(Outcome::Passed) } else { Err(found.join("\n   ")) }
+}
+
+/// Runs a command, and shows what it printed where it fails; how it ended then.
+fn quietly(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("it did not start: {error}"))?;
+    if output.status.success() {
+        return Ok(());
     }
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    Err(output.status.to_string())
 }
 
-fn readme_commands(extent: Extent) -> Outcome {
-    failures(&readme::run(extent))
-}
-
-fn formatting() -> Outcome {
+fn formatting() -> Checked {
     commands([
         &mut cargo(&["fmt", "--all", "--check"]),
         &mut cargo(&["fmt", "--manifest-path", NO_STD, "--check"]),
@@ -174,22 +144,20 @@ fn formatting() -> Outcome {
 }
 
 /// Benchmarks are compiled here as well.
-fn lints() -> Outcome {
+fn lints() -> Checked {
     commands([&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])])
 }
 
-fn documentation() -> Outcome {
+fn documentation() -> Checked {
     let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
     commands([doc.env("RUSTDOCFLAGS", "-D warnings")])
 }
 
 /// `cargo test --workspace` without what [`hardware`] runs. Examples that must not compile have to
 /// fail with the error that they name, which rustdoc looks at only where unstable features are.
-fn tests() -> Outcome {
-    let rustdoc = match rustdoc_with_error_codes() {
-        Ok(rustdoc) => rustdoc,
-        Err(error) => return Outcome::Failed(format!("no script for rustdoc: {error}")),
-    };
+fn tests() -> Checked {
+    let rustdoc = rustdoc_with_error_codes();
+    let rustdoc = rustdoc.map_err(|error| format!("no script for rustdoc: {error}"))?;
     let mut test = cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"]);
     commands([test.env("RUSTDOC", rustdoc)])
 }
@@ -205,42 +173,23 @@ fn rustdoc_with_error_codes() -> io::Result<PathBuf> {
 
 /// Where there is no QEMU and none can be got, the tests that need none run, and whether that is a
 /// failure is the environment's to say.
-fn hardware() -> Outcome {
+fn hardware() -> Checked {
     match hw::ready() {
         Ok(folder) => commands([&mut hw::tests(&folder)]),
-        Err(reason) if hw::is_required() => Outcome::Failed(reason),
-        Err(reason) => match commands([&mut hw::tests_without_qemu()]) {
-            Outcome::Passed => Outcome::Skipped(reason),
-            outcome => outcome,
-        },
-    }
-}
-
-fn guests() -> Outcome {
-    let ended = guest::Options::parse(&[]).and_then(|options| guest::check(&options));
-    match outcome(ended) {
-        Outcome::Skipped(reason) if hw::is_required() => Outcome::Failed(reason),
-        outcome => outcome,
-    }
-}
-
-fn outcome(ended: Result<crate::Outcome, String>) -> Outcome {
-    match ended {
-        Ok(crate::Outcome::Passed) => Outcome::Passed,
-        Ok(crate::Outcome::Skipped(reason)) => Outcome::Skipped(reason),
-        Err(error) => Outcome::Failed(error),
+        Err(reason) if hw::is_required() => Err(reason),
+        Err(reason) => commands([&mut hw::tests_without_qemu()]).map(|_| Outcome::Skipped(reason)),
     }
 }
 
 /// `cargo test` has a short one of each.
-fn soak() -> Outcome {
+fn soak() -> Checked {
     let mut test = cargo(&["test", "--release", "-p", "dmaspan", "--test", "simulation", "soak"]);
     commands([test.env("DMASPAN_SOAK", "10000000")])
 }
 
 /// The core with loom's atomics in a target directory of its own: everything is built anew for the
 /// flag.
-fn interleavings() -> Outcome {
+fn interleavings() -> Checked {
     let mut test = cargo(&["test", "-p", "dmaspan", "--test", "loom", "--target-dir"]);
     let target = crate::target_directory().join("loom");
     // Unoptimised, the models need more stack than loom gives their threads.
@@ -248,41 +197,25 @@ fn interleavings() -> Outcome {
     commands([&mut test])
 }
 
-fn core_without_std() -> Outcome {
-    match no_std::check() {
-        Ok(said) => {
-            println!("{said}");
-            Outcome::Passed
-        }
-        Err(error) => Outcome::Failed(error),
-    }
-}
-
-fn packages() -> Outcome {
-    outcome(package::check().map(|()| crate::Outcome::Passed))
-}
-
-fn dependencies() -> Outcome {
+fn dependencies() -> Checked {
     let version = cargo(&["deny", "--version"]).stderr(Stdio::null()).output();
     if !version.is_ok_and(|version| version.status.success()) {
         let how = "https://github.com/EmbarkStudios/cargo-deny says how to install it";
-        return Outcome::Skipped(format!("cargo-deny is not installed; {how}"));
+        return Ok(Outcome::Skipped(format!("cargo-deny is not installed; {how}")));
     }
     commands([&mut cargo(&["deny", "check", "licenses", "bans", "sources"])])
 }
 
-fn main_job() -> Outcome {
-    let output = match cargo(&MAIN_JOB).stderr(Stdio::inherit()).output() {
-        Ok(output) => output,
-        Err(error) => return Outcome::Failed(format!("it did not start: {error}")),
-    };
+fn main_job() -> Checked {
+    let output = cargo(&MAIN_JOB).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| format!("it did not start: {error}"))?;
     let json = String::from_utf8_lossy(&output.stdout);
     print!("{json}");
     if !output.status.success() {
-        return Outcome::Failed(output.status.to_string());
+        return Err(output.status.to_string());
     }
     match report::check(&json, MAIN_JOB_BYTES) {
-        problems if problems.is_empty() => Outcome::Passed,
-        problems => Outcome::Failed(format!("the report is wrong:\n   {}", problems.join("\n   "))),
+        problems if problems.is_empty() => Ok(Outcome::Passed),
+        problems => Err(format!("the report is wrong:\n   {}", problems.join("\n   "))),
     }
 }

@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use super::Extent;
+use super::{Extent, quietly};
 use crate::hw;
 
 /// How a command is run.
@@ -157,20 +157,10 @@ pub(super) fn run(extent: Extent) -> Vec<String> {
         if let Some(folder) = &qemu {
             shell.env(hw::FOLDER, folder);
         }
-        let output = shell.args(["-c", line]).current_dir(crate::root()).output();
-        let how = match output {
-            Ok(output) if output.status.success() => {
-                println!("   {} s: {line}", started.elapsed().as_secs());
-                continue;
-            }
-            Ok(output) => {
-                print!("{}", String::from_utf8_lossy(&output.stdout));
-                eprint!("{}", String::from_utf8_lossy(&output.stderr));
-                output.status.to_string()
-            }
-            Err(error) => format!("it did not start: {error}"),
-        };
-        failed.push(format!("`{line}`: {how}"));
+        match quietly(shell.args(["-c", line]).current_dir(crate::root())) {
+            Ok(()) => println!("   {} s: {line}", started.elapsed().as_secs()),
+            Err(how) => failed.push(format!("`{line}`: {how}")),
+        }
     }
     failed
 }

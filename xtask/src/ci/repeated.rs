@@ -4,6 +4,7 @@ use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use super::quietly;
 use crate::cargo;
 
 /// How often each runs.
@@ -51,13 +52,5 @@ pub(super) fn run() -> Vec<String> {
 /// optimised, as they run often.
 fn passes(package: &str, program: &str, tests: &str) -> bool {
     let mut test = cargo(&["test", "--release", "-q", "-p", package, "--test", program, tests]);
-    match test.output() {
-        Ok(output) if output.status.success() => true,
-        Ok(output) => {
-            print!("{}", String::from_utf8_lossy(&output.stdout));
-            eprint!("{}", String::from_utf8_lossy(&output.stderr));
-            false
-        }
-        Err(_) => false,
-    }
+    quietly(&mut test).is_ok()
 }

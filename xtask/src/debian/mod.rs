@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub(crate) use place::{cannot_write, lock, remove};
+pub(crate) use place::{cannot_write, lock, remove, replace};
 use sources::Source;
 
 /// A processor that Debian's QEMU runs on.

@@ -8,7 +8,7 @@ use std::{env, io};
 
 use super::boots::On;
 use super::{packages, source};
-use crate::debian::{self, Machine, cannot_write, output_under, remove};
+use crate::debian::{self, Machine, cannot_write, output_under, remove, replace};
 
 /// Names the image of the kernel with iommufd.
 pub(super) const IMAGE: &str = "DMASPAN_GUEST_KERNEL";
@@ -146,21 +146,12 @@ fn fetch(
     let root = machine.root(&apt, packages::SUITES, lock)?;
     let mut failed = Vec::new();
     for &kernel in missing {
-        let new = folder.join(format!("{}.new", kernel.name));
-        let place = folder.join(kernel.name);
-        let written = |done: io::Result<()>| done.map_err(|error| cannot_write(&place, &error));
-        let done = written(remove(&new))
-            .and_then(|()| match kernel.origin {
-                Origin::Series(series) => unpack(&root, Some(series), &new, lock),
-                Origin::Newest => unpack(&root, None, &new, lock),
-                Origin::Image => source::build(&root, &new, lock),
-            })
-            .and_then(|()| written(remove(&place).and_then(|()| fs::rename(&new, &place))));
-        if let Err(why) = done {
-            // What cannot be removed is removed before the next attempt.
-            let _ = remove(&new);
-            failed.push((kernel.name, why));
-        }
+        let done = replace(&folder.join(kernel.name), |new| match kernel.origin {
+            Origin::Series(series) => unpack(&root, Some(series), new, lock),
+            Origin::Newest => unpack(&root, None, new, lock),
+            Origin::Image => source::build(&root, new, lock),
+        });
+        failed.extend(done.err().map(|why| (kernel.name, why)));
     }
     remove(&apt).map_err(|error| cannot_write(&apt, &error))?;
     Ok(failed)

@@ -30,7 +30,7 @@ use options::{Action, LeftOver, OneCommand};
 use qemu::{Limits, Machine, Stopped, Time};
 
 use crate::debian::{cannot_write, lock};
-use crate::{Outcome, hw};
+use crate::{Checked, Outcome, hw};
 
 pub use options::Options;
 
@@ -65,23 +65,14 @@ struct Ended {
 /// # Errors
 ///
 /// What failed, in one line; more was said by then.
-pub fn run(options: &Options) -> Result<(), String> {
+pub fn run(options: &Options) -> Checked {
     match check(options)? {
-        Outcome::Passed => Ok(()),
         Outcome::Skipped(why) if hw::is_required() => Err(why),
-        Outcome::Skipped(why) => {
-            println!("guest: SKIP: {why}");
-            Ok(())
-        }
+        outcome => Ok(outcome),
     }
 }
 
-/// As [`run`], but who calls says what is skipped.
-///
-/// # Errors
-///
-/// What failed, in one line; more was said by then.
-pub fn check(options: &Options) -> Result<Outcome, String> {
+fn check(options: &Options) -> Checked {
     if options.action == Action::List {
         list();
         return Ok(Outcome::Passed);
@@ -94,7 +85,7 @@ pub fn check(options: &Options) -> Result<Outcome, String> {
         Err(why) => return options.cannot(why),
     };
     let folder = crate::target_directory().join("guest");
-    let lock = lock(&folder).map_err(|error| cannot_write(&folder, &error))?;
+    let lock = lock(&folder)?;
     let work = Work::new(folder, program, options.left_over)?;
     let kernels = kernels::get(&options.kernels, &work.folder.join("kernels"), &lock);
     let mut skipped = Vec::new();
@@ -119,7 +110,7 @@ pub fn check(options: &Options) -> Result<Outcome, String> {
 impl Options {
     /// What is said where something cannot run here: boots are skipped, and a command that somebody
     /// wanted to run has failed.
-    fn cannot(&self, why: String) -> Result<Outcome, String> {
+    fn cannot(&self, why: String) -> Checked {
         match self.action {
             Action::Command(_) => Err(why),
             Action::List | Action::Boots => Ok(Outcome::Skipped(why)),

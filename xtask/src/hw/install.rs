@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::{bin, qemu};
-use crate::debian::{self, Architecture, Machine, cannot_write, lock, remove};
+use crate::debian::{self, Architecture, Machine, cannot_write, lock, remove, replace};
 
 const SUITES: &str = "trixie trixie-updates trixie-backports";
 /// The suite whose QEMU is new enough. It is newer than the machine's may be, so it comes with all
@@ -26,19 +26,11 @@ const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-arm", "qemu-system-
 /// What is missing or failed, in one line.
 pub(super) fn install(place: &Path) -> Result<(PathBuf, String), String> {
     let machine = Machine::here()?;
-    let lock = lock(place).map_err(|error| cannot_write(place, &error))?;
+    let lock = lock(place)?;
     if let Ok(version) = qemu::check(&bin(place)) {
         return Ok((bin(place), version));
     }
-    let new = place.with_extension("new");
-    remove(&new).map_err(|error| cannot_write(&new, &error))?;
-    let version = fill(&machine, &new, &lock).inspect_err(|_| {
-        // What cannot be removed is removed before the next attempt.
-        let _ = remove(&new);
-    })?;
-    remove(place)
-        .and_then(|()| fs::rename(&new, place))
-        .map_err(|error| cannot_write(place, &error))?;
+    let version = replace(place, |new| fill(&machine, new, &lock))?;
     Ok((bin(place), version))
 }
 

@@ -13,6 +13,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::{Checked, Outcome};
+
 pub(crate) use qemu::program;
 
 /// The variable of the environment that names the folder of QEMU's programs.
@@ -56,16 +58,14 @@ impl Options {
 /// # Errors
 ///
 /// What is missing or failed, in one line; the tests have said more by then.
-pub fn run(options: &Options) -> Result<(), String> {
+pub fn run(options: &Options) -> Checked {
     let folder = ready()?;
-    let arguments = match options {
-        Options::Install => {
-            println!("{}", folder.display());
-            return Ok(());
-        }
-        Options::Test(arguments) => arguments,
-    };
-    crate::run(tests(&folder).args(arguments)).map_err(|why| format!("the tests failed: {why}"))
+    match options {
+        Options::Install => println!("{}", folder.display()),
+        Options::Test(arguments) => crate::run(tests(&folder).args(arguments))
+            .map_err(|why| format!("the tests failed: {why}"))?,
+    }
+    Ok(Outcome::Passed)
 }
 
 /// The folder of a QEMU that serves; installs one where there is none.
@@ -90,7 +90,7 @@ pub fn ready() -> Result<PathBuf, String> {
 
 /// The tests against a QEMU that is ready: without it they fail.
 pub fn tests(folder: &Path) -> Command {
-    let mut cargo = crate::cargo(&["test", "-p", "dmaspan-qemu"]);
+    let mut cargo = tests_without_qemu();
     cargo.env(FOLDER, folder).env(SKIPS, NO_SKIPS);
     cargo
 }

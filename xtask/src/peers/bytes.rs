@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use super::{Options, build_peers, build_program};
+use crate::{Checked, Outcome};
 
 /// The package, and its program, that drives both sides.
 const COMPARISON: &str = "dmaspan-peers";
@@ -12,7 +13,7 @@ const COMPARISON: &str = "dmaspan-peers";
 /// # Errors
 ///
 /// What is missing, or that something differs; the program has said what by then.
-pub(super) fn run(options: &Options) -> Result<(), String> {
+pub(super) fn run(options: &Options) -> Checked {
     build_peers(&options.work, &["bytes"])?;
     let program = build_program(&["-p", COMPARISON], COMPARISON)?;
     let mut command = Command::new(&program);
@@ -24,7 +25,7 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
         command.args(["--configurations", &configurations.to_string()]);
     }
     match command.stdin(Stdio::null()).status() {
-        Ok(status) if status.success() => Ok(()),
+        Ok(status) if status.success() => Ok(Outcome::Passed),
         Ok(_) => Err("the tables differ from Linux's; how is above".to_owned()),
         Err(error) => Err(format!("`{}` did not start: {error}", program.display())),
     }

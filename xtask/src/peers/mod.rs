@@ -18,6 +18,8 @@ use std::process::{Command, Stdio};
 use plan::{BUILDS, Comparison, Peer, Versus, with_one_thread};
 use samples::Samples;
 
+use crate::{Checked, Outcome};
+
 /// The benchmark of the crate `dmaspan`.
 const OWN_BENCHMARK: &str = "peers";
 
@@ -113,7 +115,7 @@ fn number(value: &str) -> Result<u64, String> {
 /// # Errors
 ///
 /// What is missing or failed, in one line; the tools called have said more by then.
-pub fn run(options: &Options) -> Result<(), String> {
+pub fn run(options: &Options) -> Checked {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         return Err("Linux's page tables are built and run on Linux on x86-64 only".to_owned());
     }
@@ -165,7 +167,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     for absent in peers.collect::<BTreeSet<_>>() {
         eprintln!("peers: SKIP: this Linux has no {absent}");
     }
-    Ok(())
+    Ok(Outcome::Passed)
 }
 
 /// Runs the builds of a peer, one behind the other, on all its cases.

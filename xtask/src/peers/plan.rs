@@ -214,32 +214,26 @@ pub(super) fn comparisons(filter: &str) -> Vec<Comparison> {
         for &case in cases {
             for operation in ["map", "unmap"] {
                 let versus = peers.iter().map(|&peer| (Versus::Linux(peer), case, ""));
-                all.extend(against(format, case, operation, versus));
+                all.extend(versus.map(|versus| against(format, case, operation, versus)));
             }
         }
         if format == "v7s" {
             continue;
         }
         for (case, steps) in SPANS_CASES {
-            let versus = peers.iter().flat_map(|&peer| {
-                steps.map(|(their_case, how)| (Versus::Linux(peer), their_case, how))
-            });
-            all.extend(against(format, case, "unmap", versus));
+            for (&peer, (theirs, how)) in peers.iter().flat_map(|peer| steps.map(|it| (peer, it))) {
+                all.push(against(format, case, "unmap", (Versus::Linux(peer), theirs, how)));
+            }
         }
         for (two, one) in PAIR_CASES {
+            all.push(against(format, two, "pair", (Versus::OneThread, one, "")));
             let linux = peers.iter().map(|&peer| (Versus::Linux(peer), two, ""));
-            let versus = [(Versus::OneThread, one, "")].into_iter().chain(linux);
-            all.extend(against(format, two, "pair", versus));
+            all.extend(linux.map(|versus| against(format, two, "pair", versus)));
         }
     }
     all.extend(domain_comparisons());
     for (case, operation) in IOVA_CASES {
-        all.extend(against(
-            "iova",
-            case,
-            operation,
-            [(Versus::Linux(&IOVA), case, "")].into_iter(),
-        ));
+        all.push(against("iova", case, operation, (Versus::Linux(&IOVA), case, "")));
     }
     all.extend(swiotlb_comparisons());
     all.retain(|comparison| comparison.name().contains(filter));
@@ -251,22 +245,16 @@ fn domain_comparisons() -> Vec<Comparison> {
     let (mut all, peer) = (Vec::new(), || Versus::Linux(&IO_PGTABLE_ARM));
     for (case, theirs, how) in DOMAIN_CASES {
         for operation in ["map", "unmap"] {
-            all.extend(against("lpae", case, operation, [(peer(), theirs, how)].into_iter()));
+            all.push(against("lpae", case, operation, (peer(), theirs, how)));
         }
     }
     for (case, theirs) in DOMAIN_PAIRS {
-        let versus = [(peer(), theirs, "page by page")];
-        all.extend(against("lpae", case, "pair", versus.into_iter()));
+        all.push(against("lpae", case, "pair", (peer(), theirs, "page by page")));
     }
     let (case, theirs) = DOMAIN_PAIRS[1];
-    let versus = [(Versus::GainOfOneThread(&IO_PGTABLE_ARM), theirs, "")];
-    all.extend(against("lpae", case, "pair", versus.into_iter()));
-    all.extend(against(
-        "lpae",
-        "dma_pair_4k_1",
-        "pair",
-        [(peer(), "4k_1", "tables only")].into_iter(),
-    ));
+    let gain = Versus::GainOfOneThread(&IO_PGTABLE_ARM);
+    all.push(against("lpae", case, "pair", (gain, theirs, "")));
+    all.push(against("lpae", "dma_pair_4k_1", "pair", (peer(), "4k_1", "tables only")));
     all
 }
 
@@ -277,32 +265,28 @@ fn swiotlb_comparisons() -> Vec<Comparison> {
     let alone = (two, Versus::OneThread, one);
     let linux = SWIOTLB_CASES.map(|(case, peer)| (case, Versus::Linux(peer), case));
     let all = linux.into_iter().chain(parking).chain([alone]);
-    all.flat_map(|(case, versus, theirs)| {
-        against("swiotlb", case, "pair", [(versus, theirs, "")].into_iter())
-    })
-    .collect()
+    all.map(|(case, versus, theirs)| against("swiotlb", case, "pair", (versus, theirs, "")))
+        .collect()
 }
 
 fn against(
     format: &'static str,
     case: &'static str,
     operation: &'static str,
-    versus: impl Iterator<Item = (Versus, &'static str, &'static str)>,
-) -> impl Iterator<Item = Comparison> {
-    versus.map(move |(versus, their_case, how)| {
-        let peer = match versus {
-            Versus::Linux(peer) if how.is_empty() => peer.name.to_owned(),
-            Versus::Linux(peer) => format!("{}, {how}", peer.name),
-            Versus::OneThread => "dmaspan, one thread".to_owned(),
-            Versus::GainOfOneThread(_) => "gain of one thread".to_owned(),
-        };
-        let goal = GOALS.iter().find(|(formats, of, what, beginning, _)| {
-            let same = (*of, *what) == (case, operation) && formats.contains(&format);
-            same && peer.starts_with(beginning)
-        });
-        let goal = goal.map(|&(.., least)| least);
-        Comparison { format, case, operation, versus, their_case, peer, goal }
-    })
+    (versus, their_case, how): (Versus, &'static str, &str),
+) -> Comparison {
+    let peer = match versus {
+        Versus::Linux(peer) if how.is_empty() => peer.name.to_owned(),
+        Versus::Linux(peer) => format!("{}, {how}", peer.name),
+        Versus::OneThread => "dmaspan, one thread".to_owned(),
+        Versus::GainOfOneThread(_) => "gain of one thread".to_owned(),
+    };
+    let goal = GOALS.iter().find(|(formats, of, what, beginning, _)| {
+        let same = (*of, *what) == (case, operation) && formats.contains(&format);
+        same && peer.starts_with(beginning)
+    });
+    let goal = goal.map(|&(.., least)| least);
+    Comparison { format, case, operation, versus, their_case, peer, goal }
 }
 
 #[cfg(test)]

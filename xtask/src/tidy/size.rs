@@ -52,11 +52,10 @@ fn is_tests(path: &str) -> bool {
 
 /// The first line of the `mod tests` that ends the file; beyond the last where there is none.
 fn tests_at_end(rust: &Lexed) -> usize {
-    let attribute = ["#", "[", "cfg", "(", "test", ")", "]"];
     (0..rust.tokens.len())
-        .filter(|&index| rust.says(index, &attribute))
-        .filter(|&index| rust.says(index + attribute.len(), &["mod", "tests", "{"]))
-        .find(|&index| rust.behind(index + attribute.len() + 2) == rust.tokens.len())
+        .filter(|&index| rust.says(index, &lines::TEST))
+        .filter(|&index| rust.says(index + lines::TEST.len(), &["mod", "tests", "{"]))
+        .find(|&index| rust.behind(index + lines::TEST.len() + 2) == rust.tokens.len())
         .map_or(usize::MAX, |index| rust.tokens[index].line)
 }
 

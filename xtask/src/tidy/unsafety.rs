@@ -6,112 +6,128 @@ use crate::lexer::Lexed;
 use crate::problem::Problem;
 use crate::tree::Tree;
 
-const CORE: &str = "crates/dmaspan/src/";
-/// Where the core promises something itself: in which files, and by which trait.
-const PROMISES: [(&str, &str); 5] = [
-    ("io_pgtable/formats/", "Format"),
-    ("platform.rs", "RawMutex"),
-    ("dma/memory.rs", "DmaMemory"),
-    ("dma/memory.rs", "FromRegistered"),
-    ("dma/bounce.rs", "BouncePool"),
-];
-const LINUX: &str = "crates/dmaspan-linux/src/";
-/// What the Linux crate promises anywhere.
-const LINUX_PROMISES: [&str; 2] = ["Pinner", "PoolMemory"];
-const DRIVERS: &str = "crates/dmaspan-drivers/src/";
-/// What the drivers promise anywhere.
-const DRIVERS_PROMISES: [&str; 4] = ["IommuOps", "Port", "PortHooks", "Host"];
-const QEMU: &str = "crates/dmaspan-qemu/src/";
-/// What the test harness promises anywhere.
-const QEMU_PROMISES: [&str; 5] = ["Host", "Structure", "DmaMemory", "TableMemory", "PoolMemory"];
-/// Where benchmarks stand in for hardware and for a former Linux, without what those promise.
-const MODELS: &str = "crates/dmaspan-bench/src/models/";
-const PROGRAMS: [&str; 2] = ["crates/dmaspan-cli/src/", "crates/dmaspan-bench/src/"];
-const NVME: &str = "examples/nvme/src/";
-/// What the example declares where, and where it is more than that: the files that promise what
-/// VFIO does, that PRPs are right and that an allocator is one.
-const NVME_DECLARES: [(&str, &str); 2] = [("access.rs", "trait"), ("io.rs", "fn")];
-const NVME_PROMISES: [&str; 3] =
-    ["vfio.rs", "bin/dmaspan-nvme/counting.rs", "bin/dmaspan-nvme/hand.rs"];
-const PEERS: &str = "crates/dmaspan-peers/src/";
-/// Where the comparison with Linux frees tables that no hardware walks, and what it promises.
-const PEERS_PLACE: &str = "run.rs";
-const PEERS_PROMISE: &str = "TableMemory";
-const GUEST: &str = "crates/dmaspan-guest/src/";
-/// Where the guests' program does what its system calls and applications do.
-const GUEST_PLACES: [&str; 2] = ["cases/plain.rs", "cases/adopted.rs"];
+/// A part of the tree, and where unsafe code may stand in it. Places are what the paths of files
+/// begin with, from there on.
+struct Part {
+    at: &'static str,
+    /// Where it may declare unsafe traits and functions, by the word behind `unsafe`.
+    declares: &'static [(&'static str, &'static str)],
+    /// Where it may promise something: by which trait.
+    promises: &'static [(&'static str, &'static str)],
+    /// Where anything may be unsafe.
+    places: &'static [&'static str],
+    /// What is to be done with all else.
+    otherwise: &'static str,
+}
 
-/// Finds unsafe code where the design has none: in the core only declarations of unsafe traits and
-/// functions and a few promises, in the Linux crate only `sys/` and `mem/` and
-/// implementations of `Pinner` and `PoolMemory`, in the drivers `mmio.rs` and what they promise as
-/// drivers, in the harness for QEMU `ram.rs` and promises, in the guests' program
-/// `cases/plain.rs` and `cases/adopted.rs`, in the comparison with Linux `run.rs` and a promise, in
-/// the programs nothing but in the benchmarks' `models/`, and in the NVMe driver declarations, what
-/// VFIO promises, PRPs for comparison, and a counting allocator.
+/// Traits and functions, anywhere.
+const DECLARATIONS: &[(&str, &str)] = &[("", "trait"), ("", "fn")];
+
+/// A program, which has no unsafe code.
+const fn program(at: &'static str) -> Part {
+    let otherwise =
+        "a program has no unsafe code; move it to a library crate behind a safe function";
+    Part { at, declares: &[], promises: &[], places: &[], otherwise }
+}
+
+/// In this order: the first part that has a file counts.
+const PARTS: [Part; 9] = [
+    Part {
+        at: "crates/dmaspan/src/",
+        declares: DECLARATIONS,
+        promises: &[
+            ("io_pgtable/formats/", "Format"),
+            ("platform.rs", "RawMutex"),
+            ("dma/memory.rs", "DmaMemory"),
+            ("dma/memory.rs", "FromRegistered"),
+            ("dma/bounce.rs", "BouncePool"),
+        ],
+        places: &[],
+        otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself; \
+                    take what is needed through such a trait",
+    },
+    Part {
+        at: "crates/dmaspan-linux/src/",
+        declares: &[],
+        promises: &[("", "Pinner"), ("", "PoolMemory")],
+        places: &["sys/", "sys.rs", "mem/", "mem.rs"],
+        otherwise: "unsafe code of this crate stands in `sys/` and `mem/`; move it there behind a \
+                    safe function",
+    },
+    Part {
+        at: "crates/dmaspan-drivers/src/",
+        declares: DECLARATIONS,
+        promises: &[("", "IommuOps"), ("", "Port"), ("", "PortHooks"), ("", "Host")],
+        places: &["mmio.rs"],
+        otherwise: "unsafe code of the drivers stands in `mmio.rs`, besides the promises of \
+                    `IommuOps`, `Port`, `PortHooks` and `Host`",
+    },
+    Part {
+        at: "crates/dmaspan-qemu/src/",
+        declares: &[],
+        promises: &[
+            ("", "Host"),
+            ("", "Structure"),
+            ("", "DmaMemory"),
+            ("", "TableMemory"),
+            ("", "PoolMemory"),
+        ],
+        places: &["ram.rs"],
+        otherwise: "unsafe code of the harness stands in `ram.rs`",
+    },
+    Part {
+        // What system calls and applications do.
+        at: "crates/dmaspan-guest/src/",
+        declares: &[],
+        promises: &[],
+        places: &["cases/plain.rs", "cases/adopted.rs"],
+        otherwise: "unsafe code of the guests' program stands in `cases/plain.rs` and \
+                    `cases/adopted.rs`",
+    },
+    Part {
+        at: "crates/dmaspan-peers/src/",
+        declares: &[],
+        promises: &[("", "TableMemory")],
+        places: &["run.rs"],
+        otherwise: "unsafe code of the comparison with Linux stands in `run.rs`, which frees \
+                    tables, besides the promise of `TableMemory`",
+    },
+    program("crates/dmaspan-cli/src/"),
+    Part {
+        // These stand in for hardware and for a former Linux, without what those promise.
+        places: &["models/"],
+        ..program("crates/dmaspan-bench/src/")
+    },
+    Part {
+        at: "examples/nvme/src/",
+        declares: &[("access.rs", "trait"), ("io.rs", "fn")],
+        promises: &[],
+        // They promise what VFIO does, that an allocator is one, and that PRPs are right.
+        places: &["vfio.rs", "bin/dmaspan-nvme/counting.rs", "bin/dmaspan-nvme/hand.rs"],
+        otherwise: "the NVMe driver has no unsafe code: what it relies on is promised in \
+                    `vfio.rs`, by whoever implements the traits of `access.rs`",
+    },
+];
+
+/// Finds unsafe code where the design has none, which is wherever [`PARTS`] does not let it stand.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for (file, rust) in tree.rust("crates/").chain(tree.rust(NVME)) {
+    for (file, rust) in tree.rust("") {
         let path = file.path.as_str();
+        let Some(part) = PARTS.iter().find(|part| path.starts_with(part.at)) else { continue };
+        let is_in = |place: &str| path[part.at.len()..].starts_with(place);
         for index in (0..rust.tokens.len()).filter(|&index| rust.text(index) == "unsafe") {
-            let what = if path.starts_with(CORE) {
-                let declares = matches!(rust.text(index + 1), "trait" | "fn");
-                let promises = PROMISES.iter().any(|(place, name)| {
-                    path[CORE.len()..].starts_with(place) && implements(rust, index, name)
-                });
-                if declares || promises {
-                    continue;
-                }
-                "the core declares unsafe traits and functions and does nothing unsafe itself; \
-                 take what is needed through such a trait"
-            } else if let Some(inner) = path.strip_prefix(LINUX) {
-                let folder = inner.split('/').next().unwrap_or(inner).trim_end_matches(".rs");
-                let promises = LINUX_PROMISES.iter().any(|name| implements(rust, index, name));
-                if matches!(folder, "sys" | "mem") || promises {
-                    continue;
-                }
-                "unsafe code of this crate stands in `sys/` and `mem/`; move it there behind a \
-                 safe function"
-            } else if let Some(inner) = path.strip_prefix(DRIVERS) {
-                let declares = matches!(rust.text(index + 1), "trait" | "fn");
-                let promises = DRIVERS_PROMISES.iter().any(|name| implements(rust, index, name));
-                if inner == "mmio.rs" || declares || promises {
-                    continue;
-                }
-                "unsafe code of the drivers stands in `mmio.rs`, besides the promises of \
-                 `IommuOps`, `Port`, `PortHooks` and `Host`"
-            } else if let Some(inner) = path.strip_prefix(QEMU) {
-                let promises = QEMU_PROMISES.iter().any(|name| implements(rust, index, name));
-                if inner == "ram.rs" || promises {
-                    continue;
-                }
-                "unsafe code of the harness stands in `ram.rs`"
-            } else if let Some(inner) = path.strip_prefix(GUEST) {
-                if GUEST_PLACES.contains(&inner) {
-                    continue;
-                }
-                "unsafe code of the guests' program stands in `cases/plain.rs` and \
-                 `cases/adopted.rs`"
-            } else if let Some(inner) = path.strip_prefix(PEERS) {
-                if inner == PEERS_PLACE || implements(rust, index, PEERS_PROMISE) {
-                    continue;
-                }
-                "unsafe code of the comparison with Linux stands in `run.rs`, which frees tables, \
-                 besides the promise of `TableMemory`"
-            } else if path.starts_with(MODELS) {
-                continue;
-            } else if PROGRAMS.iter().any(|program| path.starts_with(program)) {
-                "a program has no unsafe code; move it to a library crate behind a safe function"
-            } else if let Some(inner) = path.strip_prefix(NVME) {
-                let declares = NVME_DECLARES.contains(&(inner, rust.text(index + 1)));
-                if declares || NVME_PROMISES.contains(&inner) {
-                    continue;
-                }
-                "the NVMe driver has no unsafe code: what it relies on is promised in `vfio.rs`, \
-                 by whoever implements the traits of `access.rs`"
-            } else {
-                continue;
-            };
-            problems.push(Problem::new(path, rust.tokens[index].line, what.to_owned()));
+            let declares =
+                |&(place, what): &(&str, &str)| is_in(place) && rust.text(index + 1) == what;
+            let promises =
+                |&(place, name): &(&str, &str)| is_in(place) && implements(rust, index, name);
+            let may = part.declares.iter().any(declares)
+                || part.promises.iter().any(promises)
+                || part.places.iter().any(|place| is_in(place));
+            if !may {
+                let what = part.otherwise.to_owned();
+                problems.push(Problem::new(path, rust.tokens[index].line, what));
+            }
         }
     }
     problems

@@ -1,5 +1,7 @@
 //! The errors of making a driver, a stream or a domain.
 
+use core::ops::RangeInclusive;
+
 use dmaspan::Errno;
 use dmaspan::iommu::HardwareError;
 
@@ -58,6 +60,24 @@ pub enum Error {
 }
 
 impl Error {
+    /// Refuses a number of a configuration that is not within its limits.
+    pub(crate) fn check(
+        what: &'static str,
+        value: u32,
+        limits: RangeInclusive<u32>,
+    ) -> Result<(), Self> {
+        if limits.contains(&value) {
+            return Ok(());
+        }
+        let limit = value.clamp(*limits.start(), *limits.end());
+        Err(Self::Config { what, value: value.into(), limit: limit.into() })
+    }
+
+    /// The hardware has no such thing, as `register` says.
+    pub(crate) fn unsupported(what: &'static str, register: impl Into<u64>) -> Self {
+        Self::Unsupported { what, value: register.into() }
+    }
+
     /// Returns what a front end that looks like Linux answers.
     pub const fn errno(&self) -> Errno {
         match self {

@@ -1,9 +1,11 @@
 //! A kernel or a process that runs a driver implements [`Host`]: memory, a lock, and patience.
 
 use core::hint;
+use core::ops::Not;
 use core::sync::atomic::AtomicU64;
 
 use dmaspan::PhysAddr;
+use dmaspan::iommu::HardwareError;
 use lock_api::RawMutex;
 
 /// There is no memory for a structure of hardware.
@@ -95,6 +97,33 @@ unsafe impl<H: Host + ?Sized> Host for alloc::sync::Arc<H> {
     fn again(&self, polls: u32) -> Again {
         (**self).again(polls)
     }
+}
+
+/// The error of registers that read as all ones: there is no device any more.
+pub(crate) fn gone(status: impl Into<u64>) -> HardwareError {
+    let what = "the IOMMU is gone: its registers read as all ones";
+    HardwareError { what, status: status.into() }
+}
+
+/// Reads a register until it is as it should be.
+///
+/// # Errors
+///
+/// [`gone`], and `what` where the host gives up before.
+pub(crate) fn settle<T>(
+    host: &impl Host,
+    read: impl Fn() -> T,
+    is_settled: impl Fn(T) -> bool,
+    what: &'static str,
+) -> Result<T, HardwareError>
+where
+    T: Copy + Default + PartialEq + Not<Output = T> + Into<u64>,
+{
+    let settled = poll(host, || match read() {
+        ones if ones == !T::default() => Some(Err(gone(ones))),
+        value => is_settled(value).then_some(Ok(value)),
+    });
+    settled.unwrap_or_else(|| Err(HardwareError { what, status: read().into() }))
 }
 
 /// Looks at hardware until it has answered or the host gives up.

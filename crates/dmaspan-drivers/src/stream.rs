@@ -62,6 +62,14 @@ pub unsafe trait PortHooks<D: PagingDomain>: StreamHooks {
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError>;
 }
 
+/// Refuses a domain by the first of the conditions that does not hold.
+pub(crate) fn require(conditions: &[(bool, &'static str)]) -> Result<(), Incompatible> {
+    match conditions.iter().find(|(holds, _)| !holds) {
+        Some(&(_, what)) => Err(Incompatible { what }),
+        None => Ok(()),
+    }
+}
+
 impl<D, X: StreamHooks> IommuStream<D, X> {
     pub(crate) fn new(hooks: X, claimed: Arc<ClaimedStream<X::Lock>>) -> Self {
         Self { hooks, claimed, domains: PhantomData }

@@ -5,12 +5,11 @@ use dmaspan::{Iova, lg2};
 use lock_api::{Mutex, RawMutex};
 
 use super::AmdVi;
-use super::queue::gone;
 use super::spec::{
     Access, BUFFER_LENGTH_SHIFT, Event, LG2_RECORD, control, hardware_event, register, status,
 };
 use crate::faults::Handled;
-use crate::host::{Host, Structure, poll};
+use crate::host::{Host, Structure, gone, poll};
 use crate::mmio::Mmio;
 use crate::structure::Words;
 
@@ -118,7 +117,7 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
         let mut refused = Ok(());
         let status = self.registers.read32(register::STATUS);
         if status == status::GONE {
-            return Err(gone(status.into()));
+            return Err(gone(status));
         }
         if status & status::EVENT_INTERRUPT != 0 {
             // Before the log is read, so that what comes later interrupts again.

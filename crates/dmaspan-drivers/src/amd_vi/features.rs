@@ -74,23 +74,20 @@ impl AmdViFeatures {
         let bits = |shift: u32| config.miscellaneous >> shift & capability::BITS_MASK;
         let output_bits = bits(capability::PHYSICAL_BITS_SHIFT);
         if !(32..=52).contains(&output_bits) {
-            let value = config.miscellaneous.into();
-            return Err(Error::Unsupported { what: "physical addresses of 32 to 52 bits", value });
+            let what = "physical addresses of 32 to 52 bits";
+            return Err(Error::unsupported(what, config.miscellaneous));
         }
         let virtual_bits = bits(capability::VIRTUAL_BITS_SHIFT);
         if !(32..=64).contains(&virtual_bits) {
-            let value = config.miscellaneous.into();
-            return Err(Error::Unsupported { what: "device addresses of 32 to 64 bits", value });
+            let what = "device addresses of 32 to 64 bits";
+            return Err(Error::unsupported(what, config.miscellaneous));
         }
         let more = extended >> feature::LEVELS_SHIFT & feature::LEVELS_MASK;
         let levels = match more {
             0 => 4,
             1 => 5,
             2 => 6,
-            _ => {
-                let what = "host tables";
-                return Err(Error::Unsupported { what, value: extended });
-            }
+            _ => return Err(Error::unsupported("host tables", extended)),
         };
         let both = feature::ACCESSED | feature::DIRTY;
         Ok(Self {

@@ -72,13 +72,13 @@ use stream::AmdViStreamHooks;
 
 use crate::error::Error;
 use crate::faults::{INTERRUPTS, Streams, region};
-use crate::host::{Host, NoMemory, poll};
+use crate::host::{Host, NoMemory, gone, settle};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
 use crate::stream::IommuStream;
 use crate::structure::Words;
 use events::Events;
-use queue::{Commands, Control, gone};
+use queue::{Commands, Control};
 use spec::{BUFFER_LENGTHS, Command, LG2_RECORD, control, register, status};
 use tables::{Devices, FIRST_DOMAIN};
 
@@ -159,18 +159,9 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
     fn start(&self) -> Result<(), HardwareError> {
         let registers = &self.registers;
         self.control.change(registers, control::FIRMWARE, 0);
-        let mut last = 0;
-        let stopped = poll(&self.host, || {
-            last = registers.read32(register::STATUS);
-            (last & status::RUN == 0).then_some(())
-        });
-        if last == status::GONE {
-            return Err(gone(last.into()));
-        }
-        if stopped.is_none() {
-            let what = "the queues that firmware set up did not stop";
-            return Err(HardwareError { what, status: last.into() });
-        }
+        let status = || registers.read32(register::STATUS);
+        let what = "the queues that firmware set up did not stop";
+        settle(&self.host, status, |status| status & status::RUN == 0, what)?;
         // Before the event log is told of: QEMU does not take it while an interrupt is pending.
         registers.write32(register::STATUS, status::CLEARED);
         // Devices pass in the exclusion range, whatever their entries say, unless bits 1:0 of its
@@ -279,26 +270,14 @@ pub fn reserved_regions() -> impl Iterator<Item = ReservedRegion> {
 
 /// Whether hardware can be told of it.
 fn check(config: &AmdViConfig) -> Result<(), Error> {
-    let buffers = [
-        ("log2 of the length of the command buffer", config.lg2_commands),
-        ("log2 of the length of the event log", config.lg2_events),
-    ];
-    for (what, lg2_entries) in buffers {
-        if !BUFFER_LENGTHS.contains(&lg2_entries) {
-            let (least, most) = (*BUFFER_LENGTHS.start(), *BUFFER_LENGTHS.end());
-            let limit = if lg2_entries < least { least } else { most };
-            return Err(Error::Config { what, value: lg2_entries.into(), limit: limit.into() });
-        }
+    let length = "log2 of the length of the command buffer";
+    Error::check(length, config.lg2_commands, BUFFER_LENGTHS)?;
+    Error::check("log2 of the length of the event log", config.lg2_events, BUFFER_LENGTHS)?;
+    if let Some(bit) = config.encryption_bit {
+        Error::check("the bit of encrypted memory", bit, 32..=51)?;
     }
-    if let Some(bit) = config.encryption_bit.filter(|bit| !(32..=51).contains(bit)) {
-        let (what, limit) = ("the bit of encrypted memory", if bit < 32 { 32 } else { 51 });
-        return Err(Error::Config { what, value: bit.into(), limit });
-    }
-    if config.last_domain < FIRST_DOMAIN {
-        let (value, limit) = (config.last_domain.into(), FIRST_DOMAIN.into());
-        return Err(Error::Config { what: "the last domain ID", value, limit });
-    }
-    Ok(())
+    let domains = FIRST_DOMAIN.into()..=u16::MAX.into();
+    Error::check("the last domain ID", config.last_domain.into(), domains)
 }
 
 /// The device table, an empty page table, the command buffer, the word that says what is done, and

@@ -10,7 +10,7 @@ use dmaspan::iommu::HardwareError;
 use lock_api::{Mutex, RawMutex};
 
 use super::spec::{BUFFER_LENGTH_SHIFT, Command, LG2_RECORD, control, register, status};
-use crate::host::{Host, poll};
+use crate::host::{Host, gone, poll};
 use crate::mmio::Mmio;
 use crate::ring::{Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
@@ -142,7 +142,7 @@ impl<R: Mmio, H: Host> Consumer<H> for Hardware<'_, R, H> {
         let mut locked = self.commands.ring.lock();
         let status = self.registers.read32(register::STATUS);
         if status == status::GONE {
-            return gone(status.into());
+            return gone(status);
         }
         if start.is_none_or(|start| start >= locked.state.spoiled) {
             self.restart(&mut locked);
@@ -172,9 +172,4 @@ impl<R: Mmio, H: Host> Hardware<'_, R, H> {
         }
         self.control.change(self.registers, 0, control::COMMANDS);
     }
-}
-
-/// What a device that is gone answers was read.
-pub(super) fn gone(status: u64) -> HardwareError {
-    HardwareError { what: "the IOMMU is gone: its registers read as all ones", status }
 }

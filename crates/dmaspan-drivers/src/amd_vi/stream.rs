@@ -16,7 +16,7 @@ use super::spec::{Command, device_entry};
 use super::tables::{BLOCKED, PASSING};
 use crate::host::Host;
 use crate::mmio::Mmio;
-use crate::stream::{IommuStream, PortHooks, StreamHooks};
+use crate::stream::{IommuStream, PortHooks, StreamHooks, require};
 
 /// The accesses of one device ID, which a PCI device puts its bus, device and function in.
 pub type AmdViStream<D, R, H> = IommuStream<D, AmdViStreamHooks<R, H>>;
@@ -103,22 +103,20 @@ where
         let geometry = domain.geometry();
         let nowhere = domain.format().registers(PhysAddr::new(0), 0);
         let encrypted = nowhere.dte & device_entry::ROOT;
-        let refuse = |what| Err(Incompatible { what });
-        if !Arc::ptr_eq(&self.iommu, &domain.ops().iommu) {
-            refuse("it belongs to another IOMMU")
-        } else if geometry.top_level >= features.levels {
-            refuse("its tree has more levels than the IOMMU walks")
-        } else if geometry.aperture.last().get() > lg2::mask(features.input_bits) {
-            refuse("its addresses have more bits than the IOMMU's")
-        } else if geometry.output_bits > features.output_bits {
-            refuse("its physical addresses have more bits than the IOMMU's")
-        } else if domain.format().tracks_dirty() && !features.dirty {
-            refuse("the IOMMU sets no dirty bits")
-        } else if encrypted != self.iommu.encrypted {
-            refuse("its tables are not encrypted as the IOMMU's driver was told")
-        } else {
-            Ok(())
-        }
+        let is_own = Arc::ptr_eq(&self.iommu, &domain.ops().iommu);
+        let inputs = geometry.aperture.last().get() <= lg2::mask(features.input_bits);
+        let outputs = geometry.output_bits <= features.output_bits;
+        let marks = features.dirty || !domain.format().tracks_dirty();
+        let encrypts = encrypted == self.iommu.encrypted;
+        let levels = geometry.top_level < features.levels;
+        require(&[
+            (is_own, "it belongs to another IOMMU"),
+            (levels, "its tree has more levels than the IOMMU walks"),
+            (inputs, "its addresses have more bits than the IOMMU's"),
+            (outputs, "its physical addresses have more bits than the IOMMU's"),
+            (marks, "the IOMMU sets no dirty bits"),
+            (encrypts, "its tables are not encrypted as the IOMMU's driver was told"),
+        ])
     }
 
     fn block(&self) -> Result<(), HardwareError> {

@@ -89,16 +89,16 @@ impl SmmuV2Features {
         let id1 = registers.read(gr0::ID1);
         let id2 = registers.read(gr0::ID2);
         if id0 == u32::MAX && id1 == u32::MAX {
-            return Err(unsupported("registers that answer", id0));
+            return Err(Error::unsupported("registers that answer", id0));
         }
         if id0 & (id0::S1TS | id0::S2TS) == 0 {
-            return Err(unsupported("translation", id0));
+            return Err(Error::unsupported("translation", id0));
         }
         let banks = id1 & id1::NUM_MASK;
         let stage_2_banks = id1 >> id1::NUMS2CB_SHIFT & id1::NUM_MASK;
         let most = MOST.min(u32::try_from(registers.bank_pages()).unwrap_or(MOST));
         if banks == 0 || banks > most || stage_2_banks > banks {
-            return Err(unsupported("context banks that its registers have room for", id1));
+            return Err(Error::unsupported("context banks that its registers have room for", id1));
         }
         let matched = id0 & id0::SMS != 0;
         // An index is never that large.
@@ -114,7 +114,7 @@ impl SmmuV2Features {
             (StreamMapping::Indexed, streams)
         };
         if entries == 0 {
-            return Err(unsupported("entries in its stream map", id0));
+            return Err(Error::unsupported("entries in its stream map", id0));
         }
         let entries = entries.min(MOST);
         let last_stream = if matched { streams - 1 } else { entries - 1 };
@@ -183,10 +183,6 @@ impl SmmuV2Features {
     pub fn short_config(&self) -> ArmV7sConfig {
         ArmV7sConfig { walks: self.walks, ..ArmV7sConfig::new(32, 32) }
     }
-}
-
-fn unsupported(what: &'static str, register: u32) -> Error {
-    Error::Unsupported { what, value: register.into() }
 }
 
 /// How many bits an address has, by the encoding of SMMU_IDR2.

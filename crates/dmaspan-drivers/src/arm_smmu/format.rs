@@ -3,11 +3,13 @@
 use core::fmt;
 
 use dmaspan::io_pgtable::{ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS2, ArmV7s, Format, Groups};
+use dmaspan::iommu::Incompatible;
 use dmaspan::{Coherency, PhysAddr, Prot};
 
 use super::features::{Has, SmmuV2Features};
 use super::spec::{gr0, tcr2};
 use crate::stage::Stage;
+use crate::stream::require;
 
 /// A page-table format that context banks of an SMMUv2 walk: [`ArmLpaeS1`] and [`ArmLpaeS2`] with
 /// each granule, [`ArmLpae32S1`], [`ArmLpae32S2`] and [`ArmV7s`].
@@ -198,11 +200,11 @@ impl Context {
         }
     }
 
-    /// Why the hardware does not walk the tables of this format, if so.
-    pub(super) fn misfit<F: SmmuTables>(
+    /// Whether the hardware walks the tables of this format.
+    pub(super) fn fits<F: SmmuTables>(
         format: &F,
         features: &SmmuV2Features,
-    ) -> Option<&'static str> {
+    ) -> Result<(), Incompatible> {
         let geometry = format.geometry();
         let input_bits = match (F::CONTEXT.stage, F::CONTEXT.tables) {
             (Stage::First, Kind::AArch64) => features.input_bits,
@@ -213,25 +215,20 @@ impl Context {
             Kind::AArch32Short => 32,
             _ => features.output_bits,
         };
-        let last = geometry.aperture.last().get();
-        let values = format.values(PhysAddr::new(0));
-        if geometry.aperture.start().get() != 0 {
-            Some("the SMMU walks tables of the lower half only")
-        } else if last > dmaspan::lg2::mask(input_bits) {
-            Some("the SMMU translates addresses of fewer bits")
-        } else if geometry.output_bits > output_bits {
-            Some("the SMMU has physical addresses of fewer bits")
-        } else if values.walks == Coherency::Coherent && features.walks == Coherency::NonCoherent {
-            Some("the SMMU's walks do not see the CPU's caches")
-        } else if format.tracks_dirty() {
-            Some("the SMMU does not manage dirty state")
-        } else if !format.needs_break() {
-            Some("the SMMU needs a break before a leaf changes its size")
-        } else if format.forces_types() {
-            Some("the SMMU does not force memory types")
-        } else {
-            None
-        }
+        let lower = geometry.aperture.start().get() == 0;
+        let inputs = geometry.aperture.last().get() <= dmaspan::lg2::mask(input_bits);
+        let outputs = geometry.output_bits <= output_bits;
+        let seen = format.values(PhysAddr::new(0)).walks == Coherency::NonCoherent
+            || features.walks == Coherency::Coherent;
+        require(&[
+            (lower, "the SMMU walks tables of the lower half only"),
+            (inputs, "the SMMU translates addresses of fewer bits"),
+            (outputs, "the SMMU has physical addresses of fewer bits"),
+            (seen, "the SMMU's walks do not see the CPU's caches"),
+            (!format.tracks_dirty(), "the SMMU does not manage dirty state"),
+            (format.needs_break(), "the SMMU needs a break before a leaf changes its size"),
+            (!format.forces_types(), "the SMMU does not force memory types"),
+        ])
     }
 }
 

@@ -215,7 +215,7 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
     pub fn ops<F: SmmuV2Format>(self: &Arc<Self>) -> Result<SmmuV2Ops<R, H>, Error> {
         let context = F::CONTEXT;
         if let Some((what, register)) = context.missing(&self.features) {
-            return Err(Error::Unsupported { what, value: self.registers.read(register).into() });
+            return Err(Error::unsupported(what, self.registers.read(register)));
         }
         let index = match context.stage {
             Stage::First => self.banks.take(),
@@ -231,10 +231,7 @@ impl<R: Mmio, H: Host> SmmuV2<R, H> {
             (Stage::Second, _, Has::No) => ("the VMID", 1, 0xff),
         };
         let id = u32::from(self.config.first_id) + index + id;
-        if id > limit {
-            self.give(index);
-            return Err(Error::Config { what, value: id.into(), limit: limit.into() });
-        }
+        Error::check(what, id, 0..=limit).inspect_err(|_| self.give(index))?;
         let bank = Bank { index, context, id };
         let mut state = self.state.lock();
         if let Some(place) = state.banks.get_mut(index as usize) {

@@ -16,7 +16,7 @@ use super::spec::gr0;
 use super::{SmmuV2, SmmuV2Format, State, Translates};
 use crate::host::Host;
 use crate::mmio::Mmio;
-use crate::stream::{IommuStream, PortHooks, StreamHooks};
+use crate::stream::{IommuStream, PortHooks, StreamHooks, require};
 
 /// A stream, or several as one: an entry of the stream map. See [`SmmuV2::stream`].
 ///
@@ -145,22 +145,17 @@ where
 {
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let ops = domain.ops();
-        if !Arc::ptr_eq(ops.smmu(), &self.smmu) {
-            return Err(Incompatible { what: "it belongs to another SMMU" });
-        }
-        if ops.taken().context != <D::Format as super::format::sealed::SmmuTables>::CONTEXT {
-            return Err(Incompatible { what: "its hooks are for tables of another format" });
-        }
+        let is_own = Arc::ptr_eq(ops.smmu(), &self.smmu);
+        let context = <D::Format as super::format::sealed::SmmuTables>::CONTEXT;
+        require(&[
+            (is_own, "it belongs to another SMMU"),
+            (ops.taken().context == context, "its hooks are for tables of another format"),
+        ])?;
         let features = &self.smmu.features;
-        if let Some(what) = Context::misfit(domain.format(), features) {
-            return Err(Incompatible { what });
-        }
-        match (features.walks, domain.memory().coherency()) {
-            (Coherency::NonCoherent, Coherency::Coherent) => {
-                Err(Incompatible { what: "its tables are not written back, where the SMMU looks" })
-            }
-            _ => Ok(()),
-        }
+        Context::fits(domain.format(), features)?;
+        let seen = features.walks == Coherency::Coherent
+            || domain.memory().coherency() == Coherency::NonCoherent;
+        require(&[(seen, "its tables are not written back, where the SMMU looks")])
     }
 
     fn block(&self) -> Result<(), HardwareError> {

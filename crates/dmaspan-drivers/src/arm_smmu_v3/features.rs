@@ -86,7 +86,7 @@ impl SmmuV3Features {
         let granule = |bit: u32, lg2: u32| if has(idr5, bit) { 1u64 << lg2 } else { 0 };
         let lg2_places = |shift: u32| (idr1 >> shift & 0x1f).min(queue::MAX_LG2);
         let Some(&output_bits) = idr5::OUTPUT_BITS.get(idr5 as usize & 0b111) else {
-            return Err(unsupported("output size that is known", idr5));
+            return Err(Error::unsupported("output size that is known", idr5));
         };
         Ok(Self {
             stage1: has(idr0, idr0::S1P),
@@ -133,16 +133,16 @@ impl SmmuV3Features {
     /// Whether this driver can drive it.
     fn check(&self, idr0: u32, idr1: u32) -> Result<(), Error> {
         if idr0 & idr0::TTF_AARCH64 == 0 {
-            return Err(unsupported("64-bit tables", idr0));
+            return Err(Error::unsupported("64-bit tables", idr0));
         }
         if idr0 >> idr0::TTENDIAN_SHIFT & 0b11 == idr0::TTENDIAN_BIG {
-            return Err(unsupported("little-endian tables", idr0));
+            return Err(Error::unsupported("little-endian tables", idr0));
         }
         if !self.stage1 && !self.stage2 {
-            return Err(unsupported("stage of translation", idr0));
+            return Err(Error::unsupported("stage of translation", idr0));
         }
         if idr1 & (idr1::QUEUES_PRESET | idr1::TABLES_PRESET) != 0 {
-            return Err(unsupported("place for queues and tables of the driver's", idr1));
+            return Err(Error::unsupported("place for queues and tables of the driver's", idr1));
         }
         Ok(())
     }
@@ -154,8 +154,8 @@ impl SmmuV3Features {
     /// [`Error::Unsupported`].
     pub(super) fn check_stage(&self, stage: Stage) -> Result<(), Error> {
         match stage {
-            Stage::First if !self.stage1 => Err(unsupported("stage 1", 0)),
-            Stage::Second if !self.stage2 => Err(unsupported("stage 2", 0)),
+            Stage::First if !self.stage1 => Err(Error::unsupported("stage 1", 0u32)),
+            Stage::Second if !self.stage2 => Err(Error::unsupported("stage 2", 0u32)),
             _ => Ok(()),
         }
     }
@@ -195,13 +195,9 @@ impl SmmuV3Features {
     /// The most bits before stage 1 and behind either stage.
     fn widths(&self, granule_lg2: u32) -> Result<(u32, u32), Error> {
         if self.granules.checked_shr(granule_lg2).unwrap_or(0) & 1 == 0 {
-            return Err(Error::Unsupported { what: "such granule", value: self.granules });
+            return Err(Error::unsupported("such granule", self.granules));
         }
         let most = if granule_lg2 == 16 { 52 } else { 48 };
         Ok((self.input_bits.min(most), self.output_bits.min(most)))
     }
-}
-
-fn unsupported(what: &'static str, value: u32) -> Error {
-    Error::Unsupported { what, value: value.into() }
 }

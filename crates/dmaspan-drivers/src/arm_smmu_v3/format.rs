@@ -9,6 +9,7 @@ use dmaspan::{Coherency, PhysAddr, lg2};
 use super::Stage;
 use super::features::SmmuV3Features;
 use super::spec::{cd, ste, vtcr};
+use crate::stream::require;
 
 /// The formats of tables that an SMMUv3 walks: [`ArmLpaeS1`] and [`ArmLpaeS2`].
 pub trait SmmuV3Format: Format + sealed::SmmuV3Tables {
@@ -41,14 +42,7 @@ pub(super) mod sealed {
 impl<const G: u32> sealed::SmmuV3Tables for ArmLpaeS1<G> {
     fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible> {
         let config = self.config();
-        let common = Common {
-            granule_lg2: G,
-            output_bits: config.output_bits,
-            walks: config.walks,
-            dirty: config.dirty,
-            break_before_make: config.break_before_make,
-        };
-        common.check(features)?;
+        check_common(self, config.walks, features)?;
         let most = if G == 16 { features.input_bits } else { 48 };
         let what = "its input addresses have more bits than the SMMU's";
         require(&[(config.input_bits <= most, what)])
@@ -73,14 +67,7 @@ impl<const G: u32> sealed::SmmuV3Tables for ArmLpaeS1<G> {
 impl<const G: u32> sealed::SmmuV3Tables for ArmLpaeS2<G> {
     fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible> {
         let config = self.config();
-        let common = Common {
-            granule_lg2: G,
-            output_bits: config.output_bits,
-            walks: config.walks,
-            dirty: config.dirty,
-            break_before_make: config.break_before_make,
-        };
-        common.check(features)?;
+        check_common(self, config.walks, features)?;
         let forced = config.memory_types == S2MemoryTypes::Forced;
         let can = features.memory_types == S2MemoryTypes::Forced;
         let small = G == 12 && self.start_level() == 3;
@@ -108,42 +95,26 @@ impl<const G: u32> sealed::SmmuV3Tables for ArmLpaeS2<G> {
     }
 }
 
-/// What tables of both stages ask of hardware.
-struct Common {
-    granule_lg2: u32,
-    output_bits: u32,
+/// What both stages ask of the hardware.
+fn check_common<F: Format>(
+    format: &F,
     walks: Coherency,
-    dirty: DirtyTracking,
-    break_before_make: BreakBeforeMake,
-}
-
-impl Common {
-    fn check(&self, features: &SmmuV3Features) -> Result<(), Incompatible> {
-        let granule = features.granules & lg2::size(self.granule_lg2) != 0;
-        let outputs = self.output_bits <= features.output_bits;
-        let seen =
-            self.walks == Coherency::NonCoherent || features.coherency == Coherency::Coherent;
-        let marks = self.dirty == DirtyTracking::Off || features.dirty == DirtyTracking::Hardware;
-        let sizes = self.break_before_make == BreakBeforeMake::Needed
-            || features.break_before_make == BreakBeforeMake::NotNeeded;
-        require(&[
-            (granule, "its granule is not one of the SMMU's"),
-            (outputs, "its output addresses have more bits than the SMMU's"),
-            (seen, "its tables are in the CPU's caches, which the SMMU does not see"),
-            (marks, "it tracks writes, which the SMMU does not mark"),
-            (sizes, "it changes the sizes of leaves without a break (IDR3.BBML)"),
-        ])
-    }
+    features: &SmmuV3Features,
+) -> Result<(), Incompatible> {
+    let granule = features.granules & lg2::size(F::GRANULE_LG2) != 0;
+    let outputs = format.geometry().output_bits <= features.output_bits;
+    let seen = walks == Coherency::NonCoherent || features.coherency == Coherency::Coherent;
+    let marks = !format.tracks_dirty() || features.dirty == DirtyTracking::Hardware;
+    let sizes = format.needs_break() || features.break_before_make == BreakBeforeMake::NotNeeded;
+    require(&[
+        (granule, "its granule is not one of the SMMU's"),
+        (outputs, "its output addresses have more bits than the SMMU's"),
+        (seen, "its tables are in the CPU's caches, which the SMMU does not see"),
+        (marks, "it tracks writes, which the SMMU does not mark"),
+        (sizes, "it changes the sizes of leaves without a break (IDR3.BBML)"),
+    ])
 }
 
 fn flag(bits: u64, flag: u64) -> u64 {
     if bits == 0 { 0 } else { flag }
-}
-
-/// The first of what has to hold that does not.
-fn require(conditions: &[(bool, &'static str)]) -> Result<(), Incompatible> {
-    match conditions.iter().find(|(holds, _)| !holds) {
-        Some(&(_, what)) => Err(Incompatible { what }),
-        None => Ok(()),
-    }
 }

@@ -168,16 +168,9 @@ impl<R: Mmio, H: Host> SmmuV3<R, H> {
             return Err(Error::NoStream { stream: id, last });
         }
         let claimed = self.streams.claim(id, regions)?;
-        match table.slot(&self.hardware.host, id) {
-            Ok(slot) => {
-                let smmu = Arc::clone(self);
-                Ok(IommuStream::new(SmmuV3StreamHooks { smmu, slot }, claimed))
-            }
-            Err(error) => {
-                self.streams.release(id);
-                Err(error)
-            }
-        }
+        let slot = table.slot(&self.hardware.host, id);
+        let slot = slot.inspect_err(|_| self.streams.release(id))?;
+        Ok(IommuStream::new(SmmuV3StreamHooks { smmu: Arc::clone(self), slot }, claimed))
     }
 
     /// Takes the events out of the queue that were there when it was called, and reports each to

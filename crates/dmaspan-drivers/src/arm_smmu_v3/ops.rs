@@ -55,7 +55,7 @@ impl<R: Mmio, H: Host> SmmuV3Ops<R, H> {
         let on_fault = match (smmu.features.stalls, on_fault) {
             (StallModel::Forced, _) => OnFault::Stall,
             (StallModel::Terminate, OnFault::Stall) => {
-                return Err(Error::Unsupported { what: "stalled accesses", value: 0 });
+                return Err(Error::unsupported("stalled accesses", 0u32));
             }
             (_, on_fault) => on_fault,
         };

@@ -79,21 +79,13 @@ impl<H: Host> Structures<H> {
         let lg2_commands = config.lg2_commands.min(features.lg2_commands);
         let lg2_events = config.lg2_events.min(features.lg2_events);
         let mut commands = CommandQueue::new(host, lg2_commands, max_paddr)?;
-        let mut events = match EventQueue::new(host, lg2_events, max_paddr) {
-            Ok(events) => events,
-            Err(error) => {
-                commands.free();
-                return Err(error);
-            }
-        };
-        match Table::new(host, kind, bits, max_paddr) {
-            Ok(table) => Ok(Self { table, commands, events }),
-            Err(error) => {
-                commands.free();
-                events.free();
-                Err(error)
-            }
-        }
+        let events = EventQueue::new(host, lg2_events, max_paddr);
+        let mut events = events.inspect_err(|_| commands.free())?;
+        let table = Table::new(host, kind, bits, max_paddr).inspect_err(|_| {
+            commands.free();
+            events.free();
+        })?;
+        Ok(Self { table, commands, events })
     }
 
     /// Gives all of it back. Hardware does not use it any more.
@@ -111,7 +103,7 @@ fn stream_table(
 ) -> Result<(StreamTable, u32), Error> {
     let (kind, most) = match config.stream_table {
         StreamTable::TwoLevels if !features.two_levels => {
-            return Err(Error::Unsupported { what: "stream table of two levels", value: 0 });
+            return Err(Error::unsupported("stream table of two levels", 0u32));
         }
         StreamTable::Any | StreamTable::TwoLevels if features.two_levels => {
             (StreamTable::TwoLevels, TWO_LEVEL_BITS)
@@ -119,10 +111,7 @@ fn stream_table(
         _ => (StreamTable::Linear, LINEAR_BITS),
     };
     let bits = config.stream_bits.unwrap_or(features.stream_bits.min(most));
-    if bits > features.stream_bits {
-        let (value, limit) = (bits.into(), features.stream_bits.into());
-        return Err(Error::Config { what: "the bits of streams", value, limit });
-    }
+    Error::check("the bits of streams", bits, 0..=features.stream_bits)?;
     // One table of the second level would have them all.
     let kind = if bits > SPLIT { kind } else { StreamTable::Linear };
     Ok((kind, bits))

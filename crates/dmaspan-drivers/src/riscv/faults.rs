@@ -4,16 +4,16 @@ use dmaspan::iommu::{FaultAccess, FaultReason, FaultReport, FaultState, Hardware
 use dmaspan::{Iova, PhysAddr};
 use lock_api::{Mutex, RawMutex};
 
+use super::RiscvIommu;
 use super::spec::{
     CSR_BUSY, CSR_ENABLE, CSR_INTERRUPT, CSR_MEMORY_FAULT, CSR_ON, FAULT_LG2, FQB, FQCSR,
     FQCSR_OVERFLOW, FQH, FQT, FaultRecord, IPSR, IPSR_FAULT,
 };
 use super::start::{lg2_bytes, queue_base, turn_on};
-use super::{GONE, RiscvIommu};
 use crate::Mmio;
 use crate::error::Error;
 use crate::faults::Handled;
-use crate::host::{Host, NoMemory, Structure};
+use crate::host::{Host, NoMemory, Structure, gone};
 use crate::structure::Words;
 
 /// Words of a record.
@@ -85,9 +85,11 @@ impl<S: Structure, L: RawMutex> FaultQueue<S, L> {
     fn tail<R: Mmio>(&self, registers: &R) -> Result<u32, HardwareError> {
         let tail = registers.read32(FQT);
         if tail > self.mask() {
-            let what =
-                if tail == u32::MAX { GONE } else { "fqt points outside of the fault queue" };
-            return Err(HardwareError { what, status: tail.into() });
+            let what = "fqt points outside of the fault queue";
+            return Err(match tail {
+                u32::MAX => gone(tail),
+                _ => HardwareError { what, status: tail.into() },
+            });
         }
         Ok(tail)
     }
@@ -137,7 +139,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
         handled.more = queue.consume(&self.registers)?;
         let csr = self.registers.read32(FQCSR);
         if csr == u32::MAX {
-            return Err(HardwareError { what: GONE, status: csr.into() });
+            return Err(gone(csr));
         }
         handled.overflowed = csr & FQCSR_OVERFLOW != 0;
         let lost = csr & (FQCSR_OVERFLOW | CSR_MEMORY_FAULT);

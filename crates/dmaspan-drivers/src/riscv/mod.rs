@@ -72,8 +72,6 @@ use faults::FaultQueue;
 use queue::CommandQueue;
 use spec::Command;
 
-/// What registers of a device that is gone read.
-const GONE: &str = "the IOMMU is gone: its registers read as all ones";
 /// The last PSCID and the last GSCID that are given out. A GSCID has 16 bits, a PSCID 20; 0 is the
 /// number in contexts that have no such stage.
 const LAST_ID: u32 = 0xffff;
@@ -247,7 +245,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
                 RiscvStage::First(_) => "first stage of that mode",
                 RiscvStage::Second => "second stage of that mode",
             };
-            return Err(Error::Unsupported { what, value: capabilities.bits() });
+            return Err(Error::unsupported(what, capabilities.bits()));
         }
         let memory_types = match capabilities.contains(Capabilities::SVPBMT) {
             true => RiscvMemoryTypes::Svpbmt,

@@ -6,7 +6,6 @@ use core::ops::Range;
 use dmaspan::PhysAddr;
 use dmaspan::iommu::HardwareError;
 
-use super::GONE;
 use super::spec::{
     COMMAND_LG2, CQB, CQCSR, CQCSR_ERRORS, CQCSR_ILLEGAL, CQCSR_TIMEOUT, CQH, CQT, CSR_BUSY,
     CSR_ENABLE, CSR_ON, Command, FENCE, NOTHING,
@@ -14,7 +13,7 @@ use super::spec::{
 use super::start::{lg2_bytes, queue_base, turn_on};
 use crate::Mmio;
 use crate::error::Error;
-use crate::host::{Host, NoMemory};
+use crate::host::{Host, NoMemory, gone};
 use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
 
@@ -133,16 +132,18 @@ impl<R: Mmio, H: Host> Hardware<'_, R, H> {
     fn observe(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
         let index = self.registers.read32(CQH);
         if locked.ring.index32(index.into()) != index || !locked.advance(index.into()) {
-            let what =
-                if index == u32::MAX { GONE } else { "cqh points to no command that was placed" };
-            return Err(HardwareError { what, status: index.into() });
+            let what = "cqh points to no command that was placed";
+            return Err(match index {
+                u32::MAX => gone(index),
+                _ => HardwareError { what, status: index.into() },
+            });
         }
         if locked.state.head == locked.state.tail {
             return Ok(());
         }
         let csr = self.registers.read32(CQCSR);
         if csr == u32::MAX {
-            return Err(HardwareError { what: GONE, status: csr.into() });
+            return Err(gone(csr));
         }
         if csr & (CSR_ON | CSR_BUSY) == 0 {
             let what = "the command queue is off";

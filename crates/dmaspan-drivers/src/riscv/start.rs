@@ -14,10 +14,10 @@ use super::spec::{
     INVAL_VMA_ALL, IPSR, IPSR_ALL, MSI_ADDR_0, MSI_DATA_0, MSI_VEC_CTL_0, PQCSR,
     interrupt_generation, major_version, physical_bits, ppn,
 };
-use super::{GONE, RiscvInterrupts, RiscvIommuConfig, RiscvIommuFeatures};
+use super::{RiscvInterrupts, RiscvIommuConfig, RiscvIommuFeatures};
 use crate::Mmio;
 use crate::error::Error;
-use crate::host::{Host, Structure, poll};
+use crate::host::{self, Host, Structure, gone};
 use crate::structure::Words;
 
 /// log2 of the bytes of a queue of `2^lg2` places of `2^place_lg2` bytes each: not less than a
@@ -43,16 +43,15 @@ pub(super) fn start<R: Mmio, H: Host>(
     check(config)?;
     let capabilities = registers.read64(CAPABILITIES);
     if capabilities == u64::MAX {
-        return Err(HardwareError { what: GONE, status: capabilities }.into());
+        return Err(gone(capabilities).into());
     }
     if major_version(capabilities) != 1 {
         let what = "interface of a version 1 of the specification";
-        return Err(Error::Unsupported { what, value: capabilities });
+        return Err(Error::unsupported(what, capabilities));
     }
     let output_bits = physical_bits(capabilities);
     if !(32..=56).contains(&output_bits) {
-        let what = "physical addresses of 32 to 56 bits";
-        return Err(Error::Unsupported { what, value: capabilities });
+        return Err(Error::unsupported("physical addresses of 32 to 56 bits", capabilities));
     }
     // Whatever firmware left, nothing passes from here on.
     turn_off(registers, host)?;
@@ -65,13 +64,7 @@ pub(super) fn start<R: Mmio, H: Host>(
     };
     let mut commands = CommandQueue::new(host, config.commands_lg2, max_paddr)?;
     let faults = FaultQueue::new(host, config.faults_lg2, interrupt, max_paddr);
-    let mut faults = match faults {
-        Ok(faults) => faults,
-        Err(error) => {
-            commands.free();
-            return Err(error.into());
-        }
-    };
+    let mut faults = faults.inspect_err(|_| commands.free())?;
     let context_lg2 = if known.contains(Capabilities::MSI_FLAT) { 3 } else { 2 };
     let shapes = (1..=3).map(|levels| Shape { levels, context_lg2 });
     let mut shapes = shapes.filter(|shape| shape.device_bits() >= config.device_id_bits);
@@ -136,23 +129,14 @@ fn find_directory<R: Mmio, H: Host, L: RawMutex>(
         }
     }
     let what = "device directory for IDs of so many bits";
-    Err(Error::Unsupported { what, value: registers.read64(CAPABILITIES) })
+    Err(Error::unsupported(what, registers.read64(CAPABILITIES)))
 }
 
 /// Refuses what no hardware can be set up with.
 fn check(config: &RiscvIommuConfig) -> Result<(), Error> {
-    let limits = [
-        ("the number of bits of device IDs", config.device_id_bits, 0, 24),
-        ("log2 of the command queue's places", config.commands_lg2, 2, 15),
-        ("log2 of the fault queue's places", config.faults_lg2, 1, 15),
-    ];
-    for (what, value, least, most) in limits {
-        if !(least..=most).contains(&value) {
-            let limit = if value < least { least } else { most };
-            return Err(Error::Config { what, value: value.into(), limit: limit.into() });
-        }
-    }
-    Ok(())
+    Error::check("the number of bits of device IDs", config.device_id_bits, 0..=24)?;
+    Error::check("log2 of the command queue's places", config.commands_lg2, 2..=15)?;
+    Error::check("log2 of the fault queue's places", config.faults_lg2, 1..=15)
 }
 
 /// Sets what can only be changed while everything is off: little-endian, 64-bit tables, interrupts.
@@ -161,7 +145,7 @@ fn set_control<R: Mmio>(
     capabilities: u64,
     config: &RiscvIommuConfig,
 ) -> Result<(), Error> {
-    let refused = |what| Error::Unsupported { what, value: capabilities };
+    let refused = |what| Error::unsupported(what, capabilities);
     let wire = match (config.interrupts, interrupt_generation(capabilities)) {
         (RiscvInterrupts::Wire, IGS_MSI) => return Err(refused("interrupts by wire")),
         (RiscvInterrupts::Message { .. }, IGS_WSI) => {
@@ -177,8 +161,7 @@ fn set_control<R: Mmio>(
     registers.write32(FCTL, control);
     let kept = registers.read32(FCTL);
     if kept & (FCTL_BE | FCTL_GXL) != 0 {
-        let what = "little-endian tables with 64-bit entries";
-        return Err(Error::Unsupported { what, value: kept.into() });
+        return Err(Error::unsupported("little-endian tables with 64-bit entries", kept));
     }
     if config.interrupts != RiscvInterrupts::Off {
         // All causes go to vector 0, where nobody acknowledges those of before.
@@ -221,18 +204,8 @@ fn set_directory<R: Mmio>(
     value: u64,
 ) -> Result<bool, HardwareError> {
     let settled = || {
-        let ddtp = poll(host, || {
-            let ddtp = registers.read64(DDTP);
-            (ddtp & DDTP_BUSY == 0 || ddtp == u64::MAX).then_some(ddtp)
-        });
-        match ddtp {
-            Some(u64::MAX) => Err(HardwareError { what: GONE, status: u64::MAX }),
-            Some(ddtp) => Ok(ddtp),
-            None => {
-                let what = "ddtp stayed busy";
-                Err(HardwareError { what, status: registers.read64(DDTP) })
-            }
-        }
+        let read = || registers.read64(DDTP);
+        host::settle(host, read, |ddtp| ddtp & DDTP_BUSY == 0, "ddtp stayed busy")
     };
     let old = settled()?;
     let mode = value & DDTP_MODE;
@@ -258,7 +231,7 @@ pub(super) fn queue_base<R: Mmio, S: Structure>(
     let value = ppn(words.paddr().get()) | u64::from(lg2 - 1);
     registers.write64(register, value);
     let kept = registers.read64(register);
-    if kept == value { Ok(()) } else { Err(Error::Unsupported { what, value: kept }) }
+    if kept == value { Ok(()) } else { Err(Error::unsupported(what, kept)) }
 }
 
 /// Writes the control register of a queue, and waits until the queue is active.
@@ -282,13 +255,6 @@ fn settle<R: Mmio>(
     value: u32,
     what: &'static str,
 ) -> Result<(), HardwareError> {
-    let looked = poll(host, || {
-        let csr = registers.read32(register);
-        (csr & mask == value || csr == u32::MAX).then_some(csr)
-    });
-    match looked {
-        Some(u32::MAX) => Err(HardwareError { what: GONE, status: u32::MAX.into() }),
-        Some(_) => Ok(()),
-        None => Err(HardwareError { what, status: registers.read32(register).into() }),
-    }
+    let read = || registers.read32(register);
+    host::settle(host, read, |csr| csr & mask == value, what).map(drop)
 }

@@ -14,7 +14,7 @@ use super::spec::{Capabilities, TC_VALID, gscid_field, pscid_field};
 use crate::Mmio;
 use crate::error::Error;
 use crate::host::Host;
-use crate::stream::{IommuStream, PortHooks, StreamHooks};
+use crate::stream::{IommuStream, PortHooks, StreamHooks, require};
 
 /// The accesses of one device, which an [`Attachment`](dmaspan::iommu::Attachment) attaches.
 ///
@@ -61,10 +61,8 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
             return Err(Error::NoStream { stream: id, last: (1 << bits) - 1 });
         }
         let claimed = self.streams.claim(id, regions)?;
-        if let Err(error) = self.directory.reach(&self.host, id, self.max_paddr()) {
-            self.streams.release(id);
-            return Err(error.into());
-        }
+        let reached = self.directory.reach(&self.host, id, self.max_paddr());
+        reached.inspect_err(|_| self.streams.release(id))?;
         let state = StreamState::new(self.directory.context(id));
         let (iommu, state) = (Arc::clone(self), Mutex::new(state));
         Ok(IommuStream::new(RiscvStreamHooks { iommu, id, state }, claimed))
@@ -101,29 +99,30 @@ where
     H: Host,
 {
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
-        let require = |fits: bool, what| if fits { Ok(()) } else { Err(Incompatible { what }) };
         let (ops, config) = (domain.ops(), domain.format().config());
         let features = self.iommu.features();
-        require(Arc::ptr_eq(&ops.iommu, &self.iommu), "it belongs to another IOMMU")?;
-        let stage = match (config.stage, ops.space.tag) {
-            (RiscvStage::First(_), Tag::First(_)) => true,
-            (RiscvStage::Second, Tag::Second(_)) => true,
-            (RiscvStage::First(_), Tag::Second(_)) | (RiscvStage::Second, Tag::First(_)) => false,
-        };
-        require(stage, "its hooks and its tables are of different stages")?;
+        let is_own = Arc::ptr_eq(&ops.iommu, &self.iommu);
+        let stage = matches!(
+            (config.stage, ops.space.tag),
+            (RiscvStage::First(_), Tag::First(_)) | (RiscvStage::Second, Tag::Second(_))
+        );
         let walks = features.walks(config.stage, config.mode);
-        require(walks, "the IOMMU does not walk tables of its mode")?;
         let fits = config.output_bits <= features.output_bits;
-        require(fits, "its addresses have more bits than the IOMMU's")?;
         let types = config.memory_types == RiscvMemoryTypes::Platform
             || features.capabilities.contains(Capabilities::SVPBMT);
-        require(types, "the IOMMU has no Svpbmt")?;
         let dirty = config.dirty == DirtyTracking::Off
             || features.capabilities.contains(Capabilities::AMO_HWAD);
-        require(dirty, "the IOMMU sets no dirty bits")?;
         let seen = self.iommu.walks == Coherency::Coherent
             || domain.memory().coherency() == Coherency::NonCoherent;
-        require(seen, "its tables are in the CPU's caches, which the IOMMU does not see")
+        require(&[
+            (is_own, "it belongs to another IOMMU"),
+            (stage, "its hooks and its tables are of different stages"),
+            (walks, "the IOMMU does not walk tables of its mode"),
+            (fits, "its addresses have more bits than the IOMMU's"),
+            (types, "the IOMMU has no Svpbmt"),
+            (dirty, "the IOMMU sets no dirty bits"),
+            (seen, "its tables are in the CPU's caches, which the IOMMU does not see"),
+        ])
     }
 
     fn block(&self) -> Result<(), HardwareError> {

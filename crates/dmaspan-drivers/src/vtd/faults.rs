@@ -4,10 +4,10 @@ use dmaspan::Iova;
 use dmaspan::iommu::{FaultReport, FaultState, HardwareError};
 
 use super::Vtd;
-use super::hardware::{GONE, gone};
+use super::hardware::GONE;
 use super::spec::{record, register, status};
 use crate::faults::Handled;
-use crate::host::Host;
+use crate::host::{Host, gone};
 use crate::mmio::Mmio;
 
 impl<R: Mmio, H: Host> Vtd<R, H> {
@@ -28,7 +28,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         let mut handled = Handled::default();
         let before = self.hardware.read32(register::FSTS);
         if before == GONE {
-            return Err(gone());
+            return Err(gone(GONE));
         }
         if before & status::PENDING != 0 {
             let (offset, count) = self.features.fault_records();
@@ -36,7 +36,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
                 let index = (status::first(before) + n) % count;
                 let place = offset + u64::from(index) * record::BYTES;
                 if self.take_record(place, &mut handled) == Taken::Gone {
-                    return Err(gone());
+                    return Err(gone(GONE));
                 }
             }
         }

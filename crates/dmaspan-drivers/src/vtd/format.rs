@@ -6,6 +6,7 @@ use dmaspan::{Coherency, PhysAddr, Prot};
 
 use super::spec::{self, PAGE_LG2, PRESENT, context, pasid};
 use super::{Mode, Stage, VtdFeatures};
+use crate::stream::require;
 
 /// A format that VT-d walks: [`VtdSs`] or [`X86_64`].
 pub trait VtdFormat: Format + sealed::Walked {}
@@ -42,14 +43,6 @@ pub(super) fn pass(features: &VtdFeatures, mode: Mode) -> Entry {
             [PRESENT | context::PASS, width >> 2 | domain, 0]
         }
         Mode::Scalable => [PRESENT | pasid::PASS | width, pasid::domain(spec::PASS_DOMAIN), 0],
-    }
-}
-
-/// The first of these that is not so.
-fn require(conditions: &[(bool, &'static str)]) -> Result<(), Incompatible> {
-    match conditions.iter().find(|(is_so, _)| !is_so) {
-        Some(&(_, what)) => Err(Incompatible { what }),
-        None => Ok(()),
     }
 }
 

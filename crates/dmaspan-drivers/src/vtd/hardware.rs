@@ -4,16 +4,11 @@ use dmaspan::iommu::HardwareError;
 use lock_api::Mutex;
 
 use super::spec::{global, register};
-use crate::host::{Host, poll};
+use crate::host::{Host, gone, settle};
 use crate::mmio::Mmio;
 
 /// What all registers of a device that has gone read as.
 pub(super) const GONE: u32 = u32::MAX;
-
-/// The error of a device whose registers read as all ones.
-pub(super) fn gone() -> HardwareError {
-    HardwareError { what: "the IOMMU is gone: its registers read as all ones", status: GONE.into() }
-}
 
 /// What becomes of a bit of the global status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +51,7 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
         let _guard = self.command.lock();
         let status = self.read32(register::GSTS);
         if status == GONE {
-            return Err(gone());
+            return Err(gone(GONE));
         }
         self.write32(register::GCMD, (status & global::STATES & !clear) | set);
         let (bit, becomes) = done;
@@ -91,11 +86,7 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
         becomes: Becomes,
         what: &'static str,
     ) -> Result<(), HardwareError> {
-        let looked = poll(&self.host, || match self.read32(register) {
-            GONE => Some(Err(gone())),
-            value if (value & bit != 0) == (becomes == Becomes::Set) => Some(Ok(())),
-            _ => None,
-        });
-        looked.unwrap_or_else(|| Err(HardwareError { what, status: self.read32(register).into() }))
+        let is_settled = |value: u32| (value & bit != 0) == (becomes == Becomes::Set);
+        settle(&self.host, || self.read32(register), is_settled, what).map(drop)
     }
 }

@@ -51,13 +51,13 @@ use dmaspan::iommu::{HardwareError, RegionKind, ReservedRegion, ReservedRegions}
 use dmaspan::{Coherency, PhysAddr, lg2};
 use lock_api::Mutex;
 
-use self::hardware::{Becomes, GONE, Hardware, gone};
+use self::hardware::{Becomes, GONE, Hardware};
 use self::queue::{LG2_BYTES, Queue};
 use self::spec::{Command, PASS_DOMAIN, global, register, status};
 use self::tables::Tables;
 use crate::error::Error;
 use crate::faults::{INTERRUPTS, Streams, region};
-use crate::host::{Host, poll};
+use crate::host::{Host, gone, poll};
 use crate::ids::Ids;
 use crate::mmio::Mmio;
 use crate::stream::IommuStream;
@@ -176,7 +176,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     pub unsafe fn new(registers: R, host: H, config: VtdConfig) -> Result<Arc<Self>, Error> {
         let hardware = Hardware::new(registers, host);
         if hardware.read32(register::VER) == GONE {
-            return Err(gone().into());
+            return Err(gone(GONE).into());
         }
         let features = VtdFeatures {
             capability: hardware.read64(register::CAP),
@@ -228,7 +228,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     /// [`Error::Unsupported`] where it has no second stage in its mode.
     pub fn second_stage_config(&self) -> Result<VtdSsConfig, Error> {
         let features = &self.features;
-        let unsupported = |value| Error::Unsupported { what: "second stage", value };
+        let unsupported = |value| Error::unsupported("second stage", value);
         if self.mode == Mode::Scalable && !features.scalable_second_stage() {
             return Err(unsupported(features.extended));
         }
@@ -255,7 +255,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     pub fn first_stage_config(&self) -> Result<X86_64Config, Error> {
         let features = &self.features;
         if self.mode != Mode::Scalable || !features.first_stage() {
-            return Err(Error::Unsupported { what: "first stage", value: features.extended });
+            return Err(Error::unsupported("first stage", features.extended));
         }
         Ok(X86_64Config {
             page_sizes: Some(features.first_stage_sizes() & X86_64::PAGE_SIZES),
@@ -292,16 +292,9 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         let last = u32::from(u16::MAX);
         let stream = u16::try_from(id).map_err(|_| Error::NoStream { stream: id, last })?;
         let claimed = self.streams.claim_with(id, regions, reserved_regions())?;
-        match self.tables.device(&self.hardware.host, stream) {
-            Ok(device) => {
-                let iommu = Arc::clone(self);
-                Ok(IommuStream::new(VtdStreamHooks { iommu, device }, claimed))
-            }
-            Err(error) => {
-                self.streams.release(id);
-                Err(error.into())
-            }
-        }
+        let device = self.tables.device(&self.hardware.host, stream);
+        let device = device.inspect_err(|_| self.streams.release(id))?;
+        Ok(IommuStream::new(VtdStreamHooks { iommu: Arc::clone(self), device }, claimed))
     }
 
     /// Has hardware say by an interrupt that there are faults, or not say it. It does not at first.
@@ -364,7 +357,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
         hardware.enable(global::ROOT_TABLE)?;
         self.run(stream::everything(self.mode))?;
         hardware.enable(global::TRANSLATION).map_err(|error| match self.features.has_widths() {
-            false if error != gone() => no_translation(&self.features),
+            false if error != gone(GONE) => no_translation(&self.features),
             _ => error.into(),
         })?;
         self.protect(Becomes::Clear)?;
@@ -376,7 +369,7 @@ impl<R: Mmio, H: Host> Vtd<R, H> {
     fn stop_protected(&self) -> Result<(), Error> {
         if self.features.protected_memory() != [true, true] {
             let what = "protected memory, which a change of the mode needs while it translates";
-            return Err(Error::Unsupported { what, value: self.features.capability });
+            return Err(Error::unsupported(what, self.features.capability));
         }
         let hardware = &self.hardware;
         self.protect(Becomes::Clear)?;
@@ -407,39 +400,32 @@ pub fn reserved_regions() -> impl Iterator<Item = ReservedRegion> {
 }
 
 /// The error of a unit that is there for interrupts alone: QEMU's with `dma-translation=off`.
-const fn no_translation(features: &VtdFeatures) -> Error {
+fn no_translation(features: &VtdFeatures) -> Error {
     let what = "translation of DMA: it supports no width of addresses";
-    Error::Unsupported { what, value: features.capability }
+    Error::unsupported(what, features.capability)
 }
 
 /// Whether the hardware has what the configuration asks for.
 fn check(config: &VtdConfig, features: &VtdFeatures, mode: Mode) -> Result<(), Error> {
-    let within = |what, value: u32, (least, most): (u32, u32)| {
-        let limit = u64::from(if value < least { least } else { most });
-        if (least..=most).contains(&value) {
-            Ok(())
-        } else {
-            Err(Error::Config { what, value: value.into(), limit })
-        }
-    };
-    within("the number of bits of physical addresses", config.host_address_bits, (32, 52))?;
-    within("log2 of the bytes of the queue", config.queue_lg2_bytes, LG2_BYTES)?;
+    let bits = "the number of bits of physical addresses";
+    Error::check(bits, config.host_address_bits, 32..=52)?;
+    let (least, most) = LG2_BYTES;
+    Error::check("log2 of the bytes of the queue", config.queue_lg2_bytes, least..=most)?;
     // What has a first stage alone may have no width. Linux does not use the others either ("No
     // supported address widths").
     let has_second_stage = mode == Mode::Legacy || features.scalable_second_stage();
     if has_second_stage && !features.has_widths() {
         return Err(no_translation(features));
     }
-    let unsupported = |what| Err(Error::Unsupported { what, value: features.extended });
     if !features.queued_invalidation() {
-        return unsupported("invalidation queue");
+        return Err(Error::unsupported("invalidation queue", features.extended));
     }
     if !features.drains() {
         let what = "draining of accesses that were let through";
-        return Err(Error::Unsupported { what, value: features.capability });
+        return Err(Error::unsupported(what, features.capability));
     }
     if mode == Mode::Scalable && !features.scalable() {
-        return unsupported("scalable mode");
+        return Err(Error::unsupported("scalable mode", features.extended));
     }
     Ok(())
 }

@@ -11,9 +11,9 @@ use dmaspan::iommu::HardwareError;
 use dmaspan::{PhysAddr, lg2};
 
 use super::Mode;
-use super::hardware::{GONE, Hardware, gone};
+use super::hardware::{GONE, Hardware};
 use super::spec::{self, Command, register, status};
-use crate::host::{Host, NoMemory};
+use crate::host::{Host, NoMemory, gone};
 use crate::mmio::Mmio;
 use crate::ring::{Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
@@ -146,7 +146,7 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
     /// The place that hardware fetches from next.
     fn head(&self, ring: &Ring<H>) -> Result<u64, HardwareError> {
         match self.read64(register::IQH) {
-            u64::MAX => Err(gone()),
+            u64::MAX => Err(gone(GONE)),
             value => Ok(value >> ring.lg2_place()),
         }
     }
@@ -155,7 +155,7 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
     fn recover(&self, locked: &mut Locked<'_, H>) -> Result<(), HardwareError> {
         let status = self.read32(register::FSTS);
         if status == GONE {
-            return Err(gone());
+            return Err(gone(GONE));
         }
         let errors = status & (status::QUEUE | status::COMPLETION | status::TIMEOUT);
         if errors == 0 {

@@ -13,7 +13,7 @@ use super::tables::{Device, Has};
 use super::{Mode, Vtd};
 use crate::host::Host;
 use crate::mmio::Mmio;
-use crate::stream::{IommuStream, PortHooks, StreamHooks};
+use crate::stream::{IommuStream, PortHooks, StreamHooks, require};
 
 /// The accesses of one requester ID: the bus in 15:8 of the number, device and function in 7:0.
 /// Made by [`Vtd::stream`].
@@ -50,21 +50,18 @@ where
     D::Format: VtdFormat,
 {
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
-        let refuse = |what| Err(Incompatible { what });
         let (iommu, ops) = (&*self.iommu, domain.ops());
-        if !Arc::ptr_eq(&self.iommu, &ops.iommu) {
-            return refuse("it belongs to another IOMMU");
-        }
-        if ops.stage != <D::Format as format::sealed::Walked>::STAGE {
-            return refuse("its hooks and its tables are of different stages");
-        }
-        if domain.format().geometry().output_bits > iommu.config.host_address_bits {
-            return refuse("its physical addresses have more bits than the IOMMU's");
-        }
-        let seen = iommu.walks() == Coherency::Coherent;
-        if domain.memory().coherency() == Coherency::Coherent && !seen {
-            return refuse("its tables are in the CPU's caches, which the IOMMU does not see");
-        }
+        let is_own = Arc::ptr_eq(&self.iommu, &ops.iommu);
+        let stage = ops.stage == <D::Format as format::sealed::Walked>::STAGE;
+        let bits = domain.format().geometry().output_bits <= iommu.config.host_address_bits;
+        let seen = iommu.walks() == Coherency::Coherent
+            || domain.memory().coherency() == Coherency::NonCoherent;
+        require(&[
+            (is_own, "it belongs to another IOMMU"),
+            (stage, "its hooks and its tables are of different stages"),
+            (bits, "its physical addresses have more bits than the IOMMU's"),
+            (seen, "its tables are in the CPU's caches, which the IOMMU does not see"),
+        ])?;
         format::sealed::Walked::fits(domain.format(), &iommu.features, iommu.mode)
     }
 

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use dmaspan_cli::hold;
-use dmaspan_cli::options::OutputFormat;
+use dmaspan_cli::options::{OutputFormat, Whole};
 use dmaspan_linux::MemoryKind;
 
 use crate::container::args::{CONTAINER_ABOUT, CONTAINER_EXAMPLES, ContainerArgs};
@@ -27,22 +27,22 @@ pub(crate) enum Command {
     /// Measure IO page tables: a call for each page against one for all.
     #[command(long_about = IO_PGTABLE_ABOUT, after_help = IO_PGTABLE_EXAMPLES)]
     #[command(after_long_help = format!("Formats:\n{}\n{IO_PGTABLE_EXAMPLES}", formats::listed()))]
-    IoPgtable(IoPgtableArgs),
+    IoPgtable(Printed<IoPgtableArgs>),
     /// Measure the DMA API: a call a page of a buffer against one for all.
     #[command(long_about = DMA_ABOUT, after_help = DMA_EXAMPLES, allow_negative_numbers = true)]
-    Dma(DmaArgs),
+    Dma(Printed<DmaArgs>),
     /// Measure the container: user memory and BARs, by page and by span.
     #[command(long_about = CONTAINER_ABOUT, after_help = CONTAINER_EXAMPLES)]
-    Container(ContainerArgs),
+    Container(Printed<ContainerArgs>),
     /// Measure bounce buffers: one lock against areas, cold slots or warm.
     #[command(long_about = SWIOTLB_ABOUT, after_help = SWIOTLB_EXAMPLES)]
-    Swiotlb(SwiotlbArgs),
+    Swiotlb(Printed<SwiotlbArgs>),
     /// Measure registered buffers: a step for each page or each piece.
     #[command(long_about = REGBUF_ABOUT, after_help = REGBUF_EXAMPLES)]
-    Regbuf(RegbufArgs),
+    Regbuf(Printed<RegbufArgs>),
     /// Measure reads of a disk: buffers registered once, or not.
     #[command(long_about = FIXED_ABOUT, after_help = FIXED_EXAMPLES)]
-    Fixed(FixedArgs),
+    Fixed(Printed<FixedArgs>),
     /// Hold hugetlb pages until standard input ends: what the others start.
     #[command(name = hold::COMMAND, hide = true)]
     HoldHugetlb {
@@ -83,6 +83,20 @@ Examples:
 
 Exit codes: 0 done; 1 a table did not do what it should; 2 wrong usage.";
 
+/// What a benchmark takes, and how it prints.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Printed<A: clap::Args> {
+    #[command(flatten)]
+    pub(crate) args: A,
+
+    /// How to print: table or json
+    #[arg(long, default_value = "table", hide_possible_values = true)]
+    pub(crate) format: OutputFormat,
+}
+
+/// The most threads: each has a share of the IOVAs, of which some formats have few.
+const MOST_THREADS: u64 = 64;
+
 /// Of which formats, and how.
 #[derive(Debug, clap::Args)]
 pub(crate) struct IoPgtableArgs {
@@ -93,22 +107,18 @@ pub(crate) struct IoPgtableArgs {
 
     /// How many threads share a table
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,10")]
-    #[arg(value_parser = thread_count)]
-    pub(crate) threads: Vec<usize>,
+    #[arg(value_parser = Whole("--threads", 1..=MOST_THREADS))]
+    pub(crate) threads: Vec<u64>,
 
     /// One short round, 1 GiB for 16: does all work?
     #[arg(long)]
     pub(crate) quick: bool,
-
-    /// How to print: table or json
-    #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: OutputFormat,
 }
 
-/// The most threads: each has a share of the IOVAs, of which some formats have few.
-const MOST_THREADS: usize = 64;
-
-fn thread_count(text: &str) -> Result<usize, String> {
-    let count = text.trim().parse().ok().filter(|count| (1..=MOST_THREADS).contains(count));
-    count.ok_or_else(|| format!("--threads takes whole numbers from 1 to {MOST_THREADS}"))
+/// Numbers in their order, each once.
+pub(crate) fn sorted(numbers: &[u64]) -> Vec<u64> {
+    let mut numbers = numbers.to_vec();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }

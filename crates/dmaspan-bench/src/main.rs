@@ -31,13 +31,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use dmaspan::Prot;
+use dmaspan_cli::machine::Machine;
 use dmaspan_cli::options::OutputFormat;
 use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text};
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::text::Marks;
 use dmaspan_cli::{hold, json};
 
-use args::{Args, Command};
+use args::{Args, Command, Printed};
 use failed::Failed;
 use report::Report;
 
@@ -53,23 +54,27 @@ fn main() -> ExitCode {
         Err(error) => return not_parsed(&error, "dmaspan-bench", &COMMANDS),
     };
     match command {
-        Command::IoPgtable(args) => measure(args.format, Ok(args), io_pgtable::run),
-        Command::Dma(args) => measure(args.format, dma::plan(&args), dma::run),
-        Command::Container(args) => measure(args.format, container::plan(&args), container::run),
-        Command::Swiotlb(args) => measure(args.format, swiotlb::plan(&args), swiotlb::run),
-        Command::Regbuf(args) => measure(args.format, regbuf::plan(&args), regbuf::run),
-        Command::Fixed(args) => measure(args.format, fixed::plan(&args), fixed::run),
+        Command::IoPgtable(args) => {
+            measure(args, |args, _| Ok(io_pgtable::Plan::new(args)), io_pgtable::run)
+        }
+        Command::Dma(args) => measure(args, |args, _| dma::Plan::new(args), dma::run),
+        Command::Container(args) => measure(args, container::Plan::new, container::run),
+        Command::Swiotlb(args) => {
+            measure(args, |args, _| swiotlb::Plan::new(args, time::cpus()), swiotlb::run)
+        }
+        Command::Regbuf(args) => measure(args, regbuf::Plan::new, regbuf::run),
+        Command::Fixed(args) => measure(args, fixed::Plan::new, fixed::run),
         Command::HoldHugetlb { kind, bytes } => hold::hold(kind, bytes),
     }
 }
 
-/// Measures what is planned, where it can be, and prints the report.
-fn measure<P>(
-    format: OutputFormat,
-    plan: Result<P, Failed>,
+/// Plans what is asked for on this machine, measures it, and prints the report.
+fn measure<A: clap::Args, P>(
+    Printed { args, format }: Printed<A>,
+    plan: impl Fn(&A, &Machine) -> Result<P, Failed>,
     run: impl Fn(&P, &Progress) -> Result<Report, Failed>,
 ) -> ExitCode {
-    let plan = match plan {
+    let plan = match plan(&args, &Machine::read()) {
         Ok(plan) => plan,
         Err(error) => return fail(WRONG_USAGE, &error.to_string()),
     };

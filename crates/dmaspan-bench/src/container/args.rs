@@ -1,6 +1,6 @@
 //! What `dmaspan-bench container` takes.
 
-use dmaspan_cli::options::{OutputFormat, run_count};
+use dmaspan_cli::options::run_count;
 use dmaspan_cli::size::ByteSize;
 
 pub(crate) const CONTAINER_ABOUT: &str = "\
@@ -62,8 +62,4 @@ pub(crate) struct ContainerArgs {
     /// 1G of memory, timed once: does all work?
     #[arg(long)]
     pub(crate) quick: bool,
-
-    /// How to print: table or json
-    #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: OutputFormat,
 }

@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use dmaspan::{Iova, IovaRange, PhysAddr, RangeError, Span, UserAddr, UserRange};
-use dmaspan_sim::memory::{AllocError, Books, MapOptions, SimMemory, SimSpace};
+use dmaspan::{Iova, IovaRange, PhysAddr, RangeError, Span, UserRange};
+use dmaspan_sim::memory::{AllocError, MapOptions, SimMemory, SimSpace};
 
 use super::plan::{Case, GIB, Lie, PAGE, What};
 use crate::failed::Failed;
+use crate::models::simulated::{USER_AT, no_memory, placed, room_for, simulated};
 
-/// Where everything is: multiples of every leaf, and different, so that nothing is right by
+/// Where everything else is: multiples of every leaf, and different, so that nothing is right by
 /// accident.
-const MEMORY_AT: PhysAddr = PhysAddr::new(1 << 36);
 const BARS_AT: PhysAddr = PhysAddr::new(1 << 46);
-const USER_AT: UserAddr = UserAddr::new(0x7e00_0000_0000);
 const IOVA_AT: Iova = Iova::new(0x0200_0000_0000);
 /// log2 of the bytes of a block in which base pages are scattered (`pageblock_order`).
 const BLOCK_LG2: u32 = 21;
@@ -40,15 +39,11 @@ pub(crate) struct Ground {
 impl Ground {
     /// Allocates and maps for the user what a case is about.
     pub(crate) fn new(case: &Case) -> Result<Self, Failed> {
-        let simulated = match case.what {
-            // Room to lie apart in, which base pages choose from four times as much.
-            What::Memory { .. } => 4 * case.bytes + 4 * GIB,
+        let bytes = match case.what {
+            What::Memory { .. } => room_for(case.bytes),
             What::Bars { .. } => GIB,
         };
-        let no_memory = |error: AllocError| Failed::at("simulated memory")(error);
-        let memory = SimMemory::with_books(MEMORY_AT, simulated, 12, Books::Folios);
-        let memory = Arc::new(memory.map_err(no_memory)?);
-        let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+        let (memory, space) = simulated(bytes)?;
         let user = match case.what {
             What::Memory { order, lie } => {
                 let folios = folios(&memory, case.bytes, order, lie).map_err(no_memory)?;
@@ -59,9 +54,7 @@ impl Ground {
                 space.map_device_with(USER_AT, Span::new(BARS_AT, case.bytes)?, options)
             }
         };
-        let bytes = case.bytes;
-        let no_place = || format!("the simulated space has no place for {bytes} bytes");
-        user.ok_or_else(|| Failed::new(no_place()))?;
+        placed(user, case.bytes)?;
         let (per_thread, bytes) = match case.what {
             What::Memory { .. } => (1, case.bytes / case.threads),
             What::Bars { count, .. } => (count / case.threads, case.bytes / count),

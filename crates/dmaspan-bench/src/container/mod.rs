@@ -11,20 +11,14 @@ mod plan;
 mod report;
 mod work;
 
-use args::ContainerArgs;
-use dmaspan_cli::machine::Machine;
 use dmaspan_cli::progress::Progress;
 use ground::Ground;
-use plan::{Case, Plan};
-use work::{ByPage, BySpan, Measured, OPS, Way};
+use plan::Case;
+pub(crate) use plan::Plan;
+use work::{Measured, OPS, Way};
 
 use crate::failed::Failed;
 use crate::report::Report;
-
-/// What `args` ask for on this machine.
-pub(crate) fn plan(args: &ContainerArgs) -> Result<Plan, Failed> {
-    Plan::new(args, &Machine::read())
-}
 
 /// Measures what is planned.
 ///
@@ -44,19 +38,19 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
 /// Measures a case by page and by span, in turn, each in tables of its own.
 fn measure(plan: &Plan, case: &Case, progress: &Progress) -> Result<[Measured; 2], Failed> {
     let ground = &Ground::new(case)?;
-    let (by_page, by_span) = (ByPage::over(ground)?, BySpan::over(ground)?);
+    let [by_page, by_span] = &Way::both(ground)?;
     let [mut old, mut new] = [Measured::default(), Measured::default()];
     // What is timed once is timed cold. The other runs find their memory in use.
     if case.per_page_runs > 1 {
-        work::run(&by_page, ground, &mut Measured::default())?;
+        work::run(by_page, ground, &mut Measured::default())?;
     }
-    work::run(&by_span, ground, &mut Measured::default())?;
+    work::run(by_span, ground, &mut Measured::default())?;
     progress.advance(1);
     for run in 0..plan.runs {
         if run < case.per_page_runs {
-            work::run(&by_page, ground, &mut old)?;
+            work::run(by_page, ground, &mut old)?;
         }
-        work::run(&by_span, ground, &mut new)?;
+        work::run(by_span, ground, &mut new)?;
         progress.advance(1);
     }
     by_page.check_empty(ground)?;

@@ -147,11 +147,10 @@ fn cases(memory: u64, runs: u32) -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dmaspan_cli::options::OutputFormat;
 
     fn plan(size: Option<u64>, available: u64) -> Result<Plan, Failed> {
         let size = size.map(ByteSize::new);
-        let args = ContainerArgs { size, runs: None, quick: false, format: OutputFormat::Table };
+        let args = ContainerArgs { size, runs: None, quick: false };
         Plan::new(&args, &Machine::with_available(available))
     }
 

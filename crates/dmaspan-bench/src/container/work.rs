@@ -1,8 +1,12 @@
 //! Mapping and unmapping a case, one way or the other, and how long that takes.
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ConfigError, LeafCensus};
-use dmaspan::{Account, PhysAddr, iommu};
+use std::sync::Arc;
+
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, LeafCensus, PageTable};
+use dmaspan::iommu::{self, Domain};
+use dmaspan::{Account, Container, PhysAddr};
 use dmaspan_cli::stats::nanoseconds;
+use dmaspan_sim::arena::Arena;
 use dmaspan_sim::memory::SimPinner;
 
 use super::ground::{Ground, Piece};
@@ -11,17 +15,13 @@ use crate::PROT;
 use crate::crew::{self, Gate};
 use crate::failed::Failed;
 use crate::models::type1_before::Type1Before;
-use crate::models::unwalked::UnwalkedContainer;
+use crate::models::unwalked::Untold;
 use crate::time::{Meter, Series, Took};
 
 /// Bits of IOVAs and of physical addresses.
 const ADDRESS_BITS: u32 = 48;
 /// Where tables are: a multiple of every leaf, and where nothing else is.
 const TABLES_AT: PhysAddr = PhysAddr::new(1 << 45);
-
-fn format() -> Result<ArmLpaeS1<12>, ConfigError> {
-    ArmLpaeS1::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS))
-}
 
 /// Room for the tables of so many bytes by pages: an entry of 8 bytes each, as much again for upper
 /// levels, and some at the ends. Memory is only used once tables lie in it.
@@ -30,21 +30,92 @@ fn table_bytes(bytes: u64) -> u64 {
 }
 
 /// A container, of now or of before.
-pub(crate) trait Way: Sync + Sized {
-    /// An empty one.
-    fn over(ground: &Ground) -> Result<Self, Failed>;
+pub(crate) enum Way {
+    /// As Linux did it.
+    ByPage(Type1Before<ArmLpaeS1<12>>),
+    /// The container, and the memory of its tables.
+    BySpan(Container<SimPinner, parking_lot::RawMutex>, Arena),
+}
+
+impl Way {
+    /// Empty ones: by page and by span.
+    pub(crate) fn both(ground: &Ground) -> Result<[Self; 2], Failed> {
+        let format = || ArmLpaeS1::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS));
+        let (memory, bytes) = (&ground.memory, table_bytes(ground.bytes));
+        let type1 = Type1Before::new(format()?, TABLES_AT, bytes, Arc::clone(memory), u64::MAX);
+        let tables = Arena::new(TABLES_AT, bytes);
+        let table = PageTable::new(format()?, tables.clone()).map_err(iommu::Error::from)?;
+        let (pinner, account) = (SimPinner::new(Arc::clone(memory)), Account::new(u64::MAX));
+        let container = Container::with_domain(pinner, Domain::new(table, Untold)?, account);
+        let type1 = type1.map_err(iommu::Error::from)?;
+        Ok([Self::ByPage(type1), Self::BySpan(container, tables)])
+    }
+
     /// Maps a piece.
-    fn map(&self, ground: &Ground, piece: &Piece) -> Result<(), Failed>;
+    fn map(&self, ground: &Ground, piece: &Piece) -> Result<(), Failed> {
+        let (space, user, iova) = (&ground.space, piece.user, piece.range.start());
+        match self {
+            Self::ByPage(type1) => {
+                type1.map(space, user, iova, PROT).map_err(Failed::at("by page"))
+            }
+            Self::BySpan(container, _) => {
+                let mapped = container.map(space, user, iova, PROT);
+                let mapped = mapped.map_err(Failed::at("by span"))?;
+                check_bytes("by span: mapped", mapped.memory + mapped.mmio, piece)
+            }
+        }
+    }
+
     /// Unmaps a piece.
-    fn unmap(&self, piece: &Piece) -> Result<(), Failed>;
-    /// Leaves of the CPU's tables that were looked up so far.
-    fn cpu_lookups(&self) -> u64;
-    /// Steps over the IOMMU's tables that unmaps took so far; `None` where a step is a leaf.
-    fn iommu_lookups(&self) -> Option<u64>;
+    fn unmap(&self, piece: &Piece) -> Result<(), Failed> {
+        match self {
+            Self::ByPage(type1) => {
+                let unmapped = type1.unmap(piece.range).map_err(Failed::at("by page"))?;
+                check_bytes("by page: unmapped", unmapped, piece)
+            }
+            Self::BySpan(container, _) => {
+                let unmapped = container.unmap(piece.range).map_err(Failed::at("by span"))?;
+                check_bytes("by span: unmapped", unmapped, piece)
+            }
+        }
+    }
+
+    /// Leaves of the CPU's tables that were looked up so far, and steps over the IOMMU's that
+    /// unmaps took; none of those where a step is a leaf.
+    fn lookups(&self) -> (u64, Option<u64>) {
+        match self {
+            Self::ByPage(type1) => {
+                let lookups = type1.lookups();
+                (lookups.cpu, Some(lookups.iommu))
+            }
+            Self::BySpan(container, _) => (container.pinner().lookups(), None),
+        }
+    }
+
     /// What is mapped.
-    fn census(&self) -> LeafCensus;
+    fn census(&self) -> LeafCensus {
+        match self {
+            Self::ByPage(type1) => type1.census(),
+            Self::BySpan(container, _) => container.census(),
+        }
+    }
+
     /// Whether nothing is left.
-    fn check_empty(&self, ground: &Ground) -> Result<(), Failed>;
+    pub(crate) fn check_empty(&self, ground: &Ground) -> Result<(), Failed> {
+        let (mappings, tables, charged) = match self {
+            Self::ByPage(type1) => (type1.mappings(), 0, 0),
+            Self::BySpan(container, tables) => {
+                (container.mappings(), tables.tables() - 1, container.account().used())
+            }
+        };
+        ground.check(self.census().total(), mappings)?;
+        if (tables, charged) == (0, 0) {
+            return Ok(());
+        }
+        Err(Failed::new(format_args!(
+            "left after all unmaps: {tables} tables below the root, {charged} bytes charged"
+        )))
+    }
 }
 
 fn check_bytes(what: &'static str, found: u64, piece: &Piece) -> Result<(), Failed> {
@@ -53,89 +124,6 @@ fn check_bytes(what: &'static str, found: u64, piece: &Piece) -> Result<(), Fail
         return Ok(());
     }
     Err(Failed::new(format_args!("{what} {found} bytes instead of {wanted}")))
-}
-
-/// As Linux did it.
-pub(crate) type ByPage = Type1Before<ArmLpaeS1<12>>;
-
-impl Way for ByPage {
-    fn over(ground: &Ground) -> Result<Self, Failed> {
-        let (memory, bytes) = (ground.memory.clone(), table_bytes(ground.bytes));
-        let type1 = Type1Before::new(format()?, TABLES_AT, bytes, memory, u64::MAX);
-        Ok(type1.map_err(iommu::Error::from)?)
-    }
-
-    fn map(&self, ground: &Ground, piece: &Piece) -> Result<(), Failed> {
-        let mapped = self.map(&ground.space, piece.user, piece.range.start(), PROT);
-        mapped.map_err(Failed::at("by page"))
-    }
-
-    fn unmap(&self, piece: &Piece) -> Result<(), Failed> {
-        let unmapped = self.unmap(piece.range).map_err(Failed::at("by page"))?;
-        check_bytes("by page: unmapped", unmapped, piece)
-    }
-
-    fn cpu_lookups(&self) -> u64 {
-        self.lookups().cpu
-    }
-
-    fn iommu_lookups(&self) -> Option<u64> {
-        Some(self.lookups().iommu)
-    }
-
-    fn census(&self) -> LeafCensus {
-        self.census()
-    }
-
-    fn check_empty(&self, ground: &Ground) -> Result<(), Failed> {
-        ground.check(self.census().total(), self.mappings())
-    }
-}
-
-/// The container.
-pub(crate) type BySpan = UnwalkedContainer<SimPinner>;
-
-impl Way for BySpan {
-    fn over(ground: &Ground) -> Result<Self, Failed> {
-        let (pinner, account) = (SimPinner::new(ground.memory.clone()), Account::new(u64::MAX));
-        let bytes = table_bytes(ground.bytes);
-        Ok(UnwalkedContainer::new(format()?, TABLES_AT, bytes, pinner, account)?)
-    }
-
-    fn map(&self, ground: &Ground, piece: &Piece) -> Result<(), Failed> {
-        let container = self.container();
-        let mapped = container.map(&ground.space, piece.user, piece.range.start(), PROT);
-        let mapped = mapped.map_err(Failed::at("by span"))?;
-        check_bytes("by span: mapped", mapped.memory + mapped.mmio, piece)
-    }
-
-    fn unmap(&self, piece: &Piece) -> Result<(), Failed> {
-        let unmapped = self.container().unmap(piece.range).map_err(Failed::at("by span"))?;
-        check_bytes("by span: unmapped", unmapped, piece)
-    }
-
-    fn cpu_lookups(&self) -> u64 {
-        self.container().pinner().lookups()
-    }
-
-    fn iommu_lookups(&self) -> Option<u64> {
-        None
-    }
-
-    fn census(&self) -> LeafCensus {
-        self.container().census()
-    }
-
-    fn check_empty(&self, ground: &Ground) -> Result<(), Failed> {
-        let container = self.container();
-        ground.check(container.census().total(), container.mappings())?;
-        match (self.tables() - 1, container.account().used()) {
-            (0, 0) => Ok(()),
-            (tables, charged) => Err(Failed::new(format_args!(
-                "left after all unmaps: {tables} tables below the root, {charged} bytes charged"
-            ))),
-        }
-    }
 }
 
 /// The operations of a case, in the order of a run.
@@ -154,16 +142,15 @@ pub(crate) struct Measured {
 }
 
 /// Maps and unmaps everything once.
-pub(crate) fn run(way: &impl Way, ground: &Ground, measured: &mut Measured) -> Result<(), Failed> {
-    let cpu = way.cpu_lookups();
+pub(crate) fn run(way: &Way, ground: &Ground, measured: &mut Measured) -> Result<(), Failed> {
+    let (cpu, steps) = way.lookups();
     let took = at_once(ground, |piece| way.map(ground, piece))?;
     measured.add(0, &took);
-    measured.lookups[0] = way.cpu_lookups() - cpu;
+    measured.lookups[0] = way.lookups().0 - cpu;
     measured.leaves = way.census().total();
-    let steps = way.iommu_lookups();
     let took = at_once(ground, |piece| way.unmap(piece))?;
     measured.add(1, &took);
-    let steps = way.iommu_lookups().zip(steps).map(|(after, before)| after - before);
+    let steps = way.lookups().1.zip(steps).map(|(after, before)| after - before);
     measured.lookups[1] = steps.unwrap_or(measured.leaves);
     Ok(())
 }

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use dmaspan::Direction;
 
-use dmaspan_cli::options::{OutputFormat, Whole};
+use dmaspan_cli::options::Whole;
 
 pub(crate) const DMA_ABOUT: &str = "\
 Measure mapping and unmapping a buffer for a device: one call for each page
@@ -105,10 +105,6 @@ pub(crate) struct DmaArgs {
     /// The grid with one short round: does all work?
     #[arg(long)]
     pub(crate) quick: bool,
-
-    /// How to print: table or json
-    #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: OutputFormat,
 }
 
 /// What a buffer is (`map_mode`).

@@ -15,21 +15,18 @@ use std::time::Duration;
 use dmaspan::dma::Segment;
 use dmaspan_cli::progress::Progress;
 
-use args::{DmaArgs, Mode};
-use plan::{Case, Plan};
-use work::{Calling, List, Mapper, Measured, Rig, Single, Tables, Worker};
+use args::Mode;
+use plan::Case;
+pub(crate) use plan::Plan;
+use work::{Measured, Worker};
 
 use crate::failed::Failed;
+use crate::models::unwalked::{Caller, List, MappedBy, Mapper, Single};
 use crate::report::Report;
-use crate::time::{self, Effort};
+use crate::time;
 
 /// How long caches are warmed up before a case is measured.
 const WARM_UP: Duration = Duration::from_millis(1);
-
-/// What `args` ask for.
-pub(crate) fn plan(args: &DmaArgs) -> Result<Plan, Failed> {
-    Plan::new(args)
-}
 
 /// Measures what is planned.
 ///
@@ -37,7 +34,7 @@ pub(crate) fn plan(args: &DmaArgs) -> Result<Plan, Failed> {
 ///
 /// For the first case that could not be mapped or was not mapped right.
 pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
-    let bench = Bench { effort: plan.effort, clock_ns: time::clock_ns(), progress };
+    let bench = Bench { plan, clock_ns: time::clock_ns(), progress };
     let cases = u64::try_from(plan.cases.len()).unwrap_or(u64::MAX);
     progress.begin("DMA mapping".to_owned(), cases * u64::from(plan.effort.rounds));
     let rows = plan.cases.iter().map(|case| Ok(report::row(case, &bench.measure(case)?)));
@@ -46,7 +43,7 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
 }
 
 struct Bench<'a> {
-    effort: Effort,
+    plan: &'a Plan,
     clock_ns: u64,
     progress: &'a Progress,
 }
@@ -56,32 +53,30 @@ impl Bench<'_> {
     fn measure(&self, case: &Case) -> Result<[Measured; 2], Failed> {
         let memory = &plan::memory(case)?;
         let buffers = plan::buffers(case, memory)?;
-        let [by_page, batched] =
-            [Rig::new(case, Tables::pages_root)?, Rig::new(case, Tables::root)?];
-        let (direction, tables) = (case.direction, batched.tables());
-        let pages = buffers.iter().map(|buffer| {
-            let caller = by_page.tables().caller(case.waiting());
-            let mapper = Calling { caller, pieces: &buffer.pieces, direction };
-            Worker::new(case, memory, &by_page, buffer, mapper)
+        let mut by_page = work::tables(case, MappedBy::Calls)?;
+        let mut batched = work::tables(case, MappedBy::Device)?;
+        let (direction, dma) = (case.direction, &batched);
+        let pages = buffers.iter().map(|pieces| {
+            let mapper = Caller::new(&by_page, pieces, direction, case.waiting());
+            let measured = Measured::default();
+            Worker { mapper, tables: &by_page, memory, pieces, case, measured }
         });
         let pages = pages.collect();
         let measured = match case.mode {
             Mode::Single => {
-                let rig = &batched;
-                let whole = buffers.iter().flat_map(|buffer| {
-                    buffer.pieces.iter().map(move |piece| {
-                        let mapper = Single { tables, piece, direction };
-                        Worker::new(case, memory, rig, buffer, mapper)
-                    })
+                let whole = buffers.iter().map(|pieces| {
+                    let mapper = Single { dma, piece: &pieces[0], direction };
+                    let measured = Measured::default();
+                    Worker { mapper, tables: dma, memory, pieces, case, measured }
                 });
                 self.turns(case, pages, whole.collect())?
             }
             Mode::Sg => {
-                let whole = buffers.iter().map(|buffer| {
-                    let pieces = &buffer.pieces;
+                let whole = buffers.iter().map(|pieces| {
                     let segments = vec![Segment::default(); pieces.len()];
-                    let mapper = List { tables, pieces, segments, direction };
-                    Worker::new(case, memory, &batched, buffer, mapper)
+                    let mapper = List { dma, pieces, segments, direction };
+                    let measured = Measured::default();
+                    Worker { mapper, tables: dma, memory, pieces, case, measured }
                 });
                 self.turns(case, pages, whole.collect())?
             }
@@ -102,8 +97,8 @@ impl Bench<'_> {
         work::turn(&mut batched, WARM_UP, self.clock_ns)?;
         by_page.iter_mut().for_each(|worker| worker.measured = Measured::default());
         batched.iter_mut().for_each(|worker| worker.measured = Measured::default());
-        let length = self.effort.turn_of(case.threads);
-        for _ in 0..self.effort.rounds {
+        let length = self.plan.effort.turn_of(case.threads);
+        for _ in 0..self.plan.effort.rounds {
             work::turn(&mut by_page, length, self.clock_ns)?;
             work::turn(&mut batched, length, self.clock_ns)?;
             self.progress.advance(1);

@@ -1,15 +1,16 @@
 //! What is measured: the cases, and the buffers of each.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dmaspan::dma::{self, Flush, Piece};
+use dmaspan::dma::{Flush, Piece};
 use dmaspan::{Direction, PhysAddr, Span, lg2};
 use dmaspan_linux::{Memory, MemoryKind};
 
 use super::args::{DmaArgs, Mode};
-use super::work::ADDRESS_BITS;
 use crate::failed::Failed;
+use crate::models::unwalked::ADDRESS_BITS;
 use crate::time::Effort;
 
 /// The pages that are mapped.
@@ -52,14 +53,14 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// An error of the DMA API, with the case that it met.
-    pub(crate) fn refused(&self, error: dma::Error) -> Failed {
+    /// An error, with the case that it met.
+    pub(crate) fn refused(&self, error: impl Display) -> Failed {
         let Self { threads, granule, .. } = self;
         Failed::at(format_args!("with {threads} threads and {granule} pages"))(error)
     }
 
     /// Bytes of a buffer.
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.granule * PAGE
     }
 
@@ -149,16 +150,6 @@ impl Plan {
     }
 }
 
-/// What one thread maps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Buffer {
-    /// Where it is, in the order in which it is mapped.
-    pub(crate) pieces: Arc<[Piece]>,
-    /// The same as offsets and lengths in the memory.
-    pub(crate) parts: Vec<(u64, u64)>,
-    pub(crate) bytes: u64,
-}
-
 /// Memory for the buffers of all threads of a case.
 pub(crate) fn memory(case: &Case) -> Result<Memory, Failed> {
     let bytes = case.share().saturating_mul(case.threads);
@@ -168,20 +159,18 @@ pub(crate) fn memory(case: &Case) -> Result<Memory, Failed> {
     Ok(Memory::new(kind, bytes.next_multiple_of(page))?)
 }
 
-/// The buffers. Their addresses are virtual ones in the place of physical ones: the kernel does not
-/// tell those, and no device needs them.
-pub(crate) fn buffers(case: &Case, memory: &Memory) -> Result<Vec<Buffer>, Failed> {
+/// What each thread maps, in that order. Addresses are virtual ones in the place of physical ones:
+/// the kernel does not tell those, and no device needs them.
+pub(crate) fn buffers(case: &Case, memory: &Memory) -> Result<Vec<Arc<[Piece]>>, Failed> {
     let base = memory.user_range().start().get();
+    let piece = |at, len| Span::new(PhysAddr::new(base + at), len).map(Piece::memory);
     let buffer = |thread: u64| {
         let start = thread * case.share();
-        let parts: Vec<(u64, u64)> = match case.mode {
-            Mode::Single => vec![(start, case.bytes())],
+        match case.mode {
+            Mode::Single => Ok(Arc::new([piece(start, case.bytes())?]) as Arc<[Piece]>),
             // Every second page, so that no two are neighbours.
-            Mode::Sg => (0..case.granule).map(|n| (start + 2 * n * PAGE, PAGE)).collect(),
-        };
-        let piece = |&(at, len)| Span::new(PhysAddr::new(base + at), len).map(Piece::memory);
-        let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
-        Ok(Buffer { pieces, parts, bytes: case.bytes() })
+            Mode::Sg => (0..case.granule).map(|n| Ok(piece(start + 2 * n * PAGE, PAGE)?)).collect(),
+        }
     };
     (0..case.threads).map(buffer).collect()
 }

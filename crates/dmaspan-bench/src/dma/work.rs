@@ -1,30 +1,21 @@
 //! What a thread does: fill, map, wait, unmap, and again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::models::unwalked::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
-use dmaspan::dma::{self, DeviceConfig, DmaConfig, Piece, Segment};
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+use dmaspan::dma::{self, DeviceConfig, DmaConfig, Piece};
 use dmaspan::iommu::iova;
-use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr};
+use dmaspan::{Direction, DmaAddr};
 use dmaspan_linux::{Memory, UserPlatform};
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
-use dmaspan_sim::walker::{Access, Walker};
+use dmaspan_sim::walker::Access;
 
 use super::latency::Latency;
-use super::plan::{Buffer, Case};
+use super::plan::Case;
 use crate::crew::{self, Gate};
 use crate::failed::Failed;
+use crate::models::unwalked::{MappedBy, Mapper, Told, UnwalkedDma};
 use dmaspan_cli::stats::nanoseconds;
-
-/// Bits of IOVAs and of physical addresses of the tables.
-pub(crate) const ADDRESS_BITS: u32 = 48;
-
-/// Where tables lie: any address, since no hardware looks there.
-const TABLES_AT: PhysAddr = PhysAddr::new(1 << 40);
 
 /// Room for the tables of each thread, and for those of all. Memory is only used once tables lie in
 /// it.
@@ -46,186 +37,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// What is mapped in.
-pub(crate) type Tables = UnwalkedDma<ArmLpaeS1<12>, UserPlatform>;
+pub(crate) type Tables = UnwalkedDma<UserPlatform>;
 
 /// A domain of its own for one way of mapping.
-#[derive(Debug)]
-pub(crate) struct Rig {
-    tables: Tables,
-    walker: ArmLpaeS1Walker,
-}
-
-impl Rig {
-    /// One whose buffers are mapped below the root that `root` gives.
-    pub(crate) fn new(case: &Case, root: impl Fn(&Tables) -> PhysAddr) -> Result<Self, Failed> {
-        let format = || ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS));
-        let bytes = TABLE_BYTES.saturating_mul(case.threads).min(MOST_TABLE_BYTES);
-        let cpus = usize::try_from(case.threads).unwrap_or(usize::MAX);
-        let config = DmaConfig { flush: case.flush, ..DmaConfig::new(cpus) };
-        let device = DeviceConfig::bits(case.bits);
-        let tables = UnwalkedDma::new(
-            [format()?, format()?],
-            (TABLES_AT, bytes),
-            (config, device),
-            UserPlatform,
-        )
-        .map_err(|source| case.refused(source))?;
-        let registers = tables.format().registers(root(&tables));
-        let walker = ArmLpaeS1Walker::new(ArmS1WalkRegisters {
-            ttbr: registers.ttbr,
-            tcr: registers.tcr,
-            mair: registers.mair,
-            ..Default::default()
-        })?;
-        Ok(Self { tables, walker })
-    }
-
-    /// The domain.
-    pub(crate) fn tables(&self) -> &Tables {
-        &self.tables
-    }
-
-    /// Whether a device would find the buffer.
-    fn check(&self, addr: DmaAddr, buffer: &Buffer, way: Direction) -> Result<(), Failed> {
-        let access = if way == Direction::FromDevice { Access::Write } else { Access::Read };
-        let (Some(first), Some(last)) = (buffer.pieces.first(), buffer.pieces.last()) else {
-            return Ok(());
-        };
-        let end = DmaAddr::new(addr.get() + buffer.bytes - 1);
-        for (addr, expected) in [(addr, first.span.paddr()), (end, last.span.last())] {
-            let found = self.walker.walk(self.tables.words(), Iova::new(addr.get()), access);
-            let found = found.ok().map(|translation| translation.paddr);
-            if found != Some(expected) {
-                return Err(Failed::new(format_args!(
-                    "the device would find {found:x?} at {addr}, where {expected} was mapped"
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether nothing is left, after all was unmapped and flushed.
-    pub(crate) fn check_empty(mut self) -> Result<(), Failed> {
-        let whole = IovaRange::from_len(Iova::new(0), 1 << ADDRESS_BITS)?;
-        let census = self.walker.census(self.tables.words(), whole);
-        let leaves: u64 = census.map_err(Failed::at("the tables are damaged"))?.values().sum();
-        if leaves > 0 {
-            return Err(Failed::new(format_args!(
-                "{leaves} leaves are left in the tables after all unmaps"
-            )));
-        }
-        self.tables.check_all_free().map_err(Failed::at("not all IOVAs were given back"))
-    }
-}
-
-/// How a buffer is mapped and unmapped.
-pub(crate) trait Mapper: Send {
-    /// A buffer that is mapped.
-    type Mapped;
-
-    fn map(&mut self) -> Result<Self::Mapped, dma::Error>;
-
-    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), dma::Error>;
-
-    /// Where its first byte is; the others follow.
-    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr;
-
-    /// Syncs what waits.
-    fn flush(&mut self) -> Result<(), dma::Error>;
-}
-
-/// By `map_single` and `unmap` of a device.
-#[derive(Debug)]
-pub(crate) struct Single<'r, 'm> {
-    pub(crate) tables: &'r Tables,
-    pub(crate) piece: &'m Piece,
-    pub(crate) direction: Direction,
-}
-
-impl Mapper for Single<'_, '_> {
-    type Mapped = Mapped<ArmLpaeS1<12>, UserPlatform>;
-
-    #[inline]
-    fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
-        self.tables.map_single(self.piece, self.direction)
-    }
-
-    #[inline]
-    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), dma::Error> {
-        self.tables.unmap(mapped)
-    }
-
-    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr {
-        mapped.addr()
-    }
-
-    fn flush(&mut self) -> Result<(), dma::Error> {
-        self.tables.flush()
-    }
-}
-
-/// By `map_list` and `unmap_list` of a device.
-#[derive(Debug)]
-pub(crate) struct List<'r, 'm> {
-    pub(crate) tables: &'r Tables,
-    pub(crate) pieces: &'m Arc<[Piece]>,
-    /// What the device is given: one for each piece is room enough.
-    pub(crate) segments: Vec<Segment>,
-    pub(crate) direction: Direction,
-}
-
-impl Mapper for List<'_, '_> {
-    type Mapped = MappedList<ArmLpaeS1<12>, UserPlatform>;
-
-    #[inline]
-    fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
-        self.tables.map_list(self.pieces, self.direction, &mut self.segments)
-    }
-
-    #[inline]
-    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), dma::Error> {
-        self.tables.unmap_list(mapped)
-    }
-
-    fn addr(&self, _: &Self::Mapped) -> DmaAddr {
-        // Pieces of whole pages leave no gaps between the segments.
-        self.segments.first().map_or(DmaAddr::new(0), |segment| segment.addr)
-    }
-
-    fn flush(&mut self) -> Result<(), dma::Error> {
-        self.tables.flush()
-    }
-}
-
-/// By calls of its own to the table, one for each page.
-#[derive(Debug)]
-pub(crate) struct Calling<'r, 'm> {
-    pub(crate) caller: Caller<'r, ArmLpaeS1<12>, UserPlatform>,
-    pub(crate) pieces: &'m [Piece],
-    pub(crate) direction: Direction,
-}
-
-impl<'r, 'm> Mapper for Calling<'r, 'm> {
-    type Mapped = ByCalls<'r, 'm, ArmLpaeS1<12>, UserPlatform>;
-
-    #[inline]
-    fn map(&mut self) -> Result<Self::Mapped, dma::Error> {
-        self.caller.map(self.pieces, self.direction)
-    }
-
-    #[inline]
-    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), dma::Error> {
-        self.caller.unmap(mapped)
-    }
-
-    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr {
-        mapped.addr()
-    }
-
-    fn flush(&mut self) -> Result<(), dma::Error> {
-        self.caller.flush();
-        Ok(())
-    }
+pub(crate) fn tables(case: &Case, by: MappedBy) -> Result<Tables, Failed> {
+    let bytes = TABLE_BYTES.saturating_mul(case.threads).min(MOST_TABLE_BYTES);
+    let cpus = usize::try_from(case.threads).unwrap_or(usize::MAX);
+    let config = DmaConfig { flush: case.flush, ..DmaConfig::new(cpus) };
+    let configs = (config, DeviceConfig::bits(case.bits));
+    UnwalkedDma::new(by, bytes, configs, UserPlatform).map_err(|error| case.refused(error))
 }
 
 /// What was measured of one way.
@@ -254,25 +74,15 @@ impl Measured {
 /// One thread of one way.
 #[derive(Debug)]
 pub(crate) struct Worker<'r, M> {
-    mapper: M,
-    rig: &'r Rig,
-    memory: &'r Memory,
-    buffer: &'r Buffer,
-    case: &'r Case,
+    pub(crate) mapper: M,
+    pub(crate) tables: &'r Tables,
+    pub(crate) memory: &'r Memory,
+    pub(crate) pieces: &'r [Piece],
+    pub(crate) case: &'r Case,
     pub(crate) measured: Measured,
 }
 
-impl<'r, M: Mapper> Worker<'r, M> {
-    pub(crate) fn new(
-        case: &'r Case,
-        memory: &'r Memory,
-        rig: &'r Rig,
-        buffer: &'r Buffer,
-        mapper: M,
-    ) -> Self {
-        Self { mapper, rig, memory, buffer, case, measured: Measured::default() }
-    }
-
+impl<M: Mapper> Worker<'_, M> {
     /// Maps and unmaps until `stop` is set, once at least. What looking at the clock takes is not
     /// counted.
     fn work(&mut self, gate: &Gate, stop: &AtomicBool, clock_ns: u64) -> Result<(), Failed> {
@@ -289,7 +99,7 @@ impl<'r, M: Mapper> Worker<'r, M> {
             let done = Instant::now();
             self.measured.map.add(nanoseconds(done - begin).saturating_sub(clock_ns));
             if count.is_multiple_of(SAMPLE) {
-                self.rig.check(self.mapper.addr(&mapped), self.buffer, self.case.direction)?;
+                self.check(self.mapper.addr(&mapped))?;
             }
             count += 1;
             wait(self.case.delay);
@@ -315,8 +125,29 @@ impl<'r, M: Mapper> Worker<'r, M> {
 
     fn fill(&self) -> Result<(), Failed> {
         if self.case.direction != Direction::FromDevice {
-            for &(offset, len) in &self.buffer.parts {
-                self.memory.fill_words(offset, len, |_| FILLING)?;
+            let base = self.memory.user_range().start().get();
+            for Piece { span, .. } in self.pieces {
+                let offset = span.paddr().get() - base;
+                self.memory.fill_words(offset, span.len(), |_| FILLING)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a device would find the buffer.
+    fn check(&self, addr: DmaAddr) -> Result<(), Failed> {
+        let is_write = self.case.direction == Direction::FromDevice;
+        let access = if is_write { Access::Write } else { Access::Read };
+        let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else {
+            return Ok(());
+        };
+        let end = DmaAddr::new(addr.get() + self.case.bytes() - 1);
+        for (addr, expected) in [(addr, first.span.paddr()), (end, last.span.last())] {
+            let found = self.tables.found(addr, access);
+            if found != Some(expected) {
+                return Err(Failed::new(format_args!(
+                    "the device would find {found:x?} at {addr}, where {expected} was mapped"
+                )));
             }
         }
         Ok(())

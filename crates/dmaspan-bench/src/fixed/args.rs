@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use dmaspan_linux::MemoryKind;
 
-use dmaspan_cli::options::{OutputFormat, Whole, memory_kind, run_count};
+use dmaspan_cli::options::{Whole, memory_kind, run_count};
 use dmaspan_cli::size::ByteSize;
 
 pub(crate) const FIXED_ABOUT: &str = "\
@@ -76,8 +76,4 @@ pub(crate) struct FixedArgs {
     /// How many runs to time, for medians
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = run_count)]
     pub(crate) runs: u32,
-
-    /// How to print: table or json
-    #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: OutputFormat,
 }

@@ -12,20 +12,13 @@ mod report;
 mod source;
 mod work;
 
-use args::FixedArgs;
 use dmaspan_cli::hold::HeldPages;
-use dmaspan_cli::machine::Machine;
 use dmaspan_cli::progress::Progress;
-use plan::Plan;
+pub(crate) use plan::Plan;
 use work::{Reader, WAYS};
 
 use crate::failed::Failed;
 use crate::report::Report;
-
-/// What `args` ask for on this machine.
-pub(crate) fn plan(args: &FixedArgs) -> Result<Plan, Failed> {
-    Plan::new(args, &Machine::read())
-}
 
 /// Measures what is planned.
 ///

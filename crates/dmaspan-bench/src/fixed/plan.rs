@@ -104,7 +104,6 @@ impl Plan {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use dmaspan_cli::options::OutputFormat;
 
     const MIB: u64 = 1 << 20;
 
@@ -132,7 +131,6 @@ pub(super) mod tests {
             count: 1,
             memory: MemoryKind::Memfd,
             runs: 1,
-            format: OutputFormat::Table,
         };
         Plan::new(&args, &Machine::with_available(available))
     }

@@ -3,6 +3,7 @@
 use dmaspan::io_pgtable::Format;
 use dmaspan::{PhysAddr, Span, lg2};
 
+use crate::models::unwalked::entry_sizes;
 use dmaspan_cli::units;
 
 /// Where the memory that is mapped begins: a multiple of every page, and not where the IOVAs begin,
@@ -82,12 +83,11 @@ impl Shape {
     /// That of a format.
     pub(crate) fn of<F: Format>(format: &F) -> Self {
         let geometry = format.geometry();
-        let entry_sizes = (0..=geometry.top_level).map(F::shift).filter(|&lg2| lg2 < 64);
         Self {
             granule_lg2: F::GRANULE_LG2,
             table_lg2: F::shift(1),
             page_sizes: geometry.page_sizes,
-            entry_sizes: entry_sizes.map(lg2::size).sum::<u64>() & geometry.page_sizes,
+            entry_sizes: entry_sizes(format),
             aperture_bytes: geometry.aperture.checked_len().unwrap_or(u64::MAX),
             entries_lg2: F::LG2_ENTRIES,
             root_lg2: geometry.root.lg2_size.max(geometry.root.lg2_align),

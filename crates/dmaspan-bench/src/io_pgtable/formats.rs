@@ -6,9 +6,10 @@ use dmaspan::io_pgtable::{
     VtdSsConfig, X86_64, X86_64Config,
 };
 
+use dmaspan_cli::progress::Progress;
 use dmaspan_sim::mock::MockFormat;
 
-use super::Bench;
+use super::Plan;
 use crate::failed::Failed;
 use crate::report::Fields;
 
@@ -20,7 +21,7 @@ pub(crate) struct NamedFormat {
     /// What it is.
     pub(crate) about: &'static str,
     /// Measures it.
-    pub(super) measure: fn(&Bench<'_>, &'static NamedFormat) -> Result<Vec<Fields>, Failed>,
+    pub(super) measure: fn(&Plan, &'static NamedFormat, &Progress) -> Result<Vec<Fields>, Failed>,
 }
 
 /// A format of this type, by this configuration.
@@ -29,7 +30,9 @@ macro_rules! named {
         NamedFormat {
             name: $name,
             about: $about,
-            measure: |bench, named| bench.format(named, || <$format>::new($($config),+)),
+            measure: |plan, named, progress| {
+                super::measure(plan, named, progress, || <$format>::new($($config),+))
+            },
         }
     };
 }

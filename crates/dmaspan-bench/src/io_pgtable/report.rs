@@ -7,6 +7,7 @@ use dmaspan_cli::stats::rounded;
 use dmaspan_cli::text::{QUICK, TIMES, ratio};
 use dmaspan_cli::units::fine_time;
 
+use super::Plan;
 use super::cases::Case;
 use super::formats::NamedFormat;
 use super::timing::Times;
@@ -19,7 +20,7 @@ const OPS: [&str; 2] = ["map", "unmap"];
 pub(super) fn rows(
     format: &NamedFormat,
     case: &Case,
-    threads: usize,
+    threads: u64,
     [per_page, batched]: &[Times; 2],
 ) -> [Fields; 2] {
     [0, 1].map(|op| {
@@ -43,10 +44,10 @@ const BESIDE: [[&str; 3]; 2] =
     [["left by page", "left", "left faster"], ["right by page", "right", "right faster"]];
 
 /// A table of these rows with these numbers of threads beside each other.
-fn table(rows: &[Fields], threads: &[usize]) -> Table {
+fn table(rows: &[Fields], threads: &[u64]) -> Table {
     let mut lines: Vec<Fields> = Vec::new();
     for row in rows {
-        let is_its = |count: &usize| (*count as f64).total_cmp(&row.number("threads")).is_eq();
+        let is_its = |count: &u64| row.has("threads", *count);
         let Some(place) = threads.iter().position(is_its) else { continue };
         let words = |line: &Fields| [".section", ".label"].map(|name| line.word(name).to_owned());
         let at = lines.iter().position(|line| words(line) == words(row)).unwrap_or_else(|| {
@@ -60,7 +61,7 @@ fn table(rows: &[Fields], threads: &[usize]) -> Table {
         lines[at] = mem::take(&mut lines[at]).and(figures);
     }
     let columns = threads.iter().zip(BESIDE).flat_map(|(&count, [by_page, batched, times])| {
-        let who = plural(count as u64, "thread");
+        let who = plural(count, "thread");
         [
             (format!("{who}\nby page"), by_page, fine_time as fn(f64) -> String),
             ("\nbatched".to_owned(), batched, fine_time),
@@ -80,13 +81,9 @@ const LEGEND: &str = "Times are of one range: medians, so that waiting for a CPU
 const DONE: &str = "every range led where it was mapped to, and nothing was left after the unmaps";
 
 /// All of it.
-pub(super) fn report(
-    rounds: u32,
-    cpus: u64,
-    threads: &[usize],
-    formats: &[&'static NamedFormat],
-    rows: Vec<Fields>,
-) -> Report {
+pub(super) fn report(plan: &Plan, cpus: u64, rows: Vec<Fields>) -> Report {
+    let Plan { formats, threads, load } = plan;
+    let rounds = load.effort.rounds;
     let head = Fields::from([("rounds", rounds.into()), ("cpus", cpus.into())]);
     let (rounds_of, cpus_of) = (plural(rounds.into(), "round"), plural(cpus, "CPU"));
     let title =
@@ -103,7 +100,7 @@ pub(super) fn report(
     }
     report.say(LEGEND);
     report.note(if rounds == 1 { QUICK } else { TIMES });
-    report.note_crowd(threads.last().map_or(0, |most| *most as u64), cpus);
+    report.note_crowd(threads.last().copied().unwrap_or(0), cpus);
     report
 }
 
@@ -114,7 +111,8 @@ mod tests {
     use super::*;
     use crate::io_pgtable::cases::Work;
     use crate::io_pgtable::formats::FORMATS;
-    use crate::time::Series;
+    use crate::io_pgtable::timing::{self, Load};
+    use crate::time::{Effort, Series};
     use dmaspan_cli::json;
     use dmaspan_cli::text::{Marks, WIDTH};
 
@@ -136,7 +134,9 @@ mod tests {
             all.extend(rows(&FORMATS[0], &case("2M", "2M (128 × 16K)"), threads, &times));
         }
         all.extend(rows(&FORMATS[0], &case("16G as 512M", "16G as 512M"), 1, &times));
-        report(rounds, 2, &[1, 10], &[&FORMATS[0]], all)
+        let (formats, threads) = (vec![&FORMATS[0]], vec![1, 10]);
+        let load = Load { effort: Effort::new(rounds, 0), ..timing::QUICK };
+        report(&Plan { formats, threads, load }, 2, all)
     }
 
     #[test]

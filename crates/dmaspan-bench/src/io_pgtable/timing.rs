@@ -48,23 +48,23 @@ pub(crate) type Times = [Series; 2];
 pub(crate) fn measure<F: Format>(
     new_format: fn() -> Result<F, ConfigError>,
     case: &Case,
-    threads: usize,
+    threads: u64,
     load: Load,
 ) -> Result<[Times; 2], Failed> {
     let shape = Shape::of(&new_format()?);
     let region_bytes = shape.region_bytes(case);
-    let table_bytes = shape.table_bytes(case, u64::try_from(threads).unwrap_or(u64::MAX));
+    let table_bytes = shape.table_bytes(case, threads);
     let mut tables = Vec::new();
     for _ in WAYS {
         // Memory is only used once tables lie in it.
         tables.push(Unwalked::new(new_format()?, TABLES_AT, table_bytes).map_err(refused)?);
     }
-    let length = load.effort.turn_of(threads as u64);
+    let length = load.effort.turn_of(threads);
     let clock_ns = time::clock_ns();
     let mut times = [Times::default(), Times::default()];
     let mut crews = Vec::new();
     for (table, way) in tables.iter_mut().zip(WAYS) {
-        let regions = table.regions(region_bytes).take(threads);
+        let regions = (0..threads).zip(table.regions(region_bytes)).map(|(_, region)| region);
         let mut workers: Vec<_> = regions.map(|region| Worker::new(region, case, way)).collect();
         // This allocates their tables too.
         workers.iter_mut().try_for_each(Worker::checked_pass)?;

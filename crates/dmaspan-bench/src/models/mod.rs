@@ -8,11 +8,13 @@
 //! | [`regbuf_before`] | registered buffers as Linux's io_uring keeps them |
 //! | [`unwalked`] | page tables that no hardware walks, divided among threads |
 //! | [`replay`] | a pinner that has pinned already |
-//! | [`uncopied`] | slots to which nobody copies |
+//! | [`simulated`] | simulated memory and a user of it |
+//! | [`slots`] | slots to which nobody copies, or somebody does |
 
 pub(crate) mod regbuf_before;
 pub(crate) mod replay;
+pub(crate) mod simulated;
+pub(crate) mod slots;
 pub(crate) mod swiotlb_before;
 pub(crate) mod type1_before;
-pub(crate) mod uncopied;
 pub(crate) mod unwalked;

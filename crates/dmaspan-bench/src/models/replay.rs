@@ -6,84 +6,93 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Address, Errno, Promise, Prot, Span, UserAddr, UserRange};
+use dmaspan::{Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 use parking_lot::Mutex;
 
-/// Why there was nothing to replay.
+use crate::failed::Failed;
+
+/// Another range than the one that is pinned, or for more than it is pinned for; or its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ReplayError<E> {
-    /// The pinner inside failed.
-    #[error(transparent)]
-    Inner(E),
-    /// Device registers are among the range.
-    #[error("{0} is not all memory")]
-    NotMemory(UserRange),
-    /// Another range than the one that was pinned, or for more than it was pinned for.
-    #[error("{asked} was asked for, and {pinned} is pinned")]
-    Other {
-        /// What was asked for.
-        asked: UserRange,
-        /// What is pinned.
-        pinned: UserRange,
-    },
+#[error("{asked} was asked for, and {pinned} is pinned")]
+pub(crate) struct NotReplayed {
+    /// What was asked for.
+    asked: UserRange,
+    /// What is pinned.
+    pinned: UserRange,
 }
 
 /// Pins one range when it is made, by another pinner, and until it is dropped; and pushes the spans
-/// of then whenever that range is pinned again.
+/// of then whenever that range is pinned again, of the one space that there is.
 ///
 /// It is for measuring: what a pin then takes is what the sink takes.
-pub(crate) struct Replay<P: Pinner>(Arc<Held<P>>);
+pub(crate) struct Replay {
+    range: UserRange,
+    prot: Prot,
+    /// As they were pushed.
+    spans: Arc<[Span]>,
+    held: Arc<dyn Send + Sync>,
+}
 
 /// What a [`Replay`] keeps pinned.
 ///
 /// Dropped without a [release](Pinner::release) the range stays pinned.
 #[must_use = "what is dropped stays pinned"]
-pub(crate) struct ReplayPin<P: Pinner>(ManuallyDrop<Arc<Held<P>>>);
+pub(crate) struct ReplayPin(ManuallyDrop<Arc<dyn Send + Sync>>);
 
 struct Held<P: Pinner> {
     pinner: P,
-    space: P::Space,
-    range: UserRange,
+    /// Whose memory it is.
+    _space: P::Space,
     prot: Prot,
-    /// As they were pushed.
-    spans: Vec<Span<P::Address>>,
+    spans: Arc<[Span<P::Address>]>,
     /// `None` where it was never had, or is given back.
     pin: Mutex<Option<P::Pin>>,
 }
 
-impl<P: Pinner> Replay<P> {
+impl Replay {
     /// Pins `range` of `space` for a device that may use it as `prot` says.
     ///
     /// # Errors
     ///
-    /// [`ReplayError`], with nothing pinned.
-    pub(crate) fn new(
+    /// The pinner's, and that device registers are among the range, with nothing pinned.
+    pub(crate) fn new<P: Pinner<Address = PhysAddr> + 'static>(
         pinner: P,
         space: P::Space,
         range: UserRange,
         prot: Prot,
-    ) -> Result<Self, ReplayError<P::Error>> {
+    ) -> Result<Self, Failed> {
         let mut kept = Kept(Vec::new());
         let (pin, error) = match pinner.pin(&space, range, prot, &mut kept) {
             Ok(pin) => (Some(pin), None),
             Err(PinFailed { error, pin }) => (pin, Some(error)),
         };
+        let spans: Arc<[Span]> = kept.0.into();
         // Dropped, it unpins.
-        let held = Held { pinner, space, range, prot, spans: kept.0, pin: Mutex::new(pin) };
+        let pin = Mutex::new(pin);
+        let held = Held { pinner, _space: space, prot, spans: Arc::clone(&spans), pin };
         match error {
-            None => Ok(Self(Arc::new(held))),
-            Some(PinError::Failed(error)) => Err(ReplayError::Inner(error)),
-            Some(PinError::Stopped) => Err(ReplayError::NotMemory(range)),
+            None => Ok(Self { range, prot, spans, held: Arc::new(held) }),
+            Some(PinError::Failed(error)) => Err(error.into()),
+            Some(PinError::Stopped) => Err(Failed::new(format_args!("{range} is not all memory"))),
         }
     }
 
-    /// The pinner inside.
-    pub(crate) fn inner(&self) -> &P {
-        &self.0.pinner
+    /// What is pinned.
+    pub(crate) fn range(&self) -> UserRange {
+        self.range
+    }
+
+    /// Where it is.
+    pub(crate) fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    fn refuse(&self, asked: UserRange) -> NotReplayed {
+        NotReplayed { asked, pinned: self.range }
     }
 
     /// Ends a pin; there is none any more.
-    fn give_back(pin: ReplayPin<P>) -> Option<ReplayPin<P>> {
+    fn give_back(pin: ReplayPin) -> Option<ReplayPin> {
         drop(ManuallyDrop::into_inner(pin.0));
         None
     }
@@ -102,10 +111,10 @@ impl<P: Pinner> Drop for Held<P> {
 }
 
 /// Keeps spans as they are pushed, where they are of memory.
-struct Kept<A>(Vec<Span<A>>);
+struct Kept(Vec<Span>);
 
-impl<A: Address> SpanSink<A> for Kept<A> {
-    fn push(&mut self, span: Span<A>, kind: Kind) -> Result<(), Stopped> {
+impl SpanSink<PhysAddr> for Kept {
+    fn push(&mut self, span: Span, kind: Kind) -> Result<(), Stopped> {
         match kind {
             Kind::Memory => self.0.push(span),
             Kind::Mmio => return Err(Stopped),
@@ -116,31 +125,28 @@ impl<A: Address> SpanSink<A> for Kept<A> {
 
 #[expect(unsafe_code, reason = "the promises are those of the pinner inside")]
 // SAFETY:
-// 1. Pushed spans are those that `P` pushed for the same range of the same space, for a device that
-//    may do as much. `P` promises them until its pin is told that they are unpinned, which
-//    only the drop of `Held` does. A pin keeps `Held`, and dropping it leaks it.
-// 2. They cover the range exactly and in order: all that `P` pushed is kept, and nothing else.
-unsafe impl<P: Pinner> Pinner for Replay<P> {
-    type Address = P::Address;
-    type Space = P::Space;
-    type Pin = ReplayPin<P>;
-    type Error = ReplayError<P::Error>;
+// 1. Pushed spans are those that the pinner inside pushed for the same range, for a device that may
+//    do as much. It promises them until its pin is told that they are unpinned, which only the drop
+//    of `Held` does. A pin keeps `Held`, and dropping it leaks it.
+// 2. They cover the range exactly and in order: all that was pushed is kept, and nothing else.
+unsafe impl Pinner for Replay {
+    type Address = PhysAddr;
+    type Space = ();
+    type Pin = ReplayPin;
+    type Error = NotReplayed;
 
     fn pin(
         &self,
-        space: &P::Space,
+        (): &(),
         range: UserRange,
         prot: Prot,
-        sink: &mut dyn SpanSink<P::Address>,
-    ) -> Result<ReplayPin<P>, PinFailed<ReplayPin<P>, Self::Error>> {
-        let Held { pinner, space: pinned, range: whole, prot: may, .. } = &*self.0;
-        let same_space = pinner.space_id(space) == pinner.space_id(pinned);
-        if range != *whole || !same_space || !may.contains(prot) {
-            let error = ReplayError::Other { asked: range, pinned: *whole };
-            return Err(PinFailed { error: PinError::Failed(error), pin: None });
+        sink: &mut dyn SpanSink<PhysAddr>,
+    ) -> Result<ReplayPin, PinFailed<ReplayPin, NotReplayed>> {
+        if range != self.range || !self.prot.contains(prot) {
+            return Err(PinFailed { error: PinError::Failed(self.refuse(range)), pin: None });
         }
-        let pin = ReplayPin(ManuallyDrop::new(Arc::clone(&self.0)));
-        for (taken, span) in self.0.spans.iter().enumerate() {
+        let pin = ReplayPin(ManuallyDrop::new(Arc::clone(&self.held)));
+        for (taken, span) in self.spans.iter().enumerate() {
             if let Err(stopped) = sink.push(*span, Kind::Memory) {
                 let pin = if taken > 0 { Some(pin) } else { Self::give_back(pin) };
                 return Err(PinFailed { error: stopped.into(), pin });
@@ -149,52 +155,36 @@ unsafe impl<P: Pinner> Pinner for Replay<P> {
         Ok(pin)
     }
 
-    fn unpin(
-        &self,
-        _promise: Promise<'_>,
-        _pin: &mut ReplayPin<P>,
-        _spans: &[Span<P::Address>],
-        _kind: Kind,
-        _dirty: Dirty,
-    ) {
-    }
+    fn unpin(&self, _: Promise<'_>, _: &mut ReplayPin, _: &[Span], _: Kind, _: Dirty) {}
 
-    fn release(&self, _promise: Promise<'_>, pin: ReplayPin<P>) {
+    fn release(&self, _promise: Promise<'_>, pin: ReplayPin) {
         Self::give_back(pin);
     }
 
-    fn space_id(&self, space: &P::Space) -> u64 {
-        self.inner().space_id(space)
-    }
-
-    fn chargeable(&self, space: &P::Space, range: UserRange) -> u64 {
-        self.inner().chargeable(space, range)
+    fn space_id(&self, (): &()) -> u64 {
+        0
     }
 
     fn knows_frames(&self) -> bool {
-        self.inner().knows_frames()
+        true
     }
 
-    fn read(&self, space: &P::Space, at: UserAddr, bytes: &mut [u8]) -> Result<(), Self::Error> {
-        self.inner().read(space, at, bytes).map_err(ReplayError::Inner)
+    fn read(&self, (): &(), at: UserAddr, _: &mut [u8]) -> Result<(), NotReplayed> {
+        Err(self.refuse(UserRange::point(at)))
     }
 
-    fn write(&self, space: &P::Space, at: UserAddr, bytes: &[u8]) -> Result<(), Self::Error> {
-        self.inner().write(space, at, bytes).map_err(ReplayError::Inner)
+    fn write(&self, (): &(), at: UserAddr, _: &[u8]) -> Result<(), NotReplayed> {
+        Err(self.refuse(UserRange::point(at)))
     }
 
-    fn errno(&self, error: &Self::Error) -> Errno {
-        match error {
-            ReplayError::Inner(error) => self.inner().errno(error),
-            ReplayError::NotMemory(_) => Errno::EFAULT,
-            ReplayError::Other { .. } => Errno::EINVAL,
-        }
+    fn errno(&self, _: &NotReplayed) -> Errno {
+        Errno::EINVAL
     }
 }
 
-impl<P: Pinner> fmt::Debug for ReplayPin<P> {
+impl fmt::Debug for ReplayPin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReplayPin").field(&self.0.range).finish()
+        f.write_str("ReplayPin")
     }
 }
 
@@ -213,10 +203,12 @@ mod tests {
         let user = space.map(UserAddr::new(0x1000), &pages).unwrap();
         let pinner = SimPinner::new(Arc::clone(&memory));
         let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE).unwrap();
-        let looked_up = replay.inner().lookups();
+        assert_eq!((replay.range(), replay.spans()), (user, &pages[..]));
+        // Nobody could find them there.
+        space.unmap(user);
         let mut spans = Vec::new();
-        let pin = replay.pin(&space, user, Prot::READ, &mut spans).unwrap();
-        assert_eq!((spans, replay.inner().lookups()), (pages, looked_up));
+        let pin = replay.pin(&(), user, Prot::READ, &mut spans).unwrap();
+        assert_eq!(spans, pages);
         #[expect(unsafe_code, reason = "a test is the pin's user")]
         // SAFETY: no device was given the spans.
         replay.release(unsafe { Promise::new() }, pin);
@@ -231,17 +223,16 @@ mod tests {
         let pages = memory.allocate_scattered(4 << 12, 1).unwrap();
         let user = space.map(UserAddr::new(0x1000), &pages).unwrap();
         let pinner = SimPinner::new(Arc::clone(&memory));
-        let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ).unwrap();
-        let refused = |space: &Arc<SimSpace>, range, prot| {
-            let failed = replay.pin(space, range, prot, &mut Vec::new()).unwrap_err();
+        let replay = Replay::new(pinner, space, user, Prot::READ).unwrap();
+        let refused = |range, prot| {
+            let failed = replay.pin(&(), range, prot, &mut Vec::new()).unwrap_err();
             assert!(failed.pin.is_none());
             let PinError::Failed(error) = failed.error else { panic!("{failed:?}") };
-            assert!(matches!(error, ReplayError::Other { .. }), "{error}");
+            assert_eq!(error, NotReplayed { asked: range, pinned: user });
             assert_eq!(replay.errno(&error), Errno::EINVAL);
         };
-        refused(&space, UserRange::new(user.start(), user.start()).unwrap(), Prot::READ);
-        refused(&space, user, Prot::READ_WRITE);
-        refused(&Arc::new(SimSpace::new(Arc::clone(&memory))), user, Prot::READ);
+        refused(UserRange::new(user.start(), user.start()).unwrap(), Prot::READ);
+        refused(user, Prot::READ_WRITE);
     }
 
     #[test]
@@ -255,7 +246,7 @@ mod tests {
             Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE).unwrap()
         };
         let (replay, other) = (new(), new());
-        let pin = replay.pin(&space, user, Prot::READ_WRITE, &mut Vec::new()).unwrap();
+        let pin = replay.pin(&(), user, Prot::READ_WRITE, &mut Vec::new()).unwrap();
         drop(replay);
         assert_eq!(memory.pinned_frames(), 4);
         #[expect(unsafe_code, reason = "a test is the pin's user")]
@@ -275,8 +266,8 @@ mod tests {
         let longer =
             UserRange::new(user.start(), user.last().checked_add(0x1000).unwrap()).unwrap();
         let pinner = SimPinner::new(Arc::clone(&memory));
-        let refused = Replay::new(pinner, space, longer, Prot::READ_WRITE);
-        assert!(matches!(refused, Err(ReplayError::Inner(_))));
+        let refused = Replay::new(pinner, space, longer, Prot::READ_WRITE).err().unwrap();
+        assert!(refused.to_string().starts_with("no memory at "), "{refused}");
         assert_eq!(memory.pinned_frames(), 0);
     }
 }

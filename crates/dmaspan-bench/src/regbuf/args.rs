@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use dmaspan_cli::options::{OutputFormat, run_count};
+use dmaspan_cli::options::run_count;
 use dmaspan_cli::size::ByteSize;
 
 pub(crate) const REGBUF_ABOUT: &str = "\
@@ -110,8 +110,4 @@ pub(crate) struct RegbufArgs {
     /// 64M, timed once and shortly: does all work?
     #[arg(long)]
     pub(crate) quick: bool,
-
-    /// How to print: table or json
-    #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: OutputFormat,
 }

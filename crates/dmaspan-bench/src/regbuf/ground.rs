@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crate::models::regbuf_before::{FolioBefore, FolioOf};
 use crate::models::replay::Replay;
+use crate::models::simulated::{USER_AT, no_memory, placed, room_for, simulated};
 use dmaspan::pin::{PinError, PinFailed, Pinner};
-use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange, lg2};
+use dmaspan::{HostAddr, PhysAddr, Prot, Span, lg2};
 use dmaspan_linux::{LinuxPinner, Memory, MemoryKind, PinMethod};
-use dmaspan_sim::memory::{self, Books, SimMemory, SimPinner, SimSpace};
+use dmaspan_sim::memory::{AllocError, SimMemory, SimPinner};
 
 use super::args::RegbufCase;
 use super::plan::{Case, HUGE, PAGE};
@@ -21,21 +22,17 @@ const HUGE_LG2: u32 = 21;
 const HUGE_ORDER: u32 = 9;
 /// Of the room that a huge page of the model has for itself: it is the second of four.
 const APART_ORDER: u32 = HUGE_ORDER + 2;
+/// The pages that all is counted in, as bytes of memory.
+const PAGE_LEN: usize = 4096;
 /// How many pages a huge one has.
 const HUGE_PAGES: usize = 512;
-/// Where the model has memory and its user: different, so that nothing is right by accident.
-const MEMORY_AT: PhysAddr = PhysAddr::new(1 << 36);
-const USER_AT: UserAddr = UserAddr::new(0x7e00_0000_0000);
-const GIB: u64 = 1 << 30;
 /// By which the model scatters; any number.
 const SEED: u64 = 7;
 
 /// Memory, pinned, page by page and by span.
-pub(crate) struct Ground<P: Pinner> {
+pub(crate) struct Ground {
     /// Declared first, so that it is gone before what it uses.
-    pub(crate) replay: Arc<Replay<P>>,
-    pub(crate) space: P::Space,
-    pub(crate) user: UserRange,
+    pub(crate) replay: Arc<Replay>,
     /// Where each page is.
     pub(crate) pages: Vec<PhysAddr>,
     pub(crate) folios: Folios,
@@ -47,18 +44,14 @@ pub(crate) struct Ground<P: Pinner> {
     _held: Option<HeldPages>,
 }
 
-impl<P: Pinner> Ground<P> {
-    /// What `replay` has pinned of `space`, pages of this kind.
-    fn new(
-        case: &Case,
-        replay: Replay<P>,
-        (space, user, memory): (P::Space, UserRange, &'static str),
-        pages: Vec<PhysAddr>,
-        held: Option<HeldPages>,
-    ) -> Self {
+impl Ground {
+    /// What `replay` has pinned, pages of this kind.
+    fn new(case: &Case, replay: Replay, memory: &'static str, held: Option<HeldPages>) -> Self {
+        let of = |span: &Span| (span.start().get()..=span.last().get()).step_by(PAGE_LEN);
+        let pages: Vec<_> = replay.spans().iter().flat_map(of).map(PhysAddr::new).collect();
         let folios = Folios::new(&pages, |block| may_be_huge(case.name, block));
         let not_huge = wanted_huge(case).saturating_sub(folios.bytes());
-        Self { replay: Arc::new(replay), space, user, pages, folios, memory, not_huge, _held: held }
+        Self { replay: Arc::new(replay), pages, folios, memory, not_huge, _held: held }
     }
 }
 
@@ -121,17 +114,14 @@ fn may_be_huge(case: RegbufCase, block: usize) -> bool {
 
 /// How many bytes of a case should be in huge pages.
 fn wanted_huge(case: &Case) -> u64 {
-    match case.name {
-        RegbufCase::FourHuge | RegbufCase::Thp | RegbufCase::Hugetlb => case.bytes,
-        RegbufCase::Base => 0,
-        RegbufCase::Mixed => case.bytes.div_ceil(2 * HUGE) * HUGE,
-    }
+    let blocks = 0..usize::try_from(case.bytes / HUGE).unwrap_or(usize::MAX);
+    blocks.filter(|block| may_be_huge(case.name, *block)).map(|_| HUGE).sum()
 }
 
 /// What this machine gives.
 pub(crate) struct Real {
     /// The memory, or why it cannot be used.
-    pub(crate) ground: Result<Ground<LinuxPinner>, Failed>,
+    pub(crate) ground: Result<Ground, Failed>,
     /// What the kernel took to register it as a buffer of an io_uring, where it did.
     pub(crate) kernel_ns: Option<u64>,
 }
@@ -158,7 +148,7 @@ fn of_kind(
     kind: MemoryKind,
     runs: u32,
     kernel_ns: &mut Option<u64>,
-) -> Result<Ground<LinuxPinner>, Failed> {
+) -> Result<Ground, Failed> {
     let mut held = HeldPages::for_memory(kind, case.bytes)?;
     let memory = Memory::new(kind, case.bytes)?;
     if let Some(held) = &mut held {
@@ -174,7 +164,7 @@ fn pinned(
     held: Option<HeldPages>,
     runs: u32,
     kernel_ns: &mut Option<u64>,
-) -> Result<Ground<LinuxPinner>, Failed> {
+) -> Result<Ground, Failed> {
     let memory = Arc::new(memory);
     let user = memory.user_range();
     // What the kernel takes is the same without frame numbers.
@@ -183,13 +173,11 @@ fn pinned(
     *kernel_ns = (any.method() == PinMethod::IoUring).then_some(registered);
     let pinner = LinuxPinner::new()?;
     let replay = Replay::new(pinner, Arc::clone(&memory), user, Prot::READ_WRITE)?;
-    let mut pages = Vec::new();
-    replay.inner().frames().page_frames(&memory, user, &mut pages)?;
     let kind = match case.name {
         RegbufCase::Mixed => "thp and base",
         _ => memory.kind().name(),
     };
-    let ground = Ground::new(case, replay, (memory, user, kind), pages, held);
+    let ground = Ground::new(case, replay, kind, held);
     if case.name == RegbufCase::FourHuge && ground.not_huge > 0 {
         let [found, wanted] = [case.bytes - ground.not_huge, case.bytes].map(ByteSize::new);
         return Err(Failed::new(format_args!(
@@ -230,35 +218,23 @@ fn registered_ns(
 /// # Errors
 ///
 /// Where there is not enough.
-pub(crate) fn model(case: &Case) -> Result<Ground<SimPinner>, Failed> {
-    // Room to lie apart in.
-    let simulated = 4 * case.bytes + 4 * GIB;
-    let no_memory = |error: memory::AllocError| Failed::at("simulated memory")(error);
-    let memory = SimMemory::with_books(MEMORY_AT, simulated, 12, Books::Folios);
-    let memory = Arc::new(memory.map_err(no_memory)?);
-    let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+pub(crate) fn model(case: &Case) -> Result<Ground, Failed> {
+    let (memory, space) = simulated(room_for(case.bytes))?;
     let spans = apart(&memory, case).map_err(no_memory)?;
-    let bytes = case.bytes;
-    let no_place = || format!("the simulated space has no place for {bytes} bytes");
-    let user = space.map(USER_AT, &spans).ok_or_else(|| Failed::new(no_place()))?;
-    let pinner = SimPinner::new(memory);
-    let replay = Replay::new(pinner, Arc::clone(&space), user, Prot::READ_WRITE);
+    let user = placed(space.map(USER_AT, &spans), case.bytes)?;
+    let replay = Replay::new(SimPinner::new(memory), space, user, Prot::READ_WRITE);
     let replay = replay.map_err(Failed::at("simulated pins"))?;
-    let pages: Vec<PhysAddr> = spans
-        .iter()
-        .flat_map(|span| (0..span.len() / PAGE).map(|n| span.paddr().wrapping_add(n * PAGE)))
-        .collect();
     let kind = match case.name {
         RegbufCase::FourHuge | RegbufCase::Hugetlb => "hugetlb",
         RegbufCase::Base => "base",
         RegbufCase::Thp => "thp",
         RegbufCase::Mixed => "thp and base",
     };
-    Ok(Ground::new(case, replay, (space, user, kind), pages, None))
+    Ok(Ground::new(case, replay, kind, None))
 }
 
 /// Huge pages and base pages of a model, wherever, and none of them beside another.
-fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, memory::AllocError> {
+fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, AllocError> {
     let huge = wanted_huge(case);
     let count = usize::try_from(huge / HUGE).unwrap_or(usize::MAX);
     let blocks = memory.allocate_folios(&vec![APART_ORDER; count], SEED)?;
@@ -279,6 +255,8 @@ fn apart(memory: &SimMemory, case: &Case) -> Result<Vec<Span>, memory::AllocErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GIB: u64 = 1 << 30;
 
     #[test]
     fn pages_of_a_model_are_neighbours_of_none() {

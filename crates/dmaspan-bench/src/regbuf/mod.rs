@@ -16,15 +16,13 @@ mod work;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dmaspan::pin::Pinner;
+use dmaspan::Account;
 use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
-use dmaspan::{Account, PhysAddr};
-use dmaspan_cli::machine::Machine;
 use dmaspan_cli::progress::Progress;
 
-use args::RegbufArgs;
 use ground::{Folios, Ground};
-use plan::{Case, PAGE, Plan};
+pub(crate) use plan::Plan;
+use plan::{Case, PAGE};
 use report::Setting;
 use timing::{Measured, passes, turn};
 use work::{BY_SEGMENT, ByPage, BySegment, Lists};
@@ -37,11 +35,6 @@ use crate::time::Series;
 
 /// More than any case charges.
 const LIMIT: u64 = 1 << 50;
-
-/// What `args` ask for on this machine.
-pub(crate) fn plan(args: &RegbufArgs) -> Result<Plan, Failed> {
-    Plan::new(args, &Machine::read())
-}
 
 /// Measures what is planned.
 ///
@@ -73,10 +66,10 @@ fn measure_case(plan: &Plan, case: &Case, progress: &Progress) -> Result<Fields,
 }
 
 /// Measures a case both ways, in turn, over the same frames.
-fn measure<P: Pinner<Address = PhysAddr> + 'static>(
+fn measure(
     plan: &Plan,
     case: &Case,
-    ground: &Ground<P>,
+    ground: &Ground,
     mut setting: Setting,
     progress: &Progress,
 ) -> Result<Fields, Failed> {
@@ -132,20 +125,20 @@ fn measure<P: Pinner<Address = PhysAddr> + 'static>(
 }
 
 /// Registering as Linux does.
-struct Before<'a, P: Pinner> {
-    ground: &'a Ground<P>,
+struct Before<'a> {
+    ground: &'a Ground,
     ring: RingBefore<&'a Folios>,
 }
 
-impl<'a, P: Pinner> Before<'a, P> {
-    fn new(ground: &'a Ground<P>) -> Self {
+impl<'a> Before<'a> {
+    fn new(ground: &'a Ground) -> Self {
         let ring = RingBefore::new(Arc::new(UserBefore::new(LIMIT)), &ground.folios);
         Self { ground, ring }
     }
 
     fn register(&mut self, coalescing: Coalescing) -> Result<RegisteredBefore, Failed> {
         let ground = self.ground;
-        let registered = self.ring.register(ground.user, &ground.pages, coalescing);
+        let registered = self.ring.register(ground.replay.range(), &ground.pages, coalescing);
         registered.map_err(Failed::at("by page"))
     }
 
@@ -164,18 +157,18 @@ impl<'a, P: Pinner> Before<'a, P> {
 }
 
 /// Registering as dmaspan does.
-struct Now<P: Pinner + 'static> {
-    registry: Registry<Pinned<Replay<P>>>,
+struct Now {
+    registry: Registry<Pinned<Replay>>,
     request: BufferRequest,
 }
 
-impl<P: Pinner + 'static> Now<P> {
-    fn new(ground: &Ground<P>) -> Result<Self, Failed> {
-        let (replay, space) = (Arc::clone(&ground.replay), ground.space.clone());
-        let source = Pinned::new(replay, space, Account::new(LIMIT), PAGE.ilog2());
+impl Now {
+    fn new(ground: &Ground) -> Result<Self, Failed> {
+        let replay = Arc::clone(&ground.replay);
+        let source = Pinned::new(replay, (), Account::new(LIMIT), PAGE.ilog2());
         let mut registry = Registry::new(source);
         registry.register_sparse(1).map_err(Failed::at(BY_SEGMENT))?;
-        Ok(Self { registry, request: BufferRequest::new(ground.user) })
+        Ok(Self { registry, request: BufferRequest::new(ground.replay.range()) })
     }
 
     fn register(&mut self) -> Result<(), Failed> {

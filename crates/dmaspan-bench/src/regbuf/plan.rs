@@ -176,7 +176,6 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dmaspan_cli::options::OutputFormat;
 
     fn plan(size: Option<u64>, available: u64) -> Result<Plan, Failed> {
         let args = RegbufArgs {
@@ -185,7 +184,6 @@ mod tests {
             runs: None,
             model: false,
             quick: false,
-            format: OutputFormat::Table,
         };
         Plan::new(&args, &Machine::with_available(available))
     }

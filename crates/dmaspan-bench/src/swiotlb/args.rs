@@ -1,6 +1,6 @@
 //! What `dmaspan-bench swiotlb` takes.
 
-use dmaspan_cli::options::{OutputFormat, Whole};
+use dmaspan_cli::options::Whole;
 use dmaspan_cli::size::ByteSize;
 
 pub(crate) const SWIOTLB_ABOUT: &str = "\
@@ -71,8 +71,4 @@ pub(crate) struct SwiotlbArgs {
     /// One short round: does all work?
     #[arg(long)]
     pub(crate) quick: bool,
-
-    /// How to print: table or json
-    #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: OutputFormat,
 }

@@ -103,11 +103,10 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    use crate::models::uncopied::Uncopied;
-    use dmaspan_linux::{BounceMemory, Memory};
+    use dmaspan_linux::Memory;
 
     use super::super::plan::Order;
-    use super::super::work::{self, Slots, Vanilla};
+    use super::super::work;
     use super::*;
     use crate::swiotlb::load::{self, Measured};
 
@@ -146,8 +145,6 @@ mod tests {
     }
 
     impl<W: Bounces> Bounces for Faulty<W> {
-        const NAME: &'static str = "faulty";
-
         type Mapped<'p>
             = (W::Mapped<'p>, Span<HostAddr>)
         where
@@ -207,14 +204,13 @@ mod tests {
 
     /// The pool of dmaspan with a fault.
     fn now(fault: Fault, case: &Case) -> Result<(), Failed> {
-        turn(work::now(work::slots(POOL).unwrap(), 2).unwrap(), fault, case)
+        turn(work::now::<true>(POOL, 2).unwrap(), fault, case)
     }
 
     /// Both pools without one.
-    fn are_right<M: Slots>(case: &Case, wrap: impl Fn(BounceMemory) -> M) {
-        let memory = || wrap(work::slots(POOL).unwrap());
-        turn(Vanilla::new(memory()).unwrap(), Fault::None, case).unwrap();
-        turn(work::now(memory(), 2).unwrap(), Fault::None, case).unwrap();
+    fn are_right<const COPIED: bool>(case: &Case) {
+        turn(work::vanilla::<COPIED>(POOL).unwrap(), Fault::None, case).unwrap();
+        turn(work::now::<COPIED>(POOL, 2).unwrap(), Fault::None, case).unwrap();
     }
 
     #[test]
@@ -222,11 +218,11 @@ mod tests {
         for (order, depth) in [(Order::Queue, 3), (Order::Burst, 5), (Order::Burst, 1)] {
             for direction in [Direction::FromDevice, Direction::ToDevice] {
                 let case = Case { order, depth, direction, ..CASE };
-                are_right(&case, |slots| slots);
-                are_right(&Case { copies: Copies::LeftOut, ..case }, Uncopied);
+                are_right::<true>(&case);
+                are_right::<false>(&Case { copies: Copies::LeftOut, ..case });
             }
         }
-        are_right(&Case { fill: Fill::Overwritten, ..CASE }, |slots| slots);
+        are_right::<true>(&Case { fill: Fill::Overwritten, ..CASE });
     }
 
     #[test]
@@ -243,8 +239,8 @@ mod tests {
         // Nothing is copied where it should be.
         for direction in [Direction::ToDevice, Direction::FromDevice] {
             let case = Case { direction, ..CASE };
-            let slots = Uncopied(work::slots(POOL).unwrap());
-            let found = turn(work::now(slots, 2).unwrap(), Fault::None, &case).unwrap_err();
+            let uncopied = work::now::<false>(POOL, 2).unwrap();
+            let found = turn(uncopied, Fault::None, &case).unwrap_err();
             assert!(found.to_string().contains("after a turn, in a slot"), "{found}");
         }
     }

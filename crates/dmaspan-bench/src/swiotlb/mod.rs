@@ -12,22 +12,14 @@ mod plan;
 mod report;
 mod work;
 
-use args::SwiotlbArgs;
 use dmaspan_cli::progress::Progress;
-use dmaspan_linux::BounceMemory;
 use load::Measured;
-use plan::{Case, Copies, Plan};
-use work::{Bounces, Buffers, Now, Slots, Vanilla};
+pub(crate) use plan::Plan;
+use plan::{Case, Copies};
+use work::Buffers;
 
 use crate::failed::Failed;
-use crate::models::uncopied::Uncopied;
 use crate::report::{Fields, Report};
-use crate::time;
-
-/// What `args` ask for on this machine.
-pub(crate) fn plan(args: &SwiotlbArgs) -> Result<Plan, Failed> {
-    Plan::new(args, time::cpus())
-}
 
 /// Measures what is planned.
 ///
@@ -42,34 +34,31 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     let rows = plan.cases.iter().map(|case| {
         let buffers = Buffers::new(memory, case);
         match case.copies {
-            Copies::Made => measure(plan, case, buffers, |slots| slots, progress),
-            Copies::LeftOut => measure(plan, case, buffers, Uncopied, progress),
+            Copies::Made => measure::<true>(plan, case, buffers, progress),
+            Copies::LeftOut => measure::<false>(plan, case, buffers, progress),
         }
     });
     Ok(report::report(plan, rows.collect::<Result<_, _>>()?))
 }
 
-/// Measures a case with both pools, in turn, each in memory of its own that `wrap` makes of slots.
-fn measure<M: Slots>(
+/// Measures a case with both pools, in turn, each in memory of its own.
+fn measure<const COPIED: bool>(
     plan: &Plan,
     case: &Case,
     buffers: Buffers,
-    wrap: impl Fn(BounceMemory) -> M,
     progress: &Progress,
 ) -> Result<Fields, Failed> {
     let of = |way| Failed::at(format!("{} with {} at once, {way}", case.name, case.threads));
-    let slots = || Ok::<M, Failed>(wrap(work::slots(plan.pool)?));
-    let vanilla = slots().and_then(|slots| Ok(Vanilla::new(slots)?));
-    let vanilla = vanilla.map_err(of(Vanilla::<M>::NAME))?;
-    let now = slots().and_then(|slots| work::now(slots, plan.cpus)).map_err(of(Now::<M>::NAME))?;
+    let vanilla = work::vanilla::<COPIED>(plan.pool).map_err(of("vanilla"))?;
+    let now = work::now::<COPIED>(plan.pool, plan.cpus).map_err(of("now"))?;
     let effort = plan.effort(case);
     let [mut old, mut new] = [Measured::default(), Measured::default()];
-    check::fill(buffers, case).map_err(of(Now::<M>::NAME))?;
+    check::fill(buffers, case).map_err(of("now"))?;
     for round in 0..=effort.rounds {
         let turn = load::turn(&vanilla, buffers, case, effort.turn, &mut old);
-        turn.map_err(of(Vanilla::<M>::NAME))?;
+        turn.map_err(of("vanilla"))?;
         let turn = load::turn(&now, buffers, case, effort.turn, &mut new);
-        turn.map_err(of(Now::<M>::NAME))?;
+        turn.map_err(of("now"))?;
         if round == 0 {
             // Slots and caches were used for the first time.
             [old, new] = [Measured::default(), Measured::default()];

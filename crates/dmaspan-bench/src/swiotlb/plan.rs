@@ -4,6 +4,7 @@ use dmaspan::Direction;
 use dmaspan::swiotlb::Fill;
 
 use super::args::SwiotlbArgs;
+use crate::args::sorted;
 use crate::failed::Failed;
 use crate::time::Effort;
 use dmaspan_cli::size::ByteSize;
@@ -146,13 +147,6 @@ impl Plan {
     }
 }
 
-fn sorted(jobs: &[u64]) -> Vec<u64> {
-    let mut jobs = jobs.to_vec();
-    jobs.sort_unstable();
-    jobs.dedup();
-    jobs
-}
-
 /// 1, 2, 4 and so on, and the last one however it is.
 fn doubling(last: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> =
@@ -198,7 +192,6 @@ fn bursts(jobs: &[u64]) -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dmaspan_cli::options::OutputFormat;
 
     fn args() -> SwiotlbArgs {
         SwiotlbArgs {
@@ -207,7 +200,6 @@ mod tests {
             block: ByteSize::new(4096),
             pool: ByteSize::new(64 * MIB),
             quick: false,
-            format: OutputFormat::Table,
         }
     }
 

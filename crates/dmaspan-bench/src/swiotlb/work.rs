@@ -1,47 +1,16 @@
 //! Both pools, used alike.
 
-use dmaspan::swiotlb::{
-    BouncedOf, Fill, NotReleased, Original, Pool, PoolConfig, PoolMemory, SlotRequest,
-};
+use dmaspan::swiotlb::{BouncedOf, Fill, NotReleased, Original, Pool, PoolConfig, SlotRequest};
 use dmaspan::{HostAddr, Platform, Span};
-use dmaspan_linux::{BounceMemory, Memory, MemoryKind, UserPlatform};
+use dmaspan_linux::{Memory, MemoryKind, UserPlatform};
 
 use super::plan::Case;
 use crate::failed::Failed;
+use crate::models::slots::Slots;
 use crate::models::swiotlb_before::{self, MappedBefore, PoolBefore};
-use crate::models::uncopied::Uncopied;
 
 /// What is asked of slots: nothing.
 const ANY: SlotRequest = SlotRequest { keep_bits: 0, granule: 1, last: u64::MAX, boundary: None };
-
-/// Slots in memory of this process.
-pub(crate) trait Slots: PoolMemory<Address = HostAddr> + 'static {
-    /// The memory, as a device sees it.
-    fn as_seen(&self) -> &Memory;
-}
-
-impl Slots for BounceMemory {
-    fn as_seen(&self) -> &Memory {
-        self.memory()
-    }
-}
-
-impl Slots for Uncopied<BounceMemory> {
-    fn as_seen(&self) -> &Memory {
-        self.0.memory()
-    }
-}
-
-/// So many bytes in the largest pages, as a kernel's own mapping of memory has them.
-fn kind_for(bytes: u64) -> MemoryKind {
-    let is_huge = bytes.is_multiple_of(MemoryKind::Thp.page_size());
-    if is_huge { MemoryKind::Thp } else { MemoryKind::Base }
-}
-
-/// Memory for so many bytes of slots.
-pub(crate) fn slots(bytes: u64) -> Result<BounceMemory, Failed> {
-    Ok(BounceMemory::new(kind_for(bytes), bytes)?)
-}
 
 /// The buffers of a case.
 #[derive(Clone, Copy, Debug)]
@@ -74,9 +43,6 @@ impl Buffers {
 
 /// A pool that is measured.
 pub(crate) trait Bounces: Sync {
-    /// How it is called where it fails.
-    const NAME: &'static str;
-
     /// A buffer that a device may use.
     type Mapped<'p>: Send
     where
@@ -108,17 +74,15 @@ pub(crate) trait Bounces: Sync {
 }
 
 /// The pool of dmaspan.
-pub(crate) type Now<M> = Pool<M, UserPlatform>;
+pub(crate) type Now<const COPIED: bool> = Pool<Slots<COPIED>, UserPlatform>;
 
-/// One of so many areas.
-pub(crate) fn now<M: Slots>(memory: M, areas: u64) -> Result<Now<M>, Failed> {
+/// One of so many bytes and areas.
+pub(crate) fn now<const COPIED: bool>(bytes: u64, areas: u64) -> Result<Now<COPIED>, Failed> {
     let areas = usize::try_from(areas).unwrap_or(usize::MAX);
-    Ok(Pool::new(memory, PoolConfig::new(areas), UserPlatform)?)
+    Ok(Pool::new(Slots::new(bytes)?, PoolConfig::new(areas), UserPlatform)?)
 }
 
-impl<M: Slots> Bounces for Now<M> {
-    const NAME: &'static str = "now";
-
+impl<const COPIED: bool> Bounces for Now<COPIED> {
     type Mapped<'p>
         = BouncedOf<UserPlatform, HostAddr>
     where
@@ -163,20 +127,23 @@ impl<M: Slots> Bounces for Now<M> {
     }
 
     fn slots(&self) -> &Memory {
-        self.memory().as_seen()
+        self.memory().memory()
     }
 }
 
 /// The lock of both pools.
 type Lock = <UserPlatform as Platform>::Lock;
 /// The pool before the series.
-pub(crate) type Vanilla<M> = PoolBefore<M, Lock>;
+pub(crate) type Vanilla<const COPIED: bool> = PoolBefore<Slots<COPIED>, Lock>;
 
-impl<M: Slots> Bounces for Vanilla<M> {
-    const NAME: &'static str = "vanilla";
+/// One of so many bytes.
+pub(crate) fn vanilla<const COPIED: bool>(bytes: u64) -> Result<Vanilla<COPIED>, Failed> {
+    Ok(PoolBefore::new(Slots::new(bytes)?)?)
+}
 
+impl<const COPIED: bool> Bounces for Vanilla<COPIED> {
     type Mapped<'p>
-        = MappedBefore<'p, M, Lock>
+        = MappedBefore<'p, Slots<COPIED>, Lock>
     where
         Self: 'p;
 
@@ -213,6 +180,6 @@ impl<M: Slots> Bounces for Vanilla<M> {
     }
 
     fn slots(&self) -> &Memory {
-        self.memory().as_seen()
+        self.memory().memory()
     }
 }

@@ -13,18 +13,27 @@ use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, ListMapping, Mapping,
     NoPool, Piece, Segment,
 };
-use dmaspan::io_pgtable::{self, Format, Owned, PageTable, Retired};
+use dmaspan::io_pgtable::{self, ArmLpaeS1, ArmLpaeS1Config, Owned, PageTable, Retired};
 use dmaspan::iommu::flush_queue;
 use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
 use dmaspan::{Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Promise, lg2};
-
 use dmaspan_sim::arena::{Arena, ArenaList};
-use dmaspan_sim::walker::TableWords;
+use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
+use dmaspan_sim::walker::{Access, Walker};
+
+use super::entry_sizes;
+use crate::failed::Failed;
 
 /// How many ranges an invalidation names before it is one of everything, as that of a driver with
 /// range commands might.
 pub(crate) const MAX_RANGES: usize = 8;
+
+/// Bits of IOVAs and of physical addresses of the tables.
+pub(crate) const ADDRESS_BITS: u32 = 48;
+
+/// Where tables lie: any address, since no hardware looks there.
+const TABLES_AT: PhysAddr = PhysAddr::new(1 << 40);
 
 /// What hardware would have been told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +73,7 @@ fn count(commands: usize, syncs: u64) {
 
 /// No hardware, counted.
 #[derive(Debug)]
-pub(super) struct Untold;
+pub(crate) struct Untold;
 
 #[expect(unsafe_code, reason = "nothing is promised where there is no device")]
 // SAFETY: no device of the domain uses any translation, ever: there is none.
@@ -106,208 +115,112 @@ pub(crate) fn told(gather: &Gather<ArenaList>) {
 
 /// Memory that no device will ever reach.
 #[derive(Debug)]
-enum Unreached {
-    Piece(Piece),
+pub(crate) struct Unreached(Pieces);
+
+#[derive(Debug)]
+enum Pieces {
+    One(Piece),
     List(Arc<[Piece]>),
 }
 
 #[expect(unsafe_code, reason = "no device reaches the memory")]
-// SAFETY: the type is private, and only domains whose hooks are `Untold` map it: no device uses
-// them, so nothing is read or written through the mapping whatever the memory is used for. The
+// SAFETY: only this module makes any, and only domains whose hooks are `Untold` map it: no device
+// uses them, so nothing is read or written through the mapping whatever the memory is used for. The
 // pieces do not change.
 unsafe impl DmaMemory for Unreached {
     #[inline(always)]
     fn pieces(&self) -> &[Piece] {
-        match self {
-            Self::Piece(piece) => slice::from_ref(piece),
-            Self::List(pieces) => pieces,
+        match &self.0 {
+            Pieces::One(piece) => slice::from_ref(piece),
+            Pieces::List(pieces) => pieces,
         }
     }
 }
 
-type Dma<F, P> = DmaDomain<F, Arena, Untold, P, Unreached>;
+type Dma<P> = DmaDomain<ArmLpaeS1<12>, Arena, Untold, P, Unreached>;
+type Table = PageTable<ArmLpaeS1<12>, Arena>;
+
+/// Who maps: a [`Caller`] does it by calls of its own, each for a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MappedBy {
+    Calls,
+    Device,
+}
 
 /// A device's way to memory, without the device.
 #[derive(Debug)]
-pub(crate) struct UnwalkedDma<F: Format, P: Platform> {
-    device: Device<Dma<F, P>>,
-    domain: Arc<Dma<F, P>>,
+pub(crate) struct UnwalkedDma<P: Platform> {
+    device: Device<Dma<P>>,
+    domain: Arc<Dma<P>>,
     /// What is mapped page by page.
-    pages: PageTable<F, Arena>,
+    pages: Table,
     tables: Arena,
     /// The leaves that are one entry.
     entry_sizes: u64,
     flush: Flush,
+    /// Of the tables that are mapped in.
+    walker: ArmLpaeS1Walker,
 }
 
-/// A contiguous buffer mapped by one call.
-#[derive(Debug)]
-#[must_use = "a buffer that is dropped stays mapped"]
-pub(crate) struct Mapped<F: Format, P: Platform>(Mapping<Dma<F, P>>);
-
-impl<F: Format, P: Platform> Mapped<F, P> {
-    /// Where the device would find it.
-    pub(crate) fn addr(&self) -> DmaAddr {
-        self.0.addr()
-    }
-}
-
-/// A list mapped by one call.
-#[derive(Debug)]
-#[must_use = "a list that is dropped stays mapped"]
-pub(crate) struct MappedList<F: Format, P: Platform>(ListMapping<Dma<F, P>>);
-
-impl<F: Format, P: Platform> MappedList<F, P> {
-    /// How many segments the device would be given.
-    #[cfg(test)]
-    pub(crate) fn segment_count(&self) -> usize {
-        self.0.segment_count()
-    }
-}
-
-/// A buffer that a [`Caller`] mapped.
-#[derive(Debug)]
-#[must_use = "a buffer that is dropped stays mapped"]
-pub(crate) struct ByCalls<'d, 'm, F: Format, P: Platform> {
-    dma: &'d UnwalkedDma<F, P>,
-    pieces: &'m [Piece],
-    iovas: Iovas,
-}
-
-impl<F: Format, P: Platform> ByCalls<'_, '_, F, P> {
-    /// Where the device would find it.
-    pub(crate) fn addr(&self) -> DmaAddr {
-        DmaAddr::new(self.iovas.range().start().get())
-    }
-}
-
-impl<F: Format, P: Platform> UnwalkedDma<F, P> {
-    /// An empty domain for one device, with room for tables of `bytes` bytes together from `base`
-    /// on (see [`Arena::new`]). Of the same format twice: what a [`Caller`] maps
-    /// has a table of its own.
+impl<P: Platform> UnwalkedDma<P> {
+    /// An empty domain for one device, with room for tables of `bytes` bytes together, in which
+    /// nobody else maps than `by` says: what a [`Caller`] maps has a table of its own.
     ///
     /// # Errors
     ///
-    /// [`Error::Domain`] where the root has no room, or would lie where the format cannot reach;
-    /// [`Error::Iova`] for an aperture without IOVAs; [`Error::Mask`] and [`Error::Limit`] for a
-    /// device that cannot be served.
+    /// [`Error::Domain`] where the root has no room; [`Error::Iova`] for an aperture without IOVAs;
+    /// [`Error::Mask`] and [`Error::Limit`] for a device that cannot be served.
     pub(crate) fn new(
-        [format, pages]: [F; 2],
-        (base, bytes): (PhysAddr, u64),
+        by: MappedBy,
+        bytes: u64,
         (dma, device): (DmaConfig, DeviceConfig),
         platform: P,
-    ) -> Result<Self, Error> {
-        let tables = Arena::new(base, bytes);
-        let table = PageTable::new(format, tables.clone()).map_err(refused)?;
-        let pages = PageTable::new(pages, tables.clone()).map_err(refused)?;
-        let geometry = pages.geometry();
-        let sizes = (0..=geometry.top_level).map(F::shift).filter(|&lg2| lg2 < 64);
-        let entry_sizes = sizes.map(lg2::size).sum::<u64>() & geometry.page_sizes;
-        let domain = Domain::new(table, Untold)?;
+    ) -> Result<Self, Failed> {
+        let tables = Arena::new(TABLES_AT, bytes);
+        let format = ArmLpaeS1::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS))?;
+        let table = || Table::new(format.clone(), tables.clone()).map_err(refused);
+        let (table, pages) = (table()?, table()?);
+        let walked = if by == MappedBy::Calls { &pages } else { &table };
+        let registers = walked.format().registers(walked.root());
+        let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
+        let walker =
+            ArmLpaeS1Walker::new(ArmS1WalkRegisters { ttbr, tcr, mair, ..Default::default() })?;
+        let entry_sizes = entry_sizes(pages.format());
+        let domain = Domain::new(table, Untold).map_err(Error::from)?;
         let domain = Arc::new(DmaDomain::new(domain, dma, platform)?);
         let device = Device::new(Arc::clone(&domain), NoPool, device)?;
-        Ok(Self { device, domain, pages, tables, entry_sizes, flush: dma.flush })
+        Ok(Self { device, domain, pages, tables, entry_sizes, flush: dma.flush, walker })
     }
 
-    /// The format, which knows the values of hardware's registers.
-    pub(crate) fn format(&self) -> &F {
-        self.domain.domain().format()
+    /// Where the device would find an address.
+    pub(crate) fn found(&self, addr: DmaAddr, access: Access) -> Option<PhysAddr> {
+        let found = self.walker.walk(&self.tables, Iova::new(addr.get()), access);
+        found.ok().map(|translation| translation.paddr)
     }
 
-    /// The physical address of the root table.
-    pub(crate) fn root(&self) -> PhysAddr {
-        self.domain.domain().root()
-    }
-
-    /// The root of the table of what a [`Caller`] maps.
-    pub(crate) fn pages_root(&self) -> PhysAddr {
-        self.pages.root()
-    }
-
-    /// The tables, for a walker of software.
-    pub(crate) fn words(&self) -> &impl TableWords {
-        &self.tables
-    }
-
-    /// Maps a contiguous buffer for the device by
-    /// [`map_single`](dmaspan::dma::Device::map_single).
-    ///
-    /// # Errors
-    ///
-    /// Those of the DMA API, with nothing mapped.
-    #[inline]
-    pub(crate) fn map_single(
-        &self,
-        piece: &Piece,
-        direction: Direction,
-    ) -> Result<Mapped<F, P>, Error> {
-        let memory = Unreached::Piece(*piece);
-        self.device.map_single(memory, direction).map(Mapped).map_err(|refused| refused.error)
-    }
-
-    /// Ends a mapping by [`unmap`](dmaspan::dma::Device::unmap).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Foreign`] for a mapping of another one of these, which stays.
-    #[inline]
-    pub(crate) fn unmap(&self, mapped: Mapped<F, P>) -> Result<(), Error> {
-        self.device.unmap(mapped.0).map(|_| ()).map_err(|failed| failed.error)
-    }
-
-    /// Maps a list for the device by [`map_list`](dmaspan::dma::Device::map_list), which writes
-    /// what the device would be given to the beginning of `segments`.
-    ///
-    /// # Errors
-    ///
-    /// Those of the DMA API, with nothing mapped and nothing written.
-    #[inline]
-    pub(crate) fn map_list(
-        &self,
-        pieces: &Arc<[Piece]>,
-        direction: Direction,
-        segments: &mut [Segment],
-    ) -> Result<MappedList<F, P>, Error> {
-        let memory = Unreached::List(Arc::clone(pieces));
-        let mapped = self.device.map_list(memory, direction, segments);
-        mapped.map(MappedList).map_err(|refused| refused.error)
-    }
-
-    /// Ends a mapping by [`unmap_list`](dmaspan::dma::Device::unmap_list).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Foreign`] for a mapping of another one of these, which stays.
-    #[inline]
-    pub(crate) fn unmap_list(&self, mapped: MappedList<F, P>) -> Result<(), Error> {
-        self.device.unmap_list(mapped.0).map(|_| ()).map_err(|failed| failed.error)
-    }
-
-    /// Who maps and unmaps by a call to the table for each leaf, on one thread. In lazy mode up to
-    /// `entries` unmaps wait; the IOVAs that wait with one caller are not to be had by another.
-    pub(crate) fn caller(&self, entries: usize) -> Caller<'_, F, P> {
-        Caller { dma: self, entries, gather: None, iovas: Vec::new(), since: 0 }
-    }
-
-    /// Syncs what was unmapped lazily by [`unmap`](Self::unmap) and
-    /// [`unmap_list`](Self::unmap_list), on all threads.
-    ///
-    /// # Errors
-    ///
-    /// None: hardware that does not exist does not fail.
-    pub(crate) fn flush(&self) -> Result<(), Error> {
-        self.domain.flush().map_err(|source| quarantined(self.domain.iovas().aperture(), source))
-    }
-
-    /// Whether everything was given back: nothing waits for a sync, and all IOVAs are free. They
-    /// are not any more afterwards.
+    /// Whether nothing is left: no leaf is in the tables, nothing waits for a sync, and all IOVAs
+    /// are free. They are not any more afterwards.
     ///
     /// # Errors
     ///
     /// What stands in the way, as [`Space::reserve`](dmaspan::iommu::iova::Space::reserve) says it.
-    pub(crate) fn check_all_free(&mut self) -> Result<(), Error> {
+    pub(crate) fn check_empty(&mut self) -> Result<(), Failed> {
+        let whole = IovaRange::from_len(Iova::new(0), 1 << ADDRESS_BITS)?;
+        let census = self.walker.census(&self.tables, whole);
+        let leaves: u64 = census.map_err(Failed::at("the tables are damaged"))?.values().sum();
+        if leaves > 0 {
+            return Err(Failed::new(format_args!(
+                "{leaves} leaves are left in the tables after all unmaps"
+            )));
+        }
         let iovas = self.domain.iovas();
-        Ok(iovas.reserve(iovas.aperture())?)
+        iovas.reserve(iovas.aperture()).map_err(Failed::at("not all IOVAs were given back"))
+    }
+
+    /// Syncs what the device unmapped lazily, on all threads.
+    fn flush(&self) -> Result<(), Error> {
+        let range = self.domain.iovas().aperture();
+        self.domain.flush().map_err(|source| Error::Quarantined { range, source })
     }
 
     /// The largest leaf that one entry can be at `addr` with so many bytes left (`iommu_pgsize` of
@@ -370,7 +283,7 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
 
     #[expect(unsafe_code, reason = "the IOVAs are divided among callers by their space")]
     #[inline]
-    fn own_pages(&self, iovas: IovaRange) -> Owned<'_, F, Arena> {
+    fn own_pages(&self, iovas: IovaRange) -> Owned<'_, ArmLpaeS1<12>, Arena> {
         // SAFETY: all callers hold the IOVAs, which no other one gets meanwhile.
         unsafe { self.pages.claim(iovas) }
     }
@@ -388,37 +301,155 @@ impl<F: Format, P: Platform> UnwalkedDma<F, P> {
     }
 }
 
+/// How one thread maps and unmaps a buffer.
+pub(crate) trait Mapper: Send {
+    /// A buffer that is mapped. Dropped, it stays so.
+    type Mapped;
+
+    /// Maps it, or nothing.
+    fn map(&mut self) -> Result<Self::Mapped, Error>;
+
+    /// Ends a mapping; one of another domain is [`Error::Foreign`] and stays.
+    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), Error>;
+
+    /// Where the device would find its first byte; the others follow.
+    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr;
+
+    /// Syncs what waits.
+    fn flush(&mut self) -> Result<(), Error>;
+}
+
+/// By [`map_single`](dmaspan::dma::Device::map_single) and
+/// [`unmap`](dmaspan::dma::Device::unmap).
+#[derive(Debug)]
+pub(crate) struct Single<'d, P: Platform> {
+    pub(crate) dma: &'d UnwalkedDma<P>,
+    pub(crate) piece: &'d Piece,
+    pub(crate) direction: Direction,
+}
+
+impl<P: Platform> Mapper for Single<'_, P> {
+    type Mapped = Mapping<Dma<P>>;
+
+    #[inline]
+    fn map(&mut self) -> Result<Self::Mapped, Error> {
+        let memory = Unreached(Pieces::One(*self.piece));
+        self.dma.device.map_single(memory, self.direction).map_err(|refused| refused.error)
+    }
+
+    #[inline]
+    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), Error> {
+        self.dma.device.unmap(mapped).map(drop).map_err(|failed| failed.error)
+    }
+
+    fn addr(&self, mapped: &Self::Mapped) -> DmaAddr {
+        mapped.addr()
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.dma.flush()
+    }
+}
+
+/// By [`map_list`](dmaspan::dma::Device::map_list) and
+/// [`unmap_list`](dmaspan::dma::Device::unmap_list).
+#[derive(Debug)]
+pub(crate) struct List<'d, P: Platform> {
+    pub(crate) dma: &'d UnwalkedDma<P>,
+    pub(crate) pieces: &'d Arc<[Piece]>,
+    /// What the device is given: one for each piece is room enough.
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) direction: Direction,
+}
+
+impl<P: Platform> Mapper for List<'_, P> {
+    type Mapped = ListMapping<Dma<P>>;
+
+    #[inline]
+    fn map(&mut self) -> Result<Self::Mapped, Error> {
+        let memory = Unreached(Pieces::List(Arc::clone(self.pieces)));
+        let mapped = self.dma.device.map_list(memory, self.direction, &mut self.segments);
+        mapped.map_err(|refused| refused.error)
+    }
+
+    #[inline]
+    fn unmap(&mut self, mapped: Self::Mapped) -> Result<(), Error> {
+        self.dma.device.unmap_list(mapped).map(drop).map_err(|failed| failed.error)
+    }
+
+    fn addr(&self, _: &Self::Mapped) -> DmaAddr {
+        // Pieces of whole pages leave no gaps between the segments.
+        self.segments.first().map_or(DmaAddr::new(0), |segment| segment.addr)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.dma.flush()
+    }
+}
+
+/// A buffer that a [`Caller`] mapped.
+#[derive(Debug)]
+pub(crate) struct ByCalls<'d, P: Platform> {
+    dma: &'d UnwalkedDma<P>,
+    pieces: &'d [Piece],
+    iovas: Iovas,
+}
+
 /// Maps and unmaps buffers as Linux's DMA API did before 5.15: IOVAs allocated once, a call to the
 /// table for each leaf, the largest that fits, to map and to unmap it, a command for each of those
 /// unmaps, and one sync for all. In lazy mode unmaps wait here, as long as in the domain's own
 /// queue; dropped, what waits is lost.
 #[derive(Debug)]
-pub(crate) struct Caller<'d, F: Format, P: Platform> {
-    dma: &'d UnwalkedDma<F, P>,
+pub(crate) struct Caller<'d, P: Platform> {
+    dma: &'d UnwalkedDma<P>,
+    /// They are mapped one behind the other, each of whole pages.
+    pieces: &'d [Piece],
+    direction: Direction,
     entries: usize,
     gather: Option<Gather<ArenaList>>,
     iovas: Vec<Iovas>,
     since: u64,
 }
 
-impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
-    /// Maps pieces, one behind the other, each of whole pages.
-    ///
-    /// # Errors
-    ///
-    /// Those of the DMA API, with nothing mapped.
-    #[inline]
-    pub(crate) fn map<'m>(
-        &self,
-        pieces: &'m [Piece],
+impl<'d, P: Platform> Caller<'d, P> {
+    /// One that maps these pieces. In lazy mode up to `entries` unmaps wait; the IOVAs that wait
+    /// with one caller are not to be had by another.
+    pub(crate) fn new(
+        dma: &'d UnwalkedDma<P>,
+        pieces: &'d [Piece],
         direction: Direction,
-    ) -> Result<ByCalls<'d, 'm, F, P>, Error> {
-        let dma = self.dma;
+        entries: usize,
+    ) -> Self {
+        Self { dma, pieces, direction, entries, gather: None, iovas: Vec::new(), since: 0 }
+    }
+
+    fn wait(&mut self, iovas: Iovas) -> Result<(), Error> {
+        let bounds = flush_queue::Config::default();
+        let now = self.dma.domain.iovas().platform().now();
+        if self.iovas.is_empty() {
+            self.iovas.reserve(self.entries);
+            self.since = now;
+        }
+        self.iovas.push(iovas);
+        let age = now.saturating_sub(self.since);
+        if self.iovas.len() >= self.entries || age >= bounds.max_age {
+            self.flush()?;
+        }
+        Ok(())
+    }
+}
+
+impl<'d, P: Platform> Mapper for Caller<'d, P> {
+    type Mapped = ByCalls<'d, P>;
+
+    #[inline]
+    fn map(&mut self) -> Result<ByCalls<'d, P>, Error> {
+        let (dma, pieces) = (self.dma, self.pieces);
         let bytes = pieces.iter().fold(0u64, |sum, piece| sum.saturating_add(piece.span.len()));
         let limit = Iova::new(dma.device.config().limits.last);
         let request = Request { bytes, align: Align::Natural, limit };
         let iovas = dma.domain.iovas().alloc(request)?;
-        let prot = direction.prot(Coherency::Coherent);
+        let prot = self.direction.prot(Coherency::Coherent);
         let range = iovas.range();
         let owned = dma.own_pages(range);
         let (done, mapped) = dma.for_leaves(range.start(), pieces, bytes, |iova, paddr, size| {
@@ -435,16 +466,11 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
         }
     }
 
-    /// Ends a mapping.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Foreign`] for a mapping of another domain, which stays.
     #[inline]
-    pub(crate) fn unmap(&mut self, mapped: ByCalls<'_, '_, F, P>) -> Result<(), Error> {
+    fn unmap(&mut self, mapped: ByCalls<'d, P>) -> Result<(), Error> {
         let dma = self.dma;
         if !std::ptr::eq(dma, mapped.dma) {
-            return Err(Error::Foreign { addr: mapped.addr() });
+            return Err(Error::Foreign { addr: self.addr(&mapped) });
         }
         let ByCalls { pieces, iovas, .. } = mapped;
         let mut gather = self.gather.take().unwrap_or_else(|| dma.domain.domain().gather());
@@ -457,33 +483,22 @@ impl<'d, F: Format, P: Platform> Caller<'d, F, P> {
             }
             Flush::Lazy => {
                 self.gather = Some(gather);
-                self.wait(iovas);
-                Ok(())
+                self.wait(iovas)
             }
         }
     }
 
-    /// Syncs what waits, and gives its IOVAs back.
-    pub(crate) fn flush(&mut self) {
+    fn addr(&self, mapped: &ByCalls<'d, P>) -> DmaAddr {
+        DmaAddr::new(mapped.iovas.range().start().get())
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
         if let Some(gather) = self.gather.take() {
             // A queue is flushed by one command for everything.
             sync(&gather, 1);
         }
         self.iovas.drain(..).for_each(|iovas| self.dma.free(iovas));
-    }
-
-    fn wait(&mut self, iovas: Iovas) {
-        let bounds = flush_queue::Config::default();
-        let now = self.dma.domain.iovas().platform().now();
-        if self.iovas.is_empty() {
-            self.iovas.reserve(self.entries);
-            self.since = now;
-        }
-        self.iovas.push(iovas);
-        let age = now.saturating_sub(self.since);
-        if self.iovas.len() >= self.entries || age >= bounds.max_age {
-            self.flush();
-        }
+        Ok(())
     }
 }
 
@@ -496,10 +511,6 @@ fn sync(gather: &Gather<ArenaList>, commands: usize) {
 
 fn refused(error: io_pgtable::Error) -> Error {
     Error::Domain(error.into())
-}
-
-fn quarantined(range: IovaRange, source: HardwareError) -> Error {
-    Error::Quarantined { range, source }
 }
 
 #[cfg(test)]

@@ -4,17 +4,24 @@
 //! tables' addresses are made up, and the arena that alone turns them into memory is given to
 //! nobody. So a [`Region`] frees what it retired at once.
 
-mod container;
 mod dma;
 
 use dmaspan::io_pgtable::{Error, Format, Owned, PageTable, Retired};
-use dmaspan::{IovaRange, PhysAddr};
+use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use dmaspan_sim::arena::{Arena, ArenaList};
 
-pub(crate) use container::UnwalkedContainer;
-pub(crate) use dma::{ByCalls, Caller, Mapped, MappedList, Told, UnwalkedDma};
-pub(crate) use dma::{MAX_RANGES, told};
+pub(crate) use dma::{
+    ADDRESS_BITS, Caller, List, MAX_RANGES, MappedBy, Mapper, Single, Told, Untold, UnwalkedDma,
+    told,
+};
+
+/// The leaves of a format that are one entry each, bit n for 2^n bytes.
+pub(crate) fn entry_sizes<F: Format>(format: &F) -> u64 {
+    let geometry = format.geometry();
+    let sizes = (0..=geometry.top_level).map(F::shift).filter(|&lg2| lg2 < 64);
+    sizes.map(lg2::size).sum::<u64>() & geometry.page_sizes
+}
 
 /// A page table with an arena of its own and without hardware.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! Domains and the DMA API over them, as drivers call them.
 
 use std::hint::black_box;
-use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, Flush, NoPool, Piece, RawMemory};
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
@@ -11,8 +11,8 @@ use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Span};
 
 use super::iova::BenchPlatform;
 use super::memory::Memory;
-use super::{MAX_RANGES, PAIR_REPEATS, PROT, ROUNDS, SZ_4K, TOUCHED};
-use super::{cpu, invalidate, is_wanted, nanoseconds, print};
+use super::{MAP_UNMAP, MAX_RANGES, PAIR_REPEATS, PROT, ROUNDS, SZ_4K, TOUCHED};
+use super::{cpu, invalidate, is_wanted, measure, measure_race, one_then_the_other, pairs};
 
 const IOVA: u64 = 0x40_0000_0000;
 const PADDR: u64 = 0x1000_0000_0000;
@@ -94,45 +94,22 @@ fn unmap(domain: &BenchDomain, offset: u64, bytes: u64) {
 fn bench_ranges(name: &str, memory: &'static Memory, pages: u64) {
     let domain = domain(memory);
     let (bytes, ranges) = (pages * SZ_4K, TOUCHED / pages);
-    let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS + 2 {
-        let start = Instant::now();
-        (0..ranges).for_each(|n| map(&domain, n * bytes, bytes));
-        let mapped = start.elapsed();
-        (0..ranges).for_each(|n| unmap(&domain, n * bytes, bytes));
-        let unmapped = start.elapsed() - mapped;
-        if round >= 2 {
-            map_ns.push(nanoseconds(mapped, ranges));
-            unmap_ns.push(nanoseconds(unmapped, ranges));
-        }
-    }
-    print(name, "map", map_ns);
-    print(name, "unmap", unmap_ns);
+    measure(name, MAP_UNMAP, (2, ROUNDS), ranges, || {
+        one_then_the_other(
+            || (0..ranges).for_each(|n| map(&domain, n * bytes, bytes)),
+            || (0..ranges).for_each(|n| unmap(&domain, n * bytes, bytes)),
+        )
+    });
 }
 
 fn bench_pairs(name: &str, memory: &'static Memory, pages: u64, threads: usize) {
-    let domain = &domain(memory);
-    let mut pair_ns = Vec::new();
-    for round in 0..=ROUNDS {
-        let slowest = cpu::race(threads, |nth, barrier| pairs(domain, nth, pages, barrier));
-        if round >= 1 {
-            let pairs = PAIR_REPEATS * TOUCHED / pages;
-            pair_ns.push(nanoseconds(slowest, pairs));
-        }
-    }
-    print(name, "pair", pair_ns);
-}
-
-fn pairs(domain: &BenchDomain, nth: usize, pages: u64, barrier: &Barrier) -> Duration {
-    cpu::pin(nth + 1);
-    let (first, bytes) = (nth as u64 * TOUCHED * SZ_4K, pages * SZ_4K);
-    barrier.wait();
-    let start = Instant::now();
-    for _ in 0..PAIR_REPEATS {
-        (0..TOUCHED / pages).for_each(|n| map(domain, first + n * bytes, bytes));
-        (0..TOUCHED / pages).for_each(|n| unmap(domain, first + n * bytes, bytes));
-    }
-    start.elapsed()
+    let (domain, bytes) = (&domain(memory), pages * SZ_4K);
+    measure_race(name, threads, PAIR_REPEATS * TOUCHED / pages, |nth, barrier| {
+        cpu::pin(nth + 1);
+        let region = nth as u64 * TOUCHED * SZ_4K;
+        let map = |at| map(domain, at, bytes);
+        pairs(region, bytes, barrier, map, |at| unmap(domain, at, bytes))
+    });
 }
 
 /// A page mapped and unmapped through everything that a driver goes through, lazily flushed.
@@ -142,8 +119,7 @@ fn bench_dma(name: &str, memory: &'static Memory) {
     let device = Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(48));
     let device = device.expect("a device");
     let span = Span::new(PhysAddr::new(PADDR), SZ_4K).expect("a valid span");
-    let mut pair_ns = Vec::new();
-    for round in 0..ROUNDS + 2 {
+    measure(name, ["pair"], (2, ROUNDS), DMA_PAIRS, || {
         let start = Instant::now();
         for _ in 0..DMA_PAIRS {
             // SAFETY: nobody has the memory, and no device uses it.
@@ -154,9 +130,6 @@ fn bench_dma(name: &str, memory: &'static Memory) {
             black_box(mapping.addr());
             assert!(device.unmap(mapping).is_ok());
         }
-        if round >= 2 {
-            pair_ns.push(nanoseconds(start.elapsed(), DMA_PAIRS));
-        }
-    }
-    print(name, "pair", pair_ns);
+        [start.elapsed()]
+    });
 }

@@ -1,13 +1,12 @@
 //! The allocator of IOVAs, as `xtask/peers/bench/iova.c` has Linux's.
 
-use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dmaspan::iommu::iova::{Align, Iovas, Request, Space};
 use dmaspan::{Iova, IovaRange, Platform};
 
-use super::{ROUNDS, SZ_4K};
-use super::{cpu, is_wanted, memory, nanoseconds, print};
+use super::SZ_4K;
+use super::{cpu, is_wanted, measure, measure_race, memory};
 
 const PAIRS: u64 = 20_000;
 /// With the pages of an allocation and the threads.
@@ -63,34 +62,18 @@ fn request(pages: u64, limit: u64) -> Request {
 }
 
 fn bench_pairs(name: &str, pages: u64, threads: usize) {
-    let space = &space(0, 48);
-    let mut pair_ns = Vec::new();
-    for round in 0..=ROUNDS {
-        let slowest = cpu::race(threads, |nth, barrier| pairs(space, nth, pages, threads, barrier));
-        if round >= 1 {
-            pair_ns.push(nanoseconds(slowest, PAIRS));
+    let (space, request) = (&space(0, 48), request(pages, (1 << 48) - 1));
+    measure_race(name, threads, PAIRS, |nth, barrier| {
+        cpu::pin(if threads == 1 { 1 } else { nth });
+        assert!(space.free(space.alloc(request).expect("room")).is_ok());
+        barrier.wait();
+        let start = Instant::now();
+        for _ in 0..PAIRS {
+            let Ok(iovas) = space.alloc(request) else { panic!("the space is full") };
+            assert!(space.free(iovas).is_ok());
         }
-    }
-    print(name, "pair", pair_ns);
-}
-
-fn pairs(
-    space: &Space<BenchPlatform>,
-    nth: usize,
-    pages: u64,
-    threads: usize,
-    barrier: &Barrier,
-) -> Duration {
-    cpu::pin(if threads == 1 { 1 } else { nth });
-    let request = request(pages, (1 << 48) - 1);
-    assert!(space.free(space.alloc(request).expect("room")).is_ok());
-    barrier.wait();
-    let start = Instant::now();
-    for _ in 0..PAIRS {
-        let Ok(iovas) = space.alloc(request) else { panic!("the space is full") };
-        assert!(space.free(iovas).is_ok());
-    }
-    start.elapsed()
+        start.elapsed()
+    });
 }
 
 /// A 32-bit space of single pages with holes of a page between them refuses four pages, each time
@@ -108,13 +91,12 @@ fn bench_refused(name: &str) {
     holes.into_iter().for_each(|iovas| assert!(space.free(iovas).is_ok()));
     // What is cached goes back first, in the refusal of something larger.
     assert!(space.alloc(request(4, LAST_32)).is_err());
-    let mut refuse_ns = Vec::new();
-    for iovas in live.drain(..).step_by(APART).take(REFUSED_ROUNDS) {
+    let mut freed = live.drain(..).step_by(APART);
+    measure(name, ["refuse"], (0, REFUSED_ROUNDS), 1, || {
         // Each joins its two holes to three pages, and no two of them are neighbours.
-        assert!(space.free(iovas).is_ok());
+        assert!(space.free(freed.next().expect("a live range")).is_ok());
         let start = Instant::now();
         assert!(space.alloc(request(4, LAST_32)).is_err());
-        refuse_ns.push(nanoseconds(start.elapsed(), 1));
-    }
-    print(name, "refuse", refuse_ns);
+        [start.elapsed()]
+    });
 }

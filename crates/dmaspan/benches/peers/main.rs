@@ -19,8 +19,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use dmaspan::io_pgtable::{
-    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, ArmV7s, ArmV7sConfig, Format, Owned, PageTable,
-    Retired, TableMemory, VtdSs, VtdSsConfig, X86_64, X86_64Config,
+    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, ArmV7s, ArmV7sConfig, ConfigError, Format,
+    Owned, PageTable, Retired, TableMemory, VtdSs, VtdSsConfig, X86_64, X86_64Config,
 };
 use dmaspan::iommu::{Gather, Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
@@ -111,8 +111,7 @@ fn is_wanted(cases: &[String], name: &str) -> bool {
 fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
     match name {
         "lpae" => {
-            let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48));
-            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
+            Bench::wide(ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)), memory, cases).run();
             domain::run(memory, cases);
         }
         "iova" => iova::run(cases),
@@ -125,18 +124,9 @@ fn run(name: &str, memory: &'static Memory, cases: &[String]) -> bool {
             let (iova, paddr) = (0x4000_0000, 0x5000_0000);
             Bench { format, memory, iova, paddr, iova_bytes: 2 * SZ_1G, wanted: cases }.run();
         }
-        "vtd_ss" => {
-            let format = VtdSs::new(VtdSsConfig::new(48, 52));
-            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
-        }
-        "x86_64" => {
-            let format = X86_64::new(X86_64Config::new(48, 52));
-            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
-        }
-        "amd_v1" => {
-            let format = AmdV1::new(AmdV1Config::new(64, 52));
-            Bench::wide(format.expect("a valid configuration"), memory, cases).run();
-        }
+        "vtd_ss" => Bench::wide(VtdSs::new(VtdSsConfig::new(48, 52)), memory, cases).run(),
+        "x86_64" => Bench::wide(X86_64::new(X86_64Config::new(48, 52)), memory, cases).run(),
+        "amd_v1" => Bench::wide(AmdV1::new(AmdV1Config::new(64, 52)), memory, cases).run(),
         _ => return false,
     }
     true
@@ -158,7 +148,8 @@ where
     &'static Memory: TableMemory<F::Word, List = List>,
 {
     /// For formats with at least 47 bits of addresses.
-    fn wide(format: F, memory: &'static Memory, wanted: &'c [String]) -> Self {
+    fn wide(format: Result<F, ConfigError>, memory: &'static Memory, wanted: &'c [String]) -> Self {
+        let format = format.expect("a valid configuration");
         let (iova, paddr) = (0x40_0000_0000, 0x1000_0000_0000);
         Self { format, memory, iova, paddr, iova_bytes: 1 << 40, wanted }
     }
@@ -224,46 +215,27 @@ where
         let mapper = Mapper::new(&table, table.geometry().aperture);
         let bytes = page_size * pages;
         let spans = self.spans(page_size, pages, SCATTER);
-        let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
-        for round in 0..ROUNDS + 2 {
-            let start = Instant::now();
-            for n in 0..ranges {
-                let (iova, paddr) = (self.iova + n * bytes, self.paddr + n * bytes);
-                mapper.map(how, iova, paddr, page_size, pages, &spans);
-            }
-            let mapped = start.elapsed();
-            for n in 0..ranges {
-                mapper.unmap(how, self.iova + n * bytes, page_size, pages);
-            }
-            let unmapped = start.elapsed() - mapped;
-            if round >= 2 {
-                map_ns.push(nanoseconds(mapped, ranges));
-                unmap_ns.push(nanoseconds(unmapped, ranges));
-            }
-        }
-        print(name, "map", map_ns);
-        print(name, "unmap", unmap_ns);
+        let map = |n| {
+            let (iova, paddr) = (self.iova + n * bytes, self.paddr + n * bytes);
+            mapper.map(how, iova, paddr, page_size, pages, &spans);
+        };
+        let unmap = |n| mapper.unmap(how, self.iova + n * bytes, page_size, pages);
+        measure(name, MAP_UNMAP, (2, ROUNDS), ranges, || {
+            one_then_the_other(|| (0..ranges).for_each(map), || (0..ranges).for_each(unmap))
+        });
     }
 
     /// 16 GiB in one call, in a table that is empty.
     fn bench_fresh(&self, name: &str, page_size: u64) {
         let pages = 16 * SZ_1G / page_size;
-        let (mut map_ns, mut unmap_ns) = (Vec::new(), Vec::new());
-        for round in 0..=FRESH_ROUNDS {
+        measure(name, MAP_UNMAP, (1, FRESH_ROUNDS), 1, || {
             let table = self.table();
             let mapper = Mapper::new(&table, table.geometry().aperture);
-            let start = Instant::now();
-            mapper.map(How::Range, self.iova, self.paddr, page_size, pages, &[]);
-            let mapped = start.elapsed();
-            mapper.unmap(How::Range, self.iova, page_size, pages);
-            let unmapped = start.elapsed() - mapped;
-            if round >= 1 {
-                map_ns.push(nanoseconds(mapped, 1));
-                unmap_ns.push(nanoseconds(unmapped, 1));
-            }
-        }
-        print(name, "map", map_ns);
-        print(name, "unmap", unmap_ns);
+            one_then_the_other(
+                || mapper.map(How::Range, self.iova, self.paddr, page_size, pages, &[]),
+                || mapper.unmap(How::Range, self.iova, page_size, pages),
+            )
+        });
     }
 
     /// 1 GiB of 2M leaves is unmapped, which returns the memory it led to.
@@ -273,8 +245,7 @@ where
         let leaves = self.spans(SZ_2M, SZ_1G / SZ_2M, scatter);
         let range = IovaRange::from_len(Iova::new(self.iova), SZ_1G).expect("a valid range");
         let mut room = SpanBuf::room::<512>();
-        let mut unmap_ns = Vec::new();
-        for round in 0..=FRESH_ROUNDS {
+        measure(name, ["unmap"], (1, FRESH_ROUNDS), 1, || {
             for (n, leaf) in (0..).zip(&leaves) {
                 let (iova, paddr) = (self.iova + n * SZ_2M, leaf.paddr().get());
                 mapper.map(How::Range, iova, paddr, SZ_2M, 1, &[]);
@@ -283,54 +254,28 @@ where
             let mut buf = SpanBuf::new(&mut room);
             let unmapped = mapper.owned.unmap(range, &mut buf).expect("mapped");
             mapper.sync(unmapped.retired);
-            if round >= 1 {
-                unmap_ns.push(nanoseconds(start.elapsed(), 1));
-            }
+            let took = start.elapsed();
             let bytes: u64 = buf.spans().iter().map(|span| span.len()).sum();
             assert!(unmapped.rest.is_none() && bytes == SZ_1G, "the spans of all leaves");
-        }
-        print(name, "unmap", unmap_ns);
+            [took]
+        });
     }
 
     /// Threads that map and unmap in one table, a region for each.
     fn bench_pairs(&self, name: &str, pages: u64, threads: usize) {
         let table = self.table();
-        let mut pair_ns = Vec::new();
-        for round in 0..=ROUNDS {
-            let table = &table;
-            let slowest = cpu::race(threads, |nth, barrier| self.pairs(table, nth, pages, barrier));
-            if round >= 1 {
-                let pairs = PAIR_REPEATS * TOUCHED / pages;
-                pair_ns.push(nanoseconds(slowest, pairs));
-            }
-        }
-        print(name, "pair", pair_ns);
-    }
-
-    fn pairs(
-        &self,
-        table: &PageTable<F, &'static Memory>,
-        nth: usize,
-        pages: u64,
-        barrier: &Barrier,
-    ) -> Duration {
-        cpu::pin(nth + 1);
-        let offset = nth as u64 * TOUCHED * SZ_4K;
-        let (iova, paddr) = (self.iova + offset, self.paddr + offset);
-        let region = IovaRange::from_len(Iova::new(iova), TOUCHED * SZ_4K).expect("a valid range");
-        let mapper = Mapper::new(table, region);
-        let bytes = SZ_4K * pages;
-        barrier.wait();
-        let start = Instant::now();
-        for _ in 0..PAIR_REPEATS {
-            for n in 0..TOUCHED / pages {
-                mapper.map(How::Range, iova + n * bytes, paddr + n * bytes, SZ_4K, pages, &[]);
-            }
-            for n in 0..TOUCHED / pages {
-                mapper.unmap(How::Range, iova + n * bytes, SZ_4K, pages);
-            }
-        }
-        start.elapsed()
+        measure_race(name, threads, PAIR_REPEATS * TOUCHED / pages, |nth, barrier| {
+            cpu::pin(nth + 1);
+            let region = nth as u64 * TOUCHED * SZ_4K;
+            let iovas = IovaRange::from_len(Iova::new(self.iova + region), TOUCHED * SZ_4K);
+            let mapper = Mapper::new(&table, iovas.expect("a valid range"));
+            let map = |at| {
+                let (iova, paddr) = (self.iova + at, self.paddr + at);
+                mapper.map(How::Range, iova, paddr, SZ_4K, pages, &[]);
+            };
+            let unmap = |at| mapper.unmap(How::Range, self.iova + at, SZ_4K, pages);
+            pairs(region, pages * SZ_4K, barrier, map, unmap)
+        });
     }
 }
 
@@ -414,12 +359,67 @@ fn invalidate(invalidation: &Invalidation<'_>) {
     black_box(invalidation);
 }
 
-fn nanoseconds(duration: Duration, count: u64) -> f64 {
-    duration.as_nanos() as f64 / count as f64
+const MAP_UNMAP: [&str; 2] = ["map", "unmap"];
+
+/// Times operations on `count` things in each round, some of which warm up before, and prints the
+/// median of each as a line.
+fn measure<const N: usize>(
+    case: &str,
+    operations: [&str; N],
+    (warm_up, timed): (usize, usize),
+    count: u64,
+    mut round: impl FnMut() -> [Duration; N],
+) {
+    let mut ns = [const { Vec::new() }; N];
+    for number in 0..warm_up + timed {
+        for (ns, took) in ns.iter_mut().zip(round()) {
+            if number >= warm_up {
+                ns.push(took.as_nanos() as f64 / count as f64);
+            }
+        }
+    }
+    for (operation, mut ns) in operations.into_iter().zip(ns) {
+        ns.sort_by(f64::total_cmp);
+        println!("{case} {operation} {:.3}", ns[ns.len() / 2]);
+    }
 }
 
-/// The median, as one line.
-fn print(case: &str, operation: &str, mut ns: Vec<f64>) {
-    ns.sort_by(f64::total_cmp);
-    println!("{case} {operation} {:.3}", ns[ns.len() / 2]);
+/// The same of `count` pairs in each of so many threads at once, of which the slowest counts.
+fn measure_race(
+    case: &str,
+    threads: usize,
+    count: u64,
+    work: impl Fn(usize, &Barrier) -> Duration + Sync,
+) {
+    measure(case, ["pair"], (1, ROUNDS), count, || [cpu::race(threads, &work)]);
+}
+
+/// How long something takes, and something else after it.
+#[inline(always)]
+fn one_then_the_other(one: impl FnOnce(), other: impl FnOnce()) -> [Duration; 2] {
+    let start = Instant::now();
+    one();
+    let done = start.elapsed();
+    other();
+    [done, start.elapsed() - done]
+}
+
+/// Goes through a thread's region several times, when all are ready: maps all ranges of so many
+/// bytes by their offsets, and unmaps them.
+#[inline(always)]
+fn pairs(
+    region: u64,
+    bytes: u64,
+    barrier: &Barrier,
+    map: impl Fn(u64),
+    unmap: impl Fn(u64),
+) -> Duration {
+    let ranges = TOUCHED * SZ_4K / bytes;
+    barrier.wait();
+    let start = Instant::now();
+    for _ in 0..PAIR_REPEATS {
+        (0..ranges).for_each(|n| map(region + n * bytes));
+        (0..ranges).for_each(|n| unmap(region + n * bytes));
+    }
+    start.elapsed()
 }

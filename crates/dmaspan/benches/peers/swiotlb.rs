@@ -14,8 +14,8 @@ use dmaspan::{PhysAddr, Platform, Span};
 use lock_api::{GuardSend, RawMutex};
 
 use super::iova::BenchPlatform;
-use super::{ROUNDS, SZ_2M, SZ_4K, SZ_64K};
-use super::{cpu, is_wanted, memory, nanoseconds, print};
+use super::{SZ_2M, SZ_4K, SZ_64K};
+use super::{cpu, is_wanted, measure_race, memory};
 
 /// Linux's default.
 const POOL: u64 = 64 << 20;
@@ -81,17 +81,10 @@ fn bench<P: Platform, const COPY: bool>(
     threads: usize,
 ) {
     let buffers: Vec<Process> = iter::repeat_with(|| Process::new(BUFFER)).take(threads).collect();
-    let mut pair_ns = Vec::new();
-    for round in 0..=ROUNDS {
-        let slowest = cpu::race(threads, |nth, barrier| {
-            cpu::pin(if threads == 1 { 1 } else { nth });
-            pairs::<P, COPY>(pool, &buffers[nth], case, barrier)
-        });
-        if round >= 1 {
-            pair_ns.push(nanoseconds(slowest, PAIRS));
-        }
-    }
-    print(name, "pair", pair_ns);
+    measure_race(name, threads, PAIRS, |nth, barrier| {
+        cpu::pin(if threads == 1 { 1 } else { nth });
+        pairs::<P, COPY>(pool, &buffers[nth], case, barrier)
+    });
 }
 
 #[inline(always)]

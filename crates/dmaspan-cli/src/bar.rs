@@ -10,7 +10,7 @@ use dmaspan_linux::vfio::{self, DeviceError, Requests};
 use crate::measure::since;
 use crate::plan::BarPlan;
 use crate::real_iommu::RealIommu;
-use crate::report::{BarFigures, Both, By, Failed, Figures, RealDevice, Report, Row, Times};
+use crate::report::{BarFigures, Both, By, Figures, RealDevice, Report, Row, Times};
 use crate::run::RunError;
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
@@ -51,7 +51,7 @@ pub(crate) fn run(plan: &BarPlan, progress: &Progress) -> Result<Report, RunErro
             let (by, witness) = (By::Bar(figures), None);
             Row::Figures(Box::new(Figures { memory, spans: 1, by, verified_bytes: 0, witness }))
         }
-        Err(error) => Row::Failed(Failed { memory, failed: error.to_string() }),
+        Err(error) => Row::Failed { memory, failed: error.to_string() },
     });
     progress.clear();
     Ok(report)

@@ -83,9 +83,7 @@ impl HeldPages {
             reason => Err(HoldError::Refused { reason: reason.to_owned() }),
         }
     }
-}
 
-impl HeldPages {
     /// Says that the memory that uses the pages exists, so that others may reserve pages.
     pub fn mapped(&mut self) {
         if let Some(holder) = &mut self.holder.stdin {

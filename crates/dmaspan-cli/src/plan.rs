@@ -36,22 +36,15 @@ pub(crate) struct Plan {
     /// Bytes of each kind of memory.
     pub(crate) bytes: u64,
     /// What maps.
-    pub(crate) backend: PlannedBackend,
+    pub(crate) backend: BackendArg,
+    /// The pages of its tables, where it is the software IOMMU.
+    pub(crate) granule: Granule,
     /// How many times everything is timed.
     pub(crate) runs: u32,
     /// The kinds of memory, each once.
     pub(crate) kinds: Vec<MemoryKind>,
     /// What is not as a user would expect.
     pub(crate) notes: Vec<String>,
-}
-
-/// What maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PlannedBackend {
-    /// The software IOMMU, with tables of such pages.
-    Soft(Granule),
-    /// The kernel, for a device.
-    Real(Backend, Bdf),
 }
 
 /// The command line asks for what the machine does not have, or for nonsense.
@@ -170,16 +163,15 @@ impl Plan {
             }
         }
         let pages = kinds.iter().map(|kind| (kind.page_size(), format!("{kind} memory")));
-        let backend = backend(args)?;
-        let granule = match backend {
-            PlannedBackend::Soft(granule) => granule.bytes(),
-            // What the IOMMU has is known when the device is open.
-            PlannedBackend::Real(..) => MemoryKind::Base.page_size(),
+        let granule = match (args.backend, args.granule) {
+            (BackendArg::Real(_, bdf), Some(_)) => return Err(UsageError::GranuleOfReal { bdf }),
+            // What the IOMMU of a device has is known when the device is open.
+            (_, granule) => granule.unwrap_or(Granule::K4),
         };
-        let granule = (granule, "the page tables".to_owned());
+        let smallest = (granule.bytes(), "the page tables".to_owned());
         // All of them are powers of two, so a multiple of the largest is one of all.
-        let largest = pages.chain([granule.clone()]).max_by_key(|(size, _)| *size);
-        let (multiple, what) = largest.unwrap_or(granule);
+        let largest = pages.chain([smallest.clone()]).max_by_key(|(size, _)| *size);
+        let (multiple, what) = largest.unwrap_or(smallest);
         let mut notes = Vec::new();
         let bytes = match args.size {
             Some(size) => size.bytes(),
@@ -198,15 +190,7 @@ impl Plan {
                 return Err(UsageError::TooMuch { kind, bytes, needed, available, limited_by });
             }
         }
-        Ok(Self { bytes, backend, runs: args.runs, kinds, notes })
-    }
-}
-
-fn backend(args: &MapArgs) -> Result<PlannedBackend, UsageError> {
-    match (args.backend, args.granule) {
-        (BackendArg::Soft, granule) => Ok(PlannedBackend::Soft(granule.unwrap_or(Granule::K4))),
-        (BackendArg::Real(api, bdf), None) => Ok(PlannedBackend::Real(api, bdf)),
-        (BackendArg::Real(_, bdf), Some(_)) => Err(UsageError::GranuleOfReal { bdf }),
+        Ok(Self { bytes, backend: args.backend, granule, runs: args.runs, kinds, notes })
     }
 }
 
@@ -342,7 +326,7 @@ mod tests {
         assert!(error.to_string().contains("leave --granule out"), "{error}");
         asked.granule = None;
         let planned = Plan::new(&asked, &machine).unwrap();
-        assert!(matches!(planned.backend, PlannedBackend::Real(Backend::Vfio, _)));
+        assert!(matches!(planned.backend, BackendArg::Real(Backend::Vfio, _)));
     }
 
     #[test]

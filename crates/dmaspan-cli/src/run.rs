@@ -7,12 +7,12 @@ use dmaspan_linux::pagemap::NoFrames;
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::{FrameAddress, FrameMode, FrameSource, LinuxPinner, MemoryKind, PinMethod};
 
-use crate::args::Granule;
+use crate::args::{BackendArg, Granule};
 use crate::measure::{self, Real, RowError, Soft};
 use crate::pinned::Witness;
-use crate::plan::{Plan, PlannedBackend};
+use crate::plan::Plan;
 use crate::real_iommu::RealIommu;
-use crate::report::{Failed, Figures, Iommu, RealDevice, Report, Row, Skipped};
+use crate::report::{Figures, Iommu, RealDevice, Report, Row};
 use dmaspan_cli::left_over;
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::size::ByteSize;
@@ -28,15 +28,15 @@ pub(crate) type RunError = Box<dyn Error>;
 /// is in the report.
 pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, RunError> {
     match plan.backend {
-        PlannedBackend::Soft(granule) => match LinuxPinner::<PhysAddr>::new() {
-            Ok(pinner) => Ok(soft(plan, granule, &pinner, None, progress)),
+        BackendArg::Soft => match LinuxPinner::<PhysAddr>::new() {
+            Ok(pinner) => Ok(soft(plan, &pinner, None, progress)),
             Err(LinuxPinError::NoFrames(why)) => {
                 let pinner = LinuxPinner::<HostAddr>::new()?;
-                Ok(soft(plan, granule, &pinner, Some(why), progress))
+                Ok(soft(plan, &pinner, Some(why), progress))
             }
             Err(error) => Err(error.into()),
         },
-        PlannedBackend::Real(backend, bdf) => {
+        BackendArg::Real(backend, bdf) => {
             let iommu = RealIommu::open(backend, bdf)?;
             // Only the figures have them: the kernel maps.
             match FrameSource::<PhysAddr>::new() {
@@ -53,12 +53,11 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, RunError> 
 /// Measures with a software IOMMU. `pinner` is not mapped by: each row has its own.
 fn soft<A: FrameAddress>(
     plan: &Plan,
-    granule: Granule,
     pinner: &LinuxPinner<A>,
     why_virtual: Option<NoFrames>,
     progress: &Progress,
 ) -> Report {
-    let (bytes, size) = (plan.bytes, granule.bytes());
+    let (bytes, size) = (plan.bytes, plan.granule.bytes());
     let mut report = empty_report::<A>(plan, "soft", size);
     report.pin = Some(match pinner.method() {
         PinMethod::IoUring => "io_uring",
@@ -71,7 +70,7 @@ fn soft<A: FrameAddress>(
             .push(format!("memory is locked with mlock instead of pinned by io_uring: {why}"));
     }
     report.notes.extend(why_virtual.map(virtual_note));
-    rows(plan, report, progress, |kind| match granule {
+    rows(plan, report, progress, |kind| match plan.granule {
         Granule::K4 => measure::row(plan, kind, size, || Soft::<A, 12>::new(bytes), progress),
         Granule::K16 => measure::row(plan, kind, size, || Soft::<A, 14>::new(bytes), progress),
         Granule::K64 => measure::row(plan, kind, size, || Soft::<A, 16>::new(bytes), progress),
@@ -168,12 +167,12 @@ fn add_error(
         *memlock = Some(kind);
     }
     if error.is_skip() {
-        return report.rows.push(Row::Skipped(Skipped { memory, skipped: why }));
+        return report.rows.push(Row::Skipped { memory, skipped: why });
     }
     if let (RowError::Remains(remains), Some(stale)) = (error, &mut report.stale_translations) {
         *stale += remains.count();
     }
-    report.rows.push(Row::Failed(Failed { memory, failed: why }));
+    report.rows.push(Row::Failed { memory, failed: why });
 }
 
 fn add_figures(report: &mut Report, kind: MemoryKind, figures: Figures, not_huge_bytes: u64) {

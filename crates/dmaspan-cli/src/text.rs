@@ -86,9 +86,21 @@ pub fn push_table(text: &mut String, table: &Table) {
 /// Adds `words` after `label`, broken into lines that are not too wide.
 pub fn push_wrapped(text: &mut String, label: &str, words: &str) {
     let indent = if label.is_empty() { "" } else { "  " };
+    push_words(text, label, indent, unbroken(words));
+}
+
+/// Adds words after `label`, in lines that are not too wide, all but the first of which begin with
+/// `indent`.
+pub fn push_words<W: AsRef<str>>(
+    text: &mut String,
+    label: &str,
+    indent: &str,
+    words: impl IntoIterator<Item = W>,
+) {
     let mut line = label.to_owned();
     let mut is_empty = true;
-    for word in unbroken(words) {
+    for word in words {
+        let word = word.as_ref();
         if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
             text.push_str(line.trim_end());
             text.push('\n');
@@ -98,7 +110,7 @@ pub fn push_wrapped(text: &mut String, label: &str, words: &str) {
         if !is_empty {
             line.push(' ');
         }
-        line.push_str(&word);
+        line.push_str(word);
         is_empty = false;
     }
     text.push_str(line.trim_end());

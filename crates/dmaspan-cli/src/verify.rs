@@ -113,34 +113,26 @@ impl Mapped<'_> {
         advance: &dyn Fn(u64),
     ) -> Checked {
         let mut bytes = 0;
-        let done = self.write_as_device(device, advance).and_then(|()| {
-            self.check_as_cpu(advance)?;
-            self.write_as_cpu(advance)?;
-            self.check_as_device(device, &mut bytes, advance)
-        });
-        Checked { bytes, mismatch: done.err() }
+        let mismatch = self.passes(device, &mut bytes, advance).err();
+        Checked { bytes, mismatch }
     }
 
-    fn write_as_device<W: Walker, T: TableWords, B: Bus>(
+    /// The passes of a check, as many as [`PASSES`], and how many bytes the last one found right.
+    fn passes<W: Walker, T: TableWords, B: Bus>(
         &self,
         device: &SimDevice<W, T, B>,
+        checked: &mut u64,
         advance: &dyn Fn(u64),
     ) -> Result<(), Mismatch> {
+        let word = |writer, iova: Iova| move |n| pattern(writer, iova.get() + 8 * n);
         let mut buf = Vec::new();
-        self.chunks(|at, len, iova| {
-            let words = (0..len / 8).map(|n| pattern(Writer::Device, iova.get() + 8 * n));
+        self.chunks(advance, |at, len, iova| {
             buf.clear();
-            buf.extend(words.flat_map(u64::to_ne_bytes));
-            device.write(iova, &buf).map_err(|source| self.refused(at, source))?;
-            advance(len);
-            Ok(())
-        })
-    }
-
-    fn check_as_cpu(&self, advance: &dyn Fn(u64)) -> Result<(), Mismatch> {
-        self.chunks(|at, len, iova| {
-            let expected = |n| pattern(Writer::Device, iova.get() + 8 * n);
-            let offset = self.offset + at;
+            buf.extend((0..len / 8).map(word(Writer::Device, iova)).flat_map(u64::to_ne_bytes));
+            device.write(iova, &buf).map_err(|source| self.refused(at, source))
+        })?;
+        self.chunks(advance, |at, len, iova| {
+            let (offset, expected) = (self.offset + at, word(Writer::Device, iova));
             self.memory.check_words(offset, len, expected).map_err(|error| match error {
                 CheckError::Differs { offset, expected, found } => {
                     let iova = self.iova(offset - self.offset);
@@ -148,36 +140,18 @@ impl Mapped<'_> {
                 }
                 CheckError::Access(source) => Mismatch::NoMemory { iova, source },
                 _ => Mismatch::NoMemory { iova, source: AccessError::Misaligned { offset, len } },
-            })?;
-            advance(len);
-            Ok(())
-        })
-    }
-
-    fn write_as_cpu(&self, advance: &dyn Fn(u64)) -> Result<(), Mismatch> {
-        self.chunks(|at, len, iova| {
-            let value = |n| pattern(Writer::Cpu, iova.get() + 8 * n);
-            let written = self.memory.fill_words(self.offset + at, len, value);
-            written.map_err(|source| Mismatch::NoMemory { iova, source })?;
-            advance(len);
-            Ok(())
-        })
-    }
-
-    fn check_as_device<W: Walker, T: TableWords, B: Bus>(
-        &self,
-        device: &SimDevice<W, T, B>,
-        checked: &mut u64,
-        advance: &dyn Fn(u64),
-    ) -> Result<(), Mismatch> {
-        let mut buf = Vec::new();
-        self.chunks(|at, len, iova| {
+            })
+        })?;
+        self.chunks(advance, |at, len, iova| {
+            let written = self.memory.fill_words(self.offset + at, len, word(Writer::Cpu, iova));
+            written.map_err(|source| Mismatch::NoMemory { iova, source })
+        })?;
+        self.chunks(advance, |at, len, iova| {
             buf.resize(usize::try_from(len).unwrap_or(0), 0);
             device.read(iova, &mut buf).map_err(|source| self.refused(at, source))?;
             let (words, _) = buf.as_chunks::<8>();
-            for (n, word) in (0..).zip(words) {
-                let expected = pattern(Writer::Cpu, iova.get() + 8 * n);
-                let found = u64::from_ne_bytes(*word);
+            for (n, found) in (0..).zip(words) {
+                let (expected, found) = (word(Writer::Cpu, iova)(n), u64::from_ne_bytes(*found));
                 if found != expected {
                     *checked += 8 * n;
                     let iova = self.iova(at + 8 * n);
@@ -185,7 +159,6 @@ impl Mapped<'_> {
                 }
             }
             *checked += len;
-            advance(len);
             Ok(())
         })
     }
@@ -193,6 +166,7 @@ impl Mapped<'_> {
     /// Calls `f` with the distance from the start, the length and the IOVA of each chunk.
     fn chunks(
         &self,
+        advance: &dyn Fn(u64),
         mut f: impl FnMut(u64, u64, Iova) -> Result<(), Mismatch>,
     ) -> Result<(), Mismatch> {
         let bytes = self.range.checked_len().unwrap_or(u64::MAX);
@@ -200,6 +174,7 @@ impl Mapped<'_> {
         while at < bytes {
             let len = CHUNK.min(bytes - at);
             f(at, len, self.iova(at))?;
+            advance(len);
             at += len;
         }
         Ok(())
@@ -227,12 +202,10 @@ pub(crate) fn stale<W: Walker, T: TableWords>(
     page_bytes: u64,
 ) -> Stale {
     let mut stale = Stale::default();
-    for iova in pages(range, page_bytes) {
-        for access in [Access::Read, Access::Write] {
-            if iotlb.translate(iova, access).is_ok() {
-                stale.translations += 1;
-                stale.first = stale.first.or(Some(iova));
-            }
+    for (iova, access) in accesses(range, page_bytes) {
+        if iotlb.translate(iova, access).is_ok() {
+            stale.translations += 1;
+            stale.first = stale.first.or(Some(iova));
         }
     }
     stale
@@ -248,21 +221,21 @@ pub(crate) fn touch<W: Walker, T: TableWords>(
     range: IovaRange,
     page_bytes: u64,
 ) -> Result<(), Mismatch> {
-    for iova in pages(range, page_bytes) {
-        for access in [Access::Read, Access::Write] {
-            iotlb.translate(iova, access).map_err(|fault| {
-                let source = DmaError::Fault { done: 0, fault };
-                Mismatch::Refused { iova, source }
-            })?;
-        }
-    }
-    Ok(())
+    accesses(range, page_bytes).try_for_each(|(iova, access)| {
+        let refused = |fault| {
+            let source = DmaError::Fault { done: 0, fault };
+            Mismatch::Refused { iova, source }
+        };
+        iotlb.translate(iova, access).map(drop).map_err(refused)
+    })
 }
 
-/// The first address of each page of `page_bytes` in `range`.
-fn pages(range: IovaRange, page_bytes: u64) -> impl Iterator<Item = Iova> {
+/// A read and a write of the first address of each page of `page_bytes` in `range`.
+fn accesses(range: IovaRange, page_bytes: u64) -> impl Iterator<Item = (Iova, Access)> {
     let next = move |iova: &Iova| iova.checked_add(page_bytes);
-    iter::successors(Some(range.start()), next).take_while(move |iova| range.contains(*iova))
+    let pages = iter::successors(Some(range.start()), next);
+    let pages = pages.take_while(move |iova| range.contains(*iova));
+    pages.flat_map(|iova| [Access::Read, Access::Write].map(|access| (iova, access)))
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ use crate::hw;
 enum Form {
     /// As it stands.
     AsIs,
+    /// With these words behind it, by which it takes seconds.
+    With(&'static str),
     /// By this line of the shell: the same with sizes that take seconds, or with names of files and
     /// devices that there are.
     Line(&'static str),
@@ -20,7 +22,7 @@ enum Form {
     Check(&'static str),
 }
 
-use Form::{AsIs, Check, Line};
+use Form::{AsIs, Check, Line, With};
 
 /// A command of the README.
 struct Entry {
@@ -40,7 +42,7 @@ const TESTS: Form = Check("tests");
 const GUESTS: Form = Check("guests");
 
 const COMMANDS: &[Entry] = &[
-    entry("cargo run --release -- map", Line("cargo run --release -q -- map 64M --runs 1"), AsIs),
+    entry("cargo run --release -- map", With("64M --runs 1"), AsIs),
     entry("cargo run --release -- devices", AsIs, AsIs),
     entry(
         "cargo run --release -- devices 0000:00:05.0",
@@ -69,26 +71,10 @@ const COMMANDS: &[Entry] = &[
         // Without a name it is every format.
         Line("cargo run --release -q -p dmaspan-bench -- io-pgtable"),
     ),
-    entry(
-        "cargo run --release -p dmaspan-bench -- dma",
-        Line("cargo run --release -q -p dmaspan-bench -- dma --quick"),
-        AsIs,
-    ),
-    entry(
-        "cargo run --release -p dmaspan-bench -- container",
-        Line("cargo run --release -q -p dmaspan-bench -- container --quick"),
-        AsIs,
-    ),
-    entry(
-        "cargo run --release -p dmaspan-bench -- swiotlb",
-        Line("cargo run --release -q -p dmaspan-bench -- swiotlb --quick"),
-        AsIs,
-    ),
-    entry(
-        "cargo run --release -p dmaspan-bench -- regbuf",
-        Line("cargo run --release -q -p dmaspan-bench -- regbuf --quick --size 64M"),
-        AsIs,
-    ),
+    entry("cargo run --release -p dmaspan-bench -- dma", With("--quick"), AsIs),
+    entry("cargo run --release -p dmaspan-bench -- container", With("--quick"), AsIs),
+    entry("cargo run --release -p dmaspan-bench -- swiotlb", With("--quick"), AsIs),
+    entry("cargo run --release -p dmaspan-bench -- regbuf", With("--quick --size 64M"), AsIs),
     entry(
         "cargo run --release -p dmaspan-linux --example fixed_copy -- SOURCE TARGET",
         TESTS,
@@ -107,7 +93,7 @@ const COMMANDS: &[Entry] = &[
         AsIs,
     ),
     entry("cargo test -p dmaspan-drivers --test arm_smmu", TESTS, TESTS),
-    entry("cargo xtask peers", Line("cargo xtask peers --runs 1 --case lpae/4k_1"), AsIs),
+    entry("cargo xtask peers", With("--runs 1 --case lpae/4k_1"), AsIs),
     entry(
         "cargo xtask peers --runs 3 --case domain",
         Line("cargo xtask peers --runs 1 --case domain_4k_1"),
@@ -118,11 +104,7 @@ const COMMANDS: &[Entry] = &[
         Line("cargo xtask peers --runs 1 --case swiotlb/pair_4k"),
         AsIs,
     ),
-    entry(
-        "cargo xtask peers --bytes",
-        Line("cargo xtask peers --bytes --configurations 100"),
-        AsIs,
-    ),
+    entry("cargo xtask peers --bytes", With("--configurations 100"), AsIs),
     entry("cargo test --workspace", TESTS, TESTS),
     entry("cargo bench -p dmaspan --bench io_pgtable", Line(BENCHES), AsIs),
     entry("cargo bench -p dmaspan --bench dma", Line(BENCHES), AsIs),
@@ -138,16 +120,20 @@ const COMMANDS: &[Entry] = &[
 /// failed; what a line printed is shown where it failed.
 pub(super) fn run(extent: Extent) -> Vec<String> {
     let mut failed = unknown(&text());
-    let mut lines: Vec<&str> = Vec::new();
+    let mut lines: Vec<String> = Vec::new();
     for entry in COMMANDS {
         let form = match extent {
             Extent::Quick => entry.quick,
             Extent::Full => entry.full,
         };
-        match form {
-            AsIs => lines.push(entry.command),
-            Line(line) if !lines.contains(&line) => lines.push(line),
-            Line(_) | Check(_) => {}
+        let line = match form {
+            AsIs => entry.command.to_owned(),
+            With(words) => format!("{} {words}", entry.command),
+            Line(line) => line.to_owned(),
+            Check(_) => continue,
+        };
+        if !lines.contains(&line) {
+            lines.push(line);
         }
     }
     let qemu = hw::found();
@@ -157,7 +143,7 @@ pub(super) fn run(extent: Extent) -> Vec<String> {
         if let Some(folder) = &qemu {
             shell.env(hw::FOLDER, folder);
         }
-        match quietly(shell.args(["-c", line]).current_dir(crate::root())) {
+        match quietly(shell.args(["-c", &line]).current_dir(crate::root())) {
             Ok(()) => println!("   {} s: {line}", started.elapsed().as_secs()),
             Err(how) => failed.push(format!("`{line}`: {how}")),
         }

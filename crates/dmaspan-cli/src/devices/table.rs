@@ -4,14 +4,11 @@ use comfy_table::{ContentArrangement, Table};
 
 use super::args::DevicesArgs;
 use super::report::{Device, GroupRow, Report, Verdict};
-use dmaspan_cli::text::{Marks, WIDTH, new_table, push_table, push_wrapped};
+use dmaspan_cli::text::{Marks, WIDTH, new_table, push_table, push_words, push_wrapped};
 use dmaspan_cli::units;
 
 /// How many functions are explained without being asked for.
 const FEW: usize = 4;
-
-/// What stands before a command.
-const INDENT: &str = "    ";
 
 /// The report as text, with a newline at its end.
 pub(super) fn render(report: &Report, args: &DevicesArgs, marks: Marks) -> String {
@@ -206,24 +203,8 @@ fn push_commands(text: &mut String, what: &str, commands: &[String]) {
     text.push_str(&format!("\n  {what}{who}:\n"));
     for command in commands {
         match command.strip_prefix("# ") {
-            Some(comment) => push_comment(text, comment),
-            None => text.push_str(&format!("{INDENT}{command}\n")),
+            Some(comment) => push_words(text, "    # ", "    # ", comment.split_whitespace()),
+            None => text.push_str(&format!("    {command}\n")),
         }
     }
-}
-
-fn push_comment(text: &mut String, comment: &str) {
-    let start = format!("{INDENT}#");
-    let mut line = start.clone();
-    for word in comment.split_whitespace() {
-        let is_full = line.chars().count() + 1 + word.chars().count() > WIDTH;
-        if is_full && line != start {
-            text.push_str(&line);
-            text.push('\n');
-            line.clone_from(&start);
-        }
-        line = format!("{line} {word}");
-    }
-    text.push_str(&line);
-    text.push('\n');
 }

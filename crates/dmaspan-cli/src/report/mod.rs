@@ -67,24 +67,10 @@ pub(crate) struct Iommu {
 pub(crate) enum Row {
     /// It was measured.
     Figures(Box<Figures>),
-    /// This machine, or this process on it, cannot do it.
-    Skipped(Skipped),
-    /// It went wrong.
-    Failed(Failed),
-}
-
-/// Why a kind of memory was not measured.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Skipped {
-    pub(crate) memory: String,
-    pub(crate) skipped: String,
-}
-
-/// What went wrong with a kind of memory, the first that did.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Failed {
-    pub(crate) memory: String,
-    pub(crate) failed: String,
+    /// This machine, or this process on it, cannot do it: why.
+    Skipped { memory: String, skipped: String },
+    /// It went wrong: the first that did.
+    Failed { memory: String, failed: String },
 }
 
 /// What was measured with one kind of memory, or a BAR. Times are medians.
@@ -216,11 +202,11 @@ impl Report {
 
     /// Everything that went wrong.
     pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
-        let nothing_ran = self.rows.iter().all(|row| matches!(row, Row::Skipped(_)));
+        let nothing_ran = self.rows.iter().all(|row| matches!(row, Row::Skipped { .. }));
         let nothing =
             nothing_ran.then(|| "nothing was mapped: no kind of memory could be used".to_owned());
         let failed = self.rows.iter().filter_map(|row| match row {
-            Row::Failed(Failed { memory, failed }) => Some(format!("{memory}: {failed}")),
+            Row::Failed { memory, failed } => Some(format!("{memory}: {failed}")),
             _ => None,
         });
         failed.chain(nothing)
@@ -345,7 +331,7 @@ pub(crate) mod examples {
             witness: Some(Witness::Process("VmPin")),
         };
         let skipped =
-            Skipped { memory: "hugetlb".to_owned(), skipped: "no pool: do this".to_owned() };
+            Row::Skipped { memory: "hugetlb".to_owned(), skipped: "no pool: do this".to_owned() };
         Report {
             backend: "soft",
             real: None,
@@ -354,7 +340,7 @@ pub(crate) mod examples {
             runs: 5,
             pin: Some("io_uring"),
             frames: Some("physical"),
-            rows: vec![Row::Figures(Box::new(figures)), Row::Skipped(skipped)],
+            rows: vec![Row::Figures(Box::new(figures)), skipped],
             verified_bytes: 1 << 30,
             stale_translations: Some(0),
             notes: vec!["a note".to_owned()],
@@ -467,9 +453,7 @@ mod tests {
         assert!(!report.passed());
         assert_eq!(report.failures().count(), 1);
         let mut report = examples::report();
-        report
-            .rows
-            .push(Row::Failed(Failed { memory: "base".to_owned(), failed: "3 left".to_owned() }));
+        report.rows.push(Row::Failed { memory: "base".to_owned(), failed: "3 left".to_owned() });
         assert_eq!(report.failures().collect::<Vec<_>>(), ["base: 3 left"]);
         assert!(!report.passed());
         report.rows.drain(..2);

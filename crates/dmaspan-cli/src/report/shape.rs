@@ -4,14 +4,12 @@ use serde_json::{Value, json};
 
 use dmaspan_cli::json::render;
 
-use super::{Failed, Row, examples};
+use super::{Row, examples};
 
 #[test]
 fn the_shape_is_the_one_that_scripts_use() {
     let mut report = examples::report();
-    report
-        .rows
-        .push(Row::Failed(Failed { memory: "base".to_owned(), failed: "3 left".to_owned() }));
+    report.rows.push(Row::Failed { memory: "base".to_owned(), failed: "3 left".to_owned() });
     let text = render(&report);
     let value: Value = serde_json::from_str(&text).unwrap();
     let phase = |total_ns: u64| {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::Table;
 use dmaspan_linux::vfio::Backend;
 
-use super::{By, Figures, Phase, RealDevice, Report, Row, Skipped, Way, real_table};
+use super::{By, Figures, Phase, RealDevice, Report, Row, Way, real_table};
 use crate::pinned::Witness;
 use dmaspan_cli::size::ByteSize;
 use dmaspan_cli::text::{Marks, align_right, new_table, push_table, push_wrapped, ratio};
@@ -19,7 +19,7 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
         .iter()
         .filter_map(|row| match row {
             Row::Figures(figures) => Some(&**figures),
-            Row::Skipped(_) | Row::Failed(_) => None,
+            _ => None,
         })
         .collect();
     if !figures.is_empty() {
@@ -38,12 +38,9 @@ pub(crate) fn render(report: &Report, marks: Marks) -> String {
         push_wrapped(&mut text, "note: ", note);
     }
     for row in &report.rows {
-        match row {
-            // What failed is the verdict's to say.
-            Row::Figures(_) | Row::Failed(_) => {}
-            Row::Skipped(Skipped { memory, skipped }) => {
-                push_wrapped(&mut text, &format!("skipped {memory}: "), skipped);
-            }
+        // What failed is the verdict's to say.
+        if let Row::Skipped { memory, skipped } = row {
+            push_wrapped(&mut text, &format!("skipped {memory}: "), skipped);
         }
     }
     if !text.ends_with("\n\n") {
@@ -219,7 +216,7 @@ fn witnesses(report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Failed, examples};
+    use crate::report::examples;
     use dmaspan_cli::text::WIDTH;
 
     #[test]
@@ -301,7 +298,7 @@ mod tests {
     fn a_failure_is_a_verdict_of_its_own() {
         let mut report = examples::report();
         let failed = "at iova 0x1000 the device reads 5".to_owned();
-        report.rows.push(Row::Failed(Failed { memory: "base".to_owned(), failed }));
+        report.rows.push(Row::Failed { memory: "base".to_owned(), failed });
         report.stale_translations = Some(3);
         let text = render(&report, Marks::Coloured);
         assert!(text.contains("\x1b[31m✗\x1b[0m base: at iova 0x1000"), "{text}");

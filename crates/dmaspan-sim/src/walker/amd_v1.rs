@@ -14,8 +14,8 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
-    block_around,
+    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
+    Walker, block_around,
 };
 
 #[cfg(test)]
@@ -177,12 +177,13 @@ impl Radix for AmdV1Walker {
         let dirty = if self.writes(prot, access) { self.dirty.select(DIRTY) } else { 0 };
         let unmarked = self.dirty.select(!entry & DIRTY) != 0;
         Ok(Next::Leaf(Leaf {
-            output,
+            paddr: output | (iova.get() & lg2::mask(group_lg2)),
             group_lg2,
             prot,
             clean: unmarked && prot.contains(Prot::WRITE),
             attributes: 0,
-            set: self.accessed.select(ACCESSED) | dirty,
+            shareability: Shareability::Inner,
+            marked: entry | (self.accessed.select(ACCESSED) | dirty),
         }))
     }
 }
@@ -191,14 +192,10 @@ impl Walker for AmdV1Walker {
     /// Faults of the root are at the level of the root table. IR and IW of the DTE bound what the
     /// tables permit.
     fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
-        let block = self.input_range();
-        let level = self.mode;
-        if !block.contains(iova) {
-            return Err(Fault { kind: FaultKind::Translation, level, iova, access });
-        }
-        let dte = self.registers.dte;
+        let (block, dte) = (self.input_range(), self.registers.dte);
         let table = PhysAddr::new(dte & ADDRESS);
-        Ok(TableLink { table, block, level, inherited: !dte & (READ | WRITE) })
+        let inherited = !dte & (READ | WRITE);
+        radix::root(TableLink { table, block, level: self.mode, inherited }, iova, access)
     }
 
     fn walk_from(

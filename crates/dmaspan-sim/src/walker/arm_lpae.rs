@@ -21,9 +21,10 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
+use super::radix::{self, Leaf, Next, Radix};
 use super::{
-    Access, EntryUpdate, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords,
-    Translated, WalkPath, Walker, block_around,
+    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
+    Walker,
 };
 
 mod aarch32;
@@ -36,10 +37,9 @@ mod tests;
 
 pub use aarch32::{Arm32S1Registers, Arm32S2Registers};
 pub use registers::{AddressHalf, ArmS1WalkRegisters, BadLpaeRegisters};
-use registers::{FlagUpdate, LpaeConfig, Registers, State, Walks, bit, field};
+use registers::{LpaeConfig, Registers, State, Walks, bit, field};
 pub use stage::{AccessPrivilege, ExecuteNever, MemAttr};
 pub use stage2::ArmS2WalkRegisters;
-pub use strict::BadLpaeTable;
 
 // Attributes of a block or page descriptor that all stages have (D8.3.1, "Block descriptor and Page
 // descriptor").
@@ -106,29 +106,8 @@ impl<R> LpaeWalker<R> {
         self.config.input_range
     }
 
-    /// Reads the entry for `iova` in the table of `link`.
-    fn step(
-        &self,
-        tables: &dyn TableWords,
-        link: TableLink,
-        iova: Iova,
-        access: Access,
-    ) -> Result<TableStep, Fault> {
-        let entry_lg2 = self.config.entry_lg2(link.level);
-        let index = (iova.get() & lg2::mask(self.config.table_lg2(link.level))) >> entry_lg2;
-        // Table addresses have 52 bits at most and an index 13.
-        let entry_paddr = link.table.wrapping_add(index << 3);
-        let entry = tables.read_u64(entry_paddr).map_err(|why| Fault {
-            kind: FaultKind::ExternalAbort(why),
-            level: link.level,
-            iova,
-            access,
-        })?;
-        Ok(TableStep { link, entry_lg2, entry_paddr, entry })
-    }
-
     /// What kind of descriptor an entry is and the address in it (D8.3.1).
-    fn decode(&self, entry: u64, level: u8) -> Descriptor {
+    fn descriptor(&self, entry: u64, level: u8) -> Descriptor {
         let granule_lg2 = self.config.granule_lg2;
         match (field(entry, 1, 0), level) {
             (0b11, 3) => Descriptor::Leaf(self.address(entry, granule_lg2)),
@@ -173,59 +152,58 @@ impl<R> LpaeWalker<R> {
         Some(self.config.entry_lg2(level) + entries_lg2)
     }
 
-    /// The translation by a leaf, whose address was found to fit.
-    fn translate(
+    /// A leaf, whose address was found to fit. For an access hardware sets the access flag, and at
+    /// the first write inverts the dirty state (D8.5).
+    fn leaf(
         &self,
         step: &TableStep,
         output: u64,
         iova: Iova,
         access: Access,
-    ) -> Result<Translated, Fault> {
-        let level = step.link.level;
-        let entry = step.entry;
-        let stage = self.config.stage;
+    ) -> Result<Leaf, FaultKind> {
+        let (entry, stage) = (step.entry, self.config.stage);
         let (mut prot, clean) = stage.permissions(entry, step.link.inherited, self.config.dirty);
-        let first_write = clean && access == Access::Write && self.permits(prot, access);
         // Clean is AP[2] = 1 at stage 1 and S2AP[1] = 0 at stage 2: either changes.
-        let update = self.update(step, if first_write { 1 << DIRTY_STATE } else { 0 });
-        let flag_set = bit(update.map_or(entry, |update| update.new), ACCESS_FLAG);
-        if !flag_set {
-            return Err(Fault { kind: FaultKind::AccessFlag, level, iova, access });
+        let written = u64::from(clean && self.writes(prot, access)) << DIRTY_STATE;
+        let marked = (entry | self.config.access_flag.select(1 << ACCESS_FLAG)) ^ written;
+        if !bit(marked, ACCESS_FLAG) {
+            return Err(FaultKind::AccessFlag);
         }
         let (attributes, memory_type) = stage.memory(entry);
         prot.insert(memory_type);
-        let group_lg2 = match self.group_lg2(level) {
+        let group_lg2 = match self.group_lg2(step.link.level) {
             // A group larger than the tables' input range cannot be cached whole.
             Some(lg2) if bit(entry, CONTIGUOUS) => lg2.min(self.config.input_lg2),
             _ => step.entry_lg2,
         };
-        Ok(Translated {
-            iova,
-            paddr: PhysAddr::new(output | (iova.get() & lg2::mask(step.entry_lg2))),
-            leaf: block_around(iova, step.entry_lg2),
-            leaf_lg2: step.entry_lg2,
-            group: block_around(iova, group_lg2),
-            group_lg2,
-            level,
-            prot,
-            clean,
-            attributes,
-            shareability: shareability(entry),
-            update,
-            step: *step,
-        })
+        let paddr = output | (iova.get() & lg2::mask(step.entry_lg2));
+        let shareability = shareability(entry);
+        Ok(Leaf { paddr, group_lg2, prot, clean, attributes, shareability, marked })
+    }
+}
+
+impl<R> Radix for LpaeWalker<R> {
+    fn entry_lg2(&self, level: u8) -> u32 {
+        self.config.entry_lg2(level)
     }
 
-    /// What hardware writes into the entry for an access (D8.5): the access flag, and the bits
-    /// `changed` inverted, which for the first write is the dirty state.
-    fn update(&self, step: &TableStep, changed: u64) -> Option<EntryUpdate> {
-        let set = match self.config.access_flag {
-            FlagUpdate::Hardware => 1 << ACCESS_FLAG,
-            FlagUpdate::Software => 0,
-        };
-        let old = step.entry;
-        let new = (old | set) ^ changed;
-        (new != old).then_some(EntryUpdate { entry_paddr: step.entry_paddr, old, new })
+    fn table_lg2(&self, level: u8) -> u32 {
+        self.config.table_lg2(level)
+    }
+
+    fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind> {
+        let (entry, level) = (step.entry, step.link.level);
+        match self.descriptor(entry, level) {
+            Descriptor::Invalid => Err(FaultKind::Translation),
+            Descriptor::Table(address) | Descriptor::Leaf(address) if self.too_large(address) => {
+                Err(FaultKind::AddressSize)
+            }
+            Descriptor::Leaf(address) => self.leaf(step, address, iova, access).map(Next::Leaf),
+            Descriptor::Table(table) => {
+                let inherited = step.link.inherited | self.config.stage.imposed(entry);
+                Ok(Next::Table { table, level: level + 1, inherited })
+            }
+        }
     }
 }
 
@@ -256,40 +234,11 @@ impl<R> Walker for LpaeWalker<R> {
         access: Access,
         path: &mut WalkPath,
     ) -> Result<Translated, Fault> {
-        let mut link = from;
-        loop {
-            let level = link.level;
-            let step = self.step(tables, link, iova, access)?;
-            path.push(step);
-            let fault = |kind| Err(Fault { kind, level, iova, access });
-            match self.decode(step.entry, level) {
-                Descriptor::Invalid => return fault(FaultKind::Translation),
-                Descriptor::Table(address) | Descriptor::Leaf(address)
-                    if self.too_large(address) =>
-                {
-                    return fault(FaultKind::AddressSize);
-                }
-                Descriptor::Leaf(address) => {
-                    return self.translate(&step, address, iova, access);
-                }
-                Descriptor::Table(address) => {
-                    link = TableLink {
-                        table: PhysAddr::new(address),
-                        block: block_around(iova, step.entry_lg2),
-                        level: level + 1,
-                        inherited: link.inherited | self.config.stage.imposed(step.entry),
-                    };
-                }
-            }
-        }
+        radix::descend(self, tables, from, iova, access, path)
     }
 
     fn permits(&self, prot: Prot, access: Access) -> bool {
-        let needed = match access {
-            Access::Read => Prot::READ,
-            Access::Write => Prot::WRITE,
-        };
-        self.config.stage.reaches(prot) && prot.contains(needed)
+        self.config.stage.reaches(prot) && prot.contains(access.needs())
     }
 }
 

@@ -17,9 +17,10 @@
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 use super::arm_lpae::AccessPrivilege;
+use super::radix::{self, Leaf, Next, Radix};
 use super::{
     Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
-    Walker, block_around,
+    Walker,
 };
 
 mod registers;
@@ -49,12 +50,12 @@ pub struct ArmV7sWalker {
 enum Descriptor {
     Invalid,
     PageTable,
-    Leaf(Leaf),
+    Leaf(LeafKind),
 }
 
 /// The four kinds of leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaf {
+enum LeafKind {
     Section,
     Supersection,
     LargePage,
@@ -72,7 +73,7 @@ struct Fields {
     privileged_execute_never: u32,
 }
 
-impl Leaf {
+impl LeafKind {
     const fn lg2(self) -> u32 {
         match self {
             Self::Section => SECTION_LG2,
@@ -127,38 +128,14 @@ impl ArmV7sWalker {
         self.config.input_range
     }
 
-    /// Reads the entry for `iova` in the table of `link` (B3.5.5, "Translation table walks").
-    fn step(
-        &self,
-        tables: &dyn TableWords,
-        link: TableLink,
-        iova: Iova,
-        access: Access,
-    ) -> Result<TableStep, Fault> {
-        let (table_lg2, entry_lg2) = match link.level {
-            1 => (self.config.input_lg2, SECTION_LG2),
-            _ => (SECTION_LG2, SMALL_PAGE_LG2),
-        };
-        let index = (iova.get() & lg2::mask(table_lg2)) >> entry_lg2;
-        // Table addresses have 35 bits at most and an index 14.
-        let entry_paddr = link.table.wrapping_add(index << 2);
-        let entry = tables.read_u32(entry_paddr).map_err(|why| Fault {
-            kind: FaultKind::ExternalAbort(why),
-            level: link.level,
-            iova,
-            access,
-        })?;
-        Ok(TableStep { link, entry_lg2, entry_paddr, entry: entry.into() })
-    }
-
     /// The kind of an entry. PXN takes the bit that makes 0b11 of a section's 0b10.
-    fn decode(entry: u32, level: u8) -> Descriptor {
+    fn descriptor(entry: u32, level: u8) -> Descriptor {
         match (level, bits(entry, 1, 0)) {
             (1, 0b01) => Descriptor::PageTable,
-            (1, 0b10 | 0b11) if bits(entry, 18, 18) == 0 => Descriptor::Leaf(Leaf::Section),
-            (1, 0b10 | 0b11) => Descriptor::Leaf(Leaf::Supersection),
-            (2, 0b01) => Descriptor::Leaf(Leaf::LargePage),
-            (2, 0b10 | 0b11) => Descriptor::Leaf(Leaf::SmallPage),
+            (1, 0b10 | 0b11) if bits(entry, 18, 18) == 0 => Descriptor::Leaf(LeafKind::Section),
+            (1, 0b10 | 0b11) => Descriptor::Leaf(LeafKind::Supersection),
+            (2, 0b01) => Descriptor::Leaf(LeafKind::LargePage),
+            (2, 0b10 | 0b11) => Descriptor::Leaf(LeafKind::SmallPage),
             _ => Descriptor::Invalid,
         }
     }
@@ -181,10 +158,10 @@ impl ArmV7sWalker {
 
     /// Where a leaf is. A supersection of Arm's has bits 35:32 of its address in 23:20 and bits
     /// 39:36 in 8:5 (B3.5.1).
-    fn leaf_address(&self, entry: u32, leaf: Leaf) -> u64 {
+    fn leaf_address(&self, entry: u32, leaf: LeafKind) -> u64 {
         let low = u64::from(bits(entry, 31, leaf.lg2())) << leaf.lg2();
         match (leaf, self.registers.variant) {
-            (Leaf::Supersection, Variant::Arm) => {
+            (LeafKind::Supersection, Variant::Arm) => {
                 let extended = bits(entry, 8, 5) << 4 | bits(entry, 23, 20);
                 low | u64::from(extended) << 32
             }
@@ -246,40 +223,50 @@ impl ArmV7sWalker {
         (attributes, memory_type, shareability)
     }
 
-    fn translate(
-        &self,
-        step: &TableStep,
-        leaf: Leaf,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Translated, Fault> {
-        let level = step.link.level;
+    /// A leaf of this kind.
+    fn leaf(&self, step: &TableStep, kind: LeafKind, iova: Iova) -> Result<Leaf, FaultKind> {
         let entry = word(step.entry);
-        let fields = leaf.fields(entry, step.link.inherited);
+        let fields = kind.fields(entry, step.link.inherited);
         let mut prot = self.permissions(&fields);
         let has_flag = self.config.access_flag == AccessFlag::InEntries
             && self.registers.variant == Variant::Arm;
         if has_flag && fields.ap & 1 == 0 {
-            return Err(Fault { kind: FaultKind::AccessFlag, level, iova, access });
+            return Err(FaultKind::AccessFlag);
         }
         let (attributes, memory_type, shareability) = self.memory(&fields);
         prot.insert(memory_type);
-        let output = self.leaf_address(entry, leaf) | (iova.get() & lg2::mask(leaf.lg2()));
-        Ok(Translated {
-            iova,
-            paddr: PhysAddr::new(output),
-            leaf: block_around(iova, step.entry_lg2),
-            leaf_lg2: step.entry_lg2,
-            group: block_around(iova, leaf.lg2()),
-            group_lg2: leaf.lg2(),
-            level,
+        Ok(Leaf {
+            paddr: self.leaf_address(entry, kind) | (iova.get() & lg2::mask(kind.lg2())),
+            group_lg2: kind.lg2(),
             prot,
             clean: false,
             attributes,
             shareability,
-            update: None,
-            step: *step,
+            marked: step.entry,
         })
+    }
+}
+
+/// B3.5.5, "Translation table walks".
+impl Radix for ArmV7sWalker {
+    fn entry_lg2(&self, level: u8) -> u32 {
+        if level == 1 { SECTION_LG2 } else { SMALL_PAGE_LG2 }
+    }
+
+    fn table_lg2(&self, level: u8) -> u32 {
+        if level == 1 { self.config.input_lg2 } else { SECTION_LG2 }
+    }
+
+    fn decode(&self, step: &TableStep, iova: Iova, _: Access) -> Result<Next, FaultKind> {
+        let entry = word(step.entry);
+        match Self::descriptor(entry, step.link.level) {
+            Descriptor::Invalid => Err(FaultKind::Translation),
+            Descriptor::PageTable => {
+                let (table, inherited) = (self.table_address(entry), step.entry & PXN_TABLE);
+                Ok(Next::Table { table, level: 2, inherited })
+            }
+            Descriptor::Leaf(kind) => self.leaf(step, kind, iova).map(Next::Leaf),
+        }
     }
 }
 
@@ -302,36 +289,13 @@ impl Walker for ArmV7sWalker {
         access: Access,
         path: &mut WalkPath,
     ) -> Result<Translated, Fault> {
-        let mut link = from;
-        loop {
-            let step = self.step(tables, link, iova, access)?;
-            path.push(step);
-            let level = link.level;
-            match Self::decode(word(step.entry), level) {
-                Descriptor::Invalid => {
-                    return Err(Fault { kind: FaultKind::Translation, level, iova, access });
-                }
-                Descriptor::PageTable => {
-                    link = TableLink {
-                        table: PhysAddr::new(self.table_address(word(step.entry))),
-                        block: block_around(iova, SECTION_LG2),
-                        level: 2,
-                        inherited: step.entry & PXN_TABLE,
-                    };
-                }
-                Descriptor::Leaf(leaf) => return self.translate(&step, leaf, iova, access),
-            }
-        }
+        radix::descend(self, tables, from, iova, access, path)
     }
 
     fn permits(&self, prot: Prot, access: Access) -> bool {
         let reachable =
             self.registers.privilege == AccessPrivilege::Privileged || !prot.contains(Prot::PRIV);
-        let needed = match access {
-            Access::Read => Prot::READ,
-            Access::Write => Prot::WRITE,
-        };
-        reachable && prot.contains(needed)
+        reachable && prot.contains(access.needs())
     }
 }
 

@@ -29,6 +29,43 @@ pub enum BadTable {
         /// The bits that should be 0.
         bits: u64,
     },
+    /// A field has a reserved value.
+    #[error("entry {entry:#x} at {entry_paddr} of level {level} has a reserved {field}")]
+    ReservedValue {
+        /// Where the entry is.
+        entry_paddr: PhysAddr,
+        /// The entry.
+        entry: u64,
+        /// Its level.
+        level: u8,
+        /// Which field.
+        field: &'static str,
+    },
+    /// Entries of one contiguous group disagree.
+    #[error(
+        "entry {entry:#x} at {entry_paddr} does not fit its group {group}: expected {expected:#x}"
+    )]
+    Group {
+        /// What the group covers.
+        group: IovaRange,
+        /// Where the first entry that disagrees is.
+        entry_paddr: PhysAddr,
+        /// The entry.
+        entry: u64,
+        /// What the first entry of the group asks for there.
+        expected: u64,
+    },
+    /// The output address of a contiguous group is not aligned to the group's size, or the group is
+    /// larger than the table.
+    #[error("the group {group} at {entry_paddr} begins with the misaligned entry {entry:#x}")]
+    GroupAlignment {
+        /// What the group covers.
+        group: IovaRange,
+        /// Where its first entry is.
+        entry_paddr: PhysAddr,
+        /// Its first entry.
+        entry: u64,
+    },
     /// Entries that should repeat one leaf disagree.
     #[error("entry {entry:#x} at {entry_paddr} does not repeat {expected:#x} of {group}")]
     Copies {
@@ -59,6 +96,24 @@ pub trait Checked: Walker {
         0
     }
 
+    /// The field of a leaf that has a reserved value, if one has.
+    fn reserved_field(&self, _leaf: &TableStep) -> Option<&'static str> {
+        None
+    }
+
+    /// Checks the entries that are one leaf together: here, that all repeat it.
+    ///
+    /// # Errors
+    ///
+    /// [`BadTable`] for the first entry that is wrong, or that cannot be read.
+    fn check_group(
+        &self,
+        tables: &dyn TableWords,
+        leaf: &Translated,
+    ) -> Result<(), BadTable> {
+        check_copies(self, tables, leaf)
+    }
+
     /// The entry at `paddr`, read as a walk reads it.
     ///
     /// # Errors
@@ -77,7 +132,7 @@ pub trait Checked: Walker {
     fn strict_walk(&self, tables: &dyn TableWords, iova: Iova) -> Result<Translated, BadTable> {
         let mut path = WalkPath::new();
         let translation = strict_path(self, tables, iova, &mut path)?;
-        check_copies(self, tables, &translation)?;
+        self.check_group(tables, &translation)?;
         Ok(translation)
     }
 
@@ -102,7 +157,7 @@ pub trait Checked: Walker {
                 let passed = match strict_path(self, tables, iova, &mut path) {
                     Ok(leaf) => {
                         if checked != Some(leaf.group) {
-                            check_copies(self, tables, &leaf)?;
+                            self.check_group(tables, &leaf)?;
                             checked = Some(leaf.group);
                         }
                         visit(&leaf);
@@ -142,7 +197,7 @@ pub trait Checked: Walker {
 }
 
 /// The walk, with every entry on the way checked.
-fn strict_path<W: Checked + ?Sized>(
+pub(super) fn strict_path<W: Checked + ?Sized>(
     walker: &W,
     tables: &dyn TableWords,
     iova: Iova,
@@ -166,7 +221,14 @@ fn strict_path<W: Checked + ?Sized>(
             });
         }
     }
-    Ok(walked?)
+    let translation = walked?;
+    match walker.reserved_field(&translation.step) {
+        None => Ok(translation),
+        Some(field) => {
+            let TableStep { link, entry_paddr, entry, .. } = translation.step;
+            Err(BadTable::ReservedValue { entry_paddr, entry, level: link.level, field })
+        }
+    }
 }
 
 /// Compares the entries that repeat a leaf, which are all in one table.

@@ -27,8 +27,8 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
-    block_around,
+    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
+    Walker, block_around,
 };
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ impl Radix for MockWalker {
         (self.entry_lg2(level) + 8).min(self.registers.input_lg2)
     }
 
-    fn decode(&self, step: &TableStep, _: Iova, access: Access) -> Result<Next, FaultKind> {
+    fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind> {
         let (entry, level) = (step.entry, step.link.level);
         if entry & VALID == 0 {
             return Err(FaultKind::Translation);
@@ -147,12 +147,13 @@ impl Radix for MockWalker {
         let tracked = self.registers.dirty_tracking.select(DIRTY);
         let unmarked = tracked & !entry != 0;
         Ok(Next::Leaf(Leaf {
-            output,
+            paddr: output | (iova.get() & lg2::mask(group_lg2)),
             group_lg2,
             prot,
             clean: unmarked && prot.contains(Prot::WRITE),
             attributes: 0,
-            set: if self.writes(prot, access) { tracked } else { 0 },
+            shareability: Shareability::Inner,
+            marked: entry | (if self.writes(prot, access) { tracked } else { 0 }),
         }))
     }
 }
@@ -160,13 +161,9 @@ impl Radix for MockWalker {
 impl Walker for MockWalker {
     /// Faults of the root are at the level of the root table.
     fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
-        let block = self.input_range();
-        let level = self.root_level;
-        if !block.contains(iova) {
-            return Err(Fault { kind: FaultKind::Translation, level, iova, access });
-        }
+        let (block, level) = (self.input_range(), self.root_level);
         let table = PhysAddr::new(self.registers.root);
-        Ok(TableLink { table, block, level, inherited: 0 })
+        radix::root(TableLink { table, block, level, inherited: 0 }, iova, access)
     }
 
     fn walk_from(

@@ -1,10 +1,11 @@
-//! The formats of 64-bit entries share this: the way down, and the words of their registers.
+//! The formats share this: the way down, and the words of their registers.
 
 use dmaspan::{Iova, PhysAddr, Prot, lg2};
 
+use super::check::Checked;
 use super::{
     Access, EntryUpdate, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords,
-    Translated, WalkPath, Walker, block_around,
+    Translated, WalkPath, block_around,
 };
 
 /// A bit of a register, or an optional feature of hardware.
@@ -69,19 +70,20 @@ pub(super) enum Next {
 /// What the format's own code says of a leaf.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaf {
-    /// Where the output of the whole group begins.
-    pub(super) output: u64,
+    /// Where the address leads.
+    pub(super) paddr: u64,
     /// log2 of what all entries that share this leaf cover.
     pub(super) group_lg2: u32,
     pub(super) prot: Prot,
     pub(super) clean: bool,
     pub(super) attributes: u8,
-    /// Bits that hardware sets in the entry for this access.
-    pub(super) set: u64,
+    pub(super) shareability: Shareability,
+    /// The entry as hardware leaves it behind this access.
+    pub(super) marked: u64,
 }
 
-/// A format whose tables have 8-byte entries, each level resolving some bits of the address.
-pub(super) trait Radix: Walker {
+/// A format whose levels resolve some bits of the address each.
+pub(super) trait Radix: Checked {
     /// log2 of what one entry of a table at `level` covers.
     fn entry_lg2(&self, level: u8) -> u32;
 
@@ -110,19 +112,13 @@ pub(super) fn descend<R: Radix>(
     loop {
         let level = link.level;
         let fault = |kind| Fault { kind, level, iova, access };
-        let entry_lg2 = format.entry_lg2(level);
-        let index = (iova.get() & lg2::mask(format.table_lg2(level))) >> entry_lg2;
-        // Table addresses have 56 bits at most and an index 11.
-        let entry_paddr = link.table.wrapping_add(index << 3);
-        let entry =
-            tables.read_u64(entry_paddr).map_err(|why| fault(FaultKind::ExternalAbort(why)))?;
-        let step = TableStep { link, entry_lg2, entry_paddr, entry };
+        let step = read_step(format, tables, link, iova).map_err(fault)?;
         path.push(step);
         match format.decode(&step, iova, access).map_err(fault)? {
             Next::Table { table, level, inherited } => {
                 // A table of a lower level than the next translates only the low addresses of its
                 // block.
-                let block = block_around(iova, entry_lg2.min(format.table_lg2(level)));
+                let block = block_around(iova, step.entry_lg2.min(format.table_lg2(level)));
                 link = TableLink { table: PhysAddr::new(table), block, level, inherited };
             }
             Next::Leaf(leaf) => {
@@ -132,11 +128,35 @@ pub(super) fn descend<R: Radix>(
     }
 }
 
+/// Reads the entry for `iova` in the table of `link`.
+pub(super) fn read_step<R: Radix>(
+    format: &R,
+    tables: &dyn TableWords,
+    link: TableLink,
+    iova: Iova,
+) -> Result<TableStep, FaultKind> {
+    let entry_lg2 = format.entry_lg2(link.level);
+    let index = (iova.get() & lg2::mask(format.table_lg2(link.level))) >> entry_lg2;
+    // Table addresses have 56 bits at most and an index 14.
+    let entry_paddr = link.table.wrapping_add(index << R::ENTRY_LG2_BYTES);
+    let entry = format.read_entry(tables, entry_paddr).map_err(FaultKind::ExternalAbort)?;
+    Ok(TableStep { link, entry_lg2, entry_paddr, entry })
+}
+
+/// The root table, where it translates the address.
+pub(super) fn root(link: TableLink, iova: Iova, access: Access) -> Result<TableLink, Fault> {
+    if link.block.contains(iova) {
+        Ok(link)
+    } else {
+        Err(Fault { kind: FaultKind::Translation, level: link.level, iova, access })
+    }
+}
+
 fn translation(step: &TableStep, leaf: Leaf, iova: Iova) -> Translated {
-    let (old, new) = (step.entry, step.entry | leaf.set);
+    let (old, new) = (step.entry, leaf.marked);
     Translated {
         iova,
-        paddr: PhysAddr::new(leaf.output | (iova.get() & lg2::mask(leaf.group_lg2))),
+        paddr: PhysAddr::new(leaf.paddr),
         leaf: block_around(iova, step.entry_lg2),
         leaf_lg2: step.entry_lg2,
         group: block_around(iova, leaf.group_lg2),
@@ -145,8 +165,7 @@ fn translation(step: &TableStep, leaf: Leaf, iova: Iova) -> Translated {
         prot: leaf.prot,
         clean: leaf.clean,
         attributes: leaf.attributes,
-        // None of these formats has shareability: all memory is shared.
-        shareability: Shareability::Inner,
+        shareability: leaf.shareability,
         update: (old != new).then_some(EntryUpdate { entry_paddr: step.entry_paddr, old, new }),
         step: *step,
     }

@@ -13,8 +13,8 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
-    block_around,
+    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
+    Walker, block_around,
 };
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ impl Radix for RiscvWalker {
     }
 
     /// "Virtual Address Translation Process", steps 2 to 9.
-    fn decode(&self, step: &TableStep, _: Iova, access: Access) -> Result<Next, FaultKind> {
+    fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind> {
         let (entry, level) = (step.entry, step.link.level);
         if entry & VALID == 0 {
             return Err(FaultKind::Translation);
@@ -197,13 +197,14 @@ impl Radix for RiscvWalker {
             return Err(FaultKind::AccessFlag);
         }
         Ok(Next::Leaf(Leaf {
-            output,
+            paddr: output | (iova.get() & lg2::mask(group_lg2)),
             group_lg2,
             prot,
             // Where hardware does not set D, the first write has to find that out by a walk too.
             clean: entry & (WRITE | DIRTY) == WRITE,
             attributes: 0,
-            set,
+            shareability: Shareability::Inner,
+            marked: entry | set,
         }))
     }
 }

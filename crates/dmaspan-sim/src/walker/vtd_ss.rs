@@ -15,8 +15,8 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
-    block_around,
+    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
+    Walker, block_around,
 };
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ impl Radix for VtdSsWalker {
         self.entry_lg2(level) + 9
     }
 
-    fn decode(&self, step: &TableStep, _: Iova, access: Access) -> Result<Next, FaultKind> {
+    fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind> {
         let (entry, level) = (step.entry, step.link.level);
         // An entry with neither permission is not present, and its other bits mean nothing (3.7).
         if entry & (READ | WRITE) == 0 {
@@ -152,12 +152,13 @@ impl Radix for VtdSsWalker {
         let dirty = if self.writes(prot, access) { DIRTY } else { 0 };
         let unmarked = self.registers.ssade.select(!entry & DIRTY) != 0;
         Ok(Next::Leaf(Leaf {
-            output: address,
+            paddr: address | (iova.get() & lg2::mask(step.entry_lg2)),
             group_lg2: step.entry_lg2,
             prot,
             clean: unmarked && prot.contains(Prot::WRITE),
             attributes: 0,
-            set: self.registers.ssade.select(ACCESSED | dirty),
+            shareability: Shareability::Inner,
+            marked: entry | self.registers.ssade.select(ACCESSED | dirty),
         }))
     }
 }
@@ -165,13 +166,9 @@ impl Radix for VtdSsWalker {
 impl Walker for VtdSsWalker {
     /// Faults of the root are at the level of the root table.
     fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
-        let block = self.input_range();
-        let level = self.levels;
-        if !block.contains(iova) {
-            return Err(Fault { kind: FaultKind::Translation, level, iova, access });
-        }
+        let (block, level) = (self.input_range(), self.levels);
         let table = PhysAddr::new(self.registers.ssptptr);
-        Ok(TableLink { table, block, level, inherited: 0 })
+        radix::root(TableLink { table, block, level, inherited: 0 }, iova, access)
     }
 
     fn walk_from(

@@ -17,8 +17,8 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 use super::check::Checked;
 use super::radix::{self, BadRegister, Leaf, Next, Radix, Requester, Switch, bits, must_be_zero};
 use super::{
-    Access, Fault, FaultKind, TableLink, TableStep, TableWords, Translated, WalkPath, Walker,
-    block_around,
+    Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
+    Walker, block_around,
 };
 
 #[cfg(test)]
@@ -203,7 +203,7 @@ impl Radix for X86Walker {
         self.entry_lg2(level) + 9
     }
 
-    fn decode(&self, step: &TableStep, _: Iova, access: Access) -> Result<Next, FaultKind> {
+    fn decode(&self, step: &TableStep, iova: Iova, access: Access) -> Result<Next, FaultKind> {
         let (entry, level) = (step.entry, step.link.level);
         if entry & PRESENT == 0 {
             return Err(FaultKind::Translation);
@@ -221,12 +221,14 @@ impl Radix for X86Walker {
         let unmarked = self.registers.updates.select(!entry & DIRTY) != 0;
         Ok(Next::Leaf(Leaf {
             // Bit 12 of a large page is its PAT bit.
-            output: lg2::align_down(address, step.entry_lg2),
+            paddr: lg2::align_down(address, step.entry_lg2)
+                | (iova.get() & lg2::mask(step.entry_lg2)),
             group_lg2: step.entry_lg2,
             prot,
             clean: unmarked && prot.contains(Prot::WRITE),
             attributes,
-            set: self.registers.updates.select(ACCESSED | dirty),
+            shareability: Shareability::Inner,
+            marked: entry | self.registers.updates.select(ACCESSED | dirty),
         }))
     }
 }

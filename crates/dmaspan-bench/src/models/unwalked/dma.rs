@@ -19,6 +19,7 @@ use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
 use dmaspan::{Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Promise, lg2};
 use dmaspan_sim::arena::{Arena, ArenaList};
+use dmaspan_sim::walker::Checked as _;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 use dmaspan_sim::walker::{Access, Walker};
 

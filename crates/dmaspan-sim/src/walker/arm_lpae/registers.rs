@@ -167,6 +167,14 @@ pub(super) enum FlagUpdate {
 }
 
 impl FlagUpdate {
+    /// `bits` where hardware sets them.
+    pub(super) fn select(self, bits: u64) -> u64 {
+        match self {
+            Self::Hardware => bits,
+            Self::Software => 0,
+        }
+    }
+
     /// Whether hardware sets the access flag and keeps dirty state, by the bits HA and HD of a
     /// control register. Hardware manages dirty state only where it manages the access flag (D8.5).
     pub(super) fn parse(tcr: u64, ha: u32, hd: u32) -> (Self, Self) {

@@ -8,7 +8,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 
 use super::*;
 use crate::walker::testing::steps;
-use crate::walker::{NotATable, TableImage};
+use crate::walker::{BadTable, Checked as _, NotATable, TableImage};
 
 mod aarch32;
 mod stage2;
@@ -405,7 +405,7 @@ mod checks {
             let (walker, image) = group();
             set(&image, &[(0x3000 + 23 * 8, wrong)]);
             let checked = walker.check_contiguous_group(&image, Iova::new(0x1_0000));
-            let Err(BadLpaeTable::Group { entry_paddr, entry, expected, .. }) = checked else {
+            let Err(BadTable::Group { entry_paddr, entry, expected, .. }) = checked else {
                 panic!("{wrong:#x} passed: {checked:?}");
             };
             assert_eq!((entry_paddr.get(), entry), (0x3000 + 23 * 8, wrong));
@@ -432,7 +432,7 @@ mod checks {
             set(&image, &[(0x3000 + index * 8, 1 << 52 | (0x4_1747 + (index << 12)))]);
         }
         let checked = walker.check_contiguous_group(&image, Iova::new(0));
-        assert!(matches!(checked, Err(BadLpaeTable::GroupAlignment { .. })), "{checked:?}");
+        assert!(matches!(checked, Err(BadTable::GroupAlignment { .. })), "{checked:?}");
     }
 
     #[test]
@@ -454,7 +454,7 @@ mod checks {
     fn reserved_bits(walker: &ArmLpaeS1Walker, image: &TableImage, iova: u64) -> u64 {
         match walker.strict_walk(image, Iova::new(iova)) {
             Ok(_) => 0,
-            Err(BadLpaeTable::Reserved { bits, .. }) => bits,
+            Err(BadTable::Reserved { bits, .. }) => bits,
             Err(other) => panic!("{other}"),
         }
     }
@@ -500,10 +500,7 @@ mod checks {
         set(&image, &[(0x3000, 0x8547)]);
         assert_eq!(read(&walker, &image, 0).unwrap().shareability, Shareability::Reserved);
         let strict = walker.strict_walk(&image, Iova::new(0));
-        assert!(
-            matches!(strict, Err(BadLpaeTable::ReservedValue { field: "SH", .. })),
-            "{strict:?}"
-        );
+        assert!(matches!(strict, Err(BadTable::ReservedValue { field: "SH", .. })), "{strict:?}");
     }
 
     #[test]
@@ -527,7 +524,7 @@ mod checks {
         let (walker, image) = three_levels();
         image.free_table(PhysAddr::new(0x3000));
         let survey = walker.survey(&image, walker.input_range(), |_| ());
-        assert!(matches!(survey, Err(BadLpaeTable::Fault(_))), "{survey:?}");
+        assert!(matches!(survey, Err(BadTable::Fault(_))), "{survey:?}");
         image.free_table(PhysAddr::new(0x1000));
         assert!(walker.survey(&image, walker.input_range(), |_| ()).is_err());
     }

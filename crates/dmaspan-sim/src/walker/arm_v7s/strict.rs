@@ -3,7 +3,7 @@
 use dmaspan::{IovaRange, PhysAddr};
 
 use super::registers::AccessFlag;
-use super::{ArmV7sWalker, Descriptor, Leaf, Variant, word};
+use super::{ArmV7sWalker, Descriptor, LeafKind, Variant, word};
 use crate::walker::{Checked, NotATable, TableStep, TableWords};
 
 impl Checked for ArmV7sWalker {
@@ -24,16 +24,16 @@ impl Checked for ArmV7sWalker {
     fn must_be_clear(&self, step: &TableStep) -> u64 {
         let entry = word(step.entry);
         let arm = self.registers.variant == Variant::Arm;
-        let Descriptor::Leaf(leaf) = Self::decode(entry, step.link.level) else {
+        let Descriptor::Leaf(leaf) = Self::descriptor(entry, step.link.level) else {
             return if arm { 1 << 4 } else { 0 };
         };
         let reserved_ap =
             arm && self.config.access_flag == AccessFlag::None && leaf.fields(entry, 0).ap == 0b100;
         let (ap2, others) = match leaf {
-            Leaf::Section => (15, 0),
-            Leaf::Supersection => (15, if arm { 0 } else { 0b1111 << 20 }),
-            Leaf::LargePage => (9, 0b111 << 6),
-            Leaf::SmallPage => (9, 0),
+            LeafKind::Section => (15, 0),
+            LeafKind::Supersection => (15, if arm { 0 } else { 0b1111 << 20 }),
+            LeafKind::LargePage => (9, 0b111 << 6),
+            LeafKind::SmallPage => (9, 0),
         };
         others | u64::from(reserved_ap) << ap2
     }

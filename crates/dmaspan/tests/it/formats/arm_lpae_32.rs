@@ -8,6 +8,8 @@ use dmaspan_sim::walker::arm_lpae::{
 };
 use dmaspan_sim::{Arena, format_suite};
 
+use super::checked;
+
 struct Stage1;
 
 impl Subject for Stage1 {
@@ -36,7 +38,7 @@ impl Subject for Stage1 {
     }
 
     fn strict(walker: &Self::Walker, tables: &Arena, range: IovaRange) -> Result<(), String> {
-        walker.survey(tables, range, |_| ()).map_err(|bad| bad.to_string())
+        checked(walker, tables, range)
     }
 }
 
@@ -63,7 +65,7 @@ impl Subject for Stage2 {
     }
 
     fn strict(walker: &Self::Walker, tables: &Arena, range: IovaRange) -> Result<(), String> {
-        walker.survey(tables, range, |_| ()).map_err(|bad| bad.to_string())
+        checked(walker, tables, range)
     }
 }
 

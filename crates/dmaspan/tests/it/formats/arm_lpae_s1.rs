@@ -6,7 +6,7 @@ use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use dmaspan_sim::{Arena, format_suite};
 
-use super::WIDTHS;
+use super::{WIDTHS, checked};
 
 struct ArmS1<const G: u32>;
 
@@ -40,7 +40,7 @@ impl<const G: u32> Subject for ArmS1<G> {
     }
 
     fn strict(walker: &Self::Walker, tables: &Arena, range: IovaRange) -> Result<(), String> {
-        walker.survey(tables, range, |_| ()).map_err(|bad| bad.to_string())
+        checked(walker, tables, range)
     }
 }
 

@@ -6,7 +6,7 @@ use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS2Walker, ArmS2WalkRegisters, MemAttr};
 use dmaspan_sim::{Arena, format_suite};
 
-use super::WIDTHS;
+use super::{WIDTHS, checked};
 
 struct ArmS2<const G: u32>;
 
@@ -60,7 +60,7 @@ impl<const G: u32> Subject for ArmS2<G> {
     }
 
     fn strict(walker: &Self::Walker, tables: &Arena, range: IovaRange) -> Result<(), String> {
-        walker.survey(tables, range, |_| ()).map_err(|bad| bad.to_string())
+        checked(walker, tables, range)
     }
 }
 

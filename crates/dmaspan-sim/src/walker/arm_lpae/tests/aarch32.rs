@@ -2,7 +2,7 @@
 
 use super::{block, read, set, tables, write};
 use crate::walker::arm_lpae::*;
-use crate::walker::{FaultKind, TableImage};
+use crate::walker::{BadTable, Checked as _, FaultKind, TableImage};
 
 /// TTBCR.EAE.
 const EAE: u32 = 1 << 31;
@@ -164,7 +164,7 @@ fn there_is_no_dirty_bit_modifier() {
     set(&image, &[(0x3000, 1 << 51 | 0x87c7)]);
     assert_eq!(write(&walker, &image, 0), Err((FaultKind::Permission, 3)));
     let strict = walker.strict_walk(&image, Iova::new(0)).unwrap_err();
-    assert!(matches!(strict, BadLpaeTable::Reserved { bits, .. } if bits == 1 << 51), "{strict}");
+    assert!(matches!(strict, BadTable::Reserved { bits, .. } if bits == 1 << 51), "{strict}");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn sixteen_pages_are_a_contiguous_group() {
     assert_eq!(checked, Ok(Some(block(0, 16))));
     set(&image, &[(0x3010, 0x4_2747)]);
     let unequal = walker.check_contiguous_group(&image, Iova::new(0x5000));
-    assert!(matches!(unequal, Err(BadLpaeTable::Group { .. })), "{unequal:?}");
+    assert!(matches!(unequal, Err(BadTable::Group { .. })), "{unequal:?}");
 }
 
 #[test]

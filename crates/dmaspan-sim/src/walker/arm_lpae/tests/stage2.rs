@@ -6,7 +6,7 @@
 
 use super::{block, read, set, tables, write};
 use crate::walker::arm_lpae::*;
-use crate::walker::{FaultKind, TableImage};
+use crate::walker::{BadTable, Checked as _, FaultKind, TableImage};
 
 /// PS = 0b101, 48 bits.
 const PS_48: u64 = 5 << 16;
@@ -157,7 +157,7 @@ fn tables_take_no_permissions_away() {
     set(&image, &[(0x1000, 0x7800_0000_0000_2003), (0x3000, 0x87ff)]);
     assert!(write(&walker, &image, 0).is_ok());
     let strict = walker.strict_walk(&image, Iova::new(0)).unwrap_err();
-    assert!(matches!(strict, BadLpaeTable::Reserved { bits: 0x7800_0000_0000_0000, level: 1, .. }));
+    assert!(matches!(strict, BadTable::Reserved { bits: 0x7800_0000_0000_0000, level: 1, .. }));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn memory(mem_attr: MemAttr, value: u64) -> (Prot, bool) {
     assert_eq!(u64::from(page.attributes), value);
     let reserved = match walker.strict_walk(&image, Iova::new(0)) {
         Ok(_) => false,
-        Err(BadLpaeTable::ReservedValue { field: "MemAttr", .. }) => true,
+        Err(BadTable::ReservedValue { field: "MemAttr", .. }) => true,
         Err(other) => panic!("{other}"),
     };
     (page.prot - Prot::READ_WRITE, reserved)
@@ -236,7 +236,7 @@ fn mem_attr_with_fwb_forces_a_type() {
     let walker = ArmLpaeS2Walker::new(registers).unwrap();
     set(&image, &[(0x3000, 0x87ff)]);
     let strict = walker.strict_walk(&image, Iova::new(0)).unwrap_err();
-    assert!(matches!(strict, BadLpaeTable::Reserved { bits: 0x20, .. }), "{strict}");
+    assert!(matches!(strict, BadTable::Reserved { bits: 0x20, .. }), "{strict}");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn execute_never_is_one_bit_or_a_field_of_two() {
     assert_eq!(no_exec(ExecuteNever::ByPrivilege, el1), [false, true, true, false]);
     // Without FEAT_XNX bit 53 is RES0.
     let strict = walker.strict_walk(&image, Iova::new(0x1000)).unwrap_err();
-    assert!(matches!(strict, BadLpaeTable::Reserved { bits, .. } if bits == 1 << 53), "{strict}");
+    assert!(matches!(strict, BadTable::Reserved { bits, .. } if bits == 1 << 53), "{strict}");
 }
 
 #[test]
@@ -272,10 +272,7 @@ fn res0_bits_of_a_leaf_are_found() {
     set(&image, &[(0x3008, 1 << 11 | 0x87ff), (0x2008, 0x20_17fd)]);
     for (iova, expected) in [(0x1000, 1 << 11), (0x20_0000, 1 << 12)] {
         let strict = walker.strict_walk(&image, Iova::new(iova)).unwrap_err();
-        assert!(
-            matches!(strict, BadLpaeTable::Reserved { bits, .. } if bits == expected),
-            "{strict}"
-        );
+        assert!(matches!(strict, BadTable::Reserved { bits, .. } if bits == expected), "{strict}");
     }
 }
 
@@ -292,5 +289,5 @@ fn a_contiguous_group_may_differ_in_what_hardware_writes_only() {
     assert_eq!(tracking.check_contiguous_group(&image, inside), Ok(Some(group)));
     assert_eq!(tracking.census(&image, tracking.input_range()).unwrap(), [(16, 1)].into());
     let unequal = plain.check_contiguous_group(&image, inside);
-    assert!(matches!(unequal, Err(BadLpaeTable::Group { .. })), "{unequal:?}");
+    assert!(matches!(unequal, Err(BadTable::Group { .. })), "{unequal:?}");
 }

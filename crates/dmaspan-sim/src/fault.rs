@@ -100,10 +100,6 @@ impl<T> Faulty<T> {
 unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for Faulty<M> {
     type List = M::List;
 
-    fn coherency(&self) -> Coherency {
-        self.inner.coherency()
-    }
-
     fn reserve(&self, shape: TableShape, count: usize) -> Result<M::List, NoTables> {
         if self.faults.fails() {
             return Err(NoTables { asked: count });
@@ -111,37 +107,17 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for Faulty<M> {
         self.inner.reserve(shape, count)
     }
 
-    fn take(
-        &self,
-        promise: Promise<'_>,
-        shape: TableShape,
-        list: &mut M::List,
-    ) -> Option<Fresh<'_, W>> {
-        self.inner.take(promise, shape, list)
-    }
-
-    fn publish(&self, fresh: Fresh<'_, W>) {
-        self.inner.publish(fresh);
-    }
-
-    fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
-        self.inner.entries(table)
-    }
-
-    fn written(&self, promise: Promise<'_>, entries: &[W::Atomic]) {
-        self.inner.written(promise, entries);
-    }
-
-    fn retire(&self, list: &mut M::List, table: TableAddr) {
-        self.inner.retire(list, table);
-    }
-
-    fn append(&self, promise: Promise<'_>, list: &mut M::List, other: M::List) {
-        self.inner.append(promise, list, other);
-    }
-
-    fn free(&self, promise: Promise<'_>, shape: TableShape, list: M::List) {
-        self.inner.free(promise, shape, list);
+    forward! { inner:
+        fn coherency(&self) -> Coherency;
+        fn take(
+            &self, promise: Promise<'_>, shape: TableShape, list: &mut M::List
+        ) -> Option<Fresh<'_, W>>;
+        fn publish(&self, fresh: Fresh<'_, W>);
+        fn entries(&self, table: &TableAddr) -> &[W::Atomic];
+        fn written(&self, promise: Promise<'_>, entries: &[W::Atomic]);
+        fn retire(&self, list: &mut M::List, table: TableAddr);
+        fn append(&self, promise: Promise<'_>, list: &mut M::List, other: M::List);
+        fn free(&self, promise: Promise<'_>, shape: TableShape, list: M::List);
     }
 }
 
@@ -171,12 +147,9 @@ unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
         self.inner.detach()
     }
 
-    fn observe(&self, event: &Event<'_>) {
-        self.inner.observe(event);
-    }
-
-    fn max_ranges(&self) -> usize {
-        self.inner.max_ranges()
+    forward! { inner:
+        fn observe(&self, event: &Event<'_>);
+        fn max_ranges(&self) -> usize;
     }
 }
 
@@ -205,36 +178,15 @@ unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
         self.inner.take_all(all.into_iter(), request, slots)
     }
 
-    fn release(&self, slot: B::Slot) {
-        self.inner.release(slot);
-    }
-
-    fn quarantine(&self, slot: B::Slot) {
-        self.inner.quarantine(slot);
-    }
-
-    fn span(&self, slot: &B::Slot) -> Span {
-        self.inner.span(slot)
-    }
-
-    fn copy(&self, slot: &B::Slot, offset: u64, len: u64, to: To) {
-        self.inner.copy(slot, offset, len, to);
-    }
-
-    fn reach(&self) -> Option<Span> {
-        self.inner.reach()
-    }
-
-    fn owns(&self, span: Span) -> bool {
-        self.inner.owns(span)
-    }
-
-    fn max_len(&self, request: &SlotRequest) -> u64 {
-        self.inner.max_len(request)
-    }
-
-    fn granules(&self, granule: u64) -> u64 {
-        self.inner.granules(granule)
+    forward! { inner:
+        fn release(&self, slot: B::Slot);
+        fn quarantine(&self, slot: B::Slot);
+        fn span(&self, slot: &B::Slot) -> Span;
+        fn copy(&self, slot: &B::Slot, offset: u64, len: u64, to: To);
+        fn reach(&self) -> Option<Span>;
+        fn owns(&self, span: Span) -> bool;
+        fn max_len(&self, request: &SlotRequest) -> u64;
+        fn granules(&self, granule: u64) -> u64;
     }
 }
 
@@ -297,31 +249,15 @@ unsafe impl<P: Pinner> Pinner for Faulty<P> {
         })
     }
 
-    fn unpin(
-        &self,
-        promise: Promise<'_>,
-        pin: &mut P::Pin,
-        spans: &[Span<P::Address>],
-        kind: Kind,
-        dirty: Dirty,
-    ) {
-        self.inner.unpin(promise, pin, spans, kind, dirty);
-    }
-
-    fn release(&self, promise: Promise<'_>, pin: P::Pin) {
-        self.inner.release(promise, pin);
-    }
-
-    fn space_id(&self, space: &P::Space) -> u64 {
-        self.inner.space_id(space)
-    }
-
-    fn chargeable(&self, space: &P::Space, range: UserRange) -> u64 {
-        self.inner.chargeable(space, range)
-    }
-
-    fn knows_frames(&self) -> bool {
-        self.inner.knows_frames()
+    forward! { inner:
+        fn unpin(
+            &self, promise: Promise<'_>, pin: &mut P::Pin, spans: &[Span<P::Address>], kind: Kind,
+            dirty: Dirty
+        );
+        fn release(&self, promise: Promise<'_>, pin: P::Pin);
+        fn space_id(&self, space: &P::Space) -> u64;
+        fn chargeable(&self, space: &P::Space, range: UserRange) -> u64;
+        fn knows_frames(&self) -> bool;
     }
 
     fn read(&self, space: &P::Space, at: UserAddr, bytes: &mut [u8]) -> Result<(), Self::Error> {

@@ -545,20 +545,11 @@ where
 {
     type Address = A;
 
-    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
-        self.iotlb.invalidate(what)
-    }
-
-    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
-        self.iotlb.sync_map(range)
-    }
-
-    fn detach(&self) -> Result<(), HardwareError> {
-        self.iotlb.detach()
-    }
-
-    fn max_ranges(&self) -> usize {
-        self.iotlb.max_ranges()
+    forward! { iotlb:
+        fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError>;
+        fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError>;
+        fn detach(&self) -> Result<(), HardwareError>;
+        fn max_ranges(&self) -> usize;
     }
 }
 

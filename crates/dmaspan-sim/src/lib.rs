@@ -82,6 +82,15 @@
 //! # }
 //! ```
 
+/// Methods that are those of what is wrapped.
+macro_rules! forward {
+    ($inner:ident: $(fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)+) => { $(
+        fn $name(&self $(, $arg: $type)*) $(-> $out)? {
+            self.$inner.$name($($arg),*)
+        }
+    )+ };
+}
+
 pub mod allocator;
 pub mod arena;
 pub mod bounce;

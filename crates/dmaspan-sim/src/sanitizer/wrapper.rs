@@ -112,14 +112,6 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
         answer
     }
 
-    fn root_changed(
-        &self,
-        promise: Promise<'_>,
-        current: &dyn Fn() -> (PhysAddr, u32),
-    ) -> Result<(), HardwareError> {
-        self.inner.root_changed(promise, current)
-    }
-
     #[track_caller]
     fn detach(&self) -> Result<(), HardwareError> {
         let answer = self.inner.detach();
@@ -135,8 +127,11 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
         self.inner.observe(event);
     }
 
-    fn max_ranges(&self) -> usize {
-        self.inner.max_ranges()
+    forward! { inner:
+        fn root_changed(
+            &self, promise: Promise<'_>, current: &dyn Fn() -> (PhysAddr, u32)
+        ) -> Result<(), HardwareError>;
+        fn max_ranges(&self) -> usize;
     }
 }
 
@@ -230,20 +225,11 @@ unsafe impl<W: Word, M: TableMemory<W>> TableMemory<W> for SanitizedTables<M> {
         self.inner.take(promise, shape, &mut list.inner)
     }
 
-    fn coherency(&self) -> Coherency {
-        self.inner.coherency()
-    }
-
-    fn publish(&self, fresh: Fresh<'_, W>) {
-        self.inner.publish(fresh);
-    }
-
-    fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
-        self.inner.entries(table)
-    }
-
-    fn written(&self, promise: Promise<'_>, entries: &[W::Atomic]) {
-        self.inner.written(promise, entries);
+    forward! { inner:
+        fn coherency(&self) -> Coherency;
+        fn publish(&self, fresh: Fresh<'_, W>);
+        fn entries(&self, table: &TableAddr) -> &[W::Atomic];
+        fn written(&self, promise: Promise<'_>, entries: &[W::Atomic]);
     }
 
     fn retire(&self, list: &mut Self::List, table: TableAddr) {

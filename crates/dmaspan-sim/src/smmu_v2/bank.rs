@@ -9,6 +9,7 @@ use super::stall::Stalls;
 use crate::walker::arm_lpae::{
     AccessPrivilege, AddressHalf, Arm32LpaeS1Walker, Arm32LpaeS2Walker, Arm32S1Registers,
     Arm32S2Registers, ArmLpaeS1Walker, ArmLpaeS2Walker, ArmS1WalkRegisters, ArmS2WalkRegisters,
+    LpaeWalker,
 };
 use crate::walker::arm_v7s::{ArmV7sWalkRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE};
 use crate::walker::{Access, Fault, TableLink, TableWords, Translated, WalkPath, Walker};
@@ -179,7 +180,7 @@ impl Bank {
             half,
             privilege,
         });
-        walker.ok().filter(|walker| has_granule(config, walker.granule_lg2())).map(AnyWalker::One)
+        walker.ok().filter(|walker| has_granule(config, walker.granule_lg2())).map(AnyWalker::long)
     }
 
     fn stage1_long(
@@ -196,7 +197,7 @@ impl Bank {
             privilege,
         };
         let walker = Arm32LpaeS1Walker::new(registers).ok()?;
-        (config.aarch32 != Aarch32::None).then_some(AnyWalker::OneLong(walker))
+        (config.aarch32 != Aarch32::None).then_some(AnyWalker::long(walker))
     }
 
     fn stage1_short(
@@ -219,7 +220,7 @@ impl Bank {
             ..Default::default()
         };
         let walker = ArmV7sWalker::new(registers).ok()?;
-        (config.aarch32 == Aarch32::LongAndShort).then_some(AnyWalker::OneShort(walker))
+        (config.aarch32 == Aarch32::LongAndShort).then_some(AnyWalker::Short(walker))
     }
 
     /// What walks the tables of stage 2; `None` where the registers describe no tables.
@@ -231,11 +232,11 @@ impl Bank {
             let vtcr = self.tcr & !(0b111 << 16 | 0b11 << 21) | pa_size << 16;
             let registers = ArmS2WalkRegisters { vttbr, vtcr: vtcr.into(), ..Default::default() };
             let walker = ArmLpaeS2Walker::new(registers).ok()?;
-            has_granule(config, walker.granule_lg2()).then_some(AnyWalker::Two(walker))?
+            has_granule(config, walker.granule_lg2()).then_some(AnyWalker::long(walker))?
         } else {
             let registers = Arm32S2Registers { vttbr, vtcr: self.tcr };
             let walker = Arm32LpaeS2Walker::new(registers).ok()?;
-            (config.aarch32 != Aarch32::None).then_some(AnyWalker::TwoLong(walker))?
+            (config.aarch32 != Aarch32::None).then_some(AnyWalker::long(walker))?
         };
         let last = walker.input_range().last().get();
         (last <= lg2::mask(config.ipa_bits)).then_some(walker)
@@ -249,30 +250,30 @@ fn has_granule(config: &SmmuConfig, granule_lg2: u32) -> bool {
 /// A walker of any format of an SMMUv2.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AnyWalker {
-    One(ArmLpaeS1Walker),
-    OneLong(Arm32LpaeS1Walker),
-    OneShort(ArmV7sWalker),
-    Two(ArmLpaeS2Walker),
-    TwoLong(Arm32LpaeS2Walker),
+    /// Long descriptors of either stage.
+    Long(LpaeWalker<()>),
+    /// Short descriptors, which stage 1 alone has.
+    Short(ArmV7sWalker),
 }
 
 impl AnyWalker {
+    fn long<R>(walker: LpaeWalker<R>) -> Self {
+        Self::Long(walker.without_registers())
+    }
+
     fn input_range(&self) -> IovaRange {
         match self {
-            Self::One(walker) => walker.input_range(),
-            Self::OneLong(walker) => walker.input_range(),
-            Self::OneShort(walker) => walker.input_range(),
-            Self::Two(walker) => walker.input_range(),
-            Self::TwoLong(walker) => walker.input_range(),
+            Self::Long(walker) => walker.input_range(),
+            Self::Short(walker) => walker.input_range(),
         }
     }
 
     /// Whether a leaf is for every ASID: nG is 0, which stage 2 has not.
     pub(super) fn is_global(&self, leaf: &Translated) -> bool {
         let not_global = match (self, leaf.level) {
-            (Self::One(_) | Self::OneLong(_), _) | (Self::OneShort(_), 2) => 11,
-            (Self::OneShort(_), _) => 17,
-            (Self::Two(_) | Self::TwoLong(_), _) => return false,
+            (Self::Long(walker), _) if walker.is_stage2() => return false,
+            (Self::Long(_), _) | (Self::Short(_), 2) => 11,
+            (Self::Short(_), _) => 17,
         };
         leaf.step.entry & lg2::size(not_global) == 0
     }
@@ -282,8 +283,8 @@ impl AnyWalker {
     /// one.
     pub(super) fn entry_lg2(&self, leaf: &Translated) -> u32 {
         match self {
-            Self::OneShort(_) => leaf.group_lg2,
-            _ => leaf.leaf_lg2,
+            Self::Long(_) => leaf.leaf_lg2,
+            Self::Short(_) => leaf.group_lg2,
         }
     }
 }
@@ -291,11 +292,8 @@ impl AnyWalker {
 impl Walker for AnyWalker {
     fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
         match self {
-            Self::One(walker) => walker.root(iova, access),
-            Self::OneLong(walker) => walker.root(iova, access),
-            Self::OneShort(walker) => walker.root(iova, access),
-            Self::Two(walker) => walker.root(iova, access),
-            Self::TwoLong(walker) => walker.root(iova, access),
+            Self::Long(walker) => walker.root(iova, access),
+            Self::Short(walker) => walker.root(iova, access),
         }
     }
 
@@ -308,21 +306,15 @@ impl Walker for AnyWalker {
         path: &mut WalkPath,
     ) -> Result<Translated, Fault> {
         match self {
-            Self::One(walker) => walker.walk_from(tables, from, iova, access, path),
-            Self::OneLong(walker) => walker.walk_from(tables, from, iova, access, path),
-            Self::OneShort(walker) => walker.walk_from(tables, from, iova, access, path),
-            Self::Two(walker) => walker.walk_from(tables, from, iova, access, path),
-            Self::TwoLong(walker) => walker.walk_from(tables, from, iova, access, path),
+            Self::Long(walker) => walker.walk_from(tables, from, iova, access, path),
+            Self::Short(walker) => walker.walk_from(tables, from, iova, access, path),
         }
     }
 
     fn permits(&self, prot: Prot, access: Access) -> bool {
         match self {
-            Self::One(walker) => walker.permits(prot, access),
-            Self::OneLong(walker) => walker.permits(prot, access),
-            Self::OneShort(walker) => walker.permits(prot, access),
-            Self::Two(walker) => walker.permits(prot, access),
-            Self::TwoLong(walker) => walker.permits(prot, access),
+            Self::Long(walker) => walker.permits(prot, access),
+            Self::Short(walker) => walker.permits(prot, access),
         }
     }
 }

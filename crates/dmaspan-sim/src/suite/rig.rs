@@ -84,16 +84,10 @@ unsafe impl<S: Subject> IommuOps for Hooks<S> {
         Ok(())
     }
 
-    fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
-        self.iotlb.sync_map(range)
-    }
-
-    fn detach(&self) -> Result<(), HardwareError> {
-        self.iotlb.detach()
-    }
-
-    fn max_ranges(&self) -> usize {
-        self.iotlb.max_ranges()
+    forward! { iotlb:
+        fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError>;
+        fn detach(&self) -> Result<(), HardwareError>;
+        fn max_ranges(&self) -> usize;
     }
 }
 

@@ -38,6 +38,7 @@ mod tests;
 pub use aarch32::{Arm32S1Registers, Arm32S2Registers};
 pub use registers::{AddressHalf, ArmS1WalkRegisters, BadLpaeRegisters};
 use registers::{LpaeConfig, Registers, State, Walks, bit, field};
+use stage::Stage;
 pub use stage::{AccessPrivilege, ExecuteNever, MemAttr};
 pub use stage2::ArmS2WalkRegisters;
 
@@ -89,6 +90,16 @@ impl<R> LpaeWalker<R> {
     /// The registers.
     pub fn registers(&self) -> &R {
         &self.registers
+    }
+
+    /// The same walk, of which nobody asks for the registers.
+    pub(crate) fn without_registers(self) -> LpaeWalker<()> {
+        LpaeWalker { registers: (), config: self.config }
+    }
+
+    /// Whether the tables are a stage 2.
+    pub(crate) fn is_stage2(&self) -> bool {
+        matches!(self.config.stage, Stage::Two { .. })
     }
 
     /// log2 of the granule.

@@ -106,11 +106,7 @@ pub trait Checked: Walker {
     /// # Errors
     ///
     /// [`BadTable`] for the first entry that is wrong, or that cannot be read.
-    fn check_group(
-        &self,
-        tables: &dyn TableWords,
-        leaf: &Translated,
-    ) -> Result<(), BadTable> {
+    fn check_group(&self, tables: &dyn TableWords, leaf: &Translated) -> Result<(), BadTable> {
         check_copies(self, tables, leaf)
     }
 

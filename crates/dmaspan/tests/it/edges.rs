@@ -2,6 +2,7 @@
 
 use dmaspan::{Errno, Iova, PhysAddr, iommu};
 use dmaspan_sim::fault::Faults;
+use dmaspan_sim::walker::Checked as _;
 
 use crate::common::{PROT, for_all_granules, free, map, range, span, table, unmap};
 use crate::failures::faulty_domain;

@@ -2,6 +2,7 @@
 
 use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, Half, PageTable};
 use dmaspan::{Coherency, Iova, PhysAddr};
+use dmaspan_sim::walker::Checked as _;
 
 use crate::common::{PROT, arena, for_all_granules, map, range, span, unmap, walker};
 

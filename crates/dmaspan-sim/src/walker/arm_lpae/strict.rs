@@ -49,11 +49,7 @@ impl<R> Checked for LpaeWalker<R> {
     }
 
     /// [`check_contiguous_group`](Self::check_contiguous_group) of a leaf that says to be of one.
-    fn check_group(
-        &self,
-        tables: &dyn TableWords,
-        leaf: &Translated,
-    ) -> Result<(), BadTable> {
+    fn check_group(&self, tables: &dyn TableWords, leaf: &Translated) -> Result<(), BadTable> {
         if leaf.group == leaf.leaf {
             return Ok(());
         }

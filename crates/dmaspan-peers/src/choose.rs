@@ -7,8 +7,8 @@ use dmaspan::io_pgtable::Format;
 use dmaspan::{Prot, lg2};
 
 use crate::formats::{Subject, chance, one_of};
+use crate::linux::Marks;
 use crate::model::Mapping;
-use crate::operation::Marks;
 use crate::run::Run;
 
 /// Where most mappings of a configuration are.

@@ -8,7 +8,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use dmaspan::Coherency;
 
 use crate::memory::View;
-use crate::operation::Marks;
 
 /// What can be asked for, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +57,13 @@ pub(crate) enum Kind {
     X86_64 = 102,
     /// `riscv_64`.
     Riscv64 = 103,
+}
+
+/// What becomes of hardware's marks that are read, as Linux's flag `IOMMU_DIRTY_NO_CLEAR` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marks {
+    Cleared = 0,
+    Kept = 1,
 }
 
 /// What a table is opened with: `struct config` there.

@@ -12,7 +12,6 @@ mod formats;
 mod linux;
 mod memory;
 mod model;
-mod operation;
 mod plant;
 mod run;
 

@@ -8,10 +8,9 @@ use dmaspan_sim::rng::Rng;
 use crate::compare::{Counts, Found, Sides};
 use crate::differences::{Difference, Expected};
 use crate::formats::{Asked, Bits, Setup, Subject, chance, place};
-use crate::linux::{Done, Linux};
+use crate::linux::{Done, Linux, Marks};
 use crate::memory::{Memory, View};
 use crate::model::{Mapping, Model};
-use crate::operation::{Marks, Operation};
 
 /// What a format's configurations came to.
 #[derive(Debug, Default)]
@@ -33,8 +32,8 @@ pub(crate) struct Run<'l, S: Subject> {
     pub(crate) table: PageTable<S::Format, Memory>,
     pub(crate) model: Model,
     pub(crate) rng: Rng,
-    /// The operations so far.
-    pub(crate) trail: Vec<Operation>,
+    /// The operations so far, as a failure names them.
+    pub(crate) trail: Vec<String>,
     /// How many of them there were at the last comparison that found nothing.
     pub(crate) compared: usize,
     pub(crate) counts: Counts,
@@ -168,7 +167,8 @@ impl<'l, S: Subject> Run<'l, S> {
             at = at.wrapping_add(bytes);
         }
         let ours = self.map_ours(iova, &spans, prot);
-        self.trail.push(Operation::Map { iova, spans: spans.clone(), prot });
+        let to = spans.iter().map(|(paddr, bytes)| format!(" {paddr:#x}+{bytes:#x}"));
+        self.trail.push(format!("map {iova:#x} to{} {prot:?}", to.collect::<String>()));
         let accepted = self.same(&theirs, &ours)?;
         if accepted {
             let mut at = iova;
@@ -216,15 +216,17 @@ impl<'l, S: Subject> Run<'l, S> {
         pages: (u64, u64),
         prot: Prot,
     ) -> Result<bool, String> {
-        self.trail.push(Operation::MapPages { iova, paddr, pages, prot });
+        let (size, count) = pages;
+        let bytes = size * count;
+        let named = format!("map {iova:#x} to {paddr:#x}, {count} pages of {size:#x}, {prot:?}");
+        self.trail.push(named);
         let theirs = self.linux.map_pages(iova, paddr, pages, prot.bits())?;
-        let (size, bytes) = (pages.0, pages.0 * pages.1);
         let at = |done: u64| (Iova::new(iova + done), PhysAddr::new(paddr + done));
         let mut done = 0;
         let mut ours = Ok(());
         // Empty tables in the way are reclaimed once.
         for _ in 0..2 {
-            let left = pages.1 - done / size;
+            let left = count - done / size;
             let (iova, paddr) = at(done);
             let (mapped, result) = self.table.whole().map_pages(iova, paddr, size, left, prot);
             done += mapped;
@@ -246,7 +248,7 @@ impl<'l, S: Subject> Run<'l, S> {
     /// Unmaps a range of whole leaves without holes.
     pub(crate) fn unmap(&mut self, iova: u64, last: u64) -> Result<(), String> {
         let bytes = last - iova + 1;
-        self.trail.push(Operation::Unmap { iova, bytes });
+        self.trail.push(format!("unmap {iova:#x}+{bytes:#x}"));
         let theirs = self.linux.unmap(iova, bytes)?;
         let range = IovaRange::new(Iova::new(iova), Iova::new(last)).ok_or("an empty range")?;
         let ours = if chance(&mut self.rng, 50) {
@@ -261,10 +263,11 @@ impl<'l, S: Subject> Run<'l, S> {
 
     /// The same for leaves of one size.
     pub(crate) fn unmap_pages(&mut self, iova: u64, pages: (u64, u64)) -> Result<(), String> {
-        self.trail.push(Operation::UnmapPages { iova, pages });
+        let (size, count) = pages;
+        self.trail.push(format!("unmap {iova:#x}, {count} pages of {size:#x}"));
         let theirs = self.linux.unmap_pages(iova, pages)?;
         let ours = self.unmap_ours(iova, pages);
-        let bytes = pages.0 * pages.1;
+        let bytes = size * count;
         self.model.cut(iova, iova + (bytes - 1));
         self.unmapped(&theirs, bytes, ours)
     }
@@ -350,7 +353,7 @@ impl<'l, S: Subject> Run<'l, S> {
 
     /// Hardware writes at an address that both sides map as writable.
     pub(crate) fn mark(&mut self, iova: u64) -> Result<(), String> {
-        self.trail.push(Operation::Mark { iova });
+        self.trail.push(format!("hardware writes at {iova:#x}"));
         let (at, word) = self.their_leaf(iova)?;
         let ours = self.leaf_at(iova).ok_or("this side has no leaf")?.at;
         let format = self.table.format().clone();
@@ -376,7 +379,8 @@ impl<'l, S: Subject> Run<'l, S> {
     /// Reads on both sides what hardware wrote in a mapping, and compares it.
     pub(crate) fn read_dirty(&mut self, mapping: Mapping, marks: Marks) -> Result<(), String> {
         let (start, bytes) = (mapping.start, mapping.reach() + 1);
-        self.trail.push(Operation::Dirty { iova: start, bytes, marks });
+        let clear = if marks == Marks::Cleared { " and clear" } else { "" };
+        self.trail.push(format!("read{clear} what was written in {start:#x}+{bytes:#x}"));
         let theirs = self.linux.dirty(start, bytes, marks)?;
         let range = IovaRange::from_len(Iova::new(start), bytes);
         let range = range.map_err(|error| error.to_string())?;

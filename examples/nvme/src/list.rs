@@ -22,6 +22,11 @@ use crate::spec::{DataPointer, Sgls};
 /// The most pages of the list of a command: 2045 entries of PRPs, for 8 MiB in pages of 4 KiB.
 pub(crate) const MAX_LIST_PAGES: usize = 4;
 
+/// The bytes of a command, as the controller sees them.
+pub(crate) trait Spans: Iterator<Item = Span<DmaAddr>> + Clone {}
+
+impl<I: Iterator<Item = Span<DmaAddr>> + Clone> Spans for I {}
+
 /// Lists of all commands of a queue: each slot has its own pages.
 pub(crate) struct Lists<M> {
     page: MemoryPageSize,
@@ -70,10 +75,11 @@ impl<M: SharedMemory> Lists<M> {
     ///
     /// The slot is free, so the controller does not read its list.
     #[inline]
-    pub(crate) fn describe<I>(&mut self, slot: u16, spans: I) -> Result<DataPointer, Refused>
-    where
-        I: Iterator<Item = Span<DmaAddr>> + Clone,
-    {
+    pub(crate) fn describe(
+        &mut self,
+        slot: u16,
+        spans: impl Spans,
+    ) -> Result<DataPointer, Refused> {
         match self.describe_prps(slot, spans.clone()) {
             Err(Refused::AmidPage { .. } | Refused::Unaligned { .. }) if self.takes(&spans) => {
                 self.describe_sgl(slot, spans)
@@ -83,10 +89,7 @@ impl<M: SharedMemory> Lists<M> {
     }
 
     #[inline]
-    fn describe_prps<I>(&mut self, slot: u16, spans: I) -> Result<DataPointer, Refused>
-    where
-        I: Iterator<Item = Span<DmaAddr>> + Clone,
-    {
+    fn describe_prps(&mut self, slot: u16, spans: impl Spans) -> Result<DataPointer, Refused> {
         // Up to two are in the command, whatever pages there are for more.
         if let Ok(prps) = self.page.write(spans.clone(), &mut []) {
             return Ok(DataPointer::Prps([prps.prp1, prps.prp2]));
@@ -94,10 +97,7 @@ impl<M: SharedMemory> Lists<M> {
         self.list_prps(slot, spans)
     }
 
-    fn list_prps<I>(&mut self, slot: u16, spans: I) -> Result<DataPointer, Refused>
-    where
-        I: Iterator<Item = Span<DmaAddr>> + Clone,
-    {
+    fn list_prps(&mut self, slot: u16, spans: impl Spans) -> Result<DataPointer, Refused> {
         let (addr, page) = (self.addr(slot), self.page);
         let mut list = pages(addr, page, &mut self.prps);
         let prps = page.write(spans.clone(), &mut list)?;
@@ -109,10 +109,7 @@ impl<M: SharedMemory> Lists<M> {
         Ok(DataPointer::Prps([prps.prp1, prps.prp2]))
     }
 
-    fn describe_sgl<I>(&mut self, slot: u16, spans: I) -> Result<DataPointer, Refused>
-    where
-        I: Iterator<Item = Span<DmaAddr>> + Clone,
-    {
+    fn describe_sgl(&mut self, slot: u16, spans: impl Spans) -> Result<DataPointer, Refused> {
         let (addr, limits) = (self.addr(slot), SegmentLimits::default());
         let mut list = pages(addr, self.page, &mut self.sgl);
         let sgl = Sgl::write(limits, spans.clone(), &mut list)?;
@@ -125,7 +122,7 @@ impl<M: SharedMemory> Lists<M> {
     }
 
     /// Whether the controller takes a scatter-gather list of these.
-    fn takes<I: Iterator<Item = Span<DmaAddr>> + Clone>(&self, spans: &I) -> bool {
+    fn takes(&self, spans: &impl Spans) -> bool {
         let mut spans = spans.clone();
         match self.sgls {
             Sgls::None => false,

@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use plan::{BUILDS, Comparison, Peer, Versus, with_one_thread};
+use plan::{BUILDS, Comparison, Peer, Versus};
 use samples::Samples;
 
 use crate::{Checked, Outcome};
@@ -139,7 +139,7 @@ pub fn run(options: &Options) -> Checked {
         eprintln!("peers: run {nth} of {}", options.runs);
         let mut done = BTreeSet::new();
         for one in &comparisons {
-            if let Versus::Linux(peer) | Versus::GainOfOneThread(peer) = one.versus
+            if let Some(peer) = one.linux()
                 && built.contains(peer.format)
                 && done.insert(peer.name)
             {
@@ -177,19 +177,8 @@ fn run_peer(
     comparisons: &[Comparison],
     samples: &mut Samples,
 ) -> Result<(), String> {
-    let mut cases = BTreeSet::new();
-    for one in comparisons {
-        match one.versus {
-            Versus::Linux(of) if of == peer => {
-                cases.insert(one.their_case.to_owned());
-            }
-            Versus::GainOfOneThread(of) if of == peer => {
-                cases.insert(one.their_case.to_owned());
-                cases.insert(with_one_thread(one.their_case));
-            }
-            _ => {}
-        }
-    }
+    let of_peer = comparisons.iter().filter(|one| one.linux() == Some(peer));
+    let cases: BTreeSet<String> = of_peer.flat_map(|one| one.cases().1).collect();
     for build in BUILDS {
         let mut command = Command::new(work.join(build).join(peer.program));
         let lines = output_of(command.arg(peer.format).args(&cases))?;
@@ -205,19 +194,8 @@ fn run_own(
     comparisons: &[Comparison],
     samples: &mut Samples,
 ) -> Result<(), String> {
-    let mut cases = BTreeSet::new();
-    for one in comparisons.iter().filter(|one| one.format == format) {
-        cases.insert(one.case.to_owned());
-        match one.versus {
-            Versus::OneThread => {
-                cases.insert(one.their_case.to_owned());
-            }
-            Versus::GainOfOneThread(_) => {
-                cases.insert(with_one_thread(one.case));
-            }
-            Versus::Linux(_) => {}
-        }
-    }
+    let of_format = comparisons.iter().filter(|one| one.format == format);
+    let cases: BTreeSet<String> = of_format.flat_map(|one| one.cases().0).collect();
     let lines = output_of(Command::new(program).arg(format).args(&cases))?;
     samples.read(&format!("dmaspan/{format}"), &lines)
 }

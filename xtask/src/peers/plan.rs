@@ -201,6 +201,27 @@ pub(super) fn with_one_thread(case: &str) -> String {
 }
 
 impl Comparison {
+    /// The part of Linux that it is with.
+    pub(super) fn linux(&self) -> Option<&'static Peer> {
+        match self.versus {
+            Versus::Linux(peer) | Versus::GainOfOneThread(peer) => Some(peer),
+            Versus::OneThread => None,
+        }
+    }
+
+    /// The cases that dmaspan is timed with, and those of the peer.
+    pub(super) fn cases(&self) -> (Vec<String>, Vec<String>) {
+        let (own, theirs) = (self.case.to_owned(), self.their_case.to_owned());
+        match self.versus {
+            Versus::Linux(_) => (vec![own], vec![theirs]),
+            Versus::OneThread => (vec![own, theirs], Vec::new()),
+            Versus::GainOfOneThread(_) => {
+                let [own_one, their_one] = [&own, &theirs].map(|case| with_one_thread(case));
+                (vec![own, own_one], vec![theirs, their_one])
+            }
+        }
+    }
+
     pub(super) fn name(&self) -> String {
         format!("{}/{}", self.format, self.case)
     }

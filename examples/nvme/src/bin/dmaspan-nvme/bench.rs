@@ -132,7 +132,11 @@ impl Bench<'_> {
             queue.read(&namespace, 0, &self.disk.buffer, 0..span)?;
         }
         let load = self.load(&namespace, turn);
-        let mut lane = Driver::new(queue, namespace, &load, &self.regions.buffer);
+        let (Load { transfer, bytes, .. }, buffer) = (load, &self.regions.buffer);
+        let mut lane = Driver::new(queue, &load, move |queue: &mut IoQueue<_>, region, lba| {
+            let start = u64::from(region) * bytes;
+            queue.push(transfer, &namespace, lba, buffer, start..start + bytes)
+        });
         side.turns.push(load.run(&mut lane, self.words(span)?, &mut side.latencies)?);
         let mut queue = lane.queue;
         if self.args.write {
@@ -148,7 +152,8 @@ impl Bench<'_> {
         let load = self.load(&namespace, turn);
         let fixed = self.fixed(&load);
         let lists = fixed.lists(controller.access())?;
-        let mut lane = Driver::new(queue, namespace, &load, fixed.prps(lists.as_ref()));
+        let prps = fixed.prps(lists.as_ref());
+        let mut lane = Driver::new(queue, &load, hand::push(namespace, &fixed, prps));
         let words = self.words(self.span(&namespace))?;
         let ran = load.run(&mut lane, words, &mut side.latencies);
         if let Err(error) = controller.shutdown([lane.queue]) {
@@ -227,75 +232,28 @@ impl Bench<'_> {
     }
 }
 
-/// Says to a queue where a region is.
-trait Push {
-    fn push(
-        &self,
-        queue: &mut IoQueue<VfioAccess>,
-        work: Work,
-        region: u16,
-        lba: u64,
-    ) -> Result<CommandId, Error>;
-}
-
-/// What every I/O does.
-#[derive(Clone, Copy)]
-struct Work {
-    namespace: Namespace,
-    transfer: Transfer,
-    bytes: u64,
-}
-
-/// A buffer, of which the region is a range.
-impl Push for &VfioBuffer {
-    #[inline]
-    fn push(
-        &self,
-        queue: &mut IoQueue<VfioAccess>,
-        Work { namespace, transfer, bytes }: Work,
-        region: u16,
-        lba: u64,
-    ) -> Result<CommandId, Error> {
-        let start = u64::from(region) * bytes;
-        queue.push(transfer, &namespace, lba, self, start..start + bytes)
-    }
-}
-
-/// The PRPs of each region.
-impl Push for Box<[[u64; 2]]> {
-    #[inline]
-    fn push(
-        &self,
-        queue: &mut IoQueue<VfioAccess>,
-        Work { namespace, transfer, bytes }: Work,
-        region: u16,
-        lba: u64,
-    ) -> Result<CommandId, Error> {
-        hand::push(queue, transfer, &namespace, lba, bytes, self[usize::from(region)])
-    }
-}
-
 /// The driver, as something that does I/O with regions of memory.
 struct Driver<P> {
     queue: IoQueue<VfioAccess>,
-    work: Work,
-    place: P,
+    /// Enters the I/O of a region, and of the blocks from an LBA on.
+    push: P,
     /// Of each command.
     regions: Vec<u16>,
 }
 
 impl<P> Driver<P> {
-    fn new(queue: IoQueue<VfioAccess>, namespace: Namespace, load: &Load, place: P) -> Self {
-        let Load { transfer, bytes, regions, .. } = *load;
-        let work = Work { namespace, transfer, bytes };
-        Self { queue, work, place, regions: vec![0; usize::from(regions)] }
+    fn new(queue: IoQueue<VfioAccess>, load: &Load, push: P) -> Self {
+        Self { queue, push, regions: vec![0; usize::from(load.regions)] }
     }
 }
 
-impl<P: Push> Lane for Driver<P> {
+impl<P> Lane for Driver<P>
+where
+    P: Fn(&mut IoQueue<VfioAccess>, u16, u64) -> Result<CommandId, Error>,
+{
     #[inline]
     fn submit(&mut self, region: u16, lba: u64) -> Result<(), Failure> {
-        let id = self.place.push(&mut self.queue, self.work, region, lba)?;
+        let id = (self.push)(&mut self.queue, region, lba)?;
         self.regions[id.index()] = region;
         Ok(())
     }

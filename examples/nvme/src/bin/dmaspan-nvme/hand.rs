@@ -65,17 +65,17 @@ impl Fixed {
     }
 }
 
-/// Enters a transfer by PRPs that were written for a region.
-#[inline]
+/// Enters the transfer of a region by the PRPs that were written for it.
 pub(crate) fn push(
-    queue: &mut IoQueue<VfioAccess>,
-    transfer: Transfer,
-    namespace: &Namespace,
-    lba: u64,
-    bytes: u64,
-    prps: [u64; 2],
-) -> Result<CommandId, Error> {
-    // SAFETY: the IOMMU lets the controller reach what is mapped in its space alone, which are
-    // atomic words of memory that its mapping owns.
-    unsafe { queue.push_prps(transfer, namespace, lba, bytes, prps) }
+    namespace: Namespace,
+    fixed: &Fixed,
+    prps: Box<[[u64; 2]]>,
+) -> impl Fn(&mut IoQueue<VfioAccess>, u16, u64) -> Result<CommandId, Error> + use<> {
+    let Fixed { transfer, bytes, .. } = *fixed;
+    #[inline]
+    move |queue, region, lba| {
+        // SAFETY: the IOMMU lets the controller reach what is mapped in its space alone, which are
+        // atomic words of memory that its mapping owns.
+        unsafe { queue.push_prps(transfer, &namespace, lba, bytes, prps[usize::from(region)]) }
+    }
 }

@@ -5,7 +5,7 @@ use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, RangeError, Span, SpanBuf,
 
 use super::space::{Space, range, span};
 use super::survey;
-use super::tree::{PROT, Tree, claim, free};
+use super::tree::{Contents, PROT, Tree, claim, free};
 use super::{Subject, each};
 
 /// A tree with a page at the start and a larger leaf further on.
@@ -17,6 +17,8 @@ struct Refusals<S: Subject> {
     leaf: IovaRange,
     /// Where nothing is mapped, aligned to any leaf that fits in a quarter of the aperture.
     far: u64,
+    /// What the tree holds, and its tables: no refusal changes that.
+    held: (Contents, usize),
 }
 
 impl<S: Subject> Refusals<S> {
@@ -33,7 +35,8 @@ impl<S: Subject> Refusals<S> {
             range(iova, size)
         });
         let far = space.nth(space.input_bits - 2, 3).unwrap();
-        Self { tree, page, leaf, far }
+        let held = (tree.contents(), tree.arena.tables());
+        Self { tree, page, leaf, far, held }
     }
 
     /// Runs `op` and requires that it fails so and changes nothing.
@@ -44,10 +47,9 @@ impl<S: Subject> Refusals<S> {
         errno: Errno,
         op: impl FnOnce(&mut Tree<S>) -> Result<(), Error>,
     ) {
-        let before = (self.tree.contents(), self.tree.arena.tables());
         assert_eq!(op(&mut self.tree), Err(expected));
         assert_eq!(expected.errno(), errno, "{expected}");
-        assert_eq!((self.tree.contents(), self.tree.arena.tables()), before, "{expected}");
+        assert_eq!((self.tree.contents(), self.tree.arena.tables()), self.held, "{expected}");
     }
 
     #[track_caller]

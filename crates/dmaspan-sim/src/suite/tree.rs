@@ -18,6 +18,9 @@ use crate::walker::TableWords;
 /// What most mappings permit.
 pub(super) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
 
+/// All that a table says: its maximal runs, and how many leaves of each size, as log2, it has.
+pub(super) type Contents = (Vec<MappedRun>, Vec<(u32, u64)>);
+
 /// The format's entry.
 pub(super) type WordOf<S> = <<S as Subject>::Format as Format>::Word;
 
@@ -203,7 +206,7 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
     }
 
     /// All that the table says: its maximal runs and its leaves by size.
-    pub(super) fn contents(&mut self) -> (Vec<MappedRun>, Vec<(u32, u64)>) {
+    pub(super) fn contents(&mut self) -> Contents {
         let whole = self.table.whole();
         (whole.walk(whole.range()).collect(), whole.census(whole.range()).sizes().collect())
     }

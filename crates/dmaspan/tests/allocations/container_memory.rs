@@ -122,9 +122,9 @@ fn mapping_a_terabyte_of_large_folios_allocates_as_much_as_mapping_a_gibibyte() 
 
 #[test]
 fn counting_frames_costs_memory_for_spans_and_not_for_pages() {
-    for folio_lg2 in [21, 30] {
-        let [map, ..] = costs(1 << 40, folio_lg2, Counting::Frames);
-        let folios = 1u64 << (40 - folio_lg2);
+    for (bytes_lg2, folio_lg2) in [(36, 21), (40, 30)] {
+        let [map, ..] = costs(1 << bytes_lg2, folio_lg2, Counting::Frames);
+        let folios = 1u64 << (bytes_lg2 - folio_lg2);
         assert!(map <= (8 << 10) + 512 * folios, "{map}");
     }
 }

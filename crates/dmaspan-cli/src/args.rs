@@ -179,28 +179,24 @@ fn backend(text: &str) -> Result<BackendArg, String> {
     Ok(BackendArg::Real(backend, bdf.parse::<Bdf>().map_err(|error| error.to_string())?))
 }
 
-/// The smallest page of an Arm stage-1 table.
+/// The smallest page of an Arm stage-1 table, by its log2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Granule {
     /// 4 KiB, with blocks of 2 MiB and 1 GiB
     #[value(name = "4k", alias = "4096")]
-    K4,
+    K4 = 12,
     /// 16 KiB, with blocks of 32 MiB
     #[value(name = "16k", alias = "16384")]
-    K16,
+    K16 = 14,
     /// 64 KiB, with blocks of 512 MiB
     #[value(name = "64k", alias = "65536")]
-    K64,
+    K64 = 16,
 }
 
 impl Granule {
     /// Its bytes.
     pub(crate) const fn bytes(self) -> u64 {
-        match self {
-            Self::K4 => 1 << 12,
-            Self::K16 => 1 << 14,
-            Self::K64 => 1 << 16,
-        }
+        1 << self as u32
     }
 }
 

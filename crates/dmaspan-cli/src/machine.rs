@@ -78,10 +78,14 @@ fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// What stands behind the name of a line.
+pub fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
 /// A field of `/proc/meminfo` or `/proc/self/status`, in bytes (proc(5)).
-pub fn kib_field(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix(" kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
+pub fn kib_field(text: &str, name: &str) -> Option<u64> {
+    field(text, name)?.strip_suffix(" kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Whether this process has `CAP_IPC_LOCK`.
@@ -92,8 +96,7 @@ pub fn has_ipc_lock() -> bool {
 
 /// The capabilities that count (capabilities(7)).
 fn capabilities(status: &str) -> Option<u64> {
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(effective.trim(), 16).ok()
+    u64::from_str_radix(field(status, "CapEff:")?, 16).ok()
 }
 
 /// The limit of locked memory, in bytes; `None` where there is none (proc(5)).
@@ -101,8 +104,7 @@ fn memlock_limit(limits: &str, status: &str) -> Option<u64> {
     if capabilities(status)? & (1 << CAP_IPC_LOCK) != 0 {
         return None;
     }
-    let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
-    limit.split_whitespace().next()?.parse().ok()
+    field(limits, "Max locked memory")?.split_whitespace().next()?.parse().ok()
 }
 
 /// What a version of cgroups calls a limit of memory and what counts against it.
@@ -154,11 +156,8 @@ fn left_in(dir: &Path, files: &Files) -> Option<u64> {
     let limit = read_number(&dir.join(files.limit))?;
     let used = read_number(&dir.join(files.used)).unwrap_or(0);
     let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    let counter = |name: &&str| {
-        let value = stat.lines().find_map(|line| line.strip_prefix(*name));
-        value.and_then(|value| value.trim().parse::<u64>().ok()).unwrap_or(0)
-    };
-    let cached = files.cached.iter().map(counter).fold(0, u64::saturating_add);
+    let counter = |name: &&str| field(&stat, name)?.parse::<u64>().ok();
+    let cached = files.cached.iter().filter_map(counter).fold(0, u64::saturating_add);
     Some(limit.saturating_sub(used.saturating_sub(cached)))
 }
 

@@ -21,7 +21,7 @@ use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{MemoryKind, PinMethod};
 use serde::{Serialize, Serializer};
 
-use dmaspan_cli::machine::{has_ipc_lock, kib_field};
+use dmaspan_cli::machine::{field, has_ipc_lock, kib_field};
 use dmaspan_cli::size::ByteSize;
 
 /// What the kernel counts as pinned, read before memory is pinned.
@@ -244,8 +244,8 @@ fn own(field: &'static str) -> Result<Own, Untold> {
 fn pages_pinned() -> Result<u64, Untold> {
     read(REFRESH)?;
     let text = read(VMSTAT)?;
-    let value = |line: &str| line.strip_prefix(FOLL_PIN)?.trim().parse().ok();
-    text.lines().find_map(value).ok_or(Untold::NoLine { path: VMSTAT, name: FOLL_PIN })
+    let pages = field(&text, FOLL_PIN).and_then(|value| value.parse().ok());
+    pages.ok_or(Untold::NoLine { path: VMSTAT, name: FOLL_PIN })
 }
 
 fn read(path: &'static str) -> Result<String, Untold> {

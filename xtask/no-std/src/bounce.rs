@@ -1,6 +1,4 @@
-//! A bounce pool in a static, as a kernel has one.
-
-use core::cell::UnsafeCell;
+//! A bounce pool in memory that is never given back, as a kernel has one.
 
 use dmaspan::swiotlb::{
     Error, Fill, InSlot, Original, Pool, PoolConfig, PoolMemory, SlotRequest, Transfer,
@@ -8,18 +6,11 @@ use dmaspan::swiotlb::{
 use dmaspan::{Direction, PhysAddr, Span};
 
 use crate::dma::OneCpu;
+use crate::hardware::Words;
 
 const BYTES: usize = 16 << 10;
 
-#[repr(align(4096))]
-struct Memory(UnsafeCell<[u8; BYTES]>);
-
-// SAFETY: all accesses are by pointers, and there is one thread.
-unsafe impl Sync for Memory {}
-
-static MEMORY: Memory = Memory(UnsafeCell::new([0; BYTES]));
-
-/// The static; physical addresses are pointers.
+/// Its memory; physical addresses are pointers.
 struct Slots([Span; 1]);
 
 fn pointer(paddr: PhysAddr) -> *mut u8 {
@@ -30,7 +21,7 @@ fn span(start: *mut u8, len: usize) -> Option<Span> {
     Span::new(PhysAddr::new(start.expose_provenance() as u64), len as u64).ok()
 }
 
-// SAFETY: the static is this pool's alone, and each method touches the bytes that it is told to.
+// SAFETY: the memory is this pool's alone, and each method touches the bytes that it is told to.
 unsafe impl PoolMemory for Slots {
     type Address = PhysAddr;
 
@@ -65,7 +56,8 @@ unsafe impl PoolMemory for Slots {
 /// Bounces a buffer that a device changes in the middle, and finds a full pool. `None` where
 /// anything is not as it should be.
 pub fn exercise() -> Option<()> {
-    let memory = Slots([span(MEMORY.0.get().cast(), BYTES)?]);
+    let start = Words::new(BYTES as u64, 4096)?.start();
+    let memory = Slots([span(start.as_ptr(), BYTES)?]);
     let pool = Pool::new(memory, PoolConfig::new(1), OneCpu).ok()?;
     let any = SlotRequest::default();
     let mut buffer = [7u8; 5000];

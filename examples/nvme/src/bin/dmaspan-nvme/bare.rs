@@ -115,12 +115,12 @@ impl<A: Access> Bare<A> {
     /// Resets and starts a controller, with queues for as many I/Os as there are regions.
     pub(crate) fn new(access: A, fixed: &Fixed) -> Result<Self, Failure> {
         let cap = access.read64(CAP);
-        if cap >> 48 & 0xf != 0 || cap & 0xffff < u64::from(fixed.regions) {
+        if cap >> 48 & 0xf != 0 || cap & 0xffff < u64::from(fixed.load.regions) {
             return Err("the controller has no pages of 4 KiB, or no queue of --depth".into());
         }
         await_ready(&access, 0)?;
         let admin = Pair::new(&access, 0, 4)?;
-        let io = Pair::new(&access, 1, fixed.regions + 1)?;
+        let io = Pair::new(&access, 1, fixed.load.regions + 1)?;
         let lists = fixed.lists(&access)?;
         access.write32(AQA, 3 << 16 | 3);
         access.write64(ASQ, admin.submission.addr().get());
@@ -207,11 +207,11 @@ impl<A: Access> Lane for Bare<A> {
 
 /// A command of each region, without its place on the disk.
 fn commands(fixed: &Fixed, prps: &[[u64; 2]]) -> Box<[[u64; 8]]> {
-    let opcode = match fixed.transfer {
+    let opcode = match fixed.load.transfer {
         Transfer::Write => 1,
         Transfer::Read => 2,
     };
-    let blocks = fixed.bytes >> fixed.block_lg2;
+    let blocks = fixed.load.bytes >> fixed.load.block_lg2;
     let command = |(region, [prp1, prp2]): (u64, &[u64; 2])| {
         [opcode | region << 16 | 1 << 32, 0, 0, *prp1, *prp2, 0, blocks - 1, 0]
     };

@@ -150,7 +150,7 @@ impl Bench<'_> {
     fn hand_turn(&self, access: VfioAccess, turn: u64, side: &mut Side) -> Result<(), Failure> {
         let (controller, namespace, queue) = self.start(access)?;
         let load = self.load(&namespace, turn);
-        let fixed = self.fixed(&load);
+        let fixed = self.fixed(load);
         let lists = fixed.lists(controller.access())?;
         let prps = fixed.prps(lists.as_ref());
         let mut lane = Driver::new(queue, &load, hand::push(namespace, &fixed, prps));
@@ -174,7 +174,7 @@ impl Bench<'_> {
         side: &mut Side,
     ) -> Result<(), Failure> {
         let load = self.load(namespace, turn);
-        let mut lane = Bare::new(access, &self.fixed(&load))?;
+        let mut lane = Bare::new(access, &self.fixed(load))?;
         let words = self.words(self.span(namespace))?;
         let ran = load.run(&mut lane, words, &mut side.latencies);
         lane.stop()?;
@@ -195,11 +195,10 @@ impl Bench<'_> {
     }
 
     /// What PRPs are written for.
-    fn fixed(&self, load: &Load) -> Fixed {
+    fn fixed(&self, load: Load) -> Fixed {
         let segments = self.regions.buffer.buffer().segments();
         let start = segments.iter().next().map_or(0, |segment| segment.start().get());
-        let Load { transfer, bytes, block_lg2, regions, .. } = *load;
-        Fixed { transfer, start, bytes, block_lg2, regions }
+        Fixed { load, start }
     }
 
     /// As much of the disk as is used.

@@ -8,37 +8,33 @@ use std::sync::atomic::Ordering;
 
 use dmaspan_nvme::access::{Access, SharedMemory};
 use dmaspan_nvme::vfio::VfioAccess;
-use dmaspan_nvme::{CommandId, Error, IoQueue, Namespace, Transfer};
+use dmaspan_nvme::{CommandId, Error, IoQueue, Namespace};
 
-use crate::load::Failure;
+use crate::load::{Failure, Load};
 
 /// The size of a page of PRPs.
 pub(crate) const PAGE: u64 = 4096;
 
 /// What is transferred to and from where.
 pub(crate) struct Fixed {
-    /// Which way.
-    pub(crate) transfer: Transfer,
+    /// The I/Os.
+    pub(crate) load: Load,
     /// Where the controller finds the first region.
     pub(crate) start: u64,
-    /// The bytes of an I/O, and of each region.
-    pub(crate) bytes: u64,
-    /// log2 of the bytes of a block of the disk.
-    pub(crate) block_lg2: u32,
-    /// How many regions there are.
-    pub(crate) regions: u16,
 }
 
 impl Fixed {
     /// Pages with the PRPs of each region, where two of them do not do.
     pub(crate) fn lists<A: Access>(&self, access: &A) -> Result<Option<A::Memory>, Failure> {
-        if self.bytes <= 2 * PAGE {
+        if self.load.bytes <= 2 * PAGE {
             return Ok(None);
         }
-        let memory = access.allocate(u64::from(self.regions) * PAGE, PAGE)?;
-        for (region, page) in (0..self.regions).zip(memory.words().as_chunks::<512>().0) {
+        let memory = access.allocate(u64::from(self.load.regions) * PAGE, PAGE)?;
+        for (region, page) in (0..self.load.regions).zip(memory.words().as_chunks::<512>().0) {
             let start = self.region(region);
-            for (place, at) in page.iter().zip((1..self.bytes / PAGE).map(|n| start + n * PAGE)) {
+            for (place, at) in
+                page.iter().zip((1..self.load.bytes / PAGE).map(|n| start + n * PAGE))
+            {
                 place.store(at.to_le(), Ordering::Relaxed);
             }
         }
@@ -46,7 +42,7 @@ impl Fixed {
     }
 
     fn region(&self, region: u16) -> u64 {
-        self.start + u64::from(region) * self.bytes
+        self.start + u64::from(region) * self.load.bytes
     }
 
     /// The PRPs of each region, with those lists.
@@ -54,14 +50,14 @@ impl Fixed {
         let lists = lists.map_or(0, |memory| memory.addr().get());
         let prps = |region: u16| {
             let prp1 = self.region(region);
-            let prp2 = match self.bytes {
+            let prp2 = match self.load.bytes {
                 ..=PAGE => 0,
                 bytes if bytes <= 2 * PAGE => prp1 + PAGE,
                 _ => lists + u64::from(region) * PAGE,
             };
             [prp1, prp2]
         };
-        (0..self.regions).map(prps).collect()
+        (0..self.load.regions).map(prps).collect()
     }
 }
 
@@ -71,7 +67,7 @@ pub(crate) fn push(
     fixed: &Fixed,
     prps: Box<[[u64; 2]]>,
 ) -> impl Fn(&mut IoQueue<VfioAccess>, u16, u64) -> Result<CommandId, Error> + use<> {
-    let Fixed { transfer, bytes, .. } = *fixed;
+    let Load { transfer, bytes, .. } = fixed.load;
     #[inline]
     move |queue, region, lba| {
         // SAFETY: the IOMMU lets the controller reach what is mapped in its space alone, which are

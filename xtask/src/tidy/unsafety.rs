@@ -109,7 +109,7 @@ const PARTS: [Part; 9] = [
     },
 ];
 
-/// Finds unsafe code where the design has none, which is wherever [`PARTS`] does not let it stand.
+/// Finds unsafe code where the design has none: in a part of the tree that does not let it stand.
 pub fn placement(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (file, rust) in tree.rust("") {

@@ -1,6 +1,6 @@
 //! The command line.
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_cli::hold;
 use dmaspan_cli::options::{OutputFormat, Whole};
 use dmaspan_linux::MemoryKind;
@@ -121,4 +121,9 @@ pub(crate) fn sorted(numbers: &[u64]) -> Vec<u64> {
     numbers.sort_unstable();
     numbers.dedup();
     numbers
+}
+
+/// What the command line calls something.
+pub(crate) fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

@@ -74,14 +74,12 @@ fn measure<A: clap::Args, P>(
     plan: impl Fn(&A, &Machine) -> Result<P, Failed>,
     run: impl Fn(&P, &Progress) -> Result<Report, Failed>,
 ) -> ExitCode {
-    let plan = match plan(&args, &Machine::read()) {
-        Ok(plan) => plan,
-        Err(error) => return fail(WRONG_USAGE, &error.to_string()),
-    };
     let progress = Progress::on_stderr();
-    let report = match run(&plan, &progress) {
+    let plan = plan(&args, &Machine::read()).map_err(|error| (WRONG_USAGE, error));
+    let report = plan.and_then(|plan| run(&plan, &progress).map_err(|error| (FAILED, error)));
+    let report = match report {
         Ok(report) => report,
-        Err(error) => return fail(FAILED, &error.to_string()),
+        Err((code, error)) => return fail(code, &error.to_string()),
     };
     progress.clear();
     let text = match format {

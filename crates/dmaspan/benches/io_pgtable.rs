@@ -99,34 +99,20 @@ impl Bench {
         }
     }
 
-    /// Time to map, and to unmap, one range.
-    fn round(&mut self) -> (Duration, Duration) {
+    /// Time to map, and to unmap, each range once. Unmapped in `PARTS`, none of which covers a
+    /// table, it leaves its tables, whole and empty, for the next map to find.
+    fn round<const PARTS: u64>(&mut self) -> (Duration, Duration) {
         let start = Instant::now();
         for n in 0..self.ranges() {
             self.map(self.iova(n));
         }
         let mapped = start.elapsed();
         let start = Instant::now();
+        let pages = self.pages / PARTS;
         for n in 0..self.ranges() {
-            self.unmap(self.iova(n), self.pages);
-        }
-        (mapped, start.elapsed())
-    }
-
-    /// The same where the map finds its tables, whole and empty: they are unmapped in halves,
-    /// neither of which covers a table.
-    fn round_in_halves(&mut self) -> (Duration, Duration) {
-        let start = Instant::now();
-        for n in 0..self.ranges() {
-            self.map(self.iova(n));
-        }
-        let mapped = start.elapsed();
-        let start = Instant::now();
-        let half = self.pages / 2;
-        for n in 0..self.ranges() {
-            let iova = self.iova(n);
-            self.unmap(iova, half);
-            self.unmap(iova.wrapping_add(half * self.page_size), half);
+            for part in 0..PARTS {
+                self.unmap(self.iova(n).wrapping_add(part * pages * self.page_size), pages);
+            }
         }
         (mapped, start.elapsed())
     }
@@ -165,11 +151,11 @@ fn measure(
 fn bench_case(c: &mut Criterion, name: &str, how: How, page_size: u64, pages: u64) {
     let mut group = c.benchmark_group(name);
     let bench = || Bench::new(how, page_size, pages);
-    measure(&mut group, "map", bench(), |bench| bench.round().0);
-    measure(&mut group, "unmap", bench(), |bench| bench.round().1);
+    measure(&mut group, "map", bench(), |bench| bench.round::<1>().0);
+    measure(&mut group, "unmap", bench(), |bench| bench.round::<1>().1);
     if pages > 1 {
-        measure(&mut group, "map_present", bench(), |bench| bench.round_in_halves().0);
-        measure(&mut group, "unmap_halves", bench(), |bench| bench.round_in_halves().1);
+        measure(&mut group, "map_present", bench(), |bench| bench.round::<2>().0);
+        measure(&mut group, "unmap_halves", bench(), |bench| bench.round::<2>().1);
     }
     group.finish();
 }

@@ -11,6 +11,7 @@ use dmaspan::regbuf::descriptors::{
 };
 use dmaspan::regbuf::{Buffer, Keep, Segments, SegmentsBuilder};
 use dmaspan::{Direction, DmaAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan_sim::rng::Rng;
 
 /// There is nothing to let go of.
 struct Nothing;
@@ -33,18 +34,6 @@ fn buffer(lens: impl Iterator<Item = u64>) -> Buffer<PhysAddr> {
     unsafe { Buffer::new(segments, user, Prot::READ_WRITE, Box::new(Nothing)) }.unwrap()
 }
 
-/// Numbers that nothing foresees (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// The first piece of 4 KiB at a random offset.
 fn imports(c: &mut Criterion) {
     const LEN: u64 = 4096;
@@ -62,7 +51,7 @@ fn imports(c: &mut Criterion) {
     let mut group = c.benchmark_group("import");
     for (name, buffer) in &buffers {
         // Looked up beforehand: a division costs as much as an import.
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Rng::new(1);
         let offsets: Vec<u64> = (0..4096).map(|_| random.below(buffer.len() - LEN)).collect();
         let mut at = 0;
         group.bench_function(BenchmarkId::from_parameter(name), |b| {

@@ -118,15 +118,6 @@ pub(crate) enum Mode {
     Sg,
 }
 
-impl Mode {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Single => "single",
-            Self::Sg => "sg",
-        }
-    }
-}
-
 /// How a direction is called.
 pub(crate) const fn direction_name(direction: Direction) -> &'static str {
     match direction {

@@ -14,6 +14,7 @@ use super::args::{Mode, direction_name};
 use super::latency::{Figures, PERMILLES};
 use super::plan::{BLOCK, Case, PAGE, Plan};
 use super::work::Measured;
+use crate::args::name_of;
 use crate::report::{self, Column, Fields, Report, count, plural};
 use crate::time;
 
@@ -55,7 +56,7 @@ pub(super) fn row(case: &Case, [by_page, batched]: &[Measured; 2]) -> Fields {
         (".syncs", pair(per_unmap(syncs[0]), per_unmap(syncs[1]))),
         ("threads", case.threads.into()),
         ("granule", case.granule.into()),
-        ("mode", case.mode.name().into()),
+        ("mode", name_of(&case.mode).into()),
         ("map_us", average(&map).into()),
         ("unmap_us", average(&unmap).into()),
         ("per_page_map_us", average(&old_map).into()),
@@ -146,7 +147,7 @@ fn per_unmap(count: f64) -> String {
 
 /// What is mapped, and how.
 fn title(plan: &Plan, case: &Case, flush: &str) -> String {
-    let (mode, direction, bits) = (case.mode.name(), direction_name(case.direction), case.bits);
+    let (mode, direction, bits) = (name_of(&case.mode), direction_name(case.direction), case.bits);
     let cpus = plural(time::cpus(), "CPU");
     let mut title = format!("DMA mapping ({mode}, {direction}, {bits} bits, {flush}); {cpus}");
     if let Some(seconds) = plan.seconds {

@@ -9,6 +9,7 @@ use dmaspan_cli::units::{fine_time, page_size, three_digits};
 use super::clocks::Taken;
 use super::plan::Plan;
 use super::work::{Reader, WAYS, Way};
+use crate::args::name_of;
 use crate::report::{Column, Fields, Report, plural};
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -25,8 +26,8 @@ fn row(plan: &Plan, way: Way, taken: &[Taken]) -> Fields {
     let rate = count as f64 / (wall.max(1) as f64 / 1e9);
     let requests = every(|taken| taken.requests);
     Fields::from([
-        (".label", way.name().into()),
-        ("way", way.name().into()),
+        (".label", name_of(&way).into()),
+        ("way", name_of(&way).into()),
         ("reads_per_s", rounded(rate).into()),
         ("gib_per_s", rounded(rate * plan.block as f64 / GIB).into()),
         ("wall_ns", (wall / count).into()),

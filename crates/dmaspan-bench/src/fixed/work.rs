@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io;
 
+use clap::ValueEnum;
 use dmaspan_linux::fixed::{
     AttachMethod, Completion, FixedBuf, FixedPool, FixedRing, MemoryChoice, PoolOptions,
     RefusedOperation,
@@ -21,7 +22,7 @@ const CHECKED: u64 = 4;
 const FILL: u8 = 0xa5;
 
 /// A way to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Way {
     /// Into a buffer that the ring has registered.
     Fixed,
@@ -31,16 +32,6 @@ pub(crate) enum Way {
 
 /// Both, in the order of the report.
 pub(crate) const WAYS: [Way; 2] = [Way::Fixed, Way::Plain];
-
-impl Way {
-    /// Its name.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Fixed => "fixed",
-            Self::Plain => "plain",
-        }
-    }
-}
 
 /// Buffers and a ring.
 pub(crate) struct Reader<'a> {

@@ -100,17 +100,21 @@ impl Shape {
     /// enough IOVAs for.
     pub(crate) fn cases(&self, threads: u64, extent: Extent) -> Vec<Case> {
         let share = lg2::align_down(self.aperture_bytes / threads.max(1), self.table_lg2);
+        let pages = |label: String, name: String, bytes: u64, page_lg2: u32| {
+            let work = Work::Pages { page_size: lg2::size(page_lg2), pages: bytes >> page_lg2 };
+            Case { name, label, bytes, ranges: 1, work }
+        };
         let grid = (0..=GRID_LG2).map(|lg2| {
             let bytes = lg2::size(self.granule_lg2 + lg2);
             let (name, size) = (format!("g={}", lg2::size(lg2)), units::page_size(bytes));
-            (format!("{name} ({size})"), self.pages_case(name, bytes, self.granule_lg2))
+            pages(format!("{name} ({size})"), name, bytes, self.granule_lg2)
         });
         let blocks = [21, 22].map(|lg2| {
             let bytes = lg2::size(lg2.max(self.granule_lg2));
             let page_lg2 = lg2::floor(self.page_sizes & lg2::mask(lg2 + 1));
             let (name, page) = (units::page_size(bytes), units::page_size(lg2::size(page_lg2)));
             let count = bytes >> page_lg2;
-            (format!("{name} ({count} × {page})"), self.pages_case(name, bytes, page_lg2))
+            pages(format!("{name} ({count} × {page})"), name, bytes, page_lg2)
         });
         // Half of a small aperture, since the memory does not begin at 0.
         let bytes = extent.bulk_bytes.min(lg2::size(lg2::floor(self.aperture_bytes)) / 2);
@@ -119,16 +123,10 @@ impl Shape {
         let bulk = (0..64).filter(|&lg2| sizes & lg2::size(lg2) != 0).map(|page_lg2| {
             let page = units::page_size(lg2::size(page_lg2));
             let name = format!("{} as {page}", units::page_size(bytes));
-            (name.clone(), self.pages_case(name, bytes, page_lg2))
+            pages(name.clone(), name, bytes, page_lg2)
         });
-        let scattered = self.scattered_case();
-        let scattered = (scattered.name.clone(), scattered);
-        grid.chain(blocks)
-            .chain(bulk)
-            .chain([scattered])
-            .map(|(label, case)| Case { label, ..case })
-            .filter_map(|case| case.within(share, extent.pages_in_pass))
-            .collect()
+        let all = grid.chain(blocks).chain(bulk).chain([self.scattered_case()]);
+        all.filter_map(|case| case.within(share, extent.pages_in_pass)).collect()
     }
 
     /// How many IOVAs a thread gets for a case: whole tables, so that no two threads share one.
@@ -147,12 +145,6 @@ impl Shape {
         let each = lg2::size(self.each_lg2.max(10));
         let regions = tables.saturating_mul(each).saturating_mul(threads);
         regions.saturating_add(2 * lg2::size(self.root_lg2.max(10)))
-    }
-
-    fn pages_case(&self, name: String, bytes: u64, page_lg2: u32) -> Case {
-        let pages = bytes >> page_lg2;
-        let work = Work::Pages { page_size: lg2::size(page_lg2), pages };
-        Case { name, label: String::new(), bytes, ranges: 1, work }
     }
 
     /// Pairs of a block that is one span, congruent to its IOVA, and a block in spans of 1, 3, 4,
@@ -181,7 +173,8 @@ impl Shape {
         }
         let bytes = offset;
         let work = Work::Scattered { spans, leaves };
-        Case { name: "scatter".to_owned(), label: String::new(), bytes, ranges: 1, work }
+        let [name, label] = ["scatter"; 2].map(str::to_owned);
+        Case { name, label, bytes, ranges: 1, work }
     }
 
     /// The fewest leaves of a span: the largest page each time that both addresses and the rest

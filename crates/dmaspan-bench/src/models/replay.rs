@@ -1,6 +1,7 @@
 //! A pinner that has pinned already: what is done with spans, without the time that finding them
 //! takes.
 
+use std::error::Error;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -72,8 +73,7 @@ impl Replay {
         let held = Held { pinner, _space: space, prot, spans: Arc::clone(&spans), pin };
         match error {
             None => Ok(Self { range, prot, spans, held: Arc::new(held) }),
-            Some(PinError::Failed(error)) => Err(error.into()),
-            Some(PinError::Stopped) => Err(Failed::new(format_args!("{range} is not all memory"))),
+            Some(error) => Err(not_pinned(error, range)),
         }
     }
 
@@ -107,6 +107,14 @@ impl<P: Pinner> Drop for Held<P> {
         let promise = unsafe { Promise::new() };
         self.pinner.unpin(promise, &mut pin, &self.spans, Kind::Memory, Dirty::after(self.prot));
         self.pinner.release(promise, pin);
+    }
+}
+
+/// Why a range is not pinned by who wants memory alone.
+pub(crate) fn not_pinned<E: Error>(error: PinError<E>, range: UserRange) -> Failed {
+    match error {
+        PinError::Failed(error) => error.into(),
+        PinError::Stopped => Failed::new(format_args!("{range} is not all memory")),
     }
 }
 

@@ -71,19 +71,6 @@ pub(crate) enum RegbufCase {
     Mixed,
 }
 
-impl RegbufCase {
-    /// The name on a command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::FourHuge => "8m-4x2m",
-            Self::Base => "base",
-            Self::Thp => "thp",
-            Self::Hugetlb => "hugetlb",
-            Self::Mixed => "mixed",
-        }
-    }
-}
-
 /// What is registered and how often.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RegbufArgs {

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::models::regbuf_before::{FolioBefore, FolioOf};
-use crate::models::replay::Replay;
+use crate::models::regbuf_before::FolioBefore;
+use crate::models::replay::{Replay, not_pinned};
 use crate::models::simulated::{USER_AT, no_memory, placed, room_for, simulated};
-use dmaspan::pin::{PinError, PinFailed, Pinner};
+use dmaspan::pin::{PinFailed, Pinner};
 use dmaspan::{HostAddr, PhysAddr, Prot, Span, lg2};
 use dmaspan_linux::{LinuxPinner, Memory, MemoryKind, PinMethod};
 use dmaspan_sim::memory::{AllocError, SimMemory, SimPinner};
 
 use super::args::RegbufCase;
-use super::plan::{Case, HUGE, PAGE};
+use super::plan::{Case, HUGE, MOST_KERNEL_RUNS, PAGE, Plan};
 use crate::failed::Failed;
 use dmaspan_cli::hold::HeldPages;
 use dmaspan_cli::size::ByteSize;
@@ -40,6 +40,12 @@ pub(crate) struct Ground {
     pub(crate) memory: &'static str,
     /// Bytes that should be in huge pages and are not.
     pub(crate) not_huge: u64,
+    /// Whether frames are those of a model, and why, where nobody asked for that.
+    pub(crate) is_model: bool,
+    pub(crate) why_model: Option<String>,
+    /// What this machine's kernel took to register the memory as a buffer of an io_uring, where it
+    /// did.
+    pub(crate) kernel_ns: Option<u64>,
     /// Declared last: the pool is lowered when its pages are back.
     _held: Option<HeldPages>,
 }
@@ -51,8 +57,36 @@ impl Ground {
         let pages: Vec<_> = replay.spans().iter().flat_map(of).map(PhysAddr::new).collect();
         let folios = Folios::new(&pages, |block| may_be_huge(case.name, block));
         let not_huge = wanted_huge(case).saturating_sub(folios.bytes());
-        Self { replay: Arc::new(replay), pages, folios, memory, not_huge, _held: held }
+        Self {
+            replay: Arc::new(replay),
+            pages,
+            folios,
+            memory,
+            not_huge,
+            is_model: false,
+            why_model: None,
+            kernel_ns: None,
+            _held: held,
+        }
     }
+}
+
+/// The memory of a case: this machine's, which is registered on the way, or a model's
+/// where it cannot be used.
+///
+/// # Errors
+///
+/// Where there is not enough.
+pub(crate) fn ground(case: &Case, plan: &Plan) -> Result<Ground, Failed> {
+    let (mut kernel_ns, mut why_model) = (None, None);
+    if !plan.model {
+        let runs = plan.effort.rounds.min(MOST_KERNEL_RUNS);
+        match real(case, runs, &mut kernel_ns) {
+            Ok(ground) => return Ok(Ground { kernel_ns, ..ground }),
+            Err(why) => why_model = Some(why.to_string()),
+        }
+    }
+    Ok(Ground { is_model: true, why_model, kernel_ns, ..model(case)? })
 }
 
 /// Which pages are in huge ones.
@@ -87,11 +121,10 @@ impl Folios {
     fn bytes(&self) -> u64 {
         self.huge.iter().filter(|huge| **huge).map(|_| HUGE).sum()
     }
-}
 
-impl FolioOf for &Folios {
+    /// That of a page.
     #[inline]
-    fn folio_of(&self, page: PhysAddr) -> FolioBefore {
+    pub(crate) fn of(&self, page: PhysAddr) -> FolioBefore {
         let number = (page.get() >> HUGE_LG2).wrapping_sub(self.first);
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         if self.huge.get(number).copied().unwrap_or(false) {
@@ -118,44 +151,37 @@ fn wanted_huge(case: &Case) -> u64 {
     blocks.filter(|block| may_be_huge(case.name, *block)).map(|_| HUGE).sum()
 }
 
-/// What this machine gives.
-pub(crate) struct Real {
-    /// The memory, or why it cannot be used.
-    pub(crate) ground: Result<Ground, Failed>,
-    /// What the kernel took to register it as a buffer of an io_uring, where it did.
-    pub(crate) kernel_ns: Option<u64>,
-}
-
-/// The memory of a case on this machine, which is registered `runs` times on the way.
-pub(crate) fn real(case: &Case, runs: u32) -> Real {
-    let mut kernel_ns = None;
-    let mut of = |kind| of_kind(case, kind, runs, &mut kernel_ns);
-    let ground = match case.name {
-        RegbufCase::FourHuge => of(MemoryKind::Hugetlb2M).or_else(|_| of(MemoryKind::Thp)),
-        RegbufCase::Base => of(MemoryKind::Base),
-        RegbufCase::Thp => of(MemoryKind::Thp),
-        RegbufCase::Hugetlb => of(MemoryKind::Hugetlb2M),
-        RegbufCase::Mixed => {
-            let memory = Memory::striped(case.bytes).map_err(Failed::from);
-            memory.and_then(|memory| pinned(case, memory, None, runs, &mut kernel_ns))
+/// The memory of a case on this machine.
+fn real(case: &Case, runs: u32, kernel_ns: &mut Option<u64>) -> Result<Ground, Failed> {
+    let mut of = |kind| {
+        let mut held = HeldPages::for_memory(kind, case.bytes)?;
+        let memory = Memory::new(kind, case.bytes)?;
+        if let Some(held) = &mut held {
+            held.mapped();
         }
+        pinned(case, memory, held, runs, kernel_ns)
     };
-    Real { ground, kernel_ns }
+    let Some(kind) = kind_of(case.name) else {
+        return pinned(case, Memory::striped(case.bytes)?, None, runs, kernel_ns);
+    };
+    of(kind).or_else(|why| match case.name {
+        RegbufCase::FourHuge => of(MemoryKind::Thp),
+        _ => Err(why),
+    })
 }
 
-fn of_kind(
-    case: &Case,
-    kind: MemoryKind,
-    runs: u32,
-    kernel_ns: &mut Option<u64>,
-) -> Result<Ground, Failed> {
-    let mut held = HeldPages::for_memory(kind, case.bytes)?;
-    let memory = Memory::new(kind, case.bytes)?;
-    if let Some(held) = &mut held {
-        held.mapped();
+/// What memory a case is about; none, of two kinds.
+fn kind_of(case: RegbufCase) -> Option<MemoryKind> {
+    match case {
+        RegbufCase::FourHuge | RegbufCase::Hugetlb => Some(MemoryKind::Hugetlb2M),
+        RegbufCase::Base => Some(MemoryKind::Base),
+        RegbufCase::Thp => Some(MemoryKind::Thp),
+        RegbufCase::Mixed => None,
     }
-    pinned(case, memory, held, runs, kernel_ns)
 }
+
+/// What two kinds in turn are called.
+const TWO_KINDS: &str = "thp and base";
 
 /// Pins memory, and says how long the kernel takes for that.
 fn pinned(
@@ -174,7 +200,7 @@ fn pinned(
     let pinner = LinuxPinner::new()?;
     let replay = Replay::new(pinner, Arc::clone(&memory), user, Prot::READ_WRITE)?;
     let kind = match case.name {
-        RegbufCase::Mixed => "thp and base",
+        RegbufCase::Mixed => TWO_KINDS,
         _ => memory.kind().name(),
     };
     let ground = Ground::new(case, replay, kind, held);
@@ -202,10 +228,7 @@ fn registered_ns(
             Ok(pin) => pinner.give_back(pin),
             Err(PinFailed { error, pin }) => {
                 pin.into_iter().for_each(|pin| pinner.give_back(pin));
-                return Err(match error {
-                    PinError::Failed(error) => error.into(),
-                    PinError::Stopped => Failed::new(format_args!("{user} is not all memory")),
-                });
+                return Err(not_pinned(error, user));
             }
         }
         times.push(pinner.stats().pin_ns);
@@ -214,22 +237,13 @@ fn registered_ns(
 }
 
 /// The memory of a case in a model.
-///
-/// # Errors
-///
-/// Where there is not enough.
-pub(crate) fn model(case: &Case) -> Result<Ground, Failed> {
+fn model(case: &Case) -> Result<Ground, Failed> {
     let (memory, space) = simulated(room_for(case.bytes))?;
     let spans = apart(&memory, case).map_err(no_memory)?;
     let user = placed(space.map(USER_AT, &spans), case.bytes)?;
     let replay = Replay::new(SimPinner::new(memory), space, user, Prot::READ_WRITE);
     let replay = replay.map_err(Failed::at("simulated pins"))?;
-    let kind = match case.name {
-        RegbufCase::FourHuge | RegbufCase::Hugetlb => "hugetlb",
-        RegbufCase::Base => "base",
-        RegbufCase::Thp => "thp",
-        RegbufCase::Mixed => "thp and base",
-    };
+    let kind = kind_of(case.name).map_or(TWO_KINDS, MemoryKind::name);
     Ok(Ground::new(case, replay, kind, None))
 }
 
@@ -278,7 +292,7 @@ mod tests {
             assert_eq!(ground.folios.bytes(), huge * HUGE, "{name:?}");
             assert_eq!(ground.pages.len(), 2048);
             for (number, page) in ground.pages.iter().enumerate() {
-                let folio = (&ground.folios).folio_of(*page);
+                let folio = ground.folios.of(*page);
                 let is_huge = may_be_huge(name, number / HUGE_PAGES);
                 assert_eq!(folio.order, if is_huge { HUGE_ORDER } else { 0 });
                 let behind = if is_huge { (number % HUGE_PAGES) as u64 * PAGE } else { 0 };

@@ -16,19 +16,21 @@ mod work;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dmaspan::Account;
 use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
+use dmaspan::{Account, PhysAddr};
 use dmaspan_cli::progress::Progress;
 
-use ground::{Folios, Ground};
+use ground::Ground;
 pub(crate) use plan::Plan;
 use plan::{Case, PAGE};
-use report::Setting;
 use timing::{Measured, passes, turn};
 use work::{BY_SEGMENT, ByPage, BySegment, Lists};
 
+use crate::args::name_of;
 use crate::failed::Failed;
-use crate::models::regbuf_before::{Coalescing, RegisteredBefore, RingBefore, UserBefore};
+use crate::models::regbuf_before::{
+    Coalescing, FolioBefore, RegisteredBefore, RingBefore, UserBefore,
+};
 use crate::models::replay::Replay;
 use crate::report::{Fields, Report};
 use crate::time::Series;
@@ -44,36 +46,18 @@ const LIMIT: u64 = 1 << 50;
 pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     let mut rows = Vec::new();
     for case in &plan.cases {
-        let name = case.name.name();
+        let name = name_of(&case.name);
         progress.begin(format!("registered buffers: {name}"), u64::from(plan.effort.rounds) + 1);
-        rows.push(measure_case(plan, case, progress).map_err(Failed::at(name))?);
+        rows.push(measure(plan, case, progress).map_err(Failed::at(name))?);
     }
     Ok(report::report(plan, rows))
 }
 
-fn measure_case(plan: &Plan, case: &Case, progress: &Progress) -> Result<Fields, Failed> {
-    let mut setting = Setting::default();
-    if !plan.model {
-        let real = ground::real(case, plan.effort.rounds.min(plan::MOST_KERNEL_RUNS));
-        setting.kernel_ns = real.kernel_ns;
-        match real.ground {
-            Ok(ground) => return measure(plan, case, &ground, setting, progress),
-            Err(why) => setting.why_model = Some(why.to_string()),
-        }
-    }
-    setting.is_model = true;
-    measure(plan, case, &ground::model(case)?, setting, progress)
-}
-
 /// Measures a case both ways, in turn, over the same frames.
-fn measure(
-    plan: &Plan,
-    case: &Case,
-    ground: &Ground,
-    mut setting: Setting,
-    progress: &Progress,
-) -> Result<Fields, Failed> {
-    let mut before = Before::new(ground);
+fn measure(plan: &Plan, case: &Case, progress: &Progress) -> Result<Fields, Failed> {
+    let ground = &ground::ground(case, plan)?;
+    let ring = RingBefore::new(Arc::new(UserBefore::new(LIMIT)), |page| ground.folios.of(page));
+    let mut before = Before { ground, ring };
     let mut now = Now::new(ground)?;
     let (mut old, mut new) = (Measured::default(), Measured::default());
     let length = plan.effort.turn;
@@ -118,24 +102,18 @@ fn measure(
         })?;
         progress.advance(1);
     }
-    (setting.memory, setting.not_huge) = (ground.memory, ground.not_huge);
-    let row = report::row(case, setting, counts, [&old, &new], [&folio, &stores]);
+    let row = report::row(case, ground, counts, [&old, &new], [&folio, &stores]);
     [pages, single, linux72].into_iter().for_each(|buffer| before.end(buffer));
     Ok(row)
 }
 
 /// Registering as Linux does.
-struct Before<'a> {
+struct Before<'a, F> {
     ground: &'a Ground,
-    ring: RingBefore<&'a Folios>,
+    ring: RingBefore<F>,
 }
 
-impl<'a> Before<'a> {
-    fn new(ground: &'a Ground) -> Self {
-        let ring = RingBefore::new(Arc::new(UserBefore::new(LIMIT)), &ground.folios);
-        Self { ground, ring }
-    }
-
+impl<F: Fn(PhysAddr) -> FolioBefore> Before<'_, F> {
     fn register(&mut self, coalescing: Coalescing) -> Result<RegisteredBefore, Failed> {
         let ground = self.ground;
         let registered = self.ring.register(ground.replay.range(), &ground.pages, coalescing);

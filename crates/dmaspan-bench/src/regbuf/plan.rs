@@ -1,5 +1,6 @@
 //! What is measured: the cases, and how long.
 
+use clap::ValueEnum;
 use dmaspan_sim::rng::Rng;
 
 use super::args::{RegbufArgs, RegbufCase};
@@ -21,14 +22,6 @@ const SECTOR: u64 = 512;
 const IOS: usize = 64;
 /// How many imports are made in turn.
 const IMPORTS: usize = 4096;
-
-const ALL: [RegbufCase; 5] = [
-    RegbufCase::FourHuge,
-    RegbufCase::Base,
-    RegbufCase::Thp,
-    RegbufCase::Hugetlb,
-    RegbufCase::Mixed,
-];
 
 const USUAL_BYTES: u64 = 1 << 30;
 const QUICK_BYTES: u64 = 64 * MIB;
@@ -154,7 +147,7 @@ impl Plan {
             )));
         }
         let mut cases: Vec<Case> = Vec::new();
-        let asked = if args.cases.is_empty() { &ALL[..] } else { &args.cases };
+        let asked = if args.cases.is_empty() { RegbufCase::value_variants() } else { &args.cases };
         for &name in asked {
             if cases.iter().all(|case| case.name != name) {
                 let bytes = if name == RegbufCase::FourHuge { 4 * HUGE } else { bytes };
@@ -176,6 +169,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::name_of;
 
     fn plan(size: Option<u64>, available: u64) -> Result<Plan, Failed> {
         let args = RegbufArgs {
@@ -191,9 +185,9 @@ mod tests {
     #[test]
     fn every_case_is_measured_and_only_the_first_has_a_size_of_its_own() {
         let plan = plan(None, 8 << 30).unwrap();
-        let cases = plan.cases.iter().map(|case| (case.name.name(), case.bytes >> 20));
-        let all = ["base", "thp", "hugetlb", "mixed"].map(|name| (name, 1024));
-        assert!(cases.eq([("8m-4x2m", 8)].into_iter().chain(all)));
+        let cases = plan.cases.iter().map(|case| (name_of(&case.name), case.bytes >> 20));
+        let all = ["base", "thp", "hugetlb", "mixed"].map(|name| (name.to_owned(), 1024));
+        assert!(cases.eq([("8m-4x2m".to_owned(), 8)].into_iter().chain(all)));
         assert!(plan.notes.is_empty());
     }
 

@@ -8,26 +8,13 @@ use dmaspan_cli::text::{QUICK, TIMES, ratio};
 use dmaspan_cli::units::fine_time;
 use serde_json::Value;
 
+use super::ground::Ground;
 use super::plan::{Case, Plan};
 use super::timing::Measured;
+use crate::args::name_of;
 use crate::models::regbuf_before::BufferBefore;
 use crate::report::{Column, Fields, Report, count, plural, speedup};
 use crate::time::Series;
-
-/// Where a case's memory is from.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Setting {
-    /// Whether frames are those of a model.
-    pub(super) is_model: bool,
-    /// Why, where nobody asked for that.
-    pub(super) why_model: Option<String>,
-    /// What the kernel took to register the memory, where it did.
-    pub(super) kernel_ns: Option<u64>,
-    /// What pages it has.
-    pub(super) memory: &'static str,
-    /// Bytes that should be in huge pages and are not.
-    pub(super) not_huge: u64,
-}
 
 /// How many pieces a buffer is kept in, page by page, as two ages of Linux coalesced and now, and
 /// by how many bytes.
@@ -60,7 +47,7 @@ pub(super) fn counts(
 /// A case both ways, and what Linux 7.2 takes for entries and a loop for its stores.
 pub(super) fn row(
     case: &Case,
-    setting: Setting,
+    ground: &Ground,
     counts: [(&'static str, Value); 10],
     [old, new]: [&Measured; 2],
     [linux72, stores]: [&Series; 2],
@@ -68,22 +55,22 @@ pub(super) fn row(
     let ns = |series: &Series| Value::from(rounded(series.each()));
     let faster =
         |old: &Series, new: &Series| Value::from(speedup(rounded(old.each()), rounded(new.each())));
-    let (name, model) = (case.name.name(), setting.is_model);
+    let (name, model) = (&*name_of(&case.name), ground.is_model);
     let fields = Fields::from([
         (".label", format!("{name}{}", if model { "*" } else { "" }).into()),
-        (".not_huge", not_huge(name, setting.not_huge).into()),
+        (".not_huge", not_huge(name, ground.not_huge).into()),
         (".register", faster(&old.register, &new.register)),
         ("case", name.into()),
-        ("memory", setting.memory.into()),
+        ("memory", ground.memory.into()),
         ("frames", if model { "model" } else { "physical" }.into()),
     ]);
-    let fields = fields.some("why_model", setting.why_model);
+    let fields = fields.some("why_model", ground.why_model.as_deref());
     let fields =
-        fields.and([("size", case.bytes.into()), ("not_huge_bytes", setting.not_huge.into())]);
+        fields.and([("size", case.bytes.into()), ("not_huge_bytes", ground.not_huge.into())]);
     fields.and(counts).and([
         ("register_per_page_ns", ns(&old.register)),
         ("register_ns", ns(&new.register)),
-        ("kernel_register_ns", setting.kernel_ns.into()),
+        ("kernel_register_ns", ground.kernel_ns.into()),
         ("import_per_page_ns", ns(&old.import)),
         ("import_ns", ns(&new.import)),
         ("io_bytes", case.io_bytes().into()),

@@ -4,7 +4,7 @@ use dmaspan::swiotlb::Fill;
 use dmaspan::{Direction, HostAddr, Span, UserAddr, UserRange};
 use dmaspan_linux::mem::CheckError;
 
-use super::plan::{Case, Copies};
+use super::plan::Case;
 use super::work::{Bounces, Buffers};
 use crate::failed::Failed;
 
@@ -51,8 +51,7 @@ pub(super) fn check<'p, W: Bounces>(
         slots.offset_of(range).map_err(Failed::at("a slot is elsewhere"))
     };
     let is_read = case.direction == Direction::FromDevice;
-    let is_copied = case.copies == Copies::Made;
-    let is_filled = is_copied && pool.fill(case) == Fill::Copy;
+    let is_filled = case.copies && pool.fill(case) == Fill::Copy;
     // Of a slot that was filled it writes half, and the rest has to stay as it is.
     let written = |span: Span<HostAddr>| if is_filled { span.len() / 2 } else { span.len() };
     for (buffer, mapped) in &out {
@@ -74,7 +73,7 @@ pub(super) fn check<'p, W: Bounces>(
     for (buffer, mapped) in out {
         let words = written(W::span(&mapped)) / 8;
         pool.unmap(mapped, case)?;
-        let by = |n| if is_read && is_copied && n < words { By::Device } else { By::Owner };
+        let by = |n| if is_read && case.copies && n < words { By::Device } else { By::Owner };
         let (memory, at) = buffers.place(buffer);
         memory.check_words(at, case.block, |n| word(by(n), buffer, n)).map_err(wrong)?;
         memory.fill_words(at, case.block, |n| word(By::Owner, buffer, n))?;
@@ -119,7 +118,7 @@ mod tests {
         order: Order::Queue,
         direction: Direction::FromDevice,
         fill: Fill::Copy,
-        copies: Copies::Made,
+        copies: true,
     };
     const POOL: u64 = 1 << 20;
 
@@ -219,7 +218,7 @@ mod tests {
             for direction in [Direction::FromDevice, Direction::ToDevice] {
                 let case = Case { order, depth, direction, ..CASE };
                 are_right::<true>(&case);
-                are_right::<false>(&Case { copies: Copies::LeftOut, ..case });
+                are_right::<false>(&Case { copies: false, ..case });
             }
         }
         are_right::<true>(&Case { fill: Fill::Overwritten, ..CASE });

@@ -14,8 +14,8 @@ mod work;
 
 use dmaspan_cli::progress::Progress;
 use load::Measured;
+use plan::Case;
 pub(crate) use plan::Plan;
-use plan::{Case, Copies};
 use work::Buffers;
 
 use crate::failed::Failed;
@@ -33,10 +33,8 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     let memory = work::leak(most).map_err(Failed::at("no memory for the buffers"))?;
     let rows = plan.cases.iter().map(|case| {
         let buffers = Buffers::new(memory, case);
-        match case.copies {
-            Copies::Made => measure::<true>(plan, case, buffers, progress),
-            Copies::LeftOut => measure::<false>(plan, case, buffers, progress),
-        }
+        let measure = if case.copies { measure::<true> } else { measure::<false> };
+        measure(plan, case, buffers, progress)
     });
     Ok(report::report(plan, rows.collect::<Result<_, _>>()?))
 }

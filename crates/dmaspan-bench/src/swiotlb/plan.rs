@@ -31,15 +31,6 @@ pub(crate) enum Order {
     Burst,
 }
 
-/// Whether pools copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copies {
-    /// They do.
-    Made,
-    /// They do not: what is left are the slots.
-    LeftOut,
-}
-
 /// One line of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
@@ -57,7 +48,8 @@ pub(crate) struct Case {
     pub(crate) direction: Direction,
     /// Whether slots are filled by the pool of now. By vanilla they always are.
     pub(crate) fill: Fill,
-    pub(crate) copies: Copies,
+    /// Whether pools copy. Where they do not, what is left are the slots.
+    pub(crate) copies: bool,
 }
 
 impl Case {
@@ -149,16 +141,14 @@ impl Plan {
 
 /// 1, 2, 4 and so on, and the last one however it is.
 fn doubling(last: u64) -> Vec<u64> {
-    let mut numbers: Vec<u64> =
-        (0..u64::BITS).map(|lg2| 1 << lg2).take_while(|&number| number < last).collect();
-    numbers.push(last);
-    numbers
+    let powers = (0..u64::BITS).map(|lg2| 1 << lg2);
+    powers.take_while(|&number| number < last).chain([last]).collect()
 }
 
 /// The load of fio.
 fn queues(jobs: &[u64], depth: u64, block: u64) -> Vec<Case> {
     let case = |name, label, direction, fill| {
-        let (order, copies) = (Order::Queue, Copies::Made);
+        let (order, copies) = (Order::Queue, true);
         Case { name, label, threads: 1, block, depth, order, direction, fill, copies }
     };
     let cases = [
@@ -176,14 +166,14 @@ fn bursts(jobs: &[u64]) -> Vec<Case> {
         Case { name, label, threads: 1, block, depth, order, direction, fill, copies }
     };
     let cases = [
-        case("pair", "pair", 1, 4096, Copies::Made),
-        case("burst-64", "burst of 64", 64, 4096, Copies::Made),
-        case("burst-4096", "burst of 4096", 4096, 4096, Copies::Made),
-        case("pair-64k", "pair of 64K", 1, 65536, Copies::Made),
-        case("pair-uncopied", "pair", 1, 4096, Copies::LeftOut),
-        case("burst-64-uncopied", "burst of 64", 64, 4096, Copies::LeftOut),
-        case("burst-4096-uncopied", "burst of 4096", 4096, 4096, Copies::LeftOut),
-        case("pair-64k-uncopied", "pair of 64K", 1, 65536, Copies::LeftOut),
+        case("pair", "pair", 1, 4096, true),
+        case("burst-64", "burst of 64", 64, 4096, true),
+        case("burst-4096", "burst of 4096", 4096, 4096, true),
+        case("pair-64k", "pair of 64K", 1, 65536, true),
+        case("pair-uncopied", "pair", 1, 4096, false),
+        case("burst-64-uncopied", "burst of 64", 64, 4096, false),
+        case("burst-4096-uncopied", "burst of 4096", 4096, 4096, false),
+        case("pair-64k-uncopied", "pair of 64K", 1, 65536, false),
     ];
     let of = |case: Case| jobs.iter().map(move |&threads| Case { threads, ..case });
     cases.into_iter().flat_map(of).collect()

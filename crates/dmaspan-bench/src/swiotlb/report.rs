@@ -7,7 +7,7 @@ use dmaspan_cli::units::{fine_time, three_digits};
 use serde_json::json;
 
 use super::load::Measured;
-use super::plan::{Case, Copies, Order, Plan};
+use super::plan::{Case, Order, Plan};
 use crate::report::{Column, Fields, Report, count, plural, speedup};
 use crate::time;
 
@@ -45,7 +45,7 @@ pub(super) fn row(case: &Case, vanilla: &Measured, now: &Measured) -> Fields {
     let kiops = |ns: f64| case.threads as f64 * 1e6 / ns.max(0.001);
     let mbps = |ns| kiops(ns) * case.block as f64 / 1000.0;
     let (old_cpu, cpu) = (rounded(vanilla.cpu_ns.each()), rounded(now.cpu_ns.each()));
-    let (is_queue, is_copied) = (case.order == Order::Queue, case.copies == Copies::Made);
+    let (is_queue, is_copied) = (case.order == Order::Queue, case.copies);
     let section = match (is_queue, is_copied) {
         (true, _) => plural(case.threads, "job"),
         (false, true) => "copied in and out".to_owned(),

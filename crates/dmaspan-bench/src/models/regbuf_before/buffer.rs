@@ -4,7 +4,7 @@ use dmaspan::{Direction, PhysAddr, UserRange, lg2};
 
 use super::coalesce::{Coalescing, bvecs, shape};
 use super::descriptors::EntryBefore;
-use super::folio::FolioOf;
+use super::folio::FolioBefore;
 use super::{MAX_IMPORT, MAX_LEN, PAGE, RegbufBeforeError};
 
 /// Contiguous bytes of a buffer (`struct bio_vec`).
@@ -45,7 +45,7 @@ impl BufferBefore {
     pub(super) fn new(
         user: UserRange,
         pages: &[PhysAddr],
-        folios: &impl FolioOf,
+        folios: &impl Fn(PhysAddr) -> FolioBefore,
         coalescing: Coalescing,
     ) -> Result<Self, RegbufBeforeError> {
         let too_long = RegbufBeforeError::TooLong { user, max: MAX_LEN };

@@ -3,7 +3,7 @@
 use dmaspan::{PhysAddr, lg2};
 
 use super::buffer::BvecBefore;
-use super::folio::{FolioBefore, FolioOf};
+use super::folio::FolioBefore;
 use super::{PAGE, PAGE_LG2, RegbufBeforeError};
 
 /// Which pages become one bvec.
@@ -45,7 +45,11 @@ impl Shape {
 }
 
 /// How the pages of a buffer become bvecs.
-pub(super) fn shape(pages: &[PhysAddr], folios: &impl FolioOf, coalescing: Coalescing) -> Shape {
+pub(super) fn shape(
+    pages: &[PhysAddr],
+    folios: &impl Fn(PhysAddr) -> FolioBefore,
+    coalescing: Coalescing,
+) -> Shape {
     let (first, rest) = match pages {
         [first, rest @ ..] if !rest.is_empty() => (*first, rest),
         // One page is one bvec anyway.
@@ -53,7 +57,7 @@ pub(super) fn shape(pages: &[PhysAddr], folios: &impl FolioOf, coalescing: Coale
     };
     let folio = match coalescing {
         Coalescing::None => return Shape::Pages,
-        Coalescing::SingleHugepage | Coalescing::SameFolios => folios.folio_of(first),
+        Coalescing::SingleHugepage | Coalescing::SameFolios => folios(first),
     };
     let coalesced = (1..=MAX_ORDER).contains(&folio.order)
         && match coalescing {
@@ -86,7 +90,7 @@ fn are_same_folios(
     mut first: PhysAddr,
     mut rest: &[PhysAddr],
     mut folio: FolioBefore,
-    folios: &impl FolioOf,
+    folios: &impl Fn(PhysAddr) -> FolioBefore,
 ) -> bool {
     let (order, last_in_folio) = (folio.order, folio.pages() - 1);
     loop {
@@ -95,7 +99,7 @@ fn are_same_folios(
         if last != folio.head.wrapping_add(last_in_folio << PAGE_LG2) {
             return false;
         }
-        folio = folios.folio_of(*next);
+        folio = folios(*next);
         if folio.order != order || folio.head != *next {
             return false;
         }

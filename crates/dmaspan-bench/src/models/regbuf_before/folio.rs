@@ -1,13 +1,11 @@
 //! Which folio a page is of.
 
-use std::sync::Arc;
-
 use dmaspan::{PhysAddr, lg2};
 
 use super::{PAGE_LG2, buffer::BvecBefore};
-use dmaspan_sim::memory::SimMemory;
 
-/// A folio: `2^order` pages of 4 KiB, naturally aligned.
+/// A folio: `2^order` pages of 4 KiB, naturally aligned. A closure tells the folio of a page: a page
+/// that is of no other is one by itself, and the order is 51 at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FolioBefore {
     /// Its first page.
@@ -42,35 +40,9 @@ impl FolioBefore {
     }
 }
 
-/// What tells the folio of a page: memory of the simulation, or, for real memory whose leaves are
-/// known, a closure.
-pub(crate) trait FolioOf {
-    /// The folio that a page of 4 KiB is of. The order is 51 at most.
-    fn folio_of(&self, page: PhysAddr) -> FolioBefore;
-}
-
-/// A page that is of no folio is one by itself.
-impl FolioOf for Arc<SimMemory> {
-    #[inline]
-    fn folio_of(&self, page: PhysAddr) -> FolioBefore {
-        let alone = FolioBefore { head: page, order: 0 };
-        SimMemory::folio_of(self, page).map_or(alone, |folio| {
-            let order = lg2::floor(folio.span().len()).saturating_sub(PAGE_LG2);
-            FolioBefore { head: folio.span().paddr(), order }
-        })
-    }
-}
-
-impl<F: Fn(PhysAddr) -> FolioBefore> FolioOf for F {
-    #[inline]
-    fn folio_of(&self, page: PhysAddr) -> FolioBefore {
-        self(page)
-    }
-}
-
 /// The folios of bvecs in order: small ones each, and a large one once as long as no page of
 /// another comes between.
-pub(super) fn folios_under<'a, F: FolioOf>(
+pub(super) fn folios_under<'a, F: Fn(PhysAddr) -> FolioBefore>(
     folios: &'a F,
     bvecs: &'a [BvecBefore],
 ) -> impl Iterator<Item = FolioBefore> + Clone + 'a {
@@ -79,7 +51,7 @@ pub(super) fn folios_under<'a, F: FolioOf>(
         if seen.is_some_and(|seen| seen.has(bvec.page)) {
             return None;
         }
-        let folio = folios.folio_of(bvec.page);
+        let folio = folios(bvec.page);
         if folio.is_large() {
             seen = Some(folio);
         }

@@ -37,7 +37,7 @@ use dmaspan::{Direction, UserRange};
 pub(crate) use buffer::{BufferBefore, ImportBefore};
 pub(crate) use coalesce::Coalescing;
 pub(crate) use descriptors::{BusBefore, EntryBefore, LimitsBefore, map_direct, map_sg, prps, sgl};
-pub(crate) use folio::{FolioBefore, FolioOf};
+pub(crate) use folio::FolioBefore;
 pub(crate) use ring::{RegisteredBefore, RingBefore, UserBefore};
 
 /// log2 of the pages that all is counted in.

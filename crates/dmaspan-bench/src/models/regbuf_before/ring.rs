@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -11,7 +10,7 @@ use dmaspan::{PhysAddr, UserRange};
 
 use super::buffer::BufferBefore;
 use super::coalesce::Coalescing;
-use super::folio::{FolioBefore, FolioOf, folios_under};
+use super::folio::{FolioBefore, folios_under};
 use super::{PAGE_LG2, RegbufBeforeError};
 
 /// What a user has charged, over all rings (`user->locked_vm`).
@@ -50,18 +49,7 @@ impl UserBefore {
 /// A buffer that a ring has, or several do.
 ///
 /// Dropped, it stays charged: [`RingBefore::unregister`] ends it.
-#[derive(Debug)]
-#[must_use = "a buffer that is dropped stays charged"]
-pub(crate) struct RegisteredBefore(Arc<BufferBefore>);
-
-impl Deref for RegisteredBefore {
-    type Target = BufferBefore;
-
-    #[inline(always)]
-    fn deref(&self) -> &BufferBefore {
-        &self.0
-    }
-}
+pub(crate) type RegisteredBefore = Arc<BufferBefore>;
 
 /// A ring with registered buffers (`struct io_ring_ctx`), and what tells the folios of pages.
 ///
@@ -87,7 +75,7 @@ pub(crate) struct RingBefore<F> {
     heads: Heads,
 }
 
-impl<F: FolioOf> RingBefore<F> {
+impl<F: Fn(PhysAddr) -> FolioBefore> RingBefore<F> {
     /// A ring without buffers.
     pub(crate) fn new(user: Arc<UserBefore>, folios: F) -> Self {
         Self { user, folios, heads: Heads::default() }
@@ -114,7 +102,7 @@ impl<F: FolioOf> RingBefore<F> {
             return Err(error);
         }
         drop(folios);
-        Ok(RegisteredBefore(buffer))
+        Ok(buffer)
     }
 
     /// Pins the memory of a space and registers it: [`register`](Self::register) with the array of
@@ -160,14 +148,14 @@ impl<F: FolioOf> RingBefore<F> {
     ) -> Result<RegisteredBefore, RegbufBeforeError> {
         // What that counts as new is not charged.
         self.heads.reference(folios_under(&self.folios, buffer.bvecs()))?;
-        Ok(RegisteredBefore(Arc::clone(&buffer.0)))
+        Ok(Arc::clone(buffer))
     }
 
     /// Ends a buffer of this ring, and returns it where no other ring has it: the caller unpins its
     /// pages.
     pub(crate) fn unregister(&mut self, buffer: RegisteredBefore) -> Option<BufferBefore> {
         let left = self.heads.unreference(folios_under(&self.folios, buffer.bvecs()));
-        let last = Arc::into_inner(buffer.0)?;
+        let last = Arc::into_inner(buffer)?;
         self.user.uncharge(left);
         Some(last)
     }

@@ -27,7 +27,6 @@ mod mapped;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use dmaspan::swiotlb::{Error, Original, PoolMemory, SlotRequest, To, Transfer};
@@ -327,15 +326,5 @@ impl<M: PoolMemory, L: RawMutex> PoolBefore<M, L> {
             run += 1;
             record.run.store(run, Ordering::Relaxed);
         }
-    }
-}
-
-impl<M, L> fmt::Debug for PoolBefore<M, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (slots, used) = (self.records.len(), &self.used);
-        f.debug_struct("PoolBefore")
-            .field("slots", &slots)
-            .field("used", used)
-            .finish_non_exhaustive()
     }
 }

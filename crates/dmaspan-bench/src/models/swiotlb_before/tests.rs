@@ -273,7 +273,7 @@ fn memory_without_whole_segments_is_refused() {
     let new = |spans| {
         let memory = Arc::new(SimMemory::new(PhysAddr::new(BASE), 16 << 20, 11).unwrap());
         let memory = SimPoolMemory::new(memory, spans).unwrap();
-        PoolBefore::<_, RawMutex>::new(memory).unwrap_err()
+        PoolBefore::<_, RawMutex>::new(memory).err().unwrap()
     };
     let (short, odd) = (span(BASE, MAX_LEN - SLOT), span(BASE + SLOT, MAX_LEN));
     assert_eq!(new(vec![short]), Error::PoolSpan { span: short, slot: MAX_LEN });

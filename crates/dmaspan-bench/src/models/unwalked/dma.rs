@@ -13,7 +13,7 @@ use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, ListMapping, Mapping,
     NoPool, Piece, Segment,
 };
-use dmaspan::io_pgtable::{self, ArmLpaeS1, ArmLpaeS1Config, Owned, PageTable, Retired};
+use dmaspan::io_pgtable::{self, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::flush_queue;
 use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
@@ -23,7 +23,7 @@ use dmaspan_sim::walker::Checked as _;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 use dmaspan_sim::walker::{Access, Walker};
 
-use super::entry_sizes;
+use super::{Unwalked, entry_sizes};
 use crate::failed::Failed;
 
 /// How many ranges an invalidation names before it is one of everything, as that of a driver with
@@ -139,7 +139,6 @@ unsafe impl DmaMemory for Unreached {
 }
 
 type Dma<P> = DmaDomain<ArmLpaeS1<12>, Arena, Untold, P, Unreached>;
-type Table = PageTable<ArmLpaeS1<12>, Arena>;
 
 /// Who maps: a [`Caller`] does it by calls of its own, each for a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,12 +153,12 @@ pub(crate) struct UnwalkedDma<P: Platform> {
     device: Device<Dma<P>>,
     domain: Arc<Dma<P>>,
     /// What is mapped page by page.
-    pages: Table,
+    pages: Unwalked<ArmLpaeS1<12>>,
+    /// The tables that are mapped in.
     tables: Arena,
     /// The leaves that are one entry.
     entry_sizes: u64,
     flush: Flush,
-    /// Of the tables that are mapped in.
     walker: ArmLpaeS1Walker,
 }
 
@@ -177,16 +176,19 @@ impl<P: Platform> UnwalkedDma<P> {
         (dma, device): (DmaConfig, DeviceConfig),
         platform: P,
     ) -> Result<Self, Failed> {
-        let tables = Arena::new(TABLES_AT, bytes);
         let format = ArmLpaeS1::new(ArmLpaeS1Config::new(ADDRESS_BITS, ADDRESS_BITS))?;
-        let table = || Table::new(format.clone(), tables.clone()).map_err(refused);
-        let (table, pages) = (table()?, table()?);
-        let walked = if by == MappedBy::Calls { &pages } else { &table };
+        // Where nobody maps there is only a root.
+        let room = |mapped| if by == mapped { bytes } else { 1 << 20 };
+        let arena = Arena::new(TABLES_AT, room(MappedBy::Device));
+        let table = PageTable::new(format.clone(), arena).map_err(refused)?;
+        let pages = Unwalked::new(format, TABLES_AT, room(MappedBy::Calls)).map_err(refused)?;
+        let walked = if by == MappedBy::Calls { &pages.table } else { &table };
+        let tables = walked.memory().clone();
         let registers = walked.format().registers(walked.root());
         let (ttbr, tcr, mair) = (registers.ttbr, registers.tcr, registers.mair);
         let walker =
             ArmLpaeS1Walker::new(ArmS1WalkRegisters { ttbr, tcr, mair, ..Default::default() })?;
-        let entry_sizes = entry_sizes(pages.format());
+        let entry_sizes = entry_sizes(pages.table.format());
         let domain = Domain::new(table, Untold).map_err(Error::from)?;
         let domain = Arc::new(DmaDomain::new(domain, dma, platform)?);
         let device = Device::new(Arc::clone(&domain), NoPool, device)?;
@@ -268,31 +270,18 @@ impl<P: Platform> UnwalkedDma<P> {
         pieces: &[Piece],
         len: u64,
     ) -> Result<usize, Error> {
-        let owned = self.own_pages(iovas);
+        let region = self.pages.claim(iovas);
         let mut calls = 0;
         let each = |iova, _, size| {
-            let unmapped = owned.unmap_pages(iova, size, 1);
+            let unmapped = region.owned().unmap_pages(iova, size, 1);
             if let Err(retired) = gather.add(unmapped.retired) {
-                self.free_tables(retired);
+                region.free(retired);
             }
             calls += 1;
             unmapped.result.map_err(refused)
         };
         self.for_leaves(iovas.start(), pieces, len, each).1?;
         Ok(calls)
-    }
-
-    #[expect(unsafe_code, reason = "the IOVAs are divided among callers by their space")]
-    #[inline]
-    fn own_pages(&self, iovas: IovaRange) -> Owned<'_, ArmLpaeS1<12>, Arena> {
-        // SAFETY: all callers hold the IOVAs, which no other one gets meanwhile.
-        unsafe { self.pages.claim(iovas) }
-    }
-
-    #[expect(unsafe_code, reason = "nothing walks these tables")]
-    fn free_tables(&self, retired: Retired<ArenaList>) {
-        // SAFETY: 1. Nothing walks the table. 2. What was retired is of it: from `unmap_leaves`.
-        unsafe { self.pages.free(retired) }
     }
 
     #[inline]
@@ -452,9 +441,9 @@ impl<'d, P: Platform> Mapper for Caller<'d, P> {
         let iovas = dma.domain.iovas().alloc(request)?;
         let prot = self.direction.prot(Coherency::Coherent);
         let range = iovas.range();
-        let owned = dma.own_pages(range);
+        let region = dma.pages.claim(range);
         let (done, mapped) = dma.for_leaves(range.start(), pieces, bytes, |iova, paddr, size| {
-            owned.map_pages(iova, paddr, size, 1, prot).1.map_err(refused)
+            region.owned().map_pages(iova, paddr, size, 1, prot).1.map_err(refused)
         });
         match mapped {
             Ok(()) => Ok(ByCalls { dma, pieces, iovas }),

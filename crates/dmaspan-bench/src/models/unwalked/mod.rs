@@ -67,11 +67,14 @@ impl<F: Format> Unwalked<F> {
         })
     }
 
-    /// A range that nobody else has: all callers take `&mut self` and give out disjoint ranges.
-    #[expect(unsafe_code, reason = "the exclusive borrow is divided into disjoint ranges")]
+    /// A range that nobody else has: callers take `&mut self` and give out disjoint ranges, or hold
+    /// the range as IOVAs, which no other one gets meanwhile.
+    #[expect(unsafe_code, reason = "callers divide the table into disjoint ranges")]
+    #[inline]
     fn claim(&self, range: IovaRange) -> Region<'_, F> {
-        // SAFETY: the callers borrow this exclusively for as long as any of their regions lives,
-        // and the ranges that one borrow is divided into are disjoint.
+        // SAFETY: the callers either borrow this exclusively for as long as any of their regions
+        // lives, and the ranges that one borrow is divided into are disjoint; or a space of IOVAs
+        // divides all of it among them.
         let owned = unsafe { self.table.claim(range) };
         Region { owned, table: &self.table }
     }

@@ -189,7 +189,13 @@ fn pages_of_a_space_are_pinned_and_unpinned() {
     let folios = memory.allocate_folios(&[9, 9, 4], 1).unwrap();
     let user = space.map(USER, &folios).unwrap();
     let owner = Arc::new(UserBefore::new(16 << 20));
-    let mut ring = RingBefore::new(Arc::clone(&owner), Arc::clone(&memory));
+    let of_memory = |page| {
+        let alone = FolioBefore { head: page, order: 0 };
+        memory
+            .folio_of(page)
+            .map_or(alone, |folio| FolioBefore { head: folio.span().paddr(), order: folio.order() })
+    };
+    let mut ring = RingBefore::new(Arc::clone(&owner), of_memory);
     for coalescing in ALL {
         for user in [user, range(3, 2 * HUGE - 9), range(HUGE - 1, 2)] {
             let buffer = ring.pin_and_register(&space, user, coalescing).unwrap();

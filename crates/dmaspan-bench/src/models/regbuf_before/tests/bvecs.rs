@@ -66,7 +66,12 @@ fn every_short_array_of_pages_is_coalesced_where_it_is_whole_folios_and_nowhere_
     }
 }
 
-fn counts(pages: &[PhysAddr], offset: u64, len: u64, folios: impl FolioOf + Copy) -> [usize; 3] {
+fn counts(
+    pages: &[PhysAddr],
+    offset: u64,
+    len: u64,
+    folios: impl Fn(PhysAddr) -> FolioBefore + Copy,
+) -> [usize; 3] {
     ALL.map(|coalescing| buffer(pages, offset, len, folios, coalescing).bvecs().len())
 }
 

@@ -43,7 +43,7 @@ fn buffer(
     pages: &[PhysAddr],
     offset: u64,
     len: u64,
-    folios: impl FolioOf,
+    folios: impl Fn(PhysAddr) -> FolioBefore,
     coalescing: Coalescing,
 ) -> BufferBefore {
     let user = UserRange::from_len(UserAddr::new(HUGE + offset % PAGE), len).unwrap();

@@ -134,7 +134,7 @@ fn what_waits_is_synced_by_256_and_not_free_before() {
 fn a_refused_mapping_leaves_nothing_and_a_foreign_one_is_refused() {
     let pieces = [piece(8)];
     // The root, and two tables below it.
-    let mut small = dma(MappedBy::Calls, Flush::Strict, 4 * 4096);
+    let mut small = dma(MappedBy::Calls, Flush::Strict, 3 * 4096);
     let other = dma(MappedBy::Calls, Flush::Strict, 1 << 20);
     let mut caller = Caller::new(&small, &pieces, Direction::ToDevice, 256);
     assert!(matches!(caller.map(), Err(Error::Domain(_))));

@@ -4,8 +4,8 @@ use dmaspan::{PhysAddr, lg2};
 
 use super::{PAGE_LG2, buffer::BvecBefore};
 
-/// A folio: `2^order` pages of 4 KiB, naturally aligned. A closure tells the folio of a page: a page
-/// that is of no other is one by itself, and the order is 51 at most.
+/// A folio: `2^order` pages of 4 KiB, naturally aligned. A closure tells the folio of a page: a
+/// page that is of no other is one by itself, and the order is 51 at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FolioBefore {
     /// Its first page.

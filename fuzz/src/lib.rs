@@ -16,8 +16,7 @@ use dmaspan_sim::mock::MockFormat;
 ///
 /// Where the two disagree, or a table leaks.
 pub fn operations(bytes: &[u8]) {
-    let (&number, bytes) = bytes.split_first().unwrap_or((&0, &[]));
-    with(number, Operations(bytes));
+    with(bytes, Target::Operations);
 }
 
 /// Operations on tables made of any words.
@@ -26,29 +25,27 @@ pub fn operations(bytes: &[u8]) {
 ///
 /// Where an operation does, or a table is lost.
 pub fn hostile(bytes: &[u8]) {
-    let (&number, bytes) = bytes.split_first().unwrap_or((&0, &[]));
-    with(number, Hostile(bytes));
+    with(bytes, Target::Hostile);
 }
 
 /// What is done with a format.
-trait Body {
-    /// Does it.
-    fn run<F: Format<Word: Bits>>(self, format: F);
+enum Target {
+    Operations,
+    Hostile,
 }
 
-struct Operations<'a>(&'a [u8]);
-
-impl Body for Operations<'_> {
-    fn run<F: Format<Word: Bits>>(self, format: F) {
-        fuzz::operations(format, self.0);
-    }
+/// What is done, by these bytes.
+struct Body<'a> {
+    target: Target,
+    bytes: &'a [u8],
 }
 
-struct Hostile<'a>(&'a [u8]);
-
-impl Body for Hostile<'_> {
-    fn run<F: Format<Word: Bits>>(self, format: F) {
-        fuzz::hostile(format, self.0);
+impl Body<'_> {
+    fn run<F: Format<Word: Bits>>(&self, format: F) {
+        match self.target {
+            Target::Operations => fuzz::operations(format, self.bytes),
+            Target::Hostile => fuzz::hostile(format, self.bytes),
+        }
     }
 }
 
@@ -58,9 +55,10 @@ const WIDTHS: [u32; 4] = [32, 48, 39, 44];
 /// How many formats and configurations there are.
 pub const FORMATS: u8 = 27;
 
-/// Hands the format with this number to `body`, whatever the number.
-fn with<B: Body>(number: u8, body: B) {
-    let number = number % FORMATS;
+/// Does it with the format whose number is the first byte, whatever that is.
+fn with(bytes: &[u8], target: Target) {
+    let (number, bytes) = bytes.split_first().unwrap_or((&0, &[]));
+    let (number, body) = (number % FORMATS, Body { target, bytes });
     match number {
         0..4 => body.run(arm_s1::<12>(number)),
         4..6 => body.run(arm_s1::<14>(number)),

@@ -74,7 +74,7 @@ impl SimPool {
         memory.allocate_at(span)?;
         memory.pin_frames(&[span]);
         let shared = Shared { memory, span, state: Mutex::default() };
-        shared.fill(span, POISON);
+        shared.memory.fill(span, POISON);
         Ok(Self(Arc::new(shared)))
     }
 
@@ -105,16 +105,6 @@ impl SimPool {
 }
 
 impl Shared {
-    fn fill(&self, span: Span, byte: u8) {
-        let len = usize::try_from(span.len()).unwrap_or(usize::MAX);
-        self.write(span.paddr(), &vec![byte; len]);
-    }
-
-    fn write(&self, paddr: PhysAddr, bytes: &[u8]) {
-        let written = self.memory.cpu_write(paddr, bytes);
-        written.expect("a pool's slots and originals are in its memory");
-    }
-
     /// A slot at `place` with its padding, where that is legal and free.
     fn at(
         &self,
@@ -175,7 +165,7 @@ unsafe impl BouncePool for SimPool {
         let behind = PhysAddr::new(span.last().get().wrapping_add(1));
         for (paddr, len) in [(whole.paddr(), before), (behind, after)] {
             if let Ok(padding) = Span::new(paddr, len) {
-                self.0.fill(padding, 0);
+                self.0.memory.fill(padding, 0);
             }
         }
         Some(SimSlot { pool: Some(Arc::clone(&self.0)), span, original, whole })
@@ -184,7 +174,7 @@ unsafe impl BouncePool for SimPool {
     fn release(&self, mut slot: SimSlot) {
         let pool = slot.pool.take().expect("a slot is released once");
         assert!(Arc::ptr_eq(&pool, &self.0), "{slot:?} is of another pool");
-        pool.fill(slot.whole, POISON);
+        pool.memory.fill(slot.whole, POISON);
         let mut state = pool.state.lock();
         let index = state.held.iter().position(|held| *held == slot.whole);
         state.held.swap_remove(index.expect("a slot is held until it is released"));
@@ -209,9 +199,8 @@ unsafe impl BouncePool for SimPool {
             To::Original => (place(slot.span), place(slot.original.span())),
         };
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-        let read = self.0.memory.cpu_read(from, &mut bytes);
-        read.expect("a pool's slots and originals are in its memory");
-        self.0.write(into, &bytes);
+        self.0.memory.get_bytes(from, &mut bytes);
+        self.0.memory.put_bytes(into, &bytes);
         let copies = &mut self.0.state.lock().copies;
         match to {
             To::Slot => copies.to_slots += 1,

@@ -445,9 +445,7 @@ impl<W: Walker, T: TableWords> Iotlb<W, T> {
         path: &WalkPath,
         walked: &Result<Translated, Fault>,
     ) {
-        for link in path.iter().map(|step| step.link).filter(|link| *link != from) {
-            state.links.insert(link.block.start(), block_lg2(link.block), link);
-        }
+        state.links.keep_path(from, path);
         if self.shared.config.absent == AbsentEntries::Cached
             && let Err(Fault { kind: FaultKind::Translation, iova, level, .. }) = walked
             && let Some(step) = path.last()
@@ -626,9 +624,4 @@ fn take_failure(left: &mut u64, what: &'static str) -> Result<(), HardwareError>
         }
         None => Ok(()),
     }
-}
-
-/// log2 of the size of an aligned block; 64 for the whole space.
-fn block_lg2(block: IovaRange) -> u32 {
-    64 - block.len_less_one().leading_zeros()
 }

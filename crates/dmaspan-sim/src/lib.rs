@@ -84,9 +84,18 @@
 
 /// Methods that are those of what is wrapped.
 macro_rules! forward {
-    ($inner:ident: $(fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)+) => { $(
+    ($inner:ident: $(
+        fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;
+    )+) => { $(
         fn $name(&self $(, $arg: $type)*) $(-> $out)? {
             self.$inner.$name($($arg),*)
+        }
+    )+ };
+    ($inner:ident: $inner_type:ty as $trait:path: $(
+        fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;
+    )+) => { $(
+        fn $name(&self $(, $arg: $type)*) $(-> $out)? {
+            <$inner_type as $trait>::$name(&self.$inner, $($arg),*)
         }
     )+ };
 }

@@ -429,6 +429,21 @@ impl SimMemory {
         Ok(())
     }
 
+    /// [`cpu_read`](Self::cpu_read) of what is known to lie in this memory.
+    pub(crate) fn get_bytes(&self, paddr: PhysAddr, buf: &mut [u8]) {
+        self.cpu_read(paddr, buf).expect("a pool's slots and originals are in its memory");
+    }
+
+    /// [`cpu_write`](Self::cpu_write) of what is known to lie in this memory.
+    pub(crate) fn put_bytes(&self, paddr: PhysAddr, buf: &[u8]) {
+        self.cpu_write(paddr, buf).expect("a pool's slots and originals are in its memory");
+    }
+
+    /// Writes a byte all over a span.
+    pub(crate) fn fill(&self, span: Span, byte: u8) {
+        self.put_bytes(span.paddr(), &vec![byte; at(span.len())]);
+    }
+
     fn state_of(&self, pfn: u64) -> FrameState {
         if self.records.find(pfn).is_some() { FrameState::Owned } else { FrameState::Free }
     }

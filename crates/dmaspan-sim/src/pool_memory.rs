@@ -7,11 +7,9 @@ use dmaspan::swiotlb::{HostRefused, InSlot, PoolMemory, Room, Transfer};
 use dmaspan::{PhysAddr, Promise, Span, lg2};
 use parking_lot::Mutex;
 
+pub use crate::bounce::POISON;
 use crate::fault::Faults;
 use crate::memory::{AllocError, SimMemory};
-
-/// What the bytes of a pool's memory are before anything was written.
-pub const POISON: u8 = 0xa5;
 
 /// Simulated frames for a pool. It keeps the books of what the host sees, and every fault that is
 /// armed strikes an allocation, a share or an unshare. Clones are the same memory.
@@ -76,7 +74,7 @@ impl SimPoolMemory {
         let faults = faults.clone();
         let shared = Shared { memory, spans, faults, state: Mutex::default() };
         for &span in &shared.spans {
-            shared.fill(span, POISON);
+            shared.memory.fill(span, POISON);
         }
         Ok(Self(Arc::new(shared)))
     }
@@ -102,26 +100,6 @@ impl SimPoolMemory {
     }
 }
 
-impl Shared {
-    fn fill(&self, span: Span, byte: u8) {
-        self.put(span.paddr(), &vec![byte; bytes(span.len())]);
-    }
-
-    fn put(&self, paddr: PhysAddr, bytes: &[u8]) {
-        let written = self.memory.cpu_write(paddr, bytes);
-        written.expect("a pool's slots and originals are in its memory");
-    }
-
-    fn get(&self, paddr: PhysAddr, bytes: &mut [u8]) {
-        let read = self.memory.cpu_read(paddr, bytes);
-        read.expect("a pool's slots and originals are in its memory");
-    }
-}
-
-fn bytes(len: u64) -> usize {
-    usize::try_from(len).expect("simulated memory is smaller than the process")
-}
-
 #[expect(unsafe_code, reason = "the frames are the pool's alone")]
 // SAFETY: it allocated and pinned what `spans` gives, `allocate` allocates and pins, and both stay
 // so until `free` or the end. The other methods touch what they are told to, through the simulated
@@ -134,25 +112,26 @@ unsafe impl PoolMemory for SimPoolMemory {
     }
 
     fn copy(&self, transfer: Transfer) {
-        let mut bytes = vec![0; bytes(transfer.len())];
-        self.0.get(transfer.source(), &mut bytes);
-        self.0.put(transfer.target(), &bytes);
+        let len = usize::try_from(transfer.len()).expect("memory is smaller than the process");
+        let mut bytes = vec![0; len];
+        self.0.memory.get_bytes(transfer.source(), &mut bytes);
+        self.0.memory.put_bytes(transfer.target(), &bytes);
         let counts = &mut self.0.state.lock().counts;
         counts.copies += 1;
         counts.copied += transfer.len();
     }
 
     fn zero(&self, bytes: InSlot) {
-        self.0.fill(bytes.span(), 0);
+        self.0.memory.fill(bytes.span(), 0);
         self.0.state.lock().counts.zeroed += bytes.span().len();
     }
 
     fn read(&self, bytes: InSlot, into: &mut [u8]) {
-        self.0.get(bytes.span().paddr(), into);
+        self.0.memory.get_bytes(bytes.span().paddr(), into);
     }
 
     fn write(&self, bytes: InSlot, from: &[u8]) {
-        self.0.put(bytes.span().paddr(), from);
+        self.0.memory.put_bytes(bytes.span().paddr(), from);
     }
 
     fn allocate(&self, room: Room) -> Option<Span> {
@@ -167,7 +146,7 @@ unsafe impl PoolMemory for SimPoolMemory {
             return None;
         }
         memory.pin_frames(&[whole]);
-        self.0.fill(whole, POISON);
+        self.0.memory.fill(whole, POISON);
         let span = Span::new(whole.paddr(), room.bytes).ok()?;
         self.0.state.lock().grown.insert(span.paddr().get(), span);
         Some(span)

@@ -58,23 +58,6 @@ impl<W: Word> HostileTables<W> {
 unsafe impl<W: Word> TableMemory<W> for HostileTables<W> {
     type List = ArenaList;
 
-    fn coherency(&self) -> Coherency {
-        Coherency::Coherent
-    }
-
-    fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
-        TableMemory::<W>::reserve(&self.inner, shape, count)
-    }
-
-    fn take(
-        &self,
-        promise: Promise<'_>,
-        shape: TableShape,
-        list: &mut ArenaList,
-    ) -> Option<Fresh<'_, W>> {
-        self.inner.take(promise, shape, list)
-    }
-
     fn publish(&self, mut fresh: Fresh<'_, W>) {
         if let Some(root) = self.root.lock().take() {
             for (word, hostile) in fresh.words().iter_mut().zip(root) {
@@ -100,12 +83,14 @@ unsafe impl<W: Word> TableMemory<W> for HostileTables<W> {
         }
     }
 
-    fn append(&self, promise: Promise<'_>, list: &mut ArenaList, other: ArenaList) {
-        TableMemory::<W>::append(&self.inner, promise, list, other);
-    }
-
-    fn free(&self, promise: Promise<'_>, shape: TableShape, list: ArenaList) {
-        TableMemory::<W>::free(&self.inner, promise, shape, list);
+    forward! { inner: Arena as TableMemory<W>:
+        fn coherency(&self) -> Coherency;
+        fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables>;
+        fn take(
+            &self, promise: Promise<'_>, shape: TableShape, list: &mut ArenaList
+        ) -> Option<Fresh<'_, W>>;
+        fn append(&self, promise: Promise<'_>, list: &mut ArenaList, other: ArenaList);
+        fn free(&self, promise: Promise<'_>, shape: TableShape, list: ArenaList);
     }
 }
 

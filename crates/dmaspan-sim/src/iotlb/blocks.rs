@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use dmaspan::{Iova, IovaRange, lg2};
 
-use crate::walker::block_around;
+use crate::walker::{TableLink, WalkPath, block_around};
 
 /// Hashes one number by a multiplication; the table takes the upper bits for its tags and the lower
 /// ones for its places, so both must depend on all of the key.
@@ -50,6 +50,17 @@ impl<V> Default for BlockMap<V> {
 /// The number of the block that has an address. A block may be the whole space.
 const fn number(address: u64, lg2: u32) -> u64 {
     if lg2 >= 64 { 0 } else { address >> lg2 }
+}
+
+impl BlockMap<TableLink> {
+    /// Keeps the tables of a walk that began at `from`.
+    pub(crate) fn keep_path(&mut self, from: TableLink, path: &WalkPath) {
+        for link in path.iter().map(|step| step.link).filter(|link| *link != from) {
+            // log2 of the size of an aligned block; 64 for the whole space.
+            let lg2 = 64 - link.block.len_less_one().leading_zeros();
+            self.insert(link.block.start(), lg2, link);
+        }
+    }
 }
 
 impl<V> BlockMap<V> {

@@ -117,12 +117,16 @@ impl SimPin {
 
     /// Undoes [`pin`](Self::pin) of memory that nobody was told of.
     pub(super) fn undo_pin(&mut self, memory: &SimMemory, span: Span) {
+        self.unpin_frames(memory, span, Dirty::Clean);
+    }
+
+    fn unpin_frames(&mut self, memory: &SimMemory, span: Span, dirty: Dirty) {
         let cut = Cut::new(span, memory.granule_lg2());
         for (paddr, bytes) in cut.parts.into_iter().flatten() {
-            self.unpin_part(memory, paddr, bytes, Dirty::Clean);
+            self.unpin_part(memory, paddr, bytes, dirty);
         }
         if let Some(whole) = cut.whole {
-            memory.unpin_span(whole, Dirty::Clean);
+            memory.unpin_span(whole, dirty);
         }
     }
 
@@ -162,13 +166,7 @@ impl SimPin {
         if lg2::is_aligned(span.paddr().get() | span.len(), memory.granule_lg2()) {
             return memory.unpin_span(span, dirty);
         }
-        let cut = Cut::new(span, memory.granule_lg2());
-        for (paddr, bytes) in cut.parts.into_iter().flatten() {
-            self.unpin_part(memory, paddr, bytes, dirty);
-        }
-        if let Some(whole) = cut.whole {
-            memory.unpin_span(whole, dirty);
-        }
+        self.unpin_frames(memory, span, dirty);
     }
 
     /// Counts part of a frame down. One pin of the frame stands for all of its bytes in `partial`.

@@ -427,7 +427,8 @@ impl Sanitizer {
     }
 }
 
-fn joined(pieces: impl Iterator<Item = IovaRange>, within: IovaRange) -> Vec<IovaRange> {
+/// The parts of pieces in `within`, those without gaps between them as one.
+pub(crate) fn joined(pieces: impl Iterator<Item = IovaRange>, within: IovaRange) -> Vec<IovaRange> {
     let mut all: Vec<IovaRange> = Vec::new();
     for piece in pieces.filter_map(|piece| piece.intersection(within)) {
         match all.last_mut().and_then(|last| Some((last.join(piece)?, last))) {

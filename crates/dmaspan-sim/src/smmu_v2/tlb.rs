@@ -115,10 +115,7 @@ impl Tlb {
 
     /// Keeps the tables of a walk that began at `from`.
     pub(super) fn keep_path(&mut self, tag: Tag, from: TableLink, path: &WalkPath) {
-        for link in path.iter().map(|step| step.link).filter(|link| *link != from) {
-            let lg2 = 64 - link.block.len_less_one().leading_zeros();
-            self.entries.entry(tag).or_default().links.insert(link.block.start(), lg2, link);
-        }
+        self.entries.entry(tag).or_default().links.keep_path(from, path);
     }
 
     pub(super) fn invalidate(&mut self, what: &Invalidation) {

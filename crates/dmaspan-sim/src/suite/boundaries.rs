@@ -99,8 +99,7 @@ pub fn trees_grow_and_keep_what_they_translate<S: Subject>() {
         let mut tree = Tree::<S>::sapling(format, arena.clone(), arena);
         let space = tree.space.clone();
         let granule = space.granule();
-        let shifts = (0..=space.top_level).filter_map(|level| space.shift(level));
-        let mut pages: Vec<u64> = shifts.filter_map(|shift| space.nth(shift, 1)).collect();
+        let mut pages = space.beyond(0);
         pages.insert(0, space.aperture.start().get());
         pages.extend(space.nth_back(space.granule_lg2, 0));
         assert_eq!(tree.table.root_and_level().1, first);

@@ -6,16 +6,13 @@ use dmaspan::{Errno, Iova, IovaRange, Prot, SpanBuf, lg2};
 use super::space::{range, span};
 use super::survey;
 use super::tree::{PROT, Tree, free};
-use super::{Subject, each};
+use super::{Subject, each, each_with_marks};
 use crate::walker::{Access, TableWords, Walker as _};
 
 /// A write through any entry of a leaf marks it, and the leaf says and does what it did before; it
 /// is reported whole, once.
 pub fn hardware_marks_any_entry_of_a_leaf<S: Subject>() {
-    each::<S>(|format| {
-        if !format.tracks_dirty() {
-            return;
-        }
+    each_with_marks::<S>(|format| {
         let mut tree = Tree::<S>::new(format);
         for lg2 in tree.space.sizes() {
             let (size, step) = (lg2::size(lg2), S::Format::shift(S::Format::level_of(lg2)));
@@ -82,10 +79,7 @@ pub fn marks_are_read_among_holes_and_in_parts_of_leaves<S: Subject>() {
 
 /// An unmap that asks for marks gets those of its range, and takes the translations.
 pub fn unmapping_reports_marks<S: Subject>() {
-    each::<S>(|format| {
-        if !format.tracks_dirty() {
-            return;
-        }
+    each_with_marks::<S>(|format| {
         let mut tree = Tree::<S>::new(format);
         let (granule, start) = (tree.space.granule(), tree.space.aperture.start().get());
         let spans: Vec<_> = (0..8).map(|n| span((3 * n + 1) * granule, granule)).collect();
@@ -109,11 +103,8 @@ pub fn unmapping_reports_marks<S: Subject>() {
 
 /// Which of up to 64 granules are dirty, their marks taken away.
 fn dirty_pages<S: Subject>(tree: &mut Tree<S>, range: IovaRange) -> Result<u64, Error> {
-    let mut words = [0];
-    let mut bitmap = DirtyBitmap::new(&mut words, range, tree.space.granule())?;
-    let retired = tree.table.whole().read_and_clear_dirty(range, &mut bitmap)?;
-    free(&tree.table, retired);
-    Ok(words[0])
+    let granule = tree.space.granule();
+    tree.clear_dirty(range, granule).map(|(words, _)| words[0])
 }
 
 /// What of `range` is reported dirty: all, or nothing. Its marks are taken away.
@@ -121,11 +112,7 @@ fn dirty_pages<S: Subject>(tree: &mut Tree<S>, range: IovaRange) -> Result<u64, 
 fn read<S: Subject>(tree: &mut Tree<S>, range: IovaRange) -> Option<IovaRange> {
     // One bit for a quarter of it: none may differ.
     let granule = lg2::size(lg2::floor(range.len_less_one()).saturating_sub(1));
-    let mut words = [0];
-    let mut bitmap = DirtyBitmap::new(&mut words, range, granule).unwrap();
-    let retired = tree.table.whole().read_and_clear_dirty(range, &mut bitmap).unwrap();
-    let synced = retired.range();
-    free(&tree.table, retired);
+    let (words, (synced, _)) = tree.clear_dirty(range, granule).unwrap();
     let bits = lg2::mask(u32::try_from(range.len_less_one() / granule + 1).unwrap());
     assert!(words == [0] || words == [bits], "{words:x?} of {bits:#x}");
     assert!(synced.is_none_or(|synced| synced == range && words == [bits]));

@@ -4,9 +4,9 @@ use dmaspan::io_pgtable::{Error, Format as _};
 use dmaspan::{Iova, Span, SpanBuf, lg2};
 
 use super::space::{Space, range, span};
-use super::tree::{PROT, Tree, arena, free};
+use super::tree::{PROT, Tree, free};
 use super::{Subject, each};
-use crate::fault::{Faults, Faulty, Fired};
+use crate::fault::{Faults, Fired};
 
 /// Spans of all shapes: scattered pages, blocks, a run over table borders.
 fn spans(space: &Space) -> Vec<Span> {
@@ -29,9 +29,8 @@ fn len(spans: &[Span]) -> u64 {
 /// they were.
 pub fn every_failing_allocation_leaves_everything_as_before<S: Subject>() {
     each::<S>(|format| {
-        let (faults, memory) = (Faults::none(), arena());
-        let tables = Faulty::new(memory.clone(), &faults);
-        let mut tree = Tree::<S, _>::over(format, tables, memory);
+        let faults = Faults::none();
+        let mut tree = Tree::<S, _>::faulty(format, &faults);
         let space = tree.space.clone();
         let (granule, chunk) = (space.granule(), lg2::size(space.chunk()));
         let start = space.aperture.start().get() + 7 * chunk - 2 * granule;
@@ -71,9 +70,9 @@ pub fn every_failing_allocation_leaves_everything_as_before<S: Subject>() {
 /// Unmapping and reclaiming take no tables, and dropping a table gives all of them back.
 pub fn unmapping_needs_no_tables<S: Subject>() {
     each::<S>(|format| {
-        let (faults, memory) = (Faults::none(), arena());
-        let tables = Faulty::new(memory.clone(), &faults);
-        let mut tree = Tree::<S, _>::over(format, tables, memory.clone());
+        let faults = Faults::none();
+        let mut tree = Tree::<S, _>::faulty(format, &faults);
+        let memory = tree.arena.clone();
         let start = tree.space.aperture.start().get();
         let spans = spans(&tree.space);
         tree.map(start, &spans, PROT).unwrap();

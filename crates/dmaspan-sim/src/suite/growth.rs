@@ -100,19 +100,13 @@ fn with_domain<S: Subject, M: TableMemory<WordOf<S>>>(
     assert_eq!(arena.tables(), 0, "all tables were given back");
 }
 
-/// The first page that a root of each level from `first` on does not translate, ascending.
-fn pages_beyond(space: &Space, first: u32) -> Vec<u64> {
-    let shifts = (first + 1..=space.top_level).filter_map(|level| space.shift(level));
-    shifts.filter_map(|shift| space.nth(shift, 1)).collect()
-}
-
 /// Hardware finds a mapping as soon as the call returns, and the older ones too: by a mapping in
 /// each level's reach, and by one that goes over all of the borders at once.
 pub fn hardware_has_a_new_root_before_it_is_needed<S: Subject>() {
     each::<S>(|format| {
         let (space, first) = (Space::of(&format), format.first_top_level());
         let granule = space.granule();
-        let beyond = pages_beyond(&space, first);
+        let beyond = space.beyond(first + 1);
         let mut pages = vec![space.aperture.start().get()];
         pages.extend(&beyond);
         let arena = arena();
@@ -171,7 +165,7 @@ pub fn a_refused_root_leaves_the_old_one_in_use<S: Subject>() {
     each::<S>(|format| {
         let (space, first) = (Space::of(&format), format.first_top_level());
         let granule = space.granule();
-        for page in pages_beyond(&space, first) {
+        for page in space.beyond(first + 1) {
             let (arena, start) = (arena(), space.aperture.start().get());
             with_domain::<S, _>(format.clone(), arena.clone(), &arena, |rig, driver| {
                 rig.map(start, &[span(granule, granule)], PROT).unwrap();
@@ -262,7 +256,7 @@ pub fn beyond_the_root_is_a_hole<S: Subject>() {
         let mut tree = Tree::<S>::sapling(format, arena.clone(), arena);
         let (granule, root) = (tree.space.granule(), tree.table.root_and_level());
         let last = tree.space.nth_back(tree.space.granule_lg2, 0);
-        let beyond: Vec<_> = pages_beyond(&tree.space, first).into_iter().chain(last).collect();
+        let beyond: Vec<_> = tree.space.beyond(first + 1).into_iter().chain(last).collect();
         if !S::Format::GROWS || first == tree.space.top_level {
             return;
         }
@@ -279,11 +273,8 @@ pub fn beyond_the_root_is_a_hole<S: Subject>() {
             assert_eq!((whole.walk(there).count(), whole.census(there).sizes().count()), (0, 0));
             assert!(whole.reclaim(there).unwrap().is_empty());
             if tracks {
-                let mut words = [0];
-                let mut bitmap =
-                    dmaspan::io_pgtable::DirtyBitmap::new(&mut words, there, granule).unwrap();
-                assert!(whole.read_and_clear_dirty(there, &mut bitmap).unwrap().is_empty());
-                assert_eq!(words, [0]);
+                let (words, forgotten) = tree.clear_dirty(there, granule).unwrap();
+                assert_eq!((words, forgotten), (vec![0], (None, 0)));
             }
         }
         assert_eq!(tree.contents().0.len(), 1);
@@ -303,7 +294,7 @@ pub fn a_tree_that_cannot_grow_stays_as_it_is<S: Subject>() {
     each::<S>(|format| {
         let (space, first) = (Space::of(&format), format.first_top_level());
         let granule = space.granule();
-        for page in pages_beyond(&space, first) {
+        for page in space.beyond(first + 1) {
             let (arena, faults) = (arena(), Faults::none());
             let memory = Faulty::new(arena.clone(), &faults);
             let mut tree = Tree::<S, _>::sapling(format.clone(), memory, arena.clone());
@@ -343,7 +334,7 @@ pub fn threads_grow_a_tree_together<S: Subject>() {
         let (space, first) = (Space::of(&format), format.first_top_level());
         let granule = space.granule();
         let mut pages = vec![space.aperture.start().get()];
-        pages.extend(pages_beyond(&space, first));
+        pages.extend(space.beyond(first + 1));
         // Two threads for each level.
         let pages: Vec<_> = pages.iter().flat_map(|&page| [page, page + granule]).collect();
         for _ in 0..share::<S>(60) {

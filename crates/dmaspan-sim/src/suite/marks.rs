@@ -9,11 +9,12 @@ use dmaspan::{Iova, IovaRange, Span, SpanBuf, lg2};
 use super::rig::Rig;
 use super::space::{range, span};
 use super::survey::Seen;
-use super::tree::{PROT, Tree, claim, free};
-use super::{Subject, each, share};
+use super::tree::{PROT, Tree, claim, free, marks_of};
+use super::{Subject, each, each_with_marks, share};
 use crate::arena::{Arena, ArenaList};
 use crate::modelled::take;
 use crate::rng::Rng;
+use crate::sanitizer::joined;
 use crate::walker::{Access, TableWords, Walker as _};
 
 /// What devices wrote since it was last cleared, leaf by leaf.
@@ -82,21 +83,12 @@ fn part(rng: &mut Rng, whole: IovaRange) -> IovaRange {
     range(whole.start().get() + first, 1 + rng.below(len - first))
 }
 
-fn bitmap(words: &mut Vec<u64>, range: IovaRange, granule: u64) -> DirtyBitmap<'_> {
-    let count = (range.len_less_one() / granule + 1).div_ceil(64);
-    *words = vec![0; usize::try_from(count).unwrap()];
-    DirtyBitmap::new(words, range, granule).unwrap()
-}
-
 /// Random writes and reads, of granules below, at and above the leaves' sizes, from any byte to any
 /// byte: the bits are those of the leaves written since they were last cleared whole, no more and
 /// no fewer, and a read that clears nothing says the same twice.
 pub fn bitmaps_are_exact_to_the_leaf<S: Subject>() {
     let mut rng = Rng::new(23);
-    each::<S>(|format| {
-        if !format.tracks_dirty() {
-            return;
-        }
+    each_with_marks::<S>(|format| {
         let mut tree = Tree::<S>::new(format);
         let whole = mixed(&mut tree);
         let mut written = Written::of(&tree);
@@ -115,19 +107,18 @@ pub fn bitmaps_are_exact_to_the_leaf<S: Subject>() {
             let expected = written.bits(asked, granule);
             let mut words = Vec::new();
             for _ in 0..2 {
-                let mut bits = bitmap(&mut words, asked, granule);
+                let mut bits = marks_of(&mut words, asked, granule);
                 tree.table.whole().read_dirty(asked, &mut bits).unwrap();
                 assert_eq!(words, expected, "{asked} by {granule:#x}");
             }
-            let mut bits = bitmap(&mut words, asked, granule);
-            let retired = tree.table.whole().read_and_clear_dirty(asked, &mut bits).unwrap();
+            let (words, forgotten) = tree.clear_dirty(asked, granule).unwrap();
             let cleared =
                 written.leaves.iter().filter(|(leaf, dirty)| *dirty && asked.covers(leaf.range));
             for (leaf, _) in cleared {
-                assert!(retired.range().is_some_and(|range| range.covers(leaf.range)));
-                assert_ne!(retired.leaf_sizes() & (leaf.range.len_less_one() + 1), 0);
+                let (range, leaf_sizes) = forgotten;
+                assert!(range.is_some_and(|range| range.covers(leaf.range)));
+                assert_ne!(leaf_sizes & (leaf.range.len_less_one() + 1), 0);
             }
-            free(&tree.table, retired);
             assert_eq!(words, expected, "{asked} by {granule:#x}");
             written.clear(asked);
         }
@@ -136,10 +127,7 @@ pub fn bitmaps_are_exact_to_the_leaf<S: Subject>() {
 
 /// The top of the aperture, to its last byte.
 pub fn the_last_page_is_reported<S: Subject>() {
-    each::<S>(|format| {
-        if !format.tracks_dirty() {
-            return;
-        }
+    each_with_marks::<S>(|format| {
         let mut tree = Tree::<S>::new(format);
         let granule = tree.space.granule();
         let page = tree.space.nth_back(tree.space.granule_lg2, 0).unwrap();
@@ -151,10 +139,7 @@ pub fn the_last_page_is_reported<S: Subject>() {
             (range(page - 3 * granule, 4 * granule), vec![0b1000]),
             (range(page - granule, 2 * granule), vec![0]),
         ] {
-            let mut words = Vec::new();
-            let mut bits = bitmap(&mut words, asked, granule);
-            let retired = tree.table.whole().read_and_clear_dirty(asked, &mut bits).unwrap();
-            free(&tree.table, retired);
+            let (words, _) = tree.clear_dirty(asked, granule).unwrap();
             assert_eq!(words, expected, "{asked}");
         }
     });
@@ -189,11 +174,11 @@ pub fn an_unmap_by_batches_loses_no_write<S: Subject>() {
         mixed(&mut tree);
         mixed(&mut twin);
         let mut written = Written::of(&tree);
-        let runs: Vec<_> = tree.contents().0.iter().map(|run| run.range).collect();
-        for run in joined(&runs) {
+        let runs = tree.contents().0.into_iter().map(|run| run.range);
+        for run in joined(runs, tree.space.aperture) {
             let mut words = Vec::new();
             let granule = tree.space.granule();
-            let mut bits = bitmap(&mut words, run, granule);
+            let mut bits = marks_of(&mut words, run, granule);
             let first = part(rng, run).start();
             write(&tree, first);
             written.write(first);
@@ -210,25 +195,11 @@ pub fn an_unmap_by_batches_loses_no_write<S: Subject>() {
         assert_eq!(tree.leaves(), []);
     }
     let mut rng = Rng::new(29);
-    each::<S>(|format| {
-        if format.tracks_dirty() {
-            run::<S, 1>(&format, &mut rng);
-            run::<S, 2>(&format, &mut rng);
-            run::<S, 64>(&format, &mut rng);
-        }
+    each_with_marks::<S>(|format| {
+        run::<S, 1>(&format, &mut rng);
+        run::<S, 2>(&format, &mut rng);
+        run::<S, 64>(&format, &mut rng);
     });
-}
-
-/// Ranges without gaps between them, as one.
-fn joined(runs: &[IovaRange]) -> Vec<IovaRange> {
-    let mut all: Vec<IovaRange> = Vec::new();
-    for &run in runs {
-        match all.last_mut().and_then(|last| Some((last.join(run)?, last))) {
-            Some((more, last)) => *last = more,
-            None => all.push(run),
-        }
-    }
-    all
 }
 
 /// Formats and configurations without marks, bitmaps of other ranges, and ranges of others: typed
@@ -287,10 +258,7 @@ struct Page {
 /// A device writes, one thread reads marks, clears them, syncs and copies what was reported, and
 /// changes permissions in between: in the end the copy is complete, as a migration needs it.
 pub fn no_write_escapes_a_reader_that_clears<S: Subject>() {
-    each::<S>(|format| {
-        if !format.tracks_dirty() {
-            return;
-        }
+    each_with_marks::<S>(|format| {
         let mut tree = Tree::<S>::new(format);
         let all = joined_mixed(&mut tree);
         let rig = Rig::<S>::with_config(tree, crate::iotlb::IotlbConfig::default());

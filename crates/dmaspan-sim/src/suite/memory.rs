@@ -108,19 +108,6 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
         Coherency::NonCoherent
     }
 
-    fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
-        TableMemory::<W>::reserve(&self.inner, shape, count)
-    }
-
-    fn take(
-        &self,
-        promise: Promise<'_>,
-        shape: TableShape,
-        list: &mut ArenaList,
-    ) -> Option<Fresh<'_, W>> {
-        self.inner.take(promise, shape, list)
-    }
-
     fn publish(&self, mut fresh: Fresh<'_, W>) {
         let paddr = fresh.paddr().get();
         let bytes = size_of_val(fresh.words()) as u64;
@@ -129,10 +116,6 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
         let mut seen = self.seen.lock();
         seen.tables.insert(place, paddr);
         self.write_back(&mut seen, paddr, bytes);
-    }
-
-    fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
-        TableMemory::<W>::entries(&self.inner, table)
     }
 
     fn written(&self, _promise: Promise<'_>, entries: &[W::Atomic]) {
@@ -149,16 +132,15 @@ unsafe impl<W: Word> TableMemory<W> for NonCoherent {
         self.write_back(&mut seen, paddr + offset, size_of_val(entries) as u64);
     }
 
-    fn retire(&self, list: &mut ArenaList, table: TableAddr) {
-        TableMemory::<W>::retire(&self.inner, list, table);
-    }
-
-    fn append(&self, promise: Promise<'_>, list: &mut ArenaList, other: ArenaList) {
-        TableMemory::<W>::append(&self.inner, promise, list, other);
-    }
-
-    fn free(&self, promise: Promise<'_>, shape: TableShape, list: ArenaList) {
-        TableMemory::<W>::free(&self.inner, promise, shape, list);
+    forward! { inner: Arena as TableMemory<W>:
+        fn reserve(&self, shape: TableShape, count: usize) -> Result<ArenaList, NoTables>;
+        fn take(
+            &self, promise: Promise<'_>, shape: TableShape, list: &mut ArenaList
+        ) -> Option<Fresh<'_, W>>;
+        fn entries(&self, table: &TableAddr) -> &[W::Atomic];
+        fn retire(&self, list: &mut ArenaList, table: TableAddr);
+        fn append(&self, promise: Promise<'_>, list: &mut ArenaList, other: ArenaList);
+        fn free(&self, promise: Promise<'_>, shape: TableShape, list: ArenaList);
     }
 }
 

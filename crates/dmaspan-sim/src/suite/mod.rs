@@ -230,6 +230,15 @@ fn each<S: Subject>(mut case: impl FnMut(S::Format)) {
     }
 }
 
+/// [`each`], of those that keep dirty state.
+fn each_with_marks<S: Subject>(mut case: impl FnMut(S::Format)) {
+    each::<S>(|format| {
+        if format.tracks_dirty() {
+            case(format);
+        }
+    });
+}
+
 /// Says where a panic happened, on its way.
 struct Named<'a>(&'a str);
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use dmaspan::io_pgtable::{DirtyBitmap, Format, Gap, Word};
+use dmaspan::io_pgtable::{Format, Gap, Word};
 use dmaspan::{Iova, iommu, lg2};
 
 use super::memory::{NonCoherent, Stall};
@@ -12,7 +12,7 @@ use super::rewrite::other;
 use super::rig::Rig;
 use super::space::{range, span};
 use super::survey;
-use super::tree::{PROT, Tree, WordOf, arena, claim, free};
+use super::tree::{PROT, Tree, WordOf, arena, claim};
 use super::{Subject, each};
 use crate::iotlb::IotlbConfig;
 use crate::walker::{Access, TableWords, Walker as _};
@@ -40,10 +40,7 @@ pub fn changes_in_place_are_written_back<S: Subject>() {
                 let found = tree.walker().walk(&memory, Iova::new(iova), Access::Write).unwrap();
                 let update = found.update.unwrap();
                 memory.exchange_u64(update.entry_paddr, update.old, update.new).unwrap();
-                let mut words = [0];
-                let mut bits = DirtyBitmap::new(&mut words, all, size).unwrap();
-                let retired = tree.table.whole().read_and_clear_dirty(all, &mut bits).unwrap();
-                free(&tree.table, retired);
+                let (words, _) = tree.clear_dirty(all, size).unwrap();
                 assert_eq!(words, [1]);
                 let found = tree.walker().walk(&memory, Iova::new(iova), Access::Write).unwrap();
                 assert!(found.clean, "hardware marks the next write");
@@ -95,9 +92,7 @@ pub fn new_roots_are_written_back<S: Subject>() {
         let memory = NonCoherent::new(inner.clone());
         let mut tree = Tree::<S, _>::sapling(format, memory.clone(), inner);
         let granule = tree.space.granule();
-        let space = tree.space.clone();
-        let shifts = (0..=space.top_level).filter_map(|level| space.shift(level));
-        for page in shifts.filter_map(|shift| space.nth(shift, 1)) {
+        for page in tree.space.beyond(0) {
             tree.map(page, &[span(granule, granule)], PROT).unwrap();
             let found = survey::translate(&tree.walker(), &memory, Iova::new(page));
             assert_eq!(found.map(|found| found.paddr.get()), Some(granule));

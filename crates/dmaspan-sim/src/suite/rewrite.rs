@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use super::rig::{Rig, Tlb};
 use super::space::{Space, range, span};
 use super::survey::{self, Seen};
-use super::tree::{PROT, Tree, arena, granted};
+use super::tree::{PROT, Tree, granted};
 use super::{Subject, codec, each, share};
-use crate::fault::{Faults, Faulty};
+use crate::fault::Faults;
 use crate::iotlb::{AbsentEntries, IotlbConfig};
 use crate::rng::Rng;
 use crate::walker::Access;
@@ -123,10 +123,7 @@ pub fn a_leaf_is_split_as_little_as_a_border_takes<S: Subject>() {
                 rig.hooks().forgotten();
                 rig.split(at, Gap::Accept).unwrap();
                 let forgotten = rig.hooks().forgotten();
-                let told = |forgot: &super::rig::Forgotten| {
-                    forgot.covers(all) && forgot.leaf_sizes & size != 0
-                };
-                assert!(forgotten.last().is_some_and(told), "{forgotten:?}");
+                assert!(forgotten.last().is_some_and(|it| it.has(all)), "{forgotten:?}");
                 assert_eq!(rig.leaves(all), expected, "2^{lg2} at {at:#x}");
                 if !mark {
                     // Of a marked leaf any entry may have been the marked one.
@@ -193,10 +190,8 @@ pub fn a_split_breaks_only_where_hardware_needs_it<S: Subject>() {
 /// is changed or forgotten.
 pub fn a_refused_split_changes_nothing<S: Subject>() {
     each::<S>(|format| {
-        let (faults, inner) = (Faults::none(), arena());
-        let memory = Faulty::new(inner.clone(), &faults);
-        let tree = Tree::<S, _>::over(format, memory, inner);
-        let rig = Rig::with_config(tree, IotlbConfig::default());
+        let faults = Faults::none();
+        let rig = Rig::with_config(Tree::<S, _>::faulty(format, &faults), IotlbConfig::default());
         let granule = rig.space.granule();
         let Some(&(lg2, iova)) = places::<S::Format>(&rig.space).last() else { return };
         let (size, all) = (lg2::size(lg2), range(iova, lg2::size(lg2)));
@@ -299,12 +294,9 @@ pub fn every_permission_becomes_every_other<S: Subject>() {
             assert_eq!(rig.leaves(all), expected, "{prot:?}");
             let forgotten = rig.hooks().forgotten();
             for leaf in &before {
-                let size = leaf.range.len_less_one() + 1;
-                let told = |forgot: &super::rig::Forgotten| {
-                    forgot.covers(leaf.range) && forgot.leaf_sizes & size != 0
-                };
-                assert!(forgotten.iter().any(told), "{leaf:?} in {forgotten:?}");
-                assert_ne!(sizes & size, 0);
+                let is_told = forgotten.iter().any(|forgot| forgot.has(leaf.range));
+                assert!(is_told, "{leaf:?} in {forgotten:?}");
+                assert_ne!(sizes & (leaf.range.len_less_one() + 1), 0);
             }
             assert_eq!(rig.iotlb().stale_leaves(all), []);
         }

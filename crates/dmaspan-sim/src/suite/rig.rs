@@ -25,8 +25,11 @@ pub(super) struct Forgotten {
 }
 
 impl Forgotten {
-    pub(super) fn covers(&self, range: IovaRange) -> bool {
-        self.ranges.as_ref().is_none_or(|ranges| ranges.iter().any(|forgot| forgot.covers(range)))
+    /// Whether it was for a leaf.
+    pub(super) fn has(&self, leaf: IovaRange) -> bool {
+        let ranges = self.ranges.as_deref();
+        let covers = ranges.is_none_or(|ranges| ranges.iter().any(|forgot| forgot.covers(leaf)));
+        covers && self.leaf_sizes & (leaf.len_less_one() + 1) != 0
     }
 }
 

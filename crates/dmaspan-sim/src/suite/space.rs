@@ -65,6 +65,13 @@ impl Space {
         self.shifts.get(level as usize).copied()
     }
 
+    /// The address of the second entry of each level from this one on: where what a table below
+    /// translates ends. Ascending.
+    pub(super) fn beyond(&self, level: u32) -> Vec<u64> {
+        let shifts = (level..=self.top_level).filter_map(|level| self.shift(level));
+        shifts.filter_map(|shift| self.nth(shift, 1)).collect()
+    }
+
     /// The first address of the `n`-th block of `2^lg2` bytes, counted from the aperture's start.
     pub(super) fn nth(&self, lg2: u32, n: u64) -> Option<u64> {
         let offset = n.checked_mul(1u64.checked_shl(lg2)?)?;

@@ -2,13 +2,16 @@
 
 use std::marker::PhantomData;
 
-use dmaspan::io_pgtable::{Error, Format, MapUndone, MappedRun, PageTable, TableMemory};
+use dmaspan::io_pgtable::{
+    DirtyBitmap, Error, Format, MapUndone, MappedRun, PageTable, TableMemory,
+};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 
 use super::Subject;
 use super::space::{Space, range};
 use super::survey::{self, Seen};
 use crate::arena::Arena;
+use crate::fault::{Faults, Faulty};
 use crate::model::IntervalModel;
 use crate::modelled::{agree, take};
 pub(super) use crate::modelled::{claim, free, granted};
@@ -39,6 +42,16 @@ pub(super) struct Gone {
     pub(super) gathered: Option<IovaRange>,
     /// The sizes of leaves that a sync would name.
     pub(super) leaf_sizes: u64,
+}
+
+/// Where hardware has to forget leaves, and of which sizes.
+type Forgotten = (Option<IovaRange>, u64);
+
+/// An empty bitmap in `words`.
+pub(super) fn marks_of(words: &mut Vec<u64>, range: IovaRange, granule: u64) -> DirtyBitmap<'_> {
+    let count = (range.len_less_one() / granule + 1).div_ceil(64);
+    *words = vec![0; usize::try_from(count).unwrap()];
+    DirtyBitmap::new(words, range, granule).unwrap()
 }
 
 /// Memory for the tables of one tree, where every format can reach it.
@@ -85,6 +98,14 @@ impl<S: Subject> Tree<S> {
         if let Err(what) = S::strict(&walker, &self.arena, range) {
             panic!("{what}");
         }
+    }
+}
+
+impl<S: Subject> Tree<S, Faulty<Arena>> {
+    /// A tree whose tables may be refused.
+    pub(super) fn faulty(format: S::Format, faults: &Faults) -> Self {
+        let arena = arena();
+        Self::over(format, Faulty::new(arena.clone(), faults), arena)
     }
 }
 
@@ -192,6 +213,21 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
         assert_eq!(retired.range(), Some(range));
         free(&self.table, retired);
         Ok(())
+    }
+
+    /// Reads and clears marks, a bit for `granule` bytes each, and syncs. Also what hardware has to
+    /// forget: where, and leaves of which sizes.
+    pub(super) fn clear_dirty(
+        &mut self,
+        range: IovaRange,
+        granule: u64,
+    ) -> Result<(Vec<u64>, Forgotten), Error> {
+        let mut words = Vec::new();
+        let mut bits = marks_of(&mut words, range, granule);
+        let retired = self.table.whole().read_and_clear_dirty(range, &mut bits)?;
+        let forgotten = (retired.range(), retired.leaf_sizes());
+        free(&self.table, retired);
+        Ok((words, forgotten))
     }
 
     /// Reclaims all tables without leaves.

@@ -9,11 +9,9 @@
 use dmaspan::{Iova, IovaRange, lg2};
 
 use super::registers::{
-    AddressHalf, BadLpaeRegisters, FlagUpdate, LpaeConfig, Registers, State, Walks, bit, field,
-    start_level,
+    AddressHalf, BadLpaeRegisters, LpaeConfig, Registers, State, Walks, bit, field,
 };
 use super::stage::{AccessPrivilege, ExecuteNever, Hierarchical, MemAttr, Stage};
-use crate::walker::block_around;
 
 const GRANULE_LG2: u32 = 12;
 const OUTPUT_LG2: u32 = 40;
@@ -60,19 +58,17 @@ impl Registers for Arm32S1Registers {
         };
         let input_lg2 = VIRTUAL_LG2 - txsz;
         let [low, high] = self.mair.map(u64::from);
+        let stage = Stage::One {
+            mair: high << 32 | low,
+            privilege: self.privilege,
+            hierarchical: Hierarchical::Honoured,
+            state: State::AArch32,
+        };
         let config = LpaeConfig {
-            input_lg2,
             input_range: input_range(self.half, t0sz, t1sz)
                 .ok_or(BadLpaeRegisters::Reserved { field: "T1SZ", tcr })?,
-            start_level: start_level(input_lg2, GRANULE_LG2),
             walks: Walks::parse(tcr, epd),
-            stage: Stage::One {
-                mair: high << 32 | low,
-                privilege: self.privilege,
-                hierarchical: Hierarchical::Honoured,
-                state: State::AArch32,
-            },
-            ..common()
+            ..LpaeConfig::new(GRANULE_LG2, input_lg2, OUTPUT_LG2, stage, State::AArch32)
         };
         config.with_base(self.ttbr)
     }
@@ -99,31 +95,8 @@ impl Registers for Arm32S2Registers {
             execute_never: ExecuteNever::ForAll,
             privilege: AccessPrivilege::Unprivileged,
         };
-        let input_range = block_around(Iova::new(0), input_lg2);
-        LpaeConfig { input_lg2, input_range, start_level, stage, ..common() }
-            .with_concatenated_root(vtcr)?
-            .with_base(self.vttbr)
-    }
-}
-
-/// What both stages have in common; the rest is filled in.
-fn common() -> LpaeConfig {
-    LpaeConfig {
-        granule_lg2: GRANULE_LG2,
-        input_lg2: VIRTUAL_LG2,
-        input_range: block_around(Iova::new(0), VIRTUAL_LG2),
-        output_lg2: OUTPUT_LG2,
-        start_level: 1,
-        base: 0,
-        walks: Walks::Enabled,
-        access_flag: FlagUpdate::Software,
-        dirty: FlagUpdate::Software,
-        stage: Stage::Two {
-            mem_attr: MemAttr::Combined,
-            execute_never: ExecuteNever::ForAll,
-            privilege: AccessPrivilege::Unprivileged,
-        },
-        state: State::AArch32,
+        let config = LpaeConfig::new(GRANULE_LG2, input_lg2, OUTPUT_LG2, stage, State::AArch32);
+        LpaeConfig { start_level, ..config }.with_concatenated_root(vtcr)?.with_base(self.vttbr)
     }
 }
 

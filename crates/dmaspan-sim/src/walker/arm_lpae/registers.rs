@@ -213,7 +213,6 @@ impl Registers for ArmS1WalkRegisters {
         let granule_lg2 = granule_lg2(self)?;
         let output_lg2 = output_lg2(tcr, field(tcr, 34, 32), granule_lg2)?;
         let input_lg2 = input_lg2(txsz, granule_lg2)?;
-        let start_level = start_level(input_lg2, granule_lg2);
         let (access_flag, dirty) = FlagUpdate::parse(tcr, 39, 40);
         let stage = Stage::One {
             mair: self.mair,
@@ -226,23 +225,41 @@ impl Registers for ArmS1WalkRegisters {
             },
         };
         let config = LpaeConfig {
-            granule_lg2,
-            input_lg2,
             input_range: block_around(inside, input_lg2),
-            output_lg2,
-            start_level,
-            base: 0,
             walks: Walks::parse(tcr, epd),
             access_flag,
             dirty,
-            stage,
-            state: State::AArch64,
+            ..LpaeConfig::new(granule_lg2, input_lg2, output_lg2, stage, State::AArch64)
         };
         config.with_base(self.ttbr)
     }
 }
 
 impl LpaeConfig {
+    /// Tables for the lowest addresses, with as many levels as those need, in which hardware
+    /// changes nothing.
+    pub(super) fn new(
+        granule_lg2: u32,
+        input_lg2: u32,
+        output_lg2: u32,
+        stage: Stage,
+        state: State,
+    ) -> Self {
+        Self {
+            granule_lg2,
+            input_lg2,
+            input_range: block_around(Iova::new(0), input_lg2),
+            output_lg2,
+            start_level: start_level(input_lg2, granule_lg2),
+            base: 0,
+            walks: Walks::Enabled,
+            access_flag: FlagUpdate::Software,
+            dirty: FlagUpdate::Software,
+            stage,
+            state,
+        }
+    }
+
     /// Address bits that one level resolves: a table is one granule of 8-byte descriptors.
     pub(super) const fn stride_lg2(granule_lg2: u32) -> u32 {
         granule_lg2 - 3
@@ -332,7 +349,7 @@ pub(super) fn input_lg2(txsz: u64, granule_lg2: u32) -> Result<u32, BadLpaeRegis
 }
 
 /// As many levels as the input address needs, the last one being level 3.
-pub(super) fn start_level(input_lg2: u32, granule_lg2: u32) -> u8 {
+fn start_level(input_lg2: u32, granule_lg2: u32) -> u8 {
     match (input_lg2 - granule_lg2).div_ceil(LpaeConfig::stride_lg2(granule_lg2)) {
         0 | 1 => 3,
         2 => 2,

@@ -4,14 +4,10 @@
 //! for start levels and concatenated tables. An SMMUv3 stream table entry (IHI 0070, 5.2) has the
 //! same fields in other places.
 
-use dmaspan::Iova;
-
 use super::registers::{
-    BadLpaeRegisters, FlagUpdate, LpaeConfig, Registers, State, Walks, bit, field, input_lg2,
-    output_lg2,
+    BadLpaeRegisters, FlagUpdate, LpaeConfig, Registers, State, bit, field, input_lg2, output_lg2,
 };
 use super::stage::{AccessPrivilege, ExecuteNever, MemAttr, Stage};
-use crate::walker::block_around;
 
 /// log2 of how many tables a root of stage 2 can be at most, one behind the other.
 const CONCATENATED_LG2: u32 = 4;
@@ -57,22 +53,16 @@ impl Registers for ArmS2WalkRegisters {
             _ => return Err(BadLpaeRegisters::StartLevel { vtcr, input_lg2 }),
         };
         let (access_flag, dirty) = FlagUpdate::parse(vtcr, 21, 22);
+        let stage = Stage::Two {
+            mem_attr: self.mem_attr,
+            execute_never: self.execute_never,
+            privilege: self.privilege,
+        };
         LpaeConfig {
-            granule_lg2,
-            input_lg2,
-            input_range: block_around(Iova::new(0), input_lg2),
-            output_lg2,
             start_level,
-            base: 0,
-            walks: Walks::Enabled,
             access_flag,
             dirty,
-            stage: Stage::Two {
-                mem_attr: self.mem_attr,
-                execute_never: self.execute_never,
-                privilege: self.privilege,
-            },
-            state: State::AArch64,
+            ..LpaeConfig::new(granule_lg2, input_lg2, output_lg2, stage, State::AArch64)
         }
         .with_concatenated_root(vtcr)?
         .with_base(self.vttbr)

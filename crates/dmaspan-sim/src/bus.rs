@@ -1,5 +1,7 @@
 //! Physical memory, as a device sees it.
 
+use std::ops::Deref;
+
 use dmaspan::PhysAddr;
 
 /// The reason why a bus access failed. Part of it may have been done.
@@ -31,17 +33,8 @@ pub trait Bus {
     fn write(&self, paddr: PhysAddr, buf: &[u8]) -> Result<(), BusError>;
 }
 
-impl<B: Bus + ?Sized> Bus for &B {
-    fn read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
-        (**self).read(paddr, buf)
-    }
-
-    fn write(&self, paddr: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
-        (**self).write(paddr, buf)
-    }
-}
-
-impl<B: Bus + ?Sized> Bus for std::sync::Arc<B> {
+/// Pointers to memory lead to the same.
+impl<P: Deref<Target: Bus>> Bus for P {
     fn read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
         (**self).read(paddr, buf)
     }

@@ -98,11 +98,14 @@ impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
 /// What is done with a translation: the bytes done, or why the bus refused.
 pub(crate) type Step<'f> = &'f mut dyn FnMut(Hit) -> Result<usize, BusError>;
 
+/// The outcome of a step, where its address translates.
+pub(crate) type Stepped = Result<Result<usize, BusError>, Fault>;
+
 /// Does an access in pieces that end where an IOTLB entry ends. An access of no bytes does nothing.
 pub(crate) fn in_pieces(
     iova: Iova,
     len: usize,
-    translate: impl Fn(Iova, Step<'_>) -> Result<Result<usize, BusError>, Fault>,
+    translate: impl Fn(Iova, Step<'_>) -> Stepped,
     mut piece: impl FnMut(PhysAddr, usize, usize) -> Result<(), BusError>,
 ) -> Result<(), DmaError> {
     let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);

@@ -108,11 +108,7 @@ impl IntervalModel {
         let mut spans: Vec<Span> = Vec::new();
         for run in affected {
             self.runs.remove(&run.iova.start().get());
-            let below = range.start().get().checked_sub(1).map(Iova::new);
-            let before = below.and_then(|last| IovaRange::new(run.iova.start(), last));
-            let above = range.last().checked_add(1);
-            let behind = above.and_then(|start| IovaRange::new(start, run.iova.last()));
-            for kept in [before, behind].into_iter().flatten().filter_map(|part| run.cut(part)) {
+            for kept in without(run.iova, range).filter_map(|part| run.cut(part)) {
                 self.runs.insert(kept.iova.start().get(), kept);
             }
             // A run is no longer than the span that it came from, so its length is one of a span.
@@ -174,6 +170,15 @@ impl IntervalModel {
         let runs = before.into_iter().chain(inside).map(|(_, run)| *run);
         runs.filter(move |run| run.iova.intersection(range).is_some())
     }
+}
+
+/// The rest of `whole` beside a part of it.
+pub(crate) fn without(whole: IovaRange, part: IovaRange) -> impl Iterator<Item = IovaRange> {
+    let before = part.start().get().checked_sub(1).map(Iova::new);
+    let before = before.and_then(|last| IovaRange::new(whole.start(), last));
+    let behind = part.last().checked_add(1);
+    let behind = behind.and_then(|first| IovaRange::new(first, whole.last()));
+    before.into_iter().chain(behind)
 }
 
 /// The reason why spans cannot be mapped with leaves of the given sizes.

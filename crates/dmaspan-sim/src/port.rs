@@ -18,27 +18,17 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use parking_lot::{Mutex, RwLock};
 
 use crate::bus::{Bus, BusError};
-use crate::device::{DmaError, Step, in_pieces};
+use crate::device::{DmaError, Step, Stepped, in_pieces};
 use crate::iotlb::{Hit, Iotlb};
 use crate::walker::{Access, Fault, FaultKind, TableWords, Walker};
 
 /// An IOTLB of any walker.
 trait Translate: Send + Sync {
-    fn access(
-        &self,
-        iova: Iova,
-        access: Access,
-        step: Step<'_>,
-    ) -> Result<Result<usize, BusError>, Fault>;
+    fn access(&self, iova: Iova, access: Access, step: Step<'_>) -> Stepped;
 }
 
 impl<W: Walker + Send + Sync, T: TableWords + Send + Sync> Translate for Iotlb<W, T> {
-    fn access(
-        &self,
-        iova: Iova,
-        access: Access,
-        step: Step<'_>,
-    ) -> Result<Result<usize, BusError>, Fault> {
+    fn access(&self, iova: Iova, access: Access, step: Step<'_>) -> Stepped {
         self.with_translation(iova, access, step)
     }
 }
@@ -166,12 +156,7 @@ impl<D> SimPort<D> {
     }
 
     /// Does an access, and tries again for as long as the handler says.
-    fn access(
-        &self,
-        iova: Iova,
-        access: Access,
-        step: Step<'_>,
-    ) -> Result<Result<usize, BusError>, Fault> {
+    fn access(&self, iova: Iova, access: Access, step: Step<'_>) -> Stepped {
         loop {
             let (fault, reason) = match self.route(iova, access, &mut *step) {
                 Ok(done) => return Ok(done),

@@ -83,10 +83,10 @@ use std::fmt;
 use dmaspan::{Iova, lg2};
 use parking_lot::{Mutex, RwLock};
 
-use crate::bus::{Bus, BusError};
-use crate::device::{DmaError, Step, in_pieces};
+use crate::bus::Bus;
+use crate::device::{DmaError, Step, Stepped, in_pieces};
 use crate::iotlb::Hit;
-use crate::walker::{Access, Fault, TableWords};
+use crate::walker::{Access, TableWords};
 
 mod bank;
 mod behaviour;
@@ -196,29 +196,13 @@ impl<T: TableWords> Smmu<T> {
     /// Not within [`access_with`](Self::access_with): the read of a sync's status waits for it.
     pub fn read32(&self, offset: u64) -> u32 {
         let value = self.with_register(offset, 2, State::read_narrow);
-        let mut state = self.state.lock();
-        if value.is_err() {
-            state.counters.undefined_reads += 1;
-        }
-        match state.behaviour.reads {
-            Reads::Registers => value.unwrap_or(0),
-            Reads::Ones => u32::MAX,
-            Reads::Random => halves(state.rng.next())[0],
-        }
+        halves(self.seen(value.map(u64::from)))[0]
     }
 
     /// Reads a register of 64 bits.
     pub fn read64(&self, offset: u64) -> u64 {
         let value = self.with_register(offset, 3, State::read_wide);
-        let mut state = self.state.lock();
-        if value.is_err() {
-            state.counters.undefined_reads += 1;
-        }
-        match state.behaviour.reads {
-            Reads::Registers => value.unwrap_or(0),
-            Reads::Ones => u64::MAX,
-            Reads::Random => state.rng.next(),
-        }
+        self.seen(value)
     }
 
     /// Writes a register of 32 bits, or half of one of 64 bits. The lower half of an invalidation
@@ -237,6 +221,19 @@ impl<T: TableWords> Smmu<T> {
     pub fn write64(&self, offset: u64, value: u64) {
         let written = self.with_register(offset, 3, |state, place| state.write_wide(place, value));
         self.count_write(written);
+    }
+
+    /// What a read returns, as the behaviour has it.
+    fn seen(&self, value: Result<u64, Undefined>) -> u64 {
+        let mut state = self.state.lock();
+        if value.is_err() {
+            state.counters.undefined_reads += 1;
+        }
+        match state.behaviour.reads {
+            Reads::Registers => value.unwrap_or(0),
+            Reads::Ones => u64::MAX,
+            Reads::Random => state.rng.next(),
+        }
     }
 
     fn count_write(&self, written: Result<(), Undefined>) {
@@ -330,13 +327,7 @@ impl<T: TableWords> Smmu<T> {
         in_pieces(iova, buf.len(), translate, |paddr, from, to| bus.write(paddr, &buf[from..to]))
     }
 
-    fn step(
-        &self,
-        stream: u16,
-        at: Iova,
-        access: Access,
-        step: Step<'_>,
-    ) -> Result<Result<usize, BusError>, Fault> {
+    fn step(&self, stream: u16, at: Iova, access: Access, step: Step<'_>) -> Stepped {
         self.access_with(stream, at, access, step).map_err(|refused| refused.fault())
     }
 

@@ -274,10 +274,7 @@ impl State {
             self.expect_whole_mappings(range, now);
         }
         if let Some(gap) = self.mapped.gap(range) {
-            let was_unmapped = self.stale.first(gap).is_some() || self.last_unmapped(gap);
-            let kind =
-                if was_unmapped { FindingKind::DoubleUnmap } else { FindingKind::UnmapOfNothing };
-            self.find(kind, (gap, None), Vec::new(), now);
+            self.nothing_to_unmap(gap, now);
         }
         self.unmap_parts(range, (tables, leaf_sizes), now);
     }
@@ -319,15 +316,25 @@ impl State {
 
     /// An unmap that changed nothing.
     pub(super) fn refused_unmap(&mut self, range: IovaRange, now: &Record) {
-        let Some((piece, part)) = self.mapped.at(range.start()) else {
-            let was_unmapped = self.stale.first(range).is_some() || self.last_unmapped(range);
-            let kind =
-                if was_unmapped { FindingKind::DoubleUnmap } else { FindingKind::UnmapOfNothing };
-            return self.find(kind, (range, None), Vec::new(), now);
+        let Some((mapping, memory, before)) = self.mapping_at(range.start()) else {
+            return self.nothing_to_unmap(range, now);
         };
-        let (memory, before) = (memory(piece, part), vec![part.mapped.clone()]);
-        let mapping = self.whole(piece);
         self.find(FindingKind::RefusedUnmap { mapping }, (range, memory), before, now);
+    }
+
+    /// Nothing is mapped in a range that was to be unmapped.
+    fn nothing_to_unmap(&mut self, range: IovaRange, now: &Record) {
+        let was_unmapped = self.stale.first(range).is_some() || self.last_unmapped(range);
+        let kind =
+            if was_unmapped { FindingKind::DoubleUnmap } else { FindingKind::UnmapOfNothing };
+        self.find(kind, (range, None), Vec::new(), now);
+    }
+
+    /// All that is left of the mapping that an address is in, the memory of the piece there, and
+    /// the event that made it.
+    fn mapping_at(&self, iova: Iova) -> Option<(IovaRange, Option<Span>, Vec<Record>)> {
+        let (piece, part) = self.mapped.at(iova)?;
+        Some((self.whole(piece), memory(piece, part), vec![part.mapped.clone()]))
     }
 
     /// Whether the history has an unmap of `range`, before the event that is looked at.
@@ -340,17 +347,10 @@ impl State {
 
     fn expect_whole_mappings(&mut self, range: IovaRange, now: &Record) {
         for end in [range.start(), range.last()] {
-            let Some((piece, part)) = self.mapped.at(end) else { continue };
-            let before = vec![part.mapped.clone()];
-            let memory = memory(piece, part);
-            let mapping = self.whole(piece);
+            let Some((mapping, memory, before)) = self.mapping_at(end) else { continue };
             if !range.covers(mapping) {
-                return self.find(
-                    FindingKind::PartialUnmap { mapping },
-                    (range, memory),
-                    before,
-                    now,
-                );
+                let kind = FindingKind::PartialUnmap { mapping };
+                return self.find(kind, (range, memory), before, now);
             }
         }
     }
@@ -366,10 +366,8 @@ impl State {
             return self.find(kind, (range, memory), before, now);
         }
         let ran_out_of = gap.start().get().checked_sub(1).filter(|_| gap.start() > iova);
-        match ran_out_of.and_then(|before| self.mapped.at(Iova::new(before))) {
-            Some((piece, part)) => {
-                let before = vec![part.mapped.clone()];
-                let mapping = self.whole(piece);
+        match ran_out_of.and_then(|before| self.mapping_at(Iova::new(before))) {
+            Some((mapping, _, before)) => {
                 self.find(FindingKind::PastMapping { access, mapping }, (gap, None), before, now);
             }
             None => self.find(FindingKind::Unmapped { access }, (gap, None), Vec::new(), now),
@@ -409,8 +407,7 @@ impl State {
             return self.find(kind, (range, None), before.unwrap_or_default(), now);
         };
         let (prot, before) = (first.prot, vec![first.mapped.clone()]);
-        let memory = memory(piece, first);
-        let mapping = self.whole(piece);
+        let (mapping, memory) = (self.whole(piece), memory(piece, first));
         if !mapping.covers(range) {
             let kind = FindingKind::SyncOutside { mapping: Some(mapping) };
             return self.find(kind, (range, memory), before, now);

@@ -1,6 +1,6 @@
 //! A translation context bank, and what its registers say of tables.
 
-use dmaspan::{Iova, IovaRange, Prot, lg2};
+use dmaspan::{Iova, IovaRange, lg2};
 
 use super::config::{Aarch32, SmmuConfig, output_code};
 use super::spec::{cba2r, cr0, fsr, halves, low16, low16_of_u64, sctlr, tcr};
@@ -12,7 +12,7 @@ use crate::walker::arm_lpae::{
     LpaeWalker,
 };
 use crate::walker::arm_v7s::{ArmV7sWalkRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE};
-use crate::walker::{Access, Fault, TableLink, TableWords, Translated, WalkPath, Walker};
+use crate::walker::{Translated, Walker};
 
 /// Which registers a bank has, as SMMU_CBARn.TYPE says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,6 +261,13 @@ impl AnyWalker {
         Self::Long(walker.without_registers())
     }
 
+    pub(super) fn as_dyn(&self) -> &dyn Walker {
+        match self {
+            Self::Long(walker) => walker,
+            Self::Short(walker) => walker,
+        }
+    }
+
     fn input_range(&self) -> IovaRange {
         match self {
             Self::Long(walker) => walker.input_range(),
@@ -285,36 +292,6 @@ impl AnyWalker {
         match self {
             Self::Long(_) => leaf.leaf_lg2,
             Self::Short(_) => leaf.group_lg2,
-        }
-    }
-}
-
-impl Walker for AnyWalker {
-    fn root(&self, iova: Iova, access: Access) -> Result<TableLink, Fault> {
-        match self {
-            Self::Long(walker) => walker.root(iova, access),
-            Self::Short(walker) => walker.root(iova, access),
-        }
-    }
-
-    fn walk_from(
-        &self,
-        tables: &dyn TableWords,
-        from: TableLink,
-        iova: Iova,
-        access: Access,
-        path: &mut WalkPath,
-    ) -> Result<Translated, Fault> {
-        match self {
-            Self::Long(walker) => walker.walk_from(tables, from, iova, access, path),
-            Self::Short(walker) => walker.walk_from(tables, from, iova, access, path),
-        }
-    }
-
-    fn permits(&self, prot: Prot, access: Access) -> bool {
-        match self {
-            Self::Long(walker) => walker.permits(prot, access),
-            Self::Short(walker) => walker.permits(prot, access),
         }
     }
 }

@@ -7,7 +7,7 @@
 use dmaspan::{Iova, PhysAddr};
 
 use super::*;
-use crate::walker::{FaultKind, TableImage};
+use crate::walker::{Fault, FaultKind, TableImage};
 
 mod faults;
 mod formats;

@@ -14,9 +14,7 @@ use super::tlb::{Space, Tag, Tlb};
 use crate::iotlb::Hit;
 use crate::iotlb::leaves::CachedLeaf;
 use crate::walker::arm_lpae::AccessPrivilege;
-use crate::walker::{
-    Access, Fault, FaultKind, NotATable, TableWords, WalkPath, Walker, block_around,
-};
+use crate::walker::{Access, Fault, FaultKind, NotATable, TableWords, WalkPath, block_around};
 
 /// The answer of one stage, or of both.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +70,7 @@ struct ThroughStage2<'a> {
 impl ThroughStage2<'_> {
     fn at(&self, ipa: PhysAddr) -> Result<PhysAddr, NotATable> {
         let Some(walker) = self.walker else { return Ok(ipa) };
-        let walked = walker.walk(self.tables, Iova::new(ipa.get()), Access::Read);
+        let walked = walker.as_dyn().walk(self.tables, Iova::new(ipa.get()), Access::Read);
         walked.map(|leaf| leaf.paddr).map_err(|fault| {
             self.fault.set(Some(fault));
             NotATable::Outside { paddr: ipa }
@@ -109,10 +107,10 @@ fn stage(
                 counters.walks_from_link += 1;
                 link
             }
-            None => walker.root(at, access)?,
+            None => walker.as_dyn().root(at, access)?,
         };
         let mut path = WalkPath::new();
-        let walked = walker.walk_from(tables, from, at, access, &mut path);
+        let walked = walker.as_dyn().walk_from(tables, from, at, access, &mut path);
         tlb.keep_path(tag, from, &path);
         let found = walked?;
         let leaf = CachedLeaf {
@@ -126,7 +124,7 @@ fn stage(
         tlb.keep_leaf(Tag { space, ..tag }, at, found.group_lg2, leaf);
         (found.group_lg2, leaf)
     };
-    if !walker.permits(leaf.prot, access) {
+    if !walker.as_dyn().permits(leaf.prot, access) {
         let kind = FaultKind::Permission;
         return Err(Fault { kind, level: leaf.level, iova: at, access });
     }

@@ -72,6 +72,14 @@ impl Space {
         shifts.filter_map(|shift| self.nth(shift, 1)).collect()
     }
 
+    /// Some chunks before a border between tables of an upper level, or the aperture's start.
+    pub(super) fn before_border(&self, chunks: u64) -> u64 {
+        let border = self.shift(2).and_then(|shift| self.nth(shift, 1));
+        let start = self.aperture.start().get();
+        let before = |border: u64| border.saturating_sub(chunks * lg2::size(self.chunk()));
+        border.map_or(start, before).max(start)
+    }
+
     /// The first address of the `n`-th block of `2^lg2` bytes, counted from the aperture's start.
     pub(super) fn nth(&self, lg2: u32, n: u64) -> Option<u64> {
         let offset = n.checked_mul(1u64.checked_shl(lg2)?)?;

@@ -8,6 +8,7 @@ use super::rig::Rig;
 use super::space::{range, span};
 use super::{Subject, each, share};
 use crate::iotlb::Planted;
+use crate::model::without;
 use crate::rng::Rng;
 use crate::walker::Access;
 
@@ -186,15 +187,6 @@ impl<S: Subject> World<S> {
         let iotlb = self.rig.iotlb();
         iotlb.stale_leaves(self.window).len() + iotlb.stale_links(self.window).len()
     }
-}
-
-/// The rest of `whole` beside a part of it.
-fn without(whole: IovaRange, part: IovaRange) -> impl Iterator<Item = IovaRange> {
-    let before = part.start().get().checked_sub(1).map(Iova::new);
-    let before = before.and_then(|last| IovaRange::new(whole.start(), last));
-    let behind = part.last().checked_add(1);
-    let behind = behind.and_then(|first| IovaRange::new(first, whole.last()));
-    before.into_iter().chain(behind)
 }
 
 /// What is stale behind one of many operations, if anything is. Hardware forgets as `planted` says

@@ -139,9 +139,7 @@ pub fn threads_with_random_operations_keep_to_their_pieces<S: Subject>() {
     each::<S>(|format| {
         let mut tree = Tree::<S>::new(format);
         let chunk = lg2::size(tree.space.chunk());
-        let border = tree.space.shift(2).and_then(|shift| tree.space.nth(shift, 1));
-        let start = tree.space.aperture.start().get();
-        let base = border.map_or(start, |border| border.saturating_sub(4 * chunk)).max(start);
+        let base = tree.space.before_border(4);
         let window = range(base, (SHARED_CHUNKS + WORKERS + 1) * chunk);
         for seed in 0..share::<S>(150) {
             let mut all = IntervalModel::new();

@@ -26,11 +26,8 @@ struct Lanes {
 impl Lanes {
     fn new(space: &Space) -> Self {
         let chunk = lg2::size(space.chunk());
-        let border = space.shift(2).and_then(|shift| space.nth(shift, 1));
-        let start = space.aperture.start().get();
-        let base = border.map_or(start, |border| border - 2 * chunk).max(start);
         let granule = space.granule();
-        Self { base, granule, pages: chunk / granule / THREADS }
+        Self { base: space.before_border(2), granule, pages: chunk / granule / THREADS }
     }
 
     fn at(&self, chunk: u64, thread: u64) -> u64 {

@@ -36,8 +36,9 @@ mod strict;
 mod tests;
 
 pub use aarch32::{Arm32S1Registers, Arm32S2Registers};
+pub(super) use registers::Walks;
 pub use registers::{AddressHalf, ArmS1WalkRegisters, BadLpaeRegisters};
-use registers::{LpaeConfig, Registers, State, Walks, bit, field};
+use registers::{LpaeConfig, Registers, State, bit, field};
 use stage::Stage;
 pub use stage::{AccessPrivilege, ExecuteNever, MemAttr};
 pub use stage2::ArmS2WalkRegisters;

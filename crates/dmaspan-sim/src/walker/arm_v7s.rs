@@ -16,7 +16,7 @@
 
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
-use super::arm_lpae::AccessPrivilege;
+use super::arm_lpae::{AccessPrivilege, Walks};
 use super::radix::{self, Leaf, Next, Radix};
 use super::{
     Access, Fault, FaultKind, Shareability, TableLink, TableStep, TableWords, Translated, WalkPath,
@@ -28,7 +28,7 @@ mod strict;
 #[cfg(test)]
 mod tests;
 
-use registers::{AccessFlag, Config, SECTION_LG2, Walks};
+use registers::{AccessFlag, Config, SECTION_LG2};
 pub use registers::{ArmV7sWalkRegisters, BadV7sRegisters, SCTLR_AFE, SCTLR_TRE, Variant};
 
 const SMALL_PAGE_LG2: u32 = 12;

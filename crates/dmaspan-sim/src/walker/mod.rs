@@ -11,6 +11,8 @@
 //! found on its way in a [`WalkPath`], also where it ends in a fault: hardware may keep valid links
 //! that lead to an invalid entry.
 
+use std::ops::Deref;
+
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
 
 pub mod amd_v1;
@@ -94,21 +96,8 @@ pub trait TableWords {
     }
 }
 
-impl<T: TableWords + ?Sized> TableWords for &T {
-    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
-        (**self).read_u64(paddr)
-    }
-
-    fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
-        (**self).read_u32(paddr)
-    }
-
-    fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
-        (**self).exchange_u64(paddr, old, new)
-    }
-}
-
-impl<T: TableWords + ?Sized> TableWords for std::sync::Arc<T> {
+/// Pointers to tables lead to the same.
+impl<P: Deref<Target: TableWords>> TableWords for P {
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
         (**self).read_u64(paddr)
     }

@@ -145,16 +145,16 @@ pub(super) enum State {
     AArch32,
 }
 
-/// EPD0 and EPD1.
+/// EPD0 and EPD1; of short descriptors PD0 and PD1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Walks {
+pub(in crate::walker) enum Walks {
     Enabled,
     Disabled,
 }
 
 impl Walks {
     /// What the bit `epd` of a control register says.
-    pub(super) fn parse(tcr: u64, epd: u32) -> Self {
+    pub(in crate::walker) fn parse(tcr: u64, epd: u32) -> Self {
         if bit(tcr, epd) { Self::Disabled } else { Self::Enabled }
     }
 }

@@ -6,7 +6,7 @@
 use dmaspan::{Iova, IovaRange, lg2};
 
 use super::bits;
-use crate::walker::arm_lpae::{AccessPrivilege, AddressHalf};
+use crate::walker::arm_lpae::{AccessPrivilege, AddressHalf, Walks};
 
 /// SCTLR.TRE: PRRR and NMRR say what memory types are.
 pub const SCTLR_TRE: u32 = 1 << 28;
@@ -105,13 +105,6 @@ pub(super) struct Config {
     pub(super) access_flag: AccessFlag,
 }
 
-/// PD0 and PD1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Walks {
-    Enabled,
-    Disabled,
-}
-
 /// SCTLR.AFE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessFlag {
@@ -160,15 +153,16 @@ impl Config {
         if !lg2::is_aligned(low, align_lg2) {
             return Err(BadV7sRegisters::Base { ttbr, align_lg2 });
         }
+        // PD0 and PD1.
         let disabled = match half {
-            AddressHalf::Lower => bits(ttbcr, 4, 4),
-            AddressHalf::Upper => bits(ttbcr, 5, 5),
+            AddressHalf::Lower => 4,
+            AddressHalf::Upper => 5,
         };
         Ok(Self {
             input_lg2,
             input_range,
             base: low | high,
-            walks: if disabled == 1 { Walks::Disabled } else { Walks::Enabled },
+            walks: Walks::parse(ttbcr.into(), disabled),
             access_flag: if sctlr & SCTLR_AFE == 0 {
                 AccessFlag::None
             } else {

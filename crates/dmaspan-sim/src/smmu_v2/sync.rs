@@ -54,17 +54,13 @@ impl Syncs {
         origin: Origin,
         completion: SyncCompletion,
     ) -> Vec<Invalidation> {
-        match completion {
-            SyncCompletion::AfterPolls(0) => self.complete(origin, self.next),
-            SyncCompletion::AfterPolls(polls) => {
-                self.in_progress.insert(origin, InProgress { end: self.next, polls });
-                Vec::new()
-            }
-            SyncCompletion::Never => {
-                self.in_progress.insert(origin, InProgress { end: self.next, polls: u32::MAX });
-                Vec::new()
-            }
-        }
+        let polls = match completion {
+            SyncCompletion::AfterPolls(0) => return self.complete(origin, self.next),
+            SyncCompletion::AfterPolls(polls) => polls,
+            SyncCompletion::Never => u32::MAX,
+        };
+        self.in_progress.insert(origin, InProgress { end: self.next, polls });
+        Vec::new()
     }
 
     /// A read of the status: whether the sync is active, or else what it has completed.

@@ -196,13 +196,12 @@ impl State {
         let access = transaction.access;
         match kind {
             BankType::Two => self.stage2(tables, bank, bank, va, va, access),
-            BankType::OneBypass => {
+            BankType::OneBypass | BankType::OneFault => {
                 let through = ThroughStage2 { tables, walker: None, fault: Cell::new(None) };
-                self.stage1(&through, bank, bank, va, access, privilege)
-            }
-            BankType::OneFault => {
-                let through = ThroughStage2 { tables, walker: None, fault: Cell::new(None) };
-                self.stage1(&through, bank, bank, va, access, privilege)?;
+                let output = self.stage1(&through, bank, bank, va, access, privilege)?;
+                if kind == BankType::OneBypass {
+                    return Ok(output);
+                }
                 let nested = gfsr::SYNR0_NESTED;
                 Err(Failed::Global { fault: GlobalFault::InvalidContext, nested })
             }

@@ -146,25 +146,6 @@ impl<S: Subject, M: TableMemory<WordOf<S>>> Tree<S, M> {
         })
     }
 
-    /// Maps, and reclaims empty tables that stand in the way, as a domain does.
-    pub(super) fn map_over_empty_tables(
-        &mut self,
-        iova: u64,
-        spans: &[Span],
-        prot: Prot,
-    ) -> Result<(), Error> {
-        match self.map(iova, spans, prot) {
-            Err(Error::EmptyTable { .. }) => {
-                let len = spans.iter().map(|span| span.len()).sum();
-                let retired = self.table.whole().reclaim(range(iova, len)).unwrap();
-                assert!(retired.has_tables());
-                free(&self.table, retired);
-                self.map(iova, spans, prot)
-            }
-            result => result,
-        }
-    }
-
     pub(super) fn map_pages(
         &mut self,
         iova: u64,

@@ -109,10 +109,7 @@ impl VtdSsWalker {
     fn reserved(&self, entry: u64, level: u8) -> u64 {
         let above = ADDRESS & !lg2::mask(self.registers.host_lg2);
         let format = if self.is_leaf(entry, level) {
-            let snoop = match self.registers.snoop_control {
-                Switch::On => 0,
-                Switch::Off => SNOOP,
-            };
+            let snoop = SNOOP & !self.registers.snoop_control.select(SNOOP);
             snoop | (ADDRESS & lg2::mask(self.entry_lg2(level)))
         } else {
             // Above level 1 a set PS that came here asks for pages that are not supported.

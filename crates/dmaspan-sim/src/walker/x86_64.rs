@@ -166,10 +166,7 @@ impl X86Walker {
             (true, _) => bits(self.entry_lg2(level) - 1, 13),
             (false, _) => PAGE_SIZE,
         };
-        let execute = match self.registers.nxe {
-            Switch::On => 0,
-            Switch::Off => NO_EXECUTE,
-        };
+        let execute = NO_EXECUTE & !self.registers.nxe.select(NO_EXECUTE);
         ((above | format) & !self.registers.encryption_mask) | execute
     }
 

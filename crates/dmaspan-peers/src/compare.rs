@@ -2,8 +2,9 @@
 //!
 //! Tables lie elsewhere on each side, so links are compared by where they lead: each must be what
 //! this side's encoder makes of the address in it, and the tables that they lead to are compared
-//! in turn. Leaves are compared whole.
+//! in turn. Each table has one place in the tree. Leaves are compared whole.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use dmaspan::io_pgtable::{Entry, Format, PageTable, Word};
@@ -55,6 +56,8 @@ pub(crate) struct Found {
     pub(crate) links: Vec<u64>,
     /// The bytes that the leaves translate.
     bytes: u128,
+    /// This side's tables below the root.
+    reached: HashSet<u64>,
     /// Tables without a counterpart, by this side or Linux's, and their level: they must be empty.
     alone: Vec<(bool, u64, u32)>,
 }
@@ -129,14 +132,28 @@ impl<S: Subject> Sides<'_, S> {
         for level in (0..=top).rev() {
             pairs = self.level(level, &pairs, &mut found)?;
         }
-        let alone = std::mem::take(&mut found.alone);
-        self.all_empty(alone)?;
+        self.all_empty(&mut found)?;
+        let (tables, reached) = (self.table.memory().tables(), found.reached.len() + 1);
+        if tables != reached {
+            return Err(format!("this side has {tables} tables, {reached} of them in the tree"));
+        }
         if found.bytes != self.model.bytes() {
             let (bytes, mapped) = (found.bytes, self.model.bytes());
             return Err(format!("{bytes:#x} bytes have leaves and {mapped:#x} are mapped"));
         }
         found.counts.trees = 1;
         Ok(found)
+    }
+
+    /// Notes that a link leads to a table of this side, which no other link and not the root may
+    /// have.
+    fn reach(&self, table: u64, found: &mut Found) -> Result<(), String> {
+        let (root, top) = self.table.root_and_level();
+        let root = root.get()..root.get() + self.bytes(top) as u64;
+        if root.contains(&table) || !found.reached.insert(table) {
+            return Err(format!("the table at {table:#x} has two places in the tree"));
+        }
+        Ok(())
     }
 
     /// The bytes of a table at a level.
@@ -195,6 +212,9 @@ impl<S: Subject> Sides<'_, S> {
         let format = self.table.format();
         let level = both.level;
         let decode = |word| format.decode(level, Bits::of(word));
+        if let Entry::Table(ours) = decode(both.ours) {
+            self.reach(ours.get(), found)?;
+        }
         match (decode(both.theirs), decode(both.ours)) {
             (Entry::Table(theirs), Entry::Table(ours)) => {
                 self.link(both, theirs, ours, &mut found.counts.met)?;
@@ -278,8 +298,8 @@ impl<S: Subject> Sides<'_, S> {
     }
 
     /// Whether tables that only one side has are empty, and those below them.
-    fn all_empty(&mut self, mut alone: Vec<(bool, u64, u32)>) -> Result<(), String> {
-        while let Some((is_ours, table, level)) = alone.pop() {
+    fn all_empty(&mut self, found: &mut Found) -> Result<(), String> {
+        while let Some((is_ours, table, level)) = found.alone.pop() {
             let words = if is_ours {
                 self.read_ours(level, table)?
             } else {
@@ -290,7 +310,10 @@ impl<S: Subject> Sides<'_, S> {
                     let who = if is_ours { "this side" } else { "Linux" };
                     return Err(format!("only {who} has {word:#x} in the table {table:#x}"));
                 };
-                alone.push((is_ours, below.get(), level - 1));
+                if is_ours {
+                    self.reach(below.get(), found)?;
+                }
+                found.alone.push((is_ours, below.get(), level - 1));
             }
         }
         Ok(())

@@ -3,11 +3,10 @@
 use std::error::Error;
 use std::fmt;
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::{Account, Container, PhysAddr, Prot};
 use dmaspan_linux::{FrameAddress, LinuxPinner};
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::io_pgtable::{
+    Arena, ArenaList, Fresh, NoTables, TableAddr, TableMemory, TableShape, Word,
+};
 use dmaspan::{Coherency, PhysAddr, Promise};
-use dmaspan_sim::Arena;
-use dmaspan_sim::arena::ArenaList;
 use dmaspan_sim::walker::TableWords;
 
 /// How much memory the tables of a configuration have.

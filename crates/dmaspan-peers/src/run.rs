@@ -1,8 +1,9 @@
 //! This runs a configuration on both sides: the same operations, and a comparison now and then.
 
-use dmaspan::io_pgtable::{DirtyBitmap, Entry, Error, Format, Geometry, PageTable, Retired, Word};
+use dmaspan::io_pgtable::{
+    ArenaList, DirtyBitmap, Entry, Error, Format, Geometry, PageTable, Retired, Word,
+};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
-use dmaspan_sim::arena::ArenaList;
 use dmaspan_sim::rng::Rng;
 
 use crate::compare::{Counts, Found, Sides};

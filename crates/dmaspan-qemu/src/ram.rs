@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::dma::{DmaMemory, Piece};
+use dmaspan::io_pgtable::Arena;
 use dmaspan::{PhysAddr, Span, lg2};
-use dmaspan_sim::Arena;
 use dmaspan_sim::bus::{Bus, BusError};
 use parking_lot::Mutex;
 

@@ -13,8 +13,6 @@
 //! - [`suite`]: one suite for every IO page-table format, and [`mock`], a format to try it on.
 //! - [`model`]: an interval map, and the fewest leaves by brute force. It catches wrong look-ups
 //!   and wasteful leaves.
-//! - [`arena`]: memory for page tables. It catches tables that are freed too early, used after
-//!   that, or leaked.
 //! - [`allocator`]: a global allocator that counts by thread and fails on demand. It catches code
 //!   that allocates where it must not, and what is left where it could not.
 //! - [`bounce`]: a pool of bounce slots. It catches old data in slots and slots that leak.
@@ -101,7 +99,6 @@ macro_rules! forward {
 }
 
 pub mod allocator;
-pub mod arena;
 pub mod bounce;
 pub mod bus;
 pub mod device;
@@ -121,7 +118,6 @@ pub mod smmu_v2;
 pub mod suite;
 pub mod walker;
 
-pub use arena::Arena;
 pub use platform::OneThread;
 
 /// The example of the README, compiled.

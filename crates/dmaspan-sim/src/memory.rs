@@ -115,11 +115,12 @@
 //!     }
 //! }
 //!
+//! # use dmaspan::io_pgtable::Arena;
 //! # use dmaspan::{Account, Container, Iova, PhysAddr};
 //! # use dmaspan::container::{Attach, Interrupts};
 //! # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 //! # use dmaspan::iommu::Domain;
-//! # use dmaspan_sim::{Arena, iotlb::Iotlb};
+//! # use dmaspan_sim::iotlb::Iotlb;
 //! # use dmaspan_sim::memory::Rights;
 //! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,11 +1,10 @@
 //! A range of a page table beside an interval map: each operation is done to both, and they agree.
 
+use dmaspan::io_pgtable::{Arena, MappedRun, TableMemory};
 use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, MapUndone, Owned, PageTable, Retired};
-use dmaspan::io_pgtable::{MappedRun, TableMemory};
 use dmaspan::pin::{Kind, SpanSink};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 
-use crate::arena::Arena;
 use crate::model::{Coverage, IntervalModel};
 
 /// What unmapping is asked for beside the spans.

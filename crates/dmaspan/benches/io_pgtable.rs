@@ -11,11 +11,9 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable, Retired};
+use dmaspan::io_pgtable::{Arena, ArenaList, ArmLpaeS1, ArmLpaeS1Config, PageTable, Retired};
 use dmaspan::iommu::Gather;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-use dmaspan_sim::Arena;
-use dmaspan_sim::arena::ArenaList;
 
 type Table = PageTable<ArmLpaeS1<12>, Arena>;
 

@@ -32,11 +32,11 @@
 //!   supplies.
 //!
 //! The crate has no operating system, no clock, no randomness and no globals: memory, locks and
-//! hardware come through traits. It contains no unsafe block;
-//! [`TableMemory`](io_pgtable::TableMemory), [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port),
-//! [`DmaMemory`](dma::DmaMemory), [`FromRegistered`](dma::FromRegistered),
-//! [`BouncePool`](dma::BouncePool), [`HostMemory`](regbuf::HostMemory) and
-//! [`Pinner`](pin::Pinner) are unsafe to implement, and
+//! hardware come through traits. Its unsafe blocks are those that make tables out of memory
+//! ([`Arena`](io_pgtable::Arena)). [`TableMemory`](io_pgtable::TableMemory),
+//! [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port), [`DmaMemory`](dma::DmaMemory),
+//! [`FromRegistered`](dma::FromRegistered), [`BouncePool`](dma::BouncePool),
+//! [`HostMemory`](regbuf::HostMemory) and [`Pinner`](pin::Pinner) are unsafe to implement, and
 //! [`PageTable::claim`](io_pgtable::PageTable::claim), the raw operations of
 //! [`Domain`](iommu::Domain), and promises such as [`RawMemory::new`](dma::RawMemory::new) and
 //! [`Buffer::new`](regbuf::Buffer::new) are unsafe to call, each with its contract.
@@ -46,10 +46,9 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 //! use dmaspan::iommu::Domain;
 //! use dmaspan::{Account, Container, Iova, PhysAddr, Prot, UserAddr};
-//! use dmaspan_sim::Arena;
 //! use dmaspan_sim::iotlb::Iotlb;
 //! use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 //! use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;

@@ -42,9 +42,11 @@ const PARTS: [Part; 9] = [
             ("dma/memory.rs", "FromRegistered"),
             ("dma/bounce.rs", "BouncePool"),
         ],
-        places: &[],
-        otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself; \
-                    take what is needed through such a trait",
+        // Tables are made out of memory there.
+        places: &["io_pgtable/arena.rs", "io_pgtable/arena/"],
+        otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself, \
+                    besides making tables out of memory in `io_pgtable/arena.rs`; take what is \
+                    needed through such a trait",
     },
     Part {
         at: "crates/dmaspan-linux/src/",
@@ -169,6 +171,15 @@ mod tests {
         assert_eq!(lines(path, "fn f() {\n unsafe { g() }\n}\nunsafe impl Send for X {}"), [2, 4]);
         assert_eq!(lines(path, "unsafe extern \"C\" { fn f(); }\n#[unsafe(no_mangle)]"), [1, 2]);
         assert!(lines(path, "#![expect(unsafe_code, reason = \"unsafe {\")]").is_empty());
+    }
+
+    #[test]
+    fn the_core_makes_tables_out_of_memory_in_its_arena() {
+        let text = "fn f() { unsafe { g() } }";
+        for inner in ["arena.rs", "arena/tests.rs"] {
+            assert!(lines(&format!("crates/dmaspan/src/io_pgtable/{inner}"), text).is_empty());
+        }
+        assert_eq!(lines("crates/dmaspan/src/io_pgtable/memory.rs", text), [1]);
     }
 
     #[test]

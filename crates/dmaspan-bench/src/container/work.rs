@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, LeafCensus, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, LeafCensus, PageTable};
 use dmaspan::iommu::{self, Domain};
 use dmaspan::{Account, Container, PhysAddr};
 use dmaspan_cli::stats::nanoseconds;
-use dmaspan_sim::arena::Arena;
 use dmaspan_sim::memory::SimPinner;
 
 use super::ground::{Ground, Piece};

@@ -3,10 +3,9 @@
 use std::hint::black_box;
 
 use crate::models::unwalked::Region;
-use dmaspan::io_pgtable::{self, Format, Retired};
+use dmaspan::io_pgtable::{self, ArenaList, Format, Retired};
 use dmaspan::iommu::Gather;
 use dmaspan::{Iova, IovaRange, PhysAddr, Span, SpanBuf};
-use dmaspan_sim::arena::ArenaList;
 
 use super::cases::{Case, MEMORY, Work};
 use crate::PROT;

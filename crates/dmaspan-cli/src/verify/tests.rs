@@ -46,7 +46,8 @@ impl Setup {
     fn device<B: Bus>(
         &self,
         bus: B,
-    ) -> SimDevice<dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker, dmaspan_sim::Arena, B> {
+    ) -> SimDevice<dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker, dmaspan::io_pgtable::Arena, B>
+    {
         let iotlb: TableIotlb = self.iommu.iotlb.clone();
         SimDevice::new(iotlb, bus)
     }

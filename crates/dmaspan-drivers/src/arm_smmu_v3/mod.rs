@@ -8,12 +8,11 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
-//! use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+//! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 //! use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
 //! use dmaspan::{Iova, PhysAddr, Prot, Span};
 //! use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, Stage};
 //! use dmaspan_drivers::{Host, MmioRegion};
-//! use dmaspan_sim::Arena;
 //!
 //! # fn run<H: Host + 'static>(
 //! #     registers: MmioRegion, host: H, tables: Arena,

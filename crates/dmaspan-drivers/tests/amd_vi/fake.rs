@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use dmaspan::io_pgtable::{AmdV1, AmdV1Config, PageTable};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Arena, PageTable};
 use dmaspan::iommu::{Attachment, Domain, ReservedRegions};
 use dmaspan::{PhysAddr, lg2};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
 use dmaspan_drivers::{Again, Error, Host, Mmio, NoMemory, Structure};
-use dmaspan_sim::Arena;
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 

@@ -3,13 +3,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use dmaspan::io_pgtable::TableMemory;
+use dmaspan::io_pgtable::{Arena, TableMemory};
 use dmaspan::iommu::{
     AllMemory, FaultAccess, FaultReason, FaultReport, FaultState, Synced, Target,
 };
 use dmaspan::{Iova, PhysAddr, Prot, SpanBuf};
 use dmaspan_drivers::Handled;
-use dmaspan_sim::Arena;
 use dmaspan_sim::device::DmaError;
 use dmaspan_sim::walker::Access;
 

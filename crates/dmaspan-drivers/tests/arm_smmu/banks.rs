@@ -1,11 +1,12 @@
 //! Context banks, and what hardware has.
 
 use dmaspan::Prot;
-use dmaspan::io_pgtable::{ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS2, ArmV7s, TableMemory};
+use dmaspan::io_pgtable::{
+    Arena, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS2, ArmV7s, TableMemory,
+};
 use dmaspan::iommu::IommuOps;
 use dmaspan_drivers::Error;
 use dmaspan_drivers::arm_smmu::{Has, SmmuV2Config};
-use dmaspan_sim::Arena;
 use dmaspan_sim::smmu_v2::{Aarch32, PageSize, SmmuConfig, Stages};
 
 use super::rig::{Rig, Tables, granule, map, target, unmap};

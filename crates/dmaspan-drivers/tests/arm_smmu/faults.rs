@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2, ArmV7s, TableMemory};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS2, ArmV7s, TableMemory};
 use dmaspan::iommu::{
     FaultHandler, FaultReason, FaultReport, FaultResponse, FaultState, Port as _,
 };
 use dmaspan::{Iova, Prot};
 use dmaspan_drivers::Handled;
 use dmaspan_drivers::arm_smmu::{SmmuV2Config, Stalls};
-use dmaspan_sim::Arena;
 use dmaspan_sim::smmu_v2::{Behaviour, Response, SmmuConfig, StallId, SyncCompletion, Why};
 use dmaspan_sim::walker::Access;
 

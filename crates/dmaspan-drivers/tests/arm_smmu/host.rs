@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dmaspan::PhysAddr;
+use dmaspan::io_pgtable::Arena;
 use dmaspan_drivers::{Again, Host, Mmio, NoMemory, Structure};
-use dmaspan_sim::Arena;
 use dmaspan_sim::bus::{Bus, BusError};
 use dmaspan_sim::smmu_v2::Smmu;
 use parking_lot::Mutex;

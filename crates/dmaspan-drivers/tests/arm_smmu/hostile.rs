@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dmaspan::Prot;
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2, TableMemory};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS2, TableMemory};
 use dmaspan::iommu::{AttachError, AttachedTo, Attachment, IommuOps, ReservedRegions};
 use dmaspan_drivers::arm_smmu::{SmmuV2, SmmuV2Config};
 use dmaspan_drivers::{Error, Mmio};
-use dmaspan_sim::Arena;
 use dmaspan_sim::smmu_v2::{Behaviour, Reads, Smmu, SmmuConfig, SyncCompletion};
 
 use super::host::{POLLS, TestHost};

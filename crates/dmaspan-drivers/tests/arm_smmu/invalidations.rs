@@ -3,10 +3,9 @@
 use std::thread;
 
 use dmaspan::Prot;
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmV7s, TableMemory};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmV7s, TableMemory};
 use dmaspan::iommu::{Invalidation, IommuOps, Scope, Tables as Walks};
 use dmaspan_drivers::arm_smmu::MAX_COMMANDS;
-use dmaspan_sim::Arena;
 use dmaspan_sim::smmu_v2::{Behaviour, Commands, SyncCompletion, TakesEffect};
 
 use super::rig::{Rig, Tables, TestDomain, granule, map, range, target, unmap};

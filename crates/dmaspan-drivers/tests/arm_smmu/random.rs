@@ -8,11 +8,10 @@ use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2, Gap, TableMemory};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS2, Gap, TableMemory};
 use dmaspan::iommu::Target;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_drivers::arm_smmu::SmmuV2Config;
-use dmaspan_sim::Arena;
 use dmaspan_sim::model::{Coverage, IntervalModel};
 use dmaspan_sim::smmu_v2::{Behaviour, Smmu, SmmuConfig, SyncCompletion, TakesEffect};
 use dmaspan_sim::walker::Access;

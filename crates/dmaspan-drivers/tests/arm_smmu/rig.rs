@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dmaspan::io_pgtable::{
-    ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS2, ArmV7s, ArmV7sConfig, Format, PageTable,
+    Arena, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS2, ArmV7s, ArmV7sConfig, Format, PageTable,
     TableMemory,
 };
 use dmaspan::iommu::{
@@ -14,7 +14,6 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_drivers::arm_smmu::{
     SmmuV2, SmmuV2Config, SmmuV2Features, SmmuV2Format, SmmuV2Ops, SmmuV2Stream,
 };
-use dmaspan_sim::Arena;
 use dmaspan_sim::smmu_v2::{Smmu, SmmuConfig};
 use dmaspan_sim::walker::Access;
 use parking_lot::Mutex;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use dmaspan::io_pgtable::PageTable;
+use dmaspan::io_pgtable::{Arena, PageTable};
 use dmaspan::iommu::{
     Attachment, Domain, Invalidation, IommuOps as _, Port as _, Prepared, ReservedRegions, Scope,
     Tables, Target,
@@ -12,7 +12,6 @@ use dmaspan::iommu::{
 use dmaspan::{Iova, IovaRange, PhysAddr};
 use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, SmmuV3Ops, SmmuV3Stream, Stage};
 use dmaspan_drivers::{Error, Mmio};
-use dmaspan_sim::Arena;
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 

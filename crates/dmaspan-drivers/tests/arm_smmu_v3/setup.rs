@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{
-    ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, BreakBeforeMake, DirtyTracking, Format,
-    PageTable, S2MemoryTypes,
+    Arena, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, BreakBeforeMake, DirtyTracking,
+    Format, PageTable, S2MemoryTypes,
 };
 use dmaspan::iommu::{Attachment, Domain, Port, Prepared, ReservedRegions, Target};
 use dmaspan_drivers::Error;
@@ -13,7 +13,6 @@ use dmaspan_drivers::arm_smmu_v3::{
     EventInterrupts, OnFault, SmmuV3, SmmuV3Config, SmmuV3Format, SmmuV3Ops, SmmuV3Stream, Stage,
     StreamTable,
 };
-use dmaspan_sim::Arena;
 
 use crate::hardware::{Mode, Model, TestSmmu};
 use crate::host::FakeHost;

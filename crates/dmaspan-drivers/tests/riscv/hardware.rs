@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::PhysAddr;
-use dmaspan::io_pgtable::{Half, PageTable, Riscv, RiscvConfig, RiscvStage};
+use dmaspan::io_pgtable::{Arena, Half, PageTable, Riscv, RiscvConfig, RiscvStage};
 use dmaspan::iommu::{Domain, ReservedRegions};
 use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig, RiscvOps, RiscvStream};
 use dmaspan_drivers::{Error, Mmio};
-use dmaspan_sim::Arena;
 use parking_lot::Mutex;
 
 use crate::host::FakeHost;

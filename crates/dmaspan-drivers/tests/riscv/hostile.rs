@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use dmaspan::io_pgtable::Arena;
 use dmaspan::iommu::{Invalidation, IommuOps as _, Port as _, Scope, Tables as Detached};
 use dmaspan::{Iova, IovaRange};
 use dmaspan_drivers::Mmio;
 use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig, RiscvOps, RiscvStream};
-use dmaspan_sim::Arena;
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use dmaspan::PhysAddr;
-use dmaspan::io_pgtable::{PageTable, X86_64};
+use dmaspan::io_pgtable::{Arena, PageTable, X86_64};
 use dmaspan::iommu::{AllMemory, Attachment, Domain, IommuOps as _, Prepared, ReservedRegions};
 use dmaspan::iommu::{Invalidation, Scope, Tables, Target};
 use dmaspan::{Iova, IovaRange};
 use dmaspan_drivers::vtd::{Mode, Stage};
-use dmaspan_sim::Arena;
 
 use crate::fake::{CAP, Fake, domain, map, start, stream, to, unmap};
 

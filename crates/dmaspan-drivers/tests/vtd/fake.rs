@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{PageTable, VtdSs, VtdSsConfig};
+use dmaspan::io_pgtable::{Arena, PageTable, VtdSs, VtdSsConfig};
 use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
 use dmaspan_drivers::Mmio;
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdOps, VtdStream};
-use dmaspan_sim::Arena;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::host::FakeHost;

@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use dmaspan::container::{Attach, Error, Interrupts};
 use dmaspan::io_pgtable::{
-    DirtyTracking, ExecuteDisable, PageTable, SnoopControl, VtdSs, VtdSsConfig, X86_64,
+    Arena, DirtyTracking, ExecuteDisable, PageTable, SnoopControl, VtdSs, VtdSsConfig, X86_64,
     X86_64Config,
 };
 use dmaspan::iommu::{Attachment, Domain, Port as _, RegionKind, ReservedRegions};
 use dmaspan::{Account, Coherency, Container, Errno, Iova, IovaRange, PhysAddr, Prot, UserAddr};
 use dmaspan_drivers::vtd::{Mode, Stage, VtdFormat, VtdOps, VtdStream};
-use dmaspan_sim::Arena;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 
 use crate::fake::{Fake, Iommu, domain, start};

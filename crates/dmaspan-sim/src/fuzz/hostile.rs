@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::io_pgtable::{
-    DirtyBitmap, Format, Fresh, NoTables, PageTable, TableAddr, TableMemory, TableShape, Word,
+    Arena, ArenaList, DirtyBitmap, Format, Fresh, NoTables, PageTable, TableAddr, TableMemory,
+    TableShape, Word,
 };
 use dmaspan::{Coherency, Iova, IovaRange, PhysAddr, Promise, Prot, Span, SpanBuf, lg2};
 use parking_lot::Mutex;
 
 use super::choices::{Bits, Choices};
-use crate::arena::{Arena, ArenaList};
 use crate::modelled::free;
 
 /// Tables beside the root.

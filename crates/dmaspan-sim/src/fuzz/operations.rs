@@ -1,10 +1,9 @@
 //! Operations on a page table, beside an interval map.
 
-use dmaspan::io_pgtable::{Format, PageTable};
+use dmaspan::io_pgtable::{Arena, Format, PageTable};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, lg2};
 
 use super::choices::Choices;
-use crate::arena::Arena;
 use crate::model::IntervalModel;
 use crate::modelled::{Marks, Modelled, claim};
 

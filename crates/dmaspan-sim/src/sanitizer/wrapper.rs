@@ -18,10 +18,9 @@ use super::event::Outcome;
 /// back, and the code that plays the device says what it does by [`Sanitizer::on_dma`].
 ///
 /// ```
-/// use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 /// use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 /// use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-/// use dmaspan_sim::Arena;
 /// use dmaspan_sim::sanitizer::{Sanitized, Sanitizer};
 ///
 /// /// A driver, of hardware without caches.

@@ -1,6 +1,6 @@
 //! Trees that get more levels while devices use them.
 
-use dmaspan::io_pgtable::{Error, Format, Gap, PageTable, TableMemory};
+use dmaspan::io_pgtable::{Arena, Error, Format, Gap, PageTable, TableMemory};
 use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Iova, PhysAddr, Promise, Span, lg2};
 use parking_lot::Mutex;
@@ -10,7 +10,6 @@ use super::space::{Space, range, span};
 use super::survey;
 use super::tree::{PROT, Tree, WordOf, arena};
 use super::{Subject, each, share};
-use crate::arena::Arena;
 use crate::fault::{Faults, Faulty};
 use crate::walker::{Switch, TableWords};
 

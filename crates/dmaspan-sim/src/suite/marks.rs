@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use dmaspan::io_pgtable::{DirtyBitmap, Error, Format, Rest, Retired, UnmappedSpans};
+use dmaspan::io_pgtable::{
+    Arena, ArenaList, DirtyBitmap, Error, Format, Rest, Retired, UnmappedSpans,
+};
 use dmaspan::{Iova, IovaRange, Span, SpanBuf, lg2};
 
 use super::rig::Rig;
@@ -11,7 +13,6 @@ use super::space::{range, span};
 use super::survey::Seen;
 use super::tree::{PROT, Tree, claim, free, marks_of};
 use super::{Subject, each, each_with_marks, share};
-use crate::arena::{Arena, ArenaList};
 use crate::modelled::take;
 use crate::rng::Rng;
 use crate::sanitizer::joined;

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread::{self, ThreadId};
 
-use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::io_pgtable::{
+    Arena, ArenaList, Fresh, NoTables, TableAddr, TableMemory, TableShape, Word,
+};
 use dmaspan::{Coherency, PhysAddr, Promise, lg2};
 use parking_lot::Mutex;
 
 use super::space::{range, span};
 use super::tree::{PROT, Tree, arena};
 use super::{Subject, each};
-use crate::arena::{Arena, ArenaList};
 use crate::walker::{NotATable, TableWords};
 
 /// An arena of which hardware sees only what was published or written back.

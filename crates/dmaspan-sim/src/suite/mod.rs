@@ -64,10 +64,9 @@ mod threads;
 mod tree;
 mod whole_tables;
 
-use dmaspan::io_pgtable::Format;
+use dmaspan::io_pgtable::{Arena, Format};
 use dmaspan::{IovaRange, PhysAddr};
 
-use crate::arena::Arena;
 use crate::walker::Walker;
 use space::Space;
 

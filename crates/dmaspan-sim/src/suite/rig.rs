@@ -1,6 +1,6 @@
 //! A rig is a domain on trial, its hardware, and an observer.
 
-use dmaspan::io_pgtable::{DirtyBitmap, Gap, TableMemory};
+use dmaspan::io_pgtable::{Arena, DirtyBitmap, Gap, TableMemory};
 use dmaspan::iommu::{self, Domain, HardwareError, Invalidation, IommuOps, Scope};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use parking_lot::Mutex;
@@ -9,7 +9,6 @@ use super::Subject;
 use super::space::Space;
 use super::survey::{self, Seen};
 use super::tree::{Tree, WordOf};
-use crate::arena::Arena;
 use crate::iotlb::{Iotlb, IotlbConfig};
 use crate::modelled::take;
 

@@ -4,13 +4,12 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use dmaspan::io_pgtable::PageTable;
+use dmaspan::io_pgtable::{Arena, PageTable};
 use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::space::{Space, range, span};
 use super::tree::{PROT, Tree, claim, granted};
 use super::{Subject, each, share, survey};
-use crate::arena::Arena;
 use crate::model::IntervalModel;
 use crate::modelled::{Marks, Modelled};
 use crate::rng::Rng;

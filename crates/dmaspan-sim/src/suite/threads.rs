@@ -3,13 +3,12 @@
 use std::sync::Barrier;
 use std::thread;
 
-use dmaspan::io_pgtable::{Error, Owned, PageTable};
+use dmaspan::io_pgtable::{Arena, Error, Owned, PageTable};
 use dmaspan::{Iova, PhysAddr, Span, SpanBuf, lg2};
 
 use super::space::{Space, range, span};
 use super::tree::{PROT, Tree, claim, free};
 use super::{Subject, each, share};
-use crate::arena::Arena;
 
 const THREADS: u64 = 4;
 

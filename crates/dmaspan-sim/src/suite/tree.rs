@@ -3,14 +3,13 @@
 use std::marker::PhantomData;
 
 use dmaspan::io_pgtable::{
-    DirtyBitmap, Error, Format, MapUndone, MappedRun, PageTable, TableMemory,
+    Arena, DirtyBitmap, Error, Format, MapUndone, MappedRun, PageTable, TableMemory,
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 
 use super::Subject;
 use super::space::{Space, range};
 use super::survey::{self, Seen};
-use crate::arena::Arena;
 use crate::fault::{Faults, Faulty};
 use crate::model::IntervalModel;
 use crate::modelled::{agree, take};

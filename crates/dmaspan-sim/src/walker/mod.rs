@@ -11,9 +11,10 @@
 //! found on its way in a [`WalkPath`], also where it ends in a fault: hardware may keep valid links
 //! that lead to an invalid entry.
 
-use std::ops::Deref;
+use std::sync::Arc;
 
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
+use dmaspan::io_pgtable::{Arena, NotInTree};
+use dmaspan::{Iova, IovaRange, PhysAddr, Promise, Prot, lg2};
 
 pub mod amd_v1;
 pub mod arm_lpae;
@@ -97,17 +98,57 @@ pub trait TableWords {
 }
 
 /// Pointers to tables lead to the same.
-impl<P: Deref<Target: TableWords>> TableWords for P {
+macro_rules! through {
+    ($($pointer:ty),+) => { $(
+        impl<T: TableWords + ?Sized> TableWords for $pointer {
+            fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
+                (**self).read_u64(paddr)
+            }
+
+            fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
+                (**self).read_u32(paddr)
+            }
+
+            fn exchange_u64(
+                &self,
+                paddr: PhysAddr,
+                old: u64,
+                new: u64,
+            ) -> Result<u64, NotATable> {
+                (**self).exchange_u64(paddr, old, new)
+            }
+        }
+    )+ };
+}
+
+through!(&T, Box<T>, Arc<T>);
+
+/// The arena of a process, read as hardware would read it.
+impl TableWords for Arena {
     fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
-        (**self).read_u64(paddr)
+        Ok(self.load(paddr)?)
     }
 
     fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
-        (**self).read_u32(paddr)
+        Ok(self.load(paddr)?)
     }
 
+    #[expect(unsafe_code, reason = "hardware's marks")]
     fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
-        (**self).exchange_u64(paddr, old, new)
+        // SAFETY: the walkers, which stand in for hardware, set accessed flags and dirty bits.
+        let promise = unsafe { Promise::new() };
+        Ok(self.exchange(promise, paddr, old, new)?)
+    }
+}
+
+impl From<NotInTree> for NotATable {
+    fn from(error: NotInTree) -> Self {
+        match error {
+            NotInTree::Freed { paddr } => Self::Freed { paddr },
+            NotInTree::Outside { paddr } => Self::Outside { paddr },
+            // Whatever else there may be is nothing that a walker can read.
+            _ => Self::Outside { paddr: PhysAddr::new(u64::MAX) },
+        }
     }
 }
 

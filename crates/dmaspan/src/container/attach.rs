@@ -131,11 +131,11 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// what a domain translates.
     ///
     /// ```
+    /// # use dmaspan::io_pgtable::Arena;
     /// # use dmaspan::container::{Attach, Error, Interrupts};
     /// # use dmaspan::io_pgtable::{AmdV1, AmdV1Config, PageTable};
     /// # use dmaspan::iommu::Domain;
     /// # use dmaspan::{Account, Container, PhysAddr};
-    /// # use dmaspan_sim::Arena;
     /// # use dmaspan_sim::iotlb::Iotlb;
     /// # use dmaspan_sim::memory::{SimMemory, SimPinner};
     /// # use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};

@@ -39,7 +39,8 @@
 //! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 //! use dmaspan::iommu::Domain;
 //! use dmaspan::{Direction, PhysAddr, Platform, Span};
-//! # use dmaspan_sim::{Arena, iotlb::Iotlb};
+//! # use dmaspan::io_pgtable::Arena;
+//! # use dmaspan_sim::iotlb::Iotlb;
 //! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //!
 //! /// Where it runs. In a process, `dmaspan_linux::UserPlatform` does this.

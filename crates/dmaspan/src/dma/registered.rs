@@ -432,12 +432,13 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// use dmaspan::regbuf::descriptors::{ListPage, MemoryPageSize};
 /// use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 /// use dmaspan::{Account, Direction, DmaAddr, UserAddr};
+/// # use dmaspan::io_pgtable::Arena;
 /// # use dmaspan::dma::{DmaConfig, DmaDomain, Registered};
 /// # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 /// # use dmaspan::{PhysAddr, iommu::Domain};
 /// # use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 /// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-/// # use dmaspan_sim::{Arena, iotlb::Iotlb};
+/// # use dmaspan_sim::iotlb::Iotlb;
 /// # use dmaspan_sim::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);

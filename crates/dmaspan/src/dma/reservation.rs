@@ -34,7 +34,7 @@ use crate::swiotlb::Fill;
 /// # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
 /// # use dmaspan::iommu::Domain;
 /// use dmaspan::{Direction, PhysAddr, Span};
-/// # use dmaspan_sim::Arena;
+/// # use dmaspan::io_pgtable::Arena;
 /// # use dmaspan_sim::iotlb::Iotlb;
 /// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 /// # struct OneThread;

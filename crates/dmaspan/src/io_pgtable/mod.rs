@@ -18,9 +18,8 @@
 //! [`Owned::reclaim`]. Detached tables are in [`Retired`], and the sync frees them.
 //!
 //! ```
-//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-//! use dmaspan_sim::Arena;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
@@ -46,6 +45,7 @@
 //! # }
 //! ```
 
+mod arena;
 mod collect;
 mod cursor;
 mod dirty;
@@ -66,6 +66,7 @@ mod unmap;
 mod walk;
 mod word;
 
+pub use arena::{Arena, ArenaList, NotInTree};
 pub use dirty::DirtyBitmap;
 pub use error::Error;
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};

@@ -360,10 +360,9 @@ impl<D> State<D> {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 /// use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
 /// use dmaspan::{Iova, PhysAddr, Prot, Span};
-/// use dmaspan_sim::Arena;
 /// use dmaspan_sim::iotlb::Iotlb;
 /// use dmaspan_sim::port::SimPort;
 /// use dmaspan_sim::walker::Access;

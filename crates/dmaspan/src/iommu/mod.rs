@@ -21,7 +21,8 @@
 //!     RegionKind, Relaxable, ReservedRegion, ReservedRegions, Target,
 //! };
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
-//! # use dmaspan_sim::{Arena, iotlb::Iotlb, memory::SimMemory, port::SimPort};
+//! # use dmaspan::io_pgtable::Arena;
+//! # use dmaspan_sim::{iotlb::Iotlb, memory::SimMemory, port::SimPort};
 //! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //!
 //! struct LastFault(AtomicU64);

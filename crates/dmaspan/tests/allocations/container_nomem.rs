@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use dmaspan::container::{Attach, DirtyRead, DomainId, Interrupts, UnmapNotifier};
-use dmaspan::io_pgtable::{AmdV1, AmdV1Config, PageTable};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Arena, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::pin::Dirty;
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange};
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};

@@ -16,9 +16,8 @@ mod regbuf_bytes;
 mod regbuf_nomem;
 
 use dmaspan::PhysAddr;
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::Domain;
-use dmaspan_sim::Arena;
 use dmaspan_sim::allocator::{self, Watched};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;

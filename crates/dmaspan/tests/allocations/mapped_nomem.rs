@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Registered};
-use dmaspan::io_pgtable::ArmLpaeS1;
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1};
 use dmaspan::regbuf::{Buffer, HostMemory, Keep, Regions, Segments, SegmentsBuilder, Source as _};
 use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan_sim::OneThread;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-use dmaspan_sim::{Arena, OneThread};
 
 use crate::failing::{self, Case, Ends, case};
 

@@ -4,10 +4,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use dmaspan::container::{Attach, Interrupts};
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, UserAddr, UserRange};
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::Access;

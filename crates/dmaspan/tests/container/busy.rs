@@ -64,7 +64,7 @@ unsafe impl Pinner for Paused {
 struct World {
     memory: Arc<SimMemory>,
     space: Arc<SimSpace>,
-    tables: dmaspan_sim::Arena,
+    tables: dmaspan::io_pgtable::Arena,
     container: Container<Paused, parking_lot::RawMutex>,
 }
 

@@ -1,9 +1,10 @@
 //! Domains to map into.
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, PageTable, TableMemory};
+use dmaspan::io_pgtable::{
+    Arena, ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, PageTable, TableMemory,
+};
 use dmaspan::iommu::Domain;
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;

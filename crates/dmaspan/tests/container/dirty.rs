@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use dmaspan::container::{DirtyRead, DirtySink, Error, Undelivered, Version};
+use dmaspan::io_pgtable::Arena;
 use dmaspan::{
     Account, Container, DmaSpace as _, Errno, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr,
     UserRange,
 };
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{Rights, SimMemory, SimPinner, SimSpace};

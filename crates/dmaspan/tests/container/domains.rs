@@ -6,13 +6,12 @@ use std::sync::mpsc::{Sender, channel};
 
 use dmaspan::container::{Attach, BusyHook, DomainId, Error, GaveUp, Interrupts, MapRequest};
 use dmaspan::io_pgtable::{
-    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, Format, PageTable, TableMemory, Word,
+    AmdV1, AmdV1Config, Arena, ArmLpaeS1, ArmLpaeS1Config, Format, PageTable, TableMemory, Word,
 };
 use dmaspan::iommu::{Domain, IommuOps};
 use dmaspan::{
     Account, Container, DmaSpace as _, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange,
 };
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use dmaspan::container::{Attach, CacheCoherency, DomainId, Error, Info, Interrupts};
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, RegionKind, ReservedRegion, ReservedRegions};
 use dmaspan::{
     Account, Container, DmaSpace as _, Errno, Iova, IovaRange, PhysAddr, Prot, UserAddr,
 };
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;

@@ -27,7 +27,7 @@ use crate::quarantine::Liar;
 /// After so long a thread hangs: it would have come to its end many times on the busiest machine.
 const HANGS: Duration = Duration::from_secs(300);
 
-type Tlb = Iotlb<ArmLpaeS1Walker, dmaspan_sim::Arena>;
+type Tlb = Iotlb<ArmLpaeS1Walker, dmaspan::io_pgtable::Arena>;
 
 fn attach(container: &Hooking) -> (dmaspan::container::DomainId, Tlb) {
     let (domain, _, iotlb) = faulty_domain::<12>(&Faults::none());

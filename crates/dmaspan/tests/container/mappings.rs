@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::thread;
 
 use dmaspan::container::Error;
+use dmaspan::io_pgtable::Arena;
 use dmaspan::{
     Account, Container, DmaSpace, Errno, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange,
 };
-use dmaspan_sim::Arena;
 use dmaspan_sim::device::SimDevice;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;

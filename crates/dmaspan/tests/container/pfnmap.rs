@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use dmaspan::container::{Alignment, Attach, Error, Interrupts};
+use dmaspan::io_pgtable::Arena;
 use dmaspan::{
     Account, Container, DmaSpace, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange,
 };
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dmaspan::container::{
     Attach, DirtyRead, DomainId, Error, ExternalPin, Interrupts, UnmapNotifier,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::Dirty;
 use dmaspan::{Account, Container, IovaRange, PhysAddr, Span, UserAddr, UserRange};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinner, SimSpace};

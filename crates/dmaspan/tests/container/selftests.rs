@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use dmaspan::container::{Attach, Error, Interrupts};
 use dmaspan::io_pgtable::{
-    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, ArmV7s, ArmV7sConfig, Format, Half, PageTable,
-    Riscv, RiscvConfig, RiscvMode, RiscvStage, TableMemory, VtdSs, VtdSsConfig, X86_64,
+    AmdV1, AmdV1Config, Arena, ArmLpaeS1, ArmLpaeS1Config, ArmV7s, ArmV7sConfig, Format, Half,
+    PageTable, Riscv, RiscvConfig, RiscvMode, RiscvStage, TableMemory, VtdSs, VtdSsConfig, X86_64,
     X86_64Config,
 };
 use dmaspan::iommu::Domain;
 use dmaspan::{
     Account, Container, DmaSpace as _, Errno, Iova, PhysAddr, Prot, Span, UserAddr, UserRange, lg2,
 };
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{Holes, MapOptions, Rights, SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};

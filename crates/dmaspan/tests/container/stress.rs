@@ -10,9 +10,9 @@ use std::time::Duration;
 use dmaspan::container::{
     Attach, BusyHook, DirtyRead, Error, GaveUp, Interrupts, UnmapNotifier, VaddrUpdate,
 };
+use dmaspan::io_pgtable::Arena;
 use dmaspan::pin::Dirty;
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinError, SimPinner, SimSpace};

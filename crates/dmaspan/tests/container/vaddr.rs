@@ -34,7 +34,7 @@ const GRANULES: u64 = 300;
 type Sim = Container<SimPinner, parking_lot::RawMutex>;
 
 struct World<const G: u32> {
-    iotlb: Iotlb<ArmLpaeS1Walker, dmaspan_sim::Arena>,
+    iotlb: Iotlb<ArmLpaeS1Walker, dmaspan::io_pgtable::Arena>,
     memory: Arc<SimMemory>,
     account: Arc<Account>,
     container: Sim,

@@ -8,9 +8,9 @@ use dmaspan::dma::{
     Piece, RawMemory, Refused, Reservation, ReserveRequest, ScopeFailed, Segment, UnmapFailed,
     UnmapListFailed,
 };
+use dmaspan::io_pgtable::ArenaList;
 use dmaspan::iommu::MapFailed;
 use dmaspan::{Direction, Span};
-use dmaspan_sim::arena::ArenaList;
 
 use crate::common::span;
 use crate::rig::{Buffer, Host, Translated};

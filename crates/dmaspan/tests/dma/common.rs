@@ -1,8 +1,7 @@
 //! Tables and addresses to try.
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
-use dmaspan_sim::Arena;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);

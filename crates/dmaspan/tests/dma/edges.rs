@@ -9,10 +9,9 @@ use dmaspan::dma::{
     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, NoPool, Piece,
     ReserveRequest, Segment, Via,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Direction, Errno, IovaRange, PhysAddr, Platform, Span};
-use dmaspan_sim::Arena;
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::SimMemory;

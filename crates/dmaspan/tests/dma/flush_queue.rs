@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, Mapping, Piece, Unmapped,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps, flush_queue};
 use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::Access;

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, Error, Flush, Unmapped};
-use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Format, PageTable};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Arena, Format, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Direction, Iova, PhysAddr, Promise};
-use dmaspan_sim::Arena;
 use dmaspan_sim::memory::SimMemory;
 use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 use dmaspan_sim::walker::{Access, Walker};

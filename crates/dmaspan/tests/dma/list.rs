@@ -6,10 +6,9 @@ use dmaspan::dma::{
     Attrs, BouncePool, Device, DeviceConfig, DeviceLimits, Direct, DmaConfig, DmaDomain, DmaMemory,
     Error, Flush, NoPool, Piece, Segment, Translation, Trust, Unmapped, Via,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::{Coherency, Direction, DmaAddr, Errno, Iova, Platform, Prot, Span};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::Access;

@@ -7,13 +7,13 @@ use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, NoPool, Piece, Reservation,
     ReserveRequest, Via,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::{Direction, Iova};
+use dmaspan_sim::OneThread;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-use dmaspan_sim::{Arena, OneThread};
 
 use crate::common::{arena, format, range, span, walker};
 

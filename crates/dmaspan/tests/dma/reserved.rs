@@ -1,17 +1,17 @@
 //! Reserved regions: sorted and merged, kept out of IOVAs, mapped one to one.
 
-use dmaspan::io_pgtable::{self, ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{self, Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::iova::{self, Align, Request, Space};
 use dmaspan::iommu::{
     DirectError, Domain, RegionKind, Relaxable, ReservedRegion, ReservedRegionError,
     ReservedRegions,
 };
 use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+use dmaspan_sim::OneThread;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-use dmaspan_sim::{Arena, OneThread};
 use proptest::prelude::*;
 
 use crate::common::{PROT, arena, format, range, span, walker};

@@ -6,10 +6,9 @@ use dmaspan::dma::{
     BouncePool, Device, DeviceConfig, Direct, DmaConfig, DmaDomain, DmaMemory, Error, Flush,
     Mapping, Piece, Translation, Unmapped, Via,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::{Coherency, DmaAddr, Iova, PhysAddr, Platform, Span};
-use dmaspan_sim::Arena;
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::bus::Bus as _;
 use dmaspan_sim::fault::{Faults, Faulty};

@@ -13,17 +13,17 @@ use dmaspan::dma::{
     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, Piece, Refused,
     Reservation, ReserveRequest, Segment, Unmapped,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::iommu::iova::IovaStats;
 use dmaspan::{Direction, DmaAddr, Iova, PhysAddr};
+use dmaspan_sim::OneThread;
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::SimMemory;
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-use dmaspan_sim::{Arena, OneThread};
 
 use crate::common::{arena, format, range, span, walker};
 use crate::rig::{RAM, untrusted};

@@ -1,10 +1,9 @@
 //! Tables to try, and ways to look at them.
 
 use dmaspan::io_pgtable::{
-    ArmLpaeS1, ArmLpaeS1Config, Error, Format, MapUndone, PageTable, Retired, TableMemory,
+    Arena, ArmLpaeS1, ArmLpaeS1Config, Error, Format, MapUndone, PageTable, Retired, TableMemory,
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-use dmaspan_sim::Arena;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);

@@ -2,9 +2,8 @@
 
 use std::collections::HashSet;
 
-use dmaspan::io_pgtable::{Error, TableMemory, TableShape};
+use dmaspan::io_pgtable::{Arena, Error, TableMemory, TableShape};
 use dmaspan::{Iova, PhysAddr, Promise, lg2};
-use dmaspan_sim::Arena;
 use dmaspan_sim::walker::{Access, TableWords, WalkPath, Walker};
 
 use crate::common::{PROT, Table, for_all_granules, free, map, range, span, table, unmap, walker};

@@ -1,9 +1,8 @@
 //! Unmap, sync, release: in this order, with a device in between.
 
-use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::{Domain, IommuOps, Scope, Tables};
 use dmaspan::{Iova, SpanBuf};
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{Iotlb, Planted};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;

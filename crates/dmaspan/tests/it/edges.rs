@@ -116,7 +116,7 @@ fn a_rest_is_resumed_only_where_it_came_from<const G: u32>() {
     let g = 1u64 << G;
     let mut one = table::<G>();
     // Elsewhere in memory, so that the roots differ.
-    let elsewhere = dmaspan_sim::Arena::new(PhysAddr::new(1 << 32), 1 << 21);
+    let elsewhere = dmaspan::io_pgtable::Arena::new(PhysAddr::new(1 << 32), 1 << 21);
     let format = crate::common::format::<G>(48, 48);
     let mut other = dmaspan::io_pgtable::PageTable::new(format, elsewhere).unwrap();
     let spans = [span(0, g), span(2 * g, g), span(4 * g, g)];

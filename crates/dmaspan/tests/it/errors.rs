@@ -42,7 +42,7 @@ fn a_number_of_levels_that_there_is_not_is_named_as_that() {
 
 #[test]
 fn an_arena_too_small_for_the_root_is_an_error() {
-    let small = dmaspan_sim::Arena::new(PhysAddr::new(1 << 40), 1 << 20);
+    let small = dmaspan::io_pgtable::Arena::new(PhysAddr::new(1 << 40), 1 << 20);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 36)).unwrap();
     let error = PageTable::new(format, small).unwrap_err();
     assert_eq!(error.errno(), Errno::ENOMEM);

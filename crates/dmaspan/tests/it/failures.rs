@@ -1,9 +1,8 @@
 //! The n-th fallible step fails, for every n: everything is as before.
 
 use dmaspan::Iova;
-use dmaspan::io_pgtable::PageTable;
+use dmaspan::io_pgtable::{Arena, PageTable};
 use dmaspan::iommu::{Domain, IommuOps};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 

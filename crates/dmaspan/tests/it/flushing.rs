@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use dmaspan::io_pgtable::{Fresh, NoTables, PageTable, TableAddr, TableMemory, TableShape};
+use dmaspan::io_pgtable::{
+    Arena, ArenaList, Fresh, NoTables, PageTable, TableAddr, TableMemory, TableShape,
+};
 use dmaspan::{Coherency, PhysAddr, Promise};
-use dmaspan_sim::Arena;
-use dmaspan_sim::arena::ArenaList;
 use dmaspan_sim::walker::TableWords;
 use parking_lot::Mutex;
 

@@ -10,7 +10,7 @@ mod vtd_ss;
 mod x86_64;
 
 use dmaspan::IovaRange;
-use dmaspan_sim::Arena;
+use dmaspan::io_pgtable::Arena;
 use dmaspan_sim::walker::Checked;
 
 /// Bits of input and output addresses that Linux's self-test of io-pgtable-arm tries.

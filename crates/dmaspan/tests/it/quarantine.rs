@@ -100,14 +100,14 @@ fn exactly_the_tables_that_are_missing_suffice<const G: u32>() {
     for count in [3, 40] {
         let spans: Vec<_> = (0..count).map(|n| span(3 * n * g, g)).collect();
         let at = 5 * block - 2 * g;
-        let probe = dmaspan_sim::Arena::new(PhysAddr::new(0), 64 << 20);
+        let probe = dmaspan::io_pgtable::Arena::new(PhysAddr::new(0), 64 << 20);
         let format = crate::common::format::<G>(48, 48);
         let mut first = dmaspan::io_pgtable::PageTable::new(format.clone(), probe.clone()).unwrap();
         map(&mut first, at, &spans, PROT).unwrap();
         // A smaller root takes as much, since the tables behind it are aligned.
         let needed = u64::try_from(probe.tables()).unwrap() * g;
         for (room, fits) in [(needed, true), (needed - g, false)] {
-            let tight = dmaspan_sim::Arena::new(PhysAddr::new(0), room);
+            let tight = dmaspan::io_pgtable::Arena::new(PhysAddr::new(0), room);
             let mut table =
                 dmaspan::io_pgtable::PageTable::new(format.clone(), tight.clone()).unwrap();
             let result = map(&mut table, at, &spans, PROT);

@@ -42,7 +42,7 @@ fn addresses_above_48_bits_are_encoded_with_the_64k_granule() {
     let config = ArmLpaeS1Config { page_sizes: sizes, ..ArmLpaeS1Config::new(52, 52) };
     let format = ArmLpaeS1::<16>::new(config).unwrap();
     // Tables above 48 bits too: the root and the links have them in other places than leaves.
-    let high = dmaspan_sim::Arena::new(PhysAddr::new(0xd << 48 | 1 << 32), 16 << 20);
+    let high = dmaspan::io_pgtable::Arena::new(PhysAddr::new(0xd << 48 | 1 << 32), 16 << 20);
     let mut table = PageTable::new(format, high).unwrap();
     let walker = walker(table.format(), table.root());
     // A run over the border of bit 48, of pages and of a 4T block.

@@ -15,10 +15,9 @@ use dmaspan::dma::{
     Mapping, NoPool, Piece, Refused, Reservation, ReserveRequest, ScopeFailed, Segment, Trust,
     Unmapped,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, Event, HardwareError, Invalidation, IommuOps, Tables, flush_queue};
 use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Span};
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::sanitizer::{

@@ -1,12 +1,12 @@
 //! The suite on the mock format: one to four levels of 2K tables.
 
-use dmaspan::io_pgtable::DirtyTracking;
+use dmaspan::io_pgtable::{Arena, DirtyTracking};
 use dmaspan::{IovaRange, PhysAddr};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::mock::{MockFormat, MockRegisters};
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::mock::{MockWalkRegisters as Registers, MockWalker};
 use dmaspan_sim::walker::{Checked, Switch};
-use dmaspan_sim::{Arena, format_suite};
 
 /// Widths of one to four levels, with whole roots and parts of one.
 struct Mock;

@@ -6,12 +6,11 @@ use dmaspan::dma::{
     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, Flush, Mapping, NoPool, Piece, RawMemory,
     ReserveRequest, Segment, Unmapped,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, Gap, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, Gap, PageTable};
 use dmaspan::iommu::{
     Domain, Event, HardwareError, Invalidation, IommuOps, Scope, Tables, flush_queue,
 };
 use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Promise, Prot, Span, SpanBuf};
-use dmaspan_sim::Arena;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig, Planted};
 use dmaspan_sim::sanitizer::{
     Cached, Cause, FindingKind, Outcome, Parts, Pointless, Sanitized, SanitizedTables, Sanitizer,

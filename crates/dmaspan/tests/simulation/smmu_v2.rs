@@ -7,12 +7,11 @@
 use std::sync::Arc;
 
 use dmaspan::io_pgtable::{
-    ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config, ArmV7s,
-    ArmV7sConfig, Format, Half, PageTable,
+    Arena, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, ArmLpaeS2Config,
+    ArmV7s, ArmV7sConfig, Format, Half, PageTable,
 };
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-use dmaspan_sim::Arena;
 use dmaspan_sim::smmu_v2::{Behaviour, Smmu, SmmuConfig, SyncCompletion, Why};
 use dmaspan_sim::walker::{Access, FaultKind};
 

@@ -2,7 +2,7 @@
 
 use std::collections::LinkedList;
 
-use dmaspan::io_pgtable::Format;
+use dmaspan::io_pgtable::{ArenaList, Format};
 use dmaspan::iommu::Gather;
 use dmaspan::pin::Dirty;
 use dmaspan::{IovaRange, PhysAddr};
@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use super::pin::Known;
 use super::{Owner, PAGE, PAGE_LG2, SYNC_RUNS, State, Type1Error};
 use crate::models::unwalked;
-use dmaspan_sim::arena::ArenaList;
 
 /// Runs that are unmapped and wait for a sync, allocated one by one (`unmapped_region_list`).
 #[derive(Debug)]

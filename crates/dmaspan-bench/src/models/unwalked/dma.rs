@@ -13,12 +13,11 @@ use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, ListMapping, Mapping,
     NoPool, Piece, Segment,
 };
-use dmaspan::io_pgtable::{self, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{self, Arena, ArenaList, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::flush_queue;
 use dmaspan::iommu::iova::{Align, Iovas, Request};
 use dmaspan::iommu::{Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
 use dmaspan::{Coherency, Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Promise, lg2};
-use dmaspan_sim::arena::{Arena, ArenaList};
 use dmaspan_sim::walker::Checked as _;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 use dmaspan_sim::walker::{Access, Walker};

@@ -6,10 +6,8 @@
 
 mod dma;
 
-use dmaspan::io_pgtable::{Error, Format, Owned, PageTable, Retired};
+use dmaspan::io_pgtable::{Arena, ArenaList, Error, Format, Owned, PageTable, Retired};
 use dmaspan::{IovaRange, PhysAddr, lg2};
-
-use dmaspan_sim::arena::{Arena, ArenaList};
 
 pub(crate) use dma::{
     ADDRESS_BITS, Caller, List, MAX_RANGES, MappedBy, Mapper, Single, Told, Untold, UnwalkedDma,

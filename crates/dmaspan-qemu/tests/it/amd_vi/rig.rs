@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{AmdV1, AmdV1Config, PageTable};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Arena, PageTable};
 use dmaspan::iommu::{
     Attachment, Domain, FaultHandler, FaultReport, FaultResponse, Port as _, Prepared,
     ReservedRegions, Target,
@@ -10,7 +10,6 @@ use dmaspan::iommu::{
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig, AmdViOps, AmdViStream};
 use dmaspan_qemu::{Arch, CommandQueue, Edu, Machine, Pci, QemuHost, Tap, TestDev, ready};
-use dmaspan_sim::Arena;
 use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 use dmaspan_sim::walker::{Access, Fault, Translated, Walker as _};
 use parking_lot::Mutex;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS2, Format, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS2, Format, PageTable};
 use dmaspan::iommu::{
     Attachment, Domain, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse,
     FaultState, Port as _, Prepared, ReservedRegions, Target,
@@ -13,7 +13,6 @@ use dmaspan_drivers::arm_smmu_v3::{
     OnFault, SmmuV3, SmmuV3Config, SmmuV3Format, SmmuV3Ops, SmmuV3Stream,
 };
 use dmaspan_qemu::{Arch, Buffer, CommandQueue, Edu, Machine, Pci, QemuHost, Tap, TestDev, ready};
-use dmaspan_sim::Arena;
 use parking_lot::Mutex;
 
 /// Where the machine `virt` has it.

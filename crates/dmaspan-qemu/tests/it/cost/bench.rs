@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{Format, PageTable};
+use dmaspan::io_pgtable::{Arena, Format, PageTable};
 use dmaspan::iommu::{Attachment, Domain, IommuOps, Port, Prepared, Target};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf, lg2};
 use dmaspan_qemu::{Arch, Buffer, DmaRefused, Machine, Pci, Tap, TestDev, ready};
-use dmaspan_sim::Arena;
 
 use crate::cost::fewest::{Forget, Hardware, Kind};
 

@@ -5,7 +5,7 @@ mod drivers;
 use std::sync::Arc;
 
 use dmaspan::dma::{DmaConfig, DmaDomain, DmaMemory};
-use dmaspan::io_pgtable::{Format, PageTable};
+use dmaspan::io_pgtable::{Arena, Format, PageTable};
 use dmaspan::iommu::{
     Attachment, Domain, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse,
     IommuOps, Port, Prepared, Relaxable, ReservedRegions, Target,
@@ -13,7 +13,7 @@ use dmaspan::iommu::{
 use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_drivers::Handled;
 use dmaspan_qemu::{Arch, Builder, Machine, Pci, ready};
-use dmaspan_sim::{Arena, OneThread};
+use dmaspan_sim::OneThread;
 use parking_lot::Mutex;
 
 pub(crate) use drivers::{

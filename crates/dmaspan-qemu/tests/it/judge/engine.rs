@@ -5,13 +5,12 @@ use std::env;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::Format;
+use dmaspan::io_pgtable::{Arena, Format};
 use dmaspan::iommu::{
     Attachment, FaultHandler, FaultReport, FaultResponse, Port, Prepared, Target,
 };
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, lg2};
 use dmaspan_qemu::{Buffer, Edu, TestDev};
-use dmaspan_sim::Arena;
 use dmaspan_sim::model::IntervalModel;
 use dmaspan_sim::rng::Rng;
 use parking_lot::Mutex;

@@ -91,7 +91,11 @@ pub(crate) fn misplace(ram: &Ram, step: &TableStep) {
 
 /// How many tables there were when hardware was told of an invalidation, beside how many there are
 /// behind it.
-fn tables_when_told<R: Rig>(rig: &R, tables: &dmaspan_sim::Arena, unmap: impl FnOnce()) -> usize {
+fn tables_when_told<R: Rig>(
+    rig: &R,
+    tables: &dmaspan::io_pgtable::Arena,
+    unmap: impl FnOnce(),
+) -> usize {
     let fewest = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(usize::MAX));
     let (seen, arena) = (std::sync::Arc::clone(&fewest), tables.clone());
     rig.tap().set_edit(Some(Box::new(move |_| {

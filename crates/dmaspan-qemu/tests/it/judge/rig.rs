@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use dmaspan::Iova;
-use dmaspan::io_pgtable::{Format, PageTable};
+use dmaspan::io_pgtable::{Arena, Format, PageTable};
 use dmaspan::iommu::{Domain, FaultReason, IommuOps, Port};
 use dmaspan_drivers::Handled;
 use dmaspan_qemu::{Arch, Machine, Pci, Tap, ready};
-use dmaspan_sim::Arena;
 use dmaspan_sim::walker::amd_v1::AmdV1Walker;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmLpaeS2Walker};
 use dmaspan_sim::walker::riscv::RiscvWalker;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{Half, PageTable, Riscv, RiscvConfig, RiscvMode, RiscvStage};
+use dmaspan::io_pgtable::{Arena, Half, PageTable, Riscv, RiscvConfig, RiscvMode, RiscvStage};
 use dmaspan::iommu::{
     Attachment, Domain, FaultHandler, FaultReport, FaultResponse, Port as _, Prepared,
     ReservedRegions, Target,
@@ -10,7 +10,6 @@ use dmaspan::iommu::{
 use dmaspan::{Iova, IovaRange, Prot, Span};
 use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig, RiscvOps, RiscvStream};
 use dmaspan_qemu::{Arch, Buffer, CommandQueue, Machine, Pci, QemuHost, Tap, TestDev, ready};
-use dmaspan_sim::Arena;
 use parking_lot::Mutex;
 
 pub(crate) type Iommu = RiscvIommu<Tap, QemuHost>;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::io_pgtable::{PageTable, VtdSs, X86_64};
+use dmaspan::io_pgtable::{Arena, PageTable, VtdSs, X86_64};
 use dmaspan::iommu::{
     Attachment, Domain, FaultHandler, FaultReport, FaultResponse, Port as _, Prepared,
     ReservedRegions, Target,
@@ -10,7 +10,6 @@ use dmaspan::iommu::{
 use dmaspan::{Coherency, Iova, IovaRange, Prot, Span};
 use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig, VtdFormat, VtdOps, VtdStream};
 use dmaspan_qemu::{Arch, Buffer, CommandQueue, Machine, Pci, QemuHost, Tap, TestDev, ready};
-use dmaspan_sim::Arena;
 use parking_lot::Mutex;
 
 /// Where QEMU's q35 has the registers.

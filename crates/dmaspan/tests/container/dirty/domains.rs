@@ -2,7 +2,7 @@
 
 use dmaspan::Iova;
 use dmaspan::container::{Attach, DirtyRead, DomainId, Error, Interrupts};
-use dmaspan_sim::Arena;
+use dmaspan::io_pgtable::Arena;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::Access;

@@ -6,9 +6,9 @@ use dmaspan::container::{
     Attach, DirtyRead, DomainId, EmulatedId, Error, ExternalPin, Info, Interrupts, UnmapNotifier,
     Version,
 };
+use dmaspan::io_pgtable::Arena;
 use dmaspan::pin::Dirty;
 use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr, UserRange};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::{Faults, Faulty, FaultyPinError, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{MapOptions, SimMemory, SimPinError, SimPinner, SimSpace};

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use dmaspan::container::{Attach, Interrupts};
 use dmaspan::io_pgtable::{
-    AmdV1, AmdV1Config, ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, Format, PageTable, TableMemory,
-    VtdSs, VtdSsConfig, Word,
+    AmdV1, AmdV1Config, Arena, ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, Format, PageTable,
+    TableMemory, VtdSs, VtdSsConfig, Word,
 };
 use dmaspan::iommu::{Domain, IommuOps, RegionKind, ReservedRegion, ReservedRegions};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, lg2};
-use dmaspan_sim::Arena;
 use dmaspan_sim::bus::Bus;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::{Hit, Iotlb, Planted};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use dmaspan::account::Counting;
 use dmaspan::container::Version;
 use dmaspan::container::type1::{Client, Type1, uapi};
+use dmaspan::io_pgtable::Arena;
 use dmaspan::{Account, Container, Errno, PhysAddr, UserAddr};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 

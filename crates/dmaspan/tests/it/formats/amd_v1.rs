@@ -1,10 +1,10 @@
 //! AMD's host tables: every power of two, trees that begin with any number of levels and grow.
 
-use dmaspan::io_pgtable::{AmdV1, AmdV1Config, DirtyTracking};
+use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Arena, DirtyTracking};
 use dmaspan::{IovaRange, PhysAddr};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
-use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
 

@@ -1,12 +1,12 @@
 //! Arm's long descriptors as AArch32 walks them, both stages.
 
-use dmaspan::io_pgtable::{ArmLpae32S1, ArmLpae32S2, ArmLpaeS1Config, ArmLpaeS2Config};
+use dmaspan::io_pgtable::{Arena, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1Config, ArmLpaeS2Config};
 use dmaspan::{IovaRange, PhysAddr};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_lpae::{
     Arm32LpaeS1Walker, Arm32LpaeS2Walker, Arm32S1Registers, Arm32S2Registers,
 };
-use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
 

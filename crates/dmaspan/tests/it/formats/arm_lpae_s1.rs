@@ -1,10 +1,10 @@
 //! Arm's stage 1: widths of every number of levels, both halves, with and without groups.
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, Half};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, DirtyTracking, Half};
 use dmaspan::{IovaRange, PhysAddr};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-use dmaspan_sim::{Arena, format_suite};
 
 use super::{WIDTHS, checked};
 

@@ -1,10 +1,12 @@
 //! Arm's stage 2: start levels, tables side by side, forced memory types, dirty state.
 
-use dmaspan::io_pgtable::{ArmLpaeS2, ArmLpaeS2Config, DirtyTracking, Format, S2MemoryTypes};
+use dmaspan::io_pgtable::{
+    Arena, ArmLpaeS2, ArmLpaeS2Config, DirtyTracking, Format, S2MemoryTypes,
+};
 use dmaspan::{IovaRange, PhysAddr, Prot};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_lpae::{ArmLpaeS2Walker, ArmS2WalkRegisters, MemAttr};
-use dmaspan_sim::{Arena, format_suite};
 
 use super::{WIDTHS, checked};
 

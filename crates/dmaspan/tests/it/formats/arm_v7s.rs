@@ -1,12 +1,12 @@
 //! Arm's short descriptors: 32-bit entries, repeated ones, and MediaTek's longer addresses.
 
-use dmaspan::io_pgtable::{ArmV7s, ArmV7sConfig, ArmV7sVariant, Format};
+use dmaspan::io_pgtable::{Arena, ArmV7s, ArmV7sConfig, ArmV7sVariant, Format};
 use dmaspan::{IovaRange, PhysAddr};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::arm_v7s::{
     ArmV7sWalkRegisters, ArmV7sWalker, SCTLR_AFE, SCTLR_TRE, Variant,
 };
-use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
 

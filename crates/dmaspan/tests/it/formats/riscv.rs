@@ -1,13 +1,13 @@
 //! RISC-V: three to five levels, both halves of the first stage, and the second stage.
 
 use dmaspan::io_pgtable::{
-    DirtyTracking, Format, Half, Riscv, RiscvConfig, RiscvMemoryTypes, RiscvMode, RiscvStage,
+    Arena, DirtyTracking, Format, Half, Riscv, RiscvConfig, RiscvMemoryTypes, RiscvMode, RiscvStage,
 };
 use dmaspan::{IovaRange, PhysAddr};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::riscv::{self, RiscvWalker};
 use dmaspan_sim::walker::{Requester, Switch};
-use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
 

@@ -1,13 +1,13 @@
 //! VT-d's second stage: three to five levels, with and without dirty and snoop bits.
 
 use dmaspan::io_pgtable::{
-    DirtyTracking, Format, ReadOnlyLeaves, SnoopControl, VtdSs, VtdSsConfig,
+    Arena, DirtyTracking, Format, ReadOnlyLeaves, SnoopControl, VtdSs, VtdSsConfig,
 };
 use dmaspan::{IovaRange, PhysAddr, Prot, lg2};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::Switch;
 use dmaspan_sim::walker::vtd_ss::{VtdSsWalkRegisters, VtdSsWalker};
-use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
 

@@ -1,11 +1,13 @@
 //! x86-64's tables: four and five levels, both halves, with and without optional bits.
 
-use dmaspan::io_pgtable::{DirtyTracking, ExecuteDisable, Format, Half, X86_64, X86_64Config};
+use dmaspan::io_pgtable::{
+    Arena, DirtyTracking, ExecuteDisable, Format, Half, X86_64, X86_64Config,
+};
 use dmaspan::{IovaRange, PhysAddr, lg2};
+use dmaspan_sim::format_suite;
 use dmaspan_sim::suite::Subject;
 use dmaspan_sim::walker::x86_64::{X86_64WalkRegisters, X86Walker};
 use dmaspan_sim::walker::{Requester, Switch};
-use dmaspan_sim::{Arena, format_suite};
 
 use super::checked;
 

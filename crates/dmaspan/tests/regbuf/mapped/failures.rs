@@ -8,11 +8,10 @@ use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, Error as DmaError, Flush, MapBufferError,
     MappedSourceError, NoPool, Registered,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 use dmaspan::regbuf::{BufferRequest, Error};
 use dmaspan::{Direction, Errno, IovaRange, PhysAddr, Prot};
-use dmaspan_sim::Arena;
 use dmaspan_sim::fault::Fired;
 
 use super::world::{Accesses as _, Behind, Host, PAGE, World, part, physical};

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use dmaspan::dma::{
     Device, DeviceConfig, Direct, DmaConfig, DmaDomain, Flush, MappedSource, NoPool, Registered,
 };
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::regbuf::{Pinned, Registry, Source as _};
 use dmaspan::{Account, DmaAddr, Iova, PhysAddr, Platform, Prot, Span, UserAddr, UserRange};
-use dmaspan_sim::Arena;
 use dmaspan_sim::bus::Bus as _;
 use dmaspan_sim::device::DmaError;
 use dmaspan_sim::fault::{Faults, Faulty};

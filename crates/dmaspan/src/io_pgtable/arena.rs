@@ -1,25 +1,34 @@
-//! Table memory for user space: one arena that all tables of a domain come from.
+//! Table memory of a process: an [`Arena`] that the tables of its domains come from.
 //!
-//! The arena is the reference for implementing [`TableMemory`], and the software IOMMU walks it. A
-//! table's physical address is its place in the arena behind a base that the caller chooses, so
-//! tests can put tables where a format can or cannot reach them.
+//! A table's physical address is its place in the arena behind a base that the caller chooses: what
+//! a software IOMMU follows, or, in [memory that hardware reads](Arena::over), what hardware does.
 //!
-//! The arena knows the state of every table. [`TableWords::read_u64`] refuses to read one that was
-//! freed, so a test finds a walk through a table that was freed too early when it happens. Where a
+//! The arena knows the state of every table. [`Arena::load`], which reads as hardware does, refuses
+//! a table that was freed, so a test finds a walk through one that was freed too early. Where a
 //! device writes tables, a link may lead anywhere: the arena enters and detaches no table that is
 //! part of no tree, so that none is freed twice.
 
-use std::alloc::{self, Layout};
-use std::fmt;
-use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use alloc::alloc::{alloc_zeroed, dealloc, handle_alloc_error};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::alloc::Layout;
+use core::fmt;
+use core::mem;
+use core::ptr::NonNull;
+use core::slice;
+// Not loom's, which are no plain words: its tests have table memory of their own.
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::{Coherency, PhysAddr, Promise, lg2};
-use parking_lot::RwLock;
+use lock_api::Mutex;
 
-use crate::walker::{NotATable, TableWords};
+use super::memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
+use super::word::Word;
+use crate::addr::PhysAddr;
+use crate::lg2;
+use crate::platform::Flag;
+use crate::promise::Promise;
+use crate::prot::Coherency;
 
 /// log2 of the smallest piece that the arena hands out.
 const UNIT_LG2: u32 = 10;
@@ -42,7 +51,48 @@ enum State {
     Published = 3,
 }
 
-/// Memory for tables of all sizes. Clones share it.
+/// The reason why a word of table memory cannot be read as hardware would read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotInTree {
+    /// No table memory is at this address, or the address is not that of a word.
+    #[error("no table memory is at {paddr}")]
+    Outside {
+        /// The word's address.
+        paddr: PhysAddr,
+    },
+    /// The address lies in a table that was freed, or that nothing leads to yet.
+    #[error("the table at {paddr} is part of no tree: it was freed, or not yet published")]
+    Freed {
+        /// The word's address.
+        paddr: PhysAddr,
+    },
+}
+
+/// Memory for tables of all sizes, for a process. Clones share it.
+///
+/// It finds a table by arithmetic and hands one out with a short lock. Memory is used once tables
+/// lie in it, and freed tables are used again, the last one first.
+///
+/// A kernel, whose tables are to be where its other memory is, uses
+/// [`FrameTables`](super::FrameTables).
+///
+/// # Examples
+///
+/// ```
+/// use dmaspan::PhysAddr;
+/// use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+/// let table = PageTable::new(X86_64::new(X86_64Config::new(48, 48))?, tables.clone())?;
+/// assert_eq!(table.root(), PhysAddr::new(0x4000_0000));
+/// assert_eq!(tables.tables(), 1);
+/// drop(table);
+/// assert_eq!(tables.tables(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Arena {
     // Copied out of `shared`, so that finding a table reads no other memory but its tag.
@@ -55,16 +105,16 @@ pub struct Arena {
 
 struct Shared {
     /// What the arena's memory lies in.
-    _block: Block,
+    block: Block,
     /// A number that no other arena of this process has or had.
     id: u64,
     /// For each unit, the next one of its list: never stored in the tables.
     next: Box<[AtomicU32]>,
     /// For each unit a [`Tag`].
     tags: Box<[AtomicU8]>,
-    /// Locked for reading while hardware's words are read, and for writing where a table becomes
-    /// one that is filled: see [`Arena::word`].
-    free: RwLock<Free>,
+    /// Locked also while a word is read as hardware reads it, and where a table becomes one that is
+    /// filled: see [`Arena::word`].
+    free: Mutex<Flag, Free>,
 }
 
 /// What a unit is of: log2 of the size of the table that it belongs to, 0 while it never did, and
@@ -96,7 +146,7 @@ enum Block {
     /// Allocated for it.
     Own { start: NonNull<u8>, layout: Layout },
     /// Kept alive by somebody else's value.
-    Lent { _keep: Box<dyn Send + Sync> },
+    Lent { keep: Option<Box<dyn Send + Sync>> },
 }
 
 struct Free {
@@ -111,6 +161,10 @@ struct Free {
 /// The least memory that an arena asks for. glibc takes less than 32 MiB from what was used before,
 /// and writes zeroes to all of it; more comes from the system, zeroed where it is touched.
 const LEAST_FRESH: usize = 33 << 20;
+/// The most bytes of an arena: units have numbers of 31 bits.
+const MOST_BYTES: u64 = lg2::size(UNIT_LG2 + 31);
+/// The highest base there is.
+const LAST_BASE: u64 = u64::MAX - lg2::mask(LARGEST_LG2);
 
 /// The arena's first byte.
 #[derive(Clone, Copy)]
@@ -145,8 +199,20 @@ impl Drop for Block {
     fn drop(&mut self) {
         if let Self::Own { start, layout } = *self {
             // SAFETY: 1. `start` was allocated with `layout` by `Arena::new`. 2. Nothing borrows
-            // from it: entries and fresh tables borrow from an `Arena`, which keeps it alive.
-            unsafe { alloc::dealloc(start.as_ptr(), layout) }
+            // from it: entries and fresh tables borrow from an `Arena`, which keeps it alive. 3.
+            // Its addresses are the arena's own, so that no hardware reads it.
+            unsafe { dealloc(start.as_ptr(), layout) }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Block::Lent { keep } = &mut self.block
+            && self.free.get_mut().in_use.iter().any(|&tables| tables != 0)
+        {
+            // Tables leaked, because hardware may read them still: their memory stays.
+            mem::forget(keep.take());
         }
     }
 }
@@ -155,31 +221,49 @@ impl Arena {
     /// An arena of at least `bytes`, whose first table is at `base` or above. Memory is only used
     /// once tables lie in it.
     ///
-    /// `base` is rounded up to 2 MiB and the size to whole units; at most 2 TiB.
-    #[expect(unsafe_code, reason = "table memory is shared by plain and by atomic access")]
+    /// `base` is rounded up to 2 MiB and the size to whole KiB. An arena ends, however large it was
+    /// to be, at the top of physical addresses, and has at most 2 TiB. No hardware knows its
+    /// addresses: where one is to walk the tables, see [`over`](Self::over).
+    ///
+    /// # Panics
+    ///
+    /// As every collection does, where the process has no memory: a process that may not die of
+    /// that uses [`try_new`](Self::try_new).
     pub fn new(base: PhysAddr, bytes: u64) -> Self {
-        let most = lg2::size(UNIT_LG2 + 31);
-        let bytes = lg2::align_up(bytes.clamp(1, most), UNIT_LG2).unwrap_or(most);
-        let base = lg2::align_up(base.get(), LARGEST_LG2).unwrap_or(0);
-        let size = usize::try_from(bytes).unwrap_or(usize::MAX >> 1);
+        let Some(arena) = Self::try_new(base, bytes) else {
+            let size = usize::try_from(bytes.min(MOST_BYTES)).unwrap_or(0);
+            handle_alloc_error(Layout::array::<u8>(size).unwrap_or(Layout::new::<u8>()))
+        };
+        arena
+    }
+
+    /// [`new`](Self::new), or `None` where the process has no memory for it.
+    #[expect(unsafe_code, reason = "table memory is shared by plain and by atomic access")]
+    pub fn try_new(base: PhysAddr, bytes: u64) -> Option<Self> {
+        let base = lg2::align_up(base.get(), LARGEST_LG2).unwrap_or(LAST_BASE);
+        let bytes = lg2::align_up(bytes.clamp(1, MOST_BYTES), UNIT_LG2).unwrap_or(MOST_BYTES);
+        let size = usize::try_from(bytes).ok()?;
         // Zeroed memory of a small alignment is memory that the system backs when it is touched; of
         // a large one it is all written at once. So the tables' alignment comes from room to spare;
         // and with as much behind the arena, a table that begins in it never ends outside.
-        let room = (size + (2 << LARGEST_LG2)).max(LEAST_FRESH);
-        let layout =
-            Layout::from_size_align(room, 16).expect("2 TiB and some fit in a 64-bit size");
+        let room = size.checked_add(2 << LARGEST_LG2)?.max(LEAST_FRESH);
+        let layout = Layout::from_size_align(room, 16).ok()?;
         // SAFETY: the layout's size is not 0.
-        let block = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
-        let Some(start) = block else { alloc::handle_alloc_error(layout) };
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let block = Block::Own { start, layout };
         let to_alignment = start.align_offset(1 << LARGEST_LG2);
         // SAFETY: the offset is below 2 MiB, and the block is larger than that.
         let memory = unsafe { start.add(to_alignment) };
-        Self::at(memory, base, bytes, Block::Own { start, layout })
+        Self::at(memory, base, bytes, block)
     }
 
     /// An arena in the memory at `memory`, which hardware finds at `base`: `bytes` of it, of which
-    /// the last 2 MiB stay unused, until `keep` is dropped. `None` where either address is no
-    /// multiple of 2 MiB, the size no multiple of 1 KiB, or there are no more than 2 MiB.
+    /// the last 2 MiB stay unused, until `keep` is dropped. That happens with the last clone of the
+    /// arena, or never where tables leaked, since hardware may read those for ever.
+    ///
+    /// `None` where either address is no multiple of 2 MiB, the size no multiple of 1 KiB, there
+    /// are no more than 2 MiB or the physical addresses wrap, and where there is no memory for the
+    /// arena's own records.
     ///
     /// # Safety
     ///
@@ -192,42 +276,72 @@ impl Arena {
         bytes: u64,
         keep: Box<dyn Send + Sync>,
     ) -> Option<Self> {
-        let most = lg2::size(UNIT_LG2 + 31);
         let usable = bytes.checked_sub(lg2::size(LARGEST_LG2)).filter(|&usable| usable > 0)?;
+        base.checked_add(bytes - 1)?;
         let aligned = lg2::is_aligned(memory.addr().get() as u64, LARGEST_LG2)
             && lg2::is_aligned(base.get(), LARGEST_LG2)
             && lg2::is_aligned(bytes, UNIT_LG2);
-        let block = Block::Lent { _keep: keep };
-        aligned.then(|| Self::at(memory, base.get(), usable.min(most), block))
+        let block = Block::Lent { keep: Some(keep) };
+        aligned.then(|| Self::at(memory, base.get(), usable.min(MOST_BYTES), block))?
     }
 
-    /// An arena of `bytes` at `memory`, behind which there are 2 MiB more of the block.
-    fn at(memory: NonNull<u8>, base: u64, bytes: u64, block: Block) -> Self {
+    /// An arena of `bytes` at `memory`, as far as there are addresses, behind which there are 2 MiB
+    /// more of the block.
+    fn at(memory: NonNull<u8>, base: u64, bytes: u64, block: Block) -> Option<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
 
-        let units = usize::try_from(bytes >> UNIT_LG2).unwrap_or(0);
+        // The last address of 64 bits is that of no table: sums do not wrap.
+        let bytes = bytes.min(u64::MAX - base);
+        let units = usize::try_from(bytes >> UNIT_LG2).ok()?;
         let free = Free { heads: [NONE; CLASSES], unused: 0, in_use: [0; CLASSES] };
         let shared = Shared {
-            _block: block,
+            block,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            next: zeroed(units),
-            tags: zeroed(units),
-            free: RwLock::new(free),
+            next: zeroed(units)?,
+            tags: zeroed(units)?,
+            free: Mutex::new(free),
         };
         let shared = Arc::new(shared);
         let tags = Tags(NonNull::from(&*shared.tags).cast());
-        Self { base, units: units as u64, memory: Memory(memory), tags, shared }
+        Some(Self { base, units: units as u64, memory: Memory(memory), tags, shared })
     }
 
     /// Returns how many tables are handed out, of all sizes.
     pub fn tables(&self) -> usize {
-        self.shared.free.read().in_use.iter().sum()
+        self.shared.free.lock().in_use.iter().sum()
     }
 
     /// The bytes of the tables that are handed out.
     pub fn table_bytes(&self) -> u64 {
-        let free = self.shared.free.read();
+        let free = self.shared.free.lock();
         (UNIT_LG2..).zip(free.in_use).map(|(lg2, tables)| (tables as u64) << lg2).sum()
+    }
+
+    /// The word at `paddr` of a table that hardware may read, read as hardware reads it. It is what
+    /// a software IOMMU follows, and what a test reads behind the tables' back.
+    ///
+    /// # Errors
+    ///
+    /// [`NotInTree`], where hardware would read something that is no table of a tree.
+    pub fn load<W: Word>(&self, paddr: PhysAddr) -> Result<W, NotInTree> {
+        self.word::<W, _>(paddr, W::load_link)
+    }
+
+    /// Replaces the word at `paddr` by `new` where it is `old`, as hardware marks an entry, and
+    /// returns the word found. The caller promises that it only sets or clears what hardware may
+    /// change by itself: accessed flags and dirty bits.
+    ///
+    /// # Errors
+    ///
+    /// [`NotInTree`], where hardware would write something that is no table of a tree.
+    pub fn exchange<W: Word>(
+        &self,
+        _promise: Promise<'_>,
+        paddr: PhysAddr,
+        old: W,
+        new: W,
+    ) -> Result<W, NotInTree> {
+        self.word::<W, _>(paddr, |word| W::replace(word, old, new).err().unwrap_or(old))
     }
 
     fn paddr_of(&self, unit: u32) -> PhysAddr {
@@ -378,7 +492,7 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         }
         // An alignment above the size takes the smallest larger table.
         let lg2_size = lg2_size.max(shape.lg2_align);
-        let mut free = self.shared.free.write();
+        let mut free = self.shared.free.lock();
         for _ in 0..count {
             let unit = self.shared.take_free(&mut free, lg2_size);
             if let Some(unit) = unit {
@@ -411,7 +525,7 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         }
         if !tag.is(State::Reserved) {
             // It was published, for a moment: who reads it now is done before it is filled anew.
-            let _nobody_reads = self.shared.free.write();
+            let _nobody_reads = self.shared.free.lock();
             self.shared.set(unit, State::Reserved);
         }
         let words = 1usize << (shape.lg2_size - W::LG2_BYTES);
@@ -420,7 +534,7 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         // until it is published, which ends the borrow; as hardware, nobody reads what is reserved,
         // and whoever did before held the lock that made it so. 2. It lies in the arena whole,
         // aligned to its size. 3. The arena's memory was zeroed when it was allocated.
-        let words = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), words) };
+        let words = unsafe { slice::from_raw_parts_mut(start.as_ptr(), words) };
         // SAFETY: they are the table's at that address, as was just said.
         Some(unsafe { Fresh::new(self.paddr_of(unit), words) })
     }
@@ -439,7 +553,7 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         // and are aligned. 2. It is published, so all access to it is atomic; it is not filled
         // anew before it was retired and freed, which the walker, who calls this, does when nobody
         // walks it any more.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), words) }
+        unsafe { slice::from_raw_parts(start.as_ptr(), words) }
     }
 
     fn retire(&self, list: &mut ArenaList, table: TableAddr) {
@@ -465,7 +579,7 @@ unsafe impl<W: Word> TableMemory<W> for Arena {
         if list.first == NONE {
             return;
         }
-        let mut free = self.shared.free.write();
+        let mut free = self.shared.free.lock();
         while let Some(unit) = list.pop(&self.shared) {
             let lg2_size = self.shared.tag(unit).lg2_size();
             self.shared.put_free(&mut free, lg2_size, unit);
@@ -480,14 +594,14 @@ impl Arena {
         &self,
         paddr: PhysAddr,
         access: impl FnOnce(&W::Atomic) -> R,
-    ) -> Result<R, NotATable> {
-        let outside = NotATable::Outside { paddr };
+    ) -> Result<R, NotInTree> {
+        let outside = NotInTree::Outside { paddr };
         let unit = self.unit_of(paddr);
         if (unit as usize) >= self.shared.tags.len() {
             return Err(outside);
         }
         // From here on no table becomes one that is filled.
-        let _stays = self.shared.free.read();
+        let _stays = self.shared.free.lock();
         let lg2_size = self.shared.tag(unit).lg2_size();
         if lg2_size == 0 || !lg2::is_aligned(paddr.get(), W::LG2_BYTES) {
             return Err(outside);
@@ -495,7 +609,7 @@ impl Arena {
         let first = unit & !((1 << (lg2_size - UNIT_LG2)) - 1);
         let tag = self.shared.tag(first);
         if !tag.is(State::Published) && !tag.is(State::Retired) {
-            return Err(NotATable::Freed { paddr });
+            return Err(NotInTree::Freed { paddr });
         }
         let word = self.pointer(paddr.get().wrapping_sub(self.base)).cast::<W::Atomic>();
         #[expect(unsafe_code, reason = "a word of a table, read as hardware reads it")]
@@ -506,20 +620,12 @@ impl Arena {
     }
 }
 
-impl TableWords for Arena {
-    fn read_u64(&self, paddr: PhysAddr) -> Result<u64, NotATable> {
-        self.word::<u64, _>(paddr, |word| word.load(Ordering::Acquire))
-    }
-
-    fn read_u32(&self, paddr: PhysAddr) -> Result<u32, NotATable> {
-        self.word::<u32, _>(paddr, |word| word.load(Ordering::Acquire))
-    }
-
-    fn exchange_u64(&self, paddr: PhysAddr, old: u64, new: u64) -> Result<u64, NotATable> {
-        let exchanged = self.word::<u64, _>(paddr, |word| {
-            word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-        })?;
-        Ok(exchanged.unwrap_or_else(|found| found))
+/// 64 MiB, whose addresses begin at 1 GiB: below 4 GiB, where every format's tables may be.
+///
+/// Tables of 4 KiB that are full of leaves of 4 KiB map 32 GiB then.
+impl Default for Arena {
+    fn default() -> Self {
+        Self::new(PhysAddr::new(1 << 30), 64 << 20)
     }
 }
 
@@ -542,197 +648,13 @@ fn class_of(lg2_size: u32) -> usize {
     ((lg2_size - UNIT_LG2) as usize).min(CLASSES - 1)
 }
 
-/// As many zeroes.
-fn zeroed<T: Default>(count: usize) -> Box<[T]> {
-    (0..count).map(|_| T::default()).collect()
+/// As many zeroes, or `None` where there is no memory.
+fn zeroed<T: Default>(count: usize) -> Option<Box<[T]>> {
+    let mut zeroes = Vec::new();
+    zeroes.try_reserve_exact(count).ok()?;
+    zeroes.resize_with(count, T::default);
+    Some(zeroes.into_boxed_slice())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAGE: TableShape =
-        TableShape { lg2_size: 12, lg2_align: 12, max_paddr: PhysAddr::new(lg2::mask(48)) };
-
-    fn arena() -> Arena {
-        Arena::new(PhysAddr::new(0x4000_0000), 1 << 20)
-    }
-
-    fn reserve(arena: &Arena, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
-        TableMemory::<u64>::reserve(arena, shape, count)
-    }
-
-    #[expect(unsafe_code, reason = "a test calls what the walker calls")]
-    fn promise() -> Promise<'static> {
-        // SAFETY: the tests hand in lists of the arena, of one shape, that no hardware reads.
-        unsafe { Promise::new() }
-    }
-
-    fn free(arena: &Arena, shape: TableShape, list: ArenaList) {
-        TableMemory::<u64>::free(arena, promise(), shape, list);
-    }
-
-    fn take<'a>(arena: &'a Arena, shape: TableShape, list: &mut ArenaList) -> Fresh<'a, u64> {
-        TableMemory::<u64>::take(arena, promise(), shape, list).unwrap()
-    }
-
-    #[test]
-    fn the_table_freed_last_is_the_next_one_taken() {
-        let arena = arena();
-        let mut list = reserve(&arena, PAGE, 3).unwrap();
-        let paddr = take(&arena, PAGE, &mut list).paddr();
-        free(&arena, PAGE, list);
-        let mut list = ArenaList::default();
-        list.push(&arena.shared, arena.unit_of(paddr));
-        free(&arena, PAGE, list);
-        assert_eq!(arena.tables(), 0);
-        let mut list = reserve(&arena, PAGE, 1).unwrap();
-        assert_eq!(take(&arena, PAGE, &mut list).paddr(), paddr);
-    }
-
-    #[test]
-    fn a_reservation_is_all_or_nothing() {
-        let arena = arena();
-        let held = reserve(&arena, PAGE, 250).unwrap();
-        assert_eq!(reserve(&arena, PAGE, 7).unwrap_err(), NoTables { asked: 7 });
-        assert_eq!(arena.tables(), 250);
-        assert_eq!(arena.table_bytes(), 250 << 12);
-        let rest = reserve(&arena, PAGE, 6).unwrap();
-        free(&arena, PAGE, rest);
-        free(&arena, PAGE, held);
-        assert_eq!(arena.tables(), 0);
-    }
-
-    #[test]
-    fn tables_lie_where_hardware_reaches_them() {
-        let arena = arena();
-        let low = TableShape { max_paddr: PhysAddr::new(0x4000_1fff), ..PAGE };
-        assert!(reserve(&arena, low, 3).is_err());
-        let list = reserve(&arena, low, 2).unwrap();
-        assert!(reserve(&arena, low, 1).is_err());
-        assert!(reserve(&arena, PAGE, 1).is_ok());
-        free(&arena, low, list);
-        assert!(reserve(&arena, low, 2).is_ok());
-    }
-
-    #[test]
-    fn tables_of_all_sizes_are_aligned_and_disjoint() {
-        let arena = arena();
-        let mut ranges = Vec::new();
-        for lg2_size in [6, 10, 16, 12, 14, 10, 17] {
-            let shape = TableShape { lg2_size, lg2_align: lg2_size, ..PAGE };
-            let mut list = reserve(&arena, shape, 1).unwrap();
-            let mut fresh = take(&arena, shape, &mut list);
-            assert!(lg2::is_aligned(fresh.paddr().get(), lg2_size));
-            assert_eq!(fresh.words().len() << 3, 1 << lg2_size);
-            fresh.words().fill(lg2_size.into());
-            ranges.push((fresh.paddr().get(), lg2_size));
-            TableMemory::<u64>::publish(&arena, fresh);
-        }
-        for (paddr, lg2_size) in ranges {
-            for word in (paddr..paddr + lg2::size(lg2_size)).step_by(8) {
-                assert_eq!(arena.read_u64(PhysAddr::new(word)), Ok(lg2_size.into()));
-            }
-        }
-    }
-
-    #[test]
-    fn a_word_of_32_bits_is_half_of_one_of_64() {
-        let arena = arena();
-        let mut list = reserve(&arena, PAGE, 1).unwrap();
-        let mut fresh = take(&arena, PAGE, &mut list);
-        fresh.words()[1] = 0x1122_3344_5566_7788;
-        let paddr = fresh.paddr();
-        TableMemory::<u64>::publish(&arena, fresh);
-        let at = |offset| arena.read_u32(paddr.wrapping_add(offset));
-        assert_eq!((at(4), at(8), at(12)), (Ok(0), Ok(0x5566_7788), Ok(0x1122_3344)));
-        let outside = NotATable::Outside { paddr: paddr.wrapping_add(10) };
-        assert_eq!(at(10), Err(outside));
-        // What has no way of its own to read 32 bits answers the same.
-        let image = crate::walker::TableImage::new();
-        image.add_table(paddr, 2);
-        image.set(paddr.wrapping_add(8), 0x1122_3344_5566_7788).unwrap();
-        for offset in [4, 8, 10, 12] {
-            assert_eq!(image.read_u32(paddr.wrapping_add(offset)), at(offset));
-        }
-    }
-
-    #[test]
-    #[expect(unsafe_code, reason = "memory of a test")]
-    fn an_arena_over_lent_memory_stays_in_it_and_lets_it_go() {
-        let layout = Layout::from_size_align(8 << 20, 1 << LARGEST_LG2).unwrap();
-        // SAFETY: the layout's size is not 0.
-        let memory = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).unwrap();
-        let kept = Arc::new(());
-        let over = |memory, base, bytes| {
-            // SAFETY: the memory is freed at the end of the test, and one arena is used.
-            unsafe { Arena::over(memory, PhysAddr::new(base), bytes, Box::new(kept.clone())) }
-        };
-        assert!(over(memory, 1 << 20, 8 << 20).is_none());
-        assert!(over(memory, 0, 2 << 20).is_none());
-        assert!(over(memory, 0, (8 << 20) - 1).is_none());
-        let arena = over(memory, 1 << 30, 8 << 20).unwrap();
-        let shape = TableShape { lg2_size: 21, lg2_align: 21, max_paddr: PhysAddr::new(u64::MAX) };
-        assert!(reserve(&arena, shape, 4).is_err());
-        let mut list = reserve(&arena, shape, 3).unwrap();
-        for _ in 0..3 {
-            let mut fresh = take(&arena, shape, &mut list);
-            let offset = fresh.paddr().get() - (1 << 30);
-            assert!(offset <= 4 << 20, "{offset:#x}");
-            fresh.words().fill(7);
-            TableMemory::<u64>::publish(&arena, fresh);
-        }
-        assert_eq!(Arc::strong_count(&kept), 2);
-        drop(arena);
-        assert_eq!(Arc::strong_count(&kept), 1);
-        // SAFETY: it was allocated above, and no arena is left.
-        unsafe { alloc::dealloc(memory.as_ptr(), layout) };
-    }
-
-    #[test]
-    fn a_list_of_an_arena_that_is_gone_is_refused_by_every_later_one() {
-        let gone = arena();
-        let mut list = reserve(&gone, PAGE, 2).unwrap();
-        drop(gone);
-        // The allocator gives the same memory again soon, if not at once.
-        let later: Vec<_> = (0..64).map(|_| arena()).collect();
-        for arena in &later {
-            let _own = reserve(arena, PAGE, 2).unwrap();
-            let taken = TableMemory::<u64>::take(arena, promise(), PAGE, &mut list);
-            assert!(taken.is_none(), "one table is had twice: {taken:?}");
-        }
-        free(&later[0], PAGE, list);
-        assert_eq!(later[0].tables(), 2);
-    }
-
-    #[test]
-    fn a_table_that_lost_a_race_is_not_read_while_it_is_filled_again() {
-        let arena = arena();
-        let mut list = reserve(&arena, PAGE, 1).unwrap();
-        let fresh = take(&arena, PAGE, &mut list);
-        let paddr = fresh.paddr();
-        assert_eq!(arena.read_u64(paddr), Err(NotATable::Freed { paddr }));
-        TableMemory::<u64>::publish(&arena, fresh);
-        // As the walker takes back what another thread's link came before.
-        arena.shared.set(arena.unit_of(paddr), State::Retired);
-        list.push(&arena.shared, arena.unit_of(paddr));
-        assert!(arena.read_u64(paddr).is_ok());
-        let _filled = take(&arena, PAGE, &mut list);
-        assert_eq!(arena.read_u64(paddr), Err(NotATable::Freed { paddr }));
-    }
-
-    #[test]
-    fn reading_a_freed_table_is_refused() {
-        let arena = arena();
-        let mut list = reserve(&arena, PAGE, 1).unwrap();
-        let fresh = take(&arena, PAGE, &mut list);
-        let paddr = fresh.paddr();
-        TableMemory::<u64>::publish(&arena, fresh);
-        assert!(arena.read_u64(paddr).is_ok());
-        list.push(&arena.shared, arena.unit_of(paddr));
-        free(&arena, PAGE, list);
-        assert_eq!(arena.read_u64(paddr), Err(NotATable::Freed { paddr }));
-        let outside = PhysAddr::new(0x1000);
-        assert_eq!(arena.read_u64(outside), Err(NotATable::Outside { paddr: outside }));
-    }
-}
+mod tests;

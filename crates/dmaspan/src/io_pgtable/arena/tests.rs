@@ -1,0 +1,218 @@
+use super::*;
+
+const PAGE: TableShape =
+    TableShape { lg2_size: 12, lg2_align: 12, max_paddr: PhysAddr::new(lg2::mask(48)) };
+
+fn arena() -> Arena {
+    Arena::new(PhysAddr::new(0x4000_0000), 1 << 20)
+}
+
+fn reserve(arena: &Arena, shape: TableShape, count: usize) -> Result<ArenaList, NoTables> {
+    TableMemory::<u64>::reserve(arena, shape, count)
+}
+
+#[expect(unsafe_code, reason = "a test calls what the walker calls")]
+fn promise() -> Promise<'static> {
+    // SAFETY: the tests hand in lists of the arena, of one shape, that no hardware reads.
+    unsafe { Promise::new() }
+}
+
+fn free(arena: &Arena, shape: TableShape, list: ArenaList) {
+    TableMemory::<u64>::free(arena, promise(), shape, list);
+}
+
+fn take<'a>(arena: &'a Arena, shape: TableShape, list: &mut ArenaList) -> Fresh<'a, u64> {
+    TableMemory::<u64>::take(arena, promise(), shape, list).unwrap()
+}
+
+#[test]
+fn the_table_freed_last_is_the_next_one_taken() {
+    let arena = arena();
+    let mut list = reserve(&arena, PAGE, 3).unwrap();
+    let paddr = take(&arena, PAGE, &mut list).paddr();
+    free(&arena, PAGE, list);
+    let mut list = ArenaList::default();
+    list.push(&arena.shared, arena.unit_of(paddr));
+    free(&arena, PAGE, list);
+    assert_eq!(arena.tables(), 0);
+    let mut list = reserve(&arena, PAGE, 1).unwrap();
+    assert_eq!(take(&arena, PAGE, &mut list).paddr(), paddr);
+}
+
+#[test]
+fn a_reservation_is_all_or_nothing() {
+    let arena = arena();
+    let held = reserve(&arena, PAGE, 250).unwrap();
+    assert_eq!(reserve(&arena, PAGE, 7).unwrap_err(), NoTables { asked: 7 });
+    assert_eq!(arena.tables(), 250);
+    assert_eq!(arena.table_bytes(), 250 << 12);
+    let rest = reserve(&arena, PAGE, 6).unwrap();
+    free(&arena, PAGE, rest);
+    free(&arena, PAGE, held);
+    assert_eq!(arena.tables(), 0);
+}
+
+#[test]
+fn tables_lie_where_hardware_reaches_them() {
+    let arena = arena();
+    let low = TableShape { max_paddr: PhysAddr::new(0x4000_1fff), ..PAGE };
+    assert!(reserve(&arena, low, 3).is_err());
+    let list = reserve(&arena, low, 2).unwrap();
+    assert!(reserve(&arena, low, 1).is_err());
+    assert!(reserve(&arena, PAGE, 1).is_ok());
+    free(&arena, low, list);
+    assert!(reserve(&arena, low, 2).is_ok());
+}
+
+#[test]
+fn tables_of_all_sizes_are_aligned_and_disjoint() {
+    let arena = arena();
+    let mut ranges = Vec::new();
+    for lg2_size in [6, 10, 16, 12, 14, 10, 17] {
+        let shape = TableShape { lg2_size, lg2_align: lg2_size, ..PAGE };
+        let mut list = reserve(&arena, shape, 1).unwrap();
+        let mut fresh = take(&arena, shape, &mut list);
+        assert!(lg2::is_aligned(fresh.paddr().get(), lg2_size));
+        assert_eq!(fresh.words().len() << 3, 1 << lg2_size);
+        fresh.words().fill(lg2_size.into());
+        ranges.push((fresh.paddr().get(), lg2_size));
+        TableMemory::<u64>::publish(&arena, fresh);
+    }
+    for (paddr, lg2_size) in ranges {
+        for word in (paddr..paddr + lg2::size(lg2_size)).step_by(8) {
+            assert_eq!(arena.load::<u64>(PhysAddr::new(word)), Ok(lg2_size.into()));
+        }
+    }
+}
+
+#[test]
+fn a_word_of_32_bits_is_half_of_one_of_64() {
+    let arena = arena();
+    let mut list = reserve(&arena, PAGE, 1).unwrap();
+    let mut fresh = take(&arena, PAGE, &mut list);
+    fresh.words()[1] = 0x1122_3344_5566_7788;
+    let paddr = fresh.paddr();
+    TableMemory::<u64>::publish(&arena, fresh);
+    let at = |offset| arena.load::<u32>(paddr.wrapping_add(offset));
+    assert_eq!((at(4), at(8), at(12)), (Ok(0), Ok(0x5566_7788), Ok(0x1122_3344)));
+    let outside = NotInTree::Outside { paddr: paddr.wrapping_add(10) };
+    assert_eq!(at(10), Err(outside));
+}
+
+#[test]
+#[expect(unsafe_code, reason = "memory of a test")]
+fn an_arena_over_lent_memory_stays_in_it_and_lets_it_go() {
+    let layout = Layout::from_size_align(8 << 20, 1 << LARGEST_LG2).unwrap();
+    // SAFETY: the layout's size is not 0.
+    let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
+    let kept = Arc::new(());
+    let over = |memory, base, bytes| {
+        // SAFETY: the memory is freed at the end of the test, and one arena is used.
+        unsafe { Arena::over(memory, PhysAddr::new(base), bytes, Box::new(kept.clone())) }
+    };
+    assert!(over(memory, 1 << 20, 8 << 20).is_none());
+    assert!(over(memory, 0, 2 << 20).is_none());
+    assert!(over(memory, 0, (8 << 20) - 1).is_none());
+    assert!(over(memory, 0u64.wrapping_sub(2 << 20), 8 << 20).is_none());
+    let arena = over(memory, 1 << 30, 8 << 20).unwrap();
+    let shape = TableShape { lg2_size: 21, lg2_align: 21, max_paddr: PhysAddr::new(u64::MAX) };
+    assert!(reserve(&arena, shape, 4).is_err());
+    let mut list = reserve(&arena, shape, 3).unwrap();
+    for _ in 0..3 {
+        let mut fresh = take(&arena, shape, &mut list);
+        let offset = fresh.paddr().get() - (1 << 30);
+        assert!(offset <= 4 << 20, "{offset:#x}");
+        fresh.words().fill(7);
+        TableMemory::<u64>::publish(&arena, fresh);
+    }
+    assert_eq!(Arc::strong_count(&kept), 2);
+    drop(arena);
+    assert_eq!(Arc::strong_count(&kept), 2, "hardware may read the tables that were published");
+    let other = over(memory, 1 << 30, 8 << 20).unwrap();
+    let list = reserve(&other, PAGE, 1).unwrap();
+    free(&other, PAGE, list);
+    assert_eq!(Arc::strong_count(&kept), 3);
+    drop(other);
+    assert_eq!(Arc::strong_count(&kept), 2);
+    // SAFETY: it was allocated above, and no arena is left.
+    unsafe { dealloc(memory.as_ptr(), layout) };
+}
+
+#[test]
+fn a_list_of_an_arena_that_is_gone_is_refused_by_every_later_one() {
+    let gone = arena();
+    let mut list = reserve(&gone, PAGE, 2).unwrap();
+    drop(gone);
+    // The allocator gives the same memory again soon, if not at once.
+    let later: Vec<_> = (0..64).map(|_| arena()).collect();
+    for arena in &later {
+        let _own = reserve(arena, PAGE, 2).unwrap();
+        let taken = TableMemory::<u64>::take(arena, promise(), PAGE, &mut list);
+        assert!(taken.is_none(), "one table is had twice: {taken:?}");
+    }
+    free(&later[0], PAGE, list);
+    assert_eq!(later[0].tables(), 2);
+}
+
+#[test]
+fn a_table_that_lost_a_race_is_not_read_while_it_is_filled_again() {
+    let arena = arena();
+    let mut list = reserve(&arena, PAGE, 1).unwrap();
+    let fresh = take(&arena, PAGE, &mut list);
+    let paddr = fresh.paddr();
+    assert_eq!(arena.load::<u64>(paddr), Err(NotInTree::Freed { paddr }));
+    TableMemory::<u64>::publish(&arena, fresh);
+    // As the walker takes back what another thread's link came before.
+    arena.shared.set(arena.unit_of(paddr), State::Retired);
+    list.push(&arena.shared, arena.unit_of(paddr));
+    assert!(arena.load::<u64>(paddr).is_ok());
+    let _filled = take(&arena, PAGE, &mut list);
+    assert_eq!(arena.load::<u64>(paddr), Err(NotInTree::Freed { paddr }));
+}
+
+#[test]
+fn reading_a_freed_table_is_refused() {
+    let arena = arena();
+    let mut list = reserve(&arena, PAGE, 1).unwrap();
+    let fresh = take(&arena, PAGE, &mut list);
+    let paddr = fresh.paddr();
+    TableMemory::<u64>::publish(&arena, fresh);
+    assert!(arena.load::<u64>(paddr).is_ok());
+    list.push(&arena.shared, arena.unit_of(paddr));
+    free(&arena, PAGE, list);
+    assert_eq!(arena.load::<u64>(paddr), Err(NotInTree::Freed { paddr }));
+    let outside = PhysAddr::new(0x1000);
+    assert_eq!(arena.load::<u64>(outside), Err(NotInTree::Outside { paddr: outside }));
+}
+
+#[test]
+fn an_arena_at_the_top_of_physical_addresses_ends_there() {
+    for base in [u64::MAX, LAST_BASE, LAST_BASE - (2 << 20) + 1] {
+        let arena = Arena::new(PhysAddr::new(base), 16 << 20);
+        let any = TableShape { max_paddr: PhysAddr::new(u64::MAX), ..PAGE };
+        assert!(reserve(&arena, any, 512).is_err(), "the last page has the last address");
+        let mut list = reserve(&arena, any, 511).unwrap();
+        let mut last = 0;
+        for _ in 0..511 {
+            let fresh = take(&arena, any, &mut list);
+            last = last.max(fresh.paddr().get());
+            TableMemory::<u64>::publish(&arena, fresh);
+        }
+        assert_eq!(last, u64::MAX - 0x1fff);
+    }
+}
+
+#[test]
+fn marks_are_set_as_hardware_sets_them() {
+    let arena = arena();
+    let mut list = reserve(&arena, PAGE, 1).unwrap();
+    let mut fresh = take(&arena, PAGE, &mut list);
+    fresh.words().fill(0x10);
+    let paddr = fresh.paddr();
+    assert_eq!(arena.exchange(promise(), paddr, 0u64, 1), Err(NotInTree::Freed { paddr }));
+    TableMemory::<u64>::publish(&arena, fresh);
+    assert_eq!(arena.exchange(promise(), paddr, 0x11u64, 0x12), Ok(0x10));
+    assert_eq!(arena.load::<u64>(paddr), Ok(0x10));
+    assert_eq!(arena.exchange(promise(), paddr, 0x10u64, 0x12), Ok(0x10));
+    assert_eq!(arena.load::<u64>(paddr), Ok(0x12));
+}

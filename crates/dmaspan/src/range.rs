@@ -49,6 +49,9 @@ macro_rules! range {
         }
 
         impl $name {
+            /// Every address.
+            pub const ALL: Self = Self { start: $addr::new(0), last: $addr::new(u64::MAX) };
+
             /// The range from `start` to `last`, both included; `None` where `last` is below.
             #[inline]
             pub const fn new(start: $addr, last: $addr) -> Option<Self> {

@@ -3,6 +3,7 @@
 
 use crate::addr::Iova;
 use crate::error::Errno;
+use crate::label::Label;
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
 
@@ -41,6 +42,7 @@ pub trait DmaSpace {
     /// # Errors
     ///
     /// All or nothing: on an error translations, pins and charges are as before.
+    #[track_caller]
     fn map(
         &self,
         memory: &Self::Memory,
@@ -48,6 +50,22 @@ pub trait DmaSpace {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Self::Error>;
+
+    /// The same for a mapping with a label, where the space keeps one for those who list it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`map`](Self::map).
+    fn map_labelled(
+        &self,
+        memory: &Self::Memory,
+        user: UserRange,
+        iova: Iova,
+        prot: Prot,
+        _label: Label,
+    ) -> Result<(), Self::Error> {
+        self.map(memory, user, iova, prot)
+    }
 
     /// Unmaps every mapping in `range` and returns the bytes that were mapped there.
     ///

@@ -41,6 +41,7 @@ const PARTS: [Part; 9] = [
             ("dma/memory.rs", "DmaMemory"),
             ("dma/memory.rs", "FromRegistered"),
             ("dma/bounce.rs", "BouncePool"),
+            ("iommu/observer.rs", "IommuOps"),
         ],
         // Tables are made out of memory there.
         places: &["io_pgtable/arena.rs", "io_pgtable/arena/"],

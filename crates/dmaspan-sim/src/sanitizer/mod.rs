@@ -342,15 +342,15 @@ impl Sanitizer {
                 self.on_unmap_parts(range, tables, leaf_sizes);
             }
             Event::Rewritten { range, prot } => self.rewritten(range, prot),
-            Event::Sync { range, turn, direction, mapping: None } => {
+            Event::Sync { range, turn, direction, mapping: None, .. } => {
                 self.on_sync(range, turn, direction);
             }
-            Event::Sync { range, turn, direction, mapping: Some(mapping) } => {
+            Event::Sync { range, turn, direction, mapping: Some(mapping), .. } => {
                 self.tell(Op::Sync { turn, direction }, Where::Range(range), |state, now| {
                     state.sync_of(range, direction, mapping, now);
                 });
             }
-            Event::RefusedUnmap { range } => {
+            Event::RefusedUnmap { range, .. } => {
                 self.tell(Op::RefusedUnmap, Where::Range(range), |state, now| {
                     state.refused_unmap(range, now);
                 });

@@ -417,7 +417,8 @@ fn a_double_unmap_before_the_flush_is_one_however_short_the_history() {
         map(&sanitizer, page, 1);
     }
     sanitizer.on_unmap(range, Tables::Kept);
-    let refused = dmaspan::iommu::Event::RefusedUnmap { range };
+    let by = dmaspan::Caller { device: None, label: dmaspan::Label::caller() };
+    let refused = dmaspan::iommu::Event::RefusedUnmap { range, by };
     sanitizer.on_event(&refused);
     assert_eq!(kinds(&sanitizer), [FindingKind::DoubleUnmap, FindingKind::DoubleUnmap]);
 }

@@ -20,7 +20,7 @@ use super::mapping::{
 use super::paging::{Own, Paging, before};
 use super::takedown::{TakenDown, Unmap};
 use super::unmap::Unforgotten;
-use super::{ALL, Container, State, unconfirmed};
+use super::{Container, State, unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::{self, Format, TableMemory};
 use crate::iommu::{self, Domain, HardwareError, IommuOps, RegionKind, ReservedRegions};
@@ -333,7 +333,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let gone = self.state.lock().quarantine.depart(domain);
         drop(gone);
         let domains = Arc::clone(&self.state.lock().domains);
-        self.settle(&domains, ALL);
+        self.settle(&domains, IovaRange::ALL);
     }
 
     /// Keeps everybody else away and makes the domain's hardware let go.
@@ -363,7 +363,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
 
     /// Unmaps everything from the only domain and unpins it; mappings go or stay.
     fn take_all(&self, domains: &Domains, then: Then) -> TakenDown {
-        let mut at = Some(ALL.start());
+        let mut at = Some(IovaRange::ALL.start());
         let mut outcome = Unmap::new(self, domains, then).run(
             &mut |all| {
                 let mapping = all.take_next(at?)?;
@@ -373,8 +373,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             None,
         );
         // What waited for this domain alone does not any more where it has let go.
-        outcome.unmapped = outcome.unmapped.wrapping_add(self.settle(domains, ALL));
-        let waits = self.state.lock().unforgotten(ALL);
+        outcome.unmapped = outcome.unmapped.wrapping_add(self.settle(domains, IovaRange::ALL));
+        let waits = self.state.lock().unforgotten(IovaRange::ALL);
         if waits.is_none() && !outcome.stuck {
             outcome.kept = None;
         }
@@ -421,7 +421,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         &self,
         mut put: impl FnMut(Box<Mapping<P>>) -> Put<P>,
     ) -> Result<(), Error<P::Error>> {
-        let mut at = Some(ALL.start());
+        let mut at = Some(IovaRange::ALL.start());
         while let Some(mapping) = at.and_then(|at| self.state.lock().take_next(at)) {
             let range = mapping.range;
             let (mapping, result) = put(mapping);
@@ -498,8 +498,10 @@ impl<P: Pinner> State<P> {
 
     /// Refuses where a mapping in quarantine is still mapped in part, or is to stay.
     fn check_parts(&self) -> Result<(), Error<P::Error>> {
-        let Some(Unforgotten { first, .. }) = self.unforgotten(ALL) else { return Ok(()) };
-        let mut slots = overlapping(&self.tree, ALL);
+        let Some(Unforgotten { first, .. }) = self.unforgotten(IovaRange::ALL) else {
+            return Ok(());
+        };
+        let mut slots = overlapping(&self.tree, IovaRange::ALL);
         let is_part = |slot: &MappingSlot<P>| slot.mapped().is_none() && slot.left().is_some();
         match slots.find(|(_, slot)| is_part(slot)) {
             Some((quarantined, _)) => Err(Error::Quarantined { range: first, quarantined }),
@@ -522,9 +524,9 @@ impl<P: Pinner> State<P> {
 
     /// Refuses where something is mapped that `aperture` does not cover.
     fn check_aperture(&self, aperture: IovaRange) -> Result<(), Error<P::Error>> {
-        let below = before(ALL, aperture.start());
+        let below = before(IovaRange::ALL, aperture.start());
         let behind = aperture.last().checked_add(1);
-        let above = behind.and_then(|start| IovaRange::new(start, ALL.last()));
+        let above = behind.and_then(|start| IovaRange::new(start, IovaRange::ALL.last()));
         match below.into_iter().chain(above).find_map(|range| self.mapping_in(range)) {
             Some(mapping) => Err(Error::MappedOutside { mapping, aperture }),
             None => Ok(()),

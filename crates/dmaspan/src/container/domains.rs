@@ -5,7 +5,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::ALL;
 use super::attach::CacheCoherency;
 use super::dirty::{Cleared, DirtyRead};
 use super::paging::{Gathering, Paging, Reach, Refused, before};
@@ -372,7 +371,7 @@ fn page_sizes(list: &[(DomainId, Arc<Attached>)]) -> u64 {
 /// uses until a device is taken over count as free (`vfio_iommu_resv_exclude`).
 fn apertures(list: &[(DomainId, Arc<Attached>)]) -> Result<Vec<IovaRange>, NoRoom> {
     let mut apertures = list.iter().map(|(_, domain)| domain.paging.geometry().aperture);
-    let common = apertures.try_fold(ALL, |all, aperture| all.intersection(aperture));
+    let common = apertures.try_fold(IovaRange::ALL, |all, aperture| all.intersection(aperture));
     let mut ranges = Vec::new();
     let Some(common) = common.filter(|_| !list.is_empty()) else { return Ok(ranges) };
     ranges.try_reserve(1).map_err(|_| NoRoom)?;

@@ -8,7 +8,7 @@ use lock_api::RawMutex;
 
 use super::error::Error;
 use super::mapping::overlapping;
-use super::{ALL, Container, State};
+use super::{Container, State};
 use crate::pin::Pinner;
 use crate::range::{IovaRange, UserRange};
 
@@ -278,7 +278,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Tells devices that the container goes, and keeps pinned and charged for ever what they have
     /// pinned: they cannot unpin it any more.
     pub(super) fn abandon_external(&mut self) {
-        let _ = self.announce_unmap(ALL);
+        let _ = self.announce_unmap(IovaRange::ALL);
         let all = self.state.get_mut();
         for ((at, _), held) in core::mem::take(&mut all.external.pins) {
             let found = overlapping(&all.tree, IovaRange::point(at)).next();

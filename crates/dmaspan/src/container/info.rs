@@ -4,9 +4,9 @@ use alloc::vec::Vec;
 
 use lock_api::RawMutex;
 
+use super::Container;
 use super::attach::CacheCoherency;
 use super::domains::{DomainId, Domains};
-use super::{ALL, Container};
 use crate::pin::Pinner;
 use crate::range::IovaRange;
 
@@ -54,7 +54,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         Info {
             page_sizes: self.page_sizes(domains),
             iova_ranges: if domains.is_empty() {
-                alloc::vec![ALL]
+                alloc::vec![IovaRange::ALL]
             } else {
                 domains.apertures.clone()
             },

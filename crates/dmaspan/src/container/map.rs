@@ -19,6 +19,7 @@ use super::{Container, State, unconfirmed};
 use crate::account::{Account, Charge, OverLimit};
 use crate::addr::{Address, Iova};
 use crate::iommu;
+use crate::label::Label;
 use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped, unpin_outputs};
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError, UserRange};
@@ -36,13 +37,23 @@ pub struct MapRequest<'a, P: Pinner> {
     pub(super) iova: Iova,
     pub(super) prot: Prot,
     pub(super) owner: Option<&'a Arc<Account>>,
+    pub(super) label: Label,
     pub(super) cancelled: &'a dyn Fn() -> bool,
 }
 
 impl<'a, P: Pinner> MapRequest<'a, P> {
-    /// Maps `user` of `space` at `iova`, for a device that may use it as `prot` says.
+    /// Maps `user` of `space` at `iova`, for a device that may use it as `prot` says. Its label is
+    /// the place of this call.
+    #[track_caller]
     pub fn new(space: &'a P::Space, user: UserRange, iova: Iova, prot: Prot) -> Self {
-        Self { space, user, iova, prot, owner: None, cancelled: &|| false }
+        let label = Label::caller();
+        Self { space, user, iova, prot, owner: None, label, cancelled: &|| false }
+    }
+
+    /// Names the mapping, for whoever [lists](Container::list) the container.
+    #[must_use]
+    pub fn label(self, label: impl Into<Label>) -> Self {
+        Self { label: label.into(), ..self }
     }
 
     /// Charges this account instead of the container's.
@@ -188,12 +199,22 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             }
         }
         let space_id = self.pinner.space_id(request.space);
-        let (last, user, vaddr) = (range.last(), request.user, Vaddr::Known);
-        let (serial, announcing, state) = (all.serials, 0, SlotState::Busy);
-        all.serials += 1;
         let walks = all.walks(range);
+        let slot = MappingSlot {
+            last: range.last(),
+            serial: all.serials,
+            announcing: 0,
+            space_id,
+            user: request.user,
+            prot: request.prot,
+            owner: Arc::clone(request.owner.unwrap_or(&self.account)),
+            label: request.label,
+            vaddr: Vaddr::Known,
+            walks,
+            state: SlotState::Busy,
+        };
+        all.serials += 1;
         all.walking += usize::from(walks.is_some());
-        let slot = MappingSlot { last, serial, announcing, space_id, user, vaddr, walks, state };
         all.tree.insert(range.start(), slot);
         Ok(ClaimedSlot { domains, room, walks })
     }

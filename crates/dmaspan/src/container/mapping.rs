@@ -12,6 +12,7 @@ use super::log::Log;
 use crate::account::{Account, Charge};
 use crate::addr::Iova;
 use crate::iommu::HardwareError;
+use crate::label::Label;
 use crate::pin::{Kind, Pinner};
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
@@ -29,6 +30,10 @@ pub(super) struct MappingSlot<P: Pinner> {
     /// Whose memory and which, also while somebody works on the mapping.
     pub(super) space_id: u64,
     pub(super) user: UserRange,
+    /// What is told of the mapping also while somebody works on it.
+    pub(super) prot: Prot,
+    pub(super) owner: Arc<Account>,
+    pub(super) label: Label,
     pub(super) vaddr: Vaddr,
     /// Where empty tables around it were detached, which hardware may still walk: a map that comes
     /// there syncs first.

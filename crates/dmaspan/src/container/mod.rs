@@ -131,6 +131,7 @@ mod emulated;
 mod error;
 mod external;
 mod info;
+mod list;
 mod log;
 mod map;
 mod mapping;
@@ -151,6 +152,7 @@ pub use emulated::{EmulatedId, UnmapNotifier};
 pub use error::Error;
 pub use external::{ExternalPin, ForeignPin};
 pub use info::Info;
+pub use list::{ContainerMapping, MappingState};
 pub use map::{MapRequest, Mapped};
 pub use vaddr::VaddrUpdate;
 
@@ -166,6 +168,7 @@ use crate::addr::Iova;
 use crate::error::Errno;
 use crate::io_pgtable::{Format, LeafCensus, TableMemory};
 use crate::iommu::{Domain, IommuOps};
+use crate::label::Label;
 use crate::pin::Pinner;
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
@@ -191,12 +194,6 @@ const WALKS: usize = 16;
 
 /// The page of users by default.
 const PAGE: u64 = 4096;
-
-/// All IOVAs that there can be.
-const ALL: IovaRange = match IovaRange::new(Iova::new(0), Iova::new(u64::MAX)) {
-    Some(all) => all,
-    None => IovaRange::point(Iova::new(0)),
-};
 
 /// Says which rules of VFIO unmapping follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -390,11 +387,13 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         census
     }
 
-    /// Pins `user` of `space` and maps it at `iova`: a [`MapRequest`] without more.
+    /// Pins `user` of `space` and maps it at `iova`: a [`MapRequest`] without more, whose label is
+    /// the place of this call.
     ///
     /// # Errors
     ///
     /// [`Error`], with translations, pins, charges and tables as before.
+    #[track_caller]
     pub fn map(
         &self,
         space: &P::Space,
@@ -420,6 +419,18 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
         Container::map(self, memory, user, iova, prot).map(|_| ())
     }
 
+    fn map_labelled(
+        &self,
+        memory: &P::Space,
+        user: UserRange,
+        iova: Iova,
+        prot: Prot,
+        label: Label,
+    ) -> Result<(), Self::Error> {
+        let request = MapRequest::new(memory, user, iova, prot).label(label);
+        self.map_request(&request).map(|_| ())
+    }
+
     fn unmap(&self, range: IovaRange) -> Result<u64, Self::Error> {
         Container::unmap(self, range)
     }
@@ -437,8 +448,8 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
 impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH> {
     fn drop(&mut self) {
         self.abandon_external();
-        let doomed = self.state.get_mut().doom(ALL);
-        if self.unmap_doomed(doomed, ALL, None).is_ok() {
+        let doomed = self.state.get_mut().doom(IovaRange::ALL);
+        if self.unmap_doomed(doomed, IovaRange::ALL, None).is_ok() {
             return;
         }
         let all = self.state.get_mut();
@@ -448,13 +459,22 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Drop for Container<P, L, BATCH>
             domains.let_all_go();
         }
         // What there was no room for is still mapped.
-        let doomed = self.state.get_mut().doom(ALL);
-        let _ = self.unmap_doomed(doomed, ALL, None);
+        let doomed = self.state.get_mut().doom(IovaRange::ALL);
+        let _ = self.unmap_doomed(doomed, IovaRange::ALL, None);
     }
 }
 
 impl<P: Pinner, L: RawMutex, const BATCH: usize> fmt::Debug for Container<P, L, BATCH> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Container").field("account", &self.account).finish_non_exhaustive()
+        let mut debug = f.debug_struct("Container");
+        debug.field("account", &self.account);
+        if let Some(all) = self.state.try_lock() {
+            debug
+                .field("domains", &all.domains.list.len())
+                .field("mappings", &all.tree.len())
+                .field("working", &all.working)
+                .field("quarantined", &all.quarantine.slots());
+        }
+        debug.finish_non_exhaustive()
     }
 }

@@ -20,7 +20,7 @@ use super::domains::{Attached, Domains, cover};
 use super::error::Error;
 use super::mapping::{Mapping, SlotState, Then, Vaddr, overlapping};
 use super::unmap::Unforgotten;
-use super::{ALL, Container, State};
+use super::{Container, State};
 use crate::addr::{Iova, UserAddr};
 use crate::iommu::{self, HardwareError};
 use crate::pin::{Dirty, Kind, Pinner, unpin_outputs};
@@ -120,6 +120,11 @@ impl Quarantine {
         for domain in &mut self.departed {
             let _ = Arc::get_mut(domain).map(|domain| domain.paging.let_go());
         }
+    }
+
+    /// How many slots are in quarantine.
+    pub(super) fn slots(&self) -> usize {
+        self.slots
     }
 
     /// A slot went into quarantine.
@@ -287,7 +292,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         let begun = self.begin(&mut all);
         drop(all);
         if let Ok(domains) = begun {
-            self.retry(&domains, ALL);
+            self.retry(&domains, IovaRange::ALL);
             drop(domains);
             self.state.lock().working -= 1;
             self.wake();

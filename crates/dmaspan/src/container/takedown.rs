@@ -8,7 +8,7 @@ use lock_api::RawMutex;
 use super::domains::{Domains, Gathers};
 use super::mapping::{BackingRun, Behind, Leaving, Mapping, SlotState, Then};
 use super::unmap::Unforgotten;
-use super::{ALL, Container, RANGES, State, unconfirmed};
+use super::{Container, RANGES, State, unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::DirtyBitmap;
 use crate::iommu::HardwareError;
@@ -126,7 +126,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 return false;
             }
             // What waits for hardware has all room: perhaps it answers again.
-            self.container.retry(self.domains, ALL);
+            self.container.retry(self.domains, IovaRange::ALL);
             asked = true;
         }
     }
@@ -383,10 +383,10 @@ impl<P: Pinner> State<P> {
             |slot: &super::mapping::MappingSlot<P>| !matches!(slot.state, SlotState::Emptied);
         let mut before = self.tree.range(..range.start()).rev();
         let before = before.find(|(_, slot)| full(slot)).map(|(_, slot)| slot.last);
-        let start = before.map_or(Some(ALL.start()), |last| last.checked_add(1))?;
+        let start = before.map_or(Some(IovaRange::ALL.start()), |last| last.checked_add(1))?;
         let behind = range.last().checked_add(1);
         let next = behind.and_then(|at| self.tree.range(at..).find(|(_, slot)| full(slot)));
-        let last = next.map_or(ALL.last(), |(start, _)| start.wrapping_add(u64::MAX));
+        let last = next.map_or(IovaRange::ALL.last(), |(start, _)| start.wrapping_add(u64::MAX));
         IovaRange::new(start, last)
     }
 }

@@ -10,7 +10,7 @@ use super::domains::Domains;
 use super::error::Error;
 use super::mapping::{Mapping, MappingSlot, SlotState, Then, Vaddr, overlapping};
 use super::takedown::Unmap;
-use super::{ALL, Container, State, Version};
+use super::{Container, State, Version};
 use crate::io_pgtable::DirtyBitmap;
 use crate::iommu::HardwareError;
 use crate::pin::Pinner;
@@ -131,8 +131,9 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     ///
     /// As for [`unmap`](Self::unmap).
     pub fn unmap_all(&self) -> Result<u64, Error<P::Error>> {
-        let doomed = self.announcing(ALL, || self.try_doom(&mut self.state.lock(), ALL))?;
-        self.unmap_doomed(doomed, ALL, None)
+        let doomed = self
+            .announcing(IovaRange::ALL, || self.try_doom(&mut self.state.lock(), IovaRange::ALL))?;
+        self.unmap_doomed(doomed, IovaRange::ALL, None)
     }
 
     /// Makes all mappings in `range` the caller's to take down, or none of them.

@@ -15,7 +15,7 @@ use super::error::Error;
 use super::map::iovas_of;
 use super::mapping::{Behind, Mapping, Pinned, RunCursor, SlotState, Vaddr, overlapping};
 use super::unmap::UnmapScope;
-use super::{ALL, Container, State};
+use super::{Container, State};
 use crate::account::{Account, Charge, OverLimit};
 use crate::addr::Iova;
 use crate::pin::{Kind, Pinner};
@@ -125,8 +125,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     pub fn invalidate_vaddr_all(&self) -> Result<u64, Error<P::Error>> {
         self.waiting(|| {
             let mut all = self.state.lock();
-            self.check_whole(&all, ALL)?;
-            all.invalidate(ALL)
+            self.check_whole(&all, IovaRange::ALL)?;
+            all.invalidate(IovaRange::ALL)
         })
     }
 

@@ -7,6 +7,7 @@ use super::bounce::{Bounce, BouncePool, NoPool};
 use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::raw::Records;
+use crate::label::{Caller, Label};
 use crate::lg2;
 use crate::platform::{Id, Identity};
 use crate::prot::Coherency;
@@ -58,6 +59,8 @@ pub struct DeviceConfig {
     pub coherency: Coherency,
     /// When its buffers are bounced.
     pub bounce: Bounce,
+    /// How observers of its domain and logs name it; nothing else depends on it.
+    pub name: Option<&'static str>,
 }
 
 impl DeviceConfig {
@@ -68,7 +71,14 @@ impl DeviceConfig {
             trust: Trust::Trusted,
             coherency: Coherency::Coherent,
             bounce: Bounce::AsNeeded,
+            name: None,
         }
+    }
+
+    /// The same device, with a name for [observers](crate::iommu::Observer) and logs.
+    #[must_use]
+    pub const fn named(self, name: &'static str) -> Self {
+        Self { name: Some(name), ..self }
     }
 }
 
@@ -204,6 +214,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[inline(always)]
     pub(super) fn is_direct(&self) -> bool {
         self.translation.direct_memory().is_some()
+    }
+
+    /// Who asks for what follows: the caller of whom this is called by.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn caller(&self) -> Caller {
+        Caller { device: self.config.name, label: Label::caller() }
     }
 
     /// What tells it from others.

@@ -12,6 +12,7 @@ use crate::io_pgtable::{Format, Retired, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
 use crate::iommu::iova::{self, Iovas, Request, Space};
 use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
+use crate::label::Caller;
 use crate::platform::Platform;
 use crate::promise::Promise;
 use crate::prot::Prot;
@@ -359,9 +360,11 @@ pub(super) fn map_into<T: Sealed>(
     translation: &T,
     iovas: Iovas,
     memory: T::Memory,
+    by: Caller,
     fill: impl FnOnce(&T, &T::Memory, IovaRange) -> Result<(), Error>,
 ) -> Result<(Iovas, T::Memory), Refused<T::Memory>> {
     let range = iovas.range();
+    translation.observe(&Event::Mapping { range, by });
     // Where a hook panics, a device may use it by then.
     let memory = ManuallyDrop::new(memory);
     let filled = fill(translation, &memory, range)

@@ -233,6 +233,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// [`Refused`], with nothing changed.
     #[inline]
+    #[track_caller]
     pub fn map_list(
         &self,
         memory: T::Memory,
@@ -271,6 +272,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// As [`map_single_with`](Self::map_single_with). Allocates where pieces are bounced, to keep
     /// their slots, and otherwise nothing.
+    #[track_caller]
     pub fn map_list_with(
         &self,
         memory: T::Memory,
@@ -437,6 +439,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// Maps what has IOVAs, in one range of them.
     #[inline(always)]
+    #[track_caller]
     fn place(
         &self,
         slots: &[Slots<B::Slot>],
@@ -469,7 +472,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 }
             }
         };
-        let (iovas, memory) = map_into(&*self.translation, iovas, memory, fill)?;
+        let by = self.caller();
+        let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, fill)?;
         Ok((Some(iovas), memory))
     }
 

@@ -12,6 +12,7 @@ use super::single::{Mapping, UnmapFailed, Unmapped, check_written};
 use super::sync::bytes;
 use crate::addr::DmaAddr;
 use crate::iommu::{Event, SyncFor};
+use crate::label::Caller;
 use crate::prot::Direction;
 use crate::sharded_map::ShardedMap;
 use crate::swiotlb::Fill;
@@ -107,6 +108,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Takes a lock; allocates nothing.
+    #[track_caller]
     pub fn from_raw(
         &self,
         addr: DmaAddr,
@@ -117,16 +119,18 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// The mapping at an address that `check` agrees to.
+    #[track_caller]
     fn take_raw(
         &self,
         addr: DmaAddr,
         len: u64,
         check: impl Fn(&Mapping<T, B>) -> Result<(), Error>,
     ) -> Result<Mapping<T, B>, Error> {
+        let by = self.caller();
         let removed = self.raw.remove_if(addr.get(), check);
         removed.unwrap_or(Err(Error::NotMapped { addr })).inspect_err(|_| {
             if let Some(range) = bytes(addr, 0, len) {
-                self.translation.observe(&Event::RefusedUnmap { range });
+                self.translation.observe(&Event::RefusedUnmap { range, by });
             }
         })
     }
@@ -141,6 +145,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// As [`from_raw`](Self::from_raw) and [`unmap`](Self::unmap): never fails for want of memory.
+    #[track_caller]
     pub fn unmap_raw(
         &self,
         addr: DmaAddr,
@@ -167,6 +172,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// As of [`unmap_raw`](Self::unmap_raw).
+    #[track_caller]
     pub fn unmap_raw_written(
         &self,
         addr: DmaAddr,
@@ -187,19 +193,20 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         addr: DmaAddr,
         (offset, len): (u64, u64),
         (turn, direction): (SyncFor, Direction),
+        by: Caller,
         sync: impl FnOnce(&Mapping<T, B>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let check = check(Bytes::Part(offset, len), direction);
         let synced = self.raw.look_if(addr.get(), check, sync);
         synced.unwrap_or(Err(Error::NotMapped { addr })).unwrap_or_else(|error| {
             let known = |mapping: &Mapping<T, B>| {
-                self.observe_sync(mapping, (offset, len), (turn, direction));
+                self.observe_sync(mapping, (offset, len), (turn, direction), by);
             };
             let any = |_: &Mapping<T, B>| Ok::<(), Error>(());
             if self.raw.look_if(addr.get(), any, known).is_none()
                 && let Some(range) = bytes(addr, offset, len)
             {
-                let event = Event::Sync { range, turn, direction, mapping: None };
+                let event = Event::Sync { range, turn, direction, mapping: None, by };
                 self.translation.observe(&event);
             }
             Err(error)
@@ -215,6 +222,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Holds a lock while it copies, so that the mapping cannot end meanwhile.
+    #[track_caller]
     pub fn sync_raw_for_cpu(
         &self,
         addr: DmaAddr,
@@ -222,8 +230,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        self.sync_raw(addr, (offset, len), (SyncFor::Cpu, direction), |mapping| {
-            self.sync_for_cpu(mapping, offset, len)
+        let by = self.caller();
+        self.sync_raw(addr, (offset, len), (SyncFor::Cpu, direction), by, |mapping| {
+            self.sync_single_for_cpu(mapping, (offset, len), by)
         })
     }
 
@@ -236,6 +245,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// As of [`sync_raw_for_cpu`](Self::sync_raw_for_cpu).
+    #[track_caller]
     pub fn sync_raw_for_device(
         &self,
         addr: DmaAddr,
@@ -243,8 +253,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         len: u64,
         direction: Direction,
     ) -> Result<(), Error> {
-        self.sync_raw(addr, (offset, len), (SyncFor::Device, direction), |mapping| {
-            self.sync_for_device(mapping, offset, len)
+        let by = self.caller();
+        self.sync_raw(addr, (offset, len), (SyncFor::Device, direction), by, |mapping| {
+            self.sync_single_for_device(mapping, (offset, len), by)
         })
     }
 }

@@ -21,7 +21,9 @@ use super::memory::{FromRegistered, Piece, Registered, Via};
 use super::single::Way;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::error::Errno;
+use crate::iommu::Event;
 use crate::iommu::iova::{self, Align, Iovas, Request};
+use crate::label::Caller;
 use crate::lg2;
 use crate::platform::Flag;
 use crate::promise::Promise;
@@ -171,12 +173,13 @@ where
     /// Allocates for as many segments as it makes; tables may be allocated. The end waits for
     /// hardware, in the context of whoever lets go of the last reference, and never fails for want
     /// of memory.
+    #[track_caller]
     pub fn map_buffer(
         &self,
         buffer: Arc<Buffer<PhysAddr>>,
         access: Prot,
     ) -> Result<Buffer<DmaAddr>, MapBufferError> {
-        let user = buffer.user();
+        let (user, by) = (buffer.user(), self.caller());
         let access = access & Prot::READ_WRITE;
         let direction = check_access(&buffer, access)?;
         if self.config.coherency == Coherency::NonCoherent {
@@ -201,7 +204,7 @@ where
             };
             let prot = self.prot(Via::Memory, direction, Privilege::Any);
             let memory = T::Memory::from_registered(Registered::new(Arc::clone(&buffer)));
-            let mapped = map_into(&*self.translation, iovas, memory, |translation, _, _| {
+            let mapped = map_into(&*self.translation, iovas, memory, by, |translation, _, _| {
                 self.fill_buffer(translation, &buffer, base, prot)
             });
             let (iovas, memory) = mapped.map_err(|refused| map(refused.error))?;
@@ -209,7 +212,7 @@ where
         };
         let mapped = segments.len();
         let held = Mutex::new(Some((iovas, ManuallyDrop::new(memory))));
-        let keep = Box::new(MappedBuffer { translation: Arc::clone(&self.translation), held });
+        let keep = Box::new(MappedBuffer { translation: Arc::clone(&self.translation), by, held });
         // As long as the buffer, whose length is that of what was registered.
         let (addr, len) = (DmaAddr::default(), mapped);
         Buffer::kept(segments, user, access, keep)
@@ -368,6 +371,8 @@ fn joined(
 /// What a mapped buffer keeps. Dropped without an end it leaks the memory: a device may use it.
 struct MappedBuffer<T: Translation> {
     translation: Arc<T>,
+    /// Who mapped it, and is named when it ends.
+    by: Caller,
     /// In a lock as memory need not be `Sync`; it is never waited for. There are no IOVAs where
     /// nothing is translated.
     held: Mutex<Flag, Option<MappedMemory<T::Memory>>>,
@@ -382,6 +387,8 @@ impl<T: Translation> Keep<DmaAddr> for MappedBuffer<T> {
         match iovas {
             // Where it fails, the domain has the memory.
             Some(iovas) => {
+                let range = iovas.range();
+                self.translation.observe(&Event::Unmapping { range, by: self.by });
                 drop(self.translation.unmap(Promise::kept(), iovas, memory, Flush::Strict))
             }
             None => drop(memory),

@@ -17,6 +17,7 @@ use super::memory::{DmaMemory, Piece, Via};
 use super::single::{Refused, Way};
 use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
+use crate::iommu::Event;
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Id;
@@ -262,6 +263,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Takes no lock itself. Page tables may be allocated; hardware is not told.
+    #[track_caller]
     pub fn link(
         &self,
         reservation: &mut Reservation<T, B>,
@@ -274,6 +276,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         let Placed { at, range, piece, slots } = placed;
         let prot = self.prot(piece.via, reservation.direction, Privilege::Any);
+        self.translation.observe(&Event::Mapping { range, by: self.caller() });
         // Where a hook panics, a device may use it by then.
         let link = ManuallyDrop::new(Link { range, offset, len: piece.span.len(), memory, slots });
         let mapped = self.map_granules(range.start(), piece.span, link.slots.as_ref(), prot);
@@ -336,6 +339,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Waits for hardware. Allocates nothing.
+    #[track_caller]
     pub fn unlink(
         &self,
         reservation: &mut Reservation<T, B>,
@@ -368,13 +372,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Waits for hardware. Allocates nothing.
+    #[track_caller]
     pub fn destroy(
         &self,
         mut reservation: Reservation<T, B>,
         mut release: impl FnMut(T::Memory),
     ) -> Result<(), DestroyFailed<T, B>> {
         // All of the range, for the tables in it: unlinked pieces left them empty.
-        let ended = self.own(&reservation).and_then(|range| self.settle(&mut reservation, range));
+        let ended = match self.own(&reservation) {
+            Ok(range) => self.settle(&mut reservation, range),
+            Err(error) => Err(error),
+        };
         if let Err(error) = ended {
             return Err(DestroyFailed { error, reservation });
         }
@@ -388,7 +396,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// Makes hardware forget `range`, and what an earlier failure left.
+    #[track_caller]
     fn settle(&self, reservation: &mut Reservation<T, B>, range: IovaRange) -> Result<(), Error> {
+        self.translation.observe(&Event::Unmapping { range, by: self.caller() });
         if let Err(error) = self.translation.unlink(Promise::kept(), range) {
             reservation.settled = Settled::No;
             return Err(error);

@@ -63,6 +63,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// As [`map_single_with`](Self::map_single_with), and waits for hardware at the end.
+    #[track_caller]
     pub fn with_mapped<R>(
         &self,
         memory: T::Memory,
@@ -82,7 +83,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let addr = mapping.addr();
         let mut scope = Scope { device: self, mapping: Some(mapping) };
         let result = scope.mapping.as_ref().map(run);
-        let unmapped = scope.mapping.take().map(|mapping| self.unmap(mapping));
+        #[expect(clippy::manual_map, reason = "a closure would be the caller that is named")]
+        let unmapped = match scope.mapping.take() {
+            Some(mapping) => Some(self.unmap(mapping)),
+            None => None,
+        };
         match (unmapped, result) {
             (Some(Ok(Unmapped::Released(memory))), Some(result)) => Ok((memory, result)),
             (Some(Err(UnmapFailed { error, .. })), result) => {

@@ -11,6 +11,7 @@ use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
+use crate::iommu::Event;
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::Id;
@@ -123,6 +124,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// [`Refused`], with nothing changed.
     #[inline]
+    #[track_caller]
     pub fn map_single(
         &self,
         memory: T::Memory,
@@ -148,6 +150,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// Takes no lock and allocates nothing itself; the pool, the IOVAs and the tables may.
     #[inline]
+    #[track_caller]
     pub fn map_single_with(
         &self,
         memory: T::Memory,
@@ -182,8 +185,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
+        let by = self.caller();
         let (iovas, memory) =
-            map_into(&*self.translation, iovas, memory, |translation, _, range| {
+            map_into(&*self.translation, iovas, memory, by, |translation, _, range| {
                 translation.map(Promise::kept(), range.start(), &[whole], prot)
             })?;
         Ok(Mapping {
@@ -213,6 +217,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// As [`map_single_with`](Self::map_single_with); and it never fails for want of memory.
     #[inline]
+    #[track_caller]
     pub fn unmap(&self, mapping: Mapping<T, B>) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
         // One branch for both.
         if (mapping.device != self.id()) | (mapping.fill == Fill::Overwritten) {
@@ -262,6 +267,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// As [`unmap`](Self::unmap).
+    #[track_caller]
     pub fn unmap_written(
         &self,
         mapping: Mapping<T, B>,
@@ -290,6 +296,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// Ends a mapping of this device, of which so many bytes are to be seen by the CPU.
     #[inline(always)]
+    #[track_caller]
     fn end(
         &self,
         mut mapping: Mapping<T, B>,
@@ -301,6 +308,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.finish(&mut mapping, &memory, written);
             return Ok(Unmapped::Released(memory));
         };
+        self.translation.observe(&Event::Unmapping { range: iovas.range(), by: self.caller() });
         // Where a hook panics, a device may still use it.
         let memory = ManuallyDrop::new(memory);
         if mapping.flush == Flush::Lazy {
@@ -379,6 +387,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// Maps memory by way of slots.
     #[cold]
+    #[track_caller]
     fn map_bounced(
         &self,
         piece: Piece,
@@ -415,6 +424,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// Maps slots, and the part of the piece that lies between them.
+    #[track_caller]
     fn place_bounced(
         &self,
         piece: Piece,
@@ -434,7 +444,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let (iovas, memory) = map_into(&*self.translation, iovas, memory, |_, _, range| {
+        let by = self.caller();
+        let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, |_, _, range| {
             self.map_granules(range.start(), piece.span, Some(slots), prot)
         })?;
         Ok((DmaAddr::new(iovas.range().start().get() + offset), iovas, memory))

@@ -16,6 +16,7 @@ use super::single::Mapping;
 use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::{Event, SyncFor};
+use crate::label::Caller;
 use crate::platform::Platform as _;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
@@ -37,13 +38,25 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// The device does not write the bytes until they are handed back to it.
     #[inline]
+    #[track_caller]
     pub fn sync_for_cpu(
         &self,
         mapping: &Mapping<T, B>,
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
-        self.observe_sync(mapping, (offset, len), (SyncFor::Cpu, mapping.direction));
+        self.sync_single_for_cpu(mapping, (offset, len), self.caller())
+    }
+
+    /// The same for this caller.
+    #[inline(always)]
+    pub(super) fn sync_single_for_cpu(
+        &self,
+        mapping: &Mapping<T, B>,
+        (offset, len): (u64, u64),
+        by: Caller,
+    ) -> Result<(), Error> {
+        self.observe_sync(mapping, (offset, len), (SyncFor::Cpu, mapping.direction), by);
         if let Some(piece) = self.synced_piece(mapping, offset, len)? {
             self.part_for_cpu(piece, mapping.slots.as_ref(), mapping.direction, offset, len);
         }
@@ -62,13 +75,25 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// The CPU does not write the bytes until they are handed back to it.
     #[inline]
+    #[track_caller]
     pub fn sync_for_device(
         &self,
         mapping: &Mapping<T, B>,
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {
-        self.observe_sync(mapping, (offset, len), (SyncFor::Device, mapping.direction));
+        self.sync_single_for_device(mapping, (offset, len), self.caller())
+    }
+
+    /// The same for this caller.
+    #[inline(always)]
+    pub(super) fn sync_single_for_device(
+        &self,
+        mapping: &Mapping<T, B>,
+        (offset, len): (u64, u64),
+        by: Caller,
+    ) -> Result<(), Error> {
+        self.observe_sync(mapping, (offset, len), (SyncFor::Device, mapping.direction), by);
         if let Some(piece) = self.synced_piece(mapping, offset, len)? {
             self.part_for_device(piece, mapping.slots.as_ref(), mapping.direction, offset, len);
         }
@@ -83,13 +108,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         mapping: &Mapping<T, B>,
         (offset, len): (u64, u64),
         (turn, direction): (SyncFor, Direction),
+        by: Caller,
     ) {
         let addr = mapping.addr;
         if mapping.iovas.is_some()
             && let Some(range) = bytes(addr, offset, len)
         {
             let mapping = bytes(addr, 0, mapping.len).map(|of| (of, mapping.direction));
-            self.translation.observe(&Event::Sync { range, turn, direction, mapping });
+            self.translation.observe(&Event::Sync { range, turn, direction, mapping, by });
         }
     }
 

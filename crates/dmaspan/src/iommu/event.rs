@@ -1,6 +1,7 @@
 //! An observer of a domain is told these events. The sanitizer of `dmaspan-sim` is one.
 
 use super::ops::Tables;
+use crate::label::Caller;
 use crate::prot::{Direction, Prot};
 use crate::range::IovaRange;
 use crate::span::Span;
@@ -19,6 +20,22 @@ pub enum SyncFor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
+    /// A driver asked to map in these IOVAs, which it was given for that. Said by the thread that
+    /// maps before the tables change, and so also of a map that fails then.
+    Mapping {
+        /// All of the IOVAs, in whole granules.
+        range: IovaRange,
+        /// Who asked.
+        by: Caller,
+    },
+    /// A driver asked to unmap what is mapped in these IOVAs. Said by the thread that unmaps before
+    /// the tables change.
+    Unmapping {
+        /// The IOVAs, in whole granules.
+        range: IovaRange,
+        /// Who asked.
+        by: Caller,
+    },
     /// Translations were written. Said before [`sync_map`](super::IommuOps::sync_map) and before
     /// anybody is given the IOVAs.
     Mapped {
@@ -60,10 +77,14 @@ pub enum Event<'a> {
         direction: Direction,
         /// The bytes and the direction of the mapping; `None` where there is none.
         mapping: Option<(IovaRange, Direction)>,
+        /// Who asked.
+        by: Caller,
     },
     /// An unmap was refused, and nothing changed: no mapping is known by this address and length.
     RefusedUnmap {
         /// What was named.
         range: IovaRange,
+        /// Who asked.
+        by: Caller,
     },
 }

@@ -82,7 +82,9 @@ mod fault;
 pub mod flush_queue;
 mod gather;
 pub mod iova;
+mod observer;
 mod ops;
+mod recorder;
 mod reserved;
 mod rewrite;
 
@@ -97,5 +99,7 @@ pub use fault::{
     FaultAccess, FaultHandler, FaultHook, FaultReason, FaultReport, FaultResponse, FaultState,
 };
 pub use gather::{Gather, SyncFailed, Synced};
+pub use observer::{Observed, Observer};
 pub use ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+pub use recorder::{MappedBy, Recorder};
 pub use reserved::{RegionKind, Relaxable, ReservedRegion, ReservedRegionError, ReservedRegions};

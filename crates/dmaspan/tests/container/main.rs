@@ -17,6 +17,7 @@ mod failures;
 mod hooked;
 mod info;
 mod interrupted;
+mod listing;
 mod mappings;
 mod pfnmap;
 mod precedence;

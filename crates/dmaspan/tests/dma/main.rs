@@ -11,6 +11,7 @@ mod flush_queue;
 mod growth;
 mod iova;
 mod list;
+mod observed;
 mod pool;
 mod random;
 mod raw;

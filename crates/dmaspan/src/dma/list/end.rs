@@ -12,6 +12,7 @@ use crate::dma::error::Error;
 use crate::dma::memory::{DmaMemory, Piece};
 use crate::dma::single::{Unmapped, check_written};
 use crate::dma::slots::Slots;
+use crate::iommu::Event;
 use crate::promise::Promise;
 use crate::prot::Direction;
 use crate::swiotlb::Fill;
@@ -31,6 +32,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// As [`unmap`](Self::unmap).
+    #[track_caller]
     pub fn unmap_list(
         &self,
         mapping: ListMapping<T, B>,
@@ -56,6 +58,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// As [`unmap`](Self::unmap).
+    #[track_caller]
     pub fn unmap_list_written(
         &self,
         mapping: ListMapping<T, B>,
@@ -71,6 +74,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// Ends a mapping of this device, of which so many bytes are to be seen by the CPU.
     #[inline(always)]
+    #[track_caller]
     fn end_list(
         &self,
         mut mapping: ListMapping<T, B>,
@@ -82,6 +86,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.finish_list(&mut mapping, memory.pieces(), written);
             return Ok(Unmapped::Released(memory));
         };
+        self.translation.observe(&Event::Unmapping { range: iovas.range(), by: self.caller() });
         // Where a hook panics, a device may still use it.
         let memory = ManuallyDrop::new(memory);
         if mapping.flush == Flush::Lazy {

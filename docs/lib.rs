@@ -8,7 +8,12 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The example of writing_a_format.md.
+/// The example of how to add a page-table format.
 #[cfg(doctest)]
-#[doc = include_str!("writing_a_format.md")]
-struct WritingAFormat;
+#[doc = include_str!("src/adding/format.md")]
+struct AddingAFormat;
+
+/// The examples of the guide for kernels.
+#[cfg(doctest)]
+#[doc = include_str!("src/guides/kernel.md")]
+struct Kernel;

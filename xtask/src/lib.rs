@@ -5,8 +5,10 @@
 //! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
 //! violation. [`hw`] runs the tests against QEMU's IOMMUs, [`guest`] boots kernels with VFIO and
 //! runs dmaspan in them, [`msrv`] and [`package`] prove that others can build what is published,
-//! [`peers`] compares dmaspan with Linux's own page tables, and [`lines`] counts lines of code.
+//! [`peers`] compares dmaspan with Linux's own page tables, [`lines`] counts lines of code,
+//! [`book`] builds the book, and [`picture`] draws the picture in it.
 
+pub mod book;
 pub mod ci;
 mod debian;
 pub mod guest;
@@ -17,6 +19,7 @@ pub mod msrv;
 pub mod no_std;
 pub mod package;
 pub mod peers;
+pub mod picture;
 pub mod problem;
 pub mod published;
 pub mod report;

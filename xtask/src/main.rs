@@ -1,11 +1,13 @@
-//! `cargo xtask tidy | lines | no-std | msrv | package | ci | hw | guest | peers`.
+//! `cargo xtask tidy | lines | no-std | msrv | package | book | picture | ci | hw | guest | peers`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use xtask::problem::Problem;
 use xtask::tree::Tree;
-use xtask::{Checked, Outcome, ci, guest, hw, lines, msrv, no_std, package, peers, tidy};
+use xtask::{
+    Checked, Outcome, book, ci, guest, hw, lines, msrv, no_std, package, peers, picture, tidy,
+};
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -19,10 +21,15 @@ usage: cargo xtask <command>
           they state, by rustup
   package package the workspace, and prove that what is published builds and
           passes the examples of its documentation once it is unpacked
+  book    build the book in docs/ and look for dead links in it; mdBook is put
+          into the target directory where it is not installed
+  picture [FILE]
+          draw the README's picture from rows of `peers --format json`: those of
+          the file, or those in docs/
   ci [--full] [CHECK...]
           check everything that must hold before a change lands, or only the
           checks that are named, in their quick form; --full runs them at full
-          length: every command of the README as it stands there, soaks of ten
+          length: every command of README and book as it stands, soaks of ten
           million operations, and fifty times the tests that count, on a busy
           machine
   hw [--install] [-- ARGUMENTS OF CARGO TEST]
@@ -53,7 +60,9 @@ usage: cargo xtask <command>
           time, a network; xtask/peers/README.md says more
   peers --bytes [--seed N] [--configurations N] [--work DIR] [--case SUBSTRING]
           compare the tables themselves, entry by entry, after the same random
-          operations; a difference that is not in the README's list fails";
+          operations; a difference that is not in the README's list fails
+  peers --findings [--work DIR]
+          show what was found in Linux's page tables, by their own code";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -67,6 +76,9 @@ fn main() -> ExitCode {
         ["no-std"] => ended("no-std", no_std::check()),
         ["package"] => ended("package", package::check()),
         ["msrv"] => ended("msrv", msrv::check()),
+        ["book"] => ended("book", book::check()),
+        ["picture"] => ended("picture", picture::draw(None)),
+        ["picture", file] if !file.starts_with('-') => ended("picture", picture::draw(Some(file))),
         ["ci", "--full", names @ ..] => run_ci(ci::Extent::Full, names),
         ["ci", names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {
             run_ci(ci::Extent::Quick, names)

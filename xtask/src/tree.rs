@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use crate::lexer::{self, Lexed};
 
@@ -91,4 +91,17 @@ fn read_directory(directory: &Path, prefix: &str, files: &mut Vec<File>) -> io::
         }
     }
     Ok(())
+}
+
+/// A path without `.` and `..`.
+pub(crate) fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if normal.file_name().is_some() => drop(normal.pop()),
+            part => normal.push(part),
+        }
+    }
+    normal
 }

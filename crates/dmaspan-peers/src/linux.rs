@@ -34,6 +34,8 @@ pub(crate) enum Request {
     Dirty = 9,
     /// The table's end.
     Close = 10,
+    /// Where an address leads.
+    Translate = 11,
 }
 
 /// The formats, by their numbers there: those of `enum io_pgtable_fmt`, then generic_pt's.
@@ -266,6 +268,12 @@ impl Linux {
         let words = self.must(Request::Dirty, &[iova, bytes, marks as u64])?;
         let (pairs, _) = words.as_chunks::<2>();
         Ok(pairs.iter().map(|&[iova, bytes]| (iova, bytes)).collect())
+    }
+
+    /// Where an address leads, by `iova_to_phys` of io-pgtable; words of the stack below the call
+    /// are `stack` before.
+    pub(crate) fn translate(&mut self, iova: u64, stack: u64) -> Result<u64, String> {
+        Ok(self.must(Request::Translate, &[iova, stack])?.first().copied().unwrap_or(0))
     }
 
     /// Ends the table, and returns how many pages of tables Linux has left.

@@ -4,10 +4,13 @@
 //! `xtask/peers/build.sh` made of Linux's page tables, and dmaspan, to do the same, and compares
 //! the tables entry by entry. `cargo xtask peers --bytes` builds and runs both;
 //! `xtask/peers/README.md` has the method and the list of differences.
+//!
+//! `dmaspan-peers SERVER --findings` shows what was found in Linux's tables.
 
 mod choose;
 mod compare;
 mod differences;
+mod findings;
 mod formats;
 mod linux;
 mod memory;
@@ -37,6 +40,8 @@ struct Options {
     seed: u64,
     configurations: u64,
     case: String,
+    /// Show what was found, and compare nothing.
+    findings: bool,
 }
 
 fn main() -> ExitCode {
@@ -47,7 +52,12 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match compare_all(&options) {
+    let done = if options.findings {
+        findings::show(&options.server).map(|()| false)
+    } else {
+        compare_all(&options)
+    };
+    match done {
         Ok(failed) if !failed => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -59,8 +69,13 @@ fn main() -> ExitCode {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
     let server = arguments.next().ok_or("the program of Linux's page tables is missing")?.into();
-    let mut options = Options { server, seed: 1, configurations: 5200, case: String::new() };
+    let case = String::new();
+    let mut options = Options { server, seed: 1, configurations: 5200, case, findings: false };
     while let Some(name) = arguments.next() {
+        if name == "--findings" {
+            options.findings = true;
+            continue;
+        }
         let value = arguments.next().ok_or(format!("`{name}` needs a value behind it"))?;
         let number = || value.parse().map_err(|_| format!("`{value}` is no number"));
         match name.as_str() {

@@ -27,6 +27,7 @@ enum request {
 	POKE,		/* as hardware does: paddr, bytes, value */
 	DIRTY,		/* iova, bytes, flags; replies pairs of iova and bytes */
 	CLOSE,		/* replies how many pages of tables are left */
+	TRANSLATE,	/* through io-pgtable: iova, what the stack has; replies paddr */
 };
 
 /* formats: what comes before FIRST_PT is an enum io_pgtable_fmt */
@@ -354,6 +355,24 @@ static s64 do_dirty(unsigned long iova, size_t size, unsigned long flags)
 	}
 }
 
+/* leaves a word all over the stack that the next call will use */
+static __attribute__((__noinline__)) void fill_stack(u64 word)
+{
+	volatile u64 words[256];
+
+	for (size_t i = 0; i < ARRAY_SIZE(words); i++)
+		words[i] = word;
+}
+
+static s64 do_translate(u64 iova, u64 stack)
+{
+	if (!table.ops)
+		return -EOPNOTSUPP;
+	fill_stack(stack);
+	reply(table.ops->iova_to_phys(table.ops, iova));
+	return 0;
+}
+
 static s64 do_read(bool hardware, size_t bytes, const u64 *tables, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -385,7 +404,7 @@ static s64 serve(u64 what, size_t n)
 	static const u8 least[] = {
 		[OPEN] = sizeof(struct config) / 8, [SIZES] = 1, [MAP] = 4, [MAP_PAGES] = 5,
 		[UNMAP] = 2, [UNMAP_PAGES] = 3, [ROOT] = 0, [READ] = 2, [POKE] = 3, [DIRTY] = 3,
-		[CLOSE] = 0,
+		[CLOSE] = 0, [TRANSLATE] = 2,
 	};
 
 	if (what >= ARRAY_SIZE(least) || n < least[what] || (what == OPEN) == table.open)
@@ -415,6 +434,8 @@ static s64 serve(u64 what, size_t n)
 		return do_dirty(in[0], in[1], in[2]);
 	case CLOSE:
 		return do_close();
+	case TRANSLATE:
+		return do_translate(in[0], in[1]);
 	}
 	return -EINVAL;
 }

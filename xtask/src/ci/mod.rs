@@ -1,6 +1,6 @@
 //! `cargo xtask ci` checks in one command everything that must hold before a change lands.
 
-mod readme;
+mod commands;
 mod repeated;
 
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use std::{fs, io};
 
 use Extent::{Full, Quick};
 
-use crate::{Checked, Outcome, cargo, guest, hw, msrv, no_std, package, report};
+use crate::{Checked, Outcome, book, cargo, guest, hw, msrv, no_std, package, report};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +38,11 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 15] = [
+const CHECKS: [Check; 16] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
+    quick("book: cargo xtask book", |_| book::check()),
     quick("tests: cargo test --workspace --exclude dmaspan-qemu", |_| tests()),
     quick("hardware: cargo xtask hw", |_| hardware()),
     quick("guests: cargo xtask guest", |_| guest::run(&guest::Options::parse(&[])?)),
@@ -52,7 +53,7 @@ const CHECKS: [Check; 15] = [
     quick("packages: cargo xtask package", |_| package::check()),
     quick("dependencies: cargo deny check licenses bans sources", |_| dependencies()),
     quick("main job: cargo run --release -q -- map 256M --runs 1 --format json", |_| main_job()),
-    quick("commands: those of README.md", |extent| failures(&readme::run(extent))),
+    quick("commands: those of README.md and the book", |extent| failures(&commands::run(extent))),
     full("repeated: tests that count, fifty times beside two busy loops", |_| {
         failures(&repeated::run())
     }),
@@ -115,7 +116,7 @@ pub fn run(extent: Extent, names: &[&str]) -> Result<bool, String> {
 }
 
 /// Runs commands one after the other, until one fails.
-fn commands<const N: usize>(commands: [&mut Command; N]) -> Checked {
+fn run_all<const N: usize>(commands: [&mut Command; N]) -> Checked {
     commands.into_iter().try_for_each(crate::run).map(|()| Outcome::Passed)
 }
 
@@ -136,7 +137,7 @@ fn quietly(command: &mut Command) -> Result<(), String> {
 }
 
 fn formatting() -> Checked {
-    commands([
+    run_all([
         &mut cargo(&["fmt", "--all", "--check"]),
         &mut cargo(&["fmt", "--manifest-path", NO_STD, "--check"]),
         &mut cargo(&["fmt", "--manifest-path", FUZZ, "--check"]),
@@ -145,12 +146,12 @@ fn formatting() -> Checked {
 
 /// Benchmarks are compiled here as well.
 fn lints() -> Checked {
-    commands([&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])])
+    run_all([&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])])
 }
 
 fn documentation() -> Checked {
     let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
-    commands([doc.env("RUSTDOCFLAGS", "-D warnings")])
+    run_all([doc.env("RUSTDOCFLAGS", "-D warnings")])
 }
 
 /// `cargo test --workspace` without what [`hardware`] runs. Examples that must not compile have to
@@ -159,7 +160,7 @@ fn tests() -> Checked {
     let rustdoc = rustdoc_with_error_codes();
     let rustdoc = rustdoc.map_err(|error| format!("no script for rustdoc: {error}"))?;
     let mut test = cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"]);
-    commands([test.env("RUSTDOC", rustdoc)])
+    run_all([test.env("RUSTDOC", rustdoc)])
 }
 
 /// A script that is rustdoc with unstable features: for cargo and all that it builds nothing
@@ -175,16 +176,16 @@ fn rustdoc_with_error_codes() -> io::Result<PathBuf> {
 /// failure is the environment's to say.
 fn hardware() -> Checked {
     match hw::ready() {
-        Ok(folder) => commands([&mut hw::tests(&folder)]),
+        Ok(folder) => run_all([&mut hw::tests(&folder)]),
         Err(reason) if hw::is_required() => Err(reason),
-        Err(reason) => commands([&mut hw::tests_without_qemu()]).map(|_| Outcome::Skipped(reason)),
+        Err(reason) => run_all([&mut hw::tests_without_qemu()]).map(|_| Outcome::Skipped(reason)),
     }
 }
 
 /// `cargo test` has a short one of each.
 fn soak() -> Checked {
     let mut test = cargo(&["test", "--release", "-p", "dmaspan", "--test", "simulation", "soak"]);
-    commands([test.env("DMASPAN_SOAK", "10000000")])
+    run_all([test.env("DMASPAN_SOAK", "10000000")])
 }
 
 /// The core with loom's atomics in a target directory of its own: everything is built anew for the
@@ -194,7 +195,7 @@ fn interleavings() -> Checked {
     let target = crate::target_directory().join("loom");
     // Unoptimised, the models need more stack than loom gives their threads.
     test.arg(target).env("RUSTFLAGS", "--cfg loom").env("CARGO_PROFILE_TEST_OPT_LEVEL", "1");
-    commands([&mut test])
+    run_all([&mut test])
 }
 
 fn dependencies() -> Checked {
@@ -203,7 +204,7 @@ fn dependencies() -> Checked {
         let how = "https://github.com/EmbarkStudios/cargo-deny says how to install it";
         return Ok(Outcome::Skipped(format!("cargo-deny is not installed; {how}")));
     }
-    commands([&mut cargo(&["deny", "check", "licenses", "bans", "sources"])])
+    run_all([&mut cargo(&["deny", "check", "licenses", "bans", "sources"])])
 }
 
 fn main_job() -> Checked {

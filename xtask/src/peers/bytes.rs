@@ -18,6 +18,9 @@ pub(super) fn run(options: &Options) -> Checked {
     let program = build_program(&["-p", COMPARISON], COMPARISON)?;
     let mut command = Command::new(&program);
     command.arg(options.work.join("bytes/bytes")).args(["--case", &options.case]);
+    if options.findings {
+        command.arg("--findings");
+    }
     if let Some(seed) = options.seed {
         command.args(["--seed", &seed.to_string()]);
     }

@@ -46,6 +46,8 @@ pub struct Options {
     pub case: String,
     /// Whether tables are compared, and not times.
     pub bytes: bool,
+    /// Whether only what was found in Linux's tables is shown.
+    pub findings: bool,
     /// Which random operations tables are compared after.
     pub seed: Option<u64>,
     /// How many random configurations there are, all formats together.
@@ -65,14 +67,16 @@ impl Options {
             output: Output::Table,
             case: String::new(),
             bytes: false,
+            findings: false,
             seed: None,
             configurations: None,
         };
         let mut timing = None;
         let mut arguments = arguments.iter();
         while let Some(&name) = arguments.next() {
-            if name == "--bytes" {
+            if matches!(name, "--bytes" | "--findings") {
                 options.bytes = true;
+                options.findings |= name == "--findings";
                 continue;
             }
             if matches!(name, "--runs" | "--format") {
@@ -254,6 +258,7 @@ mod tests {
             output: Output::Json,
             case: "lpae/4k".into(),
             bytes: false,
+            findings: false,
             seed: None,
             configurations: None,
         };

@@ -1,12 +1,14 @@
 //! These rules say what the documents must contain.
 
+use std::path::Path;
+
 use super::manifests;
 use crate::problem::Problem;
-use crate::tree::Tree;
+use crate::tree::{File, Tree, normal};
 
 const MANIFEST: &str = "Cargo.toml";
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
-pub(super) const GLOSSARY: &str = "docs/glossary.md";
+pub(super) const GLOSSARY: &str = "docs/src/glossary.md";
 const TERMS: usize = 40;
 
 /// Finds dependencies of the workspace without a word in the architecture about why they are there.
@@ -67,6 +69,41 @@ pub fn glossary(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
+/// Finds links of documents to files that are not there. Addresses of other machines and places in
+/// a page are not looked at.
+pub fn links(tree: &Tree) -> Vec<Problem> {
+    let documents = tree.files().iter().filter(|file| file.path.ends_with(".md"));
+    documents.flat_map(|file| dead(tree, file)).collect()
+}
+
+fn dead(tree: &Tree, document: &File) -> Vec<Problem> {
+    let folder = Path::new(&document.path).parent().unwrap_or(Path::new(""));
+    let mut problems = Vec::new();
+    let mut is_code = false;
+    for (number, line) in (1..).zip(document.text.lines()) {
+        is_code ^= line.starts_with("```");
+        // What stands between backticks is code as well.
+        let text: String = line.split('`').step_by(2).collect();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let path = link.split('#').next().unwrap_or_default();
+            if is_code || path.is_empty() || path.contains("://") {
+                continue;
+            }
+            let target = normal(&folder.join(path));
+            let target = target.to_string_lossy();
+            let is_there = |path: &str| {
+                path.strip_prefix(&*target)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            };
+            if !tree.files().iter().any(|file| is_there(&file.path)) {
+                let what = format!("leads to {target}, which is not there; mend the link");
+                problems.push(Problem::new(&document.path, number, what));
+            }
+        }
+    }
+    problems
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,7 +136,7 @@ x = 1
 
     #[test]
     fn a_long_or_unsorted_glossary_is_found() {
-        let found = |text: &str| glossary(&Tree::of(&[("docs/glossary.md", text)]));
+        let found = |text: &str| glossary(&Tree::of(&[("docs/src/glossary.md", text)]));
         let terms = |count: usize| (0..count).map(|n| format!("- **term {n:02}**: x\n")).collect();
         let (most, more): (String, String) = (terms(TERMS), terms(TERMS + 1));
         assert!(found(&most).is_empty());
@@ -107,5 +144,16 @@ x = 1
         assert_eq!(found("no terms").len(), 1);
         assert_eq!(found("- **b**: x\n- **a**: x\n")[0].line, 2);
         assert_eq!(found("- **a**: x\n- **A**: y\n").len(), 1);
+    }
+
+    #[test]
+    fn links_to_files_that_are_not_there_are_found() {
+        let text = "[a](b/c.md#d) [b](b) [e](../f.svg)\n[g](https://h/i) [j](#k) `[l](m)`\n\
+                    ```\n[n](o)\n```\n[p](../q.md)\n";
+        let tree = Tree::of(&[("r/s.md", text), ("r/b/c.md", ""), ("f.svg", "")]);
+        let problems = links(&tree);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert_eq!((problems[0].path.as_str(), problems[0].line), ("r/s.md", 6));
+        assert!(problems[0].what.starts_with("leads to q.md,"), "{problems:?}");
     }
 }

@@ -22,7 +22,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 14] = [
+pub const RULES: [Rule; 15] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -34,6 +34,7 @@ pub const RULES: [Rule; 14] = [
     errors::growth,
     documents::dependencies,
     documents::glossary,
+    documents::links,
     manifests::lints,
     names::duplicates,
     names::words,

@@ -158,7 +158,7 @@ mod tests {
             let tree = Tree::of(&[
                 ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n"),
                 ("crates/a/src/lib.rs", text),
-                ("docs/glossary.md", "- **grubble**: x\n- **stream wibble**: y\n"),
+                ("docs/src/glossary.md", "- **grubble**: x\n- **stream wibble**: y\n"),
             ]);
             words(&tree).len()
         };

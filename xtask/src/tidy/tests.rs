@@ -77,3 +77,8 @@ fn no_two_public_types_have_one_name() {
 fn every_word_of_a_public_type_is_plain_or_explained() {
     holds(names::words);
 }
+
+#[test]
+fn every_link_of_the_documents_leads_to_a_file() {
+    holds(documents::links);
+}

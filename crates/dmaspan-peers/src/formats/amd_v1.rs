@@ -10,7 +10,7 @@ use crate::linux::{Config, Kind};
 
 /// `PT_FEAT_DYNAMIC_TOP`, `PT_FEAT_AMDV1_ENCRYPT_TABLES` and `PT_FEAT_AMDV1_FORCE_COHERENCE`, which
 /// Linux's tables always have, and `PT_FEAT_FLUSH_RANGE`.
-const FEATURES: u64 = 1 << 2 | 1 << 7 | 1 << 8 | 1 << 4;
+pub(crate) const FEATURES: u64 = 1 << 2 | 1 << 7 | 1 << 8 | 1 << 4;
 /// FC of a leaf, and A.
 const FORCE_COHERENT: u64 = 1 << 60;
 const ACCESSED: u64 = 1 << 5;

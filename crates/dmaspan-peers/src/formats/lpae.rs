@@ -11,7 +11,7 @@ use crate::differences::{Difference, Expected, Met};
 use crate::linux::Kind;
 
 /// `IO_PGTABLE_QUIRK_ARM_TTBR1`.
-const TTBR1: u64 = 1 << 5;
+pub(crate) const TTBR1: u64 = 1 << 5;
 /// `IO_PGTABLE_QUIRK_ARM_OUTER_WBWA`.
 const OUTER_WBWA: u64 = 1 << 6;
 /// `IO_PGTABLE_QUIRK_ARM_HD`.
@@ -19,7 +19,7 @@ const HARDWARE_DIRTY: u64 = 1 << 7;
 /// `IO_PGTABLE_QUIRK_ARM_S2FWB`.
 const FORCED: u64 = 1 << 8;
 /// `IO_PGTABLE_QUIRK_NO_WARN`.
-pub(super) const NO_WARN: u64 = 1 << 9;
+pub(crate) const NO_WARN: u64 = 1 << 9;
 /// Linux's mark of links that it wrote back, in both stages.
 pub(super) const SOFTWARE: u64 = 1 << 55;
 /// SH: 0b10 is outer shareable.

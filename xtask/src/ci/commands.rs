@@ -1,12 +1,15 @@
-//! The README's commands, each of which runs: as it stands there, or in a form that is quicker.
+//! The commands of README and book, each of which runs: as it stands there, or in a form that is
+//! quicker.
 //!
-//! The commands are taken out of the text, so that a new one without an entry here is a failure.
+//! The commands are taken out of the texts, so that a new one without an entry here is a failure.
+//! Only those that run an example need none: [`is_example`] knows them by their form.
 
 use std::process::Command;
 use std::time::Instant;
 
 use super::{Extent, quietly};
 use crate::hw;
+use crate::tree::Tree;
 
 /// How a command is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +27,7 @@ enum Form {
 
 use Form::{AsIs, Check, Line, With};
 
-/// A command of the README.
+/// A command of the README or of the book.
 struct Entry {
     command: &'static str,
     quick: Form,
@@ -38,6 +41,10 @@ const fn entry(command: &'static str, quick: Form, full: Form) -> Entry {
 /// A quick form of the benchmarks of the core: each case once.
 const BENCHES: &str =
     "cargo test --workspace --exclude dmaspan-qemu --bench io_pgtable --bench dma --bench regbuf";
+const IOVAS: &str = "cargo xtask peers --runs 1 --case iova/pair_1_threads_1";
+const DMA_PAIR: &str = "cargo xtask peers --runs 1 --case dma_pair";
+const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
+const BOOK: Form = Check("book");
 const TESTS: Form = Check("tests");
 const GUESTS: Form = Check("guests");
 
@@ -67,10 +74,11 @@ const COMMANDS: &[Entry] = &[
     ),
     entry(
         "cargo run --release -p dmaspan-bench -- io-pgtable --format-name arm-lpae",
-        Line("cargo run --release -q -p dmaspan-bench -- io-pgtable --quick"),
-        // Without a name it is every format.
-        Line("cargo run --release -q -p dmaspan-bench -- io-pgtable"),
+        With("--quick"),
+        AsIs,
     ),
+    // Without a name it is every format.
+    entry("cargo run --release -p dmaspan-bench -- io-pgtable", With("--quick"), AsIs),
     entry("cargo run --release -p dmaspan-bench -- dma", With("--quick"), AsIs),
     entry("cargo run --release -p dmaspan-bench -- container", With("--quick"), AsIs),
     entry("cargo run --release -p dmaspan-bench -- swiotlb", With("--quick"), AsIs),
@@ -105,10 +113,39 @@ const COMMANDS: &[Entry] = &[
         AsIs,
     ),
     entry("cargo xtask peers --bytes", With("--configurations 100"), AsIs),
+    entry("cargo xtask peers --findings", AsIs, AsIs),
+    entry("cargo test -p dmaspan-bench", TESTS, TESTS),
+    entry("cargo test -p dmaspan-bench a_clone", TESTS, TESTS),
+    entry("cargo test -p dmaspan --test loom", Check("interleavings"), Check("interleavings")),
+    entry("cargo xtask guest --kernel iommufd -- dmaspan map 64M --runs 1", GUESTS, AsIs),
+    entry(
+        "cargo xtask guest --kernel iommufd -- dmaspan-guest cases --backend iommufd mock/",
+        GUESTS,
+        AsIs,
+    ),
+    entry("dmaspan-bench fixed /dev/nvme0n1 --depth 16 --count 512 --runs 3", GUESTS, GUESTS),
+    entry(
+        "cargo xtask guest --kernel 6.18 --icount --memory 3G --membar 32G --prepare \"settle 20\" \
+         -- dmaspan map 256M --backend vfio:0000:00:05.0 --runs 3",
+        GUESTS,
+        GUESTS,
+    ),
+    entry(
+        "cargo xtask guest --kernel 6.12 --icount --membar 32G \
+         -- dmaspan map --backend vfio:0000:00:07.0 --bar 2 --runs 1",
+        GUESTS,
+        GUESTS,
+    ),
     entry("cargo test --workspace", TESTS, TESTS),
     entry("cargo bench -p dmaspan --bench io_pgtable", Line(BENCHES), AsIs),
     entry("cargo bench -p dmaspan --bench dma", Line(BENCHES), AsIs),
     entry("cargo bench -p dmaspan --bench regbuf", Line(BENCHES), AsIs),
+    entry("cargo xtask peers --runs 3 --case iova/", Line(IOVAS), AsIs),
+    entry("cargo xtask peers --runs 3 --case dma_pair", Line(DMA_PAIR), AsIs),
+    entry("cargo xtask peers --format json", Line(ONE_ROW), AsIs),
+    entry("cargo xtask picture", TESTS, AsIs),
+    entry("cargo xtask book", BOOK, BOOK),
+    entry("cargo doc --workspace --no-deps --open", Check("documentation"), Check("documentation")),
     entry("cargo xtask hw", Check("hardware"), Check("hardware")),
     entry("cargo xtask msrv", Check("oldest Rust"), Check("oldest Rust")),
     // The very thing that runs.
@@ -116,10 +153,10 @@ const COMMANDS: &[Entry] = &[
     entry("cargo xtask ci --full", Check(""), Check("")),
 ];
 
-/// Runs all commands of the README that no other check runs, each line once, and returns what
+/// Runs all commands of README and book that no other check runs, each line once, and returns what
 /// failed; what a line printed is shown where it failed.
 pub(super) fn run(extent: Extent) -> Vec<String> {
-    let mut failed = unknown(&text());
+    let mut failed = unknown(&tree());
     let mut lines: Vec<String> = Vec::new();
     for entry in COMMANDS {
         let form = match extent {
@@ -151,23 +188,49 @@ pub(super) fn run(extent: Extent) -> Vec<String> {
     failed
 }
 
-fn text() -> String {
-    std::fs::read_to_string(crate::root().join("README.md")).unwrap_or_default()
+fn tree() -> Tree {
+    Tree::read(&crate::root()).unwrap_or_else(|_| Tree::of(&[]))
 }
 
-/// The commands of a text that no entry is of, and the entries that are of none, a line each.
-fn unknown(text: &str) -> Vec<String> {
-    let commands = commands(text);
-    let is_known = |command: &String| COMMANDS.iter().any(|entry| entry.command == command);
-    let new = commands.iter().filter(|command| !is_known(command));
-    let new = new.map(|command| {
-        format!("README.md has `{command}`, and xtask/src/ci/readme.rs does not say how it is run")
-    });
-    let old = COMMANDS.iter().filter(|entry| !commands.iter().any(|one| one == entry.command));
-    let old = old.map(|entry| {
-        format!("README.md has no `{}`: take it out of xtask/src/ci/readme.rs", entry.command)
-    });
-    new.chain(old).collect()
+/// The README and the chapters of the book.
+fn documents(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
+    let documents = tree.files().iter().map(|file| (file.path.as_str(), file.text.as_str()));
+    documents.filter(|(path, _)| {
+        *path == "README.md" || path.starts_with("docs/src/") && path.ends_with(".md")
+    })
+}
+
+/// The commands of the documents that no entry is of, and the entries that are of none, a line
+/// each.
+fn unknown(tree: &Tree) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut all: Vec<String> = Vec::new();
+    for (path, text) in documents(tree) {
+        for command in commands(text) {
+            let is_known = COMMANDS.iter().any(|entry| entry.command == command);
+            if !is_known && !is_example(tree, &command) {
+                problems.push(format!(
+                    "{path} has `{command}`, and xtask/src/ci/commands.rs does not say how it \
+                     is run"
+                ));
+            }
+            all.push(command);
+        }
+    }
+    let old = COMMANDS.iter().filter(|entry| !all.iter().any(|one| one == entry.command));
+    problems.extend(old.map(|entry| {
+        let command = entry.command;
+        format!("nothing has `{command}`: take it out of xtask/src/ci/commands.rs")
+    }));
+    problems
+}
+
+/// Whether a command runs an example of a single file as it stands: the tests of its crate run all
+/// of those, and look at what they print.
+fn is_example(tree: &Tree, command: &str) -> bool {
+    let words: Vec<&str> = command.split(' ').collect();
+    let ["cargo", "run", "-p", package, "--example", example] = words[..] else { return false };
+    tree.file(&format!("crates/{package}/examples/{example}.rs")).is_some()
 }
 
 /// The commands in a text, each once: the lines of its blocks of shell, those behind a `$` in its
@@ -205,8 +268,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_of_the_readme_is_known_and_no_other() {
-        assert_eq!(unknown(&text()), Vec::<String>::new());
+    fn every_command_of_the_documents_is_known_and_no_other() {
+        assert_eq!(unknown(&tree()), Vec::<String>::new());
     }
 
     #[test]
@@ -230,9 +293,23 @@ mod tests {
 
     #[test]
     fn a_command_that_nobody_knows_how_to_run_is_a_failure() {
-        let text = format!("{}\n```sh\ncargo brew\n```\n", text());
-        let [problem] = &unknown(&text)[..] else { panic!("one") };
-        assert!(problem.contains("`cargo brew`"), "{problem}");
-        assert_eq!(unknown("").len(), COMMANDS.len());
+        let found = |path: &str| unknown(&Tree::of(&[(path, "```sh\ncargo brew\n```\n")]));
+        for path in ["README.md", "docs/src/a/b.md"] {
+            let problems = found(path);
+            // No other command is there.
+            assert_eq!(problems.len(), 1 + COMMANDS.len());
+            assert!(problems[0].starts_with(&format!("{path} has `cargo brew`")), "{problems:?}");
+        }
+        assert_eq!(found("CONTRIBUTING.md").len(), COMMANDS.len());
+    }
+
+    #[test]
+    fn examples_of_a_single_file_are_known_where_they_are_there() {
+        let tree = Tree::of(&[("crates/a/examples/b.rs", "fn main() {}")]);
+        assert!(is_example(&tree, "cargo run -p a --example b"));
+        for other in ["cargo run -p a --example c", "cargo run -p a --example b -- x", "cargo run"]
+        {
+            assert!(!is_example(&tree, other), "{other}");
+        }
     }
 }

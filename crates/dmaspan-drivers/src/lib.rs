@@ -14,6 +14,13 @@
 //! | [`amd_vi`] | AMD's IOMMU | I/O Virtualization Technology (48882) |
 //! | [`riscv`] | RISC-V's IOMMU | RISC-V IOMMU Architecture Specification |
 //!
+//! Begin with the module of your hardware, whose `new` takes the registers. The [guide for kernels]
+//! goes from there to a domain and the DMA API, and [how to add a driver] to other hardware. Both
+//! are in `docs/src` of the repository; `cargo xtask book` builds the book beside these pages.
+//!
+//! [guide for kernels]: ../book/guides/kernel.html
+//! [how to add a driver]: ../book/adding/driver.html
+//!
 //! A driver stands on two traits: [`Mmio`] reaches the registers, and [`Host`] supplies memory that
 //! the hardware reads and writes itself, a lock, and waiting. It allocates when it is made and when
 //! a stream or a domain is; telling hardware to forget, switching a stream and handling faults

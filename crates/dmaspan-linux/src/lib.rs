@@ -1,5 +1,28 @@
 //! Real Linux memory for `dmaspan`: of every page size, pinned for the long term, with its frames.
 //!
+//! # Where to begin
+//!
+//! | you write | begin with | guide |
+//! |---|---|---|
+//! | a driver of a device, by VFIO or iommufd | [`vfio::VfioSpace`], [`plan::Mapper`] | [driver] |
+//! | a VMM | [`plan::Mapper`] over [`vfio::Ioas`] | [VMM] |
+//! | a vfio-user server | [`Memory::from_file`] | [server] |
+//! | an application of io_uring | [`fixed::FixedPool`] | [io_uring] |
+//! | a tool that says which devices can be used | [`pci::System`] | [operating] |
+//! | something that needs pinned memory and where it is | [`LinuxPinner`] | [pinner] |
+//!
+//! The guides are in `docs/src` of the repository. `cargo xtask book` builds the book that they are
+//! in beside these pages, where the links lead.
+//!
+//! [driver]: ../book/guides/driver.html
+//! [VMM]: ../book/guides/vmm.html
+//! [server]: ../book/guides/vfio_user.html
+//! [io_uring]: ../book/guides/io_uring.html
+//! [operating]: ../book/guides/operating.html
+//! [pinner]: ../book/adding/pinner.html
+//!
+//! # Memory and pins
+//!
 //! The core maps *spans*. On a Linux system without VFIO they come from here: [`Memory`] is memory
 //! of this process of one [kind](MemoryKind), and [`LinuxPinner`] pins ranges of it and says where
 //! they are.

@@ -1,5 +1,13 @@
 //! Tests of DMA-mapping code stand on this crate: it simulates memory, tables, IOMMUs and devices.
 //!
+//! Begin with [`sanitizer`] for a driver of yours, in whatever project, and with [`device`] for the
+//! question whether a device reaches what was mapped. The guides on [testing] a driver and on
+//! [reading a report] are in `docs/src` of the repository; `cargo xtask book` builds the book
+//! beside these pages.
+//!
+//! [testing]: ../book/guides/testing.html
+//! [reading a report]: ../book/guides/sanitizer.html
+//!
 //! - [`walker`]: table walks written from the manuals. They catch encodings that only their own
 //!   decoder understands.
 //! - [`iotlb`]: an IOTLB that keeps every entry it may. It catches missing, late and too narrow

@@ -12,6 +12,29 @@
 //!                         │◄────── unpin after IOTLB sync ────┘ (iommu::Gather)
 //! ```
 //!
+//! # Where to begin
+//!
+//! | you have | begin with | guide |
+//! |---|---|---|
+//! | an IOMMU of your own, and drivers that map buffers | [`dma::Device`] | [kernel] |
+//! | memory of a guest or a client, at addresses that it chose | [`Container`] | [server] |
+//! | buffers that are used again and again | [`regbuf::Registry`] | [objects] |
+//! | devices that must not see, or cannot reach, the memory | [`swiotlb::Pool`] | [guest] |
+//! | page tables to fill, and nothing else | [`io_pgtable::PageTable`] | [format] |
+//! | a process on Linux, and a real device | the crate `dmaspan-linux` | [driver] |
+//!
+//! The guides are in `docs/src` of the repository. `cargo xtask book` builds the book that they are
+//! in beside these pages, where the links lead; [objects] compares what to begin with.
+//!
+//! [kernel]: ../book/guides/kernel.html
+//! [server]: ../book/guides/vfio_user.html
+//! [objects]: ../book/objects.html
+//! [guest]: ../book/guides/confidential.html
+//! [format]: ../book/adding/format.html
+//! [driver]: ../book/guides/driver.html
+//!
+//! # The systems
+//!
 //! Every folder is one system, and every plain file is shared by the systems:
 //!
 //! - [`io_pgtable`]: IO page tables. A format says how entries look, one walker does the rest.

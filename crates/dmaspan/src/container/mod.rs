@@ -4,6 +4,29 @@
 //! spans into every domain, keep account, and take all of it back in the order that keeps devices
 //! out of freed memory.
 //!
+//! # From Linux
+//!
+//! | Linux's VFIO type1 | here |
+//! |---|---|
+//! | `VFIO_SET_IOMMU` | [`Container::new`], [`Container::with_version`] |
+//! | attaching a group | [`Container::attach`], which replays all mappings |
+//! | `VFIO_IOMMU_GET_INFO` | [`Container::info`] |
+//! | `VFIO_IOMMU_MAP_DMA` | [`Container::map`], [`Container::map_request`] |
+//! | `VFIO_DMA_MAP_FLAG_VADDR` | [`Container::update_vaddr`] |
+//! | `VFIO_DMA_UNMAP_FLAG_VADDR` | [`Container::invalidate_vaddr`] |
+//! | `VFIO_IOMMU_UNMAP_DMA` | [`Container::unmap`] |
+//! | its flag `ALL` | [`Container::unmap_all`] |
+//! | its flag `GET_DIRTY_BITMAP` | [`Container::unmap_dirty`] |
+//! | `VFIO_IOMMU_DIRTY_PAGES` | [`Container::start_dirty`], [`Container::dirty_bitmap`] |
+//! | `vfio_pin_pages` | [`Container::pin_external`] |
+//! | `vfio_unpin_pages` | [`Container::unpin_external`] |
+//! | `vfio_dma_rw` | [`Container::read`], [`Container::write`] |
+//! | the callback `dma_unmap` of a device | [`UnmapNotifier`] |
+//! | the parameter `dma_entry_limit` | [`Container::with_max_mappings`] |
+//! | `RLIMIT_MEMLOCK`, `locked_vm` | [`Account`] |
+//! | the errno of a request | [`Container::errno`] |
+//! | the requests, by number and bytes | [`type1`] |
+//!
 //! # Who owns what
 //!
 //! A mapping enters the tree of mappings *before* it is built and leaves it after it is gone, and

@@ -13,6 +13,23 @@
 //! | what a driver keeps as address and length | [`Device::into_raw`] | [`Device::unmap_raw`] |
 //! | what a device overwrites, by [`Attrs`] | the same | [`Device::unmap_written`] and its likes |
 //!
+//! | Linux's include/linux/dma-mapping.h | here |
+//! |---|---|
+//! | `dma_map_single`, `dma_map_page`, `dma_map_phys` | [`Device::map_single`] |
+//! | `dma_unmap_single` and its likes | [`Device::unmap`] |
+//! | `dma_map_sgtable`, `dma_unmap_sgtable` | [`Device::map_list`], [`Device::unmap_list`] |
+//! | `dma_sync_single_for_cpu` | [`Device::sync_for_cpu`] |
+//! | `dma_sync_single_for_device` | [`Device::sync_for_device`] |
+//! | `dma_iova_try_alloc`, `dma_iova_link` | [`Device::reserve`], [`Device::link`] |
+//! | `dma_iova_sync` | [`Device::announce`] |
+//! | `dma_iova_unlink`, `dma_iova_destroy` | [`Device::unlink`], [`Device::destroy`] |
+//! | `dma_map_resource`, `DMA_ATTR_MMIO` | a [`Piece`] of registers |
+//! | `DMA_ATTR_SKIP_CPU_SYNC`, `DMA_ATTR_PRIVILEGED` | [`Attrs`] |
+//! | `dma_set_mask`, `dma_set_max_seg_size`, `dma_set_seg_boundary` | [`DeviceConfig`] |
+//! | `dma_max_mapping_size` | [`Device::max_mapping_len`] |
+//! | `dma_get_merge_boundary` | [`Device::merge_boundary`] |
+//! | `iommu.strict`, `iommu_dma_init_fq` | [`DmaConfig`], [`Flush`] |
+//!
 //! The device bounces what its hardware cannot or must not have, through a
 //! [`swiotlb::Pool`](crate::swiotlb::Pool) or another [`BouncePool`]: a buffer that the hardware
 //! does not reach and, [where everything is](Bounce::Always), every buffer. Of a buffer that shares

@@ -4,6 +4,24 @@
 //! [`PageTable`] does the rest, compiled anew for each pair. Level 0 is that of the smallest
 //! leaves, whatever the architecture's manual counts.
 //!
+//! # From Linux
+//!
+//! Of include/linux/io-pgtable.h and include/linux/generic_pt:
+//!
+//! | Linux | here |
+//! |---|---|
+//! | `alloc_io_pgtable_ops`, `pt_iommu_amdv1_init` | [`PageTable::new`], of a [`Format`] |
+//! | `ias`, `oas` and quirks of `struct io_pgtable_cfg` | a configuration: [`ArmLpaeS1Config`] |
+//! | its `arm_lpae_s1_cfg.ttbr`, `pt_iommu_amdv1_hw_info` | `registers` of the format |
+//! | `ops->map_pages` | [`Owned::map_pages`] |
+//! | `iommu_map_sg`, above page tables | [`Owned::map_spans`] |
+//! | `ops->unmap_pages` | [`Owned::unmap_pages`] |
+//! | an unmap behind a look-up of each page | [`Owned::unmap`], which returns the spans |
+//! | `ops->iova_to_phys` | [`Owned::iova_to_phys`], [`Owned::walk`] |
+//! | `ops->read_and_clear_dirty` | [`Owned::read_and_clear_dirty`] |
+//! | `iommu_alloc_pages_sz`, `iommu_put_pages_list` | [`TableMemory`] |
+//! | `struct iommu_flush_ops` | [`Retired`], which a caller gathers and syncs |
+//!
 //! # Owning ranges
 //!
 //! There is no lock around a table: disjoint ranges are mapped, unmapped and looked up in parallel.

@@ -11,6 +11,28 @@
 //! device goes on using them, they are mapped one to one before the device is attached. A
 //! [`FaultHandler`] hears of what the IOMMU refuses.
 //!
+//! # From Linux
+//!
+//! Of include/linux/iommu.h:
+//!
+//! | Linux | here |
+//! |---|---|
+//! | `iommu_paging_domain_alloc` | [`Domain::new`], of a page table and [`IommuOps`] |
+//! | `iommu_map_nosync`, `iommu_sync_map` | [`Domain::map_spans`], which does both |
+//! | `iommu_unmap_fast` | [`Domain::unmap`], which returns spans and [`Unsynced`] |
+//! | `struct iommu_iotlb_gather` | [`Gather`] |
+//! | `iommu_iotlb_sync` | [`Unsynced::sync`], [`Domain::sync`]; the proof is [`Synced`] |
+//! | `iommu_attach_device` | [`Attachment::attach`] |
+//! | `iommu_detach_device` | [`Attachment::detach`] |
+//! | `iommu_replace_group_handle` | [`Attachment::replace`] |
+//! | identity and blocked domains | [`Target::Identity`], [`Target::Blocked`] |
+//! | `struct iommu_ops`, `struct iommu_domain_ops` | [`Port`], [`IommuOps`] |
+//! | `iommu_get_resv_regions` | [`ReservedRegions`] |
+//! | `iommu_create_device_direct_mappings` | [`Prepared::with_direct`] |
+//! | `iommu_set_fault_handler`, `report_iommu_fault` | [`FaultHandler`], [`FaultHook`] |
+//! | `iommu_dirty_ops` | [`Domain::read_and_clear_dirty`], [`Domain::unmap_dirty`] |
+//! | `struct iova_domain`, `struct iova_fq` | [`iova::Space`], [`flush_queue`] |
+//!
 //! ```
 //! use std::sync::Arc;
 //! use std::sync::atomic::{AtomicU64, Ordering};

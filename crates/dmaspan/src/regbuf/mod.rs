@@ -19,6 +19,18 @@
 //! | [`Import`], [`VectoredImport`] | part of a buffer, as contiguous pieces |
 //! | [`descriptors`] | what devices read to find them |
 //!
+//! | Linux's io_uring | here |
+//! |---|---|
+//! | `IORING_REGISTER_BUFFERS2` | [`Registry::register`] |
+//! | its flag `IORING_RSRC_REGISTER_SPARSE` | [`Registry::register_sparse`] |
+//! | `IORING_REGISTER_BUFFERS_UPDATE` | [`Registry::update`], with tags |
+//! | `IORING_UNREGISTER_BUFFERS` | [`Registry::unregister`] |
+//! | `IORING_REGISTER_CLONE_BUFFERS` | [`Registry::clone_from`], [`Registry::clone_within`] |
+//! | `io_find_buf_node`, `io_import_reg_buf` | [`Registry::get`], [`Buffer::import`] |
+//! | `io_import_reg_vec` | [`Buffer::import_vectored`] |
+//! | `io_buffer_register_bvec` of ublk | [`Registry::lend`] |
+//! | `struct io_mapped_ubuf`, its `bvec`s | [`Buffer`], [`Segments`] |
+//!
 //! Linux does this in io_uring/rsrc.c. Beyond that, pieces are joined over folios of any and of
 //! mixed sizes and over frames that happen to be neighbours; nothing is kept for each page, not
 //! even while registering; pinned memory is charged once, by the page, and the charge is right

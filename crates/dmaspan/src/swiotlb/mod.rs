@@ -11,6 +11,21 @@
 //!                                  other nodes ──► what the pool grew by ──► memory for this one
 //! ```
 //!
+//! # From Linux
+//!
+//! | Linux's kernel/dma/swiotlb.c | here |
+//! |---|---|
+//! | `swiotlb_init`, `rmem_swiotlb_device_init` | [`Pool::new`], over a [`PoolMemory`] |
+//! | `swiotlb_tbl_map_single` | [`Pool::map`]; without a copy [`Pool::take`] |
+//! | `swiotlb_tbl_unmap_single` | [`Pool::unmap`], [`Pool::unmap_written`]; [`Pool::release`] |
+//! | `swiotlb_sync_single_for_cpu` | [`Pool::sync_for_cpu`] |
+//! | `swiotlb_sync_single_for_device` | [`Pool::sync_for_device`] |
+//! | `dma_get_min_align_mask`, `swiotlb_max_mapping_size` | [`SlotRequest`], [`Pool::max_len`] |
+//! | `CONFIG_SWIOTLB_DYNAMIC` | [`Pool::grow`], [`Pool::shrink`] |
+//! | `io_tlb_used`, `io_tlb_used_hiwater` | [`Pool::stats`] |
+//! | `set_memory_decrypted` of a pool | hooks of [`PoolMemory`] |
+//! | `swiotlb=force` | [`dma::Bounce::Always`](crate::dma::Bounce::Always) |
+//!
 //! A driver need not know: a [`dma::Device`](crate::dma::Device) bounces what its device cannot or
 //! must not have. Code that uses a pool by itself maps, syncs and unmaps:
 //!

@@ -8,6 +8,16 @@
 //! Sizes that are cached are rounded up to powers of two inside. Low addresses, of 32 bits, are
 //! handed out first, and kept apart from high ones: a request for low ones searches no others.
 //!
+//! | Linux's drivers/iommu/iova.c | here |
+//! |---|---|
+//! | `init_iova_domain`, `iova_domain_init_rcaches` | [`Space::new`], [`Space::with_apertures`] |
+//! | `alloc_iova_fast` | [`Space::alloc`], with a limit and an alignment in its [`Request`] |
+//! | `free_iova_fast` | [`Space::free`] |
+//! | `reserve_iova` | [`Space::reserve`] |
+//! | `alloc_iova` of a place | [`Space::alloc_at`] |
+//! | `find_iova`, and an address that a driver kept | [`Space::from_raw`], [`Space::into_raw`] |
+//! | magazines for sizes of 1 to 32 pages | magazines for sizes of 1 to 1024 granules |
+//!
 //! ```
 //! use dmaspan::iommu::iova::{Align, Error, Request, Space};
 //! use dmaspan::{Iova, IovaRange, Platform};

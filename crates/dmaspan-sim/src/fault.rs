@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use dmaspan::dma::BouncePool;
+use dmaspan::dma::{BouncePool, CoherentFrames, CoherentRequest, NoCoherent};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
 use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
@@ -186,6 +186,7 @@ unsafe impl<B: BouncePool> BouncePool for Faulty<B> {
         fn reach(&self) -> Option<Span>;
         fn owns(&self, span: Span) -> bool;
         fn max_len(&self, request: &SlotRequest) -> u64;
+        fn coherent(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent>;
         fn granules(&self, granule: u64) -> u64;
     }
 }

@@ -109,6 +109,7 @@ macro_rules! forward {
 pub mod allocator;
 pub mod bounce;
 pub mod bus;
+pub mod coherent;
 pub mod device;
 pub mod fault;
 pub mod fuzz;

@@ -177,11 +177,13 @@ mod held;
 mod mm;
 mod pinner;
 mod pins;
+mod real;
 mod space;
 #[cfg(test)]
 mod tests;
 mod vma;
 
+pub(crate) use self::real::RealBytes;
 pub use books::Books;
 pub use folio::{Folio, FolioCounts};
 pub use gup::PinnedPages;
@@ -443,6 +445,20 @@ impl SimMemory {
     /// Writes a byte all over a span.
     pub(crate) fn fill(&self, span: Span, byte: u8) {
         self.put_bytes(span.paddr(), &vec![byte; at(span.len())]);
+    }
+
+    /// Puts frames, one behind the other, where the program reaches them by a pointer, as zeros.
+    pub(crate) fn lend(&self, spans: &[Span]) -> RealBytes {
+        self.contents.lock().lend(self.blocks(spans))
+    }
+
+    /// Ends [`lend`](Self::lend): the pointer leads nowhere from now on.
+    pub(crate) fn take_back(&self, spans: &[Span]) {
+        self.contents.lock().take_back(self.blocks(spans));
+    }
+
+    fn blocks<'a>(&'a self, spans: &'a [Span]) -> impl Iterator<Item = u64> + Clone + 'a {
+        spans.iter().filter_map(|span| self.frames_of(*span)).flatten()
     }
 
     fn state_of(&self, pfn: u64) -> FrameState {

@@ -1,6 +1,7 @@
 //! The memory of a bounce pool, simulated, with a host that may refuse.
 
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use dmaspan::swiotlb::{HostRefused, InSlot, PoolMemory, Room, Transfer};
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 
 pub use crate::bounce::POISON;
 use crate::fault::Faults;
-use crate::memory::{AllocError, SimMemory};
+use crate::memory::{AllocError, RealBytes, SimMemory};
 
 /// Simulated frames for a pool. It keeps the books of what the host sees, and every fault that is
 /// armed strikes an allocation, a share or an unshare. Clones are the same memory.
@@ -20,6 +21,8 @@ pub struct SimPoolMemory(Arc<Shared>);
 struct Shared {
     memory: Arc<SimMemory>,
     spans: Vec<Span>,
+    /// Where the program reaches a span by a pointer, of each if of any.
+    real: Vec<RealBytes>,
     faults: Faults,
     state: Mutex<State>,
 }
@@ -67,12 +70,37 @@ impl SimPoolMemory {
         spans: Vec<Span>,
         faults: &Faults,
     ) -> Result<Self, AllocError> {
+        Self::reached_by(memory, spans, faults, |_, _| Vec::new())
+    }
+
+    /// The same, which a program reaches by a [pointer](PoolMemory::pointer), too.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_pointers(
+        memory: Arc<SimMemory>,
+        spans: Vec<Span>,
+        faults: &Faults,
+    ) -> Result<Self, AllocError> {
+        let lend = |memory: &SimMemory, spans: &[Span]| {
+            spans.iter().map(|span| memory.lend(&[*span])).collect()
+        };
+        Self::reached_by(memory, spans, faults, lend)
+    }
+
+    fn reached_by(
+        memory: Arc<SimMemory>,
+        spans: Vec<Span>,
+        faults: &Faults,
+        lend: impl FnOnce(&SimMemory, &[Span]) -> Vec<RealBytes>,
+    ) -> Result<Self, AllocError> {
         for &span in &spans {
             memory.allocate_at(span)?;
         }
         memory.pin_frames(&spans);
-        let faults = faults.clone();
-        let shared = Shared { memory, spans, faults, state: Mutex::default() };
+        let (faults, real) = (faults.clone(), lend(&memory, &spans));
+        let shared = Shared { memory, spans, real, faults, state: Mutex::default() };
         for &span in &shared.spans {
             shared.memory.fill(span, POISON);
         }
@@ -103,7 +131,7 @@ impl SimPoolMemory {
 #[expect(unsafe_code, reason = "the frames are the pool's alone")]
 // SAFETY: it allocated and pinned what `spans` gives, `allocate` allocates and pins, and both stay
 // so until `free` or the end. The other methods touch what they are told to, through the simulated
-// memory, which checks every address.
+// memory, which checks every address. What a pointer leads to is that memory, as atomics.
 unsafe impl PoolMemory for SimPoolMemory {
     type Address = PhysAddr;
 
@@ -132,6 +160,15 @@ unsafe impl PoolMemory for SimPoolMemory {
 
     fn write(&self, bytes: InSlot, from: &[u8]) {
         self.0.memory.put_bytes(bytes.span().paddr(), from);
+    }
+
+    fn pointer(&self, bytes: InSlot) -> Option<NonNull<u8>> {
+        let at = bytes.span().paddr().get();
+        let mut of = self.0.spans.iter().zip(&self.0.real);
+        of.find_map(|(span, real)| {
+            let offset = at.checked_sub(span.paddr().get()).filter(|at| *at < span.len())?;
+            real.start_at(usize::try_from(offset).ok()?)
+        })
     }
 
     fn allocate(&self, room: Room) -> Option<Span> {

@@ -42,12 +42,14 @@ const PARTS: [Part; 9] = [
             ("dma/memory.rs", "FromRegistered"),
             ("dma/bounce.rs", "BouncePool"),
             ("iommu/observer.rs", "IommuOps"),
+            ("dma/coherent.rs", "DmaMemory"),
         ],
-        // Tables are made out of memory there.
-        places: &["io_pgtable/arena.rs", "io_pgtable/arena/"],
+        // Tables are made out of memory there, and memory that devices write is read and written.
+        places: &["io_pgtable/arena.rs", "io_pgtable/arena/", "dma/coherent/frames.rs"],
         otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself, \
-                    besides making tables out of memory in `io_pgtable/arena.rs`; take what is \
-                    needed through such a trait",
+                    besides making tables out of memory in `io_pgtable/arena.rs` and accesses to \
+                    memory that devices write in `dma/coherent/frames.rs`; take what is needed \
+                    through such a trait",
     },
     Part {
         at: "crates/dmaspan-linux/src/",

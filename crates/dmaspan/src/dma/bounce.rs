@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
+use super::coherent::{CoherentFrames, CoherentRequest, NoCoherent};
 use crate::addr::PhysAddr;
 use crate::platform::Platform;
 use crate::span::Span;
@@ -164,6 +165,32 @@ pub unsafe trait BouncePool: Send + Sync {
     /// original, in bytes: 0 where some original has no slot at all.
     fn max_len(&self, request: &SlotRequest) -> u64;
 
+    /// Memory of the pool that the program and a device use at the same time, for one that
+    /// [bounces all](Bounce::Always) (`swiotlb_alloc`). A pool has none by default.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCoherent`], with nothing changed.
+    fn coherent(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent> {
+        let _ = request;
+        Err(NoCoherent { why: "the pool lends none: put it into an `Arc`, or use another" })
+    }
+
+    /// The same of a pool that is shared, as a [lease](swiotlb::Lease) has to.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCoherent`], with nothing changed.
+    fn coherent_of(
+        this: &Arc<Self>,
+        request: &CoherentRequest,
+    ) -> Result<CoherentFrames, NoCoherent>
+    where
+        Self: Sized,
+    {
+        this.coherent(request)
+    }
+
     /// How many slots of one granule each, of so many bytes, can be held at a time. By default one,
     /// where there is any.
     fn granules(&self, granule: u64) -> u64 {
@@ -176,7 +203,11 @@ pub unsafe trait BouncePool: Send + Sync {
 // SAFETY: a run of slots is one holder's until it is released, with whole granules, and never given
 // out again where it is not; `PoolMemory` promises that nobody else uses the memory, and to copy no
 // more than it is told to, which is of a slot and its original.
-unsafe impl<M: PoolMemory<Address = PhysAddr>, P: Platform> BouncePool for swiotlb::Pool<M, P> {
+unsafe impl<M, P> BouncePool for swiotlb::Pool<M, P>
+where
+    M: PoolMemory<Address = PhysAddr> + 'static,
+    P: Platform + 'static,
+{
     type Slot = SlotOf<P>;
 
     #[inline]
@@ -228,6 +259,24 @@ unsafe impl<M: PoolMemory<Address = PhysAddr>, P: Platform> BouncePool for swiot
 
     fn max_len(&self, request: &SlotRequest) -> u64 {
         Self::max_len(self, request)
+    }
+
+    fn coherent_of(
+        this: &Arc<Self>,
+        request: &CoherentRequest,
+    ) -> Result<CoherentFrames, NoCoherent> {
+        let CoherentRequest { len, granule, align, last, .. } = *request;
+        let granule = granule.max(align);
+        let request = SlotRequest { granule, last: last.get(), ..SlotRequest::default() };
+        let lease = this.lease(len, &request).map_err(|error| NoCoherent {
+            why: match error {
+                swiotlb::Error::Full { .. } => "the pool has no run of free slots that fits",
+                swiotlb::Error::TooLong { .. } => "the pool has no run of slots that long",
+                swiotlb::Error::Unreachable { .. } => "the pool has no slot that low",
+                _ => "the pool has no slots so aligned",
+            },
+        })?;
+        CoherentFrames::leased(lease).ok_or(NoCoherent { why: "the pool's memory has no pointers" })
     }
 
     fn granules(&self, granule: u64) -> u64 {
@@ -291,6 +340,10 @@ unsafe impl<B: BouncePool> BouncePool for Arc<B> {
 
     fn max_len(&self, request: &SlotRequest) -> u64 {
         (**self).max_len(request)
+    }
+
+    fn coherent(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent> {
+        B::coherent_of(self, request)
     }
 
     fn granules(&self, granule: u64) -> u64 {

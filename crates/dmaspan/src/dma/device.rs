@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use core::fmt;
 
 use super::bounce::{Bounce, BouncePool, NoPool};
+use super::coherent::Coherents;
 use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::raw::Records;
@@ -109,6 +110,7 @@ pub struct Device<T: Translation, B: BouncePool = NoPool> {
     pub(super) config: DeviceConfig,
     pub(super) policy: Policy,
     pub(super) raw: Records<T, B>,
+    pub(super) coherents: Coherents,
     identity: Identity,
 }
 
@@ -160,7 +162,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             (Bounce::AsNeeded, _) => Policy::Free,
         };
         let raw = Records::new(RECORD_PARTS).ok_or(Error::NoRecords)?;
-        Ok(Self { translation, pool, config, policy, raw, identity: Identity::new() })
+        let (coherents, identity) = (Coherents::default(), Identity::new());
+        Ok(Self { translation, pool, config, policy, raw, coherents, identity })
     }
 
     /// Returns what translates its addresses: for a timer that flushes, say, or for another device.
@@ -231,7 +234,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
     /// How an unmap is flushed of what is not bounced.
     #[inline(always)]
-    pub(super) fn flush(&self, wish: Option<Flush>) -> Flush {
+    pub(super) fn flush_as(&self, wish: Option<Flush>) -> Flush {
         match self.config.trust {
             Trust::Trusted => wish.unwrap_or_else(|| self.translation.flush_mode()),
             Trust::Untrusted => Flush::Strict,

@@ -1,6 +1,7 @@
 //! The errors of the DMA API.
 
-use crate::addr::DmaAddr;
+use super::coherent::NoCoherent;
+use crate::addr::{DmaAddr, PhysAddr};
 use crate::error::Errno;
 use crate::iommu::{self, HardwareError, iova};
 use crate::prot::Direction;
@@ -203,6 +204,56 @@ pub enum Error {
         /// The addresses on the bus.
         span: Span,
     },
+    /// There cannot be so much coherent memory.
+    #[error("{len:#x} bytes of coherent memory cannot be had: the device can have 1 to {limit:#x}")]
+    Length {
+        /// How many bytes were asked for.
+        len: u64,
+        /// How many the device can address.
+        limit: u64,
+    },
+    /// Nothing can be aligned so.
+    #[error("{align:#x} is no alignment for the device: it has to be a power of two to {limit:#x}")]
+    Alignment {
+        /// What was asked for.
+        align: u64,
+        /// The largest alignment of an address that the device can use.
+        limit: u64,
+    },
+    /// There is no coherent memory like that.
+    #[error("no {len:#x} bytes of coherent memory, aligned to {align:#x}, up to {last}: {source}")]
+    NoCoherent {
+        /// How many bytes were asked for.
+        len: u64,
+        /// To what they were to be aligned.
+        align: u64,
+        /// The last address that the memory could have: the device's, where nothing translates.
+        last: PhysAddr,
+        /// What is missing.
+        source: NoCoherent,
+    },
+    /// An access is not at a multiple of its length.
+    #[error("an access of {len:#x} bytes at offset {offset:#x} is not at a multiple of its length")]
+    Unaligned {
+        /// Where it would begin, in bytes from the first.
+        offset: u64,
+        /// How many bytes it would have.
+        len: u64,
+    },
+    /// A block cannot be so in a pool of coherent memory.
+    #[error("{boundary:#x} is no boundary of blocks: it has to be a power of two from {len:#x} on")]
+    Boundary {
+        /// How many bytes a block would have, with what aligns the next.
+        len: u64,
+        /// What no block was to cross.
+        boundary: u64,
+    },
+    /// Blocks of a pool of coherent memory are out: their memory leaks.
+    #[error("{blocks} blocks of the pool are out: the pages that they are in leak")]
+    BlocksOut {
+        /// How many.
+        blocks: usize,
+    },
     /// Hardware was not seen to forget the translations: IOVAs and memory stay in quarantine.
     #[error("{range} was unmapped but stays in quarantine: {source}")]
     Quarantined {
@@ -230,7 +281,8 @@ impl Error {
             | Self::Unreachable { .. }
             | Self::Withdrawn { .. }
             | Self::Quarantined { .. } => Errno::EIO,
-            Self::NoSlot { .. }
+            Self::NoCoherent { .. }
+            | Self::NoSlot { .. }
             | Self::NoRoom { .. }
             | Self::NoRecord { .. }
             | Self::NoRecords
@@ -239,7 +291,12 @@ impl Error {
             Self::NotMemory { .. } => Errno::EPERM,
             Self::NotMapped { .. } => Errno::ENOENT,
             Self::Untranslated => Errno::EOPNOTSUPP,
-            Self::Limit { .. }
+            Self::BlocksOut { .. } => Errno::EBUSY,
+            Self::Length { .. }
+            | Self::Alignment { .. }
+            | Self::Unaligned { .. }
+            | Self::Boundary { .. }
+            | Self::Limit { .. }
             | Self::NotSingle { .. }
             | Self::EmptyList
             | Self::SegmentRoom { .. }

@@ -308,7 +308,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Packing::Loose => self.layout(memory.pieces(), &slots, base).for_each(write),
         }
         let flush = if slots.is_empty() && iovas.is_some() {
-            self.flush(attrs.flush)
+            self.flush_as(attrs.flush)
         } else {
             Flush::Strict
         };

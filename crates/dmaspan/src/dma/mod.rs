@@ -137,6 +137,7 @@
 mod attach;
 mod attrs;
 mod bounce;
+mod coherent;
 mod device;
 mod direct;
 mod domain;
@@ -153,6 +154,10 @@ mod sync;
 
 pub use attrs::{Attrs, CpuSync, Privilege};
 pub use bounce::{Bounce, BouncePool, NoPool, NoSlot};
+pub use coherent::{
+    Coherent, CoherentBlock, CoherentFrames, CoherentMemory, CoherentPool, CoherentRequest,
+    Contiguity, ForeignBlock, FreeFailed, NoCoherent, Scalar,
+};
 pub use device::{Device, DeviceConfig, DeviceLimits, Trust};
 pub use direct::Direct;
 pub use domain::{DmaConfig, DmaDomain, Flush, Translation};

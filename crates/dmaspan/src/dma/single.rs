@@ -194,7 +194,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             addr: DmaAddr::new(iovas.range().start().get() + offset),
             len: piece.span.len(),
             direction,
-            flush: self.flush(attrs.flush),
+            flush: self.flush_as(attrs.flush),
             sync: attrs.sync,
             fill: attrs.fill,
             device: self.id(),

@@ -1,6 +1,7 @@
 //! A [`Lease`] keeps a slot, which its driver uses again and again.
 
 use alloc::sync::Arc;
+use core::ptr::NonNull;
 use core::{fmt, mem};
 
 use super::error::Error;
@@ -53,6 +54,13 @@ impl<M: PoolMemory, P: Platform> Lease<M, P> {
     /// Returns where it is.
     pub fn span(&self) -> Span<M::Address> {
         self.span
+    }
+
+    /// Returns where the program reaches the first byte by a pointer, for as long as the lease
+    /// exists; `None` where the pool's memory has [none](PoolMemory::pointer). A reader or writer
+    /// by it must be volatile: a device may write at any time.
+    pub fn as_ptr(&self) -> Option<NonNull<u8>> {
+        self.pool.memory.pointer(InSlot::new(self.span))
     }
 
     /// Copies bytes from `offset` on out of it.

@@ -1,5 +1,7 @@
 //! [`PoolMemory`] is what a pool is made of, and what copies to and from it.
 
+use core::ptr::NonNull;
+
 use crate::addr::{Address, PhysAddr};
 use crate::promise::Promise;
 use crate::span::Span;
@@ -168,6 +170,8 @@ pub struct HostRefused;
 ///    that promise originals or give slots in the program: [`PhysAddr`]s, where memory is;
 ///    [`HostAddr`](crate::HostAddr)s, what the program's pointers are. Or it checks each address
 ///    that it is given, and panics where that is of no memory of its own.
+/// 4. While a slot is held, any thread can read and write its bytes at the
+///    [pointer](Self::pointer) to it and behind that. It is aligned as the slot is, up to 4096.
 #[expect(
     unsafe_code,
     reason = "a contract about memory that devices write; nothing here is unsafe"
@@ -241,6 +245,13 @@ pub unsafe trait PoolMemory: Send + Sync {
 
     /// Copies bytes into a slot; `from` is as long.
     fn write(&self, bytes: InSlot<Self::Address>, from: &[u8]);
+
+    /// Returns where the program reaches the bytes of a slot by a pointer, which coherent memory
+    /// has to have; `None` where there is no such place, as by default.
+    fn pointer(&self, bytes: InSlot<Self::Address>) -> Option<NonNull<u8>> {
+        let _ = bytes;
+        None
+    }
 
     /// Memory for a pool that is too small, private as all memory is; `None` where there is none
     /// now, or never, as by default.

@@ -5,6 +5,7 @@
 mod api;
 mod attach;
 mod bounce;
+mod coherent;
 mod common;
 mod edges;
 mod flush_queue;

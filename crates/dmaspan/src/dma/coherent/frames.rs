@@ -1,0 +1,289 @@
+//! [`CoherentFrames`] are memory that a device and the program use at the same time, and the only
+//! place of this crate that reaches memory by a pointer.
+#![expect(unsafe_code, reason = "memory that devices write is read and written here")]
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::ptr::NonNull;
+use core::{fmt, slice};
+
+use super::memory::{CoherentRequest, Contiguity, NoCoherent};
+use crate::addr::PhysAddr;
+use crate::dma::error::Error;
+use crate::dma::memory::Piece;
+use crate::platform::Platform;
+use crate::span::Span;
+use crate::swiotlb::{Lease, PoolMemory};
+
+/// A number that one access reads or writes, in the byte order of the CPU: `u8`, `u16`, `u32` or
+/// `u64`.
+pub trait Scalar: Copy + fmt::Debug + Send + Sync + 'static + sealed::Sealed {}
+
+mod sealed {
+    /// # Safety
+    ///
+    /// Any bytes are a value, and all bytes of a value are written.
+    pub unsafe trait Sealed {}
+}
+
+macro_rules! scalars {
+    ($($number:ident)*) => {
+        $(
+            impl Scalar for $number {}
+            // SAFETY: it is a number without padding.
+            unsafe impl sealed::Sealed for $number {}
+        )*
+    };
+}
+
+scalars!(u8 u16 u32 u64);
+
+/// Memory that a program and a device share, as
+/// [`CoherentMemory`](super::memory::CoherentMemory) gives it.
+///
+/// Dropping it frees the memory. [`Device::free`](crate::dma::Device::free) drops it when no device
+/// reaches it any more.
+pub struct CoherentFrames {
+    pub(super) bytes: SharedBytes,
+    pieces: Pieces,
+}
+
+/// One piece takes no memory of its own.
+enum Pieces {
+    One(Piece),
+    Many(Box<[Piece]>),
+}
+
+impl CoherentFrames {
+    /// The memory of one span, which the program reaches at `start`. `owner` frees it when the last
+    /// clone of it is dropped.
+    ///
+    /// # Safety
+    ///
+    /// 1. The bytes of the span can be read and written by any thread at `start` and behind it, and
+    ///    are zeros.
+    /// 2. The memory is the owner's alone until that is dropped, for ever where it never is: it is
+    ///    neither freed nor given another use, whatever becomes of the
+    ///    [`CoherentMemory`](super::memory::CoherentMemory).
+    /// 3. A device may read and write it at any time: no code holds a Rust reference to it.
+    pub unsafe fn new(start: NonNull<u8>, span: Span, owner: Arc<dyn Send + Sync>) -> Self {
+        let bytes = SharedBytes { start, len: span.len(), owner };
+        Self { bytes, pieces: Pieces::One(Piece::memory(span)) }
+    }
+
+    /// The memory of many spans, which the program reaches one behind the other at `start`.
+    ///
+    /// # Safety
+    ///
+    /// What [`new`](Self::new) asks for, of all of the spans.
+    pub unsafe fn scattered(
+        start: NonNull<u8>,
+        spans: &[Span],
+        owner: Arc<dyn Send + Sync>,
+    ) -> Self {
+        let len = spans.iter().map(|span| span.len()).fold(0, u64::saturating_add);
+        let pieces = spans.iter().copied().map(Piece::memory).collect();
+        Self { bytes: SharedBytes { start, len, owner }, pieces: Pieces::Many(pieces) }
+    }
+
+    /// The memory of a lease, which goes back to its pool when this is dropped; `None` where the
+    /// pool's memory has no pointer.
+    pub(in crate::dma) fn leased<M, P>(lease: Lease<M, P>) -> Option<Self>
+    where
+        M: PoolMemory<Address = PhysAddr> + 'static,
+        P: Platform + 'static,
+    {
+        // A lease keeps zeroed memory of its own, and `PoolMemory` promises what the pointer is.
+        let (start, span) = (lease.as_ptr()?, lease.span());
+        let bytes = SharedBytes { start, len: span.len(), owner: Arc::new(lease) };
+        Some(Self { bytes, pieces: Pieces::One(Piece::memory(span)) })
+    }
+
+    /// Returns where the program reaches the first byte.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.bytes.start
+    }
+
+    /// Returns where the memory is, in the order of its bytes.
+    pub fn pieces(&self) -> &[Piece] {
+        match &self.pieces {
+            Pieces::One(piece) => slice::from_ref(piece),
+            Pieces::Many(pieces) => pieces,
+        }
+    }
+
+    /// Whether they are what was asked for.
+    pub(super) fn check(&self, request: &CoherentRequest) -> Result<(), NoCoherent> {
+        let CoherentRequest { len, granule, align, last, contiguity, .. } = *request;
+        let pieces = self.pieces();
+        let is_one = contiguity == Contiguity::AnySpans || pieces.len() == 1;
+        let first = pieces.first().map_or(1, |piece| piece.span.paddr().get());
+        let fits = |piece: &Piece| {
+            let ends = piece.span.paddr().get() | piece.span.len();
+            ends & (granule - 1) == 0 && piece.span.last() <= last
+        };
+        let is_whole = self.bytes.len == len && pieces.iter().all(fits);
+        if is_one && is_whole && first & (align - 1) == 0 {
+            return Ok(());
+        }
+        Err(NoCoherent { why: "other memory was given than was asked for" })
+    }
+}
+
+impl fmt::Debug for CoherentFrames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CoherentFrames")
+            .field("start", &self.bytes.start)
+            .field("pieces", &self.pieces())
+            .finish()
+    }
+}
+
+/// Bytes that the program reads and writes, and a device at the same time. They are nobody else's
+/// in the program, and are freed when all parts that they were [split](Self::split_off) into are
+/// dropped.
+pub(super) struct SharedBytes {
+    /// Of so many bytes that the owner keeps, which no other value has.
+    start: NonNull<u8>,
+    len: u64,
+    owner: Arc<dyn Send + Sync>,
+}
+
+// SAFETY: whoever made it promised that any thread may use the memory, and the owner is `Send`.
+unsafe impl Send for SharedBytes {}
+// SAFETY: a shared one only reads the memory, which nobody else of the program writes, since it has
+// that alone and writes it only by an exclusive reference.
+unsafe impl Sync for SharedBytes {}
+
+impl SharedBytes {
+    /// Returns where the first byte is.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Returns how many there are.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Leaves out all but the first `len` bytes: nobody has the others any more.
+    pub(super) fn truncate(&mut self, len: u64) {
+        self.len = self.len.min(len);
+    }
+
+    /// Takes the bytes from `at` on away from these; `None` where there are none.
+    pub(super) fn split_off(&mut self, at: u64) -> Option<Self> {
+        let len = self.len.checked_sub(at).filter(|len| *len > 0)?;
+        let start = self.place(at, len, 1)?;
+        self.len = at;
+        Some(Self { start, len, owner: Arc::clone(&self.owner) })
+    }
+
+    /// Where `len` bytes at an offset begin; `None` where they are not within these, or not at a
+    /// multiple of `align`.
+    #[inline]
+    fn place(&self, offset: u64, len: u64, align: u64) -> Option<NonNull<u8>> {
+        let is_within = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        // As many bytes as there are in memory have a `usize`.
+        let offset = usize::try_from(offset).ok().filter(|_| is_within)?;
+        // SAFETY: it is an offset within the memory, or directly behind it.
+        let at = unsafe { self.start.add(offset) };
+        let low_bits = usize::try_from(align - 1).ok()?;
+        (at.addr().get() & low_bits == 0).then_some(at)
+    }
+
+    /// Where a number is at an offset.
+    #[inline]
+    fn number<S: Scalar>(&self, offset: u64) -> Result<NonNull<S>, Error> {
+        let len = const { size_of::<S>() as u64 };
+        match self.place(offset, len, len) {
+            Some(at) => Ok(at.cast()),
+            None => Err(self.refuse(offset, len)),
+        }
+    }
+
+    /// Why there is no number.
+    #[cold]
+    fn refuse(&self, offset: u64, len: u64) -> Error {
+        match self.place(offset, len, 1) {
+            Some(_) => Error::Unaligned { offset, len },
+            None => Error::OutsideMapping { offset, len, mapped: self.len },
+        }
+    }
+
+    /// Reads a number by one access.
+    #[inline]
+    pub(super) fn read<S: Scalar>(&self, offset: u64) -> Result<S, Error> {
+        let at = self.number(offset)?;
+        // SAFETY: 1. It is aligned and within the memory, which the owner keeps. 2. Nobody else of
+        // the program writes it meanwhile, and what a device writes is outside of what the compiler
+        // knows, as for any volatile access. 3. Any bytes are a `Scalar`.
+        Ok(unsafe { at.read_volatile() })
+    }
+
+    /// Writes a number by one access.
+    #[inline]
+    pub(super) fn write<S: Scalar>(&mut self, offset: u64, value: S) -> Result<(), Error> {
+        let at = self.number(offset)?;
+        // SAFETY: as for `read`; and nobody else of the program reads it meanwhile.
+        unsafe { at.write_volatile(value) };
+        Ok(())
+    }
+
+    /// Copies bytes out, by accesses of eight bytes where they are aligned.
+    pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        let (head, words) = into.split_at_mut(self.unaligned(offset, into.len())?);
+        let (words, tail) = words.as_chunks_mut::<8>();
+        let mut at = offset;
+        for byte in head {
+            *byte = self.read(at)?;
+            at += 1;
+        }
+        for word in words {
+            *word = self.read::<u64>(at)?.to_ne_bytes();
+            at += 8;
+        }
+        for byte in tail {
+            *byte = self.read(at)?;
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes in, by accesses of eight bytes where they are aligned.
+    pub(super) fn write_bytes(&mut self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        let (head, words) = from.split_at(self.unaligned(offset, from.len())?);
+        let (words, tail) = words.as_chunks::<8>();
+        let mut at = offset;
+        for byte in head {
+            self.write(at, *byte)?;
+            at += 1;
+        }
+        for word in words {
+            self.write(at, u64::from_ne_bytes(*word))?;
+            at += 8;
+        }
+        for byte in tail {
+            self.write(at, *byte)?;
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros all over.
+    pub(super) fn zero(&mut self) {
+        const ZEROS: [u8; 64] = [0; 64];
+        for at in (0..self.len).step_by(ZEROS.len()) {
+            let len = usize::try_from(self.len - at).unwrap_or(usize::MAX).min(ZEROS.len());
+            // All of it is within.
+            let _ = self.write_bytes(at, &ZEROS[..len]);
+        }
+    }
+
+    /// How many of `len` bytes at an offset, all within these, lie before a multiple of eight.
+    fn unaligned(&self, offset: u64, len: usize) -> Result<usize, Error> {
+        let bytes = u64::try_from(len).unwrap_or(u64::MAX);
+        let start = self.place(offset, bytes, 1).ok_or_else(|| self.refuse(offset, bytes))?;
+        Ok((start.addr().get().wrapping_neg() & 7).min(len))
+    }
+}

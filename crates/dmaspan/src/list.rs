@@ -39,6 +39,16 @@ impl<R> Step<R> {
         self.len < STEP
     }
 
+    /// Whether there is room for another one.
+    pub(crate) fn has_room(&self) -> bool {
+        self.len < STEP
+    }
+
+    /// The records so far.
+    pub(crate) fn records(&mut self) -> impl Iterator<Item = &mut R> {
+        self.records[..self.len].iter_mut().flatten()
+    }
+
     fn next(&mut self) -> Option<R> {
         let record = self.records.get_mut(self.taken)?.take();
         self.taken += usize::from(record.is_some());

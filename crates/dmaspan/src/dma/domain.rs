@@ -54,7 +54,7 @@ impl DmaConfig {
 #[derive(Debug)]
 #[expect(unreachable_pub, reason = "a type of a trait that a public type implements")]
 pub struct QueuedMapping<H> {
-    iovas: Iovas,
+    pub(super) iovas: Iovas,
     memory: ManuallyDrop<H>,
 }
 
@@ -83,7 +83,7 @@ where
     P: Platform,
     H: DmaMemory,
 {
-    queue: FlushQueue<P, M::List, QueuedMapping<H>>,
+    pub(super) queue: FlushQueue<P, M::List, QueuedMapping<H>>,
     domain: Domain<F, M, O>,
     iovas: Space<P>,
     flush: Flush,
@@ -550,6 +550,7 @@ where
         f.debug_struct("DmaDomain")
             .field("domain", &self.domain)
             .field("iovas", &self.iovas)
+            .field("queue", &self.queue)
             .field("flush", &self.flush)
             .finish_non_exhaustive()
     }

@@ -151,6 +151,7 @@ mod scope;
 mod single;
 mod slots;
 mod sync;
+mod unmapped;
 
 pub use attrs::{Attrs, CpuSync, Privilege};
 pub use bounce::{Bounce, BouncePool, NoPool, NoSlot};
@@ -168,5 +169,6 @@ pub use registered::{MapBufferError, MappedSource, MappedSourceError, MustBounce
 pub use reservation::{DestroyFailed, Reservation, ReserveRequest};
 pub use scope::ScopeFailed;
 pub use single::{Mapping, Refused, UnmapFailed, Unmapped};
+pub use unmapped::{UnmappedIovas, UnmappedState};
 
 pub use crate::swiotlb::{Fill, Original, SlotRequest, To};

@@ -3,6 +3,7 @@
 use lock_api::{Mutex, MutexGuard, RawMutex};
 
 use super::bitmap::Bitmap;
+use super::marks::{Mark, Marks};
 use super::recent::Recent;
 use super::request::Fit;
 use crate::atomic::{AtomicU32, Ordering};
@@ -31,12 +32,14 @@ pub(super) struct Area<L> {
 pub(super) struct State {
     pub(super) bitmap: Bitmap,
     recent: Recent,
+    marks: Marks,
 }
 
 impl<L: RawMutex> Area<L> {
     /// An area of so many slots, all free; `None` where there is no memory.
     pub(super) fn new(offset: u32, slots: u32) -> Option<Self> {
-        let state = State { bitmap: Bitmap::new(slots)?, recent: Recent::new(slots)? };
+        let (bitmap, recent) = (Bitmap::new(slots)?, Recent::new(slots)?);
+        let state = State { bitmap, recent, marks: Marks::new(slots)? };
         Some(Self {
             free: AtomicU32::new(slots),
             hopeless: AtomicU32::new(u32::MAX),
@@ -89,7 +92,7 @@ impl<L: RawMutex> Area<L> {
     /// Takes the run released last, if it is exactly so long; its first slot, as the chunk counts.
     #[inline(always)]
     pub(super) fn take_latest(&self, state: &mut State, count: u32) -> Option<u32> {
-        let State { bitmap, recent } = state;
+        let State { bitmap, recent, .. } = state;
         let first = recent.take_latest(count, bitmap)?;
         self.count_taken(state, count);
         Some(first + self.offset)
@@ -97,7 +100,7 @@ impl<L: RawMutex> Area<L> {
 
     /// Takes a run that fits, the latest first; its first slot, as the chunk counts.
     pub(super) fn take(&self, state: &mut State, fit: &Fit) -> Option<u32> {
-        let State { bitmap, recent } = state;
+        let State { bitmap, recent, .. } = state;
         let first = match recent.take(fit, self.offset, bitmap) {
             Some(first) => first,
             None => self.search(state, fit)?,
@@ -109,7 +112,7 @@ impl<L: RawMutex> Area<L> {
     /// Takes the lowest run that fits.
     #[cold]
     fn search(&self, state: &mut State, fit: &Fit) -> Option<u32> {
-        let State { bitmap, recent } = state;
+        let State { bitmap, recent, .. } = state;
         let Some(first) = bitmap.find(fit, self.offset) else {
             if fit.is_plain() {
                 let hopeless = self.hopeless.load(Ordering::Relaxed).min(fit.count);
@@ -140,6 +143,21 @@ impl<L: RawMutex> Area<L> {
         if used > self.high.load(Ordering::Relaxed) {
             self.high.store(used, Ordering::Relaxed);
         }
+    }
+
+    /// Marks slots that are held, counted as the chunk does, or takes the mark away.
+    pub(super) fn mark(&self, mark: Option<Mark>, first: u32, count: u32) {
+        self.state.lock().marks.set(mark, first - self.offset, count);
+    }
+
+    /// The first run from `from` on, as the chunk counts, of slots that are held and have one mark:
+    /// where it begins and ends.
+    pub(super) fn next_held(&self, from: u32) -> Option<(u32, u32, Option<Mark>)> {
+        let State { bitmap, marks, .. } = &*self.state.lock();
+        let first = bitmap.next_taken(from - self.offset, bitmap.slots())?;
+        let end = bitmap.next_free(first).unwrap_or(bitmap.slots());
+        let end = marks.run_end(first, end);
+        Some((first + self.offset, end + self.offset, marks.of(first)))
     }
 
     /// Releases slots, counted as the chunk does.

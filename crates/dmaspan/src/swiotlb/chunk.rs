@@ -9,7 +9,9 @@ use lock_api::{MutexGuard, RawMutex};
 use super::area::{Area, State};
 use super::bitmap::Bitmap;
 use super::config::MAX_AREAS;
+use super::marks::Mark;
 use super::request::{Fit, Grid, SlotRequest};
+use crate::addr::PhysAddr;
 use crate::platform::Apart;
 use crate::span::Span;
 
@@ -377,6 +379,30 @@ impl<L: RawMutex> Chunk<L> {
             Some(area) => area.give(first, taken.count),
             None => self.give_across(first, taken.count),
         }
+    }
+
+    /// Marks a run of this chunk, or takes the mark away.
+    #[cold]
+    pub(super) fn mark(&self, taken: Taken, mark: Option<Mark>) {
+        let first = (taken.start - self.grid.base) >> self.grid.slot_lg2;
+        // It was counted so before.
+        let first = u32::try_from(first).unwrap_or(0);
+        for (number, at, count) in self.parts(first, taken.count) {
+            self.areas[number].mark(mark, at, count);
+        }
+    }
+
+    /// The first run of slots from an address on that are held and have one mark, in one area: that
+    /// area's number, and the run.
+    pub(super) fn next_held(&self, from: u64) -> Option<(u32, Span, Option<Mark>)> {
+        let from = from.saturating_sub(self.grid.base) >> self.grid.slot_lg2;
+        let from = u32::try_from(from).ok()?;
+        self.parts(from, self.grid.slots.checked_sub(from)?).find_map(|(number, at, _)| {
+            let (first, end, mark) = self.areas[number].next_held(at)?;
+            let bytes = u64::from(end - first) << self.grid.slot_lg2;
+            let span = Span::new(PhysAddr::new(self.grid.addr(first)), bytes).ok()?;
+            Some((u32::try_from(number).unwrap_or(ACROSS), span, mark))
+        })
     }
 
     #[cold]

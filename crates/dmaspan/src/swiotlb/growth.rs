@@ -10,6 +10,7 @@ use lock_api::RawMutex;
 use super::chunk::{Chunk, Taken};
 use super::config::Growth;
 use super::error::Error;
+use super::marks::Mark;
 use super::memory::{PoolMemory, Room};
 use super::pool::{Pool, SlotOf, grid};
 use super::request::{Fit, SlotRequest};
@@ -27,7 +28,9 @@ pub(super) struct Grown<L> {
     chunks: Vec<Arc<Chunk<L>>>,
     /// Leases in them, or in memory of their own.
     leases: Vec<Span>,
-    /// Bytes of single requests.
+    /// The memory of single requests.
+    singles: Vec<Single>,
+    /// Bytes of them.
     single: u64,
     /// The most that they ever were.
     single_high: u64,
@@ -41,11 +44,19 @@ pub(super) struct Grown<L> {
     pub(super) quarantined: u64,
 }
 
+/// Memory of a single request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Single {
+    pub(super) whole: Span,
+    pub(super) mark: Option<Mark>,
+}
+
 impl<L> Default for Grown<L> {
     fn default() -> Self {
         Self {
             chunks: Vec::new(),
             leases: Vec::new(),
+            singles: Vec::new(),
             single: 0,
             single_high: 0,
             past_high: 0,
@@ -74,6 +85,16 @@ impl<L: RawMutex> Grown<L> {
     pub(super) fn reset_high(&mut self) {
         self.chunks.iter().for_each(|chunk| chunk.reset_high());
         (self.single_high, self.past_high) = (self.single, 0);
+    }
+
+    /// Its chunks.
+    pub(super) fn chunks(&self) -> &[Arc<Chunk<L>>] {
+        &self.chunks
+    }
+
+    /// The memory of single requests.
+    pub(super) fn singles(&self) -> &[Single] {
+        &self.singles
     }
 
     /// The memory of its chunks.
@@ -130,6 +151,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             return None;
         };
         let taken = Taken::all(whole, fit.data(fit.lowest()), self.slot_lg2);
+        if !self.add(|grown| &mut grown.singles, Single { whole, mark: None }) {
+            self.dispose(whole);
+            return None;
+        }
         let mut grown = self.grown.lock();
         grown.single += whole.len();
         grown.single_high = grown.single_high.max(grown.single);
@@ -143,7 +168,11 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         // It was a span before.
         let whole = Span::new(PhysAddr::new(taken.start()), taken.bytes(self.slot_lg2));
         if let Ok(whole) = whole {
-            self.grown.lock().single -= whole.len();
+            let mut grown = self.grown.lock();
+            grown.single -= whole.len();
+            let at = grown.singles.iter().position(|single| single.whole == whole);
+            at.map(|at| grown.singles.swap_remove(at));
+            drop(grown);
             self.dispose(whole);
         }
     }
@@ -264,6 +293,21 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
         self.memory.spans().iter().any(|own| within(own.output()))
             || (self.leased.load(Ordering::Acquire) != 0
                 && self.grown.lock().leases.iter().any(|lease| within(*lease)))
+    }
+
+    /// Notes something of a slot for whoever lists the pool, or takes the note away.
+    pub(super) fn mark(&self, slot: &SlotOf<P, M::Address>, mark: Option<Mark>) {
+        match (&slot.grown, self.base().get(slot.node as usize)) {
+            (None, Some(chunk)) => chunk.mark(slot.taken, mark),
+            (Some(chunk), _) => chunk.mark(slot.taken, mark),
+            (None, None) => {
+                let mut grown = self.grown.lock();
+                let is_it = |single: &&mut Single| single.whole.paddr().get() == slot.taken.start();
+                if let Some(single) = grown.singles.iter_mut().find(is_it) {
+                    single.mark = mark;
+                }
+            }
+        }
     }
 
     /// Records a lease of what was added; whether there was memory for that.

@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use core::{fmt, mem};
 
 use super::error::Error;
+use super::marks::Mark;
 use super::memory::{InSlot, Original, PoolMemory};
 use super::pool::{Pool, SlotOf};
 use super::request::SlotRequest;
@@ -45,6 +46,7 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let _ = self.release(slot);
             return Err(Error::NoMemory { bytes: len });
         }
+        self.mark(&slot, Some(Mark::Leased));
         self.memory.zero(InSlot::new(span));
         Ok(Lease { pool: Arc::clone(self), slot: Some(slot), span })
     }
@@ -106,6 +108,7 @@ impl<M: PoolMemory, P: Platform> Drop for Lease<M, P> {
         if !slot.is_base() {
             self.pool.remove_lease(self.span.output());
         }
+        self.pool.mark(&slot, None);
         if let Err(foreign) = self.pool.release(slot) {
             // It is of this pool.
             mem::forget(foreign);

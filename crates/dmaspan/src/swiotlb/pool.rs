@@ -12,6 +12,7 @@ use super::chunk::{Chunk, Taken};
 use super::config::{PoolConfig, Wipe};
 use super::error::Error;
 use super::growth::Grown;
+use super::marks::Mark;
 use super::memory::{InSlot, Original, PoolMemory, To, Transfer};
 use super::request::{self, Fit, Grid, SlotRequest};
 use super::slot::{Bounced, Fill, NotReleased, SINGLE, Slot};
@@ -372,8 +373,8 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             let error = Error::Foreign { addr: slot.span().start().get() };
             return Err(NotReleased { error, handle: slot });
         }
-        let mut grown = self.grown.lock();
-        grown.quarantined += slot.taken.bytes(self.slot_lg2);
+        self.mark(&slot, Some(Mark::Quarantined));
+        self.grown.lock().quarantined += slot.taken.bytes(self.slot_lg2);
         Ok(())
     }
 
@@ -542,7 +543,12 @@ impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
 
 impl<M: PoolMemory, P: Platform> fmt::Debug for Pool<M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("config", &self.config).finish_non_exhaustive()
+        let mut debug = f.debug_struct("Pool");
+        debug.field("config", &self.config);
+        if let Some(grown) = self.grown.try_lock() {
+            debug.field("stats", &self.count(&grown));
+        }
+        debug.finish_non_exhaustive()
     }
 }
 

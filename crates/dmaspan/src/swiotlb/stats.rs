@@ -1,5 +1,6 @@
 //! [`PoolStats`] say how full a pool is.
 
+use super::growth::Grown;
 use super::memory::PoolMemory;
 use super::pool::Pool;
 use crate::platform::Platform;
@@ -36,13 +37,16 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
     /// Returns how full the pool is. Areas are read one after the other without their locks: while
     /// slots are taken and released the sums are of no single moment.
     pub fn stats(&self) -> PoolStats {
+        self.count(&self.grown.lock())
+    }
+
+    pub(super) fn count(&self, grown: &Grown<P::Lock>) -> PoolStats {
         let mut stats = PoolStats::default();
         for chunk in self.base() {
             stats.bytes += chunk.span().len();
             stats.used += u64::from(chunk.used()) << self.slot_lg2;
             stats.high_water += u64::from(chunk.high()) << self.slot_lg2;
         }
-        let grown = self.grown.lock();
         let [bytes, used, single, leaked] = grown.count(self.slot_lg2);
         stats.bytes += bytes;
         stats.used += used + single;

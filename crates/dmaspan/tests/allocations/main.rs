@@ -9,6 +9,7 @@ mod container_memory;
 mod container_nomem;
 mod dirty_bytes;
 mod failing;
+mod listing;
 mod mapped_nomem;
 mod pin_memory;
 mod pool_nomem;
@@ -31,15 +32,22 @@ fn allocated<R>(f: impl FnOnce() -> R) -> (R, u64) {
     (result, allocated.bytes)
 }
 
-type Arm = Domain<ArmLpaeS1<12>, Arena, Iotlb<ArmLpaeS1Walker, Arena>>;
+type Iommu = Iotlb<ArmLpaeS1Walker, Arena>;
+type Arm = Domain<ArmLpaeS1<12>, Arena, Iommu>;
 
-/// A domain, and its tables, which lie in memory of `bytes` that the arena has from the start.
-fn domain(bytes: u64) -> (Arm, Arena) {
+/// A table in memory of `bytes` that the arena has from the start, and an IOMMU that walks it.
+fn table(bytes: u64) -> (PageTable<ArmLpaeS1<12>, Arena>, Iommu, Arena) {
     let tables = Arena::new(PhysAddr::new(0), bytes);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let table = PageTable::new(format, tables.clone()).unwrap();
     let registers = table.format().registers(table.root());
     let walker = ArmLpaeS1Walker::new(registers.into());
     let iommu = Iotlb::new(walker.unwrap(), tables.clone());
+    (table, iommu, tables)
+}
+
+/// A domain, and its tables.
+fn domain(bytes: u64) -> (Arm, Arena) {
+    let (table, iommu, tables) = table(bytes);
     (Domain::new(table, iommu).unwrap(), tables)
 }

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::common::{arena, format, range, span, walker};
 
+mod listing;
 mod races;
 
 const PAGE: u64 = 1 << 12;

@@ -1,6 +1,7 @@
 //! Spaces of IOVAs against a model of all granules, and against threads.
 
 mod edges;
+mod listing;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

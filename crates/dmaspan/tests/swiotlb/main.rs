@@ -8,6 +8,7 @@ mod dropped;
 mod flat;
 mod grown;
 mod invariants;
+mod listing;
 mod model;
 mod pool;
 mod random;

@@ -88,6 +88,11 @@ impl Depot {
         drained
     }
 
+    /// What lies in full magazines, by first addresses.
+    pub(super) fn starts(&self) -> impl Iterator<Item = u64> {
+        self.full.iter().flatten().copied()
+    }
+
     pub(super) fn count(&self) -> usize {
         self.full.iter().map(Vec::len).sum()
     }

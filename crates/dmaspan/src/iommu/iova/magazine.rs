@@ -203,6 +203,11 @@ impl Magazines {
         }
     }
 
+    /// All that is in them, by first addresses.
+    pub(super) fn starts(&self) -> impl Iterator<Item = u64> {
+        self.all.iter().flat_map(|magazine| magazine.0.iter().copied())
+    }
+
     pub(super) fn count(&self) -> usize {
         self.all.iter().map(|magazine| magazine.0.len()).sum()
     }

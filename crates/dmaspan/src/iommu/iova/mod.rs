@@ -64,6 +64,7 @@
 
 mod depot;
 mod error;
+mod list;
 mod magazine;
 mod raw;
 mod request;
@@ -82,6 +83,7 @@ use crate::range::IovaRange;
 use crate::sharded_map::ShardedMap;
 use depot::Depot;
 pub use error::{Error, Foreign, IntoRawFailed};
+pub use list::{IovaState, ListedIovas};
 use magazine::{Halves, Magazines, NoMemory, Zone, with_room};
 use raw::Raw;
 pub use request::{Align, Request};

@@ -69,7 +69,10 @@ impl<P: Platform> Space<P> {
 
     /// Returns how much is where.
     pub fn stats(&self) -> IovaStats {
-        let depot = self.depot.lock();
+        self.count(&self.depot.lock())
+    }
+
+    fn count(&self, depot: &Depot) -> IovaStats {
         let own = self.cpus.iter().filter_map(|own| try_for_long(own)).map(|own| own.count());
         let cached = depot.count() + own.sum::<usize>();
         let (allocated, reserved) = (depot.tree.allocated(), depot.tree.reserved());
@@ -172,7 +175,9 @@ impl<P: Platform> Space<P> {
 
 /// Tries so often that only an interrupted CPU is missed. It may have been interrupted by the
 /// caller, so this comes to an end.
-fn try_for_long(own: &Mutex<Flag, Magazines>) -> Option<MutexGuard<'_, Flag, Magazines>> {
+pub(super) fn try_for_long(
+    own: &Mutex<Flag, Magazines>,
+) -> Option<MutexGuard<'_, Flag, Magazines>> {
     (0..TRIES).find_map(|_| {
         let own = own.try_lock();
         if own.is_none() {
@@ -184,7 +189,14 @@ fn try_for_long(own: &Mutex<Flag, Magazines>) -> Option<MutexGuard<'_, Flag, Mag
 
 impl<P: Platform> fmt::Debug for Space<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Space").field("aperture", &self.aperture).finish_non_exhaustive()
+        let mut debug = f.debug_struct("Space");
+        debug.field("aperture", &self.aperture);
+        if let Some(depot) = self.depot.try_lock() {
+            let IovaStats { live, cached, free, reserved } = self.count(&depot);
+            debug.field("live", &live).field("cached", &cached);
+            debug.field("free", &free).field("reserved", &reserved);
+        }
+        debug.finish_non_exhaustive()
     }
 }
 

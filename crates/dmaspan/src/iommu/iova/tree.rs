@@ -20,12 +20,15 @@ mod shape;
 #[cfg(test)]
 mod tests;
 
+use core::iter;
+
 use super::Error;
 use crate::addr::Iova;
 use crate::lg2;
 use crate::range::IovaRange;
 use arena::{Arena, NoNode};
-use node::{Entry, Gap, Grid, Inner, Kind, Leaf};
+pub(super) use node::Kind;
+use node::{Entry, Gap, Grid, Inner, Leaf};
 
 /// There is no memory for the record of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +208,27 @@ impl Tree {
         if let Some(found) = found {
             self.remove(found);
         }
+    }
+
+    /// What is in use, from the first range on that ends at or behind `from`.
+    pub(super) fn from(&self, from: Iova) -> impl Iterator<Item = (IovaRange, Kind)> {
+        let path = self.find(from.get().saturating_sub(self.grid.base));
+        let index = self.leaves[path.leaf].position(from.get().saturating_sub(self.grid.base));
+        let mut at = Some((path, index));
+        iter::from_fn(move || {
+            loop {
+                let (path, index) = at?;
+                let Some(entry) = self.leaves[path.leaf].entries().get(index) else {
+                    at = self.next(&path).map(|next| (next, 0));
+                    continue;
+                };
+                at = Some((path, index + 1));
+                // The end of the aperture is an entry without bytes.
+                if entry.start < entry.end {
+                    return Some((self.range(*entry), entry.kind));
+                }
+            }
+        })
     }
 
     /// What is allocated.

@@ -25,7 +25,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::iommu::iova) enum Kind {
     #[default]
     Reserved,
     Allocated,

@@ -4,6 +4,7 @@ use dmaspan::{Iova, IovaRange, PhysAddr};
 
 use crate::bus::{Bus, BusError};
 use crate::iotlb::{Hit, Iotlb};
+use crate::sanitizer::Sanitizer;
 use crate::walker::{Access, Fault, TableWords, Walker};
 
 /// The reason why a device's access ended early.
@@ -43,12 +44,20 @@ pub enum DmaError {
 pub struct SimDevice<W, T, B> {
     iotlb: Iotlb<W, T>,
     bus: B,
+    sanitizer: Option<Sanitizer>,
 }
 
 impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
     /// A device whose addresses `iotlb` translates to addresses of `bus`.
     pub fn new(iotlb: Iotlb<W, T>, bus: B) -> Self {
-        Self { iotlb, bus }
+        Self { iotlb, bus, sanitizer: None }
+    }
+
+    /// The same device, whose accesses `sanitizer` is told of, each before it is tried: that of the
+    /// domain that it is behind, whose hooks are [`Sanitized`](crate::sanitizer::Sanitized).
+    #[must_use]
+    pub fn sanitized(self, sanitizer: &Sanitizer) -> Self {
+        Self { sanitizer: Some(sanitizer.clone()), ..self }
     }
 
     /// The device's IOTLB.
@@ -61,6 +70,7 @@ impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
     /// # Errors
     ///
     /// [`DmaError`], with the bytes that were read before.
+    #[track_caller]
     pub fn read(&self, iova: Iova, buf: &mut [u8]) -> Result<(), DmaError> {
         self.pieces(iova, buf.len(), Access::Read, |paddr, from, to| {
             self.bus.read(paddr, &mut buf[from..to])
@@ -72,6 +82,7 @@ impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
     /// # Errors
     ///
     /// [`DmaError`], with the bytes that were written before.
+    #[track_caller]
     pub fn write(&self, iova: Iova, buf: &[u8]) -> Result<(), DmaError> {
         self.pieces(iova, buf.len(), Access::Write, |paddr, from, to| {
             self.bus.write(paddr, &buf[from..to])
@@ -83,6 +94,7 @@ impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
         self.iotlb.translate(iova, access).ok().map(|hit| hit.paddr)
     }
 
+    #[track_caller]
     fn pieces(
         &self,
         iova: Iova,
@@ -90,8 +102,17 @@ impl<W: Walker, T: TableWords, B: Bus> SimDevice<W, T, B> {
         access: Access,
         piece: impl FnMut(PhysAddr, usize, usize) -> Result<(), BusError>,
     ) -> Result<(), DmaError> {
+        tell(self.sanitizer.as_ref(), iova, len, access);
         let translate = |at, f: Step<'_>| self.iotlb.with_translation(at, access, f);
         in_pieces(iova, len, translate, piece)
+    }
+}
+
+/// Tells a sanitizer, if there is one, what a device is about to do.
+#[track_caller]
+pub(crate) fn tell(sanitizer: Option<&Sanitizer>, iova: Iova, len: usize, access: Access) {
+    if let Some(sanitizer) = sanitizer {
+        sanitizer.on_dma(iova, u64::try_from(len).unwrap_or(u64::MAX), access);
     }
 }
 

@@ -18,18 +18,34 @@ use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
 use parking_lot::{Mutex, RwLock};
 
 use crate::bus::{Bus, BusError};
-use crate::device::{DmaError, Step, Stepped, in_pieces};
+use crate::device::{self, DmaError, Step, Stepped, in_pieces};
 use crate::iotlb::{Hit, Iotlb};
+use crate::sanitizer::{Sanitized, Sanitizer};
 use crate::walker::{Access, Fault, FaultKind, TableWords, Walker};
 
 /// An IOTLB of any walker.
 trait Translate: Send + Sync {
     fn access(&self, iova: Iova, access: Access, step: Step<'_>) -> Stepped;
+
+    /// What is told of accesses.
+    fn sanitizer(&self) -> Option<&Sanitizer> {
+        None
+    }
 }
 
 impl<W: Walker + Send + Sync, T: TableWords + Send + Sync> Translate for Iotlb<W, T> {
     fn access(&self, iova: Iova, access: Access, step: Step<'_>) -> Stepped {
         self.with_translation(iova, access, step)
+    }
+}
+
+impl<O: Translate> Translate for Sanitized<O> {
+    fn access(&self, iova: Iova, access: Access, step: Step<'_>) -> Stepped {
+        self.inner().access(iova, access, step)
+    }
+
+    fn sanitizer(&self) -> Option<&Sanitizer> {
+        Some(self.sanitizer())
     }
 }
 
@@ -128,7 +144,9 @@ impl<D> SimPort<D> {
     /// # Errors
     ///
     /// [`DmaError`], with the bytes that were read before.
+    #[track_caller]
     pub fn read(&self, bus: &impl Bus, iova: Iova, buf: &mut [u8]) -> Result<(), DmaError> {
+        self.tell(iova, buf.len(), Access::Read);
         let translate = |at, step: Step<'_>| self.access(at, Access::Read, step);
         in_pieces(iova, buf.len(), translate, |paddr, from, to| bus.read(paddr, &mut buf[from..to]))
     }
@@ -138,7 +156,9 @@ impl<D> SimPort<D> {
     /// # Errors
     ///
     /// [`DmaError`], with the bytes that were written before.
+    #[track_caller]
     pub fn write(&self, bus: &impl Bus, iova: Iova, buf: &[u8]) -> Result<(), DmaError> {
+        self.tell(iova, buf.len(), Access::Write);
         let translate = |at, step: Step<'_>| self.access(at, Access::Write, step);
         in_pieces(iova, buf.len(), translate, |paddr, from, to| bus.write(paddr, &buf[from..to]))
     }
@@ -153,6 +173,14 @@ impl<D> SimPort<D> {
         };
         self.route(iova, access, &mut note).ok()?.ok()?;
         paddr
+    }
+
+    /// Tells the sanitizer of the domain, where its hooks have one.
+    #[track_caller]
+    fn tell(&self, iova: Iova, len: usize, access: Access) {
+        if let Route::Translate(iotlb) = &*self.shared.route.read() {
+            device::tell(iotlb.sanitizer(), iova, len, access);
+        }
     }
 
     /// Does an access, and tries again for as long as the handler says.
@@ -249,14 +277,10 @@ impl<D> fmt::Debug for SimPort<D> {
 // 1., 2. Accesses hold the route for reading until they are done, and a change holds it for
 //    writing: when it is done, only the new route is used.
 // 3. A change that fails stored the new route or nothing, and nothing else stores one.
-// 4. The route goes through the domain's own IOTLB, which is what answers for its hooks.
+// 4. The route goes through the domain's own IOTLB, which is what answers for its hooks: the
+//    private `Translate` is implemented for that, and for a wrapper that passes all hooks on to it.
 #[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
-unsafe impl<D, W, T> Port for SimPort<D>
-where
-    D: PagingDomain<Ops = Iotlb<W, T>>,
-    W: Walker + Send + Sync + 'static,
-    T: TableWords + Send + Sync + 'static,
-{
+unsafe impl<D: PagingDomain<Ops: Translate + Clone + 'static>> Port for SimPort<D> {
     type Paging = D;
     type Lock = parking_lot::RawMutex;
 

@@ -43,6 +43,7 @@ const PARTS: [Part; 9] = [
             ("dma/bounce.rs", "BouncePool"),
             ("iommu/observer.rs", "IommuOps"),
             ("dma/coherent.rs", "DmaMemory"),
+            ("iommu/observer.rs", "DriverOps"),
         ],
         // Tables are made out of memory there, and memory that devices write is read and written.
         places: &["io_pgtable/arena.rs", "io_pgtable/arena/", "dma/coherent/frames.rs"],
@@ -62,10 +63,16 @@ const PARTS: [Part; 9] = [
     Part {
         at: "crates/dmaspan-drivers/src/",
         declares: DECLARATIONS,
-        promises: &[("", "IommuOps"), ("", "Port"), ("", "PortHooks"), ("", "Host")],
+        promises: &[
+            ("", "IommuOps"),
+            ("", "DriverOps"),
+            ("", "Port"),
+            ("", "PortHooks"),
+            ("", "Host"),
+        ],
         places: &["mmio.rs"],
         otherwise: "unsafe code of the drivers stands in `mmio.rs`, besides the promises of \
-                    `IommuOps`, `Port`, `PortHooks` and `Host`",
+                    `IommuOps`, `DriverOps`, `Port`, `PortHooks` and `Host`",
     },
     Part {
         at: "crates/dmaspan-qemu/src/",

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+use dmaspan::iommu::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Tables};
 use dmaspan::{IovaRange, PhysAddr, Promise, lg2};
 
 use super::AmdVi;
@@ -138,6 +138,16 @@ unsafe impl<R: Mmio, H: Host> IommuOps for AmdViOps<R, H> {
 
     fn max_ranges(&self) -> usize {
         MAX_RANGES
+    }
+}
+
+#[expect(unsafe_code, reason = "the promise of a driver")]
+// SAFETY: they are the driver's.
+unsafe impl<R: Mmio, H: Host> DriverOps for AmdViOps<R, H> {
+    type Driver = Self;
+
+    fn driver(&self) -> &Self {
+        self
     }
 }
 

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use dmaspan::PhysAddr;
 use dmaspan::io_pgtable::{AmdV1, Format as _};
-use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
+use dmaspan::iommu::{DomainOf, DriverOps, HardwareError, Incompatible, PagingDomain};
 use dmaspan::lg2;
 use lock_api::Mutex;
 
@@ -94,7 +94,7 @@ impl<R: Mmio, H: Host> AmdViStreamHooks<R, H> {
 // domain, and the hooks of the domain find the entry in the table.
 unsafe impl<D, R, H> PortHooks<D> for AmdViStreamHooks<R, H>
 where
-    D: PagingDomain<Format = AmdV1, Ops = AmdViOps<R, H>>,
+    D: PagingDomain<Format = AmdV1, Ops: DriverOps<Driver = AmdViOps<R, H>>>,
     R: Mmio,
     H: Host,
 {
@@ -103,7 +103,7 @@ where
         let geometry = domain.geometry();
         let nowhere = domain.format().registers(PhysAddr::new(0), 0);
         let encrypted = nowhere.dte & device_entry::ROOT;
-        let is_own = Arc::ptr_eq(&self.iommu, &domain.ops().iommu);
+        let is_own = Arc::ptr_eq(&self.iommu, &domain.ops().driver().iommu);
         let inputs = geometry.aperture.last().get() <= lg2::mask(features.input_bits);
         let outputs = geometry.output_bits <= features.output_bits;
         let marks = features.dirty || !domain.format().tracks_dirty();
@@ -128,7 +128,7 @@ where
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        let ops = domain.ops();
+        let ops = domain.ops().driver();
         ops.known.store(true, Ordering::Release);
         self.switch(ops.domain, || {
             let (root, level) = domain.root_and_level();

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::fmt;
 
-use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+use dmaspan::iommu::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Tables};
 use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::bank::{self, Bank};
@@ -143,6 +143,16 @@ unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV2Ops<R, H> {
     fn max_ranges(&self) -> usize {
         // Each costs at least one write; the gather has places for fewer than are worth it.
         usize::try_from(MAX_COMMANDS).unwrap_or(usize::MAX)
+    }
+}
+
+#[expect(unsafe_code, reason = "the promise of a driver")]
+// SAFETY: they are the driver's.
+unsafe impl<R: Mmio, H: Host> DriverOps for SmmuV2Ops<R, H> {
+    type Driver = Self;
+
+    fn driver(&self) -> &Self {
+        self
     }
 }
 

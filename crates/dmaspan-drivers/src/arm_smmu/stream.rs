@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::TableMemory as _;
-use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
+use dmaspan::iommu::{DomainOf, DriverOps, HardwareError, Incompatible, PagingDomain};
 
 use lock_api::Mutex;
 
@@ -140,11 +140,11 @@ unsafe impl<D, R, H> PortHooks<D> for SmmuV2StreamHooks<R, H>
 where
     R: Mmio,
     H: Host,
-    D: PagingDomain<Ops = SmmuV2Ops<R, H>>,
+    D: PagingDomain<Ops: DriverOps<Driver = SmmuV2Ops<R, H>>>,
     D::Format: SmmuV2Format,
 {
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
-        let ops = domain.ops();
+        let ops = domain.ops().driver();
         let is_own = Arc::ptr_eq(ops.smmu(), &self.smmu);
         let context = <D::Format as super::format::sealed::SmmuTables>::CONTEXT;
         require(&[
@@ -168,7 +168,7 @@ where
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
         let smmu = &self.smmu;
-        let bank = *domain.ops().taken();
+        let bank = *domain.ops().driver().taken();
         self.switch(Route::Bank(bank.index), |state| {
             let taken = state.bank(bank.index);
             if let Some(taken) = taken.filter(|taken| taken.translates == Translates::No) {

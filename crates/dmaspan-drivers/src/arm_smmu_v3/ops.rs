@@ -6,7 +6,7 @@ use core::iter;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use dmaspan::PhysAddr;
-use dmaspan::iommu::{Gather, HardwareError, Invalidation, IommuOps, Scope};
+use dmaspan::iommu::{DriverOps, Gather, HardwareError, Invalidation, IommuOps, Scope};
 
 use super::Stage;
 use super::command::{Command, Tag};
@@ -175,6 +175,16 @@ unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV3Ops<R, H> {
 
     fn max_ranges(&self) -> usize {
         Gather::<()>::MAX_RANGES
+    }
+}
+
+#[expect(unsafe_code, reason = "the promise of a driver")]
+// SAFETY: they are the driver's.
+unsafe impl<R: Mmio, H: Host> DriverOps for SmmuV3Ops<R, H> {
+    type Driver = Self;
+
+    fn driver(&self) -> &Self {
+        self
     }
 }
 

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
-use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
+use dmaspan::iommu::{DomainOf, DriverOps, HardwareError, Incompatible, PagingDomain};
 
 use super::SmmuV3;
 use super::format::SmmuV3Format;
@@ -52,14 +52,14 @@ impl<R: Mmio, H: Host> StreamHooks for SmmuV3StreamHooks<R, H> {
 #[expect(unsafe_code, reason = "the promise of a driver")]
 unsafe impl<D, R: Mmio, H: Host> PortHooks<D> for SmmuV3StreamHooks<R, H>
 where
-    D: PagingDomain<Ops = SmmuV3Ops<R, H>>,
+    D: PagingDomain<Ops: DriverOps<Driver = SmmuV3Ops<R, H>>>,
     D::Format: SmmuV3Format,
 {
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
         let features = &self.smmu.features;
-        let what = if !Arc::ptr_eq(&self.smmu, &domain.ops().smmu) {
+        let what = if !Arc::ptr_eq(&self.smmu, &domain.ops().driver().smmu) {
             "it belongs to another SMMU"
-        } else if domain.ops().stage() != D::Format::STAGE {
+        } else if domain.ops().driver().stage() != D::Format::STAGE {
             "its hooks and its tables are of different stages"
         } else if features.coherency == Coherency::NonCoherent
             && domain.memory().coherency() == Coherency::Coherent
@@ -81,7 +81,7 @@ where
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
         let words = domain.format().words(domain.root());
-        let entry = domain.ops().entry(D::Format::GRANULE_LG2, words);
-        self.smmu.switch(&self.slot, Some(domain.ops().tag), &entry)
+        let entry = domain.ops().driver().entry(D::Format::GRANULE_LG2, words);
+        self.smmu.switch(&self.slot, Some(domain.ops().driver().tag), &entry)
     }
 }

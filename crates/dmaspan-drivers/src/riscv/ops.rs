@@ -5,7 +5,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use dmaspan::io_pgtable::RiscvStage;
-use dmaspan::iommu::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+use dmaspan::iommu::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Tables};
 use dmaspan::{IovaRange, PhysAddr};
 
 use super::RiscvIommu;
@@ -160,6 +160,16 @@ unsafe impl<R: Mmio, H: Host> IommuOps for RiscvOps<R, H> {
     /// As many as a gather has places for.
     fn max_ranges(&self) -> usize {
         MOST_ADDRESSES
+    }
+}
+
+#[expect(unsafe_code, reason = "the promise of a driver")]
+// SAFETY: they are the driver's.
+unsafe impl<R: Mmio, H: Host> DriverOps for RiscvOps<R, H> {
+    type Driver = Self;
+
+    fn driver(&self) -> &Self {
+        self
     }
 }
 

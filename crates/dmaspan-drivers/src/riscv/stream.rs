@@ -4,7 +4,9 @@ use alloc::sync::Arc;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{DirtyTracking, Riscv, RiscvMemoryTypes, RiscvStage, TableMemory};
-use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain, ReservedRegions};
+use dmaspan::iommu::{
+    DomainOf, DriverOps, HardwareError, Incompatible, PagingDomain, ReservedRegions,
+};
 use lock_api::Mutex;
 
 use super::RiscvIommu;
@@ -54,7 +56,7 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
         regions: ReservedRegions,
     ) -> Result<RiscvStream<D, R, H>, Error>
     where
-        D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
+        D: PagingDomain<Format = Riscv, Ops: DriverOps<Driver = RiscvOps<R, H>>>,
     {
         let bits = self.features().device_id_bits;
         if id >> bits != 0 {
@@ -72,11 +74,11 @@ impl<R: Mmio, H: Host> RiscvIommu<R, H> {
 /// The context that translates by the tables of `domain`.
 fn context<D, R: Mmio, H: Host>(domain: &DomainOf<D>) -> Context
 where
-    D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
+    D: PagingDomain<Format = Riscv, Ops: DriverOps<Driver = RiscvOps<R, H>>>,
 {
     let registers = domain.format().registers(domain.root());
     let tc = TC_VALID | registers.tc;
-    match domain.ops().space.tag {
+    match domain.ops().driver().space.tag {
         Tag::First(pscid) => [tc, 0, pscid_field(pscid), registers.atp],
         Tag::Second(gscid) => [tc, registers.atp | gscid_field(gscid), 0, 0],
     }
@@ -94,12 +96,12 @@ where
 // from before the context is stored.
 unsafe impl<D, R, H> PortHooks<D> for RiscvStreamHooks<R, H>
 where
-    D: PagingDomain<Format = Riscv, Ops = RiscvOps<R, H>>,
+    D: PagingDomain<Format = Riscv, Ops: DriverOps<Driver = RiscvOps<R, H>>>,
     R: Mmio,
     H: Host,
 {
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
-        let (ops, config) = (domain.ops(), domain.format().config());
+        let (ops, config) = (domain.ops().driver(), domain.format().config());
         let features = self.iommu.features();
         let is_own = Arc::ptr_eq(&ops.iommu, &self.iommu);
         let stage = matches!(
@@ -134,7 +136,7 @@ where
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        let (context, space) = (context::<D, R, H>(domain), &domain.ops().space);
+        let (context, space) = (context::<D, R, H>(domain), &domain.ops().driver().space);
         self.iommu.switch(self.id, &mut self.state.lock(), &context, Some(space))
     }
 }

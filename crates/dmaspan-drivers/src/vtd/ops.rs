@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use dmaspan::iommu::{Gather, HardwareError, Invalidation, IommuOps, Scope, Tables};
+use dmaspan::iommu::{DriverOps, Gather, HardwareError, Invalidation, IommuOps, Scope, Tables};
 use dmaspan::{IovaRange, PhysAddr, lg2};
 
 use super::spec::{Block, Command, PAGE_LG2, Walks};
@@ -136,6 +136,16 @@ unsafe impl<R: Mmio, H: Host> IommuOps for VtdOps<R, H> {
 
     fn max_ranges(&self) -> usize {
         Gather::<()>::MAX_RANGES
+    }
+}
+
+#[expect(unsafe_code, reason = "the promise of a driver")]
+// SAFETY: they are the driver's.
+unsafe impl<R: Mmio, H: Host> DriverOps for VtdOps<R, H> {
+    type Driver = Self;
+
+    fn driver(&self) -> &Self {
+        self
     }
 }
 

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use dmaspan::Coherency;
 use dmaspan::io_pgtable::{Format, TableMemory};
-use dmaspan::iommu::{DomainOf, HardwareError, Incompatible, PagingDomain};
+use dmaspan::iommu::{DomainOf, DriverOps, HardwareError, Incompatible, PagingDomain};
 
 use super::format::{self, Entry, VtdFormat};
 use super::ops::VtdOps;
@@ -46,11 +46,11 @@ unsafe impl<D, R, H> PortHooks<D> for VtdStreamHooks<R, H>
 where
     R: Mmio,
     H: Host,
-    D: PagingDomain<Ops = VtdOps<R, H>>,
+    D: PagingDomain<Ops: DriverOps<Driver = VtdOps<R, H>>>,
     D::Format: VtdFormat,
 {
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
-        let (iommu, ops) = (&*self.iommu, domain.ops());
+        let (iommu, ops) = (&*self.iommu, domain.ops().driver());
         let is_own = Arc::ptr_eq(&self.iommu, &ops.iommu);
         let stage = ops.stage == <D::Format as format::sealed::Walked>::STAGE;
         let bits = domain.format().geometry().output_bits <= iommu.config.host_address_bits;
@@ -83,7 +83,7 @@ where
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        let (iommu, root, ops) = (&*self.iommu, domain.root(), domain.ops());
+        let (iommu, root, ops) = (&*self.iommu, domain.root(), domain.ops().driver());
         let entry = format::sealed::Walked::entry(
             domain.format(),
             root,

@@ -1,5 +1,7 @@
 //! The configuration says what hardware and driver are like, and how findings are reported.
 
+use dmaspan::dma::Trust;
+
 use crate::iotlb::AbsentEntries;
 
 /// Says whether hardware forgets only the sizes of leaves that an invalidation names.
@@ -24,16 +26,6 @@ pub enum Parts {
     Allow,
 }
 
-/// Says whether flushes that were of no use are findings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Pointless {
-    /// They are not: some drivers flush to be safe.
-    Ignore,
-    /// They are, of [`Severity::Performance`](super::Severity::Performance).
-    #[default]
-    Report,
-}
-
 /// Says what happens with a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OnFinding {
@@ -54,15 +46,25 @@ pub struct SanitizerConfig {
     pub leaf_sizes: LeafSizes,
     /// Whether a part of a mapping may be unmapped.
     pub parts: Parts,
-    /// Whether pointless flushes are findings.
-    pub pointless: Pointless,
+    /// Whether devices are trusted with the rest of the granules that their buffers lie in.
+    ///
+    /// Of a device that is trusted, nothing is found where a neighbour of its buffer, on the same
+    /// granule, is freed, or where it reads there; what it writes there is found. Of one that is
+    /// not, both are.
+    pub trust: Trust,
+    /// log2 of the smallest leaf: what a mapping lets a device reach ends at multiples of it. A
+    /// domain says its own ([`Event::Bytes`](dmaspan::iommu::Event::Bytes)), and from then on that
+    /// counts.
+    pub granule_lg2: u32,
     /// What happens with findings.
     pub mode: OnFinding,
-    /// How many of the last operations are kept. An operation costs about 100 bytes.
+    /// How many of the last operations are kept, and of how many unmaps it is known for how long
+    /// nothing was mapped there since. An operation costs about 100 bytes, an unmap 400.
     pub history: usize,
     /// How many operations a finding shows at most.
     pub shown: usize,
-    /// How many findings are kept; more are only counted.
+    /// How many findings of each kind are kept. More are only counted, so that a flood of one kind
+    /// hides no other.
     pub findings: usize,
 }
 
@@ -72,7 +74,8 @@ impl Default for SanitizerConfig {
             absent: AbsentEntries::NotCached,
             leaf_sizes: LeafSizes::Named,
             parts: Parts::Report,
-            pointless: Pointless::Report,
+            trust: Trust::Trusted,
+            granule_lg2: 12,
             mode: OnFinding::Collect,
             history: 16384,
             shown: 12,

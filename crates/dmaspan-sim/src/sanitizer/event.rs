@@ -63,10 +63,9 @@ impl fmt::Display for Where {
         match self.ranges() {
             None => f.write_str("everything"),
             Some([]) => f.write_str("-"),
-            Some([first, rest @ ..]) => {
-                write!(f, "{first}")?;
-                rest.iter().try_for_each(|range| write!(f, ", {range}"))
-            }
+            Some([only]) => write!(f, "{only}"),
+            Some([first, second]) => write!(f, "{first}, {second}"),
+            Some([first, rest @ ..]) => write!(f, "{first} and {} more", rest.len()),
         }
     }
 }
@@ -133,6 +132,12 @@ pub enum Op {
         /// Which.
         span: Span,
     },
+    /// The same of memory that is [`Tracked`](super::Tracked), whose origin is the call that made
+    /// it so: nothing knows where it was dropped.
+    Drop {
+        /// Which.
+        span: Span,
+    },
     /// A table was taken out of a tree.
     RetireTable {
         /// Which.
@@ -184,6 +189,7 @@ impl fmt::Display for Op {
             }
             Self::Release => f.write_str("release"),
             Self::Free { span } => write!(f, "memory {span} freed"),
+            Self::Drop { span } => write!(f, "memory {span} freed, which was made"),
             Self::RetireTable { span } => write!(f, "table {span} detached"),
             Self::FreeTable { span } => write!(f, "table {span} freed"),
             Self::Detach => f.write_str("detach"),
@@ -275,7 +281,7 @@ impl fmt::Display for Origin {
 #[derive(Debug)]
 #[must_use = "the invalidation ends when `on_invalidate_end` is told so"]
 pub struct Invalidating {
-    pub(super) number: u64,
+    pub(super) begin: Record,
     pub(super) what: Forget,
 }
 

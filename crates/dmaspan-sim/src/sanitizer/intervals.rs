@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dmaspan::{Iova, IovaRange, Span};
+use dmaspan::{Iova, IovaRange};
 
 /// A value that can be cut in two with its range.
 pub(super) trait Cut: Clone {
     /// The value for what lies `bytes` behind the start.
-    fn advance(&mut self, bytes: u64);
+    fn advance(&mut self, _bytes: u64) {}
 
-    /// Returns where the memory begins that the range leads to.
-    fn paddr(&self) -> Option<u64>;
+    /// Returns where the memory begins that the range leads to, where that matters.
+    fn paddr(&self) -> Option<u64> {
+        None
+    }
 }
 
 #[derive(Debug)]
@@ -32,8 +34,9 @@ fn range(start: u64, last: u64) -> IovaRange {
 }
 
 impl<V: Cut> Intervals<V> {
-    pub(super) fn is_empty(&self) -> bool {
-        self.map.is_empty()
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.map.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (IovaRange, &V)> {
@@ -99,14 +102,9 @@ impl<V: Cut> Intervals<V> {
         taken
     }
 
-    /// Those that lead to memory of `span`.
-    pub(super) fn leading_to(&self, span: Span) -> impl Iterator<Item = (IovaRange, &V)> {
-        self.by_memory.starts(span).filter_map(|start| self.at(Iova::new(start)))
-    }
-
-    /// The first of [`leading_to`](Self::leading_to).
-    pub(super) fn first_leading_to(&self, span: Span) -> Option<(IovaRange, &V)> {
-        self.leading_to(span).next()
+    /// Those that lead to memory from one physical address to another, both included.
+    pub(super) fn leading_to(&self, memory: (u64, u64)) -> impl Iterator<Item = (IovaRange, &V)> {
+        self.by_memory.starts(memory).filter_map(|start| self.at(Iova::new(start)))
     }
 
     /// The first addresses of `within` that none has.
@@ -153,8 +151,7 @@ impl ByMemory {
         self.sizes[Self::size(range)].remove(&iovas);
     }
 
-    fn starts(&self, span: Span) -> impl Iterator<Item = u64> {
-        let (first, last) = (span.paddr().get(), span.last().get());
+    fn starts(&self, (first, last): (u64, u64)) -> impl Iterator<Item = u64> {
         self.sizes.iter().enumerate().filter(|(_, all)| !all.is_empty()).flat_map(
             move |(lg2, all)| {
                 let longest = u64::MAX >> (63 - lg2);

@@ -29,8 +29,8 @@
 //!   [`on_invalidate_end`](Sanitizer::on_invalidate_end). Finds a pointless flush.
 //! - IOVAs or memory go back: [`on_release`](Sanitizer::on_release) and
 //!   [`on_free`](Sanitizer::on_free). Finds a late flush, and a release of what is mapped.
-//! - A device accesses memory: [`on_dma`](Sanitizer::on_dma). Finds a use after unmap, and an
-//!   access to nothing, past a mapping or without permission.
+//! - A device accesses memory: [`on_dma`](Sanitizer::on_dma). Finds a use after unmap, before the
+//!   flush and after it, and an access to nothing, past a mapping, beside it or without permission.
 //! - CPU and device take turns: [`on_sync`](Sanitizer::on_sync). Finds a sync outside of a
 //!   mapping, or in another direction.
 //! - It detaches, or ends: [`on_detach`](Sanitizer::on_detach), [`finish`](Sanitizer::finish).
@@ -50,14 +50,34 @@
 //! It finds what kernel/dma/debug.c and drivers/iommu/iommu-debug-pagealloc.c of Linux find of
 //! mappings, and what those cannot: whatever has to do with flushes.
 //!
+//! # Bytes and granules
+//!
+//! Memory is released by the byte, and a mapping lets a device reach whole granules. The sanitizer
+//! keeps the bytes: [`on_map`](Sanitizer::on_map) is told them, of a buffer that shares granules
+//! with others, and a [`Device`](dmaspan::dma::Device) of the DMA API says them itself. So the
+//! release of a buffer is wrong where that buffer is mapped, and is not where a neighbour is; and a
+//! device that writes beside its buffer is found, though no IOMMU refuses it. Of a device that is
+//! [not trusted](SanitizerConfig::trust) neighbours are findings, too.
+//!
+//! # Errors and advice
+//!
+//! [`errors`](Sanitizer::errors) are wrong, and a test asserts that there are none.
+//! [`advice`](Sanitizer::advice) is what could be better: a pointless flush, or a trusted device
+//! that looks beside its buffer. Each kind of finding has room of its
+//! [own](SanitizerConfig::findings), so that a flood of one hides no other. Displayed, a sanitizer
+//! is a report of all of them.
+//!
 //! # Ready wrappers
 //!
-//! [`Sanitized`] goes around any [`IommuOps`](dmaspan::iommu::IommuOps) and sees all that a
-//! [`Domain`](dmaspan::iommu::Domain) does, and so all of the DMA API: single mappings, lists,
-//! reservations, raw addresses, syncs, and a flush queue. The domain keeps the rule of order.
-//! [`Tracked`] goes around the memory that is mapped, [`SanitizedTables`] around that of tables. A
-//! call that the API refuses changes nothing, and is a finding where a driver named bytes that are
-//! not its mapping's: a sync outside, an unmap by another length, a second unmap.
+//! [`Sanitized`] goes around any [`IommuOps`](dmaspan::iommu::IommuOps), by
+//! [`sanitized`](Hardware::sanitized), and sees all that a [`Domain`](dmaspan::iommu::Domain) does,
+//! and so all of the DMA API: single mappings, lists, reservations, raw addresses, syncs, and a
+//! flush queue. The domain keeps the rule of order. [`Tracked`] goes around the memory that is
+//! mapped, [`SanitizedTables`] around that of tables. A
+//! [`SimDevice`](crate::device::SimDevice::sanitized) and a [`SimPort`](crate::port::SimPort) tell
+//! of what they access. A call that the API refuses changes nothing, and is a finding where a
+//! driver named bytes that are not its mapping's: a sync outside, an unmap by another length, a
+//! second unmap.
 //!
 //! Clones share all state and can go to all threads; one lock is around it, which puts events in an
 //! order that is the same in all reports.
@@ -86,7 +106,7 @@
 //! nic.on_unmap(buffer, Tables::Kept);
 //! flush(buffer);
 //! nic.on_release(buffer);
-//! assert!(sanitizer.findings().is_empty());
+//! assert_eq!(sanitizer.errors(), []);
 //!
 //! // The flush has half of it.
 //! nic.on_map(buffer, &[memory], Prot::READ_WRITE);
@@ -94,7 +114,7 @@
 //! flush(IovaRange::from_len(Iova::new(0x8000), 0x1000)?);
 //! nic.on_release(buffer);
 //!
-//! let found = sanitizer.findings();
+//! let found = sanitizer.errors();
 //! let late = FindingKind::LateFlush { cached: Cached::Leaf, cause: Cause::TooShort, freed: None };
 //! assert_eq!(found[0].kind, late);
 //! let report = found[0].to_string();
@@ -125,8 +145,11 @@
 //! ```
 //!
 //! Every line of a history ends with the place of the call, the thread, and the name that the
-//! driver gave itself. Where a domain tells, the place is in the domain.
+//! driver gave [itself](Sanitizer::named) or its [device](dmaspan::dma::DeviceConfig::named). Of
+//! what a domain does, that is the place of the call of the DMA API, or of the domain where nothing
+//! is between. A drop has no place: the memory of a [`Tracked`] is named by where it was made.
 
+mod access;
 mod config;
 mod event;
 mod flush;
@@ -143,17 +166,17 @@ use std::sync::Arc;
 use std::{fmt, thread};
 
 use dmaspan::iommu::{Event, Invalidation, Tables};
-use dmaspan::{Direction, Iova, IovaRange, Prot, Span};
+use dmaspan::{Caller, Direction, Iova, IovaRange, Label, Prot, Span};
 use parking_lot::Mutex;
 
 use crate::walker::Access;
-pub use config::{LeafSizes, OnFinding, Parts, Pointless, SanitizerConfig};
+pub use config::{LeafSizes, OnFinding, Parts, SanitizerConfig};
 pub use dmaspan::iommu::SyncFor;
 use event::Forget;
 pub use event::{Invalidating, Op, Origin, Outcome, Record, Where};
 pub use report::{Cached, Cause, Finding, FindingKind, Severity};
 use state::{MappedPiece, State};
-pub use wrapper::{Sanitized, SanitizedList, SanitizedTables, Tracked};
+pub use wrapper::{Hardware, Sanitized, SanitizedList, SanitizedTables, Tracked};
 
 /// The sanitizer is told what happens, and finds what is wrong: see the [module](self).
 ///
@@ -275,25 +298,29 @@ impl Sanitizer {
         let Invalidation { leaf_sizes, tables, .. } = *what;
         let what = Forget::new(what);
         let iovas = what.iovas.clone();
-        let number = self.tell(Op::InvalidateBegin { tables, leaf_sizes }, iovas, |state, now| {
+        let begin = self.tell(Op::InvalidateBegin { tables, leaf_sizes }, iovas, |state, now| {
             state.invalidate_begin(&what, now);
-            now.number
+            now.clone()
         });
-        Invalidating { number, what }
+        Invalidating { begin, what }
     }
 
     /// Hardware has answered.
     #[track_caller]
     pub fn on_invalidate_end(&self, begun: Invalidating, outcome: Outcome) {
-        let op = Op::InvalidateEnd { began: begun.number, outcome };
+        let op = Op::InvalidateEnd { began: begun.begin.number, outcome };
         self.tell(op, begun.what.iovas.clone(), |state, _| state.invalidate_end(&begun, outcome));
     }
 
-    /// A device accesses `len` bytes. An access past the top of the space ends there.
+    /// A device accesses `len` bytes. An access past the top of the space ends there, and one of no
+    /// bytes is none.
     #[track_caller]
     pub fn on_dma(&self, iova: Iova, len: u64, access: Access) {
-        let iovas = IovaRange::from_len(iova, len).map_or(Where::Nowhere, Where::Range);
-        self.tell(Op::Dma { access }, iovas, |state, now| state.dma(iova, len, access, now));
+        let room = (u64::MAX - iova.get()).saturating_add(1);
+        let Ok(range) = IovaRange::from_len(iova, len.min(room)) else { return };
+        self.tell(Op::Dma { access }, Where::Range(range), |state, now| {
+            state.dma(range, access, now);
+        });
     }
 
     /// The CPU and the device take turns with a buffer that stays mapped (`dma_sync_single_for_cpu`
@@ -302,7 +329,7 @@ impl Sanitizer {
     #[track_caller]
     pub fn on_sync(&self, range: IovaRange, turn: SyncFor, direction: Direction) {
         let op = Op::Sync { turn, direction };
-        self.tell(op, Where::Range(range), |state, now| state.sync(range, direction, now));
+        self.tell(op, Where::Range(range), |state, now| state.sync(range, direction, None, now));
     }
 
     /// IOVAs go back to their owner, with what was mapped there and the tables of it.
@@ -315,6 +342,13 @@ impl Sanitizer {
     #[track_caller]
     pub fn on_free(&self, span: Span) {
         self.tell(Op::Free { span }, Where::Nowhere, |state, now| state.free(span, now));
+    }
+
+    /// [`on_free`](Self::on_free) of memory that was made at a place.
+    pub(super) fn on_drop(&self, span: Span, made: &'static Location<'static>) {
+        let by = Caller { device: None, label: Label::Place(made) };
+        let op = Op::Drop { span };
+        self.tell_of(Some(by), op, Where::Nowhere, |state, now| state.free(span, now));
     }
 
     /// A table was taken out of the tree. Its walks end with the next unmap that this thread tells
@@ -333,25 +367,30 @@ impl Sanitizer {
     }
 
     /// Takes what a [`Domain`](dmaspan::iommu::Domain) does: see
-    /// [`IommuOps::observe`](dmaspan::iommu::IommuOps::observe).
+    /// [`IommuOps::observe`](dmaspan::iommu::IommuOps::observe). Histories name who asked the
+    /// domain for it.
     #[track_caller]
     pub fn on_event(&self, event: &Event<'_>) {
         match *event {
+            Event::Mapping { range, by } | Event::Unmapping { range, by } => {
+                self.shared.state.lock().asked(range, by);
+            }
+            Event::Bytes { range, granule_lg2 } => {
+                self.shared.state.lock().bytes(range, granule_lg2);
+            }
             Event::Mapped { range, spans, prot } => self.on_map(range, spans, prot),
             Event::Unmapped { range, leaf_sizes, tables } => {
                 self.on_unmap_parts(range, tables, leaf_sizes);
             }
             Event::Rewritten { range, prot } => self.rewritten(range, prot),
-            Event::Sync { range, turn, direction, mapping: None, .. } => {
-                self.on_sync(range, turn, direction);
-            }
-            Event::Sync { range, turn, direction, mapping: Some(mapping), .. } => {
-                self.tell(Op::Sync { turn, direction }, Where::Range(range), |state, now| {
-                    state.sync_of(range, direction, mapping, now);
+            Event::Sync { range, turn, direction, mapping, by } => {
+                let op = Op::Sync { turn, direction };
+                self.tell_of(Some(by), op, Where::Range(range), |state, now| {
+                    state.sync(range, direction, mapping, now);
                 });
             }
-            Event::RefusedUnmap { range, .. } => {
-                self.tell(Op::RefusedUnmap, Where::Range(range), |state, now| {
+            Event::RefusedUnmap { range, by } => {
+                self.tell_of(Some(by), Op::RefusedUnmap, Where::Range(range), |state, now| {
                     state.refused_unmap(range, now);
                 });
             }
@@ -364,31 +403,51 @@ impl Sanitizer {
     pub fn on_detach(&self) {
         self.tell(Op::Detach, Where::All, |state, now| {
             state.leaks(now);
-            state.stale = Default::default();
-            state.walks = Default::default();
-            state.in_flight.clear();
+            state.detached(now);
         });
     }
 
     /// All is over: what is mapped was leaked, and what was not flushed never will be. Gives all
-    /// findings.
+    /// [`errors`](Self::errors).
     #[track_caller]
     pub fn finish(&self) -> Vec<Finding> {
         self.tell(Op::Finish, Where::All, |state, now| {
             state.leaks(now);
             state.unflushed(now);
         });
-        self.findings()
+        self.errors()
     }
 
-    /// Returns what was found so far, in order.
+    /// Returns what was found so far, errors and advice, in order. Of each kind there are as many
+    /// as [`SanitizerConfig::findings`] says, the first ones.
     pub fn findings(&self) -> Vec<Finding> {
         self.shared.state.lock().findings.clone()
     }
 
-    /// Returns how many findings there were, those beyond [`SanitizerConfig::findings`] included.
-    pub fn found(&self) -> u64 {
-        self.shared.state.lock().found
+    /// Returns what of the [`findings`](Self::findings) is wrong: what a test asserts to be empty.
+    pub fn errors(&self) -> Vec<Finding> {
+        self.of(Severity::Error)
+    }
+
+    /// Returns what of the [`findings`](Self::findings) is not wrong, and could be better.
+    pub fn advice(&self) -> Vec<Finding> {
+        self.of(Severity::Advice)
+    }
+
+    fn of(&self, class: Severity) -> Vec<Finding> {
+        let state = self.shared.state.lock();
+        state.findings.iter().filter(|finding| finding.class() == class).cloned().collect()
+    }
+
+    /// Returns how many [`findings`](Self::findings) there are.
+    pub fn found(&self) -> usize {
+        self.shared.state.lock().findings.len()
+    }
+
+    /// Returns how many more there were, of which as many of the same kind had been kept already.
+    pub fn left_out(&self) -> u64 {
+        let state = self.shared.state.lock();
+        state.left_out().map(|(_, count)| count).sum()
     }
 
     /// Returns how many events there were.
@@ -396,28 +455,49 @@ impl Sanitizer {
         self.shared.state.lock().number
     }
 
-    /// Returns what of `range` is mapped, in order.
+    /// Returns what of `range` is mapped, in whole granules and in order.
     pub fn mapped(&self, range: IovaRange) -> Vec<IovaRange> {
-        joined(self.shared.state.lock().mapped.meeting(range).map(|(piece, _)| piece), range)
+        let state = self.shared.state.lock();
+        joined(state.mapped.meeting(range).map(|(piece, _)| state.granules(piece)), range)
     }
 
     /// Returns where in `range` hardware may hold entries that the tables do not have any more, in
-    /// order.
+    /// whole granules and in order.
     pub fn stale(&self, range: IovaRange) -> Vec<IovaRange> {
-        joined(self.shared.state.lock().stale.meeting(range).map(|(piece, _)| piece), range)
+        let state = self.shared.state.lock();
+        joined(state.leaves.meeting(range).map(|(piece, _)| state.granules(piece)), range)
+    }
+
+    /// Records an operation of the caller, or of whoever asked a domain for it, and looks at it.
+    #[track_caller]
+    fn tell<R>(&self, op: Op, iovas: Where, look: impl FnOnce(&mut State, &Record) -> R) -> R {
+        self.tell_of(None, op, iovas, look)
     }
 
     /// Records an operation and looks at it; panics outside of the lock.
     #[track_caller]
-    fn tell<R>(&self, op: Op, iovas: Where, look: impl FnOnce(&mut State, &Record) -> R) -> R {
-        let (location, thread) = (Location::caller(), thread::current().id());
-        let origin = Origin { location, thread, name: self.name };
+    fn tell_of<R>(
+        &self,
+        by: Option<Caller>,
+        op: Op,
+        iovas: Where,
+        look: impl FnOnce(&mut State, &Record) -> R,
+    ) -> R {
+        let (here, thread) = (Location::caller(), thread::current().id());
         let mut state = self.shared.state.lock();
         let known = state.findings.len();
-        let record = state.record(op, iovas, origin);
+        let by = by.or_else(|| state.asker(op, &iovas));
+        let (location, name) = match by.map(|by| by.label) {
+            Some(Label::Place(place)) => (place, None),
+            Some(Label::Name(name)) => (here, Some(name)),
+            None => (here, None),
+        };
+        let name = name.or(by.and_then(|by| by.device)).or(self.name);
+        let record = state.record(op, iovas, Origin { location, thread, name });
         let answer = look(&mut state, &record);
         if self.shared.mode == OnFinding::Panic && !thread::panicking() {
-            let new = state.findings[known..].iter().find(|found| found.class() == Severity::Error);
+            let mut new = state.findings[known..].iter();
+            let new = new.find(|found| found.class() == Severity::Error);
             if let Some(finding) = new.cloned() {
                 drop(state);
                 panic!("{finding}");
@@ -445,7 +525,21 @@ impl fmt::Debug for Sanitizer {
         f.debug_struct("Sanitizer")
             .field("config", &state.config)
             .field("events", &state.number)
-            .field("found", &state.found)
+            .field("found", &state.findings.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// A report: all errors, then all advice, then how many there are of each.
+impl fmt::Display for Sanitizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (errors, advice) = (self.errors(), self.advice());
+        errors.iter().chain(&advice).try_for_each(|finding| writeln!(f, "{finding}\n"))?;
+        let state = self.shared.state.lock();
+        for (title, count) in state.left_out() {
+            writeln!(f, "{title}: {count} more")?;
+        }
+        let (errors, advice) = (errors.len(), advice.len());
+        write!(f, "{errors} errors, {advice} advice, {} events", state.number)
     }
 }

@@ -2,16 +2,17 @@
 
 use std::fmt;
 
+use dmaspan::dma::Trust;
 use dmaspan::{Direction, IovaRange, Prot, Span};
 
-use super::event::{Permits, Record};
+use super::event::{Op, Permits, Record};
 use crate::walker::Access;
 
 /// Says how bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// Nothing breaks, but time is lost.
-    Performance,
+    /// Nothing breaks: time is lost, or a device looks at what it was not given and may.
+    Advice,
     /// Memory, or what a device reads, may be corrupted, or memory is lost.
     Error,
 }
@@ -65,6 +66,20 @@ impl Cause {
             Self::StillRunning => "the invalidation has begun and not ended",
         }
     }
+
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::NoFlush => "invalidate after the unmap, wait, and release only then",
+            Self::FlushBeforeUnmap | Self::BeganBeforeUnmap => {
+                "begin the invalidation after the tables were changed"
+            }
+            Self::TooShort => "invalidate all that was unmapped, the last byte included",
+            Self::TablesKept => "invalidate with Tables::Detached where tables were detached",
+            Self::LeafSizes => "collect the sizes of all leaves that were unmapped",
+            Self::Failed => "keep what a failed invalidation covers until one succeeds",
+            Self::StillRunning => "wait for the end of the invalidation",
+        }
+    }
 }
 
 /// Says what is wrong.
@@ -78,6 +93,15 @@ pub enum FindingKind {
         /// Why hardware may.
         cause: Cause,
     },
+    /// A device accessed IOVAs that were unmapped and flushed, and were not mapped since.
+    UseAfterFlush {
+        /// How.
+        access: Access,
+        /// The number of the unmap.
+        unmapped: u64,
+        /// The number of the invalidation.
+        flushed: u64,
+    },
     /// A device accessed IOVAs where nothing is mapped; it faults.
     Unmapped {
         /// How.
@@ -89,6 +113,15 @@ pub enum FindingKind {
         access: Access,
         /// What it began in.
         mapping: IovaRange,
+    },
+    /// A device accessed what is not of a buffer, in a granule of it, so that no IOMMU refuses it.
+    BesideMapping {
+        /// How.
+        access: Access,
+        /// The buffer.
+        mapping: IovaRange,
+        /// Whether the device is trusted: then it may read there.
+        trust: Trust,
     },
     /// A device did what the mapping does not permit.
     Denied {
@@ -144,6 +177,14 @@ pub enum FindingKind {
         /// The memory that is free now.
         freed: Option<Span>,
     },
+    /// Memory went back to its owner while a neighbour in the same granule is mapped for a device
+    /// that is not trusted, or is not flushed yet.
+    SharedGranule {
+        /// The memory that is free now.
+        freed: Span,
+        /// The granule.
+        granule: Span,
+    },
     /// An invalidation of what hardware cannot hold any more.
     PointlessFlush,
     /// A sync of something that is not, or not all, in one mapping.
@@ -162,20 +203,30 @@ pub enum FindingKind {
     Leak,
 }
 
+const FAULTS: &str = "the IOMMU faults, or translates by what somebody else maps there next";
+const COMPARE: &str = "compare address and length in the descriptor with what was mapped";
+const WRONG_RANGE: &str = "the range is wrong, or the mapping was another domain's";
+const UNMAP_ONCE: &str = "unmap once, by the owner of the mapping";
+
 impl FindingKind {
     /// Returns how bad it is.
     pub const fn class(&self) -> Severity {
         match self {
-            Self::PointlessFlush => Severity::Performance,
+            Self::PointlessFlush
+            | Self::BesideMapping { access: Access::Read, trust: Trust::Trusted, .. } => {
+                Severity::Advice
+            }
             _ => Severity::Error,
         }
     }
 
-    const fn title(&self) -> &'static str {
+    pub(super) const fn title(&self) -> &'static str {
         match self {
             Self::UseAfterUnmap { .. } => "use after unmap",
+            Self::UseAfterFlush { .. } => "use after flush",
             Self::Unmapped { .. } => "DMA to nothing",
             Self::PastMapping { .. } => "DMA past the end of a mapping",
+            Self::BesideMapping { .. } => "DMA beside a buffer",
             Self::Denied { .. } => "DMA without permission",
             Self::Unannounced { .. } => "missing sync_map",
             Self::DoubleUnmap => "double unmap",
@@ -187,6 +238,7 @@ impl FindingKind {
             Self::MissingFlush { .. } => "missing flush",
             Self::LateFlush { .. } => "late flush",
             Self::ReleasedWhileMapped { .. } => "release while mapped",
+            Self::SharedGranule { .. } => "shared granule",
             Self::PointlessFlush => "pointless flush",
             Self::SyncOutside { .. } => "sync outside of a mapping",
             Self::SyncDirection { .. } => "sync in the wrong direction",
@@ -194,23 +246,99 @@ impl FindingKind {
         }
     }
 
-    fn what(&self, f: &mut fmt::Formatter<'_>, at: IovaRange) -> fmt::Result {
+    /// Why it matters, and what to do.
+    const fn why(&self) -> (&'static str, &'static str) {
         match self {
-            Self::UseAfterUnmap { access, .. } => {
-                write!(f, "a device {} {at}, which was unmapped", did(*access))
+            Self::UseAfterUnmap { cause, .. } => (cause.says(), "stop the device before the unmap"),
+            Self::UseAfterFlush { .. } => (FAULTS, "stop the device before the unmap"),
+            Self::Unmapped { .. } | Self::PastMapping { .. } => (FAULTS, COMPARE),
+            Self::BesideMapping { .. } => (
+                "the IOMMU lets it: a mapping is whole granules, with what else lies in them",
+                COMPARE,
+            ),
+            Self::Denied { .. } => {
+                ("the IOMMU faults", "map for the direction in which the device transfers")
             }
-            Self::Unmapped { access } => {
-                write!(f, "a device {} {at}, where nothing is mapped", did(*access))
+            Self::Unannounced { .. } => (
+                "it may have cached that nothing is mapped there",
+                "call sync_map after the tables are written",
+            ),
+            Self::DoubleUnmap => {
+                ("what somebody else maps there next is unmapped with it", UNMAP_ONCE)
             }
-            Self::PastMapping { access, mapping } => {
-                write!(f, "a device {} {at}, past the end of {mapping}", did(*access))
+            Self::UnmapOfNothing => (WRONG_RANGE, UNMAP_ONCE),
+            Self::ProtectOfNothing => (WRONG_RANGE, "compare the range with what was mapped"),
+            Self::RefusedUnmap { .. } => (
+                "it stays mapped, and its owner may believe otherwise",
+                "unmap with the length and the direction of the map",
+            ),
+            Self::PartialUnmap { .. } => (
+                "the rest stays mapped, and nobody may know of it",
+                "unmap all of it, or say that parts are allowed",
+            ),
+            Self::AlreadyMapped { .. } => (
+                "two owners believe that the IOVAs are theirs",
+                "allocate IOVAs, and unmap before they are used again",
+            ),
+            Self::MissingFlush { cause, .. } | Self::LateFlush { cause, .. } => {
+                (cause.says(), cause.remedy())
             }
-            Self::Denied { access, prot } => {
-                write!(f, "a device {} {at}: {}", did(*access), Permits(*prot))
+            Self::ReleasedWhileMapped { .. } => {
+                ("a device reaches what the next owner puts there", "unmap and flush first")
             }
-            Self::Unannounced { access } => {
-                write!(f, "a device {} {at}, which hardware takes for absent", did(*access))
+            Self::SharedGranule { .. } => (
+                "a device that is not trusted reaches all of the granules of its buffers",
+                "give its buffers granules of their own, or bounce their ends",
+            ),
+            Self::PointlessFlush => (
+                "a flush costs more than most unmaps, and stops other devices",
+                "gather what is unmapped and flush it once",
+            ),
+            Self::SyncOutside { .. } => (
+                "caches of other memory are written back or dropped",
+                "sync within what was mapped",
+            ),
+            Self::SyncDirection { .. } => (
+                "the data that was to be seen may not be",
+                "sync with the direction of the mapping",
+            ),
+            Self::Leak => (
+                "the IOVAs and the memory are lost, and a device reaches them",
+                "unmap what the history shows to be mapped",
+            ),
+        }
+    }
+
+    /// What a device did, where it is about that.
+    const fn access(&self) -> Option<Access> {
+        match *self {
+            Self::UseAfterUnmap { access, .. }
+            | Self::UseAfterFlush { access, .. }
+            | Self::Unmapped { access }
+            | Self::PastMapping { access, .. }
+            | Self::BesideMapping { access, .. }
+            | Self::Denied { access, .. }
+            | Self::Unannounced { access } => Some(access),
+            _ => None,
+        }
+    }
+
+    fn what(&self, f: &mut fmt::Formatter<'_>, at: IovaRange, history: &[Record]) -> fmt::Result {
+        match self.access() {
+            Some(Access::Read) => write!(f, "a device read {at}")?,
+            Some(Access::Write) => write!(f, "a device wrote {at}")?,
+            None => {}
+        }
+        match self {
+            Self::UseAfterUnmap { .. } => f.write_str(", which was unmapped"),
+            Self::UseAfterFlush { unmapped, flushed, .. } => {
+                write!(f, ": unmapped by #{unmapped}, flushed by #{flushed}")
             }
+            Self::Unmapped { .. } => f.write_str(", where nothing is mapped"),
+            Self::PastMapping { mapping, .. } => write!(f, ", past the end of {mapping}"),
+            Self::BesideMapping { mapping, .. } => write!(f, ", in a granule of {mapping}"),
+            Self::Denied { prot, .. } => write!(f, ": {}", Permits(*prot)),
+            Self::Unannounced { .. } => f.write_str(", which hardware takes for absent"),
             Self::DoubleUnmap => write!(f, "{at} was unmapped twice"),
             Self::UnmapOfNothing => write!(f, "{at} was unmapped and never mapped"),
             Self::ProtectOfNothing => write!(f, "{at} was protected and is not mapped"),
@@ -238,6 +366,9 @@ impl FindingKind {
             Self::ReleasedWhileMapped { freed: None } => {
                 write!(f, "{at} was released and is still mapped")
             }
+            Self::SharedGranule { freed, granule } => {
+                write!(f, "memory {freed} is free, and its granule {granule} is mapped at {at}")
+            }
             Self::PointlessFlush => {
                 write!(f, "an invalidation of {at}, of which hardware holds nothing stale")
             }
@@ -248,64 +379,13 @@ impl FindingKind {
             Self::SyncDirection { direction, prot } => {
                 write!(f, "a sync of {at} as {direction:?}: mapped for {}", Permits(*prot))
             }
-            Self::Leak => write!(f, "{at} is still mapped at the end"),
-        }
-    }
-
-    fn why(&self) -> &'static str {
-        match self {
-            Self::UseAfterUnmap { cause, .. }
-            | Self::MissingFlush { cause, .. }
-            | Self::LateFlush { cause, .. } => cause.says(),
-            Self::Unmapped { .. } | Self::PastMapping { .. } => {
-                "the IOMMU faults, or translates by what somebody else maps there next"
-            }
-            Self::Denied { .. } => "the IOMMU faults",
-            Self::Unannounced { .. } => "it may have cached that nothing is mapped there",
-            Self::DoubleUnmap => "what somebody else maps there next is unmapped with it",
-            Self::UnmapOfNothing | Self::ProtectOfNothing => {
-                "the range is wrong, or the mapping was another domain's"
-            }
-            Self::RefusedUnmap { .. } => "it stays mapped, and its owner may believe otherwise",
-            Self::PartialUnmap { .. } => "the rest stays mapped, and nobody may know of it",
-            Self::AlreadyMapped { .. } => "two owners believe that the IOVAs are theirs",
-            Self::ReleasedWhileMapped { .. } => "a device reaches what the next owner puts there",
-            Self::PointlessFlush => "a flush costs more than most unmaps, and stops other devices",
-            Self::SyncOutside { .. } => "caches of other memory are written back or dropped",
-            Self::SyncDirection { .. } => "the data that was to be seen may not be",
-            Self::Leak => "the IOVAs and the memory are lost, and a device reaches them",
-        }
-    }
-
-    fn remedy(&self) -> &'static str {
-        match self {
-            Self::UseAfterUnmap { .. } => "stop the device before the unmap",
-            Self::Unmapped { .. } | Self::PastMapping { .. } => {
-                "compare address and length in the descriptor with what was mapped"
-            }
-            Self::Denied { .. } => "map for the direction in which the device transfers",
-            Self::Unannounced { .. } => "call sync_map after the tables are written",
-            Self::DoubleUnmap | Self::UnmapOfNothing => "unmap once, by the owner of the mapping",
-            Self::ProtectOfNothing => "compare the range with what was mapped",
-            Self::RefusedUnmap { .. } => "unmap with the length and the direction of the map",
-            Self::PartialUnmap { .. } => "unmap all of it, or say that parts are allowed",
-            Self::AlreadyMapped { .. } => "allocate IOVAs, and unmap before they are used again",
-            Self::MissingFlush { cause, .. } | Self::LateFlush { cause, .. } => match cause {
-                Cause::NoFlush => "invalidate after the unmap, wait, and release only then",
-                Cause::FlushBeforeUnmap | Cause::BeganBeforeUnmap => {
-                    "begin the invalidation after the tables were changed"
+            Self::Leak => {
+                let is_map = |record: &&Record| matches!(record.op, Op::Map { .. });
+                if let Some(Record { number, origin, .. }) = history.iter().rev().find(is_map) {
+                    write!(f, "#{number}, {origin}, mapped {at}: it ")?;
                 }
-                Cause::TooShort => "invalidate all that was unmapped, the last byte included",
-                Cause::TablesKept => "invalidate with Tables::Detached where tables were detached",
-                Cause::LeafSizes => "collect the sizes of all leaves that were unmapped",
-                Cause::Failed => "keep what a failed invalidation covers until one succeeds",
-                Cause::StillRunning => "wait for the end of the invalidation",
-            },
-            Self::ReleasedWhileMapped { .. } => "unmap and flush first",
-            Self::PointlessFlush => "gather what is unmapped and flush it once",
-            Self::SyncOutside { .. } => "sync within what was mapped",
-            Self::SyncDirection { .. } => "sync with the direction of the mapping",
-            Self::Leak => "unmap what the history shows to be mapped",
+                f.write_str("is still mapped at the end")
+            }
         }
     }
 }
@@ -316,13 +396,6 @@ impl Cached {
             Self::Leaf => "translation",
             Self::Walk => "walk into detached tables",
         }
-    }
-}
-
-const fn did(access: Access) -> &'static str {
-    match access {
-        Access::Read => "read",
-        Access::Write => "wrote",
     }
 }
 
@@ -354,18 +427,18 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let class = match self.class() {
             Severity::Error => "ERROR",
-            Severity::Performance => "PERFORMANCE",
+            Severity::Advice => "ADVICE",
         };
-        writeln!(f, "{class}: {}", self.kind.title())?;
-        f.write_str("  what: ")?;
-        self.kind.what(f, self.iovas)?;
-        if let Some(span) = self.memory {
+        let Self { kind, iovas, memory, history } = self;
+        let (title, (why, remedy)) = (kind.title(), kind.why());
+        write!(f, "{class}: {title}\n  what: ")?;
+        kind.what(f, *iovas, history)?;
+        if let Some(span) = memory {
             write!(f, "\n        leads to memory {span}")?;
         }
-        write!(f, "\n  why:  {}\n  do:   {}", self.kind.why(), self.kind.remedy())?;
-        write!(f, "\n  history of {}, oldest first:", self.iovas)?;
-        let last = self.history.last().map(|record| record.number);
-        self.history.iter().try_for_each(|record| {
+        write!(f, "\n  why:  {why}\n  do:   {remedy}\n  history of {iovas}, oldest first:")?;
+        let last = history.last().map(|record| record.number);
+        history.iter().try_for_each(|record| {
             let mark = if Some(record.number) == last { "=>" } else { "  " };
             write!(f, "\n   {mark} {record}")
         })

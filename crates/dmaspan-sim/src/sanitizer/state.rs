@@ -1,9 +1,11 @@
-//! The state is what is mapped, and what hardware may hold that is not.
+//! The state is what is mapped, what hardware may hold that is not, and what it has forgotten.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::thread::ThreadId;
 
+use dmaspan::dma::Trust;
 use dmaspan::iommu::Tables;
-use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Prot, Span};
+use dmaspan::{Caller, Iova, IovaRange, PhysAddr, Prot, Span, lg2};
 
 use super::config::{Parts, SanitizerConfig};
 use super::event::{Op, Origin, Record, Where};
@@ -11,7 +13,6 @@ use super::intervals::{Cut, Intervals};
 use super::report::{Cached, Cause, Finding, FindingKind};
 use super::tables::DetachedTables;
 use crate::iotlb::AbsentEntries;
-use crate::walker::Access;
 
 /// A piece of a mapping.
 #[derive(Clone, Debug)]
@@ -24,19 +25,11 @@ pub(super) struct MappedPiece {
 /// A piece of what was unmapped and not flushed.
 #[derive(Clone, Debug)]
 pub(super) struct Stale {
-    pub(super) was: MappedPiece,
-    pub(super) by: Unflushed,
-    pub(super) leaf_sizes: u64,
-}
-
-/// Walks into detached tables that were not flushed.
-#[derive(Clone, Debug)]
-pub(super) struct Walk(pub(super) Unflushed);
-
-/// What took something away that hardware may hold.
-#[derive(Clone, Debug)]
-pub(super) struct Unflushed {
+    /// The mapping; `None` for walks into detached tables.
+    pub(super) was: Option<MappedPiece>,
     pub(super) unmapped: Record,
+    /// The sizes of its leaves, bit n for 2^n bytes; 0 where they were not said.
+    pub(super) leaf_sizes: u64,
     /// What an invalidation that named it was not good for.
     pub(super) missed: Option<Cause>,
     /// Whether a finding says that it was used again or released: one bug, one finding.
@@ -47,6 +40,23 @@ pub(super) struct Unflushed {
 pub(super) enum Reported {
     No,
     Yes,
+}
+
+/// A piece of what was unmapped and flushed, until it is mapped again.
+#[derive(Clone, Debug)]
+pub(super) struct Gone {
+    pub(super) mapped: Record,
+    pub(super) unmapped: Record,
+    /// The begin of the invalidation that made hardware forget it.
+    pub(super) flushed: Record,
+    /// Whether an invalidation has named it, and not only everything.
+    pub(super) named: bool,
+}
+
+impl Gone {
+    pub(super) fn records(&self) -> Vec<Record> {
+        vec![self.mapped.clone(), self.unmapped.clone(), self.flushed.clone()]
+    }
 }
 
 impl Cut for MappedPiece {
@@ -61,73 +71,85 @@ impl Cut for MappedPiece {
 
 impl Cut for Stale {
     fn advance(&mut self, bytes: u64) {
-        self.was.advance(bytes);
+        self.was.iter_mut().for_each(|was| was.advance(bytes));
     }
 
     fn paddr(&self) -> Option<u64> {
-        self.was.paddr
+        self.was.as_ref()?.paddr
     }
 }
 
-impl Cut for Walk {
-    fn advance(&mut self, _bytes: u64) {}
-
-    fn paddr(&self) -> Option<u64> {
-        None
-    }
-}
+impl Cut for Gone {}
 
 /// The number of the last `sync_map` that named a range.
-impl Cut for u64 {
-    fn advance(&mut self, _bytes: u64) {}
+impl Cut for u64 {}
 
-    fn paddr(&self) -> Option<u64> {
-        None
-    }
-}
+impl Cut for () {}
+
+impl Cut for Caller {}
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) config: SanitizerConfig,
     pub(super) mapped: Intervals<MappedPiece>,
-    pub(super) stale: Intervals<Stale>,
-    pub(super) walks: Intervals<Walk>,
+    pub(super) leaves: Intervals<Stale>,
+    pub(super) walks: Intervals<Stale>,
+    pub(super) gone: Intervals<Gone>,
+    /// Where something was unmapped of which nothing was mapped, until a flush: it is for that.
+    pub(super) vain: Intervals<()>,
+    /// Where `gone` begins and when it was flushed, the oldest first.
+    pub(super) going: VecDeque<(Iova, u64)>,
+    /// The last invalidation of everything by each thread.
+    pub(super) flushed_all: HashMap<ThreadId, u64>,
     pub(super) tables: DetachedTables,
+    /// Who asked a domain for something last, by the IOVAs that it was about.
+    asked: Intervals<Caller>,
+    /// The bytes of buffers that are about to be mapped.
+    bytes: Intervals<()>,
     /// Kept where absent entries are cached.
     pub(super) announced: Intervals<u64>,
     /// The begins of invalidations that have not ended.
     pub(super) in_flight: Vec<Record>,
     /// The number of the last event.
     pub(super) number: u64,
-    pub(super) ring: VecDeque<Record>,
+    /// The last events, without gaps.
+    ring: VecDeque<Record>,
     pub(super) findings: Vec<Finding>,
-    /// Findings in all, those that are not kept included.
-    pub(super) found: u64,
+    /// How many findings there were of each kind, by its title, those that are not kept included.
+    pub(super) seen: BTreeMap<&'static str, u64>,
 }
 
 /// What hardware may hold of a range that is asked for.
 pub(super) struct Suspect {
     pub(super) cached: Cached,
-    pub(super) range: IovaRange,
-    pub(super) memory: Option<Span>,
+    pub(super) subject: Subject,
     pub(super) cause: Cause,
     pub(super) before: Vec<Record>,
 }
+
+/// The IOVAs that a finding is about, and the memory that they lead to.
+pub(super) type Subject = (IovaRange, Option<Span>);
 
 impl State {
     pub(super) fn new(config: SanitizerConfig) -> Self {
         Self {
             config,
             mapped: Intervals::default(),
-            stale: Intervals::default(),
+            leaves: Intervals::default(),
             walks: Intervals::default(),
+            gone: Intervals::default(),
+            vain: Intervals::default(),
+            going: VecDeque::new(),
+            flushed_all: HashMap::new(),
             tables: DetachedTables::default(),
+            asked: Intervals::default(),
+            bytes: Intervals::default(),
             announced: Intervals::default(),
             in_flight: Vec::new(),
             number: 0,
             ring: VecDeque::new(),
             findings: Vec::new(),
-            found: 0,
+            seen: BTreeMap::new(),
         }
     }
 
@@ -148,19 +170,20 @@ impl State {
     pub(super) fn find(
         &mut self,
         kind: FindingKind,
-        (iovas, memory): (IovaRange, Option<Span>),
+        (iovas, memory): Subject,
         before: Vec<Record>,
         now: &Record,
     ) {
-        self.found += 1;
-        if self.findings.len() >= self.config.findings {
+        let seen = self.seen.entry(kind.title()).or_default();
+        *seen += 1;
+        if usize::try_from(*seen).is_ok_and(|seen| seen > self.config.findings) {
             return;
         }
         // What an unmap took away together is flushed together: a flush that is too short shows.
         let subject = before.last().and_then(|record| record.iovas.ranges()?.first()?.join(iovas));
         let subject = subject.unwrap_or(iovas);
-        let recent = self.ring.iter().rev().filter(|record| record.iovas.meets(subject));
-        let mut history: Vec<Record> = recent.take(self.config.shown).cloned().collect();
+        let mut history = self.told_of(subject);
+        history.drain(..history.len().saturating_sub(self.config.shown));
         history.extend(before);
         history.push(now.clone());
         history.sort_by_key(|record| record.number);
@@ -168,25 +191,77 @@ impl State {
         self.findings.push(Finding { kind, iovas, memory, history });
     }
 
+    /// The titles of kinds of which not all are kept, and how many are not.
+    pub(super) fn left_out(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let kept = u64::try_from(self.config.findings).unwrap_or(u64::MAX);
+        let beyond = self.seen.iter().map(move |(title, seen)| (*title, seen.saturating_sub(kept)));
+        beyond.filter(|(_, count)| *count > 0)
+    }
+
+    /// The operations of the history that touched a range, the oldest first. Of invalidations of
+    /// everything in a row, the first one.
+    fn told_of(&self, range: IovaRange) -> Vec<Record> {
+        let mut all: Vec<Record> = Vec::new();
+        for record in self.ring.iter().filter(|record| record.iovas.meets(range)) {
+            let in_a_row = all.iter().rev().take_while(|last| last.iovas == Where::All).count();
+            if record.iovas != Where::All || in_a_row < 2 {
+                all.push(record.clone());
+            }
+        }
+        all
+    }
+
+    /// A domain was asked for something.
+    pub(super) fn asked(&mut self, range: IovaRange, by: Caller) {
+        self.asked.take(range);
+        self.asked.insert(range, by);
+    }
+
+    /// Who asked a domain for an operation that it does in these IOVAs and nowhere else.
+    pub(super) fn asker(&self, op: Op, iovas: &Where) -> Option<Caller> {
+        let Where::Range(range) = iovas else { return None };
+        match op {
+            Op::Map { .. }
+            | Op::SyncMap
+            | Op::Unmap { .. }
+            | Op::InvalidateBegin { .. }
+            | Op::InvalidateEnd { .. } => self.asked.at(range.start()).map(|(_, by)| *by),
+            _ => None,
+        }
+    }
+
+    /// A buffer of these bytes is about to be mapped, in their granules.
+    pub(super) fn bytes(&mut self, bytes: IovaRange, granule_lg2: u32) {
+        self.config.granule_lg2 = granule_lg2;
+        self.bytes.take(self.granules(bytes));
+        self.bytes.insert(bytes, ());
+    }
+
     pub(super) fn map(&mut self, range: IovaRange, spans: &[Span], mapped: &MappedPiece) {
-        let now = &mapped.mapped;
-        self.expect_unused(range, now);
+        self.expect_unused(range, &mapped.mapped);
         self.mapped.take(range);
-        let mut next = Some(range.start());
+        let mut left = Some(range);
         for span in spans {
-            let Some(piece) = next.and_then(|next| {
-                let whole = IovaRange::from_len(next, span.len()).ok()?;
-                whole.intersection(range)
-            }) else {
-                break;
-            };
+            let Some(rest) = left else { break };
+            let whole = IovaRange::from_len(rest.start(), span.len());
+            let piece = whole.ok().and_then(|whole| whole.intersection(rest)).unwrap_or(rest);
             let paddr = Some(span.paddr().get());
             self.mapped.insert(piece, MappedPiece { paddr, ..mapped.clone() });
-            next = piece.last().checked_add(1).filter(|next| range.contains(*next));
+            left = behind(piece, range);
         }
-        if let Some(rest) = next.and_then(|next| IovaRange::new(next, range.last())) {
+        if let Some(rest) = left {
             self.mapped.insert(rest, mapped.clone());
         }
+        if self.bytes.first(range).is_none() {
+            return;
+        }
+        // What else is in the granules of a buffer is not of it.
+        let mut left = Some(range);
+        while let Some(other) = left.and_then(|rest| self.bytes.gap(rest)) {
+            self.mapped.take(other);
+            left = behind(other, range);
+        }
+        self.bytes.take(range);
     }
 
     /// Finds what is in use, or may be, in a range that begins a new life.
@@ -196,15 +271,23 @@ impl State {
             let whole = self.whole(taken);
             self.find(FindingKind::AlreadyMapped { taken: whole }, (range, memory), before, now);
         }
-        if let Some(Suspect { cached, range, memory, cause, before }) = self.suspect(range) {
-            self.find(FindingKind::MissingFlush { cached, cause }, (range, memory), before, now);
+        if let Some(Suspect { cached, subject, cause, before }) = self.suspect(range) {
+            self.find(FindingKind::MissingFlush { cached, cause }, subject, before, now);
         }
-        self.stale.take(range);
+        self.leaves.take(range);
         self.walks.take(range);
+        self.gone.take(range);
+    }
+
+    /// The granules that a range lies in.
+    pub(super) fn granules(&self, range: IovaRange) -> IovaRange {
+        let mask = lg2::mask(self.config.granule_lg2);
+        let (start, last) = (range.start().get() & !mask, range.last().get() | mask);
+        IovaRange::new(Iova::new(start), Iova::new(last)).unwrap_or(range)
     }
 
     /// All that is left of the mapping that a piece is of.
-    fn whole(&self, piece: IovaRange) -> IovaRange {
+    pub(super) fn whole(&self, piece: IovaRange) -> IovaRange {
         let Some(number) = self.mapped.at(piece.start()).map(|(_, p)| p.mapped.number) else {
             return piece;
         };
@@ -225,43 +308,47 @@ impl State {
 
     /// The first thing in `range` that hardware may hold and that no finding was about.
     fn suspect(&self, range: IovaRange) -> Option<Suspect> {
-        let fresh = |by: &Unflushed| by.reported == Reported::No;
-        if let Some((range, stale)) = self.stale.meeting(range).find(|(_, s)| fresh(&s.by)) {
-            return Some(self.suspect_leaf(range, stale));
-        }
-        let (range, Walk(by)) = self.walks.meeting(range).find(|(_, walk)| fresh(&walk.0))?;
-        let cause = self.cause(range, by, 0);
-        let before = vec![by.unmapped.clone()];
-        Some(Suspect { cached: Cached::Walk, range, memory: None, cause, before })
+        let fresh = |(_, stale): &(IovaRange, &Stale)| stale.reported == Reported::No;
+        let first = self.leaves.meeting(range).find(fresh);
+        first.or_else(|| self.walks.meeting(range).find(fresh)).map(|(at, s)| self.suspected(at, s))
     }
 
-    pub(super) fn suspect_leaf(&self, range: IovaRange, stale: &Stale) -> Suspect {
+    pub(super) fn suspected(&self, range: IovaRange, stale: &Stale) -> Suspect {
+        let mut before = vec![stale.unmapped.clone()];
+        before.splice(0..0, stale.was.iter().map(|was| was.mapped.clone()));
         Suspect {
-            cached: Cached::Leaf,
-            range,
-            memory: memory(range, &stale.was),
-            cause: self.cause(range, &stale.by, stale.was.mapped.number),
-            before: vec![stale.was.mapped.clone(), stale.by.unmapped.clone()],
+            cached: if stale.was.is_some() { Cached::Leaf } else { Cached::Walk },
+            subject: (range, stale.was.as_ref().and_then(|was| memory(range, was))),
+            cause: self.cause(range, stale),
+            before,
         }
     }
 
-    /// Why nothing made hardware forget what was there from event `mapped` on.
-    fn cause(&self, range: IovaRange, by: &Unflushed, mapped: u64) -> Cause {
-        let after = |record: &Record| record.number > by.unmapped.number;
-        if self.in_flight.iter().any(|begin| after(begin) && begin.iovas.meets(range)) {
+    /// Why nothing made hardware forget what was unmapped.
+    fn cause(&self, range: IovaRange, stale: &Stale) -> Cause {
+        let unmapped = stale.unmapped.number;
+        let after = |begin: &Record| begin.number > unmapped && begin.iovas.meets(range);
+        if self.in_flight.iter().any(after) {
             return Cause::StillRunning;
         }
-        by.missed.unwrap_or_else(|| {
+        stale.missed.unwrap_or_else(|| {
+            let mapped = stale.was.as_ref().map_or(0, |was| was.mapped.number);
             let flushed = |record: &Record| {
-                matches!(record.op, Op::InvalidateBegin { .. })
-                    && (mapped..by.unmapped.number).contains(&record.number)
-                    && record.iovas.meets(range)
+                matches!(record.op, Op::InvalidateBegin { .. }) && record.iovas.meets(range)
             };
-            match self.ring.iter().rev().any(flushed) {
+            match self.between(mapped, unmapped).any(flushed) {
                 true => Cause::FlushBeforeUnmap,
                 false => Cause::NoFlush,
             }
         })
+    }
+
+    /// The events of the history from one number to before another.
+    fn between(&self, from: u64, to: u64) -> impl Iterator<Item = &Record> {
+        let first = self.ring.front().map_or(0, |record| record.number);
+        let index = |number: u64| usize::try_from(number.saturating_sub(first)).unwrap_or(0);
+        let to = index(to).min(self.ring.len());
+        self.ring.range(index(from).min(to)..to)
     }
 
     pub(super) fn unmap(
@@ -286,31 +373,41 @@ impl State {
         (tables, leaf_sizes): (Tables, u64),
         now: &Record,
     ) {
-        let by = Unflushed { unmapped: now.clone(), missed: None, reported: Reported::No };
-        for (piece, was) in self.mapped.take(range) {
-            self.stale.take(piece);
-            self.stale.insert(piece, Stale { was, by: by.clone(), leaf_sizes });
+        let taken = self.mapped.take(range);
+        if taken.is_empty() {
+            self.vain.take(range);
+            self.vain.insert(range, ());
+        }
+        for (piece, was) in taken {
+            self.outlive(piece, was, leaf_sizes, now);
         }
         if self.config.absent == AbsentEntries::Cached {
             self.announced.take(range);
         }
         if tables == Tables::Detached {
+            let (unmapped, missed, reported) = (now.clone(), None, Reported::No);
             self.walks.take(range);
-            self.walks.insert(range, Walk(by));
+            self.walks
+                .insert(range, Stale { was: None, unmapped, leaf_sizes: 0, missed, reported });
             self.tables.unmapped(range, now);
         }
+    }
+
+    /// A piece of what was mapped stays in the IOTLB.
+    fn outlive(&mut self, piece: IovaRange, was: MappedPiece, leaf_sizes: u64, now: &Record) {
+        let (unmapped, missed, reported) = (now.clone(), None, Reported::No);
+        self.leaves.take(piece);
+        self.leaves.insert(piece, Stale { was: Some(was), unmapped, leaf_sizes, missed, reported });
     }
 
     pub(super) fn protect(&mut self, range: IovaRange, prot: Option<Prot>, now: &Record) {
         if let Some(gap) = self.mapped.gap(range) {
             self.find(FindingKind::ProtectOfNothing, (gap, None), Vec::new(), now);
         }
-        let by = Unflushed { unmapped: now.clone(), missed: None, reported: Reported::No };
         for (piece, was) in self.mapped.take(range) {
             self.mapped
                 .insert(piece, MappedPiece { prot: prot.unwrap_or(was.prot), ..was.clone() });
-            self.stale.take(piece);
-            self.stale.insert(piece, Stale { was, by: by.clone(), leaf_sizes: 0 });
+            self.outlive(piece, was, 0, now);
         }
     }
 
@@ -324,25 +421,26 @@ impl State {
 
     /// Nothing is mapped in a range that was to be unmapped.
     fn nothing_to_unmap(&mut self, range: IovaRange, now: &Record) {
-        let was_unmapped = self.stale.first(range).is_some() || self.last_unmapped(range);
-        let kind =
-            if was_unmapped { FindingKind::DoubleUnmap } else { FindingKind::UnmapOfNothing };
-        self.find(kind, (range, None), Vec::new(), now);
+        let (kind, before) = match self.unmapped_before(range) {
+            Some(before) => (FindingKind::DoubleUnmap, before),
+            None => (FindingKind::UnmapOfNothing, Vec::new()),
+        };
+        self.find(kind, (range, None), before, now);
+    }
+
+    /// The map, the unmap, and perhaps the flush of what was in a range last.
+    pub(super) fn unmapped_before(&self, range: IovaRange) -> Option<Vec<Record>> {
+        if let Some((range, stale)) = self.leaves.first(range) {
+            return Some(self.suspected(range, stale).before);
+        }
+        self.gone.first(range).map(|(_, gone)| gone.records())
     }
 
     /// All that is left of the mapping that an address is in, the memory of the piece there, and
     /// the event that made it.
-    fn mapping_at(&self, iova: Iova) -> Option<(IovaRange, Option<Span>, Vec<Record>)> {
+    pub(super) fn mapping_at(&self, iova: Iova) -> Option<(IovaRange, Option<Span>, Vec<Record>)> {
         let (piece, part) = self.mapped.at(iova)?;
         Some((self.whole(piece), memory(piece, part), vec![part.mapped.clone()]))
-    }
-
-    /// Whether the history has an unmap of `range`, before the event that is looked at.
-    fn last_unmapped(&self, range: IovaRange) -> bool {
-        let earlier = self.ring.iter().rev().skip(1);
-        earlier
-            .filter(|record| record.iovas.meets(range))
-            .any(|record| matches!(record.op, Op::Unmap { .. }))
     }
 
     fn expect_whole_mappings(&mut self, range: IovaRange, now: &Record) {
@@ -355,103 +453,17 @@ impl State {
         }
     }
 
-    pub(super) fn dma(&mut self, iova: Iova, len: u64, access: Access, now: &Record) {
-        let Ok(range) = reached(iova, len) else { return };
-        let Some(gap) = self.mapped.gap(range) else {
-            return self.expect_permission(range, access, now);
-        };
-        if let Some((range, stale)) = self.stale.first(gap) {
-            let Suspect { range, memory, cause, before, .. } = self.suspect_leaf(range, stale);
-            let kind = FindingKind::UseAfterUnmap { access, cause };
-            return self.find(kind, (range, memory), before, now);
-        }
-        let ran_out_of = gap.start().get().checked_sub(1).filter(|_| gap.start() > iova);
-        match ran_out_of.and_then(|before| self.mapping_at(Iova::new(before))) {
-            Some((mapping, _, before)) => {
-                self.find(FindingKind::PastMapping { access, mapping }, (gap, None), before, now);
-            }
-            None => self.find(FindingKind::Unmapped { access }, (gap, None), Vec::new(), now),
-        }
-    }
-
-    /// Of a device, in a range that is mapped.
-    fn expect_permission(&mut self, range: IovaRange, access: Access, now: &Record) {
-        let announced = |piece: IovaRange, since: u64| {
-            let told = |(_, number): (_, &u64)| *number > since;
-            self.announced.gap(piece).is_none() && self.announced.meeting(piece).all(told)
-        };
-        let absent_cached = self.config.absent == AbsentEntries::Cached;
-        let bad = self.mapped.meeting(range).find_map(|(piece, part)| {
-            let denied = !part.prot.contains(access.needs());
-            let unannounced =
-                absent_cached && !announced(piece.intersection(range)?, part.mapped.number);
-            let kind = match () {
-                () if denied => FindingKind::Denied { access, prot: part.prot },
-                () if unannounced => FindingKind::Unannounced { access },
-                () => return None,
-            };
-            Some((kind, (piece, memory(piece, part)), vec![part.mapped.clone()]))
-        });
-        if let Some((kind, subject, before)) = bad {
-            self.find(kind, subject, before, now);
-        }
-    }
-
-    pub(super) fn sync(&mut self, range: IovaRange, direction: Direction, now: &Record) {
-        let Some((piece, first)) = self.mapped.at(range.start()) else {
-            let before = self
-                .stale
-                .at(range.start())
-                .map(|(_, stale)| vec![stale.was.mapped.clone(), stale.by.unmapped.clone()]);
-            let kind = FindingKind::SyncOutside { mapping: None };
-            return self.find(kind, (range, None), before.unwrap_or_default(), now);
-        };
-        let (prot, before) = (first.prot, vec![first.mapped.clone()]);
-        let (mapping, memory) = (self.whole(piece), memory(piece, first));
-        if !mapping.covers(range) {
-            let kind = FindingKind::SyncOutside { mapping: Some(mapping) };
-            return self.find(kind, (range, memory), before, now);
-        }
-        let access = prot & Prot::READ_WRITE;
-        if access != Prot::READ_WRITE && access != access_of(direction) {
-            self.find(FindingKind::SyncDirection { direction, prot }, (range, memory), before, now);
-        }
-    }
-
-    /// A sync of a mapping of which the bytes are known, and the direction.
-    pub(super) fn sync_of(
-        &mut self,
-        range: IovaRange,
-        direction: Direction,
-        (mapping, mapped): (IovaRange, Direction),
-        now: &Record,
-    ) {
-        let part = self.mapped.at(range.start()).map(|(_, part)| part.mapped.clone());
-        let before = part.into_iter().collect();
-        if !mapping.covers(range) {
-            let kind = FindingKind::SyncOutside { mapping: Some(mapping) };
-            return self.find(kind, (range, None), before, now);
-        }
-        if direction != mapped {
-            let prot = access_of(mapped);
-            let kind = FindingKind::SyncDirection { direction, prot };
-            return self.find(kind, (range, None), before, now);
-        }
-        self.sync(range, direction, now);
-    }
-
     /// A table goes back to where it can become another.
     pub(super) fn free_table(&mut self, span: Span, now: &Record) {
         let Some((range, number)) = self.tables.freed(span) else { return };
-        let found = self
-            .walks
-            .meeting(range)
-            .find(|(_, Walk(by))| by.unmapped.number == number && by.reported == Reported::No);
-        let Some((piece, Walk(by))) = found else { return };
-        let (cause, before) = (self.cause(piece, by, 0), vec![by.unmapped.clone()]);
-        self.walks.each_meeting(range, |walk| walk.0.reported = Reported::Yes);
-        let kind = FindingKind::LateFlush { cached: Cached::Walk, cause, freed: Some(span) };
-        self.find(kind, (piece, None), before, now);
+        let fresh = |(_, walk): &(IovaRange, &Stale)| {
+            walk.unmapped.number == number && walk.reported == Reported::No
+        };
+        let Some((piece, walk)) = self.walks.meeting(range).find(fresh) else { return };
+        let Suspect { cached, subject, cause, before } = self.suspected(piece, walk);
+        self.walks.each_meeting(range, |walk| walk.reported = Reported::Yes);
+        let kind = FindingKind::LateFlush { cached, cause, freed: Some(span) };
+        self.find(kind, subject, before, now);
     }
 
     /// IOVAs, and what was mapped there, go back to their owners.
@@ -460,29 +472,66 @@ impl State {
             let (subject, before) = ((piece, memory(piece, part)), vec![part.mapped.clone()]);
             self.find(FindingKind::ReleasedWhileMapped { freed: None }, subject, before, now);
         }
-        if let Some(Suspect { cached, range, memory, cause, before }) = self.suspect(range) {
+        if let Some(Suspect { cached, subject, cause, before }) = self.suspect(range) {
             let kind = FindingKind::LateFlush { cached, cause, freed: None };
-            self.find(kind, (range, memory), before, now);
+            self.find(kind, subject, before, now);
         }
-        self.stale.each_meeting(range, |stale| stale.by.reported = Reported::Yes);
-        self.walks.each_meeting(range, |walk| walk.0.reported = Reported::Yes);
+        for all in [&mut self.leaves, &mut self.walks] {
+            all.each_meeting(range, |stale| stale.reported = Reported::Yes);
+        }
     }
 
     /// Memory goes back to its owner.
     pub(super) fn free(&mut self, span: Span, now: &Record) {
-        let freed = Some(span);
-        if let Some((piece, part)) = self.mapped.first_leading_to(span) {
+        let (freed, extent) = (Some(span), (span.paddr().get(), span.last().get()));
+        let mapped = self.mapped.leading_to(extent).next();
+        if let Some((piece, part)) = mapped {
             let (subject, before) = ((piece, memory(piece, part)), vec![part.mapped.clone()]);
             self.find(FindingKind::ReleasedWhileMapped { freed }, subject, before, now);
         }
-        let fresh = |(_, stale): &(IovaRange, &Stale)| stale.by.reported == Reported::No;
-        let Some((range, stale)) = self.stale.leading_to(span).find(fresh) else { return };
-        let Suspect { cached, range, memory, cause, before } = self.suspect_leaf(range, stale);
-        let all: Vec<_> = self.stale.leading_to(span).map(|(range, _)| range).collect();
-        for range in all {
-            self.stale.each_meeting(range, |stale| stale.by.reported = Reported::Yes);
+        let fresh = |(_, stale): &(IovaRange, &Stale)| stale.reported == Reported::No;
+        let stale = self.leaves.leading_to(extent).find(fresh);
+        if let Some((range, stale)) = stale {
+            let Suspect { cached, subject, cause, before } = self.suspected(range, stale);
+            let all: Vec<_> = self.leaves.leading_to(extent).map(|(range, _)| range).collect();
+            for range in all {
+                self.leaves.each_meeting(range, |stale| stale.reported = Reported::Yes);
+            }
+            let kind = FindingKind::LateFlush { cached, cause, freed };
+            self.find(kind, subject, before, now);
         }
-        self.find(FindingKind::LateFlush { cached, cause, freed }, (range, memory), before, now);
+        if self.config.trust == Trust::Untrusted {
+            self.expect_no_neighbours(span, now);
+        }
+    }
+
+    /// No device reaches freed memory by the granule of a neighbour.
+    fn expect_no_neighbours(&mut self, span: Span, now: &Record) {
+        let mask = lg2::mask(self.config.granule_lg2);
+        let around = (span.paddr().get() & !mask, span.last().get() | mask);
+        let mapped = self.mapped.leading_to(around).map(|(range, part)| {
+            let before = vec![part.mapped.clone()];
+            (range, memory(range, part), before)
+        });
+        let stale = self.leaves.leading_to(around).map(|(range, stale)| {
+            let Suspect { subject: (range, memory), before, .. } = self.suspected(range, stale);
+            (range, memory, before)
+        });
+        let found = mapped.chain(stale).find_map(|(range, memory, before)| {
+            let neighbour = memory?;
+            let (first, last) = (neighbour.paddr(), neighbour.last());
+            let granule = match () {
+                () if last < span.paddr() => last,
+                () if first > span.last() => first,
+                // The same bytes: that is said by another finding.
+                () => return None,
+            };
+            let granule = Span::new(PhysAddr::new(granule.get() & !mask), mask + 1).ok()?;
+            Some((FindingKind::SharedGranule { freed: span, granule }, (range, memory), before))
+        });
+        if let Some((kind, subject, before)) = found {
+            self.find(kind, subject, before, now);
+        }
     }
 
     /// Reports every mapping as leaked, once, and forgets it.
@@ -501,17 +550,13 @@ impl State {
 
     /// Reports everything that nobody flushed, and forgets it.
     pub(super) fn unflushed(&mut self, now: &Record) {
-        let everything = IovaRange::new(Iova::new(0), Iova::new(u64::MAX));
-        while let Some(suspect) = everything.and_then(|all| self.suspect(all)) {
-            let Suspect { cached, range, memory, cause, before } = suspect;
-            let unmapped = before.last().map_or(Where::Nowhere, |record| record.iovas.clone());
-            self.find(FindingKind::MissingFlush { cached, cause }, (range, memory), before, now);
-            // The rest of what the same unmap took away is no other bug.
-            let all = unmapped.ranges().unwrap_or_default().iter().copied();
-            for range in all.chain([range]) {
-                match cached {
-                    Cached::Leaf => drop(self.stale.take(range)),
-                    Cached::Walk => drop(self.walks.take(range)),
+        for all in [std::mem::take(&mut self.leaves), std::mem::take(&mut self.walks)] {
+            // What one unmap took away is one bug.
+            let mut told = HashSet::new();
+            for (range, stale) in all.iter().filter(|(_, stale)| stale.reported == Reported::No) {
+                if told.insert(stale.unmapped.number) {
+                    let Suspect { cached, subject, cause, before } = self.suspected(range, stale);
+                    self.find(FindingKind::MissingFlush { cached, cause }, subject, before, now);
                 }
             }
         }
@@ -519,20 +564,11 @@ impl State {
 }
 
 /// The memory that a piece leads to.
-fn memory(piece: IovaRange, mapped: &MappedPiece) -> Option<Span> {
+pub(super) fn memory(piece: IovaRange, mapped: &MappedPiece) -> Option<Span> {
     Span::new(PhysAddr::new(mapped.paddr?), piece.checked_len()?).ok()
 }
 
-const fn access_of(direction: Direction) -> Prot {
-    match direction {
-        Direction::ToDevice => Prot::READ,
-        Direction::FromDevice => Prot::WRITE,
-        Direction::Bidirectional => Prot::READ_WRITE,
-    }
-}
-
-/// The addresses of an access; those past the top of the space are left out.
-fn reached(iova: Iova, len: u64) -> Result<IovaRange, dmaspan::RangeError> {
-    let room = (u64::MAX - iova.get()).saturating_add(1);
-    IovaRange::from_len(iova, len.min(room))
+/// What of `within` lies behind a piece of it.
+pub(super) fn behind(piece: IovaRange, within: IovaRange) -> Option<IovaRange> {
+    IovaRange::new(piece.last().checked_add(1)?, within.last())
 }

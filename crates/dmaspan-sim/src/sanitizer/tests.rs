@@ -1,7 +1,8 @@
 //! Every kind of bug, planted and found; and programs without one, in which nothing is found.
 
-use dmaspan::iommu::{Invalidation, Scope, Tables};
-use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Prot, Span};
+use dmaspan::dma::Trust;
+use dmaspan::iommu::{Event, Invalidation, Scope, Tables};
+use dmaspan::{Caller, Direction, Iova, IovaRange, Label, PhysAddr, Prot, Span};
 
 use super::*;
 use crate::iotlb::AbsentEntries;
@@ -29,8 +30,12 @@ fn map(sanitizer: &Sanitizer, first: u64, count: u64) -> IovaRange {
     range
 }
 
+fn kinds_of(findings: Vec<Finding>) -> Vec<FindingKind> {
+    findings.iter().map(|finding| finding.kind).collect()
+}
+
 fn kinds(sanitizer: &Sanitizer) -> Vec<FindingKind> {
-    sanitizer.findings().iter().map(|finding| finding.kind).collect()
+    kinds_of(sanitizer.findings())
 }
 
 fn late(cause: Cause) -> FindingKind {
@@ -114,12 +119,11 @@ fn a_release_before_the_flush_is_a_late_flush_and_says_why() {
         }),
     ];
     for (cause, plant) in cases {
-        let config = SanitizerConfig { pointless: Pointless::Ignore, ..SanitizerConfig::default() };
-        let sanitizer = Sanitizer::new(config);
+        let sanitizer = Sanitizer::default();
         let range = map(&sanitizer, 16, 4);
         plant(&sanitizer, range);
         sanitizer.on_release(range);
-        assert_eq!(kinds(&sanitizer), [late(cause)]);
+        assert_eq!(kinds_of(sanitizer.errors()), [late(cause)]);
         // One bug, one finding; and a flush ends it.
         sanitizer.on_free(frames(16, 4));
         sanitizer.on_invalidate(&everything);
@@ -178,7 +182,7 @@ fn leaves_whose_size_was_not_named_stay_where_hardware_minds() {
 }
 
 #[test]
-fn a_device_that_goes_on_after_the_unmap_is_found_until_the_flush() {
+fn a_device_that_goes_on_after_the_unmap_is_found_and_after_the_flush_with_both_numbers() {
     let (sanitizer, access) = (Sanitizer::default(), Access::Write);
     sanitizer.on_unmap(map(&sanitizer, 3, 2), Tables::Kept);
     sanitizer.on_dma(Iova::new(5 * PAGE - 1), 1, access);
@@ -186,7 +190,65 @@ fn a_device_that_goes_on_after_the_unmap_is_found_until_the_flush() {
     assert_eq!(kinds(&sanitizer), [FindingKind::UseAfterUnmap { access, cause }]);
     flush(&sanitizer, pages(3, 2), Tables::Kept);
     sanitizer.on_dma(Iova::new(5 * PAGE - 1), 1, access);
-    assert_eq!(kinds(&sanitizer)[1..], [FindingKind::Unmapped { access }]);
+    let kind = FindingKind::UseAfterFlush { access, unmapped: 2, flushed: 4 };
+    assert_eq!(kinds(&sanitizer)[1..], [kind]);
+    let found = &sanitizer.findings()[1];
+    assert!(found.to_string().contains("unmapped by #2, flushed by #4"), "{found}");
+    let numbers: Vec<u64> = found.history.iter().map(|record| record.number).collect();
+    let used = IovaRange::point(Iova::new(5 * PAGE - 1));
+    assert_eq!((found.iovas, numbers), (used, vec![1, 2, 3, 4, 5, 6]));
+    let memory = Span::new(frames(4, 1).last(), 1).unwrap();
+    assert_eq!(
+        (sanitizer.findings()[0].iovas, sanitizer.findings()[0].memory),
+        (used, Some(memory))
+    );
+    // What is mapped there next is another's.
+    let range = map(&sanitizer, 3, 1);
+    sanitizer.on_dma(range.start(), 1, access);
+    assert_eq!(sanitizer.found(), 2);
+    sanitizer.on_dma(pages(4, 1).start(), 1, access);
+    assert_eq!(kinds(&sanitizer)[2..], [kind]);
+}
+
+#[test]
+fn what_was_unmapped_is_known_after_many_other_events_and_after_a_detach() {
+    let (sanitizer, access) = (Sanitizer::default(), Access::Read);
+    let unmap = |first| {
+        let range = map(&sanitizer, first, 1);
+        sanitizer.on_unmap(range, Tables::Kept);
+        flush(&sanitizer, range, Tables::Kept);
+        range
+    };
+    let range = unmap(1);
+    for _ in 0..1 << 16 {
+        unmap(2);
+    }
+    sanitizer.on_dma(range.start(), 1, access);
+    let flushed = |unmapped, flushed| FindingKind::UseAfterFlush { access, unmapped, flushed };
+    assert_eq!(kinds(&sanitizer), [flushed(2, 3)]);
+    let numbers: Vec<_> = sanitizer.findings()[0].history.iter().map(|r| r.number).collect();
+    assert_eq!(numbers[..3], [1, 2, 3]);
+    let last = sanitizer.events();
+    sanitizer.on_unmap(map(&sanitizer, 8, 1), Tables::Kept);
+    sanitizer.on_detach();
+    sanitizer.on_dma(pages(8, 1).start(), 1, access);
+    assert_eq!(kinds(&sanitizer)[1..], [flushed(last + 2, last + 3)]);
+}
+
+#[test]
+fn of_unmaps_only_as_many_are_known_as_the_history_has() {
+    let sanitizer = Sanitizer::new(SanitizerConfig { history: 64, ..SanitizerConfig::default() });
+    for first in 1..=100 {
+        let range = map(&sanitizer, 2 * first, 1);
+        sanitizer.on_unmap(range, Tables::Kept);
+        flush(&sanitizer, range, Tables::Kept);
+    }
+    for first in [36, 37] {
+        sanitizer.on_dma(pages(2 * first, 1).start(), 1, Access::Read);
+    }
+    let access = Access::Read;
+    let gone = FindingKind::UseAfterFlush { access, unmapped: 37 * 4 - 2, flushed: 37 * 4 - 1 };
+    assert_eq!(kinds(&sanitizer), [FindingKind::Unmapped { access }, gone]);
 }
 
 #[test]
@@ -323,17 +385,63 @@ fn what_is_left_at_the_end_is_found_and_a_detach_forgives_what_was_unmapped() {
 }
 
 #[test]
-fn a_flush_of_nothing_stale_is_pointless_unless_that_is_ignored() {
-    for (pointless, count) in [(Pointless::Report, 2), (Pointless::Ignore, 0)] {
-        let sanitizer = Sanitizer::new(SanitizerConfig { pointless, ..SanitizerConfig::default() });
-        let range = map(&sanitizer, 1, 1);
-        flush(&sanitizer, range, Tables::Kept);
-        sanitizer.on_unmap(range, Tables::Kept);
-        flush(&sanitizer, pages(0, 9), Tables::Kept);
-        flush(&sanitizer, pages(0, 9), Tables::Kept);
-        assert_eq!(kinds(&sanitizer), vec![FindingKind::PointlessFlush; count]);
-        assert!(sanitizer.findings().iter().all(|f| f.class() == Severity::Performance));
-    }
+fn a_flush_of_nothing_stale_is_pointless_which_is_advice() {
+    let sanitizer = Sanitizer::default();
+    let range = map(&sanitizer, 1, 1);
+    flush(&sanitizer, range, Tables::Kept);
+    sanitizer.on_unmap(range, Tables::Kept);
+    flush(&sanitizer, pages(0, 9), Tables::Kept);
+    flush(&sanitizer, pages(0, 9), Tables::Kept);
+    assert_eq!(kinds(&sanitizer), [FindingKind::PointlessFlush; 2]);
+    assert_eq!((sanitizer.errors(), sanitizer.advice()), (vec![], sanitizer.findings()));
+    assert!(sanitizer.findings()[1].to_string().starts_with("ADVICE: pointless flush"));
+}
+
+/// Unmaps a page by another thread, which then flushes all of it, or by name, or not.
+fn elsewhere(sanitizer: &Sanitizer, first: u64, forget: Option<Scope<'_>>) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let range = map(sanitizer, first, 1);
+            sanitizer.on_unmap(range, Tables::Kept);
+            let tables = Tables::Kept;
+            if let Some(scope) = forget {
+                sanitizer.on_invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_flush_for_what_a_flush_of_another_thread_forgot_by_the_way_is_not_pointless() {
+    let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
+    // Two CPUs gather apart, and both flush everything: the first one has done it for both.
+    let sanitizer = Sanitizer::default();
+    sanitizer.on_unmap(map(&sanitizer, 1, 1), Tables::Kept);
+    elsewhere(&sanitizer, 2, Some(Scope::All));
+    sanitizer.on_invalidate(&all);
+    assert_eq!(kinds(&sanitizer), []);
+    // A third thread flushes what both had gathered.
+    elsewhere(&sanitizer, 3, None);
+    sanitizer.on_invalidate(&all);
+    flush(&sanitizer, pages(3, 1), Tables::Kept);
+    assert_eq!(kinds(&sanitizer), []);
+    // Again, which by then everybody knows.
+    flush(&sanitizer, pages(3, 1), Tables::Kept);
+    assert_eq!(kinds(&sanitizer), [FindingKind::PointlessFlush]);
+}
+
+#[test]
+fn a_thread_that_flushes_everything_twice_flushes_once_in_vain() {
+    let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
+    let sanitizer = Sanitizer::default();
+    elsewhere(&sanitizer, 2, Some(Scope::Ranges(&[pages(2, 1)])));
+    sanitizer.on_unmap(map(&sanitizer, 1, 1), Tables::Kept);
+    sanitizer.on_invalidate(&all);
+    assert_eq!(kinds(&sanitizer), []);
+    sanitizer.on_invalidate(&all);
+    assert_eq!(kinds(&sanitizer), [FindingKind::PointlessFlush]);
+    let flushed = &sanitizer.findings()[0].history;
+    assert!(flushed.iter().any(|record| record.number == 6), "the flush that did it");
 }
 
 #[test]
@@ -349,10 +457,144 @@ fn the_top_of_the_space_is_an_iova_like_others() {
 }
 
 #[test]
-fn findings_beyond_the_bound_are_counted() {
+fn a_flood_of_one_kind_hides_no_other_and_what_is_found_can_be_indexed() {
     let sanitizer = Sanitizer::new(SanitizerConfig { findings: 2, ..SanitizerConfig::default() });
+    let leaked = map(&sanitizer, 9, 1);
     (0..5).for_each(|page| sanitizer.on_unmap(pages(page, 1), Tables::Kept));
-    assert_eq!((sanitizer.findings().len(), sanitizer.found()), (2, 5));
+    let use_it = |page| sanitizer.on_dma(pages(page, 1).start(), 1, Access::Read);
+    (100..104).for_each(use_it);
+    let findings = sanitizer.finish();
+    assert_eq!((sanitizer.found(), sanitizer.left_out()), (findings.len(), 5));
+    let unmapped = FindingKind::Unmapped { access: Access::Read };
+    let nothing = FindingKind::UnmapOfNothing;
+    assert_eq!(kinds_of(findings), [nothing, nothing, unmapped, unmapped, FindingKind::Leak]);
+    assert_eq!(sanitizer.findings()[sanitizer.found() - 1].iovas, leaked);
+    let report = sanitizer.to_string();
+    let tail = "DMA to nothing: 2 more\nunmap of nothing: 3 more\n5 errors, 0 advice, 11 events";
+    assert!(report.ends_with(tail), "{report}");
+    assert_eq!(report.matches("ERROR: ").count(), 5);
+}
+
+#[test]
+fn a_leak_names_the_map_and_its_place() {
+    let sanitizer = Sanitizer::default();
+    // Not this one, which was unmapped.
+    let range = map(&sanitizer, 1, 1);
+    sanitizer.on_unmap(range, Tables::Kept);
+    flush(&sanitizer, range, Tables::Kept);
+    let line = line!() + 1;
+    sanitizer.named("rx ring").on_map(range, &[frames(1, 1)], Prot::WRITE);
+    let report = sanitizer.finish()[0].to_string();
+    let place = format!("what: #5, at {}:{line}, ", file!());
+    let end = ", rx ring, mapped 0x1000..=0x1fff: it is still mapped at the end\n";
+    assert!(report.contains(&place) && report.contains(end), "{report}");
+}
+
+/// Half a page of memory, and the IOVAs that are mapped to it, of a page of their own.
+fn half(page: u64, half: u64, iova: u64) -> (Span, IovaRange) {
+    let memory = Span::new(frames(page, 1).paddr().wrapping_add(half * PAGE / 2), PAGE / 2);
+    let start = pages(iova, 1).start().wrapping_add(half * PAGE / 2);
+    (memory.unwrap(), IovaRange::from_len(start, PAGE / 2).unwrap())
+}
+
+/// Maps half a page as a domain does.
+fn map_half(sanitizer: &Sanitizer, (memory, iovas): (Span, IovaRange)) -> IovaRange {
+    let page = memory.paddr().get() & !(PAGE - 1);
+    let whole = Span::new(PhysAddr::new(page), PAGE).unwrap();
+    let range = pages(iovas.start().get() / PAGE, 1);
+    sanitizer.on_event(&Event::Bytes { range: iovas, granule_lg2: 12 });
+    sanitizer.on_event(&Event::Mapped { range, spans: &[whole], prot: Prot::READ_WRITE });
+    range
+}
+
+fn of_trust(trust: Trust) -> Sanitizer {
+    Sanitizer::new(SanitizerConfig { trust, ..SanitizerConfig::default() })
+}
+
+#[test]
+fn a_neighbour_of_what_is_mapped_may_be_freed_unless_the_device_is_not_trusted() {
+    for (trust, found) in [(Trust::Trusted, 0), (Trust::Untrusted, 1)] {
+        let sanitizer = of_trust(trust);
+        let (first, second) = (half(5, 0, 1), half(5, 1, 2));
+        let one = map_half(&sanitizer, first);
+        let other = map_half(&sanitizer, second);
+        assert_eq!(sanitizer.mapped(pages(0, 9)), [pages(1, 2)]);
+        sanitizer.on_unmap_parts(one, Tables::Kept, 0);
+        flush(&sanitizer, one, Tables::Kept);
+        sanitizer.on_free(first.0);
+        let (freed, granule) = (first.0, frames(5, 1));
+        let shared = FindingKind::SharedGranule { freed, granule };
+        assert_eq!(kinds(&sanitizer), [shared][..found], "{trust:?}");
+        assert!(sanitizer.findings().iter().all(|found| found.iovas == second.1));
+        // Of the neighbour itself it is a bug.
+        sanitizer.on_free(second.0);
+        let freed = Some(second.0);
+        let while_mapped = FindingKind::ReleasedWhileMapped { freed };
+        assert_eq!(kinds(&sanitizer)[found..], [while_mapped], "{trust:?}");
+        sanitizer.on_unmap_parts(other, Tables::Kept, 0);
+        sanitizer.on_free(second.0);
+        let late = FindingKind::LateFlush { cached: Cached::Leaf, cause: Cause::NoFlush, freed };
+        assert_eq!(kinds(&sanitizer)[found + 1..], [late], "{trust:?}");
+    }
+}
+
+#[test]
+fn a_device_that_leaves_its_buffer_within_a_granule_is_found() {
+    let kind = |access, trust| {
+        let mapping = half(5, 0, 1).1;
+        FindingKind::BesideMapping { access, mapping, trust }
+    };
+    for trust in [Trust::Trusted, Trust::Untrusted] {
+        let sanitizer = of_trust(trust);
+        let (memory, iovas) = half(5, 0, 1);
+        map_half(&sanitizer, (memory, iovas));
+        let access = |access, offset, len| {
+            sanitizer.on_dma(iovas.start().wrapping_add(offset), len, access);
+        };
+        access(Access::Write, 0, PAGE / 2);
+        assert_eq!(kinds(&sanitizer), []);
+        access(Access::Write, 1, PAGE / 2);
+        assert_eq!(kinds(&sanitizer), [kind(Access::Write, trust)]);
+        assert_eq!(sanitizer.errors().len(), 1);
+        // It may see what is beside, if it is trusted, which stays advice.
+        access(Access::Read, 0, PAGE);
+        assert_eq!(kinds(&sanitizer)[1..], [kind(Access::Read, trust)]);
+        assert_eq!(sanitizer.advice().len(), usize::from(trust == Trust::Trusted));
+        // And not what is behind.
+        let errors = sanitizer.errors().len();
+        access(Access::Read, 0, PAGE + 1);
+        assert_eq!(sanitizer.errors().len(), errors + 1);
+        let report = sanitizer.findings()[0].to_string();
+        assert!(
+            report.contains("wrote 0x1800..=0x1800, in a granule of 0x1000..=0x17ff"),
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn the_bytes_of_each_piece_of_a_list_are_its_own() {
+    let sanitizer = Sanitizer::default();
+    let bytes = |start, len| {
+        let range = IovaRange::from_len(Iova::new(start), len).unwrap();
+        sanitizer.on_event(&Event::Bytes { range, granule_lg2: 12 });
+        range
+    };
+    let (first, second) = (bytes(0x1100, 0x200), bytes(0x2f00, 0x1100));
+    let spans = [frames(1, 1), frames(7, 2)];
+    sanitizer.on_event(&Event::Mapped { range: pages(1, 3), spans: &spans, prot: Prot::WRITE });
+    let free = |first: Span, offset, len| {
+        sanitizer.on_free(Span::new(first.paddr().wrapping_add(offset), len).unwrap());
+        sanitizer.found()
+    };
+    // Before, between and behind.
+    assert_eq!(free(frames(1, 1), 0, 0x100), 0);
+    assert_eq!(free(frames(1, 1), 0x300, 0xd00), 0);
+    assert_eq!(free(frames(7, 1), 0, 0xf00), 0);
+    assert_eq!(free(frames(1, 1), 0x2ff, 1), 1);
+    assert_eq!(sanitizer.findings()[0].iovas, first);
+    assert_eq!(free(frames(7, 1), 0xf00, 1), 2);
+    assert_eq!(sanitizer.findings()[1].iovas, second);
 }
 
 #[test]
@@ -417,8 +659,8 @@ fn a_double_unmap_before_the_flush_is_one_however_short_the_history() {
         map(&sanitizer, page, 1);
     }
     sanitizer.on_unmap(range, Tables::Kept);
-    let by = dmaspan::Caller { device: None, label: dmaspan::Label::caller() };
-    let refused = dmaspan::iommu::Event::RefusedUnmap { range, by };
+    let by = Caller { device: None, label: Label::caller() };
+    let refused = Event::RefusedUnmap { range, by };
     sanitizer.on_event(&refused);
     assert_eq!(kinds(&sanitizer), [FindingKind::DoubleUnmap, FindingKind::DoubleUnmap]);
 }

@@ -1,10 +1,11 @@
 //! These wrappers put the sanitizer around the hooks of an IOMMU, memory, or a device.
 
 use std::fmt;
+use std::panic::Location;
 
 use dmaspan::dma::{DmaMemory, Piece, Via};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
-use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
+use dmaspan::iommu::{DriverOps, Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Coherency, IovaRange, PhysAddr, Promise, Span, lg2};
 
 use super::Sanitizer;
@@ -21,7 +22,7 @@ use super::event::Outcome;
 /// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 /// use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
 /// use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-/// use dmaspan_sim::sanitizer::{Sanitized, Sanitizer};
+/// use dmaspan_sim::sanitizer::{Hardware, Sanitizer};
 ///
 /// /// A driver, of hardware without caches.
 /// struct Driver;
@@ -47,7 +48,7 @@ use super::event::Outcome;
 /// let sanitizer = Sanitizer::default();
 /// let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
 /// let table = PageTable::new(format, Arena::new(PhysAddr::new(0x4000_0000), 1 << 20))?;
-/// let domain = Domain::new(table, Sanitized::new(Driver, &sanitizer))?;
+/// let domain = Domain::new(table, Driver.sanitized(&sanitizer))?;
 ///
 /// let range = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
 /// let memory = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
@@ -61,7 +62,7 @@ use super::event::Outcome;
 /// let _synced = unsynced.sync().map_err(|failed| failed.error)?;
 /// sanitizer.on_free(memory);
 /// drop(domain);
-/// assert!(sanitizer.findings().is_empty());
+/// assert_eq!(sanitizer.errors(), []);
 /// # Ok(())
 /// # }
 /// ```
@@ -88,12 +89,45 @@ impl<O> Sanitized<O> {
     }
 }
 
+/// Hooks of an IOMMU driver, any driver's, which one call lets a sanitizer see.
+///
+/// ```
+/// use dmaspan::iommu::{Domain, IommuOps};
+/// use dmaspan_sim::sanitizer::{Hardware, Sanitized, Sanitizer};
+///
+/// /// What was `Domain::new(table, hooks)`.
+/// fn hooks<O: IommuOps>(hooks: O, sanitizer: &Sanitizer) -> Sanitized<O> {
+///     hooks.sanitized(sanitizer)
+/// }
+/// ```
+///
+/// A domain with such hooks can be attached to whatever the driver's own can be attached to: the
+/// streams of `dmaspan-drivers` and a [`SimPort`](crate::port::SimPort) take both
+/// ([`DriverOps`]).
+pub trait Hardware: IommuOps + Sized {
+    /// These hooks, seen by `sanitizer`.
+    fn sanitized(self, sanitizer: &Sanitizer) -> Sanitized<Self> {
+        Sanitized::new(self, sanitizer)
+    }
+}
+
+impl<O: IommuOps> Hardware for O {}
+
+#[expect(unsafe_code, reason = "everything but the events is the inner driver's")]
+// SAFETY: every hook asks the inner one's, and answers what it answered.
+unsafe impl<O: DriverOps> DriverOps for Sanitized<O> {
+    type Driver = O::Driver;
+
+    fn driver(&self) -> &O::Driver {
+        self.inner.driver()
+    }
+}
+
 #[expect(unsafe_code, reason = "everything but the events is the inner driver's")]
 // SAFETY: every hook calls the inner driver's with the same arguments and answers what it answered.
 unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
     type Address = O::Address;
 
-    #[track_caller]
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let begun = self.sanitizer.on_invalidate_begin(what);
         let answer = self.inner.invalidate(what);
@@ -102,7 +136,6 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
         answer
     }
 
-    #[track_caller]
     fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError> {
         let answer = self.inner.sync_map(range);
         if answer.is_ok() {
@@ -111,7 +144,6 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
         answer
     }
 
-    #[track_caller]
     fn detach(&self) -> Result<(), HardwareError> {
         let answer = self.inner.detach();
         if answer.is_ok() {
@@ -120,7 +152,6 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
         answer
     }
 
-    #[track_caller]
     fn observe(&self, event: &Event<'_>) {
         self.sanitizer.on_event(event);
         self.inner.observe(event);
@@ -140,12 +171,14 @@ unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
 pub struct Tracked<H: DmaMemory> {
     inner: H,
     sanitizer: Sanitizer,
+    made: &'static Location<'static>,
 }
 
 impl<H: DmaMemory> Tracked<H> {
-    /// `inner`, seen by `sanitizer`.
+    /// `inner`, seen by `sanitizer`. Histories name the place of this call.
+    #[track_caller]
     pub fn new(inner: H, sanitizer: &Sanitizer) -> Self {
-        Self { inner, sanitizer: sanitizer.clone() }
+        Self { inner, sanitizer: sanitizer.clone(), made: Location::caller() }
     }
 
     /// Returns what is wrapped.
@@ -157,7 +190,7 @@ impl<H: DmaMemory> Tracked<H> {
 impl<H: DmaMemory> Drop for Tracked<H> {
     fn drop(&mut self) {
         for piece in self.inner.pieces().iter().filter(|piece| piece.via != Via::Bus) {
-            self.sanitizer.on_free(piece.span);
+            self.sanitizer.on_drop(piece.span, self.made);
         }
     }
 }

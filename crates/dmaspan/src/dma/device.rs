@@ -8,10 +8,13 @@ use super::coherent::Coherents;
 use super::domain::{Flush, Translation};
 use super::error::Error;
 use super::raw::Records;
+use crate::addr::Iova;
+use crate::iommu::Event;
 use crate::label::{Caller, Label};
 use crate::lg2;
 use crate::platform::{Id, Identity};
 use crate::prot::Coherency;
+use crate::range::IovaRange;
 
 /// Says what a device can address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,6 +227,16 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[track_caller]
     pub(super) fn caller(&self) -> Caller {
         Caller { device: self.config.name, label: Label::caller() }
+    }
+
+    /// Says that `len` bytes from `iova` on are a buffer's, of the granules that are mapped there
+    /// next.
+    #[inline(always)]
+    pub(super) fn observe_bytes(&self, iova: Iova, len: u64) {
+        if let Ok(range) = IovaRange::from_len(iova, len) {
+            let granule_lg2 = self.translation.granule_lg2();
+            self.translation.observe(&Event::Bytes { range, granule_lg2 });
+        }
     }
 
     /// What tells it from others.

@@ -151,6 +151,7 @@ where
     /// # Errors
     ///
     /// [`HardwareError`]: what was due is in quarantine, and what was not waits.
+    #[track_caller]
     pub fn expire(&self) -> Result<Option<u64>, HardwareError> {
         self.queue.expire(self.iovas.platform().now(), self)
     }
@@ -169,6 +170,7 @@ where
     /// # Errors
     ///
     /// [`HardwareError`]: what waited is in quarantine.
+    #[track_caller]
     pub fn flush(&self) -> Result<(), HardwareError> {
         self.queue.flush(self)
     }
@@ -302,6 +304,7 @@ pub(super) mod translation {
         /// Returns how unmaps are flushed that do not say.
         fn flush_mode(&self) -> Flush;
 
+        #[track_caller]
         fn alloc(&self, request: Request) -> Result<Iovas, Error>;
 
         /// Takes back IOVAs where nothing was mapped since their last sync.
@@ -312,6 +315,7 @@ pub(super) mod translation {
         ///
         /// [`Error::Quarantined`] says that hardware may use what was taken back: see
         /// [`hold`](Self::hold).
+        #[track_caller]
         fn map(
             &self,
             promise: Promise<'_>,
@@ -322,10 +326,12 @@ pub(super) mod translation {
 
         /// Tells hardware that caches absent entries what was mapped in `range`, which is all that
         /// a caller holds, or takes all of it away; errors as those of [`map`](Self::map).
+        #[track_caller]
         fn announce(&self, promise: Promise<'_>, range: IovaRange) -> Result<(), Error>;
 
         /// Takes away what is mapped in the IOVAs, holes or not, and releases them and the memory
         /// when that is synced.
+        #[track_caller]
         fn unmap(
             &self,
             promise: Promise<'_>,
@@ -336,12 +342,15 @@ pub(super) mod translation {
 
         /// Takes away what is mapped in `range`, a part of IOVAs that the caller holds and goes on
         /// holding, and syncs. After an error hardware may use it: see [`hold`](Self::hold).
+        #[track_caller]
         fn unlink(&self, promise: Promise<'_>, range: IovaRange) -> Result<(), Error>;
 
         /// Takes away what is mapped in the IOVAs, and puts them and the memory into quarantine.
+        #[track_caller]
         fn hold(&self, promise: Promise<'_>, iovas: Iovas, memory: Self::Memory);
 
         /// Syncs what is in quarantine, whoever put it there.
+        #[track_caller]
         fn settle(&self) -> Result<(), Error>;
 
         /// Tells an observer what a driver asks for.
@@ -356,6 +365,7 @@ use translation::Sealed;
 /// `fill` mapped before it failed is taken away again. Where the memory is not given back, hardware
 /// may still use it and its slots.
 #[inline(always)]
+#[track_caller]
 pub(super) fn map_into<T: Sealed>(
     translation: &T,
     iovas: Iovas,
@@ -367,8 +377,11 @@ pub(super) fn map_into<T: Sealed>(
     translation.observe(&Event::Mapping { range, by });
     // Where a hook panics, a device may use it by then.
     let memory = ManuallyDrop::new(memory);
-    let filled = fill(translation, &memory, range)
-        .and_then(|()| translation.announce(Promise::kept(), range));
+    // Without closures, which would be the callers that an observer hears of.
+    let filled = match fill(translation, &memory, range) {
+        Ok(()) => translation.announce(Promise::kept(), range),
+        Err(error) => Err(error),
+    };
     let memory = ManuallyDrop::into_inner(memory);
     match filled {
         Ok(()) => Ok((iovas, memory)),
@@ -377,6 +390,7 @@ pub(super) fn map_into<T: Sealed>(
 }
 
 #[cold]
+#[track_caller]
 fn take_back<T: Sealed>(
     translation: &T,
     iovas: Iovas,
@@ -424,6 +438,7 @@ where
     }
 
     #[inline(always)]
+    #[track_caller]
     fn alloc(&self, request: Request) -> Result<Iovas, Error> {
         match self.iovas.alloc(request) {
             Ok(iovas) => Ok(iovas),
@@ -436,6 +451,7 @@ where
     }
 
     #[inline(always)]
+    #[track_caller]
     fn map(
         &self,
         _promise: Promise<'_>,
@@ -447,11 +463,13 @@ where
     }
 
     #[inline(always)]
+    #[track_caller]
     fn announce(&self, _promise: Promise<'_>, range: IovaRange) -> Result<(), Error> {
         self.domain.sync_map(range).map_err(|failed| self.refused(range.start(), failed))
     }
 
     #[inline(always)]
+    #[track_caller]
     fn unmap(
         &self,
         _promise: Promise<'_>,
@@ -478,6 +496,7 @@ where
         }
     }
 
+    #[track_caller]
     fn unlink(&self, _promise: Promise<'_>, range: IovaRange) -> Result<(), Error> {
         let retired = self.domain.take_away(range);
         self.domain.sync_retired(retired).map_err(|SyncFailed { gather, error }| {
@@ -487,6 +506,7 @@ where
     }
 
     #[cold]
+    #[track_caller]
     fn hold(&self, _promise: Promise<'_>, iovas: Iovas, memory: H) {
         let range = iovas.range();
         let held = QueuedMapping::new(iovas, memory);
@@ -497,6 +517,7 @@ where
         self.queue.keep(gather, iter::once(held), self);
     }
 
+    #[track_caller]
     fn settle(&self) -> Result<(), Error> {
         let range = self.iovas.aperture();
         self.queue.flush(self).map_err(|source| Error::Quarantined { range, source })
@@ -519,6 +540,7 @@ where
     /// IOVAs where there were none: those that wait for a flush are free after one. It waits for no
     /// other thread: that may be what an interrupt, which maps, has interrupted.
     #[cold]
+    #[track_caller]
     fn alloc_after(&self, request: Request, error: iova::Error) -> Result<Iovas, Error> {
         let is_short = matches!(error, iova::Error::Exhausted { .. });
         if is_short && self.queue.try_flush(self).is_ok() {

@@ -16,6 +16,7 @@ use super::single::{Refused, Way};
 use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{Align, Iovas, Request};
+use crate::lg2;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
@@ -473,6 +474,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             }
         };
         let by = self.caller();
+        if need.packing == Packing::Dense
+            && let Some(first) = memory.pieces().first()
+        {
+            let offset = first.span.paddr().get() & lg2::mask(self.translation.granule_lg2());
+            self.observe_bytes(iovas.range().start().wrapping_add(offset), need.bytes);
+        }
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, fill)?;
         Ok((Some(iovas), memory))
     }
@@ -548,7 +555,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let Part::Placed(span) = part else { continue };
             let mut end = next;
             // All of them have a place: it was counted.
-            let Some(Placed { mut at, whole, .. }) = shape.place(&mut next, span) else { break };
+            let Some(Placed { mut at, offset, whole }) = shape.place(&mut next, span) else {
+                break;
+            };
+            self.observe_bytes(base.wrapping_add(at + offset), span.len());
             let mut put = |whole: Span| {
                 if at != end || piece.via != via || stage.push(whole).is_err() {
                     map(&mut stage, start, via)?;

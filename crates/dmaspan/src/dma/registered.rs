@@ -278,6 +278,7 @@ where
 
     /// IOVAs for a buffer, and how many of them are left out at the beginning, so that its largest
     /// block is aligned as in memory, or as well as there is a place for.
+    #[track_caller]
     fn buffer_iovas(&self, need: Need) -> Result<(Iovas, u64), Error> {
         let limit = Iova::new(self.config.limits.last);
         let granule_lg2 = self.translation.granule_lg2();
@@ -321,7 +322,8 @@ where
         let mut stage = SpanBuf::new(&mut room);
         let mut start = base;
         for place in self.places(buffer) {
-            let (Placed { at, whole, .. }, _) = place?;
+            let (Placed { at, offset, whole }, len) = place?;
+            self.observe_bytes(base.wrapping_add(at + offset), len);
             if stage.push(whole).is_err() {
                 translation.map(Promise::kept(), start, stage.spans(), prot)?;
                 stage.clear();

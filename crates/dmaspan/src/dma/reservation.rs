@@ -216,6 +216,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// Allocates room for the records; what follows, up to [`destroy`](Self::destroy), needs none
     /// but for page tables.
+    #[track_caller]
     pub fn reserve(&self, request: ReserveRequest) -> Result<Reservation<T, B>, Error> {
         let ReserveRequest { len, offset, pieces, direction } = request;
         if self.translation.direct_memory().is_some() {
@@ -277,6 +278,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let Placed { at, range, piece, slots } = placed;
         let prot = self.prot(piece.via, reservation.direction, Privilege::Any);
         self.translation.observe(&Event::Mapping { range, by: self.caller() });
+        self.observe_bytes(Iova::new(reservation.addr.get() + offset), piece.span.len());
         // Where a hook panics, a device may use it by then.
         let link = ManuallyDrop::new(Link { range, offset, len: piece.span.len(), memory, slots });
         let mapped = self.map_granules(range.start(), piece.span, link.slots.as_ref(), prot);
@@ -314,6 +316,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Waits for hardware, where that caches absent entries. Allocates nothing.
+    #[track_caller]
     pub fn announce(&self, reservation: &mut Reservation<T, B>) -> Result<(), Error> {
         let range = self.own_mapped(reservation)?;
         let announced = self.translation.announce(Promise::kept(), range);

@@ -186,6 +186,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
         let by = self.caller();
+        self.observe_bytes(iovas.range().start().wrapping_add(offset), piece.span.len());
         let (iovas, memory) =
             map_into(&*self.translation, iovas, memory, by, |translation, _, range| {
                 translation.map(Promise::kept(), range.start(), &[whole], prot)
@@ -445,6 +446,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
         let by = self.caller();
+        self.observe_bytes(iovas.range().start().wrapping_add(offset), piece.span.len());
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, |_, _, range| {
             self.map_granules(range.start(), piece.span, Some(slots), prot)
         })?;

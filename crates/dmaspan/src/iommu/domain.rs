@@ -143,6 +143,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///    [`Prot::WRITE`], write them at any time: they stay allocated, and no Rust reference to
     ///    them exists that this would break.
     #[expect(unsafe_code, reason = "lets a device at raw physical addresses")]
+    #[track_caller]
     pub unsafe fn map_spans(
         &self,
         iova: Iova,
@@ -166,6 +167,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up
     /// anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    #[track_caller]
     pub unsafe fn unmap(
         &self,
         range: IovaRange,
@@ -180,6 +182,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// As for [`unmap`](Self::unmap), for the rest of its range.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    #[track_caller]
     pub unsafe fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> Unsynced<'_, F, M, O> {
         self.guard(self.all().resume(rest, buf))
     }
@@ -198,6 +201,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// nobody else maps, unmaps or looks up anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
     #[inline]
+    #[track_caller]
     pub unsafe fn remove(&self, range: IovaRange) -> Result<Unsynced<'_, F, M, O>, Error> {
         let all = self.all();
         all.check_whole(range)?;
@@ -243,6 +247,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// What was gathered was retired from this domain: hardware of another one would not forget it.
     #[expect(unsafe_code, reason = "nothing shows which domain a gather belongs to")]
+    #[track_caller]
     pub unsafe fn sync(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
         self.sync_own(gather)
     }
@@ -261,6 +266,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// [`sync`](Self::sync), for what is known to be of this domain.
+    #[track_caller]
     pub(crate) fn sync_own(&self, gather: Gather<M::List>) -> Result<Synced, SyncFailed<M::List>> {
         let synced = gather.synced();
         if !gather.is_empty() {
@@ -277,6 +283,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// Makes hardware forget, unless it has let go of the tables: then it has forgotten, and may no
     /// longer answer.
     #[inline(always)]
+    #[track_caller]
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         match self.hardware {
             Hardware::LetGo => Ok(()),
@@ -286,6 +293,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// [`sync_own`](Self::sync_own) of what one operation retired, without a gather.
     #[inline(always)]
+    #[track_caller]
     pub(crate) fn sync_retired(
         &self,
         retired: Retired<M::List>,
@@ -312,6 +320,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// # Errors
     ///
     /// Where hardware did not answer, it may go on to use all that was ever mapped and not synced.
+    #[track_caller]
     pub(crate) fn detach(&mut self) -> Result<(), HardwareError> {
         // Leaked unless hardware has let go, also where the hook panics.
         self.table.leak(Leaked::Yes);
@@ -323,6 +332,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// [`map_spans`](Self::map_spans) up to the sync, for callers that keep its contract.
+    #[track_caller]
     pub(crate) fn map_pinned(
         &self,
         iova: Iova,
@@ -346,11 +356,12 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
             }
             // Arm demands that an entry is broken, synced and then made when a table becomes a
             // block (DDI 0487, D8.16.1), and no format is hurt by it.
-            self.take_back(io_pgtable::Error::EmptyTable { block: range }.into(), retired, prot)
-                .and_then(|error| match self.table.owned(range).reclaim(range) {
-                    Ok(retired) => self.take_back(error, retired, prot),
-                    Err(error) => Err(MapFailed { error: error.into(), unsynced: None }),
-                })?;
+            let empty = io_pgtable::Error::EmptyTable { block: range }.into();
+            let error = self.take_back(empty, retired, prot)?;
+            match self.table.owned(range).reclaim(range) {
+                Ok(retired) => self.take_back(error, retired, prot)?,
+                Err(error) => return Err(refused(error)),
+            };
             result = self.all().map_spans(iova, spans, prot);
         }
         match result {
@@ -373,6 +384,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// Tells hardware that caches absent entries about a new mapping, and takes it back where that
     /// fails.
+    #[track_caller]
     pub(crate) fn sync_map(&self, range: IovaRange) -> Result<(), MapFailed<M::List>> {
         let Err(source) = self.tell_mapped(range) else { return Ok(()) };
         let mut gather = self.gather();
@@ -383,6 +395,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// Tells hardware that `range` was mapped, and of the new root where the tree grew for it.
+    #[track_caller]
     pub(crate) fn tell_mapped(&self, range: IovaRange) -> Result<(), HardwareError> {
         if F::GROWS && !self.table.hardware_reaches(range.last()) {
             self.tell_root()?;
@@ -403,6 +416,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// Syncs what a failed operation took back, and hands its error on.
+    #[track_caller]
     fn take_back(
         &self,
         error: Error,
@@ -424,6 +438,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// Detaches the tables that unmapping `range` left empty and that lie in `owned` whole, which
     /// the caller owns until they are synced.
+    #[track_caller]
     pub(crate) fn reclaim(&self, range: IovaRange, owned: IovaRange) -> Option<Retired<M::List>> {
         let retired = self.table.owned(owned).reclaim(range).ok()?;
         self.unmapped(&retired);
@@ -441,6 +456,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// The next spans of a range that the caller owns and that is known to be mapped without holes.
+    #[track_caller]
     pub(crate) fn unmap_next(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> UnmappedSpans<M::List> {
         let unmapped = self.all().resume(rest, buf);
         self.unmapped(&unmapped.retired);
@@ -449,6 +465,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// Takes away whatever is mapped in a range that the caller owns and no leaf reaches out of.
     #[inline(always)]
+    #[track_caller]
     pub(crate) fn take_away(&self, range: IovaRange) -> Retired<M::List> {
         let retired = self.all().remove(range);
         self.unmapped(&retired);
@@ -457,6 +474,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// Says what was taken away, before anybody else can know.
     #[inline(always)]
+    #[track_caller]
     pub(super) fn unmapped(&self, retired: &Retired<M::List>) {
         if let Some(range) = retired.range {
             let leaf_sizes = retired.leaf_sizes;
@@ -479,6 +497,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     #[inline(always)]
+    #[track_caller]
     pub(super) fn guard(&self, unmapped: UnmappedSpans<M::List>) -> Unsynced<'_, F, M, O> {
         self.unmapped(&unmapped.retired);
         Unsynced { domain: self, retired: Some(unmapped.retired), rest: unmapped.rest }
@@ -517,6 +536,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Unsynced<'_, F, M, O> {
     ///
     /// [`SyncFailed`]: the spans may still be in use.
     #[inline]
+    #[track_caller]
     pub fn sync(mut self) -> Result<(Synced, Option<Rest>), SyncFailed<M::List>> {
         let synced = match self.retired.take() {
             Some(retired) => {

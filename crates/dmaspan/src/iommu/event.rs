@@ -47,6 +47,15 @@ pub enum Event<'a> {
         /// What they permit.
         prot: Prot,
     },
+    /// Of the granules that are mapped next in these IOVAs, only these bytes are of the buffer;
+    /// what else lies in them is other memory. Said before [`Mapped`](Self::Mapped), for each piece
+    /// of a buffer.
+    Bytes {
+        /// Where the device finds them.
+        range: IovaRange,
+        /// log2 of the granule.
+        granule_lg2: u32,
+    },
     /// All translations in a range were taken away; there may have been holes between them. Said
     /// after the tables were changed, by the thread that did it, and before it can ask for the
     /// invalidation: one that begins later is one of all this.

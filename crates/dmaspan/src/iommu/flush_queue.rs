@@ -45,9 +45,11 @@ pub(crate) trait Flusher {
     fn merge(&self, gather: &mut Gather<Self::List>, more: Gather<Self::List>);
 
     /// Makes hardware forget, and frees tables.
+    #[track_caller]
     fn sync(&self, gather: Gather<Self::List>) -> Result<(), SyncFailed<Self::List>>;
 
     /// The same for what one operation retired.
+    #[track_caller]
     fn sync_one(&self, retired: Retired<Self::List>) -> Result<(), SyncFailed<Self::List>>;
 
     /// Takes back what was held, which no device reaches any more.
@@ -225,6 +227,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     ///
     /// Where it was the time to flush and hardware did not answer: all of it is in quarantine.
     #[inline(always)]
+    #[track_caller]
     pub(crate) fn push(
         &self,
         retired: Retired<L>,
@@ -259,6 +262,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
 
     /// The same without a slot.
     #[cold]
+    #[track_caller]
     fn push_strictly(
         &self,
         retired: Retired<L>,
@@ -276,6 +280,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     ///
     /// Where hardware did not answer: both are in quarantine.
     #[inline(always)]
+    #[track_caller]
     pub(crate) fn sync(
         &self,
         retired: Retired<L>,
@@ -300,6 +305,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// # Errors
     ///
     /// Where hardware did not answer: what was flushed is in quarantine.
+    #[track_caller]
     pub(crate) fn expire(
         &self,
         now: u64,
@@ -325,6 +331,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// # Errors
     ///
     /// Where hardware did not answer: what was flushed is in quarantine.
+    #[track_caller]
     pub(crate) fn flush(
         &self,
         flusher: &impl Flusher<List = L, QueuedMapping = T>,
@@ -337,6 +344,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// # Errors
     ///
     /// Where hardware did not answer: what was flushed is in quarantine.
+    #[track_caller]
     pub(crate) fn try_flush(
         &self,
         flusher: &impl Flusher<List = L, QueuedMapping = T>,
@@ -421,6 +429,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     /// Flushes one slot, unless another thread is at it: it comes again with the next unmap.
     #[cold]
     #[inline(never)]
+    #[track_caller]
     fn flush_slot(
         &self,
         slot: &Apart<CpuQueue<Flag, L, T>>,
@@ -440,6 +449,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
 
     /// Tries again to sync what is in quarantine.
     #[cold]
+    #[track_caller]
     fn flush_quarantine(
         &self,
         flusher: &impl Flusher<List = L, QueuedMapping = T>,
@@ -452,6 +462,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
 
     /// Flushes the slots that `is_due` chooses, by one sync. It is not given those that are empty,
     /// and `None` for those that are taken and not waited for, and for those whose entries stay.
+    #[track_caller]
     fn flush_where(
         &self,
         flusher: &impl Flusher<List = L, QueuedMapping = T>,
@@ -488,10 +499,14 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
             return result;
         }
         self.slots.iter().for_each(|slot| wait_for(&slot.flush));
-        result.and_then(|()| self.sync_quarantine(flusher))
+        match result {
+            Ok(()) => self.sync_quarantine(flusher),
+            Err(error) => Err(error),
+        }
     }
 
     /// Syncs what other threads had to put into quarantine meanwhile, or waits until they have.
+    #[track_caller]
     fn sync_quarantine(
         &self,
         flusher: &impl Flusher<List = L, QueuedMapping = T>,
@@ -540,6 +555,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     }
 
     /// Syncs what a flush has, and releases it or puts it into quarantine.
+    #[track_caller]
     fn finish(
         &self,
         claim: FlushClaim<'_, P, L, T>,
@@ -582,6 +598,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
 /// Syncs what waits in a slot whose second batch another thread has, and leaves the entries where
 /// they are: that thread is about to be done, and whoever unmaps meanwhile finds the slot taken.
 #[cold]
+#[track_caller]
 fn sync_in_place<L, T>(
     batch: &mut Batch<L, T>,
     flusher: &impl Flusher<List = L, QueuedMapping = T>,

@@ -122,6 +122,6 @@ pub use fault::{
 };
 pub use gather::{Gather, SyncFailed, Synced};
 pub use observer::{Observed, Observer};
-pub use ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+pub use ops::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Tables};
 pub use recorder::{MappedBy, Recorder};
 pub use reserved::{RegionKind, Relaxable, ReservedRegion, ReservedRegionError, ReservedRegions};

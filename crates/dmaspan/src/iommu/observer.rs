@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use super::event::Event;
-use super::ops::{HardwareError, Invalidation, IommuOps};
+use super::ops::{DriverOps, HardwareError, Invalidation, IommuOps};
 use crate::addr::PhysAddr;
 use crate::promise::Promise;
 use crate::range::IovaRange;
@@ -93,5 +93,15 @@ unsafe impl<O: IommuOps, W: Observer> IommuOps for Observed<O, W> {
     #[inline]
     fn max_ranges(&self) -> usize {
         self.inner.max_ranges()
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the events is the inner driver's")]
+// SAFETY: every hook asks the inner one's, and answers what it answered.
+unsafe impl<O: DriverOps, W: Observer> DriverOps for Observed<O, W> {
+    type Driver = O::Driver;
+
+    fn driver(&self) -> &O::Driver {
+        self.inner.driver()
     }
 }

@@ -86,6 +86,7 @@ pub unsafe trait IommuOps: Send + Sync {
     ///
     /// [`HardwareError`] where completion was not seen in bounded time. What was to be forgotten
     /// may be in use: the caller frees nothing of it.
+    #[track_caller]
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError>;
 
     /// Tells hardware that caches absent or less permissive entries that `range` was mapped.
@@ -93,6 +94,7 @@ pub unsafe trait IommuOps: Send + Sync {
     /// # Errors
     ///
     /// [`HardwareError`] where completion was not seen in bounded time; the mapping is taken back.
+    #[track_caller]
     fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
         Ok(())
     }
@@ -122,6 +124,7 @@ pub unsafe trait IommuOps: Send + Sync {
     /// # Errors
     ///
     /// [`HardwareError`] where that was not seen in bounded time; the tables are never freed.
+    #[track_caller]
     fn detach(&self) -> Result<(), HardwareError>;
 
     /// Is told what the domain does; nothing depends on it. For tools that watch, as the sanitizer
@@ -131,9 +134,27 @@ pub unsafe trait IommuOps: Send + Sync {
     ///
     /// As [`invalidate`](Self::invalidate).
     #[inline(always)]
+    #[track_caller]
     fn observe(&self, _event: &Event<'_>) {}
 
     /// Returns how many ranges are worth naming. With more, and with more than
     /// [`Gather::MAX_RANGES`](super::Gather::MAX_RANGES), [`Scope::All`] is asked for.
     fn max_ranges(&self) -> usize;
+}
+
+/// Hooks that are those of a driver, or of a wrapper around them: what a driver's streams ask of a
+/// domain that they are attached to, so that tools can stand between domain and driver.
+///
+/// # Safety
+///
+/// [`driver`](Self::driver) is always the same value, and whatever the domain asks of these hooks,
+/// that value was asked before they answer, and they answer as it did: hardware is programmed by
+/// what it says of itself.
+#[expect(unsafe_code, reason = "a contract about what hardware is told; nothing here is unsafe")]
+pub unsafe trait DriverOps: IommuOps {
+    /// The driver's own type.
+    type Driver: IommuOps<Address = Self::Address>;
+
+    /// The driver's own hooks.
+    fn driver(&self) -> &Self::Driver;
 }

@@ -37,6 +37,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// The caller owns the whole leaf around `at`: until the call returns nobody else maps, unmaps
     /// or looks up anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the leaf")]
+    #[track_caller]
     pub unsafe fn split(&self, at: Iova, gap: Gap) -> Result<(), Error> {
         let aperture = self.geometry().aperture;
         if !aperture.contains(at) {
@@ -68,6 +69,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///    anything there.
     /// 2. What [`map_spans`](Self::map_spans) asks for the memory holds for `prot` too.
     #[expect(unsafe_code, reason = "may let a device write at raw physical addresses")]
+    #[track_caller]
     pub unsafe fn protect(&self, range: IovaRange, prot: Prot, gap: Gap) -> Result<(), Error> {
         let hardware = |source| Error::Hardware { range, source };
         match self.all().protect(range, prot) {
@@ -96,6 +98,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// The caller owns the range: until the call returns nobody else maps, unmaps or looks up
     /// anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    #[track_caller]
     pub unsafe fn read_and_clear_dirty(
         &self,
         range: IovaRange,
@@ -116,6 +119,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// As for [`unmap`](Self::unmap).
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    #[track_caller]
     pub unsafe fn unmap_dirty(
         &self,
         range: IovaRange,
@@ -131,6 +135,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// As for [`unmap`](Self::unmap), for the rest of its range.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
+    #[track_caller]
     pub unsafe fn resume_dirty(
         &self,
         rest: Rest,
@@ -142,6 +147,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
 
     /// Calls `found` with every leaf in a range that the caller owns that devices wrote, and takes
     /// the marks of those away that `clears` says. The result is to be synced.
+    #[track_caller]
     pub(crate) fn visit_dirty(
         &self,
         range: IovaRange,
@@ -156,6 +162,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// [`unmap_next`](Self::unmap_next) with the marks, where the format has any.
+    #[track_caller]
     pub(crate) fn unmap_next_dirty(
         &self,
         rest: Rest,
@@ -168,6 +175,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// [`take_away`](Self::take_away) with the marks.
+    #[track_caller]
     pub(crate) fn take_away_dirty(
         &self,
         range: IovaRange,
@@ -179,6 +187,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// Makes hardware forget what was rewritten. No tables are in it.
+    #[track_caller]
     fn forget(&self, retired: Retired<M::List>, prot: Option<Prot>) -> Result<(), HardwareError> {
         if let Some(range) = retired.range {
             self.ops().observe(&Event::Rewritten { range, prot });

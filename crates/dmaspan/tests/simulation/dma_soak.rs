@@ -21,8 +21,8 @@ use dmaspan::{Direction, DmaAddr, Iova, IovaRange, PhysAddr, Platform, Span};
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::sanitizer::{
-    Cached, Cause, Finding, FindingKind, Pointless, Sanitized, SanitizedTables, Sanitizer,
-    SanitizerConfig, Tracked,
+    Cached, Cause, Finding, FindingKind, Sanitized, SanitizedTables, Sanitizer, SanitizerConfig,
+    Tracked,
 };
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
@@ -193,10 +193,7 @@ enum Fails {
 
 fn soak(bug: Bug, fails: Fails) -> Soak {
     let absent = AbsentEntries::Cached;
-    // Another thread's flush of everything may have been for this one's unmap too.
-    let config =
-        SanitizerConfig { absent, pointless: Pointless::Ignore, ..SanitizerConfig::default() };
-    let sanitizer = Sanitizer::new(config);
+    let sanitizer = Sanitizer::new(SanitizerConfig { absent, ..SanitizerConfig::default() });
     let tables = Arena::new(PhysAddr::new(0x4000_0000), 256 << 20);
     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
     let memory = SanitizedTables::new(tables.clone(), &sanitizer);
@@ -553,6 +550,16 @@ fn nothing_leaks_and_nothing_is_stale_after_many_operations_on_four_threads() {
     let found = sanitizer.finish();
     assert!(found.is_empty(), "{} findings\n{}", sanitizer.found(), reports(&found));
     println!("{operations} operations, {refused} refused, {} events", sanitizer.events());
+}
+
+#[test]
+fn flushes_of_a_queue_that_race_are_not_pointless() {
+    let soak = soak(Bug::None, Fails::Never);
+    soak.run(100_000);
+    soak.sanitizer.finish();
+    let found = soak.sanitizer.findings();
+    assert!(found.is_empty(), "{}", reports(&found));
+    assert!(soak.iotlb.counters().invalidations_of_all > 100, "no flush was for all CPUs");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dmaspan::dma::{
     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, Flush, Mapping, NoPool, Piece, RawMemory,
-    ReserveRequest, Segment, Unmapped,
+    ReserveRequest, Segment, Trust, Unmapped,
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, Gap, PageTable};
 use dmaspan::iommu::{
@@ -13,7 +13,7 @@ use dmaspan::iommu::{
 use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Promise, Prot, Span, SpanBuf};
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig, Planted};
 use dmaspan_sim::sanitizer::{
-    Cached, Cause, FindingKind, Outcome, Parts, Pointless, Sanitized, SanitizedTables, Sanitizer,
+    Cached, Cause, FindingKind, Op, Outcome, Parts, Record, Sanitized, SanitizedTables, Sanitizer,
     SanitizerConfig, Tracked,
 };
 use dmaspan_sim::walker::Access;
@@ -266,11 +266,7 @@ proptest! {
         steps in prop::collection::vec((0u64..8, 1u64..5, does()), 0..40),
     ) {
         let (table, iotlb) = table();
-        let config = SanitizerConfig {
-            parts: Parts::Allow,
-            pointless: Pointless::Ignore,
-            ..SanitizerConfig::default()
-        };
+        let config = SanitizerConfig { parts: Parts::Allow, ..SanitizerConfig::default() };
         let sanitizer = Sanitizer::new(config);
         let inner = Sanitized::new(iotlb.clone(), &sanitizer);
         let driver = Driver { inner, does: parking_lot::Mutex::new(Does::AsTold) };
@@ -306,7 +302,7 @@ proptest! {
             }
             prop_assert_eq!(stale_for(&sanitizer), stale_in(&iotlb));
         }
-        prop_assert!(sanitizer.findings().is_empty());
+        prop_assert_eq!(sanitizer.errors(), []);
     }
 }
 
@@ -327,7 +323,8 @@ fn hardware_that_forgets_nothing_is_found_by_what_a_device_can_do_with_it() {
         dma();
         assert!(matches!(device.unmap(mapping).unwrap(), Unmapped::Released(_)));
         dma();
-        assert_eq!(kinds(&sanitizer), [FindingKind::Unmapped { access }][..found]);
+        let gone = FindingKind::UseAfterFlush { access, unmapped: 4, flushed: 5 };
+        assert_eq!(kinds(&sanitizer), [gone][..found]);
         assert_eq!(iotlb.stale_leaves(everything()).len(), found);
     }
 }
@@ -560,4 +557,122 @@ fn what_is_protected_in_a_domain_is_seen() {
     sanitizer.on_dma(range.start(), 1, access);
     assert_eq!(kinds(&sanitizer), [FindingKind::Denied { access, prot: Prot::READ }]);
     assert_eq!(sanitizer.stale(range), []);
+}
+
+/// Every line of the histories of what was found is of this file.
+fn every_place_is_here(sanitizer: &Sanitizer) {
+    let found = sanitizer.findings();
+    for record in found.iter().flat_map(|finding| &finding.history) {
+        assert_eq!(record.origin.location.file(), file!(), "{record}");
+    }
+}
+
+#[test]
+fn each_line_of_a_history_names_the_place_in_the_driver_and_its_device() {
+    let access = Access::Read;
+    for flush in [Flush::Strict, Flush::Lazy] {
+        let (sanitizer, _, domain, _) = dma(flush);
+        let config = DeviceConfig::bits(40).named("nic0");
+        let device = Device::new(Arc::clone(&domain), NoPool, config).unwrap();
+        let direction = Direction::ToDevice;
+        let map = || device.map_single(memory(&sanitizer, frames(0, 1)), direction).unwrap();
+        let use_it = |at: Iova| sanitizer.on_dma(at, 1, access);
+
+        let single = map();
+        let at = iovas(&single).start();
+        device.sync_for_cpu(&single, 0, 1).unwrap();
+        let _ = device.unmap(single).unwrap();
+        use_it(at);
+        domain.flush().unwrap();
+        use_it(at);
+
+        let raw = map();
+        let at = iovas(&raw).start();
+        let (addr, len) = device.into_raw(raw).unwrap();
+        assert!(device.unmap_raw(addr, len - 1, direction).is_err());
+        let _ = device.unmap_raw(addr, len, direction).unwrap();
+        domain.expire().unwrap();
+        domain.flush().unwrap();
+        use_it(at);
+
+        let mut segments = [Segment::default(); 2];
+        let list = memory(&sanitizer, frames(8, 20));
+        let list = device.map_list(list, direction, &mut segments).unwrap();
+        let _ = device.unmap_list(list).unwrap();
+        domain.flush().unwrap();
+        use_it(Iova::new(segments[0].addr.get()));
+
+        let request = ReserveRequest { len: 16 * PAGE, offset: 0, pieces: 2, direction };
+        let mut reservation = device.reserve(request).unwrap();
+        device.link(&mut reservation, 0, memory(&sanitizer, frames(40, 2))).unwrap();
+        device.announce(&mut reservation).unwrap();
+        device.unlink(&mut reservation, 0, 2 * PAGE, drop).unwrap();
+        use_it(Iova::new(reservation.addr().get()));
+        device.destroy(reservation, drop).unwrap();
+        let line = line!() + 1;
+        drop(map());
+        let leak = sanitizer.finish().pop().unwrap();
+
+        every_place_is_here(&sanitizer);
+        assert!(sanitizer.found() >= 6, "{sanitizer}");
+        assert_eq!(leak.kind, FindingKind::Leak);
+        let is_map = |record: &&Record| matches!(record.op, Op::Map { .. });
+        let mapped = leak.history.iter().rev().find(is_map).unwrap().origin;
+        // The closure is where it is mapped.
+        assert!(mapped.location.line() < line);
+        assert_eq!(mapped.name, Some("nic0"));
+        assert!(leak.to_string().contains(", nic0, mapped "), "{leak}");
+    }
+}
+
+#[test]
+fn each_line_of_a_history_names_the_place_in_whoever_uses_a_domain_by_itself() {
+    let (table, iotlb) = table();
+    let sanitizer = Sanitizer::default();
+    let domain = Domain::new(table, Sanitized::new(iotlb, &sanitizer)).unwrap();
+    let range = pages(1, 4);
+    #[expect(unsafe_code, reason = "maps memory that there is none of")]
+    // SAFETY: the addresses are made up, and one thread maps and unmaps.
+    unsafe { domain.map_spans(range.start(), &[frames(0, 4)], Prot::READ_WRITE) }.unwrap();
+    #[expect(unsafe_code, reason = "changes what nobody uses")]
+    // SAFETY: as above.
+    unsafe { domain.protect(range, Prot::READ, Gap::Refuse) }.unwrap();
+    sanitizer.on_dma(range.start(), 1, Access::Write);
+    let mut room = SpanBuf::room::<8>();
+    #[expect(unsafe_code, reason = "unmaps what nobody uses")]
+    // SAFETY: as above.
+    let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }.unwrap();
+    sanitizer.on_dma(range.start(), 1, Access::Write);
+    let _ = unsynced.sync().unwrap();
+    sanitizer.on_dma(range.start(), 1, Access::Write);
+    assert_eq!(sanitizer.found(), 3);
+    every_place_is_here(&sanitizer);
+}
+
+#[test]
+fn two_packets_of_a_page_are_no_neighbours_to_each_other_and_each_is_exact() {
+    let (sanitizer, iotlb, domain, device) = dma(Flush::Lazy);
+    let half = |half: u64| Span::new(PhysAddr::new((1 << 32) + half * PAGE / 2), PAGE / 2).unwrap();
+    let map = |span| device.map_single(memory(&sanitizer, span), Direction::FromDevice).unwrap();
+    let (first, second) = (map(half(0)), map(half(1)));
+    let (one, other) = (first.addr(), second.addr());
+    let write =
+        |at: dmaspan::DmaAddr, len| sanitizer.on_dma(Iova::new(at.get()), len, Access::Write);
+    write(one, PAGE / 2);
+    write(other, PAGE / 2);
+    let _ = device.unmap(first).unwrap();
+    domain.flush().unwrap();
+    assert_eq!(sanitizer.findings(), []);
+    // The other one's translation leads to the memory that is free now.
+    assert!(iotlb.translate(Iova::new(other.get() - PAGE / 2), Access::Write).is_ok());
+    write(dmaspan::DmaAddr::new(other.get() - 1), 1);
+    let mapping = IovaRange::from_len(Iova::new(other.get()), PAGE / 2).unwrap();
+    let (access, trust) = (Access::Write, Trust::Trusted);
+    assert_eq!(kinds(&sanitizer), [FindingKind::BesideMapping { access, mapping, trust }]);
+    write(one, 1);
+    assert!(matches!(kinds(&sanitizer)[1], FindingKind::UseAfterFlush { .. }));
+    drop(memory(&sanitizer, half(1)));
+    let freed = Some(half(1));
+    assert_eq!(kinds(&sanitizer)[2..], [FindingKind::ReleasedWhileMapped { freed }]);
+    drop(second);
 }

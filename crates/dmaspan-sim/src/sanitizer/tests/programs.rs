@@ -74,8 +74,7 @@ enum Bug {
 
 impl Driver {
     fn new(bug: Option<Bug>) -> Self {
-        let config = SanitizerConfig { pointless: Pointless::Ignore, ..SanitizerConfig::default() };
-        let sanitizer = Sanitizer::new(config);
+        let sanitizer = Sanitizer::default();
         Self { sanitizer, mapped: [None; PLACES], waiting: Vec::new(), begun: None, bug }
     }
 
@@ -245,7 +244,7 @@ proptest! {
     ) {
         let mut driver = Driver::new(None);
         before.iter().for_each(|&step| driver.step(step));
-        prop_assert_eq!(driver.sanitizer.findings(), []);
+        prop_assert_eq!(driver.sanitizer.errors(), []);
         driver.bug = Some(bug);
         let (left, found) = driver.run(&after);
         match left {

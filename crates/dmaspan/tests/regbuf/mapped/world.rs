@@ -14,7 +14,7 @@ use dmaspan_sim::device::DmaError;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-use dmaspan_sim::sanitizer::{Pointless, Sanitized, Sanitizer, SanitizerConfig};
+use dmaspan_sim::sanitizer::{Sanitized, Sanitizer};
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
 pub(crate) use crate::common::{Rng, USER, part, size};
@@ -111,11 +111,7 @@ impl<const G: u32> Behind<G> {
         let registers = table.format().registers(table.root());
         let walker = ArmLpaeS1Walker::new(registers.into());
         let iotlb = Iotlb::new(walker.unwrap(), tables.clone());
-        // What was to be mapped and was not is unmapped all the same.
-        let sanitizer = Sanitizer::new(SanitizerConfig {
-            pointless: Pointless::Ignore,
-            ..SanitizerConfig::default()
-        });
+        let sanitizer = Sanitizer::default();
         let hooks = Sanitized::new(Faulty::new(iotlb.clone(), &world.faults), &sanitizer);
         let domain = Domain::new(table, hooks).unwrap();
         let dma = DmaConfig { flush, ..DmaConfig::new(1) };
@@ -144,8 +140,7 @@ impl<const G: u32> Behind<G> {
         let all = dmaspan::IovaRange::new(Iova::new(0), Iova::new(u64::MAX >> 16)).unwrap();
         assert_eq!(self.sanitizer.mapped(all), []);
         assert_eq!(self.iotlb.stale_leaves(all), []);
-        let findings = self.sanitizer.finish();
-        assert!(findings.is_empty(), "{findings:#?}");
+        assert!(self.sanitizer.finish().is_empty(), "{}", self.sanitizer);
         assert!(self.memory.violations().is_empty(), "{:?}", self.memory.violations());
     }
 }

@@ -1,0 +1,113 @@
+//! What a device does with what is mapped, and what it does beside it; and syncs.
+
+use dmaspan::{Direction, Iova, IovaRange, Prot};
+
+use super::event::Record;
+use super::intervals::Cut as _;
+use super::report::{FindingKind, Severity};
+use super::state::{State, Subject, Suspect, behind, memory};
+use crate::iotlb::AbsentEntries;
+use crate::walker::Access;
+
+impl State {
+    pub(super) fn dma(&mut self, range: IovaRange, access: Access, now: &Record) {
+        let mut left = Some(range);
+        while let Some(gap) = left.and_then(|rest| self.mapped.gap(rest)) {
+            let (kind, subject, before) = self.used(gap, access);
+            let goes_on = kind.class() == Severity::Advice;
+            self.find(kind, subject, before, now);
+            if !goes_on {
+                return;
+            }
+            left = behind(subject.0, range);
+        }
+        self.expect_permission(range, access, now);
+    }
+
+    /// What is wrong with an access to a gap, or at least with its first part.
+    fn used(&self, gap: IovaRange, access: Access) -> (FindingKind, Subject, Vec<Record>) {
+        let used = |piece: IovaRange| piece.intersection(gap).unwrap_or(piece);
+        if let Some((range, stale)) = self.leaves.first(gap) {
+            let (part, mut stale) = (used(range), stale.clone());
+            stale.advance(part.start().get() - range.start().get());
+            let Suspect { subject, cause, before, .. } = self.suspected(part, &stale);
+            return (FindingKind::UseAfterUnmap { access, cause }, subject, before);
+        }
+        if let Some((range, gone)) = self.gone.first(gap) {
+            let (unmapped, flushed) = (gone.unmapped.number, gone.flushed.number);
+            let kind = FindingKind::UseAfterFlush { access, unmapped, flushed };
+            return (kind, (used(range), None), gone.records());
+        }
+        let granule = self.granules(IovaRange::point(gap.start()));
+        if let Some((piece, part)) = self.mapped.first(granule) {
+            let (trust, mapping) = (self.config.trust, self.whole(piece));
+            let kind = FindingKind::BesideMapping { access, mapping, trust };
+            return (kind, (used(granule), None), vec![part.mapped.clone()]);
+        }
+        let before = gap.start().get().checked_sub(1).map(Iova::new);
+        match before.and_then(|iova| self.mapping_at(iova)) {
+            Some((mapping, _, before)) => {
+                (FindingKind::PastMapping { access, mapping }, (gap, None), before)
+            }
+            None => (FindingKind::Unmapped { access }, (gap, None), Vec::new()),
+        }
+    }
+
+    /// Of a device, in what of a range is mapped.
+    fn expect_permission(&mut self, range: IovaRange, access: Access, now: &Record) {
+        let announced = |piece: IovaRange, since: u64| {
+            let told = |(_, number): (_, &u64)| *number > since;
+            self.announced.gap(piece).is_none() && self.announced.meeting(piece).all(told)
+        };
+        let absent_cached = self.config.absent == AbsentEntries::Cached;
+        let bad = self.mapped.meeting(range).find_map(|(piece, part)| {
+            let denied = !part.prot.contains(access.needs());
+            let unannounced =
+                absent_cached && !announced(piece.intersection(range)?, part.mapped.number);
+            let kind = match () {
+                () if denied => FindingKind::Denied { access, prot: part.prot },
+                () if unannounced => FindingKind::Unannounced { access },
+                () => return None,
+            };
+            Some((kind, (piece, memory(piece, part)), vec![part.mapped.clone()]))
+        });
+        if let Some((kind, subject, before)) = bad {
+            self.find(kind, subject, before, now);
+        }
+    }
+
+    /// A sync; where the API knows it, of a mapping of these bytes in this direction.
+    pub(super) fn sync(
+        &mut self,
+        range: IovaRange,
+        direction: Direction,
+        known: Option<(IovaRange, Direction)>,
+        now: &Record,
+    ) {
+        let Some((piece, first)) = self.mapped.at(range.start()) else {
+            let mapping = known.map(|(mapping, _)| mapping);
+            let before = self.unmapped_before(range).unwrap_or_default();
+            return self.find(FindingKind::SyncOutside { mapping }, (range, None), before, now);
+        };
+        let (prot, before) = (first.prot, vec![first.mapped.clone()]);
+        let subject = (range, memory(piece, first));
+        let mapping = known.map_or_else(|| self.whole(piece), |(mapping, _)| mapping);
+        let prot = known.map_or(prot & Prot::READ_WRITE, |(_, mapped)| access_of(mapped));
+        // Without an API, what is mapped in both directions can be synced as any.
+        let fits = prot == access_of(direction) || (known.is_none() && prot == Prot::READ_WRITE);
+        if !mapping.covers(range) {
+            let kind = FindingKind::SyncOutside { mapping: Some(mapping) };
+            self.find(kind, subject, before, now);
+        } else if !fits {
+            self.find(FindingKind::SyncDirection { direction, prot }, subject, before, now);
+        }
+    }
+}
+
+const fn access_of(direction: Direction) -> Prot {
+    match direction {
+        Direction::ToDevice => Prot::READ,
+        Direction::FromDevice => Prot::WRITE,
+        Direction::Bidirectional => Prot::READ_WRITE,
+    }
+}

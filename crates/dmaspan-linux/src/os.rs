@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use dmaspan::Errno;
+use dmaspan::{Errno, IovaRange};
 
 /// The size of transparent huge pages where the kernel does not say: x86-64's, and Arm's with 4 KiB
 /// pages.
@@ -61,6 +61,39 @@ impl fmt::Display for Size {
             Some((lg2, unit)) => write!(f, "{} {unit}", bytes >> lg2),
             None if bytes == 1 => f.write_str("1 byte"),
             None => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+/// How many ranges a message names before it only counts.
+const NAMED: usize = 8;
+
+/// Ranges, one after the other; of many the first ones, and how many more there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ranges<'a>(pub(crate) &'a [IovaRange]);
+
+impl fmt::Display for Ranges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (named, more) = self.0.split_at(self.0.len().min(NAMED));
+        let Some((first, others)) = named.split_first() else { return f.write_str("nothing") };
+        write!(f, "{first}")?;
+        others.iter().try_for_each(|range| write!(f, " and {range}"))?;
+        if more.is_empty() { Ok(()) } else { write!(f, " and {} more", more.len()) }
+    }
+}
+
+/// The parts of a range that something is said of, with the verb: "A of B is", "A and B of C are".
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts<'a>(pub(crate) IovaRange, pub(crate) &'a [IovaRange]);
+
+impl fmt::Display for Parts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(whole, parts) = *self;
+        let named = Ranges(parts);
+        match *parts {
+            [part] if part == whole => write!(f, "{whole} is"),
+            [_] => write!(f, "{named} of {whole} is"),
+            _ => write!(f, "{named} of {whole} are"),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The top of an address space is an address, so a range is `start..=last`: a half-open range
 //! cannot end there without wrapping to 0. No range is empty.
 
-use core::fmt;
+use core::{fmt, iter};
 
 use crate::addr::{Iova, UserAddr};
 use crate::error::Errno;
@@ -131,6 +131,29 @@ macro_rules! range {
             pub fn intersection(self, other: Self) -> Option<Self> {
                 Self::new(self.start.max(other.start), self.last.min(other.last))
             }
+
+            /// The parts of this range that are in none of `others`, which are sorted and disjoint:
+            /// in order, each as long as can be.
+            pub fn minus(self, others: &[Self]) -> impl Iterator<Item = Self> {
+                let below = others.partition_point(|other| other.last < self.start);
+                let mut others = others.iter().skip(below);
+                let mut rest = Some(self);
+                iter::from_fn(move || {
+                    while let Some(whole) = rest {
+                        let Some(hit) = others.next().and_then(|other| other.intersection(whole))
+                        else {
+                            return rest.take();
+                        };
+                        let behind = hit.last.checked_add(1);
+                        rest = behind.and_then(|behind| Self::new(behind, whole.last));
+                        if hit.start > whole.start {
+                            let last = $addr::new(hit.start.get() - 1);
+                            return Some(Self { start: whole.start, last });
+                        }
+                    }
+                    None
+                })
+            }
         }
 
         impl fmt::Debug for $name {
@@ -168,6 +191,8 @@ range! {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     fn range(start: u64, last: u64) -> IovaRange {
@@ -208,5 +233,41 @@ mod tests {
         assert!(!range(1, 9).covers(range(1, 10)));
         assert_eq!(range(1, 9).intersection(range(9, 20)), Some(range(9, 9)));
         assert_eq!(range(1, 8).intersection(range(9, 20)), None);
+    }
+
+    #[test]
+    fn what_is_in_no_other_range_is_what_a_walk_over_all_addresses_finds() {
+        let top = u64::MAX - 15;
+        // Each address of 16 is in one of the others or not; all of these sets, at both ends.
+        for (base, set) in
+            [0, 100, top].into_iter().flat_map(|b| (0..1u32 << 16).map(move |s| (b, s)))
+        {
+            let run = |set: u32, is_in: u32| {
+                let bits = (0..16u64).filter(move |bit| set >> bit & 1 == is_in);
+                bits.fold(Vec::<IovaRange>::new(), |mut runs, bit| {
+                    let one = range(base + bit, base + bit);
+                    match runs.last_mut().and_then(|last| Some((last.join(one)?, last))) {
+                        Some((joined, last)) => *last = joined,
+                        None => runs.push(one),
+                    }
+                    runs
+                })
+            };
+            let others = run(set, 1);
+            let found: Vec<_> = range(base, base + 15).minus(&others).collect();
+            assert_eq!(found, run(set, 0), "{set:#x}");
+            let inner = range(base + 3, base + 9);
+            let found: Vec<_> = inner.minus(&others).collect();
+            let expected = run(set, 0).into_iter().filter_map(|run| run.intersection(inner));
+            assert_eq!(found, expected.collect::<Vec<_>>(), "{set:#x}");
+        }
+    }
+
+    #[test]
+    fn ranges_that_touch_leave_nothing_between() {
+        let others = [range(0, 4), range(5, 9), range(20, u64::MAX)];
+        assert_eq!(range(2, 9).minus(&others).count(), 0);
+        assert_eq!(range(0, u64::MAX).minus(&others).collect::<Vec<_>>(), [range(10, 19)]);
+        assert_eq!(range(3, 7).minus(&[]).collect::<Vec<_>>(), [range(3, 7)]);
     }
 }

@@ -77,6 +77,17 @@ pub trait DmaSpace {
     /// A range that begins or ends inside a mapping is refused and nothing is changed.
     fn unmap(&self, range: IovaRange) -> Result<u64, Self::Error>;
 
+    /// The first mapping that overlaps `range`, or is being made or unmapped there, whoever asked
+    /// for it; `None` where there is none.
+    ///
+    /// A planner asks before it chooses IOVAs, so that it passes over what others have mapped. A
+    /// space that does not know says `None`, as by default: its planner learns of such a mapping
+    /// when [`map`](Self::map) refuses.
+    fn mapped_in(&self, range: IovaRange) -> Option<IovaRange> {
+        let _ = range;
+        None
+    }
+
     /// Returns what can be mapped now.
     fn limits(&self) -> Limits;
 

@@ -3,6 +3,8 @@
 //! All accesses are of aligned 8-byte words. A part of a word is written by exchanging the word, so
 //! bytes beside it that a device writes at that moment are not lost.
 
+use std::fmt;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::Errno;
@@ -17,7 +19,7 @@ const WORD: usize = size_of::<AtomicU64>();
 #[non_exhaustive]
 pub enum AccessError {
     /// Not all bytes are in the memory.
-    #[error("{len:#x} bytes at offset {offset:#x} leave the memory of {memory_len:#x} bytes")]
+    #[error("{}", OutOfBounds { offset: *offset, len: *len, memory_len: *memory_len })]
     OutOfBounds {
         /// The offset of the first byte.
         offset: u64,
@@ -34,6 +36,25 @@ pub enum AccessError {
         /// The number of bytes.
         len: u64,
     },
+}
+
+/// The words of an access out of bounds.
+struct OutOfBounds {
+    offset: u64,
+    len: u64,
+    memory_len: u64,
+}
+
+impl fmt::Display for OutOfBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { offset, len, memory_len } = *self;
+        if len == 0 {
+            write!(f, "0 bytes at offset {offset:#x} are no part of memory: name at least one")
+        } else {
+            let what = format_args!("{len:#x} bytes at offset {offset:#x}");
+            write!(f, "{what} leave the memory of {memory_len:#x} bytes")
+        }
+    }
 }
 
 impl AccessError {
@@ -66,6 +87,46 @@ pub enum CheckError {
 }
 
 impl Memory {
+    /// The first byte. The pointer may be used for all [`len`](Self::len) bytes, until the memory
+    /// is dropped: keep a reference, or what keeps one.
+    ///
+    /// Use it as a device uses the memory, which may read and write it at any time: by volatile or
+    /// atomic accesses, or by copies of what no device uses at that moment. A `&[u8]` or
+    /// `&mut [u8]` of it is sound only while neither a device, nor another thread, nor the methods
+    /// of this type write there. Its provenance is exposed, so that an address that came back from
+    /// a device's descriptor leads to the same bytes.
+    ///
+    /// ```
+    /// use dmaspan_linux::{Memory, MemoryKind};
+    ///
+    /// let memory = Memory::new(MemoryKind::Base, 0x4000)?;
+    /// let flags = memory.ptr_at(0x3ffc, 4)?.cast::<u32>();
+    /// // SAFETY: the word is within the memory, aligned, and nobody else accesses it.
+    /// unsafe { flags.write_volatile(7) };
+    /// let mut bytes = [0; 4];
+    /// memory.read(0x3ffc, &mut bytes)?;
+    /// assert_eq!(u32::from_ne_bytes(bytes), 7);
+    /// assert_eq!(memory.as_ptr().addr().get() as u64, memory.user_range().start().get());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.mapping().start()
+    }
+
+    /// The first of `len` bytes from `offset` on, all of which the pointer may be used for; see
+    /// [`as_ptr`](Self::as_ptr).
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::OutOfBounds`] where they are not all in the memory, or none.
+    pub fn ptr_at(&self, offset: u64, len: u64) -> Result<NonNull<u8>, AccessError> {
+        self.sub_range(offset, len)?;
+        let outside = AccessError::OutOfBounds { offset, len, memory_len: self.len() };
+        let skip = usize::try_from(offset).map_err(|_| outside)?;
+        NonNull::new(self.as_ptr().as_ptr().wrapping_byte_add(skip)).ok_or(outside)
+    }
+
     /// Copies the bytes from `offset` on into `bytes`.
     ///
     /// # Errors

@@ -6,13 +6,13 @@ use dmaspan::{Errno, Iova, IovaRange, Prot, RangeError, UserRange};
 
 use super::MappedRegions;
 use super::mapper::MemorySpace;
-use crate::mem::{OutsideMemory, PopulateError};
-use crate::os::Size;
+use crate::mem::{MemoryError, OutsideMemory, PopulateError};
+use crate::os::{Parts, Ranges, Size};
 
 /// The reason why regions cannot be mapped as asked. Nothing has been asked of the kernel.
 ///
 /// Regions are named by their place in what was asked, from 0 on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// A region is not all in its memory.
@@ -56,12 +56,17 @@ pub enum PlanError {
         granule: u64,
     },
     /// The device cannot reach these IOVAs, or they are reserved, as those of interrupts are.
-    #[error("region {region}: {range} is in no aperture; {}", Nearest(*below, *above))]
+    #[error(
+        "region {region}: {} in no aperture; {}",
+        Parts(*range, outside), Nearest(*below, *above)
+    )]
     OutsideApertures {
         /// Which region it begins with.
         region: usize,
         /// Where it was to be seen.
         range: IovaRange,
+        /// The parts of that which no aperture has, in order.
+        outside: Vec<IovaRange>,
         /// The last aperture that begins at or below the range.
         below: Option<IovaRange>,
         /// The first aperture that begins above the start of the range.
@@ -75,15 +80,36 @@ pub enum PlanError {
         /// Where they were to be seen, with the regions that become one map with each.
         ranges: [IovaRange; 2],
     },
-    /// Something else is mapped there.
-    #[error("region {region}: {range} is not free, because {taken} is in use: choose other IOVAs")]
+    /// Something is mapped or planned there, by this mapper or by others, or it was excluded.
+    #[error(
+        "region {region}: {range} is not free, because {} in use: choose other IOVAs",
+        Are(taken)
+    )]
     InUse {
         /// Which region it begins with.
         region: usize,
         /// Where it was to be seen.
         range: IovaRange,
-        /// What is in use.
-        taken: IovaRange,
+        /// All that is in use there, in order, also as far as it reaches out of the range.
+        taken: Vec<IovaRange>,
+    },
+    /// IOVAs that the mapper has mapped or planned cannot be excluded.
+    #[error(
+        "{range} cannot be excluded, because {} mapped or planned: unmap that first",
+        Are(taken)
+    )]
+    Held {
+        /// What was to be excluded.
+        range: IovaRange,
+        /// All that is mapped or planned there, in order, also as far as it reaches out of the
+        /// range.
+        taken: Vec<IovaRange>,
+    },
+    /// The alignment is no power of two.
+    #[error("IOVAs cannot be aligned to {align:#x}, which is not a power of two: use one")]
+    Alignment {
+        /// What was asked for, in bytes.
+        align: u64,
     },
     /// More maps are needed than may be made.
     #[error(
@@ -135,8 +161,9 @@ impl PlanError {
             Self::NoAccess { .. }
             | Self::Unaligned { .. }
             | Self::OutsideApertures { .. }
+            | Self::Alignment { .. }
             | Self::NothingFits { .. } => Errno::EINVAL,
-            Self::Overlap { .. } | Self::InUse { .. } => Errno::EEXIST,
+            Self::Overlap { .. } | Self::InUse { .. } | Self::Held { .. } => Errno::EEXIST,
             Self::TooManyMaps { .. } | Self::NoRoom { .. } => Errno::ENOSPC,
             Self::NoMemory => Errno::ENOMEM,
         }
@@ -152,6 +179,15 @@ impl fmt::Display for At {
             Some(iova) => write!(f, "IOVA {iova}"),
             None => f.write_str("any IOVA"),
         }
+    }
+}
+
+/// Ranges with the verb.
+struct Are<'a>(&'a [IovaRange]);
+
+impl fmt::Display for Are<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", Ranges(self.0), if self.0.len() > 1 { "are" } else { "is" })
     }
 }
 
@@ -175,9 +211,18 @@ pub enum MapError<E> {
     /// They cannot be mapped as asked.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// There is no such memory. Nothing was mapped.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// Pages of adopted memory were not allocated. Nothing was mapped.
     #[error(transparent)]
     Populate(#[from] PopulateError),
+    /// The registers of a BAR that were asked for are not all there. Nothing was mapped.
+    #[error("{source}")]
+    Bar {
+        /// What the space says of them.
+        source: E,
+    },
     /// The space refused a map, and those before it were taken back: nothing is mapped.
     #[error("mapping {user} at {iova} failed: {source}")]
     Refused {
@@ -236,21 +281,54 @@ pub enum NotUnmapped<E> {
 /// Unmap [`left`](Self::left) again, or drop this, which tries once more and then leaks what
 /// remains: a device may still write it.
 #[derive(thiserror::Error)]
-#[error("{} remain mapped: {source}", Size(left.bytes()))]
-pub struct StillMapped<S: MemorySpace> {
+#[error("{} remain mapped: {source}", Size(*bytes))]
+pub struct StillMapped<S: MemorySpace, L = MappedRegions<S>> {
     /// What is still mapped.
-    pub left: MappedRegions<S>,
+    pub left: L,
+    /// How many bytes that is.
+    pub bytes: u64,
     /// Why the first of it is.
     pub source: NotUnmapped<S::Error>,
 }
 
-impl<S: MemorySpace> fmt::Debug for StillMapped<S> {
+impl<S: MemorySpace, L: fmt::Debug> fmt::Debug for StillMapped<S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StillMapped")
             .field("left", &self.left)
             .field("source", &self.source)
-            .finish()
+            .finish_non_exhaustive()
     }
+}
+
+/// The reason why a part of what is mapped was not unmapped. `E` is the error of the space.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartError<E> {
+    /// It would cut a map. Nothing was unmapped.
+    #[error(
+        "{part} covers {} of the map of {map}, and no kernel unmaps a part of a map: unmap all of \
+         the map, or plan what is unmapped by itself as a unit of its own (Region::in_unit)",
+        covered(*part, *map)
+    )]
+    Cuts {
+        /// What was to be unmapped.
+        part: IovaRange,
+        /// The first map that it would cut.
+        map: IovaRange,
+    },
+    /// The space did not unmap all of the part. What it left is still mapped, and still owned.
+    #[error("{} of the part remain mapped: {source}", Size(*left))]
+    Left {
+        /// How many bytes of the part are still mapped.
+        left: u64,
+        /// Why the first of them are.
+        source: NotUnmapped<E>,
+    },
+}
+
+/// What a part has of a map.
+fn covered(part: IovaRange, map: IovaRange) -> IovaRange {
+    part.intersection(map).unwrap_or(part)
 }
 
 /// The reason why a scope did not begin, or ended with something mapped.

@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use dmaspan::{Iova, IovaRange, UserAddr, UserRange};
 
 use super::mapper::{Inner, MemorySpace};
 use super::places::{self, PlacedIovas};
 use super::planned::{Plan, PlannedMap};
-use super::{MapError, NotUnmapped, StillMapped};
+use super::{MapError, NotUnmapped, PartError, StillMapped};
 
 /// Regions that a device can use, from [`Mapper::map`](super::Mapper::map).
 ///
@@ -38,9 +37,8 @@ impl<S: MemorySpace> MappedRegions<S> {
 
     /// Notes that the next map was made.
     pub(super) fn add(&mut self, place: PlacedIovas) {
-        let bytes = place.range.len_less_one() + 1;
+        self.inner.count_mapped(place.range);
         self.places.push(Some(place));
-        self.inner.mapped.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Unmaps what was mapped, as one more was refused.
@@ -50,7 +48,7 @@ impl<S: MemorySpace> MappedRegions<S> {
         iova: IovaRange,
         source: S::Error,
     ) -> MapError<S::Error> {
-        match self.release() {
+        match self.release(|_| true) {
             Ok(()) => MapError::Refused { user, iova, source },
             Err(why) => {
                 let leaked = self.leak_rest();
@@ -81,15 +79,92 @@ impl<S: MemorySpace> MappedRegions<S> {
         self.held().map(|(map, _)| map.len()).fold(0, u64::saturating_add)
     }
 
+    /// Unmaps what is mapped at `part`, and keeps the rest: a DIMM that is removed. How many bytes
+    /// that was; 0 where nothing is mapped there. When this returns no device reaches them, and
+    /// their IOVAs can be planned again.
+    ///
+    /// A part is whole [maps](Plan::maps), of which there are as few as can be: neighbouring
+    /// regions are one. No kernel unmaps a part of what it mapped at once, and to unmap all of it
+    /// and map the rest anew would take memory from a device that is using it. So a region that
+    /// will go before its neighbours is planned [in a unit](super::Region::in_unit) of its own, for
+    /// which [`unmap_unit`](Self::unmap_unit) is shorter.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use dmaspan::{Account, Container, HostAddr, Iova, IovaRange, Prot};
+    /// use dmaspan_linux::plan::{Mapper, PartError, Region};
+    /// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
+    ///
+    /// let container: Container<_, parking_lot::RawMutex> =
+    ///     Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 30));
+    /// let mapper = Mapper::new(container)?;
+    /// // Two DIMMs of 2 MiB, one behind the other, each of them 512 slots.
+    /// let ram = Arc::new(Memory::new(MemoryKind::Memfd, 4 << 20)?);
+    /// let mut slots = Vec::new();
+    /// for n in 0..1024 {
+    ///     let slot = Region::part(&ram, n << 12, 1 << 12, Prot::READ_WRITE)?;
+    ///     slots.push(slot.at(Iova::new((1 << 30) + (n << 12))).in_unit(u32::from(n >= 512)));
+    /// }
+    /// let mut mapped = mapper.map(slots)?;
+    /// assert_eq!(mapped.plan().maps().len(), 2);
+    ///
+    /// let half = IovaRange::from_len(Iova::new(1 << 30), 1 << 20)?;
+    /// assert!(matches!(mapped.unmap_part(half), Err(PartError::Cuts { .. })));
+    /// assert_eq!(mapped.bytes(), 4 << 20);
+    /// assert_eq!(mapped.unmap_unit(1)?, 2 << 20);
+    /// assert_eq!((mapped.bytes(), mapped.iova(512)), (2 << 20, None));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PartError::Cuts`] where it would cut a map, with nothing changed; [`PartError::Left`]
+    /// where the space does not unmap all of it.
+    pub fn unmap_part(&mut self, part: IovaRange) -> Result<u64, PartError<S::Error>> {
+        let cut = self.held().find(|(map, _)| {
+            map.iova().intersection(part).is_some_and(|covered| covered != map.iova())
+        });
+        if let Some((map, _)) = cut {
+            return Err(PartError::Cuts { part, map: map.iova() });
+        }
+        self.unmap_where(|map| part.covers(map.iova()))
+    }
+
+    /// Unmaps all regions of a [unit](super::Region::in_unit), and keeps the others. How many bytes
+    /// that was; 0 where nothing of it is mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`PartError::Left`] where the space does not unmap all of it.
+    pub fn unmap_unit(&mut self, unit: u32) -> Result<u64, PartError<S::Error>> {
+        self.unmap_where(|map| map.unit() == unit)
+    }
+
+    /// Unmaps the maps that are wanted, and returns how many bytes they were.
+    fn unmap_where(
+        &mut self,
+        wanted: impl Fn(&PlannedMap) -> bool,
+    ) -> Result<u64, PartError<S::Error>> {
+        let before = self.bytes();
+        match self.release(&wanted) {
+            Ok(()) => Ok(before - self.bytes()),
+            Err(source) => {
+                let left = self.held().filter(|(map, _)| wanted(map)).map(|(map, _)| map.len());
+                Err(PartError::Left { left: left.fold(0, u64::saturating_add), source })
+            }
+        }
+    }
+
     /// Unmaps everything. When this returns no device reaches the memory.
     ///
     /// # Errors
     ///
     /// [`StillMapped`], with what is still mapped; everything else is unmapped.
     pub fn unmap(mut self) -> Result<(), StillMapped<S>> {
-        match self.release() {
+        match self.release(|_| true) {
             Ok(()) => Ok(()),
-            Err(source) => Err(StillMapped { left: self, source }),
+            Err(source) => Err(StillMapped { bytes: self.bytes(), left: self, source }),
         }
     }
 
@@ -104,28 +179,25 @@ impl<S: MemorySpace> MappedRegions<S> {
         all.filter_map(|(map, place)| place.as_ref().map(|place| (map, place)))
     }
 
-    /// Unmaps all that it can, neighbours at once.
-    fn release(&mut self) -> Result<(), NotUnmapped<S::Error>> {
+    /// Unmaps all wanted maps that it can, neighbours at once.
+    fn release(
+        &mut self,
+        wanted: impl Fn(&PlannedMap) -> bool,
+    ) -> Result<(), NotUnmapped<S::Error>> {
         let mut failed = None;
-        let mut rest = self.places.as_mut_slice();
-        while !rest.is_empty() {
-            let Some((range, count)) = neighbours(rest) else {
-                // Unmapped before.
-                rest = rest.split_at_mut(1).1;
-                continue;
-            };
+        let (mut maps, mut rest) = (self.plan.maps(), self.places.as_mut_slice());
+        while let Some((range, count)) = neighbours(maps, rest, &wanted) {
+            // None of them at all: those before are not wanted, or were unmapped.
             let (now, later) = rest.split_at_mut(count);
-            rest = later;
-            let bytes = range.len_less_one().saturating_add(1);
-            let error = match self.inner.space.unmap(range) {
-                Ok(unmapped) if unmapped == bytes => {
+            (maps, rest) = (maps.get(count..).unwrap_or_default(), later);
+            let Some(range) = range else { continue };
+            let error = match self.inner.unmap(range) {
+                Ok(()) => {
                     let places = now.iter_mut().filter_map(Option::take);
                     places.for_each(|place| self.inner.places.free(place));
-                    self.inner.mapped.fetch_sub(bytes, Ordering::Relaxed);
                     continue;
                 }
-                Ok(unmapped) => NotUnmapped::Short { range, unmapped },
-                Err(source) => NotUnmapped::Refused { range, source },
+                Err(error) => error,
             };
             failed = failed.or(Some(error));
         }
@@ -141,29 +213,35 @@ impl<S: MemorySpace> MappedRegions<S> {
                 leaked += map.len();
             }
         }
-        self.inner.mapped.fetch_sub(leaked, Ordering::Relaxed);
-        self.inner.leaked.fetch_add(leaked, Ordering::Relaxed);
+        self.inner.count_leaked(leaked);
         leaked
     }
 }
 
-/// The range of the first place and of those that follow it without a gap, and how many they are;
-/// `None` where the first is none.
-fn neighbours(places: &[Option<PlacedIovas>]) -> Option<(IovaRange, usize)> {
-    let mut rest = places.iter();
-    let mut range = rest.next()?.as_ref()?.range;
+/// How many of the first maps to look at together: those that are wanted, mapped and follow one
+/// another without a gap, with their range; or one that is not, without. `None` at the end.
+fn neighbours(
+    maps: &[PlannedMap],
+    places: &[Option<PlacedIovas>],
+    wanted: impl Fn(&PlannedMap) -> bool,
+) -> Option<(Option<IovaRange>, usize)> {
+    let mut places = maps.iter().zip(places);
+    let range = |(map, place): (&PlannedMap, &Option<PlacedIovas>)| {
+        place.as_ref().filter(|_| wanted(map)).map(|place| place.range)
+    };
+    let Some(mut joined) = range(places.next()?) else { return Some((None, 1)) };
     let mut count = 1;
-    for place in rest.map_while(Option::as_ref) {
+    for next in places.map_while(range) {
         // They are sorted, and do not overlap.
-        let Some(joined) = range.join(place.range) else { break };
-        (range, count) = (joined, count + 1);
+        let Some(both) = joined.join(next) else { break };
+        (joined, count) = (both, count + 1);
     }
-    Some((range, count))
+    Some((Some(joined), count))
 }
 
 impl<S: MemorySpace> Drop for MappedRegions<S> {
     fn drop(&mut self) {
-        if self.release().is_err() {
+        if self.release(|_| true).is_err() {
             self.leak_rest();
         }
     }

@@ -1,15 +1,19 @@
 //! A [`Mapper`] plans and maps into one space.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::space::DmaSpace;
-use dmaspan::{Errno, Iova};
+use dmaspan::{Errno, Iova, IovaRange, Prot};
 
-use super::places::Places;
-use super::planned::{Plan, Planned};
-use super::{MapError, MappedRegions, PlanError, Region, ScopeError};
+use super::places::{PlacedIovas, Places, Wanted};
+use super::planned::{self, Plan, Planned};
+use super::{
+    MapError, MappedBar, MappedMemory, MappedRegions, MmioSpace, NotUnmapped, PlanError, Region,
+    ScopeError,
+};
 use crate::mem::Memory;
 
 /// A [`DmaSpace`] into which [`Memory`] is mapped: a kernel's by its clients in this crate, or the
@@ -55,9 +59,43 @@ pub(super) struct Inner<S> {
     pub(super) leaked: AtomicU64,
 }
 
+impl<S: MemorySpace> Inner<S> {
+    /// IOVAs for what is mapped alone, at which nobody has anything.
+    pub(super) fn place(&self, wanted: Wanted) -> Result<PlacedIovas, PlanError> {
+        let limits = self.space.limits();
+        self.places.narrow(&limits.apertures);
+        planned::check(&limits, self.places.granule().max(limits.granule()), wanted)?;
+        planned::check_count(&limits, 1)?;
+        self.places.take(wanted, &|range| self.space.mapped_in(range))
+    }
+
+    /// Unmaps what is mapped in all of `range`.
+    pub(super) fn unmap(&self, range: IovaRange) -> Result<(), NotUnmapped<S::Error>> {
+        let bytes = range.len_less_one().saturating_add(1);
+        match self.space.unmap(range) {
+            Ok(unmapped) if unmapped == bytes => {
+                self.mapped.fetch_sub(bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Ok(unmapped) => Err(NotUnmapped::Short { range, unmapped }),
+            Err(source) => Err(NotUnmapped::Refused { range, source }),
+        }
+    }
+
+    pub(super) fn count_mapped(&self, range: IovaRange) {
+        self.mapped.fetch_add(range.len_less_one().saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Counts bytes that were mapped as leaked.
+    pub(super) fn count_leaked(&self, bytes: u64) {
+        self.mapped.fetch_sub(bytes, Ordering::Relaxed);
+        self.leaked.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
 impl<S: MemorySpace> Mapper<S> {
-    /// Takes a space, and reads where mappings may lie in it. What is mapped there already is not
-    /// known: IOVAs of it may be planned, and the space refuses them then.
+    /// Takes a space, and reads where mappings may lie in it. What others map there is passed over,
+    /// as far as the space [knows](dmaspan::DmaSpace::mapped_in) of it.
     ///
     /// # Errors
     ///
@@ -87,10 +125,43 @@ impl<S: MemorySpace> Mapper<S> {
         Ok(Self { inner: Arc::new(Inner { space, places, mapped, leaked }) })
     }
 
-    /// The space. What is mapped there beside the mapper has to lie where no region is, and nobody
-    /// else unmaps what the mapper has mapped; nothing worse than errors and leaks comes of it.
+    /// The space. What others map there has to lie where the mapper has nothing, and nobody else
+    /// unmaps what the mapper has mapped; nothing worse than errors and leaks comes of it.
     pub fn space(&self) -> &S {
         &self.inner.space
+    }
+
+    /// Keeps the mapper from using `range`, widened to whole pages of the IOMMU, for as long as it
+    /// exists: IOVAs that others use without mapping them, or will map later. What others have
+    /// mapped there now stays as it is. A region that asks for IOVAs there is refused.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use dmaspan::{Account, Container, HostAddr, Iova, IovaRange, Prot};
+    /// use dmaspan_linux::plan::{Mapper, PlanError, Region};
+    /// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
+    ///
+    /// let container: Container<_, parking_lot::RawMutex> =
+    ///     Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 30));
+    /// let mapper = Mapper::new(container)?;
+    /// let windows = IovaRange::from_len(Iova::new(0), 1 << 20)?;
+    /// mapper.exclude(windows)?;
+    ///
+    /// let memory = Arc::new(Memory::new(MemoryKind::Base, 1 << 16)?);
+    /// let mapped = mapper.map([Region::whole(&memory, Prot::READ)])?;
+    /// assert!(mapped.iova(0) >= Some(Iova::new(1 << 20)));
+    /// let taken = mapper.exclude(IovaRange::from_len(Iova::new(0), 1 << 30)?);
+    /// assert!(matches!(taken, Err(PlanError::Held { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Held`] where the mapper has mapped or planned a part of it, with nothing
+    /// changed; [`PlanError::NoMemory`].
+    pub fn exclude(&self, range: IovaRange) -> Result<(), PlanError> {
+        self.inner.places.exclude(range)
     }
 
     /// Plans how to map regions, and holds IOVAs for them. The limits of the space are read now: a
@@ -102,7 +173,8 @@ impl<S: MemorySpace> Mapper<S> {
     pub fn plan(&self, regions: impl IntoIterator<Item = Region>) -> Result<Planned<S>, PlanError> {
         let limits = self.inner.space.limits();
         self.inner.places.narrow(&limits.apertures);
-        let (plan, places) = Plan::with(&self.inner.places, &limits, regions)?;
+        let others = |range| self.inner.space.mapped_in(range);
+        let (plan, places) = Plan::with(&self.inner.places, &limits, regions, &others)?;
         Ok(Planned { inner: Arc::clone(&self.inner), plan, places })
     }
 
@@ -139,6 +211,73 @@ impl<S: MemorySpace> Mapper<S> {
         }
     }
 
+    /// Maps `offsets` of a BAR, in bytes from its start, for the devices of this space: they access
+    /// another device without going through memory. At `iova`, or for `None` wherever there is room
+    /// that permits large leaves. The BAR stays mapped into the process, and its device open, until
+    /// what is returned was unmapped.
+    ///
+    /// ```no_run
+    /// use dmaspan::Prot;
+    /// use dmaspan_linux::plan::Mapper;
+    /// use dmaspan_linux::vfio::{Backend, VfioSpace};
+    ///
+    /// let (space, nic) = VfioSpace::open(Backend::Vfio, "0000:00:05.0".parse()?)?;
+    /// let gpu = space.attach("0000:00:06.0".parse()?)?;
+    /// let mapper = Mapper::new(space)?;
+    /// let frames = gpu.bar(2)?;
+    /// let mapped = mapper.map_bar(&frames, 0..frames.len(), None, Prot::READ_WRITE)?;
+    /// println!("{nic:?} reaches them at {}", mapped.iova());
+    /// mapped.unmap()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Bar`] for offsets that are empty or not all of the BAR; [`MapError::Plan`] where
+    /// they cannot be mapped as asked (its region is 0); [`MapError::Refused`] where the space
+    /// refuses them. Nothing is mapped then.
+    pub fn map_bar(
+        &self,
+        bar: &S::Bar,
+        offsets: Range<u64>,
+        iova: Option<Iova>,
+        prot: Prot,
+    ) -> Result<MappedBar<S>, MapError<S::Error>>
+    where
+        S: MmioSpace,
+    {
+        MappedBar::map(&self.inner, bar, offsets, iova, prot)
+    }
+
+    /// Allocates `len` bytes that the program and the devices share, and maps them at IOVAs that
+    /// follow one another and begin at a multiple of `align`: Linux's `dma_alloc_coherent`. They
+    /// are zeroed, pinned by the space, and freed when they were unmapped. The length is rounded up
+    /// to whole pages.
+    ///
+    /// ```
+    /// use dmaspan::{Account, Container, HostAddr};
+    /// use dmaspan_linux::LinuxPinner;
+    /// use dmaspan_linux::plan::Mapper;
+    ///
+    /// let container: Container<_, parking_lot::RawMutex> =
+    ///     Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 30));
+    /// let mapper = Mapper::new(container)?;
+    /// let ring = mapper.alloc(0x2000, 0x4000)?;
+    /// assert_eq!((ring.len(), ring.iova().get() % 0x4000), (0x2000, 0));
+    /// ring.memory().write_u64(0x1ff8, 7)?;
+    /// ring.unmap()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Memory`] for no bytes, or where the system has too little memory;
+    /// [`PlanError::Alignment`] for an alignment that is no power of two; else as
+    /// [`map`](Self::map).
+    pub fn alloc(&self, len: u64, align: u64) -> Result<MappedMemory<S>, MapError<S::Error>> {
+        MappedMemory::alloc(&self.inner, len, align)
+    }
+
     /// Returns how many bytes are mapped, those of forgotten [`MappedRegions`]s among them.
     pub fn mapped_bytes(&self) -> u64 {
         self.inner.mapped.load(Ordering::Relaxed)
@@ -154,10 +293,11 @@ impl<S: MemorySpace> Mapper<S> {
     pub fn errno(&self, error: &MapError<S::Error>) -> Errno {
         match error {
             MapError::Plan(error) => error.errno(),
+            MapError::Memory(error) => error.errno(),
             MapError::Populate(error) => error.errno,
-            MapError::Refused { source, .. } | MapError::LeftBehind { source, .. } => {
-                self.inner.space.errno(source)
-            }
+            MapError::Bar { source }
+            | MapError::Refused { source, .. }
+            | MapError::LeftBehind { source, .. } => self.inner.space.errno(source),
         }
     }
 }

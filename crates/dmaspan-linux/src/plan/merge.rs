@@ -1,15 +1,16 @@
 //! This merges regions into the fewest maps.
 //!
-//! A map is one range of a memory, seen at one range of IOVAs with one permission. So regions with
-//! IOVAs of their own are the fewest maps if neighbours are merged in the order of IOVAs, and
-//! regions without are if those of one memory and permission are merged in the order of addresses.
-//! Regions that follow one another already are merged as they come, so that many small pieces in
-//! order cost neither memory nor sorting.
+//! A map is one range of a memory, seen at one range of IOVAs with one permission, for one unit. So
+//! regions with IOVAs of their own are the fewest maps if neighbours are merged in the order of
+//! IOVAs, and regions without are if those of one memory, permission and unit are merged in the
+//! order of addresses. Regions that follow one another already are merged as they come, so that
+//! many small pieces in order cost neither memory nor sorting.
 
 use std::sync::Arc;
 
 use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
 
+use super::places::Wanted;
 use super::{PlanError, Region};
 use crate::mem::{Memory, OutsideMemory};
 
@@ -20,6 +21,7 @@ pub(super) struct RegionRun {
     pub(super) user: UserRange,
     pub(super) iova: Option<Iova>,
     pub(super) prot: Prot,
+    pub(super) unit: u32,
     /// The region it begins with.
     pub(super) region: usize,
 }
@@ -41,25 +43,14 @@ pub(super) struct Merged {
     pub(super) map_of_run: Vec<usize>,
 }
 
-/// What runs are sorted by: those with IOVAs by them, the others by memory, permission, address.
-type Key = (bool, u64, u32, u64);
+/// What runs are sorted by: those with IOVAs by them, the others by memory, permission, unit,
+/// address.
+type Key = (bool, u64, u32, u32, u64);
 
 impl RegionRun {
-    /// How many bytes. A run lies in memory, so it is shorter than the address space.
-    pub(super) const fn len(&self) -> u64 {
-        self.user.len_less_one() + 1
-    }
-
-    /// Where it is to be seen, if that is said.
-    pub(super) fn iovas(&self) -> Option<IovaRange> {
-        let start = self.iova?;
-        // `of` has checked that every region has a last IOVA, and only neighbours were added.
-        IovaRange::new(start, start.wrapping_add(self.user.len_less_one()))
-    }
-
     /// A run of one region.
     fn of(index: usize, region: Region) -> Result<Self, PlanError> {
-        let Region { memory, user, iova, prot } = region;
+        let Region { memory, user, iova, prot, unit } = region;
         let range = memory.user_range();
         if !range.covers(user) {
             let source = OutsideMemory { range: user, memory: range };
@@ -68,9 +59,9 @@ impl RegionRun {
         if !prot.permits_access() {
             return Err(PlanError::NoAccess { region: index, prot });
         }
-        let run = Self { memory, user, iova, prot, region: index };
+        let run = Self { memory, user, iova, prot, unit, region: index };
         if let Some(iova) = iova {
-            IovaRange::from_len(iova, run.len())
+            IovaRange::from_len(iova, run.wanted().len())
                 .map_err(|source| PlanError::Wraps { region: index, source })?;
         }
         Ok(run)
@@ -78,17 +69,23 @@ impl RegionRun {
 
     fn key(&self) -> Key {
         match self.iova {
-            Some(iova) => (false, iova.get(), 0, 0),
+            Some(iova) => (false, iova.get(), 0, 0, 0),
             None => {
                 let memory = u64::try_from(Arc::as_ptr(&self.memory).addr()).unwrap_or(u64::MAX);
-                (true, memory, self.prot.bits(), self.user.start().get())
+                (true, memory, self.prot.bits(), self.unit, self.user.start().get())
             }
         }
     }
 
-    /// Whether both are of one memory, for the same use.
+    /// Where its IOVAs are to be.
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted { user: self.user, iova: self.iova, align: 1, region: self.region }
+    }
+
+    /// Whether both are of one memory and one unit, for the same use.
     fn is_alike(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.memory, &other.memory) && self.prot == other.prot
+        Arc::ptr_eq(&self.memory, &other.memory)
+            && (self.prot, self.unit) == (other.prot, other.unit)
     }
 
     /// Both as one, where `next` is behind this, or without an IOVA also in it.
@@ -100,7 +97,7 @@ impl RegionRun {
         match (self.iova, next.iova) {
             (Some(iova), Some(next_iova)) => {
                 let follows = self.user.last().checked_add(1) == Some(next.user.start())
-                    && iova.checked_add(self.len()) == Some(next_iova);
+                    && iova.checked_add(self.wanted().len()) == Some(next_iova);
                 if follows { self.user.join(next.user) } else { None }
             }
             (None, None) if next.user.start() >= self.user.start() => self.user.join(next.user),
@@ -167,7 +164,9 @@ fn check_overlap(
     is_before: impl Fn(&Piece) -> Option<Iova>,
     pieces: &[Piece],
 ) -> Result<(), PlanError> {
-    let (Some(low), Some(high)) = (before.iovas(), run.iovas()) else { return Ok(()) };
+    let (Some(low), Some(high)) = (before.wanted().iovas(), run.wanted().iovas()) else {
+        return Ok(());
+    };
     if high.start() > low.last() {
         return Ok(());
     }

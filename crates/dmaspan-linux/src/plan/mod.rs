@@ -47,10 +47,16 @@
 //!
 //! Regions without an IOVA get the lowest that are free, 32-bit ones first, never those of the page
 //! at 0, which only a region that asks for it gets. Regions with one are neither moved nor shared
-//! with others.
+//! with others. What others have mapped in the space is passed over, as is what the mapper was told
+//! to [exclude](Mapper::exclude).
+//!
+//! A part of what was mapped is unmapped by [`MappedRegions::unmap_part`]. Registers of devices are
+//! mapped for other devices by [`Mapper::map_bar`], and memory that a driver shares with its device
+//! for long, such as its queues, is allocated by [`Mapper::alloc`].
 //!
 //! [`Memory`]: crate::Memory
 
+mod bars;
 mod error;
 mod leaves;
 mod mapped;
@@ -59,9 +65,13 @@ mod merge;
 mod places;
 mod planned;
 mod region;
+mod shared;
+mod single;
 
-pub use error::{MapError, NotUnmapped, PlanError, ScopeError, StillMapped};
+pub use bars::{MappedBar, MmioSpace};
+pub use error::{MapError, NotUnmapped, PartError, PlanError, ScopeError, StillMapped};
 pub use mapped::MappedRegions;
 pub use mapper::{Mapper, MemorySpace};
 pub use planned::{Plan, Planned, PlannedMap};
 pub use region::Region;
+pub use shared::MappedMemory;

@@ -11,7 +11,7 @@ use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
 use super::leaves::LeafSizes;
 use super::mapper::{Inner, MemorySpace};
 use super::merge::{Merged, Piece, RegionRun, merge};
-use super::places::{PlacedIovas, Places};
+use super::places::{Others, PlacedIovas, Places, Wanted};
 use super::{MapError, MappedRegions, PlanError, Region};
 use crate::mem::Memory;
 
@@ -22,6 +22,7 @@ pub struct PlannedMap {
     user: UserRange,
     iova: IovaRange,
     prot: Prot,
+    unit: u32,
 }
 
 impl PlannedMap {
@@ -43,6 +44,11 @@ impl PlannedMap {
     /// Returns what the device may do.
     pub fn prot(&self) -> Prot {
         self.prot
+    }
+
+    /// Returns which [unit](Region::in_unit) its regions are of.
+    pub fn unit(&self) -> u32 {
+        self.unit
     }
 
     /// Returns where the device sees an address of the user; `None` where it is not of this map.
@@ -119,7 +125,7 @@ impl Plan {
         regions: impl IntoIterator<Item = Region>,
     ) -> Result<Self, PlanError> {
         let places = Places::new(limits, Iova::new(u64::MAX))?;
-        let (plan, taken) = Self::with(&places, limits, regions)?;
+        let (plan, taken) = Self::with(&places, limits, regions, &|_| None)?;
         taken.into_iter().for_each(|place| places.free(place));
         Ok(plan)
     }
@@ -129,13 +135,16 @@ impl Plan {
         places: &Places,
         limits: &Limits,
         regions: impl IntoIterator<Item = Region>,
+        others: Others<'_>,
     ) -> Result<(Self, Vec<PlacedIovas>), PlanError> {
         let Merged { maps, pieces, mut map_of_run } = merge(regions)?;
-        check(limits, places.granule().max(limits.granule()), &maps)?;
-        let mut taken = places.take_all(&maps)?;
+        let granule = places.granule().max(limits.granule());
+        maps.iter().try_for_each(|map| check(limits, granule, map.wanted()))?;
+        check_count(limits, maps.len())?;
+        let mut taken = places.take_all(&maps, others)?;
         let of = |(run, place): (RegionRun, &PlacedIovas)| {
-            let RegionRun { memory, user, prot, .. } = run;
-            PlannedMap { memory, user, iova: place.range, prot }
+            let RegionRun { memory, user, prot, unit, .. } = run;
+            PlannedMap { memory, user, iova: place.range, prot, unit }
         };
         let mut maps: Vec<PlannedMap> = maps.into_iter().zip(&taken).map(of).collect();
         if !maps.is_sorted_by_key(|map| map.iova.start()) {
@@ -258,23 +267,27 @@ fn renumber(maps: &[PlannedMap], numbers: &mut [usize]) {
     }
 }
 
-/// Whether maps can be made, as far as the limits of a space tell.
-fn check(limits: &Limits, granule: u64, maps: &[RegionRun]) -> Result<(), PlanError> {
-    for map in maps {
-        let RegionRun { user, iova, region, .. } = *map;
-        let ends = user.start().get() | map.len() | iova.map_or(0, Iova::get);
-        if !ends.is_multiple_of(granule) {
-            return Err(PlanError::Unaligned { region, user, iova, granule });
-        }
-        let Some(range) = map.iovas() else { continue };
-        let above = limits.apertures.partition_point(|aperture| aperture.start() <= range.start());
-        let below = above.checked_sub(1).and_then(|index| limits.apertures.get(index)).copied();
-        if !below.is_some_and(|aperture| aperture.covers(range)) {
-            let above = limits.apertures.get(above).copied();
-            return Err(PlanError::OutsideApertures { region, range, below, above });
-        }
+/// Whether a map can be made, as far as the limits of a space tell.
+pub(super) fn check(limits: &Limits, granule: u64, wanted: Wanted) -> Result<(), PlanError> {
+    let Wanted { user, iova, region, .. } = wanted;
+    let ends = user.start().get() | wanted.len() | iova.map_or(0, Iova::get);
+    if !ends.is_multiple_of(granule) {
+        return Err(PlanError::Unaligned { region, user, iova, granule });
     }
-    let needed = u64::try_from(maps.len()).unwrap_or(u64::MAX);
+    let Some(range) = wanted.iovas() else { return Ok(()) };
+    let outside: Vec<IovaRange> = range.minus(&limits.apertures).collect();
+    if outside.is_empty() {
+        return Ok(());
+    }
+    let above = limits.apertures.partition_point(|aperture| aperture.start() <= range.start());
+    let below = above.checked_sub(1).and_then(|index| limits.apertures.get(index)).copied();
+    let above = limits.apertures.get(above).copied();
+    Err(PlanError::OutsideApertures { region, range, outside, below, above })
+}
+
+/// Whether so many maps can be made.
+pub(super) fn check_count(limits: &Limits, maps: usize) -> Result<(), PlanError> {
+    let needed = u64::try_from(maps).unwrap_or(u64::MAX);
     match limits.mappings_left {
         Some(left) if needed > left => Err(PlanError::TooManyMaps { needed, left }),
         _ => Ok(()),

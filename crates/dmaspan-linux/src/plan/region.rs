@@ -17,12 +17,15 @@ pub struct Region {
     pub iova: Option<Iova>,
     /// What the device may do.
     pub prot: Prot,
+    /// Which unit it is part of: regions of different units never become one map.
+    pub unit: u32,
 }
 
 impl Region {
     /// All of a memory, wherever there is room.
     pub fn whole(memory: &Arc<Memory>, prot: Prot) -> Self {
-        Self { memory: Arc::clone(memory), user: memory.user_range(), iova: None, prot }
+        let user = memory.user_range();
+        Self { memory: Arc::clone(memory), user, iova: None, prot, unit: 0 }
     }
 
     /// `len` bytes from `offset` of a memory, wherever there is room.
@@ -37,12 +40,21 @@ impl Region {
         prot: Prot,
     ) -> Result<Self, AccessError> {
         let user = memory.sub_range(offset, len)?;
-        Ok(Self { memory: Arc::clone(memory), user, iova: None, prot })
+        Ok(Self { memory: Arc::clone(memory), user, iova: None, prot, unit: 0 })
     }
 
     /// The same at `iova`.
     #[must_use]
     pub fn at(self, iova: Iova) -> Self {
         Self { iova: Some(iova), ..self }
+    }
+
+    /// The same as a part of `unit`, which can be unmapped by itself: a DIMM of a guest, say.
+    ///
+    /// Regions become one map within their unit alone, as no kernel unmaps a part of what it mapped
+    /// at once. Units that meet between large pages cost no leaf, and one request each.
+    #[must_use]
+    pub fn in_unit(self, unit: u32) -> Self {
+        Self { unit, ..self }
     }
 }

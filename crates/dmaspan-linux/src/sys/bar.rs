@@ -52,7 +52,7 @@ pub(crate) fn largest_leaf(page: u64, len: u64) -> u64 {
 pub(crate) struct Registers {
     areas: Vec<(Area, MmioRegion)>,
     /// The address of the BAR's first byte.
-    start: usize,
+    start: NonNull<u8>,
     /// Held to be unmapped with this.
     _region: Region,
 }
@@ -109,20 +109,28 @@ impl Registers {
             Some((area, registers))
         };
         let areas = areas.into_iter().filter_map(view).collect();
-        let start = region.at(skip).expose_provenance();
+        // No region is at 0.
+        let start = NonNull::new(region.at(skip)).ok_or(Errno::ENOMEM)?.cast();
         Ok(Self { areas, start, _region: region })
     }
 
     /// The address of `len` bytes from `offset` on, where all of them are mapped.
     pub(crate) fn address(&self, offset: u64, len: NonZero<u64>) -> Option<u64> {
+        u64::try_from(self.pointer(offset, len)?.addr().get()).ok()
+    }
+
+    /// The same as a pointer, which may be used for all of them while this lives.
+    pub(crate) fn pointer(&self, offset: u64, len: NonZero<u64>) -> Option<NonNull<u8>> {
         self.areas.iter().find(|(area, _)| area.covers(offset, len))?;
-        u64::try_from(self.start).ok()?.checked_add(offset)
+        let skip = usize::try_from(offset).ok()?;
+        NonNull::new(self.start.as_ptr().wrapping_byte_add(skip))
     }
 
     /// The largest leaf that `len` bytes have room for and that the first byte's address is a
     /// multiple of.
     pub(crate) fn alignment(&self, len: u64) -> u64 {
-        let of_start = self.start & self.start.wrapping_neg();
+        let start = self.start.addr().get();
+        let of_start = start & start.wrapping_neg();
         largest_leaf(page_size(), len.min(u64::try_from(of_start).unwrap_or(u64::MAX)))
     }
 
@@ -143,7 +151,7 @@ impl<K: Kernel> DmaTable<K> {
         range: IovaRange,
         prot: Prot,
     ) -> Result<KernelMapping, Errno> {
-        let start = u64::try_from(registers.start).ok();
+        let start = u64::try_from(registers.start.addr().get()).ok();
         let offset = start.and_then(|start| user.start().get().checked_sub(start));
         let len = user.checked_len().and_then(NonZero::new);
         let is_mapped = offset.zip(len).and_then(|(at, len)| registers.address(at, len)).is_some();
@@ -272,7 +280,12 @@ mod tests {
         assert!(bar.address(3 * page, len(2 * page)).is_some());
         for (offset, bytes) in [(0, page), (page, page + 1), (3 * page, u64::MAX), (2 * page, 1)] {
             assert_eq!(bar.address(offset, len(bytes)), None, "{offset:#x}, {bytes:#x}");
+            assert_eq!(bar.pointer(offset, len(bytes)), None, "{offset:#x}, {bytes:#x}");
         }
+        let last = bar.pointer(2 * page - 8, len(8)).unwrap().cast::<u64>();
+        // SAFETY:
+        // 1. The word is of the second page, which is mapped while `bar` lives.
+        assert_eq!(unsafe { last.read_volatile() }, 7);
     }
 
     #[test]
@@ -280,7 +293,7 @@ mod tests {
         let file = words(4 << 20);
         let areas = [Area { offset: 0, len: 4 << 20 }];
         let bar = Registers::map(file.as_fd(), 0, 4 << 20, &areas).unwrap();
-        assert_eq!(bar.start % (2 << 20), 0);
+        assert_eq!(bar.start.addr().get() % (2 << 20), 0);
         assert_eq!(bar.alignment(4 << 20), 2 << 20);
         assert_eq!(bar.alignment(1 << 20), page_size());
         assert_eq!(bar.read32((4 << 20) - 4), (1 << 20) - 1);

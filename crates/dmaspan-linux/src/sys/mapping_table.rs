@@ -218,9 +218,10 @@ impl<K: Kernel> MappingTable<K> {
         if !prot.permits_access() {
             return Err(Error::NoAccess { range });
         }
-        if !limits.apertures.iter().any(|aperture| aperture.covers(range)) {
+        let outside: Vec<IovaRange> = range.minus(&limits.apertures).collect();
+        if !outside.is_empty() {
             let apertures = limits.apertures.clone();
-            return Err(Error::OutsideApertures { range, apertures });
+            return Err(Error::OutsideApertures { range, outside, apertures });
         }
         self.claim(limits, range)?;
         let asked = ask(&self.table);
@@ -418,6 +419,11 @@ impl<K: Kernel> MappingTable<K> {
             })
         };
         runs.into_iter().try_fold(0, |sum: u64, run| Ok(sum.saturating_add(self.unmap(run)?)))
+    }
+
+    /// The first slot that overlaps `range`, lost ones too: nobody else can map there.
+    pub(crate) fn first_in(&self, range: IovaRange) -> Option<IovaRange> {
+        self.state.lock().overlap(range).map(|slot| slot.range)
     }
 
     /// Where `range` is mapped without a hole, from each of such ranges to the next.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use dmaspan::{UserAddr, UserRange};
@@ -89,13 +90,53 @@ impl Bar {
         self.device.bdf
     }
 
+    /// Returns where this process has `len` bytes from `offset` of the BAR: for code that brings
+    /// its own accesses, as a driver of virtio does. Keep this, or a clone of it, as long as the
+    /// pointer is used.
+    ///
+    /// What is there are registers. They are accessed by volatile reads and writes of the width and
+    /// alignment that the device expects, and never through a reference: a read may change them,
+    /// and the device does at any time. What is written may make the device access memory; it
+    /// reaches what is mapped for it, and nothing else.
+    ///
+    /// ```no_run
+    /// use dmaspan_linux::vfio::{Backend, VfioSpace};
+    ///
+    /// let (_space, device) = VfioSpace::open(Backend::Vfio, "0000:00:05.0".parse()?)?;
+    /// let bar = device.bar(0)?;
+    /// let status = bar.as_ptr(0x1c, 4)?.cast::<u32>();
+    /// // SAFETY: the register is mapped while `bar` lives, and reading it changes nothing.
+    /// println!("{:#x}", unsafe { status.read_volatile() });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutsideBar`] where they are not all mapped into the process, or none.
+    pub fn as_ptr(&self, offset: u64, len: u64) -> Result<NonNull<u8>, Error> {
+        let found = NonZero::new(len).and_then(|len| self.registers.pointer(offset, len));
+        let offsets = offset..offset.saturating_add(len);
+        let (bdf, index) = (self.bdf(), self.index);
+        found.ok_or(Error::OutsideBar { bdf, index, offsets })
+    }
+
+    /// Returns where the BAR begins on the bus, as the device's configuration space says: what a
+    /// driver that looks there itself asks for.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::System`], where the device is gone.
+    pub fn bus_address(&self) -> Result<u64, DeviceError> {
+        self.device.bar_address(self.index)
+    }
+
     /// What keeps it mapped.
     pub(super) fn registers(&self) -> &Arc<Registers> {
         &self.registers
     }
 
     /// Where the process has the registers of `offsets`.
-    pub(super) fn user_range(&self, offsets: Range<u64>) -> Result<UserRange, Error> {
+    pub(crate) fn user_range(&self, offsets: Range<u64>) -> Result<UserRange, Error> {
         let len = offsets.end.checked_sub(offsets.start).and_then(NonZero::new);
         let user = len.and_then(|len| {
             let start = self.registers.address(offsets.start, len)?;

@@ -137,6 +137,16 @@ impl Shared {
         })
     }
 
+    /// Where a BAR of memory, 0 to 5, begins on the bus (PCI Local Bus 3.0, section 6.2.5.1).
+    pub(super) fn bar_address(&self, bar: u32) -> Result<u64, DeviceError> {
+        let config = ConfigSpace::new(self);
+        let at = BAR0 + 4 * u64::from(bar);
+        let low = config.read32(at)?;
+        // Bits 2 and 1 say how wide it is: 10 for 64 bits, of which the next register has the rest.
+        let high = if low & 0b110 == 0b100 { config.read32(at + 4)? } else { 0 };
+        Ok(u64::from(high) << 32 | u64::from(low & !0xf))
+    }
+
     /// Whether a BAR, 0 to 5, is of I/O ports (PCI Local Bus 3.0, section 6.2.5.1).
     pub(super) fn has_io_ports(&self, bar: u32) -> bool {
         let register = ConfigSpace::new(self).read32(BAR0 + 4 * u64::from(bar));

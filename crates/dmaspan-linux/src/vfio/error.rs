@@ -7,7 +7,7 @@ use dmaspan::{Errno, IovaRange, RangeError, UserRange};
 
 use super::backend::Backend;
 use crate::mem::OutsideMemory;
-use crate::os::{self, Size};
+use crate::os::{self, Parts, Ranges, Size};
 use crate::pci::{Bdf, Reason, Step, reason};
 use crate::sys;
 use crate::sys::kernel_mapping::LockedBy;
@@ -71,12 +71,14 @@ pub enum Error {
     },
     /// The IOMMU cannot translate the range, or keeps a part of it for itself.
     #[error(
-        "{range} is in no aperture of the IOMMU, which maps {}: choose an IOVA in one of these",
-        Ranges(apertures)
+        "{} in no aperture of the IOMMU, which maps {}: choose IOVAs in these",
+        Parts(*range, outside), Ranges(apertures)
     )]
     OutsideApertures {
         /// The range asked for.
         range: IovaRange,
+        /// The parts of it that no aperture has, in order.
+        outside: Vec<IovaRange>,
         /// Where mappings may lie.
         apertures: Vec<IovaRange>,
     },
@@ -226,17 +228,6 @@ pub enum Error {
         /// What it answered.
         errno: Errno,
     },
-}
-
-/// Ranges, one after the other.
-struct Ranges<'a>(&'a [IovaRange]);
-
-impl std::fmt::Display for Ranges<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some((first, others)) = self.0.split_first() else { return f.write_str("nothing") };
-        write!(f, "{first}")?;
-        others.iter().try_for_each(|range| write!(f, " and {range}"))
-    }
 }
 
 impl Error {

@@ -383,6 +383,10 @@ impl DmaSpace for Ioas {
         self.table.unmap(range)
     }
 
+    fn mapped_in(&self, range: IovaRange) -> Option<IovaRange> {
+        self.table.first_in(range)
+    }
+
     /// What can be mapped. iommufd tells no page sizes: the granule alone is there.
     fn limits(&self) -> Limits {
         Limits::clone(&self.refresh())

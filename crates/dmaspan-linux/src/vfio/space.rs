@@ -130,6 +130,13 @@ impl DmaSpace for VfioSpace {
         }
     }
 
+    fn mapped_in(&self, range: IovaRange) -> Option<IovaRange> {
+        match self {
+            Self::Type1(space) => space.mapped_in(range),
+            Self::Ioas(space) => space.mapped_in(range),
+        }
+    }
+
     fn limits(&self) -> Limits {
         match self {
             Self::Type1(space) => space.limits(),

@@ -225,6 +225,10 @@ impl DmaSpace for VfioContainer {
         self.table.unmap(range)
     }
 
+    fn mapped_in(&self, range: IovaRange) -> Option<IovaRange> {
+        self.table.first_in(range)
+    }
+
     fn limits(&self) -> Limits {
         let mut limits = Limits::clone(&self.limits.read());
         let left = |most: u64| most.saturating_sub(self.table.mappings());

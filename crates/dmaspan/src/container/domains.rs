@@ -7,6 +7,7 @@ use core::ops::Range;
 
 use super::attach::CacheCoherency;
 use super::dirty::{Cleared, DirtyRead};
+use super::error::Error;
 use super::paging::{Gathering, Paging, Reach, Refused, before};
 use crate::addr::Iova;
 use crate::io_pgtable::{DirtyBitmap, LeafCensus};
@@ -110,6 +111,21 @@ impl Domains {
     /// Whether an aperture covers `range`.
     pub(super) fn permits(&self, range: IovaRange) -> bool {
         self.is_empty() || self.apertures.iter().any(|aperture| aperture.covers(range))
+    }
+
+    /// Why `range`, which is [not permitted](Self::permits), is not: names the aperture that it
+    /// begins in, or else the first behind its start.
+    pub(super) fn outside<E: core::error::Error>(&self, range: IovaRange) -> Error<E> {
+        let near = self.apertures.iter().find(|aperture| aperture.last() >= range.start());
+        let aperture = near.or(self.apertures.last()).copied();
+        let aperture = aperture.unwrap_or(IovaRange::point(Iova::new(0)));
+        let parts = || range.minus(&self.apertures);
+        let mut outside = Vec::new();
+        // Without memory to name the parts, the range and the aperture are all that is said.
+        if outside.try_reserve_exact(parts().count()).is_ok() {
+            outside.extend(parts());
+        }
+        Error::OutsideAperture { range, aperture, outside }
     }
 
     /// Maps spans in all domains, or in none.

@@ -1,5 +1,8 @@
 //! The errors of a container, with the errno that Linux answers for each.
 
+use alloc::vec::Vec;
+use core::fmt;
+
 use super::domains::DomainId;
 use crate::account::OverLimit;
 use crate::addr::{Iova, UserAddr};
@@ -43,12 +46,15 @@ pub enum Error<E: core::error::Error> {
         prot: Prot,
     },
     /// Devices cannot be given addresses there.
-    #[error("{range} is not within {aperture}, where mappings may lie")]
+    #[error("{} in no aperture; the nearest is {aperture}", Parts { of: *range, parts: outside })]
     OutsideAperture {
         /// Where it was to be mapped.
         range: IovaRange,
-        /// Where mappings may lie.
+        /// The aperture that the range begins in, or else the first behind its start.
         aperture: IovaRange,
+        /// The parts of the range in which no mapping may lie, in order; empty where there is no
+        /// memory to list them.
+        outside: Vec<IovaRange>,
     },
     /// There is a mapping already.
     #[error("{range} overlaps the mapping at {existing}")]
@@ -289,7 +295,11 @@ pub enum Error<E: core::error::Error> {
         others: u64,
     },
     /// What is mapped already cannot be translated by the domain.
-    #[error("the mapping at {mapping} is not within {aperture}, which the domain translates")]
+    #[error(
+        "{} mapped and not within {aperture}, which is all that the domain translates: unmap it \
+         first",
+        Beyond { mapping: *mapping, aperture: *aperture }
+    )]
     MappedOutside {
         /// The mapping.
         mapping: IovaRange,
@@ -423,5 +433,44 @@ impl<E: core::error::Error> Error<E> {
             | Self::QuarantineFull { .. }
             | Self::MarksUnsynced { .. } => Errno::EIO,
         }
+    }
+}
+
+/// Parts of a range, and the verb: "A of B is", or "A and B of C are".
+struct Parts<'a> {
+    of: IovaRange,
+    parts: &'a [IovaRange],
+}
+
+impl fmt::Display for Parts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { of, parts } = self;
+        for (n, part) in parts.iter().enumerate() {
+            write!(f, "{}{part}", if n == 0 { "" } else { " and " })?;
+        }
+        match **parts {
+            [] => write!(f, "{of} is not all"),
+            [part] if part == *of => f.write_str(" is"),
+            [_] => write!(f, " of {of} is"),
+            _ => write!(f, " of {of} are"),
+        }
+    }
+}
+
+/// The parts of a mapping that are outside of an aperture, at most two.
+struct Beyond {
+    mapping: IovaRange,
+    aperture: IovaRange,
+}
+
+impl fmt::Display for Beyond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mapping, aperture } = *self;
+        let (mut parts, mut count) = ([mapping; 2], 0);
+        for (place, part) in parts.iter_mut().zip(mapping.minus(&[aperture])) {
+            *place = part;
+            count += 1;
+        }
+        Parts { of: mapping, parts: &parts[..count] }.fmt(f)
     }
 }

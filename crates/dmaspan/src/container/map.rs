@@ -184,7 +184,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             return Err(Error::TooManyMappings { limit: self.max_mappings });
         }
         if !all.domains.permits(range) {
-            return Err(outside(range, &all.domains));
+            return Err(all.domains.outside(range));
         }
         let domains = self.begin(&mut all)?;
         let mut room = 0;
@@ -389,13 +389,6 @@ fn check_request<P: Pinner>(request: &MapRequest<'_, P>) -> Result<IovaRange, Er
 pub(super) fn iovas_of(iova: Iova, user: UserRange) -> Result<IovaRange, RangeError> {
     let whole_space = RangeError::Wraps { start: iova.get(), len: u64::MAX };
     IovaRange::from_len(iova, user.checked_len().ok_or(whole_space)?)
-}
-
-/// Of the apertures the one that the range begins in, or else the first behind its start.
-fn outside<E: core::error::Error>(range: IovaRange, domains: &Domains) -> Error<E> {
-    let near = domains.apertures.iter().find(|aperture| aperture.last() >= range.start());
-    let aperture = near.or(domains.apertures.last()).copied();
-    Error::OutsideAperture { range, aperture: aperture.unwrap_or(IovaRange::point(Iova::new(0))) }
 }
 
 /// Why no more spans are wanted.

@@ -199,7 +199,7 @@ use crate::space::{DmaSpace, Limits};
 use domains::Domains;
 use emulated::Emulated;
 use external::External;
-use mapping::Tree;
+use mapping::{Tree, overlapping};
 use quarantine::Quarantine;
 
 /// Spans that go into the tables, or come out of them, at once by default: 4 KiB of stack. A sync
@@ -456,6 +456,11 @@ impl<P: Pinner, L: RawMutex + Send + Sync, const BATCH: usize> DmaSpace for Cont
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Self::Error> {
         Container::unmap(self, range)
+    }
+
+    fn mapped_in(&self, range: IovaRange) -> Option<IovaRange> {
+        let all = self.state.lock();
+        overlapping(&all.tree, range).next().map(|(mapped, _)| mapped)
     }
 
     fn limits(&self) -> Limits {

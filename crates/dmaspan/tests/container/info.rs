@@ -169,12 +169,16 @@ fn a_mapping_that_a_new_aperture_does_not_cover_refuses_the_domain() {
     let named = matches!(error, Error::MappedOutside { mapping: m, aperture: a }
         if (m, a) == (mapping, aperture));
     assert!(named, "{error}");
+    let part = range(1 << 36, 4096);
+    assert!(error.to_string().starts_with(&format!("{part} of {mapping} is mapped")), "{error}");
     assert_eq!(container.errno(&error), Errno::EINVAL);
     assert_eq!(container.unmap_all().unwrap(), 8192);
     container.attach(domain::<12>(36, None), isolated()).unwrap();
     assert_eq!(container.info().iova_ranges, [aperture]);
     let error = container.map(&space, user, Iova::new((1 << 36) - 4096), PROT).unwrap_err();
-    assert!(matches!(error, Error::OutsideAperture { .. }), "{error}");
+    let Error::OutsideAperture { outside, .. } = &error else { panic!("{error}") };
+    assert_eq!(*outside, [part]);
+    assert!(error.to_string().contains(&format!("{part} of {mapping} is in no")), "{error}");
     container.detach(id).unwrap();
     assert_eq!(container.info().iova_ranges, [aperture]);
 }

@@ -34,13 +34,19 @@ fn a_container_that_refuses_a_map_gets_the_others_back() {
     let space = container(1 << 20);
     let mapper = Mapper::shared(space.clone()).unwrap();
     let all = [memory(4), memory(4), memory(4)];
-    // The mapper does not know of it, and plans the same IOVAs.
-    let third = mapper.plan(all.iter().map(|of| Region::whole(of, RW))).unwrap().maps()[2].iova();
+    // Somebody maps between the plan and the map.
+    let planned = mapper.plan(all.iter().map(|of| Region::whole(of, RW))).unwrap();
+    let third = planned.maps()[2].iova();
     let page = memory(1);
     space.map(&page, page.user_range(), third.start(), RW).unwrap();
-    let error = mapper.map(all.iter().map(|of| Region::whole(of, RW))).unwrap_err();
+    let error = planned.map().unwrap_err();
     assert!(matches!(error, MapError::Refused { iova, .. } if iova == third), "{error}");
     assert_eq!((mapper.errno(&error), space.mappings()), (Errno::EEXIST, 1));
+    // A later plan passes over it.
+    let again = mapper.map(all.iter().map(|of| Region::whole(of, RW))).unwrap();
+    let others = third.start();
+    assert!(again.plan().maps().iter().all(|map| !map.iova().contains(others)));
+    drop(again);
     space.unmap(third).unwrap();
     let mapped = mapper.map(all.iter().map(|of| Region::whole(of, RW))).unwrap();
     assert_eq!(space.mappings(), 3);

@@ -1,10 +1,12 @@
 //! A space that answers as a kernel does, fails when it is told to, and says what it was asked.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use dmaspan::space::{DmaSpace, Limits};
 use dmaspan::{Errno, Iova, IovaRange, Prot, UserRange};
+use dmaspan_linux::plan::MmioSpace;
 use dmaspan_linux::{Memory, MemoryKind};
 
 pub(crate) const PAGE: u64 = 4 << 10;
@@ -46,6 +48,8 @@ pub(crate) struct State {
     pub(crate) failing_unmaps: Vec<u64>,
     /// Whether unmapping says that nothing was there.
     pub(crate) is_forgetful: bool,
+    /// Whether it does not say what is mapped.
+    pub(crate) is_silent: bool,
     pub(crate) limits: Option<Limits>,
 }
 
@@ -167,6 +171,12 @@ impl DmaSpace for Kernel {
         Ok(if state.is_forgetful { 0 } else { bytes })
     }
 
+    fn mapped_in(&self, range: IovaRange) -> Option<IovaRange> {
+        let state = self.state();
+        let mut entries = state.entries.values().map(|entry| entry.iova);
+        entries.find(|mapped| !state.is_silent && mapped.intersection(range).is_some())
+    }
+
     fn limits(&self) -> Limits {
         let state = self.state();
         let mut limits = state.limits.clone().unwrap();
@@ -177,5 +187,25 @@ impl DmaSpace for Kernel {
 
     fn errno(&self, error: &Refused) -> Errno {
         error.0
+    }
+}
+
+/// A memory stands in for the registers of a device.
+impl MmioSpace for Kernel {
+    type Bar = Arc<Memory>;
+
+    fn bar_range(bar: &Arc<Memory>, offsets: Range<u64>) -> Result<UserRange, Refused> {
+        let len = offsets.end.saturating_sub(offsets.start);
+        bar.sub_range(offsets.start, len).map_err(|error| Refused(error.errno()))
+    }
+
+    fn map_bar(
+        &self,
+        bar: &Arc<Memory>,
+        offsets: Range<u64>,
+        iova: Iova,
+        prot: Prot,
+    ) -> Result<(), Refused> {
+        self.map(bar, Self::bar_range(bar, offsets)?, iova, prot)
     }
 }

@@ -1,11 +1,15 @@
 //! Planning, and owning what is mapped, over a space that answers as a kernel does.
 
+mod bars;
 mod blocks;
 mod container;
 mod failing;
 mod kernel;
 mod leaves;
 mod merging;
+mod others;
 mod owning;
+mod parts;
 mod refused;
+mod shared;
 mod threads;

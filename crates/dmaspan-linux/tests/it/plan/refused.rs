@@ -6,7 +6,7 @@ use dmaspan::space::Limits;
 use dmaspan::{Errno, Iova, IovaRange, Prot, RangeError, UserRange};
 use dmaspan_linux::plan::{MapError, Mapper, Plan, PlanError, Region};
 
-use crate::plan::kernel::{Kernel, M2, PAGE, RW, memory, x86};
+use crate::plan::kernel::{Kernel, M2, PAGE, RW, file, memory, x86};
 
 fn refused(limits: &Limits, regions: impl IntoIterator<Item = Region>) -> PlanError {
     Plan::new(limits, regions).unwrap_err()
@@ -27,8 +27,12 @@ fn the_addresses_of_interrupts_are_refused_with_the_apertures_around_them() {
         let error = refused(&limits, [good, whole.clone().at(Iova::new(start))]);
         let (region, range) = (1, iovas(start, 4 * PAGE));
         let (below, above) = (Some(below), Some(above));
-        assert_eq!(error, PlanError::OutsideApertures { region, range, below, above });
+        let outside = vec![range.intersection(iovas(0xfee0_0000, 0x10_0000)).unwrap()];
         let text = error.to_string();
+        let part = if outside == [range] { String::new() } else { format!(" of {range}") };
+        let named = format!("region 1: {}{part} is in no aperture", outside[0]);
+        assert!(text.starts_with(&named), "{text}");
+        assert_eq!(error, PlanError::OutsideApertures { region, range, outside, below, above });
         assert!(text.contains("0x0..=0xfedfffff and 0xfef00000..=0xffffffffffff"), "{text}");
         assert_eq!(error.errno(), Errno::EINVAL);
     }
@@ -38,6 +42,64 @@ fn the_addresses_of_interrupts_are_refused_with_the_apertures_around_them() {
     }
     let error = refused(&limits, [whole.at(Iova::new(1 << 48))]);
     assert!(error.to_string().contains("the nearest is 0xfef00000..=0xffffffffffff"), "{error}");
+}
+
+#[test]
+fn each_part_that_no_aperture_has_is_named() {
+    let apertures = vec![iovas(M2, M2), iovas(3 * M2, M2), iovas(4 * M2, M2), iovas(7 * M2, M2)];
+    let limits = Limits { apertures, ..x86() };
+    let memory = file(8 * M2);
+    let at = |start, len| Region::part(&memory, 0, len, RW).unwrap().at(Iova::new(start));
+    let cases = [
+        // Beyond both ends.
+        (0, 8 * M2, vec![iovas(0, M2), iovas(2 * M2, M2), iovas(5 * M2, 2 * M2)]),
+        (7 * M2 + PAGE, M2, vec![iovas(8 * M2, PAGE)]),
+        (PAGE, M2, vec![iovas(PAGE, M2 - PAGE)]),
+        // Between two, and in none.
+        (2 * M2 - PAGE, M2 + 2 * PAGE, vec![iovas(2 * M2, M2)]),
+        (5 * M2, PAGE, vec![iovas(5 * M2, PAGE)]),
+        (1 << 40, PAGE, vec![iovas(1 << 40, PAGE)]),
+    ];
+    for (start, len, expected) in cases {
+        let range = iovas(start, len);
+        let error = refused(&limits, [at(start, len)]);
+        let text = error.to_string();
+        let PlanError::OutsideApertures { outside, .. } = error else { panic!("{error:?}") };
+        assert_eq!(outside, expected);
+        let named: Vec<_> = expected.iter().map(ToString::to_string).collect();
+        let named = match expected.len() {
+            1 if expected == [range] => format!("{range} is in no aperture"),
+            1 => format!("{} of {range} is in no aperture", named[0]),
+            _ => format!("{} of {range} are in no aperture", named.join(" and ")),
+        };
+        assert!(text.contains(&named), "{text}");
+    }
+    // Apertures that touch are as one.
+    let plan = Plan::new(&limits, [at(3 * M2, 2 * M2)]).unwrap();
+    assert_eq!(plan.iova_of(0), Some(Iova::new(3 * M2)));
+}
+
+#[test]
+fn all_that_is_in_the_way_is_named_and_not_only_the_first_page() {
+    let kernel = Kernel::new(x86());
+    let mapper = Mapper::shared(kernel).unwrap();
+    let dimm = file(512 << 20);
+    let ram = mapper.map([Region::whole(&dimm, RW).at(Iova::new(0))]).unwrap();
+    let small = memory(512);
+    let error = mapper.plan([Region::whole(&small, RW).at(Iova::new(0))]).unwrap_err();
+    let (range, taken) = (iovas(0, M2), vec![iovas(0, 512 << 20)]);
+    assert!(error.to_string().contains("0x0..=0x1fffffff is in use"), "{error}");
+    assert_eq!(error, PlanError::InUse { region: 0, range, taken });
+    // Beside other maps, with holes and without.
+    let page = |n: u64| Region::whole(&memory(1), RW).at(Iova::new((1 << 30) + n * PAGE));
+    let pages = mapper.map([page(1), page(2), page(5), page(511), page(512)]).unwrap();
+    mapper.exclude(iovas((1 << 30) + 9 * PAGE, PAGE)).unwrap();
+    let error = mapper.plan([Region::whole(&small, RW).at(Iova::new(1 << 30))]).unwrap_err();
+    let at = |n: u64, count| iovas((1 << 30) + n * PAGE, count * PAGE);
+    let taken = vec![at(1, 2), at(5, 1), at(9, 1), at(511, 1)];
+    assert!(error.to_string().contains(&format!("{} and {}", taken[0], taken[1])), "{error}");
+    assert_eq!(error, PlanError::InUse { region: 0, range: at(0, 512), taken });
+    drop((ram, pages));
 }
 
 #[test]
@@ -137,12 +199,10 @@ fn what_is_mapped_already_is_in_use_and_not_handed_out() {
     for start in [0, 0x10_0000] {
         let first = mapper.map([whole().at(Iova::new(start))]).unwrap();
         let error = mapper.map([whole().at(Iova::new(start))]).unwrap_err();
-        let MapError::Plan(error @ PlanError::InUse { region: 0, range, taken }) = error else {
-            panic!("{error:?}")
-        };
-        assert_eq!(range, iovas(start, 4 * PAGE));
-        assert!(range.covers(taken), "{taken}");
+        let MapError::Plan(error) = error else { panic!("{error:?}") };
         assert_eq!(error.errno(), Errno::EEXIST);
+        let range = iovas(start, 4 * PAGE);
+        assert_eq!(error, PlanError::InUse { region: 0, range, taken: vec![range] });
         first.unmap().unwrap();
         mapper.map([whole().at(Iova::new(start))]).unwrap().unmap().unwrap();
     }

@@ -29,7 +29,7 @@ fn threads_never_get_the_same_iovas_and_always_get_what_is_free() {
                     for result in [held, some] {
                         match result {
                             Ok(mapped) => mapped.unmap().unwrap(),
-                            Err(MapError::Plan(error)) => assert!(is_full(error), "{error}"),
+                            Err(MapError::Plan(error)) => assert!(is_full(&error), "{error}"),
                             Err(error) => panic!("{error}"),
                         }
                     }
@@ -44,7 +44,7 @@ fn threads_never_get_the_same_iovas_and_always_get_what_is_free() {
     mapper.map([Region::whole(&all, RW).at(Iova::new(PAGE))]).unwrap().unmap().unwrap();
 }
 
-fn is_full(error: PlanError) -> bool {
+fn is_full(error: &PlanError) -> bool {
     matches!(error, PlanError::InUse { .. } | PlanError::NoRoom { .. })
 }
 

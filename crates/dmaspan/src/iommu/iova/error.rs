@@ -33,7 +33,8 @@ pub enum Error {
     Taken {
         /// What was to be reserved or handed out.
         range: IovaRange,
-        /// What stands in the way.
+        /// The first IOVAs that stand in the way, with all that follow them in the range without a
+        /// gap; [`Space::list_in`](super::Space::list_in) names those behind.
         taken: IovaRange,
     },
     /// The range does not consist of whole granules.

@@ -121,7 +121,7 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// [`Error::Taken`] with the first range that is allocated, and [`Error::NoMemory`]; with
+    /// [`Error::Taken`] with the first stretch that is allocated, and [`Error::NoMemory`]; with
     /// nothing changed.
     pub(super) fn reserve(&mut self, range: IovaRange) -> Result<(), Error> {
         let Some(range) = range.intersection(self.aperture) else { return Ok(()) };
@@ -130,7 +130,8 @@ impl Tree {
         let mut at = wanted.start;
         while let Some(Found { entry, .. }) = self.overlap(at, wanted.end) {
             if entry.kind == Kind::Allocated {
-                return Err(Error::Taken { range, taken: self.range(entry) });
+                let taken = self.range(self.stretch(entry, wanted.end));
+                return Err(Error::Taken { range, taken });
             }
             if entry.start <= wanted.start && entry.end >= wanted.end {
                 return Ok(());
@@ -154,7 +155,7 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// [`Error::Taken`] with the first range in use there, or with `range` itself where it is not
+    /// [`Error::Taken`] with the first stretch in use there, or with `range` itself where it is not
     /// of the aperture; [`Error::NoMemory`]; with nothing changed.
     pub(super) fn alloc_at(&mut self, range: IovaRange) -> Result<(), Error> {
         if !self.aperture.covers(range) {
@@ -162,7 +163,8 @@ impl Tree {
         }
         let wanted = self.entry(range, Kind::Allocated);
         if let Some(Found { entry, .. }) = self.overlap(wanted.start, wanted.end) {
-            return Err(Error::Taken { range, taken: self.range(entry) });
+            let taken = self.range(self.stretch(entry, wanted.end));
+            return Err(Error::Taken { range, taken });
         }
         let path = self.find(wanted.start);
         let path = self.make_room(path, wanted.start).map_err(|_| Error::NoMemory { range })?;
@@ -229,6 +231,17 @@ impl Tree {
                 }
             }
         })
+    }
+
+    /// `first` and the entries of its kind that follow it without a gap and begin before `end`.
+    fn stretch(&self, first: Entry, end: u64) -> Entry {
+        let mut stretch = first;
+        while let Some(Found { entry, .. }) = self.overlap(stretch.end, end)
+            && (entry.start, entry.kind) == (stretch.end, stretch.kind)
+        {
+            stretch.end = entry.end;
+        }
+        stretch
     }
 
     /// What is allocated.

@@ -96,6 +96,18 @@ impl Model {
         found.map(|(start, (last, _))| self::range(*start, *last))
     }
 
+    /// The first range in the way with those of its kind that follow it in `range` without a gap.
+    fn stretch(&self, range: IovaRange, kinds: &[Kind]) -> Option<IovaRange> {
+        let mut stretch = self.in_the_way(range, kinds)?;
+        let (_, kind) = self.used[&stretch.start().get()];
+        while let Some(next) = stretch.last().checked_add(1).filter(|next| *next <= range.last())
+            && let Some(&(last, _)) = self.used.get(&next.get()).filter(|(_, of)| *of == kind)
+        {
+            stretch = self::range(stretch.start().get(), last);
+        }
+        Some(stretch)
+    }
+
     fn lowest_fit(&self, len: u64, align_lg2: u32, limit: u64) -> Option<IovaRange> {
         let align = 1_u128 << align_lg2;
         let top = u128::from(limit.min(self.aperture.last().get()));
@@ -198,7 +210,7 @@ fn step(tree: &mut Tree, model: &mut Model, window: u64, op: Op) {
         }
         Op::AllocAt { at, granules } => {
             let range = piece(tree, window, at, granules);
-            let taken = model.in_the_way(range, &BOTH);
+            let taken = model.stretch(range, &BOTH);
             let expected = taken.map_or(Ok(()), |taken| Err(Error::Taken { range, taken }));
             assert_eq!(tree.alloc_at(range), expected);
             if taken.is_none() {
@@ -207,7 +219,7 @@ fn step(tree: &mut Tree, model: &mut Model, window: u64, op: Op) {
         }
         Op::Reserve { at, granules } => {
             let range = piece(tree, window, at, granules);
-            let taken = model.in_the_way(range, &[Kind::Allocated]);
+            let taken = model.stretch(range, &[Kind::Allocated]);
             let expected = taken.map_or(Ok(()), |taken| Err(Error::Taken { range, taken }));
             assert_eq!(tree.reserve(range), expected);
             if taken.is_none() {

@@ -1,0 +1,90 @@
+//! A [`Single`] is one map of a space, with what has to be kept while it is there.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use dmaspan::{IovaRange, UserRange};
+
+use super::mapper::{Inner, MemorySpace};
+use super::places::{PlacedIovas, Wanted};
+use super::{MapError, NotUnmapped};
+
+/// One map. Dropped, it unmaps; what the space does not unmap is leaked, with what it keeps.
+pub(super) struct Single<S: MemorySpace, K: Clone> {
+    inner: Arc<Inner<S>>,
+    range: IovaRange,
+    /// `None` where it was unmapped or leaked.
+    place: Option<PlacedIovas>,
+    keep: K,
+}
+
+impl<S: MemorySpace, K: Clone> Single<S, K> {
+    /// Finds IOVAs and lets `map` map there.
+    pub(super) fn map(
+        inner: &Arc<Inner<S>>,
+        wanted: Wanted,
+        keep: K,
+        map: impl FnOnce(&S, &K, IovaRange) -> Result<(), S::Error>,
+    ) -> Result<Self, MapError<S::Error>> {
+        let place = inner.place(wanted)?;
+        let range = place.range;
+        match map(&inner.space, &keep, range) {
+            Ok(()) => {
+                inner.count_mapped(range);
+                Ok(Self { inner: Arc::clone(inner), range, place: Some(place), keep })
+            }
+            Err(source) => {
+                inner.places.free(place);
+                let user: UserRange = wanted.user;
+                Err(MapError::Refused { user, iova: range, source })
+            }
+        }
+    }
+
+    /// Where the device sees it.
+    pub(super) fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// What it keeps.
+    pub(super) fn kept(&self) -> &K {
+        &self.keep
+    }
+
+    /// Unmaps it, unless it was.
+    pub(super) fn unmap(&mut self) -> Result<(), NotUnmapped<S::Error>> {
+        if self.place.is_none() {
+            return Ok(());
+        }
+        self.inner.unmap(self.range)?;
+        if let Some(place) = self.place.take() {
+            self.inner.places.free(place);
+        }
+        Ok(())
+    }
+
+    /// Gives it up; how many bytes.
+    pub(super) fn leak(&mut self) -> u64 {
+        let Some(place) = self.place.take() else { return 0 };
+        mem::forget(self.keep.clone());
+        drop(place);
+        let bytes = self.range.len_less_one().saturating_add(1);
+        self.inner.count_leaked(bytes);
+        bytes
+    }
+}
+
+impl<S: MemorySpace, K: Clone> Drop for Single<S, K> {
+    fn drop(&mut self) {
+        if self.unmap().is_err() {
+            self.leak();
+        }
+    }
+}
+
+impl<S: MemorySpace, K: Clone> fmt::Debug for Single<S, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Single").field("range", &self.range).finish_non_exhaustive()
+    }
+}

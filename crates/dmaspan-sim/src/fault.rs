@@ -8,11 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use dmaspan::dma::{BouncePool, CoherentFrames, CoherentRequest, NoCoherent};
-use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::io_pgtable::{
+    Fresh, NoTables, TableAddr, TableMemory, TableRoot, TableShape, Word,
+};
 use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::swiotlb::{Original, SlotRequest, To};
-use dmaspan::{Address, Coherency, Errno, IovaRange, Promise, Prot, Span, UserAddr, UserRange};
+use dmaspan::{
+    Address, Coherency, Errno, IovaRange, PhysAddr, Promise, Prot, Span, UserAddr, UserRange,
+};
 
 /// Decides which step fails. Clones count together.
 #[derive(Clone, Debug)]
@@ -148,6 +152,10 @@ unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
     }
 
     forward! { inner:
+        fn begin(&self, promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError>;
+        fn root_changed(
+            &self, promise: Promise<'_>, current: &dyn Fn() -> (PhysAddr, u32)
+        ) -> Result<(), HardwareError>;
         fn observe(&self, event: &Event<'_>);
         fn max_ranges(&self) -> usize;
     }

@@ -118,7 +118,6 @@ pub mod memory;
 pub mod mock;
 pub mod model;
 mod modelled;
-mod platform;
 pub mod pool_memory;
 pub mod port;
 pub mod rng;
@@ -127,7 +126,6 @@ pub mod smmu_v2;
 pub mod suite;
 pub mod walker;
 
-pub use platform::OneThread;
 
 /// The example of the README, compiled.
 #[cfg(doctest)]

@@ -43,11 +43,43 @@ pub trait Platform: Send + Sync {
     fn invalidate(&self, _span: Span) {}
 }
 
+/// A machine of one thread, whose clock stands still: the smallest [`Platform`], for tests, for
+/// examples, and for kernels that have one CPU and no lazy unmaps.
+///
+/// It takes several threads to no harm: they share the caches of one CPU, and the locks are real.
+/// What has a bound in time waits for its bound in number instead, since no time passes. A process
+/// of Linux has `dmaspan_linux::UserPlatform`.
+///
+/// ```
+/// use dmaspan::Platform;
+/// use dmaspan::platform::OneThread;
+///
+/// assert_eq!(OneThread.cpu(), 0);
+/// assert_eq!(OneThread.now(), OneThread.now());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OneThread;
+
+impl Platform for OneThread {
+    type Lock = Flag;
+
+    #[inline]
+    fn cpu(&self) -> usize {
+        0
+    }
+
+    #[inline]
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
 /// A lock that is a flag: an exchange to take it, a plain store to leave it.
 ///
-/// It guards what belongs to one CPU, and is only ever *tried*: a caller that finds it taken goes
-/// elsewhere instead of waiting. So it takes part in no deadlock, also not with an interrupt that
-/// comes while it is held. [`lock`](RawMutex::lock) spins.
+/// It guards what belongs to one CPU, and there it is only *tried*: a caller that finds it taken
+/// goes elsewhere instead of waiting. So it takes part in no deadlock, also not with an interrupt
+/// that comes while it is held. As any other lock it serves where it is held for a few steps and
+/// nothing that interrupts its holder takes it: [`lock`](RawMutex::lock) spins.
 pub struct Flag(#[cfg(not(loom))] AtomicBool, #[cfg(loom)] std::sync::OnceLock<usize>);
 
 #[cfg(not(loom))]
@@ -68,6 +100,11 @@ unsafe impl RawMutex for Flag {
     #[inline(always)]
     fn try_lock(&self) -> bool {
         !self.0.swap(true, Ordering::Acquire)
+    }
+
+    #[inline(always)]
+    fn is_locked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 
     #[inline(always)]

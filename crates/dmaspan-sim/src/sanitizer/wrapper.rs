@@ -4,7 +4,9 @@ use std::fmt;
 use std::panic::Location;
 
 use dmaspan::dma::{DmaMemory, Piece, Via};
-use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableShape, Word};
+use dmaspan::io_pgtable::{
+    Fresh, NoTables, TableAddr, TableMemory, TableRoot, TableShape, Word,
+};
 use dmaspan::iommu::{DriverOps, Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Coherency, IovaRange, PhysAddr, Promise, Span, lg2};
 
@@ -127,6 +129,10 @@ unsafe impl<O: DriverOps> DriverOps for Sanitized<O> {
 // SAFETY: every hook calls the inner driver's with the same arguments and answers what it answered.
 unsafe impl<O: IommuOps> IommuOps for Sanitized<O> {
     type Address = O::Address;
+
+    fn begin(&self, promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError> {
+        self.inner.begin(promise, root)
+    }
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         let begun = self.sanitizer.on_invalidate_begin(what);

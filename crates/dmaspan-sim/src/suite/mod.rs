@@ -56,6 +56,7 @@ mod noncoherent;
 mod random;
 mod rewrite;
 mod rig;
+mod soft;
 mod space;
 mod stale;
 mod stress;
@@ -111,6 +112,7 @@ pub mod cases {
     pub use super::noncoherent::*;
     pub use super::random::*;
     pub use super::rewrite::*;
+    pub use super::soft::*;
     pub use super::stale::*;
     pub use super::stress::*;
     pub use super::threads::*;
@@ -187,6 +189,12 @@ macro_rules! format_suite {
             random_operations_agree_with_an_interval_map,
             hardware_keeps_nothing_stale_behind_a_sync_of_what_was_gathered,
             a_size_that_a_gather_loses_is_found,
+            software_iommus_translate_as_the_walker_does,
+            a_software_iommu_finds_a_whole_span_in_one_walk,
+            a_software_iommu_marks_what_it_writes,
+            a_software_iommu_follows_a_tree_that_grows,
+            device_models_use_nothing_behind_a_sync,
+            a_software_iommu_ends_every_walk_of_hostile_tables,
             disjoint_ranges_are_mapped_in_parallel,
             racing_threads_install_each_table_once,
             threads_with_random_operations_keep_to_their_pieces,

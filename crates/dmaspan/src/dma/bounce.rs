@@ -22,7 +22,7 @@ use crate::swiotlb::{self, Original, PoolMemory, SlotOf, SlotRequest, To};
 /// # use dmaspan::{Direction, PhysAddr, Span};
 /// # use dmaspan_sim::memory::SimMemory;
 /// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # use dmaspan_sim::OneThread;
+/// # use dmaspan::platform::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let ram = Span::new(PhysAddr::new(0x8000_0000), 1 << 20)?;
 /// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
@@ -66,7 +66,7 @@ pub enum Bounce {
 /// # use dmaspan::{Direction, PhysAddr, Span};
 /// # use dmaspan_sim::memory::SimMemory;
 /// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # use dmaspan_sim::OneThread;
+/// # use dmaspan::platform::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
 /// let ram = span(0xfff0_0000, 2 << 20)?;

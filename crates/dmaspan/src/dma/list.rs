@@ -203,7 +203,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # use std::sync::Arc;
     /// use dmaspan::dma::{Device, DeviceConfig, Direct, DmaMemory, NoPool, Piece, Segment};
     /// # use dmaspan::{Direction, PhysAddr, Span};
-    /// # use dmaspan_sim::OneThread;
+    /// # use dmaspan::platform::OneThread;
     ///
     /// struct Packet([Piece; 2]);
     ///

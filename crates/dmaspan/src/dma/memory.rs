@@ -114,7 +114,7 @@ unsafe impl DmaMemory for RawMemory {
 /// # use dmaspan::{Direction, PhysAddr, Span};
 /// # use dmaspan_sim::memory::SimMemory;
 /// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # use dmaspan_sim::OneThread;
+/// # use dmaspan::platform::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let ram = Span::new(PhysAddr::new(0x8000_0000), 1 << 20)?;
 /// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);

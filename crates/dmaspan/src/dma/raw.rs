@@ -57,7 +57,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # use std::sync::Arc;
     /// # use dmaspan::dma::{Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
     /// # use dmaspan::{Direction, PhysAddr, Span};
-    /// # use dmaspan_sim::OneThread;
+    /// # use dmaspan::platform::OneThread;
     /// # fn main() -> Result<(), Error> {
     /// # let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
     /// # let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));

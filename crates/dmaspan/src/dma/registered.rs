@@ -448,7 +448,7 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// # use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 /// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 /// # use dmaspan_sim::iotlb::Iotlb;
-/// # use dmaspan_sim::OneThread;
+/// # use dmaspan::platform::OneThread;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
 /// # let space = Arc::new(SimSpace::new(Arc::clone(&memory)));

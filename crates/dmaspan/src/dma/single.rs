@@ -239,7 +239,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// use dmaspan::dma::{Attrs, Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
     /// use dmaspan::swiotlb::Fill;
     /// # use dmaspan::{Direction, PhysAddr, Span};
-    /// # use dmaspan_sim::OneThread;
+    /// # use dmaspan::platform::OneThread;
     /// # fn main() -> Result<(), Error> {
     /// # let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
     /// # let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));

@@ -95,7 +95,8 @@ pub struct Leaf {
 /// 2. Of no other word that the format makes for that level do they give a table, nor of an empty
 ///    one; neither do they after hardware set accessed and dirty bits. At level 0 `decode` gives
 ///    none for any word, and `table_of` is not asked.
-/// 3. The answers do not change while a value lives, [`geometry`](Self::geometry) included.
+/// 3. The answers do not change while a value lives, [`geometry`](Self::geometry) included, and a
+///    clone gives the same.
 /// 4. The geometry is that of the tables which hardware walks: the smallest of its page sizes is
 ///    the granule, and each is of entries at one of its levels.
 #[expect(unsafe_code, reason = "a contract: what a format says is dereferenced")]

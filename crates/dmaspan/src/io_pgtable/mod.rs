@@ -81,6 +81,7 @@ mod scan;
 mod split;
 mod survey;
 mod unmap;
+mod view;
 mod walk;
 mod word;
 
@@ -106,6 +107,8 @@ pub use retired::Retired;
 pub use split::Gap;
 pub(crate) use split::SplitFailed;
 pub use unmap::{Rest, UnmappedSpans};
+pub use view::TableRoot;
+pub(crate) use view::{NoRun, View};
 pub use walk::{LeafCensus, MappedRun, Walk};
 pub use word::Word;
 
@@ -118,6 +121,7 @@ use core::mem;
 use crate::addr::{Iova, PhysAddr};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::lg2;
+use crate::platform::Identity;
 use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
@@ -146,6 +150,8 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     /// The first root's address, which tells a table from all others at the same time, unless its
     /// tree grew and let go of that root. It guards against mistakes and is nothing to rely on.
     id: PhysAddr,
+    /// What tells the table from all others that live or are looked at.
+    identity: Identity,
     root_mask: u64,
     /// The last physical address that a leaf can have.
     last_paddr: PhysAddr,
@@ -230,6 +236,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             top: AtomicU64::new(top_word(root, format_top)),
             walked: AtomicU64::new(NO_ROOT),
             id: root,
+            identity: Identity::new(),
             root_mask,
             last_paddr,
             has_groups,

@@ -26,7 +26,7 @@ pub struct MappedRun {
 
 impl MappedRun {
     /// Both as one, where `next` continues this in IOVAs, memory and permissions.
-    fn join(self, next: Self) -> Option<Self> {
+    pub(super) fn join(self, next: Self) -> Option<Self> {
         let offset = next.range.start().get() - self.range.start().get();
         let contiguous = self.range.last().checked_add(1) == Some(next.range.start())
             && self.paddr.checked_add(offset) == Some(next.paddr);

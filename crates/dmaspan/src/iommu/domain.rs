@@ -85,15 +85,17 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// # Errors
     ///
     /// [`Occupied`](io_pgtable::Error::Occupied) where something is mapped in it: what devices
-    /// reach enters through the domain, with its contracts.
+    /// reach enters through the domain, with its contracts. [`Error::Hardware`] where `ops` are not
+    /// for this table: see [`IommuOps::begin`].
     pub fn new(table: PageTable<F, M>, ops: O) -> Result<Self, Error> {
-        match table.first_leaf(table.geometry().aperture) {
-            Some(leaf) => Err(io_pgtable::Error::Occupied { leaf }.into()),
-            None => {
-                table.walks_from(table.root_word());
-                Ok(Self { table, ops, hardware: Hardware::Walks })
-            }
+        let range = table.geometry().aperture;
+        if let Some(leaf) = table.first_leaf(range) {
+            return Err(io_pgtable::Error::Occupied { leaf }.into());
         }
+        table.walks_from(table.root_word());
+        let begun = ops.begin(Promise::kept(), &table.table_root());
+        begun.map_err(|source| Error::Hardware { range, source })?;
+        Ok(Self { table, ops, hardware: Hardware::Walks })
     }
 
     /// The format, which knows the values of hardware's registers.

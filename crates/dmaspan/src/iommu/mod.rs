@@ -109,6 +109,7 @@ mod ops;
 mod recorder;
 mod reserved;
 mod rewrite;
+pub mod soft;
 
 pub use attach::{
     AllMemory, AttachError, AttachedTo, Attachment, DomainOf, Incompatible, NotBlocked,
@@ -125,3 +126,4 @@ pub use observer::{Observed, Observer};
 pub use ops::{DriverOps, HardwareError, Invalidation, IommuOps, Scope, Tables};
 pub use recorder::{MappedBy, Recorder};
 pub use reserved::{RegionKind, Relaxable, ReservedRegion, ReservedRegionError, ReservedRegions};
+pub use soft::SoftIommu;

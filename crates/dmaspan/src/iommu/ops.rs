@@ -3,6 +3,7 @@
 
 use super::event::Event;
 use crate::addr::{Address, PhysAddr};
+use crate::io_pgtable::TableRoot;
 use crate::promise::Promise;
 use crate::range::IovaRange;
 
@@ -75,6 +76,18 @@ pub unsafe trait IommuOps: Send + Sync {
     /// device of software what it reaches memory by. Memory is mapped by a
     /// [`Pinner`](crate::pin::Pinner) of the same alone.
     type Address: Address;
+
+    /// The domain of these hooks begins, over the table whose root this is. The domain calls it
+    /// once, before anything is mapped; hardware that walks tables in the process, as
+    /// [`SoftIommu`](super::SoftIommu) does, walks none before. Its caller promises that the hooks
+    /// are called for this table from now on. Hooks that wrap others pass it on.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError`] where these cannot be the hooks of that table; there is no domain then.
+    fn begin(&self, _promise: Promise<'_>, _root: &TableRoot) -> Result<(), HardwareError> {
+        Ok(())
+    }
 
     /// Makes hardware forget, and waits until it has.
     ///

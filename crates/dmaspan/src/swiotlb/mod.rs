@@ -35,7 +35,7 @@
 //! use dmaspan::{Direction, PhysAddr, Span};
 //! # use dmaspan_sim::memory::SimMemory;
 //! # use dmaspan_sim::pool_memory::SimPoolMemory;
-//! # use dmaspan_sim::OneThread;
+//! # use dmaspan::platform::OneThread;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
 //! # let ram = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 4 << 20, 12)?);

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use dmaspan::platform::OneThread;
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Registered};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1};
 use dmaspan::regbuf::{Buffer, HostMemory, Keep, Regions, Segments, SegmentsBuilder, Source as _};
 use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 

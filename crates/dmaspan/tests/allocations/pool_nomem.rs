@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 
+use dmaspan::platform::OneThread;
 use dmaspan::swiotlb::{
     Error, Growth, InSlot, Original, Pool, PoolConfig, PoolMemory, Room, SlotOf, SlotRequest,
     Transfer,
 };
 use dmaspan::{PhysAddr, Promise, Span};
-use dmaspan_sim::OneThread;
 
 use crate::failing::{self, Case, Ends, case};
 

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use dmaspan::platform::OneThread;
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Piece, RawMemory};
 use dmaspan::iommu::{
     AllMemory, AttachError, AttachedTo, Attachment, FaultAccess, FaultHandler, FaultReason,
@@ -13,7 +14,6 @@ use dmaspan::iommu::{
     ReservedRegions, Target,
 };
 use dmaspan::{Direction, Errno, Iova, PhysAddr, Prot};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::bus::{Bus, BusError};
 use dmaspan_sim::device::DmaError;
 use dmaspan_sim::memory::SimMemory;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dmaspan::platform::OneThread;
 use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, NoPool, Piece, Reservation,
     ReserveRequest, Via,
@@ -10,7 +11,6 @@ use dmaspan::dma::{
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::{Direction, Iova};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;

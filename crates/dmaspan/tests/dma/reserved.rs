@@ -1,5 +1,6 @@
 //! Reserved regions: sorted and merged, kept out of IOVAs, mapped one to one.
 
+use dmaspan::platform::OneThread;
 use dmaspan::io_pgtable::{self, Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::iova::{self, Align, Request, Space};
 use dmaspan::iommu::{
@@ -7,7 +8,6 @@ use dmaspan::iommu::{
     ReservedRegions,
 };
 use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::Access;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dmaspan::platform::OneThread;
 use dmaspan::dma::{
     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, Piece, Refused,
     Reservation, ReserveRequest, Segment, Unmapped,
@@ -17,7 +18,6 @@ use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::iommu::iova::IovaStats;
 use dmaspan::{Direction, DmaAddr, Iova, PhysAddr};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;

@@ -11,4 +11,5 @@ mod flushing;
 mod formats;
 mod layout;
 mod quarantine;
+mod soft_iommu;
 mod walker;

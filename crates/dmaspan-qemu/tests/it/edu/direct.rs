@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use dmaspan::platform::OneThread;
 use dmaspan::dma::{BouncePool as _, Device, DeviceConfig, Direct, Error, NoPool, Piece, Segment};
 use dmaspan::{Direction, DmaAddr, PhysAddr, Span};
 use dmaspan_qemu::{Arch, Edu, Machine, Pci, ready};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::rng::Rng;
 
 use crate::edu::rig::{EDU, END, Pieces, RAM, SLOT, WINDOW, Window, memory, pool, read, write};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use dmaspan::platform::OneThread;
 use dmaspan::dma::{BouncePool, Device, DmaMemory, Piece, RawMemory, Translation};
 use dmaspan::swiotlb::{Pool, PoolConfig};
 use dmaspan::{Direction, DmaAddr, Span};
 use dmaspan_qemu::{Buffer, Edu, Machine, Ram, RamPool};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::bus::Bus as _;
 
 use crate::iommus::Memory;

@@ -4,6 +4,7 @@ mod drivers;
 
 use std::sync::Arc;
 
+use dmaspan::platform::OneThread;
 use dmaspan::dma::{DmaConfig, DmaDomain, DmaMemory};
 use dmaspan::io_pgtable::{Arena, Format, PageTable};
 use dmaspan::iommu::{
@@ -13,7 +14,6 @@ use dmaspan::iommu::{
 use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_drivers::Handled;
 use dmaspan_qemu::{Arch, Builder, Machine, Pci, ready};
-use dmaspan_sim::OneThread;
 use parking_lot::Mutex;
 
 pub(crate) use drivers::{

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use dmaspan::platform::OneThread;
 use dmaspan::Span;
 use dmaspan::dma::{Device, DeviceConfig, Direct, NoPool, Registered};
 use dmaspan_qemu::{Arch, Machine, Pci, ready};
-use dmaspan_sim::OneThread;
 
 use crate::nvme::disk::Disk;
 use crate::nvme::exercise::exercise;

@@ -17,7 +17,7 @@ impl<P: Platform> Space<P> {
     /// ```
     /// # use dmaspan::iommu::iova::{Align, Error, Request, Space};
     /// # use dmaspan::{Iova, IovaRange};
-    /// # use dmaspan_sim::OneThread;
+    /// # use dmaspan::platform::OneThread;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let aperture = IovaRange::from_len(Iova::new(0), 1 << 40)?;
     /// let space = Space::new(aperture, 12, 1, OneThread)?;

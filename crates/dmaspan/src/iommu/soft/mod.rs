@@ -1,0 +1,293 @@
+//! An IOMMU for device models: software that translates their accesses through page tables, as
+//! hardware would.
+//!
+//! [`SoftIommu::over`] makes it for a table of any format, and it is the hooks of the table's
+//! domain. Each device model has a [`SoftDevice`], which translates, and reads and writes memory
+//! behind a [`Bus`]. A [`SoftStream`] is a device that is attached to one domain or another.
+//!
+//! - **A miss is one walk.** The walk joins leaves to the longest contiguous span around the
+//!   address, whatever sizes they have, and the span is what the device's IOTLB keeps.
+//! - **Nothing is stale behind a sync.** An access runs under the lock of its device's IOTLB, from
+//!   the look-up to the last byte. An invalidation takes each of these locks in turn and cuts what
+//!   it names out of the spans. So it returns when no access through an old translation is under
+//!   way, and safe code cannot have a device model touch memory that was given back.
+//! - **Tables are walked only for their own domain.** Before that begins, after it has ended, and
+//!   where the hooks were given to the domain of another table, every access is a fault.
+//! - **Absent entries are not kept**, so a mapping needs no sync, and a permission that a kept span
+//!   lacks is looked for in the tables again.
+//! - **Writes leave marks** in formats that track them.
+//!
+//! ```
+//! use std::sync::Mutex;
+//!
+//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::iommu::soft::{AccessFailed, Bus, BusError, SoftIommu};
+//! use dmaspan::iommu::{Domain, FaultReason};
+//! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+//! use dmaspan_sim::Arena;
+//!
+//! /// 64 KiB of memory at 2 GiB.
+//! struct Ram(Mutex<Vec<u8>>);
+//!
+//! impl Ram {
+//!     const BASE: u64 = 0x8000_0000;
+//!
+//!     /// Calls `with` with the bytes from `at` on, if there are so many.
+//!     fn with(&self, at: PhysAddr, len: usize, with: impl FnOnce(&mut [u8])) -> Result<(), BusError> {
+//!         let nobody = BusError::Nobody { paddr: at };
+//!         let start = usize::try_from(at.get().wrapping_sub(Self::BASE)).map_err(|_| nobody)?;
+//!         let mut bytes = self.0.lock().unwrap();
+//!         let end = start.checked_add(len).ok_or(nobody)?;
+//!         with(bytes.get_mut(start..end).ok_or(nobody)?);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! impl Bus for Ram {
+//!     fn read(&self, at: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
+//!         self.with(at, buf.len(), |bytes| buf.copy_from_slice(bytes))
+//!     }
+//!
+//!     fn write(&self, at: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
+//!         self.with(at, buf.len(), |bytes| bytes.copy_from_slice(buf))
+//!     }
+//! }
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//!     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//!     let table = PageTable::new(format, tables)?;
+//!     let iommu = SoftIommu::over(&table);
+//!     let domain = Domain::new(table, iommu.clone())?;
+//!     let mut device = iommu.device(7);
+//!
+//!     let ram = Ram(Mutex::new(vec![0; 0x10000]));
+//!     let buffer = Span::new(PhysAddr::new(Ram::BASE + 0x4000), 0x2000)?;
+//!     // SAFETY: nothing else is mapped there, and devices reach the memory by its lock alone.
+//!     unsafe { domain.map_spans(Iova::new(0x10_0000), &[buffer], Prot::READ_WRITE) }?;
+//!     device.write(&ram, Iova::new(0x10_0ffc), b"over two pages")?;
+//!     assert_eq!(ram.0.lock().unwrap()[0x4ffc..][..14], *b"over two pages");
+//!     assert_eq!(device.misses(), 1);
+//!
+//!     let range = IovaRange::from_len(Iova::new(0x10_0000), 0x2000)?;
+//!     let mut room = SpanBuf::room::<1>();
+//!     // SAFETY: nobody else works on the domain.
+//!     let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }?;
+//!     unsynced.sync()?; // from here on no device model is in the middle of an access to it
+//!     match device.read(&ram, Iova::new(0x10_0ffc), &mut [0; 4]) {
+//!         Err(AccessFailed::Fault(fault)) => assert_eq!(fault.reason, FaultReason::Translation),
+//!         other => panic!("{other:?}"),
+//!     }
+//!     Ok(())
+//! }
+//! ```
+
+mod bus;
+mod device;
+mod slot;
+mod spans;
+mod stream;
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::marker::PhantomData;
+
+pub use bus::{Bus, BusError};
+pub use device::{AccessFailed, AccessFault, SoftDevice};
+pub use slot::Patience;
+pub use stream::SoftStream;
+
+use super::gather::Gather;
+use super::ops::{HardwareError, Invalidation, IommuOps, Scope};
+use crate::addr::{Address, PhysAddr};
+use crate::io_pgtable::{Format, PageTable, TableMemory, TableRoot, View};
+use crate::promise::Promise;
+use slot::{Phase, Route, Slot, Walks, wait_for};
+
+/// A software IOMMU: the hooks of a domain, and what device models translate by.
+///
+/// Clones are the same. One goes to the domain, and the others make devices.
+///
+/// `A` is what the addresses are that come out of a translation: those of the bytes, as device
+/// models reach them. For a VMM, or a server of somebody else's memory, they are
+/// [`HostAddr`](crate::HostAddr)s: see [`reaching`](Self::reaching).
+///
+/// # Context
+///
+/// An invalidation waits for accesses that are under way, and accesses for an invalidation that
+/// looks at their IOTLB, which is short. A device model that unmaps and syncs what it may have
+/// cached, in the middle of an access, waits for itself, and so do two that wait for each other: the
+/// invalidation then fails by its [`Patience`], and what was unmapped stays out of use until a later
+/// sync. In a kernel whose interrupts unmap, accesses run with interrupts off.
+pub struct SoftIommu<F: Format, M: TableMemory<F::Word>, A = PhysAddr> {
+    walks: Arc<Walks<F, M>>,
+    patience: Patience,
+    addresses: PhantomData<fn() -> A>,
+}
+
+impl<F: Format + Clone, M: TableMemory<F::Word> + Clone> SoftIommu<F, M> {
+    /// A software IOMMU that walks the tables of `table`, once there is a [`Domain`] of that table
+    /// with this for its hooks.
+    ///
+    /// [`Domain`]: super::Domain
+    pub fn over(table: &PageTable<F, M>) -> Self {
+        let walks = Arc::new(Walks::new(View::new(table)));
+        Self { walks, patience: slot::spin, addresses: PhantomData }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
+    /// The same for a domain whose devices reach memory by addresses `B`.
+    ///
+    /// ```
+    /// use dmaspan::iommu::Domain;
+    /// use dmaspan::iommu::soft::SoftIommu;
+    /// use dmaspan::io_pgtable::{PageTable, X86_64, X86_64Config};
+    /// use dmaspan::{HostAddr, PhysAddr};
+    /// use dmaspan_sim::Arena;
+    ///
+    /// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+    /// let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52))?, tables)?;
+    /// let iommu = SoftIommu::over(&table).reaching::<HostAddr>();
+    /// let domain = Domain::new(table, iommu.clone())?;
+    /// # drop(domain);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reaching<B: Address>(self) -> SoftIommu<F, M, B> {
+        SoftIommu { walks: self.walks, patience: self.patience, addresses: PhantomData }
+    }
+
+    /// The same with another way to wait for accesses that are under way. Set it before the domain
+    /// gets its clone.
+    ///
+    /// The one that is there at first spins, and gives up after some tenths of a second. In a
+    /// process, where an access may take long, one that sleeps is better:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use dmaspan::iommu::soft::Patience;
+    ///
+    /// /// Ten seconds.
+    /// const PATIENT: Patience = |tries| {
+    ///     std::thread::sleep(Duration::from_micros(50));
+    ///     tries < 200_000
+    /// };
+    /// # let _ = PATIENT;
+    /// ```
+    pub fn with_patience(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// A new device model behind this IOMMU. Faults name it by the number `stream`.
+    ///
+    /// Each thread of a device model has one of its own, so that no two share an IOTLB and its
+    /// lock.
+    pub fn device(&self, stream: u32) -> SoftDevice<F, M, A> {
+        let device = SoftDevice::new(stream);
+        let mut slots = self.walks.slots.lock();
+        // Without memory for it, and once the domain has ended, the device stays blocked.
+        if slots.phase != Phase::Ended && slots.add(device.slot()).is_ok() {
+            let tables = Route::Tables(Arc::clone(&self.walks));
+            device.slot().state.lock().change(tables);
+        }
+        device
+    }
+
+    /// Calls `change` with what each device model has, when it is in no access.
+    fn each(
+        &self,
+        slots: &slot::Slots<F, M>,
+        mut change: impl FnMut(&Slot<F, M>, &mut slot::State<F, M>),
+    ) -> Result<(), HardwareError> {
+        for slot in slots.iter() {
+            change(slot, &mut *wait_for(&slot.state, self.patience)?);
+        }
+        Ok(())
+    }
+}
+
+#[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
+// SAFETY:
+// 1. A translation is kept and used under its slot's lock alone, and found by a walk under it. An
+//    invalidation takes the lock of each slot that was given these tables and removes what its
+//    scope names, of all sizes. So when it returns, what it named is in no IOTLB, no access that
+//    used it is under way, and no walk that began before is: there is no other cache. Locks order
+//    the CPU's stores before the walks that come later.
+// 2. `detach` forbids walks first, then waits for those under way, and blocks every slot. No slot
+//    is given the tables afterwards, since the phase is looked at under the lock of the slots.
+// 3. A root is set under the lock under which it was asked for. A walk that began at an older one
+//    holds the lock of its slot; one that begins after a later invalidation sees the newer one,
+//    as that had the lock in between.
+// 4. `Address` is what device models are given, and they are given nothing else.
+// Tables are walked only after `begin`, whose caller promises that the hooks are those of the
+// table's own domain, and only if the view is of that table; so these promises are all that frees
+// them.
+unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIommu<F, M, A> {
+    type Address = A;
+
+    fn begin(&self, _promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError> {
+        let mut slots = wait_for(&self.walks.slots, self.patience)?;
+        if slots.phase != Phase::Made || !self.walks.view().is_of(root) {
+            let what = "the software IOMMU is over another table, or its domain has ended";
+            return Err(HardwareError { what, status: 0 });
+        }
+        self.walks.view().begin_at(root.paddr(), root.level());
+        self.walks.set_phase(&mut slots, Phase::Serves);
+        Ok(())
+    }
+
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        // One lock for all invalidations: each looks at every device model.
+        let slots = wait_for(&self.walks.slots, self.patience)?;
+        self.each(&slots, |_, state| match what.scope {
+            Scope::All => state.spans.clear(),
+            Scope::Ranges(ranges) => ranges.iter().for_each(|&range| state.spans.forget(range)),
+        })
+    }
+
+    fn root_changed(
+        &self,
+        _promise: Promise<'_>,
+        current: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
+        let _one_at_a_time = wait_for(&self.walks.slots, self.patience)?;
+        let (root, level) = current();
+        self.walks.view().begin_at(root, level);
+        Ok(())
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        let mut slots = wait_for(&self.walks.slots, self.patience)?;
+        self.walks.set_phase(&mut slots, Phase::Ended);
+        self.each(&slots, |_, state| {
+            if state.route().is_through(&self.walks) {
+                state.change(Route::Blocked);
+            }
+        })?;
+        slots.clear();
+        Ok(())
+    }
+
+    /// As many as a gather has: each costs a look at every device model.
+    fn max_ranges(&self) -> usize {
+        Gather::<()>::MAX_RANGES
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, A> Clone for SoftIommu<F, M, A> {
+    fn clone(&self) -> Self {
+        let walks = Arc::clone(&self.walks);
+        Self { walks, patience: self.patience, addresses: PhantomData }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>, A> fmt::Debug for SoftIommu<F, M, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slots = self.walks.slots.lock();
+        f.debug_struct("SoftIommu")
+            .field("phase", &slots.phase)
+            .field("devices", &slots.iter().count())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,182 @@
+//! A [`SoftStream`] is a device of software that is attached to domains, one after the other.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use lock_api::Mutex;
+
+use super::SoftIommu;
+use super::device::{Named, SoftDevice};
+use super::slot::{Phase, Route, Slot, wait_for};
+use crate::addr::Address;
+use crate::atomic::Ordering;
+use crate::io_pgtable::{Format, TableMemory};
+use crate::iommu::attach::{AllMemory, DomainOf, Incompatible, PagingDomain, Port};
+use crate::iommu::fault::FaultHook;
+use crate::iommu::ops::HardwareError;
+use crate::iommu::reserved::ReservedRegions;
+use crate::platform::Flag;
+
+/// The accesses of a device model as the IOMMU tells them apart from others: a [`Port`], to be
+/// attached by an [`Attachment`](crate::iommu::Attachment) to any domain whose hooks are a
+/// [`SoftIommu`] of one format and one kind of table memory. Clones are the same stream.
+///
+/// It is blocked at first. An access that is under way is waited for before it reaches something
+/// else, and the next one sees the new.
+pub struct SoftStream<D: PagingDomain> {
+    named: Arc<Named>,
+    regions: Arc<ReservedRegions>,
+    routed: Arc<RoutedOf<D>>,
+}
+
+/// What a stream to be attached to domains `D` has.
+type RoutedOf<D> =
+    Mutex<Flag, Routed<<D as PagingDomain>::Format, <D as PagingDomain>::Memory>>;
+
+/// Where accesses go, and whose.
+struct Routed<F: Format, M: TableMemory<F::Word>> {
+    route: Route<F, M>,
+    slots: Vec<Arc<Slot<F, M>>>,
+}
+
+impl<D: PagingDomain> SoftStream<D> {
+    /// A stream with that number and those regions, blocked.
+    pub fn new(stream: u32, regions: ReservedRegions) -> Self {
+        let routed = Routed { route: Route::Blocked, slots: Vec::new() };
+        let named = Arc::new(Named { stream, faults: FaultHook::new() });
+        Self { named, regions: Arc::new(regions), routed: Arc::new(Mutex::new(routed)) }
+    }
+}
+
+impl<D, F, M, A> SoftStream<D>
+where
+    D: PagingDomain<Format = F, Memory = M, Ops = SoftIommu<F, M, A>>,
+    F: Format,
+    M: TableMemory<F::Word> + Send + Sync,
+    A: Address,
+{
+    /// A device model of the stream. It goes where the stream goes. Each thread of a device has one
+    /// of its own, so that no two share an IOTLB and its lock.
+    pub fn device(&self) -> SoftDevice<F, M, A> {
+        let device = SoftDevice::of(Arc::clone(&self.named));
+        let mut routed = self.routed.lock();
+        routed.slots.retain(|slot| !slot.gone.load(Ordering::Relaxed));
+        routed.slots.push(Arc::clone(device.slot()));
+        // What the stream was given goes on to be what it has. Where there is no memory for it the
+        // device stays blocked.
+        let route = routed.route.clone();
+        let is_known = match &route {
+            Route::Tables(walks) => {
+                let mut slots = walks.slots.lock();
+                slots.phase != Phase::Ended && slots.add(device.slot()).is_ok()
+            }
+            Route::Blocked | Route::Pass => true,
+        };
+        if is_known {
+            device.slot().state.lock().change(route);
+        }
+        device
+    }
+
+    /// Lets every device model of the stream go to `route`, each when it is in no access.
+    fn change(
+        &self,
+        route: Route<F, M>,
+        patience: super::Patience,
+    ) -> Result<(), HardwareError> {
+        let mut routed = wait_for(&self.routed, patience)?;
+        routed.slots.retain(|slot| !slot.gone.load(Ordering::Relaxed));
+        if let Route::Tables(walks) = &route {
+            let mut slots = wait_for(&walks.slots, patience)?;
+            if slots.phase != Phase::Serves {
+                let what = "the hooks of the domain have let go of its tables";
+                return Err(HardwareError { what, status: 0 });
+            }
+            routed.slots.iter().try_for_each(|slot| slots.add(slot))?;
+        }
+        for slot in &routed.slots {
+            let mut state = wait_for(&slot.state, patience)?;
+            let former = state.change(route.clone());
+            drop(state);
+            if let Route::Tables(former) = former
+                && !route.is_through(&former)
+            {
+                former.slots.lock().remove(slot);
+            }
+        }
+        routed.route = route;
+        Ok(())
+    }
+}
+
+#[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
+// SAFETY:
+// 1., 2. A device model uses what it reaches under its slot's lock alone. A change takes that lock
+//    of every device model of the stream, and a later one gets what the stream has, by the lock of
+//    the stream: when a hook returns `Ok`, only what it asked for is used.
+// 3. A hook that fails has changed some of the device models, or none: each has what the stream
+//    had, or what was asked for. Nothing else gives them anything.
+// 4. Each device model is entered among those of the domain's hooks before it is given the tables,
+//    so that their promises are kept to it; hooks that have let go of the tables are refused.
+unsafe impl<D, F, M, A> Port for SoftStream<D>
+where
+    D: PagingDomain<Format = F, Memory = M, Ops = SoftIommu<F, M, A>>,
+    F: Format,
+    M: TableMemory<F::Word> + Send + Sync,
+    A: Address,
+{
+    type Paging = D;
+    type Lock = Flag;
+
+    fn reserved_regions(&self) -> &ReservedRegions {
+        &self.regions
+    }
+
+    fn faults(&self) -> &FaultHook<Flag> {
+        &self.named.faults
+    }
+
+    fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
+        match domain.ops().walks.slots.lock().phase {
+            Phase::Serves => Ok(()),
+            Phase::Made | Phase::Ended => {
+                Err(Incompatible { what: "its hooks have let go of its tables" })
+            }
+        }
+    }
+
+    fn passes(&self) -> bool {
+        true
+    }
+
+    fn block(&self) -> Result<(), HardwareError> {
+        self.change(Route::Blocked, super::slot::spin)
+    }
+
+    fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
+        self.change(Route::Pass, super::slot::spin)
+    }
+
+    fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
+        let ops = domain.ops();
+        self.change(Route::Tables(Arc::clone(&ops.walks)), ops.patience)
+    }
+}
+
+impl<D: PagingDomain> Clone for SoftStream<D> {
+    fn clone(&self) -> Self {
+        let (named, regions) = (Arc::clone(&self.named), Arc::clone(&self.regions));
+        Self { named, regions, routed: Arc::clone(&self.routed) }
+    }
+}
+
+impl<D: PagingDomain> fmt::Debug for SoftStream<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SoftStream")
+            .field("stream", &self.named.stream)
+            .field("regions", &self.regions)
+            .field("faults", &self.named.faults)
+            .finish_non_exhaustive()
+    }
+}

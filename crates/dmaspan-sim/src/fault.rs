@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use dmaspan::dma::{BouncePool, CoherentFrames, CoherentRequest, NoCoherent};
-use dmaspan::io_pgtable::{
-    Fresh, NoTables, TableAddr, TableMemory, TableRoot, TableShape, Word,
-};
+use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableRoot, TableShape, Word};
 use dmaspan::iommu::{Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::swiotlb::{Original, SlotRequest, To};

@@ -126,7 +126,6 @@ pub mod smmu_v2;
 pub mod suite;
 pub mod walker;
 
-
 /// The example of the README, compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

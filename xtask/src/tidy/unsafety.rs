@@ -38,6 +38,9 @@ const PARTS: [Part; 9] = [
         promises: &[
             ("io_pgtable/formats/", "Format"),
             ("platform.rs", "RawMutex"),
+            ("iommu/soft/mod.rs", "IommuOps"),
+            ("iommu/soft/mod.rs", "DriverOps"),
+            ("iommu/soft/stream.rs", "Port"),
             ("dma/memory.rs", "DmaMemory"),
             ("dma/memory.rs", "FromRegistered"),
             ("dma/bounce.rs", "BouncePool"),

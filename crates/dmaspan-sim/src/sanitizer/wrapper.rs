@@ -4,9 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 use dmaspan::dma::{DmaMemory, Piece, Via};
-use dmaspan::io_pgtable::{
-    Fresh, NoTables, TableAddr, TableMemory, TableRoot, TableShape, Word,
-};
+use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableRoot, TableShape, Word};
 use dmaspan::iommu::{DriverOps, Event, HardwareError, Invalidation, IommuOps};
 use dmaspan::{Coherency, IovaRange, PhysAddr, Promise, Span, lg2};
 

@@ -12,10 +12,10 @@ use super::rig::Rig;
 use super::space::{Space, range, span};
 use super::tree::{PROT, arena, marks_of};
 use super::{Subject, each, each_with_marks, share};
-use crate::arena::Arena;
 use crate::model::without;
 use crate::rng::Rng;
 use crate::walker::{Access, FaultKind, TableWords, Translated, Walker};
+use dmaspan::io_pgtable::Arena;
 
 /// The IOMMU on trial.
 type Soft<S> = SoftIommu<<S as Subject>::Format, Arena>;
@@ -35,7 +35,7 @@ impl<S: Subject> Behind<S> {
         let table = PageTable::<_, _>::new(format.clone(), arena.clone()).unwrap();
         let space = Space::of(&format);
         // As long as it takes: threads of these cases may have to wait for a CPU.
-        let iommu = SoftIommu::over(&table).with_patience(|_| {
+        let iommu = SoftIommu::over(&table).waiting_by(|_| {
             thread::yield_now();
             true
         });
@@ -239,10 +239,9 @@ impl<S: Subject> World<S> {
                 for &offset in &offsets {
                     self.behind.agree(device, range.start().wrapping_add(offset), access);
                 }
-                for iova in [
-                    range.start().get().checked_sub(1).map(Iova::new),
-                    range.last().checked_add(1),
-                ] {
+                for iova in
+                    [range.start().get().checked_sub(1).map(Iova::new), range.last().checked_add(1)]
+                {
                     if let Some(iova) = iova.filter(|iova| self.window.contains(*iova)) {
                         self.behind.agree(device, iova, access);
                     }
@@ -412,7 +411,8 @@ pub fn device_models_use_nothing_behind_a_sync<S: Subject>() {
                         for _ in 0..share::<S>(64) {
                             let count = 1 + rng.below(FRAMES);
                             let first = piece * FRAMES;
-                            let frames = (first..first + count).map(|n| usize::try_from(n).unwrap());
+                            let frames =
+                                (first..first + count).map(|n| usize::try_from(n).unwrap());
                             let spans = [span(first * granule, count * granule)];
                             for frame in frames.clone() {
                                 lent[frame].store(true, Ordering::SeqCst);
@@ -457,7 +457,8 @@ pub fn a_software_iommu_ends_every_walk_of_hostile_tables<S: Subject>() {
             let written: Vec<_> = words.iter().filter(|(_, word)| *word != 0).collect();
             for _ in 0..200 {
                 let (at, old) = words[rng.index(words.len())];
-                let (at, old) = if rng.below(4) == 0 { *written[rng.index(written.len())] } else { (at, old) };
+                let (at, old) =
+                    if rng.below(4) == 0 { *written[rng.index(written.len())] } else { (at, old) };
                 let (_, other) = *written[rng.index(written.len())];
                 let new = match rng.below(4) {
                     0 => rng.next(),

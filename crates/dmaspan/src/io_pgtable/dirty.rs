@@ -190,7 +190,7 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
         bitmap: &mut DirtyBitmap<'_>,
     ) -> UnmappedSpans<M::List> {
         let range = rest.range();
-        if rest.is_of(self.table.id)
+        if rest.is_of(self.table.id())
             && self.check_range(range, F::GRANULE_LG2).is_ok()
             && self.check_dirty(range, bitmap).is_ok()
             && let Ok(unmapped) = self.table.unmap_dirty(range, buf, bitmap, Ahead::Checked)

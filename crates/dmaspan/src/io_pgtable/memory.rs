@@ -111,8 +111,8 @@ impl<W> fmt::Debug for Fresh<'_, W> {
 /// 4. A freed table may become another table at once, and nothing but a table while the memory
 ///    serves any tree.
 /// 5. A list that is dropped leaks its tables.
-/// 6. Where it can be cloned, a clone is the same memory: tables of the one are tables of the other,
-///    and what either gives stays as long as either lives.
+/// 6. Where it can be cloned, a clone is the same memory: tables of the one are tables of the
+///    other, and they stay as long as either lives.
 ///
 /// The caller, which is only the walker, promises that each list, [`Fresh`] and [`TableAddr`] is of
 /// this memory, that no table is retired twice, and that a retired table is freed only when no

@@ -81,7 +81,7 @@ mod scan;
 mod split;
 mod survey;
 mod unmap;
-mod view;
+pub(crate) mod view;
 mod walk;
 mod word;
 
@@ -108,7 +108,6 @@ pub use split::Gap;
 pub(crate) use split::SplitFailed;
 pub use unmap::{Rest, UnmappedSpans};
 pub use view::TableRoot;
-pub(crate) use view::{NoRun, View};
 pub use walk::{LeafCensus, MappedRun, Walk};
 pub use word::Word;
 
@@ -147,10 +146,7 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     /// The root that hardware is known to walk, as one word like `top`: where the tree grew since,
     /// it is an inner table that must not leave the tree.
     walked: AtomicU64,
-    /// The first root's address, which tells a table from all others at the same time, unless its
-    /// tree grew and let go of that root. It guards against mistakes and is nothing to rely on.
-    id: PhysAddr,
-    /// What tells the table from all others that live or are looked at.
+    /// What tells the table from all others that live.
     identity: Identity,
     root_mask: u64,
     /// The last physical address that a leaf can have.
@@ -235,7 +231,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             geometry,
             top: AtomicU64::new(top_word(root, format_top)),
             walked: AtomicU64::new(NO_ROOT),
-            id: root,
             identity: Identity::new(),
             root_mask,
             last_paddr,
@@ -317,11 +312,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Whether the tables outlive this, because hardware may still walk them.
     pub(crate) fn leak(&mut self, leaked: Leaked) {
         self.leaked = leaked;
-    }
-
-    /// What tells this table from others.
-    pub(crate) fn id(&self) -> PhysAddr {
-        self.id
     }
 
     /// The root and its level as one word, which is another one after the tree has grown.
@@ -552,7 +542,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
     /// table or not of the range owned here, and then unmaps nothing.
     pub fn resume(&self, rest: Rest, buf: &mut SpanBuf<'_>) -> UnmappedSpans<M::List> {
         let range = rest.range();
-        if rest.is_of(self.table.id)
+        if rest.is_of(self.table.id())
             && self.check_range(range, F::GRANULE_LG2).is_ok()
             && let Ok(unmapped) = self.table.unmap_spans(range, buf, Ahead::Checked)
         {

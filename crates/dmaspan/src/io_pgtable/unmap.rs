@@ -12,6 +12,7 @@ use super::word::Word;
 use super::{PageTable, block_of, to_index};
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
+use crate::platform::Id;
 use crate::promise::Promise;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
@@ -33,17 +34,17 @@ pub struct UnmappedSpans<L> {
 pub struct Rest {
     range: IovaRange,
     /// The table that it is of.
-    table: PhysAddr,
+    table: Id,
 }
 
 impl Rest {
     /// A range that is known to be mapped by whole leaves without holes.
-    pub(crate) fn known(range: IovaRange, table: PhysAddr) -> Self {
+    pub(crate) fn known(range: IovaRange, table: Id) -> Self {
         Self { range, table }
     }
 
     /// Whether it is of the table with this id.
-    pub(super) fn is_of(&self, table: PhysAddr) -> bool {
+    pub(super) fn is_of(&self, table: Id) -> bool {
         self.table == table
     }
 
@@ -118,7 +119,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         if let Some(taken) = taken {
             take(taken, &mut retired);
         }
-        Ok(UnmappedSpans { retired, rest: rest.map(|range| Rest { range, table: self.id }) })
+        Ok(UnmappedSpans { retired, rest: rest.map(|range| Rest { range, table: self.id() }) })
     }
 
     /// Takes the translations of `range` away as far as they are leaves of one entry each, of

@@ -13,7 +13,7 @@ use super::{Leaked, PageTable, block_of, top_word};
 use crate::addr::{Iova, PhysAddr};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::lg2;
-use crate::platform::Identity;
+use crate::platform::{Id, Identity};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 
@@ -58,7 +58,12 @@ pub(crate) enum NoRun {
 pub(crate) struct View<F: Format, M: TableMemory<F::Word>>(PageTable<F, M>);
 
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
-    /// What tells the table from all others, and its root.
+    /// What tells this table from others.
+    pub(crate) fn id(&self) -> Id {
+        self.identity.id()
+    }
+
+    /// The same, and its root.
     pub(crate) fn table_root(&self) -> TableRoot {
         let (root, level) = self.root_and_level();
         TableRoot { identity: self.identity.clone(), root, level }
@@ -74,7 +79,6 @@ impl<F: Format + Clone, M: TableMemory<F::Word> + Clone> View<F, M> {
             geometry: table.geometry,
             top: AtomicU64::new(table.root_word()),
             walked: AtomicU64::new(table.walked()),
-            id: table.id,
             identity: table.identity.clone(),
             root_mask: table.root_mask,
             last_paddr: table.last_paddr,
@@ -164,11 +168,7 @@ impl<F: Format, M: TableMemory<F::Word>> View<F, M> {
     }
 
     /// Marks the leaf around `iova`, unless it forbids writes.
-    fn mark<'v>(
-        &'v self,
-        cursor: &mut Cursor<'v, F, M>,
-        iova: Iova,
-    ) -> Result<MappedRun, NoRun> {
+    fn mark<'v>(&'v self, cursor: &mut Cursor<'v, F, M>, iova: Iova) -> Result<MappedRun, NoRun> {
         let format = &self.0.format;
         for _ in 0..MARK_TRIES {
             let (level, cell) = self.entry(cursor, iova).ok_or(NoRun::Absent)?;

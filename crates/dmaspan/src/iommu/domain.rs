@@ -12,6 +12,7 @@ use crate::io_pgtable::{
     self, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
     UnmappedSpans,
 };
+use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
@@ -448,7 +449,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     }
 
     /// What tells the domain's table from others.
-    pub(crate) fn id(&self) -> PhysAddr {
+    pub(crate) fn id(&self) -> Id {
         self.table.id()
     }
 

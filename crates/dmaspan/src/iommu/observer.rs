@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use super::event::Event;
 use super::ops::{DriverOps, HardwareError, Invalidation, IommuOps};
 use crate::addr::PhysAddr;
+use crate::io_pgtable::TableRoot;
 use crate::promise::Promise;
 use crate::range::IovaRange;
 
@@ -62,6 +63,10 @@ impl<O, W> Observed<O, W> {
 // SAFETY: every hook calls the inner driver's with the same arguments and answers what it answered.
 unsafe impl<O: IommuOps, W: Observer> IommuOps for Observed<O, W> {
     type Address = O::Address;
+
+    fn begin(&self, promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError> {
+        self.inner.begin(promise, root)
+    }
 
     #[inline]
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {

@@ -73,7 +73,7 @@ impl Placed for Asked {
 /// use dmaspan::{Direction, PhysAddr, Span};
 /// # use dmaspan_sim::iotlb::Iotlb;
 /// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-/// # use dmaspan_sim::OneThread;
+/// # use dmaspan::platform::OneThread;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);

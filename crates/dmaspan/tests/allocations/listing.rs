@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, Flush, NoPool, Piece, RawMemory};
 use dmaspan::iommu::{Domain, Event, Observed, Observer, Recorder};
+use dmaspan::platform::OneThread;
 use dmaspan::{
     Account, Caller, Container, Direction, Iova, IovaRange, Label, PhysAddr, Prot, Span, UserAddr,
     UserRange,
 };
-use dmaspan_sim::OneThread;
 use dmaspan_sim::allocator;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 

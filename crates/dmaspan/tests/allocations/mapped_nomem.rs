@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use dmaspan::platform::OneThread;
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Registered};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1};
+use dmaspan::platform::OneThread;
 use dmaspan::regbuf::{Buffer, HostMemory, Keep, Regions, Segments, SegmentsBuilder, Source as _};
 use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::iotlb::Iotlb;

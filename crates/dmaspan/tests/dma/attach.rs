@@ -6,13 +6,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use dmaspan::platform::OneThread;
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Piece, RawMemory};
 use dmaspan::iommu::{
     AllMemory, AttachError, AttachedTo, Attachment, FaultAccess, FaultHandler, FaultReason,
     FaultReport, FaultResponse, FaultState, Incompatible, Port, Prepared, RegionKind, Relaxable,
     ReservedRegions, Target,
 };
+use dmaspan::platform::OneThread;
 use dmaspan::{Direction, Errno, Iova, PhysAddr, Prot};
 use dmaspan_sim::bus::{Bus, BusError};
 use dmaspan_sim::device::DmaError;

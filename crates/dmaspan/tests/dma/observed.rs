@@ -12,8 +12,8 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::{Domain, Event, MappedBy, Observed, Observer, Recorder};
+use dmaspan::platform::OneThread;
 use dmaspan::{Caller, Direction, Iova, IovaRange, Label, Prot};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dmaspan::platform::OneThread;
 use dmaspan::dma::{
     Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, NoPool, Piece, Reservation,
     ReserveRequest, Via,
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
+use dmaspan::platform::OneThread;
 use dmaspan::{Direction, Iova};
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig};
 use dmaspan_sim::walker::Access;

@@ -1,12 +1,12 @@
 //! Reserved regions: sorted and merged, kept out of IOVAs, mapped one to one.
 
-use dmaspan::platform::OneThread;
 use dmaspan::io_pgtable::{self, Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::iova::{self, Align, Request, Space};
 use dmaspan::iommu::{
     DirectError, Domain, RegionKind, Relaxable, ReservedRegion, ReservedRegionError,
     ReservedRegions,
 };
+use dmaspan::platform::OneThread;
 use dmaspan::{Errno, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::iotlb::Iotlb;

@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dmaspan::platform::OneThread;
 use dmaspan::dma::{
     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush, Piece, Refused,
     Reservation, ReserveRequest, Segment, Unmapped,
@@ -17,6 +16,7 @@ use dmaspan::dma::{
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::Domain;
 use dmaspan::iommu::iova::IovaStats;
+use dmaspan::platform::OneThread;
 use dmaspan::{Direction, DmaAddr, Iova, PhysAddr};
 use dmaspan_sim::bounce::SimPool;
 use dmaspan_sim::fault::{Faults, Faulty, Fired};

@@ -6,12 +6,12 @@ mod waiting;
 
 use std::sync::Mutex;
 
+use dmaspan::io_pgtable::Arena;
+use dmaspan::io_pgtable::ArenaList;
 use dmaspan::io_pgtable::{ArmLpaeS1, MappedRun};
 use dmaspan::iommu::soft::{AccessFailed, Bus, BusError, SoftDevice, SoftIommu};
 use dmaspan::iommu::{self, Domain, FaultAccess, FaultReason, SyncFailed, Synced};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-use dmaspan_sim::Arena;
-use dmaspan_sim::arena::ArenaList;
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::sanitizer::{Sanitized, Sanitizer, SanitizerConfig};
 
@@ -166,7 +166,8 @@ fn neighbours_are_joined_as_they_come_and_cut_as_they_go() {
     map(&domain, 0x10_1000, &[span(0x10_1000, 0x3000)], PROT);
     map(&domain, 0xf_f000, &[span(0xf_f000, 0x1000)], PROT);
     assert_eq!(reach(&mut device, 0x10_3fff), Ok(0x10_3fff));
-    let all = MappedRun { range: range(0xf_f000, 0x5000), paddr: PhysAddr::new(0xf_f000), prot: PROT };
+    let all =
+        MappedRun { range: range(0xf_f000, 0x5000), paddr: PhysAddr::new(0xf_f000), prot: PROT };
     let kept: Vec<_> = device.cached().iter().map(|run| (run.range, run.paddr)).collect();
     assert_eq!(kept, [(all.range, all.paddr)]);
     let misses = device.misses();

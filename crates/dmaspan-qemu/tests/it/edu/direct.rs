@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dmaspan::platform::OneThread;
 use dmaspan::dma::{BouncePool as _, Device, DeviceConfig, Direct, Error, NoPool, Piece, Segment};
+use dmaspan::platform::OneThread;
 use dmaspan::{Direction, DmaAddr, PhysAddr, Span};
 use dmaspan_qemu::{Arch, Edu, Machine, Pci, ready};
 use dmaspan_sim::rng::Rng;

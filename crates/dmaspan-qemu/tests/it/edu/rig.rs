@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use dmaspan::platform::OneThread;
 use dmaspan::dma::{BouncePool, Device, DmaMemory, Piece, RawMemory, Translation};
+use dmaspan::platform::OneThread;
 use dmaspan::swiotlb::{Pool, PoolConfig};
 use dmaspan::{Direction, DmaAddr, Span};
 use dmaspan_qemu::{Buffer, Edu, Machine, Ram, RamPool};

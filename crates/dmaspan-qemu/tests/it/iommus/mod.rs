@@ -4,13 +4,13 @@ mod drivers;
 
 use std::sync::Arc;
 
-use dmaspan::platform::OneThread;
 use dmaspan::dma::{DmaConfig, DmaDomain, DmaMemory};
 use dmaspan::io_pgtable::{Arena, Format, PageTable};
 use dmaspan::iommu::{
     Attachment, Domain, FaultAccess, FaultHandler, FaultReason, FaultReport, FaultResponse,
     IommuOps, Port, Prepared, Relaxable, ReservedRegions, Target,
 };
+use dmaspan::platform::OneThread;
 use dmaspan::{IovaRange, PhysAddr};
 use dmaspan_drivers::Handled;
 use dmaspan_qemu::{Arch, Builder, Machine, Pci, ready};

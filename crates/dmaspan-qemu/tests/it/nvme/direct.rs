@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use dmaspan::platform::OneThread;
 use dmaspan::Span;
 use dmaspan::dma::{Device, DeviceConfig, Direct, NoPool, Registered};
+use dmaspan::platform::OneThread;
 use dmaspan_qemu::{Arch, Machine, Pci, ready};
 
 use crate::nvme::disk::Disk;

@@ -24,7 +24,10 @@ const PLACES: usize = 32;
 
 /// An access of a device model that the IOMMU refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the device's {} of {range} was refused at {}: {}", verb(*access), range.start(), why(*reason))]
+#[error(
+    "the device's {} of {range} was refused at {}: {}",
+    verb(*access), range.start(), why(*reason)
+)]
 pub struct AccessFault {
     /// From the address that was refused to the end of the access. What lies before it was done.
     pub range: IovaRange,
@@ -149,8 +152,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
         {
             let mut state = self.slot.state.lock();
             if let Some(span) = state.spans.find(range, needs(access)) {
-                let stopped =
-                    |error| AccessFailed::Stopped { iova: range.start(), done: 0, error };
+                let stopped = |error| AccessFailed::Stopped { iova: range.start(), done: 0, error };
                 return each(span.of_output()).map_err(stopped);
             }
         }

@@ -24,7 +24,7 @@
 //! use dmaspan::iommu::soft::{AccessFailed, Bus, BusError, SoftIommu};
 //! use dmaspan::iommu::{Domain, FaultReason};
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
-//! use dmaspan_sim::Arena;
+//! use dmaspan::io_pgtable::Arena;
 //!
 //! /// 64 KiB of memory at 2 GiB.
 //! struct Ram(Mutex<Vec<u8>>);
@@ -33,7 +33,10 @@
 //!     const BASE: u64 = 0x8000_0000;
 //!
 //!     /// Calls `with` with the bytes from `at` on, if there are so many.
-//!     fn with(&self, at: PhysAddr, len: usize, with: impl FnOnce(&mut [u8])) -> Result<(), BusError> {
+//!     fn with<F>(&self, at: PhysAddr, len: usize, with: F) -> Result<(), BusError>
+//!     where
+//!         F: FnOnce(&mut [u8]),
+//!     {
 //!         let nobody = BusError::Nobody { paddr: at };
 //!         let start = usize::try_from(at.get().wrapping_sub(Self::BASE)).map_err(|_| nobody)?;
 //!         let mut bytes = self.0.lock().unwrap();
@@ -94,13 +97,14 @@ use core::marker::PhantomData;
 
 pub use bus::{Bus, BusError};
 pub use device::{AccessFailed, AccessFault, SoftDevice};
-pub use slot::Patience;
+pub use slot::TryAgain;
 pub use stream::SoftStream;
 
 use super::gather::Gather;
-use super::ops::{HardwareError, Invalidation, IommuOps, Scope};
+use super::ops::{DriverOps, HardwareError, Invalidation, IommuOps, Scope};
 use crate::addr::{Address, PhysAddr};
-use crate::io_pgtable::{Format, PageTable, TableMemory, TableRoot, View};
+use crate::io_pgtable::view::View;
+use crate::io_pgtable::{Format, PageTable, TableMemory, TableRoot};
 use crate::promise::Promise;
 use slot::{Phase, Route, Slot, Walks, wait_for};
 
@@ -115,13 +119,13 @@ use slot::{Phase, Route, Slot, Walks, wait_for};
 /// # Context
 ///
 /// An invalidation waits for accesses that are under way, and accesses for an invalidation that
-/// looks at their IOTLB, which is short. A device model that unmaps and syncs what it may have
-/// cached, in the middle of an access, waits for itself, and so do two that wait for each other: the
-/// invalidation then fails by its [`Patience`], and what was unmapped stays out of use until a later
-/// sync. In a kernel whose interrupts unmap, accesses run with interrupts off.
+/// looks at their IOTLB, which is short. A device model that unmaps and syncs in the middle of an
+/// access waits for itself, and so do two that wait for each other: the invalidation then gives up,
+/// as [`TryAgain`] says, and what was unmapped stays out of use until a later sync. In a kernel
+/// whose interrupts unmap, accesses run with interrupts off.
 pub struct SoftIommu<F: Format, M: TableMemory<F::Word>, A = PhysAddr> {
     walks: Arc<Walks<F, M>>,
-    patience: Patience,
+    again: TryAgain,
     addresses: PhantomData<fn() -> A>,
 }
 
@@ -132,7 +136,7 @@ impl<F: Format + Clone, M: TableMemory<F::Word> + Clone> SoftIommu<F, M> {
     /// [`Domain`]: super::Domain
     pub fn over(table: &PageTable<F, M>) -> Self {
         let walks = Arc::new(Walks::new(View::new(table)));
-        Self { walks, patience: slot::spin, addresses: PhantomData }
+        Self { walks, again: slot::spin, addresses: PhantomData }
     }
 }
 
@@ -144,7 +148,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// use dmaspan::iommu::soft::SoftIommu;
     /// use dmaspan::io_pgtable::{PageTable, X86_64, X86_64Config};
     /// use dmaspan::{HostAddr, PhysAddr};
-    /// use dmaspan_sim::Arena;
+    /// use dmaspan::io_pgtable::Arena;
     ///
     /// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
     /// let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52))?, tables)?;
@@ -154,7 +158,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn reaching<B: Address>(self) -> SoftIommu<F, M, B> {
-        SoftIommu { walks: self.walks, patience: self.patience, addresses: PhantomData }
+        SoftIommu { walks: self.walks, again: self.again, addresses: PhantomData }
     }
 
     /// The same with another way to wait for accesses that are under way. Set it before the domain
@@ -166,17 +170,17 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// ```
     /// use std::time::Duration;
     ///
-    /// use dmaspan::iommu::soft::Patience;
+    /// use dmaspan::iommu::soft::TryAgain;
     ///
     /// /// Ten seconds.
-    /// const PATIENT: Patience = |tries| {
+    /// const PATIENT: TryAgain = |tries| {
     ///     std::thread::sleep(Duration::from_micros(50));
     ///     tries < 200_000
     /// };
     /// # let _ = PATIENT;
     /// ```
-    pub fn with_patience(self, patience: Patience) -> Self {
-        Self { patience, ..self }
+    pub fn waiting_by(self, again: TryAgain) -> Self {
+        Self { again, ..self }
     }
 
     /// A new device model behind this IOMMU. Faults name it by the number `stream`.
@@ -201,7 +205,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
         mut change: impl FnMut(&Slot<F, M>, &mut slot::State<F, M>),
     ) -> Result<(), HardwareError> {
         for slot in slots.iter() {
-            change(slot, &mut *wait_for(&slot.state, self.patience)?);
+            change(slot, &mut *wait_for(&slot.state, self.again)?);
         }
         Ok(())
     }
@@ -227,7 +231,7 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
     type Address = A;
 
     fn begin(&self, _promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError> {
-        let mut slots = wait_for(&self.walks.slots, self.patience)?;
+        let mut slots = wait_for(&self.walks.slots, self.again)?;
         if slots.phase != Phase::Made || !self.walks.view().is_of(root) {
             let what = "the software IOMMU is over another table, or its domain has ended";
             return Err(HardwareError { what, status: 0 });
@@ -239,7 +243,7 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         // One lock for all invalidations: each looks at every device model.
-        let slots = wait_for(&self.walks.slots, self.patience)?;
+        let slots = wait_for(&self.walks.slots, self.again)?;
         self.each(&slots, |_, state| match what.scope {
             Scope::All => state.spans.clear(),
             Scope::Ranges(ranges) => ranges.iter().for_each(|&range| state.spans.forget(range)),
@@ -251,14 +255,14 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
         _promise: Promise<'_>,
         current: &dyn Fn() -> (PhysAddr, u32),
     ) -> Result<(), HardwareError> {
-        let _one_at_a_time = wait_for(&self.walks.slots, self.patience)?;
+        let _one_at_a_time = wait_for(&self.walks.slots, self.again)?;
         let (root, level) = current();
         self.walks.view().begin_at(root, level);
         Ok(())
     }
 
     fn detach(&self) -> Result<(), HardwareError> {
-        let mut slots = wait_for(&self.walks.slots, self.patience)?;
+        let mut slots = wait_for(&self.walks.slots, self.again)?;
         self.walks.set_phase(&mut slots, Phase::Ended);
         self.each(&slots, |_, state| {
             if state.route().is_through(&self.walks) {
@@ -275,10 +279,20 @@ unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> IommuOps for SoftIom
     }
 }
 
+#[expect(unsafe_code, reason = "the driver is the hooks themselves")]
+// SAFETY: there is nothing in between.
+unsafe impl<F: Format, M: TableMemory<F::Word>, A: Address> DriverOps for SoftIommu<F, M, A> {
+    type Driver = Self;
+
+    fn driver(&self) -> &Self {
+        self
+    }
+}
+
 impl<F: Format, M: TableMemory<F::Word>, A> Clone for SoftIommu<F, M, A> {
     fn clone(&self) -> Self {
         let walks = Arc::clone(&self.walks);
-        Self { walks, patience: self.patience, addresses: PhantomData }
+        Self { walks, again: self.again, addresses: PhantomData }
     }
 }
 

@@ -9,7 +9,8 @@ use lock_api::{Mutex, MutexGuard};
 use super::spans::{Needs, Spans};
 use crate::addr::{Iova, PhysAddr};
 use crate::atomic::{AtomicBool, Ordering};
-use crate::io_pgtable::{Format, MappedRun, NoRun, TableMemory, View};
+use crate::io_pgtable::view::{NoRun, View};
+use crate::io_pgtable::{Format, MappedRun, TableMemory};
 use crate::iommu::fault::{FaultAccess, FaultReason};
 use crate::iommu::ops::HardwareError;
 use crate::platform::Flag;
@@ -18,7 +19,7 @@ use crate::range::IovaRange;
 
 /// Asked before a software IOMMU tries again to end what a device model is in the middle of, with
 /// the number of tries before: it passes some time, and says whether to go on.
-pub type Patience = fn(tries: u64) -> bool;
+pub type TryAgain = fn(tries: u64) -> bool;
 
 /// Spins, and gives up after some tenths of a second.
 pub(super) fn spin(tries: u64) -> bool {
@@ -29,7 +30,7 @@ pub(super) fn spin(tries: u64) -> bool {
 /// Locks what a device model may hold as long as an access takes.
 pub(super) fn wait_for<T>(
     lock: &Mutex<Flag, T>,
-    patience: Patience,
+    again: TryAgain,
 ) -> Result<MutexGuard<'_, Flag, T>, HardwareError> {
     let mut tries = 0;
     loop {
@@ -39,7 +40,7 @@ pub(super) fn wait_for<T>(
         {
             return Ok(guard);
         }
-        if !patience(tries) {
+        if !again(tries) {
             let what = "a device model did not end its access, so that the software IOMMU cannot \
                         forget what it uses";
             return Err(HardwareError { what, status: tries });

@@ -8,19 +8,20 @@ use lock_api::Mutex;
 
 use super::SoftIommu;
 use super::device::{Named, SoftDevice};
-use super::slot::{Phase, Route, Slot, wait_for};
+use super::slot::{Phase, Route, Slot, TryAgain, spin, wait_for};
 use crate::addr::Address;
 use crate::atomic::Ordering;
 use crate::io_pgtable::{Format, TableMemory};
 use crate::iommu::attach::{AllMemory, DomainOf, Incompatible, PagingDomain, Port};
 use crate::iommu::fault::FaultHook;
-use crate::iommu::ops::HardwareError;
+use crate::iommu::ops::{DriverOps, HardwareError};
 use crate::iommu::reserved::ReservedRegions;
 use crate::platform::Flag;
 
 /// The accesses of a device model as the IOMMU tells them apart from others: a [`Port`], to be
 /// attached by an [`Attachment`](crate::iommu::Attachment) to any domain whose hooks are a
-/// [`SoftIommu`] of one format and one kind of table memory. Clones are the same stream.
+/// [`SoftIommu`] of one format and one kind of table memory, or wrap one. Clones are the same
+/// stream.
 ///
 /// It is blocked at first. An access that is under way is waited for before it reaches something
 /// else, and the next one sees the new.
@@ -28,11 +29,11 @@ pub struct SoftStream<D: PagingDomain> {
     named: Arc<Named>,
     regions: Arc<ReservedRegions>,
     routed: Arc<RoutedOf<D>>,
+    again: TryAgain,
 }
 
 /// What a stream to be attached to domains `D` has.
-type RoutedOf<D> =
-    Mutex<Flag, Routed<<D as PagingDomain>::Format, <D as PagingDomain>::Memory>>;
+type RoutedOf<D> = Mutex<Flag, Routed<<D as PagingDomain>::Format, <D as PagingDomain>::Memory>>;
 
 /// Where accesses go, and whose.
 struct Routed<F: Format, M: TableMemory<F::Word>> {
@@ -45,13 +46,20 @@ impl<D: PagingDomain> SoftStream<D> {
     pub fn new(stream: u32, regions: ReservedRegions) -> Self {
         let routed = Routed { route: Route::Blocked, slots: Vec::new() };
         let named = Arc::new(Named { stream, faults: FaultHook::new() });
-        Self { named, regions: Arc::new(regions), routed: Arc::new(Mutex::new(routed)) }
+        let (regions, routed) = (Arc::new(regions), Arc::new(Mutex::new(routed)));
+        Self { named, regions, routed, again: spin }
+    }
+
+    /// The same with another way to wait for accesses that are under way: see
+    /// [`SoftIommu::waiting_by`].
+    pub fn waiting_by(self, again: TryAgain) -> Self {
+        Self { again, ..self }
     }
 }
 
 impl<D, F, M, A> SoftStream<D>
 where
-    D: PagingDomain<Format = F, Memory = M, Ops = SoftIommu<F, M, A>>,
+    D: PagingDomain<Format = F, Memory = M, Ops: DriverOps<Driver = SoftIommu<F, M, A>>>,
     F: Format,
     M: TableMemory<F::Word> + Send + Sync,
     A: Address,
@@ -80,15 +88,12 @@ where
     }
 
     /// Lets every device model of the stream go to `route`, each when it is in no access.
-    fn change(
-        &self,
-        route: Route<F, M>,
-        patience: super::Patience,
-    ) -> Result<(), HardwareError> {
-        let mut routed = wait_for(&self.routed, patience)?;
+    fn change(&self, route: Route<F, M>) -> Result<(), HardwareError> {
+        let again = self.again;
+        let mut routed = wait_for(&self.routed, again)?;
         routed.slots.retain(|slot| !slot.gone.load(Ordering::Relaxed));
         if let Route::Tables(walks) = &route {
-            let mut slots = wait_for(&walks.slots, patience)?;
+            let mut slots = wait_for(&walks.slots, again)?;
             if slots.phase != Phase::Serves {
                 let what = "the hooks of the domain have let go of its tables";
                 return Err(HardwareError { what, status: 0 });
@@ -96,7 +101,7 @@ where
             routed.slots.iter().try_for_each(|slot| slots.add(slot))?;
         }
         for slot in &routed.slots {
-            let mut state = wait_for(&slot.state, patience)?;
+            let mut state = wait_for(&slot.state, again)?;
             let former = state.change(route.clone());
             drop(state);
             if let Route::Tables(former) = former
@@ -121,7 +126,7 @@ where
 //    so that their promises are kept to it; hooks that have let go of the tables are refused.
 unsafe impl<D, F, M, A> Port for SoftStream<D>
 where
-    D: PagingDomain<Format = F, Memory = M, Ops = SoftIommu<F, M, A>>,
+    D: PagingDomain<Format = F, Memory = M, Ops: DriverOps<Driver = SoftIommu<F, M, A>>>,
     F: Format,
     M: TableMemory<F::Word> + Send + Sync,
     A: Address,
@@ -138,7 +143,7 @@ where
     }
 
     fn accepts(&self, domain: &DomainOf<D>) -> Result<(), Incompatible> {
-        match domain.ops().walks.slots.lock().phase {
+        match domain.ops().driver().walks.slots.lock().phase {
             Phase::Serves => Ok(()),
             Phase::Made | Phase::Ended => {
                 Err(Incompatible { what: "its hooks have let go of its tables" })
@@ -151,23 +156,22 @@ where
     }
 
     fn block(&self) -> Result<(), HardwareError> {
-        self.change(Route::Blocked, super::slot::spin)
+        self.change(Route::Blocked)
     }
 
     fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
-        self.change(Route::Pass, super::slot::spin)
+        self.change(Route::Pass)
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
-        let ops = domain.ops();
-        self.change(Route::Tables(Arc::clone(&ops.walks)), ops.patience)
+        self.change(Route::Tables(Arc::clone(&domain.ops().driver().walks)))
     }
 }
 
 impl<D: PagingDomain> Clone for SoftStream<D> {
     fn clone(&self) -> Self {
         let (named, regions) = (Arc::clone(&self.named), Arc::clone(&self.regions));
-        Self { named, regions, routed: Arc::clone(&self.routed) }
+        Self { named, regions, routed: Arc::clone(&self.routed), again: self.again }
     }
 }
 

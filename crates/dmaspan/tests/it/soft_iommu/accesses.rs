@@ -171,6 +171,7 @@ fn the_last_page_of_the_lower_half_is_as_any_other() {
     map(&domain, 0, &[span(0, 0x1000)], PROT);
     assert_eq!(reach(&mut device, top + 0xfff), Ok(0xffff_ffff_ffff));
     assert_eq!(reach(&mut device, 0), Ok(0));
-    let spans: Vec<Span> = device.cached().iter().map(|run| span(run.paddr.get(), 0x1000)).collect();
+    let spans: Vec<Span> =
+        device.cached().iter().map(|run| span(run.paddr.get(), 0x1000)).collect();
     assert_eq!(spans, [span(0, 0x1000), span(0xffff_ffff_f000, 0x1000)]);
 }

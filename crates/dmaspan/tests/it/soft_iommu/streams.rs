@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use dmaspan::io_pgtable::Arena;
 use dmaspan::iommu::soft::{SoftDevice, SoftIommu, SoftStream};
 use dmaspan::iommu::{
     AllMemory, AttachError, AttachedTo, Attachment, Domain, FaultAccess, FaultReason, IommuOps,
     Port, Prepared, ReservedRegions, Target,
 };
-use dmaspan_sim::Arena;
 
 use super::{Format, SoftDomain, domain, map, reach, unmap};
 use crate::common::{PROT, range, span, table};

@@ -14,7 +14,7 @@ use crate::common::{PROT, range, span, table};
 fn a_sync_returns_when_the_access_that_is_under_way_has_ended() {
     static WAITED: AtomicU64 = AtomicU64::new(0);
     let table_of = table::<12>();
-    let iommu = SoftIommu::over(&table_of).with_patience(|tries| {
+    let iommu = SoftIommu::over(&table_of).waiting_by(|tries| {
         WAITED.store(tries + 1, Ordering::SeqCst);
         thread::yield_now();
         true
@@ -57,7 +57,7 @@ fn a_sync_returns_when_the_access_that_is_under_way_has_ended() {
 #[test]
 fn an_unmap_from_within_an_access_is_an_error_and_the_next_sync_succeeds() {
     let table_of = table::<12>();
-    let iommu = SoftIommu::over(&table_of).with_patience(|tries| tries < 100);
+    let iommu = SoftIommu::over(&table_of).waiting_by(|tries| tries < 100);
     let domain = Domain::new(table_of, iommu.clone()).unwrap();
     map(&domain, 0x5000, &[span(0x1000, 0x1000)], PROT);
     let mut device = iommu.device(1);
@@ -79,7 +79,7 @@ fn an_unmap_from_within_an_access_is_an_error_and_the_next_sync_succeeds() {
 fn a_domain_whose_device_never_ends_its_access_leaks_its_tables() {
     let table_of = table::<12>();
     let arena = table_of.memory().clone();
-    let iommu = SoftIommu::over(&table_of).with_patience(|tries| tries < 100);
+    let iommu = SoftIommu::over(&table_of).waiting_by(|tries| tries < 100);
     let domain = Domain::new(table_of, iommu.clone()).unwrap();
     map(&domain, 0x5000, &[span(0x1000, 0x1000)], PROT);
     let tables = arena.tables();

@@ -56,7 +56,8 @@
 //!
 //! The crate has no operating system, no clock, no randomness and no globals: memory, locks and
 //! hardware come through traits. Its unsafe blocks are those that make tables out of memory
-//! ([`Arena`](io_pgtable::Arena)). [`TableMemory`](io_pgtable::TableMemory),
+//! ([`Arena`](io_pgtable::Arena), [`FrameTables`](io_pgtable::FrameTables)).
+//! [`FrameAlloc`](io_pgtable::FrameAlloc), [`TableMemory`](io_pgtable::TableMemory),
 //! [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port), [`DmaMemory`](dma::DmaMemory),
 //! [`FromRegistered`](dma::FromRegistered), [`BouncePool`](dma::BouncePool),
 //! [`HostMemory`](regbuf::HostMemory) and [`Pinner`](pin::Pinner) are unsafe to implement, and

@@ -37,6 +37,7 @@ const PARTS: [Part; 9] = [
         declares: DECLARATIONS,
         promises: &[
             ("io_pgtable/formats/", "Format"),
+            ("io_pgtable/memory.rs", "TableMemory"),
             ("platform.rs", "RawMutex"),
             ("iommu/soft/mod.rs", "IommuOps"),
             ("iommu/soft/mod.rs", "DriverOps"),
@@ -49,11 +50,17 @@ const PARTS: [Part; 9] = [
             ("iommu/observer.rs", "DriverOps"),
         ],
         // Tables are made out of memory there, and memory that devices write is read and written.
-        places: &["io_pgtable/arena.rs", "io_pgtable/arena/", "dma/coherent/frames.rs"],
+        places: &[
+            "io_pgtable/arena.rs",
+            "io_pgtable/arena/",
+            "io_pgtable/frames.rs",
+            "io_pgtable/frames/",
+            "dma/coherent/frames.rs",
+        ],
         otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself, \
-                    besides making tables out of memory in `io_pgtable/arena.rs` and accesses to \
-                    memory that devices write in `dma/coherent/frames.rs`; take what is needed \
-                    through such a trait",
+                    besides making tables out of memory in `io_pgtable/arena.rs` and \
+                    `io_pgtable/frames.rs`, and accesses to memory that devices write in \
+                    `dma/coherent/frames.rs`; take what is needed through such a trait",
     },
     Part {
         at: "crates/dmaspan-linux/src/",
@@ -187,9 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn the_core_makes_tables_out_of_memory_in_its_arena() {
+    fn the_core_makes_tables_out_of_memory_in_two_files() {
         let text = "fn f() { unsafe { g() } }";
-        for inner in ["arena.rs", "arena/tests.rs"] {
+        for inner in ["arena.rs", "arena/tests.rs", "frames.rs", "frames/tests.rs"] {
             assert!(lines(&format!("crates/dmaspan/src/io_pgtable/{inner}"), text).is_empty());
         }
         assert_eq!(lines("crates/dmaspan/src/io_pgtable/memory.rs", text), [1]);

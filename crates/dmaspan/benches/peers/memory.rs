@@ -144,7 +144,7 @@ impl List {
 // maps; units of a size begin at multiples of it. 2. A table is where its physical address says. 3.
 // Lists are linked outside of the tables. 4. Units are only ever tables. 5. A dropped list leaves
 // its units in no list. The memory lives as long as the program.
-unsafe impl<W: Word> TableMemory<W> for &'static Memory {
+unsafe impl<W: Word> TableMemory<W> for Memory {
     type List = List;
 
     #[inline(always)]

@@ -48,7 +48,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         ahead: Ahead,
         leaf_sizes: &mut u64,
     ) -> ControlFlow<Stop> {
-        let mut cursor = Cursor::new(self);
+        let mut cursor = Cursor::new(self, range.start().get());
         let last = range.last().get();
         let mut at = range.start().get();
         loop {

@@ -40,9 +40,15 @@ pub(super) enum Reached<W> {
 pub(super) type Missing<'t, F> = (u32, &'t [Cell<F>]);
 
 impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
+    /// A place at the root, for an operation that begins at `iova` and goes upwards.
     #[inline(always)]
-    pub(super) fn new(table: &'t PageTable<F, M>) -> Self {
+    pub(super) fn new(table: &'t PageTable<F, M>, iova: u64) -> Self {
         let (root, top) = table.top();
+        if F::GROWS && !table.covers(top, iova) {
+            // The tree grows for what begins there. Meanwhile this root may become an inner table,
+            // and leave the tree with what others have in it.
+            return Self { table, tables: [&[]; MAX_LEVELS], low: top, top, iova: 0 };
+        }
         let mut tables = [table.memory.entries(&root); MAX_LEVELS];
         if F::GROWS {
             // Above the root there is nothing yet.
@@ -53,7 +59,7 @@ impl<'t, F: Format, M: TableMemory<F::Word>> Cursor<'t, F, M> {
 
     /// Begins anew at the root, which was replaced.
     pub(super) fn restart(&mut self) {
-        *self = Self::new(self.table);
+        *self = Self::new(self.table, self.iova);
     }
 
     /// The level of the root.

@@ -1,5 +1,6 @@
 //! The errors of page-table operations.
 
+use super::retired::Retired;
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
 use crate::prot::Prot;
@@ -159,6 +160,29 @@ pub enum Error {
         /// Its level; level 0 has the smallest leaves.
         level: u32,
     },
+}
+
+/// A mapping that was refused. Translations and tables are as before, unless a tree grew for a
+/// leaf larger than itself and met [`Error::EmptyTable`]: then it stays grown.
+///
+/// It turns into an [`Error`] by `?`, which forgets what was taken back. No table is in that, since
+/// a refused mapping has freed those that it needed: nothing leaks. But hardware that walks the
+/// table may have seen what was mapped for a moment. There `retired` is synced before the memory is
+/// used otherwise, as a [`Domain`](crate::iommu::Domain) does.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+#[must_use = "hardware may have seen what was taken back: sync it"]
+pub struct MapUndone<L> {
+    /// The reason.
+    pub error: Error,
+    /// What was mapped before the error was found and taken back. Empty in most cases.
+    pub retired: Retired<L>,
+}
+
+impl<L> From<MapUndone<L>> for Error {
+    fn from(undone: MapUndone<L>) -> Self {
+        undone.error
+    }
 }
 
 impl Error {

@@ -30,9 +30,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         range: IovaRange,
         mut visit: impl FnMut(LeafEntries<'t, F>) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
-        let mut cursor = Cursor::new(self);
         let last = range.last().get();
         let mut at = range.start().get();
+        let mut cursor = Cursor::new(self, at);
         loop {
             let level = match cursor.reach(at, 0) {
                 Reached::Table => 0,

@@ -130,7 +130,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     where
         R: Source,
     {
-        let mut cursor = Cursor::new(self);
+        let mut cursor = Cursor::new(self, *at);
         let mut leaves = self.leaves_of(F::GRANULE_LG2, prot);
         let mut lg2 = F::GRANULE_LG2;
         let mut shift = lg2;

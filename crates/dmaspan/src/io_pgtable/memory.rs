@@ -1,5 +1,6 @@
 //! [`TableMemory`] supplies tables and takes them back: a kernel, a VMM or a test implements it.
 
+use alloc::sync::Arc;
 use core::fmt;
 
 use super::word::Word;
@@ -93,9 +94,10 @@ impl<W> fmt::Debug for Fresh<'_, W> {
 
 /// Gives tables and takes them back, and turns their physical addresses into memory.
 ///
-/// A kernel implements it with its page allocator and direct map, a user-space program with an
-/// arena. The walker takes what an operation needs in one [`reserve`](Self::reserve) and returns
-/// what was detached in one [`free`](Self::free), after hardware forgot it.
+/// [`FrameTables`](super::FrameTables) is one over a kernel's page allocator and direct map,
+/// [`Arena`](super::Arena) one for a process. The walker takes what an operation needs in one
+/// [`reserve`](Self::reserve) and returns what was detached in one [`free`](Self::free), after
+/// hardware forgot it.
 ///
 /// # Safety
 ///
@@ -108,17 +110,39 @@ impl<W> fmt::Debug for Fresh<'_, W> {
 /// 3. Nothing but the walker writes published tables, hardware's access flags and dirty bits aside;
 ///    [`retire`](Self::retire), [`append`](Self::append) and a dropped list leave a table's words
 ///    as they are: hardware may still read them. Lists are linked through other memory.
-/// 4. A freed table may become another table at once, and nothing but a table while the memory
-///    serves any tree.
-/// 5. A list that is dropped leaks its tables.
-/// 6. Where it can be cloned, a clone is the same memory: tables of the one are tables of the
+/// 4. A list that is dropped leaks its tables. The memory of tables that were not freed stays what
+///    it is, also where this is dropped: hardware may read them for ever.
+/// 5. Where it can be cloned, a clone is the same memory: tables of the one are tables of the
 ///    other, and they stay as long as either lives.
 ///
+/// What becomes of a freed table is the memory's own affair: it may be another table at once, or go
+/// back to a page allocator and become anything. [Nobody reads it](#which-tables-are-read).
+///
 /// The caller, which is only the walker, promises that each list, [`Fresh`] and [`TableAddr`] is of
-/// this memory, that no table is retired twice, and that a retired table is freed only when no
-/// hardware can read it; all that as far as the third promise is kept to it. Nobody else can call a
-/// method that relies on that: each takes a [`Promise`], or a [`Fresh`] or [`TableAddr`], which the
-/// walker alone has.
+/// this memory, that no table is retired twice, and that a retired table is freed only when neither
+/// hardware nor the walker reads it any more; all that as far as the third promise is kept to it.
+/// Nobody else can call a method that relies on that: each takes a [`Promise`], or a [`Fresh`] or
+/// [`TableAddr`], which the walker alone has.
+///
+/// # Which tables are read
+///
+/// Many threads work on a tree without a lock, and yet none of them reads a table after it was
+/// freed, or asks for its entries:
+///
+/// 1. An operation goes down to addresses that it [owns](super::Owned). So each table that it
+///    enters translates an address that it owns.
+/// 2. A table leaves the tree through an operation that owns *all* that the table translates: an
+///    unmap of all of it, or a reclaim. Two owners have no address in common, so no other operation
+///    is in the table, and the one that detached it has ended when it is freed.
+/// 3. A root is entered by every operation. Where a tree grows, a former root becomes an inner
+///    table, which may leave the tree as others do. An operation that began at it owns an address
+///    that it translates, and is one of those above; or it begins above the tree, does not ask for
+///    the root's entries, and begins anew when the tree has grown.
+/// 4. A [walk](super::PageTable::walk) that owns nothing registers as a reader. Tables are freed
+///    when no reader is left that was there when they were detached.
+/// 5. A table that another CPU's came before is freed at once: nothing ever led to it.
+/// 6. A [software IOMMU](crate::iommu::soft) is hardware: its walks have ended when a sync has.
+///
 /// # Corrupt tables
 ///
 /// Where something else writes tables, a device above all, the walker follows what was written: a
@@ -186,3 +210,67 @@ pub unsafe trait TableMemory<W: Word>: Send + Sync {
     /// May run with interrupts off. Does not allocate and cannot fail.
     fn free(&self, promise: Promise<'_>, shape: TableShape, list: Self::List);
 }
+
+/// A memory that several trees share, each through a pointer of its own, is theirs.
+macro_rules! through {
+    ($($pointer:ty),+) => { $(
+        #[expect(unsafe_code, reason = "a pointer to table memory is table memory")]
+        // SAFETY: each method is that of what the pointer leads to, which keeps all promises. It
+        // is the same memory as long as the pointer lives: neither of them changes where it leads.
+        unsafe impl<W: Word, T: TableMemory<W>> TableMemory<W> for $pointer {
+            type List = T::List;
+
+            #[inline]
+            fn reserve(&self, shape: TableShape, count: usize) -> Result<T::List, NoTables> {
+                (**self).reserve(shape, count)
+            }
+
+            #[inline]
+            fn take(
+                &self,
+                promise: Promise<'_>,
+                shape: TableShape,
+                list: &mut T::List,
+            ) -> Option<Fresh<'_, W>> {
+                (**self).take(promise, shape, list)
+            }
+
+            #[inline(always)]
+            fn coherency(&self) -> Coherency {
+                (**self).coherency()
+            }
+
+            #[inline]
+            fn publish(&self, fresh: Fresh<'_, W>) {
+                (**self).publish(fresh);
+            }
+
+            #[inline(always)]
+            fn entries(&self, table: &TableAddr) -> &[W::Atomic] {
+                (**self).entries(table)
+            }
+
+            #[inline(always)]
+            fn written(&self, promise: Promise<'_>, entries: &[W::Atomic]) {
+                (**self).written(promise, entries);
+            }
+
+            #[inline]
+            fn retire(&self, list: &mut T::List, table: TableAddr) {
+                (**self).retire(list, table);
+            }
+
+            #[inline]
+            fn append(&self, promise: Promise<'_>, list: &mut T::List, other: T::List) {
+                (**self).append(promise, list, other);
+            }
+
+            #[inline]
+            fn free(&self, promise: Promise<'_>, shape: TableShape, list: T::List) {
+                (**self).free(promise, shape, list);
+            }
+        }
+    )+ };
+}
+
+through!(Arc<T>, &'static T);

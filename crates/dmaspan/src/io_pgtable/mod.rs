@@ -24,16 +24,21 @@
 //!
 //! # Owning ranges
 //!
-//! There is no lock around a table: disjoint ranges are mapped, unmapped and looked up in parallel.
-//! A caller must own the range that it works on, and [`Owned`] says that it does. It comes from
+//! There is no lock around a table: disjoint ranges are mapped and unmapped in parallel. A caller
+//! must own the range that it works on, and [`Owned`] says that it does. It comes from
 //! `&mut PageTable` safely ([`PageTable::whole`]), or from a promise ([`PageTable::claim`]).
+//!
+//! Looking needs no range of one's own: [`PageTable::walk`] lists what is mapped while others map
+//! and unmap there. Tables that are freed meanwhile wait for it.
 //!
 //! # When tables come and go
 //!
 //! A missing table is filled while no other thread sees it and then installed by compare-and-swap,
 //! since neighbours may need the same one. Unmapping detaches the tables that its range covers
 //! whole. A neighbour may use those at the range's ends, so they stay, empty, until
-//! [`Owned::reclaim`]. Detached tables are in [`Retired`], and the sync frees them.
+//! [`Owned::reclaim`]. Detached tables are in [`Retired`], and the sync frees them. At once they
+//! are the [memory's](TableMemory#which-tables-are-read), which may give them back to a page
+//! allocator.
 //!
 //! ```
 //! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
@@ -50,7 +55,7 @@
 //!     Span::new(PhysAddr::new(0x8000_0000), 4 << 20)?,
 //!     Span::new(PhysAddr::new(0x5000), 4096)?,
 //! ];
-//! whole.map_spans(Iova::new(0), &spans, Prot::READ_WRITE).map_err(|failed| failed.error)?;
+//! whole.map_spans(Iova::new(0), &spans, Prot::READ_WRITE)?;
 //! assert_eq!(whole.iova_to_phys(Iova::new(0x40_0123)), Some(PhysAddr::new(0x5123)));
 //!
 //! let mut room = SpanBuf::room::<8>();
@@ -70,10 +75,13 @@ mod dirty;
 mod error;
 mod format;
 mod formats;
+mod frames;
+mod free;
 mod leaves;
 mod map;
 mod memory;
 mod protect;
+mod readers;
 mod reclaim;
 mod retired;
 mod runs;
@@ -87,7 +95,7 @@ mod word;
 
 pub use arena::{Arena, ArenaList, NotInTree};
 pub use dirty::DirtyBitmap;
-pub use error::Error;
+pub use error::{Error, MapUndone};
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
 pub use formats::amd_v1::{AmdV1, AmdV1Config, AmdV1Registers};
 pub use formats::arm_lpae_32::{
@@ -102,11 +110,12 @@ pub use formats::riscv::{
 pub use formats::vtd_ss::{ReadOnlyLeaves, SnoopControl, VtdSs, VtdSsConfig, VtdSsRegisters};
 pub use formats::x86_64::{ExecuteDisable, X86_64, X86_64Config, X86_64Registers};
 pub use formats::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
+pub use frames::{FrameAlloc, FrameList, FrameTables};
 pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 pub use retired::Retired;
 pub use split::Gap;
 pub(crate) use split::SplitFailed;
-pub use unmap::{Rest, UnmappedSpans};
+pub use unmap::{Rest, UnmappedPages, UnmappedSpans};
 pub use view::TableRoot;
 pub use walk::{LeafCensus, MappedRun, Walk};
 pub use word::Word;
@@ -125,8 +134,9 @@ use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError};
 use crate::span::{Span, SpanBuf};
+use readers::Readers;
 use runs::{Run, Runs};
-use unmap::{Ahead, Below, Covered};
+use unmap::{Ahead, Covered};
 
 /// A tree of tables of one format.
 ///
@@ -157,6 +167,8 @@ pub struct PageTable<F: Format, M: TableMemory<F::Word>> {
     larger: u64,
     /// Whether hardware may use the tables for ever.
     leaked: Leaked,
+    /// Those who read without owning, whom freed tables wait for.
+    readers: Readers<M::List>,
 }
 
 /// Whether a table is freed when it is dropped.
@@ -174,29 +186,6 @@ pub struct Owned<'t, F: Format, M: TableMemory<F::Word>> {
     within: Option<IovaRange>,
     /// One thread at a time works on the range, so a reference to this is not for two.
     not_sync: PhantomData<Cell<()>>,
-}
-
-/// A mapping that was refused. Translations and tables are as before, unless a tree grew for a leaf
-/// larger than itself and met [`Error::EmptyTable`]: then it stays grown.
-#[derive(Debug)]
-#[must_use = "hardware may have seen what was taken back: sync it"]
-pub struct MapUndone<L> {
-    /// The reason.
-    pub error: Error,
-    /// What was mapped before the error was found and taken back. Empty in most cases.
-    pub retired: Retired<L>,
-}
-
-/// Says what [`Owned::unmap_pages`] did.
-#[derive(Debug)]
-#[must_use = "hardware may still use what was retired"]
-pub struct UnmappedPages<L> {
-    /// Bytes taken away, from the start of the range on.
-    pub bytes: u64,
-    /// Why it stopped before the end of the range.
-    pub result: Result<(), Error>,
-    /// What to sync.
-    pub retired: Retired<L>,
 }
 
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
@@ -237,6 +226,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             has_groups,
             larger,
             leaked: Leaked::No,
+            readers: Readers::new(),
         })
     }
 
@@ -276,9 +266,10 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     ///
     /// # Safety
     ///
-    /// While the result is used, nobody else maps, unmaps, reclaims or looks up anything in
-    /// `range`: a table that an unmap detaches is freed and filled anew, and a walk that is still
-    /// in it would race with that.
+    /// While the result is used, nobody else claims an address in `range`: a table that an unmap
+    /// detaches is freed and becomes anything, and an operation that is still in it would read
+    /// that. [`walk`](Self::walk), [`iova_to_phys`](Self::iova_to_phys) and
+    /// [`census`](Self::census) of the table itself claim nothing.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
     pub unsafe fn claim(&self, range: IovaRange) -> Owned<'_, F, M> {
         self.owned(range)
@@ -289,24 +280,6 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     pub(crate) fn owned(&self, range: IovaRange) -> Owned<'_, F, M> {
         let within = range.intersection(self.geometry.aperture);
         Owned { table: self, range, within, not_sync: PhantomData }
-    }
-
-    /// Frees what was retired.
-    ///
-    /// # Safety
-    ///
-    /// No hardware uses what was retired: none walks this table, or all that do have forgotten it.
-    /// [`Domain::sync`](crate::iommu::Domain::sync) is this with the proof.
-    #[expect(unsafe_code, reason = "the caller promises that hardware is done with the tables")]
-    pub unsafe fn free(&self, retired: Retired<M::List>) {
-        if let Some(tables) = retired.tables {
-            self.free_tables(tables);
-        }
-    }
-
-    /// Frees detached tables that no hardware uses.
-    pub(crate) fn free_tables(&self, tables: M::List) {
-        self.memory.free(Promise::kept(), self.geometry.table, tables);
     }
 
     /// Whether the tables outlive this, because hardware may still walk them.
@@ -383,21 +356,6 @@ impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for PageTable<F, M> {
 impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for Owned<'_, F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Owned").field("table", self.table).field("range", &self.range).finish()
-    }
-}
-
-impl<F: Format, M: TableMemory<F::Word>> Drop for PageTable<F, M> {
-    fn drop(&mut self) {
-        if self.leaked == Leaked::Yes {
-            return;
-        }
-        let mut tables = M::List::default();
-        let (root, level) = self.top();
-        self.retire_children(self.memory.entries(&root), level, Below::Anything, &mut tables);
-        self.memory.free(Promise::kept(), self.geometry.table, tables);
-        let mut roots = M::List::default();
-        self.memory.retire(&mut roots, root);
-        self.memory.free(Promise::kept(), self.geometry.root, roots);
     }
 }
 

@@ -33,6 +33,16 @@ pub(super) enum Piece<W> {
     Invalid { iova: Iova, level: u32 },
 }
 
+impl<W> Piece<W> {
+    /// Its first address.
+    pub(super) fn start(&self) -> Iova {
+        match self {
+            Self::Hole(range) | Self::Leaves { range, .. } => range.start(),
+            Self::Invalid { iova, .. } => *iova,
+        }
+    }
+}
+
 impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Visits `range` from its start on, until `visit` breaks.
     #[inline(always)]
@@ -41,9 +51,9 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         range: IovaRange,
         mut visit: impl FnMut(Piece<F::Word>) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
-        let mut cursor = Cursor::new(self);
         let last = range.last().get();
         let mut iova = range.start().get();
+        let mut cursor = Cursor::new(self, iova);
         loop {
             let level = match cursor.reach(iova, 0) {
                 Reached::Table => 0,

@@ -40,7 +40,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
             reserved.tables = Some(list);
             return Ok(());
         }
-        let mut survey = Survey::new(self);
+        let mut survey = Survey::new(self, run.iova);
         survey.run(self, run)?;
         for next in behind.clone() {
             survey.run(self, next)?;
@@ -65,7 +65,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// Whether nothing can be in the way of any leaf in `first..=last`: no leaf, and no table that
     /// the range covers whole.
     fn is_clear(&self, first: u64, last: u64) -> bool {
-        let mut cursor = Cursor::new(self);
+        let mut cursor = Cursor::new(self, first);
         let mut at = first;
         loop {
             // An empty entry and its table, or the part of a table of pages.
@@ -105,8 +105,8 @@ struct Survey<'t, F: Format, M: TableMemory<F::Word>> {
 }
 
 impl<'t, F: Format, M: TableMemory<F::Word>> Survey<'t, F, M> {
-    fn new(table: &'t PageTable<F, M>) -> Self {
-        Self { cursor: Cursor::new(table), count: 0, growth: 0, last: [None; MAX_LEVELS] }
+    fn new(table: &'t PageTable<F, M>, first: u64) -> Self {
+        Self { cursor: Cursor::new(table, first), count: 0, growth: 0, last: [None; MAX_LEVELS] }
     }
 
     fn run(&mut self, table: &PageTable<F, M>, run: Run) -> Result<(), Error> {

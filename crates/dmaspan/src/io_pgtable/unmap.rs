@@ -17,6 +17,18 @@ use crate::promise::Promise;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
 
+/// Says what [`Owned::unmap_pages`] did.
+#[derive(Debug)]
+#[must_use = "hardware may still use what was retired"]
+pub struct UnmappedPages<L> {
+    /// Bytes taken away, from the start of the range on.
+    pub bytes: u64,
+    /// Why it stopped before the end of the range.
+    pub result: Result<(), Error>,
+    /// What to sync.
+    pub retired: Retired<L>,
+}
+
 /// Says what an unmap with spans did.
 #[derive(Debug)]
 #[must_use = "hardware may still use what was retired"]
@@ -188,8 +200,8 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         covered: Covered,
         retired: &mut Retired<M::List>,
     ) -> (u64, Result<(), Error>) {
-        let mut cursor = Cursor::new(self);
         let (first, last) = (range.start().get(), range.last().get());
+        let mut cursor = Cursor::new(self, first);
         let mut at = first;
         let top = match covered {
             Covered::Detach => cursor.top(),

@@ -6,6 +6,7 @@ use core::ops::ControlFlow;
 use super::cursor::{Cell, Cursor, Reached};
 use super::format::{Entry, Format, Groups};
 use super::memory::TableMemory;
+use super::readers::Readers;
 use super::scan::Piece;
 use super::walk::MappedRun;
 use super::word::Word;
@@ -86,6 +87,7 @@ impl<F: Format + Clone, M: TableMemory<F::Word> + Clone> View<F, M> {
             larger: table.larger,
             // The tables are not this one's to free.
             leaked: Leaked::Yes,
+            readers: Readers::new(),
         })
     }
 }
@@ -114,7 +116,7 @@ impl<F: Format, M: TableMemory<F::Word>> View<F, M> {
     /// The maximal run that has `iova`, to both sides, in one walk.
     pub(crate) fn run(&self, iova: Iova) -> Result<MappedRun, NoRun> {
         let mut run = self.run_from(iova)?;
-        let mut cursor = Cursor::new(&self.0);
+        let mut cursor = Cursor::new(&self.0, iova.get());
         while let Some(before) = run.range.start().get().checked_sub(1).map(Iova::new)
             && let Some((level, cell)) = self.entry(&mut cursor, before)
             && let Some(leaf) = self.leaf(level, F::Word::load(cell), before)
@@ -155,7 +157,7 @@ impl<F: Format, M: TableMemory<F::Word>> View<F, M> {
     /// Marks the leaves of `range` as written, as far as a write may go there, and returns the run
     /// that they are.
     pub(crate) fn written(&self, range: IovaRange) -> Result<MappedRun, NoRun> {
-        let mut cursor = Cursor::new(&self.0);
+        let mut cursor = Cursor::new(&self.0, range.start().get());
         let mut run = self.mark(&mut cursor, range.start())?;
         while run.range.last() < range.last()
             && let Some(next) = run.range.last().checked_add(1)

@@ -1,13 +1,15 @@
 //! Looking up what is mapped, as maximal runs.
 
-use core::ops::ControlFlow;
+use core::iter::FusedIterator;
+use core::ops::{ControlFlow, Range};
 
-use super::Owned;
 use super::cursor::{Cursor, Reached};
 use super::format::{Entry, Format};
 use super::memory::TableMemory;
+use super::readers::Generation;
 use super::scan::Piece;
 use super::word::Word;
+use super::{Owned, PageTable};
 use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
 use crate::prot::Prot;
@@ -38,55 +40,105 @@ impl MappedRun {
     }
 }
 
+/// How many runs a walk reads ahead, in one section.
+const BATCH: usize = 16;
+/// How many pieces of tables a section reads at most, however few runs they make: tables that are
+/// freed meanwhile wait for it.
+const PIECES: usize = 256;
+
 /// Yields what is mapped in a range, as maximal runs in the order of IOVAs. Holes are left out.
 ///
+/// Others may map and unmap in the range meanwhile. The walk is complete for what is mapped all the
+/// time, and shows nothing that the table did not map at some moment of the walk. It reads some
+/// runs ahead; between its steps it holds nothing up, so that it may be kept, or forgotten, for as
+/// long as one likes.
+///
 /// An entry that no operation of the table wrote is passed over like a hole.
-///
-/// It stays with the thread that owns the range: on another one it could still be in a table that
-/// this one unmaps and frees.
-///
-/// ```compile_fail,E0277
-/// # use dmaspan::io_pgtable::{Format, Owned, TableMemory};
-/// fn in_parallel<F: Format, M: TableMemory<F::Word>>(owned: &Owned<'_, F, M>) {
-///     let walk = owned.walk(owned.range());
-///     std::thread::scope(|scope| {
-///         scope.spawn(move || walk.count());
-///     });
-/// }
-/// ```
 #[derive(Debug)]
-pub struct Walk<'o, F: Format, M: TableMemory<F::Word>> {
-    owned: &'o Owned<'o, F, M>,
+#[must_use = "a walk reads nothing before it is asked"]
+pub struct Walk<'t, F: Format, M: TableMemory<F::Word>> {
+    table: &'t PageTable<F, M>,
+    /// What was not read.
     rest: Option<IovaRange>,
+    /// The last run of what was read: it may go on.
+    open: Option<MappedRun>,
+    /// Runs that were read, and which of them were not yielded.
+    read: [MappedRun; BATCH],
+    left: Range<usize>,
+}
+
+impl<'t, F: Format, M: TableMemory<F::Word>> Walk<'t, F, M> {
+    pub(super) fn new(table: &'t PageTable<F, M>, range: Option<IovaRange>) -> Self {
+        let nothing = MappedRun {
+            range: IovaRange::point(Iova::new(0)),
+            paddr: PhysAddr::new(0),
+            prot: Prot::empty(),
+        };
+        Self { table, rest: range, open: None, read: [nothing; BATCH], left: 0..0 }
+    }
+
+    /// Reads the next runs of `range`, as a reader.
+    fn read(&mut self, range: IovaRange) {
+        let table = self.table;
+        let (open, runs) = (&mut self.open, &mut self.read);
+        let (mut count, mut pieces) = (0, 0);
+        let ended = table.read(range, |piece| {
+            if pieces == PIECES || count == BATCH {
+                return ControlFlow::Break(piece.start());
+            }
+            pieces += 1;
+            let Piece::Leaves { range, paddr, level, word, .. } = piece else {
+                return ControlFlow::Continue(());
+            };
+            let next = MappedRun { range, paddr, prot: table.format.prot(level, word) };
+            match open.and_then(|run| run.join(next)) {
+                Some(joined) => *open = Some(joined),
+                None => {
+                    if let Some(run) = open.replace(next) {
+                        runs[count] = run;
+                        count += 1;
+                    }
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        self.left = 0..count;
+        self.rest = ended.break_value().and_then(|next| IovaRange::new(next, range.last()));
+    }
 }
 
 impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
     type Item = MappedRun;
 
     fn next(&mut self) -> Option<MappedRun> {
-        let range = self.rest.take()?;
-        let mut run: Option<MappedRun> = None;
-        let table = self.owned.table;
-        let ended = table.scan(range, |piece| {
-            let Piece::Leaves { range, paddr, level, word, .. } = piece else {
-                return match (run, piece) {
-                    (Some(_), Piece::Hole(hole)) => ControlFlow::Break(hole.start()),
-                    (Some(_), Piece::Invalid { iova, .. }) => ControlFlow::Break(iova),
-                    _ => ControlFlow::Continue(()),
-                };
-            };
-            let next = MappedRun { range, paddr, prot: table.format.prot(level, word) };
-            match run {
-                None => run = Some(next),
-                Some(so_far) => match so_far.join(next) {
-                    Some(joined) => run = Some(joined),
-                    None => return ControlFlow::Break(range.start()),
-                },
+        loop {
+            if let Some(next) = self.left.next() {
+                return self.read.get(next).copied();
             }
-            ControlFlow::Continue(())
-        });
-        self.rest = ended.break_value().and_then(|next| IovaRange::new(next, range.last()));
-        run
+            match self.rest.take() {
+                Some(range) => self.read(range),
+                None => return self.open.take(),
+            }
+        }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> FusedIterator for Walk<'_, F, M> {}
+
+/// A reader of a table, until it is dropped.
+struct Reader<'t, F: Format, M: TableMemory<F::Word>> {
+    table: &'t PageTable<F, M>,
+    generation: Generation,
+}
+
+impl<F: Format, M: TableMemory<F::Word>> Drop for Reader<'_, F, M> {
+    fn drop(&mut self) {
+        let table = self.table;
+        table.readers.leave(
+            self.generation,
+            |list, more| table.append(list, more),
+            |tables| table.give_back(tables),
+        );
     }
 }
 
@@ -118,6 +170,20 @@ impl LeafCensus {
         (0u32..).zip(self.counts).filter(|&(_, count)| count != 0)
     }
 
+    /// Counts the leaves that begin in a piece.
+    fn count_piece<W>(&mut self, piece: &Piece<W>) {
+        let &Piece::Leaves { range, lg2, .. } = piece else { return };
+        // Multiples of the leaf size within the range: one begins at each.
+        let before = range.start().get().checked_sub(1).map(|before| before >> lg2);
+        let begun = match before {
+            Some(before) => (range.last().get() >> lg2) - before,
+            None => (range.last().get() >> lg2) + 1,
+        };
+        if let Some(count) = self.counts.get_mut(lg2 as usize) {
+            *count += begun;
+        }
+    }
+
     /// Adds what another range has.
     pub fn add(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
@@ -126,20 +192,85 @@ impl LeafCensus {
     }
 }
 
-impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
-    /// Returns where `iova` leads: `None` where nothing is mapped or the address is not owned.
+impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
+    /// Visits `range` as a [reader](super::readers): whoever frees tables waits for `visit`.
+    pub(super) fn read<B>(
+        &self,
+        range: IovaRange,
+        visit: impl FnMut(Piece<F::Word>) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        let _reader = Reader { table: self, generation: self.readers.enter() };
+        self.scan(range, visit)
+    }
+
+    /// Returns what is mapped in `range`, as maximal runs with their permissions, also while others
+    /// map and unmap there.
+    ///
+    /// A section of the walk takes as long as it takes to read a few hundred tables. Tables that
+    /// are freed meanwhile are given back to their memory by the walk; mapping and unmapping wait
+    /// for nothing.
+    ///
+    /// ```
+    /// use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
+    /// use dmaspan::{Iova, PhysAddr, Prot, Span};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let format = X86_64::new(X86_64Config::new(48, 48))?;
+    /// let mut table = PageTable::new(format, Arena::default())?;
+    /// let whole = table.whole();
+    /// let span = |paddr, len| Span::new(PhysAddr::new(paddr), len);
+    /// whole.map_spans(Iova::new(0x1000), &[span(0x8000, 0x2000)?], Prot::READ)?;
+    /// whole.map_spans(Iova::new(0x3000), &[span(0xa000, 0x1000)?], Prot::READ)?;
+    /// whole.map_spans(Iova::new(0x4000), &[span(0xb000, 0x1000)?], Prot::READ_WRITE)?;
+    ///
+    /// let runs = table.walk(table.geometry().aperture);
+    /// let runs: Vec<_> = runs.map(|run| (run.range.to_string(), run.paddr.get())).collect();
+    /// let expected = [("0x1000..=0x3fff", 0x8000), ("0x4000..=0x4fff", 0xb000)];
+    /// assert_eq!(runs, expected.map(|(range, paddr)| (range.to_owned(), paddr)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
+        Walk::new(self, self.geometry.aperture.intersection(range))
+    }
+
+    /// Returns where `iova` leads, and `None` where nothing is mapped, also while others map and
+    /// unmap there.
     pub fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
-        if !self.within?.contains(iova) {
-            return None;
+        self.geometry.aperture.contains(iova).then_some(())?;
+        let _reader = Reader { table: self, generation: self.readers.enter() };
+        self.look_up(iova)
+    }
+
+    /// Returns how many leaves of each size translate `range`, also while others map and unmap
+    /// there. A leaf counts where it begins.
+    pub fn census(&self, range: IovaRange) -> LeafCensus {
+        let mut census = LeafCensus::default();
+        let mut rest = self.geometry.aperture.intersection(range);
+        while let Some(range) = rest {
+            let mut pieces = 0;
+            let ended = self.read(range, |piece| {
+                if pieces == PIECES {
+                    return ControlFlow::Break(piece.start());
+                }
+                pieces += 1;
+                census.count_piece(&piece);
+                ControlFlow::Continue(())
+            });
+            rest = ended.break_value().and_then(|next| IovaRange::new(next, range.last()));
         }
-        let table = self.table;
-        let mut cursor = Cursor::new(table);
+        census
+    }
+
+    /// Where `iova` leads, which is in the aperture.
+    fn look_up(&self, iova: Iova) -> Option<PhysAddr> {
+        let mut cursor = Cursor::new(self, iova.get());
         let level = match cursor.reach(iova.get(), 0) {
             Reached::Table => 0,
             Reached::Stopped { level, .. } => level,
         };
         let word = F::Word::load(cursor.entries_from(level, iova.get()).first()?);
-        let Entry::Leaf(leaf) = table.format.decode(level, word) else { return None };
+        let Entry::Leaf(leaf) = self.format.decode(level, word) else { return None };
         let offset = iova.get()
             & lg2::mask(match F::GROUPS {
                 super::Groups::Consecutive => F::shift(level),
@@ -147,32 +278,28 @@ impl<F: Format, M: TableMemory<F::Word>> Owned<'_, F, M> {
             });
         Some(leaf.paddr.wrapping_add(offset))
     }
+}
+
+impl<'t, F: Format, M: TableMemory<F::Word>> Owned<'t, F, M> {
+    /// Returns where `iova` leads: `None` where nothing is mapped or the address is not owned.
+    pub fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
+        if !self.within?.contains(iova) {
+            return None;
+        }
+        self.table.look_up(iova)
+    }
 
     /// Returns what is mapped in `range`, as maximal runs with their permissions. The part of the
     /// range that is not owned counts as a hole.
-    pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
-        Walk { owned: self, rest: self.within.and_then(|within| within.intersection(range)) }
+    pub fn walk(&self, range: IovaRange) -> Walk<'t, F, M> {
+        Walk::new(self.table, self.within.and_then(|within| within.intersection(range)))
     }
 
     /// Returns how many leaves of each size translate `range`. A leaf counts where it begins.
     pub fn census(&self, range: IovaRange) -> LeafCensus {
-        let mut census = LeafCensus::default();
-        let within = self.within.and_then(|within| within.intersection(range));
-        let Some(range) = within else { return census };
-        let _: ControlFlow<()> = self.table.scan(range, |piece| {
-            if let Piece::Leaves { range, lg2, .. } = piece {
-                // Multiples of the leaf size within the range: one begins at each.
-                let before = range.start().get().checked_sub(1).map(|before| before >> lg2);
-                let begun = match before {
-                    Some(before) => (range.last().get() >> lg2) - before,
-                    None => (range.last().get() >> lg2) + 1,
-                };
-                if let Some(count) = census.counts.get_mut(lg2 as usize) {
-                    *count += begun;
-                }
-            }
-            ControlFlow::Continue(())
-        });
-        census
+        match self.within.and_then(|within| within.intersection(range)) {
+            Some(range) => self.table.census(range),
+            None => LeafCensus::default(),
+        }
     }
 }

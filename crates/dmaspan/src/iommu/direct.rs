@@ -109,7 +109,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// # Safety
     ///
     /// 1. The caller owns the regions, widened to whole granules: until the call returns nobody
-    ///    else maps, unmaps or looks up anything there.
+    ///    else maps, unmaps or rewrites anything there.
     /// 2. Until they have been unmapped and synced, devices of the domain may read that memory and,
     ///    where a region has [`Prot::WRITE`], write it at any time: whole granules of it.
     #[expect(unsafe_code, reason = "lets devices at raw physical addresses")]

@@ -10,7 +10,7 @@ use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
 use crate::io_pgtable::{
     self, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
-    UnmappedSpans,
+    UnmappedSpans, Walk,
 };
 use crate::platform::Id;
 use crate::promise::Promise;
@@ -125,6 +125,24 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         self.table.memory()
     }
 
+    /// Returns what is mapped in `range`, as maximal runs with their permissions, also while others
+    /// map and unmap there: see [`PageTable::walk`].
+    pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
+        self.table.walk(range)
+    }
+
+    /// Returns where `iova` leads, and `None` where nothing is mapped, also while others map and
+    /// unmap there.
+    pub fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
+        self.table.iova_to_phys(iova)
+    }
+
+    /// Returns how many leaves of each size translate `range`, also while others map and unmap
+    /// there. A leaf counts where it begins.
+    pub fn census(&self, range: IovaRange) -> LeafCensus {
+        self.table.census(range)
+    }
+
     /// The invalidation hooks.
     pub fn ops(&self) -> &O {
         &self.ops
@@ -140,7 +158,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// # Safety
     ///
-    /// 1. The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up
+    /// 1. The caller owns the IOVAs: until the call returns nobody else maps, unmaps or rewrites
     ///    anything there.
     /// 2. Until the range has been unmapped *and* synced, a device may read the spans and, with
     ///    [`Prot::WRITE`], write them at any time: they stay allocated, and no Rust reference to
@@ -167,7 +185,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// # Safety
     ///
-    /// The caller owns the IOVAs: until the call returns nobody else maps, unmaps or looks up
+    /// The caller owns the IOVAs: until the call returns nobody else maps, unmaps or rewrites
     /// anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
     #[track_caller]
@@ -201,7 +219,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// # Safety
     ///
     /// The caller owns the IOVAs, and no leaf reaches out of the range: until the call returns
-    /// nobody else maps, unmaps or looks up anything there.
+    /// nobody else maps, unmaps or rewrites anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
     #[inline]
     #[track_caller]
@@ -258,14 +276,13 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// [`add`](Self::add), for what is known to be of this domain.
     pub(crate) fn add_own(&self, gather: &mut Gather<M::List>, retired: Retired<M::List>) {
         gather.add_with(retired, |list, more| {
-            self.table.memory().append(Promise::kept(), list, more)
+            self.table.append(list, more);
         });
     }
 
     /// [`merge`](Self::merge), for gathers that are known to be of this domain.
     pub(crate) fn merge_own(&self, gather: &mut Gather<M::List>, more: Gather<M::List>) {
-        gather
-            .merge_with(more, |list, more| self.table.memory().append(Promise::kept(), list, more));
+        gather.merge_with(more, |list, more| self.table.append(list, more));
     }
 
     /// [`sync`](Self::sync), for what is known to be of this domain.
@@ -451,11 +468,6 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// What tells the domain's table from others.
     pub(crate) fn id(&self) -> Id {
         self.table.id()
-    }
-
-    /// The leaves in `range`, which the caller owns.
-    pub(crate) fn census(&self, range: IovaRange) -> LeafCensus {
-        self.all().census(range)
     }
 
     /// The next spans of a range that the caller owns and that is known to be mapped without holes.

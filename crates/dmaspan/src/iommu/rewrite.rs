@@ -35,7 +35,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// # Safety
     ///
     /// The caller owns the whole leaf around `at`: until the call returns nobody else maps, unmaps
-    /// or looks up anything there.
+    /// or rewrites anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the leaf")]
     #[track_caller]
     pub unsafe fn split(&self, at: Iova, gap: Gap) -> Result<(), Error> {
@@ -65,7 +65,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// # Safety
     ///
-    /// 1. The caller owns the range: until the call returns nobody else maps, unmaps or looks up
+    /// 1. The caller owns the range: until the call returns nobody else maps, unmaps or rewrites
     ///    anything there.
     /// 2. What [`map_spans`](Self::map_spans) asks for the memory holds for `prot` too.
     #[expect(unsafe_code, reason = "may let a device write at raw physical addresses")]
@@ -95,7 +95,7 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     ///
     /// # Safety
     ///
-    /// The caller owns the range: until the call returns nobody else maps, unmaps or looks up
+    /// The caller owns the range: until the call returns nobody else maps, unmaps or rewrites
     /// anything there.
     #[expect(unsafe_code, reason = "the caller promises to own the range")]
     #[track_caller]

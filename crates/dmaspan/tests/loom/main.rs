@@ -10,6 +10,7 @@ mod attach;
 mod flush_queue;
 mod iova;
 mod platform;
+mod readers;
 mod swiotlb;
 mod tables;
 mod tiny;

@@ -46,7 +46,7 @@ const CHECKS: [Check; 16] = [
     quick("tests: cargo test --workspace --exclude dmaspan-qemu", |_| tests()),
     quick("hardware: cargo xtask hw", |_| hardware()),
     quick("guests: cargo xtask guest", |_| guest::run(&guest::Options::parse(&[])?)),
-    full("soak: ten million operations under the sanitizer", |_| soak()),
+    full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
     quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
     quick("core without std: cargo xtask no-std", |_| no_std::check()),
     quick("oldest Rust: cargo xtask msrv", |_| msrv::check()),
@@ -185,7 +185,9 @@ fn hardware() -> Checked {
 /// `cargo test` has a short one of each.
 fn soak() -> Checked {
     let mut test = cargo(&["test", "--release", "-p", "dmaspan", "--test", "simulation", "soak"]);
-    run_all([test.env("DMASPAN_SOAK", "10000000")])
+    let mut packets =
+        cargo(&["run", "--release", "-q", "-p", "dmaspan-sim", "--example", "packets"]);
+    run_all([test.env("DMASPAN_SOAK", "10000000"), &mut packets])
 }
 
 /// The core with loom's atomics in a target directory of its own: everything is built anew for the

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::thread;
 
-use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, S2MemoryTypes};
+use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2, PageTable, S2MemoryTypes};
 use dmaspan::iommu::{
-    Attachment, FaultReason, Incompatible, IommuOps, PagingDomain, Port, ReservedRegions,
+    Attachment, Domain, FaultReason, Incompatible, IommuOps, PagingDomain, Port, Prepared,
+    ReservedRegions, Target,
 };
-use dmaspan::{Coherency, Prot};
+use dmaspan::{Coherency, PhysAddr, Prot, Span};
 use dmaspan_drivers::arm_smmu::{Has, SmmuV2Config, SmmuV2Stream, StreamMapping};
 use dmaspan_drivers::{Error, Handled};
+use dmaspan_sim::sanitizer::{Cause, FindingKind, Hardware, Sanitized, Sanitizer};
 use dmaspan_sim::smmu_v2::{self, SmmuConfig};
 use dmaspan_sim::walker::Access;
 
 use super::liar::{self, Liar};
-use super::rig::{Recorder, Rig, Stream, map, target};
+use super::rig::{Ops, Recorder, Rig, Stream, Tables, map, range, target};
 
 type S1 = ArmLpaeS1<12>;
 
@@ -298,4 +300,40 @@ fn a_domain_that_lies_does_not_lead_a_stream_to_the_bank_of_another() {
         rig.driver.stream(1, ReservedRegions::new()).unwrap();
     let stream = Attachment::new(stream).unwrap();
     liar::attach(&stream, [&own, &theirs], || rig.reads(1, 0).is_some());
+}
+
+#[test]
+fn a_domain_whose_hooks_a_sanitizer_sees_is_attached_as_one_with_the_drivers_own() {
+    let rig = Rig::new();
+    let sanitizer = Sanitizer::default();
+    let table = PageTable::new(S1::fitting(rig.driver.features()), rig.tables.clone()).unwrap();
+    let hooks = rig.driver.ops::<S1>().unwrap().sanitized(&sanitizer);
+    let domain = Arc::new(Domain::new(table, hooks).unwrap());
+    let stream: SmmuV2Stream<Domain<S1, _, Sanitized<Ops>>, _, _> =
+        rig.driver.stream(3, ReservedRegions::new()).unwrap();
+    let stream = Attachment::new(stream).unwrap();
+    stream.attach(Target::Paging(Prepared::new(Arc::clone(&domain)))).unwrap();
+    let at = range(0x4000, 0x1000);
+    let memory = Span::new(PhysAddr::new(0x8000_0000), 0x1000).unwrap();
+    #[expect(unsafe_code, reason = "simulated memory, one thread a range")]
+    // SAFETY: nobody else works on the range, and the memory is simulated.
+    unsafe { domain.map_spans(at.start(), &[memory], Prot::READ) }.unwrap();
+    let read = || {
+        sanitizer.on_dma(at.start(), 1, Access::Read);
+        rig.reads(3, 0x4000)
+    };
+    assert_eq!(read(), Some(0x8000_0000));
+    #[expect(unsafe_code, reason = "simulated memory, one thread a range")]
+    // SAFETY: as above.
+    let unsynced = unsafe { domain.remove(at) }.unwrap();
+    assert_eq!(read(), Some(0x8000_0000), "the TLB has it");
+    let _ = unsynced.sync().unwrap();
+    assert_eq!(read(), None);
+    stream.detach().unwrap();
+    drop((stream, domain));
+    let (access, cause) = (Access::Read, Cause::NoFlush);
+    let before = FindingKind::UseAfterUnmap { access, cause };
+    let after = FindingKind::UseAfterFlush { access, unmapped: 4, flushed: 6 };
+    let kinds: Vec<_> = sanitizer.finish().iter().map(|finding| finding.kind).collect();
+    assert_eq!(kinds, [before, after], "{sanitizer}");
 }

@@ -199,12 +199,12 @@ impl State {
     }
 
     /// The operations of the history that touched a range, the oldest first. Of invalidations of
-    /// everything in a row, the first one.
+    /// everything, those that came next after one that named it, begin and end.
     fn told_of(&self, range: IovaRange) -> Vec<Record> {
         let mut all: Vec<Record> = Vec::new();
         for record in self.ring.iter().filter(|record| record.iovas.meets(range)) {
             let in_a_row = all.iter().rev().take_while(|last| last.iovas == Where::All).count();
-            if record.iovas != Where::All || in_a_row < 2 {
+            if record.iovas != Where::All || (in_a_row < 2 && !all.is_empty()) {
                 all.push(record.clone());
             }
         }

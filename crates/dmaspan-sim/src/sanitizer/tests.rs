@@ -470,7 +470,7 @@ fn a_flood_of_one_kind_hides_no_other_and_what_is_found_can_be_indexed() {
     assert_eq!(kinds_of(findings), [nothing, nothing, unmapped, unmapped, FindingKind::Leak]);
     assert_eq!(sanitizer.findings()[sanitizer.found() - 1].iovas, leaked);
     let report = sanitizer.to_string();
-    let tail = "DMA to nothing: 2 more\nunmap of nothing: 3 more\n5 errors, 0 advice, 11 events";
+    let tail = "DMA to nothing: 2 more\nunmap of nothing: 3 more\nerrors: 5, advice: 0, events: 11";
     assert!(report.ends_with(tail), "{report}");
     assert_eq!(report.matches("ERROR: ").count(), 5);
 }

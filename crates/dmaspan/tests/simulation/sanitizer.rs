@@ -8,13 +8,17 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, Gap, PageTable};
 use dmaspan::iommu::{
-    Domain, Event, HardwareError, Invalidation, IommuOps, Scope, Tables, flush_queue,
+    Attachment, Domain, Event, HardwareError, Invalidation, IommuOps, Prepared, ReservedRegions,
+    Scope, Tables, Target, flush_queue,
 };
 use dmaspan::{Direction, Iova, IovaRange, PhysAddr, Platform, Promise, Prot, Span, SpanBuf};
+use dmaspan_sim::device::SimDevice;
 use dmaspan_sim::iotlb::{AbsentEntries, Iotlb, IotlbConfig, Planted};
+use dmaspan_sim::memory::SimMemory;
+use dmaspan_sim::port::SimPort;
 use dmaspan_sim::sanitizer::{
-    Cached, Cause, FindingKind, Op, Outcome, Parts, Record, Sanitized, SanitizedTables, Sanitizer,
-    SanitizerConfig, Tracked,
+    Cached, Cause, FindingKind, Hardware, Op, Outcome, Parts, Record, Sanitized, SanitizedTables,
+    Sanitizer, SanitizerConfig, Tracked,
 };
 use dmaspan_sim::walker::Access;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
@@ -675,4 +679,40 @@ fn two_packets_of_a_page_are_no_neighbours_to_each_other_and_each_is_exact() {
     let freed = Some(half(1));
     assert_eq!(kinds(&sanitizer)[2..], [FindingKind::ReleasedWhileMapped { freed }]);
     drop(second);
+}
+
+#[test]
+fn devices_and_streams_tell_the_sanitizer_what_they_access() {
+    let (table, iotlb) = table();
+    let sanitizer = Sanitizer::default();
+    let domain = Domain::new(table, iotlb.clone().sanitized(&sanitizer)).unwrap();
+    let domain = Arc::new(domain);
+    let ram = SimMemory::new(PhysAddr::new(1 << 32), 4 * PAGE, 12).unwrap();
+    let page = ram.allocate(PAGE, 12).unwrap();
+    ram.pin_frames(&[page]);
+    #[expect(unsafe_code, reason = "maps simulated memory")]
+    // SAFETY: one thread maps, and the memory is simulated.
+    unsafe { domain.map_spans(pages(1, 1).start(), &[page], Prot::READ_WRITE) }.unwrap();
+    let port = SimPort::new(3, ReservedRegions::new());
+    let stream = Attachment::new(port.clone()).unwrap();
+    stream.attach(Target::Paging(Prepared::new(Arc::clone(&domain)))).unwrap();
+    let device = SimDevice::new(iotlb, &ram).sanitized(&sanitizer);
+    let at = Iova::new(PAGE + 8);
+    let (mut four, mut eight) = ([0; 4], [0; 8]);
+    device.write(at, &[7; 4]).unwrap();
+    port.read(&&ram, at, &mut four).unwrap();
+    assert_eq!(four, [7; 4]);
+    assert!(port.write(&&ram, Iova::new(3 * PAGE), &[1]).is_err());
+    assert!(device.read(Iova::new(5 * PAGE), &mut eight).is_err());
+    let nothing = |access| FindingKind::Unmapped { access };
+    assert_eq!(kinds(&sanitizer), [nothing(Access::Write), nothing(Access::Read)]);
+    let found = sanitizer.findings();
+    let lens: Vec<_> = found.iter().map(|found| found.iovas.checked_len().unwrap()).collect();
+    assert_eq!(lens, [1, 8]);
+    every_place_is_here(&sanitizer);
+    // Not what a stream does that is not behind the domain.
+    let events = sanitizer.events();
+    stream.detach().unwrap();
+    assert!(port.read(&&ram, at, &mut four).is_err());
+    assert_eq!(sanitizer.events(), events);
 }

@@ -155,9 +155,7 @@ impl Subject {
             Ok(_) => Ok(spans),
             Err(PinError::Failed(error)) => Err(error.into()),
             // A vector takes every span.
-            Err(PinError::Stopped) => {
-                Err(PagemapError::NotPresent { address: self.user.start() }.into())
-            }
+            Err(_) => Err(PagemapError::NotPresent { address: self.user.start() }.into()),
         }
     }
 

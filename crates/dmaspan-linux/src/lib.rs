@@ -46,6 +46,7 @@
 //! | [`bounce`] | memory of a process for bounce pools |
 //! | [`framemap`] | the way back, from a physical address to the memory |
 //! | [`vfio`] | memory mapped for real devices by VFIO and iommufd |
+//! | [`client`] | the memory of a client, for servers of virtual devices |
 //! | [`fixed`] | pools of buffers registered with the application's rings, for I/O of its own |
 //!
 //! Pins by io_uring need Linux 5.19, which has sparse tables of registered buffers. On older
@@ -63,9 +64,7 @@
 //! // Of virtual addresses, which need no privilege; those of hardware are `PhysAddr`s.
 //! let pinner = LinuxPinner::<HostAddr>::new()?;
 //! let mut spans = Vec::new();
-//! let pin = pinner
-//!     .pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans)
-//!     .map_err(|failed| format!("{:?}", failed.error))?;
+//! let pin = pinner.pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans)?;
 //! assert_eq!(spans.iter().map(|span| span.len()).sum::<u64>(), 1 << 20);
 //! pinner.give_back(pin);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -75,6 +74,7 @@
 compile_error!("dmaspan-linux needs 64-bit Linux");
 
 pub mod bounce;
+pub mod client;
 pub mod fixed;
 pub mod framemap;
 pub mod hugetlb;
@@ -89,6 +89,7 @@ pub mod vfio;
 
 mod os;
 mod sys;
+mod wait;
 
 pub use bounce::BounceMemory;
 pub use framemap::FrameMap;

@@ -288,7 +288,7 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
         sink: &mut dyn SpanSink<A>,
     ) -> Result<LinuxPin, PinFailed<LinuxPin, LinuxPinError>> {
         let refused =
-            |error: LinuxPinError| PinFailed { error: PinError::Failed(error), pin: None };
+            |error: LinuxPinError| PinFailed { range, error: PinError::Failed(error), pin: None };
         let offset = space.offset_of(range).map_err(|error| refused(error.into()))?;
         let begin = Instant::now();
         let registration = self.registrar.register(space, range, offset);
@@ -308,8 +308,7 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
                 self.counters.lookups.fetch_add(cost.entries, Ordering::Relaxed);
                 return Ok(pin);
             }
-            Err(PinError::Stopped) => PinError::Stopped,
-            Err(PinError::Failed(error)) => PinError::Failed(error.into()),
+            Err(error) => error.map(LinuxPinError::from),
         };
         let pin = match sink.took {
             Took::Something => Some(pin),
@@ -318,7 +317,7 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
                 None
             }
         };
-        Err(PinFailed { error, pin })
+        Err(PinFailed { range, error, pin })
     }
 
     /// Nothing to do: the kernel releases only the whole pin, and marks every page of it written.

@@ -61,9 +61,11 @@ fn pin<A: FrameAddress>(
     let mut spans = Vec::new();
     let pin = match pinner.pin(memory, range, Prot::READ_WRITE, &mut spans) {
         Ok(pin) => pin,
-        Err(PinFailed { error: PinError::Failed(LinuxPinError::Register(error)), pin: None })
-            if matches!(error, RegisterError::MemlockExceeded { .. }) && !is_root() =>
-        {
+        Err(PinFailed {
+            error: PinError::Failed(LinuxPinError::Register(error)),
+            pin: None,
+            ..
+        }) if matches!(error, RegisterError::MemlockExceeded { .. }) && !is_root() => {
             eprintln!("SKIP: {error}");
             return None;
         }
@@ -379,6 +381,7 @@ fn more_than_the_limit_of_locked_memory_is_an_error_that_says_what_to_do() {
             Err(PinFailed {
                 error: PinError::Failed(LinuxPinError::Register(error)),
                 pin: None,
+                ..
             }) => error,
             Err(failed) => panic!("{method}: {failed:?}"),
         };

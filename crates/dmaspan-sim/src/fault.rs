@@ -243,16 +243,15 @@ unsafe impl<P: Pinner> Pinner for Faulty<P> {
     ) -> Result<P::Pin, PinFailed<P::Pin, Self::Error>> {
         if self.faults.fails() {
             let error = PinError::Failed(FaultyPinError::Injected);
-            return Err(PinFailed { error, pin: None });
+            return Err(PinFailed { range, error, pin: None });
         }
         let mut sink = FaultySink { inner: sink, faults: &self.faults, injected: false };
         self.inner.pin(space, range, prot, &mut sink).map_err(|failed| {
             let error = match failed.error {
                 PinError::Stopped if sink.injected => PinError::Failed(FaultyPinError::Injected),
-                PinError::Stopped => PinError::Stopped,
-                PinError::Failed(error) => PinError::Failed(FaultyPinError::Inner(error)),
+                error => error.map(FaultyPinError::Inner),
             };
-            PinFailed { error, pin: failed.pin }
+            PinFailed { range, error, pin: failed.pin }
         })
     }
 

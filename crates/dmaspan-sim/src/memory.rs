@@ -15,105 +15,15 @@
 //!
 //! # Example
 //!
-//! How a kernel pins for a [`Container`](dmaspan::Container): leaf by leaf of the user's tables,
-//! each as one span, whatever its size. A kernel holds the lock of the tables from the look-up
-//! until memory is pinned and device memory is pushed; [`SimPinner`] does, and joins leaves.
+//! How a kernel pins for a [`Container`](dmaspan::Container): by a
+//! [`LeafPinner`](dmaspan::follow::LeafPinner), which follows the user's tables leaf by leaf.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
-//! use dmaspan::{Errno, Promise, Prot, Span, UserAddr, UserRange};
-//! use dmaspan_sim::memory::{FaultError, SimMemory, SimSpace};
-//! use dmaspan_sim::walker::Access;
-//!
-//! struct KernelPinner(Arc<SimMemory>);
-//!
-//! // SAFETY: frames that are pinned are nobody else's until they are unpinned, and who takes
-//! // device memory away has containers revoke it first. No reference leads to either.
-//! unsafe impl Pinner for KernelPinner {
-//!     type Address = PhysAddr;
-//!     type Space = Arc<SimSpace>;
-//!     /// Frames have counts of their own, so nothing needs to be kept.
-//!     type Pin = ();
-//!     type Error = FaultError;
-//!
-//!     fn pin(
-//!         &self,
-//!         space: &Arc<SimSpace>,
-//!         range: UserRange,
-//!         prot: Prot,
-//!         sink: &mut dyn SpanSink,
-//!     ) -> Result<(), PinFailed<(), FaultError>> {
-//!         let access = if prot.contains(Prot::WRITE) { Access::Write } else { Access::Read };
-//!         let (mut at, mut tries) = (range.start(), 16);
-//!         // What the sink took before stays pinned, and the caller unpins it.
-//!         let failed = |at, error| PinFailed { error, pin: (at > range.start()).then_some(()) };
-//!         loop {
-//!             // Enters a leaf where there is none, and refuses what the user may not do.
-//!             match space.fault(at, access) {
-//!                 Ok(_) => {}
-//!                 // A kernel looks here whether the task is to die, too.
-//!                 Err(FaultError::Again { .. }) if tries > 0 => {
-//!                     tries -= 1;
-//!                     continue;
-//!                 }
-//!                 Err(error) => return Err(failed(at, PinError::Failed(error))),
-//!             }
-//!             let Some((paddr, leaf, kind)) = space.frame_at(at) else { continue };
-//!             let rest_of_leaf = leaf - 1 - (at.get() & (leaf - 1));
-//!             let above = rest_of_leaf.min(range.last().get() - at.get());
-//!             let span = Span::new(paddr, above + 1)
-//!                 .map_err(|_| failed(at, PinError::Failed(FaultError::Hole { at })))?;
-//!             if kind == Kind::Memory {
-//!                 self.0.pin_span(span);
-//!             }
-//!             if let Err(stopped) = sink.push(span, kind) {
-//!                 if kind == Kind::Memory {
-//!                     self.0.unpin_span(span, Dirty::Clean);
-//!                 }
-//!                 return Err(failed(at, stopped.into()));
-//!             }
-//!             match at.checked_add(above + 1).filter(|next| range.contains(*next)) {
-//!                 Some(next) => at = next,
-//!                 None => return Ok(()),
-//!             }
-//!         }
-//!     }
-//!
-//!     // The caller has promised that no device reaches the spans any more.
-//!     fn unpin(&self, _: Promise<'_>, (): &mut (), spans: &[Span], kind: Kind, dirty: Dirty) {
-//!         if kind == Kind::Memory {
-//!             spans.iter().for_each(|span| self.0.unpin_span(*span, dirty));
-//!         }
-//!     }
-//!
-//!     fn release(&self, _: Promise<'_>, (): ()) {}
-//!
-//!     fn space_id(&self, space: &Arc<SimSpace>) -> u64 {
-//!         space.id()
-//!     }
-//!
-//!     fn chargeable(&self, space: &Arc<SimSpace>, range: UserRange) -> u64 {
-//!         space.memory_bytes(range)
-//!     }
-//!
-//!     fn knows_frames(&self) -> bool {
-//!         true
-//!     }
-//!
-//!     fn read(&self, space: &Self::Space, at: UserAddr, to: &mut [u8]) -> Result<(), FaultError> {
-//!         space.read(at, to).map_err(|at| FaultError::Hole { at })
-//!     }
-//!
-//!     fn write(&self, space: &Self::Space, at: UserAddr, from: &[u8]) -> Result<(), FaultError> {
-//!         space.write(at, from).map_err(|at| FaultError::Hole { at })
-//!     }
-//!
-//!     fn errno(&self, _error: &FaultError) -> Errno {
-//!         Errno::EFAULT
-//!     }
-//! }
+//! use dmaspan::follow::LeafPinner;
+//! use dmaspan::{Prot, Span, UserAddr, UserRange};
+//! use dmaspan_sim::memory::{SimMemory, SimSpace, SimTables};
 //!
 //! # use dmaspan::io_pgtable::Arena;
 //! # use dmaspan::{Account, Container, Iova, PhysAddr};
@@ -141,7 +51,7 @@
 //! let both = UserRange::from_len(user.start(), 5 << 20)?;
 //!
 //! let container: Container<_, parking_lot::RawMutex> =
-//!     Container::new(KernelPinner(Arc::clone(&memory)), Account::new(3 << 20));
+//!     Container::new(LeafPinner::new(SimTables::new(Arc::clone(&memory))), Account::new(3 << 20));
 //! container.attach(domain, Attach::new(Interrupts::Isolated))?;
 //! let found = container.map(&space, both, Iova::new(0), Prot::READ_WRITE)?;
 //! assert_eq!((found.memory, found.mmio), (3 << 20, 2 << 20));
@@ -179,6 +89,7 @@ mod pinner;
 mod pins;
 mod real;
 mod space;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod vma;
@@ -191,6 +102,7 @@ pub use held::SimPin;
 pub use mm::FaultError;
 pub use pinner::{Holes, SimPinError, SimPinner};
 pub use space::{FAULT_TRIES, ListenerId, SimSpace, UserSpan};
+pub use tables::SimTables;
 pub use vma::{MapOptions, Population, Rights};
 
 /// Something that no correct user of memory does.

@@ -77,7 +77,11 @@ unsafe impl Pinner for Guest {
                 pushed.inspect_err(|_| self.unpin_frames(&[span])).map_err(PinError::from)
             });
             // What was pushed before stays pinned until the caller, behind a sync, unpins it.
-            pushed.map_err(|error| PinFailed { error, pin: (page > first).then_some(()) })?;
+            pushed.map_err(|error| PinFailed {
+                range,
+                error,
+                pin: (page > first).then_some(()),
+            })?;
         }
         Ok(())
     }

@@ -48,9 +48,9 @@
 //! - [`container`]: user memory, pinned, mapped and kept account of, as Linux's VFIO does.
 //! - [`addr`], [`range`](mod@range), [`span`], [`lg2`]: addresses and what they span. Ranges are
 //!   inclusive, so that the top of an address space is an address.
-//! - [`prot`], [`pin`], [`account`], [`space`], [`error`]: permissions, the supplier of pinned
-//!   memory, the limit of what an owner may pin, the target that a driver maps into, and an errno
-//!   for each error.
+//! - [`prot`], [`pin`], [`follow`], [`account`], [`space`], [`error`]: permissions, the supplier of
+//!   pinned memory, one for kernels and VMMs that follows a CPU's page tables, the limit of what an
+//!   owner may pin, the target that a driver maps into, and an errno for each error.
 //! - [`platform`]: locks, a number for the CPU, a clock and caches, which a kernel or a process
 //!   supplies.
 //!
@@ -60,7 +60,8 @@
 //! [`FrameAlloc`](io_pgtable::FrameAlloc), [`TableMemory`](io_pgtable::TableMemory),
 //! [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port), [`DmaMemory`](dma::DmaMemory),
 //! [`FromRegistered`](dma::FromRegistered), [`BouncePool`](dma::BouncePool),
-//! [`HostMemory`](regbuf::HostMemory) and [`Pinner`](pin::Pinner) are unsafe to implement, and
+//! [`HostMemory`](regbuf::HostMemory), [`UserTables`](follow::UserTables) and
+//! [`Pinner`](pin::Pinner) are unsafe to implement, and
 //! [`PageTable::claim`](io_pgtable::PageTable::claim), the raw operations of
 //! [`Domain`](iommu::Domain), and promises such as [`RawMemory::new`](dma::RawMemory::new) and
 //! [`Buffer::new`](regbuf::Buffer::new) are unsafe to call, each with its contract.
@@ -114,6 +115,7 @@ mod atomic;
 pub mod container;
 pub mod dma;
 pub mod error;
+pub mod follow;
 pub mod io_pgtable;
 pub mod iommu;
 mod label;

@@ -31,7 +31,8 @@ pub trait SpanSink<A = PhysAddr> {
 }
 
 /// A [`SpanSink`] wants no more spans; it knows why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the sink takes no more spans, and knows why")]
 pub struct Stopped;
 
 /// Kinds are not kept.
@@ -53,22 +54,50 @@ impl<A: Address> SpanSink<A> for alloc::vec::Vec<Span<A>> {
 }
 
 /// The reason why memory was not pinned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PinError<E> {
     /// The sink stopped the pinner.
+    #[error("{Stopped}")]
     Stopped,
     /// The pinner's own reason.
+    #[error(transparent)]
     Failed(E),
 }
 
+impl<E> PinError<E> {
+    /// The same reason, by another error where it is the pinner's own: for pinners that wrap one.
+    pub fn map<F>(self, f: impl FnOnce(E) -> F) -> PinError<F> {
+        match self {
+            Self::Stopped => PinError::Stopped,
+            Self::Failed(error) => PinError::Failed(f(error)),
+        }
+    }
+}
+
 /// A pin that failed, perhaps in the middle.
-#[derive(Debug)]
-pub struct PinFailed<Pin, E> {
+///
+/// It is an error that `?` passes on whole: with its range, its reason and the pin, which whoever
+/// looks for it finds. Dropped, it leaks the pin.
+#[derive(Debug, thiserror::Error)]
+#[error("{range} was not pinned: {error}{}", rest(pin.as_ref()))]
+pub struct PinFailed<Pin, E: core::error::Error + 'static> {
+    /// What was to be pinned.
+    pub range: UserRange,
     /// The reason.
+    #[source]
     pub error: PinError<E>,
     /// What keeps the spans pinned that the sink took before: a device may reach them by now. The
     /// caller unpins them and releases this as after a success. `None` where the sink took none.
     pub pin: Option<Pin>,
+}
+
+/// What a message says of the pin that comes with it.
+fn rest<Pin>(pin: Option<&Pin>) -> &'static str {
+    pin.map_or(
+        "",
+        |_| "; what was found before stays pinned until the pin in this error is released",
+    )
 }
 
 impl<E> From<Stopped> for PinError<E> {

@@ -43,7 +43,7 @@ unsafe impl Pinner for Apart {
     ) -> Result<(), PinFailed<(), Untouchable>> {
         let first = range.start().get() / PAGE;
         for page in first..=range.last().get() / PAGE {
-            let failed = |error| PinFailed { error, pin: (page > first).then_some(()) };
+            let failed = |error| PinFailed { range, error, pin: (page > first).then_some(()) };
             let paddr = PhysAddr::new((1 << 40) - 2 * page * PAGE);
             let span = Span::new(paddr, PAGE).map_err(|_| failed(PinError::Stopped))?;
             sink.push(span, Kind::Memory).map_err(|stopped| failed(stopped.into()))?;

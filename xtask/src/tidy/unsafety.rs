@@ -48,6 +48,7 @@ const PARTS: [Part; 9] = [
             ("iommu/observer.rs", "IommuOps"),
             ("dma/coherent.rs", "DmaMemory"),
             ("iommu/observer.rs", "DriverOps"),
+            ("follow.rs", "Pinner"),
         ],
         // Tables are made out of memory there, and memory that devices write is read and written.
         places: &[

@@ -65,7 +65,7 @@ impl Replay {
         let mut kept = Kept(Vec::new());
         let (pin, error) = match pinner.pin(&space, range, prot, &mut kept) {
             Ok(pin) => (Some(pin), None),
-            Err(PinFailed { error, pin }) => (pin, Some(error)),
+            Err(PinFailed { error, pin, .. }) => (pin, Some(error)),
         };
         let spans: Arc<[Span]> = kept.0.into();
         // Dropped, it unpins.
@@ -114,7 +114,7 @@ impl<P: Pinner> Drop for Held<P> {
 pub(crate) fn not_pinned<E: Error>(error: PinError<E>, range: UserRange) -> Failed {
     match error {
         PinError::Failed(error) => error.into(),
-        PinError::Stopped => Failed::new(format_args!("{range} is not all memory")),
+        _ => Failed::new(format_args!("{range} is not all memory")),
     }
 }
 
@@ -151,13 +151,14 @@ unsafe impl Pinner for Replay {
         sink: &mut dyn SpanSink<PhysAddr>,
     ) -> Result<ReplayPin, PinFailed<ReplayPin, NotReplayed>> {
         if range != self.range || !self.prot.contains(prot) {
-            return Err(PinFailed { error: PinError::Failed(self.refuse(range)), pin: None });
+            let error = PinError::Failed(self.refuse(range));
+            return Err(PinFailed { range, error, pin: None });
         }
         let pin = ReplayPin(ManuallyDrop::new(Arc::clone(&self.held)));
         for (taken, span) in self.spans.iter().enumerate() {
             if let Err(stopped) = sink.push(*span, Kind::Memory) {
                 let pin = if taken > 0 { Some(pin) } else { Self::give_back(pin) };
-                return Err(PinFailed { error: stopped.into(), pin });
+                return Err(PinFailed { range, error: stopped.into(), pin });
             }
         }
         Ok(pin)

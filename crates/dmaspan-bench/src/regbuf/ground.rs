@@ -226,7 +226,7 @@ fn registered_ns(
         let mut spans = Vec::new();
         match pinner.pin(memory, user, Prot::READ_WRITE, &mut spans) {
             Ok(pin) => pinner.give_back(pin),
-            Err(PinFailed { error, pin }) => {
+            Err(PinFailed { error, pin, .. }) => {
                 pin.into_iter().for_each(|pin| pinner.give_back(pin));
                 return Err(not_pinned(error, user));
             }

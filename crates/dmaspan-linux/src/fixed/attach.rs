@@ -3,14 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use dmaspan::{Errno, UserAddr, UserRange};
 use io_uring::Submitter;
 use parking_lot::Mutex;
 
 use super::error::ring_advice;
-use super::{FixedPool, RingAttachError};
+use super::{FixedBuf, FixedPool, RingAttachError};
 use crate::os;
 use crate::registration::{RegisterError, SLOTS};
+use crate::sys::ring::Ring;
 use crate::sys::slices::{Slice, Slices};
 use crate::sys::uring::{self, Buffer, BufferTable};
 
@@ -108,7 +110,7 @@ impl RingAttachment {
     ///
     /// `ring` is the ring that was attached. As [`FixedPool::attach`].
     pub fn renew(&mut self, ring: &Submitter<'_>, sharing: Sharing) -> Result<(), RingAttachError> {
-        self.method = self.pool.fill(ring, self.first_slot, sharing)?;
+        self.method = self.pool.fill(Ring::Submitter(ring), self.first_slot, sharing)?;
         Ok(())
     }
 
@@ -123,8 +125,18 @@ impl RingAttachment {
     ///
     /// `ring` is the ring that was attached. As [`FixedPool::attach`].
     pub fn detach(&self, ring: &Submitter<'_>) -> Result<(), DetachError> {
+        self.detach_from(Ring::Submitter(ring))
+    }
+
+    pub(crate) fn detach_from(&self, ring: Ring<'_>) -> Result<(), DetachError> {
         let slots = self.first_slot..self.first_slot + self.pool.buffers();
         slots.map(|slot| uring::empty(ring, slot)).fold(Ok(()), Result::and).map_err(DetachError)
+    }
+
+    /// The slot of the ring's table that a buffer is in, for operations that the application makes
+    /// itself (`buf_index` of a submission queue entry); `None` for a buffer of another pool.
+    pub fn slot<T: Pod>(&self, buffer: &FixedBuf<T>) -> Option<u16> {
+        self.slot_of(buffer.slice())
     }
 
     /// The slot that a slice is in; `None` for one of another pool.
@@ -164,7 +176,7 @@ pub(super) enum Source {
 pub(super) fn fill(
     slices: &Slices,
     source: &Mutex<Source>,
-    ring: &Submitter<'_>,
+    ring: Ring<'_>,
     first: u32,
     sharing: Sharing,
 ) -> Result<AttachMethod, RingAttachError> {
@@ -191,7 +203,7 @@ pub(super) fn fill(
 fn share(
     slices: &Slices,
     source: &mut Source,
-    ring: &Submitter<'_>,
+    ring: Ring<'_>,
     first: u32,
 ) -> Result<Result<(), Errno>, RingAttachError> {
     if matches!(source, Source::Untried) {
@@ -241,14 +253,14 @@ fn own_registration(slices: &Slices) -> Result<Source, RingAttachError> {
 
 /// Registers a pool with the application's ring. Where one buffer fails, the slots of those before
 /// it are empty, the others hold what they held, and the ring has no table where it had none.
-fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), RingAttachError> {
+fn register(slices: &Slices, ring: Ring<'_>, first: u32) -> Result<(), RingAttachError> {
     let needed = slices.layout().chunks();
     let mut had_table = true;
     for chunk in 0..needed {
         let (buffer, range) = chunk_buffer(slices, chunk)?;
         let mut result = uring::fill(ring, first + chunk, buffer);
         if chunk == 0 && result == Err(os::ENXIO) {
-            uring::make_sparse(ring, first + needed).map_err(|errno| no_table(range, errno))?;
+            ring.make_sparse(first + needed).map_err(|errno| no_table(range, errno))?;
             had_table = false;
             result = uring::fill(ring, first, buffer);
         }
@@ -259,14 +271,17 @@ fn register(slices: &Slices, ring: &Submitter<'_>, first: u32) -> Result<(), Rin
                 let _ = uring::empty(ring, first + done);
             }
         } else {
-            let _ = ring.unregister_buffers();
+            let _ = ring.unregister();
         }
         return Err(match errno {
             // Buffers of a pool have lengths and places that the kernel takes.
             Errno::EINVAL => RingAttachError::TableTooShort { first, needed },
-            Errno::EEXIST | os::EBADFD | os::ENXIO | Errno::EACCES => {
-                RingAttachError::Ring { errno }
-            }
+            Errno::EEXIST
+            | os::EBADFD
+            | os::EBADF
+            | os::ENXIO
+            | Errno::EACCES
+            | Errno::EOPNOTSUPP => RingAttachError::Ring { errno },
             errno => unregistered(slices, range, errno).into(),
         });
     }

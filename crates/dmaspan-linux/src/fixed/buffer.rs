@@ -64,6 +64,86 @@ impl<T: Pod> FixedBuf<T> {
         self.slice.len()
     }
 
+    /// The first element, to read: as [`as_mut_ptr`](Self::as_mut_ptr).
+    #[inline]
+    pub fn as_ptr(&self) -> *const T {
+        self.slice.start().as_ptr().cast()
+    }
+
+    /// The first element. The pointer is the same for as long as the pool lives, wherever this
+    /// value is moved, and in an [`InFlight`] too; it may be used for all
+    /// [`byte_len`](Self::byte_len) bytes while this value, or what owns it, exists, which are
+    /// initialised. That is what runtimes with owned buffers ask of one:
+    ///
+    /// ```
+    /// use dmaspan_linux::fixed::{FixedBuf, FixedPool, PoolOptions};
+    ///
+    /// // The traits of a runtime, such as `compio_buf::{IoBuf, IoBufMut}`.
+    /// /// # Safety
+    /// ///
+    /// /// The pointer stays the same when the buffer is moved, for so many initialised bytes.
+    /// unsafe trait IoBuf: 'static {
+    ///     fn stable_ptr(&self) -> *const u8;
+    ///     fn bytes_init(&self) -> usize;
+    ///     fn bytes_total(&self) -> usize;
+    /// }
+    /// /// # Safety
+    /// ///
+    /// /// As for `IoBuf`, to write.
+    /// unsafe trait IoBufMut: IoBuf {
+    ///     fn stable_mut_ptr(&mut self) -> *mut u8;
+    ///     /// # Safety
+    ///     ///
+    ///     /// So many bytes are initialised.
+    ///     unsafe fn set_init(&mut self, len: usize);
+    /// }
+    ///
+    /// struct Block {
+    ///     buffer: FixedBuf,
+    ///     len: usize,
+    /// }
+    ///
+    /// // SAFETY: the pointer is stable, and all bytes are initialised.
+    /// unsafe impl IoBuf for Block {
+    ///     fn stable_ptr(&self) -> *const u8 {
+    ///         self.buffer.as_ptr()
+    ///     }
+    ///     fn bytes_init(&self) -> usize {
+    ///         self.len
+    ///     }
+    ///     fn bytes_total(&self) -> usize {
+    ///         self.buffer.byte_len()
+    ///     }
+    /// }
+    ///
+    /// // SAFETY: as above.
+    /// unsafe impl IoBufMut for Block {
+    ///     fn stable_mut_ptr(&mut self) -> *mut u8 {
+    ///         self.buffer.as_mut_ptr()
+    ///     }
+    ///     unsafe fn set_init(&mut self, len: usize) {
+    ///         self.len = len;
+    ///     }
+    /// }
+    ///
+    /// let pool = FixedPool::new(&PoolOptions::new(4096, 1))?;
+    /// let block = Block { buffer: pool.take().ok_or("every slice is taken")?, len: 0 };
+    /// let before = block.stable_ptr();
+    /// let moved = Box::new(block);
+    /// assert_eq!(before, moved.stable_ptr());
+    /// assert_eq!((moved.bytes_init(), moved.bytes_total()), (0, 4096));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn as_mut_ptr(&mut self) -> *mut T {
+        self.slice.start().as_ptr().cast()
+    }
+
+    #[inline]
+    pub(super) fn slice(&self) -> &Slice {
+        &self.slice
+    }
+
     /// The number of the slice in its pool.
     #[inline]
     pub fn index(&self) -> u32 {

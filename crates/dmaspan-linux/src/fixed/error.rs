@@ -1,6 +1,7 @@
 //! The errors of making a pool, of attaching it, and of beginning an operation.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use dmaspan::Errno;
 
@@ -105,6 +106,26 @@ impl PoolError {
     }
 }
 
+/// No slice came back in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "all {slices} slices of the pool stayed taken for {bound:?}: drop buffers or reap completions \
+     meanwhile, or make the pool larger"
+)]
+pub struct AllTaken {
+    /// How many the pool has.
+    pub slices: u32,
+    /// How long the wait was.
+    pub bound: Duration,
+}
+
+impl AllTaken {
+    /// `EBUSY`.
+    pub const fn errno(&self) -> Errno {
+        Errno::EBUSY
+    }
+}
+
 /// The reason why a pool is not attached to a ring. Each of the slots is empty, or holds what it
 /// held; a ring that had no table has none, and the ring can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -184,6 +205,7 @@ pub(super) fn ring_advice(errno: Errno) -> String {
                           are enabled"
             .to_owned(),
         os::ENXIO => "it has no table of buffers".to_owned(),
+        Errno::EOPNOTSUPP => "the file is no ring of io_uring".to_owned(),
         errno => os::words(errno),
     }
 }

@@ -13,12 +13,19 @@
 //!     └────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
+//! Runtimes that have a ring of their own, and take buffers by value (compio, monoio), get the pool
+//! by [`attach_fd`](FixedPool::attach_fd). A wrapper of a [`FixedBuf`] implements their trait of
+//! buffers: [`as_ptr`](FixedBuf::as_ptr) is the same for as long as the pool lives, and the runtime
+//! keeps the buffer until it has seen the completion. See
+//! [`as_mut_ptr`](FixedBuf::as_mut_ptr) for an example.
+//!
 //! | type | what |
 //! |---|---|
 //! | [`FixedPool`] | the memory, its slices, and attaching it to rings |
 //! | [`FixedBuf`] | one slice, as `[T]` |
 //! | [`FixedRing`] | a ring whose operations own their buffers and files: nothing unsafe |
-//! | [`InFlight`] | an operation of the application's own ring |
+//! | [`InFlight`] | an operation of the application's own ring, or of a runtime's |
+//! | [`Taking`] | a slice that is waited for |
 //! | [`RingAttachment`] | where in a ring's table the pool's buffers are |
 //!
 //! ```
@@ -46,12 +53,14 @@ mod choice;
 mod error;
 mod pool;
 mod ring;
+mod taking;
 
 pub use attach::{AttachMethod, DetachError, RingAttachment, Sharing};
 pub use buffer::{FixedBuf, RefusedOperation};
 pub use choice::{MemoryChoice, PassedOver, Provenance, WhyNot};
-pub use error::{OperationError, PoolError, RingAttachError};
+pub use error::{AllTaken, OperationError, PoolError, RingAttachError};
 pub use pool::{FixedPool, PoolOptions};
 pub use ring::{Completion, FixedRing};
+pub use taking::Taking;
 
 pub use crate::sys::flight::{InFlight, RingFile};

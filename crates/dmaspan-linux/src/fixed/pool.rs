@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dmaspan::UserRange;
 use io_uring::Submitter;
@@ -9,12 +10,14 @@ use parking_lot::Mutex;
 
 use super::attach::{self, RingAttachment, Sharing, Source};
 use super::choice::{self, MemoryChoice, Provenance};
-use super::{FixedBuf, PoolError, RingAttachError};
+use super::{AllTaken, FixedBuf, PoolError, RingAttachError, Taking};
 use crate::mem::ExclusiveMemory;
 use crate::os;
 use crate::registration::{CHUNK, SLOTS};
 use crate::sys;
+use crate::sys::ring::Ring;
 use crate::sys::slices::{Layout, Slices, SlicesError};
+use crate::wait;
 
 /// Says what a pool shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +169,45 @@ impl FixedPool {
         self.inner.slices.take().map(FixedBuf::new)
     }
 
+    /// Takes a slice, and sleeps where all are taken until one comes back, for `bound` at most.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use dmaspan_linux::fixed::{FixedPool, PoolOptions};
+    ///
+    /// let pool = FixedPool::new(&PoolOptions::new(4096, 1))?;
+    /// let buffer = pool.take_timeout(Duration::from_secs(1))?;
+    /// std::thread::spawn(move || drop(buffer)); // an operation that ends
+    /// let _again = pool.take_timeout(Duration::from_secs(10))?;
+    /// assert!(pool.take_timeout(Duration::ZERO).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AllTaken`] where none came back in time.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take) where a slice is free. Else it allocates and sleeps; the thread that
+    /// reaps completions does not wait here for one of them.
+    pub fn take_timeout(&self, bound: Duration) -> Result<FixedBuf, AllTaken> {
+        let mut taking = self.take_async();
+        wait::within(&mut taking, bound).ok_or(AllTaken { slices: self.slices(), bound })
+    }
+
+    /// Takes a slice, as a future for any runtime: ready when there is one. The task that waited
+    /// longest is woken first; a [`take`](Self::take) may be faster than it, and then it waits on.
+    ///
+    /// # Context
+    ///
+    /// As [`take`](Self::take) where a slice is free. Else a poll allocates, once; without memory
+    /// for that the task is woken at once, to look again.
+    pub fn take_async(&self) -> Taking {
+        Taking::new(Arc::clone(&self.inner.slices))
+    }
+
     /// Returns how many slices there are.
     pub fn slices(&self) -> u32 {
         self.inner.slices.count()
@@ -239,13 +281,22 @@ impl FixedPool {
         first_slot: u32,
         sharing: Sharing,
     ) -> Result<RingAttachment, RingAttachError> {
+        self.attach_to(Ring::Submitter(ring), first_slot, sharing)
+    }
+
+    pub(crate) fn attach_to(
+        &self,
+        ring: Ring<'_>,
+        first_slot: u32,
+        sharing: Sharing,
+    ) -> Result<RingAttachment, RingAttachError> {
         let method = self.fill(ring, first_slot, sharing)?;
         Ok(RingAttachment::new(self.clone(), first_slot, method))
     }
 
     pub(super) fn fill(
         &self,
-        ring: &Submitter<'_>,
+        ring: Ring<'_>,
         first_slot: u32,
         sharing: Sharing,
     ) -> Result<attach::AttachMethod, RingAttachError> {

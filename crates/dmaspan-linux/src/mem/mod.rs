@@ -27,6 +27,7 @@ mod access;
 mod adopt;
 mod error;
 mod exclusive;
+mod host;
 mod kind;
 mod original;
 mod populate;

@@ -122,8 +122,20 @@ impl<T: Pod> InFlight<T> {
     /// `completion` is of the [`entry`](Self::entry) of this value, which was pushed once, to one
     /// ring, and it is the last one: `IORING_CQE_F_MORE` is not set.
     pub unsafe fn complete(self, completion: &cqueue::Entry) -> (FixedBuf<T>, io::Result<usize>) {
-        let result = result_of(completion.result());
-        (self.landed(), result)
+        // SAFETY: what is asked is what the caller promised.
+        unsafe { self.complete_with(completion.result()) }
+    }
+
+    /// Takes the buffer back when its operation is done, by the result that the kernel gave: for
+    /// runtimes that hand on no completion queue entry. `result` is how many bytes were moved, or a
+    /// negative errno.
+    ///
+    /// # Safety
+    ///
+    /// The [`entry`](Self::entry) of this value was pushed once, to one ring, and its last
+    /// completion has been seen. `result` is of that.
+    pub unsafe fn complete_with(self, result: i32) -> (FixedBuf<T>, io::Result<usize>) {
+        (self.landed(), result_of(result))
     }
 
     /// Takes the buffer back when there is no operation.

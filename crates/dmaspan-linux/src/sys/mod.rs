@@ -3,14 +3,14 @@
 //! All unsafe blocks of the crate are here. Outside it there are unsafe promises, the
 //! implementations of [`Pinner`](dmaspan::pin::Pinner) in `pinner` and of
 //! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce`, and what is said of memory in
-//! [`ExclusiveMemory`](crate::mem::ExclusiveMemory) and of adopted
-//! [`Memory`](crate::mem::Memory). [`mapping`] owns memory, [`bytes`]
-//! copies it, [`uring`] pins it, and [`scan`] asks the kernel which of it huge leaves map.
-//! [`slices`] hands parts of it out, and [`flight`] and [`flights`] keep them while the kernel
-//! reads or writes them. [`vfio`] and [`iommufd`] make the requests of a kernel that maps memory
-//! for devices, whose structures are in [`uapi`]; [`kernel_mapping`] holds that memory until it is
-//! unmapped, and [`mapping_table`] knows what is mapped where.
-//! [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt. [`stdio`] is for
+//! [`ExclusiveMemory`](crate::mem::ExclusiveMemory) and of adopted [`Memory`](crate::mem::Memory).
+//! [`mapping`] owns memory, [`bytes`] copies it, [`uring`] pins it by the tables of [`ring`]s, and
+//! [`scan`] asks the kernel which of it huge leaves map. [`slices`] hands parts of it out, and
+//! [`flight`] and [`flights`] keep them while the kernel reads or writes them. [`vfio`] and
+//! [`iommufd`] make the requests of a kernel that maps memory for devices, whose structures are in
+//! [`uapi`]; [`kernel_mapping`] holds that memory until it is unmapped, and [`mapping_table`] knows
+//! what is mapped where. [`vectored`] reads and writes files straight from and to a client's
+//! memory. [`bar`] maps devices' registers, and [`eventfd`] is how they interrupt. [`stdio`] is for
 //! programs.
 
 #![expect(unsafe_code, reason = "system calls of the C library")]
@@ -36,12 +36,14 @@ pub(crate) mod mapping;
 pub(crate) mod mapping_table;
 pub(crate) mod perf;
 mod request;
+pub(crate) mod ring;
 pub(crate) mod scan;
 pub mod signals;
 pub(crate) mod slices;
 pub mod stdio;
 pub(crate) mod uapi;
 pub(crate) mod uring;
+pub(crate) mod vectored;
 pub(crate) mod vfio;
 
 /// The size of a base page, in bytes.

@@ -2,10 +2,13 @@
 
 #![expect(unsafe_code, reason = "makes Rust slices of memory")]
 
+use std::collections::VecDeque;
+use std::mem;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
@@ -115,7 +118,53 @@ pub(crate) struct Slices {
     /// A stack, the one given back last on top, as its bytes may be in a cache. It has room for
     /// all. A list without a lock is no faster: both change a line of the cache twice or so for
     /// each slice.
-    free: Mutex<Vec<u32>>,
+    free: Mutex<Free>,
+}
+
+/// Which slices are free, and who waits for one.
+#[derive(Debug)]
+struct Free {
+    indices: Vec<u32>,
+    /// Tasks by the number that each has, the one that waited longest first.
+    waiters: VecDeque<(u64, Waker)>,
+    /// The number of the next one that waits.
+    next: u64,
+}
+
+impl Free {
+    /// The task to wake where a slice is free, which waits no more.
+    #[inline]
+    fn next_waiter(&mut self) -> Option<Waker> {
+        // Empty but where somebody waits: nothing more is done for each slice.
+        if self.waiters.is_empty() || self.indices.is_empty() {
+            return None;
+        }
+        self.waiters.pop_front().map(|(_, waker)| waker)
+    }
+
+    /// Has a task wait at its place, or behind all others. Returns its former waker. There is room.
+    fn wait(&mut self, place: &mut Option<u64>, waker: Waker) -> Option<Waker> {
+        let number = *place.get_or_insert_with(|| {
+            self.next += 1;
+            self.next
+        });
+        let at = self.waiters.partition_point(|(other, _)| *other < number);
+        match self.waiters.get_mut(at) {
+            Some((other, former)) if *other == number => Some(mem::replace(former, waker)),
+            _ => {
+                self.waiters.insert(at, (number, waker));
+                None
+            }
+        }
+    }
+
+    /// Takes a task out of those who wait; `None` where it was woken, or never waited.
+    fn leave(&mut self, place: Option<u64>) -> Option<Waker> {
+        let number = place?;
+        let at = self.waiters.partition_point(|(other, _)| *other < number);
+        let waits = self.waiters.get(at).is_some_and(|(other, _)| *other == number);
+        if waits { self.waiters.remove(at).map(|(_, waker)| waker) } else { None }
+    }
 }
 
 /// Why there are no [`Slices`].
@@ -133,10 +182,11 @@ impl Slices {
         if layout.memory_len().is_none_or(|needed| needed > memory.len()) {
             return Err(SlicesError::TooShort);
         }
-        let mut free = Vec::new();
+        let mut indices = Vec::new();
         let count = usize::try_from(layout.count).map_err(|_| SlicesError::NoMemory)?;
-        free.try_reserve_exact(count).map_err(|_| SlicesError::NoMemory)?;
-        free.extend((0..layout.count).rev());
+        indices.try_reserve_exact(count).map_err(|_| SlicesError::NoMemory)?;
+        indices.extend((0..layout.count).rev());
+        let free = Free { indices, waiters: VecDeque::new(), next: 0 };
         Ok(Arc::new(Self { memory, layout, free: Mutex::new(free) }))
     }
 
@@ -162,15 +212,66 @@ impl Slices {
 
     /// How many were free a moment ago.
     pub(crate) fn free(&self) -> u32 {
-        u32::try_from(self.free.lock().len()).unwrap_or(self.layout.count)
+        u32::try_from(self.free.lock().indices.len()).unwrap_or(self.layout.count)
     }
 
     /// Takes a free slice.
     #[inline]
     pub(crate) fn take(self: &Arc<Self>) -> Option<Slice> {
-        let index = self.free.lock().pop()?;
+        let index = self.free.lock().indices.pop()?;
+        self.slice(index)
+    }
+
+    /// The slice of an index that was free.
+    #[inline]
+    fn slice(self: &Arc<Self>, index: u32) -> Option<Slice> {
         let start = self.memory.part(self.layout.offset(index)?, self.layout.slice_len)?;
         Some(Slice { owner: Arc::clone(self), start, index })
+    }
+
+    /// Takes a free slice, or has the task of `context` woken when one comes back. `place` is its
+    /// place among those who wait, `None` before the first time.
+    pub(crate) fn poll_take(
+        self: &Arc<Self>,
+        place: &mut Option<u64>,
+        context: &Context<'_>,
+    ) -> Poll<Slice> {
+        // A waker is code of somebody else's: cloned and dropped without the lock.
+        let waker = if self.free() == 0 { Some(context.waker().clone()) } else { None };
+        let mut free = self.free.lock();
+        if let Some(index) = free.indices.pop() {
+            let mine = free.leave(place.take());
+            drop(free);
+            drop(mine);
+            // Every index of a layout is in its memory.
+            return self.slice(index).map_or(Poll::Pending, Poll::Ready);
+        }
+        let former = match waker {
+            Some(waker) if free.waiters.try_reserve(1).is_ok() => free.wait(place, waker),
+            // Gone this moment, or no memory to wait: the task looks again.
+            waker => {
+                drop(free);
+                context.waker().wake_by_ref();
+                drop(waker);
+                return Poll::Pending;
+            }
+        };
+        drop(free);
+        drop(former);
+        Poll::Pending
+    }
+
+    /// Waits no more. A task that was woken and took nothing passes that on.
+    pub(crate) fn stop_waiting(&self, place: Option<u64>) {
+        let Some(place) = place else { return };
+        let mut free = self.free.lock();
+        let mine = free.leave(Some(place));
+        let next = if mine.is_none() { free.next_waiter() } else { None };
+        drop(free);
+        drop(mine);
+        if let Some(next) = next {
+            next.wake();
+        }
     }
 }
 
@@ -220,6 +321,12 @@ impl Slice {
         self.owner.layout.slice_len
     }
 
+    /// The first byte: the same for as long as the memory lives.
+    #[inline]
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
     /// The bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -254,8 +361,14 @@ impl Slice {
 impl Drop for Slice {
     #[inline]
     fn drop(&mut self) {
+        let mut free = self.owner.free.lock();
         // There is room for all.
-        self.owner.free.lock().push(self.index);
+        free.indices.push(self.index);
+        let waiter = free.next_waiter();
+        drop(free);
+        if let Some(waiter) = waiter {
+            waiter.wake();
+        }
     }
 }
 

@@ -3,18 +3,17 @@
 //! A registered buffer keeps its pages pinned (`FOLL_LONGTERM` in the kernel: neither moved nor
 //! swapped) until its slot is emptied or the ring closed, and the operations that use it are done.
 //! A [`BufferTable`] has a ring of its own that runs no operation; [`fill`], [`empty`] and
-//! [`BufferTable::clone_into`] work on the table of any ring.
+//! [`BufferTable::clone_into`] work on the table of any [`Ring`].
 
-#![expect(unsafe_code, reason = "registers memory with the kernel")]
-
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::ptr;
 
 use dmaspan::Errno;
+use io_uring::IoUring;
 use io_uring::types::CloneBuffersFlags;
-use io_uring::{IoUring, Submitter};
 
 use crate::os;
+use crate::sys::ring::Ring;
 
 /// The entries of the submission queue: the least, as none is ever used.
 const ENTRIES: u32 = 1;
@@ -37,18 +36,18 @@ impl BufferTable {
     /// A table of `slots` empty slots (`IORING_RSRC_REGISTER_SPARSE`, Linux 5.19).
     pub(crate) fn new(slots: u32) -> Result<Self, Errno> {
         let ring = IoUring::new(ENTRIES).map_err(|error| os::errno(&error))?;
-        make_sparse(&ring.submitter(), slots)?;
+        Ring::Submitter(&ring.submitter()).make_sparse(slots)?;
         Ok(Self { ring })
     }
 
     /// Registers memory in an empty `slot`.
     pub(crate) fn fill(&self, slot: u32, buffer: Buffer) -> Result<(), Errno> {
-        fill(&self.ring.submitter(), slot, buffer)
+        fill(Ring::Submitter(&self.ring.submitter()), slot, buffer)
     }
 
     /// Empties `slot`: its pages are not pinned by it any more.
     pub(crate) fn empty(&self, slot: u32) -> Result<(), Errno> {
-        empty(&self.ring.submitter(), slot)
+        empty(Ring::Submitter(&self.ring.submitter()), slot)
     }
 
     /// Whether this kernel has `IORING_REGISTER_CLONE_BUFFERS` (Linux 6.12). It looks at the number
@@ -73,18 +72,11 @@ impl BufferTable {
     /// Puts the first `count` buffers of this table into slots `first..` of `ring`, which gets a
     /// table, or a longer one, where it needs one. What the slots held goes. Linux 6.13; 6.12
     /// clones whole tables into rings that have none.
-    pub(crate) fn clone_into(
-        &self,
-        ring: &Submitter<'_>,
-        first: u32,
-        count: u32,
-    ) -> Result<(), Errno> {
-        let source = self.ring.as_raw_fd();
-        let replace = CloneBuffersFlags::DST_REPLACE;
-        let result = ring.register_buffers_clone_offset(source, 0, first, count, replace);
-        match result.map_err(|error| os::errno(&error)) {
+    pub(crate) fn clone_into(&self, ring: Ring<'_>, first: u32, count: u32) -> Result<(), Errno> {
+        let source = self.ring.as_fd();
+        match ring.clone_from(source, first, count, CloneBuffersFlags::DST_REPLACE) {
             Err(Errno::EINVAL) if first == 0 => {
-                ring.register_buffers_clone(source).map_err(|error| os::errno(&error))
+                ring.clone_from(source, 0, 0, CloneBuffersFlags::empty())
             }
             result => result,
         }
@@ -105,28 +97,12 @@ impl std::fmt::Debug for BufferTable {
     }
 }
 
-/// Gives a ring without a table one of `slots` empty slots.
-pub(crate) fn make_sparse(ring: &Submitter<'_>, slots: u32) -> Result<(), Errno> {
-    ring.register_buffers_sparse(slots).map_err(|error| os::errno(&error))
-}
-
 /// Registers memory in `slot` of a ring's table. What the slot held goes.
-pub(crate) fn fill(ring: &Submitter<'_>, slot: u32, buffer: Buffer) -> Result<(), Errno> {
-    update(ring, slot, libc::iovec { iov_base: buffer.start, iov_len: buffer.len })
+pub(crate) fn fill(ring: Ring<'_>, slot: u32, buffer: Buffer) -> Result<(), Errno> {
+    ring.update(slot, libc::iovec { iov_base: buffer.start, iov_len: buffer.len })
 }
 
 /// Empties `slot` of a ring's table. Operations in flight keep what it held until they are done.
-pub(crate) fn empty(ring: &Submitter<'_>, slot: u32) -> Result<(), Errno> {
-    update(ring, slot, libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 })
-}
-
-/// One slot at a time: for several the kernel reports how many it did, which the crate drops.
-fn update(ring: &Submitter<'_>, slot: u32, buffer: libc::iovec) -> Result<(), Errno> {
-    // SAFETY:
-    // 1. The kernel pins the pages that are mapped at `buffer` now, or fails with `EFAULT`; it
-    //    reads and writes nothing. Pinned pages stay when the mapping goes.
-    // 2. The kernel accesses a registered buffer only for operations that name it. To queue one is
-    //    unsafe (`SubmissionQueue::push`), and promises that the memory may be accessed.
-    let result = unsafe { ring.register_buffers_update(slot, &[buffer], None) };
-    result.map_err(|error| os::errno(&error))
+pub(crate) fn empty(ring: Ring<'_>, slot: u32) -> Result<(), Errno> {
+    ring.update(slot, libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 })
 }

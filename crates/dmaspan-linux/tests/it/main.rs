@@ -4,6 +4,7 @@
 mod bounce;
 #[path = "../charged/mod.rs"]
 mod charged;
+mod client;
 mod fixed;
 mod fixed_copy;
 mod plan;

@@ -353,7 +353,7 @@ unsafe impl Pinner for SimPinner {
     ) -> Result<SimPin, PinFailed<SimPin, SimPinError>> {
         let access = if prot.contains(Prot::WRITE) { Access::Write } else { Access::Read };
         if let Err(error) = self.check(space, range, access) {
-            return Err(PinFailed { error: PinError::Failed(error), pin: None });
+            return Err(PinFailed { range, error: PinError::Failed(error), pin: None });
         }
         let pin = SimPin::new(range, &self.memory);
         let mut pinning = Pinning {
@@ -370,8 +370,8 @@ unsafe impl Pinner for SimPinner {
         self.lookups.fetch_add(pinning.lookups, Ordering::Relaxed);
         match (result, pinning.pin.finish()) {
             (Ok(()), Some(pin)) => Ok(pin),
-            (Ok(()), None) => Err(PinFailed { error: PinError::Stopped, pin: None }),
-            (Err(error), pin) => Err(PinFailed { error, pin }),
+            (Ok(()), None) => Err(PinFailed { range, error: PinError::Stopped, pin: None }),
+            (Err(error), pin) => Err(PinFailed { range, error, pin }),
         }
     }
 

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | [`Segments`] | where a buffer's bytes are: as few pieces as can be, found at once by offset |
 //! | [`Source`] | who makes buffers: [`Pinned`] pins, [`Regions`] looks up, `dma` maps memory |
-//! | [`Regions`] | a client's memory, where a server has it mapped |
+//! | [`Regions`], [`Held`] | a client's memory, as a server reaches it; a part that is held |
 //! | [`Buffer`] | memory that is ready, until its last reference is gone |
 //! | [`Registry`] | a table of buffers, as that of an io_uring |
 //! | [`Import`], [`VectoredImport`] | part of a buffer, as contiguous pieces |
@@ -30,6 +30,12 @@
 //! | `io_import_reg_vec` | [`Buffer::import_vectored`] |
 //! | `io_buffer_register_bvec` of ublk | [`Registry::lend`] |
 //! | `struct io_mapped_ubuf`, its `bvec`s | [`Buffer`], [`Segments`] |
+//!
+//! A program that only wants memory *pinned and kept so*, with its physical addresses, until it
+//! drops a guard needs no registry: [`Pinned::buffer`] gives a [`Buffer`], whose
+//! [`segments`](Buffer::segments) say where the memory is, and which unpins it when it is dropped.
+//! A user-space driver without an IOMMU has its queues and buffers so (`LinuxPinner::pin_whole` of
+//! `dmaspan-linux` is this, for a whole memory).
 //!
 //! Linux does this in io_uring/rsrc.c. Beyond that, pieces are joined over folios of any and of
 //! mixed sizes and over frames that happen to be neighbours; nothing is kept for each page, not
@@ -55,7 +61,10 @@ pub use clone::{CloneRequest, Existing};
 pub use error::{Error, ImportError, PinBufferError};
 pub use import::{Import, Outside};
 pub use pinned::Pinned;
-pub use regions::{HostMemory, RegionError, Regions};
+pub use regions::{
+    Held, HeldError, HostMemory, HostSlice, HostSlices, RegionError, Regions, RemoteMemory,
+    Unmapping,
+};
 pub use registry::{BufferRequest, MAX_BUFFER_LEN, MAX_BUFFERS, Registry};
 pub use segments::Segments;
 pub use source::{Owner, Source};

@@ -26,6 +26,26 @@ use crate::span::{Span, SpanBuf};
 
 /// Pins the memory of one address space and charges it to one owner.
 ///
+/// What a program wants that only needs memory pinned until it drops a guard, a user-space driver
+/// for its queues say, is [`buffer`](Self::buffer): the guard is the [`Buffer`] that it returns.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use dmaspan::regbuf::Pinned;
+/// use dmaspan::{Account, HostAddr, Prot};
+/// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
+///
+/// let memory = Arc::new(Memory::new(MemoryKind::Base, 0x4000)?);
+/// // `LinuxPinner::<PhysAddr>` has the addresses of hardware, and needs privileges for that.
+/// let pinner = Arc::new(LinuxPinner::<HostAddr>::new()?);
+/// let pinned = Pinned::new(pinner, Arc::clone(&memory), Account::unlimited(), 12);
+/// let buffer = pinned.buffer(memory.user_range(), Prot::READ_WRITE)?;
+/// assert_eq!(buffer.segments().len(), 0x4000);
+/// drop(buffer); // unpins
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// What is pinned and charged are the whole pages under a buffer. Unless its account counts
 /// [mappings](crate::account::Counting::Mappings), each byte of them is charged once as long as any
 /// buffer has it: of this registry or of others with the same account, clones included. The charge
@@ -56,6 +76,38 @@ impl<P: Pinner> Pinned<P> {
         &self.account
     }
 
+    /// Pins `user` for devices that access it as `access` says: what [`Source::buffer`] does,
+    /// without the trait. The buffer says where the memory is, and unpins it and gives the charge
+    /// back when its last reference is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`PinBufferError`]. Then nothing is pinned or charged.
+    ///
+    /// # Context
+    ///
+    /// Pins, which may sleep, and allocates.
+    pub fn buffer(
+        &self,
+        user: UserRange,
+        access: Prot,
+    ) -> Result<Buffer<P::Address>, PinBufferError<P::Error>>
+    where
+        P: 'static,
+    {
+        let pages = self.pages(user);
+        let access = access & Prot::READ_WRITE;
+        let (mut segments, mut pin) = self.pin(pages, access)?;
+        pin.around = Around {
+            before: user.start().get() - pages.start().get(),
+            behind: pages.last().get() - user.last().get(),
+        };
+        segments.narrow(pin.around.before, pin.around.behind);
+        let got = segments.len();
+        Buffer::kept(segments, user, access, Box::new(pin))
+            .map_err(|_| PinBufferError::Pinned { user, got })
+    }
+
     /// The whole pages under a range.
     fn pages(&self, user: UserRange) -> UserRange {
         let start = lg2::align_down(user.start().get(), self.page_lg2);
@@ -74,7 +126,7 @@ impl<P: Pinner> Pinned<P> {
         let mut sink = Sink { builder: SegmentsBuilder::new(), stopped: None };
         let (pin, error) = match self.pinner.pin(&self.space, pages, access, &mut sink) {
             Ok(pin) => (Some(pin), None),
-            Err(PinFailed { error, pin }) => (pin, Some(error)),
+            Err(PinFailed { error, pin, .. }) => (pin, Some(error)),
         };
         let mut pin = Pin {
             pinner: Arc::clone(&self.pinner),
@@ -129,17 +181,7 @@ impl<P: Pinner + 'static> Source for Pinned<P> {
     type Error = PinBufferError<P::Error>;
 
     fn buffer(&self, user: UserRange, access: Prot) -> Result<Buffer<P::Address>, Self::Error> {
-        let pages = self.pages(user);
-        let access = access & Prot::READ_WRITE;
-        let (mut segments, mut pin) = self.pin(pages, access)?;
-        pin.around = Around {
-            before: user.start().get() - pages.start().get(),
-            behind: pages.last().get() - user.last().get(),
-        };
-        segments.narrow(pin.around.before, pin.around.behind);
-        let got = segments.len();
-        Buffer::kept(segments, user, access, Box::new(pin))
-            .map_err(|_| PinBufferError::Pinned { user, got })
+        Self::buffer(self, user, access)
     }
 
     fn owner(&self) -> Owner<'_> {

@@ -1,13 +1,16 @@
 //! What becomes of mapping a registered buffer, or of a buffer of a client's regions, when there is
 //! no memory.
 
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Registered};
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1};
 use dmaspan::platform::OneThread;
-use dmaspan::regbuf::{Buffer, HostMemory, Keep, Regions, Segments, SegmentsBuilder, Source as _};
-use dmaspan::{HostAddr, PhysAddr, Prot, Span, UserAddr, UserRange};
+use dmaspan::regbuf::{
+    Buffer, HostMemory, HostSlice, Keep, Outside, Regions, Segments, SegmentsBuilder,
+};
+use dmaspan::{Iova, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 
@@ -68,39 +71,95 @@ fn ends(n: i64) -> i64 {
 }
 
 /// A mapping that is not there.
-struct Mapped(Span<HostAddr>);
+struct Mapped;
 
 // SAFETY: nobody accesses it.
 #[expect(unsafe_code, reason = "memory of a region is unsafe to implement")]
 unsafe impl HostMemory for Mapped {
-    fn span(&self) -> Span<HostAddr> {
-        self.0
+    fn slice(&self) -> HostSlice<'_> {
+        HostSlice::new(NonNull::new(ptr::without_provenance_mut(0x70_0000)).unwrap(), 0x1000)
+    }
+
+    fn read(&self, offset: u64, _bytes: &mut [u8]) -> Result<(), Outside> {
+        Err(Outside { offset, len: 0, buffer: 0 })
+    }
+
+    fn write(&self, offset: u64, _bytes: &[u8]) -> Result<(), Outside> {
+        Err(Outside { offset, len: 0, buffer: 0 })
     }
 }
 
-fn registers_regions(n: i64) -> i64 {
-    let span = |at| Span::new(HostAddr::new(at), 0x1000).unwrap();
-    let memory = Arc::new(Mapped(span(0x70_0000)));
-    let regions = Regions::<_, parking_lot::RawMutex>::new();
+type Client = Regions<Iova, parking_lot::RawMutex>;
+
+const REGIONS: usize = 3;
+
+/// As many regions, until one is refused.
+fn insert_all(regions: &Client, memory: &Arc<Mapped>) -> usize {
+    let places = (0..).step_by(0x1000).map(Iova::new).take(REGIONS);
+    let inserted =
+        places.map(|start| regions.insert(start, Prot::READ_WRITE, Arc::<Mapped>::clone(memory)));
+    inserted.take_while(Result::is_ok).count()
+}
+
+fn inserts_regions(n: i64) -> i64 {
+    let (memory, regions) = (Arc::new(Mapped), Client::new());
     failing::fail(n);
-    let inserted = (0..20)
-        .map(|n| regions.insert(UserAddr::new(n * 0x1000), Prot::READ_WRITE, Arc::clone(&memory)));
-    let inserted = inserted.take_while(Result::is_ok).count();
-    let user = UserRange::from_len(UserAddr::new(0x10), 0x1_3000).unwrap();
+    let inserted = insert_all(&regions, &memory);
+    let left = failing::fail(0);
+    assert_eq!((regions.count(), Arc::strong_count(&memory)), (inserted, 1 + inserted));
+    left
+}
+
+fn registers_regions(n: i64) -> i64 {
+    let (memory, regions) = (Arc::new(Mapped), Client::new());
+    insert_all(&regions, &memory);
+    let user = UserRange::from_len(UserAddr::new(0x10), 0x2000).unwrap();
+    failing::fail(n);
     let buffer = regions.buffer(user, Prot::READ);
     let left = failing::fail(0);
-    assert_eq!(regions.count(), inserted);
-    let kept = if buffer.is_ok() { 20 } else { 0 };
-    assert_eq!(Arc::strong_count(&memory), 1 + inserted + kept);
+    let mut unmapping = regions.unmap_all();
+    assert_eq!(unmapping.is_done(), buffer.is_err());
+    drop(buffer);
+    assert!(unmapping.is_done());
+    left
+}
+
+fn holds_regions(n: i64) -> i64 {
+    let (memory, regions) = (Arc::new(Mapped), Client::new());
+    insert_all(&regions, &memory);
+    failing::fail(n);
+    let held = regions.hold(Iova::new(0x10), 0x2000, Prot::READ);
+    let left = failing::fail(0);
+    let mut unmapping = regions.unmap_all();
+    assert_eq!(unmapping.is_done(), held.is_err());
+    drop(held);
+    assert_eq!((unmapping.is_done(), Arc::strong_count(&memory)), (true, 1));
+    left
+}
+
+fn unmaps_regions(n: i64) -> i64 {
+    let (memory, regions) = (Arc::new(Mapped), Client::new());
+    insert_all(&regions, &memory);
+    let held = regions.hold(Iova::new(0x10), 0x2000, Prot::READ).unwrap();
+    failing::fail(n);
+    let mut unmapping = regions.unmap(Iova::new(0), 0x1000 * 3).unwrap();
+    drop(held);
+    let is_done = unmapping.is_done();
+    let left = failing::fail(0);
+    assert_eq!((is_done, unmapping.bytes(), Arc::strong_count(&memory)), (true, 0x3000, 1));
     left
 }
 
 /// What is done. Those of its allocations that end a program need few bytes, whatever the buffer.
 /// Tables and IOVAs are the domain's.
-const CASES: [Case; 3] = [
+const CASES: [Case; 6] = [
     case("maps", Ends::Times(1), maps),
     case("ends", Ends::Never, ends),
-    case("regions", Ends::Times(1), registers_regions),
+    // Two for each region, which holders and the unmap share.
+    case("inserts regions", Ends::Times(6), inserts_regions),
+    case("registers regions", Ends::Times(1), registers_regions),
+    case("holds regions", Ends::Never, holds_regions),
+    case("unmaps regions", Ends::Never, unmaps_regions),
 ];
 
 #[test]

@@ -99,11 +99,11 @@ unsafe impl Pinner for Pages {
     fn pin(
         &self,
         _space: &u64,
-        _range: UserRange,
+        range: UserRange,
         _prot: Prot,
         _sink: &mut dyn SpanSink,
     ) -> Result<(), PinFailed<(), Infallible>> {
-        Err(PinFailed { error: PinError::Stopped, pin: None })
+        Err(PinFailed { range, error: PinError::Stopped, pin: None })
     }
 
     fn unpin(&self, _: Promise<'_>, (): &mut (), _spans: &[Span], _kind: Kind, _dirty: Dirty) {}

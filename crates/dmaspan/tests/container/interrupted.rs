@@ -221,7 +221,7 @@ fn lied_to<const BATCH: usize>(
 #[test]
 fn a_pinner_that_pushes_more_of_another_kind_is_refused() {
     for more in [PAGE, 64 * PAGE] {
-        let liar = || Liar { pushes: too_much(more), says: || Ok(()) };
+        let liar = || Liar { pushes: too_much(more), says: |_| Ok(()) };
         for error in [lied_to::<1>(liar()), lied_to::<256>(liar())] {
             let Error::PinnedLen { found, .. } = error else { panic!("{error}") };
             assert_eq!(found, 8 * PAGE + more);
@@ -231,7 +231,7 @@ fn a_pinner_that_pushes_more_of_another_kind_is_refused() {
 
 #[test]
 fn nothing_stays_mapped_for_a_pinner_that_has_no_pin_after_all() {
-    let says = || Err(PinFailed { error: PinError::Stopped, pin: None });
+    let says = |range| Err(PinFailed { range, error: PinError::Stopped, pin: None });
     let liar = || Liar { pushes: too_much(PAGE), says };
     for error in [lied_to::<1>(liar()), lied_to::<256>(liar())] {
         assert!(matches!(error, Error::PinnedLen { .. }), "{error}");

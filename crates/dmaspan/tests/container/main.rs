@@ -14,6 +14,7 @@ mod emulated;
 mod external;
 mod fail_nth;
 mod failures;
+mod followed;
 mod hooked;
 mod info;
 mod interrupted;

@@ -66,7 +66,7 @@ type Said = Result<(), PinFailed<(), std::convert::Infallible>>;
 /// likes.
 pub(crate) struct Liar<F> {
     pub(crate) pushes: F,
-    pub(crate) says: fn() -> Said,
+    pub(crate) says: fn(UserRange) -> Said,
 }
 
 // SAFETY: the spans are of no memory, and no device of these tests touches them.
@@ -78,10 +78,10 @@ unsafe impl<F: Fn(u64) -> Vec<(Span, Kind)> + Send + Sync> Pinner for Liar<F> {
 
     fn pin(&self, (): &(), range: UserRange, _prot: Prot, sink: &mut dyn SpanSink) -> Said {
         for (span, kind) in (self.pushes)(range.checked_len().unwrap()) {
-            let stopped = |_| PinFailed { error: PinError::Stopped, pin: Some(()) };
+            let stopped = |_| PinFailed { range, error: PinError::Stopped, pin: Some(()) };
             sink.push(span, kind).map_err(stopped)?;
         }
-        (self.says)()
+        (self.says)(range)
     }
 
     fn unpin(&self, _: Promise<'_>, (): &mut (), _spans: &[Span], _kind: Kind, _dirty: Dirty) {}
@@ -114,7 +114,7 @@ fn pinners_that_find_too_much_or_too_little_are_refused<const G: u32>() {
             let at = |n: u64| PhysAddr::new((1 << 30) + n * 4 * step);
             (0..2).map(|n| (Span::new(at(n), step).unwrap(), Kind::Memory)).collect()
         };
-        let liar = Liar { pushes, says: || Ok(()) };
+        let liar = Liar { pushes, says: |_| Ok(()) };
         let (domain, tables, _) = faulty_domain::<G>(&Faults::none());
         let account = Account::new(u64::MAX);
         let container: Container<_, parking_lot::RawMutex> =

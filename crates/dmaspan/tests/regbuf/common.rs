@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::regbuf::{Buffer, BufferRequest, Pinned, Registry, Source};
+use dmaspan::regbuf::{Buffer, BufferRequest, Pinned, Registry};
 use dmaspan::{Account, PhysAddr, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 pub(crate) use dmaspan_sim::rng::Rng;

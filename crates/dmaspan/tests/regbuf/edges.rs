@@ -5,7 +5,6 @@ use std::sync::Arc;
 use dmaspan::account::Counting;
 use dmaspan::regbuf::{
     BufferRequest, CloneRequest, Error, Existing, MAX_BUFFER_LEN, MAX_BUFFERS, Pinned, Registry,
-    Source,
 };
 use dmaspan::{Account, Direction, Errno, Prot, UserAddr, UserRange};
 use dmaspan_sim::memory::SimPinner;

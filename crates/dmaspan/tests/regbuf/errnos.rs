@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dmaspan::regbuf::{
     Buffer, BufferRequest, CloneRequest, Existing, ImportError, Keep, MAX_BUFFER_LEN, MAX_BUFFERS,
-    MAX_IMPORT, PinBufferError, Segments, Source,
+    MAX_IMPORT, PinBufferError, Segments,
 };
 use dmaspan::{Account, Direction, Errno, PhysAddr, Prot, UserAddr, UserRange};
 use dmaspan_sim::memory::{

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use dmaspan::account::Counting;
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink};
-use dmaspan::regbuf::{BufferRequest, CloneRequest, Existing, Pinned, Registry, Source};
+use dmaspan::regbuf::{BufferRequest, CloneRequest, Existing, Pinned, Registry};
 use dmaspan::{Account, Errno, Promise, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::fault::{Faults, Faulty, Fired};
 use dmaspan_sim::memory::{Holes, SimPinner};
@@ -198,7 +198,7 @@ unsafe impl Pinner for Script {
     fn pin(
         &self,
         (): &(),
-        _range: UserRange,
+        range: UserRange,
         _prot: Prot,
         sink: &mut dyn SpanSink,
     ) -> Result<(), PinFailed<(), Failed>> {
@@ -207,7 +207,7 @@ unsafe impl Pinner for Script {
         for (span, kind) in &self.pushes {
             if let Err(stopped) = sink.push(*span, *kind) {
                 books.pins += i64::from(pin.is_some());
-                return Err(PinFailed { error: stopped.into(), pin });
+                return Err(PinFailed { range, error: stopped.into(), pin });
             }
             pin = Some(());
             books.count(*span, 1);
@@ -222,7 +222,7 @@ unsafe impl Pinner for Script {
         };
         let pin = pin.filter(|()| self.end != End::FailsWithoutPin);
         books.pins += i64::from(pin.is_some());
-        Err(PinFailed { error, pin })
+        Err(PinFailed { range, error, pin })
     }
 
     fn unpin(&self, _: Promise<'_>, (): &mut (), spans: &[Span], kind: Kind, _dirty: Dirty) {

@@ -8,6 +8,7 @@ mod directory;
 mod edges;
 mod errnos;
 mod failures;
+mod held;
 mod import;
 mod layouts;
 mod mapped;

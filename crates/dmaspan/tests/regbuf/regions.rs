@@ -1,9 +1,11 @@
 //! A client's memory as a server has it mapped. No memory is there: the tests look at addresses.
 
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use dmaspan::regbuf::{
-    BufferRequest, CloneRequest, Error, HostMemory, RegionError, Regions, Registry, Source,
+    BufferRequest, CloneRequest, Error, HostMemory, HostSlice, Outside, RegionError, Regions,
+    Registry, RemoteMemory,
 };
 use dmaspan::{Direction, Errno, HostAddr, Prot, Span, UserAddr, UserRange};
 
@@ -13,12 +15,23 @@ struct Mapped(Span<HostAddr>);
 
 // SAFETY: nobody accesses it.
 unsafe impl HostMemory for Mapped {
-    fn span(&self) -> Span<HostAddr> {
-        self.0
+    fn slice(&self) -> HostSlice<'_> {
+        let start = usize::try_from(self.0.start().get()).unwrap();
+        let start = NonNull::new(ptr::without_provenance_mut(start)).unwrap();
+        HostSlice::new(start, self.0.len().try_into().unwrap())
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Outside> {
+        Err(Outside { offset, len: bytes.len().try_into().unwrap(), buffer: 0 })
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Outside> {
+        Err(Outside { offset, len: bytes.len().try_into().unwrap(), buffer: 0 })
     }
 }
 
-type Of = Regions<Mapped, parking_lot::RawMutex>;
+type Of = Regions<UserAddr, parking_lot::RawMutex>;
+type Refused = RegionError<UserAddr>;
 
 const READ: Prot = Prot::READ;
 const BOTH: Prot = Prot::READ_WRITE;
@@ -27,8 +40,13 @@ fn at(start: u64) -> UserAddr {
     UserAddr::new(start)
 }
 
+/// The same addresses, as a request has them and as regions do.
 fn user(start: u64, len: u64) -> UserRange {
     UserRange::from_len(at(start), len).unwrap()
+}
+
+fn region(start: u64, len: u64) -> Span<UserAddr> {
+    Span::new(at(start), len).unwrap()
 }
 
 fn host(start: u64, len: u64) -> Span<HostAddr> {
@@ -43,13 +61,20 @@ fn memory(start: u64, len: u64) -> Arc<Mapped> {
 fn regions(of: &[(u64, u64, u64, Prot)]) -> Arc<Of> {
     let regions = Arc::new(Of::new());
     for &(start, host, len, access) in of {
-        assert_eq!(regions.insert(at(start), access, memory(host, len)), Ok(user(start, len)));
+        assert_eq!(regions.insert(at(start), access, memory(host, len)), Ok(region(start, len)));
     }
     regions
 }
 
-fn spans(of: &Of, start: u64, len: u64) -> Result<Vec<Span<HostAddr>>, RegionError> {
+fn spans(of: &Of, start: u64, len: u64) -> Result<Vec<Span<HostAddr>>, Refused> {
     of.buffer(user(start, len), BOTH).map(|buffer| buffer.segments().iter().collect())
+}
+
+/// Unmaps what is held by nobody.
+fn unmap(of: &Of, start: u64, len: u64) -> Result<u64, Refused> {
+    let mut unmapping = of.unmap(at(start), len)?;
+    assert!(unmapping.is_done());
+    Ok(unmapping.bytes())
 }
 
 #[test]
@@ -82,8 +107,8 @@ fn every_range_over_regions_is_where_each_byte_of_it_is() {
                 (Err(error), None) => {
                     let first = (start..start + len).find(|byte| place(*byte).is_none()).unwrap();
                     let missing = (first..start + len).take_while(|byte| place(*byte).is_none());
-                    let hole = user(first, missing.count().try_into().unwrap());
-                    assert_eq!(error, RegionError::Hole { user: user(start, len), hole });
+                    let hole = region(first, missing.count().try_into().unwrap());
+                    assert_eq!(error, RegionError::Hole { range: region(start, len), hole });
                     assert_eq!(error.errno(), Errno::EFAULT);
                     holes += 1;
                 }
@@ -108,30 +133,96 @@ fn regions_that_overlap_are_refused_by_the_lowest_that_is_there() {
         (39, 9, 30),
     ] {
         let refused = regions.insert(at(start), BOTH, memory(900, len)).unwrap_err();
-        let (range, existing) = (user(start, len), user(lowest, 10));
+        let (range, existing) = (region(start, len), region(lowest, 10));
         assert_eq!(refused, RegionError::Overlaps { range, existing });
         assert_eq!(refused.errno(), Errno::EEXIST);
     }
     assert_eq!(regions.count(), 2);
     // What touches does not overlap.
     for (start, len) in [(20, 10), (0, 10), (40, 1)] {
-        assert_eq!(regions.insert(at(start), BOTH, memory(900, len)), Ok(user(start, len)));
+        assert_eq!(regions.insert(at(start), BOTH, memory(900, len)), Ok(region(start, len)));
     }
     assert_eq!(regions.count(), 5);
 }
 
 #[test]
-fn a_region_is_removed_by_exactly_its_range() {
-    let regions = regions(&[(10, 100, 10, BOTH), (20, 200, 10, BOTH)]);
-    for range in [user(10, 9), user(11, 9), user(10, 20), user(0, 10), user(30, 10), user(10, 11)] {
-        let refused = regions.remove(range).unwrap_err();
-        assert_eq!(refused, RegionError::NoRegion { range });
-        assert_eq!(refused.errno(), Errno::ENOENT);
+fn an_unmap_takes_all_the_regions_that_it_covers_and_cuts_none() {
+    let regions = regions(&[(10, 100, 10, BOTH), (20, 200, 10, BOTH), (40, 300, 10, BOTH)]);
+    for (start, len, cut) in [
+        (10, 9, 10),
+        (11, 9, 10),
+        (10, 11, 20),
+        (0, 11, 10),
+        (29, 1, 20),
+        (15, 40, 10),
+        (12, 3, 10),
+    ] {
+        let refused = regions.unmap(at(start), len).unwrap_err();
+        let (range, cut) = (region(start, len), region(cut, 10));
+        assert_eq!(refused, RegionError::Cuts { range, region: cut });
+        assert_eq!(refused.errno(), Errno::EINVAL);
     }
-    assert_eq!(regions.remove(user(20, 10)).unwrap().span(), host(200, 10));
-    assert_eq!(regions.count(), 1);
-    assert_eq!(spans(&regions, 10, 10).unwrap(), [host(100, 10)]);
+    assert_eq!(regions.count(), 3);
+    // Nothing is there.
+    for (start, len) in [(0, 10), (30, 10), (50, u64::MAX - 49), (u64::MAX, 1)] {
+        assert_eq!(unmap(&regions, start, len), Ok(0));
+    }
+    assert_eq!(unmap(&regions, 5, 30), Ok(20));
+    assert_eq!((regions.count(), spans(&regions, 40, 10).unwrap()), (1, vec![host(300, 10)]));
     assert!(spans(&regions, 20, 1).is_err());
+    assert_eq!(unmap(&regions, 0, u64::MAX), Ok(10), "all but the last address");
+    let mut all = regions.unmap_all();
+    assert_eq!((all.bytes(), all.regions(), all.is_done()), (0, 0, true));
+}
+
+#[test]
+fn ranges_that_are_none_are_refused_and_change_nothing() {
+    let regions = regions(&[(10, 100, 10, BOTH)]);
+    let start = at(10);
+    assert_eq!(regions.unmap(start, 0).unwrap_err(), RegionError::Empty { start });
+    assert_eq!(regions.hold(start, 0, READ).unwrap_err(), RegionError::Empty { start });
+    assert_eq!(RegionError::Empty { start }.errno(), Errno::EINVAL);
+    let len = u64::MAX - 8;
+    for refused in [
+        regions.unmap(start, len).unwrap_err(),
+        regions.hold(start, len, READ).unwrap_err(),
+        regions.insert_remote(start, len, BOTH, Arc::new(Nobody)).unwrap_err(),
+    ] {
+        assert_eq!(refused, RegionError::Wraps { start, len });
+        assert_eq!(refused.errno(), Errno::EOVERFLOW);
+    }
+    let empty = regions.insert_remote(at(50), 0, BOTH, Arc::new(Nobody)).unwrap_err();
+    assert_eq!(empty, RegionError::Empty { start: at(50) });
+    let nothing = regions.hold(start, 1, Prot::CACHE).unwrap_err();
+    assert_eq!(nothing, RegionError::NoAccess { start, access: Prot::empty() });
+    let whole = UserRange::new(at(0), at(u64::MAX)).unwrap();
+    assert_eq!(regions.buffer(whole, READ).unwrap_err().errno(), Errno::EOVERFLOW);
+    // Up to the top, with its last byte.
+    assert_eq!(unmap(&regions, 10, u64::MAX - 9), Ok(10));
+}
+
+/// A client that does not answer.
+struct Nobody;
+
+impl RemoteMemory for Nobody {
+    fn read(&self, _offset: u64, _bytes: &mut [u8]) -> Result<(), Errno> {
+        Err(Errno::EIO)
+    }
+
+    fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<(), Errno> {
+        Err(Errno::EIO)
+    }
+}
+
+#[test]
+fn no_buffer_is_of_memory_that_is_not_mapped_here() {
+    let regions = regions(&[(0, 100, 8, BOTH), (16, 116, 8, BOTH)]);
+    regions.insert_remote(at(8), 8, BOTH, Arc::new(Nobody)).unwrap();
+    let refused = spans(&regions, 4, 16).unwrap_err();
+    let (range, region) = (region(4, 16), region(8, 8));
+    assert_eq!(refused, RegionError::NotMapped { range, region });
+    assert_eq!(refused.errno(), Errno::EOPNOTSUPP);
+    assert_eq!(unmap(&regions, 0, 24), Ok(24), "what was refused holds nothing");
 }
 
 #[test]
@@ -155,8 +246,8 @@ fn a_buffer_is_permitted_what_all_its_regions_are() {
     assert!(buffer.import(0, 16, Direction::FromDevice).is_err());
     for (wanted, lowest, access) in [(BOTH, 8, READ), (READ, 16, Prot::WRITE)] {
         let refused = regions.buffer(user(0, 24), wanted).unwrap_err();
-        let (user, region) = (user(0, 24), user(lowest, 8));
-        assert_eq!(refused, RegionError::Access { user, wanted, region, access });
+        let (range, region) = (region(0, 24), region(lowest, 8));
+        assert_eq!(refused, RegionError::Access { range, wanted, region, access });
         assert_eq!(refused.errno(), Errno::EFAULT);
     }
     let none = regions.insert(at(50), Prot::CACHE, memory(1, 1)).unwrap_err();
@@ -169,25 +260,25 @@ fn memory_stays_while_a_buffer_or_an_operation_has_some_of_it() {
     let regions = Arc::new(Of::new());
     let [first, second, other] = [(0, 100), (8, 200), (16, 300)].map(|(start, host)| {
         let memory = memory(host, 8);
-        regions.insert(at(start), BOTH, Arc::clone(&memory)).unwrap();
+        let shared: Arc<Mapped> = Arc::clone(&memory);
+        regions.insert(at(start), BOTH, shared).unwrap();
         memory
     });
     let mut registry = Registry::new(Arc::clone(&regions));
     registry.register(&[BufferRequest::new(user(4, 8))]).unwrap();
-    for range in [user(0, 8), user(8, 8), user(16, 8)] {
-        drop(regions.remove(range).unwrap());
-    }
+    let mut unmapping = regions.unmap(at(0), 24).unwrap();
     let handles = || [&first, &second, &other].map(Arc::strong_count);
-    assert_eq!(handles(), [2, 2, 1]);
+    assert_eq!(handles(), [2, 2, 1], "one is held by nobody");
     let node = registry.get(0).unwrap().clone();
     registry.unregister().unwrap();
-    assert_eq!(handles(), [2, 2, 1]);
+    assert_eq!((handles(), unmapping.held()), ([2, 2, 1], Some(region(0, 8))));
     let pieces: Vec<_> = node.import(1, 6, Direction::FromDevice).unwrap().collect();
     assert_eq!(pieces, [host(105, 3), host(200, 3)]);
     drop(node);
-    assert_eq!(handles(), [1, 1, 1]);
+    assert_eq!((handles(), unmapping.is_done()), ([1, 1, 1], true));
     // A refused buffer keeps nothing.
-    regions.insert(at(0), BOTH, Arc::clone(&first)).unwrap();
+    let shared: Arc<Mapped> = Arc::clone(&first);
+    regions.insert(at(0), BOTH, shared).unwrap();
     assert!(regions.buffer(user(4, 8), BOTH).is_err());
     assert_eq!(handles(), [2, 1, 1]);
 }
@@ -210,7 +301,7 @@ fn a_registry_says_which_slot_has_no_memory_and_why() {
     let mut queue = Registry::new(regions(&[(0, 100, 64, BOTH)]));
     let requests = [BufferRequest::new(user(0, 64)), BufferRequest::new(user(60, 8))];
     let refused = queue.register(&requests).unwrap_err();
-    let error = RegionError::Hole { user: user(60, 8), hole: user(64, 4) };
+    let error = RegionError::Hole { range: region(60, 8), hole: region(64, 4) };
     assert_eq!(refused, Error::Buffer { index: 1, error, errno: Errno::EFAULT });
     assert_eq!(queue.slots(), 0);
 }
@@ -222,16 +313,21 @@ fn regions_come_and_go_while_buffers_are_registered() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..2000 {
-                let range = regions.insert(at(64), BOTH, Arc::clone(&moving)).unwrap();
-                drop(regions.remove(range).unwrap());
+                let shared: Arc<Mapped> = Arc::clone(&moving);
+                regions.insert(at(64), BOTH, shared).unwrap();
+                let mut unmapping = regions.unmap(at(64), 64).unwrap();
+                while !unmapping.is_done() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(Arc::strong_count(&moving), 1, "let go before it is said");
             }
         });
         for _ in 0..2000 {
             match spans(&regions, 32, 64) {
                 Ok(spans) => assert_eq!(spans, [host(1032, 32), host(5000, 32)]),
                 Err(error) => {
-                    let (user, hole) = (user(32, 64), user(64, 32));
-                    assert_eq!(error, RegionError::Hole { user, hole });
+                    let (range, hole) = (region(32, 64), region(64, 32));
+                    assert_eq!(error, RegionError::Hole { range, hole });
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! Structures and numbers of the kernel's interfaces.
 //!
-//! Each structure begins with its own length, which [`request`](super::request) writes.
+//! Each structure of ioctl(2) begins with its own length, which [`request`](super::request) writes.
 
+pub(crate) mod io_uring;
 pub(crate) mod iommufd;
 pub(crate) mod vfio;
 

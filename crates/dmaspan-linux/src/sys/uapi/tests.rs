@@ -8,7 +8,7 @@ use std::process::Command;
 
 use dmaspan::container::type1::uapi as type1;
 
-use super::{iommufd, vfio};
+use super::{io_uring, iommufd, vfio};
 
 /// A structure as it is declared here.
 pub(crate) struct Structure {
@@ -37,7 +37,7 @@ impl Structure {
         const GET: &str = "vfio_iommu_type1_dirty_bitmap_get";
         Some(match (self.name, field) {
             // Their names and places differ from one kernel to the next.
-            (_, "reserved" | "pad") => return None,
+            (_, "reserved" | "pad" | "resv" | "resv2") => return None,
             ("FeatureDmaBuf", "offset" | "length") => ("vfio_region_dma_range", field, BUFFER),
             ("FeatureDmaBuf", "dma_buf_flags") => (DMA_BUF, "flags", FEATURE),
             ("FeatureDmaBuf", "region_index" | "open_flags" | "nr_ranges") => {
@@ -62,6 +62,12 @@ macro_rules! numbers {
 }
 
 numbers! {
+    io_uring::UNREGISTER_BUFFERS = IORING_UNREGISTER_BUFFERS,
+    io_uring::REGISTER_BUFFERS2 = IORING_REGISTER_BUFFERS2,
+    io_uring::REGISTER_BUFFERS_UPDATE = IORING_REGISTER_BUFFERS_UPDATE,
+    io_uring::REGISTER_CLONE_BUFFERS = IORING_REGISTER_CLONE_BUFFERS,
+    io_uring::REGISTER_SPARSE = IORING_RSRC_REGISTER_SPARSE,
+    io_uring::CLONE_DST_REPLACE = IORING_REGISTER_DST_REPLACE,
     iommufd::DESTROY = IOMMU_DESTROY,
     iommufd::IOAS_ALLOC = IOMMU_IOAS_ALLOC,
     iommufd::IOAS_ALLOW_IOVAS = IOMMU_IOAS_ALLOW_IOVAS,
@@ -153,7 +159,8 @@ fn statements(headers: &str) -> (String, Vec<&'static str>) {
             missing.push(name);
         }
     }
-    for structure in vfio::STRUCTURES.iter().chain(iommufd::STRUCTURES) {
+    let structures = [vfio::STRUCTURES, iommufd::STRUCTURES, io_uring::STRUCTURES];
+    for structure in structures.into_iter().flatten() {
         let c_name = structure.c_name();
         if !headers.contains(&format!("struct {c_name} {{")) {
             missing.push(c_name);
@@ -188,7 +195,7 @@ fn statements(headers: &str) -> (String, Vec<&'static str>) {
 fn structures_and_numbers_are_those_of_the_c_headers() {
     let named = env::var_os("DMASPAN_UAPI").map(PathBuf::from);
     let folder = named.clone().unwrap_or_else(|| PathBuf::from("/usr/include"));
-    let present: Vec<_> = ["linux/vfio.h", "linux/iommufd.h"]
+    let present: Vec<_> = ["linux/vfio.h", "linux/iommufd.h", "linux/io_uring.h"]
         .into_iter()
         .filter(|header| folder.join(header).exists())
         .collect();

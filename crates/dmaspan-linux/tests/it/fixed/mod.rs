@@ -6,4 +6,6 @@ mod load;
 mod model;
 mod pools;
 mod rings;
-mod support;
+mod runtimes;
+pub(crate) mod support;
+mod taking;

@@ -68,7 +68,7 @@ impl SpanSink for Kinds {
 
 fn error(pinner: &SimPinner, space: &Arc<SimSpace>, range: UserRange, prot: Prot) -> SimPinError {
     match pinner.pin(space, range, prot, &mut Kinds::default()) {
-        Err(PinFailed { error: PinError::Failed(error), pin: None }) => error,
+        Err(PinFailed { error: PinError::Failed(error), pin: None, .. }) => error,
         other => panic!("{other:?}"),
     }
 }

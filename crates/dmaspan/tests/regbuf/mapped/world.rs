@@ -7,7 +7,7 @@ use dmaspan::dma::{
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::Domain;
-use dmaspan::regbuf::{Pinned, Registry, Source as _};
+use dmaspan::regbuf::{Pinned, Registry};
 use dmaspan::{Account, DmaAddr, Iova, PhysAddr, Platform, Prot, Span, UserAddr, UserRange};
 use dmaspan_sim::bus::Bus as _;
 use dmaspan_sim::device::DmaError;

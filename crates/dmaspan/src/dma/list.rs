@@ -461,6 +461,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         let fill = |translation: &T, memory: &T::Memory, range: IovaRange| {
             let (pieces, base) = (memory.pieces(), range.start());
+            if need.packing == Packing::Dense
+                && let Some(first) = pieces.first()
+            {
+                let offset = first.span.paddr().get() & lg2::mask(translation.granule_lg2());
+                self.observe_bytes(base.wrapping_add(offset), need.bytes);
+            }
             match need.packing {
                 Packing::Dense if pieces.len() <= FEW => {
                     self.fill_dense::<1>(translation, pieces, base, direction, attrs)
@@ -474,12 +480,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             }
         };
         let by = self.caller();
-        if need.packing == Packing::Dense
-            && let Some(first) = memory.pieces().first()
-        {
-            let offset = first.span.paddr().get() & lg2::mask(self.translation.granule_lg2());
-            self.observe_bytes(iovas.range().start().wrapping_add(offset), need.bytes);
-        }
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, fill)?;
         Ok((Some(iovas), memory))
     }

@@ -186,9 +186,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
         let by = self.caller();
-        self.observe_bytes(iovas.range().start().wrapping_add(offset), piece.span.len());
         let (iovas, memory) =
             map_into(&*self.translation, iovas, memory, by, |translation, _, range| {
+                self.observe_bytes(range.start().wrapping_add(offset), piece.span.len());
                 translation.map(Promise::kept(), range.start(), &[whole], prot)
             })?;
         Ok(Mapping {
@@ -446,8 +446,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
         let by = self.caller();
-        self.observe_bytes(iovas.range().start().wrapping_add(offset), piece.span.len());
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, |_, _, range| {
+            self.observe_bytes(range.start().wrapping_add(offset), piece.span.len());
             self.map_granules(range.start(), piece.span, Some(slots), prot)
         })?;
         Ok((DmaAddr::new(iovas.range().start().get() + offset), iovas, memory))

@@ -48,8 +48,8 @@ pub enum Event<'a> {
         prot: Prot,
     },
     /// Of the granules that are mapped next in these IOVAs, only these bytes are of the buffer;
-    /// what else lies in them is other memory. Said before [`Mapped`](Self::Mapped), for each piece
-    /// of a buffer.
+    /// what else lies in them is other memory. Said between [`Mapping`](Self::Mapping) and
+    /// [`Mapped`](Self::Mapped), for each piece of a buffer.
     Bytes {
         /// Where the device finds them.
         range: IovaRange,

@@ -120,6 +120,9 @@ impl Observer for Heard {
     fn event(&self, event: &Event<'_>) {
         let (what, by) = match *event {
             Event::Mapping { by, .. } => ("mapping", Some(by)),
+            Event::Bytes { range, granule_lg2: 12 } if range.len_less_one() == 0xfff => {
+                ("bytes", None)
+            }
             Event::Mapped { .. } => ("mapped", None),
             Event::Unmapping { by, .. } => ("unmapping", Some(by)),
             Event::Unmapped { .. } => ("unmapped", None),
@@ -153,6 +156,7 @@ fn who_asks_is_said_before_what_is_done_and_of_syncs_and_refusals_too() {
         said,
         [
             ("mapping", Some(1)),
+            ("bytes", None),
             ("mapped", None),
             ("sync", Some(2)),
             ("sync", Some(3)),

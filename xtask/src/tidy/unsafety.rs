@@ -49,6 +49,9 @@ const PARTS: [Part; 9] = [
             ("dma/coherent.rs", "DmaMemory"),
             ("iommu/observer.rs", "DriverOps"),
             ("follow.rs", "Pinner"),
+            ("dma/any.rs", "DmaMemory"),
+            ("dma/any.rs", "FromRegistered"),
+            ("dma/any.rs", "BouncePool"),
         ],
         // Tables are made out of memory there, and memory that devices write is read and written.
         places: &[

@@ -79,9 +79,9 @@ pub enum Bounce {
 /// # memory.allocate_at(span(0x1_0000_1000, 0x1000)?)?;
 /// // SAFETY: the frame is this program's, and nobody else touches it.
 /// let raw = unsafe { RawMemory::new(Piece::memory(buffer)) };
-/// let mapping = device.map_single(raw, Direction::FromDevice).map_err(|r| r.error)?;
+/// let mapping = device.map_single(raw, Direction::FromDevice)?;
 /// assert!(mapping.is_bounced() && mapping.addr().get() < 1 << 32);
-/// let _unmapped = device.unmap(mapping).map_err(|failed| failed.error)?;
+/// let _unmapped = device.unmap(mapping)?;
 /// assert_eq!(pool.stats().used, 0);
 /// # Ok(())
 /// # }

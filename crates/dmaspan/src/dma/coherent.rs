@@ -23,6 +23,7 @@ use super::error::Error;
 use super::list::STAGE;
 use super::memory::{DmaMemory, Piece, Via};
 use crate::addr::{DmaAddr, Iova, PhysAddr};
+use crate::iommu::Event;
 use crate::iommu::iova::{Align, Iovas, Request};
 use crate::lg2;
 use crate::platform::{Flag, Id};
@@ -164,6 +165,13 @@ pub struct FreeFailed {
     pub coherent: Option<Coherent>,
 }
 
+impl From<FreeFailed> for Error {
+    /// The reason alone. Memory that was given back is dropped, and so it leaks.
+    fn from(failed: FreeFailed) -> Self {
+        failed.error
+    }
+}
+
 /// What a device has of coherent memory beside the handles.
 #[derive(Default)]
 pub(super) struct Coherents {
@@ -258,6 +266,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # Context
     ///
     /// Allocates, and waits where its source does: not in an interrupt.
+    #[track_caller]
     pub fn alloc(&self, len: u64, align: u64) -> Result<Coherent, Error> {
         let request = self.coherent_request(len, align)?;
         let refused = |source| Error::NoCoherent { len, align, last: request.last, source };
@@ -286,10 +295,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///
     /// Waits for hardware, and where freeing the memory does: not in an interrupt. Never fails for
     /// want of memory.
+    #[track_caller]
     pub fn free(&self, coherent: Coherent) -> Result<(), FreeFailed> {
         if coherent.device != self.id() {
             let error = Error::Foreign { addr: coherent.addr };
             return Err(FreeFailed { error, coherent: Some(coherent) });
+        }
+        if let Some(range) = coherent.held.iovas.as_ref().map(Iovas::range) {
+            self.translation.observe(&Event::Unmapping { range, by: self.caller() });
         }
         let ended = self.end_coherent(coherent.held);
         // A failure would be that of another's memory.
@@ -356,6 +369,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// Gives the device addresses of memory, which are a multiple of `align`.
+    #[track_caller]
     fn map_coherent(
         &self,
         frames: CoherentFrames,
@@ -375,6 +389,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             .alloc(Request { bytes, align, limit })
             .inspect_err(|_| self.coherents.leave())?;
         let range = iovas.range();
+        self.translation.observe(&Event::Mapping { range, by: self.caller() });
         // Where a hook panics, a device may use it by then.
         let held = Held { iovas: Some(iovas), frames: ManuallyDrop::new(frames) };
         match self.fill_coherent(range, held.frames.pieces()) {

@@ -2,12 +2,15 @@
 
 use alloc::sync::Arc;
 use core::fmt;
+use core::panic::Location;
 
-use super::bounce::{Bounce, BouncePool, NoPool};
+use super::any::AnyTranslation;
+use super::bounce::{Bounce, BouncePool};
 use super::coherent::Coherents;
+use super::domain::translation::{Known, Sealed};
 use super::domain::{Flush, Translation};
 use super::error::Error;
-use super::raw::Records;
+use super::reach::Typed;
 use crate::addr::Iova;
 use crate::iommu::Event;
 use crate::label::{Caller, Label};
@@ -86,6 +89,9 @@ impl DeviceConfig {
     }
 }
 
+/// Where a caller is. An indirect call hands it on, since `#[track_caller]` does not.
+pub(super) type Place = &'static Location<'static>;
+
 /// What memory a device is let at that is within its reach, as its configuration and its
 /// translation say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,21 +104,21 @@ pub(super) enum Policy {
     Pool,
 }
 
-/// In how many parts, with a lock each, a device keeps what was turned into addresses.
-const RECORD_PARTS: usize = 16;
-
 /// A device that memory is mapped for.
 ///
-/// `T` is what translates its addresses, and `B` where memory is bounced that it cannot use. Any
-/// number of threads share one; its mappings can be ended by another thread than made them.
+/// `T` is what translates its addresses, and `B` where memory is bounced that it cannot use. Plain
+/// `Device` is one where both are of [any type](Self::erased), as is the memory that it maps; plain
+/// [`Mapping`](super::Mapping)s and the like are its. Any number of threads share a device; its
+/// mappings can be ended by another thread than made them.
 ///
 /// Dropped, it leaves its mappings as they are; they can never be ended.
-pub struct Device<T: Translation, B: BouncePool = NoPool> {
+pub struct Device<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     pub(super) translation: Arc<T>,
     pub(super) pool: B,
     pub(super) config: DeviceConfig,
     pub(super) policy: Policy,
-    pub(super) raw: Records<T, B>,
+    /// How it comes to its translation, with the mappings that it keeps itself.
+    pub(super) reach: T::Reach<B>,
     pub(super) coherents: Coherents,
     identity: Identity,
 }
@@ -126,7 +132,21 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// nothing is translated, or no slot where all is bounced; [`Error::NoPool`] where all is
     /// bounced and there are no slots at all; [`Error::Limit`] for limits that cannot be kept;
     /// [`Error::NoRecords`] where there is no memory.
-    pub fn new(translation: Arc<T>, pool: B, config: DeviceConfig) -> Result<Self, Error> {
+    pub fn new(translation: Arc<T>, pool: B, config: DeviceConfig) -> Result<Self, Error>
+    where
+        T: Known<Reach<B> = Typed<T, B>>,
+    {
+        let reach = Typed::new().ok_or(Error::NoRecords)?;
+        Self::reaching(translation, reach, pool, config)
+    }
+
+    /// [`new`](Self::new), which reaches its translation so.
+    pub(super) fn reaching(
+        translation: Arc<T>,
+        reach: T::Reach<B>,
+        pool: B,
+        config: DeviceConfig,
+    ) -> Result<Self, Error> {
         let DeviceLimits { last, keep_bits, boundary, max_segment } = config.limits;
         let granule = lg2::size(translation.granule_lg2());
         let lowest = translation.aperture().start().get();
@@ -164,9 +184,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             (Bounce::AsNeeded, Trust::Untrusted) if !is_direct => Policy::Granules,
             (Bounce::AsNeeded, _) => Policy::Free,
         };
-        let raw = Records::new(RECORD_PARTS).ok_or(Error::NoRecords)?;
         let (coherents, identity) = (Coherents::default(), Identity::new());
-        Ok(Self { translation, pool, config, policy, raw, coherents, identity })
+        Ok(Self { translation, pool, config, policy, reach, coherents, identity })
     }
 
     /// Returns what translates its addresses: for a timer that flushes, say, or for another device.
@@ -226,16 +245,26 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[inline(always)]
     #[track_caller]
     pub(super) fn caller(&self) -> Caller {
-        Caller { device: self.config.name, label: Label::caller() }
+        self.caller_at(Location::caller())
+    }
+
+    #[inline(always)]
+    pub(super) fn caller_at(&self, place: Place) -> Caller {
+        Caller { device: self.config.name, label: Label::Place(place) }
     }
 
     /// Says that `len` bytes from `iova` on are a buffer's, of the granules that are mapped there
     /// next.
     #[inline(always)]
     pub(super) fn observe_bytes(&self, iova: Iova, len: u64) {
+        self.observe_bytes_by(&*self.translation, iova, len);
+    }
+
+    #[inline(always)]
+    pub(super) fn observe_bytes_by<D: Sealed>(&self, translation: &D, iova: Iova, len: u64) {
         if let Ok(range) = IovaRange::from_len(iova, len) {
-            let granule_lg2 = self.translation.granule_lg2();
-            self.translation.observe(&Event::Bytes { range, granule_lg2 });
+            let granule_lg2 = translation.granule_lg2();
+            translation.observe(&Event::Bytes { range, granule_lg2 });
         }
     }
 
@@ -248,8 +277,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// How an unmap is flushed of what is not bounced.
     #[inline(always)]
     pub(super) fn flush_as(&self, wish: Option<Flush>) -> Flush {
+        self.flush_by(&*self.translation, wish)
+    }
+
+    #[inline(always)]
+    pub(super) fn flush_by<D: Sealed>(&self, translation: &D, wish: Option<Flush>) -> Flush {
         match self.config.trust {
-            Trust::Trusted => wish.unwrap_or_else(|| self.translation.flush_mode()),
+            Trust::Trusted => wish.unwrap_or_else(|| translation.flush_mode()),
             Trust::Untrusted => Flush::Strict,
         }
     }

@@ -3,9 +3,12 @@
 use core::fmt;
 use core::marker::PhantomData;
 
-use super::domain::{Flush, translation::Sealed};
+use super::bounce::{BouncePool, NoPool};
+use super::domain::Flush;
+use super::domain::translation::{Known, Sealed};
 use super::error::Error;
 use super::memory::DmaMemory;
+use super::reach::Typed;
 use super::single::Unmapped;
 use crate::addr::Iova;
 use crate::iommu::iova::{Iovas, Request};
@@ -49,7 +52,7 @@ use crate::span::Span;
 /// let piece = Piece::memory(Span::new(PhysAddr::new(0x8000_1200), 1500)?);
 /// // SAFETY: the frame is this program's, and nobody touches it.
 /// let memory = unsafe { RawMemory::new(piece) };
-/// let mapping = device.map_single(memory, Direction::ToDevice).map_err(|refused| refused.error)?;
+/// let mapping = device.map_single(memory, Direction::ToDevice)?;
 /// assert_eq!(mapping.addr().get(), 0x8000_1200);
 /// assert!(matches!(device.unmap(mapping), Ok(Unmapped::Released(_))));
 /// # Ok(())
@@ -70,13 +73,21 @@ impl<H: DmaMemory, P: Platform> Direct<H, P> {
     }
 }
 
+impl<H: DmaMemory, P: Platform> Known for Direct<H, P> {
+    type Platform = P;
+}
+
 impl<H: DmaMemory, P: Platform> Sealed for Direct<H, P> {
     type Memory = H;
-    type Platform = P;
+    type Pool = NoPool;
+    type Reach<B: BouncePool> = Typed<Self, B>;
 
-    #[inline(always)]
-    fn platform(&self) -> &P {
-        &self.platform
+    fn write_back(&self, span: Span) {
+        self.platform.write_back(span);
+    }
+
+    fn invalidate(&self, span: Span) {
+        self.platform.invalidate(span);
     }
 
     #[inline(always)]

@@ -4,8 +4,10 @@
 use core::mem::ManuallyDrop;
 use core::{fmt, iter};
 
+use super::bounce::{BouncePool, NoPool};
 use super::error::Error;
 use super::memory::DmaMemory;
+use super::reach::Typed;
 use super::single::{Refused, Unmapped};
 use crate::addr::{Iova, PhysAddr};
 use crate::io_pgtable::{Format, Retired, TableMemory};
@@ -276,7 +278,9 @@ impl<T: translation::Sealed> Translation for T {}
 pub(super) mod translation {
     use super::{Error, Event, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
     use crate::addr::Iova;
+    use crate::dma::bounce::BouncePool;
     use crate::dma::memory::DmaMemory;
+    use crate::dma::reach::Reach;
     use crate::promise::Promise;
 
     /// Code with a [`Translation`](super::Translation) can call all of this, also where the trait
@@ -285,11 +289,21 @@ pub(super) mod translation {
         /// The memory that is mapped.
         type Memory: DmaMemory;
 
-        /// Where it runs.
-        type Platform: Platform;
+        /// The pool of a device that names none.
+        type Pool: BouncePool
+        where
+            Self: Sized;
 
-        /// Whom to ask for locks and caches.
-        fn platform(&self) -> &Self::Platform;
+        /// How a device with a pool reaches it.
+        type Reach<B: BouncePool>: Reach<Self, B>
+        where
+            Self: Sized;
+
+        /// Writes the CPU's caches back.
+        fn write_back(&self, span: Span);
+
+        /// Makes the CPU's caches forget.
+        fn invalidate(&self, span: Span);
 
         /// All memory that there is, where nothing is translated: then there are no IOVAs.
         #[inline(always)]
@@ -357,6 +371,12 @@ pub(super) mod translation {
         #[inline(always)]
         fn observe(&self, _event: &Event<'_>) {}
     }
+
+    /// One whose type is known, as its platform is.
+    pub trait Known: Sealed + Sized {
+        /// Where it runs.
+        type Platform: Platform;
+    }
 }
 
 use translation::Sealed;
@@ -366,7 +386,7 @@ use translation::Sealed;
 /// may still use it and its slots.
 #[inline(always)]
 #[track_caller]
-pub(super) fn map_into<T: Sealed>(
+pub(super) fn map_into<T: Sealed + ?Sized>(
     translation: &T,
     iovas: Iovas,
     memory: T::Memory,
@@ -391,7 +411,7 @@ pub(super) fn map_into<T: Sealed>(
 
 #[cold]
 #[track_caller]
-fn take_back<T: Sealed>(
+fn take_back<T: Sealed + ?Sized>(
     translation: &T,
     iovas: Iovas,
     memory: T::Memory,
@@ -407,6 +427,17 @@ fn take_back<T: Sealed>(
     }
 }
 
+impl<F, M, O, P, H> translation::Known for DmaDomain<F, M, O, P, H>
+where
+    F: Format,
+    M: TableMemory<F::Word> + Send + Sync,
+    O: IommuOps,
+    P: Platform,
+    H: DmaMemory,
+{
+    type Platform = P;
+}
+
 impl<F, M, O, P, H> Sealed for DmaDomain<F, M, O, P, H>
 where
     F: Format,
@@ -416,11 +447,15 @@ where
     H: DmaMemory,
 {
     type Memory = H;
-    type Platform = P;
+    type Pool = NoPool;
+    type Reach<B: BouncePool> = Typed<Self, B>;
 
-    #[inline(always)]
-    fn platform(&self) -> &P {
-        self.iovas.platform()
+    fn write_back(&self, span: Span) {
+        self.iovas.platform().write_back(span);
+    }
+
+    fn invalidate(&self, span: Span) {
+        self.iovas.platform().invalidate(span);
     }
 
     #[inline(always)]

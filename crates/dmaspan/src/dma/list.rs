@@ -6,9 +6,11 @@ mod layout;
 use alloc::vec::Vec;
 use core::{fmt, iter, mem, slice};
 
+use super::any::AnyTranslation;
 use super::attrs::{Attrs, CpuSync};
-use super::bounce::{BouncePool, NoPool};
+use super::bounce::BouncePool;
 use super::device::{Device, Policy};
+use super::domain::translation::Sealed;
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
@@ -49,7 +51,7 @@ pub struct Segment {
 ///
 /// Dropped, it leaks the memory and the IOVAs, and the device goes on using them.
 #[must_use = "a mapping that is dropped is never unmapped, and its memory leaks"]
-pub struct ListMapping<T: Translation, B: BouncePool = NoPool> {
+pub struct ListMapping<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     len: u64,
     segments: usize,
     direction: Direction,
@@ -168,7 +170,7 @@ impl<T: Translation, B: BouncePool> Iterator for Parts<'_, T, B> {
 }
 
 /// The segments of a list that is mapped: from [`Device::segments`].
-pub struct ListSegments<'a, T: Translation, B: BouncePool = NoPool> {
+pub struct ListSegments<'a, T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     layout: Layout<Parts<'a, T, B>>,
     left: usize,
 }
@@ -221,11 +223,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// let piece = |addr, len| Span::new(PhysAddr::new(addr), len).map(Piece::memory);
     /// let packet = Packet([piece(0x1000, 64)?, piece(0x8000, 1400)?]);
     /// let mut segments = vec![Segment::default(); device.list_room(packet.pieces())?];
-    /// let mapped = device.map_list(packet, Direction::ToDevice, &mut segments);
-    /// let mapping = mapped.map_err(|refused| refused.error)?;
+    /// let mapping = device.map_list(packet, Direction::ToDevice, &mut segments)?;
     /// let given = &segments[..mapping.segment_count()];
     /// assert_eq!(given.iter().map(|segment| segment.len).collect::<Vec<_>>(), [64, 1400]);
-    /// let _unmapped = device.unmap_list(mapping).map_err(|failed| failed.error)?;
+    /// let _unmapped = device.unmap_list(mapping)?;
     /// # Ok(())
     /// # }
     /// ```

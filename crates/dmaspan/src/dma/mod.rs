@@ -9,6 +9,7 @@
 //! | a list of pieces, as few segments | [`Device::map_list`] | [`Device::unmap_list`] |
 //! | pieces, one by one | [`Device::reserve`], [`link`](Device::link) | [`Device::destroy`] |
 //! | a [registered buffer](crate::regbuf) | [`MappedSource`], [`Device::map_buffer`] | |
+//! | memory to share for long | [`Device::alloc`], [`CoherentPool`] | [`Device::free`] |
 //! | a buffer while a closure runs | [`Device::with_mapped`] | |
 //! | what a driver keeps as address and length | [`Device::into_raw`] | [`Device::unmap_raw`] |
 //! | what a device overwrites, by [`Attrs`] | the same | [`Device::unmap_written`] and its likes |
@@ -43,8 +44,15 @@
 //! its memory. An unmap gives the memory back, or the flush drops it where the unmap is
 //! [lazy](Flush::Lazy). A mapping that is dropped leaks, because a device may still use it.
 //!
-//! Errors that give memory or a mapping back are errors as others: by `?` they become a
-//! `Box<dyn Error>`, with what they hold. Their `error` alone becomes another type's.
+//! Errors that give memory or a mapping back are errors as others. By `?` they become a
+//! `Box<dyn Error>`, or the like, with what they hold; or an [`Error`], without: memory that no
+//! device reaches is dropped then, and a mapping that is still mapped leaks, as one that is dropped
+//! does.
+//!
+//! A plain [`Device`] names neither its translation nor its pool nor the kind of its memory, so a
+//! field of a driver has a short type and a function takes a `&Device`: from
+//! [`Device::erased`]. What it maps is a plain [`Mapping`], of [`AnyMemory`]. The type that names
+//! them saves a few nanoseconds a map.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -134,6 +142,7 @@
 //! # }
 //! ```
 
+mod any;
 mod attach;
 mod attrs;
 mod bounce;
@@ -145,6 +154,7 @@ mod error;
 mod list;
 mod memory;
 mod raw;
+mod reach;
 mod registered;
 mod reservation;
 mod scope;
@@ -153,6 +163,7 @@ mod slots;
 mod sync;
 mod unmapped;
 
+pub use any::{AnyMemory, AnyPool, AnySlot, AnyTranslation};
 pub use attrs::{Attrs, CpuSync, Privilege};
 pub use bounce::{Bounce, BouncePool, NoPool, NoSlot};
 pub use coherent::{

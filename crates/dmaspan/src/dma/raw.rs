@@ -6,20 +6,16 @@
 
 use super::bounce::BouncePool;
 use super::device::Device;
-use super::domain::{Translation, translation::Sealed};
+use super::domain::Translation;
 use super::error::Error;
+use super::reach::Reach as _;
 use super::single::{Mapping, UnmapFailed, Unmapped, check_written};
 use super::sync::bytes;
 use crate::addr::DmaAddr;
 use crate::iommu::{Event, SyncFor};
 use crate::label::Caller;
 use crate::prot::Direction;
-use crate::sharded_map::ShardedMap;
 use crate::swiotlb::Fill;
-
-/// The mappings of a device that were turned into addresses. Where nothing is translated, several
-/// can have one address.
-pub(super) type Records<T, B> = ShardedMap<<T as Sealed>::Platform, Mapping<T, B>>;
 
 /// What of a mapping a driver names besides its address.
 #[derive(Clone, Copy)]
@@ -65,8 +61,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100).unwrap());
     /// # // SAFETY: nobody touches the memory.
     /// # let memory = unsafe { RawMemory::new(piece) };
-    /// let mapping = device.map_single(memory, Direction::ToDevice).map_err(|r| r.error)?;
-    /// let (addr, len) = device.into_raw(mapping).map_err(|failed| failed.error)?;
+    /// let mapping = device.map_single(memory, Direction::ToDevice)?;
+    /// let (addr, len) = device.into_raw(mapping)?;
     /// let refused = device.unmap_raw(addr, len / 2, Direction::ToDevice);
     /// assert!(matches!(refused, Err(Error::OtherLength { mapped: 0x100, .. })));
     /// let _unmapped = device.unmap_raw(addr, len, Direction::ToDevice)?;
@@ -88,7 +84,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let error = Error::Foreign { addr };
             return Err(UnmapFailed { error, mapping: Some(mapping) });
         }
-        match self.raw.insert(addr.get(), mapping) {
+        match self.reach.insert(addr.get(), mapping) {
             Ok(()) => Ok((addr, len)),
             Err(mapping) => {
                 let error = Error::NoRecord { addr, len };
@@ -127,7 +123,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         check: impl Fn(&Mapping<T, B>) -> Result<(), Error>,
     ) -> Result<Mapping<T, B>, Error> {
         let by = self.caller();
-        let removed = self.raw.remove_if(addr.get(), check);
+        let removed = self.reach.remove_if(addr.get(), check);
         removed.unwrap_or(Err(Error::NotMapped { addr })).inspect_err(|_| {
             if let Some(range) = bytes(addr, 0, len) {
                 self.translation.observe(&Event::RefusedUnmap { range, by });
@@ -157,7 +153,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Fill::Copy => is_it(mapping),
             Fill::Overwritten => is_it(mapping).and(Err(Error::Unreported { len })),
         })?;
-        self.unmap(mapping).map_err(|failed| failed.error)
+        Ok(self.unmap(mapping)?)
     }
 
     /// Ends a mapping of which the device has written the first `written` bytes, as
@@ -184,7 +180,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let mapping = self.take_raw(addr, len, |mapping| {
             is_it(mapping).and_then(|()| check_written(addr, len, direction, written))
         })?;
-        self.unmap_written(mapping, written).map_err(|failed| failed.error)
+        Ok(self.unmap_written(mapping, written)?)
     }
 
     /// Syncs the mapping that begins at `addr` by `sync`, or says that there is none to sync so.
@@ -197,13 +193,13 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         sync: impl FnOnce(&Mapping<T, B>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let check = check(Bytes::Part(offset, len), direction);
-        let synced = self.raw.look_if(addr.get(), check, sync);
+        let synced = self.reach.look_if(addr.get(), check, sync);
         synced.unwrap_or(Err(Error::NotMapped { addr })).unwrap_or_else(|error| {
             let known = |mapping: &Mapping<T, B>| {
                 self.observe_sync(mapping, (offset, len), (turn, direction), by);
             };
-            let any = |_: &Mapping<T, B>| Ok::<(), Error>(());
-            if self.raw.look_if(addr.get(), any, known).is_none()
+            let any = |_: &Mapping<T, B>| Ok(());
+            if self.reach.look_if(addr.get(), any, known).is_none()
                 && let Some(range) = bytes(addr, offset, len)
             {
                 let event = Event::Sync { range, turn, direction, mapping: None, by };

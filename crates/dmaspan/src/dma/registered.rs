@@ -11,9 +11,11 @@ use core::mem::ManuallyDrop;
 
 use lock_api::Mutex;
 
+use super::any::AnyTranslation;
 use super::attrs::Privilege;
-use super::bounce::{BouncePool, NoPool};
+use super::bounce::BouncePool;
 use super::device::{Device, Policy};
+use super::domain::translation::Sealed;
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::list::{Placed, STAGE, Shape};
@@ -481,7 +483,7 @@ impl<E: core::error::Error> MappedSourceError<E> {
 /// # Ok(())
 /// # }
 /// ```
-pub struct MappedSource<S, T: Translation, B: BouncePool = NoPool> {
+pub struct MappedSource<S, T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     memory: S,
     device: Arc<Device<T, B>>,
 }

@@ -8,10 +8,12 @@ use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::{fmt, mem};
 
+use super::any::AnyTranslation;
 use super::attrs::{CpuSync, Privilege};
-use super::bounce::{BouncePool, NoPool};
+use super::bounce::BouncePool;
 use super::device::Device;
 use super::domain::Translation;
+use super::domain::translation::Sealed;
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::single::{Refused, Way};
@@ -60,13 +62,12 @@ use crate::swiotlb::Fill;
 ///     let piece = Piece::memory(Span::new(PhysAddr::new(paddr), len)?);
 ///     // SAFETY: the memory is this driver's, which touches it only when it is given back.
 ///     let memory = unsafe { RawMemory::new(piece) };
-///     device.link(&mut reservation, offset, memory).map_err(|refused| refused.error)?;
+///     device.link(&mut reservation, offset, memory)?;
 /// }
 /// device.announce(&mut reservation)?;
 /// // The device may write to `reservation.addr()` and behind it, and when it is done:
 /// let mut released = Vec::new();
-/// let ended = device.destroy(reservation, |memory| released.push(memory));
-/// ended.map_err(|failed| failed.error)?;
+/// device.destroy(reservation, |memory| released.push(memory))?;
 /// assert_eq!(released[1].piece().span.len(), 0x2000);
 /// # Ok(())
 /// # }
@@ -75,7 +76,7 @@ use crate::swiotlb::Fill;
 /// Dropped, it leaks the memory and the IOVAs, and the device goes on using them: end it by
 /// [`Device::destroy`].
 #[must_use = "a reservation that is dropped is never freed, and its memory leaks"]
-pub struct Reservation<T: Translation, B: BouncePool = NoPool> {
+pub struct Reservation<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     addr: DmaAddr,
     len: u64,
     direction: Direction,
@@ -186,11 +187,19 @@ pub struct ReserveRequest {
 /// A reservation that could not be ended: hardware was not seen to forget it.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct DestroyFailed<T: Translation, B: BouncePool = NoPool> {
+pub struct DestroyFailed<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     /// The reason.
     pub error: Error,
     /// The reservation, as it was. Destroy it again, or drop it: then it leaks.
     pub reservation: Reservation<T, B>,
+}
+
+impl<T: Translation, B: BouncePool> From<DestroyFailed<T, B>> for Error {
+    /// The reason alone. The reservation is dropped, and so it leaks: the device may go on using
+    /// its memory, which is never freed.
+    fn from(failed: DestroyFailed<T, B>) -> Self {
+        failed.error
+    }
 }
 
 impl<T: Translation, B: BouncePool> fmt::Debug for DestroyFailed<T, B> {

@@ -24,6 +24,13 @@ pub struct ScopeFailed<H, R> {
     pub result: Option<R>,
 }
 
+impl<H, R> From<ScopeFailed<H, R>> for Error {
+    /// The reason alone. The memory, which no device reaches, and the result are dropped.
+    fn from(failed: ScopeFailed<H, R>) -> Self {
+        failed.error
+    }
+}
+
 impl<H, R> fmt::Debug for ScopeFailed<H, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (memory, result) = (self.memory.is_some(), self.result.is_some());

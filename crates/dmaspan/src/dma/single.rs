@@ -1,14 +1,17 @@
 //! Mapping one contiguous buffer, and unmapping it.
 
 use core::fmt;
-use core::mem::ManuallyDrop;
+use core::mem::{self, ManuallyDrop};
 
+use super::any::AnyTranslation;
 use super::attrs::{Attrs, CpuSync, Privilege};
-use super::bounce::{BouncePool, NoPool};
-use super::device::{Device, Policy, Trust};
+use super::bounce::BouncePool;
+use super::device::{Device, Place, Policy, Trust};
+use super::domain::translation::Sealed;
 use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
+use super::reach::Reach as _;
 use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::Event;
@@ -24,7 +27,7 @@ use crate::swiotlb::Fill;
 ///
 /// Dropped, it leaks the memory and the IOVAs, and the device goes on using them.
 #[must_use = "a mapping that is dropped is never unmapped, and its memory leaks"]
-pub struct Mapping<T: Translation, B: BouncePool = NoPool> {
+pub struct Mapping<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     pub(super) addr: DmaAddr,
     pub(super) len: u64,
     pub(super) direction: Direction,
@@ -81,7 +84,7 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
 impl<T: Translation, B: BouncePool> Drop for Mapping<T, B> {
     fn drop(&mut self) {
         // A device may still use them.
-        core::mem::forget((self.slots.take(), self.memory.take()));
+        mem::forget((self.slots.take(), self.memory.take()));
     }
 }
 
@@ -104,6 +107,13 @@ pub struct Refused<H> {
     /// What was to be mapped, which no device reaches. `None` where hardware was not seen to forget
     /// what had been mapped before the error: the memory is in quarantine.
     pub memory: Option<H>,
+}
+
+impl<H> From<Refused<H>> for Error {
+    /// The reason alone. The memory is dropped: no device reaches it.
+    fn from(refused: Refused<H>) -> Self {
+        refused.error
+    }
 }
 
 /// How a device comes to a piece.
@@ -157,6 +167,24 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         direction: Direction,
         attrs: Attrs,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
+        T::Reach::<B>::map(self, memory, direction, attrs)
+    }
+
+    /// [`map_single_with`](Self::map_single_with) of a caller, by a translation that is this
+    /// device's, whatever is known of its type.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn map_by<D>(
+        &self,
+        translation: &D,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+        place: Place,
+    ) -> Result<Mapping<T, B>, Refused<T::Memory>>
+    where
+        D: Sealed<Memory = T::Memory>,
+    {
         if attrs.fill == Fill::Overwritten && direction != Direction::FromDevice {
             return refuse(Error::Overwrites { direction }, memory);
         }
@@ -164,38 +192,38 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let pieces = memory.pieces().len();
             return refuse(Error::NotSingle { pieces }, memory);
         };
-        match self.way(piece) {
+        match self.way_by(translation, piece) {
             Ok(Way::Translated) => {}
             Ok(Way::Straight) => {
                 self.give_caches(piece, attrs.sync);
                 return Ok(self.straight(piece, None, memory, direction, attrs));
             }
-            Ok(Way::Bounced) => return self.map_bounced(piece, memory, direction, attrs),
+            Ok(Way::Bounced) => return self.map_bounced(piece, memory, direction, attrs, place),
             Err(error) => return refuse(error, memory),
         }
-        let (whole, offset) = match self.granules(piece.span) {
+        let (whole, offset) = match granules(translation.granule_lg2(), piece.span) {
             Ok(granules) => granules,
             Err(error) => return refuse(error, memory),
         };
         self.give_caches(piece, attrs.sync);
         let limit = Iova::new(self.config.limits.last);
         let request = Request { bytes: whole.len(), align: Align::Natural, limit };
-        let iovas = match self.translation.alloc(request) {
+        let iovas = match translation.alloc(request) {
             Ok(iovas) => iovas,
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let by = self.caller();
-        let (iovas, memory) =
-            map_into(&*self.translation, iovas, memory, by, |translation, _, range| {
-                self.observe_bytes(range.start().wrapping_add(offset), piece.span.len());
-                translation.map(Promise::kept(), range.start(), &[whole], prot)
-            })?;
+        let by = self.caller_at(place);
+        let (iovas, memory) = map_into(translation, iovas, memory, by, |translation, _, range| {
+            let start = range.start().wrapping_add(offset);
+            self.observe_bytes_by(translation, start, piece.span.len());
+            translation.map(Promise::kept(), range.start(), &[whole], prot)
+        })?;
         Ok(Mapping {
             addr: DmaAddr::new(iovas.range().start().get() + offset),
             len: piece.span.len(),
             direction,
-            flush: self.flush_as(attrs.flush),
+            flush: self.flush_by(translation, attrs.flush),
             sync: attrs.sync,
             fill: attrs.fill,
             device: self.id(),
@@ -248,13 +276,12 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// # // SAFETY: nobody touches the memory.
     /// # let memory = unsafe { RawMemory::new(piece) };
     /// let attrs = Attrs { fill: Fill::Overwritten, ..Attrs::default() };
-    /// let mapped = device.map_single_with(memory, Direction::FromDevice, attrs);
-    /// let mapping = mapped.map_err(|refused| refused.error)?;
+    /// let mapping = device.map_single_with(memory, Direction::FromDevice, attrs)?;
     /// // Bounced or not, its end takes a report of the device.
     /// let refused = device.unmap(mapping).unwrap_err();
     /// assert_eq!(refused.error, Error::Unreported { len: 0x100 });
     /// let mapping = refused.mapping.expect("nothing was changed");
-    /// let _unmapped = device.unmap_written(mapping, 60).map_err(|failed| failed.error)?;
+    /// let _unmapped = device.unmap_written(mapping, 60)?;
     /// # Ok(())
     /// # }
     /// ```
@@ -303,24 +330,45 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         mut mapping: Mapping<T, B>,
         written: u64,
     ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
+        let ended = T::Reach::<B>::end(self, &mut mapping, written);
+        // Nothing is left in it.
+        mem::forget(mapping);
+        ended.map_err(|error| UnmapFailed { error, mapping: None })
+    }
+
+    /// Ends a mapping of this device for a caller, of which the CPU is to see so many bytes, by its
+    /// translation, whatever is known of its type.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn end_by<D>(
+        &self,
+        translation: &D,
+        mapping: &mut Mapping<T, B>,
+        written: u64,
+        place: Place,
+    ) -> Result<Unmapped<T::Memory>, Error>
+    where
+        D: Sealed<Memory = T::Memory>,
+    {
         // Every mapping has it until here.
         let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
         let Some(iovas) = mapping.iovas.take() else {
-            self.finish(&mut mapping, &memory, written);
+            self.finish(mapping, &memory, written);
             return Ok(Unmapped::Released(memory));
         };
-        self.translation.observe(&Event::Unmapping { range: iovas.range(), by: self.caller() });
+        let by = self.caller_at(place);
+        translation.observe(&Event::Unmapping { range: iovas.range(), by });
         // Where a hook panics, a device may still use it.
         let memory = ManuallyDrop::new(memory);
         if mapping.flush == Flush::Lazy {
             // The memory is the queue's after the unmap.
-            self.finish(&mut mapping, &memory, written);
+            self.finish(mapping, &memory, written);
         }
         let memory = ManuallyDrop::into_inner(memory);
-        match self.translation.unmap(Promise::kept(), iovas, memory, mapping.flush) {
+        match translation.unmap(Promise::kept(), iovas, memory, mapping.flush) {
             Ok(Unmapped::Released(memory)) => {
                 if mapping.flush == Flush::Strict {
-                    self.finish(&mut mapping, &memory, written);
+                    self.finish(mapping, &memory, written);
                 }
                 Ok(Unmapped::Released(memory))
             }
@@ -329,7 +377,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 if let Some(slots) = mapping.slots.take() {
                     self.quarantine(slots);
                 }
-                Err(UnmapFailed { error, mapping: None })
+                Err(error)
             }
         }
     }
@@ -337,9 +385,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Which way a device comes to a piece.
     #[inline(always)]
     pub(super) fn way(&self, piece: Piece) -> Result<Way, Error> {
+        self.way_by(&*self.translation, piece)
+    }
+
+    #[inline(always)]
+    fn way_by<D: Sealed>(&self, translation: &D, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
         // Most pieces of most devices.
-        if !self.is_direct() && via != Via::Bus && self.policy == Policy::Free {
+        if translation.direct_memory().is_none() && via != Via::Bus && self.policy == Policy::Free {
             return Ok(Way::Translated);
         }
         self.other_way(span, via)
@@ -395,6 +448,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
+        place: Place,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
         let slots = match self.bounce(piece.span, self.config.limits.keep_bits, attrs.fill) {
             Ok(slots) => slots,
@@ -404,7 +458,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if self.is_direct() {
             return Ok(self.straight(piece, Some(slots), memory, direction, attrs));
         }
-        match self.place_bounced(piece, &slots, memory, direction, attrs) {
+        match self.place_bounced((piece, &slots), memory, direction, attrs, place) {
             Ok((addr, iovas, memory)) => Ok(Mapping {
                 addr,
                 len: piece.span.len(),
@@ -428,11 +482,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[track_caller]
     fn place_bounced(
         &self,
-        piece: Piece,
-        slots: &Slots<B::Slot>,
+        (piece, slots): (Piece, &Slots<B::Slot>),
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
+        place: Place,
     ) -> Result<(DmaAddr, Iovas, T::Memory), Refused<T::Memory>> {
         let (whole, offset) = match self.granules(self.lies(piece.span, Some(slots))) {
             Ok(granules) => granules,
@@ -445,7 +499,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let by = self.caller();
+        let by = self.caller_at(place);
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, |_, _, range| {
             self.observe_bytes(range.start().wrapping_add(offset), piece.span.len());
             self.map_granules(range.start(), piece.span, Some(slots), prot)
@@ -501,12 +555,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// The granules around a span, and where it begins in them.
     #[inline(always)]
     pub(super) fn granules(&self, span: Span) -> Result<(Span, u64), Error> {
-        let granule_lg2 = self.translation.granule_lg2();
-        let offset = span.paddr().get() & lg2::mask(granule_lg2);
-        let start = PhysAddr::new(span.paddr().get() - offset);
-        let bytes = lg2::align_up(offset.saturating_add(span.len()), granule_lg2);
-        let whole = Span::new(start, bytes.unwrap_or(u64::MAX)).map_err(iova::Error::from)?;
-        Ok((whole, offset))
+        granules(self.translation.granule_lg2(), span)
     }
 
     /// What the device is permitted.
@@ -521,6 +570,16 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         }
         prot
     }
+}
+
+/// The granules around a span, and where it begins in them.
+#[inline(always)]
+fn granules(granule_lg2: u32, span: Span) -> Result<(Span, u64), Error> {
+    let offset = span.paddr().get() & lg2::mask(granule_lg2);
+    let start = PhysAddr::new(span.paddr().get() - offset);
+    let bytes = lg2::align_up(offset.saturating_add(span.len()), granule_lg2);
+    let whole = Span::new(start, bytes.unwrap_or(u64::MAX)).map_err(iova::Error::from)?;
+    Ok((whole, offset))
 }
 
 /// Whether a device can have written so many of `len` bytes.
@@ -548,12 +607,20 @@ fn refuse<M, H>(error: Error, memory: H) -> Result<M, Refused<H>> {
 /// An unmap that was refused or could not be synced.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct UnmapFailed<T: Translation, B: BouncePool = NoPool> {
+pub struct UnmapFailed<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     /// The reason.
     pub error: Error,
     /// The mapping, where nothing was changed. `None` where it is in quarantine, memory and all,
     /// until a [flush](super::DmaDomain::flush) succeeds.
     pub mapping: Option<Mapping<T, B>>,
+}
+
+impl<T: Translation, B: BouncePool> From<UnmapFailed<T, B>> for Error {
+    /// The reason alone. A mapping that was given back is dropped, and so it leaks: the device goes
+    /// on using its memory, which is never freed.
+    fn from(failed: UnmapFailed<T, B>) -> Self {
+        failed.error
+    }
 }
 
 impl<T: Translation, B: BouncePool> fmt::Debug for Mapping<T, B> {

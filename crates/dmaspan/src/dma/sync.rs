@@ -17,7 +17,6 @@ use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::{Event, SyncFor};
 use crate::label::Caller;
-use crate::platform::Platform as _;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
 use crate::swiotlb::To;
@@ -188,14 +187,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     pub(super) fn give_caches(&self, piece: Piece, sync: CpuSync) {
         let follows = self.config.coherency == Coherency::NonCoherent && sync == CpuSync::Sync;
         if follows && piece.via == Via::Memory {
-            self.translation.platform().write_back(piece.span);
+            self.translation.write_back(piece.span);
         }
     }
 
     /// Makes caches forget what a device wrote that does not see them.
     fn take_caches(&self, piece: Piece) {
         if self.config.coherency == Coherency::NonCoherent && piece.via == Via::Memory {
-            self.translation.platform().invalidate(piece.span);
+            self.translation.invalidate(piece.span);
         }
     }
 }

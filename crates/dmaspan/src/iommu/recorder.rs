@@ -90,14 +90,14 @@ impl Placed for Asked {
 /// let packet = Piece::memory(Span::new(PhysAddr::new(0x8000_0200), 1500)?);
 /// // SAFETY: the memory is this program's, and no device writes it.
 /// let packet = unsafe { RawMemory::new(packet) };
-/// let mapped = nic.map_single(packet, Direction::ToDevice).map_err(|refused| refused.error)?;
+/// let mapped = nic.map_single(packet, Direction::ToDevice)?;
 ///
 /// let found: Vec<_> = who.list().collect();
 /// assert_eq!(found.len(), 1);
 /// assert_eq!(found[0].by.and_then(|by| by.device), Some("nic0"));
 /// print!("{}", who.dump()); // 0xfffff000..=0xffffffff r-x- #1 nic0 at src/main.rs:27:18
 ///
-/// let _memory = nic.unmap(mapped).map_err(|failed| failed.error)?;
+/// let _memory = nic.unmap(mapped)?;
 /// assert_eq!(who.list().count(), 0);
 /// # Ok(())
 /// # }

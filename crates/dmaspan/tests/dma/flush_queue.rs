@@ -185,7 +185,7 @@ impl Bench {
     /// Maps and unmaps a page, lazily.
     fn pass(&self) -> Result<Unmapped<Buffer>, Error> {
         let mapping = self.map();
-        self.device.unmap(mapping).map_err(|failed| failed.error)
+        Ok(self.device.unmap(mapping)?)
     }
 
     fn released(&self) -> usize {

@@ -8,6 +8,7 @@ mod bounce;
 mod coherent;
 mod common;
 mod edges;
+mod erased;
 mod flush_queue;
 mod growth;
 mod iova;

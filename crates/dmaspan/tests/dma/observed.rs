@@ -139,6 +139,24 @@ impl Observer for Heard {
 }
 
 #[test]
+fn a_device_without_type_parameters_says_the_line_that_asked_too() {
+    let heard = Arc::new(Heard::default());
+    let domain = domain(Arc::clone(&heard)).0;
+    let domain = DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap();
+    let nic = Device::erased(Arc::new(domain), NoPool, DeviceConfig::bits(40)).unwrap();
+    // SAFETY: no device uses it.
+    let memory = unsafe { RawMemory::new(Piece::memory(span(0x8000_0000, 0x1000))) };
+    let mapping = nic.map_single(memory.into(), Direction::ToDevice).unwrap();
+    let mapped = line!() - 1;
+    drop(nic.unmap(mapping).unwrap());
+    let unmapped = line!() - 1;
+    let heard = heard.0.lock();
+    let asked = heard.iter().filter_map(|(what, place)| Some((*what, (*place)?)));
+    let lines: Vec<_> = asked.map(|(what, place)| (what, place.file(), place.line())).collect();
+    assert_eq!(lines, [("mapping", file!(), mapped), ("unmapping", file!(), unmapped)]);
+}
+
+#[test]
 fn who_asks_is_said_before_what_is_done_and_of_syncs_and_refusals_too() {
     let heard = Arc::new(Heard::default());
     let nic = device(Arc::clone(&heard), Flush::Lazy);

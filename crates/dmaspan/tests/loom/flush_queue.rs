@@ -175,7 +175,7 @@ impl Rig {
     }
 
     fn unmap(&self, mapping: Mapping<Dma>) -> Result<Unmapped<Page>, Error> {
-        self.device.unmap(mapping).map_err(|failed| failed.error)
+        Ok(self.device.unmap(mapping)?)
     }
 
     fn unmap_lazily(&self, mapping: Mapping<Dma>) {

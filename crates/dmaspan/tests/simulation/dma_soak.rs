@@ -380,9 +380,9 @@ impl Soak {
     fn unmap(&self, held: Held) -> Option<Held> {
         let device = &self.devices[held.device];
         let unmapped = match held.mapped {
-            Mapped::Single(mapping) => device.unmap(mapping).map_err(|failed| failed.error),
+            Mapped::Single(mapping) => device.unmap(mapping).map_err(Error::from),
             Mapped::Raw(addr, len) => device.unmap_raw(addr, len, held.direction),
-            Mapped::List(mapping) => device.unmap_list(mapping).map_err(|failed| failed.error),
+            Mapped::List(mapping) => device.unmap_list(mapping).map_err(Error::from),
             Mapped::Reserved(reservation) => {
                 let failed = device.destroy(reservation, drop).err()?;
                 self.refuse(failed.error);

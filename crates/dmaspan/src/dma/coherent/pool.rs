@@ -198,6 +198,7 @@ impl CoherentPool {
     ///
     /// As [`Device::alloc`] where a page is needed; otherwise it allocates nothing and waits for
     /// nobody.
+    #[track_caller]
     pub fn alloc<T: Translation, B: BouncePool>(
         &mut self,
         device: &Device<T, B>,
@@ -253,6 +254,7 @@ impl CoherentPool {
     /// # Context
     ///
     /// As [`Device::free`], for each page.
+    #[track_caller]
     pub fn destroy<T: Translation, B: BouncePool>(
         mut self,
         device: &Device<T, B>,
@@ -281,6 +283,7 @@ impl CoherentPool {
     }
 
     /// Divides a new page into blocks.
+    #[track_caller]
     fn add_page<T: Translation, B: BouncePool>(
         &mut self,
         device: &Device<T, B>,

@@ -4,9 +4,11 @@ use core::mem::ManuallyDrop;
 use core::{fmt, mem};
 
 use super::ListMapping;
+use crate::dma::any::AnyTranslation;
 use crate::dma::attrs::CpuSync;
-use crate::dma::bounce::{BouncePool, NoPool};
+use crate::dma::bounce::BouncePool;
 use crate::dma::device::Device;
+use crate::dma::domain::translation::Sealed;
 use crate::dma::domain::{Flush, Translation};
 use crate::dma::error::Error;
 use crate::dma::memory::{DmaMemory, Piece};
@@ -178,12 +180,20 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 /// An unmap of a list that was refused or could not be synced.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct UnmapListFailed<T: Translation, B: BouncePool = NoPool> {
+pub struct UnmapListFailed<T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     /// The reason.
     pub error: Error,
     /// The mapping, where nothing was changed. `None` where it is in quarantine, memory and all,
     /// until a [flush](crate::dma::DmaDomain::flush) succeeds.
     pub mapping: Option<ListMapping<T, B>>,
+}
+
+impl<T: Translation, B: BouncePool> From<UnmapListFailed<T, B>> for Error {
+    /// The reason alone. A mapping that was given back is dropped, and so it leaks: the device goes
+    /// on using its memory, which is never freed.
+    fn from(failed: UnmapListFailed<T, B>) -> Self {
+        failed.error
+    }
 }
 
 impl<T: Translation, B: BouncePool> fmt::Debug for UnmapListFailed<T, B> {

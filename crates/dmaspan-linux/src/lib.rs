@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | a driver of a device, by VFIO or iommufd | [`vfio::VfioSpace`], [`plan::Mapper`] | [driver] |
 //! | a VMM | [`plan::Mapper`] over [`vfio::Ioas`] | [VMM] |
-//! | a vfio-user server | [`Memory::from_file`] | [server] |
+//! | a vfio-user server | [`client::ClientRegions`] | [server] |
 //! | an application of io_uring | [`fixed::FixedPool`] | [io_uring] |
 //! | a tool that says which devices can be used | [`pci::System`] | [operating] |
 //! | something that needs pinned memory and where it is | [`LinuxPinner`] | [pinner] |

@@ -46,6 +46,8 @@ const DMA_PAIR: &str = "cargo xtask peers --runs 1 --case dma_pair";
 const ONE_ROW: &str = "cargo xtask peers --format json --runs 1 --case lpae/4k_1";
 const BOOK: Form = Check("book");
 const TESTS: Form = Check("tests");
+/// The crates whose examples `docs/tests/examples.rs` runs.
+const EXAMPLES: [&str; 2] = ["dmaspan", "dmaspan-linux"];
 const GUESTS: Form = Check("guests");
 
 const COMMANDS: &[Entry] = &[
@@ -230,7 +232,7 @@ fn unknown(tree: &Tree) -> Vec<String> {
 fn is_example(tree: &Tree, command: &str) -> bool {
     let words: Vec<&str> = command.split(' ').collect();
     let ["cargo", "run", "-p", package, "--example", example] = words[..] else { return false };
-    tree.file(&format!("crates/{package}/examples/{example}.rs")).is_some()
+    EXAMPLES.contains(&package) && tree.file(&format!("crates/{package}/examples/{example}.rs")).is_some()
 }
 
 /// The commands in a text, each once: the lines of its blocks of shell, those behind a `$` in its

@@ -227,12 +227,13 @@ fn unknown(tree: &Tree) -> Vec<String> {
     problems
 }
 
-/// Whether a command runs an example of a single file as it stands: the tests of its crate run all
-/// of those, and look at what they print.
+/// Whether a command runs an example of a single file as it stands: a test runs all of those, and
+/// looks at what they print.
 fn is_example(tree: &Tree, command: &str) -> bool {
     let words: Vec<&str> = command.split(' ').collect();
     let ["cargo", "run", "-p", package, "--example", example] = words[..] else { return false };
-    EXAMPLES.contains(&package) && tree.file(&format!("crates/{package}/examples/{example}.rs")).is_some()
+    let source = format!("crates/{package}/examples/{example}.rs");
+    EXAMPLES.contains(&package) && tree.file(&source).is_some()
 }
 
 /// The commands in a text, each once: the lines of its blocks of shell, those behind a `$` in its
@@ -307,10 +308,17 @@ mod tests {
 
     #[test]
     fn examples_of_a_single_file_are_known_where_they_are_there() {
-        let tree = Tree::of(&[("crates/a/examples/b.rs", "fn main() {}")]);
-        assert!(is_example(&tree, "cargo run -p a --example b"));
-        for other in ["cargo run -p a --example c", "cargo run -p a --example b -- x", "cargo run"]
-        {
+        let tree = Tree::of(&[
+            ("crates/dmaspan/examples/b.rs", "fn main() {}"),
+            ("crates/a/examples/b.rs", "fn main() {}"),
+        ]);
+        assert!(is_example(&tree, "cargo run -p dmaspan --example b"));
+        for other in [
+            "cargo run -p dmaspan --example c",
+            "cargo run -p dmaspan --example b -- x",
+            "cargo run -p a --example b",
+            "cargo run",
+        ] {
             assert!(!is_example(&tree, other), "{other}");
         }
     }

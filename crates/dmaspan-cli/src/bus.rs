@@ -1,10 +1,10 @@
-//! The process's memory, as a simulated device behind the software IOMMU reaches it.
+//! The process's memory, as a device behind the software IOMMU reaches it.
 
 use std::sync::Arc;
 
+use dmaspan::iommu::soft::{Bus, BusError};
 use dmaspan::{Address, PhysAddr};
 use dmaspan_linux::{FrameMap, Memory};
-use dmaspan_sim::bus::{Bus, BusError};
 
 /// Memory that answers to the addresses that it was mapped with: physical ones, or those of this
 /// process.
@@ -24,15 +24,15 @@ impl<A: Address> MemoryBus<A> {
     /// in the access it begins and ends.
     fn pieces(
         &self,
-        paddr: PhysAddr,
+        at: A,
         len: usize,
         mut piece: impl FnMut(u64, usize, usize) -> bool,
     ) -> Result<(), BusError> {
         let mut done = 0;
         while done < len {
-            let at = paddr.wrapping_add(u64::try_from(done).unwrap_or(u64::MAX));
-            let nobody = BusError::Nobody { paddr: at };
-            let (offset, left) = self.frames.locate(A::new(at.get())).ok_or(nobody)?;
+            let at = at.get().wrapping_add(u64::try_from(done).unwrap_or(u64::MAX));
+            let nobody = BusError::Nobody { paddr: PhysAddr::new(at) };
+            let (offset, left) = self.frames.locate(A::new(at)).ok_or(nobody)?;
             let step = usize::try_from(left).unwrap_or(usize::MAX).min(len - done);
             if !piece(offset, done, done + step) {
                 return Err(nobody);
@@ -43,15 +43,15 @@ impl<A: Address> MemoryBus<A> {
     }
 }
 
-impl<A: Address> Bus for MemoryBus<A> {
-    fn read(&self, paddr: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {
-        self.pieces(paddr, buf.len(), |offset, from, to| {
+impl<A: Address> Bus<A> for MemoryBus<A> {
+    fn read(&self, at: A, buf: &mut [u8]) -> Result<(), BusError> {
+        self.pieces(at, buf.len(), |offset, from, to| {
             self.memory.read(offset, &mut buf[from..to]).is_ok()
         })
     }
 
-    fn write(&self, paddr: PhysAddr, buf: &[u8]) -> Result<(), BusError> {
-        self.pieces(paddr, buf.len(), |offset, from, to| {
+    fn write(&self, at: A, buf: &[u8]) -> Result<(), BusError> {
+        self.pieces(at, buf.len(), |offset, from, to| {
             self.memory.write(offset, &buf[from..to]).is_ok()
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json)
-//!           ▲                 ├─ soft_iommu: container, tables, IOTLB
+//!           ▲                 ├─ soft_iommu: container, tables, a device behind them
 //!           │                 ├─ real_iommu: a device whose memory the kernel maps
 //!        machine              ├─ verify, bus: a device uses what is mapped
 //!                             ├─ pinned: what the kernel counts as pinned

@@ -1,14 +1,14 @@
-//! An IOMMU of software: page tables, an IOTLB over them and the container that maps.
+//! A software IOMMU of this process: page tables, a device behind them and the container that maps.
 
 use std::error::Error;
 use std::fmt;
 
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
-use dmaspan::iommu::Domain;
+use dmaspan::iommu::soft::SoftDevice;
+use dmaspan::iommu::{Domain, IommuOps, SoftIommu};
 use dmaspan::{Account, Container, PhysAddr, Prot};
-use dmaspan_linux::{FrameAddress, LinuxPinner};
-use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
+use dmaspan_linux::{FrameAddress, LinuxPinner, UserPlatform};
+use parking_lot::Mutex;
 
 /// What a device may do with what is mapped for it.
 pub(crate) const PROT: Prot = Prot::READ_WRITE.union(Prot::CACHE);
@@ -19,8 +19,14 @@ const ADDRESS_BITS: u32 = 48;
 /// The physical address of the first table: any, since tables and memory are reached separately.
 const TABLES_AT: PhysAddr = PhysAddr::new(1 << 40);
 
-/// The tables as the walker's manual describes them, and what was read from them.
-pub(crate) type TableIotlb = Iotlb<ArmLpaeS1Walker, Arena>;
+/// The number by which faults name the device.
+const STREAM: u32 = 0;
+
+/// A device behind tables with a granule of `2^G` bytes, with an IOTLB that keeps all it finds.
+pub(crate) type Device<A, const G: u32> = SoftDevice<ArmLpaeS1<G>, Arena, A>;
+
+/// What it translates by.
+pub(crate) type Iommu<A, const G: u32> = SoftIommu<ArmLpaeS1<G>, Arena, A>;
 
 /// Page tables of the process with a granule of `2^G` bytes.
 pub(crate) type Table<const G: u32> = PageTable<ArmLpaeS1<G>, Arena>;
@@ -30,13 +36,13 @@ pub(crate) type BuildError = Box<dyn Error + Send + Sync>;
 
 /// A container over page tables that a device of this process can use.
 #[derive(Debug)]
-pub(crate) struct SoftIommu<A: FrameAddress> {
+pub(crate) struct SoftContainer<A: FrameAddress, const G: u32> {
     /// What maps.
     pub(crate) container: Container<LinuxPinner<A>, parking_lot::RawMutex>,
     /// Where its tables are.
     pub(crate) tables: Arena,
-    /// What a device translates by.
-    pub(crate) iotlb: TableIotlb,
+    /// What uses what is mapped. It forgets nothing by itself: what an unmap leaves out is found.
+    pub(crate) device: Mutex<Device<A, G>>,
     /// How many tables there are while nothing is mapped: the root.
     empty_tables: usize,
 }
@@ -50,20 +56,17 @@ pub(crate) struct Left {
     leaves: usize,
     /// Tables below the root.
     tables: usize,
-    /// Leaves that the IOTLB holds.
-    cached_leaves: usize,
-    /// Links to tables that the IOTLB holds.
-    cached_links: usize,
+    /// Spans that the device's IOTLB keeps.
+    cached_spans: usize,
 }
 
 impl Left {
-    fn parts(&self) -> [(usize, &'static str); 5] {
+    fn parts(&self) -> [(usize, &'static str); 4] {
         [
             (self.mappings, "mappings"),
             (self.leaves, "leaves in the tables"),
             (self.tables, "tables below the root"),
-            (self.cached_leaves, "leaves in the IOTLB"),
-            (self.cached_links, "links to tables in the IOTLB"),
+            (self.cached_spans, "spans in the IOTLB"),
         ]
     }
 
@@ -83,29 +86,34 @@ impl fmt::Display for Left {
     }
 }
 
-impl<A: FrameAddress> SoftIommu<A> {
-    /// One with tables of a granule of `2^G` bytes, for `bytes` of memory.
+impl<A: FrameAddress, const G: u32> SoftContainer<A, G> {
+    /// One for `bytes` of memory.
     ///
     /// # Errors
     ///
     /// [`BuildError`], for a granule that Arm does not have.
-    pub(crate) fn new<const G: u32>(
+    pub(crate) fn new(pinner: LinuxPinner<A>, bytes: u64) -> Result<Self, BuildError> {
+        Self::with_hooks(pinner, bytes, |iommu| iommu)
+    }
+
+    /// The same with the hooks that `hooks` makes of the IOMMU's.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
+    pub(crate) fn with_hooks<O: IommuOps<Address = A> + 'static>(
         pinner: LinuxPinner<A>,
         bytes: u64,
+        hooks: impl FnOnce(Iommu<A, G>) -> O,
     ) -> Result<Self, BuildError> {
         let (table, tables) = new_table::<G>(bytes)?;
-        let registers = table.format().registers(table.root());
-        let walker = ArmLpaeS1Walker::new(ArmS1WalkRegisters {
-            ttbr: registers.ttbr,
-            tcr: registers.tcr,
-            mair: registers.mair,
-            ..Default::default()
-        })?;
-        let iotlb = Iotlb::new(walker, tables.clone());
-        let domain = Domain::new(table, iotlb.reaching::<A>())?;
+        let iommu = SoftIommu::over(&table).reaching::<A>().waiting_by(UserPlatform::sleeping);
+        let mut device = iommu.device(STREAM);
+        device.set_places(usize::try_from(bytes >> G).unwrap_or(usize::MAX));
+        let domain = Domain::new(table, hooks(iommu))?;
         let container = Container::with_domain(pinner, domain, Account::new(bytes));
         let empty_tables = tables.tables();
-        Ok(Self { container, tables, iotlb, empty_tables })
+        Ok(Self { container, tables, device: Mutex::new(device), empty_tables })
     }
 
     /// Whether nothing is mapped and charged.
@@ -113,16 +121,14 @@ impl<A: FrameAddress> SoftIommu<A> {
         self.container.mappings() == 0 && self.container.account().used() == 0
     }
 
-    /// What is still there, after everything was unmapped. Ask before addresses are tried again,
-    /// which fills the IOTLB.
+    /// What is still there, after everything was unmapped.
     pub(crate) fn left(&self) -> Left {
         let leaves: u64 = self.container.census().sizes().map(|(_, count)| count).sum();
         Left {
             mappings: self.container.mappings(),
             leaves: usize::try_from(leaves).unwrap_or(usize::MAX),
             tables: self.tables.tables().saturating_sub(self.empty_tables),
-            cached_leaves: self.iotlb.cached_leaves(),
-            cached_links: self.iotlb.cached_links(),
+            cached_spans: self.device.lock().cached().len(),
         }
     }
 }

@@ -3,13 +3,14 @@
 
 use std::iter;
 
+use dmaspan::iommu::FaultAccess;
+use dmaspan::iommu::soft::{AccessFailed, Bus, BusError};
 use dmaspan::{Iova, IovaRange};
+use dmaspan_linux::FrameAddress;
 use dmaspan_linux::Memory;
 use dmaspan_linux::mem::{AccessError, CheckError};
-use dmaspan_sim::bus::Bus;
-use dmaspan_sim::device::{DmaError, SimDevice};
-use dmaspan_sim::iotlb::Iotlb;
-use dmaspan_sim::walker::{Access, TableWords, Walker};
+
+use crate::soft_iommu::Device;
 
 /// How many bytes a device reads or writes at once.
 const CHUNK: u64 = 1 << 20;
@@ -21,12 +22,12 @@ pub(crate) const PASSES: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Mismatch {
     /// The device's access failed.
-    #[error("at iova {iova} the device was refused: {source}")]
+    #[error("at iova {iova}: {source}")]
     Refused {
         /// Where.
         iova: Iova,
         /// Why.
-        source: DmaError,
+        source: AccessFailed<BusError>,
     },
     /// The CPU does not find what the device wrote.
     #[error("at iova {iova} the device wrote {expected:#x} and the CPU sees {found:#x}")]
@@ -107,29 +108,31 @@ pub(crate) struct Mapped<'a> {
 impl Mapped<'_> {
     /// Writes every byte as the device and reads it as the CPU, then the other way round. `advance`
     /// is told of bytes passed over.
-    pub(crate) fn check<W: Walker, T: TableWords, B: Bus>(
+    pub(crate) fn check<A: FrameAddress, const G: u32>(
         &self,
-        device: &SimDevice<W, T, B>,
+        device: &mut Device<A, G>,
+        bus: &impl Bus<A>,
         advance: &dyn Fn(u64),
     ) -> Checked {
         let mut bytes = 0;
-        let mismatch = self.passes(device, &mut bytes, advance).err();
+        let mismatch = self.passes(device, bus, &mut bytes, advance).err();
         Checked { bytes, mismatch }
     }
 
     /// The passes of a check, as many as [`PASSES`], and how many bytes the last one found right.
-    fn passes<W: Walker, T: TableWords, B: Bus>(
+    fn passes<A: FrameAddress, const G: u32>(
         &self,
-        device: &SimDevice<W, T, B>,
+        device: &mut Device<A, G>,
+        bus: &impl Bus<A>,
         checked: &mut u64,
         advance: &dyn Fn(u64),
     ) -> Result<(), Mismatch> {
         let word = |writer, iova: Iova| move |n| pattern(writer, iova.get() + 8 * n);
         let mut buf = Vec::new();
-        self.chunks(advance, |at, len, iova| {
+        self.chunks(advance, |_, len, iova| {
             buf.clear();
             buf.extend((0..len / 8).map(word(Writer::Device, iova)).flat_map(u64::to_ne_bytes));
-            device.write(iova, &buf).map_err(|source| self.refused(at, source))
+            device.write(bus, iova, &buf).map_err(|source| refused(iova, source))
         })?;
         self.chunks(advance, |at, len, iova| {
             let (offset, expected) = (self.offset + at, word(Writer::Device, iova));
@@ -148,7 +151,7 @@ impl Mapped<'_> {
         })?;
         self.chunks(advance, |at, len, iova| {
             buf.resize(usize::try_from(len).unwrap_or(0), 0);
-            device.read(iova, &mut buf).map_err(|source| self.refused(at, source))?;
+            device.read(bus, iova, &mut buf).map_err(|source| refused(iova, source))?;
             let (words, _) = buf.as_chunks::<8>();
             for (n, found) in (0..).zip(words) {
                 let (expected, found) = (word(Writer::Cpu, iova)(n), u64::from_ne_bytes(*found));
@@ -183,27 +186,27 @@ impl Mapped<'_> {
     fn iova(&self, at: u64) -> Iova {
         self.range.start().wrapping_add(at)
     }
+}
 
-    /// The first byte of a chunk that the device could not access.
-    fn refused(&self, chunk_at: u64, source: DmaError) -> Mismatch {
-        let done = match source {
-            DmaError::Fault { done, .. } | DmaError::Bus { done, .. } => done,
-            _ => 0,
-        };
-        let at = chunk_at + u64::try_from(done).unwrap_or(0);
-        Mismatch::Refused { iova: self.iova(at), source }
-    }
+/// The first byte that the device could not access, of an access that began at `iova`.
+fn refused(iova: Iova, source: AccessFailed<BusError>) -> Mismatch {
+    let iova = match source {
+        AccessFailed::Fault(fault) => fault.range.start(),
+        AccessFailed::Stopped { iova, .. } => iova,
+        _ => iova,
+    };
+    Mismatch::Refused { iova, source }
 }
 
 /// Tries to read and to write every page of `page_bytes` in `range`, none of which is mapped.
-pub(crate) fn stale<W: Walker, T: TableWords>(
-    iotlb: &Iotlb<W, T>,
+pub(crate) fn stale<A: FrameAddress, const G: u32>(
+    device: &mut Device<A, G>,
     range: IovaRange,
     page_bytes: u64,
 ) -> Stale {
     let mut stale = Stale::default();
     for (iova, access) in accesses(range, page_bytes) {
-        if iotlb.translate(iova, access).is_ok() {
+        if translate(device, iova, access).is_ok() {
             stale.translations += 1;
             stale.first = stale.first.or(Some(iova));
         }
@@ -216,26 +219,31 @@ pub(crate) fn stale<W: Walker, T: TableWords>(
 /// # Errors
 ///
 /// [`Mismatch::Refused`] for the first page that is not mapped.
-pub(crate) fn touch<W: Walker, T: TableWords>(
-    iotlb: &Iotlb<W, T>,
+pub(crate) fn touch<A: FrameAddress, const G: u32>(
+    device: &mut Device<A, G>,
     range: IovaRange,
     page_bytes: u64,
 ) -> Result<(), Mismatch> {
     accesses(range, page_bytes).try_for_each(|(iova, access)| {
-        let refused = |fault| {
-            let source = DmaError::Fault { done: 0, fault };
-            Mismatch::Refused { iova, source }
-        };
-        iotlb.translate(iova, access).map(drop).map_err(refused)
+        translate(device, iova, access).map_err(|source| refused(iova, source))
     })
 }
 
+/// An access to one byte, of which nothing comes.
+fn translate<A: FrameAddress, const G: u32>(
+    device: &mut Device<A, G>,
+    iova: Iova,
+    access: FaultAccess,
+) -> Result<(), AccessFailed<BusError>> {
+    device.access(IovaRange::point(iova), access, |_| Ok(()))
+}
+
 /// A read and a write of the first address of each page of `page_bytes` in `range`.
-fn accesses(range: IovaRange, page_bytes: u64) -> impl Iterator<Item = (Iova, Access)> {
+fn accesses(range: IovaRange, page_bytes: u64) -> impl Iterator<Item = (Iova, FaultAccess)> {
     let next = move |iova: &Iova| iova.checked_add(page_bytes);
     let pages = iter::successors(Some(range.start()), next);
     let pages = pages.take_while(move |iova| range.contains(*iova));
-    pages.flat_map(|iova| [Access::Read, Access::Write].map(|access| (iova, access)))
+    pages.flat_map(|iova| [FaultAccess::Read, FaultAccess::Write].map(|access| (iova, access)))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use dmaspan::Platform;
 use dmaspan::container::{BusyHook, GaveUp};
@@ -27,6 +29,30 @@ use crate::sys;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UserPlatform;
+
+impl UserPlatform {
+    /// Waits for accesses of device models that are under way, for
+    /// [`SoftIommu::waiting_by`](dmaspan::iommu::SoftIommu::waiting_by): lets other threads run,
+    /// then sleeps, and gives up after about ten seconds.
+    ///
+    /// ```
+    /// use dmaspan::iommu::soft::TryAgain;
+    /// use dmaspan_linux::UserPlatform;
+    ///
+    /// const WAITING: TryAgain = UserPlatform::sleeping;
+    /// assert!(WAITING(0));
+    /// ```
+    pub fn sleeping(tries: u64) -> bool {
+        const YIELDS: u64 = 64;
+        const NAP: Duration = Duration::from_micros(100);
+        const NAPS: u64 = 100_000;
+        match tries.checked_sub(YIELDS) {
+            None => thread::yield_now(),
+            Some(_) => thread::sleep(NAP),
+        }
+        tries < YIELDS + NAPS
+    }
+}
 
 impl Platform for UserPlatform {
     type Lock = parking_lot::RawMutex;

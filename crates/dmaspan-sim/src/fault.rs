@@ -5,7 +5,7 @@
 //! looks after each whether everything is as before.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use dmaspan::dma::{BouncePool, CoherentFrames, CoherentRequest, NoCoherent};
 use dmaspan::io_pgtable::{Fresh, NoTables, TableAddr, TableMemory, TableRoot, TableShape, Word};
@@ -154,6 +154,60 @@ unsafe impl<O: IommuOps> IommuOps for Faulty<O> {
         fn root_changed(
             &self, promise: Promise<'_>, current: &dyn Fn() -> (PhysAddr, u32)
         ) -> Result<(), HardwareError>;
+        fn observe(&self, event: &Event<'_>);
+        fn max_ranges(&self) -> usize;
+    }
+}
+
+/// Whether hooks that are wrapped with it forget what they should. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Forgets {
+    nothing: Arc<AtomicBool>,
+}
+
+impl Forgets {
+    /// From now on invalidations answer `Ok` and do nothing: the bug of a driver, for tests of
+    /// those who should notice it.
+    pub fn nothing(&self) {
+        self.nothing.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Hooks of which invalidations are lost when [`Forgets`] says so.
+#[derive(Clone, Debug)]
+pub struct Forgetful<O> {
+    inner: O,
+    forgets: Forgets,
+}
+
+impl<O> Forgetful<O> {
+    /// `inner`, forgetting as `forgets` says.
+    pub fn new(inner: O, forgets: &Forgets) -> Self {
+        Self { inner, forgets: forgets.clone() }
+    }
+}
+
+#[expect(unsafe_code, reason = "everything but the bug is the inner hooks'")]
+// SAFETY: `Ok` comes from the inner hooks, but where the test plants the bug that it looks for, and
+// has device models that touch no memory which anybody else uses.
+unsafe impl<O: IommuOps> IommuOps for Forgetful<O> {
+    type Address = O::Address;
+
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        if self.forgets.nothing.load(Ordering::SeqCst) {
+            Ok(())
+        } else {
+            self.inner.invalidate(what)
+        }
+    }
+
+    forward! { inner:
+        fn begin(&self, promise: Promise<'_>, root: &TableRoot) -> Result<(), HardwareError>;
+        fn sync_map(&self, range: IovaRange) -> Result<(), HardwareError>;
+        fn root_changed(
+            &self, promise: Promise<'_>, current: &dyn Fn() -> (PhysAddr, u32)
+        ) -> Result<(), HardwareError>;
+        fn detach(&self) -> Result<(), HardwareError>;
         fn observe(&self, event: &Event<'_>);
         fn max_ranges(&self) -> usize;
     }

@@ -44,6 +44,49 @@ pub fn lints(tree: &Tree) -> Vec<Problem> {
     lacks.map(|file| Problem::of_file(&file.path, what.to_owned())).collect()
 }
 
+/// What tests and benchmarks stand on.
+const OF_TESTS: [&str; 5] =
+    ["dmaspan-sim", "dmaspan-qemu", "dmaspan-guest", "dmaspan-bench", "dmaspan-peers"];
+
+/// Finds crates of the product, and examples to copy, that depend on what tests stand on for more
+/// than their tests.
+pub fn product(tree: &Tree) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for file in tree.files() {
+        let Some(folder) = file.path.strip_suffix("/Cargo.toml") else { continue };
+        let name = folder.rsplit('/').next().unwrap_or(folder);
+        let is_product = !OF_TESTS.contains(&name)
+            && ["crates/", "examples/", "adapters/"].iter().any(|at| folder.starts_with(at));
+        if !is_product {
+            continue;
+        }
+        let (mut table, mut lines) = ("", (1..).zip(file.text.lines()));
+        let found = lines.by_ref().filter_map(|(number, line)| {
+            let line = line.trim();
+            if let Some(header) = line.strip_prefix('[') {
+                table = header.split(']').next().unwrap_or("").trim_matches('[');
+            }
+            let is_dependency = table.contains("dependencies") && !table.contains("dev-");
+            let names = |of_tests: &&str| {
+                let is_key = line
+                    .strip_prefix(**of_tests)
+                    .is_some_and(|rest| rest.starts_with(['.', ' ', '=']));
+                let is_renamed = line.contains(&format!("package = \"{of_tests}\""));
+                let is_header = line.starts_with('[') && table.ends_with(&format!(".{of_tests}"));
+                !line.starts_with('#') && (is_key || is_renamed || is_header)
+            };
+            let of_tests = OF_TESTS.iter().find(names).filter(|_| is_dependency)?;
+            let what = format!(
+                "depends on `{of_tests}`, which tests and benchmarks stand on; take what is needed \
+                 from the product, or make it a dev-dependency"
+            );
+            Some(Problem::new(&file.path, number, what))
+        });
+        problems.extend(found);
+    }
+    problems
+}
+
 /// The folders of the sources of the crates that are published.
 pub(super) fn published(tree: &Tree) -> Vec<String> {
     let crates = tree.files().iter().filter_map(|file| {
@@ -75,6 +118,25 @@ mod tests {
         assert_eq!(found("xtask/Cargo.toml", ""), 1);
         assert_eq!(found("docs/Cargo.toml", ""), 1);
         assert_eq!(found("examples/x/Cargo.toml", ""), 1);
+    }
+
+    #[test]
+    fn the_product_needs_what_tests_stand_on_for_its_tests_alone() {
+        let lines = |path: &str, text: &str| -> Vec<usize> {
+            product(&Tree::of(&[(path, text)])).iter().map(|problem| problem.line).collect()
+        };
+        let path = "crates/dmaspan-cli/Cargo.toml";
+        assert_eq!(lines(path, "[dependencies]\ndmaspan.workspace = true\ndmaspan-sim = {}"), [3]);
+        assert_eq!(lines(path, "[dependencies]\ndmaspan-sim.workspace = true"), [2]);
+        assert_eq!(lines(path, "[dependencies.dmaspan-qemu]\nworkspace = true"), [1]);
+        assert_eq!(lines(path, "[target.'cfg(unix)'.dependencies]\ndmaspan-bench = \"1\""), [2]);
+        assert_eq!(lines(path, "[build-dependencies]\nx = { package = \"dmaspan-sim\" }"), [2]);
+        assert!(lines(path, "[dev-dependencies]\ndmaspan-sim.workspace = true").is_empty());
+        assert!(lines(path, "[dependencies]\n# dmaspan-sim = 1\ndmaspan-simple = 1").is_empty());
+        assert_eq!(lines("examples/x/Cargo.toml", "[dependencies]\ndmaspan-sim = 1"), [2]);
+        assert!(
+            lines("crates/dmaspan-bench/Cargo.toml", "[dependencies]\ndmaspan-sim = 1").is_empty()
+        );
     }
 
     #[test]

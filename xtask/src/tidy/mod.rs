@@ -22,7 +22,7 @@ use crate::tree::Tree;
 pub type Rule = fn(&Tree) -> Vec<Problem>;
 
 /// All rules.
-pub const RULES: [Rule; 15] = [
+pub const RULES: [Rule; 16] = [
     imports::systems,
     size::lines_of_code,
     size::line_width,
@@ -36,6 +36,7 @@ pub const RULES: [Rule; 15] = [
     documents::glossary,
     documents::links,
     manifests::lints,
+    manifests::product,
     names::duplicates,
     names::words,
 ];

@@ -69,6 +69,11 @@ fn every_crate_takes_the_workspace_lints() {
 }
 
 #[test]
+fn the_product_stands_on_nothing_of_the_tests() {
+    holds(manifests::product);
+}
+
+#[test]
 fn no_two_public_types_have_one_name() {
     holds(names::duplicates);
 }

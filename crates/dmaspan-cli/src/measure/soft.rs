@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use dmaspan::container;
 use dmaspan::io_pgtable;
-use dmaspan::iommu::{self, IommuOps};
+use dmaspan::iommu::{self, Gather};
 use dmaspan::lg2;
 use dmaspan::{Address, Iova, IovaRange, PhysAddr, Span};
 use dmaspan_linux::pinner::LinuxPinError;
 use dmaspan_linux::{FrameAddress, FrameMap, LinuxPinner, Lookup, MemoryKind, PinnerStats};
-use dmaspan_sim::device::SimDevice;
 
 use super::error::{ContainerError, Remains};
 use super::{Backend, FirstRun, RowError, Subject, Timed, unmap_all};
@@ -18,13 +17,13 @@ use crate::bus::MemoryBus;
 use crate::per_page;
 use crate::pinned::Counter;
 use crate::report::{By, Phase};
-use crate::soft_iommu::{PROT, SoftIommu};
+use crate::soft_iommu::{PROT, SoftContainer};
 use crate::verify::{self, Checked, PASSES, Stale};
 use dmaspan_cli::progress::Progress;
 
 /// A software IOMMU with a granule of `2^G` bytes, of one row.
 pub(crate) struct Soft<A: FrameAddress, const G: u32> {
-    iommu: SoftIommu<A>,
+    iommu: SoftContainer<A, G>,
 }
 
 /// What tells how tables map, and where the memory is.
@@ -56,7 +55,7 @@ impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
         range: IovaRange,
         progress: &Progress,
     ) -> Result<(FirstRun, Found), RowError> {
-        let SoftIommu { container, tables, iotlb, .. } = &self.iommu;
+        let SoftContainer { container, tables, device, .. } = &self.iommu;
         let (kind, bytes) = (subject.memory.kind(), subject.bytes());
         progress.begin(
             format!("{kind}: a device writes and reads every byte"),
@@ -79,10 +78,10 @@ impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
 
         let frame_map = FrameMap::new(&subject.memory, subject.user, &spans)?;
         let bus = MemoryBus::new(Arc::clone(&subject.memory), frame_map);
-        let device = SimDevice::new(iotlb.clone(), bus);
         let offset = subject.user.start().get() - subject.memory.user_range().start().get();
         let mapped = verify::Mapped { memory: &subject.memory, offset, range };
-        let Checked { bytes, mismatch } = mapped.check(&device, &|bytes| progress.advance(bytes));
+        let advance = |bytes| progress.advance(bytes);
+        let Checked { bytes, mismatch } = mapped.check(&mut device.lock(), &bus, &advance);
         if let Some(mismatch) = mismatch {
             return Err(mismatch.into());
         }
@@ -115,7 +114,7 @@ impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
     /// Lets a device reach every granule meanwhile.
     fn last_run(&self, subject: &Subject, range: IovaRange) -> Result<(), RowError> {
         self.map(subject, range)?;
-        verify::touch(&self.iommu.iotlb, range, subject.granule)?;
+        verify::touch(&mut self.iommu.device.lock(), range, subject.granule)?;
         unmap_all(self, range)?;
         self.check_gone(subject, range, "last unmap")
     }
@@ -129,7 +128,7 @@ impl<A: FrameAddress, const G: u32> Backend for Soft<A, G> {
         after_run: &dyn Fn(),
     ) -> Result<By, RowError> {
         let Found { leaves, table_bytes, frames } = found;
-        let (runs, max_ranges) = (timed.runs, self.iommu.iotlb.max_ranges());
+        let (runs, max_ranges) = (timed.runs, Gather::<()>::MAX_RANGES);
         let per_page = per_page::measure::<G>(&frames, range.start(), runs, max_ranges, after_run)?;
         let times = timed.series.map(|each| Phase::of(each, subject.bytes()));
         let table_speedup = per_page.speedup(&times);
@@ -144,7 +143,7 @@ impl<A: FrameAddress, const G: u32> Soft<A, G> {
     ///
     /// [`RowError`] where nothing can be pinned, or the granule is none of Arm's.
     pub(crate) fn new(bytes: u64) -> Result<Self, RowError> {
-        Ok(Self { iommu: SoftIommu::new::<G>(LinuxPinner::new()?, bytes)? })
+        Ok(Self { iommu: SoftContainer::new(LinuxPinner::new()?, bytes)? })
     }
 
     /// Whether nothing is left of `range`, which was unmapped, and of anything else.
@@ -156,7 +155,7 @@ impl<A: FrameAddress, const G: u32> Soft<A, G> {
     ) -> Result<(), RowError> {
         // First what is there: to try an address fills the IOTLB.
         let left = self.iommu.left();
-        let stale = verify::stale(&self.iommu.iotlb, range, subject.granule);
+        let stale = verify::stale(&mut self.iommu.device.lock(), range, subject.granule);
         nothing(Remains { unmap, left, stale })
     }
 
@@ -228,7 +227,7 @@ fn congruent_iova<A: Address>(spans: &[Span<A>], granule_lg2: u32) -> Iova {
 mod tests {
     use dmaspan::HostAddr;
     use dmaspan_linux::{Memory, MemoryKind};
-    use dmaspan_sim::iotlb::Planted;
+    use dmaspan_sim::fault::{Forgetful, Forgets};
 
     use super::super::error::Remains;
     use super::*;
@@ -263,6 +262,15 @@ mod tests {
         (subject, soft, range)
     }
 
+    /// The same with an IOMMU whose hooks may forget to forget.
+    fn forgetful_subject() -> (Subject, Soft<HostAddr, 12>, IovaRange, Forgets) {
+        let (subject, _, range) = subject();
+        let forgets = Forgets::default();
+        let hooks = |iommu| Forgetful::new(iommu, &forgets);
+        let iommu = SoftContainer::with_hooks(LinuxPinner::new().unwrap(), 2 * BYTES, hooks);
+        (subject, Soft { iommu: iommu.unwrap() }, range, forgets)
+    }
+
     fn remains(result: Result<(), RowError>) -> Remains {
         match result {
             Err(RowError::Remains(remains)) => remains,
@@ -282,25 +290,17 @@ mod tests {
     #[test]
     fn invalidations_that_stop_before_the_last_run_are_found() {
         let _turn = pinning_turn();
-        let (subject, soft, range) = subject();
+        let (subject, soft, range, forgets) = forgetful_subject();
         soft.first_run(&subject, range, &Progress::on_stderr()).unwrap();
         subject.timed_run(&soft, range, &mut Both::default()).unwrap();
         soft.last_run(&subject, range).unwrap();
-        for planted in [Planted::IgnoreAll, Planted::IgnoreLeaves] {
-            soft.iommu.iotlb.drop_invalidations(planted);
+        for _ in 0..2 {
+            forgets.nothing();
             let found = remains(soft.last_run(&subject, range));
             assert_eq!(found.stale.first, Some(range.start()), "{found}");
-            assert!(found.to_string().contains("512 leaves in the IOTLB"), "{found}");
+            assert_eq!(found.stale.translations, 2 * BYTES / 4096);
+            assert!(found.to_string().contains(" spans in the IOTLB"), "{found}");
         }
-    }
-
-    #[test]
-    fn links_that_are_not_forgotten_are_found() {
-        let _turn = pinning_turn();
-        let (subject, soft, range) = subject();
-        soft.iommu.iotlb.drop_invalidations(Planted::IgnoreTables);
-        let found = remains(soft.last_run(&subject, range));
-        assert!(found.to_string().contains("links to tables in the IOTLB"), "{found}");
     }
 
     #[test]

@@ -332,6 +332,13 @@ pub struct NotBlocked<P> {
     pub error: HardwareError,
 }
 
+/// What `?` makes of it. The port is dropped, and the stream stays as it is.
+impl<P> From<NotBlocked<P>> for AttachError {
+    fn from(failed: NotBlocked<P>) -> Self {
+        Self::Hardware { source: failed.error, left: AttachedTo::Unknown }
+    }
+}
+
 /// What hardware has.
 struct State<D> {
     now: Target<D>,

@@ -87,6 +87,20 @@ pub struct DirectFailed<L> {
     pub unsynced: Option<Gather<L>>,
 }
 
+impl<L> DirectFailed<L> {
+    /// Returns what a front end that looks like Linux answers.
+    pub const fn errno(&self) -> Errno {
+        self.error.errno()
+    }
+}
+
+/// What `?` makes of it. A gather in it is dropped, and tables in it leak.
+impl<L> From<DirectFailed<L>> for DirectError {
+    fn from(failed: DirectFailed<L>) -> Self {
+        failed.error
+    }
+}
+
 impl<L> From<DirectError> for DirectFailed<L> {
     fn from(error: DirectError) -> Self {
         Self { error, unsynced: None }

@@ -33,6 +33,16 @@ pub enum Error {
         /// What it said.
         source: HardwareError,
     },
+    /// A mapping was refused, and hardware did not confirm to have forgotten what of it was there
+    /// for a moment. What [`MapFailed`] with an [`unsynced`](MapFailed::unsynced) becomes.
+    #[error(
+        "a mapping was refused and not taken back: devices may use the memory that {range} led to; \
+         keep it until a sync of all that succeeds"
+    )]
+    NotTakenBack {
+        /// Where devices may still find memory.
+        range: IovaRange,
+    },
 }
 
 impl Error {
@@ -40,8 +50,27 @@ impl Error {
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Table(error) => error.errno(),
-            Self::Hardware { .. } => Errno::EIO,
+            Self::Hardware { .. } | Self::NotTakenBack { .. } => Errno::EIO,
         }
+    }
+}
+
+/// What `?` makes of it. A gather in it is dropped: its tables leak, and none is freed that
+/// hardware may walk. That there was one is not lost: see [`Error::NotTakenBack`].
+impl<L> From<MapFailed<L>> for Error {
+    fn from(MapFailed { error, unsynced }: MapFailed<L>) -> Self {
+        match unsynced {
+            Some(gather) => Self::NotTakenBack { range: gather.covering() },
+            None => error,
+        }
+    }
+}
+
+/// What `?` makes of it. The gather is dropped: its tables leak, and without the [`Synced`] nothing
+/// else may be released.
+impl<L> From<SyncFailed<L>> for Error {
+    fn from(SyncFailed { gather, error: source }: SyncFailed<L>) -> Self {
+        Self::Hardware { range: gather.covering(), source }
     }
 }
 
@@ -55,6 +84,13 @@ pub struct MapFailed<L> {
     /// What hardware may use still: set only where taking the mapping back could not be synced.
     /// Then the memory stays pinned until a sync of it succeeds.
     pub unsynced: Option<Gather<L>>,
+}
+
+impl<L> MapFailed<L> {
+    /// Returns what a front end that looks like Linux answers.
+    pub const fn errno(&self) -> Errno {
+        self.error.errno()
+    }
 }
 
 /// A page table that devices use.

@@ -2,6 +2,7 @@
 
 use super::ops::{HardwareError, Invalidation, Scope, Tables};
 use crate::addr::Iova;
+use crate::error::Errno;
 use crate::io_pgtable::Retired;
 use crate::range::IovaRange;
 
@@ -48,6 +49,22 @@ impl Ranges {
     #[inline]
     fn scope(&self) -> Scope<'_> {
         if self.overflowed { Scope::All } else { Scope::Ranges(&self.places[..self.len]) }
+    }
+
+    /// The least range that has all of them; every address where there is nothing to tell.
+    fn covering(&self) -> IovaRange {
+        let (first, last) = (Iova::new(0), Iova::new(u64::MAX));
+        let all = IovaRange::new(first, last).unwrap_or(IovaRange::point(first));
+        match self.scope() {
+            Scope::All => all,
+            Scope::Ranges(ranges) => {
+                let join = |one: IovaRange, other: IovaRange| {
+                    let start = one.start().min(other.start());
+                    IovaRange::new(start, one.last().max(other.last())).unwrap_or(all)
+                };
+                ranges.iter().copied().reduce(join).unwrap_or(all)
+            }
+        }
     }
 
     fn any(&self, is_so: impl Fn(IovaRange) -> bool) -> bool {
@@ -157,6 +174,11 @@ impl<L> Gather<L> {
         }
     }
 
+    /// The least range that has all of what was gathered.
+    pub(super) fn covering(&self) -> IovaRange {
+        self.ranges.covering()
+    }
+
     pub(super) fn synced(&self) -> Synced {
         Synced { ranges: self.ranges }
     }
@@ -202,6 +224,20 @@ pub struct SyncFailed<L> {
     pub gather: Gather<L>,
     /// What hardware said.
     pub error: HardwareError,
+}
+
+impl<L> SyncFailed<L> {
+    /// Returns what a front end that looks like Linux answers.
+    pub const fn errno(&self) -> Errno {
+        Errno::EIO
+    }
+}
+
+/// What `?` makes of it, as [`Error`](super::Error) does.
+impl<L> From<SyncFailed<L>> for HardwareError {
+    fn from(failed: SyncFailed<L>) -> Self {
+        failed.error
+    }
 }
 
 #[cfg(test)]

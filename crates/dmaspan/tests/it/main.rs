@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
 
 mod common;
+mod converted;
 mod corrupt;
 mod domain;
 mod edges;

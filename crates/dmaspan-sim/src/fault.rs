@@ -175,12 +175,12 @@ impl Forgets {
 
 /// Hooks of which invalidations are lost when [`Forgets`] says so.
 #[derive(Clone, Debug)]
-pub struct Forgetful<O> {
+pub struct SilentHooks<O> {
     inner: O,
     forgets: Forgets,
 }
 
-impl<O> Forgetful<O> {
+impl<O> SilentHooks<O> {
     /// `inner`, forgetting as `forgets` says.
     pub fn new(inner: O, forgets: &Forgets) -> Self {
         Self { inner, forgets: forgets.clone() }
@@ -190,7 +190,7 @@ impl<O> Forgetful<O> {
 #[expect(unsafe_code, reason = "everything but the bug is the inner hooks'")]
 // SAFETY: `Ok` comes from the inner hooks, but where the test plants the bug that it looks for, and
 // has device models that touch no memory which anybody else uses.
-unsafe impl<O: IommuOps> IommuOps for Forgetful<O> {
+unsafe impl<O: IommuOps> IommuOps for SilentHooks<O> {
     type Address = O::Address;
 
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {

@@ -60,31 +60,33 @@ pub fn product(tree: &Tree) -> Vec<Problem> {
         if !is_product {
             continue;
         }
-        let (mut table, mut lines) = ("", (1..).zip(file.text.lines()));
-        let found = lines.by_ref().filter_map(|(number, line)| {
-            let line = line.trim();
+        let mut table = "";
+        for (number, line) in (1..).zip(file.text.lines().map(str::trim)) {
             if let Some(header) = line.strip_prefix('[') {
                 table = header.split(']').next().unwrap_or("").trim_matches('[');
             }
             let is_dependency = table.contains("dependencies") && !table.contains("dev-");
-            let names = |of_tests: &&str| {
-                let is_key = line
-                    .strip_prefix(**of_tests)
-                    .is_some_and(|rest| rest.starts_with(['.', ' ', '=']));
-                let is_renamed = line.contains(&format!("package = \"{of_tests}\""));
-                let is_header = line.starts_with('[') && table.ends_with(&format!(".{of_tests}"));
-                !line.starts_with('#') && (is_key || is_renamed || is_header)
-            };
-            let of_tests = OF_TESTS.iter().find(names).filter(|_| is_dependency)?;
-            let what = format!(
-                "depends on `{of_tests}`, which tests and benchmarks stand on; take what is needed \
-                 from the product, or make it a dev-dependency"
-            );
-            Some(Problem::new(&file.path, number, what))
-        });
-        problems.extend(found);
+            let found = OF_TESTS.into_iter().find(|of_tests| names(line, table, of_tests));
+            if let Some(of_tests) = found.filter(|_| is_dependency) {
+                let what = format!(
+                    "depends on `{of_tests}`, which tests and benchmarks stand on; take what is \
+                     needed from the product, or make it a dev-dependency"
+                );
+                problems.push(Problem::new(&file.path, number, what));
+            }
+        }
     }
     problems
+}
+
+/// Whether a line of a manifest, in `table`, names a dependency.
+fn names(line: &str, table: &str, dependency: &str) -> bool {
+    if line.starts_with('[') {
+        return table.ends_with(&format!(".{dependency}"));
+    }
+    let is_key =
+        line.strip_prefix(dependency).is_some_and(|rest| rest.starts_with(['.', ' ', '=']));
+    is_key || !line.starts_with('#') && line.contains(&format!("package = \"{dependency}\""))
 }
 
 /// The folders of the sources of the crates that are published.

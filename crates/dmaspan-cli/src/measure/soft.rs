@@ -227,7 +227,7 @@ fn congruent_iova<A: Address>(spans: &[Span<A>], granule_lg2: u32) -> Iova {
 mod tests {
     use dmaspan::HostAddr;
     use dmaspan_linux::{Memory, MemoryKind};
-    use dmaspan_sim::fault::{Forgetful, Forgets};
+    use dmaspan_sim::fault::{Forgets, SilentHooks};
 
     use super::super::error::Remains;
     use super::*;
@@ -262,11 +262,11 @@ mod tests {
         (subject, soft, range)
     }
 
-    /// The same with an IOMMU whose hooks may forget to forget.
-    fn forgetful_subject() -> (Subject, Soft<HostAddr, 12>, IovaRange, Forgets) {
+    /// The same with an IOMMU whose hooks may fall silent.
+    fn silent_subject() -> (Subject, Soft<HostAddr, 12>, IovaRange, Forgets) {
         let (subject, _, range) = subject();
         let forgets = Forgets::default();
-        let hooks = |iommu| Forgetful::new(iommu, &forgets);
+        let hooks = |iommu| SilentHooks::new(iommu, &forgets);
         let iommu = SoftContainer::with_hooks(LinuxPinner::new().unwrap(), 2 * BYTES, hooks);
         (subject, Soft { iommu: iommu.unwrap() }, range, forgets)
     }
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn invalidations_that_stop_before_the_last_run_are_found() {
         let _turn = pinning_turn();
-        let (subject, soft, range, forgets) = forgetful_subject();
+        let (subject, soft, range, forgets) = silent_subject();
         soft.first_run(&subject, range, &Progress::on_stderr()).unwrap();
         subject.timed_run(&soft, range, &mut Both::default()).unwrap();
         soft.last_run(&subject, range).unwrap();

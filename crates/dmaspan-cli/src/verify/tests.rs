@@ -3,7 +3,7 @@ use std::sync::{Arc, MutexGuard};
 use dmaspan::iommu::FaultReason;
 use dmaspan::{HostAddr, Span};
 use dmaspan_linux::{FrameMap, LinuxPinner, Lookup, MemoryKind};
-use dmaspan_sim::fault::{Forgetful, Forgets};
+use dmaspan_sim::fault::{Forgets, SilentHooks};
 
 use super::*;
 use crate::bus::MemoryBus;
@@ -30,7 +30,7 @@ impl Setup {
         let memory = Arc::new(Memory::new(MemoryKind::Base, BYTES + PAGE).unwrap());
         let user = memory.sub_range(PAGE, BYTES).unwrap();
         let (pinner, forgets) = (LinuxPinner::<HostAddr>::new().unwrap(), Forgets::default());
-        let hooks = |iommu| Forgetful::new(iommu, &forgets);
+        let hooks = |iommu| SilentHooks::new(iommu, &forgets);
         let iommu = SoftContainer::with_hooks(pinner, BYTES, hooks).unwrap();
         let range = IovaRange::from_len(Iova::new(7 << 30), BYTES).unwrap();
         iommu.container.map(&memory, user, range.start(), PROT).unwrap();

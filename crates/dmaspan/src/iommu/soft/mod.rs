@@ -76,7 +76,8 @@
 //!     let mut room = SpanBuf::room::<1>();
 //!     // SAFETY: nobody else works on the domain.
 //!     let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }?;
-//!     let (_synced, _) = unsynced.sync()?; // from here on no device model is in the middle of an access to it
+//!     // When this returns, no device model is in the middle of an access to it.
+//!     let (_synced, _) = unsynced.sync()?;
 //!     match device.read(&ram, Iova::new(0x10_0ffc), &mut [0; 4]) {
 //!         Err(AccessFailed::Fault(fault)) => assert_eq!(fault.reason, FaultReason::Translation),
 //!         other => panic!("{other:?}"),

@@ -12,7 +12,8 @@ use crate::sys::{self, bytes};
 /// The memory that a [`Pool`](dmaspan::swiotlb::Pool) of this process is made of. Its addresses are
 /// those of the process, of slots as well as of [originals](dmaspan::swiotlb::Original), which can
 /// be any of its memory whose provenance is exposed, as that of a [`Memory`] is. A device of the
-/// [DMA API](dmaspan::dma) takes no such pool: it has no physical addresses.
+/// [DMA API](dmaspan::dma) takes no such pool: it has no physical addresses, as a
+/// [`PinnedBounce`](crate::physical::PinnedBounce) has.
 ///
 /// Every page is there from the beginning. None is pinned: what hardware is to reach goes through a
 /// [`LinuxPinner`](crate::LinuxPinner) or VFIO first.

@@ -220,6 +220,25 @@ impl Drop for HugetlbReservation {
     }
 }
 
+/// The sizes of hugetlb pages that this kernel has, in bytes, the smallest first.
+///
+/// ```
+/// for size in dmaspan_linux::hugetlb::page_sizes() {
+///     println!("{} KiB", size / 1024);
+/// }
+/// ```
+pub fn page_sizes() -> Vec<u64> {
+    let folders = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    let size = |name: &str| {
+        let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        kib.checked_mul(1024).filter(|size| size.is_power_of_two())
+    };
+    let mut sizes: Vec<u64> =
+        folders.filter_map(|folder| size(folder.file_name().to_str()?)).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
 /// What a user does who needs `pages` more free pages.
 pub(crate) fn advice(page_size: u64, pages: u64) -> String {
     let path = pool_dir(page_size).join("nr_hugepages");

@@ -44,6 +44,7 @@
 //! | [`plan`] | what to ask of a device's address space, and owning what it gave |
 //! | [`platform`] | locks, numbers of threads, a clock, and how threads wait, in a process |
 //! | [`bounce`] | memory of a process for bounce pools |
+//! | [`physical`] | memory that devices reach by physical addresses, contiguous where need be |
 //! | [`framemap`] | the way back, from a physical address to the memory |
 //! | [`vfio`] | memory mapped for real devices by VFIO and iommufd |
 //! | [`client`] | the memory of a client, for servers of virtual devices |
@@ -81,6 +82,7 @@ pub mod hugetlb;
 pub mod mem;
 pub mod pagemap;
 pub mod pci;
+pub mod physical;
 pub mod pinner;
 pub mod plan;
 pub mod platform;

@@ -65,6 +65,25 @@ impl fmt::Display for Size {
     }
 }
 
+/// Several words of a message, one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words<'a, T>(pub(crate) &'a [T]);
+
+/// The lowest and the highest address of memory, where the kernel says it (`/proc/iomem`): without
+/// `CAP_SYS_ADMIN` all of them are 0.
+pub(crate) fn memory_extent() -> Option<(u64, u64)> {
+    let text = fs::read_to_string("/proc/iomem").ok()?;
+    let range = |line: &str| {
+        let (range, name) = line.split_once(" : ")?;
+        let (first, last) = range.split_once('-')?;
+        let number = |hex| u64::from_str_radix(hex, 16).ok();
+        (name == "System RAM").then_some((number(first)?, number(last)?))
+    };
+    let all = text.lines().filter_map(range);
+    let hull = all.reduce(|(first, last), (start, end)| (first.min(start), last.max(end)));
+    hull.filter(|(_, last)| *last > 0)
+}
+
 /// How many ranges a message names before it only counts.
 const NAMED: usize = 8;
 

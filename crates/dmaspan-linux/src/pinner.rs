@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
-use dmaspan::{Errno, PhysAddr, Promise, Prot, RangeError, Span, UserAddr, UserRange};
+use dmaspan::regbuf::{Buffer, PinBufferError, Pinned};
+use dmaspan::{Account, Errno, PhysAddr, Promise, Prot, RangeError, Span, UserAddr, UserRange};
 
 use crate::mem::{AccessError, Memory, OutsideMemory};
 use crate::pagemap::{FrameAddress, FrameMode, FrameSource, Lookup, NoFrames, PagemapError};
 use crate::registration::{PinMethod, RegisterError, Registrar, Registration};
+use crate::sys;
 
 /// The reason why memory was not pinned, or a pinner not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -129,13 +131,26 @@ struct Counters {
 ///
 /// Any number of threads pin and release at once. A process that forks keeps its pins in the
 /// parent.
+///
+/// A clone is the same pinner: it has the same ring and counts the same statistics.
 #[derive(Debug)]
 pub struct LinuxPinner<A: FrameAddress = PhysAddr> {
     registrar: Arc<Registrar>,
-    frames: FrameSource<A>,
+    frames: Arc<FrameSource<A>>,
     lookup: Lookup,
     why_mlock: Option<RegisterError>,
-    counters: Counters,
+    counters: Arc<Counters>,
+}
+
+impl<A: FrameAddress> Clone for LinuxPinner<A> {
+    fn clone(&self) -> Self {
+        Self {
+            registrar: Arc::clone(&self.registrar),
+            frames: Arc::clone(&self.frames),
+            counters: Arc::clone(&self.counters),
+            ..*self
+        }
+    }
 }
 
 impl<A: FrameAddress> LinuxPinner<A> {
@@ -171,10 +186,10 @@ impl<A: FrameAddress> LinuxPinner<A> {
         }
         Ok(Self {
             registrar: Arc::new(registrar),
-            frames: FrameSource::new()?,
+            frames: Arc::new(FrameSource::new()?),
             lookup: options.lookup,
             why_mlock,
-            counters: Counters::default(),
+            counters: Arc::default(),
         })
     }
 
@@ -205,13 +220,49 @@ impl<A: FrameAddress> LinuxPinner<A> {
     }
 
     fn read_counters(&self, read: impl Fn(&AtomicU64) -> u64) -> PinnerStats {
-        let Counters { pin_ns, lookup_ns, unpin_ns, lookups } = &self.counters;
+        let Counters { pin_ns, lookup_ns, unpin_ns, lookups } = &*self.counters;
         PinnerStats {
             pin_ns: read(pin_ns),
             lookup_ns: read(lookup_ns),
             unpin_ns: read(unpin_ns),
             lookups: read(lookups),
         }
+    }
+
+    /// Pins all of a memory for as long as the buffer that is returned exists, which says where it
+    /// is: of a `LinuxPinner<PhysAddr>`, what a device without an IOMMU is told. The kernel counts
+    /// it against the limit of locked memory, and nobody else does;
+    /// [`Pinned`](dmaspan::regbuf::Pinned) charges an account.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use dmaspan::{HostAddr, Prot};
+    /// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
+    ///
+    /// // Of virtual addresses, which need no privilege; those of hardware are `PhysAddr`s.
+    /// let pinner = LinuxPinner::<HostAddr>::new()?;
+    /// let memory = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);
+    /// let buffer = pinner.pin_whole(&memory, Prot::READ_WRITE)?;
+    /// for span in buffer.segments().iter() {
+    ///     println!("{} bytes at {}", span.len(), span.start());
+    /// }
+    /// // It keeps the memory, and is unpinned when it is dropped.
+    /// drop((memory, buffer));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PinBufferError::Pinner`] with what the kernel refused; nothing is pinned then.
+    pub fn pin_whole(
+        &self,
+        memory: &Arc<Memory>,
+        prot: Prot,
+    ) -> Result<Buffer<A>, PinBufferError<LinuxPinError>> {
+        let (pinner, page_lg2) = (Arc::new(self.clone()), sys::page_size().trailing_zeros());
+        let pinned = Pinned::new(pinner, Arc::clone(memory), Account::unlimited(), page_lg2);
+        pinned.buffer(memory.user_range(), prot)
     }
 
     /// Ends a pin that the caller made itself. Where the kernel does not, the memory is leaked with

@@ -69,8 +69,8 @@ const PARTS: [Part; 9] = [
     Part {
         at: "crates/dmaspan-linux/src/",
         declares: &[],
-        promises: &[("", "Pinner"), ("", "PoolMemory")],
-        places: &["sys/", "sys.rs", "mem/", "mem.rs"],
+        promises: &[("", "Pinner"), ("", "PoolMemory"), ("physical/", "DmaMemory")],
+        places: &["sys/", "sys.rs", "mem/", "mem.rs", "physical/tests.rs"],
         otherwise: "unsafe code of this crate stands in `sys/` and `mem/`; move it there behind a \
                     safe function",
     },

@@ -18,6 +18,12 @@ pub enum MemoryKind {
     Hugetlb2M,
     /// Private memory with hugetlb pages of 1 GiB.
     Hugetlb1G,
+    /// Private memory with hugetlb pages of another size that the kernel has, as Arm's 64 KiB and
+    /// 32 MiB; see [`of_hugetlb`](Self::of_hugetlb).
+    Hugetlb {
+        /// The log2 of the size of the pages in bytes.
+        page_lg2: u32,
+    },
     /// A file in memory (memfd_create(2)), mapped shared.
     Memfd,
     /// A file in memory with hugetlb pages of 2 MiB, mapped shared.
@@ -32,7 +38,21 @@ const SIZE_2M: u64 = 2 << 20;
 const SIZE_1G: u64 = 1 << 30;
 
 impl MemoryKind {
-    /// All that memory can be made of.
+    /// Private memory with hugetlb pages of `page_size` bytes; `None` where that is no power of
+    /// two. Whether the kernel has them shows when [`Memory`](super::Memory) is made;
+    /// [`hugetlb::page_sizes`](crate::hugetlb::page_sizes) lists what it has.
+    pub const fn of_hugetlb(page_size: u64) -> Option<Self> {
+        match page_size {
+            SIZE_2M => Some(Self::Hugetlb2M),
+            SIZE_1G => Some(Self::Hugetlb1G),
+            _ if page_size.is_power_of_two() => {
+                Some(Self::Hugetlb { page_lg2: page_size.trailing_zeros() })
+            }
+            _ => None,
+        }
+    }
+
+    /// All that memory can be made of on every machine.
     pub const ALL: [Self; 6] = [
         Self::Thp,
         Self::Base,
@@ -43,13 +63,14 @@ impl MemoryKind {
     ];
 
     /// The name on a command line: `thp`, `base`, `hugetlb`, `hugetlb-1g`, `memfd` or
-    /// `memfd-hugetlb`; `adopted` is none.
+    /// `memfd-hugetlb`; `adopted` and `hugetlb-other` are none.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Thp => "thp",
             Self::Base => "base",
             Self::Hugetlb2M => "hugetlb",
             Self::Hugetlb1G => "hugetlb-1g",
+            Self::Hugetlb { .. } => "hugetlb-other",
             Self::Memfd => "memfd",
             Self::MemfdHugetlb2M => "memfd-hugetlb",
             Self::Adopted => "adopted",
@@ -65,6 +86,7 @@ impl MemoryKind {
             Self::Base | Self::Memfd | Self::Adopted => sys::page_size(),
             Self::Hugetlb2M | Self::MemfdHugetlb2M => SIZE_2M,
             Self::Hugetlb1G => SIZE_1G,
+            Self::Hugetlb { page_lg2 } => 1_u64.checked_shl(page_lg2).unwrap_or(1 << 63),
         }
     }
 
@@ -80,7 +102,10 @@ impl MemoryKind {
 
     /// Returns whether its pages come from the hugetlb pool.
     pub const fn is_hugetlb(self) -> bool {
-        matches!(self, Self::Hugetlb2M | Self::Hugetlb1G | Self::MemfdHugetlb2M)
+        matches!(
+            self,
+            Self::Hugetlb2M | Self::Hugetlb1G | Self::Hugetlb { .. } | Self::MemfdHugetlb2M
+        )
     }
 
     /// The flags for memfd_create(2); `None` for memory without a file.
@@ -97,6 +122,10 @@ impl MemoryKind {
         match self {
             Self::Hugetlb2M => libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
             Self::Hugetlb1G => libc::MAP_HUGETLB | libc::MAP_HUGE_1GB,
+            // Six bits of the flags are the log2 of the size (mmap(2), `MAP_HUGE_SHIFT`).
+            Self::Hugetlb { page_lg2 } => {
+                libc::MAP_HUGETLB | ((page_lg2 & 63) << libc::MAP_HUGE_SHIFT).cast_signed()
+            }
             _ => 0,
         }
     }

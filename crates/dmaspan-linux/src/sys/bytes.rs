@@ -82,7 +82,7 @@ fn length(bytes: u64) -> usize {
 /// permit anybody to do so at any time. Others may read and write both meanwhile.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY:
     // 1. It reads and writes `len` bytes, which the caller has promised, upwards: the direction
     //    flag is clear before assembly and stays so.
@@ -105,7 +105,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 /// As for what [`copy`] writes.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-unsafe fn clear(to: *mut u8, len: usize) {
+pub(super) unsafe fn clear(to: *mut u8, len: usize) {
     // SAFETY:
     // 1. It writes `len` bytes, which the caller has promised, upwards: the direction flag is
     //    clear before assembly and stays so.
@@ -122,7 +122,7 @@ unsafe fn clear(to: *mut u8, len: usize) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-use words::{clear, copy};
+pub(super) use words::{clear, copy};
 
 /// By volatile words, for any CPU.
 #[cfg(any(test, not(target_arch = "x86_64")))]
@@ -138,7 +138,7 @@ mod words {
     /// written, nor one to what is read that permits others to write it, other than those that
     /// permit anybody to do so at any time. Others may read and write both meanwhile.
     #[inline]
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    pub(in crate::sys) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         let is_aligned = (from.addr() ^ to.addr()).is_multiple_of(WORD);
         let mut at = 0;
         while at < len {
@@ -170,7 +170,7 @@ mod words {
     ///
     /// As for what [`copy`] writes.
     #[inline]
-    pub(super) unsafe fn clear(to: *mut u8, len: usize) {
+    pub(in crate::sys) unsafe fn clear(to: *mut u8, len: usize) {
         let mut at = 0;
         while at < len {
             let target = to.wrapping_add(at);

@@ -2,8 +2,10 @@
 //!
 //! All unsafe blocks of the crate are here. Outside it there are unsafe promises, the
 //! implementations of [`Pinner`](dmaspan::pin::Pinner) in `pinner` and of
-//! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce`, and what is said of memory in
+//! [`PoolMemory`](dmaspan::swiotlb::PoolMemory) in `bounce` and `physical`, of
+//! [`DmaMemory`](dmaspan::dma::DmaMemory) in `physical`, and what is said of memory in
 //! [`ExclusiveMemory`](crate::mem::ExclusiveMemory) and of adopted [`Memory`](crate::mem::Memory).
+//! [`direct_map`] finds pinned memory by its physical addresses.
 //! [`mapping`] owns memory, [`bytes`] copies it, [`uring`] pins it by the tables of [`ring`]s, and
 //! [`scan`] asks the kernel which of it huge leaves map. [`slices`] hands parts of it out, and
 //! [`flight`] and [`flights`] keep them while the kernel reads or writes them. [`vfio`] and
@@ -27,6 +29,7 @@ use crate::os;
 
 pub(crate) mod bar;
 pub(crate) mod bytes;
+pub(crate) mod direct_map;
 pub(crate) mod eventfd;
 pub(crate) mod flight;
 pub(crate) mod flights;

@@ -85,6 +85,13 @@ fn registers(context: &Context) -> Result {
         check!(bar.read32(outside), u32::MAX);
         bar.write32(outside, 0);
     }
+    let (first, second) = (bar.as_ptr(0, bar.len())?, bar.as_ptr(nvme::VS, 4)?);
+    check!(second.addr().get() - first.addr().get(), 8);
+    for (offset, len) in [(0, 0), (bar.len(), 1), (bar.len() - 4, 8), (u64::MAX, 2)] {
+        check!(matches!(bar.as_ptr(offset, len), Err(Error::OutsideBar { .. })));
+    }
+    let low = u64::from(device.config().read32(0x10)? & !0xf);
+    check!(bar.bus_address()? & u64::from(u32::MAX), low);
     check!(leaf_aligned(&bar)?);
     let bdf = device.bdf();
     for index in [1, 6, u32::MAX] {

@@ -6,12 +6,12 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dmaspan::{DmaSpace, Iova, Prot, UserRange};
-use dmaspan_linux::plan::{Mapper, PlanError, Region};
-use dmaspan_linux::vfio::{Requests, VfioDevice, VfioSpace};
+use dmaspan::{DmaSpace, Iova, IovaRange, Prot, UserRange};
+use dmaspan_linux::plan::{MapError, Mapper, PartError, PlanError, Region};
+use dmaspan_linux::vfio::{self, Requests, VfioDevice, VfioSpace};
 use dmaspan_linux::{Memory, MemoryKind};
 
-use super::context::FREE_HUGEPAGES;
+use super::context::{FREE_HUGEPAGES, PEER};
 use super::plain::Plain;
 use super::{Case, Context, Need, Outcome, PAGE, Result, case, same};
 
@@ -25,6 +25,7 @@ const ALL: u64 = GIB / HUGE;
 const RUNS: usize = 3;
 
 const PAGES: &[Need] = &[Need::Backend, Need::Hugepages(FEW)];
+const PAIR: &[Need] = &[Need::Backend, Need::Peer];
 const COUNTED: &[Need] = &[Need::Backend, Need::Counted, Need::Hugepages(FEW)];
 
 pub(super) const CASES: &[Case] = &[
@@ -42,6 +43,12 @@ pub(super) const CASES: &[Case] = &[
     ),
     // Allocating pages against mapping them.
     case("plan/populating_costs_more_than_mapping", COUNTED, populating),
+    // What others have mapped, and what is excluded.
+    case("plan/iovas_of_others_and_excluded_ones_are_passed_over", &[Need::Backend], others),
+    // A unit goes and comes again beside its neighbours.
+    case("plan/a_unit_is_unmapped_while_the_others_stay_mapped", &[Need::Backend], units),
+    // Registers beside memory.
+    case("plan/a_bar_is_mapped_beside_regions_and_unmapped_on_drop", PAIR, bars),
 ];
 
 fn one_region(context: &Context) -> Result {
@@ -197,6 +204,98 @@ fn populating(context: &Context) -> Result {
         return Ok(Outcome::Passed);
     }
     Err(format!("mapping costs more than populating: {}", cheap.join(", ")).into())
+}
+
+fn others(context: &Context) -> Result {
+    let (mapper, _device) = open(context)?;
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 16 * PAGE)?);
+    let region = || Region::whole(&memory, Prot::READ_WRITE);
+    let taken = mapper.plan([region()])?.iova_of(0).ok_or("nothing was planned")?;
+    let theirs = Arc::new(Memory::new(MemoryKind::Base, 4 * PAGE)?);
+    mapper.space().map(&theirs, theirs.user_range(), taken, Prot::READ)?;
+    let mapped = mapper.map([region()])?;
+    check!(mapped.iova(0).is_some_and(|iova| iova.get() >= taken.get() + 4 * PAGE));
+    let own = mapped.plan().maps().first().ok_or("no map")?.iova();
+    check!(matches!(mapper.exclude(own), Err(PlanError::Held { .. })));
+    let theirs_at = IovaRange::from_len(taken, 4 * PAGE)?;
+    let refused = mapper.plan([region().at(taken)]);
+    check!(matches!(refused, Err(PlanError::InUse { taken, .. }) if taken == [theirs_at]
+        || taken == [theirs_at.join(own).unwrap_or(own)]));
+    mapper.exclude(theirs_at)?;
+    check!(mapper.space().unmap(theirs_at)?, 4 * PAGE);
+    check!(matches!(mapper.plan([region().at(taken)]), Err(PlanError::InUse { .. })));
+    mapped.unmap().map_err(|error| error.source)?;
+    let shared = mapper.alloc(3 * PAGE, 8 * PAGE)?;
+    check!((shared.len(), shared.iova().get() % (8 * PAGE)), (3 * PAGE, 0));
+    check!(shared.range().intersection(theirs_at), None);
+    shared.unmap().map_err(|error| error.source)?;
+    check!((mapper.space().mappings(), mapper.mapped_bytes(), mapper.leaked_bytes()), (0, 0, 0));
+    Ok(Outcome::Passed)
+}
+
+fn units(context: &Context) -> Result {
+    const AT: u64 = 1 << 32;
+    let (mapper, _device) = open(context)?;
+    let memory = Arc::new(Memory::new(MemoryKind::Memfd, 3 * HUGE)?);
+    let pieces = |unit: u64| {
+        let pages = unit * (HUGE / PAGE)..(unit + 1) * (HUGE / PAGE);
+        let piece =
+            move |n: u64| part(&memory, n * PAGE, PAGE).map(|it| it.at(Iova::new(AT + n * PAGE)));
+        let unit = u32::try_from(unit).unwrap_or(0);
+        pages.map(piece).map(|it| Ok(it?.in_unit(unit))).collect::<Result<Vec<_>>>()
+    };
+    let all = [pieces.clone()(0)?, pieces.clone()(1)?, pieces.clone()(2)?].concat();
+    let before = mapper.space().requests();
+    let mut mapped = mapper.map(all)?;
+    asked(&mapper, before, Requests { maps: 3, unmaps: 0 })?;
+    for part in [
+        IovaRange::from_len(Iova::new(AT + HUGE), PAGE)?,
+        IovaRange::from_len(Iova::new(AT), HUGE + PAGE)?,
+    ] {
+        check!(matches!(mapped.unmap_part(part), Err(PartError::Cuts { .. })));
+    }
+    asked(&mapper, before, Requests { maps: 3, unmaps: 0 })?;
+    check!(mapped.unmap_unit(1)?, HUGE);
+    asked(&mapper, before, Requests { maps: 3, unmaps: 1 })?;
+    check!((mapper.space().mappings(), mapped.bytes()), (2, 2 * HUGE));
+    let again = mapper.map(pieces(1)?)?;
+    check!((mapper.space().mappings(), again.iova(0)), (3, Some(Iova::new(AT + HUGE))));
+    again.unmap().map_err(|error| error.source)?;
+    mapped.unmap().map_err(|error| error.source)?;
+    check!(mapper.space().mappings(), 0);
+    Ok(Outcome::Passed)
+}
+
+fn bars(context: &Context) -> Result {
+    let (space, _device) = context.open()?;
+    let peer = space.attach(PEER.parse()?)?;
+    let bar = peer.bar(2)?;
+    let mapper = Mapper::new(space)?;
+    let refused = mapper.map_bar(&bar, 0..0, None, Prot::READ_WRITE);
+    check!(matches!(refused, Err(MapError::Bar { source: vfio::Error::OutsideBar { .. } })));
+    let mapped = match mapper.map_bar(&bar, 0..bar.len(), None, Prot::READ_WRITE) {
+        // iommufd's compatibility mode, and older kernels' iommufd, map no registers.
+        Err(MapError::Refused {
+            source: vfio::Error::NotPinnable { .. } | vfio::Error::NoDmaBuf { .. },
+            ..
+        }) => return Ok(Outcome::Skipped("this kernel maps no registers".to_owned())),
+        result => result?,
+    };
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 16 * PAGE)?);
+    let beside = mapper.map([Region::whole(&memory, Prot::READ_WRITE)])?;
+    check!((mapper.space().mappings(), mapper.mapped_bytes()), (2, bar.len() + 16 * PAGE));
+    let taken = mapper.map([Region::whole(&memory, Prot::READ_WRITE).at(mapped.iova())]);
+    check!(matches!(taken, Err(MapError::Plan(PlanError::InUse { .. }))));
+    let at = mapped.iova();
+    drop(mapped);
+    check!((mapper.space().mappings(), mapper.leaked_bytes()), (1, 0));
+    mapper
+        .map([Region::whole(&memory, Prot::READ_WRITE).at(at)])?
+        .unmap()
+        .map_err(|it| it.source)?;
+    drop(beside);
+    check!(mapper.space().mappings(), 0);
+    Ok(Outcome::Passed)
 }
 
 /// What mapping and unmapping took.

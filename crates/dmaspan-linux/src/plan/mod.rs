@@ -20,12 +20,21 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use dmaspan::{Account, Container, HostAddr, Iova, Prot};
+//! use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
+//! use dmaspan::iommu::{Domain, SoftIommu};
+//! use dmaspan::{Account, Container, HostAddr, Iova, PhysAddr, Prot};
 //! use dmaspan_linux::plan::{Mapper, Region};
 //! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 //!
+//! // An IOMMU of software, behind which device models reach what is mapped; for real devices the
+//! // space is a `VfioSpace`.
+//! let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//! let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52))?, tables)?;
+//! let iommu = SoftIommu::over(&table).reaching::<HostAddr>();
+//! let domain = Domain::new(table, iommu.clone())?;
+//! let pinner = LinuxPinner::<HostAddr>::new()?;
 //! let container: Container<_, parking_lot::RawMutex> =
-//!     Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 30));
+//!     Container::with_domain(pinner, domain, Account::new(1 << 30));
 //! let mapper = Mapper::new(container)?;
 //!
 //! let buffers = Arc::new(Memory::new(MemoryKind::Base, 1 << 20)?);
@@ -41,6 +50,8 @@
 //! assert_eq!(mapped.iova(2), Some(Iova::new(0x1000)));
 //! let third_page = buffers.sub_range(0x2000, 1)?.start();
 //! assert_eq!(mapped.translate(third_page), mapped.iova(0).map(|iova| iova.wrapping_add(0x2000)));
+//! // All of it is pinned, and in the tables.
+//! assert_eq!(mapper.space().account().used(), (1 << 20) + 0x3000);
 //! mapped.unmap()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -262,6 +262,48 @@ fn an_unmap_ends_when_the_last_holder_is_gone_and_wakes_who_waits() {
     assert!(unmapping.is_done());
 }
 
+/// Memory that notes how often somebody was woken before it went.
+struct Noting {
+    byte: AtomicU8,
+    woken: Arc<Woken>,
+    noted: Arc<AtomicUsize>,
+}
+
+impl Drop for Noting {
+    fn drop(&mut self) {
+        self.noted.store(self.woken.0.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+// SAFETY: the byte stays where it is while the value is in its `Arc`, and nobody accesses it.
+unsafe impl HostMemory for Noting {
+    fn slice(&self) -> HostSlice<'_> {
+        HostSlice::new(NonNull::from(&self.byte).cast(), 1)
+    }
+
+    fn read(&self, _offset: u64, _bytes: &mut [u8]) -> Result<(), Outside> {
+        Ok(())
+    }
+
+    fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<(), Outside> {
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_is_let_go_before_who_waits_for_it_is_woken() {
+    let (client, woken) = (Client::new(), Arc::new(Woken::default()));
+    let noted = Arc::new(AtomicUsize::new(usize::MAX));
+    let memory = Noting { byte: 0.into(), woken: Arc::clone(&woken), noted: Arc::clone(&noted) };
+    client.insert(at(0), BOTH, Arc::new(memory)).unwrap();
+    let held = client.hold(at(0), 1, READ).unwrap();
+    let mut unmapping = client.unmap_all();
+    assert!(poll(&mut unmapping, &woken).is_pending());
+    assert_eq!(noted.load(Ordering::SeqCst), usize::MAX, "it is there");
+    drop(held);
+    assert_eq!((noted.load(Ordering::SeqCst), woken.0.load(Ordering::SeqCst)), (0, 1));
+}
+
 #[test]
 fn what_is_forgotten_keeps_its_memory_and_the_unmap_waits_for_ever() {
     let client = Client::new();

@@ -494,8 +494,12 @@ impl State {
         if let Some((range, stale)) = stale {
             let Suspect { cached, subject, cause, before } = self.suspected(range, stale);
             let all: Vec<_> = self.leaves.leading_to(extent).map(|(range, _)| range).collect();
-            for range in all {
-                self.leaves.each_meeting(range, |stale| stale.reported = Reported::Yes);
+            let all: Vec<_> = all.into_iter().flat_map(|range| self.leaves.take(range)).collect();
+            for (piece, stale) in all {
+                // No release is late for it again: it is not found by its memory, so that a driver
+                // which never flushes costs no more with each release.
+                let was = stale.was.map(|was| MappedPiece { paddr: None, ..was });
+                self.leaves.insert(piece, Stale { was, reported: Reported::Yes, ..stale });
             }
             let kind = FindingKind::LateFlush { cached, cause, freed };
             self.find(kind, subject, before, now);

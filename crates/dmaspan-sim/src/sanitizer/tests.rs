@@ -476,6 +476,22 @@ fn a_flood_of_one_kind_hides_no_other_and_what_is_found_can_be_indexed() {
 }
 
 #[test]
+fn a_driver_that_never_flushes_costs_no_more_with_each_unmap() {
+    let sanitizer = Sanitizer::default();
+    let memory = frames(1, 1);
+    let rounds = 1 << 16;
+    for page in 1..=rounds {
+        sanitizer.on_map(pages(page, 1), &[memory], Prot::WRITE);
+        sanitizer.on_unmap(pages(page, 1), Tables::Kept);
+        sanitizer.on_free(memory);
+        sanitizer.on_dma(pages(page, 1).start(), 1, Access::Write);
+    }
+    sanitizer.finish();
+    let kept = u64::try_from(sanitizer.found()).unwrap();
+    assert_eq!((kept, sanitizer.left_out()), (200, 2 * rounds - 200));
+}
+
+#[test]
 fn a_leak_names_the_map_and_its_place() {
     let sanitizer = Sanitizer::default();
     // Not this one, which was unmapped.

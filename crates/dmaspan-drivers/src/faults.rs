@@ -13,6 +13,7 @@ use lock_api::{Mutex, RawMutex};
 
 use crate::error::Error;
 use crate::host::NoMemory;
+use crate::log;
 
 /// Where writes of devices of a PC are interrupts, whatever tables say (VT-d, 3.14; AMD 48882,
 /// 2.1.4.2).
@@ -112,6 +113,7 @@ pub(crate) fn report<L: RawMutex>(
         }
         None => {
             handled.unclaimed = handled.unclaimed.saturating_add(1);
+            log::warn!("{fault}, and nobody claimed the stream");
             FaultResponse::Terminate
         }
     }

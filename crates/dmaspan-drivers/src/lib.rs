@@ -41,6 +41,7 @@ mod error;
 mod faults;
 mod host;
 mod ids;
+mod log;
 mod mmio;
 mod ring;
 mod stage;

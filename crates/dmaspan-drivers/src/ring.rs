@@ -19,6 +19,7 @@
 //! asks that first, under the same lock. A batch that is placed afterwards has no command among
 //! those that were passed over; one that is placed in parts begins with its first command.
 
+use core::fmt;
 use core::ops::Range;
 
 use dmaspan::iommu::HardwareError;
@@ -61,6 +62,16 @@ pub(crate) trait Consumer<H: Host> {
     /// The error of a batch that hardware had no room for, or was not done with, in time. `start`
     /// is where the batch begins, if a command of it was placed. The lock is not held.
     fn stuck(&self, at: Stuck, start: Option<u64>) -> HardwareError;
+}
+
+/// A command, by its words.
+pub(crate) struct ShownCommand([u64; 2]);
+
+impl fmt::Display for ShownCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, second] = self.0;
+        write!(f, "{first:#018x} {second:#018x}")
+    }
 }
 
 /// What hardware did not do in time.
@@ -235,6 +246,14 @@ impl<H: Host> Ring<H> {
         let word = usize::try_from(place).unwrap_or(usize::MAX - 1);
         self.words.set(word, first);
         self.words.set(word + 1, second);
+    }
+
+    /// The command at a position, for a message.
+    #[cold]
+    pub(crate) fn shown(&self, position: u64) -> ShownCommand {
+        let place = (position & self.places) << self.lg2_place_words;
+        let word = usize::try_from(place).unwrap_or(usize::MAX - 1);
+        ShownCommand([self.words.get(word), self.words.get(word + 1)])
     }
 
     /// Keeps others out.

@@ -12,6 +12,7 @@ use dmaspan::iommu::{
 use lock_api::RawMutex;
 
 use crate::faults::ClaimedStream;
+use crate::log;
 
 /// A stream of accesses that an IOMMU tells apart, made by its driver. `D` is the type of the
 /// domains that it can have, and `X` the driver's part.
@@ -105,16 +106,20 @@ unsafe impl<D: PagingDomain, X: PortHooks<D>> Port for IommuStream<D, X> {
     }
 
     fn block(&self) -> Result<(), HardwareError> {
-        self.hooks.block()
+        self.hooks.block().inspect(|()| log::info!("stream {:#x} is blocked", self.claimed.id))
     }
 
     fn pass(&self, _promise: AllMemory) -> Result<(), HardwareError> {
-        self.hooks.pass()
+        self.hooks.pass().inspect(|()| {
+            log::info!("stream {:#x} reaches all memory, untranslated", self.claimed.id);
+        })
     }
 
     fn translate(&self, domain: &DomainOf<D>) -> Result<(), HardwareError> {
         self.hooks.accepts(domain)?;
-        self.hooks.translate(domain)
+        self.hooks.translate(domain).inspect(|()| {
+            log::info!("stream {:#x} is attached to a domain", self.claimed.id);
+        })
     }
 }
 

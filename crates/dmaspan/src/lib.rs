@@ -54,10 +54,11 @@
 //! - [`platform`]: locks, a number for the CPU, a clock and caches, which a kernel or a process
 //!   supplies.
 //!
-//! The crate has no operating system, no clock, no randomness and no globals: memory, locks and
-//! hardware come through traits. Its unsafe blocks are those that make tables out of memory
-//! ([`Arena`](io_pgtable::Arena), [`FrameTables`](io_pgtable::FrameTables)).
-//! [`FrameAlloc`](io_pgtable::FrameAlloc), [`TableMemory`](io_pgtable::TableMemory),
+//! The crate has no operating system, no clock, no randomness and no globals but the counters of
+//! what was [leaked]: memory, locks and hardware come through traits. Its unsafe blocks are those
+//! that make tables out of memory ([`Arena`](io_pgtable::Arena),
+//! [`FrameTables`](io_pgtable::FrameTables)). [`FrameAlloc`](io_pgtable::FrameAlloc),
+//! [`TableMemory`](io_pgtable::TableMemory),
 //! [`IommuOps`](iommu::IommuOps), [`Port`](iommu::Port), [`DmaMemory`](dma::DmaMemory),
 //! [`FromRegistered`](dma::FromRegistered), [`BouncePool`](dma::BouncePool),
 //! [`HostMemory`](regbuf::HostMemory), [`UserTables`](follow::UserTables) and
@@ -119,9 +120,11 @@ pub mod follow;
 pub mod io_pgtable;
 pub mod iommu;
 mod label;
+mod leak;
 mod ledger;
 pub mod lg2;
 mod list;
+mod log;
 pub mod pin;
 pub mod platform;
 mod promise;
@@ -138,6 +141,7 @@ pub use addr::{Address, DmaAddr, HostAddr, Iova, PhysAddr, UserAddr};
 pub use container::Container;
 pub use error::Errno;
 pub use label::{Caller, Label};
+pub use leak::{Leaks, leaked};
 pub use platform::Platform;
 pub use promise::Promise;
 pub use prot::{Coherency, Direction, Prot};

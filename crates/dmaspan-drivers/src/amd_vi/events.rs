@@ -10,6 +10,7 @@ use super::spec::{
 };
 use crate::faults::Handled;
 use crate::host::{Host, Structure, gone, poll};
+use crate::log;
 use crate::mmio::Mmio;
 use crate::structure::Words;
 
@@ -154,11 +155,18 @@ impl<R: Mmio, H: Host> AmdVi<R, H> {
             }
             Event::CommandError(at) => {
                 let what = "the IOMMU refused the command at this address";
+                log::warn!(
+                    "the IOMMU refused the command {} at {at:#x}: all \
+                     that was placed before has failed, and what it was to make hardware forget \
+                     stays out of use",
+                    self.commands.shown(at)
+                );
                 *refused = Err(HardwareError { what, status: at });
                 self.commands.restart_stopped(&self.registers, &self.host, &self.control);
             }
             Event::InvalidationTimeout(at) => {
                 let what = "a device did not answer the command at this address";
+                log::warn!("a device did not answer an invalidation, the command at {at:#x}");
                 *refused = Err(HardwareError { what, status: at });
             }
             Event::CounterZero => {}

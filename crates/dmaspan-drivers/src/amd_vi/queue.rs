@@ -12,7 +12,7 @@ use lock_api::{Mutex, RawMutex};
 use super::spec::{BUFFER_LENGTH_SHIFT, Command, LG2_RECORD, control, register, status};
 use crate::host::{Host, gone, poll};
 use crate::mmio::Mmio;
-use crate::ring::{Consumer, Full, Locked, Ring, Stuck};
+use crate::ring::{Consumer, Full, Locked, Ring, ShownCommand, Stuck};
 use crate::structure::Words;
 
 /// The control register, which several parts of the driver change.
@@ -57,6 +57,12 @@ impl<H: Host> Commands<H> {
         registers.write64(register::COMMAND_BASE, self.ring.words.paddr().get() | length);
         registers.write64(register::COMMAND_HEAD, 0);
         registers.write64(register::COMMAND_TAIL, 0);
+    }
+
+    /// The command at an address that hardware named, for a message.
+    #[cold]
+    pub(super) fn shown(&self, paddr: u64) -> ShownCommand {
+        self.ring.shown(paddr.wrapping_sub(self.ring.words.paddr().get()) >> LG2_RECORD)
     }
 
     /// Has the commands done, and waits until they are.

@@ -11,6 +11,7 @@ use super::hardware::{self, Hardware};
 use super::spec::{gerror, queue, reg};
 use crate::error::Error;
 use crate::host::Host;
+use crate::log;
 use crate::mmio::Mmio;
 use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
@@ -134,6 +135,12 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
         if self.active_errors() & gerror::CMDQ_ERR == 0 {
             return;
         }
+        log::warn!(
+            "the SMMU stopped at the command {} (error {}): all that was \
+             placed before has failed, and what it was to make hardware forget stays out of use",
+            locked.ring.shown(locked.state.head),
+            consumer >> queue::ERR_SHIFT & queue::ERR_MASK
+        );
         if consumer >> queue::ERR_SHIFT & queue::ERR_MASK == queue::CERROR_ILL {
             locked.ring.set(locked.state.head, Command::SYNC.0);
         }

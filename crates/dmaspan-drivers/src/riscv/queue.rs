@@ -14,6 +14,7 @@ use super::start::{lg2_bytes, queue_base, turn_on};
 use crate::Mmio;
 use crate::error::Error;
 use crate::host::{Host, NoMemory, gone};
+use crate::log;
 use crate::ring::{Behind, Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
 
@@ -159,6 +160,12 @@ impl<R: Mmio, H: Host> Hardware<'_, R, H> {
     /// Makes a queue usable again that stopped at its head. All in it count as failed, so none of
     /// them is executed any more.
     fn recover(&self, locked: &mut Locked<'_, H>, csr: u32) {
+        log::warn!(
+            "the IOMMU stopped at the command {} (cqcsr {csr:#x}): all \
+             that was placed before has failed, and what it was to make hardware forget stays out \
+             of use",
+            locked.ring.shown(locked.state.head)
+        );
         (locked.state.head..locked.state.tail).for_each(|place| locked.ring.set(place, NOTHING));
         locked.state.spoil(csr);
         self.registers.write32(CQCSR, CSR_ENABLE | csr & CQCSR_ERRORS);

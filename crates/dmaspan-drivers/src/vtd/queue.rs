@@ -14,6 +14,7 @@ use super::Mode;
 use super::hardware::{GONE, Hardware};
 use super::spec::{self, Command, register, status};
 use crate::host::{Host, NoMemory, gone};
+use crate::log;
 use crate::mmio::Mmio;
 use crate::ring::{Consumer, Full, Locked, Ring, Stuck};
 use crate::structure::Words;
@@ -161,6 +162,9 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
         if errors == 0 {
             return Ok(());
         }
+        if errors & (status::COMPLETION | status::TIMEOUT) != 0 {
+            log::warn!("a device did not answer an invalidation (fault status {status:#x})");
+        }
         if errors & (status::QUEUE | status::TIMEOUT) != 0 {
             locked.state.spoil(status);
         }
@@ -168,6 +172,12 @@ impl<R: Mmio, H: Host> Hardware<R, H> {
             // The head stays at the command that hardware did not take. It and all behind it have
             // failed, and may be as bad: waits that store to where nobody looks take their places.
             let behind = locked.left(self.head(locked.ring)?);
+            log::warn!(
+                "the IOMMU refused the command {} (fault status \
+                 {status:#x}): all that was placed before has failed, and what it was to make \
+                 hardware forget stays out of use",
+                locked.ring.shown(locked.state.tail.saturating_sub(behind))
+            );
             for position in locked.state.tail.saturating_sub(behind)..locked.state.tail {
                 locked.ring.set(position, wait(locked.ring, 1, 0));
             }

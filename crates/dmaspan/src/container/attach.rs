@@ -24,6 +24,7 @@ use super::{Container, State, unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::{self, Format, TableMemory};
 use crate::iommu::{self, Domain, HardwareError, IommuOps, RegionKind, ReservedRegions};
+use crate::log;
 use crate::pin::Pinner;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
@@ -260,8 +261,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
         };
         let Err(error) = replayed else {
             self.end_exclusive(Some(domains));
+            log::info!("{id:?} was attached to the container");
             return Ok(id);
         };
+        log::warn!("{id:?} was not attached to the container: {error}");
         // The error says why there is no domain, not what became of it.
         let gone = domains.let_go(id);
         if domains.list.len() > 1 {
@@ -320,6 +323,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             self.depart(removed);
         }
         self.end_exclusive(None);
+        log::info!("{id:?} was detached from the container");
         let TakenDown { unmapped, kept, .. } = outcome;
         kept.map_or(Ok(()), |Unforgotten { first, source, bytes }| {
             Err(Error::NotForgotten { range: first, source, kept: bytes, unmapped })

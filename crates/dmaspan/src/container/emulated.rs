@@ -9,6 +9,7 @@ use lock_api::RawMutex;
 use super::error::Error;
 use super::mapping::overlapping;
 use super::{Container, State};
+use crate::leak;
 use crate::pin::Pinner;
 use crate::range::{IovaRange, UserRange};
 
@@ -285,6 +286,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let mapping = found.and_then(|(_, slot)| slot.left());
             let space = mapping.map(|mapping| mapping.space.clone());
             if let Some(held) = held {
+                leak::pin(held.user, held.range);
                 held.leak(space);
             }
         }

@@ -87,8 +87,8 @@ pub(super) struct External<Pin> {
 /// What is pinned for an emulated device, in one mapping.
 pub(super) struct HeldPin<Pin> {
     key: Key,
-    range: IovaRange,
-    user: UserRange,
+    pub(super) range: IovaRange,
+    pub(super) user: UserRange,
     by: By,
     pin: Pin,
     spans: Vec<Span>,

@@ -13,6 +13,7 @@ use crate::account::{Account, Charge};
 use crate::addr::Iova;
 use crate::iommu::HardwareError;
 use crate::label::Label;
+use crate::leak;
 use crate::pin::{Kind, Pinner};
 use crate::prot::Prot;
 use crate::range::{IovaRange, UserRange};
@@ -209,6 +210,7 @@ impl<Pin> Pinned<Pin> {
 impl<P: Pinner> Drop for Mapping<P> {
     fn drop(&mut self) {
         if let Some(pinned) = self.pinned.take() {
+            leak::pin(self.user, self.range);
             pinned.leak(&self.space);
         }
     }

@@ -23,6 +23,7 @@ use super::unmap::Unforgotten;
 use super::{Container, State};
 use crate::addr::{Iova, UserAddr};
 use crate::iommu::{self, HardwareError};
+use crate::log;
 use crate::pin::{Dirty, Kind, Pinner, unpin_outputs};
 use crate::range::IovaRange;
 use crate::span::Span;
@@ -183,6 +184,12 @@ impl<P: Pinner> State<P> {
         let range = mapping.range;
         self.set_vaddr(range, Vaddr::Known);
         if let Some(slot) = self.tree.get_mut(&range.start()) {
+            log::warn!(
+                "the mapping at {range} ({}) is in quarantine, pinned and charged, until hardware \
+                 confirms that it forgot it: {}",
+                slot.label,
+                mapping.unforgotten().unwrap_or(GONE)
+            );
             slot.state = SlotState::Quarantined(mapping);
             self.quarantine.enter();
         }
@@ -312,6 +319,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let mapped = mapping.range;
             from = mapped.last().checked_add(1);
             drop(all);
+            log::info!("the mapping at {mapped} left quarantine: hardware has forgotten it");
             self.release(&mut mapping);
             all = self.state.lock();
             if mapping.leaving.then == Then::Stay {

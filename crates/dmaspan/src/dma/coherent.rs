@@ -25,6 +25,7 @@ use super::memory::{DmaMemory, Piece, Via};
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::Event;
 use crate::iommu::iova::{Align, Iovas, Request};
+use crate::leak::LeakNote;
 use crate::lg2;
 use crate::platform::{Flag, Id};
 use crate::promise::Promise;
@@ -55,6 +56,16 @@ pub struct Coherent {
 struct Held {
     iovas: Option<Iovas>,
     frames: ManuallyDrop<CoherentFrames>,
+    note: LeakNote,
+}
+
+impl Held {
+    fn new(iovas: Option<Iovas>, frames: CoherentFrames, addr: u64) -> Self {
+        let bytes = frames.pieces().iter().map(|piece| piece.span.len());
+        let what = "coherent memory was dropped: give it back by Device::free";
+        let note = LeakNote { what, addr, bytes: bytes.fold(0, u64::saturating_add) };
+        Self { iovas, frames: ManuallyDrop::new(frames), note }
+    }
 }
 
 /// The program's accesses to what is in `$bytes`.
@@ -379,7 +390,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let device = self.id();
         if self.is_direct() {
             let first = frames.pieces().first().map_or(0, |piece| piece.span.paddr().get());
-            let held = Held { iovas: None, frames: ManuallyDrop::new(frames) };
+            let held = Held::new(None, frames, first);
             return Ok(Coherent { addr: DmaAddr::new(first), device, held });
         }
         let limit = Iova::new(self.config.limits.last);
@@ -391,7 +402,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let range = iovas.range();
         self.translation.observe(&Event::Mapping { range, by: self.caller() });
         // Where a hook panics, a device may use it by then.
-        let held = Held { iovas: Some(iovas), frames: ManuallyDrop::new(frames) };
+        let held = Held::new(Some(iovas), frames, range.start().get());
+        self.translation.observe(&Event::Mapping { range, by: self.caller() });
         match self.fill_coherent(range, held.frames.pieces()) {
             Ok(()) => Ok(Coherent { addr: DmaAddr::new(range.start().get()), device, held }),
             Err(error @ Error::Quarantined { .. }) => {
@@ -421,12 +433,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// Unmaps memory, and frees it or puts it into quarantine.
+    #[track_caller]
     fn end_coherent(&self, held: Held) -> Result<(), Error> {
-        if let Some(range) = held.iovas.as_ref().map(Iovas::range)
-            && let Err(error) = self.translation.unlink(Promise::kept(), range)
-        {
-            self.coherents.keep(held);
-            return Err(error);
+        if let Some(range) = held.iovas.as_ref().map(Iovas::range) {
+            self.translation.observe(&Event::Unmapping { range, by: self.caller() });
+            if let Err(error) = self.translation.unlink(Promise::kept(), range) {
+                self.coherents.keep(held);
+                return Err(error);
+            }
         }
         self.release_coherent(held);
         Ok(())
@@ -455,6 +469,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.translation.free(Promise::kept(), iovas);
         }
         self.coherents.leave();
+        held.note.done();
         drop(ManuallyDrop::into_inner(held.frames));
     }
 }

@@ -2,7 +2,7 @@
 //! [`Device`](super::Device) maps buffers.
 
 use core::mem::ManuallyDrop;
-use core::{fmt, iter};
+use core::{fmt, iter, mem};
 
 use super::bounce::{BouncePool, NoPool};
 use super::error::Error;
@@ -15,6 +15,8 @@ use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
 use crate::iommu::iova::{self, Iovas, Request, Space};
 use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::label::Caller;
+use crate::leak::{self, Held};
+use crate::log;
 use crate::platform::Platform;
 use crate::promise::Promise;
 use crate::prot::Prot;
@@ -229,6 +231,24 @@ where
         let _ = self.iovas.free(iovas);
         drop(memory);
     }
+
+    fn range(&self, held: &QueuedMapping<H>) -> IovaRange {
+        held.iovas.range()
+    }
+
+    #[cold]
+    fn leak(&self, held: QueuedMapping<H>) {
+        let (iovas, memory) = held.into_parts();
+        let range = iovas.range();
+        let bytes = memory.pieces().iter().map(|piece| piece.span.len());
+        let memory_bytes = bytes.fold(0, u64::saturating_add);
+        leak::count(Held { iovas: Some(range), memory: memory_bytes, slots: 0 });
+        log::warn!(
+            "{range} and the {memory_bytes:#x} bytes that were mapped there leak, because hardware \
+             did not confirm that it forgot them: reset the device and its IOMMU"
+        );
+        mem::forget((iovas, memory));
+    }
 }
 
 impl<F, M, O, P, H> Drop for DmaDomain<F, M, O, P, H>
@@ -242,8 +262,13 @@ where
     fn drop(&mut self) {
         // Where hardware does not answer, it may still let go of the tables as a whole. If it does
         // not do that either, what the queue has leaks.
-        if self.queue.flush(&*self).is_err() && self.domain.detach().is_ok() {
-            let _ = self.queue.flush(&*self);
+        if self.queue.flush(&*self).is_ok() {
+            return;
+        }
+        if self.domain.detach().is_err() || self.queue.flush(&*self).is_err() {
+            for waiting in self.queue.take_all() {
+                self.leak(waiting);
+            }
         }
     }
 }

@@ -18,7 +18,9 @@ use super::single::{Refused, Way};
 use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{Align, Iovas, Request};
+use crate::leak::{self, Held};
 use crate::lg2;
+use crate::log;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
@@ -102,6 +104,25 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
         self.iovas.as_ref().map(Iovas::range)
     }
 
+    /// Leaks what it holds: a device may still use it.
+    #[cold]
+    fn leak(&mut self, memory: T::Memory) {
+        let first = memory.pieces().first().map_or(0, |piece| piece.span.paddr().get());
+        let addr = self.iovas().map_or(first, |range| range.start().get());
+        let len = self.len;
+        let held = (mem::take(&mut self.slots), self.iovas.take(), memory);
+        leak::count(Held {
+            iovas: held.1.as_ref().map(Iovas::range),
+            memory: len,
+            slots: if held.0.is_empty() { 0 } else { len },
+        });
+        log::warn!(
+            "the mapping of a list of {len:#x} bytes at {addr:#x} was dropped, so that its memory \
+             leaks and the device goes on using it: end it by Device::unmap_list"
+        );
+        mem::forget(held);
+    }
+
     fn pieces(&self) -> &[Piece] {
         self.memory.as_ref().map_or(&[], DmaMemory::pieces)
     }
@@ -115,8 +136,11 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
 
 impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
     fn drop(&mut self) {
-        // A device may still use them.
-        mem::forget((mem::take(&mut self.slots), self.memory.take()));
+        match self.memory.take() {
+            Some(memory) => self.leak(memory),
+            // Where a hook panicked: a device may still use them.
+            None => mem::forget(mem::take(&mut self.slots)),
+        }
     }
 }
 

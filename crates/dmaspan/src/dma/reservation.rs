@@ -21,7 +21,9 @@ use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova};
 use crate::iommu::Event;
 use crate::iommu::iova::{self, Align, Iovas, Request};
+use crate::leak::{self, Held};
 use crate::lg2;
+use crate::log;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
@@ -154,10 +156,32 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
     }
 }
 
+impl<T: Translation, B: BouncePool> Reservation<T, B> {
+    /// Leaks what it holds: a device may still use it.
+    #[cold]
+    fn leak(&mut self) {
+        let held = (mem::take(&mut self.links), self.iovas.take());
+        let lens = held.0.iter().map(|link| link.len);
+        let bounced = held.0.iter().filter(|link| link.slots.is_some()).map(|link| link.len);
+        let (addr, len, links) = (self.addr, self.len, held.0.len());
+        leak::count(Held {
+            iovas: held.1.as_ref().map(Iovas::range),
+            memory: lens.fold(0, u64::saturating_add),
+            slots: bounced.fold(0, u64::saturating_add),
+        });
+        log::warn!(
+            "a reservation of {len:#x} bytes at {addr} with {links} pieces was dropped, so that \
+             its IOVAs and memory leak and the device goes on using them: end it by Device::destroy"
+        );
+        mem::forget(held);
+    }
+}
+
 impl<T: Translation, B: BouncePool> Drop for Reservation<T, B> {
     fn drop(&mut self) {
-        // A device may still use the memory. The IOVAs are lost when their handle is.
-        mem::forget(mem::take(&mut self.links));
+        if !self.links.is_empty() || self.iovas.is_some() {
+            self.leak();
+        }
     }
 }
 

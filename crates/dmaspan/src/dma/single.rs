@@ -16,7 +16,9 @@ use super::slots::Slots;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::Event;
 use crate::iommu::iova::{self, Align, Iovas, Request};
+use crate::leak::{self, Held};
 use crate::lg2;
+use crate::log;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction, Prot};
@@ -74,6 +76,23 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
         self.slots.is_some()
     }
 
+    /// Leaks what it holds: a device may still use it.
+    #[cold]
+    fn leak(&mut self, memory: T::Memory) {
+        let held = (self.slots.take(), self.iovas.take(), memory);
+        let (addr, len) = (self.addr, self.len);
+        leak::count(Held {
+            iovas: held.1.as_ref().map(Iovas::range),
+            memory: len,
+            slots: if held.0.is_some() { len } else { 0 },
+        });
+        log::warn!(
+            "a mapping of {len:#x} bytes at {addr} was dropped, so that its memory leaks and the \
+             device goes on using it: end it by Device::unmap"
+        );
+        mem::forget(held);
+    }
+
     /// Returns whether slots were filled. Of what was not, the unmap [says](Device::unmap_written)
     /// how much the device wrote.
     pub fn fill(&self) -> Fill {
@@ -83,8 +102,11 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
 
 impl<T: Translation, B: BouncePool> Drop for Mapping<T, B> {
     fn drop(&mut self) {
-        // A device may still use them.
-        mem::forget((self.slots.take(), self.memory.take()));
+        match self.memory.take() {
+            Some(memory) => self.leak(memory),
+            // Where a hook panicked: a device may still use them.
+            None => mem::forget(self.slots.take()),
+        }
     }
 }
 

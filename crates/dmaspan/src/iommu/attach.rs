@@ -18,6 +18,7 @@ use super::ops::{HardwareError, IommuOps};
 use super::reserved::{Relaxable, ReservedRegion, ReservedRegions};
 use crate::error::Errno;
 use crate::io_pgtable::{Format, TableMemory};
+use crate::log;
 
 /// A type that has a [`Domain`], or is one.
 ///
@@ -507,6 +508,12 @@ impl<P: Port> Attachment<P> {
         };
         let left = state.attached_to();
         drop(state);
+        match &result {
+            Ok(()) => log::info!("a stream was switched: what it reaches is {left:?} now"),
+            Err(error) => {
+                log::warn!("a stream was not switched, and what it reaches is {left:?}: {error}");
+            }
+        }
         // The end of a domain takes its time: not under the lock.
         drop(released);
         result.map_err(|source| AttachError::Hardware { source, left })
@@ -544,8 +551,12 @@ impl<P: Port> Drop for Attachment<P> {
         }
         // Kept for ever unless hardware has let go, also where the hook panics.
         let state = ManuallyDrop::new(state);
-        if self.port.block().is_ok() {
-            drop(ManuallyDrop::into_inner(state));
+        match self.port.block() {
+            Ok(()) => drop(ManuallyDrop::into_inner(state)),
+            Err(error) => log::warn!(
+                "a stream that was dropped was not blocked, so that the tables of its domain leak: \
+                 {error}; reset the device"
+            ),
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::io_pgtable::{
     self, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
     UnmappedSpans, Walk,
 };
+use crate::log;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::Prot;
@@ -343,7 +344,13 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         match self.hardware {
             Hardware::LetGo => Ok(()),
-            Hardware::Walks | Hardware::Unknown => self.ops.invalidate(what),
+            Hardware::Walks | Hardware::Unknown => self.ops.invalidate(what).inspect_err(|error| {
+                log::warn!(
+                    "hardware did not confirm that it forgot {}: {error}; what was unmapped there \
+                     stays out of use",
+                    what.scope
+                );
+            }),
         }
     }
 
@@ -381,7 +388,12 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
         // Leaked unless hardware has let go, also where the hook panics.
         self.table.leak(Leaked::Yes);
         self.hardware = Hardware::Unknown;
-        self.ops.detach()?;
+        self.ops.detach().inspect_err(|error| {
+            log::warn!(
+                "hardware did not let go of a domain's tables, which leak: {error}; reset the \
+                 IOMMU before their memory is reused"
+            );
+        })?;
         self.hardware = Hardware::LetGo;
         self.table.leak(Leaked::No);
         Ok(())

@@ -7,6 +7,7 @@ use lock_api::{Mutex, RawMutex};
 
 use crate::addr::Iova;
 use crate::atomic::{AtomicU64, Ordering};
+use crate::log;
 
 /// Says what a device tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +58,25 @@ pub struct FaultReport {
     pub reason: FaultReason,
     /// Whether there is something to decide.
     pub state: FaultState,
+}
+
+impl fmt::Display for FaultReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stream, iova, access, reason, .. } = self;
+        let access = match access {
+            FaultAccess::Read => "a read",
+            FaultAccess::Write => "a write",
+            FaultAccess::Execute => "an instruction fetch",
+        };
+        write!(f, "stream {stream:#x} was refused {access} of {iova}, because ")?;
+        match reason {
+            FaultReason::Blocked => f.write_str("the stream is blocked"),
+            FaultReason::Translation => f.write_str("nothing is mapped there"),
+            FaultReason::Permission => f.write_str("what is mapped there does not permit it"),
+            FaultReason::Tables => f.write_str("the tables are wrong or could not be read"),
+            FaultReason::Other(code) => write!(f, "of the hardware's reason {code:#x}"),
+        }
+    }
 }
 
 /// Says what is to become of an access that was refused.
@@ -118,6 +138,7 @@ impl<L: RawMutex> FaultHook<L> {
             Some(handler) => handler.fault(report),
             None => {
                 self.unhandled.fetch_add(1, Ordering::Relaxed);
+                log::warn!("{report}, and nobody handles its faults");
                 FaultResponse::Terminate
             }
         };

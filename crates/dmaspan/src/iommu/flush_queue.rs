@@ -16,7 +16,7 @@
 use alloc::boxed::Box;
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
-use core::{fmt, iter, mem, slice};
+use core::{fmt, iter, mem, ptr, slice};
 
 use lock_api::{Mutex, MutexGuard, RawMutex};
 
@@ -25,7 +25,9 @@ use super::ops::HardwareError;
 use crate::atomic::{AtomicBool, AtomicU64, Ordering, spin_loop};
 use crate::io_pgtable::Retired;
 use crate::list;
+use crate::log;
 use crate::platform::{Apart, Flag, Platform};
+use crate::range::IovaRange;
 
 /// The two that end what a queue holds: the domain of the translations, and the owner of the IOVAs
 /// and memory.
@@ -54,6 +56,12 @@ pub(crate) trait Flusher {
 
     /// Takes back what was held, which no device reaches any more.
     fn release(&self, held: Self::QueuedMapping);
+
+    /// The IOVAs of what is held.
+    fn range(&self, held: &Self::QueuedMapping) -> IovaRange;
+
+    /// Keeps for ever what a device may use, and counts it.
+    fn leak(&self, held: Self::QueuedMapping);
 }
 
 /// When a queue flushes.
@@ -403,7 +411,27 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     ) {
         let mut batch = self.quarantine.waiting.lock();
         flusher.merge(&mut batch.gather, gather);
-        self.fill(batch, held);
+        let held = held.inspect(|held| {
+            log::warn!(
+                "{} went into quarantine, with the memory that was mapped there, until a flush \
+                 succeeds",
+                flusher.range(held)
+            );
+        });
+        self.fill(batch, held, |held| flusher.leak(held));
+    }
+
+    /// Takes all that waits out of it, where hardware does not answer any more.
+    #[cold]
+    pub(crate) fn take_all(&mut self) -> Vec<T> {
+        let quarantine = self.quarantine.waiting.get_mut();
+        let mut all = mem::take(&mut quarantine.held);
+        for slot in &mut self.slots {
+            // There is room: the quarantine has some for all that can wait at once.
+            let waiting = &mut slot.waiting.get_mut().held;
+            all.extend(waiting.drain(..));
+        }
+        all
     }
 
     /// The same for what a panic tore out of a flush.
@@ -414,13 +442,23 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
     {
         let mut batch = self.quarantine.waiting.lock();
         batch.gather.merge_with(Gather::everything(), |_, _| ());
-        self.fill(batch, torn.flat_map(popped));
+        log::warn!(
+            "a panic interrupted a flush: what it had is in quarantine until a flush succeeds"
+        );
+        self.fill(batch, torn.flat_map(popped), drop);
     }
 
-    fn fill(&self, mut batch: MutexGuard<'_, P::Lock, Batch<L, T>>, held: impl Iterator<Item = T>) {
+    fn fill(
+        &self,
+        mut batch: MutexGuard<'_, P::Lock, Batch<L, T>>,
+        held: impl Iterator<Item = T>,
+        leak: impl Fn(T),
+    ) {
         for held in held {
             if batch.held.len() < batch.held.capacity() {
                 batch.held.push(held);
+            } else {
+                leak(held);
             }
         }
         self.quarantined.store(true, Ordering::Relaxed);
@@ -571,9 +609,14 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
             Ok(()) => {
                 is_over();
                 for (_, held) in claim.flushed() {
+                    let was_quarantined = ptr::eq(held, &self.quarantine.flushed);
                     let mut held = held.lock();
                     // What a panic leaves in it waits for another sync.
                     while let Some(held) = held.pop() {
+                        if was_quarantined {
+                            let range = flusher.range(&held);
+                            log::info!("{range} left quarantine: hardware has forgotten it");
+                        }
                         flusher.release(held);
                     }
                 }

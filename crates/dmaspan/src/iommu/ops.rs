@@ -1,6 +1,8 @@
 //! [`IommuOps`] are the hooks by which a domain tells hardware what changed. Drivers implement
 //! them.
 
+use core::fmt;
+
 use super::event::Event;
 use crate::addr::{Address, PhysAddr};
 use crate::io_pgtable::TableRoot;
@@ -25,6 +27,19 @@ pub enum Scope<'a> {
     /// In more ranges than [`IommuOps::max_ranges`] or than a [`Gather`](super::Gather) has places
     /// for: forget everything about the domain.
     All,
+}
+
+impl fmt::Display for Scope<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("anything of the domain"),
+            Self::Ranges([]) => f.write_str("its walks"),
+            Self::Ranges([first, more @ ..]) => {
+                write!(f, "{first}")?;
+                more.iter().try_for_each(|range| write!(f, ", {range}"))
+            }
+        }
+    }
 }
 
 /// Says what hardware must forget before anything that was unmapped may be freed.

@@ -14,7 +14,7 @@ use super::marks::Mark;
 use super::memory::{PoolMemory, Room};
 use super::pool::{Pool, SlotOf, grid};
 use super::request::{Fit, SlotRequest};
-use super::slot::{SINGLE, Slot};
+use super::slot::SINGLE;
 use crate::addr::{Address, PhysAddr};
 use crate::atomic::Ordering;
 use crate::lg2;
@@ -121,7 +121,9 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             if let Some(taken) = chunk.take(&fit, cpu) {
                 let grown = Some(Arc::clone(chunk));
                 drop(guard);
-                return Some(Slot { grown, ..self.slot(0, taken, span) });
+                let mut slot = self.slot(0, taken, span);
+                slot.grown = grown;
+                return Some(slot);
             }
         }
         drop(guard);

@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem::ManuallyDrop;
+use core::{fmt, mem};
 
 use lock_api::Mutex;
 
@@ -18,7 +18,9 @@ use super::request::{self, Fit, Grid, SlotRequest};
 use super::slot::{Bounced, Fill, NotReleased, SINGLE, Slot};
 use crate::addr::{Address, PhysAddr};
 use crate::atomic::AtomicU32;
+use crate::leak::{self, Held};
 use crate::lg2;
+use crate::log;
 use crate::platform::{Id, Identity, Platform};
 use crate::promise::Promise;
 use crate::prot::Direction;
@@ -171,8 +173,10 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             None => {
                 // Put together from its parts on either way, a slot stays in registers: what is
                 // written word by word and read as more stalls the processor.
-                let slot = self.take_anywhere(span, request, node, cpu)?;
-                let Slot { pool, grown, node, taken, original } = slot;
+                let mut slot = self.take_anywhere(span, request, node, cpu)?;
+                let (pool, grown, node) = (slot.pool, slot.grown.take(), slot.node);
+                let (taken, original) = (slot.taken, slot.original);
+                mem::forget(slot);
                 let original = Span::covering(original.start(), original.len() - 1);
                 Ok(Slot { pool, grown, node, taken: taken.by_parts(), original })
             }
@@ -347,16 +351,18 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
 
     /// The same, of a slot of this pool.
     #[inline(always)]
-    fn give(&self, slot: SlotOf<P, M::Address>) {
+    fn give(&self, mut slot: SlotOf<P, M::Address>) {
         if self.config.wipe == Wipe::Release {
             // Padding too: a device may have written it.
             let (start, bytes) = (slot.taken.start(), slot.taken.bytes(self.slot_lg2));
             self.memory.zero(InSlot::new(Span::covering(M::Address::new(start), bytes - 1)));
         }
-        match (slot.grown, self.base.get(slot.node as usize)) {
-            (None, Some(chunk)) => chunk.give(slot.taken),
-            (Some(chunk), _) => chunk.give(slot.taken),
-            (None, None) => self.release_single(slot.taken),
+        let (grown, node, taken) = (slot.grown.take(), slot.node, slot.taken);
+        mem::forget(slot);
+        match (grown, self.base.get(node as usize)) {
+            (None, Some(chunk)) => chunk.give(taken),
+            (Some(chunk), _) => chunk.give(taken),
+            (None, None) => self.release_single(taken),
         }
     }
 
@@ -374,7 +380,14 @@ impl<M: PoolMemory, P: Platform> Pool<M, P> {
             return Err(NotReleased { error, handle: slot });
         }
         self.mark(&slot, Some(Mark::Quarantined));
-        self.grown.lock().quarantined += slot.taken.bytes(self.slot_lg2);
+        let bytes = slot.taken.bytes(self.slot_lg2);
+        self.grown.lock().quarantined += bytes;
+        log::warn!(
+            "{bytes:#x} bytes of slots at {:#x} are in quarantine for ever, because hardware did \
+             not confirm that it forgot them",
+            slot.taken.start()
+        );
+        mem::forget(slot);
         Ok(())
     }
 
@@ -535,8 +548,17 @@ impl<M: PoolMemory, P: Platform> Drop for Pool<M, P> {
                 && self.memory.unshare(Promise::kept(), chunk.span().of_output()).is_ok();
         }
         self.shrink();
+        let stats = self.stats();
         if is_private && self.grown.lock().counted == 0 {
             drop(ManuallyDrop::into_inner(kept));
+        } else {
+            leak::count(Held { memory: stats.bytes + stats.single, ..Held::default() });
+            log::warn!(
+                "a pool of {:#x} bytes was dropped and leaks, because {:#x} bytes of its slots are \
+                 out or the host did not take its memory back: release all slots first",
+                stats.bytes + stats.single,
+                stats.used
+            );
         }
     }
 }

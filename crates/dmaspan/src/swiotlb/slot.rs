@@ -6,6 +6,8 @@ use core::fmt;
 use super::chunk::{Chunk, Taken};
 use super::error::Error;
 use crate::addr::{Address, PhysAddr};
+use crate::leak::{self, Held};
+use crate::log;
 use crate::platform::Id;
 use crate::prot::Direction;
 use crate::span::Span;
@@ -25,7 +27,7 @@ use crate::span::Span;
 /// }
 /// ```
 #[must_use = "slots that are dropped are lost to their pool"]
-pub struct Slot<L, A = PhysAddr> {
+pub struct Slot<L, A: Address = PhysAddr> {
     pub(super) pool: Id,
     /// What was added to the pool that they are in, if any.
     pub(super) grown: Option<Arc<Chunk<L>>>,
@@ -33,6 +35,19 @@ pub struct Slot<L, A = PhysAddr> {
     pub(super) node: u32,
     pub(super) taken: Taken,
     pub(super) original: Span<A>,
+}
+
+impl<L, A: Address> Drop for Slot<L, A> {
+    #[cold]
+    #[inline(never)]
+    fn drop(&mut self) {
+        let (addr, slots) = (self.taken.data, self.original.len());
+        leak::count(Held { slots, ..Held::default() });
+        log::warn!(
+            "{slots:#x} bytes of slots at {addr:#x} were dropped and are lost: release them to \
+             their pool"
+        );
+    }
 }
 
 /// In the place of a span: memory that was obtained for these slots alone.
@@ -90,7 +105,7 @@ pub enum Fill {
 ///
 /// Dropped, its slots are lost to the pool for ever: the device may still use them.
 #[must_use = "slots that are dropped are lost to their pool"]
-pub struct Bounced<L, A = PhysAddr> {
+pub struct Bounced<L, A: Address = PhysAddr> {
     pub(super) slot: Slot<L, A>,
     pub(super) direction: Direction,
     pub(super) fill: Fill,

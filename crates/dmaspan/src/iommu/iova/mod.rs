@@ -73,11 +73,16 @@ mod tree;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::mem;
 
 use lock_api::{Mutex, MutexGuard};
 
 use crate::atomic::AtomicU64;
+#[cfg(feature = "log")]
+use crate::leak::{self, Held};
 use crate::lg2;
+#[cfg(feature = "log")]
+use crate::log;
 use crate::platform::{Apart, Flag, Id, Identity, Platform};
 use crate::range::IovaRange;
 use crate::sharded_map::ShardedMap;
@@ -101,6 +106,19 @@ pub struct Iovas {
     space: Id,
     /// Of what is taken for the range, which may be more.
     class: u32,
+}
+
+/// Without the feature nothing is done where IOVAs are dropped: a driver maps and unmaps in fewer
+/// instructions than these would add.
+#[cfg(feature = "log")]
+impl Drop for Iovas {
+    #[cold]
+    #[inline(never)]
+    fn drop(&mut self) {
+        let range = self.range;
+        leak::count(Held { iovas: Some(range), ..Held::default() });
+        log::warn!("the IOVAs {range} were dropped and are lost: give them back to their space");
+    }
 }
 
 impl Iovas {
@@ -293,6 +311,7 @@ impl<P: Platform> Space<P> {
         } else {
             self.free_shared(iovas.range, iovas.class);
         }
+        mem::forget(iovas);
         Ok(())
     }
 

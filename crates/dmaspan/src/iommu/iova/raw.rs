@@ -42,7 +42,10 @@ impl<P: Platform> Space<P> {
         }
         let Iovas { range, class, .. } = iovas;
         match self.raw.insert(range.start().get(), Raw { range, class }) {
-            Ok(()) => Ok(range),
+            Ok(()) => {
+                core::mem::forget(iovas);
+                Ok(range)
+            }
             Err(_) => Err(IntoRawFailed::NoMemory { iovas }),
         }
     }

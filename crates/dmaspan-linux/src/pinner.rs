@@ -9,6 +9,7 @@ use dmaspan::pin::{Dirty, Kind, PinError, PinFailed, Pinner, SpanSink, Stopped};
 use dmaspan::regbuf::{Buffer, PinBufferError, Pinned};
 use dmaspan::{Account, Errno, PhysAddr, Promise, Prot, RangeError, Span, UserAddr, UserRange};
 
+use crate::log;
 use crate::mem::{AccessError, Memory, OutsideMemory};
 use crate::pagemap::{FrameAddress, FrameMode, FrameSource, Lookup, NoFrames, PagemapError};
 use crate::registration::{PinMethod, RegisterError, Registrar, Registration};
@@ -184,6 +185,12 @@ impl<A: FrameAddress> LinuxPinner<A> {
         if A::MODE == FrameMode::Physical && registrar.method() == PinMethod::Mlock {
             return Err(NoFrames::MayMove.into());
         }
+        if A::MODE == FrameMode::Virtual {
+            log::info!(
+                "virtual addresses are used in the place of physical ones: only devices of \
+                 software reach what this pinner pins"
+            );
+        }
         Ok(Self {
             registrar: Arc::new(registrar),
             frames: Arc::new(FrameSource::new()?),
@@ -272,6 +279,7 @@ impl<A: FrameAddress> LinuxPinner<A> {
     /// there that the pin lasts longer.
     pub fn give_back(&self, pin: LinuxPin) {
         let begin = Instant::now();
+        mem::forget(pin.note);
         let RegisteredMemory { memory, registrar, registration } =
             ManuallyDrop::into_inner(pin.held);
         if registrar.unregister(&memory, registration).is_err() {
@@ -291,6 +299,21 @@ impl<A: FrameAddress> LinuxPinner<A> {
 pub struct LinuxPin {
     held: ManuallyDrop<RegisteredMemory>,
     range: UserRange,
+    note: DropNote,
+}
+
+/// Says that a pin was dropped, unless it is forgotten.
+#[derive(Debug)]
+struct DropNote(UserRange);
+
+impl Drop for DropNote {
+    fn drop(&mut self) {
+        log::warn!(
+            "the pin of {} was dropped: its memory stays pinned and is never freed; release pins \
+             by their pinner",
+            self.0
+        );
+    }
 }
 
 impl LinuxPin {
@@ -351,7 +374,7 @@ unsafe impl<A: FrameAddress> Pinner for LinuxPinner<A> {
             registration,
         };
         // From here on a sink that panics leaks the pin, as a device may reach what it took.
-        let pin = LinuxPin { held: ManuallyDrop::new(held), range };
+        let pin = LinuxPin { held: ManuallyDrop::new(held), range, note: DropNote(range) };
         let mut sink = Watched { sink, took: Took::Nothing };
         let error = match self.frames.frames(space, range, self.lookup, &mut sink) {
             Ok(cost) => {

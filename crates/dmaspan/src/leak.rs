@@ -40,7 +40,7 @@ static PINNED: AtomicU64 = AtomicU64::new(0);
 ///
 /// use dmaspan::dma::{Device, DeviceConfig, Direct, NoPool, Piece, RawMemory};
 /// use dmaspan::{Direction, PhysAddr, Span, leaked};
-/// # use dmaspan_sim::OneThread;
+/// use dmaspan::platform::OneThread;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let ram = Span::new(PhysAddr::new(0), 1 << 30)?;

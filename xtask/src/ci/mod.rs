@@ -144,9 +144,23 @@ fn formatting() -> Checked {
     ])
 }
 
-/// Benchmarks are compiled here as well.
+/// The libraries with their messages by the crate `log`, which a feature turns on.
+const LOGGED: [&str; 8] = [
+    "-p",
+    "dmaspan",
+    "-p",
+    "dmaspan-drivers",
+    "-p",
+    "dmaspan-linux",
+    "--features",
+    "dmaspan/log,dmaspan-drivers/log,dmaspan-linux/log",
+];
+
+/// Benchmarks are compiled here as well, and the libraries once more with their messages.
 fn lints() -> Checked {
-    run_all([&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])])
+    let all = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    let logged = [&["clippy"], &LOGGED[..], &["--", "-D", "warnings"]].concat();
+    run_all([&mut cargo(&all), &mut cargo(&logged)])
 }
 
 fn documentation() -> Checked {
@@ -160,7 +174,9 @@ fn tests() -> Checked {
     let rustdoc = rustdoc_with_error_codes();
     let rustdoc = rustdoc.map_err(|error| format!("no script for rustdoc: {error}"))?;
     let mut test = cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"]);
-    run_all([test.env("RUSTDOC", rustdoc)])
+    // What is said is tested by itself: all else is tested without the feature.
+    let logged = [&["test"], &LOGGED[..], &["--tests", "logged"]].concat();
+    run_all([test.env("RUSTDOC", rustdoc), &mut cargo(&logged)])
 }
 
 /// A script that is rustdoc with unstable features: for cargo and all that it builds nothing

@@ -1,5 +1,8 @@
 //! The driver of Arm's SMMUv3 over hardware that is made here: well-behaved, broken and hostile.
 
+#[cfg(feature = "log")]
+#[path = "../shared/capture.rs"]
+mod capture;
 mod commands;
 mod events;
 mod failing;
@@ -9,4 +12,6 @@ mod hardware;
 mod host;
 #[path = "../shared/liar.rs"]
 mod liar;
+#[cfg(feature = "log")]
+mod logged;
 mod setup;

@@ -1,6 +1,9 @@
 //! The driver of RISC-V's IOMMU over hardware of software: what it writes, word for word, and what
 //! it makes of hardware that is broken or hostile.
 
+#[cfg(feature = "log")]
+#[path = "../shared/capture.rs"]
+mod capture;
 mod commands;
 mod contexts;
 mod faults;
@@ -11,4 +14,6 @@ mod host;
 mod hostile;
 #[path = "../shared/liar.rs"]
 mod liar;
+#[cfg(feature = "log")]
+mod logged;
 mod start;

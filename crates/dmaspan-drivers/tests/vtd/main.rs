@@ -1,5 +1,8 @@
 //! The driver of VT-d over hardware in memory, which may be broken or hostile.
 
+#[cfg(feature = "log")]
+#[path = "../shared/capture.rs"]
+mod capture;
 mod encodings;
 mod entries;
 mod fake;
@@ -10,4 +13,6 @@ mod host;
 mod hostile;
 #[path = "../shared/liar.rs"]
 mod liar;
+#[cfg(feature = "log")]
+mod logged;
 mod start;

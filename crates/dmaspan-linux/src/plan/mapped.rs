@@ -9,6 +9,7 @@ use super::mapper::{Inner, MemorySpace};
 use super::places::{self, PlacedIovas};
 use super::planned::{Plan, PlannedMap};
 use super::{MapError, NotUnmapped, PartError, StillMapped};
+use crate::log;
 
 /// Regions that a device can use, from [`Mapper::map`](super::Mapper::map).
 ///
@@ -211,6 +212,11 @@ impl<S: MemorySpace> MappedRegions<S> {
             if let Some(place) = place.take() {
                 places::leak(map.memory(), place);
                 leaked += map.len();
+                log::warn!(
+                    "{} at {} was not unmapped and leaks, so that a device may go on using it",
+                    map.user(),
+                    map.iova()
+                );
             }
         }
         self.inner.count_leaked(leaked);

@@ -9,6 +9,7 @@ use dmaspan::{IovaRange, UserRange};
 use super::mapper::{Inner, MemorySpace};
 use super::places::{PlacedIovas, Wanted};
 use super::{MapError, NotUnmapped};
+use crate::log;
 
 /// One map. Dropped, it unmaps; what the space does not unmap is leaked, with what it keeps.
 pub(super) struct Single<S: MemorySpace, K: Clone> {
@@ -71,6 +72,10 @@ impl<S: MemorySpace, K: Clone> Single<S, K> {
         drop(place);
         let bytes = self.range.len_less_one().saturating_add(1);
         self.inner.count_leaked(bytes);
+        log::warn!(
+            "{} was not unmapped and leaks, so that a device may go on using what is there",
+            self.range
+        );
         bytes
     }
 }

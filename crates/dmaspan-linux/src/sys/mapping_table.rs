@@ -12,6 +12,7 @@ use dmaspan::{Errno, Iova, IovaRange, Limits, Prot, UserRange};
 use parking_lot::Mutex;
 
 use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Requests, UnmapProof};
+use crate::log;
 use crate::mem::Memory;
 use crate::vfio::Error;
 
@@ -374,7 +375,7 @@ impl<K: Kernel> MappingTable<K> {
     ) -> Result<u64, Error> {
         let mapped = kept.iter().fold(0, |sum: u64, &(range, _)| sum.saturating_add(len(range)));
         if proof.bytes != mapped {
-            LEAKED.fetch_add(mapped, Ordering::Relaxed);
+            lose(hull, mapped, "the kernel unmapped another number of bytes than were mapped");
             let mut state = self.state.lock();
             for (range, _leaked) in kept {
                 if let Some(slot) = state.slots.get_mut(&range.start().get()) {
@@ -390,9 +391,7 @@ impl<K: Kernel> MappingTable<K> {
             state.slots.remove(&range.start().get());
             match kept.release(proof) {
                 Ok(owner) => owners.push(owner),
-                Err(_leaked) => {
-                    LEAKED.fetch_add(len(range), Ordering::Relaxed);
-                }
+                Err(_leaked) => lose(range, len(range), "it was not seen that it was unmapped"),
             }
         }
         drop(state);
@@ -459,10 +458,17 @@ impl<K: Kernel> Drop for MappingTable<K> {
         for range in ranges {
             // What was unmapped short is counted already.
             if matches!(self.unmap(range), Err(error) if !matches!(error, Error::Short { .. })) {
-                LEAKED.fetch_add(len(range), Ordering::Relaxed);
+                lose(range, len(range), "the kernel did not unmap it when its space was dropped");
             }
         }
     }
+}
+
+/// Counts memory that is never freed, since devices may use it.
+#[cold]
+fn lose(range: IovaRange, bytes: u64, why: &str) {
+    LEAKED.fetch_add(bytes, Ordering::Relaxed);
+    log::warn!("the memory that is mapped at {range} leaks, {bytes:#x} bytes, because {why}");
 }
 
 /// All addresses.

@@ -13,6 +13,7 @@ use super::device_error::DeviceError;
 use super::error::OpenError;
 use super::hwpt::Binding;
 use super::irq::{self, Msix};
+use crate::log;
 use crate::pci::Bdf;
 use crate::sys::uapi::vfio as uapi;
 use crate::sys::vfio::DeviceFd;
@@ -204,6 +205,7 @@ impl Drop for VfioDevice {
     fn drop(&mut self) {
         // A device that is gone accesses nothing.
         let _ = self.set_bus_master(BusMaster::Off);
+        log::info!("{} is closed and reaches nothing any more", self.bdf());
     }
 }
 

@@ -14,6 +14,7 @@ use super::device::VfioDevice;
 use super::error::{Error, OpenError};
 use super::hwpt::Binding;
 use super::opening::{self, Candidate};
+use crate::log;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
@@ -140,6 +141,7 @@ impl Ioas {
         let iommufd = Arc::clone(&self.iommufd.fd);
         let device = VfioDevice::new(bdf, fd)?.bound(Binding { iommufd, id });
         self.refresh();
+        log::info!("{bdf} was attached: it reaches all that is mapped in the space");
         Ok(device)
     }
 

@@ -15,6 +15,7 @@ use super::device::VfioDevice;
 use super::dirty::{self, DirtyLogging, DirtyPages};
 use super::error::{Error, OpenError};
 use super::opening::Candidate;
+use crate::log;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
@@ -126,6 +127,7 @@ impl VfioContainer {
         *limits = Arc::new(Limits { mappings_left: limits.mappings_left, ..now });
         drop(limits);
         groups.insert(candidate.group, group);
+        log::info!("{bdf} was attached: it reaches all that is mapped in the container");
         Ok(device)
     }
 

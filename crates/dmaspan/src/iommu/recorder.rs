@@ -69,19 +69,16 @@ impl Placed for Asked {
 ///
 /// use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Piece, RawMemory};
 /// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// use dmaspan::iommu::soft::SoftIommu;
 /// use dmaspan::iommu::{Domain, Observed, Recorder};
+/// use dmaspan::platform::OneThread;
 /// use dmaspan::{Direction, PhysAddr, Span};
-/// # use dmaspan_sim::iotlb::Iotlb;
-/// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-/// # use dmaspan::platform::OneThread;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-/// # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-/// # let table = PageTable::new(format, tables.clone())?;
-/// # let registers = table.format().registers(table.root());
-/// # let driver = Iotlb::new(ArmLpaeS1Walker::new(registers.into())?, tables);
-/// // `table`, `driver`: a page table, and the driver of the IOMMU that walks it.
+/// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+/// let table = PageTable::new(ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?, tables)?;
+/// let driver = SoftIommu::over(&table);
+///
 /// let who = Arc::new(Recorder::<parking_lot::RawMutex>::new());
 /// let domain = Domain::new(table, Observed::new(driver, Arc::clone(&who)))?;
 /// let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneThread)?);

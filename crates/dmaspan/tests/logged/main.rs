@@ -2,6 +2,7 @@
 //! to do. A program of its own: the rest is tested without the feature.
 #![expect(unsafe_code, reason = "the tests promise what memory is")]
 
+#[path = "../../../dmaspan-drivers/tests/shared/capture.rs"]
 mod capture;
 
 use std::sync::Arc;
@@ -18,9 +19,9 @@ use dmaspan::iommu::{
     Attachment, Domain, FaultAccess, FaultHook, FaultReason, FaultReport, FaultState,
     HardwareError, Invalidation, IommuOps, Prepared, ReservedRegions, Target,
 };
+use dmaspan::platform::OneThread;
 use dmaspan::swiotlb::{Original, Pool, PoolConfig, SlotRequest};
 use dmaspan::{Account, Container, Direction, Iova, PhysAddr, Prot, Span, UserAddr, leaked};
-use dmaspan_sim::OneThread;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::pool_memory::SimPoolMemory;

@@ -4,7 +4,7 @@ mod bars;
 mod blocks;
 mod container;
 mod failing;
-mod kernel;
+pub(crate) mod kernel;
 mod leaves;
 mod merging;
 mod others;

@@ -33,7 +33,7 @@ fn memory_is_one_map_zeroed_aligned_and_within_what_the_device_addresses() {
         all.push(memory);
     }
     assert_eq!(kernel.entries().len(), all.len());
-    assert_eq!(mapper.mapped_bytes(), all.iter().map(|memory| memory.len()).sum());
+    assert_eq!(mapper.mapped_bytes(), all.iter().map(|memory| memory.len()).sum::<u64>());
     all.pop().unwrap().unmap().unwrap();
     drop(all);
     assert!(kernel.is_empty());

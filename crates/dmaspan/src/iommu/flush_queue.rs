@@ -13,10 +13,12 @@
 //! The quarantine has what a failed sync leaves behind, and every later flush tries it again.
 //! Nothing here allocates once the queue exists.
 
+mod list;
+
 use alloc::boxed::Box;
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
-use core::{fmt, iter, mem, ptr, slice};
+use core::{iter, mem, ptr, slice};
 
 use lock_api::{Mutex, MutexGuard, RawMutex};
 
@@ -24,10 +26,11 @@ use super::gather::{Gather, SyncFailed};
 use super::ops::HardwareError;
 use crate::atomic::{AtomicBool, AtomicU64, Ordering, spin_loop};
 use crate::io_pgtable::Retired;
-use crate::list;
 use crate::log;
 use crate::platform::{Apart, Flag, Platform};
 use crate::range::IovaRange;
+
+pub(crate) use list::QueuedFor;
 
 /// The two that end what a queue holds: the domain of the translations, and the owner of the IOVAs
 /// and memory.
@@ -84,20 +87,6 @@ impl Default for Config {
     fn default() -> Self {
         Self { entries: 256, max_age: 10_000_000 }
     }
-}
-
-/// What an unmap waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum QueuedFor {
-    /// A flush.
-    Flush {
-        /// In the queue of this CPU.
-        cpu: usize,
-        /// Since when the oldest entry of that queue waits.
-        since: u64,
-    },
-    /// Hardware that did not answer to one.
-    Hardware,
 }
 
 /// What was unmapped and is still to be synced, by CPU.
@@ -367,37 +356,6 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         (waiting, self.quarantine.waiting.lock().held.len())
     }
 
-    /// What waits, by CPU and in the order in which it came, and then what is in quarantine: each
-    /// as `look` sees it.
-    pub(crate) fn list<R>(&self, look: impl Fn(&T, QueuedFor) -> R) -> impl Iterator<Item = R> {
-        list::in_steps(Some((0, 0)), move |(cpu, from): (usize, usize), step| {
-            let mut add = |held: &[T], state| {
-                let rest = held.iter().enumerate().skip(from);
-                let mut more = rest.skip_while(|(_, held)| step.push(look(held, state)));
-                more.next().map(|(at, _)| at + 1)
-            };
-            match self.slots.get(cpu) {
-                Some(slot) => {
-                    let batch = slot.waiting.lock();
-                    let next = add(&batch.held, QueuedFor::Flush { cpu, since: batch.since });
-                    Some(next.map_or((cpu + 1, 0), |next| (cpu, next)))
-                }
-                None => {
-                    let batch = self.quarantine.waiting.lock();
-                    add(&batch.held, QueuedFor::Hardware).map(|next| (cpu, next))
-                }
-            }
-        })
-    }
-
-    /// What [`waiting`](Self::waiting) says, of what nobody is at.
-    pub(crate) fn try_waiting(&self) -> (usize, usize) {
-        let slots = self.slots.iter().filter_map(|slot| slot.waiting.try_lock());
-        let quarantined = self.quarantine.waiting.try_lock();
-        let quarantined = quarantined.map_or(0, |batch| batch.held.len());
-        (slots.map(|batch| batch.held.len()).sum(), quarantined)
-    }
-
     /// Puts into quarantine what hardware may still use, and what must not be released therefore.
     ///
     /// There is room for all that can wait at once and more. If hardware has not answered for
@@ -429,7 +387,7 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         for slot in &mut self.slots {
             // There is room: the quarantine has some for all that can wait at once.
             let waiting = &mut slot.waiting.get_mut().held;
-            all.extend(waiting.drain(..));
+            all.append(waiting);
         }
         all
     }
@@ -666,16 +624,5 @@ fn wait_for(flush: &AtomicU64) {
     let seen = flush.load(Ordering::Acquire);
     while is_syncing(seen) && flush.load(Ordering::Acquire) == seen {
         spin_loop();
-    }
-}
-
-impl<P: Platform, L, T> fmt::Debug for FlushQueue<P, L, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (waiting, quarantined) = self.try_waiting();
-        f.debug_struct("FlushQueue")
-            .field("config", &self.config)
-            .field("waiting", &waiting)
-            .field("quarantined", &quarantined)
-            .finish_non_exhaustive()
     }
 }

@@ -1,5 +1,5 @@
-//! With the feature `log` each kind of trouble is a message: what happened, to which range, and what
-//! to do. A program of its own: the rest is tested without the feature.
+//! With the feature `log` each kind of trouble is a message: what happened, to which range, and
+//! what to do. A program of its own: the rest is tested without the feature.
 #![expect(unsafe_code, reason = "the tests promise what memory is")]
 
 #[path = "../../../dmaspan-drivers/tests/shared/capture.rs"]
@@ -41,8 +41,12 @@ struct Iommu {
 const STUCK: HardwareError = HardwareError { what: "the IOMMU is stuck", status: 9 };
 
 impl Iommu {
-    fn set_stuck(&self, is_stuck: bool) {
-        self.is_stuck.store(is_stuck, Ordering::Relaxed);
+    fn stop(&self) {
+        self.is_stuck.store(true, Ordering::Relaxed);
+    }
+
+    fn go_on(&self) {
+        self.is_stuck.store(false, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), HardwareError> {
@@ -161,7 +165,7 @@ fn what_hardware_does_not_confirm_is_said_in_and_out_of_quarantine() {
     let (device, iommu) = device(Flush::Strict);
     let mapping = device.map_single(memory(0x8000_0000, 0x1000), Direction::ToDevice).unwrap();
     let start = mapping.addr().to_string();
-    iommu.set_stuck(true);
+    iommu.stop();
     let (failed, messages) = said(|| device.unmap(mapping).is_err());
     assert!(failed);
     assert_said(
@@ -170,7 +174,7 @@ fn what_hardware_does_not_confirm_is_said_in_and_out_of_quarantine() {
         &["hardware did not confirm", &start, "the IOMMU is stuck (status 0x9)"],
     );
     assert_said(&messages, Warn, &[&start, "went into quarantine", "until a flush succeeds"]);
-    iommu.set_stuck(false);
+    iommu.go_on();
     let (flushed, messages) = said(|| device.translation().flush());
     flushed.unwrap();
     assert_said(&messages, Info, &[&start, "left quarantine"]);
@@ -182,7 +186,7 @@ fn a_domain_that_goes_while_hardware_does_not_answer_says_what_leaks() {
     let mapping = device.map_single(memory(0x8000_0000, 0x2000), Direction::ToDevice).unwrap();
     let start = mapping.addr().to_string();
     let _unmapped = device.unmap(mapping).unwrap();
-    iommu.set_stuck(true);
+    iommu.stop();
     let before = leaked();
     let ((), messages) = said(|| drop(device));
     assert_said(&messages, Warn, &[&start, "0x2000 bytes", "leak", "reset the device"]);
@@ -234,17 +238,17 @@ fn a_container_says_attaches_quarantine_and_pins_that_stay_for_ever() {
     assert_said(&messages, Info, &["was attached to the container"]);
 
     container.map(&space, user, Iova::new(0x10_0000), Prot::READ_WRITE).unwrap();
-    iommu.set_stuck(true);
+    iommu.stop();
     let (failed, messages) = said(|| container.unmap_all().is_err());
     assert!(failed);
     assert_said(&messages, Warn, &["0x100000..=0x103fff", file!(), "in quarantine", "pinned"]);
-    iommu.set_stuck(false);
+    iommu.go_on();
     let (unmapped, messages) = said(|| container.unmap_all());
     unmapped.unwrap();
     assert_said(&messages, Info, &["0x100000..=0x103fff", "left quarantine"]);
 
     container.map(&space, user, Iova::new(0x20_0000), Prot::READ_WRITE).unwrap();
-    iommu.set_stuck(true);
+    iommu.stop();
     let before = leaked();
     let ((), messages) = said(|| drop(container));
     let words = [&user.to_string(), "0x200000..=0x203fff", "stays pinned and charged for ever"];

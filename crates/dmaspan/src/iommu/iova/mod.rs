@@ -73,7 +73,7 @@ mod tree;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::mem;
+use core::mem::ManuallyDrop;
 
 use lock_api::{Mutex, MutexGuard};
 
@@ -311,7 +311,7 @@ impl<P: Platform> Space<P> {
         } else {
             self.free_shared(iovas.range, iovas.class);
         }
-        mem::forget(iovas);
+        let _freed = ManuallyDrop::new(iovas);
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! IOVAs as an address and a length, for drivers that keep no more.
 
+use core::mem::ManuallyDrop;
+
 use super::error::{Error, Foreign, IntoRawFailed};
 use super::{Iovas, Space};
 use crate::platform::Platform;
@@ -43,7 +45,7 @@ impl<P: Platform> Space<P> {
         let Iovas { range, class, .. } = iovas;
         match self.raw.insert(range.start().get(), Raw { range, class }) {
             Ok(()) => {
-                core::mem::forget(iovas);
+                let _recorded = ManuallyDrop::new(iovas);
                 Ok(range)
             }
             Err(_) => Err(IntoRawFailed::NoMemory { iovas }),

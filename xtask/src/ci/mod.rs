@@ -1,5 +1,6 @@
 //! `cargo xtask ci` checks in one command everything that must hold before a change lands.
 
+mod adopters;
 mod commands;
 mod repeated;
 
@@ -38,12 +39,13 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 16] = [
+const CHECKS: [Check; 17] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
     quick("book: cargo xtask book", |_| book::check()),
     quick("tests: cargo test --workspace --exclude dmaspan-qemu", |_| tests()),
+    quick("adopters: the tests of examples/adopters", |_| adopters::check()),
     quick("hardware: cargo xtask hw", |_| hardware()),
     quick("guests: cargo xtask guest", |_| guest::run(&guest::Options::parse(&[])?)),
     full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
@@ -141,6 +143,7 @@ fn formatting() -> Checked {
         &mut cargo(&["fmt", "--all", "--check"]),
         &mut cargo(&["fmt", "--manifest-path", NO_STD, "--check"]),
         &mut cargo(&["fmt", "--manifest-path", FUZZ, "--check"]),
+        &mut cargo(&["fmt", "--manifest-path", adopters::MANIFEST, "--check"]),
     ])
 }
 
@@ -222,7 +225,8 @@ fn dependencies() -> Checked {
         let how = "https://github.com/EmbarkStudios/cargo-deny says how to install it";
         return Ok(Outcome::Skipped(format!("cargo-deny is not installed; {how}")));
     }
-    run_all([&mut cargo(&["deny", "check", "licenses", "bans", "sources"])])
+    let adopters = ["deny", "--manifest-path", adopters::MANIFEST, "check", "licenses", "sources"];
+    run_all([&mut cargo(&["deny", "check", "licenses", "bans", "sources"]), &mut cargo(&adopters)])
 }
 
 fn main_job() -> Checked {

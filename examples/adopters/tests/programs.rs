@@ -1,8 +1,8 @@
 //! Every program prints what stands beside it, and has the glue and the unsafe code that it states.
 //!
-//! The expected output of `src/bin/NAME.rs` is `src/bin/NAME.txt`. A program, or a part of one, that
-//! cannot run on a machine prints a line that begins with `SKIP` and says why; such a line stands
-//! for all lines of the expected output up to the next one that fits.
+//! The expected output of `src/bin/NAME.rs` is `src/bin/NAME.txt`. A program, or a part of one,
+//! that cannot run on a machine prints a line that begins with `SKIP` and says why; such a line
+//! stands for all lines of the expected output up to the next one that fits.
 
 use std::collections::BTreeMap;
 use std::fs;

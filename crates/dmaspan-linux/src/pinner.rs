@@ -239,7 +239,7 @@ impl<A: FrameAddress> LinuxPinner<A> {
     /// Pins all of a memory for as long as the buffer that is returned exists, which says where it
     /// is: of a `LinuxPinner<PhysAddr>`, what a device without an IOMMU is told. The kernel counts
     /// it against the limit of locked memory, and nobody else does;
-    /// [`Pinned`](dmaspan::regbuf::Pinned) charges an account.
+    /// [`Pinned`] charges an account.
     ///
     /// ```
     /// use std::sync::Arc;

@@ -17,7 +17,7 @@ use crate::promise::Promise;
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
 
-/// Says what [`Owned::unmap_pages`] did.
+/// Says what [`Owned::unmap_pages`](super::Owned::unmap_pages) did.
 #[derive(Debug)]
 #[must_use = "hardware may still use what was retired"]
 pub struct UnmappedPages<L> {

@@ -51,8 +51,8 @@ impl fmt::Display for OutOfBounds {
         if len == 0 {
             write!(f, "0 bytes at offset {offset:#x} are no part of memory: name at least one")
         } else {
-            let what = format_args!("{len:#x} bytes at offset {offset:#x}");
-            write!(f, "{what} leave the memory of {memory_len:#x} bytes")
+            write!(f, "{len:#x} bytes at offset {offset:#x} leave the memory of ")?;
+            write!(f, "{memory_len:#x} bytes")
         }
     }
 }

@@ -3,7 +3,7 @@
 use dmaspan::io_pgtable::{Format, Word};
 
 use crate::compare::{Found, Sides, registers};
-use crate::formats::{Bits, Subject, Told, one_of};
+use crate::formats::{Subject, Told, one_of};
 use crate::run::Run;
 
 impl<S: Subject> Run<'_, S> {

@@ -16,29 +16,19 @@ use crate::differences::{Expected, Met};
 use crate::linux::{Config, Kind};
 use crate::memory::{self, View};
 
-/// Entries of tables as numbers.
+/// Entries of tables from numbers.
 pub(crate) trait Bits: Word {
-    /// The word as a number.
-    fn bits(self) -> u64;
     /// The word that these bits are; those above its width are dropped.
     fn of(bits: u64) -> Self;
 }
 
 impl Bits for u64 {
-    fn bits(self) -> u64 {
-        self
-    }
-
     fn of(bits: u64) -> Self {
         bits
     }
 }
 
 impl Bits for u32 {
-    fn bits(self) -> u64 {
-        self.into()
-    }
-
     fn of(bits: u64) -> Self {
         let [a, b, c, d, ..] = bits.to_le_bytes();
         Self::from_le_bytes([a, b, c, d])

@@ -50,6 +50,7 @@ mod errors;
 mod failures;
 mod growth;
 mod leaves;
+mod listing;
 mod marks;
 mod memory;
 mod noncoherent;
@@ -107,6 +108,7 @@ pub mod cases {
     pub use super::failures::*;
     pub use super::growth::*;
     pub use super::leaves::*;
+    pub use super::listing::*;
     pub use super::marks::*;
     pub use super::memory::*;
     pub use super::noncoherent::*;
@@ -203,6 +205,9 @@ macro_rules! format_suite {
             an_unmap_of_exactly_a_table_frees_all_below_it,
             changes_in_place_check_their_arguments,
             lists_of_large_spans_are_mapped_by_aligned_leaves,
+            walks_and_dumps_show_what_hardware_finds,
+            leaves_that_follow_each_other_are_one_run,
+            walks_beside_a_thread_that_maps_show_what_is_mapped,
         );
     };
     (@tests $name:ident, $subject:ty: $($case:ident,)*) => {

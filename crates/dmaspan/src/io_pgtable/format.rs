@@ -3,6 +3,7 @@
 use core::fmt::Debug;
 
 use super::error::Error;
+use super::manual::Manual;
 use super::memory::TableShape;
 use super::word::Word;
 use crate::addr::PhysAddr;
@@ -190,6 +191,11 @@ pub unsafe trait Format: Debug + Send + Sync + 'static {
     #[inline(always)]
     fn dirtied(&self, leaf: Self::Word) -> Self::Word {
         leaf
+    }
+
+    /// What the manual calls tables, entries and fields, for [dumps](super::PageTable::dump).
+    fn manual(&self) -> Manual {
+        Manual::PLAIN
     }
 
     /// Whether an entry that hardware may have cached must be emptied and hardware made to forget

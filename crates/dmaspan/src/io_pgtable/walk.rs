@@ -41,10 +41,10 @@ impl MappedRun {
 }
 
 /// How many runs a walk reads ahead, in one section.
-const BATCH: usize = 16;
+const BATCH: usize = 64;
 /// How many pieces of tables a section reads at most, however few runs they make: tables that are
 /// freed meanwhile wait for it.
-const PIECES: usize = 256;
+pub(super) const PIECES: usize = 256;
 
 /// Yields what is mapped in a range, as maximal runs in the order of IOVAs. Holes are left out.
 ///
@@ -126,7 +126,7 @@ impl<F: Format, M: TableMemory<F::Word>> Iterator for Walk<'_, F, M> {
 impl<F: Format, M: TableMemory<F::Word>> FusedIterator for Walk<'_, F, M> {}
 
 /// A reader of a table, until it is dropped.
-struct Reader<'t, F: Format, M: TableMemory<F::Word>> {
+pub(super) struct Reader<'t, F: Format, M: TableMemory<F::Word>> {
     table: &'t PageTable<F, M>,
     generation: Generation,
 }
@@ -199,8 +199,13 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         range: IovaRange,
         visit: impl FnMut(Piece<F::Word>) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
-        let _reader = Reader { table: self, generation: self.readers.enter() };
+        let _reader = self.reader();
         self.scan(range, visit)
+    }
+
+    /// A [reader](super::readers), until it is dropped.
+    pub(super) fn reader(&self) -> Reader<'_, F, M> {
+        Reader { table: self, generation: self.readers.enter() }
     }
 
     /// Returns what is mapped in `range`, as maximal runs with their permissions, also while others
@@ -238,7 +243,7 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// unmap there.
     pub fn iova_to_phys(&self, iova: Iova) -> Option<PhysAddr> {
         self.geometry.aperture.contains(iova).then_some(())?;
-        let _reader = Reader { table: self, generation: self.readers.enter() };
+        let _reader = self.reader();
         self.look_up(iova)
     }
 

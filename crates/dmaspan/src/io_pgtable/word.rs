@@ -33,6 +33,9 @@ pub trait Word:
     /// log2 of the word's bytes.
     const LG2_BYTES: u32;
 
+    /// The word's bits.
+    fn bits(self) -> u64;
+
     /// Reads an entry whose meaning does not depend on other memory: a leaf.
     fn load(cell: &Self::Atomic) -> Self;
 
@@ -69,6 +72,11 @@ macro_rules! word {
             type Atomic = $atomic;
             const EMPTY: Self = 0;
             const LG2_BYTES: u32 = $lg2_bytes;
+
+            #[inline(always)]
+            fn bits(self) -> u64 {
+                self.into()
+            }
 
             #[inline(always)]
             fn load(cell: &$atomic) -> Self {

@@ -9,7 +9,7 @@ use super::ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
 use crate::io_pgtable::{
-    self, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
+    self, Dump, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
     UnmappedSpans, Walk,
 };
 use crate::log;
@@ -166,6 +166,11 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     /// map and unmap there: see [`PageTable::walk`].
     pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
         self.table.walk(range)
+    }
+
+    /// A picture of the tables, also while others map and unmap in them: see [`PageTable::dump`].
+    pub fn dump(&self) -> Dump<'_, F, M> {
+        self.table.dump()
     }
 
     /// Returns where `iova` leads, and `None` where nothing is mapped, also while others map and

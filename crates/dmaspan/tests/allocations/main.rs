@@ -9,6 +9,7 @@ mod container_memory;
 mod container_nomem;
 mod dirty_bytes;
 mod failing;
+mod frames_nomem;
 mod listing;
 mod mapped_nomem;
 mod pin_memory;

@@ -1,13 +1,13 @@
 //! The suite of dmaspan-sim, run on every format of the core.
 
-mod amd_v1;
+pub(crate) mod amd_v1;
 mod arm_lpae_32;
 mod arm_lpae_s1;
-mod arm_lpae_s2;
-mod arm_v7s;
+pub(crate) mod arm_lpae_s2;
+pub(crate) mod arm_v7s;
 mod riscv;
 mod vtd_ss;
-mod x86_64;
+pub(crate) mod x86_64;
 
 use dmaspan::IovaRange;
 use dmaspan::io_pgtable::Arena;

@@ -8,9 +8,10 @@
 //!
 //! Level 0 here is level 1 of the manual.
 
-use super::{ConfigError, DirtyTracking, Half, config};
+use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
+use crate::io_pgtable::manual::Manual;
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
@@ -194,6 +195,10 @@ unsafe impl Format for AmdV1 {
     const GROUPS: Groups = Groups::Repeated;
     const WRITTEN_BACK: u64 = SOFTWARE;
     const GROWS: bool = true;
+
+    fn manual(&self) -> Manual {
+        manuals::AMD_V1
+    }
 
     fn geometry(&self) -> Geometry {
         let AmdV1Config { input_bits, output_bits, first_levels, .. } = self.config;

@@ -12,9 +12,10 @@
 use super::arm_lpae::{base_address, walk_fields};
 use super::arm_lpae_s1::{ArmLpaeS1, ArmLpaeS1Config};
 use super::arm_lpae_s2::{ArmLpaeS2, ArmLpaeS2Config, S2MemoryTypes};
-use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
+use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups};
+use crate::io_pgtable::manual::Manual;
 use crate::prot::Prot;
 
 /// A 64-bit format of the 4K granule whose tables AArch32 walks: [`ArmLpae32S1`] or
@@ -22,6 +23,7 @@ use crate::prot::Prot;
 #[derive(Clone, Debug)]
 pub struct ArmLpae32<F> {
     format: F,
+    manual: Manual,
 }
 
 /// Stage 1 in AArch32.
@@ -72,7 +74,7 @@ impl ArmLpae32S1 {
         if config.half == Half::Upper {
             return Err(ConfigError::Unsupported { what: "an upper half of 32-bit tables" });
         }
-        Ok(Self { format: ArmLpaeS1::new(config)? })
+        Ok(Self { format: ArmLpaeS1::new(config)?, manual: manuals::ARM_32_S1 })
     }
 
     /// The register values for a table whose root is at `root`.
@@ -117,7 +119,7 @@ impl ArmLpae32S2 {
         if config.start_level == Some(3) {
             return Err(ConfigError::Unsupported { what: "32-bit tables that start at level 3" });
         }
-        Ok(Self { format: ArmLpaeS2::with_any_input(config)? })
+        Ok(Self { format: ArmLpaeS2::with_any_input(config)?, manual: manuals::ARM_32_S2 })
     }
 
     /// The level of the root as the manual counts, 0 at the top.
@@ -186,6 +188,10 @@ unsafe impl<F: Format> Format for ArmLpae32<F> {
     const GROUPS: Groups = F::GROUPS;
     const WRITTEN_BACK: F::Word = F::WRITTEN_BACK;
     const GROWS: bool = F::GROWS;
+
+    fn manual(&self) -> Manual {
+        self.manual
+    }
 
     fn geometry(&self) -> Geometry {
         self.format.geometry()

@@ -13,9 +13,10 @@ use super::arm_lpae::{
     ACCESSED, DIRTY_MODIFIER, Descriptor, ORGN_WRITE_BACK, SH_INNER, SH_OUTER, SOFTWARE,
     base_address, granule_field, long_descriptors, output_size, walk_fields,
 };
-use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
+use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, tree_of};
+use crate::io_pgtable::manual::Manual;
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
@@ -187,6 +188,10 @@ impl<const G: u32> ArmLpaeS1<G> {
 #[expect(unsafe_code, reason = "the promise of a format")]
 unsafe impl<const G: u32> Format for ArmLpaeS1<G> {
     long_descriptors!(G);
+
+    fn manual(&self) -> Manual {
+        manuals::arm_s1(G)
+    }
 
     fn geometry(&self) -> Geometry {
         let input_bits = self.config.input_bits;

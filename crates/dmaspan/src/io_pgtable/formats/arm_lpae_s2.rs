@@ -24,9 +24,10 @@ use super::arm_lpae::{
     ACCESSED, DIRTY_MODIFIER, Descriptor, SH_INNER, SH_OUTER, SOFTWARE, base_address,
     granule_field, long_descriptors, output_size, walk_fields,
 };
-use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
+use super::{BreakBeforeMake, ConfigError, DirtyTracking, Half, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups};
+use crate::io_pgtable::manual::Manual;
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
@@ -266,6 +267,10 @@ impl<const G: u32> ArmLpaeS2<G> {
 #[expect(unsafe_code, reason = "the promise of a format")]
 unsafe impl<const G: u32> Format for ArmLpaeS2<G> {
     long_descriptors!(G);
+
+    fn manual(&self) -> Manual {
+        manuals::arm_s2(G)
+    }
 
     fn geometry(&self) -> Geometry {
         let ArmLpaeS2Config { input_bits, output_bits, .. } = self.config;

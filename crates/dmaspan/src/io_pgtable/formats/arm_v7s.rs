@@ -9,9 +9,10 @@
 //! The descriptors rely on SCTLR.TRE (attributes remapped by PRRR and NMRR) and SCTLR.AFE (AP\[0\]
 //! is an access flag), both set. Level 0 here is the manual's second level.
 
-use super::{ConfigError, Half, config};
+use super::{ConfigError, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf};
+use crate::io_pgtable::manual::Manual;
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
@@ -234,6 +235,10 @@ unsafe impl Format for ArmV7s {
     const GRANULE_LG2: u32 = 12;
     const LG2_ENTRIES: u32 = 8;
     const GROUPS: Groups = Groups::Repeated;
+
+    fn manual(&self) -> Manual {
+        if self.config.variant == ArmV7sVariant::Arm { manuals::ARM_V7S } else { manuals::MEDIATEK }
+    }
 
     fn geometry(&self) -> Geometry {
         let table_bits = if self.table_high == 0 { 32 } else { self.config.output_bits };

@@ -9,6 +9,7 @@ pub(super) mod arm_v7s;
 #[cfg(test)]
 mod check;
 mod config;
+mod manuals;
 pub(super) mod riscv;
 pub(super) mod vtd_ss;
 pub(super) mod x86_64;

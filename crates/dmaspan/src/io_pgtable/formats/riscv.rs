@@ -8,9 +8,10 @@
 //!
 //! Levels are counted as in the manual.
 
-use super::{ConfigError, DirtyTracking, Half, config};
+use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf};
+use crate::io_pgtable::manual::Manual;
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
@@ -219,6 +220,18 @@ unsafe impl Format for Riscv {
     const LG2_ENTRIES: u32 = 9;
     const GROUPS: Groups = Groups::Repeated;
     const WRITTEN_BACK: u64 = SOFTWARE;
+
+    fn manual(&self) -> Manual {
+        let second = self.config.stage == RiscvStage::Second;
+        manuals::riscv(match (self.config.mode, second) {
+            (RiscvMode::Sv39, false) => "Sv39",
+            (RiscvMode::Sv48, false) => "Sv48",
+            (RiscvMode::Sv57, false) => "Sv57",
+            (RiscvMode::Sv39, true) => "Sv39x4",
+            (RiscvMode::Sv48, true) => "Sv48x4",
+            (RiscvMode::Sv57, true) => "Sv57x4",
+        })
+    }
 
     fn geometry(&self) -> Geometry {
         let output_bits = self.config.output_bits;

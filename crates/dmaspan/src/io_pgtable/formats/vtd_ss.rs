@@ -7,9 +7,10 @@
 //! Entries have no present bit: one that permits reads or writes is present. Level 0 here is the
 //! manual's SS-PTE, level 4 its SS-PML5E.
 
-use super::{ConfigError, DirtyTracking, Half, config};
+use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
+use crate::io_pgtable::manual::Manual;
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::{Coherency, Prot};
@@ -180,6 +181,10 @@ unsafe impl Format for VtdSs {
     const LG2_ENTRIES: u32 = 9;
     const GROUPS: Groups = Groups::Consecutive;
     const WRITTEN_BACK: u64 = SOFTWARE;
+
+    fn manual(&self) -> Manual {
+        manuals::VTD_SS
+    }
 
     fn geometry(&self) -> Geometry {
         let (top_level, _) = tree_of::<Self>(self.config.input_bits);

@@ -10,9 +10,10 @@
 //!
 //! Level 0 here is the manuals' PTE, level 4 their PML5E. There are no write-only entries.
 
-use super::{ConfigError, DirtyTracking, Half, config};
+use super::{ConfigError, DirtyTracking, Half, config, manuals};
 use crate::addr::PhysAddr;
 use crate::io_pgtable::format::{Entry, Format, Geometry, Groups, Leaf, sizes_within, tree_of};
+use crate::io_pgtable::manual::Manual;
 use crate::io_pgtable::memory::TableShape;
 use crate::lg2;
 use crate::prot::Prot;
@@ -187,6 +188,10 @@ unsafe impl Format for X86_64 {
     const LG2_ENTRIES: u32 = 9;
     const GROUPS: Groups = Groups::Consecutive;
     const WRITTEN_BACK: u64 = SOFTWARE;
+
+    fn manual(&self) -> Manual {
+        manuals::X86_64
+    }
 
     fn geometry(&self) -> Geometry {
         let (top_level, _) = tree_of::<Self>(self.config.input_bits);

@@ -8,7 +8,7 @@ use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
 
 use super::checked;
 
-struct Amd;
+pub(crate) struct Amd;
 
 impl Subject for Amd {
     type Format = AmdV1;

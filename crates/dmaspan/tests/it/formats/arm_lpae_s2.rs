@@ -10,7 +10,7 @@ use dmaspan_sim::walker::arm_lpae::{ArmLpaeS2Walker, ArmS2WalkRegisters, MemAttr
 
 use super::{WIDTHS, checked};
 
-struct ArmS2<const G: u32>;
+pub(crate) struct ArmS2<const G: u32>;
 
 impl<const G: u32> Subject for ArmS2<G> {
     type Format = ArmLpaeS2<G>;

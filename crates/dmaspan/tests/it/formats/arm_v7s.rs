@@ -10,7 +10,7 @@ use dmaspan_sim::walker::arm_v7s::{
 
 use super::checked;
 
-struct ShortDescriptors;
+pub(crate) struct ShortDescriptors;
 
 impl Subject for ShortDescriptors {
     type Format = ArmV7s;

@@ -11,7 +11,7 @@ use dmaspan_sim::walker::{Requester, Switch};
 
 use super::checked;
 
-struct FirstStage;
+pub(crate) struct FirstStage;
 
 impl Subject for FirstStage {
     type Format = X86_64;

@@ -9,8 +9,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use dmaspan::dma::{
-    AnyMemory, BouncePool, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error, Flush,
-    Mapping, NoPool, Piece, RawMemory, Translation,
+    AnyMemory, AnyPool, BouncePool, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Error,
+    Flush, Mapping, NoPool, Piece, RawMemory, Translation,
 };
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::iommu::{Domain, HardwareError, Invalidation, IommuOps};
@@ -69,24 +69,42 @@ fn page() -> RawMemory {
     unsafe { RawMemory::new(Piece::memory(span)) }
 }
 
-/// A driver maps a buffer when it submits it and unmaps it when it is complete, by way of its ring.
-struct Ring<T: Translation, B: BouncePool> {
+/// A driver maps a buffer when it submits it and unmaps it when it is complete, by way of a ring,
+/// and does so in two places: for what it receives and for what it sends.
+struct Driver<T: Translation, B: BouncePool> {
     device: Device<T, B>,
-    slots: Vec<Option<Mapping<T, B>>>,
+    rx: Vec<Option<Mapping<T, B>>>,
+    tx: Vec<Option<Mapping<T, B>>>,
 }
 
-impl<T: Translation, B: BouncePool> Ring<T, B> {
+impl<T: Translation, B: BouncePool> Driver<T, B> {
     #[inline(never)]
-    fn submit(&mut self, slot: usize, memory: T::Memory) -> Result<DmaAddr, Error> {
-        let mapping = self.device.map_single(memory, Direction::Bidirectional)?;
+    fn post(&mut self, slot: usize, memory: T::Memory) -> Result<DmaAddr, Error> {
+        let mapping = self.device.map_single(memory, Direction::FromDevice)?;
         let addr = mapping.addr();
-        self.slots[slot] = Some(mapping);
+        self.rx[slot] = Some(mapping);
         Ok(addr)
     }
 
     #[inline(never)]
-    fn complete(&mut self, slot: usize) -> Result<(), Error> {
-        if let Some(mapping) = self.slots[slot].take() {
+    fn receive(&mut self, slot: usize) -> Result<(), Error> {
+        if let Some(mapping) = self.rx[slot].take() {
+            drop(self.device.unmap(mapping)?);
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn send(&mut self, slot: usize, memory: T::Memory) -> Result<DmaAddr, Error> {
+        let mapping = self.device.map_single(memory, Direction::ToDevice)?;
+        let addr = mapping.addr();
+        self.tx[slot] = Some(mapping);
+        Ok(addr)
+    }
+
+    #[inline(never)]
+    fn sent(&mut self, slot: usize) -> Result<(), Error> {
+        if let Some(mapping) = self.tx[slot].take() {
             drop(self.device.unmap(mapping)?);
         }
         Ok(())
@@ -98,12 +116,14 @@ where
     T: Translation,
     B: BouncePool,
 {
-    let slots = (0..16).map(|_| None).collect();
-    let mut ring = Ring { device, slots };
-    for n in 0..count {
+    let ring = || (0..16).map(|_| None).collect();
+    let mut driver = Driver { device, rx: ring(), tx: ring() };
+    for n in 0..count / 2 {
         let slot = usize::try_from(n % 16).unwrap();
-        black_box(ring.submit(slot, memory()).unwrap());
-        ring.complete(slot).unwrap();
+        black_box(driver.post(slot, memory()).unwrap());
+        black_box(driver.send(slot, memory()).unwrap());
+        driver.receive(slot).unwrap();
+        driver.sent(slot).unwrap();
     }
 }
 
@@ -118,12 +138,16 @@ fn run(form: &str, flush: Flush, count: u64) {
             let device = Device::erased(domain(flush), NoPool, config).unwrap();
             pairs(device, || page().into(), count);
         }
+        "same pool" => {
+            let device = Device::new(domain(flush), AnyPool::from(NoPool), config).unwrap();
+            pairs(device, || AnyMemory::from(page()), count);
+        }
         "raw" => pairs(Device::new(domain(flush), NoPool, config).unwrap(), page, count),
         _ => panic!("no form {form}"),
     }
 }
 
-const FORMS: [&str; 3] = ["raw", "typed", "erased"];
+const FORMS: [&str; 4] = ["raw", "typed", "same pool", "erased"];
 const COUNT: u64 = 4096;
 
 fn main() {
@@ -147,7 +171,7 @@ fn main() {
                 text[at + 11..].split_whitespace().next().unwrap().parse::<u64>().unwrap()
             };
             let pair = (count(2 * COUNT) - count(COUNT)) as f64 / COUNT as f64;
-            println!("{flush:>6} {form:>8} {pair:8.1}");
+            println!("{flush:>6} {form:>9} {pair:8.1}");
         }
     }
 }

@@ -178,6 +178,7 @@ pub struct FreeFailed {
 
 impl From<FreeFailed> for Error {
     /// The reason alone. Memory that was given back is dropped, and so it leaks.
+    #[cold]
     fn from(failed: FreeFailed) -> Self {
         failed.error
     }

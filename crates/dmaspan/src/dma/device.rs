@@ -257,14 +257,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// next.
     #[inline(always)]
     pub(super) fn observe_bytes(&self, iova: Iova, len: u64) {
-        self.observe_bytes_by(&*self.translation, iova, len);
-    }
-
-    #[inline(always)]
-    pub(super) fn observe_bytes_by<D: Sealed>(&self, translation: &D, iova: Iova, len: u64) {
         if let Ok(range) = IovaRange::from_len(iova, len) {
-            let granule_lg2 = translation.granule_lg2();
-            translation.observe(&Event::Bytes { range, granule_lg2 });
+            let granule_lg2 = self.translation.granule_lg2();
+            self.translation.observe(&Event::Bytes { range, granule_lg2 });
         }
     }
 
@@ -277,13 +272,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// How an unmap is flushed of what is not bounced.
     #[inline(always)]
     pub(super) fn flush_as(&self, wish: Option<Flush>) -> Flush {
-        self.flush_by(&*self.translation, wish)
-    }
-
-    #[inline(always)]
-    pub(super) fn flush_by<D: Sealed>(&self, translation: &D, wish: Option<Flush>) -> Flush {
         match self.config.trust {
-            Trust::Trusted => wish.unwrap_or_else(|| translation.flush_mode()),
+            Trust::Trusted => wish.unwrap_or_else(|| self.translation.flush_mode()),
             Trust::Untrusted => Flush::Strict,
         }
     }

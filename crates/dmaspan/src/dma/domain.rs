@@ -302,10 +302,14 @@ impl<T: translation::Sealed> Translation for T {}
 
 pub(super) mod translation {
     use super::{Error, Event, Flush, IovaRange, Iovas, Platform, Prot, Request, Span, Unmapped};
-    use crate::addr::Iova;
+    use crate::addr::{DmaAddr, Iova};
     use crate::dma::bounce::BouncePool;
+    use crate::dma::device::{DeviceConfig, Place};
     use crate::dma::memory::DmaMemory;
     use crate::dma::reach::Reach;
+    use crate::dma::single::granules;
+    use crate::iommu::iova::Align;
+    use crate::label::{Caller, Label};
     use crate::promise::Promise;
 
     /// Code with a [`Translation`](super::Translation) can call all of this, also where the trait
@@ -363,6 +367,40 @@ pub(super) mod translation {
             prot: Prot,
         ) -> Result<(), Error>;
 
+        /// Maps the granules of a span for a device, in IOVAs of their own, and announces them: all
+        /// of a map by one call. Returns the IOVAs, and where the device finds the span.
+        #[inline(always)]
+        #[track_caller]
+        fn place(
+            &self,
+            promise: Promise<'_>,
+            config: &DeviceConfig,
+            span: Span,
+            prot: Prot,
+            caller: Place,
+        ) -> Result<(Iovas, DmaAddr), PlaceFailed> {
+            let none = |error| PlaceFailed { error, iovas: None };
+            let (whole, offset) = granules(self.granule_lg2(), span).map_err(none)?;
+            let limit = Iova::new(config.limits.last);
+            let request = Request { bytes: whole.len(), align: Align::Natural, limit };
+            let iovas = match self.alloc(request) {
+                Ok(iovas) => iovas,
+                Err(error) => return Err(none(error)),
+            };
+            let range = iovas.range();
+            let by = Caller { device: config.name, label: Label::Place(caller) };
+            self.observe(&Event::Mapping { range, by });
+            let start = range.start().wrapping_add(offset);
+            if let Ok(range) = IovaRange::from_len(start, span.len()) {
+                self.observe(&Event::Bytes { range, granule_lg2: self.granule_lg2() });
+            }
+            let mapped = self.map(promise, range.start(), &[whole], prot);
+            match mapped.and_then(|()| self.announce(promise, range)) {
+                Ok(()) => Ok((iovas, DmaAddr::new(start.get()))),
+                Err(error) => Err(PlaceFailed { error, iovas: Some(iovas) }),
+            }
+        }
+
         /// Tells hardware that caches absent entries what was mapped in `range`, which is all that
         /// a caller holds, or takes all of it away; errors as those of [`map`](Self::map).
         #[track_caller]
@@ -395,6 +433,15 @@ pub(super) mod translation {
         /// Tells an observer what a driver asks for.
         #[inline(always)]
         fn observe(&self, _event: &Event<'_>) {}
+    }
+
+    /// A span that was not mapped.
+    #[derive(Debug)]
+    pub struct PlaceFailed {
+        /// Why.
+        pub(in crate::dma) error: Error,
+        /// The IOVAs, if it had any: [taken back](super::take_back) with the memory.
+        pub(in crate::dma) iovas: Option<Iovas>,
     }
 
     /// One whose type is known, as its platform is.
@@ -436,7 +483,7 @@ pub(super) fn map_into<T: Sealed + ?Sized>(
 
 #[cold]
 #[track_caller]
-fn take_back<T: Sealed + ?Sized>(
+pub(super) fn take_back<T: Sealed + ?Sized>(
     translation: &T,
     iovas: Iovas,
     memory: T::Memory,

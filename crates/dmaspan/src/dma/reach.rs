@@ -8,26 +8,29 @@ use core::fmt;
 use core::panic::Location;
 
 use super::any::{AnyMemory, AnyTranslation};
-use super::attrs::Attrs;
 use super::bounce::BouncePool;
-use super::device::{Device, Place};
-use super::domain::translation::{Known, Sealed};
+use super::device::{Device, DeviceConfig, Place};
+use super::domain::translation::{Known, PlaceFailed, Sealed};
 use super::error::Error;
-use super::single::{Mapping, Refused, Unmapped};
-use crate::prot::Direction;
+use super::single::{Mapping, Unmapped};
+use crate::addr::DmaAddr;
+use crate::iommu::iova::Iovas;
+use crate::promise::Promise;
+use crate::prot::Prot;
 use crate::sharded_map::ShardedMap;
+use crate::span::Span;
 
 /// In how many parts, with a lock each, a device keeps what was turned into addresses.
 const PARTS: usize = 16;
 
-type Mapped<T, B> = Result<Mapping<T, B>, Refused<<T as Sealed>::Memory>>;
+type Placed = Result<(Iovas, DmaAddr), PlaceFailed>;
 type Ended<T> = Result<Unmapped<<T as Sealed>::Memory>, Error>;
 
 /// How a device with a translation and a pool reaches them.
 pub trait Reach<T: Sealed, B: BouncePool>: Send + Sync + Sized {
-    /// [`Device::map_single_with`].
+    /// Maps the granules of a span: see [`Sealed::place`].
     #[track_caller]
-    fn map(device: &Device<T, B>, memory: T::Memory, to: Direction, attrs: Attrs) -> Mapped<T, B>;
+    fn place(device: &Device<T, B>, span: Span, prot: Prot) -> Placed;
 
     /// Ends a mapping of this device, of which so many bytes are to be seen by the CPU.
     #[track_caller]
@@ -66,8 +69,9 @@ impl<T: Known, B: BouncePool> Typed<T, B> {
 impl<T: Known<Reach<B> = Self>, B: BouncePool> Reach<T, B> for Typed<T, B> {
     #[inline(always)]
     #[track_caller]
-    fn map(device: &Device<T, B>, memory: T::Memory, to: Direction, attrs: Attrs) -> Mapped<T, B> {
-        device.map_by(&*device.translation, memory, to, attrs, Location::caller())
+    fn place(device: &Device<T, B>, span: Span, prot: Prot) -> Placed {
+        let (translation, config) = (&device.translation, &device.config);
+        translation.place(Promise::kept(), config, span, prot, Location::caller())
     }
 
     #[inline(always)]
@@ -108,14 +112,7 @@ type AnyMapping<B> = Mapping<AnyTranslation, B>;
 
 /// A translation as a device reaches it that does not know its type.
 trait Erased<B: BouncePool>: Send + Sync {
-    fn map(
-        &self,
-        device: &Device<AnyTranslation, B>,
-        memory: AnyMemory,
-        direction: Direction,
-        attrs: Attrs,
-        place: Place,
-    ) -> Mapped<AnyTranslation, B>;
+    fn place(&self, config: &DeviceConfig, span: Span, prot: Prot, caller: Place) -> Placed;
 
     fn end(
         &self,
@@ -148,15 +145,8 @@ struct Concrete<D: Known, B: BouncePool> {
 }
 
 impl<D: Known<Memory = AnyMemory>, B: BouncePool> Erased<B> for Concrete<D, B> {
-    fn map(
-        &self,
-        device: &Device<AnyTranslation, B>,
-        memory: AnyMemory,
-        direction: Direction,
-        attrs: Attrs,
-        place: Place,
-    ) -> Mapped<AnyTranslation, B> {
-        device.map_by(&*self.translation, memory, direction, attrs, place)
+    fn place(&self, config: &DeviceConfig, span: Span, prot: Prot, caller: Place) -> Placed {
+        self.translation.place(Promise::kept(), config, span, prot, caller)
     }
 
     fn end(
@@ -205,13 +195,8 @@ impl<B: BouncePool + 'static> Indirect<B> {
 impl<B: BouncePool> Reach<AnyTranslation, B> for Indirect<B> {
     #[inline(always)]
     #[track_caller]
-    fn map(
-        device: &Device<AnyTranslation, B>,
-        memory: AnyMemory,
-        direction: Direction,
-        attrs: Attrs,
-    ) -> Mapped<AnyTranslation, B> {
-        device.reach.0.map(device, memory, direction, attrs, Location::caller())
+    fn place(device: &Device<AnyTranslation, B>, span: Span, prot: Prot) -> Placed {
+        device.reach.0.place(&device.config, span, prot, Location::caller())
     }
 
     #[inline(always)]

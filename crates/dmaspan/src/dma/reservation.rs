@@ -221,6 +221,7 @@ pub struct DestroyFailed<T: Translation = AnyTranslation, B: BouncePool = <T as 
 impl<T: Translation, B: BouncePool> From<DestroyFailed<T, B>> for Error {
     /// The reason alone. The reservation is dropped, and so it leaks: the device may go on using
     /// its memory, which is never freed.
+    #[cold]
     fn from(failed: DestroyFailed<T, B>) -> Self {
         failed.error
     }

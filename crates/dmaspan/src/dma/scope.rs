@@ -26,6 +26,7 @@ pub struct ScopeFailed<H, R> {
 
 impl<H, R> From<ScopeFailed<H, R>> for Error {
     /// The reason alone. The memory, which no device reaches, and the result are dropped.
+    #[cold]
     fn from(failed: ScopeFailed<H, R>) -> Self {
         failed.error
     }

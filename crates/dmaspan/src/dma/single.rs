@@ -7,8 +7,9 @@ use super::any::AnyTranslation;
 use super::attrs::{Attrs, CpuSync, Privilege};
 use super::bounce::BouncePool;
 use super::device::{Device, Place, Policy, Trust};
+use super::domain::translation::PlaceFailed;
 use super::domain::translation::Sealed;
-use super::domain::{Flush, Translation, map_into};
+use super::domain::{Flush, Translation, map_into, take_back};
 use super::error::Error;
 use super::memory::{DmaMemory, Piece, Via};
 use super::reach::Reach as _;
@@ -133,6 +134,7 @@ pub struct Refused<H> {
 
 impl<H> From<Refused<H>> for Error {
     /// The reason alone. The memory is dropped: no device reaches it.
+    #[cold]
     fn from(refused: Refused<H>) -> Self {
         refused.error
     }
@@ -189,24 +191,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         direction: Direction,
         attrs: Attrs,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
-        T::Reach::<B>::map(self, memory, direction, attrs)
-    }
-
-    /// [`map_single_with`](Self::map_single_with) of a caller, by a translation that is this
-    /// device's, whatever is known of its type.
-    #[inline(always)]
-    #[track_caller]
-    pub(super) fn map_by<D>(
-        &self,
-        translation: &D,
-        memory: T::Memory,
-        direction: Direction,
-        attrs: Attrs,
-        place: Place,
-    ) -> Result<Mapping<T, B>, Refused<T::Memory>>
-    where
-        D: Sealed<Memory = T::Memory>,
-    {
         if attrs.fill == Fill::Overwritten && direction != Direction::FromDevice {
             return refuse(Error::Overwrites { direction }, memory);
         }
@@ -214,38 +198,30 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let pieces = memory.pieces().len();
             return refuse(Error::NotSingle { pieces }, memory);
         };
-        match self.way_by(translation, piece) {
+        match self.way(piece) {
             Ok(Way::Translated) => {}
             Ok(Way::Straight) => {
                 self.give_caches(piece, attrs.sync);
                 return Ok(self.straight(piece, None, memory, direction, attrs));
             }
-            Ok(Way::Bounced) => return self.map_bounced(piece, memory, direction, attrs, place),
+            Ok(Way::Bounced) => return self.map_bounced(piece, memory, direction, attrs),
             Err(error) => return refuse(error, memory),
         }
-        let (whole, offset) = match granules(translation.granule_lg2(), piece.span) {
-            Ok(granules) => granules,
-            Err(error) => return refuse(error, memory),
-        };
         self.give_caches(piece, attrs.sync);
-        let limit = Iova::new(self.config.limits.last);
-        let request = Request { bytes: whole.len(), align: Align::Natural, limit };
-        let iovas = match translation.alloc(request) {
-            Ok(iovas) => iovas,
-            Err(error) => return refuse(error, memory),
-        };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let by = self.caller_at(place);
-        let (iovas, memory) = map_into(translation, iovas, memory, by, |translation, _, range| {
-            let start = range.start().wrapping_add(offset);
-            self.observe_bytes_by(translation, start, piece.span.len());
-            translation.map(Promise::kept(), range.start(), &[whole], prot)
-        })?;
+        // Where a hook panics, a device may use it by then.
+        let memory = ManuallyDrop::new(memory);
+        let placed = T::Reach::<B>::place(self, piece.span, prot);
+        let memory = ManuallyDrop::into_inner(memory);
+        let (iovas, addr) = match placed {
+            Ok(placed) => placed,
+            Err(failed) => return self.not_placed(failed, memory),
+        };
         Ok(Mapping {
-            addr: DmaAddr::new(iovas.range().start().get() + offset),
+            addr,
             len: piece.span.len(),
             direction,
-            flush: self.flush_by(translation, attrs.flush),
+            flush: self.flush_as(attrs.flush),
             sync: attrs.sync,
             fill: attrs.fill,
             device: self.id(),
@@ -253,6 +229,19 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             iovas: Some(iovas),
             memory: Some(memory),
         })
+    }
+
+    #[cold]
+    #[track_caller]
+    fn not_placed(
+        &self,
+        PlaceFailed { error, iovas }: PlaceFailed,
+        memory: T::Memory,
+    ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
+        match iovas {
+            Some(iovas) => Err(take_back(&*self.translation, iovas, memory, error)),
+            None => refuse(error, memory),
+        }
     }
 
     /// Ends a mapping. What was bounced is copied back when no device can change it any more.
@@ -355,7 +344,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         let ended = T::Reach::<B>::end(self, &mut mapping, written);
         // Nothing is left in it.
         mem::forget(mapping);
-        ended.map_err(|error| UnmapFailed { error, mapping: None })
+        match ended {
+            Ok(unmapped) => Ok(unmapped),
+            Err(error) => Err(UnmapFailed::of_none(error)),
+        }
     }
 
     /// Ends a mapping of this device for a caller, of which the CPU is to see so many bytes, by its
@@ -407,14 +399,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Which way a device comes to a piece.
     #[inline(always)]
     pub(super) fn way(&self, piece: Piece) -> Result<Way, Error> {
-        self.way_by(&*self.translation, piece)
-    }
-
-    #[inline(always)]
-    fn way_by<D: Sealed>(&self, translation: &D, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
         // Most pieces of most devices.
-        if translation.direct_memory().is_none() && via != Via::Bus && self.policy == Policy::Free {
+        if !self.is_direct() && via != Via::Bus && self.policy == Policy::Free {
             return Ok(Way::Translated);
         }
         self.other_way(span, via)
@@ -470,7 +457,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
-        place: Place,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
         let slots = match self.bounce(piece.span, self.config.limits.keep_bits, attrs.fill) {
             Ok(slots) => slots,
@@ -480,7 +466,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if self.is_direct() {
             return Ok(self.straight(piece, Some(slots), memory, direction, attrs));
         }
-        match self.place_bounced((piece, &slots), memory, direction, attrs, place) {
+        match self.place_bounced((piece, &slots), memory, direction, attrs) {
             Ok((addr, iovas, memory)) => Ok(Mapping {
                 addr,
                 len: piece.span.len(),
@@ -508,7 +494,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
-        place: Place,
     ) -> Result<(DmaAddr, Iovas, T::Memory), Refused<T::Memory>> {
         let (whole, offset) = match self.granules(self.lies(piece.span, Some(slots))) {
             Ok(granules) => granules,
@@ -521,7 +506,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let by = self.caller_at(place);
+        let by = self.caller();
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, |_, _, range| {
             self.observe_bytes(range.start().wrapping_add(offset), piece.span.len());
             self.map_granules(range.start(), piece.span, Some(slots), prot)
@@ -596,7 +581,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
 
 /// The granules around a span, and where it begins in them.
 #[inline(always)]
-fn granules(granule_lg2: u32, span: Span) -> Result<(Span, u64), Error> {
+pub(super) fn granules(granule_lg2: u32, span: Span) -> Result<(Span, u64), Error> {
     let offset = span.paddr().get() & lg2::mask(granule_lg2);
     let start = PhysAddr::new(span.paddr().get() - offset);
     let bytes = lg2::align_up(offset.saturating_add(span.len()), granule_lg2);
@@ -637,9 +622,18 @@ pub struct UnmapFailed<T: Translation = AnyTranslation, B: BouncePool = <T as Se
     pub mapping: Option<Mapping<T, B>>,
 }
 
+impl<T: Translation, B: BouncePool> UnmapFailed<T, B> {
+    /// One with no mapping, made where nobody's way is longer for it.
+    #[cold]
+    fn of_none(error: Error) -> Self {
+        Self { error, mapping: None }
+    }
+}
+
 impl<T: Translation, B: BouncePool> From<UnmapFailed<T, B>> for Error {
     /// The reason alone. A mapping that was given back is dropped, and so it leaks: the device goes
     /// on using its memory, which is never freed.
+    #[cold]
     fn from(failed: UnmapFailed<T, B>) -> Self {
         failed.error
     }

@@ -191,6 +191,7 @@ pub struct UnmapListFailed<T: Translation = AnyTranslation, B: BouncePool = <T a
 impl<T: Translation, B: BouncePool> From<UnmapListFailed<T, B>> for Error {
     /// The reason alone. A mapping that was given back is dropped, and so it leaks: the device goes
     /// on using its memory, which is never freed.
+    #[cold]
     fn from(failed: UnmapListFailed<T, B>) -> Self {
         failed.error
     }

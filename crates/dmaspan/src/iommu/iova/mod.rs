@@ -106,6 +106,7 @@ pub struct Iovas {
     space: Id,
     /// Of what is taken for the range, which may be more.
     class: u32,
+    there: There,
 }
 
 /// Without the feature nothing is done where IOVAs are dropped: a driver maps and unmaps in fewer
@@ -120,6 +121,16 @@ impl Drop for Iovas {
         log::warn!("the IOVAs {range} were dropped and are lost: give them back to their space");
     }
 }
+
+/// A byte with one value, so that an `Option` of what has it is no longer: a mapping with one is
+/// copied by as few moves as can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum There {
+    Yes = 1,
+}
+
+const _: () = assert!(size_of::<Option<Iovas>>() == size_of::<Iovas>());
 
 impl Iovas {
     /// Returns which they are: whole granules.
@@ -326,7 +337,7 @@ impl<P: Platform> Space<P> {
 
     #[inline(always)]
     fn handle(&self, range: IovaRange, class: u32) -> Iovas {
-        Iovas { range, space: self.identity.id(), class }
+        Iovas { range, space: self.identity.id(), class, there: There::Yes }
     }
 
     /// Lets everybody know that there is something in the magazines of this CPU.

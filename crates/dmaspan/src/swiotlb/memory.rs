@@ -188,8 +188,8 @@ pub unsafe trait PoolMemory: Send + Sync {
     /// # use dmaspan::{PhysAddr, Platform};
     /// fn device<M, P>(direct: Arc<Direct<RawMemory, P>>, pool: Arc<Pool<M, P>>)
     /// where
-    ///     M: PoolMemory<Address = PhysAddr>,
-    ///     P: Platform,
+    ///     M: PoolMemory<Address = PhysAddr> + 'static,
+    ///     P: Platform + 'static,
     /// {
     ///     let _device = Device::new(direct, pool, DeviceConfig::bits(32));
     /// }
@@ -204,8 +204,8 @@ pub unsafe trait PoolMemory: Send + Sync {
     /// # use dmaspan::{HostAddr, Platform};
     /// fn device<M, P>(direct: Arc<Direct<RawMemory, P>>, pool: Arc<Pool<M, P>>)
     /// where
-    ///     M: PoolMemory<Address = HostAddr>,
-    ///     P: Platform,
+    ///     M: PoolMemory<Address = HostAddr> + 'static,
+    ///     P: Platform + 'static,
     /// {
     ///     let _device = Device::new(direct, pool, DeviceConfig::bits(32));
     /// }

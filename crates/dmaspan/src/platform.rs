@@ -91,9 +91,10 @@ unsafe impl RawMutex for Flag {
 
     type GuardMarker = GuardSend;
 
+    #[inline(always)]
     fn lock(&self) {
-        while !self.try_lock() {
-            core::hint::spin_loop();
+        if !self.try_lock() {
+            self.spin();
         }
     }
 
@@ -110,6 +111,18 @@ unsafe impl RawMutex for Flag {
     #[inline(always)]
     unsafe fn unlock(&self) {
         self.0.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(not(loom))]
+impl Flag {
+    /// Takes the flag, which somebody else has.
+    #[cold]
+    fn spin(&self) {
+        // Looked at between the exchanges, each of which takes the line from whoever has the flag.
+        while self.is_locked() || !self.try_lock() {
+            core::hint::spin_loop();
+        }
     }
 }
 

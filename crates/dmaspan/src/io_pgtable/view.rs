@@ -123,9 +123,36 @@ impl<F: Format, M: TableMemory<F::Word>> View<F, M> {
             && let Some(range) = IovaRange::new(leaf.range.start(), before)
             && let Some(joined) = (MappedRun { range, ..leaf }).join(run)
         {
-            run = joined;
+            let (index, entries) = cursor.table_at(level, before.get());
+            let bytes = self.before(level, entries.get(..=index).unwrap_or(&[]));
+            let start = Iova::new(joined.range.start().get() - bytes);
+            let range = IovaRange::new(start, joined.range.last()).unwrap_or(joined.range);
+            let paddr = PhysAddr::new(joined.paddr.get() - bytes);
+            run = MappedRun { range, paddr, ..joined };
         }
         Ok(run)
+    }
+
+    /// How many bytes before the last of `entries`, which is a leaf, are mapped by leaves of one
+    /// entry each that it continues.
+    fn before(&self, level: u32, entries: &[Cell<F>]) -> u64 {
+        let (format, size) = (&self.0.format, lg2::size(F::shift(level)));
+        let Some((last, before)) = entries.split_last() else { return 0 };
+        let mut next = format.clean(F::Word::load(last));
+        let mut bytes = 0;
+        if !format.is_single(level, next) {
+            return 0;
+        }
+        for cell in before.iter().rev() {
+            // Whatever hardware marked, it is the same run.
+            let word = format.clean(F::Word::load(cell));
+            if !format.is_single(level, word) || format.advance(word, size) != next {
+                break;
+            }
+            next = word;
+            bytes += size;
+        }
+        bytes
     }
 
     /// The run that has `iova`, from there on.

@@ -19,7 +19,8 @@ use crate::platform::Flag;
 use crate::range::{IovaRange, RangeError};
 use crate::span::Span;
 
-/// How many spans an IOTLB has places for at first: a look-up among them is five comparisons.
+/// How many spans an IOTLB has places for at first: a look-up among them is five comparisons, and
+/// has no branch.
 const PLACES: usize = 32;
 
 /// An access of a device model that the IOMMU refused.
@@ -150,7 +151,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
         mut each: impl FnMut(Span<A>) -> Result<(), E>,
     ) -> Result<(), AccessFailed<E>> {
         {
-            let mut state = self.slot.state.lock();
+            let state = self.slot.state.lock();
             if let Some(span) = state.spans.find(range, needs(access)) {
                 let stopped = |error| AccessFailed::Stopped { iova: range.start(), done: 0, error };
                 return each(span.of_output()).map_err(stopped);
@@ -231,7 +232,7 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
 
     /// The translations that the IOTLB keeps, in the order of their IOVAs.
     pub fn cached(&self) -> Vec<MappedRun> {
-        self.slot.state.lock().spans.runs().collect()
+        self.slot.state.lock().spans.runs()
     }
 
     /// [`access`](Self::access) where more than one span may answer, or none.

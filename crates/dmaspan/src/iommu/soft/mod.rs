@@ -5,6 +5,8 @@
 //! domain. Each device model has a [`SoftDevice`], which translates, and reads and writes memory
 //! behind a [`Bus`]. A [`SoftStream`] is a device that is attached to one domain or another.
 //!
+//! - **A hit is some 50 instructions**, lock included, in any of the 32 spans at the front of the
+//!   IOTLB; `examples/device_model.rs` counts them.
 //! - **A miss is one walk.** The walk joins leaves to the longest contiguous span around the
 //!   address, whatever sizes they have, and the span is what the device's IOTLB keeps.
 //! - **Nothing is stale behind a sync.** An access runs under the lock of its device's IOTLB, from

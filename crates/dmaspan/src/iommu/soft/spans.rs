@@ -1,6 +1,7 @@
 //! The IOTLB of one device model: spans of IOVAs that lead to contiguous memory.
 
 use alloc::vec::Vec;
+use core::iter;
 
 use crate::addr::{Iova, PhysAddr};
 use crate::io_pgtable::MappedRun;
@@ -66,64 +67,43 @@ impl Kept {
 /// Translations, sorted by their IOVAs, of which no two overlap. It allocates nothing once it is
 /// made.
 #[derive(Debug)]
-pub(super) struct Spans {
+struct Sorted {
     kept: Vec<Kept>,
     places: usize,
-    /// The one that answered last, if it is there still.
-    recent: usize,
     /// Which one makes room next.
     victim: usize,
 }
 
-impl Spans {
-    /// Room for so many, at least one.
-    pub(super) fn new(places: usize) -> Self {
-        let places = places.max(1);
-        Self { kept: Vec::with_capacity(places), places, recent: 0, victim: 0 }
+impl Sorted {
+    fn new(places: usize) -> Self {
+        Self { kept: Vec::with_capacity(places), places, victim: 0 }
     }
 
-    /// Where `range` leads, if all of it is kept as one and permits the access.
-    #[inline(always)]
-    pub(super) fn find(&mut self, range: IovaRange, needs: Needs) -> Option<Span> {
-        let (start, above) = (range.start().get(), range.len_less_one());
-        let kept = match self.kept.get(self.recent) {
-            Some(kept) if start.wrapping_sub(kept.start) <= kept.above => kept,
-            _ => {
-                self.recent = self.kept.partition_point(|kept| kept.start <= start).wrapping_sub(1);
-                self.kept.get(self.recent)?
-            }
-        };
-        let offset = start.wrapping_sub(kept.start);
-        let fits = offset <= kept.above && above <= kept.above - offset;
-        (fits && needs.are_met(kept.prot))
-            .then(|| Span::covering(PhysAddr::new(kept.paddr + offset), above))
-    }
-
-    /// What is kept for `iova`.
-    pub(super) fn at(&self, iova: Iova) -> Option<MappedRun> {
+    /// The one that has `iova`.
+    fn at(&self, iova: Iova) -> Option<Kept> {
         let behind = self.kept.partition_point(|kept| kept.start <= iova.get());
-        let kept = self.kept.get(behind.checked_sub(1)?)?;
-        run(kept).filter(|run| run.range.contains(iova))
+        let kept = *self.kept.get(behind.checked_sub(1)?)?;
+        (iova.get() <= kept.last()).then_some(kept)
     }
 
-    /// Keeps a translation, in the place of whatever was kept for its IOVAs.
-    pub(super) fn insert(&mut self, run: MappedRun) {
-        self.forget(run.range);
+    /// Keeps one more, in the place of whatever was kept for its IOVAs, if there is any room.
+    fn insert(&mut self, new: Kept) {
+        self.forget(new.start, new.last());
+        if self.places == 0 {
+            return;
+        }
         if self.kept.len() >= self.places {
             // In turn by their order: no books of uses that a hit would have to keep.
             self.victim = if self.victim < self.kept.len() { self.victim } else { 0 };
             self.kept.remove(self.victim);
             self.victim += 1;
         }
-        let kept = Kept::of(run);
-        let at = self.kept.partition_point(|other| other.start < kept.start);
-        self.kept.insert(at, kept);
-        self.recent = at;
+        let at = self.kept.partition_point(|other| other.start < new.start);
+        self.kept.insert(at, new);
     }
 
-    /// Keeps nothing of `range` any more. What reaches out of it is cut.
-    pub(super) fn forget(&mut self, range: IovaRange) {
-        let (first, last) = (range.start().get(), range.last().get());
+    /// Keeps nothing from `first` to `last` any more. What reaches out of that is cut.
+    fn forget(&mut self, first: u64, last: u64) {
         let from = self.kept.partition_point(|kept| kept.last() < first);
         let meets = self.kept.get(from..).unwrap_or(&[]).iter();
         let count = meets.take_while(|kept| kept.start <= last).count();
@@ -145,16 +125,101 @@ impl Spans {
             self.kept.drain(at..from + count);
         }
     }
+}
+
+/// How many translations are searched without a loop.
+const FRONT: usize = 32;
+
+/// What is kept: up to 32 translations at the front, where a hit looks, and behind them all that
+/// there is room for, if that is more. Each of both may have what the other has not.
+#[derive(Debug)]
+pub(super) struct Spans {
+    front: Sorted,
+    /// The starts of those at the front, and behind them the highest address.
+    starts: [u64; FRONT],
+    more: Sorted,
+}
+
+impl Spans {
+    /// Room for so many, at least one.
+    pub(super) fn new(places: usize) -> Self {
+        let more = if places > FRONT { places } else { 0 };
+        let front = Sorted::new(places.clamp(1, FRONT));
+        Self { front, starts: [u64::MAX; FRONT], more: Sorted::new(more) }
+    }
+
+    /// Where `range` leads, if one translation at the front has all of it and permits the access.
+    /// It may miss the highest address.
+    #[inline(always)]
+    pub(super) fn find(&self, range: IovaRange, needs: Needs) -> Option<Span> {
+        let (start, above) = (range.start().get(), range.len_less_one());
+        let kept = self.front.kept.get(last_at_most(&self.starts, start))?;
+        // What lies before the first one is beyond its end, too.
+        let offset = start.wrapping_sub(kept.start);
+        let fits = offset <= kept.above && above <= kept.above - offset;
+        (fits && needs.are_met(kept.prot))
+            .then(|| Span::covering(PhysAddr::new(kept.paddr + offset), above))
+    }
+
+    /// What is kept for `iova`, which is at the front from now on.
+    pub(super) fn at(&mut self, iova: Iova) -> Option<MappedRun> {
+        if let Some(kept) = self.front.at(iova) {
+            return run(&kept);
+        }
+        let kept = self.more.at(iova)?;
+        self.front.insert(kept);
+        self.index();
+        run(&kept)
+    }
+
+    /// Keeps a translation, in the place of whatever was kept for its IOVAs.
+    pub(super) fn insert(&mut self, run: MappedRun) {
+        let kept = Kept::of(run);
+        self.front.insert(kept);
+        self.more.insert(kept);
+        self.index();
+    }
+
+    /// Keeps nothing of `range` any more. What reaches out of it is cut.
+    pub(super) fn forget(&mut self, range: IovaRange) {
+        let (first, last) = (range.start().get(), range.last().get());
+        self.front.forget(first, last);
+        self.more.forget(first, last);
+        self.index();
+    }
 
     /// Keeps nothing any more.
     pub(super) fn clear(&mut self) {
-        self.kept.clear();
+        self.front.kept.clear();
+        self.more.kept.clear();
+        self.index();
     }
 
     /// All that is kept, in the order of IOVAs.
-    pub(super) fn runs(&self) -> impl Iterator<Item = MappedRun> + '_ {
-        self.kept.iter().filter_map(run)
+    pub(super) fn runs(&self) -> Vec<MappedRun> {
+        let is_missing = |kept: &&Kept| self.more.at(Iova::new(kept.start)).is_none();
+        let front = self.front.kept.iter().filter(is_missing);
+        let mut runs: Vec<_> = front.chain(&self.more.kept).filter_map(run).collect();
+        runs.sort_unstable_by_key(|run| run.range.start());
+        runs
     }
+
+    /// Enters the starts of what is at the front.
+    fn index(&mut self) {
+        let starts = self.front.kept.iter().map(|kept| kept.start).chain(iter::repeat(u64::MAX));
+        self.starts.iter_mut().zip(starts).for_each(|(place, start)| *place = start);
+    }
+}
+
+/// The place of the last of sorted `starts` that is at most `iova`, and 0 where there is none: five
+/// steps, of which none is a branch.
+#[inline(always)]
+fn last_at_most(starts: &[u64; FRONT], iova: u64) -> usize {
+    let mut at = if starts[16] <= iova { 16 } else { 0 };
+    at |= if starts[at | 8] <= iova { 8 } else { 0 };
+    at |= if starts[at | 4] <= iova { 4 } else { 0 };
+    at |= if starts[at | 2] <= iova { 2 } else { 0 };
+    at | usize::from(starts[at | 1] <= iova)
 }
 
 fn run(kept: &Kept) -> Option<MappedRun> {
@@ -184,7 +249,7 @@ mod tests {
             assert_eq!(run.paddr.get(), start + 0x10_0000);
             (start, last)
         };
-        spans.runs().map(ends).collect()
+        spans.runs().into_iter().map(ends).collect()
     }
 
     #[test]
@@ -240,6 +305,39 @@ mod tests {
     }
 
     #[test]
+    fn any_number_of_spans_is_found_whatever_came_and_went() {
+        for places in [1, 31, 32, 33, 64, 1000] {
+            let mut spans = Spans::new(places);
+            let rooms = (spans.front.kept.capacity(), spans.more.kept.capacity());
+            let found = |spans: &mut Spans, n: u64| {
+                let at = range(n << 13 | 5, n << 13 | 0xfff);
+                let kept = spans.at(at.start()).map(|run| run.paddr.get() + 5);
+                assert_eq!(spans.find(at, READS).map(|span| span.paddr().get()), kept);
+                assert_eq!(spans.find(range(n << 13 | 0x1000, n << 13 | 0x1000), READS), None);
+                kept
+            };
+            for n in (0..places as u64).rev() {
+                spans.insert(mapped(n << 13, n << 13 | 0xfff));
+            }
+            for step in [1, 2, 3, 7] {
+                for n in 0..places as u64 {
+                    let expected = (n << 13 | 5) + 0x10_0000;
+                    assert_eq!(found(&mut spans, n), Some(expected), "{n} of {places}");
+                }
+                for n in (0..places as u64).step_by(step) {
+                    spans.forget(range(n << 13, n << 13 | 0xfff));
+                    assert_eq!(found(&mut spans, n), None);
+                }
+                for n in (0..places as u64).step_by(step) {
+                    spans.insert(mapped(n << 13, n << 13 | 0xfff));
+                }
+                assert_eq!(kept(&spans).len(), places);
+            }
+            assert_eq!((spans.front.kept.capacity(), spans.more.kept.capacity()), rooms);
+        }
+    }
+
+    #[test]
     fn the_ends_of_the_space_are_addresses() {
         let mut spans = Spans::new(4);
         let top = MappedRun {
@@ -248,9 +346,10 @@ mod tests {
             prot: Prot::READ,
         };
         spans.insert(top);
-        assert_eq!(spans.find(range(u64::MAX, u64::MAX), READS).unwrap().paddr().get(), 0xfff);
+        assert_eq!(spans.at(Iova::new(u64::MAX)).map(|run| run.range), Some(top.range));
         spans.forget(range(u64::MAX, u64::MAX));
         assert_eq!(spans.find(range(u64::MAX, u64::MAX), READS), None);
+        assert_eq!(spans.at(Iova::new(u64::MAX)), None);
         assert!(spans.find(range(u64::MAX - 1, u64::MAX - 1), READS).is_some());
     }
 }

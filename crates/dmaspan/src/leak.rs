@@ -39,22 +39,22 @@ static PINNED: AtomicU64 = AtomicU64::new(0);
 /// use std::sync::Arc;
 ///
 /// use dmaspan::dma::{Device, DeviceConfig, Direct, NoPool, Piece, RawMemory};
-/// use dmaspan::{Direction, PhysAddr, Span, leaked};
 /// use dmaspan::platform::OneThread;
+/// use dmaspan::{Direction, PhysAddr, Span, leaked};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let ram = Span::new(PhysAddr::new(0), 1 << 30)?;
-/// let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
-/// let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
-/// let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100)?);
-/// // SAFETY: nobody touches the memory.
-/// let memory = unsafe { RawMemory::new(piece) };
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let ram = Span::new(PhysAddr::new(0), 1 << 30)?;
+///     let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
+///     let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+///     let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100)?);
+///     // SAFETY: nobody touches the memory.
+///     let memory = unsafe { RawMemory::new(piece) };
 ///
-/// let before = leaked();
-/// drop(device.map_single(memory, Direction::ToDevice).map_err(|refused| refused.error)?);
-/// assert_eq!(leaked().memory - before.memory, 0x100);
-/// # Ok(())
-/// # }
+///     let before = leaked();
+///     drop(device.map_single(memory, Direction::ToDevice).map_err(|refused| refused.error)?);
+///     assert_eq!(leaked().memory - before.memory, 0x100);
+///     Ok(())
+/// }
 /// ```
 pub fn leaked() -> Leaks {
     let of = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -70,39 +70,40 @@
 //! The simplest way to map memory is a [`Container`]:
 //!
 //! ```
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
 //! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
-//! use dmaspan::iommu::Domain;
-//! use dmaspan::{Account, Container, Iova, PhysAddr, Prot, UserAddr};
-//! use dmaspan_sim::iotlb::Iotlb;
-//! use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-//! use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+//! use dmaspan::iommu::{Domain, SoftIommu};
+//! use dmaspan::{Account, Container, HostAddr, Iova, PhysAddr, Prot};
+//! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind, UserPlatform};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A page table, and an IOMMU that walks it: here a simulated one.
-//! let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-//! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-//! let table = PageTable::new(format, tables.clone())?;
-//! let registers = table.format().registers(table.root());
-//! let walker = ArmLpaeS1Walker::new(registers.into())?;
-//! let iommu = Iotlb::new(walker, tables);
-//! let domain = Domain::new(table, iommu.clone())?;
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     // A page table, and an IOMMU that walks it: here one of software, for device models of this
+//!     // process. For hardware it is a driver of `dmaspan-drivers`.
+//!     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//!     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//!     let table = PageTable::new(format, tables)?;
+//!     let iommu = SoftIommu::over(&table).reaching::<HostAddr>();
+//!     let iommu = iommu.waiting_by(UserPlatform::sleeping);
+//!     let domain = Domain::new(table, iommu.clone())?;
+//!     let pinner = LinuxPinner::<HostAddr>::new()?;
+//!     let container: Container<_, parking_lot::RawMutex> =
+//!         Container::with_domain(pinner, domain, Account::new(64 << 20));
 //!
-//! // A user's memory: 3 MiB of it, in one piece.
-//! let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
-//! let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-//! let frames = memory.allocate(3 << 20, 21)?;
-//! let user = space.map(UserAddr::new(0x7f00_0000_0000), &[frames]).ok_or("mapped already")?;
+//!     // 3 MiB of this process, pinned and mapped; and a device that uses them.
+//!     let memory = Arc::new(Memory::new(MemoryKind::Base, 3 << 20)?);
+//!     container.map(&memory, memory.user_range(), Iova::new(0), Prot::READ_WRITE)?;
+//!     let mut device = iommu.device(7);
+//!     device.write(&memory.bytes(), Iova::new(0x1234), b"from the device")?;
+//!     let mut bytes = [0; 15];
+//!     memory.read(0x1234, &mut bytes)?;
+//!     assert_eq!(&bytes, b"from the device");
 //!
-//! let container: Container<_, parking_lot::RawMutex> =
-//!     Container::with_domain(SimPinner::new(memory), domain, Account::new(64 << 20));
-//! container.map(&space, user, Iova::new(0), Prot::READ_WRITE)?;
-//! let leaves: Vec<_> = container.census().sizes().collect();
-//! assert_eq!(leaves, [(12, 256), (21, 1)]); // 2 MiB by one leaf, 1 MiB by pages
-//! assert_eq!(container.unmap_all()?, 3 << 20);
-//! # Ok(())
-//! # }
+//!     assert_eq!(container.unmap_all()?, 3 << 20);
+//!     assert!(device.read(&memory.bytes(), Iova::new(0x1234), &mut bytes).is_err());
+//!     Ok(())
+//! }
 //! ```
 #![no_std]
 

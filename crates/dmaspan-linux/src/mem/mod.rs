@@ -25,6 +25,7 @@ use crate::sys::{self};
 
 mod access;
 mod adopt;
+mod bus;
 mod error;
 mod exclusive;
 mod host;
@@ -33,6 +34,7 @@ mod original;
 mod populate;
 
 pub use access::{AccessError, CheckError};
+pub use bus::HostBytes;
 pub use error::{AdoptError, MemoryError, OutsideMemory, PopulateError};
 pub use exclusive::{ExclusiveMemory, NotExclusive};
 pub use kind::{MemoryKind, UnknownKind};

@@ -132,31 +132,27 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// what a domain translates.
     ///
     /// ```
-    /// # use dmaspan::io_pgtable::Arena;
-    /// # use dmaspan::container::{Attach, Error, Interrupts};
-    /// # use dmaspan::io_pgtable::{AmdV1, AmdV1Config, PageTable};
-    /// # use dmaspan::iommu::Domain;
-    /// # use dmaspan::{Account, Container, PhysAddr};
-    /// # use dmaspan_sim::iotlb::Iotlb;
-    /// # use dmaspan_sim::memory::{SimMemory, SimPinner};
-    /// # use dmaspan_sim::walker::amd_v1::{AmdV1WalkRegisters, AmdV1Walker};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-    /// # let config = AmdV1Config { first_levels: 4, ..AmdV1Config::new(48, 48) };
-    /// # let table = PageTable::new(AmdV1::new(config)?, tables.clone())?;
-    /// # let (root, level) = table.root_and_level();
-    /// # let dte = table.format().registers(root, level).dte;
-    /// # let iommu = Iotlb::new(AmdV1Walker::new(AmdV1WalkRegisters { dte })?, tables);
-    /// # let domain = Domain::new(table, iommu)?;
-    /// # let memory = SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?;
-    /// let container: Container<_, parking_lot::RawMutex> =
-    ///     Container::new(SimPinner::new(memory.into()), Account::new(1 << 20));
-    /// let id = container.attach(domain, Attach::new(Interrupts::Isolated))?;
-    /// assert_eq!(container.info().domains, [id]);
-    /// container.detach(id)?;
-    /// assert!(matches!(container.detach(id), Err(Error::NoDomain { .. })));
-    /// # Ok(())
-    /// # }
+    /// use std::error::Error;
+    ///
+    /// use dmaspan::container::{Attach, Error as ContainerError, Interrupts};
+    /// use dmaspan::io_pgtable::{AmdV1, AmdV1Config, Arena, PageTable};
+    /// use dmaspan::iommu::{Domain, SoftIommu};
+    /// use dmaspan::{Account, Container, HostAddr, PhysAddr};
+    /// use dmaspan_linux::LinuxPinner;
+    ///
+    /// fn main() -> Result<(), Box<dyn Error>> {
+    ///     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+    ///     let table = PageTable::new(AmdV1::new(AmdV1Config::new(48, 48))?, tables)?;
+    ///     let iommu = SoftIommu::over(&table).reaching::<HostAddr>();
+    ///     let domain = Domain::new(table, iommu)?;
+    ///     let container: Container<_, parking_lot::RawMutex> =
+    ///         Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 20));
+    ///     let id = container.attach(domain, Attach::new(Interrupts::Isolated))?;
+    ///     assert_eq!(container.info().domains, [id]);
+    ///     container.detach(id)?;
+    ///     assert!(matches!(container.detach(id), Err(ContainerError::NoDomain { .. })));
+    ///     Ok(())
+    /// }
     /// ```
     ///
     /// # Errors

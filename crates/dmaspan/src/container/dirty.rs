@@ -226,20 +226,22 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// address.
     ///
     /// ```
-    /// # use dmaspan::container::DirtyRead;
-    /// # use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr};
-    /// # use dmaspan_sim::memory::{SimMemory, SimPinner};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?;
-    /// # let container: Container<_, parking_lot::RawMutex> =
-    /// #     Container::new(SimPinner::new(memory.into()), Account::new(1 << 20));
-    /// container.start_dirty()?;
-    /// let range = IovaRange::from_len(Iova::new(0), 1 << 20)?;
-    /// let mut bytes = [0xff; 35];
-    /// container.dirty_bitmap_to(range, 4096, &mut bytes[3..], DirtyRead::Clear)?;
-    /// assert_eq!(bytes[3..], [0; 32], "nothing is mapped");
-    /// # Ok(())
-    /// # }
+    /// use std::error::Error;
+    ///
+    /// use dmaspan::container::DirtyRead;
+    /// use dmaspan::{Account, Container, HostAddr, Iova, IovaRange};
+    /// use dmaspan_linux::LinuxPinner;
+    ///
+    /// fn main() -> Result<(), Box<dyn Error>> {
+    ///     let container: Container<_, parking_lot::RawMutex> =
+    ///         Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 20));
+    ///     container.start_dirty()?;
+    ///     let range = IovaRange::from_len(Iova::new(0), 1 << 20)?;
+    ///     let mut bytes = [0xff; 35];
+    ///     container.dirty_bitmap_to(range, 4096, &mut bytes[3..], DirtyRead::Clear)?;
+    ///     assert_eq!(bytes[3..], [0; 32], "nothing is mapped");
+    ///     Ok(())
+    /// }
     /// ```
     ///
     /// # Errors

@@ -137,47 +137,45 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// As `vfio_iommu_type1_attach_group` while the user's addresses of a mapping are not known.
     ///
     /// ```
+    /// use std::error::Error;
     /// use std::sync::Arc;
     ///
     /// use dmaspan::container::UnmapNotifier;
     /// use dmaspan::pin::Dirty;
-    /// use dmaspan::{Account, Container, Iova, IovaRange, PhysAddr, Prot, Span, UserAddr};
-    /// use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+    /// use dmaspan::{Account, Container, HostAddr, Iova, IovaRange, Prot, Span};
+    /// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
     ///
     /// struct Idle;
+    ///
     /// impl UnmapNotifier for Idle {
     ///     fn unmapping(&self, _range: IovaRange) {}
     /// }
     ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 1 << 20, 12)?);
-    /// let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-    /// let frames = memory.allocate(0x4000, 12)?;
-    /// let user = space.map(UserAddr::new(0x7f00_0000_0000), &[frames]).ok_or("mapped already")?;
+    /// fn main() -> Result<(), Box<dyn Error>> {
+    ///     let memory = Arc::new(Memory::new(MemoryKind::Base, 0x4000)?);
+    ///     let user = memory.user_range();
+    ///     let container: Container<_, parking_lot::RawMutex> =
+    ///         Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 20));
+    ///     let device = container.attach_emulated(Arc::new(Idle))?;
+    ///     // Nothing is pinned: there is no domain.
+    ///     container.map(&memory, user, Iova::new(0), Prot::READ_WRITE)?;
     ///
-    /// let container: Container<_, parking_lot::RawMutex> =
-    ///     Container::new(SimPinner::new(Arc::clone(&memory)), Account::new(1 << 20));
-    /// let device = container.attach_emulated(Arc::new(Idle))?;
-    /// container.map(&space, user, Iova::new(0), Prot::READ_WRITE)?;
-    /// assert_eq!(memory.pinned_frames(), 0);
+    ///     // Two pages, where they are for this process.
+    ///     let mut spans: Vec<Span<HostAddr>> = Vec::new();
+    ///     let pages = IovaRange::from_len(Iova::new(0x1000), 0x2000)?;
+    ///     let pin = container.pin_external(pages, Prot::READ_WRITE, &mut spans)?;
+    ///     assert_eq!(spans, [Span::new(HostAddr::new(user.start().get() + 0x1000), 0x2000)?]);
+    ///     container.unpin_external(pin, Dirty::Written)?;
     ///
-    /// // Two pages, where they are in physical memory.
-    /// let mut spans: Vec<Span> = Vec::new();
-    /// let pages = IovaRange::from_len(Iova::new(0x1000), 0x2000)?;
-    /// let pin = container.pin_external(pages, Prot::READ_WRITE, &mut spans)?;
-    /// assert_eq!(spans, [Span::new(frames.paddr().wrapping_add(0x1000), 0x2000)?]);
-    /// assert_eq!(memory.pinned_frames(), 2);
-    /// container.unpin_external(pin, Dirty::Written)?;
-    ///
-    /// // Some bytes, without a pin.
-    /// container.write(Iova::new(0xfff), b"two pages")?;
-    /// let mut bytes = [0; 9];
-    /// container.read(Iova::new(0xfff), &mut bytes)?;
-    /// assert_eq!(&bytes, b"two pages");
-    /// container.detach_emulated(device)?;
-    /// assert_eq!((container.mappings(), memory.pinned_frames()), (0, 0));
-    /// # Ok(())
-    /// # }
+    ///     // Some bytes, without a pin.
+    ///     container.write(Iova::new(0xfff), b"two pages")?;
+    ///     let mut bytes = [0; 9];
+    ///     container.read(Iova::new(0xfff), &mut bytes)?;
+    ///     assert_eq!(&bytes, b"two pages");
+    ///     container.detach_emulated(device)?;
+    ///     assert_eq!(container.mappings(), 0);
+    ///     Ok(())
+    /// }
     /// ```
     pub fn attach_emulated(
         &self,

@@ -35,17 +35,20 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// Returns what can be mapped now.
     ///
     /// ```
-    /// use dmaspan::{Account, Container, IovaRange};
-    /// use dmaspan_sim::memory::{SimMemory, SimPinner};
+    /// use dmaspan::{Account, Container, HostAddr};
+    /// use dmaspan_linux::LinuxPinner;
+    /// use dmaspan_linux::pinner::LinuxPinError;
     ///
-    /// let memory = SimMemory::new(dmaspan::PhysAddr::new(0), 1 << 20, 12).unwrap();
-    /// let pinner = SimPinner::new(memory.into());
-    /// let container: Container<_, parking_lot::RawMutex> =
-    ///     Container::new(pinner, Account::new(1 << 20)).with_page_size(0x4000);
-    /// let info = container.info();
-    /// assert_eq!(info.page_sizes, !0 << 14);
-    /// assert_eq!(info.iova_ranges.len(), 1);
-    /// assert_eq!(info.mappings_left, 65535);
+    /// fn main() -> Result<(), LinuxPinError> {
+    ///     let pinner = LinuxPinner::<HostAddr>::new()?;
+    ///     let container: Container<_, parking_lot::RawMutex> =
+    ///         Container::new(pinner, Account::new(1 << 20)).with_page_size(0x4000);
+    ///     let info = container.info();
+    ///     assert_eq!(info.page_sizes, !0 << 14);
+    ///     assert_eq!(info.iova_ranges.len(), 1);
+    ///     assert_eq!(info.mappings_left, 65535);
+    ///     Ok(())
+    /// }
     /// ```
     pub fn info(&self) -> Info {
         let all = self.state.lock();

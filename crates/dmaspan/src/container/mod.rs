@@ -53,13 +53,12 @@
 //! there is [`type1`].
 //!
 //! ```
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
 //! use dmaspan::container::{DirtyRead, UnmapNotifier};
-//! use dmaspan::{Account, Container, DmaSpace, Errno, Iova, IovaRange, Prot, UserRange};
-//! use dmaspan_sim::memory::{SimPinner, SimSpace};
-//! # use dmaspan::{PhysAddr, UserAddr};
-//! # use dmaspan_sim::memory::SimMemory;
+//! use dmaspan::{Account, Container, DmaSpace, Errno, HostAddr, Iova, IovaRange, Prot, UserRange};
+//! use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 //!
 //! /// Messages of a client.
 //! enum Message {
@@ -84,9 +83,9 @@
 //! }
 //!
 //! struct Server {
-//!     container: Container<SimPinner, parking_lot::RawMutex>,
-//!     /// The client's memory: here simulated, elsewhere the file descriptors that it sent.
-//!     client: Arc<SimSpace>,
+//!     container: Container<LinuxPinner<HostAddr>, parking_lot::RawMutex>,
+//!     /// The client's memory: here this process's own, elsewhere the files that it sent.
+//!     client: Arc<Memory>,
 //! }
 //!
 //! impl Server {
@@ -112,34 +111,32 @@
 //!     }
 //! }
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 1 << 20, 12)?);
-//! # let client = Arc::new(SimSpace::new(Arc::clone(&memory)));
-//! # let frames = memory.allocate(0x8000, 12)?;
-//! # let user = client.map(UserAddr::new(0x7f00_0000_0000), &[frames]).ok_or("no room")?;
-//! let container = Container::new(SimPinner::new(memory), Account::new(1 << 20));
-//! let device = container.attach_emulated(Arc::new(Device))?;
-//! let server = Server { container, client };
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     let client = Arc::new(Memory::new(MemoryKind::Base, 0x8000)?);
+//!     let user = client.user_range();
+//!     let container = Container::new(LinuxPinner::new()?, Account::new(1 << 20));
+//!     let device = container.attach_emulated(Arc::new(Device))?;
+//!     let server = Server { container, client };
 //!
-//! // The client maps 32 KiB, but not twice.
-//! let (iova, prot) = (Iova::new(0x10_0000), Prot::READ_WRITE);
-//! assert_eq!(server.answer(Message::Map { user, iova, prot }), Ok(Reply::Done));
-//! assert_eq!(server.answer(Message::Map { user, iova, prot }), Err(Errno::EEXIST));
+//!     // The client maps 32 KiB, but not twice.
+//!     let (iova, prot) = (Iova::new(0x10_0000), Prot::READ_WRITE);
+//!     assert_eq!(server.answer(Message::Map { user, iova, prot }), Ok(Reply::Done));
+//!     assert_eq!(server.answer(Message::Map { user, iova, prot }), Err(Errno::EEXIST));
 //!
-//! // The device writes, and the client sees where: in page 3.
-//! let range = IovaRange::from_len(iova, 0x8000)?;
-//! assert_eq!(server.answer(Message::StartDirty), Ok(Reply::Done));
-//! server.container.write(Iova::new(0x10_3ffc), b"done")?;
-//! let written = server.answer(Message::GetDirty { range, page_size: 4096 });
-//! assert_eq!(written, Ok(Reply::Dirty(vec![1 << 3])));
+//!     // The device writes, and the client sees where: in page 3.
+//!     let range = IovaRange::from_len(iova, 0x8000)?;
+//!     assert_eq!(server.answer(Message::StartDirty), Ok(Reply::Done));
+//!     server.container.write(Iova::new(0x10_3ffc), b"done")?;
+//!     let written = server.answer(Message::GetDirty { range, page_size: 4096 });
+//!     assert_eq!(written, Ok(Reply::Dirty(vec![1 << 3])));
 //!
-//! // No part of a mapping is unmapped, and all of it at once.
-//! let half = IovaRange::from_len(iova, 0x4000)?;
-//! assert_eq!(server.answer(Message::Unmap(half)), Err(Errno::EINVAL));
-//! assert_eq!(server.answer(Message::Unmap(range)), Ok(Reply::Unmapped(0x8000)));
-//! server.container.detach_emulated(device)?;
-//! # Ok(())
-//! # }
+//!     // No part of a mapping is unmapped, and all of it at once.
+//!     let half = IovaRange::from_len(iova, 0x4000)?;
+//!     assert_eq!(server.answer(Message::Unmap(half)), Err(Errno::EINVAL));
+//!     assert_eq!(server.answer(Message::Unmap(range)), Ok(Reply::Unmapped(0x8000)));
+//!     server.container.detach_emulated(device)?;
+//!     Ok(())
+//! }
 //! ```
 
 pub mod type1;

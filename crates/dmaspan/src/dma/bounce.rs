@@ -13,33 +13,32 @@ use crate::swiotlb::{self, Original, PoolMemory, SlotOf, SlotRequest, To};
 
 /// When a device gets slots in place of its buffers.
 ///
-/// A device that is to see nothing but a pool of its own, with simulated memory:
+/// A device that is to see nothing but a pool of its own:
 ///
-/// ```
-/// # use std::sync::Arc;
-/// use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, Piece, RawMemory};
+/// ```no_run
+/// use std::error::Error;
+/// use std::sync::Arc;
+///
+/// use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct};
 /// use dmaspan::swiotlb::{Pool, PoolConfig};
-/// # use dmaspan::{Direction, PhysAddr, Span};
-/// # use dmaspan_sim::memory::SimMemory;
-/// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # use dmaspan::platform::OneThread;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let ram = Span::new(PhysAddr::new(0x8000_0000), 1 << 20)?;
-/// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
-/// let own = Span::new(PhysAddr::new(0x8000_0000), 0x1_0000)?;
-/// let slots = SimPoolMemory::new(Arc::clone(&memory), vec![own])?;
-/// let pool = Pool::new(slots, PoolConfig::new(1), OneThread)?;
-/// let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(64) };
-/// let device = Device::new(Arc::new(Direct::new(ram, OneThread)), pool, config)?;
-/// # memory.allocate_at(Span::new(PhysAddr::new(0x8008_0000), 0x1000)?)?;
-/// let buffer = Piece::memory(Span::new(PhysAddr::new(0x8008_0000), 0x1000)?);
-/// // SAFETY: the frame is this program's, and nobody else touches it.
-/// let buffer = unsafe { RawMemory::new(buffer) };
-/// let mapping = device.map_single(buffer, Direction::FromDevice)?;
-/// assert!((0x8000_0000..0x8001_0000).contains(&mapping.addr().get()));
-/// let _unmapped = device.unmap(mapping)?;
-/// # Ok(())
-/// # }
+/// use dmaspan::{Direction, PhysAddr};
+/// use dmaspan_linux::physical::PhysicalMemory;
+/// use dmaspan_linux::{Memory, MemoryKind, UserPlatform};
+///
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     let memory = PhysicalMemory::new()?;
+///     let slots = memory.bounce(1 << 20, PhysAddr::new(u64::MAX))?;
+///     let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), UserPlatform)?);
+///     let direct = Arc::new(Direct::new(memory.extent()?, UserPlatform));
+///     let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(64) };
+///     let device = Device::new(direct, Arc::clone(&pool), config)?;
+///
+///     let buffer = memory.pin(&Arc::new(Memory::new(MemoryKind::Base, 0x1000)?))?;
+///     let mapping = device.map_single(buffer.part(0, 0x1000)?, Direction::FromDevice)?;
+///     assert!(mapping.is_bounced());
+///     let _unmapped = device.unmap(mapping)?;
+///     Ok(())
+/// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Bounce {
@@ -57,34 +56,33 @@ pub enum Bounce {
 /// Gives slots of memory that devices reach, and copies: a [`swiotlb::Pool`], or one of another
 /// kind.
 ///
-/// Here with simulated memory, and a device that reaches half of it:
+/// Here for a device with 32 bits of address:
 ///
-/// ```
-/// # use std::sync::Arc;
-/// use dmaspan::dma::{Device, DeviceConfig, Direct, Piece, RawMemory};
+/// ```no_run
+/// use std::error::Error;
+/// use std::sync::Arc;
+///
+/// use dmaspan::dma::{Device, DeviceConfig, Direct};
 /// use dmaspan::swiotlb::{Pool, PoolConfig};
-/// # use dmaspan::{Direction, PhysAddr, Span};
-/// # use dmaspan_sim::memory::SimMemory;
-/// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # use dmaspan::platform::OneThread;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
-/// let ram = span(0xfff0_0000, 2 << 20)?;
-/// let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
-/// let slots = SimPoolMemory::new(Arc::clone(&memory), vec![span(0xfff0_0000, 0x1_0000)?])?;
-/// let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), OneThread)?);
-/// let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
-/// let device = Device::new(direct, Arc::clone(&pool), DeviceConfig::bits(32))?;
-/// let buffer = span(0x1_0000_1200, 1500)?;
-/// # memory.allocate_at(span(0x1_0000_1000, 0x1000)?)?;
-/// // SAFETY: the frame is this program's, and nobody else touches it.
-/// let raw = unsafe { RawMemory::new(Piece::memory(buffer)) };
-/// let mapping = device.map_single(raw, Direction::FromDevice)?;
-/// assert!(mapping.is_bounced() && mapping.addr().get() < 1 << 32);
-/// let _unmapped = device.unmap(mapping)?;
-/// assert_eq!(pool.stats().used, 0);
-/// # Ok(())
-/// # }
+/// use dmaspan::{Direction, PhysAddr};
+/// use dmaspan_linux::physical::PhysicalMemory;
+/// use dmaspan_linux::{Memory, MemoryKind, UserPlatform};
+///
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     let memory = PhysicalMemory::new()?;
+///     let slots = memory.bounce(1 << 20, PhysAddr::new(0xffff_ffff))?;
+///     let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), UserPlatform)?);
+///     let direct = Arc::new(Direct::new(memory.extent()?, UserPlatform));
+///     let device = Device::new(direct, Arc::clone(&pool), DeviceConfig::bits(32))?;
+///
+///     // Wherever the buffer is, the device gets an address that it reaches.
+///     let buffer = memory.pin(&Arc::new(Memory::new(MemoryKind::Base, 0x1000)?))?;
+///     let mapping = device.map_single(buffer.part(0x200, 1500)?, Direction::FromDevice)?;
+///     assert!(mapping.addr().get() < 1 << 32);
+///     let _unmapped = device.unmap(mapping)?;
+///     assert_eq!(pool.stats().used, 0);
+///     Ok(())
+/// }
 /// ```
 ///
 /// # Safety

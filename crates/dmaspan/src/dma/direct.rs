@@ -29,34 +29,21 @@ use crate::span::Span;
 /// use std::sync::Arc;
 ///
 /// use dmaspan::dma::{Device, DeviceConfig, Direct, NoPool, Piece, RawMemory, Unmapped};
-/// use dmaspan::{Direction, PhysAddr, Platform, Span};
+/// use dmaspan::platform::OneThread;
+/// use dmaspan::{Direction, PhysAddr, Span};
 ///
-/// struct OneThread;
-///
-/// impl Platform for OneThread {
-///     type Lock = parking_lot::RawMutex;
-///
-///     fn cpu(&self) -> usize {
-///         0
-///     }
-///
-///     fn now(&self) -> u64 {
-///         0
-///     }
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let ram = Span::new(PhysAddr::new(0x8000_0000), 2 << 30)?;
+///     let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
+///     let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+///     let piece = Piece::memory(Span::new(PhysAddr::new(0x8000_1200), 1500)?);
+///     // SAFETY: the frame is this program's, and nobody touches it.
+///     let memory = unsafe { RawMemory::new(piece) };
+///     let mapping = device.map_single(memory, Direction::ToDevice)?;
+///     assert_eq!(mapping.addr().get(), 0x8000_1200);
+///     assert!(matches!(device.unmap(mapping), Ok(Unmapped::Released(_))));
+///     Ok(())
 /// }
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let ram = Span::new(PhysAddr::new(0x8000_0000), 2 << 30)?;
-/// let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
-/// let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
-/// let piece = Piece::memory(Span::new(PhysAddr::new(0x8000_1200), 1500)?);
-/// // SAFETY: the frame is this program's, and nobody touches it.
-/// let memory = unsafe { RawMemory::new(piece) };
-/// let mapping = device.map_single(memory, Direction::ToDevice)?;
-/// assert_eq!(mapping.addr().get(), 0x8000_1200);
-/// assert!(matches!(device.unmap(mapping), Ok(Unmapped::Released(_))));
-/// # Ok(())
-/// # }
 /// ```
 pub struct Direct<H, P> {
     memory: Span,

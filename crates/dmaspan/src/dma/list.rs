@@ -226,10 +226,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Maps all pieces of a memory, as [`map_list_with`](Self::map_list_with) does by default.
     ///
     /// ```
-    /// # use std::sync::Arc;
+    /// use std::sync::Arc;
+    ///
     /// use dmaspan::dma::{Device, DeviceConfig, Direct, DmaMemory, NoPool, Piece, Segment};
-    /// # use dmaspan::{Direction, PhysAddr, Span};
-    /// # use dmaspan::platform::OneThread;
+    /// use dmaspan::platform::OneThread;
+    /// use dmaspan::{Direction, PhysAddr, Span};
     ///
     /// struct Packet([Piece; 2]);
     ///
@@ -240,19 +241,19 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     ///     }
     /// }
     ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let ram = Span::new(PhysAddr::new(0), 1 << 30)?;
-    /// # let direct = Arc::new(Direct::<Packet, _>::new(ram, OneThread));
-    /// # let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
-    /// let piece = |addr, len| Span::new(PhysAddr::new(addr), len).map(Piece::memory);
-    /// let packet = Packet([piece(0x1000, 64)?, piece(0x8000, 1400)?]);
-    /// let mut segments = vec![Segment::default(); device.list_room(packet.pieces())?];
-    /// let mapping = device.map_list(packet, Direction::ToDevice, &mut segments)?;
-    /// let given = &segments[..mapping.segment_count()];
-    /// assert_eq!(given.iter().map(|segment| segment.len).collect::<Vec<_>>(), [64, 1400]);
-    /// let _unmapped = device.unmap_list(mapping)?;
-    /// # Ok(())
-    /// # }
+    /// fn main() -> Result<(), Box<dyn std::error::Error>> {
+    ///     let ram = Span::new(PhysAddr::new(0), 1 << 30)?;
+    ///     let direct = Arc::new(Direct::<Packet, _>::new(ram, OneThread));
+    ///     let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+    ///     let piece = |addr, len| Span::new(PhysAddr::new(addr), len).map(Piece::memory);
+    ///     let packet = Packet([piece(0x1000, 64)?, piece(0x8000, 1400)?]);
+    ///     let mut segments = vec![Segment::default(); device.list_room(packet.pieces())?];
+    ///     let mapping = device.map_list(packet, Direction::ToDevice, &mut segments)?;
+    ///     let given = &segments[..mapping.segment_count()];
+    ///     assert_eq!(given.iter().map(|segment| segment.len).collect::<Vec<_>>(), [64, 1400]);
+    ///     let _unmapped = device.unmap_list(mapping)?;
+    ///     Ok(())
+    /// }
     /// ```
     ///
     /// # Errors

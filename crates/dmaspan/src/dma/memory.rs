@@ -107,30 +107,32 @@ unsafe impl DmaMemory for RawMemory {
 /// it copies to and from itself. Mapped once, it is not bounced: but for a device that does not
 /// reach it, and one that is not trusted if the lease is not of whole granules.
 ///
-/// ```
-/// # use std::sync::Arc;
+/// ```no_run
+/// use std::error::Error;
+/// use std::sync::Arc;
+///
 /// use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, Leased};
 /// use dmaspan::swiotlb::{Pool, PoolConfig, SlotRequest};
-/// # use dmaspan::{Direction, PhysAddr, Span};
-/// # use dmaspan_sim::memory::SimMemory;
-/// # use dmaspan_sim::pool_memory::SimPoolMemory;
-/// # use dmaspan::platform::OneThread;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let ram = Span::new(PhysAddr::new(0x8000_0000), 1 << 20)?;
-/// # let memory = Arc::new(SimMemory::new(ram.paddr(), ram.len(), 12)?);
-/// # let slots = SimPoolMemory::new(memory, vec![Span::new(ram.paddr(), 0x1_0000)?])?;
-/// # let direct = Arc::new(Direct::new(ram, OneThread));
-/// let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), OneThread)?);
-/// // A device of a confidential guest.
-/// let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(40) };
-/// let device = Device::new(direct, Arc::clone(&pool), config)?;
-/// let ring = Arc::new(Leased::new(pool.lease(0x1000, &SlotRequest::default())?));
-/// let mapping = device.map_single(Arc::clone(&ring), Direction::Bidirectional)?;
-/// assert!(!mapping.is_bounced());
-/// ring.lease().write(0, b"a descriptor")?;
-/// let _unmapped = device.unmap(mapping)?;
-/// # Ok(())
-/// # }
+/// use dmaspan::{Direction, PhysAddr};
+/// use dmaspan_linux::UserPlatform;
+/// use dmaspan_linux::physical::PhysicalMemory;
+///
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     let memory = PhysicalMemory::new()?;
+///     let slots = memory.bounce(1 << 20, PhysAddr::new(u64::MAX))?;
+///     let pool = Arc::new(Pool::new(slots, PoolConfig::new(1), UserPlatform)?);
+///     let direct = Arc::new(Direct::new(memory.extent()?, UserPlatform));
+///     // A device of a confidential guest.
+///     let config = DeviceConfig { bounce: Bounce::Always, ..DeviceConfig::bits(40) };
+///     let device = Device::new(direct, Arc::clone(&pool), config)?;
+///
+///     let ring = Arc::new(Leased::new(pool.lease(0x1000, &SlotRequest::default())?));
+///     let mapping = device.map_single(Arc::clone(&ring), Direction::Bidirectional)?;
+///     assert!(!mapping.is_bounced());
+///     ring.lease().write(0, b"a descriptor")?;
+///     let _unmapped = device.unmap(mapping)?;
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug)]
 pub struct Leased<M: PoolMemory<Address = PhysAddr>, P: Platform> {

@@ -55,33 +55,17 @@
 //! them saves a few nanoseconds a map.
 //!
 //! ```
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
 //! use dmaspan::dma::{
 //!     Attrs, Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, Flush, NoPool, Piece,
 //!     ReserveRequest, Segment, Unmapped,
 //! };
-//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
-//! use dmaspan::iommu::Domain;
-//! use dmaspan::{Direction, PhysAddr, Platform, Span};
-//! # use dmaspan::io_pgtable::Arena;
-//! # use dmaspan_sim::iotlb::Iotlb;
-//! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-//!
-//! /// Where it runs. In a process, `dmaspan_linux::UserPlatform` does this.
-//! struct OneThread;
-//!
-//! impl Platform for OneThread {
-//!     type Lock = parking_lot::RawMutex;
-//!
-//!     fn cpu(&self) -> usize {
-//!         0
-//!     }
-//!
-//!     fn now(&self) -> u64 {
-//!         0
-//!     }
-//! }
+//! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::iommu::{Domain, SoftIommu};
+//! use dmaspan::platform::OneThread;
+//! use dmaspan::{Direction, PhysAddr, RangeError, Span};
 //!
 //! /// The driver's frames, in any number of pieces.
 //! #[derive(Debug)]
@@ -94,52 +78,52 @@
 //!     }
 //! }
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-//! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-//! let table = PageTable::new(format, tables.clone())?;
-//! # let registers = table.format().registers(table.root());
-//! # let walker = ArmLpaeS1Walker::new(registers.into())?;
-//! // Who tells hardware: a driver's `IommuOps`; here a simulated IOMMU.
-//! let iommu = Iotlb::new(walker, tables);
-//! let config = DmaConfig { flush: Flush::Lazy, ..DmaConfig::new(1) };
-//! let domain = Arc::new(DmaDomain::new(Domain::new(table, iommu)?, config, OneThread)?);
-//! let nic = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(64))?;
-//! let frames = |spans: &[(u64, u64)]| -> Result<Frames, dmaspan::RangeError> {
+//! fn frames(spans: &[(u64, u64)]) -> Result<Frames, RangeError> {
 //!     let piece = |&(at, len)| Ok(Piece::memory(Span::new(PhysAddr::new(at), len)?));
 //!     spans.iter().map(piece).collect::<Result<_, _>>().map(Frames)
-//! };
+//! }
 //!
-//! // One buffer, unmapped lazily: the queue owns it until the flush.
-//! let packet = nic.map_single(frames(&[(0x8000_1200, 1500)])?, Direction::FromDevice)?;
-//! assert_eq!(packet.addr().get() & 0xfff, 0x200);
-//! assert!(matches!(nic.unmap(packet)?, Unmapped::Queued));
-//! domain.flush()?; // or `expire`, by a timer
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     // What tells hardware is a driver's `IommuOps`; here of an IOMMU of software. In a process,
+//!     // `dmaspan_linux::UserPlatform` is the platform.
+//!     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//!     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//!     let table = PageTable::new(format, tables)?;
+//!     let iommu = SoftIommu::over(&table);
+//!     let config = DmaConfig { flush: Flush::Lazy, ..DmaConfig::new(1) };
+//!     let domain = Arc::new(DmaDomain::new(Domain::new(table, iommu)?, config, OneThread)?);
+//!     let nic = Device::new(Arc::clone(&domain), NoPool, DeviceConfig::bits(64))?;
 //!
-//! // And strictly: no device reaches it any more.
-//! let strict = Attrs { flush: Some(Flush::Strict), ..Attrs::default() };
-//! let ring = frames(&[(0x8000_4000, 0x2000)])?;
-//! let ring = nic.map_single_with(ring, Direction::Bidirectional, strict)?;
-//! assert!(matches!(nic.unmap(ring)?, Unmapped::Released(_)));
+//!     // One buffer, unmapped lazily: the queue owns it until the flush.
+//!     let packet = nic.map_single(frames(&[(0x8000_1200, 1500)])?, Direction::FromDevice)?;
+//!     assert_eq!(packet.addr().get() & 0xfff, 0x200);
+//!     assert!(matches!(nic.unmap(packet)?, Unmapped::Queued));
+//!     domain.flush()?; // or `expire`, by a timer
 //!
-//! // A list of three pieces, which the device gets as two segments.
-//! let mut segments = [Segment::default(); 3];
-//! let list = frames(&[(0x9000_0800, 0x800), (0xa000_0000, 0x1000), (0xb000_0010, 0x20)])?;
-//! let list = nic.map_list(list, Direction::ToDevice, &mut segments)?;
-//! assert_eq!(list.segment_count(), 2);
-//! assert_eq!((segments[0].len, segments[1].len), (0x1800, 0x20));
-//! let _queued = nic.unmap_list(list)?;
+//!     // And strictly: no device reaches it any more.
+//!     let strict = Attrs { flush: Some(Flush::Strict), ..Attrs::default() };
+//!     let ring = frames(&[(0x8000_4000, 0x2000)])?;
+//!     let ring = nic.map_single_with(ring, Direction::Bidirectional, strict)?;
+//!     assert!(matches!(nic.unmap(ring)?, Unmapped::Released(_)));
 //!
-//! // Pieces that come one by one.
-//! let direction = Direction::ToDevice;
-//! let request = ReserveRequest { len: 0x2000, offset: 0, pieces: 2, direction };
-//! let mut reservation = nic.reserve(request)?;
-//! nic.link(&mut reservation, 0, frames(&[(0xc000_0000, 0x1000)])?)?;
-//! nic.link(&mut reservation, 0x1000, frames(&[(0xd000_0000, 0x1000)])?)?;
-//! nic.announce(&mut reservation)?;
-//! nic.destroy(reservation, drop)?;
-//! # Ok(())
-//! # }
+//!     // A list of three pieces, which the device gets as two segments.
+//!     let mut segments = [Segment::default(); 3];
+//!     let list = frames(&[(0x9000_0800, 0x800), (0xa000_0000, 0x1000), (0xb000_0010, 0x20)])?;
+//!     let list = nic.map_list(list, Direction::ToDevice, &mut segments)?;
+//!     assert_eq!(list.segment_count(), 2);
+//!     assert_eq!((segments[0].len, segments[1].len), (0x1800, 0x20));
+//!     let _queued = nic.unmap_list(list)?;
+//!
+//!     // Pieces that come one by one.
+//!     let direction = Direction::ToDevice;
+//!     let request = ReserveRequest { len: 0x2000, offset: 0, pieces: 2, direction };
+//!     let mut reservation = nic.reserve(request)?;
+//!     nic.link(&mut reservation, 0, frames(&[(0xc000_0000, 0x1000)])?)?;
+//!     nic.link(&mut reservation, 0x1000, frames(&[(0xd000_0000, 0x1000)])?)?;
+//!     nic.announce(&mut reservation)?;
+//!     nic.destroy(reservation, drop)?;
+//!     Ok(())
+//! }
 //! ```
 
 mod any;

@@ -50,24 +50,26 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Keeps a mapping for a driver that itself keeps only its address and its length in bytes.
     ///
     /// ```
-    /// # use std::sync::Arc;
-    /// # use dmaspan::dma::{Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
-    /// # use dmaspan::{Direction, PhysAddr, Span};
-    /// # use dmaspan::platform::OneThread;
-    /// # fn main() -> Result<(), Error> {
-    /// # let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
-    /// # let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
-    /// # let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
-    /// # let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100).unwrap());
-    /// # // SAFETY: nobody touches the memory.
-    /// # let memory = unsafe { RawMemory::new(piece) };
-    /// let mapping = device.map_single(memory, Direction::ToDevice)?;
-    /// let (addr, len) = device.into_raw(mapping)?;
-    /// let refused = device.unmap_raw(addr, len / 2, Direction::ToDevice);
-    /// assert!(matches!(refused, Err(Error::OtherLength { mapped: 0x100, .. })));
-    /// let _unmapped = device.unmap_raw(addr, len, Direction::ToDevice)?;
-    /// # Ok(())
-    /// # }
+    /// use std::sync::Arc;
+    ///
+    /// use dmaspan::dma::{Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
+    /// use dmaspan::platform::OneThread;
+    /// use dmaspan::{Direction, PhysAddr, Span};
+    ///
+    /// fn main() -> Result<(), Error> {
+    ///     let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
+    ///     let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
+    ///     let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+    ///     let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100).unwrap());
+    ///     // SAFETY: nobody touches the memory.
+    ///     let memory = unsafe { RawMemory::new(piece) };
+    ///     let mapping = device.map_single(memory, Direction::ToDevice)?;
+    ///     let (addr, len) = device.into_raw(mapping)?;
+    ///     let refused = device.unmap_raw(addr, len / 2, Direction::ToDevice);
+    ///     assert!(matches!(refused, Err(Error::OtherLength { mapped: 0x100, .. })));
+    ///     let _unmapped = device.unmap_raw(addr, len, Direction::ToDevice)?;
+    ///     Ok(())
+    /// }
     /// ```
     ///
     /// # Errors

@@ -437,51 +437,50 @@ impl<E: core::error::Error> MappedSourceError<E> {
 ///
 /// A driver of an NVMe controller behind an IOMMU, say:
 ///
-/// ```
-/// # use std::sync::Arc;
-/// use dmaspan::dma::{Device, DeviceConfig, MappedSource, NoPool};
+/// ```no_run
+/// use std::error::Error;
+/// use std::sync::Arc;
+///
+/// use dmaspan::dma::{
+///     Device, DeviceConfig, DmaConfig, DmaDomain, MappedSource, NoPool, Registered,
+/// };
+/// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// use dmaspan::iommu::{Domain, SoftIommu};
+/// use dmaspan::platform::OneThread;
 /// use dmaspan::regbuf::descriptors::{ListPage, MemoryPageSize};
 /// use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
-/// use dmaspan::{Account, Direction, DmaAddr, UserAddr};
-/// # use dmaspan::io_pgtable::Arena;
-/// # use dmaspan::dma::{DmaConfig, DmaDomain, Registered};
-/// # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
-/// # use dmaspan::{PhysAddr, iommu::Domain};
-/// # use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
-/// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-/// # use dmaspan_sim::iotlb::Iotlb;
-/// # use dmaspan::platform::OneThread;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
-/// # let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-/// # let frames = memory.allocate_folios(&[0; 64], 7)?;
-/// # let user = space.map(UserAddr::new(0x7f00_0000_0000), &frames).ok_or("mapped already")?;
-/// # let pinner = Arc::new(SimPinner::new(memory));
-/// # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-/// # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-/// # let table = PageTable::new(format, tables.clone())?;
-/// # let registers = table.format().registers(table.root());
-/// # let walker = ArmLpaeS1Walker::new(registers.into())?;
-/// # let domain = Domain::new(table, Iotlb::new(walker, tables))?;
-/// # let domain = DmaDomain::<_, _, _, _, Registered>::new(domain, DmaConfig::new(1), OneThread)?;
-/// let controller = Arc::new(Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(64))?);
-/// let pinned = Pinned::new(pinner, space, Account::unlimited(), 12);
-/// let mut registry = Registry::new(MappedSource::new(pinned, controller));
-/// // Once: pages that lie anywhere are one segment for the controller.
-/// registry.register(&[BufferRequest::new(user)])?;
-/// assert_eq!(registry.get(0)?.segments().count(), 1);
+/// use dmaspan::{Account, Direction, DmaAddr, PhysAddr};
+/// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 ///
-/// // For each command: where it goes is looked up. Its node keeps the buffer until it is done.
-/// let node = registry.get(0)?.clone();
-/// let import = node.import(0x1200, 0x2800, Direction::FromDevice)?;
-/// let first = import.clone().next().ok_or("no bytes")?.start();
-/// let mut entries = [0; 16];
-/// let list = ListPage { addr: DmaAddr::new(0x1000), entries: &mut entries };
-/// let prps = MemoryPageSize::new(0)?.write(import, &mut [list])?;
-/// assert_eq!((prps.prp1, prps.prp2), (first.get(), 0x1000));
-/// assert_eq!(u64::from_le(entries[0]), first.get() - 0x200 + 0x1000);
-/// # Ok(())
-/// # }
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     // A controller behind an IOMMU, here one of software.
+///     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+///     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+///     let table = PageTable::new(format, tables)?;
+///     let iommu = SoftIommu::over(&table);
+///     let domain = Domain::new(table, iommu)?;
+///     let config = DmaConfig::new(1);
+///     let domain = DmaDomain::<_, _, _, _, Registered>::new(domain, config, OneThread)?;
+///     let controller = Arc::new(Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(64))?);
+///     // Once: pages that lie anywhere are one segment for the controller.
+///     let memory = Arc::new(Memory::new(MemoryKind::Base, 64 << 12)?);
+///     let pinner = Arc::new(LinuxPinner::<PhysAddr>::new()?);
+///     let pinned = Pinned::new(pinner, Arc::clone(&memory), Account::unlimited(), 12);
+///     let mut registry = Registry::new(MappedSource::new(pinned, controller));
+///     registry.register(&[BufferRequest::new(memory.user_range())])?;
+///     assert_eq!(registry.get(0)?.segments().count(), 1);
+///
+///     // For each command: where it goes is looked up. Its node keeps the buffer until it is done.
+///     let node = registry.get(0)?.clone();
+///     let import = node.import(0x1200, 0x2800, Direction::FromDevice)?;
+///     let first = import.clone().next().ok_or("no bytes")?.start();
+///     let mut entries = [0; 16];
+///     let list = ListPage { addr: DmaAddr::new(0x1000), entries: &mut entries };
+///     let prps = MemoryPageSize::new(0)?.write(import, &mut [list])?;
+///     assert_eq!((prps.prp1, prps.prp2), (first.get(), 0x1000));
+///     assert_eq!(u64::from_le(entries[0]), first.get() - 0x200 + 0x1000);
+///     Ok(())
+/// }
 /// ```
 pub struct MappedSource<S, T: Translation = AnyTranslation, B: BouncePool = <T as Sealed>::Pool> {
     memory: S,

@@ -33,46 +33,41 @@ use crate::swiotlb::Fill;
 /// A range of addresses for a device, into which memory is linked. It owns that memory.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// # use dmaspan::dma::{Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Piece, RawMemory};
-/// use dmaspan::dma::ReserveRequest;
-/// # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
-/// # use dmaspan::iommu::Domain;
+/// use std::error::Error;
+/// use std::sync::Arc;
+///
+/// use dmaspan::dma::{
+///     Device, DeviceConfig, DmaConfig, DmaDomain, NoPool, Piece, RawMemory, ReserveRequest,
+/// };
+/// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+/// use dmaspan::iommu::{Domain, SoftIommu};
+/// use dmaspan::platform::OneThread;
 /// use dmaspan::{Direction, PhysAddr, Span};
-/// # use dmaspan::io_pgtable::Arena;
-/// # use dmaspan_sim::iotlb::Iotlb;
-/// # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-/// # struct OneThread;
-/// # impl dmaspan::Platform for OneThread {
-/// #     type Lock = parking_lot::RawMutex;
-/// #     fn cpu(&self) -> usize { 0 }
-/// #     fn now(&self) -> u64 { 0 }
-/// # }
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let arena = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-/// # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-/// # let table = PageTable::new(format, arena.clone())?;
-/// # let registers = table.format().registers(table.root());
-/// # let walker = ArmLpaeS1Walker::new(registers.into())?;
-/// # let domain = Domain::new(table, Iotlb::new(walker, arena))?;
-/// # let domain = DmaDomain::<_, _, _, _, RawMemory>::new(domain, DmaConfig::new(1), OneThread)?;
-/// # let device = Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(40))?;
-/// let (pieces, direction) = (2, Direction::FromDevice);
-/// let request = ReserveRequest { len: 0x3000, offset: 0, pieces, direction };
-/// let mut reservation = device.reserve(request)?;
-/// for (offset, paddr, len) in [(0, 0x8000_0000, 0x1000), (0x1000, 0x9000_0000, 0x2000)] {
-///     let piece = Piece::memory(Span::new(PhysAddr::new(paddr), len)?);
-///     // SAFETY: the memory is this driver's, which touches it only when it is given back.
-///     let memory = unsafe { RawMemory::new(piece) };
-///     device.link(&mut reservation, offset, memory)?;
+///
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+///     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+///     let table = PageTable::new(format, tables)?;
+///     let iommu = SoftIommu::over(&table);
+///     let domain = DmaDomain::new(Domain::new(table, iommu)?, DmaConfig::new(1), OneThread)?;
+///     let device = Device::new(Arc::new(domain), NoPool, DeviceConfig::bits(40))?;
+///
+///     let (pieces, direction) = (2, Direction::FromDevice);
+///     let request = ReserveRequest { len: 0x3000, offset: 0, pieces, direction };
+///     let mut reservation = device.reserve(request)?;
+///     for (offset, paddr, len) in [(0, 0x8000_0000, 0x1000), (0x1000, 0x9000_0000, 0x2000)] {
+///         let piece = Piece::memory(Span::new(PhysAddr::new(paddr), len)?);
+///         // SAFETY: the memory is this driver's, which touches it only when it is given back.
+///         let memory = unsafe { RawMemory::new(piece) };
+///         device.link(&mut reservation, offset, memory)?;
+///     }
+///     device.announce(&mut reservation)?;
+///     // The device may write to `reservation.addr()` and behind it, and when it is done:
+///     let mut released = Vec::new();
+///     device.destroy(reservation, |memory| released.push(memory))?;
+///     assert_eq!(released[1].piece().span.len(), 0x2000);
+///     Ok(())
 /// }
-/// device.announce(&mut reservation)?;
-/// // The device may write to `reservation.addr()` and behind it, and when it is done:
-/// let mut released = Vec::new();
-/// device.destroy(reservation, |memory| released.push(memory))?;
-/// assert_eq!(released[1].piece().span.len(), 0x2000);
-/// # Ok(())
-/// # }
 /// ```
 ///
 /// Dropped, it leaks the memory and the IOVAs, and the device goes on using them: end it by

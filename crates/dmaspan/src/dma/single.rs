@@ -274,27 +274,29 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// may. Where a driver [syncs](CpuSync::Skip) the buffer itself, nothing is copied.
     ///
     /// ```
-    /// # use std::sync::Arc;
+    /// use std::sync::Arc;
+    ///
     /// use dmaspan::dma::{Attrs, Device, DeviceConfig, Direct, Error, NoPool, Piece, RawMemory};
     /// use dmaspan::swiotlb::Fill;
-    /// # use dmaspan::{Direction, PhysAddr, Span};
-    /// # use dmaspan::platform::OneThread;
-    /// # fn main() -> Result<(), Error> {
-    /// # let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
-    /// # let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
-    /// # let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
-    /// # let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100).unwrap());
-    /// # // SAFETY: nobody touches the memory.
-    /// # let memory = unsafe { RawMemory::new(piece) };
-    /// let attrs = Attrs { fill: Fill::Overwritten, ..Attrs::default() };
-    /// let mapping = device.map_single_with(memory, Direction::FromDevice, attrs)?;
-    /// // Bounced or not, its end takes a report of the device.
-    /// let refused = device.unmap(mapping).unwrap_err();
-    /// assert_eq!(refused.error, Error::Unreported { len: 0x100 });
-    /// let mapping = refused.mapping.expect("nothing was changed");
-    /// let _unmapped = device.unmap_written(mapping, 60)?;
-    /// # Ok(())
-    /// # }
+    /// use dmaspan::platform::OneThread;
+    /// use dmaspan::{Direction, PhysAddr, Span};
+    ///
+    /// fn main() -> Result<(), Error> {
+    ///     let ram = Span::new(PhysAddr::new(0), 1 << 30).unwrap();
+    ///     let direct = Arc::new(Direct::<RawMemory, _>::new(ram, OneThread));
+    ///     let device = Device::new(direct, NoPool, DeviceConfig::bits(32))?;
+    ///     let piece = Piece::memory(Span::new(PhysAddr::new(0x1000), 0x100).unwrap());
+    ///     // SAFETY: nobody touches the memory.
+    ///     let memory = unsafe { RawMemory::new(piece) };
+    ///     let attrs = Attrs { fill: Fill::Overwritten, ..Attrs::default() };
+    ///     let mapping = device.map_single_with(memory, Direction::FromDevice, attrs)?;
+    ///     // Bounced or not, its end takes a report of the device.
+    ///     let refused = device.unmap(mapping).unwrap_err();
+    ///     assert_eq!(refused.error, Error::Unreported { len: 0x100 });
+    ///     let mapping = refused.mapping.expect("nothing was changed");
+    ///     let _unmapped = device.unmap_written(mapping, 60)?;
+    ///     Ok(())
+    /// }
     /// ```
     ///
     /// # Errors

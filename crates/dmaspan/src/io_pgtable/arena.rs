@@ -83,15 +83,15 @@ pub enum NotInTree {
 /// use dmaspan::PhysAddr;
 /// use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-/// let table = PageTable::new(X86_64::new(X86_64Config::new(48, 48))?, tables.clone())?;
-/// assert_eq!(table.root(), PhysAddr::new(0x4000_0000));
-/// assert_eq!(tables.tables(), 1);
-/// drop(table);
-/// assert_eq!(tables.tables(), 0);
-/// # Ok(())
-/// # }
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+///     let table = PageTable::new(X86_64::new(X86_64Config::new(48, 48))?, tables.clone())?;
+///     assert_eq!(table.root(), PhysAddr::new(0x4000_0000));
+///     assert_eq!(tables.tables(), 1);
+///     drop(table);
+///     assert_eq!(tables.tables(), 0);
+///     Ok(())
+/// }
 /// ```
 #[derive(Clone)]
 pub struct Arena {

@@ -82,11 +82,11 @@ const MOST_LG2: u32 = 6;
 ///     }
 /// }
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let table = PageTable::new(VtdSs::new(VtdSsConfig::new(48, 48))?, FrameTables::new(Heap))?;
-/// assert_eq!(table.root().get() % 4096, 0);
-/// # Ok(())
-/// # }
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let table = PageTable::new(VtdSs::new(VtdSsConfig::new(48, 48))?, FrameTables::new(Heap))?;
+///     assert_eq!(table.root().get() % 4096, 0);
+///     Ok(())
+/// }
 /// ```
 #[expect(unsafe_code, reason = "a contract about memory that hardware reads")]
 pub unsafe trait FrameAlloc: Send + Sync {

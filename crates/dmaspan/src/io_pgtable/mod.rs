@@ -44,28 +44,28 @@
 //! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-//! let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-//! let mut table = PageTable::new(format, tables)?;
-//! let whole = table.whole();
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//!     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//!     let mut table = PageTable::new(format, tables)?;
+//!     let whole = table.whole();
 //!
-//! // 4 MiB of contiguous memory and one page elsewhere: two leaves of 2 MiB and one of 4 KiB.
-//! let spans = [
-//!     Span::new(PhysAddr::new(0x8000_0000), 4 << 20)?,
-//!     Span::new(PhysAddr::new(0x5000), 4096)?,
-//! ];
-//! whole.map_spans(Iova::new(0), &spans, Prot::READ_WRITE)?;
-//! assert_eq!(whole.iova_to_phys(Iova::new(0x40_0123)), Some(PhysAddr::new(0x5123)));
+//!     // 4 MiB of contiguous memory and one page elsewhere: two leaves of 2 MiB and one of 4 KiB.
+//!     let spans = [
+//!         Span::new(PhysAddr::new(0x8000_0000), 4 << 20)?,
+//!         Span::new(PhysAddr::new(0x5000), 4096)?,
+//!     ];
+//!     whole.map_spans(Iova::new(0), &spans, Prot::READ_WRITE)?;
+//!     assert_eq!(whole.iova_to_phys(Iova::new(0x40_0123)), Some(PhysAddr::new(0x5123)));
 //!
-//! let mut room = SpanBuf::room::<8>();
-//! let mut removed = SpanBuf::new(&mut room);
-//! let range = IovaRange::from_len(Iova::new(0), (4 << 20) + 4096)?;
-//! let unmapped = whole.unmap(range, &mut removed)?;
-//! assert_eq!(removed.spans(), spans);
-//! assert_eq!(unmapped.retired.range(), Some(range)); // what hardware must forget now
-//! # Ok(())
-//! # }
+//!     let mut room = SpanBuf::room::<8>();
+//!     let mut removed = SpanBuf::new(&mut room);
+//!     let range = IovaRange::from_len(Iova::new(0), (4 << 20) + 4096)?;
+//!     let unmapped = whole.unmap(range, &mut removed)?;
+//!     assert_eq!(removed.spans(), spans);
+//!     assert_eq!(unmapped.retired.range(), Some(range)); // what hardware must forget now
+//!     Ok(())
+//! }
 //! ```
 
 mod arena;

@@ -219,21 +219,21 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
     /// use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
     /// use dmaspan::{Iova, PhysAddr, Prot, Span};
     ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let format = X86_64::new(X86_64Config::new(48, 48))?;
-    /// let mut table = PageTable::new(format, Arena::default())?;
-    /// let whole = table.whole();
-    /// let span = |paddr, len| Span::new(PhysAddr::new(paddr), len);
-    /// whole.map_spans(Iova::new(0x1000), &[span(0x8000, 0x2000)?], Prot::READ)?;
-    /// whole.map_spans(Iova::new(0x3000), &[span(0xa000, 0x1000)?], Prot::READ)?;
-    /// whole.map_spans(Iova::new(0x4000), &[span(0xb000, 0x1000)?], Prot::READ_WRITE)?;
+    /// fn main() -> Result<(), Box<dyn std::error::Error>> {
+    ///     let format = X86_64::new(X86_64Config::new(48, 48))?;
+    ///     let mut table = PageTable::new(format, Arena::default())?;
+    ///     let whole = table.whole();
+    ///     let span = |paddr, len| Span::new(PhysAddr::new(paddr), len);
+    ///     whole.map_spans(Iova::new(0x1000), &[span(0x8000, 0x2000)?], Prot::READ)?;
+    ///     whole.map_spans(Iova::new(0x3000), &[span(0xa000, 0x1000)?], Prot::READ)?;
+    ///     whole.map_spans(Iova::new(0x4000), &[span(0xb000, 0x1000)?], Prot::READ_WRITE)?;
     ///
-    /// let runs = table.walk(table.geometry().aperture);
-    /// let runs: Vec<_> = runs.map(|run| (run.range.to_string(), run.paddr.get())).collect();
-    /// let expected = [("0x1000..=0x3fff", 0x8000), ("0x4000..=0x4fff", 0xb000)];
-    /// assert_eq!(runs, expected.map(|(range, paddr)| (range.to_owned(), paddr)));
-    /// # Ok(())
-    /// # }
+    ///     let runs = table.walk(table.geometry().aperture);
+    ///     let runs: Vec<_> = runs.map(|run| (run.range.to_string(), run.paddr.get())).collect();
+    ///     let expected = [("0x1000..=0x3fff", 0x8000), ("0x4000..=0x4fff", 0xb000)];
+    ///     assert_eq!(runs, expected.map(|(range, paddr)| (range.to_owned(), paddr)));
+    ///     Ok(())
+    /// }
     /// ```
     pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
         Walk::new(self, self.geometry.aperture.intersection(range))

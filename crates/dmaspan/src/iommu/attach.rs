@@ -366,37 +366,35 @@ impl<D> State<D> {
 /// Operations on one stream wait for each other, and for hardware, under the port's lock.
 ///
 /// ```
+/// use std::error::Error;
 /// use std::sync::Arc;
 ///
 /// use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
-/// use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
+/// use dmaspan::iommu::soft::{SoftIommu, SoftStream};
+/// use dmaspan::iommu::{Attachment, Domain, FaultAccess, Prepared, ReservedRegions, Target};
 /// use dmaspan::{Iova, PhysAddr, Prot, Span};
-/// use dmaspan_sim::iotlb::Iotlb;
-/// use dmaspan_sim::port::SimPort;
-/// use dmaspan_sim::walker::Access;
-/// use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-/// let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-/// let table = PageTable::new(format, tables.clone())?;
-/// let registers = table.format().registers(table.root());
-/// let walker = ArmLpaeS1Walker::new(registers.into())?;
-/// let domain = Arc::new(Domain::new(table, Iotlb::new(walker, tables))?);
-/// let page = Span::new(PhysAddr::new(0x8000), 0x1000)?;
-/// // SAFETY: the simulated device touches no memory.
-/// unsafe { domain.map_spans(Iova::new(0), &[page], Prot::READ) }
-///     .map_err(|failed| failed.error)?;
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+///     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+///     let table = PageTable::new(format, tables)?;
+///     let iommu = SoftIommu::over(&table);
+///     let domain = Arc::new(Domain::new(table, iommu)?);
+///     let page = Span::new(PhysAddr::new(0x8000), 0x1000)?;
+///     // SAFETY: nobody else maps there, and the device touches no memory.
+///     unsafe { domain.map_spans(Iova::new(0), &[page], Prot::READ) }?;
 ///
-/// let port = SimPort::new(7, ReservedRegions::new());
-/// let stream = Attachment::new(port.clone())?;
-/// assert_eq!(port.probe(Iova::new(0x10), Access::Read), None);
-/// stream.attach(Target::Paging(Prepared::new(domain)))?;
-/// assert_eq!(port.probe(Iova::new(0x10), Access::Read), Some(PhysAddr::new(0x8010)));
-/// stream.detach()?;
-/// assert_eq!(port.probe(Iova::new(0x10), Access::Read), None);
-/// # Ok(())
-/// # }
+///     let port = SoftStream::new(7, ReservedRegions::new());
+///     let mut device = port.device();
+///     let mut reads = || device.probe(Iova::new(0x10), FaultAccess::Read).ok();
+///     let stream = Attachment::new(port)?;
+///     assert_eq!(reads(), None);
+///     stream.attach(Target::Paging(Prepared::new(domain)))?;
+///     assert_eq!(reads(), Some(PhysAddr::new(0x8010)));
+///     stream.detach()?;
+///     assert_eq!(reads(), None);
+///     Ok(())
+/// }
 /// ```
 pub struct Attachment<P: Port> {
     state: Mutex<P::Lock, State<P::Paging>>,

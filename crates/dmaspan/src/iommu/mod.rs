@@ -34,18 +34,17 @@
 //! | `struct iova_domain`, `struct iova_fq` | [`iova::Space`], [`flush_queue`] |
 //!
 //! ```
+//! use std::error::Error;
 //! use std::sync::Arc;
 //! use std::sync::atomic::{AtomicU64, Ordering};
 //!
-//! use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::iommu::soft::{SoftIommu, SoftStream};
 //! use dmaspan::iommu::{
-//!     Attachment, Domain, FaultHandler, FaultReport, FaultResponse, Port as _, Prepared,
-//!     RegionKind, Relaxable, ReservedRegion, ReservedRegions, Target,
+//!     Attachment, Domain, FaultAccess, FaultHandler, FaultReport, FaultResponse, Port as _,
+//!     Prepared, RegionKind, Relaxable, ReservedRegion, ReservedRegions, Target,
 //! };
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
-//! # use dmaspan::io_pgtable::Arena;
-//! # use dmaspan_sim::{iotlb::Iotlb, memory::SimMemory, port::SimPort};
-//! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 //!
 //! struct LastFault(AtomicU64);
 //!
@@ -56,44 +55,42 @@
 //!     }
 //! }
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-//! # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-//! # let table = PageTable::new(format, tables.clone())?;
-//! # let registers = table.format().registers(table.root());
-//! # let walker = ArmLpaeS1Walker::new(registers.into())?;
-//! # let iommu = Iotlb::new(walker, tables);
-//! # let memory = SimMemory::new(PhysAddr::new(0x8000_0000), 1 << 20, 12)?;
-//! # let frames = memory.allocate(0x2000, 12)?;
-//! # memory.pin_frames(&[frames]);
-//! # let framebuffer = Iova::new(frames.paddr().get());
-//! let domain = Arc::new(Domain::new(table, iommu)?);
-//! let mut regions = ReservedRegions::new();
-//! regions.insert(ReservedRegion {
-//!     range: IovaRange::from_len(framebuffer, 0x2000)?,
-//!     kind: RegionKind::Direct,
-//!     prot: Prot::READ_WRITE,
-//! })?;
-//! // Whoever hands out IOVAs of the domain first calls `regions.reserve_in(space, ..)`.
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     // A table, and the hooks of the IOMMU that walks it; here one of software.
+//!     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//!     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//!     let table = PageTable::new(format, tables)?;
+//!     let iommu = SoftIommu::over(&table);
+//!     let domain = Arc::new(Domain::new(table, iommu)?);
+//!     let framebuffer = IovaRange::from_len(Iova::new(0x8000_0000), 0x2000)?;
+//!     let mut regions = ReservedRegions::new();
+//!     regions.insert(ReservedRegion {
+//!         range: framebuffer,
+//!         kind: RegionKind::Direct,
+//!         prot: Prot::READ_WRITE,
+//!     })?;
+//!     // Whoever hands out IOVAs of the domain first calls `regions.reserve_in(space, ..)`.
 //!
-//! // The driver's side of the stream; here a simulated one.
-//! let port = SimPort::new(7, regions.clone());
-//! let last = Arc::new(LastFault(AtomicU64::new(0)));
-//! port.faults().set(Some(last.clone()));
-//! let stream = Attachment::new(port.clone())?;
-//! let unprepared = Target::Paging(Prepared::new(Arc::clone(&domain)));
-//! assert!(stream.attach(unprepared).is_err());
+//!     // The driver's side of the stream, and the device, which is software too.
+//!     let port = SoftStream::new(7, regions.clone());
+//!     let mut device = port.device();
+//!     let mut writes = |at| device.probe(at, FaultAccess::Write).ok();
+//!     let last = Arc::new(LastFault(AtomicU64::new(0)));
+//!     port.faults().set(Some(last.clone()));
+//!     let stream = Attachment::new(port)?;
+//!     let unprepared = Target::Paging(Prepared::new(Arc::clone(&domain)));
+//!     assert!(stream.attach(unprepared).is_err());
 //!
-//! // SAFETY: nothing else is mapped there, and the frames are the device's.
-//! let prepared = unsafe { Prepared::with_direct(domain, regions, Relaxable::Keep) }?;
-//! stream.attach(Target::Paging(prepared))?;
-//! port.write(&memory, framebuffer, b"pixels")?;
-//! assert!(port.write(&memory, Iova::new(0x1000), b"stray").is_err());
-//! assert_eq!(last.0.load(Ordering::Relaxed), 0x1000);
-//! stream.detach()?;
-//! assert!(port.write(&memory, framebuffer, b"pixels").is_err());
-//! # Ok(())
-//! # }
+//!     // SAFETY: nothing else is mapped there, and the frames are the device's.
+//!     let prepared = unsafe { Prepared::with_direct(domain, regions, Relaxable::Keep) }?;
+//!     stream.attach(Target::Paging(prepared))?;
+//!     assert_eq!(writes(framebuffer.start()), Some(PhysAddr::new(0x8000_0000)));
+//!     assert_eq!(writes(Iova::new(0x1000)), None);
+//!     assert_eq!(last.0.load(Ordering::Relaxed), 0x1000);
+//!     stream.detach()?;
+//!     assert_eq!(writes(framebuffer.start()), None);
+//!     Ok(())
+//! }
 //! ```
 
 mod attach;

@@ -74,30 +74,30 @@ impl Placed for Asked {
 /// use dmaspan::platform::OneThread;
 /// use dmaspan::{Direction, PhysAddr, Span};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-/// let table = PageTable::new(ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?, tables)?;
-/// let driver = SoftIommu::over(&table);
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+///     let table = PageTable::new(ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?, tables)?;
+///     let driver = SoftIommu::over(&table);
 ///
-/// let who = Arc::new(Recorder::<parking_lot::RawMutex>::new());
-/// let domain = Domain::new(table, Observed::new(driver, Arc::clone(&who)))?;
-/// let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneThread)?);
-/// let nic = Device::new(domain, NoPool, DeviceConfig::bits(32).named("nic0"))?;
+///     let who = Arc::new(Recorder::<parking_lot::RawMutex>::new());
+///     let domain = Domain::new(table, Observed::new(driver, Arc::clone(&who)))?;
+///     let domain = Arc::new(DmaDomain::new(domain, DmaConfig::new(1), OneThread)?);
+///     let nic = Device::new(domain, NoPool, DeviceConfig::bits(32).named("nic0"))?;
 ///
-/// let packet = Piece::memory(Span::new(PhysAddr::new(0x8000_0200), 1500)?);
-/// // SAFETY: the memory is this program's, and no device writes it.
-/// let packet = unsafe { RawMemory::new(packet) };
-/// let mapped = nic.map_single(packet, Direction::ToDevice)?;
+///     let packet = Piece::memory(Span::new(PhysAddr::new(0x8000_0200), 1500)?);
+///     // SAFETY: the memory is this program's, and no device writes it.
+///     let packet = unsafe { RawMemory::new(packet) };
+///     let mapped = nic.map_single(packet, Direction::ToDevice)?;
 ///
-/// let found: Vec<_> = who.list().collect();
-/// assert_eq!(found.len(), 1);
-/// assert_eq!(found[0].by.and_then(|by| by.device), Some("nic0"));
-/// print!("{}", who.dump()); // 0xfffff000..=0xffffffff r-x- #1 nic0 at src/main.rs:27:18
+///     let found: Vec<_> = who.list().collect();
+///     assert_eq!(found.len(), 1);
+///     assert_eq!(found[0].by.and_then(|by| by.device), Some("nic0"));
+///     print!("{}", who.dump()); // 0xfffff000..=0xffffffff r-x- #1 nic0 at src/main.rs:27:18
 ///
-/// let _memory = nic.unmap(mapped)?;
-/// assert_eq!(who.list().count(), 0);
-/// # Ok(())
-/// # }
+///     let _memory = nic.unmap(mapped)?;
+///     assert_eq!(who.list().count(), 0);
+///     Ok(())
+/// }
 /// ```
 ///
 /// It knows what it was told of: what was mapped before it observed the domain is missing. Parts of

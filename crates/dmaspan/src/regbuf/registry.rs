@@ -79,36 +79,33 @@ impl BufferRequest {
 /// one lets go of the memory there and then.
 ///
 /// ```
+/// use std::error::Error;
 /// use std::sync::Arc;
 ///
 /// use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
-/// use dmaspan::{Account, Direction, PhysAddr, UserAddr};
-/// use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+/// use dmaspan::{Account, Direction, HostAddr};
+/// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // A user's memory: two huge pages that are not neighbours.
-/// let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 64 << 20, 12)?);
-/// let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-/// let folios = memory.allocate_folios(&[9, 9], 7)?;
-/// let user = space.map(UserAddr::new(0x7f00_0000_0000), &folios).ok_or("mapped already")?;
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     // 4 MiB of this process, pinned and charged to an account.
+///     let memory = Arc::new(Memory::new(MemoryKind::Base, 4 << 20)?);
+///     let account = Account::new(64 << 20);
+///     let pinner = Arc::new(LinuxPinner::<HostAddr>::new()?);
+///     let source = Pinned::new(pinner, Arc::clone(&memory), Arc::clone(&account), 12);
+///     let mut registry = Registry::new(source);
+///     registry.register(&[BufferRequest::new(memory.user_range()), BufferRequest::VACANT])?;
+///     assert_eq!(registry.get(0)?.segments().count(), 1);
 ///
-/// let account = Account::new(64 << 20);
-/// let pinner = Arc::new(SimPinner::new(memory));
-/// let source = Pinned::new(pinner, space, Arc::clone(&account), 12);
-/// let mut registry = Registry::new(source);
-/// registry.register(&[BufferRequest::new(user), BufferRequest::VACANT])?;
-/// assert_eq!(registry.get(0)?.segments().count(), 2);
-///
-/// // An operation in flight keeps the buffer, whatever becomes of the table.
-/// let node = registry.get(0)?.clone();
-/// registry.unregister()?;
-/// let pieces = node.import(0x1f_f000, 0x2000, Direction::FromDevice)?;
-/// assert_eq!(pieces.map(|piece| piece.len()).collect::<Vec<_>>(), [0x1000, 0x1000]);
-/// assert_eq!(account.used(), 4 << 20);
-/// drop(node);
-/// assert_eq!(account.used(), 0);
-/// # Ok(())
-/// # }
+///     // An operation in flight keeps the buffer, whatever becomes of the table.
+///     let node = registry.get(0)?.clone();
+///     registry.unregister()?;
+///     let pieces = node.import(0x1f_f000, 0x2000, Direction::FromDevice)?;
+///     assert_eq!(pieces.map(|piece| piece.len()).collect::<Vec<_>>(), [0x2000]);
+///     assert_eq!(account.used(), 4 << 20);
+///     drop(node);
+///     assert_eq!(account.used(), 0);
+///     Ok(())
+/// }
 /// ```
 pub struct Registry<S: Source> {
     source: S,

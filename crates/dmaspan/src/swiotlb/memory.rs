@@ -218,7 +218,7 @@ pub unsafe trait PoolMemory: Send + Sync {
     /// # use dmaspan::{HostAddr, PhysAddr, Platform};
     /// fn take<M, P>(pool: &Pool<M, P>, original: Original<HostAddr>)
     /// where
-    ///     M: PoolMemory<Address = PhysAddr>,
+    ///     M: PoolMemory<Address = PhysAddr> + 'static,
     ///     P: Platform,
     /// {
     ///     let _slot = pool.take(original, &SlotRequest::default());

@@ -30,33 +30,31 @@
 //! must not have. Code that uses a pool by itself maps, syncs and unmaps:
 //!
 //! ```
-//! # use std::sync::Arc;
-//! use dmaspan::swiotlb::{Fill, Original, Pool, PoolConfig, SlotRequest};
-//! use dmaspan::{Direction, PhysAddr, Span};
-//! # use dmaspan_sim::memory::SimMemory;
-//! # use dmaspan_sim::pool_memory::SimPoolMemory;
-//! # use dmaspan::platform::OneThread;
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let span = |addr, len| Span::new(PhysAddr::new(addr), len);
-//! # let ram = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 4 << 20, 12)?);
-//! # let memory = SimPoolMemory::new(Arc::clone(&ram), vec![span(0x10_0000, 1 << 20)?])?;
-//! # ram.allocate_at(span(0x30_0000, 0x1000)?)?;
-//! // `memory`: a `PoolMemory`, which says where slots are and copies.
-//! let pool = Pool::new(memory, PoolConfig::new(2), OneThread)?;
-//! // SAFETY: the frame is this program's until the unmap, and nothing refers to it.
-//! let packet = unsafe { Original::new(span(0x30_0200, 1500)?) };
-//! let any = SlotRequest::default();
+//! use std::error::Error;
 //!
-//! // The device may write up to 1500 bytes, and says how many it wrote: no copy into the slot.
-//! let bounced = pool.map(packet, Direction::FromDevice, Fill::Overwritten, &any)?;
-//! println!("the device writes to {}", bounced.span());
-//! # ram.cpu_write(bounced.span().paddr(), &[7; 60])?;
-//! pool.unmap_written(bounced, 60)?;
-//! # let mut bytes = [0; 61];
-//! # ram.cpu_read(PhysAddr::new(0x30_0200), &mut bytes)?;
-//! # assert!(bytes[..60] == [7; 60] && bytes[60] == 0);
-//! # Ok(())
-//! # }
+//! use dmaspan::Direction;
+//! use dmaspan::swiotlb::{Fill, Pool, PoolConfig, SlotRequest};
+//! use dmaspan_linux::{BounceMemory, Memory, MemoryKind, UserPlatform};
+//!
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     // A `PoolMemory`, which says where slots are and copies: 1 MiB, in two areas.
+//!     let shared = BounceMemory::new(MemoryKind::Base, 1 << 20)?;
+//!     let pool = Pool::new(shared, PoolConfig::new(2), UserPlatform)?;
+//!     // Memory that the device does not reach, and which lives for ever.
+//!     let private: &Memory = Box::leak(Box::new(Memory::new(MemoryKind::Base, 0x1000)?));
+//!     let packet = private.original(0x200, 1500)?;
+//!     let any = SlotRequest::default();
+//!
+//!     // The device may write up to 1500 bytes, and says how many it wrote: no copy into the slot.
+//!     let bounced = pool.map(packet, Direction::FromDevice, Fill::Overwritten, &any)?;
+//!     let slot = bounced.span().start().get() - pool.reach().start().get();
+//!     pool.memory().memory().write(slot, &[7; 60])?; // as the device does
+//!     pool.unmap_written(bounced, 60)?;
+//!     let mut bytes = [0; 61];
+//!     private.read(0x200, &mut bytes)?;
+//!     assert!(bytes[..60] == [7; 60] && bytes[60] == 0);
+//!     Ok(())
+//! }
 //! ```
 //!
 //! [Lease](Pool::lease) a slot once for a buffer that is used again and again. A pool that is too

@@ -57,33 +57,32 @@ pub const fn version_of(iommu: u64) -> Option<Version> {
 /// it.
 ///
 /// ```
+/// use std::error::Error;
 /// use std::sync::Arc;
 ///
 /// use dmaspan::container::type1::{Client, Type1, uapi};
-/// use dmaspan::{Account, Container, Errno, PhysAddr, UserAddr};
-/// use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
+/// use dmaspan::{Account, Container, Errno, HostAddr};
+/// use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // A client's memory, and a container without a domain.
-/// let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 1 << 20, 12)?);
-/// let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-/// let frames = memory.allocate(0x4000, 12)?;
-/// space.map(UserAddr::new(0x7f00_0000_0000), &[frames]).ok_or("mapped already")?;
-/// let account = Account::new(1 << 20);
-/// let container: Container<_, parking_lot::RawMutex> =
-///     Container::new(SimPinner::new(memory), Arc::clone(&account));
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     // A client's memory, here this process's own, and a container without a domain.
+///     let memory = Arc::new(Memory::new(MemoryKind::Base, 0x4000)?);
+///     let vaddr = memory.user_range().start().get();
+///     let account = Account::new(1 << 20);
+///     let container: Container<_, parking_lot::RawMutex> =
+///         Container::new(LinuxPinner::<HostAddr>::new()?, Arc::clone(&account));
 ///
-/// // `struct vfio_iommu_type1_dma_map`, as it came from the client.
-/// let mut map = Vec::new();
-/// map.extend([32, uapi::VFIO_DMA_MAP_FLAG_READ].map(u32::to_ne_bytes).as_flattened());
-/// map.extend([0x7f00_0000_0000, 0, 0x4000].map(u64::to_ne_bytes).as_flattened());
+///     // `struct vfio_iommu_type1_dma_map`, as it came from the client.
+///     let mut map = Vec::new();
+///     map.extend([32, uapi::VFIO_DMA_MAP_FLAG_READ].map(u32::to_ne_bytes).as_flattened());
+///     map.extend([vaddr, 0, 0x4000].map(u64::to_ne_bytes).as_flattened());
 ///
-/// let (type1, client) = (Type1::new(&container), Client::new(&space, &account));
-/// assert_eq!(type1.ioctl(&client, uapi::VFIO_IOMMU_MAP_DMA, &mut map), Ok(0));
-/// let again = type1.ioctl(&client, uapi::VFIO_IOMMU_MAP_DMA, &mut map);
-/// assert_eq!(again, Err(Errno::EEXIST));
-/// # Ok(())
-/// # }
+///     let (type1, client) = (Type1::new(&container), Client::new(&memory, &account));
+///     assert_eq!(type1.ioctl(&client, uapi::VFIO_IOMMU_MAP_DMA, &mut map), Ok(0));
+///     let again = type1.ioctl(&client, uapi::VFIO_IOMMU_MAP_DMA, &mut map);
+///     assert_eq!(again, Err(Errno::EEXIST));
+///     Ok(())
+/// }
 /// ```
 pub struct Type1<'c, P: Pinner, L: RawMutex, const BATCH: usize = DEFAULT_BATCH> {
     container: &'c Container<P, L, BATCH>,

@@ -20,41 +20,28 @@
 //!
 //! ```
 //! use dmaspan::iommu::iova::{Align, Error, Request, Space};
-//! use dmaspan::{Iova, IovaRange, Platform};
+//! use dmaspan::platform::OneThread;
+//! use dmaspan::{Iova, IovaRange};
 //!
-//! struct OneThread;
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let aperture = IovaRange::from_len(Iova::new(0), 1 << 48)?;
+//!     let space = Space::new(aperture, 12, 1, OneThread)?;
+//!     space.reserve(IovaRange::from_len(Iova::new(0xfee0_0000), 0x10_0000)?)?;
 //!
-//! impl Platform for OneThread {
-//!     type Lock = parking_lot::RawMutex;
+//!     // For a device with 32 bits of address: three pages, and room for 2 MiB leaves.
+//!     let limit = Iova::new(u64::from(u32::MAX));
+//!     let three = space.alloc(Request { bytes: 0x3000, align: Align::Natural, limit })?;
+//!     assert_eq!(three.range(), IovaRange::from_len(Iova::new(0x4000), 0x3000)?);
+//!     let large = space.alloc(Request { bytes: 5 << 20, align: Align::To(2 << 20), limit })?;
+//!     assert_eq!(large.range().start(), Iova::new(2 << 20));
+//!     let refused = space.alloc(Request { bytes: 4 << 30, align: Align::Natural, limit });
+//!     assert!(matches!(refused, Err(Error::Exhausted { .. })));
 //!
-//!     fn cpu(&self) -> usize {
-//!         0
-//!     }
-//!
-//!     fn now(&self) -> u64 {
-//!         0
-//!     }
+//!     // Whatever was mapped there has been unmapped and synced.
+//!     space.free(three)?;
+//!     space.free(large)?;
+//!     Ok(())
 //! }
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let aperture = IovaRange::from_len(Iova::new(0), 1 << 48)?;
-//! let space = Space::new(aperture, 12, 1, OneThread)?;
-//! space.reserve(IovaRange::from_len(Iova::new(0xfee0_0000), 0x10_0000)?)?;
-//!
-//! // For a device with 32 bits of address: three pages, and room for 2 MiB leaves.
-//! let limit = Iova::new(u64::from(u32::MAX));
-//! let three = space.alloc(Request { bytes: 0x3000, align: Align::Natural, limit })?;
-//! assert_eq!(three.range(), IovaRange::from_len(Iova::new(0x4000), 0x3000)?);
-//! let large = space.alloc(Request { bytes: 5 << 20, align: Align::To(2 << 20), limit })?;
-//! assert_eq!(large.range().start(), Iova::new(2 << 20));
-//! let refused = space.alloc(Request { bytes: 4 << 30, align: Align::Natural, limit });
-//! assert!(matches!(refused, Err(Error::Exhausted { .. })));
-//!
-//! // Whatever was mapped there has been unmapped and synced.
-//! space.free(three)?;
-//! space.free(large)?;
-//! # Ok(())
-//! # }
 //! ```
 //!
 //! ```text

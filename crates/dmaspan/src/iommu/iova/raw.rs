@@ -17,22 +17,23 @@ impl<P: Platform> Space<P> {
     /// Gives IOVAs out as a mere range, and keeps a record of it for [`from_raw`](Self::from_raw).
     ///
     /// ```
-    /// # use dmaspan::iommu::iova::{Align, Error, Request, Space};
-    /// # use dmaspan::{Iova, IovaRange};
-    /// # use dmaspan::platform::OneThread;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let aperture = IovaRange::from_len(Iova::new(0), 1 << 40)?;
-    /// let space = Space::new(aperture, 12, 1, OneThread)?;
-    /// let request = Request { bytes: 0x3000, align: Align::Natural, limit: aperture.last() };
-    /// let range = space.into_raw(space.alloc(request)?)?;
-    /// assert_eq!(range, IovaRange::from_len(Iova::new(0x4000), 0x3000)?);
+    /// use dmaspan::iommu::iova::{Align, Error, Request, Space};
+    /// use dmaspan::platform::OneThread;
+    /// use dmaspan::{Iova, IovaRange};
     ///
-    /// let wrong = IovaRange::from_len(range.start(), 0x4000)?;
-    /// assert_eq!(space.from_raw(wrong), Err(Error::NotRaw { range: wrong }));
-    /// space.free(space.from_raw(range)?)?;
-    /// assert_eq!(space.from_raw(range), Err(Error::NotRaw { range }));
-    /// # Ok(())
-    /// # }
+    /// fn main() -> Result<(), Box<dyn std::error::Error>> {
+    ///     let aperture = IovaRange::from_len(Iova::new(0), 1 << 40)?;
+    ///     let space = Space::new(aperture, 12, 1, OneThread)?;
+    ///     let request = Request { bytes: 0x3000, align: Align::Natural, limit: aperture.last() };
+    ///     let range = space.into_raw(space.alloc(request)?)?;
+    ///     assert_eq!(range, IovaRange::from_len(Iova::new(0x4000), 0x3000)?);
+    ///
+    ///     let wrong = IovaRange::from_len(range.start(), 0x4000)?;
+    ///     assert_eq!(space.from_raw(wrong), Err(Error::NotRaw { range: wrong }));
+    ///     space.free(space.from_raw(range)?)?;
+    ///     assert_eq!(space.from_raw(range), Err(Error::NotRaw { range }));
+    ///     Ok(())
+    /// }
     /// ```
     ///
     /// # Errors

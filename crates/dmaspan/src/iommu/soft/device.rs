@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::{fmt, mem};
 
@@ -206,6 +207,27 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
             rest = more;
             bus.write(span.start(), part)
         })
+    }
+
+    /// Returns where an access to one byte goes, for looking alone: the address is good for nothing
+    /// when this returns. It fills the IOTLB, and marks and reports, as an access does.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessFault`] where it is refused.
+    pub fn probe(&mut self, iova: Iova, access: FaultAccess) -> Result<A, AccessFault> {
+        let range = IovaRange::point(iova);
+        let mut found = None;
+        let done = self.access(range, access, |span| {
+            found = Some(span.start());
+            Ok::<_, Infallible>(())
+        });
+        let unmapped = AccessFault { range, access, reason: FaultReason::Translation };
+        match done {
+            Ok(()) => found.ok_or(unmapped),
+            Err(AccessFailed::Fault(fault)) => Err(fault),
+            Err(_) => Err(unmapped),
+        }
     }
 
     /// Where faults of the device are reported: set a handler there to hear of them.

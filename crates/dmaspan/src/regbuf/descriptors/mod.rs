@@ -18,15 +18,15 @@
 //! use dmaspan::regbuf::descriptors::{Error, MemoryPageSize, SegmentLimits};
 //! use dmaspan::{DmaAddr, Span};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // 4 MiB of an import, by two spans; the second one touches the first.
-//! let spans = [0x8000_0000, 0x8020_0000].map(|addr| Span::new(DmaAddr::new(addr), 2 << 20));
-//! let spans = [spans[0]?, spans[1]?];
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     // 4 MiB of an import, by two spans; the second one touches the first.
+//!     let spans = [0x8000_0000, 0x8020_0000].map(|addr| Span::new(DmaAddr::new(addr), 2 << 20));
+//!     let spans = [spans[0]?, spans[1]?];
 //!
-//! assert_eq!(SegmentLimits::default().entries(spans).count(), 1);
-//! assert_eq!(MemoryPageSize::new(0)?.entries(spans)?.count(), 1024);
-//! # Ok(())
-//! # }
+//!     assert_eq!(SegmentLimits::default().entries(spans).count(), 1);
+//!     assert_eq!(MemoryPageSize::new(0)?.entries(spans)?.count(), 1024);
+//!     Ok(())
+//! }
 //! ```
 //!
 //! The spans are gone through twice, first to count them, by a clone of their iterator. A clone

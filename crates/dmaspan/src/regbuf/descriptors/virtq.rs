@@ -33,19 +33,19 @@ const MAX_BYTES: u64 = 1 << 32;
 /// use dmaspan::regbuf::descriptors::{Chain, SegmentLimits, SplitDescriptor};
 /// use dmaspan::{PhysAddr, Span};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let header = Span::new(PhysAddr::new(0x1000), 16)?;
-/// let data = Span::new(PhysAddr::new(0x20_0000), 1 << 20)?;
-/// let status = Span::new(PhysAddr::new(0x1010), 1)?;
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let header = Span::new(PhysAddr::new(0x1000), 16)?;
+///     let data = Span::new(PhysAddr::new(0x20_0000), 1 << 20)?;
+///     let status = Span::new(PhysAddr::new(0x1010), 1)?;
 ///
-/// let mut table = [SplitDescriptor::default(); 8]; // of the queue
-/// let chain = Chain::new(SegmentLimits::default(), [header], [data, status]);
-/// let head = chain.write_split(&[5, 2, 7, 1], |index, descriptor| {
-///     table[usize::from(index)] = descriptor;
-/// })?;
-/// assert_eq!(head, 3); // descriptors 5, 2 and 7; the head is 5
-/// # Ok(())
-/// # }
+///     let mut table = [SplitDescriptor::default(); 8]; // of the queue
+///     let chain = Chain::new(SegmentLimits::default(), [header], [data, status]);
+///     let head = chain.write_split(&[5, 2, 7, 1], |index, descriptor| {
+///         table[usize::from(index)] = descriptor;
+///     })?;
+///     assert_eq!(head, 3); // descriptors 5, 2 and 7; the head is 5
+///     Ok(())
+/// }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Chain<R, W> {

@@ -1,11 +1,14 @@
 //! A kernel or a process that runs a driver implements [`Host`]: memory, a lock, and patience.
 
+use alloc::sync::Arc;
+use core::fmt;
 use core::hint;
 use core::ops::Not;
 use core::sync::atomic::AtomicU64;
 
-use dmaspan::PhysAddr;
+use dmaspan::io_pgtable::{FrameAlloc, FrameTables, FrameWords};
 use dmaspan::iommu::HardwareError;
+use dmaspan::{Coherency, PhysAddr};
 use lock_api::RawMutex;
 
 /// There is no memory for a structure of hardware.
@@ -86,7 +89,7 @@ pub unsafe trait Host: Send + Sync {
 
 #[expect(unsafe_code, reason = "what is behind a reference keeps the contract")]
 // SAFETY: as the host that it points to promises.
-unsafe impl<H: Host + ?Sized> Host for alloc::sync::Arc<H> {
+unsafe impl<H: Host + ?Sized> Host for Arc<H> {
     type Lock = H::Lock;
     type Structure = H::Structure;
 
@@ -96,6 +99,78 @@ unsafe impl<H: Host + ?Sized> Host for alloc::sync::Arc<H> {
 
     fn again(&self, polls: u32) -> Again {
         (**self).again(polls)
+    }
+}
+
+/// A [`Host`] of the frames that a kernel's page tables are made of: what a kernel with a
+/// [`FrameAlloc`] needs no host of its own for.
+///
+/// Its lock is that of the frames, and it polls a million times. Hardware that does not see the
+/// CPU's caches gets no memory of it: its structures are in memory that is not cached.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use dmaspan::io_pgtable::{FrameAlloc, FrameTables};
+/// use dmaspan_drivers::vtd::{Vtd, VtdConfig};
+/// use dmaspan_drivers::{Error, FrameHost, MmioRegion};
+///
+/// fn start<A: FrameAlloc>(
+///     registers: MmioRegion,
+///     tables: &Arc<FrameTables<A>>,
+/// ) -> Result<Arc<Vtd<MmioRegion, FrameHost<A>>>, Error> {
+///     let host = FrameHost::new(Arc::clone(tables));
+///     // SAFETY: nobody else drives the unit, and it sees the frames at their addresses.
+///     unsafe { Vtd::new(registers, host, VtdConfig::new(46)) }
+/// }
+/// ```
+pub struct FrameHost<A: FrameAlloc>(Arc<FrameTables<A>>);
+
+impl<A: FrameAlloc> FrameHost<A> {
+    /// A host of those frames.
+    pub fn new(tables: Arc<FrameTables<A>>) -> Self {
+        Self(tables)
+    }
+}
+
+/// A structure of a [`FrameHost`].
+///
+/// # Invariant
+///
+/// The frames are of an allocator that says that hardware sees the CPU's caches.
+#[derive(Debug)]
+pub struct FrameStructure<A: FrameAlloc>(FrameWords<A>);
+
+#[expect(unsafe_code, reason = "the allocator of frames keeps the contract")]
+// SAFETY: 1. The frames are at that address, and nobody else's until the value is dropped. 2. The
+// invariant.
+unsafe impl<A: FrameAlloc> Structure for FrameStructure<A> {
+    fn paddr(&self) -> PhysAddr {
+        self.0.paddr()
+    }
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        self.0.words()
+    }
+}
+
+#[expect(unsafe_code, reason = "the allocator of frames keeps the contract")]
+// SAFETY: `FrameTables::words` zeroes what the allocator promises to be so large, aligned and low.
+unsafe impl<A: FrameAlloc> Host for FrameHost<A> {
+    type Lock = A::Lock;
+    type Structure = FrameStructure<A>;
+
+    fn allocate(&self, lg2_size: u32, max_paddr: PhysAddr) -> Result<FrameStructure<A>, NoMemory> {
+        let is_seen = self.0.frames().coherency() == Coherency::Coherent;
+        let words = is_seen.then(|| self.0.words(lg2_size, max_paddr)).flatten();
+        words.map(FrameStructure).ok_or(NoMemory { lg2_size, max_paddr })
+    }
+}
+
+impl<A: FrameAlloc> fmt::Debug for FrameHost<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrameHost").finish_non_exhaustive()
     }
 }
 

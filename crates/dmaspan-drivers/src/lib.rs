@@ -50,7 +50,7 @@ mod structure;
 
 pub use error::Error;
 pub use faults::Handled;
-pub use host::{Again, Host, NoMemory, Structure};
+pub use host::{Again, FrameHost, FrameStructure, Host, NoMemory, Structure};
 pub use mmio::{Mmio, MmioRegion};
 pub use stream::IommuStream;
 

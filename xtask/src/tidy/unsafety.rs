@@ -83,10 +83,12 @@ const PARTS: [Part; 9] = [
             ("", "Port"),
             ("", "PortHooks"),
             ("", "Host"),
+            ("host.rs", "Structure"),
         ],
         places: &["mmio.rs"],
         otherwise: "unsafe code of the drivers stands in `mmio.rs`, besides the promises of \
-                    `IommuOps`, `DriverOps`, `Port`, `PortHooks` and `Host`",
+                    `IommuOps`, `DriverOps`, `Port`, `PortHooks` and `Host`, and of `Structure` \
+                    in `host.rs`",
     },
     Part {
         at: "crates/dmaspan-qemu/src/",

@@ -7,6 +7,7 @@ mod encodings;
 mod entries;
 mod fake;
 mod fits;
+mod frames;
 #[expect(dead_code, reason = "each program of tests needs a part of it")]
 #[path = "../shared/host.rs"]
 mod host;

@@ -23,6 +23,9 @@ use crate::addr::PhysAddr;
 use crate::lg2;
 use crate::promise::Promise;
 use crate::prot::Coherency;
+pub use words::FrameWords;
+
+mod words;
 
 /// log2 of the most tables that share a frame.
 const MOST_LG2: u32 = 6;

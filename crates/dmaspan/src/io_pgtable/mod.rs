@@ -113,7 +113,7 @@ pub use formats::riscv::{
 pub use formats::vtd_ss::{ReadOnlyLeaves, SnoopControl, VtdSs, VtdSsConfig, VtdSsRegisters};
 pub use formats::x86_64::{ExecuteDisable, X86_64, X86_64Config, X86_64Registers};
 pub use formats::{BreakBeforeMake, ConfigError, DirtyTracking, Half};
-pub use frames::{FrameAlloc, FrameList, FrameTables};
+pub use frames::{FrameAlloc, FrameList, FrameTables, FrameWords};
 pub use manual::{EntryField, Manual, ManualEntry, ManualLevel};
 pub use memory::{Fresh, NoTables, TableAddr, TableMemory, TableShape};
 pub use retired::Retired;

@@ -2,7 +2,9 @@ extern crate std;
 
 use alloc::alloc::alloc_zeroed;
 use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 
 use super::*;
 use crate::platform::Flag;
@@ -19,6 +21,8 @@ struct State {
     left: usize,
     written_back: Vec<Range<usize>>,
     coherency: Coherency,
+    /// What the bytes of a frame are when it is handed out.
+    fill: u8,
 }
 
 #[expect(unsafe_code, reason = "a test's memory")]
@@ -34,6 +38,7 @@ impl Default for State {
             left: 1000,
             written_back: Vec::new(),
             coherency,
+            fill: 0,
         }
     }
 }
@@ -56,6 +61,8 @@ unsafe impl FrameAlloc for Heap {
         }
         // SAFETY: the size is not 0.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout(shape)) })?;
+        // SAFETY: it is so large.
+        unsafe { memory.write_bytes(state.fill, 1 << shape.lg2_size) };
         state.left -= 1;
         state.next = frame + lg2::size(shape.lg2_size);
         state.out.insert(frame, (memory, shape));
@@ -296,4 +303,30 @@ fn what_is_published_and_written_is_written_back_for_hardware_that_does_not_see_
         retire(&memory, &mut list, paddr, quarter);
         free(&memory, quarter, list);
     }
+}
+
+#[test]
+fn words_of_frames_are_zeroed_and_go_back_when_they_are_dropped() {
+    let tables = Arc::new(FrameTables::new(Heap::default()));
+    let most = PhysAddr::new(u64::MAX);
+    for (lg2_size, frames) in [(3, 1), (12, 1), (14, 4)] {
+        let words = tables.words(lg2_size, most).unwrap();
+        assert_eq!(words.words().len(), frames * 512);
+        assert_eq!(words.paddr().get() % (512 * 8 * frames as u64), 0);
+        assert!(words.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        words.words()[frames * 512 - 1].store(7, Ordering::Relaxed);
+        assert_eq!(tables.frames().0.lock().out.len(), 1);
+        drop(words);
+        assert!(tables.frames().0.lock().out.is_empty());
+    }
+    assert!(tables.words(12, PhysAddr::new(0xfff)).is_none());
+    assert!(tables.words(2, most).is_none() && tables.words(63, most).is_none());
+}
+
+#[test]
+fn words_are_not_what_the_frames_had_before() {
+    let tables = Arc::new(FrameTables::new(Heap::default()));
+    tables.frames().0.lock().fill = 0xa5;
+    let words = tables.words(13, PhysAddr::new(u64::MAX)).unwrap();
+    assert!(words.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
 }

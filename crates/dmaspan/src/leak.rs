@@ -51,7 +51,7 @@ static PINNED: AtomicU64 = AtomicU64::new(0);
 ///     let memory = unsafe { RawMemory::new(piece) };
 ///
 ///     let before = leaked();
-///     drop(device.map_single(memory, Direction::ToDevice).map_err(|refused| refused.error)?);
+///     drop(device.map_single(memory, Direction::ToDevice)?);
 ///     assert_eq!(leaked().memory - before.memory, 0x100);
 ///     Ok(())
 /// }

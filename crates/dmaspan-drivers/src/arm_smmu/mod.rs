@@ -40,7 +40,7 @@
 //! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
 //!
 //! let port: SmmuV2Stream<_, _, _> = smmu.stream(0x17, ReservedRegions::new())?;
-//! let stream = Attachment::new(port).map_err(|failed| failed.error)?;
+//! let stream = Attachment::new(port)?;
 //! stream.attach(Target::Paging(Prepared::new(domain)))?;
 //! # Ok(())
 //! # }

@@ -25,8 +25,7 @@
 //! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
 //! let page = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
 //! // SAFETY: nobody else uses these IOVAs, and the memory is the device's.
-//! unsafe { domain.map_spans(Iova::new(0x1000), &[page], Prot::READ_WRITE) }
-//!     .map_err(|failed| failed.error)?;
+//! unsafe { domain.map_spans(Iova::new(0x1000), &[page], Prot::READ_WRITE) }?;
 //!
 //! let stream = Attachment::new(smmu.stream(8, ReservedRegions::new())?)?;
 //! stream.attach(Target::Paging(Prepared::new(domain)))?;

@@ -31,8 +31,7 @@
 //! let ops = iommu.ops(Stage::Second)?;
 //! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
 //! // SAFETY: nobody else maps anything in the domain, and the buffer is memory for the device.
-//! let mapped = unsafe { domain.map_spans(Iova::new(0x1000), &[buffer], Prot::READ) };
-//! mapped.map_err(|failed| failed.error)?;
+//! unsafe { domain.map_spans(Iova::new(0x1000), &[buffer], Prot::READ) }?;
 //! // Bus 0, device 2, function 0, and what firmware reserves for it: nothing here. The IOVAs of
 //! // the domain stay clear of all that the stream then reserves.
 //! let port = iommu.stream(0x0010, ReservedRegions::new())?;

@@ -68,7 +68,7 @@ fn one_region(context: &Context) -> Result {
         for (region, n) in (0..count).enumerate() {
             same(mapped.iova(region), first.checked_add(offset(n)), "an IOVA")?;
         }
-        mapped.unmap().map_err(|error| error.source)?;
+        mapped.unmap()?;
         asked(&mapper, before, Requests { maps: 1, unmaps: 1 })?;
         same(mapper.space().mappings(), 0, "mappings behind")?;
     }
@@ -120,7 +120,7 @@ fn maps(mapper: &Mapper<VfioSpace>, pieces: Vec<Region>, fewest: u64, what: &str
     let mapped = mapper.map(pieces)?;
     asked(mapper, before, Requests { maps: fewest, unmaps: 0 })?;
     same(mapper.space().mappings(), fewest, what)?;
-    mapped.unmap().map_err(|error| error.source)?;
+    mapped.unmap()?;
     let unmaps = mapper.space().requests().unmaps - before.unmaps;
     same(mapper.space().mappings(), 0, "mappings behind")?;
     println!("{count} pieces, {what}: {fewest} maps, {unmaps} unmaps");
@@ -224,11 +224,11 @@ fn others(context: &Context) -> Result {
     mapper.exclude(theirs_at)?;
     check!(mapper.space().unmap(theirs_at)?, 4 * PAGE);
     check!(matches!(mapper.plan([region().at(taken)]), Err(PlanError::InUse { .. })));
-    mapped.unmap().map_err(|error| error.source)?;
+    mapped.unmap()?;
     let shared = mapper.alloc(3 * PAGE, 8 * PAGE)?;
     check!((shared.len(), shared.iova().get() % (8 * PAGE)), (3 * PAGE, 0));
     check!(shared.range().intersection(theirs_at), None);
-    shared.unmap().map_err(|error| error.source)?;
+    shared.unmap()?;
     check!((mapper.space().mappings(), mapper.mapped_bytes(), mapper.leaked_bytes()), (0, 0, 0));
     Ok(Outcome::Passed)
 }
@@ -260,8 +260,8 @@ fn units(context: &Context) -> Result {
     check!((mapper.space().mappings(), mapped.bytes()), (2, 2 * HUGE));
     let again = mapper.map(pieces(1)?)?;
     check!((mapper.space().mappings(), again.iova(0)), (3, Some(Iova::new(AT + HUGE))));
-    again.unmap().map_err(|error| error.source)?;
-    mapped.unmap().map_err(|error| error.source)?;
+    again.unmap()?;
+    mapped.unmap()?;
     check!(mapper.space().mappings(), 0);
     Ok(Outcome::Passed)
 }
@@ -289,10 +289,7 @@ fn bars(context: &Context) -> Result {
     let at = mapped.iova();
     drop(mapped);
     check!((mapper.space().mappings(), mapper.leaked_bytes()), (1, 0));
-    mapper
-        .map([Region::whole(&memory, Prot::READ_WRITE).at(at)])?
-        .unmap()
-        .map_err(|it| it.source)?;
+    mapper.map([Region::whole(&memory, Prot::READ_WRITE).at(at)])?.unmap()?;
     drop(beside);
     check!(mapper.space().mappings(), 0);
     Ok(Outcome::Passed)
@@ -361,7 +358,7 @@ fn planned(
         let map = begin.elapsed();
         placed = mapped.plan().maps().iter().map(|map| (map.user(), map.iova().start())).collect();
         let begin = Instant::now();
-        mapped.unmap().map_err(|error| error.source)?;
+        mapped.unmap()?;
         Ok(Times { map, unmap: begin.elapsed() })
     })?;
     Ok((times, placed))

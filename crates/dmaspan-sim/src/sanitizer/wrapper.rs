@@ -53,13 +53,13 @@ use super::event::Outcome;
 /// let range = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
 /// let memory = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
 /// // SAFETY: one thread maps, and no device reads the memory.
-/// unsafe { domain.map_spans(range.start(), &[memory], Prot::READ) }.map_err(|f| f.error)?;
+/// unsafe { domain.map_spans(range.start(), &[memory], Prot::READ) }?;
 ///
 /// let mut room = SpanBuf::room::<8>();
 /// // SAFETY: one thread unmaps.
 /// let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }?;
 /// // Freed before the next line, the memory would be a late flush.
-/// let _synced = unsynced.sync().map_err(|failed| failed.error)?;
+/// let _synced = unsynced.sync()?;
 /// sanitizer.on_free(memory);
 /// drop(domain);
 /// assert_eq!(sanitizer.errors(), []);

@@ -156,14 +156,17 @@ impl<A: Address> HeldFileError<A> {
 /// Reads a file from `offset` on into `bytes` of what is held, without a copy (preadv(2)). Returns
 /// how many bytes were read: fewer at the end of the file, and where an error came after the first.
 ///
+/// A region that is not mapped here gets its bytes by a copy, 1 MiB at most at a time: the client
+/// is asked to write them.
+///
 /// # Errors
 ///
-/// [`HeldFileError::Held`] where the bytes are not all held, not for writes, or a region of theirs
-/// is not mapped here; [`HeldFileError::System`].
+/// [`HeldFileError::Held`] where the bytes are not all held, not for writes, or the client does not
+/// take them; [`HeldFileError::System`].
 ///
 /// # Context
 ///
-/// A system call for each 1024 regions, which waits for the disk.
+/// A system call for each 1024 regions, which waits for the disk, and one for each copy.
 pub fn read_file<A: Address, L: RawMutex>(
     held: &Held<A, L>,
     bytes: Range<u64>,
@@ -174,7 +177,8 @@ pub fn read_file<A: Address, L: RawMutex>(
 }
 
 /// Writes `bytes` of what is held to a file from `offset` on, without a copy (pwritev(2)). Returns
-/// how many bytes were written.
+/// how many bytes were written. Bytes that are not mapped here are asked for and copied, as
+/// [`read_file`] does.
 ///
 /// # Errors
 ///

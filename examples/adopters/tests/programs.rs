@@ -26,7 +26,7 @@ const LIMITS: &[(&str, Cost)] = &[
     ("toy_kernel", Cost { glue: 90, blocks: 2, impls: 2 }),
     ("uring_threads", Cost { glue: 35, blocks: 2, impls: 0 }),
     ("vfio_user_crate", Cost { glue: 35, blocks: 0, impls: 0 }),
-    ("vfio_user_server", Cost { glue: 50, blocks: 0, impls: 0 }),
+    ("vfio_user_server", Cost { glue: 40, blocks: 0, impls: 0 }),
     ("vmm", Cost { glue: 10, blocks: 0, impls: 0 }),
 ];
 

@@ -150,8 +150,11 @@ fn a_file_is_not_touched_where_memory_is_not_held_for_that() {
     let error = of(client::write_file(&held, 0..8, &file, 0).unwrap_err());
     assert_eq!(error, HeldError::Access { held: span(0, PAGE), wanted: READ, access: WRITE });
     let held = regions.hold(at(0), 2 * PAGE, BOTH).unwrap();
-    let error = of(client::read_file(&held, 0..PAGE + 8, &file, 0).unwrap_err());
-    assert_eq!(error, HeldError::NotMapped { part: span(PAGE, 8) });
+    let refused = HeldError::Remote { part: span(PAGE + 4, 4), errno: Errno::EIO };
+    for refuses in [client::read_file, client::write_file] {
+        let error = of(refuses(&held, PAGE + 4..PAGE + 8, &file, 0).unwrap_err());
+        assert_eq!(error, refused);
+    }
     for bytes in [0..2 * PAGE + 1, u64::MAX - 1..u64::MAX] {
         let error = of(client::read_file(&held, bytes, &file, 0).unwrap_err());
         assert!(matches!(error, HeldError::Outside { .. }), "{error}");
@@ -165,6 +168,66 @@ fn a_file_is_not_touched_where_memory_is_not_held_for_that() {
     let mut bytes = [0; 8];
     held.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 8], "nothing was read");
+}
+
+/// A client that is asked for its memory, and how much at most at once.
+struct Asked {
+    memory: Memory,
+    longest: AtomicUsize,
+}
+
+impl RemoteMemory for Asked {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        self.longest.fetch_max(bytes.len(), Ordering::Relaxed);
+        self.memory.read(offset, bytes).map_err(|error| error.errno())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.longest.fetch_max(bytes.len(), Ordering::Relaxed);
+        self.memory.write(offset, bytes).map_err(|error| error.errno())
+    }
+}
+
+#[test]
+fn files_go_by_copies_to_and_from_memory_that_the_client_is_asked_for() {
+    const REMOTE: u64 = 600 * PAGE;
+    let regions = ClientRegions::new();
+    drop(region(&regions, 0, 1, BOTH));
+    let memory = Memory::new(MemoryKind::Base, REMOTE).unwrap();
+    let asked = Arc::new(Asked { memory, longest: AtomicUsize::new(0) });
+    regions.insert_remote(at(PAGE), REMOTE, BOTH, Arc::clone(&asked) as Arc<_>).unwrap();
+    drop(region(&regions, PAGE + REMOTE, 1, BOTH));
+    let all = size(2 * PAGE + REMOTE);
+    let bytes: Vec<u8> = (0..all + 9).map(pattern).collect();
+    let disk = file_with(&bytes, 0).unwrap();
+    let held = regions.hold(at(0), 2 * PAGE + REMOTE, BOTH).unwrap();
+    let mut found = vec![0; all];
+    assert_eq!(client::read_file(&held, 0..held.len(), &disk, 9).unwrap(), held.len());
+    // Longer than a message.
+    assert_eq!(asked.longest.load(Ordering::Relaxed), 1 << 20);
+    held.read(0, &mut found).unwrap();
+    assert!(found == bytes[9..]);
+
+    let copy = file_with(b"", 0).unwrap();
+    assert_eq!(client::write_file(&held, 5..held.len(), &copy, 0).unwrap(), held.len() - 5);
+    let mut written = vec![0; all - 5];
+    copy.read_exact_at(&mut written, 0).unwrap();
+    assert!(written == found[5..]);
+    // The file ends within what is copied.
+    let end = u64::try_from(all + 9).unwrap() - 100;
+    assert_eq!(client::read_file(&held, PAGE - 50..3 * PAGE, &disk, end).unwrap(), 100);
+    held.read(PAGE - 50, &mut found[..200]).unwrap();
+    assert!(found[..100] == bytes[all + 9 - 100..]);
+    assert!(found[100..200] == bytes[9 + size(PAGE) + 50..][..100]);
+
+    // What was moved before the client refused is not lost.
+    let held = regions.hold(at(PAGE + REMOTE - 8), 16, BOTH).unwrap();
+    drop(regions.unmap_all());
+    assert_eq!(client::read_file(&held, 0..16, &disk, 0).unwrap(), 16);
+    regions.insert_remote(at(PAGE), PAGE, BOTH, Arc::new(Nobody)).unwrap();
+    drop(region(&regions, 0, 1, BOTH));
+    let held = regions.hold(at(PAGE - 8), 16, BOTH).unwrap();
+    assert_eq!(client::read_file(&held, 0..16, &disk, 0).unwrap(), 8);
 }
 
 #[test]

@@ -132,8 +132,9 @@ impl<T: Pod> InFlight<T> {
     ///
     /// # Safety
     ///
-    /// The [`entry`](Self::entry) of this value was pushed once, to one ring, and its last
-    /// completion has been seen. `result` is of that.
+    /// Either the [`entry`](Self::entry) of this value was pushed once, to one ring, and its last
+    /// completion has been seen, of which `result` is; or it was not pushed and will not be, as
+    /// where a runtime's queue was full, and `result` is the negative errno of that.
     pub unsafe fn complete_with(self, result: i32) -> (FixedBuf<T>, io::Result<usize>) {
         (self.landed(), result_of(result))
     }

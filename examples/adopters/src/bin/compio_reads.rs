@@ -59,7 +59,7 @@ unsafe impl OpCode for FixedRead {
     unsafe fn set_result(&mut self, (): &mut (), result: &io::Result<usize>, _: &Extra) {
         let errno = |error: &io::Error| -error.raw_os_error().unwrap_or(Errno::EIO.get());
         let raw = result.as_ref().map_or_else(errno, |len| i32::try_from(*len).unwrap_or(i32::MAX));
-        // SAFETY: compio says that the operation is done, with this result.
+        // SAFETY: compio says that the kernel has done the operation, or never got it.
         let landed = self.flight.take().map(|flight| unsafe { flight.complete_with(raw) });
         self.buffer = landed.map(|(buffer, _)| buffer);
     }

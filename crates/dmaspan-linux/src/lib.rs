@@ -79,6 +79,7 @@ pub mod client;
 pub mod fixed;
 pub mod framemap;
 pub mod hugetlb;
+mod list;
 mod log;
 pub mod mem;
 pub mod pagemap;

@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use dmaspan::{Iova, IovaRange, Prot, UserRange};
+use dmaspan::{Iova, IovaRange, Label, Prot, UserRange};
 
+use super::book::MapKind;
 use super::mapper::{Inner, MemorySpace};
 use super::places::Wanted;
 use super::single::Single;
@@ -84,6 +85,7 @@ impl<S: MmioSpace> MappedBar<S> {
         offsets: Range<u64>,
         iova: Option<Iova>,
         prot: Prot,
+        label: Label,
     ) -> Result<Self, MapError<S::Error>> {
         if !prot.permits_access() {
             return Err(PlanError::NoAccess { region: 0, prot }.into());
@@ -94,7 +96,8 @@ impl<S: MmioSpace> MappedBar<S> {
             IovaRange::from_len(iova, wanted.len())
                 .map_err(|source| PlanError::Wraps { region: 0, source })?;
         }
-        let single = Single::map(inner, wanted, bar.clone(), |space, bar, range| {
+        let map = (wanted, prot, MapKind::Bar, label);
+        let single = Single::map(inner, map, bar.clone(), |space, bar, range| {
             space.map_bar(bar, offsets.clone(), range.start(), prot)
         })?;
         Ok(Self { single, offsets })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use dmaspan::{Iova, IovaRange, UserAddr, UserRange};
 
+use super::book::MapState;
 use super::mapper::{Inner, MemorySpace};
 use super::places::{self, PlacedIovas};
 use super::planned::{Plan, PlannedMap};
@@ -39,6 +40,7 @@ impl<S: MemorySpace> MappedRegions<S> {
     /// Notes that the next map was made.
     pub(super) fn add(&mut self, place: PlacedIovas) {
         self.inner.count_mapped(place.range);
+        self.inner.book.set(place.range, MapState::Mapped);
         self.places.push(Some(place));
     }
 
@@ -195,7 +197,7 @@ impl<S: MemorySpace> MappedRegions<S> {
             let error = match self.inner.unmap(range) {
                 Ok(()) => {
                     let places = now.iter_mut().filter_map(Option::take);
-                    places.for_each(|place| self.inner.places.free(place));
+                    places.for_each(|place| self.inner.free(place));
                     continue;
                 }
                 Err(error) => error,
@@ -210,6 +212,7 @@ impl<S: MemorySpace> MappedRegions<S> {
         let mut leaked = 0;
         for (map, place) in self.plan.maps().iter().zip(&mut self.places) {
             if let Some(place) = place.take() {
+                self.inner.book.set(place.range, MapState::Leaked);
                 places::leak(map.memory(), place);
                 leaked += map.len();
                 log::warn!(

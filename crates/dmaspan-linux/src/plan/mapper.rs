@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dmaspan::space::DmaSpace;
-use dmaspan::{Errno, Iova, IovaRange, Prot};
+use dmaspan::{Errno, Iova, IovaRange, Label, Prot};
 
+use super::book::Book;
 use super::places::{PlacedIovas, Places, Wanted};
-use super::planned::{self, Plan, Planned};
+use super::planned::{self, Plan, Planned, PlannedMap};
 use super::{
     MapError, MappedBar, MappedMemory, MappedRegions, MmioSpace, NotUnmapped, PlanError, Region,
     ScopeError,
@@ -57,9 +58,17 @@ pub(super) struct Inner<S> {
     pub(super) places: Places,
     pub(super) mapped: AtomicU64,
     pub(super) leaked: AtomicU64,
+    pub(super) book: Book,
 }
 
 impl<S: MemorySpace> Inner<S> {
+    /// Takes IOVAs back at which nothing is mapped any more.
+    pub(super) fn free(&self, place: PlacedIovas) {
+        // Before anybody else can have them.
+        self.book.remove(place.range);
+        self.places.free(place);
+    }
+
     /// IOVAs for what is mapped alone, at which nobody has anything.
     pub(super) fn place(&self, wanted: Wanted) -> Result<PlacedIovas, PlanError> {
         let limits = self.space.limits();
@@ -122,7 +131,8 @@ impl<S: MemorySpace> Mapper<S> {
     pub fn with_limit(space: Arc<S>, limit: Iova) -> Result<Self, PlanError> {
         let places = Places::new(&space.limits(), limit)?;
         let [mapped, leaked] = [0; 2].map(AtomicU64::new);
-        Ok(Self { inner: Arc::new(Inner { space, places, mapped, leaked }) })
+        let book = Book::default();
+        Ok(Self { inner: Arc::new(Inner { space, places, mapped, leaked, book }) })
     }
 
     /// The space. What others map there has to lie where the mapper has nothing, and nobody else
@@ -175,6 +185,7 @@ impl<S: MemorySpace> Mapper<S> {
         self.inner.places.narrow(&limits.apertures);
         let others = |range| self.inner.space.mapped_in(range);
         let (plan, places) = Plan::with(&self.inner.places, &limits, regions, &others)?;
+        self.inner.book.add(plan.maps().iter().map(PlannedMap::listed));
         Ok(Planned { inner: Arc::clone(&self.inner), plan, places })
     }
 
@@ -236,6 +247,7 @@ impl<S: MemorySpace> Mapper<S> {
     /// [`MapError::Bar`] for offsets that are empty or not all of the BAR; [`MapError::Plan`] where
     /// they cannot be mapped as asked (its region is 0); [`MapError::Refused`] where the space
     /// refuses them. Nothing is mapped then.
+    #[track_caller]
     pub fn map_bar(
         &self,
         bar: &S::Bar,
@@ -246,7 +258,7 @@ impl<S: MemorySpace> Mapper<S> {
     where
         S: MmioSpace,
     {
-        MappedBar::map(&self.inner, bar, offsets, iova, prot)
+        MappedBar::map(&self.inner, bar, offsets, iova, prot, Label::caller())
     }
 
     /// Allocates `len` bytes that the program and the devices share, and maps them at IOVAs that
@@ -274,8 +286,14 @@ impl<S: MemorySpace> Mapper<S> {
     /// [`MapError::Memory`] for no bytes, or where the system has too little memory;
     /// [`PlanError::Alignment`] for an alignment that is no power of two; else as
     /// [`map`](Self::map).
+    #[track_caller]
     pub fn alloc(&self, len: u64, align: u64) -> Result<MappedMemory<S>, MapError<S::Error>> {
-        MappedMemory::alloc(&self.inner, len, align)
+        MappedMemory::alloc(&self.inner, len, align, Label::caller())
+    }
+
+    /// What is planned and mapped.
+    pub(super) fn book(&self) -> &Book {
+        &self.inner.book
     }
 
     /// Returns how many bytes are mapped, those of forgotten [`MappedRegions`]s among them.

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
+use dmaspan::{Iova, IovaRange, Label, Prot, UserAddr, UserRange};
 
 use super::places::Wanted;
 use super::{PlanError, Region};
@@ -21,6 +21,7 @@ pub(super) struct RegionRun {
     pub(super) user: UserRange,
     pub(super) iova: Option<Iova>,
     pub(super) prot: Prot,
+    pub(super) label: Label,
     pub(super) unit: u32,
     /// The region it begins with.
     pub(super) region: usize,
@@ -50,7 +51,7 @@ type Key = (bool, u64, u32, u32, u64);
 impl RegionRun {
     /// A run of one region.
     fn of(index: usize, region: Region) -> Result<Self, PlanError> {
-        let Region { memory, user, iova, prot, unit } = region;
+        let Region { memory, user, iova, prot, label, unit } = region;
         let range = memory.user_range();
         if !range.covers(user) {
             let source = OutsideMemory { range: user, memory: range };
@@ -59,7 +60,7 @@ impl RegionRun {
         if !prot.permits_access() {
             return Err(PlanError::NoAccess { region: index, prot });
         }
-        let run = Self { memory, user, iova, prot, unit, region: index };
+        let run = Self { memory, user, iova, prot, label, unit, region: index };
         if let Some(iova) = iova {
             IovaRange::from_len(iova, run.wanted().len())
                 .map_err(|source| PlanError::Wraps { region: index, source })?;

@@ -68,6 +68,7 @@
 //! [`Memory`]: crate::Memory
 
 mod bars;
+mod book;
 mod error;
 mod leaves;
 mod mapped;
@@ -80,6 +81,7 @@ mod shared;
 mod single;
 
 pub use bars::{MappedBar, MmioSpace};
+pub use book::{ListedMap, MapKind, MapState};
 pub use error::{MapError, NotUnmapped, PartError, PlanError, ScopeError, StillMapped};
 pub use mapped::MappedRegions;
 pub use mapper::{Mapper, MemorySpace};

@@ -6,8 +6,9 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use dmaspan::space::Limits;
-use dmaspan::{Iova, IovaRange, Prot, UserAddr, UserRange};
+use dmaspan::{Iova, IovaRange, Label, Prot, UserAddr, UserRange};
 
+use super::book::{ListedMap, MapKind, MapState};
 use super::leaves::LeafSizes;
 use super::mapper::{Inner, MemorySpace};
 use super::merge::{Merged, Piece, RegionRun, merge};
@@ -22,10 +23,22 @@ pub struct PlannedMap {
     user: UserRange,
     iova: IovaRange,
     prot: Prot,
+    label: Label,
     unit: u32,
 }
 
 impl PlannedMap {
+    /// What is listed of it.
+    pub(super) fn listed(&self) -> ListedMap {
+        let Self { user, iova: range, prot, label, .. } = *self;
+        ListedMap { range, user, prot, kind: MapKind::Region, label, state: MapState::Planned }
+    }
+
+    /// Returns who maps it: of several regions that are one map, the first.
+    pub fn label(&self) -> Label {
+        self.label
+    }
+
     /// The memory.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
@@ -143,8 +156,8 @@ impl Plan {
         check_count(limits, maps.len())?;
         let mut taken = places.take_all(&maps, others)?;
         let of = |(run, place): (RegionRun, &PlacedIovas)| {
-            let RegionRun { memory, user, prot, unit, .. } = run;
-            PlannedMap { memory, user, iova: place.range, prot, unit }
+            let RegionRun { memory, user, prot, label, unit, .. } = run;
+            PlannedMap { memory, user, iova: place.range, prot, label, unit }
         };
         let mut maps: Vec<PlannedMap> = maps.into_iter().zip(&taken).map(of).collect();
         if !maps.is_sorted_by_key(|map| map.iova.start()) {
@@ -322,10 +335,11 @@ impl<S: MemorySpace> Planned<S> {
         self.places.reverse();
         while let (Some(map), Some(place)) = (mapped.next(), self.places.pop()) {
             let (user, iova) = (map.user, map.iova);
-            match self.inner.space.map(&map.memory, user, iova.start(), map.prot) {
+            let (memory, space) = (&map.memory, &self.inner.space);
+            match space.map_labelled(memory, user, iova.start(), map.prot, map.label) {
                 Ok(()) => mapped.add(place),
                 Err(source) => {
-                    self.inner.places.free(place);
+                    self.inner.free(place);
                     return Err(mapped.take_back(user, iova, source));
                 }
             }
@@ -344,6 +358,6 @@ impl<S: MemorySpace> Deref for Planned<S> {
 
 impl<S: MemorySpace> Drop for Planned<S> {
     fn drop(&mut self) {
-        self.places.drain(..).for_each(|place| self.inner.places.free(place));
+        self.places.drain(..).for_each(|place| self.inner.free(place));
     }
 }

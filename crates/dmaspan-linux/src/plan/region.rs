@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dmaspan::{Iova, Prot, UserRange};
+use dmaspan::{Iova, Label, Prot, UserRange};
 
 use crate::mem::{AccessError, Memory};
 
@@ -17,22 +17,28 @@ pub struct Region {
     pub iova: Option<Iova>,
     /// What the device may do.
     pub prot: Prot,
+    /// Who maps it: see [`Mapper::list`](super::Mapper::list).
+    pub label: Label,
     /// Which unit it is part of: regions of different units never become one map.
     pub unit: u32,
 }
 
 impl Region {
-    /// All of a memory, wherever there is room.
+    /// All of a memory, wherever there is room. Its label is the place of this call.
+    #[track_caller]
     pub fn whole(memory: &Arc<Memory>, prot: Prot) -> Self {
         let user = memory.user_range();
-        Self { memory: Arc::clone(memory), user, iova: None, prot, unit: 0 }
+        let label = Label::caller();
+        Self { memory: Arc::clone(memory), user, iova: None, prot, label, unit: 0 }
     }
 
-    /// `len` bytes from `offset` of a memory, wherever there is room.
+    /// `len` bytes from `offset` of a memory, wherever there is room. Its label is the place of this
+    /// call.
     ///
     /// # Errors
     ///
     /// [`AccessError::OutOfBounds`] where they are not all in the memory, or none.
+    #[track_caller]
     pub fn part(
         memory: &Arc<Memory>,
         offset: u64,
@@ -40,7 +46,14 @@ impl Region {
         prot: Prot,
     ) -> Result<Self, AccessError> {
         let user = memory.sub_range(offset, len)?;
-        Ok(Self { memory: Arc::clone(memory), user, iova: None, prot, unit: 0 })
+        let label = Label::caller();
+        Ok(Self { memory: Arc::clone(memory), user, iova: None, prot, label, unit: 0 })
+    }
+
+    /// The same with a name, for whoever lists the mapper or the space.
+    #[must_use]
+    pub fn label(self, label: impl Into<Label>) -> Self {
+        Self { label: label.into(), ..self }
     }
 
     /// The same at `iova`.

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use dmaspan::{Iova, IovaRange, Prot};
+use dmaspan::{Iova, IovaRange, Label, Prot};
 
+use super::book::MapKind;
 use super::mapper::{Inner, MemorySpace};
 use super::places::Wanted;
 use super::single::Single;
@@ -27,6 +28,7 @@ impl<S: MemorySpace> MappedMemory<S> {
         inner: &Arc<Inner<S>>,
         len: u64,
         align: u64,
+        label: Label,
     ) -> Result<Self, MapError<S::Error>> {
         if !align.is_power_of_two() {
             return Err(PlanError::Alignment { align }.into());
@@ -38,8 +40,10 @@ impl<S: MemorySpace> MappedMemory<S> {
         let whole = len.checked_next_multiple_of(page).unwrap_or(len - len % page);
         let memory = Arc::new(Memory::aligned(kind, whole, align.max(page))?);
         let wanted = Wanted { user: memory.user_range(), iova: None, align, region: 0 };
-        let single = Single::map(inner, wanted, memory, |space, memory, range| {
-            space.map(memory, memory.user_range(), range.start(), Prot::READ_WRITE)
+        let map = (wanted, Prot::READ_WRITE, MapKind::Shared, label);
+        let single = Single::map(inner, map, memory, |space, memory, range| {
+            let user = memory.user_range();
+            space.map_labelled(memory, user, range.start(), Prot::READ_WRITE, label)
         })?;
         Ok(Self { single })
     }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
-use dmaspan::{IovaRange, UserRange};
+use dmaspan::{IovaRange, Label, Prot, UserRange};
 
+use super::book::{ListedMap, MapKind, MapState};
 use super::mapper::{Inner, MemorySpace};
 use super::places::{PlacedIovas, Wanted};
 use super::{MapError, NotUnmapped};
@@ -20,23 +21,29 @@ pub(super) struct Single<S: MemorySpace, K: Clone> {
     keep: K,
 }
 
+/// What is mapped, what devices may do with it, and what is listed of it.
+pub(super) type SingleMap = (Wanted, Prot, MapKind, Label);
+
 impl<S: MemorySpace, K: Clone> Single<S, K> {
     /// Finds IOVAs and lets `map` map there.
     pub(super) fn map(
         inner: &Arc<Inner<S>>,
-        wanted: Wanted,
+        (wanted, prot, kind, label): SingleMap,
         keep: K,
         map: impl FnOnce(&S, &K, IovaRange) -> Result<(), S::Error>,
     ) -> Result<Self, MapError<S::Error>> {
         let place = inner.place(wanted)?;
-        let range = place.range;
+        let (range, user) = (place.range, wanted.user);
+        let state = MapState::Planned;
+        inner.book.add([ListedMap { range, user, prot, kind, label, state }]);
         match map(&inner.space, &keep, range) {
             Ok(()) => {
                 inner.count_mapped(range);
+                inner.book.set(range, MapState::Mapped);
                 Ok(Self { inner: Arc::clone(inner), range, place: Some(place), keep })
             }
             Err(source) => {
-                inner.places.free(place);
+                inner.free(place);
                 let user: UserRange = wanted.user;
                 Err(MapError::Refused { user, iova: range, source })
             }
@@ -60,7 +67,7 @@ impl<S: MemorySpace, K: Clone> Single<S, K> {
         }
         self.inner.unmap(self.range)?;
         if let Some(place) = self.place.take() {
-            self.inner.places.free(place);
+            self.inner.free(place);
         }
         Ok(())
     }
@@ -69,6 +76,7 @@ impl<S: MemorySpace, K: Clone> Single<S, K> {
     pub(super) fn leak(&mut self) -> u64 {
         let Some(place) = self.place.take() else { return 0 };
         mem::forget(self.keep.clone());
+        self.inner.book.set(self.range, MapState::Leaked);
         drop(place);
         let bytes = self.range.len_less_one().saturating_add(1);
         self.inner.count_leaked(bytes);

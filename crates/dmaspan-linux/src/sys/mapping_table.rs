@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dmaspan::{Errno, Iova, IovaRange, Limits, Prot, UserRange};
+use dmaspan::{Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use parking_lot::Mutex;
 
 use super::kernel_mapping::{DmaTable, Kernel, KernelMapping, Requests, UnmapProof};
 use crate::log;
 use crate::mem::Memory;
-use crate::vfio::Error;
+use crate::vfio::{Error, SpaceMapping, SpaceSource, SpaceState};
 
 /// Bytes of memory that are kept for ever because the kernel did not say that it unmapped them.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
@@ -55,7 +55,18 @@ struct State {
 #[derive(Debug)]
 struct IovaSlot {
     range: IovaRange,
+    wanted: WantedMapping,
     held: SlotMemory,
+}
+
+/// What is to be mapped, for whoever lists the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WantedMapping {
+    pub(crate) prot: Prot,
+    /// Where the process has it, if it has.
+    pub(crate) user: Option<UserRange>,
+    pub(crate) source: SpaceSource,
+    pub(crate) label: Label,
 }
 
 /// What has a slot's memory.
@@ -193,13 +204,14 @@ impl<K: Kernel> MappingTable<K> {
         user: UserRange,
         iova: Iova,
         prot: Prot,
+        label: Label,
     ) -> Result<(), Error> {
         memory.offset_of(user)?;
         let len = user.len_less_one().saturating_add(1);
         let range = IovaRange::from_len(iova, len)?;
-        self.map(limits, range, prot, Some(user), |table| {
-            table.map_memory(memory, user, range, prot)
-        })
+        let source = SpaceSource::Memory;
+        let wanted = WantedMapping { prot, user: Some(user), source, label };
+        self.map(limits, range, wanted, |table| table.map_memory(memory, user, range, prot))
     }
 
     /// Checks `range` against what the kernel can map, and maps there what `ask` asks for.
@@ -207,10 +219,10 @@ impl<K: Kernel> MappingTable<K> {
         &self,
         limits: &Limits,
         range: IovaRange,
-        prot: Prot,
-        user: Option<UserRange>,
+        wanted: WantedMapping,
         ask: impl FnOnce(&DmaTable<K>) -> Result<KernelMapping, Errno>,
     ) -> Result<(), Error> {
+        let WantedMapping { prot, user, .. } = wanted;
         if let Some(user) = user {
             check(limits, "the user address", user.start().get())?;
         }
@@ -224,7 +236,7 @@ impl<K: Kernel> MappingTable<K> {
             let apertures = limits.apertures.clone();
             return Err(Error::OutsideApertures { range, outside, apertures });
         }
-        self.claim(limits, range)?;
+        self.claim(limits, range, wanted)?;
         let asked = ask(&self.table);
         let mut state = self.state.lock();
         match asked {
@@ -251,12 +263,14 @@ impl<K: Kernel> MappingTable<K> {
         source: IovaRange,
         iova: Iova,
         prot: Prot,
+        label: Label,
     ) -> Result<(), Error> {
         let range = IovaRange::from_len(iova, source.checked_len().unwrap_or(u64::MAX))?;
         check(limits, "the source", source.start().get())?;
         // They are not unmapped while this has them.
         let sources = from.state.lock().sources(source)?;
-        self.map(limits, range, prot, None, |table| {
+        let wanted = WantedMapping { prot, user: None, source: SpaceSource::Copy, label };
+        self.map(limits, range, wanted, |table| {
             // SAFETY:
             // 1. The slots of `sources` were `Kept` under the lock of `from`, and stay until this
             //    returns, as `sources` are references. So its table has there what they keep, or
@@ -266,7 +280,7 @@ impl<K: Kernel> MappingTable<K> {
     }
 
     /// Takes the IOVAs of `range` for a mapping.
-    fn claim(&self, limits: &Limits, range: IovaRange) -> Result<(), Error> {
+    fn claim(&self, limits: &Limits, range: IovaRange, wanted: WantedMapping) -> Result<(), Error> {
         let mut state = self.state.lock();
         // One search, where nothing overlaps: none does if the last to begin in time ends before.
         let last = state.slots.range(..=range.last().get()).next_back();
@@ -284,7 +298,9 @@ impl<K: Kernel> MappingTable<K> {
         if limits.mappings_left.is_some_and(|most| mappings >= most) {
             return Err(Error::NoMappingsLeft { mappings });
         }
-        state.slots.insert(range.start().get(), IovaSlot { range, held: SlotMemory::Working });
+        state
+            .slots
+            .insert(range.start().get(), IovaSlot { range, wanted, held: SlotMemory::Working });
         Ok(())
     }
 
@@ -418,6 +434,19 @@ impl<K: Kernel> MappingTable<K> {
             })
         };
         runs.into_iter().try_fold(0, |sum: u64, run| Ok(sum.saturating_add(self.unmap(run)?)))
+    }
+
+    /// What is in the first slot that overlaps `range`.
+    pub(crate) fn listed_in(&self, range: IovaRange) -> Option<SpaceMapping> {
+        let state = self.state.lock();
+        let slot = state.overlap(range)?;
+        let WantedMapping { prot, user, source, label } = slot.wanted;
+        let state = match &slot.held {
+            SlotMemory::Working => SpaceState::Busy,
+            SlotMemory::Kept(_) => SpaceState::Mapped,
+            SlotMemory::Lost => SpaceState::Lost,
+        };
+        Some(SpaceMapping { range: slot.range, user, prot, source, label, state })
     }
 
     /// The first slot that overlaps `range`, lost ones too: nobody else can map there.

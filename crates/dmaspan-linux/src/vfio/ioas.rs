@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use parking_lot::RwLock;
 
 use super::backend::Backend;
@@ -14,13 +14,14 @@ use super::device::VfioDevice;
 use super::error::{Error, OpenError};
 use super::hwpt::Binding;
 use super::opening::{self, Candidate};
+use super::{SpaceMapping, SpaceSource};
 use crate::log;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
 use crate::sys::iommufd::{self, IoasId};
 use crate::sys::kernel_mapping::{LockedBy, Requests};
-use crate::sys::mapping_table::{self, MappingTable};
+use crate::sys::mapping_table::{self, MappingTable, WantedMapping};
 use crate::sys::uapi::iommufd as uapi;
 use crate::sys::vfio::DeviceFd;
 
@@ -156,6 +157,7 @@ impl Ioas {
     ///
     /// As [`map`](DmaSpace::map). [`Error::OutsideBar`] where the registers are not all mapped into
     /// the process, [`Error::NoDmaBuf`] where the kernel does not give them out as a dma-buf.
+    #[track_caller]
     pub fn map_bar(
         &self,
         bar: &Bar,
@@ -171,7 +173,9 @@ impl Ioas {
         mapping_table::check(&limits, "the user address", user.start().get())?;
         mapping_table::check(&limits, "the length", len)?;
         let dma_buf = bar.dma_buf(offsets)?;
-        self.table.map(&limits, range, prot, Some(user), |table| {
+        let (source, label) = (SpaceSource::Bar, Label::caller());
+        let wanted = WantedMapping { prot, user: Some(user), source, label };
+        self.table.map(&limits, range, wanted, |table| {
             table.map_dma_buf(bar.registers(), &dma_buf, range, prot)
         })
     }
@@ -213,6 +217,7 @@ impl Ioas {
     /// # Errors
     ///
     /// [`Error`]; [`Error::Unsupported`] where the kernel cannot.
+    #[track_caller]
     pub fn map_file(
         &self,
         file: impl AsFd,
@@ -222,9 +227,11 @@ impl Ioas {
         prot: Prot,
     ) -> Result<(), Error> {
         let range = IovaRange::from_len(iova, len)?;
+        let (source, label) = (SpaceSource::File, Label::caller());
+        let wanted = WantedMapping { prot, user: None, source, label };
         let mapped = self.with_limits(|limits| {
             mapping_table::check(limits, "the offset", offset)?;
-            self.table.map(limits, range, prot, None, |table| {
+            self.table.map(limits, range, wanted, |table| {
                 table.map_file(file.as_fd(), offset, range, prot)
             })
         });
@@ -245,6 +252,7 @@ impl Ioas {
     /// [`Error::NotMapped`] where not all of `range` is mapped, [`Error::Busy`] while a part of it
     /// is unmapped, and as [`map`](DmaSpace::map). While the copy is made, unmapping its source is
     /// refused with [`Error::Busy`].
+    #[track_caller]
     pub fn copy(&self, from: &Self, range: IovaRange, iova: Iova, prot: Prot) -> Result<(), Error> {
         if !Arc::ptr_eq(&self.iommufd.fd, &from.iommufd.fd) {
             return Err(Error::Unsupported {
@@ -252,8 +260,9 @@ impl Ioas {
                 advice: "make both by one Iommufd",
             });
         }
-        let copied =
-            self.with_limits(|limits| self.table.copy(limits, &from.table, range, iova, prot));
+        let label = Label::caller();
+        let copied = self
+            .with_limits(|limits| self.table.copy(limits, &from.table, range, iova, prot, label));
         copied.map_err(|error| {
             let what = "this kernel copies no mappings (IOMMU_IOAS_COPY)";
             error.of_request("IOMMU_IOAS_COPY", what, "map the memory again")
@@ -367,6 +376,13 @@ impl Ioas {
     }
 }
 
+impl Ioas {
+    /// The first mapping that has an address in `range`.
+    pub(super) fn listed_in(&self, range: IovaRange) -> Option<SpaceMapping> {
+        self.table.listed_in(range)
+    }
+}
+
 impl DmaSpace for Ioas {
     type Memory = Arc<Memory>;
     type Error = Error;
@@ -378,7 +394,18 @@ impl DmaSpace for Ioas {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Error> {
-        self.with_limits(|limits| self.table.map_memory(limits, memory, user, iova, prot))
+        self.map_labelled(memory, user, iova, prot, Label::caller())
+    }
+
+    fn map_labelled(
+        &self,
+        memory: &Arc<Memory>,
+        user: UserRange,
+        iova: Iova,
+        prot: Prot,
+        label: Label,
+    ) -> Result<(), Error> {
+        self.with_limits(|limits| self.table.map_memory(limits, memory, user, iova, prot, label))
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Error> {

@@ -40,6 +40,7 @@ mod error;
 mod hwpt;
 mod ioas;
 mod irq;
+mod list;
 mod opening;
 mod space;
 mod type1;
@@ -56,6 +57,7 @@ pub use error::{Error, OpenError};
 pub use hwpt::Hwpt;
 pub use ioas::{HugePages, Ioas, Iommufd};
 pub use irq::{IrqEvent, Msix};
+pub use list::{SpaceMapping, SpaceSource, SpaceState};
 pub use space::VfioSpace;
 pub use type1::VfioContainer;
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 
 use super::bar::Bar;
 use super::device::VfioDevice;
@@ -80,6 +80,7 @@ impl VfioSpace {
     /// # Errors
     ///
     /// As those.
+    #[track_caller]
     pub fn map_bar(
         &self,
         bar: &Bar,
@@ -117,9 +118,20 @@ impl DmaSpace for VfioSpace {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Error> {
+        self.map_labelled(memory, user, iova, prot, Label::caller())
+    }
+
+    fn map_labelled(
+        &self,
+        memory: &Arc<Memory>,
+        user: UserRange,
+        iova: Iova,
+        prot: Prot,
+        label: Label,
+    ) -> Result<(), Error> {
         match self {
-            Self::Type1(space) => space.map(memory, user, iova, prot),
-            Self::Ioas(space) => space.map(memory, user, iova, prot),
+            Self::Type1(space) => space.map_labelled(memory, user, iova, prot, label),
+            Self::Ioas(space) => space.map_labelled(memory, user, iova, prot, label),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dmaspan::container::type1::uapi;
-use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot, UserRange};
+use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use parking_lot::{Mutex, RwLock};
 
 use super::backend::Backend;
@@ -15,13 +15,14 @@ use super::device::VfioDevice;
 use super::dirty::{self, DirtyLogging, DirtyPages};
 use super::error::{Error, OpenError};
 use super::opening::Candidate;
+use super::{SpaceMapping, SpaceSource};
 use crate::log;
 use crate::mem::Memory;
 use crate::pci::Bdf;
 use crate::sys;
 use crate::sys::kernel_mapping::{LockedBy, Requests};
 use crate::sys::mapping::Mapping;
-use crate::sys::mapping_table::MappingTable;
+use crate::sys::mapping_table::{MappingTable, WantedMapping};
 use crate::sys::uapi::vfio::CapHeader;
 use crate::sys::vfio::{Container, Group, read};
 
@@ -140,6 +141,7 @@ impl VfioContainer {
     /// As [`map`](DmaSpace::map). [`Error::OutsideBar`] where the registers are not all mapped into
     /// the process, [`Error::NotPinnable`] from iommufd's compatibility mode, which cannot map
     /// registers.
+    #[track_caller]
     pub fn map_bar(
         &self,
         bar: &Bar,
@@ -150,7 +152,9 @@ impl VfioContainer {
         let user = bar.user_range(offsets)?;
         let range = IovaRange::from_len(iova, user.len_less_one().saturating_add(1))?;
         let limits = Arc::clone(&self.limits.read());
-        self.table.map(&limits, range, prot, Some(user), |table| {
+        let (source, label) = (SpaceSource::Bar, Label::caller());
+        let wanted = WantedMapping { prot, user: Some(user), source, label };
+        self.table.map(&limits, range, wanted, |table| {
             table.map_registers(bar.registers(), user, range, prot)
         })
     }
@@ -208,6 +212,13 @@ impl VfioContainer {
     }
 }
 
+impl VfioContainer {
+    /// The first mapping that has an address in `range`.
+    pub(super) fn listed_in(&self, range: IovaRange) -> Option<SpaceMapping> {
+        self.table.listed_in(range)
+    }
+}
+
 impl DmaSpace for VfioContainer {
     type Memory = Arc<Memory>;
     type Error = Error;
@@ -219,8 +230,19 @@ impl DmaSpace for VfioContainer {
         iova: Iova,
         prot: Prot,
     ) -> Result<(), Error> {
+        self.map_labelled(memory, user, iova, prot, Label::caller())
+    }
+
+    fn map_labelled(
+        &self,
+        memory: &Arc<Memory>,
+        user: UserRange,
+        iova: Iova,
+        prot: Prot,
+        label: Label,
+    ) -> Result<(), Error> {
         let limits = Arc::clone(&self.limits.read());
-        self.table.map_memory(&limits, memory, user, iova, prot)
+        self.table.map_memory(&limits, memory, user, iova, prot, label)
     }
 
     fn unmap(&self, range: IovaRange) -> Result<u64, Error> {

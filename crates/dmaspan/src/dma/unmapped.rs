@@ -1,13 +1,13 @@
-//! A [`DmaDomain`] lists what was unmapped in it and is not synced yet.
+//! A [`DmaDomain`] lists what is mapped in it, and what was unmapped and is not synced yet.
 
 use core::fmt;
 
 use super::domain::{DmaDomain, QueuedMapping};
 use super::memory::DmaMemory;
-use crate::io_pgtable::{Format, TableMemory};
+use crate::io_pgtable::{Format, MappedRun, TableMemory};
 use crate::iommu::IommuOps;
 use crate::iommu::flush_queue::QueuedFor;
-use crate::list::Picture;
+use crate::list::{Picture, Rights};
 use crate::platform::Platform;
 use crate::range::IovaRange;
 
@@ -56,6 +56,18 @@ where
     P: Platform,
     H: DmaMemory,
 {
+    /// What is mapped, as maximal runs in the order of IOVAs, while it is used: a
+    /// [`walk`](crate::iommu::Domain::walk) of its tables, which know no buffers. A
+    /// [`Recorder`](crate::iommu::Recorder) knows who mapped what.
+    pub fn list(&self) -> impl Iterator<Item = MappedRun> {
+        self.list_in(self.iovas().aperture())
+    }
+
+    /// What is mapped in `range`; see [`list`](Self::list).
+    pub fn list_in(&self, range: IovaRange) -> impl Iterator<Item = MappedRun> {
+        self.domain().walk(range)
+    }
+
     /// The IOVAs that were unmapped and are not free yet: what waits for a flush, by CPU and in the
     /// order of the unmaps, and then what is in quarantine. What is being flushed at the moment is
     /// neither; what changes meanwhile may be listed or not.
@@ -77,13 +89,17 @@ where
         })
     }
 
-    /// A picture for people of the domain's IOVAs, and of what is unmapped and waits.
+    /// A picture for people of what is mapped, of the domain's IOVAs, and of what is unmapped and
+    /// waits.
     ///
     /// # Context
     ///
     /// As [`list_unmapped`](Self::list_unmapped).
     pub fn dump(&self) -> impl fmt::Display {
         Picture(|f: &mut fmt::Formatter<'_>| {
+            for MappedRun { range, paddr, prot } in self.list() {
+                writeln!(f, "{range} {} to {paddr}", Rights(prot))?;
+            }
             write!(f, "{}", self.iovas().dump())?;
             for UnmappedIovas { range, state } in self.list_unmapped() {
                 writeln!(f, "{range} unmapped, {state}")?;

@@ -26,7 +26,14 @@ fn memory(pages: u64) -> Arc<Memory> {
 }
 
 fn map(table: &MappingTable<Fake>, memory: &Arc<Memory>, iova: u64) -> Result<(), Error> {
-    table.map_memory(&limits(), memory, memory.user_range(), Iova::new(iova), Prot::READ_WRITE)
+    table.map_memory(
+        &limits(),
+        memory,
+        memory.user_range(),
+        Iova::new(iova),
+        Prot::READ_WRITE,
+        Label::caller(),
+    )
 }
 
 /// Maps memory that lives as long as the table says.
@@ -134,7 +141,9 @@ fn what_cannot_be_mapped_is_refused_without_a_request() {
     let table = table();
     let memory = memory(4);
     let (user, rw) = (memory.user_range(), Prot::READ_WRITE);
-    let ask = |iova, user, prot| table.map_memory(&limits(), &memory, user, Iova::new(iova), prot);
+    let ask = |iova, user, prot| {
+        table.map_memory(&limits(), &memory, user, Iova::new(iova), prot, Label::caller())
+    };
     let outside = UserRange::from_len(user.last(), 2).unwrap();
     let odd = UserRange::from_len(user.start(), PAGE + 1).unwrap();
     let shifted = UserRange::new(user.start().checked_add(8).unwrap(), user.last()).unwrap();
@@ -150,7 +159,8 @@ fn what_cannot_be_mapped_is_refused_without_a_request() {
     }
     assert!(matches!(ask(u64::MAX - PAGE + 1, user, rw), Err(Error::Range(_))));
     let full = Limits { mappings_left: Some(0), ..limits() };
-    let error = table.map_memory(&full, &memory, user, Iova::new(0), rw).unwrap_err();
+    let error =
+        table.map_memory(&full, &memory, user, Iova::new(0), rw, Label::caller()).unwrap_err();
     assert_eq!(error, Error::NoMappingsLeft { mappings: 0 });
     assert_eq!(table.requests(), Requests::default());
     // Those beside what is refused are mapped, and so is the top.
@@ -168,7 +178,7 @@ fn all_addresses_are_unmapped_by_one_request() {
     let memory = memory(1);
     for iova in [0, u64::MAX - PAGE + 1] {
         let (user, iova) = (memory.user_range(), Iova::new(iova));
-        table.map_memory(&everywhere, &memory, user, iova, Prot::READ).unwrap();
+        table.map_memory(&everywhere, &memory, user, iova, Prot::READ, Label::caller()).unwrap();
     }
     let failing = [Answer::Fail(Errno::EIO); 2];
     table.kernel().answer(&[], &failing);
@@ -277,7 +287,8 @@ fn some_of_everything(from: &MappingTable<Fake>, to: &MappingTable<Fake>) -> Vec
     };
     let copy = |memories: &Vec<Weak<Memory>>, first: u64, last: u64, iova: u64| {
         let source = iovas(first * PAGE, (last + 1) * PAGE - 1);
-        let _ = to.copy(&limits(), from, source, Iova::new(iova * PAGE), Prot::READ);
+        let _ =
+            to.copy(&limits(), from, source, Iova::new(iova * PAGE), Prot::READ, Label::caller());
         check_alive(from, memories);
     };
     for (iova, pages) in [(0, 2), (2, 1), (3, 4), (16, 2), (20, 1)] {
@@ -365,7 +376,8 @@ fn a_copy_keeps_what_its_source_has_and_holds_the_source_meanwhile() {
     let (from, to) = (table(), table());
     let memories = [map_own(&from, 0, 2), map_own(&from, 2 * PAGE, 2)];
     let source = iovas(PAGE, 3 * PAGE - 1);
-    let copy = |source| to.copy(&limits(), &from, source, Iova::new(0), Prot::READ);
+    let copy =
+        |source| to.copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller());
     thread::scope(|scope| {
         to.kernel().hold();
         let copied = scope.spawn(|| copy(source));
@@ -387,7 +399,8 @@ fn a_copy_from_a_table_of_another_kernel_is_refused_and_keeps_nothing() {
     let memory = map_own(&from, 0, 1);
     let source = iovas(0, PAGE - 1);
     // There the number is another table's.
-    let error = to.copy(&limits(), &from, source, Iova::new(0), Prot::READ).unwrap_err();
+    let error =
+        to.copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller()).unwrap_err();
     assert_eq!((error.errno(), to.kernel().areas().len()), (Errno::EOPNOTSUPP, 0));
     from.unmap(source).unwrap();
     assert_eq!(memory.strong_count(), 0);
@@ -399,14 +412,16 @@ fn a_copy_of_what_has_a_hole_is_refused_without_a_request() {
     let _memories = [map_own(&from, PAGE, 2), map_own(&from, 4 * PAGE, 1)];
     for (first, last) in [(0, 1), (1, 3), (1, 4), (3, 3), (3, 4), (4, 5), (9, 9)] {
         let source = iovas(first * PAGE, (last + 1) * PAGE - 1);
-        let error = to.copy(&limits(), &from, source, Iova::new(0), Prot::READ).unwrap_err();
+        let error = to
+            .copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller())
+            .unwrap_err();
         assert_eq!(error, Error::NotMapped { range: source });
     }
     assert_eq!(to.requests(), Requests::default());
     // A refused copy holds nothing.
     to.kernel().answer(&[Answer::Fail(Errno::EPERM)], &[]);
     let source = iovas(PAGE, 3 * PAGE - 1);
-    assert!(to.copy(&limits(), &from, source, Iova::new(0), Prot::READ).is_err());
+    assert!(to.copy(&limits(), &from, source, Iova::new(0), Prot::READ, Label::caller()).is_err());
     assert_eq!(from.unmap_all(), Ok(3 * PAGE));
 }
 
@@ -457,4 +472,31 @@ fn the_limit_of_locked_memory_names_a_limit_that_is_enough() {
     let user = error(0, LockedBy::User);
     assert!(user.contains("others of the user count too"), "{user}");
     assert!(user.contains("`ulimit -l 10240`"), "{user}");
+}
+
+#[test]
+fn a_table_lists_what_is_mapped_copied_and_lost() {
+    let _turn = TURN.lock();
+    let (table, from) = (table(), table());
+    let memories = [0, 1, 2].map(|n| map_own(&table, n * PAGE, 1));
+    map_own(&from, 0, 1);
+    let label = Label::from("a copy");
+    let at = Iova::new(8 * PAGE);
+    // The fake has two tables of one file.
+    table.copy(&limits(), &from, iovas(0, PAGE - 1), at, Prot::READ, label).unwrap();
+    table.kernel().answer(&[], &[Answer::Short]);
+    table.unmap(iovas(PAGE, 2 * PAGE - 1)).unwrap_err();
+    let listed: Vec<_> = crate::list::each(IovaRange::ALL, |rest| {
+        table.listed_in(rest).map(|found| (found.range, found))
+    })
+    .collect();
+    let states: Vec<_> = listed.iter().map(|m| (m.range.start().get() / PAGE, m.state)).collect();
+    let (mapped, lost) = (SpaceState::Mapped, SpaceState::Lost);
+    assert_eq!(states, [(0, mapped), (1, lost), (2, mapped), (8, mapped)]);
+    let own = memories[0].upgrade().unwrap();
+    assert_eq!(listed[0].user, Some(own.user_range()));
+    assert_eq!((listed[0].source, listed[0].prot), (SpaceSource::Memory, Prot::READ_WRITE));
+    assert!(matches!(listed[0].label, Label::Place(place) if place.file() == file!()));
+    assert_eq!((listed[3].source, listed[3].user), (SpaceSource::Copy, None));
+    assert_eq!((listed[3].label, listed[3].prot), (label, Prot::READ));
 }

@@ -6,6 +6,7 @@ mod container;
 mod failing;
 pub(crate) mod kernel;
 mod leaves;
+mod listing;
 mod merging;
 mod others;
 mod owning;

@@ -50,6 +50,22 @@ fn what_waits_is_listed_by_cpu_in_the_order_of_the_unmaps_with_its_age() {
 }
 
 #[test]
+fn what_is_mapped_is_listed_until_it_is_unmapped_and_the_picture_shows_it() {
+    let bench = Bench::new(config(1, 8));
+    let mapping = bench.map();
+    let iovas = range(mapping.addr().get(), PAGE);
+    let runs: Vec<_> = bench.dma.list().map(|run| (run.range, run.paddr)).collect();
+    let paddr = bench.reaches(&mapping).unwrap();
+    assert_eq!(runs, [(iovas, paddr)]);
+    assert_eq!(bench.dma.list_in(range(iovas.start().get() + PAGE, PAGE)).count(), 0);
+    let picture = bench.dma.dump().to_string();
+    assert!(picture.starts_with(&format!("{iovas} rw")), "{picture}");
+    assert!(picture.contains(&format!(" to {paddr}\n{iovas} in use\n")), "{picture}");
+    let Ok(Unmapped::Queued) = bench.device.unmap(mapping) else { panic!("not lazy") };
+    assert_eq!(bench.dma.list().count(), 0);
+}
+
+#[test]
 fn what_hardware_did_not_confirm_is_listed_as_in_quarantine_until_it_does() {
     let bench = Bench::new(config(1, 64));
     let mut known: Vec<_> = (0..20).map(|_| passed(&bench)).collect();

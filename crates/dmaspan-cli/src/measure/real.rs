@@ -109,8 +109,8 @@ impl<A: FrameAddress> Backend for Real<'_, A> {
     type Found = Requests;
 
     fn choose_iova(&self, subject: &Subject) -> Result<Iova, RowError> {
-        let (memory, user) = (Arc::clone(&subject.memory), subject.user);
-        let region = Region { memory, user, iova: None, prot: Prot::READ_WRITE, unit: 0 };
+        let user = subject.user;
+        let region = Region { user, ..Region::whole(&subject.memory, Prot::READ_WRITE) };
         let plan = Plan::new(&self.empty, [region])?;
         plan.iova_of(0).ok_or(RowError::Unplanned { user })
     }

@@ -32,8 +32,8 @@ impl Region {
         Self { memory: Arc::clone(memory), user, iova: None, prot, label, unit: 0 }
     }
 
-    /// `len` bytes from `offset` of a memory, wherever there is room. Its label is the place of this
-    /// call.
+    /// `len` bytes from `offset` of a memory, wherever there is room. Its label is the place of
+    /// this call.
     ///
     /// # Errors
     ///

@@ -109,7 +109,7 @@ impl<A: FrameAddress, const G: u32> SoftContainer<A, G> {
         let (table, tables) = new_table::<G>(bytes)?;
         let iommu = SoftIommu::over(&table).reaching::<A>().waiting_by(UserPlatform::sleeping);
         let mut device = iommu.device(STREAM);
-        device.set_places(usize::try_from(bytes >> G).unwrap_or(usize::MAX));
+        device.set_places(usize::try_from(bytes >> G).unwrap_or(usize::MAX))?;
         let domain = Domain::new(table, hooks(iommu))?;
         let container = Container::with_domain(pinner, domain, Account::new(bytes));
         let empty_tables = tables.tables();

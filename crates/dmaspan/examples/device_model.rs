@@ -76,7 +76,7 @@ fn count(kind: &str, times: usize) -> Result<(), Box<dyn Error>> {
         // SAFETY: nobody else maps there, and the engine touches no memory.
         unsafe { domain.map_spans(Iova::new(n << 22), &[span], Prot::READ_WRITE) }?;
     }
-    engine.set_places(if kind == "misses" { 1 } else { 32 });
+    engine.set_places(if kind == "misses" { 1 } else { 32 })?;
     let range = |n: u64| {
         let place = if kind == "hits" { 7 } else { n * 5 % 32 };
         IovaRange::from_len(Iova::new((place << 22) + (n << 13)), 64)

@@ -179,7 +179,10 @@ fn tests() -> Checked {
     let mut test = cargo(&["test", "--workspace", "--exclude", "dmaspan-qemu"]);
     // What is said is tested by itself: all else is tested without the feature.
     let logged = [&["test"], &LOGGED[..], &["--tests", "logged"]].concat();
-    run_all([test.env("RUSTDOC", rustdoc), &mut cargo(&logged)])
+    // Programs of their own, all of whose tests are of it.
+    let core = ["test", "-p", "dmaspan", "--features", "log", "--test", "logged"];
+    let core = [&core[..], &["--test", "logger"]].concat();
+    run_all([test.env("RUSTDOC", rustdoc), &mut cargo(&logged), &mut cargo(&core)])
 }
 
 /// A script that is rustdoc with unstable features: for cargo and all that it builds nothing

@@ -130,8 +130,8 @@ impl<S: Subject> World<S> {
         };
         let mut devices = [behind.device(), behind.device()];
         // One that forgets most of what it finds, and one that keeps it all.
-        devices[0].set_places(2);
-        devices[1].set_places(4096);
+        devices[0].set_places(2).unwrap();
+        devices[1].set_places(4096).unwrap();
         let rng = Rng::new(seed);
         let window = range(start, bytes);
         Self { behind, devices, rng, window, chunk, prots, mapped: Vec::new() }

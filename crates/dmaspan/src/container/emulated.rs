@@ -284,8 +284,10 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             let mapping = found.and_then(|(_, slot)| slot.left());
             let space = mapping.map(|mapping| mapping.space.clone());
             if let Some(held) = held {
-                leak::pin(held.user, held.range);
+                let (user, range) = (held.user, held.range);
+                // First, since a logger may panic.
                 held.leak(space);
+                leak::pin(user, range);
             }
         }
     }

@@ -210,8 +210,9 @@ impl<Pin> Pinned<Pin> {
 impl<P: Pinner> Drop for Mapping<P> {
     fn drop(&mut self) {
         if let Some(pinned) = self.pinned.take() {
-            leak::pin(self.user, self.range);
+            // First, since a logger may panic.
             pinned.leak(&self.space);
+            leak::pin(self.user, self.range);
         }
     }
 }

@@ -313,9 +313,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let error = Error::Foreign { addr: coherent.addr };
             return Err(FreeFailed { error, coherent: Some(coherent) });
         }
-        if let Some(range) = coherent.held.iovas.as_ref().map(Iovas::range) {
-            self.translation.observe(&Event::Unmapping { range, by: self.caller() });
-        }
         let ended = self.end_coherent(coherent.held);
         // A failure would be that of another's memory.
         let _ = ended.is_ok().then(|| self.settle_coherents());
@@ -401,7 +398,6 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             .alloc(Request { bytes, align, limit })
             .inspect_err(|_| self.coherents.leave())?;
         let range = iovas.range();
-        self.translation.observe(&Event::Mapping { range, by: self.caller() });
         // Where a hook panics, a device may use it by then.
         let held = Held::new(Some(iovas), frames, range.start().get());
         self.translation.observe(&Event::Mapping { range, by: self.caller() });

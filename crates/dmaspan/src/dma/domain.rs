@@ -2,7 +2,7 @@
 //! [`Device`](super::Device) maps buffers.
 
 use core::mem::ManuallyDrop;
-use core::{fmt, iter, mem};
+use core::{fmt, iter};
 
 use super::bounce::{BouncePool, NoPool};
 use super::error::Error;
@@ -238,16 +238,16 @@ where
 
     #[cold]
     fn leak(&self, held: QueuedMapping<H>) {
-        let (iovas, memory) = held.into_parts();
-        let range = iovas.range();
-        let bytes = memory.pieces().iter().map(|piece| piece.span.len());
+        // Never dropped: where a logger panics, too.
+        let held = ManuallyDrop::new(held);
+        let range = held.iovas.range();
+        let bytes = held.memory.pieces().iter().map(|piece| piece.span.len());
         let memory_bytes = bytes.fold(0, u64::saturating_add);
         leak::count(Held { iovas: Some(range), memory: memory_bytes, slots: 0 });
         log::warn!(
             "{range} and the {memory_bytes:#x} bytes that were mapped there leak, because hardware \
              did not confirm that it forgot them: reset the device and its IOMMU"
         );
-        mem::forget((iovas, memory));
     }
 }
 
@@ -266,7 +266,7 @@ where
             return;
         }
         if self.domain.detach().is_err() || self.queue.flush(&*self).is_err() {
-            for waiting in self.queue.take_all() {
+            while let Some(waiting) = self.queue.pop() {
                 self.leak(waiting);
             }
         }

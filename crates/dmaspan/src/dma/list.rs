@@ -4,6 +4,7 @@ mod end;
 mod layout;
 
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 use core::{fmt, iter, mem, slice};
 
 use super::any::AnyTranslation;
@@ -107,20 +108,22 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
     /// Leaks what it holds: a device may still use it.
     #[cold]
     fn leak(&mut self, memory: T::Memory) {
+        // Never dropped: where a logger panics, too.
+        let memory = ManuallyDrop::new(memory);
         let first = memory.pieces().first().map_or(0, |piece| piece.span.paddr().get());
         let addr = self.iovas().map_or(first, |range| range.start().get());
         let len = self.len;
-        let held = (mem::take(&mut self.slots), self.iovas.take(), memory);
+        let (slots, iovas) = (mem::take(&mut self.slots), self.iovas.take());
         leak::count(Held {
-            iovas: held.1.as_ref().map(Iovas::range),
+            iovas: iovas.as_ref().map(Iovas::range),
             memory: len,
-            slots: if held.0.is_empty() { 0 } else { len },
+            slots: if slots.is_empty() { 0 } else { len },
         });
+        mem::forget((slots, iovas));
         log::warn!(
             "the mapping of a list of {len:#x} bytes at {addr:#x} was dropped, so that its memory \
              leaks and the device goes on using it: end it by Device::unmap_list"
         );
-        mem::forget(held);
     }
 
     fn pieces(&self) -> &[Piece] {

@@ -387,12 +387,14 @@ type MappedMemory<H> = (Option<Iovas>, ManuallyDrop<H>);
 impl<T: Translation> Keep<DmaAddr> for MappedBuffer<T> {
     fn end(&mut self, _segments: &Segments<DmaAddr>) {
         let Some((iovas, memory)) = self.held.get_mut().take() else { return };
+        if let Some(range) = iovas.as_ref().map(Iovas::range) {
+            // Where an observer panics, a device may still use the memory.
+            self.translation.observe(&Event::Unmapping { range, by: self.by });
+        }
         let memory = ManuallyDrop::into_inner(memory);
         match iovas {
             // Where it fails, the domain has the memory.
             Some(iovas) => {
-                let range = iovas.range();
-                self.translation.observe(&Event::Unmapping { range, by: self.by });
                 drop(self.translation.unmap(Promise::kept(), iovas, memory, Flush::Strict))
             }
             None => drop(memory),

@@ -164,11 +164,12 @@ impl<T: Translation, B: BouncePool> Reservation<T, B> {
             memory: lens.fold(0, u64::saturating_add),
             slots: bounced.fold(0, u64::saturating_add),
         });
+        // First, since a logger may panic.
+        mem::forget(held);
         log::warn!(
             "a reservation of {len:#x} bytes at {addr} with {links} pieces was dropped, so that \
              its IOVAs and memory leak and the device goes on using them: end it by Device::destroy"
         );
-        mem::forget(held);
     }
 }
 

@@ -80,18 +80,20 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
     /// Leaks what it holds: a device may still use it.
     #[cold]
     fn leak(&mut self, memory: T::Memory) {
-        let held = (self.slots.take(), self.iovas.take(), memory);
+        // First, since a logger may panic.
+        mem::forget(memory);
+        let (slots, iovas) = (self.slots.take(), self.iovas.take());
         let (addr, len) = (self.addr, self.len);
         leak::count(Held {
-            iovas: held.1.as_ref().map(Iovas::range),
+            iovas: iovas.as_ref().map(Iovas::range),
             memory: len,
-            slots: if held.0.is_some() { len } else { 0 },
+            slots: if slots.is_some() { len } else { 0 },
         });
+        mem::forget((slots, iovas));
         log::warn!(
             "a mapping of {len:#x} bytes at {addr} was dropped, so that its memory leaks and the \
              device goes on using it: end it by Device::unmap"
         );
-        mem::forget(held);
     }
 
     /// Returns whether slots were filled. Of what was not, the unmap [says](Device::unmap_written)
@@ -373,9 +375,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             return Ok(Unmapped::Released(memory));
         };
         let by = self.caller_at(place);
-        translation.observe(&Event::Unmapping { range: iovas.range(), by });
-        // Where a hook panics, a device may still use it.
+        // Where an observer or a hook panics, a device may still use it.
         let memory = ManuallyDrop::new(memory);
+        translation.observe(&Event::Unmapping { range: iovas.range(), by });
         if mapping.flush == Flush::Lazy {
             // The memory is the queue's after the unmap.
             self.finish(mapping, &memory, written);

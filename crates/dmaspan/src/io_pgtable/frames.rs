@@ -40,7 +40,8 @@ const MOST_LG2: u32 = 6;
 ///    until they are freed; their bytes are initialised, whatever they are.
 /// 2. [`pointer`](Self::pointer) leads to the memory that hardware reads at that address, mapped
 ///    for reads and writes by all CPUs: for all frames that were allocated and not freed, also when
-///    the implementer was dropped.
+///    the implementer was dropped. What was allocated at once is one piece of memory behind the
+///    pointer to its first byte, whose low bits, those of a frame, are the address's.
 ///
 /// The caller, which is [`FrameTables`], promises that it frees frames once, in the shape that they
 /// were allocated in, and when neither hardware nor a CPU reads them.
@@ -390,8 +391,8 @@ unsafe impl<W: Word, A: FrameAlloc> TableMemory<W> for FrameTables<A> {
         let words = 1usize << (shape.lg2_size - W::LG2_BYTES);
         let start = self.frames.pointer(paddr).cast::<W>();
         // SAFETY: 1. The table was in `list` and is in no list now, so it is this call's alone
-        // until it is published, which ends the borrow. 2. It has as many words, aligned, as the
-        // allocator promises, and they are initialised.
+        // until it is published, which ends the borrow. 2. It has as many words, one behind the
+        // other and aligned, as the allocator promises, and they are initialised.
         let words = unsafe { slice::from_raw_parts_mut(start.as_ptr(), words) };
         // SAFETY: they are the table's at that address, as was just said.
         Some(unsafe { Fresh::new(paddr, words) })

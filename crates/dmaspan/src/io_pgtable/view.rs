@@ -90,6 +90,11 @@ impl<F: Format + Clone, M: TableMemory<F::Word> + Clone> View<F, M> {
             readers: Readers::new(),
         })
     }
+
+    /// Another view of the same tables.
+    pub(crate) fn again(&self) -> Self {
+        Self::new(&self.0)
+    }
 }
 
 impl<F: Format, M: TableMemory<F::Word>> View<F, M> {

@@ -379,17 +379,11 @@ impl<P: Platform, L, T> FlushQueue<P, L, T> {
         self.fill(batch, held, |held| flusher.leak(held));
     }
 
-    /// Takes all that waits out of it, where hardware does not answer any more.
+    /// Takes something out that waits, where hardware does not answer any more.
     #[cold]
-    pub(crate) fn take_all(&mut self) -> Vec<T> {
-        let quarantine = self.quarantine.waiting.get_mut();
-        let mut all = mem::take(&mut quarantine.held);
-        for slot in &mut self.slots {
-            // There is room: the quarantine has some for all that can wait at once.
-            let waiting = &mut slot.waiting.get_mut().held;
-            all.append(waiting);
-        }
-        all
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let waiting = self.slots.iter_mut().find_map(|slot| slot.waiting.get_mut().held.pop());
+        waiting.or_else(|| self.quarantine.waiting.get_mut().held.pop())
     }
 
     /// The same for what a panic tore out of a flush.

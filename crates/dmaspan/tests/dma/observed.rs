@@ -1,7 +1,7 @@
 //! An observer hears who mapped what, and a recorder keeps it.
 
 use std::collections::BTreeMap;
-use std::panic::Location;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,8 +13,11 @@ use dmaspan::dma::{
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::{Domain, Event, MappedBy, Observed, Observer, Recorder};
 use dmaspan::platform::OneThread;
-use dmaspan::{Caller, Direction, Iova, IovaRange, Label, Prot};
+use dmaspan::{Caller, Direction, Iova, IovaRange, Label, PhysAddr, Prot};
+use dmaspan_sim::coherent::SimCoherent;
+use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
+use dmaspan_sim::memory::SimMemory;
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
 use parking_lot::Mutex;
@@ -154,6 +157,68 @@ fn a_device_without_type_parameters_says_the_line_that_asked_too() {
     let asked = heard.iter().filter_map(|(what, place)| Some((*what, (*place)?)));
     let lines: Vec<_> = asked.map(|(what, place)| (what, place.file(), place.line())).collect();
     assert_eq!(lines, [("mapping", file!(), mapped), ("unmapping", file!(), unmapped)]);
+}
+
+/// Panics when a mapping is about to be ended.
+#[derive(Default)]
+struct Panics(AtomicBool);
+
+impl Observer for Panics {
+    fn event(&self, event: &Event<'_>) {
+        let is_end = matches!(event, Event::Unmapping { .. });
+        assert!(!(is_end && self.0.load(Ordering::Relaxed)), "on purpose");
+    }
+}
+
+/// Memory that counts how many of its kind there are.
+struct Counted(Vec<Piece>, #[expect(dead_code, reason = "it counts")] Arc<()>);
+
+// SAFETY: no device uses it.
+unsafe impl dmaspan::dma::DmaMemory for Counted {
+    fn pieces(&self) -> &[Piece] {
+        &self.0
+    }
+}
+
+#[test]
+fn where_an_observer_panics_no_memory_is_freed_that_is_still_mapped() {
+    for flush in [Flush::Strict, Flush::Lazy] {
+        let panics = Arc::new(Panics::default());
+        let nic = device(Arc::clone(&panics), flush);
+        let alive = Arc::new(());
+        let memory = |at| -> Memory {
+            Box::new(Counted(vec![Piece::memory(span(at, 0x1000))], Arc::clone(&alive)))
+        };
+        let mut room = [Segment::default(); 1];
+        let single = nic.map_single(memory(0x8000), Direction::FromDevice).unwrap();
+        let list = nic.map_list(memory(0x9000), Direction::FromDevice, &mut room).unwrap();
+        let mapped = |at: u64| nic.translation().domain().iova_to_phys(Iova::new(at & !0xfff));
+        let ats = [single.addr().get(), list.iovas().unwrap().start().get()];
+        panics.0.store(true, Ordering::Relaxed);
+        let unmap = || nic.unmap(single).map(drop);
+        assert!(catch_unwind(AssertUnwindSafe(unmap)).is_err());
+        let unmap = || nic.unmap_list(list).map(drop);
+        assert!(catch_unwind(AssertUnwindSafe(unmap)).is_err());
+        assert!(ats.iter().all(|at| mapped(*at).is_some()));
+        assert_eq!(Arc::strong_count(&alive), 3, "a device reaches freed memory");
+    }
+}
+
+#[test]
+fn coherent_memory_is_announced_once_when_it_comes_and_when_it_goes() {
+    let heard = Arc::new(Heard::default());
+    let memory = Arc::new(SimMemory::new(PhysAddr::new(0x8000_0000), 1 << 20, 12).unwrap());
+    let source = Arc::new(SimCoherent::new(memory, &Faults::default()));
+    let nic = device(Arc::clone(&heard), Flush::Strict).with_coherent(source);
+    let from = line!();
+    let coherent = nic.alloc(0x2000, 1).unwrap();
+    nic.free(coherent).unwrap();
+    let heard = heard.0.lock();
+    let said: Vec<_> =
+        heard.iter().map(|(what, at)| (*what, at.map(|at| at.line() - from))).collect();
+    let expected =
+        [("mapping", Some(1)), ("mapped", None), ("unmapping", Some(2)), ("unmapped", None)];
+    assert_eq!(said, expected);
 }
 
 #[test]

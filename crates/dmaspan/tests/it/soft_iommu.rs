@@ -11,7 +11,7 @@ use dmaspan::io_pgtable::ArenaList;
 use dmaspan::io_pgtable::{ArmLpaeS1, MappedRun};
 use dmaspan::iommu::soft::{AccessFailed, Bus, BusError, SoftDevice, SoftIommu};
 use dmaspan::iommu::{self, Domain, FaultAccess, FaultReason, SyncFailed, Synced};
-use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+use dmaspan::{HostAddr, Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 use dmaspan_sim::fault::{Faults, Faulty};
 use dmaspan_sim::sanitizer::{Sanitized, Sanitizer, SanitizerConfig};
 
@@ -109,6 +109,41 @@ fn tables_are_walked_between_the_begin_and_the_end_of_their_own_domain() {
 }
 
 #[test]
+fn a_device_of_other_addresses_than_the_domain_has_reaches_nothing() {
+    let table = table::<12>();
+    let iommu = SoftIommu::over(&table);
+    let mut early = iommu.device(1);
+    let hosts = iommu.clone().reaching::<HostAddr>();
+    let domain = Domain::new(table, hosts.clone()).unwrap();
+    map(&domain, 0x5000, &[span(0x1000, 0x1000)], PROT);
+    // What is an address of this process for one would be a physical one for the other.
+    assert_eq!(reach(&mut early, 0x5123), Err(FaultReason::Blocked));
+    assert_eq!(reach(&mut iommu.device(2), 0x5123), Err(FaultReason::Blocked));
+    let range = IovaRange::from_len(Iova::new(0x5123), 1).unwrap();
+    let mut found = None;
+    let keep = |span: Span<HostAddr>| {
+        found = Some(span.start());
+        Ok::<(), ()>(())
+    };
+    hosts.device(3).access(range, FaultAccess::Read, keep).unwrap();
+    assert_eq!(found, Some(HostAddr::new(0x1123)));
+}
+
+#[test]
+fn room_for_more_spans_than_there_is_memory_for_is_refused_with_nothing_changed() {
+    let (domain, iommu) = domain();
+    map(&domain, 0x5000, &[span(0x1000, 0x1000)], PROT);
+    let mut device = iommu.device(1);
+    assert_eq!(reach(&mut device, 0x5000), Ok(0x1000));
+    let (cached, misses) = (device.cached(), device.misses());
+    for places in [usize::MAX, usize::MAX >> 5, usize::MAX >> 12] {
+        assert!(device.set_places(places).is_err(), "{places:#x}");
+    }
+    assert_eq!(device.cached(), cached);
+    assert_eq!((reach(&mut device, 0x5fff), device.misses()), (Ok(0x1fff), misses));
+}
+
+#[test]
 fn a_domain_of_another_table_is_refused_and_the_device_stays_blocked() {
     let (one, other) = (table::<12>(), table::<12>());
     let iommu = SoftIommu::over(&one);
@@ -189,7 +224,7 @@ fn an_iotlb_of_few_places_finds_everything_again() {
     map(&domain, 0, &spans, PROT);
     for places in [0, 1, 2, 63, 64] {
         let mut device = iommu.device(1);
-        device.set_places(places);
+        device.set_places(places).unwrap();
         for _ in 0..3 {
             for n in 0..64 {
                 assert_eq!(reach(&mut device, n << 12 | 7), Ok(n << 13 | 7));

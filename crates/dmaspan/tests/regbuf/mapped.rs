@@ -6,12 +6,18 @@ mod refused;
 mod threads;
 mod world;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use dmaspan::dma::{
-    Device, DeviceConfig, DeviceLimits, Flush, FromRegistered, MappedSource, NoPool, Translation,
+    Device, DeviceConfig, DeviceLimits, DmaConfig, DmaDomain, Flush, FromRegistered, MappedSource,
+    NoPool, Translation,
 };
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::soft::SoftIommu;
+use dmaspan::iommu::{Domain, Event, Observed, Observer};
+use dmaspan::platform::OneThread;
 use dmaspan::regbuf::{Buffer, BufferRequest, CloneRequest, Error, Node, Registry, TagSink};
 use dmaspan::{Direction, DmaAddr, Errno, Iova, PhysAddr, Prot, Span, UserAddr};
 use dmaspan_sim::walker::Access;
@@ -276,6 +282,32 @@ fn a_buffer_is_mapped_until_the_last_operation_is_done() {
 #[test]
 fn a_lazy_domain_unmaps_a_buffer_strictly() {
     lives_until_the_last_reference(Flush::Lazy);
+}
+
+/// Panics when a mapping is about to be ended.
+struct Panics;
+
+impl Observer for Panics {
+    fn event(&self, event: &Event<'_>) {
+        assert!(!matches!(event, Event::Unmapping { .. }), "on purpose");
+    }
+}
+
+#[test]
+fn where_an_observer_panics_the_memory_of_a_mapped_buffer_stays() {
+    let world = World::new();
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, Arena::default()).unwrap();
+    let hooks = Observed::new(SoftIommu::over(&table), Panics);
+    let domain = Domain::new(table, hooks).unwrap();
+    let domain = DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap();
+    let device = Device::erased(Arc::new(domain), NoPool, DeviceConfig::bits(48)).unwrap();
+    let all = world.folios(&[0; 4], 2);
+    let mapped = device.map_buffer(physical(&world, all, Prot::READ), Prot::READ).unwrap();
+    let before = world.held();
+    assert_ne!(before, (0, 0));
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(mapped))).is_err());
+    assert_eq!(world.held(), before, "a device reaches freed memory");
 }
 
 #[test]

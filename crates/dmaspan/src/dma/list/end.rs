@@ -88,9 +88,9 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             self.finish_list(&mut mapping, memory.pieces(), written);
             return Ok(Unmapped::Released(memory));
         };
-        self.translation.observe(&Event::Unmapping { range: iovas.range(), by: self.caller() });
-        // Where a hook panics, a device may still use it.
+        // Where an observer or a hook panics, a device may still use it.
         let memory = ManuallyDrop::new(memory);
+        self.translation.observe(&Event::Unmapping { range: iovas.range(), by: self.caller() });
         if mapping.flush == Flush::Lazy {
             // The memory is the queue's after the unmap.
             self.finish_list(&mut mapping, memory.pieces(), written);

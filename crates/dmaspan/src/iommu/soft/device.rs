@@ -1,5 +1,6 @@
 //! A [`SoftDevice`] is what a device model does its accesses by.
 
+use alloc::collections::TryReserveError;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -19,10 +20,6 @@ use crate::iommu::fault::{
 use crate::platform::Flag;
 use crate::range::{IovaRange, RangeError};
 use crate::span::Span;
-
-/// How many spans an IOTLB has places for at first: a look-up among them is five comparisons, and
-/// has no branch.
-const PLACES: usize = 32;
 
 /// An access of a device model that the IOMMU refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -117,7 +114,7 @@ impl<F: Format, M: TableMemory<F::Word>, A> SoftDevice<F, M, A> {
 
     /// One more of a device.
     pub(super) fn of(named: Arc<Named>) -> Self {
-        let slot = Arc::new(Slot::new(Route::Blocked, PLACES));
+        let slot = Arc::new(Slot::new(Route::Blocked));
         Self { slot, named, faulting: FaultState::Ended, addresses: PhantomData }
     }
 
@@ -243,8 +240,20 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftDevice<F, M, A> {
 
     /// Gives the IOTLB room for so many spans, at least one, and forgets those that are in it. At
     /// first there is room for 32.
-    pub fn set_places(&mut self, places: usize) {
-        self.slot.state.lock().spans = Spans::new(places);
+    ///
+    /// # Errors
+    ///
+    /// [`TryReserveError`] where there is no memory for so many, with nothing changed.
+    ///
+    /// # Context
+    ///
+    /// Allocates.
+    pub fn set_places(&mut self, places: usize) -> Result<(), TryReserveError> {
+        // Allocated and freed without the lock, which an invalidation waits for.
+        let spans = Spans::new(places)?;
+        let former = mem::replace(&mut self.slot.state.lock().spans, spans);
+        drop(former);
+        Ok(())
     }
 
     /// Returns how often a look-up had to walk the tables, or would have had to.

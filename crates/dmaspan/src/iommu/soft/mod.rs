@@ -160,8 +160,16 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// # drop(domain);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn reaching<B: Address>(self) -> SoftIommu<F, M, B> {
-        SoftIommu { walks: self.walks, again: self.again, addresses: PhantomData }
+    ///
+    /// It is another software IOMMU over the table: no device model that has addresses `A` is given
+    /// those of a domain of addresses `B`, and none that was made before reaches anything.
+    pub fn reaching<B: Address>(self) -> SoftIommu<F, M, B>
+    where
+        F: Clone,
+        M: Clone,
+    {
+        let walks = Arc::new(Walks::new(self.walks.view().again()));
+        SoftIommu { walks, again: self.again, addresses: PhantomData }
     }
 
     /// The same with another way to wait for accesses that are under way. Set it before the domain
@@ -226,7 +234,8 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
 // 3. A root is set under the lock under which it was asked for. A walk that began at an older one
 //    holds the lock of its slot; one that begins after a later invalidation sees the newer one,
 //    as that had the lock in between.
-// 4. `Address` is what device models are given, and they are given nothing else.
+// 4. `Address` is what device models are given, and they are given nothing else: those of a domain
+//    of other addresses have other `Walks`.
 // Tables are walked only after `begin`, whose caller promises that the hooks are those of the
 // table's own domain, and only if the view is of that table; so these promises are all that frees
 // them.

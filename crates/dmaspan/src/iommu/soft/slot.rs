@@ -185,8 +185,8 @@ pub(super) struct State<F: Format, M: TableMemory<F::Word>> {
 }
 
 impl<F: Format, M: TableMemory<F::Word>> Slot<F, M> {
-    pub(super) fn new(route: Route<F, M>, places: usize) -> Self {
-        let state = State { spans: Spans::new(places), route, misses: 0 };
+    pub(super) fn new(route: Route<F, M>) -> Self {
+        let state = State { spans: Spans::default(), route, misses: 0 };
         Self { state: Mutex::new(state), gone: AtomicBool::new(false) }
     }
 }

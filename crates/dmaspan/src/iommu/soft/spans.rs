@@ -1,5 +1,6 @@
 //! The IOTLB of one device model: spans of IOVAs that lead to contiguous memory.
 
+use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 use core::iter;
 
@@ -75,8 +76,10 @@ struct Sorted {
 }
 
 impl Sorted {
-    fn new(places: usize) -> Self {
-        Self { kept: Vec::with_capacity(places), places, victim: 0 }
+    fn new(places: usize) -> Result<Self, TryReserveError> {
+        let mut kept = Vec::new();
+        kept.try_reserve_exact(places)?;
+        Ok(Self { kept, places, victim: 0 })
     }
 
     /// The one that has `iova`.
@@ -140,12 +143,21 @@ pub(super) struct Spans {
     more: Sorted,
 }
 
+/// Room for a full front.
+impl Default for Spans {
+    fn default() -> Self {
+        let front = Sorted { kept: Vec::with_capacity(FRONT), places: FRONT, victim: 0 };
+        let more = Sorted { kept: Vec::new(), places: 0, victim: 0 };
+        Self { front, starts: [u64::MAX; FRONT], more }
+    }
+}
+
 impl Spans {
-    /// Room for so many, at least one.
-    pub(super) fn new(places: usize) -> Self {
-        let more = if places > FRONT { places } else { 0 };
-        let front = Sorted::new(places.clamp(1, FRONT));
-        Self { front, starts: [u64::MAX; FRONT], more: Sorted::new(more) }
+    /// Room for so many, at least one, if there is memory for it.
+    pub(super) fn new(places: usize) -> Result<Self, TryReserveError> {
+        let more = Sorted::new(if places > FRONT { places } else { 0 })?;
+        let front = Sorted::new(places.clamp(1, FRONT))?;
+        Ok(Self { front, starts: [u64::MAX; FRONT], more })
     }
 
     /// Where `range` leads, if one translation at the front has all of it and permits the access.
@@ -254,7 +266,7 @@ mod tests {
 
     #[test]
     fn an_access_is_answered_only_where_one_span_has_all_of_it() {
-        let mut spans = Spans::new(4);
+        let mut spans = Spans::new(4).unwrap();
         assert_eq!(spans.find(range(0, 0), READS), None);
         spans.insert(mapped(0x3000, 0x3fff));
         spans.insert(mapped(0x1000, 0x1fff));
@@ -270,7 +282,7 @@ mod tests {
     #[test]
     fn what_is_forgotten_is_cut_out_of_what_is_kept() {
         let all = || {
-            let mut spans = Spans::new(4);
+            let mut spans = Spans::new(4).unwrap();
             spans.insert(mapped(0x1000, 0x4fff));
             spans.insert(mapped(0x8000, 0x8fff));
             spans
@@ -292,13 +304,13 @@ mod tests {
 
     #[test]
     fn a_full_iotlb_keeps_no_more_than_it_has_places_for() {
-        let mut spans = Spans::new(2);
+        let mut spans = Spans::new(2).unwrap();
         for n in 0..9 {
             spans.insert(mapped(n << 12, n << 12 | 0xfff));
             assert!(spans.find(range(n << 12, n << 12), READS).is_some());
             assert!(kept(&spans).len() <= 2);
         }
-        let mut one = Spans::new(0);
+        let mut one = Spans::new(0).unwrap();
         one.insert(mapped(0, 0xffff));
         one.forget(range(0x4000, 0x4fff));
         assert_eq!(kept(&one), [(0, 0x3fff)]);
@@ -307,7 +319,7 @@ mod tests {
     #[test]
     fn any_number_of_spans_is_found_whatever_came_and_went() {
         for places in [1, 31, 32, 33, 64, 1000] {
-            let mut spans = Spans::new(places);
+            let mut spans = Spans::new(places).unwrap();
             let rooms = (spans.front.kept.capacity(), spans.more.kept.capacity());
             let found = |spans: &mut Spans, n: u64| {
                 let at = range(n << 13 | 5, n << 13 | 0xfff);
@@ -339,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_ends_of_the_space_are_addresses() {
-        let mut spans = Spans::new(4);
+        let mut spans = Spans::new(4).unwrap();
         let top = MappedRun {
             range: range(u64::MAX - 0xfff, u64::MAX),
             paddr: PhysAddr::new(0),

@@ -1,6 +1,5 @@
 //! Memory mapped for a real device by the kernel.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Limits, Prot};

@@ -27,7 +27,9 @@ const LIMITS: &[(&str, Cost)] = &[
     ("uring_threads", Cost { glue: 35, blocks: 2, impls: 0 }),
     ("vfio_user_crate", Cost { glue: 35, blocks: 0, impls: 0 }),
     ("vfio_user_server", Cost { glue: 40, blocks: 0, impls: 0 }),
+    ("virtio_hal", Cost { glue: 60, blocks: 2, impls: 1 }),
     ("vmm", Cost { glue: 10, blocks: 0, impls: 0 }),
+    ("who_mapped", Cost { glue: 10, blocks: 1, impls: 0 }),
 ];
 
 /// The sources of the programs, by their names.
@@ -50,14 +52,17 @@ fn glue(source: &str) -> usize {
 }
 
 fn measured(source: &str) -> Cost {
-    let words: Vec<&str> = code(source).flat_map(|line| line.split_whitespace()).collect();
-    let all = words.iter().filter(|word| word.trim_matches('(').starts_with("unsafe")).count();
+    // Brackets and the like end a word, but for the brace that begins a block.
+    let is_between = |character: char| !(character.is_alphanumeric() || "_{".contains(character));
+    let words: Vec<&str> = code(source).flat_map(|line| line.split(is_between)).collect();
+    let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+    let all = words.iter().filter(|word| **word == "unsafe").count();
     let behind = |what: &str| {
-        let pairs = words.windows(2).filter(|pair| pair[0].trim_matches('(') == "unsafe");
+        let pairs = words.windows(2).filter(|pair| pair[0] == "unsafe");
         pairs.filter(|pair| pair[1].starts_with(what)).count()
     };
     let (blocks, impls) = (behind("{"), behind("impl"));
-    let others = behind("fn") + words.iter().filter(|word| word.contains("unsafe_code")).count();
+    let others = behind("fn");
     assert_eq!(all, blocks + impls + others, "there is unsafe code of a kind that is not counted");
     Cost { glue: glue(source), blocks, impls }
 }
@@ -84,7 +89,7 @@ fn every_program_costs_what_it_states_and_no_more_than_it_may() {
         let within = cost.blocks <= limit.blocks && cost.impls <= limit.impls;
         assert!(within, "{name}: {cost:?} of {limit:?}");
         let lines = source.lines().count();
-        assert!((60..=240).contains(&lines), "{name}: {lines} lines");
+        assert!((60..=350).contains(&lines), "{name}: {lines} lines");
     }
     assert!(limits.is_empty(), "there are no such programs: {limits:?}");
 }
@@ -131,7 +136,7 @@ fn every_program_prints_what_stands_beside_it() {
 #[test]
 fn a_count_leaves_out_comments_and_what_is_outside() {
     let source = "//! Glue: 2 lines; unsafe: 1 block, 1 impl.\nunsafe impl A for B {}\n\
-        // ANCHOR: glue\nlet x = unsafe { f() };\n\n// unsafe { g() }\n// ANCHOR_END: glue\n\
+        // ANCHOR: glue\nlet x = Ok(unsafe { f() });\n\n// unsafe { g() }\n// ANCHOR_END: glue\n\
         let y = 1;\n// ANCHOR: glue\nunsafe fn g() {}\n// ANCHOR_END: glue\n";
     let cost = Cost { glue: 2, blocks: 1, impls: 1 };
     assert_eq!((measured(source), stated(source)), (cost, Some(cost)));

@@ -3,6 +3,7 @@
 use super::run_all;
 use crate::{Checked, cargo};
 
+pub(super) const FOLDER: &str = "examples/adopters";
 pub(super) const MANIFEST: &str = "examples/adopters/Cargo.toml";
 
 /// Lints the programs, runs them, and counts what they cost. They share the target directory, where

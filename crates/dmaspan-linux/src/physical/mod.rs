@@ -10,6 +10,7 @@
 //! | [`PhysicalMemory::allocate`] | contiguous memory of huge pages: a [`ContiguousMemory`] |
 //! | [`CoherentMemory`] | the same for [`Device::alloc`](dmaspan::dma::Device::alloc) |
 //! | [`PhysicalMemory::bounce`] | memory for the pool of a device that must see nothing else |
+//! | [`Bus`](dmaspan::iommu::soft::Bus) | all of it, as a device model reaches it |
 //!
 //! All of it is pinned by io_uring, and its addresses are those that the kernel tells
 //! (`/proc/self/pagemap`): that takes `CAP_SYS_ADMIN`, and without it [`PhysicalMemory::new`] says
@@ -56,6 +57,7 @@ use crate::sys::direct_map::{self, DirectMap};
 use crate::{hugetlb, os};
 
 mod bounce;
+mod bus;
 mod contiguous;
 mod error;
 mod pinned;

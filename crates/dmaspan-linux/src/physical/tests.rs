@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dmaspan::dma::{Bounce, Device, DeviceConfig, Direct, DmaMemory, NoPool, Trust, Unmapped};
+use dmaspan::iommu::soft::{Bus as _, BusError};
 use dmaspan::regbuf::{Keep, Segments, SegmentsBuilder};
 use dmaspan::swiotlb::{Growth, InSlot, Original, Pool, PoolConfig, PoolMemory, SlotRequest};
 use dmaspan::{Direction, Errno};
@@ -520,4 +521,26 @@ fn hugetlb_pages_back_what_is_longer_than_a_transparent_one() {
     reserved.mapped();
     assert_eq!((part.len(), part.memory().kind()), (8 << 20, MemoryKind::Hugetlb1G));
     drop(part);
+}
+
+#[test]
+fn a_device_model_reaches_what_is_pinned_by_its_addresses_and_nothing_else() {
+    // Two spans of one memory that are no neighbours, and in the other order.
+    let machine = Machine::new(|_, len| Some(vec![(0x9000, len / 2), (0x5000, len / 2)]));
+    let physical = machine.memory();
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 2 * PAGE).unwrap());
+    let pinned = physical.pin(&memory).unwrap();
+    memory.write(PAGE - 3, b"abcdef").unwrap();
+    let mut bytes = [0; 3];
+    physical.read(PhysAddr::new(0x9ffd), &mut bytes).unwrap();
+    assert_eq!(&bytes, b"abc");
+    physical.write(PhysAddr::new(0x5000), b"xyz").unwrap();
+    memory.read(PAGE, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"xyz");
+    let refused = |at: u64, len: usize| physical.read(PhysAddr::new(at), &mut vec![0; len]);
+    assert_eq!(refused(0x5fff, 2), Err(BusError::Nobody { paddr: PhysAddr::new(0x6000) }));
+    assert_eq!(refused(0x4fff, 1), Err(BusError::Nobody { paddr: PhysAddr::new(0x4fff) }));
+    assert!(refused(u64::MAX, 2).is_err() && refused(0x1_0000, 0).is_ok());
+    drop(pinned);
+    assert!(refused(0x5000, 1).is_err());
 }

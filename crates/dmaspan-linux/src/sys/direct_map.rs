@@ -8,11 +8,13 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::num::NonZero;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 
 use dmaspan::dma::CoherentFrames;
+use dmaspan::iommu::soft::BusError;
 use dmaspan::swiotlb::{InSlot, Transfer};
 use dmaspan::{PhysAddr, Platform, Span};
 use parking_lot::{Mutex, RwLock};
@@ -180,6 +182,34 @@ impl DirectMap {
         find(&self.shard().read(), at)
     }
 
+    /// Calls `with` with each part of `len` bytes from `at` on: the memory, where in it they are,
+    /// and which of the bytes; as long as it returns `true`.
+    ///
+    /// # Errors
+    ///
+    /// [`BusError::Nobody`] with the first address where no memory is pinned here, or for which
+    /// `with` returned `false`.
+    pub(crate) fn visit(
+        &self,
+        at: PhysAddr,
+        len: usize,
+        mut with: impl FnMut(&Memory, u64, Range<usize>) -> bool,
+    ) -> Result<(), BusError> {
+        let parts = self.shard().read();
+        let mut done = 0;
+        while done < len {
+            let paddr = u64::try_from(done).ok().and_then(|done| at.checked_add(done));
+            let nobody = BusError::Nobody { paddr: paddr.unwrap_or(at) };
+            let (part, skip, left) = paddr.and_then(|at| part(&parts, at)).ok_or(nobody)?;
+            let end = done + length(left).min(len - done);
+            if !with(&part.memory, part.offset + skip, done..end) {
+                return Err(nobody);
+            }
+            done = end;
+        }
+        Ok(())
+    }
+
     /// Does something with each part of a slot.
     fn each(&self, span: Span, mut with: impl FnMut(NonNull<u8>, usize)) {
         let parts = self.shard().read();
@@ -199,10 +229,17 @@ fn overlaps(parts: &Parts, span: Span) -> bool {
     below.is_some_and(|(start, part)| start + (part.len - 1) >= span.paddr().get())
 }
 
-fn find(parts: &Parts, at: PhysAddr) -> Option<(NonNull<u8>, u64)> {
+/// The memory that is pinned at `at`, how far behind its first byte that is, and how many bytes are
+/// left there.
+fn part(parts: &Parts, at: PhysAddr) -> Option<(&Part, u64, u64)> {
     let (start, part) = parts.range(..=at.get()).next_back()?;
     let skip = at.get() - start;
     let left = part.len.checked_sub(skip).filter(|left| *left > 0)?;
+    Some((part, skip, left))
+}
+
+fn find(parts: &Parts, at: PhysAddr) -> Option<(NonNull<u8>, u64)> {
+    let (part, skip, left) = part(parts, at)?;
     Some((part.memory.ptr_at(part.offset + skip, left).ok()?, left))
 }
 

@@ -45,9 +45,11 @@ fn a_sync_returns_when_the_access_that_is_under_way_has_ended() {
             while !inside.load(Ordering::SeqCst) {
                 thread::yield_now();
             }
-            assert!(unmap(&domain, range(0x5000, 0x1000)).is_ok());
-            assert!(ended.load(Ordering::SeqCst), "the sync returned in the middle of an access");
+            let unmapped = unmap(&domain, range(0x5000, 0x1000));
+            let in_time = ended.load(Ordering::SeqCst);
             synced.store(true, Ordering::SeqCst);
+            assert!(unmapped.is_ok());
+            assert!(in_time, "the sync returned in the middle of an access");
         });
         map(&domain, 0x5000, &[span(0x1000, 0x1000)], PROT);
         assert_eq!(reach(&mut device, 0x5000), Ok(0x1000));

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::addr::DmaAddr;
 use crate::log;
 use crate::range::{IovaRange, UserRange};
 
@@ -83,6 +84,18 @@ pub(crate) fn count(held: Held) {
     for (count, bytes) in [(&IOVAS, iovas), (&MEMORY, held.memory), (&SLOTS, held.slots)] {
         count.fetch_add(bytes, Ordering::Relaxed);
     }
+}
+
+/// Counts what a mapping held that was dropped, and says so; `end` ends one.
+#[cold]
+#[inline(never)]
+pub(crate) fn dropped(what: &str, end: &str, addr: DmaAddr, held: Held) {
+    count(held);
+    log::warn!(
+        "{what} of {:#x} bytes at {addr} was dropped, so that its memory leaks and the device goes \
+         on using it: end it by {end}",
+        held.memory
+    );
 }
 
 /// Memory that leaks unless its note is [taken away](Self::done).

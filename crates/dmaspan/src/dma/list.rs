@@ -21,7 +21,6 @@ use crate::addr::{DmaAddr, Iova};
 use crate::iommu::iova::{Align, Iovas, Request};
 use crate::leak::{self, Held};
 use crate::lg2;
-use crate::log;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
@@ -105,27 +104,6 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
         self.iovas.as_ref().map(Iovas::range)
     }
 
-    /// Leaks what it holds: a device may still use it.
-    #[cold]
-    fn leak(&mut self, memory: T::Memory) {
-        // Never dropped: where a logger panics, too.
-        let memory = ManuallyDrop::new(memory);
-        let first = memory.pieces().first().map_or(0, |piece| piece.span.paddr().get());
-        let addr = self.iovas().map_or(first, |range| range.start().get());
-        let len = self.len;
-        let (slots, iovas) = (mem::take(&mut self.slots), self.iovas.take());
-        leak::count(Held {
-            iovas: iovas.as_ref().map(Iovas::range),
-            memory: len,
-            slots: if slots.is_empty() { 0 } else { len },
-        });
-        mem::forget((slots, iovas));
-        log::warn!(
-            "the mapping of a list of {len:#x} bytes at {addr:#x} was dropped, so that its memory \
-             leaks and the device goes on using it: end it by Device::unmap_list"
-        );
-    }
-
     fn pieces(&self) -> &[Piece] {
         self.memory.as_ref().map_or(&[], DmaMemory::pieces)
     }
@@ -138,11 +116,24 @@ impl<T: Translation, B: BouncePool> ListMapping<T, B> {
 }
 
 impl<T: Translation, B: BouncePool> Drop for ListMapping<T, B> {
+    // The mapping of a list that is ended is forgotten: nothing of this is on its way.
+    #[cold]
+    #[inline(never)]
     fn drop(&mut self) {
-        match self.memory.take() {
-            Some(memory) => self.leak(memory),
-            // Where a hook panicked: a device may still use them.
-            None => mem::forget(mem::take(&mut self.slots)),
+        // A device may still use them.
+        let (memory, slots) = (ManuallyDrop::new(self.memory.take()), mem::take(&mut self.slots));
+        let slots = ManuallyDrop::new(slots);
+        if let Some(memory) = &*memory {
+            let iovas = ManuallyDrop::new(self.iovas.take());
+            let range = iovas.as_ref().map(Iovas::range);
+            let own = memory.pieces().first().map_or(0, |piece| piece.span.paddr().get());
+            let addr = DmaAddr::new(range.map_or(own, |range| range.start().get()));
+            let held = Held {
+                iovas: range,
+                memory: self.len,
+                slots: if slots.is_empty() { 0 } else { self.len },
+            };
+            leak::dropped("the mapping of a list", "Device::unmap_list", addr, held);
         }
     }
 }

@@ -19,7 +19,6 @@ use crate::iommu::Event;
 use crate::iommu::iova::{self, Align, Iovas, Request};
 use crate::leak::{self, Held};
 use crate::lg2;
-use crate::log;
 use crate::platform::Id;
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction, Prot};
@@ -77,25 +76,6 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
         self.slots.is_some()
     }
 
-    /// Leaks what it holds: a device may still use it.
-    #[cold]
-    fn leak(&mut self, memory: T::Memory) {
-        // First, since a logger may panic.
-        mem::forget(memory);
-        let (slots, iovas) = (self.slots.take(), self.iovas.take());
-        let (addr, len) = (self.addr, self.len);
-        leak::count(Held {
-            iovas: iovas.as_ref().map(Iovas::range),
-            memory: len,
-            slots: if slots.is_some() { len } else { 0 },
-        });
-        mem::forget((slots, iovas));
-        log::warn!(
-            "a mapping of {len:#x} bytes at {addr} was dropped, so that its memory leaks and the \
-             device goes on using it: end it by Device::unmap"
-        );
-    }
-
     /// Returns whether slots were filled. Of what was not, the unmap [says](Device::unmap_written)
     /// how much the device wrote.
     pub fn fill(&self) -> Fill {
@@ -104,11 +84,22 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
 }
 
 impl<T: Translation, B: BouncePool> Drop for Mapping<T, B> {
+    // A mapping that is ended is forgotten: nothing of this is on its way.
+    #[cold]
+    #[inline(never)]
     fn drop(&mut self) {
-        match self.memory.take() {
-            Some(memory) => self.leak(memory),
-            // Where a hook panicked: a device may still use them.
-            None => mem::forget(self.slots.take()),
+        // A device may still use them.
+        let (memory, slots) = (ManuallyDrop::new(self.memory.take()), self.slots.take());
+        let slots = ManuallyDrop::new(slots);
+        if memory.is_some() {
+            let iovas = ManuallyDrop::new(self.iovas.take());
+            // By values: a mapping whose address is given away stays in no register.
+            let held = Held {
+                iovas: iovas.as_ref().map(Iovas::range),
+                memory: self.len,
+                slots: if slots.is_some() { self.len } else { 0 },
+            };
+            leak::dropped("a mapping", "Device::unmap", self.addr, held);
         }
     }
 }

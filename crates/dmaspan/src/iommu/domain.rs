@@ -349,13 +349,18 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Domain<F, M, O> {
     fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
         match self.hardware {
             Hardware::LetGo => Ok(()),
-            Hardware::Walks | Hardware::Unknown => self.ops.invalidate(what).inspect_err(|error| {
-                log::warn!(
-                    "hardware did not confirm that it forgot {}: {error}; what was unmapped there \
-                     stays out of use",
-                    what.scope
-                );
-            }),
+            Hardware::Walks | Hardware::Unknown => {
+                let result = self.ops.invalidate(what);
+                // By reference: a result that goes through a closure is copied.
+                if let Err(error) = &result {
+                    log::warn!(
+                        "hardware did not confirm that it forgot {}: {error}; what was unmapped \
+                         there stays out of use",
+                        what.scope
+                    );
+                }
+                result
+            }
         }
     }
 

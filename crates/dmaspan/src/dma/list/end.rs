@@ -79,9 +79,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[track_caller]
     fn end_list(
         &self,
-        mut mapping: ListMapping<T, B>,
+        mapping: ListMapping<T, B>,
         written: u64,
     ) -> Result<Unmapped<T::Memory>, UnmapListFailed<T, B>> {
+        // Nothing is left in it at the end, and where a hook panics it leaks.
+        let mut mapping = ManuallyDrop::new(mapping);
         // Every mapping has it until here.
         let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
         let Some(iovas) = mapping.iovas.take() else {

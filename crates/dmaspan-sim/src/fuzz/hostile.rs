@@ -261,6 +261,9 @@ impl<F: Format> Tree<'_, F> {
             next = run.range.last();
         }
         whole.census(range);
+        let drawn = self.table.dump().of(range).lines().to_string();
+        assert!(drawn.lines().count() >= 2, "{drawn}");
+        let whole = self.table.whole();
         whole.iova_to_phys(range.start());
         whole.iova_to_phys(range.last());
     }

@@ -142,8 +142,8 @@ impl List {
 
 // SAFETY: 1. A unit is in one list at a time, of one size, and all of it is memory that only this
 // maps; units of a size begin at multiples of it. 2. A table is where its physical address says. 3.
-// Lists are linked outside of the tables. 4. Units are only ever tables. 5. A dropped list leaves
-// its units in no list. The memory lives as long as the program.
+// Lists are linked outside of the tables. 4. A dropped list leaves its units in no
+// list, and the memory lives as long as the program.
 unsafe impl<W: Word> TableMemory<W> for Memory {
     type List = List;
 

@@ -471,8 +471,9 @@ impl ArenaList {
 // the arena's at its address, and its size and alignment are the shape's: units of a size begin at
 // multiples of it, and the base is aligned to the largest. 2. `entries` computes the place from the
 // address alone, where a published table begins there; tables of the arena do not overlap, since a
-// unit keeps its size. 3. Lists are linked through `next`, not through the tables. 4. Freed units
-// are handed out as tables only. 5. A dropped list leaves its units in no list.
+// unit keeps its size. 3. Lists are linked through `next`, not through the tables. 4. A dropped
+// list leaves its units in no list, and memory that hardware may read stays where tables leaked in
+// it: see `Shared`. 5. Clones share all of it.
 unsafe impl<W: Word> TableMemory<W> for Arena {
     type List = ArenaList;
 

@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::ControlFlow;
 
 use super::cursor::{Cursor, Reached};
-use super::format::{Entry, Format};
+use super::format::{Entry, Format, Groups};
 use super::manual::ManualEntry;
 use super::memory::TableMemory;
 use super::scan::Piece;
@@ -264,12 +264,11 @@ impl<F: Format, M: TableMemory<F::Word>> PageTable<F, M> {
         if !follows || !same_table || lg2 != next_lg2 {
             return None;
         }
-        // Of a leaf that the range cuts, the entry is that of a part before.
-        let offset = more.range.start().get() - lg2::align_down(start, F::shift(at.level));
+        // The word is that of the entry for the first address, or of the whole leaf.
+        let repeated = F::GROUPS == Groups::Repeated && lg2 != F::shift(at.level);
+        let word_lg2 = if repeated { lg2 } else { F::shift(at.level) };
+        let offset = more.range.start().get() - lg2::align_down(start, word_lg2);
         let clean = |word| self.format.clean(word);
-        let repeated = F::GROUPS == super::Groups::Repeated && lg2 != F::shift(at.level);
-        let offset =
-            if repeated { more.range.start().get() - lg2::align_down(start, lg2) } else { offset };
         if self.format.advance(clean(at.word), offset) != clean(more.word) {
             return None;
         }

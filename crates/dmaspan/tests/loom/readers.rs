@@ -1,4 +1,8 @@
 //! Walks of a table that nobody owns, beside the detaching, freeing and reuse of what they read.
+//!
+//! The walk is each time the thread that loom runs second. What a thread stores where it loaded
+//! before hides from loom what another one loaded still earlier, so that it would not try the two
+//! in another order.
 
 use super::*;
 
@@ -39,7 +43,7 @@ fn a_walk_finds_what_stays_mapped_beside_what_goes() {
             map(table, 0, 2);
             map(table, 3, 1);
         },
-        [|table| assert!(walk(table).contains(&3)), |table| unmap(table, 0, 2)],
+        [|table| unmap(table, 0, 2), |table| assert!(walk(table).contains(&3))],
         &[3],
         3,
     );
@@ -52,7 +56,7 @@ fn a_table_that_is_reclaimed_waits_for_a_walk_and_is_given_back() {
             map(table, 0, 1);
             unmap(table, 0, 1);
         },
-        [walks, |table| reclaim(table, 0, 4)],
+        [|table| reclaim(table, 0, 4), walks],
         &[],
         1,
     );
@@ -64,12 +68,12 @@ fn a_look_up_finds_a_page_or_nothing_while_its_table_goes() {
         |table| map(table, 0, 2),
         [
             |table| {
-                let found = table.iova_to_phys(Iova::new(PAGE));
-                assert!(found.is_none_or(|found| found == paddr(1)), "{found:?}");
-            },
-            |table| {
                 unmap(table, 0, 2);
                 map(table, 2, 1);
+            },
+            |table| {
+                let found = table.iova_to_phys(Iova::new(PAGE));
+                assert!(found.is_none_or(|found| found == paddr(1)), "{found:?}");
             },
         ],
         &[2],
@@ -95,11 +99,11 @@ fn a_mapping_above_the_tree_never_asks_for_a_former_root_that_was_freed() {
     race::<GROWING>(
         |table| map(table, 0, 2),
         [
-            |table| map(table, 4, 1),
             |table| {
                 map(table, 2, 1);
                 unmap(table, 0, 2);
             },
+            |table| map(table, 4, 1),
         ],
         &[2, 4],
         5,

@@ -25,7 +25,8 @@ enum State {
 #[derive(Clone)]
 pub(crate) struct Tables {
     words: Arc<[[AtomicU64; WORDS]]>,
-    /// By table: whoever takes it sees what was done before it was freed.
+    /// By table: whoever takes it sees what was done before it was freed. Whoever enters it reads
+    /// this without an order, so that loom tries what else can happen right before.
     handed: Arc<[AtomicU64]>,
     /// Of the standard library: one of loom's would put the threads in an order that the tables'
     /// own accesses have to keep.
@@ -72,7 +73,7 @@ fn number(paddr: PhysAddr) -> usize {
 // SAFETY: 1. A fresh table's memory is allocated for it alone, and copied to the table's words when
 // it is published; no hardware reads it. 2. `entries` returns the words of the table with that
 // number, which no other has. 3. Only `publish` and `free` write the words beside the walker, of
-// tables in no tree. 4. They are nothing but tables. 5. A list is numbers.
+// tables in no tree. 4. A list is numbers. 5. Clones share all.
 unsafe impl TableMemory<u64> for Tables {
     type List = List;
 
@@ -122,6 +123,7 @@ unsafe impl TableMemory<u64> for Tables {
 
     fn entries(&self, table: &TableAddr) -> &[AtomicU64] {
         let number = number(table.paddr());
+        self.handed[number].load(Ordering::Relaxed);
         let state = self.states.lock().unwrap().of[number];
         assert!(matches!(state, State::Published | State::Retired), "table {number} is {state:?}");
         &self.words[number]

@@ -29,7 +29,8 @@ pub struct MappedRun {
 impl MappedRun {
     /// Both as one, where `next` continues this in IOVAs, memory and permissions.
     pub(super) fn join(self, next: Self) -> Option<Self> {
-        let offset = next.range.start().get() - self.range.start().get();
+        // Of corrupt tables the next may begin before this one; then it is not joined.
+        let offset = next.range.start().get().wrapping_sub(self.range.start().get());
         let contiguous = self.range.last().checked_add(1) == Some(next.range.start())
             && self.paddr.checked_add(offset) == Some(next.paddr);
         if !contiguous || self.prot != next.prot {

@@ -13,7 +13,8 @@ use crate::list::{self, Picture};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MapState {
-    /// Its IOVAs are held, and the space was not asked yet.
+    /// Its IOVAs are held, and the space was not asked yet, or is asked for it and for those that
+    /// are mapped with it.
     Planned,
     /// The space has mapped it.
     Mapped,
@@ -85,13 +86,30 @@ pub(super) struct Book(Mutex<BTreeMap<u64, ListedMap>>);
 impl Book {
     /// Notes maps that are planned.
     pub(super) fn add(&self, maps: impl IntoIterator<Item = ListedMap>) {
-        self.0.lock().extend(maps.into_iter().map(|map| (map.range.start().get(), map)));
+        let maps = maps.into_iter().map(|map| (map.range.start().get(), map));
+        let mut all = self.0.lock();
+        if all.is_empty() {
+            // As a whole, which costs less than one after the other: most mappers map once.
+            *all = maps.collect();
+        } else {
+            all.extend(maps);
+        }
     }
 
     /// Notes what became of one.
     pub(super) fn set(&self, range: IovaRange, state: MapState) {
         if let Some(map) = self.0.lock().get_mut(&range.start().get()) {
             map.state = state;
+        }
+    }
+
+    /// Notes that several are mapped.
+    pub(super) fn set_mapped(&self, ranges: impl IntoIterator<Item = IovaRange>) {
+        let mut maps = self.0.lock();
+        for range in ranges {
+            if let Some(map) = maps.get_mut(&range.start().get()) {
+                map.state = MapState::Mapped;
+            }
         }
     }
 

@@ -37,10 +37,14 @@ impl<S: MemorySpace> MappedRegions<S> {
         self.plan.maps().get(self.places.len())
     }
 
+    /// Notes for whoever lists them that all are made: once for all, since it costs a look-up each.
+    pub(super) fn note(&self) {
+        self.inner.book.set_mapped(self.places.iter().flatten().map(|place| place.range));
+    }
+
     /// Notes that the next map was made.
     pub(super) fn add(&mut self, place: PlacedIovas) {
         self.inner.count_mapped(place.range);
-        self.inner.book.set(place.range, MapState::Mapped);
         self.places.push(Some(place));
     }
 

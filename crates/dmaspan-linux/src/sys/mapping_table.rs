@@ -231,10 +231,13 @@ impl<K: Kernel> MappingTable<K> {
         if !prot.permits_access() {
             return Err(Error::NoAccess { range });
         }
-        let outside: Vec<IovaRange> = range.minus(&limits.apertures).collect();
-        if !outside.is_empty() {
-            let apertures = limits.apertures.clone();
-            return Err(Error::OutsideApertures { range, outside, apertures });
+        // Mostly one aperture has all of it.
+        if !limits.apertures.iter().any(|aperture| aperture.covers(range)) {
+            let outside: Vec<IovaRange> = range.minus(&limits.apertures).collect();
+            if !outside.is_empty() {
+                let apertures = limits.apertures.clone();
+                return Err(Error::OutsideApertures { range, outside, apertures });
+            }
         }
         self.claim(limits, range, wanted)?;
         let asked = ask(&self.table);

@@ -1,8 +1,8 @@
 //! A page table by itself: map spans, look at what is there, and take a part of it away.
 //!
 //! A hypervisor that fills tables for hardware, or a VMM that emulates an IOMMU, needs no more than
-//! this. Who else uses the range at the same time, and when hardware has forgotten what was taken
-//! away, is the caller's business here; a `Domain` does both.
+//! this. That nobody else uses the range meanwhile, and that hardware has forgotten what was taken
+//! away, is for the caller to see to here; a `Domain` does both.
 
 #![expect(unsafe_code, reason = "it says that no hardware walks the table")]
 

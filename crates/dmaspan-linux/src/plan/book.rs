@@ -66,7 +66,7 @@ pub struct ListedMap {
     pub prot: Prot,
     /// What it is.
     pub kind: MapKind,
-    /// Who mapped it: of several regions that are one map, the first.
+    /// The caller that mapped it: of several regions that are one map, the first one's.
     pub label: Label,
     /// What became of it.
     pub state: MapState,

@@ -17,7 +17,7 @@ pub struct Region {
     pub iova: Option<Iova>,
     /// What the device may do.
     pub prot: Prot,
-    /// Who maps it: see [`Mapper::list`](super::Mapper::list).
+    /// The caller that maps it: see [`Mapper::list`](super::Mapper::list).
     pub label: Label,
     /// Which unit it is part of: regions of different units never become one map.
     pub unit: u32,

@@ -45,7 +45,7 @@ pub struct SpaceMapping {
     pub prot: Prot,
     /// What it is.
     pub source: SpaceSource,
-    /// Who mapped it.
+    /// The caller that mapped it.
     pub label: Label,
     /// What becomes of it.
     pub state: SpaceState,

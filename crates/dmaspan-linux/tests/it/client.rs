@@ -266,7 +266,7 @@ fn what_is_forgotten_keeps_the_memory_and_says_so_at_the_bound() {
     let still = client::wait(regions.unmap_all(), Duration::from_millis(5)).unwrap_err();
     drop(still);
     drop(regions);
-    // Whoever has it may use it for ever.
+    // A holder may use it for ever.
     held.write(0, b"leaked").unwrap();
     let mut bytes = [0; 6];
     client_memory.read(0, &mut bytes).unwrap();

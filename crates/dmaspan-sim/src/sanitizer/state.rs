@@ -102,7 +102,7 @@ pub(super) struct State {
     /// The last invalidation of everything by each thread.
     pub(super) flushed_all: HashMap<ThreadId, u64>,
     pub(super) tables: DetachedTables,
-    /// Who asked a domain for something last, by the IOVAs that it was about.
+    /// The callers that asked a domain last, by the IOVAs that they asked about.
     asked: Intervals<Caller>,
     /// The bytes of buffers that are about to be mapped.
     bytes: Intervals<()>,
@@ -217,7 +217,7 @@ impl State {
         self.asked.insert(range, by);
     }
 
-    /// Who asked a domain for an operation that it does in these IOVAs and nowhere else.
+    /// The caller that asked a domain for an operation in these IOVAs and nowhere else.
     pub(super) fn asker(&self, op: Op, iovas: &Where) -> Option<Caller> {
         let Where::Range(range) = iovas else { return None };
         match op {
@@ -572,7 +572,7 @@ pub(super) fn memory(piece: IovaRange, mapped: &MappedPiece) -> Option<Span> {
     Span::new(PhysAddr::new(mapped.paddr?), piece.checked_len()?).ok()
 }
 
-/// What of `within` lies behind a piece of it.
+/// The part of `within` that lies behind a piece of it.
 pub(super) fn behind(piece: IovaRange, within: IovaRange) -> Option<IovaRange> {
     IovaRange::new(piece.last().checked_add(1)?, within.last())
 }

@@ -57,7 +57,7 @@ pub struct ContainerMapping {
     pub prot: Prot,
     /// The account that it is charged to.
     pub owner: Arc<Account>,
-    /// Who mapped it: the place of the call, unless the request named it.
+    /// The caller that mapped it: the place of the call, unless the request has a name.
     pub label: Label,
     /// What becomes of it.
     pub state: MappingState,

@@ -375,7 +375,7 @@ fn joined(
 /// What a mapped buffer keeps. Dropped without an end it leaks the memory: a device may use it.
 struct MappedBuffer<T: Translation> {
     translation: Arc<T>,
-    /// Who mapped it, and is named when it ends.
+    /// The caller that mapped it, which is named when it ends.
     by: Caller,
     /// In a lock as memory need not be `Sync`; it is never waited for. There are no IOVAs where
     /// nothing is translated.

@@ -25,7 +25,7 @@ pub enum Event<'a> {
     Mapping {
         /// All of the IOVAs, in whole granules.
         range: IovaRange,
-        /// Who asked.
+        /// The caller that asked.
         by: Caller,
     },
     /// A driver asked to unmap what is mapped in these IOVAs. Said by the thread that unmaps before
@@ -33,7 +33,7 @@ pub enum Event<'a> {
     Unmapping {
         /// The IOVAs, in whole granules.
         range: IovaRange,
-        /// Who asked.
+        /// The caller that asked.
         by: Caller,
     },
     /// Translations were written. Said before [`sync_map`](super::IommuOps::sync_map) and before
@@ -86,14 +86,14 @@ pub enum Event<'a> {
         direction: Direction,
         /// The bytes and the direction of the mapping; `None` where there is none.
         mapping: Option<(IovaRange, Direction)>,
-        /// Who asked.
+        /// The caller that asked.
         by: Caller,
     },
     /// An unmap was refused, and nothing changed: no mapping is known by this address and length.
     RefusedUnmap {
         /// What was named.
         range: IovaRange,
-        /// Who asked.
+        /// The caller that asked.
         by: Caller,
     },
 }

@@ -23,7 +23,7 @@ pub struct MappedBy {
     pub range: IovaRange,
     /// What the device may do.
     pub prot: Prot,
-    /// Who mapped it; `None` where nobody said so, as direct users of a
+    /// The caller that mapped it; `None` where nobody named one, as direct users of a
     /// [`Domain`](super::Domain) do not.
     pub by: Option<Caller>,
     /// Which map of the recorder it was, counted from 1.

@@ -22,11 +22,13 @@ use super::domain::Translation;
 use super::error::Error;
 use super::list::STAGE;
 use super::memory::{DmaMemory, Piece, Via};
+use super::unmapped::{UnmappedIovas, UnmappedState};
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::iommu::Event;
 use crate::iommu::iova::{Align, Iovas, Request};
 use crate::leak::LeakNote;
 use crate::lg2;
+use crate::log;
 use crate::platform::{Flag, Id};
 use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
@@ -217,6 +219,13 @@ impl Coherents {
         self.quarantine.lock().count -= 1;
     }
 
+    /// Puts memory into quarantine, because of `error`.
+    fn quarantine(&self, held: Held, error: &Error) {
+        let bytes = held.note.bytes;
+        self.keep(held);
+        log::warn!("{bytes:#x} bytes of coherent memory are kept: {error}");
+    }
+
     fn keep(&self, held: Held) {
         // There is room: `enter` made it.
         self.quarantine.lock().held.push(held);
@@ -224,6 +233,11 @@ impl Coherents {
 
     fn take(&self) -> Option<Held> {
         self.quarantine.lock().held.pop()
+    }
+
+    /// The IOVAs of one in quarantine, by its place.
+    fn kept_iovas(&self, place: usize) -> Option<IovaRange> {
+        self.quarantine.lock().held.get(place)?.iovas.as_ref().map(Iovas::range)
     }
 }
 
@@ -334,6 +348,21 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         self.settle_coherents()
     }
 
+    /// The IOVAs of this device's coherent memory in quarantine, which it keeps with the memory
+    /// until hardware forgets them. Other mappings that are in quarantine are in the list of the
+    /// translation: [`DmaDomain::list_unmapped`](super::DmaDomain::list_unmapped). What changes
+    /// meanwhile may be listed or not.
+    ///
+    /// # Context
+    ///
+    /// Allocates nothing, and waits for nobody but for the quarantine's lock, which is held for a
+    /// few instructions. Not in an interrupt.
+    pub fn list_unmapped(&self) -> impl Iterator<Item = UnmappedIovas> {
+        let kept = |place| self.coherents.kept_iovas(place);
+        let state = UnmappedState::Quarantined;
+        (0..).map_while(kept).map(move |range| UnmappedIovas { range, state })
+    }
+
     /// What memory has to be like, for so many bytes.
     fn coherent_request(&self, len: u64, align: u64) -> Result<CoherentRequest, Error> {
         let last = self.config.limits.last;
@@ -404,7 +433,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         match self.fill_coherent(range, held.frames.pieces()) {
             Ok(()) => Ok(Coherent { addr: DmaAddr::new(range.start().get()), device, held }),
             Err(error @ Error::Quarantined { .. }) => {
-                self.coherents.keep(held);
+                self.coherents.quarantine(held, &error);
                 Err(error)
             }
             Err(error) => Err(self.end_coherent(held).err().unwrap_or(error)),
@@ -435,7 +464,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         if let Some(range) = held.iovas.as_ref().map(Iovas::range) {
             self.translation.observe(&Event::Unmapping { range, by: self.caller() });
             if let Err(error) = self.translation.unlink(Promise::kept(), range) {
-                self.coherents.keep(held);
+                self.coherents.quarantine(held, &error);
                 return Err(error);
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dmaspan::dma::{
     Bounce, BouncePool, Coherent, CoherentFrames, CoherentMemory, CoherentRequest, Device,
     DeviceConfig, DeviceLimits, Direct, DmaMemory, Error, Flush, FreeFailed, NoCoherent, NoPool,
-    RawMemory, Translation,
+    RawMemory, Translation, UnmappedIovas, UnmappedState,
 };
 use dmaspan::swiotlb::{Pool, PoolConfig};
 use dmaspan::{Direction, DmaAddr, PhysAddr};
@@ -155,11 +155,17 @@ fn what_hardware_did_not_forget_is_not_reused_before_it_does<const G: u32>() {
     let (coherent, hardware) = (device.alloc(1 << G, 1).unwrap(), rig.behind());
     let (addr, frame) = (coherent.addr(), first_frame(&coherent));
     hardware.write(addr, &[7]).unwrap();
+    assert_eq!(device.list_unmapped().count(), 0);
 
     rig.faults.arm(1);
     let failed = device.free(coherent).unwrap_err();
     assert!(matches!(failed.error, Error::Quarantined { .. }), "{failed}");
     assert!(failed.coherent.is_none());
+    let listed: Vec<_> = device.list_unmapped().collect();
+    let [UnmappedIovas { range, state: UnmappedState::Quarantined, .. }] = listed[..] else {
+        panic!("{listed:?}");
+    };
+    assert_eq!((range.start().get(), range.len_less_one()), (addr.get(), (1 << G) - 1));
     // The device has the old translation still, and writes where nothing else is.
     hardware.write(addr, &[8]).unwrap();
     assert!(is_owned(&rig.memory, frame));
@@ -170,9 +176,11 @@ fn what_hardware_did_not_forget_is_not_reused_before_it_does<const G: u32>() {
     rig.faults.arm(1);
     assert!(device.flush().is_err());
     assert!(is_owned(&rig.memory, frame));
+    assert_eq!(device.list_unmapped().collect::<Vec<_>>(), listed);
 
     // The next one frees it, and may have it.
     device.free(other).unwrap();
+    assert_eq!(device.list_unmapped().count(), 0);
     assert!(hardware.read(addr, 1).is_none());
     assert_eq!((rig.memory.pinned_frames(), rig.memory.violations()), (16, vec![]));
 }

@@ -366,6 +366,12 @@ pub enum Error<E: core::error::Error> {
         /// The first address of it that is not pinned.
         at: Iova,
     },
+    /// A pin was to be ended that another container made.
+    #[error("the pin of {range} belongs to another container")]
+    ForeignPin {
+        /// The IOVAs of the pin.
+        range: IovaRange,
+    },
     /// The caller's sink wanted no more spans.
     #[error("the sink had no room for the spans of {user}")]
     SinkFull {
@@ -403,7 +409,8 @@ impl<E: core::error::Error> Error<E> {
             | Self::Bisects { .. }
             | Self::NotMapped { .. }
             | Self::NotAttached
-            | Self::NotPinned { .. } => Errno::EINVAL,
+            | Self::NotPinned { .. }
+            | Self::ForeignPin { .. } => Errno::EINVAL,
             Self::Denied { .. } => Errno::EPERM,
             Self::NeedsV2 => Errno::EACCES,
             Self::UnsafeInterrupts => Errno::EPERM,

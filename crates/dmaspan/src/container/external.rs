@@ -57,6 +57,13 @@ pub struct ForeignPin {
     pub pin: ExternalPin,
 }
 
+impl<E: core::error::Error> From<ForeignPin> for Error<E> {
+    /// The pin is dropped, and so it is never ended.
+    fn from(ForeignPin { pin }: ForeignPin) -> Self {
+        Self::ForeignPin { range: pin.range }
+    }
+}
+
 /// Tells containers apart, by where it lies: as long as a pin has it, no other lies there.
 #[derive(Debug)]
 pub(super) struct Identity;

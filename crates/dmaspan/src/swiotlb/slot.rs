@@ -148,7 +148,14 @@ pub struct NotReleased<H> {
     pub handle: H,
 }
 
-// Of any handle, and whoever unwraps wants the error.
+impl<H> From<NotReleased<H>> for Error {
+    /// The handle is dropped, and its slots are lost to the pool.
+    fn from(failed: NotReleased<H>) -> Self {
+        failed.error
+    }
+}
+
+// Of any handle: a caller that unwraps wants the error.
 impl<H> fmt::Debug for NotReleased<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotReleased").field("error", &self.error).finish_non_exhaustive()

@@ -61,6 +61,23 @@ fn steps() -> impl Strategy<Value = Vec<(Step, u64, u64, Index)>> {
     prop::collection::vec(step, 1..120)
 }
 
+#[test]
+fn a_pin_of_another_container_becomes_an_error_that_names_it() {
+    let owner = Owner::new(16);
+    let (_, container, _) = Model::attach(owner.container());
+    let (_, other, _) = Model::attach(owner.container());
+    container.map(&owner.space, owner.pages(4, 8), Iova::new(8 * PAGE), PROT).unwrap();
+    let mut spans: Vec<Span> = Vec::new();
+    let pin = container.pin_external(pages(10, 3), PROT, &mut spans).unwrap();
+    // As a user writes it.
+    let unpin = |pin| -> Result<(), Error<_>> { Ok(other.unpin_external(pin, Dirty::Clean)?) };
+    let error = unpin(pin).unwrap_err();
+    assert!(matches!(error, Error::ForeignPin { range } if range == pages(10, 3)), "{error}");
+    let expected = format!("the pin of {} belongs to another container", pages(10, 3));
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(container.errno(&error), Errno::EINVAL);
+}
+
 /// What a model says of pins, page by page.
 #[derive(Default)]
 struct Pins {

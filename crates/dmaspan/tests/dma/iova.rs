@@ -455,6 +455,21 @@ fn another_space_takes_no_iovas_and_hands_them_back() {
 }
 
 #[test]
+fn what_another_space_refuses_becomes_an_error_that_names_it() {
+    let [one, other] = [0, 1].map(|_| space(range(0, 1 << 20), 1));
+    // As a user writes it.
+    let free = |iovas| -> Result<(), Error> { Ok(other.free(iovas)?) };
+    let into_raw = |iovas| -> Result<IovaRange, Error> { Ok(other.into_raw(iovas)?) };
+    let [first, second] = [0, 1].map(|_| one.alloc(pages(3, u64::MAX)).unwrap());
+    let ranges = [first.range(), second.range()];
+    let failed = [free(first).unwrap_err(), into_raw(second).unwrap_err()];
+    assert_eq!(failed, ranges.map(|range| Error::Foreign { range }));
+    assert_eq!(failed[0].to_string(), format!("the IOVAs {} belong to another space", ranges[0]));
+    assert_eq!(failed.map(|error| error.errno()), [Errno::EINVAL; 2]);
+    assert_eq!(one.stats().live, 2, "what is dropped stays in use");
+}
+
+#[test]
 fn only_what_was_given_out_raw_comes_back_and_once() {
     let space = space(range(0, 1 << 20), 1);
     let [raw, handle, cached] = [0, 1, 2].map(|_| space.alloc(pages(4, u64::MAX)).unwrap());

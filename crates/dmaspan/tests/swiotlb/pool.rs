@@ -119,6 +119,11 @@ fn a_foreign_pool_gives_a_slot_back() {
     assert_eq!(kept.error, foreign);
     rig.pool.release(kept.handle).unwrap();
     assert_eq!((rig.pool.stats().used, other.pool.stats().used), (0, 0));
+
+    // As a user writes it.
+    let release = |slot| -> Result<(), Error> { Ok(other.pool.release(slot)?) };
+    let slot = rig.pool.take(original(ORIGINALS, 4096), &SlotRequest::default()).unwrap();
+    assert_eq!(release(slot), Err(foreign));
 }
 
 #[test]

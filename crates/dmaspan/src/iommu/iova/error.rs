@@ -51,6 +51,12 @@ pub enum Error {
         /// What was to be turned back.
         range: IovaRange,
     },
+    /// The IOVAs are of another space.
+    #[error("the IOVAs {range} belong to another space")]
+    Foreign {
+        /// Which.
+        range: IovaRange,
+    },
     /// There is no memory for the records of the space.
     #[error("there is no memory for a record of {range}")]
     NoMemory {
@@ -79,6 +85,7 @@ impl Error {
             Self::Align { .. }
             | Self::Unaligned { .. }
             | Self::NotRaw { .. }
+            | Self::Foreign { .. }
             | Self::NoAperture
             | Self::Config { .. } => Errno::EINVAL,
             Self::Taken { .. } => Errno::EADDRINUSE,
@@ -93,6 +100,13 @@ impl Error {
 pub struct Foreign {
     /// What was to be freed.
     pub iovas: Iovas,
+}
+
+impl From<Foreign> for Error {
+    /// The IOVAs are dropped, and lost to their space.
+    fn from(Foreign { iovas }: Foreign) -> Self {
+        Self::Foreign { range: iovas.range() }
+    }
 }
 
 /// IOVAs that were not made raw; they are given back.
@@ -116,6 +130,16 @@ impl IntoRawFailed {
         match self {
             Self::Foreign(_) => Errno::EINVAL,
             Self::NoMemory { .. } => Errno::ENOMEM,
+        }
+    }
+}
+
+impl From<IntoRawFailed> for Error {
+    /// The IOVAs are dropped, and lost to their space.
+    fn from(failed: IntoRawFailed) -> Self {
+        match failed {
+            IntoRawFailed::Foreign(foreign) => foreign.into(),
+            IntoRawFailed::NoMemory { iovas } => Self::NoMemory { range: iovas.range() },
         }
     }
 }

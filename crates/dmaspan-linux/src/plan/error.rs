@@ -82,7 +82,8 @@ pub enum PlanError {
     },
     /// Something is mapped or planned there, by this mapper or by others, or it was excluded.
     #[error(
-        "region {region}: {range} is not free, because {} in use: choose other IOVAs",
+        "region {region}: {range} is not free, because {} mapped, planned or excluded: choose other \
+         IOVAs",
         Are(taken)
     )]
     InUse {
@@ -90,7 +91,7 @@ pub enum PlanError {
         region: usize,
         /// Where it was to be seen.
         range: IovaRange,
-        /// All that is in use there, in order, also as far as it reaches out of the range.
+        /// All that is so there, in order, also as far as it reaches out of the range.
         taken: Vec<IovaRange>,
     },
     /// IOVAs that the mapper has mapped or planned cannot be excluded.
@@ -306,7 +307,7 @@ impl<S: MemorySpace, L: fmt::Debug> fmt::Debug for StillMapped<S, L> {
 pub enum PartError<E> {
     /// It would cut a map. Nothing was unmapped.
     #[error(
-        "{part} covers {} of the map of {map}, and no kernel unmaps a part of a map: unmap all of \
+        "{part} would cut the map of {map}{}, and no kernel unmaps a part of a map: unmap all of \
          the map, or plan what is unmapped by itself as a unit of its own (Region::in_unit)",
         covered(*part, *map)
     )]
@@ -326,9 +327,10 @@ pub enum PartError<E> {
     },
 }
 
-/// What a part has of a map.
-fn covered(part: IovaRange, map: IovaRange) -> IovaRange {
-    part.intersection(map).unwrap_or(part)
+/// What a part has of a map, as a clause, where it reaches beyond.
+fn covered(part: IovaRange, map: IovaRange) -> String {
+    let inside = part.intersection(map).filter(|inside| *inside != part);
+    inside.map(|inside| format!(", of which it covers {inside}")).unwrap_or_default()
 }
 
 /// The reason why a scope did not begin, or ended with something mapped.

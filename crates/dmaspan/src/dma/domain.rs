@@ -4,20 +4,22 @@
 use core::mem::ManuallyDrop;
 use core::{fmt, iter};
 
+use super::any::AnyMemory;
 use super::bounce::{BouncePool, NoPool};
 use super::error::Error;
 use super::memory::DmaMemory;
 use super::reach::Typed;
 use super::single::{Refused, Unmapped};
 use crate::addr::{Iova, PhysAddr};
-use crate::io_pgtable::{Format, Retired, TableMemory};
+use crate::io_pgtable::{Arena, Format, Retired, TableMemory};
 use crate::iommu::flush_queue::{self, FlushQueue, Flusher};
 use crate::iommu::iova::{self, Iovas, Request, Space};
+use crate::iommu::soft::SoftIommu;
 use crate::iommu::{Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::label::Caller;
 use crate::leak::{self, Held};
 use crate::log;
-use crate::platform::Platform;
+use crate::platform::{OneThread, Platform};
 use crate::promise::Promise;
 use crate::prot::Prot;
 use crate::range::IovaRange;
@@ -75,11 +77,12 @@ impl<H> QueuedMapping<H> {
 
 /// A [`Domain`], its IOVAs, and a queue of what waits for a sync.
 ///
-/// `H` is the memory that is mapped in it; a driver that maps memory of several kinds makes an enum
-/// of them.
+/// `F`, `M` and `O` are the [`Domain`]'s, `P` is the platform, and `H` the memory that is mapped:
+/// of any type, or an enum of the kinds that a driver has. A `DmaDomain<F>` alone is that of device
+/// models in one thread.
 ///
 /// Dropped, it releases all that waits, if hardware lets go; otherwise all of that leaks.
-pub struct DmaDomain<F, M, O, P, H>
+pub struct DmaDomain<F, M = Arena, O = SoftIommu<F, M>, P = OneThread, H = AnyMemory>
 where
     F: Format,
     M: TableMemory<F::Word>,

@@ -6,11 +6,12 @@ use core::fmt;
 use super::event::Event;
 use super::gather::{Gather, SyncFailed, Synced};
 use super::ops::{HardwareError, Invalidation, IommuOps, Scope, Tables};
+use super::soft::SoftIommu;
 use crate::addr::{Iova, PhysAddr};
 use crate::error::Errno;
 use crate::io_pgtable::{
-    self, Dump, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired, TableMemory,
-    UnmappedSpans, Walk,
+    self, Arena, Dump, Format, Geometry, LeafCensus, Leaked, Owned, PageTable, Rest, Retired,
+    TableMemory, UnmappedSpans, Walk,
 };
 use crate::log;
 use crate::platform::Id;
@@ -100,7 +101,10 @@ impl<L> MapFailed<L> {
 /// [`sync`](Self::sync), and owners of memory and IOVAs wait for the [`Synced`] that it gives.
 /// Dropped, the domain makes hardware forget all of it and frees its tables; where hardware does
 /// not answer, the tables leak.
-pub struct Domain<F: Format, M: TableMemory<F::Word>, O: IommuOps> {
+///
+/// `F` is the format of its tables, `M` their memory, and `O` what tells hardware of changes. A
+/// `Domain<F>` alone is that of device models in a process.
+pub struct Domain<F: Format, M: TableMemory<F::Word> = Arena, O: IommuOps = SoftIommu<F, M>> {
     table: PageTable<F, M>,
     ops: O,
     hardware: Hardware,

@@ -2,7 +2,7 @@
 
 use std::error;
 
-use dmaspan::io_pgtable::{self, Arena, PageTable};
+use dmaspan::io_pgtable::{self, Arena, ArmLpaeS1, PageTable};
 use dmaspan::iommu::soft::{SoftIommu, SoftStream};
 use dmaspan::iommu::{
     AttachError, AttachedTo, Attachment, DirectError, Domain, Error, HardwareError, IommuOps,
@@ -13,8 +13,8 @@ use dmaspan_sim::fault::{Faults, Faulty};
 
 use crate::common::{PROT, format, range, span, table};
 
-type Hooks = Faulty<SoftIommu<dmaspan::io_pgtable::ArmLpaeS1<12>, Arena>>;
-type Faltering = Domain<dmaspan::io_pgtable::ArmLpaeS1<12>, Arena, Hooks>;
+type Hooks = Faulty<SoftIommu<ArmLpaeS1<12>>>;
+type Faltering = Domain<ArmLpaeS1<12>, Arena, Hooks>;
 
 fn domain() -> (Faltering, Faults) {
     let (table, faults) = (table::<12>(), Faults::default());
@@ -122,12 +122,7 @@ fn attach(port: Faulted) -> Result<(), AttachError> {
     stream.detach()
 }
 
-type SoftDomain = Domain<
-    dmaspan::io_pgtable::ArmLpaeS1<12>,
-    Arena,
-    SoftIommu<dmaspan::io_pgtable::ArmLpaeS1<12>, Arena>,
->;
-type Faulted = SoftStream<SoftDomain>;
+type Faulted = SoftStream<Domain<ArmLpaeS1<12>>>;
 
 #[test]
 fn a_stream_that_was_not_blocked_is_one_of_which_nothing_is_known() {

@@ -88,7 +88,10 @@ fn all_that_is_in_the_way_is_named_and_not_only_the_first_page() {
     let small = memory(512);
     let error = mapper.plan([Region::whole(&small, RW).at(Iova::new(0))]).unwrap_err();
     let (range, taken) = (iovas(0, M2), vec![iovas(0, 512 << 20)]);
-    assert!(error.to_string().contains("0x0..=0x1fffffff is in use"), "{error}");
+    assert!(
+        error.to_string().contains("0x0..=0x1fffffff is mapped, planned or excluded"),
+        "{error}"
+    );
     assert_eq!(error, PlanError::InUse { region: 0, range, taken });
     // Beside other maps, with holes and without.
     let page = |n: u64| Region::whole(&memory(1), RW).at(Iova::new((1 << 30) + n * PAGE));

@@ -13,7 +13,7 @@ use super::spans::Spans;
 use crate::addr::{Address, Iova, PhysAddr};
 use crate::atomic::Ordering;
 use crate::error::Errno;
-use crate::io_pgtable::{Format, MappedRun, TableMemory};
+use crate::io_pgtable::{Arena, Format, MappedRun, TableMemory};
 use crate::iommu::fault::{
     FaultAccess, FaultHook, FaultReason, FaultReport, FaultResponse, FaultState,
 };
@@ -99,7 +99,7 @@ pub(super) struct Named {
 ///
 /// An access takes `&mut self`, so that none begins within another of the same device model.
 /// Several threads of a device have several of these.
-pub struct SoftDevice<F: Format, M: TableMemory<F::Word>, A = PhysAddr> {
+pub struct SoftDevice<F: Format, M: TableMemory<F::Word> = Arena, A = PhysAddr> {
     slot: Arc<Slot<F, M>>,
     named: Arc<Named>,
     faulting: FaultState,

@@ -107,7 +107,7 @@ use super::gather::Gather;
 use super::ops::{DriverOps, HardwareError, Invalidation, IommuOps, Scope};
 use crate::addr::{Address, PhysAddr};
 use crate::io_pgtable::view::View;
-use crate::io_pgtable::{Format, PageTable, TableMemory, TableRoot};
+use crate::io_pgtable::{Arena, Format, PageTable, TableMemory, TableRoot};
 use crate::promise::Promise;
 use slot::{Phase, Route, Slot, Walks, wait_for};
 
@@ -126,7 +126,7 @@ use slot::{Phase, Route, Slot, Walks, wait_for};
 /// access waits for itself, and so do two that wait for each other: the invalidation then gives up,
 /// as [`TryAgain`] says, and what was unmapped stays out of use until a later sync. In a kernel
 /// whose interrupts unmap, accesses run with interrupts off.
-pub struct SoftIommu<F: Format, M: TableMemory<F::Word>, A = PhysAddr> {
+pub struct SoftIommu<F: Format, M: TableMemory<F::Word> = Arena, A = PhysAddr> {
     walks: Arc<Walks<F, M>>,
     again: TryAgain,
     addresses: PhantomData<fn() -> A>,

@@ -67,8 +67,8 @@
 //! [`Domain`](iommu::Domain), and promises such as [`RawMemory::new`](dma::RawMemory::new) and
 //! [`Buffer::new`](regbuf::Buffer::new) are unsafe to call, each with its contract.
 //!
-//! The feature `log` says leaks, quarantine, faults and attaches by the crate `log`, some under a lock
-//! of the object that they are about: a logger maps, unmaps and lists nothing by this crate.
+//! The feature `log` logs leaks, quarantine, faults and attaches by the crate `log`, some under a
+//! lock of the object that they are about: a logger maps, unmaps and lists nothing by this crate.
 //!
 //! The simplest way to map memory is a [`Container`]:
 //!

@@ -82,8 +82,8 @@ pub enum PlanError {
     },
     /// Something is mapped or planned there, by this mapper or by others, or it was excluded.
     #[error(
-        "region {region}: {range} is not free, because {} mapped, planned or excluded: choose other \
-         IOVAs",
+        "region {region}: {range} is not free, because {} mapped, planned or excluded: \
+         choose other IOVAs",
         Are(taken)
     )]
     InUse {

@@ -34,7 +34,7 @@ use crate::promise::Promise;
 use crate::prot::{Coherency, Direction};
 use crate::range::IovaRange;
 use crate::span::SpanBuf;
-pub use frames::{CoherentFrames, Scalar};
+pub use frames::{CoherentFrames, FrameMemory, Scalar};
 pub use memory::{CoherentMemory, CoherentRequest, Contiguity, NoCoherent};
 pub use pool::{CoherentBlock, CoherentPool, ForeignBlock};
 

@@ -152,7 +152,7 @@ pub use attrs::{Attrs, CpuSync, Privilege};
 pub use bounce::{Bounce, BouncePool, NoPool, NoSlot};
 pub use coherent::{
     Coherent, CoherentBlock, CoherentFrames, CoherentMemory, CoherentPool, CoherentRequest,
-    Contiguity, ForeignBlock, FreeFailed, NoCoherent, Scalar,
+    Contiguity, ForeignBlock, FrameMemory, FreeFailed, NoCoherent, Scalar,
 };
 pub use device::{Device, DeviceConfig, DeviceLimits, Trust};
 pub use direct::Direct;

@@ -8,6 +8,7 @@
 //! has to be looked up.
 
 use alloc::alloc::{alloc, dealloc};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::alloc::Layout;
 use core::fmt;
@@ -43,8 +44,9 @@ const MOST_LG2: u32 = 6;
 ///    the implementer was dropped. What was allocated at once is one piece of memory behind the
 ///    pointer to its first byte, whose low bits, those of a frame, are the address's.
 ///
-/// The caller, which is [`FrameTables`], promises that it frees frames once, in the shape that they
-/// were allocated in, and when neither hardware nor a CPU reads them.
+/// The callers, [`FrameTables`] and [`FrameMemory`](crate::dma::FrameMemory), promise that they
+/// free frames once, in the shape that they were allocated in, and when neither hardware nor a CPU
+/// reads them.
 ///
 /// # Examples
 ///
@@ -128,6 +130,41 @@ pub unsafe trait FrameAlloc: Send + Sync {
     /// is called only where [`coherency`](Self::coherency) says that hardware does not see them.
     fn write_back(&self, _start: NonNull<u8>, _len: usize) {}
 }
+
+macro_rules! through {
+    ($($pointer:ty),+) => { $(
+        #[expect(unsafe_code, reason = "a pointer to an allocator of frames is one")]
+        // SAFETY: each method is that of what the pointer leads to, which keeps all promises.
+        unsafe impl<A: FrameAlloc> FrameAlloc for $pointer {
+            type Lock = A::Lock;
+
+            const FRAME_LG2: u32 = A::FRAME_LG2;
+
+            fn allocate(&self, shape: TableShape) -> Option<PhysAddr> {
+                (**self).allocate(shape)
+            }
+
+            fn free(&self, promise: Promise<'_>, frames: PhysAddr, shape: TableShape) {
+                (**self).free(promise, frames, shape);
+            }
+
+            #[inline]
+            fn pointer(&self, paddr: PhysAddr) -> NonNull<u8> {
+                (**self).pointer(paddr)
+            }
+
+            fn coherency(&self) -> Coherency {
+                (**self).coherency()
+            }
+
+            fn write_back(&self, start: NonNull<u8>, len: usize) {
+                (**self).write_back(start, len);
+            }
+        }
+    )+ };
+}
+
+through!(Arc<A>, &'static A);
 
 /// Table memory over an allocator of frames.
 ///

@@ -7,11 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
+use dmaspan::dma::{
+    Device, DeviceConfig, DmaConfig, DmaDomain, DmaMemory, FrameMemory, NoPool, RawMemory,
+};
 use dmaspan::io_pgtable::{
     AmdV1, AmdV1Config, ArmLpaeS2, ArmLpaeS2Config, ArmV7s, ArmV7sConfig, Format, FrameAlloc,
     FrameTables, PageTable, TableShape, X86_64, X86_64Config,
 };
-use dmaspan::platform::Flag;
+use dmaspan::iommu::{Domain, SoftIommu};
+use dmaspan::platform::{Flag, OneThread};
 use dmaspan::{Coherency, Iova, IovaRange, PhysAddr, Promise, Prot, Span, SpanBuf, lg2};
 use dmaspan_sim::model::IntervalModel;
 use dmaspan_sim::rng::Rng;
@@ -340,4 +344,42 @@ fn walks_read_no_frame_that_went_back() {
     beside_others::<FirstStage>(x86());
     beside_others::<ShortDescriptors>(arm_v7s());
     beside_others::<Amd>(amd());
+}
+
+#[test]
+fn coherent_memory_of_a_kernel_is_of_its_frames_and_goes_back_to_them() {
+    let machine = Arc::new(Machine::new(Coherency::Coherent));
+    let tables = Arc::new(FrameTables::new(Arc::clone(&machine)));
+    let table = PageTable::new(x86(), tables).unwrap();
+    let iommu = SoftIommu::over(&table);
+    let domain = Domain::new(table, iommu).unwrap();
+    let domain = DmaDomain::new(domain, DmaConfig::new(1), OneThread).unwrap();
+    let domain: Arc<DmaDomain<_, _, _, _, RawMemory>> = Arc::new(domain);
+    let device = |config| Device::new(Arc::clone(&domain), NoPool, config).unwrap();
+    let source = Arc::new(FrameMemory::new(Arc::clone(&machine)));
+    let driver = device(DeviceConfig::bits(40)).with_coherent(source.clone());
+    // With the tables, which stay.
+    driver.free(driver.alloc(0x2001, 1).unwrap()).unwrap();
+    let (tables, _) = machine.out();
+
+    let mut three = driver.alloc(0x2001, 1).unwrap();
+    let frames: Vec<_> = three.pieces().iter().map(|piece| piece.span).collect();
+    let [frames] = frames[..] else { panic!("{frames:?}") };
+    assert_eq!((frames.len(), frames.paddr().get() % 0x4000), (0x3000, 0));
+    assert_eq!(three.read::<u8>(0x2000).unwrap(), 0, "what was in the frames is gone");
+    three.write(8, 7_u64).unwrap();
+    let at = machine.pointer(frames.paddr().wrapping_add(8)).cast::<u64>();
+    // SAFETY: nobody writes it meanwhile.
+    assert_eq!(unsafe { at.read_volatile() }, 7);
+    driver.free(three).unwrap();
+    assert_eq!(machine.out().0, tables);
+
+    for len in [BYTES * 2, u64::MAX >> 25] {
+        let error = driver.alloc(len, 1).unwrap_err().to_string();
+        assert!(error.contains("the kernel has no such frames free"), "{error}");
+    }
+    let uncached = DeviceConfig { coherency: Coherency::NonCoherent, ..DeviceConfig::bits(40) };
+    let error = device(uncached).with_coherent(source).alloc(8, 8).unwrap_err().to_string();
+    assert!(error.contains("direct map is cached"), "{error}");
+    assert_eq!(machine.out().0, tables);
 }

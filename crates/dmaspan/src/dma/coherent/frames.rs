@@ -7,11 +7,14 @@ use alloc::sync::Arc;
 use core::ptr::NonNull;
 use core::{fmt, slice};
 
-use super::memory::{CoherentRequest, Contiguity, NoCoherent};
+use super::memory::{CoherentMemory, CoherentRequest, Contiguity, NoCoherent};
 use crate::addr::PhysAddr;
 use crate::dma::error::Error;
 use crate::dma::memory::Piece;
+use crate::io_pgtable::{FrameAlloc, TableShape};
 use crate::platform::Platform;
+use crate::promise::Promise;
+use crate::prot::Coherency;
 use crate::span::Span;
 use crate::swiotlb::{Lease, PoolMemory};
 
@@ -127,6 +130,74 @@ impl CoherentFrames {
             return Ok(());
         }
         Err(NoCoherent { why: "other memory was given than was asked for" })
+    }
+}
+
+/// Coherent memory of a kernel, over the [allocator of frames](FrameAlloc) that its page tables
+/// have too.
+///
+/// Each allocation takes contiguous frames, a power of two of them. There is none for a device that
+/// does not see the CPU's caches, since the direct map is cached.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use dmaspan::dma::{Device, Error, FrameMemory};
+/// use dmaspan::io_pgtable::FrameAlloc;
+///
+/// /// A device whose rings are of the kernel's frames.
+/// fn device<A: FrameAlloc + 'static>(device: Device, frames: &Arc<A>) -> Result<Device, Error> {
+///     let device = device.with_coherent(Arc::new(FrameMemory::new(Arc::clone(frames))));
+///     let ring = device.alloc(256 * 16, 4096)?;
+///     device.free(ring)?;
+///     Ok(device)
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FrameMemory<A> {
+    frames: A,
+}
+
+impl<A: FrameAlloc + Clone + 'static> FrameMemory<A> {
+    /// Memory of `frames`, of which what is allocated keeps a clone: a `&'static` or an [`Arc`].
+    pub fn new(frames: A) -> Self {
+        Self { frames }
+    }
+}
+
+impl<A: FrameAlloc + Clone + 'static> CoherentMemory for FrameMemory<A> {
+    fn allocate(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent> {
+        let CoherentRequest { len, align, granule, last, coherency, .. } = *request;
+        if coherency == Coherency::NonCoherent {
+            return Err(NoCoherent { why: "the kernel's direct map is cached" });
+        }
+        let least = |bytes: u64| bytes.checked_next_power_of_two().map(u64::ilog2);
+        let none = NoCoherent { why: "the kernel has no such frames free" };
+        let lg2_size = least(len).ok_or(none)?.max(A::FRAME_LG2);
+        let lg2_align = least(align.max(granule)).ok_or(none)?.max(A::FRAME_LG2);
+        let shape = TableShape { lg2_size, lg2_align, max_paddr: last };
+        let frames = self.frames.clone();
+        let first = frames.allocate(shape).ok_or(none)?;
+        let start = frames.pointer(first);
+        let owner = Arc::new(Allocated { frames, first, shape });
+        let span = Span::new(first, len).map_err(|_| none)?;
+        let mut bytes = SharedBytes { start, len, owner };
+        bytes.zero();
+        Ok(CoherentFrames { bytes, pieces: Pieces::One(Piece::memory(span)) })
+    }
+}
+
+/// Frames that go back to a kernel's allocator.
+struct Allocated<A: FrameAlloc> {
+    frames: A,
+    first: PhysAddr,
+    shape: TableShape,
+}
+
+impl<A: FrameAlloc> Drop for Allocated<A> {
+    fn drop(&mut self) {
+        // They are not a table's, and whoever had them has dropped them.
+        self.frames.free(Promise::kept(), self.first, self.shape);
     }
 }
 

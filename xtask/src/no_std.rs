@@ -4,9 +4,10 @@
 //! C library. If anything that the core or a driver depends on brought the standard library in, it
 //! would not link.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::debian::output_of;
 use crate::{Checked, Outcome};
 
 const MANIFEST: &str = "xtask/no-std/Cargo.toml";
@@ -28,6 +29,11 @@ pub fn check() -> Checked {
         said.push_str(" and work");
     }
     for triple in bare_metal_targets() {
+        if !has_64_bit_atomics(&triple)? {
+            is_refused(&triple, &target)?;
+            said.push_str(&format!("; they refuse {triple}, which has no 64-bit atomics"));
+            continue;
+        }
         let packages = CRATES.iter().flat_map(|name| ["-p", name]);
         let arguments = ["build", "--no-default-features"].into_iter().chain(packages);
         // With their messages, which need no more than the rest.
@@ -39,6 +45,27 @@ pub fn check() -> Checked {
     }
     crate::say(&said);
     Ok(Outcome::Passed)
+}
+
+/// What the core says where a CPU has no 64-bit atomics.
+const REFUSAL: &str = "dmaspan needs a CPU with 64-bit atomics";
+
+/// Whether the compiler has them for a target.
+fn has_64_bit_atomics(triple: &str) -> Result<bool, String> {
+    let cfg = output_of(Command::new("rustc").args(["--print", "cfg", "--target", triple]))?;
+    Ok(cfg.lines().any(|line| line == "target_has_atomic=\"64\""))
+}
+
+/// Makes sure that the core does not build for a target, and says why.
+fn is_refused(triple: &str, target: &Path) -> Result<(), String> {
+    let mut build = crate::cargo(&["build", "-p", "dmaspan", "--target", triple, "--target-dir"]);
+    let built = build.arg(target).output();
+    let built = built.map_err(|error| format!("cargo did not start: {error}"))?;
+    let said = String::from_utf8_lossy(&built.stderr);
+    match !built.status.success() && said.contains(REFUSAL) {
+        true => Ok(()),
+        false => Err(format!("the core does not say for {triple}: {REFUSAL}; it says:\n{said}")),
+    }
 }
 
 fn cargo(arguments: &[&str], target: &PathBuf) -> Result<(), String> {

@@ -1,5 +1,8 @@
 //! [`Mmio`] is the registers of a device, and [`MmioRegion`] is registers that are mapped.
 
+#[expect(unsafe_code, reason = "instructions that access registers and order memory")]
+mod cpu;
+
 use core::fmt;
 use core::ptr::NonNull;
 
@@ -35,6 +38,14 @@ pub trait Mmio: Send + Sync {
         self.write32(offset.wrapping_add(4), u32::from_le_bytes([e, f, g, h]));
         self.write32(offset, u32::from_le_bytes([a, b, c, d]));
     }
+
+    /// Makes what was stored to memory seen by devices before what is stored to memory or to
+    /// registers from now on: an IOMMU may look at a new entry of a table as soon as a device is
+    /// told of it, and that is by another driver. The default is the CPU's barrier for it (Linux:
+    /// `wmb`, which its drivers have behind the stores of a map).
+    fn order_stores(&self) {
+        cpu::order_stores();
+    }
 }
 
 impl<T: Mmio + ?Sized> Mmio for &T {
@@ -52,6 +63,10 @@ impl<T: Mmio + ?Sized> Mmio for &T {
 
     fn write64(&self, offset: u64, value: u64) {
         (**self).write64(offset, value);
+    }
+
+    fn order_stores(&self) {
+        (**self).order_stores();
     }
 }
 
@@ -71,6 +86,10 @@ impl<T: Mmio + ?Sized> Mmio for alloc::sync::Arc<T> {
     fn write64(&self, offset: u64, value: u64) {
         (**self).write64(offset, value);
     }
+
+    fn order_stores(&self) {
+        (**self).order_stores();
+    }
 }
 
 /// Registers that are mapped into the CPU's address space.
@@ -86,7 +105,7 @@ pub struct MmioRegion {
 mod access {
     use core::ptr::NonNull;
 
-    use super::MmioRegion;
+    use super::{MmioRegion, cpu};
 
     // SAFETY: the pointer is to registers, which any thread may access; what accesses from several
     // threads do to the device is the driver's business, which orders them.
@@ -118,54 +137,74 @@ mod access {
             Some(register.cast())
         }
 
-        pub(super) fn read<T: Copy>(&self, offset: u64) -> Option<T> {
-            let register = self.register::<T>(offset)?;
+        pub(super) fn load32(&self, offset: u64) -> Option<u32> {
+            let register = self.register::<u32>(offset)?;
             // SAFETY: `register` gives registers that are mapped and aligned.
-            let value = unsafe { register.read_volatile() };
-            barrier();
+            let value = unsafe { cpu::load32(register.as_ptr()) };
+            cpu::order_all();
             Some(value)
         }
 
-        pub(super) fn write<T: Copy>(&self, offset: u64, value: T) {
-            let Some(register) = self.register::<T>(offset) else { return };
-            barrier();
+        pub(super) fn store32(&self, offset: u64, value: u32) {
+            let Some(register) = self.register::<u32>(offset) else { return };
+            cpu::order_all();
             // SAFETY: `register` gives registers that are mapped and aligned.
-            unsafe { register.write_volatile(value) }
+            unsafe { cpu::store32(register.as_ptr(), value) }
         }
-    }
 
-    /// Orders accesses to memory and to registers, as devices see them.
-    fn barrier() {
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: a barrier changes neither memory nor registers of the CPU (Arm ARM C6.2, DSB).
-        unsafe {
-            core::arch::asm!("dsb sy", options(nostack, preserves_flags));
+        #[cfg(target_pointer_width = "64")]
+        pub(super) fn load64(&self, offset: u64) -> Option<u64> {
+            let register = self.register::<u64>(offset)?;
+            // SAFETY: `register` gives registers that are mapped and aligned.
+            let value = unsafe { cpu::load64(register.as_ptr()) };
+            cpu::order_all();
+            Some(value)
         }
-        #[cfg(target_arch = "riscv64")]
-        // SAFETY: a fence changes neither memory nor registers of the CPU (RISC-V ISA, FENCE).
-        unsafe {
-            core::arch::asm!("fence iorw, iorw", options(nostack, preserves_flags));
+
+        #[cfg(target_pointer_width = "64")]
+        pub(super) fn store64(&self, offset: u64, value: u64) {
+            let Some(register) = self.register::<u64>(offset) else { return };
+            cpu::order_all();
+            // SAFETY: `register` gives registers that are mapped and aligned.
+            unsafe { cpu::store64(register.as_ptr(), value) }
         }
-        #[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64")))]
-        core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+
+        /// The halves: no instruction of these CPUs is one access of 64 bits to a device.
+        #[cfg(not(target_pointer_width = "64"))]
+        pub(super) fn load64(&self, offset: u64) -> Option<u64> {
+            self.register::<u64>(offset)?;
+            let low = u64::from(u32::from_le(self.load32(offset)?));
+            let high = u64::from(u32::from_le(self.load32(offset + 4)?));
+            Some((low | high << 32).to_le())
+        }
+
+        /// The halves, the upper one first.
+        #[cfg(not(target_pointer_width = "64"))]
+        pub(super) fn store64(&self, offset: u64, value: u64) {
+            if self.register::<u64>(offset).is_some() {
+                let [a, b, c, d, e, f, g, h] = u64::from_le(value).to_le_bytes();
+                self.store32(offset + 4, u32::from_le_bytes([e, f, g, h]).to_le());
+                self.store32(offset, u32::from_le_bytes([a, b, c, d]).to_le());
+            }
+        }
     }
 }
 
 impl Mmio for MmioRegion {
     fn read32(&self, offset: u64) -> u32 {
-        self.read(offset).map_or(u32::MAX, u32::from_le)
+        self.load32(offset).map_or(u32::MAX, u32::from_le)
     }
 
     fn write32(&self, offset: u64, value: u32) {
-        self.write(offset, value.to_le());
+        self.store32(offset, value.to_le());
     }
 
     fn read64(&self, offset: u64) -> u64 {
-        self.read(offset).map_or(u64::MAX, u64::from_le)
+        self.load64(offset).map_or(u64::MAX, u64::from_le)
     }
 
     fn write64(&self, offset: u64, value: u64) {
-        self.write(offset, value.to_le());
+        self.store64(offset, value.to_le());
     }
 }
 

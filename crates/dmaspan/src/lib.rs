@@ -114,6 +114,13 @@ extern crate alloc;
 #[cfg(loom)]
 extern crate std;
 
+// Emulated, as `portable-atomic` does it, an entry would be stored by halves.
+#[cfg(not(target_has_atomic = "64"))]
+compile_error!(
+    "dmaspan needs a CPU with 64-bit atomics: entries of IO page tables have 64 bits, and an IOMMU \
+     that walks while an entry is stored by halves would use an address that nobody mapped"
+);
+
 pub mod account;
 pub mod addr;
 mod atomic;

@@ -85,8 +85,8 @@ const PARTS: [Part; 9] = [
             ("", "Host"),
             ("host.rs", "Structure"),
         ],
-        places: &["mmio.rs"],
-        otherwise: "unsafe code of the drivers stands in `mmio.rs`, besides the promises of \
+        places: &["mmio.rs", "mmio/"],
+        otherwise: "unsafe code of the drivers stands in `mmio`, besides the promises of \
                     `IommuOps`, `DriverOps`, `Port`, `PortHooks` and `Host`, and of `Structure` \
                     in `host.rs`",
     },

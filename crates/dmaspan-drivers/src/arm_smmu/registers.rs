@@ -25,6 +25,11 @@ impl<R: Mmio> Registers<R> {
         self.global_pages
     }
 
+    /// Makes stores to memory seen by devices before later ones.
+    pub(super) fn order_stores(&self) {
+        self.mmio.order_stores();
+    }
+
     pub(super) fn read(&self, register: u64) -> u32 {
         self.mmio.read32(register)
     }

@@ -5,8 +5,8 @@ use core::fmt;
 use core::iter;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use dmaspan::PhysAddr;
 use dmaspan::iommu::{DriverOps, Gather, HardwareError, Invalidation, IommuOps, Scope};
+use dmaspan::{IovaRange, PhysAddr};
 
 use super::Stage;
 use super::command::{Command, Tag};
@@ -160,6 +160,13 @@ unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV3Ops<R, H> {
             Some(_) => self.forget_all(),
             None => self.smmu.run(commands),
         }
+    }
+
+    /// Nothing that is absent is cached (IHI 0070, 3.21.1), but the stores have to be seen before a
+    /// device is told to go (Linux: `wmb` in drivers/iommu/io-pgtable-arm.c).
+    fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
+        self.smmu.hardware.registers.order_stores();
+        Ok(())
     }
 
     fn detach(&self) -> Result<(), HardwareError> {

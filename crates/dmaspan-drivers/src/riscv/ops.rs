@@ -153,6 +153,13 @@ unsafe impl<R: Mmio, H: Host> IommuOps for RiscvOps<R, H> {
         }
     }
 
+    /// Nothing that is absent is cached ("Caching invalid entries"), but the stores have to be seen
+    /// before a device is told to go.
+    fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
+        self.iommu.registers.order_stores();
+        Ok(())
+    }
+
     fn detach(&self) -> Result<(), HardwareError> {
         self.let_go()
     }

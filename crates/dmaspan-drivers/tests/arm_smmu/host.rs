@@ -36,6 +36,8 @@ pub(crate) struct Registers {
     pub(crate) left_out: LeftOut,
     /// Writes so far.
     pub(crate) writes: Arc<AtomicU64>,
+    /// How often stores to memory were ordered before later ones.
+    pub(crate) ordered: Arc<AtomicU64>,
     /// Whether writes get lost.
     pub(crate) deaf: Arc<AtomicBool>,
     pub(crate) watch: Arc<Mutex<Option<Watch>>>,
@@ -48,8 +50,8 @@ impl Registers {
         let id1 = hardware.read32(0x24);
         let page_lg2 = if id1 >> 31 == 0 { 12 } else { 16 };
         let banks_from = 2 << (id1 >> 28 & 7);
-        let (writes, deaf, watch) = Default::default();
-        Self { hardware, left_out, writes, deaf, watch, page_lg2, banks_from }
+        let (writes, ordered, deaf, watch) = Default::default();
+        Self { hardware, left_out, writes, ordered, deaf, watch, page_lg2, banks_from }
     }
 
     fn watch(&self, offset: u64) {
@@ -87,6 +89,10 @@ impl Registers {
 impl Mmio for Registers {
     fn read32(&self, offset: u64) -> u32 {
         self.hardware.read32(offset)
+    }
+
+    fn order_stores(&self) {
+        self.ordered.fetch_add(1, Ordering::Relaxed);
     }
 
     fn write32(&self, offset: u64, value: u32) {

@@ -45,6 +45,16 @@ const NONE: Commands = Commands {
 };
 
 #[test]
+fn the_stores_of_a_map_are_ordered_before_a_device_is_told_of_them() {
+    let rig = Rig::new();
+    let domain = rig.domain::<ArmLpaeS1<12>>();
+    let ordered = || rig.registers.ordered.load(std::sync::atomic::Ordering::Relaxed);
+    let before = ordered();
+    let told = told(&rig, || map(&domain, 0x1000, 0x8000_1000, 0x1000, Prot::READ));
+    assert_eq!((ordered() - before, told), (1, (NONE, 0, 0)));
+}
+
+#[test]
 fn a_gigabyte_of_pages_is_one_command_and_one_wait() {
     let rig = Rig::new();
     // Memory that is not aligned, so that all leaves are of 4K.

@@ -40,6 +40,16 @@ fn numbered(opcode: u64, pages: u64, scale: u64) -> u64 {
 }
 
 #[test]
+fn the_stores_of_a_map_are_ordered_before_a_device_is_told_of_them() {
+    let rig = Rig::new(Model::LARGE);
+    let domain = attached(&rig);
+    let before = rig.hardware.ordered();
+    domain.ops().sync_map(range(0x4000_0000, 0x1000)).unwrap();
+    assert_eq!(rig.hardware.ordered(), before + 1);
+    assert!(rig.hardware.take().is_empty(), "hardware caches nothing that is absent");
+}
+
+#[test]
 fn ranges_are_forgotten_by_few_commands() {
     let rig = Rig::new(Model::LARGE);
     let domain = attached(&rig);

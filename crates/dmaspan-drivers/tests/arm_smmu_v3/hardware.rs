@@ -68,6 +68,7 @@ struct State {
     gerrorn: u32,
     placed: u32,
     commands: Vec<[u64; 2]>,
+    ordered: u32,
     writes: Vec<(u64, u64)>,
 }
 
@@ -95,6 +96,7 @@ impl TestSmmu {
             gerrorn: 0,
             placed: 0,
             commands: Vec::new(),
+            ordered: 0,
             writes: Vec::new(),
         };
         Self { memory: memory.clone(), state: Arc::new(Mutex::new(state)) }
@@ -102,6 +104,11 @@ impl TestSmmu {
 
     pub(crate) fn set(&self, mode: Mode) {
         self.state.lock().mode = mode;
+    }
+
+    /// How often stores to memory were ordered before later ones.
+    pub(crate) fn ordered(&self) -> u32 {
+        self.state.lock().ordered
     }
 
     /// The commands that were consumed since the last call, without the one that waits.
@@ -214,6 +221,10 @@ impl Mmio for TestSmmu {
             0x9c => state.consumer | state.error << 24,
             _ => u32::try_from(state.registers.get(&offset).copied().unwrap_or(0)).unwrap(),
         }
+    }
+
+    fn order_stores(&self) {
+        self.state.lock().ordered += 1;
     }
 
     fn write32(&self, offset: u64, value: u32) {

@@ -32,6 +32,18 @@ fn invalidate(
 }
 
 #[test]
+fn the_stores_of_a_map_are_ordered_before_a_device_is_told_of_them() {
+    let fake = Fake::new(BASE_FORMAT);
+    let iommu = fake.driver();
+    let domain = domain(&iommu, FIRST);
+    fake.take();
+    let before = fake.state.lock().ordered;
+    domain.ops().sync_map(range(0x1000, 0x1000)).unwrap();
+    assert_eq!(fake.state.lock().ordered, before + 1);
+    assert!(fake.take().is_empty(), "hardware caches nothing that is absent");
+}
+
+#[test]
 fn an_invalidation_names_few_pages_and_more_than_that_as_a_whole() {
     let fake = Fake::new(BASE_FORMAT);
     let iommu = fake.driver();

@@ -71,6 +71,8 @@ pub(crate) struct Registers {
     pub(crate) fault: Fault,
     /// What must not be written is not refused: it was read wrong.
     lenient: bool,
+    /// How often stores to memory were ordered before later ones.
+    pub(crate) ordered: u32,
     /// Commands that were executed.
     pub(crate) log: Vec<[u64; 2]>,
     /// The device whose context is looked at with every command, and what was seen.
@@ -244,6 +246,10 @@ impl Mmio for Fake {
             (_, 72 | 76 | 80) => state.csr[usize::try_from(offset - 72).unwrap() / 4],
             _ => 0,
         }
+    }
+
+    fn order_stores(&self) {
+        self.state.lock().ordered += 1;
     }
 
     fn write32(&self, offset: u64, value: u32) {

@@ -88,7 +88,9 @@ pub(crate) struct MapArgs {
     pub(crate) size: Option<ByteSize>,
 
     /// The kinds of memory to map in turn: thp, base,
-    /// hugetlb, hugetlb-1g, memfd, memfd-hugetlb
+    /// hugetlb, hugetlb-1g, memfd, memfd-hugetlb, and where
+    /// the kernel has such pages hugetlb-64k, hugetlb-32m,
+    /// hugetlb-512m, hugetlb-16g
     /// [default: thp,base,hugetlb]
     ///
     /// thp            transparent huge pages
@@ -103,8 +105,6 @@ pub(crate) struct MapArgs {
         value_name = "KIND,...",
         value_delimiter = ',',
         value_parser = memory_kind,
-        default_value = "thp,base,hugetlb",
-        hide_default_value = true
     )]
     pub(crate) memory: Vec<MemoryKind>,
 
@@ -215,8 +215,7 @@ mod tests {
     #[test]
     fn the_defaults_are_the_three_usual_kinds() {
         let args = parse(&[]);
-        let kinds = [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Hugetlb2M];
-        assert_eq!(args.memory, kinds);
+        assert_eq!(args.memory, [], "the plan chooses them by the size");
         assert_eq!(args.size, None);
         assert_eq!((args.backend, args.granule), (BackendArg::Soft, None));
         assert_eq!((args.runs, args.format), (5, OutputFormat::Table));

@@ -156,7 +156,11 @@ impl Plan {
     ///
     /// [`UsageError`] where that cannot be done.
     pub(crate) fn new(args: &MapArgs, machine: &Machine) -> Result<Self, UsageError> {
-        let mut kinds = Vec::new();
+        let mut notes = Vec::new();
+        let mut kinds = match args.memory.is_empty() {
+            true => usual_kinds(args.size, &mut notes),
+            false => Vec::new(),
+        };
         for kind in &args.memory {
             if !kinds.contains(kind) {
                 kinds.push(*kind);
@@ -172,7 +176,6 @@ impl Plan {
         // All of them are powers of two, so a multiple of the largest is one of all.
         let largest = pages.chain([smallest.clone()]).max_by_key(|(size, _)| *size);
         let (multiple, what) = largest.unwrap_or(smallest);
-        let mut notes = Vec::new();
         let bytes = match args.size {
             Some(size) => size.bytes(),
             None => default_bytes(multiple, &what, machine, &mut notes)?,
@@ -193,6 +196,28 @@ impl Plan {
         Ok(Self { bytes, backend: args.backend, granule, runs: args.runs, kinds, notes })
     }
 }
+
+/// The kinds of memory where none is named, without those that have only larger pages than `size`
+/// is made of: Arm's transparent huge pages have up to 512 MiB.
+fn usual_kinds(size: Option<ByteSize>, notes: &mut Vec<String>) -> Vec<MemoryKind> {
+    let mut kinds = vec![MemoryKind::Thp, MemoryKind::Base, MemoryKind::Hugetlb2M];
+    let Some(size) = size.filter(|size| size.bytes() > 0) else { return kinds };
+    kinds.retain(|kind| {
+        let page = kind.page_size();
+        // Those of 2 MiB are asked of the user everywhere.
+        let fits = page <= SMALL_HUGE_PAGE || size.bytes().is_multiple_of(page);
+        if !fits {
+            let (size, page) = (exact(size.bytes()), ByteSize::new(page));
+            notes.push(format!(
+                "{kind} memory is left out: {size} is no multiple of its pages of {page}"
+            ));
+        }
+        fits
+    });
+    kinds
+}
+
+const SMALL_HUGE_PAGE: u64 = 2 << 20;
 
 /// What a run takes for `bytes` of memory. Base pages that lie apart need most: for each two
 /// leaves, an entry in two lists, one in the frame map and one in the IOTLB, about 100 bytes for
@@ -253,6 +278,21 @@ mod tests {
             runs: 3,
             format: OutputFormat::Table,
         }
+    }
+
+    #[test]
+    fn usual_kinds_whose_pages_are_larger_than_the_size_are_left_out_with_a_note() {
+        let (mut notes, thp) = (Vec::new(), MemoryKind::Thp.page_size());
+        let all = [MemoryKind::Thp, MemoryKind::Base, MemoryKind::Hugetlb2M];
+        assert_eq!(usual_kinds(None, &mut notes), all);
+        assert_eq!(usual_kinds(Some(ByteSize::new(thp)), &mut notes), all);
+        assert!(notes.is_empty());
+        let kinds = usual_kinds(Some(ByteSize::new(8 << 20)), &mut notes);
+        let is_left_out = !(8_u64 << 20).is_multiple_of(thp);
+        assert_eq!(
+            (!kinds.contains(&MemoryKind::Thp), notes.len()),
+            (is_left_out, is_left_out.into())
+        );
     }
 
     fn plan(size: Option<u64>, kinds: &[MemoryKind], gib: u64) -> Result<Plan, UsageError> {

@@ -20,7 +20,7 @@
 //! use dmaspan_nvme::{Controller, QueueConfig};
 //!
 //! let (space, access) = VfioAccess::open(Backend::Vfio, "0000:00:05.0".parse()?)?;
-//! let memory = Arc::new(Memory::new(MemoryKind::Thp, 2 << 20)?);
+//! let memory = Arc::new(Memory::new(MemoryKind::thp_for(2 << 20), 2 << 20)?);
 //! let buffer = VfioBuffer::new(&space, Region::whole(&memory, Prot::READ_WRITE))?;
 //!
 //! let mut controller = Controller::new(access, 1)?;

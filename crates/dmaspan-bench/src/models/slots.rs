@@ -15,8 +15,7 @@ pub(crate) struct Slots<const COPIED: bool>(BounceMemory);
 impl<const COPIED: bool> Slots<COPIED> {
     /// So many bytes in the largest pages, as a kernel's own mapping of memory has them.
     pub(crate) fn new(bytes: u64) -> Result<Self, Failed> {
-        let is_huge = bytes.is_multiple_of(MemoryKind::Thp.page_size());
-        let kind = if is_huge { MemoryKind::Thp } else { MemoryKind::Base };
+        let kind = MemoryKind::thp_for(bytes);
         Ok(Self(BounceMemory::new(kind, bytes)?))
     }
 

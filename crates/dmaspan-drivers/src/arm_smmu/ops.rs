@@ -116,8 +116,8 @@ unsafe impl<R: Mmio, H: Host> IommuOps for SmmuV2Ops<R, H> {
         }
     }
 
-    /// Nothing that is absent is cached (IHI 0062), but the stores have to be seen before a device is
-    /// told to go (Linux: `wmb` in drivers/iommu/io-pgtable-arm.c).
+    /// Nothing that is absent is cached (IHI 0062), but the stores have to be seen before a device
+    /// is told to go (Linux: `wmb` in drivers/iommu/io-pgtable-arm.c).
     fn sync_map(&self, _range: IovaRange) -> Result<(), HardwareError> {
         self.smmu.registers.order_stores();
         Ok(())

@@ -4,14 +4,15 @@ use std::fmt;
 
 use super::PoolError;
 use crate::mem::{ExclusiveMemory, Memory, MemoryError, MemoryKind};
-use crate::os::Size;
-use crate::pagemap;
+use crate::os::{self, Size};
+use crate::{hugetlb, pagemap};
 
 /// Says what memory a pool is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryChoice {
-    /// hugetlb pages, of 1 GiB where the pool fills them, else of 2 MiB; then transparent huge
-    /// pages; then base pages. What is short or not there is passed over.
+    /// hugetlb pages, of the largest size of the kernel that the pool fills, down to 2 MiB; then
+    /// transparent huge pages, where the pool fills at least half of them all; then base pages.
+    /// What is short or not there is passed over.
     #[default]
     Best,
     /// Only this kind.
@@ -87,7 +88,9 @@ pub(super) fn map(
     let mut passed_over = Vec::new();
     let kinds = match choice {
         MemoryChoice::Only(kind) => return map_kind(kind, &needed, passed_over),
-        MemoryChoice::Best => best(needed(MemoryKind::Hugetlb1G.page_size()).ok()),
+        MemoryChoice::Best => {
+            best(&hugetlb::page_sizes(), os::thp_size(), &|size| needed(size).ok())
+        }
     };
     for kind in kinds {
         let why = match map_kind(kind, &needed, Vec::new()) {
@@ -101,12 +104,26 @@ pub(super) fn map(
     map_kind(MemoryKind::Base, &needed, passed_over)
 }
 
-/// The kinds that are better than base pages. Pages of 1 GiB are not taken for a part of one.
-fn best(giant_needed: Option<u64>) -> impl Iterator<Item = MemoryKind> {
-    let giant = MemoryKind::Hugetlb1G;
-    let fills = giant_needed.is_some_and(|len| len.is_multiple_of(giant.page_size()));
-    fills.then_some(giant).into_iter().chain([MemoryKind::Hugetlb2M, MemoryKind::Thp])
+/// The kinds that are better than base pages, of a kernel with these sizes of pages. Pages larger
+/// than 2 MiB are taken where the pool fills them, as they are few; transparent ones, which are
+/// made of what is free, where no more than half as much again is left over.
+fn best(hugetlb: &[u64], thp: u64, needed: &dyn Fn(u64) -> Option<u64>) -> Vec<MemoryKind> {
+    let left_over = |page: u64| {
+        let len = needed(page)?;
+        Some((len.checked_next_multiple_of(page)? - len, len))
+    };
+    let fills = |page: u64| left_over(page).is_some_and(|(more, _)| more < LITTLE);
+    let fits = left_over(thp).is_some_and(|(more, len)| more < LITTLE || more <= len / 2);
+    let large = hugetlb.iter().rev().filter(|&&page| page > LITTLE && fills(page));
+    let mut kinds: Vec<MemoryKind> =
+        large.filter_map(|&page| MemoryKind::of_hugetlb(page)).collect();
+    kinds.push(MemoryKind::Hugetlb2M);
+    kinds.extend(fits.then_some(MemoryKind::Thp));
+    kinds
 }
+
+/// What may be left over of any page, and the smallest page that is worth a kind of its own.
+const LITTLE: u64 = 2 << 20;
 
 fn map_kind(
     kind: MemoryKind,
@@ -120,4 +137,31 @@ fn map_kind(
     let len = memory.len();
     let memory = ExclusiveMemory::try_from(memory).map_err(|_| PoolError::TooLarge)?;
     Ok((memory, Provenance { kind: Some(kind), len, huge_bytes, passed_over }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn kinds(hugetlb: &[u64], thp: u64, len: u64) -> Vec<MemoryKind> {
+        best(hugetlb, thp, &|_| Some(len))
+    }
+
+    #[test]
+    fn no_pool_takes_many_times_what_it_needs_whatever_the_sizes_of_pages() {
+        use MemoryKind::{Hugetlb1G, Hugetlb2M, Thp};
+        let k4 = |len| kinds(&[64 << 10, 2 * MIB, 32 * MIB, 1 << 30], 2 * MIB, len);
+        assert_eq!(k4(MIB), [Hugetlb2M, Thp]);
+        assert_eq!(k4(64 * MIB), [MemoryKind::Hugetlb { page_lg2: 25 }, Hugetlb2M, Thp]);
+        assert_eq!(k4(1 << 30)[..2], [Hugetlb1G, MemoryKind::Hugetlb { page_lg2: 25 }]);
+        let k16 = |len| kinds(&[2 * MIB, 32 * MIB, 1 << 30], 32 * MIB, len);
+        assert_eq!(k16(MIB), [Hugetlb2M], "31 MiB would be left over");
+        assert_eq!(k16(24 * MIB), [Hugetlb2M, Thp]);
+        assert_eq!(k16(33 * MIB), [Hugetlb2M]);
+        let k64 = |len| kinds(&[2 * MIB, 512 * MIB, 16 << 30], 512 * MIB, len);
+        assert_eq!(k64(100 * MIB), [Hugetlb2M]);
+        assert_eq!(k64(512 * MIB), [MemoryKind::Hugetlb { page_lg2: 29 }, Hugetlb2M, Thp]);
+    }
 }

@@ -52,6 +52,20 @@ impl MemoryKind {
         }
     }
 
+    /// Transparent huge pages where `len` bytes are whole ones, and base pages where they are not:
+    /// a huge page has 2 MiB on x86-64, and up to 512 MiB on Arm.
+    ///
+    /// ```
+    /// use dmaspan_linux::{Memory, MemoryKind};
+    ///
+    /// let memory = Memory::new(MemoryKind::thp_for(4 << 20), 4 << 20)?;
+    /// assert_eq!(memory.len(), 4 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn thp_for(len: u64) -> Self {
+        if len.is_multiple_of(os::thp_size()) { Self::Thp } else { Self::Base }
+    }
+
     /// All that memory can be made of on every machine.
     pub const ALL: [Self; 6] = [
         Self::Thp,
@@ -62,14 +76,19 @@ impl MemoryKind {
         Self::MemfdHugetlb2M,
     ];
 
-    /// The name on a command line: `thp`, `base`, `hugetlb`, `hugetlb-1g`, `memfd` or
-    /// `memfd-hugetlb`; `adopted` and `hugetlb-other` are none.
+    /// The name on a command line: `thp`, `base`, `hugetlb`, `hugetlb-1g` and others of a size,
+    /// `memfd` or `memfd-hugetlb`; `adopted` and `hugetlb-other` are none.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Thp => "thp",
             Self::Base => "base",
             Self::Hugetlb2M => "hugetlb",
             Self::Hugetlb1G => "hugetlb-1g",
+            // Every size that a kernel has (Linux: Documentation/arch/arm64/hugetlbpage.rst).
+            Self::Hugetlb { page_lg2: 16 } => "hugetlb-64k",
+            Self::Hugetlb { page_lg2: 25 } => "hugetlb-32m",
+            Self::Hugetlb { page_lg2: 29 } => "hugetlb-512m",
+            Self::Hugetlb { page_lg2: 34 } => "hugetlb-16g",
             Self::Hugetlb { .. } => "hugetlb-other",
             Self::Memfd => "memfd",
             Self::MemfdHugetlb2M => "memfd-hugetlb",
@@ -140,8 +159,8 @@ impl fmt::Display for MemoryKind {
 /// No kind of memory has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no kind of memory is called {name:?}: use thp, base, hugetlb, hugetlb-1g, memfd or \
-     memfd-hugetlb"
+    "no kind of memory is called {name:?}: use thp, base, hugetlb, hugetlb-1g, memfd, \
+     memfd-hugetlb or, with Arm's sizes, hugetlb-64k, hugetlb-32m, hugetlb-512m or hugetlb-16g"
 )]
 pub struct UnknownKind {
     /// The name that was asked for.
@@ -152,7 +171,22 @@ impl FromStr for MemoryKind {
     type Err = UnknownKind;
 
     fn from_str(name: &str) -> Result<Self, UnknownKind> {
-        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        let arms = [16, 25, 29, 34].map(|page_lg2| Self::Hugetlb { page_lg2 });
+        let found = Self::ALL.into_iter().chain(arms).find(|kind| kind.name() == name);
         found.ok_or_else(|| UnknownKind { name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_of_hugetlb_pages_has_a_name_that_is_understood() {
+        for lg2 in [16, 21, 25, 29, 30, 34] {
+            let kind = MemoryKind::of_hugetlb(1 << lg2).unwrap();
+            assert_eq!((kind.name().parse(), kind.page_size()), (Ok(kind), 1 << lg2));
+        }
+        assert!("hugetlb-other".parse::<MemoryKind>().is_err());
     }
 }

@@ -216,6 +216,11 @@ impl Host {
         }
     }
 
+    /// Whether a device tree describes the machine, and not ACPI.
+    pub(super) fn has_device_tree(&self) -> bool {
+        self.root.has("sys/firmware/devicetree/base/compatible")
+    }
+
     /// Whether a driver of PCI functions is loaded.
     pub(super) fn has_driver(&self, name: &str) -> bool {
         self.root.has(Path::new("sys/bus/pci/drivers").join(name))

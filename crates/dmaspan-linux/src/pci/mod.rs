@@ -198,10 +198,10 @@ impl System {
             _ if self.host.iommu != Iommu::Active => {
                 vec![Reason::NoIommu { iommu: self.host.iommu.clone() }]
             }
-            None => vec![Reason::NoGroup { bdf }],
-            Some(group) => {
+            None if !self.gets_group(function) => vec![Reason::NoGroup { bdf }],
+            group => {
                 let mut reasons = self.kernel_reasons(function, backend);
-                reasons.extend(self.driver_reasons(function, group));
+                reasons.extend(self.driver_reasons(function, group.as_ref()));
                 // The module may be loaded only now.
                 reasons.extend(self.module_reasons(backend));
                 reasons.extend(self.permission_reasons(function, backend));
@@ -242,6 +242,13 @@ impl System {
         self.host.interrupts == Interrupts::Unknown
     }
 
+    /// Whether a driver, by being bound, makes the group of a function that has none. Where a
+    /// device tree says what translates for a function, the kernel reads it when the first driver
+    /// is bound (Linux: drivers/iommu/of_iommu.c, `of_iommu_configure`).
+    fn gets_group(&self, function: &Function) -> bool {
+        self.host.has_device_tree() && function.driver.is_none()
+    }
+
     /// What the kernel lacks.
     fn kernel_reasons(&self, function: &Function, backend: Backend) -> Vec<Reason> {
         let mut reasons = Vec::new();
@@ -275,12 +282,13 @@ impl System {
     }
 
     /// What drivers are in the way.
-    fn driver_reasons(&self, function: &Function, group: &Group) -> Vec<Reason> {
+    fn driver_reasons(&self, function: &Function, group: Option<&Group>) -> Vec<Reason> {
         let mut reasons = Vec::new();
         if !function.has_vfio_driver() {
             let (driver, uses) = (function.driver.clone(), function.uses.clone());
             reasons.push(Reason::NotBound { bdf: function.bdf, driver, uses });
         }
+        let Some(group) = group else { return reasons };
         let others = group.members.iter().filter(|member| member.bdf != function.bdf);
         let blockers: Vec<Member> =
             others.filter(|member| member.blocks_group()).cloned().collect();

@@ -210,6 +210,17 @@ fn a_function_without_group_and_a_bridge_cannot_be_used() {
 }
 
 #[test]
+fn a_function_of_a_device_tree_gets_its_group_when_a_driver_is_bound() {
+    let machine = Machine::new();
+    machine.function("0000:00:06.0", NVME_CLASS, "nvme").group(3, &["0000:00:06.0"]);
+    machine.function(NVME, NVME_CLASS, "").vfio();
+    assert_eq!(names(&machine, Backend::Vfio), ["no-group"], "ACPI describes it");
+    machine.file("sys/firmware/devicetree/base/compatible", "linux,dummy-virt");
+    assert_eq!(names(&machine, Backend::Vfio), ["not-bound"]);
+    assert_eq!(steps(&machine, Backend::Vfio), [BIND[0], BIND[2]]);
+}
+
+#[test]
 fn the_mode_without_iommu_is_not_taken_for_one() {
     let machine = machine();
     machine.remove("sys/class/iommu/dmar0").bound(NVME, 3);

@@ -10,9 +10,23 @@ use dmaspan::{Iova, UserRange, lg2};
 /// Larger leaves are not counted on: no page of the CPU is larger.
 const MOST: u64 = 1 << 30;
 
-/// x86's, where an IOMMU does not say what it has (Intel VT-d specification, 9.8; AMD IOMMU
-/// specification, 2.2.3, with page sizes of the CPU).
-const X86: u64 = (4 << 10) | (2 << 20) | MOST;
+/// The leaves of an IOMMU that says its granule alone: a table has as many entries of 8 bytes as a
+/// granule has room for. With 4K 2M and 1G follow (Intel VT-d specification, 9.8; AMD IOMMU
+/// specification, 2.2.3; RISC-V), on Arm with 16K 32M, and with 64K 512M (DDI 0487, D8.2). What
+/// has another granule is taken for one of 4K without its smallest leaves.
+const fn usual(granule: u64) -> u64 {
+    const K4: u64 = 4 << 10;
+    let base = match granule {
+        K16 | K64 => granule,
+        _ => K4,
+    };
+    let entries = base / 8;
+    let above = base * entries;
+    base | above | above.saturating_mul(entries)
+}
+
+const K16: u64 = 16 << 10;
+const K64: u64 = 64 << 10;
 
 /// The sizes of leaves that a hardware has, a bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +34,11 @@ pub(super) struct LeafSizes(u64);
 
 impl LeafSizes {
     /// What `page_sizes` of a space's limits say. Where they are the granule alone, or all sizes
-    /// from there on, they say nothing of the hardware, and x86's are taken.
+    /// from there on, they say nothing of the hardware, and the usual ones are taken.
     pub(super) const fn new(page_sizes: u64) -> Self {
         let granule = page_sizes & page_sizes.wrapping_neg();
         let says_nothing = page_sizes == granule || page_sizes == granule.wrapping_neg();
-        let sizes = if says_nothing { X86 } else { page_sizes };
+        let sizes = if says_nothing { usual(granule) } else { page_sizes };
         let from_granule = sizes & granule.wrapping_neg() & ((MOST << 1) - 1);
         Self(from_granule | granule)
     }
@@ -86,10 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_is_taken_for_x86() {
+    fn what_says_nothing_is_taken_for_the_usual_leaves_of_its_granule() {
         assert_eq!(sizes(K4), [G1, M2, K4]);
         assert_eq!(sizes(!0 << 12), [G1, M2, K4]);
-        assert_eq!(sizes(!0 << 16), [G1, M2, 64 << 10]);
+        assert_eq!(sizes(16 << 10), [32 << 20, 16 << 10]);
+        assert_eq!(sizes(64 << 10), [512 << 20, 64 << 10]);
+        assert_eq!(sizes(!0 << 16), [512 << 20, 64 << 10]);
+        assert_eq!(sizes(!0 << 21), [G1, M2]);
         assert_eq!(sizes(K4 | M2), [M2, K4]);
         assert_eq!(sizes(K4 | M2 | G1 | 1 << 39), [G1, M2, K4]);
         assert_eq!(sizes((64 << 10) | (512 << 20)), [512 << 20, 64 << 10]);

@@ -1,8 +1,8 @@
 //! Table entries as machine words, with the orderings of their loads and stores.
 //!
-//! All hardware reads entries with the lower byte first (IHI 0070, 3.4.1, with tables as its drivers
-//! configure them; Intel VT-d specification, 1.2; AMD IOMMU specification, 2; RISC-V IOMMU, 2.3), so
-//! a big-endian CPU turns them round, here and nowhere else.
+//! All hardware reads entries with the lower byte first (IHI 0070, as the drivers configure it;
+//! Intel VT-d specification, 1.2; AMD IOMMU specification, 2; RISC-V IOMMU, 2.3). So a big-endian
+//! CPU turns words round, here and nowhere else.
 
 use core::fmt::Debug;
 use core::ops::{BitAnd, BitOr};

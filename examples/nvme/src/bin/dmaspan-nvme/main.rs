@@ -123,7 +123,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     };
     let (space, mut controller) = start(&args.target)?;
     let namespace = controller.namespace(1)?;
-    let memory = Arc::new(Memory::new(MemoryKind::Thp, AT_ONCE)?);
+    let memory = Arc::new(Memory::new(MemoryKind::thp_for(AT_ONCE), AT_ONCE)?);
     let buffer = VfioBuffer::new(&space, Region::whole(&memory, Prot::READ_WRITE))?;
     let mut queue = controller.create_queue(QueueConfig::new(2))?;
     let block = namespace.block_bytes();

@@ -5,11 +5,13 @@
 //! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
 //! violation. [`hw`] runs the tests against QEMU's IOMMUs, [`guest`] boots kernels with VFIO and
 //! runs dmaspan in them, [`msrv`] and [`package`] prove that others can build what is published,
-//! [`peers`] compares dmaspan with Linux's own page tables, [`lines`] counts lines of code,
+//! [`cross`] builds for other CPUs and runs there, [`sanitize`] looks for undefined behaviour and
+//! races, [`peers`] compares dmaspan with Linux's own page tables, [`lines`] counts lines of code,
 //! [`book`] builds the book, and [`picture`] draws the picture in it.
 
 pub mod book;
 pub mod ci;
+pub mod cross;
 mod debian;
 pub mod guest;
 pub mod hw;
@@ -23,6 +25,7 @@ pub mod picture;
 pub mod problem;
 pub mod published;
 pub mod report;
+pub mod sanitize;
 pub mod tidy;
 pub mod tree;
 

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use xtask::problem::Problem;
 use xtask::tree::Tree;
 use xtask::{
-    Checked, Outcome, book, ci, guest, hw, lines, msrv, no_std, package, peers, picture, tidy,
+    Checked, Outcome, book, ci, cross, guest, hw, lines, msrv, no_std, package, peers, picture,
+    sanitize, tidy,
 };
 
 const USAGE: &str = "\
@@ -36,6 +37,16 @@ usage: cargo xtask <command>
           run the tests against QEMU's IOMMUs; where no QEMU on this machine
           serves, put one from Debian's packages into the target directory,
           which needs a network and no privileges; --install only does that
+  cross [bare|registers|quick|user|copies|guest]...
+          build for other CPUs, and run there what can be run: without the standard
+          library; registers by one instruction each; tests under an emulator of
+          programs, all or a quick part of them; bounce copies in instructions;
+          and a guest of Arm with pages of 16 KiB; without a name all but `quick`;
+          targets come by rustup, tools from Debian's packages
+  sanitize [planted|miri|thread|address]...
+          look for undefined behaviour, races and wrong accesses to memory, by Miri
+          and the compiler's sanitizers; `planted` shows that they find what they
+          are for; needs nightly Rust, which rustup fetches
   guest [--kernel NAME]... [--boot NAME]... [--jobs N] [--keep] [--list]
           boot guests whose kernels have VFIO and run the project's program in
           them; the kernels come from Debian's packages, and the one with
@@ -83,11 +94,18 @@ fn main() -> ExitCode {
         ["ci", names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {
             run_ci(ci::Extent::Quick, names)
         }
-        ["help" | "--help" | "-h"] | ["lines" | "hw" | "guest" | "peers", "--help" | "-h"] => {
+        ["help" | "--help" | "-h"]
+        | ["lines" | "hw" | "guest" | "cross" | "sanitize" | "peers", "--help" | "-h"] => {
             xtask::say(USAGE);
             ExitCode::SUCCESS
         }
         ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
+        ["cross", arguments @ ..] => {
+            with_options("cross", cross::Options::parse(arguments), cross::run)
+        }
+        ["sanitize", arguments @ ..] => {
+            with_options("sanitize", sanitize::Options::parse(arguments), sanitize::run)
+        }
         ["guest", arguments @ ..] => {
             with_options("guest", guest::Options::parse(arguments), guest::run)
         }

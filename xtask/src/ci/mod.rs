@@ -12,7 +12,9 @@ use std::{fs, io};
 
 use Extent::{Full, Quick};
 
-use crate::{Checked, Outcome, book, cargo, guest, hw, msrv, no_std, package, report};
+use crate::{
+    Checked, Outcome, book, cargo, cross, guest, hw, msrv, no_std, package, report, sanitize,
+};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,7 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 17] = [
+const CHECKS: [Check; 19] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
@@ -51,6 +53,8 @@ const CHECKS: [Check; 17] = [
     full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
     quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
     quick("core without std: cargo xtask no-std", |_| no_std::check()),
+    quick("other CPUs: cargo xtask cross, of which a quick part", other_cpus),
+    quick("sanitizers: cargo xtask sanitize, of which a quick part", sanitizers),
     quick("oldest Rust: cargo xtask msrv", |_| msrv::check()),
     quick("packages: cargo xtask package", |_| package::check()),
     quick("dependencies: cargo deny check licenses bans sources", |_| dependencies()),
@@ -220,6 +224,20 @@ fn interleavings() -> Checked {
     // Unoptimised, the models need more stack than loom gives their threads.
     test.arg(target).env("RUSTFLAGS", "--cfg loom").env("CARGO_PROFILE_TEST_OPT_LEVEL", "1");
     run_all([&mut test])
+}
+
+fn other_cpus(extent: Extent) -> Checked {
+    cross::run(&match extent {
+        Quick => cross::Options::quick(),
+        Full => cross::Options::parse(&[])?,
+    })
+}
+
+fn sanitizers(extent: Extent) -> Checked {
+    sanitize::run(&match extent {
+        Quick => sanitize::Options::quick(),
+        Full => sanitize::Options::parse(&[])?,
+    })
 }
 
 fn dependencies() -> Checked {

@@ -56,6 +56,17 @@ impl Machine {
         Ok(Self { architecture, source: Source::of_machine()? })
     }
 
+    /// The same, for packages that another processor's machines have.
+    ///
+    /// # Errors
+    ///
+    /// That nothing is known of it, in one line.
+    pub(crate) fn of_architecture(&self, name: &str) -> Result<Self, String> {
+        let architecture = ARCHITECTURES.iter().find(|one| one.name == name);
+        let architecture = architecture.ok_or(format!("there are no packages for {name}"))?;
+        Ok(Self { architecture, source: self.source.clone() })
+    }
+
     /// A root of apt in a folder that knows what these suites have now. Downloads what they list.
     ///
     /// # Errors

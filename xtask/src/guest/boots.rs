@@ -11,6 +11,8 @@ pub(super) enum On {
     Newest,
     /// The one with iommufd.
     Iommufd,
+    /// Those of Arm, with pages of each size that Debian has.
+    Arm,
 }
 
 /// What translates for the guest's devices.
@@ -20,6 +22,8 @@ pub(super) enum Iommu {
     Intel,
     /// virtio-iommu, which has none.
     Virtio,
+    /// Arm's SMMUv3.
+    Smmu,
 }
 
 /// A guest and what it is told to do.
@@ -136,6 +140,27 @@ pub(super) const BOOTS: &[Boot] = &[
         seconds: 600,
         commands: &[NVME, PEER, HUGEPAGES, DEVICES],
         backends: &["vfio", "iommufd"],
+        ..PLAIN
+    },
+    Boot {
+        name: "arm",
+        on: &[On::Arm],
+        iommu: Iommu::Smmu,
+        seconds: 1500,
+        commands: &[
+            SOFT,
+            // Before a driver is bound there is no group.
+            DEVICES,
+            NVME,
+            PEER,
+            DEVICES,
+            "dmaspan map 64M --runs 1 --backend vfio:0000:00:05.0",
+            "dmaspan-nvme identify 0000:00:05.0 --backend vfio",
+            "dmaspan-nvme read 0000:00:05.0 --backend vfio --blocks 16384 --out /dev/null",
+            "dmaspan-nvme bench 0000:00:05.0 --backend vfio --count 2000 --turns 4 --format json",
+            "tests-linux --test-threads 2",
+            "tests-cli --test-threads 2",
+        ],
         ..PLAIN
     },
     Boot {

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::boots::Iommu;
 use super::cpio::Archive;
-use super::kernels::Ready;
-use crate::cargo;
+use super::kernels::{Cpu, Ready};
+use crate::{cargo, cross};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+const X86: &str = "x86_64-unknown-linux-gnu";
 
 /// A program of the workspace that guests have.
 struct Program {
@@ -35,17 +35,24 @@ pub(super) type Programs = Vec<(&'static str, Vec<u8>)>;
 /// # Errors
 ///
 /// What failed, in one line; cargo has said more by then.
-pub(super) fn programs(target: &Path) -> Result<Programs, String> {
-    let mut build = cargo(&["build", "--quiet", "--release", "--target", TARGET, "--target-dir"]);
+pub(super) fn programs(cpu: Cpu, target: &Path) -> Result<Programs, String> {
+    let mut build = cargo(&["build", "--quiet", "--release", "--target-dir"]);
     build.arg(target);
+    let triple = match cpu {
+        Cpu::X86 => {
+            build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+            X86
+        }
+        Cpu::Arm => cross::for_arm64(&mut build)?,
+    };
+    build.args(["--target", triple]);
     for Program { package, .. } in &PROGRAMS {
         build.args(["-p", package]);
     }
     build.args(["--bins", "--example", INIT]);
-    build.env("RUSTFLAGS", "-C target-feature=+crt-static");
     build.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "true");
     crate::run(&mut build).map_err(|why| format!("its programs cannot be built: {why}"))?;
-    let built = target.join(TARGET).join("release");
+    let built = target.join(triple).join("release");
     let mut programs = Programs::new();
     for Program { name, place, .. } in PROGRAMS {
         let program = if name == INIT {
@@ -56,6 +63,9 @@ pub(super) fn programs(target: &Path) -> Result<Programs, String> {
             read(&built.join(name))?
         };
         programs.push((place, program));
+    }
+    if cpu == Cpu::Arm {
+        programs.extend(cross::tests_of_linux()?);
     }
     Ok(programs)
 }

@@ -9,6 +9,7 @@ use std::{env, io};
 use super::boots::On;
 use super::{packages, source};
 use crate::debian::{self, Machine, cannot_write, output_under, remove, replace};
+use crate::hw;
 
 /// Names the image of the kernel with iommufd.
 pub(super) const IMAGE: &str = "DMASPAN_GUEST_KERNEL";
@@ -35,24 +36,64 @@ enum Origin {
     Image,
 }
 
+/// The CPU of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cpu {
+    X86,
+    Arm,
+}
+
+impl Cpu {
+    /// Its program of QEMU, beside that of x86-64.
+    pub(super) fn program(self, x86: &Path) -> PathBuf {
+        match self {
+            Self::X86 => x86.to_path_buf(),
+            Self::Arm => x86.with_file_name(hw::program("aarch64")),
+        }
+    }
+}
+
 /// A kernel that can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernel {
+    /// The CPU that it is for.
+    pub(super) cpu: Cpu,
     /// Its name on the command line.
     pub(super) name: &'static str,
     /// Whether it runs where nothing was asked for.
     pub(super) by_default: bool,
     origin: Origin,
+    /// How the releases end that are made for such guests.
+    flavour: &'static str,
+}
+
+/// How the releases end that are made for virtual machines, which these are.
+const CLOUD: &str = "-cloud-amd64";
+
+const fn x86(name: &'static str, origin: Origin) -> Kernel {
+    Kernel { cpu: Cpu::X86, name, by_default: false, origin, flavour: CLOUD }
+}
+
+/// The same kernel, run where nothing was asked for.
+const fn by_default(kernel: Kernel) -> Kernel {
+    Kernel { by_default: true, ..kernel }
+}
+
+const fn arm(name: &'static str, flavour: &'static str) -> Kernel {
+    let origin = Origin::Series("6.12");
+    Kernel { cpu: Cpu::Arm, name, by_default: false, origin, flavour }
 }
 
 /// All kernels that can be asked for.
-pub(super) const KERNELS: [Kernel; 6] = [
-    Kernel { name: "6.1", by_default: true, origin: Origin::Series("6.1") },
-    Kernel { name: "6.12", by_default: false, origin: Origin::Series("6.12") },
-    Kernel { name: "6.17", by_default: false, origin: Origin::Series("6.17") },
-    Kernel { name: "6.18", by_default: false, origin: Origin::Series("6.18") },
-    Kernel { name: "newest", by_default: true, origin: Origin::Newest },
-    Kernel { name: "iommufd", by_default: true, origin: Origin::Image },
+pub(super) const KERNELS: [Kernel; 8] = [
+    by_default(x86("6.1", Origin::Series("6.1"))),
+    x86("6.12", Origin::Series("6.12")),
+    x86("6.17", Origin::Series("6.17")),
+    x86("6.18", Origin::Series("6.18")),
+    by_default(x86("newest", Origin::Newest)),
+    by_default(x86("iommufd", Origin::Image)),
+    arm("arm64", "-arm64"),
+    arm("arm64-16k", "-arm64-16k"),
 ];
 
 /// A kernel that is there.
@@ -70,6 +111,8 @@ impl Kernel {
     /// Whether boots for these are for it.
     pub(super) fn is_one_of(self, on: &[On]) -> bool {
         on.iter().any(|on| match on {
+            On::Arm => self.cpu == Cpu::Arm,
+            _ if self.cpu != Cpu::X86 => false,
             On::Stock => self.origin != Origin::Image,
             On::Newest => self.origin == Origin::Newest,
             On::Iommufd => self.origin == Origin::Image,
@@ -141,19 +184,30 @@ fn fetch(
     folder: &Path,
     lock: &File,
 ) -> Result<Vec<(&'static str, String)>, String> {
-    let machine = Machine::here()?;
-    let apt = folder.join("apt");
-    let root = machine.root(&apt, packages::SUITES, lock)?;
+    let here = Machine::here()?;
     let mut failed = Vec::new();
-    for &kernel in missing {
-        let done = replace(&folder.join(kernel.name), |new| match kernel.origin {
-            Origin::Series(series) => unpack(&root, Some(series), new, lock),
-            Origin::Newest => unpack(&root, None, new, lock),
-            Origin::Image => source::build(&root, new, lock),
-        });
-        failed.extend(done.err().map(|why| (kernel.name, why)));
+    for cpu in [Cpu::X86, Cpu::Arm] {
+        let missing: Vec<&Kernel> = missing.iter().filter(|kernel| kernel.cpu == cpu).collect();
+        if missing.is_empty() {
+            continue;
+        }
+        let machine = match cpu {
+            Cpu::X86 => &here,
+            Cpu::Arm => &here.of_architecture("arm64")?,
+        };
+        let apt = folder.join("apt");
+        let root = machine.root(&apt, packages::SUITES, lock)?;
+        for kernel in missing {
+            let unpack = |series, new: &Path| unpack(&root, series, kernel.flavour, new, lock);
+            let done = replace(&folder.join(kernel.name), |new| match kernel.origin {
+                Origin::Series(series) => unpack(Some(series), new),
+                Origin::Newest => unpack(None, new),
+                Origin::Image => source::build(&root, new, lock),
+            });
+            failed.extend(done.err().map(|why| (kernel.name, why)));
+        }
+        remove(&apt).map_err(|error| cannot_write(&apt, &error))?;
     }
-    remove(&apt).map_err(|error| cannot_write(&apt, &error))?;
     Ok(failed)
 }
 
@@ -161,13 +215,14 @@ fn fetch(
 fn unpack(
     root: &debian::Root<'_>,
     series: Option<&str>,
+    flavour: &str,
     place: &Path,
     lock: &File,
 ) -> Result<(), String> {
     let mut names = root.names("linux-image-")?;
     names.extend(root.names("linux-binary-")?);
     names.extend(root.names("linux-modules-")?);
-    let choice = packages::choose(&names, series).ok_or("the mirror has none")?;
+    let choice = packages::choose(&names, series, flavour).ok_or("the mirror has none")?;
     let wanted: Vec<&str> = choice.packages.iter().map(String::as_str).collect();
     let files = root.download(&place.join("packages"), &wanted)?;
     let tree = place.join("tree");

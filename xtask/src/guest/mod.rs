@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use boots::{BOOTS, Boot};
+use boots::{BOOTS, Boot, Iommu};
 use initrd::Programs;
-use kernels::{KERNELS, Ready};
+use kernels::{Cpu, KERNELS, Ready};
 use log::Report;
 use options::{Action, LeftOver, OneCommand};
 use qemu::{Limits, Machine, Stopped, Time};
@@ -96,10 +96,17 @@ fn check(options: &Options) -> Checked {
             Err(why) => skipped.push(format!("kernel {}: {why}", kernel.name)),
         }
     }
-    let programs = initrd::programs(&work.folder.join("build"))?;
-    match &options.action {
-        Action::Command(one) => work.run_command(one, &ready, &programs)?,
-        _ => work.run_boots(options, &ready, &programs)?,
+    for cpu in [Cpu::X86, Cpu::Arm] {
+        let ready: Vec<Ready> =
+            ready.iter().filter(|ready| ready.kernel.cpu == cpu).cloned().collect();
+        if ready.is_empty() {
+            continue;
+        }
+        let programs = initrd::programs(cpu, &work.folder.join("build"))?;
+        match &options.action {
+            Action::Command(one) => work.run_command(one, &ready, &programs)?,
+            _ => work.run_boots(options, &ready, &programs)?,
+        }
     }
     match skipped.is_empty() {
         true => Ok(Outcome::Passed),
@@ -237,7 +244,8 @@ impl Work {
         arguments.extend(self.leash.iter().map(|&word| word.to_owned()));
         let (ran, report) = attempts(guest, &mut |begin| {
             let limits = Limits { begin, end: guest.limit };
-            let ran = qemu::run(&self.program, &arguments, &console, limits);
+            let program = guest.kernel.kernel.cpu.program(&self.program);
+            let ran = qemu::run(&program, &arguments, &console, limits);
             let text = fs::read(&console).map_err(fail)?;
             Ok((ran, Report::parse(&String::from_utf8_lossy(&text))))
         })?;
@@ -308,7 +316,10 @@ impl<'r> Guest<'r> {
             name: "command".to_owned(),
             kernel,
             machine: Machine {
-                iommu: one.iommu,
+                iommu: match kernel.kernel.cpu {
+                    Cpu::X86 => one.iommu,
+                    Cpu::Arm => Iommu::Smmu,
+                },
                 memory: &one.memory,
                 time: one.time,
                 extra,

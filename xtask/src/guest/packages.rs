@@ -4,9 +4,6 @@
 pub(super) const SUITES: &str = "bookworm trixie trixie-updates trixie-backports";
 
 const IMAGE: &str = "linux-image-";
-/// How the releases end that are made for virtual machines, which these are.
-const FLAVOUR: &str = "-cloud-amd64";
-
 /// A kernel among the names of packages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
@@ -16,9 +13,14 @@ pub(super) struct Choice {
     pub(super) packages: Vec<String>,
 }
 
-/// The newest release of a series as `6.12`, or of all; nothing where there is none.
-pub(super) fn choose(names: &[String], series: Option<&str>) -> Option<Choice> {
+/// The newest release of a series as `6.12`, or of all, that ends so; nothing where there is none.
+/// Other flavours may end alike, with more in front: `-rt-arm64`.
+pub(super) fn choose(names: &[String], series: Option<&str>, flavour: &str) -> Option<Choice> {
     let is_wanted = |release: &&str| {
+        let Some(release) = release.strip_suffix(flavour) else { return false };
+        if release.contains("-cloud") || release.contains("-rt") {
+            return false;
+        }
         let rest = match series {
             None => return release.starts_with(|first: char| first.is_ascii_digit()),
             Some(series) => release.strip_prefix(series),
@@ -26,7 +28,7 @@ pub(super) fn choose(names: &[String], series: Option<&str>) -> Option<Choice> {
         rest.is_some_and(|rest| rest.starts_with('.'))
     };
     let releases = names.iter().filter_map(|name| name.strip_prefix(IMAGE));
-    let releases = releases.filter(|release| release.ends_with(FLAVOUR)).filter(is_wanted);
+    let releases = releases.filter(is_wanted);
     let release = releases.max_by_key(|release| numbers(release))?;
     // Where the image is a package of its own, this one only stands on the two.
     let split = ["linux-binary-", "linux-modules-"].map(|kind| format!("{kind}{release}"));
@@ -58,6 +60,8 @@ fn numbers(release: &str) -> Vec<u64> {
 mod tests {
     use super::*;
 
+    const CLOUD: &str = "-cloud-amd64";
+
     fn names(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
     }
@@ -70,12 +74,23 @@ mod tests {
              linux-image-6.18.2+deb13-cloud-amd64 linux-image-cloud-amd64 \
              linux-image-6.1.0-70-cloud-amd64-dbg",
         );
-        let choice = choose(&names, Some("6.1")).unwrap();
+        let choice = choose(&names, Some("6.1"), CLOUD).unwrap();
         assert_eq!(choice.release, "6.1.0-50-cloud-amd64");
         assert_eq!(choice.packages, ["linux-image-6.1.0-50-cloud-amd64"]);
-        assert_eq!(choose(&names, None).unwrap().release, "6.18.2+deb13-cloud-amd64");
-        assert_eq!(choose(&names, Some("6.12")), None);
-        assert_eq!(choose(&[], None), None);
+        assert_eq!(choose(&names, None, CLOUD).unwrap().release, "6.18.2+deb13-cloud-amd64");
+        assert_eq!(choose(&names, Some("6.12"), CLOUD), None);
+        assert_eq!(choose(&[], None, CLOUD), None);
+    }
+
+    #[test]
+    fn a_flavour_is_told_from_those_that_end_alike() {
+        let names = names(
+            "linux-image-6.12.9+deb13-arm64 linux-image-6.12.10+deb13-rt-arm64 \
+             linux-image-6.12.8+deb13-arm64-16k linux-image-6.12.11+deb13-cloud-arm64",
+        );
+        let choice = |flavour| choose(&names, Some("6.12"), flavour).unwrap().release;
+        assert_eq!(choice("-arm64"), "6.12.9+deb13-arm64");
+        assert_eq!(choice("-arm64-16k"), "6.12.8+deb13-arm64-16k");
     }
 
     #[test]
@@ -84,7 +99,7 @@ mod tests {
             "linux-image-7.3.4+deb13-cloud-amd64 linux-binary-7.3.4+deb13-cloud-amd64 \
              linux-modules-7.3.4+deb13-cloud-amd64 linux-binary-unsigned-7.3.4+deb13-cloud-amd64",
         );
-        let packages = choose(&names, None).unwrap().packages;
+        let packages = choose(&names, None, CLOUD).unwrap().packages;
         assert_eq!(
             packages,
             ["linux-binary-7.3.4+deb13-cloud-amd64", "linux-modules-7.3.4+deb13-cloud-amd64"]

@@ -44,18 +44,22 @@ impl Machine<'_> {
     pub(super) fn arguments(&self, kernel: &Path, initrd: &Path, disk: &Path) -> Vec<String> {
         let mut arguments: Vec<String> = Vec::new();
         let mut add = |words: &str| arguments.extend(words.split(' ').map(str::to_owned));
-        add("-M q35,kernel-irqchip=split -nodefaults -nographic -no-reboot -serial stdio");
-        // Without these two features kernels clear pages by what is slow to emulate.
-        add("-cpu max,-erms,-fsrm");
+        add("-nodefaults -nographic -no-reboot -serial stdio");
+        add(match self.iommu {
+            Iommu::Smmu => "-M virt,iommu=smmuv3,gic-version=3 -cpu cortex-a76",
+            // Without these two features kernels clear pages by what is slow to emulate.
+            _ => "-M q35,kernel-irqchip=split -cpu max,-erms,-fsrm",
+        });
         add(match self.time {
             Time::Real => "-accel tcg,thread=multi -smp 2",
             Time::Counted => "-accel tcg,thread=single -smp 1 -icount shift=0,sleep=off",
         });
         add(&format!("-m {}", self.memory));
-        add(match self.iommu {
-            Iommu::Intel => "-device intel-iommu,intremap=on,caching-mode=on",
-            Iommu::Virtio => "-device virtio-iommu-pci,addr=04",
-        });
+        match self.iommu {
+            Iommu::Intel => add("-device intel-iommu,intremap=on,caching-mode=on"),
+            Iommu::Virtio => add("-device virtio-iommu-pci,addr=04"),
+            Iommu::Smmu => {}
+        }
         add("-device nvme,drive=disk,serial=vfnvme1,addr=05");
         add("-object memory-backend-memfd,id=peer,size=16M,share=on");
         add("-device ivshmem-plain,memdev=peer,addr=06");
@@ -78,13 +82,15 @@ impl Machine<'_> {
             Iommu::Virtio => {
                 "vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1"
             }
+            Iommu::Smmu => "",
         };
         // A word of a module that there is not: the kernel passes it over.
         let counted = match self.time {
             Time::Real => "",
             Time::Counted => "dmaspan.counted ",
         };
-        let always = "console=ttyS0 loglevel=2 no_timer_check oops=panic panic=-1";
+        let console = if self.iommu == Iommu::Smmu { "ttyAMA0" } else { "ttyS0" };
+        let always = format!("console={console} loglevel=2 no_timer_check oops=panic panic=-1");
         format!("{always} {iommu} {counted}{}", self.cmdline).trim_end().to_owned()
     }
 }

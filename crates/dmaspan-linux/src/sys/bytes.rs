@@ -334,4 +334,25 @@ mod tests {
     fn words_are_exact_at_every_alignment() {
         check(words::copy, words::clear);
     }
+
+    /// `bounce:N` or `memcpy:N`; `cargo xtask cross copies` counts the instructions.
+    #[test]
+    fn a_page_is_copied_as_often_as_the_environment_says() {
+        let asked = std::env::var("DMASPAN_COPIES").unwrap_or_else(|_| "bounce:1".to_owned());
+        let (by, times) = asked.split_once(':').unwrap();
+        let (source, mut target) = ([7u64; 512], [0u64; 512]);
+        let from = source.as_ptr().cast::<u8>();
+        for _ in 0..times.parse().unwrap() {
+            let to = std::hint::black_box(target.as_mut_ptr().cast::<u8>());
+            // SAFETY:
+            // 1. Both are pages of this test, and nobody else uses them.
+            unsafe {
+                match by {
+                    "bounce" => copy(from, to, 4096),
+                    _ => ptr::copy_nonoverlapping(from, to, std::hint::black_box(4096)),
+                }
+            }
+        }
+        assert_eq!(target, source);
+    }
 }

@@ -1,0 +1,247 @@
+//! `cargo xtask cross`: other CPUs, and other sizes of pages.
+//!
+//! | part | what |
+//! |---|---|
+//! | `bare` | the crates without the standard library, for CPUs without an operating system |
+//! | `registers` | by which instructions registers of devices are read and written |
+//! | `quick` | tests of the drivers and of the core's own modules, under an emulator of programs |
+//! | `user` | all tests of the core, the models, the drivers and the NVMe example, likewise |
+//! | `copies` | what a bounce copy costs beside the C library's, in instructions |
+//! | `guest` | a kernel of Arm with pages of 16 KiB, and the project's programs and tests in it |
+
+mod copies;
+mod registers;
+mod tools;
+
+use std::process::Command;
+
+use crate::debian::output_of;
+use crate::{Checked, Outcome, guest, hw, no_std};
+use tools::Tools;
+
+/// A CPU whose programs are built here and emulated.
+#[derive(Debug)]
+struct Target {
+    /// What Rust calls it.
+    triple: &'static str,
+    /// What QEMU calls it.
+    machine: &'static str,
+    /// What GNU calls it.
+    gnu: &'static str,
+    /// What Debian calls it.
+    debian: &'static str,
+    /// What it is called without an operating system.
+    bare: &'static str,
+}
+
+const TARGETS: [Target; 2] = [
+    Target {
+        triple: "aarch64-unknown-linux-gnu",
+        machine: "aarch64",
+        gnu: "aarch64-linux-gnu",
+        debian: "arm64",
+        bare: "aarch64-unknown-none",
+    },
+    Target {
+        triple: "riscv64gc-unknown-linux-gnu",
+        machine: "riscv64",
+        gnu: "riscv64-linux-gnu",
+        debian: "riscv64",
+        bare: "riscv64gc-unknown-none-elf",
+    },
+];
+
+/// CPUs that everything without the standard library builds for.
+const BARE: [&str; 4] = [
+    "aarch64-unknown-none",
+    "riscv64gc-unknown-none-elf",
+    "x86_64-unknown-none",
+    "armv7a-none-eabi",
+];
+
+/// Tests that an emulator of programs cannot pass: their names, and what it lacks.
+const NOT_EMULATED: [(&str, &str); 1] =
+    [("_nomem::", "it starts its own program again, which the machine's kernel does not run")];
+
+/// The parts, by name.
+const PARTS: [&str; 6] = ["bare", "registers", "quick", "user", "copies", "guest"];
+/// What runs where nothing is named: `quick` is a part of `user`.
+const ALL: [&str; 5] = ["bare", "registers", "user", "copies", "guest"];
+/// What `cargo xtask ci` runs.
+const QUICK: [&str; 3] = ["bare", "registers", "quick"];
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    parts: Vec<&'static str>,
+}
+
+impl Options {
+    /// Reads the command line's arguments behind `cross`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with them, in one line.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let part = |name: &&str| {
+            let found = PARTS.into_iter().find(|part| part == name);
+            found.ok_or_else(|| format!("there is no part `{name}`, only {}", PARTS.join(", ")))
+        };
+        let parts: Vec<_> = arguments.iter().map(part).collect::<Result<_, _>>()?;
+        Ok(Self { parts: if parts.is_empty() { ALL.to_vec() } else { parts } })
+    }
+
+    /// What runs in minutes.
+    pub(crate) fn quick() -> Self {
+        Self { parts: QUICK.to_vec() }
+    }
+}
+
+/// Does what was asked for. What needs tools that cannot be had is skipped with the reason, unless
+/// the environment says that this is a failure.
+///
+/// # Errors
+///
+/// What failed, in one line; more was said by then.
+pub fn run(options: &Options) -> Checked {
+    let mut skipped = Vec::new();
+    if let Err(why) = add_targets() {
+        return cannot(why);
+    }
+    for &part in &options.parts {
+        crate::say(&format!("cross: {part}"));
+        let outcome = match part {
+            "bare" => bare()?,
+            "guest" => guest::run(&guest::Options::parse(&["--kernel", "arm64-16k"])?)?,
+            _ => match Tools::ready() {
+                Err(why) => cannot(why)?,
+                Ok(tools) => {
+                    with_tools(part, &tools)?;
+                    Outcome::Passed
+                }
+            },
+        };
+        if let Outcome::Skipped(why) = outcome {
+            skipped.push(format!("{part}: {why}"));
+        }
+    }
+    match skipped.is_empty() {
+        true => Ok(Outcome::Passed),
+        false => Ok(Outcome::Skipped(skipped.join("; "))),
+    }
+}
+
+fn with_tools(part: &str, tools: &Tools) -> Result<(), String> {
+    TARGETS.iter().try_for_each(|target| match part {
+        "registers" => registers::check(target, tools),
+        "copies" => copies::check(target, tools),
+        "quick" => emulated(target, tools, &QUICK_TESTS),
+        _ => emulated(target, tools, &TESTS),
+    })
+}
+
+fn cannot(why: String) -> Checked {
+    if hw::is_required() { Err(why) } else { Ok(Outcome::Skipped(why)) }
+}
+
+/// Has rustup fetch the compiler's libraries for all CPUs.
+fn add_targets() -> Result<(), String> {
+    let others = TARGETS.iter().map(|target| target.triple);
+    let mut rustup = Command::new("rustup");
+    rustup.args(["target", "add"]).args(BARE.into_iter().chain(others));
+    output_of(rustup.current_dir(crate::root())).map(drop)
+}
+
+fn bare() -> Checked {
+    BARE.into_iter().try_for_each(no_std::build_for)?;
+    Ok(Outcome::Passed)
+}
+
+const QUICK_TESTS: [&str; 5] = ["-p", "dmaspan-drivers", "--lib", "--test", "riscv"];
+const TESTS: [&str; 11] = [
+    "-p",
+    "dmaspan",
+    "-p",
+    "dmaspan-sim",
+    "-p",
+    "dmaspan-drivers",
+    "-p",
+    "dmaspan-nvme",
+    "--lib",
+    "--bins",
+    "--tests",
+];
+
+/// Runs tests under the emulator of programs.
+fn emulated(target: &Target, tools: &Tools, tests: &[&str]) -> Result<(), String> {
+    let mut test = cargo(target, tools, &["test", "--quiet"]);
+    test.args(tests).arg("--");
+    for (name, why) in NOT_EMULATED {
+        crate::say(&format!("   SKIP {name}: {why}"));
+        test.args(["--skip", name]);
+    }
+    crate::run(&mut test).map_err(|why| format!("tests of {} failed: {why}", target.triple))
+}
+
+/// The tests that run in guests of Arm, and where they lie in there.
+const TESTS_IN_GUESTS: [(&str, &str); 2] =
+    [("dmaspan-linux", "bin/tests-linux"), ("dmaspan-cli", "bin/tests-cli")];
+
+/// Builds the tests of what a library does with Linux, for guests of Arm.
+///
+/// # Errors
+///
+/// What failed, in one line; cargo has said more by then.
+pub(crate) fn tests_of_linux() -> Result<Vec<(&'static str, Vec<u8>)>, String> {
+    let ([target, _], tools) = (&TARGETS, Tools::ready()?);
+    let mut tests = Vec::new();
+    for (package, place) in TESTS_IN_GUESTS {
+        let program = copies::program_of_tests(target, &tools, package, &[])?;
+        let read = |error| format!("{} cannot be read: {error}", program.display());
+        tests.push((place, std::fs::read(&program).map_err(read)?));
+    }
+    Ok(tests)
+}
+
+/// A call of cargo for another CPU. Programs stand on nothing but a kernel, or its emulator.
+fn cargo(target: &Target, tools: &Tools, arguments: &[&str]) -> Command {
+    let mut cargo = crate::cargo(arguments);
+    cargo.args(["--target", target.triple, "--target-dir"]);
+    cargo.arg(crate::target_directory().join("cross"));
+    build_for(&mut cargo, target, tools);
+    cargo
+}
+
+fn build_for(cargo: &mut Command, target: &Target, tools: &Tools) {
+    let (compiler, emulator) = (tools.compiler(target.gnu), tools.emulator(target.machine));
+    let own = target.triple.replace('-', "_");
+    let name = |what: &str| format!("CARGO_TARGET_{}_{what}", own.to_uppercase());
+    cargo.env(name("LINKER"), &compiler).env(name("RUNNER"), emulator);
+    cargo.env(name("RUSTFLAGS"), "-C target-feature=+crt-static");
+    cargo.env(format!("CC_{own}"), compiler);
+}
+
+/// Prepares a call of cargo that builds programs of Arm.
+///
+/// # Errors
+///
+/// Why there are no tools for it, in one line.
+pub(crate) fn for_arm64(cargo: &mut Command) -> Result<&'static str, String> {
+    let [target, _] = &TARGETS;
+    add_targets()?;
+    build_for(cargo, target, &Tools::ready()?);
+    Ok(target.triple)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_named_and_others_refused() {
+        let parts = |line: &[&str]| Options::parse(line).map(|options| options.parts);
+        assert_eq!(parts(&[]), Ok(ALL.to_vec()));
+        assert_eq!(parts(&["bare", "guest"]), Ok(vec!["bare", "guest"]));
+        assert!(parts(&["fast"]).is_err_and(|why| why.contains("`fast`")));
+    }
+}

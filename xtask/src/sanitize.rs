@@ -1,0 +1,209 @@
+//! `cargo xtask sanitize`: what the language forbids and the compiler does not see.
+//!
+//! | part | what it looks for, and where |
+//! |---|---|
+//! | `planted` | a race and a wrong alias, which the others have to find, in programs made for it |
+//! | `miri` | undefined behaviour of any kind, in modules of the core; big-endian tables |
+//! | `thread` | data races, in concurrent tests of core and linux |
+//! | `address` | accesses out of bounds, or to what was freed, in tests of linux and qemu |
+//!
+//! All of it needs nightly Rust with its sources and Miri, which rustup fetches.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::debian::{cannot_write, output_of};
+use crate::{Checked, Outcome, hw};
+
+/// The parts, in the order in which they run.
+const PARTS: [&str; 4] = ["planted", "miri", "thread", "address"];
+/// What `cargo xtask ci` runs.
+const QUICK: [&str; 2] = ["planted", "miri"];
+
+/// What is read as built for the machine's own CPU.
+const HOST: &str = "x86_64-unknown-linux-gnu";
+/// A CPU whose words have the upper byte first.
+const BIG_ENDIAN: &str = "s390x-unknown-linux-gnu";
+
+/// The core's modules that Miri runs, by what their tests' names have: those that make references
+/// out of raw memory, or share it between threads.
+const UNDER_MIRI: [&str; 7] =
+    ["arena", "frames", "word::", "coherent", "platform", "readers", "sharded_map"];
+
+/// A race of two threads, for what finds races.
+const RACE: &str = "\
+fn main() {
+    static mut COUNT: u64 = 0;
+    let add = || for _ in 0..1000 { unsafe { COUNT = std::hint::black_box(COUNT + 1) } };
+    std::thread::scope(|scope| { scope.spawn(add); scope.spawn(add); });
+}
+";
+/// A pointer that is used after a newer reference has taken its place, for what finds that.
+const ALIASING: &str = "\
+fn main() {
+    let mut word = 0u64;
+    let old = &raw mut word;
+    let old = unsafe { &mut *old };
+    let new = &raw mut *old;
+    *old = 1;
+    unsafe { *new = 2 };
+    let late = unsafe { &mut *new };
+    *old = 3;
+    *late = 4;
+}
+";
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    parts: Vec<&'static str>,
+}
+
+impl Options {
+    /// Reads the command line's arguments behind `sanitize`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with them, in one line.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let part = |name: &&str| {
+            let found = PARTS.into_iter().find(|part| part == name);
+            found.ok_or_else(|| format!("there is no part `{name}`, only {}", PARTS.join(", ")))
+        };
+        let parts: Vec<_> = arguments.iter().map(part).collect::<Result<_, _>>()?;
+        Ok(Self { parts: if parts.is_empty() { PARTS.to_vec() } else { parts } })
+    }
+
+    /// What runs in minutes.
+    pub(crate) fn quick() -> Self {
+        Self { parts: QUICK.to_vec() }
+    }
+}
+
+/// Does what was asked for. Without nightly Rust it is skipped with the reason, unless the
+/// environment says that this is a failure.
+///
+/// # Errors
+///
+/// What was found, in one line; the tool has said more by then.
+pub fn run(options: &Options) -> Checked {
+    if let Err(why) = add_components() {
+        return if hw::is_required() { Err(why) } else { Ok(Outcome::Skipped(why)) };
+    }
+    for &part in &options.parts {
+        crate::say(&format!("sanitize: {part}"));
+        match part {
+            "planted" => planted()?,
+            "miri" => miri()?,
+            "thread" => thread()?,
+            _ => address()?,
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+fn add_components() -> Result<(), String> {
+    let mut rustup = Command::new("rustup");
+    rustup.args(["toolchain", "install", "nightly", "--no-self-update", "--profile", "minimal"]);
+    for component in ["miri", "rust-src"] {
+        rustup.args(["--component", component]);
+    }
+    // What is there serves, however old.
+    let there = output_of(&mut nightly(&["miri", "--version"]));
+    if there.is_ok() { Ok(()) } else { output_of(&mut rustup).map(drop) }
+}
+
+/// A call of nightly's cargo, in the workspace's directory.
+fn nightly(arguments: &[&str]) -> Command {
+    let mut cargo = Command::new("rustup");
+    cargo.args(["run", "nightly", "cargo"]).args(arguments).current_dir(crate::root());
+    cargo.env("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-disable-isolation");
+    cargo.args(["--target-dir"]).arg(crate::target_directory().join("sanitize"));
+    cargo
+}
+
+/// Makes sure that the tools find what they are for.
+fn planted() -> Result<(), String> {
+    let folder = crate::target_directory().join("planted");
+    write_planted(&folder).map_err(|error| cannot_write(&folder, &error))?;
+    let race = ["run", "--quiet", "--bin", "race"];
+    let aliasing = ["miri", "run", "--quiet", "--bin", "aliasing"];
+    let miris = ["miri", "run", "--quiet", "--bin", "race"];
+    let mut thread = nightly(&race);
+    with_sanitizer(&mut thread, "thread");
+    for (mut command, name, wanted) in [
+        (thread, "ThreadSanitizer, the race", "ThreadSanitizer: data race"),
+        (nightly(&miris), "Miri, the race", "Data race detected"),
+        (nightly(&aliasing), "Miri, the wrong alias", "Undefined Behavior"),
+    ] {
+        let output = command.current_dir(&folder).output();
+        let output = output.map_err(|error| format!("rustup did not start: {error}"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() || !said.contains(wanted) {
+            return Err(format!("not found by {name}, which was planted; it says:\n{said}"));
+        }
+        crate::say(&format!("   found by {name}: {wanted}"));
+    }
+    Ok(())
+}
+
+fn write_planted(folder: &Path) -> std::io::Result<()> {
+    let bins = folder.join("src/bin");
+    fs::create_dir_all(&bins)?;
+    let manifest = "[package]\nname = \"planted\"\nedition = \"2024\"\n\n[workspace]\n";
+    fs::write(folder.join("Cargo.toml"), manifest)?;
+    fs::write(bins.join("race.rs"), RACE)?;
+    fs::write(bins.join("aliasing.rs"), ALIASING)
+}
+
+fn miri() -> Result<(), String> {
+    let core = ["miri", "test", "--quiet", "-p", "dmaspan", "--lib"];
+    crate::run(nightly(&core).arg("--").args(UNDER_MIRI))
+        .map_err(|why| format!("Miri found something in the core: {why}"))?;
+    // Nothing is linked, so that the machine's own compiler serves the C code of a dependency.
+    let mut big = nightly(&core);
+    big.args(["--target", BIG_ENDIAN]).env("CC_s390x_unknown_linux_gnu", "cc");
+    crate::run(big.args(["--", "word::"]))
+        .map_err(|why| format!("the tables are wrong on a big-endian CPU: {why}"))
+}
+
+/// Builds everything, the standard library too, for a sanitizer.
+fn with_sanitizer(cargo: &mut Command, sanitizer: &str) {
+    cargo.args(["-Zbuild-std", "--target", HOST]);
+    cargo.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"));
+}
+
+/// Tests of core and linux in which threads share something, by what their names have.
+const CONCURRENT: [&str; 6] =
+    ["thread", "concurrent", "meanwhile", "while_others", "at_once", "share"];
+
+fn thread() -> Result<(), String> {
+    let mut test = nightly(&["test", "--quiet", "-p", "dmaspan", "-p", "dmaspan-linux"]);
+    test.args(["--lib", "--test", "it", "--test", "dma"]);
+    with_sanitizer(&mut test, "thread");
+    crate::run(test.env("TSAN_OPTIONS", "halt_on_error=1").arg("--").args(CONCURRENT))
+        .map_err(|why| format!("ThreadSanitizer found something: {why}"))
+}
+
+fn address() -> Result<(), String> {
+    let mut test = nightly(&["test", "--quiet", "-p", "dmaspan-linux", "-p", "dmaspan-qemu"]);
+    test.args(["--lib", "--tests"]);
+    with_sanitizer(&mut test, "address");
+    // What is leaked on purpose, as memory is that a device may still reach, is no error.
+    crate::run(test.env("ASAN_OPTIONS", "detect_leaks=0"))
+        .map_err(|why| format!("AddressSanitizer found something: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_named_and_others_refused() {
+        let parts = |line: &[&str]| Options::parse(line).map(|options| options.parts);
+        assert_eq!(parts(&[]), Ok(PARTS.to_vec()));
+        assert_eq!(parts(&["miri"]), Ok(vec!["miri"]));
+        assert!(parts(&["leak"]).is_err_and(|why| why.contains("`leak`")));
+    }
+}

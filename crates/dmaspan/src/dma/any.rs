@@ -62,6 +62,20 @@ enum Kind {
     Shared(Arc<dyn Content>),
 }
 
+impl Kind {
+    /// Apart from those of most mappings, which are in it as they are.
+    #[cold]
+    #[inline(never)]
+    fn pieces(&self) -> &[Piece] {
+        match self {
+            Self::Raw(raw) => raw.pieces(),
+            Self::Registered(registered) => registered.pieces(),
+            Self::Boxed(content) => content.pieces(),
+            Self::Shared(content) => content.pieces(),
+        }
+    }
+}
+
 /// What is behind a pointer.
 trait Content: DmaMemory + Any + Sync {
     fn boxed_any(self: Box<Self>) -> Box<dyn Any>;
@@ -188,9 +202,7 @@ unsafe impl DmaMemory for AnyMemory {
     fn pieces(&self) -> &[Piece] {
         match &self.0 {
             Kind::Raw(raw) => raw.pieces(),
-            Kind::Registered(registered) => registered.pieces(),
-            Kind::Boxed(content) => content.pieces(),
-            Kind::Shared(content) => content.pieces(),
+            other => other.pieces(),
         }
     }
 }
@@ -371,7 +383,7 @@ impl Device {
 
 /// A pool of any kind, or none: of a device that does not name one.
 ///
-/// A [slot](BouncePool::Slot) of it is in a box, since slots of any type have to be: taking one
+/// A [slot](BouncePool::Slot) of it is in boxes, since slots of any type have to be: taking one
 /// allocates, and is refused where there is no memory.
 #[derive(Clone)]
 pub struct AnyPool(Option<Arc<dyn ErasedPool>>);
@@ -389,8 +401,11 @@ impl<B: BouncePool<Slot: Sync + 'static> + 'static> From<Arc<B>> for AnyPool {
 }
 
 /// A slot of an [`AnyPool`].
+///
+/// In two boxes, so that it is one word: all mappings have room for two, and those without are
+/// copied.
 #[derive(Debug)]
-pub struct AnySlot(Box<dyn SlotContent>);
+pub struct AnySlot(Box<[Box<dyn SlotContent>; 1]>);
 
 trait SlotContent: Any + Send + Sync + fmt::Debug {
     fn boxed_any(self: Box<Self>) -> Box<dyn Any>;
@@ -404,18 +419,28 @@ impl<S: Send + Sync + fmt::Debug + 'static> SlotContent for [S; 1] {
 }
 
 impl AnySlot {
-    fn boxed<S: Send + Sync + fmt::Debug + 'static>(room: Vec<S>) -> Option<Self> {
-        let one: Box<[S; 1]> = room.into_boxed_slice().try_into().ok()?;
-        Some(Self(one))
+    /// What `take` takes, if there is memory for it.
+    fn take_with<S: Send + Sync + fmt::Debug + 'static>(
+        take: impl FnOnce() -> Option<S>,
+    ) -> Option<Self> {
+        let (mut outer, mut inner) = (Vec::new(), Vec::new());
+        outer.try_reserve_exact(1).ok()?;
+        inner.try_reserve_exact(1).ok()?;
+        inner.push(take()?);
+        let inner: Box<[S; 1]> = inner.into_boxed_slice().try_into().ok()?;
+        outer.push(inner as Box<dyn SlotContent>);
+        outer.into_boxed_slice().try_into().ok().map(Self)
     }
 
     fn get<S: 'static>(&self) -> Option<&S> {
-        let any: &dyn Any = &*self.0;
+        let [content] = &*self.0;
+        let any: &dyn Any = &**content;
         any.downcast_ref::<[S; 1]>().map(|[slot]| slot)
     }
 
     fn take<S: 'static>(self) -> Option<S> {
-        self.0.boxed_any().downcast::<[S; 1]>().ok().map(|one| {
+        let [content] = *self.0;
+        content.boxed_any().downcast::<[S; 1]>().ok().map(|one| {
             let [slot] = *one;
             slot
         })
@@ -439,10 +464,7 @@ trait ErasedPool: Send + Sync {
 /// and ends no mapping of another device.
 impl<B: BouncePool<Slot: Sync + 'static> + 'static> ErasedPool for Arc<B> {
     fn take(&self, original: Original, request: &SlotRequest) -> Option<AnySlot> {
-        let mut room = Vec::new();
-        room.try_reserve_exact(1).ok()?;
-        room.push(BouncePool::take(self, original, request)?);
-        AnySlot::boxed(room)
+        AnySlot::take_with(|| BouncePool::take(self, original, request))
     }
 
     fn release(&self, slot: AnySlot) {

@@ -272,8 +272,14 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// How an unmap is flushed of what is not bounced.
     #[inline(always)]
     pub(super) fn flush_as(&self, wish: Option<Flush>) -> Flush {
+        self.flush_by(&*self.translation, wish)
+    }
+
+    /// The same, by the device's translation, whatever is known of its type.
+    #[inline(always)]
+    pub(super) fn flush_by<D: Sealed>(&self, translation: &D, wish: Option<Flush>) -> Flush {
         match self.config.trust {
-            Trust::Trusted => wish.unwrap_or_else(|| self.translation.flush_mode()),
+            Trust::Trusted => wish.unwrap_or_else(|| translation.flush_mode()),
             Trust::Untrusted => Flush::Strict,
         }
     }

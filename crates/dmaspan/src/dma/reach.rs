@@ -8,33 +8,39 @@ use core::fmt;
 use core::panic::Location;
 
 use super::any::{AnyMemory, AnyTranslation};
+use super::attrs::Attrs;
 use super::bounce::BouncePool;
-use super::device::{Device, DeviceConfig, Place};
-use super::domain::translation::{Known, PlaceFailed, Sealed};
+use super::device::{Device, Place};
+use super::domain::translation::{Known, Sealed};
 use super::error::Error;
-use super::single::{Mapping, Unmapped};
-use crate::addr::DmaAddr;
-use crate::iommu::iova::Iovas;
-use crate::promise::Promise;
-use crate::prot::Prot;
+use super::single::{Mapping, Refused, UnmapFailed, Unmapped};
+use crate::prot::Direction;
 use crate::sharded_map::ShardedMap;
-use crate::span::Span;
 
 /// In how many parts, with a lock each, a device keeps what was turned into addresses.
 const PARTS: usize = 16;
 
-type Placed = Result<(Iovas, DmaAddr), PlaceFailed>;
-type Ended<T> = Result<Unmapped<<T as Sealed>::Memory>, Error>;
+type Mapped<T, B> = Result<Mapping<T, B>, Refused<<T as Sealed>::Memory>>;
+type Ended<T, B> = Result<Unmapped<<T as Sealed>::Memory>, UnmapFailed<T, B>>;
 
 /// How a device with a translation and a pool reaches them.
 pub trait Reach<T: Sealed, B: BouncePool>: Send + Sync + Sized {
-    /// Maps the granules of a span: see [`Sealed::place`].
+    /// Maps memory of one piece, by default attributes: most maps, which look at none.
     #[track_caller]
-    fn place(device: &Device<T, B>, span: Span, prot: Prot) -> Placed;
+    fn map(device: &Device<T, B>, memory: T::Memory, direction: Direction) -> Mapped<T, B>;
+
+    /// Maps memory of one piece.
+    #[track_caller]
+    fn map_with(
+        device: &Device<T, B>,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Mapped<T, B>;
 
     /// Ends a mapping of this device, of which so many bytes are to be seen by the CPU.
     #[track_caller]
-    fn end(device: &Device<T, B>, mapping: &mut Mapping<T, B>, written: u64) -> Ended<T>;
+    fn end(device: &Device<T, B>, mapping: &mut Mapping<T, B>, written: u64) -> Ended<T, B>;
 
     /// Keeps a mapping by its address, if there is memory. Where nothing is translated, several can
     /// have one address.
@@ -69,14 +75,24 @@ impl<T: Known, B: BouncePool> Typed<T, B> {
 impl<T: Known<Reach<B> = Self>, B: BouncePool> Reach<T, B> for Typed<T, B> {
     #[inline(always)]
     #[track_caller]
-    fn place(device: &Device<T, B>, span: Span, prot: Prot) -> Placed {
-        let (translation, config) = (&device.translation, &device.config);
-        translation.place(Promise::kept(), config, span, prot, Location::caller())
+    fn map(device: &Device<T, B>, memory: T::Memory, direction: Direction) -> Mapped<T, B> {
+        Self::map_with(device, memory, direction, Attrs::default())
     }
 
     #[inline(always)]
     #[track_caller]
-    fn end(device: &Device<T, B>, mapping: &mut Mapping<T, B>, written: u64) -> Ended<T> {
+    fn map_with(
+        device: &Device<T, B>,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Mapped<T, B> {
+        device.map_by(&*device.translation, memory, direction, attrs, Location::caller())
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn end(device: &Device<T, B>, mapping: &mut Mapping<T, B>, written: u64) -> Ended<T, B> {
         device.end_by(&*device.translation, mapping, written, Location::caller())
     }
 
@@ -112,7 +128,22 @@ type AnyMapping<B> = Mapping<AnyTranslation, B>;
 
 /// A translation as a device reaches it that does not know its type.
 trait Erased<B: BouncePool>: Send + Sync {
-    fn place(&self, config: &DeviceConfig, span: Span, prot: Prot, caller: Place) -> Placed;
+    fn map(
+        &self,
+        device: &Device<AnyTranslation, B>,
+        memory: AnyMemory,
+        direction: Direction,
+        place: Place,
+    ) -> Mapped<AnyTranslation, B>;
+
+    fn map_with(
+        &self,
+        device: &Device<AnyTranslation, B>,
+        memory: AnyMemory,
+        direction: Direction,
+        attrs: Attrs,
+        place: Place,
+    ) -> Mapped<AnyTranslation, B>;
 
     fn end(
         &self,
@@ -120,7 +151,7 @@ trait Erased<B: BouncePool>: Send + Sync {
         mapping: &mut AnyMapping<B>,
         written: u64,
         place: Place,
-    ) -> Ended<AnyTranslation>;
+    ) -> Ended<AnyTranslation, B>;
 
     fn insert(&self, key: u64, mapping: AnyMapping<B>) -> Result<(), AnyMapping<B>>;
 
@@ -145,8 +176,25 @@ struct Concrete<D: Known, B: BouncePool> {
 }
 
 impl<D: Known<Memory = AnyMemory>, B: BouncePool> Erased<B> for Concrete<D, B> {
-    fn place(&self, config: &DeviceConfig, span: Span, prot: Prot, caller: Place) -> Placed {
-        self.translation.place(Promise::kept(), config, span, prot, caller)
+    fn map(
+        &self,
+        device: &Device<AnyTranslation, B>,
+        memory: AnyMemory,
+        direction: Direction,
+        place: Place,
+    ) -> Mapped<AnyTranslation, B> {
+        device.map_by(&*self.translation, memory, direction, Attrs::default(), place)
+    }
+
+    fn map_with(
+        &self,
+        device: &Device<AnyTranslation, B>,
+        memory: AnyMemory,
+        direction: Direction,
+        attrs: Attrs,
+        place: Place,
+    ) -> Mapped<AnyTranslation, B> {
+        device.map_by(&*self.translation, memory, direction, attrs, place)
     }
 
     fn end(
@@ -155,7 +203,7 @@ impl<D: Known<Memory = AnyMemory>, B: BouncePool> Erased<B> for Concrete<D, B> {
         mapping: &mut AnyMapping<B>,
         written: u64,
         place: Place,
-    ) -> Ended<AnyTranslation> {
+    ) -> Ended<AnyTranslation, B> {
         device.end_by(&*self.translation, mapping, written, place)
     }
 
@@ -195,8 +243,23 @@ impl<B: BouncePool + 'static> Indirect<B> {
 impl<B: BouncePool> Reach<AnyTranslation, B> for Indirect<B> {
     #[inline(always)]
     #[track_caller]
-    fn place(device: &Device<AnyTranslation, B>, span: Span, prot: Prot) -> Placed {
-        device.reach.0.place(&device.config, span, prot, Location::caller())
+    fn map(
+        device: &Device<AnyTranslation, B>,
+        memory: AnyMemory,
+        direction: Direction,
+    ) -> Mapped<AnyTranslation, B> {
+        device.reach.0.map(device, memory, direction, Location::caller())
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn map_with(
+        device: &Device<AnyTranslation, B>,
+        memory: AnyMemory,
+        direction: Direction,
+        attrs: Attrs,
+    ) -> Mapped<AnyTranslation, B> {
+        device.reach.0.map_with(device, memory, direction, attrs, Location::caller())
     }
 
     #[inline(always)]
@@ -205,7 +268,7 @@ impl<B: BouncePool> Reach<AnyTranslation, B> for Indirect<B> {
         device: &Device<AnyTranslation, B>,
         mapping: &mut AnyMapping<B>,
         written: u64,
-    ) -> Ended<AnyTranslation> {
+    ) -> Ended<AnyTranslation, B> {
         device.reach.0.end(device, mapping, written, Location::caller())
     }
 

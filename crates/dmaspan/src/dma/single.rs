@@ -84,9 +84,7 @@ impl<T: Translation, B: BouncePool> Mapping<T, B> {
 }
 
 impl<T: Translation, B: BouncePool> Drop for Mapping<T, B> {
-    // A mapping that is ended is forgotten: nothing of this is on its way.
-    #[cold]
-    #[inline(never)]
+    #[inline(always)]
     fn drop(&mut self) {
         // A device may still use them.
         let (memory, slots) = (ManuallyDrop::new(self.memory.take()), self.slots.take());
@@ -157,7 +155,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
-        self.map_single_with(memory, direction, Attrs::default())
+        T::Reach::<B>::map(self, memory, direction)
     }
 
     /// Maps memory of one piece: translated, by its own address, or bounced, as the device needs
@@ -184,6 +182,23 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         direction: Direction,
         attrs: Attrs,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
+        T::Reach::<B>::map_with(self, memory, direction, attrs)
+    }
+
+    /// Maps memory for a caller by the device's translation, whatever is known of its type.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn map_by<D>(
+        &self,
+        translation: &D,
+        memory: T::Memory,
+        direction: Direction,
+        attrs: Attrs,
+        place: Place,
+    ) -> Result<Mapping<T, B>, Refused<T::Memory>>
+    where
+        D: Sealed<Memory = T::Memory>,
+    {
         if attrs.fill == Fill::Overwritten && direction != Direction::FromDevice {
             return refuse(Error::Overwrites { direction }, memory);
         }
@@ -191,20 +206,21 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             let pieces = memory.pieces().len();
             return refuse(Error::NotSingle { pieces }, memory);
         };
-        match self.way(piece) {
+        match self.way_by(translation, piece) {
             Ok(Way::Translated) => {}
             Ok(Way::Straight) => {
                 self.give_caches(piece, attrs.sync);
-                return Ok(self.straight(piece, None, memory, direction, attrs));
+                let addr = DmaAddr::new(piece.span.paddr().get());
+                return Ok(self.straight(piece, (addr, None), memory, direction, attrs));
             }
-            Ok(Way::Bounced) => return self.map_bounced(piece, memory, direction, attrs),
+            Ok(Way::Bounced) => return self.map_bounced(piece, memory, direction, attrs, place),
             Err(error) => return refuse(error, memory),
         }
         self.give_caches(piece, attrs.sync);
         let prot = self.prot(piece.via, direction, attrs.privilege);
         // Where a hook panics, a device may use it by then.
         let memory = ManuallyDrop::new(memory);
-        let placed = T::Reach::<B>::place(self, piece.span, prot);
+        let placed = translation.place(Promise::kept(), &self.config, piece.span, prot, place);
         let memory = ManuallyDrop::into_inner(memory);
         let (iovas, addr) = match placed {
             Ok(placed) => placed,
@@ -214,7 +230,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             addr,
             len: piece.span.len(),
             direction,
-            flush: self.flush_as(attrs.flush),
+            flush: self.flush_by(translation, attrs.flush),
             sync: attrs.sync,
             fill: attrs.fill,
             device: self.id(),
@@ -251,13 +267,20 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// As [`map_single_with`](Self::map_single_with); and it never fails for want of memory.
     #[inline]
     #[track_caller]
-    pub fn unmap(&self, mapping: Mapping<T, B>) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
+    pub fn unmap(
+        &self,
+        mut mapping: Mapping<T, B>,
+    ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
         // One branch for both.
         if (mapping.device != self.id()) | (mapping.fill == Fill::Overwritten) {
             return self.keep_mapped(mapping);
         }
+        // By reference: what is moved into a function is copied.
         let written = mapping.len;
-        self.end(mapping, written)
+        let ended = T::Reach::<B>::end(self, &mut mapping, written);
+        // Nothing is left in it.
+        mem::forget(mapping);
+        ended
     }
 
     /// Ends a mapping of which the device has written the first `written` bytes: if they were
@@ -304,7 +327,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     #[track_caller]
     pub fn unmap_written(
         &self,
-        mapping: Mapping<T, B>,
+        mut mapping: Mapping<T, B>,
         written: u64,
     ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
         let Mapping { addr, len, direction, .. } = mapping;
@@ -312,7 +335,11 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             return self.keep_mapped(mapping);
         }
         match check_written(addr, len, direction, written) {
-            Ok(()) => self.end(mapping, written),
+            Ok(()) => {
+                let ended = T::Reach::<B>::end(self, &mut mapping, written);
+                mem::forget(mapping);
+                ended
+            }
             Err(error) => Err(UnmapFailed { error, mapping: Some(mapping) }),
         }
     }
@@ -328,25 +355,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         Err(UnmapFailed { error, mapping: Some(mapping) })
     }
 
-    /// Ends a mapping of this device, of which so many bytes are to be seen by the CPU.
-    #[inline(always)]
-    #[track_caller]
-    fn end(
-        &self,
-        mut mapping: Mapping<T, B>,
-        written: u64,
-    ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>> {
-        let ended = T::Reach::<B>::end(self, &mut mapping, written);
-        // Nothing is left in it.
-        mem::forget(mapping);
-        match ended {
-            Ok(unmapped) => Ok(unmapped),
-            Err(error) => Err(UnmapFailed::of_none(error)),
-        }
-    }
-
-    /// Ends a mapping of this device for a caller, of which the CPU is to see so many bytes, by its
-    /// translation, whatever is known of its type.
+    /// Ends a mapping of this device, of which the CPU is to see so many bytes, for a caller, and
+    /// takes all out of it: by the device's translation, whatever is known of its type.
     #[inline(always)]
     #[track_caller]
     pub(super) fn end_by<D>(
@@ -355,12 +365,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         mapping: &mut Mapping<T, B>,
         written: u64,
         place: Place,
-    ) -> Result<Unmapped<T::Memory>, Error>
+    ) -> Result<Unmapped<T::Memory>, UnmapFailed<T, B>>
     where
         D: Sealed<Memory = T::Memory>,
     {
         // Every mapping has it until here.
         let Some(memory) = mapping.memory.take() else { return Ok(Unmapped::Queued) };
+        if translation.direct_memory().is_some() {
+            // There are no IOVAs; so there is no code for any.
+            self.finish(mapping, &memory, written);
+            return Ok(Unmapped::Released(memory));
+        }
         let Some(iovas) = mapping.iovas.take() else {
             self.finish(mapping, &memory, written);
             return Ok(Unmapped::Released(memory));
@@ -386,7 +401,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
                 if let Some(slots) = mapping.slots.take() {
                     self.quarantine(slots);
                 }
-                Err(error)
+                Err(UnmapFailed::of_none(error))
             }
         }
     }
@@ -394,10 +409,21 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// Which way a device comes to a piece.
     #[inline(always)]
     pub(super) fn way(&self, piece: Piece) -> Result<Way, Error> {
+        self.way_by(&*self.translation, piece)
+    }
+
+    /// The same, by the device's translation, whatever is known of its type.
+    #[inline(always)]
+    fn way_by<D: Sealed>(&self, translation: &D, piece: Piece) -> Result<Way, Error> {
         let Piece { span, via } = piece;
         // Most pieces of most devices.
-        if !self.is_direct() && via != Via::Bus && self.policy == Policy::Free {
-            return Ok(Way::Translated);
+        if via != Via::Bus && self.policy == Policy::Free {
+            if translation.direct_memory().is_none() {
+                return Ok(Way::Translated);
+            }
+            if span.last().get() <= self.config.limits.last {
+                return Ok(Way::Straight);
+            }
         }
         self.other_way(span, via)
     }
@@ -452,6 +478,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
+        place: Place,
     ) -> Result<Mapping<T, B>, Refused<T::Memory>> {
         let slots = match self.bounce(piece.span, self.config.limits.keep_bits, attrs.fill) {
             Ok(slots) => slots,
@@ -459,9 +486,10 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         };
         self.give_piece(piece, Some(&slots), attrs.sync);
         if self.is_direct() {
-            return Ok(self.straight(piece, Some(slots), memory, direction, attrs));
+            let addr = DmaAddr::new(self.lies(piece.span, Some(&slots)).paddr().get());
+            return Ok(self.straight(piece, (addr, Some(slots)), memory, direction, attrs));
         }
-        match self.place_bounced((piece, &slots), memory, direction, attrs) {
+        match self.place_bounced((piece, &slots), memory, direction, attrs, place) {
             Ok((addr, iovas, memory)) => Ok(Mapping {
                 addr,
                 len: piece.span.len(),
@@ -489,6 +517,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
+        place: Place,
     ) -> Result<(DmaAddr, Iovas, T::Memory), Refused<T::Memory>> {
         let (whole, offset) = match self.granules(self.lies(piece.span, Some(slots))) {
             Ok(granules) => granules,
@@ -501,7 +530,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
             Err(error) => return refuse(error, memory),
         };
         let prot = self.prot(piece.via, direction, attrs.privilege);
-        let by = self.caller();
+        let by = self.caller_at(place);
         let (iovas, memory) = map_into(&*self.translation, iovas, memory, by, |_, _, range| {
             self.observe_bytes(range.start().wrapping_add(offset), piece.span.len());
             self.map_granules(range.start(), piece.span, Some(slots), prot)
@@ -510,17 +539,17 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     }
 
     /// What is used by its own address or by that of its slot.
-    #[cold]
+    #[inline(always)]
     fn straight(
         &self,
         piece: Piece,
-        slots: Option<Slots<B::Slot>>,
+        (addr, slots): (DmaAddr, Option<Slots<B::Slot>>),
         memory: T::Memory,
         direction: Direction,
         attrs: Attrs,
     ) -> Mapping<T, B> {
         Mapping {
-            addr: DmaAddr::new(self.lies(piece.span, slots.as_ref()).paddr().get()),
+            addr,
             len: piece.span.len(),
             direction,
             flush: Flush::Strict,

@@ -41,7 +41,7 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 19] = [
+const CHECKS: [Check; 20] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
@@ -52,6 +52,7 @@ const CHECKS: [Check; 19] = [
     quick("guests: cargo xtask guest", |_| guest::run(&guest::Options::parse(&[])?)),
     full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
     quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
+    quick("instructions: cargo bench -p dmaspan --bench erased -- --check", |_| instructions()),
     quick("core without std: cargo xtask no-std", |_| no_std::check()),
     quick("other CPUs: cargo xtask cross, of which a quick part", other_cpus),
     quick("sanitizers: cargo xtask sanitize, of which a quick part", sanitizers),
@@ -196,6 +197,15 @@ fn rustdoc_with_error_codes() -> io::Result<PathBuf> {
     fs::write(&script, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     Ok(script)
+}
+
+/// What a device without type parameters costs more than a typed one, in instructions.
+fn instructions() -> Checked {
+    let valgrind = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
+    if !valgrind.is_ok_and(|status| status.success()) {
+        return Ok(Outcome::Skipped("there is no valgrind, which counts instructions".into()));
+    }
+    run_all([&mut cargo(&["bench", "-p", "dmaspan", "--bench", "erased", "--", "--check"])])
 }
 
 /// Where there is no QEMU and none can be got, the tests that need none run, and whether that is a

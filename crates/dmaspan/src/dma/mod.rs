@@ -146,6 +146,7 @@ mod single;
 mod slots;
 mod sync;
 mod unmapped;
+mod way;
 
 pub use any::{AnyMemory, AnyPool, AnySlot, AnyTranslation};
 pub use attrs::{Attrs, CpuSync, Privilege};

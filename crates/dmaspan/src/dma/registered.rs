@@ -20,7 +20,7 @@ use super::domain::{Flush, Translation, map_into};
 use super::error::Error;
 use super::list::{Placed, STAGE, Shape};
 use super::memory::{FromRegistered, Piece, Registered, Via};
-use super::single::Way;
+use super::way::Way;
 use crate::addr::{DmaAddr, Iova, PhysAddr};
 use crate::error::Errno;
 use crate::iommu::Event;

@@ -15,7 +15,7 @@ use super::device::{Device, DeviceLimits, Policy, Trust};
 use super::domain::Translation;
 use super::error::Error;
 use super::memory::Piece;
-use super::single::Way;
+use super::way::Way;
 use crate::addr::Iova;
 use crate::lg2;
 use crate::promise::Promise;

@@ -49,6 +49,7 @@ const TESTS: Form = Check("tests");
 /// The crates whose examples `docs/tests/examples.rs` runs.
 const EXAMPLES: [&str; 2] = ["dmaspan", "dmaspan-linux"];
 const GUESTS: Form = Check("guests");
+const OTHER_CPUS: Form = Check("other CPUs");
 
 const COMMANDS: &[Entry] = &[
     entry("cargo run --release -- map", With("64M --runs 1"), AsIs),
@@ -67,6 +68,12 @@ const COMMANDS: &[Entry] = &[
         ),
     ),
     entry("cargo xtask guest", GUESTS, GUESTS),
+    entry("cargo xtask cross", OTHER_CPUS, OTHER_CPUS),
+    entry("cargo xtask cross user", OTHER_CPUS, OTHER_CPUS),
+    entry("cargo xtask cross copies", OTHER_CPUS, OTHER_CPUS),
+    entry("cargo xtask cross registers", OTHER_CPUS, OTHER_CPUS),
+    entry("cargo xtask cross guest", OTHER_CPUS, OTHER_CPUS),
+    entry("cargo xtask sanitize", Check("sanitizers"), Check("sanitizers")),
     entry("cargo xtask guest --help", AsIs, AsIs),
     entry(
         "cargo xtask guest --kernel iommufd --icount -- \

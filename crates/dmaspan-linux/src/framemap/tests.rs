@@ -1,10 +1,13 @@
 use super::*;
 use crate::MemoryKind;
 
-const PAGE: u64 = 0x1000;
+/// A page of the running kernel.
+fn page() -> u64 {
+    crate::sys::page_size()
+}
 
 fn memory(pages: u64) -> Memory {
-    Memory::new(MemoryKind::Base, pages * PAGE).unwrap()
+    Memory::new(MemoryKind::Base, pages * page()).unwrap()
 }
 
 fn span(paddr: u64, len: u64) -> Span {
@@ -32,33 +35,34 @@ fn many_scattered_spans_agree_with_a_plain_search() {
     let memory = memory(count);
     // Frames in a scattered order, with gaps and one far away.
     let frame = |n: u64| if n == 7 { 1 << 30 } else { 3 + (n * 389) % 1021 };
-    let spans: Vec<Span> = (0..count).map(|n| span(frame(n) * PAGE, PAGE)).collect();
+    let spans: Vec<Span> = (0..count).map(|n| span(frame(n) * page(), page())).collect();
     let map = FrameMap::new(&memory, memory.user_range(), &spans).unwrap();
     assert!(map.blocks.len() <= spans.len() + 1);
     for number in 0..1100 {
-        let expected = (0..count).find(|n| frame(*n) == number).map(|n| (n * PAGE + 5, PAGE - 5));
-        assert_eq!(map.locate(PhysAddr::new(number * PAGE + 5)), expected, "frame {number}");
+        let expected =
+            (0..count).find(|n| frame(*n) == number).map(|n| (n * page() + 5, page() - 5));
+        assert_eq!(map.locate(PhysAddr::new(number * page() + 5)), expected, "frame {number}");
     }
-    assert_eq!(map.locate(PhysAddr::new(PAGE << 30)), Some((7 * PAGE, PAGE)));
+    assert_eq!(map.locate(PhysAddr::new(page() << 30)), Some((7 * page(), page())));
 }
 
 #[test]
 fn one_span_at_any_address_is_a_map() {
     let memory = memory(1);
-    for start in [0, PAGE, 1 << 63, u64::MAX - PAGE + 1] {
-        let map = FrameMap::new(&memory, memory.user_range(), &[span(start, PAGE)]).unwrap();
-        assert_eq!(map.locate(PhysAddr::new(start + 8)), Some((8, PAGE - 8)));
+    for start in [0, page(), 1 << 63, u64::MAX - page() + 1] {
+        let map = FrameMap::new(&memory, memory.user_range(), &[span(start, page())]).unwrap();
+        assert_eq!(map.locate(PhysAddr::new(start + 8)), Some((8, page() - 8)));
         assert_eq!(map.locate(PhysAddr::new(start.wrapping_sub(1))), None);
-        assert_eq!(map.locate(PhysAddr::new(start.wrapping_add(PAGE))), None);
+        assert_eq!(map.locate(PhysAddr::new(start.wrapping_add(page()))), None);
     }
 }
 
 #[test]
 fn a_part_of_the_memory_begins_at_its_offset() {
     let memory = memory(4);
-    let range = memory.sub_range(PAGE + 16, PAGE).unwrap();
-    let map = FrameMap::new(&memory, range, &[span(0x5010, PAGE)]).unwrap();
-    assert_eq!(map.locate(PhysAddr::new(0x5010)), Some((PAGE + 16, PAGE)));
+    let range = memory.sub_range(page() + 16, page()).unwrap();
+    let map = FrameMap::new(&memory, range, &[span(0x5010, page())]).unwrap();
+    assert_eq!(map.locate(PhysAddr::new(0x5010)), Some((page() + 16, page())));
 }
 
 #[test]
@@ -66,7 +70,7 @@ fn one_frame_twice_is_refused_and_named() {
     let memory = memory(3);
     let (first, second) = (span(0x1000, 0x2000), span(0x2000, 0x1000));
     let error = FrameMap::new(&memory, memory.user_range(), &[second, first]).unwrap_err();
-    assert_eq!(error, FrameMapError::Overlap { first: PAGE, second: 0 });
+    assert_eq!(error, FrameMapError::Overlap { first: page(), second: 0 });
     assert_eq!(error.errno(), Errno::EEXIST);
 }
 
@@ -74,8 +78,8 @@ fn one_frame_twice_is_refused_and_named() {
 fn spans_of_another_length_are_refused() {
     let memory = memory(2);
     let range = memory.user_range();
-    let short = FrameMap::new(&memory, range, &[span(0, PAGE)]).unwrap_err();
-    assert_eq!(short, FrameMapError::Length { range, spans_len: PAGE });
+    let short = FrameMap::new(&memory, range, &[span(0, page())]).unwrap_err();
+    assert_eq!(short, FrameMapError::Length { range, spans_len: page() });
     let none = FrameMap::<PhysAddr>::new(&memory, range, &[]).unwrap_err();
     assert_eq!(none, FrameMapError::Length { range, spans_len: 0 });
     let long = [span(0, u64::MAX), span(0, u64::MAX)];

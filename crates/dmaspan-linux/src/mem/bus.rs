@@ -78,21 +78,22 @@ fn nobody(at: HostAddr) -> BusError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryKind;
+    use crate::{MemoryKind, sys};
 
     #[test]
     fn a_bus_has_the_bytes_of_the_memory_and_none_beside_it() {
-        let memory = Memory::new(MemoryKind::Base, 0x2000).unwrap();
+        let memory = Memory::new(MemoryKind::Base, 2 * sys::page_size()).unwrap();
+        let end = memory.len();
         let bus = memory.bytes();
         let at =
             |offset: u64| HostAddr::new(memory.user_range().start().get().wrapping_add(offset));
-        bus.write(at(0x1ffd), b"end").unwrap();
+        bus.write(at(end - 3), b"end").unwrap();
         let mut bytes = [0; 3];
-        memory.read(0x1ffd, &mut bytes).unwrap();
+        memory.read(end - 3, &mut bytes).unwrap();
         assert_eq!(&bytes, b"end");
-        bus.read(at(0x1ffd), &mut bytes).unwrap();
+        bus.read(at(end - 3), &mut bytes).unwrap();
         assert_eq!(&bytes, b"end");
-        for outside in [at(0x1ffe), at(0x2000), at(u64::MAX), at(u64::MAX - 1), HostAddr::new(0)] {
+        for outside in [at(end - 2), at(end), at(u64::MAX), at(u64::MAX - 1), HostAddr::new(0)] {
             assert_eq!(bus.read(outside, &mut bytes), Err(nobody(outside)), "{outside}");
             assert_eq!(bus.write(outside, b"out"), Err(nobody(outside)), "{outside}");
         }

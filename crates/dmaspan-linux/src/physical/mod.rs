@@ -188,16 +188,16 @@ impl PhysicalMemory {
 
     /// Fresh memory for one owner, scattered as it is.
     fn scattered(&self, request: &CoherentRequest) -> Result<CoherentFrames, NoCoherent> {
-        let huge = MemoryKind::Thp.page_size();
-        let is_huge = request.len.is_multiple_of(huge);
-        let kind = if is_huge { MemoryKind::Thp } else { MemoryKind::Base };
-        let made = self.shared.supply.make(kind, request.len);
+        let kind = MemoryKind::thp_for(request.len);
+        let whole = request.len.checked_next_multiple_of(kind.page_size());
+        let whole = whole.ok_or(NoCoherent { why: "no memory is as long" })?;
+        let made = self.shared.supply.make(kind, whole);
         let made = made.map_err(|_| NoCoherent { why: "the system has too little memory" })?;
         let fresh = FreshMemory::pin(&self.shared, made);
         let fresh = fresh.map_err(|_| NoCoherent {
             why: "memory could not be pinned: raise the limit of locked memory (ulimit -l)",
         })?;
-        Ok(direct_map::any_spans(fresh))
+        Ok(direct_map::any_spans(fresh, request.len))
     }
 }
 
@@ -210,7 +210,7 @@ impl CoherentMemory for PhysicalMemory {
             return Err(NoCoherent { why: "a process has no memory that is not cached" });
         }
         match Self::allocate(self, len, align.max(granule), last) {
-            Ok(memory) => Ok(direct_map::one_span(memory)),
+            Ok(memory) => Ok(direct_map::one_span(memory, len)),
             Err(_) if contiguity == Contiguity::AnySpans => self.scattered(request),
             Err(error) => Err(NoCoherent { why: error.why() }),
         }

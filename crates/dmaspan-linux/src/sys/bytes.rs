@@ -344,13 +344,14 @@ mod tests {
         let from = source.as_ptr().cast::<u8>();
         for _ in 0..times.parse().unwrap() {
             let to = std::hint::black_box(target.as_mut_ptr().cast::<u8>());
-            // SAFETY:
-            // 1. Both are pages of this test, and nobody else uses them.
-            unsafe {
-                match by {
-                    "bounce" => copy(from, to, 4096),
-                    _ => ptr::copy_nonoverlapping(from, to, std::hint::black_box(4096)),
-                }
+            let len = std::hint::black_box(4096);
+            match by {
+                // SAFETY:
+                // 1. Both are pages of this test, and nobody else uses them.
+                "bounce" => unsafe { copy(from, to, len) },
+                // SAFETY:
+                // 1. As above; they do not overlap.
+                _ => unsafe { ptr::copy_nonoverlapping(from, to, len) },
             }
         }
         assert_eq!(target, source);

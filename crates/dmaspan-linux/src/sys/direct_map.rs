@@ -252,14 +252,20 @@ fn place(parts: &Parts, at: PhysAddr) -> (NonNull<u8>, u64) {
     found
 }
 
+/// The first bytes of a span, or all of it.
+fn first_bytes(span: Span, len: u64) -> Span {
+    Span::new(span.paddr(), len.min(span.len())).unwrap_or(span)
+}
+
 /// The same number: this crate is for 64 bits.
 fn length(bytes: u64) -> usize {
     bytes.try_into().unwrap_or(usize::MAX)
 }
 
-/// Contiguous memory as the DMA API takes it.
-pub(crate) fn one_span(memory: ContiguousMemory) -> CoherentFrames {
-    let (start, span) = (memory.as_ptr(), memory.span());
+/// The first `len` bytes of contiguous memory as the DMA API takes it: the kernel's pages may be
+/// larger than what a device is given.
+pub(crate) fn one_span(memory: ContiguousMemory, len: u64) -> CoherentFrames {
+    let (start, span) = (memory.as_ptr(), first_bytes(memory.span(), len));
     // SAFETY:
     // 1. `ContiguousMemory` has its bytes alone until it is dropped: they are part of a `Memory`
     //    that it keeps pinned, which any thread may read and write, and were zeroed when it was
@@ -268,9 +274,16 @@ pub(crate) fn one_span(memory: ContiguousMemory) -> CoherentFrames {
     unsafe { CoherentFrames::new(start, span, Arc::new(memory)) }
 }
 
-/// Memory of any spans as the DMA API takes it: fresh memory that nobody else has.
-pub(crate) fn any_spans(memory: FreshMemory) -> CoherentFrames {
-    let spans: Vec<Span> = memory.pinned().spans().collect();
+/// The first `len` bytes of memory of any spans as the DMA API takes it: fresh memory that nobody
+/// else has.
+pub(crate) fn any_spans(memory: FreshMemory, len: u64) -> CoherentFrames {
+    let mut left = len;
+    let spans = memory.pinned().spans().map_while(|span| {
+        let span = (left > 0).then(|| first_bytes(span, left))?;
+        left -= span.len();
+        Some(span)
+    });
+    let spans: Vec<Span> = spans.collect();
     let start = memory.pinned().memory().as_ptr();
     // SAFETY:
     // 1. All of the memory is pinned where the spans say, one behind the other, until the owner is

@@ -186,6 +186,7 @@ fn reading_a_freed_table_is_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri takes minutes for its megabytes")]
 fn an_arena_at_the_top_of_physical_addresses_ends_there() {
     for base in [u64::MAX, LAST_BASE, LAST_BASE - (2 << 20) + 1] {
         let arena = Arena::new(PhysAddr::new(base), 16 << 20);

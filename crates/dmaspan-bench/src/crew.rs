@@ -70,7 +70,7 @@ pub(crate) fn at_once<T: Send, R: Send>(
                 }
             }
         }
-        // Who ends before the gate opens has failed, and will not come.
+        // A thread that ends before the gate opens has failed, and will not come.
         let is_ready = || gate.arrived.load(Ordering::Relaxed) == count;
         while !is_ready() && !running.iter().any(|thread| thread.is_finished()) {
             thread::yield_now();

@@ -314,7 +314,7 @@ mod tests {
         let planned = Plan::new(&args(None, &[MemoryKind::Base], Granule::K4), &machine).unwrap();
         assert_eq!(planned.bytes, 4 << 20);
         assert!(planned.notes[0].contains("may pin only 8 MiB"), "{:?}", planned.notes);
-        // Who asks for more is told by the kernel, which knows what is pinned already.
+        // A user who asks for more is told by the kernel, which knows what is pinned already.
         let asked = args(Some(GIB), &[MemoryKind::Base], Granule::K4);
         assert_eq!(Plan::new(&asked, &machine).unwrap().bytes, GIB);
     }

@@ -90,7 +90,7 @@ pub(crate) enum Behind {
     Nothing,
 }
 
-/// What of a batch is not placed yet.
+/// The part of a batch that is not placed yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Commands,

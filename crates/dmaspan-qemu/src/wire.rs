@@ -46,7 +46,7 @@ impl Wire {
             // With it goes this side's copy of QEMU's ends.
             drop(command);
             let errors = spawned.as_mut().ok().and_then(|child| child.stderr.take());
-            // Who started it waits for this.
+            // The thread that started it waits for this.
             let _ = sender.send(spawned);
             errors.into_iter().for_each(|errors| keep(errors, &kept));
         });

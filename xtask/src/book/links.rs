@@ -8,7 +8,7 @@ use html5gum::{Token, Tokenizer};
 
 use crate::tree::normal;
 
-/// What of a page matters to links.
+/// The parts of a page that matter to links.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Page {
     /// The places in it that links can name.

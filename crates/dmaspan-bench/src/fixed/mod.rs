@@ -40,7 +40,7 @@ pub(crate) fn run(plan: &Plan, progress: &Progress) -> Result<Report, Failed> {
     let mut taken = WAYS.map(|_| Vec::new());
     for run in 0..plan.runs {
         for turn in 0..WAYS.len() {
-            // Whoever is first in one run is later in the next.
+            // The way that is first in one run is later in the next.
             let place = (turn + usize::try_from(run).unwrap_or(0)) % WAYS.len();
             taken[place].push(reader.run(WAYS[place], run)?);
             progress.advance(1);

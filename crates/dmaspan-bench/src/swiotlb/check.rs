@@ -8,10 +8,10 @@ use super::plan::Case;
 use super::work::{Bounces, Buffers};
 use crate::failed::Failed;
 
-/// Who wrote bytes.
+/// The writer of bytes.
 #[derive(Clone, Copy)]
 enum By {
-    /// Whoever owns the buffer.
+    /// The owner of the buffer.
     Owner = 1,
     /// The device.
     Device = 2,

@@ -63,7 +63,7 @@ pub(crate) fn run(
     let mut taken = WAYS.map(|_| Vec::new());
     for round in 0..rounds {
         for turn in 0..WAYS.len() {
-            // Whoever is first in one round is later in the next.
+            // The way that is first in one round is later in the next.
             let place = (turn + usize::try_from(round).unwrap_or(0)) % WAYS.len();
             taken[place].push(once(WAYS[place], copier, pool, &source, &path, &bar)?);
         }

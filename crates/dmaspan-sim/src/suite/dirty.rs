@@ -107,7 +107,7 @@ fn dirty_pages<S: Subject>(tree: &mut Tree<S>, range: IovaRange) -> Result<u64, 
     tree.clear_dirty(range, granule).map(|(words, _)| words[0])
 }
 
-/// What of `range` is reported dirty: all, or nothing. Its marks are taken away.
+/// The part of `range` that is reported dirty: all, or nothing. Its marks are taken away.
 #[track_caller]
 fn read<S: Subject>(tree: &mut Tree<S>, range: IovaRange) -> Option<IovaRange> {
     // One bit for a quarter of it: none may differ.

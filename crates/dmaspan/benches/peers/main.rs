@@ -279,7 +279,7 @@ where
     }
 }
 
-/// Who maps and unmaps in one range of a table.
+/// A caller that maps and unmaps in one range of a table.
 struct Mapper<'t, F: Format>
 where
     &'static Memory: TableMemory<F::Word, List = List>,

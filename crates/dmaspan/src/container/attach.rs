@@ -516,7 +516,7 @@ impl<P: Pinner> State<P> {
 
     /// Refuses where anybody is at work.
     pub(super) fn check_idle(&mut self) -> Result<(), Error<P::Error>> {
-        // Who works without the lock holds the domains.
+        // A caller that works without the lock holds the domains.
         let alone = Arc::get_mut(&mut self.domains).is_some();
         let idle = alone && self.working == 0 && !self.exclusive;
         if idle { Ok(()) } else { Err(Error::Changing) }

@@ -463,7 +463,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             if let Found::Mapping(log, _) = found {
                 each(&log);
                 let all = self.state.lock();
-                // Whoever has pinned it may go on writing.
+                // The owner of the pin may go on writing.
                 all.mark_pinned(range);
                 log.reader.store(0, Ordering::Release);
             }

@@ -594,7 +594,7 @@ fn unpin_runs<P: Pinner>(
     }
 }
 
-/// What of `range` lies behind `part`.
+/// The part of `range` that lies behind `part`.
 fn behind(part: IovaRange, range: IovaRange) -> Option<IovaRange> {
     part.last().checked_add(1).and_then(|at| IovaRange::new(at, range.last()))
 }

@@ -17,7 +17,7 @@ use crate::label::Caller;
 use crate::prot::Direction;
 use crate::swiotlb::Fill;
 
-/// What of a mapping a driver names besides its address.
+/// The properties of a mapping that a driver names besides its address.
 #[derive(Clone, Copy)]
 enum Bytes {
     /// All: so many.

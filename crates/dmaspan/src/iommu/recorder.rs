@@ -40,7 +40,7 @@ impl Placed for MappedBy {
     }
 }
 
-/// Who is about to map.
+/// The caller that is about to map.
 #[derive(Clone, Copy)]
 struct Asked {
     range: IovaRange,
@@ -149,7 +149,7 @@ impl<L: RawMutex> Recorder<L> {
         })
     }
 
-    /// Who mapped what is at an address.
+    /// The caller that mapped what is at an address.
     ///
     /// # Context
     ///

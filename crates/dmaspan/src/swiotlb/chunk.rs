@@ -354,7 +354,7 @@ impl<L: RawMutex> Chunk<L> {
         u32::try_from(number).unwrap_or(0) * self.per_area
     }
 
-    /// What of a run is in which area: its number, the first slot there and how many there are.
+    /// The parts of a run: the number of an area, the first slot there and how many there are.
     fn parts(&self, first: u32, count: u32) -> impl Iterator<Item = (usize, u32, u32)> {
         let (mut at, end, per_area) = (first, first + count, self.per_area);
         core::iter::from_fn(move || {

@@ -14,7 +14,7 @@ const PAGE: u64 = 0x1000;
 
 struct Shared {
     space: Space<Machine>,
-    /// Who has which page. Loom need not know: it asks after the fact.
+    /// The owner of each page. Loom need not know: it asks after the fact.
     owned: [AtomicBool; 4],
 }
 

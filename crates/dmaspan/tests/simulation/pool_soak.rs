@@ -28,7 +28,7 @@ const SLOTS: u64 = 256;
 const MORE: u64 = 256;
 /// Slots that a thread holds at most.
 const HOLDS: usize = 16;
-/// Who has a slot that nobody has.
+/// The owner of a slot that nobody has.
 const NOBODY: u64 = 0;
 
 thread_local! {

@@ -111,7 +111,7 @@ pub(crate) fn part_mut(bytes: &mut Bytes, at: Span) -> &mut [u8] {
 pub(crate) struct Flat {
     spans: Vec<Span>,
     state: Arc<Mutex<State>>,
-    /// What of the host's answers is no.
+    /// The answers of the host that are no.
     pub(crate) refuse: Arc<(AtomicBool, AtomicBool)>,
 }
 

@@ -73,14 +73,14 @@ fn without_bouncing_the_copier_reads_and_writes_other_memory() {
     let Some(Setup { mut edu, direct, high, mut low, .. }) = setup() else { return };
     let (offset, len) = (0x123, 0x456);
 
-    // Whoever says how far it reaches is told.
+    // A device that says how far it reaches is told.
     let near = Device::new(Arc::clone(&direct), NoPool, DeviceConfig::bits(28)).unwrap();
     let refused = near.map_single(memory(high.part(offset, len)), Direction::ToDevice);
     let refused = refused.unwrap_err();
     assert!(matches!(refused.error, Error::Unreachable { .. }), "{refused:?}");
     assert!(refused.memory.is_some());
 
-    // Whoever does not gets what lies there by the lower bits.
+    // A device that does not say it gets what lies there by the lower bits.
     let far = Device::new(direct, NoPool, DeviceConfig::bits(64)).unwrap();
     let seen = read(&mut edu, &far, high.part(offset, len));
     assert!(!seen.bounced && seen.addr.get() >= END);

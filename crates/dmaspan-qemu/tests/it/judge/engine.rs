@@ -94,7 +94,7 @@ pub(crate) struct Side<R: Rig> {
     pub(crate) model: IntervalModel,
 }
 
-/// Who judges.
+/// The judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judges {
     /// The interval map, the walker and the hardware.

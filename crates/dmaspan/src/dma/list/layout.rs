@@ -9,7 +9,7 @@ use crate::dma::memory::{Piece, Via};
 use crate::lg2;
 use crate::span::Span;
 
-/// What of a list a device is given.
+/// The part of a list that a device is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// It has IOVAs of its own, whole granules.

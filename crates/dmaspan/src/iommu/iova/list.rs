@@ -39,7 +39,7 @@ pub struct ListedIovas {
     /// Which. Sizes that are cached are rounded up inside to powers of two granules, so that what
     /// is handed out may be shorter.
     pub range: IovaRange,
-    /// Who has them.
+    /// Their holder.
     pub state: IovaState,
 }
 

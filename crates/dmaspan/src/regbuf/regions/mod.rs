@@ -405,7 +405,7 @@ fn covers<A: Address>(range: Span<A>, other: Span<A>) -> bool {
     range.start() <= other.start() && other.last() <= range.last()
 }
 
-/// What of a range is missing: from `first` on, up to a region that begins at `behind`.
+/// The part of a range that is missing: from `first` on, up to a region that begins at `behind`.
 #[cold]
 fn hole<A: Address>(range: Span<A>, first: A, behind: Option<A>) -> RegionError<A> {
     let before = behind.and_then(|behind| behind.get().checked_sub(1)).map(A::new);

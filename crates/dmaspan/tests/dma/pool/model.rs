@@ -57,7 +57,7 @@ impl Model {
     }
 }
 
-/// What of a device's buffers is bounced.
+/// The part of a device's buffers that is bounced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bounced {
     Nothing,

@@ -1,5 +1,5 @@
-//! The fuzz targets: the first byte chooses a format and its configuration, the others what is
-//! done.
+//! The fuzz targets: the first byte chooses a format and its configuration, or a kind of table; the
+//! others are what is done, or the table.
 
 use dmaspan::io_pgtable::{
     AmdV1, AmdV1Config, ArmLpae32S1, ArmLpae32S2, ArmLpaeS1, ArmLpaeS1Config, ArmLpaeS2,
@@ -7,6 +7,7 @@ use dmaspan::io_pgtable::{
     RiscvConfig, RiscvMode, RiscvStage, VtdSs, VtdSsConfig, X86_64, X86_64Config,
 };
 use dmaspan::lg2;
+use dmaspan_drivers::firmware::{DmaRequester, IommuMap};
 use dmaspan_sim::fuzz::{self, Bits};
 use dmaspan_sim::mock::MockFormat;
 
@@ -26,6 +27,38 @@ pub fn operations(bytes: &[u8]) {
 /// Where an operation does, or a table is lost.
 pub fn hostile(bytes: &[u8]) {
     with(bytes, Target::Hostile);
+}
+
+/// Tables of firmware, whose length and sum are made right where they are of ACPI.
+///
+/// # Panics
+///
+/// Where a reader does, or says what cannot be.
+pub fn firmware(bytes: &[u8]) {
+    let (number, bytes) = bytes.split_first().unwrap_or((&0, &[]));
+    let mut table = bytes.to_vec();
+    let signature = [None, Some(b"DMAR"), Some(b"IVRS"), Some(b"IORT"), Some(b"RIMT")];
+    if let (Some(signature), 36..) = (signature[usize::from(number % 5)], table.len()) {
+        let length = u32::try_from(table.len()).expect("fuzzers give no gigabytes");
+        table[..4].copy_from_slice(signature);
+        table[4..8].copy_from_slice(&length.to_le_bytes());
+        table[9] = 0;
+        table[9] = table.iter().fold(0u8, |sum, &byte| sum.wrapping_sub(byte));
+    }
+    let buses = |_, id: u16| Some(id.to_be_bytes()[0]..=id.to_be_bytes()[1]);
+    let map = match number % 5 {
+        0 => IommuMap::device_tree(&table),
+        1 => IommuMap::dmar(&table, buses),
+        2 => IommuMap::ivrs(&table),
+        3 => IommuMap::iort(&table),
+        _ => IommuMap::rimt(&table),
+    };
+    let Ok(map) = map else { return };
+    for id in [0, 0x10, 0x100, 0xffff] {
+        let requester = DmaRequester::Pci { segment: 0, id };
+        assert!(map.streams(requester).all(|found| found.unit < map.units().len()));
+        assert!(map.reserved(requester).all(|memory| memory.first <= memory.last));
+    }
 }
 
 /// What is done with a format.

@@ -14,6 +14,9 @@
 //! | [`amd_vi`] | AMD's IOMMU | I/O Virtualization Technology (48882) |
 //! | [`riscv`] | RISC-V's IOMMU | RISC-V IOMMU Architecture Specification |
 //!
+//! [`firmware`] says which of them a machine has and which streams they serve, from ACPI's tables
+//! or the device tree.
+//!
 //! Begin with the module of your hardware, whose `new` takes the registers. The [guide for kernels]
 //! goes from there to a domain and the DMA API, and [how to add a driver] to other hardware. Both
 //! are in `docs/src` of the repository; `cargo xtask book` builds the book beside these pages.
@@ -34,6 +37,7 @@ extern crate alloc;
 pub mod amd_vi;
 pub mod arm_smmu;
 pub mod arm_smmu_v3;
+pub mod firmware;
 pub mod riscv;
 pub mod vtd;
 

@@ -102,7 +102,7 @@ impl BusyHook for SleepHook {
     }
 
     fn wake(&self) {
-        // Whoever found that it is not ready sleeps by now, and hears it.
+        // A thread that found that it is not ready sleeps by now, and hears it.
         drop(self.turn.lock());
         self.ended.notify_all();
     }
@@ -121,7 +121,7 @@ struct Hold;
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Whoever asks after this, in the thread's last moments, shares a place, which is allowed.
+        // A caller that asks after this, in the thread's last moments, shares a place; it may.
         numbers().free.push(Reverse(NUMBER.replace(0)));
     }
 }

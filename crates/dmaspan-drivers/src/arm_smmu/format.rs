@@ -157,7 +157,7 @@ const fn walks(tcr: u32) -> Coherency {
 }
 
 impl Context {
-    /// What of such a bank the hardware does not have, if so, and the register that says it.
+    /// The part of such a bank that the hardware does not have, and the register that says it.
     pub(super) fn missing(&self, features: &SmmuV2Features) -> Option<(&'static str, u64)> {
         let stage = match self.stage {
             Stage::First => features.stage_1,

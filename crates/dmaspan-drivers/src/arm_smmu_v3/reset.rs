@@ -47,7 +47,7 @@ pub struct SmmuV3Config {
     pub lg2_commands: u32,
     /// log2 of the places of the event queue, if hardware has so many.
     pub lg2_events: u32,
-    /// Who is told of events.
+    /// The receivers of events.
     pub interrupts: EventInterrupts,
 }
 

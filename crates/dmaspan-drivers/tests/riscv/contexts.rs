@@ -163,7 +163,7 @@ fn after_a_failure_everything_is_forgotten_before_the_stream_has_anything() {
     for domain in &domains[..2] {
         domain.ops().detach().unwrap();
     }
-    // Who claims a stream that was not blocked, begins like this, too.
+    // A driver that claims a stream that was not blocked begins like this, too.
     drop(port);
     fake.take();
     let again = stream(&iommu, 1);

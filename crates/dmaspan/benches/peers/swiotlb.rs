@@ -115,7 +115,7 @@ fn pairs<P: Platform, const COPY: bool>(
     barrier.wait();
     let start = Instant::now();
     if case.held == 1 {
-        // Who takes and releases one has it in a variable.
+        // A caller that takes and releases one has it in a variable.
         for _ in 0..PAIRS {
             let slot = take::<P, COPY>(pool, buffer, case.bytes);
             assert!(pool.release(slot).is_ok());

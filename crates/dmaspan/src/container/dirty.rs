@@ -469,7 +469,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             }
             from = range.last().checked_add(1);
         }
-        // Whoever waits for it to change domains finds nobody else who has them.
+        // A caller that waits for it to change domains finds nobody else who has them.
         drop(reading);
         self.state.lock().working -= 1;
         self.wake();

@@ -133,7 +133,7 @@ impl<L> Readers<L> {
         drop(place);
         self.pending.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
-        // Whoever it waited for may have left meanwhile.
+        // The readers that it waited for may have left meanwhile.
         self.move_on(append, free);
     }
 
@@ -147,7 +147,7 @@ impl<L> Readers<L> {
             if let Some(tables) = unread {
                 free(tables);
             }
-            // Whoever was refused the lock meanwhile has gone, and relies on this look.
+            // A thread that was refused the lock meanwhile has gone, and relies on this look.
             fence(Ordering::SeqCst);
             let state = self.state.load(Ordering::Relaxed);
             let older = 1 - new_of(state);
@@ -170,7 +170,7 @@ impl<L> Readers<L> {
         // Before the places are looked at, so that nothing is put there unseen.
         self.pending.swap(false, Ordering::AcqRel);
         for place in &self.places {
-            // Who has it says that something is pending once more.
+            // The holder of the lock says that something is pending once more.
             if let Some(tables) = place.try_lock().and_then(|mut place| place.take()) {
                 add(waiting, tables, append);
             }

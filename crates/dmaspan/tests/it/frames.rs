@@ -208,7 +208,7 @@ fn churn<S: Subject>(format: S::Format, coherency: Coherency) {
         let at = Iova::new(window.start().get() + rng.below(64 << 20));
         check::<S>(&table, &machine, &model, at);
         check::<S>(&table, &machine, &model, Iova::new(part.start().get()));
-        // Who has frames meanwhile writes to them.
+        // The owner of frames writes to them meanwhile.
         let frames: Vec<_> = (0..4).filter_map(|_| machine.take(12)).collect();
         for frame in frames {
             machine.scribble(frame, 12, 0x55);

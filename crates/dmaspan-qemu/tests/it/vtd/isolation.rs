@@ -1,4 +1,4 @@
-//! Who reaches what: devices apart, domains switched, and the driver's own beginning and end.
+//! The reach of each device: devices apart, domains switched, the driver's own beginning and end.
 
 use dmaspan::iommu::{AllMemory, Attachment, FaultReason, Port as _, ReservedRegions, Target};
 use dmaspan::{Iova, IovaRange};

@@ -274,7 +274,7 @@ impl<const BATCH: usize> World<BATCH> {
         };
         let device = |behind: Behind| matches!(behind, Behind::Device(_));
         self.watch(None);
-        // Who has pinned some of it unpins all that is in the mapping.
+        // An owner that has pinned some of it unpins all that is in the mapping.
         let pinned = |held: &super::model::Held| {
             let mut all = held.pages.iter();
             all.any(|&(_, (by, page), behind)| {

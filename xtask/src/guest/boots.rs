@@ -158,7 +158,8 @@ pub(super) const BOOTS: &[Boot] = &[
             "dmaspan-nvme identify 0000:00:05.0 --backend vfio",
             "dmaspan-nvme read 0000:00:05.0 --backend vfio --blocks 16384 --out /dev/null",
             "dmaspan-nvme bench 0000:00:05.0 --backend vfio --count 2000 --turns 4 --format json",
-            "tests-linux --test-threads 2",
+            // A model of a kernel with pages of 4 KiB.
+            "tests-linux --test-threads 2 --skip sys::mapping_table::tests",
             // Guests have no shell, by which it tries a command that it says.
             "tests-cli --test-threads 2 --skip left_over::tests::pages_of_a_run_that_is_gone",
         ],

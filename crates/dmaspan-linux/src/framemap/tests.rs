@@ -18,7 +18,7 @@ fn span(paddr: u64, len: u64) -> Span {
 fn every_byte_is_found_and_its_neighbours_outside_are_not() {
     let memory = memory(4);
     let spans = [span(0x9000, 0x2000), span(0x1000, 0x1000), span(0x8_0000_0000, 0x1000)];
-    let map = FrameMap::new(&memory, memory.user_range(), &spans).unwrap();
+    let map = FrameMap::new(&memory, memory.sub_range(0, 0x4000).unwrap(), &spans).unwrap();
     assert_eq!(map.len(), 3);
     assert_eq!(map.locate(PhysAddr::new(0x9000)), Some((0, 0x2000)));
     assert_eq!(map.locate(PhysAddr::new(0xafff)), Some((0x1fff, 1)));
@@ -69,8 +69,9 @@ fn a_part_of_the_memory_begins_at_its_offset() {
 fn one_frame_twice_is_refused_and_named() {
     let memory = memory(3);
     let (first, second) = (span(0x1000, 0x2000), span(0x2000, 0x1000));
-    let error = FrameMap::new(&memory, memory.user_range(), &[second, first]).unwrap_err();
-    assert_eq!(error, FrameMapError::Overlap { first: page(), second: 0 });
+    let range = memory.sub_range(0, 0x3000).unwrap();
+    let error = FrameMap::new(&memory, range, &[second, first]).unwrap_err();
+    assert_eq!(error, FrameMapError::Overlap { first: 0x1000, second: 0 });
     assert_eq!(error.errno(), Errno::EEXIST);
 }
 

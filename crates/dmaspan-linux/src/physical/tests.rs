@@ -170,7 +170,9 @@ fn parts_are_disjoint_aligned_zeroed_and_given_back_whole() {
         }
     }
     let chunks = || memory.shared.chunks.count();
-    assert!(chunks() > 1 && machine.pinned() == chunks() as u64 * M2);
+    let chunk = MemoryKind::Thp.page_size();
+    assert!(chunks() > 0 && machine.pinned() == chunks() as u64 * chunk);
+    assert!(chunk > M2 || chunks() > 1);
     held.clear();
     assert_eq!((chunks(), machine.pinned()), (0, 0));
     // Nothing is known there any more.
@@ -434,8 +436,9 @@ fn coherent_memory_of_a_device_is_contiguous_within_its_mask_and_not_reused_whil
     others.into_iter().for_each(|other| device.free(other).unwrap());
     assert_eq!(machine.pinned(), M2);
     // A device of 20 bits reaches none of it.
-    let low =
-        Device::new(Arc::clone(device.translation()), NoPool, DeviceConfig::bits(20)).unwrap();
+    let low = Device::new(Arc::clone(device.translation()), NoPool, DeviceConfig::bits(20));
+    // Where all memory lies higher, as Arm's may, there is no such device.
+    let Ok(low) = low else { return };
     let low = low.with_coherent(Arc::new(memory.clone()));
     let error = low.alloc(PAGE, PAGE).unwrap_err();
     assert!(error.to_string().contains("no huge page is free"), "{error}");

@@ -293,8 +293,9 @@ mod tests {
         let file = words(4 << 20);
         let areas = [Area { offset: 0, len: 4 << 20 }];
         let bar = Registers::map(file.as_fd(), 0, 4 << 20, &areas).unwrap();
-        assert_eq!(bar.start.addr().get() % (2 << 20), 0);
-        assert_eq!(bar.alignment(4 << 20), 2 << 20);
+        let leaf = largest_leaf(page_size(), 4 << 20);
+        assert!(bar.alignment(4 << 20) >= leaf && leaf >= page_size());
+        assert!(page_size() > 4096 || leaf == 2 << 20);
         assert_eq!(bar.alignment(1 << 20), page_size());
         assert_eq!(bar.read32((4 << 20) - 4), (1 << 20) - 1);
     }

@@ -380,7 +380,8 @@ mod tests {
     use super::*;
     use crate::{Memory, MemoryKind};
 
-    const PAGE: usize = 4096;
+    /// Whole pages of every kernel.
+    const PAGE: usize = 64 << 10;
     const M2: usize = 2 << 20;
     const G1: usize = 1 << 30;
 
@@ -431,7 +432,7 @@ mod tests {
         assert_eq!(Layout::new(PAGE, 0, PAGE, G1), None);
         assert_eq!(Layout::new(G1 + PAGE, 1, PAGE, G1), None);
         let layout = Layout::new(PAGE, 3, PAGE, G1).unwrap();
-        let memory = Memory::new(MemoryKind::Base, 8192).unwrap().try_into().unwrap();
+        let memory = Memory::new(MemoryKind::Base, 2 * (64 << 10)).unwrap().try_into().unwrap();
         assert_eq!(Slices::new(memory, layout).unwrap_err(), SlicesError::TooShort);
     }
 

@@ -100,6 +100,7 @@ fn a_word_of_32_bits_is_half_of_one_of_64() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri takes minutes for its megabytes")]
 #[expect(unsafe_code, reason = "memory of a test")]
 fn an_arena_over_lent_memory_stays_in_it_and_lets_it_go() {
     let layout = Layout::from_size_align(8 << 20, 1 << LARGEST_LG2).unwrap();

@@ -32,7 +32,7 @@ pub fn lints(tree: &Tree) -> Vec<Problem> {
         let folder = file.path.strip_suffix("/Cargo.toml");
         folder.is_some_and(|folder| {
             ["docs", "xtask"].contains(&folder)
-                || ["crates/", "examples/"].iter().any(|at| folder.starts_with(at))
+                || ["adapters/", "crates/", "examples/"].iter().any(|at| folder.starts_with(at))
         })
     });
     let lacks = members.filter(|file| {

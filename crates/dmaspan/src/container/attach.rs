@@ -23,7 +23,8 @@ use super::unmap::Unforgotten;
 use super::{Container, State, unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::{self, Format, TableMemory};
-use crate::iommu::{self, Domain, HardwareError, IommuOps, RegionKind, ReservedRegions};
+use crate::iommu::{self, Domain, Event, HardwareError, IommuOps, RegionKind, ReservedRegions};
+use crate::label::{Caller, Label};
 use crate::log;
 use crate::pin::Pinner;
 use crate::range::IovaRange;
@@ -173,6 +174,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// From the moment that this is called nobody begins to map, unmap or look; it waits until
     /// those who are at it are done: with a [`BusyHook`](super::BusyHook) by that, else by spinning
     /// for a bounded time. The caller is in the middle of no other operation.
+    #[track_caller]
     pub fn attach<F, M, O>(
         &self,
         domain: Domain<F, M, O>,
@@ -227,21 +229,25 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Replays all mappings into the last of `domains`, which become the container's.
+    #[track_caller]
     fn attach_last(
         &self,
         mut domains: Domains,
         id: DomainId,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<DomainId, Error<P::Error>> {
+        let by = Caller { device: None, label: Label::caller() };
         let replayed = match domains.list.as_slice() {
             [(_, first), .., (_, last)] => {
                 let (from, to) = (&first.paging, &last.paging);
-                self.replay(|mapping| match self.copy(&mapping, from, to, cancelled) {
-                    Ok(()) => (Some(mapping), Ok(())),
-                    Err(error) => (Some(mapping), Err(error)),
+                self.replay(|mapping| {
+                    to.observe(&Event::Mapping { range: mapping.range, by });
+                    let copied = self.copy(&mapping, from, to, cancelled);
+                    (Some(mapping), copied)
                 })
             }
             _ => self.replay(|mapping| {
+                domains.observe(&Event::Mapping { range: mapping.range, by });
                 let room = self.state.lock().quarantine.reserve(BATCH);
                 if room == 0 {
                     let range = mapping.range;

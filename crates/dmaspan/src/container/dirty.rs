@@ -275,6 +275,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// As for [`unmap`](Self::unmap), with [`Error::NotTracking`], [`Error::BitSize`] and
     /// [`Error::BitmapSize`]. With [`Error::NotForgotten`] the bits are reported: all of those of
     /// mappings that hardware may still use.
+    #[track_caller]
     pub fn unmap_dirty(
         &self,
         range: IovaRange,

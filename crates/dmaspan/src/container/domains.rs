@@ -11,7 +11,7 @@ use super::error::Error;
 use super::paging::{Gathering, Paging, Reach, Refused, before};
 use crate::addr::Iova;
 use crate::io_pgtable::{DirtyBitmap, LeafCensus};
-use crate::iommu::{HardwareError, Relaxable, ReservedRegions};
+use crate::iommu::{Event, HardwareError, Relaxable, ReservedRegions};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
@@ -126,6 +126,11 @@ impl Domains {
             outside.extend(parts());
         }
         Error::OutsideAperture { range, aperture, outside }
+    }
+
+    /// Tells observers of all domains what is asked for.
+    pub(super) fn observe(&self, event: &Event<'_>) {
+        self.each().for_each(|domain| domain.observe(event));
     }
 
     /// Maps spans in all domains, or in none.

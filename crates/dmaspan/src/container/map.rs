@@ -18,8 +18,8 @@ use super::takedown::{Unmap, hold};
 use super::{Container, State, unconfirmed};
 use crate::account::{Account, Charge, OverLimit};
 use crate::addr::{Address, Iova};
-use crate::iommu;
-use crate::label::Label;
+use crate::iommu::{self, Event};
+use crate::label::{Caller, Label};
 use crate::pin::{Dirty, Kind, PinError, Pinner, SpanSink, Stopped, unpin_outputs};
 use crate::prot::Prot;
 use crate::range::{IovaRange, RangeError, UserRange};
@@ -125,6 +125,8 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
             claimed = self.waiting(|| self.claim(range, request));
         }
         let ClaimedSlot { domains, room, walks } = claimed?;
+        let by = Caller { device: None, label: request.label };
+        domains.observe(&Event::Mapping { range, by });
         let built = match walks.map_or(Ok(()), |walks| self.forget_walks(range, walks, &domains)) {
             Ok(()) => self.build(mapping, &domains, room, request.cancelled),
             Err(error) => Err(self.withdraw_all(mapping, &domains, Then::Go, error)),

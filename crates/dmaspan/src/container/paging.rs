@@ -12,7 +12,7 @@ use super::dirty::DirtyRead;
 use super::unconfirmed::{Tried, Unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::{DirtyBitmap, Format, Geometry, LeafCensus, Rest, Retired, TableMemory};
-use crate::iommu::{self, Domain, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
+use crate::iommu::{self, Domain, Event, Gather, HardwareError, IommuOps, MapFailed, SyncFailed};
 use crate::prot::Prot;
 use crate::range::IovaRange;
 use crate::span::{Span, SpanBuf};
@@ -36,6 +36,9 @@ pub(super) struct Refused {
 /// What a [`Domain`] does for a container, whatever its format.
 pub(super) trait Paging: Send + Sync {
     fn geometry(&self) -> &Geometry;
+
+    /// Tells observers what is asked for.
+    fn observe(&self, event: &Event<'_>);
 
     /// Maps pinned spans. All or nothing.
     fn map(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Refused>;
@@ -125,6 +128,10 @@ impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Own<F, M, O> {
 impl<F: Format, M: TableMemory<F::Word>, O: IommuOps> Paging for Own<F, M, O> {
     fn geometry(&self) -> &Geometry {
         self.domain.geometry()
+    }
+
+    fn observe(&self, event: &Event<'_>) {
+        self.domain.ops().observe(event);
     }
 
     fn map(&self, iova: Iova, spans: &[Span], prot: Prot) -> Result<(), Refused> {

@@ -11,7 +11,8 @@ use super::unmap::Unforgotten;
 use super::{Container, RANGES, State, unconfirmed};
 use crate::addr::Iova;
 use crate::io_pgtable::DirtyBitmap;
-use crate::iommu::HardwareError;
+use crate::iommu::{Event, HardwareError};
+use crate::label::{Caller, Label};
 use crate::pin::{Dirty, Kind, Pinner, unpin_outputs};
 use crate::promise::Promise;
 use crate::range::IovaRange;
@@ -28,6 +29,7 @@ pub(super) struct Unmap<'c, P: Pinner, L: RawMutex, const BATCH: usize> {
     container: &'c Container<P, L, BATCH>,
     domains: &'c Domains,
     then: Then,
+    by: Caller,
     /// In the order of their IOVAs.
     places: [Option<Box<Mapping<P>>>; RANGES],
     /// How many of the places have one, from the front.
@@ -56,7 +58,8 @@ pub(super) struct TakenDown {
 }
 
 impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
-    /// Nothing yet. `then` is what becomes of the mappings.
+    /// Nothing yet. `then` is what becomes of the mappings; observers hear the place of this call.
+    #[track_caller]
     pub(super) fn new(
         container: &'c Container<P, L, BATCH>,
         domains: &'c Domains,
@@ -66,6 +69,7 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
             container,
             domains,
             then,
+            by: Caller { device: None, label: Label::caller() },
             places: [const { None }; RANGES],
             len: 0,
             down: 0,
@@ -117,8 +121,10 @@ impl<'c, P: Pinner, L: RawMutex, const BATCH: usize> Unmap<'c, P, L, BATCH> {
                 self.reserved += all.quarantine.reserve(wanted - self.reserved);
             }
             drop(all);
-            let new = self.places[before..self.len].iter().flatten();
-            new.for_each(|mapping| self.container.stop_reading(mapping));
+            for mapping in self.places[before..self.len].iter().flatten() {
+                self.domains.observe(&Event::Unmapping { range: mapping.range, by: self.by });
+                self.container.stop_reading(mapping);
+            }
             if self.reserved > 0 || wanted == 0 {
                 return self.len > 0;
             }

@@ -89,9 +89,14 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// operation that syncs tries it again; this one succeeds when nothing of the range is left,
     /// and counts what an earlier one could not release where it does so itself. While so much
     /// waits for hardware that there is no room for more, mappings stay mapped.
+    #[track_caller]
     pub fn unmap(&self, range: IovaRange) -> Result<u64, Error<P::Error>> {
         let doomed = self.announcing(range, || self.doom_range(&mut self.state.lock(), range))?;
-        doomed.map_or(Ok(0), |doomed| self.unmap_doomed(doomed, range, None))
+        // No closure, which would be the caller.
+        match doomed {
+            Some(doomed) => self.unmap_doomed(doomed, range, None),
+            None => Ok(0),
+        }
     }
 
     /// Makes what an unmap of `range` takes down the caller's.
@@ -130,6 +135,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     /// # Errors
     ///
     /// As for [`unmap`](Self::unmap).
+    #[track_caller]
     pub fn unmap_all(&self) -> Result<u64, Error<P::Error>> {
         let doomed = self
             .announcing(IovaRange::ALL, || self.try_doom(&mut self.state.lock(), IovaRange::ALL))?;
@@ -177,6 +183,7 @@ impl<P: Pinner, L: RawMutex, const BATCH: usize> Container<P, L, BATCH> {
     }
 
     /// Takes down what was doomed, and marks what was written of it in `marks`.
+    #[track_caller]
     pub(super) fn unmap_doomed(
         &self,
         doomed: PendingUnmap,

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use dmaspan::container::{ContainerMapping, MapRequest, MappingState};
-use dmaspan::io_pgtable::Arena;
+use dmaspan::container::{Attach, ContainerMapping, Interrupts, MapRequest, MappingState};
+use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+use dmaspan::iommu::{Domain, Event, Observed, Observer, SoftIommu};
 use dmaspan::{Account, Container, Iova, IovaRange, Label, PhysAddr, Prot, UserAddr, UserRange};
 use dmaspan_sim::fault::Faults;
 use dmaspan_sim::iotlb::Iotlb;
 use dmaspan_sim::memory::{SimMemory, SimPinner, SimSpace};
 use dmaspan_sim::rng::Rng;
 use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+use parking_lot::Mutex;
 
 use crate::common::{PROT, faulty_domain, range};
 use crate::hooked::{Hooking, Owner, USER};
@@ -244,4 +246,62 @@ fn a_hundred_thousand_mappings_are_listed_without_holding_the_lock_throughout() 
         }
     }
     assert_eq!(container.list().count() as u64, COUNT - COUNT / 1000);
+}
+
+/// Notes whom a domain does something for.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<(bool, IovaRange, Label)>>>);
+
+impl Observer for Asked {
+    fn event(&self, event: &Event<'_>) {
+        let (is_map, range, by) = match *event {
+            Event::Mapping { range, by } => (true, range, by),
+            Event::Unmapping { range, by } => (false, range, by),
+            _ => return,
+        };
+        self.0.lock().push((is_map, range, by.label));
+    }
+}
+
+/// A domain that says whom it does something for.
+fn asked() -> (SoftDomain, Asked) {
+    let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48)).unwrap();
+    let table = PageTable::new(format, Arena::default()).unwrap();
+    let (iommu, asked) = (SoftIommu::over(&table), Asked::default());
+    (Domain::new(table, Observed::new(iommu, asked.clone())).unwrap(), asked)
+}
+
+type SoftDomain = Domain<ArmLpaeS1<12>, Arena, Observed<SoftIommu<ArmLpaeS1<12>>, Asked>>;
+
+#[test]
+fn observers_of_all_domains_hear_who_asked_a_container() {
+    let owner = Owner::new(4);
+    let ((first, at_first), (second, at_second)) = (asked(), asked());
+    let container: Hooking =
+        Container::with_domain(owner.pinner(), first, Arc::clone(&owner.account));
+    let prepared =
+        |page| MapRequest::new(&owner.space, user(page, 1), Iova::new(page * PAGE), PROT);
+    container.map_request(&prepared(0).label("rx ring")).unwrap();
+    let (space, at) = (&owner.space, Iova::new(PAGE));
+    let (_, mapped) = (container.map(space, user(1, 1), at, PROT).unwrap(), line!());
+    let (id, attached) = (container.attach(second, Attach::new(Interrupts::Isolated)), line!());
+    let (unmapped_bytes, unmapped) = (container.unmap(range(0, 2 * PAGE)).unwrap(), line!());
+    assert_eq!(unmapped_bytes, 2 * PAGE);
+    container.detach(id.unwrap()).unwrap();
+
+    let line = |line: u32| format!("{}:{line}:", file!());
+    let [rx, other] = [0, 1].map(|page| range(page * PAGE, PAGE));
+    let heard = |asked: &Asked, expected: &[(bool, IovaRange, String)]| {
+        let heard = asked.0.lock().clone();
+        assert_eq!(heard.len(), expected.len(), "{heard:?}");
+        for ((is_map, range, label), expected) in heard.iter().zip(expected) {
+            assert_eq!((*is_map, *range), (expected.0, expected.1));
+            assert!(label.to_string().starts_with(&expected.2), "{label}");
+        }
+    };
+    let gone = [(false, rx, line(unmapped)), (false, other, line(unmapped))];
+    let maps = [(true, rx, "rx ring".into()), (true, other, line(mapped))];
+    heard(&at_first, &[maps, gone.clone()].concat());
+    let copies = [rx, other].map(|range| (true, range, line(attached)));
+    heard(&at_second, &[copies, gone].concat());
 }

@@ -18,8 +18,6 @@ use crate::{Checked, Outcome, hw};
 
 /// The parts, in the order in which they run.
 const PARTS: [&str; 4] = ["planted", "miri", "thread", "address"];
-/// What `cargo xtask ci` runs.
-const QUICK: [&str; 2] = ["planted", "miri"];
 
 /// What is read as built for the machine's own CPU.
 const HOST: &str = "x86_64-unknown-linux-gnu";
@@ -72,11 +70,6 @@ impl Options {
         };
         let parts: Vec<_> = arguments.iter().map(part).collect::<Result<_, _>>()?;
         Ok(Self { parts: if parts.is_empty() { PARTS.to_vec() } else { parts } })
-    }
-
-    /// What runs in minutes.
-    pub(crate) fn quick() -> Self {
-        Self { parts: QUICK.to_vec() }
     }
 }
 

@@ -67,8 +67,6 @@ const NOT_EMULATED: [(&str, &str); 1] =
 const PARTS: [&str; 6] = ["bare", "registers", "quick", "user", "copies", "guest"];
 /// What runs where nothing is named: `quick` is a part of `user`.
 const ALL: [&str; 5] = ["bare", "registers", "user", "copies", "guest"];
-/// What `cargo xtask ci` runs.
-const QUICK: [&str; 3] = ["bare", "registers", "quick"];
 
 /// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,11 +87,6 @@ impl Options {
         };
         let parts: Vec<_> = arguments.iter().map(part).collect::<Result<_, _>>()?;
         Ok(Self { parts: if parts.is_empty() { ALL.to_vec() } else { parts } })
-    }
-
-    /// What runs in minutes.
-    pub(crate) fn quick() -> Self {
-        Self { parts: QUICK.to_vec() }
     }
 }
 

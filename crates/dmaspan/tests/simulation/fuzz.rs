@@ -5,7 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::Rng;
 use proptest::test_runner::TestRunner;
-use targets::{FORMATS, hostile, operations};
+use targets::{FORMATS, firmware, hostile, operations};
 
 #[path = "../../../../fuzz/src/lib.rs"]
 #[expect(unreachable_pub, reason = "the crate of the fuzz targets makes them public")]
@@ -69,4 +69,9 @@ fn operations_on_random_tables_end_in_every_format() {
 #[test]
 fn operations_on_kept_tables_end() {
     each_seed("hostile", hostile);
+}
+
+#[test]
+fn kept_firmware_is_read_without_a_panic() {
+    each_seed("firmware", firmware);
 }

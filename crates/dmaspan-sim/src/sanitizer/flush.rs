@@ -70,7 +70,11 @@ impl State {
                 }
                 continue;
             }
-            self.vain.take(range);
+            for (piece, by) in self.vain.take(range) {
+                if ranges.is_none() && by != ended.begin.origin.thread {
+                    self.vain.insert(piece, by);
+                }
+            }
             forget(&mut self.walks, range, ended, self.config.leaf_sizes);
             let forgotten = forget(&mut self.leaves, range, ended, self.config.leaf_sizes);
             forgotten.into_iter().for_each(|(piece, stale)| self.went(piece, stale, &ended.begin));

@@ -85,6 +85,7 @@ impl Cut for Gone {}
 impl Cut for u64 {}
 
 impl Cut for () {}
+impl Cut for ThreadId {}
 
 impl Cut for Caller {}
 
@@ -95,8 +96,9 @@ pub(super) struct State {
     pub(super) leaves: Intervals<Stale>,
     pub(super) walks: Intervals<Stale>,
     pub(super) gone: Intervals<Gone>,
-    /// Where something was unmapped of which nothing was mapped, until a flush: it is for that.
-    pub(super) vain: Intervals<()>,
+    /// Where a thread unmapped something of which nothing was mapped, until a flush that it knows
+    /// of: one of its own, or one that names the range.
+    pub(super) vain: Intervals<ThreadId>,
     /// Where `gone` begins and when it was flushed, the oldest first.
     pub(super) going: VecDeque<(Iova, u64)>,
     /// The last invalidation of everything by each thread.
@@ -376,7 +378,7 @@ impl State {
         let taken = self.mapped.take(range);
         if taken.is_empty() {
             self.vain.take(range);
-            self.vain.insert(range, ());
+            self.vain.insert(range, now.origin.thread);
         }
         for (piece, was) in taken {
             self.outlive(piece, was, leaf_sizes, now);

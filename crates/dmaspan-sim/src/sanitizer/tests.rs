@@ -431,6 +431,17 @@ fn a_flush_for_what_a_flush_of_another_thread_forgot_by_the_way_is_not_pointless
 }
 
 #[test]
+fn a_flush_for_an_unmap_of_nothing_is_not_pointless_after_one_of_another_thread() {
+    let sanitizer = Sanitizer::default();
+    sanitizer.on_unmap_parts(pages(1, 1), Tables::Kept, 1 << 12);
+    elsewhere(&sanitizer, 2, Some(Scope::All));
+    flush(&sanitizer, pages(1, 1), Tables::Kept);
+    assert_eq!(kinds(&sanitizer), []);
+    flush(&sanitizer, pages(1, 1), Tables::Kept);
+    assert_eq!(kinds(&sanitizer), [FindingKind::PointlessFlush]);
+}
+
+#[test]
 fn a_thread_that_flushes_everything_twice_flushes_once_in_vain() {
     let all = Invalidation { scope: Scope::All, leaf_sizes: 0, tables: Tables::Kept };
     let sanitizer = Sanitizer::default();

@@ -2,6 +2,7 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 
 /// The reason why a table of firmware is not believed.
@@ -219,6 +220,18 @@ impl<'a> Bytes<'a> {
     /// The name of an object of ACPI.
     pub(super) fn name(&self, offset: usize) -> Result<Arc<str>, FirmwareError> {
         Ok(String::from_utf8_lossy(self.text(offset, "name of an object")?).into())
+    }
+
+    /// The nodes of a table whose header says, as of IORT (DEN 0049, 3.1) and RIMT, how many there
+    /// are and where they begin. Each has its length at `length`, and `least` bytes or more.
+    pub(super) fn nodes(self, length: usize, least: usize) -> Result<Vec<Self>, FirmwareError> {
+        let first = self.u32(40, "offset of nodes")? as usize;
+        self.check("offset of nodes", 40, first as u64, 48..=self.end() as u64)?;
+        let length = |table: &Self, at| table.u16(at + length, "length of a node").map(usize::from);
+        let nodes = self.parts(first, least, "node", length).collect::<Result<Vec<_>, _>>()?;
+        let count = self.u32(36, "number of nodes")?;
+        self.check("number of nodes", 36, count.into(), 0..=nodes.len() as u64)?;
+        Ok(nodes)
     }
 
     /// The parts of these bytes from `offset` on, each as long as `length` says of its beginning.

@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::bytes::Bytes;
-use super::{FirmwareError, From, IommuKind, IommuMap, IommuUnit, ReservedMemory, Route, To};
+use super::{FirmwareError, IommuKind, IommuMap, IommuUnit, Requesters, ReservedMemory, Route, To};
 
 const TABLE: &str = "device tree";
 /// The tokens of the structure block: 5.4.1.
@@ -275,7 +275,7 @@ impl IommuMap {
             value.check("#iommu-cells", at, cells.into(), 0..=4)?;
             let stream = if cells == 0 { 0 } else { value.be32(at + 4, "stream")? };
             value.part(at, 4 + 4 * cells as usize, "iommus")?;
-            let from = From::Named(alloc::sync::Arc::clone(&path));
+            let from = Requesters::Named(alloc::sync::Arc::clone(&path));
             self.routes.push(Route { from, unit: target.unit, to: To::Stream(stream) });
             at += 4 + 4 * cells as usize;
         }
@@ -302,7 +302,7 @@ impl IommuMap {
             }
             let last = entry.last("number of requester IDs", at + 12, first, count.into())?;
             entry.last("number of streams", at + 12, output, count.into())?;
-            let from = From::Pci { segment, ids: first..=last, mask };
+            let from = Requesters::Pci { segment, ids: first..=last, mask };
             self.routes.push(Route { from, unit: target.unit, to: To::Base(output) });
         }
         Ok(())
@@ -329,7 +329,7 @@ impl IommuMap {
             let length = at + 4 + 4 * cells;
             let last = entry.last_byte(length, first, number(&entry, length, size)?)?;
             let Some(device) = tree.0.get(device.node) else { continue };
-            let from = From::Named(tree.path(device).into());
+            let from = Requesters::Named(tree.path(device).into());
             self.reserved.push((from, ReservedMemory { first, last, paddr }));
         }
         Ok(())

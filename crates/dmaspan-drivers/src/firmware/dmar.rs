@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 
 use super::bytes::Bytes;
-use super::{FirmwareError, From, IommuKind, IommuMap, IommuUnit, ReservedMemory, Route, To};
+use super::{FirmwareError, IommuKind, IommuMap, IommuUnit, Requesters, ReservedMemory, Route, To};
 
 /// The types of the structures that are read: 8.2.
 const UNIT: u16 = 0;
@@ -49,10 +49,10 @@ impl IommuMap {
                     map.units.push(IommuUnit { kind: IommuKind::Vtd, base, pci: None });
                     let route = |from| Route { from, unit: Some(unit), to: To::Id };
                     for_scopes(&part, at + 16, segment, &buses, |ids| {
-                        map.routes.push(route(From::ids(segment, ids)));
+                        map.routes.push(route(Requesters::ids(segment, ids)));
                     })?;
                     if flags & ALL != 0 {
-                        others.push(route(From::Segment(segment)));
+                        others.push(route(Requesters::Segment(segment)));
                     }
                 }
                 RESERVED => {
@@ -62,7 +62,7 @@ impl IommuMap {
                     part.check("reserved limit", at + 16, last, first..=u64::MAX)?;
                     let memory = ReservedMemory { first, last, paddr: Some(first) };
                     for_scopes(&part, at + 24, segment, &buses, |ids| {
-                        map.reserved.push((From::ids(segment, ids), memory));
+                        map.reserved.push((Requesters::ids(segment, ids), memory));
                     })?;
                 }
                 _ => {}

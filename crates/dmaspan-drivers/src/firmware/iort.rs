@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::bytes::Bytes;
-use super::{FirmwareError, From, IommuKind, IommuMap, IommuUnit, ReservedMemory, Route, To};
+use super::{FirmwareError, IommuKind, IommuMap, IommuUnit, Requesters, ReservedMemory, Route, To};
 
 /// The types of nodes: 3.1.
 const NAMED: u8 = 1;
@@ -34,14 +34,7 @@ impl IommuMap {
     ///
     /// The table is not believed; see [`FirmwareError`].
     pub fn iort(bytes: &[u8]) -> Result<Self, FirmwareError> {
-        let table = Bytes::acpi("IORT", bytes)?;
-        let first = table.u32(40, "offset of nodes")? as usize;
-        table.check("offset of nodes", 40, first as u64, 48..=table.end() as u64)?;
-        let length =
-            |table: &Bytes<'_>, at: usize| Ok(usize::from(table.u16(at + 1, "length of a node")?));
-        let nodes = table.parts(first, 16, "node", length).collect::<Result<Vec<_>, _>>()?;
-        let count = table.u32(36, "number of nodes")?;
-        table.check("number of nodes", 36, count.into(), 0..=nodes.len() as u64)?;
+        let nodes = Bytes::acpi("IORT", bytes)?.nodes(1, 16)?;
         let mut map = Self::default();
         // Where the nodes are that IDs may lead to; those of IOMMUs with their places.
         let mut places = Vec::new();
@@ -85,9 +78,9 @@ impl IommuMap {
         for mapping in mappings(node)? {
             let unit = target(node, &mapping, places)?;
             let from = if mapping.single {
-                From::Segment(segment)
+                Requesters::Segment(segment)
             } else {
-                From::ids(segment, mapping.first..=mapping.last)
+                Requesters::ids(segment, mapping.first..=mapping.last)
             };
             let to = if mapping.single { To::Stream } else { To::Base };
             self.routes.push(Route { from, unit, to: to(mapping.output) });
@@ -103,7 +96,7 @@ impl IommuMap {
         let name = node.name(node.start() + 29)?;
         for mapping in mappings(node)? {
             let unit = target(node, &mapping, places)?;
-            let from = From::Named(Arc::clone(&name));
+            let from = Requesters::Named(Arc::clone(&name));
             self.routes.push(Route { from, unit, to: To::Stream(mapping.output) });
         }
         Ok(())
@@ -127,7 +120,7 @@ impl IommuMap {
                 streams.push((unit, mapping.output..=last));
             }
         }
-        let streams = From::Streams(streams.into());
+        let streams = Requesters::Streams(streams.into());
         for range in (ranges.start()..ranges.end()).step_by(20) {
             let first = ranges.u64(range, "start of memory")?;
             let bytes = ranges.u64(range + 8, "length of memory")?;

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::bytes::Bytes;
-use super::{FirmwareError, From, IommuKind, IommuMap, IommuUnit, ReservedMemory, Route, To};
+use super::{FirmwareError, IommuKind, IommuMap, IommuUnit, Requesters, ReservedMemory, Route, To};
 
 /// The types of blocks: an IOMMU (5.2.2), and memory for all, one, or a range of devices (5.2.4).
 const UNITS: [u8; 3] = [0x10, 0x11, 0x40];
@@ -61,11 +61,11 @@ impl IommuMap {
             return Ok(());
         }
         let from = match kind {
-            0x20 => From::All,
-            0x21 => From::ids(0, id.into()..=id.into()),
+            0x20 => Requesters::All,
+            0x21 => Requesters::ids(0, id.into()..=id.into()),
             _ => {
                 block.check("last device ID", at + 6, end.into(), id.into()..=0xffff)?;
-                From::ids(0, id.into()..=end.into())
+                Requesters::ids(0, id.into()..=end.into())
             }
         };
         self.reserved.push((from, ReservedMemory { first, last, paddr: Some(first) }));
@@ -116,7 +116,7 @@ impl IommuMap {
                 _ => continue, // padding, an interrupt controller, a timer or an object of ACPI
             };
             let (first, last) = ids.into_inner();
-            let from = From::ids(segment, first.into()..=last.into());
+            let from = Requesters::ids(segment, first.into()..=last.into());
             let to = alias.map_or(To::Id, |alias| To::Stream(alias.into()));
             self.routes.push(Route { from, unit: Some(unit), to });
         }

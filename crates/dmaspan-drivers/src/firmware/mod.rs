@@ -105,7 +105,7 @@ pub struct ReservedMemory {
 
 /// The requesters that a line of a table is about.
 #[derive(Clone, Debug)]
-enum From {
+enum Requesters {
     /// PCI functions of a segment; `mask` is applied before `ids`.
     Pci {
         segment: u16,
@@ -121,7 +121,7 @@ enum From {
     Streams(Arc<[(usize, RangeInclusive<u32>)]>),
 }
 
-impl From {
+impl Requesters {
     fn ids(segment: u16, ids: RangeInclusive<u32>) -> Self {
         Self::Pci { segment, ids, mask: 0xffff }
     }
@@ -152,7 +152,7 @@ enum To {
 
 #[derive(Clone, Debug)]
 struct Route {
-    from: From,
+    from: Requesters,
     /// `None`: no IOMMU serves them.
     unit: Option<usize>,
     to: To,
@@ -166,7 +166,7 @@ impl Route {
         };
         match (self.to, &self.from) {
             (To::Stream(stream), _) => Some(stream),
-            (To::Base(base), From::Pci { ids, mask, .. }) => {
+            (To::Base(base), Requesters::Pci { ids, mask, .. }) => {
                 base.checked_add((id & mask).checked_sub(*ids.start())?)
             }
             (To::Id, _) => Some(id),
@@ -180,7 +180,7 @@ impl Route {
 pub struct IommuMap {
     units: Vec<IommuUnit>,
     routes: Vec<Route>,
-    reserved: Vec<(From, ReservedMemory)>,
+    reserved: Vec<(Requesters, ReservedMemory)>,
 }
 
 impl IommuMap {
@@ -208,8 +208,8 @@ impl IommuMap {
         &'a self,
         requester: DmaRequester<'a>,
     ) -> impl Iterator<Item = ReservedMemory> + 'a {
-        let is_for = move |from: &From| match from {
-            From::Streams(of) => self.streams(requester).any(|found| {
+        let is_for = move |from: &Requesters| match from {
+            Requesters::Streams(of) => self.streams(requester).any(|found| {
                 of.iter().any(|(unit, of)| *unit == found.unit && of.contains(&found.stream))
             }),
             other => other.has(requester),

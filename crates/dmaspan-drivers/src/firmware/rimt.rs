@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::bytes::Bytes;
-use super::{FirmwareError, From, IommuKind, IommuMap, IommuUnit, Route, To};
+use super::{FirmwareError, IommuKind, IommuMap, IommuUnit, Requesters, Route, To};
 
 /// The types of nodes.
 const IOMMU: u8 = 0;
@@ -20,14 +20,7 @@ impl IommuMap {
     ///
     /// The table is not believed; see [`FirmwareError`].
     pub fn rimt(bytes: &[u8]) -> Result<Self, FirmwareError> {
-        let table = Bytes::acpi("RIMT", bytes)?;
-        let first = table.u32(40, "offset of nodes")? as usize;
-        table.check("offset of nodes", 40, first as u64, 48..=table.end() as u64)?;
-        let length =
-            |table: &Bytes<'_>, at: usize| Ok(usize::from(table.u16(at + 2, "length of a node")?));
-        let nodes = table.parts(first, 8, "node", length).collect::<Result<Vec<_>, _>>()?;
-        let count = table.u32(36, "number of nodes")?;
-        table.check("number of nodes", 36, count.into(), 0..=nodes.len() as u64)?;
+        let nodes = Bytes::acpi("RIMT", bytes)?.nodes(2, 8)?;
         let mut map = Self::default();
         let mut places = Vec::new();
         for node in &nodes {
@@ -63,7 +56,7 @@ impl IommuMap {
         segment: u16,
     ) -> Result<(), FirmwareError> {
         for_mappings(node, node.start() + 16, places, |[first, last, output], unit| {
-            let from = From::ids(segment, first..=last);
+            let from = Requesters::ids(segment, first..=last);
             self.routes.push(Route { from, unit: Some(unit), to: To::Base(output) });
         })
     }
@@ -71,7 +64,7 @@ impl IommuMap {
     fn rimt_platform(&mut self, node: &Bytes<'_>, places: &[usize]) -> Result<(), FirmwareError> {
         let name = node.name(node.start() + 12)?;
         for_mappings(node, node.start() + 8, places, |[.., output], unit| {
-            let from = From::Named(Arc::clone(&name));
+            let from = Requesters::Named(Arc::clone(&name));
             self.routes.push(Route { from, unit: Some(unit), to: To::Stream(output) });
         })
     }

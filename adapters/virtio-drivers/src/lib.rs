@@ -137,7 +137,11 @@ impl VirtioDma {
     fn unshare(&mut self, addr: u64, len: u64, direction: Direction) {
         match self.device.unmap_raw(DmaAddr::new(addr), len, direction) {
             Ok(Unmapped::Released(_) | Unmapped::Queued) => self.usage.buffers -= 1,
-            Err(error) => self.refuse_buffer(error),
+            Err(error) => {
+                // Shared no more, once hardware has forgotten it.
+                self.usage.buffers -= usize::from(matches!(error, Error::Quarantined { .. }));
+                self.refuse_buffer(error);
+            }
         }
     }
 

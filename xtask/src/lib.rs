@@ -20,6 +20,7 @@ pub mod lines;
 pub mod msrv;
 pub mod no_std;
 pub mod package;
+pub mod parts;
 pub mod peers;
 pub mod picture;
 pub mod problem;

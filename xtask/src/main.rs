@@ -100,11 +100,9 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
-        ["cross", arguments @ ..] => {
-            with_options("cross", cross::Options::parse(arguments), cross::run)
-        }
+        ["cross", arguments @ ..] => with_options("cross", cross::parse(arguments), cross::run),
         ["sanitize", arguments @ ..] => {
-            with_options("sanitize", sanitize::Options::parse(arguments), sanitize::run)
+            with_options("sanitize", sanitize::parse(arguments), sanitize::run)
         }
         ["guest", arguments @ ..] => {
             with_options("guest", guest::Options::parse(arguments), guest::run)

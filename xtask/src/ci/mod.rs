@@ -54,8 +54,8 @@ const CHECKS: [Check; 20] = [
     quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
     quick("instructions: cargo bench -p dmaspan --bench erased -- --check", |_| instructions()),
     quick("core without std: cargo xtask no-std", |_| no_std::check()),
-    full("other CPUs: cargo xtask cross", |_| other_cpus()),
-    full("sanitizers: cargo xtask sanitize", |_| sanitizers()),
+    quick("other CPUs: cargo xtask cross, of which a quick part", other_cpus),
+    quick("sanitizers: cargo xtask sanitize, of which a quick part", sanitizers),
     quick("oldest Rust: cargo xtask msrv", |_| msrv::check()),
     quick("packages: cargo xtask package", |_| package::check()),
     quick("dependencies: cargo deny check licenses bans sources", |_| dependencies()),
@@ -236,12 +236,12 @@ fn interleavings() -> Checked {
     run_all([&mut test])
 }
 
-fn other_cpus() -> Checked {
-    cross::run(&cross::Options::parse(&[])?)
+fn other_cpus(extent: Extent) -> Checked {
+    cross::run(&if extent == Full { cross::parse(&[])? } else { cross::quick() })
 }
 
-fn sanitizers() -> Checked {
-    sanitize::run(&sanitize::Options::parse(&[])?)
+fn sanitizers(extent: Extent) -> Checked {
+    sanitize::run(&if extent == Full { sanitize::parse(&[])? } else { sanitize::quick() })
 }
 
 fn dependencies() -> Checked {

@@ -16,6 +16,7 @@ mod tools;
 use std::process::Command;
 
 use crate::debian::output_of;
+use crate::parts::Parts;
 use crate::{Checked, Outcome, guest, hw, no_std};
 use tools::Tools;
 
@@ -67,41 +68,36 @@ const NOT_EMULATED: [(&str, &str); 1] =
 const PARTS: [&str; 6] = ["bare", "registers", "quick", "user", "copies", "guest"];
 /// What runs where nothing is named: `quick` is a part of `user`.
 const ALL: [&str; 5] = ["bare", "registers", "user", "copies", "guest"];
+/// What runs in the quick form of `cargo xtask ci`.
+const QUICK: [&str; 2] = ["bare", "registers"];
 
-/// What was asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    parts: Vec<&'static str>,
+/// Reads the command line's arguments behind `cross`.
+///
+/// # Errors
+///
+/// What is wrong with them, in one line.
+pub fn parse(arguments: &[&str]) -> Result<Parts, String> {
+    Parts::parse(arguments, &PARTS, &ALL)
 }
 
-impl Options {
-    /// Reads the command line's arguments behind `cross`.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with them, in one line.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let part = |name: &&str| {
-            let found = PARTS.into_iter().find(|part| part == name);
-            found.ok_or_else(|| format!("there is no part `{name}`, only {}", PARTS.join(", ")))
-        };
-        let parts: Vec<_> = arguments.iter().map(part).collect::<Result<_, _>>()?;
-        Ok(Self { parts: if parts.is_empty() { ALL.to_vec() } else { parts } })
-    }
+/// The parts that take a minute or two.
+pub(crate) fn quick() -> Parts {
+    Parts::of(&QUICK)
 }
 
-/// Does what was asked for. What needs tools that cannot be had is skipped with the reason, unless
-/// the environment says that this is a failure.
+/// Does what was asked for. Where rustup cannot be had, nothing runs, for that reason. What needs
+/// other tools that cannot be had is skipped with the reason, unless the environment says that this
+/// is a failure.
 ///
 /// # Errors
 ///
 /// What failed, in one line; more was said by then.
-pub fn run(options: &Options) -> Checked {
+pub fn run(parts: &Parts) -> Checked {
     let mut skipped = Vec::new();
     if let Err(why) = add_targets() {
-        return cannot(why);
+        return Ok(Outcome::Skipped(why));
     }
-    for &part in &options.parts {
+    for part in parts.iter() {
         crate::say(&format!("cross: {part}"));
         let outcome = match part {
             "bare" => bare()?,
@@ -224,17 +220,4 @@ pub(crate) fn for_arm64(cargo: &mut Command) -> Result<&'static str, String> {
     add_targets()?;
     build_for(cargo, target, &Tools::ready()?);
     Ok(target.triple)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_named_and_others_refused() {
-        let parts = |line: &[&str]| Options::parse(line).map(|options| options.parts);
-        assert_eq!(parts(&[]), Ok(ALL.to_vec()));
-        assert_eq!(parts(&["bare", "guest"]), Ok(vec!["bare", "guest"]));
-        assert!(parts(&["fast"]).is_err_and(|why| why.contains("`fast`")));
-    }
 }

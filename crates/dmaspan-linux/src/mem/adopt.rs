@@ -16,9 +16,9 @@ use crate::sys::mapping::{self, Alignment, Backing, Mapping};
 
 /// File systems in memory (include/uapi/linux/magic.h): `TMPFS_MAGIC`, which files of
 /// memfd_create(2) are on too, `HUGETLBFS_MAGIC` and `RAMFS_MAGIC`.
-const TMPFS: i64 = 0x0102_1994;
-const HUGETLBFS: i64 = 0x9584_58f6;
-const RAMFS: i64 = 0x8584_58f6;
+const TMPFS: u64 = 0x0102_1994;
+const HUGETLBFS: u64 = 0x9584_58f6;
+const RAMFS: u64 = 0x8584_58f6;
 
 impl Memory {
     /// Takes memory of the application by its address, such as a guest's that a VMM has mapped.

@@ -346,7 +346,7 @@ impl Mapping {
 }
 
 /// The type of the file system that an open file is on, and the size of its blocks (fstatfs(2)).
-pub(crate) fn file_system(fd: BorrowedFd<'_>) -> Result<(i64, u64), Errno> {
+pub(crate) fn file_system(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
     // SAFETY:
     // 1. The structure is of numbers alone, for which zeroes are values.
     let mut found: libc::statfs = unsafe { mem::zeroed() };
@@ -356,7 +356,9 @@ pub(crate) fn file_system(fd: BorrowedFd<'_>) -> Result<(i64, u64), Errno> {
     if result != 0 {
         return Err(os::last_errno());
     }
-    Ok((found.f_type, u64::try_from(found.f_bsize).unwrap_or(0)))
+    // Their types differ from CPU to CPU.
+    let (kind, block) = (u64::try_from(found.f_type), u64::try_from(found.f_bsize));
+    Ok((kind.unwrap_or(0), block.unwrap_or(0)))
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ fn note(pools: &Path, page_kib: u64, pages: u64, paths: &[PathBuf]) -> Option<St
     let (pool, size) = (pool.display(), ByteSize::new(page_kib.saturating_mul(1024)));
     let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     let paths = paths.join(" ");
-    // With -f: another run that starts in between finds the pages given back, and removes the records.
+    // With -f: another run that starts in between finds the pages gone, and removes the records.
     let (s, are) = if pages == 1 { ("", "is") } else { ("s", "are") };
     Some(format!(
         "{pages} hugetlb page{s} of {size} {are} still set aside by a run that was killed: run \

@@ -1,14 +1,20 @@
-//! Memory that the application brings: mapped, and reached by a device in both directions.
+//! What the application brings: memory, mapped and reached by a device in both directions, and
+//! address spaces.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use dmaspan::{DmaSpace as _, Iova, IovaRange, Prot};
+use dmaspan_linux::plan::{Mapper, Region};
+use dmaspan_linux::vfio;
 use dmaspan_linux::{Memory, MemoryKind};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::nvme::both_ways_of;
-use super::{BACKEND, Case, Context, MIB, Need, Result, case};
+use super::plain::{Plain, adopted_files_that_are_none};
+use super::{BACKEND, Case, Context, MIB, Need, Outcome, Result, case};
 
 const HUGEPAGE: u64 = 2 * MIB;
 
@@ -19,7 +25,52 @@ pub(super) const CASES: &[Case] = &[
     case("adopted/dma_both_ways_with_a_shared_file", BACKEND, shared),
     // A file of a hugetlbfs.
     case("adopted/dma_both_ways_with_hugetlbfs", &[Need::Backend, Need::Hugepages(2)], hugetlbfs),
+    // An address space that plain requests map in, too.
+    case("adopted/a_part_of_an_address_space_is_mapped_and_the_rest_left_alone", BACKEND, part),
+    // Files that are no address space.
+    case("adopted/a_file_that_is_no_address_space_is_refused", &[], |_| {
+        adopted_files_that_are_none(IovaRange::from_len(Iova::new(AT), MIB)?)?;
+        Ok(Outcome::Passed)
+    }),
 ];
+
+/// What plain requests map lies below, and what dmaspan maps from there on.
+const AT: u64 = 1 << 32;
+
+fn part(context: &Context) -> Result {
+    let theirs = Arc::new(Memory::new(MemoryKind::Base, MIB)?);
+    let below = Iova::new(AT - MIB);
+    let maps = [(theirs.user_range(), below)];
+    let mut plain = Plain::open(context, &theirs, &maps, &[(below, MIB)])?;
+    plain.map()?;
+    let ours = IovaRange::from_len(Iova::new(AT), 4 * MIB)?;
+    let memory = Arc::new(Memory::new(MemoryKind::Base, 2 * MIB)?);
+    let kept = Arc::downgrade(&memory);
+    for _ in 0..2 {
+        let space = plain.adopted(ours)?;
+        check!(space.limits().apertures, [ours]);
+        for outside in [AT - MIB, AT + 3 * MIB] {
+            let refused =
+                space.map(&memory, memory.user_range(), Iova::new(outside), Prot::READ_WRITE);
+            check!(matches!(refused, Err(vfio::Error::OutsideApertures { .. }));
+                "the rest is mapped");
+        }
+        let mapper = Mapper::new(space)?;
+        let mapped = mapper.plan([Region::whole(&memory, Prot::READ_WRITE)])?.map()?;
+        check!(ours.covers(IovaRange::from_len(mapped.iova(0).ok_or("no place")?, 2 * MIB)?));
+        mapped.unmap()?;
+        // What is left is unmapped with the space.
+        let space = mapper.space();
+        space.map(&memory, memory.user_range(), Iova::new(AT + MIB), Prot::READ_WRITE)?;
+        check!(space.mappings(), 1);
+        check!(space.unmap(IovaRange::from_len(below, MIB)?)?, 0);
+    }
+    drop(memory);
+    check!(kept.strong_count(), 0);
+    // Theirs is there still, all of it.
+    check!(plain.unmap()?, MIB);
+    Ok(Outcome::Passed)
+}
 
 fn foreign(context: &Context) -> Result {
     let own = Memory::new(MemoryKind::Base, 2 * MIB)?;

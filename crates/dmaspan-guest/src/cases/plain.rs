@@ -6,13 +6,13 @@
 #![expect(unsafe_code, reason = "requests of ioctl name memory by its address")]
 
 use std::fs::{self, File, OpenOptions};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use dmaspan::{Iova, UserRange};
+use dmaspan::{Iova, IovaRange, UserRange};
 use dmaspan_linux::Memory;
-use dmaspan_linux::vfio::Backend;
+use dmaspan_linux::vfio::{Backend, Error, Ioas, Iommufd, VfioContainer, VfioSpace};
 use rustix::ioctl::{IntegerSetter, Opcode, Updater, ioctl};
 
 use super::context::in_sysfs;
@@ -51,7 +51,7 @@ pub(super) struct Plain {
 #[derive(Debug)]
 enum Kernel {
     Type1 { _group: File, container: File, maps: Vec<[u64; 4]>, unmaps: Vec<[u64; 3]> },
-    Iommufd { _device: File, iommufd: File, maps: Vec<[u64; 5]>, unmaps: Vec<[u64; 3]> },
+    Iommufd { _device: File, iommufd: File, ioas: u32, maps: Vec<[u64; 5]>, unmaps: Vec<[u64; 3]> },
 }
 
 /// Two fields of 32 bits.
@@ -85,6 +85,7 @@ impl Plain {
                 Kernel::Iommufd {
                     _device: device,
                     iommufd,
+                    ioas,
                     maps: maps.map(map).collect(),
                     unmaps: unmaps.iter().map(unmap).collect(),
                 }
@@ -112,14 +113,81 @@ impl Plain {
         }
     }
 
-    /// Makes all requests to unmap. The kernel writes into them what it unmapped: as they were
-    /// asked for all of it, the same again.
-    pub(super) fn unmap(&mut self) -> Result<()> {
-        match &mut self.kernel {
-            Kernel::Type1 { container, unmaps, .. } => all::<UNMAP_DMA, _>(container, unmaps),
-            Kernel::Iommufd { iommufd, unmaps, .. } => all::<IOAS_UNMAP, _>(iommufd, unmaps),
+    /// The addresses of `part`, in which no request maps or unmaps, for dmaspan to map in.
+    pub(super) fn adopted(&self, part: IovaRange) -> Result<VfioSpace> {
+        let meets = |start: u64, len: u64| {
+            IovaRange::from_len(Iova::new(start), len)
+                .is_ok_and(|range| range.intersection(part).is_some())
+        };
+        let in_part = match &self.kernel {
+            Kernel::Type1 { maps, unmaps, .. } => {
+                maps.iter().any(|&[_, _, iova, len]| meets(iova, len))
+                    || unmaps.iter().any(|&[_, iova, len]| meets(iova, len))
+            }
+            Kernel::Iommufd { maps, unmaps, .. } => {
+                maps.iter().any(|&[_, _, _, len, iova]| meets(iova, len))
+                    || unmaps.iter().any(|&[_, iova, len]| meets(iova, len))
+            }
+        };
+        if in_part {
+            return Err("a request maps or unmaps in the part".into());
+        }
+        Ok(match &self.kernel {
+            Kernel::Type1 { container, .. } => {
+                // SAFETY:
+                // 1. It is a container whose IOMMU `open_type1` has set.
+                // 2. All requests that are made of it are those above, none of them in `part`.
+                VfioSpace::Type1(unsafe { VfioContainer::adopt(duplicate(container)?, part) }?)
+            }
+            Kernel::Iommufd { iommufd, ioas, .. } => {
+                // SAFETY: it is `/dev/iommu`, and no request destroys anything.
+                let iommufd = unsafe { Iommufd::adopt(duplicate(iommufd)?) }?;
+                // SAFETY: all requests that map and unmap are those above, none of them in `part`.
+                VfioSpace::Ioas(unsafe { Ioas::adopt(&iommufd, *ioas, part) }?)
+            }
+        })
+    }
+
+    /// Makes all requests to unmap, and returns the bytes that the kernel says it unmapped. It
+    /// writes them into the requests: as they were asked for all of it, the same again.
+    pub(super) fn unmap(&mut self) -> Result<u64> {
+        let unmaps = match &mut self.kernel {
+            Kernel::Type1 { container, unmaps, .. } => {
+                all::<UNMAP_DMA, _>(container, unmaps)?;
+                unmaps
+            }
+            Kernel::Iommufd { iommufd, unmaps, .. } => {
+                all::<IOAS_UNMAP, _>(iommufd, unmaps)?;
+                unmaps
+            }
+        };
+        Ok(unmaps.iter().map(|&[_, _, bytes]| bytes).sum())
+    }
+}
+
+fn duplicate(file: &File) -> Result<OwnedFd> {
+    Ok(file.as_fd().try_clone_to_owned()?)
+}
+
+/// What is refused as a container and as `/dev/iommu`: a file that is no device, and a device that
+/// is neither.
+pub(super) fn adopted_files_that_are_none(part: IovaRange) -> Result<()> {
+    for (path, is_device) in [("/proc/self/exe", false), ("/dev/null", true)] {
+        // SAFETY: neither file knows a request of VFIO, so that nothing is mapped by them.
+        let container = unsafe { VfioContainer::adopt(File::open(path)?.into(), part) };
+        // SAFETY: as above, of iommufd.
+        let space = unsafe { Iommufd::adopt(File::open(path)?.into()) };
+        // SAFETY: as above.
+        let space = space.and_then(|iommufd| unsafe { Ioas::adopt(&iommufd, 1, part) });
+        for error in [container.err(), space.err()] {
+            match error {
+                Some(Error::NoLimits { .. }) if is_device => {}
+                Some(Error::Unsupported { .. }) if !is_device => {}
+                other => return Err(format!("{path} is adopted: {other:?}").into()),
+            }
         }
     }
+    Ok(())
 }
 
 fn open_type1(context: &Context) -> Result<(File, File)> {

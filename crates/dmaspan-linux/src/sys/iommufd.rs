@@ -41,6 +41,14 @@ impl Iommufd {
         Self { fd: file.into(), counts_by_process: AtomicBool::new(false) }
     }
 
+    /// Finds out what pinned memory counts against, of a file whose option others have set; where
+    /// the kernel does not say, it stays what it was.
+    pub(crate) fn read_locked_by(&self) {
+        if let Ok(value) = self.get_option(0, uapi::OPTION_RLIMIT_MODE) {
+            self.counts_by_process.store(value != 0, Ordering::Relaxed);
+        }
+    }
+
     /// `IOMMU_OPTION`, to set what pinned memory counts against.
     pub(crate) fn set_locked_by(&self, locked_by: LockedBy) -> Result<(), Errno> {
         let by_process = locked_by == LockedBy::Process;
@@ -88,11 +96,13 @@ impl AsFd for Iommufd {
     }
 }
 
-/// An IO address space, destroyed on drop where nothing uses it any more.
+/// An IO address space. One that was allocated here is destroyed on drop where nothing uses it any
+/// more; one that others own stays.
 #[derive(Debug)]
 pub(crate) struct IoasId {
     iommufd: Arc<Iommufd>,
     id: u32,
+    ours: bool,
 }
 
 impl IoasId {
@@ -100,7 +110,12 @@ impl IoasId {
     pub(crate) fn alloc(iommufd: &Arc<Iommufd>) -> Result<Self, Errno> {
         let mut alloc = IoasAlloc::default();
         request::with(iommufd.as_fd(), &mut alloc)?;
-        Ok(Self { iommufd: Arc::clone(iommufd), id: alloc.out_ioas_id })
+        Ok(Self { iommufd: Arc::clone(iommufd), id: alloc.out_ioas_id, ours: true })
+    }
+
+    /// One that others allocated.
+    pub(crate) fn of_others(iommufd: &Arc<Iommufd>, id: u32) -> Self {
+        Self { iommufd: Arc::clone(iommufd), id, ours: false }
     }
 
     /// Its number.
@@ -265,6 +280,9 @@ pub(super) fn address_of_memory(memory: &Mapping) -> u64 {
 
 impl Drop for IoasId {
     fn drop(&mut self) {
+        if !self.ours {
+            return;
+        }
         // Where a device is attached the kernel refuses, and the space lives as long as the file.
         let _ = self.iommufd.destroy(self.id);
     }

@@ -1,13 +1,16 @@
 //! An [`Ioas`] is an address space of iommufd.
 
+#![expect(unsafe_code, reason = "declares what adopts the files of others")]
+
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use parking_lot::RwLock;
 
+use super::adopt::{device_file, within};
 use super::backend::Backend;
 use super::bar::Bar;
 use super::device::VfioDevice;
@@ -42,6 +45,25 @@ impl Iommufd {
         Ok(Self { fd: Arc::new(iommufd::Iommufd::new(file)) })
     }
 
+    /// Takes a `/dev/iommu` that others have open too, such as a VMM's: `fd` is a duplicate of
+    /// theirs. [`Ioas::adopt`] maps in their address spaces, and [`ioas`](Self::ioas) makes new
+    /// ones, which [`Ioas::copy`] copies to and from without pinning anew.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where `fd` is no device file.
+    ///
+    /// # Safety
+    ///
+    /// `fd` is an open `/dev/iommu`. Nobody destroys the address spaces that are made here, nor
+    /// maps or unmaps in them, by their numbers.
+    pub unsafe fn adopt(fd: OwnedFd) -> Result<Self, Error> {
+        let file = device_file(fd)?;
+        let fd = iommufd::Iommufd::new(file);
+        fd.read_locked_by();
+        Ok(Self { fd: Arc::new(fd) })
+    }
+
     /// Sets what pinned memory is counted against: the user, unless this says otherwise.
     ///
     /// # Errors
@@ -69,11 +91,8 @@ impl Iommufd {
     ///
     /// [`Error::NoLimits`] where the kernel has none for us.
     pub fn ioas(&self) -> Result<Ioas, Error> {
-        let no_limits = |errno| Error::NoLimits { errno };
-        let id = IoasId::alloc(&self.fd).map_err(no_limits)?;
-        let limits = read_limits(&id).map_err(no_limits)?;
-        let (iommufd, limits) = (self.clone(), RwLock::new(Arc::new(limits)));
-        Ok(Ioas { table: MappingTable::new(id), iommufd, limits })
+        let id = IoasId::alloc(&self.fd).map_err(|errno| Error::NoLimits { errno })?;
+        Ioas::of(self, id, None)
     }
 }
 
@@ -101,9 +120,59 @@ pub struct Ioas {
     iommufd: Iommufd,
     /// As of the last time that the kernel was asked.
     limits: RwLock<Arc<Limits>>,
+    /// The part of the addresses that is mapped here, where others have the rest.
+    part: Option<IovaRange>,
 }
 
 impl Ioas {
+    fn of(iommufd: &Iommufd, id: IoasId, part: Option<IovaRange>) -> Result<Self, Error> {
+        let limits = read_limits(&id, part).map_err(|errno| Error::NoLimits { errno })?;
+        let (iommufd, limits) = (iommufd.clone(), RwLock::new(Arc::new(limits)));
+        Ok(Self { table: MappingTable::new(id), iommufd, limits, part })
+    }
+
+    /// Takes `part` of an address space that others made by `iommufd`, such as that of a VMM's
+    /// devices, whose number is `ioas_id`. What is mapped here lies in `part` alone: the
+    /// [limits](DmaSpace::limits) have the apertures that `part` has, and what this knows and
+    /// counts is what was mapped by it. Dropping it unmaps that, and leaves the address space to
+    /// those who made it.
+    ///
+    /// ```no_run
+    /// use std::os::fd::AsFd;
+    ///
+    /// use dmaspan::{Iova, IovaRange};
+    /// use dmaspan_linux::plan::Mapper;
+    /// use dmaspan_linux::vfio::{Ioas, Iommufd};
+    ///
+    /// /// Maps above 1 TiB, beside a VMM which has `iommufd` open.
+    /// ///
+    /// /// # Safety
+    /// ///
+    /// /// While the mapper lives, the VMM keeps the address space, and maps below 1 TiB alone.
+    /// unsafe fn above_1_tib(
+    ///     iommufd: impl AsFd,
+    ///     ioas_id: u32,
+    /// ) -> Result<Mapper<Ioas>, Box<dyn std::error::Error>> {
+    ///     let part = IovaRange::from_len(Iova::new(1 << 40), 1 << 40)?;
+    ///     let fd = iommufd.as_fd().try_clone_to_owned()?;
+    ///     // SAFETY: it is `/dev/iommu`, and of the address space the caller promises it.
+    ///     let space = unsafe { Ioas::adopt(&Iommufd::adopt(fd)?, ioas_id, part)? };
+    ///     Ok(Mapper::new(space)?)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoLimits`] where `ioas_id` is the number of no address space.
+    ///
+    /// # Safety
+    ///
+    /// Until this is dropped, nobody destroys the address space, and nobody else maps or unmaps at
+    /// an address of `part` in it, where nothing is mapped at first.
+    pub unsafe fn adopt(iommufd: &Iommufd, ioas_id: u32, part: IovaRange) -> Result<Self, Error> {
+        Self::of(iommufd, IoasId::of_others(&iommufd.fd, ioas_id), Some(part))
+    }
+
     /// A new address space with the device `bdf` attached.
     ///
     /// # Errors
@@ -334,7 +403,7 @@ impl Ioas {
     pub(super) fn refresh(&self) -> Arc<Limits> {
         // Under the lock, so that the last to ask is the last to write.
         let mut limits = self.limits.write();
-        if let Ok(now) = read_limits(self.table.kernel()) {
+        if let Ok(now) = read_limits(self.table.kernel(), self.part) {
             *limits = Arc::new(now);
         }
         Arc::clone(&limits)
@@ -450,8 +519,8 @@ fn attach_error(bdf: Bdf, errno: Errno) -> OpenError {
 
 /// What an address space can map. Without a device the kernel takes any alignment; memory is pinned
 /// by whole pages all the same.
-fn read_limits(ioas: &IoasId) -> Result<Limits, Errno> {
+fn read_limits(ioas: &IoasId, part: Option<IovaRange>) -> Result<Limits, Errno> {
     let (apertures, alignment) = ioas.iova_ranges()?;
     let granule = alignment.next_power_of_two().max(sys::page_size());
-    Ok(Limits { apertures, page_sizes: granule, mappings_left: None })
+    Ok(within(Limits { apertures, page_sizes: granule, mappings_left: None }, part))
 }

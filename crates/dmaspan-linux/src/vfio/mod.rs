@@ -30,6 +30,7 @@
 //! not confirm is leaked, and [`leaked_bytes`] says how much that is. A space that is forgotten
 //! leaks its memory.
 
+mod adopt;
 mod backend;
 mod bar;
 mod config;

@@ -1,7 +1,11 @@
 //! A [`VfioContainer`] is an address space of VFIO type 1, with its groups.
 
+#![expect(unsafe_code, reason = "declares what adopts the files of others")]
+
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,6 +13,7 @@ use dmaspan::container::type1::uapi;
 use dmaspan::{DmaSpace, Errno, Iova, IovaRange, Label, Limits, Prot, UserRange};
 use parking_lot::{Mutex, RwLock};
 
+use super::adopt::{device_file, within};
 use super::backend::Backend;
 use super::bar::Bar;
 use super::device::VfioDevice;
@@ -18,6 +23,7 @@ use super::opening::Candidate;
 use super::{SpaceMapping, SpaceSource};
 use crate::log;
 use crate::mem::Memory;
+use crate::os;
 use crate::pci::Bdf;
 use crate::sys;
 use crate::sys::kernel_mapping::{LockedBy, Requests};
@@ -43,6 +49,8 @@ pub struct VfioContainer {
     /// What can be mapped with the groups that are in it; `mappings_left` counts from none.
     limits: RwLock<Arc<Limits>>,
     groups: Mutex<BTreeMap<u32, Group>>,
+    /// The part of the addresses that is mapped here, where others have the rest.
+    part: Option<IovaRange>,
 }
 
 impl VfioContainer {
@@ -63,6 +71,73 @@ impl VfioContainer {
     pub fn open_compat(bdf: Bdf) -> Result<(Self, VfioDevice), OpenError> {
         // It counts as iommufd does, whoever asks.
         Self::open_by(Backend::Compat, IOMMUFD, LockedBy::User, bdf)
+    }
+
+    /// Takes `part` of a container that others made, such as a VMM's, which has groups in it and
+    /// its IOMMU set: `fd` is a duplicate of theirs, of VFIO or of iommufd in its place. What is
+    /// mapped here lies in `part` alone: the [limits](DmaSpace::limits) have the apertures that
+    /// `part` has. What this knows is what was mapped by it, also where it counts mappings: others
+    /// use up the same limit of the kernel. Dropping it unmaps that, and leaves the container to
+    /// those who made it.
+    ///
+    /// ```no_run
+    /// use std::os::fd::AsFd;
+    ///
+    /// use dmaspan::{Iova, IovaRange};
+    /// use dmaspan_linux::plan::Mapper;
+    /// use dmaspan_linux::vfio::VfioContainer;
+    ///
+    /// /// Maps above 1 TiB, beside a VMM which has `container` open.
+    /// ///
+    /// /// # Safety
+    /// ///
+    /// /// It is a container whose IOMMU is set. While the mapper lives, the VMM maps below 1 TiB
+    /// /// alone.
+    /// unsafe fn above_1_tib(
+    ///     container: impl AsFd,
+    /// ) -> Result<Mapper<VfioContainer>, Box<dyn std::error::Error>> {
+    ///     let part = IovaRange::from_len(Iova::new(1 << 40), 1 << 40)?;
+    ///     let fd = container.as_fd().try_clone_to_owned()?;
+    ///     // SAFETY: the caller promises it.
+    ///     let space = unsafe { VfioContainer::adopt(fd, part)? };
+    ///     Ok(Mapper::new(space)?)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where `fd` is no device file or has no type 1 (version 2),
+    /// [`Error::NoLimits`] where its IOMMU is not set.
+    ///
+    /// # Safety
+    ///
+    /// `fd` is an open container of VFIO, or `/dev/iommu` with an address space for its requests.
+    /// Until this is dropped, nobody else maps or unmaps at an address of `part` in it, where
+    /// nothing is mapped at first.
+    pub unsafe fn adopt(fd: OwnedFd, part: IovaRange) -> Result<Self, Error> {
+        let file = device_file(fd)?;
+        let device =
+            file.metadata().map_err(|error| Error::NoLimits { errno: os::errno(&error) })?;
+        let (backend, locked_by) = match device.rdev() {
+            VFIO_DEVICE => (Backend::Vfio, LockedBy::Process),
+            _ => (Backend::Compat, LockedBy::User),
+        };
+        let container = Container::new(file, locked_by);
+        if container.extension(uapi::VFIO_TYPE1V2_IOMMU).is_ok_and(|has| has == 0) {
+            return Err(Error::Unsupported {
+                what: "the container has no IOMMU of type 1, version 2",
+                advice: "adopt one whose VFIO_SET_IOMMU chose VFIO_TYPE1v2_IOMMU",
+            });
+        }
+        let limits =
+            read_limits(&container, Some(part)).map_err(|errno| Error::NoLimits { errno })?;
+        Ok(Self {
+            backend,
+            table: MappingTable::new(container),
+            limits: RwLock::new(Arc::new(limits)),
+            groups: Mutex::default(),
+            part: Some(part),
+        })
     }
 
     fn open_by(
@@ -89,12 +164,13 @@ impl VfioContainer {
             errno => OpenError::System { request: "VFIO_SET_IOMMU", bdf, errno },
         })?;
         let device = open_device(&group, &candidate)?;
-        let limits = read_limits(&container).map_err(failed("VFIO_IOMMU_GET_INFO"))?;
+        let limits = read_limits(&container, None).map_err(failed("VFIO_IOMMU_GET_INFO"))?;
         let space = Self {
             backend,
             table: MappingTable::new(container),
             limits: RwLock::new(Arc::new(limits)),
             groups: Mutex::new(BTreeMap::from([(candidate.group, group)])),
+            part: None,
         };
         Ok((space, device))
     }
@@ -122,7 +198,7 @@ impl VfioContainer {
         })?;
         let device = open_device(&group, &candidate)?;
         let system = |errno| OpenError::System { request: "VFIO_IOMMU_GET_INFO", bdf, errno };
-        let now = read_limits(self.table.kernel()).map_err(system)?;
+        let now = read_limits(self.table.kernel(), self.part).map_err(system)?;
         let mut limits = self.limits.write();
         // The limit of mappings is the container's from the start.
         *limits = Arc::new(Limits { mappings_left: limits.mappings_left, ..now });
@@ -269,6 +345,10 @@ impl DmaSpace for VfioContainer {
 const CONTAINER: &str = "/dev/vfio/vfio";
 const IOMMUFD: &str = "/dev/iommu";
 
+/// The number of the former's device: `MISC_MAJOR` 10 (include/uapi/linux/major.h) and `VFIO_MINOR`
+/// 196 (include/linux/miscdevice.h). The latter has no number of its own.
+const VFIO_DEVICE: u64 = 10 << 8 | 196;
+
 const DIRTY_PAGES: &str = "VFIO_IOMMU_DIRTY_PAGES";
 const UNTRACKED: &str = "this kernel does not note what devices write";
 const ADVICE: &str = "take all that is mapped for dirty, or use iommufd's page tables";
@@ -304,7 +384,7 @@ fn open_device(group: &Group, candidate: &Candidate) -> Result<VfioDevice, OpenE
 }
 
 /// What a container can map (`VFIO_IOMMU_GET_INFO`).
-fn read_limits(container: &Container) -> Result<Limits, Errno> {
+fn read_limits(container: &Container, part: Option<IovaRange>) -> Result<Limits, Errno> {
     let answer = container.info()?;
     let info = answer.info;
     let page_sizes = if info.flags & uapi::VFIO_IOMMU_INFO_PGSIZES != 0 && info.iova_pgsizes != 0 {
@@ -322,7 +402,7 @@ fn read_limits(container: &Container) -> Result<Limits, Errno> {
         // Linux before 5.4 does not say.
         None => IovaRange::new(Iova::new(0), Iova::new(u64::MAX)).into_iter().collect(),
     };
-    Ok(Limits { apertures, page_sizes, mappings_left })
+    Ok(within(Limits { apertures, page_sizes, mappings_left }, part))
 }
 
 /// The ranges of `struct vfio_iommu_type1_info_cap_iova_range` behind its header: their number, 32

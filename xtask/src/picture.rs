@@ -1,5 +1,7 @@
 //! `cargo xtask picture` draws the picture of the README from the rows that `cargo xtask peers
-//! --format json` prints.
+//! --format json` prints, and compares the README's table with them.
+
+mod headlines;
 
 use std::fs;
 use std::path::Path;
@@ -12,6 +14,8 @@ use crate::{Checked, Outcome};
 
 /// The rows that the picture in the tree is drawn from.
 const ROWS: &str = "docs/src/benchmarks/ratios.json";
+/// The page whose table has the same figures.
+const README: &str = "README.md";
 /// The picture.
 const PICTURE: &str = "docs/src/ratios.svg";
 
@@ -73,21 +77,35 @@ text { fill: #e6edf3 }
 .vtd { fill: #f0883e }
 }";
 
-/// Draws the picture from the rows in `file`, or from those in the tree.
+/// Draws the picture from the rows in `file`, or from those in the tree, and compares the README's
+/// table with them.
 ///
 /// # Errors
 ///
-/// That a file cannot be read or written, or which row is missing, in one line.
+/// That a file cannot be read or written, which row is missing, or which figures of the README are
+/// not those of the rows, a line each.
 pub fn draw(file: Option<&str>) -> Checked {
     let rows = file.map_or_else(|| crate::root().join(ROWS), |file| Path::new(file).to_path_buf());
-    let text = fs::read_to_string(&rows);
-    let text = text.map_err(|error| format!("{} cannot be read: {error}", rows.display()))?;
+    let read = |path: &Path| {
+        fs::read_to_string(path)
+            .map_err(|error| format!("{} cannot be read: {error}", path.display()))
+    };
+    let text = read(&rows)?;
     let picture = picture(&text).map_err(|why| format!("{}: {why}", rows.display()))?;
     let place = crate::root().join(PICTURE);
     fs::write(&place, picture)
         .map_err(|error| format!("{} cannot be written: {error}", place.display()))?;
     crate::say(&format!("picture: {PICTURE} is drawn from {}", rows.display()));
-    Ok(Outcome::Passed)
+    let readme = read(&crate::root().join(README))?;
+    let problems = headlines::problems(&readme, &parsed(&text)?);
+    if problems.is_empty() { Ok(Outcome::Passed) } else { Err(problems.join("\n   ")) }
+}
+
+/// The rows of a file.
+fn parsed(rows: &str) -> Result<Vec<Value>, String> {
+    let rows: Value = serde_json::from_str(rows).map_err(|error| error.to_string())?;
+    let Value::Array(rows) = rows else { return Err("not an array of rows".to_owned()) };
+    Ok(rows)
 }
 
 /// The picture of these rows.
@@ -96,11 +114,13 @@ pub fn draw(file: Option<&str>) -> Checked {
 ///
 /// What is wrong with the rows.
 fn picture(rows: &str) -> Result<String, String> {
-    let rows: Value = serde_json::from_str(rows).map_err(|error| error.to_string())?;
-    let rows = rows.as_array().ok_or("not an array of rows")?;
+    let rows = parsed(rows)?;
     let mut bars = Vec::new();
     for (case, operation, label) in CASES {
-        let ratios = PEERS.iter().map(|peer| Ok((peer, ratio(rows, peer, case, operation)?)));
+        let ratios = PEERS.iter().map(|peer| {
+            let case = format!("{}/{case}", peer.format);
+            Ok((peer, ratio(&rows, &case, operation, peer.peer)?))
+        });
         bars.push((label, ratios.collect::<Result<Vec<_>, String>>()?));
     }
     let ratios = || bars.iter().flat_map(|(_, bars)| bars.iter().map(|&(_, ratio)| ratio));
@@ -148,14 +168,12 @@ fn picture(rows: &str) -> Result<String, String> {
 }
 
 /// The ratio of a row.
-fn ratio(rows: &[Value], peer: &Peer, case: &str, operation: &str) -> Result<f64, String> {
-    let case = format!("{}/{case}", peer.format);
-    let is_it =
-        |row: &&Value| row["case"] == *case && row["op"] == operation && row["peer"] == peer.peer;
+fn ratio(rows: &[Value], case: &str, operation: &str, peer: &str) -> Result<f64, String> {
+    let is_it = |row: &&Value| row["case"] == case && row["op"] == operation && row["peer"] == peer;
     let ratio = rows.iter().find(is_it).and_then(|row| row["ratio"].as_f64());
     ratio
         .filter(|ratio| ratio.is_finite() && *ratio > 0.0)
-        .ok_or_else(|| format!("no ratio of {case}, {operation}, beside {}", peer.peer))
+        .ok_or_else(|| format!("no ratio of {case}, {operation}, beside {peer}"))
 }
 
 fn bar(x: f64, y: f64, width: f64, height: f64, class: &str) -> Rectangle {
@@ -171,16 +189,20 @@ fn tenths(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// Two digits or three, as the tables have them.
+/// Two digits, or all before the point.
 fn digits(ratio: f64) -> String {
-    if ratio < 10.0 { format!("{ratio:.1}") } else { format!("{ratio:.0}") }
+    match ratio {
+        ..1.0 => format!("{ratio:.2}"),
+        1.0..10.0 => format!("{ratio:.1}"),
+        _ => format!("{ratio:.0}"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(path: &str) -> String {
+    pub(super) fn read(path: &str) -> String {
         fs::read_to_string(crate::root().join(path)).unwrap()
     }
 

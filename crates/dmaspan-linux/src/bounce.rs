@@ -45,7 +45,7 @@ use crate::sys::{self, bytes};
 ///
 /// pool.unmap(bounced)?;
 /// assert_eq!(buffer[..2], [7, 1]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct BounceMemory {

@@ -34,7 +34,7 @@
 //! let mut magic = [0; 4];
 //! held.read(0, &mut magic)?;
 //! assert_eq!(&magic, b"\x7fELF");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 use std::fmt;

@@ -130,7 +130,7 @@ impl ReservationError {
 /// // ... the memory is used ...
 /// drop(memory);
 /// drop(reservation);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives the pages back"]

@@ -68,7 +68,7 @@
 //! let pin = pinner.pin(&memory, memory.user_range(), Prot::READ_WRITE, &mut spans)?;
 //! assert_eq!(spans.iter().map(|span| span.len()).sum::<u64>(), 1 << 20);
 //! pinner.give_back(pin);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

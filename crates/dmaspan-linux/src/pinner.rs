@@ -95,10 +95,11 @@ struct Counters {
 /// takes it. Here `Driver` has the hooks of one:
 ///
 /// ```
-/// # use dmaspan::io_pgtable::{Format, TableMemory};
-/// # use dmaspan::iommu::{Domain, IommuOps};
-/// # use dmaspan::{Account, Container, PhysAddr};
-/// # use dmaspan_linux::LinuxPinner;
+/// use dmaspan::io_pgtable::{Format, TableMemory};
+/// use dmaspan::iommu::{Domain, IommuOps};
+/// use dmaspan::{Account, Container, PhysAddr};
+/// use dmaspan_linux::LinuxPinner;
+///
 /// fn over_hardware<F: Format, M: TableMemory<F::Word> + 'static, Driver>(
 ///     domain: Domain<F, M, Driver>,
 ///     pinner: LinuxPinner<PhysAddr>,
@@ -113,10 +114,11 @@ struct Counters {
 /// With virtual addresses it does not compile:
 ///
 /// ```compile_fail,E0271
-/// # use dmaspan::io_pgtable::{Format, TableMemory};
-/// # use dmaspan::iommu::{Domain, IommuOps};
-/// # use dmaspan::{Account, Container, HostAddr, PhysAddr};
-/// # use dmaspan_linux::LinuxPinner;
+/// use dmaspan::io_pgtable::{Format, TableMemory};
+/// use dmaspan::iommu::{Domain, IommuOps};
+/// use dmaspan::{Account, Container, HostAddr, PhysAddr};
+/// use dmaspan_linux::LinuxPinner;
+///
 /// fn over_hardware<F: Format, M: TableMemory<F::Word> + 'static, Driver>(
 ///     domain: Domain<F, M, Driver>,
 ///     pinner: LinuxPinner<HostAddr>,
@@ -256,7 +258,7 @@ impl<A: FrameAddress> LinuxPinner<A> {
     /// }
     /// // It keeps the memory, and is unpinned when it is dropped.
     /// drop((memory, buffer));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

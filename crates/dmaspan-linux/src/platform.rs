@@ -81,9 +81,8 @@ impl Platform for UserPlatform {
 ///
 /// let container: Container<_, parking_lot::RawMutex> =
 ///     Container::new(LinuxPinner::<HostAddr>::new()?, Account::new(1 << 30));
-/// let container = container.with_busy_hook(Box::new(SleepHook::default()));
-/// # drop(container);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// let _container = container.with_busy_hook(Box::new(SleepHook::default()));
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct SleepHook {

@@ -12,19 +12,19 @@
 //! use dmaspan_drivers::Mmio as _;
 //! use dmaspan_qemu::{Arch, Machine, Pci, TestDev, ready};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Without QEMU this says SKIP and why, or fails where `DMASPAN_HW=require` is set.
-//! let Some(qemu) = ready(Arch::Aarch64) else { return Ok(()) };
-//! let machine = Machine::builder(qemu, "virt").device("iommu-testdev,addr=1").start()?;
-//! let pci = Pci::new(&machine);
-//! let mut device = TestDev::new(&pci, 1)?;
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     // Without QEMU this says SKIP and why, or fails where `DMASPAN_HW=require` is set.
+//!     let Some(qemu) = ready(Arch::Aarch64) else { return Ok(()) };
+//!     let machine = Machine::builder(qemu, "virt").device("iommu-testdev,addr=1").start()?;
+//!     let pci = Pci::new(&machine);
+//!     let mut device = TestDev::new(&pci, 1)?;
 //!
-//! // Without an IOMMU a device uses physical addresses.
-//! let buffer = machine.ram().allocate(0x1000)?;
-//! device.write(buffer.paddr().get(), buffer.paddr(), 64)?;
-//! assert_eq!(buffer.word(0), 0x1234_5678_1234_5678);
-//! # Ok(())
-//! # }
+//!     // Without an IOMMU a device uses physical addresses.
+//!     let buffer = machine.ram().allocate(0x1000)?;
+//!     device.write(buffer.paddr().get(), buffer.paddr(), 64)?;
+//!     assert_eq!(buffer.word(0), 0x1234_5678_1234_5678);
+//!     Ok(())
+//! }
 //! ```
 
 mod devices;

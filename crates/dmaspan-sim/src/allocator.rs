@@ -12,12 +12,12 @@
 //! #[global_allocator]
 //! static ALLOCATOR: Watched = Watched;
 //!
-//! # fn main() {
-//! let (words, allocated) = allocator::allocated(|| vec![0_u64; 16]);
-//! assert_eq!((allocated.count, allocated.bytes, allocated.kept), (1, 128, 128));
-//! let ((), allocated) = allocator::allocated(|| drop(words));
-//! assert_eq!((allocated.count, allocated.kept), (0, -128));
-//! # }
+//! fn main() {
+//!     let (words, allocated) = allocator::allocated(|| vec![0_u64; 16]);
+//!     assert_eq!((allocated.count, allocated.bytes, allocated.kept), (1, 128, 128));
+//!     let ((), allocated) = allocator::allocated(|| drop(words));
+//!     assert_eq!((allocated.count, allocated.kept), (0, -128));
+//! }
 //! ```
 
 use std::alloc::{GlobalAlloc, Layout, System};

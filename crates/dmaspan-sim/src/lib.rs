@@ -52,40 +52,40 @@
 //! use dmaspan_sim::walker::TableImage;
 //! use dmaspan_sim::walker::arm_lpae::{ArmLpaeS1Walker, ArmS1WalkRegisters};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // 4K pages, 16 bits of input address (T0SZ = 48), 48 bits of output address (IPS = 0b101): one
-//! // table of sixteen pages. Byte 1 of MAIR is write-back memory.
-//! let registers =
-//!     ArmS1WalkRegisters { ttbr: 0, tcr: 5 << 32 | 48, mair: 0xff00, ..Default::default() };
-//! let tables = Arc::new(TableImage::new());
-//! tables.add_table(PhysAddr::new(0), 16);
-//! // Page 1 is at 0x10_0000: AF, inner shareable, AP[1], AttrIndx 1, and 0b11 for a page.
-//! tables.set(PhysAddr::new(8), 0x10_0000 | 0x747)?;
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     // 4K pages, 16 bits of input address (T0SZ = 48), 48 bits of output address (IPS = 0b101):
+//!     // one table of sixteen pages. Byte 1 of MAIR is write-back memory.
+//!     let registers =
+//!         ArmS1WalkRegisters { ttbr: 0, tcr: 5 << 32 | 48, mair: 0xff00, ..Default::default() };
+//!     let tables = Arc::new(TableImage::new());
+//!     tables.add_table(PhysAddr::new(0), 16);
+//!     // Page 1 is at 0x10_0000: AF, inner shareable, AP[1], AttrIndx 1, and 0b11 for a page.
+//!     tables.set(PhysAddr::new(8), 0x10_0000 | 0x747)?;
 //!
-//! let memory = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 0x4000, 12)?);
-//! let frame = memory.allocate(0x1000, 12)?;
-//! memory.pin_frames(&[frame]);
-//! memory.cpu_write(frame.paddr(), b"hello")?;
+//!     let memory = Arc::new(SimMemory::new(PhysAddr::new(0x10_0000), 0x4000, 12)?);
+//!     let frame = memory.allocate(0x1000, 12)?;
+//!     memory.pin_frames(&[frame]);
+//!     memory.cpu_write(frame.paddr(), b"hello")?;
 //!
-//! let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers)?, Arc::clone(&tables));
-//! let device = SimDevice::new(iotlb.clone(), Arc::clone(&memory));
-//! let mut buf = [0; 5];
-//! device.read(Iova::new(0x1000), &mut buf)?;
-//! assert_eq!(&buf, b"hello");
+//!     let iotlb = Iotlb::new(ArmLpaeS1Walker::new(registers)?, Arc::clone(&tables));
+//!     let device = SimDevice::new(iotlb.clone(), Arc::clone(&memory));
+//!     let mut buf = [0; 5];
+//!     device.read(Iova::new(0x1000), &mut buf)?;
+//!     assert_eq!(&buf, b"hello");
 //!
-//! // The entry is gone, but nobody told the IOTLB.
-//! tables.set(PhysAddr::new(8), 0)?;
-//! let page = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
-//! assert!(device.read(Iova::new(0x1000), &mut buf).is_ok());
-//! assert_eq!(iotlb.stale_leaves(page).len(), 1);
+//!     // The entry is gone, but nobody told the IOTLB.
+//!     tables.set(PhysAddr::new(8), 0)?;
+//!     let page = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
+//!     assert!(device.read(Iova::new(0x1000), &mut buf).is_ok());
+//!     assert_eq!(iotlb.stale_leaves(page).len(), 1);
 //!
-//! let scope = Scope::Ranges(&[page]);
-//! iotlb.invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept })?;
-//! let refused = device.read(Iova::new(0x1000), &mut buf);
-//! assert!(matches!(refused, Err(DmaError::Fault { done: 0, .. })));
-//! assert!(memory.violations().is_empty());
-//! # Ok(())
-//! # }
+//!     let scope = Scope::Ranges(&[page]);
+//!     iotlb.invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept })?;
+//!     let refused = device.read(Iova::new(0x1000), &mut buf);
+//!     assert!(matches!(refused, Err(DmaError::Fault { done: 0, .. })));
+//!     assert!(memory.violations().is_empty());
+//!     Ok(())
+//! }
 //! ```
 
 /// Methods that are those of what is wrapped.

@@ -19,47 +19,48 @@
 //! [`LeafPinner`](dmaspan::follow::LeafPinner), which follows the user's tables leaf by leaf.
 //!
 //! ```
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
+//! use dmaspan::container::{Attach, Interrupts};
 //! use dmaspan::follow::LeafPinner;
-//! use dmaspan::{Prot, Span, UserAddr, UserRange};
-//! use dmaspan_sim::memory::{SimMemory, SimSpace, SimTables};
+//! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
+//! use dmaspan::iommu::Domain;
+//! use dmaspan::{Account, Container, Iova, PhysAddr, Prot, Span, UserAddr, UserRange};
+//! use dmaspan_sim::iotlb::Iotlb;
+//! use dmaspan_sim::memory::{Rights, SimMemory, SimSpace, SimTables};
+//! use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
+//! use parking_lot::RawMutex;
 //!
-//! # use dmaspan::io_pgtable::Arena;
-//! # use dmaspan::{Account, Container, Iova, PhysAddr};
-//! # use dmaspan::container::{Attach, Interrupts};
-//! # use dmaspan::io_pgtable::{ArmLpaeS1, ArmLpaeS1Config, PageTable};
-//! # use dmaspan::iommu::Domain;
-//! # use dmaspan_sim::iotlb::Iotlb;
-//! # use dmaspan_sim::memory::Rights;
-//! # use dmaspan_sim::walker::arm_lpae::ArmLpaeS1Walker;
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
-//! # let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-//! # let table = PageTable::new(format, tables.clone())?;
-//! # let r = table.format().registers(table.root());
-//! # let iommu = Iotlb::new(ArmLpaeS1Walker::new(r.into())?, tables);
-//! # let domain = Domain::new(table, iommu)?;
-//! // 3 MiB of memory, and a BAR of 2 MiB behind it.
-//! let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
-//! let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
-//! let frames = memory.allocate(3 << 20, 21)?;
-//! let user = space.map(UserAddr::new(0x7f00_0010_0000), &[frames]).ok_or("no room")?;
-//! let bar = Span::new(PhysAddr::new(0x20_0000_0000), 2 << 20)?;
-//! let behind = UserAddr::new(0x7f00_0040_0000);
-//! space.map_device(behind, bar, Rights::ReadWrite).ok_or("no room")?;
-//! let both = UserRange::from_len(user.start(), 5 << 20)?;
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     // Tables that hardware walks, as a walker written from Arm's manual does.
+//!     let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
+//!     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+//!     let table = PageTable::new(format, tables.clone())?;
+//!     let registers = table.format().registers(table.root());
+//!     let iommu = Iotlb::new(ArmLpaeS1Walker::new(registers.into())?, tables);
+//!     let domain = Domain::new(table, iommu)?;
 //!
-//! let container: Container<_, parking_lot::RawMutex> =
-//!     Container::new(LeafPinner::new(SimTables::new(Arc::clone(&memory))), Account::new(3 << 20));
-//! container.attach(domain, Attach::new(Interrupts::Isolated))?;
-//! let found = container.map(&space, both, Iova::new(0), Prot::READ_WRITE)?;
-//! assert_eq!((found.memory, found.mmio), (3 << 20, 2 << 20));
-//! assert_eq!((memory.pinned_frames(), container.account().used()), (768, 3 << 20));
-//! assert_eq!(container.unmap_all()?, 5 << 20);
-//! assert_eq!((memory.pinned_frames(), memory.violations()), (0, vec![]));
-//! # Ok(())
-//! # }
+//!     // 3 MiB of memory, and a BAR of 2 MiB behind it.
+//!     let memory = Arc::new(SimMemory::new(PhysAddr::new(1 << 32), 16 << 20, 12)?);
+//!     let space = Arc::new(SimSpace::new(Arc::clone(&memory)));
+//!     let frames = memory.allocate(3 << 20, 21)?;
+//!     let user = space.map(UserAddr::new(0x7f00_0010_0000), &[frames]).ok_or("no room")?;
+//!     let bar = Span::new(PhysAddr::new(0x20_0000_0000), 2 << 20)?;
+//!     let behind = UserAddr::new(0x7f00_0040_0000);
+//!     space.map_device(behind, bar, Rights::ReadWrite).ok_or("no room")?;
+//!     let both = UserRange::from_len(user.start(), 5 << 20)?;
+//!
+//!     let pinner = LeafPinner::new(SimTables::new(Arc::clone(&memory)));
+//!     let container: Container<_, RawMutex> = Container::new(pinner, Account::new(3 << 20));
+//!     container.attach(domain, Attach::new(Interrupts::Isolated))?;
+//!     let found = container.map(&space, both, Iova::new(0), Prot::READ_WRITE)?;
+//!     assert_eq!((found.memory, found.mmio), (3 << 20, 2 << 20));
+//!     assert_eq!((memory.pinned_frames(), container.account().used()), (768, 3 << 20));
+//!     assert_eq!(container.unmap_all()?, 5 << 20);
+//!     assert_eq!((memory.pinned_frames(), memory.violations()), (0, vec![]));
+//!     Ok(())
+//! }
 //! ```
 
 use std::ops::Range;

@@ -64,18 +64,18 @@
 //! use dmaspan_sim::smmu_v2::{Smmu, SmmuConfig};
 //! use dmaspan_sim::walker::{Access, TableImage};
 //!
-//! # fn main() -> Result<(), dmaspan_sim::smmu_v2::BadConfig> {
-//! let smmu = Smmu::new(SmmuConfig::default(), TableImage::new())?;
-//! // sCR0.CLIENTPD is 1 after a reset: everything passes.
-//! assert_eq!(smmu.read32(0) & 1, 1);
-//! assert!(smmu.access(7, Iova::new(0x1000), Access::Write).is_ok());
-//! // Without it, with USFCFG, GFRE and GFIE, a stream that nothing is said of faults.
-//! smmu.write32(0, 1 << 10 | 1 << 2 | 1 << 1);
-//! assert!(smmu.access(7, Iova::new(0x1000), Access::Write).is_err());
-//! assert_eq!(smmu.read32(0x48), 1 << 1);
-//! assert!(smmu.global_irq());
-//! # Ok(())
-//! # }
+//! fn main() -> Result<(), dmaspan_sim::smmu_v2::BadConfig> {
+//!     let smmu = Smmu::new(SmmuConfig::default(), TableImage::new())?;
+//!     // sCR0.CLIENTPD is 1 after a reset: everything passes.
+//!     assert_eq!(smmu.read32(0) & 1, 1);
+//!     assert!(smmu.access(7, Iova::new(0x1000), Access::Write).is_ok());
+//!     // Without it, with USFCFG, GFRE and GFIE, a stream that nothing is said of faults.
+//!     smmu.write32(0, 1 << 10 | 1 << 2 | 1 << 1);
+//!     assert!(smmu.access(7, Iova::new(0x1000), Access::Write).is_err());
+//!     assert_eq!(smmu.read32(0x48), 1 << 1);
+//!     assert!(smmu.global_irq());
+//!     Ok(())
+//! }
 //! ```
 
 use std::fmt;

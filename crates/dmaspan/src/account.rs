@@ -124,7 +124,7 @@ impl Account {
     /// assert!(account.charge(0x2000).is_err());
     /// drop(charge);
     /// assert_eq!(account.used(), 0);
-    /// # Ok::<(), dmaspan::account::OverLimit>(())
+    /// Ok::<(), dmaspan::account::OverLimit>(())
     /// ```
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, OverLimit> {
         let held = ChargedParts { bytes, parts: Vec::new() };

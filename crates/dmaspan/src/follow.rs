@@ -305,7 +305,7 @@ impl<E: core::error::Error> LeafError<E> {
 /// pinner.pin(&(), both, Prot::READ_WRITE, &mut spans)?;
 /// assert_eq!(spans[0], Span::new(PhysAddr::new(64 << 30), 3 << 30)?);
 /// assert_eq!(spans[1], Span::new(PhysAddr::new(1 << 42), 1 << 30)?);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct LeafPinner<T> {

@@ -172,11 +172,12 @@ pub unsafe trait Pinner: Send + Sync {
     /// [domains](crate::iommu::IommuOps::Address) of the same alone.
     ///
     /// ```
-    /// # use dmaspan::container::{Attach, Interrupts};
-    /// # use dmaspan::io_pgtable::{Format, TableMemory};
-    /// # use dmaspan::iommu::{Domain, IommuOps};
-    /// # use dmaspan::pin::Pinner;
-    /// # use dmaspan::{Container, PhysAddr};
+    /// use dmaspan::container::{Attach, Interrupts};
+    /// use dmaspan::io_pgtable::{Format, TableMemory};
+    /// use dmaspan::iommu::{Domain, IommuOps};
+    /// use dmaspan::pin::Pinner;
+    /// use dmaspan::{Container, PhysAddr};
+    ///
     /// fn attach<P, F, M: TableMemory<F::Word> + 'static, O>(
     ///     container: &Container<P, parking_lot::RawMutex>,
     ///     hardware: Domain<F, M, O>,
@@ -192,11 +193,12 @@ pub unsafe trait Pinner: Send + Sync {
     /// Addresses of a process are none that hardware can be told:
     ///
     /// ```compile_fail,E0271
-    /// # use dmaspan::container::{Attach, Interrupts};
-    /// # use dmaspan::io_pgtable::{Format, TableMemory};
-    /// # use dmaspan::iommu::{Domain, IommuOps};
-    /// # use dmaspan::pin::Pinner;
-    /// # use dmaspan::{Container, HostAddr, PhysAddr};
+    /// use dmaspan::container::{Attach, Interrupts};
+    /// use dmaspan::io_pgtable::{Format, TableMemory};
+    /// use dmaspan::iommu::{Domain, IommuOps};
+    /// use dmaspan::pin::Pinner;
+    /// use dmaspan::{Container, HostAddr, PhysAddr};
+    ///
     /// fn attach<P, F, M: TableMemory<F::Word> + 'static, O>(
     ///     container: &Container<P, parking_lot::RawMutex>,
     ///     hardware: Domain<F, M, O>,

@@ -19,7 +19,9 @@ use core::marker::PhantomData;
 /// Tables, freed by code that answers for it:
 ///
 /// ```
-/// # use dmaspan::{Promise, io_pgtable::*};
+/// use dmaspan::Promise;
+/// use dmaspan::io_pgtable::{Format, PageTable, TableMemory};
+///
 /// fn free<F: Format, M: TableMemory<F::Word>>(table: &PageTable<F, M>, list: M::List) {
 ///     // SAFETY: all in the list are of this shape and memory, and no hardware reads them.
 ///     let promise = unsafe { Promise::new() };
@@ -30,14 +32,17 @@ use core::marker::PhantomData;
 /// Safe code cannot:
 ///
 /// ```compile_fail,E0061
-/// # use dmaspan::{Promise, io_pgtable::*};
+/// use dmaspan::io_pgtable::{Format, PageTable, TableMemory};
+///
 /// fn free<F: Format, M: TableMemory<F::Word>>(table: &PageTable<F, M>, list: M::List) {
 ///     table.memory().free(table.geometry().table, list);
 /// }
 /// ```
 ///
 /// ```compile_fail,E0133
-/// # use dmaspan::{Promise, io_pgtable::*};
+/// use dmaspan::Promise;
+/// use dmaspan::io_pgtable::{Format, PageTable, TableMemory};
+///
 /// fn free<F: Format, M: TableMemory<F::Word>>(table: &PageTable<F, M>, list: M::List) {
 ///     let promise = Promise::new();
 ///     table.memory().free(promise, table.geometry().table, list);
@@ -47,7 +52,9 @@ use core::marker::PhantomData;
 /// Nor can it make a table of other memory and publish it as one that hardware reads:
 ///
 /// ```
-/// # use dmaspan::{PhysAddr, io_pgtable::*};
+/// use dmaspan::PhysAddr;
+/// use dmaspan::io_pgtable::{Fresh, TableMemory};
+///
 /// fn publish<M: TableMemory<u64>>(memory: &M, at: PhysAddr, words: &mut [u64]) {
 ///     // SAFETY: the words are what hardware reads there.
 ///     memory.publish(unsafe { Fresh::new(at, words) });
@@ -55,7 +62,9 @@ use core::marker::PhantomData;
 /// ```
 ///
 /// ```compile_fail,E0133
-/// # use dmaspan::{PhysAddr, io_pgtable::*};
+/// use dmaspan::PhysAddr;
+/// use dmaspan::io_pgtable::{Fresh, TableMemory};
+///
 /// fn publish<M: TableMemory<u64>>(memory: &M, at: PhysAddr, words: &mut [u64]) {
 ///     memory.publish(Fresh::new(at, words));
 /// }
@@ -64,9 +73,11 @@ use core::marker::PhantomData;
 /// Memory of a container, which its devices use:
 ///
 /// ```
-/// # use dmaspan::{Container, Promise, Span, pin::{Dirty, Kind, Pinner}};
-/// # type Lock = parking_lot::RawMutex;
-/// fn end<P>(container: &Container<P, Lock>, mut pin: P::Pin, spans: &[Span<P::Address>])
+/// use dmaspan::pin::{Dirty, Kind, Pinner};
+/// use dmaspan::{Container, Promise, Span};
+/// use parking_lot::RawMutex;
+///
+/// fn end<P>(container: &Container<P, RawMutex>, mut pin: P::Pin, spans: &[Span<P::Address>])
 /// where
 ///     P: Pinner,
 /// {
@@ -78,9 +89,11 @@ use core::marker::PhantomData;
 /// ```
 ///
 /// ```compile_fail,E0061
-/// # use dmaspan::{Container, Promise, Span, pin::{Dirty, Kind, Pinner}};
-/// # type Lock = parking_lot::RawMutex;
-/// fn end<P>(container: &Container<P, Lock>, mut pin: P::Pin, spans: &[Span<P::Address>])
+/// use dmaspan::pin::{Dirty, Kind, Pinner};
+/// use dmaspan::{Container, Span};
+/// use parking_lot::RawMutex;
+///
+/// fn end<P>(container: &Container<P, RawMutex>, mut pin: P::Pin, spans: &[Span<P::Address>])
 /// where
 ///     P: Pinner,
 /// {
@@ -89,9 +102,11 @@ use core::marker::PhantomData;
 /// ```
 ///
 /// ```compile_fail,E0061
-/// # use dmaspan::{Container, Promise, Span, pin::{Dirty, Kind, Pinner}};
-/// # type Lock = parking_lot::RawMutex;
-/// fn end<P: Pinner>(container: &Container<P, Lock>, pin: P::Pin) {
+/// use dmaspan::Container;
+/// use dmaspan::pin::Pinner;
+/// use parking_lot::RawMutex;
+///
+/// fn end<P: Pinner>(container: &Container<P, RawMutex>, pin: P::Pin) {
 ///     container.pinner().release(pin);
 /// }
 /// ```
@@ -99,11 +114,14 @@ use core::marker::PhantomData;
 /// Tables that hardware walks:
 ///
 /// ```compile_fail,E0061
-/// # use dmaspan::{PhysAddr, io_pgtable::*, iommu::*};
-/// # fn walk<F: Format, M: TableMemory<F::Word>, O: IommuOps>(domain: &Domain<F, M, O>) {
-/// // Would have devices translated by whatever is there.
-/// let _ = domain.ops().root_changed(&|| (PhysAddr::new(0x1000), 3));
-/// # }
+/// use dmaspan::PhysAddr;
+/// use dmaspan::io_pgtable::{Format, TableMemory};
+/// use dmaspan::iommu::{Domain, IommuOps};
+///
+/// fn walk<F: Format, M: TableMemory<F::Word>, O: IommuOps>(domain: &Domain<F, M, O>) {
+///     // Would have devices translated by whatever is there.
+///     let _ = domain.ops().root_changed(&|| (PhysAddr::new(0x1000), 3));
+/// }
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Promise<'c>(PhantomData<&'c ()>);

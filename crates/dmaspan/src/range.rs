@@ -179,7 +179,7 @@ range! {
     /// let top = IovaRange::from_len(Iova::new(u64::MAX - 0xfff), 0x1000)?;
     /// assert_eq!(top.last(), Iova::new(u64::MAX));
     /// assert!(IovaRange::from_len(Iova::new(u64::MAX), 2).is_err());
-    /// # Ok::<(), RangeError>(())
+    /// Ok::<(), RangeError>(())
     /// ```
     IovaRange of Iova
 }

@@ -132,7 +132,7 @@ pub struct Full;
 /// buf.push(Span::new(PhysAddr::new(0x1000), 0x1000)?).unwrap();
 /// buf.push(Span::new(PhysAddr::new(0x2000), 0x3000)?).unwrap(); // right behind: joins
 /// assert_eq!(buf.spans(), &[Span::new(PhysAddr::new(0x1000), 0x4000)?]);
-/// # Ok::<(), RangeError>(())
+/// Ok::<(), RangeError>(())
 /// ```
 #[derive(Debug)]
 pub struct SpanBuf<'a, A: Address = PhysAddr> {

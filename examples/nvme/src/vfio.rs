@@ -29,7 +29,7 @@
 //! queue.read(&namespace, 0, &buffer, 0..1 << 20)?;
 //! println!("the disk begins with {:#018x}", memory.read_u64(0)?);
 //! controller.shutdown([queue])?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![expect(unsafe_code, reason = "memory that a device writes is promised")]
 

@@ -111,8 +111,8 @@ fn read(
     Ok(pages)
 }
 
-/// What of the sources mdBook does not complain about: chapters that no page leads to, and files or
-/// anchors that are included and are not there.
+/// Finds the mistakes in the sources that mdBook accepts: chapters that no page leads to, and files
+/// or anchors that are included and are not there.
 fn sources(tree: &Tree) -> Vec<String> {
     let mut problems = Vec::new();
     let summary = tree.file("docs/src/SUMMARY.md").map_or("", |file| &file.text);

@@ -104,6 +104,50 @@ fn dead(tree: &Tree, document: &File) -> Vec<Problem> {
     problems
 }
 
+/// Finds lines of examples that rustdoc hides: a reader of the source or of another renderer sees
+/// them, and a reader of rustdoc cannot copy what is shown.
+pub fn hidden_lines(tree: &Tree) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for file in tree.files() {
+        let is_rust = file.rust.is_some();
+        if !is_rust && !file.path.ends_with(".md") {
+            continue;
+        }
+        // Whether the block of code that this line is in is Rust; `None` outside of one.
+        let mut block = None;
+        for (number, line) in (1..).zip(file.text.lines()) {
+            let line = line.trim_start();
+            let text = if is_rust {
+                line.strip_prefix("///").or(line.strip_prefix("//!")).map(str::trim_start)
+            } else {
+                Some(line)
+            };
+            // A comment that ends takes its block with it.
+            let Some(text) = text else {
+                block = None;
+                continue;
+            };
+            if let Some(words) = text.strip_prefix("```") {
+                // In a comment a block is Rust where nothing is said.
+                let begins = is_rust && words.is_empty() || says_rust(words);
+                block = if block.is_some() { None } else { Some(begins) };
+            } else if block == Some(true) && (text == "#" || text.starts_with("# ")) {
+                let what = "rustdoc hides this line of an example; show it without the `#`";
+                problems.push(Problem::new(&file.path, number, what.to_owned()));
+            }
+        }
+    }
+    problems
+}
+
+/// Whether the words behind a fence say that its block is Rust.
+fn says_rust(words: &str) -> bool {
+    words.split([',', ' ']).any(|word| {
+        matches!(word, "rust" | "no_run" | "ignore" | "should_panic" | "compile_fail")
+            || word.starts_with("edition")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +188,24 @@ x = 1
         assert_eq!(found("no terms").len(), 1);
         assert_eq!(found("- **b**: x\n- **a**: x\n")[0].line, 2);
         assert_eq!(found("- **a**: x\n- **A**: y\n").len(), 1);
+    }
+
+    #[test]
+    fn lines_that_rustdoc_hides_are_found() {
+        let found = |path: &str, text: &str| -> Vec<usize> {
+            hidden_lines(&Tree::of(&[(path, text)])).iter().map(|problem| problem.line).collect()
+        };
+        let comment = "/// # Errors\n///\n/// ```\n/// # use a::B;\n///     # x();\n/// #\n\
+                       /// #[test]\n/// ```\n/// # Safety\nfn f() {}\n";
+        assert_eq!(found("a.rs", comment), [4, 5, 6]);
+        assert_eq!(found("a.rs", &comment.replace("///", "//!")), [4, 5, 6]);
+        assert!(found("a.rs", &comment.replacen("```", "```text", 1)).is_empty());
+        assert_eq!(found("a.rs", &comment.replacen("```", "```compile_fail,E0061", 1)), [4, 5, 6]);
+        let page = "# Title\n```rust,ignore\n# hidden\n```\n```sh\n# comment\n```\n# Next\n";
+        assert_eq!(found("a.md", page), [3]);
+        assert!(found("a.txt", page).is_empty());
+        // A block that its comment does not close ends with it.
+        assert!(found("a.rs", "/// ```\nfn f() {}\n/// # Errors\n").is_empty());
     }
 
     #[test]

@@ -54,6 +54,11 @@ fn every_public_enum_of_errors_can_grow() {
 }
 
 #[test]
+fn examples_hide_nothing() {
+    holds(documents::hidden_lines);
+}
+
+#[test]
 fn every_dependency_has_its_reason_in_the_architecture() {
     holds(documents::dependencies);
 }

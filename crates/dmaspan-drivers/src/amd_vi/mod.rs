@@ -18,7 +18,7 @@
 //! devices (ATS).
 //!
 //! ```no_run
-//! # use std::error::Error;
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
 //! use dmaspan::io_pgtable::{AmdV1, PageTable, TableMemory};
@@ -26,25 +26,26 @@
 //! use dmaspan_drivers::amd_vi::{AmdVi, AmdViConfig};
 //! use dmaspan_drivers::{Host, MmioRegion};
 //!
-//! # fn attach<H: Host + 'static, M: TableMemory<u64> + Send + Sync + 'static>(
-//! #     registers: MmioRegion,
-//! #     host: H,
-//! #     tables: M,
-//! #     capability: u32,
-//! #     miscellaneous: u32,
-//! # ) -> Result<(), Box<dyn Error>> {
-//! let config = AmdViConfig::new(capability, miscellaneous);
-//! // SAFETY: the registers are an AMD IOMMU's that nobody else drives, in the memory that it sees.
-//! let iommu = unsafe { AmdVi::new(registers, host, config) }?;
+//! /// Gives the device 00:04.0 a domain. The numbers are of the capability in the PCI function.
+//! fn attach<H: Host + 'static, M: TableMemory<u64> + 'static>(
+//!     registers: MmioRegion,
+//!     host: H,
+//!     tables: M,
+//!     (capability, miscellaneous): (u32, u32),
+//! ) -> Result<(), Box<dyn Error>> {
+//!     let config = AmdViConfig::new(capability, miscellaneous);
+//!     // SAFETY: the registers are those of an AMD IOMMU that nobody else drives, and the host's
+//!     // memory is what it sees.
+//!     let iommu = unsafe { AmdVi::new(registers, host, config) }?;
 //!
-//! let format = AmdV1::new(iommu.v1_config())?;
-//! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, iommu.ops()?)?);
-//! let stream = Attachment::new(iommu.stream(0x0020, ReservedRegions::new())?)?;
-//! stream.attach(Target::Paging(Prepared::new(domain)))?;
-//! // .. and where the IOMMU interrupts, or at times:
-//! let handled = iommu.handle_faults()?;
-//! # Ok(())
-//! # }
+//!     let format = AmdV1::new(iommu.v1_config())?;
+//!     let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, iommu.ops()?)?);
+//!     let stream = Attachment::new(iommu.stream(0x0020, ReservedRegions::new())?)?;
+//!     stream.attach(Target::Paging(Prepared::new(domain)))?;
+//!     // At each interrupt of the IOMMU, or from time to time:
+//!     iommu.handle_faults()?;
+//!     Ok(())
+//! }
 //! ```
 
 mod events;

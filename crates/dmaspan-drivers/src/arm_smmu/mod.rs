@@ -17,33 +17,33 @@
 //! their errata (Linux: arm-smmu-impl.c); the caller does that before it makes the driver.
 //!
 //! ```
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
-//! use dmaspan::io_pgtable::{ArmLpaeS1, PageTable};
+//! use dmaspan::io_pgtable::{ArmLpaeS1, PageTable, TableMemory};
 //! use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
 //! use dmaspan_drivers::arm_smmu::{SmmuV2, SmmuV2Config, SmmuV2Stream};
 //! use dmaspan_drivers::{Host, Mmio};
-//! # use dmaspan::io_pgtable::TableMemory;
 //!
-//! # type Failed = Box<dyn std::error::Error>;
-//! # fn attach<R, H, M>(registers: R, host: H, tables: M) -> Result<(), Failed>
-//! # where
-//! #     R: Mmio + 'static,
-//! #     H: Host + 'static,
-//! #     M: TableMemory<u64> + Send + Sync + 'static,
-//! # {
-//! // SAFETY: these are the registers of an SMMU that nobody else drives.
-//! let smmu = unsafe { SmmuV2::new(registers, host, SmmuV2Config::new()) }?;
+//! /// Gives the device of stream 0x17 a domain.
+//! fn attach<R, H, M>(registers: R, host: H, tables: M) -> Result<(), Box<dyn Error>>
+//! where
+//!     R: Mmio + 'static,
+//!     H: Host + 'static,
+//!     M: TableMemory<u64> + 'static,
+//! {
+//!     // SAFETY: these are the registers of an SMMU that nobody else drives.
+//!     let smmu = unsafe { SmmuV2::new(registers, host, SmmuV2Config::new()) }?;
 //!
-//! let format = ArmLpaeS1::<12>::new(smmu.features().stage_1_config())?;
-//! let ops = smmu.ops::<ArmLpaeS1<12>>()?;
-//! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
+//!     let format = ArmLpaeS1::<12>::new(smmu.features().stage_1_config())?;
+//!     let ops = smmu.ops::<ArmLpaeS1<12>>()?;
+//!     let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
 //!
-//! let port: SmmuV2Stream<_, _, _> = smmu.stream(0x17, ReservedRegions::new())?;
-//! let stream = Attachment::new(port)?;
-//! stream.attach(Target::Paging(Prepared::new(domain)))?;
-//! # Ok(())
-//! # }
+//!     let port: SmmuV2Stream<_, _, _> = smmu.stream(0x17, ReservedRegions::new())?;
+//!     let stream = Attachment::new(port)?;
+//!     stream.attach(Target::Paging(Prepared::new(domain)))?;
+//!     Ok(())
+//! }
 //! ```
 
 mod bank;

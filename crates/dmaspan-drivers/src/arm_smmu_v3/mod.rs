@@ -6,33 +6,37 @@
 //! PCI usually the requester ID.
 //!
 //! ```no_run
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
-//! use dmaspan::io_pgtable::{Arena, ArmLpaeS1, PageTable};
+//! use dmaspan::io_pgtable::{ArmLpaeS1, PageTable, TableMemory};
 //! use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
 //! use dmaspan::{Iova, PhysAddr, Prot, Span};
 //! use dmaspan_drivers::arm_smmu_v3::{OnFault, SmmuV3, SmmuV3Config, Stage};
 //! use dmaspan_drivers::{Host, MmioRegion};
 //!
-//! # fn run<H: Host + 'static>(
-//! #     registers: MmioRegion, host: H, tables: Arena,
-//! # ) -> Result<(), Box<dyn std::error::Error>> {
-//! // SAFETY: nobody else drives the SMMU, and the host's memory is what it sees.
-//! let smmu = unsafe { SmmuV3::new(registers, host, SmmuV3Config::default()) }?;
+//! /// Maps a page for the device of StreamID 8.
+//! fn attach<H, M>(registers: MmioRegion, host: H, tables: M) -> Result<(), Box<dyn Error>>
+//! where
+//!     H: Host + 'static,
+//!     M: TableMemory<u64> + 'static,
+//! {
+//!     // SAFETY: nobody else drives the SMMU, and the host's memory is what it sees.
+//!     let smmu = unsafe { SmmuV3::new(registers, host, SmmuV3Config::default()) }?;
 //!
-//! let format = ArmLpaeS1::<12>::new(smmu.stage1_config(12)?)?;
-//! let ops = smmu.ops(Stage::First, OnFault::Terminate)?;
-//! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
-//! let page = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
-//! // SAFETY: nobody else uses these IOVAs, and the memory is the device's.
-//! unsafe { domain.map_spans(Iova::new(0x1000), &[page], Prot::READ_WRITE) }?;
+//!     let format = ArmLpaeS1::<12>::new(smmu.stage1_config(12)?)?;
+//!     let ops = smmu.ops(Stage::First, OnFault::Terminate)?;
+//!     let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
+//!     let page = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
+//!     // SAFETY: nobody else uses these IOVAs, and the memory is the device's.
+//!     unsafe { domain.map_spans(Iova::new(0x1000), &[page], Prot::READ_WRITE) }?;
 //!
-//! let stream = Attachment::new(smmu.stream(8, ReservedRegions::new())?)?;
-//! stream.attach(Target::Paging(Prepared::new(domain)))?;
-//! let handled = smmu.handle_faults()?;
-//! assert!(!handled.overflowed);
-//! # Ok(())
-//! # }
+//!     let stream = Attachment::new(smmu.stream(8, ReservedRegions::new())?)?;
+//!     stream.attach(Target::Paging(Prepared::new(domain)))?;
+//!     let handled = smmu.handle_faults()?;
+//!     assert!(!handled.overflowed);
+//!     Ok(())
+//! }
 //! ```
 
 mod command;

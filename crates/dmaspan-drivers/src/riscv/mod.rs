@@ -15,29 +15,30 @@
 //! | `ops.rs`, `stream.rs` | the hooks of a domain, and of a stream |
 //!
 //! ```no_run
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
-//! use dmaspan::PhysAddr;
 //! use dmaspan::io_pgtable::{PageTable, Riscv, RiscvStage, TableMemory};
 //! use dmaspan::iommu::{Attachment, Domain, Prepared, ReservedRegions, Target};
 //! use dmaspan_drivers::riscv::{RiscvIommu, RiscvIommuConfig};
 //! use dmaspan_drivers::{Host, Mmio};
 //!
-//! # fn example(
-//! #     registers: impl Mmio,
-//! #     host: impl Host,
-//! #     tables: impl TableMemory<u64>,
-//! # ) -> Result<(), Box<dyn std::error::Error>> {
-//! // SAFETY: these are the registers of a RISC-V IOMMU that nobody else drives, and the host's
-//! // memory and that of the tables are what it sees.
-//! let iommu = unsafe { RiscvIommu::new(registers, host, RiscvIommuConfig::default()) }?;
-//! let format = Riscv::new(iommu.config(RiscvStage::Second)?)?;
-//! let ops = iommu.ops(RiscvStage::Second)?;
-//! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
-//! let stream = Attachment::new(iommu.stream(0x10, ReservedRegions::new())?).ok().unwrap();
-//! stream.attach(Target::Paging(Prepared::new(domain)))?;
-//! # Ok(())
-//! # }
+//! /// Gives the device of ID 0x10 a domain.
+//! fn attach(
+//!     registers: impl Mmio + 'static,
+//!     host: impl Host + 'static,
+//!     tables: impl TableMemory<u64> + 'static,
+//! ) -> Result<(), Box<dyn Error>> {
+//!     // SAFETY: these are the registers of a RISC-V IOMMU that nobody else drives, and the host's
+//!     // memory and that of the tables are what it sees.
+//!     let iommu = unsafe { RiscvIommu::new(registers, host, RiscvIommuConfig::default()) }?;
+//!     let format = Riscv::new(iommu.config(RiscvStage::Second)?)?;
+//!     let ops = iommu.ops(RiscvStage::Second)?;
+//!     let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
+//!     let stream = Attachment::new(iommu.stream(0x10, ReservedRegions::new())?)?;
+//!     stream.attach(Target::Paging(Prepared::new(domain)))?;
+//!     Ok(())
+//! }
 //! ```
 
 mod context;

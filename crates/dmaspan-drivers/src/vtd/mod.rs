@@ -12,6 +12,7 @@
 //! revision 4.
 //!
 //! ```no_run
+//! use std::error::Error;
 //! use std::sync::Arc;
 //!
 //! use dmaspan::io_pgtable::{PageTable, TableMemory, VtdSs};
@@ -20,26 +21,34 @@
 //! use dmaspan_drivers::vtd::{Mode, Stage, Vtd, VtdConfig};
 //! use dmaspan_drivers::{Host, MmioRegion};
 //!
-//! # fn start<H, M>(registers: MmioRegion, host: H, tables: M, buffer: Span)
-//! # -> Result<(), Box<dyn std::error::Error>>
-//! # where H: Host + 'static, M: TableMemory<u64> + 'static {
-//! let config = VtdConfig { mode: Some(Mode::Legacy), ..VtdConfig::new(46) };
-//! // SAFETY: the registers are those of a unit that nobody else drives, and the host's memory is
-//! // what it sees.
-//! let iommu = unsafe { Vtd::new(registers, host, config)? };
-//! let format = VtdSs::new(iommu.second_stage_config()?)?;
-//! let ops = iommu.ops(Stage::Second)?;
-//! let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
-//! // SAFETY: nobody else maps anything in the domain, and the buffer is memory for the device.
-//! unsafe { domain.map_spans(Iova::new(0x1000), &[buffer], Prot::READ) }?;
-//! // Bus 0, device 2, function 0, and what firmware reserves for it: nothing here. The IOVAs of
-//! // the domain stay clear of all that the stream then reserves.
-//! let port = iommu.stream(0x0010, ReservedRegions::new())?;
-//! assert_eq!(port.reserved_regions().as_slice()[0].range.start(), Iova::new(0xfee0_0000));
-//! let stream = Attachment::new(port)?;
-//! stream.attach(Target::Paging(Prepared::new(domain)))?;
-//! # Ok(())
-//! # }
+//! /// Maps a buffer for the device 00:02.0, which may read it.
+//! fn attach<H, M>(
+//!     registers: MmioRegion,
+//!     host: H,
+//!     tables: M,
+//!     buffer: Span,
+//! ) -> Result<(), Box<dyn Error>>
+//! where
+//!     H: Host + 'static,
+//!     M: TableMemory<u64> + 'static,
+//! {
+//!     let config = VtdConfig { mode: Some(Mode::Legacy), ..VtdConfig::new(46) };
+//!     // SAFETY: the registers are those of a unit that nobody else drives, and the host's memory
+//!     // is what it sees.
+//!     let iommu = unsafe { Vtd::new(registers, host, config)? };
+//!     let format = VtdSs::new(iommu.second_stage_config()?)?;
+//!     let ops = iommu.ops(Stage::Second)?;
+//!     let domain = Arc::new(Domain::new(PageTable::new(format, tables)?, ops)?);
+//!     // SAFETY: nobody else maps in the domain, and the buffer is memory for the device.
+//!     unsafe { domain.map_spans(Iova::new(0x1000), &[buffer], Prot::READ) }?;
+//!     // Bus 0, device 2, function 0. Firmware reserves nothing for it here. The IOVAs of the
+//!     // domain stay clear of all that the stream then reserves.
+//!     let port = iommu.stream(0x0010, ReservedRegions::new())?;
+//!     assert_eq!(port.reserved_regions().as_slice()[0].range.start(), Iova::new(0xfee0_0000));
+//!     let stream = Attachment::new(port)?;
+//!     stream.attach(Target::Paging(Prepared::new(domain)))?;
+//!     Ok(())
+//! }
 //! ```
 
 use alloc::sync::Arc;

@@ -26,7 +26,7 @@ const LEAST_PAGE: usize = 4096;
 /// assert_eq!(buffer.len(), 1024);
 /// buffer[1] = 7;
 /// assert_eq!(buffer.cast::<u8>()[4..8], 7u32.to_ne_bytes());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "dropping a buffer gives it back to its pool"]
 pub struct FixedBuf<T: Pod = u8> {
@@ -132,7 +132,7 @@ impl<T: Pod> FixedBuf<T> {
     /// let moved = Box::new(block);
     /// assert_eq!(before, moved.stable_ptr());
     /// assert_eq!((moved.bytes_init(), moved.bytes_total()), (0, 4096));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut T {
@@ -175,7 +175,7 @@ impl<T: Pod> FixedBuf<T> {
     /// let (buffer, result) = unsafe { operation.complete(&done) };
     /// assert_eq!(result?, 3);
     /// assert_eq!(&buffer[10..13], b"ELF");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

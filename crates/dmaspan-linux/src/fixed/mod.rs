@@ -44,7 +44,7 @@
 //! let done = ring.completion().ok_or("nothing is done")?;
 //! assert_eq!((done.token, done.result?), (7, 4));
 //! assert_eq!(&done.buffer[..4], b"\x7fELF");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod attach;

@@ -117,7 +117,7 @@ impl FixedPool {
     /// let memory = Memory::new(MemoryKind::Memfd, 1 << 20)?;
     /// let pool = FixedPool::over(memory.try_into()?, 12 << 10)?;
     /// assert_eq!(pool.slices(), 85);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl FixedPool {
     /// std::thread::spawn(move || drop(buffer)); // an operation that ends
     /// let _again = pool.take_timeout(Duration::from_secs(10))?;
     /// assert!(pool.take_timeout(Duration::ZERO).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -107,7 +107,7 @@ impl Memory {
     /// memory.read(0x3ffc, &mut bytes)?;
     /// assert_eq!(u32::from_ne_bytes(bytes), 7);
     /// assert_eq!(memory.as_ptr().addr().get() as u64, memory.user_range().start().get());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
     pub fn as_ptr(&self) -> NonNull<u8> {

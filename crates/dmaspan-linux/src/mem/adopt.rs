@@ -37,7 +37,7 @@ impl Memory {
     /// let memory = unsafe { Memory::foreign(start, 1 << 20, ())? };
     /// memory.write(0x1003, b"hello")?;
     /// assert_eq!(memory.kind(), MemoryKind::Adopted);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Memory {
     /// let again = Memory::from_file(fd.try_clone_to_owned()?, offset + 0x1_0000, 0x2_0000)?;
     /// first.write_u64(0x1_0008, 7)?;
     /// assert_eq!(again.read_u64(8)?, 7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

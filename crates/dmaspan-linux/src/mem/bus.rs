@@ -35,7 +35,7 @@ use super::Memory;
 ///
 /// container.unmap_all()?; // waits for accesses that are under way
 /// assert!(device.write(&memory.bytes(), Iova::new(0x10_0ffe), b"late").is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct HostBytes<'m>(&'m Memory);

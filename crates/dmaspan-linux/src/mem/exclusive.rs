@@ -52,7 +52,7 @@ impl ExclusiveMemory {
     /// let memory = unsafe { ExclusiveMemory::foreign(start, 1 << 20, ())? };
     /// let pool = FixedPool::over(memory, 64 << 10)?;
     /// assert_eq!(pool.slices(), 16);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -60,7 +60,7 @@ impl MemoryKind {
     ///
     /// let memory = Memory::new(MemoryKind::thp_for(4 << 20), 4 << 20)?;
     /// assert_eq!(memory.len(), 4 << 20);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn thp_for(len: u64) -> Self {
         if len.is_multiple_of(os::thp_size()) { Self::Thp } else { Self::Base }

@@ -63,7 +63,7 @@ pub use kind::{MemoryKind, UnknownKind};
 /// let mut bytes = [0; 5];
 /// memory.read(0x1003, &mut bytes)?;
 /// assert_eq!(&bytes, b"hello");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Memory {
@@ -178,8 +178,8 @@ impl Memory {
     /// The file that is mapped, and the offset in it at which the memory begins; `None` for memory
     /// without a file, or whose file only the application knows.
     ///
-    /// Whoever has it can map the memory once more, so it is no
-    /// [`ExclusiveMemory`] afterwards.
+    /// A holder of the file can map the memory once more, so the memory is no [`ExclusiveMemory`]
+    /// afterwards.
     pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
         self.file_shared.store(true, Ordering::Relaxed);
         self.file.as_ref().map(|(file, offset)| (file.as_fd(), *offset))

@@ -26,7 +26,7 @@ impl Memory {
     /// let slot = bounced.span().start().get() - pool.reach().start().get();
     /// assert_eq!(pool.memory().memory().read_u64(slot + 8)?, 7);
     /// pool.unmap(bounced)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

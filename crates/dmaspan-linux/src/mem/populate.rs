@@ -86,7 +86,7 @@ impl Memory {
         let leaf = self.kind.leaf_size().max(page);
         let parts = parts(begin, end, leaf, threads);
         let fallback = match self.kind {
-            // Whoever pins it finds its pages: what they are is not known, so none is touched.
+            // A pin finds the pages. None is touched, because their kind is not known.
             MemoryKind::Adopted => Fallback::Leave,
             _ => Fallback::Touch,
         };

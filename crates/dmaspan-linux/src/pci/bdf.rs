@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// let bdf: Bdf = "0000:3b:00.1".parse()?;
 /// assert_eq!((bdf.bus(), bdf.device(), bdf.function()), (0x3b, 0, 1));
 /// assert_eq!("3b:00.1".parse::<Bdf>()?, bdf);
-/// # Ok::<(), dmaspan_linux::pci::BadBdf>(())
+/// Ok::<(), dmaspan_linux::pci::BadBdf>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bdf {

@@ -18,7 +18,7 @@
 //!         }
 //!     }
 //! }
-//! # Ok::<(), dmaspan_linux::pci::PciError>(())
+//! Ok::<(), dmaspan_linux::pci::PciError>(())
 //! ```
 
 mod bdf;

@@ -19,7 +19,7 @@ use super::PhysicalMemory;
 /// let mut bytes = [0; 14];
 /// ring.read(0, &mut bytes)?;
 /// assert_eq!(&bytes, b"by its address");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 impl Bus for PhysicalMemory {
     fn read(&self, at: PhysAddr, buf: &mut [u8]) -> Result<(), BusError> {

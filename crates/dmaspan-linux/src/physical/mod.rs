@@ -41,7 +41,7 @@
 //! println!("the device reads {} and {}", ring.addr(), mapping.addr());
 //! let _unmapped = device.unmap(mapping)?;
 //! device.free(ring)?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 use std::fmt;

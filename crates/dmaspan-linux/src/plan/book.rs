@@ -153,7 +153,7 @@ impl<S: MemorySpace> Mapper<S> {
     /// print!("{}", mapper.dump());
     /// mapped.unmap()?;
     /// assert_eq!(mapper.list().count(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Context

@@ -121,7 +121,7 @@ impl<S: MemorySpace> MappedRegions<S> {
     /// assert_eq!(mapped.bytes(), 4 << 20);
     /// assert_eq!(mapped.unmap_unit(1)?, 2 << 20);
     /// assert_eq!((mapped.bytes(), mapped.iova(512)), (2 << 20, None));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -46,7 +46,7 @@ impl<S: DmaSpace<Memory = Arc<Memory>, Error: 'static>> MemorySpace for S {}
 /// })?;
 /// assert!(iova.is_some());
 /// assert_eq!((mapper.mapped_bytes(), mapper.leaked_bytes()), (0, 0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Mapper<S: MemorySpace> {
     inner: Arc<Inner<S>>,
@@ -163,7 +163,7 @@ impl<S: MemorySpace> Mapper<S> {
     /// assert!(mapped.iova(0) >= Some(Iova::new(1 << 20)));
     /// let taken = mapper.exclude(IovaRange::from_len(Iova::new(0), 1 << 30)?);
     /// assert!(matches!(taken, Err(PlanError::Held { .. })));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -239,7 +239,7 @@ impl<S: MemorySpace> Mapper<S> {
     /// let mapped = mapper.map_bar(&frames, 0..frames.len(), None, Prot::READ_WRITE)?;
     /// println!("{nic:?} reaches them at {}", mapped.iova());
     /// mapped.unmap()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -278,7 +278,7 @@ impl<S: MemorySpace> Mapper<S> {
     /// assert_eq!((ring.len(), ring.iova().get() % 0x4000), (0x2000, 0));
     /// ring.memory().write_u64(0x1ff8, 7)?;
     /// ring.unmap()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

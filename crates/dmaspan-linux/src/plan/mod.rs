@@ -53,7 +53,7 @@
 //! // All of it is pinned, and in the tables.
 //! assert_eq!(mapper.space().account().used(), (1 << 20) + 0x3000);
 //! mapped.unmap()?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! Regions without an IOVA get the lowest that are free, 32-bit ones first, never those of the page

@@ -103,7 +103,7 @@ impl PlannedMap {
 /// let interrupts = Region::whole(&memory, Prot::READ_WRITE).at(Iova::new(0xfee0_0000));
 /// let error = Plan::new(&limits, [interrupts]).unwrap_err();
 /// assert!(error.to_string().contains("0xfee00000..=0xff1fffff is in no aperture"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct Plan {

@@ -172,7 +172,7 @@ impl FixedPool {
     /// // SAFETY: the ring had this operation alone, and it is done.
     /// let (buffer, read) = unsafe { operation.complete_with(result) };
     /// assert_eq!((read?, &buffer[..4]), (4, &b"\x7fELF"[..]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// [`complete_with`]: crate::fixed::InFlight::complete_with

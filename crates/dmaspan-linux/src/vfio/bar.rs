@@ -107,7 +107,7 @@ impl Bar {
     /// let status = bar.as_ptr(0x1c, 4)?.cast::<u32>();
     /// // SAFETY: the register is mapped while `bar` lives, and reading it changes nothing.
     /// println!("{:#x}", unsafe { status.read_volatile() });
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

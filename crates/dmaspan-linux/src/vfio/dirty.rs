@@ -45,7 +45,7 @@ const MOST_PAGES: u64 = 1 << 31;
 /// assert!(bitmap.is_dirty(Iova::new(0x10_2000)));
 /// let dirty = IovaRange::from_len(Iova::new(0x10_1000), 0x2000)?;
 /// assert_eq!(bitmap.ranges().collect::<Vec<_>>(), [dirty]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirtyPages {

@@ -22,7 +22,7 @@
 //! println!("{:?}, {} bytes of registers", mapped.iova(0), registers.len());
 //! device.set_bus_master(BusMaster::Off)?;
 //! mapped.unmap()?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! **A mapping owns its memory.** A space keeps a reference to what is mapped until the kernel has

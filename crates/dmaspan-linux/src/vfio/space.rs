@@ -18,7 +18,7 @@ use crate::pci::Bdf;
 /// use dmaspan_linux::vfio::{Backend, VfioSpace};
 ///
 /// let (space, device) = VfioSpace::open(Backend::Iommufd, "0000:00:05.0".parse()?)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub enum VfioSpace {

@@ -152,7 +152,7 @@ impl SimMemory {
     /// assert!(memory.allocate_folio(5).is_err());
     /// memory.free(&frames);
     /// assert!(memory.allocate_folio(10).is_ok());
-    /// # Ok::<(), dmaspan_sim::memory::AllocError>(())
+    /// Ok::<(), dmaspan_sim::memory::AllocError>(())
     /// ```
     pub fn fragment(&self, percent: u32, highest: u32, seed: u64) -> Vec<Span> {
         let chunk = highest.saturating_add(1);

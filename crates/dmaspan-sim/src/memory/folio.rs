@@ -91,7 +91,7 @@ impl Record {
     /// Adds pins, and returns what the counts were.
     #[inline]
     pub(super) fn pin(&self, pins: u64) -> FolioCounts {
-        // Whoever pins holds the folio in another way: nothing is ordered by this.
+        // The count orders nothing: a thread that pins holds the folio in another way.
         FolioCounts::of(self.counts.fetch_add(pins << PIN_LG2, Ordering::Relaxed))
     }
 

@@ -46,17 +46,17 @@ pub struct ListenerId(u64);
 /// use dmaspan::{PhysAddr, Span, UserAddr};
 /// use dmaspan_sim::memory::{Rights, SimMemory, SimSpace};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?);
-/// let space = SimSpace::new(memory);
-/// // A BAR of 32 GiB, in 32 leaves of 1 GiB.
-/// let bar = Span::new(PhysAddr::new(0x20_0000_0000), 32 << 30)?;
-/// let user = UserAddr::new(0x7f00_0000_0000);
-/// space.map_device(user, bar, Rights::ReadWrite).ok_or("no room")?;
-/// let (paddr, leaf_bytes, kind) = space.frame_at(user.wrapping_add(0x5000)).ok_or("a hole")?;
-/// assert_eq!((paddr.get(), leaf_bytes, kind), (0x20_0000_5000, 1 << 30, Kind::Mmio));
-/// # Ok(())
-/// # }
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let memory = Arc::new(SimMemory::new(PhysAddr::new(0), 1 << 20, 12)?);
+///     let space = SimSpace::new(memory);
+///     // A BAR of 32 GiB, in 32 leaves of 1 GiB.
+///     let bar = Span::new(PhysAddr::new(0x20_0000_0000), 32 << 30)?;
+///     let user = UserAddr::new(0x7f00_0000_0000);
+///     space.map_device(user, bar, Rights::ReadWrite).ok_or("no room")?;
+///     let (paddr, leaf_bytes, kind) = space.frame_at(user.wrapping_add(0x5000)).ok_or("a hole")?;
+///     assert_eq!((paddr.get(), leaf_bytes, kind), (0x20_0000_5000, 1 << 30, Kind::Mmio));
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug)]
 pub struct SimSpace {

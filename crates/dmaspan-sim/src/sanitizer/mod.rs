@@ -95,39 +95,37 @@
 //! use dmaspan::{Iova, IovaRange, PhysAddr, Prot, RangeError, Span};
 //! use dmaspan_sim::sanitizer::{Cached, Cause, FindingKind, Sanitizer, SanitizerConfig};
 //!
-//! # fn main() -> Result<(), RangeError> {
-//! let sanitizer = Sanitizer::new(SanitizerConfig::default());
-//! let nic = sanitizer.named("nic0");
-//! let buffer = IovaRange::from_len(Iova::new(0x8000), 0x2000)?;
-//! let memory = Span::new(PhysAddr::new(0x4_2000_0000), 0x2000)?;
-//! let flush = |range| {
-//!     let scope = Scope::Ranges(&[range]);
-//!     nic.on_invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept });
-//! };
+//! fn main() -> Result<(), RangeError> {
+//!     let sanitizer = Sanitizer::new(SanitizerConfig::default());
+//!     let nic = sanitizer.named("nic0");
+//!     let buffer = IovaRange::from_len(Iova::new(0x8000), 0x2000)?;
+//!     let memory = Span::new(PhysAddr::new(0x4_2000_0000), 0x2000)?;
+//!     let flush = |range| {
+//!         let scope = Scope::Ranges(&[range]);
+//!         nic.on_invalidate(&Invalidation { scope, leaf_sizes: 1 << 12, tables: Tables::Kept });
+//!     };
 //!
-//! // As it should be.
-//! nic.on_map(buffer, &[memory], Prot::READ_WRITE);
-//! nic.on_unmap(buffer, Tables::Kept);
-//! flush(buffer);
-//! nic.on_release(buffer);
-//! assert_eq!(sanitizer.errors(), []);
+//!     // As it should be.
+//!     nic.on_map(buffer, &[memory], Prot::READ_WRITE);
+//!     nic.on_unmap(buffer, Tables::Kept);
+//!     flush(buffer);
+//!     nic.on_release(buffer);
+//!     assert_eq!(sanitizer.errors(), []);
 //!
-//! // The flush has half of it.
-//! nic.on_map(buffer, &[memory], Prot::READ_WRITE);
-//! nic.on_unmap(buffer, Tables::Kept);
-//! flush(IovaRange::from_len(Iova::new(0x8000), 0x1000)?);
-//! nic.on_release(buffer);
+//!     // The flush has half of it.
+//!     nic.on_map(buffer, &[memory], Prot::READ_WRITE);
+//!     nic.on_unmap(buffer, Tables::Kept);
+//!     flush(IovaRange::from_len(Iova::new(0x8000), 0x1000)?);
+//!     nic.on_release(buffer);
 //!
-//! let found = sanitizer.errors();
-//! let late = FindingKind::LateFlush { cached: Cached::Leaf, cause: Cause::TooShort, freed: None };
-//! assert_eq!(found[0].kind, late);
-//! let report = found[0].to_string();
-//! # let report: String = {
-//! #     // Without the places, which the compiler knows.
-//! #     let cut = |line: &str| line.split("  at ").next().unwrap().trim_end().to_owned();
-//! #     report.lines().map(cut).collect::<Vec<_>>().join("\n")
-//! # };
-//! assert_eq!(report, "\
+//!     let found = sanitizer.errors();
+//!     let (cached, cause) = (Cached::Leaf, Cause::TooShort);
+//!     assert_eq!(found[0].kind, FindingKind::LateFlush { cached, cause, freed: None });
+//!     // Without the place of each call, with which its line ends.
+//!     let report = found[0].to_string();
+//!     let cut = |line: &str| line.split("  at ").next().unwrap_or(line).trim_end().to_owned();
+//!     let report: Vec<String> = report.lines().map(cut).collect();
+//!     assert_eq!(report.join("\n"), "\
 //! ERROR: late flush
 //!   what: 0x9000..=0x9fff was released, and its translation is not flushed yet
 //!         leads to memory 0x420001000..=0x420001fff
@@ -144,8 +142,8 @@
 //!       #8     0x8000..=0x8fff        invalidate begins, leaves of 0x1000
 //!       #9     0x8000..=0x8fff        invalidate #8 done
 //!    => #10    0x8000..=0x9fff        release");
-//! # Ok(())
-//! # }
+//!     Ok(())
+//! }
 //! ```
 //!
 //! Every line of a history ends with the place of the call, the thread, and the name that the

@@ -44,27 +44,27 @@ use super::event::Outcome;
 ///     }
 /// }
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let sanitizer = Sanitizer::default();
-/// let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
-/// let table = PageTable::new(format, Arena::new(PhysAddr::new(0x4000_0000), 1 << 20))?;
-/// let domain = Domain::new(table, Driver.sanitized(&sanitizer))?;
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let sanitizer = Sanitizer::default();
+///     let format = ArmLpaeS1::<12>::new(ArmLpaeS1Config::new(48, 48))?;
+///     let table = PageTable::new(format, Arena::new(PhysAddr::new(0x4000_0000), 1 << 20))?;
+///     let domain = Domain::new(table, Driver.sanitized(&sanitizer))?;
 ///
-/// let range = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
-/// let memory = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
-/// // SAFETY: one thread maps, and no device reads the memory.
-/// unsafe { domain.map_spans(range.start(), &[memory], Prot::READ) }?;
+///     let range = IovaRange::from_len(Iova::new(0x1000), 0x1000)?;
+///     let memory = Span::new(PhysAddr::new(0x8000_0000), 0x1000)?;
+///     // SAFETY: one thread maps, and no device reads the memory.
+///     unsafe { domain.map_spans(range.start(), &[memory], Prot::READ) }?;
 ///
-/// let mut room = SpanBuf::room::<8>();
-/// // SAFETY: one thread unmaps.
-/// let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }?;
-/// // Freed before the next line, the memory would be a late flush.
-/// let _synced = unsynced.sync()?;
-/// sanitizer.on_free(memory);
-/// drop(domain);
-/// assert_eq!(sanitizer.errors(), []);
-/// # Ok(())
-/// # }
+///     let mut room = SpanBuf::room::<8>();
+///     // SAFETY: one thread unmaps.
+///     let unsynced = unsafe { domain.unmap(range, &mut SpanBuf::new(&mut room)) }?;
+///     // Freed before the next line, the memory would be a late flush.
+///     let _synced = unsynced.sync()?;
+///     sanitizer.on_free(memory);
+///     drop(domain);
+///     assert_eq!(sanitizer.errors(), []);
+///     Ok(())
+/// }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Sanitized<O> {

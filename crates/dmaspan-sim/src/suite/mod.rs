@@ -38,9 +38,11 @@
 //! }
 //!
 //! dmaspan_sim::format_suite!(arm_4k, Arm4k);
-//! # fn main() {
-//! # dmaspan_sim::suite::cases::every_size_is_one_leaf::<Arm4k>();
-//! # }
+//!
+//! // A case by itself, as each of the tests calls one.
+//! fn main() {
+//!     dmaspan_sim::suite::cases::every_size_is_one_leaf::<Arm4k>();
+//! }
 //! ```
 
 mod boundaries;

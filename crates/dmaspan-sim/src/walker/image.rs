@@ -21,7 +21,7 @@ use super::{NotATable, TableWords};
 /// image.free_table(PhysAddr::new(0x1000));
 /// let freed = NotATable::Freed { paddr: PhysAddr::new(0x1008) };
 /// assert_eq!(image.read_u64(PhysAddr::new(0x1008)), Err(freed));
-/// # Ok::<(), NotATable>(())
+/// Ok::<(), NotATable>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct TableImage {

@@ -261,7 +261,8 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
     /// where its source has such memory.
     ///
     /// ```
-    /// # use std::sync::Arc;
+    /// use std::sync::Arc;
+    ///
     /// use dmaspan::dma::{CoherentMemory, Device, DeviceConfig, Direct, NoPool, RawMemory};
     /// use dmaspan::{PhysAddr, Platform, Span};
     ///

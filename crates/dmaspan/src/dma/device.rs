@@ -241,7 +241,7 @@ impl<T: Translation, B: BouncePool> Device<T, B> {
         self.translation.direct_memory().is_some()
     }
 
-    /// Who asks for what follows: the caller of whom this is called by.
+    /// The device's name, and the place in its driver that called the function which calls this.
     #[inline(always)]
     #[track_caller]
     pub(super) fn caller(&self) -> Caller {

@@ -285,7 +285,9 @@ where
 /// nobody promised:
 ///
 /// ```compile_fail,E0061
-/// # use dmaspan::{Iova, Prot, Promise, Span, dma::Translation};
+/// use dmaspan::dma::Translation;
+/// use dmaspan::{Iova, Prot, Span};
+///
 /// fn map<T: Translation>(translation: &T, iova: Iova, span: Span) {
 ///     let _ = translation.map(iova, &[span], Prot::READ_WRITE);
 /// }
@@ -294,7 +296,9 @@ where
 /// nor take away what another one has mapped:
 ///
 /// ```compile_fail,E0061
-/// # use dmaspan::{IovaRange, dma::Translation};
+/// use dmaspan::IovaRange;
+/// use dmaspan::dma::Translation;
+///
 /// fn unlink<T: Translation>(translation: &T, others: IovaRange) {
 ///     let _ = translation.unlink(others);
 /// }

@@ -70,8 +70,8 @@ pub unsafe trait DmaMemory: Send + 'static {
 /// let piece = Piece::memory(Span::new(PhysAddr::new(0x8000_0000), 1500)?);
 /// // SAFETY: this driver owns the frame and frees it only after the mapping has given it back.
 /// let memory = unsafe { RawMemory::new(piece) };
-/// # assert_eq!(memory.piece(), piece);
-/// # Ok::<(), dmaspan::RangeError>(())
+/// assert_eq!(memory.piece(), piece);
+/// Ok::<(), dmaspan::RangeError>(())
 /// ```
 #[derive(Debug, PartialEq, Eq)]
 pub struct RawMemory(Piece);

@@ -31,7 +31,7 @@ use crate::span::SpanBuf;
 /// let bitmap = DirtyBitmap::new(&mut words, range, 4096)?;
 /// assert_eq!(bitmap.range(), range);
 /// assert!(DirtyBitmap::new(&mut [0; 3], range, 4096).is_err());
-/// # Ok::<(), dmaspan::io_pgtable::Error>(())
+/// Ok::<(), dmaspan::io_pgtable::Error>(())
 /// ```
 pub struct DirtyBitmap<'b> {
     words: &'b mut [u64],

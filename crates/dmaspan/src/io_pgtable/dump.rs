@@ -37,27 +37,27 @@ const BATCH: usize = 32;
 /// use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
 /// use dmaspan::{Iova, PhysAddr, Prot, Span};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let format = X86_64::new(X86_64Config::new(48, 46))?;
-/// let mut table = PageTable::new(format, Arena::default())?;
-/// let span = Span::new(PhysAddr::new(0x8000_0000), 0x40_3000)?;
-/// table.whole().map_spans(Iova::new(0x4000_0000), &[span], Prot::READ_WRITE | Prot::CACHE)?;
-/// let picture = table.dump().to_string();
-/// let lines: Vec<_> = picture.lines().collect();
-/// assert_eq!(lines[0], "x86-64 page tables, 0x0..=0x7fffffffffff");
-/// assert_eq!(lines[1], "PML4 table at 0x40000000");
-/// assert_eq!(
-///     lines[3],
-///     "    [1] PDPTE 0x0000000040002027 P R/W U/S A: 0x40000000..=0x7fffffff \
-///      by page directory at 0x40002000"
-/// );
-/// assert_eq!(
-///     lines[4],
-///     "      [0-1] PDE 0x00000000800000e7 P R/W U/S A D PS: 0x40000000..=0x403fffff \
-///      to 0x80000000, 2 of 2M, READ WRITE CACHE"
-/// );
-/// # Ok(())
-/// # }
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let format = X86_64::new(X86_64Config::new(48, 46))?;
+///     let mut table = PageTable::new(format, Arena::default())?;
+///     let span = Span::new(PhysAddr::new(0x8000_0000), 0x40_3000)?;
+///     table.whole().map_spans(Iova::new(0x4000_0000), &[span], Prot::READ_WRITE | Prot::CACHE)?;
+///     let picture = table.dump().to_string();
+///     let lines: Vec<_> = picture.lines().collect();
+///     assert_eq!(lines[0], "x86-64 page tables, 0x0..=0x7fffffffffff");
+///     assert_eq!(lines[1], "PML4 table at 0x40000000");
+///     assert_eq!(
+///         lines[3],
+///         "    [1] PDPTE 0x0000000040002027 P R/W U/S A: 0x40000000..=0x7fffffff \
+///          by page directory at 0x40002000"
+///     );
+///     assert_eq!(
+///         lines[4],
+///         "      [0-1] PDE 0x00000000800000e7 P R/W U/S A D PS: 0x40000000..=0x403fffff \
+///          to 0x80000000, 2 of 2M, READ WRITE CACHE"
+///     );
+///     Ok(())
+/// }
 /// ```
 #[must_use = "a dump is made when it is displayed"]
 pub struct Dump<'t, F: Format, M: TableMemory<F::Word>> {

@@ -113,7 +113,7 @@ impl ReservedRegionError {
 /// regions.insert(region(0xa000, 0x1000, RegionKind::Direct))?;
 /// assert_eq!(regions.as_slice()[0], region(0x9000, 0x2000, RegionKind::Direct));
 /// assert_eq!(regions.kept_out(Relaxable::Keep).count(), 2);
-/// # Ok::<(), dmaspan::iommu::ReservedRegionError>(())
+/// Ok::<(), dmaspan::iommu::ReservedRegionError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReservedRegions {

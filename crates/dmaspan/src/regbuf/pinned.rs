@@ -43,7 +43,7 @@ use crate::span::{Span, SpanBuf};
 /// let buffer = pinned.buffer(memory.user_range(), Prot::READ_WRITE)?;
 /// assert_eq!(buffer.segments().len(), 0x4000);
 /// drop(buffer); // unpins
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// What is pinned and charged are the whole pages under a buffer. Unless its account counts

@@ -269,8 +269,9 @@ impl<S: Source> Registry<S> {
     /// The slots that have buffers, in order, with these.
     ///
     /// ```
-    /// # use dmaspan::regbuf::{Registry, Source};
-    /// # use dmaspan::UserRange;
+    /// use dmaspan::UserRange;
+    /// use dmaspan::regbuf::{Registry, Source};
+    ///
     /// /// The first slot whose buffer has all of a range.
     /// fn slot_of<S: Source>(registry: &Registry<S>, range: UserRange) -> Option<u32> {
     ///     let (index, _) = registry.nodes().find(|(_, node)| node.user().covers(range))?;

@@ -37,7 +37,7 @@ use crate::span::Span;
 /// let spans: Vec<_> = segments.import(0x800, 0x1000)?.collect();
 /// assert_eq!(spans[0], Span::new(PhysAddr::new(0x401f_f800), 0x800)?);
 /// assert_eq!(spans[1], Span::new(PhysAddr::new(0x8000_0000), 0x800)?);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Segments<A> {
     pub(super) layout: Layout,

@@ -182,10 +182,12 @@ pub unsafe trait PoolMemory: Send + Sync {
     /// first:
     ///
     /// ```
-    /// # use std::sync::Arc;
-    /// # use dmaspan::dma::{Device, DeviceConfig, Direct, RawMemory};
-    /// # use dmaspan::swiotlb::{Pool, PoolMemory};
-    /// # use dmaspan::{PhysAddr, Platform};
+    /// use std::sync::Arc;
+    ///
+    /// use dmaspan::dma::{Device, DeviceConfig, Direct, RawMemory};
+    /// use dmaspan::swiotlb::{Pool, PoolMemory};
+    /// use dmaspan::{PhysAddr, Platform};
+    ///
     /// fn device<M, P>(direct: Arc<Direct<RawMemory, P>>, pool: Arc<Pool<M, P>>)
     /// where
     ///     M: PoolMemory<Address = PhysAddr> + 'static,
@@ -198,10 +200,12 @@ pub unsafe trait PoolMemory: Send + Sync {
     /// Addresses of a process are none that hardware can be told:
     ///
     /// ```compile_fail,E0271
-    /// # use std::sync::Arc;
-    /// # use dmaspan::dma::{Device, DeviceConfig, Direct, RawMemory};
-    /// # use dmaspan::swiotlb::{Pool, PoolMemory};
-    /// # use dmaspan::{HostAddr, Platform};
+    /// use std::sync::Arc;
+    ///
+    /// use dmaspan::dma::{Device, DeviceConfig, Direct, RawMemory};
+    /// use dmaspan::swiotlb::{Pool, PoolMemory};
+    /// use dmaspan::{HostAddr, Platform};
+    ///
     /// fn device<M, P>(direct: Arc<Direct<RawMemory, P>>, pool: Arc<Pool<M, P>>)
     /// where
     ///     M: PoolMemory<Address = HostAddr> + 'static,
@@ -214,8 +218,9 @@ pub unsafe trait PoolMemory: Send + Sync {
     /// Nor does a pool copy to what is at the same number in another space:
     ///
     /// ```compile_fail,E0308
-    /// # use dmaspan::swiotlb::{Original, Pool, PoolMemory, SlotRequest};
-    /// # use dmaspan::{HostAddr, PhysAddr, Platform};
+    /// use dmaspan::swiotlb::{Original, Pool, PoolMemory, SlotRequest};
+    /// use dmaspan::{HostAddr, PhysAddr, Platform};
+    ///
     /// fn take<M, P>(pool: &Pool<M, P>, original: Original<HostAddr>)
     /// where
     ///     M: PoolMemory<Address = PhysAddr> + 'static,

@@ -100,7 +100,7 @@ unsafe impl PoolMemory for Memory {
     }
 
     fn free(&self, _promise: Promise<'_>, span: Span) {
-        // Whoever used it has to be done, and was seen to be.
+        // The last user of the memory is done, and this thread has seen that.
         self.touch(span);
         for number in numbers(span) {
             assert!(!self.held[number].load(Ordering::Relaxed), "it is freed and held");

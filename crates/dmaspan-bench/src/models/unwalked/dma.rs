@@ -139,7 +139,7 @@ unsafe impl DmaMemory for Unreached {
 
 type Dma<P> = DmaDomain<ArmLpaeS1<12>, Arena, Untold, P, Unreached>;
 
-/// Who maps: a [`Caller`] does it by calls of its own, each for a leaf.
+/// The part that maps: a [`Caller`] maps by calls of its own, each for a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MappedBy {
     Calls,

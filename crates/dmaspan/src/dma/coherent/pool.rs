@@ -42,7 +42,8 @@ const PAGE: u64 = 0x1000;
 /// A block goes back once, since it is moved:
 ///
 /// ```compile_fail,E0382
-/// # use dmaspan::dma::{CoherentBlock, CoherentPool};
+/// use dmaspan::dma::{CoherentBlock, CoherentPool};
+///
 /// fn twice(pool: &mut CoherentPool, block: CoherentBlock) {
 ///     let _ = pool.free(block);
 ///     let _ = pool.free(block);

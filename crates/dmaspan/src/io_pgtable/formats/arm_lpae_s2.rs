@@ -153,7 +153,7 @@ impl<const G: u32> ArmLpaeS2<G> {
     /// // Level 0 is for hardware with addresses of 44 bits and more.
     /// let config = ArmLpaeS2Config { start_level: Some(0), ..ArmLpaeS2Config::new(40, 40) };
     /// assert!(ArmLpaeS2::<12>::new(config).is_err());
-    /// # Ok::<(), dmaspan::io_pgtable::ConfigError>(())
+    /// Ok::<(), dmaspan::io_pgtable::ConfigError>(())
     /// ```
     pub fn new(config: ArmLpaeS2Config) -> Result<Self, ConfigError> {
         let ArmLpaeS2Config { input_bits, output_bits, .. } = config;

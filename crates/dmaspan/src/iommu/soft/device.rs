@@ -64,7 +64,7 @@ pub enum AccessFailed<E> {
     /// There is no such range. Nothing was done.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// Whoever does the access to the memory stopped it.
+    /// The memory, as the device model reaches it, stopped the access.
     #[error("the access at iova {iova} stopped after {done:#x} bytes: {error}")]
     Stopped {
         /// The address that the device used for the failed part.

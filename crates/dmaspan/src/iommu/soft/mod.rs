@@ -147,18 +147,16 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     /// The same for a domain whose devices reach memory by addresses `B`.
     ///
     /// ```
+    /// use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
     /// use dmaspan::iommu::Domain;
     /// use dmaspan::iommu::soft::SoftIommu;
-    /// use dmaspan::io_pgtable::{PageTable, X86_64, X86_64Config};
     /// use dmaspan::{HostAddr, PhysAddr};
-    /// use dmaspan::io_pgtable::Arena;
     ///
     /// let tables = Arena::new(PhysAddr::new(0x4000_0000), 1 << 20);
     /// let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52))?, tables)?;
     /// let iommu = SoftIommu::over(&table).reaching::<HostAddr>();
-    /// let domain = Domain::new(table, iommu.clone())?;
-    /// # drop(domain);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// let _domain = Domain::new(table, iommu.clone())?;
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// It is another software IOMMU over the table: no device model that has addresses `A` is given
@@ -188,7 +186,6 @@ impl<F: Format, M: TableMemory<F::Word>, A: Address> SoftIommu<F, M, A> {
     ///     std::thread::sleep(Duration::from_micros(50));
     ///     tries < 200_000
     /// };
-    /// # let _ = PATIENT;
     /// ```
     pub fn waiting_by(self, again: TryAgain) -> Self {
         Self { again, ..self }

@@ -17,8 +17,8 @@ use crate::span::Span;
 /// Part of a client's memory, over as many neighbouring regions as it lies in, which stays until
 /// this is dropped. It is read, written, or handed to system calls as [slices](Self::slices).
 ///
-/// Whoever unmaps a region is told that it is gone when the last of these is. One that is forgotten
-/// (`mem::forget`) keeps the memory for ever, and the [`Unmapping`](super::Unmapping) never ends.
+/// An [`Unmapping`](super::Unmapping) of a region ends when the last of these is gone. One that is
+/// forgotten (`mem::forget`) keeps the memory for ever, and the unmapping never ends.
 ///
 /// Copies are of bytes that others may write meanwhile: each byte that is read is one that the
 /// memory has had, and there is no order among them.
@@ -83,7 +83,8 @@ impl<A: Address, L: RawMutex> Held<A, L> {
     /// Copies the bytes from `offset` on into `bytes`.
     ///
     /// ```
-    /// # use std::sync::Arc;
+    /// use std::sync::Arc;
+    ///
     /// use dmaspan::{Iova, Prot};
     /// use dmaspan_linux::client::ClientRegions;
     /// use dmaspan_linux::{Memory, MemoryKind};
@@ -98,7 +99,7 @@ impl<A: Address, L: RawMutex> Held<A, L> {
     /// held.read(0xe, &mut bytes)?;
     /// assert_eq!(&bytes, b"ab");
     /// assert!(held.write(0, b"no").is_err()); // held for reading only
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

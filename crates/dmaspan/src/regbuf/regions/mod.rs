@@ -75,7 +75,7 @@ use region::{Backing, Region};
 /// let mut bytes = [0; 4];
 /// file_of.read(0x4200, &mut bytes)?;
 /// assert_eq!(&bytes, b"done");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Regions<A: Address, L: RawMutex> {
     identity: Identity,
@@ -168,7 +168,7 @@ impl<A: Address, L: RawMutex> Regions<A, L> {
     /// let mut bytes = [0; 9];
     /// held.read(0x10, &mut bytes)?;
     /// assert_eq!(&bytes, b"asked for");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! a slot, and what a device wrote is copied back. The example plays the host: it looks into the
 //! shared memory, and lies about how much it wrote.
 
+// ANCHOR: head
 use std::error::Error;
 
 use dmaspan::Direction;
@@ -20,6 +21,7 @@ fn secrets(shared: &Memory) -> Result<usize, Box<dyn Error>> {
     }
     Ok(secrets)
 }
+// ANCHOR_END: head
 
 fn main() -> Result<(), Box<dyn Error>> {
     // ANCHOR: pool

@@ -5,6 +5,7 @@
 //! (`vfio::VfioSpace`) on a machine with the device. The device model reaches memory through the
 //! page tables that the container wrote, and faults where nothing is mapped.
 
+// ANCHOR: head
 use std::error::Error;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use dmaspan::iommu::soft::{Bus, BusError, SoftDevice, SoftIommu};
 use dmaspan::{Account, Container, HostAddr, Iova, PhysAddr, Prot};
 use dmaspan_linux::plan::{Mapper, MemorySpace, Region};
 use dmaspan_linux::{LinuxPinner, Memory, MemoryKind};
+// ANCHOR_END: head
 
 // ANCHOR: driver
 /// Has the device copy `len` bytes from the beginning of one buffer to that of another. The device

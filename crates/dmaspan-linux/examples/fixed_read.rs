@@ -3,6 +3,7 @@
 //! Each operation owns its slice of the pool until its completion has come, so the program cannot
 //! touch bytes that the kernel writes. Nothing here is unsafe.
 
+// ANCHOR: head
 use std::error::Error;
 use std::fs::{self, File};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use dmaspan_linux::fixed::{FixedPool, FixedRing, PoolOptions};
 const BLOCK: usize = 64 << 10;
 /// How many reads there are at a time.
 const DEPTH: u32 = 8;
+// ANCHOR_END: head
 
 fn main() -> Result<(), Box<dyn Error>> {
     // A file of 1 MiB and a bit, of bytes that are easily checked.

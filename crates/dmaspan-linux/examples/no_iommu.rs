@@ -4,6 +4,7 @@
 //! program needs `CAP_SYS_ADMIN` to see physical addresses, and memory for huge pages; without them
 //! it says what is missing.
 
+// ANCHOR: head
 use std::error::Error;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use dmaspan_linux::{Memory, MemoryKind, UserPlatform};
 
 /// Descriptors of the ring, 16 bytes each: an address, a length and a mark.
 const DESCRIPTORS: u64 = 256;
+// ANCHOR_END: head
 
 // ANCHOR: driver
 /// Puts a packet into the ring for the device to read, and takes it back when the device has.

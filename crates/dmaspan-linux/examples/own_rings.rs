@@ -6,6 +6,7 @@
 
 #![expect(unsafe_code, reason = "the application says when its ring is done with a buffer")]
 
+// ANCHOR: head
 use std::error::Error;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -14,6 +15,7 @@ use dmaspan_linux::fixed::{FixedPool, InFlight, PoolOptions, RingAttachment, Rin
 use io_uring::IoUring;
 
 const BLOCK: usize = 4096;
+// ANCHOR_END: head
 
 // ANCHOR: ring
 /// A ring of the application, with the pool in it, and what is in flight there by its number.

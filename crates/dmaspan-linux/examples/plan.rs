@@ -4,6 +4,7 @@
 //! wrong with a region by its number. Here the space is the program's own; `vfio::Ioas` and
 //! `vfio::VfioContainer` are the kernel's.
 
+// ANCHOR: head
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,7 @@ use dmaspan_linux::plan::{Mapper, Region};
 use dmaspan_linux::{Memory, MemoryKind};
 
 const MIB: u64 = 1 << 20;
+// ANCHOR_END: head
 
 // ANCHOR: space
 /// What is mapped, by its first address. It keeps the memory until the unmap.

@@ -4,6 +4,7 @@
 //! descriptors name, reads and writes it, and an unmap is answered when nothing holds it any more.
 //! Client and server are one process here; the files are memfds either way.
 
+// ANCHOR: head
 use std::error::Error;
 use std::sync::Arc;
 use std::thread;
@@ -16,6 +17,7 @@ use dmaspan_linux::{Memory, MemoryKind};
 const MIB: u64 = 1 << 20;
 /// Where the client's RAM is, by its addresses.
 const RAM: Iova = Iova::new(0x4000_0000);
+// ANCHOR_END: head
 
 // ANCHOR: device
 /// A device model: it adds up the bytes that a descriptor names, and writes the sum behind them.

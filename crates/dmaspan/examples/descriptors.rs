@@ -4,6 +4,7 @@
 //! descriptors are made straight from the spans of the import. Here the buffer is given by its
 //! spans; a `Registry` makes such buffers of pinned memory.
 
+// ANCHOR: head
 use std::error::Error;
 
 use dmaspan::regbuf::SegmentsBuilder;
@@ -14,6 +15,7 @@ use dmaspan::{DmaAddr, Span};
 
 /// The pages that an NVMe controller counts in.
 const PAGE: usize = 4096;
+// ANCHOR_END: head
 
 fn span(at: u64, len: u64) -> Result<Span<DmaAddr>, Box<dyn Error>> {
     Ok(Span::new(DmaAddr::new(at), len)?)

@@ -15,6 +15,7 @@
 
 #![expect(unsafe_code, reason = "it says that nobody else maps there, and who has the memory")]
 
+// ANCHOR: head
 use std::env;
 use std::error::Error;
 use std::hint::black_box;
@@ -26,6 +27,7 @@ use dmaspan::iommu::{Domain, FaultAccess};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
 
 type Engine = SoftDevice<X86_64, Arena>;
+// ANCHOR_END: head
 
 // ANCHOR: ram
 /// The machine's memory, from address 0 on.

@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "the driver promises that its frames are its own")]
 
+// ANCHOR: head
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +19,7 @@ use dmaspan::platform::OneThread;
 use dmaspan::{Direction, DmaAddr, Iova, PhysAddr, Span};
 
 const RAM: u64 = 0x8000_0000;
+// ANCHOR_END: head
 
 // ANCHOR: driver
 /// The driver of a network card.

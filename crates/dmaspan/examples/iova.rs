@@ -3,6 +3,7 @@
 //! A `DmaDomain` has one inside. By itself it serves a VMM that places BARs, a planner, or a driver
 //! whose addresses another system translates.
 
+// ANCHOR: head
 use std::error::Error;
 
 use dmaspan::iommu::iova::{Align, Request, Space};
@@ -10,6 +11,7 @@ use dmaspan::platform::OneThread;
 use dmaspan::{Iova, IovaRange};
 
 const MIB: u64 = 1 << 20;
+// ANCHOR_END: head
 
 fn main() -> Result<(), Box<dyn Error>> {
     // ANCHOR: space

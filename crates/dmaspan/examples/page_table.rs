@@ -6,10 +6,12 @@
 
 #![expect(unsafe_code, reason = "it says that no hardware walks the table")]
 
+// ANCHOR: head
 use std::error::Error;
 
 use dmaspan::io_pgtable::{Arena, ArmLpaeS1, ArmLpaeS1Config, PageTable};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span, SpanBuf};
+// ANCHOR_END: head
 
 // ANCHOR: main
 fn main() -> Result<(), Box<dyn Error>> {

@@ -3,6 +3,7 @@
 //! A kernel or a hypervisor knows where a guest's pages are. Its pinner keeps them there while a
 //! device may use them, by a count for each frame, and pushes them as spans.
 
+// ANCHOR: head
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
@@ -13,6 +14,7 @@ use dmaspan::regbuf::{BufferRequest, Pinned, Registry};
 use dmaspan::{Account, Direction, Errno, PhysAddr, Promise, Prot, Span, UserAddr, UserRange};
 
 const PAGE: u64 = 4096;
+// ANCHOR_END: head
 
 /// A page of the guest has no frame.
 #[derive(Debug)]

@@ -3,12 +3,14 @@
 //! The driver here has page tables and an allocator of its own, and four bugs. It would work on
 //! most machines most of the time: what is wrong is only what hardware may still hold.
 
+// ANCHOR: head
 use std::error::Error;
 
 use dmaspan::iommu::{Invalidation, Scope, Tables};
 use dmaspan::{Iova, IovaRange, PhysAddr, Prot, Span};
 use dmaspan_sim::sanitizer::{Outcome, Sanitizer, SanitizerConfig};
 use dmaspan_sim::walker::Access;
+// ANCHOR_END: head
 
 /// The places where a driver of another project maps, unmaps and flushes, with a line of ours each.
 struct Shim {

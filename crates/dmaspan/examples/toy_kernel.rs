@@ -6,6 +6,7 @@
 
 #![expect(unsafe_code, reason = "a kernel promises where its frames are")]
 
+// ANCHOR: head
 use std::alloc::{Layout, alloc_zeroed};
 use std::error::Error;
 use std::ptr::NonNull;
@@ -22,6 +23,7 @@ const FRAME: usize = 4096;
 const FRAMES: usize = 256;
 /// Where RAM begins on this machine.
 const BASE: u64 = 0x8000_0000;
+// ANCHOR_END: head
 
 // ANCHOR: frames
 /// The machine's RAM, its direct map, and which frames are free.

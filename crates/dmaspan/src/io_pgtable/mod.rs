@@ -74,6 +74,7 @@ mod cursor;
 mod dirty;
 mod dump;
 mod error;
+mod foreign;
 mod format;
 mod formats;
 mod frames;
@@ -99,6 +100,7 @@ pub use arena::{Arena, ArenaList, NotInTree};
 pub use dirty::DirtyBitmap;
 pub use dump::{Dump, DumpLines};
 pub use error::{Error, MapUndone};
+pub use foreign::{ForeignError, ForeignFault, ForeignMemory, ForeignPiece, read_foreign};
 pub use format::{Entry, Format, Geometry, Groups, Leaf, MAX_LEVELS};
 pub use formats::amd_v1::{AmdV1, AmdV1Config, AmdV1Registers};
 pub use formats::arm_lpae_32::{

@@ -7,6 +7,7 @@ use super::cursor::{Cursor, Reached};
 use super::format::{Entry, Format};
 use super::memory::TableMemory;
 use super::readers::Generation;
+use super::runs::Runs;
 use super::scan::Piece;
 use super::word::Word;
 use super::{Owned, PageTable};
@@ -14,6 +15,7 @@ use crate::addr::{Iova, PhysAddr};
 use crate::lg2;
 use crate::prot::Prot;
 use crate::range::IovaRange;
+use crate::span::Span;
 
 /// Contiguous translations with the same permissions: as far as they go, whatever their leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +158,30 @@ impl Default for LeafCensus {
 }
 
 impl LeafCensus {
+    /// The leaves that a mapping of `spans`, one behind the other from `iova` on, gets in a table
+    /// with leaves of `page_sizes`, bit n for 2^n bytes: the fewest that both addresses allow.
+    ///
+    /// ```
+    /// use dmaspan::io_pgtable::LeafCensus;
+    /// use dmaspan::{Iova, PhysAddr, Span};
+    ///
+    /// let memory = [Span::new(PhysAddr::new(0x8000_0000), 4 << 20)?];
+    /// let sizes = 1 << 12 | 1 << 21;
+    /// let of = |iova| LeafCensus::of_spans(sizes, Iova::new(iova), &memory).sizes().collect();
+    /// let (aligned, off_by_a_page): (Vec<_>, Vec<_>) = (of(0), of(0x1000));
+    /// assert_eq!((aligned, off_by_a_page), (vec![(21, 2)], vec![(12, 1024)]));
+    /// # Ok::<(), dmaspan::RangeError>(())
+    /// ```
+    pub fn of_spans(page_sizes: u64, iova: Iova, spans: &[Span]) -> Self {
+        let mut census = Self::default();
+        for run in Runs::new(page_sizes, iova.get(), spans) {
+            if let Some(count) = census.counts.get_mut(run.lg2 as usize) {
+                *count += run.bytes >> run.lg2;
+            }
+        }
+        census
+    }
+
     /// The number of leaves of `2^lg2` bytes.
     pub fn count(&self, lg2: u32) -> u64 {
         self.counts.get(lg2 as usize).copied().unwrap_or(0)

@@ -40,6 +40,9 @@ pub trait Word:
     /// The word's bits.
     fn bits(self) -> u64;
 
+    /// The word in the first of these bytes, of which those that are missing are 0.
+    fn of_bytes(bytes: &[u8]) -> Self;
+
     /// Reads an entry whose meaning does not depend on other memory: a leaf.
     fn load(cell: &Self::Atomic) -> Self;
 
@@ -80,6 +83,12 @@ macro_rules! word {
             #[inline(always)]
             fn bits(self) -> u64 {
                 self.into()
+            }
+
+            fn of_bytes(bytes: &[u8]) -> Self {
+                let mut word = [0; 1 << $lg2_bytes];
+                word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+                Self::from_le_bytes(word)
             }
 
             #[inline(always)]

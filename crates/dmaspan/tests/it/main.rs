@@ -10,6 +10,7 @@ mod edges;
 mod errors;
 mod failures;
 mod flushing;
+mod foreign;
 mod formats;
 mod frames;
 mod layout;

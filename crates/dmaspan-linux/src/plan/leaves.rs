@@ -43,6 +43,17 @@ impl LeafSizes {
         Self(from_granule | granule)
     }
 
+    /// Those of no more than `most` bytes, as pages of the memory permit no larger ones, and the
+    /// granule.
+    pub(super) const fn up_to(self, most: u64) -> Self {
+        let granule = self.0 & self.0.wrapping_neg();
+        let below = match most.checked_ilog2() {
+            Some(lg2) => lg2::mask(lg2) | lg2::size(lg2),
+            None => 0,
+        };
+        Self(self.0 & below | granule)
+    }
+
     /// The sizes, the largest first.
     pub(super) fn descending(self) -> impl Iterator<Item = u64> {
         let mut rest = self.0;

@@ -14,10 +14,29 @@ use super::places::Wanted;
 use super::{PlanError, Region};
 use crate::mem::{Memory, OutsideMemory};
 
+/// What regions are parts of: memory, or what stands for memory on paper.
+pub(super) trait RegionOwner: Clone {
+    /// All of its addresses.
+    fn range(&self) -> UserRange;
+
+    /// A number that no other owner has.
+    fn number(&self) -> u64;
+}
+
+impl RegionOwner for Arc<Memory> {
+    fn range(&self) -> UserRange {
+        self.user_range()
+    }
+
+    fn number(&self) -> u64 {
+        u64::try_from(Arc::as_ptr(self).addr()).unwrap_or(u64::MAX)
+    }
+}
+
 /// Neighbouring regions, in the order in which they came or as one map.
 #[derive(Clone, Debug)]
-pub(super) struct RegionRun {
-    pub(super) memory: Arc<Memory>,
+pub(super) struct RegionRun<M> {
+    pub(super) memory: M,
     pub(super) user: UserRange,
     pub(super) iova: Option<Iova>,
     pub(super) prot: Prot,
@@ -37,8 +56,8 @@ pub(super) struct Piece {
 
 /// All regions, merged.
 #[derive(Debug)]
-pub(super) struct Merged {
-    pub(super) maps: Vec<RegionRun>,
+pub(super) struct Merged<M> {
+    pub(super) maps: Vec<RegionRun<M>>,
     pub(super) pieces: Vec<Piece>,
     /// Which map each run is in.
     pub(super) map_of_run: Vec<usize>,
@@ -48,22 +67,28 @@ pub(super) struct Merged {
 /// address.
 type Key = (bool, u64, u32, u32, u64);
 
-impl RegionRun {
-    /// A run of one region.
-    fn of(index: usize, region: Region) -> Result<Self, PlanError> {
+impl From<Region> for RegionRun<Arc<Memory>> {
+    fn from(region: Region) -> Self {
         let Region { memory, user, iova, prot, label, unit } = region;
-        let range = memory.user_range();
-        if !range.covers(user) {
-            let source = OutsideMemory { range: user, memory: range };
-            return Err(PlanError::Outside { region: index, source });
+        Self { memory, user, iova, prot, label, unit, region: 0 }
+    }
+}
+
+impl<M: RegionOwner> RegionRun<M> {
+    /// A run of one region, if it is one.
+    fn numbered(self, region: usize) -> Result<Self, PlanError> {
+        let run = Self { region, ..self };
+        let (user, prot, memory) = (run.user, run.prot, run.memory.range());
+        if !memory.covers(user) {
+            let source = OutsideMemory { range: user, memory };
+            return Err(PlanError::Outside { region, source });
         }
         if !prot.permits_access() {
-            return Err(PlanError::NoAccess { region: index, prot });
+            return Err(PlanError::NoAccess { region, prot });
         }
-        let run = Self { memory, user, iova, prot, label, unit, region: index };
-        if let Some(iova) = iova {
+        if let Some(iova) = run.iova {
             IovaRange::from_len(iova, run.wanted().len())
-                .map_err(|source| PlanError::Wraps { region: index, source })?;
+                .map_err(|source| PlanError::Wraps { region, source })?;
         }
         Ok(run)
     }
@@ -72,7 +97,7 @@ impl RegionRun {
         match self.iova {
             Some(iova) => (false, iova.get(), 0, 0, 0),
             None => {
-                let memory = u64::try_from(Arc::as_ptr(&self.memory).addr()).unwrap_or(u64::MAX);
+                let memory = self.memory.number();
                 (true, memory, self.prot.bits(), self.unit, self.user.start().get())
             }
         }
@@ -85,7 +110,7 @@ impl RegionRun {
 
     /// Whether both are of one memory and one unit, for the same use.
     fn is_alike(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.memory, &other.memory)
+        self.memory.number() == other.memory.number()
             && (self.prot, self.unit) == (other.prot, other.unit)
     }
 
@@ -112,12 +137,14 @@ impl RegionRun {
 /// # Errors
 ///
 /// [`PlanError`] for a region that is none, and for regions that overlap.
-pub(super) fn merge(regions: impl IntoIterator<Item = Region>) -> Result<Merged, PlanError> {
+pub(super) fn merge<M: RegionOwner>(
+    regions: impl IntoIterator<Item = RegionRun<M>>,
+) -> Result<Merged<M>, PlanError> {
     let regions = regions.into_iter();
-    let mut runs: Vec<RegionRun> = Vec::new();
+    let mut runs: Vec<RegionRun<M>> = Vec::new();
     let mut pieces = Vec::with_capacity(regions.size_hint().0);
     for (index, region) in regions.enumerate() {
-        let next = RegionRun::of(index, region)?;
+        let next = region.numbered(index)?;
         let start = next.user.start();
         match runs.last_mut().map(|run| (run.joined(&next), run)) {
             Some((Some(user), run)) => run.user = user,
@@ -132,7 +159,7 @@ pub(super) fn merge(regions: impl IntoIterator<Item = Region>) -> Result<Merged,
     map_of_run.fill(usize::MAX);
     let mut order: Vec<usize> = (0..runs.len()).collect();
     order.sort_by_key(|&index| runs.get(index).map(RegionRun::key));
-    let mut maps: Vec<RegionRun> = Vec::new();
+    let mut maps: Vec<RegionRun<M>> = Vec::new();
     for index in order {
         let Some(run) = runs.get(index) else { continue };
         let map_count = maps.len();
@@ -159,9 +186,9 @@ pub(super) fn merge(regions: impl IntoIterator<Item = Region>) -> Result<Merged,
 }
 
 /// Refuses a run whose IOVAs begin in the map before it, whose runs have `map` in `map_of_run`.
-fn check_overlap(
-    before: &RegionRun,
-    run: &RegionRun,
+fn check_overlap<M: RegionOwner>(
+    before: &RegionRun<M>,
+    run: &RegionRun<M>,
     is_before: impl Fn(&Piece) -> Option<Iova>,
     pieces: &[Piece],
 ) -> Result<(), PlanError> {

@@ -61,6 +61,8 @@
 //! with others. What others have mapped in the space is passed over, as is what the mapper was told
 //! to [exclude](Mapper::exclude).
 //!
+//! [`forecast`] says what a layout will cost to map and whether it will fail, with no space at all.
+//!
 //! A part of what was mapped is unmapped by [`MappedRegions::unmap_part`]. Registers of devices are
 //! mapped for other devices by [`Mapper::map_bar`], and memory that a driver shares with its device
 //! for long, such as its queues, is allocated by [`Mapper::alloc`].
@@ -70,6 +72,7 @@
 mod bars;
 mod book;
 mod error;
+pub mod forecast;
 mod leaves;
 mod mapped;
 mod mapper;

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use super::PlanError;
 use super::leaves::LeafSizes;
-use super::merge::RegionRun;
+use super::merge::{RegionOwner, RegionRun};
 use crate::platform::UserPlatform;
 
 /// The IOVAs of the apertures of a space.
@@ -160,9 +160,9 @@ impl Places {
     }
 
     /// IOVAs for each of the maps: those it asks for, else such as permit the largest leaves.
-    pub(super) fn take_all(
+    pub(super) fn take_all<M: RegionOwner>(
         &self,
-        maps: &[RegionRun],
+        maps: &[RegionRun<M>],
         others: Others<'_>,
     ) -> Result<Vec<PlacedIovas>, PlanError> {
         let mut taken = Vec::with_capacity(maps.len());
@@ -188,7 +188,7 @@ impl Places {
     }
 
     /// How the first of the maps lie in one block, where they do not ask for IOVAs.
-    fn layout(&self, maps: &[RegionRun]) -> Layout {
+    fn layout<M: RegionOwner>(&self, maps: &[RegionRun<M>]) -> Layout {
         let mut layout = Layout::default();
         for map in maps.iter().map(RegionRun::wanted).take_while(|map| map.iova.is_none()) {
             let Some(leaf) = self.leaves.fitting(map.user).next() else { break };
@@ -206,9 +206,9 @@ impl Places {
     }
 
     /// Takes a block and says of each map where it is in it. Whether there was room.
-    fn take_block(
+    fn take_block<M: RegionOwner>(
         &self,
-        maps: &[RegionRun],
+        maps: &[RegionRun<M>],
         layout: &Layout,
         others: Others<'_>,
         taken: &mut Vec<PlacedIovas>,

@@ -11,7 +11,7 @@ use dmaspan::{Iova, IovaRange, Label, Prot, UserAddr, UserRange};
 use super::book::{ListedMap, MapKind, MapState};
 use super::leaves::LeafSizes;
 use super::mapper::{Inner, MemorySpace};
-use super::merge::{Merged, Piece, RegionRun, merge};
+use super::merge::{Merged, Piece, RegionOwner, RegionRun, merge};
 use super::places::{Others, PlacedIovas, Places, Wanted};
 use super::{MapError, MappedRegions, PlanError, Region};
 use crate::mem::Memory;
@@ -150,12 +150,10 @@ impl Plan {
         regions: impl IntoIterator<Item = Region>,
         others: Others<'_>,
     ) -> Result<(Self, Vec<PlacedIovas>), PlanError> {
-        let Merged { maps, pieces, mut map_of_run } = merge(regions)?;
-        let granule = places.granule().max(limits.granule());
-        maps.iter().try_for_each(|map| check(limits, granule, map.wanted()))?;
-        check_count(limits, maps.len())?;
-        let mut taken = places.take_all(&maps, others)?;
-        let of = |(run, place): (RegionRun, &PlacedIovas)| {
+        let runs = regions.into_iter().map(RegionRun::from);
+        let (merged, mut taken) = arrange(places, limits, runs, others)?;
+        let Merged { maps, pieces, mut map_of_run } = merged;
+        let of = |(run, place): (RegionRun<Arc<Memory>>, &PlacedIovas)| {
             let RegionRun { memory, user, prot, label, unit, .. } = run;
             PlannedMap { memory, user, iova: place.range, prot, label, unit }
         };
@@ -247,6 +245,21 @@ impl fmt::Debug for Plan {
             .field("regions", &self.pieces.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Merges regions into maps, checks them, and takes IOVAs for each map.
+pub(super) fn arrange<M: RegionOwner>(
+    places: &Places,
+    limits: &Limits,
+    regions: impl IntoIterator<Item = RegionRun<M>>,
+    others: Others<'_>,
+) -> Result<(Merged<M>, Vec<PlacedIovas>), PlanError> {
+    let merged = merge(regions)?;
+    let granule = places.granule().max(limits.granule());
+    merged.maps.iter().try_for_each(|map| check(limits, granule, map.wanted()))?;
+    check_count(limits, merged.maps.len())?;
+    let taken = places.take_all(&merged.maps, others)?;
+    Ok((merged, taken))
 }
 
 /// The maps by the start of their memory.

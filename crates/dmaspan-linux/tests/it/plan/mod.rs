@@ -4,6 +4,7 @@ mod bars;
 mod blocks;
 mod container;
 mod failing;
+mod forecast;
 pub(crate) mod kernel;
 mod leaves;
 mod listing;

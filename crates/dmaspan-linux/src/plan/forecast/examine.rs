@@ -1,0 +1,221 @@
+//! This looks for what is wrong with a layout, and for what costs more than it has to.
+
+use dmaspan::Iova;
+
+use super::super::PlanError;
+use super::super::places::{Places, Wanted};
+use super::finding::PlanFinding;
+use super::layout::{Backing, LinuxVersion, PaperLayout, PaperRegion, RegionPages};
+use super::tally::{Stretch, Tally};
+use super::{Arranged, Forecast, ForecastMap, Refusal, sum};
+use crate::sys;
+
+/// All findings, the worst first.
+pub(super) fn findings(
+    layout: &PaperLayout,
+    forecast: &Forecast,
+    places: &Places,
+    arranged: &Arranged,
+) -> Vec<PlanFinding> {
+    let mut found: Vec<PlanFinding> =
+        arranged.refused.iter().map(|refusal| refused(layout, places, refusal)).collect();
+    if arranged.is_cut {
+        found.push(PlanFinding::Unfinished { refused: arranged.refused.len() });
+    }
+    found.extend(below_granule(layout));
+    found.extend(memlock(layout, forecast.locked));
+    found.extend(cgroup(layout));
+    for map in &forecast.maps {
+        found.extend(misaligned(layout, map));
+    }
+    found.extend(small_pages(layout, forecast));
+    found.extend(by_page(layout, forecast));
+    found.extend(viommu(layout, forecast));
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.severity()));
+    found
+}
+
+/// What people call regions.
+fn names(layout: &PaperLayout, regions: &[usize]) -> Vec<String> {
+    let region = |region: &usize| layout.regions.get(*region);
+    regions.iter().filter_map(region).map(|region| region.name.clone()).collect()
+}
+
+fn refused(layout: &PaperLayout, places: &Places, refusal: &Refusal) -> PlanFinding {
+    let Refusal { error, regions } = refusal;
+    let first = regions.first().and_then(|&region| Some((region, layout.regions.get(region)?)));
+    let reserved = match error {
+        PlanError::OutsideApertures { outside, .. } => {
+            outside.iter().find_map(|range| layout.iommu.reserved_in(*range)).cloned()
+        }
+        _ => None,
+    };
+    let instead =
+        first.filter(|_| !matches!(error, PlanError::Unaligned { .. } | PlanError::NoRoom { .. }));
+    let instead = instead.and_then(|(number, region)| {
+        let wanted = Wanted { user: region.user, iova: None, align: 1, region: number };
+        let place = places.take(wanted, &|_| None).ok()?;
+        let range = place.range;
+        places.free(place);
+        Some(range)
+    });
+    PlanFinding::Refused {
+        error: error.clone(),
+        names: names(layout, regions),
+        backing: first.map_or(Backing::Base, |(_, region)| region.backing),
+        reserved,
+        instead,
+    }
+}
+
+fn smallest_page(region: &PaperRegion) -> u64 {
+    match region.pages {
+        RegionPages::Of(size) => size,
+        RegionPages::Partly { size, huge } if huge >= region.len() => size,
+        RegionPages::Partly { .. } => sys::page_size(),
+    }
+}
+
+/// The kernel maps nothing whose pages are smaller than the smallest leaf.
+fn below_granule(layout: &PaperLayout) -> Option<PlanFinding> {
+    let granule = layout.iommu.granule();
+    let is_below = |region: &&PaperRegion| {
+        region.backing != Backing::Registers && smallest_page(region) < granule
+    };
+    let below: Vec<&PaperRegion> = layout.regions.iter().filter(is_below).collect();
+    let page = below.iter().map(|region| smallest_page(region)).min()?;
+    let names = below.iter().map(|region| region.name.clone()).collect();
+    Some(PlanFinding::BelowGranule { names, page, granule })
+}
+
+fn memlock(layout: &PaperLayout, needed: u64) -> Option<PlanFinding> {
+    let limits = &layout.limits;
+    let (locked_by, locked) = (limits.locked_by, limits.locked);
+    let limit = limits.memlock.filter(|limit| needed.saturating_add(locked) > *limit)?;
+    (needed > 0).then_some(PlanFinding::Memlock { locked_by, needed, locked, limit })
+}
+
+fn cgroup(layout: &PaperLayout) -> Option<PlanFinding> {
+    // Hugetlb pages have a controller of their own.
+    let is_counted =
+        |region: &&PaperRegion| !matches!(region.backing, Backing::Registers | Backing::Hugetlb);
+    let needed = layout.regions.iter().filter(is_counted).map(PaperRegion::len);
+    let needed = needed.fold(0, u64::saturating_add);
+    let left = layout.limits.cgroup_left.filter(|left| needed > *left)?;
+    Some(PlanFinding::Cgroup { needed, left })
+}
+
+/// The bytes of leaves that are smaller than the pages of the memory would permit.
+fn misaligned(layout: &PaperLayout, map: &ForecastMap) -> Option<PlanFinding> {
+    let first = layout.regions.get(*map.regions.first()?)?;
+    first.iova?;
+    let (start, iova) = (map.user.start().get(), map.iova.start().get());
+    let most = match (&first.spans, first.pages) {
+        (Some(_), _) => return None,
+        (None, RegionPages::Of(size) | RegionPages::Partly { size, .. }) => size,
+    };
+    let leaf = map.best.iter().map(|leaf| leaf.size).find(|size| *size <= most)?;
+    let apart = start.wrapping_sub(iova) & (leaf - 1);
+    if apart == 0 {
+        return None;
+    }
+    let instead = iova.checked_add(apart)?;
+    let mut tally = Tally::new(&layout.iommu);
+    tally.add(Stretch { at: start, iova: instead, len: map.len(), most });
+    let (leaves, best) = (map.leaf_count(), sum(&tally.leaves()));
+    (best < leaves).then(|| PlanFinding::Misaligned {
+        names: names(layout, &map.regions),
+        backing: first.backing,
+        iova: map.iova,
+        leaves,
+        best,
+        instead: Iova::new(instead),
+    })
+}
+
+/// Regions of a backing, most of which could be in larger pages.
+fn small_pages(layout: &PaperLayout, forecast: &Forecast) -> Vec<PlanFinding> {
+    let granule = layout.iommu.granule();
+    let mut found: Vec<PlanFinding> = Vec::new();
+    for map in &forecast.maps {
+        let regions: Vec<&PaperRegion> =
+            map.regions.iter().filter_map(|region| layout.regions.get(*region)).collect();
+        let Some(backing) = regions.first().map(|region| region.backing) else { continue };
+        let bytes = regions.iter().map(|region| small_bytes(region)).fold(0, u64::saturating_add);
+        let large = map.best.first().map_or(granule, |leaf| leaf.size);
+        let is_few = bytes < large.min(LARGE) || bytes < map.len() / 16;
+        if backing == Backing::Registers || large == granule || is_few {
+            continue;
+        }
+        let (leaves, best) = (map.leaf_count(), map.best_count());
+        let new = names(layout, &map.regions);
+        let alike = found.iter_mut().find_map(|finding| match finding {
+            PlanFinding::SmallPages { names, backing: of, bytes, leaves, best, .. }
+                if *of == backing =>
+            {
+                Some((names, bytes, leaves, best))
+            }
+            _ => None,
+        });
+        match alike {
+            Some((names, all_bytes, all_leaves, all_best)) => {
+                names.extend(new);
+                *all_bytes += bytes;
+                *all_leaves += leaves;
+                *all_best += best;
+            }
+            None => {
+                let map_ratio = forecast.cost.map_ratio;
+                found.push(PlanFinding::SmallPages {
+                    names: new,
+                    backing,
+                    bytes,
+                    leaves,
+                    best,
+                    map_ratio,
+                });
+            }
+        }
+    }
+    found
+}
+
+/// Pages of this size and above are large.
+const LARGE: u64 = 2 << 20;
+
+/// The bytes that are in pages which are not large.
+fn small_bytes(region: &PaperRegion) -> u64 {
+    match region.pages {
+        RegionPages::Of(size) if size >= LARGE => 0,
+        RegionPages::Of(_) => region.len(),
+        RegionPages::Partly { huge, .. } => region.len().saturating_sub(huge),
+    }
+}
+
+fn by_page(layout: &PaperLayout, forecast: &Forecast) -> Option<PlanFinding> {
+    let kernel = layout.kernel.filter(|kernel| *kernel < LinuxVersion::BY_FOLIO)?;
+    let cost = forecast.cost;
+    let (map_ratio, unmap_ratio) = (cost.newer_map_ratio, cost.newer_unmap_ratio);
+    // Base pages gain little.
+    (map_ratio > 1.5).then_some(PlanFinding::ByPage {
+        kernel,
+        lookups: cost.lookups,
+        map_ratio,
+        unmap_ratio,
+    })
+}
+
+fn viommu(layout: &PaperLayout, forecast: &Forecast) -> Option<PlanFinding> {
+    let (devices, is_there) = (layout.devices, layout.has_viommu);
+    if forecast.maps.is_empty() || (devices < 2 && !is_there) {
+        return None;
+    }
+    let more = u64::from(devices.max(1) - 1);
+    let spaces = if is_there { u64::from(devices.max(1)) } else { 1 };
+    Some(PlanFinding::Viommu {
+        is_there,
+        devices,
+        locked: (forecast.locked / spaces).saturating_mul(more),
+        table_bytes: forecast.table_bytes.saturating_mul(more),
+    })
+}

@@ -3,6 +3,8 @@
 
 extern crate alloc;
 
+mod transport;
+
 use alloc::collections::BTreeMap;
 use core::fmt;
 use core::ptr::NonNull;
@@ -11,6 +13,7 @@ use dmaspan::dma::{Attrs, Coherent, Device, Error, Flush, RawMemory};
 use dmaspan::dma::{Piece, Unmapped};
 use dmaspan::{Direction, DmaAddr, PhysAddr, Span};
 use lock_api::{Mutex, RawMutex};
+pub use transport::BehindIommu;
 pub use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE};
 
 /// The address of what could not be mapped: it leads nowhere, with an IOMMU and without one.
@@ -257,7 +260,9 @@ macro_rules! hal {
             }
 
             /// Hands the device over, before a driver is made.
-            $vis fn attach(dma: $crate::VirtioDma) -> Result<(), $crate::VirtioDma> {
+            $vis fn attach(
+                dma: $crate::VirtioDma,
+            ) -> ::core::result::Result<(), $crate::VirtioDma> {
                 Self::slot().attach(dma)
             }
 

@@ -5,9 +5,10 @@
 //! of `tidy` are tests of this crate too, so `cargo test --workspace` is enough to hear of a
 //! violation. [`hw`] runs the tests against QEMU's IOMMUs, [`guest`] boots kernels with VFIO and
 //! runs dmaspan in them, [`msrv`] and [`package`] prove that others can build what is published,
-//! [`cross`] builds for other CPUs and runs there, [`sanitize`] looks for undefined behaviour and
-//! races, [`peers`] compares dmaspan with Linux's own page tables, [`lines`] counts lines of code,
-//! [`book`] builds the book, and [`picture`] draws the picture in it.
+//! [`cross`] builds for other CPUs and runs there, [`kernel`] boots the operating system of the
+//! examples, [`sanitize`] looks for undefined behaviour and races, [`peers`] compares dmaspan with
+//! Linux's own page tables, [`lines`] counts lines of code, [`book`] builds the book, and
+//! [`picture`] draws the picture in it.
 
 pub mod book;
 pub mod ci;
@@ -15,6 +16,7 @@ pub mod cross;
 mod debian;
 pub mod guest;
 pub mod hw;
+pub mod kernel;
 pub mod lexer;
 pub mod lines;
 pub mod msrv;

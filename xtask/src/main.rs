@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use xtask::problem::Problem;
 use xtask::tree::Tree;
 use xtask::{
-    Checked, Outcome, book, ci, cross, guest, hw, lines, msrv, no_std, package, peers, picture,
-    sanitize, tidy,
+    Checked, Outcome, book, ci, cross, guest, hw, kernel, lines, msrv, no_std, package, peers,
+    picture, sanitize, tidy,
 };
 
 const USAGE: &str = "\
@@ -37,6 +37,10 @@ usage: cargo xtask <command>
           run the tests against QEMU's IOMMUs; where no QEMU on this machine
           serves, put one from Debian's packages into the target directory,
           which needs a network and no privileges; --install only does that
+  kernel [aarch64]...
+          boot the operating system in examples/kernel on QEMU's machines, whose
+          drivers reach what they were given: as it is, with faults that are planted,
+          and with firmware that does not say what it should; without a name on all
   cross [bare|registers|quick|user|copies|guest]...
           build for other CPUs, and run there what can be run: without the standard
           library; registers by one instruction each; tests under an emulator of
@@ -95,11 +99,13 @@ fn main() -> ExitCode {
             run_ci(ci::Extent::Quick, names)
         }
         ["help" | "--help" | "-h"]
-        | ["lines" | "hw" | "guest" | "cross" | "sanitize" | "peers", "--help" | "-h"] => {
+        | ["lines" | "hw" | "guest" | "kernel" | "cross" | "sanitize" | "peers", "--help" | "-h"] =>
+        {
             xtask::say(USAGE);
             ExitCode::SUCCESS
         }
         ["hw", arguments @ ..] => with_options("hw", hw::Options::parse(arguments), hw::run),
+        ["kernel", arguments @ ..] => with_options("kernel", kernel::parse(arguments), kernel::run),
         ["cross", arguments @ ..] => with_options("cross", cross::parse(arguments), cross::run),
         ["sanitize", arguments @ ..] => {
             with_options("sanitize", sanitize::parse(arguments), sanitize::run)

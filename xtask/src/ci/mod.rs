@@ -13,7 +13,8 @@ use std::{fs, io};
 use Extent::{Full, Quick};
 
 use crate::{
-    Checked, Outcome, book, cargo, cross, guest, hw, msrv, no_std, package, report, sanitize,
+    Checked, Outcome, book, cargo, cross, guest, hw, kernel, msrv, no_std, package, report,
+    sanitize,
 };
 
 /// How much is run.
@@ -41,7 +42,7 @@ const fn full(name: &'static str, run: fn(Extent) -> Checked) -> Check {
     Check { name, from: Full, run }
 }
 
-const CHECKS: [Check; 20] = [
+const CHECKS: [Check; 21] = [
     quick("formatting: cargo fmt --all --check", |_| formatting()),
     quick("lints: cargo clippy --workspace --all-targets -- -D warnings", |_| lints()),
     quick("documentation: cargo doc --workspace --no-deps", |_| documentation()),
@@ -50,6 +51,7 @@ const CHECKS: [Check; 20] = [
     quick("adopters: the tests of examples/adopters", |_| adopters::check()),
     quick("hardware: cargo xtask hw", |_| hardware()),
     quick("guests: cargo xtask guest", |_| guest::run(&guest::Options::parse(&[])?)),
+    full("kernel: cargo xtask kernel", |_| kernel::check()),
     full("soak: ten million operations under the sanitizer, and a million packets", |_| soak()),
     quick("interleavings: cargo test -p dmaspan --test loom", |_| interleavings()),
     quick("instructions: cargo bench -p dmaspan --bench erased -- --check", |_| instructions()),
@@ -149,6 +151,7 @@ fn formatting() -> Checked {
         &mut cargo(&["fmt", "--manifest-path", NO_STD, "--check"]),
         &mut cargo(&["fmt", "--manifest-path", FUZZ, "--check"]),
         &mut cargo(&["fmt", "--manifest-path", adopters::MANIFEST, "--check"]),
+        &mut cargo(&["fmt", "--manifest-path", kernel::MANIFEST, "--check"]),
     ])
 }
 
@@ -250,10 +253,14 @@ fn dependencies() -> Checked {
         let how = "https://github.com/EmbarkStudios/cargo-deny says how to install it";
         return Ok(Outcome::Skipped(format!("cargo-deny is not installed; {how}")));
     }
-    let mut adopters = cargo(&["deny", "check", "licenses", "sources"]);
-    // It has a file of its own that says what may be there.
-    adopters.current_dir(crate::root().join(adopters::FOLDER));
-    run_all([&mut cargo(&["deny", "check", "licenses", "bans", "sources"]), &mut adopters])
+    // They have files of their own that say what may be there.
+    let [mut adopters, mut kernel] = [adopters::FOLDER, kernel::FOLDER].map(|folder| {
+        let mut deny = cargo(&["deny", "check", "licenses", "sources"]);
+        deny.current_dir(crate::root().join(folder));
+        deny
+    });
+    let mut own = cargo(&["deny", "check", "licenses", "bans", "sources"]);
+    run_all([&mut own, &mut adopters, &mut kernel])
 }
 
 fn main_job() -> Checked {

@@ -31,7 +31,7 @@ const fn program(at: &'static str) -> Part {
 }
 
 /// In this order: the first part that has a file counts.
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     Part {
         at: "crates/dmaspan/src/",
         declares: DECLARATIONS,
@@ -133,6 +133,16 @@ const PARTS: [Part; 10] = [
         promises: &[("lib.rs", "Hal")],
         places: &["lib.rs"],
         otherwise: "unsafe code of the adapter stands in `lib.rs`",
+    },
+    Part {
+        at: "examples/kernel/src/",
+        declares: &[],
+        promises: &[("memory.rs", "DmaMemory"), ("nvme.rs", "SharedMemory"), ("nvme.rs", "Access")],
+        // The machine, its memory, and what a kernel promises dmaspan.
+        places: &["cpu/", "main.rs", "glue.rs", "iommu.rs", "memory.rs", "pci.rs", "plant.rs"],
+        otherwise: "unsafe code of the kernel stands in `cpu/`, where it begins in `main.rs`, in \
+                    what it promises dmaspan in `glue.rs`, `iommu.rs`, `memory.rs` and `plant.rs`, \
+                    and where it finds PCI in `pci.rs`; its drivers have none",
     },
     Part {
         at: "examples/nvme/src/",

@@ -1,0 +1,133 @@
+//! A small operating system whose devices reach what they were given, and nothing else.
+//!
+//! It finds memory, PCI and the IOMMU, blocks every device, and gives each that it drives a domain
+//! of its own. Disks and a network card are driven by drivers that others wrote, while the second
+//! CPU maps and unmaps. A device that is told to write where it may not is refused, and the rest
+//! goes on. `cargo xtask kernel` builds it, runs it in QEMU and checks what it prints.
+//!
+//! | file | what |
+//! |---|---|
+//! | `glue.rs`, `iommu.rs` | what a kernel gives dmaspan, to be copied |
+//! | `cpu/` | a machine: entry, address map, console, clock, the second CPU |
+//! | `firmware.rs`, `pci.rs` | what there is |
+//! | `memory.rs` | frames that the kernel's own drivers share with devices |
+//! | `disk.rs`, `nvme.rs`, `net.rs`, `edu.rs` | devices |
+//! | `checks.rs`, `plant.rs` | what is tried, and what is done wrong on purpose |
+
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+/// Prints a line.
+macro_rules! println {
+    ($($text:tt)*) => { $crate::print(format_args!($($text)*)) };
+}
+
+mod checks;
+#[cfg_attr(target_arch = "aarch64", path = "cpu/aarch64.rs")]
+mod cpu;
+mod disk;
+mod edu;
+mod firmware;
+mod glue;
+mod iommu;
+mod memory;
+mod net;
+mod nvme;
+mod pci;
+mod plant;
+
+use alloc::boxed::Box;
+use core::error::Error;
+use core::fmt::{self, Write as _};
+use core::ops::Range;
+use core::panic::PanicInfo;
+use core::ptr::with_exposed_provenance;
+
+use buddy_system_allocator::LockedHeap;
+use dmaspan::platform::Flag;
+use dtoolkit::fdt::Fdt;
+use lock_api::Mutex;
+
+type Result<T> = core::result::Result<T, Box<dyn Error>>;
+
+/// How much of a disk is read.
+const DISK_BYTES: u64 = 16 << 20;
+
+#[global_allocator]
+static HEAP: LockedHeap<33> = LockedHeap::new();
+
+/// What the second CPU is to do.
+static WORK: Mutex<Flag, Option<Box<dyn FnOnce() + Send>>> =
+    Mutex::const_new(<Flag as lock_api::RawMutex>::INIT, None);
+
+/// The first CPU begins here, with a device tree at an address.
+fn first(tree: usize) -> ! {
+    match begin(tree) {
+        Ok(()) => println!("PASS"),
+        Err(why) => println!("FAIL: {why}"),
+    }
+    cpu::off()
+}
+
+/// The second CPU waits here for work.
+fn second() -> ! {
+    loop {
+        let work = WORK.lock().take();
+        work.map_or_else(core::hint::spin_loop, |work| work());
+    }
+}
+
+fn begin(tree: usize) -> Result<()> {
+    // SAFETY: the machine puts a tree there, which nobody writes. What it says is checked.
+    let tree = unsafe { Fdt::from_raw(with_exposed_provenance(tree)) };
+    // There is no heap yet.
+    let Ok(tree) = tree.inspect_err(|error| println!("no device tree: {error}")) else {
+        cpu::off()
+    };
+    let memory = firmware::memory(tree).unwrap_or(0..0);
+    let heap = heap(&memory, tree.data());
+    if heap.is_empty() {
+        println!("the device tree names no memory behind the program");
+        cpu::off()
+    }
+    // SAFETY: it is memory, of which nobody else uses these bytes.
+    unsafe { HEAP.lock().add_to_heap(heap.start, heap.end) };
+    println!(
+        "memory: {:#x} to {:#x}, of which the kernel uses {heap:#x?}",
+        memory.start, memory.end
+    );
+    checks::run(tree)
+}
+
+/// The memory behind the program, up to what the machine put there.
+fn heap(memory: &Range<u64>, tree: &[u8]) -> Range<usize> {
+    let start = cpu::program_end();
+    let end = memory.end.min(cpu::RAM_END) as usize;
+    let tree = tree.as_ptr().addr();
+    start..if tree >= start { end.min(tree) } else { end }
+}
+
+struct Console;
+
+impl fmt::Write for Console {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.bytes().for_each(cpu::print);
+        Ok(())
+    }
+}
+
+fn print(text: fmt::Arguments<'_>) {
+    static CONSOLE: Mutex<Flag, Console> =
+        Mutex::const_new(<Flag as lock_api::RawMutex>::INIT, Console);
+    // It cannot fail.
+    let _ = writeln!(CONSOLE.lock(), "{text}");
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    // Whoever holds the lock may be the one that panics.
+    let _ = writeln!(Console, "FAIL: {info}");
+    cpu::off()
+}

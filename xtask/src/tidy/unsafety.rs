@@ -60,11 +60,13 @@ const PARTS: [Part; 11] = [
             "io_pgtable/frames.rs",
             "io_pgtable/frames/",
             "dma/coherent/frames.rs",
+            "dma/bounce/frames.rs",
         ],
         otherwise: "the core declares unsafe traits and functions and does nothing unsafe itself, \
                     besides making tables out of memory in `io_pgtable/arena.rs` and \
                     `io_pgtable/frames.rs`, and accesses to memory that devices write in \
-                    `dma/coherent/frames.rs`; take what is needed through such a trait",
+                    `dma/coherent/frames.rs` and `dma/bounce/frames.rs`; take what is needed \
+                    through such a trait",
     },
     Part {
         at: "crates/dmaspan-linux/src/",

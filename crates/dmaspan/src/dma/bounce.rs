@@ -10,6 +10,9 @@ use crate::addr::PhysAddr;
 use crate::platform::Platform;
 use crate::span::Span;
 use crate::swiotlb::{self, Original, PoolMemory, SlotOf, SlotRequest, To};
+pub use frames::FrameBounce;
+
+mod frames;
 
 /// When a device gets slots in place of its buffers.
 ///

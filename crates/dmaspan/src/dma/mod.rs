@@ -150,7 +150,7 @@ mod way;
 
 pub use any::{AnyMemory, AnyPool, AnySlot, AnyTranslation};
 pub use attrs::{Attrs, CpuSync, Privilege};
-pub use bounce::{Bounce, BouncePool, NoPool, NoSlot};
+pub use bounce::{Bounce, BouncePool, FrameBounce, NoPool, NoSlot};
 pub use coherent::{
     Coherent, CoherentBlock, CoherentFrames, CoherentMemory, CoherentPool, CoherentRequest,
     Contiguity, ForeignBlock, FrameMemory, FreeFailed, NoCoherent, Scalar,

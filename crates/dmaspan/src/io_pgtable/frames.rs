@@ -42,11 +42,13 @@ const MOST_LG2: u32 = 6;
 /// 2. [`pointer`](Self::pointer) leads to the memory that hardware reads at that address, mapped
 ///    for reads and writes by all CPUs: for all frames that were allocated and not freed, also when
 ///    the implementer was dropped. What was allocated at once is one piece of memory behind the
-///    pointer to its first byte, whose low bits, those of a frame, are the address's.
+///    pointer to any of its bytes, whose low bits, those of a frame, are the address's.
+/// 3. Asked for other memory that the CPU may read and write, as for a driver's buffer, `pointer`
+///    leads to it as far as that frame goes, or it panics.
 ///
-/// The callers, [`FrameTables`] and [`FrameMemory`](crate::dma::FrameMemory), promise that they
-/// free frames once, in the shape that they were allocated in, and when neither hardware nor a CPU
-/// reads them.
+/// The callers, [`FrameTables`], [`FrameMemory`](crate::dma::FrameMemory) and
+/// [`FrameBounce`](crate::dma::FrameBounce), promise that they free frames once, in the size and
+/// alignment that they were allocated in, and when neither hardware nor a CPU reads them.
 ///
 /// # Examples
 ///
@@ -67,7 +69,7 @@ const MOST_LG2: u32 = 6;
 /// }
 ///
 /// // SAFETY: 1. The heap gives each frame once, zeroed. 2. Physical addresses are those of the
-/// // process here, where all of its threads find the heap.
+/// // process here, where all of its threads find the heap. 3. And all else.
 /// unsafe impl FrameAlloc for Heap {
 ///     type Lock = Flag;
 ///
@@ -105,11 +107,13 @@ pub unsafe trait FrameAlloc: Send + Sync {
     const FRAME_LG2: u32 = 12;
 
     /// Allocates contiguous frames: `2^lg2_size` bytes, a frame at least, aligned to `2^lg2_align`,
-    /// a frame at least, whose last byte is at or below `max_paddr`. `None` where there are none.
+    /// a frame at least, whose last byte is at or below `max_paddr`. `None` where there are none,
+    /// as for a size that no machine has.
     fn allocate(&self, shape: TableShape) -> Option<PhysAddr>;
 
-    /// Takes frames back. The caller promises that `frames` was allocated in this shape, was not
-    /// freed since, and that nobody reads it, hardware included.
+    /// Takes frames back. The caller promises that `frames` was allocated in this size and
+    /// alignment, was not freed since, and that nobody reads it, hardware included. The shape's
+    /// `max_paddr` may be another than when it was allocated.
     ///
     /// # Context
     ///

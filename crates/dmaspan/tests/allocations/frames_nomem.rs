@@ -3,11 +3,14 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use dmaspan::dma::FrameBounce;
 use dmaspan::io_pgtable::{
     Arena, DirtyTracking, Error, FrameAlloc, FrameTables, PageTable, TableShape,
 };
 use dmaspan::platform::Flag;
+use dmaspan::swiotlb::PoolMemory;
 use dmaspan::{Iova, PhysAddr, Promise, Prot, Span};
 use dmaspan_sim::mock::MockFormat;
 
@@ -84,7 +87,24 @@ impl failing::World for World {
     }
 }
 
-const CASES: [Case; 2] = [
+/// Bounce memory of frames, and a pool of it.
+fn bounce(n: i64) -> i64 {
+    let heap = Arc::new(Heap::default());
+    failing::fail(n);
+    let memory = FrameBounce::new(Arc::clone(&heap), 7 << 12, PhysAddr::new(u64::MAX));
+    let left = failing::fail(0);
+    // Where large pieces are missing it is of smaller ones.
+    let spans = memory.as_ref().map_or(&[][..], |memory| memory.spans());
+    assert_eq!(heap.0.get(), spans.len());
+    let bytes: u64 = spans.iter().map(|span| span.len()).sum();
+    assert_eq!(bytes, if memory.is_ok() { 7 << 12 } else { 0 });
+    drop(memory);
+    assert_eq!(heap.0.get(), 0);
+    left
+}
+
+const CASES: [Case; 3] = [
+    case("bounce memory of frames", Ends::Never, bounce),
     case("a mapping into new tables", Ends::Never, |n| {
         failing::unchanged(n, World::new(), World::map)
     }),

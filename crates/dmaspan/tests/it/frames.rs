@@ -31,7 +31,7 @@ use crate::formats::x86_64::FirstStage;
 
 /// The memory of a machine, and its page allocator.
 #[derive(Clone)]
-struct Machine(Arc<Frames>);
+pub(crate) struct Machine(Arc<Frames>);
 
 struct Frames {
     memory: NonNull<u8>,
@@ -52,8 +52,8 @@ struct State {
     most: usize,
 }
 
-const BASE: u64 = 0x1000_0000;
-const BYTES: u64 = 32 << 20;
+pub(crate) const BASE: u64 = 0x1000_0000;
+pub(crate) const BYTES: u64 = 32 << 20;
 
 fn layout() -> Layout {
     Layout::from_size_align(usize::try_from(BYTES).unwrap(), 1 << 21).unwrap()
@@ -65,7 +65,7 @@ unsafe impl Send for Frames {}
 unsafe impl Sync for Frames {}
 
 impl Machine {
-    fn new(coherency: Coherency) -> Self {
+    pub(crate) fn new(coherency: Coherency) -> Self {
         // SAFETY: the size is not 0.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout()) }).unwrap();
         let state = Mutex::default();
@@ -73,28 +73,46 @@ impl Machine {
     }
 
     /// Frames that are out, and the most that ever were.
-    fn out(&self) -> (usize, usize) {
+    pub(crate) fn out(&self) -> (usize, usize) {
         let state = self.0.state.lock();
         (state.tables.len(), state.most)
     }
 
-    fn take(&self, lg2: u32) -> Option<u64> {
+    pub(crate) fn take(&self, lg2: u32) -> Option<u64> {
         let mut state = self.0.state.lock();
         if let Some(frame) = state.free.get_mut(&lg2).and_then(Vec::pop) {
             return Some(frame);
         }
         let frame = lg2::align_up(state.unused, lg2)?;
-        state.unused = (frame + lg2::size(lg2) <= BYTES).then_some(frame + lg2::size(lg2))?;
+        state.unused = frame.checked_add(lg2::size(lg2)).filter(|end| *end <= BYTES)?;
         Some(frame)
     }
 
-    fn put(&self, frame: u64, lg2: u32) {
+    pub(crate) fn put(&self, frame: u64, lg2: u32) {
         self.scribble(frame, lg2, 0xee);
         self.0.state.lock().free.entry(lg2).or_default().push(frame);
     }
 
+    /// What the CPU finds at `at`.
+    pub(crate) fn bytes(&self, at: PhysAddr, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let from = self.pointer(at);
+        assert!(at.get() - BASE + len as u64 <= BYTES);
+        // SAFETY: it is within the memory, and no other thread writes it.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut bytes[..]).cast(), len) };
+        bytes
+    }
+
+    /// Writes there, as the CPU or a device.
+    pub(crate) fn write(&self, at: PhysAddr, bytes: &[u8]) {
+        let to = self.pointer(at);
+        assert!(at.get() - BASE + bytes.len() as u64 <= BYTES);
+        // SAFETY: as above, and no other thread reads it.
+        unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+    }
+
     /// What another user of the memory does with frames that are its own.
-    fn scribble(&self, frame: u64, lg2: u32, byte: u8) {
+    pub(crate) fn scribble(&self, frame: u64, lg2: u32, byte: u8) {
         let (at, len) = (self.pointer(PhysAddr::new(BASE + frame)), 1 << lg2);
         // SAFETY: the frame is in no table, and nobody else's.
         unsafe { at.write_bytes(byte, len) };
@@ -116,6 +134,10 @@ unsafe impl FrameAlloc for Machine {
     fn allocate(&self, shape: TableShape) -> Option<PhysAddr> {
         let lg2 = shape.lg2_size.max(shape.lg2_align);
         let frame = self.take(lg2)?;
+        if BASE + frame + lg2::mask(lg2) > shape.max_paddr.get() {
+            self.put(frame, lg2);
+            return None;
+        }
         let mut state = self.0.state.lock();
         state.tables.insert(frame, lg2);
         state.most = state.most.max(state.tables.len());
@@ -258,7 +280,7 @@ fn arm_v7s() -> ArmV7s {
     ArmV7s::new(ArmV7sConfig::new(32, 32)).unwrap()
 }
 
-fn x86() -> X86_64 {
+pub(crate) fn x86() -> X86_64 {
     X86_64::new(X86_64Config::new(48, 48)).unwrap()
 }
 

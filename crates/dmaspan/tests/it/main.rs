@@ -1,6 +1,7 @@
 //! What the core promises, tried from outside.
 #![expect(unsafe_code, reason = "the tests own the ranges, and no hardware walks their tables")]
 
+mod bounced_frames;
 mod common;
 mod converted;
 mod corrupt;

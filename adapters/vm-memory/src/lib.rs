@@ -1,0 +1,367 @@
+//! The `Iommu` of [vm-memory](https://docs.rs/vm-memory/0.18) over page tables of dmaspan.
+//!
+//! A VMM that emulates an IOMMU for its guest keeps what the guest has mapped in a [`TableIommu`].
+//! `vm_memory::IommuMemory` with it is the memory that a device behind that IOMMU has: the device
+//! models of rust-vmm take it as they take guest memory, and give it IOVAs.
+//!
+//! ```
+//! use dmaspan::io_pgtable::{Arena, PageTable, X86_64, X86_64Config};
+//! use dmaspan::{Iova, IovaRange, PhysAddr, Prot};
+//! use dmaspan_vm_memory::TableIommu;
+//! use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, IommuMemory};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let tables = Arena::new(PhysAddr::new(1 << 40), 1 << 20);
+//!     let table = PageTable::new(X86_64::new(X86_64Config::new(48, 52))?, tables)?;
+//!     let iommu = TableIommu::new(table)?;
+//!     let guest: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10_0000)])?;
+//!     let memory = IommuMemory::new(guest, iommu.clone(), true, ());
+//!
+//!     // The guest asks for it by its IOMMU's interface.
+//!     let range = IovaRange::from_len(Iova::new(0x4000_0000), 0x2000)?;
+//!     iommu.map(range, GuestAddress(0x8000), Prot::READ_WRITE)?;
+//!     memory.write_slice(b"from a device", GuestAddress(0x4000_0ff8))?;
+//!     let mut there = [0; 13];
+//!     memory.get_backend().read_slice(&mut there, GuestAddress(0x8ff8))?;
+//!     assert_eq!(&there, b"from a device");
+//!
+//!     iommu.unmap(range)?;
+//!     assert!(memory.write_slice(b"late", GuestAddress(0x4000_0000)).is_err());
+//!     Ok(())
+//! }
+//! ```
+//!
+//! - **vm-memory's own `Iotlb` is the only cache.** A miss adds one entry for a whole run of the
+//!   tables: contiguous addresses with the same permissions, whatever their leaves. Absent entries
+//!   are not kept. It forgets everything when it has [`MOST_ENTRIES`].
+//! - **Nothing is stale behind an unmap.** An access holds the IOTLB's lock for reading, as long as
+//!   vm-memory's iterator over its slices lives; an unmap returns when it has had the lock for
+//!   writing and has removed what it took away. A slice that is kept longer than the iterator, as
+//!   by `collect`, is not waited for: it reaches memory of the guest that the device has no more.
+//! - **The table is of any format.** Its own domain alone changes it.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dmaspan::io_pgtable::{self, Arena, Format, MappedRun, PageTable, TableMemory, Walk};
+use dmaspan::iommu::{self, Domain, Gather, HardwareError, Invalidation, IommuOps, Scope};
+use dmaspan::{Iova, IovaRange, PhysAddr, Promise, Prot, Span};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use vm_memory::iommu::{Error as Untranslated, Iotlb, IotlbFails, IotlbIterator};
+use vm_memory::{GuestAddress, Iommu, Permissions};
+
+/// With so many entries the IOTLB forgets all of them, before it gets another. The crate's own
+/// evicts none.
+pub const MOST_ENTRIES: usize = 1 << 16;
+
+/// How long an unmap waits for accesses that are under way.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A run is looked for up to the next multiple of this, so that a miss in the middle of a guest's
+/// terabytes does not read all of their tables.
+const WINDOW: u64 = 1 << 30;
+
+/// What the guest has mapped for devices behind an emulated IOMMU, and vm-memory's `Iommu` over it.
+///
+/// Clones are the same: one goes into each `IommuMemory`, and the device model of the IOMMU keeps
+/// one, by which it maps and unmaps. What is mapped are addresses of the guest. Whether memory is
+/// there is looked at by the `GuestMemoryBackend` of each `IommuMemory`, with each access.
+///
+/// # Context
+///
+/// Any number of threads translate at once. Maps and unmaps take turns. An unmap waits for accesses
+/// that are under way, ten seconds at most, so a thread does not unmap in the middle of an access
+/// of its own.
+pub struct TableIommu<F: Format, M: TableMemory<F::Word> = Arena> {
+    shared: Arc<Shared<F, M>>,
+}
+
+struct Shared<F: Format, M: TableMemory<F::Word>> {
+    domain: Domain<F, M, Invalidator>,
+    cache: Arc<RwLock<Cache>>,
+    /// Has all IOVAs of the domain: whoever maps or unmaps holds it.
+    changes: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Cache {
+    iotlb: Iotlb,
+    /// How many entries it was given since it was emptied.
+    entries: usize,
+}
+
+/// The hooks of the domain.
+#[derive(Debug)]
+struct Invalidator(Arc<RwLock<Cache>>);
+
+impl<F: Format, M: TableMemory<F::Word>> TableIommu<F, M> {
+    /// An IOMMU over an empty table.
+    ///
+    /// # Errors
+    ///
+    /// As [`Domain::new`].
+    pub fn new(table: PageTable<F, M>) -> Result<Self, iommu::Error> {
+        let cache = Arc::<RwLock<Cache>>::default();
+        let domain = Domain::new(table, Invalidator(Arc::clone(&cache)))?;
+        Ok(Self { shared: Arc::new(Shared { domain, cache, changes: Mutex::new(()) }) })
+    }
+
+    /// What is mapped in `range`, also while others map and unmap there: see [`PageTable::walk`].
+    pub fn walk(&self, range: IovaRange) -> Walk<'_, F, M> {
+        self.shared.domain.walk(range)
+    }
+
+    /// Maps `range` to the guest's addresses from `to` on.
+    ///
+    /// # Errors
+    ///
+    /// [`iommu::Error`], with nothing changed: where a part of `range` is mapped or outside the
+    /// aperture, or something is no multiple of the granule.
+    pub fn map(&self, range: IovaRange, to: GuestAddress, prot: Prot) -> Result<(), iommu::Error> {
+        let len = range.checked_len().unwrap_or(u64::MAX);
+        let span = Span::new(PhysAddr::new(to.0), len).map_err(|_| self.outside(range))?;
+        let _changes = self.shared.changes.lock();
+        #[expect(unsafe_code, reason = "lets device models at memory of the guest")]
+        // SAFETY:
+        // 1. All maps and unmaps of the domain take the lock above.
+        // 2. The devices of the domain are `IommuMemory`s, which reach what their backend has at an
+        //    address, as vm-memory's volatile slices, and nothing where it has nothing.
+        unsafe { self.shared.domain.map_spans(range.start(), &[span], prot) }?;
+        Ok(())
+    }
+
+    /// Unmaps what is mapped in `range`, whatever holes are between, and returns how many bytes
+    /// that was. When it returns, no access to it is under way.
+    ///
+    /// # Errors
+    ///
+    /// [`iommu::Error`]: with nothing changed where `range` cuts a leaf or is not of whole
+    /// granules. [`Hardware`](iommu::Error::Hardware) where an access did not end; then `range` is
+    /// unmapped, and what is under way may go on.
+    pub fn unmap(&self, range: IovaRange) -> Result<u64, iommu::Error> {
+        let domain = &self.shared.domain;
+        let _changes = self.shared.changes.lock();
+        for end in [range.start(), range.last()] {
+            if let Some(leaf) = self.leaf_at(end).filter(|&leaf| !range.covers(leaf)) {
+                return Err(io_pgtable::Error::WouldSplit { leaf }.into());
+            }
+        }
+        let runs = domain.walk(range).map(|run| run.range.checked_len().unwrap_or(u64::MAX));
+        let bytes = runs.fold(0, u64::saturating_add);
+        #[expect(unsafe_code, reason = "the lock is what owns the IOVAs")]
+        // SAFETY:
+        // 1. All maps and unmaps of the domain take the lock above, and no leaf reaches out of the
+        //    range: it would have its first or its last address.
+        let unsynced = unsafe { domain.remove(range) }?;
+        let (_synced, _) = unsynced.sync()?;
+        Ok(bytes)
+    }
+
+    /// The leaf that translates an address, while nobody maps or unmaps.
+    fn leaf_at(&self, iova: Iova) -> Option<IovaRange> {
+        let domain = &self.shared.domain;
+        let sizes = domain.geometry().page_sizes;
+        (0..u64::BITS).filter(|lg2| sizes >> lg2 & 1 == 1).find_map(|lg2| {
+            let start = Iova::new(iova.get() >> lg2 << lg2);
+            let begun = domain.census(IovaRange::point(start)).count(lg2);
+            IovaRange::from_len(start, 1 << lg2).ok().filter(|_| begun != 0)
+        })
+    }
+
+    fn outside(&self, range: IovaRange) -> iommu::Error {
+        let aperture = self.shared.domain.geometry().aperture;
+        io_pgtable::Error::OutsideAperture { range, aperture }.into()
+    }
+
+    /// Adds to the IOTLB what is mapped in `range`.
+    fn fill(
+        &self,
+        iotlb: &mut Cache,
+        range: IovaRange,
+        access: Permissions,
+    ) -> Result<(), &'static str> {
+        let domain = &self.shared.domain;
+        let aperture = domain.geometry().aperture;
+        if !aperture.covers(range) {
+            return Err("it leaves the IOMMU's aperture");
+        }
+        let mut next = range.start().get() >> F::GRANULE_LG2 << F::GRANULE_LG2;
+        loop {
+            let end = next.max(range.last().get()) | (WINDOW - 1);
+            let window = IovaRange::new(Iova::new(next), aperture.last().min(Iova::new(end)));
+            let run = window.and_then(|window| domain.walk(window).next());
+            let run =
+                run.filter(|run| run.range.start().get() == next).ok_or("a part is not mapped")?;
+            if !permissions(run.prot).allow(access) {
+                return Err("a part is not mapped for this access");
+            }
+            iotlb.add(run)?;
+            match run.range.last().checked_add(1) {
+                Some(after) if run.range.last() < range.last() => next = after.get(),
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+impl Cache {
+    fn add(&mut self, run: MappedRun) -> Result<(), &'static str> {
+        // The crate's ranges end before 2^64 - 1.
+        let bytes = run.range.last().get() - run.range.start().get();
+        let bytes = if run.range.last().get() == u64::MAX { bytes } else { bytes + 1 };
+        let len = usize::try_from(bytes).map_err(|_| "it is longer than the address space")?;
+        let (iova, to) = (GuestAddress(run.range.start().get()), GuestAddress(run.paddr.get()));
+        let set = self.iotlb.set_mapping(iova, to, len, permissions(run.prot));
+        set.map_err(|_| "the IOTLB did not take it")?;
+        self.entries += 1;
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.iotlb.invalidate_all();
+        self.entries = 0;
+    }
+}
+
+const fn permissions(prot: Prot) -> Permissions {
+    match (prot.contains(Prot::READ), prot.contains(Prot::WRITE)) {
+        (false, false) => Permissions::No,
+        (true, false) => Permissions::Read,
+        (false, true) => Permissions::Write,
+        (true, true) => Permissions::ReadWrite,
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> Iommu for TableIommu<F, M>
+where
+    Self: Send + Sync,
+{
+    type IotlbGuard<'a>
+        = IotlbGuard<'a>
+    where
+        Self: 'a;
+
+    fn translate(
+        &self,
+        iova: GuestAddress,
+        length: usize,
+        access: Permissions,
+    ) -> Result<IotlbIterator<Self::IotlbGuard<'_>>, Untranslated> {
+        let cannot = |reason: &str| Untranslated::CannotResolve {
+            iova_range: vm_memory::iommu::IovaRange { base: iova, length },
+            reason: reason.to_owned(),
+        };
+        // The crate adds them without a look.
+        let wraps = u64::try_from(length).ok().and_then(|len| iova.0.checked_add(len)).is_none();
+        if wraps {
+            return Err(cannot("it ends beyond 2^64 - 1"));
+        }
+        // A thread in the middle of one access may begin another, whoever waits.
+        if let Ok(found) =
+            IotlbGuard(self.shared.cache.read_recursive()).look_up(iova, length, access)
+        {
+            return Ok(found);
+        }
+        let range = IovaRange::from_len(Iova::new(iova.0), length as u64);
+        let range = range.map_err(|_| cannot("it is empty"))?;
+        let mut cache = self.shared.cache.write();
+        if cache.entries >= MOST_ENTRIES {
+            cache.clear();
+        }
+        // Under the lock: what an unmap takes away meanwhile it removes from the IOTLB afterwards.
+        self.fill(&mut cache, range, access).map_err(cannot)?;
+        IotlbGuard(RwLockWriteGuard::downgrade(cache))
+            .look_up(iova, length, access)
+            .map_err(|_| cannot("a part is not mapped"))
+    }
+}
+
+/// The IOTLB, for as long as an access uses it.
+#[derive(Debug)]
+pub struct IotlbGuard<'a>(RwLockReadGuard<'a, Cache>);
+
+impl<'a> IotlbGuard<'a> {
+    fn look_up(
+        self,
+        iova: GuestAddress,
+        length: usize,
+        access: Permissions,
+    ) -> Result<IotlbIterator<Self>, IotlbFails> {
+        Iotlb::lookup(self, iova, length, access)
+    }
+}
+
+impl Deref for IotlbGuard<'_> {
+    type Target = Iotlb;
+
+    fn deref(&self) -> &Iotlb {
+        &self.0.iotlb
+    }
+}
+
+impl Invalidator {
+    /// The cache, when no access uses it.
+    fn quiet(&self) -> Result<RwLockWriteGuard<'_, Cache>, HardwareError> {
+        let what = "an access of a device model did not end in ten seconds";
+        self.0.try_write_for(PATIENCE).ok_or(HardwareError { what, status: 0 })
+    }
+}
+
+#[expect(unsafe_code, reason = "the trait is a promise about devices, kept as said above")]
+// SAFETY:
+// 1. Devices translate by the IOTLB alone, under its lock from the look-up on until the iterator
+//    over the slices is dropped. An invalidation has the lock for itself and removes what it names.
+//    What is added is walked for under the lock, so that a walk which saw an entry that was taken
+//    away has ended before the invalidation that names the entry. The lock orders the CPU's stores
+//    before walks that come later.
+// 2. The domain is dropped after the last `TableIommu`, which alone walks its tables.
+// 3. Each walk asks the domain for its root.
+// 4. What devices are given are the guest's addresses, which are those that were mapped.
+unsafe impl IommuOps for Invalidator {
+    type Address = PhysAddr;
+
+    fn invalidate(&self, what: &Invalidation<'_>) -> Result<(), HardwareError> {
+        let mut cache = self.quiet()?;
+        match what.scope {
+            Scope::All => cache.clear(),
+            Scope::Ranges(ranges) => ranges.iter().for_each(|range| {
+                // No entry has the last address of all.
+                let bytes = range.last().get().saturating_add(1) - range.start().get();
+                let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+                cache.iotlb.invalidate_mapping(GuestAddress(range.start().get()), len);
+            }),
+        }
+        Ok(())
+    }
+
+    fn root_changed(
+        &self,
+        _promise: Promise<'_>,
+        _current: &dyn Fn() -> (PhysAddr, u32),
+    ) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn detach(&self) -> Result<(), HardwareError> {
+        self.quiet()?.clear();
+        Ok(())
+    }
+
+    fn max_ranges(&self) -> usize {
+        Gather::<()>::MAX_RANGES
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> Clone for TableIommu<F, M> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<F: Format, M: TableMemory<F::Word>> fmt::Debug for TableIommu<F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableIommu").field("domain", &self.shared.domain).finish_non_exhaustive()
+    }
+}

@@ -175,21 +175,21 @@ impl ForeignError {
 ///     }
 /// }
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let mut words = vec![0; 1024];
-/// (words[0], words[1]) = (0x2003, 0x1003);
-/// words[512] = 0x8000_0083; // 1 GiB, read and write
-/// let mut faults = Vec::new();
-/// let format = VtdSs::new(VtdSsConfig::new(48, 52))?;
-/// read_foreign(&format, PhysAddr::new(0x1000), &Dump(words), &mut |piece| {
-///     if let ForeignPiece::Fault { fault, .. } = piece {
-///         faults.push(fault);
-///     }
-///     ControlFlow::Continue(())
-/// })?;
-/// assert_eq!(faults, [ForeignFault::Loop { paddr: PhysAddr::new(0x1000) }]);
-/// # Ok(())
-/// # }
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let mut words = vec![0; 1024];
+///     (words[0], words[1]) = (0x2003, 0x1003);
+///     words[512] = 0x8000_0083; // 1 GiB, read and write
+///     let mut faults = Vec::new();
+///     let format = VtdSs::new(VtdSsConfig::new(48, 52))?;
+///     read_foreign(&format, PhysAddr::new(0x1000), &Dump(words), &mut |piece| {
+///         if let ForeignPiece::Fault { fault, .. } = piece {
+///             faults.push(fault);
+///         }
+///         ControlFlow::Continue(())
+///     })?;
+///     assert_eq!(faults, [ForeignFault::Loop { paddr: PhysAddr::new(0x1000) }]);
+///     Ok(())
+/// }
 /// ```
 pub fn read_foreign<F: Format>(
     format: &F,

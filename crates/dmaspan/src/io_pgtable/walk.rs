@@ -170,7 +170,7 @@ impl LeafCensus {
     /// let of = |iova| LeafCensus::of_spans(sizes, Iova::new(iova), &memory).sizes().collect();
     /// let (aligned, off_by_a_page): (Vec<_>, Vec<_>) = (of(0), of(0x1000));
     /// assert_eq!((aligned, off_by_a_page), (vec![(21, 2)], vec![(12, 1024)]));
-    /// # Ok::<(), dmaspan::RangeError>(())
+    /// Ok::<(), dmaspan::RangeError>(())
     /// ```
     pub fn of_spans(page_sizes: u64, iova: Iova, spans: &[Span]) -> Self {
         let mut census = Self::default();

@@ -161,7 +161,7 @@ impl PaperIommu {
     /// let iommu = PaperIommu::new(IommuModel::Vtd).with_bits(39)?;
     /// assert_eq!(iommu.limits(None).apertures.last().unwrap().last().get(), (1 << 39) - 1);
     /// assert!(PaperIommu::new(IommuModel::Vtd).with_bits(64).is_err());
-    /// # Ok::<(), dmaspan_linux::plan::forecast::IommuError>(())
+    /// Ok::<(), dmaspan_linux::plan::forecast::IommuError>(())
     /// ```
     pub fn new(kind: IommuModel) -> Self {
         let bits = 48;

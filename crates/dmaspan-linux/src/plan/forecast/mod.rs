@@ -50,7 +50,7 @@
 //! let why = forecast.findings[0].to_string();
 //! assert!(why.contains("8 GiB would be locked and RLIMIT_MEMLOCK of the process is 4 GiB"));
 //! assert!(forecast.findings[0].mends()[0].action.contains("ulimit -l 8388608"));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod cost;

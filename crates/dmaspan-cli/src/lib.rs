@@ -6,7 +6,10 @@
 //! machine (what may be used) ── hold, left_over (hugetlb pages, given back however a process ends)
 //! ```
 //!
-//! The users' API is in [`dmaspan`] and [`dmaspan_linux`].
+//! The users' API is in [`dmaspan`] and [`dmaspan_linux`]. The [guide for operators] says what the
+//! program answers.
+//!
+//! [guide for operators]: ../book/guides/operating.html
 
 pub mod hold;
 pub mod json;

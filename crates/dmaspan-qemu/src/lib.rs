@@ -2,7 +2,7 @@
 //!
 //! With the accelerator `qtest` QEMU runs no guest: the test process is the machine's CPU. It reads
 //! and writes registers over a pipe, and the machine's RAM is memory that both share. So a driver
-//! under test is ordinary code, and whoever judges it was written by others.
+//! under test is ordinary code, and the hardware that judges it was written by others.
 //!
 //! [`find`] looks for a QEMU that is new enough, [`Machine`] starts one, [`Pci`] finds its devices,
 //! [`Ram`] gives memory for tables, queues and buffers, [`RamPool`] some for bouncing, and

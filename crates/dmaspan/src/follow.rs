@@ -1,4 +1,10 @@
 //! [`LeafPinner`] pins what a CPU's page tables lead to, leaf by leaf.
+//!
+//! | Linux | here |
+//! |---|---|
+//! | `follow_pfnmap_start` (mm/memory.c) | [`UserTables::leaf`] |
+//! | `fixup_user_fault` (mm/gup.c) | [`UserTables::fault_in`] |
+//! | `try_grab_folio`, `unpin_user_page` (mm/gup.c) | [`UserTables::pin`], [`UserTables::unpin`] |
 
 use core::fmt;
 

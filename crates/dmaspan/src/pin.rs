@@ -1,4 +1,10 @@
 //! [`Pinner`] pins user memory, so that it stays where it is, and says as spans where that is.
+//!
+//! | Linux's mm/gup.c | here |
+//! |---|---|
+//! | `pin_user_pages_remote`, `FOLL_LONGTERM` | [`Pinner::pin`], which pushes spans and no pages |
+//! | `unpin_user_page_range_dirty_lock` | [`Pinner::unpin`] |
+//! | `access_process_vm` (mm/memory.c) | [`Pinner::read`], [`Pinner::write`] |
 
 use core::fmt;
 

@@ -28,6 +28,14 @@
 //! | [`Taking`] | a slice that is waited for |
 //! | [`RingAttachment`] | where in a ring's table the pool's buffers are |
 //!
+//! | Linux's io_uring | here |
+//! |---|---|
+//! | `IORING_REGISTER_BUFFERS` | [`FixedPool::attach`], [`FixedRing::new`] |
+//! | `IORING_REGISTER_CLONE_BUFFERS` | the same, for each ring but the first ([`Sharing`]) |
+//! | `IORING_OP_READ_FIXED` | [`FixedRing::read`]; in rings of your own [`FixedBuf::read`] |
+//! | `IORING_OP_WRITE_FIXED` | [`FixedRing::write`]; in rings of your own [`FixedBuf::write`] |
+//! | `IORING_UNREGISTER_BUFFERS` | [`RingAttachment::detach`], [`FixedRing::detach`] |
+//!
 //! ```
 //! use std::fs::File;
 //! use std::sync::Arc;

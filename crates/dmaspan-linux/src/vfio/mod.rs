@@ -25,6 +25,29 @@
 //! Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! | Linux's linux/vfio.h, linux/iommufd.h | here |
+//! |---|---|
+//! | `VFIO_SET_IOMMU` | [`VfioContainer::open`] |
+//! | `VFIO_GROUP_SET_CONTAINER` | [`VfioContainer::attach`] |
+//! | `VFIO_DEVICE_BIND_IOMMUFD` | [`Ioas::open`], [`Ioas::attach`] |
+//! | `VFIO_IOMMU_MAP_DMA`, `IOMMU_IOAS_MAP` | [`DmaSpace::map`]; mostly a [`Mapper`] calls it |
+//! | `VFIO_IOMMU_UNMAP_DMA`, `IOMMU_IOAS_UNMAP` | [`DmaSpace::unmap`], [`VfioSpace::unmap_all`] |
+//! | `VFIO_IOMMU_GET_INFO`, `IOMMU_IOAS_IOVA_RANGES` | [`DmaSpace::limits`] |
+//! | `IOMMU_IOAS_MAP_FILE`, `IOMMU_IOAS_COPY` | [`Ioas::map_file`], [`Ioas::copy`] |
+//! | `IOMMU_IOAS_ALLOW_IOVAS` | [`Ioas::allow_iovas`] |
+//! | `IOMMU_OPTION` | [`Ioas::set_huge_pages`], [`Iommufd::set_accounting`] |
+//! | `IOMMU_HWPT_ALLOC`, `IOMMU_HWPT_GET_DIRTY_BITMAP` | [`Ioas::hwpt`], [`Hwpt::read_dirty`] |
+//! | `VFIO_IOMMU_DIRTY_PAGES` | [`VfioContainer::read_dirty`] |
+//! | `VFIO_DEVICE_GET_REGION_INFO` | [`VfioDevice::bar`], [`VfioDevice::config`] |
+//! | `VFIO_DEVICE_FEATURE_DMA_BUF` | [`VfioSpace::map_bar`] |
+//! | `VFIO_DEVICE_SET_IRQS` | [`VfioDevice::enable_msix`] |
+//! | `VFIO_DEVICE_RESET` | [`VfioDevice::reset`] |
+//!
+//! [`DmaSpace::map`]: dmaspan::DmaSpace::map
+//! [`DmaSpace::unmap`]: dmaspan::DmaSpace::unmap
+//! [`DmaSpace::limits`]: dmaspan::DmaSpace::limits
+//! [`Mapper`]: crate::plan::Mapper
+//!
 //! **A mapping owns its memory.** A space keeps a reference to what is mapped until the kernel has
 //! said that it is unmapped. Dropping a space unmaps everything. Memory whose unmap the kernel does
 //! not confirm is leaked, and [`leaked_bytes`] says how much that is. A space that is forgotten

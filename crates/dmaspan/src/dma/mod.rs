@@ -27,6 +27,8 @@
 //! | `dma_map_resource`, `DMA_ATTR_MMIO` | a [`Piece`] of registers |
 //! | `DMA_ATTR_SKIP_CPU_SYNC`, `DMA_ATTR_PRIVILEGED` | [`Attrs`] |
 //! | `dma_set_mask`, `dma_set_max_seg_size`, `dma_set_seg_boundary` | [`DeviceConfig`] |
+//! | `dma_alloc_coherent`, `dma_free_coherent` | [`Device::alloc`], [`Device::free`] |
+//! | `dma_pool_create`, `dma_pool_alloc` | [`CoherentPool`] |
 //! | `dma_max_mapping_size` | [`Device::max_mapping_len`] |
 //! | `dma_get_merge_boundary` | [`Device::merge_boundary`] |
 //! | `iommu.strict`, `iommu_dma_init_fq` | [`DmaConfig`], [`Flush`] |

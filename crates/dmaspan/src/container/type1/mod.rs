@@ -5,6 +5,16 @@
 //! client or a guest, and have to answer each as Linux would: the same bytes, and for a request
 //! with several faults the same errno. [`Type1::ioctl`] does that for a container's requests.
 //!
+//! | request | done by |
+//! |---|---|
+//! | `VFIO_IOMMU_MAP_DMA` | [`Container::map_request`] |
+//! | the same with `VFIO_DMA_MAP_FLAG_VADDR` | [`Container::update_vaddr`] |
+//! | `VFIO_IOMMU_UNMAP_DMA` | [`Container::unmap`], [`Container::unmap_all`] |
+//! | the same with `VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP` | [`Container::unmap_dirty`] |
+//! | the same with `VFIO_DMA_UNMAP_FLAG_VADDR` | [`Container::invalidate_vaddr`] |
+//! | `VFIO_IOMMU_DIRTY_PAGES` | [`Container::start_dirty`], [`Container::dirty_bitmap_to`] |
+//! | `VFIO_IOMMU_GET_INFO`, `VFIO_CHECK_EXTENSION` | [`Container::info`] |
+//!
 //! # What is not here
 //!
 //! Groups and devices are not here: the caller has them, and attaches domains and emulated devices

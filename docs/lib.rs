@@ -13,6 +13,11 @@ struct Readme;
 #[doc = include_str!("src/adding/format.md")]
 struct AddingAFormat;
 
+/// The example of the guide for confidential guests.
+#[cfg(doctest)]
+#[doc = include_str!("src/guides/confidential.md")]
+struct ConfidentialGuest;
+
 /// The examples of the guide for kernels.
 #[cfg(doctest)]
 #[doc = include_str!("src/guides/kernel.md")]

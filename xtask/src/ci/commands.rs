@@ -110,6 +110,8 @@ const COMMANDS: &[Entry] = &[
         AsIs,
     ),
     entry("cargo test -p dmaspan-drivers --test arm_smmu", TESTS, TESTS),
+    entry("cargo run --release -p dmaspan-sim --example packets -- 1000000", TESTS, AsIs),
+    entry("cargo run -p dmaspan-sim --example virtio_blk", TESTS, AsIs),
     entry("cargo xtask peers", With("--runs 1 --case lpae/4k_1"), AsIs),
     entry(
         "cargo xtask peers --runs 3 --case domain",

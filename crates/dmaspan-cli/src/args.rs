@@ -1,13 +1,17 @@
 //! The command line of `dmaspan`.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspan_cli::hold;
-use dmaspan_cli::options::{OutputFormat, memory_kind, run_count};
+use dmaspan_cli::options::{memory_kind, run_count};
 use dmaspan_cli::size::ByteSize;
 use dmaspan_linux::vfio::Backend;
 use dmaspan_linux::{Bdf, MemoryKind};
 
 use crate::devices::args::{DEVICES_ABOUT, DEVICES_EXAMPLES, DevicesArgs};
+use crate::inspect::args::{INSPECT_ABOUT, INSPECT_EXAMPLES, InspectArgs};
+use crate::output::ReportFormat;
 
 /// Maps memory for devices one contiguous span at a time, measures and verifies.
 #[derive(Debug, Parser)]
@@ -27,6 +31,9 @@ pub(crate) enum Command {
     /// List PCI devices, and say what a program needs to use each.
     #[command(long_about = DEVICES_ABOUT, after_help = DEVICES_EXAMPLES)]
     Devices(DevicesArgs),
+    /// Say what an IO page table maps, from a dump of it.
+    #[command(long_about = INSPECT_ABOUT, after_help = INSPECT_EXAMPLES)]
+    Inspect(InspectArgs),
     /// Hold hugetlb pages until standard input ends; `map` starts this command.
     #[command(name = hold::COMMAND, hide = true)]
     HoldHugetlb {
@@ -143,9 +150,13 @@ pub(crate) struct MapArgs {
     #[arg(value_parser = run_count)]
     pub(crate) runs: u32,
 
-    /// How to print: table or json
+    /// How to print: table, json, html or prometheus
     #[arg(long, default_value = "table", hide_possible_values = true)]
-    pub(crate) format: OutputFormat,
+    pub(crate) format: ReportFormat,
+
+    /// Write a page with the report to this file, too
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 fn bar_index(text: &str) -> Result<u32, String> {
@@ -218,7 +229,7 @@ mod tests {
         assert_eq!(args.memory, [], "the plan chooses them by the size");
         assert_eq!(args.size, None);
         assert_eq!((args.backend, args.granule), (BackendArg::Soft, None));
-        assert_eq!((args.runs, args.format), (5, OutputFormat::Table));
+        assert_eq!((args.runs, args.format), (5, ReportFormat::Table));
     }
 
     #[test]
@@ -262,6 +273,6 @@ mod tests {
         assert_eq!(args.size, Some(ByteSize::new(8 << 20)));
         assert_eq!(args.memory, [MemoryKind::Memfd, MemoryKind::Base]);
         assert_eq!(args.granule.map(Granule::bytes), Some(65536));
-        assert_eq!((args.runs, args.format), (2, OutputFormat::Json));
+        assert_eq!((args.runs, args.format), (2, ReportFormat::Json));
     }
 }

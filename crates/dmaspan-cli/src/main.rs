@@ -1,14 +1,16 @@
 //! The program `dmaspan` maps real memory for a device, measures and verifies.
 //!
 //! ```text
-//! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json)
-//!           ▲                 ├─ soft_iommu: container, tables, a device behind them
+//! args ──► plan ──► run ──► measure (a row for each kind of memory) ──► report (table, json,
+//!           ▲                 ├─ soft_iommu: container, tables, a device      page, metrics)
+//!           │                 │  behind them
 //!           │                 ├─ real_iommu: a device whose memory the kernel maps
 //!        machine              ├─ verify, bus: a device uses what is mapped
 //!                             ├─ pinned: what the kernel counts as pinned
 //!                             ├─ per_page: the same table work one page at a time
 //!                             └─ hold: hugetlb pages, given back however the process ends
 //!           └──────► bar (a device's registers, mapped by real_iommu) ──► the same report
+//! args ──► inspect (IO page tables in a dump) ──► its own table, json, page, metrics
 //! args ──► devices (PCI functions, and what using them takes) ──► its own table, json
 //! ```
 //!
@@ -18,7 +20,11 @@ mod args;
 mod bar;
 mod bus;
 mod devices;
+mod html;
+mod inspect;
 mod measure;
+mod metrics;
+mod output;
 mod per_page;
 mod pinned;
 mod plan;
@@ -32,11 +38,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use dmaspan_cli::machine::Machine;
-use dmaspan_cli::options::OutputFormat;
 use dmaspan_cli::program::{FAILED, WRONG_USAGE, fail, not_parsed, print_text};
 use dmaspan_cli::progress::Progress;
 use dmaspan_cli::text::Marks;
@@ -44,16 +50,20 @@ use dmaspan_cli::{hold, json};
 
 use args::{Args, Command, MapArgs};
 use devices::args::DevicesArgs;
+use inspect::Failed;
+use inspect::args::InspectArgs;
+use output::{ReportFormat, write_whole};
 use plan::Planned;
 use report::Report;
 
 /// The commands, in the order of the help.
-const COMMANDS: [&str; 2] = ["map", "devices"];
+const COMMANDS: [&str; 3] = ["map", "devices", "inspect"];
 
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(Args { command: Command::Map(args) }) => map(&args),
         Ok(Args { command: Command::Devices(args) }) => devices(&args),
+        Ok(Args { command: Command::Inspect(args) }) => inspect(&args),
         Ok(Args { command: Command::HoldHugetlb { kind, bytes } }) => hold::hold(kind, bytes),
         Err(error) => not_parsed(&error, "dmaspan", &COMMANDS),
     }
@@ -67,8 +77,30 @@ fn map(args: &MapArgs) -> ExitCode {
         Err(error) => return fail(WRONG_USAGE, &error.to_string()),
     };
     match report {
-        Ok(report) => print(args.format, &report),
+        Ok(report) => {
+            let page = |file: &PathBuf| write_whole(file, report::page::render(&report));
+            match args.report.as_ref().map(page).transpose() {
+                Ok(_) => print(args.format, &report),
+                Err(why) => fail(FAILED, &why),
+            }
+        }
         Err(error) => fail(FAILED, &error.to_string()),
+    }
+}
+
+/// `dmaspan inspect`.
+fn inspect(args: &InspectArgs) -> ExitCode {
+    let text = match inspect::run(args) {
+        Ok(text) => text,
+        Err(Failed::Usage(why)) => return fail(WRONG_USAGE, &why),
+        Err(Failed::Dump(why)) => return fail(FAILED, &why),
+    };
+    match &args.output {
+        None => print_text(args.format.as_text(), &text).unwrap_or(ExitCode::SUCCESS),
+        Some(file) => match write_whole(file, &text) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => fail(FAILED, &why),
+        },
     }
 }
 
@@ -81,22 +113,24 @@ fn devices(args: &DevicesArgs) -> ExitCode {
 }
 
 /// Prints a report, and says how it ended.
-fn print(format: OutputFormat, report: &Report) -> ExitCode {
+fn print(format: ReportFormat, report: &Report) -> ExitCode {
     let text = match format {
-        OutputFormat::Table => report::table::render(report, Marks::of_stdout()),
-        OutputFormat::Json => json::render(report),
+        ReportFormat::Table => report::table::render(report, Marks::of_stdout()),
+        ReportFormat::Json => json::render(report),
+        ReportFormat::Html => report::page::render(report),
+        ReportFormat::Prometheus => report::metrics::render(report),
     };
-    if let Some(failed) = print_text(format, &text) {
+    if let Some(failed) = print_text(format.as_text(), &text) {
         return failed;
     }
     let mut stderr = io::stderr();
-    if format == OutputFormat::Json {
+    if format != ReportFormat::Table {
         for note in &report.notes {
             let _ = writeln!(stderr, "note: {note}");
         }
     }
     // In one terminal or file the table's verdict has just said it.
-    if format == OutputFormat::Json || !is_one_file() {
+    if format != ReportFormat::Table || !is_one_file() {
         for failure in report.failures() {
             let _ = writeln!(stderr, "error: {failure}");
         }
@@ -136,6 +170,11 @@ mod tests {
             &["dmaspan", "mop"],
             &["dmaspan", "devices", "5"],
             &["dmaspan", "devices", "00:05.0", "--all"],
+            &["dmaspan", "inspect"],
+            &["dmaspan", "inspect", "x", "--iommu", "intel"],
+            &["dmaspan", "inspect", "x", "--root", "0xg"],
+            &["dmaspan", "inspect", "x", "--iova", "-1"],
+            &["dmaspan", "inspect", "x", "--format", "pdf"],
         ] {
             let error = Args::try_parse_from(line).unwrap_err();
             assert_eq!(error.exit_code(), i32::from(WRONG_USAGE), "{line:?}");

@@ -263,7 +263,7 @@ fn default_bytes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dmaspan_cli::options::OutputFormat;
+    use crate::output::ReportFormat;
 
     const GIB: u64 = 1 << 30;
 
@@ -276,7 +276,8 @@ mod tests {
             bar: None,
             granule: Some(granule),
             runs: 3,
-            format: OutputFormat::Table,
+            format: ReportFormat::Table,
+            report: None,
         }
     }
 

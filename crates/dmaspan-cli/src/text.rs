@@ -47,6 +47,14 @@ impl Marks {
         }
     }
 
+    /// What stands before what may be wrong.
+    pub const fn look(self) -> &'static str {
+        match self {
+            Self::Plain => "!",
+            Self::Coloured => "\x1b[33m!\x1b[0m",
+        }
+    }
+
     /// What stands before what is wrong.
     pub const fn wrong(self) -> &'static str {
         match self {

@@ -1,5 +1,7 @@
 //! The report of `map`: its values, as JSON and tables show them.
 
+pub(crate) mod metrics;
+pub(crate) mod page;
 mod real_table;
 pub(crate) mod table;
 

@@ -59,7 +59,8 @@ const LEGENDS: [&str; 2] = [
      tables.",
 ];
 
-fn heading(report: &Report) -> String {
+/// What was mapped by what, in sentences.
+pub(crate) fn heading(report: &Report) -> String {
     let runs = report.runs;
     let (size, granule) = (ByteSize::new(report.size_bytes), ByteSize::new(report.granule));
     let medians = if runs == 1 { "one run".to_owned() } else { format!("medians of {runs} runs") };
@@ -159,7 +160,8 @@ fn phase_cells(memory: &str, phase: &Phase, per_page_ns: u64, speedup: f64) -> [
     ]
 }
 
-fn push_verdict(text: &mut String, report: &Report, marks: Marks) {
+/// What the verdict is, each line behind its mark.
+pub(crate) fn push_verdict(text: &mut String, report: &Report, marks: Marks) {
     for failure in report.failures() {
         push_wrapped(text, "", &format!("{} {failure}", marks.wrong()));
     }

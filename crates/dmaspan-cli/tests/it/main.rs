@@ -2,6 +2,7 @@
 
 mod cli;
 mod devices;
+mod inspect;
 #[path = "../../../dmaspan-linux/tests/turn/mod.rs"]
 mod turn;
 mod words;

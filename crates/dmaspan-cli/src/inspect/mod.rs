@@ -1,0 +1,240 @@
+//! `dmaspan inspect` says what IO page tables map, from dumps of them.
+//!
+//! ```text
+//! args ──► memory (raw, ELF) ─► tables (a format) ─► domain (leaves, tables, faults) ──► report
+//!     └──► debugfs, lines (texts) ────────────────────►                                   │
+//!                          findings, diff ◄── what they say of it ──► table, page, metrics
+//! ```
+
+pub(crate) mod args;
+mod debugfs;
+mod diff;
+mod domain;
+mod extract;
+mod findings;
+mod lines;
+mod memory;
+mod metrics;
+mod page;
+mod report;
+mod table;
+mod tables;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use dmaspan_cli::text::Marks;
+
+use crate::output::{ReportFormat, write_whole};
+use args::InspectArgs;
+use domain::{Domain, MOST_RUNS};
+use memory::{FileMemory, Kind};
+use report::{Questions, Report, Source};
+
+/// The longest text that is read: debugfs has 130 bytes a leaf.
+const MOST_TEXT: u64 = 4 << 30;
+
+/// Why nothing was inspected.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// The command line asks for what cannot be done.
+    Usage(String),
+    /// The dump cannot be read.
+    Dump(String),
+}
+
+/// The report as it is printed.
+///
+/// # Errors
+///
+/// [`Failed`], in one line.
+pub(crate) fn run(args: &InspectArgs) -> Result<String, Failed> {
+    let kind = kind(args)?;
+    check(args, kind)?;
+    let read = read(args, kind, &args.files)?;
+    if let (Some(place), Some(memory)) = (&args.tables, &read.memory) {
+        let core = extract::core(&read.domains, memory);
+        let core = core.map_err(|why| cannot(&args.files[0], &why))?;
+        write_whole(place, &core).map_err(Failed::Dump)?;
+    }
+    let before = args.diff.clone().map(|file| read_other(args, kind, file)).transpose()?;
+    let source = Source {
+        files: args.files.iter().map(|file| file.display().to_string()).collect(),
+        kind: match kind {
+            Kind::Raw => "raw",
+            Kind::Elf => "elf",
+            Kind::Debugfs => "debugfs",
+            Kind::Lines => "lines",
+        },
+        memory: read
+            .memory
+            .iter()
+            .flat_map(FileMemory::segments)
+            .map(|it| [it.start, it.last])
+            .collect(),
+        compared_with: args.diff.as_ref().map(|file| file.display().to_string()),
+    };
+    let questions = Questions { iovas: &args.iova, phys: &args.phys, before: before.as_deref() };
+    let report = Report::new(source, &read.domains, read.memory.as_ref(), &questions);
+    Ok(match args.format {
+        ReportFormat::Table if args.output.is_some() => table::render(&report, Marks::Plain),
+        ReportFormat::Table => table::render(&report, Marks::of_stdout()),
+        ReportFormat::Json => dmaspan_cli::json::render(&report),
+        ReportFormat::Html => page::render(&report),
+        ReportFormat::Prometheus => metrics::render(&report),
+    })
+}
+
+/// What the files are.
+fn kind(args: &InspectArgs) -> Result<Kind, Failed> {
+    let mut kinds = Vec::new();
+    for file in args.files.iter().chain(&args.diff) {
+        kinds.push((file, memory::recognise(file)));
+    }
+    if let Some(kind) = args.kind {
+        // Whatever it looks like; but what is not there, or empty, is nothing.
+        for (file, _) in &kinds {
+            let metadata = fs::metadata(file);
+            let metadata = metadata.map_err(|error| cannot(file, &error.to_string()))?;
+            if metadata.is_dir() {
+                return Err(cannot(file, "it is a folder"));
+            }
+        }
+        return Ok(kind);
+    }
+    let mut found = None;
+    for (file, kind) in kinds {
+        let kind = kind.map_err(Failed::Dump)?;
+        if found.is_some_and(|found| found != kind) {
+            let what = format!("{} is a dump of another kind than the first", file.display());
+            return Err(Failed::Usage(what));
+        }
+        found = Some(kind);
+    }
+    found.ok_or_else(|| Failed::Usage("no file is given".to_owned()))
+}
+
+/// Refuses options that the kind of dump does not have.
+fn check(args: &InspectArgs, kind: Kind) -> Result<(), Failed> {
+    let refuse = |what: &str| Err(Failed::Usage(what.to_owned()));
+    match kind {
+        Kind::Raw | Kind::Elf => {
+            if args.root.is_empty() || args.iommu.is_none() {
+                return refuse(
+                    "a dump of memory needs --root with the address of a table, and --iommu with \
+                     its format (`dmaspan inspect --help` lists them)",
+                );
+            }
+            if args.files.len() > 1 {
+                return refuse("only debugfs's texts may be several files");
+            }
+            if kind == Kind::Elf && args.base.is_some() {
+                return refuse("--base is for raw dumps: a core file says where its memory is");
+            }
+        }
+        Kind::Debugfs | Kind::Lines => {
+            if !args.root.is_empty() || args.base.is_some() {
+                return refuse(
+                    "--root and --base are for dumps of memory: a text says where roots are",
+                );
+            }
+            if args.tables.is_some() {
+                return refuse("--tables is for dumps of memory: a text has no tables to copy");
+            }
+            if kind == Kind::Lines && (args.iommu.is_some() || args.files.len() > 1) {
+                return refuse("a dump by lines is one file, and says what its tables are");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a dump has.
+struct Dump {
+    domains: Vec<Domain>,
+    memory: Option<FileMemory>,
+}
+
+/// The dump that is compared with, without its memory.
+fn read_other(args: &InspectArgs, kind: Kind, file: PathBuf) -> Result<Vec<Domain>, Failed> {
+    Ok(read(args, kind, &[file])?.domains)
+}
+
+fn read(args: &InspectArgs, kind: Kind, files: &[PathBuf]) -> Result<Dump, Failed> {
+    let Some(file) = files.first() else {
+        return Err(Failed::Usage("no file is given".to_owned()));
+    };
+    match kind {
+        Kind::Raw | Kind::Elf => read_memory(args, kind, file),
+        Kind::Lines => {
+            let domains = lines::domains(&text(file)?).map_err(|why| cannot(file, &why))?;
+            Ok(Dump { domains, memory: None })
+        }
+        Kind::Debugfs => {
+            let mut domains: Vec<Domain> = Vec::new();
+            for file in files {
+                let found = debugfs::domains(&text(file)?, args.iommu);
+                for domain in found.map_err(|why| cannot(file, &why))? {
+                    match domains.iter_mut().find(|known| known.root == domain.root) {
+                        Some(known) => known.devices.extend(domain.devices),
+                        None => domains.push(domain),
+                    }
+                }
+            }
+            Ok(Dump { domains, memory: None })
+        }
+    }
+}
+
+fn read_memory(args: &InspectArgs, kind: Kind, file: &Path) -> Result<Dump, Failed> {
+    let opened = File::open(file).map_err(|error| cannot(file, &error.to_string()))?;
+    let memory = match kind {
+        Kind::Elf => FileMemory::elf(opened),
+        _ => FileMemory::raw(opened, args.base.unwrap_or(0)),
+    };
+    let memory = memory.map_err(|why| cannot(file, &why))?;
+    let iommu = args.iommu.ok_or_else(|| Failed::Usage("--iommu is missing".to_owned()))?;
+    let tables = iommu.tables().map_err(Failed::Usage)?;
+    let mut left = MOST_RUNS;
+    let mut domains = Vec::new();
+    for root in &args.root {
+        let read = Domain::read(tables.as_ref(), root.address, &memory, &mut left);
+        let mut domain = read.map_err(|why| cannot(file, &format!("{why}{}", place(&memory))))?;
+        domain.devices.extend(root.name.clone());
+        domains.push(domain);
+    }
+    Ok(Dump { domains, memory: Some(memory) })
+}
+
+/// What memory a dump has, for who looked elsewhere.
+fn place(memory: &FileMemory) -> String {
+    match memory.segments() {
+        [] => String::new(),
+        [one] => format!(" (the dump has {:#x}..={:#x})", one.start, one.last),
+        [first, .., last] => {
+            let count = memory.segments().len();
+            format!(" (the dump has {count} parts of {:#x}..={:#x})", first.start, last.last)
+        }
+    }
+}
+
+/// A text file.
+fn text(file: &Path) -> Result<String, Failed> {
+    let opened = File::open(file).map_err(|error| cannot(file, &error.to_string()))?;
+    let mut bytes = Vec::new();
+    let read = opened.take(MOST_TEXT).read_to_end(&mut bytes);
+    let read = read.map_err(|error| cannot(file, &error.to_string()))?;
+    if read as u64 == MOST_TEXT {
+        return Err(cannot(file, "it is longer than 4 GiB"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let line = error.as_bytes().iter().take(error.utf8_error().valid_up_to());
+        let line = 1 + line.filter(|byte| **byte == b'\n').count();
+        cannot(file, &format!("line {line}: it is no text"))
+    })
+}
+
+fn cannot(file: &Path, why: &str) -> Failed {
+    Failed::Dump(format!("{} cannot be inspected: {why}", file.display()))
+}

@@ -1,0 +1,238 @@
+//! `dmaspan inspect` over dumps that were recorded, and over files that are none.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use dmaspan::io_pgtable::{Arena, Format, PageTable, VtdSs, VtdSsConfig, X86_64, X86_64Config};
+use dmaspan::{Iova, PhysAddr, Prot, Span};
+use serde_json::{Value, json};
+
+/// A folder that goes away.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("dmaspan-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, content).unwrap();
+        path.display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dmaspan"));
+    command.arg("inspect").args(args).output().unwrap()
+}
+
+fn text(args: &[&str]) -> String {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn report(args: &[&str]) -> Value {
+    serde_json::from_str(&text(&[args, &["--format", "json"]].concat())).unwrap()
+}
+
+/// The exit code and the one line of an error.
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = run(args);
+    let line = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(line.starts_with("error: ") && line.lines().count() == 1, "{args:?}: {line:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    (output.status.code().unwrap(), line.trim_end().to_owned())
+}
+
+/// The first address of the tables of [`memory`].
+const BASE: u64 = 0x4000_0000;
+
+/// Memory from [`BASE`] on with a table of the format, and its root: 4 MiB and two pages.
+fn memory<F: Format<Word = u64>>(format: F) -> (Vec<u8>, u64) {
+    let arena = Arena::new(PhysAddr::new(BASE), 1 << 20);
+    let mut table = PageTable::new(format, arena.clone()).unwrap();
+    let span = |paddr, bytes| Span::new(PhysAddr::new(paddr), bytes).unwrap();
+    let spans = [span(0x8000_0000, 4 << 20), span(0x9000_1000, 0x2000)];
+    table.whole().map_spans(Iova::new(0x10_0020_0000), &spans, Prot::READ_WRITE).unwrap();
+    let words = (0..(64 << 10) / 8)
+        .map(|index| arena.load::<u64>(PhysAddr::new(BASE + 8 * index)).unwrap_or(0));
+    let bytes = words.flat_map(u64::to_le_bytes).collect();
+    (bytes, table.root().get())
+}
+
+fn vtd() -> (Vec<u8>, u64) {
+    memory(VtdSs::new(VtdSsConfig::new(48, 46)).unwrap())
+}
+
+/// What [`memory`] maps, as `inspect` reports it.
+fn expected() -> Value {
+    json!([
+        {
+            "iova": 0x10_0020_0000_u64, "paddr": 0x8000_0000_u64, "bytes": 4 << 20,
+            "leaf_sizes": [2 << 20, 2 << 20], "prot": "rw", "in_dump": false,
+        },
+        {
+            "iova": 0x10_0060_0000_u64, "paddr": 0x9000_1000_u64, "bytes": 0x2000,
+            "leaf_sizes": [4096, 4096], "prot": "rw", "in_dump": false,
+        },
+    ])
+}
+
+#[test]
+fn a_raw_dump_shows_what_was_mapped_in_it_and_where_addresses_lead() {
+    let folder = Folder::new("raw");
+    let (bytes, root) = vtd();
+    let (file, root) = (folder.file("guest.mem", bytes), format!("nic={root:#x}"));
+    let base = ["--base", "0x40000000", "--iommu", "vtd", "--root", &root];
+    let questions = ["--iova", "0x1000201234", "--iova", "0x5000", "--phys", "0x90001008"];
+    let report = report(&[&[file.as_str()], &base[..], &questions].concat());
+    let domain = &report["domains"][0];
+    assert_eq!(domain["mappings"], expected());
+    assert_eq!((&domain["name"], &domain["table_count"]), (&json!("nic"), &json!(4)));
+    assert_eq!(domain["leaves"], json!({"4096": 2, "2097152": 2}));
+    let found = |index: usize| &report["lookups"][index]["found"];
+    assert_eq!(found(0)[0]["paddr"], json!(0x8000_1234_u64));
+    assert_eq!(found(1), &json!([]));
+    assert_eq!(found(2)[0]["iova"], json!(0x10_0060_0008_u64));
+    let names: Vec<_> =
+        report["findings"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
+    assert_eq!(names, ["outside_dump"]);
+    let table = text(&[&[file.as_str()], &base[..]].concat());
+    assert!(table.contains("✓ nothing suspicious was found"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    let page = text(&[&[file.as_str()], &base[..], &["--format", "html"]].concat());
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("0x1000200000..="), "{page}");
+    let figures = text(&[&[file.as_str()], &base[..], &["--format", "prometheus"]].concat());
+    assert!(figures.contains("dmaspan_inspect_spans{device=\"nic\""), "{figures}");
+}
+
+#[test]
+fn the_tables_alone_are_a_core_file_that_says_the_same() {
+    let folder = Folder::new("extract");
+    let (bytes, root) = memory(X86_64::new(X86_64Config::new(48, 46)).unwrap());
+    let (file, root) = (folder.file("guest.mem", &bytes), format!("{root:#x}"));
+    let core = folder.0.join("tables.core").display().to_string();
+    let how = ["--iommu", "vtd,stage=1", "--root", &root];
+    let base = ["--base", "0x40000000", "--tables", &core];
+    let whole = report(&[&[file.as_str()], &how[..], &base].concat());
+    let alone = report(&[&[core.as_str()], &how[..]].concat());
+    assert_eq!(whole["domains"][0]["mappings"], expected());
+    assert_eq!(alone["domains"], whole["domains"]);
+    assert!(fs::metadata(&core).unwrap().len() < 5 * 4096);
+    // Cut off anywhere, it is an error or the same.
+    let bytes = fs::read(&core).unwrap();
+    for length in (1..bytes.len()).step_by(509) {
+        let cut = folder.file("cut.core", &bytes[..length]);
+        let (code, line) = refused(&[&[cut.as_str()], &how[..]].concat());
+        assert!(code == 1 || length < 4, "{length}: {line}");
+    }
+}
+
+#[test]
+fn two_dumps_differ_by_what_was_mapped_between() {
+    let folder = Folder::new("diff");
+    let (mut bytes, root) = vtd();
+    let before = folder.file("before.mem", &bytes);
+    // One of the two pages goes: the entry of the last one is cleared.
+    let entry = bytes.chunks(8).position(|word| {
+        u64::from_le_bytes(word.try_into().unwrap()) & 0xf_ffff_f000 == 0x9000_2000
+    });
+    bytes[8 * entry.unwrap()..][..8].fill(0);
+    let now = folder.file("now.mem", &bytes);
+    let root = format!("{root:#x}");
+    let how = ["--base", "0x40000000", "--iommu", "vtd", "--root", &root, "--diff", &before];
+    let report = report(&[&[now.as_str()], &how[..]].concat());
+    assert_eq!(
+        report["diff"][0]["changes"],
+        json!([{
+            "change": "removed", "iova": 0x10_0060_1000_u64, "bytes": 4096,
+            "before": {"paddr": 0x9000_2000_u64, "prot": "rw"}, "after": null,
+        }])
+    );
+    let same = text(&[&[before.as_str()], &how[..]].concat());
+    assert!(same.contains("the same mappings as before"), "{same}");
+}
+
+#[test]
+fn a_report_is_written_whole_or_not_at_all() {
+    let folder = Folder::new("output");
+    let (bytes, root) = vtd();
+    let (file, root) = (folder.file("guest.mem", bytes), format!("{root:#x}"));
+    let how = [file.as_str(), "--base", "0x40000000", "--iommu", "vtd", "--root", &root];
+    let page = folder.0.join("table.html").display().to_string();
+    let printed = text(&[&how[..], &["--format", "html", "--output", &page]].concat());
+    assert_eq!(printed, "");
+    assert!(fs::read_to_string(&page).unwrap().ends_with("</html>"));
+    let missing = folder.0.join("none/table.html").display().to_string();
+    let (code, line) = refused(&[&how[..], &["--output", &missing]].concat());
+    assert!(code == 1 && line.contains("cannot be written"), "{line}");
+}
+
+#[test]
+fn what_is_no_dump_is_refused_by_name_and_reason() {
+    let folder = Folder::new("refused");
+    let (bytes, root) = vtd();
+    let file = folder.file("guest.mem", &bytes);
+    let root = format!("{root:#x}");
+    let vtd = ["--iommu", "vtd", "--root", &root];
+    let of = |name: &str, content: &[u8]| folder.file(name, content);
+    let (none, here) = (folder.0.join("none"), folder.0.display().to_string());
+    let none = none.display().to_string();
+    for (file, more, code, part) in [
+        (of("empty", b""), &vtd[..], 1, "empty is empty"),
+        (none, &vtd[..], 1, "none cannot be read"),
+        (here, &vtd[..], 1, "is a folder"),
+        (file.clone(), &[], 2, "needs --root with the address of a table, and --iommu"),
+        (file.clone(), &["--root", "0x1000"], 2, "needs --root"),
+        (file.clone(), &vtd[..], 1, "the dump has 0x0..=0xffff"),
+        (
+            file.clone(),
+            &["--base", "0x40000000", "--iommu", "vtd", "--root", "0x40000008"],
+            1,
+            "is not at a multiple of 0x1000 bytes",
+        ),
+        (
+            file.clone(),
+            &["--base", "0xffffffffffff0001", "--iommu", "vtd", "--root", "0"],
+            1,
+            "above the last address",
+        ),
+        (file.clone(), &["--iommu", "vtd,levels=3", "--root", "0"], 2, "takes no levels"),
+        (file.clone(), &["--kind", "elf", "--iommu", "vtd", "--root", "0"], 1, "no whole ELF"),
+        (file.clone(), &["--kind", "debugfs"], 1, "line 1: "),
+        (of("gz", b"\x1f\x8b\x08\x00"), &vtd[..], 1, "packed by gzip"),
+        (of("kdump", b"KDUMP   \x06\x00"), &vtd[..], 1, "makedumpfile -E"),
+        (of("flat", b"makedumpfile\x00\x00"), &vtd[..], 1, "makedumpfile -R"),
+        (of("vm", b"QEVM\x00\x00\x00\x03"), &vtd[..], 1, "dump-guest-memory"),
+        (of("elf", b"\x7fELF\x02\x01\x01"), &vtd[..], 1, "no whole ELF"),
+        (of("dmar", b"IOMMU dmar0: Root Table Address: 0x1\n"), &[], 1, "dmar_translation_struct"),
+        (of("regs", b"IOMMU: dmar0 Register Base"), &[], 1, "iommu_regset"),
+        (of("log", b"[    0.0] Linux version 6.1\n"), &[], 1, "is a text, but neither"),
+        (of("device", b"Device 0000:00:05.0\n"), &[], 1, "line 1: "),
+        (of("lines", b"tree title=x first=0x0 last=0xff\nleaf\n"), &[], 1, "line 2: it has no"),
+        (of("bytes", b"Device \xff\xfe @0x1\n"), &[], 1, "line 1: it is no text"),
+    ] {
+        let (found, line) = refused(&[&[file.as_str()], more].concat());
+        assert!(found == code && line.contains(part), "{code} {part}: {found} {line}");
+    }
+    let device = of("ok", b"Device 0000:00:05.0 @0x1000\n");
+    for more in
+        [&["--root", "0x1000"][..], &["--base", "0"], &["--tables", "x"], &["--iommu", "amd"]]
+    {
+        let (_, line) = refused(&[&[device.as_str()], more].concat());
+        assert!(line.contains(more[0]), "{line}");
+    }
+    let (code, line) = refused(&[&device, &file, "--iommu", "vtd"]);
+    assert!(code == 2 && line.contains("another kind"), "{line}");
+}
